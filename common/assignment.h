@@ -1,0 +1,148 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "common/ids.h"
+
+namespace cohort {
+
+enum class AssignmentKind { kTrain, kEvaluate, kWait, kFinished };
+
+enum class DataSplit { kTrain, kTest };
+
+// Half-open range of positions in an epoch's permutation.
+struct IndexRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  int64_t size() const { return end - begin; }
+  bool empty() const { return end <= begin; }
+  friend bool operator==(const IndexRange&, const IndexRange&) = default;
+};
+
+// What a worker is told to do next. Together with the run's seed and the
+// weights of `version` it determines the worker's contribution.
+struct Assignment {
+  AssignmentKind kind = AssignmentKind::kWait;
+  // The rank's own assignment number.
+  Sequence sequence;
+  // Counts repetitions of this assignment's step after a loss.
+  Attempt attempt;
+  // Weights to read; under sync also the step to compute.
+  Version version;
+  int64_t policy_epoch = 0;
+  // Ranks whose pushes make up the step (sync only), ascending.
+  std::vector<Rank> members;
+  // Epoch whose permutation is indexed. The test split is not permuted.
+  int64_t data_epoch = 0;
+  IndexRange range;
+  DataSplit split = DataSplit::kTrain;
+  // True: moments go through the rendezvous. False: normalise by the local
+  // batch and report moments on closing.
+  bool global_normalization = false;
+  // For kWait and kFinished: whom or what for, in words.
+  std::string reason;
+  // For kWait: until it is given up; infinite if unbounded.
+  absl::Duration wait = absl::InfiniteDuration();
+};
+
+// Identifies one push of a rank; a partition index completes the key of one
+// message.
+struct PushKey {
+  Sequence sequence;
+  Attempt attempt;
+
+  friend auto operator<=>(const PushKey&, const PushKey&) = default;
+};
+
+// Who speaks.
+struct Sender {
+  std::string run_id;
+  Rank rank;
+  Incarnation incarnation;
+};
+
+enum class ReducePhase { kForward, kBackward };
+
+// Which rendezvous. Never inferred from the order of arrival.
+struct ReduceKey {
+  Version step;
+  Attempt attempt;
+  // Index into ModelLayout::batch_norms.
+  int32_t layer = 0;
+  // Counts the calls of this layer within the step.
+  int32_t call = 0;
+  ReducePhase phase = ReducePhase::kForward;
+
+  friend auto operator<=>(const ReduceKey&, const ReduceKey&) = default;
+};
+
+// Moments of one rank, or of all, at one batch-norm call. Forward: `first` is
+// the mean and `second` M2 = sum (x-mean)^2. Backward: `first` is sum dy and
+// `second` sum dy*(x-mean). float64 [channels] each.
+struct Moments {
+  // Elements per channel.
+  int64_t count = 0;
+  std::vector<double> first;
+  std::vector<double> second;
+};
+
+// Local moments of one call, reported on closing where there is no
+// rendezvous.
+struct CallMoments {
+  int32_t layer = 0;
+  int32_t call = 0;
+  Moments moments;
+};
+
+struct PushOpening {
+  // Images.
+  int64_t samples = 0;
+  // Labels, valid pixels, or sum of class weights.
+  double loss_weight = 0;
+};
+
+struct PushClosing {
+  double loss_sum = 0;
+  int64_t correct = 0;
+  int64_t labels = 0;
+  // Calls per batch-norm layer, in layout order.
+  std::vector<int32_t> batch_norm_calls;
+  // Ascending by (layer, call).
+  std::vector<CallMoments> moments;
+};
+
+enum class Verdict {
+  kApplied,
+  kDamped,
+  kSkipped,
+  kDropped,
+  kRejectedNonfinite,
+};
+
+// How a push ended.
+struct PushVerdict {
+  Verdict verdict = Verdict::kApplied;
+  // True if this answers a repetition of a push already decided.
+  bool duplicate = false;
+  // Version in which it went, or at which it was decided.
+  Version version;
+  int64_t staleness_versions = 0;
+  double weight = 1;
+  std::string reason;
+  Assignment next;
+};
+
+// Sums of one shard of an evaluation.
+struct EvaluationSums {
+  int64_t samples = 0;
+  double loss_sum = 0;
+  double loss_weight = 0;
+  int64_t correct = 0;
+  int64_t labels = 0;
+};
+
+}  // namespace cohort

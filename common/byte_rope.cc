@@ -1,0 +1,142 @@
+#include "common/byte_rope.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace cohort {
+namespace {
+
+constexpr int64_t kFloatBytes = 4;
+
+// A position in a rope: `offset` bytes into piece number `piece`.
+struct Cursor {
+  const ByteRope* rope = nullptr;
+  size_t piece = 0;
+  int64_t offset = 0;
+  // Where a float cut by a piece boundary is put together.
+  std::array<std::byte, kFloatBytes> stitched = {};
+
+  int64_t WholeFloatsLeftInPiece() const {
+    const auto& bytes = rope->pieces()[piece].bytes;
+    return (static_cast<int64_t>(bytes.size()) - offset) / kFloatBytes;
+  }
+
+  const std::byte* Pointer() const {
+    return rope->pieces()[piece].bytes.data() + offset;
+  }
+
+  void Advance(int64_t bytes) {
+    while (bytes > 0) {
+      const int64_t left =
+          static_cast<int64_t>(rope->pieces()[piece].bytes.size()) - offset;
+      const int64_t step = std::min(left, bytes);
+      offset += step;
+      bytes -= step;
+      if (step == left) {
+        ++piece;
+        offset = 0;
+      }
+    }
+  }
+
+  // Copies the next four bytes, over piece boundaries, without advancing.
+  const std::byte* Stitch() {
+    Cursor copy = *this;
+    for (std::byte& b : stitched) {
+      b = *copy.Pointer();
+      copy.Advance(1);
+    }
+    return stitched.data();
+  }
+};
+
+}  // namespace
+
+ByteRope::ByteRope(absl::Span<const std::byte> bytes,
+                   std::shared_ptr<const void> owner) {
+  Append(bytes, std::move(owner));
+}
+
+ByteRope ByteRope::Copy(absl::Span<const std::byte> bytes) {
+  auto copy =
+      std::make_shared<std::vector<std::byte>>(bytes.begin(), bytes.end());
+  return ByteRope(absl::MakeConstSpan(*copy), copy);
+}
+
+void ByteRope::Append(absl::Span<const std::byte> bytes,
+                      std::shared_ptr<const void> owner) {
+  if (bytes.empty()) return;
+  size_bytes_ += static_cast<int64_t>(bytes.size());
+  pieces_.push_back({bytes, std::move(owner)});
+}
+
+void ByteRope::CopyTo(absl::Span<std::byte> out) const {
+  COHORT_CHECK(static_cast<int64_t>(out.size()) == size_bytes_,
+               absl::StrCat("got ", out.size(), " bytes, want ", size_bytes_));
+  std::byte* to = out.data();
+  for (const Piece& piece : pieces_) {
+    std::memcpy(to, piece.bytes.data(), piece.bytes.size());
+    to += piece.bytes.size();
+  }
+}
+
+std::string ByteRope::ToString() const {
+  std::string out(static_cast<size_t>(size_bytes_), '\0');
+  CopyTo(absl::MakeSpan(reinterpret_cast<std::byte*>(out.data()), out.size()));
+  return out;
+}
+
+uint64_t ByteRope::Checksum() const {
+  if (pieces_.size() == 1) return Xxh3(pieces_[0].bytes);
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (const Piece& piece : pieces_) {
+    XXH3_64bits_update(&state, piece.bytes.data(), piece.bytes.size());
+  }
+  return XXH3_64bits_digest(&state);
+}
+
+uint64_t Xxh3(absl::Span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+void ForEachFloatRun(
+    absl::Span<const ByteRope* const> ropes, int64_t elements,
+    absl::FunctionRef<void(int64_t, int64_t,
+                           absl::Span<const std::byte* const>)>
+        body) {
+  std::vector<Cursor> cursors;
+  cursors.reserve(ropes.size());
+  for (const ByteRope* rope : ropes) {
+    COHORT_CHECK(rope->size_bytes() == elements * kFloatBytes,
+                 absl::StrCat("got ", rope->size_bytes(), " bytes, want ",
+                              elements * kFloatBytes));
+    cursors.push_back({.rope = rope});
+  }
+  std::vector<const std::byte*> pointers(ropes.size());
+  for (int64_t done = 0; done < elements;) {
+    int64_t run = elements - done;
+    for (const Cursor& c : cursors) {
+      run = std::min(run, c.WholeFloatsLeftInPiece());
+    }
+    const bool cut = run == 0;
+    if (cut) run = 1;
+    for (size_t k = 0; k < cursors.size(); ++k) {
+      Cursor& c = cursors[k];
+      pointers[k] =
+          c.WholeFloatsLeftInPiece() > 0 ? c.Pointer() : c.Stitch();
+    }
+    body(done, run, pointers);
+    for (Cursor& c : cursors) c.Advance(run * kFloatBytes);
+    done += run;
+  }
+}
+
+}  // namespace cohort

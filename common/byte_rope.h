@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+
+namespace cohort {
+
+// Bytes of a tensor where they already lie: one or more pieces, each kept
+// alive by whoever owns its memory (a received network slice, a weights
+// buffer). Copying a rope copies references, never bytes. No piece is
+// aligned to anything.
+class ByteRope {
+ public:
+  struct Piece {
+    absl::Span<const std::byte> bytes;
+    std::shared_ptr<const void> owner;
+  };
+
+  ByteRope() = default;
+  ByteRope(absl::Span<const std::byte> bytes, std::shared_ptr<const void> owner);
+
+  // A rope over a private copy of `bytes`.
+  static ByteRope Copy(absl::Span<const std::byte> bytes);
+
+  // Adds a piece at the end; empty pieces are ignored.
+  void Append(absl::Span<const std::byte> bytes,
+              std::shared_ptr<const void> owner);
+
+  int64_t size_bytes() const { return size_bytes_; }
+  absl::Span<const Piece> pieces() const { return pieces_; }
+
+  // Copies all bytes, in order, to `out`, whose size must be size_bytes().
+  void CopyTo(absl::Span<std::byte> out) const;
+  std::string ToString() const;
+
+  // XXH3-64 of the whole, independent of how it is cut into pieces.
+  uint64_t Checksum() const;
+
+ private:
+  std::vector<Piece> pieces_;
+  int64_t size_bytes_ = 0;
+};
+
+// XXH3-64 of contiguous bytes; equals ByteRope::Checksum of the same bytes.
+uint64_t Xxh3(absl::Span<const std::byte> bytes);
+
+// Calls `body(offset, count, pointers)` over runs of float32 elements that
+// are contiguous in every rope; pointers[k] points at element `offset` of
+// ropes[k] and has no alignment. The runs are disjoint, ascending and cover
+// [0, elements). A float that a piece boundary cuts in two is handed over in
+// a run of its own.
+//
+// Every rope must hold exactly 4 * elements bytes (a caller bug otherwise).
+void ForEachFloatRun(
+    absl::Span<const ByteRope* const> ropes, int64_t elements,
+    absl::FunctionRef<void(int64_t offset, int64_t count,
+                           absl::Span<const std::byte* const> pointers)>
+        body);
+
+}  // namespace cohort

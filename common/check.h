@@ -1,0 +1,22 @@
+#pragma once
+
+#include "absl/strings/string_view.h"
+
+namespace cohort {
+
+// Prints file, line and message to stderr and aborts the process.
+[[noreturn]] void CheckFailed(const char* file, int line,
+                              absl::string_view condition,
+                              absl::string_view message);
+
+}  // namespace cohort
+
+// Asserts, in release builds too, what only a bug of our own can break. Never
+// for input. The second argument is a text that may use absl::StrCat; it is
+// evaluated only on failure.
+#define COHORT_CHECK(condition, message)                                  \
+  do {                                                                    \
+    if (!(condition)) {                                                   \
+      ::cohort::CheckFailed(__FILE__, __LINE__, #condition, (message));   \
+    }                                                                     \
+  } while (false)

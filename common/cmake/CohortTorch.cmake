@@ -1,0 +1,12 @@
+# LibTorch, from Debian's 1.13 (CPU) to 2.x, as target cohort_torch.
+#
+# Debian's Torch config asks for libraries of backends that a CPU worker does
+# not use; they come with libtorch-dev. Its headers are not warning-free, so
+# they are system headers.
+find_package(Torch CONFIG REQUIRED)
+add_library(cohort_torch INTERFACE)
+target_link_libraries(cohort_torch INTERFACE ${TORCH_LIBRARIES})
+target_include_directories(cohort_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
+separate_arguments(cohort_torch_flags UNIX_COMMAND "${TORCH_CXX_FLAGS}")
+target_compile_options(cohort_torch INTERFACE ${cohort_torch_flags})
+message(STATUS "Cohort: LibTorch ${Torch_VERSION}")

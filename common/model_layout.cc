@@ -1,0 +1,238 @@
+#include "common/model_layout.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+// Ample for any model here, and small enough that byte counts cannot
+// overflow.
+constexpr int64_t kElementsMax = int64_t{1} << 40;
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ","), "]");
+}
+
+absl::Status ValidateShape(const ParameterSpec& p) {
+  int64_t elements = 1;
+  for (int64_t extent : p.shape) {
+    if (extent <= 0 || extent > kElementsMax / elements) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          p.name, ": got shape ", ShapeText(p.shape),
+          ", want positive extents and at most ", kElementsMax, " elements"));
+    }
+    elements *= extent;
+  }
+  return absl::OkStatus();
+}
+
+template <typename Spec>
+absl::Status ValidateNames(const std::vector<Spec>& specs, const char* kind) {
+  absl::flat_hash_set<std::string> seen;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].name.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(kind, " number ", i, " has no name"));
+    }
+    if (!seen.insert(specs[i].name).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(kind, " ", specs[i].name, " appears twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateBatchNorm(const BatchNormSpec& bn) {
+  if (bn.channels <= 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        bn.name, ": got ", bn.channels, " channels, want at least 1"));
+  }
+  if (!(bn.epsilon > 0) || !std::isfinite(bn.epsilon)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        bn.name, ": got epsilon ", bn.epsilon, ", want above 0"));
+  }
+  if (bn.momentum.has_value() && !(*bn.momentum > 0 && *bn.momentum <= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        bn.name, ": got momentum ", *bn.momentum, ", want in (0, 1]"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Differs(absl::string_view name, absl::string_view what,
+                     absl::string_view seen, absl::string_view wanted) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(name, ": got ", what, " ", seen, ", want ", wanted));
+}
+
+absl::string_view YesNo(bool value) { return value ? "yes" : "no"; }
+
+absl::Status CheckSameParameter(const ParameterSpec& seen,
+                                const ParameterSpec& wanted) {
+  if (seen.shape != wanted.shape) {
+    return Differs(seen.name, "shape", ShapeText(seen.shape),
+                   ShapeText(wanted.shape));
+  }
+  if (seen.trainable != wanted.trainable) {
+    return Differs(seen.name, "trainable", YesNo(seen.trainable),
+                   YesNo(wanted.trainable));
+  }
+  if (seen.decay_exempt != wanted.decay_exempt) {
+    return Differs(seen.name, "decay_exempt", YesNo(seen.decay_exempt),
+                   YesNo(wanted.decay_exempt));
+  }
+  return absl::OkStatus();
+}
+
+std::string MomentumText(const std::optional<double>& momentum) {
+  return momentum.has_value() ? absl::StrCat(*momentum) : "cumulative";
+}
+
+absl::Status CheckSameBatchNorm(const BatchNormSpec& seen,
+                                const BatchNormSpec& wanted) {
+  if (seen.channels != wanted.channels) {
+    return Differs(seen.name, "channels", absl::StrCat(seen.channels),
+                   absl::StrCat(wanted.channels));
+  }
+  if (seen.epsilon != wanted.epsilon) {
+    return Differs(seen.name, "epsilon", absl::StrCat(seen.epsilon),
+                   absl::StrCat(wanted.epsilon));
+  }
+  if (seen.momentum != wanted.momentum) {
+    return Differs(seen.name, "momentum", MomentumText(seen.momentum),
+                   MomentumText(wanted.momentum));
+  }
+  if (seen != wanted) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        seen.name, ": affine, track_statistics or convention differ"));
+  }
+  return absl::OkStatus();
+}
+
+// Walks two lists of named specs in step, so that a missing, added or moved
+// entry is told by its name.
+template <typename Spec, typename Compare>
+absl::Status CheckSameList(const std::vector<Spec>& seen,
+                           const std::vector<Spec>& wanted, const char* kind,
+                           Compare compare) {
+  const size_t count = std::min(seen.size(), wanted.size());
+  for (size_t i = 0; i < count; ++i) {
+    if (seen[i].name != wanted[i].name) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(kind, " number ", i, ": got ", seen[i].name, ", want ",
+                       wanted[i].name));
+    }
+    COHORT_RETURN_IF_ERROR(compare(seen[i], wanted[i]));
+  }
+  if (seen.size() > count) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        kind, " ", seen[count].name, " is not part of this run's model"));
+  }
+  if (wanted.size() > count) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(kind, " ", wanted[count].name, " is missing"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int64_t ElementCount(const ParameterSpec& parameter) {
+  int64_t elements = 1;
+  for (int64_t extent : parameter.shape) elements *= extent;
+  return elements;
+}
+
+absl::Status Validate(const ModelLayout& layout) {
+  if (layout.parameters.empty()) {
+    return absl::InvalidArgumentError("the model has no parameters");
+  }
+  COHORT_RETURN_IF_ERROR(ValidateNames(layout.parameters, "parameter"));
+  COHORT_RETURN_IF_ERROR(ValidateNames(layout.batch_norms, "batch norm"));
+  int64_t total = 0;
+  for (const ParameterSpec& p : layout.parameters) {
+    COHORT_RETURN_IF_ERROR(ValidateShape(p));
+    total += ElementCount(p);
+    if (total > kElementsMax) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the model has more than ", kElementsMax, " elements"));
+    }
+  }
+  for (const BatchNormSpec& bn : layout.batch_norms) {
+    COHORT_RETURN_IF_ERROR(ValidateBatchNorm(bn));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSameLayout(const ModelLayout& seen,
+                             const ModelLayout& wanted) {
+  COHORT_RETURN_IF_ERROR(CheckSameList(seen.parameters, wanted.parameters,
+                                       "parameter", CheckSameParameter));
+  return CheckSameList(seen.batch_norms, wanted.batch_norms, "batch norm",
+                       CheckSameBatchNorm);
+}
+
+std::vector<Partition> MakePartitions(const ModelLayout& layout,
+                                      int64_t target_bytes) {
+  const int64_t capacity = std::max<int64_t>(
+      1, target_bytes / static_cast<int64_t>(sizeof(float)));
+  std::vector<Partition> partitions;
+  for (size_t i = 0; i < layout.parameters.size(); ++i) {
+    const ParameterSpec& p = layout.parameters[i];
+    const int64_t elements = ElementCount(p);
+    for (int64_t offset = 0; offset < elements;) {
+      if (partitions.empty() || partitions.back().elements == capacity ||
+          partitions.back().trainable != p.trainable) {
+        partitions.push_back({.trainable = p.trainable});
+      }
+      Partition& open = partitions.back();
+      const int64_t count =
+          std::min(elements - offset, capacity - open.elements);
+      open.slices.push_back({.parameter = static_cast<int32_t>(i),
+                             .offset = offset,
+                             .count = count});
+      open.elements += count;
+      offset += count;
+    }
+  }
+  return partitions;
+}
+
+absl::Status CheckSamePlan(const RunPlan& seen, const RunPlan& wanted) {
+  if (seen.dataset != wanted.dataset) {
+    return Differs("run plan", "data set", seen.dataset, wanted.dataset);
+  }
+  if (seen.dataset_digest != wanted.dataset_digest) {
+    return Differs("run plan", "data set digest", seen.dataset_digest,
+                   wanted.dataset_digest);
+  }
+  if (seen.train_samples != wanted.train_samples) {
+    return Differs("run plan", "train samples",
+                   absl::StrCat(seen.train_samples),
+                   absl::StrCat(wanted.train_samples));
+  }
+  if (seen.test_samples != wanted.test_samples) {
+    return Differs("run plan", "test samples", absl::StrCat(seen.test_samples),
+                   absl::StrCat(wanted.test_samples));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<LayerStatistics> InitialStatistics(const ModelLayout& layout) {
+  std::vector<LayerStatistics> statistics;
+  statistics.reserve(layout.batch_norms.size());
+  for (const BatchNormSpec& bn : layout.batch_norms) {
+    const auto channels = static_cast<size_t>(bn.channels);
+    statistics.push_back({.mean = std::vector<double>(channels, 0.0),
+                          .variance = std::vector<double>(channels, 1.0)});
+  }
+  return statistics;
+}
+
+}  // namespace cohort

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace cohort {
+
+// One parameter of the model. Elements are float32, row-major.
+struct ParameterSpec {
+  // Dotted path in the module tree, such as "layer1.0.conv1.weight".
+  std::string name;
+  std::vector<int64_t> shape;
+  // False: the server keeps the value, no gradient is exchanged.
+  bool trainable = true;
+  // True for what weight decay leaves alone by default: biases, and the scale
+  // and shift of batch norm.
+  bool decay_exempt = false;
+
+  friend bool operator==(const ParameterSpec&, const ParameterSpec&) = default;
+};
+
+// Number of elements; the shape must be valid.
+int64_t ElementCount(const ParameterSpec& parameter);
+
+// How moving statistics are updated and which variance they hold
+// (BatchNormSpec::momentum is the weight a of the newest batch in both).
+enum class StatisticsConvention {
+  // r <- (1-a)r + a*s; unbiased variance M2/(N-1).
+  kPyTorch,
+  // r <- (1-a)r + a*s; biased variance M2/N.
+  kKeras,
+};
+
+// One batch-norm layer; its scale and shift are ordinary parameters.
+struct BatchNormSpec {
+  std::string name;
+  int64_t channels = 0;
+  double epsilon = 1e-5;
+  // Absent: cumulative average, a = 1/num_batches_tracked.
+  std::optional<double> momentum = 0.1;
+  bool affine = true;
+  bool track_statistics = true;
+  StatisticsConvention convention = StatisticsConvention::kPyTorch;
+
+  friend bool operator==(const BatchNormSpec&, const BatchNormSpec&) = default;
+};
+
+// Everything about a model that the server and all workers must agree on.
+struct ModelLayout {
+  std::vector<ParameterSpec> parameters;
+  std::vector<BatchNormSpec> batch_norms;
+};
+
+// Errors: InvalidArgument naming the entry: no parameters, empty or repeated
+// name, non-positive or overflowing shape, non-positive channels or epsilon,
+// momentum outside (0, 1].
+absl::Status Validate(const ModelLayout& layout);
+
+// Compares `seen` with `wanted` name by name.
+// Errors: FailedPrecondition with the first difference, such as
+//   "conv1.weight: got shape [64,3,3,3], want [32,1,3,3]".
+absl::Status CheckSameLayout(const ModelLayout& seen, const ModelLayout& wanted);
+
+// A contiguous piece of one parameter's elements.
+struct Slice {
+  // Index into ModelLayout::parameters.
+  int32_t parameter = 0;
+  int64_t offset = 0;
+  int64_t count = 0;
+
+  friend bool operator==(const Slice&, const Slice&) = default;
+};
+
+// The unit of transfer and of folding: slices whose elements are concatenated
+// in order. Small parameters share a partition, large ones span several;
+// trainable and frozen parameters never mix.
+struct Partition {
+  std::vector<Slice> slices;
+  int64_t elements = 0;
+  bool trainable = true;
+
+  friend bool operator==(const Partition&, const Partition&) = default;
+};
+
+// Cuts the model, in layout order, into partitions of at most `target_bytes`
+// (at least one element each). Deterministic, and every element of every
+// parameter is in exactly one partition.
+std::vector<Partition> MakePartitions(const ModelLayout& layout,
+                                      int64_t target_bytes);
+
+// What is trained on; compared across workers.
+struct RunPlan {
+  std::string dataset;
+  // Digest of the data set's content, lower-case hexadecimal.
+  std::string dataset_digest;
+  int64_t train_samples = 0;
+  int64_t test_samples = 0;
+  // n_ref: constant divisor of every worker's loss sum.
+  double loss_reference = 1;
+};
+
+// Errors: FailedPrecondition naming the field. loss_reference is not
+// compared: the server's value rules.
+absl::Status CheckSamePlan(const RunPlan& seen, const RunPlan& wanted);
+
+// Moving statistics of one batch-norm layer, float64 [channels] each.
+struct LayerStatistics {
+  std::vector<double> mean;
+  std::vector<double> variance;
+  int64_t num_batches_tracked = 0;
+
+  friend bool operator==(const LayerStatistics&,
+                         const LayerStatistics&) = default;
+};
+
+// Mean 0, variance 1, nothing tracked, one entry a layer.
+std::vector<LayerStatistics> InitialStatistics(const ModelLayout& layout);
+
+}  // namespace cohort

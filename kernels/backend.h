@@ -1,0 +1,128 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "kernels/optimizer_step.h"
+
+namespace cohort::kernels {
+
+enum class DataType { kFloat32, kFloat64 };
+
+// A batch-norm input seen as [outer][channels][inner], row-major. Contiguous
+// [N, C, H, W] is {N, C, H*W}; channels_last and [N, C] are {N*H*W, C, 1}.
+struct BatchShape {
+  int64_t outer = 0;
+  int64_t channels = 0;
+  int64_t inner = 0;
+
+  // Elements per channel.
+  int64_t count() const { return outer * inner; }
+};
+
+// Raw pointers to tensors of `type`; everything per channel is float64
+// [channels] unless said otherwise, whatever the tensors' type.
+struct MomentsArgs {
+  BatchShape shape;
+  DataType type = DataType::kFloat32;
+  const void* x = nullptr;
+  // Out. With count() == 0 both are zeros.
+  double* mean = nullptr;
+  double* m2 = nullptr;
+};
+
+struct NormalizeArgs {
+  BatchShape shape;
+  DataType type = DataType::kFloat32;
+  const void* x = nullptr;
+  const double* mean = nullptr;
+  const double* invstd = nullptr;
+  // Null: scale 1, shift 0. Of `type`.
+  const void* gamma = nullptr;
+  const void* beta = nullptr;
+  // Out; may be x.
+  void* y = nullptr;
+};
+
+struct BackwardReduceArgs {
+  BatchShape shape;
+  DataType type = DataType::kFloat32;
+  const void* x = nullptr;
+  const void* dy = nullptr;
+  const double* mean = nullptr;
+  // Out: sum dy and sum dy*(x-mean) of the local batch.
+  double* sum_dy = nullptr;
+  double* sum_dy_xmu = nullptr;
+};
+
+struct BackwardElementwiseArgs {
+  BatchShape shape;
+  DataType type = DataType::kFloat32;
+  const void* x = nullptr;
+  const void* dy = nullptr;
+  const double* mean = nullptr;
+  const double* invstd = nullptr;
+  // Null: 1.
+  const void* gamma = nullptr;
+  // Sums over all members, and their total count.
+  const double* sum_dy = nullptr;
+  const double* sum_dy_xmu = nullptr;
+  int64_t total_count = 0;
+  // Out; may be dy.
+  void* dx = nullptr;
+};
+
+// The arithmetic that Cohort exists for, over raw memory.
+//
+// Determinism: same backend, same instruction set, same inputs: same bits.
+// Thread safety: safe; no state.
+// Errors: none. Shapes and pointers are the caller's to check.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // Name and instruction set, such as "cpu/AVX2".
+  virtual absl::string_view name() const = 0;
+
+  // Per channel: mean = sum x / n and M2 = sum (x-mean)^2, n = count().
+  //
+  // Accuracy: sums of (x - first sample) in float64, never raw sums in
+  //   float32, so that a mean of 1e4 with deviation 1 keeps its variance.
+  // Source: Chan, Golub, LeVeque, "Algorithms for computing the sample
+  //   variance", 1983 (shifted data).
+  virtual void Moments(const MomentsArgs& args) const = 0;
+
+  // y = (x - mean) * invstd * gamma + beta.
+  virtual void Normalize(const NormalizeArgs& args) const = 0;
+
+  // The two sums of the backward pass over the local batch.
+  virtual void BackwardReduce(const BackwardReduceArgs& args) const = 0;
+
+  // dx = gamma * invstd * (dy - S1/N - (x-mean) * invstd^2 * S2/N), with
+  // S1 = sum_dy, S2 = sum_dy_xmu, N = total_count.
+  // Source: Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
+  virtual void BackwardElementwise(
+      const BackwardElementwiseArgs& args) const = 0;
+
+  // One pass over gradients, weights and velocities:
+  //   g = gradient_scale * (sum over contributors, in order) + decay * w
+  //   v' = momentum * v + g;  w' = w - rate * (nesterov ? g + momentum*v' : v')
+  // and w' = w - rate * g without momentum (as in PyTorch's SGD).
+  //
+  // Order: the sum is accumulated in float64, contributor 0 first, and
+  //   rounded to float32 once; the rest is float32 without contraction.
+  // Aliasing: outputs may equal the inputs of the same name.
+  // Returns false if any element of the folded gradient is not finite;
+  //   outputs are then unspecified.
+  virtual bool FoldSgd(const SgdStep& step, const SgdRun& run) const = 0;
+};
+
+// Plain loops, one element at a time: the oracle of the tests.
+const Backend& ReferenceBackend();
+
+// SIMD by Highway, dispatched at run time to the best instruction set here.
+const Backend& CpuBackend();
+
+}  // namespace cohort::kernels

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/assignment.h"
+#include "common/byte_rope.h"
+#include "common/ids.h"
+#include "common/model_layout.h"
+
+namespace cohort {
+
+struct ClientOptions {
+  // host:port of the server.
+  std::string server;
+  // Absent: the lowest vacant rank.
+  std::optional<Rank> rank;
+  int64_t batch_size = 0;
+  std::string fingerprint;
+  std::string description;
+  // How long an unreachable server, or a rank that is still taken, is waited
+  // for before the client gives up.
+  absl::Duration server_timeout = absl::Minutes(5);
+  // Seeds the jitter of the back-off.
+  uint64_t backoff_seed = 0;
+};
+
+// What the server said on joining.
+struct Membership {
+  Rank rank;
+  std::string run_id;
+  Incarnation incarnation;
+  uint64_t seed = 0;
+  Version version;
+  int32_t workers = 0;
+  std::string policy;
+};
+
+struct Registration {
+  std::vector<Partition> partitions;
+  double loss_reference = 1;
+};
+
+// One consistent version. `weights` has one rope a partition (empty if not
+// asked for), `statistics` one entry a batch-norm layer (same).
+struct PulledVersion {
+  Version version;
+  ModelLayout layout;
+  std::vector<Partition> partitions;
+  std::vector<ByteRope> weights;
+  std::vector<LayerStatistics> statistics;
+};
+
+// A push that was decided, and the weights that came with it: one rope a
+// partition, empty for frozen partitions and where the verdict carries none.
+struct PushResult {
+  PushVerdict verdict;
+  std::vector<ByteRope> weights;
+};
+
+// A worker's side of the protocol. Knows nothing of LibTorch.
+//
+// One life: Join, Register, then for each assignment the calls that end it.
+// Whenever a call answers Aborted or Unavailable the assignment in progress
+// is void: call NextAssignment, which reconnects if it must (same rank, same
+// incarnation if the server still knows it) and returns what to do now.
+// Contributions are pure functions of the assignment, so repeating one is
+// harmless.
+//
+// Thread safety: one thread drives the client. RequestStop may be called
+// from any thread or a signal-watching thread.
+// Errors of every call, besides its own: Aborted (the assignment is void),
+//   Unavailable (connection lost, the assignment is void),
+//   FailedPrecondition (wrong run or layout: final),
+//   Cancelled (RequestStop), DeadlineExceeded (server_timeout passed; says
+//   what was waited for).
+class Client {
+ public:
+  virtual ~Client() = default;
+
+  // Connects and joins; retries until server_timeout while the server is not
+  // reachable or the rank is alive.
+  virtual absl::StatusOr<Membership> Join() = 0;
+
+  // Registers the model or has it verified. `values[i]` are the float32
+  // elements of layout.parameters[i]; they must stay valid during the call
+  // and are sent only if the server asks for them. `statistics` may be empty.
+  virtual absl::StatusOr<Registration> Register(
+      const ModelLayout& layout, const RunPlan& plan,
+      absl::Span<const absl::Span<const float>> values,
+      absl::Span<const LayerStatistics> statistics) = 0;
+
+  // Blocks until the server says what to do: kTrain, kEvaluate or kFinished;
+  // kWait is waited out here and told to the observer.
+  virtual absl::StatusOr<Assignment> NextAssignment() = 0;
+
+  // Reads one version (absent: the newest).
+  // Errors: OutOfRange if the version is not held.
+  virtual absl::StatusOr<PulledVersion> Pull(std::optional<Version> version,
+                                             bool weights, bool statistics) = 0;
+
+  // Contributes to a rendezvous and blocks until it completes. Returns the
+  // moments of all members.
+  virtual absl::StatusOr<Moments> Reduce(const ReduceKey& key,
+                                         const Moments& local) = 0;
+
+  // The push of the current training assignment: open once after the forward
+  // pass, then each trainable partition once, then close. `gradient` holds
+  // the partition's slices concatenated, float32; it is sent from where it
+  // lies and kept alive by its owners. `absent_slices` are positions in
+  // Partition::slices without a gradient (their bytes must be zeros).
+  virtual absl::Status OpenPush(const PushOpening& opening) = 0;
+  virtual absl::Status SendGradient(int32_t partition, ByteRope gradient,
+                                    absl::Span<const int32_t> absent_slices) = 0;
+  // Blocks until the verdict, and the weights it announces, are there.
+  virtual absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) = 0;
+
+  // Ends an evaluation assignment.
+  virtual absl::Status ReportEvaluation(const EvaluationSums& sums) = 0;
+
+  // Leaves on purpose; the rank is vacant at once.
+  virtual void Leave(const std::string& reason) = 0;
+
+  // Makes the call in progress, and later ones, end with Cancelled.
+  virtual void RequestStop() = 0;
+
+  // Called with a sentence whenever the client starts to wait for something
+  // other than the network, reconnects or repeats a step.
+  virtual void SetObserver(std::function<void(const std::string&)> observer) = 0;
+};
+
+// Errors: InvalidArgument if the options are not usable.
+absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(
+    const ClientOptions& options);
+
+}  // namespace cohort
