@@ -99,6 +99,8 @@ struct CallMoments {
 };
 
 struct PushOpening {
+  // Weights that were read; under sync those of the step.
+  Version version;
   // Images.
   int64_t samples = 0;
   // Labels, valid pixels, or sum of class weights.

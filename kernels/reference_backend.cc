@@ -1,0 +1,154 @@
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "kernels/backend.h"
+#include "kernels/channel_factors.h"
+
+namespace cohort::kernels {
+namespace {
+
+// Calls f(element, channel) for every element, in the order of the memory.
+template <typename F>
+void ForEachElement(const BatchShape& shape, F f) {
+  int64_t element = 0;
+  for (int64_t o = 0; o < shape.outer; ++o) {
+    for (int64_t c = 0; c < shape.channels; ++c) {
+      for (int64_t i = 0; i < shape.inner; ++i) f(element++, c);
+    }
+  }
+}
+
+// Two passes, unlike the fast backends: the mean first, then the squares
+// around it, so that an error in the one-pass formula cannot hide.
+template <typename T>
+void ReferenceMoments(const MomentsArgs& args) {
+  const BatchShape& shape = args.shape;
+  const T* x = static_cast<const T*>(args.x);
+  std::fill_n(args.mean, shape.channels, 0.0);
+  std::fill_n(args.m2, shape.channels, 0.0);
+  if (shape.count() == 0) return;
+  ForEachElement(shape, [&](int64_t i, int64_t c) {
+    args.mean[c] += static_cast<double>(x[i]) - x[c * shape.inner];
+  });
+  const double n = static_cast<double>(shape.count());
+  for (int64_t c = 0; c < shape.channels; ++c) {
+    args.mean[c] = x[c * shape.inner] + args.mean[c] / n;
+  }
+  ForEachElement(shape, [&](int64_t i, int64_t c) {
+    const double d = x[i] - args.mean[c];
+    args.m2[c] += d * d;
+  });
+}
+
+template <typename T>
+void ReferenceNormalize(const NormalizeArgs& args) {
+  const T* x = static_cast<const T*>(args.x);
+  T* y = static_cast<T*>(args.y);
+  const std::vector<ChannelFactors> factors = NormalizeFactors<T>(args);
+  ForEachElement(args.shape, [&](int64_t i, int64_t c) {
+    y[i] = static_cast<T>(NormalizeOne(x[i], factors[c]));
+  });
+}
+
+template <typename T>
+void ReferenceBackwardReduce(const BackwardReduceArgs& args) {
+  const T* x = static_cast<const T*>(args.x);
+  const T* dy = static_cast<const T*>(args.dy);
+  std::fill_n(args.sum_dy, args.shape.channels, 0.0);
+  std::fill_n(args.sum_dy_xmu, args.shape.channels, 0.0);
+  ForEachElement(args.shape, [&](int64_t i, int64_t c) {
+    args.sum_dy[c] += dy[i];
+    args.sum_dy_xmu[c] += dy[i] * (x[i] - args.mean[c]);
+  });
+}
+
+template <typename T>
+void ReferenceBackwardElementwise(const BackwardElementwiseArgs& args) {
+  if (args.shape.count() == 0) return;
+  const T* x = static_cast<const T*>(args.x);
+  const T* dy = static_cast<const T*>(args.dy);
+  T* dx = static_cast<T*>(args.dx);
+  const std::vector<ChannelFactors> factors = BackwardFactors<T>(args);
+  ForEachElement(args.shape, [&](int64_t i, int64_t c) {
+    dx[i] = static_cast<T>(BackwardOne(x[i], dy[i], factors[c]));
+  });
+}
+
+float FoldedGradient(const SgdStep& step, const SgdRun& run, int64_t i) {
+  double sum = 0;
+  for (const std::byte* gradient : run.gradients) {
+    float value;
+    std::memcpy(&value, gradient + i * sizeof(float), sizeof(value));
+    sum += static_cast<double>(value);
+  }
+  return step.gradient_scale * static_cast<float>(sum);
+}
+
+class PlainBackend final : public Backend {
+ public:
+  absl::string_view name() const override { return "reference"; }
+
+  void Moments(const MomentsArgs& args) const override {
+    if (args.type == DataType::kFloat32) {
+      ReferenceMoments<float>(args);
+    } else {
+      ReferenceMoments<double>(args);
+    }
+  }
+
+  void Normalize(const NormalizeArgs& args) const override {
+    if (args.type == DataType::kFloat32) {
+      ReferenceNormalize<float>(args);
+    } else {
+      ReferenceNormalize<double>(args);
+    }
+  }
+
+  void BackwardReduce(const BackwardReduceArgs& args) const override {
+    if (args.type == DataType::kFloat32) {
+      ReferenceBackwardReduce<float>(args);
+    } else {
+      ReferenceBackwardReduce<double>(args);
+    }
+  }
+
+  void BackwardElementwise(const BackwardElementwiseArgs& args) const override {
+    if (args.type == DataType::kFloat32) {
+      ReferenceBackwardElementwise<float>(args);
+    } else {
+      ReferenceBackwardElementwise<double>(args);
+    }
+  }
+
+  bool FoldSgd(const SgdStep& step, const SgdRun& run) const override {
+    bool finite = true;
+    for (int64_t i = 0; i < run.count; ++i) {
+      const float folded = FoldedGradient(step, run, i);
+      finite = finite && std::isfinite(folded);
+      const float w = run.weights_in[i];
+      const float g = folded + step.weight_decay * w;
+      float change = g;
+      if (step.momentum != 0) {
+        const float v = step.momentum * run.velocity_in[i] + g;
+        run.velocity_out[i] = v;
+        change = step.nesterov ? g + step.momentum * v : v;
+      }
+      run.weights_out[i] = w - step.learning_rate * change;
+    }
+    return finite;
+  }
+};
+
+}  // namespace
+
+const Backend& ReferenceBackend() {
+  static const PlainBackend& backend = *new PlainBackend;
+  return backend;
+}
+
+}  // namespace cohort::kernels

@@ -1,0 +1,74 @@
+// The backend's face, and its name on every instruction set.
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/cpu_kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/cpu_backend.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cohort::kernels::cpu {
+namespace HWY_NAMESPACE {
+
+const std::string& NameHere() {
+  // Never destroyed: a log line at exit may still want it.
+  static const std::string& name =
+      *new std::string(absl::StrCat("cpu/", hwy::TargetName(HWY_TARGET)));
+  return name;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace cohort::kernels::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cohort::kernels {
+namespace cpu {
+
+HWY_EXPORT(NameHere);
+
+absl::string_view Name() { return HWY_DYNAMIC_DISPATCH(NameHere)(); }
+
+}  // namespace cpu
+
+namespace {
+
+class HighwayBackend final : public Backend {
+ public:
+  absl::string_view name() const override { return cpu::Name(); }
+
+  void Moments(const MomentsArgs& args) const override { cpu::Moments(args); }
+
+  void Normalize(const NormalizeArgs& args) const override {
+    cpu::Normalize(args);
+  }
+
+  void BackwardReduce(const BackwardReduceArgs& args) const override {
+    cpu::BackwardReduce(args);
+  }
+
+  void BackwardElementwise(const BackwardElementwiseArgs& args) const override {
+    cpu::BackwardElementwise(args);
+  }
+
+  bool FoldSgd(const SgdStep& step, const SgdRun& run) const override {
+    return cpu::FoldSgd(step, run);
+  }
+};
+
+}  // namespace
+
+const Backend& CpuBackend() {
+  static const HighwayBackend& backend = *new HighwayBackend;
+  return backend;
+}
+
+}  // namespace cohort::kernels
+#endif  // HWY_ONCE

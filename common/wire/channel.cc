@@ -1,0 +1,115 @@
+#include "common/wire/channel.h"
+
+#include <grpc/compression.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+namespace cohort {
+namespace {
+
+constexpr int kMiB = 1 << 20;
+
+// The largest frame HTTP/2 allows. Large frames cost less CPU a byte; nothing
+// small shares a connection with them.
+constexpr int kFrameBytesMax = 16 * kMiB - 1;
+
+constexpr int kKeepaliveMs = 10'000;
+constexpr int kKeepaliveTimeoutMs = 5'000;
+// A ping's answer queues behind the data of its connection, and a slow link
+// must not be taken for a dead one. Deaths are noticed on the control channel.
+constexpr int kBulkKeepaliveTimeoutMs = 20'000;
+constexpr int kMinPingIntervalMs = 5'000;
+
+struct Setting {
+  const char* name;
+  int value;
+};
+
+// Measured to help on large partitions (DESIGN.md, section 4), on both sides.
+constexpr Setting kThroughput[] = {
+    {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytesMax},
+    // The probe resizes windows by guesses; the look-ahead is fixed instead.
+    {GRPC_ARG_HTTP2_BDP_PROBE, 0},
+    {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 * kMiB},
+    {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 8 * kMiB},
+    {GRPC_ARG_TCP_READ_CHUNK_SIZE, kMiB},
+    {GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, 4 * kMiB},
+};
+
+constexpr Setting kCommon[] = {
+    {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, kMessageBytesMax},
+    {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, kMessageBytesMax},
+    {GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs},
+    {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
+    {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
+    // Identity only. Gradients do not compress, and a message that inflates
+    // beyond its limit cannot exist.
+    {GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
+     1 << GRPC_COMPRESS_NONE},
+};
+
+constexpr Setting kServer[] = {
+    // Otherwise a second server could bind the port and split the workers.
+    {GRPC_ARG_ALLOW_REUSEPORT, 0},
+    {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kBulkKeepaliveTimeoutMs},
+    {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs},
+    {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000},
+};
+
+constexpr Setting kClient[] = {
+    {GRPC_ARG_ENABLE_HTTP_PROXY, 0},
+    // The client re-sends with the same identity; gRPC's own retries cannot
+    // cover gradients and would buffer every message for nothing.
+    {GRPC_ARG_ENABLE_RETRIES, 0},
+    {GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1},
+    {GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100},
+    {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1'000},
+    {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000},
+    {GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1'000},
+    // Connections are otherwise shared by all channels of a process with
+    // equal arguments, over purposes and over clients.
+    {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},
+};
+
+template <typename Target, typename Settings>
+void Apply(Target&& set, const Settings& settings) {
+  for (const Setting& setting : settings) set(setting.name, setting.value);
+}
+
+}  // namespace
+
+void ApplyServerSettings(grpc::ServerBuilder& builder) {
+  const auto set = [&builder](const char* name, int value) {
+    builder.AddChannelArgument(name, value);
+  };
+  // The builder overwrites these two arguments with its own fields.
+  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+  builder.SetMaxSendMessageSize(kMessageBytesMax);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  Apply(set, kCommon);
+  Apply(set, kThroughput);
+  Apply(set, kServer);
+}
+
+grpc::ChannelArguments MakeChannelArguments(ChannelPurpose purpose) {
+  grpc::ChannelArguments arguments;
+  const auto set = [&arguments](const char* name, int value) {
+    arguments.SetInt(name, value);
+  };
+  const bool bulk = purpose == ChannelPurpose::kBulk;
+  Apply(set, kCommon);
+  Apply(set, kClient);
+  if (bulk) Apply(set, kThroughput);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                   bulk ? kBulkKeepaliveTimeoutMs : kKeepaliveTimeoutMs);
+  return arguments;
+}
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server,
+                                           ChannelPurpose purpose) {
+  return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(),
+                                   MakeChannelArguments(purpose));
+}
+
+}  // namespace cohort

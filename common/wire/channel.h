@@ -1,0 +1,33 @@
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/server_builder.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <memory>
+#include <string>
+
+namespace cohort {
+
+// What a client's connection carries. One connection a purpose: a heartbeat or
+// a rendezvous must never wait behind 100 MB of gradients.
+enum class ChannelPurpose { kControl, kMoments, kBulk };
+
+// Largest message either side accepts. A partition is about 1 MiB, but one
+// message carries the whole layout with its moving statistics.
+inline constexpr int kMessageBytesMax = 64 << 20;
+
+// Applies Cohort's transport settings: message limits, HTTP/2 frames and
+// buffers for large partitions, keepalive, an exclusive port, no compression.
+// Listening port, credentials and services stay the caller's.
+void ApplyServerSettings(grpc::ServerBuilder& builder);
+
+// The same for a client's channel. Two channels made with these arguments
+// never share a connection, whatever their purpose.
+grpc::ChannelArguments MakeChannelArguments(ChannelPurpose purpose);
+
+// A plaintext channel to `server` (host:port). Connects on first use.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server,
+                                           ChannelPurpose purpose);
+
+}  // namespace cohort

@@ -1,0 +1,366 @@
+#include "common/wire/convert.h"
+
+#include <cmath>
+#include <utility>
+
+#include "common/status_macros.h"
+#include "common/wire/field_checks.h"
+
+namespace cohort {
+namespace {
+
+using wire_internal::CheckNotNegative;
+using wire_internal::Refuse;
+
+v1::AssignmentKind KindToProto(AssignmentKind kind) {
+  switch (kind) {
+    case AssignmentKind::kTrain:
+      return v1::ASSIGNMENT_KIND_TRAIN;
+    case AssignmentKind::kEvaluate:
+      return v1::ASSIGNMENT_KIND_EVALUATE;
+    case AssignmentKind::kWait:
+      return v1::ASSIGNMENT_KIND_WAIT;
+    case AssignmentKind::kFinished:
+      return v1::ASSIGNMENT_KIND_FINISHED;
+  }
+  return v1::ASSIGNMENT_KIND_UNSPECIFIED;
+}
+
+absl::StatusOr<AssignmentKind> KindFromProto(v1::AssignmentKind kind) {
+  switch (kind) {
+    case v1::ASSIGNMENT_KIND_TRAIN:
+      return AssignmentKind::kTrain;
+    case v1::ASSIGNMENT_KIND_EVALUATE:
+      return AssignmentKind::kEvaluate;
+    case v1::ASSIGNMENT_KIND_WAIT:
+      return AssignmentKind::kWait;
+    case v1::ASSIGNMENT_KIND_FINISHED:
+      return AssignmentKind::kFinished;
+    default:
+      return Refuse("assignment.kind", static_cast<int>(kind), "a known kind");
+  }
+}
+
+// The members and the range; `to` has its kind.
+absl::Status FillWork(const v1::Assignment& proto, Assignment& to) {
+  to.members.reserve(static_cast<size_t>(proto.members_size()));
+  for (int32_t rank : proto.members()) {
+    COHORT_RETURN_IF_ERROR(CheckNotNegative("assignment.members", rank));
+    if (!to.members.empty() && to.members.back().value() >= rank) {
+      return Refuse("assignment.members", rank, "ascending ranks");
+    }
+    to.members.push_back(Rank(rank));
+  }
+  if (proto.range_begin() < 0 || proto.range_end() < proto.range_begin()) {
+    return Refuse(
+        "assignment.range",
+        absl::StrCat("[", proto.range_begin(), ", ", proto.range_end(), ")"),
+        "0 <= begin <= end");
+  }
+  to.range = {.begin = proto.range_begin(), .end = proto.range_end()};
+  const bool works =
+      to.kind == AssignmentKind::kTrain || to.kind == AssignmentKind::kEvaluate;
+  switch (proto.split()) {
+    case v1::DATA_SPLIT_TRAIN:
+      to.split = DataSplit::kTrain;
+      return absl::OkStatus();
+    case v1::DATA_SPLIT_TEST:
+      to.split = DataSplit::kTest;
+      return absl::OkStatus();
+    default:
+      // Waiting and finishing read no data.
+      if (!works) return absl::OkStatus();
+      return Refuse("assignment.split", static_cast<int>(proto.split()),
+                    "train or test");
+  }
+}
+
+absl::StatusOr<StatisticsConvention> ConventionFromProto(
+    absl::string_view layer, v1::StatisticsConvention convention) {
+  switch (convention) {
+    case v1::STATISTICS_CONVENTION_PYTORCH:
+      return StatisticsConvention::kPyTorch;
+    case v1::STATISTICS_CONVENTION_KERAS:
+      return StatisticsConvention::kKeras;
+    default:
+      return Refuse(absl::StrCat(layer, ": convention"),
+                    static_cast<int>(convention), "pytorch or keras");
+  }
+}
+
+absl::StatusOr<BatchNormSpec> BatchNormFromProto(
+    const v1::BatchNormSpec& proto) {
+  BatchNormSpec bn;
+  bn.name = proto.name();
+  bn.channels = proto.channels();
+  bn.epsilon = proto.epsilon();
+  bn.momentum = std::nullopt;
+  if (proto.has_momentum()) bn.momentum = proto.momentum();
+  bn.affine = proto.affine();
+  bn.track_statistics = proto.track_statistics();
+  COHORT_ASSIGN_OR_RETURN(
+      bn.convention, ConventionFromProto(proto.name(), proto.convention()));
+  return bn;
+}
+
+// One slice of a partition, checked against the parameter it points into.
+absl::Status CheckSlice(const v1::Slice& slice, const ModelLayout& layout) {
+  const auto parameters = static_cast<int64_t>(layout.parameters.size());
+  if (slice.parameter() < 0 || slice.parameter() >= parameters) {
+    return Refuse("slice.parameter", slice.parameter(),
+                  absl::StrCat("an index below ", parameters));
+  }
+  const ParameterSpec& parameter =
+      layout.parameters[static_cast<size_t>(slice.parameter())];
+  const int64_t elements = ElementCount(parameter);
+  if (slice.offset_elements() < 0 || slice.count_elements() <= 0 ||
+      slice.offset_elements() > elements ||
+      slice.count_elements() > elements - slice.offset_elements()) {
+    return Refuse(absl::StrCat(parameter.name, ": slice"),
+                  absl::StrCat(slice.count_elements(), " elements from ",
+                               slice.offset_elements()),
+                  absl::StrCat("a part of ", elements, " elements"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckChannels(absl::string_view field, int seen, int64_t wanted) {
+  if (seen == wanted) return absl::OkStatus();
+  return Refuse(field, absl::StrCat(seen, " channels"), absl::StrCat(wanted));
+}
+
+absl::StatusOr<LayerStatistics> LayerFromProto(
+    const v1::MovingStatistics& proto, const BatchNormSpec& bn) {
+  COHORT_RETURN_IF_ERROR(CheckChannels(absl::StrCat(bn.name, ": mean"),
+                                       proto.mean_size(), bn.channels));
+  COHORT_RETURN_IF_ERROR(CheckChannels(absl::StrCat(bn.name, ": variance"),
+                                       proto.variance_size(), bn.channels));
+  for (double variance : proto.variance()) {
+    if (variance < 0) {
+      return Refuse(absl::StrCat(bn.name, ": variance"), variance,
+                    "at least 0");
+    }
+  }
+  COHORT_RETURN_IF_ERROR(
+      CheckNotNegative(absl::StrCat(bn.name, ": num_batches_tracked"),
+                       proto.num_batches_tracked()));
+  return LayerStatistics{
+      .mean = {proto.mean().begin(), proto.mean().end()},
+      .variance = {proto.variance().begin(), proto.variance().end()},
+      .num_batches_tracked = proto.num_batches_tracked()};
+}
+
+}  // namespace
+
+void ToProto(const Sender& sender, v1::Sender* proto) {
+  proto->set_run_id(sender.run_id);
+  proto->set_rank(sender.rank.value());
+  proto->set_incarnation(sender.incarnation.value());
+}
+
+absl::StatusOr<Sender> FromProto(const v1::Sender& proto) {
+  if (proto.run_id().empty()) {
+    return Refuse("sender.run_id", "none", "the run's identifier");
+  }
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("sender.rank", proto.rank()));
+  if (proto.incarnation() <= 0) {
+    return Refuse("sender.incarnation", proto.incarnation(), "above 0");
+  }
+  return Sender{.run_id = proto.run_id(),
+                .rank = Rank(proto.rank()),
+                .incarnation = Incarnation(proto.incarnation())};
+}
+
+void ToProto(const Assignment& assignment, v1::Assignment* proto) {
+  proto->set_kind(KindToProto(assignment.kind));
+  proto->set_sequence(assignment.sequence.value());
+  proto->set_attempt(assignment.attempt.value());
+  proto->set_version(assignment.version.value());
+  proto->set_policy_epoch(assignment.policy_epoch);
+  for (Rank rank : assignment.members) proto->add_members(rank.value());
+  proto->set_data_epoch(assignment.data_epoch);
+  proto->set_range_begin(assignment.range.begin);
+  proto->set_range_end(assignment.range.end);
+  proto->set_split(assignment.split == DataSplit::kTrain ? v1::DATA_SPLIT_TRAIN
+                                                         : v1::DATA_SPLIT_TEST);
+  proto->set_global_normalization(assignment.global_normalization);
+  proto->set_reason(assignment.reason);
+  if (assignment.wait < absl::InfiniteDuration()) {
+    proto->set_wait_ms(
+        std::max<int64_t>(1, absl::ToInt64Milliseconds(assignment.wait)));
+  }
+}
+
+absl::StatusOr<Assignment> FromProto(const v1::Assignment& proto) {
+  Assignment to;
+  COHORT_ASSIGN_OR_RETURN(to.kind, KindFromProto(proto.kind()));
+  COHORT_RETURN_IF_ERROR(
+      CheckNotNegative("assignment.sequence", proto.sequence()));
+  COHORT_RETURN_IF_ERROR(
+      CheckNotNegative("assignment.attempt", proto.attempt()));
+  COHORT_RETURN_IF_ERROR(
+      CheckNotNegative("assignment.version", proto.version()));
+  COHORT_RETURN_IF_ERROR(
+      CheckNotNegative("assignment.policy_epoch", proto.policy_epoch()));
+  COHORT_RETURN_IF_ERROR(
+      CheckNotNegative("assignment.data_epoch", proto.data_epoch()));
+  COHORT_RETURN_IF_ERROR(
+      CheckNotNegative("assignment.wait_ms", proto.wait_ms()));
+  COHORT_RETURN_IF_ERROR(FillWork(proto, to));
+  to.sequence = Sequence(proto.sequence());
+  to.attempt = Attempt(proto.attempt());
+  to.version = Version(proto.version());
+  to.policy_epoch = proto.policy_epoch();
+  to.data_epoch = proto.data_epoch();
+  to.global_normalization = proto.global_normalization();
+  to.reason = proto.reason();
+  if (proto.wait_ms() > 0) to.wait = absl::Milliseconds(proto.wait_ms());
+  return to;
+}
+
+void ToProto(const ModelLayout& layout, v1::ModelLayout* proto) {
+  for (const ParameterSpec& from : layout.parameters) {
+    v1::ParameterSpec* to = proto->add_parameters();
+    to->set_name(from.name);
+    to->mutable_shape()->Add(from.shape.begin(), from.shape.end());
+    to->set_trainable(from.trainable);
+    to->set_decay_exempt(from.decay_exempt);
+  }
+  for (const BatchNormSpec& from : layout.batch_norms) {
+    v1::BatchNormSpec* to = proto->add_batch_norms();
+    to->set_name(from.name);
+    to->set_channels(from.channels);
+    to->set_epsilon(from.epsilon);
+    if (from.momentum.has_value()) to->set_momentum(*from.momentum);
+    to->set_affine(from.affine);
+    to->set_track_statistics(from.track_statistics);
+    to->set_convention(from.convention == StatisticsConvention::kPyTorch
+                           ? v1::STATISTICS_CONVENTION_PYTORCH
+                           : v1::STATISTICS_CONVENTION_KERAS);
+  }
+}
+
+absl::StatusOr<ModelLayout> FromProto(const v1::ModelLayout& proto) {
+  ModelLayout layout;
+  layout.parameters.reserve(static_cast<size_t>(proto.parameters_size()));
+  for (const v1::ParameterSpec& from : proto.parameters()) {
+    layout.parameters.push_back(
+        {.name = from.name(),
+         .shape = {from.shape().begin(), from.shape().end()},
+         .trainable = from.trainable(),
+         .decay_exempt = from.decay_exempt()});
+  }
+  layout.batch_norms.reserve(static_cast<size_t>(proto.batch_norms_size()));
+  for (const v1::BatchNormSpec& from : proto.batch_norms()) {
+    COHORT_ASSIGN_OR_RETURN(BatchNormSpec bn, BatchNormFromProto(from));
+    layout.batch_norms.push_back(std::move(bn));
+  }
+  COHORT_RETURN_IF_ERROR(Validate(layout));
+  return layout;
+}
+
+void ToProto(const RunPlan& plan, v1::RunPlan* proto) {
+  proto->set_dataset(plan.dataset);
+  proto->set_dataset_digest(plan.dataset_digest);
+  proto->set_train_samples(plan.train_samples);
+  proto->set_test_samples(plan.test_samples);
+  proto->set_loss_reference(plan.loss_reference);
+}
+
+absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto) {
+  COHORT_RETURN_IF_ERROR(
+      CheckNotNegative("plan.train_samples", proto.train_samples()));
+  COHORT_RETURN_IF_ERROR(
+      CheckNotNegative("plan.test_samples", proto.test_samples()));
+  if (!std::isfinite(proto.loss_reference()) || proto.loss_reference() <= 0) {
+    return Refuse("plan.loss_reference", proto.loss_reference(),
+                  "a finite number above 0");
+  }
+  return RunPlan{.dataset = proto.dataset(),
+                 .dataset_digest = proto.dataset_digest(),
+                 .train_samples = proto.train_samples(),
+                 .test_samples = proto.test_samples(),
+                 .loss_reference = proto.loss_reference()};
+}
+
+void ToProto(absl::Span<const Partition> partitions, PartitionProtos* protos) {
+  for (const Partition& from : partitions) {
+    v1::Partition* to = protos->Add();
+    to->set_trainable(from.trainable);
+    for (const Slice& slice : from.slices) {
+      v1::Slice* piece = to->add_slices();
+      piece->set_parameter(slice.parameter);
+      piece->set_offset_elements(slice.offset);
+      piece->set_count_elements(slice.count);
+    }
+  }
+}
+
+absl::StatusOr<std::vector<Partition>> FromProto(const PartitionProtos& protos,
+                                                 const ModelLayout& layout) {
+  int64_t wanted = 0;
+  for (const ParameterSpec& p : layout.parameters) wanted += ElementCount(p);
+  std::vector<Partition> partitions;
+  partitions.reserve(static_cast<size_t>(protos.size()));
+  int64_t seen = 0;
+  for (const v1::Partition& from : protos) {
+    Partition to;
+    to.trainable = from.trainable();
+    for (const v1::Slice& slice : from.slices()) {
+      COHORT_RETURN_IF_ERROR(CheckSlice(slice, layout));
+      to.slices.push_back({.parameter = slice.parameter(),
+                           .offset = slice.offset_elements(),
+                           .count = slice.count_elements()});
+      to.elements += slice.count_elements();
+      seen += slice.count_elements();
+      // Checked at once, so that no number of slices can overflow the sum.
+      if (seen > wanted) {
+        return Refuse("partitions", "overlapping slices",
+                      absl::StrCat(wanted, " elements, each once"));
+      }
+    }
+    partitions.push_back(std::move(to));
+  }
+  if (seen != wanted) {
+    return Refuse("partitions", absl::StrCat(seen, " elements"),
+                  absl::StrCat(wanted));
+  }
+  return partitions;
+}
+
+void ToProto(absl::Span<const LayerStatistics> statistics,
+             StatisticsProtos* protos) {
+  for (size_t layer = 0; layer < statistics.size(); ++layer) {
+    const LayerStatistics& from = statistics[layer];
+    v1::MovingStatistics* to = protos->Add();
+    to->set_layer(static_cast<int32_t>(layer));
+    to->mutable_mean()->Add(from.mean.begin(), from.mean.end());
+    to->mutable_variance()->Add(from.variance.begin(), from.variance.end());
+    to->set_num_batches_tracked(from.num_batches_tracked);
+  }
+}
+
+absl::StatusOr<std::vector<LayerStatistics>> FromProto(
+    const StatisticsProtos& protos, const ModelLayout& layout) {
+  if (protos.empty()) return std::vector<LayerStatistics>();
+  const size_t layers = layout.batch_norms.size();
+  if (static_cast<size_t>(protos.size()) != layers) {
+    return Refuse("statistics", absl::StrCat(protos.size(), " layers"),
+                  absl::StrCat(layers));
+  }
+  std::vector<LayerStatistics> statistics(layers);
+  std::vector<bool> seen(layers, false);
+  for (const v1::MovingStatistics& from : protos) {
+    const auto layer = static_cast<size_t>(from.layer());
+    if (from.layer() < 0 || layer >= layers || seen[layer]) {
+      return Refuse("statistics.layer", from.layer(),
+                    absl::StrCat("each index below ", layers, " once"));
+    }
+    seen[layer] = true;
+    COHORT_ASSIGN_OR_RETURN(statistics[layer],
+                            LayerFromProto(from, layout.batch_norms[layer]));
+  }
+  return statistics;
+}
+
+}  // namespace cohort

@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "cohort/v1/membership.pb.h"
+#include "cohort/v1/moments.pb.h"
+#include "cohort/v1/parameters.pb.h"
+#include "cohort/v1/types.pb.h"
+#include "common/assignment.h"
+#include "common/byte_rope.h"
+#include "common/model_layout.h"
+
+// Domain types to and from the generated ones. Generated types stop here and
+// in the two gRPC adapters.
+//
+// ToProto writes every field of `proto`, which must be empty. FromProto checks
+// all it can without knowing the run. Errors of every FromProto:
+// InvalidArgument naming the field, the value seen and the value wanted.
+namespace cohort {
+
+using PartitionProtos = google::protobuf::RepeatedPtrField<v1::Partition>;
+using StatisticsProtos =
+    google::protobuf::RepeatedPtrField<v1::MovingStatistics>;
+
+void ToProto(const Sender& sender, v1::Sender* proto);
+absl::StatusOr<Sender> FromProto(const v1::Sender& proto);
+
+// A finite wait below one millisecond becomes 1 ms: 0 means unbounded.
+void ToProto(const Assignment& assignment, v1::Assignment* proto);
+absl::StatusOr<Assignment> FromProto(const v1::Assignment& proto);
+
+void ToProto(const ModelLayout& layout, v1::ModelLayout* proto);
+// Also errors as Validate(ModelLayout) does.
+absl::StatusOr<ModelLayout> FromProto(const v1::ModelLayout& proto);
+
+void ToProto(const RunPlan& plan, v1::RunPlan* proto);
+absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto);
+
+void ToProto(absl::Span<const Partition> partitions, PartitionProtos* protos);
+// Also checks that the slices lie inside the parameters of `layout` and hold
+// as many elements as it has.
+absl::StatusOr<std::vector<Partition>> FromProto(const PartitionProtos& protos,
+                                                 const ModelLayout& layout);
+
+void ToProto(absl::Span<const LayerStatistics> statistics,
+             StatisticsProtos* protos);
+// None, or exactly one entry a layer of `layout`, in any order.
+absl::StatusOr<std::vector<LayerStatistics>> FromProto(
+    const StatisticsProtos& protos, const ModelLayout& layout);
+
+void ToProto(const PushKey& key, v1::PushKey* proto);
+absl::StatusOr<PushKey> FromProto(const v1::PushKey& proto);
+
+void ToProto(const PushOpening& opening, v1::PushOpening* proto);
+absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto);
+
+void ToProto(const CallMoments& call, v1::CallMoments* proto);
+absl::StatusOr<CallMoments> FromProto(const v1::CallMoments& proto);
+
+void ToProto(const PushClosing& closing, v1::PushClosing* proto);
+// The moments must be ascending by (layer, call). The loss may be anything: a
+// diverged run is reported, not refused.
+absl::StatusOr<PushClosing> FromProto(const v1::PushClosing& proto);
+
+// `weights_partitions` has no place in PushVerdict: callers of FromProto read
+// it from the message, where it has been checked to be non-negative.
+void ToProto(const PushVerdict& verdict, int32_t weights_partitions,
+             v1::PushVerdict* proto);
+absl::StatusOr<PushVerdict> FromProto(const v1::PushVerdict& proto);
+
+void ToProto(const ReduceKey& key, v1::ReduceKey* proto);
+absl::StatusOr<ReduceKey> FromProto(const v1::ReduceKey& proto);
+
+// Writes the counts of `proto`; sender and sequence are left alone.
+void ToProto(const EvaluationSums& sums, v1::ReportRequest* proto);
+absl::StatusOr<EvaluationSums> FromProto(const v1::ReportRequest& proto);
+
+// `first`, then `second`, as little-endian float64; replaces `bytes`. Both
+// must have one length (a caller bug otherwise).
+void EncodeMoments(const Moments& moments, std::string* bytes);
+// Errors: InvalidArgument if the length is no multiple of 16, the count is
+//   negative, or a forward M2 is negative. NaN passes: the rule for it is the
+//   server's.
+absl::StatusOr<Moments> DecodeMoments(ReducePhase phase, int64_t count,
+                                      absl::string_view bytes);
+
+// What a message says about its payload.
+struct PayloadInfo {
+  v1::Encoding encoding = v1::ENCODING_UNSPECIFIED;
+  bool has_checksum = false;
+  uint64_t checksum = 0;
+};
+
+// Errors: InvalidArgument if the encoding is not float32 or the payload does
+//   not hold `elements` floats; DataLoss if the checksum differs.
+absl::Status CheckPayload(const PayloadInfo& info, const ByteRope& payload,
+                          int64_t elements);
+
+// The same for any message with `encoding` and `xxh3`.
+template <typename Message>
+absl::Status CheckPayload(const Message& message, const ByteRope& payload,
+                          int64_t elements) {
+  return CheckPayload(PayloadInfo{.encoding = message.encoding(),
+                                  .has_checksum = message.has_xxh3(),
+                                  .checksum = message.xxh3()},
+                      payload, elements);
+}
+
+// Declares float32 with a checksum for `payload`, read by CheckPayload.
+template <typename Message>
+void DescribePayload(const ByteRope& payload, Message* message) {
+  message->set_encoding(v1::ENCODING_FLOAT32);
+  message->set_xxh3(payload.Checksum());
+}
+
+}  // namespace cohort

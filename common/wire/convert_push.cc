@@ -1,0 +1,296 @@
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "common/wire/convert.h"
+#include "common/wire/field_checks.h"
+
+namespace cohort {
+namespace {
+
+using wire_internal::CheckNotNegative;
+using wire_internal::CheckWeight;
+using wire_internal::Refuse;
+
+static_assert(std::endian::native == std::endian::little,
+              "tensors travel as little-endian and are not swapped here");
+
+v1::Verdict VerdictToProto(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kApplied:
+      return v1::VERDICT_APPLIED;
+    case Verdict::kDamped:
+      return v1::VERDICT_DAMPED;
+    case Verdict::kSkipped:
+      return v1::VERDICT_SKIPPED;
+    case Verdict::kDropped:
+      return v1::VERDICT_DROPPED;
+    case Verdict::kRejectedNonfinite:
+      return v1::VERDICT_REJECTED_NONFINITE;
+  }
+  return v1::VERDICT_UNSPECIFIED;
+}
+
+absl::StatusOr<Verdict> VerdictFromProto(v1::Verdict verdict) {
+  switch (verdict) {
+    case v1::VERDICT_APPLIED:
+      return Verdict::kApplied;
+    case v1::VERDICT_DAMPED:
+      return Verdict::kDamped;
+    case v1::VERDICT_SKIPPED:
+      return Verdict::kSkipped;
+    case v1::VERDICT_DROPPED:
+      return Verdict::kDropped;
+    case v1::VERDICT_REJECTED_NONFINITE:
+      return Verdict::kRejectedNonfinite;
+    default:
+      return Refuse("verdict", static_cast<int>(verdict), "a known verdict");
+  }
+}
+
+absl::Status CheckSecondMoments(const std::vector<double>& m2) {
+  for (double value : m2) {
+    if (value < 0) return Refuse("m2", value, "at least 0");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLabels(int64_t correct, int64_t labels) {
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("correct", correct));
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("labels", labels));
+  if (correct > labels) {
+    return Refuse("correct", correct,
+                  absl::StrCat("at most the ", labels, " labels"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void ToProto(const PushKey& key, v1::PushKey* proto) {
+  proto->set_sequence(key.sequence.value());
+  proto->set_attempt(key.attempt.value());
+}
+
+absl::StatusOr<PushKey> FromProto(const v1::PushKey& proto) {
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("key.sequence", proto.sequence()));
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("key.attempt", proto.attempt()));
+  return PushKey{.sequence = Sequence(proto.sequence()),
+                 .attempt = Attempt(proto.attempt())};
+}
+
+void ToProto(const PushOpening& opening, v1::PushOpening* proto) {
+  proto->set_samples(opening.samples);
+  proto->set_loss_weight(opening.loss_weight);
+}
+
+absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("opening.samples", proto.samples()));
+  COHORT_RETURN_IF_ERROR(
+      CheckWeight("opening.loss_weight", proto.loss_weight()));
+  return PushOpening{.samples = proto.samples(),
+                     .loss_weight = proto.loss_weight()};
+}
+
+void ToProto(const CallMoments& call, v1::CallMoments* proto) {
+  const Moments& moments = call.moments;
+  proto->set_layer(call.layer);
+  proto->set_call(call.call);
+  proto->set_count(moments.count);
+  proto->mutable_mean()->Add(moments.first.begin(), moments.first.end());
+  proto->mutable_m2()->Add(moments.second.begin(), moments.second.end());
+}
+
+absl::StatusOr<CallMoments> FromProto(const v1::CallMoments& proto) {
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("moments.layer", proto.layer()));
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("moments.call", proto.call()));
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("moments.count", proto.count()));
+  if (proto.m2_size() != proto.mean_size()) {
+    return Refuse("moments.m2", absl::StrCat(proto.m2_size(), " channels"),
+                  absl::StrCat(proto.mean_size()));
+  }
+  CallMoments to;
+  to.layer = proto.layer();
+  to.call = proto.call();
+  to.moments = {.count = proto.count(),
+                .first = {proto.mean().begin(), proto.mean().end()},
+                .second = {proto.m2().begin(), proto.m2().end()}};
+  COHORT_RETURN_IF_ERROR(CheckSecondMoments(to.moments.second));
+  return to;
+}
+
+void ToProto(const PushClosing& closing, v1::PushClosing* proto) {
+  proto->set_loss_sum(closing.loss_sum);
+  proto->set_correct(closing.correct);
+  proto->set_labels(closing.labels);
+  proto->mutable_batch_norm_calls()->Add(closing.batch_norm_calls.begin(),
+                                         closing.batch_norm_calls.end());
+  for (const CallMoments& call : closing.moments) {
+    ToProto(call, proto->add_moments());
+  }
+}
+
+absl::StatusOr<PushClosing> FromProto(const v1::PushClosing& proto) {
+  COHORT_RETURN_IF_ERROR(CheckLabels(proto.correct(), proto.labels()));
+  PushClosing to;
+  to.loss_sum = proto.loss_sum();
+  to.correct = proto.correct();
+  to.labels = proto.labels();
+  for (int32_t calls : proto.batch_norm_calls()) {
+    COHORT_RETURN_IF_ERROR(CheckNotNegative("closing.batch_norm_calls", calls));
+    to.batch_norm_calls.push_back(calls);
+  }
+  to.moments.reserve(static_cast<size_t>(proto.moments_size()));
+  for (const v1::CallMoments& from : proto.moments()) {
+    COHORT_ASSIGN_OR_RETURN(CallMoments call, FromProto(from));
+    if (!to.moments.empty()) {
+      const CallMoments& last = to.moments.back();
+      if (std::tie(last.layer, last.call) >= std::tie(call.layer, call.call)) {
+        return Refuse(
+            "closing.moments",
+            absl::StrCat("call ", call.call, " of layer ", call.layer,
+                         " after call ", last.call, " of layer ", last.layer),
+            "ascending layers and calls");
+      }
+    }
+    to.moments.push_back(std::move(call));
+  }
+  return to;
+}
+
+void ToProto(const PushVerdict& verdict, int32_t weights_partitions,
+             v1::PushVerdict* proto) {
+  proto->set_verdict(VerdictToProto(verdict.verdict));
+  proto->set_duplicate(verdict.duplicate);
+  proto->set_version(verdict.version.value());
+  proto->set_staleness_versions(verdict.staleness_versions);
+  proto->set_weight(verdict.weight);
+  proto->set_reason(verdict.reason);
+  proto->set_weights_partitions(weights_partitions);
+  ToProto(verdict.next, proto->mutable_next());
+}
+
+absl::StatusOr<PushVerdict> FromProto(const v1::PushVerdict& proto) {
+  PushVerdict to;
+  COHORT_ASSIGN_OR_RETURN(to.verdict, VerdictFromProto(proto.verdict()));
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("verdict.version", proto.version()));
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("verdict.staleness_versions",
+                                          proto.staleness_versions()));
+  COHORT_RETURN_IF_ERROR(CheckWeight("verdict.weight", proto.weight()));
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("verdict.weights_partitions",
+                                          proto.weights_partitions()));
+  COHORT_ASSIGN_OR_RETURN(to.next, FromProto(proto.next()));
+  to.duplicate = proto.duplicate();
+  to.version = Version(proto.version());
+  to.staleness_versions = proto.staleness_versions();
+  to.weight = proto.weight();
+  to.reason = proto.reason();
+  return to;
+}
+
+void ToProto(const ReduceKey& key, v1::ReduceKey* proto) {
+  proto->set_step(key.step.value());
+  proto->set_attempt(key.attempt.value());
+  proto->set_layer(key.layer);
+  proto->set_call(key.call);
+  proto->set_phase(key.phase == ReducePhase::kForward
+                       ? v1::REDUCE_PHASE_FORWARD
+                       : v1::REDUCE_PHASE_BACKWARD);
+}
+
+absl::StatusOr<ReduceKey> FromProto(const v1::ReduceKey& proto) {
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("key.step", proto.step()));
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("key.attempt", proto.attempt()));
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("key.layer", proto.layer()));
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("key.call", proto.call()));
+  if (proto.phase() != v1::REDUCE_PHASE_FORWARD &&
+      proto.phase() != v1::REDUCE_PHASE_BACKWARD) {
+    return Refuse("key.phase", static_cast<int>(proto.phase()),
+                  "forward or backward");
+  }
+  return ReduceKey{.step = Version(proto.step()),
+                   .attempt = Attempt(proto.attempt()),
+                   .layer = proto.layer(),
+                   .call = proto.call(),
+                   .phase = proto.phase() == v1::REDUCE_PHASE_FORWARD
+                                ? ReducePhase::kForward
+                                : ReducePhase::kBackward};
+}
+
+void ToProto(const EvaluationSums& sums, v1::ReportRequest* proto) {
+  proto->set_samples(sums.samples);
+  proto->set_loss_sum(sums.loss_sum);
+  proto->set_loss_weight(sums.loss_weight);
+  proto->set_correct(sums.correct);
+  proto->set_labels(sums.labels);
+}
+
+absl::StatusOr<EvaluationSums> FromProto(const v1::ReportRequest& proto) {
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("samples", proto.samples()));
+  COHORT_RETURN_IF_ERROR(CheckWeight("loss_weight", proto.loss_weight()));
+  COHORT_RETURN_IF_ERROR(CheckLabels(proto.correct(), proto.labels()));
+  return EvaluationSums{.samples = proto.samples(),
+                        .loss_sum = proto.loss_sum(),
+                        .loss_weight = proto.loss_weight(),
+                        .correct = proto.correct(),
+                        .labels = proto.labels()};
+}
+
+void EncodeMoments(const Moments& moments, std::string* bytes) {
+  COHORT_CHECK(moments.first.size() == moments.second.size(),
+               absl::StrCat("got ", moments.first.size(), " and ",
+                            moments.second.size(), " channels"));
+  const size_t half = moments.first.size() * sizeof(double);
+  bytes->resize(2 * half);
+  if (half == 0) return;
+  std::memcpy(bytes->data(), moments.first.data(), half);
+  std::memcpy(bytes->data() + half, moments.second.data(), half);
+}
+
+absl::StatusOr<Moments> DecodeMoments(ReducePhase phase, int64_t count,
+                                      absl::string_view bytes) {
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("count", count));
+  if (bytes.size() % (2 * sizeof(double)) != 0) {
+    return Refuse("values", absl::StrCat(bytes.size(), " bytes"),
+                  "two float64 a channel");
+  }
+  const size_t half = bytes.size() / 2;
+  const size_t channels = half / sizeof(double);
+  Moments moments{.count = count,
+                  .first = std::vector<double>(channels),
+                  .second = std::vector<double>(channels)};
+  if (channels > 0) {
+    std::memcpy(moments.first.data(), bytes.data(), half);
+    std::memcpy(moments.second.data(), bytes.data() + half, half);
+  }
+  if (phase == ReducePhase::kForward) {
+    COHORT_RETURN_IF_ERROR(CheckSecondMoments(moments.second));
+  }
+  return moments;
+}
+
+absl::Status CheckPayload(const PayloadInfo& info, const ByteRope& payload,
+                          int64_t elements) {
+  if (info.encoding != v1::ENCODING_FLOAT32) {
+    return Refuse("encoding", static_cast<int>(info.encoding), "float32");
+  }
+  const int64_t wanted = elements * static_cast<int64_t>(sizeof(float));
+  if (payload.size_bytes() != wanted) {
+    return Refuse("payload", absl::StrCat(payload.size_bytes(), " bytes"),
+                  absl::StrCat(wanted));
+  }
+  if (!info.has_checksum) return absl::OkStatus();
+  const uint64_t seen = payload.Checksum();
+  if (seen != info.checksum) {
+    return absl::DataLossError(absl::StrCat("payload: got checksum ",
+                                            absl::Hex(seen), ", want ",
+                                            absl::Hex(info.checksum)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

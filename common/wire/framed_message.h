@@ -1,0 +1,95 @@
+#pragma once
+
+#include <google/protobuf/message_lite.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include <climits>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/byte_rope.h"
+#include "common/check.h"
+
+// Messages that end in `bytes payload = 15`, without copying the payload.
+//
+// On the wire such a message is plain protobuf, so any gRPC client can speak
+// it. Ours writes the other fields first and the payload last, as slices that
+// reference the memory the tensor lives in; the receiver keeps the payload in
+// the slices it arrived in.
+namespace cohort {
+
+// Field number of the payload in every framed message.
+inline constexpr int kPayloadField = 15;
+
+// A received message: its fields except `payload`, which is moved out.
+template <typename Header>
+struct FramedMessage {
+  Header header;
+  ByteRope payload;
+};
+
+// Appends `payload` as field 15 to the serialised `header`. Payload memory is
+// referenced, and its owners are held, until gRPC has sent it.
+grpc::ByteBuffer EncodeFrame(const google::protobuf::MessageLite& header,
+                             const ByteRope& payload);
+
+// The bytes of a received message, cut in two.
+struct FrameParts {
+  // Serialised fields before the payload; the whole message if it could not
+  // be cut.
+  absl::string_view header;
+  // Pieces of the received slices.
+  ByteRope payload;
+  // False: the payload is not the last field, or unknown groups are present.
+  // An ordinary parse of `header` then finds the payload inside.
+  bool separated = false;
+  // Keeps what `header` refers to alive.
+  std::shared_ptr<const void> owner;
+};
+
+// Errors: InvalidArgument if the bytes are not protobuf.
+absl::StatusOr<FrameParts> SplitFrame(const grpc::ByteBuffer& message);
+
+// Encodes `header`, whose own `payload` field must be empty.
+template <typename Header>
+grpc::ByteBuffer EncodeFramed(const Header& header, const ByteRope& payload) {
+  static_assert(Header::kPayloadFieldNumber == kPayloadField);
+  COHORT_CHECK(header.payload().empty(), "the payload would be sent twice");
+  return EncodeFrame(header, payload);
+}
+
+// Errors: InvalidArgument if the bytes are no message of this type.
+template <typename Header>
+absl::StatusOr<FramedMessage<Header>> DecodeFramed(
+    const grpc::ByteBuffer& message) {
+  static_assert(Header::kPayloadFieldNumber == kPayloadField);
+  absl::StatusOr<FrameParts> parts = SplitFrame(message);
+  if (!parts.ok()) return std::move(parts).status();
+  FramedMessage<Header> framed;
+  if (parts->header.size() > INT_MAX ||
+      !framed.header.ParseFromArray(parts->header.data(),
+                                    static_cast<int>(parts->header.size()))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("got ", message.Length(), " bytes that are no ",
+                     framed.header.GetTypeName()));
+  }
+  if (parts->separated) {
+    framed.payload = std::move(parts->payload);
+  } else if (!framed.header.payload().empty()) {
+    auto bytes = std::make_shared<const std::string>(
+        std::move(*framed.header.mutable_payload()));
+    framed.payload = ByteRope(
+        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(bytes->data()),
+                            bytes->size()),
+        bytes);
+    framed.header.clear_payload();
+  }
+  return framed;
+}
+
+}  // namespace cohort

@@ -1,0 +1,91 @@
+// Loads, stores and conversions shared by the CPU kernels. Included once for
+// every instruction set of a translation unit, hence Highway's toggled guard
+// in place of `#pragma once`.
+#if defined(COHORT_KERNELS_CPU_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef COHORT_KERNELS_CPU_LANES_INL_H_
+#undef COHORT_KERNELS_CPU_LANES_INL_H_
+#else
+#define COHORT_KERNELS_CPU_LANES_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cohort::kernels::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// All arithmetic on activations is float64: the memory is the bottleneck, and
+// x - mean is then exact enough for any mean (float32 has an ulp of 1e-3 at
+// 1e4).
+using WideTag = hn::ScalableTag<double>;
+using Wide = hn::Vec<WideTag>;
+// As many float32 as a vector holds float64.
+using NarrowTag = hn::Rebind<float, WideTag>;
+using Narrow = hn::Vec<NarrowTag>;
+
+HWY_INLINE int64_t LaneCount() {
+  return static_cast<int64_t>(hn::Lanes(WideTag()));
+}
+
+HWY_INLINE Wide LoadWide(const double* from) {
+  return hn::LoadU(WideTag(), from);
+}
+
+HWY_INLINE Wide LoadWide(const float* from) {
+  return hn::PromoteTo(WideTag(), hn::LoadU(NarrowTag(), from));
+}
+
+// Rounds to nearest; what exceeds float32 becomes infinite.
+HWY_INLINE Narrow RoundToFloat(Wide value) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  // Highway saturates on these targets, which would hide an overflow.
+  double wide[hn::MaxLanes(WideTag())];
+  float narrow[hn::MaxLanes(WideTag())];
+  hn::StoreU(value, WideTag(), wide);
+  for (size_t i = 0; i < hn::Lanes(WideTag()); ++i) {
+    narrow[i] = static_cast<float>(wide[i]);
+  }
+  return hn::LoadU(NarrowTag(), narrow);
+#else
+  return hn::DemoteTo(NarrowTag(), value);
+#endif
+}
+
+HWY_INLINE void StoreWide(Wide value, double* to) {
+  hn::StoreU(value, WideTag(), to);
+}
+
+HWY_INLINE void StoreWide(Wide value, float* to) {
+  hn::StoreU(RoundToFloat(value), NarrowTag(), to);
+}
+
+// Reads float32 from an address of any alignment. Through bytes, as a
+// misaligned `const float*` is undefined even where the load is not.
+HWY_INLINE Wide LoadUnalignedFloats(const std::byte* from) {
+#if HWY_TARGET == HWY_SCALAR
+  float value;
+  std::memcpy(&value, from, sizeof(value));
+  return hn::Set(WideTag(), static_cast<double>(value));
+#else
+  const hn::Repartition<uint8_t, NarrowTag> bytes;
+  const auto raw = hn::LoadU(bytes, reinterpret_cast<const uint8_t*>(from));
+  return hn::PromoteTo(WideTag(), hn::BitCast(NarrowTag(), raw));
+#endif
+}
+
+HWY_INLINE double SumOfLanes(Wide value) {
+  return hn::GetLane(hn::SumOfLanes(WideTag(), value));
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace cohort::kernels::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // COHORT_KERNELS_CPU_LANES_INL_H_

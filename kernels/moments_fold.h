@@ -1,0 +1,23 @@
+#pragma once
+
+#include "absl/types/span.h"
+#include "common/assignment.h"
+
+namespace cohort::kernels {
+
+// Moments of the concatenated batch, from (count, mean, M2) of its parts.
+//
+// Shapes: all parts have [channels] in both vectors, parts with count 0 too;
+//   so has the answer. No parts: count 0 and empty vectors.
+// Order: as given (ranks ascending), in float64: same parts, same bits.
+// Parts with count 0 are skipped; if all are, the answer is zeros. A NaN or
+// infinity stays in its channel.
+// Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm
+//   for computing sample variances", 1979, equation 2.1.
+Moments FoldForward(absl::Span<const Moments* const> in_rank_order);
+
+// Sums of the backward pass over all parts: counts and both vectors are added
+// in the order given. Shapes as above.
+Moments FoldBackward(absl::Span<const Moments* const> in_rank_order);
+
+}  // namespace cohort::kernels

@@ -1,0 +1,562 @@
+#include "server/core/coordinator.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "server/core/optimizer/schedule.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kUnbounded = absl::InfiniteDuration();
+
+std::string Ranks(const std::vector<Rank>& ranks) {
+  return absl::StrCat(
+      ranks.size() == 1 ? "worker " : "workers ",
+      absl::StrJoin(ranks, ", ", [](std::string* out, Rank rank) {
+        absl::StrAppend(out, rank.value());
+      }));
+}
+
+std::string Seconds(absl::Duration duration) {
+  return absl::StrCat(absl::ToInt64Milliseconds(duration) / 100 / 10.0, " s");
+}
+
+absl::Status ValidatePlan(const RunPlan& plan) {
+  if (plan.train_samples < 1 || plan.test_samples < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "run plan: got ", plan.train_samples, " train and ", plan.test_samples,
+        " test samples, want at least 1 and 0"));
+  }
+  if (!(plan.loss_reference > 0) || !std::isfinite(plan.loss_reference)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("run plan: got loss reference ", plan.loss_reference,
+                     ", want a finite number above 0"));
+  }
+  return absl::OkStatus();
+}
+
+uint64_t ChecksumOf(const SharedFloats& floats) {
+  return RopeOf(floats).Checksum();
+}
+
+SharedFloats Zeros(int64_t elements) {
+  auto buffer = std::make_shared<FloatBuffer>(elements);
+  std::fill_n(buffer->data(), elements, 0.0f);
+  return buffer;
+}
+
+}  // namespace
+
+Coordinator::Coordinator(const CoordinatorOptions& options,
+                         const RunState* restored)
+    : options_(options),
+      policy_(Resolve(options.policy)),
+      aggregation_(MakeAggregationPolicy(policy_.aggregation)),
+      ranks_(options.workers),
+      next_incarnation_(options.first_incarnation),
+      decided_(static_cast<size_t>(options.workers)) {
+  for (const char* name :
+       {"pushes_applied", "pushes_skipped", "pushes_duplicate",
+        "pushes_rejected_nonfinite", "replay_mismatches", "steps_aborted",
+        "workers_lost"}) {
+    counters_[name] = 0;
+  }
+  if (restored == nullptr) return;
+  model_ = restored->model;
+  current_ = restored->snapshot;
+  statistics_ =
+      MovingStatistics(policy_.statistics, model_->layout.batch_norms);
+  for (const Partition& p : model_->partitions) {
+    if (p.trainable) ++trainable_partitions_;
+  }
+  samples_ = restored->samples;
+  policy_epoch_ = restored->policy_epoch;
+  next_incarnation_ = std::max(next_incarnation_, restored->next_incarnation);
+  cursor_ = DataCursor(model_->plan.train_samples, options_.epochs);
+  cursor_.Restore(restored->data_epoch, restored->cursor);
+  std::vector<DataCursor::Piece> open;
+  for (const RunState::Range& r : restored->reissue) {
+    open.push_back({.epoch = r.epoch, .range = r.range});
+  }
+  cursor_.RestoreOpen(open);
+  for (Worker& worker : ranks_.all()) {
+    const auto at = static_cast<size_t>(worker.rank.value());
+    if (at < restored->next_sequences.size()) {
+      worker.next_sequence = restored->next_sequences[at];
+    }
+    if (at < restored->batch_sizes.size()) {
+      worker.batch_size = restored->batch_sizes[at];
+    }
+  }
+  // The evaluation of an epoch that ended with this version was lost with
+  // the old process.
+  if (restored->cursor == 0 && restored->data_epoch > 0 && open.empty()) {
+    evaluations_.Start(current_, restored->data_epoch,
+                       model_->plan.test_samples, options_.workers);
+  }
+}
+
+absl::StatusOr<Worker*> Coordinator::Check(const Sender& sender, Instant now) {
+  if (sender.run_id != options_.run_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("got run ", sender.run_id, ", want ", options_.run_id,
+                     ": this server holds another run"));
+  }
+  if (!ranks_.Contains(sender.rank)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("got rank ", sender.rank.value(), ", want 0 to ",
+                     ranks_.size() - 1));
+  }
+  Worker& worker = ranks_[sender.rank];
+  if (worker.incarnation != sender.incarnation ||
+      worker.state == Worker::State::kVacant) {
+    return absl::AbortedError(absl::StrCat(
+        "rank ", sender.rank.value(), ": incarnation ",
+        sender.incarnation.value(), " is over; join again"));
+  }
+  worker.last_heard = now;
+  worker.last_progress = now;
+  return &worker;
+}
+
+absl::Status Coordinator::RequireRegistered(const Worker& worker) const {
+  if (model_ != nullptr && worker.registered) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rank ", worker.rank.value(), " has not registered its model"));
+}
+
+absl::StatusOr<RegisterAnswer> Coordinator::BeginRegister(
+    const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
+    Instant now, Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
+  COHORT_RETURN_IF_ERROR(Validate(layout));
+  COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
+  if (model_ == nullptr) {
+    return RegisterAnswer{
+        .partitions = MakePartitions(layout, options_.partition_bytes),
+        .send_values = true,
+        .loss_reference = plan.loss_reference};
+  }
+  COHORT_RETURN_IF_ERROR(CheckSameLayout(layout, model_->layout));
+  COHORT_RETURN_IF_ERROR(CheckSamePlan(plan, model_->plan));
+  worker->registered = true;
+  worker->waiting = true;
+  Advance(now, out);
+  if (worker->waiting && !ended_) {
+    out.push_back(effect::Notify{.session = worker->session,
+                                 .assignment = WaitAssignment(*worker, now)});
+  }
+  return RegisterAnswer{.partitions = model_->partitions,
+                        .send_values = false,
+                        .loss_reference = model_->plan.loss_reference};
+}
+
+absl::Status Coordinator::FinishRegister(
+    const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
+    std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics,
+    Instant now, Effects& out) {
+  if (model_ == nullptr) {
+    COHORT_RETURN_IF_ERROR(Check(sender, now).status());
+    COHORT_RETURN_IF_ERROR(Validate(layout));
+    COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
+    Install(layout, plan, std::move(values), std::move(statistics));
+    out.push_back(effect::Log{
+        .text = absl::StrCat("rank ", sender.rank.value(),
+                             " registered the model: ",
+                             layout.parameters.size(), " parameters, ",
+                             layout.batch_norms.size(),
+                             " batch-norm layers, data set ", plan.dataset)});
+  }
+  return BeginRegister(sender, layout, plan, now, out).status();
+}
+
+void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
+                          std::vector<SharedFloats> values,
+                          std::vector<LayerStatistics> statistics) {
+  auto model = std::make_shared<RegisteredModel>();
+  model->layout = layout;
+  model->plan = plan;
+  model->partitions = MakePartitions(layout, options_.partition_bytes);
+  COHORT_CHECK(values.size() == model->partitions.size(),
+               absl::StrCat("got ", values.size(), " partitions"));
+
+  auto snapshot = std::make_shared<ModelSnapshot>();
+  for (size_t i = 0; i < values.size(); ++i) {
+    const Partition& partition = model->partitions[i];
+    COHORT_CHECK(values[i]->size() == partition.elements, "partition size");
+    const bool moves =
+        partition.trainable && options_.optimizer.uses_momentum();
+    snapshot->checksums.push_back(ChecksumOf(values[i]));
+    snapshot->velocities.push_back(moves ? Zeros(partition.elements)
+                                         : nullptr);
+    if (partition.trainable) ++trainable_partitions_;
+  }
+  snapshot->weights = std::move(values);
+  if (statistics.empty()) statistics = InitialStatistics(layout);
+  snapshot->statistics = std::make_shared<const std::vector<LayerStatistics>>(
+      std::move(statistics));
+  model_ = std::move(model);
+  current_ = std::move(snapshot);
+  cursor_ = DataCursor(plan.train_samples, options_.epochs);
+  statistics_ = MovingStatistics(policy_.statistics, layout.batch_norms);
+}
+
+bool Coordinator::ReadyToStart() const {
+  return model_ != nullptr &&
+         static_cast<int32_t>(ranks_.Usable().size()) == ranks_.size();
+}
+
+void Coordinator::Advance(Instant now, Effects& out) {
+  if (ended_) return;
+  if (!started_) {
+    if (!ReadyToStart()) return;
+    started_ = true;
+    out.push_back(effect::Log{
+        .text = absl::StrCat("all ", ranks_.size(),
+                             " workers are registered; training starts at "
+                             "version ",
+                             current_->version.value(), ": ",
+                             PolicyText(policy_))});
+  }
+  if (sync() && !round_.has_value()) StartStep(Attempt(0));
+  if (!sync()) ApplyNext(now, out);
+  if (ended_) return;
+  if (TrainingDone() && evaluations_.empty()) {
+    End(draining_ ? RunOutcome::kDrained : RunOutcome::kFinished,
+        draining_ ? drain_reason_
+                  : absl::StrCat("all ", options_.epochs, " epochs are done"),
+        out);
+    return;
+  }
+  NotifyWaiting(now, out);
+}
+
+bool Coordinator::TrainingDone() const {
+  const bool no_more = draining_ || cursor_.exhausted();
+  if (sync()) return no_more && !round_.has_value();
+  return no_more && pieces_.empty() && arrivals_.empty() &&
+         !applying_.has_value();
+}
+
+void Coordinator::NotifyWaiting(Instant now, Effects& out) {
+  for (Worker& worker : ranks_.all()) {
+    if (!worker.waiting || !worker.usable()) continue;
+    Assignment next = NextFor(worker, now);
+    if (next.kind == AssignmentKind::kWait) continue;
+    out.push_back(effect::Notify{.session = worker.session,
+                                 .assignment = std::move(next)});
+  }
+}
+
+Assignment Coordinator::NextFor(Worker& worker, Instant now) {
+  worker.waiting = false;
+  worker.last_progress = now;
+  if (ended_) return FinishedAssignment();
+  if (started_ && worker.registered) {
+    if (worker.outstanding.has_value()) return *worker.outstanding;
+    std::optional<Assignment> next = NextShard(worker);
+    if (!next.has_value()) next = NextTraining(worker);
+    if (next.has_value()) {
+      worker.outstanding = next;
+      return *next;
+    }
+  }
+  worker.waiting = true;
+  return WaitAssignment(worker, now);
+}
+
+std::optional<Assignment> Coordinator::NextShard(Worker& worker) {
+  worker.shard = evaluations_.Take();
+  if (!worker.shard.has_value()) return std::nullopt;
+  Assignment next{.kind = AssignmentKind::kEvaluate,
+                  .sequence = worker.next_sequence,
+                  .version = worker.shard->version,
+                  .policy_epoch = policy_epoch_,
+                  .range = worker.shard->range,
+                  .split = DataSplit::kTest};
+  worker.next_sequence = worker.next_sequence.Next();
+  return next;
+}
+
+std::optional<Assignment> Coordinator::NextTraining(Worker& worker) {
+  Assignment next{.kind = AssignmentKind::kTrain,
+                  .sequence = worker.next_sequence,
+                  .version = current_->version,
+                  .policy_epoch = policy_epoch_,
+                  .global_normalization = global()};
+  if (sync()) {
+    if (!round_.has_value() || !IsMember(worker.rank)) return std::nullopt;
+    if (!round_->issued.insert(worker.rank).second) return std::nullopt;
+    const auto at =
+        std::find(round_->members.begin(), round_->members.end(), worker.rank) -
+        round_->members.begin();
+    next.attempt = round_->attempt;
+    next.members = round_->members;
+    next.data_epoch = round_->cut.epoch;
+    next.range = round_->cut.ranges[static_cast<size_t>(at)];
+  } else {
+    if (draining_) return std::nullopt;
+    const std::optional<DataCursor::Piece> piece =
+        cursor_.Next(worker.batch_size);
+    if (!piece.has_value()) return std::nullopt;
+    pieces_[worker.rank] = *piece;
+    next.data_epoch = piece->epoch;
+    next.range = piece->range;
+  }
+  worker.next_sequence = worker.next_sequence.Next();
+  return next;
+}
+
+Assignment Coordinator::WaitAssignment(const Worker& worker,
+                                       Instant now) const {
+  return {.kind = AssignmentKind::kWait,
+          .sequence = worker.next_sequence,
+          .version = current_ == nullptr ? Version() : current_->version,
+          .policy_epoch = policy_epoch_,
+          .reason = WaitText(now),
+          .wait = WaitLeft(now)};
+}
+
+Assignment Coordinator::FinishedAssignment() const {
+  return {.kind = AssignmentKind::kFinished,
+          .version = current_ == nullptr ? Version() : current_->version,
+          .policy_epoch = policy_epoch_,
+          .reason = end_reason_};
+}
+
+void Coordinator::End(RunOutcome outcome, const std::string& reason,
+                      Effects& out) {
+  if (ended_) return;
+  ended_ = true;
+  end_reason_ = reason;
+  if (round_.has_value()) {
+    for (const auto& pending : round_->rendezvous.AllPending()) {
+      out.push_back(effect::ReduceAborted{
+          .rank = pending.rank,
+          .incarnation = ranks_[pending.rank].incarnation,
+          .key = pending.key,
+          .reason = absl::StrCat("the run is over: ", reason)});
+    }
+  }
+  for (const Worker& worker : ranks_.all()) {
+    if (worker.state != Worker::State::kLive) continue;
+    out.push_back(effect::Notify{.session = worker.session,
+                                 .assignment = FinishedAssignment()});
+  }
+  out.push_back(
+      effect::Log{.severity = outcome == RunOutcome::kFinished ||
+                                      outcome == RunOutcome::kDrained
+                                  ? Severity::kInfo
+                                  : Severity::kError,
+                  .text = absl::StrCat("the run is over: ", reason)});
+  out.push_back(effect::RunEnded{.outcome = outcome,
+                                 .reason = reason,
+                                 .model = model_,
+                                 .snapshot = current_});
+}
+
+void Coordinator::Drain(const std::string& reason, Instant now, Effects& out) {
+  if (ended_ || draining_) return;
+  draining_ = true;
+  drain_reason_ = reason;
+  if (!started_) {
+    End(RunOutcome::kDrained, reason, out);
+    return;
+  }
+  Advance(now, out);
+}
+
+absl::StatusOr<Assignment> Coordinator::ReportEvaluation(
+    const Sender& sender, Sequence sequence, const EvaluationSums& sums,
+    Instant now, Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
+  if (sums.samples < 0 || sums.correct < 0 || sums.labels < sums.correct) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "evaluation: got ", sums.samples, " samples, ", sums.correct, " of ",
+        sums.labels, " labels correct, want counts of 0 or more"));
+  }
+  const bool current = worker->outstanding.has_value() &&
+                       worker->outstanding->kind == AssignmentKind::kEvaluate &&
+                       worker->outstanding->sequence == sequence;
+  if (!current && sequence >= worker->next_sequence) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("no assignment ", sequence.value(), " was given to rank ",
+                     sender.rank.value()));
+  }
+  if (current) {
+    const EvaluationBook::Shard shard = *worker->shard;
+    worker->outstanding.reset();
+    worker->shard.reset();
+    std::optional<EvaluationRecord> record = evaluations_.Finish(shard, sums);
+    if (record.has_value()) {
+      last_evaluation_ = record;
+      out.push_back(effect::Evaluated{.record = *record});
+    }
+    Advance(now, out);
+  }
+  return NextFor(*worker, now);
+}
+
+absl::StatusOr<SharedSnapshot> Coordinator::Read(
+    std::optional<Version> version) const {
+  if (current_ == nullptr) {
+    return absl::FailedPreconditionError("no model is registered yet");
+  }
+  if (!version.has_value() || *version == current_->version) return current_;
+  SharedSnapshot pinned = evaluations_.Pinned(*version);
+  if (pinned != nullptr) return pinned;
+  return absl::OutOfRangeError(
+      absl::StrCat("got version ", version->value(), ", want ",
+                   current_->version.value(), ", the newest, or a pinned one"));
+}
+
+absl::StatusOr<RunState> Coordinator::State() const {
+  if (current_ == nullptr) {
+    return absl::FailedPreconditionError("no model is registered yet");
+  }
+  RunState state{.model = model_,
+                 .snapshot = current_,
+                 .samples = samples_,
+                 .data_epoch = cursor_.epoch(),
+                 .cursor = cursor_.position(),
+                 .policy_epoch = policy_epoch_,
+                 .next_incarnation = next_incarnation_};
+  for (const Worker& worker : ranks_.all()) {
+    state.next_sequences.push_back(worker.next_sequence);
+    state.batch_sizes.push_back(worker.batch_size);
+  }
+  const auto reissue = [&state](const DataCursor::Piece& piece) {
+    state.reissue.push_back({.epoch = piece.epoch, .range = piece.range});
+  };
+  for (const DataCursor::Piece& piece : cursor_.reissue()) reissue(piece);
+  for (const auto& [rank, piece] : pieces_) reissue(piece);
+  for (const Arrival& arrival : arrivals_) reissue(arrival.piece);
+  if (applying_.has_value()) reissue(applying_->piece);
+  return state;
+}
+
+int64_t Coordinator::samples_total() const {
+  return model_ == nullptr ? 0 : options_.epochs * model_->plan.train_samples;
+}
+
+int64_t Coordinator::samples_reference() const {
+  int64_t samples = 0;
+  for (const Worker& worker : ranks_.all()) samples += worker.batch_size;
+  return std::max<int64_t>(samples, 1);
+}
+
+std::vector<Rank> Coordinator::VacantRanks() const {
+  std::vector<Rank> vacant;
+  for (const Worker& worker : ranks_.all()) {
+    if (!worker.usable()) vacant.push_back(worker.rank);
+  }
+  return vacant;
+}
+
+std::vector<Rank> Coordinator::WaitedFor() const {
+  if (!started_) return VacantRanks();
+  std::vector<Rank> waited;
+  if (round_.has_value()) {
+    RoundView view;
+    for (const auto& [rank, push] : round_->pushes) {
+      view.pushes.push_back(
+          {.rank = rank, .complete = push.Complete(trainable_partitions_)});
+    }
+    const std::vector<Rank> missing = round_->rendezvous.Missing();
+    return missing.empty() ? aggregation_->Decide(view).waiting_for : missing;
+  }
+  for (const Worker& worker : ranks_.all()) {
+    if (worker.outstanding.has_value()) waited.push_back(worker.rank);
+  }
+  return waited;
+}
+
+absl::Duration Coordinator::WaitLeft(Instant now) const {
+  if (!started_) return kUnbounded;
+  absl::Duration left = kUnbounded;
+  for (Rank rank : WaitedFor()) {
+    const Worker& worker = ranks_[rank];
+    const absl::Duration until =
+        worker.state == Worker::State::kVacant
+            ? worker.lost_at + options_.replacement_deadline - now
+            : worker.last_progress + options_.step_deadline - now;
+    left = std::min(left, until);
+  }
+  return std::max(left, absl::ZeroDuration());
+}
+
+std::string Coordinator::WaitText(Instant now) const {
+  const std::vector<Rank> waited = WaitedFor();
+  if (!started_) {
+    return absl::StrCat("waiting for ", Ranks(waited),
+                        " to join and register, no limit");
+  }
+  std::vector<Rank> lost;
+  absl::Duration since;
+  for (Rank rank : waited) {
+    const Worker& worker = ranks_[rank];
+    if (worker.usable()) continue;
+    lost.push_back(rank);
+    since = std::max(since, now - worker.lost_at);
+  }
+  if (!lost.empty()) {
+    return absl::StrCat("waiting for a replacement of ", Ranks(lost), ", ",
+                        Seconds(since), ", gives up in ",
+                        Seconds(WaitLeft(now)));
+  }
+  if (waited.empty()) return "waiting for the next step";
+  return absl::StrCat("waiting for ", Ranks(waited), ", gives up in ",
+                      Seconds(WaitLeft(now)));
+}
+
+StatusView Coordinator::Status(Instant now) const {
+  StatusView view{.run_id = options_.run_id,
+                  .epochs = options_.epochs,
+                  .samples = samples_,
+                  .samples_total = samples_total(),
+                  .policy = PolicyText(policy_),
+                  .learning_rate = LearningRate(options_.optimizer, samples_,
+                                                samples_total()),
+                  .train_loss = train_loss_,
+                  .workers_live = ranks_.live(),
+                  .workers_expected = ranks_.size(),
+                  .counters = counters_,
+                  .ended = ended_};
+  if (current_ != nullptr) view.version = current_->version;
+  if (round_.has_value()) view.attempt = round_->attempt;
+  view.data_epoch = cursor_.epoch();
+  if (last_evaluation_.has_value()) {
+    view.test_accuracy = last_evaluation_->accuracy();
+  }
+  bool lost = false;
+  for (const Worker& worker : ranks_.all()) {
+    lost = lost || !worker.usable();
+    view.workers.push_back(
+        {.rank = worker.rank,
+         .state = std::string(StateName(worker.state)),
+         .incarnation = worker.incarnation,
+         .description = worker.description,
+         .batch_size = worker.batch_size,
+         .sequence = worker.outstanding.has_value()
+                         ? worker.outstanding->sequence
+                         : Sequence(),
+         .silent = now - worker.last_heard});
+  }
+  if (ended_) {
+    view.state = absl::StrCat("over: ", end_reason_);
+  } else if (!started_ || (lost && options_.on_worker_loss ==
+                                       OnWorkerLoss::kWait)) {
+    view.state = WaitText(now);
+  } else {
+    view.state = absl::StrCat("training, ", ranks_.live(), " of ",
+                              ranks_.size(), " workers");
+  }
+  return view;
+}
+
+}  // namespace cohort

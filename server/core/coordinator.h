@@ -1,0 +1,341 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/assignment.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "common/model_layout.h"
+#include "server/core/data_cursor.h"
+#include "server/core/effects.h"
+#include "server/core/evaluation.h"
+#include "server/core/moving_statistics.h"
+#include "server/core/options.h"
+#include "server/core/policy/aggregation_policy.h"
+#include "server/core/push.h"
+#include "server/core/rank_table.h"
+#include "server/core/rendezvous.h"
+
+namespace cohort {
+
+struct JoinRequest {
+  std::optional<Rank> rank;
+  // Both empty for a fresh process.
+  std::string run_id;
+  Incarnation incarnation;
+  int64_t batch_size = 0;
+  std::string fingerprint;
+  std::string description;
+};
+
+struct GradientMessage {
+  int32_t partition = 0;
+  // The partition's elements, float32.
+  ByteRope gradient;
+  // XXH3-64 of it.
+  uint64_t checksum = 0;
+  std::vector<int32_t> absent_slices;
+};
+
+// What a registrant is told.
+struct RegisterAnswer {
+  std::vector<Partition> partitions;
+  // True: call FinishRegister with the initial values.
+  bool send_values = false;
+  double loss_reference = 1;
+};
+
+// State in numbers and words, for people and tools.
+struct StatusView {
+  std::string run_id;
+  std::string state;
+  Version version;
+  Attempt attempt;
+  int64_t data_epoch = 0;
+  int64_t epochs = 0;
+  int64_t samples = 0;
+  // Samples of the whole run.
+  int64_t samples_total = 0;
+  std::string policy;
+  double learning_rate = 0;
+  std::optional<double> train_loss;
+  std::optional<double> test_accuracy;
+  int32_t workers_live = 0;
+  int32_t workers_expected = 0;
+  struct Worker {
+    Rank rank;
+    std::string state;
+    Incarnation incarnation;
+    std::string description;
+    int64_t batch_size = 0;
+    Sequence sequence;
+    absl::Duration silent;
+  };
+  std::vector<Worker> workers;
+  std::map<std::string, int64_t> counters;
+  bool ended = false;
+};
+
+// The state machine of a run: events in, effects out. No gRPC, threads,
+// clock or files; time comes in as `now`, which never falls.
+//
+// Every method appends what must be done to `out`, in order. A status that a
+// method returns is the answer to its caller and leaves the run unharmed.
+//
+// Thread safety: none; the caller holds one lock around all calls.
+// Errors of everything that takes a Sender: FailedPrecondition (another
+//   run), Aborted (an older incarnation: join again).
+class Coordinator {
+ public:
+  // `options` must be valid. Pass `restored` to continue from a checkpoint.
+  explicit Coordinator(const CoordinatorOptions& options,
+                       const RunState* restored = nullptr);
+
+  // ---- sessions
+  // Answered with effect Joined, or by the status returned:
+  //   AlreadyExists (rank is alive; says when it frees), ResourceExhausted
+  //   (no vacant rank), InvalidArgument, FailedPrecondition (another run),
+  //   Aborted (that incarnation was replaced).
+  absl::Status Join(SessionId session, const JoinRequest& request, Instant now,
+                    Effects& out);
+  void Heartbeat(SessionId session, Instant now);
+  void Leave(SessionId session, const std::string& reason, Instant now,
+             Effects& out);
+  // The stream ended without Leave.
+  void SessionBroken(SessionId session, Instant now, Effects& out);
+
+  // ---- registration
+  // Errors: InvalidArgument, FailedPrecondition naming the difference.
+  absl::StatusOr<RegisterAnswer> BeginRegister(const Sender& sender,
+                                               const ModelLayout& layout,
+                                               const RunPlan& plan,
+                                               Instant now, Effects& out);
+  // `values` has one buffer a partition; `statistics` one entry a layer or
+  // none. If another worker was first, only compares.
+  absl::Status FinishRegister(const Sender& sender, const ModelLayout& layout,
+                              const RunPlan& plan,
+                              std::vector<SharedFloats> values,
+                              std::vector<LayerStatistics> statistics,
+                              Instant now, Effects& out);
+
+  // ---- one push
+  // Errors: InvalidArgument (malformed), FailedPrecondition (no such
+  //   assignment, or out of order).
+  absl::Status Open(const Sender& sender, const PushKey& key,
+                    const PushOpening& opening, Instant now, Effects& out);
+  absl::Status Gradient(const Sender& sender, const PushKey& key,
+                        GradientMessage message, Instant now, Effects& out);
+  absl::Status Close(const Sender& sender, const PushKey& key,
+                     PushClosing closing, Instant now, Effects& out);
+  void FoldDone(FoldResult result, Instant now, Effects& out);
+
+  // ---- rendezvous
+  absl::Status Reduce(const Sender& sender, const ReduceKey& key,
+                      Moments moments, Instant now, Effects& out);
+
+  // ---- evaluation
+  // Returns the next assignment (kWait if there is none yet).
+  absl::StatusOr<Assignment> ReportEvaluation(const Sender& sender,
+                                              Sequence sequence,
+                                              const EvaluationSums& sums,
+                                              Instant now, Effects& out);
+
+  // ---- reading
+  // Errors: FailedPrecondition nothing registered; OutOfRange not held.
+  absl::StatusOr<SharedSnapshot> Read(std::optional<Version> version) const;
+  // Null before registration.
+  SharedModel model() const { return model_; }
+  // State for a checkpoint of the current version; FailedPrecondition before
+  // registration.
+  absl::StatusOr<RunState> State() const;
+  StatusView Status(Instant now) const;
+  bool ended() const { return ended_; }
+
+  // ---- time and people
+  // Notices leases, graces and deadlines that have passed. Call it at least
+  // every 100 ms.
+  void Tick(Instant now, Effects& out);
+  // Ends the run at the next commit (at once if none is under way).
+  void Drain(const std::string& reason, Instant now, Effects& out);
+
+ private:
+  // One atomic change of all partitions: folds that run, and their results.
+  struct Transaction {
+    int64_t id = 0;
+    double gradient_scale = 1;
+    double learning_rate = 0;
+    // By partition; frozen partitions count as started and are never folded.
+    std::vector<bool> started;
+    std::vector<std::optional<FoldResult>> results;
+    int32_t missing = 0;
+    std::optional<std::string> nonfinite;
+  };
+
+  // The pushes of one (step, attempt).
+  struct Round {
+    Version step;
+    Attempt attempt;
+    std::vector<Rank> members;
+    StepCut cut;
+    std::map<Rank, Push> pushes;
+    // Members that have been given the step.
+    std::set<Rank> issued;
+    RendezvousTable rendezvous;
+    // Set once all members have opened.
+    std::optional<Transaction> transaction;
+    // "rank 3: conv1.weight", of moments or gradients.
+    std::optional<std::string> nonfinite;
+  };
+
+  // A complete asynchronous push on its way into the model.
+  struct Arrival {
+    Rank rank;
+    Incarnation incarnation;
+    PushKey key;
+    Push push;
+    DataCursor::Piece piece;
+  };
+
+  struct Decided {
+    PushKey key;
+    PushVerdict verdict;
+  };
+
+  // coordinator.cc
+  bool sync() const { return policy_.aggregation == AggregationKind::kSync; }
+  bool global() const {
+    return policy_.normalization == NormalizationKind::kGlobal;
+  }
+  absl::StatusOr<Worker*> Check(const Sender& sender, Instant now);
+  absl::Status RequireRegistered(const Worker& worker) const;
+  void Install(const ModelLayout& layout, const RunPlan& plan,
+               std::vector<SharedFloats> values,
+               std::vector<LayerStatistics> statistics);
+  void Advance(Instant now, Effects& out);
+  bool ReadyToStart() const;
+  Assignment NextFor(Worker& worker, Instant now);
+  std::optional<Assignment> NextShard(Worker& worker);
+  std::optional<Assignment> NextTraining(Worker& worker);
+  Assignment WaitAssignment(const Worker& worker, Instant now) const;
+  Assignment FinishedAssignment() const;
+  void NotifyWaiting(Instant now, Effects& out);
+  void End(RunOutcome outcome, const std::string& reason, Effects& out);
+  bool TrainingDone() const;
+  // Ranks that hold the run up, and since when at the earliest.
+  std::vector<Rank> WaitedFor() const;
+  std::string WaitText(Instant now) const;
+  absl::Duration WaitLeft(Instant now) const;
+  std::vector<Rank> VacantRanks() const;
+  int64_t samples_total() const;
+  // Samples of a nominal global step: the batch sizes of all ranks.
+  int64_t samples_reference() const;
+
+  // coordinator_membership.cc
+  absl::Status Rejoin(SessionId session, const JoinRequest& request,
+                      Instant now, Effects& out);
+  absl::StatusOr<Worker*> VacantFor(const JoinRequest& request, Instant now);
+  void Welcome(Worker& worker, SessionId session, const JoinRequest& request,
+               Instant now, Effects& out);
+  // A new life, or the same one after a broken stream, repeats what is
+  // outstanding.
+  void RepeatOutstanding(Worker& worker);
+  void Vacate(Worker& worker, const std::string& reason, Instant now,
+              Effects& out);
+  void ReleaseOutstanding(Worker& worker, const std::string& reason,
+                          Instant now, Effects& out);
+  void GiveUpWaiting(Instant now, Effects& out);
+  void CheckStepDeadline(Instant now, Effects& out);
+  bool HoldsOthersUp(const Worker& worker) const;
+
+  // coordinator_sync.cc
+  void StartStep(Attempt attempt);
+  void AbortAttempt(const std::string& reason, Instant now, Effects& out);
+  void OpenTransaction(Effects& out);
+  void StartFoldIfReady(int32_t partition, Effects& out);
+  void TryCommit(Instant now, Effects& out);
+  void CommitStep(Instant now, Effects& out);
+  // Names a batch-norm layer that the members call unequally often.
+  std::optional<std::string> CallMismatch() const;
+  bool IsMember(Rank rank) const;
+  std::vector<RankMoments> StepMoments() const;
+
+  // coordinator_async.cc
+  void EnqueueArrival(Worker& worker, Instant now, Effects& out);
+  void ReissuePiece(Rank rank);
+  void ApplyNext(Instant now, Effects& out);
+  void CommitArrival(Instant now, Effects& out);
+
+  // coordinator_push.cc
+  // Null: an older push of this rank, to be ignored.
+  absl::StatusOr<Push*> FindPush(Worker& worker, const PushKey& key);
+  absl::Status CheckOpening(const Worker& worker,
+                            const PushOpening& opening) const;
+  absl::Status CheckGradient(const GradientMessage& message) const;
+  absl::Status CheckClosing(const PushClosing& closing) const;
+  void CountArrival(const Worker& worker, Push::Arrival arrival, Effects& out);
+  Transaction NewTransaction(double loss_weight, double learning_rate);
+  // Takes the gradients of `partition` out of `pushes` (rank order).
+  void StartFold(Transaction& transaction, int32_t partition,
+                 const std::vector<std::pair<Rank, Push*>>& pushes,
+                 Effects& out) const;
+  void SendResult(const FoldResult& result, Version version,
+                  const Worker& worker, const PushKey& key,
+                  Effects& out) const;
+  std::string NonfiniteText(const NonfiniteGradient& where) const;
+  SharedSnapshot NextSnapshot(const Transaction& transaction,
+                              std::vector<LayerStatistics> statistics) const;
+  void AfterCommit(const CommitRecord& record, Effects& out);
+  void Answer(Worker& worker, const PushKey& key, PushVerdict verdict,
+              int32_t weights_partitions, Instant now, Effects& out);
+  // Returns true if the run must stop.
+  bool CountNonfinite(const std::string& what, Effects& out);
+
+  // Fixed after construction.
+  const CoordinatorOptions options_;
+  PolicyOptions policy_;
+  std::unique_ptr<AggregationPolicy> aggregation_;
+
+  RankTable ranks_;
+  SharedModel model_;
+  int32_t trainable_partitions_ = 0;
+  SharedSnapshot current_;
+  DataCursor cursor_;
+  EvaluationBook evaluations_;
+  MovingStatistics statistics_;
+  int64_t policy_epoch_ = 1;
+  Incarnation next_incarnation_;
+  int64_t samples_ = 0;
+  bool started_ = false;
+  bool draining_ = false;
+  std::string drain_reason_;
+  bool ended_ = false;
+  std::string end_reason_;
+  int64_t next_transaction_ = 1;
+  int32_t nonfinite_in_row_ = 0;
+  std::optional<double> train_loss_;
+  std::optional<EvaluationRecord> last_evaluation_;
+  std::map<std::string, int64_t> counters_;
+  // By rank: how the last push ended, to answer its repetitions.
+  std::vector<std::optional<Decided>> decided_;
+
+  // Sync.
+  std::optional<Round> round_;
+  // Async: pushes in assembly, complete ones in order of arrival, and the one
+  // being applied.
+  std::map<Rank, Push> assembling_;
+  std::map<Rank, DataCursor::Piece> pieces_;
+  std::vector<Arrival> arrivals_;
+  std::optional<Arrival> applying_;
+  std::optional<Transaction> applying_transaction_;
+};
+
+}  // namespace cohort

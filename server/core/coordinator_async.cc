@@ -1,0 +1,141 @@
+// Asynchronous pushes of the coordinator.
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "server/core/coordinator.h"
+#include "server/core/optimizer/schedule.h"
+
+namespace cohort {
+
+void Coordinator::EnqueueArrival(Worker& worker, Instant now, Effects& out) {
+  const auto push = assembling_.find(worker.rank);
+  const auto piece = pieces_.find(worker.rank);
+  COHORT_CHECK(push != assembling_.end() && piece != pieces_.end(),
+               absl::StrCat("rank ", worker.rank.value(), " has no piece"));
+  const Assignment& given = *worker.outstanding;
+  arrivals_.push_back(
+      {.rank = worker.rank,
+       .incarnation = worker.incarnation,
+       .key = {.sequence = given.sequence, .attempt = given.attempt},
+       .push = std::move(push->second),
+       .piece = piece->second});
+  assembling_.erase(push);
+  pieces_.erase(piece);
+  worker.outstanding.reset();
+  ApplyNext(now, out);
+}
+
+void Coordinator::ReissuePiece(Rank rank) {
+  const auto piece = pieces_.find(rank);
+  if (piece == pieces_.end()) return;
+  cursor_.Reissue(piece->second);
+  pieces_.erase(piece);
+}
+
+void Coordinator::ApplyNext(Instant now, Effects& out) {
+  if (applying_.has_value() || arrivals_.empty()) return;
+  RoundView view;
+  for (const Arrival& arrival : arrivals_) {
+    view.pushes.push_back({.rank = arrival.rank, .complete = true});
+  }
+  const Decision decision = aggregation_->Decide(view);
+  if (decision.action != Decision::Action::kApply) return;
+  COHORT_CHECK(decision.members.front() == arrivals_.front().rank,
+               "pushes are applied in order of arrival");
+  applying_ = std::move(arrivals_.front());
+  arrivals_.erase(arrivals_.begin());
+
+  const PushOpening& opening = applying_->push.opening();
+  const double share = static_cast<double>(opening.samples) /
+                       static_cast<double>(samples_reference());
+  applying_transaction_ = NewTransaction(
+      opening.loss_weight,
+      share * LearningRate(options_.optimizer, samples_, samples_total()));
+  for (size_t p = 0; p < model_->partitions.size(); ++p) {
+    if (applying_transaction_->started[p]) continue;
+    StartFold(*applying_transaction_, static_cast<int32_t>(p),
+              {{applying_->rank, &applying_->push}}, out);
+  }
+  if (applying_transaction_->missing == 0) CommitArrival(now, out);
+}
+
+void Coordinator::CommitArrival(Instant now, Effects& out) {
+  Arrival arrival = *std::move(applying_);
+  Transaction transaction = *std::move(applying_transaction_);
+  applying_.reset();
+  applying_transaction_.reset();
+
+  const PushClosing& closing = arrival.push.closing();
+  std::optional<std::string> nonfinite = transaction.nonfinite;
+  for (const CallMoments& call : closing.moments) {
+    if (IsFinite(call.moments) || nonfinite.has_value()) continue;
+    nonfinite = absl::StrCat(
+        "rank ", arrival.rank.value(), ": moments of ",
+        model_->layout.batch_norms[static_cast<size_t>(call.layer)].name);
+  }
+  PushVerdict verdict{.staleness_versions =
+                          current_->version.value() - arrival.push.opening().version.value()};
+  if (nonfinite.has_value()) {
+    verdict.verdict = Verdict::kRejectedNonfinite;
+    verdict.reason = *nonfinite;
+    ++counters_["pushes_rejected_nonfinite"];
+  } else {
+    const std::vector<Rank> usable = ranks_.Usable();
+    std::vector<LayerStatistics> statistics = *current_->statistics;
+    statistics_.ApplyPush({.rank = arrival.rank,
+                           .samples = arrival.push.opening().samples,
+                           .calls = closing.moments},
+                          usable.empty() ? arrival.rank : usable.front(),
+                          samples_reference(), statistics);
+    current_ = NextSnapshot(transaction, std::move(statistics));
+    nonfinite_in_row_ = 0;
+    ++counters_["pushes_applied"];
+  }
+  verdict.version = current_->version;
+  const double weight = arrival.push.opening().loss_weight;
+  CommitRecord record{
+      .version = current_->version,
+      .data_epoch = arrival.piece.epoch,
+      .commit_samples = arrival.push.opening().samples,
+      .loss = weight > 0 ? closing.loss_sum / weight : 0,
+      .accuracy = closing.labels > 0
+                      ? static_cast<double>(closing.correct) /
+                            static_cast<double>(closing.labels)
+                      : 0,
+      .learning_rate = transaction.learning_rate,
+      .staleness_versions = verdict.staleness_versions,
+      .members = {arrival.rank},
+      .skipped = nonfinite.has_value()};
+  samples_ += record.commit_samples;
+  record.samples = samples_;
+  record.epoch_ended = cursor_.Finish(arrival.piece).has_value();
+  AfterCommit(record, out);
+
+  Worker& worker = ranks_[arrival.rank];
+  const bool same_life = worker.incarnation == arrival.incarnation;
+  if (!nonfinite.has_value() && same_life && worker.usable()) {
+    for (const std::optional<FoldResult>& result : transaction.results) {
+      if (!result.has_value()) continue;
+      SendResult(*result, current_->version, worker, arrival.key, out);
+    }
+  }
+  const bool stop =
+      nonfinite.has_value() && CountNonfinite(*nonfinite, out);
+  if (same_life) {
+    const int32_t partitions =
+        nonfinite.has_value() ? 0 : trainable_partitions_;
+    Answer(worker, arrival.key, std::move(verdict), partitions, now, out);
+  }
+  if (stop) {
+    End(RunOutcome::kNonfinite,
+        absl::StrCat(nonfinite_in_row_, " pushes in a row were not finite; ",
+                     "the last: ", *nonfinite),
+        out);
+    return;
+  }
+  Advance(now, out);
+}
+
+}  // namespace cohort

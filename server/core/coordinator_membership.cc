@@ -1,0 +1,276 @@
+// Sessions, lives and deadlines of the coordinator.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "server/core/coordinator.h"
+
+namespace cohort {
+namespace {
+
+std::string Seconds(absl::Duration duration) {
+  return absl::StrCat(absl::ToInt64Milliseconds(duration) / 100 / 10.0, " s");
+}
+
+}  // namespace
+
+absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
+                               Instant now, Effects& out) {
+  if (request.batch_size < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "join: got batch size ", request.batch_size, ", want 1 or more"));
+  }
+  if (!request.run_id.empty() && request.run_id != options_.run_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("join: got run ", request.run_id, ", want ",
+                     options_.run_id, ": this server holds another run"));
+  }
+  if (request.incarnation != Incarnation()) {
+    return Rejoin(session, request, now, out);
+  }
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, VacantFor(request, now));
+  const bool replaces = worker->ever_joined;
+  if (replaces && worker->fingerprint != request.fingerprint) {
+    out.push_back(effect::Log{
+        .severity = Severity::kWarning,
+        .text = absl::StrCat(
+            "rank ", worker->rank.value(), ": the replacement differs (",
+            request.fingerprint, ", before ", worker->fingerprint,
+            "): its replay is not exact to the bit")});
+  }
+  ranks_.Transition(*worker, Worker::State::kLive, now);
+  worker->incarnation = next_incarnation_;
+  next_incarnation_ = next_incarnation_.Next();
+  worker->registered = false;
+  worker->batch_size = request.batch_size;
+  worker->fingerprint = request.fingerprint;
+  worker->description = request.description;
+  worker->ever_joined = true;
+  RepeatOutstanding(*worker);
+  Welcome(*worker, session, request, now, out);
+  out.push_back(effect::Log{
+      .text = absl::StrCat("rank ", worker->rank.value(),
+                           replaces ? ": a replacement" : "", " joined as ",
+                           "incarnation ", worker->incarnation.value(), " (",
+                           worker->description, ")")});
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::Rejoin(SessionId session, const JoinRequest& request,
+                                 Instant now, Effects& out) {
+  for (Worker& worker : ranks_.all()) {
+    if (worker.incarnation != request.incarnation ||
+        worker.state == Worker::State::kVacant) {
+      continue;
+    }
+    if (worker.state == Worker::State::kLive) {
+      out.push_back(effect::EndSession{
+          .session = worker.session,
+          .status = absl::AbortedError("a newer stream of this incarnation "
+                                       "took over")});
+    } else {
+      ranks_.Transition(worker, Worker::State::kLive, now);
+    }
+    RepeatOutstanding(worker);
+    Welcome(worker, session, request, now, out);
+    out.push_back(effect::Log{
+        .text = absl::StrCat("rank ", worker.rank.value(), " is back")});
+    NotifyWaiting(now, out);
+    return absl::OkStatus();
+  }
+  return absl::AbortedError(
+      absl::StrCat("incarnation ", request.incarnation.value(),
+                   " is over; join as a new one"));
+}
+
+void Coordinator::Welcome(Worker& worker, SessionId session,
+                          const JoinRequest& request, Instant now,
+                          Effects& out) {
+  worker.session = session;
+  worker.last_heard = now;
+  worker.last_progress = now;
+  worker.waiting = true;
+  if (!request.description.empty()) worker.description = request.description;
+  out.push_back(effect::Joined{
+      .session = session,
+      .rank = worker.rank,
+      .incarnation = worker.incarnation,
+      .version = current_ == nullptr ? Version() : current_->version});
+  if (ended_) {
+    out.push_back(effect::Notify{.session = session,
+                                 .assignment = FinishedAssignment()});
+  }
+}
+
+absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
+                                               Instant now) {
+  if (!request.rank.has_value()) {
+    Worker* vacant = ranks_.LowestVacant();
+    if (vacant != nullptr) return vacant;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("all ", ranks_.size(), " ranks are taken; start the "
+                     "server with more --workers or wait for a vacancy"));
+  }
+  if (!ranks_.Contains(*request.rank)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join: got rank ", request.rank->value(), ", want 0 to ",
+                     ranks_.size() - 1));
+  }
+  Worker& worker = ranks_[*request.rank];
+  if (worker.state == Worker::State::kVacant) return &worker;
+  const absl::Duration frees =
+      worker.state == Worker::State::kLive
+          ? worker.last_heard + options_.lease - now
+          : worker.lost_at + options_.reconnect_grace - now;
+  return absl::AlreadyExistsError(absl::StrCat(
+      "rank ", worker.rank.value(), " is ", StateName(worker.state), " (",
+      worker.description, "); it frees in ",
+      Seconds(std::max(frees, absl::ZeroDuration())), " at the earliest"));
+}
+
+void Coordinator::RepeatOutstanding(Worker& worker) {
+  if (sync() || !worker.outstanding.has_value() ||
+      worker.outstanding->kind != AssignmentKind::kTrain) {
+    return;
+  }
+  // The half-assembled push read older weights than the repetition will:
+  // a new attempt keeps the two apart.
+  assembling_.erase(worker.rank);
+  worker.outstanding->attempt = worker.outstanding->attempt.Next();
+  worker.outstanding->version = current_->version;
+}
+
+void Coordinator::Heartbeat(SessionId session, Instant now) {
+  if (Worker* worker = ranks_.BySession(session)) worker->last_heard = now;
+}
+
+void Coordinator::Leave(SessionId session, const std::string& reason,
+                        Instant now, Effects& out) {
+  Worker* worker = ranks_.BySession(session);
+  if (worker == nullptr) return;
+  Vacate(*worker, absl::StrCat("left: ", reason), now, out);
+}
+
+void Coordinator::SessionBroken(SessionId session, Instant now, Effects& out) {
+  Worker* worker = ranks_.BySession(session);
+  if (worker == nullptr) return;
+  ranks_.Transition(*worker, Worker::State::kReconnecting, now);
+  if (ended_) return;
+  out.push_back(effect::Log{
+      .severity = Severity::kWarning,
+      .text = absl::StrCat("rank ", worker->rank.value(),
+                           ": its stream broke; it is lost if it is not back "
+                           "in ",
+                           Seconds(options_.reconnect_grace))});
+}
+
+void Coordinator::Vacate(Worker& worker, const std::string& reason, Instant now,
+                         Effects& out) {
+  ranks_.Transition(worker, Worker::State::kVacant, now);
+  worker.lost_at = now;
+  worker.registered = false;
+  worker.waiting = false;
+  if (ended_) return;
+  ++counters_["workers_lost"];
+  out.push_back(effect::Log{
+      .severity = Severity::kWarning,
+      .text = absl::StrCat(
+          "rank ", worker.rank.value(), " is lost at version ",
+          current_ == nullptr ? 0 : current_->version.value(), ": ", reason,
+          options_.on_worker_loss == OnWorkerLoss::kWait
+              ? absl::StrCat("; waiting for its replacement, gives up in ",
+                             Seconds(options_.replacement_deadline))
+              : "; going on without it")});
+  if (round_.has_value() && IsMember(worker.rank)) {
+    round_->rendezvous.Forget(worker.rank);
+  }
+  ReleaseOutstanding(worker, reason, now, out);
+  Advance(now, out);
+}
+
+void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& reason,
+                                     Instant now, Effects& out) {
+  if (worker.outstanding.has_value() &&
+      worker.outstanding->kind == AssignmentKind::kEvaluate) {
+    evaluations_.Return(*worker.shard);
+    worker.shard.reset();
+    worker.outstanding.reset();
+  }
+  const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait;
+  if (!sync()) {
+    assembling_.erase(worker.rank);
+    if (waits) return;
+    ReissuePiece(worker.rank);
+    worker.outstanding.reset();
+    return;
+  }
+  if (waits || !round_.has_value() || !IsMember(worker.rank)) return;
+  // A complete push counts without its sender.
+  if (round_->pushes.at(worker.rank).Complete(trainable_partitions_)) return;
+  AbortAttempt(absl::StrCat("rank ", worker.rank.value(), " is lost: ", reason),
+               now, out);
+}
+
+void Coordinator::Tick(Instant now, Effects& out) {
+  if (ended_) return;
+  for (Worker& worker : ranks_.all()) {
+    if (worker.state == Worker::State::kReconnecting &&
+        now - worker.lost_at >= options_.reconnect_grace) {
+      Vacate(worker, "its stream broke", now, out);
+    } else if (worker.state == Worker::State::kLive &&
+               now - worker.last_heard > options_.lease) {
+      const std::string reason =
+          absl::StrCat("silent for ", Seconds(now - worker.last_heard));
+      out.push_back(effect::EndSession{.session = worker.session,
+                                       .status = absl::AbortedError(reason)});
+      Vacate(worker, reason, now, out);
+    }
+  }
+  if (ended_ || !started_) return;
+  CheckStepDeadline(now, out);
+  GiveUpWaiting(now, out);
+}
+
+bool Coordinator::HoldsOthersUp(const Worker& worker) const {
+  if (!worker.outstanding.has_value()) return false;
+  if (!sync() || worker.outstanding->kind != AssignmentKind::kTrain) {
+    return true;
+  }
+  if (!round_.has_value() || !IsMember(worker.rank)) return false;
+  return !round_->rendezvous.Waits(worker.rank) &&
+         !round_->pushes.at(worker.rank).Complete(trainable_partitions_);
+}
+
+void Coordinator::CheckStepDeadline(Instant now, Effects& out) {
+  for (Worker& worker : ranks_.all()) {
+    if (!worker.usable() || !HoldsOthersUp(worker)) continue;
+    if (now - worker.last_progress <= options_.step_deadline) continue;
+    const std::string reason =
+        absl::StrCat("no progress for ", Seconds(now - worker.last_progress));
+    out.push_back(effect::EndSession{.session = worker.session,
+                                     .status = absl::AbortedError(reason)});
+    Vacate(worker, reason, now, out);
+    return;
+  }
+}
+
+void Coordinator::GiveUpWaiting(Instant now, Effects& out) {
+  if (ended_) return;
+  const bool any_live = ranks_.live() > 0;
+  for (const Worker& worker : ranks_.all()) {
+    if (worker.state != Worker::State::kVacant) continue;
+    if (options_.on_worker_loss == OnWorkerLoss::kContinue && any_live) {
+      continue;
+    }
+    if (now - worker.lost_at <= options_.replacement_deadline) continue;
+    End(RunOutcome::kWorkerLost,
+        absl::StrCat("no replacement for rank ", worker.rank.value(), " in ",
+                     Seconds(now - worker.lost_at)),
+        out);
+    return;
+  }
+}
+
+}  // namespace cohort

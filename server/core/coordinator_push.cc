@@ -1,0 +1,495 @@
+// What the coordinator does with one push, whatever the policy.
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "server/core/coordinator.h"
+#include "server/core/optimizer/schedule.h"
+
+namespace cohort {
+namespace {
+
+constexpr int32_t kCallsMax = 1 << 16;
+
+absl::Status CheckCallMoments(const CallMoments& call,
+                              const std::vector<BatchNormSpec>& layers) {
+  if (call.layer < 0 || call.layer >= static_cast<int32_t>(layers.size())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "moments: got layer ", call.layer, ", want below ", layers.size()));
+  }
+  const BatchNormSpec& layer = layers[static_cast<size_t>(call.layer)];
+  const auto channels = static_cast<size_t>(layer.channels);
+  const Moments& m = call.moments;
+  if (m.first.size() != channels || m.second.size() != channels) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(layer.name, ": got moments of ", m.first.size(), " and ",
+                     m.second.size(), " channels, want ", channels));
+  }
+  if (call.call < 0 || call.call > kCallsMax || m.count < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(layer.name, ": got call ", call.call, " with count ",
+                     m.count, ", want 0 or more"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSpread(const BatchNormSpec& layer, const Moments& moments) {
+  for (double m2 : moments.second) {
+    if (m2 < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          layer.name, ": got a negative M2, ", m2, ", want 0 or more"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Push*> Coordinator::FindPush(Worker& worker,
+                                            const PushKey& key) {
+  const std::optional<Assignment>& given = worker.outstanding;
+  if (given.has_value() && given->kind == AssignmentKind::kTrain &&
+      given->sequence == key.sequence && given->attempt == key.attempt) {
+    if (sync()) return &round_->pushes.at(worker.rank);
+    const auto partitions = static_cast<int32_t>(model_->partitions.size());
+    return &assembling_.try_emplace(worker.rank, partitions).first->second;
+  }
+  if (key.sequence < worker.next_sequence) return nullptr;
+  return absl::FailedPreconditionError(
+      absl::StrCat("no training assignment ", key.sequence.value(),
+                   " was given to rank ", worker.rank.value()));
+}
+
+void Coordinator::CountArrival(const Worker& worker, Push::Arrival arrival,
+                               Effects& out) {
+  if (arrival == Push::Arrival::kNew) return;
+  ++counters_["pushes_duplicate"];
+  if (arrival == Push::Arrival::kRepeated) return;
+  ++counters_["replay_mismatches"];
+  out.push_back(effect::Log{
+      .severity = Severity::kWarning,
+      .text = absl::StrCat("rank ", worker.rank.value(),
+                           " repeated a message with other content; the "
+                           "first one counts")});
+}
+
+absl::Status Coordinator::CheckOpening(const Worker& worker,
+                                       const PushOpening& opening) const {
+  const int64_t wanted = worker.outstanding->range.size();
+  if (opening.samples != wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("push of rank ", worker.rank.value(), ": got ",
+                     opening.samples, " samples, want ", wanted));
+  }
+  const Version read = opening.version;
+  const bool readable =
+      sync() ? read == round_->step
+             : read >= Version() && read <= current_->version;
+  if (!readable) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "push of rank ", worker.rank.value(), ": got version ", read.value(),
+        " read, want ", sync() ? "" : "at most ",
+        sync() ? round_->step.value() : current_->version.value()));
+  }
+  if (!(opening.loss_weight >= 0) || !std::isfinite(opening.loss_weight)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "push of rank ", worker.rank.value(), ": got loss weight ",
+        opening.loss_weight, ", want a finite number of 0 or more"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
+                               const PushOpening& opening, Instant now,
+                               Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
+  COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
+  COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
+  if (push == nullptr) return absl::OkStatus();
+  COHORT_RETURN_IF_ERROR(CheckOpening(*worker, opening));
+  const Push::Arrival arrival = push->Open(opening);
+  CountArrival(*worker, arrival, out);
+  if (arrival == Push::Arrival::kNew && sync()) OpenTransaction(out);
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::CheckGradient(const GradientMessage& message) const {
+  const std::vector<Partition>& partitions = model_->partitions;
+  if (message.partition < 0 ||
+      message.partition >= static_cast<int32_t>(partitions.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient: got partition ", message.partition,
+                     ", want below ", partitions.size()));
+  }
+  const Partition& partition =
+      partitions[static_cast<size_t>(message.partition)];
+  const int64_t wanted =
+      partition.elements * static_cast<int64_t>(sizeof(float));
+  if (!partition.trainable || message.gradient.size_bytes() != wanted) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gradient of partition ", message.partition, ": got ",
+        message.gradient.size_bytes(), " bytes, want ",
+        partition.trainable ? absl::StrCat(wanted) : "none, it is frozen"));
+  }
+  for (int32_t slice : message.absent_slices) {
+    if (slice < 0 || slice >= static_cast<int32_t>(partition.slices.size())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "gradient of partition ", message.partition, ": got absent slice ",
+          slice, ", want below ", partition.slices.size()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::Gradient(const Sender& sender, const PushKey& key,
+                                   GradientMessage message, Instant now,
+                                   Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
+  COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
+  COHORT_RETURN_IF_ERROR(CheckGradient(message));
+  COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
+  if (push == nullptr) return absl::OkStatus();
+  if (!push->opened()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "gradient of partition ", message.partition,
+        " came before the push was opened"));
+  }
+  const int32_t partition = message.partition;
+  const Push::Arrival arrival =
+      push->Add(partition, std::move(message.gradient), message.checksum,
+                std::move(message.absent_slices));
+  CountArrival(*worker, arrival, out);
+  if (!sync()) return absl::OkStatus();
+  if (arrival == Push::Arrival::kNew) {
+    StartFoldIfReady(partition, out);
+    TryCommit(now, out);
+  } else if (round_->transaction.has_value()) {
+    const std::optional<FoldResult>& result =
+        round_->transaction->results[static_cast<size_t>(partition)];
+    if (result.has_value()) {
+      SendResult(*result, round_->step.Next(), *worker, key, out);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::CheckClosing(const PushClosing& closing) const {
+  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
+  if (closing.batch_norm_calls.size() != layers.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: got call counts of ", closing.batch_norm_calls.size(),
+        " batch-norm layers, want ", layers.size()));
+  }
+  int64_t calls = 0;
+  for (int32_t count : closing.batch_norm_calls) {
+    if (count < 0 || count > kCallsMax) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "closing: got ", count, " calls, want 0 to ", kCallsMax));
+    }
+    calls += count;
+  }
+  const int64_t wanted = global() ? 0 : calls;
+  if (static_cast<int64_t>(closing.moments.size()) != wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("closing: got moments of ", closing.moments.size(),
+                     " batch-norm calls, want ", wanted));
+  }
+  for (size_t i = 0; i < closing.moments.size(); ++i) {
+    const CallMoments& call = closing.moments[i];
+    COHORT_RETURN_IF_ERROR(CheckCallMoments(call, layers));
+    COHORT_RETURN_IF_ERROR(
+        CheckSpread(layers[static_cast<size_t>(call.layer)], call.moments));
+    // Ascending from call 0 of each layer, so that ranks line up by position.
+    const bool follows =
+        call.call == 0
+            ? i == 0 || closing.moments[i - 1].layer < call.layer
+            : i > 0 && closing.moments[i - 1].layer == call.layer &&
+                  closing.moments[i - 1].call == call.call - 1;
+    if (!follows ||
+        call.call >=
+            closing.batch_norm_calls[static_cast<size_t>(call.layer)]) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "closing: moments of ", layers[static_cast<size_t>(call.layer)].name,
+          " call ", call.call, " are out of order"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
+                                PushClosing closing, Instant now,
+                                Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
+  COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
+  COHORT_RETURN_IF_ERROR(CheckClosing(closing));
+  COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
+  if (push == nullptr) {
+    const auto& decided = decided_[static_cast<size_t>(sender.rank.value())];
+    if (!decided.has_value() || decided->key != key) return absl::OkStatus();
+    ++counters_["pushes_duplicate"];
+    PushVerdict verdict = decided->verdict;
+    verdict.duplicate = true;
+    Answer(*worker, key, std::move(verdict), 0, now, out);
+    return absl::OkStatus();
+  }
+  const std::string nonfinite = [&]() -> std::string {
+    for (const CallMoments& call : closing.moments) {
+      if (IsFinite(call.moments)) continue;
+      return absl::StrCat(
+          "rank ", sender.rank.value(), ": moments of ",
+          model_->layout.batch_norms[static_cast<size_t>(call.layer)].name);
+    }
+    return "";
+  }();
+  CountArrival(*worker, push->Close(std::move(closing)), out);
+  if (sync()) {
+    if (!nonfinite.empty()) round_->nonfinite = nonfinite;
+    TryCommit(now, out);
+  } else if (push->Complete(trainable_partitions_)) {
+    EnqueueArrival(*worker, now, out);
+  } else {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", sender.rank.value(), " closed its push before it was whole"));
+  }
+  return absl::OkStatus();
+}
+
+Coordinator::Transaction Coordinator::NewTransaction(double loss_weight,
+                                                     double learning_rate) {
+  Transaction t{.id = next_transaction_++, .learning_rate = learning_rate};
+  t.gradient_scale =
+      loss_weight > 0 ? model_->plan.loss_reference / loss_weight : 0;
+  t.results.resize(model_->partitions.size());
+  for (const Partition& partition : model_->partitions) {
+    t.started.push_back(!partition.trainable);
+    if (partition.trainable) ++t.missing;
+  }
+  return t;
+}
+
+void Coordinator::StartFold(Transaction& transaction, int32_t partition,
+                            const std::vector<std::pair<Rank, Push*>>& pushes,
+                            Effects& out) const {
+  const auto p = static_cast<size_t>(partition);
+  const Partition& shape = model_->partitions[p];
+  const OptimizerOptions& o = options_.optimizer;
+  FoldJob job{.transaction = transaction.id,
+              .partition = partition,
+              .weights = current_->weights[p],
+              .velocity = current_->velocities[p]};
+  std::vector<size_t> absent(shape.slices.size(), 0);
+  for (const auto& [rank, push] : pushes) {
+    for (int32_t slice : push->absent_slices(partition)) {
+      ++absent[static_cast<size_t>(slice)];
+    }
+    job.contributions.push_back(
+        {.rank = rank, .gradient = push->TakeGradient(partition)});
+  }
+  for (size_t i = 0; i < shape.slices.size(); ++i) {
+    const Slice& slice = shape.slices[i];
+    const ParameterSpec& parameter =
+        model_->layout.parameters[static_cast<size_t>(slice.parameter)];
+    const bool decays = o.decay_everything || !parameter.decay_exempt;
+    job.slices.push_back(
+        {.count = slice.count,
+         .step = {.gradient_scale =
+                      static_cast<float>(transaction.gradient_scale),
+                  .learning_rate =
+                      static_cast<float>(transaction.learning_rate),
+                  .weight_decay =
+                      decays ? static_cast<float>(o.weight_decay) : 0.0f,
+                  .momentum = o.uses_momentum()
+                                  ? static_cast<float>(o.momentum)
+                                  : 0.0f,
+                  .nesterov = o.kind == OptimizerKind::kNesterov},
+         .skip = absent[i] == pushes.size()});
+  }
+  transaction.started[p] = true;
+  out.push_back(effect::Fold{.job = std::move(job)});
+}
+
+void Coordinator::SendResult(const FoldResult& result, Version version,
+                             const Worker& worker, const PushKey& key,
+                             Effects& out) const {
+  if (result.weights == nullptr) return;
+  out.push_back(effect::SendWeights{.rank = worker.rank,
+                                    .incarnation = worker.incarnation,
+                                    .key = key,
+                                    .partition = result.partition,
+                                    .version = version,
+                                    .weights = result.weights,
+                                    .checksum = result.checksum});
+}
+
+void Coordinator::FoldDone(FoldResult result, Instant now, Effects& out) {
+  const bool of_round = round_.has_value() &&
+                        round_->transaction.has_value() &&
+                        round_->transaction->id == result.transaction;
+  const bool of_arrival = applying_transaction_.has_value() &&
+                          applying_transaction_->id == result.transaction;
+  // The result of an attempt that was aborted meanwhile.
+  if (!of_round && !of_arrival) return;
+  Transaction& transaction =
+      of_round ? *round_->transaction : *applying_transaction_;
+  const auto p = static_cast<size_t>(result.partition);
+  COHORT_CHECK(transaction.started[p] && !transaction.results[p].has_value(),
+               absl::StrCat("partition ", result.partition, " folded twice"));
+  if (result.nonfinite.has_value() && !transaction.nonfinite.has_value()) {
+    transaction.nonfinite = NonfiniteText(*result.nonfinite);
+  }
+  transaction.results[p] = std::move(result);
+  --transaction.missing;
+  if (of_arrival) {
+    if (transaction.missing == 0) CommitArrival(now, out);
+    return;
+  }
+  for (Rank rank : round_->members) {
+    const Worker& worker = ranks_[rank];
+    // Nobody waits for tentative weights on a rank that is not there, or
+    // that has not reached this step again.
+    if (!worker.usable() || !worker.outstanding.has_value()) continue;
+    SendResult(*transaction.results[p], round_->step.Next(), worker,
+               {.sequence = worker.outstanding->sequence,
+                .attempt = worker.outstanding->attempt},
+               out);
+  }
+  TryCommit(now, out);
+}
+
+std::string Coordinator::NonfiniteText(const NonfiniteGradient& where) const {
+  const Partition& partition =
+      model_->partitions[static_cast<size_t>(where.partition)];
+  const Slice& slice = partition.slices[static_cast<size_t>(where.slice)];
+  const std::string& name =
+      model_->layout.parameters[static_cast<size_t>(slice.parameter)].name;
+  if (where.rank.has_value()) {
+    return absl::StrCat("rank ", where.rank->value(), ": gradient of ", name);
+  }
+  return absl::StrCat("sum of the gradients of ", name, " overflows");
+}
+
+SharedSnapshot Coordinator::NextSnapshot(
+    const Transaction& transaction,
+    std::vector<LayerStatistics> statistics) const {
+  auto next = std::make_shared<ModelSnapshot>(*current_);
+  next->version = current_->version.Next();
+  for (size_t p = 0; p < transaction.results.size(); ++p) {
+    const std::optional<FoldResult>& result = transaction.results[p];
+    if (!result.has_value()) continue;
+    next->weights[p] = result->weights;
+    next->velocities[p] = result->velocity;
+    next->checksums[p] = result->checksum;
+  }
+  next->statistics = std::make_shared<const std::vector<LayerStatistics>>(
+      std::move(statistics));
+  return next;
+}
+
+void Coordinator::AfterCommit(const CommitRecord& record, Effects& out) {
+  if (!record.skipped) train_loss_ = record.loss;
+  if (record.epoch_ended) {
+    const int64_t done = record.data_epoch + 1;
+    evaluations_.Start(current_, done, model_->plan.test_samples,
+                       std::max(ranks_.live(), 1));
+  }
+  out.push_back(effect::Committed{.record = record});
+  if (options_.checkpoint_every > 0 &&
+      current_->version.value() % options_.checkpoint_every == 0) {
+    absl::StatusOr<RunState> state = State();
+    COHORT_CHECK(state.ok(), state.status().ToString());
+    out.push_back(effect::WriteCheckpoint{.state = *std::move(state)});
+  }
+}
+
+void Coordinator::Answer(Worker& worker, const PushKey& key,
+                         PushVerdict verdict, int32_t weights_partitions,
+                         Instant now, Effects& out) {
+  decided_[static_cast<size_t>(worker.rank.value())] = {.key = key,
+                                                        .verdict = verdict};
+  if (!worker.usable()) return;
+  verdict.next = NextFor(worker, now);
+  out.push_back(effect::SendVerdict{.rank = worker.rank,
+                                    .incarnation = worker.incarnation,
+                                    .key = key,
+                                    .verdict = std::move(verdict),
+                                    .weights_partitions = weights_partitions});
+}
+
+bool Coordinator::CountNonfinite(const std::string& what, Effects& out) {
+  ++nonfinite_in_row_;
+  out.push_back(effect::Log{
+      .severity = Severity::kWarning,
+      .text = absl::StrCat("not finite: ", what, " at version ",
+                           current_->version.value(), " (", nonfinite_in_row_,
+                           " in a row, ", options_.nonfinite_max,
+                           " end the run)")});
+  return nonfinite_in_row_ >= options_.nonfinite_max;
+}
+
+absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
+                                 Moments moments, Instant now, Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
+  COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
+  if (!sync() || !global()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "a rendezvous needs sync and global normalisation; the policy is ",
+        PolicyText(policy_)));
+  }
+  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
+  const bool over =
+      key.step < current_->version || !round_.has_value() ||
+      (key.step == round_->step && key.attempt < round_->attempt);
+  if (over) {
+    out.push_back(effect::ReduceAborted{
+        .rank = worker->rank,
+        .incarnation = worker->incarnation,
+        .key = key,
+        .reason = absl::StrCat("step ", key.step.value(), " attempt ",
+                               key.attempt.value(), " is over")});
+    return absl::OkStatus();
+  }
+  if (key.step != round_->step || key.attempt != round_->attempt ||
+      !IsMember(worker->rank)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rendezvous: got step ", key.step.value(), " attempt ",
+        key.attempt.value(), " of rank ", worker->rank.value(), ", want step ",
+        round_->step.value(), " attempt ", round_->attempt.value(),
+        " of a member"));
+  }
+  const CallMoments call{
+      .layer = key.layer, .call = key.call, .moments = std::move(moments)};
+  COHORT_RETURN_IF_ERROR(CheckCallMoments(call, layers));
+  const BatchNormSpec& layer = layers[static_cast<size_t>(key.layer)];
+  if (key.phase == ReducePhase::kForward) {
+    COHORT_RETURN_IF_ERROR(CheckSpread(layer, call.moments));
+  }
+  if (!IsFinite(call.moments) && !round_->nonfinite.has_value()) {
+    round_->nonfinite = absl::StrCat("rank ", worker->rank.value(),
+                                     ": moments of ", layer.name);
+  }
+  const RendezvousTable::Outcome outcome =
+      round_->rendezvous.Contribute(key, worker->rank, call.moments);
+  if (outcome.repeated) {
+    CountArrival(*worker, outcome.mismatch ? Push::Arrival::kMismatch
+                                           : Push::Arrival::kRepeated,
+                 out);
+  }
+  for (Rank rank : outcome.answer) {
+    out.push_back(effect::ReduceResult{
+        .rank = rank,
+        .incarnation = ranks_[rank].incarnation,
+        .key = key,
+        .moments = outcome.result});
+  }
+  if (outcome.result == nullptr) {
+    const std::optional<std::string> mismatch = CallMismatch();
+    if (mismatch.has_value()) End(RunOutcome::kModelMismatch, *mismatch, out);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

@@ -1,0 +1,253 @@
+// Synchronous steps of the coordinator.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "server/core/coordinator.h"
+#include "server/core/optimizer/schedule.h"
+
+namespace cohort {
+
+bool Coordinator::IsMember(Rank rank) const {
+  return round_.has_value() && round_->pushes.contains(rank);
+}
+
+void Coordinator::StartStep(Attempt attempt) {
+  if (ended_ || draining_ || cursor_.exhausted()) return;
+  std::vector<Rank> candidates;
+  if (options_.on_worker_loss == OnWorkerLoss::kWait) {
+    // A vacant rank stays a member: its replacement will compute its share.
+    for (const Worker& worker : ranks_.all()) candidates.push_back(worker.rank);
+  } else {
+    candidates = ranks_.Usable();
+  }
+  if (candidates.empty()) return;
+  std::vector<int64_t> batch_sizes;
+  for (Rank rank : candidates) batch_sizes.push_back(ranks_[rank].batch_size);
+
+  Round round{.step = current_->version, .attempt = attempt};
+  round.cut = cursor_.Cut(batch_sizes);
+  std::vector<IndexRange> ranges;
+  const auto partitions = static_cast<int32_t>(model_->partitions.size());
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    // A rank without samples is no member of the step.
+    if (round.cut.ranges[i].empty()) continue;
+    round.members.push_back(candidates[i]);
+    ranges.push_back(round.cut.ranges[i]);
+    round.pushes.try_emplace(candidates[i], partitions);
+  }
+  round.cut.ranges = std::move(ranges);
+  round.rendezvous = RendezvousTable(round.members);
+  round_ = std::move(round);
+}
+
+void Coordinator::AbortAttempt(const std::string& reason, Instant now,
+                               Effects& out) {
+  Round over = *std::move(round_);
+  round_.reset();
+  ++counters_["steps_aborted"];
+  out.push_back(effect::Log{
+      .severity = Severity::kWarning,
+      .text = absl::StrCat("step ", over.step.value(), " attempt ",
+                           over.attempt.value(), " ends: ", reason)});
+  for (const RendezvousTable::Pending& pending :
+       over.rendezvous.AllPending()) {
+    out.push_back(effect::ReduceAborted{
+        .rank = pending.rank,
+        .incarnation = ranks_[pending.rank].incarnation,
+        .key = pending.key,
+        .reason = reason});
+  }
+  for (Rank rank : over.members) {
+    Worker& worker = ranks_[rank];
+    if (!worker.outstanding.has_value() ||
+        worker.outstanding->kind != AssignmentKind::kTrain) {
+      continue;
+    }
+    worker.outstanding.reset();
+    worker.waiting = worker.usable();
+  }
+  StartStep(over.attempt.Next());
+  for (Rank rank : over.members) {
+    const Worker& worker = ranks_[rank];
+    if (!worker.waiting || !over.issued.contains(rank)) continue;
+    out.push_back(effect::StepAborted{
+        .session = worker.session,
+        .step = over.step,
+        .attempt = over.attempt,
+        .members = round_.has_value() ? round_->members : std::vector<Rank>(),
+        .reason = reason});
+  }
+  NotifyWaiting(now, out);
+}
+
+void Coordinator::OpenTransaction(Effects& out) {
+  double loss_weight = 0;
+  for (const auto& [rank, push] : round_->pushes) {
+    if (!push.opened()) return;
+    loss_weight += push.opening().loss_weight;
+  }
+  round_->transaction = NewTransaction(
+      loss_weight,
+      LearningRate(options_.optimizer, samples_, samples_total()));
+  for (size_t p = 0; p < model_->partitions.size(); ++p) {
+    StartFoldIfReady(static_cast<int32_t>(p), out);
+  }
+}
+
+void Coordinator::StartFoldIfReady(int32_t partition, Effects& out) {
+  if (!round_->transaction.has_value()) return;
+  Transaction& transaction = *round_->transaction;
+  if (transaction.started[static_cast<size_t>(partition)]) return;
+  // std::map: ascending ranks.
+  std::vector<std::pair<Rank, Push*>> pushes;
+  for (auto& [rank, push] : round_->pushes) {
+    if (!push.Has(partition)) return;
+    pushes.emplace_back(rank, &push);
+  }
+  StartFold(transaction, partition, pushes, out);
+}
+
+std::optional<std::string> Coordinator::CallMismatch() const {
+  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
+  const Push* first = nullptr;
+  Rank first_rank;
+  for (const auto& [rank, push] : round_->pushes) {
+    if (!push.closed()) continue;
+    if (first == nullptr) {
+      first = &push;
+      first_rank = rank;
+    }
+    const std::vector<int32_t>& calls = push.closing().batch_norm_calls;
+    const std::vector<int32_t>& wanted = first->closing().batch_norm_calls;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (calls[i] == wanted[i]) continue;
+      return absl::StrCat(layers[i].name, ": rank ", rank.value(), " made ",
+                          calls[i], " calls in step ", round_->step.value(),
+                          ", rank ", first_rank.value(), " made ", wanted[i]);
+    }
+  }
+  if (first == nullptr) return std::nullopt;
+  // Whoever has closed will not contribute any more: an open rendezvous that
+  // lacks it can never complete.
+  for (Rank rank : round_->rendezvous.Missing()) {
+    if (!round_->pushes.at(rank).closed()) continue;
+    for (const auto& pending : round_->rendezvous.AllPending()) {
+      return absl::StrCat(
+          layers[static_cast<size_t>(pending.key.layer)].name, ": rank ",
+          pending.rank.value(), " waits in call ", pending.key.call,
+          " of step ", round_->step.value(), ", but rank ", rank.value(),
+          " has closed its push without it");
+    }
+  }
+  return std::nullopt;
+}
+
+void Coordinator::TryCommit(Instant now, Effects& out) {
+  const std::optional<std::string> mismatch = CallMismatch();
+  if (mismatch.has_value()) {
+    End(RunOutcome::kModelMismatch, *mismatch, out);
+    return;
+  }
+  if (!round_->transaction.has_value() || round_->transaction->missing > 0) {
+    return;
+  }
+  RoundView view;
+  for (const auto& [rank, push] : round_->pushes) {
+    view.pushes.push_back(
+        {.rank = rank, .complete = push.Complete(trainable_partitions_)});
+  }
+  if (aggregation_->Decide(view).action == Decision::Action::kApply) {
+    CommitStep(now, out);
+  }
+}
+
+std::vector<RankMoments> Coordinator::StepMoments() const {
+  std::vector<RankMoments> moments;
+  for (const auto& [rank, push] : round_->pushes) {
+    moments.push_back({.rank = rank,
+                       .samples = push.opening().samples,
+                       .calls = global() ? round_->rendezvous.ForwardOf(rank)
+                                         : push.closing().moments});
+  }
+  return moments;
+}
+
+void Coordinator::CommitStep(Instant now, Effects& out) {
+  if (round_->transaction->nonfinite.has_value()) {
+    round_->nonfinite = round_->transaction->nonfinite;
+  }
+  const bool skipped = round_->nonfinite.has_value();
+  std::vector<LayerStatistics> statistics = *current_->statistics;
+  Transaction unchanged;
+  if (!skipped) {
+    statistics_.ApplyStep(StepMoments(), samples_reference(), statistics);
+  }
+  current_ = NextSnapshot(skipped ? unchanged : *round_->transaction,
+                          std::move(statistics));
+  Round round = *std::move(round_);
+  round_.reset();
+
+  CommitRecord record{.version = current_->version,
+                      .data_epoch = round.cut.epoch,
+                      .learning_rate = round.transaction->learning_rate,
+                      .members = round.members,
+                      .skipped = skipped};
+  double loss_weight = 0;
+  int64_t correct = 0;
+  int64_t labels = 0;
+  for (const auto& [rank, push] : round.pushes) {
+    record.commit_samples += push.opening().samples;
+    record.loss += push.closing().loss_sum;
+    loss_weight += push.opening().loss_weight;
+    correct += push.closing().correct;
+    labels += push.closing().labels;
+  }
+  if (loss_weight > 0) record.loss /= loss_weight;
+  if (labels > 0) {
+    record.accuracy =
+        static_cast<double>(correct) / static_cast<double>(labels);
+  }
+  samples_ += record.commit_samples;
+  record.samples = samples_;
+  record.epoch_ended = cursor_.Take(round.cut);
+  std::map<Rank, PushKey> keys;
+  for (Rank rank : round.members) {
+    Worker& worker = ranks_[rank];
+    COHORT_CHECK(worker.outstanding.has_value(),
+                 absl::StrCat("rank ", rank.value(), " has no assignment"));
+    keys[rank] = {.sequence = worker.outstanding->sequence,
+                  .attempt = worker.outstanding->attempt};
+    worker.outstanding.reset();
+  }
+  AfterCommit(record, out);
+
+  const auto pushes = static_cast<int64_t>(round.members.size());
+  counters_[skipped ? "pushes_skipped" : "pushes_applied"] += pushes;
+  bool stop = false;
+  if (skipped) {
+    stop = CountNonfinite(*round.nonfinite, out);
+  } else {
+    nonfinite_in_row_ = 0;
+  }
+  if (!stop) StartStep(Attempt(0));
+  for (const auto& [rank, key] : keys) {
+    Answer(ranks_[rank], key,
+           {.verdict = skipped ? Verdict::kSkipped : Verdict::kApplied,
+            .version = current_->version,
+            .reason = skipped ? *round.nonfinite : ""},
+           skipped ? 0 : trainable_partitions_, now, out);
+  }
+  if (stop) {
+    End(RunOutcome::kNonfinite,
+        absl::StrCat(nonfinite_in_row_, " steps in a row were not finite; ",
+                     "the last: ", *round.nonfinite),
+        out);
+    return;
+  }
+  Advance(now, out);
+}
+
+}  // namespace cohort

@@ -1,0 +1,88 @@
+#include "server/core/data_cursor.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace cohort {
+
+DataCursor::DataCursor(int64_t samples_per_epoch, int64_t epochs)
+    : samples_per_epoch_(samples_per_epoch), epochs_(epochs) {
+  undecided_[0] = samples_per_epoch;
+}
+
+void DataCursor::Restore(int64_t epoch, int64_t position) {
+  COHORT_CHECK(position >= 0 && position <= samples_per_epoch_,
+               absl::StrCat("position ", position));
+  epoch_ = epoch;
+  position_ = position;
+  undecided_.clear();
+  undecided_[epoch] = samples_per_epoch_ - position;
+}
+
+StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes) const {
+  COHORT_CHECK(epoch_ < epochs_, "the last epoch is over");
+  StepCut cut{.epoch = epoch_, .begin = position_};
+  int64_t at = position_;
+  for (int64_t batch : batch_sizes) {
+    const int64_t end = std::min(at + batch, samples_per_epoch_);
+    cut.ranges.push_back({.begin = at, .end = end});
+    at = end;
+  }
+  cut.end = at;
+  return cut;
+}
+
+bool DataCursor::Take(const StepCut& cut) {
+  COHORT_CHECK(cut.epoch == epoch_ && cut.begin == position_,
+               "the cut is not the next one");
+  Advance(cut.end - cut.begin);
+  undecided_[cut.epoch] -= cut.end - cut.begin;
+  if (undecided_[cut.epoch] > 0) return false;
+  undecided_.erase(cut.epoch);
+  return true;
+}
+
+void DataCursor::Advance(int64_t samples) {
+  position_ += samples;
+  if (position_ < samples_per_epoch_) return;
+  position_ = 0;
+  ++epoch_;
+  if (epoch_ < epochs_) undecided_[epoch_] = samples_per_epoch_;
+}
+
+std::optional<DataCursor::Piece> DataCursor::Next(int64_t batch_size) {
+  if (!reissue_.empty()) {
+    Piece piece = reissue_.front();
+    reissue_.pop_front();
+    return piece;
+  }
+  if (epoch_ >= epochs_) return std::nullopt;
+  Piece piece{.epoch = epoch_,
+              .range = {.begin = position_,
+                        .end = std::min(position_ + batch_size,
+                                        samples_per_epoch_)}};
+  Advance(piece.range.size());
+  return piece;
+}
+
+void DataCursor::Reissue(const Piece& piece) { reissue_.push_back(piece); }
+
+std::optional<int64_t> DataCursor::Finish(const Piece& piece) {
+  int64_t& left = undecided_[piece.epoch];
+  left -= piece.range.size();
+  COHORT_CHECK(left >= 0, "a range was decided twice");
+  if (left > 0) return std::nullopt;
+  undecided_.erase(piece.epoch);
+  return piece.epoch;
+}
+
+void DataCursor::RestoreOpen(const std::vector<Piece>& open) {
+  for (const Piece& piece : open) {
+    undecided_[piece.epoch] += piece.range.size();
+    reissue_.push_back(piece);
+  }
+}
+
+}  // namespace cohort

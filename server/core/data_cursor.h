@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "common/assignment.h"
+#include "common/ids.h"
+
+namespace cohort {
+
+// The indices of one synchronous step: consecutive ranges in rank order.
+struct StepCut {
+  int64_t epoch = 0;
+  // One entry a rank asked for, same order; may be short or empty at the end
+  // of an epoch.
+  std::vector<IndexRange> ranges;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// Which samples come next. One cursor for all ranks, over each epoch's
+// permutation, so that any number of workers sees the same order and each
+// sample is used once an epoch.
+class DataCursor {
+ public:
+  // A range of one epoch that was handed out on its own (async).
+  struct Piece {
+    int64_t epoch = 0;
+    IndexRange range;
+  };
+
+  DataCursor() = default;
+  DataCursor(int64_t samples_per_epoch, int64_t epochs);
+
+  // Continues at `position` of `epoch`.
+  void Restore(int64_t epoch, int64_t position);
+
+  int64_t epoch() const { return epoch_; }
+  int64_t position() const { return position_; }
+  int64_t epochs() const { return epochs_; }
+  // Everything was handed out, and nothing waits to be issued again.
+  bool exhausted() const { return epoch_ >= epochs_ && reissue_.empty(); }
+
+  // ---- sync: cut, then take it once the step is committed; a cut that is
+  // never taken leaves no trace. Must not be exhausted.
+  StepCut Cut(const std::vector<int64_t>& batch_sizes) const;
+  // Returns true if this ended an epoch.
+  bool Take(const StepCut& cut);
+
+  // ---- async: hands out at once. Ranges to be issued again come first.
+  std::optional<Piece> Next(int64_t batch_size);
+  // A lost rank's range: the next caller gets it.
+  void Reissue(const Piece& piece);
+  // The push of this piece is decided. Returns the epoch if this was its last
+  // piece.
+  std::optional<int64_t> Finish(const Piece& piece);
+  // Restores how much of a half-finished epoch is still open.
+  void RestoreOpen(const std::vector<Piece>& open);
+
+  const std::deque<Piece>& reissue() const { return reissue_; }
+
+ private:
+  void Advance(int64_t samples);
+
+  int64_t samples_per_epoch_ = 0;
+  int64_t epochs_ = 0;
+  int64_t epoch_ = 0;
+  int64_t position_ = 0;
+  std::deque<Piece> reissue_;
+  // By epoch: samples whose push is not decided yet, handed out or not.
+  std::map<int64_t, int64_t> undecided_;
+};
+
+}  // namespace cohort

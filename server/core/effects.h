@@ -1,0 +1,203 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/assignment.h"
+#include "common/float_buffer.h"
+#include "common/ids.h"
+#include "common/model_layout.h"
+#include "server/core/optimizer/fold_job.h"
+
+namespace cohort {
+
+// One version of everything that training changes. Immutable and shared:
+// replies, evaluation and checkpoints read it while newer ones are made.
+struct ModelSnapshot {
+  Version version;
+  // One entry a partition.
+  std::vector<SharedFloats> weights;
+  // XXH3-64 of each.
+  std::vector<uint64_t> checksums;
+  // Null entries without momentum and for frozen partitions.
+  std::vector<SharedFloats> velocities;
+  std::shared_ptr<const std::vector<LayerStatistics>> statistics;
+};
+
+using SharedSnapshot = std::shared_ptr<const ModelSnapshot>;
+
+// Layout and plan of the run, fixed by the first complete registration.
+struct RegisteredModel {
+  ModelLayout layout;
+  std::vector<Partition> partitions;
+  RunPlan plan;
+};
+
+using SharedModel = std::shared_ptr<const RegisteredModel>;
+
+// What a restart needs beside the options.
+struct RunState {
+  SharedModel model;
+  SharedSnapshot snapshot;
+  int64_t samples = 0;
+  int64_t data_epoch = 0;
+  int64_t cursor = 0;
+  int64_t policy_epoch = 0;
+  // By rank: the number of the next assignment and the batch size.
+  std::vector<Sequence> next_sequences;
+  std::vector<int64_t> batch_sizes;
+  Incarnation next_incarnation;
+  // Issued but not committed (async); issued again after a restart.
+  struct Range {
+    int64_t epoch = 0;
+    IndexRange range;
+  };
+  std::vector<Range> reissue;
+};
+
+// Sums of one commit, for progress and history.
+struct CommitRecord {
+  Version version;
+  int64_t data_epoch = 0;
+  // Seen so far, this commit included.
+  int64_t samples = 0;
+  int64_t commit_samples = 0;
+  double loss = 0;
+  double accuracy = 0;
+  double learning_rate = 0;
+  int64_t staleness_versions = 0;
+  std::vector<Rank> members;
+  bool skipped = false;
+  bool epoch_ended = false;
+};
+
+struct EvaluationRecord {
+  Version version;
+  // Completed epochs at that version.
+  int64_t epochs = 0;
+  EvaluationSums sums;
+  double loss() const {
+    return sums.loss_weight > 0 ? sums.loss_sum / sums.loss_weight : 0;
+  }
+  double accuracy() const {
+    return sums.labels > 0
+               ? static_cast<double>(sums.correct) /
+                     static_cast<double>(sums.labels)
+               : 0;
+  }
+};
+
+enum class RunOutcome {
+  kFinished,
+  // Drained on request.
+  kDrained,
+  // Gave up waiting for a replacement.
+  kWorkerLost,
+  // Too many non-finite steps in a row.
+  kNonfinite,
+  // The workers' models disagree within a step.
+  kModelMismatch,
+};
+
+enum class Severity { kInfo, kWarning, kError };
+
+// What the state machine wants done. Adapters carry it out in order and
+// decide nothing. Anything addressed to a stream that has ended is dropped.
+namespace effect {
+
+struct Joined {
+  SessionId session;
+  Rank rank;
+  Incarnation incarnation;
+  Version version;
+};
+// The session's stream ends with this status.
+struct EndSession {
+  SessionId session;
+  absl::Status status;
+};
+struct Notify {
+  SessionId session;
+  Assignment assignment;
+};
+struct StepAborted {
+  SessionId session;
+  Version step;
+  Attempt attempt;
+  std::vector<Rank> members;
+  std::string reason;
+};
+struct ReduceResult {
+  Rank rank;
+  Incarnation incarnation;
+  ReduceKey key;
+  std::shared_ptr<const Moments> moments;
+};
+struct ReduceAborted {
+  Rank rank;
+  Incarnation incarnation;
+  ReduceKey key;
+  std::string reason;
+};
+// Weights of one partition, tentative until the verdict of `key`.
+struct SendWeights {
+  Rank rank;
+  Incarnation incarnation;
+  PushKey key;
+  int32_t partition = 0;
+  Version version;
+  SharedFloats weights;
+  uint64_t checksum = 0;
+};
+struct SendVerdict {
+  Rank rank;
+  Incarnation incarnation;
+  PushKey key;
+  PushVerdict verdict;
+  // Partitions whose weights of verdict.version go to this push.
+  int32_t weights_partitions = 0;
+};
+// Run on a pool; hand the result to Coordinator::FoldDone.
+struct Fold {
+  FoldJob job;
+};
+struct Committed {
+  CommitRecord record;
+};
+struct Evaluated {
+  EvaluationRecord record;
+};
+struct WriteCheckpoint {
+  RunState state;
+};
+struct Log {
+  Severity severity = Severity::kInfo;
+  std::string text;
+};
+// The run is over; workers have been told.
+struct RunEnded {
+  RunOutcome outcome = RunOutcome::kFinished;
+  std::string reason;
+  // Null if nothing was ever registered.
+  SharedModel model;
+  SharedSnapshot snapshot;
+};
+
+}  // namespace effect
+
+using Effect =
+    std::variant<effect::Joined, effect::EndSession, effect::Notify,
+                 effect::StepAborted, effect::ReduceResult,
+                 effect::ReduceAborted, effect::SendWeights,
+                 effect::SendVerdict, effect::Fold, effect::Committed,
+                 effect::Evaluated, effect::WriteCheckpoint, effect::Log,
+                 effect::RunEnded>;
+
+using Effects = std::vector<Effect>;
+
+}  // namespace cohort

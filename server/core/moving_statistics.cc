@@ -1,0 +1,91 @@
+#include "server/core/moving_statistics.h"
+
+#include <cmath>
+#include <utility>
+
+#include "kernels/moments_fold.h"
+
+namespace cohort {
+namespace {
+
+// Weight of a batch that is `share` of a nominal step. A whole step uses a
+// itself: 1-(1-a)^1 is not a in floating point.
+double BatchWeight(double a, double share) {
+  return share == 1 ? a : 1 - std::pow(1 - a, share);
+}
+
+}  // namespace
+
+MovingStatistics::MovingStatistics(StatisticsKind kind,
+                                   std::vector<BatchNormSpec> layers)
+    : kind_(kind), layers_(std::move(layers)) {}
+
+void MovingStatistics::Update(int32_t layer, const Moments& moments,
+                              Weighting weighting,
+                              LayerStatistics& statistics) const {
+  const BatchNormSpec& spec = layers_[static_cast<size_t>(layer)];
+  if (!spec.track_statistics || moments.count == 0) return;
+  ++statistics.num_batches_tracked;
+  const double a =
+      spec.momentum.has_value()
+          ? BatchWeight(*spec.momentum, weighting.share)
+          : 1.0 / static_cast<double>(statistics.num_batches_tracked);
+  const auto count = static_cast<double>(moments.count);
+  // The unbiased divisor is that of the nominal step the batch stands for,
+  // so that W partial pushes agree with one synchronous step.
+  const double nominal = count / weighting.share;
+  const bool unbiased = spec.convention == StatisticsConvention::kPyTorch;
+  const bool has_variance = !unbiased || nominal > 1;
+  const double scale = unbiased ? nominal / (nominal - 1) / count : 1 / count;
+  for (size_t c = 0; c < statistics.mean.size(); ++c) {
+    statistics.mean[c] = (1 - a) * statistics.mean[c] + a * moments.first[c];
+    // One element has no unbiased variance: keep what is known.
+    if (!has_variance) continue;
+    statistics.variance[c] =
+        (1 - a) * statistics.variance[c] + a * (moments.second[c] * scale);
+  }
+}
+
+void MovingStatistics::ApplyStep(
+    const std::vector<RankMoments>& ranks, int64_t samples_reference,
+    std::vector<LayerStatistics>& statistics) const {
+  if (ranks.empty()) return;
+  if (kind_ == StatisticsKind::kAsync) {
+    for (const RankMoments& rank : ranks) {
+      ApplyPush(rank, ranks.front().rank, samples_reference, statistics);
+    }
+    return;
+  }
+  for (size_t i = 0; i < ranks.front().calls.size(); ++i) {
+    const CallMoments& first = ranks.front().calls[i];
+    LayerStatistics& target = statistics[static_cast<size_t>(first.layer)];
+    if (kind_ == StatisticsKind::kChief) {
+      Update(first.layer, first.moments, {}, target);
+      continue;
+    }
+    std::vector<const Moments*> parts;
+    parts.reserve(ranks.size());
+    for (const RankMoments& rank : ranks) {
+      parts.push_back(&rank.calls[i].moments);
+    }
+    Update(first.layer, kernels::FoldForward(parts), {}, target);
+  }
+}
+
+void MovingStatistics::ApplyPush(
+    const RankMoments& push, Rank chief, int64_t samples_reference,
+    std::vector<LayerStatistics>& statistics) const {
+  Weighting weighting;
+  if (kind_ == StatisticsKind::kChief) {
+    if (push.rank != chief) return;
+  } else {
+    weighting.share = static_cast<double>(push.samples) /
+                      static_cast<double>(samples_reference);
+  }
+  for (const CallMoments& call : push.calls) {
+    Update(call.layer, call.moments, weighting,
+           statistics[static_cast<size_t>(call.layer)]);
+  }
+}
+
+}  // namespace cohort

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/assignment.h"
+#include "common/byte_rope.h"
+#include "common/ids.h"
+
+namespace cohort {
+
+// What has arrived of one rank's push.
+class Push {
+ public:
+  // How a message relates to what was there.
+  enum class Arrival {
+    kNew,
+    // Identical key; same checksum.
+    kRepeated,
+    // Identical key; another checksum: the replay was not exact.
+    kMismatch,
+  };
+
+  explicit Push(int32_t partitions);
+
+  bool opened() const { return opening_.has_value(); }
+  bool closed() const { return closing_.has_value(); }
+  // Everything is here: opened, `trainable` partitions received, closed.
+  bool Complete(int32_t trainable) const {
+    return opened() && closed() && received_count_ == trainable;
+  }
+  bool Has(int32_t partition) const {
+    return received_[static_cast<size_t>(partition)];
+  }
+  const PushOpening& opening() const { return *opening_; }
+  const PushClosing& closing() const { return *closing_; }
+
+  Arrival Open(const PushOpening& opening);
+  Arrival Add(int32_t partition, ByteRope gradient, uint64_t checksum,
+              std::vector<int32_t> absent_slices);
+  Arrival Close(PushClosing closing);
+
+  // Hands the gradient over; Has() stays true.
+  ByteRope TakeGradient(int32_t partition);
+  const std::vector<int32_t>& absent_slices(int32_t partition) const {
+    return absent_[static_cast<size_t>(partition)];
+  }
+
+ private:
+  std::optional<PushOpening> opening_;
+  std::optional<PushClosing> closing_;
+  std::vector<bool> received_;
+  std::vector<ByteRope> gradients_;
+  std::vector<uint64_t> checksums_;
+  std::vector<std::vector<int32_t>> absent_;
+  int32_t received_count_ = 0;
+};
+
+}  // namespace cohort

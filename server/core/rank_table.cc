@@ -1,0 +1,69 @@
+#include "server/core/rank_table.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace cohort {
+
+absl::string_view StateName(Worker::State state) {
+  switch (state) {
+    case Worker::State::kVacant:
+      return "vacant";
+    case Worker::State::kLive:
+      return "live";
+    case Worker::State::kReconnecting:
+      return "reconnecting";
+  }
+  return "unknown";
+}
+
+RankTable::RankTable(int32_t size) : workers_(static_cast<size_t>(size)) {
+  for (int32_t i = 0; i < size; ++i) {
+    workers_[static_cast<size_t>(i)].rank = Rank(i);
+  }
+}
+
+Worker* RankTable::BySession(SessionId session) {
+  for (Worker& worker : workers_) {
+    if (worker.state == Worker::State::kLive && worker.session == session) {
+      return &worker;
+    }
+  }
+  return nullptr;
+}
+
+Worker* RankTable::LowestVacant() {
+  for (Worker& worker : workers_) {
+    if (worker.state == Worker::State::kVacant) return &worker;
+  }
+  return nullptr;
+}
+
+std::vector<Rank> RankTable::Usable() const {
+  std::vector<Rank> ranks;
+  for (const Worker& worker : workers_) {
+    if (worker.usable()) ranks.push_back(worker.rank);
+  }
+  return ranks;
+}
+
+int32_t RankTable::live() const {
+  int32_t count = 0;
+  for (const Worker& worker : workers_) {
+    if (worker.state == Worker::State::kLive) ++count;
+  }
+  return count;
+}
+
+void RankTable::Transition(Worker& worker, Worker::State to, Instant now) {
+  const bool allowed =
+      worker.state != to && !(worker.state == Worker::State::kVacant &&
+                              to == Worker::State::kReconnecting);
+  COHORT_CHECK(allowed, absl::StrCat("rank ", worker.rank.value(), ": ",
+                                     StateName(worker.state), " to ",
+                                     StateName(to)));
+  if (worker.state == Worker::State::kLive) worker.lost_at = now;
+  worker.state = to;
+}
+
+}  // namespace cohort

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "common/assignment.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "server/core/data_cursor.h"
+#include "server/core/evaluation.h"
+
+namespace cohort {
+
+// One rank of the cohort, over all lives of its process.
+struct Worker {
+  enum class State {
+    // Nobody holds the rank.
+    kVacant,
+    kLive,
+    // Its stream broke; the same incarnation may still return.
+    kReconnecting,
+  };
+
+  Rank rank;
+  State state = State::kVacant;
+  Incarnation incarnation;
+  SessionId session;
+  Instant last_heard;
+  // When it last moved the run forward, for the step deadline.
+  Instant last_progress;
+  // When it left kLive.
+  Instant lost_at;
+  bool ever_joined = false;
+  bool registered = false;
+  int64_t batch_size = 0;
+  std::string fingerprint;
+  std::string description;
+
+  // Number of the next assignment.
+  Sequence next_sequence{1};
+  // Given and not ended; survives a life under on_worker_loss=wait.
+  std::optional<Assignment> outstanding;
+  std::optional<EvaluationBook::Shard> shard;
+  // Told to wait: the next assignment goes to its session.
+  bool waiting = false;
+
+  bool usable() const { return state == State::kLive && registered; }
+};
+
+absl::string_view StateName(Worker::State state);
+
+// The ranks 0..size-1. All changes of state go through Transition.
+class RankTable {
+ public:
+  explicit RankTable(int32_t size);
+
+  int32_t size() const { return static_cast<int32_t>(workers_.size()); }
+  bool Contains(Rank rank) const {
+    return rank.value() >= 0 && rank.value() < size();
+  }
+  Worker& operator[](Rank rank) {
+    return workers_[static_cast<size_t>(rank.value())];
+  }
+  const Worker& operator[](Rank rank) const {
+    return workers_[static_cast<size_t>(rank.value())];
+  }
+  std::vector<Worker>& all() { return workers_; }
+  const std::vector<Worker>& all() const { return workers_; }
+
+  // Null if no live worker has this session.
+  Worker* BySession(SessionId session);
+  Worker* LowestVacant();
+  std::vector<Rank> Usable() const;
+  int32_t live() const;
+
+  // Allowed: kVacant -> kLive, kLive <-> kReconnecting, either -> kVacant.
+  void Transition(Worker& worker, Worker::State to, Instant now);
+
+ private:
+  std::vector<Worker> workers_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,146 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/assignment.h"
+#include "common/clock.h"
+#include "common/float_buffer.h"
+#include "common/ids.h"
+#include "common/mutex.h"
+#include "common/periodic_task.h"
+#include "common/thread_pool.h"
+#include "server/core/coordinator.h"
+#include "server/core/effects.h"
+#include "server/service/byte_budget.h"
+#include "server/service/stream_registry.h"
+#include "server/service/streams.h"
+
+namespace cohort {
+
+// Told what happens to the run, in order, by one thread at a time. Must
+// return at once: everything else waits meanwhile.
+class RunListener {
+ public:
+  virtual ~RunListener() = default;
+  virtual void OnCommitted(const CommitRecord& record) = 0;
+  virtual void OnEvaluated(const EvaluationRecord& record) = 0;
+  virtual void OnCheckpoint(RunState state) = 0;
+  virtual void OnEnded(const effect::RunEnded& ended) = 0;
+};
+
+struct ShardOptions {
+  CoordinatorOptions coordinator;
+  int32_t fold_threads = 2;
+  int64_t inflight_bytes_max = int64_t{4} << 30;
+};
+
+// The state machine of one run with everything it needs to run for real: a
+// lock, a clock, threads for heavy effects, and the streams that effects go
+// to. Events come in through the methods; each appends its effects to one
+// outbox under the lock, and one thread at a time carries them out in that
+// order, outside the lock. A caller that finds another thread at it leaves
+// its effects to that one.
+//
+// Thread safety: safe. No method waits for anything but the lock.
+// Errors: those of the Coordinator's method of the same name.
+class Shard {
+ public:
+  // `listener` and `clock` must outlive the shard. Pass `restored` to
+  // continue from a checkpoint. Effects are held back until Start.
+  Shard(const ShardOptions& options, const RunState* restored,
+        const Clock& clock, RunListener& listener);
+  ~Shard();
+
+  // Carries out effects from now on, and keeps time.
+  void Start();
+  // Ends all streams with Unavailable and admits no more.
+  void CloseStreams();
+  // Stops keeping time and waits for the folds that run. Afterwards effects
+  // are dropped. Call it when no method can be called any more.
+  void Stop();
+
+  StreamRegistry& streams() { return streams_; }
+  const std::string& run_id() const { return options_.coordinator.run_id; }
+  const CoordinatorOptions& options() const { return options_.coordinator; }
+
+  absl::Status Join(SessionId session, const JoinRequest& request);
+  void Heartbeat(SessionId session);
+  void Leave(SessionId session, const std::string& reason);
+  void SessionBroken(SessionId session);
+
+  absl::StatusOr<RegisterAnswer> BeginRegister(const Sender& sender,
+                                               const ModelLayout& layout,
+                                               const RunPlan& plan);
+  absl::Status FinishRegister(const Sender& sender, const ModelLayout& layout,
+                              const RunPlan& plan,
+                              std::vector<SharedFloats> values,
+                              std::vector<LayerStatistics> statistics);
+
+  // Once a message is accepted, `from` is the stream that answers go to.
+  absl::Status Open(const Sender& sender, const PushKey& key,
+                    const PushOpening& opening,
+                    const std::shared_ptr<ExchangeStream>& from);
+  // Also ResourceExhausted: too many gradient bytes are held.
+  absl::Status Gradient(const Sender& sender, const PushKey& key,
+                        GradientMessage message,
+                        const std::shared_ptr<ExchangeStream>& from);
+  absl::Status Close(const Sender& sender, const PushKey& key,
+                     PushClosing closing,
+                     const std::shared_ptr<ExchangeStream>& from);
+  absl::Status Reduce(const Sender& sender, const ReduceKey& key,
+                      Moments moments,
+                      const std::shared_ptr<ReduceStream>& from);
+
+  absl::StatusOr<Assignment> ReportEvaluation(const Sender& sender,
+                                              Sequence sequence,
+                                              const EvaluationSums& sums);
+
+  absl::StatusOr<SharedSnapshot> Read(std::optional<Version> version) const;
+  SharedModel model() const;
+  absl::StatusOr<RunState> State() const;
+  StatusView Status() const;
+  int64_t inflight_bytes() const { return budget_.held_bytes(); }
+
+  // Returns the version at the time of the request.
+  // Errors: FailedPrecondition the run is over.
+  absl::StatusOr<Version> Drain(const std::string& reason);
+
+ private:
+  struct Dispatcher;
+
+  template <typename Call>
+  auto Handle(Call call) ABSL_LOCKS_EXCLUDED(mu_);
+  void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
+  void StartFold(FoldJob job);
+
+  // Fixed after construction.
+  const ShardOptions options_;
+  const Clock& clock_;
+  RunListener& listener_;
+
+  // Synchronise themselves.
+  ByteBudget budget_;
+  StreamRegistry streams_;
+  FloatBufferPool buffers_;
+
+  mutable Mutex mu_;
+  Coordinator core_ ABSL_GUARDED_BY(mu_);
+  Effects outbox_ ABSL_GUARDED_BY(mu_);
+  bool started_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  // A thread carries out effects.
+  bool dispatching_ ABSL_GUARDED_BY(mu_) = false;
+
+  // Last: their threads use everything above.
+  std::unique_ptr<ThreadPool> folds_;
+  std::unique_ptr<PeriodicTask> ticker_;
+};
+
+}  // namespace cohort

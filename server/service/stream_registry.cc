@@ -1,0 +1,167 @@
+#include "server/service/stream_registry.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+template <typename Places, typename T>
+std::shared_ptr<Stream> Put(Places& places, Rank rank, Incarnation incarnation,
+                            const std::shared_ptr<T>& stream) {
+  auto& place = places[rank];
+  if (place.stream == stream) return nullptr;
+  std::shared_ptr<Stream> displaced = std::move(place.stream);
+  place = {.incarnation = incarnation, .stream = stream};
+  return displaced;
+}
+
+// Takes the stream of `rank` out if `condition` holds for its incarnation.
+template <typename Places, typename Condition>
+void TakeIf(Places& places, Rank rank, Condition condition,
+            StreamRegistry::Streams& out) {
+  const auto at = places.find(rank);
+  if (at == places.end() || !condition(at->second.incarnation)) return;
+  out.push_back(std::move(at->second.stream));
+  places.erase(at);
+}
+
+template <typename Places>
+auto Find(const Places& places, Rank rank, Incarnation incarnation) {
+  const auto at = places.find(rank);
+  using Pointer = decltype(at->second.stream);
+  if (at == places.end() || at->second.incarnation != incarnation) {
+    return Pointer();
+  }
+  return Pointer(at->second.stream);
+}
+
+template <typename Places>
+void EraseStream(Places& places, const Stream* stream) {
+  std::erase_if(places, [stream](const auto& entry) {
+    return entry.second.stream.get() == stream;
+  });
+}
+
+}  // namespace
+
+absl::Status StreamRegistry::AdmitLocked(
+    const std::shared_ptr<Stream>& stream) {
+  if (closed_) return absl::UnavailableError("the server is stopping");
+  if (open_.size() >= static_cast<size_t>(limits_.streams)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("got stream ", open_.size() + 1, ", want at most ",
+                     limits_.streams, " at a time"));
+  }
+  open_[stream.get()] = stream;
+  return absl::OkStatus();
+}
+
+absl::Status StreamRegistry::Admit(const std::shared_ptr<Stream>& stream) {
+  MutexLock lock(mu_);
+  return AdmitLocked(stream);
+}
+
+absl::StatusOr<SessionId> StreamRegistry::AdmitSession(
+    const std::shared_ptr<SessionStream>& stream) {
+  MutexLock lock(mu_);
+  if (sessions_.size() >= static_cast<size_t>(limits_.sessions)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("got session ", sessions_.size() + 1, ", want at most ",
+                     limits_.sessions, " at a time"));
+  }
+  COHORT_RETURN_IF_ERROR(AdmitLocked(stream));
+  const SessionId id(next_session_++);
+  sessions_[id] = stream;
+  return id;
+}
+
+void StreamRegistry::Forget(const Stream* stream) {
+  // Destroyed after the lock is released.
+  std::shared_ptr<Stream> last;
+  MutexLock lock(mu_);
+  const auto at = open_.find(stream);
+  if (at == open_.end()) return;
+  last = std::move(at->second);
+  open_.erase(at);
+  std::erase_if(sessions_, [stream](const auto& entry) {
+    return entry.second.get() == stream;
+  });
+  EraseStream(exchanges_, stream);
+  EraseStream(reduces_, stream);
+}
+
+std::shared_ptr<Stream> StreamRegistry::PutExchange(
+    Rank rank, Incarnation incarnation,
+    const std::shared_ptr<ExchangeStream>& stream) {
+  MutexLock lock(mu_);
+  return Put(exchanges_, rank, incarnation, stream);
+}
+
+std::shared_ptr<Stream> StreamRegistry::PutReduce(
+    Rank rank, Incarnation incarnation,
+    const std::shared_ptr<ReduceStream>& stream) {
+  MutexLock lock(mu_);
+  return Put(reduces_, rank, incarnation, stream);
+}
+
+StreamRegistry::Streams StreamRegistry::Bind(SessionId session, Rank rank,
+                                             Incarnation incarnation) {
+  Streams older;
+  MutexLock lock(mu_);
+  bindings_[rank] = {.session = session, .incarnation = incarnation};
+  const auto is_older = [incarnation](Incarnation i) { return i < incarnation; };
+  TakeIf(exchanges_, rank, is_older, older);
+  TakeIf(reduces_, rank, is_older, older);
+  return older;
+}
+
+StreamRegistry::Streams StreamRegistry::Unbind(SessionId session) {
+  Streams ended;
+  MutexLock lock(mu_);
+  for (auto at = bindings_.begin(); at != bindings_.end(); ++at) {
+    if (at->second.session != session) continue;
+    const auto same = [life = at->second.incarnation](Incarnation i) {
+      return i == life;
+    };
+    TakeIf(exchanges_, at->first, same, ended);
+    TakeIf(reduces_, at->first, same, ended);
+    bindings_.erase(at);
+    break;
+  }
+  return ended;
+}
+
+std::shared_ptr<SessionStream> StreamRegistry::Session(
+    SessionId session) const {
+  MutexLock lock(mu_);
+  const auto at = sessions_.find(session);
+  return at == sessions_.end() ? nullptr : at->second;
+}
+
+std::shared_ptr<ExchangeStream> StreamRegistry::Exchange(
+    Rank rank, Incarnation incarnation) const {
+  MutexLock lock(mu_);
+  return Find(exchanges_, rank, incarnation);
+}
+
+std::shared_ptr<ReduceStream> StreamRegistry::Reduce(
+    Rank rank, Incarnation incarnation) const {
+  MutexLock lock(mu_);
+  return Find(reduces_, rank, incarnation);
+}
+
+int32_t StreamRegistry::sessions() const {
+  MutexLock lock(mu_);
+  return static_cast<int32_t>(sessions_.size());
+}
+
+StreamRegistry::Streams StreamRegistry::Close() {
+  Streams all;
+  MutexLock lock(mu_);
+  closed_ = true;
+  for (const auto& [pointer, stream] : open_) all.push_back(stream);
+  return all;
+}
+
+}  // namespace cohort

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/ids.h"
+#include "common/mutex.h"
+#include "server/service/streams.h"
+
+namespace cohort {
+
+// Where effects go: sessions by their number, data streams by the life of the
+// worker that speaks on them. Also counts all open streams, bounds them, and
+// ends them when the server stops.
+//
+// A rank has at most one exchange and one reduce stream. Streams come back to
+// the caller when they lose their place, because End must not run under the
+// registry's lock.
+//
+// Thread safety: safe. Never calls a stream.
+class StreamRegistry {
+ public:
+  using Streams = std::vector<std::shared_ptr<Stream>>;
+
+  struct Limits {
+    int32_t sessions = 64;
+    int32_t streams = 1024;
+  };
+
+  explicit StreamRegistry(Limits limits) : limits_(limits) {}
+
+  // Counts a stream as open until Forget.
+  // Errors: Unavailable (the server stops), ResourceExhausted.
+  absl::Status Admit(const std::shared_ptr<Stream>& stream);
+  // Also numbers the session. Errors: as Admit.
+  absl::StatusOr<SessionId> AdmitSession(
+      const std::shared_ptr<SessionStream>& stream);
+  // The stream is over: no effect reaches it any more.
+  void Forget(const Stream* stream);
+
+  // Effects for this life go to `stream` from now on. Returns the stream that
+  // had its place, if another.
+  std::shared_ptr<Stream> PutExchange(
+      Rank rank, Incarnation incarnation,
+      const std::shared_ptr<ExchangeStream>& stream);
+  std::shared_ptr<Stream> PutReduce(Rank rank, Incarnation incarnation,
+                                    const std::shared_ptr<ReduceStream>& stream);
+
+  // `session` speaks for this life of `rank`. Returns data streams of older
+  // lives.
+  Streams Bind(SessionId session, Rank rank, Incarnation incarnation);
+  // The core has ended the session. Returns the data streams of the life it
+  // spoke for, unless a newer session of that life has taken over.
+  Streams Unbind(SessionId session);
+
+  // Null if there is none (any more).
+  std::shared_ptr<SessionStream> Session(SessionId session) const;
+  std::shared_ptr<ExchangeStream> Exchange(Rank rank,
+                                           Incarnation incarnation) const;
+  std::shared_ptr<ReduceStream> Reduce(Rank rank,
+                                       Incarnation incarnation) const;
+
+  // Sessions that are open now.
+  int32_t sessions() const;
+  // Refuses further streams and returns all open ones.
+  Streams Close();
+
+ private:
+  template <typename T>
+  struct Place {
+    Incarnation incarnation;
+    std::shared_ptr<T> stream;
+  };
+  template <typename T>
+  using Places = std::map<Rank, Place<T>>;
+  struct Binding {
+    SessionId session;
+    Incarnation incarnation;
+  };
+
+  absl::Status AdmitLocked(const std::shared_ptr<Stream>& stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const Limits limits_;
+
+  mutable Mutex mu_;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
+  std::map<const Stream*, std::shared_ptr<Stream>> open_ ABSL_GUARDED_BY(mu_);
+  std::map<SessionId, std::shared_ptr<SessionStream>> sessions_
+      ABSL_GUARDED_BY(mu_);
+  // Which session speaks for a rank.
+  std::map<Rank, Binding> bindings_ ABSL_GUARDED_BY(mu_);
+  Places<ExchangeStream> exchanges_ ABSL_GUARDED_BY(mu_);
+  Places<ReduceStream> reduces_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace cohort

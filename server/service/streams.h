@@ -1,0 +1,43 @@
+#pragma once
+
+#include "absl/status/status.h"
+#include "common/assignment.h"
+#include "server/core/effects.h"
+
+// What a shard says to the streams that workers hold open. Domain types only:
+// the gRPC adapters implement these, and a test can do without gRPC.
+//
+// Thread safety: all methods of all streams are safe and return at once; what
+// is sent is queued in order. After End everything else is ignored.
+namespace cohort {
+
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  // Ends the stream with `status`. With OK, what is queued is sent first;
+  // otherwise it is discarded. The first call decides.
+  virtual void End(const absl::Status& status) = 0;
+};
+
+class SessionStream : public Stream {
+ public:
+  virtual void SendJoined(const effect::Joined& joined) = 0;
+  virtual void SendAssignment(const Assignment& assignment) = 0;
+  virtual void SendStepAborted(const effect::StepAborted& aborted) = 0;
+};
+
+class ExchangeStream : public Stream {
+ public:
+  // Queues a reference to the weights, never a copy.
+  virtual void SendWeights(const effect::SendWeights& weights) = 0;
+  virtual void SendVerdict(const effect::SendVerdict& verdict) = 0;
+};
+
+class ReduceStream : public Stream {
+ public:
+  virtual void SendResult(const effect::ReduceResult& result) = 0;
+  virtual void SendAborted(const effect::ReduceAborted& aborted) = 0;
+};
+
+}  // namespace cohort

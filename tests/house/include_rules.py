@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Holds the dependency table: who may include whom.
+
+Reads every #include of the tree's C++ and CUDA files. A row of RULES speaks
+about the files of one folder; all rows that match a file apply to it. A row's
+forbidden libraries are looked for through the project's own headers too,
+because a header that pulls gRPC in gives it to everybody who includes it.
+
+Prints one line a violation and exits with 1 if there is any.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import re
+import sys
+
+import source_tree
+
+TOP_FOLDERS = frozenset({"common", "kernels", "server", "worker", "tests"})
+
+# First match wins. A header outside this list is refused, so a new library
+# is entered here first and its place in the table is thought about.
+LIBRARIES = (
+    ("grpc", r"(grpc|grpcpp|grpc\+\+)/|.*\.grpc\.pb\.h$"),
+    ("protobuf", r"google/protobuf/|.*\.pb\.h$"),
+    ("torch", r"(torch|ATen|c10|caffe2)/"),
+    ("cuda", r"cuda|cublas|cudnn|curand|nccl|nvtx|cub/|thrust/|cooperative_"),
+    ("absl/time/clock", r"absl/time/clock\.h"),
+    ("absl/synchronization", r"absl/synchronization/"),
+    ("absl/random", r"absl/random/"),
+    ("absl", r"absl/"),
+    ("highway", r"hwy/"),
+    ("spdlog", r"(spdlog|fmt)/"),
+    ("json", r"nlohmann/"),
+    ("http", r"httplib\.h"),
+    ("prometheus", r"prometheus/"),
+    ("zlib", r"(zlib|zconf)\.h"),
+    ("xxhash", r"xxhash\.h"),
+    ("openssl", r"openssl/"),
+    ("images", r"(png|jpeglib|jerror)\.h"),
+    ("tests", r"(gtest|gmock|benchmark)/"),
+    ("std threads", r"(thread|mutex|shared_mutex|condition_variable|future|"
+                    r"atomic|latch|barrier|semaphore|stop_token)$"),
+    ("std files", r"(fstream|filesystem)$"),
+    ("std chrono", r"(chrono|ctime)$"),
+    ("std chance", r"random$"),
+    ("std", r"[a-z_]+$"),
+    ("system", r"(sys|netinet|arpa|linux)/[a-z0-9_]+\.h$|"
+               r"(unistd|fcntl|dirent|poll|signal|netdb|pthread|spawn|dlfcn|"
+               r"sched|pwd|immintrin|getopt|termios|endian|errno|time)\.h$"),
+)
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What the files in `folder` may not include, and why.
+
+    libraries: names of LIBRARIES, refused directly and through our headers.
+    direct: names of LIBRARIES, refused as direct includes only.
+    folders: folders or files of the tree, refused as direct includes;
+      `except_folders` takes a part of them out again.
+    except_in: sub-folders that this row does not speak about.
+    """
+
+    folder: str
+    why: str
+    libraries: tuple[str, ...] = ()
+    direct: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    except_folders: tuple[str, ...] = ()
+    except_in: tuple[str, ...] = ()
+
+
+RULES = (
+    Rule("", "nothing outside tests/ uses the tests",
+         libraries=("tests",), folders=("tests",), except_in=("tests",)),
+    Rule("common", "common/ lies below everything else",
+         folders=("kernels", "server", "worker")),
+    Rule("common", "common/ (top) is the standard library and Abseil only",
+         libraries=("grpc", "protobuf", "torch", "cuda", "highway", "spdlog",
+                    "json", "http", "prometheus"),
+         folders=("common/wire", "common/log", "common/formats",
+                  "common/ops"),
+         except_in=("common/wire", "common/log", "common/formats",
+                    "common/ops")),
+    Rule("common/log", "logging knows no transport and no engine",
+         libraries=("grpc", "protobuf", "torch", "cuda")),
+    Rule("common/formats", "file formats know no transport and no engine",
+         libraries=("grpc", "protobuf", "torch", "cuda")),
+    Rule("common/ops", "the operations port knows no transport and no engine",
+         libraries=("grpc", "protobuf", "torch", "cuda")),
+    Rule("common/wire", "the wire knows no engine",
+         libraries=("torch", "cuda")),
+    Rule("kernels", "kernels are raw memory and arithmetic",
+         libraries=("grpc", "protobuf", "torch", "prometheus"),
+         folders=("common/wire", "common/log", "common/formats", "common/ops",
+                  "server", "worker")),
+    Rule("kernels", "CUDA stays in kernels/cuda",
+         libraries=("cuda",), except_in=("kernels/cuda",)),
+    Rule("server", "server and worker never include each other",
+         libraries=("torch",), folders=("worker",)),
+    Rule("server/core", "the core is a state machine without libraries",
+         libraries=("grpc", "protobuf", "cuda", "highway", "spdlog", "json",
+                    "http", "prometheus", "zlib", "openssl", "images"),
+         folders=("common/wire", "common/log", "common/formats", "common/ops",
+                  "server"),
+         except_folders=("server/core",)),
+    # Direct only: the buffer pool that the core borrows from locks inside.
+    Rule("server/core", "the core has no threads, clocks, files or chance",
+         direct=("std threads", "std files", "std chrono", "std chance",
+                 "absl/random", "absl/time/clock", "absl/synchronization",
+                 "system"),
+         folders=("common/mutex.h",)),
+    Rule("server/checkpoint", "checkpoints see the core's snapshots only",
+         libraries=("grpc", "protobuf"),
+         folders=("server/metrics", "server/status_page", "server/service")),
+    Rule("server/metrics", "metrics see the core's snapshots only",
+         libraries=("grpc", "protobuf"),
+         folders=("server/checkpoint", "server/status_page",
+                  "server/service")),
+    Rule("server/status_page", "the page sees the core's snapshots only",
+         libraries=("grpc", "protobuf"),
+         folders=("server/checkpoint", "server/metrics", "server/service")),
+    Rule("server/ctl", "cohortctl speaks to the server over the wire only",
+         folders=("server",), except_folders=("server/ctl",)),
+    Rule("worker", "server and worker never include each other",
+         folders=("server",)),
+    Rule("worker/client", "other front-ends sit on the client: no engine",
+         libraries=("torch", "cuda"),
+         folders=("kernels", "worker"), except_folders=("worker/client",)),
+    *(Rule(folder, "only worker/client speaks gRPC",
+           libraries=("grpc", "protobuf"), folders=("common/wire",))
+      for folder in ("worker/train", "worker/batch_norm", "worker/models",
+                     "worker/datasets")),
+)
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">]+)[">]', re.M)
+
+
+def library_of(header: str) -> str | None:
+    """Names the library a header belongs to; None if it is not in the list."""
+    for name, pattern in LIBRARIES:
+        if re.match(pattern, header):
+            return name
+    return None
+
+
+class IncludeGraph:
+    """The tree's own includes, each file read once."""
+
+    def __init__(self, root: pathlib.Path):
+        self._includes: dict[str, list[tuple[str, str]]] = {}
+        for path in source_tree.files(root):
+            if path.suffix in (".h", ".cc", ".cu", ".cuh"):
+                self._includes[str(path)] = INCLUDE.findall(
+                    source_tree.text(root, path))
+
+    def files(self) -> list[str]:
+        return list(self._includes)
+
+    def includes(self, file: str) -> list[tuple[str, str]]:
+        """(quote or angle, header) of each #include, in order."""
+        return self._includes.get(file, [])
+
+    def has(self, file: str) -> bool:
+        return file in self._includes
+
+    def library_chains(self, file: str) -> dict[str, list[str]]:
+        """For each library header reached from file, one shortest chain."""
+        chains: dict[str, list[str]] = {}
+        seen = {file}
+        queue = [[file]]
+        for chain in queue:  # Grows while it is walked: breadth first.
+            for _, header in self.includes(chain[-1]):
+                if self.has(header):
+                    if header not in seen:
+                        seen.add(header)
+                        queue.append([*chain, header])
+                else:
+                    chains.setdefault(header, [*chain, header])
+        return chains
+
+
+def applies(rule: Rule, file: str) -> bool:
+    path = pathlib.PurePosixPath(file)
+    return (source_tree.is_under(path, rule.folder) and
+            not any(source_tree.is_under(path, f) for f in rule.except_in))
+
+
+def spelling_violations(graph: IncludeGraph, file: str) -> list[str]:
+    """Includes that are not from the root, lead nowhere or are unknown."""
+    found = []
+    for mark, header in graph.includes(file):
+        if graph.has(header):
+            if mark == "<":
+                found.append(f'{file}: <{header}> is ours, write "{header}"')
+        elif header.split("/")[0] in TOP_FOLDERS:
+            found.append(f"{file}: {header} does not exist")
+        elif ".." in header.split("/") or library_of(header) is None:
+            found.append(f"{file}: {header} is neither a path from the root "
+                         "nor of a library named in include_rules.py")
+    return found
+
+
+def rule_violations(graph: IncludeGraph, rule: Rule, file: str) -> list[str]:
+    found = []
+    for header, chain in graph.library_chains(file).items():
+        if library_of(header) in rule.libraries:
+            found.append(f"{' -> '.join(chain)}: {rule.why}")
+    for _, header in graph.includes(file):
+        if library_of(header) in rule.direct and not graph.has(header):
+            found.append(f"{file} -> {header}: {rule.why}")
+        path = pathlib.PurePosixPath(header)
+        refused = any(source_tree.is_under(path, f) for f in rule.folders)
+        taken_out = any(
+            source_tree.is_under(path, f) for f in rule.except_folders)
+        if graph.has(header) and refused and not taken_out:
+            found.append(f"{file} -> {header}: {rule.why}")
+    return found
+
+
+def violations(root: pathlib.Path) -> list[str]:
+    """Returns one sentence for each include that breaks the table."""
+    graph = IncludeGraph(root)
+    found = []
+    for file in graph.files():
+        found += spelling_violations(graph, file)
+        for rule in RULES:
+            if applies(rule, file):
+                found += rule_violations(graph, rule, file)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--root", type=pathlib.Path, required=True)
+    root = parser.parse_args().root
+    found = violations(root)
+    for line in found:
+        print(line)
+    count = len(IncludeGraph(root).files())
+    print(f"include rules: {count} files read, {len(found)} violations")
+    if count == 0:
+        print(f"{root} holds no sources: is it the root of the tree?")
+    return 1 if found or count == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

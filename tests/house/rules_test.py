@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""Shows on small trees that every house rule can fail, and can pass."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import include_rules
+import style_rules
+
+HERE = pathlib.Path(__file__).parent
+
+
+class TreeTest(unittest.TestCase):
+    """Writes a tree into a temporary folder."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+    def write_headers(self, *paths: str) -> None:
+        for path in paths:
+            self.write(path, "#pragma once\n")
+
+
+class IncludeRulesTest(TreeTest):
+    # (the including file, what it includes, a word of the reason)
+    FORBIDDEN = (
+        ("common/a.cc", "gtest/gtest.h", "nothing outside tests/"),
+        ("server/core/a.cc", "tests/x.h", "nothing outside tests/"),
+        ("common/a.h", "kernels/x.h", "below everything"),
+        ("common/a.h", "server/x.h", "below everything"),
+        ("common/wire/a.h", "worker/x.h", "below everything"),
+        ("common/a.h", "google/protobuf/message.h", "common/ (top)"),
+        ("common/a.h", "grpcpp/grpcpp.h", "common/ (top)"),
+        ("common/a.h", "torch/torch.h", "common/ (top)"),
+        ("common/a.h", "cuda_runtime.h", "common/ (top)"),
+        ("common/a.h", "spdlog/spdlog.h", "common/ (top)"),
+        ("common/a.h", "common/wire/x.h", "common/ (top)"),
+        ("common/a.h", "common/log/x.h", "common/ (top)"),
+        ("common/log/a.h", "grpcpp/grpcpp.h", "logging knows"),
+        ("common/formats/a.h", "torch/torch.h", "file formats know"),
+        ("common/ops/a.h", "grpcpp/grpcpp.h", "operations port"),
+        ("common/wire/a.h", "torch/torch.h", "the wire"),
+        ("kernels/a.h", "cohort/v1/types.pb.h", "kernels are"),
+        ("kernels/cpu/a.cc", "common/wire/x.h", "kernels are"),
+        ("kernels/a.cc", "server/x.h", "kernels are"),
+        ("kernels/cpu/a.cc", "cuda_runtime.h", "kernels/cuda"),
+        ("server/service/a.cc", "worker/x.h", "never include each other"),
+        ("server/service/a.cc", "torch/torch.h", "never include each other"),
+        ("server/core/a.h", "cohort/v1/x.grpc.pb.h", "without libraries"),
+        ("server/core/a.h", "nlohmann/json.hpp", "without libraries"),
+        ("server/core/a.h", "common/wire/x.h", "without libraries"),
+        ("server/core/a.h", "common/formats/x.h", "without libraries"),
+        ("server/core/a.h", "server/x.h", "without libraries"),
+        ("server/core/a.h", "thread", "no threads, clocks"),
+        ("server/core/a.h", "mutex", "no threads, clocks"),
+        ("server/core/a.h", "fstream", "no threads, clocks"),
+        ("server/core/a.h", "filesystem", "no threads, clocks"),
+        ("server/core/a.h", "chrono", "no threads, clocks"),
+        ("server/core/a.h", "random", "no threads, clocks"),
+        ("server/core/a.h", "unistd.h", "no threads, clocks"),
+        ("server/core/a.h", "absl/time/clock.h", "no threads, clocks"),
+        ("server/core/a.h", "absl/synchronization/mutex.h", "no threads"),
+        ("server/core/a.h", "common/mutex.h", "no threads, clocks"),
+        ("server/checkpoint/a.h", "grpcpp/grpcpp.h", "checkpoints see"),
+        ("server/checkpoint/a.h", "server/service/x.h", "checkpoints see"),
+        ("server/metrics/a.h", "server/checkpoint/x.h", "metrics see"),
+        ("server/status_page/a.h", "server/metrics/x.h", "the page sees"),
+        ("server/ctl/a.cc", "server/service/x.h", "over the wire only"),
+        ("worker/train/a.cc", "server/x.h", "never include each other"),
+        ("worker/client/a.h", "torch/torch.h", "no engine"),
+        ("worker/client/a.h", "kernels/x.h", "no engine"),
+        ("worker/client/a.h", "worker/x.h", "no engine"),
+        ("worker/train/a.h", "grpcpp/grpcpp.h", "speaks gRPC"),
+        ("worker/batch_norm/a.h", "grpcpp/grpcpp.h", "speaks gRPC"),
+        ("worker/models/a.h", "grpcpp/grpcpp.h", "speaks gRPC"),
+        ("worker/datasets/a.h", "common/wire/x.h", "speaks gRPC"),
+    )
+
+    ALLOWED = (
+        ("common/a.h", "absl/status/status.h"),
+        ("common/a.h", "mutex"),
+        ("common/log/a.cc", "spdlog/spdlog.h"),
+        ("common/wire/a.cc", "grpcpp/grpcpp.h"),
+        ("kernels/cpu/a.cc", "hwy/highway.h"),
+        ("kernels/cuda/a.cu", "cuda_runtime.h"),
+        ("server/core/a.h", "absl/time/time.h"),
+        ("server/core/a.h", "server/core/x.h"),
+        ("server/core/policy/a.h", "server/core/x.h"),
+        ("server/core/a.h", "kernels/x.h"),
+        ("server/core/a.h", "common/x.h"),
+        ("server/service/a.cc", "server/core/x.h"),
+        ("server/ctl/a.cc", "server/ctl/x.h"),
+        ("worker/client/a.cc", "grpcpp/grpcpp.h"),
+        ("worker/train/a.cc", "torch/torch.h"),
+        ("worker/train/a.cc", "worker/client/x.h"),
+        ("tests/core/a.cc", "gtest/gtest.h"),
+        ("tests/integration/a.cc", "worker/x.h"),
+    )
+
+    def setUp(self):
+        super().setUp()
+        self.write_headers(
+            "common/x.h", "common/mutex.h", "common/wire/x.h",
+            "common/log/x.h", "common/formats/x.h", "kernels/x.h",
+            "server/x.h", "server/core/x.h", "server/service/x.h",
+            "server/checkpoint/x.h", "server/metrics/x.h", "server/ctl/x.h",
+            "worker/x.h", "worker/client/x.h", "tests/x.h")
+
+    def test_each_forbidden_include_is_found_with_its_reason(self):
+        for file, header, reason in self.FORBIDDEN:
+            with self.subTest(file=file, header=header):
+                self.write(file, f'#include "{header}"\n')
+                found = include_rules.violations(self.root)
+                (self.root / file).unlink()
+                self.assertTrue(
+                    any(reason in line and file in line and header in line
+                        for line in found), found)
+
+    def test_each_allowed_include_passes(self):
+        for file, header in self.ALLOWED:
+            with self.subTest(file=file, header=header):
+                self.write(file, f'#include "{header}"\n')
+                found = include_rules.violations(self.root)
+                (self.root / file).unlink()
+                self.assertEqual(found, [])
+
+    def test_every_rule_is_shown_to_fail(self):
+        reasons = [reason for _, _, reason in self.FORBIDDEN]
+        for rule in include_rules.RULES:
+            with self.subTest(rule=rule.why):
+                self.assertTrue(any(reason in rule.why for reason in reasons))
+
+    def test_library_reached_through_our_header_is_found_with_the_chain(self):
+        self.write("worker/client/y.h", "#include <grpcpp/grpcpp.h>\n")
+        self.write("worker/train/a.cc", '#include "worker/client/y.h"\n')
+        self.assertEqual(
+            include_rules.violations(self.root),
+            ["worker/train/a.cc -> worker/client/y.h -> grpcpp/grpcpp.h: "
+             "only worker/client speaks gRPC"])
+
+    def test_header_that_does_not_exist_is_found(self):
+        self.write("common/a.cc", '#include "common/absent.h"\n')
+        self.assertEqual(include_rules.violations(self.root),
+                         ["common/a.cc: common/absent.h does not exist"])
+
+    def test_path_that_is_not_from_the_root_is_found(self):
+        self.write("common/a.cc", '#include "x.h"\n#include "../x.h"\n')
+        self.assertEqual(len(include_rules.violations(self.root)), 2)
+
+    def test_angle_brackets_around_our_header_are_found(self):
+        self.write("common/a.cc", "#include <common/x.h>\n")
+        self.assertIn("is ours", include_rules.violations(self.root)[0])
+
+    def test_unknown_library_is_found(self):
+        self.write("server/core/a.cc", "#include <boost/asio.hpp>\n")
+        self.assertIn("named in include_rules.py",
+                      include_rules.violations(self.root)[0])
+
+    def test_spaces_around_the_directive_do_not_hide_it(self):
+        self.write("kernels/a.cc", '  #  include  <torch/torch.h>\n')
+        self.assertEqual(len(include_rules.violations(self.root)), 1)
+
+
+class StyleRulesTest(TreeTest):
+    # (file, text, a word of the message)
+    FORBIDDEN = (
+        ("server/a.cc", "\n" * 601, "601 lines"),
+        ("tests/core/a.cc", "\n" * 901, "901 lines"),
+        ("deploy/a.py", "\n" * 601, "601 lines"),
+        ("common/a.cc", "int x;", "newline"),
+        ("common/a.h", "int x;\n", "#pragma once"),
+        ("common/a.cc", "// TODO: later\n", "issue number"),
+        ("common/a.cc", "// FIXME(me): later\n", "issue number"),
+        ("README.md", "see /home/me/x\n", "one machine"),
+        ("deploy/run", "cd /work/main\n", "one machine"),
+        ("server/a.cc", "std::this_thread::sleep_for(x);\n", "sleep_for"),
+        ("server/a.cc", "absl::SleepFor(x);\n", "SleepFor"),
+        ("tests/core/a.cc", "usleep(3);\n", "usleep"),
+        ("worker/a.cc", "t.detach();\n", "nobody joins"),
+        ("worker/a.cc", "std::thread t(f);\n", "joined tasks"),
+        ("worker/a.cc", "auto f = std::async(g);\n", "joined tasks"),
+        ("tests/core/a.cc", "TEST(A, DISABLED_B) {}\n", "names its issue"),
+        ("tests/gpu/a.cc", "GTEST_SKIP();\n", "prints its reason"),
+    )
+
+    ALLOWED = (
+        ("server/a.cc", "\n" * 600),
+        ("tests/core/a.cc", "\n" * 900),
+        ("common/a.h", "#pragma once\n"),
+        ("kernels/a_inl.h", "#if defined(HWY_TARGET_TOGGLE)\n#endif\n"),
+        ("common/a.cc", "// TODO(#12): later\n"),
+        ("README.md", "/usr/share/datasets and $HOME/work/x, a/home/b\n"),
+        ("common/task.cc", "std::thread t(f);\n"),
+        ("server/a.cc", "// std::thread would need a join.\n"),
+        ("server/a.cc", 'Fail("sleep_for(1)");\n'),
+        ("worker/a.cc", "loss.detach().item();\n"
+         .replace("detach()", "detach_copy()")),
+        ("tests/core/a.cc", "std::thread t(f);\nt.join();\n"),
+        ("tests/core/a.cc", "TEST(A, DISABLED_B) {}  // #12\n"),
+        ("tests/gpu/a.cc", 'GTEST_SKIP() << "no GPU";\n'),
+    )
+
+    def test_each_violation_is_found_with_its_message(self):
+        for file, text, message in self.FORBIDDEN:
+            with self.subTest(file=file, text=text[:30]):
+                self.write(file, text)
+                found = style_rules.violations(self.root)
+                (self.root / file).unlink()
+                self.assertEqual(len(found), 1, found)
+                self.assertIn(file, found[0])
+                self.assertIn(message, found[0])
+
+    def test_each_allowed_text_passes(self):
+        for file, text in self.ALLOWED:
+            with self.subTest(file=file, text=text[:30]):
+                self.write(file, text)
+                found = style_rules.violations(self.root)
+                (self.root / file).unlink()
+                self.assertEqual(found, [])
+
+    def test_violation_names_its_line(self):
+        self.write("server/a.cc", "/* one\ntwo */\nx.detach();\n")
+        self.assertEqual(style_rules.violations(self.root),
+                         ["server/a.cc:3: '.detach()': a thread nobody joins"])
+
+    def test_build_folders_are_not_read(self):
+        self.write("build/release/a.cc", "t.detach();\n")
+        self.write("results/run/a.txt", "/home/me/x")
+        self.assertEqual(style_rules.violations(self.root), [])
+
+
+class CommandLineTest(TreeTest):
+    SCRIPTS = ("include_rules.py", "style_rules.py")
+
+    def exit_code(self, script: str) -> int:
+        return subprocess.run(
+            [sys.executable, str(HERE / script), f"--root={self.root}"],
+            stdout=subprocess.DEVNULL, check=False).returncode
+
+    def test_exit_code_tells_whether_the_tree_is_clean(self):
+        self.write("server/a.cc", "int x;\n")
+        for script in self.SCRIPTS:
+            self.assertEqual(self.exit_code(script), 0)
+        self.write("server/a.cc", '#include "worker/x.h"\nx.detach();\n')
+        for script in self.SCRIPTS:
+            self.assertEqual(self.exit_code(script), 1)
+
+    def test_wrong_root_is_no_success(self):
+        for script in self.SCRIPTS:
+            self.assertEqual(self.exit_code(script), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Holds the house rules that a line of text can show.
+
+Prints one line a violation and exits with 1 if there is any.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+
+import source_tree
+
+LINES_MAX = 600
+TEST_LINES_MAX = 900
+CODE = frozenset({".h", ".cc", ".cu", ".cuh"})
+SCRIPTS = frozenset({".py", ".sh", ".cmake"})
+TEXTS = CODE | SCRIPTS | {".proto", ".md", ".txt", ".json", ".yml", ".yaml",
+                          ".toml", ""}
+
+# The checker and its fixtures spell the forbidden words out.
+HOUSE = "tests/house"
+
+COMMENT_OR_STRING = re.compile(
+    r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+OPEN_TASK = re.compile(r"\b(TODO|FIXME|XXX)\b(?!\(#\d+\))")
+MACHINE_PATH = re.compile(
+    r"(?<![\w./~$}-])/(home|root|work|workspace|mnt|media|Users)/")
+SLEEP = re.compile(
+    r"\b(sleep_for|sleep_until|SleepFor|usleep|nanosleep|sleep)\s*\(")
+DETACH = re.compile(r"(\.|->)detach\s*\(\s*\)")
+NAKED_THREAD = re.compile(
+    r"\bstd::(jthread|thread|async)\b(?!::)|\bpthread_create\b")
+DISABLED_TEST = re.compile(r"\bDISABLED_\w+(?!.*#\d+)")
+SILENT_SKIP = re.compile(r"GTEST_SKIP\(\)\s*;")
+
+Path = pathlib.PurePosixPath
+Violation = tuple[int, str]
+
+
+def without_comments(text: str) -> str:
+    """Blanks comments and string contents, keeping every line number."""
+    return COMMENT_OR_STRING.sub(
+        lambda match: re.sub(r"[^\n]", " ", match.group()), text)
+
+
+def matches(pattern: re.Pattern[str], text: str, why: str
+            ) -> Iterator[Violation]:
+    for number, line in enumerate(text.splitlines(), 1):
+        match = pattern.search(line)
+        if match:
+            yield number, f"'{match.group().strip()}': {why}"
+
+
+def length(path: Path, text: str) -> Iterator[Violation]:
+    lines = text.count("\n")
+    is_test = source_tree.is_under(path, "tests")
+    limit = TEST_LINES_MAX if is_test else LINES_MAX
+    if path.suffix in CODE | SCRIPTS | {".proto"} and lines > limit:
+        yield lines, f"{lines} lines, want at most {limit}"
+
+
+def last_line(path: Path, text: str) -> Iterator[Violation]:
+    del path
+    if text and not text.endswith("\n"):
+        yield text.count("\n") + 1, "the file does not end in a newline"
+
+
+def pragma_once(path: Path, text: str) -> Iterator[Violation]:
+    # Highway compiles an -inl header once a target: it has its own guard.
+    per_target = "HWY_TARGET_TOGGLE" in text
+    if path.suffix in {".h", ".cuh"} and not per_target:
+        if not re.search(r"^#pragma once$", text, re.M):
+            yield 1, "a header without #pragma once"
+
+
+def open_tasks(path: Path, text: str) -> Iterator[Violation]:
+    if not source_tree.is_under(path, HOUSE):
+        yield from matches(OPEN_TASK, text, "needs an issue number: TODO(#12)")
+
+
+def machine_paths(path: Path, text: str) -> Iterator[Violation]:
+    if not source_tree.is_under(path, HOUSE):
+        yield from matches(MACHINE_PATH, text, "a path of one machine")
+
+
+def concurrency(path: Path, text: str) -> Iterator[Violation]:
+    """No sleep, no detach; threads are made in common/ (tests join theirs)."""
+    if path.suffix not in CODE or path.parts[:1] == ("common",):
+        return
+    code = without_comments(text)
+    yield from matches(SLEEP, code, "wait on a clock or a condition instead")
+    yield from matches(DETACH, code, "a thread nobody joins")
+    if not source_tree.is_under(path, "tests"):
+        yield from matches(NAKED_THREAD, code,
+                           "use the named, joined tasks of common/")
+
+
+def honest_tests(path: Path, text: str) -> Iterator[Violation]:
+    if source_tree.is_under(path, "tests") and path.suffix in CODE:
+        yield from matches(DISABLED_TEST, text,
+                           "a disabled test names its issue on the same line")
+        yield from matches(SILENT_SKIP, text, "a skip prints its reason")
+
+
+RULES: tuple[Callable[[Path, str], Iterator[Violation]], ...] = (
+    length, last_line, pragma_once, open_tasks, machine_paths, concurrency,
+    honest_tests)
+
+
+def violations(root: pathlib.Path) -> list[str]:
+    """Returns one 'file:line: what' for each broken rule."""
+    found = []
+    for path in source_tree.files(root):
+        if path.suffix not in TEXTS:
+            continue
+        text = source_tree.text(root, path)
+        for rule in RULES:
+            found += [f"{path}:{line}: {what}"
+                      for line, what in rule(path, text)]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--root", type=pathlib.Path, required=True)
+    root = parser.parse_args().root
+    found = violations(root)
+    for line in found:
+        print(line)
+    count = sum(1 for _ in source_tree.files(root))
+    print(f"style rules: {count} files read, {len(found)} violations")
+    if count == 0:
+        print(f"{root} holds no files: is it the root of the tree?")
+    return 1 if found or count == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+#include "common/wire/channel.h"
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "cohort/v1/membership.grpc.pb.h"
+
+namespace cohort {
+namespace {
+
+std::unique_ptr<grpc::Server> Listen(grpc::Service& service, int wanted_port,
+                                     int* port) {
+  grpc::ServerBuilder builder;
+  ApplyServerSettings(builder);
+  builder.AddListeningPort(absl::StrCat("127.0.0.1:", wanted_port),
+                           grpc::InsecureServerCredentials(), port);
+  builder.RegisterService(&service);
+  return builder.BuildAndStart();
+}
+
+// Answers a report with the length of what it got.
+class ReportLength final : public v1::Membership::Service {
+  grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest* request,
+                      v1::ReportReply* reply) override {
+    reply->mutable_next()->set_sequence(
+        static_cast<int64_t>(request->sender().run_id().size()));
+    return grpc::Status::OK;
+  }
+};
+
+TEST(ChannelTest, SecondServerCannotTakeThePort) {
+  ReportLength first_service;
+  int port = 0;
+  const auto first = Listen(first_service, 0, &port);
+  ASSERT_NE(first, nullptr);
+  ReportLength second_service;
+  int second_port = 0;
+  EXPECT_EQ(Listen(second_service, port, &second_port), nullptr);
+}
+
+// gRPC's own limit, 4 MiB, would refuse a big model's layout.
+TEST(ChannelTest, EveryPurposeCarriesMessagesAboveTheDefaultLimit) {
+  ReportLength service;
+  int port = 0;
+  const auto server = Listen(service, 0, &port);
+  ASSERT_NE(server, nullptr);
+  const std::string address = absl::StrCat("127.0.0.1:", port);
+  constexpr size_t kBytes = 9 << 20;
+  for (ChannelPurpose purpose :
+       {ChannelPurpose::kControl, ChannelPurpose::kMoments,
+        ChannelPurpose::kBulk}) {
+    const auto stub = v1::Membership::NewStub(MakeChannel(address, purpose));
+    grpc::ClientContext context;
+    v1::ReportRequest request;
+    request.mutable_sender()->set_run_id(std::string(kBytes, 'x'));
+    v1::ReportReply reply;
+    const grpc::Status status = stub->Report(&context, request, &reply);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(reply.next().sequence(), static_cast<int64_t>(kBytes));
+  }
+}
+
+TEST(ChannelTest, CompressedMessagesAreRefused) {
+  ReportLength service;
+  int port = 0;
+  const auto server = Listen(service, 0, &port);
+  ASSERT_NE(server, nullptr);
+  const auto stub = v1::Membership::NewStub(grpc::CreateChannel(
+      absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+  v1::ReportRequest request;
+  request.mutable_sender()->set_run_id(std::string(1 << 20, 'x'));
+  v1::ReportReply reply;
+  EXPECT_EQ(stub->Report(&context, request, &reply).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
+}  // namespace
+}  // namespace cohort

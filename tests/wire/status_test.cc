@@ -1,0 +1,28 @@
+#include "common/wire/status.h"
+
+#include <gtest/gtest.h>
+
+namespace cohort {
+namespace {
+
+TEST(WireStatusTest, EveryCodeAndTextComesBack) {
+  for (int code = 1; code <= 16; ++code) {
+    const absl::Status status(static_cast<absl::StatusCode>(code), "rank 3");
+    const grpc::Status sent = ToGrpcStatus(status);
+    EXPECT_EQ(static_cast<int>(sent.error_code()), code);
+    EXPECT_EQ(FromGrpcStatus(sent), status);
+  }
+}
+
+TEST(WireStatusTest, OkCarriesNoText) {
+  EXPECT_TRUE(ToGrpcStatus(absl::OkStatus()).ok());
+  EXPECT_EQ(FromGrpcStatus(grpc::Status::OK), absl::OkStatus());
+}
+
+TEST(WireStatusTest, CodeOutsideTheListBecomesUnknown) {
+  const grpc::Status odd(static_cast<grpc::StatusCode>(42), "from a proxy");
+  EXPECT_EQ(FromGrpcStatus(odd), absl::UnknownError("from a proxy"));
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,109 @@
+#include "worker/client/link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+// Longer waits are cut: infinite durations overflow the standard library's
+// deadlines, and every caller looks again anyway.
+constexpr absl::Duration kWaitMax = absl::Hours(1);
+
+absl::Status StopRequested() {
+  return absl::CancelledError("a stop was requested");
+}
+
+}  // namespace
+
+Link::Link(std::string server, const Clock& clock)
+    : server_(std::move(server)), clock_(clock) {}
+
+absl::Status Link::CheckLocked() const {
+  if (stop_requested_) return StopRequested();
+  return broken_;
+}
+
+absl::Status Link::Check() {
+  MutexLock lock(mu);
+  return CheckLocked();
+}
+
+absl::Status Link::WaitLocked(Instant deadline) {
+  COHORT_RETURN_IF_ERROR(CheckLocked());
+  const absl::Duration left = deadline - clock_.Now();
+  if (left <= absl::ZeroDuration()) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(server_, ": got no answer in time"));
+  }
+  changed_.WaitFor(mu, std::min(left, kWaitMax));
+  return CheckLocked();
+}
+
+void Link::WaitForEndLocked() { changed_.Wait(mu); }
+
+absl::Status Link::Pause(absl::Duration pause) {
+  const Instant end = clock_.Now() + pause;
+  MutexLock lock(mu);
+  for (;;) {
+    if (stop_requested_) return StopRequested();
+    const absl::Duration left = end - clock_.Now();
+    if (left <= absl::ZeroDuration()) return absl::OkStatus();
+    changed_.WaitFor(mu, std::min(left, kWaitMax));
+  }
+}
+
+void Link::RequestStop() {
+  {
+    MutexLock lock(mu);
+    stop_requested_ = true;
+  }
+  Notify();
+}
+
+void Link::Break(absl::string_view name, const absl::Status& end) {
+  {
+    MutexLock lock(mu);
+    if (broken_.ok()) broken_ = NormalizedEnd(name, end);
+  }
+  Notify();
+}
+
+void Link::Mend() {
+  MutexLock lock(mu);
+  broken_ = absl::OkStatus();
+  tracker.Reset();
+}
+
+absl::Status Link::NormalizedEnd(absl::string_view name,
+                                 const absl::Status& end) const {
+  if (end.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat(server_, ": the server closed ", name));
+  }
+  const std::string text = absl::StrCat(server_, ": ", name, ": ",
+                                        end.message());
+  switch (end.code()) {
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kDataLoss:
+      return absl::UnavailableError(
+          absl::StrCat(text, " (", absl::StatusCodeToString(end.code()), ")"));
+    default:
+      return absl::Status(end.code(), text);
+  }
+}
+
+bool IsReconnectable(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kUnavailable ||
+         status.code() == absl::StatusCode::kAborted ||
+         status.code() == absl::StatusCode::kAlreadyExists;
+}
+
+}  // namespace cohort
