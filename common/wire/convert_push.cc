@@ -86,13 +86,16 @@ absl::StatusOr<PushKey> FromProto(const v1::PushKey& proto) {
 void ToProto(const PushOpening& opening, v1::PushOpening* proto) {
   proto->set_samples(opening.samples);
   proto->set_loss_weight(opening.loss_weight);
+  proto->set_version(opening.version.value());
 }
 
 absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
   COHORT_RETURN_IF_ERROR(CheckNotNegative("opening.samples", proto.samples()));
   COHORT_RETURN_IF_ERROR(
       CheckWeight("opening.loss_weight", proto.loss_weight()));
-  return PushOpening{.samples = proto.samples(),
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("opening.version", proto.version()));
+  return PushOpening{.version = Version(proto.version()),
+                     .samples = proto.samples(),
                      .loss_weight = proto.loss_weight()};
 }
 

@@ -152,6 +152,8 @@ class QueuedBidi
       this->End(absl::OkStatus());
       return;
     }
+    // What arrives on a stream that lost its place must not take it back.
+    if (this->ended()) return;
     const absl::Status status = OnMessage(request_);
     if (!status.ok()) {
       this->End(status);

@@ -58,8 +58,9 @@ class Shard {
         const Clock& clock, RunListener& listener);
   ~Shard();
 
-  // Carries out effects from now on, and keeps time.
-  void Start();
+  // Carries out effects from now on, and keeps time. `address` is what workers
+  // are told to reach this shard at.
+  void Start(const std::string& address);
   // Ends all streams with Unavailable and admits no more.
   void CloseStreams();
   // Stops keeping time and waits for the folds that run. Afterwards effects
@@ -67,6 +68,8 @@ class Shard {
   void Stop();
 
   StreamRegistry& streams() { return streams_; }
+  const Clock& clock() const { return clock_; }
+  std::string address() const;
   const std::string& run_id() const { return options_.coordinator.run_id; }
   const CoordinatorOptions& options() const { return options_.coordinator; }
 
@@ -117,8 +120,12 @@ class Shard {
 
   template <typename Call>
   auto Handle(Call call) ABSL_LOCKS_EXCLUDED(mu_);
+  template <typename Call>
+  absl::Status HandlePush(const Sender& sender,
+                          const std::shared_ptr<ExchangeStream>& from,
+                          Call call);
   void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
-  void StartFold(FoldJob job);
+  void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.
   const ShardOptions options_;
@@ -133,13 +140,16 @@ class Shard {
   mutable Mutex mu_;
   Coordinator core_ ABSL_GUARDED_BY(mu_);
   Effects outbox_ ABSL_GUARDED_BY(mu_);
+  std::string address_ ABSL_GUARDED_BY(mu_);
   bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   // A thread carries out effects.
   bool dispatching_ ABSL_GUARDED_BY(mu_) = false;
+  int32_t folds_running_ ABSL_GUARDED_BY(mu_) = 0;
+  CondVar folds_done_;
 
   // Last: their threads use everything above.
-  std::unique_ptr<ThreadPool> folds_;
+  ThreadPool pool_;
   std::unique_ptr<PeriodicTask> ticker_;
 };
 

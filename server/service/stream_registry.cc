@@ -6,16 +6,6 @@
 namespace cohort {
 namespace {
 
-template <typename Places, typename T>
-std::shared_ptr<Stream> Put(Places& places, Rank rank, Incarnation incarnation,
-                            const std::shared_ptr<T>& stream) {
-  auto& place = places[rank];
-  if (place.stream == stream) return nullptr;
-  std::shared_ptr<Stream> displaced = std::move(place.stream);
-  place = {.incarnation = incarnation, .stream = stream};
-  return displaced;
-}
-
 // Takes the stream of `rank` out if `condition` holds for its incarnation.
 template <typename Places, typename Condition>
 void TakeIf(Places& places, Rank rank, Condition condition,
@@ -53,7 +43,7 @@ absl::Status StreamRegistry::AdmitLocked(
         absl::StrCat("got stream ", open_.size() + 1, ", want at most ",
                      limits_.streams, " at a time"));
   }
-  open_[stream.get()] = stream;
+  open_[stream.get()] = {.number = next_stream_++, .stream = stream};
   return absl::OkStatus();
 }
 
@@ -82,7 +72,7 @@ void StreamRegistry::Forget(const Stream* stream) {
   MutexLock lock(mu_);
   const auto at = open_.find(stream);
   if (at == open_.end()) return;
-  last = std::move(at->second);
+  last = std::move(at->second.stream);
   open_.erase(at);
   std::erase_if(sessions_, [stream](const auto& entry) {
     return entry.second.get() == stream;
@@ -91,18 +81,35 @@ void StreamRegistry::Forget(const Stream* stream) {
   EraseStream(reduces_, stream);
 }
 
+template <typename T>
+std::shared_ptr<Stream> StreamRegistry::PutLocked(
+    Places<T>& places, Rank rank, Incarnation incarnation,
+    const std::shared_ptr<T>& stream) {
+  Place<T>& place = places[rank];
+  if (place.stream == stream) return nullptr;
+  // A message that was still on its way on the older stream must not take the
+  // place back.
+  if (place.stream != nullptr && place.incarnation == incarnation &&
+      open_[place.stream.get()].number > open_[stream.get()].number) {
+    return stream;
+  }
+  std::shared_ptr<Stream> displaced = std::move(place.stream);
+  place = {.incarnation = incarnation, .stream = stream};
+  return displaced;
+}
+
 std::shared_ptr<Stream> StreamRegistry::PutExchange(
     Rank rank, Incarnation incarnation,
     const std::shared_ptr<ExchangeStream>& stream) {
   MutexLock lock(mu_);
-  return Put(exchanges_, rank, incarnation, stream);
+  return PutLocked(exchanges_, rank, incarnation, stream);
 }
 
 std::shared_ptr<Stream> StreamRegistry::PutReduce(
     Rank rank, Incarnation incarnation,
     const std::shared_ptr<ReduceStream>& stream) {
   MutexLock lock(mu_);
-  return Put(reduces_, rank, incarnation, stream);
+  return PutLocked(reduces_, rank, incarnation, stream);
 }
 
 StreamRegistry::Streams StreamRegistry::Bind(SessionId session, Rank rank,
@@ -160,7 +167,7 @@ StreamRegistry::Streams StreamRegistry::Close() {
   Streams all;
   MutexLock lock(mu_);
   closed_ = true;
-  for (const auto& [pointer, stream] : open_) all.push_back(stream);
+  for (const auto& [key, open] : open_) all.push_back(open.stream);
   return all;
 }
 

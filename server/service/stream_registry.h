@@ -45,8 +45,9 @@ class StreamRegistry {
   // The stream is over: no effect reaches it any more.
   void Forget(const Stream* stream);
 
-  // Effects for this life go to `stream` from now on. Returns the stream that
-  // had its place, if another.
+  // Effects for this life go to `stream`, which must be admitted, from now on.
+  // Returns the stream that lost to it: the one that had its place or, if that
+  // one was opened later, `stream` itself. Null if nothing changed.
   std::shared_ptr<Stream> PutExchange(
       Rank rank, Incarnation incarnation,
       const std::shared_ptr<ExchangeStream>& stream);
@@ -80,6 +81,10 @@ class StreamRegistry {
   };
   template <typename T>
   using Places = std::map<Rank, Place<T>>;
+  struct OpenStream {
+    int64_t number = 0;
+    std::shared_ptr<Stream> stream;
+  };
   struct Binding {
     SessionId session;
     Incarnation incarnation;
@@ -87,13 +92,19 @@ class StreamRegistry {
 
   absl::Status AdmitLocked(const std::shared_ptr<Stream>& stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  template <typename T>
+  std::shared_ptr<Stream> PutLocked(Places<T>& places, Rank rank,
+                                    Incarnation incarnation,
+                                    const std::shared_ptr<T>& stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Limits limits_;
 
   mutable Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   int64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
-  std::map<const Stream*, std::shared_ptr<Stream>> open_ ABSL_GUARDED_BY(mu_);
+  int64_t next_stream_ ABSL_GUARDED_BY(mu_) = 1;
+  std::map<const Stream*, OpenStream> open_ ABSL_GUARDED_BY(mu_);
   std::map<SessionId, std::shared_ptr<SessionStream>> sessions_
       ABSL_GUARDED_BY(mu_);
   // Which session speaks for a rank.

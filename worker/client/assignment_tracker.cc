@@ -59,8 +59,7 @@ std::optional<Assignment> AssignmentTracker::TakeWait() {
   return std::exchange(wait_, std::nullopt);
 }
 
-absl::Status AssignmentTracker::CheckStep(Version step,
-                                          Attempt attempt) const {
+absl::Status AssignmentTracker::CheckStep(Version step, Attempt attempt) const {
   if (!ended_.has_value() || ended_->step != step ||
       ended_->attempt < attempt) {
     return absl::OkStatus();

@@ -118,8 +118,9 @@ class Client {
   // lies and kept alive by its owners. `absent_slices` are positions in
   // Partition::slices without a gradient (their bytes must be zeros).
   virtual absl::Status OpenPush(const PushOpening& opening) = 0;
-  virtual absl::Status SendGradient(int32_t partition, ByteRope gradient,
-                                    absl::Span<const int32_t> absent_slices) = 0;
+  virtual absl::Status SendGradient(
+      int32_t partition, ByteRope gradient,
+      absl::Span<const int32_t> absent_slices) = 0;
   // Blocks until the verdict, and the weights it announces, are there.
   virtual absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) = 0;
 
@@ -134,7 +135,8 @@ class Client {
 
   // Called with a sentence whenever the client starts to wait for something
   // other than the network, reconnects or repeats a step.
-  virtual void SetObserver(std::function<void(const std::string&)> observer) = 0;
+  virtual void SetObserver(
+      std::function<void(const std::string&)> observer) = 0;
 };
 
 // Errors: InvalidArgument if the options are not usable.

@@ -64,10 +64,10 @@ void Link::RequestStop() {
   Notify();
 }
 
-void Link::Break(absl::string_view name, const absl::Status& end) {
+void Link::Break(const absl::Status& reason) {
   {
     MutexLock lock(mu);
-    if (broken_.ok()) broken_ = NormalizedEnd(name, end);
+    if (broken_.ok()) broken_ = reason;
   }
   Notify();
 }
@@ -84,8 +84,8 @@ absl::Status Link::NormalizedEnd(absl::string_view name,
     return absl::UnavailableError(
         absl::StrCat(server_, ": the server closed ", name));
   }
-  const std::string text = absl::StrCat(server_, ": ", name, ": ",
-                                        end.message());
+  const std::string text =
+      absl::StrCat(server_, ": ", name, ": ", end.message());
   switch (end.code()) {
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kUnknown:

@@ -46,10 +46,9 @@ class Link {
   void Notify() { changed_.NotifyAll(); }
   void RequestStop() ABSL_LOCKS_EXCLUDED(mu);
 
-  // Records that the stream `name` has ended: the connection is broken, and
-  // whatever waits is woken. The first ending counts, see NormalizedEnd.
-  void Break(absl::string_view name, const absl::Status& end)
-      ABSL_LOCKS_EXCLUDED(mu);
+  // Records that the connection is broken, and wakes whoever waits. The first
+  // reason counts; it is one of NormalizedEnd.
+  void Break(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu);
 
   // Forgets all that the last connection left behind. No stream may be open.
   void Mend() ABSL_LOCKS_EXCLUDED(mu);

@@ -1,0 +1,232 @@
+#include "common/formats/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr uint64_t kHeaderBytesMax = 100'000'000;
+constexpr int64_t kPrefixBytes = 8;
+
+const char* Name(TensorType type) {
+  switch (type) {
+    case TensorType::kFloat32:
+      return "F32";
+    case TensorType::kFloat64:
+      return "F64";
+    case TensorType::kInt64:
+      return "I64";
+  }
+  return "";
+}
+
+std::optional<TensorType> TypeNamed(const std::string& name) {
+  for (TensorType type :
+       {TensorType::kFloat32, TensorType::kFloat64, TensorType::kInt64}) {
+    if (name == Name(type)) return type;
+  }
+  return std::nullopt;
+}
+
+// -1 if an extent is negative or the product overflows.
+int64_t BytesOf(TensorType type, const std::vector<int64_t>& shape) {
+  int64_t bytes = TensorTypeBytes(type);
+  for (int64_t extent : shape) {
+    if (extent < 0) return -1;
+    if (__builtin_mul_overflow(bytes, extent, &bytes)) return -1;
+  }
+  return bytes;
+}
+
+ByteRope Text(const std::string& text) {
+  return ByteRope::Copy(absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(text.data()), text.size()));
+}
+
+// Bytes [begin, end) of a rope, by reference.
+ByteRope SubRope(const ByteRope& rope, int64_t begin, int64_t end) {
+  ByteRope out;
+  int64_t at = 0;
+  for (const ByteRope::Piece& piece : rope.pieces()) {
+    const auto size = static_cast<int64_t>(piece.bytes.size());
+    const int64_t from = std::max(begin, at);
+    const int64_t to = std::min(end, at + size);
+    if (from < to) {
+      out.Append(piece.bytes.subspan(static_cast<size_t>(from - at),
+                                     static_cast<size_t>(to - from)),
+                 piece.owner);
+    }
+    at += size;
+  }
+  return out;
+}
+
+absl::Status Damaged(const std::string& path, absl::string_view what) {
+  return absl::DataLossError(
+      absl::StrCat(path, ": not a valid safetensors file: ", what));
+}
+
+struct Entry {
+  NamedTensor tensor;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+absl::StatusOr<Entry> ParseEntry(const std::string& path,
+                                 const std::string& name, const Json& json) {
+  const auto bad = [&](absl::string_view what) {
+    return Damaged(path, absl::StrCat("tensor ", name, ": ", what));
+  };
+  if (!json.is_object() || !json.contains("dtype") ||
+      !json["dtype"].is_string() || !json.contains("shape") ||
+      !json["shape"].is_array() || !json.contains("data_offsets") ||
+      !json["data_offsets"].is_array() || json["data_offsets"].size() != 2) {
+    return bad("want dtype, shape and data_offsets");
+  }
+  const std::optional<TensorType> type =
+      TypeNamed(json["dtype"].get<std::string>());
+  if (!type.has_value()) {
+    return bad(absl::StrCat("got type ", json["dtype"].get<std::string>(),
+                            ", want F32, F64 or I64"));
+  }
+  Entry entry{.tensor = {.name = name, .type = *type}};
+  for (const Json& extent : json["shape"]) {
+    if (!extent.is_number_integer()) return bad("an extent is no integer");
+    entry.tensor.shape.push_back(extent.get<int64_t>());
+  }
+  for (const Json& offset : json["data_offsets"]) {
+    if (!offset.is_number_integer()) return bad("an offset is no integer");
+  }
+  entry.begin = json["data_offsets"][0].get<int64_t>();
+  entry.end = json["data_offsets"][1].get<int64_t>();
+  const int64_t wanted = BytesOf(*type, entry.tensor.shape);
+  if (wanted < 0 || entry.begin < 0 || entry.end - entry.begin != wanted) {
+    return bad(absl::StrCat("got bytes ", entry.begin, " to ", entry.end,
+                            " for shape [",
+                            absl::StrJoin(entry.tensor.shape, ","), "]"));
+  }
+  return entry;
+}
+
+absl::StatusOr<Json> ParseHeader(const std::string& path, const ByteRope& file,
+                                 int64_t* header_bytes) {
+  if (file.size_bytes() < kPrefixBytes) {
+    return Damaged(path, absl::StrCat("got ", file.size_bytes(), " bytes"));
+  }
+  uint64_t length = 0;
+  std::memcpy(&length, SubRope(file, 0, kPrefixBytes).ToString().data(),
+              sizeof(length));
+  if (length > kHeaderBytesMax ||
+      static_cast<int64_t>(length) > file.size_bytes() - kPrefixBytes) {
+    return Damaged(path, absl::StrCat("got a header of ", length, " bytes in ",
+                                      file.size_bytes()));
+  }
+  *header_bytes = static_cast<int64_t>(length);
+  Json header = Json::parse(
+      SubRope(file, kPrefixBytes, kPrefixBytes + *header_bytes).ToString(),
+      nullptr, /*allow_exceptions=*/false);
+  if (!header.is_object()) return Damaged(path, "its header is no JSON object");
+  return header;
+}
+
+}  // namespace
+
+int64_t TensorTypeBytes(TensorType type) {
+  return type == TensorType::kFloat32 ? 4 : 8;
+}
+
+absl::StatusOr<std::vector<ByteRope>> EncodeSafetensors(
+    const SafetensorsContent& content) {
+  Json header = Json::object();
+  if (!content.metadata.empty()) header["__metadata__"] = content.metadata;
+  std::vector<ByteRope> parts(1);
+  int64_t offset = 0;
+  for (const NamedTensor& tensor : content.tensors) {
+    if (header.contains(tensor.name)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", tensor.name, " appears twice"));
+    }
+    const int64_t bytes = BytesOf(tensor.type, tensor.shape);
+    if (tensor.bytes.size_bytes() != bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", tensor.name, ": got ",
+                       tensor.bytes.size_bytes(), " bytes, want ", bytes));
+    }
+    header[tensor.name] = {{"dtype", Name(tensor.type)},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+    parts.push_back(tensor.bytes);
+  }
+  std::string text = header.dump();
+  // Spaces after the JSON align the tensors to 8 bytes in the file.
+  text.append((8 - text.size() % 8) % 8, ' ');
+  std::string prefix(kPrefixBytes, '\0');
+  const uint64_t length = text.size();
+  std::memcpy(prefix.data(), &length, sizeof(length));
+  parts[0] = Text(prefix + text);
+  return parts;
+}
+
+absl::StatusOr<SafetensorsContent> DecodeSafetensors(const std::string& path,
+                                                     const ByteRope& file) {
+  int64_t header_bytes = 0;
+  COHORT_ASSIGN_OR_RETURN(const Json header,
+                          ParseHeader(path, file, &header_bytes));
+  SafetensorsContent content;
+  std::vector<Entry> entries;
+  for (const auto& [name, json] : header.items()) {
+    if (name == "__metadata__") {
+      if (!json.is_object()) return Damaged(path, "its metadata is no object");
+      for (const auto& [key, value] : json.items()) {
+        if (value.is_string()) content.metadata[key] = value;
+      }
+      continue;
+    }
+    COHORT_ASSIGN_OR_RETURN(Entry entry, ParseEntry(path, name, json));
+    entries.push_back(std::move(entry));
+  }
+  std::stable_sort(
+      entries.begin(), entries.end(),
+      [](const Entry& a, const Entry& b) { return a.begin < b.begin; });
+  const int64_t data = kPrefixBytes + header_bytes;
+  int64_t expected = 0;
+  for (Entry& entry : entries) {
+    if (entry.begin != expected || data + entry.end > file.size_bytes()) {
+      return Damaged(path, absl::StrCat("tensor ", entry.tensor.name,
+                                        ": its bytes overlap, leave a gap or "
+                                        "end after the file"));
+    }
+    expected = entry.end;
+    entry.tensor.bytes = SubRope(file, data + entry.begin, data + entry.end);
+    content.tensors.push_back(std::move(entry.tensor));
+  }
+  if (data + expected != file.size_bytes()) {
+    return Damaged(path, absl::StrCat(file.size_bytes() - data - expected,
+                                      " bytes belong to no tensor"));
+  }
+  return content;
+}
+
+NamedTensor Float64Tensor(const std::string& name,
+                          const std::vector<double>& values) {
+  return {.name = name,
+          .type = TensorType::kFloat64,
+          .shape = {static_cast<int64_t>(values.size())},
+          .bytes = ByteRope::Copy(absl::MakeConstSpan(
+              reinterpret_cast<const std::byte*>(values.data()),
+              values.size() * sizeof(double)))};
+}
+
+}  // namespace cohort

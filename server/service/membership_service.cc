@@ -1,0 +1,190 @@
+#include <grpcpp/grpcpp.h>
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "cohort/v1/membership.grpc.pb.h"
+#include "common/status_macros.h"
+#include "common/wire/convert.h"
+#include "common/wire/status.h"
+#include "server/service/queued_writes.h"
+#include "server/service/services.h"
+
+namespace cohort {
+namespace {
+
+// Texts that a stranger sends are shown and logged, so they are bounded.
+constexpr size_t kTextLengthMax = 1024;
+
+absl::StatusOr<JoinRequest> FromProto(const v1::Join& proto) {
+  if (proto.has_rank() && proto.rank() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join.rank: got ", proto.rank(), ", want 0 or more"));
+  }
+  if (proto.incarnation() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "join.incarnation: got ", proto.incarnation(), ", want 0 or more"));
+  }
+  if (proto.fingerprint().size() > kTextLengthMax ||
+      proto.description().size() > kTextLengthMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join: got a fingerprint of ", proto.fingerprint().size(),
+                     " and a description of ", proto.description().size(),
+                     " bytes, want at most ", kTextLengthMax));
+  }
+  JoinRequest request{.run_id = proto.run_id(),
+                      .incarnation = Incarnation(proto.incarnation()),
+                      .batch_size = proto.batch_size(),
+                      .fingerprint = proto.fingerprint(),
+                      .description = proto.description()};
+  if (proto.has_rank()) request.rank = Rank(proto.rank());
+  return request;
+}
+
+class SessionReactor final
+    : public QueuedBidi<v1::SessionRequest, v1::SessionReply, SessionStream> {
+ public:
+  explicit SessionReactor(Shard& shard)
+      : QueuedBidi(shard.streams()), shard_(shard) {}
+
+  void Start() {
+    Begin();
+    absl::StatusOr<SessionId> id = shard_.streams().AdmitSession(
+        std::static_pointer_cast<SessionReactor>(shared_from_this()));
+    if (!id.ok()) {
+      End(id.status());
+      return;
+    }
+    id_ = *id;
+    Read();
+  }
+
+  void SendJoined(const effect::Joined& joined) override {
+    const CoordinatorOptions& options = shard_.options();
+    v1::SessionReply reply;
+    v1::JoinReply* to = reply.mutable_joined();
+    to->set_rank(joined.rank.value());
+    to->set_run_id(options.run_id);
+    to->set_incarnation(joined.incarnation.value());
+    to->set_seed(options.seed);
+    to->set_version(joined.version.value());
+    to->set_workers(options.workers);
+    // Two heartbeats may be lost before the lease ends.
+    to->set_heartbeat_interval_ms(
+        std::max<int64_t>(1, absl::ToInt64Milliseconds(options.lease / 3)));
+    to->set_lease_ms(absl::ToInt64Milliseconds(options.lease));
+    to->add_shards(shard_.address());
+    to->set_policy(PolicyText(options.policy));
+    Send(std::move(reply));
+  }
+
+  void SendAssignment(const Assignment& assignment) override {
+    v1::SessionReply reply;
+    ToProto(assignment, reply.mutable_assignment());
+    Send(std::move(reply));
+  }
+
+  void SendStepAborted(const effect::StepAborted& aborted) override {
+    v1::SessionReply reply;
+    v1::StepAborted* to = reply.mutable_step_aborted();
+    to->set_step(aborted.step.value());
+    to->set_attempt(aborted.attempt.value());
+    for (Rank rank : aborted.members) to->add_members(rank.value());
+    to->set_reason(aborted.reason);
+    Send(std::move(reply));
+  }
+
+ protected:
+  absl::Status OnMessage(const v1::SessionRequest& request) override {
+    switch (request.message_case()) {
+      case v1::SessionRequest::kJoin:
+        return OnJoin(request.join());
+      case v1::SessionRequest::kHeartbeat:
+        if (!joined_) return NotJoined("a heartbeat");
+        shard_.Heartbeat(id_);
+        return absl::OkStatus();
+      case v1::SessionRequest::kLeave:
+        if (!joined_) return NotJoined("a leave");
+        left_ = true;
+        shard_.Leave(id_, request.leave().reason().substr(0, kTextLengthMax));
+        End(absl::OkStatus());
+        return absl::OkStatus();
+      case v1::SessionRequest::MESSAGE_NOT_SET:
+        break;
+    }
+    return absl::InvalidArgumentError("session: got an empty message");
+  }
+
+  void OnReadsEnded() override {
+    if (!joined_ || left_) return;
+    left_ = true;
+    shard_.SessionBroken(id_);
+  }
+
+ private:
+  static absl::Status NotJoined(absl::string_view seen) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("session: got ", seen, " first, want a join"));
+  }
+
+  absl::Status OnJoin(const v1::Join& join) {
+    if (joined_) {
+      return absl::InvalidArgumentError("session: got a second join");
+    }
+    COHORT_ASSIGN_OR_RETURN(JoinRequest request, FromProto(join));
+    COHORT_RETURN_IF_ERROR(shard_.Join(id_, request));
+    joined_ = true;
+    return absl::OkStatus();
+  }
+
+  Shard& shard_;
+  SessionId id_;
+
+  // Used by the reading side only, whose reactions never overlap.
+  bool joined_ = false;
+  bool left_ = false;
+};
+
+class MembershipService final : public v1::Membership::CallbackService {
+ public:
+  explicit MembershipService(Shard& shard) : shard_(shard) {}
+
+  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* Session(
+      grpc::CallbackServerContext*) override {
+    const auto session = std::make_shared<SessionReactor>(shard_);
+    session->Start();
+    return session.get();
+  }
+
+  grpc::ServerUnaryReactor* Report(grpc::CallbackServerContext* context,
+                                   const v1::ReportRequest* request,
+                                   v1::ReportReply* reply) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpcStatus(Report(*request, *reply)));
+    return reactor;
+  }
+
+ private:
+  absl::Status Report(const v1::ReportRequest& request,
+                      v1::ReportReply& reply) {
+    COHORT_ASSIGN_OR_RETURN(Sender sender, cohort::FromProto(request.sender()));
+    COHORT_ASSIGN_OR_RETURN(EvaluationSums sums, cohort::FromProto(request));
+    COHORT_ASSIGN_OR_RETURN(
+        Assignment next,
+        shard_.ReportEvaluation(sender, Sequence(request.sequence()), sums));
+    ToProto(next, reply.mutable_next());
+    return absl::OkStatus();
+  }
+
+  Shard& shard_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard) {
+  return std::make_unique<MembershipService>(shard);
+}
+
+}  // namespace cohort

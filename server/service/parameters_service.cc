@@ -1,0 +1,42 @@
+#include <grpcpp/grpcpp.h>
+
+#include "cohort/v1/parameters.grpc.pb.h"
+#include "server/service/parameters_streams.h"
+#include "server/service/services.h"
+
+namespace cohort {
+namespace {
+
+// All three methods exchange raw bytes; a client sees ordinary protobuf.
+using RawParameters = v1::Parameters::WithRawCallbackMethod_Register<
+    v1::Parameters::WithRawCallbackMethod_Exchange<
+        v1::Parameters::WithRawCallbackMethod_Pull<v1::Parameters::Service>>>;
+
+class ParametersService final : public RawParameters {
+ public:
+  explicit ParametersService(Shard& shard) : shard_(shard) {}
+
+  ByteBidiReactor* Register(grpc::CallbackServerContext*) override {
+    return StartRegister(shard_);
+  }
+
+  ByteBidiReactor* Exchange(grpc::CallbackServerContext*) override {
+    return StartExchange(shard_);
+  }
+
+  ByteWriteReactor* Pull(grpc::CallbackServerContext*,
+                         const grpc::ByteBuffer* request) override {
+    return StartPull(shard_, *request);
+  }
+
+ private:
+  Shard& shard_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard) {
+  return std::make_unique<ParametersService>(shard);
+}
+
+}  // namespace cohort

@@ -1,0 +1,100 @@
+#include "server/service/progress_text.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kRateWindow = absl::Seconds(10);
+constexpr absl::Duration kRateResolution = absl::Milliseconds(500);
+
+std::string Epoch(const StatusView& status) {
+  const int64_t per_epoch = status.samples_total / std::max<int64_t>(
+                                                       status.epochs, 1);
+  if (per_epoch <= 0) return "";
+  const int64_t epoch = std::min(status.data_epoch, status.epochs - 1);
+  const int64_t done =
+      std::clamp<int64_t>(status.samples - epoch * per_epoch, 0, per_epoch);
+  return absl::StrFormat("epoch %d of %d (%d %%)", epoch + 1, status.epochs,
+                         100 * done / per_epoch);
+}
+
+}  // namespace
+
+void RateMeter::Add(Instant now, int64_t samples) {
+  if (!points_.empty() && now - points_.back().first < kRateResolution) return;
+  points_.emplace_back(now, samples);
+  // Two points stay, however old, so that slow steps have a rate too.
+  while (points_.size() > 2 && now - points_.front().first > kRateWindow) {
+    points_.pop_front();
+  }
+}
+
+double RateMeter::per_second() const {
+  if (points_.size() < 2) return 0;
+  const double seconds =
+      absl::ToDoubleSeconds(points_.back().first - points_.front().first);
+  const auto samples =
+      static_cast<double>(points_.back().second - points_.front().second);
+  return seconds > 0 ? samples / seconds : 0;
+}
+
+std::string HumanDuration(absl::Duration duration) {
+  const int64_t seconds = absl::ToInt64Seconds(duration);
+  if (seconds < 60) return absl::StrCat(seconds, " s");
+  if (seconds < 3600) {
+    return absl::StrCat(seconds / 60, " min ", seconds % 60, " s");
+  }
+  return absl::StrCat(seconds / 3600, " h ", seconds / 60 % 60, " min");
+}
+
+std::string ProgressText(const StatusView& status, double samples_per_second) {
+  const std::string epoch = Epoch(status);
+  if (epoch.empty() || !absl::StartsWith(status.state, "training")) {
+    return status.state;
+  }
+  std::string text =
+      absl::StrCat("step ", status.version.value(), ", ", epoch);
+  if (status.train_loss.has_value()) {
+    absl::StrAppendFormat(&text, ", loss %.4f", *status.train_loss);
+  }
+  if (samples_per_second > 0) {
+    const auto left =
+        static_cast<double>(status.samples_total - status.samples);
+    absl::StrAppendFormat(
+        &text, ", %.0f images/s, ETA %s", samples_per_second,
+        HumanDuration(absl::Seconds(left / samples_per_second)));
+  }
+  absl::StrAppend(&text, ", workers ", status.workers_live, "/",
+                  status.workers_expected, ", ", status.policy);
+  return text;
+}
+
+void ProgressLine::Show(std::ostream& out, absl::string_view text,
+                        int columns) {
+  // The last column stays free: a terminal would begin a new line after it.
+  text = text.substr(0, static_cast<size_t>(std::max(columns - 1, 1)));
+  const size_t blanks = width_ > text.size() ? width_ - text.size() : 0;
+  out << '\r' << text << std::string(blanks, ' ') << std::flush;
+  width_ = text.size();
+}
+
+void ProgressLine::Clear(std::ostream& out) {
+  if (width_ == 0) return;
+  out << '\r' << std::string(width_, ' ') << '\r' << std::flush;
+  width_ = 0;
+}
+
+int TerminalColumns() {
+  winsize size = {};
+  const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0;
+  return known && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+}  // namespace cohort

@@ -1,0 +1,189 @@
+#include "server/service/run_recorder.h"
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
+constexpr absl::Duration kTerminalInterval = absl::Milliseconds(200);
+constexpr absl::Duration kLineInterval = absl::Seconds(10);
+constexpr int64_t kCommitsPerRow = 50;
+
+constexpr absl::string_view kHistoryHeader =
+    "version,epoch,samples,seconds,train_loss,train_accuracy,learning_rate,"
+    "samples_per_second,test_loss,test_accuracy,workers,policy\n";
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RunRecorder>> RunRecorder::Start(
+    const RecorderOptions& options, std::ostream& out, const Clock& clock,
+    std::function<StatusView()> status) {
+  std::unique_ptr<RunRecorder> recorder(
+      new RunRecorder(options, out, clock, std::move(status)));
+  if (!options.results_dir.empty()) {
+    const std::string path = absl::StrCat(options.results_dir, "/history.csv");
+    std::ofstream& file = recorder->history_;
+    file.open(path, options.append ? std::ios::app : std::ios::trunc);
+    // At the end of an existing file its header is there already.
+    if (file.tellp() == std::ofstream::pos_type(0)) file << kHistoryHeader;
+    file.flush();
+    if (!file) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--results_dir: cannot write ", path));
+    }
+  }
+  recorder->poller_ = std::make_unique<PeriodicTask>(
+      "recorder", kPollInterval, [r = recorder.get()] { r->Poll(); });
+  return recorder;
+}
+
+RunRecorder::RunRecorder(const RecorderOptions& options, std::ostream& out,
+                         const Clock& clock,
+                         std::function<StatusView()> status)
+    : options_(options),
+      out_(out),
+      clock_(clock),
+      status_(std::move(status)),
+      start_(clock.Now()) {}
+
+RunRecorder::~RunRecorder() { Finish(); }
+
+void RunRecorder::Add(const CommitRecord& record, Window& window) {
+  ++window.commits;
+  window.last = record;
+  // A skipped step has no loss worth averaging.
+  if (record.skipped) return;
+  const auto samples = static_cast<double>(record.commit_samples);
+  window.samples += record.commit_samples;
+  window.loss_sum += samples * record.loss;
+  window.accuracy_sum += samples * record.accuracy;
+}
+
+void RunRecorder::Committed(const CommitRecord& record) {
+  const Instant now = clock_.Now();
+  MutexLock lock(mu_);
+  if (recent_.commits == 0 && recent_.begin == Instant()) recent_.begin = now;
+  if (epoch_.commits == 0 && epoch_.begin == Instant()) epoch_.begin = now;
+  Add(record, recent_);
+  Add(record, epoch_);
+  if (recent_.commits == kCommitsPerRow) {
+    rows_.push_back({.window = recent_, .at = now});
+    recent_ = Window{.begin = now};
+  }
+  if (record.epoch_ended) {
+    ended_epochs_[record.version] = epoch_;
+    epoch_ = Window{.begin = now};
+  }
+}
+
+void RunRecorder::Evaluated(const EvaluationRecord& record) {
+  const Instant now = clock_.Now();
+  MutexLock lock(mu_);
+  last_evaluation_ = record;
+  Row row{.evaluation = record, .at = now};
+  const auto epoch = ended_epochs_.find(record.version);
+  if (epoch != ended_epochs_.end()) {
+    row.window = epoch->second;
+    ended_epochs_.erase(epoch);
+  }
+  rows_.push_back(std::move(row));
+}
+
+std::optional<EvaluationRecord> RunRecorder::last_evaluation() const {
+  MutexLock lock(mu_);
+  return last_evaluation_;
+}
+
+void RunRecorder::Finish() {
+  if (poller_ == nullptr) return;
+  poller_.reset();
+  {
+    MutexLock lock(mu_);
+    if (recent_.commits > 0) {
+      rows_.push_back({.window = recent_, .at = clock_.Now()});
+      recent_ = Window();
+    }
+  }
+  Poll();
+  line_.Clear(out_);
+}
+
+void RunRecorder::Poll() {
+  std::vector<Row> rows;
+  {
+    MutexLock lock(mu_);
+    rows.swap(rows_);
+  }
+  const StatusView status = status_();
+  const Instant now = clock_.Now();
+  for (const Row& row : rows) {
+    if (history_.is_open()) WriteRow(row, status);
+    if (row.evaluation.has_value()) PrintEvaluation(row);
+  }
+  rate_.Add(now, status.samples);
+  PrintProgress(status, now);
+}
+
+void RunRecorder::WriteRow(const Row& row, const StatusView& status) {
+  Version version;
+  int64_t epoch = 0;
+  std::string samples;
+  std::string train = ",,,";
+  if (row.window.has_value()) {
+    const Window& w = *row.window;
+    version = w.last.version;
+    epoch = w.last.data_epoch + 1;
+    samples = absl::StrCat(w.last.samples);
+    const auto n = static_cast<double>(w.samples);
+    const double seconds = absl::ToDoubleSeconds(row.at - w.begin);
+    train = absl::StrFormat(
+        "%s,%s,%.8g,%s", w.samples > 0 ? absl::StrFormat("%.6f", w.loss_sum / n)
+                                       : "",
+        w.samples > 0 ? absl::StrFormat("%.6f", w.accuracy_sum / n) : "",
+        w.last.learning_rate,
+        seconds > 0 ? absl::StrFormat("%.1f", n / seconds) : "");
+  }
+  std::string test = ",";
+  if (row.evaluation.has_value()) {
+    version = row.evaluation->version;
+    epoch = row.evaluation->epochs;
+    test = absl::StrFormat("%.6f,%.6f", row.evaluation->loss(),
+                           row.evaluation->accuracy());
+  }
+  history_ << version << ',' << epoch << ',' << samples << ','
+           << absl::StrFormat("%.3f", absl::ToDoubleSeconds(row.at - start_))
+           << ',' << train << ',' << test << ',' << status.workers_live
+           << ",\"" << status.policy << "\"\n"
+           << std::flush;
+}
+
+void RunRecorder::PrintEvaluation(const Row& row) {
+  line_.Clear(out_);
+  out_ << absl::StrFormat("epoch %d: test accuracy %.1f %%, loss %.4f, %s\n",
+                          row.evaluation->epochs,
+                          100 * row.evaluation->accuracy(),
+                          row.evaluation->loss(),
+                          HumanDuration(row.at - start_))
+       << std::flush;
+}
+
+void RunRecorder::PrintProgress(const StatusView& status, Instant now) {
+  const absl::Duration interval =
+      options_.terminal ? kTerminalInterval : kLineInterval;
+  if (status.ended ||
+      (last_print_.has_value() && now - *last_print_ < interval)) {
+    return;
+  }
+  last_print_ = now;
+  const std::string text = ProgressText(status, rate_.per_second());
+  if (options_.terminal) {
+    line_.Show(out_, text, TerminalColumns());
+  } else {
+    out_ << text << '\n' << std::flush;
+  }
+}
+
+}  // namespace cohort

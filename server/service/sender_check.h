@@ -1,0 +1,34 @@
+#pragma once
+
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/assignment.h"
+
+namespace cohort {
+
+// Holds a stream to the life that spoke first on it: answers go by life, so
+// one stream cannot serve two.
+// Thread safety: none.
+class OneSender {
+ public:
+  // Errors: InvalidArgument if an earlier sender was another.
+  absl::Status Check(const Sender& sender) {
+    if (!first_.has_value()) first_ = sender;
+    if (first_->rank == sender.rank &&
+        first_->incarnation == sender.incarnation) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sender: got rank ", sender.rank.value(), " incarnation ",
+        sender.incarnation.value(), ", want rank ", first_->rank.value(),
+        " incarnation ", first_->incarnation.value(),
+        " as before on this stream"));
+  }
+
+ private:
+  std::optional<Sender> first_;
+};
+
+}  // namespace cohort

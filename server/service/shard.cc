@@ -1,0 +1,381 @@
+#include "server/service/shard.h"
+
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/log/log.h"
+#include "common/status_macros.h"
+#include "kernels/backend.h"
+#include "server/core/optimizer/fold_job.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
+
+// Never reached: one commit is folded at a time, and no model has as many
+// partitions.
+constexpr int64_t kFoldsMax = int64_t{1} << 24;
+
+// Room for processes that wait for a rank which is still alive, and for the
+// streams of a life that is being replaced.
+StreamRegistry::Limits StreamLimits(int32_t workers) {
+  return {.sessions = 2 * workers + 64, .streams = 16 * workers + 512};
+}
+
+void EndAll(const StreamRegistry::Streams& streams,
+            const absl::Status& status) {
+  for (const std::shared_ptr<Stream>& stream : streams) stream->End(status);
+}
+
+void EndDisplaced(const std::shared_ptr<Stream>& stream) {
+  if (stream == nullptr) return;
+  stream->End(absl::AbortedError("a newer stream of this worker took over"));
+}
+
+LogLevel LevelOf(Severity severity) {
+  switch (severity) {
+    case Severity::kInfo:
+      return LogLevel::kInfo;
+    case Severity::kWarning:
+      return LogLevel::kWarning;
+    case Severity::kError:
+      return LogLevel::kError;
+  }
+  return LogLevel::kError;
+}
+
+}  // namespace
+
+// Carries out one effect, outside the lock.
+struct Shard::Dispatcher {
+  Shard& shard;
+
+  void operator()(effect::Joined& joined) const {
+    EndAll(shard.streams_.Bind(joined.session, joined.rank, joined.incarnation),
+           absl::AbortedError(absl::StrCat(
+               "rank ", joined.rank.value(),
+               ": a newer life of this worker has joined; join again")));
+    if (auto session = shard.streams_.Session(joined.session)) {
+      session->SendJoined(joined);
+    }
+  }
+  void operator()(effect::EndSession& end) const {
+    if (auto session = shard.streams_.Session(end.session)) {
+      session->End(end.status);
+    }
+    EndAll(shard.streams_.Unbind(end.session),
+           absl::AbortedError(absl::StrCat("the session is over: ",
+                                           end.status.message())));
+  }
+  void operator()(effect::Notify& notify) const {
+    if (auto session = shard.streams_.Session(notify.session)) {
+      session->SendAssignment(notify.assignment);
+    }
+  }
+  void operator()(effect::StepAborted& aborted) const {
+    if (auto session = shard.streams_.Session(aborted.session)) {
+      session->SendStepAborted(aborted);
+    }
+  }
+  void operator()(effect::ReduceResult& result) const {
+    if (auto stream = shard.streams_.Reduce(result.rank, result.incarnation)) {
+      stream->SendResult(result);
+    }
+  }
+  void operator()(effect::ReduceAborted& aborted) const {
+    if (auto stream =
+            shard.streams_.Reduce(aborted.rank, aborted.incarnation)) {
+      stream->SendAborted(aborted);
+    }
+  }
+  void operator()(effect::SendWeights& weights) const {
+    if (auto stream =
+            shard.streams_.Exchange(weights.rank, weights.incarnation)) {
+      stream->SendWeights(weights);
+    }
+  }
+  void operator()(effect::SendVerdict& verdict) const {
+    if (auto stream =
+            shard.streams_.Exchange(verdict.rank, verdict.incarnation)) {
+      stream->SendVerdict(verdict);
+    }
+  }
+  void operator()(effect::Fold& fold) const {
+    shard.StartFold(std::move(fold.job));
+  }
+  void operator()(effect::Committed& committed) const {
+    shard.listener_.OnCommitted(committed.record);
+  }
+  void operator()(effect::Evaluated& evaluated) const {
+    shard.listener_.OnEvaluated(evaluated.record);
+  }
+  void operator()(effect::WriteCheckpoint& write) const {
+    shard.listener_.OnCheckpoint(std::move(write.state));
+  }
+  void operator()(effect::Log& log) const {
+    Log(LevelOf(log.severity), log.text);
+  }
+  void operator()(effect::RunEnded& ended) const {
+    shard.listener_.OnEnded(ended);
+  }
+};
+
+Shard::Shard(const ShardOptions& options, const RunState* restored,
+             const Clock& clock, RunListener& listener)
+    : options_(options),
+      clock_(clock),
+      listener_(listener),
+      budget_(options.inflight_bytes_max),
+      streams_(StreamLimits(options.coordinator.workers)),
+      core_(options.coordinator, restored),
+      pool_({.name = "fold",
+             .threads = options.fold_threads,
+             .queue_max = kFoldsMax}) {}
+
+Shard::~Shard() { Stop(); }
+
+void Shard::Start(const std::string& address) {
+  {
+    MutexLock lock(mu_);
+    address_ = address;
+    started_ = true;
+  }
+  DispatchAll();
+  ticker_ = std::make_unique<PeriodicTask>("tick", kTickInterval, [this] {
+    Handle([](Coordinator& core, Instant now, Effects& out) {
+      core.Tick(now, out);
+    });
+  });
+}
+
+void Shard::CloseStreams() {
+  EndAll(streams_.Close(), absl::UnavailableError("the server is stopping"));
+}
+
+void Shard::Stop() {
+  {
+    MutexLock lock(mu_);
+    stopped_ = true;
+  }
+  ticker_.reset();
+  MutexLock lock(mu_);
+  while (folds_running_ > 0) folds_done_.Wait(mu_);
+}
+
+std::string Shard::address() const {
+  MutexLock lock(mu_);
+  return address_;
+}
+
+template <typename Call>
+auto Shard::Handle(Call call) {
+  const auto locked = [this, &call] {
+    MutexLock lock(mu_);
+    return call(core_, clock_.Now(), outbox_);
+  };
+  if constexpr (std::is_void_v<decltype(locked())>) {
+    locked();
+    DispatchAll();
+  } else {
+    auto answer = locked();
+    DispatchAll();
+    return answer;
+  }
+}
+
+void Shard::DispatchAll() {
+  {
+    MutexLock lock(mu_);
+    if (dispatching_ || !started_) return;
+    dispatching_ = true;
+  }
+  for (;;) {
+    Effects batch;
+    {
+      MutexLock lock(mu_);
+      if (stopped_) outbox_.clear();
+      if (outbox_.empty()) {
+        dispatching_ = false;
+        return;
+      }
+      batch.swap(outbox_);
+    }
+    for (Effect& effect : batch) std::visit(Dispatcher{*this}, effect);
+  }
+}
+
+void Shard::StartFold(FoldJob job) {
+  {
+    MutexLock lock(mu_);
+    if (stopped_) return;
+    ++folds_running_;
+  }
+  const absl::Status accepted =
+      pool_.Submit([this, job = std::move(job)]() mutable {
+    FoldResult result = RunFold(job, kernels::CpuBackend(), buffers_);
+    // Gives the gradients' memory back before anyone is told to send more.
+    job = FoldJob();
+    Handle([&result](Coordinator& core, Instant now, Effects& out) {
+      core.FoldDone(std::move(result), now, out);
+    });
+    MutexLock lock(mu_);
+    --folds_running_;
+    folds_done_.NotifyAll();
+  });
+  COHORT_CHECK(accepted.ok(), accepted.message());
+}
+
+absl::Status Shard::Join(SessionId session, const JoinRequest& request) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.Join(session, request, now, out);
+  });
+}
+
+void Shard::Heartbeat(SessionId session) {
+  Handle([&](Coordinator& core, Instant now, Effects&) {
+    core.Heartbeat(session, now);
+  });
+}
+
+void Shard::Leave(SessionId session, const std::string& reason) {
+  Handle([&](Coordinator& core, Instant now, Effects& out) {
+    core.Leave(session, reason, now, out);
+  });
+  EndAll(streams_.Unbind(session), absl::AbortedError("the worker has left"));
+}
+
+void Shard::SessionBroken(SessionId session) {
+  Handle([&](Coordinator& core, Instant now, Effects& out) {
+    core.SessionBroken(session, now, out);
+  });
+}
+
+absl::StatusOr<RegisterAnswer> Shard::BeginRegister(const Sender& sender,
+                                                    const ModelLayout& layout,
+                                                    const RunPlan& plan) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.BeginRegister(sender, layout, plan, now, out);
+  });
+}
+
+absl::Status Shard::FinishRegister(const Sender& sender,
+                                   const ModelLayout& layout,
+                                   const RunPlan& plan,
+                                   std::vector<SharedFloats> values,
+                                   std::vector<LayerStatistics> statistics) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.FinishRegister(sender, layout, plan, std::move(values),
+                               std::move(statistics), now, out);
+  });
+}
+
+// A stream gets its place in the same critical section in which the core
+// accepts its message, so that no answer is dispatched before.
+template <typename Call>
+absl::Status Shard::HandlePush(const Sender& sender,
+                               const std::shared_ptr<ExchangeStream>& from,
+                               Call call) {
+  std::shared_ptr<Stream> displaced;
+  absl::Status status =
+      Handle([&](Coordinator& core, Instant now, Effects& out) {
+        COHORT_RETURN_IF_ERROR(call(core, now, out));
+        displaced = streams_.PutExchange(sender.rank, sender.incarnation, from);
+        return absl::OkStatus();
+      });
+  EndDisplaced(displaced);
+  return status;
+}
+
+absl::Status Shard::Open(const Sender& sender, const PushKey& key,
+                         const PushOpening& opening,
+                         const std::shared_ptr<ExchangeStream>& from) {
+  return HandlePush(sender, from,
+                    [&](Coordinator& core, Instant now, Effects& out) {
+                      return core.Open(sender, key, opening, now, out);
+                    });
+}
+
+absl::Status Shard::Gradient(const Sender& sender, const PushKey& key,
+                             GradientMessage message,
+                             const std::shared_ptr<ExchangeStream>& from) {
+  COHORT_ASSIGN_OR_RETURN(message.gradient,
+                          budget_.Admit(std::move(message.gradient)));
+  return HandlePush(sender, from,
+                    [&](Coordinator& core, Instant now, Effects& out) {
+                      return core.Gradient(sender, key, std::move(message),
+                                           now, out);
+                    });
+}
+
+absl::Status Shard::Close(const Sender& sender, const PushKey& key,
+                          PushClosing closing,
+                          const std::shared_ptr<ExchangeStream>& from) {
+  return HandlePush(sender, from,
+                    [&](Coordinator& core, Instant now, Effects& out) {
+                      return core.Close(sender, key, std::move(closing), now,
+                                        out);
+                    });
+}
+
+absl::Status Shard::Reduce(const Sender& sender, const ReduceKey& key,
+                           Moments moments,
+                           const std::shared_ptr<ReduceStream>& from) {
+  std::shared_ptr<Stream> displaced;
+  absl::Status status =
+      Handle([&](Coordinator& core, Instant now, Effects& out) {
+        COHORT_RETURN_IF_ERROR(
+            core.Reduce(sender, key, std::move(moments), now, out));
+        displaced = streams_.PutReduce(sender.rank, sender.incarnation, from);
+        return absl::OkStatus();
+      });
+  EndDisplaced(displaced);
+  return status;
+}
+
+absl::StatusOr<Assignment> Shard::ReportEvaluation(const Sender& sender,
+                                                   Sequence sequence,
+                                                   const EvaluationSums& sums) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.ReportEvaluation(sender, sequence, sums, now, out);
+  });
+}
+
+absl::StatusOr<SharedSnapshot> Shard::Read(
+    std::optional<Version> version) const {
+  MutexLock lock(mu_);
+  return core_.Read(version);
+}
+
+SharedModel Shard::model() const {
+  MutexLock lock(mu_);
+  return core_.model();
+}
+
+absl::StatusOr<RunState> Shard::State() const {
+  MutexLock lock(mu_);
+  return core_.State();
+}
+
+StatusView Shard::Status() const {
+  MutexLock lock(mu_);
+  return core_.Status(clock_.Now());
+}
+
+absl::StatusOr<Version> Shard::Drain(const std::string& reason) {
+  return Handle([&](Coordinator& core, Instant now,
+                    Effects& out) -> absl::StatusOr<Version> {
+    const StatusView view = core.Status(now);
+    if (view.ended) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the run is already over: ", view.state));
+    }
+    core.Drain(reason, now, out);
+    return view.version;
+  });
+}
+
+}  // namespace cohort

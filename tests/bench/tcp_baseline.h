@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace cohort::bench {
+
+// What the machine gives without any protocol: plain sockets on loopback,
+// TCP_NODELAY, blocking calls, one thread an end.
+
+// Seconds a round in which each of `workers` peers sends `bytes` to one server
+// and gets as many back, all at the same time; median of `rounds`.
+absl::StatusOr<double> TcpExchangeSeconds(int32_t workers, int64_t bytes,
+                                          int32_t rounds);
+
+// Seconds of each of `rounds` exchanges of `bytes` between two peers through
+// one server, which answers both when it has heard both.
+absl::StatusOr<std::vector<double>> TcpRendezvousSeconds(int64_t bytes,
+                                                         int32_t rounds);
+
+// Seconds to copy `bytes` once from memory to memory; median of `rounds`.
+double MemcpySeconds(int64_t bytes, int32_t rounds);
+
+// The q-quantile (0..1) of `values`, nearest rank.
+double Quantile(std::vector<double> values, double q);
+
+}  // namespace cohort::bench

@@ -1,0 +1,56 @@
+#include "worker/batch_norm/override.h"
+
+#include <ATen/ops/batch_norm_native.h>
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include <optional>
+#include <type_traits>
+
+#include "worker/batch_norm/batch_norm_function.h"
+#include "worker/batch_norm/scope.h"
+
+namespace cohort {
+namespace {
+
+at::Tensor BatchNormKernel(const at::Tensor& input,
+                           const OptionalTensor& weight,
+                           const OptionalTensor& bias,
+                           const OptionalTensor& running_mean,
+                           const OptionalTensor& running_var, bool training,
+                           double momentum, double epsilon,
+                           bool cudnn_enabled) {
+  const std::shared_ptr<BatchNormScope::Step>& step =
+      BatchNormScope::Current();
+  if (training && step != nullptr) {
+    const std::optional<int32_t> layer = step->binding->LayerOf(
+        weight.has_value() ? *weight : at::Tensor(),
+        running_mean.has_value() ? *running_mean : at::Tensor());
+    if (layer.has_value()) {
+      return CohortBatchNorm(
+          input, weight, bias,
+          {.step = step, .layer = *layer, .epsilon = epsilon});
+    }
+  }
+  return at::native::batch_norm(input, weight, bias, running_mean, running_var,
+                                training, momentum, epsilon, cudnn_enabled);
+}
+
+}  // namespace
+
+void InstallBatchNormKernel() {
+  // The stock operator is composite: it has no kernel of its own for autograd
+  // on CPU, so this entry takes nothing away and is reached by every CPU
+  // tensor outside inference mode. Never destroyed, because modules may still
+  // run while static objects are torn down.
+  static torch::Library* const library = [] {
+    auto* made = new torch::Library(torch::Library::IMPL, "aten",
+                                    c10::DispatchKey::AutogradCPU, __FILE__,
+                                    __LINE__);
+    made->impl("batch_norm", TORCH_FN(BatchNormKernel));
+    return made;
+  }();
+  static_cast<void>(library);
+}
+
+}  // namespace cohort

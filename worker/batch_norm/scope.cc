@@ -1,0 +1,35 @@
+#include "worker/batch_norm/scope.h"
+
+#include <utility>
+
+#include "common/check.h"
+
+namespace cohort {
+namespace {
+
+// The operator that is overridden has a fixed signature, so the step reaches
+// it by the thread that runs the model.
+thread_local std::shared_ptr<BatchNormScope::Step> current_step;
+
+}  // namespace
+
+BatchNormScope::BatchNormScope(const BatchNormBinding& binding,
+                               StepContext* context) {
+  COHORT_CHECK(context->backend != nullptr, "a step needs a backend");
+  context->calls.assign(binding.layers().size(), 0);
+  context->moments.clear();
+  outer_ = std::exchange(
+      current_step,
+      std::make_shared<Step>(Step{.binding = &binding, .context = context}));
+}
+
+BatchNormScope::~BatchNormScope() {
+  current_step->context = nullptr;
+  current_step = std::move(outer_);
+}
+
+const std::shared_ptr<BatchNormScope::Step>& BatchNormScope::Current() {
+  return current_step;
+}
+
+}  // namespace cohort

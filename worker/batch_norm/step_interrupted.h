@@ -1,0 +1,29 @@
+#pragma once
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+
+namespace cohort {
+
+// Leaves a batch-norm layer's forward or backward pass when the step it
+// belongs to cannot go on: a rendezvous failed. The only exception of ours,
+// because nothing else passes through a module tree and autograd; its type
+// survives both. Only the trainer catches it.
+class StepInterrupted : public std::exception {
+ public:
+  // `status` is not OK.
+  explicit StepInterrupted(absl::Status status)
+      : status_(std::move(status)), what_(status_.ToString()) {}
+
+  const absl::Status& status() const { return status_; }
+  const char* what() const noexcept override { return what_.c_str(); }
+
+ private:
+  absl::Status status_;
+  std::string what_;
+};
+
+}  // namespace cohort

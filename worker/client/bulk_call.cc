@@ -1,0 +1,60 @@
+#include "worker/client/bulk_call.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+
+BulkCall::BulkCall(const BulkTarget& target, const std::string& method,
+                   const std::string& name)
+    : link_(*target.link),
+      deadline_(target.deadline),
+      name_(name),
+      stream_(
+          target.channel, method, link_,
+          [this](grpc::ByteBuffer& message) {
+            {
+              MutexLock lock(link_.mu);
+              received_.emplace_back();
+              received_.back().Swap(&message);
+            }
+            link_.Notify();
+            return absl::OkStatus();
+          },
+          [this](const absl::Status& end) {
+            {
+              MutexLock lock(link_.mu);
+              end_ = end.ok() ? end : link_.NormalizedEnd(name_, end);
+            }
+            link_.Notify();
+          }) {}
+
+absl::Status BulkCall::Send(grpc::ByteBuffer message) {
+  const absl::Status status = stream_.Send(std::move(message), deadline_);
+  MutexLock lock(link_.mu);
+  // The server's reason says more than that the stream is over.
+  return end_.has_value() && !end_->ok() ? *end_ : status;
+}
+
+absl::StatusOr<std::optional<grpc::ByteBuffer>> BulkCall::Receive() {
+  MutexLock lock(link_.mu);
+  while (received_.empty()) {
+    if (end_.has_value()) {
+      if (!end_->ok()) return *end_;
+      return std::nullopt;
+    }
+    const absl::Status status = link_.WaitLocked(deadline_);
+    if (absl::IsDeadlineExceeded(status)) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(status.message(), " during ", name_));
+    }
+    COHORT_RETURN_IF_ERROR(status);
+  }
+  std::optional<grpc::ByteBuffer> message(std::move(received_.front()));
+  received_.pop_front();
+  return message;
+}
+
+}  // namespace cohort

@@ -1,0 +1,431 @@
+#include "worker/client/grpc_client.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/status_macros.h"
+#include "common/wire/channel.h"
+#include "common/wire/convert.h"
+
+namespace cohort {
+namespace {
+
+// A server that takes the connection but does not answer is given up sooner
+// than one that is away: another may have taken its address.
+constexpr absl::Duration kJoinAttempt = absl::Seconds(10);
+// For the server to take note of a good-bye.
+constexpr absl::Duration kLeavePatience = absl::Seconds(2);
+
+absl::StatusOr<Membership> MembershipFromProto(const v1::JoinReply& proto) {
+  v1::Sender identity;
+  identity.set_run_id(proto.run_id());
+  identity.set_rank(proto.rank());
+  identity.set_incarnation(proto.incarnation());
+  COHORT_ASSIGN_OR_RETURN(const Sender sender, FromProto(identity));
+  if (proto.heartbeat_interval_ms() <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("heartbeat_interval_ms: got ",
+                     proto.heartbeat_interval_ms(), ", want above 0"));
+  }
+  if (proto.shards_size() > 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("got ", proto.shards_size(), " shards (",
+                     absl::StrJoin(proto.shards(), ", "),
+                     "), want one: this worker is too old for more"));
+  }
+  return Membership{.rank = sender.rank,
+                    .run_id = sender.run_id,
+                    .incarnation = sender.incarnation,
+                    .seed = proto.seed(),
+                    .version = Version(proto.version()),
+                    .workers = proto.workers(),
+                    .policy = proto.policy()};
+}
+
+absl::Status CheckValues(const ModelLayout& layout,
+                         absl::Span<const absl::Span<const float>> values) {
+  if (values.size() != layout.parameters.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("got values of ", values.size(), " parameters, want ",
+                     layout.parameters.size()));
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const int64_t wanted = ElementCount(layout.parameters[i]);
+    if (static_cast<int64_t>(values[i].size()) != wanted) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(layout.parameters[i].name, ": got ", values[i].size(),
+                       " elements, want ", wanted));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+GrpcClient::GrpcClient(const ClientOptions& options)
+    : options_(options),
+      control_(MakeChannel(options.server, ChannelPurpose::kControl)),
+      moments_(MakeChannel(options.server, ChannelPurpose::kMoments)),
+      bulk_(MakeChannel(options.server, ChannelPurpose::kBulk)),
+      membership_stub_(v1::Membership::NewStub(control_)),
+      link_(options.server, clock_),
+      backoff_(options.backoff_seed) {}
+
+GrpcClient::~GrpcClient() { Disconnect(); }
+
+absl::StatusOr<Membership> GrpcClient::Join() {
+  if (membership_.has_value()) {
+    return absl::FailedPreconditionError("Join was called twice");
+  }
+  COHORT_RETURN_IF_ERROR(Connect());
+  return *membership_;
+}
+
+absl::StatusOr<Registration> GrpcClient::Register(
+    const ModelLayout& layout, const RunPlan& plan,
+    absl::Span<const absl::Span<const float>> values,
+    absl::Span<const LayerStatistics> statistics) {
+  COHORT_RETURN_IF_ERROR(Validate(layout));
+  COHORT_RETURN_IF_ERROR(CheckValues(layout, values));
+  const RegistrationOffer offer{.layout = layout,
+                                .plan = plan,
+                                .values = values,
+                                .statistics = statistics};
+  const Instant deadline = Patience();
+  Backoff backoff(options_.backoff_seed);
+  for (;;) {
+    absl::Status status = Usable();
+    if (status.ok()) {
+      absl::StatusOr<Registration> registration =
+          RegisterModel(MakeTarget(deadline), offer);
+      if (registration.ok()) {
+        registered_ = {.layout = layout,
+                       .plan = plan,
+                       .registration = *registration,
+                       .incarnation = membership_->incarnation};
+        return registration;
+      }
+      status = std::move(registration).status();
+    }
+    // The call can be repeated, so that a restart of the server at this
+    // moment is no business of the caller's.
+    if (!IsReconnectable(status) || clock_.Now() >= deadline) return status;
+    Observe(absl::StrCat("registering again: ", status.message()));
+    COHORT_RETURN_IF_ERROR(link_.Pause(backoff.Next()));
+    COHORT_RETURN_IF_ERROR(Connect());
+  }
+}
+
+absl::StatusOr<Assignment> GrpcClient::NextAssignment() {
+  Instant give_up = Patience();
+  std::string awaited = "an assignment";
+  for (;;) {
+    absl::StatusOr<Assignment> notice = AwaitNotice(give_up);
+    if (notice.ok() && notice->kind != AssignmentKind::kWait) {
+      if (notice->attempt.value() > 0) {
+        Observe(absl::StrCat("repeating step ", notice->version.value(),
+                             ", attempt ", notice->attempt.value()));
+      }
+      current_ = *notice;
+      return notice;
+    }
+    if (notice.ok()) {
+      awaited = notice->reason;
+      Observe(absl::StrCat("waiting for ", awaited));
+      give_up = Patience() + notice->wait;
+      continue;
+    }
+    if (absl::IsDeadlineExceeded(notice.status())) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          options_.server, ": nothing came while waiting for ", awaited));
+    }
+    if (!IsReconnectable(notice.status())) return notice.status();
+    Observe(absl::StrCat("reconnecting: ", notice.status().message()));
+    COHORT_RETURN_IF_ERROR(Connect());
+    give_up = Patience();
+  }
+}
+
+absl::StatusOr<PulledVersion> GrpcClient::Pull(std::optional<Version> version,
+                                               bool weights, bool statistics) {
+  COHORT_RETURN_IF_ERROR(Usable());
+  absl::StatusOr<PulledVersion> pulled = PullVersion(
+      MakeTarget(Patience()),
+      {.version = version, .weights = weights, .statistics = statistics});
+  if (absl::IsUnavailable(pulled.status())) {
+    link_.Break(pulled.status());
+  }
+  return pulled;
+}
+
+absl::StatusOr<Moments> GrpcClient::Reduce(const ReduceKey& key,
+                                           const Moments& local) {
+  if (local.first.size() != local.second.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("moments: got ", local.second.size(), " channels, want ",
+                     local.first.size()));
+  }
+  COHORT_RETURN_IF_ERROR(Usable());
+  if (connection_->reduce == nullptr) {
+    connection_->reduce =
+        std::make_unique<ReduceStream>(moments_, link_, connection_->sender);
+  }
+  return connection_->reduce->Reduce(key, local);
+}
+
+absl::Status GrpcClient::OpenPush(const PushOpening& opening) {
+  COHORT_ASSIGN_OR_RETURN(PushStream * push, OpenedPushStream());
+  return push->Open(
+      {.sequence = current_->sequence, .attempt = current_->attempt}, opening);
+}
+
+absl::Status GrpcClient::SendGradient(int32_t partition, ByteRope gradient,
+                                      absl::Span<const int32_t> absent_slices) {
+  COHORT_ASSIGN_OR_RETURN(PushStream * push, OpenedPushStream());
+  return push->SendGradient(partition, gradient, absent_slices);
+}
+
+absl::StatusOr<PushResult> GrpcClient::ClosePush(const PushClosing& closing) {
+  COHORT_ASSIGN_OR_RETURN(PushStream * push, OpenedPushStream());
+  return push->Close(closing);
+}
+
+absl::Status GrpcClient::ReportEvaluation(const EvaluationSums& sums) {
+  COHORT_RETURN_IF_ERROR(Usable());
+  if (!current_.has_value() || current_->kind != AssignmentKind::kEvaluate) {
+    return absl::FailedPreconditionError("there is no evaluation to report");
+  }
+  v1::ReportRequest request;
+  ToProto(connection_->sender, request.mutable_sender());
+  ToProto(sums, &request);
+  request.set_sequence(current_->sequence.value());
+  absl::StatusOr<v1::ReportReply> reply =
+      CallReport(*membership_stub_, link_, request, Patience());
+  if (!reply.ok()) {
+    if (IsReconnectable(reply.status())) {
+      link_.Break(reply.status());
+    }
+    return reply.status();
+  }
+  COHORT_ASSIGN_OR_RETURN(const Assignment next, FromProto(reply->next()));
+  MutexLock lock(link_.mu);
+  link_.tracker.Offer(next);
+  return absl::OkStatus();
+}
+
+void GrpcClient::Leave(const std::string& reason) {
+  if (connection_ != nullptr) {
+    connection_->session->Leave(reason, kLeavePatience);
+  }
+  Disconnect();
+  left_ = true;
+}
+
+void GrpcClient::RequestStop() { link_.RequestStop(); }
+
+void GrpcClient::SetObserver(std::function<void(const std::string&)> observer) {
+  observer_ = std::move(observer);
+}
+
+absl::Status GrpcClient::Connect() {
+  if (left_) return Usable();
+  const Instant deadline = Patience();
+  std::string told;
+  backoff_.Reset();
+  for (;;) {
+    Disconnect();
+    COHORT_RETURN_IF_ERROR(link_.Check());
+    const absl::Status status = TryConnect(deadline);
+    if (status.ok() || absl::IsCancelled(status)) return status;
+    if (!IsReconnectable(status)) {
+      Disconnect();
+      return final_ = status;
+    }
+    if (clock_.Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("could not join ", options_.server, " within ",
+                       absl::FormatDuration(options_.server_timeout), ": ",
+                       status.message()));
+    }
+    if (told != status.message()) {
+      told = std::string(status.message());
+      Observe(absl::StrCat("waiting to join: ", told));
+    }
+    if (absl::IsAborted(status) && return_to_ != Incarnation()) {
+      // This life is over, or the server has never heard of it.
+      return_to_ = Incarnation();
+      continue;
+    }
+    COHORT_RETURN_IF_ERROR(
+        link_.Pause(std::min(backoff_.Next(), deadline - clock_.Now())));
+  }
+}
+
+absl::Status GrpcClient::TryConnect(Instant deadline) {
+  auto connection = std::make_unique<Connection>();
+  connection->session =
+      std::make_unique<SessionStream>(*membership_stub_, link_, MakeJoin());
+  const absl::StatusOr<v1::JoinReply> reply = connection->session->AwaitJoined(
+      std::min(deadline, clock_.Now() + kJoinAttempt));
+  if (absl::IsDeadlineExceeded(reply.status())) {
+    return absl::UnavailableError(
+        absl::StrCat(options_.server, ": the server does not answer a join"));
+  }
+  COHORT_RETURN_IF_ERROR(reply.status());
+  COHORT_ASSIGN_OR_RETURN(const Membership membership,
+                          MembershipFromProto(*reply));
+  COHORT_RETURN_IF_ERROR(CheckSameRun(membership));
+  connection->sender = {.run_id = membership.run_id,
+                        .rank = membership.rank,
+                        .incarnation = membership.incarnation};
+  SessionStream* session = connection->session.get();
+  connection->heartbeat = std::make_unique<PeriodicTask>(
+      "heartbeat", absl::Milliseconds(reply->heartbeat_interval_ms()),
+      [session] { session->Heartbeat(); });
+  connection_ = std::move(connection);
+  membership_ = membership;
+  return_to_ = membership.incarnation;
+  if (registered_.has_value() &&
+      registered_->incarnation != membership.incarnation) {
+    return RegisterAgain(deadline);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GrpcClient::RegisterAgain(Instant deadline) {
+  COHORT_ASSIGN_OR_RETURN(
+      const Registration registration,
+      RegisterModel(MakeTarget(deadline), {.layout = registered_->layout,
+                                           .plan = registered_->plan,
+                                           .values = std::nullopt,
+                                           .statistics = {}}));
+  // The caller's buffers and losses are made for the first answer.
+  if (registration.partitions != registered_->registration.partitions ||
+      registration.loss_reference != registered_->registration.loss_reference) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        options_.server,
+        ": partitions or loss reference changed since this worker registered"));
+  }
+  registered_->incarnation = membership_->incarnation;
+  return absl::OkStatus();
+}
+
+void GrpcClient::Disconnect() {
+  connection_.reset();
+  current_.reset();
+  link_.Mend();
+}
+
+v1::Join GrpcClient::MakeJoin() const {
+  v1::Join join;
+  const std::optional<Rank> rank =
+      membership_.has_value() ? membership_->rank : options_.rank;
+  if (rank.has_value()) join.set_rank(rank->value());
+  if (membership_.has_value()) join.set_run_id(membership_->run_id);
+  join.set_incarnation(return_to_.value());
+  join.set_batch_size(options_.batch_size);
+  join.set_fingerprint(options_.fingerprint);
+  join.set_description(options_.description);
+  return join;
+}
+
+absl::Status GrpcClient::CheckSameRun(const Membership& membership) const {
+  if (!membership_.has_value()) return absl::OkStatus();
+  if (membership.run_id != membership_->run_id) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        options_.server, ": got run ", membership.run_id, ", want ",
+        membership_->run_id, ": the server has started another run"));
+  }
+  if (membership.rank != membership_->rank) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(options_.server, ": got rank ", membership.rank.value(),
+                     ", want ", membership_->rank.value()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GrpcClient::Usable() {
+  const absl::Status link = link_.Check();
+  if (absl::IsCancelled(link)) return link;
+  if (left_) return absl::FailedPreconditionError("this worker has left");
+  if (!membership_.has_value()) {
+    return absl::FailedPreconditionError("Join comes first");
+  }
+  COHORT_RETURN_IF_ERROR(final_);
+  COHORT_RETURN_IF_ERROR(link);
+  if (connection_ == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat(options_.server, ": not connected"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PushStream*> GrpcClient::OpenedPushStream() {
+  COHORT_RETURN_IF_ERROR(Usable());
+  if (!registered_.has_value()) {
+    return absl::FailedPreconditionError("Register comes before a push");
+  }
+  if (!current_.has_value() || current_->kind != AssignmentKind::kTrain) {
+    return absl::FailedPreconditionError("there is no training assignment");
+  }
+  if (connection_->push == nullptr) {
+    connection_->push =
+        std::make_unique<PushStream>(bulk_, link_, connection_->sender,
+                                     registered_->registration.partitions);
+  }
+  return connection_->push.get();
+}
+
+absl::StatusOr<Assignment> GrpcClient::AwaitNotice(Instant deadline) {
+  const absl::Status usable = Usable();
+  MutexLock lock(link_.mu);
+  // A server whose run is over closes its streams; what it said counts.
+  if (link_.tracker.finished()) return *link_.tracker.Take();
+  COHORT_RETURN_IF_ERROR(usable);
+  for (;;) {
+    std::optional<Assignment> notice = link_.tracker.Take();
+    if (!notice.has_value()) notice = link_.tracker.TakeWait();
+    if (notice.has_value()) return *std::move(notice);
+    COHORT_RETURN_IF_ERROR(link_.WaitLocked(deadline));
+  }
+}
+
+BulkTarget GrpcClient::MakeTarget(Instant deadline) const {
+  return {.channel = bulk_,
+          .link = &link_,
+          .sender = connection_->sender,
+          .deadline = deadline};
+}
+
+Instant GrpcClient::Patience() const {
+  return clock_.Now() + options_.server_timeout;
+}
+
+void GrpcClient::Observe(const std::string& sentence) {
+  if (observer_) observer_(sentence);
+}
+
+absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(
+    const ClientOptions& options) {
+  if (options.server.empty()) {
+    return absl::InvalidArgumentError("server: got none, want host:port");
+  }
+  if (options.rank.has_value() && options.rank->value() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank: got ", options.rank->value(), ", want at least 0"));
+  }
+  if (options.batch_size <= 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "batch_size: got ", options.batch_size, ", want at least 1"));
+  }
+  if (options.server_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "server_timeout: got ", absl::FormatDuration(options.server_timeout),
+        ", want above 0"));
+  }
+  return std::make_unique<GrpcClient>(options);
+}
+
+}  // namespace cohort

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <grpcpp/channel.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cohort/v1/membership.grpc.pb.h"
+#include "common/clock.h"
+#include "common/periodic_task.h"
+#include "worker/client/backoff.h"
+#include "worker/client/client.h"
+#include "worker/client/link.h"
+#include "worker/client/push_stream.h"
+#include "worker/client/reduce_stream.h"
+#include "worker/client/session_stream.h"
+#include "worker/client/transfer.h"
+
+namespace cohort {
+
+// The client over gRPC: three connections (control, rendezvous, bulk), so that
+// nothing small waits behind gradients.
+//
+// Any stream that ends breaks the whole connection: calls in progress return,
+// and NextAssignment builds it anew, as the same life if the server still
+// knows it, else as a new one of the same rank, which registers again.
+class GrpcClient final : public Client {
+ public:
+  explicit GrpcClient(const ClientOptions& options);
+  ~GrpcClient() override;
+
+  absl::StatusOr<Membership> Join() override;
+  absl::StatusOr<Registration> Register(
+      const ModelLayout& layout, const RunPlan& plan,
+      absl::Span<const absl::Span<const float>> values,
+      absl::Span<const LayerStatistics> statistics) override;
+  absl::StatusOr<Assignment> NextAssignment() override;
+  absl::StatusOr<PulledVersion> Pull(std::optional<Version> version,
+                                     bool weights, bool statistics) override;
+  absl::StatusOr<Moments> Reduce(const ReduceKey& key,
+                                 const Moments& local) override;
+  absl::Status OpenPush(const PushOpening& opening) override;
+  absl::Status SendGradient(int32_t partition, ByteRope gradient,
+                            absl::Span<const int32_t> absent_slices) override;
+  absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override;
+  absl::Status ReportEvaluation(const EvaluationSums& sums) override;
+  void Leave(const std::string& reason) override;
+  void RequestStop() override;
+  void SetObserver(std::function<void(const std::string&)> observer) override;
+
+ private:
+  // All streams of one session; destroyed from the last to the first.
+  struct Connection {
+    Sender sender;
+    std::unique_ptr<SessionStream> session;
+    std::unique_ptr<PeriodicTask> heartbeat;
+    // Opened on first use.
+    std::unique_ptr<ReduceStream> reduce;
+    std::unique_ptr<PushStream> push;
+  };
+
+  // What a new life of this rank registers again.
+  struct Registered {
+    ModelLayout layout;
+    RunPlan plan;
+    Registration registration;
+    // The life that has registered.
+    Incarnation incarnation;
+  };
+
+  // Joins, and registers again if this is a new life; retries until
+  // server_timeout.
+  absl::Status Connect();
+  absl::Status TryConnect(Instant deadline);
+  absl::Status RegisterAgain(Instant deadline);
+  void Disconnect();
+  v1::Join MakeJoin() const;
+  // Errors: FailedPrecondition if this is not the run or rank joined before.
+  absl::Status CheckSameRun(const Membership& membership) const;
+
+  // Errors: why no call can be made now.
+  absl::Status Usable();
+  // The stream of the push in progress, opened if need be.
+  absl::StatusOr<PushStream*> OpenedPushStream();
+  // The next work, wait or end.
+  absl::StatusOr<Assignment> AwaitNotice(Instant deadline);
+  BulkTarget MakeTarget(Instant deadline) const;
+  Instant Patience() const;
+  void Observe(const std::string& sentence);
+
+  // Fixed after construction.
+  const ClientOptions options_;
+  const SteadyClock clock_;
+  const std::shared_ptr<grpc::Channel> control_;
+  const std::shared_ptr<grpc::Channel> moments_;
+  const std::shared_ptr<grpc::Channel> bulk_;
+  const std::unique_ptr<v1::Membership::Stub> membership_stub_;
+
+  // Synchronises itself.
+  mutable Link link_;
+
+  // Of the driving thread.
+  std::function<void(const std::string&)> observer_;
+  Backoff backoff_;
+  std::optional<Membership> membership_;
+  // The life to return to; none after it was fenced.
+  Incarnation return_to_;
+  std::optional<Registered> registered_;
+  std::optional<Assignment> current_;
+  // Not OK: the run cannot go on, whatever is tried.
+  absl::Status final_;
+  bool left_ = false;
+  std::unique_ptr<Connection> connection_;
+};
+
+}  // namespace cohort

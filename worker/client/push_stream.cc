@@ -1,0 +1,177 @@
+#include "worker/client/push_stream.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "common/wire/convert.h"
+
+namespace cohort {
+
+PushStream::PushStream(const std::shared_ptr<grpc::Channel>& channel,
+                       Link& link, const Sender& sender,
+                       const std::vector<Partition>& partitions)
+    : link_(link),
+      sender_(sender),
+      partitions_(partitions),
+      stream_(
+          channel, "/cohort.v1.Parameters/Exchange", link,
+          [this](grpc::ByteBuffer& message) { return OnMessage(message); },
+          [this](const absl::Status& end) {
+            link_.Break(link_.NormalizedEnd("the exchange of gradients", end));
+          }) {}
+
+absl::Status PushStream::Open(const PushKey& key, const PushOpening& opening) {
+  open_ = key;
+  {
+    MutexLock lock(link_.mu);
+    awaited_ = key;
+    received_.assign(partitions_.size(), std::nullopt);
+    verdict_.reset();
+    weights_announced_ = 0;
+  }
+  v1::ExchangeRequest request = NewRequest();
+  ToProto(opening, request.mutable_opening());
+  return Send(request, ByteRope());
+}
+
+absl::Status PushStream::SendGradient(int32_t partition,
+                                      const ByteRope& gradient,
+                                      absl::Span<const int32_t> absent_slices) {
+  if (!open_.has_value()) {
+    return absl::FailedPreconditionError(
+        "a gradient was given before OpenPush");
+  }
+  COHORT_ASSIGN_OR_RETURN(const Partition* spec, FindTrainable(partition));
+  v1::ExchangeRequest request = NewRequest();
+  v1::GradientPartition* header = request.mutable_gradient();
+  header->set_partition(partition);
+  header->mutable_absent_slices()->Add(absent_slices.begin(),
+                                       absent_slices.end());
+  header->set_encoding(v1::ENCODING_FLOAT32);
+  COHORT_RETURN_IF_ERROR(CheckPayload(*header, gradient, spec->elements));
+  DescribePayload(gradient, header);
+  return Send(request, gradient);
+}
+
+absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
+  if (!open_.has_value()) {
+    return absl::FailedPreconditionError(
+        "ClosePush was called before OpenPush");
+  }
+  v1::ExchangeRequest request = NewRequest();
+  ToProto(closing, request.mutable_closing());
+  COHORT_RETURN_IF_ERROR(Send(request, ByteRope()));
+  open_.reset();
+
+  MutexLock lock(link_.mu);
+  while (!CompleteLocked()) {
+    COHORT_RETURN_IF_ERROR(link_.tracker.CheckTaken());
+    COHORT_RETURN_IF_ERROR(link_.WaitLocked(absl::InfiniteDuration()));
+  }
+  PushResult result;
+  result.verdict = *std::move(verdict_);
+  result.weights.resize(partitions_.size());
+  for (size_t i = 0; i < received_.size(); ++i) {
+    std::optional<Received>& received = received_[i];
+    // Tentative weights of a step that was not committed are no weights.
+    if (weights_announced_ > 0 && received.has_value() &&
+        received->version == result.verdict.version) {
+      result.weights[i] = std::move(received->weights);
+    }
+  }
+  awaited_.reset();
+  received_.clear();
+  verdict_.reset();
+  return result;
+}
+
+absl::Status PushStream::Send(const v1::ExchangeRequest& request,
+                              const ByteRope& payload) {
+  return stream_.Send(EncodeFramed(request, payload), absl::InfiniteDuration());
+}
+
+absl::Status PushStream::OnMessage(grpc::ByteBuffer& message) {
+  COHORT_ASSIGN_OR_RETURN(Reply reply,
+                          DecodeFramed<v1::ExchangeReply>(message));
+  COHORT_ASSIGN_OR_RETURN(const PushKey key, FromProto(reply.header.key()));
+  switch (reply.header.part_case()) {
+    case v1::ExchangeReply::kWeights:
+      COHORT_RETURN_IF_ERROR(OnWeights(key, reply));
+      break;
+    case v1::ExchangeReply::kVerdict:
+      COHORT_RETURN_IF_ERROR(OnVerdict(key, reply.header.verdict()));
+      break;
+    case v1::ExchangeReply::PART_NOT_SET:
+      return absl::InvalidArgumentError(
+          "got an answer to a push with neither weights nor verdict");
+  }
+  link_.Notify();
+  return absl::OkStatus();
+}
+
+absl::Status PushStream::OnWeights(const PushKey& key, Reply& reply) {
+  const v1::WeightsPartition& weights = reply.header.weights();
+  COHORT_ASSIGN_OR_RETURN(const Partition* spec,
+                          FindTrainable(weights.partition()));
+  // Here and not on the driving thread, which computes meanwhile.
+  COHORT_RETURN_IF_ERROR(CheckPayload(weights, reply.payload, spec->elements));
+  const Version version(weights.version());
+  MutexLock lock(link_.mu);
+  if (awaited_ != key) return absl::OkStatus();
+  std::optional<Received>& received =
+      received_[static_cast<size_t>(weights.partition())];
+  if (!received.has_value() || received->version <= version) {
+    received = {.version = version, .weights = std::move(reply.payload)};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PushStream::OnVerdict(const PushKey& key,
+                                   const v1::PushVerdict& proto) {
+  COHORT_ASSIGN_OR_RETURN(PushVerdict verdict, FromProto(proto));
+  int32_t trainable = 0;
+  for (const Partition& partition : partitions_)
+    trainable += partition.trainable;
+  if (proto.weights_partitions() > trainable) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("verdict.weights_partitions: got ",
+                     proto.weights_partitions(), ", want at most ", trainable));
+  }
+  MutexLock lock(link_.mu);
+  // Also of a push that nobody waits for any more: what to do next holds.
+  link_.tracker.Offer(verdict.next);
+  if (awaited_ != key) return absl::OkStatus();
+  weights_announced_ = proto.weights_partitions();
+  verdict_ = std::move(verdict);
+  return absl::OkStatus();
+}
+
+bool PushStream::CompleteLocked() const {
+  if (!verdict_.has_value()) return false;
+  int32_t here = 0;
+  for (const std::optional<Received>& received : received_) {
+    here += received.has_value() && received->version == verdict_->version;
+  }
+  return here >= weights_announced_;
+}
+
+absl::StatusOr<const Partition*> PushStream::FindTrainable(
+    int32_t index) const {
+  if (index < 0 || static_cast<size_t>(index) >= partitions_.size() ||
+      !partitions_[static_cast<size_t>(index)].trainable) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("partition: got ", index, ", want a trainable one of the ",
+                     partitions_.size(), " partitions"));
+  }
+  return &partitions_[static_cast<size_t>(index)];
+}
+
+v1::ExchangeRequest PushStream::NewRequest() const {
+  v1::ExchangeRequest request;
+  ToProto(sender_, request.mutable_sender());
+  ToProto(*open_, request.mutable_key());
+  return request;
+}
+
+}  // namespace cohort

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <grpcpp/channel.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cohort/v1/parameters.pb.h"
+#include "common/assignment.h"
+#include "common/byte_rope.h"
+#include "common/model_layout.h"
+#include "common/wire/framed_message.h"
+#include "worker/client/bulk_stream.h"
+#include "worker/client/client.h"
+#include "worker/client/link.h"
+
+namespace cohort {
+
+// Parameters.Exchange: one push after the other, and the weights that answer
+// them. Weights may arrive at any time after the push was opened, also before
+// its verdict; they stay where they arrived.
+//
+// Errors of every method: Aborted if the step ends early; those of
+// Link::CheckLocked.
+class PushStream {
+ public:
+  // `link` and `partitions` must outlive the stream.
+  PushStream(const std::shared_ptr<grpc::Channel>& channel, Link& link,
+             const Sender& sender, const std::vector<Partition>& partitions);
+
+  absl::Status Open(const PushKey& key, const PushOpening& opening);
+
+  // Also errors: InvalidArgument if the gradient does not fit the partition.
+  absl::Status SendGradient(int32_t partition, const ByteRope& gradient,
+                            absl::Span<const int32_t> absent_slices);
+
+  // Blocks until the verdict and the weights it announces have arrived.
+  absl::StatusOr<PushResult> Close(const PushClosing& closing);
+
+ private:
+  using Reply = FramedMessage<v1::ExchangeReply>;
+
+  // Newest weights of one partition in answer to the push in progress.
+  struct Received {
+    Version version;
+    ByteRope weights;
+  };
+
+  absl::Status Send(const v1::ExchangeRequest& request,
+                    const ByteRope& payload);
+  absl::Status OnMessage(grpc::ByteBuffer& message);
+  absl::Status OnWeights(const PushKey& key, Reply& reply);
+  absl::Status OnVerdict(const PushKey& key, const v1::PushVerdict& proto);
+  bool CompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
+  // Errors: InvalidArgument if there is no trainable partition `index`.
+  absl::StatusOr<const Partition*> FindTrainable(int32_t index) const;
+  // An empty message with sender and key.
+  v1::ExchangeRequest NewRequest() const;
+
+  // Fixed after construction.
+  Link& link_;
+  const Sender sender_;
+  const std::vector<Partition>& partitions_;
+
+  // Of the driving thread: the push in progress.
+  std::optional<PushKey> open_;
+
+  // The same push, for the reactions, and what came in answer to it.
+  std::optional<PushKey> awaited_ ABSL_GUARDED_BY(link_.mu);
+  // One entry a partition.
+  std::vector<std::optional<Received>> received_ ABSL_GUARDED_BY(link_.mu);
+  std::optional<PushVerdict> verdict_ ABSL_GUARDED_BY(link_.mu);
+  int32_t weights_announced_ ABSL_GUARDED_BY(link_.mu) = 0;
+
+  // Last, so that it ends before what its reactions use.
+  BulkStream stream_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,121 @@
+#include "worker/client/session_stream.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "common/wire/convert.h"
+
+namespace cohort {
+
+SessionStream::SessionStream(v1::Membership::Stub& stub, Link& link,
+                             const v1::Join& join)
+    : link_(link),
+      stream_({.on_message =
+                   [this](v1::SessionReply& reply) { return OnMessage(reply); },
+               .on_written = nullptr,
+               .on_end =
+                   [this](const absl::Status& end) {
+                     link_.Break(link_.NormalizedEnd("the session", end));
+                   }}) {
+  stream_.Start([&stub](grpc::ClientContext* context, auto* reactor) {
+    stub.async()->Session(context, reactor);
+  });
+  v1::SessionRequest request;
+  *request.mutable_join() = join;
+  stream_.Write(request);
+}
+
+absl::StatusOr<v1::JoinReply> SessionStream::AwaitJoined(Instant deadline) {
+  MutexLock lock(link_.mu);
+  while (!joined_.has_value()) {
+    COHORT_RETURN_IF_ERROR(link_.WaitLocked(deadline));
+  }
+  return *joined_;
+}
+
+void SessionStream::Heartbeat() {
+  v1::SessionRequest request;
+  {
+    MutexLock lock(link_.mu);
+    request.mutable_heartbeat()->set_sequence(link_.tracker.sequence().value());
+  }
+  stream_.WriteIfIdle(request);
+}
+
+void SessionStream::Leave(const std::string& reason, absl::Duration patience) {
+  v1::SessionRequest request;
+  request.mutable_leave()->set_reason(reason);
+  stream_.Write(request);
+  stream_.FinishWrites();
+  stream_.WaitForEnd(patience);
+}
+
+absl::Status SessionStream::OnMessage(v1::SessionReply& reply) {
+  switch (reply.message_case()) {
+    case v1::SessionReply::kJoined: {
+      MutexLock lock(link_.mu);
+      joined_ = reply.joined();
+      break;
+    }
+    case v1::SessionReply::kAssignment: {
+      COHORT_ASSIGN_OR_RETURN(const Assignment assignment,
+                              FromProto(reply.assignment()));
+      MutexLock lock(link_.mu);
+      link_.tracker.Offer(assignment);
+      break;
+    }
+    case v1::SessionReply::kStepAborted:
+      COHORT_RETURN_IF_ERROR(OnStepAborted(reply.step_aborted()));
+      break;
+    case v1::SessionReply::MESSAGE_NOT_SET:
+      // A notice of a later protocol version, which this one can do without.
+      return absl::OkStatus();
+  }
+  link_.Notify();
+  return absl::OkStatus();
+}
+
+absl::Status SessionStream::OnStepAborted(const v1::StepAborted& notice) {
+  if (notice.step() < 0 || notice.attempt() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step_aborted: got step ", notice.step(), ", attempt ",
+                     notice.attempt(), ", want at least 0"));
+  }
+  MutexLock lock(link_.mu);
+  link_.tracker.Abort(Version(notice.step()), Attempt(notice.attempt()),
+                      notice.reason());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::ReportReply> CallReport(v1::Membership::Stub& stub,
+                                           Link& link,
+                                           const v1::ReportRequest& request,
+                                           Instant deadline) {
+  grpc::ClientContext context;
+  v1::ReportReply reply;
+  std::optional<absl::Status> end;
+  stub.async()->Report(&context, &request, &reply,
+                       [&link, &end](const grpc::Status& status) {
+                         // Notified under the lock: what is captured goes as
+                         // soon as the waiting thread sees the end.
+                         MutexLock lock(link.mu);
+                         end = FromGrpcStatus(status);
+                         link.Notify();
+                       });
+  absl::Status wait;
+  {
+    MutexLock lock(link.mu);
+    while (!end.has_value() && wait.ok()) wait = link.WaitLocked(deadline);
+  }
+  if (!wait.ok()) context.TryCancel();
+  {
+    MutexLock lock(link.mu);
+    while (!end.has_value()) link.WaitForEndLocked();
+  }
+  COHORT_RETURN_IF_ERROR(wait);
+  if (!end->ok()) return link.NormalizedEnd("the report", *end);
+  return reply;
+}
+
+}  // namespace cohort

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cohort/v1/membership.grpc.pb.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "worker/client/bidi_stream.h"
+#include "worker/client/link.h"
+
+namespace cohort {
+
+// Membership.Session: one life of this worker, or its return to one.
+// Assignments and ended steps go to the link's tracker; the end of the stream
+// breaks the link.
+//
+// Thread safety: Heartbeat may be called from another thread.
+class SessionStream {
+ public:
+  // Opens the stream and sends `join`. `stub` and `link` must outlive it.
+  SessionStream(v1::Membership::Stub& stub, Link& link, const v1::Join& join);
+
+  // Blocks until the server has answered the join.
+  // Errors: the stream's end, DeadlineExceeded, Cancelled.
+  absl::StatusOr<v1::JoinReply> AwaitJoined(Instant deadline);
+
+  // Skipped while an earlier message is still being sent.
+  void Heartbeat();
+
+  // Says good-bye and waits at most `patience` for the server to close.
+  void Leave(const std::string& reason, absl::Duration patience);
+
+ private:
+  absl::Status OnMessage(v1::SessionReply& reply);
+  absl::Status OnStepAborted(const v1::StepAborted& notice);
+
+  Link& link_;
+  std::optional<v1::JoinReply> joined_ ABSL_GUARDED_BY(link_.mu);
+  // Last, so that it ends before what its reactions use.
+  BidiStream<v1::SessionRequest, v1::SessionReply> stream_;
+};
+
+// Membership.Report. `stub` and `link` are borrowed for the call.
+// Errors: the call's own as in Link::NormalizedEnd; those of
+//   Link::WaitLocked.
+absl::StatusOr<v1::ReportReply> CallReport(v1::Membership::Stub& stub,
+                                           Link& link,
+                                           const v1::ReportRequest& request,
+                                           Instant deadline);
+
+}  // namespace cohort

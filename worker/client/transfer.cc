@@ -1,0 +1,200 @@
+#include "worker/client/transfer.h"
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cohort/v1/parameters.pb.h"
+#include "common/status_macros.h"
+#include "common/wire/convert.h"
+#include "common/wire/framed_message.h"
+
+namespace cohort {
+namespace {
+
+using Values = absl::Span<const absl::Span<const float>>;
+
+// The values of one partition, as a copy. Values are sent once a run, and
+// without a copy a cancelled call could read the caller's memory after it
+// has returned.
+ByteRope GatherValues(const Partition& partition, Values values) {
+  auto floats = std::make_shared<std::vector<float>>();
+  floats->reserve(static_cast<size_t>(partition.elements));
+  for (const Slice& slice : partition.slices) {
+    const float* begin =
+        values[static_cast<size_t>(slice.parameter)].data() + slice.offset;
+    floats->insert(floats->end(), begin, begin + slice.count);
+  }
+  return ByteRope(
+      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(floats->data()),
+                          floats->size() * sizeof(float)),
+      floats);
+}
+
+absl::Status SendValues(BulkCall& call, const Sender& sender,
+                        const std::vector<Partition>& partitions,
+                        Values values) {
+  for (size_t i = 0; i < partitions.size(); ++i) {
+    const ByteRope payload = GatherValues(partitions[i], values);
+    v1::RegisterRequest request;
+    ToProto(sender, request.mutable_sender());
+    request.set_partition(static_cast<int32_t>(i));
+    DescribePayload(payload, &request);
+    COHORT_RETURN_IF_ERROR(call.Send(EncodeFramed(request, payload)));
+  }
+  return absl::OkStatus();
+}
+
+// The next answer; Unavailable if the server has ended the call before it.
+absl::StatusOr<grpc::ByteBuffer> ReceiveOne(BulkCall& call, const Link& link,
+                                            absl::string_view name) {
+  COHORT_ASSIGN_OR_RETURN(std::optional<grpc::ByteBuffer> message,
+                          call.Receive());
+  if (!message.has_value()) return link.NormalizedEnd(name, absl::OkStatus());
+  return *std::move(message);
+}
+
+absl::StatusOr<v1::RegisterReply> ReceiveRegisterReply(BulkCall& call,
+                                                       const Link& link) {
+  COHORT_ASSIGN_OR_RETURN(const grpc::ByteBuffer message,
+                          ReceiveOne(call, link, "the registration"));
+  // The reply has no payload; cutting gives its bytes in one piece.
+  COHORT_ASSIGN_OR_RETURN(const FrameParts parts, SplitFrame(message));
+  v1::RegisterReply reply;
+  if (!reply.ParseFromArray(parts.header.data(),
+                            static_cast<int>(parts.header.size()))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(link.server(), ": got bytes that are no RegisterReply"));
+  }
+  return reply;
+}
+
+absl::StatusOr<Registration> RegistrationFromProto(
+    const v1::RegisterReply& reply, const ModelLayout& layout) {
+  Registration registration;
+  COHORT_ASSIGN_OR_RETURN(registration.partitions,
+                          FromProto(reply.partitions(), layout));
+  registration.loss_reference = reply.loss_reference();
+  if (!std::isfinite(registration.loss_reference) ||
+      registration.loss_reference <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("loss_reference: got ", registration.loss_reference,
+                     ", want a finite number above 0"));
+  }
+  return registration;
+}
+
+// The first reply of a pull.
+absl::StatusOr<PulledVersion> PulledFromProto(const v1::PullHeader& header,
+                                              const PullWish& wish) {
+  PulledVersion pulled;
+  COHORT_ASSIGN_OR_RETURN(pulled.layout, FromProto(header.layout()));
+  COHORT_ASSIGN_OR_RETURN(pulled.partitions,
+                          FromProto(header.partitions(), pulled.layout));
+  COHORT_ASSIGN_OR_RETURN(pulled.statistics,
+                          FromProto(header.statistics(), pulled.layout));
+  pulled.version = Version(header.version());
+  if (wish.version.has_value() && pulled.version != *wish.version) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pull: got version ", pulled.version.value(), ", want ",
+                     wish.version->value()));
+  }
+  if (wish.weights) pulled.weights.resize(pulled.partitions.size());
+  return pulled;
+}
+
+// Puts one partition in its place.
+absl::Status AddPartition(FramedMessage<v1::PullReply>& reply,
+                          PulledVersion& pulled) {
+  const auto index = static_cast<size_t>(reply.header.partition());
+  if (reply.header.partition() < 0 || index >= pulled.weights.size() ||
+      pulled.weights[index].size_bytes() > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pull: got partition ", reply.header.partition(),
+                     ", want each below ", pulled.weights.size(), " once"));
+  }
+  COHORT_RETURN_IF_ERROR(CheckPayload(reply.header, reply.payload,
+                                      pulled.partitions[index].elements));
+  pulled.weights[index] = std::move(reply.payload);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
+                                           const RegistrationOffer& offer) {
+  const Link& link = *target.link;
+  BulkCall call(target, "/cohort.v1.Parameters/Register", "the registration");
+  v1::RegisterRequest first;
+  ToProto(target.sender, first.mutable_sender());
+  ToProto(offer.layout, first.mutable_layout());
+  ToProto(offer.plan, first.mutable_plan());
+  ToProto(offer.statistics, first.mutable_statistics());
+  COHORT_RETURN_IF_ERROR(call.Send(EncodeFramed(first, ByteRope())));
+
+  COHORT_ASSIGN_OR_RETURN(v1::RegisterReply reply,
+                          ReceiveRegisterReply(call, link));
+  COHORT_ASSIGN_OR_RETURN(Registration registration,
+                          RegistrationFromProto(reply, offer.layout));
+  if (reply.send_values()) {
+    if (!offer.values.has_value()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          link.server(),
+          ": the server lost the run: it asks for initial weights again"));
+    }
+    COHORT_RETURN_IF_ERROR(SendValues(call, target.sender,
+                                      registration.partitions, *offer.values));
+  }
+  call.FinishWrites();
+  while (reply.send_values() && !reply.done()) {
+    COHORT_ASSIGN_OR_RETURN(v1::RegisterReply next,
+                            ReceiveRegisterReply(call, link));
+    reply.set_done(next.done());
+  }
+  // Read to its end, or destroying the call would cancel it.
+  for (;;) {
+    COHORT_ASSIGN_OR_RETURN(const std::optional<grpc::ByteBuffer> rest,
+                            call.Receive());
+    if (!rest.has_value()) return registration;
+  }
+}
+
+absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
+                                          const PullWish& wish) {
+  const Link& link = *target.link;
+  BulkCall call(target, "/cohort.v1.Parameters/Pull", "the pull");
+  v1::PullRequest request;
+  request.set_run_id(target.sender.run_id);
+  if (wish.version.has_value()) request.set_version(wish.version->value());
+  request.set_weights(wish.weights);
+  request.set_statistics(wish.statistics);
+  COHORT_RETURN_IF_ERROR(call.Send(EncodeFrame(request, ByteRope())));
+  call.FinishWrites();
+
+  COHORT_ASSIGN_OR_RETURN(const grpc::ByteBuffer first,
+                          ReceiveOne(call, link, "the pull"));
+  COHORT_ASSIGN_OR_RETURN(const FramedMessage<v1::PullReply> head,
+                          DecodeFramed<v1::PullReply>(first));
+  COHORT_ASSIGN_OR_RETURN(PulledVersion pulled,
+                          PulledFromProto(head.header.header(), wish));
+  size_t received = 0;
+  for (;;) {
+    COHORT_ASSIGN_OR_RETURN(const std::optional<grpc::ByteBuffer> message,
+                            call.Receive());
+    if (!message.has_value()) break;
+    COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::PullReply> reply,
+                            DecodeFramed<v1::PullReply>(*message));
+    COHORT_RETURN_IF_ERROR(AddPartition(reply, pulled));
+    ++received;
+  }
+  if (received != pulled.weights.size()) {
+    return absl::UnavailableError(
+        absl::StrCat(link.server(), ": the pull ended after ", received, " of ",
+                     pulled.weights.size(), " partitions"));
+  }
+  return pulled;
+}
+
+}  // namespace cohort

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/model_layout.h"
+#include "worker/client/bulk_call.h"
+#include "worker/client/client.h"
+
+namespace cohort {
+
+// What is registered. Everything is borrowed for the call.
+struct RegistrationOffer {
+  const ModelLayout& layout;
+  const RunPlan& plan;
+  // One span a parameter, of its size; absent: verify only.
+  std::optional<absl::Span<const absl::Span<const float>>> values;
+  absl::Span<const LayerStatistics> statistics;
+};
+
+// Parameters.Register.
+// Errors: as documented there, and FailedPrecondition if the server asks for
+//   values and none are offered: it has lost the run.
+absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
+                                           const RegistrationOffer& offer);
+
+// Which version, and what of it.
+struct PullWish {
+  // Absent: the newest.
+  std::optional<Version> version;
+  bool weights = false;
+  bool statistics = false;
+};
+
+// Parameters.Pull. The weights stay where they arrived.
+absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
+                                          const PullWish& wish);
+
+}  // namespace cohort

@@ -1,0 +1,177 @@
+#include "worker/datasets/idx.h"
+
+#include <sys/stat.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+constexpr uint32_t kImagesMagic = 0x803;
+constexpr uint32_t kLabelsMagic = 0x801;
+constexpr int64_t kClasses = 10;
+// Far above any data set of this layout, far below what could hurt.
+constexpr int64_t kBytesMax = int64_t{1} << 32;
+
+struct GzCloser {
+  void operator()(gzFile_s* file) const { gzclose(file); }
+};
+using GzFile = std::unique_ptr<gzFile_s, GzCloser>;
+
+bool Exists(const std::string& path) {
+  struct stat info = {};
+  return stat(path.c_str(), &info) == 0;
+}
+
+absl::StatusOr<std::string> FindFile(const std::string& dir,
+                                     const std::string& stem) {
+  for (const char* ending : {"", ".gz"}) {
+    std::string path = absl::StrCat(dir, "/", stem, ending);
+    if (Exists(path)) return path;
+  }
+  return absl::NotFoundError(
+      absl::StrCat(dir, "/", stem, ": no such file, plain or .gz; give the "
+                   "folder that holds it with --data_dir"));
+}
+
+// zlib reads plain files as they are.
+absl::StatusOr<GzFile> OpenFile(const std::string& path) {
+  GzFile file(gzopen(path.c_str(), "rb"));
+  if (file == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat(path, ": cannot open: ", std::strerror(errno)));
+  }
+  return file;
+}
+
+absl::Status ReadExactly(gzFile file, const std::string& path,
+                         absl::Span<uint8_t> out) {
+  size_t done = 0;
+  while (done < out.size()) {
+    const auto want = static_cast<unsigned>(
+        std::min<size_t>(out.size() - done, size_t{1} << 30));
+    const int got = gzread(file, out.data() + done, want);
+    if (got <= 0) {
+      int code = 0;
+      const char* text = gzerror(file, &code);
+      return absl::DataLossError(absl::StrCat(
+          path, ": truncated or damaged: got ", done, " bytes, want ",
+          out.size(), code == Z_OK ? "" : absl::StrCat(" (", text, ")")));
+    }
+    done += static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
+}
+
+// Reads a header of `dimensions` extents and the bytes it announces.
+absl::StatusOr<std::vector<uint8_t>> ReadTensor(
+    const std::string& path, uint32_t magic, absl::Span<int64_t> extents) {
+  COHORT_ASSIGN_OR_RETURN(GzFile file, OpenFile(path));
+  std::vector<uint8_t> header(4 + 4 * extents.size());
+  COHORT_RETURN_IF_ERROR(
+      ReadExactly(file.get(), path, absl::MakeSpan(header)));
+  const auto number = [&header](size_t i) {
+    const uint8_t* b = header.data() + 4 * i;
+    return static_cast<uint32_t>(b[0]) << 24 |
+           static_cast<uint32_t>(b[1]) << 16 |
+           static_cast<uint32_t>(b[2]) << 8 | static_cast<uint32_t>(b[3]);
+  };
+  if (number(0) != magic) {
+    return absl::DataLossError(absl::StrCat(
+        path, ": got magic number 0x", absl::Hex(number(0)), ", want 0x",
+        absl::Hex(magic)));
+  }
+  int64_t bytes = 1;
+  for (size_t i = 0; i < extents.size(); ++i) {
+    extents[i] = number(i + 1);
+    if (extents[i] == 0 || extents[i] > kBytesMax / bytes) {
+      return absl::DataLossError(absl::StrCat(
+          path, ": got extent ", extents[i], ", want 1 or more and at most ",
+          kBytesMax, " bytes in all"));
+    }
+    bytes *= extents[i];
+  }
+  std::vector<uint8_t> content(static_cast<size_t>(bytes));
+  COHORT_RETURN_IF_ERROR(
+      ReadExactly(file.get(), path, absl::MakeSpan(content)));
+  uint8_t extra = 0;
+  if (gzread(file.get(), &extra, 1) > 0) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": got more than the ", bytes,
+                     " bytes its header announces"));
+  }
+  return content;
+}
+
+struct SplitShape {
+  int64_t height = 0;
+  int64_t width = 0;
+};
+
+absl::StatusOr<ImageSplit> ReadSplit(const std::string& dir,
+                                     const std::string& stem,
+                                     SplitShape* shape) {
+  COHORT_ASSIGN_OR_RETURN(
+      const std::string images,
+      FindFile(dir, absl::StrCat(stem, "-images-idx3-ubyte")));
+  COHORT_ASSIGN_OR_RETURN(
+      const std::string labels,
+      FindFile(dir, absl::StrCat(stem, "-labels-idx1-ubyte")));
+  ImageSplit split;
+  std::vector<int64_t> extents(3);
+  COHORT_ASSIGN_OR_RETURN(
+      split.pixels, ReadTensor(images, kImagesMagic, absl::MakeSpan(extents)));
+  *shape = {.height = extents[1], .width = extents[2]};
+  std::vector<int64_t> count(1);
+  COHORT_ASSIGN_OR_RETURN(
+      split.labels, ReadTensor(labels, kLabelsMagic, absl::MakeSpan(count)));
+  if (extents[0] != count[0]) {
+    return absl::DataLossError(absl::StrCat(labels, ": got ", count[0],
+                                            " labels, want ", extents[0],
+                                            ", one an image"));
+  }
+  for (size_t i = 0; i < split.labels.size(); ++i) {
+    if (split.labels[i] < kClasses) continue;
+    return absl::DataLossError(
+        absl::StrCat(labels, ": sample ", i, ": got label ",
+                     static_cast<int>(split.labels[i]), ", want 0 to ",
+                     kClasses - 1));
+  }
+  return split;
+}
+
+}  // namespace
+
+absl::StatusOr<ImageTable> ReadIdx(const std::string& name,
+                                   const std::string& data_dir) {
+  if (!Exists(data_dir)) {
+    return absl::NotFoundError(
+        absl::StrCat(data_dir, ": no such folder; give the folder of ", name,
+                     "'s IDX files with --data_dir"));
+  }
+  ImageTable table{.name = name, .classes = kClasses, .channels = 1};
+  SplitShape train;
+  SplitShape test;
+  COHORT_ASSIGN_OR_RETURN(table.train, ReadSplit(data_dir, "train", &train));
+  COHORT_ASSIGN_OR_RETURN(table.test, ReadSplit(data_dir, "t10k", &test));
+  if (train.height != test.height || train.width != test.width) {
+    return absl::DataLossError(absl::StrCat(
+        data_dir, ": test images are ", test.height, "x", test.width,
+        ", train images ", train.height, "x", train.width));
+  }
+  table.height = train.height;
+  table.width = train.width;
+  return table;
+}
+
+}  // namespace cohort
