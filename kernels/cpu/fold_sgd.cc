@@ -3,11 +3,13 @@
 // Without MulAdd and with lanes that never mix: the bits are those of plain
 // loops on every instruction set.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
+#include "absl/types/span.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_kernels.h"
 
@@ -49,14 +51,8 @@ HWY_INLINE hn::Mask<NarrowTag> UpdateVector(const SgdStep& step,
 
 // The same for one element, and the same bits.
 template <Rule kRule>
-HWY_INLINE bool UpdateElement(const SgdStep& step, const SgdRun& run,
-                              int64_t i) {
-  double sum = 0;
-  for (const std::byte* gradient : run.gradients) {
-    float value;
-    std::memcpy(&value, gradient + i * sizeof(float), sizeof(value));
-    sum += static_cast<double>(value);
-  }
+HWY_INLINE bool UpdateElement(const SgdStep& step, const SgdRun& run, int64_t i,
+                              double sum) {
   const float folded = step.gradient_scale * static_cast<float>(sum);
   const float w = run.weights_in[i];
   const float g = folded + step.weight_decay * w;
@@ -70,34 +66,102 @@ HWY_INLINE bool UpdateElement(const SgdStep& step, const SgdRun& run,
   return std::isfinite(folded);
 }
 
+// Elements whose sums are kept in the first-level cache.
+constexpr int64_t kTile = 1024;
+// Contributors read side by side. With more streams than the prefetcher
+// follows, sixteen contributors ran at half the speed.
+constexpr size_t kGroupMax = 8;
+
+// Some of the contributors, in rank order.
+using Group = absl::Span<const std::byte* const>;
+
+// Adds four vectors of each contributor, from element `i` on.
+HWY_INLINE void AddFour(Group group, int64_t i, Wide& s0, Wide& s1, Wide& s2,
+                        Wide& s3) {
+  const int64_t lane_bytes = LaneCount() * static_cast<int64_t>(sizeof(float));
+  for (const std::byte* gradient : group) {
+    const std::byte* from = gradient + i * sizeof(float);
+    s0 = hn::Add(s0, LoadUnalignedFloats(from));
+    s1 = hn::Add(s1, LoadUnalignedFloats(from + lane_bytes));
+    s2 = hn::Add(s2, LoadUnalignedFloats(from + 2 * lane_bytes));
+    s3 = hn::Add(s3, LoadUnalignedFloats(from + 3 * lane_bytes));
+  }
+}
+
+HWY_INLINE double AddOne(Group group, int64_t i, double sum) {
+  for (const std::byte* gradient : group) {
+    float value;
+    std::memcpy(&value, gradient + i * sizeof(float), sizeof(value));
+    sum += static_cast<double>(value);
+  }
+  return sum;
+}
+
+// Adds elements [begin, begin + n) of the group to `sums`.
+void AddGroup(Group group, int64_t begin, int64_t n, double* sums) {
+  const int64_t lanes = LaneCount();
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    double* sum = sums + i;
+    Wide s0 = LoadWide(sum), s1 = LoadWide(sum + lanes);
+    Wide s2 = LoadWide(sum + 2 * lanes), s3 = LoadWide(sum + 3 * lanes);
+    AddFour(group, begin + i, s0, s1, s2, s3);
+    StoreWide(s0, sum);
+    StoreWide(s1, sum + lanes);
+    StoreWide(s2, sum + 2 * lanes);
+    StoreWide(s3, sum + 3 * lanes);
+  }
+  for (; i < n; ++i) sums[i] = AddOne(group, begin + i, sums[i]);
+}
+
+// Adds the last group to `sums` and updates elements [begin, begin + n) by
+// the totals, which never leave the registers.
+template <Rule kRule>
+HWY_INLINE bool FinishTile(const SgdStep& step, const SgdRun& run, Group group,
+                           int64_t begin, int64_t n, const double* sums) {
+  const NarrowTag tag;
+  const int64_t lanes = LaneCount();
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    const double* sum = sums + i;
+    const int64_t at = begin + i;
+    Wide s0 = LoadWide(sum), s1 = LoadWide(sum + lanes);
+    Wide s2 = LoadWide(sum + 2 * lanes), s3 = LoadWide(sum + 3 * lanes);
+    AddFour(group, at, s0, s1, s2, s3);
+    const auto finite0 = UpdateVector<kRule>(step, run, at, s0);
+    const auto finite1 = UpdateVector<kRule>(step, run, at + lanes, s1);
+    const auto finite2 = UpdateVector<kRule>(step, run, at + 2 * lanes, s2);
+    const auto finite3 = UpdateVector<kRule>(step, run, at + 3 * lanes, s3);
+    const auto finite =
+        hn::And(hn::And(finite0, finite1), hn::And(finite2, finite3));
+    if (!hn::AllTrue(tag, finite)) return false;
+  }
+  for (; i < n; ++i) {
+    const double total = AddOne(group, begin + i, sums[i]);
+    if (!UpdateElement<kRule>(step, run, begin + i, total)) return false;
+  }
+  return true;
+}
+
 // By value: with copies that nobody else can reach, the compiler need not
 // read the settings again after every store of a float.
 template <Rule kRule>
 bool FoldWith(const SgdStep step, const SgdRun run) {
-  const WideTag wide;
-  const NarrowTag narrow;
-  const int64_t lanes = LaneCount();
-  const int64_t lane_bytes = lanes * static_cast<int64_t>(sizeof(float));
-  int64_t i = 0;
-  for (; i + 4 * lanes <= run.count; i += 4 * lanes) {
-    Wide s0 = hn::Zero(wide), s1 = s0, s2 = s0, s3 = s0;
-    for (const std::byte* gradient : run.gradients) {
-      const std::byte* from = gradient + i * sizeof(float);
-      s0 = hn::Add(s0, LoadUnalignedFloats(from));
-      s1 = hn::Add(s1, LoadUnalignedFloats(from + lane_bytes));
-      s2 = hn::Add(s2, LoadUnalignedFloats(from + 2 * lane_bytes));
-      s3 = hn::Add(s3, LoadUnalignedFloats(from + 3 * lane_bytes));
+  const size_t contributors = run.gradients.size();
+  const size_t earlier =
+      contributors == 0 ? 0 : (contributors - 1) / kGroupMax * kGroupMax;
+  const Group last_group = run.gradients.subspan(earlier);
+  // Stays zero where there is but one group.
+  HWY_ALIGN double sums[kTile] = {};
+  for (int64_t begin = 0; begin < run.count; begin += kTile) {
+    const int64_t n = std::min(kTile, run.count - begin);
+    if (earlier > 0) std::fill_n(sums, n, 0.0);
+    for (size_t k = 0; k < earlier; k += kGroupMax) {
+      AddGroup(run.gradients.subspan(k, kGroupMax), begin, n, sums);
     }
-    const auto finite01 =
-        hn::And(UpdateVector<kRule>(step, run, i, s0),
-                UpdateVector<kRule>(step, run, i + lanes, s1));
-    const auto finite23 =
-        hn::And(UpdateVector<kRule>(step, run, i + 2 * lanes, s2),
-                UpdateVector<kRule>(step, run, i + 3 * lanes, s3));
-    if (!hn::AllTrue(narrow, hn::And(finite01, finite23))) return false;
-  }
-  for (; i < run.count; ++i) {
-    if (!UpdateElement<kRule>(step, run, i)) return false;
+    if (!FinishTile<kRule>(step, run, last_group, begin, n, sums)) {
+      return false;
+    }
   }
   return true;
 }

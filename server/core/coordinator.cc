@@ -40,6 +40,28 @@ absl::Status ValidatePlan(const RunPlan& plan) {
   return absl::OkStatus();
 }
 
+absl::Status CheckStatistics(const ModelLayout& layout,
+                             const std::vector<LayerStatistics>& statistics) {
+  if (statistics.empty()) return absl::OkStatus();
+  if (statistics.size() != layout.batch_norms.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "got initial statistics of ", statistics.size(),
+        " batch-norm layers, want ", layout.batch_norms.size(), " or none"));
+  }
+  for (size_t i = 0; i < statistics.size(); ++i) {
+    const BatchNormSpec& layer = layout.batch_norms[i];
+    const auto channels = static_cast<size_t>(layer.channels);
+    if (statistics[i].mean.size() != channels ||
+        statistics[i].variance.size() != channels) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          layer.name, ": got initial statistics of ", statistics[i].mean.size(),
+          " and ", statistics[i].variance.size(), " channels, want ",
+          channels));
+    }
+  }
+  return absl::OkStatus();
+}
+
 uint64_t ChecksumOf(const SharedFloats& floats) {
   return RopeOf(floats).Checksum();
 }
@@ -108,16 +130,15 @@ absl::StatusOr<Worker*> Coordinator::Check(const Sender& sender, Instant now) {
                      ": this server holds another run"));
   }
   if (!ranks_.Contains(sender.rank)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("got rank ", sender.rank.value(), ", want 0 to ",
-                     ranks_.size() - 1));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "got rank ", sender.rank.value(), ", want 0 to ", ranks_.size() - 1));
   }
   Worker& worker = ranks_[sender.rank];
   if (worker.incarnation != sender.incarnation ||
       worker.state == Worker::State::kVacant) {
-    return absl::AbortedError(absl::StrCat(
-        "rank ", sender.rank.value(), ": incarnation ",
-        sender.incarnation.value(), " is over; join again"));
+    return absl::AbortedError(
+        absl::StrCat("rank ", sender.rank.value(), ": incarnation ",
+                     sender.incarnation.value(), " is over; join again"));
   }
   worker.last_heard = now;
   worker.last_progress = now;
@@ -147,10 +168,7 @@ absl::StatusOr<RegisterAnswer> Coordinator::BeginRegister(
   worker->registered = true;
   worker->waiting = true;
   Advance(now, out);
-  if (worker->waiting && !ended_) {
-    out.push_back(effect::Notify{.session = worker->session,
-                                 .assignment = WaitAssignment(*worker, now)});
-  }
+  RepeatWait(*worker, now, out);
   return RegisterAnswer{.partitions = model_->partitions,
                         .send_values = false,
                         .loss_reference = model_->plan.loss_reference};
@@ -164,13 +182,14 @@ absl::Status Coordinator::FinishRegister(
     COHORT_RETURN_IF_ERROR(Check(sender, now).status());
     COHORT_RETURN_IF_ERROR(Validate(layout));
     COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
+    COHORT_RETURN_IF_ERROR(CheckStatistics(layout, statistics));
     Install(layout, plan, std::move(values), std::move(statistics));
-    out.push_back(effect::Log{
-        .text = absl::StrCat("rank ", sender.rank.value(),
-                             " registered the model: ",
-                             layout.parameters.size(), " parameters, ",
-                             layout.batch_norms.size(),
-                             " batch-norm layers, data set ", plan.dataset)});
+    out.push_back(
+        effect::Log{.text = absl::StrCat(
+                        "rank ", sender.rank.value(),
+                        " registered the model: ", layout.parameters.size(),
+                        " parameters, ", layout.batch_norms.size(),
+                        " batch-norm layers, data set ", plan.dataset)});
   }
   return BeginRegister(sender, layout, plan, now, out).status();
 }
@@ -192,8 +211,7 @@ void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
     const bool moves =
         partition.trainable && options_.optimizer.uses_momentum();
     snapshot->checksums.push_back(ChecksumOf(values[i]));
-    snapshot->velocities.push_back(moves ? Zeros(partition.elements)
-                                         : nullptr);
+    snapshot->velocities.push_back(moves ? Zeros(partition.elements) : nullptr);
     if (partition.trainable) ++trainable_partitions_;
   }
   snapshot->weights = std::move(values);
@@ -216,12 +234,12 @@ void Coordinator::Advance(Instant now, Effects& out) {
   if (!started_) {
     if (!ReadyToStart()) return;
     started_ = true;
-    out.push_back(effect::Log{
-        .text = absl::StrCat("all ", ranks_.size(),
-                             " workers are registered; training starts at "
-                             "version ",
-                             current_->version.value(), ": ",
-                             PolicyText(policy_))});
+    out.push_back(
+        effect::Log{.text = absl::StrCat(
+                        "all ", ranks_.size(),
+                        " workers are registered; training starts at "
+                        "version ",
+                        current_->version.value(), ": ", PolicyText(policy_))});
   }
   if (sync() && !round_.has_value()) StartStep(Attempt(0));
   if (!sync()) ApplyNext(now, out);
@@ -348,12 +366,11 @@ void Coordinator::End(RunOutcome outcome, const std::string& reason,
     out.push_back(effect::Notify{.session = worker.session,
                                  .assignment = FinishedAssignment()});
   }
-  out.push_back(
-      effect::Log{.severity = outcome == RunOutcome::kFinished ||
-                                      outcome == RunOutcome::kDrained
-                                  ? Severity::kInfo
-                                  : Severity::kError,
-                  .text = absl::StrCat("the run is over: ", reason)});
+  out.push_back(effect::Log{.severity = outcome == RunOutcome::kFinished ||
+                                                outcome == RunOutcome::kDrained
+                                            ? Severity::kInfo
+                                            : Severity::kError,
+                            .text = absl::StrCat("the run is over: ", reason)});
   out.push_back(effect::RunEnded{.outcome = outcome,
                                  .reason = reason,
                                  .model = model_,
@@ -536,21 +553,20 @@ StatusView Coordinator::Status(Instant now) const {
   bool lost = false;
   for (const Worker& worker : ranks_.all()) {
     lost = lost || !worker.usable();
-    view.workers.push_back(
-        {.rank = worker.rank,
-         .state = std::string(StateName(worker.state)),
-         .incarnation = worker.incarnation,
-         .description = worker.description,
-         .batch_size = worker.batch_size,
-         .sequence = worker.outstanding.has_value()
-                         ? worker.outstanding->sequence
-                         : Sequence(),
-         .silent = now - worker.last_heard});
+    view.workers.push_back({.rank = worker.rank,
+                            .state = std::string(StateName(worker.state)),
+                            .incarnation = worker.incarnation,
+                            .description = worker.description,
+                            .batch_size = worker.batch_size,
+                            .sequence = worker.outstanding.has_value()
+                                            ? worker.outstanding->sequence
+                                            : Sequence(),
+                            .silent = now - worker.last_heard});
   }
   if (ended_) {
     view.state = absl::StrCat("over: ", end_reason_);
-  } else if (!started_ || (lost && options_.on_worker_loss ==
-                                       OnWorkerLoss::kWait)) {
+  } else if (!started_ ||
+             (lost && options_.on_worker_loss == OnWorkerLoss::kWait)) {
     view.state = WaitText(now);
   } else {
     view.state = absl::StrCat("training, ", ranks_.live(), " of ",

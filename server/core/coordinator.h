@@ -117,8 +117,8 @@ class Coordinator {
   // Errors: InvalidArgument, FailedPrecondition naming the difference.
   absl::StatusOr<RegisterAnswer> BeginRegister(const Sender& sender,
                                                const ModelLayout& layout,
-                                               const RunPlan& plan,
-                                               Instant now, Effects& out);
+                                               const RunPlan& plan, Instant now,
+                                               Effects& out);
   // `values` has one buffer a partition; `statistics` one entry a layer or
   // none. If another worker was first, only compares.
   absl::Status FinishRegister(const Sender& sender, const ModelLayout& layout,
@@ -255,6 +255,9 @@ class Coordinator {
   void GiveUpWaiting(Instant now, Effects& out);
   void CheckStepDeadline(Instant now, Effects& out);
   bool HoldsOthersUp(const Worker& worker) const;
+  // Names the batch-norm calls in which all members wait for each other.
+  std::optional<std::string> CrossedRendezvous(Instant now) const;
+  void RepeatWait(const Worker& worker, Instant now, Effects& out) const;
 
   // coordinator_sync.cc
   void StartStep(Attempt attempt);
@@ -281,6 +284,8 @@ class Coordinator {
                             const PushOpening& opening) const;
   absl::Status CheckGradient(const GradientMessage& message) const;
   absl::Status CheckClosing(const PushClosing& closing) const;
+  absl::Status CheckReduce(const Worker& worker, const ReduceKey& key,
+                           const Moments& moments) const;
   void CountArrival(const Worker& worker, Push::Arrival arrival, Effects& out);
   Transaction NewTransaction(double loss_weight, double learning_rate);
   // Takes the gradients of `partition` out of `pushes` (rank order).
@@ -288,8 +293,7 @@ class Coordinator {
                  const std::vector<std::pair<Rank, Push*>>& pushes,
                  Effects& out) const;
   void SendResult(const FoldResult& result, Version version,
-                  const Worker& worker, const PushKey& key,
-                  Effects& out) const;
+                  const Worker& worker, const PushKey& key, Effects& out) const;
   std::string NonfiniteText(const NonfiniteGradient& where) const;
   SharedSnapshot NextSnapshot(const Transaction& transaction,
                               std::vector<LayerStatistics> statistics) const;

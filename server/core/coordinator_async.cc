@@ -76,7 +76,8 @@ void Coordinator::CommitArrival(Instant now, Effects& out) {
         model_->layout.batch_norms[static_cast<size_t>(call.layer)].name);
   }
   PushVerdict verdict{.staleness_versions =
-                          current_->version.value() - arrival.push.opening().version.value()};
+                          current_->version.value() -
+                          arrival.push.opening().version.value()};
   if (nonfinite.has_value()) {
     verdict.verdict = Verdict::kRejectedNonfinite;
     verdict.reason = *nonfinite;
@@ -95,19 +96,18 @@ void Coordinator::CommitArrival(Instant now, Effects& out) {
   }
   verdict.version = current_->version;
   const double weight = arrival.push.opening().loss_weight;
-  CommitRecord record{
-      .version = current_->version,
-      .data_epoch = arrival.piece.epoch,
-      .commit_samples = arrival.push.opening().samples,
-      .loss = weight > 0 ? closing.loss_sum / weight : 0,
-      .accuracy = closing.labels > 0
-                      ? static_cast<double>(closing.correct) /
-                            static_cast<double>(closing.labels)
-                      : 0,
-      .learning_rate = transaction.learning_rate,
-      .staleness_versions = verdict.staleness_versions,
-      .members = {arrival.rank},
-      .skipped = nonfinite.has_value()};
+  CommitRecord record{.version = current_->version,
+                      .data_epoch = arrival.piece.epoch,
+                      .commit_samples = arrival.push.opening().samples,
+                      .loss = weight > 0 ? closing.loss_sum / weight : 0,
+                      .accuracy = closing.labels > 0
+                                      ? static_cast<double>(closing.correct) /
+                                            static_cast<double>(closing.labels)
+                                      : 0,
+                      .learning_rate = transaction.learning_rate,
+                      .staleness_versions = verdict.staleness_versions,
+                      .members = {arrival.rank},
+                      .skipped = nonfinite.has_value()};
   samples_ += record.commit_samples;
   record.samples = samples_;
   record.epoch_ended = cursor_.Finish(arrival.piece).has_value();
@@ -121,8 +121,7 @@ void Coordinator::CommitArrival(Instant now, Effects& out) {
       SendResult(*result, current_->version, worker, arrival.key, out);
     }
   }
-  const bool stop =
-      nonfinite.has_value() && CountNonfinite(*nonfinite, out);
+  const bool stop = nonfinite.has_value() && CountNonfinite(*nonfinite, out);
   if (same_life) {
     const int32_t partitions =
         nonfinite.has_value() ? 0 : trainable_partitions_;

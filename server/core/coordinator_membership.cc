@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/status_macros.h"
 #include "server/core/coordinator.h"
 
@@ -35,10 +36,10 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
   if (replaces && worker->fingerprint != request.fingerprint) {
     out.push_back(effect::Log{
         .severity = Severity::kWarning,
-        .text = absl::StrCat(
-            "rank ", worker->rank.value(), ": the replacement differs (",
-            request.fingerprint, ", before ", worker->fingerprint,
-            "): its replay is not exact to the bit")});
+        .text = absl::StrCat("rank ", worker->rank.value(),
+                             ": the replacement differs (", request.fingerprint,
+                             ", before ", worker->fingerprint,
+                             "): its replay is not exact to the bit")});
   }
   ranks_.Transition(*worker, Worker::State::kLive, now);
   worker->incarnation = next_incarnation_;
@@ -78,11 +79,12 @@ absl::Status Coordinator::Rejoin(SessionId session, const JoinRequest& request,
     out.push_back(effect::Log{
         .text = absl::StrCat("rank ", worker.rank.value(), " is back")});
     NotifyWaiting(now, out);
+    RepeatWait(worker, now, out);
     return absl::OkStatus();
   }
-  return absl::AbortedError(
-      absl::StrCat("incarnation ", request.incarnation.value(),
-                   " is over; join as a new one"));
+  return absl::AbortedError(absl::StrCat("incarnation ",
+                                         request.incarnation.value(),
+                                         " is over; join as a new one"));
 }
 
 void Coordinator::Welcome(Worker& worker, SessionId session,
@@ -92,6 +94,7 @@ void Coordinator::Welcome(Worker& worker, SessionId session,
   worker.last_heard = now;
   worker.last_progress = now;
   worker.waiting = true;
+  worker.exchanging = false;
   if (!request.description.empty()) worker.description = request.description;
   out.push_back(effect::Joined{
       .session = session,
@@ -99,8 +102,8 @@ void Coordinator::Welcome(Worker& worker, SessionId session,
       .incarnation = worker.incarnation,
       .version = current_ == nullptr ? Version() : current_->version});
   if (ended_) {
-    out.push_back(effect::Notify{.session = session,
-                                 .assignment = FinishedAssignment()});
+    out.push_back(
+        effect::Notify{.session = session, .assignment = FinishedAssignment()});
   }
 }
 
@@ -110,7 +113,8 @@ absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
     Worker* vacant = ranks_.LowestVacant();
     if (vacant != nullptr) return vacant;
     return absl::ResourceExhaustedError(
-        absl::StrCat("all ", ranks_.size(), " ranks are taken; start the "
+        absl::StrCat("all ", ranks_.size(),
+                     " ranks are taken; start the "
                      "server with more --workers or wait for a vacancy"));
   }
   if (!ranks_.Contains(*request.rank)) {
@@ -188,6 +192,15 @@ void Coordinator::Vacate(Worker& worker, const std::string& reason, Instant now,
   }
   ReleaseOutstanding(worker, reason, now, out);
   Advance(now, out);
+  // Whoever waits now waits for someone else, or longer.
+  for (const Worker& other : ranks_.all()) RepeatWait(other, now, out);
+}
+
+void Coordinator::RepeatWait(const Worker& worker, Instant now,
+                             Effects& out) const {
+  if (ended_ || !worker.waiting || !worker.usable()) return;
+  out.push_back(effect::Notify{.session = worker.session,
+                               .assignment = WaitAssignment(worker, now)});
 }
 
 void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& reason,
@@ -234,18 +247,46 @@ void Coordinator::Tick(Instant now, Effects& out) {
 }
 
 bool Coordinator::HoldsOthersUp(const Worker& worker) const {
-  if (!worker.outstanding.has_value()) return false;
-  if (!sync() || worker.outstanding->kind != AssignmentKind::kTrain) {
+  if (worker.outstanding.has_value() &&
+      (!sync() || worker.outstanding->kind != AssignmentKind::kTrain)) {
     return true;
   }
+  // A member counts before it was given the step: a replacement that never
+  // registers must not be waited for without end.
   if (!round_.has_value() || !IsMember(worker.rank)) return false;
   return !round_->rendezvous.Waits(worker.rank) &&
          !round_->pushes.at(worker.rank).Complete(trainable_partitions_);
 }
 
+std::optional<std::string> Coordinator::CrossedRendezvous(Instant now) const {
+  if (!round_.has_value()) return std::nullopt;
+  for (Rank rank : round_->members) {
+    if (!round_->rendezvous.Waits(rank) ||
+        now - ranks_[rank].last_progress <= options_.step_deadline) {
+      return std::nullopt;
+    }
+  }
+  std::vector<std::string> waits;
+  for (const auto& pending : round_->rendezvous.AllPending()) {
+    const auto layer = static_cast<size_t>(pending.key.layer);
+    waits.push_back(absl::StrCat("rank ", pending.rank.value(), " in call ",
+                                 pending.key.call, " of ",
+                                 model_->layout.batch_norms[layer].name));
+  }
+  return absl::StrCat("the members of step ", round_->step.value(),
+                      " wait for each other: ", absl::StrJoin(waits, ", "));
+}
+
 void Coordinator::CheckStepDeadline(Instant now, Effects& out) {
+  const std::optional<std::string> crossed = CrossedRendezvous(now);
+  if (crossed.has_value()) {
+    End(RunOutcome::kModelMismatch, *crossed, out);
+    return;
+  }
   for (Worker& worker : ranks_.all()) {
-    if (!worker.usable() || !HoldsOthersUp(worker)) continue;
+    if (worker.state != Worker::State::kLive || !HoldsOthersUp(worker)) {
+      continue;
+    }
     if (now - worker.last_progress <= options_.step_deadline) continue;
     const std::string reason =
         absl::StrCat("no progress for ", Seconds(now - worker.last_progress));

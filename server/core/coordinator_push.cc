@@ -51,6 +51,8 @@ absl::Status CheckSpread(const BatchNormSpec& layer, const Moments& moments) {
 
 absl::StatusOr<Push*> Coordinator::FindPush(Worker& worker,
                                             const PushKey& key) {
+  // What is still under way when the run ends changes nothing any more.
+  if (ended_) return nullptr;
   const std::optional<Assignment>& given = worker.outstanding;
   if (given.has_value() && given->kind == AssignmentKind::kTrain &&
       given->sequence == key.sequence && given->attempt == key.attempt) {
@@ -86,9 +88,8 @@ absl::Status Coordinator::CheckOpening(const Worker& worker,
                      opening.samples, " samples, want ", wanted));
   }
   const Version read = opening.version;
-  const bool readable =
-      sync() ? read == round_->step
-             : read >= Version() && read <= current_->version;
+  const bool readable = sync() ? read == round_->step
+                               : read >= Version() && read <= current_->version;
   if (!readable) {
     return absl::InvalidArgumentError(absl::StrCat(
         "push of rank ", worker.rank.value(), ": got version ", read.value(),
@@ -108,6 +109,7 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
                                Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
+  worker->exchanging = true;
   COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
   if (push == nullptr) return absl::OkStatus();
   COHORT_RETURN_IF_ERROR(CheckOpening(*worker, opening));
@@ -135,12 +137,16 @@ absl::Status Coordinator::CheckGradient(const GradientMessage& message) const {
         message.gradient.size_bytes(), " bytes, want ",
         partition.trainable ? absl::StrCat(wanted) : "none, it is frozen"));
   }
+  std::vector<bool> absent(partition.slices.size());
   for (int32_t slice : message.absent_slices) {
-    if (slice < 0 || slice >= static_cast<int32_t>(partition.slices.size())) {
+    if (slice < 0 || slice >= static_cast<int32_t>(partition.slices.size()) ||
+        absent[static_cast<size_t>(slice)]) {
       return absl::InvalidArgumentError(absl::StrCat(
           "gradient of partition ", message.partition, ": got absent slice ",
-          slice, ", want below ", partition.slices.size()));
+          slice, ", want each at most once and below ",
+          partition.slices.size()));
     }
+    absent[static_cast<size_t>(slice)] = true;
   }
   return absl::OkStatus();
 }
@@ -150,13 +156,14 @@ absl::Status Coordinator::Gradient(const Sender& sender, const PushKey& key,
                                    Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
+  worker->exchanging = true;
   COHORT_RETURN_IF_ERROR(CheckGradient(message));
   COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
   if (push == nullptr) return absl::OkStatus();
   if (!push->opened()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "gradient of partition ", message.partition,
-        " came before the push was opened"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("gradient of partition ", message.partition,
+                     " came before the push was opened"));
   }
   const int32_t partition = message.partition;
   const Push::Arrival arrival =
@@ -205,10 +212,9 @@ absl::Status Coordinator::CheckClosing(const PushClosing& closing) const {
         CheckSpread(layers[static_cast<size_t>(call.layer)], call.moments));
     // Ascending from call 0 of each layer, so that ranks line up by position.
     const bool follows =
-        call.call == 0
-            ? i == 0 || closing.moments[i - 1].layer < call.layer
-            : i > 0 && closing.moments[i - 1].layer == call.layer &&
-                  closing.moments[i - 1].call == call.call - 1;
+        call.call == 0 ? i == 0 || closing.moments[i - 1].layer < call.layer
+                       : i > 0 && closing.moments[i - 1].layer == call.layer &&
+                             closing.moments[i - 1].call == call.call - 1;
     if (!follows ||
         call.call >=
             closing.batch_norm_calls[static_cast<size_t>(call.layer)]) {
@@ -225,6 +231,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
                                 Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
+  worker->exchanging = true;
   COHORT_RETURN_IF_ERROR(CheckClosing(closing));
   COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
   if (push == nullptr) {
@@ -245,9 +252,12 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
     }
     return "";
   }();
-  CountArrival(*worker, push->Close(std::move(closing)), out);
+  const Push::Arrival arrival = push->Close(std::move(closing));
+  CountArrival(*worker, arrival, out);
   if (sync()) {
-    if (!nonfinite.empty()) round_->nonfinite = nonfinite;
+    if (!nonfinite.empty() && arrival == Push::Arrival::kNew) {
+      round_->nonfinite = nonfinite;
+    }
     TryCommit(now, out);
   } else if (push->Complete(trainable_partitions_)) {
     EnqueueArrival(*worker, now, out);
@@ -302,9 +312,8 @@ void Coordinator::StartFold(Transaction& transaction, int32_t partition,
                       static_cast<float>(transaction.learning_rate),
                   .weight_decay =
                       decays ? static_cast<float>(o.weight_decay) : 0.0f,
-                  .momentum = o.uses_momentum()
-                                  ? static_cast<float>(o.momentum)
-                                  : 0.0f,
+                  .momentum =
+                      o.uses_momentum() ? static_cast<float>(o.momentum) : 0.0f,
                   .nesterov = o.kind == OptimizerKind::kNesterov},
          .skip = absent[i] == pushes.size()});
   }
@@ -326,13 +335,13 @@ void Coordinator::SendResult(const FoldResult& result, Version version,
 }
 
 void Coordinator::FoldDone(FoldResult result, Instant now, Effects& out) {
-  const bool of_round = round_.has_value() &&
-                        round_->transaction.has_value() &&
+  const bool of_round = round_.has_value() && round_->transaction.has_value() &&
                         round_->transaction->id == result.transaction;
   const bool of_arrival = applying_transaction_.has_value() &&
                           applying_transaction_->id == result.transaction;
-  // The result of an attempt that was aborted meanwhile.
-  if (!of_round && !of_arrival) return;
+  // The result of an attempt that was aborted meanwhile, or of a run that is
+  // over.
+  if (ended_ || (!of_round && !of_arrival)) return;
   Transaction& transaction =
       of_round ? *round_->transaction : *applying_transaction_;
   const auto p = static_cast<size_t>(result.partition);
@@ -412,6 +421,14 @@ void Coordinator::Answer(Worker& worker, const PushKey& key,
                                                         .verdict = verdict};
   if (!worker.usable()) return;
   verdict.next = NextFor(worker, now);
+  if (!worker.exchanging) {
+    // It came back and repeats a push that was complete: there is no stream
+    // for the verdict yet, and a rendezvous or a pull of the old step would
+    // fail before there is one.
+    out.push_back(effect::Notify{.session = worker.session,
+                                 .assignment = std::move(verdict.next)});
+    return;
+  }
   out.push_back(effect::SendVerdict{.rank = worker.rank,
                                     .incarnation = worker.incarnation,
                                     .key = key,
@@ -430,6 +447,24 @@ bool Coordinator::CountNonfinite(const std::string& what, Effects& out) {
   return nonfinite_in_row_ >= options_.nonfinite_max;
 }
 
+absl::Status Coordinator::CheckReduce(const Worker& worker,
+                                      const ReduceKey& key,
+                                      const Moments& moments) const {
+  if (key.step != round_->step || key.attempt != round_->attempt ||
+      !IsMember(worker.rank)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rendezvous: got step ", key.step.value(), " attempt ",
+                     key.attempt.value(), " of rank ", worker.rank.value(),
+                     ", want step ", round_->step.value(), " attempt ",
+                     round_->attempt.value(), " of a member"));
+  }
+  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
+  COHORT_RETURN_IF_ERROR(CheckCallMoments(
+      {.layer = key.layer, .call = key.call, .moments = moments}, layers));
+  if (key.phase != ReducePhase::kForward) return absl::OkStatus();
+  return CheckSpread(layers[static_cast<size_t>(key.layer)], moments);
+}
+
 absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
                                  Moments moments, Instant now, Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
@@ -439,10 +474,9 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
         "a rendezvous needs sync and global normalisation; the policy is ",
         PolicyText(policy_)));
   }
-  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
-  const bool over =
-      key.step < current_->version || !round_.has_value() ||
-      (key.step == round_->step && key.attempt < round_->attempt);
+  const bool over = ended_ || key.step < current_->version ||
+                    !round_.has_value() ||
+                    (key.step == round_->step && key.attempt < round_->attempt);
   if (over) {
     out.push_back(effect::ReduceAborted{
         .rank = worker->rank,
@@ -452,38 +486,30 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
                                key.attempt.value(), " is over")});
     return absl::OkStatus();
   }
-  if (key.step != round_->step || key.attempt != round_->attempt ||
-      !IsMember(worker->rank)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rendezvous: got step ", key.step.value(), " attempt ",
-        key.attempt.value(), " of rank ", worker->rank.value(), ", want step ",
-        round_->step.value(), " attempt ", round_->attempt.value(),
-        " of a member"));
-  }
-  const CallMoments call{
-      .layer = key.layer, .call = key.call, .moments = std::move(moments)};
-  COHORT_RETURN_IF_ERROR(CheckCallMoments(call, layers));
-  const BatchNormSpec& layer = layers[static_cast<size_t>(key.layer)];
-  if (key.phase == ReducePhase::kForward) {
-    COHORT_RETURN_IF_ERROR(CheckSpread(layer, call.moments));
-  }
-  if (!IsFinite(call.moments) && !round_->nonfinite.has_value()) {
-    round_->nonfinite = absl::StrCat("rank ", worker->rank.value(),
-                                     ": moments of ", layer.name);
-  }
+  COHORT_RETURN_IF_ERROR(CheckReduce(*worker, key, moments));
+  const bool finite = IsFinite(moments);
   const RendezvousTable::Outcome outcome =
-      round_->rendezvous.Contribute(key, worker->rank, call.moments);
+      round_->rendezvous.Contribute(key, worker->rank, std::move(moments));
   if (outcome.repeated) {
-    CountArrival(*worker, outcome.mismatch ? Push::Arrival::kMismatch
-                                           : Push::Arrival::kRepeated,
-                 out);
+    CountArrival(
+        *worker,
+        outcome.mismatch ? Push::Arrival::kMismatch : Push::Arrival::kRepeated,
+        out);
+  }
+  const bool spoiled = (!finite && !outcome.repeated) || outcome.nonfinite;
+  if (spoiled && !round_->nonfinite.has_value()) {
+    round_->nonfinite = absl::StrCat(
+        finite ? "combined" : absl::StrCat("rank ", worker->rank.value(), ":"),
+        " moments of ",
+        model_->layout.batch_norms[static_cast<size_t>(key.layer)].name);
   }
   for (Rank rank : outcome.answer) {
-    out.push_back(effect::ReduceResult{
-        .rank = rank,
-        .incarnation = ranks_[rank].incarnation,
-        .key = key,
-        .moments = outcome.result});
+    // Only from now on does it hold anyone up.
+    ranks_[rank].last_progress = now;
+    out.push_back(effect::ReduceResult{.rank = rank,
+                                       .incarnation = ranks_[rank].incarnation,
+                                       .key = key,
+                                       .moments = outcome.result});
   }
   if (outcome.result == nullptr) {
     const std::optional<std::string> mismatch = CallMismatch();

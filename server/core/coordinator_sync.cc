@@ -21,7 +21,12 @@ void Coordinator::StartStep(Attempt attempt) {
     // A vacant rank stays a member: its replacement will compute its share.
     for (const Worker& worker : ranks_.all()) candidates.push_back(worker.rank);
   } else {
-    candidates = ranks_.Usable();
+    // A broken stream is no loss yet: if it becomes one, the attempt ends.
+    for (const Worker& worker : ranks_.all()) {
+      if (worker.state == Worker::State::kVacant || !worker.registered)
+        continue;
+      candidates.push_back(worker.rank);
+    }
   }
   if (candidates.empty()) return;
   std::vector<int64_t> batch_sizes;
@@ -52,13 +57,12 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
       .severity = Severity::kWarning,
       .text = absl::StrCat("step ", over.step.value(), " attempt ",
                            over.attempt.value(), " ends: ", reason)});
-  for (const RendezvousTable::Pending& pending :
-       over.rendezvous.AllPending()) {
-    out.push_back(effect::ReduceAborted{
-        .rank = pending.rank,
-        .incarnation = ranks_[pending.rank].incarnation,
-        .key = pending.key,
-        .reason = reason});
+  for (const RendezvousTable::Pending& pending : over.rendezvous.AllPending()) {
+    out.push_back(
+        effect::ReduceAborted{.rank = pending.rank,
+                              .incarnation = ranks_[pending.rank].incarnation,
+                              .key = pending.key,
+                              .reason = reason});
   }
   for (Rank rank : over.members) {
     Worker& worker = ranks_[rank];
@@ -90,8 +94,7 @@ void Coordinator::OpenTransaction(Effects& out) {
     loss_weight += push.opening().loss_weight;
   }
   round_->transaction = NewTransaction(
-      loss_weight,
-      LearningRate(options_.optimizer, samples_, samples_total()));
+      loss_weight, LearningRate(options_.optimizer, samples_, samples_total()));
   for (size_t p = 0; p < model_->partitions.size(); ++p) {
     StartFoldIfReady(static_cast<int32_t>(p), out);
   }
@@ -135,12 +138,16 @@ std::optional<std::string> Coordinator::CallMismatch() const {
   for (Rank rank : round_->rendezvous.Missing()) {
     if (!round_->pushes.at(rank).closed()) continue;
     for (const auto& pending : round_->rendezvous.AllPending()) {
-      return absl::StrCat(
-          layers[static_cast<size_t>(pending.key.layer)].name, ": rank ",
-          pending.rank.value(), " waits in call ", pending.key.call,
-          " of step ", round_->step.value(), ", but rank ", rank.value(),
-          " has closed its push without it");
+      return absl::StrCat(layers[static_cast<size_t>(pending.key.layer)].name,
+                          ": rank ", pending.rank.value(), " waits in call ",
+                          pending.key.call, " of step ", round_->step.value(),
+                          ", but rank ", rank.value(),
+                          " has closed its push without it");
     }
+    // Nobody waits in it any more, but its moments would lack a member.
+    return absl::StrCat("a batch-norm call of step ", round_->step.value(),
+                        " lacks rank ", rank.value(),
+                        ", which has closed its push without it");
   }
   return std::nullopt;
 }

@@ -46,6 +46,9 @@ struct Worker {
   std::optional<EvaluationBook::Shard> shard;
   // Told to wait: the next assignment goes to its session.
   bool waiting = false;
+  // Has sent part of a push since it last joined, so that there is a stream
+  // for the verdict.
+  bool exchanging = false;
 
   bool usable() const { return state == State::kLive && registered; }
 };

@@ -117,9 +117,8 @@ class SessionReactor final
     return absl::InvalidArgumentError("session: got an empty message");
   }
 
-  void OnReadsEnded() override {
+  void OnGone() override {
     if (!joined_ || left_) return;
-    left_ = true;
     shard_.SessionBroken(id_);
   }
 
@@ -142,7 +141,7 @@ class SessionReactor final
   Shard& shard_;
   SessionId id_;
 
-  // Used by the reading side only, whose reactions never overlap.
+  // Used by the reading side, and after it by OnGone.
   bool joined_ = false;
   bool left_ = false;
 };

@@ -45,7 +45,8 @@ class QueuedWrites
       MutexLock lock(mu_);
       writing_ = false;
       queue_.pop_front();
-      // The peer is gone; the reading side hears of it too.
+      if (!ok) EndLocked(absl::CancelledError("the peer is gone"));
+      // Ended before, with answers left to be sent.
       if (!ok) queue_.clear();
       ContinueLocked();
       if (writing_ || ended_) return;
@@ -148,7 +149,7 @@ class QueuedBidi
 
   void OnReadDone(bool ok) override {
     if (!ok) {
-      OnReadsEnded();
+      // The client has closed its side, or is gone.
       this->End(absl::OkStatus());
       return;
     }
@@ -170,9 +171,6 @@ class QueuedBidi
 
   // Must not block. A status that is not OK ends the stream.
   virtual absl::Status OnMessage(const Request& request) = 0;
-  // The client has closed its side, or is gone.
-  virtual void OnReadsEnded() {}
-
  private:
   Request request_;
 };

@@ -124,6 +124,22 @@ struct Shard::Dispatcher {
   }
 };
 
+template <typename Call>
+auto Shard::Handle(Call call) {
+  const auto locked = [this, &call] {
+    MutexLock lock(mu_);
+    return call(core_, clock_.Now(), outbox_);
+  };
+  if constexpr (std::is_void_v<decltype(locked())>) {
+    locked();
+    DispatchAll();
+  } else {
+    auto answer = locked();
+    DispatchAll();
+    return answer;
+  }
+}
+
 Shard::Shard(const ShardOptions& options, const RunState* restored,
              const Clock& clock, RunListener& listener)
     : options_(options),
@@ -169,22 +185,6 @@ void Shard::Stop() {
 std::string Shard::address() const {
   MutexLock lock(mu_);
   return address_;
-}
-
-template <typename Call>
-auto Shard::Handle(Call call) {
-  const auto locked = [this, &call] {
-    MutexLock lock(mu_);
-    return call(core_, clock_.Now(), outbox_);
-  };
-  if constexpr (std::is_void_v<decltype(locked())>) {
-    locked();
-    DispatchAll();
-  } else {
-    auto answer = locked();
-    DispatchAll();
-    return answer;
-  }
 }
 
 void Shard::DispatchAll() {

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -198,14 +199,15 @@ variable_list BatchNormFunction::backward(AutogradContext* ctx,
                                           variable_list grads) {
   const auto saved = c10::static_intrusive_pointer_cast<SavedCall>(
       ctx->saved_data["call"].toCapsule());
-  const BatchNormSpec& spec = SpecOf(saved->call);
-  TORCH_CHECK(!at::GradMode::is_enabled(), spec.name,
+  // The binding may be gone as well by now, so the layer has no name here.
+  if (saved->call.step->context == nullptr) {
+    throw StepInterrupted(absl::FailedPreconditionError(
+        absl::StrCat("batch-norm layer ", saved->call.layer,
+                     ": backward after the step's BatchNormScope ended")));
+  }
+  TORCH_CHECK(!at::GradMode::is_enabled(), SpecOf(saved->call).name,
               ": batch norm over a cohort has no second derivative "
               "(create_graph is set)");
-  if (saved->call.step->context == nullptr) {
-    throw StepInterrupted(absl::FailedPreconditionError(absl::StrCat(
-        spec.name, ": backward after the step's BatchNormScope ended")));
-  }
   const variable_list tensors = ctx->get_saved_variables();
   const at::Tensor x = tensors[0].contiguous(saved->format);
   const at::Tensor& weight = tensors[1];

@@ -33,9 +33,13 @@ BulkCall::BulkCall(const BulkTarget& target, const std::string& method,
 
 absl::Status BulkCall::Send(grpc::ByteBuffer message) {
   const absl::Status status = stream_.Send(std::move(message), deadline_);
+  if (!absl::IsUnavailable(status)) return status;
+  // The call's end, which is on its way, says more than that it is over.
   MutexLock lock(link_.mu);
-  // The server's reason says more than that the stream is over.
-  return end_.has_value() && !end_->ok() ? *end_ : status;
+  while (!end_.has_value()) {
+    COHORT_RETURN_IF_ERROR(link_.WaitLocked(deadline_));
+  }
+  return end_->ok() ? link_.NormalizedEnd(name_, *end_) : *end_;
 }
 
 absl::StatusOr<std::optional<grpc::ByteBuffer>> BulkCall::Receive() {

@@ -36,7 +36,8 @@ class BulkCall {
   BulkCall(const BulkTarget& target, const std::string& method,
            const std::string& name);
 
-  // Errors: those of Link::WaitLocked.
+  // Errors: the call's end as in Link::NormalizedEnd; those of
+  //   Link::WaitLocked.
   absl::Status Send(grpc::ByteBuffer message);
   void FinishWrites() { stream_.FinishWrites(); }
 

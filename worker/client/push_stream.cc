@@ -88,7 +88,11 @@ absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
 
 absl::Status PushStream::Send(const v1::ExchangeRequest& request,
                               const ByteRope& payload) {
-  return stream_.Send(EncodeFramed(request, payload), absl::InfiniteDuration());
+  const absl::Status status =
+      stream_.Send(EncodeFramed(request, payload), absl::InfiniteDuration());
+  // How the link broke says more than that the stream is over.
+  const absl::Status link = link_.Check();
+  return link.ok() ? status : link;
 }
 
 absl::Status PushStream::OnMessage(grpc::ByteBuffer& message) {

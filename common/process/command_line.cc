@@ -1,0 +1,128 @@
+#include "common/process/command_line.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+
+namespace cohort {
+namespace {
+
+// More typing errors than this make no good suggestion.
+constexpr size_t kTyposMax = 3;
+
+// Number of single-character edits between two words (Levenshtein).
+size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+absl::Status UnknownFlag(absl::string_view name) {
+  std::string text = absl::StrCat("unknown flag --", name);
+  size_t best = kTyposMax + 1;
+  std::string suggestion;
+  for (const auto& [known, flag] : absl::GetAllFlags()) {
+    const size_t distance = EditDistance(name, known);
+    if (distance >= best) continue;
+    best = distance;
+    suggestion = absl::StrCat("; did you mean --", known, "?");
+  }
+  return absl::NotFoundError(absl::StrCat(text, suggestion));
+}
+
+absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view value) {
+  std::string error;
+  if (flag.ParseFrom(value, &error)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag.Name(), ": got '", value, "', want a value like ",
+                   flag.DefaultValue(), error.empty() ? "" : " (", error,
+                   error.empty() ? "" : ")"));
+}
+
+}  // namespace
+
+absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments) {
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    absl::string_view argument = arguments[i];
+    if (argument == "--help" || argument == "-h") return true;
+    if (!absl::ConsumePrefix(&argument, "--") || argument.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("got argument '", arguments[i], "', want only flags"));
+    }
+    const size_t equals = argument.find('=');
+    const absl::string_view name = argument.substr(0, equals);
+    absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+    const bool has_value = equals != absl::string_view::npos;
+    absl::Status status;
+    if (flag != nullptr && has_value) {
+      status = SetFlag(*flag, argument.substr(equals + 1));
+    } else if (flag != nullptr && flag->IsOfType<bool>()) {
+      status = SetFlag(*flag, "true");
+    } else if (flag != nullptr && i + 1 < arguments.size()) {
+      status = SetFlag(*flag, arguments[++i]);
+    } else if (flag != nullptr) {
+      status = absl::FailedPreconditionError(
+          absl::StrCat("--", name, " wants a value"));
+    } else {
+      absl::CommandLineFlag* negated =
+          absl::StartsWith(name, "no") && !has_value
+              ? absl::FindCommandLineFlag(name.substr(2))
+              : nullptr;
+      status = negated != nullptr && negated->IsOfType<bool>()
+                   ? SetFlag(*negated, "false")
+                   : UnknownFlag(name);
+    }
+    if (!status.ok()) return status;
+  }
+  return false;
+}
+
+ExitCode ExitCodeOf(const absl::Status& flag_error) {
+  return flag_error.code() == absl::StatusCode::kInvalidArgument ? kExitConfig
+                                                                 : kExitUsage;
+}
+
+std::string HelpText(const ProgramText& program, absl::string_view source) {
+  std::string text =
+      absl::StrCat(program.name, ": ", program.summary, "\n\nExamples:\n");
+  for (absl::string_view example : program.examples) {
+    absl::StrAppend(&text, "  ", example, "\n");
+  }
+  absl::StrAppend(&text, "\nFlags (with defaults):\n");
+  // Sorted by name; the registry is not.
+  std::map<std::string, const absl::CommandLineFlag*> flags;
+  for (const auto& [name, flag] : absl::GetAllFlags()) {
+    if (!absl::StrContains(flag->Filename(), source)) continue;
+    flags.emplace(std::string(name.data(), name.size()), flag);
+  }
+  for (const auto& [name, flag] : flags) {
+    absl::StrAppend(&text, "  --", name, "=", flag->DefaultValue(), "\n      ",
+                    flag->Help(), "\n");
+  }
+  return text;
+}
+
+absl::Status BadChoice(absl::string_view flag, absl::string_view value,
+                       const std::vector<absl::string_view>& allowed) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, ": got '", value, "', want one of ",
+                   absl::StrJoin(allowed, ", ")));
+}
+
+}  // namespace cohort

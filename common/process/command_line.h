@@ -1,0 +1,76 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace cohort {
+
+// Exit codes that all programs of Cohort share.
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitFailure = 1,
+  // The command line itself is wrong: an unknown flag, a stray argument.
+  kExitUsage = 2,
+  // A flag's value, or a combination, cannot be used.
+  kExitConfig = 3,
+  kExitUnreachable = 5,
+  kExitWaitTimeout = 6,
+  kExitBadCheckpoint = 7,
+  kExitNonfinite = 8,
+};
+
+struct ProgramText {
+  absl::string_view name;
+  // One sentence.
+  absl::string_view summary;
+  // Command lines that work as they stand.
+  std::vector<absl::string_view> examples;
+};
+
+// Sets the ABSL_FLAGs of the program from the arguments: --name=value,
+// --name value, --switch and --noswitch. Not absl::ParseCommandLine, which
+// ends the process itself, with a code of its own.
+//
+// Returns true if --help was asked for; nothing more is read then.
+// Errors: NotFound (unknown flag, with a suggestion) and FailedPrecondition
+//   (an argument that is no flag, a value that is missing) are usage;
+//   InvalidArgument is a value that the flag does not take.
+absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments);
+
+// kExitUsage or kExitConfig for the errors of SetFlags.
+ExitCode ExitCodeOf(const absl::Status& flag_error);
+
+// Examples first, then all flags that are defined in source files whose path
+// contains `source`.
+std::string HelpText(const ProgramText& program, absl::string_view source);
+
+// Reads a choice such as --optimizer.
+// Errors: InvalidArgument naming flag, value and the values allowed.
+template <typename T>
+absl::StatusOr<T> ParseChoice(
+    absl::string_view flag, absl::string_view value,
+    const std::vector<std::pair<absl::string_view, T>>& choices);
+
+// The error of ParseChoice.
+absl::Status BadChoice(absl::string_view flag, absl::string_view value,
+                       const std::vector<absl::string_view>& allowed);
+
+template <typename T>
+absl::StatusOr<T> ParseChoice(
+    absl::string_view flag, absl::string_view value,
+    const std::vector<std::pair<absl::string_view, T>>& choices) {
+  std::vector<absl::string_view> allowed;
+  for (const auto& [name, choice] : choices) {
+    if (name == value) return choice;
+    allowed.push_back(name);
+  }
+  return BadChoice(flag, value, allowed);
+}
+
+}  // namespace cohort

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <functional>
+
+#include "common/periodic_task.h"
+
+namespace cohort {
+
+// Turns SIGINT and SIGTERM into an ordinary call on an ordinary thread. The
+// first signal calls `on_signal`; a second one ends the process at once with
+// 128 + its number.
+class SignalWatcher {
+ public:
+  // Blocks both signals in the calling thread and in all that it starts, so
+  // that only a watcher sees them. Call first in main.
+  static void Block();
+
+  // `on_signal` is given the signal's number and must return at once.
+  explicit SignalWatcher(std::function<void(int)> on_signal);
+
+ private:
+  void Poll();
+
+  const std::function<void(int)> on_signal_;
+  // Used by the task's thread only.
+  bool signalled_ = false;
+  // Last: its thread uses everything above.
+  PeriodicTask task_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,197 @@
+#include "server/checkpoint/manifest.h"
+
+#include <exception>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/byte_rope.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kFormat = 1;
+
+uint64_t ChecksumOf(const std::string& text) {
+  return Xxh3(absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(text.data()), text.size()));
+}
+
+Json ModelJson(const RegisteredModel& model) {
+  Json json;
+  for (const ParameterSpec& p : model.layout.parameters) {
+    json["parameters"].push_back({{"name", p.name},
+                                  {"shape", p.shape},
+                                  {"trainable", p.trainable},
+                                  {"decay_exempt", p.decay_exempt}});
+  }
+  json["batch_norms"] = Json::array();
+  for (const BatchNormSpec& bn : model.layout.batch_norms) {
+    json["batch_norms"].push_back(
+        {{"name", bn.name},
+         {"channels", bn.channels},
+         {"epsilon", bn.epsilon},
+         {"momentum", bn.momentum.has_value() ? Json(*bn.momentum) : Json()},
+         {"affine", bn.affine},
+         {"track_statistics", bn.track_statistics},
+         {"convention", bn.convention == StatisticsConvention::kPyTorch
+                            ? "pytorch"
+                            : "keras"}});
+  }
+  for (const Partition& partition : model.partitions) {
+    Json slices = Json::array();
+    for (const Slice& s : partition.slices) {
+      slices.push_back(Json::array({s.parameter, s.offset, s.count}));
+    }
+    json["partitions"].push_back(
+        {{"slices", slices}, {"trainable", partition.trainable}});
+  }
+  json["plan"] = {{"dataset", model.plan.dataset},
+                  {"dataset_digest", model.plan.dataset_digest},
+                  {"train_samples", model.plan.train_samples},
+                  {"test_samples", model.plan.test_samples},
+                  {"loss_reference", model.plan.loss_reference}};
+  return json;
+}
+
+// nlohmann's accessors throw on a wrong type; the caller catches.
+SharedModel ModelFrom(const Json& json) {
+  auto model = std::make_shared<RegisteredModel>();
+  for (const Json& p : json.at("parameters")) {
+    model->layout.parameters.push_back(
+        {.name = p.at("name"),
+         .shape = p.at("shape").get<std::vector<int64_t>>(),
+         .trainable = p.at("trainable"),
+         .decay_exempt = p.at("decay_exempt")});
+  }
+  for (const Json& bn : json.at("batch_norms")) {
+    BatchNormSpec spec{.name = bn.at("name"),
+                       .channels = bn.at("channels"),
+                       .epsilon = bn.at("epsilon"),
+                       .affine = bn.at("affine"),
+                       .track_statistics = bn.at("track_statistics")};
+    spec.momentum.reset();
+    if (!bn.at("momentum").is_null()) {
+      spec.momentum = bn.at("momentum").get<double>();
+    }
+    spec.convention = bn.at("convention") == "keras"
+                          ? StatisticsConvention::kKeras
+                          : StatisticsConvention::kPyTorch;
+    model->layout.batch_norms.push_back(std::move(spec));
+  }
+  for (const Json& partition : json.at("partitions")) {
+    Partition out{.trainable = partition.at("trainable")};
+    for (const Json& s : partition.at("slices")) {
+      out.slices.push_back({.parameter = s.at(0).get<int32_t>(),
+                            .offset = s.at(1).get<int64_t>(),
+                            .count = s.at(2).get<int64_t>()});
+      out.elements += out.slices.back().count;
+    }
+    model->partitions.push_back(std::move(out));
+  }
+  const Json& plan = json.at("plan");
+  model->plan = {.dataset = plan.at("dataset"),
+                 .dataset_digest = plan.at("dataset_digest"),
+                 .train_samples = plan.at("train_samples"),
+                 .test_samples = plan.at("test_samples"),
+                 .loss_reference = plan.at("loss_reference")};
+  return model;
+}
+
+Json StateJson(const RunState& state) {
+  Json json = {{"samples", state.samples},
+               {"data_epoch", state.data_epoch},
+               {"cursor", state.cursor},
+               {"policy_epoch", state.policy_epoch},
+               {"batch_sizes", state.batch_sizes},
+               {"next_incarnation", state.next_incarnation.value()}};
+  json["next_sequences"] = Json::array();
+  for (Sequence s : state.next_sequences) {
+    json["next_sequences"].push_back(s.value());
+  }
+  json["reissue"] = Json::array();
+  for (const RunState::Range& r : state.reissue) {
+    json["reissue"].push_back(
+        Json::array({r.epoch, r.range.begin, r.range.end}));
+  }
+  return json;
+}
+
+RunState StateFrom(const Json& json) {
+  RunState state{.samples = json.at("samples"),
+                 .data_epoch = json.at("data_epoch"),
+                 .cursor = json.at("cursor"),
+                 .policy_epoch = json.at("policy_epoch"),
+                 .batch_sizes =
+                     json.at("batch_sizes").get<std::vector<int64_t>>(),
+                 .next_incarnation =
+                     Incarnation(json.at("next_incarnation").get<int64_t>())};
+  for (const Json& s : json.at("next_sequences")) {
+    state.next_sequences.emplace_back(s.get<int64_t>());
+  }
+  for (const Json& r : json.at("reissue")) {
+    state.reissue.push_back({.epoch = r.at(0).get<int64_t>(),
+                             .range = {.begin = r.at(1).get<int64_t>(),
+                                       .end = r.at(2).get<int64_t>()}});
+  }
+  return state;
+}
+
+}  // namespace
+
+std::string EncodeManifest(const Manifest& manifest) {
+  const Json body = {
+      {"format", kFormat},
+      {"run_id", manifest.identity.run_id},
+      {"seed", manifest.identity.seed},
+      {"policy", manifest.identity.policy},
+      {"version", manifest.version.value()},
+      {"batches_tracked", manifest.batches_tracked},
+      {"tensors_xxh3", absl::StrCat(absl::Hex(manifest.tensors_xxh3))},
+      {"state", StateJson(manifest.state)},
+      {"model", ModelJson(*manifest.state.model)}};
+  const Json whole = {{"body", body},
+                      {"xxh3", absl::StrCat(absl::Hex(ChecksumOf(body.dump())))}};
+  return whole.dump(1) + "\n";
+}
+
+absl::StatusOr<Manifest> DecodeManifest(const std::string& path,
+                                        const std::string& text) {
+  try {
+    const Json whole = Json::parse(text);
+    const Json& body = whole.at("body");
+    const std::string sum = absl::StrCat(absl::Hex(ChecksumOf(body.dump())));
+    if (whole.at("xxh3").get<std::string>() != sum) {
+      return absl::DataLossError(absl::StrCat(
+          path, ": checksum: got ", sum, ", want ",
+          whole.at("xxh3").get<std::string>()));
+    }
+    if (body.at("format").get<int64_t>() != kFormat) {
+      return absl::DataLossError(
+          absl::StrCat(path, ": got format ", body.at("format").get<int64_t>(),
+                       ", want ", kFormat));
+    }
+    Manifest manifest{
+        .identity = {.run_id = body.at("run_id"),
+                     .seed = body.at("seed"),
+                     .policy = body.at("policy")},
+        .state = StateFrom(body.at("state")),
+        .version = Version(body.at("version").get<int64_t>()),
+        .batches_tracked =
+            body.at("batches_tracked").get<std::vector<int64_t>>(),
+        .tensors_xxh3 = std::stoull(body.at("tensors_xxh3").get<std::string>(),
+                                    nullptr, 16)};
+    manifest.state.model = ModelFrom(body.at("model"));
+    return manifest;
+  } catch (const std::exception& e) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": not a valid manifest: ", e.what()));
+  }
+}
+
+}  // namespace cohort

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/checkpoint/checkpoint.h"
+
+namespace cohort {
+
+// Everything of a checkpoint that is not a tensor, as JSON with a checksum
+// over itself.
+struct Manifest {
+  RunIdentity identity;
+  // Without snapshot tensors: those are in the tensor file.
+  RunState state;
+  Version version;
+  std::vector<int64_t> batches_tracked;
+  uint64_t tensors_xxh3 = 0;
+};
+
+std::string EncodeManifest(const Manifest& manifest);
+
+// `path` names the file in errors. Errors: DataLoss.
+absl::StatusOr<Manifest> DecodeManifest(const std::string& path,
+                                        const std::string& text);
+
+}  // namespace cohort

@@ -1,0 +1,115 @@
+#include "server/checkpoint/model_tensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+constexpr int kResultMode = 0644;
+
+ByteRope Float32Rope(const std::vector<double>& values) {
+  std::vector<float> narrow(values.begin(), values.end());
+  return ByteRope::Copy(absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(narrow.data()),
+      narrow.size() * sizeof(float)));
+}
+
+ByteRope Int64Rope(int64_t value) {
+  return ByteRope::Copy(absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(&value), sizeof(value)));
+}
+
+}  // namespace
+
+std::vector<ByteRope> ParameterRopes(const RegisteredModel& model,
+                                     const std::vector<SharedFloats>& buffers) {
+  std::vector<ByteRope> ropes(model.layout.parameters.size());
+  for (size_t p = 0; p < model.partitions.size(); ++p) {
+    if (buffers[p] == nullptr) continue;
+    absl::Span<const float> rest = buffers[p]->span();
+    for (const Slice& slice : model.partitions[p].slices) {
+      const auto count = static_cast<size_t>(slice.count);
+      ropes[static_cast<size_t>(slice.parameter)].Append(
+          absl::MakeConstSpan(
+              reinterpret_cast<const std::byte*>(rest.data()),
+              count * sizeof(float)),
+          buffers[p]);
+      rest.remove_prefix(count);
+    }
+  }
+  return ropes;
+}
+
+std::vector<SharedFloats> PartitionBuffers(const RegisteredModel& model,
+                                           const std::vector<ByteRope>& ropes) {
+  // Whole parameters first: slices of one parameter come in order, so each
+  // partition takes the next bytes of its parameters.
+  std::vector<std::string> whole;
+  whole.reserve(ropes.size());
+  for (const ByteRope& rope : ropes) whole.push_back(rope.ToString());
+  std::vector<SharedFloats> buffers;
+  for (const Partition& partition : model.partitions) {
+    auto buffer = std::make_shared<FloatBuffer>(partition.elements);
+    auto* to = reinterpret_cast<char*>(buffer->data());
+    bool present = true;
+    for (const Slice& slice : partition.slices) {
+      const std::string& from = whole[static_cast<size_t>(slice.parameter)];
+      present = present && !from.empty();
+      if (!present) break;
+      const size_t bytes = static_cast<size_t>(slice.count) * sizeof(float);
+      const size_t offset = static_cast<size_t>(slice.offset) * sizeof(float);
+      COHORT_CHECK(offset + bytes <= from.size(), "the tensor is too short");
+      std::memcpy(to, from.data() + offset, bytes);
+      to += bytes;
+    }
+    buffers.push_back(present ? std::move(buffer) : nullptr);
+  }
+  return buffers;
+}
+
+SafetensorsContent StateDict(const RegisteredModel& model,
+                             const ModelSnapshot& snapshot) {
+  SafetensorsContent content;
+  content.metadata = {{"format", "pt"},
+                      {"version", absl::StrCat(snapshot.version.value())}};
+  const std::vector<ByteRope> weights =
+      ParameterRopes(model, snapshot.weights);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const ParameterSpec& p = model.layout.parameters[i];
+    content.tensors.push_back(
+        {.name = p.name, .shape = p.shape, .bytes = weights[i]});
+  }
+  for (size_t i = 0; i < model.layout.batch_norms.size(); ++i) {
+    const BatchNormSpec& bn = model.layout.batch_norms[i];
+    if (!bn.track_statistics) continue;
+    const LayerStatistics& s = (*snapshot.statistics)[i];
+    content.tensors.push_back({.name = absl::StrCat(bn.name, ".running_mean"),
+                               .shape = {bn.channels},
+                               .bytes = Float32Rope(s.mean)});
+    content.tensors.push_back({.name = absl::StrCat(bn.name, ".running_var"),
+                               .shape = {bn.channels},
+                               .bytes = Float32Rope(s.variance)});
+    content.tensors.push_back(
+        {.name = absl::StrCat(bn.name, ".num_batches_tracked"),
+         .type = TensorType::kInt64,
+         .bytes = Int64Rope(s.num_batches_tracked)});
+  }
+  return content;
+}
+
+absl::Status WriteModel(FileSystem& files, const std::string& path,
+                        const RegisteredModel& model,
+                        const ModelSnapshot& snapshot) {
+  COHORT_ASSIGN_OR_RETURN(const std::vector<ByteRope> bytes,
+                          EncodeSafetensors(StateDict(model, snapshot)));
+  return WriteFileAtomically(files, path, kResultMode, bytes);
+}
+
+}  // namespace cohort

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/byte_rope.h"
+#include "common/float_buffer.h"
+#include "common/formats/file_system.h"
+#include "common/formats/safetensors.h"
+#include "server/core/effects.h"
+
+namespace cohort {
+
+// One rope a parameter over what lies in partitions, by reference. Parameters
+// whose partitions are null (no velocity) get an empty rope.
+std::vector<ByteRope> ParameterRopes(const RegisteredModel& model,
+                                     const std::vector<SharedFloats>& buffers);
+
+// The reverse: partitions filled from one rope a parameter; null where a
+// partition's parameters have none. Sizes must fit.
+std::vector<SharedFloats> PartitionBuffers(const RegisteredModel& model,
+                                           const std::vector<ByteRope>& ropes);
+
+// The model in PyTorch's state-dict names: parameters as they are, and for
+// each layer that keeps statistics running_mean, running_var (float32) and
+// num_batches_tracked (int64, no dimensions).
+SafetensorsContent StateDict(const RegisteredModel& model,
+                             const ModelSnapshot& snapshot);
+
+// Writes model.safetensors atomically.
+// Errors: those of FileSystem.
+absl::Status WriteModel(FileSystem& files, const std::string& path,
+                        const RegisteredModel& model,
+                        const ModelSnapshot& snapshot);
+
+}  // namespace cohort

@@ -1,0 +1,48 @@
+#include "server/checkpoint/writer.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace cohort {
+
+CheckpointWriter::CheckpointWriter(FileSystem& files, std::string dir,
+                                   int32_t keep, RunIdentity identity)
+    : files_(files),
+      dir_(std::move(dir)),
+      keep_(keep),
+      identity_(std::move(identity)),
+      thread_({.name = "checkpoint"}) {}
+
+absl::Status CheckpointWriter::Submit(RunState state, Done done) {
+  {
+    MutexLock lock(mu_);
+    if (!failure_.ok()) {
+      return absl::Status(
+          failure_.code(),
+          absl::StrCat("an earlier checkpoint failed, and no more are written: ",
+                       failure_.message()));
+    }
+    if (busy_) {
+      return absl::UnavailableError("busy writing an earlier checkpoint");
+    }
+    busy_ = true;
+  }
+  return thread_.Submit([this, state = std::move(state),
+                         done = std::move(done)] {
+    const absl::Status status =
+        WriteCheckpoint(files_, dir_, keep_, identity_, state);
+    done(state.snapshot->version, status);
+    MutexLock lock(mu_);
+    busy_ = false;
+    failure_ = status;
+    idle_.NotifyAll();
+  });
+}
+
+void CheckpointWriter::WaitIdle() {
+  MutexLock lock(mu_);
+  while (busy_) idle_.Wait(mu_);
+}
+
+}  // namespace cohort

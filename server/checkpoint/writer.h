@@ -1,0 +1,52 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/formats/file_system.h"
+#include "common/mutex.h"
+#include "common/thread_pool.h"
+#include "server/checkpoint/checkpoint.h"
+
+namespace cohort {
+
+// Writes checkpoints on a thread of its own, one at a time.
+//
+// A write that failed leaves the directory in a state that nobody knows for
+// sure, so the writer then refuses further ones and says why.
+// Thread safety: safe.
+class CheckpointWriter {
+ public:
+  // Called on the writer's thread when a checkpoint is safe, or not.
+  using Done = std::function<void(Version, const absl::Status&)>;
+
+  // `files` must outlive the writer.
+  CheckpointWriter(FileSystem& files, std::string dir, int32_t keep,
+                   RunIdentity identity);
+  // Waits for a write in progress.
+  ~CheckpointWriter() = default;
+
+  // Errors: Unavailable: busy with an earlier one; the sticky error of an
+  //   earlier write. `done` is then not called.
+  absl::Status Submit(RunState state, Done done) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Waits until nothing is being written.
+  void WaitIdle() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  FileSystem& files_;
+  const std::string dir_;
+  const int32_t keep_;
+  const RunIdentity identity_;
+
+  Mutex mu_;
+  CondVar idle_;
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+
+  // Last: its thread uses everything above.
+  ThreadPool thread_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,107 @@
+#include "worker/client/bulk_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "common/byte_rope.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "common/wire/channel.h"
+#include "common/wire/framed_message.h"
+#include "tests/client/fake_server.h"
+
+namespace cohort {
+namespace {
+
+constexpr int64_t kQueuedBytesMax = 8 << 20;
+
+// Something that happens once.
+class Event {
+ public:
+  void Set() {
+    MutexLock lock(mu_);
+    set_ = true;
+    changed_.NotifyAll();
+  }
+  void Await() {
+    MutexLock lock(mu_);
+    while (!set_) changed_.Wait(mu_);
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  bool set_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+grpc::ByteBuffer FourMegabytes() {
+  static const ByteRope payload =
+      ByteRope::Copy(std::vector<std::byte>(4 << 20));
+  return EncodeFramed(v1::ExchangeRequest(), payload);
+}
+
+// Sends until a message finds no room; gRPC and the kernel buffer some too.
+absl::Status FillUp(BulkStream& stream, const Clock& clock) {
+  for (int i = 0; i < 100; ++i) {
+    const absl::Status status =
+        stream.Send(FourMegabytes(), clock.Now() + absl::Milliseconds(100));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+TEST(BulkStreamTest, SendBlocksWhenTheQueueIsFullAndGoesOnAfterwards) {
+  FakeServer server;
+  Event read;
+  server.on_exchange = [&read](FakeServer::ExchangeIo& io) {
+    read.Await();
+    v1::ExchangeRequest request;
+    while (io.Read(&request)) {
+    }
+    return grpc::Status::OK;
+  };
+  const SteadyClock clock;
+  Link link(server.address(), clock);
+  Event ended;
+  BulkStream stream(
+      MakeChannel(server.address(), ChannelPurpose::kBulk),
+      "/cohort.v1.Parameters/Exchange", link,
+      [](grpc::ByteBuffer&) { return absl::OkStatus(); },
+      [&ended](const absl::Status&) { ended.Set(); }, kQueuedBytesMax);
+  EXPECT_EQ(FillUp(stream, clock).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  read.Set();
+  EXPECT_TRUE(stream.Send(FourMegabytes(), clock.Now() + absl::Minutes(1)).ok());
+  stream.FinishWrites();
+  ended.Await();
+}
+
+TEST(BulkStreamTest, FullQueueOfAnEndedStreamDoesNotBlock) {
+  FakeServer server;
+  Event refuse;
+  server.on_exchange = [&refuse](FakeServer::ExchangeIo&) {
+    refuse.Await();
+    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no");
+  };
+  const SteadyClock clock;
+  Link link(server.address(), clock);
+  absl::Status end;
+  BulkStream stream(
+      MakeChannel(server.address(), ChannelPurpose::kBulk),
+      "/cohort.v1.Parameters/Exchange", link,
+      [](grpc::ByteBuffer&) { return absl::OkStatus(); },
+      [&end](const absl::Status& status) { end = status; }, kQueuedBytesMax);
+  EXPECT_EQ(FillUp(stream, clock).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  refuse.Set();
+  absl::Status last;
+  while (last.ok()) {
+    last = stream.Send(FourMegabytes(), clock.Now() + absl::Minutes(1));
+  }
+  EXPECT_EQ(last.code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cohort/v1/membership.grpc.pb.h"
+#include "cohort/v1/moments.grpc.pb.h"
+#include "cohort/v1/parameters.grpc.pb.h"
+#include "common/assignment.h"
+#include "common/model_layout.h"
+#include "common/mutex.h"
+#include "worker/client/client.h"
+
+namespace cohort {
+
+// A server on a free port of this machine that does what a test tells it.
+// Hooks run on gRPC's threads; set them before the client calls.
+class FakeServer {
+ public:
+  using SessionIo =
+      grpc::ServerReaderWriter<v1::SessionReply, v1::SessionRequest>;
+  using ExchangeIo =
+      grpc::ServerReaderWriter<v1::ExchangeReply, v1::ExchangeRequest>;
+  using RegisterIo =
+      grpc::ServerReaderWriter<v1::RegisterReply, v1::RegisterRequest>;
+  using ReduceIo =
+      grpc::ServerReaderWriter<v1::ReduceReply, v1::ReduceRequest>;
+  using PullIo = grpc::ServerWriter<v1::PullReply>;
+
+  FakeServer();
+  ~FakeServer();
+
+  const std::string& address() const { return address_; }
+  // Options of a client that joins here as rank 2.
+  ClientOptions Options() const;
+  // A reply that admits `join` to run "run-1", with the incarnation it wants
+  // to return to, or else with a new one: 1, 2, ...
+  v1::JoinReply Admit(const v1::Join& join);
+
+  // Sends a notice on the open session; there must be one.
+  void Tell(const Assignment& assignment);
+  void TellAborted(int64_t step, int32_t attempt);
+  // Ends the open session with `status` at its next heartbeat.
+  void EndSession(const absl::Status& status);
+  // Stops listening and cancels all calls; the address stays known.
+  void Shutdown();
+
+  // Everything received on sessions, in order.
+  std::vector<v1::SessionRequest> received();
+  std::vector<v1::Join> joins();
+  // Blocks until the session has received `count` messages that `matches`.
+  void AwaitReceived(
+      const std::function<bool(const v1::SessionRequest&)>& matches);
+
+  // Answers a Join; by default Admit.
+  std::function<absl::StatusOr<v1::JoinReply>(const v1::Join&)> on_join;
+  // Called once a session is open, before anything else is sent on it.
+  std::function<void(int session)> on_open;
+  std::function<grpc::Status(ExchangeIo&)> on_exchange;
+  std::function<grpc::Status(RegisterIo&)> on_register;
+  std::function<grpc::Status(ReduceIo&)> on_reduce;
+  std::function<grpc::Status(const v1::PullRequest&, PullIo&)> on_pull;
+  std::function<absl::StatusOr<Assignment>(const v1::ReportRequest&)>
+      on_report;
+
+ private:
+  struct Services;
+
+  grpc::Status Session(SessionIo& io);
+
+  std::string address_;
+  std::unique_ptr<Services> services_;
+  std::unique_ptr<grpc::Server> server_;
+
+  Mutex mu_;
+  CondVar changed_;
+  int sessions_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t incarnations_ ABSL_GUARDED_BY(mu_) = 0;
+  SessionIo* open_ ABSL_GUARDED_BY(mu_) = nullptr;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
+  std::vector<v1::SessionRequest> received_ ABSL_GUARDED_BY(mu_);
+};
+
+// A client that has joined; fails the test if it cannot.
+std::unique_ptr<Client> JoinedClient(const ClientOptions& options);
+
+// Two trainable parameters of two elements and a frozen one of one, each in a
+// partition of its own, and one batch-norm layer of two channels.
+ModelLayout TestLayout();
+std::vector<Partition> TestPartitions();
+
+// Answers every registration with TestPartitions, wanting no values.
+grpc::Status RegisterWithoutValues(FakeServer::RegisterIo& io);
+// Registers TestLayout; fails the test if it cannot.
+void RegisterTestModel(Client& client);
+
+// Step `step` as assignment `sequence`, of rank 2 alone.
+Assignment TrainAssignment(int64_t sequence, int32_t attempt, int64_t step);
+
+// The bytes of little-endian floats.
+std::string FloatBytes(const std::vector<float>& values);
+
+}  // namespace cohort

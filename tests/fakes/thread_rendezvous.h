@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/assignment.h"
+#include "common/mutex.h"
+#include "worker/batch_norm/rendezvous.h"
+
+namespace cohort {
+
+// The rendezvous of one step among threads of this process: every call waits
+// until all ranks have contributed and is answered with their moments, folded
+// in rank order. Written on its own, so that it shares no mistake with the
+// server's fold.
+class ThreadRendezvous {
+ public:
+  explicit ThreadRendezvous(size_t workers) : workers_(workers) {
+    for (size_t rank = 0; rank < workers; ++rank) {
+      members_.push_back(std::make_unique<Member>(*this, rank));
+    }
+  }
+
+  // Where `rank` exchanges its moments; lives as long as this object.
+  Rendezvous& OfRank(size_t rank) { return *members_[rank]; }
+
+ private:
+  using Key = std::tuple<int32_t, int32_t, ReducePhase>;
+  struct Slot {
+    std::vector<std::optional<Moments>> parts;
+    size_t present = 0;
+  };
+
+  class Member final : public Rendezvous {
+   public:
+    Member(ThreadRendezvous& all, size_t rank) : all_(all), rank_(rank) {}
+    absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call,
+                                   ReducePhase phase,
+                                   const Moments& local) override {
+      return all_.Contribute({layer, call, phase}, rank_, local);
+    }
+
+   private:
+    ThreadRendezvous& all_;
+    const size_t rank_;
+  };
+
+  Moments Contribute(const Key& key, size_t rank, const Moments& local) {
+    MutexLock lock(mu_);
+    Slot& slot = slots_[key];
+    slot.parts.resize(workers_);
+    slot.parts[rank] = local;
+    ++slot.present;
+    complete_.NotifyAll();
+    while (slot.present < workers_) complete_.Wait(mu_);
+    Moments folded = *slot.parts[0];
+    for (size_t k = 1; k < workers_; ++k) {
+      folded = std::get<2>(key) == ReducePhase::kForward
+                   ? Combine(folded, *slot.parts[k])
+                   : Add(folded, *slot.parts[k]);
+    }
+    return folded;
+  }
+
+  // Chan, Golub, LeVeque 1983, formula 2.1.
+  static Moments Combine(const Moments& a, const Moments& b) {
+    if (b.count == 0) return a;
+    if (a.count == 0) return b;
+    Moments both = a;
+    both.count = a.count + b.count;
+    const auto n = static_cast<double>(both.count);
+    const auto na = static_cast<double>(a.count);
+    const auto nb = static_cast<double>(b.count);
+    for (size_t c = 0; c < a.first.size(); ++c) {
+      const double delta = b.first[c] - a.first[c];
+      both.first[c] = a.first[c] + delta * nb / n;
+      both.second[c] = a.second[c] + b.second[c] + delta * delta * na * nb / n;
+    }
+    return both;
+  }
+
+  static Moments Add(const Moments& a, const Moments& b) {
+    Moments both = a;
+    both.count += b.count;
+    for (size_t c = 0; c < a.first.size(); ++c) {
+      both.first[c] += b.first[c];
+      both.second[c] += b.second[c];
+    }
+    return both;
+  }
+
+  const size_t workers_;
+  std::vector<std::unique_ptr<Member>> members_;
+  Mutex mu_;
+  CondVar complete_;
+  std::map<Key, Slot> slots_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace cohort

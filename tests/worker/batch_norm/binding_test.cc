@@ -1,0 +1,355 @@
+// Which calls are Cohort's, and what happens around the arithmetic.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/backend.h"
+#include "worker/batch_norm/binding.h"
+#include "worker/batch_norm/scope.h"
+#include "worker/batch_norm/step_interrupted.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::ElementsAre;
+
+// A cohort of one that notes what it is asked and fails where it is told to.
+class RecordingRendezvous final : public Rendezvous {
+ public:
+  absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call,
+                                 ReducePhase phase,
+                                 const Moments& local) override {
+    keys.emplace_back(layer, call, phase);
+    if (fail_phase.has_value() && *fail_phase == phase) {
+      return absl::AbortedError("rank 3 is lost");
+    }
+    return local;
+  }
+
+  std::vector<std::tuple<int32_t, int32_t, ReducePhase>> keys;
+  std::optional<ReducePhase> fail_phase;
+};
+
+constexpr auto kForward = ReducePhase::kForward;
+constexpr auto kBackward = ReducePhase::kBackward;
+
+std::tuple<int32_t, int32_t, ReducePhase> Key(int32_t layer, int32_t call,
+                                              ReducePhase phase) {
+  return {layer, call, phase};
+}
+
+// Layers as members, in a Sequential, without anything, and a shared one.
+struct MixedNetImpl : torch::nn::Module {
+  MixedNetImpl() {
+    conv = register_module(
+        "conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3)));
+    norm = register_module("norm", torch::nn::BatchNorm2d(4));
+    block = register_module(
+        "block",
+        torch::nn::Sequential(
+            torch::nn::Tanh(),
+            torch::nn::BatchNorm2d(torch::nn::BatchNormOptions(4)
+                                       .affine(false)
+                                       .track_running_stats(false)
+                                       .momentum(torch::nullopt)
+                                       .eps(1e-3))));
+    alias = register_module("alias", norm.ptr());
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return norm(block->forward(norm(conv(x))));
+  }
+  torch::nn::Conv2d conv{nullptr};
+  torch::nn::BatchNorm2d norm{nullptr};
+  torch::nn::Sequential block{nullptr};
+  std::shared_ptr<torch::nn::Module> alias;
+};
+TORCH_MODULE(MixedNet);
+
+StepContext MakeStep(Rendezvous* rendezvous) {
+  return {.rendezvous = rendezvous, .backend = &kernels::CpuBackend()};
+}
+
+TEST(BatchNormBindingTest, ListsLayersInModuleOrderAndSharedOnesOnce) {
+  MixedNet net;
+  const auto binding = BatchNormBinding::Make(*net);
+  ASSERT_TRUE(binding.ok()) << binding.status();
+  ASSERT_EQ(binding->layers().size(), 2U);
+  EXPECT_EQ(binding->layers()[0],
+            (BatchNormSpec{.name = "norm", .channels = 4}));
+  EXPECT_EQ(binding->layers()[1], (BatchNormSpec{.name = "block.1",
+                                                 .channels = 4,
+                                                 .epsilon = 1e-3,
+                                                 .momentum = std::nullopt,
+                                                 .affine = false,
+                                                 .track_statistics = false}));
+  EXPECT_TRUE(binding->IsScaleOrShift(net->norm->weight));
+  EXPECT_FALSE(binding->IsScaleOrShift(net->conv->weight));
+}
+
+TEST(BatchNormBindingTest, BindingAddsNoParameterAndNoBuffer) {
+  MixedNet net;
+  const size_t parameters = net->named_parameters().size();
+  const size_t buffers = net->named_buffers().size();
+  ASSERT_TRUE(BatchNormBinding::Make(*net).ok());
+  EXPECT_EQ(net->named_parameters().size(), parameters);
+  EXPECT_EQ(net->named_buffers().size(), buffers);
+}
+
+TEST(BatchNormBindingTest, RefusesTwoLayersThatShareTheirTensors) {
+  torch::nn::Sequential net(torch::nn::BatchNorm1d(3),
+                            torch::nn::BatchNorm1d(3));
+  net[1]->as<torch::nn::BatchNorm1d>()->running_mean =
+      net[0]->as<torch::nn::BatchNorm1d>()->running_mean;
+  const absl::Status status = BatchNormBinding::Make(*net).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("1 shares its tensors with 0"));
+}
+
+TEST(BatchNormBindingTest, StatisticsGoThroughTheModel) {
+  torch::nn::BatchNorm1d norm(2);
+  auto binding = BatchNormBinding::Make(*norm);
+  const std::vector<LayerStatistics> wanted = {
+      {.mean = {1, 2}, .variance = {3, 4}, .num_batches_tracked = 5}};
+  ASSERT_TRUE(binding->LoadStatistics(wanted).ok());
+  EXPECT_EQ(binding->Statistics(), wanted);
+  EXPECT_EQ(norm->running_var[1].item<float>(), 4.0F);
+  EXPECT_EQ(binding->LoadStatistics({}).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(BatchNormScopeTest, RoutesEveryLayerAndCountsItsCalls) {
+  MixedNet net;
+  const auto binding = BatchNormBinding::Make(*net);
+  RecordingRendezvous rendezvous;
+  StepContext step = MakeStep(&rendezvous);
+  {
+    const BatchNormScope scope(*binding, &step);
+    net->forward(at::randn({2, 1, 5, 5})).square().sum().backward();
+  }
+  // `norm`, then `block.1`, then `norm` again; backward in reverse.
+  EXPECT_THAT(rendezvous.keys,
+              ElementsAre(Key(0, 0, kForward), Key(1, 0, kForward),
+                          Key(0, 1, kForward), Key(0, 1, kBackward),
+                          Key(1, 0, kBackward), Key(0, 0, kBackward)));
+  EXPECT_THAT(step.calls, ElementsAre(2, 1));
+  EXPECT_TRUE(step.moments.empty());
+}
+
+TEST(BatchNormScopeTest, CohortOfOneEqualsStockTorch) {
+  MixedNet net;
+  net->to(at::kDouble);
+  const at::Tensor x = at::randn({3, 1, 6, 6}, at::kDouble);
+  const at::Tensor stock = net->forward(x);
+  stock.square().sum().backward();
+  const at::Tensor stock_grad = net->conv->weight.grad().clone();
+  net->zero_grad();
+  const auto binding = BatchNormBinding::Make(*net);
+  StepContext step = MakeStep(nullptr);
+  const BatchNormScope scope(*binding, &step);
+  const at::Tensor ours = net->forward(x);
+  ours.square().sum().backward();
+  EXPECT_TRUE(at::allclose(ours, stock, 1e-10, 1e-10));
+  EXPECT_TRUE(
+      at::allclose(net->conv->weight.grad(), stock_grad, 1e-8, 1e-10));
+  ASSERT_EQ(step.moments.size(), 3U);
+  EXPECT_EQ(step.moments[2].layer, 0);
+  EXPECT_EQ(step.moments[2].call, 1);
+  EXPECT_EQ(step.moments[2].moments.count, 3 * 4 * 4);
+}
+
+TEST(BatchNormScopeTest, LeavesMovingStatisticsAlone) {
+  torch::nn::BatchNorm1d norm(2);
+  const auto binding = BatchNormBinding::Make(*norm);
+  StepContext step = MakeStep(nullptr);
+  const BatchNormScope scope(*binding, &step);
+  norm->forward(at::randn({8, 2}) + 5);
+  EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({2})));
+  EXPECT_TRUE(at::equal(norm->running_var, at::ones({2})));
+}
+
+TEST(BatchNormScopeTest, EvalModeIsStockTorch) {
+  torch::nn::BatchNorm1d norm(2);
+  const auto binding = BatchNormBinding::Make(*norm);
+  norm->running_mean.fill_(3);
+  norm->running_var.fill_(4);
+  norm->eval();
+  RecordingRendezvous rendezvous;
+  StepContext step = MakeStep(&rendezvous);
+  const BatchNormScope scope(*binding, &step);
+  const at::Tensor y = norm->forward(at::full({2, 2}, 7.0));
+  EXPECT_TRUE(at::allclose(y, at::full({2, 2}, 2.0), 1e-5));
+  EXPECT_TRUE(rendezvous.keys.empty());
+  EXPECT_THAT(step.calls, ElementsAre(0));
+}
+
+TEST(BatchNormScopeTest, OutsideAScopeAModuleIsStockTorch) {
+  torch::nn::BatchNorm1d norm(1);
+  const auto binding = BatchNormBinding::Make(*norm);
+  StepContext step = MakeStep(nullptr);
+  { const BatchNormScope scope(*binding, &step); }
+  const at::Tensor x = at::tensor({{1.0F}, {3.0F}});
+  const at::Tensor y = norm->forward(x);
+  EXPECT_NEAR(y[1].item<float>(), 1.0F, 1e-5);
+  // Mean 2 and unbiased variance 2, with factor 0.1.
+  EXPECT_NEAR(norm->running_mean.item<float>(), 0.2F, 1e-6);
+  EXPECT_NEAR(norm->running_var.item<float>(), 1.1F, 1e-6);
+  EXPECT_THAT(step.calls, ElementsAre(0));
+}
+
+TEST(BatchNormScopeTest, UnboundLayersAndGroupedOperatorsAreStockTorch) {
+  torch::nn::BatchNorm1d bound(2);
+  torch::nn::BatchNorm1d stranger(2);
+  const auto binding = BatchNormBinding::Make(*bound);
+  StepContext step = MakeStep(nullptr);
+  const BatchNormScope scope(*binding, &step);
+  stranger->forward(at::randn({4, 2}));
+  EXPECT_EQ(stranger->num_batches_tracked.item<int64_t>(), 1);
+  EXPECT_FALSE(at::equal(stranger->running_mean, at::zeros({2})));
+  // Instance norm reaches the same operator with tensors of its own.
+  torch::nn::InstanceNorm1d(2)->forward(at::randn({4, 2, 3}));
+  EXPECT_TRUE(step.moments.empty());
+}
+
+TEST(BatchNormScopeTest, InnerScopeCountsAndOuterComesBack) {
+  torch::nn::BatchNorm1d norm(2);
+  const auto binding = BatchNormBinding::Make(*norm);
+  StepContext outer = MakeStep(nullptr);
+  StepContext inner = MakeStep(nullptr);
+  const BatchNormScope outer_scope(*binding, &outer);
+  {
+    const BatchNormScope inner_scope(*binding, &inner);
+    norm->forward(at::randn({4, 2}));
+  }
+  norm->forward(at::randn({4, 2}));
+  norm->forward(at::randn({4, 2}));
+  EXPECT_THAT(inner.calls, ElementsAre(1));
+  EXPECT_THAT(outer.calls, ElementsAre(2));
+}
+
+TEST(BatchNormScopeTest, FailedRendezvousLeavesForwardWithItsType) {
+  MixedNet net;
+  const auto binding = BatchNormBinding::Make(*net);
+  RecordingRendezvous rendezvous;
+  rendezvous.fail_phase = kForward;
+  StepContext step = MakeStep(&rendezvous);
+  const BatchNormScope scope(*binding, &step);
+  try {
+    net->forward(at::randn({2, 1, 5, 5}));
+    FAIL() << "nothing was thrown";
+  } catch (const StepInterrupted& interrupted) {
+    EXPECT_EQ(interrupted.status(), absl::AbortedError("rank 3 is lost"));
+  }
+}
+
+TEST(BatchNormScopeTest, FailedRendezvousLeavesBackwardWithItsType) {
+  MixedNet net;
+  const auto binding = BatchNormBinding::Make(*net);
+  RecordingRendezvous rendezvous;
+  rendezvous.fail_phase = kBackward;
+  StepContext step = MakeStep(&rendezvous);
+  const BatchNormScope scope(*binding, &step);
+  const at::Tensor loss = net->forward(at::randn({2, 1, 5, 5})).sum();
+  try {
+    loss.backward();
+    FAIL() << "nothing was thrown";
+  } catch (const StepInterrupted& interrupted) {
+    EXPECT_EQ(interrupted.status(), absl::AbortedError("rank 3 is lost"));
+  }
+}
+
+TEST(BatchNormScopeTest, BackwardAfterTheScopeIsInterrupted) {
+  torch::nn::BatchNorm1d norm(2);
+  const auto binding = BatchNormBinding::Make(*norm);
+  StepContext step = MakeStep(nullptr);
+  at::Tensor loss;
+  {
+    const BatchNormScope scope(*binding, &step);
+    loss = norm->forward(at::randn({4, 2})).sum();
+  }
+  EXPECT_THROW(loss.backward(), StepInterrupted);
+}
+
+TEST(BatchNormScopeTest, BackwardRendezvousOnlyWhereTheInputNeedsIt) {
+  torch::nn::BatchNorm1d norm(2);
+  const auto binding = BatchNormBinding::Make(*norm);
+  RecordingRendezvous rendezvous;
+  StepContext step = MakeStep(&rendezvous);
+  const BatchNormScope scope(*binding, &step);
+  norm->forward(at::randn({4, 2})).sum().backward();
+  EXPECT_THAT(rendezvous.keys, ElementsAre(Key(0, 0, kForward)));
+  EXPECT_TRUE(at::equal(norm->bias.grad(), at::full({2}, 4.0F)));
+}
+
+TEST(BatchNormScopeTest, FrozenScaleAndShiftGetNoGradient) {
+  torch::nn::BatchNorm1d norm(2);
+  norm->weight.set_requires_grad(false);
+  const auto binding = BatchNormBinding::Make(*norm);
+  StepContext step = MakeStep(nullptr);
+  const BatchNormScope scope(*binding, &step);
+  const at::Tensor x = at::randn({4, 2}).requires_grad_();
+  norm->forward(x).square().sum().backward();
+  EXPECT_FALSE(norm->weight.grad().defined());
+  EXPECT_TRUE(norm->bias.grad().defined());
+  EXPECT_TRUE(x.grad().defined());
+}
+
+// Passes its input on and has no gradient to give.
+struct NoGradient : torch::autograd::Function<NoGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext*,
+                            const at::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    return {at::Tensor()};
+  }
+};
+
+TEST(BatchNormScopeTest, UndefinedGradientStillTakesPart) {
+  torch::nn::BatchNorm1d norm(2);
+  const auto binding = BatchNormBinding::Make(*norm);
+  RecordingRendezvous rendezvous;
+  StepContext step = MakeStep(&rendezvous);
+  const BatchNormScope scope(*binding, &step);
+  const at::Tensor x = at::randn({4, 2}).requires_grad_();
+  NoGradient::apply(norm->forward(x)).sum().backward();
+  EXPECT_THAT(rendezvous.keys,
+              ElementsAre(Key(0, 0, kForward), Key(0, 0, kBackward)));
+  EXPECT_TRUE(at::equal(x.grad(), at::zeros({4, 2})));
+}
+
+TEST(BatchNormScopeTest, WrongChannelCountIsNamed) {
+  torch::nn::Sequential net(torch::nn::BatchNorm2d(3));
+  const auto binding = BatchNormBinding::Make(*net);
+  StepContext step = MakeStep(nullptr);
+  const BatchNormScope scope(*binding, &step);
+  try {
+    net->forward(at::randn({2, 5, 4, 4}));
+    FAIL() << "nothing was thrown";
+  } catch (const c10::Error& error) {
+    EXPECT_THAT(error.what_without_backtrace(),
+                ::testing::HasSubstr("0: got input with 5 channels, want 3"));
+  }
+}
+
+TEST(BatchNormScopeTest, SecondDerivativeIsRefused) {
+  torch::nn::BatchNorm1d norm(2);
+  const auto binding = BatchNormBinding::Make(*norm);
+  StepContext step = MakeStep(nullptr);
+  const BatchNormScope scope(*binding, &step);
+  const at::Tensor x = at::randn({4, 2}).requires_grad_();
+  const at::Tensor loss = norm->forward(x).square().sum();
+  EXPECT_THROW(loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true),
+               c10::Error);
+}
+
+}  // namespace
+}  // namespace cohort
