@@ -1,7 +1,6 @@
 #include "common/formats/file_system.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -55,23 +54,6 @@ class Descriptor {
   int fd_;
 };
 
-// A read-only mapping that ends with its last user.
-class Mapping {
- public:
-  Mapping(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  ~Mapping() { munmap(data_, bytes_); }
-
-  absl::Span<const std::byte> bytes() const {
-    return absl::MakeConstSpan(static_cast<const std::byte*>(data_), bytes_);
-  }
-
- private:
-  void* data_;
-  size_t bytes_;
-};
-
 absl::Status WriteAll(int fd, const std::string& path, const ByteRope& rope) {
   for (const ByteRope::Piece& piece : rope.pieces()) {
     const std::byte* from = piece.bytes.data();
@@ -122,7 +104,8 @@ class PosixFileSystem final : public FileSystem {
   }
 
   absl::Status SyncDirectory(const std::string& path) override {
-    const Descriptor dir(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const Descriptor dir(
+        open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (dir.get() < 0) return ErrnoStatus("open", path, errno);
     if (fsync(dir.get()) != 0) return ErrnoStatus("sync", path, errno);
     return absl::OkStatus();
@@ -155,13 +138,24 @@ class PosixFileSystem final : public FileSystem {
     if (file.get() < 0) return ErrnoStatus("open", path, errno);
     struct stat info = {};
     if (fstat(file.get(), &info) != 0) return ErrnoStatus("read", path, errno);
-    if (info.st_size == 0) return ByteRope();
-    const auto bytes = static_cast<size_t>(info.st_size);
-    void* data =
-        mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file.get(), 0);
-    if (data == MAP_FAILED) return ErrnoStatus("map", path, errno);
-    auto mapping = std::make_shared<const Mapping>(data, bytes);
-    return ByteRope(mapping->bytes(), mapping);
+    // Not mapped: a bad disk block would then kill the process with SIGBUS
+    // instead of giving an error.
+    auto content = std::make_shared<std::vector<std::byte>>(
+        static_cast<size_t>(info.st_size));
+    size_t done = 0;
+    while (done < content->size()) {
+      const ssize_t got =
+          read(file.get(), content->data() + done, content->size() - done);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return ErrnoStatus("read", path, errno);
+      if (got == 0) break;
+      done += static_cast<size_t>(got);
+    }
+    if (done != content->size()) {
+      return absl::DataLossError(absl::StrCat(path, ": it shrank to ", done,
+                                              " bytes while being read"));
+    }
+    return ByteRope(absl::MakeConstSpan(*content), content);
   }
 };
 
@@ -173,11 +167,15 @@ FileSystem& RealFileSystem() {
 }
 
 absl::Status WriteFileAtomically(FileSystem& files, const std::string& path,
-                                 int mode,
-                                 absl::Span<const ByteRope> content) {
+                                 int mode, absl::Span<const ByteRope> content) {
   const std::string temporary = absl::StrCat(path, ".tmp");
-  COHORT_RETURN_IF_ERROR(files.WriteFile(temporary, mode, content));
-  COHORT_RETURN_IF_ERROR(files.Rename(temporary, path));
+  absl::Status status = files.WriteFile(temporary, mode, content);
+  if (status.ok()) status = files.Rename(temporary, path);
+  if (!status.ok()) {
+    // The first error is the one that tells why.
+    files.RemoveAll(temporary).IgnoreError();
+    return status;
+  }
   const size_t slash = path.rfind('/');
   return files.SyncDirectory(
       slash == std::string::npos ? "." : path.substr(0, slash + 1));

@@ -14,8 +14,9 @@ namespace cohort {
 // Every effect on files that must survive a crash goes through here, so that
 // a test can make any of them fail.
 //
-// Errors: NotFound, PermissionDenied, ResourceExhausted (disk full), Internal
-//   for the rest, each with the path and the system's text.
+// Errors: NotFound, PermissionDenied, ResourceExhausted (disk or quota full),
+//   DataLoss (a file that shrinks while it is read), Internal for the rest,
+//   each with the path and the system's text.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
@@ -36,7 +37,7 @@ class FileSystem {
   // Names in a directory, sorted.
   virtual absl::StatusOr<std::vector<std::string>> List(
       const std::string& path) = 0;
-  // The whole file, mapped, not copied.
+  // The whole file, read into memory.
   virtual absl::StatusOr<ByteRope> ReadFile(const std::string& path) = 0;
 };
 
@@ -44,7 +45,8 @@ class FileSystem {
 FileSystem& RealFileSystem();
 
 // Writes beside `path` under a temporary name, then renames: readers see the
-// old content or the new one, never a part.
+// old content or the new one, never a part. On failure the temporary file is
+// removed if possible. One writer a path at a time.
 absl::Status WriteFileAtomically(FileSystem& files, const std::string& path,
                                  int mode, absl::Span<const ByteRope> content);
 

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kHeaderBytesMax = 100'000'000;
 constexpr int64_t kPrefixBytes = 8;
+constexpr char kMetadata[] = "__metadata__";
 
 const char* Name(TensorType type) {
   switch (type) {
@@ -77,6 +79,29 @@ absl::Status Damaged(const std::string& path, absl::string_view what) {
       absl::StrCat(path, ": not a valid safetensors file: ", what));
 }
 
+absl::StatusOr<std::string> TextOf(const Json& json) {
+  // Throws if a name or a metadata text is not UTF-8.
+  try {
+    return json.dump();
+  } catch (const std::exception& e) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a tensor's name or the metadata: ", e.what()));
+  }
+}
+
+// Adds the file's metadata to `metadata`.
+absl::Status ParseMetadata(const std::string& path, const Json& json,
+                           std::map<std::string, std::string>& metadata) {
+  if (!json.is_object()) return Damaged(path, "its metadata is no object");
+  for (const auto& [key, value] : json.items()) {
+    if (!value.is_string()) {
+      return Damaged(path, absl::StrCat("metadata ", key, " is no text"));
+    }
+    metadata[key] = value.get<std::string>();
+  }
+  return absl::OkStatus();
+}
+
 struct Entry {
   NamedTensor tensor;
   int64_t begin = 0;
@@ -111,7 +136,9 @@ absl::StatusOr<Entry> ParseEntry(const std::string& path,
   entry.begin = json["data_offsets"][0].get<int64_t>();
   entry.end = json["data_offsets"][1].get<int64_t>();
   const int64_t wanted = BytesOf(*type, entry.tensor.shape);
-  if (wanted < 0 || entry.begin < 0 || entry.end - entry.begin != wanted) {
+  // In this order, no difference of two numbers from the file overflows.
+  if (wanted < 0 || entry.begin < 0 || entry.end < entry.begin ||
+      entry.end - entry.begin != wanted) {
     return bad(absl::StrCat("got bytes ", entry.begin, " to ", entry.end,
                             " for shape [",
                             absl::StrJoin(entry.tensor.shape, ","), "]"));
@@ -149,10 +176,14 @@ int64_t TensorTypeBytes(TensorType type) {
 absl::StatusOr<std::vector<ByteRope>> EncodeSafetensors(
     const SafetensorsContent& content) {
   Json header = Json::object();
-  if (!content.metadata.empty()) header["__metadata__"] = content.metadata;
+  if (!content.metadata.empty()) header[kMetadata] = content.metadata;
   std::vector<ByteRope> parts(1);
   int64_t offset = 0;
   for (const NamedTensor& tensor : content.tensors) {
+    if (tensor.name == kMetadata) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", tensor.name, ": the name is reserved"));
+    }
     if (header.contains(tensor.name)) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensor ", tensor.name, " appears twice"));
@@ -169,7 +200,7 @@ absl::StatusOr<std::vector<ByteRope>> EncodeSafetensors(
     offset += bytes;
     parts.push_back(tensor.bytes);
   }
-  std::string text = header.dump();
+  COHORT_ASSIGN_OR_RETURN(std::string text, TextOf(header));
   // Spaces after the JSON align the tensors to 8 bytes in the file.
   text.append((8 - text.size() % 8) % 8, ' ');
   std::string prefix(kPrefixBytes, '\0');
@@ -187,33 +218,38 @@ absl::StatusOr<SafetensorsContent> DecodeSafetensors(const std::string& path,
   SafetensorsContent content;
   std::vector<Entry> entries;
   for (const auto& [name, json] : header.items()) {
-    if (name == "__metadata__") {
-      if (!json.is_object()) return Damaged(path, "its metadata is no object");
-      for (const auto& [key, value] : json.items()) {
-        if (value.is_string()) content.metadata[key] = value;
-      }
+    if (name == kMetadata) {
+      COHORT_RETURN_IF_ERROR(ParseMetadata(path, json, content.metadata));
       continue;
     }
     COHORT_ASSIGN_OR_RETURN(Entry entry, ParseEntry(path, name, json));
     entries.push_back(std::move(entry));
   }
-  std::stable_sort(
-      entries.begin(), entries.end(),
-      [](const Entry& a, const Entry& b) { return a.begin < b.begin; });
+  // By end too: a tensor without elements begins where its neighbour does.
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry& a, const Entry& b) {
+                     return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
+                   });
   const int64_t data = kPrefixBytes + header_bytes;
+  const int64_t data_bytes = file.size_bytes() - data;
   int64_t expected = 0;
   for (Entry& entry : entries) {
-    if (entry.begin != expected || data + entry.end > file.size_bytes()) {
-      return Damaged(path, absl::StrCat("tensor ", entry.tensor.name,
-                                        ": its bytes overlap, leave a gap or "
-                                        "end after the file"));
+    if (entry.end > data_bytes) {
+      return Damaged(
+          path, absl::StrCat("tensor ", entry.tensor.name, ": got ", data_bytes,
+                             " bytes of tensors, want at least ", entry.end));
+    }
+    if (entry.begin != expected) {
+      return Damaged(
+          path, absl::StrCat("tensor ", entry.tensor.name, ": begins at byte ",
+                             entry.begin, ", want ", expected));
     }
     expected = entry.end;
     entry.tensor.bytes = SubRope(file, data + entry.begin, data + entry.end);
     content.tensors.push_back(std::move(entry.tensor));
   }
-  if (data + expected != file.size_bytes()) {
-    return Damaged(path, absl::StrCat(file.size_bytes() - data - expected,
+  if (expected != data_bytes) {
+    return Damaged(path, absl::StrCat(data_bytes - expected,
                                       " bytes belong to no tensor"));
   }
   return content;

@@ -37,7 +37,8 @@ struct SafetensorsContent {
 };
 
 // The file's bytes; tensors are referenced, not copied.
-// Errors: InvalidArgument: repeated name, or bytes that do not fit the shape.
+// Errors: InvalidArgument: a name that is repeated, reserved or not UTF-8, or
+//   bytes that do not fit the shape.
 absl::StatusOr<std::vector<ByteRope>> EncodeSafetensors(
     const SafetensorsContent& content);
 

@@ -1,13 +1,21 @@
 #include "server/checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <compare>
 #include <map>
 #include <memory>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "common/check.h"
+#include "common/checksum.h"
 #include "common/formats/safetensors.h"
 #include "common/status_macros.h"
 #include "server/checkpoint/manifest.h"
@@ -17,11 +25,12 @@ namespace cohort {
 namespace {
 
 constexpr char kPrefix[] = "checkpoint-";
-constexpr char kTemporaryPrefix[] = ".tmp-checkpoint-";
+constexpr char kTemporaryPrefix[] = ".tmp-";
 constexpr char kTensorFile[] = "state.safetensors";
 constexpr char kManifestFile[] = "manifest.json";
 constexpr int kFileMode = 0600;
 constexpr int kDirectoryMode = 0700;
+constexpr char kIndeterminatePayload[] = "cohort/checkpoint-indeterminate";
 
 SafetensorsContent TensorsOf(const RunState& state) {
   const RegisteredModel& model = *state.model;
@@ -51,40 +60,115 @@ SafetensorsContent TensorsOf(const RunState& state) {
 }
 
 uint64_t ChecksumOf(const std::vector<ByteRope>& parts) {
-  ByteRope whole;
+  StreamingXxh3 checksum;
   for (const ByteRope& part : parts) {
     for (const ByteRope::Piece& piece : part.pieces()) {
-      whole.Append(piece.bytes, piece.owner);
+      checksum.Update(piece.bytes);
     }
   }
-  return whole.Checksum();
+  return checksum.Digest();
 }
 
-absl::StatusOr<std::vector<std::string>> Checkpoints(FileSystem& files,
-                                                     const std::string& dir) {
-  COHORT_ASSIGN_OR_RETURN(std::vector<std::string> names, files.List(dir));
-  std::erase_if(names, [](const std::string& name) {
-    return !absl::StartsWith(name, kPrefix);
-  });
+// What a checkpoint's directory is called. Ordered by age.
+struct CheckpointName {
+  int64_t version = 0;
+  // Counts the checkpoints of one version.
+  int64_t repetition = 0;
+
+  friend auto operator<=>(const CheckpointName&,
+                          const CheckpointName&) = default;
+};
+
+std::string NameText(const CheckpointName& name) {
+  return name.repetition == 0
+             ? absl::StrFormat("%s%012d", kPrefix, name.version)
+             : absl::StrFormat("%s%012d.%06d", kPrefix, name.version,
+                               name.repetition);
+}
+
+// Nothing for names that are not ours, such as those of copies.
+std::optional<CheckpointName> ParseName(absl::string_view text) {
+  const std::string whole(text);
+  if (!absl::ConsumePrefix(&text, kPrefix)) return std::nullopt;
+  const std::vector<absl::string_view> numbers = absl::StrSplit(text, '.');
+  CheckpointName name;
+  if (!absl::SimpleAtoi(numbers[0], &name.version)) return std::nullopt;
+  if (numbers.size() > 1 && !absl::SimpleAtoi(numbers[1], &name.repetition)) {
+    return std::nullopt;
+  }
+  if (NameText(name) != whole) return std::nullopt;
+  return name;
+}
+
+// In the order of age.
+absl::StatusOr<std::vector<CheckpointName>> Checkpoints(
+    FileSystem& files, const std::string& dir) {
+  COHORT_ASSIGN_OR_RETURN(const std::vector<std::string> entries,
+                          files.List(dir));
+  std::vector<CheckpointName> names;
+  for (const std::string& entry : entries) {
+    const std::optional<CheckpointName> name = ParseName(entry);
+    if (name.has_value()) names.push_back(*name);
+  }
+  std::sort(names.begin(), names.end());
   return names;
 }
 
-absl::Status RemoveOld(FileSystem& files, const std::string& dir,
-                       int32_t keep) {
-  COHORT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+absl::Status RemoveTemporaries(FileSystem& files, const std::string& dir) {
+  COHORT_ASSIGN_OR_RETURN(const std::vector<std::string> entries,
                           files.List(dir));
-  std::vector<std::string> kept;
-  for (const std::string& name : names) {
-    if (absl::StartsWith(name, kTemporaryPrefix)) {
-      COHORT_RETURN_IF_ERROR(files.RemoveAll(absl::StrCat(dir, "/", name)));
-    } else if (absl::StartsWith(name, kPrefix)) {
-      kept.push_back(name);
-    }
-  }
-  for (size_t i = 0; i + static_cast<size_t>(keep) < kept.size(); ++i) {
-    COHORT_RETURN_IF_ERROR(files.RemoveAll(absl::StrCat(dir, "/", kept[i])));
+  for (const std::string& entry : entries) {
+    if (!absl::StartsWith(entry, kTemporaryPrefix)) continue;
+    COHORT_RETURN_IF_ERROR(files.RemoveAll(absl::StrCat(dir, "/", entry)));
   }
   return absl::OkStatus();
+}
+
+absl::Status RemoveOlder(FileSystem& files, const std::string& dir,
+                         int32_t keep, const CheckpointName& newest,
+                         std::vector<CheckpointName> names) {
+  std::erase_if(names, [&](const CheckpointName& n) { return n >= newest; });
+  for (size_t i = 0; i + static_cast<size_t>(keep) <= names.size(); ++i) {
+    const absl::Status removed =
+        files.RemoveAll(absl::StrCat(dir, "/", NameText(names[i])));
+    if (!removed.ok()) {
+      return absl::Status(
+          removed.code(),
+          absl::StrCat(NameText(newest),
+                       " is written, but an older one cannot be removed: ",
+                       removed.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Indeterminate(absl::Status status) {
+  status.SetPayload(kIndeterminatePayload, absl::Cord());
+  return status;
+}
+
+// The checkpoint's files, synced, in a directory that did not exist.
+absl::Status WriteFiles(FileSystem& files, const std::string& dir,
+                        const RunIdentity& identity, const RunState& state) {
+  COHORT_ASSIGN_OR_RETURN(const std::vector<ByteRope> tensors,
+                          EncodeSafetensors(TensorsOf(state)));
+  Manifest manifest{.identity = identity,
+                    .state = state,
+                    .version = state.snapshot->version,
+                    .tensors_xxh3 = ChecksumOf(tensors)};
+  for (const LayerStatistics& layer : *state.snapshot->statistics) {
+    manifest.batches_tracked.push_back(layer.num_batches_tracked);
+  }
+  const std::string text = EncodeManifest(manifest);
+  const std::vector<ByteRope> manifest_bytes = {
+      ByteRope::Copy(absl::MakeConstSpan(
+          reinterpret_cast<const std::byte*>(text.data()), text.size()))};
+  COHORT_RETURN_IF_ERROR(files.MakeDirectory(dir, kDirectoryMode));
+  COHORT_RETURN_IF_ERROR(
+      files.WriteFile(absl::StrCat(dir, "/", kTensorFile), kFileMode, tensors));
+  COHORT_RETURN_IF_ERROR(files.WriteFile(absl::StrCat(dir, "/", kManifestFile),
+                                         kFileMode, manifest_bytes));
+  return files.SyncDirectory(dir);
 }
 
 using TensorMap = std::map<std::string, const NamedTensor*>;
@@ -122,9 +206,9 @@ absl::StatusOr<std::vector<double>> DoublesOf(const std::string& path,
         path, ": ", name, " is missing or has another type or shape"));
   }
   std::vector<double> values(static_cast<size_t>(channels));
-  it->second->bytes.CopyTo(absl::MakeSpan(
-      reinterpret_cast<std::byte*>(values.data()),
-      values.size() * sizeof(double)));
+  it->second->bytes.CopyTo(
+      absl::MakeSpan(reinterpret_cast<std::byte*>(values.data()),
+                     values.size() * sizeof(double)));
   return values;
 }
 
@@ -176,27 +260,27 @@ absl::StatusOr<Checkpoint> Load(FileSystem& files, const std::string& path) {
   COHORT_ASSIGN_OR_RETURN(const ByteRope bytes, files.ReadFile(tensor_path));
   if (bytes.Checksum() != manifest.tensors_xxh3) {
     return absl::DataLossError(absl::StrCat(
-        tensor_path, ": checksum: got ", absl::Hex(bytes.Checksum()),
-        ", want ", absl::Hex(manifest.tensors_xxh3)));
+        tensor_path, ": checksum: got ", ChecksumText(bytes.Checksum()),
+        ", want ", ChecksumText(manifest.tensors_xxh3)));
   }
-  if (manifest.batches_tracked.size() !=
-      manifest.state.model->layout.batch_norms.size()) {
-    return absl::DataLossError(
-        absl::StrCat(manifest_path, ": batches_tracked does not fit"));
-  }
-  COHORT_RETURN_IF_ERROR(Validate(manifest.state.model->layout));
   COHORT_ASSIGN_OR_RETURN(const SafetensorsContent content,
                           DecodeSafetensors(tensor_path, bytes));
   TensorMap tensors;
   for (const NamedTensor& tensor : content.tensors) {
     tensors[tensor.name] = &tensor;
   }
-  Checkpoint checkpoint{.identity = manifest.identity,
-                        .state = manifest.state,
-                        .path = path};
+  Checkpoint checkpoint{
+      .identity = manifest.identity, .state = manifest.state, .path = path};
   COHORT_ASSIGN_OR_RETURN(checkpoint.state.snapshot,
                           SnapshotFrom(tensor_path, manifest, tensors));
   return checkpoint;
+}
+
+// False if the checkpoint may be good and only cannot be read by this process.
+bool IsDamage(const absl::Status& status) {
+  return status.code() != absl::StatusCode::kFailedPrecondition &&
+         status.code() != absl::StatusCode::kPermissionDenied &&
+         status.code() != absl::StatusCode::kResourceExhausted;
 }
 
 }  // namespace
@@ -204,50 +288,46 @@ absl::StatusOr<Checkpoint> Load(FileSystem& files, const std::string& path) {
 absl::Status WriteCheckpoint(FileSystem& files, const std::string& dir,
                              int32_t keep, const RunIdentity& identity,
                              const RunState& state) {
-  const std::string digits =
-      absl::StrFormat("%012d", state.snapshot->version.value());
-  const std::string temporary = absl::StrCat(dir, "/", kTemporaryPrefix, digits);
-  const std::string final_path = absl::StrCat(dir, "/", kPrefix, digits);
-  COHORT_ASSIGN_OR_RETURN(const std::vector<ByteRope> tensors,
-                          EncodeSafetensors(TensorsOf(state)));
-  Manifest manifest{.identity = identity,
-                    .state = state,
-                    .version = state.snapshot->version,
-                    .tensors_xxh3 = ChecksumOf(tensors)};
-  for (const LayerStatistics& layer : *state.snapshot->statistics) {
-    manifest.batches_tracked.push_back(layer.num_batches_tracked);
+  COHORT_CHECK(keep >= 1, absl::StrCat("got ", keep, " to keep"));
+  // First, since they may hold the room that this one needs.
+  COHORT_RETURN_IF_ERROR(RemoveTemporaries(files, dir));
+  COHORT_ASSIGN_OR_RETURN(const std::vector<CheckpointName> names,
+                          Checkpoints(files, dir));
+  CheckpointName name{.version = state.snapshot->version.value()};
+  for (const CheckpointName& other : names) {
+    if (other.version != name.version) continue;
+    name.repetition = other.repetition + 1;
   }
-  const std::string text = EncodeManifest(manifest);
-  const std::vector<ByteRope> manifest_bytes = {
-      ByteRope::Copy(absl::MakeConstSpan(
-          reinterpret_cast<const std::byte*>(text.data()), text.size()))};
+  const std::string final_path = absl::StrCat(dir, "/", NameText(name));
+  const std::string temporary =
+      absl::StrCat(dir, "/", kTemporaryPrefix, NameText(name));
+  const absl::Status written = WriteFiles(files, temporary, identity, state);
+  if (!written.ok()) {
+    // The first error is the one that tells why.
+    files.RemoveAll(temporary).IgnoreError();
+    return written;
+  }
+  absl::Status placed = files.Rename(temporary, final_path);
+  if (placed.ok()) placed = files.SyncDirectory(dir);
+  if (!placed.ok()) return Indeterminate(std::move(placed));
+  return RemoveOlder(files, dir, keep, name, names);
+}
 
-  COHORT_RETURN_IF_ERROR(files.RemoveAll(temporary));
-  COHORT_RETURN_IF_ERROR(files.MakeDirectory(temporary, kDirectoryMode));
-  COHORT_RETURN_IF_ERROR(files.WriteFile(
-      absl::StrCat(temporary, "/", kTensorFile), kFileMode, tensors));
-  COHORT_RETURN_IF_ERROR(files.WriteFile(
-      absl::StrCat(temporary, "/", kManifestFile), kFileMode,
-      manifest_bytes));
-  COHORT_RETURN_IF_ERROR(files.SyncDirectory(temporary));
-  // A checkpoint of this version from before a restart: the same content, or
-  // a damaged one.
-  COHORT_RETURN_IF_ERROR(files.RemoveAll(final_path));
-  COHORT_RETURN_IF_ERROR(files.Rename(temporary, final_path));
-  COHORT_RETURN_IF_ERROR(files.SyncDirectory(dir));
-  return RemoveOld(files, dir, keep);
+bool IsIndeterminate(const absl::Status& write) {
+  return write.GetPayload(kIndeterminatePayload).has_value();
 }
 
 absl::StatusOr<std::optional<Checkpoint>> LoadNewestCheckpoint(
     FileSystem& files, const std::string& dir,
     std::vector<std::string>& problems) {
-  COHORT_ASSIGN_OR_RETURN(std::vector<std::string> names,
+  COHORT_ASSIGN_OR_RETURN(std::vector<CheckpointName> names,
                           Checkpoints(files, dir));
   std::reverse(names.begin(), names.end());
-  for (const std::string& name : names) {
+  for (const CheckpointName& name : names) {
     absl::StatusOr<Checkpoint> checkpoint =
-        Load(files, absl::StrCat(dir, "/", name));
+        Load(files, absl::StrCat(dir, "/", NameText(name)));
     if (checkpoint.ok()) return *std::move(checkpoint);
+    if (!IsDamage(checkpoint.status())) return checkpoint.status();
     problems.emplace_back(checkpoint.status().message());
   }
   if (names.empty()) return std::nullopt;
@@ -257,7 +337,7 @@ absl::StatusOr<std::optional<Checkpoint>> LoadNewestCheckpoint(
 }
 
 bool HoldsCheckpoints(FileSystem& files, const std::string& dir) {
-  const absl::StatusOr<std::vector<std::string>> names =
+  const absl::StatusOr<std::vector<CheckpointName>> names =
       Checkpoints(files, dir);
   return names.ok() && !names->empty();
 }

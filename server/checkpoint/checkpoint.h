@@ -12,7 +12,9 @@
 
 namespace cohort {
 
-// A checkpoint is a directory `checkpoint-<version>` (12 digits) with
+// A checkpoint is a directory `checkpoint-<version>` (12 digits), or
+// `checkpoint-<version>.<n>` (6 digits) where that version was written before,
+// for nothing that may be the only whole checkpoint is ever replaced. It holds
 //   state.safetensors  weights/<parameter>, velocity/<parameter> (float32),
 //                      statistics/<layer>/mean|variance (float64)
 //   manifest.json      everything else that a restart needs, and XXH3-64 sums
@@ -35,17 +37,27 @@ struct Checkpoint {
   std::string path;
 };
 
-// Writes a checkpoint of `state` into `dir` (which must exist) and removes
-// all but the newest `keep`, and leftovers of interrupted writes.
-// Errors: those of FileSystem; earlier checkpoints are then still there.
+// Writes a checkpoint of `state` into `dir` (which must exist), then removes
+// older ones, so that `keep` (at least 1) remain with this one, and leftovers
+// of interrupted writes. Newer ones are left alone: a restart passed them over
+// as damaged, and someone may want to look at them.
+// Errors: those of FileSystem; earlier checkpoints are then still there, and
+//   unless IsIndeterminate() the new one is not (or, as the message says, only
+//   the removal of older ones failed).
 absl::Status WriteCheckpoint(FileSystem& files, const std::string& dir,
                              int32_t keep, const RunIdentity& identity,
                              const RunState& state);
 
+// True of a write that failed where nobody can tell whether the checkpoint
+// will be there after a crash: while it was being put in place.
+bool IsIndeterminate(const absl::Status& write);
+
 // The newest checkpoint in `dir` that is whole; none if there is none.
 // Damaged ones are passed over and named in `problems`.
-// Errors: DataLoss if there are checkpoints but none is whole; those of
-//   FileSystem.
+// Errors: DataLoss if there are checkpoints but none is whole;
+//   FailedPrecondition if the newest was written by another release,
+//   PermissionDenied or ResourceExhausted if it cannot be read here: passing
+//   over a good one would lose work silently; those of FileSystem.
 absl::StatusOr<std::optional<Checkpoint>> LoadNewestCheckpoint(
     FileSystem& files, const std::string& dir,
     std::vector<std::string>& problems);

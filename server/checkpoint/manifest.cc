@@ -7,7 +7,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/byte_rope.h"
+#include "common/checksum.h"
+#include "common/model_layout.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -16,6 +19,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kFormat = 1;
+
+absl::Status Damaged(const std::string& path, absl::string_view what) {
+  return absl::DataLossError(
+      absl::StrCat(path, ": not a valid manifest: ", what));
+}
 
 uint64_t ChecksumOf(const std::string& text) {
   return Xxh3(absl::MakeConstSpan(
@@ -103,6 +111,46 @@ SharedModel ModelFrom(const Json& json) {
   return model;
 }
 
+// Partitions hold every element of every parameter once, in layout order.
+bool PartitionsFit(const RegisteredModel& model) {
+  const std::vector<ParameterSpec>& parameters = model.layout.parameters;
+  size_t parameter = 0;
+  int64_t offset = 0;
+  for (const Partition& partition : model.partitions) {
+    if (partition.slices.empty()) return false;
+    for (const Slice& s : partition.slices) {
+      if (parameter >= parameters.size() || s.offset != offset ||
+          s.parameter != static_cast<int32_t>(parameter) || s.count <= 0 ||
+          s.count > ElementCount(parameters[parameter]) - offset ||
+          partition.trainable != parameters[parameter].trainable) {
+        return false;
+      }
+      offset += s.count;
+      if (offset == ElementCount(parameters[parameter])) {
+        ++parameter;
+        offset = 0;
+      }
+    }
+  }
+  return parameter == parameters.size();
+}
+
+absl::Status CheckManifest(const std::string& path, const Manifest& manifest) {
+  const RegisteredModel& model = *manifest.state.model;
+  const absl::Status layout = Validate(model.layout);
+  if (!layout.ok()) return Damaged(path, layout.message());
+  if (!PartitionsFit(model)) {
+    return Damaged(path, "its partitions do not fit its parameters");
+  }
+  if (manifest.batches_tracked.size() != model.layout.batch_norms.size()) {
+    return Damaged(
+        path,
+        absl::StrCat("got batches_tracked of ", manifest.batches_tracked.size(),
+                     " layers, want ", model.layout.batch_norms.size()));
+  }
+  return absl::OkStatus();
+}
+
 Json StateJson(const RunState& state) {
   Json json = {{"samples", state.samples},
                {"data_epoch", state.data_epoch},
@@ -123,14 +171,14 @@ Json StateJson(const RunState& state) {
 }
 
 RunState StateFrom(const Json& json) {
-  RunState state{.samples = json.at("samples"),
-                 .data_epoch = json.at("data_epoch"),
-                 .cursor = json.at("cursor"),
-                 .policy_epoch = json.at("policy_epoch"),
-                 .batch_sizes =
-                     json.at("batch_sizes").get<std::vector<int64_t>>(),
-                 .next_incarnation =
-                     Incarnation(json.at("next_incarnation").get<int64_t>())};
+  RunState state{
+      .samples = json.at("samples"),
+      .data_epoch = json.at("data_epoch"),
+      .cursor = json.at("cursor"),
+      .policy_epoch = json.at("policy_epoch"),
+      .batch_sizes = json.at("batch_sizes").get<std::vector<int64_t>>(),
+      .next_incarnation =
+          Incarnation(json.at("next_incarnation").get<int64_t>())};
   for (const Json& s : json.at("next_sequences")) {
     state.next_sequences.emplace_back(s.get<int64_t>());
   }
@@ -145,18 +193,17 @@ RunState StateFrom(const Json& json) {
 }  // namespace
 
 std::string EncodeManifest(const Manifest& manifest) {
-  const Json body = {
-      {"format", kFormat},
-      {"run_id", manifest.identity.run_id},
-      {"seed", manifest.identity.seed},
-      {"policy", manifest.identity.policy},
-      {"version", manifest.version.value()},
-      {"batches_tracked", manifest.batches_tracked},
-      {"tensors_xxh3", absl::StrCat(absl::Hex(manifest.tensors_xxh3))},
-      {"state", StateJson(manifest.state)},
-      {"model", ModelJson(*manifest.state.model)}};
+  const Json body = {{"format", kFormat},
+                     {"run_id", manifest.identity.run_id},
+                     {"seed", manifest.identity.seed},
+                     {"policy", manifest.identity.policy},
+                     {"version", manifest.version.value()},
+                     {"batches_tracked", manifest.batches_tracked},
+                     {"tensors_xxh3", ChecksumText(manifest.tensors_xxh3)},
+                     {"state", StateJson(manifest.state)},
+                     {"model", ModelJson(*manifest.state.model)}};
   const Json whole = {{"body", body},
-                      {"xxh3", absl::StrCat(absl::Hex(ChecksumOf(body.dump())))}};
+                      {"xxh3", ChecksumText(ChecksumOf(body.dump()))}};
   return whole.dump(1) + "\n";
 }
 
@@ -165,16 +212,16 @@ absl::StatusOr<Manifest> DecodeManifest(const std::string& path,
   try {
     const Json whole = Json::parse(text);
     const Json& body = whole.at("body");
-    const std::string sum = absl::StrCat(absl::Hex(ChecksumOf(body.dump())));
+    const std::string sum = ChecksumText(ChecksumOf(body.dump()));
     if (whole.at("xxh3").get<std::string>() != sum) {
-      return absl::DataLossError(absl::StrCat(
-          path, ": checksum: got ", sum, ", want ",
-          whole.at("xxh3").get<std::string>()));
+      return absl::DataLossError(
+          absl::StrCat(path, ": checksum: got ", sum, ", want ",
+                       whole.at("xxh3").get<std::string>()));
     }
     if (body.at("format").get<int64_t>() != kFormat) {
-      return absl::DataLossError(
-          absl::StrCat(path, ": got format ", body.at("format").get<int64_t>(),
-                       ", want ", kFormat));
+      return absl::FailedPreconditionError(absl::StrCat(
+          path, ": got format ", body.at("format").get<int64_t>(), ", want ",
+          kFormat, ": another release of Cohort wrote it"));
     }
     Manifest manifest{
         .identity = {.run_id = body.at("run_id"),
@@ -187,10 +234,10 @@ absl::StatusOr<Manifest> DecodeManifest(const std::string& path,
         .tensors_xxh3 = std::stoull(body.at("tensors_xxh3").get<std::string>(),
                                     nullptr, 16)};
     manifest.state.model = ModelFrom(body.at("model"));
+    COHORT_RETURN_IF_ERROR(CheckManifest(path, manifest));
     return manifest;
   } catch (const std::exception& e) {
-    return absl::DataLossError(
-        absl::StrCat(path, ": not a valid manifest: ", e.what()));
+    return Damaged(path, e.what());
   }
 }
 

@@ -21,7 +21,8 @@ struct Manifest {
 
 std::string EncodeManifest(const Manifest& manifest);
 
-// `path` names the file in errors. Errors: DataLoss.
+// `path` names the file in errors. Layout and partitions are valid and fit.
+// Errors: DataLoss (damaged); FailedPrecondition (written in another format).
 absl::StatusOr<Manifest> DecodeManifest(const std::string& path,
                                         const std::string& text);
 

@@ -1,7 +1,6 @@
 #include "server/checkpoint/model_tensors.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -13,12 +12,33 @@ namespace cohort {
 namespace {
 
 constexpr int kResultMode = 0644;
+constexpr int64_t kFloatBytes = 4;
+
+// Copies the rope's bytes from `offset` on until `out` is full.
+void CopyRange(const ByteRope& rope, int64_t offset,
+               absl::Span<std::byte> out) {
+  for (const ByteRope::Piece& piece : rope.pieces()) {
+    const auto size = static_cast<int64_t>(piece.bytes.size());
+    if (offset >= size) {
+      offset -= size;
+      continue;
+    }
+    const size_t count =
+        std::min(out.size(), static_cast<size_t>(size - offset));
+    std::copy_n(piece.bytes.begin() + offset, count, out.begin());
+    out.remove_prefix(count);
+    offset = 0;
+    if (out.empty()) return;
+  }
+  COHORT_CHECK(out.empty(),
+               absl::StrCat("the tensor ends ", out.size(), " bytes early"));
+}
 
 ByteRope Float32Rope(const std::vector<double>& values) {
   std::vector<float> narrow(values.begin(), values.end());
-  return ByteRope::Copy(absl::MakeConstSpan(
-      reinterpret_cast<const std::byte*>(narrow.data()),
-      narrow.size() * sizeof(float)));
+  return ByteRope::Copy(
+      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(narrow.data()),
+                          narrow.size() * sizeof(float)));
 }
 
 ByteRope Int64Rope(int64_t value) {
@@ -37,9 +57,8 @@ std::vector<ByteRope> ParameterRopes(const RegisteredModel& model,
     for (const Slice& slice : model.partitions[p].slices) {
       const auto count = static_cast<size_t>(slice.count);
       ropes[static_cast<size_t>(slice.parameter)].Append(
-          absl::MakeConstSpan(
-              reinterpret_cast<const std::byte*>(rest.data()),
-              count * sizeof(float)),
+          absl::MakeConstSpan(reinterpret_cast<const std::byte*>(rest.data()),
+                              count * sizeof(float)),
           buffers[p]);
       rest.remove_prefix(count);
     }
@@ -49,24 +68,17 @@ std::vector<ByteRope> ParameterRopes(const RegisteredModel& model,
 
 std::vector<SharedFloats> PartitionBuffers(const RegisteredModel& model,
                                            const std::vector<ByteRope>& ropes) {
-  // Whole parameters first: slices of one parameter come in order, so each
-  // partition takes the next bytes of its parameters.
-  std::vector<std::string> whole;
-  whole.reserve(ropes.size());
-  for (const ByteRope& rope : ropes) whole.push_back(rope.ToString());
   std::vector<SharedFloats> buffers;
   for (const Partition& partition : model.partitions) {
     auto buffer = std::make_shared<FloatBuffer>(partition.elements);
-    auto* to = reinterpret_cast<char*>(buffer->data());
+    auto* to = reinterpret_cast<std::byte*>(buffer->data());
     bool present = true;
     for (const Slice& slice : partition.slices) {
-      const std::string& from = whole[static_cast<size_t>(slice.parameter)];
-      present = present && !from.empty();
+      const ByteRope& from = ropes[static_cast<size_t>(slice.parameter)];
+      present = present && from.size_bytes() > 0;
       if (!present) break;
       const size_t bytes = static_cast<size_t>(slice.count) * sizeof(float);
-      const size_t offset = static_cast<size_t>(slice.offset) * sizeof(float);
-      COHORT_CHECK(offset + bytes <= from.size(), "the tensor is too short");
-      std::memcpy(to, from.data() + offset, bytes);
+      CopyRange(from, slice.offset * kFloatBytes, absl::MakeSpan(to, bytes));
       to += bytes;
     }
     buffers.push_back(present ? std::move(buffer) : nullptr);
@@ -79,8 +91,7 @@ SafetensorsContent StateDict(const RegisteredModel& model,
   SafetensorsContent content;
   content.metadata = {{"format", "pt"},
                       {"version", absl::StrCat(snapshot.version.value())}};
-  const std::vector<ByteRope> weights =
-      ParameterRopes(model, snapshot.weights);
+  const std::vector<ByteRope> weights = ParameterRopes(model, snapshot.weights);
   for (size_t i = 0; i < weights.size(); ++i) {
     const ParameterSpec& p = model.layout.parameters[i];
     content.tensors.push_back(

@@ -25,9 +25,10 @@ absl::StatusOr<std::unique_ptr<StateLock>> StateLock::Acquire(
   }
   if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
     close(fd);
-    return absl::FailedPreconditionError(absl::StrCat(
-        dir, " is in use by another server; stop it or choose another "
-        "directory"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(dir,
+                     " is in use by another server; stop it or choose another "
+                     "directory"));
   }
   return std::unique_ptr<StateLock>(new StateLock(fd));
 }

@@ -20,7 +20,8 @@ absl::Status CheckpointWriter::Submit(RunState state, Done done) {
     if (!failure_.ok()) {
       return absl::Status(
           failure_.code(),
-          absl::StrCat("an earlier checkpoint failed, and no more are written: ",
+          absl::StrCat("it is unknown what an earlier write left behind, and "
+                       "no more checkpoints are written until a restart: ",
                        failure_.message()));
     }
     if (busy_) {
@@ -28,16 +29,16 @@ absl::Status CheckpointWriter::Submit(RunState state, Done done) {
     }
     busy_ = true;
   }
-  return thread_.Submit([this, state = std::move(state),
-                         done = std::move(done)] {
-    const absl::Status status =
-        WriteCheckpoint(files_, dir_, keep_, identity_, state);
-    done(state.snapshot->version, status);
-    MutexLock lock(mu_);
-    busy_ = false;
-    failure_ = status;
-    idle_.NotifyAll();
-  });
+  return thread_.Submit(
+      [this, state = std::move(state), done = std::move(done)] {
+        const absl::Status status =
+            WriteCheckpoint(files_, dir_, keep_, identity_, state);
+        done(state.snapshot->version, status);
+        MutexLock lock(mu_);
+        busy_ = false;
+        if (IsIndeterminate(status)) failure_ = status;
+        idle_.NotifyAll();
+      });
 }
 
 void CheckpointWriter::WaitIdle() {

@@ -13,8 +13,10 @@ namespace cohort {
 
 // Writes checkpoints on a thread of its own, one at a time.
 //
-// A write that failed leaves the directory in a state that nobody knows for
-// sure, so the writer then refuses further ones and says why.
+// After a write that failed indeterminately (see IsIndeterminate) nobody knows
+// what the directory holds, so the writer refuses further ones and says why;
+// only a restart looks afresh. After other failures, such as a full disk, the
+// next write is tried as usual.
 // Thread safety: safe.
 class CheckpointWriter {
  public:
@@ -27,8 +29,8 @@ class CheckpointWriter {
   // Waits for a write in progress.
   ~CheckpointWriter() = default;
 
-  // Errors: Unavailable: busy with an earlier one; the sticky error of an
-  //   earlier write. `done` is then not called.
+  // Errors: Unavailable: busy with an earlier one, `done` included; the sticky
+  //   error of an earlier write. `done` is then not called.
   absl::Status Submit(RunState state, Done done) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Waits until nothing is being written.

@@ -126,11 +126,12 @@ grpc::Status FakeServer::Session(SessionIo& io) {
   if (!admitted.ok()) return ToGrpcStatus(admitted.status());
   v1::SessionReply reply;
   *reply.mutable_joined() = *std::move(admitted);
-  io.Write(reply);
   {
+    // The client may go on, and the test call Tell, as soon as this is out.
     MutexLock lock(mu_);
     open_ = &io;
     end_.reset();
+    io.Write(reply);
   }
   if (on_open) on_open(session);
   absl::Status end;
@@ -144,7 +145,8 @@ grpc::Status FakeServer::Session(SessionIo& io) {
     }
   }
   MutexLock lock(mu_);
-  open_ = nullptr;
+  // The client may have opened its next session already.
+  if (open_ == &io) open_ = nullptr;
   return ToGrpcStatus(end);
 }
 

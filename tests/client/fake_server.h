@@ -30,8 +30,7 @@ class FakeServer {
       grpc::ServerReaderWriter<v1::ExchangeReply, v1::ExchangeRequest>;
   using RegisterIo =
       grpc::ServerReaderWriter<v1::RegisterReply, v1::RegisterRequest>;
-  using ReduceIo =
-      grpc::ServerReaderWriter<v1::ReduceReply, v1::ReduceRequest>;
+  using ReduceIo = grpc::ServerReaderWriter<v1::ReduceReply, v1::ReduceRequest>;
   using PullIo = grpc::ServerWriter<v1::PullReply>;
 
   FakeServer();
@@ -67,8 +66,7 @@ class FakeServer {
   std::function<grpc::Status(RegisterIo&)> on_register;
   std::function<grpc::Status(ReduceIo&)> on_reduce;
   std::function<grpc::Status(const v1::PullRequest&, PullIo&)> on_pull;
-  std::function<absl::StatusOr<Assignment>(const v1::ReportRequest&)>
-      on_report;
+  std::function<absl::StatusOr<Assignment>(const v1::ReportRequest&)> on_report;
 
  private:
   struct Services;

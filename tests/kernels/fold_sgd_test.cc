@@ -250,12 +250,15 @@ TEST_P(FoldSgdTest, ReportsANonfiniteGradientAtEveryPosition) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   for (const SgdStep& step : {kPlain, kMomentum, kNesterov}) {
-    const FoldInput good = RandomInput(67, 2, step);
+    const FoldInput good = RandomInput(67, 9, step);
     for (size_t position = 0; position < 67; ++position) {
       for (float bad : {kInfinity, -kInfinity, kNan}) {
-        FoldInput in = good;
-        in.gradients[1][position] = bad;
-        EXPECT_FALSE(Fold(backend(), in).finite) << bad << " at " << position;
+        for (int contributor : {0, 8}) {
+          FoldInput in = good;
+          in.gradients[contributor][position] = bad;
+          EXPECT_FALSE(Fold(backend(), in).finite)
+              << bad << " at " << position << " of " << contributor;
+        }
       }
     }
   }

@@ -44,6 +44,7 @@ absl::Status BulkCall::Send(grpc::ByteBuffer message) {
 
 absl::StatusOr<std::optional<grpc::ByteBuffer>> BulkCall::Receive() {
   MutexLock lock(link_.mu);
+  COHORT_RETURN_IF_ERROR(link_.CheckLocked());
   while (received_.empty()) {
     if (end_.has_value()) {
       if (!end_->ok()) return *end_;

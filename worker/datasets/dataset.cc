@@ -27,8 +27,7 @@ ImageSplit SyntheticSplit(uint64_t seed, int64_t samples,
       static_cast<size_t>(samples * shape.height * shape.width));
   for (int64_t i = 0; i < samples; ++i) {
     SplitMix64 random(MixSeed(seed, static_cast<uint64_t>(i)));
-    const auto label =
-        random.Below(static_cast<uint64_t>(shape.classes));
+    const auto label = random.Below(static_cast<uint64_t>(shape.classes));
     const double angle = static_cast<double>(label) * 3.14159265358979 /
                          static_cast<double>(shape.classes);
     const double nx = -std::sin(angle);
@@ -88,9 +87,9 @@ absl::StatusOr<std::unique_ptr<Dataset>> MakeDataset(
                       options.test_limit.value_or(kSyntheticTest));
   } else if (options.name == "fashion-mnist") {
     COHORT_ASSIGN_OR_RETURN(
-        table, ReadIdx(options.name, options.data_dir.empty()
-                                         ? kFashionMnistDir
-                                         : options.data_dir));
+        table,
+        ReadIdx(options.name, options.data_dir.empty() ? kFashionMnistDir
+                                                       : options.data_dir));
   } else if (options.name == "mnist") {
     if (options.data_dir.empty()) {
       return absl::InvalidArgumentError(

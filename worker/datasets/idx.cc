@@ -40,7 +40,8 @@ absl::StatusOr<std::string> FindFile(const std::string& dir,
     if (Exists(path)) return path;
   }
   return absl::NotFoundError(
-      absl::StrCat(dir, "/", stem, ": no such file, plain or .gz; give the "
+      absl::StrCat(dir, "/", stem,
+                   ": no such file, plain or .gz; give the "
                    "folder that holds it with --data_dir"));
 }
 
@@ -74,12 +75,12 @@ absl::Status ReadExactly(gzFile file, const std::string& path,
 }
 
 // Reads a header of `dimensions` extents and the bytes it announces.
-absl::StatusOr<std::vector<uint8_t>> ReadTensor(
-    const std::string& path, uint32_t magic, absl::Span<int64_t> extents) {
+absl::StatusOr<std::vector<uint8_t>> ReadTensor(const std::string& path,
+                                                uint32_t magic,
+                                                absl::Span<int64_t> extents) {
   COHORT_ASSIGN_OR_RETURN(GzFile file, OpenFile(path));
   std::vector<uint8_t> header(4 + 4 * extents.size());
-  COHORT_RETURN_IF_ERROR(
-      ReadExactly(file.get(), path, absl::MakeSpan(header)));
+  COHORT_RETURN_IF_ERROR(ReadExactly(file.get(), path, absl::MakeSpan(header)));
   const auto number = [&header](size_t i) {
     const uint8_t* b = header.data() + 4 * i;
     return static_cast<uint32_t>(b[0]) << 24 |
@@ -87,17 +88,17 @@ absl::StatusOr<std::vector<uint8_t>> ReadTensor(
            static_cast<uint32_t>(b[2]) << 8 | static_cast<uint32_t>(b[3]);
   };
   if (number(0) != magic) {
-    return absl::DataLossError(absl::StrCat(
-        path, ": got magic number 0x", absl::Hex(number(0)), ", want 0x",
-        absl::Hex(magic)));
+    return absl::DataLossError(absl::StrCat(path, ": got magic number 0x",
+                                            absl::Hex(number(0)), ", want 0x",
+                                            absl::Hex(magic)));
   }
   int64_t bytes = 1;
   for (size_t i = 0; i < extents.size(); ++i) {
     extents[i] = number(i + 1);
     if (extents[i] == 0 || extents[i] > kBytesMax / bytes) {
-      return absl::DataLossError(absl::StrCat(
-          path, ": got extent ", extents[i], ", want 1 or more and at most ",
-          kBytesMax, " bytes in all"));
+      return absl::DataLossError(absl::StrCat(path, ": got extent ", extents[i],
+                                              ", want 1 or more and at most ",
+                                              kBytesMax, " bytes in all"));
     }
     bytes *= extents[i];
   }
@@ -106,9 +107,8 @@ absl::StatusOr<std::vector<uint8_t>> ReadTensor(
       ReadExactly(file.get(), path, absl::MakeSpan(content)));
   uint8_t extra = 0;
   if (gzread(file.get(), &extra, 1) > 0) {
-    return absl::DataLossError(
-        absl::StrCat(path, ": got more than the ", bytes,
-                     " bytes its header announces"));
+    return absl::DataLossError(absl::StrCat(path, ": got more than the ", bytes,
+                                            " bytes its header announces"));
   }
   return content;
 }
@@ -142,10 +142,9 @@ absl::StatusOr<ImageSplit> ReadSplit(const std::string& dir,
   }
   for (size_t i = 0; i < split.labels.size(); ++i) {
     if (split.labels[i] < kClasses) continue;
-    return absl::DataLossError(
-        absl::StrCat(labels, ": sample ", i, ": got label ",
-                     static_cast<int>(split.labels[i]), ", want 0 to ",
-                     kClasses - 1));
+    return absl::DataLossError(absl::StrCat(
+        labels, ": sample ", i, ": got label ",
+        static_cast<int>(split.labels[i]), ", want 0 to ", kClasses - 1));
   }
   return split;
 }

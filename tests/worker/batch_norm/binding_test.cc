@@ -195,7 +195,7 @@ TEST(BatchNormScopeTest, OutsideAScopeAModuleIsStockTorch) {
   const auto binding = BatchNormBinding::Make(*norm);
   StepContext step = MakeStep(nullptr);
   { const BatchNormScope scope(*binding, &step); }
-  const at::Tensor x = at::tensor({{1.0F}, {3.0F}});
+  const at::Tensor x = at::tensor({1.0F, 3.0F}).view({2, 1});
   const at::Tensor y = norm->forward(x);
   EXPECT_NEAR(y[1].item<float>(), 1.0F, 1e-5);
   // Mean 2 and unbiased variance 2, with factor 0.1.
@@ -285,7 +285,8 @@ TEST(BatchNormScopeTest, BackwardRendezvousOnlyWhereTheInputNeedsIt) {
   const BatchNormScope scope(*binding, &step);
   norm->forward(at::randn({4, 2})).sum().backward();
   EXPECT_THAT(rendezvous.keys, ElementsAre(Key(0, 0, kForward)));
-  EXPECT_TRUE(at::equal(norm->bias.grad(), at::full({2}, 4.0F)));
+  EXPECT_TRUE(at::equal(norm->bias.grad(), at::full({2}, 4.0F)))
+      << norm->bias.grad();
 }
 
 TEST(BatchNormScopeTest, FrozenScaleAndShiftGetNoGradient) {

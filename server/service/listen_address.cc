@@ -1,0 +1,39 @@
+#include "server/service/listen_address.h"
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace cohort {
+
+bool ListenAddress::loopback() const {
+  return host == "localhost" || host == "[::1]" ||
+         absl::StartsWith(host, "127.");
+}
+
+std::string ListenAddress::ToString() const {
+  return absl::StrCat(host, ":", port);
+}
+
+absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
+  const size_t colon = text.rfind(':');
+  ListenAddress address;
+  if (colon != absl::string_view::npos) {
+    const absl::string_view host = text.substr(0, colon);
+    address.host = std::string(host.data(), host.size());
+  }
+  const bool bracketed =
+      absl::StartsWith(address.host, "[") && absl::EndsWith(address.host, "]");
+  const bool bare_ipv6 = absl::StrContains(address.host, ":") && !bracketed;
+  if (address.host.empty() || bare_ipv6 ||
+      !absl::SimpleAtoi(text.substr(colon + 1), &address.port) ||
+      address.port < 0 || address.port > 65535) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--listen: got '", text,
+        "', want host:port such as 127.0.0.1:7070, with a port of 0 to 65535"));
+  }
+  return address;
+}
+
+}  // namespace cohort

@@ -1,0 +1,193 @@
+#include "server/service/run_files.h"
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/log/log.h"
+#include "common/status_macros.h"
+#include "server/checkpoint/model_tensors.h"
+
+namespace cohort {
+namespace {
+
+// The newest, and the one before it in case the newest is damaged.
+constexpr int32_t kCheckpointsKept = 2;
+
+absl::Status MakeDirectories(absl::string_view flag, const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (!error) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--", flag, ": cannot create ", path, ": ", error.message()));
+}
+
+absl::Status Refuse(absl::string_view flag, absl::string_view seen,
+                    absl::string_view wanted) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("--", flag, ": got ", seen, ", but the checkpoint wants ",
+                   wanted));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RunFiles>> RunFiles::Open(
+    FileSystem& files, const RunFilesOptions& options) {
+  std::unique_ptr<RunFiles> run(new RunFiles(files, options));
+  COHORT_RETURN_IF_ERROR(run->Prepare());
+  return run;
+}
+
+absl::Status RunFiles::Prepare() {
+  if (options_.resume && !keeps_checkpoints()) {
+    return absl::FailedPreconditionError(
+        "--resume: got no --checkpoint_dir to continue from");
+  }
+  if (keeps_results()) {
+    COHORT_RETURN_IF_ERROR(
+        MakeDirectories("results_dir", options_.results_dir));
+  }
+  if (!keeps_checkpoints()) return absl::OkStatus();
+  COHORT_RETURN_IF_ERROR(
+      MakeDirectories("checkpoint_dir", options_.checkpoint_dir));
+  COHORT_ASSIGN_OR_RETURN(lock_, StateLock::Acquire(options_.checkpoint_dir));
+  if (options_.resume) return Restore();
+  if (HoldsCheckpoints(files_, options_.checkpoint_dir)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--checkpoint_dir: ", options_.checkpoint_dir,
+        " holds checkpoints of an earlier run; continue it with --resume, or "
+        "name another directory"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunFiles::Restore() {
+  std::vector<std::string> problems;
+  absl::StatusOr<std::optional<Checkpoint>> newest =
+      LoadNewestCheckpoint(files_, options_.checkpoint_dir, problems);
+  for (const std::string& problem : problems) {
+    Log(LogLevel::kWarning, absl::StrCat("damaged checkpoint: ", problem));
+  }
+  COHORT_RETURN_IF_ERROR(newest.status());
+  restored_ = *std::move(newest);
+  if (restored_.has_value()) {
+    last_written_ = restored_->state.snapshot->version;
+    return absl::OkStatus();
+  }
+  Log(LogLevel::kInfo,
+      absl::StrCat("no checkpoint in ", options_.checkpoint_dir,
+                   ": starting a new run"));
+  return absl::OkStatus();
+}
+
+void RunFiles::BeginRun(const RunIdentity& identity) {
+  if (!keeps_checkpoints()) return;
+  writer_ = std::make_unique<CheckpointWriter>(
+      files_, options_.checkpoint_dir, kCheckpointsKept, identity);
+}
+
+void RunFiles::OnWritten(Version version, const absl::Status& status) {
+  if (!status.ok()) {
+    Log(LogLevel::kError,
+        absl::StrCat("checkpoint of version ", version.value(),
+                     " failed, and no more are written: ", status.message()));
+    return;
+  }
+  Log(LogLevel::kInfo,
+      absl::StrCat("checkpoint of version ", version.value(), " is safe"));
+  MutexLock lock(mu_);
+  last_written_ = version;
+}
+
+void RunFiles::OfferCheckpoint(RunState state) {
+  if (writer_ == nullptr) return;
+  const Version version = state.snapshot->version;
+  const absl::Status accepted = writer_->Submit(
+      std::move(state), [this](Version written, const absl::Status& status) {
+        OnWritten(written, status);
+      });
+  if (accepted.ok()) return;
+  {
+    MutexLock lock(mu_);
+    ++checkpoints_skipped_;
+  }
+  Log(LogLevel::kWarning,
+      absl::StrCat("checkpoint of version ", version.value(),
+                   " skipped: ", accepted.message()));
+}
+
+absl::Status RunFiles::WriteCheckpoint(const RunState& state) {
+  if (writer_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "the server was started without --checkpoint_dir");
+  }
+  for (;;) {
+    writer_->WaitIdle();
+    {
+      MutexLock lock(mu_);
+      if (last_written_ == state.snapshot->version) return absl::OkStatus();
+    }
+    const auto result = std::make_shared<absl::Status>();
+    const absl::Status accepted = writer_->Submit(
+        state, [this, result](Version version, const absl::Status& status) {
+          *result = status;
+          OnWritten(version, status);
+        });
+    // Somebody else was faster.
+    if (absl::IsUnavailable(accepted)) continue;
+    COHORT_RETURN_IF_ERROR(accepted);
+    writer_->WaitIdle();
+    return *result;
+  }
+}
+
+std::string RunFiles::model_path() const {
+  return absl::StrCat(options_.results_dir, "/model.safetensors");
+}
+
+absl::Status RunFiles::WriteModel(const RegisteredModel& model,
+                                  const ModelSnapshot& snapshot) {
+  if (!keeps_results()) {
+    return absl::FailedPreconditionError(
+        "the server was started without --results_dir");
+  }
+  return cohort::WriteModel(files_, model_path(), model, snapshot);
+}
+
+int64_t RunFiles::checkpoints_skipped() const {
+  MutexLock lock(mu_);
+  return checkpoints_skipped_;
+}
+
+absl::Status CheckContinuable(const Checkpoint& checkpoint,
+                              const CoordinatorOptions& options) {
+  if (checkpoint.identity.seed != options.seed) {
+    return Refuse("seed", absl::StrCat(options.seed),
+                  absl::StrCat(checkpoint.identity.seed,
+                               ": the data order depends on it"));
+  }
+  const RunState& state = checkpoint.state;
+  for (size_t i = 0; i < state.model->partitions.size(); ++i) {
+    if (!state.model->partitions[i].trainable) continue;
+    const bool has = state.snapshot->velocities[i] != nullptr;
+    if (has == options.optimizer.uses_momentum()) continue;
+    return Refuse("optimizer", has ? "sgd" : "one with momentum",
+                  has ? "one with momentum" : "sgd");
+  }
+  const std::string policy = PolicyText(options.policy);
+  if (policy != checkpoint.identity.policy) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("the run goes on with another policy: ", policy,
+                     ", before ", checkpoint.identity.policy));
+  }
+  if (static_cast<int32_t>(state.next_sequences.size()) != options.workers) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("the run goes on with ", options.workers,
+                     " workers, before ", state.next_sequences.size()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

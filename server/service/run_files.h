@@ -1,0 +1,94 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/formats/file_system.h"
+#include "common/mutex.h"
+#include "server/checkpoint/checkpoint.h"
+#include "server/checkpoint/state_lock.h"
+#include "server/checkpoint/writer.h"
+#include "server/core/options.h"
+
+namespace cohort {
+
+struct RunFilesOptions {
+  // Each empty: none are written.
+  std::string results_dir;
+  std::string checkpoint_dir;
+  // Continue from the newest whole checkpoint.
+  bool resume = false;
+};
+
+// The directories of a run: its checkpoints, its model and what it continues
+// from.
+// Thread safety: safe after BeginRun.
+class RunFiles {
+ public:
+  // Creates the directories, locks the one of checkpoints for this process,
+  // and reads the newest checkpoint if the run is to be continued.
+  // Errors: FailedPrecondition: flags that do not fit what is there, each
+  //   with what to do, or a directory that cannot be used; DataLoss: no
+  //   checkpoint is whole.
+  static absl::StatusOr<std::unique_ptr<RunFiles>> Open(
+      FileSystem& files, const RunFilesOptions& options);
+
+  // None: a new run.
+  const std::optional<Checkpoint>& restored() const { return restored_; }
+
+  // Call once, before anything is written.
+  void BeginRun(const RunIdentity& identity);
+
+  bool keeps_checkpoints() const { return !options_.checkpoint_dir.empty(); }
+  bool keeps_results() const { return !options_.results_dir.empty(); }
+  const RunFilesOptions& options() const { return options_; }
+
+  // Writes a checkpoint in the background; skipped, counted and logged if an
+  // earlier one is still being written. Returns at once.
+  void OfferCheckpoint(RunState state);
+  // Writes a checkpoint and waits for it. OK at once if that version is the
+  // last one written.
+  // Errors: FailedPrecondition no --checkpoint_dir; those of the writer.
+  absl::Status WriteCheckpoint(const RunState& state);
+  // Errors: FailedPrecondition no --results_dir; those of FileSystem.
+  absl::Status WriteModel(const RegisteredModel& model,
+                          const ModelSnapshot& snapshot);
+  std::string model_path() const;
+
+  int64_t checkpoints_skipped() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  RunFiles(FileSystem& files, const RunFilesOptions& options)
+      : files_(files), options_(options) {}
+
+  absl::Status Prepare();
+  absl::Status Restore();
+  void OnWritten(Version version, const absl::Status& status)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Fixed after construction and BeginRun.
+  FileSystem& files_;
+  const RunFilesOptions options_;
+  std::unique_ptr<StateLock> lock_;
+  std::optional<Checkpoint> restored_;
+
+  mutable Mutex mu_;
+  std::optional<Version> last_written_ ABSL_GUARDED_BY(mu_);
+  int64_t checkpoints_skipped_ ABSL_GUARDED_BY(mu_) = 0;
+
+  // Last: its thread uses everything above. Null without checkpoints.
+  std::unique_ptr<CheckpointWriter> writer_;
+};
+
+// Refuses to continue `checkpoint` under options that would silently change
+// what the run computes; logs differences that only change how it goes on.
+// Errors: FailedPrecondition naming the flag, its value and the one wanted.
+absl::Status CheckContinuable(const Checkpoint& checkpoint,
+                              const CoordinatorOptions& options);
+
+}  // namespace cohort

@@ -1,0 +1,309 @@
+#include "server/service/server.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "common/byte_rope.h"
+#include "common/formats/file_system.h"
+#include "common/log/log.h"
+#include "common/status_macros.h"
+#include "common/wire/channel.h"
+#include "server/service/listen_address.h"
+#include "server/service/services.h"
+
+namespace cohort {
+namespace {
+
+// For calls that are still under way when the server stops.
+constexpr absl::Duration kCallGrace = absl::Seconds(2);
+constexpr absl::Duration kLeavePoll = absl::Milliseconds(50);
+constexpr int kAddressFileMode = 0644;
+
+std::string RandomRunId() {
+  std::random_device device;
+  std::string id;
+  for (int i = 0; i < 3; ++i) {
+    absl::StrAppendFormat(&id, "%04x", device() & 0xffff);
+  }
+  return id;
+}
+
+// Choices that are the server's own: identity, and incarnations that rise
+// over restarts even if no checkpoint tells where they stood.
+void CompleteOptions(const std::optional<Checkpoint>& restored,
+                     CoordinatorOptions& options) {
+  options.run_id =
+      restored.has_value() ? restored->identity.run_id : RandomRunId();
+  options.first_incarnation = Incarnation(absl::ToUnixMillis(absl::Now()));
+  if (restored.has_value()) {
+    options.first_incarnation = std::max(options.first_incarnation,
+                                         restored->state.next_incarnation);
+  }
+}
+
+void KeepFirst(absl::Status& kept, const absl::Status& status) {
+  if (kept.ok()) kept = status;
+}
+
+}  // namespace
+
+absl::Status Validate(const ServerOptions& options) {
+  COHORT_ASSIGN_OR_RETURN(const ListenAddress address,
+                          ParseListenAddress(options.listen));
+  if (!address.loopback() && !options.insecure) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--listen: got ", options.listen,
+        ", which other machines can reach, and the connection is not "
+        "encrypted or authenticated; listen on 127.0.0.1, or pass --insecure "
+        "if everyone on that network may train, read and stop this run"));
+  }
+  if (options.fold_threads < 1 || options.fold_threads > 1024) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--fold_threads: got ", options.fold_threads, ", want 1 to 1024"));
+  }
+  if (options.inflight_bytes_max < 1) {
+    return absl::InvalidArgumentError("--inflight_mib: want 1 or more");
+  }
+  return Validate(options.coordinator);
+}
+
+absl::StatusOr<std::unique_ptr<Server>> StartServer(
+    const ServerOptions& options, std::ostream& out) {
+  COHORT_RETURN_IF_ERROR(Validate(options));
+  COHORT_ASSIGN_OR_RETURN(std::unique_ptr<RunFiles> files,
+                          RunFiles::Open(RealFileSystem(), options.files));
+  if (files->restored().has_value()) {
+    COHORT_RETURN_IF_ERROR(
+        CheckContinuable(*files->restored(), options.coordinator));
+  }
+  std::unique_ptr<Server> server(new Server(options, out, std::move(files)));
+  COHORT_RETURN_IF_ERROR(server->Start());
+  return server;
+}
+
+Server::Server(const ServerOptions& options, std::ostream& out,
+               std::unique_ptr<RunFiles> files)
+    : options_(options), out_(out), files_(std::move(files)) {}
+
+Server::~Server() { Stop(); }
+
+absl::Status Server::Start() {
+  const std::optional<Checkpoint>& restored = files_->restored();
+  CoordinatorOptions& coordinator = options_.coordinator;
+  CompleteOptions(restored, coordinator);
+  SetLogContext({{"run", coordinator.run_id}});
+  files_->BeginRun({.run_id = coordinator.run_id,
+                    .seed = coordinator.seed,
+                    .policy = PolicyText(coordinator.policy)});
+  shard_ = std::make_unique<Shard>(
+      ShardOptions{.coordinator = coordinator,
+                   .fold_threads = options_.fold_threads,
+                   .inflight_bytes_max = options_.inflight_bytes_max},
+      restored.has_value() ? &restored->state : nullptr, clock_, *this);
+  COHORT_RETURN_IF_ERROR(Listen());
+  out_ << "run " << coordinator.run_id << ": listening on " << address_
+       << ", waiting for " << coordinator.workers << " workers, "
+       << PolicyText(coordinator.policy) << '\n';
+  if (restored.has_value()) {
+    out_ << "continuing from " << restored->path << ", version "
+         << restored->state.snapshot->version << '\n';
+  }
+  out_ << std::flush;
+  COHORT_ASSIGN_OR_RETURN(
+      recorder_,
+      RunRecorder::Start({.results_dir = options_.files.results_dir,
+                          .append = restored.has_value(),
+                          .terminal = options_.terminal},
+                         out_, clock_, [this] { return shard_->Status(); }));
+  COHORT_RETURN_IF_ERROR(WriteAddressFile());
+  shard_->Start(address_);
+  return absl::OkStatus();
+}
+
+absl::Status Server::WriteAddressFile() {
+  if (options_.address_file.empty()) return absl::OkStatus();
+  const std::string line = absl::StrCat(address_, "\n");
+  return WriteFileAtomically(
+      RealFileSystem(), options_.address_file, kAddressFileMode,
+      {ByteRope::Copy(absl::MakeConstSpan(
+          reinterpret_cast<const std::byte*>(line.data()), line.size()))});
+}
+
+absl::Status Server::Listen() {
+  COHORT_ASSIGN_OR_RETURN(ListenAddress address,
+                          ParseListenAddress(options_.listen));
+  services_.push_back(MakeMembershipService(*shard_));
+  services_.push_back(MakeParametersService(*shard_));
+  services_.push_back(MakeMomentsService(*shard_));
+  services_.push_back(MakeAdminService(
+      *shard_, {.checkpoint = [this] { return CheckpointNow(); },
+                .export_model = [this] { return ExportNow(); }}));
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  ApplyServerSettings(builder);
+  builder.AddListeningPort(address.ToString(),
+                           grpc::InsecureServerCredentials(), &port_);
+  for (const auto& service : services_) builder.RegisterService(service.get());
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port_ == 0) {
+    return absl::UnavailableError(absl::StrCat(
+        "--listen: cannot listen on ", options_.listen,
+        ": another process uses the port, or it is no address of this "
+        "machine; stop that process or choose another port"));
+  }
+  address.port = port_;
+  address_ = address.ToString();
+  if (!address.loopback()) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("--insecure: everyone who can reach ", address_,
+                     " may train, read and stop this run"));
+  }
+  return absl::OkStatus();
+}
+
+RunSummary Server::Wait() {
+  {
+    MutexLock lock(mu_);
+    while (!summary_.outcome.has_value() && !stop_requested_ && !stopping_) {
+      changed_.Wait(mu_);
+    }
+  }
+  Stop();
+  MutexLock lock(mu_);
+  return summary_;
+}
+
+void Server::RequestStop() {
+  MutexLock lock(mu_);
+  stop_requested_ = true;
+  changed_.NotifyAll();
+}
+
+void Server::Stop() {
+  RunSummary summary;
+  {
+    MutexLock lock(mu_);
+    if (stopping_) {
+      while (!stopped_) changed_.Wait(mu_);
+      return;
+    }
+    stopping_ = true;
+    changed_.NotifyAll();
+    summary = summary_;
+  }
+  // Null if the start failed half-way.
+  if (recorder_ != nullptr && summary.outcome.has_value()) {
+    WriteResults(summary);
+    WaitForLeavers();
+  }
+  if (shard_ != nullptr) shard_->CloseStreams();
+  if (server_ != nullptr) {
+    server_->Shutdown(absl::ToChronoTime(absl::Now() + kCallGrace));
+  }
+  if (shard_ != nullptr) shard_->Stop();
+  if (recorder_ != nullptr) {
+    recorder_->Finish();
+    summary.last_evaluation = recorder_->last_evaluation();
+    if (!summary.outcome.has_value()) WriteResults(summary);
+    WriteLastCheckpoint(summary);
+    PrintEnd(summary);
+  }
+  MutexLock lock(mu_);
+  summary_ = summary;
+  stopped_ = true;
+  changed_.NotifyAll();
+}
+
+void Server::WriteResults(RunSummary& summary) {
+  const absl::StatusOr<RunState> state = shard_->State();
+  if (!state.ok()) return;
+  summary.model = state->model;
+  summary.snapshot = state->snapshot;
+  if (!files_->keeps_results()) return;
+  const absl::Status written =
+      files_->WriteModel(*state->model, *state->snapshot);
+  KeepFirst(summary.files, written);
+  Log(written.ok() ? LogLevel::kInfo : LogLevel::kError,
+      written.ok() ? absl::StrCat("model of version ",
+                                  state->snapshot->version.value(), " is in ",
+                                  files_->model_path())
+                   : absl::StrCat("the model could not be written: ",
+                                  written.message()));
+}
+
+void Server::WaitForLeavers() {
+  const Instant deadline = clock_.Now() + options_.leave_grace;
+  MutexLock lock(mu_);
+  while (shard_->streams().sessions() > 0 && !stop_requested_ &&
+         clock_.Now() < deadline) {
+    changed_.WaitFor(mu_, kLeavePoll);
+  }
+}
+
+void Server::WriteLastCheckpoint(RunSummary& summary) {
+  if (!files_->keeps_checkpoints()) return;
+  const absl::StatusOr<RunState> state = shard_->State();
+  // Without a model there is nothing to keep.
+  if (!state.ok()) return;
+  KeepFirst(summary.files, files_->WriteCheckpoint(*state));
+}
+
+void Server::PrintEnd(const RunSummary& summary) {
+  if (!summary.outcome.has_value() && summary.snapshot != nullptr) {
+    out_ << "stopped at version " << summary.snapshot->version;
+    if (!files_->keeps_checkpoints()) {
+      out_ << "; no checkpoint was written (no --checkpoint_dir)\n";
+    } else if (summary.files.ok()) {
+      out_ << "; the checkpoint is in " << options_.files.checkpoint_dir
+           << ", continue with the same flags and --resume\n";
+    } else {
+      out_ << "; " << summary.files.message() << '\n';
+    }
+  }
+  if (summary.outcome.has_value() && summary.last_evaluation.has_value()) {
+    out_ << absl::StrFormat("test accuracy %.1f %%\n",
+                            100 * summary.last_evaluation->accuracy());
+  }
+  out_ << std::flush;
+}
+
+absl::StatusOr<Version> Server::CheckpointNow() {
+  COHORT_ASSIGN_OR_RETURN(const RunState state, shard_->State());
+  COHORT_RETURN_IF_ERROR(files_->WriteCheckpoint(state));
+  return state.snapshot->version;
+}
+
+absl::StatusOr<Version> Server::ExportNow() {
+  COHORT_ASSIGN_OR_RETURN(const RunState state, shard_->State());
+  COHORT_RETURN_IF_ERROR(files_->WriteModel(*state.model, *state.snapshot));
+  return state.snapshot->version;
+}
+
+void Server::OnCommitted(const CommitRecord& record) {
+  recorder_->Committed(record);
+}
+
+void Server::OnEvaluated(const EvaluationRecord& record) {
+  recorder_->Evaluated(record);
+}
+
+void Server::OnCheckpoint(RunState state) {
+  files_->OfferCheckpoint(std::move(state));
+}
+
+void Server::OnEnded(const effect::RunEnded& ended) {
+  MutexLock lock(mu_);
+  summary_.outcome = ended.outcome;
+  summary_.reason = ended.reason;
+  summary_.model = ended.model;
+  summary_.snapshot = ended.snapshot;
+  changed_.NotifyAll();
+}
+
+}  // namespace cohort

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "server/core/effects.h"
+#include "server/core/options.h"
+#include "server/service/run_files.h"
+#include "server/service/run_recorder.h"
+#include "server/service/shard.h"
+
+namespace grpc {
+class Server;
+class Service;
+}  // namespace grpc
+
+namespace cohort {
+
+struct ServerOptions {
+  // host:port; port 0 takes a free one.
+  std::string listen = "127.0.0.1:7070";
+  // Allows plaintext on an address that other machines can reach.
+  bool insecure = false;
+  // run_id and first_incarnation are chosen by the server.
+  CoordinatorOptions coordinator;
+  int32_t fold_threads = 2;
+  int64_t inflight_bytes_max = int64_t{4} << 30;
+  RunFilesOptions files;
+  // Gets the address once the server listens; empty: none.
+  std::string address_file;
+  // Progress is one line that is rewritten.
+  bool terminal = false;
+  // How long a finished run waits for its workers to leave.
+  absl::Duration leave_grace = absl::Seconds(5);
+};
+
+// Errors: InvalidArgument naming the flag, the value seen and those wanted.
+absl::Status Validate(const ServerOptions& options);
+
+// How it all ended.
+struct RunSummary {
+  // Absent: stopped before the end.
+  std::optional<RunOutcome> outcome;
+  std::string reason;
+  // Null if nothing was ever registered.
+  SharedModel model;
+  SharedSnapshot snapshot;
+  std::optional<EvaluationRecord> last_evaluation;
+  // Not OK: results or the last checkpoint could not be written.
+  absl::Status files;
+};
+
+// One parameter server: a shard, its gRPC services, its files and its
+// progress output, wired together.
+//
+// Thread safety: safe, but only one thread calls Wait.
+class Server : private RunListener {
+ public:
+  ~Server() override;
+
+  // Where it listens.
+  const std::string& address() const { return address_; }
+  int port() const { return port_; }
+  const std::string& run_id() const { return shard_->run_id(); }
+
+  // Blocks until the run is over or a stop is requested, and then until the
+  // server has stopped.
+  RunSummary Wait() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Makes Wait stop the server. Returns at once; for a signal's thread.
+  void RequestStop() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Stops in this order: results of a run that has ended, and patience for
+  // its workers; no new calls, held streams end with Unavailable; tasks are
+  // joined; the last checkpoint. Does nothing the second time.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  friend absl::StatusOr<std::unique_ptr<Server>> StartServer(
+      const ServerOptions& options, std::ostream& out);
+
+  Server(const ServerOptions& options, std::ostream& out,
+         std::unique_ptr<RunFiles> files);
+
+  absl::Status Start();
+  absl::Status Listen();
+  absl::Status WriteAddressFile();
+  absl::StatusOr<Version> CheckpointNow();
+  absl::StatusOr<Version> ExportNow();
+  void WriteResults(RunSummary& summary);
+  void WaitForLeavers() ABSL_LOCKS_EXCLUDED(mu_);
+  void WriteLastCheckpoint(RunSummary& summary);
+  void PrintEnd(const RunSummary& summary);
+
+  void OnCommitted(const CommitRecord& record) override;
+  void OnEvaluated(const EvaluationRecord& record) override;
+  void OnCheckpoint(RunState state) override;
+  void OnEnded(const effect::RunEnded& ended) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Fixed after Start.
+  ServerOptions options_;
+  std::ostream& out_;
+  std::string address_;
+  int port_ = 0;
+  const SteadyClock clock_;
+
+  Mutex mu_;
+  CondVar changed_;
+  bool stop_requested_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  RunSummary summary_ ABSL_GUARDED_BY(mu_);
+
+  // Destroyed in the reverse order: each uses those before it.
+  std::unique_ptr<RunFiles> files_;
+  std::unique_ptr<Shard> shard_;
+  std::unique_ptr<RunRecorder> recorder_;
+  std::vector<std::unique_ptr<grpc::Service>> services_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// Starts a server. `out` gets progress and results and must outlive it.
+// Errors:
+//   InvalidArgument     see Validate.
+//   FailedPrecondition  the directories do not fit the flags, or another
+//                       process holds them.
+//   DataLoss            no checkpoint is whole.
+//   Unavailable         the address cannot be listened on.
+absl::StatusOr<std::unique_ptr<Server>> StartServer(
+    const ServerOptions& options, std::ostream& out);
+
+}  // namespace cohort

@@ -1,0 +1,230 @@
+#include <unistd.h>
+
+#include <cstdint>
+#include <iostream>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/log/log.h"
+#include "common/process/command_line.h"
+#include "common/process/signal_watcher.h"
+#include "common/status_macros.h"
+#include "server/service/server.h"
+
+ABSL_FLAG(std::string, listen, "127.0.0.1:7070",
+          "Address to listen on, host:port. Port 0 takes a free one.");
+ABSL_FLAG(bool, insecure, false,
+          "Listen unencrypted where other machines can connect.");
+ABSL_FLAG(std::string, address_file, "",
+          "File that gets the address once the server listens.");
+ABSL_FLAG(int32_t, workers, 2,
+          "Size of the cohort. Training starts when all have registered.");
+ABSL_FLAG(std::string, aggregation, "sync",
+          "How pushes are combined: sync (all workers of a step) or async "
+          "(each on arrival).");
+ABSL_FLAG(std::string, normalization, "auto",
+          "Batch statistics: global (of all workers, needs sync), local, or "
+          "auto (global under sync).");
+ABSL_FLAG(std::string, bn_statistics, "auto",
+          "Moving statistics: sync (once a step, combined), async (per push), "
+          "chief (lowest rank only), or auto (as the aggregation).");
+ABSL_FLAG(std::string, optimizer, "momentum", "sgd, momentum or nesterov.");
+ABSL_FLAG(double, learning_rate, 0.1, "Rate at the start.");
+ABSL_FLAG(double, momentum, 0.9, "Of momentum and nesterov.");
+ABSL_FLAG(double, weight_decay, 5e-4,
+          "Not applied to biases and batch norm.");
+ABSL_FLAG(std::string, schedule, "cosine",
+          "Learning rate over the run: constant or cosine.");
+ABSL_FLAG(int64_t, epochs, 3, "Passes over the training data.");
+ABSL_FLAG(uint64_t, seed, 1,
+          "Of the data order and everything random on a worker.");
+ABSL_FLAG(absl::Duration, lease, absl::Seconds(10),
+          "Silence after which a worker is lost.");
+ABSL_FLAG(absl::Duration, reconnect_grace, absl::Milliseconds(500),
+          "How long a worker whose connection broke may take to return.");
+ABSL_FLAG(absl::Duration, step_deadline, absl::Minutes(5),
+          "Time without progress after which a worker is lost.");
+ABSL_FLAG(absl::Duration, replacement_deadline, absl::Minutes(10),
+          "How long a lost worker's replacement is waited for.");
+ABSL_FLAG(std::string, on_worker_loss, "wait",
+          "wait (for a replacement, exact) or continue (without it).");
+ABSL_FLAG(std::string, results_dir, "",
+          "Gets model.safetensors and history.csv.");
+ABSL_FLAG(std::string, checkpoint_dir, "", "Gets checkpoints.");
+ABSL_FLAG(int64_t, checkpoint_every, 0,
+          "Commits between checkpoints; 0: only at the end.");
+ABSL_FLAG(bool, resume, false,
+          "Continue from the newest checkpoint in --checkpoint_dir.");
+ABSL_FLAG(int64_t, partition_kib, 1024, "Unit of transfer and of folding.");
+ABSL_FLAG(int32_t, fold_threads, 2, "Threads that fold gradients.");
+ABSL_FLAG(int64_t, inflight_mib, 4096,
+          "Bytes of gradients held at most before they are folded.");
+
+namespace cohort {
+namespace {
+
+constexpr int64_t kKib = 1024;
+// A partition must fit into one message.
+constexpr int64_t kPartitionKibMax = 32 * kKib;
+constexpr int64_t kInflightMibMax = int64_t{1} << 24;
+
+absl::Status CheckRange(absl::string_view flag, int64_t value, int64_t max) {
+  if (value >= 1 && value <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, ": got ", value, ", want 1 to ", max));
+}
+
+absl::StatusOr<PolicyOptions> PolicyFromFlags() {
+  PolicyOptions policy;
+  COHORT_ASSIGN_OR_RETURN(
+      policy.aggregation,
+      ParseChoice<AggregationKind>("aggregation",
+                                   absl::GetFlag(FLAGS_aggregation),
+                                   {{"sync", AggregationKind::kSync},
+                                    {"async", AggregationKind::kAsync}}));
+  COHORT_ASSIGN_OR_RETURN(
+      policy.normalization,
+      ParseChoice<NormalizationKind>("normalization",
+                                     absl::GetFlag(FLAGS_normalization),
+                                     {{"auto", NormalizationKind::kAuto},
+                                      {"global", NormalizationKind::kGlobal},
+                                      {"local", NormalizationKind::kLocal}}));
+  COHORT_ASSIGN_OR_RETURN(
+      policy.statistics,
+      ParseChoice<StatisticsKind>("bn_statistics",
+                                  absl::GetFlag(FLAGS_bn_statistics),
+                                  {{"auto", StatisticsKind::kAuto},
+                                   {"sync", StatisticsKind::kSync},
+                                   {"async", StatisticsKind::kAsync},
+                                   {"chief", StatisticsKind::kChief}}));
+  return policy;
+}
+
+absl::StatusOr<OptimizerOptions> OptimizerFromFlags() {
+  OptimizerOptions optimizer;
+  COHORT_ASSIGN_OR_RETURN(
+      optimizer.kind,
+      ParseChoice<OptimizerKind>("optimizer", absl::GetFlag(FLAGS_optimizer),
+                                 {{"sgd", OptimizerKind::kSgd},
+                                  {"momentum", OptimizerKind::kMomentum},
+                                  {"nesterov", OptimizerKind::kNesterov}}));
+  COHORT_ASSIGN_OR_RETURN(
+      optimizer.schedule,
+      ParseChoice<ScheduleKind>("schedule", absl::GetFlag(FLAGS_schedule),
+                                {{"constant", ScheduleKind::kConstant},
+                                 {"cosine", ScheduleKind::kCosine}}));
+  optimizer.learning_rate = absl::GetFlag(FLAGS_learning_rate);
+  optimizer.momentum = absl::GetFlag(FLAGS_momentum);
+  optimizer.weight_decay = absl::GetFlag(FLAGS_weight_decay);
+  return optimizer;
+}
+
+absl::StatusOr<ServerOptions> OptionsFromFlags() {
+  COHORT_RETURN_IF_ERROR(CheckRange("partition_kib",
+                                    absl::GetFlag(FLAGS_partition_kib),
+                                    kPartitionKibMax));
+  COHORT_RETURN_IF_ERROR(CheckRange(
+      "inflight_mib", absl::GetFlag(FLAGS_inflight_mib), kInflightMibMax));
+  ServerOptions options;
+  CoordinatorOptions& run = options.coordinator;
+  COHORT_ASSIGN_OR_RETURN(run.policy, PolicyFromFlags());
+  COHORT_ASSIGN_OR_RETURN(run.optimizer, OptimizerFromFlags());
+  COHORT_ASSIGN_OR_RETURN(
+      run.on_worker_loss,
+      ParseChoice<OnWorkerLoss>("on_worker_loss",
+                                absl::GetFlag(FLAGS_on_worker_loss),
+                                {{"wait", OnWorkerLoss::kWait},
+                                 {"continue", OnWorkerLoss::kContinue}}));
+  run.workers = absl::GetFlag(FLAGS_workers);
+  run.epochs = absl::GetFlag(FLAGS_epochs);
+  run.seed = absl::GetFlag(FLAGS_seed);
+  run.lease = absl::GetFlag(FLAGS_lease);
+  run.reconnect_grace = absl::GetFlag(FLAGS_reconnect_grace);
+  run.step_deadline = absl::GetFlag(FLAGS_step_deadline);
+  run.replacement_deadline = absl::GetFlag(FLAGS_replacement_deadline);
+  run.partition_bytes = absl::GetFlag(FLAGS_partition_kib) * kKib;
+  run.checkpoint_every = absl::GetFlag(FLAGS_checkpoint_every);
+  options.listen = absl::GetFlag(FLAGS_listen);
+  options.insecure = absl::GetFlag(FLAGS_insecure);
+  options.address_file = absl::GetFlag(FLAGS_address_file);
+  options.fold_threads = absl::GetFlag(FLAGS_fold_threads);
+  options.inflight_bytes_max =
+      absl::GetFlag(FLAGS_inflight_mib) * kKib * kKib;
+  options.files = {.results_dir = absl::GetFlag(FLAGS_results_dir),
+                   .checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir),
+                   .resume = absl::GetFlag(FLAGS_resume)};
+  options.terminal = isatty(STDOUT_FILENO) == 1;
+  return options;
+}
+
+int Fail(ExitCode code, const absl::Status& status) {
+  std::cerr << "cohort-server: " << status.message() << std::endl;
+  return code;
+}
+
+ExitCode StartFailure(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+      return kExitConfig;
+    case absl::StatusCode::kDataLoss:
+      return kExitBadCheckpoint;
+    default:
+      return kExitFailure;
+  }
+}
+
+ExitCode OutcomeCode(const RunSummary& summary) {
+  if (summary.outcome == RunOutcome::kWorkerLost) return kExitWaitTimeout;
+  if (summary.outcome == RunOutcome::kNonfinite) return kExitNonfinite;
+  if (summary.outcome == RunOutcome::kModelMismatch) return kExitFailure;
+  return summary.files.ok() ? kExitOk : kExitFailure;
+}
+
+int Main(absl::Span<char* const> arguments) {
+  const absl::StatusOr<bool> help = SetFlags(arguments);
+  if (!help.ok()) {
+    Fail(ExitCodeOf(help.status()), help.status());
+    std::cerr << "cohort-server --help lists all flags" << std::endl;
+    return ExitCodeOf(help.status());
+  }
+  if (*help) {
+    std::cout << HelpText(
+        {.name = "cohort-server",
+         .summary = "holds a model's weights while workers train it",
+         .examples = {"cohort-server --workers=2 --results_dir=results",
+                      "cohort-server --workers=4 --aggregation=async "
+                      "--checkpoint_dir=state --checkpoint_every=100"}},
+        "server_main");
+    return kExitOk;
+  }
+  SignalWatcher::Block();
+  InitLogging({.process = "server"});
+  const absl::StatusOr<ServerOptions> options = OptionsFromFlags();
+  if (!options.ok()) return Fail(kExitConfig, options.status());
+  absl::StatusOr<std::unique_ptr<Server>> server =
+      StartServer(*options, std::cout);
+  if (!server.ok()) {
+    return Fail(StartFailure(server.status()), server.status());
+  }
+  SignalWatcher signals([&server](int) { (*server)->RequestStop(); });
+  const RunSummary summary = (*server)->Wait();
+  const ExitCode code = OutcomeCode(summary);
+  if (!summary.files.ok()) return Fail(code, summary.files);
+  if (code != kExitOk) {
+    return Fail(code, absl::InternalError(summary.reason));
+  }
+  return code;
+}
+
+}  // namespace
+}  // namespace cohort
+
+int main(int argc, char** argv) {
+  return cohort::Main(absl::MakeConstSpan(argv, static_cast<size_t>(argc)));
+}

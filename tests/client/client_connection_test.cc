@@ -1,0 +1,358 @@
+// Joining, waiting for work, losing the connection and stopping.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/client/fake_server.h"
+#include "worker/client/client.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+TEST(ClientConnectionTest, JoinTellsWhoIAmAndReturnsWhatTheServerSays) {
+  FakeServer server;
+  ClientOptions options = server.Options();
+  options.fingerprint = "f";
+  options.description = "host:1";
+  const auto client = MakeGrpcClient(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto membership = (*client)->Join();
+  ASSERT_TRUE(membership.ok()) << membership.status();
+  EXPECT_EQ(membership->rank, Rank(2));
+  EXPECT_EQ(membership->run_id, "run-1");
+  EXPECT_EQ(membership->incarnation, Incarnation(1));
+  EXPECT_EQ(membership->seed, 99u);
+  EXPECT_EQ(membership->version, Version(10));
+  EXPECT_EQ(membership->workers, 4);
+  EXPECT_EQ(membership->policy, "sync");
+  const v1::Join join = server.joins().at(0);
+  EXPECT_EQ(join.rank(), 2);
+  EXPECT_EQ(join.run_id(), "");
+  EXPECT_EQ(join.incarnation(), 0);
+  EXPECT_EQ(join.batch_size(), 8);
+  EXPECT_EQ(join.fingerprint(), "f");
+  EXPECT_EQ(join.description(), "host:1");
+}
+
+TEST(ClientConnectionTest, UnusableOptionsAreRefused) {
+  ClientOptions good;
+  good.server = "127.0.0.1:1";
+  good.batch_size = 1;
+  EXPECT_TRUE(MakeGrpcClient(good).ok());
+  ClientOptions bad = good;
+  bad.server = "";
+  EXPECT_FALSE(MakeGrpcClient(bad).ok());
+  bad = good;
+  bad.rank = Rank(-1);
+  EXPECT_FALSE(MakeGrpcClient(bad).ok());
+  bad = good;
+  bad.batch_size = 0;
+  EXPECT_FALSE(MakeGrpcClient(bad).ok());
+  bad = good;
+  bad.server_timeout = absl::ZeroDuration();
+  EXPECT_FALSE(MakeGrpcClient(bad).ok());
+}
+
+TEST(ClientConnectionTest, CallsBeforeJoinAreRefused) {
+  ClientOptions options;
+  options.server = "127.0.0.1:1";
+  options.batch_size = 1;
+  const auto client = MakeGrpcClient(options);
+  ASSERT_TRUE(client.ok());
+  EXPECT_EQ((*client)->NextAssignment().status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ((*client)->OpenPush({}).code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(ClientConnectionTest, JoinWaitsUntilTheRankIsFree) {
+  FakeServer server;
+  int refusals = 0;
+  server.on_join = [&](const v1::Join& join) -> absl::StatusOr<v1::JoinReply> {
+    if (++refusals <= 2) {
+      return absl::AlreadyExistsError("rank 2 is alive for 3 s");
+    }
+    return server.Admit(join);
+  };
+  const auto client = MakeGrpcClient(server.Options());
+  ASSERT_TRUE(client.ok());
+  std::vector<std::string> told;
+  (*client)->SetObserver([&](const std::string& s) { told.push_back(s); });
+  EXPECT_TRUE((*client)->Join().ok());
+  EXPECT_EQ(server.joins().size(), 3u);
+  // Told once, not at every try.
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_THAT(told[0], HasSubstr("rank 2 is alive for 3 s"));
+}
+
+TEST(ClientConnectionTest, WrongRunIsFinal) {
+  FakeServer server;
+  server.on_join = [](const v1::Join&) -> absl::StatusOr<v1::JoinReply> {
+    return absl::FailedPreconditionError("the run is over");
+  };
+  const auto client = MakeGrpcClient(server.Options());
+  ASSERT_TRUE(client.ok());
+  const absl::Status status = (*client)->Join().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the run is over"));
+  EXPECT_EQ(server.joins().size(), 1u);
+}
+
+TEST(ClientConnectionTest, UnreachableServerIsGivenUpByName) {
+  FakeServer server;
+  ClientOptions options = server.Options();
+  options.server_timeout = absl::Milliseconds(200);
+  server.Shutdown();
+  const auto client = MakeGrpcClient(options);
+  ASSERT_TRUE(client.ok());
+  const absl::Status status = (*client)->Join().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("could not join " + options.server));
+}
+
+TEST(ClientConnectionTest, WaitsAreToldAndWaitedOut) {
+  FakeServer server;
+  server.on_open = [&](int) {
+    Assignment wait;
+    wait.kind = AssignmentKind::kWait;
+    wait.reason = "2 of 4 workers";
+    server.Tell(wait);
+    server.Tell(TrainAssignment(1, 0, 10));
+  };
+  // The work may overtake the look at the wait, so only the result is sure.
+  const auto client = JoinedClient(server.Options());
+  const auto assignment = client->NextAssignment();
+  ASSERT_TRUE(assignment.ok()) << assignment.status();
+  EXPECT_EQ(assignment->kind, AssignmentKind::kTrain);
+  EXPECT_EQ(assignment->sequence, Sequence(1));
+  EXPECT_EQ(assignment->range, (IndexRange{.begin = 0, .end = 8}));
+}
+
+TEST(ClientConnectionTest, WaitIsToldInTheServersWords) {
+  FakeServer server;
+  server.on_open = [&](int) {
+    Assignment wait;
+    wait.kind = AssignmentKind::kWait;
+    wait.reason = "2 of 4 workers";
+    server.Tell(wait);
+  };
+  const auto client = JoinedClient(server.Options());
+  std::vector<std::string> told;
+  client->SetObserver([&](const std::string& sentence) {
+    told.push_back(sentence);
+    server.Tell(TrainAssignment(1, 0, 10));
+  });
+  EXPECT_TRUE(client->NextAssignment().ok());
+  EXPECT_THAT(told, Contains("waiting for 2 of 4 workers"));
+}
+
+TEST(ClientConnectionTest, SilenceOfALiveServerIsGivenUp) {
+  FakeServer server;
+  ClientOptions options = server.Options();
+  options.server_timeout = absl::Milliseconds(300);
+  const auto client = JoinedClient(options);
+  const absl::Status status = client->NextAssignment().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("an assignment"));
+}
+
+TEST(ClientConnectionTest, EndOfTheRunIsToldEvenIfTheSessionEnds) {
+  FakeServer server;
+  server.on_open = [&](int) {
+    Assignment end;
+    end.kind = AssignmentKind::kFinished;
+    end.reason = "last epoch";
+    server.Tell(end);
+    server.EndSession(absl::FailedPreconditionError("the run is over"));
+  };
+  const auto client = JoinedClient(server.Options());
+  const auto assignment = client->NextAssignment();
+  ASSERT_TRUE(assignment.ok()) << assignment.status();
+  EXPECT_EQ(assignment->kind, AssignmentKind::kFinished);
+  EXPECT_EQ(assignment->reason, "last epoch");
+}
+
+TEST(ClientConnectionTest, BrokenSessionIsResumedAsTheSameLife) {
+  FakeServer server;
+  server.on_register = RegisterWithoutValues;
+  server.on_open = [&](int) { server.Tell(TrainAssignment(1, 0, 10)); };
+  const auto client = JoinedClient(server.Options());
+  RegisterTestModel(*client);
+  ASSERT_TRUE(client->NextAssignment().ok());
+
+  server.EndSession(absl::UnavailableError("restarting"));
+  // The same assignment again, as told on the second session.
+  const auto again = client->NextAssignment();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->sequence, Sequence(1));
+  EXPECT_EQ(again->attempt, Attempt(0));
+  const std::vector<v1::Join> joins = server.joins();
+  ASSERT_EQ(joins.size(), 2u);
+  EXPECT_EQ(joins[1].rank(), 2);
+  EXPECT_EQ(joins[1].run_id(), "run-1");
+  EXPECT_EQ(joins[1].incarnation(), 1);
+}
+
+TEST(ClientConnectionTest, FencedLifeComesBackAsANewOneAndRegisters) {
+  FakeServer server;
+  int registrations = 0;
+  server.on_register = [&](FakeServer::RegisterIo& io) {
+    ++registrations;
+    return RegisterWithoutValues(io);
+  };
+  server.on_join = [&](const v1::Join& join) -> absl::StatusOr<v1::JoinReply> {
+    if (join.incarnation() > 0) {
+      return absl::AbortedError("a newer life of rank 2 exists");
+    }
+    return server.Admit(join);
+  };
+  server.on_open = [&](int session) {
+    if (session > 1) server.Tell(TrainAssignment(4, 0, 13));
+  };
+  const auto client = JoinedClient(server.Options());
+  RegisterTestModel(*client);
+  server.EndSession(absl::AbortedError("fenced"));
+  const auto assignment = client->NextAssignment();
+  ASSERT_TRUE(assignment.ok()) << assignment.status();
+  EXPECT_EQ(assignment->sequence, Sequence(4));
+  const std::vector<v1::Join> joins = server.joins();
+  ASSERT_EQ(joins.size(), 3u);
+  EXPECT_EQ(joins[1].incarnation(), 1);
+  EXPECT_EQ(joins[2].incarnation(), 0);
+  EXPECT_EQ(joins[2].rank(), 2);
+  EXPECT_EQ(joins[2].run_id(), "run-1");
+  EXPECT_EQ(registrations, 2);
+}
+
+TEST(ClientConnectionTest, ServerThatLostTheRunEndsTheWorker) {
+  FakeServer server;
+  bool lost = false;
+  server.on_register = [&](FakeServer::RegisterIo& io) {
+    if (!lost) return RegisterWithoutValues(io);
+    v1::RegisterRequest request;
+    io.Read(&request);
+    EXPECT_TRUE(request.statistics().empty());
+    v1::RegisterReply reply;
+    for (int i = 0; i < 3; ++i) {
+      v1::Slice* slice = reply.add_partitions()->add_slices();
+      slice->set_parameter(i);
+      slice->set_count_elements(i == 1 ? 1 : 2);
+    }
+    reply.set_loss_reference(8);
+    reply.set_send_values(true);
+    io.Write(reply);
+    return grpc::Status::OK;
+  };
+  const auto client = JoinedClient(server.Options());
+  RegisterTestModel(*client);
+  lost = true;
+  server.on_join = [&](v1::Join join) -> absl::StatusOr<v1::JoinReply> {
+    // The server knows no life and starts a new one.
+    join.set_incarnation(0);
+    return server.Admit(join);
+  };
+  server.EndSession(absl::UnavailableError("restarting"));
+  const absl::Status status = client->NextAssignment().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("lost the run"));
+  // And stays so.
+  EXPECT_EQ(client->NextAssignment().status(), status);
+}
+
+TEST(ClientConnectionTest, AnotherRunUnderTheSameAddressIsFinal) {
+  FakeServer server;
+  const auto client = JoinedClient(server.Options());
+  server.on_join = [&](const v1::Join& join) -> absl::StatusOr<v1::JoinReply> {
+    v1::JoinReply reply = server.Admit(join);
+    reply.set_run_id("run-2");
+    return reply;
+  };
+  server.EndSession(absl::UnavailableError("restarting"));
+  const absl::Status status = client->NextAssignment().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("run-2"));
+}
+
+TEST(ClientConnectionTest, HeartbeatsNameTheWorkInProgress) {
+  FakeServer server;
+  server.on_open = [&](int) { server.Tell(TrainAssignment(7, 0, 10)); };
+  const auto client = JoinedClient(server.Options());
+  server.AwaitReceived([](const v1::SessionRequest& request) {
+    return request.has_heartbeat() && request.heartbeat().sequence() == 0;
+  });
+  ASSERT_TRUE(client->NextAssignment().ok());
+  server.AwaitReceived([](const v1::SessionRequest& request) {
+    return request.has_heartbeat() && request.heartbeat().sequence() == 7;
+  });
+}
+
+TEST(ClientConnectionTest, StopEndsTheWaitAndLeaveStillSaysGoodBye) {
+  FakeServer server;
+  Client* stopped = nullptr;
+  server.on_open = [&](int) {
+    Assignment wait;
+    wait.kind = AssignmentKind::kWait;
+    wait.reason = "rank 3";
+    server.Tell(wait);
+  };
+  const auto client = JoinedClient(server.Options());
+  stopped = client.get();
+  std::thread stopper;
+  client->SetObserver([&](const std::string&) {
+    stopper = std::thread([&] { stopped->RequestStop(); });
+  });
+  EXPECT_EQ(client->NextAssignment().status().code(),
+            absl::StatusCode::kCancelled);
+  stopper.join();
+  EXPECT_EQ(client->OpenPush({}).code(), absl::StatusCode::kCancelled);
+  client->Leave("SIGTERM");
+  server.AwaitReceived([](const v1::SessionRequest& request) {
+    return request.has_leave() && request.leave().reason() == "SIGTERM";
+  });
+}
+
+TEST(ClientConnectionTest, StopEndsTheRetriesOfAJoin) {
+  FakeServer server;
+  const auto client = MakeGrpcClient(server.Options());
+  ASSERT_TRUE(client.ok());
+  server.on_join = [&](const v1::Join&) -> absl::StatusOr<v1::JoinReply> {
+    (*client)->RequestStop();
+    return absl::AlreadyExistsError("rank 2 is alive");
+  };
+  EXPECT_EQ((*client)->Join().status().code(), absl::StatusCode::kCancelled);
+}
+
+TEST(ClientConnectionTest, NothingWorksAfterLeaving) {
+  FakeServer server;
+  const auto client = JoinedClient(server.Options());
+  client->Leave("done");
+  EXPECT_EQ(client->NextAssignment().status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(ClientConnectionTest, LostServerIsLookedForUntilStopped) {
+  auto first = std::make_unique<FakeServer>();
+  const auto client = JoinedClient(first->Options());
+  first->Shutdown();
+  // Until somebody listens there again; the stop stands for that here,
+  // because another process could take the port meanwhile.
+  int told = 0;
+  client->SetObserver([&](const std::string&) {
+    if (++told == 2) client->RequestStop();
+  });
+  EXPECT_EQ(client->NextAssignment().status().code(),
+            absl::StatusCode::kCancelled);
+  EXPECT_EQ(told, 2);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,441 @@
+// Steps: rendezvous, gradients, verdicts, evaluation.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/wire/convert.h"
+#include "tests/client/fake_server.h"
+#include "worker/client/client.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const ReduceKey kKey{.step = Version(10), .attempt = Attempt(0)};
+
+// A client that has registered the test model and taken step 10.
+std::unique_ptr<Client> TrainingClient(FakeServer& server) {
+  server.on_register = RegisterWithoutValues;
+  server.on_open = [&server](int) { server.Tell(TrainAssignment(1, 0, 10)); };
+  auto client = JoinedClient(server.Options());
+  RegisterTestModel(*client);
+  const auto assignment = client->NextAssignment();
+  EXPECT_TRUE(assignment.ok()) << assignment.status();
+  return client;
+}
+
+ByteRope Floats(const std::vector<float>& values) {
+  return ByteRope::Copy(
+      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
+                          values.size() * sizeof(float)));
+}
+
+v1::ExchangeReply WeightsReply(int32_t partition, int64_t version,
+                               const std::vector<float>& values) {
+  v1::ExchangeReply reply;
+  ToProto(PushKey{.sequence = Sequence(1)}, reply.mutable_key());
+  reply.mutable_weights()->set_partition(partition);
+  reply.mutable_weights()->set_version(version);
+  DescribePayload(Floats(values), reply.mutable_weights());
+  reply.set_payload(FloatBytes(values));
+  return reply;
+}
+
+v1::ExchangeReply VerdictReply(Verdict verdict, int32_t weights_partitions) {
+  v1::ExchangeReply reply;
+  ToProto(PushKey{.sequence = Sequence(1)}, reply.mutable_key());
+  PushVerdict decided{.verdict = verdict, .version = Version(11)};
+  decided.next = TrainAssignment(2, 0, 11);
+  ToProto(decided, weights_partitions, reply.mutable_verdict());
+  return reply;
+}
+
+// Reads a whole push; false if the stream ended first.
+bool ReadPush(FakeServer::ExchangeIo& io,
+              std::vector<v1::ExchangeRequest>* push) {
+  v1::ExchangeRequest request;
+  while (io.Read(&request)) {
+    push->push_back(request);
+    if (request.has_closing()) return true;
+  }
+  return false;
+}
+
+// Waits for the client to end the stream.
+void Drain(FakeServer::ExchangeIo& io) {
+  v1::ExchangeRequest request;
+  while (io.Read(&request)) {
+  }
+}
+
+absl::StatusOr<PushResult> PushOnce(Client& client) {
+  if (absl::Status s = client.OpenPush({.samples = 8, .loss_weight = 16});
+      !s.ok()) {
+    return s;
+  }
+  if (absl::Status s = client.SendGradient(2, Floats({5, 6}), {}); !s.ok()) {
+    return s;
+  }
+  if (absl::Status s = client.SendGradient(0, Floats({0, 0}), {0}); !s.ok()) {
+    return s;
+  }
+  return client.ClosePush({.loss_sum = 3, .correct = 4, .labels = 8});
+}
+
+TEST(ClientPushTest, PushCarriesGradientsAndCounts) {
+  FakeServer server;
+  std::vector<v1::ExchangeRequest> push;
+  server.on_exchange = [&](FakeServer::ExchangeIo& io) {
+    if (ReadPush(io, &push)) io.Write(VerdictReply(Verdict::kSkipped, 0));
+    Drain(io);
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  const auto result = PushOnce(*client);
+  ASSERT_TRUE(result.ok()) << result.status();
+  ASSERT_EQ(push.size(), 4u);
+  for (const v1::ExchangeRequest& request : push) {
+    EXPECT_EQ(request.sender().run_id(), "run-1");
+    EXPECT_EQ(request.sender().rank(), 2);
+    EXPECT_EQ(request.sender().incarnation(), 1);
+    EXPECT_EQ(request.key().sequence(), 1);
+    EXPECT_EQ(request.key().attempt(), 0);
+  }
+  EXPECT_EQ(push[0].opening().samples(), 8);
+  EXPECT_EQ(push[0].opening().loss_weight(), 16);
+  EXPECT_EQ(push[1].gradient().partition(), 2);
+  EXPECT_EQ(push[1].payload(), FloatBytes({5, 6}));
+  EXPECT_TRUE(CheckPayload(push[1].gradient(), Floats({5, 6}), 2).ok());
+  EXPECT_TRUE(push[1].gradient().has_xxh3());
+  EXPECT_TRUE(push[1].gradient().absent_slices().empty());
+  EXPECT_EQ(push[2].gradient().partition(), 0);
+  EXPECT_THAT(push[2].gradient().absent_slices(), ElementsAre(0));
+  EXPECT_EQ(push[3].closing().loss_sum(), 3);
+  EXPECT_EQ(push[3].closing().correct(), 4);
+  EXPECT_EQ(push[3].closing().labels(), 8);
+}
+
+// Tentative weights come early, replaced ones count in their last version,
+// and the verdict may overtake the rest.
+TEST(ClientPushTest, WeightsAndVerdictMayComeInAnyOrder) {
+  FakeServer server;
+  server.on_exchange = [](FakeServer::ExchangeIo& io) {
+    v1::ExchangeRequest request;
+    io.Read(&request);
+    io.Write(WeightsReply(2, 10, {-1, -1}));
+    io.Write(WeightsReply(2, 11, {7, 8}));
+    std::vector<v1::ExchangeRequest> push;
+    if (ReadPush(io, &push)) {
+      io.Write(VerdictReply(Verdict::kApplied, 2));
+      io.Write(WeightsReply(0, 11, {5, 6}));
+    }
+    Drain(io);
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  const auto result = PushOnce(*client);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->verdict.verdict, Verdict::kApplied);
+  EXPECT_EQ(result->verdict.version, Version(11));
+  ASSERT_EQ(result->weights.size(), 3u);
+  EXPECT_EQ(result->weights[0].ToString(), FloatBytes({5, 6}));
+  EXPECT_EQ(result->weights[1].size_bytes(), 0);
+  EXPECT_EQ(result->weights[2].ToString(), FloatBytes({7, 8}));
+  // The verdict says what comes next.
+  const auto next = client->NextAssignment();
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ(next->sequence, Sequence(2));
+  EXPECT_EQ(next->version, Version(11));
+}
+
+TEST(ClientPushTest, TentativeWeightsOfASkippedStepAreNotReturned) {
+  FakeServer server;
+  server.on_exchange = [](FakeServer::ExchangeIo& io) {
+    std::vector<v1::ExchangeRequest> push;
+    if (ReadPush(io, &push)) {
+      io.Write(WeightsReply(0, 11, {5, 6}));
+      io.Write(VerdictReply(Verdict::kSkipped, 0));
+    }
+    Drain(io);
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  const auto result = PushOnce(*client);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->verdict.verdict, Verdict::kSkipped);
+  for (const ByteRope& rope : result->weights) {
+    EXPECT_EQ(rope.size_bytes(), 0);
+  }
+}
+
+TEST(ClientPushTest, DamagedWeightsVoidThePushAndTheConnection) {
+  FakeServer server;
+  server.on_exchange = [](FakeServer::ExchangeIo& io) {
+    std::vector<v1::ExchangeRequest> push;
+    if (ReadPush(io, &push)) {
+      v1::ExchangeReply reply = WeightsReply(0, 11, {5, 6});
+      reply.set_payload(FloatBytes({5, 7}));
+      io.Write(reply);
+    }
+    Drain(io);
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  const absl::Status status = PushOnce(*client).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("checksum"));
+  const auto again = client->NextAssignment();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->sequence, Sequence(1));
+  EXPECT_EQ(server.joins().size(), 2u);
+}
+
+TEST(ClientPushTest, RefusedPushIsFinal) {
+  FakeServer server;
+  server.on_exchange = [](FakeServer::ExchangeIo& io) {
+    std::vector<v1::ExchangeRequest> push;
+    ReadPush(io, &push);
+    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "bad length");
+  };
+  const auto client = TrainingClient(server);
+  const absl::Status status = PushOnce(*client).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("bad length"));
+  EXPECT_EQ(client->NextAssignment().status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ClientPushTest, StepThatEndsEarlyReleasesThePush) {
+  FakeServer server;
+  server.on_exchange = [&](FakeServer::ExchangeIo& io) {
+    std::vector<v1::ExchangeRequest> push;
+    if (ReadPush(io, &push)) server.TellAborted(10, 0);
+    Drain(io);
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  const absl::Status status = PushOnce(*client).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+  // The rest of the step is refused at once.
+  EXPECT_EQ(client->OpenPush({}).code(), absl::StatusCode::kAborted);
+  server.Tell(TrainAssignment(1, 1, 10));
+  const auto again = client->NextAssignment();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->attempt, Attempt(1));
+  // The connection was never in doubt.
+  EXPECT_EQ(server.joins().size(), 1u);
+}
+
+TEST(ClientPushTest, GradientThatDoesNotFitIsRefused) {
+  FakeServer server;
+  server.on_exchange = [](FakeServer::ExchangeIo& io) {
+    Drain(io);
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  EXPECT_EQ(client->SendGradient(0, Floats({1, 2}), {}).code(),
+            absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(client->OpenPush({.samples = 1, .loss_weight = 1}).ok());
+  EXPECT_EQ(client->SendGradient(0, Floats({1}), {}).code(),
+            absl::StatusCode::kInvalidArgument);
+  // Partition 1 is frozen, 3 does not exist.
+  for (int32_t partition : {-1, 1, 3}) {
+    EXPECT_EQ(client->SendGradient(partition, Floats({1, 2}), {}).code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(ClientReduceTest, MomentsGoOutAndComeBackCombined) {
+  FakeServer server;
+  std::vector<v1::ReduceRequest> seen;
+  server.on_reduce = [&](FakeServer::ReduceIo& io) {
+    v1::ReduceRequest request;
+    while (io.Read(&request)) {
+      seen.push_back(request);
+      v1::ReduceReply reply;
+      *reply.mutable_key() = request.key();
+      reply.set_count(2 * request.count());
+      EncodeMoments({.count = 0, .first = {10, 20}, .second = {30, 40}},
+                    reply.mutable_values());
+      io.Write(reply);
+    }
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  for (int call = 0; call < 3; ++call) {
+    ReduceKey key = kKey;
+    key.call = call;
+    const auto global =
+        client->Reduce(key, {.count = 5, .first = {1, 2}, .second = {3, 4}});
+    ASSERT_TRUE(global.ok()) << global.status();
+    EXPECT_EQ(global->count, 10);
+    EXPECT_THAT(global->first, ElementsAre(10, 20));
+    EXPECT_THAT(global->second, ElementsAre(30, 40));
+  }
+  ASSERT_EQ(seen.size(), 3u);
+  EXPECT_EQ(seen[2].sender().rank(), 2);
+  EXPECT_EQ(seen[2].key().call(), 2);
+  EXPECT_EQ(seen[2].count(), 5);
+  const auto sent = DecodeMoments(ReducePhase::kForward, 5, seen[2].values());
+  EXPECT_THAT(sent->first, ElementsAre(1, 2));
+  EXPECT_THAT(sent->second, ElementsAre(3, 4));
+}
+
+TEST(ClientReduceTest, AbortedAnswerVoidsTheStepOnly) {
+  FakeServer server;
+  server.on_reduce = [](FakeServer::ReduceIo& io) {
+    v1::ReduceRequest request;
+    while (io.Read(&request)) {
+      v1::ReduceReply reply;
+      *reply.mutable_key() = request.key();
+      reply.set_aborted("rank 3 was lost");
+      io.Write(reply);
+    }
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  const absl::Status status =
+      client->Reduce(kKey, {.count = 1, .first = {1}, .second = {0}}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 3 was lost"));
+  server.Tell(TrainAssignment(1, 1, 10));
+  EXPECT_EQ(client->NextAssignment()->attempt, Attempt(1));
+  EXPECT_EQ(server.joins().size(), 1u);
+}
+
+TEST(ClientReduceTest, NoticeReleasesAWaitingRendezvous) {
+  FakeServer server;
+  server.on_reduce = [&](FakeServer::ReduceIo& io) {
+    v1::ReduceRequest request;
+    while (io.Read(&request)) server.TellAborted(10, 0);
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  EXPECT_EQ(client->Reduce(kKey, {.count = 1, .first = {1}, .second = {0}})
+                .status()
+                .code(),
+            absl::StatusCode::kAborted);
+}
+
+TEST(ClientReduceTest, LateAnswerOfAnEndedAttemptIsIgnored) {
+  FakeServer server;
+  server.on_reduce = [&](FakeServer::ReduceIo& io) {
+    v1::ReduceRequest first;
+    v1::ReduceRequest second;
+    io.Read(&first);
+    server.TellAborted(10, 0);
+    io.Read(&second);
+    for (const v1::ReduceRequest& request : {first, second}) {
+      v1::ReduceReply reply;
+      *reply.mutable_key() = request.key();
+      reply.set_count(request.key().attempt());
+      reply.set_values(request.values());
+      io.Write(reply);
+    }
+    io.Read(&first);
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  const Moments local{.count = 1, .first = {1}, .second = {0}};
+  ASSERT_EQ(client->Reduce(kKey, local).status().code(),
+            absl::StatusCode::kAborted);
+  ReduceKey again = kKey;
+  again.attempt = Attempt(1);
+  const auto global = client->Reduce(again, local);
+  ASSERT_TRUE(global.ok()) << global.status();
+  EXPECT_EQ(global->count, 1);
+}
+
+TEST(ClientReduceTest, StopFromAnotherThreadReleasesTheRendezvous) {
+  FakeServer server;
+  Client* waiting = nullptr;
+  server.on_reduce = [&](FakeServer::ReduceIo& io) {
+    v1::ReduceRequest request;
+    while (io.Read(&request)) waiting->RequestStop();
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  waiting = client.get();
+  EXPECT_EQ(client->Reduce(kKey, {.count = 1, .first = {1}, .second = {0}})
+                .status()
+                .code(),
+            absl::StatusCode::kCancelled);
+}
+
+TEST(ClientReduceTest, LostSessionReleasesTheRendezvous) {
+  FakeServer server;
+  server.on_reduce = [&](FakeServer::ReduceIo& io) {
+    v1::ReduceRequest request;
+    while (io.Read(&request)) {
+      server.EndSession(absl::UnavailableError("restarting"));
+    }
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  EXPECT_EQ(client->Reduce(kKey, {.count = 1, .first = {1}, .second = {0}})
+                .status()
+                .code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(client->NextAssignment().ok());
+  EXPECT_EQ(server.joins().size(), 2u);
+}
+
+TEST(ClientReportTest, EvaluationIsReportedAndTheNextWorkTaken) {
+  FakeServer server;
+  server.on_open = [&](int) {
+    Assignment evaluate = TrainAssignment(3, 0, 10);
+    evaluate.kind = AssignmentKind::kEvaluate;
+    server.Tell(evaluate);
+  };
+  v1::ReportRequest seen;
+  server.on_report = [&](const v1::ReportRequest& request) {
+    seen = request;
+    return TrainAssignment(4, 0, 10);
+  };
+  const auto client = JoinedClient(server.Options());
+  EXPECT_EQ(client->ReportEvaluation({}).code(),
+            absl::StatusCode::kFailedPrecondition);
+  ASSERT_EQ(client->NextAssignment()->kind, AssignmentKind::kEvaluate);
+  ASSERT_TRUE(client
+                  ->ReportEvaluation({.samples = 5,
+                                      .loss_sum = 2.5,
+                                      .loss_weight = 5,
+                                      .correct = 3,
+                                      .labels = 5})
+                  .ok());
+  EXPECT_EQ(seen.sender().incarnation(), 1);
+  EXPECT_EQ(seen.sequence(), 3);
+  EXPECT_EQ(seen.samples(), 5);
+  EXPECT_EQ(seen.loss_sum(), 2.5);
+  EXPECT_EQ(seen.loss_weight(), 5);
+  EXPECT_EQ(seen.correct(), 3);
+  EXPECT_EQ(seen.labels(), 5);
+  EXPECT_EQ(client->NextAssignment()->sequence, Sequence(4));
+}
+
+TEST(ClientReportTest, FencedReportLeadsToANewLife) {
+  FakeServer server;
+  server.on_open = [&](int) {
+    Assignment evaluate = TrainAssignment(3, 0, 10);
+    evaluate.kind = AssignmentKind::kEvaluate;
+    server.Tell(evaluate);
+  };
+  server.on_report =
+      [](const v1::ReportRequest&) -> absl::StatusOr<Assignment> {
+    return absl::AbortedError("fenced");
+  };
+  const auto client = JoinedClient(server.Options());
+  ASSERT_TRUE(client->NextAssignment().ok());
+  EXPECT_EQ(client->ReportEvaluation({}).code(), absl::StatusCode::kAborted);
+  EXPECT_TRUE(client->NextAssignment().ok());
+  EXPECT_EQ(server.joins().size(), 2u);
+}
+
+}  // namespace
+}  // namespace cohort

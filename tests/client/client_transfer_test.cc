@@ -1,0 +1,262 @@
+// Registering the model and pulling versions.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/wire/convert.h"
+#include "tests/client/fake_server.h"
+#include "worker/client/client.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Takes the values of every partition, as a server does of the first worker.
+class ValueTaker {
+ public:
+  grpc::Status operator()(FakeServer::RegisterIo& io) {
+    if (!io.Read(&first)) return grpc::Status::OK;
+    v1::RegisterReply reply;
+    ToProto(TestPartitions(), reply.mutable_partitions());
+    reply.set_loss_reference(8);
+    reply.set_send_values(true);
+    io.Write(reply);
+    v1::RegisterRequest request;
+    while (payloads.size() < 3 && io.Read(&request)) {
+      const std::string& bytes = request.payload();
+      const ByteRope rope = ByteRope::Copy(absl::MakeConstSpan(
+          reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()));
+      EXPECT_TRUE(
+          CheckPayload(request, rope, static_cast<int64_t>(bytes.size()) / 4)
+              .ok());
+      EXPECT_EQ(request.sender().rank(), 2);
+      payloads[request.partition()] = bytes;
+    }
+    reply.Clear();
+    reply.set_done(true);
+    io.Write(reply);
+    return grpc::Status::OK;
+  }
+
+  v1::RegisterRequest first;
+  std::map<int32_t, std::string> payloads;
+};
+
+TEST(ClientRegisterTest, FirstWorkerSendsLayoutPlanAndValues) {
+  FakeServer server;
+  ValueTaker taker;
+  server.on_register = [&](FakeServer::RegisterIo& io) { return taker(io); };
+  const auto client = JoinedClient(server.Options());
+  const std::vector<float> a = {1, 2};
+  const std::vector<float> frozen = {3};
+  const std::vector<float> b = {4, 5};
+  const std::vector<absl::Span<const float>> values = {a, frozen, b};
+  const std::vector<LayerStatistics> statistics = {
+      {.mean = {1, 2}, .variance = {3, 4}, .num_batches_tracked = 5}};
+  const auto registration =
+      client->Register(TestLayout(), {.dataset = "test", .train_samples = 60},
+                       values, statistics);
+  ASSERT_TRUE(registration.ok()) << registration.status();
+  EXPECT_EQ(registration->partitions, TestPartitions());
+  EXPECT_EQ(registration->loss_reference, 8);
+  EXPECT_EQ(FromProto(taker.first.layout())->parameters,
+            TestLayout().parameters);
+  EXPECT_EQ(taker.first.plan().dataset(), "test");
+  EXPECT_EQ(*FromProto(taker.first.statistics(), TestLayout()), statistics);
+  EXPECT_EQ(taker.payloads[0], FloatBytes({1, 2}));
+  EXPECT_EQ(taker.payloads[1], FloatBytes({3}));
+  EXPECT_EQ(taker.payloads[2], FloatBytes({4, 5}));
+}
+
+TEST(ClientRegisterTest, RefusalIsToldInTheServersWords) {
+  FakeServer server;
+  server.on_register = [](FakeServer::RegisterIo& io) {
+    v1::RegisterRequest request;
+    io.Read(&request);
+    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
+                        "a: got shape [2], want [3]");
+  };
+  const auto client = JoinedClient(server.Options());
+  const std::vector<float> two = {1, 2};
+  const std::vector<float> one = {3};
+  const std::vector<absl::Span<const float>> values = {two, one, two};
+  const absl::Status status =
+      client->Register(TestLayout(), {}, values, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("a: got shape [2], want [3]"));
+}
+
+TEST(ClientRegisterTest, RepeatsItselfWhenTheServerRestarts) {
+  FakeServer server;
+  int tries = 0;
+  server.on_register = [&](FakeServer::RegisterIo& io) {
+    if (++tries == 1) {
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "restarting");
+    }
+    return RegisterWithoutValues(io);
+  };
+  const auto client = JoinedClient(server.Options());
+  RegisterTestModel(*client);
+  EXPECT_EQ(tries, 2);
+}
+
+TEST(ClientRegisterTest, ValuesThatDoNotFitTheLayoutAreRefused) {
+  FakeServer server;
+  const auto client = JoinedClient(server.Options());
+  const std::vector<float> two = {1, 2};
+  const std::vector<absl::Span<const float>> too_few = {two};
+  EXPECT_EQ(client->Register(TestLayout(), {}, too_few, {}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  const std::vector<absl::Span<const float>> wrong_size = {two, two, two};
+  const absl::Status status =
+      client->Register(TestLayout(), {}, wrong_size, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("frozen: got 2 elements, want 1"));
+}
+
+v1::PullReply HeaderReply(int64_t version) {
+  v1::PullReply reply;
+  reply.mutable_header()->set_version(version);
+  ToProto(TestLayout(), reply.mutable_header()->mutable_layout());
+  ToProto(TestPartitions(), reply.mutable_header()->mutable_partitions());
+  ToProto(InitialStatistics(TestLayout()),
+          reply.mutable_header()->mutable_statistics());
+  return reply;
+}
+
+v1::PullReply PartitionReply(int32_t partition,
+                             const std::vector<float>& values) {
+  v1::PullReply reply;
+  reply.set_partition(partition);
+  reply.set_encoding(v1::ENCODING_FLOAT32);
+  reply.set_payload(FloatBytes(values));
+  return reply;
+}
+
+TEST(ClientPullTest, VersionComesAsOneWhole) {
+  FakeServer server;
+  v1::PullRequest seen;
+  server.on_pull = [&](const v1::PullRequest& request, FakeServer::PullIo& io) {
+    seen = request;
+    io.Write(HeaderReply(9));
+    io.Write(PartitionReply(2, {4, 5}));
+    io.Write(PartitionReply(0, {1, 2}));
+    io.Write(PartitionReply(1, {3}));
+    return grpc::Status::OK;
+  };
+  const auto client = JoinedClient(server.Options());
+  const auto pulled = client->Pull(Version(9), true, true);
+  ASSERT_TRUE(pulled.ok()) << pulled.status();
+  EXPECT_EQ(seen.run_id(), "run-1");
+  EXPECT_EQ(seen.version(), 9);
+  EXPECT_TRUE(seen.weights());
+  EXPECT_TRUE(seen.statistics());
+  EXPECT_EQ(pulled->version, Version(9));
+  EXPECT_EQ(pulled->layout.parameters, TestLayout().parameters);
+  EXPECT_EQ(pulled->partitions, TestPartitions());
+  EXPECT_EQ(pulled->statistics, InitialStatistics(TestLayout()));
+  ASSERT_EQ(pulled->weights.size(), 3u);
+  EXPECT_EQ(pulled->weights[0].ToString(), FloatBytes({1, 2}));
+  EXPECT_EQ(pulled->weights[1].ToString(), FloatBytes({3}));
+  EXPECT_EQ(pulled->weights[2].ToString(), FloatBytes({4, 5}));
+}
+
+TEST(ClientPullTest, LargePartitionComesBackIntact) {
+  FakeServer server;
+  constexpr int64_t kElements = 5'000'001;
+  std::vector<float> values(kElements);
+  for (int64_t i = 0; i < kElements; ++i) {
+    values[static_cast<size_t>(i)] = static_cast<float>(i);
+  }
+  server.on_pull = [&](const v1::PullRequest&, FakeServer::PullIo& io) {
+    v1::PullReply header;
+    ModelLayout layout;
+    layout.parameters = {{.name = "w", .shape = {kElements}}};
+    ToProto(layout, header.mutable_header()->mutable_layout());
+    ToProto(MakePartitions(layout, int64_t{1} << 30),
+            header.mutable_header()->mutable_partitions());
+    io.Write(header);
+    io.Write(PartitionReply(0, values));
+    return grpc::Status::OK;
+  };
+  const auto client = JoinedClient(server.Options());
+  const auto pulled = client->Pull(std::nullopt, true, false);
+  ASSERT_TRUE(pulled.ok()) << pulled.status();
+  EXPECT_TRUE(pulled->weights[0].ToString() == FloatBytes(values));
+}
+
+TEST(ClientPullTest, VersionThatIsGoneIsOutOfRangeAndNothingBreaks) {
+  FakeServer server;
+  server.on_pull = [](const v1::PullRequest&, FakeServer::PullIo&) {
+    return grpc::Status(grpc::StatusCode::OUT_OF_RANGE, "version 3 is gone");
+  };
+  const auto client = JoinedClient(server.Options());
+  const absl::Status status = client->Pull(Version(3), true, false).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("version 3 is gone"));
+  server.Tell(TrainAssignment(1, 0, 10));
+  EXPECT_TRUE(client->NextAssignment().ok());
+  EXPECT_EQ(server.joins().size(), 1u);
+}
+
+TEST(ClientPullTest, WhatDoesNotFitTogetherIsRefused) {
+  const std::vector<std::vector<v1::PullReply>> cases = {
+      // A partition twice.
+      {HeaderReply(9), PartitionReply(0, {1, 2}), PartitionReply(0, {1, 2})},
+      // A partition that does not exist.
+      {HeaderReply(9), PartitionReply(3, {1, 2})},
+      // A wrong length.
+      {HeaderReply(9), PartitionReply(0, {1})},
+      // Another version.
+      {HeaderReply(8)},
+      // No header.
+      {PartitionReply(0, {1, 2})}};
+  for (const std::vector<v1::PullReply>& replies : cases) {
+    FakeServer server;
+    server.on_pull = [&](const v1::PullRequest&, FakeServer::PullIo& io) {
+      for (const v1::PullReply& reply : replies) io.Write(reply);
+      return grpc::Status::OK;
+    };
+    const auto client = JoinedClient(server.Options());
+    EXPECT_EQ(client->Pull(Version(9), true, false).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(ClientPullTest, IncompletePullIsUnavailable) {
+  FakeServer server;
+  server.on_pull = [](const v1::PullRequest&, FakeServer::PullIo& io) {
+    io.Write(HeaderReply(9));
+    io.Write(PartitionReply(0, {1, 2}));
+    return grpc::Status::OK;
+  };
+  const auto client = JoinedClient(server.Options());
+  const absl::Status status = client->Pull(Version(9), true, false).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("1 of 3"));
+}
+
+TEST(ClientPullTest, StopReleasesThePull) {
+  FakeServer server;
+  Client* waiting = nullptr;
+  server.on_pull = [&](const v1::PullRequest&, FakeServer::PullIo& io) {
+    io.Write(HeaderReply(9));
+    waiting->RequestStop();
+    return grpc::Status::OK;
+  };
+  const auto client = JoinedClient(server.Options());
+  waiting = client.get();
+  EXPECT_EQ(client->Pull(Version(9), true, false).status().code(),
+            absl::StatusCode::kCancelled);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,189 @@
+#include "common/byte_rope.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/checksum.h"
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+
+absl::Span<const std::byte> BytesOf(const std::string& text) {
+  return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(text.data()),
+                             text.size());
+}
+
+// The floats' bytes, cut before the given byte offsets. Every piece owns a
+// copy of its own, so that reading past one is seen by the sanitizer.
+ByteRope Cut(const std::vector<float>& floats,
+             const std::vector<size_t>& cuts) {
+  const auto bytes =
+      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(floats.data()),
+                          floats.size() * sizeof(float));
+  ByteRope rope;
+  size_t begin = 0;
+  const auto add = [&](size_t end) {
+    const ByteRope piece = ByteRope::Copy(bytes.subspan(begin, end - begin));
+    for (const ByteRope::Piece& p : piece.pieces()) {
+      rope.Append(p.bytes, p.owner);
+    }
+    begin = end;
+  };
+  for (size_t cut : cuts) add(cut);
+  add(bytes.size());
+  return rope;
+}
+
+struct Run {
+  int64_t offset = 0;
+  int64_t count = 0;
+  friend bool operator==(const Run&, const Run&) = default;
+};
+
+// Runs seen, and each rope's floats put together again from them.
+struct Walk {
+  std::vector<Run> runs;
+  std::vector<std::vector<float>> floats;
+};
+
+Walk WalkRuns(const std::vector<ByteRope>& ropes, int64_t elements) {
+  Walk walk;
+  walk.floats.resize(ropes.size());
+  std::vector<const ByteRope*> pointers;
+  for (const ByteRope& rope : ropes) pointers.push_back(&rope);
+  ForEachFloatRun(
+      pointers, elements,
+      [&](int64_t offset, int64_t count,
+          absl::Span<const std::byte* const> at) {
+        walk.runs.push_back({.offset = offset, .count = count});
+        for (size_t k = 0; k < ropes.size(); ++k) {
+          const auto n = static_cast<size_t>(count);
+          std::vector<float> run(n);
+          std::memcpy(run.data(), at[k], n * sizeof(float));
+          walk.floats[k].insert(walk.floats[k].end(), run.begin(), run.end());
+        }
+      });
+  return walk;
+}
+
+TEST(ByteRopeTest, IsTheConcatenationOfItsPieces) {
+  const std::string head = "abc";
+  const std::string tail = "defg";
+  ByteRope rope(BytesOf(head), nullptr);
+  rope.Append(BytesOf(tail), nullptr);
+  EXPECT_EQ(rope.size_bytes(), 7);
+  EXPECT_EQ(rope.ToString(), "abcdefg");
+}
+
+TEST(ByteRopeTest, IgnoresEmptyPieces) {
+  ByteRope rope;
+  rope.Append({}, nullptr);
+  EXPECT_EQ(rope.size_bytes(), 0);
+  EXPECT_TRUE(rope.pieces().empty());
+  EXPECT_EQ(rope.ToString(), "");
+}
+
+TEST(ByteRopeTest, KeepsTheMemoryOfItsPiecesAlive) {
+  auto owner = std::make_shared<std::string>("kept");
+  const std::weak_ptr<std::string> watch = owner;
+  ByteRope rope(BytesOf(*owner), owner);
+  owner.reset();
+  EXPECT_EQ(rope.ToString(), "kept");
+  rope = ByteRope();
+  EXPECT_TRUE(watch.expired());
+}
+
+TEST(ByteRopeTest, CopyDoesNotSeeLaterChanges) {
+  std::string text = "before";
+  const ByteRope rope = ByteRope::Copy(BytesOf(text));
+  text = "behind";
+  EXPECT_EQ(rope.ToString(), "before");
+}
+
+TEST(ByteRopeTest, ChecksumDoesNotDependOnCuts) {
+  const std::vector<float> floats = {1, 2, 3, 4};
+  const uint64_t whole = Cut(floats, {}).Checksum();
+  for (size_t cut = 1; cut < 16; ++cut) {
+    EXPECT_EQ(Cut(floats, {cut}).Checksum(), whole) << "cut at " << cut;
+  }
+  EXPECT_NE(Cut({1, 2, 3, 5}, {}).Checksum(), whole);
+}
+
+// Reference values of XXH3-64 with seed 0, from the algorithm's own tests.
+TEST(ChecksumTest, IsXxh3) {
+  EXPECT_EQ(Xxh3({}), 0x2D06800538D394C2u);
+  EXPECT_EQ(ByteRope().Checksum(), 0x2D06800538D394C2u);
+  EXPECT_EQ(ChecksumText(Xxh3({})), "2d06800538d394c2");
+  EXPECT_EQ(ChecksumText(0xab), "00000000000000ab");
+}
+
+TEST(ChecksumTest, StreamingEqualsTheWhole) {
+  const std::string text(1000, 'x');
+  StreamingXxh3 stream;
+  stream.Update(BytesOf(text).subspan(0, 1));
+  stream.Update(BytesOf(text).subspan(1, 500));
+  stream.Update(BytesOf(text).subspan(501));
+  EXPECT_EQ(stream.Digest(), Xxh3(BytesOf(text)));
+}
+
+TEST(ForEachFloatRunTest, OneRunWhereNothingIsCut) {
+  const Walk walk = WalkRuns({Cut({1, 2, 3}, {}), Cut({4, 5, 6}, {})}, 3);
+  EXPECT_THAT(walk.runs, ElementsAre(Run{0, 3}));
+  EXPECT_THAT(walk.floats[0], ElementsAre(1, 2, 3));
+  EXPECT_THAT(walk.floats[1], ElementsAre(4, 5, 6));
+}
+
+TEST(ForEachFloatRunTest, RunsEndWhereAnyRopeIsCut) {
+  // Cut after one float in the first, after three in the second.
+  const Walk walk =
+      WalkRuns({Cut({1, 2, 3, 4}, {4}), Cut({5, 6, 7, 8}, {12})}, 4);
+  EXPECT_THAT(walk.runs, ElementsAre(Run{0, 1}, Run{1, 2}, Run{3, 1}));
+  EXPECT_THAT(walk.floats[0], ElementsAre(1, 2, 3, 4));
+  EXPECT_THAT(walk.floats[1], ElementsAre(5, 6, 7, 8));
+}
+
+TEST(ForEachFloatRunTest, ACutFloatIsARunOfItsOwn) {
+  // Byte 6 is inside the second float.
+  const Walk walk = WalkRuns({Cut({1, 2, 3, 4}, {6})}, 4);
+  EXPECT_THAT(walk.runs, ElementsAre(Run{0, 1}, Run{1, 1}, Run{2, 2}));
+  EXPECT_THAT(walk.floats[0], ElementsAre(1, 2, 3, 4));
+}
+
+TEST(ForEachFloatRunTest, AFloatMayBeCutIntoItsBytes) {
+  const Walk walk = WalkRuns({Cut({1, 2}, {1, 2, 3, 4, 5, 6, 7})}, 2);
+  EXPECT_THAT(walk.runs, ElementsAre(Run{0, 1}, Run{1, 1}));
+  EXPECT_THAT(walk.floats[0], ElementsAre(1, 2));
+}
+
+TEST(ForEachFloatRunTest, EveryPairOfCutsGivesTheSameFloats) {
+  const std::vector<float> a = {1, 2, 3, 4};
+  const std::vector<float> b = {-1, -2, -3, -4};
+  for (size_t cut_a = 1; cut_a < 16; ++cut_a) {
+    for (size_t cut_b = 1; cut_b < 16; ++cut_b) {
+      const Walk walk = WalkRuns({Cut(a, {cut_a}), Cut(b, {cut_b})}, 4);
+      ASSERT_EQ(walk.floats[0], a) << cut_a << " and " << cut_b;
+      ASSERT_EQ(walk.floats[1], b) << cut_a << " and " << cut_b;
+    }
+  }
+}
+
+TEST(ForEachFloatRunTest, NothingToDoForNoElements) {
+  EXPECT_TRUE(WalkRuns({ByteRope()}, 0).runs.empty());
+}
+
+TEST(ForEachFloatRunDeathTest, RefusesARopeOfAnotherLength) {
+  const ByteRope rope = Cut({1, 2}, {});
+  const std::vector<const ByteRope*> ropes = {&rope};
+  EXPECT_DEATH(ForEachFloatRun(ropes, 3, [](int64_t, int64_t, auto) {}),
+               "got 8 bytes, want 12");
+}
+
+}  // namespace
+}  // namespace cohort

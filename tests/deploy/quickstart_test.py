@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+"""deploy/quickstart, with a build and binaries that do what a test says.
+
+Nothing is installed, compiled or trained: cmake, the server and the workers
+are small scripts, so that what is tested is the starting, watching, stopping
+and printing around them.
+"""
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+DEADLINE_S = 60
+
+# Writes its arguments, one a line, and gives its address. PLAY follows.
+SERVER = r"""#!/bin/bash
+printf '%s\n' "$@" >"$PLAYS/server.args"
+for flag in "$@"; do
+  case "$flag" in
+    --address_file=*) address_file=${flag#*=} ;;
+    --results_dir=*) results=${flag#*=} ;;
+  esac
+done
+echo $$ >"$PLAYS/server.pid"
+listen() { echo 127.0.0.1:12345 >"$address_file.new"
+           mv "$address_file.new" "$address_file"; }
+await() { until [[ -e "$PLAYS/$1" ]]; do sleep 0.02; done; }
+. "$PLAYS/server.play"
+"""
+
+WORKER = r"""#!/bin/bash
+for flag in "$@"; do
+  case "$flag" in --rank=*) rank=${flag#*=} ;; esac
+done
+await() { until [[ -e "$PLAYS/$1" ]]; do sleep 0.02; done; }
+echo $$ >"$PLAYS/worker-$rank.pid"
+printf '%s\n' "$@" >"$PLAYS/worker-$rank.args.new"
+mv "$PLAYS/worker-$rank.args.new" "$PLAYS/worker-$rank.args"
+. "$PLAYS/worker.play"
+"""
+
+GOOD_SERVER = """
+listen
+echo epoch 1 of 1
+await worker-0.args
+await worker-1.args
+echo a,b >"$results/history.csv"
+echo 'test accuracy 88.5 %'
+"""
+
+
+def setUpModule():
+    # A test that was started in the background ignores interrupts, and so
+    # would what it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class QuickstartTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        top = pathlib.Path(folder.name)
+        self.root, self.plays = top / "tree", top / "plays"
+        binaries = self.root / "build/release/bin"
+        for path in (self.root / "deploy", self.plays, binaries,
+                     top / "tools"):
+            path.mkdir(parents=True)
+        shutil.copy(SOURCE / "deploy/quickstart", self.root / "deploy")
+        self.script(self.root / "deploy/install-deps", "#!/bin/sh\n")
+        self.script(top / "tools/cmake",
+                    '#!/bin/sh\necho "$@" >>"$PLAYS/cmake.args"\n')
+        self.script(binaries / "cohort-server", SERVER)
+        self.script(binaries / "cohort-worker", WORKER)
+        self.play("server", GOOD_SERVER)
+        self.play("worker", "")
+        self.environment = {
+            **os.environ, "PLAYS": str(self.plays),
+            "PATH": f"{top / 'tools'}:{os.environ['PATH']}"}
+
+    def script(self, path: pathlib.Path, text: str) -> None:
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def play(self, who: str, text: str) -> None:
+        (self.plays / f"{who}.play").write_text(text)
+
+    def start(self, *flags: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [self.root / "deploy/quickstart", *flags], cwd="/",
+            env=self.environment, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def quickstart(self, *flags: str) -> tuple[int, str, str]:
+        """Returns exit code, stdout and stderr."""
+        process = self.start(*flags)
+        out, err = process.communicate(timeout=DEADLINE_S)
+        return process.returncode, out, err
+
+    def lines(self, name: str) -> list[str]:
+        return (self.plays / name).read_text().splitlines()
+
+    def assert_ended(self, who: str) -> None:
+        pid = int((self.plays / f"{who}.pid").read_text())
+        with self.assertRaises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    def test_last_line_is_the_accuracy_and_results_stand_before_it(self):
+        code, out, err = self.quickstart()
+        lines = out.splitlines()
+        self.assertEqual((code, lines[-1]), (0, "test accuracy 88.5 %"), err)
+        self.assertEqual(lines.count("test accuracy 88.5 %"), 1)
+        self.assertIn("epoch 1 of 1", lines)
+        run_dir, = (self.root / "results").glob("quickstart-*")
+        self.assertIn(f"Results are in {run_dir}:", lines)
+        self.assertIn("  history.csv", lines)
+        self.assertNotIn("  model.safetensors", lines)
+        self.assertLess(lines.index("epoch 1 of 1"),
+                        lines.index("What to try next:"))
+        self.assertEqual((run_dir / "server.log").read_text(),
+                         "epoch 1 of 1\ntest accuracy 88.5 %\n")
+
+    def test_new_tree_is_configured_without_tests(self):
+        self.quickstart()
+        self.assertEqual(self.lines("cmake.args")[0],
+                         "--preset release -DCOHORT_BUILD_TESTS=OFF")
+
+    def test_configured_tree_is_left_as_it_is(self):
+        (self.root / "build/release/build.ninja").touch()
+        self.quickstart()
+        self.assertEqual(
+            self.lines("cmake.args"),
+            ["--build --preset release --target cohort-server cohort-worker"])
+
+    def test_flags_reach_those_they_are_for(self):
+        code, _, err = self.quickstart(
+            "--workers=3", "--aggregation=async", "--batch_size=8",
+            "--data_dir=some/where", "--resume")
+        self.assertEqual(code, 0, err)
+        server = self.lines("server.args")
+        self.assertEqual(server[:2], ["--listen=127.0.0.1:0", "--workers=3"])
+        self.assertEqual(server[-2:], ["--aggregation=async", "--resume"])
+        self.assertEqual(
+            self.lines("worker-2.args"),
+            ["--server=127.0.0.1:12345", "--rank=2", "--model=cnn",
+             "--dataset=fashion-mnist", "--batch_size=8", "--threads=1",
+             "--data_dir=some/where"])
+
+    def test_wrong_use_is_exit_code_2_before_anything_is_built(self):
+        for flag in ("--workers=0", "--workers=x", "train", "--address_file=x"):
+            with self.subTest(flag=flag):
+                code, _, err = self.quickstart(flag)
+                self.assertEqual(code, 2)
+                self.assertIn(flag.split("=")[0], err)
+        self.assertFalse((self.plays / "cmake.args").exists())
+
+    def test_help_explains_and_starts_nothing(self):
+        code, out, _ = self.quickstart("--help")
+        self.assertEqual(code, 0)
+        self.assertIn("--workers=N", out)
+        self.assertFalse((self.plays / "cmake.args").exists())
+
+    def test_exit_code_is_the_servers(self):
+        self.play("server", "listen; await worker-1.args; exit 8")
+        code, out, err = self.quickstart()
+        self.assertEqual(code, 8)
+        self.assertIn("exit code 8", err)
+        self.assertNotIn("What to try next", out)
+
+    def test_server_that_never_listens_is_reported_with_its_exit_code(self):
+        self.play("server", "echo '--epochs=x: want a number'; exit 2")
+        code, out, _ = self.quickstart("--epochs=x")
+        self.assertEqual(code, 2)
+        self.assertIn("--epochs=x: want a number", out)
+
+    def test_worker_that_fails_is_reported_and_ends_the_run(self):
+        self.play("server", "listen; await never")
+        self.play("worker", """
+            [[ $rank == 0 ]] && await never
+            echo no such data set; exit 3""")
+        code, _, err = self.quickstart()
+        self.assertEqual(code, 3)
+        self.assertIn("worker 1 ended with exit code 3", err)
+        self.assertIn("    no such data set", err)
+        for who in ("server", "worker-0", "worker-1"):
+            self.assert_ended(who)
+
+    def test_killed_worker_is_reported_with_the_command_that_replaces_it(self):
+        self.play("server", """
+            listen; await worker-0.args; await worker-1.args
+            kill -KILL $(cat "$PLAYS/worker-1.pid")
+            await replaced
+            echo 'test accuracy 70.0 %'""")
+        self.play("worker", "await replaced")
+        process = self.start()
+        replacement = ""
+        for line in process.stdout:
+            if "--rank=1" in line:
+                replacement = line.strip()
+                (self.plays / "replaced").touch()
+        _, err = process.communicate(timeout=DEADLINE_S)
+        self.assertEqual(process.returncode, 0, err)
+        self.assertIn("worker 1 ended with exit code 137", err)
+        self.assertTrue(replacement.endswith(
+            "cohort-worker --server=127.0.0.1:12345 --rank=1 --model=cnn "
+            "--dataset=fashion-mnist --batch_size=64 --threads=1"),
+            replacement)
+
+    def test_failed_worker_does_not_end_a_run_that_goes_on_without_it(self):
+        self.play("server", """
+            listen; await worker-1.args; await worker-0.args; sleep 0.2
+            echo 'test accuracy 70.0 %'""")
+        self.play("worker", "[[ $rank == 0 ]] || exit 1; sleep 0.2")
+        code, out, err = self.quickstart("--on_worker_loss=continue")
+        self.assertEqual((code, out.splitlines()[-1]),
+                         (0, "test accuracy 70.0 %"), err)
+        self.assertIn("worker 1 ended with exit code 1", err)
+
+    def test_interrupt_stops_everything_it_started(self):
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            with self.subTest(signal=number):
+                self.play("server",
+                          "listen; await worker-0.args; await worker-1.args\n"
+                          "echo running; await never")
+                self.play("worker", "await never")
+                process = self.start()
+                while "running" not in process.stdout.readline():
+                    self.assertIsNone(process.poll())
+                process.send_signal(number)
+                process.communicate(timeout=DEADLINE_S)
+                self.assertEqual(process.returncode, code)
+                for who in ("server", "worker-0", "worker-1"):
+                    self.assert_ended(who)
+
+    def test_run_without_an_accuracy_is_no_success(self):
+        self.play("server", "listen; await worker-1.args")
+        code, _, err = self.quickstart()
+        self.assertEqual(code, 1)
+        self.assertIn("no test accuracy", err)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,149 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/formats/file_system.h"
+
+namespace cohort {
+
+// What goes wrong, and at which changing operation (the first is 1; reading
+// and listing are not counted).
+struct FileFault {
+  int32_t at = 0;
+  absl::Status error = absl::InternalError("the process died");
+  // The operation takes effect and only its success is lost. Otherwise it
+  // does nothing, or for a write, half of it.
+  bool takes_effect = false;
+  // Nothing works any more afterwards, as after a crash.
+  bool dead_after = false;
+};
+
+// The real file system, made to fail at a chosen operation.
+// Thread safety: none beyond the caller's own order.
+class FaultyFileSystem final : public FileSystem {
+ public:
+  explicit FaultyFileSystem(FileFault fault = {}) : fault_(std::move(fault)) {}
+
+  int32_t operations() const { return operations_; }
+  // Called before each changing operation, with its number.
+  std::function<void(int32_t)> before;
+
+  // Takes back creations and renames that no SyncDirectory followed, as a
+  // power cut would.
+  void LoseUnsynced() {
+    for (auto it = unsynced_.rbegin(); it != unsynced_.rend(); ++it) {
+      if (it->renamed_from.empty()) {
+        std::filesystem::remove_all(it->path);
+      } else {
+        std::filesystem::rename(it->path, it->renamed_from);
+      }
+    }
+    unsynced_.clear();
+  }
+
+  absl::Status WriteFile(const std::string& path, int mode,
+                         absl::Span<const ByteRope> content) override {
+    return Run(
+        [&] {
+          unsynced_.push_back({.path = path});
+          return RealFileSystem().WriteFile(path, mode, content);
+        },
+        [&] {
+          std::string bytes;
+          for (const ByteRope& rope : content) bytes += rope.ToString();
+          const ByteRope half = ByteRope::Copy(
+              absl::MakeConstSpan(reinterpret_cast<const std::byte*>(bytes.data()),
+                                  bytes.size() / 2));
+          RealFileSystem().WriteFile(path, mode, {half}).IgnoreError();
+        });
+  }
+  absl::Status MakeDirectory(const std::string& path, int mode) override {
+    return Run([&] {
+      unsynced_.push_back({.path = path});
+      return RealFileSystem().MakeDirectory(path, mode);
+    });
+  }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return Run([&] {
+      const absl::Status status = RealFileSystem().Rename(from, to);
+      if (!status.ok()) return status;
+      // What lies in a renamed directory moves along.
+      for (Change& change : unsynced_) {
+        if (!absl::StartsWith(change.path, from + "/")) continue;
+        change.path = to + change.path.substr(from.size());
+      }
+      unsynced_.push_back({.path = to, .renamed_from = from});
+      return status;
+    });
+  }
+  absl::Status SyncDirectory(const std::string& path) override {
+    return Run([&] {
+      const std::filesystem::path synced = Trimmed(path);
+      std::erase_if(unsynced_, [&](const Change& change) {
+        return std::filesystem::path(change.path).parent_path() == synced;
+      });
+      return RealFileSystem().SyncDirectory(path);
+    });
+  }
+  absl::Status RemoveAll(const std::string& path) override {
+    return Run([&] {
+      std::erase_if(unsynced_, [&](const Change& change) {
+        return change.path == path ||
+               absl::StartsWith(change.path, path + "/");
+      });
+      return RealFileSystem().RemoveAll(path);
+    });
+  }
+  absl::StatusOr<std::vector<std::string>> List(
+      const std::string& path) override {
+    if (dead_) return fault_.error;
+    return RealFileSystem().List(path);
+  }
+  absl::StatusOr<ByteRope> ReadFile(const std::string& path) override {
+    if (dead_) return fault_.error;
+    return RealFileSystem().ReadFile(path);
+  }
+
+ private:
+  struct Change {
+    std::string path;
+    // Empty: created.
+    std::string renamed_from;
+  };
+
+  static std::string Trimmed(std::string path) {
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    return path;
+  }
+
+  absl::Status Run(const std::function<absl::Status()>& operation,
+                   const std::function<void()>& torn = [] {}) {
+    if (dead_) return fault_.error;
+    ++operations_;
+    if (before) before(operations_);
+    if (operations_ != fault_.at) return operation();
+    if (fault_.takes_effect) {
+      operation().IgnoreError();
+    } else {
+      torn();
+    }
+    dead_ = fault_.dead_after;
+    return fault_.error;
+  }
+
+  const FileFault fault_;
+  int32_t operations_ = 0;
+  bool dead_ = false;
+  // In order.
+  std::vector<Change> unsynced_;
+};
+
+}  // namespace cohort

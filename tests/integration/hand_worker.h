@@ -1,0 +1,123 @@
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohort/v1/admin.grpc.pb.h"
+#include "cohort/v1/membership.grpc.pb.h"
+#include "cohort/v1/moments.grpc.pb.h"
+#include "cohort/v1/parameters.grpc.pb.h"
+
+namespace cohort {
+
+// Raw little-endian values, as they travel.
+std::string BytesOf(const std::vector<float>& values);
+std::string BytesOf(const std::vector<double>& values);
+std::vector<float> FloatsOf(const std::string& bytes);
+std::vector<double> DoublesOf(const std::string& bytes);
+
+// A bidirectional call with its context, which ends with the object. Every
+// call has a deadline, so that a test which waits in vain fails.
+template <typename Request, typename Reply>
+struct Call {
+  using Stream = grpc::ClientReaderWriter<Request, Reply>;
+
+  std::unique_ptr<grpc::ClientContext> context =
+      std::make_unique<grpc::ClientContext>();
+  std::unique_ptr<Stream> stream;
+
+  bool open() const { return stream != nullptr; }
+  bool Write(const Request& request) { return stream->Write(request); }
+  // Nothing once the stream has ended.
+  std::optional<Reply> Read() {
+    Reply reply;
+    if (!stream->Read(&reply)) return std::nullopt;
+    return reply;
+  }
+  // Reads what is left and returns how the call ended.
+  grpc::Status End() {
+    Reply rest;
+    while (stream->Read(&rest)) {
+    }
+    const grpc::Status status = stream->Finish();
+    stream = nullptr;
+    return status;
+  }
+};
+
+using SessionCall = Call<v1::SessionRequest, v1::SessionReply>;
+using RegisterCall = Call<v1::RegisterRequest, v1::RegisterReply>;
+using ExchangeCall = Call<v1::ExchangeRequest, v1::ExchangeReply>;
+using ReduceCall = Call<v1::ReduceRequest, v1::ReduceReply>;
+
+// A worker driven by hand, with nothing but the generated stubs and ordinary
+// protobuf messages: what any client in any language could do.
+class HandWorker {
+ public:
+  explicit HandWorker(const std::string& address);
+  // Cancels what is still open.
+  ~HandWorker();
+
+  // Opens a session and joins. The status of a refusal, or OK.
+  grpc::Status Join(std::optional<int32_t> rank = std::nullopt,
+                    const std::string& run_id = "");
+  // The next assignment of this kind on the session; others are passed over.
+  std::optional<v1::Assignment> Await(v1::AssignmentKind kind);
+  // Leaves and returns how the session ended.
+  grpc::Status Leave();
+  // As a crash would.
+  void BreakSession();
+
+  // `values` has the elements of each parameter.
+  grpc::Status Register(const v1::ModelLayout& layout, const v1::RunPlan& plan,
+                        const std::vector<std::vector<float>>& values);
+
+  ExchangeCall OpenExchange();
+  // The three messages of a push; partition 0 carries all of `gradient`.
+  v1::ExchangeRequest Opening(const v1::Assignment& assignment,
+                              int64_t samples);
+  v1::ExchangeRequest Gradient(const v1::Assignment& assignment,
+                               const std::vector<float>& gradient);
+  v1::ExchangeRequest Closing(const v1::Assignment& assignment,
+                              double loss_sum);
+  // Sends all three.
+  void Push(ExchangeCall& exchange, const v1::Assignment& assignment,
+            const std::vector<float>& gradient);
+
+  ReduceCall OpenReduce();
+  v1::ReduceRequest Contribution(const v1::Assignment& assignment,
+                                 int64_t count, double mean, double m2);
+
+  // All replies, the header first.
+  grpc::Status Pull(const v1::PullRequest& request,
+                    std::vector<v1::PullReply>& replies);
+  grpc::Status Report(const v1::Assignment& assignment, int64_t correct,
+                      v1::Assignment& next);
+
+  v1::Sender& sender() { return sender_; }
+  const v1::JoinReply& joined() const { return joined_; }
+  SessionCall& session() { return session_; }
+  v1::Admin::Stub& admin() { return *admin_; }
+  // Batch-norm calls that Closing reports, by layer.
+  std::vector<int32_t> batch_norm_calls;
+
+ private:
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Membership::Stub> membership_;
+  std::unique_ptr<v1::Parameters::Stub> parameters_;
+  std::unique_ptr<v1::Moments::Stub> moments_;
+  std::unique_ptr<v1::Admin::Stub> admin_;
+  SessionCall session_;
+  v1::JoinReply joined_;
+  v1::Sender sender_;
+};
+
+// A context that ends before the test does.
+void SetDeadline(grpc::ClientContext& context);
+
+}  // namespace cohort

@@ -1,0 +1,662 @@
+// The server over a real connection, spoken to with plain protobuf messages.
+
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/service/server.h"
+#include "tests/integration/hand_worker.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+// One parameter w = [10, 10, 10, 10].
+v1::ModelLayout TinyLayout() {
+  v1::ModelLayout layout;
+  v1::ParameterSpec* w = layout.add_parameters();
+  w->set_name("w");
+  w->add_shape(4);
+  w->set_trainable(true);
+  return layout;
+}
+
+const std::vector<std::vector<float>> kTinyValues = {{10, 10, 10, 10}};
+
+// The tiny model with one batch-norm layer of one channel.
+v1::ModelLayout NormalisedLayout() {
+  v1::ModelLayout layout = TinyLayout();
+  v1::BatchNormSpec* bn = layout.add_batch_norms();
+  bn->set_name("bn");
+  bn->set_channels(1);
+  bn->set_epsilon(1e-5);
+  bn->set_momentum(0.1);
+  bn->set_track_statistics(true);
+  bn->set_convention(v1::STATISTICS_CONVENTION_PYTORCH);
+  return layout;
+}
+
+// Two workers with batches of two: one step an epoch. The losses of a step
+// weigh 4 together, which is the reference: gradients are summed as they are.
+v1::RunPlan TinyPlan() {
+  v1::RunPlan plan;
+  plan.set_dataset("tiny");
+  plan.set_dataset_digest("00");
+  plan.set_train_samples(4);
+  plan.set_test_samples(2);
+  plan.set_loss_reference(4);
+  return plan;
+}
+
+ServerOptions TinyOptions() {
+  ServerOptions options;
+  options.listen = "127.0.0.1:0";
+  options.coordinator.workers = 2;
+  options.coordinator.epochs = 1;
+  options.coordinator.optimizer = {.kind = OptimizerKind::kSgd,
+                                   .learning_rate = 0.5,
+                                   .weight_decay = 0,
+                                   .schedule = ScheduleKind::kConstant};
+  options.leave_grace = absl::ZeroDuration();
+  return options;
+}
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  void Start(const ServerOptions& options) {
+    absl::StatusOr<std::unique_ptr<Server>> server = StartServer(options, out_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+
+  // Two workers that have joined as ranks 0 and 1 and registered.
+  void StartWithTwoWorkers(const ServerOptions& options,
+                           const v1::ModelLayout& layout = TinyLayout()) {
+    Start(options);
+    for (int32_t rank : {0, 1}) {
+      auto worker = std::make_unique<HandWorker>(server_->address());
+      ASSERT_TRUE(worker->Join(rank).ok());
+      ASSERT_TRUE(worker->Register(layout, TinyPlan(), kTinyValues).ok());
+      worker->batch_norm_calls.assign(
+          static_cast<size_t>(layout.batch_norms_size()), 1);
+      workers_.push_back(std::move(worker));
+    }
+    for (auto& worker : workers_) {
+      const auto train = worker->Await(v1::ASSIGNMENT_KIND_TRAIN);
+      ASSERT_TRUE(train.has_value());
+      assignments_.push_back(*train);
+    }
+  }
+
+  // Both push to step 0, which commits version 1.
+  void TrainOneStep() {
+    for (size_t i = 0; i < 2; ++i) {
+      exchanges_.push_back(workers_[i]->OpenExchange());
+      workers_[i]->Push(exchanges_[i], assignments_[i],
+                        i == 0 ? std::vector<float>{1, 2, 3, 4}
+                               : std::vector<float>{1, 1, 1, 1});
+    }
+  }
+
+  // Reads until the verdict; weights go to `weights`.
+  static v1::PushVerdict AwaitVerdict(ExchangeCall& exchange,
+                                      std::vector<float>* weights = nullptr) {
+    while (std::optional<v1::ExchangeReply> reply = exchange.Read()) {
+      if (reply->has_verdict()) return reply->verdict();
+      if (weights != nullptr) *weights = FloatsOf(reply->payload());
+    }
+    ADD_FAILURE() << "no verdict: " << exchange.End().error_message();
+    return {};
+  }
+
+  std::string TemporaryFolder(const std::string& name) {
+    const std::filesystem::path path =
+        std::filesystem::path(::testing::TempDir()) /
+        absl::StrCat(name, "-", ::testing::UnitTest::GetInstance()
+                                    ->current_test_info()
+                                    ->name());
+    std::filesystem::remove_all(path);
+    return path.string();
+  }
+
+  // Outlives the server, which writes to it.
+  std::ostringstream out_;
+  std::unique_ptr<Server> server_;
+  std::vector<std::unique_ptr<HandWorker>> workers_;
+  std::vector<v1::Assignment> assignments_;
+  std::vector<ExchangeCall> exchanges_;
+};
+
+TEST_F(ServiceTest, JoinTellsTheWorkerWhatItNeeds) {
+  ServerOptions options = TinyOptions();
+  options.coordinator.seed = 42;
+  options.coordinator.lease = absl::Seconds(9);
+  Start(options);
+  HandWorker worker(server_->address());
+  ASSERT_TRUE(worker.Join().ok());
+
+  const v1::JoinReply& joined = worker.joined();
+  EXPECT_EQ(joined.rank(), 0);
+  EXPECT_EQ(joined.run_id(), server_->run_id());
+  EXPECT_GT(joined.incarnation(), 0);
+  EXPECT_EQ(joined.seed(), 42u);
+  EXPECT_EQ(joined.workers(), 2);
+  EXPECT_EQ(joined.lease_ms(), 9000);
+  EXPECT_EQ(joined.heartbeat_interval_ms(), 3000);
+  EXPECT_THAT(joined.shards(), ElementsAre(server_->address()));
+  EXPECT_THAT(joined.policy(), HasSubstr("sync"));
+}
+
+TEST_F(ServiceTest, OneSynchronousStepGivesTheHandComputedWeights) {
+  StartWithTwoWorkers(TinyOptions());
+  EXPECT_EQ(assignments_[0].range_begin(), 0);
+  EXPECT_EQ(assignments_[0].range_end(), 2);
+  EXPECT_EQ(assignments_[1].range_begin(), 2);
+  EXPECT_EQ(assignments_[1].range_end(), 4);
+  TrainOneStep();
+
+  for (ExchangeCall& exchange : exchanges_) {
+    std::vector<float> weights;
+    const v1::PushVerdict verdict = AwaitVerdict(exchange, &weights);
+    EXPECT_EQ(verdict.verdict(), v1::VERDICT_APPLIED);
+    EXPECT_EQ(verdict.version(), 1);
+    EXPECT_EQ(verdict.weights_partitions(), 1);
+    EXPECT_FALSE(verdict.duplicate());
+    // 10 - 0.5 * ([1, 2, 3, 4] + [1, 1, 1, 1]).
+    EXPECT_THAT(weights, ElementsAre(9.0f, 8.5f, 8.0f, 7.5f));
+  }
+}
+
+TEST_F(ServiceTest, RunEndsWithEvaluationAndResults) {
+  ServerOptions options = TinyOptions();
+  options.files.results_dir = TemporaryFolder("results");
+  StartWithTwoWorkers(options);
+  TrainOneStep();
+  // One of the two test samples is classified correctly.
+  for (size_t i = 0; i < 2; ++i) {
+    v1::Assignment task = AwaitVerdict(exchanges_[i]).next();
+    if (task.kind() != v1::ASSIGNMENT_KIND_EVALUATE) {
+      const auto later = workers_[i]->Await(v1::ASSIGNMENT_KIND_EVALUATE);
+      ASSERT_TRUE(later.has_value());
+      task = *later;
+    }
+    EXPECT_EQ(task.version(), 1);
+    v1::Assignment next;
+    ASSERT_TRUE(
+        workers_[i]->Report(task, static_cast<int64_t>(i), next).ok());
+  }
+  EXPECT_TRUE(
+      workers_[0]->Await(v1::ASSIGNMENT_KIND_FINISHED).has_value());
+
+  const RunSummary summary = server_->Wait();
+  EXPECT_EQ(summary.outcome, RunOutcome::kFinished);
+  ASSERT_TRUE(summary.last_evaluation.has_value());
+  EXPECT_DOUBLE_EQ(summary.last_evaluation->accuracy(), 0.5);
+  EXPECT_EQ(summary.snapshot->version, Version(1));
+  EXPECT_THAT(summary.snapshot->weights[0]->span(),
+              ElementsAre(9.0f, 8.5f, 8.0f, 7.5f));
+  EXPECT_THAT(out_.str(), HasSubstr("epoch 1: test accuracy 50.0 %"));
+  EXPECT_THAT(out_.str(), EndsWith("test accuracy 50.0 %\n"));
+  EXPECT_TRUE(std::filesystem::exists(options.files.results_dir +
+                                      "/model.safetensors"));
+  std::ifstream history(options.files.results_dir + "/history.csv");
+  std::string header;
+  std::string first_row;
+  std::getline(history, header);
+  std::getline(history, first_row);
+  EXPECT_THAT(header, HasSubstr("version,epoch,samples,seconds,train_loss"));
+  // Both losses are 1 over 2 samples each: 0.5 a sample, half of the labels
+  // correct.
+  EXPECT_THAT(first_row, HasSubstr("1,1,4,"));
+  EXPECT_THAT(first_row, HasSubstr(",0.500000,0.500000,0.5,"));
+}
+
+TEST_F(ServiceTest, RepeatedPushIsAnsweredAndNotAppliedAgain) {
+  StartWithTwoWorkers(TinyOptions());
+  TrainOneStep();
+  AwaitVerdict(exchanges_[0]);
+  AwaitVerdict(exchanges_[1]);
+
+  workers_[0]->Push(exchanges_[0], assignments_[0], {1, 2, 3, 4});
+  const v1::PushVerdict verdict = AwaitVerdict(exchanges_[0]);
+  EXPECT_TRUE(verdict.duplicate());
+  EXPECT_EQ(verdict.verdict(), v1::VERDICT_APPLIED);
+  EXPECT_EQ(verdict.version(), 1);
+
+  v1::PullRequest request;
+  request.set_run_id(server_->run_id());
+  request.set_weights(true);
+  std::vector<v1::PullReply> replies;
+  ASSERT_TRUE(workers_[0]->Pull(request, replies).ok());
+  EXPECT_EQ(replies[0].header().version(), 1);
+  EXPECT_THAT(FloatsOf(replies[1].payload()),
+              ElementsAre(9.0f, 8.5f, 8.0f, 7.5f));
+}
+
+TEST_F(ServiceTest, PushIsFinishedOnANewStream) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker& worker = *workers_[0];
+  ExchangeCall broken = worker.OpenExchange();
+  broken.Write(worker.Opening(assignments_[0], 2));
+  broken.context->TryCancel();
+  broken.End();
+
+  TrainOneStep();
+  EXPECT_EQ(AwaitVerdict(exchanges_[0]).version(), 1);
+}
+
+TEST_F(ServiceTest, NewerStreamOfOneLifeTakesOver) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker& worker = *workers_[0];
+  ExchangeCall older = worker.OpenExchange();
+  older.Write(worker.Opening(assignments_[0], 2));
+  older.Write(worker.Gradient(assignments_[0], {1, 2, 3, 4}));
+  ReduceCall unrelated = worker.OpenReduce();
+  ExchangeCall newer = worker.OpenExchange();
+  newer.Write(worker.Opening(assignments_[0], 2));
+
+  EXPECT_EQ(older.End().error_code(), grpc::StatusCode::ABORTED);
+  newer.context->TryCancel();
+  newer.End();
+  unrelated.context->TryCancel();
+  unrelated.End();
+}
+
+TEST_F(ServiceTest, AnotherRunIsRefused) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker stranger(server_->address());
+  EXPECT_EQ(stranger.Join(std::nullopt, "elsewhere").error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
+
+  HandWorker& worker = *workers_[0];
+  worker.sender().set_run_id("elsewhere");
+  ExchangeCall exchange = worker.OpenExchange();
+  exchange.Write(worker.Opening(assignments_[0], 2));
+  const grpc::Status status = exchange.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), HasSubstr("elsewhere"));
+
+  v1::PullRequest request;
+  request.set_run_id("elsewhere");
+  std::vector<v1::PullReply> replies;
+  EXPECT_EQ(worker.Pull(request, replies).error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(ServiceTest, ReplacedLifeIsFenced) {
+  ServerOptions options = TinyOptions();
+  options.coordinator.reconnect_grace = absl::Milliseconds(1);
+  StartWithTwoWorkers(options);
+  HandWorker& old_life = *workers_[0];
+  ExchangeCall held = old_life.OpenExchange();
+  held.Write(old_life.Opening(assignments_[0], 2));
+  old_life.BreakSession();
+
+  HandWorker new_life(server_->address());
+  grpc::Status joined = new_life.Join(0);
+  while (joined.error_code() == grpc::StatusCode::ALREADY_EXISTS) {
+    joined = new_life.Join(0);
+  }
+  ASSERT_TRUE(joined.ok()) << joined.error_message();
+  EXPECT_GT(new_life.joined().incarnation(), old_life.joined().incarnation());
+
+  // The stream it held has ended, and a new one is refused.
+  EXPECT_EQ(held.End().error_code(), grpc::StatusCode::ABORTED);
+  ExchangeCall late = old_life.OpenExchange();
+  late.Write(old_life.Gradient(assignments_[0], {1, 2, 3, 4}));
+  EXPECT_EQ(late.End().error_code(), grpc::StatusCode::ABORTED);
+}
+
+TEST_F(ServiceTest, LiveRankIsNotGivenAway) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker third(server_->address());
+  const grpc::Status taken = third.Join(0);
+  EXPECT_EQ(taken.error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_THAT(taken.error_message(), HasSubstr("frees"));
+  EXPECT_EQ(third.Join().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(third.Join(7).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ServiceTest, LeavingFreesTheRankAtOnce) {
+  Start(TinyOptions());
+  HandWorker first(server_->address());
+  ASSERT_TRUE(first.Join(0).ok());
+  EXPECT_TRUE(first.Leave().ok());
+  HandWorker second(server_->address());
+  EXPECT_TRUE(second.Join(0).ok());
+}
+
+TEST_F(ServiceTest, SessionMustBeginWithAJoin) {
+  Start(TinyOptions());
+  const auto stub = v1::Membership::NewStub(grpc::CreateChannel(
+      server_->address(), grpc::InsecureChannelCredentials()));
+  SessionCall session;
+  SetDeadline(*session.context);
+  session.stream = stub->Session(session.context.get());
+  v1::SessionRequest heartbeat;
+  heartbeat.mutable_heartbeat()->set_sequence(1);
+  session.Write(heartbeat);
+  EXPECT_EQ(session.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ServiceTest, ModelOfOtherShapesIsRefusedAndTheRunIsUnharmed) {
+  Start(TinyOptions());
+  HandWorker first(server_->address());
+  ASSERT_TRUE(first.Join(0).ok());
+  ASSERT_TRUE(first.Register(TinyLayout(), TinyPlan(), kTinyValues).ok());
+  HandWorker second(server_->address());
+  ASSERT_TRUE(second.Join(1).ok());
+
+  v1::ModelLayout other = TinyLayout();
+  other.mutable_parameters(0)->set_shape(0, 5);
+  const grpc::Status refused =
+      second.Register(other, TinyPlan(), {{1, 2, 3, 4, 5}});
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(refused.error_message(), HasSubstr("w: got"));
+
+  EXPECT_TRUE(second.Register(TinyLayout(), TinyPlan(), kTinyValues).ok());
+  EXPECT_TRUE(first.Await(v1::ASSIGNMENT_KIND_TRAIN).has_value());
+  EXPECT_TRUE(second.Await(v1::ASSIGNMENT_KIND_TRAIN).has_value());
+}
+
+TEST_F(ServiceTest, WrongChecksumIsDataLoss) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker& worker = *workers_[0];
+  ExchangeCall exchange = worker.OpenExchange();
+  exchange.Write(worker.Opening(assignments_[0], 2));
+  v1::ExchangeRequest gradient =
+      worker.Gradient(assignments_[0], {1, 2, 3, 4});
+  gradient.mutable_gradient()->set_xxh3(1);
+  exchange.Write(gradient);
+  EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::DATA_LOSS);
+
+  // Nothing of it was kept: the same push, undamaged, goes through.
+  TrainOneStep();
+  EXPECT_EQ(AwaitVerdict(exchanges_[0]).verdict(), v1::VERDICT_APPLIED);
+}
+
+TEST_F(ServiceTest, MalformedGradientsAreRefused) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker& worker = *workers_[0];
+  v1::ExchangeRequest too_short = worker.Gradient(assignments_[0], {1, 2, 3});
+  v1::ExchangeRequest unknown = worker.Gradient(assignments_[0], {1, 2, 3, 4});
+  unknown.mutable_gradient()->set_partition(1);
+  v1::ExchangeRequest no_encoding =
+      worker.Gradient(assignments_[0], {1, 2, 3, 4});
+  no_encoding.mutable_gradient()->clear_encoding();
+  v1::ExchangeRequest empty;
+  *empty.mutable_sender() = worker.sender();
+
+  for (const v1::ExchangeRequest& bad :
+       {too_short, unknown, no_encoding, empty}) {
+    ExchangeCall exchange = worker.OpenExchange();
+    exchange.Write(worker.Opening(assignments_[0], 2));
+    exchange.Write(bad);
+    EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT)
+        << bad.ShortDebugString();
+  }
+}
+
+TEST_F(ServiceTest, GradientsBeyondTheBudgetAreRefused) {
+  ServerOptions options = TinyOptions();
+  // One gradient of four floats has 16 bytes.
+  options.inflight_bytes_max = 15;
+  StartWithTwoWorkers(options);
+  ExchangeCall exchange = workers_[0]->OpenExchange();
+  workers_[0]->Push(exchange, assignments_[0], {1, 2, 3, 4});
+  EXPECT_EQ(exchange.End().error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
+TEST_F(ServiceTest, RendezvousOfTwoGivesBothTheMomentsOfAll) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  std::vector<ReduceCall> reduces;
+  for (size_t i = 0; i < 2; ++i) {
+    ASSERT_TRUE(assignments_[i].global_normalization());
+    reduces.push_back(workers_[i]->OpenReduce());
+    // {0, 2} and {2, 4}: means 1 and 3, M2 2 each.
+    reduces[i].Write(workers_[i]->Contribution(assignments_[i], 2,
+                                               i == 0 ? 1.0 : 3.0, 2.0));
+  }
+  for (ReduceCall& reduce : reduces) {
+    const std::optional<v1::ReduceReply> reply = reduce.Read();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->aborted(), "");
+    EXPECT_EQ(reply->count(), 4);
+    // {0, 2, 2, 4}: mean 2, M2 4 + 0 + 0 + 4.
+    EXPECT_THAT(DoublesOf(reply->values()), ElementsAre(2.0, 8.0));
+  }
+
+  // The step commits them: r <- 0.9 r + 0.1 s with r = (0, 1) and the
+  // unbiased variance 8/3.
+  TrainOneStep();
+  EXPECT_EQ(AwaitVerdict(exchanges_[0]).verdict(), v1::VERDICT_APPLIED);
+  v1::PullRequest request;
+  request.set_run_id(server_->run_id());
+  request.set_statistics(true);
+  std::vector<v1::PullReply> replies;
+  ASSERT_TRUE(workers_[0]->Pull(request, replies).ok());
+  ASSERT_EQ(replies.size(), 1u);
+  ASSERT_EQ(replies[0].header().statistics_size(), 1);
+  EXPECT_NEAR(replies[0].header().statistics(0).mean(0), 0.2, 1e-12);
+  EXPECT_NEAR(replies[0].header().statistics(0).variance(0), 0.9 + 0.8 / 3,
+              1e-12);
+}
+
+TEST_F(ServiceTest, RendezvousOfAnUnknownLayerIsRefused) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  ReduceCall reduce = workers_[0]->OpenReduce();
+  v1::ReduceRequest request =
+      workers_[0]->Contribution(assignments_[0], 2, 1.0, 2.0);
+  request.mutable_key()->set_layer(1);
+  reduce.Write(request);
+  EXPECT_EQ(reduce.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ServiceTest, PullGivesOneConsistentVersion) {
+  Start(TinyOptions());
+  HandWorker worker(server_->address());
+  ASSERT_TRUE(worker.Join().ok());
+  v1::PullRequest request;
+  request.set_run_id(server_->run_id());
+  request.set_weights(true);
+  std::vector<v1::PullReply> replies;
+  EXPECT_EQ(worker.Pull(request, replies).error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
+
+  ASSERT_TRUE(worker.Register(TinyLayout(), TinyPlan(), kTinyValues).ok());
+  ASSERT_TRUE(worker.Pull(request, replies).ok());
+  ASSERT_EQ(replies.size(), 2u);
+  EXPECT_EQ(replies[0].header().version(), 0);
+  EXPECT_EQ(replies[0].header().layout().parameters(0).name(), "w");
+  EXPECT_EQ(replies[0].header().partitions_size(), 1);
+  EXPECT_EQ(replies[1].encoding(), v1::ENCODING_FLOAT32);
+  EXPECT_THAT(FloatsOf(replies[1].payload()),
+              ElementsAre(10.0f, 10.0f, 10.0f, 10.0f));
+
+  request.set_version(7);
+  EXPECT_EQ(worker.Pull(request, replies).error_code(),
+            grpc::StatusCode::OUT_OF_RANGE);
+}
+
+TEST_F(ServiceTest, StopEndsHeldStreamsAsUnavailable) {
+  StartWithTwoWorkers(TinyOptions());
+  ExchangeCall exchange = workers_[0]->OpenExchange();
+  exchange.Write(workers_[0]->Opening(assignments_[0], 2));
+  server_->Stop();
+  EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(workers_[0]->session().End().error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+  const RunSummary summary = server_->Wait();
+  EXPECT_FALSE(summary.outcome.has_value());
+  EXPECT_THAT(out_.str(), HasSubstr("stopped at version 0"));
+}
+
+TEST_F(ServiceTest, StatusAndDrainForOperators) {
+  StartWithTwoWorkers(TinyOptions());
+  v1::Admin::Stub& admin = workers_[0]->admin();
+  v1::Status status;
+  {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    ASSERT_TRUE(admin.GetStatus(&context, {}, &status).ok());
+  }
+  EXPECT_EQ(status.run_id(), server_->run_id());
+  ASSERT_EQ(status.workers_size(), 2);
+  EXPECT_EQ(status.workers(1).state(), "live");
+  {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::WatchStatusRequest request;
+    request.set_interval_ms(100);
+    const auto watch = admin.WatchStatus(&context, request);
+    EXPECT_TRUE(watch->Read(&status));
+    EXPECT_TRUE(watch->Read(&status));
+    context.TryCancel();
+    EXPECT_EQ(watch->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::CheckpointReply reply;
+    EXPECT_EQ(admin.Checkpoint(&context, {}, &reply).error_code(),
+              grpc::StatusCode::FAILED_PRECONDITION);
+  }
+  {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::DrainReply reply;
+    ASSERT_TRUE(admin.Drain(&context, {}, &reply).ok());
+  }
+  TrainOneStep();
+  const RunSummary summary = server_->Wait();
+  EXPECT_EQ(summary.outcome, RunOutcome::kDrained);
+  EXPECT_EQ(summary.snapshot->version, Version(1));
+}
+
+TEST_F(ServiceTest, RunContinuesFromItsCheckpoint) {
+  ServerOptions options = TinyOptions();
+  options.coordinator.epochs = 2;
+  options.files.checkpoint_dir = TemporaryFolder("state");
+  StartWithTwoWorkers(options);
+  TrainOneStep();
+  AwaitVerdict(exchanges_[0]);
+  AwaitVerdict(exchanges_[1]);
+  const std::string run_id = server_->run_id();
+  const int64_t incarnation = workers_[1]->joined().incarnation();
+  server_->Stop();
+  exchanges_.clear();
+  workers_.clear();
+  server_.reset();
+
+  // Without --resume the directory is refused: it holds another run.
+  const absl::Status refused = StartServer(options, out_).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--resume"));
+
+  options.files.resume = true;
+  Start(options);
+  EXPECT_EQ(server_->run_id(), run_id);
+  HandWorker worker(server_->address());
+  ASSERT_TRUE(worker.Join(0).ok());
+  EXPECT_EQ(worker.joined().version(), 1);
+  EXPECT_GT(worker.joined().incarnation(), incarnation);
+  v1::PullRequest request;
+  request.set_run_id(run_id);
+  request.set_weights(true);
+  std::vector<v1::PullReply> replies;
+  ASSERT_TRUE(worker.Pull(request, replies).ok());
+  EXPECT_THAT(FloatsOf(replies[1].payload()),
+              ElementsAre(9.0f, 8.5f, 8.0f, 7.5f));
+  server_->Stop();
+  server_.reset();
+
+  options.coordinator.seed += 1;
+  EXPECT_THAT(std::string(StartServer(options, out_).status().message()),
+              HasSubstr("--seed"));
+}
+
+TEST(StartServerTest, PortInUseIsRefusedWithAClearText) {
+  std::ostringstream out;
+  absl::StatusOr<std::unique_ptr<Server>> first =
+      StartServer(TinyOptions(), out);
+  ASSERT_TRUE(first.ok());
+  ServerOptions options = TinyOptions();
+  options.listen = (*first)->address();
+  const absl::Status status = StartServer(options, out).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(absl::StrCat("cannot listen on ", options.listen)));
+}
+
+TEST(StartServerTest, OpenAddressNeedsInsecure) {
+  std::ostringstream out;
+  ServerOptions options = TinyOptions();
+  options.listen = "0.0.0.0:0";
+  const absl::Status status = StartServer(options, out).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--insecure"));
+  options.insecure = true;
+  EXPECT_TRUE(StartServer(options, out).ok());
+}
+
+TEST(StartServerTest, ResumeNeedsACheckpointDirectory) {
+  std::ostringstream out;
+  ServerOptions options = TinyOptions();
+  options.files.resume = true;
+  EXPECT_EQ(StartServer(options, out).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(StartServerTest, HealthServiceSaysServing) {
+  std::ostringstream out;
+  absl::StatusOr<std::unique_ptr<Server>> server =
+      StartServer(TinyOptions(), out);
+  ASSERT_TRUE(server.ok());
+  grpc::GenericStub stub(grpc::CreateChannel(
+      (*server)->address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  SetDeadline(context);
+  // HealthCheckRequest{}; the answer is HealthCheckResponse{status: SERVING}.
+  grpc::Slice nothing;
+  const grpc::ByteBuffer request(&nothing, 1);
+  grpc::ByteBuffer reply;
+  std::mutex mu;
+  std::condition_variable changed;
+  std::optional<grpc::Status> status;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check",
+                 grpc::StubOptions(), &request, &reply,
+                 [&](const grpc::Status& end) {
+                   std::lock_guard<std::mutex> lock(mu);
+                   status = end;
+                   changed.notify_all();
+                 });
+  std::unique_lock<std::mutex> lock(mu);
+  changed.wait(lock, [&] { return status.has_value(); });
+  ASSERT_TRUE(status->ok()) << status->error_message();
+  std::vector<grpc::Slice> slices;
+  ASSERT_TRUE(reply.Dump(&slices).ok());
+  ASSERT_EQ(slices.size(), 1u);
+  EXPECT_THAT(std::vector<int>(slices[0].begin(), slices[0].end()),
+              ElementsAre(0x08, 0x01));
+}
+
+}  // namespace
+}  // namespace cohort

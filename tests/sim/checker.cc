@@ -1,0 +1,169 @@
+#include "tests/sim/checker.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+
+namespace cohort::sim {
+namespace {
+
+std::string Text(const std::tuple<Rank, Sequence, Attempt>& key) {
+  return absl::StrCat("push of rank ", std::get<0>(key).value(), " sequence ",
+                      std::get<1>(key).value(), " attempt ",
+                      std::get<2>(key).value());
+}
+
+}  // namespace
+
+void Checker::Fail(const std::string& what) {
+  if (!failure_.has_value()) failure_ = what;
+}
+
+void Checker::OnEffects(const Effects& effects, const Coordinator& core) {
+  const size_t bound =
+      64 + 24 * static_cast<size_t>(run_.coordinator.workers);
+  if (effects.size() > bound) {
+    Fail(absl::StrCat(effects.size(), " effects of one event, want at most ",
+                      bound));
+  }
+  for (const Effect& effect : effects) {
+    std::visit([this](const auto& e) { On(e); }, effect);
+  }
+  AfterEvent(core);
+}
+
+void Checker::AfterEvent(const Coordinator& core) {
+  const absl::StatusOr<SharedSnapshot> newest = core.Read(std::nullopt);
+  if (!newest.ok()) return;
+  if ((*newest)->version != now_.version) {
+    Fail(absl::StrCat("the server is at version ", (*newest)->version.value(),
+                      ", its commits made ", now_.version.value()));
+  }
+}
+
+void Checker::OnServerGone() {
+  now_ = at_checkpoint_;
+  transaction_ = 0;
+  folds_.clear();
+  answered_.clear();
+}
+
+void Checker::On(const effect::Fold& fold) {
+  if (ended_.has_value()) Fail("a fold after the end of the run");
+  if (fold.job.transaction < transaction_) {
+    Fail("a fold of an older transaction than the newest");
+  }
+  if (fold.job.transaction > transaction_) folds_.clear();
+  transaction_ = fold.job.transaction;
+  std::vector<Contribution> contributions;
+  for (const FoldContribution& c : fold.job.contributions) {
+    const auto* block = static_cast<const GradientBlock*>(
+        c.gradient.pieces().front().owner.get());
+    if (block->rank != c.rank) Fail("a gradient under another rank's name");
+    contributions.push_back(
+        {.key = {block->rank, block->key.sequence, block->key.attempt},
+         .epoch = block->epoch,
+         .range = block->range});
+  }
+  if (!folds_.emplace(fold.job.partition, std::move(contributions)).second) {
+    Fail(absl::StrCat("partition ", fold.job.partition, " is folded twice"));
+  }
+}
+
+void Checker::On(const effect::Committed& committed) {
+  const CommitRecord& record = committed.record;
+  if (ended_.has_value()) Fail("a commit after the end of the run");
+  ++commits_;
+  if (record.version != now_.version.Next()) {
+    Fail(absl::StrCat("commit of version ", record.version.value(), " after ",
+                      now_.version.value()));
+  }
+  now_.version = record.version;
+  if (record.staleness_versions < 0) Fail("negative staleness");
+  if (record.skipped) Fail("a finite step was skipped");
+  if (folds_.size() != 3) {
+    Fail(absl::StrCat("a commit of ", folds_.size(), " partitions, want 3"));
+    return;
+  }
+  const std::vector<Contribution>& contributions = folds_.begin()->second;
+  for (const auto& [partition, others] : folds_) {
+    if (others != contributions) {
+      Fail(absl::StrCat("partition ", partition,
+                        " is made of other pushes than partition 0"));
+    }
+  }
+  std::vector<Rank> ranks;
+  int64_t samples = 0;
+  for (const Contribution& c : contributions) {
+    ranks.push_back(std::get<Rank>(c.key));
+    samples += c.range.size();
+    if (!now_.applied.insert(c.key).second) {
+      Fail(absl::StrCat(Text(c.key), " is applied twice"));
+    }
+    if (c.epoch != record.data_epoch) Fail("a commit over two epochs");
+    Cover(c);
+  }
+  if (ranks != record.members || !std::is_sorted(ranks.begin(), ranks.end())) {
+    Fail("the members are not the ranks that were folded, ascending");
+  }
+  if (samples != record.commit_samples) Fail("wrong count of samples");
+  folds_.clear();
+}
+
+void Checker::Cover(const Contribution& contribution) {
+  const auto size = static_cast<size_t>(run_.plan.train_samples);
+  std::vector<bool>& samples = now_.samples[contribution.epoch];
+  samples.resize(size);
+  for (int64_t i = contribution.range.begin; i < contribution.range.end; ++i) {
+    if (samples.at(static_cast<size_t>(i))) {
+      Fail(absl::StrCat("sample ", i, " of epoch ", contribution.epoch,
+                        " is used twice"));
+    }
+    samples[static_cast<size_t>(i)] = true;
+  }
+}
+
+void Checker::On(const effect::SendVerdict& sent) {
+  const Key key{sent.rank, sent.key.sequence, sent.key.attempt};
+  const bool first = !sent.verdict.duplicate;
+  if (first && !answered_.insert(key).second) {
+    Fail(absl::StrCat(Text(key), " is answered twice"));
+  }
+  if (sent.verdict.verdict != Verdict::kApplied) {
+    Fail(absl::StrCat(Text(key), " is not applied"));
+  }
+  if (!now_.applied.contains(key)) {
+    Fail(absl::StrCat(Text(key), " is answered but was never applied"));
+  }
+  if (sent.verdict.staleness_versions < 0) Fail("negative staleness");
+}
+
+void Checker::On(const effect::WriteCheckpoint& write) {
+  if (ended_.has_value()) Fail("a checkpoint after the end of the run");
+  checkpoint_ = write.state;
+  at_checkpoint_ = now_;
+}
+
+void Checker::On(const effect::RunEnded& ended) {
+  if (ended_.has_value()) Fail("the run ends twice");
+  ended_ = ended;
+  if (ended.outcome != RunOutcome::kFinished) {
+    Fail(absl::StrCat("the run ended early: ", ended.reason));
+    return;
+  }
+  CheckAllCovered();
+}
+
+void Checker::CheckAllCovered() {
+  for (int64_t epoch = 0; epoch < run_.coordinator.epochs; ++epoch) {
+    const std::vector<bool>& samples = now_.samples[epoch];
+    const auto used = std::count(samples.begin(), samples.end(), true);
+    if (used != run_.plan.train_samples) {
+      Fail(absl::StrCat("epoch ", epoch, " used ", used, " samples, want ",
+                        run_.plan.train_samples));
+    }
+  }
+}
+
+}  // namespace cohort::sim

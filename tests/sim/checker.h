@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "common/assignment.h"
+#include "common/ids.h"
+#include "server/core/coordinator.h"
+#include "server/core/effects.h"
+#include "tests/sim/scenario.h"
+#include "tests/sim/sim_model.h"
+
+namespace cohort::sim {
+
+// Watches what the state machine does, from outside: whose gradients went
+// into a commit is read from the gradients themselves.
+class Checker {
+ public:
+  explicit Checker(const RunSpec& run) : run_(run) {}
+
+  // What one event made the state machine do.
+  void OnEffects(const Effects& effects, const Coordinator& core);
+  void AfterEvent(const Coordinator& core);
+  // The server is gone; the next one goes on from the last checkpoint.
+  void OnServerGone();
+
+  // The first failure counts.
+  void Fail(const std::string& what);
+  const std::optional<std::string>& failure() const { return failure_; }
+
+  // The last checkpoint, or null.
+  const RunState* checkpoint() const {
+    return checkpoint_.has_value() ? &*checkpoint_ : nullptr;
+  }
+  const std::optional<effect::RunEnded>& ended() const { return ended_; }
+  int64_t commits() const { return commits_; }
+
+ private:
+  using Key = std::tuple<Rank, Sequence, Attempt>;
+  struct Contribution {
+    Key key;
+    int64_t epoch = 0;
+    IndexRange range;
+
+    friend bool operator==(const Contribution&, const Contribution&) = default;
+  };
+  // What holds for the versions up to the present one. A restart returns to
+  // that of the checkpoint.
+  struct Lineage {
+    Version version;
+    std::set<Key> applied;
+    // By epoch: samples that went in.
+    std::map<int64_t, std::vector<bool>> samples;
+  };
+
+  void On(const effect::Fold& fold);
+  void On(const effect::Committed& committed);
+  void On(const effect::SendVerdict& sent);
+  void On(const effect::WriteCheckpoint& write);
+  void On(const effect::RunEnded& ended);
+  template <typename Other>
+  void On(const Other&) {}
+
+  void Cover(const Contribution& contribution);
+  void CheckAllCovered();
+
+  const RunSpec& run_;
+  std::optional<std::string> failure_;
+  Lineage now_;
+  Lineage at_checkpoint_;
+  std::optional<RunState> checkpoint_;
+  std::optional<effect::RunEnded> ended_;
+  // The newest transaction, whose folds are what the next commit is made of:
+  // by partition.
+  int64_t transaction_ = 0;
+  std::map<int32_t, std::vector<Contribution>> folds_;
+  // Of this life of the server.
+  std::set<Key> answered_;
+  int64_t commits_ = 0;
+};
+
+}  // namespace cohort::sim

@@ -1,0 +1,130 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "common/permutation.h"
+#include "tests/sim/scheduler.h"
+
+namespace cohort::sim {
+
+class SimServer;
+class SimWorker;
+
+enum class StreamKind { kSession, kExchange, kReduce };
+
+// The streams of one connection of one process to one life of the server.
+// Each delivers in order; among each other they are not ordered.
+struct Connection {
+  struct Stream {
+    // Lost: nothing that is on its way arrives.
+    bool cut = false;
+    // The server has ended it.
+    bool ended = false;
+    Instant to_server;
+    Instant to_worker;
+  };
+
+  SimWorker* worker = nullptr;
+  // Later connections have higher numbers.
+  int64_t number = 0;
+  // 0: nobody was there.
+  int32_t server_life = 0;
+  SessionId session;
+  // The worker has closed it, or is dead.
+  bool given_up = false;
+  // The server has taken note of its end, or ended it itself.
+  bool session_over = false;
+  std::array<Stream, 3> streams;
+
+  Stream& stream(StreamKind kind) {
+    return streams[static_cast<size_t>(kind)];
+  }
+};
+
+using SharedConnection = std::shared_ptr<Connection>;
+
+// Carries messages between the workers and the one server, late.
+class Network {
+ public:
+  using ServerEvent = absl::AnyInvocable<void(SimServer&)>;
+  using WorkerEvent = absl::AnyInvocable<void(SimWorker&)>;
+
+  Network(Scheduler& scheduler, SplitMix64& random, absl::Duration delay_max)
+      : scheduler_(scheduler), random_(random), delay_max_(delay_max) {}
+
+  absl::Duration Delay();
+
+  // Null: the server is gone; its connections break. `life` counts from 1.
+  void SetServer(SimServer* server, int32_t life);
+
+  SharedConnection Connect(SimWorker& worker);
+  void ToServer(const SharedConnection& connection, StreamKind kind,
+                ServerEvent event);
+  void ToWorker(const SharedConnection& connection, StreamKind kind,
+                WorkerEvent event);
+  // A unary call.
+  template <typename Answer>
+  void Call(const SharedConnection& connection,
+            absl::AnyInvocable<Answer(SimServer&)> ask,
+            absl::AnyInvocable<void(SimWorker&, Answer)> answer);
+
+  // The network loses a stream. The worker soon notices, the server of a
+  // session after `unnoticed`.
+  void Break(const SharedConnection& connection, StreamKind kind,
+             absl::Duration unnoticed);
+  // The worker's side is closed; what was sent may still arrive.
+  void CloseFromWorker(const SharedConnection& connection);
+  // The machine is gone: the server never hears of it.
+  void Vanish(const SharedConnection& connection);
+  void EndFromServer(const SharedConnection& connection, StreamKind kind);
+
+  // Something that this life of the server waits for, done after a delay.
+  void AfterFold(int32_t life, ServerEvent event);
+
+ private:
+  SimServer* ServerOf(const Connection& connection) const {
+    return connection.server_life == life_ ? server_ : nullptr;
+  }
+  void NotifyBroken(const SharedConnection& connection);
+  void SessionEnds(const SharedConnection& connection, absl::Duration delay);
+  void Deliver(const SharedConnection& connection, WorkerEvent event);
+
+  Scheduler& scheduler_;
+  SplitMix64& random_;
+  const absl::Duration delay_max_;
+  SimServer* server_ = nullptr;
+  int32_t life_ = 0;
+  int64_t next_number_ = 1;
+  std::vector<SharedConnection> connections_;
+};
+
+template <typename Answer>
+void Network::Call(const SharedConnection& connection,
+                   absl::AnyInvocable<Answer(SimServer&)> ask,
+                   absl::AnyInvocable<void(SimWorker&, Answer)> answer) {
+  scheduler_.After(Delay(), [this, connection, ask = std::move(ask),
+                             answer = std::move(answer)]() mutable {
+    SimServer* server = ServerOf(*connection);
+    if (server == nullptr) return;
+    Answer result = ask(*server);
+    scheduler_.After(Delay(), [this, connection, answer = std::move(answer),
+                               result = std::move(result)]() mutable {
+      Deliver(connection, [answer = std::move(answer),
+                           result = std::move(result)](
+                              SimWorker& worker) mutable {
+        answer(worker, std::move(result));
+      });
+    });
+  });
+}
+
+}  // namespace cohort::sim

@@ -1,0 +1,183 @@
+#include "tests/sim/scenario.h"
+
+#include <array>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/permutation.h"
+
+namespace cohort::sim {
+namespace {
+
+constexpr std::array<const char*, 8> kFaultNames = {
+    "break session", "break exchange", "break reduce", "kill",
+    "vanish",        "freeze",         "leave",        "restart server"};
+
+absl::Duration Between(SplitMix64& random, absl::Duration low,
+                       absl::Duration high) {
+  return low + (high - low) * random.Uniform();
+}
+
+OptimizerOptions MakeOptimizer(int32_t choice) {
+  switch (choice) {
+    case 0:
+      return {.kind = OptimizerKind::kSgd,
+              .learning_rate = 0.05,
+              .weight_decay = 0,
+              .schedule = ScheduleKind::kConstant};
+    case 1:
+      return {.kind = OptimizerKind::kMomentum, .learning_rate = 0.05};
+    default:
+      return {.kind = OptimizerKind::kNesterov,
+              .learning_rate = 0.02,
+              .momentum = 0.5,
+              .weight_decay = 0.01,
+              .decay_everything = true};
+  }
+}
+
+PolicyOptions MakePolicy(int32_t choice, int32_t variant) {
+  switch (choice) {
+    case 0:
+      return {.statistics = variant == 0 ? StatisticsKind::kSync
+                                         : StatisticsKind::kChief};
+    case 1:
+      return {.normalization = NormalizationKind::kLocal,
+              .statistics = variant == 0 ? StatisticsKind::kSync
+                                         : StatisticsKind::kAsync};
+    default:
+      return {.aggregation = AggregationKind::kAsync};
+  }
+}
+
+ModelLayout MakeLayout(int32_t variant) {
+  ModelLayout layout{
+      .parameters = {{.name = "conv.weight", .shape = {3}},
+                     {.name = "conv.bias", .shape = {1}, .decay_exempt = true},
+                     {.name = "frozen", .shape = {2}, .trainable = false},
+                     {.name = "head", .shape = {5}}},
+      .batch_norms = {{.name = "bn0", .channels = 2}}};
+  if (variant == 1) {
+    layout.batch_norms.push_back(
+        {.name = "bn1",
+         .channels = 1,
+         .momentum = std::nullopt,
+         .convention = StatisticsConvention::kKeras});
+  }
+  return layout;
+}
+
+absl::Duration FaultLength(FaultKind kind, SplitMix64& random) {
+  switch (kind) {
+    case FaultKind::kBreakSession:
+      // Sometimes not before the lease is over.
+      return random.Below(5) == 0
+                 ? absl::Seconds(5)
+                 : Between(random, absl::ZeroDuration(),
+                           absl::Milliseconds(100));
+    case FaultKind::kFreeze:
+      return Between(random, absl::Milliseconds(50), absl::Seconds(3));
+    default:
+      return Between(random, absl::Milliseconds(1), absl::Seconds(2));
+  }
+}
+
+}  // namespace
+
+RunSpec MakeRunSpec(int32_t number) {
+  int32_t rest = number;
+  const auto digit = [&rest](int32_t base) {
+    const int32_t value = rest % base;
+    rest /= base;
+    return value;
+  };
+  RunSpec spec{.number = number};
+  CoordinatorOptions& o = spec.coordinator;
+  o.workers = digit(5) + 1;
+  const int32_t policy = digit(3);
+  o.on_worker_loss = digit(2) == 0 ? OnWorkerLoss::kWait
+                                   : OnWorkerLoss::kContinue;
+  o.optimizer = MakeOptimizer(digit(3));
+  const int32_t variant = digit(2);
+  o.policy = MakePolicy(policy, variant);
+  o.run_id = "simulated";
+  o.epochs = 2 + variant;
+  o.seed = 7;
+  o.lease = absl::Seconds(1);
+  o.reconnect_grace = absl::Milliseconds(300);
+  // Out of reach: a wait without end must not be cured by a deadline.
+  o.step_deadline = absl::Hours(10);
+  o.replacement_deadline = absl::Hours(10);
+  o.partition_bytes = 16;
+  o.checkpoint_every = 2 + variant;
+
+  spec.layout = MakeLayout(variant);
+  for (int32_t rank = 0; rank < o.workers; ++rank) {
+    spec.batch_sizes.push_back(1 + (2 * rank + variant) % 3);
+  }
+  const int64_t step = std::accumulate(spec.batch_sizes.begin(),
+                                       spec.batch_sizes.end(), int64_t{0});
+  spec.plan = {.dataset = "numbers",
+               .dataset_digest = "0123",
+               // Epochs end with one sample too many or too few for a step.
+               .train_samples = 2 * step + (variant == 0 ? 1 : -1),
+               .test_samples = 3,
+               .loss_reference = static_cast<double>(step)};
+  if (spec.plan.train_samples < 1) spec.plan.train_samples = 1;
+  return spec;
+}
+
+Scenario MakeScenario(uint64_t seed) {
+  SplitMix64 random(MixSeed(seed, 1));
+  Scenario scenario{
+      .seed = seed,
+      .run = MakeRunSpec(static_cast<int32_t>(random.Below(kRunSpecCount)))};
+  constexpr std::array<int64_t, 3> kDelaysMs = {1, 5, 30};
+  scenario.delay_max =
+      absl::Milliseconds(kDelaysMs[static_cast<size_t>(random.Below(3))]);
+  if (random.Below(2) == 0) scenario.duplicates = 0.3 * random.Uniform();
+  // Roughly how long an undisturbed run takes, so that faults hit all of it.
+  const absl::Duration span =
+      scenario.delay_max * 15 *
+      static_cast<double>(3 * scenario.run.coordinator.epochs + 2);
+  const auto count = random.Below(6);
+  for (uint64_t i = 0; i < count; ++i) {
+    Fault fault{.kind = static_cast<FaultKind>(
+                    random.Below(kFaultNames.size())),
+                .at = span * random.Uniform()};
+    fault.rank = Rank(static_cast<int32_t>(random.Below(
+        static_cast<uint64_t>(scenario.run.coordinator.workers))));
+    fault.lasts = FaultLength(fault.kind, random);
+    fault.replaced = random.Below(2) == 0;
+    scenario.faults.push_back(fault);
+  }
+  return scenario;
+}
+
+Scenario MakeUndisturbed(int32_t number) {
+  return {.seed = static_cast<uint64_t>(number), .run = MakeRunSpec(number)};
+}
+
+std::string Describe(const Scenario& scenario) {
+  const CoordinatorOptions& o = scenario.run.coordinator;
+  std::string text = absl::StrCat(
+      "run ", scenario.run.number, ": ", o.workers, " workers with batches ",
+      absl::StrJoin(scenario.run.batch_sizes, ","), ", ",
+      PolicyText(o.policy), ", on loss ",
+      o.on_worker_loss == OnWorkerLoss::kWait ? "wait" : "continue", ", ",
+      o.epochs, " epochs of ", scenario.run.plan.train_samples,
+      " samples, checkpoint every ", o.checkpoint_every, ", delays to ",
+      absl::FormatDuration(scenario.delay_max), ", duplicates ",
+      scenario.duplicates);
+  for (const Fault& fault : scenario.faults) {
+    absl::StrAppend(&text, "\n  ", absl::FormatDuration(fault.at), ": ",
+                    kFaultNames[static_cast<size_t>(fault.kind)], " rank ",
+                    fault.rank.value(), " for ",
+                    absl::FormatDuration(fault.lasts),
+                    fault.replaced ? ", replaced" : "");
+  }
+  return text;
+}
+
+}  // namespace cohort::sim

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "common/ids.h"
+#include "common/model_layout.h"
+#include "server/core/options.h"
+
+namespace cohort::sim {
+
+// Everything that decides the result of a run.
+struct RunSpec {
+  int32_t number = 0;
+  CoordinatorOptions coordinator;
+  ModelLayout layout;
+  RunPlan plan;
+  // By rank.
+  std::vector<int64_t> batch_sizes;
+};
+
+inline constexpr int32_t kRunSpecCount = 5 * 3 * 2 * 3 * 2;
+
+// `number` in [0, kRunSpecCount): all combinations of 1 to 5 workers, policy,
+// reaction to losses, optimizer, and sizes that leave short ranges.
+RunSpec MakeRunSpec(int32_t number);
+
+enum class FaultKind {
+  kBreakSession,
+  kBreakExchange,
+  kBreakReduce,
+  // The process is gone, and its machine says so.
+  kKill,
+  // The machine is gone: nobody closes the streams.
+  kVanish,
+  // The process stands still, then goes on.
+  kFreeze,
+  kLeave,
+  // The server is gone and comes back with its last checkpoint.
+  kRestartServer,
+};
+
+struct Fault {
+  FaultKind kind = FaultKind::kKill;
+  absl::Duration at;
+  // Which worker, unless it is the server.
+  Rank rank;
+  // Until the replacement, the thaw, or the server's return; for a broken
+  // session until the server notices.
+  absl::Duration lasts;
+  // A frozen process is replaced meanwhile.
+  bool replaced = false;
+};
+
+// What happens to the run on the way; none of it may change its result.
+struct Scenario {
+  uint64_t seed = 0;
+  RunSpec run;
+  absl::Duration delay_max = absl::Milliseconds(1);
+  // Probability that a push, or a contribution, is sent twice.
+  double duplicates = 0;
+  std::vector<Fault> faults;
+};
+
+Scenario MakeScenario(uint64_t seed);
+// The run of `number` without any disturbance.
+Scenario MakeUndisturbed(int32_t number);
+
+std::string Describe(const Scenario& scenario);
+
+}  // namespace cohort::sim

@@ -1,0 +1,137 @@
+#include "tests/sim/sim_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "common/permutation.h"
+
+namespace cohort::sim {
+namespace {
+
+// In [-0.5, 0.5).
+double Noise(int64_t epoch, int64_t index, int64_t what) {
+  const uint64_t bits = MixSeed(static_cast<uint64_t>(epoch),
+                                static_cast<uint64_t>(index),
+                                static_cast<uint64_t>(what));
+  return static_cast<double>(bits >> 11) * 0x1.0p-53 - 0.5;
+}
+
+const BatchNormSpec& LayerOf(const StepInput& input, size_t call) {
+  const ModelLayout& layout = input.spec->layout;
+  const auto layer = static_cast<size_t>(CallsOf(layout)[call].layer);
+  return layout.batch_norms[layer];
+}
+
+}  // namespace
+
+std::vector<BatchNormCall> CallsOf(const ModelLayout& layout) {
+  std::vector<BatchNormCall> calls;
+  const auto layers = static_cast<int32_t>(layout.batch_norms.size());
+  for (int32_t layer = 0; layer < layers; ++layer) {
+    calls.push_back({.layer = layer, .call = 0});
+  }
+  if (layers > 1) calls.push_back({.layer = layers - 1, .call = 1});
+  return calls;
+}
+
+std::vector<int32_t> CallCounts(const ModelLayout& layout) {
+  std::vector<int32_t> counts(layout.batch_norms.size());
+  for (const BatchNormCall& call : CallsOf(layout)) {
+    ++counts[static_cast<size_t>(call.layer)];
+  }
+  return counts;
+}
+
+std::vector<SharedFloats> InitialValues(
+    const RunSpec& spec, const std::vector<Partition>& partitions) {
+  std::vector<SharedFloats> values;
+  for (size_t p = 0; p < partitions.size(); ++p) {
+    auto buffer = std::make_shared<FloatBuffer>(partitions[p].elements);
+    for (int64_t i = 0; i < buffer->size(); ++i) {
+      buffer->data()[i] = static_cast<float>(
+          Noise(spec.number, i, 1000 + static_cast<int64_t>(p)));
+    }
+    values.push_back(std::move(buffer));
+  }
+  return values;
+}
+
+Moments ForwardMoments(const StepInput& input, size_t call,
+                       const std::vector<Moments>& combined) {
+  const auto channels = static_cast<size_t>(LayerOf(input, call).channels);
+  const double shift =
+      0.1 * static_cast<double>(input.weights[0]->data()[0]) +
+      (combined.empty() ? 0 : 0.05 * combined.back().first[0]);
+  Moments moments{.count = 2 * input.range.size()};
+  for (size_t c = 0; c < channels; ++c) {
+    const auto what = static_cast<int64_t>(100 * call + c);
+    double sum = 0;
+    double squares = 0;
+    for (int64_t i = input.range.begin; i < input.range.end; ++i) {
+      const double x = Noise(input.epoch, i, what);
+      sum += x;
+      squares += x * x;
+    }
+    moments.first.push_back(sum / static_cast<double>(input.range.size()) +
+                            shift);
+    moments.second.push_back(squares);
+  }
+  return moments;
+}
+
+Moments BackwardMoments(const StepInput& input, size_t call,
+                        const Moments& forward) {
+  Moments moments{.count = forward.count};
+  for (size_t c = 0; c < forward.first.size(); ++c) {
+    const auto what = static_cast<int64_t>(10000 + 100 * call + c);
+    double sum = 0;
+    for (int64_t i = input.range.begin; i < input.range.end; ++i) {
+      sum += Noise(input.epoch, i, what);
+    }
+    moments.first.push_back(sum);
+    moments.second.push_back(sum * forward.first[c]);
+  }
+  return moments;
+}
+
+std::vector<float> Gradient(const StepInput& input, int32_t partition,
+                            const Moments& forward, const Moments& backward) {
+  const SharedFloats& weights = input.weights[static_cast<size_t>(partition)];
+  const auto samples = static_cast<double>(input.range.size());
+  const double total = static_cast<double>(std::max<int64_t>(forward.count, 1));
+  const double shared = 0.1 * forward.first[0] +
+                        0.1 * std::sqrt(forward.second[0] / total) +
+                        0.1 * backward.first[0] / total;
+  std::vector<float> gradient;
+  for (int64_t i = 0; i < weights->size(); ++i) {
+    const double w = static_cast<double>(weights->data()[i]);
+    double sum = samples * (0.3 * w + shared);
+    for (int64_t s = input.range.begin; s < input.range.end; ++s) {
+      sum += Noise(input.epoch, s, 20000 + 100 * partition + i);
+    }
+    gradient.push_back(
+        static_cast<float>(sum / input.spec->plan.loss_reference));
+  }
+  return gradient;
+}
+
+std::vector<int32_t> AbsentSlices(const StepInput& input,
+                                  const Partition& partition) {
+  if (partition.slices.size() < 2 || input.range.begin % 3 != 0) return {};
+  return {1};
+}
+
+size_t GradientCall(const ModelLayout& layout, int32_t partition) {
+  return static_cast<size_t>(partition) % CallsOf(layout).size();
+}
+
+double LossWeight(const IndexRange& range) {
+  double weight = 0;
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    weight += 0.5 * static_cast<double>(1 + i % 3);
+  }
+  return weight;
+}
+
+}  // namespace cohort::sim

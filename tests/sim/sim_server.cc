@@ -1,0 +1,277 @@
+#include "tests/sim/sim_server.h"
+
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/backend.h"
+#include "tests/sim/sim_worker.h"
+
+namespace cohort::sim {
+namespace {
+
+// A new life gives incarnations that no earlier one gave.
+CoordinatorOptions OptionsOf(const RunSpec& run, int32_t life) {
+  CoordinatorOptions options = run.coordinator;
+  options.first_incarnation = Incarnation(int64_t{1000} * life);
+  return options;
+}
+
+}  // namespace
+
+SimServer::SimServer(World world, int32_t life, const RunState* restored)
+    : world_(world),
+      life_(life),
+      core_(OptionsOf(world.scenario.run, life), restored) {}
+
+bool SimServer::HasSession(const Connection& connection) const {
+  return sessions_.contains(connection.session);
+}
+
+template <typename Call>
+auto SimServer::Handle(Call call) {
+  Effects out;
+  const auto finish = [this, &out] {
+    world_.checker.OnEffects(out, core_);
+    for (const Effect& effect : out) {
+      std::visit([this](const auto& e) { On(e); }, effect);
+    }
+  };
+  if constexpr (std::is_void_v<decltype(call(out))>) {
+    call(out);
+    finish();
+  } else {
+    auto answer = call(out);
+    finish();
+    return answer;
+  }
+}
+
+void SimServer::Join(const SharedConnection& connection,
+                     const JoinRequest& request) {
+  sessions_[connection->session] = connection;
+  const absl::Status status = Handle([&](Effects& out) {
+    return core_.Join(connection->session, request, world_.scheduler.now(),
+                      out);
+  });
+  if (status.ok()) return;
+  sessions_.erase(connection->session);
+  if (!absl::IsAborted(status) && !absl::IsAlreadyExists(status)) {
+    world_.checker.Fail(absl::StrCat("join: ", status.ToString()));
+  }
+  world_.network.ToWorker(
+      connection, StreamKind::kSession,
+      [status](SimWorker& worker) { worker.OnRefused(status); });
+  connection->stream(StreamKind::kSession).ended = true;
+  connection->session_over = true;
+}
+
+void SimServer::Heartbeat(const SharedConnection& connection) {
+  core_.Heartbeat(connection->session, world_.scheduler.now());
+}
+
+void SimServer::Leave(const SharedConnection& connection) {
+  Handle([&](Effects& out) {
+    core_.Leave(connection->session, "asked to", world_.scheduler.now(), out);
+  });
+  sessions_.erase(connection->session);
+  connection->session_over = true;
+}
+
+void SimServer::SessionBroken(const SharedConnection& connection) {
+  if (sessions_.erase(connection->session) == 0) return;
+  Handle([&](Effects& out) {
+    core_.SessionBroken(connection->session, world_.scheduler.now(), out);
+  });
+}
+
+absl::StatusOr<RegisterAnswer> SimServer::BeginRegister(const Sender& sender) {
+  const RunSpec& run = world_.scenario.run;
+  return Handle([&](Effects& out) {
+    return core_.BeginRegister(sender, run.layout, run.plan,
+                               world_.scheduler.now(), out);
+  });
+}
+
+absl::Status SimServer::FinishRegister(const Sender& sender,
+                                       std::vector<SharedFloats> values) {
+  const RunSpec& run = world_.scenario.run;
+  return Handle([&](Effects& out) {
+    return core_.FinishRegister(sender, run.layout, run.plan,
+                                std::move(values), {}, world_.scheduler.now(),
+                                out);
+  });
+}
+
+SharedConnection SimServer::Find(const Places& places, Rank rank,
+                                 Incarnation incarnation) const {
+  const auto at = places.find(rank);
+  const bool here =
+      at != places.end() && at->second.incarnation == incarnation;
+  return here ? at->second.connection : nullptr;
+}
+
+void SimServer::Accept(const absl::Status& status,
+                       const SharedConnection& connection, StreamKind kind,
+                       const Sender& sender) {
+  if (!status.ok()) {
+    if (!absl::IsAborted(status)) {
+      world_.checker.Fail(absl::StrCat("refused: ", status.ToString()));
+    }
+    world_.network.EndFromServer(connection, kind);
+    return;
+  }
+  Places& places = kind == StreamKind::kExchange ? exchanges_ : reduces_;
+  Place& place = places[sender.rank];
+  if (place.connection == connection) return;
+  if (place.connection != nullptr) {
+    if (place.incarnation == sender.incarnation &&
+        place.connection->number > connection->number) {
+      world_.network.EndFromServer(connection, kind);
+      return;
+    }
+    world_.network.EndFromServer(place.connection, kind);
+  }
+  place = {.incarnation = sender.incarnation, .connection = connection};
+}
+
+// As in the service, a stream has its place before the effects of its message
+// are carried out.
+void SimServer::Open(const SharedConnection& connection, const Sender& sender,
+                     const PushKey& key, const PushOpening& opening) {
+  Handle([&](Effects& out) {
+    Accept(core_.Open(sender, key, opening, world_.scheduler.now(), out),
+           connection, StreamKind::kExchange, sender);
+  });
+}
+
+void SimServer::Gradient(const SharedConnection& connection,
+                         const Sender& sender, const PushKey& key,
+                         const GradientMessage& message) {
+  Handle([&](Effects& out) {
+    Accept(core_.Gradient(sender, key, message, world_.scheduler.now(), out),
+           connection, StreamKind::kExchange, sender);
+  });
+}
+
+void SimServer::Close(const SharedConnection& connection, const Sender& sender,
+                      const PushKey& key, const PushClosing& closing) {
+  Handle([&](Effects& out) {
+    Accept(core_.Close(sender, key, closing, world_.scheduler.now(), out),
+           connection, StreamKind::kExchange, sender);
+  });
+}
+
+void SimServer::Reduce(const SharedConnection& connection,
+                       const Sender& sender, const ReduceKey& key,
+                       const Moments& moments) {
+  Handle([&](Effects& out) {
+    Accept(core_.Reduce(sender, key, moments, world_.scheduler.now(), out),
+           connection, StreamKind::kReduce, sender);
+  });
+}
+
+absl::StatusOr<Assignment> SimServer::Report(const Sender& sender,
+                                             Sequence sequence,
+                                             const EvaluationSums& sums) {
+  return Handle([&](Effects& out) {
+    return core_.ReportEvaluation(sender, sequence, sums,
+                                  world_.scheduler.now(), out);
+  });
+}
+
+void SimServer::Tick() {
+  Handle([&](Effects& out) { core_.Tick(world_.scheduler.now(), out); });
+}
+
+void SimServer::FoldDone(FoldResult result) {
+  Handle([&](Effects& out) {
+    core_.FoldDone(std::move(result), world_.scheduler.now(), out);
+  });
+}
+
+void SimServer::EndData(Places& places, StreamKind kind, Rank rank,
+                        Incarnation below) {
+  const auto at = places.find(rank);
+  if (at == places.end() || at->second.incarnation >= below) return;
+  world_.network.EndFromServer(at->second.connection, kind);
+  places.erase(at);
+}
+
+void SimServer::On(const effect::Joined& e) {
+  EndData(exchanges_, StreamKind::kExchange, e.rank, e.incarnation);
+  EndData(reduces_, StreamKind::kReduce, e.rank, e.incarnation);
+  const auto at = sessions_.find(e.session);
+  if (at == sessions_.end()) return;
+  world_.network.ToWorker(at->second, StreamKind::kSession,
+                          [e](SimWorker& worker) {
+                            worker.OnJoined(e.rank, e.incarnation);
+                          });
+}
+
+void SimServer::On(const effect::EndSession& e) {
+  const auto at = sessions_.find(e.session);
+  if (at == sessions_.end()) return;
+  const SharedConnection connection = at->second;
+  sessions_.erase(at);
+  for (StreamKind kind : {StreamKind::kSession, StreamKind::kExchange,
+                          StreamKind::kReduce}) {
+    world_.network.EndFromServer(connection, kind);
+  }
+}
+
+void SimServer::On(const effect::Notify& e) {
+  const auto at = sessions_.find(e.session);
+  if (at == sessions_.end()) return;
+  world_.network.ToWorker(
+      at->second, StreamKind::kSession,
+      [e](SimWorker& worker) { worker.OnAssignment(e.assignment); });
+}
+
+void SimServer::On(const effect::StepAborted& e) {
+  const auto at = sessions_.find(e.session);
+  if (at == sessions_.end()) return;
+  world_.network.ToWorker(
+      at->second, StreamKind::kSession,
+      [e](SimWorker& worker) { worker.OnStepAborted(e.step, e.attempt); });
+}
+
+void SimServer::On(const effect::ReduceResult& e) {
+  const SharedConnection to = Find(reduces_, e.rank, e.incarnation);
+  if (to == nullptr) return;
+  world_.network.ToWorker(
+      to, StreamKind::kReduce,
+      [e](SimWorker& worker) { worker.OnReduced(e.key, *e.moments); });
+}
+
+void SimServer::On(const effect::ReduceAborted& e) {
+  const SharedConnection to = Find(reduces_, e.rank, e.incarnation);
+  if (to == nullptr) return;
+  world_.network.ToWorker(
+      to, StreamKind::kReduce,
+      [e](SimWorker& worker) { worker.OnReduceAborted(e.key); });
+}
+
+void SimServer::On(const effect::SendWeights& e) {
+  const SharedConnection to = Find(exchanges_, e.rank, e.incarnation);
+  if (to == nullptr) return;
+  world_.network.ToWorker(to, StreamKind::kExchange,
+                          [e](SimWorker& worker) { worker.OnWeights(e); });
+}
+
+void SimServer::On(const effect::SendVerdict& e) {
+  const SharedConnection to = Find(exchanges_, e.rank, e.incarnation);
+  if (to == nullptr) return;
+  world_.network.ToWorker(to, StreamKind::kExchange,
+                          [e](SimWorker& worker) { worker.OnVerdict(e); });
+}
+
+void SimServer::On(const effect::Fold& e) {
+  // Asks for its server again when it is done: that may be gone by then.
+  world_.network.AfterFold(
+      life_, [result = RunFold(e.job, kernels::ReferenceBackend(), pool_)](
+                 SimServer& server) { server.FoldDone(result); });
+}
+
+}  // namespace cohort::sim

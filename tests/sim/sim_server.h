@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/float_buffer.h"
+#include "common/ids.h"
+#include "server/core/coordinator.h"
+#include "tests/sim/checker.h"
+#include "tests/sim/network.h"
+#include "tests/sim/scheduler.h"
+
+namespace cohort::sim {
+
+// What the processes of a simulation share.
+struct World {
+  Scheduler& scheduler;
+  SplitMix64& random;
+  Network& network;
+  Checker& checker;
+  const Scenario& scenario;
+};
+
+// One life of the server: does with effects what the service does, over a
+// simulated network.
+class SimServer {
+ public:
+  SimServer(World world, int32_t life, const RunState* restored);
+
+  Coordinator& core() { return core_; }
+  int32_t life() const { return life_; }
+  // Joined, and the server has not heard otherwise.
+  bool HasSession(const Connection& connection) const;
+
+  void Join(const SharedConnection& connection, const JoinRequest& request);
+  void Heartbeat(const SharedConnection& connection);
+  void Leave(const SharedConnection& connection);
+  void SessionBroken(const SharedConnection& connection);
+
+  absl::StatusOr<RegisterAnswer> BeginRegister(const Sender& sender);
+  absl::Status FinishRegister(const Sender& sender,
+                              std::vector<SharedFloats> values);
+
+  void Open(const SharedConnection& connection, const Sender& sender,
+            const PushKey& key, const PushOpening& opening);
+  void Gradient(const SharedConnection& connection, const Sender& sender,
+                const PushKey& key, const GradientMessage& message);
+  void Close(const SharedConnection& connection, const Sender& sender,
+             const PushKey& key, const PushClosing& closing);
+  void Reduce(const SharedConnection& connection, const Sender& sender,
+              const ReduceKey& key, const Moments& moments);
+  absl::StatusOr<Assignment> Report(const Sender& sender, Sequence sequence,
+                                    const EvaluationSums& sums);
+
+  void Tick();
+  void FoldDone(FoldResult result);
+
+ private:
+  // Whose data stream effects for a rank go to.
+  struct Place {
+    Incarnation incarnation;
+    SharedConnection connection;
+  };
+  using Places = std::map<Rank, Place>;
+
+  template <typename Call>
+  auto Handle(Call call);
+  void On(const effect::Joined& e);
+  void On(const effect::EndSession& e);
+  void On(const effect::Notify& e);
+  void On(const effect::StepAborted& e);
+  void On(const effect::ReduceResult& e);
+  void On(const effect::ReduceAborted& e);
+  void On(const effect::SendWeights& e);
+  void On(const effect::SendVerdict& e);
+  void On(const effect::Fold& e);
+  template <typename Other>
+  void On(const Other&) {}
+
+  SharedConnection Find(const Places& places, Rank rank,
+                        Incarnation incarnation) const;
+  // What the service does with the answer to a data message.
+  void Accept(const absl::Status& status, const SharedConnection& connection,
+              StreamKind kind, const Sender& sender);
+  void EndData(Places& places, StreamKind kind, Rank rank,
+               Incarnation below);
+
+  World world_;
+  const int32_t life_;
+  Coordinator core_;
+  FloatBufferPool pool_;
+  std::map<SessionId, SharedConnection> sessions_;
+  Places exchanges_;
+  Places reduces_;
+};
+
+}  // namespace cohort::sim

@@ -1,0 +1,379 @@
+#include "tests/sim/sim_worker.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/permutation.h"
+
+namespace cohort::sim {
+namespace {
+
+using MaybeSnapshot = absl::StatusOr<SharedSnapshot>;
+
+}  // namespace
+
+void SimWorker::Do(Scheduler::Event event) {
+  if (dead_) return;
+  if (frozen_) {
+    deferred_.push_back(std::move(event));
+  } else {
+    event();
+  }
+}
+
+void SimWorker::After(absl::Duration delay, Scheduler::Event event) {
+  world_.scheduler.After(
+      delay, [this, task = task_, event = std::move(event)]() mutable {
+        Do([this, task, event = std::move(event)]() mutable {
+          if (task == task_) event();
+        });
+      });
+}
+
+void SimWorker::Kill() {
+  if (connection_ != nullptr) world_.network.CloseFromWorker(connection_);
+  dead_ = true;
+  step_.reset();
+}
+
+void SimWorker::Vanish() {
+  if (connection_ != nullptr) world_.network.Vanish(connection_);
+  dead_ = true;
+  step_.reset();
+}
+
+void SimWorker::Leave() {
+  if (connection_ != nullptr && joined_) {
+    world_.network.ToServer(connection_, StreamKind::kSession,
+                            [connection = connection_](SimServer& server) {
+                              server.Leave(connection);
+                            });
+  }
+  Kill();
+}
+
+void SimWorker::Thaw() {
+  frozen_ = false;
+  std::vector<Scheduler::Event> deferred;
+  deferred.swap(deferred_);
+  for (Scheduler::Event& event : deferred) Do(std::move(event));
+}
+
+void SimWorker::Connect() {
+  connection_ = world_.network.Connect(*this);
+  JoinRequest request{
+      .rank = rank_,
+      .incarnation = incarnation_,
+      .batch_size =
+          world_.scenario.run.batch_sizes[static_cast<size_t>(rank_.value())]};
+  if (incarnation_ != Incarnation()) {
+    request.run_id = world_.scenario.run.coordinator.run_id;
+  }
+  world_.network.ToServer(
+      connection_, StreamKind::kSession,
+      [connection = connection_, request](SimServer& server) {
+        server.Join(connection, request);
+      });
+}
+
+void SimWorker::OnBroken() {
+  if (connection_ == nullptr || finished_) return;
+  world_.network.CloseFromWorker(connection_);
+  connection_ = nullptr;
+  joined_ = false;
+  Abandon();
+  work_.reset();
+  ended_step_.reset();
+  // Now and then too late for the server's grace.
+  const absl::Duration longest = world_.random.Below(8) == 0
+                                     ? absl::Milliseconds(800)
+                                     : absl::Milliseconds(40);
+  After(longest * world_.random.Uniform(), [this] { Connect(); });
+}
+
+void SimWorker::OnRefused(const absl::Status& status) {
+  if (absl::IsAborted(status)) incarnation_ = Incarnation();
+  OnBroken();
+}
+
+void SimWorker::OnJoined(Rank rank, Incarnation incarnation) {
+  if (rank != rank_) world_.checker.Fail("joined as another rank");
+  incarnation_ = incarnation;
+  joined_ = true;
+  Beat();
+  if (registered_ != incarnation_) Register();
+}
+
+void SimWorker::Beat() {
+  const SharedConnection connection = connection_;
+  world_.scheduler.After(
+      world_.scenario.run.coordinator.lease / 3, [this, connection] {
+        Do([this, connection] {
+          if (connection_ != connection || finished_) return;
+          world_.network.ToServer(connection, StreamKind::kSession,
+                                  [connection](SimServer& server) {
+                                    server.Heartbeat(connection);
+                                  });
+          Beat();
+        });
+      });
+}
+
+Sender SimWorker::Identity() const {
+  return {.run_id = world_.scenario.run.coordinator.run_id,
+          .rank = rank_,
+          .incarnation = incarnation_};
+}
+
+void SimWorker::Register() {
+  using Answer = absl::StatusOr<RegisterAnswer>;
+  world_.network.Call<Answer>(
+      connection_,
+      [sender = Identity()](SimServer& server) {
+        return server.BeginRegister(sender);
+      },
+      [](SimWorker& worker, Answer answer) {
+        if (!answer.ok()) return worker.OnBroken();
+        worker.partitions_ = answer->partitions;
+        if (!answer->send_values) return worker.OnRegistered();
+        worker.world_.network.Call<absl::Status>(
+            worker.connection_,
+            [&worker, sender = worker.Identity()](SimServer& server) {
+              return server.FinishRegister(
+                  sender, InitialValues(worker.world_.scenario.run,
+                                        worker.partitions_));
+            },
+            [](SimWorker& w, absl::Status status) {
+              return status.ok() ? w.OnRegistered() : w.OnBroken();
+            });
+      });
+}
+
+void SimWorker::OnRegistered() { registered_ = incarnation_; }
+
+void SimWorker::OnAssignment(const Assignment& assignment) {
+  Offer(assignment);
+  Proceed();
+}
+
+bool SimWorker::StepEnded(const Assignment& assignment) const {
+  return ended_step_.has_value() && !assignment.members.empty() &&
+         ended_step_->first == assignment.version &&
+         ended_step_->second >= assignment.attempt;
+}
+
+// As AssignmentTracker of the client: what is older than what is known
+// already, over whatever stream it comes, is ignored.
+void SimWorker::Offer(const Assignment& assignment) {
+  if (assignment.kind == AssignmentKind::kWait) return;
+  if (assignment.kind != AssignmentKind::kFinished) {
+    const auto key = [](const Assignment& a) {
+      return PushKey{.sequence = a.sequence, .attempt = a.attempt};
+    };
+    if (work_.has_value() && (work_->kind == AssignmentKind::kFinished ||
+                              key(assignment) <= key(*work_))) {
+      return;
+    }
+    if (StepEnded(assignment)) return;
+  }
+  work_ = assignment;
+  taken_ = false;
+}
+
+void SimWorker::Proceed() {
+  if (busy_ || !work_.has_value() || taken_) return;
+  taken_ = true;
+  switch (work_->kind) {
+    case AssignmentKind::kTrain:
+      busy_ = true;
+      return Train(*work_);
+    case AssignmentKind::kEvaluate:
+      busy_ = true;
+      return Evaluate(*work_);
+    case AssignmentKind::kFinished:
+      finished_ = true;
+      return;
+    case AssignmentKind::kWait:
+      return;
+  }
+}
+
+void SimWorker::Abandon() {
+  ++task_;
+  busy_ = false;
+  step_.reset();
+}
+
+void SimWorker::OnStepAborted(Version step, Attempt attempt) {
+  ended_step_ = {step, attempt};
+  if (!work_.has_value() || !StepEnded(*work_)) return;
+  taken_ = true;
+  if (step_ == nullptr) return;
+  step_->aborted = true;
+  // Anyone else goes on and sends until it would wait.
+  if (step_->phase == Phase::kComputing && world_.random.Below(2) == 0) return;
+  Abandon();
+  Proceed();
+}
+
+void SimWorker::Evaluate(const Assignment& assignment) {
+  world_.network.Call<MaybeSnapshot>(
+      connection_,
+      [version = assignment.version](SimServer& server) {
+        return server.core().Read(version);
+      },
+      [assignment](SimWorker& worker, MaybeSnapshot snapshot) {
+        if (!snapshot.ok()) {
+          worker.Abandon();
+          return worker.Proceed();
+        }
+        worker.After(worker.world_.network.Delay(), [&worker, assignment] {
+          worker.Report(assignment);
+        });
+      });
+}
+
+void SimWorker::Report(const Assignment& assignment) {
+  using Answer = absl::StatusOr<Assignment>;
+  const int64_t samples = assignment.range.size();
+  const EvaluationSums sums{.samples = samples,
+                            .loss_sum = 0.5 * static_cast<double>(samples),
+                            .loss_weight = static_cast<double>(samples),
+                            .correct = samples,
+                            .labels = samples};
+  world_.network.Call<Answer>(
+      connection_,
+      [sender = Identity(), sequence = assignment.sequence,
+       sums](SimServer& server) {
+        return server.Report(sender, sequence, sums);
+      },
+      [](SimWorker& worker, Answer next) {
+        if (!next.ok()) return worker.OnBroken();
+        worker.Abandon();
+        worker.OnAssignment(*next);
+      });
+}
+
+void SimWorker::Train(const Assignment& assignment) {
+  if (!weights_.empty() && version_ == assignment.version) {
+    return Compute(assignment);
+  }
+  // Under async the assignment may be older than the newest weights.
+  const bool sync = !assignment.members.empty();
+  Pull(assignment, sync ? std::optional<Version>(assignment.version)
+                        : std::nullopt);
+}
+
+void SimWorker::Pull(const Assignment& assignment,
+                     std::optional<Version> version) {
+  world_.network.Call<MaybeSnapshot>(
+      connection_,
+      [version](SimServer& server) { return server.core().Read(version); },
+      [assignment, task = task_](SimWorker& worker, MaybeSnapshot snapshot) {
+        if (task != worker.task_) return;
+        if (!snapshot.ok() || worker.StepEnded(assignment)) {
+          worker.Abandon();
+          return worker.Proceed();
+        }
+        worker.version_ = (*snapshot)->version;
+        worker.weights_ = (*snapshot)->weights;
+        worker.Compute(assignment);
+      });
+}
+
+void SimWorker::Compute(const Assignment& assignment) {
+  step_ = std::make_unique<Step>();
+  step_->assignment = assignment;
+  step_->key = {.sequence = assignment.sequence,
+                .attempt = assignment.attempt};
+  step_->input = {.spec = &world_.scenario.run,
+                  .epoch = assignment.data_epoch,
+                  .range = assignment.range,
+                  .weights = weights_};
+  step_->opening = {.version = version_,
+                    .samples = assignment.range.size(),
+                    .loss_weight = LossWeight(assignment.range)};
+  step_->backward_left = CallsOf(layout()).size();
+  step_->backward.resize(step_->backward_left);
+  for (size_t p = 0; p < partitions_.size(); ++p) {
+    if (partitions_[p].trainable) {
+      step_->unsent.push_back(static_cast<int32_t>(p));
+    }
+  }
+  std::vector<int32_t>& unsent = step_->unsent;
+  for (size_t i = unsent.size(); i > 1; --i) {
+    std::swap(unsent[i - 1], unsent[world_.random.Below(i)]);
+  }
+  step_->received.resize(partitions_.size());
+  After(world_.network.Delay(), [this] { Forward(); });
+}
+
+void SimWorker::Forward() {
+  Step& step = *step_;
+  const std::vector<BatchNormCall> calls = CallsOf(layout());
+  while (step.forward.size() < calls.size()) {
+    const Moments local =
+        ForwardMoments(step.input, step.forward.size(), step.forward);
+    step.local.push_back(local);
+    if (step.assignment.global_normalization) {
+      return Contribute(ReducePhase::kForward, local);
+    }
+    step.forward.push_back(local);
+  }
+  OpenPush();
+  After(world_.network.Delay(), [this] { Backward(); });
+}
+
+void SimWorker::Contribute(ReducePhase phase, const Moments& moments) {
+  if (step_->aborted) {
+    Abandon();
+    return Proceed();
+  }
+  const std::vector<BatchNormCall> calls = CallsOf(layout());
+  const size_t at = phase == ReducePhase::kForward
+                        ? step_->forward.size()
+                        : step_->backward_left - 1;
+  step_->phase = Phase::kReducing;
+  step_->reduce = {.step = step_->assignment.version,
+                   .attempt = step_->assignment.attempt,
+                   .layer = calls[at].layer,
+                   .call = calls[at].call,
+                   .phase = phase};
+  const int copies =
+      world_.random.Uniform() < world_.scenario.duplicates ? 2 : 1;
+  for (int i = 0; i < copies; ++i) {
+    world_.network.ToServer(
+        connection_, StreamKind::kReduce,
+        [connection = connection_, sender = Identity(), key = step_->reduce,
+         moments](SimServer& server) {
+          server.Reduce(connection, sender, key, moments);
+        });
+  }
+}
+
+void SimWorker::OnReduced(const ReduceKey& key, const Moments& moments) {
+  if (step_ == nullptr || step_->phase != Phase::kReducing ||
+      step_->reduce != key) {
+    return;
+  }
+  step_->phase = Phase::kComputing;
+  if (key.phase == ReducePhase::kForward) {
+    step_->forward.push_back(moments);
+    After(world_.network.Delay(), [this] { Forward(); });
+    return;
+  }
+  step_->backward[step_->backward_left - 1] = moments;
+  After(world_.network.Delay(), [this] { Backward(); });
+}
+
+void SimWorker::OnReduceAborted(const ReduceKey& key) {
+  if (step_ == nullptr || step_->phase != Phase::kReducing ||
+      step_->reduce != key) {
+    return;
+  }
+  Abandon();
+  Proceed();
+}
+
+}  // namespace cohort::sim

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/assignment.h"
+#include "common/ids.h"
+#include "server/core/coordinator.h"
+#include "server/core/effects.h"
+#include "tests/sim/network.h"
+#include "tests/sim/scheduler.h"
+#include "tests/sim/sim_model.h"
+#include "tests/sim/sim_server.h"
+
+namespace cohort::sim {
+
+// One worker process: client and trainer as a state machine. Behaves as
+// worker/client does: whatever stream breaks, all are closed, and it joins
+// again as the same incarnation, or as a new one if that is over.
+class SimWorker {
+ public:
+  SimWorker(World world, Rank rank) : world_(world), rank_(rank) {}
+  SimWorker(const SimWorker&) = delete;
+  SimWorker& operator=(const SimWorker&) = delete;
+
+  Rank rank() const { return rank_; }
+  bool alive() const { return !dead_; }
+  bool frozen() const { return frozen_; }
+  bool finished() const { return finished_; }
+  bool awaits_verdict() const {
+    return step_ != nullptr && step_->phase == Phase::kAwaitingVerdict;
+  }
+  // Null while it is not connected.
+  const SharedConnection& connection() const { return connection_; }
+
+  void Start() { Connect(); }
+  // Runs `event` in this process: never if it is dead, later if it is frozen.
+  void Do(Scheduler::Event event);
+
+  // ---- what may happen to a process
+  void Kill();
+  void Vanish();
+  void Leave();
+  void Freeze() { frozen_ = true; }
+  void Thaw();
+
+  // ---- what the network brings
+  void OnBroken();
+  void OnRefused(const absl::Status& status);
+  void OnJoined(Rank rank, Incarnation incarnation);
+  void OnAssignment(const Assignment& assignment);
+  void OnStepAborted(Version step, Attempt attempt);
+  void OnReduced(const ReduceKey& key, const Moments& moments);
+  void OnReduceAborted(const ReduceKey& key);
+  void OnWeights(const effect::SendWeights& weights);
+  void OnVerdict(const effect::SendVerdict& verdict);
+
+ private:
+  enum class Phase { kComputing, kReducing, kAwaitingVerdict };
+
+  // A training assignment in progress.
+  struct Step {
+    Assignment assignment;
+    PushKey key;
+    StepInput input;
+    Phase phase = Phase::kComputing;
+    // Told that it is void; dropped where the client would notice.
+    bool aborted = false;
+    ReduceKey reduce;
+    // By call: of this batch, and as the server has combined them.
+    std::vector<Moments> local;
+    std::vector<Moments> forward;
+    std::vector<std::optional<Moments>> backward;
+    // Calls whose backward pass is still to be done, the last one first.
+    size_t backward_left = 0;
+    // Trainable partitions whose gradient is not sent yet, in random order.
+    std::vector<int32_t> unsent;
+    PushOpening opening;
+    std::vector<GradientMessage> sent;
+    PushClosing closing;
+    std::vector<std::optional<effect::SendWeights>> received;
+    std::optional<effect::SendVerdict> verdict;
+  };
+
+  void After(absl::Duration delay, Scheduler::Event event);
+  void Connect();
+  void Beat();
+  void Register();
+  void OnRegistered();
+  Sender Identity() const;
+  const ModelLayout& layout() const { return world_.scenario.run.layout; }
+
+  void Offer(const Assignment& assignment);
+  bool StepEnded(const Assignment& assignment) const;
+  // Takes up the next assignment, if there is one.
+  void Proceed();
+  // Gives up what it does; the next assignment will come.
+  void Abandon();
+
+  void Evaluate(const Assignment& assignment);
+  void Report(const Assignment& assignment);
+  void Train(const Assignment& assignment);
+  void Pull(const Assignment& assignment, std::optional<Version> version);
+  void Compute(const Assignment& assignment);
+  void Forward();
+  void Contribute(ReducePhase phase, const Moments& moments);
+  void OpenPush();
+  void Backward();
+  // Sends gradients whose batch-norm call has been passed; `all` of them or
+  // some.
+  void SendGradients(bool all);
+  void SendGradient(int32_t partition);
+  void ClosePush();
+  void RepeatPush();
+  void FinishIfComplete();
+
+  World world_;
+  const Rank rank_;
+  bool dead_ = false;
+  bool frozen_ = false;
+  bool finished_ = false;
+  std::vector<Scheduler::Event> deferred_;
+
+  SharedConnection connection_;
+  bool joined_ = false;
+  Incarnation incarnation_;
+  Incarnation registered_;
+  std::vector<Partition> partitions_;
+
+  // Raised whenever what was planned is void.
+  int64_t task_ = 0;
+  bool busy_ = false;
+  std::optional<Assignment> work_;
+  bool taken_ = false;
+  std::optional<std::pair<Version, Attempt>> ended_step_;
+  std::unique_ptr<Step> step_;
+  // The newest weights at hand.
+  Version version_;
+  std::vector<SharedFloats> weights_;
+};
+
+}  // namespace cohort::sim

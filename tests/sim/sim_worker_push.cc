@@ -1,0 +1,199 @@
+// How a simulated worker pushes what it has computed.
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "tests/sim/sim_worker.h"
+
+namespace cohort::sim {
+namespace {
+
+ByteRope CutSomewhere(const std::shared_ptr<const GradientBlock>& block,
+                      SplitMix64& random) {
+  const auto bytes = absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(block->values.data()),
+      block->values.size() * sizeof(float));
+  const auto cut = static_cast<size_t>(random.Below(bytes.size()));
+  ByteRope rope;
+  rope.Append(bytes.subspan(0, cut), block);
+  rope.Append(bytes.subspan(cut), block);
+  return rope;
+}
+
+}  // namespace
+
+void SimWorker::OpenPush() {
+  world_.network.ToServer(
+      connection_, StreamKind::kExchange,
+      [connection = connection_, sender = Identity(), key = step_->key,
+       opening = step_->opening](SimServer& server) {
+        server.Open(connection, sender, key, opening);
+      });
+}
+
+void SimWorker::Backward() {
+  Step& step = *step_;
+  while (step.backward_left > 0) {
+    const size_t call = step.backward_left - 1;
+    if (!step.backward[call].has_value()) {
+      const Moments local =
+          BackwardMoments(step.input, call, step.forward[call]);
+      if (step.assignment.global_normalization) {
+        return Contribute(ReducePhase::kBackward, local);
+      }
+      step.backward[call] = local;
+    }
+    --step.backward_left;
+    SendGradients(false);
+  }
+  SendGradients(true);
+  ClosePush();
+}
+
+void SimWorker::SendGradients(bool all) {
+  std::vector<int32_t> later;
+  for (int32_t partition : step_->unsent) {
+    const bool ready =
+        GradientCall(layout(), partition) >= step_->backward_left;
+    if (ready && (all || world_.random.Below(2) == 0)) {
+      SendGradient(partition);
+    } else {
+      later.push_back(partition);
+    }
+  }
+  step_->unsent = std::move(later);
+}
+
+void SimWorker::SendGradient(int32_t partition) {
+  const Step& step = *step_;
+  const auto p = static_cast<size_t>(partition);
+  const size_t call = GradientCall(layout(), partition);
+  auto block = std::make_shared<GradientBlock>();
+  block->values = Gradient(step.input, partition, step.forward[call],
+                           *step.backward[call]);
+  block->rank = rank_;
+  block->key = step.key;
+  block->epoch = step.input.epoch;
+  block->range = step.input.range;
+  GradientMessage message{
+      .partition = partition,
+      .absent_slices = AbsentSlices(step.input, partitions_[p])};
+  for (int32_t slice : message.absent_slices) {
+    int64_t begin = 0;
+    for (int32_t s = 0; s < slice; ++s) {
+      begin += partitions_[p].slices[static_cast<size_t>(s)].count;
+    }
+    const int64_t count =
+        partitions_[p].slices[static_cast<size_t>(slice)].count;
+    std::fill_n(block->values.begin() + begin, count, 0.0f);
+  }
+  message.gradient = CutSomewhere(block, world_.random);
+  message.checksum = message.gradient.Checksum();
+  step_->sent.push_back(message);
+  world_.network.ToServer(
+      connection_, StreamKind::kExchange,
+      [connection = connection_, sender = Identity(), key = step.key,
+       message](SimServer& server) {
+        server.Gradient(connection, sender, key, message);
+      });
+}
+
+void SimWorker::ClosePush() {
+  Step& step = *step_;
+  step.closing = {.loss_sum = 2 * step.opening.loss_weight,
+                  .correct = 1,
+                  .labels = step.opening.samples,
+                  .batch_norm_calls = CallCounts(layout())};
+  if (!step.assignment.global_normalization) {
+    const std::vector<BatchNormCall> calls = CallsOf(layout());
+    for (size_t i = 0; i < calls.size(); ++i) {
+      step.closing.moments.push_back({.layer = calls[i].layer,
+                                      .call = calls[i].call,
+                                      .moments = step.local[i]});
+    }
+  }
+  world_.network.ToServer(
+      connection_, StreamKind::kExchange,
+      [connection = connection_, sender = Identity(), key = step.key,
+       closing = step.closing](SimServer& server) {
+        server.Close(connection, sender, key, closing);
+      });
+  step.phase = Phase::kAwaitingVerdict;
+  if (world_.random.Uniform() < world_.scenario.duplicates) RepeatPush();
+  if (step.aborted) {
+    Abandon();
+    return Proceed();
+  }
+  FinishIfComplete();
+}
+
+// The whole push a second time on the same stream, now or while the next step
+// is under way.
+void SimWorker::RepeatPush() {
+  const Step& step = *step_;
+  world_.scheduler.After(
+      world_.network.Delay(),
+      [this, connection = connection_, sender = Identity(), key = step.key,
+       opening = step.opening, closing = step.closing, sent = step.sent] {
+        Network& network = world_.network;
+        network.ToServer(connection, StreamKind::kExchange,
+                         [=](SimServer& server) {
+                           server.Open(connection, sender, key, opening);
+                         });
+        for (const GradientMessage& message : sent) {
+          network.ToServer(connection, StreamKind::kExchange,
+                           [=](SimServer& server) {
+                             server.Gradient(connection, sender, key, message);
+                           });
+        }
+        network.ToServer(connection, StreamKind::kExchange,
+                         [=](SimServer& server) {
+                           server.Close(connection, sender, key, closing);
+                         });
+      });
+}
+
+void SimWorker::OnWeights(const effect::SendWeights& weights) {
+  if (step_ == nullptr || step_->key != weights.key) return;
+  auto& received = step_->received[static_cast<size_t>(weights.partition)];
+  if (!received.has_value() || received->version <= weights.version) {
+    received = weights;
+  }
+  FinishIfComplete();
+}
+
+void SimWorker::OnVerdict(const effect::SendVerdict& verdict) {
+  // Also of a push that nobody waits for any more: what to do next holds.
+  Offer(verdict.verdict.next);
+  if (step_ != nullptr && step_->key == verdict.key) {
+    step_->verdict = verdict;
+    FinishIfComplete();
+  }
+  Proceed();
+}
+
+void SimWorker::FinishIfComplete() {
+  const Step& step = *step_;
+  if (step.phase != Phase::kAwaitingVerdict || !step.verdict.has_value()) {
+    return;
+  }
+  const PushVerdict& verdict = step.verdict->verdict;
+  std::vector<SharedFloats> next = step.input.weights;
+  int32_t here = 0;
+  for (size_t p = 0; p < next.size(); ++p) {
+    const auto& received = step.received[p];
+    if (!received.has_value() || received->version != verdict.version) continue;
+    next[p] = received->weights;
+    ++here;
+  }
+  if (here < step.verdict->weights_partitions) return;
+  if (step.verdict->weights_partitions > 0) {
+    version_ = verdict.version;
+    weights_ = std::move(next);
+  }
+  Abandon();
+  Proceed();
+}
+
+}  // namespace cohort::sim

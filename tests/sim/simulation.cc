@@ -1,0 +1,223 @@
+#include "tests/sim/simulation.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace cohort::sim {
+namespace {
+
+constexpr int64_t kEventsMax = 100000;
+constexpr absl::Duration kTimeMax = absl::Minutes(10);
+constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
+
+bool SameBits(const void* a, const void* b, size_t bytes) {
+  return bytes == 0 || std::memcmp(a, b, bytes) == 0;
+}
+
+bool SameBits(const SharedFloats& a, const SharedFloats& b) {
+  if (a == nullptr || b == nullptr) return a == b;
+  return a->size() == b->size() &&
+         SameBits(a->data(), b->data(),
+                  static_cast<size_t>(a->size()) * sizeof(float));
+}
+
+bool SameBits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() &&
+         SameBits(a.data(), b.data(), a.size() * sizeof(double));
+}
+
+}  // namespace
+
+std::string Differences(const ModelSnapshot& seen,
+                        const ModelSnapshot& wanted) {
+  std::string text;
+  if (seen.version != wanted.version) {
+    absl::StrAppend(&text, "version ", seen.version.value(), ", want ",
+                    wanted.version.value(), "; ");
+  }
+  for (size_t p = 0; p < wanted.weights.size(); ++p) {
+    if (!SameBits(seen.weights[p], wanted.weights[p])) {
+      absl::StrAppend(&text, "weights of partition ", p, "; ");
+    }
+    if (!SameBits(seen.velocities[p], wanted.velocities[p])) {
+      absl::StrAppend(&text, "velocities of partition ", p, "; ");
+    }
+    if (seen.checksums[p] != wanted.checksums[p]) {
+      absl::StrAppend(&text, "checksum of partition ", p, "; ");
+    }
+  }
+  for (size_t i = 0; i < wanted.statistics->size(); ++i) {
+    const LayerStatistics& a = (*seen.statistics)[i];
+    const LayerStatistics& b = (*wanted.statistics)[i];
+    if (!SameBits(a.mean, b.mean) || !SameBits(a.variance, b.variance) ||
+        a.num_batches_tracked != b.num_batches_tracked) {
+      absl::StrAppend(&text, "statistics of layer ", i, "; ");
+    }
+  }
+  return text;
+}
+
+Simulation::Simulation(const Scenario& scenario)
+    : scenario_(scenario),
+      random_(MixSeed(scenario.seed, 2)),
+      network_(scheduler_, random_, scenario.delay_max),
+      checker_(scenario_.run),
+      newest_(static_cast<size_t>(scenario.run.coordinator.workers)) {}
+
+Outcome Simulation::Run() {
+  StartServer();
+  for (int32_t i = 0; i < scenario_.run.coordinator.workers; ++i) {
+    scheduler_.After(network_.Delay(), [this, i] { StartWorker(Rank(i)); });
+  }
+  Tick();
+  for (const Fault& fault : scenario_.faults) {
+    scheduler_.After(fault.at, [this, &fault] { Inflict(fault); });
+  }
+  const Instant begin = scheduler_.now();
+  while (!checker_.failure().has_value() && !checker_.ended().has_value()) {
+    if (!scheduler_.RunNext()) checker_.Fail("nothing happens any more");
+    if (server_ != nullptr) checker_.AfterEvent(server_->core());
+    if (++outcome_.events > kEventsMax ||
+        scheduler_.now() - begin > kTimeMax) {
+      checker_.Fail("the run does not end: somebody waits for ever");
+    }
+  }
+  if (!checker_.failure().has_value()) Drain();
+  Count();
+  outcome_.commits = checker_.commits();
+  outcome_.failure = checker_.failure().value_or("");
+  if (checker_.ended().has_value()) {
+    outcome_.snapshot = checker_.ended()->snapshot;
+  }
+  return outcome_;
+}
+
+void Simulation::StartServer() {
+  server_ = std::make_unique<SimServer>(MakeWorld(), ++life_,
+                                        checker_.checkpoint());
+  network_.SetServer(server_.get(), life_);
+}
+
+void Simulation::StopServer() {
+  Count();
+  ++outcome_.restarts;
+  network_.SetServer(nullptr, life_);
+  server_.reset();
+  checker_.OnServerGone();
+}
+
+void Simulation::Count() {
+  if (server_ == nullptr) return;
+  const StatusView status = server_->core().Status(scheduler_.now());
+  outcome_.workers_lost += status.counters.at("workers_lost");
+  outcome_.steps_aborted += status.counters.at("steps_aborted");
+  outcome_.duplicates += status.counters.at("pushes_duplicate");
+  outcome_.replay_mismatches += status.counters.at("replay_mismatches");
+}
+
+void Simulation::StartWorker(Rank rank) {
+  processes_.push_back(std::make_unique<SimWorker>(MakeWorld(), rank));
+  newest_[static_cast<size_t>(rank.value())] = processes_.back().get();
+  processes_.back()->Start();
+}
+
+void Simulation::Tick() {
+  scheduler_.After(kTickInterval, [this] {
+    if (server_ != nullptr) server_->Tick();
+    Tick();
+  });
+}
+
+void Simulation::Inflict(const Fault& fault) {
+  if (checker_.ended().has_value()) return;
+  if (fault.kind == FaultKind::kRestartServer) {
+    if (server_ == nullptr) return;
+    StopServer();
+    scheduler_.After(fault.lasts, [this] { StartServer(); });
+    return;
+  }
+  SimWorker* worker = newest_[static_cast<size_t>(fault.rank.value())];
+  if (worker != nullptr && worker->alive() && !worker->frozen()) {
+    InflictOn(*worker, fault);
+  }
+}
+
+void Simulation::InflictOn(SimWorker& worker, const Fault& fault) {
+  const SharedConnection& connection = worker.connection();
+  switch (fault.kind) {
+    case FaultKind::kBreakSession:
+      if (connection == nullptr) return;
+      return network_.Break(connection, StreamKind::kSession, fault.lasts);
+    case FaultKind::kBreakExchange:
+      if (connection == nullptr) return;
+      return network_.Break(connection, StreamKind::kExchange, fault.lasts);
+    case FaultKind::kBreakReduce:
+      if (connection == nullptr) return;
+      return network_.Break(connection, StreamKind::kReduce, fault.lasts);
+    case FaultKind::kKill:
+      worker.Kill();
+      return Replace(worker, fault.lasts);
+    case FaultKind::kVanish:
+      worker.Vanish();
+      return Replace(worker, fault.lasts);
+    case FaultKind::kLeave:
+      worker.Leave();
+      return Replace(worker, fault.lasts);
+    case FaultKind::kFreeze:
+      return Freeze(worker, fault);
+    case FaultKind::kRestartServer:
+      return;
+  }
+}
+
+void Simulation::Freeze(SimWorker& worker, const Fault& fault) {
+  worker.Freeze();
+  if (fault.replaced) Replace(worker, fault.lasts / 2);
+  scheduler_.After(fault.lasts, [this, &worker, replaced = fault.replaced] {
+    worker.Thaw();
+    if (!replaced) return;
+    // What it sends until it is told must do no harm.
+    scheduler_.After(scenario_.delay_max * 4, [&worker] {
+      if (worker.alive()) worker.Kill();
+    });
+  });
+}
+
+void Simulation::Replace(SimWorker& worker, absl::Duration delay) {
+  scheduler_.After(delay, [this, rank = worker.rank()] { StartWorker(rank); });
+}
+
+void Simulation::Drain() {
+  struct Connected {
+    SimWorker* worker;
+    SharedConnection connection;
+  };
+  std::vector<Connected> connected;
+  for (const auto& process : processes_) {
+    const SharedConnection& connection = process->connection();
+    if (!process->alive() || process->frozen() || connection == nullptr ||
+        !server_->HasSession(*connection) ||
+        connection->stream(StreamKind::kSession).cut) {
+      continue;
+    }
+    connected.push_back({process.get(), connection});
+  }
+  const Instant end = scheduler_.now() + scenario_.delay_max * 20;
+  while (scheduler_.now() < end && scheduler_.RunNext()) {
+  }
+  for (const Connected& c : connected) {
+    if (c.worker->connection() != c.connection || !c.worker->alive()) continue;
+    if (!c.worker->finished()) {
+      checker_.Fail(absl::StrCat("rank ", c.worker->rank().value(),
+                                 " was not told that the run is over"));
+    }
+    if (c.worker->awaits_verdict()) {
+      checker_.Fail(absl::StrCat("rank ", c.worker->rank().value(),
+                                 " got no verdict"));
+    }
+  }
+}
+
+}  // namespace cohort::sim

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/permutation.h"
+#include "server/core/effects.h"
+#include "tests/sim/checker.h"
+#include "tests/sim/network.h"
+#include "tests/sim/scenario.h"
+#include "tests/sim/scheduler.h"
+#include "tests/sim/sim_server.h"
+#include "tests/sim/sim_worker.h"
+
+namespace cohort::sim {
+
+struct Outcome {
+  // Empty: every invariant held and the run finished.
+  std::string failure;
+  SharedSnapshot snapshot;
+  int64_t events = 0;
+  int64_t commits = 0;
+  // Over all lives of the server.
+  int64_t workers_lost = 0;
+  int64_t steps_aborted = 0;
+  int64_t duplicates = 0;
+  int64_t replay_mismatches = 0;
+  int64_t restarts = 0;
+};
+
+// A whole cohort in one thread: a server, its workers and the network between
+// them, in virtual time. The same scenario always gives the same outcome.
+class Simulation {
+ public:
+  explicit Simulation(const Scenario& scenario);
+
+  Outcome Run();
+
+ private:
+  World MakeWorld() {
+    return {scheduler_, random_, network_, checker_, scenario_};
+  }
+  void StartServer();
+  void StopServer();
+  void StartWorker(Rank rank);
+  void Tick();
+  void Inflict(const Fault& fault);
+  void InflictOn(SimWorker& worker, const Fault& fault);
+  void Freeze(SimWorker& worker, const Fault& fault);
+  void Replace(SimWorker& worker, absl::Duration delay);
+  void Count();
+  // Lets the news of the end arrive, and checks that it does.
+  void Drain();
+
+  const Scenario scenario_;
+  Scheduler scheduler_;
+  SplitMix64 random_;
+  Network network_;
+  Checker checker_;
+  int32_t life_ = 0;
+  std::unique_ptr<SimServer> server_;
+  // All processes ever; the last of a rank is the one that counts.
+  std::vector<std::unique_ptr<SimWorker>> processes_;
+  std::vector<SimWorker*> newest_;
+  Outcome outcome_;
+};
+
+// Differences to the bit between two versions of the model; empty if none.
+std::string Differences(const ModelSnapshot& seen, const ModelSnapshot& wanted);
+
+}  // namespace cohort::sim

@@ -1,0 +1,146 @@
+#include "worker/train/model_weights.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace cohort {
+namespace {
+
+constexpr int64_t kFloatBytes = 4;
+
+// Copies the bytes of a rope to one place after the other.
+class RopeReader {
+ public:
+  explicit RopeReader(const ByteRope& rope) : pieces_(rope.pieces()) {}
+
+  void Read(void* to, int64_t bytes) {
+    auto* out = static_cast<std::byte*>(to);
+    while (bytes > 0) {
+      const absl::Span<const std::byte> rest =
+          pieces_.front().bytes.subspan(static_cast<size_t>(offset_));
+      const auto count =
+          std::min(bytes, static_cast<int64_t>(rest.size()));
+      std::memcpy(out, rest.data(), static_cast<size_t>(count));
+      out += count;
+      bytes -= count;
+      offset_ += count;
+      if (count == static_cast<int64_t>(rest.size())) {
+        pieces_.remove_prefix(1);
+        offset_ = 0;
+      }
+    }
+  }
+
+ private:
+  absl::Span<const ByteRope::Piece> pieces_;
+  int64_t offset_ = 0;
+};
+
+void AppendZeros(int64_t bytes, ByteRope& rope) {
+  auto zeros =
+      std::make_shared<const std::vector<std::byte>>(static_cast<size_t>(bytes));
+  rope.Append(absl::MakeConstSpan(*zeros), zeros);
+}
+
+}  // namespace
+
+absl::StatusOr<ModelWeights> ModelWeights::Make(
+    torch::nn::Module& model, const BatchNormBinding& binding) {
+  ModelWeights weights;
+  weights.layout_.batch_norms.assign(binding.layers().begin(),
+                                     binding.layers().end());
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    if (tensor.scalar_type() != at::kFloat || !tensor.is_contiguous() ||
+        !tensor.device().is_cpu()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(item.key(), ": want a contiguous float32 parameter on ",
+                       "the CPU"));
+    }
+    weights.layout_.parameters.push_back(
+        {.name = item.key(),
+         .shape = tensor.sizes().vec(),
+         .trainable = tensor.requires_grad(),
+         .decay_exempt = binding.IsScaleOrShift(tensor) ||
+                         item.key() == "bias" ||
+                         absl::EndsWith(item.key(), ".bias")});
+    weights.parameters_.push_back(tensor);
+  }
+  return weights;
+}
+
+std::vector<absl::Span<const float>> ModelWeights::Values() const {
+  std::vector<absl::Span<const float>> values;
+  for (const at::Tensor& tensor : parameters_) {
+    values.push_back(
+        absl::MakeConstSpan(tensor.data_ptr<float>(),
+                            static_cast<size_t>(tensor.numel())));
+  }
+  return values;
+}
+
+void ModelWeights::SetPartitions(std::vector<Partition> partitions) {
+  partitions_ = std::move(partitions);
+}
+
+ModelWeights::Gradient ModelWeights::GradientOf(int32_t partition) const {
+  Gradient gradient;
+  const Partition& shape = partitions_[static_cast<size_t>(partition)];
+  for (size_t i = 0; i < shape.slices.size(); ++i) {
+    const Slice& slice = shape.slices[i];
+    const at::Tensor& grad =
+        parameters_[static_cast<size_t>(slice.parameter)].grad();
+    if (!grad.defined()) {
+      gradient.absent_slices.push_back(static_cast<int32_t>(i));
+      AppendZeros(slice.count * kFloatBytes, gradient.bytes);
+      continue;
+    }
+    auto owner = std::make_shared<const at::Tensor>(grad.contiguous());
+    const float* from = owner->data_ptr<float>() + slice.offset;
+    gradient.bytes.Append(
+        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(from),
+                            static_cast<size_t>(slice.count * kFloatBytes)),
+        owner);
+  }
+  return gradient;
+}
+
+void ModelWeights::ClearGradients() {
+  for (at::Tensor& tensor : parameters_) tensor.mutable_grad().reset();
+}
+
+absl::Status ModelWeights::Load(absl::Span<const ByteRope> ropes) {
+  if (ropes.size() != partitions_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("weights: got ", ropes.size(), " partitions, want ",
+                     partitions_.size()));
+  }
+  const torch::NoGradGuard no_grad;
+  for (size_t p = 0; p < ropes.size(); ++p) {
+    if (ropes[p].size_bytes() == 0) continue;
+    const int64_t wanted = partitions_[p].elements * kFloatBytes;
+    if (ropes[p].size_bytes() != wanted) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("weights of partition ", p, ": got ",
+                       ropes[p].size_bytes(), " bytes, want ", wanted));
+    }
+    RopeReader reader(ropes[p]);
+    for (const Slice& slice : partitions_[p].slices) {
+      float* to = parameters_[static_cast<size_t>(slice.parameter)]
+                      .data_ptr<float>() +
+                  slice.offset;
+      reader.Read(to, slice.count * kFloatBytes);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

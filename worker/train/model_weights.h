@@ -1,0 +1,61 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/byte_rope.h"
+#include "common/model_layout.h"
+#include "worker/batch_norm/binding.h"
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
+namespace cohort {
+
+// A model's parameters as the server sees them: a layout, and partitions of
+// bytes. Parameters must be float32 on the CPU; they keep their names.
+//
+// Thread safety: none.
+class ModelWeights {
+ public:
+  // Biases and the scale and shift of batch norm are exempt from decay;
+  // parameters that need no gradient are not trainable.
+  // Errors: InvalidArgument naming a parameter of another type.
+  static absl::StatusOr<ModelWeights> Make(torch::nn::Module& model,
+                                           const BatchNormBinding& binding);
+
+  const ModelLayout& layout() const { return layout_; }
+  // Elements of each parameter, where they lie; valid as long as the model.
+  std::vector<absl::Span<const float>> Values() const;
+
+  // How the server cuts the model.
+  void SetPartitions(std::vector<Partition> partitions);
+  const std::vector<Partition>& partitions() const { return partitions_; }
+
+  struct Gradient {
+    ByteRope bytes;
+    std::vector<int32_t> absent_slices;
+  };
+  // The gradient of one partition, referenced where autograd left it and kept
+  // alive; zeros and a mark for parameters without one.
+  Gradient GradientOf(int32_t partition) const;
+  // Lets go of all gradients; the next backward pass makes new ones.
+  void ClearGradients();
+
+  // Overwrites the parameters of each partition whose rope is not empty.
+  // Errors: InvalidArgument if a rope has the wrong length.
+  absl::Status Load(absl::Span<const ByteRope> ropes);
+
+ private:
+  ModelLayout layout_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<Partition> partitions_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,314 @@
+#include "worker/train/trainer.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <exception>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/permutation.h"
+#include "common/status_macros.h"
+#include "worker/batch_norm/binding.h"
+#include "worker/batch_norm/scope.h"
+#include "worker/batch_norm/step_interrupted.h"
+#include "worker/train/model_weights.h"
+
+namespace cohort {
+namespace {
+
+// The rendezvous of one assignment, over the client.
+class ClientRendezvous final : public Rendezvous {
+ public:
+  ClientRendezvous(Client& client, const Assignment& assignment)
+      : client_(client), assignment_(assignment) {}
+
+  absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call,
+                                 ReducePhase phase,
+                                 const Moments& local) override {
+    return client_.Reduce({.step = assignment_.version,
+                           .attempt = assignment_.attempt,
+                           .layer = layer,
+                           .call = call,
+                           .phase = phase},
+                          local);
+  }
+
+ private:
+  Client& client_;
+  const Assignment& assignment_;
+};
+
+struct Batch {
+  at::Tensor images;
+  at::Tensor labels;
+};
+
+Batch ReadBatch(const Dataset& dataset, DataSplit split,
+                absl::Span<const int64_t> indices) {
+  const auto n = static_cast<int64_t>(indices.size());
+  Batch batch{.images = torch::empty({n, dataset.channels(), dataset.height(),
+                                      dataset.width()}),
+              .labels = torch::empty({n}, torch::kLong)};
+  dataset.ReadImages(
+      split, indices,
+      absl::MakeSpan(batch.images.data_ptr<float>(),
+                     static_cast<size_t>(batch.images.numel())));
+  dataset.ReadLabels(split, indices,
+                     absl::MakeSpan(batch.labels.data_ptr<int64_t>(),
+                                    indices.size()));
+  return batch;
+}
+
+// Sum of the cross-entropies of all labels.
+at::Tensor LossSum(const at::Tensor& logits, const at::Tensor& labels) {
+  return torch::nn::functional::cross_entropy(
+      logits, labels,
+      torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+}
+
+int64_t CorrectOf(const at::Tensor& logits, const at::Tensor& labels) {
+  if (labels.numel() == 0) return 0;
+  return logits.argmax(1).eq(labels).sum().item<int64_t>();
+}
+
+// True for errors that void the assignment but not the worker.
+bool IsVoid(const absl::Status& status) {
+  return absl::IsAborted(status) || absl::IsUnavailable(status) ||
+         absl::IsOutOfRange(status);
+}
+
+}  // namespace
+
+struct Trainer::State {
+  std::shared_ptr<Model> model;
+  BatchNormBinding binding;
+  ModelWeights weights;
+  uint64_t seed = 0;
+  double loss_reference = 1;
+  // Of the weights in the model; absent: not a version of the server's.
+  std::optional<Version> version;
+  std::optional<int64_t> order_epoch;
+  std::vector<int64_t> order;
+};
+
+Trainer::Trainer(Client& client, const Dataset& dataset,
+                 const TrainerOptions& options)
+    : client_(client), dataset_(dataset), options_(options) {}
+
+Trainer::~Trainer() = default;
+
+absl::Status Trainer::Run() {
+  absl::Status status = Prepare();
+  if (status.ok()) status = Loop();
+  client_.Leave(status.ok() ? "done" : std::string(status.message()));
+  return absl::IsCancelled(status) ? absl::OkStatus() : status;
+}
+
+absl::Status Trainer::Prepare() {
+  COHORT_ASSIGN_OR_RETURN(const Membership membership, client_.Join());
+  COHORT_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
+                          options_.make_model(membership.seed));
+  COHORT_ASSIGN_OR_RETURN(BatchNormBinding binding,
+                          BatchNormBinding::Make(*model));
+  COHORT_ASSIGN_OR_RETURN(ModelWeights weights,
+                          ModelWeights::Make(*model, binding));
+  COHORT_ASSIGN_OR_RETURN(
+      Registration registration,
+      client_.Register(
+          weights.layout(),
+          {.dataset = dataset_.name(),
+           .dataset_digest = dataset_.digest(),
+           .train_samples = dataset_.train_size(),
+           .test_samples = dataset_.test_size(),
+           .loss_reference = static_cast<double>(options_.batch_size)},
+          weights.Values(), binding.Statistics()));
+  weights.SetPartitions(std::move(registration.partitions));
+  state_ = std::make_unique<State>(
+      State{.model = std::move(model),
+            .binding = std::move(binding),
+            .weights = std::move(weights),
+            .seed = membership.seed,
+            .loss_reference = registration.loss_reference});
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Loop() {
+  for (;;) {
+    const absl::StatusOr<Assignment> next = client_.NextAssignment();
+    if (IsVoid(next.status())) continue;
+    COHORT_RETURN_IF_ERROR(next.status());
+    if (next->kind == AssignmentKind::kFinished) return absl::OkStatus();
+    if (!EnterStep()) return absl::CancelledError("stop requested");
+    const absl::Status status = Execute(*next);
+    LeaveStep();
+    if (!IsVoid(status)) COHORT_RETURN_IF_ERROR(status);
+  }
+}
+
+absl::Status Trainer::Execute(const Assignment& assignment) {
+  // LibTorch and the standard library throw; nothing of theirs goes further.
+  try {
+    return assignment.kind == AssignmentKind::kEvaluate ? Evaluate(assignment)
+                                                        : Train(assignment);
+  } catch (const StepInterrupted& interrupted) {
+    return interrupted.status();
+  } catch (const std::exception& e) {
+    return absl::InternalError(
+        absl::StrCat("assignment ", assignment.sequence.value(),
+                     " at version ", assignment.version.value(), ": ",
+                     e.what()));
+  }
+}
+
+absl::Status Trainer::ReadWeights(const Assignment& assignment) {
+  // Only a synchronous step, or an evaluation, needs one exact version.
+  const bool exact = assignment.kind == AssignmentKind::kEvaluate ||
+                     !assignment.members.empty();
+  if (state_->version.has_value() &&
+      (!exact || *state_->version == assignment.version)) {
+    return absl::OkStatus();
+  }
+  std::optional<Version> wanted;
+  if (exact) wanted = assignment.version;
+  COHORT_ASSIGN_OR_RETURN(
+      const PulledVersion pulled,
+      client_.Pull(wanted, /*weights=*/true, /*statistics=*/false));
+  state_->version.reset();
+  COHORT_RETURN_IF_ERROR(state_->weights.Load(pulled.weights));
+  state_->version = pulled.version;
+  return absl::OkStatus();
+}
+
+std::vector<int64_t> Trainer::IndicesOf(const Assignment& assignment) {
+  const IndexRange& range = assignment.range;
+  std::vector<int64_t> indices(static_cast<size_t>(range.size()));
+  if (assignment.split == DataSplit::kTest) {
+    std::iota(indices.begin(), indices.end(), range.begin);
+    return indices;
+  }
+  if (state_->order_epoch != assignment.data_epoch) {
+    state_->order = EpochPermutation(state_->seed, assignment.data_epoch,
+                                     dataset_.train_size());
+    state_->order_epoch = assignment.data_epoch;
+  }
+  std::copy_n(state_->order.begin() + range.begin, range.size(),
+              indices.begin());
+  return indices;
+}
+
+absl::Status Trainer::Train(const Assignment& assignment) {
+  COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
+  const Batch batch =
+      ReadBatch(dataset_, DataSplit::kTrain, IndicesOf(assignment));
+  const int64_t samples = batch.labels.numel();
+  ModelWeights& weights = state_->weights;
+  weights.ClearGradients();
+  state_->model->train();
+
+  ClientRendezvous rendezvous(client_, assignment);
+  StepContext context{
+      .rendezvous = assignment.global_normalization ? &rendezvous : nullptr,
+      .backend = options_.backend};
+  at::Tensor logits;
+  at::Tensor loss_sum;
+  {
+    const BatchNormScope scope(state_->binding, &context);
+    logits = state_->model->forward(batch.images);
+    loss_sum = LossSum(logits, batch.labels);
+    COHORT_RETURN_IF_ERROR(
+        client_.OpenPush({.version = *state_->version,
+                          .samples = samples,
+                          .loss_weight = static_cast<double>(samples)}));
+    (loss_sum / state_->loss_reference).backward();
+  }
+  for (size_t p = 0; p < weights.partitions().size(); ++p) {
+    if (!weights.partitions()[p].trainable) continue;
+    const auto partition = static_cast<int32_t>(p);
+    ModelWeights::Gradient gradient = weights.GradientOf(partition);
+    COHORT_RETURN_IF_ERROR(client_.SendGradient(
+        partition, std::move(gradient.bytes), gradient.absent_slices));
+  }
+  COHORT_ASSIGN_OR_RETURN(
+      const PushResult result,
+      client_.ClosePush({.loss_sum = loss_sum.item<double>(),
+                         .correct = CorrectOf(logits.detach(), batch.labels),
+                         .labels = samples,
+                         .batch_norm_calls = context.calls,
+                         .moments = std::move(context.moments)}));
+  return TakeResult(result);
+}
+
+absl::Status Trainer::TakeResult(const PushResult& result) {
+  const PushVerdict& verdict = result.verdict;
+  if (verdict.verdict == Verdict::kSkipped) {
+    state_->version = verdict.version;
+    return absl::OkStatus();
+  }
+  state_->version.reset();
+  const bool applied = verdict.verdict == Verdict::kApplied ||
+                       verdict.verdict == Verdict::kDamped;
+  // A verdict without weights (a repetition was answered) leaves the version
+  // unknown, and the next step pulls.
+  for (size_t p = 0; p < result.weights.size(); ++p) {
+    if (!applied || (state_->weights.partitions()[p].trainable &&
+                     result.weights[p].size_bytes() == 0)) {
+      return absl::OkStatus();
+    }
+  }
+  if (!applied || result.weights.empty()) return absl::OkStatus();
+  COHORT_RETURN_IF_ERROR(state_->weights.Load(result.weights));
+  state_->version = verdict.version;
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Evaluate(const Assignment& assignment) {
+  COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
+  COHORT_ASSIGN_OR_RETURN(
+      const PulledVersion pulled,
+      client_.Pull(assignment.version, /*weights=*/false,
+                   /*statistics=*/true));
+  COHORT_RETURN_IF_ERROR(state_->binding.LoadStatistics(pulled.statistics));
+  state_->model->eval();
+  const torch::NoGradGuard no_grad;
+  const std::vector<int64_t> indices = IndicesOf(assignment);
+  EvaluationSums sums;
+  for (size_t at = 0; at < indices.size();) {
+    const size_t count =
+        std::min(indices.size() - at,
+                 static_cast<size_t>(options_.evaluation_batch_size));
+    const Batch batch =
+        ReadBatch(dataset_, assignment.split,
+                  absl::MakeConstSpan(indices).subspan(at, count));
+    const at::Tensor logits = state_->model->forward(batch.images);
+    const auto n = static_cast<int64_t>(count);
+    sums.samples += n;
+    sums.labels += n;
+    sums.loss_weight += static_cast<double>(n);
+    sums.loss_sum += LossSum(logits, batch.labels).item<double>();
+    sums.correct += CorrectOf(logits, batch.labels);
+    at += count;
+  }
+  return client_.ReportEvaluation(sums);
+}
+
+void Trainer::RequestStop() {
+  MutexLock lock(mu_);
+  stop_ = true;
+  if (!in_step_) client_.RequestStop();
+}
+
+bool Trainer::EnterStep() {
+  MutexLock lock(mu_);
+  in_step_ = !stop_;
+  return in_step_;
+}
+
+void Trainer::LeaveStep() {
+  MutexLock lock(mu_);
+  in_step_ = false;
+  if (stop_) client_.RequestStop();
+}
+
+}  // namespace cohort

@@ -1,0 +1,184 @@
+// cohort-worker: computes gradients for a Cohort server.
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "common/log/log.h"
+#include "common/periodic_task.h"
+#include "common/process/command_line.h"
+#include "common/process/signal_watcher.h"
+#include "common/status_macros.h"
+#include "kernels/backend.h"
+#include "worker/client/client.h"
+#include "worker/datasets/dataset.h"
+#include "worker/models/model.h"
+#include "worker/train/threads.h"
+#include "worker/train/trainer.h"
+
+ABSL_FLAG(std::string, server, "127.0.0.1:7070", "host:port of the server");
+ABSL_FLAG(int32_t, rank, -1,
+          "rank to take, 0 to workers-1; -1: the lowest vacant one");
+ABSL_FLAG(std::string, model, "cnn", "network to train: cnn or smooth");
+ABSL_FLAG(std::string, dataset, "fashion-mnist",
+          "data to train on: fashion-mnist, mnist or synthetic");
+ABSL_FLAG(std::string, data_dir, "",
+          "folder of the data set; empty: its usual place");
+ABSL_FLAG(int64_t, batch_size, 64, "images of this worker in one step");
+ABSL_FLAG(std::string, device, "cpu", "where to compute: cpu");
+ABSL_FLAG(int32_t, threads, 1,
+          "threads of this worker's arithmetic; results are the same to the "
+          "bit only for the same number");
+ABSL_FLAG(absl::Duration, server_timeout, absl::Minutes(5),
+          "how long an unreachable server is waited for");
+
+namespace cohort {
+namespace {
+
+// How long a stopped worker may take to finish its step before it hands it
+// back.
+constexpr absl::Duration kStopGrace = absl::Seconds(5);
+
+const ProgramText kProgram = {
+    .name = "cohort-worker",
+    .summary = "Computes gradients for a Cohort server.",
+    .examples = {"cohort-worker --server=127.0.0.1:7070 --batch_size=64",
+                 "cohort-worker --server=10.0.0.1:7070 --rank=1 "
+                 "--dataset=synthetic"}};
+
+absl::Status Validate() {
+  if (absl::GetFlag(FLAGS_rank) < -1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rank: got ", absl::GetFlag(FLAGS_rank),
+                     ", want 0 or more, or -1 for any"));
+  }
+  if (absl::GetFlag(FLAGS_batch_size) < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--batch_size: got ", absl::GetFlag(FLAGS_batch_size),
+                     ", want 1 or more"));
+  }
+  if (absl::GetFlag(FLAGS_threads) < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--threads: got ", absl::GetFlag(FLAGS_threads),
+                     ", want 1 or more"));
+  }
+  if (absl::GetFlag(FLAGS_device) != "cpu") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device: got ", absl::GetFlag(FLAGS_device),
+                     ", want cpu (this build has no other)"));
+  }
+  return absl::OkStatus();
+}
+
+ClientOptions ClientOptionsFromFlags() {
+  ClientOptions options{
+      .server = absl::GetFlag(FLAGS_server),
+      .batch_size = absl::GetFlag(FLAGS_batch_size),
+      .server_timeout = absl::GetFlag(FLAGS_server_timeout),
+      .backoff_seed = static_cast<uint64_t>(getpid())};
+  if (absl::GetFlag(FLAGS_rank) >= 0) {
+    options.rank = Rank(absl::GetFlag(FLAGS_rank));
+  }
+  std::string host(256, '\0');
+  if (gethostname(host.data(), host.size() - 1) != 0) host = "unknown host";
+  options.description =
+      absl::StrCat(host.c_str(), ", process ", static_cast<int64_t>(getpid()));
+  options.fingerprint =
+      absl::StrCat(LibraryVersions(), ", ",
+                   std::string(kernels::CpuBackend().name()), ", ",
+                   absl::GetFlag(FLAGS_threads), " threads");
+  return options;
+}
+
+int ExitCodeForRun(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kExitOk;
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kUnavailable:
+      return kExitUnreachable;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kResourceExhausted:
+      return kExitConfig;
+    default:
+      return kExitFailure;
+  }
+}
+
+int Fail(const absl::Status& status, int code) {
+  std::cerr << "cohort-worker: " << status.message() << "\n";
+  return code;
+}
+
+absl::StatusOr<std::shared_ptr<Model>> ModelFor(const Dataset& dataset,
+                                                uint64_t seed) {
+  return MakeModel({.name = absl::GetFlag(FLAGS_model),
+                    .channels = dataset.channels(),
+                    .classes = dataset.classes(),
+                    .seed = seed});
+}
+
+int RunWorker() {
+  SetArithmeticThreads(absl::GetFlag(FLAGS_threads));
+  const absl::StatusOr<std::unique_ptr<Dataset>> dataset =
+      MakeDataset({.name = absl::GetFlag(FLAGS_dataset),
+                   .data_dir = absl::GetFlag(FLAGS_data_dir)});
+  if (!dataset.ok()) return Fail(dataset.status(), kExitConfig);
+  // A name that is not known is told before a server is looked for.
+  const auto model = ModelFor(**dataset, 0);
+  if (!model.ok()) return Fail(model.status(), kExitConfig);
+
+  absl::StatusOr<std::unique_ptr<Client>> client =
+      MakeGrpcClient(ClientOptionsFromFlags());
+  if (!client.ok()) return Fail(client.status(), kExitConfig);
+  (*client)->SetObserver(
+      [](const std::string& text) { Log(LogLevel::kInfo, text); });
+  Trainer trainer(
+      **client, **dataset,
+      {.make_model = [&](uint64_t seed) { return ModelFor(**dataset, seed); },
+       .batch_size = absl::GetFlag(FLAGS_batch_size),
+       .backend = &kernels::CpuBackend()});
+  std::unique_ptr<PeriodicTask> hand_back;
+  const SignalWatcher watcher([&](int signal) {
+    Log(LogLevel::kInfo,
+        absl::StrCat("signal ", signal, ": finishing the step, then leaving"));
+    trainer.RequestStop();
+    hand_back = std::make_unique<PeriodicTask>(
+        "hand-back", kStopGrace, [&client] { (*client)->RequestStop(); });
+  });
+  const absl::Status status = trainer.Run();
+  if (!status.ok()) return Fail(status, ExitCodeForRun(status));
+  Log(LogLevel::kInfo, "left");
+  return kExitOk;
+}
+
+int Main(int argc, char** argv) {
+  SignalWatcher::Block();
+  const absl::StatusOr<bool> help =
+      SetFlags(absl::MakeConstSpan(argv, static_cast<size_t>(argc))
+                   .subspan(1));
+  if (!help.ok()) return Fail(help.status(), ExitCodeOf(help.status()));
+  if (*help) {
+    std::cout << HelpText(kProgram, "worker_main.cc");
+    return kExitOk;
+  }
+  InitLogging({.process = "worker"});
+  const absl::Status valid = Validate();
+  if (!valid.ok()) return Fail(valid, kExitConfig);
+  return RunWorker();
+}
+
+}  // namespace
+}  // namespace cohort
+
+int main(int argc, char** argv) { return cohort::Main(argc, argv); }
