@@ -120,9 +120,9 @@ std::string HelpText(const ProgramText& program, absl::string_view source) {
 
 absl::Status BadChoice(absl::string_view flag, absl::string_view value,
                        const std::vector<absl::string_view>& allowed) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, ": got '", value, "', want one of ",
-                   absl::StrJoin(allowed, ", ")));
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, ": got '", value,
+                                                 "', want one of ",
+                                                 absl::StrJoin(allowed, ", ")));
 }
 
 }  // namespace cohort

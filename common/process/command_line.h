@@ -33,7 +33,8 @@ struct ProgramText {
   std::vector<absl::string_view> examples;
 };
 
-// Sets the ABSL_FLAGs of the program from the arguments: --name=value,
+// Sets the ABSL_FLAGs of the program from the arguments of main, of which the
+// first, the program's name, is passed over: --name=value,
 // --name value, --switch and --noswitch. Not absl::ParseCommandLine, which
 // ends the process itself, with a code of its own.
 //

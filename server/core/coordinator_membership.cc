@@ -78,7 +78,8 @@ absl::Status Coordinator::Rejoin(SessionId session, const JoinRequest& request,
     Welcome(worker, session, request, now, out);
     out.push_back(effect::Log{
         .text = absl::StrCat("rank ", worker.rank.value(), " is back")});
-    NotifyWaiting(now, out);
+    // Not only this worker may have waited for its return.
+    Advance(now, out);
     RepeatWait(worker, now, out);
     return absl::OkStatus();
   }
@@ -94,7 +95,7 @@ void Coordinator::Welcome(Worker& worker, SessionId session,
   worker.last_heard = now;
   worker.last_progress = now;
   worker.waiting = true;
-  worker.exchanging = false;
+  worker.returned = true;
   if (!request.description.empty()) worker.description = request.description;
   out.push_back(effect::Joined{
       .session = session,

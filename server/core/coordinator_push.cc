@@ -109,7 +109,6 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
                                Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
-  worker->exchanging = true;
   COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
   if (push == nullptr) return absl::OkStatus();
   COHORT_RETURN_IF_ERROR(CheckOpening(*worker, opening));
@@ -156,7 +155,6 @@ absl::Status Coordinator::Gradient(const Sender& sender, const PushKey& key,
                                    Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
-  worker->exchanging = true;
   COHORT_RETURN_IF_ERROR(CheckGradient(message));
   COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
   if (push == nullptr) return absl::OkStatus();
@@ -231,7 +229,6 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
                                 Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
-  worker->exchanging = true;
   COHORT_RETURN_IF_ERROR(CheckClosing(closing));
   COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
   if (push == nullptr) {
@@ -421,13 +418,12 @@ void Coordinator::Answer(Worker& worker, const PushKey& key,
                                                         .verdict = verdict};
   if (!worker.usable()) return;
   verdict.next = NextFor(worker, now);
-  if (!worker.exchanging) {
-    // It came back and repeats a push that was complete: there is no stream
-    // for the verdict yet, and a rendezvous or a pull of the old step would
-    // fail before there is one.
+  if (std::exchange(worker.returned, false)) {
+    // It may repeat a push that was complete, and fail at a rendezvous or a
+    // pull of the old step before it has a stream for the verdict. Only its
+    // session is there for certain to tell it what comes next.
     out.push_back(effect::Notify{.session = worker.session,
-                                 .assignment = std::move(verdict.next)});
-    return;
+                                 .assignment = verdict.next});
   }
   out.push_back(effect::SendVerdict{.rank = worker.rank,
                                     .incarnation = worker.incarnation,

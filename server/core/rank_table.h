@@ -46,9 +46,9 @@ struct Worker {
   std::optional<EvaluationBook::Shard> shard;
   // Told to wait: the next assignment goes to its session.
   bool waiting = false;
-  // Has sent part of a push since it last joined, so that there is a stream
-  // for the verdict.
-  bool exchanging = false;
+  // Has joined since its last verdict, so that the next one may go to a stream
+  // that is dead or not there yet.
+  bool returned = false;
 
   bool usable() const { return state == State::kLive && registered; }
 };

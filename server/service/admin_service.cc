@@ -146,12 +146,11 @@ class AdminService final : public v1::Admin::CallbackService {
       grpc::CallbackServerContext* context,
       const std::function<absl::StatusOr<Version>()>& action, Reply* reply) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const absl::Status accepted =
-        blocking_.Submit([reactor, reply, &action] {
-          const absl::StatusOr<Version> version = action();
-          if (version.ok()) reply->set_version(version->value());
-          reactor->Finish(ToGrpcStatus(version.status()));
-        });
+    const absl::Status accepted = blocking_.Submit([reactor, reply, &action] {
+      const absl::StatusOr<Version> version = action();
+      if (version.ok()) reply->set_version(version->value());
+      reactor->Finish(ToGrpcStatus(version.status()));
+    });
     if (!accepted.ok()) reactor->Finish(ToGrpcStatus(accepted));
     return reactor;
   }

@@ -40,10 +40,9 @@ absl::StatusOr<ByteRope> ByteBudget::Admit(ByteRope rope) {
       held_bytes_->fetch_add(bytes, std::memory_order_relaxed);
   if (before + bytes > limit_bytes_) {
     held_bytes_->fetch_sub(bytes, std::memory_order_relaxed);
-    return absl::ResourceExhaustedError(
-        absl::StrCat("gradients in flight: got ", bytes, " bytes on top of ",
-                     before, ", want at most ", limit_bytes_,
-                     " (--inflight_mib)"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "gradients in flight: got ", bytes, " bytes on top of ", before,
+        ", want at most ", limit_bytes_, " (--inflight_mib)"));
   }
   auto held = std::make_shared<const Held>(std::move(rope), held_bytes_);
   ByteRope counted;

@@ -91,20 +91,18 @@ class ExchangeReactor final
   // Partition and length are the core's to check: it knows the layout.
   static absl::StatusOr<GradientMessage> GradientFrom(
       const v1::GradientPartition& proto, ByteRope payload) {
-    COHORT_RETURN_IF_ERROR(
-        CheckPayload(PayloadInfo{.encoding = proto.encoding()}, payload,
-                     payload.size_bytes() / static_cast<int64_t>(sizeof(float))));
-    GradientMessage message{
-        .partition = proto.partition(),
-        .checksum = payload.Checksum(),
-        .absent_slices = {proto.absent_slices().begin(),
-                          proto.absent_slices().end()}};
+    COHORT_RETURN_IF_ERROR(CheckPayload(
+        PayloadInfo{.encoding = proto.encoding()}, payload,
+        payload.size_bytes() / static_cast<int64_t>(sizeof(float))));
+    GradientMessage message{.partition = proto.partition(),
+                            .checksum = payload.Checksum(),
+                            .absent_slices = {proto.absent_slices().begin(),
+                                              proto.absent_slices().end()}};
     // The core wants the checksum in any case, so it is computed once here.
     if (proto.has_xxh3() && proto.xxh3() != message.checksum) {
-      return absl::DataLossError(
-          absl::StrCat("gradient of partition ", proto.partition(),
-                       ": got checksum ", absl::Hex(message.checksum),
-                       ", want ", absl::Hex(proto.xxh3())));
+      return absl::DataLossError(absl::StrCat(
+          "gradient of partition ", proto.partition(), ": got checksum ",
+          absl::Hex(message.checksum), ", want ", absl::Hex(proto.xxh3())));
     }
     message.gradient = std::move(payload);
     return message;

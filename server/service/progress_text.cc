@@ -16,8 +16,8 @@ constexpr absl::Duration kRateWindow = absl::Seconds(10);
 constexpr absl::Duration kRateResolution = absl::Milliseconds(500);
 
 std::string Epoch(const StatusView& status) {
-  const int64_t per_epoch = status.samples_total / std::max<int64_t>(
-                                                       status.epochs, 1);
+  const int64_t per_epoch =
+      status.samples_total / std::max<int64_t>(status.epochs, 1);
   if (per_epoch <= 0) return "";
   const int64_t epoch = std::min(status.data_epoch, status.epochs - 1);
   const int64_t done =
@@ -60,8 +60,7 @@ std::string ProgressText(const StatusView& status, double samples_per_second) {
   if (epoch.empty() || !absl::StartsWith(status.state, "training")) {
     return status.state;
   }
-  std::string text =
-      absl::StrCat("step ", status.version.value(), ", ", epoch);
+  std::string text = absl::StrCat("step ", status.version.value(), ", ", epoch);
   if (status.train_loss.has_value()) {
     absl::StrAppendFormat(&text, ", loss %.4f", *status.train_loss);
   }

@@ -59,8 +59,8 @@ class PullReactor final
     }
     if (request.run_id() != shard_.run_id()) {
       return absl::FailedPreconditionError(
-          absl::StrCat("got run ", request.run_id(), ", want ",
-                       shard_.run_id(), ": this server holds another run"));
+          absl::StrCat("got run ", request.run_id(), ", want ", shard_.run_id(),
+                       ": this server holds another run"));
     }
     std::optional<Version> version;
     if (request.has_version()) version = Version(request.version());

@@ -27,11 +27,10 @@ namespace cohort {
 // reaction later, never inside the call), and their order must be that of
 // the queue.
 template <typename Reactor, typename Response, typename Interface>
-class QueuedWrites
-    : public Reactor,
-      public Interface,
-      public std::enable_shared_from_this<
-          QueuedWrites<Reactor, Response, Interface>> {
+class QueuedWrites : public Reactor,
+                     public Interface,
+                     public std::enable_shared_from_this<
+                         QueuedWrites<Reactor, Response, Interface>> {
  public:
   explicit QueuedWrites(StreamRegistry& registry) : registry_(registry) {}
 
@@ -73,8 +72,8 @@ class QueuedWrites
     MutexLock lock(mu_);
     if (ended_) return;
     if (queue_.size() >= kQueueLengthMax) {
-      EndLocked(absl::ResourceExhaustedError(absl::StrCat(
-          "got ", queue_.size(), " replies that were not read")));
+      EndLocked(absl::ResourceExhaustedError(
+          absl::StrCat("got ", queue_.size(), " replies that were not read")));
       return;
     }
     queue_.push_back(std::move(response));
@@ -171,6 +170,7 @@ class QueuedBidi
 
   // Must not block. A status that is not OK ends the stream.
   virtual absl::Status OnMessage(const Request& request) = 0;
+
  private:
   Request request_;
 };

@@ -94,9 +94,8 @@ class RegisterReactor final
                         const ByteRope& payload) {
     const int32_t index = request.partition();
     if (index < 0 || static_cast<size_t>(index) >= values_.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("register: got partition ", index, ", want below ",
-                       values_.size()));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "register: got partition ", index, ", want below ", values_.size()));
     }
     SharedFloats& place = values_[static_cast<size_t>(index)];
     if (place != nullptr) {
@@ -116,9 +115,8 @@ class RegisterReactor final
   }
 
   absl::Status Finish(const Sender& sender) {
-    COHORT_RETURN_IF_ERROR(
-        shard_.FinishRegister(sender, layout_, plan_, std::move(values_),
-                              std::move(statistics_)));
+    COHORT_RETURN_IF_ERROR(shard_.FinishRegister(
+        sender, layout_, plan_, std::move(values_), std::move(statistics_)));
     v1::RegisterReply reply;
     // Another registrant may have been first, and its value rules.
     reply.set_loss_reference(shard_.model()->plan.loss_reference);

@@ -26,9 +26,8 @@ absl::Status MakeDirectories(absl::string_view flag, const std::string& path) {
 
 absl::Status Refuse(absl::string_view flag, absl::string_view seen,
                     absl::string_view wanted) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("--", flag, ": got ", seen, ", but the checkpoint wants ",
-                   wanted));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--", flag, ": got ", seen, ", but the checkpoint wants ", wanted));
 }
 
 }  // namespace
@@ -84,8 +83,8 @@ absl::Status RunFiles::Restore() {
 
 void RunFiles::BeginRun(const RunIdentity& identity) {
   if (!keeps_checkpoints()) return;
-  writer_ = std::make_unique<CheckpointWriter>(
-      files_, options_.checkpoint_dir, kCheckpointsKept, identity);
+  writer_ = std::make_unique<CheckpointWriter>(files_, options_.checkpoint_dir,
+                                               kCheckpointsKept, identity);
 }
 
 void RunFiles::OnWritten(Version version, const absl::Status& status) {

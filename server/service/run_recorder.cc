@@ -41,8 +41,7 @@ absl::StatusOr<std::unique_ptr<RunRecorder>> RunRecorder::Start(
 }
 
 RunRecorder::RunRecorder(const RecorderOptions& options, std::ostream& out,
-                         const Clock& clock,
-                         std::function<StatusView()> status)
+                         const Clock& clock, std::function<StatusView()> status)
     : options_(options),
       out_(out),
       clock_(clock),
@@ -140,8 +139,8 @@ void RunRecorder::WriteRow(const Row& row, const StatusView& status) {
     const auto n = static_cast<double>(w.samples);
     const double seconds = absl::ToDoubleSeconds(row.at - w.begin);
     train = absl::StrFormat(
-        "%s,%s,%.8g,%s", w.samples > 0 ? absl::StrFormat("%.6f", w.loss_sum / n)
-                                       : "",
+        "%s,%s,%.8g,%s",
+        w.samples > 0 ? absl::StrFormat("%.6f", w.loss_sum / n) : "",
         w.samples > 0 ? absl::StrFormat("%.6f", w.accuracy_sum / n) : "",
         w.last.learning_rate,
         seconds > 0 ? absl::StrFormat("%.1f", n / seconds) : "");
@@ -155,18 +154,17 @@ void RunRecorder::WriteRow(const Row& row, const StatusView& status) {
   }
   history_ << version << ',' << epoch << ',' << samples << ','
            << absl::StrFormat("%.3f", absl::ToDoubleSeconds(row.at - start_))
-           << ',' << train << ',' << test << ',' << status.workers_live
-           << ",\"" << status.policy << "\"\n"
+           << ',' << train << ',' << test << ',' << status.workers_live << ",\""
+           << status.policy << "\"\n"
            << std::flush;
 }
 
 void RunRecorder::PrintEvaluation(const Row& row) {
   line_.Clear(out_);
-  out_ << absl::StrFormat("epoch %d: test accuracy %.1f %%, loss %.4f, %s\n",
-                          row.evaluation->epochs,
-                          100 * row.evaluation->accuracy(),
-                          row.evaluation->loss(),
-                          HumanDuration(row.at - start_))
+  out_ << absl::StrFormat(
+              "epoch %d: test accuracy %.1f %%, loss %.4f, %s\n",
+              row.evaluation->epochs, 100 * row.evaluation->accuracy(),
+              row.evaluation->loss(), HumanDuration(row.at - start_))
        << std::flush;
 }
 

@@ -20,11 +20,11 @@ class OneSender {
         first_->incarnation == sender.incarnation) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError(absl::StrCat(
-        "sender: got rank ", sender.rank.value(), " incarnation ",
-        sender.incarnation.value(), ", want rank ", first_->rank.value(),
-        " incarnation ", first_->incarnation.value(),
-        " as before on this stream"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("sender: got rank ", sender.rank.value(), " incarnation ",
+                     sender.incarnation.value(), ", want rank ",
+                     first_->rank.value(), " incarnation ",
+                     first_->incarnation.value(), " as before on this stream"));
   }
 
  private:

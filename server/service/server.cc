@@ -42,8 +42,8 @@ void CompleteOptions(const std::optional<Checkpoint>& restored,
       restored.has_value() ? restored->identity.run_id : RandomRunId();
   options.first_incarnation = Incarnation(absl::ToUnixMillis(absl::Now()));
   if (restored.has_value()) {
-    options.first_incarnation = std::max(options.first_incarnation,
-                                         restored->state.next_incarnation);
+    options.first_incarnation =
+        std::max(options.first_incarnation, restored->state.next_incarnation);
   }
 }
 
@@ -105,7 +105,9 @@ absl::Status Server::Start() {
       ShardOptions{.coordinator = coordinator,
                    .fold_threads = options_.fold_threads,
                    .inflight_bytes_max = options_.inflight_bytes_max},
-      restored.has_value() ? &restored->state : nullptr, clock_, *this);
+      restored.has_value() ? &restored->state : nullptr, clock_,
+      // Converted here: the base is private.
+      static_cast<RunListener&>(*this));
   COHORT_RETURN_IF_ERROR(Listen());
   out_ << "run " << coordinator.run_id << ": listening on " << address_
        << ", waiting for " << coordinator.workers << " workers, "
@@ -230,11 +232,11 @@ void Server::WriteResults(RunSummary& summary) {
       files_->WriteModel(*state->model, *state->snapshot);
   KeepFirst(summary.files, written);
   Log(written.ok() ? LogLevel::kInfo : LogLevel::kError,
-      written.ok() ? absl::StrCat("model of version ",
-                                  state->snapshot->version.value(), " is in ",
-                                  files_->model_path())
-                   : absl::StrCat("the model could not be written: ",
-                                  written.message()));
+      written.ok()
+          ? absl::StrCat("model of version ", state->snapshot->version.value(),
+                         " is in ", files_->model_path())
+          : absl::StrCat("the model could not be written: ",
+                         written.message()));
 }
 
 void Server::WaitForLeavers() {

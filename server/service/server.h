@@ -105,8 +105,7 @@ class Server : private RunListener {
   void OnCommitted(const CommitRecord& record) override;
   void OnEvaluated(const EvaluationRecord& record) override;
   void OnCheckpoint(RunState state) override;
-  void OnEnded(const effect::RunEnded& ended) override
-      ABSL_LOCKS_EXCLUDED(mu_);
+  void OnEnded(const effect::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after Start.
   ServerOptions options_;

@@ -36,8 +36,7 @@ ABSL_FLAG(std::string, bn_statistics, "auto",
 ABSL_FLAG(std::string, optimizer, "momentum", "sgd, momentum or nesterov.");
 ABSL_FLAG(double, learning_rate, 0.1, "Rate at the start.");
 ABSL_FLAG(double, momentum, 0.9, "Of momentum and nesterov.");
-ABSL_FLAG(double, weight_decay, 5e-4,
-          "Not applied to biases and batch norm.");
+ABSL_FLAG(double, weight_decay, 5e-4, "Not applied to biases and batch norm.");
 ABSL_FLAG(std::string, schedule, "cosine",
           "Learning rate over the run: constant or cosine.");
 ABSL_FLAG(int64_t, epochs, 3, "Passes over the training data.");
@@ -81,12 +80,11 @@ absl::Status CheckRange(absl::string_view flag, int64_t value, int64_t max) {
 
 absl::StatusOr<PolicyOptions> PolicyFromFlags() {
   PolicyOptions policy;
-  COHORT_ASSIGN_OR_RETURN(
-      policy.aggregation,
-      ParseChoice<AggregationKind>("aggregation",
-                                   absl::GetFlag(FLAGS_aggregation),
-                                   {{"sync", AggregationKind::kSync},
-                                    {"async", AggregationKind::kAsync}}));
+  COHORT_ASSIGN_OR_RETURN(policy.aggregation,
+                          ParseChoice<AggregationKind>(
+                              "aggregation", absl::GetFlag(FLAGS_aggregation),
+                              {{"sync", AggregationKind::kSync},
+                               {"async", AggregationKind::kAsync}}));
   COHORT_ASSIGN_OR_RETURN(
       policy.normalization,
       ParseChoice<NormalizationKind>("normalization",
@@ -125,9 +123,8 @@ absl::StatusOr<OptimizerOptions> OptimizerFromFlags() {
 }
 
 absl::StatusOr<ServerOptions> OptionsFromFlags() {
-  COHORT_RETURN_IF_ERROR(CheckRange("partition_kib",
-                                    absl::GetFlag(FLAGS_partition_kib),
-                                    kPartitionKibMax));
+  COHORT_RETURN_IF_ERROR(CheckRange(
+      "partition_kib", absl::GetFlag(FLAGS_partition_kib), kPartitionKibMax));
   COHORT_RETURN_IF_ERROR(CheckRange(
       "inflight_mib", absl::GetFlag(FLAGS_inflight_mib), kInflightMibMax));
   ServerOptions options;
@@ -153,8 +150,7 @@ absl::StatusOr<ServerOptions> OptionsFromFlags() {
   options.insecure = absl::GetFlag(FLAGS_insecure);
   options.address_file = absl::GetFlag(FLAGS_address_file);
   options.fold_threads = absl::GetFlag(FLAGS_fold_threads);
-  options.inflight_bytes_max =
-      absl::GetFlag(FLAGS_inflight_mib) * kKib * kKib;
+  options.inflight_bytes_max = absl::GetFlag(FLAGS_inflight_mib) * kKib * kKib;
   options.files = {.results_dir = absl::GetFlag(FLAGS_results_dir),
                    .checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir),
                    .resume = absl::GetFlag(FLAGS_resume)};

@@ -68,8 +68,8 @@ struct Shard::Dispatcher {
       session->End(end.status);
     }
     EndAll(shard.streams_.Unbind(end.session),
-           absl::AbortedError(absl::StrCat("the session is over: ",
-                                           end.status.message())));
+           absl::AbortedError(
+               absl::StrCat("the session is over: ", end.status.message())));
   }
   void operator()(effect::Notify& notify) const {
     if (auto session = shard.streams_.Session(notify.session)) {
@@ -216,16 +216,16 @@ void Shard::StartFold(FoldJob job) {
   }
   const absl::Status accepted =
       pool_.Submit([this, job = std::move(job)]() mutable {
-    FoldResult result = RunFold(job, kernels::CpuBackend(), buffers_);
-    // Gives the gradients' memory back before anyone is told to send more.
-    job = FoldJob();
-    Handle([&result](Coordinator& core, Instant now, Effects& out) {
-      core.FoldDone(std::move(result), now, out);
-    });
-    MutexLock lock(mu_);
-    --folds_running_;
-    folds_done_.NotifyAll();
-  });
+        FoldResult result = RunFold(job, kernels::CpuBackend(), buffers_);
+        // Gives the gradients' memory back before anyone is told to send more.
+        job = FoldJob();
+        Handle([&result](Coordinator& core, Instant now, Effects& out) {
+          core.FoldDone(std::move(result), now, out);
+        });
+        MutexLock lock(mu_);
+        --folds_running_;
+        folds_done_.NotifyAll();
+      });
   COHORT_CHECK(accepted.ok(), accepted.message());
 }
 
@@ -304,21 +304,19 @@ absl::Status Shard::Gradient(const Sender& sender, const PushKey& key,
                              const std::shared_ptr<ExchangeStream>& from) {
   COHORT_ASSIGN_OR_RETURN(message.gradient,
                           budget_.Admit(std::move(message.gradient)));
-  return HandlePush(sender, from,
-                    [&](Coordinator& core, Instant now, Effects& out) {
-                      return core.Gradient(sender, key, std::move(message),
-                                           now, out);
-                    });
+  return HandlePush(
+      sender, from, [&](Coordinator& core, Instant now, Effects& out) {
+        return core.Gradient(sender, key, std::move(message), now, out);
+      });
 }
 
 absl::Status Shard::Close(const Sender& sender, const PushKey& key,
                           PushClosing closing,
                           const std::shared_ptr<ExchangeStream>& from) {
-  return HandlePush(sender, from,
-                    [&](Coordinator& core, Instant now, Effects& out) {
-                      return core.Close(sender, key, std::move(closing), now,
-                                        out);
-                    });
+  return HandlePush(
+      sender, from, [&](Coordinator& core, Instant now, Effects& out) {
+        return core.Close(sender, key, std::move(closing), now, out);
+      });
 }
 
 absl::Status Shard::Reduce(const Sender& sender, const ReduceKey& key,

@@ -117,7 +117,9 @@ StreamRegistry::Streams StreamRegistry::Bind(SessionId session, Rank rank,
   Streams older;
   MutexLock lock(mu_);
   bindings_[rank] = {.session = session, .incarnation = incarnation};
-  const auto is_older = [incarnation](Incarnation i) { return i < incarnation; };
+  const auto is_older = [incarnation](Incarnation i) {
+    return i < incarnation;
+  };
   TakeIf(exchanges_, rank, is_older, older);
   TakeIf(reduces_, rank, is_older, older);
   return older;

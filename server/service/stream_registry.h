@@ -51,8 +51,9 @@ class StreamRegistry {
   std::shared_ptr<Stream> PutExchange(
       Rank rank, Incarnation incarnation,
       const std::shared_ptr<ExchangeStream>& stream);
-  std::shared_ptr<Stream> PutReduce(Rank rank, Incarnation incarnation,
-                                    const std::shared_ptr<ReduceStream>& stream);
+  std::shared_ptr<Stream> PutReduce(
+      Rank rank, Incarnation incarnation,
+      const std::shared_ptr<ReduceStream>& stream);
 
   // `session` speaks for this life of `rank`. Returns data streams of older
   // lives.

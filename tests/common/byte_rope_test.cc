@@ -58,18 +58,18 @@ Walk WalkRuns(const std::vector<ByteRope>& ropes, int64_t elements) {
   walk.floats.resize(ropes.size());
   std::vector<const ByteRope*> pointers;
   for (const ByteRope& rope : ropes) pointers.push_back(&rope);
-  ForEachFloatRun(
-      pointers, elements,
-      [&](int64_t offset, int64_t count,
-          absl::Span<const std::byte* const> at) {
-        walk.runs.push_back({.offset = offset, .count = count});
-        for (size_t k = 0; k < ropes.size(); ++k) {
-          const auto n = static_cast<size_t>(count);
-          std::vector<float> run(n);
-          std::memcpy(run.data(), at[k], n * sizeof(float));
-          walk.floats[k].insert(walk.floats[k].end(), run.begin(), run.end());
-        }
-      });
+  ForEachFloatRun(pointers, elements,
+                  [&](int64_t offset, int64_t count,
+                      absl::Span<const std::byte* const> at) {
+                    walk.runs.push_back({.offset = offset, .count = count});
+                    for (size_t k = 0; k < ropes.size(); ++k) {
+                      const auto n = static_cast<size_t>(count);
+                      std::vector<float> run(n);
+                      std::memcpy(run.data(), at[k], n * sizeof(float));
+                      walk.floats[k].insert(walk.floats[k].end(), run.begin(),
+                                            run.end());
+                    }
+                  });
   return walk;
 }
 

@@ -59,9 +59,9 @@ class FaultyFileSystem final : public FileSystem {
         [&] {
           std::string bytes;
           for (const ByteRope& rope : content) bytes += rope.ToString();
-          const ByteRope half = ByteRope::Copy(
-              absl::MakeConstSpan(reinterpret_cast<const std::byte*>(bytes.data()),
-                                  bytes.size() / 2));
+          const ByteRope half = ByteRope::Copy(absl::MakeConstSpan(
+              reinterpret_cast<const std::byte*>(bytes.data()),
+              bytes.size() / 2));
           RealFileSystem().WriteFile(path, mode, {half}).IgnoreError();
         });
   }
@@ -96,8 +96,7 @@ class FaultyFileSystem final : public FileSystem {
   absl::Status RemoveAll(const std::string& path) override {
     return Run([&] {
       std::erase_if(unsynced_, [&](const Change& change) {
-        return change.path == path ||
-               absl::StartsWith(change.path, path + "/");
+        return change.path == path || absl::StartsWith(change.path, path + "/");
       });
       return RealFileSystem().RemoveAll(path);
     });
@@ -124,8 +123,9 @@ class FaultyFileSystem final : public FileSystem {
     return path;
   }
 
-  absl::Status Run(const std::function<absl::Status()>& operation,
-                   const std::function<void()>& torn = [] {}) {
+  absl::Status Run(
+      const std::function<absl::Status()>& operation,
+      const std::function<void()>& torn = [] {}) {
     if (dead_) return fault_.error;
     ++operations_;
     if (before) before(operations_);

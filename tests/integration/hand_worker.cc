@@ -112,9 +112,8 @@ grpc::Status HandWorker::Register(
   for (int32_t i = 0; i < reply->partitions_size(); ++i) {
     std::vector<float> elements;
     for (const v1::Slice& slice : reply->partitions(i).slices()) {
-      const auto from =
-          values[static_cast<size_t>(slice.parameter())].begin() +
-          slice.offset_elements();
+      const auto from = values[static_cast<size_t>(slice.parameter())].begin() +
+                        slice.offset_elements();
       elements.insert(elements.end(), from, from + slice.count_elements());
     }
     v1::RegisterRequest next;

@@ -129,9 +129,9 @@ class ServiceTest : public ::testing::Test {
   std::string TemporaryFolder(const std::string& name) {
     const std::filesystem::path path =
         std::filesystem::path(::testing::TempDir()) /
-        absl::StrCat(name, "-", ::testing::UnitTest::GetInstance()
-                                    ->current_test_info()
-                                    ->name());
+        absl::StrCat(
+            name, "-",
+            ::testing::UnitTest::GetInstance()->current_test_info()->name());
     std::filesystem::remove_all(path);
     return path.string();
   }
@@ -199,11 +199,9 @@ TEST_F(ServiceTest, RunEndsWithEvaluationAndResults) {
     }
     EXPECT_EQ(task.version(), 1);
     v1::Assignment next;
-    ASSERT_TRUE(
-        workers_[i]->Report(task, static_cast<int64_t>(i), next).ok());
+    ASSERT_TRUE(workers_[i]->Report(task, static_cast<int64_t>(i), next).ok());
   }
-  EXPECT_TRUE(
-      workers_[0]->Await(v1::ASSIGNMENT_KIND_FINISHED).has_value());
+  EXPECT_TRUE(workers_[0]->Await(v1::ASSIGNMENT_KIND_FINISHED).has_value());
 
   const RunSummary summary = server_->Wait();
   EXPECT_EQ(summary.outcome, RunOutcome::kFinished);
@@ -381,8 +379,7 @@ TEST_F(ServiceTest, WrongChecksumIsDataLoss) {
   HandWorker& worker = *workers_[0];
   ExchangeCall exchange = worker.OpenExchange();
   exchange.Write(worker.Opening(assignments_[0], 2));
-  v1::ExchangeRequest gradient =
-      worker.Gradient(assignments_[0], {1, 2, 3, 4});
+  v1::ExchangeRequest gradient = worker.Gradient(assignments_[0], {1, 2, 3, 4});
   gradient.mutable_gradient()->set_xxh3(1);
   exchange.Write(gradient);
   EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::DATA_LOSS);
@@ -421,8 +418,7 @@ TEST_F(ServiceTest, GradientsBeyondTheBudgetAreRefused) {
   StartWithTwoWorkers(options);
   ExchangeCall exchange = workers_[0]->OpenExchange();
   workers_[0]->Push(exchange, assignments_[0], {1, 2, 3, 4});
-  EXPECT_EQ(exchange.End().error_code(),
-            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
 TEST_F(ServiceTest, RendezvousOfTwoGivesBothTheMomentsOfAll) {
@@ -432,8 +428,8 @@ TEST_F(ServiceTest, RendezvousOfTwoGivesBothTheMomentsOfAll) {
     ASSERT_TRUE(assignments_[i].global_normalization());
     reduces.push_back(workers_[i]->OpenReduce());
     // {0, 2} and {2, 4}: means 1 and 3, M2 2 each.
-    reduces[i].Write(workers_[i]->Contribution(assignments_[i], 2,
-                                               i == 0 ? 1.0 : 3.0, 2.0));
+    reduces[i].Write(
+        workers_[i]->Contribution(assignments_[i], 2, i == 0 ? 1.0 : 3.0, 2.0));
   }
   for (ReduceCall& reduce : reduces) {
     const std::optional<v1::ReduceReply> reply = reduce.Read();
@@ -641,9 +637,8 @@ TEST(StartServerTest, HealthServiceSaysServing) {
   std::mutex mu;
   std::condition_variable changed;
   std::optional<grpc::Status> status;
-  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check",
-                 grpc::StubOptions(), &request, &reply,
-                 [&](const grpc::Status& end) {
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
+                 &request, &reply, [&](const grpc::Status& end) {
                    std::lock_guard<std::mutex> lock(mu);
                    status = end;
                    changed.notify_all();

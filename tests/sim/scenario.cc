@@ -10,9 +10,9 @@
 namespace cohort::sim {
 namespace {
 
-constexpr std::array<const char*, 8> kFaultNames = {
-    "break session", "break exchange", "break reduce", "kill",
-    "vanish",        "freeze",         "leave",        "restart server"};
+constexpr std::array<const char*, 9> kFaultNames = {
+    "break session", "break exchange", "break reduce", "kill", "vanish",
+    "freeze", "hang", "leave", "restart server"};
 
 absl::Duration Between(SplitMix64& random, absl::Duration low,
                        absl::Duration high) {
@@ -121,10 +121,9 @@ RunSpec MakeRunSpec(int32_t number) {
   spec.plan = {.dataset = "numbers",
                .dataset_digest = "0123",
                // Epochs end with one sample too many or too few for a step.
-               .train_samples = 2 * step + (variant == 0 ? 1 : -1),
+               .train_samples = 4 * step + (variant == 0 ? 1 : -1),
                .test_samples = 3,
                .loss_reference = static_cast<double>(step)};
-  if (spec.plan.train_samples < 1) spec.plan.train_samples = 1;
   return spec;
 }
 
@@ -138,10 +137,14 @@ Scenario MakeScenario(uint64_t seed) {
       absl::Milliseconds(kDelaysMs[static_cast<size_t>(random.Below(3))]);
   if (random.Below(2) == 0) scenario.duplicates = 0.3 * random.Uniform();
   // Roughly how long an undisturbed run takes, so that faults hit all of it.
+  const double hops_a_step =
+      scenario.run.coordinator.policy.normalization == NormalizationKind::kAuto
+          ? 14
+          : 7;
   const absl::Duration span =
-      scenario.delay_max * 15 *
-      static_cast<double>(3 * scenario.run.coordinator.epochs + 2);
-  const auto count = random.Below(6);
+      scenario.delay_max * hops_a_step *
+      static_cast<double>(5 * scenario.run.coordinator.epochs);
+  const auto count = random.Below(8);
   for (uint64_t i = 0; i < count; ++i) {
     Fault fault{.kind = static_cast<FaultKind>(
                     random.Below(kFaultNames.size())),
@@ -150,6 +153,9 @@ Scenario MakeScenario(uint64_t seed) {
         static_cast<uint64_t>(scenario.run.coordinator.workers))));
     fault.lasts = FaultLength(fault.kind, random);
     fault.replaced = random.Below(2) == 0;
+    if (fault.kind == FaultKind::kHang) {
+      scenario.run.coordinator.step_deadline = absl::Seconds(3);
+    }
     scenario.faults.push_back(fault);
   }
   return scenario;

@@ -37,6 +37,9 @@ enum class FaultKind {
   kVanish,
   // The process stands still, then goes on.
   kFreeze,
+  // The process does nothing any more, but its heartbeats go on. Only the
+  // step deadline helps.
+  kHang,
   kLeave,
   // The server is gone and comes back with its last checkpoint.
   kRestartServer,

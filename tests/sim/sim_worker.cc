@@ -1,6 +1,7 @@
 #include "tests/sim/sim_worker.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -60,6 +61,13 @@ void SimWorker::Thaw() {
   for (Scheduler::Event& event : deferred) Do(std::move(event));
 }
 
+void SimWorker::Hang() {
+  // Before that, nothing but its own lease waits for it.
+  if (!joined_ || registered_ != incarnation_) return;
+  Abandon();
+  hung_ = true;
+}
+
 void SimWorker::Connect() {
   connection_ = world_.network.Connect(*this);
   JoinRequest request{
@@ -82,13 +90,15 @@ void SimWorker::OnBroken() {
   world_.network.CloseFromWorker(connection_);
   connection_ = nullptr;
   joined_ = false;
+  hung_ = false;
   Abandon();
   work_.reset();
   ended_step_.reset();
-  // Now and then too late for the server's grace.
-  const absl::Duration longest = world_.random.Below(8) == 0
-                                     ? absl::Milliseconds(800)
-                                     : absl::Milliseconds(40);
+  // At once, within the server's grace, or too late for it.
+  constexpr std::array<absl::Duration, 3> kLongest = {
+      absl::Milliseconds(10), absl::Milliseconds(250), absl::Milliseconds(800)};
+  const absl::Duration longest =
+      kLongest[static_cast<size_t>(world_.random.Below(kLongest.size()))];
   After(longest * world_.random.Uniform(), [this] { Connect(); });
 }
 
@@ -150,7 +160,10 @@ void SimWorker::Register() {
       });
 }
 
-void SimWorker::OnRegistered() { registered_ = incarnation_; }
+void SimWorker::OnRegistered() {
+  registered_ = incarnation_;
+  Proceed();
+}
 
 void SimWorker::OnAssignment(const Assignment& assignment) {
   Offer(assignment);
@@ -182,7 +195,10 @@ void SimWorker::Offer(const Assignment& assignment) {
 }
 
 void SimWorker::Proceed() {
-  if (busy_ || !work_.has_value() || taken_) return;
+  // An assignment may overtake the answer to the registration.
+  if (hung_ || busy_ || !work_.has_value() || taken_ || registered_ != incarnation_) {
+    return;
+  }
   taken_ = true;
   switch (work_->kind) {
     case AssignmentKind::kTrain:

@@ -31,6 +31,7 @@ class SimWorker {
   Rank rank() const { return rank_; }
   bool alive() const { return !dead_; }
   bool frozen() const { return frozen_; }
+  bool hung() const { return hung_; }
   bool finished() const { return finished_; }
   bool awaits_verdict() const {
     return step_ != nullptr && step_->phase == Phase::kAwaitingVerdict;
@@ -48,6 +49,7 @@ class SimWorker {
   void Leave();
   void Freeze() { frozen_ = true; }
   void Thaw();
+  void Hang();
 
   // ---- what the network brings
   void OnBroken();
@@ -123,6 +125,7 @@ class SimWorker {
   const Rank rank_;
   bool dead_ = false;
   bool frozen_ = false;
+  bool hung_ = false;
   bool finished_ = false;
   std::vector<Scheduler::Event> deferred_;
 

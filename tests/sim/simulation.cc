@@ -86,6 +86,7 @@ Outcome Simulation::Run() {
   }
   if (!checker_.failure().has_value()) Drain();
   Count();
+  outcome_.elapsed = scheduler_.now() - begin;
   outcome_.commits = checker_.commits();
   outcome_.failure = checker_.failure().value_or("");
   if (checker_.ended().has_value()) {
@@ -165,6 +166,8 @@ void Simulation::InflictOn(SimWorker& worker, const Fault& fault) {
     case FaultKind::kLeave:
       worker.Leave();
       return Replace(worker, fault.lasts);
+    case FaultKind::kHang:
+      return worker.Hang();
     case FaultKind::kFreeze:
       return Freeze(worker, fault);
     case FaultKind::kRestartServer:
@@ -197,7 +200,8 @@ void Simulation::Drain() {
   std::vector<Connected> connected;
   for (const auto& process : processes_) {
     const SharedConnection& connection = process->connection();
-    if (!process->alive() || process->frozen() || connection == nullptr ||
+    if (!process->alive() || process->frozen() || process->hung() ||
+        connection == nullptr ||
         !server_->HasSession(*connection) ||
         connection->stream(StreamKind::kSession).cut) {
       continue;

@@ -22,6 +22,8 @@ struct Outcome {
   std::string failure;
   SharedSnapshot snapshot;
   int64_t events = 0;
+  // Virtual time.
+  absl::Duration elapsed;
   int64_t commits = 0;
   // Over all lives of the server.
   int64_t workers_lost = 0;

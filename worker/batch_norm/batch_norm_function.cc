@@ -58,8 +58,7 @@ kernels::BatchShape ShapeOf(const at::Tensor& input, at::MemoryFormat format) {
     for (int64_t d = 2; d < input.dim(); ++d) inner *= input.size(d);
     return {.outer = input.size(0), .channels = channels, .inner = inner};
   }
-  return {
-      .outer = input.numel() / channels, .channels = channels, .inner = 1};
+  return {.outer = input.numel() / channels, .channels = channels, .inner = 1};
 }
 
 // The tensor, contiguous and of the input's type; undefined if `parameter` is
@@ -78,8 +77,7 @@ at::Tensor ValueOr(const OptionalTensor& tensor) {
 }
 
 // Moments of all members, or the local ones without a rendezvous.
-Moments Exchange(const BatchNormCall& call, ReducePhase phase,
-                 Moments local) {
+Moments Exchange(const BatchNormCall& call, ReducePhase phase, Moments local) {
   StepContext* context = call.step->context;
   if (context->rendezvous == nullptr) return local;
   absl::StatusOr<Moments> all =
@@ -88,11 +86,11 @@ Moments Exchange(const BatchNormCall& call, ReducePhase phase,
   const auto channels = static_cast<size_t>(SpecOf(call).channels);
   if (all->first.size() != channels || all->second.size() != channels ||
       all->count < local.count) {
-    throw StepInterrupted(absl::InternalError(absl::StrCat(
-        SpecOf(call).name, ": the rendezvous returned ", all->first.size(),
-        " and ", all->second.size(), " channels and count ", all->count,
-        ", want ", channels, " channels and a count of at least ",
-        local.count)));
+    throw StepInterrupted(absl::InternalError(
+        absl::StrCat(SpecOf(call).name, ": the rendezvous returned ",
+                     all->first.size(), " and ", all->second.size(),
+                     " channels and count ", all->count, ", want ", channels,
+                     " channels and a count of at least ", local.count)));
   }
   return *std::move(all);
 }
@@ -220,8 +218,7 @@ variable_list BatchNormFunction::backward(AutogradContext* ctx,
   if (ctx->needs_input_grad(edge++)) {
     // Needed or not is a property of the model, so all members agree on
     // whether this rendezvous takes place.
-    const Moments all =
-        Exchange(saved->call, ReducePhase::kBackward, local);
+    const Moments all = Exchange(saved->call, ReducePhase::kBackward, local);
     const at::Tensor gamma = Operand(weight, x);
     out[0] = at::empty_like(x);
     if (saved->shape.count() > 0) {
@@ -239,8 +236,7 @@ variable_list BatchNormFunction::backward(AutogradContext* ctx,
            .dx = out[0].data_ptr()});
     }
   }
-  if (ctx->saved_data["has_weight"].toBool() &&
-      ctx->needs_input_grad(edge++)) {
+  if (ctx->saved_data["has_weight"].toBool() && ctx->needs_input_grad(edge++)) {
     std::vector<double> scaled = local.second;
     for (size_t c = 0; c < scaled.size(); ++c) scaled[c] *= saved->invstd[c];
     out[1] = FromDoubles(scaled, weight);

@@ -20,8 +20,7 @@ at::Tensor BatchNormKernel(const at::Tensor& input,
                            const OptionalTensor& running_var, bool training,
                            double momentum, double epsilon,
                            bool cudnn_enabled) {
-  const std::shared_ptr<BatchNormScope::Step>& step =
-      BatchNormScope::Current();
+  const std::shared_ptr<BatchNormScope::Step>& step = BatchNormScope::Current();
   if (training && step != nullptr) {
     const std::optional<int32_t> layer = step->binding->LayerOf(
         weight.has_value() ? *weight : at::Tensor(),
@@ -44,9 +43,9 @@ void InstallBatchNormKernel() {
   // tensor outside inference mode. Never destroyed, because modules may still
   // run while static objects are torn down.
   static torch::Library* const library = [] {
-    auto* made = new torch::Library(torch::Library::IMPL, "aten",
-                                    c10::DispatchKey::AutogradCPU, __FILE__,
-                                    __LINE__);
+    auto* made =
+        new torch::Library(torch::Library::IMPL, "aten",
+                           c10::DispatchKey::AutogradCPU, __FILE__, __LINE__);
     made->impl("batch_norm", TORCH_FN(BatchNormKernel));
     return made;
   }();

@@ -1,5 +1,7 @@
 #include "worker/batch_norm/scope.h"
 
+#include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "common/check.h"
@@ -24,6 +26,12 @@ BatchNormScope::BatchNormScope(const BatchNormBinding& binding,
 }
 
 BatchNormScope::~BatchNormScope() {
+  // Layers report as they are called, which need not be module order.
+  std::sort(current_step->context->moments.begin(),
+            current_step->context->moments.end(),
+            [](const CallMoments& a, const CallMoments& b) {
+              return std::tie(a.layer, a.call) < std::tie(b.layer, b.call);
+            });
   current_step->context = nullptr;
   current_step = std::move(outer_);
 }

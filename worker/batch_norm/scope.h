@@ -19,7 +19,8 @@ struct StepContext {
 
   // Out: forward calls per layer, in the order of BatchNormBinding::layers().
   std::vector<int32_t> calls;
-  // Out, without a rendezvous: the moments of each call, in call order.
+  // Out, without a rendezvous: the moments of each call, ascending by
+  // (layer, call) once the scope has ended.
   std::vector<CallMoments> moments;
 };
 

@@ -29,11 +29,11 @@ class Cnn final : public Model {
         fc_(register_module("fc", nn::Linear(128, classes))) {}
 
   at::Tensor forward(const at::Tensor& images) override {
-    at::Tensor x = torch::relu_(bn1_(conv1_(images)));
+    at::Tensor x = bn1_(conv1_(images)).relu_();
     x = torch::max_pool2d(x, 2);
-    x = torch::relu_(bn2_(conv2_(x)));
+    x = bn2_(conv2_(x)).relu_();
     x = torch::max_pool2d(x, 2);
-    x = torch::relu_(bn3_(conv3_(x)));
+    x = bn3_(conv3_(x)).relu_();
     return fc_(x.mean({2, 3}));
   }
 

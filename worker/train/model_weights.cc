@@ -26,8 +26,7 @@ class RopeReader {
     while (bytes > 0) {
       const absl::Span<const std::byte> rest =
           pieces_.front().bytes.subspan(static_cast<size_t>(offset_));
-      const auto count =
-          std::min(bytes, static_cast<int64_t>(rest.size()));
+      const auto count = std::min(bytes, static_cast<int64_t>(rest.size()));
       std::memcpy(out, rest.data(), static_cast<size_t>(count));
       out += count;
       bytes -= count;
@@ -45,8 +44,8 @@ class RopeReader {
 };
 
 void AppendZeros(int64_t bytes, ByteRope& rope) {
-  auto zeros =
-      std::make_shared<const std::vector<std::byte>>(static_cast<size_t>(bytes));
+  auto zeros = std::make_shared<const std::vector<std::byte>>(
+      static_cast<size_t>(bytes));
   rope.Append(absl::MakeConstSpan(*zeros), zeros);
 }
 
@@ -59,11 +58,17 @@ absl::StatusOr<ModelWeights> ModelWeights::Make(
                                      binding.layers().end());
   for (const auto& item : model.named_parameters()) {
     const at::Tensor& tensor = item.value();
+    // A tensor under two names has one gradient; pushed twice it would be
+    // applied twice.
+    if (std::any_of(
+            weights.parameters_.begin(), weights.parameters_.end(),
+            [&](const at::Tensor& seen) { return seen.is_same(tensor); })) {
+      continue;
+    }
     if (tensor.scalar_type() != at::kFloat || !tensor.is_contiguous() ||
         !tensor.device().is_cpu()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(item.key(), ": want a contiguous float32 parameter on ",
-                       "the CPU"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          item.key(), ": want a contiguous float32 parameter on ", "the CPU"));
     }
     weights.layout_.parameters.push_back(
         {.name = item.key(),
@@ -80,9 +85,8 @@ absl::StatusOr<ModelWeights> ModelWeights::Make(
 std::vector<absl::Span<const float>> ModelWeights::Values() const {
   std::vector<absl::Span<const float>> values;
   for (const at::Tensor& tensor : parameters_) {
-    values.push_back(
-        absl::MakeConstSpan(tensor.data_ptr<float>(),
-                            static_cast<size_t>(tensor.numel())));
+    values.push_back(absl::MakeConstSpan(tensor.data_ptr<float>(),
+                                         static_cast<size_t>(tensor.numel())));
   }
   return values;
 }
@@ -134,9 +138,9 @@ absl::Status ModelWeights::Load(absl::Span<const ByteRope> ropes) {
     }
     RopeReader reader(ropes[p]);
     for (const Slice& slice : partitions_[p].slices) {
-      float* to = parameters_[static_cast<size_t>(slice.parameter)]
-                      .data_ptr<float>() +
-                  slice.offset;
+      float* to =
+          parameters_[static_cast<size_t>(slice.parameter)].data_ptr<float>() +
+          slice.offset;
       reader.Read(to, slice.count * kFloatBytes);
     }
   }

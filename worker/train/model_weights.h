@@ -25,7 +25,8 @@ namespace cohort {
 class ModelWeights {
  public:
   // Biases and the scale and shift of batch norm are exempt from decay;
-  // parameters that need no gradient are not trainable.
+  // parameters that need no gradient are not trainable; one that the model
+  // lists under several names keeps the first.
   // Errors: InvalidArgument naming a parameter of another type.
   static absl::StatusOr<ModelWeights> Make(torch::nn::Module& model,
                                            const BatchNormBinding& binding);

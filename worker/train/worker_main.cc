@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/log/log.h"
 #include "common/periodic_task.h"
 #include "common/process/command_line.h"
@@ -162,11 +163,9 @@ int RunWorker() {
   return kExitOk;
 }
 
-int Main(int argc, char** argv) {
+int Main(absl::Span<char* const> arguments) {
   SignalWatcher::Block();
-  const absl::StatusOr<bool> help =
-      SetFlags(absl::MakeConstSpan(argv, static_cast<size_t>(argc))
-                   .subspan(1));
+  const absl::StatusOr<bool> help = SetFlags(arguments);
   if (!help.ok()) return Fail(help.status(), ExitCodeOf(help.status()));
   if (*help) {
     std::cout << HelpText(kProgram, "worker_main.cc");
@@ -181,4 +180,6 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace cohort
 
-int main(int argc, char** argv) { return cohort::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return cohort::Main(absl::MakeConstSpan(argv, static_cast<size_t>(argc)));
+}

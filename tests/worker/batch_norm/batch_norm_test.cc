@@ -37,11 +37,6 @@ struct Outcome {
 
 constexpr double kEpsilon = 1e-5;
 
-template <typename Norm>
-at::Tensor CallLayer(torch::nn::Module& module, const at::Tensor& x) {
-  return module.as<Norm>()->forward(x);
-}
-
 // A one-layer model for inputs of `dims` dimensions, and how to call it.
 struct Layer {
   std::shared_ptr<torch::nn::Module> module;
@@ -218,8 +213,8 @@ TEST(BatchNormTest, ConstantChannelBecomesTheShift) {
   for (at::Tensor& x : values.x) x.select(1, 1).fill_(0.5);
   ExpectEqualsJoinedBatch(values, kernels::CpuBackend(), 1e-10);
   const std::vector<Outcome> parts = RunCohort(values, kernels::CpuBackend());
-  EXPECT_TRUE(Close(parts[0].y.select(1, 1),
-                    values.beta[1].expand({4, 2}), 1e-15));
+  EXPECT_TRUE(
+      Close(parts[0].y.select(1, 1), values.beta[1].expand({4, 2}), 1e-15));
 }
 
 TEST(BatchNormTest, LargeMeanKeepsItsVarianceInFloat32) {
@@ -250,8 +245,7 @@ TEST(BatchNormTest, WorkerZerosInputMovesWorkerOnesLoss) {
   Case values = RandomCase({3, 4}, 2, {}, at::kDouble);
   values.dy[0].zero_();
   auto loss_of_worker_one = [&values] {
-    const std::vector<Outcome> parts =
-        RunCohort(values, kernels::CpuBackend());
+    const std::vector<Outcome> parts = RunCohort(values, kernels::CpuBackend());
     return (parts[1].y * values.dy[1]).sum().item<double>();
   };
   const at::Tensor dx = RunCohort(values, kernels::CpuBackend())[0].dx;

@@ -1,17 +1,20 @@
 // Which calls are Cohort's, and what happens around the arithmetic.
+#include "worker/batch_norm/binding.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
-#include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/scope.h"
 #include "worker/batch_norm/step_interrupted.h"
 
@@ -23,8 +26,7 @@ using ::testing::ElementsAre;
 // A cohort of one that notes what it is asked and fails where it is told to.
 class RecordingRendezvous final : public Rendezvous {
  public:
-  absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call,
-                                 ReducePhase phase,
+  absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call, ReducePhase phase,
                                  const Moments& local) override {
     keys.emplace_back(layer, call, phase);
     if (fail_phase.has_value() && *fail_phase == phase) {
@@ -52,14 +54,13 @@ struct MixedNetImpl : torch::nn::Module {
         "conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3)));
     norm = register_module("norm", torch::nn::BatchNorm2d(4));
     block = register_module(
-        "block",
-        torch::nn::Sequential(
-            torch::nn::Tanh(),
-            torch::nn::BatchNorm2d(torch::nn::BatchNormOptions(4)
-                                       .affine(false)
-                                       .track_running_stats(false)
-                                       .momentum(torch::nullopt)
-                                       .eps(1e-3))));
+        "block", torch::nn::Sequential(
+                     torch::nn::Tanh(),
+                     torch::nn::BatchNorm2d(torch::nn::BatchNormOptions(4)
+                                                .affine(false)
+                                                .track_running_stats(false)
+                                                .momentum(torch::nullopt)
+                                                .eps(1e-3))));
     alias = register_module("alias", norm.ptr());
   }
   at::Tensor forward(const at::Tensor& x) {
@@ -153,16 +154,32 @@ TEST(BatchNormScopeTest, CohortOfOneEqualsStockTorch) {
   net->zero_grad();
   const auto binding = BatchNormBinding::Make(*net);
   StepContext step = MakeStep(nullptr);
-  const BatchNormScope scope(*binding, &step);
-  const at::Tensor ours = net->forward(x);
-  ours.square().sum().backward();
+  at::Tensor ours;
+  {
+    const BatchNormScope scope(*binding, &step);
+    ours = net->forward(x);
+    ours.square().sum().backward();
+  }
   EXPECT_TRUE(at::allclose(ours, stock, 1e-10, 1e-10));
-  EXPECT_TRUE(
-      at::allclose(net->conv->weight.grad(), stock_grad, 1e-8, 1e-10));
-  ASSERT_EQ(step.moments.size(), 3U);
-  EXPECT_EQ(step.moments[2].layer, 0);
-  EXPECT_EQ(step.moments[2].call, 1);
-  EXPECT_EQ(step.moments[2].moments.count, 3 * 4 * 4);
+  EXPECT_TRUE(at::allclose(net->conv->weight.grad(), stock_grad, 1e-8, 1e-10));
+}
+
+TEST(BatchNormScopeTest, LocalMomentsAreReportedByLayerThenCall) {
+  MixedNet net;
+  const auto binding = BatchNormBinding::Make(*net);
+  StepContext step = MakeStep(nullptr);
+  {
+    const BatchNormScope scope(*binding, &step);
+    net->forward(at::randn({3, 1, 6, 6}));
+  }
+  std::vector<std::pair<int32_t, int32_t>> order;
+  for (const CallMoments& moments : step.moments) {
+    order.emplace_back(moments.layer, moments.call);
+    EXPECT_EQ(moments.moments.count, 3 * 4 * 4);
+  }
+  // Called as layer 0, 1, 0.
+  EXPECT_THAT(order,
+              ElementsAre(std::pair(0, 0), std::pair(0, 1), std::pair(1, 0)));
 }
 
 TEST(BatchNormScopeTest, LeavesMovingStatisticsAlone) {

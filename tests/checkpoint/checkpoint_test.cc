@@ -1,0 +1,329 @@
+#include "server/checkpoint/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "common/checksum.h"
+#include "common/formats/safetensors.h"
+#include "tests/checkpoint/example_state.h"
+#include "tests/fakes/faulty_file_system.h"
+#include "tests/fakes/temp_dir.h"
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr int32_t kKeep = 3;
+
+class CheckpointTest : public testing::Test {
+ protected:
+  void Write(int64_t version, int32_t keep = kKeep) {
+    const absl::Status status = WriteCheckpoint(
+        files_, dir_.path(), keep, ExampleIdentity(), ExampleState(version));
+    ASSERT_TRUE(status.ok()) << status;
+  }
+
+  absl::StatusOr<std::optional<Checkpoint>> Load() {
+    problems_.clear();
+    return LoadNewestCheckpoint(files_, dir_.path(), problems_);
+  }
+
+  // -1 if none was loaded.
+  int64_t LoadedVersion() {
+    const auto loaded = Load();
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    if (!loaded.ok() || !loaded->has_value()) return -1;
+    return (*loaded)->state.snapshot->version.value();
+  }
+
+  std::vector<std::string> Names() {
+    auto names = files_.List(dir_.path());
+    EXPECT_TRUE(names.ok()) << names.status();
+    return *std::move(names);
+  }
+
+  // Replaces the manifest's body by what `change` makes of it, checksum
+  // included.
+  template <typename Change>
+  void Rewrite(const std::string& name, Change change) {
+    const std::string path = dir_.File(name + "/manifest.json");
+    auto whole = nlohmann::ordered_json::parse(ReadText(path));
+    change(whole["body"]);
+    const std::string body = whole["body"].dump();
+    whole["xxh3"] = ChecksumText(Xxh3(absl::MakeConstSpan(
+        reinterpret_cast<const std::byte*>(body.data()), body.size())));
+    WriteText(path, whole.dump());
+  }
+
+  const TempDir dir_;
+  FileSystem& files_ = RealFileSystem();
+  std::vector<std::string> problems_;
+};
+
+TEST_F(CheckpointTest, LoadsEverythingThatWasWritten) {
+  Write(7);
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_TRUE(loaded->has_value());
+  ExpectSameState((*loaded)->state, ExampleState(7));
+  EXPECT_EQ((*loaded)->identity.run_id, ExampleIdentity().run_id);
+  EXPECT_EQ((*loaded)->identity.seed, ExampleIdentity().seed);
+  EXPECT_EQ((*loaded)->identity.policy, ExampleIdentity().policy);
+  EXPECT_EQ((*loaded)->path, dir_.File("checkpoint-000000000007"));
+  EXPECT_THAT(problems_, IsEmpty());
+}
+
+TEST_F(CheckpointTest, LoadsAStateWithoutMomentum) {
+  RunState state = ExampleState(1);
+  auto plain = std::make_shared<ModelSnapshot>(*state.snapshot);
+  plain->velocities.assign(plain->weights.size(), nullptr);
+  state.snapshot = plain;
+  ASSERT_TRUE(
+      WriteCheckpoint(files_, dir_.path(), kKeep, ExampleIdentity(), state)
+          .ok());
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ExpectSameState((*loaded)->state, state);
+}
+
+TEST_F(CheckpointTest, TensorsAreWholeParametersUnderReadableNames) {
+  Write(0);
+  const std::string path =
+      dir_.File("checkpoint-000000000000/state.safetensors");
+  const auto file = files_.ReadFile(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto content = DecodeSafetensors(path, *file);
+  ASSERT_TRUE(content.ok()) << content.status();
+  std::vector<std::string> names;
+  for (const NamedTensor& t : content->tensors) names.push_back(t.name);
+  EXPECT_THAT(
+      names,
+      ElementsAre("weights/conv.weight", "weights/bn.weight", "weights/bn.bias",
+                  "weights/head.weight", "velocity/conv.weight",
+                  "velocity/bn.weight", "velocity/bn.bias",
+                  "statistics/bn/mean", "statistics/bn/variance",
+                  "statistics/bn_plain/mean", "statistics/bn_plain/variance"));
+  std::vector<float> conv(6);
+  content->tensors[0].bytes.CopyTo(absl::MakeSpan(
+      reinterpret_cast<std::byte*>(conv.data()), conv.size() * sizeof(float)));
+  EXPECT_THAT(conv, ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_THAT(content->tensors[0].shape, ElementsAre(2, 3));
+}
+
+// Policies may hold secrets of a site; weights are the owner's.
+TEST_F(CheckpointTest, OnlyTheOwnerMayReadIt) {
+  Write(1);
+  struct stat info = {};
+  ASSERT_EQ(stat(dir_.File("checkpoint-000000000001").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700u);
+  ASSERT_EQ(
+      stat(dir_.File("checkpoint-000000000001/manifest.json").c_str(), &info),
+      0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST_F(CheckpointTest, AnEmptyDirectoryHoldsNone) {
+  EXPECT_FALSE(HoldsCheckpoints(files_, dir_.path()));
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_FALSE(loaded->has_value());
+}
+
+TEST_F(CheckpointTest, AMissingDirectoryIsNotFound) {
+  EXPECT_FALSE(HoldsCheckpoints(files_, dir_.File("none")));
+  EXPECT_EQ(LoadNewestCheckpoint(files_, dir_.File("none"), problems_)
+                .status()
+                .code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(CheckpointTest, CopiesUnderOtherNamesAreNotLoaded) {
+  Write(1);
+  for (const char* name :
+       {"checkpoint-backup", "checkpoint-9", "checkpoint-000000000009.old",
+        "checkpoint-000000000009.000000", "checkpoint--00000000009"}) {
+    std::filesystem::copy(dir_.File("checkpoint-000000000001"),
+                          dir_.File(name));
+  }
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ((*loaded)->path, dir_.File("checkpoint-000000000001"));
+}
+
+TEST_F(CheckpointTest, KeepsTheNewestAndRemovesTheRest) {
+  for (int64_t version = 1; version <= 5; ++version) Write(version);
+  EXPECT_THAT(Names(),
+              ElementsAre("checkpoint-000000000003", "checkpoint-000000000004",
+                          "checkpoint-000000000005"));
+  EXPECT_EQ(LoadedVersion(), 5);
+}
+
+TEST_F(CheckpointTest, RemovesLeftoversOfInterruptedWrites) {
+  std::filesystem::create_directory(dir_.File(".tmp-checkpoint-000000000004"));
+  WriteText(dir_.File(".tmp-checkpoint-000000000004/state.safetensors"), "x");
+  Write(5);
+  EXPECT_THAT(Names(), ElementsAre("checkpoint-000000000005"));
+}
+
+// A run that was taken back to an older version comes by the newer one again;
+// the order is by number and not by text.
+TEST_F(CheckpointTest, TheSameVersionAgainIsTheNewer) {
+  for (int i = 0; i < 12; ++i) Write(5, /*keep=*/2);
+  EXPECT_THAT(Names(), ElementsAre("checkpoint-000000000005.000010",
+                                   "checkpoint-000000000005.000011"));
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ((*loaded)->path, dir_.File("checkpoint-000000000005.000011"));
+}
+
+TEST_F(CheckpointTest, ADamagedOneIsPassedOverAndNamed) {
+  Write(1);
+  Write(2);
+  WriteText(dir_.File("checkpoint-000000000002/state.safetensors"), "broken");
+  EXPECT_EQ(LoadedVersion(), 1);
+  ASSERT_EQ(problems_.size(), 1u);
+  EXPECT_THAT(problems_[0],
+              HasSubstr("checkpoint-000000000002/state.safetensors: checksum"));
+}
+
+TEST_F(CheckpointTest, OneThatLacksAFileIsPassedOver) {
+  Write(1);
+  for (const char* file : {"/manifest.json", "/state.safetensors"}) {
+    Write(2);
+    std::filesystem::remove(dir_.File("checkpoint-000000000002") + file);
+    EXPECT_EQ(LoadedVersion(), 1) << file;
+    ASSERT_EQ(problems_.size(), 1u);
+    EXPECT_THAT(problems_[0], HasSubstr(file));
+    std::filesystem::remove_all(dir_.File("checkpoint-000000000002"));
+  }
+}
+
+TEST_F(CheckpointTest, NothingWholeIsDataLoss) {
+  Write(1);
+  Write(2);
+  for (const char* name :
+       {"checkpoint-000000000001", "checkpoint-000000000002"}) {
+    WriteText(dir_.File(name) + "/manifest.json", "{}");
+  }
+  const auto loaded = Load();
+  EXPECT_EQ(loaded.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(loaded.status().message()),
+              HasSubstr("none of 2 checkpoints is whole; the newest: "));
+  EXPECT_THAT(problems_, ElementsAre(HasSubstr("checkpoint-000000000002"),
+                                     HasSubstr("checkpoint-000000000001")));
+  EXPECT_TRUE(HoldsCheckpoints(files_, dir_.path()));
+}
+
+// With one to keep, the newer but damaged checkpoint must not push out the
+// only whole one.
+TEST_F(CheckpointTest, ADamagedNewerOneDoesNotCostTheWrittenOne) {
+  Write(9);
+  WriteText(dir_.File("checkpoint-000000000009/manifest.json"), "broken");
+  Write(5, /*keep=*/1);
+  EXPECT_EQ(LoadedVersion(), 5);
+  Write(6, /*keep=*/1);
+  EXPECT_THAT(Names(), ElementsAre("checkpoint-000000000006",
+                                   "checkpoint-000000000009"));
+}
+
+TEST_F(CheckpointTest, AnyChangedByteIsNoticed) {
+  Write(1);
+  for (const char* file : {"manifest.json", "state.safetensors"}) {
+    const std::string path =
+        dir_.File(std::string("checkpoint-000000000001/") + file);
+    const std::string good = ReadText(path);
+    for (size_t i = 0; i < good.size(); ++i) {
+      std::string bad = good;
+      bad[i] = static_cast<char>(bad[i] ^ 1);
+      WriteText(path, bad);
+      const absl::Status status = Load().status();
+      // A changed format number is damage too: the checksum is looked at first.
+      ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss)
+          << file << ", byte " << i << ": " << status;
+    }
+    WriteText(path, good);
+  }
+  EXPECT_EQ(LoadedVersion(), 1);
+}
+
+// A server of an older release must not go on from an older checkpoint as if
+// nothing had happened.
+TEST_F(CheckpointTest, AnotherFormatIsAnErrorAndNotPassedOver) {
+  Write(1);
+  Write(2);
+  Rewrite("checkpoint-000000000002", [](auto& body) { body["format"] = 2; });
+  const absl::Status status = Load().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("manifest.json: got format 2, want 1"));
+}
+
+TEST_F(CheckpointTest, AManifestThatDoesNotFitItselfIsDamage) {
+  Write(1);
+  const std::string name = "checkpoint-000000000001";
+  const auto expect = [&](auto change, const std::string& why) {
+    const std::string path = dir_.File(name + "/manifest.json");
+    const std::string good = ReadText(path);
+    Rewrite(name, change);
+    const absl::Status status = Load().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+    WriteText(path, good);
+  };
+  expect(
+      [](auto& body) { body["model"]["partitions"][0]["slices"][0][0] = 99; },
+      "its partitions do not fit");
+  expect([](auto& body) { body["model"]["partitions"][1]["slices"][0][2] = 3; },
+         "its partitions do not fit");
+  expect([](auto& body) { body["model"]["partitions"].clear(); },
+         "its partitions do not fit");
+  expect([](auto& body) { body["model"]["parameters"][0]["shape"][0] = 0; },
+         "conv.weight: got shape [0,3]");
+  expect([](auto& body) { body["batches_tracked"] = {1}; },
+         "got batches_tracked of 1 layers, want 2");
+  expect([](auto& body) { body["model"]["batch_norms"][0]["channels"] = 2; },
+         "statistics/bn/mean is missing or has another type or shape");
+  expect([](auto& body) { body["model"]["parameters"][0]["name"] = "other"; },
+         "weights of partition 0 are missing");
+}
+
+TEST_F(CheckpointTest, AFullDiskLeavesNothingBehindAndIsDeterminate) {
+  Write(1);
+  // Operation 2 is the tensor file.
+  FaultyFileSystem files(
+      {.at = 2, .error = absl::ResourceExhaustedError("full")});
+  const absl::Status status = WriteCheckpoint(
+      files, dir_.path(), kKeep, ExampleIdentity(), ExampleState(2));
+  EXPECT_EQ(status, absl::ResourceExhaustedError("full"));
+  EXPECT_FALSE(IsIndeterminate(status));
+  EXPECT_THAT(Names(), ElementsAre("checkpoint-000000000001"));
+}
+
+TEST_F(CheckpointTest, AFailedRemovalIsToldAndTheNewOneIsThere) {
+  Write(1);
+  FaultyFileSystem counted;
+  ASSERT_TRUE(WriteCheckpoint(counted, dir_.path(), 1, ExampleIdentity(),
+                              ExampleState(2))
+                  .ok());
+  FaultyFileSystem files(
+      {.at = counted.operations(), .error = absl::PermissionDeniedError("no")});
+  const absl::Status status = WriteCheckpoint(
+      files, dir_.path(), 1, ExampleIdentity(), ExampleState(3));
+  EXPECT_EQ(status.message(),
+            "checkpoint-000000000003 is written, but an older one cannot be "
+            "removed: no");
+  EXPECT_FALSE(IsIndeterminate(status));
+  EXPECT_EQ(LoadedVersion(), 3);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,126 @@
+#include "tests/checkpoint/example_state.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/byte_rope.h"
+#include "common/float_buffer.h"
+#include "common/model_layout.h"
+
+namespace cohort {
+namespace {
+
+constexpr int64_t kPartitionBytes = 16;
+
+SharedModel ExampleModel() {
+  auto model = std::make_shared<RegisteredModel>();
+  model->layout = {
+      .parameters = {{.name = "conv.weight", .shape = {2, 3}},
+                     {.name = "bn.weight", .shape = {1}, .decay_exempt = true},
+                     {.name = "bn.bias", .shape = {1}, .decay_exempt = true},
+                     {.name = "head.weight", .shape = {3}, .trainable = false}},
+      .batch_norms = {{.name = "bn", .channels = 1, .epsilon = 1e-3},
+                      {.name = "bn_plain",
+                       .channels = 2,
+                       .momentum = std::nullopt,
+                       .affine = false,
+                       .track_statistics = false,
+                       .convention = StatisticsConvention::kKeras}}};
+  model->partitions = MakePartitions(model->layout, kPartitionBytes);
+  model->plan = {.dataset = "synthetic",
+                 .dataset_digest = "0123456789abcdef",
+                 .train_samples = 60,
+                 .test_samples = 10,
+                 .loss_reference = 0.1};
+  return model;
+}
+
+SharedSnapshot ExampleSnapshot(const RegisteredModel& model, int64_t version) {
+  auto snapshot = std::make_shared<ModelSnapshot>();
+  snapshot->version = Version(version);
+  auto value = static_cast<float>(100 * version);
+  for (const Partition& partition : model.partitions) {
+    auto weights = std::make_shared<FloatBuffer>(partition.elements);
+    auto velocity = std::make_shared<FloatBuffer>(partition.elements);
+    for (size_t i = 0; i < weights->mutable_span().size(); ++i) {
+      weights->mutable_span()[i] = value;
+      velocity->mutable_span()[i] = -value;
+      value += 1;
+    }
+    snapshot->checksums.push_back(RopeOf(weights).Checksum());
+    snapshot->weights.push_back(std::move(weights));
+    snapshot->velocities.push_back(partition.trainable ? std::move(velocity)
+                                                       : nullptr);
+  }
+  snapshot->statistics = std::make_shared<const std::vector<LayerStatistics>>(
+      std::vector<LayerStatistics>{
+          {.mean = {0.5}, .variance = {2.25}, .num_batches_tracked = version},
+          {.mean = {1.0 / 3, -1e-300},
+           .variance = {1, 1},
+           .num_batches_tracked = 0}});
+  return snapshot;
+}
+
+void ExpectSameBuffers(const std::vector<SharedFloats>& seen,
+                       const std::vector<SharedFloats>& wanted) {
+  ASSERT_EQ(seen.size(), wanted.size());
+  for (size_t p = 0; p < seen.size(); ++p) {
+    ASSERT_EQ(seen[p] == nullptr, wanted[p] == nullptr) << "partition " << p;
+    if (seen[p] == nullptr) continue;
+    EXPECT_EQ(seen[p]->span(), wanted[p]->span()) << "partition " << p;
+  }
+}
+
+}  // namespace
+
+RunState ExampleState(int64_t version) {
+  RunState state{.model = ExampleModel(),
+                 .samples = 12,
+                 .data_epoch = 3,
+                 .cursor = 24,
+                 .policy_epoch = 2,
+                 .next_sequences = {Sequence(5), Sequence(6)},
+                 .batch_sizes = {32, 16},
+                 .next_incarnation = Incarnation(9)};
+  state.reissue = {{.epoch = 2, .range = {.begin = 50, .end = 60}},
+                   {.epoch = 3, .range = {.begin = 8, .end = 16}}};
+  state.snapshot = ExampleSnapshot(*state.model, version);
+  return state;
+}
+
+RunIdentity ExampleIdentity() {
+  // Above 2^53, where numbers of other JSON readers lose bits.
+  return {.run_id = "run-\"1\"",
+          .seed = 0xfedcba9876543210u,
+          .policy = R"({"aggregation":"sync"})"};
+}
+
+void ExpectSameState(const RunState& seen, const RunState& wanted) {
+  EXPECT_EQ(seen.model->layout.parameters, wanted.model->layout.parameters);
+  EXPECT_EQ(seen.model->layout.batch_norms, wanted.model->layout.batch_norms);
+  EXPECT_EQ(seen.model->partitions, wanted.model->partitions);
+  EXPECT_TRUE(CheckSamePlan(seen.model->plan, wanted.model->plan).ok());
+  EXPECT_EQ(seen.model->plan.loss_reference, wanted.model->plan.loss_reference);
+  EXPECT_EQ(seen.snapshot->version, wanted.snapshot->version);
+  ExpectSameBuffers(seen.snapshot->weights, wanted.snapshot->weights);
+  ExpectSameBuffers(seen.snapshot->velocities, wanted.snapshot->velocities);
+  EXPECT_EQ(seen.snapshot->checksums, wanted.snapshot->checksums);
+  EXPECT_EQ(*seen.snapshot->statistics, *wanted.snapshot->statistics);
+  EXPECT_EQ(seen.samples, wanted.samples);
+  EXPECT_EQ(seen.data_epoch, wanted.data_epoch);
+  EXPECT_EQ(seen.cursor, wanted.cursor);
+  EXPECT_EQ(seen.policy_epoch, wanted.policy_epoch);
+  EXPECT_EQ(seen.next_sequences, wanted.next_sequences);
+  EXPECT_EQ(seen.batch_sizes, wanted.batch_sizes);
+  EXPECT_EQ(seen.next_incarnation, wanted.next_incarnation);
+  ASSERT_EQ(seen.reissue.size(), wanted.reissue.size());
+  for (size_t i = 0; i < seen.reissue.size(); ++i) {
+    EXPECT_EQ(seen.reissue[i].epoch, wanted.reissue[i].epoch);
+    EXPECT_EQ(seen.reissue[i].range, wanted.reissue[i].range);
+  }
+}
+
+}  // namespace cohort

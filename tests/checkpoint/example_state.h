@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+
+#include "server/checkpoint/checkpoint.h"
+#include "server/core/effects.h"
+
+namespace cohort {
+
+// A small model in which a parameter spans two partitions, a partition holds
+// three parameters, and one parameter is frozen:
+//   conv.weight [2, 3]  0 1 2 3 | 4 5
+//   bn.weight [1]                     6
+//   bn.bias [1]                         7
+//   head.weight [3], frozen                8 9 10
+// Each weight is its number above plus 100 times the version, each velocity
+// (none where frozen) minus that. Layer `bn` keeps statistics of one channel,
+// `bn_plain` of two does not keep any.
+RunState ExampleState(int64_t version);
+
+RunIdentity ExampleIdentity();
+
+// Fails the running test if anything in the two states differs.
+void ExpectSameState(const RunState& seen, const RunState& wanted);
+
+}  // namespace cohort

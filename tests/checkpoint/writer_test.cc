@@ -1,0 +1,108 @@
+#include "server/checkpoint/writer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+#include <string>
+#include <vector>
+
+#include "tests/checkpoint/example_state.h"
+#include "tests/fakes/faulty_file_system.h"
+#include "tests/fakes/temp_dir.h"
+
+namespace cohort {
+namespace {
+
+using testing::HasSubstr;
+
+void Ignore(Version, const absl::Status&) {}
+
+TEST(CheckpointWriterTest, WritesAndTells) {
+  const TempDir dir;
+  std::promise<absl::Status> told;
+  CheckpointWriter writer(RealFileSystem(), dir.path(), 3, ExampleIdentity());
+  ASSERT_TRUE(writer
+                  .Submit(ExampleState(4),
+                          [&](Version version, const absl::Status& status) {
+                            EXPECT_EQ(version, Version(4));
+                            told.set_value(status);
+                          })
+                  .ok());
+  EXPECT_EQ(told.get_future().get(), absl::OkStatus());
+  std::vector<std::string> problems;
+  const auto loaded =
+      LoadNewestCheckpoint(RealFileSystem(), dir.path(), problems);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_TRUE(loaded->has_value());
+  ExpectSameState((*loaded)->state, ExampleState(4));
+}
+
+TEST(CheckpointWriterTest, RefusesASecondOneWhileBusy) {
+  const TempDir dir;
+  std::promise<void> go;
+  FaultyFileSystem files;
+  files.before = [&go](int32_t operation) {
+    if (operation == 1) go.get_future().wait();
+  };
+  CheckpointWriter writer(files, dir.path(), 3, ExampleIdentity());
+  ASSERT_TRUE(writer.Submit(ExampleState(1), Ignore).ok());
+  EXPECT_EQ(writer.Submit(ExampleState(2), Ignore),
+            absl::UnavailableError("busy writing an earlier checkpoint"));
+  go.set_value();
+  writer.WaitIdle();
+  EXPECT_TRUE(writer.Submit(ExampleState(2), Ignore).ok());
+}
+
+TEST(CheckpointWriterTest, TriesAgainAfterAFullDisk) {
+  const TempDir dir;
+  absl::Status first;
+  absl::Status second;
+  FaultyFileSystem files(
+      {.at = 2, .error = absl::ResourceExhaustedError("full")});
+  CheckpointWriter writer(files, dir.path(), 3, ExampleIdentity());
+  ASSERT_TRUE(writer
+                  .Submit(ExampleState(1),
+                          [&](Version, const absl::Status& s) { first = s; })
+                  .ok());
+  writer.WaitIdle();
+  ASSERT_TRUE(writer
+                  .Submit(ExampleState(2),
+                          [&](Version, const absl::Status& s) { second = s; })
+                  .ok());
+  writer.WaitIdle();
+  EXPECT_EQ(first, absl::ResourceExhaustedError("full"));
+  EXPECT_EQ(second, absl::OkStatus());
+}
+
+TEST(CheckpointWriterTest, StopsAfterAnIndeterminateWriteAndSaysWhy) {
+  const TempDir dir;
+  // Operation 5 is the rename.
+  FaultyFileSystem files({.at = 5, .error = absl::InternalError("bad disk")});
+  CheckpointWriter writer(files, dir.path(), 3, ExampleIdentity());
+  ASSERT_TRUE(writer.Submit(ExampleState(1), Ignore).ok());
+  writer.WaitIdle();
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status status = writer.Submit(ExampleState(2), Ignore);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("bad disk"));
+  }
+  EXPECT_EQ(files.operations(), 5);
+}
+
+TEST(CheckpointWriterTest, TheDestructorWaitsForTheWrite) {
+  const TempDir dir;
+  bool told = false;
+  {
+    CheckpointWriter writer(RealFileSystem(), dir.path(), 3, ExampleIdentity());
+    ASSERT_TRUE(writer
+                    .Submit(ExampleState(1),
+                            [&](Version, const absl::Status&) { told = true; })
+                    .ok());
+  }
+  EXPECT_TRUE(told);
+  EXPECT_TRUE(HoldsCheckpoints(RealFileSystem(), dir.path()));
+}
+
+}  // namespace
+}  // namespace cohort

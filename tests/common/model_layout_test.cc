@@ -1,0 +1,196 @@
+#include "common/model_layout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+ModelLayout Example() {
+  return {
+      .parameters = {{.name = "conv.weight", .shape = {2, 3}},
+                     {.name = "bn.bias", .shape = {2}, .decay_exempt = true}},
+      .batch_norms = {{.name = "bn", .channels = 2}}};
+}
+
+void ExpectInvalid(const ModelLayout& layout, const std::string& why) {
+  const absl::Status status = Validate(layout);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+}
+
+void ExpectDiffers(const ModelLayout& seen, const std::string& what) {
+  const absl::Status status = CheckSameLayout(seen, Example());
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(what));
+}
+
+TEST(ModelLayoutTest, ElementsAreTheProductOfTheShape) {
+  EXPECT_EQ(ElementCount({.name = "w", .shape = {2, 3, 5}}), 30);
+  EXPECT_EQ(ElementCount({.name = "scalar"}), 1);
+}
+
+TEST(ModelLayoutTest, AcceptsAValidLayout) {
+  EXPECT_TRUE(Validate(Example()).ok());
+}
+
+TEST(ModelLayoutTest, RefusesNoParameters) {
+  ExpectInvalid({}, "no parameters");
+}
+
+TEST(ModelLayoutTest, RefusesAParameterWithoutName) {
+  ModelLayout layout = Example();
+  layout.parameters[1].name.clear();
+  ExpectInvalid(layout, "parameter number 1 has no name");
+}
+
+TEST(ModelLayoutTest, RefusesARepeatedName) {
+  ModelLayout layout = Example();
+  layout.parameters[1].name = "conv.weight";
+  ExpectInvalid(layout, "parameter conv.weight appears twice");
+}
+
+TEST(ModelLayoutTest, RefusesAnExtentOfZero) {
+  ModelLayout layout = Example();
+  layout.parameters[0].shape = {2, 0};
+  ExpectInvalid(layout, "conv.weight: got shape [2,0]");
+}
+
+TEST(ModelLayoutTest, RefusesAShapeWhoseProductOverflows) {
+  ModelLayout layout = Example();
+  layout.parameters[0].shape = {int64_t{1} << 40, int64_t{1} << 40};
+  ExpectInvalid(layout, "conv.weight: got shape");
+}
+
+TEST(ModelLayoutTest, RefusesParametersThatAreTooLargeTogether) {
+  ModelLayout layout = Example();
+  layout.parameters[0].shape = {int64_t{1} << 40};
+  ExpectInvalid(layout, "the model has more than");
+}
+
+TEST(ModelLayoutTest, RefusesBatchNormOutOfRange) {
+  ModelLayout layout = Example();
+  layout.batch_norms[0].channels = 0;
+  ExpectInvalid(layout, "bn: got 0 channels");
+  layout = Example();
+  layout.batch_norms[0].epsilon = 0;
+  ExpectInvalid(layout, "bn: got epsilon 0");
+  layout.batch_norms[0].epsilon = std::nan("");
+  ExpectInvalid(layout, "bn: got epsilon nan");
+  layout = Example();
+  layout.batch_norms[0].momentum = 1.5;
+  ExpectInvalid(layout, "bn: got momentum 1.5");
+}
+
+TEST(ModelLayoutTest, EqualLayoutsAreTheSame) {
+  EXPECT_TRUE(CheckSameLayout(Example(), Example()).ok());
+}
+
+TEST(ModelLayoutTest, TellsTheFirstDifference) {
+  ModelLayout seen = Example();
+  seen.parameters[0].shape = {3, 2};
+  ExpectDiffers(seen, "conv.weight: got shape [3,2], want [2,3]");
+  seen = Example();
+  seen.parameters[1].trainable = false;
+  ExpectDiffers(seen, "bn.bias: got trainable no, want yes");
+  seen = Example();
+  seen.parameters[1].decay_exempt = false;
+  ExpectDiffers(seen, "bn.bias: got decay_exempt no, want yes");
+  seen = Example();
+  seen.parameters[0].name = "conv1.weight";
+  ExpectDiffers(seen, "parameter number 0: got conv1.weight, want conv.weight");
+  seen = Example();
+  seen.batch_norms[0].momentum.reset();
+  ExpectDiffers(seen, "bn: got momentum cumulative, want 0.1");
+  seen = Example();
+  seen.batch_norms[0].convention = StatisticsConvention::kKeras;
+  ExpectDiffers(seen, "bn: affine, track_statistics or convention differ");
+}
+
+TEST(ModelLayoutTest, NamesWhatIsMissingOrTooMuch) {
+  ModelLayout seen = Example();
+  seen.parameters.pop_back();
+  ExpectDiffers(seen, "parameter bn.bias is missing");
+  seen = Example();
+  seen.batch_norms.push_back({.name = "bn2", .channels = 1});
+  ExpectDiffers(seen, "batch norm bn2 is not part of this run's model");
+}
+
+TEST(MakePartitionsTest, LargeParametersSpanAndSmallOnesShare) {
+  // 6 and 2 elements at 4 a partition: [w 0..4] [w 4..6, b 0..2].
+  const std::vector<Partition> partitions = MakePartitions(Example(), 16);
+  ASSERT_EQ(partitions.size(), 2u);
+  EXPECT_THAT(partitions[0].slices, ElementsAre(Slice{0, 0, 4}));
+  EXPECT_THAT(partitions[1].slices,
+              ElementsAre(Slice{0, 4, 2}, Slice{1, 0, 2}));
+  EXPECT_EQ(partitions[0].elements, 4);
+  EXPECT_EQ(partitions[1].elements, 4);
+}
+
+TEST(MakePartitionsTest, FrozenAndTrainableNeverMix) {
+  ModelLayout layout = Example();
+  layout.parameters[0].trainable = false;
+  const std::vector<Partition> partitions = MakePartitions(layout, 1 << 20);
+  ASSERT_EQ(partitions.size(), 2u);
+  EXPECT_FALSE(partitions[0].trainable);
+  EXPECT_THAT(partitions[0].slices, ElementsAre(Slice{0, 0, 6}));
+  EXPECT_TRUE(partitions[1].trainable);
+  EXPECT_THAT(partitions[1].slices, ElementsAre(Slice{1, 0, 2}));
+}
+
+TEST(MakePartitionsTest, HoldsAtLeastOneElement) {
+  EXPECT_EQ(MakePartitions(Example(), 1).size(), 8u);
+}
+
+TEST(MakePartitionsTest, CoversEveryElementOnceAtAnySize) {
+  for (int64_t target_bytes = 1; target_bytes <= 40; ++target_bytes) {
+    std::vector<int64_t> next = {0, 0};
+    for (const Partition& p : MakePartitions(Example(), target_bytes)) {
+      int64_t elements = 0;
+      for (const Slice& s : p.slices) {
+        auto& offset = next[static_cast<size_t>(s.parameter)];
+        EXPECT_EQ(s.offset, offset);
+        offset += s.count;
+        elements += s.count;
+      }
+      EXPECT_EQ(elements, p.elements);
+      EXPECT_LE(p.elements * 4, std::max<int64_t>(4, target_bytes));
+    }
+    EXPECT_THAT(next, ElementsAre(6, 2)) << target_bytes << " bytes";
+  }
+}
+
+TEST(RunPlanTest, ComparesEverythingButTheLossReference) {
+  const RunPlan wanted = {.dataset = "mnist",
+                          .dataset_digest = "ab",
+                          .train_samples = 10,
+                          .test_samples = 2};
+  RunPlan seen = wanted;
+  seen.loss_reference = 7;
+  EXPECT_TRUE(CheckSamePlan(seen, wanted).ok());
+  seen.dataset_digest = "cd";
+  EXPECT_EQ(CheckSamePlan(seen, wanted).message(),
+            "run plan: got data set digest cd, want ab");
+  seen = wanted;
+  seen.test_samples = 3;
+  EXPECT_EQ(CheckSamePlan(seen, wanted).message(),
+            "run plan: got test samples 3, want 2");
+}
+
+TEST(InitialStatisticsTest, AreMeanZeroVarianceOneNothingTracked) {
+  const std::vector<LayerStatistics> statistics = InitialStatistics(Example());
+  ASSERT_EQ(statistics.size(), 1u);
+  EXPECT_THAT(statistics[0].mean, ElementsAre(0, 0));
+  EXPECT_THAT(statistics[0].variance, ElementsAre(1, 1));
+  EXPECT_EQ(statistics[0].num_batches_tracked, 0);
+}
+
+}  // namespace
+}  // namespace cohort

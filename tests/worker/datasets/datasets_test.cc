@@ -1,0 +1,376 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <zlib.h>
+
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/fakes/temp_dir.h"
+#include "worker/datasets/dataset.h"
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr char kFashionMnist[] = "/usr/share/datasets/fashion-mnist";
+
+void AppendBigEndian(std::string& text, uint32_t number) {
+  for (int shift : {24, 16, 8, 0}) {
+    text.push_back(static_cast<char>(number >> shift & 0xff));
+  }
+}
+
+std::string Idx(uint32_t magic, const std::vector<uint32_t>& extents,
+                const std::string& content) {
+  std::string file;
+  AppendBigEndian(file, magic);
+  for (uint32_t extent : extents) AppendBigEndian(file, extent);
+  return file + content;
+}
+
+std::string Gzip(const std::string& path, const std::string& text) {
+  gzFile file = gzopen(path.c_str(), "wb");
+  EXPECT_EQ(gzwrite(file, text.data(), static_cast<unsigned>(text.size())),
+            static_cast<int>(text.size()));
+  EXPECT_EQ(gzclose(file), Z_OK);
+  return path;
+}
+
+// Three train and two test images of 1x2 pixels. Train pixels are 0, 0, 0,
+// 200, 200, 200: mean 100, deviation 100, so that 0 becomes -1 and 200 +1.
+struct Files {
+  std::string train_images =
+      Idx(0x803, {3, 1, 2}, std::string("\0\0\0\xc8\xc8\xc8", 6));
+  std::string train_labels = Idx(0x801, {3}, std::string("\7\0\1", 3));
+  std::string test_images =
+      Idx(0x803, {2, 1, 2}, std::string("\x64\x64\0\x64", 4));
+  std::string test_labels = Idx(0x801, {2}, std::string("\2\3", 2));
+};
+
+std::string WriteFiles(const TempDir& dir, const Files& files) {
+  WriteText(dir.File("train-images-idx3-ubyte"), files.train_images);
+  WriteText(dir.File("train-labels-idx1-ubyte"), files.train_labels);
+  WriteText(dir.File("t10k-images-idx3-ubyte"), files.test_images);
+  WriteText(dir.File("t10k-labels-idx1-ubyte"), files.test_labels);
+  return dir.path();
+}
+
+std::unique_ptr<Dataset> Make(const DatasetOptions& options) {
+  auto dataset = MakeDataset(options);
+  EXPECT_TRUE(dataset.ok()) << dataset.status();
+  return dataset.ok() ? *std::move(dataset) : nullptr;
+}
+
+std::vector<float> Images(const Dataset& data, DataSplit split,
+                          const std::vector<int64_t>& indices) {
+  std::vector<float> out(
+      indices.size() *
+      static_cast<size_t>(data.channels() * data.height() * data.width()));
+  data.ReadImages(split, indices, absl::MakeSpan(out));
+  return out;
+}
+
+std::vector<int64_t> Labels(const Dataset& data, DataSplit split,
+                            const std::vector<int64_t>& indices) {
+  std::vector<int64_t> out(indices.size());
+  data.ReadLabels(split, indices, absl::MakeSpan(out));
+  return out;
+}
+
+TEST(IdxDatasetTest, ReadsImagesAndLabelsInTheOrderAsked) {
+  const TempDir dir;
+  const auto data =
+      Make({.name = "mnist", .data_dir = WriteFiles(dir, Files())});
+  ASSERT_NE(data, nullptr);
+  EXPECT_EQ(data->name(), "mnist");
+  EXPECT_EQ(data->classes(), 10);
+  EXPECT_EQ(data->channels(), 1);
+  EXPECT_EQ(data->height(), 1);
+  EXPECT_EQ(data->width(), 2);
+  EXPECT_EQ(data->train_size(), 3);
+  EXPECT_EQ(data->test_size(), 2);
+  EXPECT_THAT(Images(*data, DataSplit::kTrain, {2, 1, 0, 2}),
+              ElementsAre(1, 1, -1, 1, -1, -1, 1, 1));
+  EXPECT_THAT(Labels(*data, DataSplit::kTrain, {2, 1, 0, 2}),
+              ElementsAre(1, 0, 7, 1));
+}
+
+TEST(IdxDatasetTest, TheTestSplitIsNormalisedByTheTrainSplit) {
+  const TempDir dir;
+  const auto data =
+      Make({.name = "mnist", .data_dir = WriteFiles(dir, Files())});
+  ASSERT_NE(data, nullptr);
+  EXPECT_THAT(Images(*data, DataSplit::kTest, {0, 1}),
+              ElementsAre(0, 0, -1, 0));
+  EXPECT_THAT(Labels(*data, DataSplit::kTest, {0, 1}), ElementsAre(2, 3));
+}
+
+TEST(IdxDatasetTest, PixelsThatAreAllTheSameBecomeZero) {
+  const TempDir dir;
+  Files files;
+  files.train_images = Idx(0x803, {3, 1, 2}, std::string(6, '\x05'));
+  const auto data = Make({.name = "mnist", .data_dir = WriteFiles(dir, files)});
+  ASSERT_NE(data, nullptr);
+  EXPECT_THAT(Images(*data, DataSplit::kTrain, {0}), ElementsAre(0, 0));
+}
+
+TEST(IdxDatasetTest, GzipOrNotIsTheSameData) {
+  const TempDir plain;
+  const TempDir packed;
+  const Files files;
+  WriteFiles(plain, files);
+  Gzip(packed.File("train-images-idx3-ubyte.gz"), files.train_images);
+  Gzip(packed.File("train-labels-idx1-ubyte.gz"), files.train_labels);
+  Gzip(packed.File("t10k-images-idx3-ubyte.gz"), files.test_images);
+  Gzip(packed.File("t10k-labels-idx1-ubyte.gz"), files.test_labels);
+  const auto a = Make({.name = "mnist", .data_dir = plain.path()});
+  const auto b = Make({.name = "mnist", .data_dir = packed.path()});
+  ASSERT_TRUE(a != nullptr && b != nullptr);
+  EXPECT_EQ(a->digest(), b->digest());
+  EXPECT_EQ(Images(*a, DataSplit::kTrain, {0, 1, 2}),
+            Images(*b, DataSplit::kTrain, {0, 1, 2}));
+}
+
+TEST(IdxDatasetTest, TheDigestSeesEveryPartOfTheContent) {
+  std::vector<std::string> digests;
+  for (int changed = 0; changed < 5; ++changed) {
+    Files files;
+    std::array<std::string*, 4> parts = {
+        &files.train_images, &files.train_labels, &files.test_images,
+        &files.test_labels};
+    if (changed < 4) parts[static_cast<size_t>(changed)]->back() ^= 1;
+    const TempDir dir;
+    const auto data =
+        Make({.name = "mnist", .data_dir = WriteFiles(dir, files)});
+    ASSERT_NE(data, nullptr);
+    EXPECT_THAT(data->digest(), testing::MatchesRegex("[0-9a-f]+"));
+    EXPECT_EQ(data->digest().size(), 16u);
+    digests.push_back(data->digest());
+  }
+  std::sort(digests.begin(), digests.end());
+  EXPECT_EQ(std::unique(digests.begin(), digests.end()), digests.end());
+}
+
+TEST(IdxDatasetTest, LimitsKeepTheFirstSamples) {
+  const TempDir dir;
+  WriteFiles(dir, Files());
+  const auto whole = Make({.name = "mnist", .data_dir = dir.path()});
+  const auto part = Make({.name = "mnist",
+                          .data_dir = dir.path(),
+                          .train_limit = 2,
+                          .test_limit = 9});
+  ASSERT_TRUE(whole != nullptr && part != nullptr);
+  EXPECT_EQ(part->train_size(), 2);
+  EXPECT_EQ(part->test_size(), 2);
+  EXPECT_THAT(Labels(*part, DataSplit::kTrain, {0, 1}), ElementsAre(7, 0));
+  EXPECT_NE(part->digest(), whole->digest());
+}
+
+struct ErrorCase {
+  const char* situation;
+  Files files;
+  absl::StatusCode code = absl::StatusCode::kDataLoss;
+  std::string why;
+};
+
+std::vector<ErrorCase> ErrorCases() {
+  const auto changed = [](auto change) {
+    Files files;
+    change(files);
+    return files;
+  };
+  return {
+      {.situation = "wrong magic number",
+       .files = changed([](Files& f) { f.train_images[3] = 1; }),
+       .why = "train-images-idx3-ubyte: got magic number 0x801, want 0x803"},
+      {.situation = "truncated content",
+       .files = changed([](Files& f) { f.train_images.resize(16 + 4); }),
+       .why = "train-images-idx3-ubyte: truncated or damaged: got 4 bytes, "
+              "want 6"},
+      {.situation = "truncated header",
+       .files = changed([](Files& f) { f.test_labels.resize(5); }),
+       .why = "t10k-labels-idx1-ubyte: truncated or damaged: got 5 bytes, "
+              "want 8"},
+      {.situation = "empty file",
+       .files = changed([](Files& f) { f.test_images.clear(); }),
+       .why = "t10k-images-idx3-ubyte: truncated or damaged: got 0 bytes, "
+              "want 16"},
+      {.situation = "bytes after the end",
+       .files = changed([](Files& f) { f.train_labels += "x"; }),
+       .why = "train-labels-idx1-ubyte: got more than the 3 bytes"},
+      {.situation = "header announces more than any memory",
+       .files = changed([](Files& f) {
+         f.train_images = Idx(0x803, {0xffffffff, 0xffffffff, 28}, "");
+       }),
+       .why = "train-images-idx3-ubyte: got extent 4294967295"},
+      {.situation = "no images",
+       .files = changed([](Files& f) {
+         f.train_images = Idx(0x803, {0, 1, 2}, "");
+       }),
+       .why = "train-images-idx3-ubyte: got extent 0, want 1 or more"},
+      {.situation = "label out of range",
+       .files = changed([](Files& f) { f.train_labels[9] = 10; }),
+       .why = "train-labels-idx1-ubyte: sample 1: got label 10, want 0 to 9"},
+      {.situation = "fewer labels than images",
+       .files =
+           changed([](Files& f) { f.train_labels = Idx(0x801, {2}, "\1\1"); }),
+       .why = "train-labels-idx1-ubyte: got 2 labels, want 3"},
+      {.situation = "test images of another size",
+       .files = changed([](Files& f) {
+         f.test_images = Idx(0x803, {2, 2, 1}, std::string(4, '\0'));
+       }),
+       .why = "test images are 2x1, train images 1x2"},
+  };
+}
+
+TEST(IdxDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {
+  for (const ErrorCase& c : ErrorCases()) {
+    SCOPED_TRACE(c.situation);
+    const TempDir dir;
+    const absl::Status status =
+        MakeDataset({.name = "mnist", .data_dir = WriteFiles(dir, c.files)})
+            .status();
+    EXPECT_EQ(status.code(), c.code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.why));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(dir.path()));
+  }
+}
+
+TEST(IdxDatasetTest, ATruncatedGzipFileIsDataLoss) {
+  const TempDir dir;
+  WriteFiles(dir, Files());
+  std::filesystem::remove(dir.File("train-images-idx3-ubyte"));
+  const std::string path =
+      Gzip(dir.File("train-images-idx3-ubyte.gz"), Files().train_images);
+  const std::string packed = ReadText(path);
+  // Cut inside the data, and inside the checksum behind it.
+  for (size_t lost : {size_t{12}, size_t{3}}) {
+    WriteText(path, packed.substr(0, packed.size() - lost));
+    const absl::Status status =
+        MakeDataset({.name = "mnist", .data_dir = dir.path()}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss)
+        << lost << " bytes lost: " << status;
+  }
+}
+
+TEST(IdxDatasetTest, MissingFoldersAndFilesAreNamed) {
+  const TempDir dir;
+  const absl::Status folder =
+      MakeDataset({.name = "mnist", .data_dir = dir.File("none")}).status();
+  EXPECT_EQ(folder.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(folder.message()), HasSubstr("none: no such folder"));
+  WriteFiles(dir, Files());
+  std::filesystem::remove(dir.File("t10k-labels-idx1-ubyte"));
+  const absl::Status file =
+      MakeDataset({.name = "mnist", .data_dir = dir.path()}).status();
+  EXPECT_EQ(file.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(file.message()),
+              HasSubstr("t10k-labels-idx1-ubyte: no such file"));
+}
+
+TEST(MakeDatasetTest, AnUnknownNameListsTheKnownOnes) {
+  const absl::Status status = MakeDataset({.name = "imagenet"}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("got imagenet, want fashion-mnist, mnist or synthetic"));
+}
+
+TEST(MakeDatasetTest, RefusesALimitThatLeavesNothing) {
+  for (int64_t limit : {0, -1}) {
+    EXPECT_EQ(MakeDataset({.name = "synthetic", .train_limit = limit})
+                  .status()
+                  .code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(SyntheticDatasetTest, IsTheSameEveryTime) {
+  const DatasetOptions options = {
+      .name = "synthetic", .train_limit = 20, .test_limit = 5};
+  const auto a = Make(options);
+  const auto b = Make(options);
+  ASSERT_TRUE(a != nullptr && b != nullptr);
+  EXPECT_EQ(a->train_size(), 20);
+  EXPECT_EQ(a->test_size(), 5);
+  EXPECT_EQ(a->digest(), b->digest());
+  EXPECT_EQ(Images(*a, DataSplit::kTrain, {0, 19}),
+            Images(*b, DataSplit::kTrain, {0, 19}));
+  EXPECT_NE(Images(*a, DataSplit::kTrain, {0}),
+            Images(*a, DataSplit::kTest, {0}));
+}
+
+// The nearest class mean of the train split, the simplest classifier there
+// is, must do far better on the test split than the 1 in 10 of guessing.
+TEST(SyntheticDatasetTest, CanBeLearned) {
+  const auto data = Make({.name = "synthetic"});
+  ASSERT_NE(data, nullptr);
+  const auto pixels = static_cast<size_t>(data->height() * data->width());
+  std::vector<std::vector<double>> sums(10, std::vector<double>(pixels));
+  std::vector<double> counts(10);
+  for (int64_t i = 0; i < data->train_size(); ++i) {
+    const auto label =
+        static_cast<size_t>(Labels(*data, DataSplit::kTrain, {i})[0]);
+    const std::vector<float> image = Images(*data, DataSplit::kTrain, {i});
+    counts[label] += 1;
+    for (size_t p = 0; p < pixels; ++p) sums[label][p] += image[p];
+  }
+  int64_t correct = 0;
+  for (int64_t i = 0; i < data->test_size(); ++i) {
+    const std::vector<float> image = Images(*data, DataSplit::kTest, {i});
+    std::vector<double> distances(10);
+    for (size_t c = 0; c < 10; ++c) {
+      for (size_t p = 0; p < pixels; ++p) {
+        const double d = image[p] - sums[c][p] / counts[c];
+        distances[c] += d * d;
+      }
+    }
+    const auto nearest = std::min_element(distances.begin(), distances.end()) -
+                         distances.begin();
+    correct += nearest == Labels(*data, DataSplit::kTest, {i})[0];
+  }
+  EXPECT_GT(correct, data->test_size() / 2) << "of " << data->test_size();
+}
+
+TEST(FashionMnistTest, IsReadFromItsUsualPlace) {
+  if (!std::filesystem::exists(kFashionMnist)) {
+    GTEST_SKIP() << kFashionMnist
+                 << " is missing: install dataset-fashion-mnist";
+  }
+  const auto data = Make({.name = "fashion-mnist"});
+  ASSERT_NE(data, nullptr);
+  EXPECT_EQ(data->train_size(), 60000);
+  EXPECT_EQ(data->test_size(), 10000);
+  EXPECT_EQ(data->height(), 28);
+  EXPECT_EQ(data->width(), 28);
+  // As anyone sees them who opens the label files.
+  EXPECT_THAT(Labels(*data, DataSplit::kTrain, {0, 1, 2, 3, 4}),
+              ElementsAre(9, 0, 0, 3, 0));
+  EXPECT_THAT(Labels(*data, DataSplit::kTest, {0, 1, 2, 3, 4}),
+              ElementsAre(9, 2, 1, 1, 6));
+  // The whole train split has mean 0 and deviation 1.
+  std::vector<int64_t> all(60000);
+  std::iota(all.begin(), all.end(), int64_t{0});
+  double sum = 0;
+  double squares = 0;
+  const std::vector<float> images = Images(*data, DataSplit::kTrain, all);
+  for (float v : images) {
+    sum += v;
+    squares += static_cast<double>(v) * v;
+  }
+  const auto n = static_cast<double>(images.size());
+  EXPECT_NEAR(sum / n, 0, 1e-6);
+  EXPECT_NEAR(squares / n, 1, 1e-6);
+}
+
+}  // namespace
+}  // namespace cohort

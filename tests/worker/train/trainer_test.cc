@@ -1,0 +1,447 @@
+#include "worker/train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/permutation.h"
+#include "kernels/backend.h"
+#include "tests/fakes/fake_client.h"
+#include "tests/fakes/tiny_dataset.h"
+#include "worker/batch_norm/binding.h"
+#include "worker/train/model_weights.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kSeed = 11;
+constexpr int64_t kBatchSize = 5;
+
+// A training assignment; one with members is a step of a synchronous run.
+Assignment TrainOn(int64_t begin, int64_t end, int64_t data_epoch = 0) {
+  return {.kind = AssignmentKind::kTrain,
+          .members = {Rank(0)},
+          .data_epoch = data_epoch,
+          .range = {.begin = begin, .end = end},
+          .global_normalization = true};
+}
+
+Assignment EvaluateOn(int64_t begin, int64_t end) {
+  return {.kind = AssignmentKind::kEvaluate,
+          .range = {.begin = begin, .end = end},
+          .split = DataSplit::kTest};
+}
+
+// One epoch of 14 samples in uneven steps, and the start of the next.
+std::vector<Assignment> ThreeSteps() {
+  return {TrainOn(0, 5), TrainOn(5, 14), TrainOn(0, 4, 1)};
+}
+
+absl::StatusOr<std::shared_ptr<Model>> Smooth(uint64_t seed) {
+  return MakeModel(
+      {.name = "smooth", .channels = 1, .classes = 3, .seed = seed});
+}
+
+TrainerOptions Options() {
+  return {.make_model = Smooth,
+          .batch_size = kBatchSize,
+          .evaluation_batch_size = 2,
+          .backend = &kernels::CpuBackend()};
+}
+
+absl::Status RunTrainer(FakeClient& client,
+                        const TrainerOptions& options = Options()) {
+  const TinyDataset dataset;
+  return Trainer(client, dataset, options).Run();
+}
+
+struct Samples {
+  at::Tensor images;
+  at::Tensor labels;
+};
+
+Samples Read(DataSplit split, const std::vector<int64_t>& indices) {
+  const TinyDataset dataset;
+  const auto n = static_cast<int64_t>(indices.size());
+  Samples samples{.images = torch::empty({n, 1, 8, 8}),
+                  .labels = torch::empty({n}, torch::kLong)};
+  dataset.ReadImages(
+      split, indices,
+      absl::MakeSpan(samples.images.data_ptr<float>(), indices.size() * 64));
+  dataset.ReadLabels(
+      split, indices,
+      absl::MakeSpan(samples.labels.data_ptr<int64_t>(), indices.size()));
+  return samples;
+}
+
+// What training is, in plain LibTorch: mean loss of the batch, w -= rate * g.
+std::shared_ptr<Model> TrainByHand(const std::vector<Assignment>& steps,
+                                   double rate) {
+  std::shared_ptr<Model> model = *Smooth(kSeed);
+  for (const Assignment& step : steps) {
+    const std::vector<int64_t> order =
+        EpochPermutation(kSeed, step.data_epoch, 14);
+    const Samples batch = Read(
+        DataSplit::kTrain,
+        {order.begin() + step.range.begin, order.begin() + step.range.end});
+    model->zero_grad();
+    torch::nn::functional::cross_entropy(model->forward(batch.images),
+                                         batch.labels)
+        .backward();
+    const torch::NoGradGuard no_grad;
+    for (at::Tensor& parameter : model->parameters()) {
+      parameter -= rate * parameter.grad();
+    }
+  }
+  return model;
+}
+
+TEST(TrainerTest, WeightsEqualTrainingByHand) {
+  FakeClient client(ThreeSteps());
+  ASSERT_TRUE(RunTrainer(client).ok());
+  const std::shared_ptr<Model> wanted =
+      TrainByHand(ThreeSteps(), client.learning_rate);
+  const auto parameters = wanted->named_parameters();
+  const auto untrained = (*Smooth(kSeed))->named_parameters();
+  ASSERT_EQ(client.values.size(), parameters.size());
+  for (size_t i = 0; i < client.values.size(); ++i) {
+    SCOPED_TRACE(client.layout.parameters[i].name);
+    const at::Tensor& tensor = parameters[client.layout.parameters[i].name];
+    const at::Tensor seen =
+        torch::tensor(client.values[i]).view(tensor.sizes());
+    // float32 rounding of three steps; a wrong weighting of the uneven
+    // batches would differ in the second digit of the change.
+    EXPECT_LT((seen - tensor).abs().max().item<float>(), 2e-6F);
+    EXPECT_GT((seen - untrained[client.layout.parameters[i].name])
+                  .abs()
+                  .max()
+                  .item<float>(),
+              1e-3F);
+  }
+  EXPECT_EQ(client.left, "done");
+}
+
+TEST(TrainerTest, RegistersLayoutPlanAndInitialValues) {
+  FakeClient client({});
+  ASSERT_TRUE(RunTrainer(client).ok());
+  std::vector<std::string> names;
+  std::vector<std::string> exempt;
+  for (const ParameterSpec& parameter : client.layout.parameters) {
+    names.push_back(parameter.name);
+    if (parameter.decay_exempt) exempt.push_back(parameter.name);
+    EXPECT_TRUE(parameter.trainable);
+  }
+  EXPECT_THAT(names, ElementsAre("conv1.weight", "bn1.weight", "bn1.bias",
+                                 "conv2.weight", "bn2.weight", "bn2.bias",
+                                 "conv3.weight", "bn3.weight", "bn3.bias",
+                                 "fc.weight", "fc.bias"));
+  EXPECT_THAT(exempt,
+              ElementsAre("bn1.weight", "bn1.bias", "bn2.weight", "bn2.bias",
+                          "bn3.weight", "bn3.bias", "fc.bias"));
+  ASSERT_EQ(client.layout.batch_norms.size(), 3U);
+  EXPECT_EQ(client.layout.batch_norms[2].name, "bn3");
+  EXPECT_EQ(client.layout.batch_norms[2].channels, 16);
+  EXPECT_EQ(client.plan.dataset, "tiny");
+  EXPECT_EQ(client.plan.dataset_digest, "0123456789abcdef");
+  EXPECT_EQ(client.plan.train_samples, 14);
+  EXPECT_EQ(client.plan.loss_reference, 5.0);
+  EXPECT_THAT(client.values[1], Each(1.0F));
+  EXPECT_EQ(client.statistics, InitialStatistics(client.layout));
+}
+
+TEST(TrainerTest, PushCarriesCountsLossAndCalls) {
+  FakeClient client({TrainOn(5, 14)});
+  ASSERT_TRUE(RunTrainer(client).ok());
+  ASSERT_EQ(client.pushes.size(), 1U);
+  const FakeClient::Push& push = client.pushes[0];
+  EXPECT_EQ(push.opening.samples, 9);
+  EXPECT_EQ(push.opening.loss_weight, 9.0);
+  EXPECT_EQ(push.closing.labels, 9);
+  EXPECT_GE(push.closing.correct, 0);
+  EXPECT_LE(push.closing.correct, 9);
+  EXPECT_GT(push.closing.loss_sum, 0);
+  EXPECT_THAT(push.closing.batch_norm_calls, ElementsAre(1, 1, 1));
+  EXPECT_TRUE(push.closing.moments.empty());
+  // Forward in layer order, backward in reverse.
+  ASSERT_EQ(client.reduced.size(), 6U);
+  EXPECT_EQ(client.reduced[2], (ReduceKey{.step = Version(0),
+                                          .attempt = Attempt(0),
+                                          .layer = 2,
+                                          .call = 0,
+                                          .phase = ReducePhase::kForward}));
+  EXPECT_EQ(client.reduced[5].layer, 0);
+  EXPECT_EQ(client.reduced[5].phase, ReducePhase::kBackward);
+}
+
+TEST(TrainerTest, LocalNormalizationReportsMomentsInsteadOfMeeting) {
+  Assignment assignment = TrainOn(0, 5);
+  assignment.global_normalization = false;
+  FakeClient client({assignment});
+  ASSERT_TRUE(RunTrainer(client).ok());
+  EXPECT_TRUE(client.reduced.empty());
+  const std::vector<CallMoments>& moments = client.pushes[0].closing.moments;
+  ASSERT_EQ(moments.size(), 3U);
+  // Five images of 8x8, 4x4 and 2x2.
+  EXPECT_EQ(moments[0].moments.count, 320);
+  EXPECT_EQ(moments[1].moments.count, 80);
+  EXPECT_EQ(moments[2].moments.count, 20);
+  EXPECT_EQ(moments[2].layer, 2);
+  EXPECT_EQ(moments[2].moments.first.size(), 16U);
+}
+
+TEST(TrainerTest, PartitionsThatCutParametersChangeNoBit) {
+  FakeClient whole(ThreeSteps());
+  FakeClient cut(ThreeSteps());
+  // 25 floats: larger parameters are cut, small ones share.
+  cut.partition_bytes = 100;
+  ASSERT_TRUE(RunTrainer(whole).ok());
+  ASSERT_TRUE(RunTrainer(cut).ok());
+  EXPECT_GT(cut.partitions.size(), 100U);
+  EXPECT_EQ(whole.values, cut.values);
+}
+
+TEST(TrainerTest, RepeatedStepGivesTheSameBits) {
+  FakeClient undisturbed(ThreeSteps());
+  ASSERT_TRUE(RunTrainer(undisturbed).ok());
+  for (const ReducePhase phase :
+       {ReducePhase::kForward, ReducePhase::kBackward}) {
+    FakeClient client(ThreeSteps());
+    client.on_reduce = [phase](const ReduceKey& key) -> absl::Status {
+      const bool lost = key.step == Version(1) && key.attempt == Attempt(0) &&
+                        key.layer == 1 && key.phase == phase;
+      return lost ? absl::AbortedError("rank 1 is lost") : absl::OkStatus();
+    };
+    ASSERT_TRUE(RunTrainer(client).ok());
+    ASSERT_EQ(client.pushes.size(), 3U);
+    EXPECT_EQ(client.pushes[1].assignment.attempt, Attempt(1));
+    EXPECT_EQ(client.values, undisturbed.values);
+  }
+}
+
+TEST(TrainerTest, LostConnectionOnClosingRepeatsTheAssignment) {
+  FakeClient client({TrainOn(0, 5)});
+  int closings = 0;
+  client.on_close = [&closings]() -> absl::Status {
+    return ++closings == 1 ? absl::UnavailableError("connection lost")
+                           : absl::OkStatus();
+  };
+  ASSERT_TRUE(RunTrainer(client).ok());
+  EXPECT_EQ(client.pushes.size(), 1U);
+  EXPECT_EQ(client.pushes[0].assignment.attempt, Attempt(1));
+}
+
+TEST(TrainerTest, VersionThatIsNoLongerHeldAsksForAnotherAssignment) {
+  FakeClient client({TrainOn(0, 5)});
+  int pulls = 0;
+  client.on_pull = [&pulls]() -> absl::Status {
+    return ++pulls == 1 ? absl::OutOfRangeError("version 0 is gone")
+                        : absl::OkStatus();
+  };
+  ASSERT_TRUE(RunTrainer(client).ok());
+  EXPECT_EQ(client.pushes.size(), 1U);
+}
+
+TEST(TrainerTest, FinalErrorEndsTheRun) {
+  FakeClient client({TrainOn(0, 5)});
+  client.on_close = [] { return absl::FailedPreconditionError("another run"); };
+  EXPECT_EQ(RunTrainer(client), absl::FailedPreconditionError("another run"));
+  EXPECT_EQ(client.left, "another run");
+}
+
+TEST(TrainerTest, WeightsOfTheVerdictSaveThePull) {
+  FakeClient client(ThreeSteps());
+  ASSERT_TRUE(RunTrainer(client).ok());
+  EXPECT_EQ(client.weight_pulls, 1);
+}
+
+TEST(TrainerTest, SkippedStepKeepsItsWeights) {
+  FakeClient client(ThreeSteps());
+  client.verdicts = {Verdict::kSkipped};
+  ASSERT_TRUE(RunTrainer(client).ok());
+  EXPECT_EQ(client.weight_pulls, 1);
+  EXPECT_EQ(client.pushes[1].opening.version, Version(1));
+}
+
+TEST(TrainerTest, DroppedPushPullsAgain) {
+  for (const Verdict verdict :
+       {Verdict::kDropped, Verdict::kRejectedNonfinite}) {
+    FakeClient client(ThreeSteps());
+    client.verdicts = {verdict};
+    ASSERT_TRUE(RunTrainer(client).ok());
+    EXPECT_EQ(client.weight_pulls, 2);
+  }
+}
+
+TEST(TrainerTest, EmptyRangePushesZeros) {
+  FakeClient client({TrainOn(3, 3)});
+  ASSERT_TRUE(RunTrainer(client).ok());
+  ASSERT_EQ(client.pushes.size(), 1U);
+  EXPECT_EQ(client.pushes[0].opening.samples, 0);
+  EXPECT_EQ(client.pushes[0].closing.loss_sum, 0.0);
+  for (const std::vector<float>& gradient : client.pushes[0].gradients) {
+    EXPECT_THAT(gradient, Each(0.0F));
+  }
+  // Its peers wait for it at every call of both passes.
+  EXPECT_EQ(client.reduced.size(), 6U);
+}
+
+TEST(TrainerTest, EvaluationUsesThePulledStatistics) {
+  FakeClient client({EvaluateOn(0, 5)});
+  // Not what the untrained model would have.
+  for (const int64_t channels : {8, 16, 16}) {
+    client.statistics.push_back(
+        {.mean = std::vector<double>(static_cast<size_t>(channels), 0.25),
+         .variance = std::vector<double>(static_cast<size_t>(channels), 4),
+         .num_batches_tracked = 7});
+  }
+  ASSERT_TRUE(RunTrainer(client).ok());
+  const std::shared_ptr<Model> model = *Smooth(kSeed);
+  ASSERT_TRUE(
+      BatchNormBinding::Make(*model)->LoadStatistics(client.statistics).ok());
+  model->eval();
+  const Samples test = Read(DataSplit::kTest, {0, 1, 2, 3, 4});
+  const at::Tensor logits = model->forward(test.images);
+  const double loss =
+      torch::nn::functional::cross_entropy(logits, test.labels).item<double>();
+  ASSERT_EQ(client.evaluations.size(), 1U);
+  const EvaluationSums& sums = client.evaluations[0];
+  EXPECT_EQ(sums.samples, 5);
+  EXPECT_EQ(sums.labels, 5);
+  EXPECT_EQ(sums.loss_weight, 5.0);
+  EXPECT_NEAR(sums.loss_sum / 5, loss, 1e-6);
+  EXPECT_EQ(sums.correct,
+            logits.argmax(1).eq(test.labels).sum().item<int64_t>());
+}
+
+TEST(TrainerTest, TrainingGoesOnAfterAnEvaluation) {
+  FakeClient plain(ThreeSteps());
+  std::vector<Assignment> script = ThreeSteps();
+  script.insert(script.begin() + 1, EvaluateOn(0, 5));
+  FakeClient interleaved(script);
+  ASSERT_TRUE(RunTrainer(plain).ok());
+  ASSERT_TRUE(RunTrainer(interleaved).ok());
+  EXPECT_EQ(plain.values, interleaved.values);
+}
+
+TEST(TrainerTest, StopFinishesTheStepAndLeaves) {
+  FakeClient client(ThreeSteps());
+  const TinyDataset dataset;
+  const TrainerOptions options = Options();
+  Trainer trainer(client, dataset, options);
+  client.on_close = [&trainer] {
+    trainer.RequestStop();
+    return absl::OkStatus();
+  };
+  EXPECT_TRUE(trainer.Run().ok());
+  EXPECT_EQ(client.pushes.size(), 1U);
+  EXPECT_TRUE(client.left.has_value());
+}
+
+// `smooth` with a frozen first layer and a parameter that no loss reaches.
+class PartlyTrained final : public Model {
+ public:
+  explicit PartlyTrained(uint64_t seed)
+      : inner_(register_module("inner", *Smooth(seed))),
+        unused_(register_parameter("unused", torch::ones({6}))) {
+    inner_->named_parameters()["conv1.weight"].set_requires_grad(false);
+  }
+  at::Tensor forward(const at::Tensor& images) override {
+    return inner_->forward(images);
+  }
+
+ private:
+  std::shared_ptr<Model> inner_;
+  at::Tensor unused_;
+};
+
+TEST(TrainerTest, FrozenAndUnreachedParametersAreToldApart) {
+  FakeClient client({TrainOn(0, 5), TrainOn(5, 10)});
+  TrainerOptions options = Options();
+  options.make_model =
+      [](uint64_t seed) -> absl::StatusOr<std::shared_ptr<Model>> {
+    return std::make_shared<PartlyTrained>(seed);
+  };
+  ASSERT_TRUE(RunTrainer(client, options).ok());
+  int frozen = 0;
+  int absent = 0;
+  for (size_t p = 0; p < client.partitions.size(); ++p) {
+    const FakeClient::Push& push = client.pushes[1];
+    EXPECT_EQ(push.gradients[p].empty(), !client.partitions[p].trainable);
+    if (!client.partitions[p].trainable) ++frozen;
+    for (const int32_t slice : push.absent_slices[p]) {
+      ++absent;
+      const Slice& missing =
+          client.partitions[p].slices[static_cast<size_t>(slice)];
+      const auto parameter = static_cast<size_t>(missing.parameter);
+      EXPECT_EQ(client.layout.parameters[parameter].name, "unused");
+    }
+  }
+  EXPECT_EQ(frozen, 1);
+  EXPECT_EQ(absent, 1);
+}
+
+TEST(TrainerTest, FailureInTheModelIsAnErrorThatNamesTheStep) {
+  FakeClient client({TrainOn(0, 5)});
+  TrainerOptions options = Options();
+  options.make_model = [](uint64_t seed) {
+    // Three channels, where the data have one.
+    return MakeModel(
+        {.name = "smooth", .channels = 3, .classes = 3, .seed = seed});
+  };
+  const absl::Status status = RunTrainer(client, options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("assignment 1 at version 0"));
+}
+
+TEST(ModelTest, InitialValuesDependOnTheSeedAlone) {
+  torch::manual_seed(1);
+  const auto a = (*MakeModel({.name = "cnn", .seed = 3}))->parameters();
+  torch::manual_seed(2);
+  const auto b = (*MakeModel({.name = "cnn", .seed = 3}))->parameters();
+  const auto c = (*MakeModel({.name = "cnn", .seed = 4}))->parameters();
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i]));
+  EXPECT_FALSE(at::equal(a[0], c[0]));
+}
+
+TEST(ModelTest, UnknownNameListsTheKnownOnes) {
+  const absl::Status status = MakeModel({.name = "vgg"}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(std::string(status.message()),
+            "--model: got vgg, want cnn or smooth");
+}
+
+TEST(ModelWeightsTest, SharedParameterIsListedOnce) {
+  torch::nn::Module tied;
+  const at::Tensor shared = torch::ones({2});
+  tied.register_parameter("a", shared);
+  tied.register_parameter("b", shared);
+  const auto binding = BatchNormBinding::Make(tied);
+  const auto weights = ModelWeights::Make(tied, *binding);
+  ASSERT_TRUE(weights.ok());
+  ASSERT_EQ(weights->layout().parameters.size(), 1U);
+  EXPECT_EQ(weights->layout().parameters[0].name, "a");
+}
+
+TEST(ModelWeightsTest, RefusesOtherTypesByName) {
+  torch::nn::Module model;
+  model.register_parameter("scale", torch::ones({2}, torch::kDouble));
+  const auto binding = BatchNormBinding::Make(model);
+  const absl::Status status = ModelWeights::Make(model, *binding).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("scale: "));
+}
+
+}  // namespace
+}  // namespace cohort
