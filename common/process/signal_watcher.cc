@@ -1,9 +1,9 @@
 #include "common/process/signal_watcher.h"
 
-#include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <utility>
 
 namespace cohort {
@@ -12,33 +12,38 @@ namespace {
 // A person does not notice this much delay.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 
-sigset_t StopSignals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  return signals;
+// The first signal, 0 before it. A handler can reach nothing but a global.
+std::atomic<int> first_signal{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+// A handler rather than a mask and sigwait: libraries start threads before
+// main, and a signal that any of them does not block would end the process.
+void HandleSignal(int signal) {
+  int none = 0;
+  // Relaxed: nothing else is published with it.
+  if (!first_signal.compare_exchange_strong(none, signal,
+                                            std::memory_order_relaxed)) {
+    _exit(128 + signal);
+  }
 }
 
 }  // namespace
 
-void SignalWatcher::Block() {
-  const sigset_t signals = StopSignals();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-}
-
 SignalWatcher::SignalWatcher(std::function<void(int)> on_signal)
     : on_signal_(std::move(on_signal)),
-      task_("signals", kPollInterval, [this] { Poll(); }) {}
+      task_("signals", kPollInterval, [this] { Poll(); }) {
+  struct sigaction action = {};
+  action.sa_handler = HandleSignal;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
 
-// Polls instead of blocking in sigwait, which no destructor could end.
 void SignalWatcher::Poll() {
-  const sigset_t signals = StopSignals();
-  const timespec at_once = {};
-  const int signal = sigtimedwait(&signals, nullptr, &at_once);
-  if (signal <= 0) return;
-  if (signalled_) _exit(128 + signal);
-  signalled_ = true;
+  const int signal = first_signal.load(std::memory_order_relaxed);
+  if (signal == 0 || told_) return;
+  told_ = true;
   on_signal_(signal);
 }
 

@@ -8,13 +8,10 @@ namespace cohort {
 
 // Turns SIGINT and SIGTERM into an ordinary call on an ordinary thread. The
 // first signal calls `on_signal`; a second one ends the process at once with
-// 128 + its number.
+// 128 + its number. One watcher a process, made by main; before it is made,
+// signals end the process as usual.
 class SignalWatcher {
  public:
-  // Blocks both signals in the calling thread and in all that it starts, so
-  // that only a watcher sees them. Call first in main.
-  static void Block();
-
   // `on_signal` is given the signal's number and must return at once.
   explicit SignalWatcher(std::function<void(int)> on_signal);
 
@@ -23,7 +20,7 @@ class SignalWatcher {
 
   const std::function<void(int)> on_signal_;
   // Used by the task's thread only.
-  bool signalled_ = false;
+  bool told_ = false;
   // Last: its thread uses everything above.
   PeriodicTask task_;
 };

@@ -199,7 +199,6 @@ int Main(absl::Span<char* const> arguments) {
         "server_main");
     return kExitOk;
   }
-  SignalWatcher::Block();
   InitLogging({.process = "server"});
   const absl::StatusOr<ServerOptions> options = OptionsFromFlags();
   if (!options.ok()) return Fail(kExitConfig, options.status());

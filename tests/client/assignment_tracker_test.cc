@@ -82,6 +82,19 @@ TEST(AssignmentTrackerTest, EndedStepVoidsItsWorkOnly) {
   EXPECT_TRUE(tracker.CheckTaken().ok());
 }
 
+// The notice of the next work may overtake the verdict on this one.
+TEST(AssignmentTrackerTest, NextWorkLeavesTheWorkInProgressAlone) {
+  AssignmentTracker tracker;
+  tracker.Offer(Train(1, 0));
+  ASSERT_TRUE(tracker.Take().has_value());
+  tracker.Offer(Train(2, 0));
+  EXPECT_EQ(tracker.sequence(), Sequence(1));
+  tracker.Abort(Version(10), Attempt(0), "rank 3 was lost");
+  EXPECT_EQ(tracker.CheckTaken().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(tracker.Take()->sequence, Sequence(2));
+  EXPECT_TRUE(tracker.CheckTaken().ok());
+}
+
 TEST(AssignmentTrackerTest, WorkOfAnEndedStepIsNotHandedOut) {
   AssignmentTracker before;
   before.Offer(Train(1, 0));

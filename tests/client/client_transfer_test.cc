@@ -40,6 +40,8 @@ class ValueTaker {
     }
     reply.Clear();
     reply.set_done(true);
+    // As if another worker had registered in between.
+    reply.set_loss_reference(16);
     io.Write(reply);
     return grpc::Status::OK;
   }
@@ -64,7 +66,7 @@ TEST(ClientRegisterTest, FirstWorkerSendsLayoutPlanAndValues) {
                        values, statistics);
   ASSERT_TRUE(registration.ok()) << registration.status();
   EXPECT_EQ(registration->partitions, TestPartitions());
-  EXPECT_EQ(registration->loss_reference, 8);
+  EXPECT_EQ(registration->loss_reference, 16);
   EXPECT_EQ(FromProto(taker.first.layout())->parameters,
             TestLayout().parameters);
   EXPECT_EQ(taker.first.plan().dataset(), "test");

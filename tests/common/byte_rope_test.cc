@@ -41,15 +41,15 @@ ByteRope Cut(const std::vector<float>& floats,
   return rope;
 }
 
-struct Run {
+struct Stretch {
   int64_t offset = 0;
   int64_t count = 0;
-  friend bool operator==(const Run&, const Run&) = default;
+  friend bool operator==(const Stretch&, const Stretch&) = default;
 };
 
 // Runs seen, and each rope's floats put together again from them.
 struct Walk {
-  std::vector<Run> runs;
+  std::vector<Stretch> runs;
   std::vector<std::vector<float>> floats;
 };
 
@@ -135,7 +135,7 @@ TEST(ChecksumTest, StreamingEqualsTheWhole) {
 
 TEST(ForEachFloatRunTest, OneRunWhereNothingIsCut) {
   const Walk walk = WalkRuns({Cut({1, 2, 3}, {}), Cut({4, 5, 6}, {})}, 3);
-  EXPECT_THAT(walk.runs, ElementsAre(Run{0, 3}));
+  EXPECT_THAT(walk.runs, ElementsAre(Stretch{0, 3}));
   EXPECT_THAT(walk.floats[0], ElementsAre(1, 2, 3));
   EXPECT_THAT(walk.floats[1], ElementsAre(4, 5, 6));
 }
@@ -144,7 +144,8 @@ TEST(ForEachFloatRunTest, RunsEndWhereAnyRopeIsCut) {
   // Cut after one float in the first, after three in the second.
   const Walk walk =
       WalkRuns({Cut({1, 2, 3, 4}, {4}), Cut({5, 6, 7, 8}, {12})}, 4);
-  EXPECT_THAT(walk.runs, ElementsAre(Run{0, 1}, Run{1, 2}, Run{3, 1}));
+  EXPECT_THAT(walk.runs,
+              ElementsAre(Stretch{0, 1}, Stretch{1, 2}, Stretch{3, 1}));
   EXPECT_THAT(walk.floats[0], ElementsAre(1, 2, 3, 4));
   EXPECT_THAT(walk.floats[1], ElementsAre(5, 6, 7, 8));
 }
@@ -152,13 +153,14 @@ TEST(ForEachFloatRunTest, RunsEndWhereAnyRopeIsCut) {
 TEST(ForEachFloatRunTest, ACutFloatIsARunOfItsOwn) {
   // Byte 6 is inside the second float.
   const Walk walk = WalkRuns({Cut({1, 2, 3, 4}, {6})}, 4);
-  EXPECT_THAT(walk.runs, ElementsAre(Run{0, 1}, Run{1, 1}, Run{2, 2}));
+  EXPECT_THAT(walk.runs,
+              ElementsAre(Stretch{0, 1}, Stretch{1, 1}, Stretch{2, 2}));
   EXPECT_THAT(walk.floats[0], ElementsAre(1, 2, 3, 4));
 }
 
 TEST(ForEachFloatRunTest, AFloatMayBeCutIntoItsBytes) {
   const Walk walk = WalkRuns({Cut({1, 2}, {1, 2, 3, 4, 5, 6, 7})}, 2);
-  EXPECT_THAT(walk.runs, ElementsAre(Run{0, 1}, Run{1, 1}));
+  EXPECT_THAT(walk.runs, ElementsAre(Stretch{0, 1}, Stretch{1, 1}));
   EXPECT_THAT(walk.floats[0], ElementsAre(1, 2));
 }
 

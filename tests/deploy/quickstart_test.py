@@ -125,6 +125,14 @@ class QuickstartTest(unittest.TestCase):
         self.assertEqual((run_dir / "server.log").read_text(),
                          "epoch 1 of 1\ntest accuracy 88.5 %\n")
 
+    def test_log_is_kept_whole_and_shown_as_its_messages(self):
+        logged = r'{"time":"now","level":"info","message":"a \"b\" c","run":"d"}'
+        self.play("server", f"echo '{logged}' >&2\n{GOOD_SERVER}")
+        _, out, _ = self.quickstart()
+        self.assertIn('a "b" c', out.splitlines())
+        log, = self.root.glob("results/*/server.log")
+        self.assertIn(logged, log.read_text().splitlines())
+
     def test_new_tree_is_configured_without_tests(self):
         self.quickstart()
         self.assertEqual(self.lines("cmake.args")[0],
@@ -206,6 +214,7 @@ class QuickstartTest(unittest.TestCase):
         _, err = process.communicate(timeout=DEADLINE_S)
         self.assertEqual(process.returncode, 0, err)
         self.assertIn("worker 1 ended with exit code 137", err)
+        self.assertNotIn("Killed", err)
         self.assertTrue(replacement.endswith(
             "cohort-worker --server=127.0.0.1:12345 --rank=1 --model=cnn "
             "--dataset=fashion-mnist --batch_size=64 --threads=1"),

@@ -48,7 +48,8 @@ LIBRARIES = (
     ("std", r"[a-z_]+$"),
     ("system", r"(sys|netinet|arpa|linux)/[a-z0-9_]+\.h$|"
                r"(unistd|fcntl|dirent|poll|signal|netdb|pthread|spawn|dlfcn|"
-               r"sched|pwd|immintrin|getopt|termios|endian|errno|time|stdlib)\.h$"),
+               r"sched|pwd|immintrin|getopt|termios|endian|errno|time|stdio|"
+               r"stdlib)\.h$"),
 )
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,7 @@ void Checker::Fail(const std::string& what) {
 }
 
 void Checker::OnEffects(const Effects& effects, const Coordinator& core) {
-  const size_t bound =
-      64 + 24 * static_cast<size_t>(run_.coordinator.workers);
+  const size_t bound = 64 + 24 * static_cast<size_t>(run_.coordinator.workers);
   if (effects.size() > bound) {
     Fail(absl::StrCat(effects.size(), " effects of one event, want at most ",
                       bound));

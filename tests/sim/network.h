@@ -45,9 +45,7 @@ struct Connection {
   bool session_over = false;
   std::array<Stream, 3> streams;
 
-  Stream& stream(StreamKind kind) {
-    return streams[static_cast<size_t>(kind)];
-  }
+  Stream& stream(StreamKind kind) { return streams[static_cast<size_t>(kind)]; }
 };
 
 using SharedConnection = std::shared_ptr<Connection>;
@@ -118,11 +116,11 @@ void Network::Call(const SharedConnection& connection,
     Answer result = ask(*server);
     scheduler_.After(Delay(), [this, connection, answer = std::move(answer),
                                result = std::move(result)]() mutable {
-      Deliver(connection, [answer = std::move(answer),
-                           result = std::move(result)](
-                              SimWorker& worker) mutable {
-        answer(worker, std::move(result));
-      });
+      Deliver(connection,
+              [answer = std::move(answer),
+               result = std::move(result)](SimWorker& worker) mutable {
+                answer(worker, std::move(result));
+              });
     });
   });
 }

@@ -11,8 +11,9 @@ namespace cohort::sim {
 namespace {
 
 constexpr std::array<const char*, 9> kFaultNames = {
-    "break session", "break exchange", "break reduce", "kill", "vanish",
-    "freeze", "hang", "leave", "restart server"};
+    "break session", "break exchange", "break reduce",
+    "kill",          "vanish",         "freeze",
+    "hang",          "leave",          "restart server"};
 
 absl::Duration Between(SplitMix64& random, absl::Duration low,
                        absl::Duration high) {
@@ -59,11 +60,10 @@ ModelLayout MakeLayout(int32_t variant) {
                      {.name = "head", .shape = {5}}},
       .batch_norms = {{.name = "bn0", .channels = 2}}};
   if (variant == 1) {
-    layout.batch_norms.push_back(
-        {.name = "bn1",
-         .channels = 1,
-         .momentum = std::nullopt,
-         .convention = StatisticsConvention::kKeras});
+    layout.batch_norms.push_back({.name = "bn1",
+                                  .channels = 1,
+                                  .momentum = std::nullopt,
+                                  .convention = StatisticsConvention::kKeras});
   }
   return layout;
 }
@@ -72,10 +72,9 @@ absl::Duration FaultLength(FaultKind kind, SplitMix64& random) {
   switch (kind) {
     case FaultKind::kBreakSession:
       // Sometimes not before the lease is over.
-      return random.Below(5) == 0
-                 ? absl::Seconds(5)
-                 : Between(random, absl::ZeroDuration(),
-                           absl::Milliseconds(100));
+      return random.Below(5) == 0 ? absl::Seconds(5)
+                                  : Between(random, absl::ZeroDuration(),
+                                            absl::Milliseconds(100));
     case FaultKind::kFreeze:
       return Between(random, absl::Milliseconds(50), absl::Seconds(3));
     default:
@@ -96,8 +95,8 @@ RunSpec MakeRunSpec(int32_t number) {
   CoordinatorOptions& o = spec.coordinator;
   o.workers = digit(5) + 1;
   const int32_t policy = digit(3);
-  o.on_worker_loss = digit(2) == 0 ? OnWorkerLoss::kWait
-                                   : OnWorkerLoss::kContinue;
+  o.on_worker_loss =
+      digit(2) == 0 ? OnWorkerLoss::kWait : OnWorkerLoss::kContinue;
   o.optimizer = MakeOptimizer(digit(3));
   const int32_t variant = digit(2);
   o.policy = MakePolicy(policy, variant);
@@ -146,11 +145,11 @@ Scenario MakeScenario(uint64_t seed) {
       static_cast<double>(5 * scenario.run.coordinator.epochs);
   const auto count = random.Below(8);
   for (uint64_t i = 0; i < count; ++i) {
-    Fault fault{.kind = static_cast<FaultKind>(
-                    random.Below(kFaultNames.size())),
-                .at = span * random.Uniform()};
-    fault.rank = Rank(static_cast<int32_t>(random.Below(
-        static_cast<uint64_t>(scenario.run.coordinator.workers))));
+    Fault fault{
+        .kind = static_cast<FaultKind>(random.Below(kFaultNames.size())),
+        .at = span * random.Uniform()};
+    fault.rank = Rank(static_cast<int32_t>(
+        random.Below(static_cast<uint64_t>(scenario.run.coordinator.workers))));
     fault.lasts = FaultLength(fault.kind, random);
     fault.replaced = random.Below(2) == 0;
     if (fault.kind == FaultKind::kHang) {
@@ -169,8 +168,8 @@ std::string Describe(const Scenario& scenario) {
   const CoordinatorOptions& o = scenario.run.coordinator;
   std::string text = absl::StrCat(
       "run ", scenario.run.number, ": ", o.workers, " workers with batches ",
-      absl::StrJoin(scenario.run.batch_sizes, ","), ", ",
-      PolicyText(o.policy), ", on loss ",
+      absl::StrJoin(scenario.run.batch_sizes, ","), ", ", PolicyText(o.policy),
+      ", on loss ",
       o.on_worker_loss == OnWorkerLoss::kWait ? "wait" : "continue", ", ",
       o.epochs, " epochs of ", scenario.run.plan.train_samples,
       " samples, checkpoint every ", o.checkpoint_every, ", delays to ",

@@ -11,9 +11,9 @@ namespace {
 
 // In [-0.5, 0.5).
 double Noise(int64_t epoch, int64_t index, int64_t what) {
-  const uint64_t bits = MixSeed(static_cast<uint64_t>(epoch),
-                                static_cast<uint64_t>(index),
-                                static_cast<uint64_t>(what));
+  const uint64_t bits =
+      MixSeed(static_cast<uint64_t>(epoch), static_cast<uint64_t>(index),
+              static_cast<uint64_t>(what));
   return static_cast<double>(bits >> 11) * 0x1.0p-53 - 0.5;
 }
 
@@ -60,9 +60,8 @@ std::vector<SharedFloats> InitialValues(
 Moments ForwardMoments(const StepInput& input, size_t call,
                        const std::vector<Moments>& combined) {
   const auto channels = static_cast<size_t>(LayerOf(input, call).channels);
-  const double shift =
-      0.1 * static_cast<double>(input.weights[0]->data()[0]) +
-      (combined.empty() ? 0 : 0.05 * combined.back().first[0]);
+  const double shift = 0.1 * static_cast<double>(input.weights[0]->data()[0]) +
+                       (combined.empty() ? 0 : 0.05 * combined.back().first[0]);
   Moments moments{.count = 2 * input.range.size()};
   for (size_t c = 0; c < channels; ++c) {
     const auto what = static_cast<int64_t>(100 * call + c);

@@ -42,8 +42,8 @@ struct StepInput {
 std::vector<BatchNormCall> CallsOf(const ModelLayout& layout);
 std::vector<int32_t> CallCounts(const ModelLayout& layout);
 
-std::vector<SharedFloats> InitialValues(const RunSpec& spec,
-                                        const std::vector<Partition>& partitions);
+std::vector<SharedFloats> InitialValues(
+    const RunSpec& spec, const std::vector<Partition>& partitions);
 
 // Deterministic stand-ins for a network's arithmetic. `combined` holds the
 // moments that earlier calls were normalised with, so that a wrong one shows

@@ -98,17 +98,15 @@ absl::Status SimServer::FinishRegister(const Sender& sender,
                                        std::vector<SharedFloats> values) {
   const RunSpec& run = world_.scenario.run;
   return Handle([&](Effects& out) {
-    return core_.FinishRegister(sender, run.layout, run.plan,
-                                std::move(values), {}, world_.scheduler.now(),
-                                out);
+    return core_.FinishRegister(sender, run.layout, run.plan, std::move(values),
+                                {}, world_.scheduler.now(), out);
   });
 }
 
 SharedConnection SimServer::Find(const Places& places, Rank rank,
                                  Incarnation incarnation) const {
   const auto at = places.find(rank);
-  const bool here =
-      at != places.end() && at->second.incarnation == incarnation;
+  const bool here = at != places.end() && at->second.incarnation == incarnation;
   return here ? at->second.connection : nullptr;
 }
 
@@ -163,9 +161,8 @@ void SimServer::Close(const SharedConnection& connection, const Sender& sender,
   });
 }
 
-void SimServer::Reduce(const SharedConnection& connection,
-                       const Sender& sender, const ReduceKey& key,
-                       const Moments& moments) {
+void SimServer::Reduce(const SharedConnection& connection, const Sender& sender,
+                       const ReduceKey& key, const Moments& moments) {
   Handle([&](Effects& out) {
     Accept(core_.Reduce(sender, key, moments, world_.scheduler.now(), out),
            connection, StreamKind::kReduce, sender);
@@ -204,10 +201,9 @@ void SimServer::On(const effect::Joined& e) {
   EndData(reduces_, StreamKind::kReduce, e.rank, e.incarnation);
   const auto at = sessions_.find(e.session);
   if (at == sessions_.end()) return;
-  world_.network.ToWorker(at->second, StreamKind::kSession,
-                          [e](SimWorker& worker) {
-                            worker.OnJoined(e.rank, e.incarnation);
-                          });
+  world_.network.ToWorker(
+      at->second, StreamKind::kSession,
+      [e](SimWorker& worker) { worker.OnJoined(e.rank, e.incarnation); });
 }
 
 void SimServer::On(const effect::EndSession& e) {
@@ -215,8 +211,8 @@ void SimServer::On(const effect::EndSession& e) {
   if (at == sessions_.end()) return;
   const SharedConnection connection = at->second;
   sessions_.erase(at);
-  for (StreamKind kind : {StreamKind::kSession, StreamKind::kExchange,
-                          StreamKind::kReduce}) {
+  for (StreamKind kind :
+       {StreamKind::kSession, StreamKind::kExchange, StreamKind::kReduce}) {
     world_.network.EndFromServer(connection, kind);
   }
 }
@@ -240,17 +236,17 @@ void SimServer::On(const effect::StepAborted& e) {
 void SimServer::On(const effect::ReduceResult& e) {
   const SharedConnection to = Find(reduces_, e.rank, e.incarnation);
   if (to == nullptr) return;
-  world_.network.ToWorker(
-      to, StreamKind::kReduce,
-      [e](SimWorker& worker) { worker.OnReduced(e.key, *e.moments); });
+  world_.network.ToWorker(to, StreamKind::kReduce, [e](SimWorker& worker) {
+    worker.OnReduced(e.key, *e.moments);
+  });
 }
 
 void SimServer::On(const effect::ReduceAborted& e) {
   const SharedConnection to = Find(reduces_, e.rank, e.incarnation);
   if (to == nullptr) return;
-  world_.network.ToWorker(
-      to, StreamKind::kReduce,
-      [e](SimWorker& worker) { worker.OnReduceAborted(e.key); });
+  world_.network.ToWorker(to, StreamKind::kReduce, [e](SimWorker& worker) {
+    worker.OnReduceAborted(e.key);
+  });
 }
 
 void SimServer::On(const effect::SendWeights& e) {

@@ -85,8 +85,7 @@ class SimServer {
   // What the service does with the answer to a data message.
   void Accept(const absl::Status& status, const SharedConnection& connection,
               StreamKind kind, const Sender& sender);
-  void EndData(Places& places, StreamKind kind, Rank rank,
-               Incarnation below);
+  void EndData(Places& places, StreamKind kind, Rank rank, Incarnation below);
 
   World world_;
   const int32_t life_;

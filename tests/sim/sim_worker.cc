@@ -196,7 +196,8 @@ void SimWorker::Offer(const Assignment& assignment) {
 
 void SimWorker::Proceed() {
   // An assignment may overtake the answer to the registration.
-  if (hung_ || busy_ || !work_.has_value() || taken_ || registered_ != incarnation_) {
+  if (hung_ || busy_ || !work_.has_value() || taken_ ||
+      registered_ != incarnation_) {
     return;
   }
   taken_ = true;
@@ -244,9 +245,8 @@ void SimWorker::Evaluate(const Assignment& assignment) {
           worker.Abandon();
           return worker.Proceed();
         }
-        worker.After(worker.world_.network.Delay(), [&worker, assignment] {
-          worker.Report(assignment);
-        });
+        worker.After(worker.world_.network.Delay(),
+                     [&worker, assignment] { worker.Report(assignment); });
       });
 }
 
@@ -260,10 +260,8 @@ void SimWorker::Report(const Assignment& assignment) {
                             .labels = samples};
   world_.network.Call<Answer>(
       connection_,
-      [sender = Identity(), sequence = assignment.sequence,
-       sums](SimServer& server) {
-        return server.Report(sender, sequence, sums);
-      },
+      [sender = Identity(), sequence = assignment.sequence, sums](
+          SimServer& server) { return server.Report(sender, sequence, sums); },
       [](SimWorker& worker, Answer next) {
         if (!next.ok()) return worker.OnBroken();
         worker.Abandon();
@@ -277,8 +275,8 @@ void SimWorker::Train(const Assignment& assignment) {
   }
   // Under async the assignment may be older than the newest weights.
   const bool sync = !assignment.members.empty();
-  Pull(assignment, sync ? std::optional<Version>(assignment.version)
-                        : std::nullopt);
+  Pull(assignment,
+       sync ? std::optional<Version>(assignment.version) : std::nullopt);
 }
 
 void SimWorker::Pull(const Assignment& assignment,
@@ -301,8 +299,7 @@ void SimWorker::Pull(const Assignment& assignment,
 void SimWorker::Compute(const Assignment& assignment) {
   step_ = std::make_unique<Step>();
   step_->assignment = assignment;
-  step_->key = {.sequence = assignment.sequence,
-                .attempt = assignment.attempt};
+  step_->key = {.sequence = assignment.sequence, .attempt = assignment.attempt};
   step_->input = {.spec = &world_.scenario.run,
                   .epoch = assignment.data_epoch,
                   .range = assignment.range,
@@ -347,9 +344,8 @@ void SimWorker::Contribute(ReducePhase phase, const Moments& moments) {
     return Proceed();
   }
   const std::vector<BatchNormCall> calls = CallsOf(layout());
-  const size_t at = phase == ReducePhase::kForward
-                        ? step_->forward.size()
-                        : step_->backward_left - 1;
+  const size_t at = phase == ReducePhase::kForward ? step_->forward.size()
+                                                   : step_->backward_left - 1;
   step_->phase = Phase::kReducing;
   step_->reduce = {.step = step_->assignment.version,
                    .attempt = step_->assignment.attempt,
@@ -359,12 +355,11 @@ void SimWorker::Contribute(ReducePhase phase, const Moments& moments) {
   const int copies =
       world_.random.Uniform() < world_.scenario.duplicates ? 2 : 1;
   for (int i = 0; i < copies; ++i) {
-    world_.network.ToServer(
-        connection_, StreamKind::kReduce,
-        [connection = connection_, sender = Identity(), key = step_->reduce,
-         moments](SimServer& server) {
-          server.Reduce(connection, sender, key, moments);
-        });
+    world_.network.ToServer(connection_, StreamKind::kReduce,
+                            [connection = connection_, sender = Identity(),
+                             key = step_->reduce, moments](SimServer& server) {
+                              server.Reduce(connection, sender, key, moments);
+                            });
   }
 }
 

@@ -70,8 +70,8 @@ void SimWorker::SendGradient(int32_t partition) {
   const auto p = static_cast<size_t>(partition);
   const size_t call = GradientCall(layout(), partition);
   auto block = std::make_shared<GradientBlock>();
-  block->values = Gradient(step.input, partition, step.forward[call],
-                           *step.backward[call]);
+  block->values =
+      Gradient(step.input, partition, step.forward[call], *step.backward[call]);
   block->rank = rank_;
   block->key = step.key;
   block->epoch = step.input.epoch;
@@ -91,12 +91,11 @@ void SimWorker::SendGradient(int32_t partition) {
   message.gradient = CutSomewhere(block, world_.random);
   message.checksum = message.gradient.Checksum();
   step_->sent.push_back(message);
-  world_.network.ToServer(
-      connection_, StreamKind::kExchange,
-      [connection = connection_, sender = Identity(), key = step.key,
-       message](SimServer& server) {
-        server.Gradient(connection, sender, key, message);
-      });
+  world_.network.ToServer(connection_, StreamKind::kExchange,
+                          [connection = connection_, sender = Identity(),
+                           key = step.key, message](SimServer& server) {
+                            server.Gradient(connection, sender, key, message);
+                          });
 }
 
 void SimWorker::ClosePush() {

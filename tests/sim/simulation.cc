@@ -79,8 +79,7 @@ Outcome Simulation::Run() {
   while (!checker_.failure().has_value() && !checker_.ended().has_value()) {
     if (!scheduler_.RunNext()) checker_.Fail("nothing happens any more");
     if (server_ != nullptr) checker_.AfterEvent(server_->core());
-    if (++outcome_.events > kEventsMax ||
-        scheduler_.now() - begin > kTimeMax) {
+    if (++outcome_.events > kEventsMax || scheduler_.now() - begin > kTimeMax) {
       checker_.Fail("the run does not end: somebody waits for ever");
     }
   }
@@ -96,8 +95,8 @@ Outcome Simulation::Run() {
 }
 
 void Simulation::StartServer() {
-  server_ = std::make_unique<SimServer>(MakeWorld(), ++life_,
-                                        checker_.checkpoint());
+  server_ =
+      std::make_unique<SimServer>(MakeWorld(), ++life_, checker_.checkpoint());
   network_.SetServer(server_.get(), life_);
 }
 
@@ -201,8 +200,7 @@ void Simulation::Drain() {
   for (const auto& process : processes_) {
     const SharedConnection& connection = process->connection();
     if (!process->alive() || process->frozen() || process->hung() ||
-        connection == nullptr ||
-        !server_->HasSession(*connection) ||
+        connection == nullptr || !server_->HasSession(*connection) ||
         connection->stream(StreamKind::kSession).cut) {
       continue;
     }
@@ -218,8 +216,8 @@ void Simulation::Drain() {
                                  " was not told that the run is over"));
     }
     if (c.worker->awaits_verdict()) {
-      checker_.Fail(absl::StrCat("rank ", c.worker->rank().value(),
-                                 " got no verdict"));
+      checker_.Fail(
+          absl::StrCat("rank ", c.worker->rank().value(), " got no verdict"));
     }
   }
 }

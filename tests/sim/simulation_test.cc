@@ -4,11 +4,13 @@
 
 #include <array>
 #include <cstdint>
-#include <cstdlib>
+#include <cstdio>
 #include <string>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "server/core/options.h"
 #include "tests/sim/scenario.h"
 
@@ -47,8 +49,8 @@ std::string RunSeed(uint64_t seed, References& references, Outcome& outcome) {
   outcome = Simulation(scenario).Run();
   std::string failure = outcome.failure;
   if (failure.empty() && MustBeIdentical(scenario, outcome)) {
-    failure = Differences(*outcome.snapshot,
-                          *references.Of(scenario.run.number));
+    failure =
+        Differences(*outcome.snapshot, *references.Of(scenario.run.number));
   }
   if (failure.empty() && outcome.replay_mismatches > 0 &&
       scenario.run.coordinator.policy.aggregation == AggregationKind::kSync) {
@@ -56,8 +58,7 @@ std::string RunSeed(uint64_t seed, References& references, Outcome& outcome) {
   }
   if (failure.empty()) return "";
   return absl::StrCat("seed ", seed, ": ", failure, "\n", Describe(scenario),
-                      "\nreplay: COHORT_SIM_SEED=", seed,
-                      " cohort_sim_test --gtest_filter='*TenThousand*'");
+                      "\nreplay: cohort_sim_test --seed=", seed);
 }
 
 TEST(SimulationTest, TheSameSeedGivesTheSameRunToTheBit) {
@@ -89,17 +90,9 @@ TEST(SimulationTest, UndisturbedRunsFinishAndDoNotDependOnDelays) {
   }
 }
 
-// Set COHORT_SIM_SEED to run one seed only.
 TEST(SimulationTest, TenThousandSeedsKeepEveryInvariantAndResult) {
   References references;
   Outcome outcome;
-  const char* only = std::getenv("COHORT_SIM_SEED");
-  if (only != nullptr) {
-    uint64_t seed = 0;
-    ASSERT_TRUE(absl::SimpleAtoi(only, &seed)) << "COHORT_SIM_SEED=" << only;
-    EXPECT_EQ(RunSeed(seed, references, outcome), "");
-    return;
-  }
   int failures = 0;
   Outcome sum;
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
@@ -113,14 +106,14 @@ TEST(SimulationTest, TenThousandSeedsKeepEveryInvariantAndResult) {
     sum.duplicates += outcome.duplicates;
     sum.restarts += outcome.restarts;
   }
-  std::printf("%lld events, %lld commits, %lld workers lost, %lld steps "
-              "aborted, %lld repeated messages, %lld server restarts\n",
-              static_cast<long long>(sum.events),
-              static_cast<long long>(sum.commits),
-              static_cast<long long>(sum.workers_lost),
-              static_cast<long long>(sum.steps_aborted),
-              static_cast<long long>(sum.duplicates),
-              static_cast<long long>(sum.restarts));
+  std::printf(
+      "%lld events, %lld commits, %lld workers lost, %lld steps "
+      "aborted, %lld repeated messages, %lld server restarts\n",
+      static_cast<long long>(sum.events), static_cast<long long>(sum.commits),
+      static_cast<long long>(sum.workers_lost),
+      static_cast<long long>(sum.steps_aborted),
+      static_cast<long long>(sum.duplicates),
+      static_cast<long long>(sum.restarts));
   // Seeds that disturb nothing would prove nothing.
   EXPECT_GT(sum.workers_lost, 1000);
   EXPECT_GT(sum.steps_aborted, 100);
@@ -128,5 +121,30 @@ TEST(SimulationTest, TenThousandSeedsKeepEveryInvariantAndResult) {
   EXPECT_GT(sum.restarts, 1000);
 }
 
+// Runs one seed and says how it went. Returns the exit status.
+int Replay(uint64_t seed) {
+  References references;
+  Outcome outcome;
+  const std::string failure = RunSeed(seed, references, outcome);
+  std::printf("%s\nseed %llu: %s\n", Describe(MakeScenario(seed)).c_str(),
+              static_cast<unsigned long long>(seed),
+              failure.empty() ? "every invariant held" : failure.c_str());
+  return failure.empty() ? 0 : 1;
+}
+
 }  // namespace
 }  // namespace cohort::sim
+
+// With --seed=N replays one seed of the ten thousand instead of testing.
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view text = argv[i];
+    uint64_t seed = 0;
+    if (absl::ConsumePrefix(&text, "--seed=") &&
+        absl::SimpleAtoi(text, &seed)) {
+      return cohort::sim::Replay(seed);
+    }
+  }
+  return RUN_ALL_TESTS();
+}

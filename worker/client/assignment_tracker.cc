@@ -25,16 +25,19 @@ void AssignmentTracker::Offer(const Assignment& assignment) {
     return;
   }
   if (assignment.kind != AssignmentKind::kFinished) {
-    if (work_.has_value() && work_->kind == AssignmentKind::kFinished) return;
-    if (work_.has_value() && KeyOf(assignment) <= KeyOf(*work_)) return;
+    const std::optional<Assignment>& newest =
+        offered_.has_value() ? offered_ : taken_;
+    if (newest.has_value() && (newest->kind == AssignmentKind::kFinished ||
+                               KeyOf(assignment) <= KeyOf(*newest))) {
+      return;
+    }
     // A step that ended before its assignment arrived over another stream.
     if (IsStep(assignment) &&
         !CheckStep(assignment.version, assignment.attempt).ok()) {
       return;
     }
   }
-  work_ = assignment;
-  taken_ = false;
+  offered_ = assignment;
   wait_.reset();
 }
 
@@ -44,18 +47,21 @@ void AssignmentTracker::Abort(Version step, Attempt attempt,
                      (step == ended_->step && attempt > ended_->attempt);
   if (!newer) return;
   ended_ = {.step = step, .attempt = attempt, .reason = reason};
-  if (work_.has_value() && !CheckTaken().ok()) taken_ = true;
+  if (offered_.has_value() && IsStep(*offered_) &&
+      !CheckStep(offered_->version, offered_->attempt).ok()) {
+    offered_.reset();
+  }
 }
 
 std::optional<Assignment> AssignmentTracker::Take() {
-  if (!work_.has_value() || taken_) return std::nullopt;
-  taken_ = true;
+  if (!offered_.has_value()) return std::nullopt;
+  taken_ = std::exchange(offered_, std::nullopt);
   wait_.reset();
-  return work_;
+  return taken_;
 }
 
 std::optional<Assignment> AssignmentTracker::TakeWait() {
-  if (work_.has_value() && !taken_) return std::nullopt;
+  if (offered_.has_value()) return std::nullopt;
   return std::exchange(wait_, std::nullopt);
 }
 
@@ -70,17 +76,16 @@ absl::Status AssignmentTracker::CheckStep(Version step, Attempt attempt) const {
 }
 
 absl::Status AssignmentTracker::CheckTaken() const {
-  if (!work_.has_value() || !IsStep(*work_)) return absl::OkStatus();
-  return CheckStep(work_->version, work_->attempt);
+  if (!taken_.has_value() || !IsStep(*taken_)) return absl::OkStatus();
+  return CheckStep(taken_->version, taken_->attempt);
 }
 
 bool AssignmentTracker::finished() const {
-  return work_.has_value() && !taken_ &&
-         work_->kind == AssignmentKind::kFinished;
+  return offered_.has_value() && offered_->kind == AssignmentKind::kFinished;
 }
 
 Sequence AssignmentTracker::sequence() const {
-  return work_.has_value() && taken_ ? work_->sequence : Sequence();
+  return taken_.has_value() ? taken_->sequence : Sequence();
 }
 
 }  // namespace cohort

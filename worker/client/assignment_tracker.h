@@ -51,8 +51,9 @@ class AssignmentTracker {
     std::string reason;
   };
 
-  std::optional<Assignment> work_;
-  bool taken_ = false;
+  // In progress, and what comes after it if that is known already.
+  std::optional<Assignment> taken_;
+  std::optional<Assignment> offered_;
   std::optional<Assignment> wait_;
   std::optional<EndedStep> ended_;
 };

@@ -71,18 +71,21 @@ absl::StatusOr<v1::RegisterReply> ReceiveRegisterReply(BulkCall& call,
   return reply;
 }
 
+absl::StatusOr<double> LossReference(const v1::RegisterReply& reply) {
+  const double value = reply.loss_reference();
+  if (!std::isfinite(value) || value <= 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "loss_reference: got ", value, ", want a finite number above 0"));
+  }
+  return value;
+}
+
 absl::StatusOr<Registration> RegistrationFromProto(
     const v1::RegisterReply& reply, const ModelLayout& layout) {
   Registration registration;
   COHORT_ASSIGN_OR_RETURN(registration.partitions,
                           FromProto(reply.partitions(), layout));
-  registration.loss_reference = reply.loss_reference();
-  if (!std::isfinite(registration.loss_reference) ||
-      registration.loss_reference <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("loss_reference: got ", registration.loss_reference,
-                     ", want a finite number above 0"));
-  }
+  COHORT_ASSIGN_OR_RETURN(registration.loss_reference, LossReference(reply));
   return registration;
 }
 
@@ -152,6 +155,10 @@ absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
     COHORT_ASSIGN_OR_RETURN(v1::RegisterReply next,
                             ReceiveRegisterReply(call, link));
     reply.set_done(next.done());
+    // Another worker may have been first meanwhile, and its value rules.
+    if (next.done()) {
+      COHORT_ASSIGN_OR_RETURN(registration.loss_reference, LossReference(next));
+    }
   }
   // Read to its end, or destroying the call would cancel it.
   for (;;) {

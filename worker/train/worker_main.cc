@@ -164,7 +164,6 @@ int RunWorker() {
 }
 
 int Main(absl::Span<char* const> arguments) {
-  SignalWatcher::Block();
   const absl::StatusOr<bool> help = SetFlags(arguments);
   if (!help.ok()) return Fail(help.status(), ExitCodeOf(help.status()));
   if (*help) {

@@ -1,0 +1,107 @@
+#include "server/core/data_cursor.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace cohort {
+namespace {
+
+using Piece = DataCursor::Piece;
+
+TEST(DataCursorTest, CutsConsecutiveRangesInTheOrderAskedFor) {
+  const DataCursor cursor(10, 1);
+  const StepCut cut = cursor.Cut({3, 1, 2});
+  EXPECT_EQ(cut.epoch, 0);
+  EXPECT_EQ(cut.ranges, (std::vector<IndexRange>{{0, 3}, {3, 4}, {4, 6}}));
+  EXPECT_EQ(cut.begin, 0);
+  EXPECT_EQ(cut.end, 6);
+}
+
+TEST(DataCursorTest, ACutThatIsNotTakenLeavesNoTrace) {
+  DataCursor cursor(10, 1);
+  cursor.Cut({4, 4});
+  EXPECT_EQ(cursor.position(), 0);
+  EXPECT_FALSE(cursor.Take(cursor.Cut({4})));
+  EXPECT_EQ(cursor.position(), 4);
+}
+
+TEST(DataCursorTest, LastRangesOfAnEpochAreShortOrEmpty) {
+  DataCursor cursor(7, 2);
+  EXPECT_FALSE(cursor.Take(cursor.Cut({2, 2})));
+  const StepCut last = cursor.Cut({2, 2, 2});
+  EXPECT_EQ(last.ranges, (std::vector<IndexRange>{{4, 6}, {6, 7}, {7, 7}}));
+  EXPECT_TRUE(cursor.Take(last));
+  EXPECT_EQ(cursor.epoch(), 1);
+  EXPECT_EQ(cursor.position(), 0);
+}
+
+TEST(DataCursorTest, IsExhaustedAfterTheLastEpoch) {
+  DataCursor cursor(4, 2);
+  EXPECT_TRUE(cursor.Take(cursor.Cut({4})));
+  EXPECT_FALSE(cursor.exhausted());
+  EXPECT_TRUE(cursor.Take(cursor.Cut({9})));
+  EXPECT_TRUE(cursor.exhausted());
+}
+
+TEST(DataCursorTest, NextHandsOutShortPiecesAtTheEndOfEachEpoch) {
+  DataCursor cursor(5, 2);
+  EXPECT_EQ(cursor.Next(3)->range, (IndexRange{0, 3}));
+  const std::optional<Piece> second = cursor.Next(3);
+  EXPECT_EQ(second->range, (IndexRange{3, 5}));
+  EXPECT_EQ(second->epoch, 0);
+  const std::optional<Piece> third = cursor.Next(9);
+  EXPECT_EQ(third->range, (IndexRange{0, 5}));
+  EXPECT_EQ(third->epoch, 1);
+  EXPECT_FALSE(cursor.Next(1).has_value());
+  EXPECT_TRUE(cursor.exhausted());
+}
+
+TEST(DataCursorTest, ALostPieceIsHandedOutAgainFirstAndWhole) {
+  DataCursor cursor(6, 1);
+  const Piece lost = *cursor.Next(4);
+  cursor.Next(2);
+  EXPECT_TRUE(cursor.exhausted());
+  cursor.Reissue(lost);
+  EXPECT_FALSE(cursor.exhausted());
+  EXPECT_EQ(cursor.Next(1)->range, (IndexRange{0, 4}));
+}
+
+TEST(DataCursorTest, AnEpochEndsWithItsLastDecidedPieceNotItsLastIssued) {
+  DataCursor cursor(4, 2);
+  const Piece first = *cursor.Next(2);
+  const Piece second = *cursor.Next(2);
+  const Piece next_epoch = *cursor.Next(4);
+  EXPECT_FALSE(cursor.Finish(second).has_value());
+  EXPECT_EQ(cursor.Finish(next_epoch), 1);
+  EXPECT_EQ(cursor.Finish(first), 0);
+}
+
+// Restored at position 3 of 6 of epoch 1, while [4, 6) of epoch 0 and [0, 1)
+// of epoch 1 had been handed out and were not decided.
+TEST(DataCursorTest, RestoreKeepsOpenPiecesAndTheEndsOfEpochs) {
+  DataCursor cursor(6, 2);
+  cursor.Restore(1, 3);
+  cursor.RestoreOpen({{.epoch = 0, .range = {4, 6}},
+                      {.epoch = 1, .range = {0, 1}}});
+  const Piece old = *cursor.Next(3);
+  EXPECT_EQ(old.epoch, 0);
+  EXPECT_EQ(old.range, (IndexRange{4, 6}));
+  const Piece again = *cursor.Next(3);
+  EXPECT_EQ(again.range, (IndexRange{0, 1}));
+  const Piece fresh = *cursor.Next(3);
+  EXPECT_EQ(fresh.range, (IndexRange{3, 6}));
+  EXPECT_FALSE(cursor.Finish(fresh).has_value());
+  EXPECT_EQ(cursor.Finish(old), 0);
+  EXPECT_EQ(cursor.Finish(again), 1);
+}
+
+TEST(DataCursorDeathTest, DecidingAPieceTwiceIsABug) {
+  DataCursor cursor(4, 1);
+  const Piece piece = *cursor.Next(3);
+  cursor.Finish(piece);
+  EXPECT_DEATH(cursor.Finish(piece), "decided twice");
+}
+
+}  // namespace
+}  // namespace cohort

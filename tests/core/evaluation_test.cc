@@ -1,0 +1,100 @@
+#include "server/core/evaluation.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+namespace cohort {
+namespace {
+
+using Shard = EvaluationBook::Shard;
+
+SharedSnapshot Snapshot(int64_t version) {
+  auto snapshot = std::make_shared<ModelSnapshot>();
+  snapshot->version = Version(version);
+  return snapshot;
+}
+
+EvaluationSums Sums(int64_t correct, int64_t labels) {
+  return {.samples = labels,
+          .loss_sum = static_cast<double>(labels),
+          .loss_weight = static_cast<double>(2 * labels),
+          .correct = correct,
+          .labels = labels};
+}
+
+TEST(EvaluationBookTest, CutsNearEqualShardsThatCoverTheSplit) {
+  EvaluationBook book;
+  book.Start(Snapshot(5), 1, 10, 3);
+  std::vector<IndexRange> ranges;
+  while (const std::optional<Shard> shard = book.Take()) {
+    EXPECT_EQ(shard->version, Version(5));
+    ranges.push_back(shard->range);
+  }
+  EXPECT_EQ(ranges, (std::vector<IndexRange>{{0, 3}, {3, 6}, {6, 10}}));
+}
+
+TEST(EvaluationBookTest, NeverMakesEmptyShards) {
+  EvaluationBook book;
+  book.Start(Snapshot(1), 1, 2, 5);
+  EXPECT_EQ(book.Take()->range, (IndexRange{0, 1}));
+  EXPECT_EQ(book.Take()->range, (IndexRange{1, 2}));
+  EXPECT_FALSE(book.Take().has_value());
+}
+
+TEST(EvaluationBookTest, WithoutTestSamplesThereIsNothingToDo) {
+  EvaluationBook book;
+  book.Start(Snapshot(1), 1, 0, 2);
+  EXPECT_TRUE(book.empty());
+}
+
+TEST(EvaluationBookTest, AddsShardsUpAndUnpinsTheVersion) {
+  EvaluationBook book;
+  book.Start(Snapshot(7), 2, 8, 2);
+  const Shard first = *book.Take();
+  const Shard second = *book.Take();
+  EXPECT_NE(book.Pinned(Version(7)), nullptr);
+  EXPECT_EQ(book.Pinned(Version(6)), nullptr);
+  EXPECT_FALSE(book.Finish(second, Sums(1, 4)).has_value());
+  const std::optional<EvaluationRecord> record = book.Finish(first, Sums(3, 4));
+  ASSERT_TRUE(record.has_value());
+  EXPECT_EQ(record->version, Version(7));
+  EXPECT_EQ(record->epochs, 2);
+  EXPECT_EQ(record->sums.samples, 8);
+  EXPECT_DOUBLE_EQ(record->accuracy(), 0.5);
+  EXPECT_DOUBLE_EQ(record->loss(), 0.5);
+  EXPECT_TRUE(book.empty());
+  EXPECT_EQ(book.Pinned(Version(7)), nullptr);
+}
+
+TEST(EvaluationBookTest, AReturnedShardIsTheNextToBeTaken) {
+  EvaluationBook book;
+  book.Start(Snapshot(1), 1, 3, 3);
+  const Shard lost = *book.Take();
+  book.Return(lost);
+  EXPECT_EQ(book.Take()->index, lost.index);
+  EXPECT_EQ(book.Take()->index, 1);
+}
+
+TEST(EvaluationBookTest, AShardThatIsInAlreadyIsIgnored) {
+  EvaluationBook book;
+  book.Start(Snapshot(1), 1, 2, 2);
+  const Shard first = *book.Take();
+  const Shard second = *book.Take();
+  book.Finish(first, Sums(1, 1));
+  EXPECT_FALSE(book.Finish(first, Sums(0, 1)).has_value());
+  EXPECT_EQ(book.Finish(second, Sums(1, 1))->sums.correct, 2);
+  EXPECT_FALSE(book.Finish(second, Sums(1, 1)).has_value());
+}
+
+TEST(EvaluationBookTest, TheSameVersionIsNotStartedTwice) {
+  EvaluationBook book;
+  book.Start(Snapshot(1), 1, 2, 1);
+  book.Start(Snapshot(1), 1, 2, 1);
+  EXPECT_TRUE(book.Take().has_value());
+  EXPECT_FALSE(book.Take().has_value());
+}
+
+}  // namespace
+}  // namespace cohort

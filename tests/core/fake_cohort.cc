@@ -1,0 +1,279 @@
+#include "tests/core/fake_cohort.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/backend.h"
+
+namespace cohort {
+namespace {
+
+SharedFloats Buffer(const std::vector<float>& values) {
+  auto buffer =
+      std::make_shared<FloatBuffer>(static_cast<int64_t>(values.size()));
+  std::copy(values.begin(), values.end(), buffer->data());
+  return buffer;
+}
+
+}  // namespace
+
+FakeSetup SmallSetup() {
+  return {.options = {.run_id = "run",
+                      .workers = 2,
+                      .policy = {.normalization = NormalizationKind::kLocal},
+                      .optimizer = {.kind = OptimizerKind::kSgd,
+                                    .learning_rate = 0.5,
+                                    .weight_decay = 0,
+                                    .schedule = ScheduleKind::kConstant},
+                      .epochs = 1,
+                      .partition_bytes = 8},
+          .layout = {.parameters = {{.name = "w", .shape = {2}},
+                                    {.name = "b", .shape = {1}}},
+                     .batch_norms = {{.name = "bn", .channels = 1}}},
+          .plan = {.dataset = "numbers",
+                   .dataset_digest = "ab",
+                   .train_samples = 8,
+                   .test_samples = 4,
+                   .loss_reference = 4},
+          .batch_sizes = {3, 1}};
+}
+
+FakeSetup GlobalSetup() {
+  FakeSetup setup = SmallSetup();
+  setup.options.policy.normalization = NormalizationKind::kGlobal;
+  return setup;
+}
+
+FakeSetup AsyncSetup() {
+  FakeSetup setup = SmallSetup();
+  setup.options.policy = {.aggregation = AggregationKind::kAsync};
+  setup.batch_sizes = {2, 2};
+  return setup;
+}
+
+FakeCohort::FakeCohort(const FakeSetup& setup, const RunState* restored)
+    : setup_(setup), core_(setup.options, restored) {}
+
+void FakeCohort::Note(const Effect& effect) {
+  if (const auto* e = std::get_if<effect::Joined>(&effect)) {
+    sessions_[e->rank] = e->session;
+    incarnations_[e->rank] = e->incarnation;
+  } else if (const auto* e = std::get_if<effect::Notify>(&effect)) {
+    for (const auto& [rank, session] : sessions_) {
+      if (session == e->session) told_[rank] = e->assignment;
+    }
+  } else if (const auto* e = std::get_if<effect::SendVerdict>(&effect)) {
+    told_[e->rank] = e->verdict.next;
+  } else if (const auto* e = std::get_if<effect::Fold>(&effect)) {
+    folds_.push_back(*e);
+  }
+}
+
+void FakeCohort::Absorb(Effects effects) {
+  for (Effect& effect : effects) {
+    Note(effect);
+    effects_.push_back(std::move(effect));
+  }
+  if (!hold_folds_) RunFolds();
+}
+
+void FakeCohort::RunFolds() {
+  while (!folds_.empty()) {
+    const effect::Fold fold = std::move(folds_.front());
+    folds_.erase(folds_.begin());
+    FoldDone(RunFold(fold.job, kernels::ReferenceBackend(), pool_));
+  }
+}
+
+void FakeCohort::FoldDone(FoldResult result) {
+  Effects out;
+  core_.FoldDone(std::move(result), now_, out);
+  Absorb(std::move(out));
+}
+
+void FakeCohort::Pass(absl::Duration time) {
+  std::vector<Rank> ranks;
+  for (const auto& [rank, session] : sessions_) ranks.push_back(rank);
+  PassWithHeartbeatsOf(ranks, time);
+}
+
+void FakeCohort::PassWithHeartbeatsOf(const std::vector<Rank>& ranks,
+                                      absl::Duration time) {
+  now_ += time;
+  for (Rank rank : ranks) core_.Heartbeat(sessions_[rank], now_);
+  Effects out;
+  core_.Tick(now_, out);
+  Absorb(std::move(out));
+}
+
+absl::Status FakeCohort::Join(Rank rank, Incarnation incarnation) {
+  Effects out;
+  const absl::Status status = core_.Join(
+      SessionId(next_session_++),
+      {.rank = rank,
+       .incarnation = incarnation,
+       .batch_size = setup_.batch_sizes[static_cast<size_t>(rank.value())],
+       .fingerprint = "same",
+       .description = absl::StrCat("host", rank.value())},
+      now_, out);
+  Absorb(std::move(out));
+  return status;
+}
+
+absl::Status FakeCohort::Register(Rank rank) {
+  Effects out;
+  absl::StatusOr<RegisterAnswer> answer = core_.BeginRegister(
+      sender(rank), setup_.layout, setup_.plan, now_, out);
+  absl::Status status = answer.status();
+  if (answer.ok() && answer->send_values) {
+    status = core_.FinishRegister(sender(rank), setup_.layout, setup_.plan,
+                                  {Buffer({1, 2}), Buffer({3})}, {}, now_, out);
+  }
+  Absorb(std::move(out));
+  return status;
+}
+
+void FakeCohort::StartOne(Rank rank) {
+  const absl::Status joined = Join(rank);
+  EXPECT_TRUE(joined.ok()) << joined;
+  const absl::Status registered = Register(rank);
+  EXPECT_TRUE(registered.ok()) << registered;
+}
+
+void FakeCohort::Start() {
+  for (int32_t i = 0; i < setup_.options.workers; ++i) StartOne(Rank(i));
+}
+
+void FakeCohort::BreakSession(Rank rank) {
+  Effects out;
+  core_.SessionBroken(sessions_[rank], now_, out);
+  Absorb(std::move(out));
+}
+
+void FakeCohort::Leave(Rank rank) {
+  Effects out;
+  core_.Leave(sessions_[rank], "asked to", now_, out);
+  Absorb(std::move(out));
+}
+
+void FakeCohort::Drain(const std::string& reason) {
+  Effects out;
+  core_.Drain(reason, now_, out);
+  Absorb(std::move(out));
+}
+
+Sender FakeCohort::sender(Rank rank) {
+  return {.run_id = setup_.options.run_id,
+          .rank = rank,
+          .incarnation = incarnations_[rank]};
+}
+
+absl::Status FakeCohort::Open(Rank rank, const FakePush& push) {
+  Effects out;
+  const absl::Status status =
+      core_.Open(sender(rank), key(rank),
+                 {.version = told_[rank].version,
+                  .samples = told_[rank].range.size(),
+                  .loss_weight = push.loss_weight},
+                 now_, out);
+  Absorb(std::move(out));
+  return status;
+}
+
+absl::Status FakeCohort::Gradient(Rank rank, int32_t partition,
+                                  const std::vector<float>& values,
+                                  const std::vector<int32_t>& absent_slices) {
+  GradientMessage message{.partition = partition,
+                          .gradient = RopeOf(Buffer(values)),
+                          .absent_slices = absent_slices};
+  message.checksum = message.gradient.Checksum();
+  Effects out;
+  const absl::Status status = core_.Gradient(sender(rank), key(rank),
+                                             std::move(message), now_, out);
+  Absorb(std::move(out));
+  return status;
+}
+
+absl::Status FakeCohort::Close(Rank rank, const FakePush& push) {
+  PushClosing closing{.loss_sum = push.loss_sum,
+                      .correct = 1,
+                      .labels = 2,
+                      .batch_norm_calls = {1}};
+  if (!told_[rank].global_normalization) {
+    closing.moments = {{.layer = 0, .call = 0, .moments = push.moments}};
+  }
+  Effects out;
+  const absl::Status status =
+      core_.Close(sender(rank), key(rank), std::move(closing), now_, out);
+  Absorb(std::move(out));
+  return status;
+}
+
+void FakeCohort::Push(Rank rank, const FakePush& push) {
+  // The verdict of the push changes the key.
+  const absl::Status opened = Open(rank, push);
+  EXPECT_TRUE(opened.ok()) << opened;
+  const absl::Status w = Gradient(rank, 0, push.w);
+  EXPECT_TRUE(w.ok()) << w;
+  const absl::Status b = Gradient(rank, 1, push.b);
+  EXPECT_TRUE(b.ok()) << b;
+  const absl::Status closed = Close(rank, push);
+  EXPECT_TRUE(closed.ok()) << closed;
+}
+
+absl::Status FakeCohort::Reduce(Rank rank, const ReduceKey& key,
+                                const Moments& moments) {
+  Effects out;
+  const absl::Status status =
+      core_.Reduce(sender(rank), key, moments, now_, out);
+  Absorb(std::move(out));
+  return status;
+}
+
+absl::StatusOr<Assignment> FakeCohort::Report(Rank rank) {
+  const int64_t samples = told_[rank].range.size();
+  Effects out;
+  absl::StatusOr<Assignment> next = core_.ReportEvaluation(
+      sender(rank), told_[rank].sequence,
+      {.samples = samples,
+       .loss_sum = static_cast<double>(samples),
+       .loss_weight = static_cast<double>(samples),
+       .correct = 1,
+       .labels = samples},
+      now_, out);
+  Absorb(std::move(out));
+  if (next.ok()) told_[rank] = *next;
+  return next;
+}
+
+void FakeCohort::EvaluateAll() {
+  for (const auto& [rank, session] : sessions_) {
+    while (told_[rank].kind == AssignmentKind::kEvaluate) {
+      const absl::Status status = Report(rank).status();
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+std::vector<float> FakeCohort::weights(int32_t partition) const {
+  const SharedFloats& buffer =
+      snapshot()->weights[static_cast<size_t>(partition)];
+  return {buffer->span().begin(), buffer->span().end()};
+}
+
+int64_t FakeCohort::counter(const std::string& name) const {
+  return core_.Status(now_).counters.at(name);
+}
+
+std::string FakeCohort::log() const {
+  std::string text;
+  for (const effect::Log& log : All<effect::Log>()) {
+    absl::StrAppend(&text, log.text, "\n");
+  }
+  return text;
+}
+
+}  // namespace cohort

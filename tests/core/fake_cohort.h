@@ -1,0 +1,135 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/assignment.h"
+#include "common/clock.h"
+#include "common/float_buffer.h"
+#include "common/ids.h"
+#include "common/model_layout.h"
+#include "server/core/coordinator.h"
+#include "server/core/effects.h"
+
+namespace cohort {
+
+inline constexpr Rank kRank0{0};
+inline constexpr Rank kRank1{1};
+inline constexpr Rank kRank2{2};
+
+struct FakeSetup {
+  CoordinatorOptions options;
+  ModelLayout layout;
+  RunPlan plan;
+  std::vector<int64_t> batch_sizes;
+};
+
+// Two workers with batches of 3 and 1; 8 training samples, so that an epoch
+// is two steps; 4 test samples. Parameter "w" {1, 2} is partition 0, "b" {3}
+// partition 1; batch norm "bn" has one channel. Plain SGD with rate 0.5, loss
+// reference 4, sync, local normalisation, one epoch.
+FakeSetup SmallSetup();
+// The same with global normalisation.
+FakeSetup GlobalSetup();
+// The same with async aggregation, batches of 2.
+FakeSetup AsyncSetup();
+
+// What a worker pushes.
+struct FakePush {
+  std::vector<float> w = {0, 0};
+  std::vector<float> b = {0};
+  double loss_weight = 1;
+  double loss_sum = 0;
+  Moments moments{.count = 2, .first = {0}, .second = {2}};
+};
+
+// A coordinator, the calls that workers would cause, and what it answered.
+// Folds are run at once unless they are held.
+class FakeCohort {
+ public:
+  explicit FakeCohort(const FakeSetup& setup,
+                      const RunState* restored = nullptr);
+
+  Coordinator& core() { return core_; }
+
+  // Time goes on, all live workers send heartbeats, the clock ticks.
+  void Pass(absl::Duration time);
+  // The same, with heartbeats of `rank` only.
+  void PassWithHeartbeatsOf(const std::vector<Rank>& ranks,
+                            absl::Duration time);
+
+  absl::Status Join(Rank rank, Incarnation incarnation = Incarnation());
+  absl::Status Register(Rank rank);
+  // Every rank joins and registers.
+  void Start();
+  void StartOne(Rank rank);
+  void BreakSession(Rank rank);
+  void Leave(Rank rank);
+
+  absl::Status Open(Rank rank, const FakePush& push);
+  absl::Status Gradient(Rank rank, int32_t partition,
+                        const std::vector<float>& values,
+                        const std::vector<int32_t>& absent_slices = {});
+  absl::Status Close(Rank rank, const FakePush& push);
+  // All of a push. Fails the test if a part is refused.
+  void Push(Rank rank, const FakePush& push);
+  absl::Status Reduce(Rank rank, const ReduceKey& key, const Moments& moments);
+  absl::StatusOr<Assignment> Report(Rank rank);
+  // Reports every evaluation that was assigned, until there is none.
+  void EvaluateAll();
+  void Drain(const std::string& reason);
+
+  void HoldFolds() { hold_folds_ = true; }
+  void RunFolds();
+  std::vector<effect::Fold>& held_folds() { return folds_; }
+  void FoldDone(FoldResult result);
+
+  // The newest assignment that rank was told, by whatever effect.
+  const Assignment& told(Rank rank) { return told_[rank]; }
+  PushKey key(Rank rank) { return KeyOf(told_[rank]); }
+  static PushKey KeyOf(const Assignment& assignment) {
+    return {.sequence = assignment.sequence, .attempt = assignment.attempt};
+  }
+  Sender sender(Rank rank);
+  Incarnation incarnation(Rank rank) { return incarnations_[rank]; }
+  SessionId session(Rank rank) { return sessions_[rank]; }
+
+  // Effects of one kind since the last Clear, in order.
+  template <typename E>
+  std::vector<E> All() const {
+    std::vector<E> found;
+    for (const Effect& effect : effects_) {
+      if (const E* e = std::get_if<E>(&effect)) found.push_back(*e);
+    }
+    return found;
+  }
+  void Clear() { effects_.clear(); }
+
+  SharedSnapshot snapshot() const { return *core_.Read(std::nullopt); }
+  std::vector<float> weights(int32_t partition) const;
+  int64_t counter(const std::string& name) const;
+  std::string log() const;
+
+ private:
+  void Absorb(Effects effects);
+  void Note(const Effect& effect);
+
+  const FakeSetup setup_;
+  Coordinator core_;
+  FloatBufferPool pool_;
+  Instant now_ = absl::Seconds(100);
+  int64_t next_session_ = 1;
+  bool hold_folds_ = false;
+  Effects effects_;
+  std::vector<effect::Fold> folds_;
+  std::map<Rank, SessionId> sessions_;
+  std::map<Rank, Incarnation> incarnations_;
+  std::map<Rank, Assignment> told_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,172 @@
+#include "server/core/optimizer/fold_job.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "common/permutation.h"
+#include "kernels/backend.h"
+
+namespace cohort {
+namespace {
+
+using Floats = std::vector<float>;
+
+SharedFloats Buffer(const Floats& values) {
+  auto buffer = std::make_shared<FloatBuffer>(
+      static_cast<int64_t>(values.size()));
+  std::copy(values.begin(), values.end(), buffer->data());
+  return buffer;
+}
+
+Floats Values(const SharedFloats& buffer) {
+  return {buffer->span().begin(), buffer->span().end()};
+}
+
+absl::Span<const std::byte> Bytes(const Floats& values) {
+  return absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(values.data()),
+      values.size() * sizeof(float));
+}
+
+ByteRope Rope(const Floats& values) { return ByteRope::Copy(Bytes(values)); }
+
+// Pieces of 1, 2, ... `longest`, 1, 2, ... bytes.
+ByteRope CutRope(const Floats& values, size_t longest) {
+  ByteRope rope;
+  absl::Span<const std::byte> left = Bytes(values);
+  for (size_t size = 1; !left.empty(); size = size % longest + 1) {
+    const ByteRope piece = ByteRope::Copy(left.subspan(0, size));
+    rope.Append(piece.pieces()[0].bytes, piece.pieces()[0].owner);
+    left = left.subspan(std::min(size, left.size()));
+  }
+  return rope;
+}
+
+FoldResult Run(const FoldJob& job) {
+  FloatBufferPool pool;
+  return RunFold(job, kernels::ReferenceBackend(), pool);
+}
+
+constexpr kernels::SgdStep kPlain{.gradient_scale = 0.5,
+                                  .learning_rate = 0.25};
+
+TEST(FoldJobTest, EachSliceIsUpdatedByItsOwnStep) {
+  kernels::SgdStep decayed = kPlain;
+  decayed.weight_decay = 1;
+  const FoldJob job{
+      .transaction = 7,
+      .partition = 3,
+      .contributions = {{.rank = Rank(0), .gradient = Rope({2, 4, 6})},
+                        {.rank = Rank(1), .gradient = Rope({2, 0, 2})}},
+      .slices = {{.count = 1, .step = kPlain}, {.count = 2, .step = decayed}},
+      .weights = Buffer({1, 2, 4})};
+  const FoldResult result = Run(job);
+  EXPECT_EQ(result.transaction, 7);
+  EXPECT_EQ(result.partition, 3);
+  // Gradients 2, 2 + 2, 4 + 4 after scale and decay.
+  EXPECT_EQ(Values(result.weights), (Floats{0.5, 1, 2}));
+  EXPECT_EQ(result.velocity, nullptr);
+  EXPECT_FALSE(result.nonfinite.has_value());
+  EXPECT_EQ(result.checksum, RopeOf(result.weights).Checksum());
+  EXPECT_EQ(Values(job.weights), (Floats{1, 2, 4}));
+}
+
+TEST(FoldJobTest, MomentumMovesTheVelocity) {
+  kernels::SgdStep step = kPlain;
+  step.momentum = 0.5;
+  const FoldResult result =
+      Run({.contributions = {{.rank = Rank(0), .gradient = Rope({4})}},
+           .slices = {{.count = 1, .step = step}},
+           .weights = Buffer({1}),
+           .velocity = Buffer({2})});
+  // v = 0.5 * 2 + 2, w = 1 - 0.25 * 3.
+  EXPECT_EQ(Values(result.velocity), Floats{3});
+  EXPECT_EQ(Values(result.weights), Floats{0.25});
+}
+
+TEST(FoldJobTest, ASkippedSliceKeepsWeightsAndVelocityToTheBit) {
+  kernels::SgdStep step = kPlain;
+  step.momentum = 0.5;
+  step.weight_decay = 1;
+  const FoldResult result =
+      Run({.contributions = {{.rank = Rank(0), .gradient = Rope({0, 4})}},
+           .slices = {{.count = 1, .step = step, .skip = true},
+                      {.count = 1, .step = step}},
+           .weights = Buffer({0.1f, 0}),
+           .velocity = Buffer({0.3f, 0})});
+  EXPECT_EQ(Values(result.weights)[0], 0.1f);
+  EXPECT_EQ(Values(result.velocity)[0], 0.3f);
+  EXPECT_EQ(Values(result.weights)[1], -0.5f);
+}
+
+TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
+  SplitMix64 random(5);
+  Floats weights;
+  Floats velocity;
+  Floats first;
+  Floats second;
+  for (int i = 0; i < 101; ++i) {
+    for (Floats* floats : {&weights, &velocity, &first, &second}) {
+      floats->push_back(static_cast<float>(random.Uniform() - 0.5));
+    }
+  }
+  const kernels::SgdStep step{.gradient_scale = 0.7f,
+                              .learning_rate = 0.3f,
+                              .weight_decay = 0.01f,
+                              .momentum = 0.9f,
+                              .nesterov = true};
+  FoldJob job{.contributions = {{.rank = Rank(0), .gradient = Rope(first)},
+                                {.rank = Rank(1), .gradient = Rope(second)}},
+              .slices = {{.count = 13, .step = step},
+                         {.count = 1, .step = step, .skip = true},
+                         {.count = 87, .step = step}},
+              .weights = Buffer(weights),
+              .velocity = Buffer(velocity)};
+  FloatBufferPool pool;
+  for (const kernels::Backend* backend :
+       {&kernels::ReferenceBackend(), &kernels::CpuBackend()}) {
+    const FoldResult whole = RunFold(job, *backend, pool);
+    for (size_t longest : {1u, 3u, 7u, 50u}) {
+      FoldJob cut = job;
+      cut.contributions[0].gradient = CutRope(first, longest);
+      cut.contributions[1].gradient = CutRope(second, longest + 2);
+      const FoldResult result = RunFold(cut, *backend, pool);
+      EXPECT_EQ(result.checksum, whole.checksum)
+          << backend->name() << ", pieces of up to " << longest;
+      EXPECT_EQ(Values(result.velocity), Values(whole.velocity));
+    }
+  }
+}
+
+TEST(FoldJobTest, NonfiniteNamesTheRankAndTheSlice) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const FoldResult result = Run(
+      {.partition = 4,
+       .contributions = {{.rank = Rank(2), .gradient = Rope({1, 2, 3})},
+                         {.rank = Rank(5), .gradient = Rope({1, 2, nan})}},
+       .slices = {{.count = 2, .step = kPlain}, {.count = 1, .step = kPlain}},
+       .weights = Buffer({0, 0, 0})});
+  ASSERT_TRUE(result.nonfinite.has_value());
+  EXPECT_EQ(result.nonfinite->rank, Rank(5));
+  EXPECT_EQ(result.nonfinite->partition, 4);
+  EXPECT_EQ(result.nonfinite->slice, 1);
+  EXPECT_EQ(result.weights, nullptr);
+}
+
+TEST(FoldJobTest, AnOverflowingSumBlamesNobody) {
+  const float huge = std::numeric_limits<float>::max();
+  const FoldResult result =
+      Run({.contributions = {{.rank = Rank(0), .gradient = Rope({huge})},
+                             {.rank = Rank(1), .gradient = Rope({huge})}},
+           .slices = {{.count = 1, .step = kPlain}},
+           .weights = Buffer({0})});
+  ASSERT_TRUE(result.nonfinite.has_value());
+  EXPECT_FALSE(result.nonfinite->rank.has_value());
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,94 @@
+#include "server/core/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+namespace cohort {
+namespace {
+
+using testing::HasSubstr;
+
+std::string Refusal(const CoordinatorOptions& options) {
+  return std::string(Validate(options).message());
+}
+
+TEST(OptionsTest, DefaultsAreValid) {
+  EXPECT_TRUE(Validate(CoordinatorOptions()).ok());
+}
+
+TEST(OptionsTest, SaysOptionSeenAndWanted) {
+  EXPECT_EQ(Refusal({.workers = 0}), "--workers: got 0, want 1 to 4096");
+  EXPECT_EQ(Refusal({.workers = 4097}), "--workers: got 4097, want 1 to 4096");
+  EXPECT_EQ(Refusal({.epochs = 0}), "--epochs: got 0, want 1 or more");
+  EXPECT_EQ(Refusal({.partition_bytes = 3}),
+            "--partition_bytes: got 3, want 4 or more");
+  EXPECT_EQ(Refusal({.checkpoint_every = -1}),
+            "--checkpoint_every: got -1, want 0 or more");
+  EXPECT_EQ(Refusal({.lease = absl::ZeroDuration()}),
+            "--lease: got 0, want a duration above 0");
+  EXPECT_EQ(Refusal({.reconnect_grace = absl::Seconds(-1)}),
+            "--reconnect_grace: got -1s, want 0 or more");
+  EXPECT_EQ(Refusal({.step_deadline = absl::Seconds(-2)}),
+            "--step_deadline: got -2s, want a duration above 0");
+  EXPECT_EQ(Refusal({.replacement_deadline = absl::ZeroDuration()}),
+            "--replacement_deadline: got 0, want a duration above 0");
+}
+
+TEST(OptionsTest, RefusesNumbersThatTheOptimizerCannotUse) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(Refusal({.optimizer = {.learning_rate = 0}}),
+            "--learning_rate: got 0, want above 0");
+  EXPECT_EQ(Refusal({.optimizer = {.learning_rate = nan}}),
+            "--learning_rate: got nan, want above 0");
+  EXPECT_EQ(Refusal({.optimizer = {.momentum = 1}}),
+            "--momentum: got 1, want in [0, 1)");
+  EXPECT_EQ(Refusal({.optimizer = {.weight_decay = -1}}),
+            "--weight_decay: got -1, want 0 or more");
+}
+
+TEST(OptionsTest, AsyncRefusesOnlyExplicitConflicts) {
+  EXPECT_TRUE(
+      Validate({.policy = {.aggregation = AggregationKind::kAsync}}).ok());
+  EXPECT_THAT(
+      Refusal({.policy = {.aggregation = AggregationKind::kAsync,
+                          .normalization = NormalizationKind::kGlobal}}),
+      HasSubstr("--normalization: got global, want local or auto with "
+                "--aggregation=async"));
+  EXPECT_THAT(Refusal({.policy = {.aggregation = AggregationKind::kAsync,
+                                  .statistics = StatisticsKind::kSync}}),
+              HasSubstr("--bn_statistics: got sync, want async, chief or auto "
+                        "with --aggregation=async"));
+}
+
+TEST(OptionsTest, AutoFollowsTheAggregation) {
+  const PolicyOptions sync = Resolve({});
+  EXPECT_EQ(sync.normalization, NormalizationKind::kGlobal);
+  EXPECT_EQ(sync.statistics, StatisticsKind::kSync);
+  const PolicyOptions async =
+      Resolve({.aggregation = AggregationKind::kAsync});
+  EXPECT_EQ(async.normalization, NormalizationKind::kLocal);
+  EXPECT_EQ(async.statistics, StatisticsKind::kAsync);
+}
+
+TEST(OptionsTest, ExplicitChoicesStay) {
+  const PolicyOptions resolved =
+      Resolve({.normalization = NormalizationKind::kLocal,
+               .statistics = StatisticsKind::kChief});
+  EXPECT_EQ(resolved.normalization, NormalizationKind::kLocal);
+  EXPECT_EQ(resolved.statistics, StatisticsKind::kChief);
+}
+
+TEST(OptionsTest, PolicyTextSaysWhatAutoMeans) {
+  EXPECT_EQ(PolicyText({}), "sync, global normalisation, sync statistics");
+  EXPECT_EQ(PolicyText({.aggregation = AggregationKind::kAsync}),
+            "async, local normalisation, async statistics");
+  EXPECT_EQ(PolicyText({.normalization = NormalizationKind::kLocal,
+                        .statistics = StatisticsKind::kChief}),
+            "sync, local normalisation, chief statistics");
+}
+
+}  // namespace
+}  // namespace cohort

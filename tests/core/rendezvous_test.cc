@@ -1,0 +1,134 @@
+#include "server/core/rendezvous.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+namespace cohort {
+namespace {
+
+constexpr Rank kA(0);
+constexpr Rank kB(2);
+constexpr Rank kC(5);
+
+ReduceKey Key(int32_t layer, int32_t call,
+              ReducePhase phase = ReducePhase::kForward) {
+  return {.step = Version(3), .layer = layer, .call = call, .phase = phase};
+}
+
+Moments One(int64_t count, double first, double second) {
+  return {.count = count, .first = {first}, .second = {second}};
+}
+
+TEST(RendezvousTest, AnswersEveryoneOnceTheLastHasContributed) {
+  RendezvousTable table({kA, kB});
+  const auto waiting = table.Contribute(Key(0, 0), kB, One(1, 4, 0));
+  EXPECT_EQ(waiting.result, nullptr);
+  EXPECT_TRUE(waiting.answer.empty());
+  EXPECT_TRUE(table.Waits(kB));
+  EXPECT_EQ(table.Missing(), std::vector<Rank>{kA});
+
+  const auto done = table.Contribute(Key(0, 0), kA, One(3, 0, 6));
+  ASSERT_NE(done.result, nullptr);
+  EXPECT_EQ(done.answer, (std::vector<Rank>{kA, kB}));
+  // 3 values around 0 and one at 4: mean 1, M2 = 6 + 16 * 3 / 4.
+  EXPECT_EQ(done.result->count, 4);
+  EXPECT_DOUBLE_EQ(done.result->first[0], 1);
+  EXPECT_DOUBLE_EQ(done.result->second[0], 18);
+  EXPECT_FALSE(table.Waits(kB));
+  EXPECT_TRUE(table.Missing().empty());
+}
+
+// 0.1, 0.2 and 0.3 sum to other bits in another order.
+TEST(RendezvousTest, FoldsInRankOrderWhateverTheOrderOfArrival) {
+  const std::vector<std::vector<Rank>> orders = {{kA, kB, kC}, {kC, kB, kA}};
+  std::vector<double> sums;
+  for (const std::vector<Rank>& order : orders) {
+    RendezvousTable table({kA, kB, kC});
+    RendezvousTable::Outcome last;
+    for (Rank rank : order) {
+      const double value = rank == kA ? 0.1 : rank == kB ? 0.2 : 0.3;
+      last = table.Contribute(Key(0, 0, ReducePhase::kBackward), rank,
+                              One(1, value, 0));
+    }
+    sums.push_back(last.result->first[0]);
+  }
+  EXPECT_EQ(sums[0], (0.1 + 0.2) + 0.3);
+  EXPECT_EQ(sums[0], sums[1]);
+}
+
+TEST(RendezvousTest, LayersCallsAndPhasesAreSeparate) {
+  RendezvousTable table({kA, kB});
+  table.Contribute(Key(0, 0), kA, One(1, 1, 0));
+  table.Contribute(Key(0, 1), kA, One(1, 2, 0));
+  table.Contribute(Key(0, 0, ReducePhase::kBackward), kA, One(1, 3, 0));
+  EXPECT_EQ(table.AllPending().size(), 3);
+  const auto done = table.Contribute(Key(0, 1), kB, One(1, 4, 0));
+  EXPECT_DOUBLE_EQ(done.result->first[0], 3);
+  EXPECT_EQ(table.AllPending().size(), 2);
+}
+
+TEST(RendezvousTest, ARepetitionGetsTheSameResultAlone) {
+  RendezvousTable table({kA, kB});
+  table.Contribute(Key(0, 0), kA, One(1, 1, 0));
+  const auto early = table.Contribute(Key(0, 0), kA, One(1, 1, 0));
+  EXPECT_TRUE(early.repeated);
+  EXPECT_FALSE(early.mismatch);
+  EXPECT_TRUE(early.answer.empty());
+  const auto done = table.Contribute(Key(0, 0), kB, One(1, 3, 0));
+  const auto late = table.Contribute(Key(0, 0), kA, One(1, 1, 0));
+  EXPECT_TRUE(late.repeated);
+  EXPECT_EQ(late.answer, std::vector<Rank>{kA});
+  EXPECT_EQ(late.result, done.result);
+}
+
+TEST(RendezvousTest, OtherContentIsAMismatchAndDoesNotCount) {
+  RendezvousTable table({kA, kB});
+  table.Contribute(Key(0, 0), kA, One(1, 1, 0));
+  const auto other = table.Contribute(Key(0, 0), kA, One(1, 9, 0));
+  EXPECT_TRUE(other.mismatch);
+  const auto done = table.Contribute(Key(0, 0), kB, One(1, 3, 0));
+  EXPECT_DOUBLE_EQ(done.result->first[0], 2);
+}
+
+TEST(RendezvousTest, ALostLifeIsNotAnsweredButItsContributionStays) {
+  RendezvousTable table({kA, kB});
+  table.Contribute(Key(0, 0), kA, One(1, 1, 0));
+  table.Forget(kA);
+  EXPECT_FALSE(table.Waits(kA));
+  EXPECT_TRUE(table.AllPending().empty());
+  const auto done = table.Contribute(Key(0, 0), kB, One(1, 3, 0));
+  EXPECT_EQ(done.answer, std::vector<Rank>{kB});
+  EXPECT_DOUBLE_EQ(done.result->first[0], 2);
+}
+
+TEST(RendezvousTest, TellsWhenTheCombinedMomentsAreNotFinite) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_FALSE(IsFinite(One(1, infinity, 0)));
+  EXPECT_FALSE(
+      IsFinite(One(1, 0, std::numeric_limits<double>::quiet_NaN())));
+  RendezvousTable table({kA, kB});
+  table.Contribute(Key(0, 0), kA, One(1, 1e200, 0));
+  // Both are finite; the square of their distance is not.
+  EXPECT_TRUE(table.Contribute(Key(0, 0), kB, One(1, -1e200, 0)).nonfinite);
+}
+
+TEST(RendezvousTest, ForwardOfListsOnlyOwnForwardMomentsInOrder) {
+  RendezvousTable table({kA, kB});
+  table.Contribute(Key(1, 0), kA, One(1, 30, 0));
+  table.Contribute(Key(0, 1), kA, One(1, 20, 0));
+  table.Contribute(Key(0, 0), kA, One(1, 10, 0));
+  table.Contribute(Key(0, 0, ReducePhase::kBackward), kA, One(1, 5, 0));
+  table.Contribute(Key(0, 0), kB, One(1, 99, 0));
+  const std::vector<CallMoments> calls = table.ForwardOf(kA);
+  ASSERT_EQ(calls.size(), 3);
+  EXPECT_DOUBLE_EQ(calls[0].moments.first[0], 10);
+  EXPECT_DOUBLE_EQ(calls[1].moments.first[0], 20);
+  EXPECT_EQ(calls[1].call, 1);
+  EXPECT_DOUBLE_EQ(calls[2].moments.first[0], 30);
+  EXPECT_EQ(calls[2].layer, 1);
+}
+
+}  // namespace
+}  // namespace cohort

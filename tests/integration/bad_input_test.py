@@ -1,0 +1,114 @@
+"""What users get wrong, and what they are told."""
+
+import gzip
+import pathlib
+import socket
+import struct
+import tempfile
+import unittest
+
+from processes import Cohort, run
+
+
+class ServerFlags(unittest.TestCase):
+    def refused(self, code, *flags):
+        result = run("cohort-server", "--listen=127.0.0.1:0", *flags)
+        self.assertEqual(result.returncode, code, result.stderr)
+        return result.stderr
+
+    def test_an_unknown_value_lists_the_known_ones(self):
+        text = self.refused(3, "--aggregation=sometimes")
+        for word in ("--aggregation", "sometimes", "sync", "async"):
+            self.assertIn(word, text)
+
+    def test_an_unknown_flag_gets_a_suggestion(self):
+        text = self.refused(2, "--agregation=sync")
+        self.assertIn("did you mean --aggregation", text)
+
+    def test_a_rendezvous_needs_sync(self):
+        text = self.refused(3, "--aggregation=async", "--normalization=global")
+        self.assertIn("--normalization", text)
+        self.assertIn("--aggregation=sync", text)
+
+    def test_an_open_address_needs_consent(self):
+        result = run("cohort-server", "--listen=0.0.0.0:0")
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertIn("--insecure", result.stderr)
+
+    def test_a_port_in_use_is_named(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            result = run("cohort-server", f"--listen={address}")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn(address, result.stderr)
+
+
+def write_idx(path, magic, extents, content):
+    with gzip.open(path, "wb") as file:
+        file.write(struct.pack(f">{1 + len(extents)}I", magic, *extents))
+        file.write(content)
+
+
+class WorkerInput(unittest.TestCase):
+    def refused(self, *flags):
+        result = run("cohort-worker", *flags)
+        self.assertEqual(result.returncode, 3, result.stderr)
+        return result.stderr
+
+    def test_a_missing_folder_is_named(self):
+        text = self.refused("--data_dir=/no/such/folder")
+        self.assertIn("/no/such/folder: no such folder", text)
+
+    def test_unknown_names_list_the_known_ones(self):
+        self.assertIn("cnn", self.refused("--model=transformer",
+                                          "--dataset=synthetic"))
+        self.assertIn("fashion-mnist", self.refused("--dataset=imagenet"))
+
+    def test_a_truncated_file_says_how_much_is_there(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            for stem in ("train", "t10k"):
+                write_idx(folder / f"{stem}-images-idx3-ubyte.gz", 0x803,
+                          (10, 28, 28), bytes(10 * 28 * 28))
+                write_idx(folder / f"{stem}-labels-idx1-ubyte.gz", 0x801,
+                          (10,), bytes(10))
+            write_idx(folder / "train-images-idx3-ubyte.gz", 0x803,
+                      (10, 28, 28), bytes(1000))
+            text = self.refused("--dataset=mnist", f"--data_dir={folder}")
+        self.assertIn("train-images-idx3-ubyte.gz", text)
+        self.assertIn("got 1000 bytes, want 7840", text)
+
+    def test_an_unreachable_server_is_named(self):
+        result = run("cohort-worker", "--server=127.0.0.1:1",
+                     "--dataset=synthetic", "--server_timeout=1s")
+        self.assertEqual(result.returncode, 5, result.stderr)
+        self.assertIn("127.0.0.1:1", result.stderr)
+
+
+class RunningCohort(unittest.TestCase):
+    """The run goes on, whoever else knocks."""
+
+    def test_a_second_model_and_a_taken_rank_do_not_harm(self):
+        with Cohort(workers=2, server_flags=["--epochs=2"]) as cohort:
+            cohort.start_server()
+            cohort.start_worker(0)
+            cohort.wait_until(lambda: "registered the model" in cohort.log(),
+                              "the first model")
+            other = run("cohort-worker", f"--server={cohort.address}",
+                        "--rank=1", "--model=cnn", "--dataset=synthetic")
+            self.assertEqual(other.returncode, 3, other.stderr)
+            self.assertIn("conv1.weight: got shape [32,1,3,3], "
+                          "want [8,1,3,3]", other.stderr)
+            taken = run("cohort-worker", f"--server={cohort.address}",
+                        "--rank=0", "--server_timeout=1s",
+                        *cohort.worker_flags)
+            self.assertNotEqual(taken.returncode, 0)
+            self.assertIn("rank 0 is live", taken.stderr)
+            cohort.start_worker(1)
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,118 @@
+"""Starts servers and workers as a user would, and ends only what it started."""
+
+import hashlib
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+
+BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
+
+# Small and quick, but real: a network with three batch norms, two workers.
+WORKER_FLAGS = ["--model=smooth", "--dataset=synthetic", "--batch_size=32"]
+
+
+class Cohort:
+    """One server and its workers in a folder of their own."""
+
+    def __init__(self, workers=2, server_flags=(), worker_flags=WORKER_FLAGS):
+        self._folder = tempfile.TemporaryDirectory(prefix="cohort-test-")
+        self.dir = pathlib.Path(self._folder.name)
+        self.results = self.dir / "results"
+        self.checkpoints = self.dir / "checkpoints"
+        self.checkpoints.mkdir()
+        self.size = workers
+        self.worker_flags = list(worker_flags)
+        self.server_flags = [f"--workers={workers}", *server_flags]
+        self.address = None
+        self.server = None
+        self.workers = {}
+        self._started = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self._folder.cleanup()
+
+    def _start(self, name, command):
+        with open(self.dir / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
+                                       stdout=log, stderr=log)
+        self._started.append(process)
+        return process
+
+    def start_server(self, *flags):
+        """Starts it, on the same address as before if there was one."""
+        file = self.dir / "address"
+        file.unlink(missing_ok=True)
+        listen = self.address or "127.0.0.1:0"
+        self.server = self._start("server", [
+            BIN / "cohort-server", f"--listen={listen}",
+            f"--address_file={file}", f"--results_dir={self.results}",
+            *self.server_flags, *flags])
+        self.wait_until(lambda: file.exists() and file.read_text().strip(),
+                        "the server to listen")
+        self.address = file.read_text().strip()
+
+    def start_worker(self, rank, *flags):
+        self.workers[rank] = self._start(f"worker{rank}", [
+            BIN / "cohort-worker", f"--server={self.address}",
+            f"--rank={rank}", *self.worker_flags, *flags])
+        return self.workers[rank]
+
+    def start(self, *flags):
+        self.start_server(*flags)
+        for rank in range(self.size):
+            self.start_worker(rank)
+
+    def wait_until(self, condition, what, timeout_s=60):
+        """Polls, and fails early if the server is gone."""
+        end = time.monotonic() + timeout_s
+        while not condition():
+            if self.server.poll() is not None and not condition():
+                raise AssertionError(
+                    f"the server ended while waiting for {what}:\n{self.log()}")
+            if time.monotonic() > end:
+                raise AssertionError(
+                    f"gave up waiting for {what}:\n{self.log()}")
+            time.sleep(0.01)
+
+    def newest_checkpoint(self):
+        versions = [int(path.name.split("-")[1])
+                    for path in self.checkpoints.glob("checkpoint-*")]
+        return max(versions, default=0)
+
+    def finish(self, timeout_s=180):
+        """Waits for the server's end and returns its exit code."""
+        try:
+            return self.server.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"no end in sight:\n{self.log()}") from error
+
+    def log(self, name="server"):
+        path = self.dir / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def model_digest(self):
+        """SHA-256 of the exported weights and statistics."""
+        return hashlib.sha256(
+            (self.results / "model.safetensors").read_bytes()).hexdigest()
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def run(program, *flags, timeout_s=60):
+    """Runs a program that is expected to end by itself."""
+    return subprocess.run([BIN / program, *flags], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=timeout_s,
+                          check=False)
