@@ -82,8 +82,8 @@ TEST(DataCursorTest, AnEpochEndsWithItsLastDecidedPieceNotItsLastIssued) {
 TEST(DataCursorTest, RestoreKeepsOpenPiecesAndTheEndsOfEpochs) {
   DataCursor cursor(6, 2);
   cursor.Restore(1, 3);
-  cursor.RestoreOpen({{.epoch = 0, .range = {4, 6}},
-                      {.epoch = 1, .range = {0, 1}}});
+  cursor.RestoreOpen(
+      {{.epoch = 0, .range = {4, 6}}, {.epoch = 1, .range = {0, 1}}});
   const Piece old = *cursor.Next(3);
   EXPECT_EQ(old.epoch, 0);
   EXPECT_EQ(old.range, (IndexRange{4, 6}));

@@ -125,8 +125,8 @@ absl::Status FakeCohort::Join(Rank rank, Incarnation incarnation) {
 
 absl::Status FakeCohort::Register(Rank rank) {
   Effects out;
-  absl::StatusOr<RegisterAnswer> answer = core_.BeginRegister(
-      sender(rank), setup_.layout, setup_.plan, now_, out);
+  absl::StatusOr<RegisterAnswer> answer =
+      core_.BeginRegister(sender(rank), setup_.layout, setup_.plan, now_, out);
   absl::Status status = answer.status();
   if (answer.ok() && answer->send_values) {
     status = core_.FinishRegister(sender(rank), setup_.layout, setup_.plan,
@@ -173,12 +173,11 @@ Sender FakeCohort::sender(Rank rank) {
 
 absl::Status FakeCohort::Open(Rank rank, const FakePush& push) {
   Effects out;
-  const absl::Status status =
-      core_.Open(sender(rank), key(rank),
-                 {.version = told_[rank].version,
-                  .samples = told_[rank].range.size(),
-                  .loss_weight = push.loss_weight},
-                 now_, out);
+  const absl::Status status = core_.Open(sender(rank), key(rank),
+                                         {.version = told_[rank].version,
+                                          .samples = told_[rank].range.size(),
+                                          .loss_weight = push.loss_weight},
+                                         now_, out);
   Absorb(std::move(out));
   return status;
 }
@@ -191,8 +190,8 @@ absl::Status FakeCohort::Gradient(Rank rank, int32_t partition,
                           .absent_slices = absent_slices};
   message.checksum = message.gradient.Checksum();
   Effects out;
-  const absl::Status status = core_.Gradient(sender(rank), key(rank),
-                                             std::move(message), now_, out);
+  const absl::Status status =
+      core_.Gradient(sender(rank), key(rank), std::move(message), now_, out);
   Absorb(std::move(out));
   return status;
 }
@@ -236,14 +235,14 @@ absl::Status FakeCohort::Reduce(Rank rank, const ReduceKey& key,
 absl::StatusOr<Assignment> FakeCohort::Report(Rank rank) {
   const int64_t samples = told_[rank].range.size();
   Effects out;
-  absl::StatusOr<Assignment> next = core_.ReportEvaluation(
-      sender(rank), told_[rank].sequence,
-      {.samples = samples,
-       .loss_sum = static_cast<double>(samples),
-       .loss_weight = static_cast<double>(samples),
-       .correct = 1,
-       .labels = samples},
-      now_, out);
+  absl::StatusOr<Assignment> next =
+      core_.ReportEvaluation(sender(rank), told_[rank].sequence,
+                             {.samples = samples,
+                              .loss_sum = static_cast<double>(samples),
+                              .loss_weight = static_cast<double>(samples),
+                              .correct = 1,
+                              .labels = samples},
+                             now_, out);
   Absorb(std::move(out));
   if (next.ok()) told_[rank] = *next;
   return next;

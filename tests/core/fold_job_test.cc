@@ -16,8 +16,8 @@ namespace {
 using Floats = std::vector<float>;
 
 SharedFloats Buffer(const Floats& values) {
-  auto buffer = std::make_shared<FloatBuffer>(
-      static_cast<int64_t>(values.size()));
+  auto buffer =
+      std::make_shared<FloatBuffer>(static_cast<int64_t>(values.size()));
   std::copy(values.begin(), values.end(), buffer->data());
   return buffer;
 }
@@ -27,9 +27,8 @@ Floats Values(const SharedFloats& buffer) {
 }
 
 absl::Span<const std::byte> Bytes(const Floats& values) {
-  return absl::MakeConstSpan(
-      reinterpret_cast<const std::byte*>(values.data()),
-      values.size() * sizeof(float));
+  return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
+                             values.size() * sizeof(float));
 }
 
 ByteRope Rope(const Floats& values) { return ByteRope::Copy(Bytes(values)); }
@@ -46,13 +45,12 @@ ByteRope CutRope(const Floats& values, size_t longest) {
   return rope;
 }
 
-FoldResult Run(const FoldJob& job) {
+FoldResult Fold(const FoldJob& job) {
   FloatBufferPool pool;
   return RunFold(job, kernels::ReferenceBackend(), pool);
 }
 
-constexpr kernels::SgdStep kPlain{.gradient_scale = 0.5,
-                                  .learning_rate = 0.25};
+constexpr kernels::SgdStep kPlain{.gradient_scale = 0.5, .learning_rate = 0.25};
 
 TEST(FoldJobTest, EachSliceIsUpdatedByItsOwnStep) {
   kernels::SgdStep decayed = kPlain;
@@ -64,7 +62,7 @@ TEST(FoldJobTest, EachSliceIsUpdatedByItsOwnStep) {
                         {.rank = Rank(1), .gradient = Rope({2, 0, 2})}},
       .slices = {{.count = 1, .step = kPlain}, {.count = 2, .step = decayed}},
       .weights = Buffer({1, 2, 4})};
-  const FoldResult result = Run(job);
+  const FoldResult result = Fold(job);
   EXPECT_EQ(result.transaction, 7);
   EXPECT_EQ(result.partition, 3);
   // Gradients 2, 2 + 2, 4 + 4 after scale and decay.
@@ -79,10 +77,10 @@ TEST(FoldJobTest, MomentumMovesTheVelocity) {
   kernels::SgdStep step = kPlain;
   step.momentum = 0.5;
   const FoldResult result =
-      Run({.contributions = {{.rank = Rank(0), .gradient = Rope({4})}},
-           .slices = {{.count = 1, .step = step}},
-           .weights = Buffer({1}),
-           .velocity = Buffer({2})});
+      Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({4})}},
+            .slices = {{.count = 1, .step = step}},
+            .weights = Buffer({1}),
+            .velocity = Buffer({2})});
   // v = 0.5 * 2 + 2, w = 1 - 0.25 * 3.
   EXPECT_EQ(Values(result.velocity), Floats{3});
   EXPECT_EQ(Values(result.weights), Floats{0.25});
@@ -93,11 +91,11 @@ TEST(FoldJobTest, ASkippedSliceKeepsWeightsAndVelocityToTheBit) {
   step.momentum = 0.5;
   step.weight_decay = 1;
   const FoldResult result =
-      Run({.contributions = {{.rank = Rank(0), .gradient = Rope({0, 4})}},
-           .slices = {{.count = 1, .step = step, .skip = true},
-                      {.count = 1, .step = step}},
-           .weights = Buffer({0.1f, 0}),
-           .velocity = Buffer({0.3f, 0})});
+      Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({0, 4})}},
+            .slices = {{.count = 1, .step = step, .skip = true},
+                       {.count = 1, .step = step}},
+            .weights = Buffer({0.1f, 0}),
+            .velocity = Buffer({0.3f, 0})});
   EXPECT_EQ(Values(result.weights)[0], 0.1f);
   EXPECT_EQ(Values(result.velocity)[0], 0.3f);
   EXPECT_EQ(Values(result.weights)[1], -0.5f);
@@ -144,7 +142,7 @@ TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
 
 TEST(FoldJobTest, NonfiniteNamesTheRankAndTheSlice) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  const FoldResult result = Run(
+  const FoldResult result = Fold(
       {.partition = 4,
        .contributions = {{.rank = Rank(2), .gradient = Rope({1, 2, 3})},
                          {.rank = Rank(5), .gradient = Rope({1, 2, nan})}},
@@ -160,10 +158,10 @@ TEST(FoldJobTest, NonfiniteNamesTheRankAndTheSlice) {
 TEST(FoldJobTest, AnOverflowingSumBlamesNobody) {
   const float huge = std::numeric_limits<float>::max();
   const FoldResult result =
-      Run({.contributions = {{.rank = Rank(0), .gradient = Rope({huge})},
-                             {.rank = Rank(1), .gradient = Rope({huge})}},
-           .slices = {{.count = 1, .step = kPlain}},
-           .weights = Buffer({0})});
+      Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({huge})},
+                              {.rank = Rank(1), .gradient = Rope({huge})}},
+            .slices = {{.count = 1, .step = kPlain}},
+            .weights = Buffer({0})});
   ASSERT_TRUE(result.nonfinite.has_value());
   EXPECT_FALSE(result.nonfinite->rank.has_value());
 }

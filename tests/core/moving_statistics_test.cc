@@ -37,8 +37,7 @@ TEST(MovingStatisticsTest, PyTorchKeepsTheUnbiasedVarianceOfAllRanks) {
 
 TEST(MovingStatisticsTest, KerasKeepsTheBiasedVariance) {
   std::vector<LayerStatistics> statistics = Fresh();
-  MovingStatistics(StatisticsKind::kSync,
-                   {Layer(StatisticsConvention::kKeras)})
+  MovingStatistics(StatisticsKind::kSync, {Layer(StatisticsConvention::kKeras)})
       .ApplyStep({Of(0, 3, kFirst), Of(1, 2, kSecond)}, 5, statistics);
   EXPECT_DOUBLE_EQ(statistics[0].variance[0], 0.9 + 0.1 * 29.2 / 5);
 }

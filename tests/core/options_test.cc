@@ -67,8 +67,7 @@ TEST(OptionsTest, AutoFollowsTheAggregation) {
   const PolicyOptions sync = Resolve({});
   EXPECT_EQ(sync.normalization, NormalizationKind::kGlobal);
   EXPECT_EQ(sync.statistics, StatisticsKind::kSync);
-  const PolicyOptions async =
-      Resolve({.aggregation = AggregationKind::kAsync});
+  const PolicyOptions async = Resolve({.aggregation = AggregationKind::kAsync});
   EXPECT_EQ(async.normalization, NormalizationKind::kLocal);
   EXPECT_EQ(async.statistics, StatisticsKind::kAsync);
 }

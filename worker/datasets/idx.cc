@@ -105,10 +105,17 @@ absl::StatusOr<std::vector<uint8_t>> ReadTensor(const std::string& path,
   std::vector<uint8_t> content(static_cast<size_t>(bytes));
   COHORT_RETURN_IF_ERROR(
       ReadExactly(file.get(), path, absl::MakeSpan(content)));
+  // Reading on also has zlib compare the checksum at the end.
   uint8_t extra = 0;
   if (gzread(file.get(), &extra, 1) > 0) {
     return absl::DataLossError(absl::StrCat(path, ": got more than the ", bytes,
                                             " bytes its header announces"));
+  }
+  int code = Z_OK;
+  const char* text = gzerror(file.get(), &code);
+  if (code != Z_OK) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": truncated or damaged at its end: ", text));
   }
   return content;
 }

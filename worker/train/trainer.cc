@@ -86,6 +86,7 @@ struct Trainer::State {
   BatchNormBinding binding;
   ModelWeights weights;
   uint64_t seed = 0;
+  Rank rank;
   double loss_reference = 1;
   // Of the weights in the model; absent: not a version of the server's.
   std::optional<Version> version;
@@ -130,6 +131,7 @@ absl::Status Trainer::Prepare() {
             .binding = std::move(binding),
             .weights = std::move(weights),
             .seed = membership.seed,
+            .rank = membership.rank,
             .loss_reference = registration.loss_reference});
   return absl::OkStatus();
 }
@@ -206,6 +208,11 @@ absl::Status Trainer::Train(const Assignment& assignment) {
   ModelWeights& weights = state_->weights;
   weights.ClearGradients();
   state_->model->train();
+  // Dropout draws from the process-wide generator: a repeated step must find
+  // it in the same state.
+  torch::manual_seed(
+      MixSeed(state_->seed, static_cast<uint64_t>(state_->version->value()),
+              static_cast<uint64_t>(state_->rank.value())));
 
   ClientRendezvous rendezvous(client_, assignment);
   StepContext context{

@@ -245,14 +245,14 @@ TEST(IdxDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {
   }
 }
 
-TEST(IdxDatasetTest, ATruncatedGzipFileIsDataLoss) {
+TEST(IdxDatasetTest, ATruncatedOrChangedGzipFileIsDataLoss) {
   const TempDir dir;
   WriteFiles(dir, Files());
   std::filesystem::remove(dir.File("train-images-idx3-ubyte"));
   const std::string path =
       Gzip(dir.File("train-images-idx3-ubyte.gz"), Files().train_images);
   const std::string packed = ReadText(path);
-  // Cut inside the data, and inside the checksum behind it.
+  // Cut inside the data, and inside the checksum and length behind it.
   for (size_t lost : {size_t{12}, size_t{3}}) {
     WriteText(path, packed.substr(0, packed.size() - lost));
     const absl::Status status =
@@ -260,6 +260,13 @@ TEST(IdxDatasetTest, ATruncatedGzipFileIsDataLoss) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss)
         << lost << " bytes lost: " << status;
   }
+  // A wrong checksum: the last 8 bytes are CRC-32 and length.
+  std::string wrong = packed;
+  wrong[packed.size() - 8] ^= 1;
+  WriteText(path, wrong);
+  EXPECT_EQ(
+      MakeDataset({.name = "mnist", .data_dir = dir.path()}).status().code(),
+      absl::StatusCode::kDataLoss);
 }
 
 TEST(IdxDatasetTest, MissingFoldersAndFilesAreNamed) {

@@ -229,6 +229,37 @@ TEST(TrainerTest, RepeatedStepGivesTheSameBits) {
   }
 }
 
+// `smooth` on images of which a random half is blanked.
+class WithDropout final : public Model {
+ public:
+  explicit WithDropout(uint64_t seed)
+      : inner_(register_module("inner", *Smooth(seed))) {}
+  at::Tensor forward(const at::Tensor& images) override {
+    return inner_->forward(torch::dropout(images, 0.5, is_training()));
+  }
+
+ private:
+  std::shared_ptr<Model> inner_;
+};
+
+TEST(TrainerTest, RepeatedStepDropsTheSameElements) {
+  TrainerOptions options = Options();
+  options.make_model =
+      [](uint64_t seed) -> absl::StatusOr<std::shared_ptr<Model>> {
+    return std::make_shared<WithDropout>(seed);
+  };
+  FakeClient undisturbed(ThreeSteps());
+  FakeClient client(ThreeSteps());
+  client.on_reduce = [](const ReduceKey& key) -> absl::Status {
+    const bool lost = key.step == Version(1) && key.attempt == Attempt(0) &&
+                      key.phase == ReducePhase::kBackward;
+    return lost ? absl::AbortedError("rank 1 is lost") : absl::OkStatus();
+  };
+  ASSERT_TRUE(RunTrainer(undisturbed, options).ok());
+  ASSERT_TRUE(RunTrainer(client, options).ok());
+  EXPECT_EQ(client.values, undisturbed.values);
+}
+
 TEST(TrainerTest, LostConnectionOnClosingRepeatsTheAssignment) {
   FakeClient client({TrainOn(0, 5)});
   int closings = 0;

@@ -1,0 +1,117 @@
+// cohort-bench: what the exchange costs, beside what the machine can do. All
+// ratios compare numbers of one run; absolute ones depend on the machine.
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+#include "common/process/command_line.h"
+#include "common/status_macros.h"
+#include "tests/bench/exchange_bench.h"
+#include "tests/bench/tcp_baseline.h"
+#include "tests/bench/training_bench.h"
+
+ABSL_FLAG(int64_t, elements, 25'600'000,
+          "float32 weights of the exchange (ResNet-50 has 25.6 million)");
+ABSL_FLAG(int32_t, steps, 10, "timed steps of each exchange");
+ABSL_FLAG(int32_t, rounds, 5000, "timed rendezvous");
+ABSL_FLAG(int64_t, channels, 64, "channels of the rendezvous");
+ABSL_FLAG(int32_t, training_steps, 40, "timed training steps");
+
+namespace cohort::bench {
+namespace {
+
+absl::Status BenchExchange() {
+  const int64_t elements = absl::GetFlag(FLAGS_elements);
+  const int32_t steps = absl::GetFlag(FLAGS_steps);
+  const int64_t bytes = elements * 4;
+  const double copy = MemcpySeconds(bytes, steps);
+  absl::PrintF("exchange of %.1f M float32 (median of %d steps, loopback)\n",
+               static_cast<double>(elements) / 1e6, steps);
+  absl::PrintF("%-10s %10s %10s %12s %12s\n", "workers", "s/step", "TCP s",
+               "x memcpy", "x TCP");
+  for (int32_t workers : {1, 2, 4}) {
+    COHORT_ASSIGN_OR_RETURN(const double tcp,
+                            TcpExchangeSeconds(workers, bytes, steps));
+    COHORT_ASSIGN_OR_RETURN(const std::vector<double> seconds,
+                            ExchangeStepSeconds(workers, elements, steps));
+    const double median = Quantile(seconds, 0.5);
+    absl::PrintF("%-10d %10.4f %10.4f %12.1f %12.2f\n", workers, median, tcp,
+                 median / copy, median / tcp);
+  }
+  absl::PrintF("memcpy of the same bytes: %.4f s\n\n", copy);
+  return absl::OkStatus();
+}
+
+absl::Status BenchRendezvous() {
+  const int64_t channels = absl::GetFlag(FLAGS_channels);
+  const int32_t rounds = absl::GetFlag(FLAGS_rounds);
+  COHORT_ASSIGN_OR_RETURN(const std::vector<double> tcp,
+                          TcpRendezvousSeconds(channels * 16, rounds));
+  COHORT_ASSIGN_OR_RETURN(const std::vector<double> cohort,
+                          RendezvousSeconds(channels, rounds));
+  absl::PrintF("rendezvous of 2 workers, %d channels, %d rounds\n", channels,
+               rounds);
+  absl::PrintF("%-10s %10s %10s %10s\n", "", "us", "TCP us", "x TCP");
+  for (const double q : {0.5, 0.99}) {
+    const double ours = Quantile(cohort, q) * 1e6;
+    const double bare = Quantile(tcp, q) * 1e6;
+    absl::PrintF("p%-9.0f %10.1f %10.1f %10.2f\n", q * 100, ours, bare,
+                 ours / bare);
+  }
+  absl::PrintF("\n");
+  return absl::OkStatus();
+}
+
+absl::Status BenchTraining() {
+  const int32_t steps = absl::GetFlag(FLAGS_training_steps);
+  absl::PrintF("training of cnn, 64 images a worker, sync, global batch norm\n");
+  absl::PrintF("%-10s %12s %12s\n", "workers", "images/s", "x one");
+  double one = 0;
+  for (int32_t workers : {1, 2}) {
+    COHORT_ASSIGN_OR_RETURN(const double rate,
+                            TrainingImagesPerSecond(workers, steps));
+    if (workers == 1) one = rate;
+    absl::PrintF("%-10d %12.0f %12.2f\n", workers, rate, rate / one);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunAll() {
+  COHORT_RETURN_IF_ERROR(BenchExchange());
+  COHORT_RETURN_IF_ERROR(BenchRendezvous());
+  return BenchTraining();
+}
+
+int Main(absl::Span<char* const> arguments) {
+  const absl::StatusOr<bool> help = SetFlags(arguments);
+  if (!help.ok()) {
+    absl::FPrintF(stderr, "cohort-bench: %s\n", help.status().message());
+    return ExitCodeOf(help.status());
+  }
+  if (*help) {
+    absl::PrintF("%s",
+                 HelpText({.name = "cohort-bench",
+                           .summary = "Times the exchange, the rendezvous and "
+                                      "training, beside plain TCP and memcpy.",
+                           .examples = {"cohort-bench",
+                                        "cohort-bench --elements=1000000"}},
+                          "cohort_bench.cc"));
+    return kExitOk;
+  }
+  const absl::Status status = RunAll();
+  if (status.ok()) return kExitOk;
+  absl::FPrintF(stderr, "cohort-bench: %s\n", status.message());
+  return kExitFailure;
+}
+
+}  // namespace
+}  // namespace cohort::bench
+
+int main(int argc, char** argv) {
+  return cohort::bench::Main(
+      absl::MakeConstSpan(argv, static_cast<size_t>(argc)));
+}

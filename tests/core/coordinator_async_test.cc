@@ -1,0 +1,237 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+const FakePush kPush{.w = {1, -2}, .b = {0}, .loss_weight = 2, .loss_sum = 6};
+
+FakeSetup Continuing() {
+  FakeSetup setup = AsyncSetup();
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  return setup;
+}
+
+TEST(CoordinatorAsyncTest, APushIsAppliedOnArrivalWithItsShareOfTheRate) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  cohort.Push(kRank0, kPush);
+  // Scale 4 / 2, rate 0.5 * 2 / (2 + 2).
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_THAT(cohort.weights(0), ElementsAre(1 - 0.5, 2 + 1));
+  const auto verdicts = cohort.All<effect::SendVerdict>();
+  ASSERT_EQ(verdicts.size(), 1);
+  EXPECT_EQ(verdicts[0].rank, kRank0);
+  EXPECT_EQ(verdicts[0].verdict.version, Version(1));
+  EXPECT_EQ(verdicts[0].weights_partitions, 2);
+  EXPECT_EQ(verdicts[0].verdict.next.range, (IndexRange{4, 6}));
+  const auto sent = cohort.All<effect::SendWeights>();
+  ASSERT_EQ(sent.size(), 2);
+  EXPECT_EQ(sent[0].version, Version(1));
+  const CommitRecord record = cohort.All<effect::Committed>()[0].record;
+  EXPECT_DOUBLE_EQ(record.loss, 3);
+  EXPECT_EQ(record.commit_samples, 2);
+  EXPECT_DOUBLE_EQ(record.learning_rate, 0.25);
+}
+
+TEST(CoordinatorAsyncTest, StalenessCountsTheVersionsSinceTheRead) {
+  FakeSetup setup = AsyncSetup();
+  setup.options.epochs = 3;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, kPush);
+  cohort.Push(kRank0, kPush);
+  cohort.Push(kRank1, kPush);
+  const auto verdicts = cohort.All<effect::SendVerdict>();
+  ASSERT_EQ(verdicts.size(), 3);
+  EXPECT_EQ(verdicts[1].verdict.staleness_versions, 0);
+  EXPECT_EQ(verdicts[2].verdict.staleness_versions, 2);
+  EXPECT_EQ(cohort.All<effect::Committed>()[2].record.staleness_versions, 2);
+}
+
+TEST(CoordinatorAsyncTest, PushesAreAppliedOneByOneInOrderOfArrival) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  cohort.HoldFolds();
+  cohort.Push(kRank1, kPush);
+  cohort.Push(kRank0, kPush);
+  ASSERT_EQ(cohort.held_folds().size(), 2);
+  EXPECT_EQ(cohort.held_folds()[0].job.contributions[0].rank, kRank1);
+  cohort.RunFolds();
+  const auto committed = cohort.All<effect::Committed>();
+  ASSERT_EQ(committed.size(), 2);
+  EXPECT_THAT(committed[0].record.members, ElementsAre(kRank1));
+  EXPECT_THAT(committed[1].record.members, ElementsAre(kRank0));
+  EXPECT_THAT(cohort.weights(0), ElementsAre(0, 4));
+}
+
+TEST(CoordinatorAsyncTest, APushThatIsNotWholeCannotBeClosed) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, kPush).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush.w).ok());
+  EXPECT_EQ(cohort.Close(kRank0, kPush),
+            absl::FailedPreconditionError(
+                "rank 0 closed its push before it was whole"));
+}
+
+TEST(CoordinatorAsyncTest, AVersionOfTheFutureCannotHaveBeenRead) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  Effects out;
+  EXPECT_EQ(cohort.core().Open(cohort.sender(kRank0), cohort.key(kRank0),
+                               {.version = Version(1), .samples = 2},
+                               absl::Seconds(101), out),
+            absl::InvalidArgumentError(
+                "push of rank 0: got version 1 read, want at most 0"));
+}
+
+TEST(CoordinatorAsyncTest, StatisticsAreFoldedPerPushByItsShare) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  FakePush push = kPush;
+  push.moments = {.count = 2, .first = {3}, .second = {0}};
+  cohort.Push(kRank0, push);
+  cohort.Push(kRank1, push);
+  const LayerStatistics& statistics = cohort.snapshot()->statistics->front();
+  // Two halves decay like one step: 0.9.
+  EXPECT_NEAR(statistics.mean[0], 3 * 0.1, 1e-15);
+  EXPECT_NEAR(statistics.variance[0], 0.9, 1e-15);
+  EXPECT_EQ(statistics.num_batches_tracked, 2);
+}
+
+TEST(CoordinatorAsyncTest, EverySampleIsUsedOnceAndTheRunEnds) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  std::vector<bool> used(8);
+  while (cohort.told(kRank0).kind == AssignmentKind::kTrain) {
+    for (Rank rank : {kRank0, kRank1}) {
+      const IndexRange range = cohort.told(rank).range;
+      for (int64_t i = range.begin; i < range.end; ++i) {
+        EXPECT_FALSE(used[static_cast<size_t>(i)]);
+        used[static_cast<size_t>(i)] = true;
+      }
+      cohort.Push(rank, kPush);
+    }
+  }
+  EXPECT_EQ(used, std::vector<bool>(8, true));
+  cohort.EvaluateAll();
+  EXPECT_EQ(cohort.All<effect::Evaluated>().size(), 1);
+  ASSERT_EQ(cohort.All<effect::RunEnded>().size(), 1);
+  EXPECT_EQ(cohort.All<effect::RunEnded>()[0].outcome, RunOutcome::kFinished);
+}
+
+TEST(CoordinatorAsyncTest, ARepeatedPushIsADuplicate) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  const PushKey key = cohort.key(kRank0);
+  cohort.Push(kRank0, kPush);
+  Effects out;
+  ASSERT_TRUE(cohort.core()
+                  .Close(cohort.sender(kRank0), key,
+                         {.batch_norm_calls = {1},
+                          .moments = {{.moments = kPush.moments}}},
+                         absl::Seconds(101), out)
+                  .ok());
+  ASSERT_EQ(out.size(), 1);
+  EXPECT_TRUE(std::get<effect::SendVerdict>(out[0]).verdict.duplicate);
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+}
+
+TEST(CoordinatorAsyncTest, ContinueGivesALostRangeToTheNextWhoAsks) {
+  FakeCohort cohort(Continuing());
+  cohort.Start();
+  const IndexRange lost = cohort.told(kRank1).range;
+  ASSERT_TRUE(cohort.Open(kRank1, kPush).ok());
+  cohort.Leave(kRank1);
+  cohort.Push(kRank0, kPush);
+  EXPECT_EQ(cohort.told(kRank0).range, lost);
+}
+
+TEST(CoordinatorAsyncTest, ContinueWakesAWaitingWorkerForALostRange) {
+  FakeSetup setup = Continuing();
+  setup.plan.train_samples = 4;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, kPush);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
+  EXPECT_EQ(cohort.told(kRank0).reason,
+            "waiting for worker 1, gives up in 300 s");
+  cohort.Leave(kRank1);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kTrain);
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{2, 4}));
+}
+
+TEST(CoordinatorAsyncTest, WaitKeepsTheRangeForTheReplacement) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  const Assignment before = cohort.told(kRank1);
+  ASSERT_TRUE(cohort.Open(kRank1, kPush).ok());
+  cohort.Leave(kRank1);
+  cohort.Push(kRank0, kPush);
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{4, 6}));
+  cohort.StartOne(kRank1);
+  EXPECT_EQ(cohort.told(kRank1).range, before.range);
+  EXPECT_EQ(cohort.told(kRank1).sequence, before.sequence);
+  // It reads newer weights, so it is not the same push.
+  EXPECT_EQ(cohort.told(kRank1).attempt, before.attempt.Next());
+  EXPECT_EQ(cohort.told(kRank1).version, Version(1));
+  cohort.Push(kRank1, kPush);
+  EXPECT_EQ(cohort.snapshot()->version, Version(2));
+}
+
+TEST(CoordinatorAsyncTest, AReconnectStartsTheHalfPushAgain) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  const PushKey old = cohort.key(kRank0);
+  ASSERT_TRUE(cohort.Open(kRank0, kPush).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {100, 100}).ok());
+  cohort.BreakSession(kRank0);
+  ASSERT_TRUE(cohort.Join(kRank0, cohort.incarnation(kRank0)).ok());
+  EXPECT_EQ(cohort.told(kRank0).attempt, old.attempt.Next());
+  // What the old stream still delivers is ignored.
+  Effects out;
+  GradientMessage late{.gradient = RopeOf(cohort.snapshot()->weights[0])};
+  EXPECT_TRUE(
+      cohort.core()
+          .Gradient(cohort.sender(kRank0), old, late, absl::Seconds(101), out)
+          .ok());
+  EXPECT_THAT(out, IsEmpty());
+  cohort.Push(kRank0, kPush);
+  EXPECT_THAT(cohort.weights(0), ElementsAre(0.5, 3));
+  EXPECT_EQ(cohort.counter("replay_mismatches"), 0);
+}
+
+TEST(CoordinatorAsyncTest, ACompletePushOfALostRankIsApplied) {
+  FakeCohort cohort(Continuing());
+  cohort.Start();
+  cohort.HoldFolds();
+  cohort.Push(kRank0, kPush);
+  cohort.Leave(kRank0);
+  cohort.RunFolds();
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_THAT(cohort.All<effect::SendVerdict>(), IsEmpty());
+}
+
+TEST(CoordinatorAsyncTest, DrainWaitsForWhatIsOutstanding) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  cohort.Drain("enough");
+  cohort.Push(kRank0, kPush);
+  EXPECT_FALSE(cohort.core().ended());
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
+  cohort.Push(kRank1, kPush);
+  ASSERT_EQ(cohort.All<effect::RunEnded>().size(), 1);
+  EXPECT_EQ(cohort.All<effect::RunEnded>()[0].outcome, RunOutcome::kDrained);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,152 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::IsEmpty;
+
+constexpr absl::Duration kStep = absl::Minutes(5);
+constexpr absl::Duration kABit = absl::Seconds(1);
+
+Moments Zero() { return {.count = 1, .first = {0}, .second = {0}}; }
+
+TEST(CoordinatorDeadlineTest, HitsOnlyTheOneWhoHoldsOthersUp) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank0, {});
+  cohort.Pass(kStep + kABit);
+  EXPECT_EQ(cohort.counter("workers_lost"), 1);
+  const auto ended = cohort.All<effect::EndSession>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].session, cohort.session(kRank1));
+  EXPECT_EQ(ended[0].status, absl::AbortedError("no progress for 301 s"));
+}
+
+TEST(CoordinatorDeadlineTest, SparesWhoWaitsInARendezvous) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Reduce(kRank0, {}, Zero()).ok());
+  cohort.Pass(kStep + kABit);
+  const auto ended = cohort.All<effect::EndSession>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].session, cohort.session(kRank1));
+}
+
+// Rank 0 waited nine minutes for the replacement of rank 1. Only from the
+// answer on does it hold anyone up.
+TEST(CoordinatorDeadlineTest, CountsFromTheEndOfALongRendezvous) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Reduce(kRank0, {}, Zero()).ok());
+  cohort.Leave(kRank1);
+  cohort.Pass(absl::Minutes(9));
+  cohort.StartOne(kRank1);
+  ASSERT_TRUE(cohort.Reduce(kRank1, {}, Zero()).ok());
+  cohort.Clear();
+  cohort.Pass(kABit);
+  EXPECT_THAT(cohort.All<effect::EndSession>(), IsEmpty());
+  EXPECT_EQ(cohort.counter("workers_lost"), 1);
+}
+
+TEST(CoordinatorDeadlineTest, ProgressStartsItAgain) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank0, {});
+  cohort.Pass(kStep - kABit);
+  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  cohort.Pass(2 * kABit);
+  EXPECT_EQ(cohort.counter("workers_lost"), 0);
+}
+
+TEST(CoordinatorDeadlineTest, HitsAnEvaluationThatDoesNotCome) {
+  FakeSetup setup = SmallSetup();
+  setup.plan.train_samples = 4;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+  ASSERT_EQ(cohort.told(kRank1).kind, AssignmentKind::kEvaluate);
+  ASSERT_TRUE(cohort.Report(kRank0).ok());
+  cohort.Pass(kStep + kABit);
+  EXPECT_EQ(cohort.counter("workers_lost"), 1);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
+}
+
+// A process that joined and hangs before it registers keeps its lease.
+TEST(CoordinatorDeadlineTest, HitsAReplacementThatNeverRegisters) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank1, {});
+  cohort.Leave(kRank0);
+  ASSERT_TRUE(cohort.Join(kRank0).ok());
+  cohort.Pass(kStep + kABit);
+  EXPECT_EQ(cohort.counter("workers_lost"), 2);
+  EXPECT_TRUE(cohort.Join(kRank0).ok());
+}
+
+TEST(CoordinatorDeadlineTest, WithoutAReplacementTheRunEnds) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Leave(kRank0);
+  cohort.Push(kRank1, {});
+  EXPECT_EQ(cohort.core().Status(absl::Seconds(130)).state,
+            "waiting for a replacement of worker 0, 30 s, gives up in 570 s");
+  cohort.Pass(absl::Minutes(10));
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.Pass(kABit);
+  const auto ended = cohort.All<effect::RunEnded>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].outcome, RunOutcome::kWorkerLost);
+  EXPECT_EQ(ended[0].reason, "no replacement for rank 0 in 601 s");
+  EXPECT_NE(ended[0].snapshot, nullptr);
+  EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
+}
+
+// Rank 0's push was complete when it was lost, so rank 1's would commit.
+TEST(CoordinatorDeadlineTest, NothingIsCommittedAfterTheEnd) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  const Assignment before = cohort.told(kRank1);
+  cohort.Push(kRank0, {});
+  cohort.Leave(kRank0);
+  for (int i = 0; i < 5; ++i) {
+    cohort.Pass(absl::Minutes(2) + kABit);
+    ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  }
+  ASSERT_TRUE(cohort.core().ended());
+  cohort.Clear();
+  Effects out;
+  const PushKey key = FakeCohort::KeyOf(before);
+  GradientMessage message{.gradient = RopeOf(cohort.snapshot()->weights[0])};
+  EXPECT_TRUE(cohort.core()
+                  .Gradient(cohort.sender(kRank1), key, message,
+                            absl::Seconds(9999), out)
+                  .ok());
+  EXPECT_THAT(out, IsEmpty());
+  EXPECT_EQ(cohort.snapshot()->version, Version(0));
+}
+
+TEST(CoordinatorDeadlineTest, ContinueGivesUpOnlyWithNobodyLeft) {
+  FakeSetup setup = SmallSetup();
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Leave(kRank0);
+  for (int i = 0; i < 4; ++i) {
+    cohort.Pass(absl::Minutes(4));
+    ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  }
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.Leave(kRank1);
+  cohort.Pass(kABit);
+  const auto ended = cohort.All<effect::RunEnded>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].outcome, RunOutcome::kWorkerLost);
+}
+
+}  // namespace
+}  // namespace cohort

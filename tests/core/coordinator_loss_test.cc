@@ -1,0 +1,360 @@
+// Workers that are lost in the middle of a synchronous step.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+const FakePush kPush0{.w = {1, 0}, .b = {2}, .loss_weight = 3};
+const FakePush kPush1{.w = {3, -2}, .b = {0}, .loss_weight = 1};
+
+FakeSetup Continuing(FakeSetup setup) {
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  return setup;
+}
+
+// ---- wait
+
+TEST(CoordinatorWaitTest, AReplacementRepeatsTheStepExactly) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  const Assignment before = cohort.told(kRank0);
+  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
+  cohort.Push(kRank1, kPush1);
+  cohort.Leave(kRank0);
+  cohort.StartOne(kRank0);
+  EXPECT_EQ(cohort.told(kRank0).sequence, before.sequence);
+  EXPECT_EQ(cohort.told(kRank0).attempt, before.attempt);
+  EXPECT_EQ(cohort.told(kRank0).range, before.range);
+  cohort.Push(kRank0, kPush0);
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 3));
+  EXPECT_THAT(cohort.weights(1), ElementsAre(2));
+  EXPECT_EQ(cohort.counter("pushes_duplicate"), 2);
+  EXPECT_EQ(cohort.counter("replay_mismatches"), 0);
+  EXPECT_EQ(cohort.counter("steps_aborted"), 0);
+}
+
+TEST(CoordinatorWaitTest, AReplacementGetsTheStoredRendezvousResults) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  const Moments a{.count = 3, .first = {1}, .second = {2}};
+  const Moments b{.count = 1, .first = {5}, .second = {0}};
+  ASSERT_TRUE(cohort.Reduce(kRank0, {}, a).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank1, {}, b).ok());
+  const auto first = cohort.All<effect::ReduceResult>();
+  cohort.Leave(kRank0);
+  cohort.StartOne(kRank0);
+  cohort.Clear();
+  ASSERT_TRUE(cohort.Reduce(kRank0, {}, a).ok());
+  const auto again = cohort.All<effect::ReduceResult>();
+  ASSERT_EQ(again.size(), 1);
+  EXPECT_EQ(again[0].rank, kRank0);
+  EXPECT_EQ(again[0].incarnation, cohort.incarnation(kRank0));
+  EXPECT_EQ(again[0].moments, first[0].moments);
+}
+
+TEST(CoordinatorWaitTest, ACompletePushOfALostRankCounts) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank0, kPush0);
+  cohort.Leave(kRank0);
+  cohort.Push(kRank1, kPush1);
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 3));
+  // The next step waits for the replacement.
+  cohort.Push(kRank1, kPush1);
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  cohort.StartOne(kRank0);
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{4, 7}));
+  cohort.Push(kRank0, kPush0);
+  EXPECT_EQ(cohort.snapshot()->version, Version(2));
+}
+
+// The replacement is at the forward pass of a step whose push its predecessor
+// had completed; there is no stream that the verdict could reach.
+TEST(CoordinatorWaitTest, WhoIsOvertakenByTheCommitIsToldOverItsSession) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  const Moments moments{.count = 1, .first = {0}, .second = {0}};
+  for (Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(cohort.Reduce(rank, {}, moments).ok());
+  }
+  cohort.Push(kRank0, kPush0);
+  cohort.Leave(kRank0);
+  cohort.StartOne(kRank0);
+  cohort.Clear();
+  cohort.Push(kRank1, kPush1);
+  const auto notices = cohort.All<effect::Notify>();
+  ASSERT_EQ(notices.size(), 2);
+  EXPECT_EQ(notices[0].session, cohort.session(kRank0));
+  EXPECT_EQ(notices[0].assignment.range, (IndexRange{4, 7}));
+  // Rank 1 is told too: it has joined since its last verdict, of which there
+  // was none.
+  EXPECT_EQ(notices[1].session, cohort.session(kRank1));
+}
+
+TEST(CoordinatorWaitTest, OnlyTheFirstVerdictAfterAJoinIsToldTwice) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank0, kPush0);
+  cohort.Push(kRank1, kPush1);
+  EXPECT_EQ(cohort.told(kRank0).version, Version(1));
+  cohort.Clear();
+  cohort.Push(kRank0, kPush0);
+  cohort.Push(kRank1, kPush1);
+  EXPECT_THAT(cohort.All<effect::Notify>(), IsEmpty());
+  EXPECT_EQ(cohort.All<effect::SendVerdict>().size(), 2);
+}
+
+TEST(CoordinatorWaitTest, ARepeatedGradientBringsItsTentativeWeightsAgain) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
+  ASSERT_TRUE(cohort.Open(kRank1, kPush1).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank1, 0, kPush1.w).ok());
+  cohort.Leave(kRank0);
+  cohort.StartOne(kRank0);
+  cohort.Clear();
+  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
+  const auto sent = cohort.All<effect::SendWeights>();
+  ASSERT_EQ(sent.size(), 1);
+  EXPECT_EQ(sent[0].rank, kRank0);
+  EXPECT_EQ(sent[0].partition, 0);
+  EXPECT_EQ(sent[0].weights->data()[0], -1);
+}
+
+TEST(CoordinatorWaitTest, WhoWaitsIsToldForWhomAndForHowLong) {
+  FakeSetup setup = SmallSetup();
+  setup.plan.train_samples = 3;
+  setup.plan.test_samples = 0;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kWait);
+  EXPECT_EQ(cohort.told(kRank1).reason,
+            "waiting for worker 0, gives up in 300 s");
+  cohort.Clear();
+  cohort.Leave(kRank0);
+  EXPECT_EQ(cohort.told(kRank1).reason,
+            "waiting for a replacement of worker 0, 0 s, gives up in 600 s");
+  EXPECT_EQ(cohort.told(kRank1).wait, absl::Minutes(10));
+}
+
+// ---- continue
+
+TEST(CoordinatorContinueTest, TheOthersRepeatTheStepWithoutTheLostRank) {
+  FakeCohort cohort(Continuing(SmallSetup()));
+  cohort.Start();
+  const PushKey before = cohort.key(kRank0);
+  cohort.Push(kRank0, kPush0);
+  ASSERT_TRUE(cohort.Open(kRank1, kPush1).ok());
+  cohort.Clear();
+  cohort.Leave(kRank1);
+  const auto aborted = cohort.All<effect::StepAborted>();
+  ASSERT_EQ(aborted.size(), 1);
+  EXPECT_EQ(aborted[0].session, cohort.session(kRank0));
+  EXPECT_EQ(aborted[0].step, Version(0));
+  EXPECT_EQ(aborted[0].attempt, Attempt(0));
+  EXPECT_THAT(aborted[0].members, ElementsAre(kRank0));
+  EXPECT_EQ(aborted[0].reason, "rank 1 is lost: left: asked to");
+  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
+  EXPECT_GT(cohort.key(kRank0).sequence, before.sequence);
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 3}));
+  EXPECT_EQ(cohort.counter("steps_aborted"), 1);
+
+  // Exactly the step of one worker: scale 4 / 4, rate 0.5.
+  FakePush alone = kPush0;
+  alone.loss_weight = 4;
+  cohort.Push(kRank0, alone);
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_THAT(cohort.weights(0), ElementsAre(0.5, 2));
+  EXPECT_THAT(cohort.weights(1), ElementsAre(2));
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{3, 6}));
+}
+
+TEST(CoordinatorContinueTest, ACompletePushOfALostRankCounts) {
+  FakeCohort cohort(Continuing(SmallSetup()));
+  cohort.Start();
+  cohort.Push(kRank1, kPush1);
+  cohort.Leave(kRank1);
+  EXPECT_EQ(cohort.counter("steps_aborted"), 0);
+  cohort.Push(kRank0, kPush0);
+  EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 3));
+  EXPECT_THAT(cohort.All<effect::Committed>()[0].record.members,
+              ElementsAre(kRank0, kRank1));
+  // The next step has one member.
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
+}
+
+TEST(CoordinatorContinueTest, WaitersOfARendezvousAreReleased) {
+  FakeSetup setup = Continuing(GlobalSetup());
+  FakeCohort cohort(setup);
+  cohort.Start();
+  const Moments moments{.count = 1, .first = {0}, .second = {0}};
+  ASSERT_TRUE(cohort.Reduce(kRank0, {}, moments).ok());
+  cohort.Clear();
+  cohort.Leave(kRank1);
+  const auto aborted = cohort.All<effect::ReduceAborted>();
+  ASSERT_EQ(aborted.size(), 1);
+  EXPECT_EQ(aborted[0].rank, kRank0);
+  cohort.Clear();
+  // The new attempt has its own rendezvous, of one member.
+  ASSERT_TRUE(cohort.Reduce(kRank0, {.attempt = Attempt(1)}, moments).ok());
+  EXPECT_EQ(cohort.All<effect::ReduceResult>().size(), 1);
+}
+
+TEST(CoordinatorContinueTest, LateMessagesOfTheOldAttemptAreIgnored) {
+  FakeCohort cohort(Continuing(SmallSetup()));
+  cohort.Start();
+  const PushKey old = cohort.key(kRank0);
+  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
+  cohort.Leave(kRank1);
+  cohort.Clear();
+  Effects out;
+  const Instant now = absl::Seconds(101);
+  Coordinator& core = cohort.core();
+  const Sender sender = cohort.sender(kRank0);
+  GradientMessage late{.partition = 1};
+  late.gradient = RopeOf(cohort.snapshot()->weights[1]);
+  EXPECT_TRUE(core.Gradient(sender, old, late, now, out).ok());
+  EXPECT_TRUE(core.Close(sender, old,
+                         {.batch_norm_calls = {1},
+                          .moments = {{.moments = kPush0.moments}}},
+                         now, out)
+                  .ok());
+  EXPECT_THAT(out, IsEmpty());
+  cohort.Push(kRank0, {.w = {1, 0}, .b = {2}, .loss_weight = 4});
+  EXPECT_THAT(cohort.weights(1), ElementsAre(2));
+}
+
+TEST(CoordinatorContinueTest, FoldsOfTheOldAttemptAreIgnored) {
+  FakeCohort cohort(Continuing(SmallSetup()));
+  cohort.Start();
+  cohort.HoldFolds();
+  cohort.Push(kRank0, kPush0);
+  ASSERT_TRUE(cohort.Open(kRank1, kPush1).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank1, 0, kPush1.w).ok());
+  ASSERT_EQ(cohort.held_folds().size(), 1);
+  cohort.Leave(kRank1);
+  cohort.Clear();
+  cohort.RunFolds();
+  EXPECT_THAT(cohort.All<effect::SendWeights>(), IsEmpty());
+  cohort.Push(kRank0, {.w = {1, 0}, .b = {2}, .loss_weight = 4});
+  cohort.RunFolds();
+  EXPECT_THAT(cohort.weights(0), ElementsAre(0.5, 2));
+}
+
+// A stream that broke is no loss: the step that starts meanwhile must not
+// leave its rank out.
+TEST(CoordinatorContinueTest, AReconnectingRankIsAMemberOfTheNextStep) {
+  FakeCohort cohort(Continuing(SmallSetup()));
+  cohort.Start();
+  cohort.Push(kRank1, kPush1);
+  cohort.BreakSession(kRank1);
+  cohort.Push(kRank0, kPush0);
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank1));
+  ASSERT_TRUE(cohort.Join(kRank1, cohort.incarnation(kRank1)).ok());
+  EXPECT_EQ(cohort.told(kRank1).range, (IndexRange{7, 8}));
+}
+
+TEST(CoordinatorContinueTest, IfItDoesNotReturnTheAttemptEnds) {
+  FakeCohort cohort(Continuing(SmallSetup()));
+  cohort.Start();
+  cohort.Push(kRank1, kPush1);
+  cohort.BreakSession(kRank1);
+  cohort.Push(kRank0, kPush0);
+  cohort.Pass(absl::Milliseconds(500));
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
+  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
+}
+
+TEST(CoordinatorContinueTest, ANewcomerJoinsAtTheNextStep) {
+  FakeCohort cohort(Continuing(SmallSetup()));
+  cohort.Start();
+  cohort.Leave(kRank1);
+  cohort.StartOne(kRank1);
+  EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kWait);
+  cohort.Push(kRank0, kPush0);
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank1));
+  EXPECT_EQ(cohort.told(kRank1).range, (IndexRange{6, 7}));
+}
+
+TEST(CoordinatorContinueTest, WithNobodyLeftTheStepWaitsForAnyone) {
+  FakeCohort cohort(Continuing(SmallSetup()));
+  cohort.Start();
+  cohort.Leave(kRank0);
+  cohort.Leave(kRank1);
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.StartOne(kRank1);
+  EXPECT_THAT(cohort.told(kRank1).members, ElementsAre(kRank1));
+  EXPECT_EQ(cohort.told(kRank1).range, (IndexRange{0, 1}));
+}
+
+// ---- evaluation
+
+TEST(CoordinatorEvaluationTest, ALostRanksShardGoesToWhoeverIsFree) {
+  FakeCohort cohort(Continuing(SmallSetup()));
+  cohort.Start();
+  for (int step = 0; step < 2; ++step) {
+    cohort.Push(kRank0, kPush0);
+    cohort.Push(kRank1, kPush1);
+  }
+  ASSERT_EQ(cohort.told(kRank1).kind, AssignmentKind::kEvaluate);
+  const IndexRange lost = cohort.told(kRank1).range;
+  ASSERT_TRUE(cohort.Report(kRank0).ok());
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
+  cohort.Leave(kRank1);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
+  EXPECT_EQ(cohort.told(kRank0).range, lost);
+  cohort.EvaluateAll();
+  EXPECT_EQ(cohort.All<effect::Evaluated>().size(), 1);
+  EXPECT_EQ(cohort.All<effect::RunEnded>().size(), 1);
+}
+
+TEST(CoordinatorEvaluationTest, ARepeatedReportCountsOnce) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  for (int step = 0; step < 2; ++step) {
+    cohort.Push(kRank0, kPush0);
+    cohort.Push(kRank1, kPush1);
+  }
+  const Assignment shard = cohort.told(kRank0);
+  Effects out;
+  const Instant now = absl::Seconds(101);
+  for (int i = 0; i < 2; ++i) {
+    const absl::StatusOr<Assignment> next = cohort.core().ReportEvaluation(
+        cohort.sender(kRank0), shard.sequence,
+        {.samples = 2, .correct = 2, .labels = 2}, now, out);
+    ASSERT_TRUE(next.ok());
+    EXPECT_EQ(next->kind, AssignmentKind::kWait);
+  }
+  EXPECT_EQ(
+      cohort.core()
+          .ReportEvaluation(cohort.sender(kRank0), Sequence(99), {}, now, out)
+          .status(),
+      absl::FailedPreconditionError("no assignment 99 was given to rank 0"));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      cohort.core()
+          .ReportEvaluation(cohort.sender(kRank0), shard.sequence,
+                            {.correct = 2, .labels = 1}, now, out)
+          .status()));
+  ASSERT_TRUE(cohort.Report(kRank1).ok());
+  const auto evaluated = cohort.All<effect::Evaluated>();
+  ASSERT_EQ(evaluated.size(), 1);
+  EXPECT_EQ(evaluated[0].record.sums.samples, 4);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,281 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr Instant kNow = absl::Seconds(1);
+
+JoinRequest Anyone() { return {.batch_size = 1, .description = "host"}; }
+
+TEST(CoordinatorMembershipTest, WithoutARankTheLowestVacantOneIsGiven) {
+  Coordinator core(SmallSetup().options);
+  Effects out;
+  ASSERT_TRUE(core.Join(SessionId(1), Anyone(), kNow, out).ok());
+  ASSERT_TRUE(core.Join(SessionId(2), Anyone(), kNow, out).ok());
+  const absl::Status full = core.Join(SessionId(3), Anyone(), kNow, out);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()), HasSubstr("all 2 ranks are taken"));
+}
+
+TEST(CoordinatorMembershipTest, RefusesWhatCanNeverBeRight) {
+  Coordinator core(SmallSetup().options);
+  Effects out;
+  JoinRequest far = Anyone();
+  far.rank = Rank(2);
+  EXPECT_EQ(core.Join(SessionId(1), far, kNow, out),
+            absl::InvalidArgumentError("join: got rank 2, want 0 to 1"));
+  JoinRequest empty = Anyone();
+  empty.batch_size = 0;
+  EXPECT_EQ(
+      core.Join(SessionId(1), empty, kNow, out),
+      absl::InvalidArgumentError("join: got batch size 0, want 1 or more"));
+  JoinRequest other = Anyone();
+  other.run_id = "older";
+  EXPECT_EQ(core.Join(SessionId(1), other, kNow, out),
+            absl::FailedPreconditionError("join: got run older, want run: this "
+                                          "server holds another run"));
+  EXPECT_THAT(out, IsEmpty());
+}
+
+TEST(CoordinatorMembershipTest, ALiveRankIsRefusedWithTheTimeItFrees) {
+  FakeCohort cohort(SmallSetup());
+  ASSERT_TRUE(cohort.Join(kRank0).ok());
+  cohort.PassWithHeartbeatsOf({}, absl::Seconds(4));
+  const absl::Status status = cohort.Join(kRank0);
+  EXPECT_TRUE(absl::IsAlreadyExists(status));
+  EXPECT_EQ(status.message(),
+            "rank 0 is live (host0); it frees in 6 s at the earliest");
+}
+
+TEST(CoordinatorMembershipTest, TrainingStartsWhenAllHaveRegistered) {
+  FakeCohort cohort(SmallSetup());
+  cohort.StartOne(kRank0);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
+  EXPECT_EQ(cohort.told(kRank0).reason,
+            "waiting for worker 1 to join and register, no limit");
+  EXPECT_EQ(cohort.told(kRank0).wait, absl::InfiniteDuration());
+  cohort.StartOne(kRank1);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kTrain);
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 3}));
+  EXPECT_EQ(cohort.told(kRank1).range, (IndexRange{3, 4}));
+}
+
+// The last to register finds the first without a stream; the start must not
+// be forgotten when that one returns.
+TEST(CoordinatorMembershipTest, TrainingStartsWhenABrokenStreamIsBack) {
+  FakeCohort cohort(SmallSetup());
+  cohort.StartOne(kRank0);
+  cohort.BreakSession(kRank0);
+  cohort.StartOne(kRank1);
+  EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kWait);
+  ASSERT_TRUE(cohort.Join(kRank0, cohort.incarnation(kRank0)).ok());
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kTrain);
+  EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kTrain);
+}
+
+TEST(CoordinatorMembershipTest, TheSameIncarnationReturnsToItsAssignment) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  const Assignment before = cohort.told(kRank0);
+  const Incarnation life = cohort.incarnation(kRank0);
+  cohort.BreakSession(kRank0);
+  cohort.Pass(absl::Milliseconds(400));
+  cohort.Clear();
+  ASSERT_TRUE(cohort.Join(kRank0, life).ok());
+  EXPECT_EQ(cohort.incarnation(kRank0), life);
+  ASSERT_EQ(cohort.All<effect::Notify>().size(), 1);
+  EXPECT_EQ(cohort.told(kRank0).sequence, before.sequence);
+  EXPECT_EQ(cohort.told(kRank0).attempt, before.attempt);
+  EXPECT_EQ(cohort.counter("workers_lost"), 0);
+}
+
+TEST(CoordinatorMembershipTest, AfterTheGraceTheLifeIsOver) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  const Incarnation life = cohort.incarnation(kRank0);
+  cohort.BreakSession(kRank0);
+  cohort.Pass(absl::Milliseconds(500));
+  EXPECT_EQ(cohort.counter("workers_lost"), 1);
+  EXPECT_TRUE(absl::IsAborted(cohort.Join(kRank0, life)));
+  ASSERT_TRUE(cohort.Join(kRank0).ok());
+  EXPECT_GT(cohort.incarnation(kRank0), life);
+}
+
+TEST(CoordinatorMembershipTest, ANewerStreamOfALifeEndsTheOlder) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  const SessionId older = cohort.session(kRank0);
+  cohort.Clear();
+  ASSERT_TRUE(cohort.Join(kRank0, cohort.incarnation(kRank0)).ok());
+  const auto ended = cohort.All<effect::EndSession>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].session, older);
+  EXPECT_TRUE(absl::IsAborted(ended[0].status));
+}
+
+TEST(CoordinatorMembershipTest, ASilentRankIsLostAfterItsLease) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.PassWithHeartbeatsOf({kRank1}, absl::Seconds(10));
+  EXPECT_EQ(cohort.counter("workers_lost"), 0);
+  cohort.PassWithHeartbeatsOf({kRank1}, absl::Milliseconds(100));
+  EXPECT_EQ(cohort.counter("workers_lost"), 1);
+  const auto ended = cohort.All<effect::EndSession>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].session, cohort.session(kRank0));
+  EXPECT_EQ(ended[0].status, absl::AbortedError("silent for 10.1 s"));
+}
+
+TEST(CoordinatorMembershipTest, ALeavingRankIsVacantAtOnce) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Leave(kRank0);
+  EXPECT_TRUE(cohort.Join(kRank0).ok());
+}
+
+TEST(CoordinatorMembershipTest, AnOlderLifeIsFenced) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  const Sender older = cohort.sender(kRank0);
+  cohort.Leave(kRank0);
+  cohort.StartOne(kRank0);
+  Effects out;
+  const absl::Status status =
+      cohort.core().Open(older, cohort.key(kRank0), {.samples = 3}, kNow, out);
+  EXPECT_EQ(status,
+            absl::AbortedError("rank 0: incarnation 1 is over; join again"));
+  Sender stranger = cohort.sender(kRank0);
+  stranger.run_id = "other";
+  EXPECT_TRUE(absl::IsFailedPrecondition(cohort.core().Open(
+      stranger, cohort.key(kRank0), {.samples = 3}, kNow, out)));
+  EXPECT_THAT(out, IsEmpty());
+}
+
+TEST(CoordinatorMembershipTest, AnUnregisteredWorkerCannotPush) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Leave(kRank0);
+  ASSERT_TRUE(cohort.Join(kRank0).ok());
+  EXPECT_EQ(
+      cohort.Open(kRank0, {}),
+      absl::FailedPreconditionError("rank 0 has not registered its model"));
+}
+
+TEST(CoordinatorMembershipTest, AnotherFingerprintIsAdmittedWithAWarning) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Leave(kRank0);
+  Effects out;
+  ASSERT_TRUE(
+      cohort.core()
+          .Join(SessionId(90),
+                {.rank = kRank0, .batch_size = 3, .fingerprint = "other"},
+                absl::Seconds(101), out)
+          .ok());
+  ASSERT_TRUE(std::holds_alternative<effect::Log>(out[0]));
+  const auto& log = std::get<effect::Log>(out[0]);
+  EXPECT_EQ(log.severity, Severity::kWarning);
+  EXPECT_THAT(log.text, HasSubstr("the replacement differs (other, before "
+                                  "same): its replay is not exact"));
+}
+
+// ---- registration
+
+TEST(CoordinatorRegistrationTest, LaterModelsAreComparedByName) {
+  FakeSetup setup = SmallSetup();
+  FakeCohort cohort(setup);
+  cohort.StartOne(kRank0);
+  ASSERT_TRUE(cohort.Join(kRank1).ok());
+  Effects out;
+  ModelLayout layout = setup.layout;
+  layout.parameters[0].shape = {3};
+  EXPECT_EQ(
+      cohort.core()
+          .BeginRegister(cohort.sender(kRank1), layout, setup.plan, kNow, out)
+          .status(),
+      absl::FailedPreconditionError("w: got shape [3], want [2]"));
+  RunPlan plan = setup.plan;
+  plan.dataset_digest = "cd";
+  EXPECT_EQ(
+      cohort.core()
+          .BeginRegister(cohort.sender(kRank1), setup.layout, plan, kNow, out)
+          .status(),
+      absl::FailedPreconditionError(
+          "run plan: got data set digest cd, want ab"));
+  EXPECT_THAT(out, IsEmpty());
+}
+
+TEST(CoordinatorRegistrationTest, TheFirstDecidesAndItsLossReferenceRules) {
+  FakeSetup setup = SmallSetup();
+  FakeCohort cohort(setup);
+  cohort.StartOne(kRank0);
+  ASSERT_TRUE(cohort.Join(kRank1).ok());
+  setup.plan.loss_reference = 9;
+  Effects out;
+  const absl::StatusOr<RegisterAnswer> answer = cohort.core().BeginRegister(
+      cohort.sender(kRank1), setup.layout, setup.plan, kNow, out);
+  ASSERT_TRUE(answer.ok());
+  EXPECT_FALSE(answer->send_values);
+  EXPECT_EQ(answer->loss_reference, 4);
+  ASSERT_EQ(answer->partitions.size(), 2);
+  EXPECT_EQ(answer->partitions[0].elements, 2);
+  EXPECT_EQ(answer->partitions[1].elements, 1);
+}
+
+TEST(CoordinatorRegistrationTest, RefusesPlansAndStatisticsOfTheWrongShape) {
+  const FakeSetup setup = SmallSetup();
+  FakeCohort cohort(setup);
+  ASSERT_TRUE(cohort.Join(kRank0).ok());
+  Effects out;
+  RunPlan plan = setup.plan;
+  plan.loss_reference = 0;
+  EXPECT_EQ(
+      cohort.core()
+          .BeginRegister(cohort.sender(kRank0), setup.layout, plan, kNow, out)
+          .status(),
+      absl::InvalidArgumentError("run plan: got loss reference 0, want a "
+                                 "finite number above 0"));
+  const std::vector<LayerStatistics> wide = {
+      {.mean = {0, 0}, .variance = {1, 1}}};
+  EXPECT_EQ(cohort.core().FinishRegister(cohort.sender(kRank0), setup.layout,
+                                         setup.plan, {}, wide, kNow, out),
+            absl::InvalidArgumentError("bn: got initial statistics of 2 and 2 "
+                                       "channels, want 1"));
+  EXPECT_EQ(cohort.core().FinishRegister(cohort.sender(kRank0), setup.layout,
+                                         setup.plan, {}, {wide[0], wide[0]},
+                                         kNow, out),
+            absl::InvalidArgumentError("got initial statistics of 2 "
+                                       "batch-norm layers, want 1 or none"));
+  EXPECT_EQ(cohort.core().model(), nullptr);
+}
+
+TEST(CoordinatorRegistrationTest, NothingCanBeReadBeforeIt) {
+  Coordinator core(SmallSetup().options);
+  EXPECT_TRUE(absl::IsFailedPrecondition(core.Read(std::nullopt).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(core.State().status()));
+  EXPECT_EQ(core.Status(kNow).state,
+            "waiting for workers 0, 1 to join and register, no limit");
+}
+
+TEST(CoordinatorMembershipTest, DrainBeforeTheStartEndsAtOnce) {
+  FakeCohort cohort(SmallSetup());
+  cohort.StartOne(kRank0);
+  cohort.Drain("not needed");
+  const auto ended = cohort.All<effect::RunEnded>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].outcome, RunOutcome::kDrained);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
+  EXPECT_EQ(cohort.told(kRank0).reason, "not needed");
+}
+
+}  // namespace
+}  // namespace cohort

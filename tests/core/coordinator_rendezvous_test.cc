@@ -1,0 +1,214 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr Moments (*kOne)(double) = [](double mean) {
+  return Moments{.count = 1, .first = {mean}, .second = {0}};
+};
+
+ReduceKey Key(int64_t step, int32_t layer, int32_t call, int32_t attempt = 0) {
+  return {.step = Version(step),
+          .attempt = Attempt(attempt),
+          .layer = layer,
+          .call = call};
+}
+
+FakeSetup TwoLayers() {
+  FakeSetup setup = GlobalSetup();
+  setup.layout.batch_norms.push_back({.name = "bn2", .channels = 1});
+  return setup;
+}
+
+TEST(CoordinatorRendezvousTest, AnswersAllMembersInRankOrder) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  EXPECT_TRUE(cohort.told(kRank0).global_normalization);
+  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 0), kOne(6)).ok());
+  EXPECT_THAT(cohort.All<effect::ReduceResult>(), IsEmpty());
+  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(2)).ok());
+  const auto results = cohort.All<effect::ReduceResult>();
+  ASSERT_EQ(results.size(), 2);
+  EXPECT_EQ(results[0].rank, kRank0);
+  EXPECT_EQ(results[1].rank, kRank1);
+  EXPECT_EQ(results[0].moments->count, 2);
+  EXPECT_THAT(results[0].moments->first, ElementsAre(4));
+  EXPECT_THAT(results[0].moments->second, ElementsAre(8));
+}
+
+TEST(CoordinatorRendezvousTest, StatisticsAreUpdatedOnceFromTheCombined) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(2)).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 0), kOne(6)).ok());
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+  const LayerStatistics& statistics = cohort.snapshot()->statistics->front();
+  EXPECT_EQ(statistics.num_batches_tracked, 1);
+  EXPECT_DOUBLE_EQ(statistics.mean[0], 0.1 * 4);
+  EXPECT_DOUBLE_EQ(statistics.variance[0], 0.9 + 0.1 * 8);
+}
+
+TEST(CoordinatorRendezvousTest, RefusesWhatDoesNotFit) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  EXPECT_EQ(cohort.Reduce(kRank0, Key(0, 1, 0), kOne(0)),
+            absl::InvalidArgumentError("moments: got layer 1, want below 1"));
+  EXPECT_EQ(cohort.Reduce(kRank0, Key(0, 0, 0), {.count = 1}),
+            absl::InvalidArgumentError(
+                "bn: got moments of 0 and 0 channels, want 1"));
+  EXPECT_EQ(cohort.Reduce(kRank0, Key(0, 0, 0),
+                          {.count = -1, .first = {0}, .second = {0}}),
+            absl::InvalidArgumentError(
+                "bn: got call 0 with count -1, want 0 or more"));
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(cohort.Reduce(kRank0, Key(1, 0, 0), kOne(0))));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      cohort.Reduce(kRank0, Key(0, 0, 0, 1), kOne(0))));
+}
+
+TEST(CoordinatorRendezvousTest, LocalNormalisationHasNone) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  const absl::Status status = cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0));
+  EXPECT_EQ(status, absl::FailedPreconditionError(
+                        "a rendezvous needs sync and global normalisation; "
+                        "the policy is sync, local normalisation, sync "
+                        "statistics"));
+}
+
+TEST(CoordinatorRendezvousTest, AContributionToAnOldStepIsAborted) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  for (Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(cohort.Reduce(rank, Key(0, 0, 0), kOne(0)).ok());
+  }
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+  cohort.Clear();
+  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0)).ok());
+  const auto aborted = cohort.All<effect::ReduceAborted>();
+  ASSERT_EQ(aborted.size(), 1);
+  EXPECT_EQ(aborted[0].rank, kRank0);
+  EXPECT_EQ(aborted[0].reason, "step 0 attempt 0 is over");
+}
+
+TEST(CoordinatorRendezvousTest, ARankWithoutSamplesMayNotTakePart) {
+  FakeSetup setup = GlobalSetup();
+  setup.plan.train_samples = 3;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(cohort.Reduce(kRank1, Key(0, 0, 0), kOne(0))));
+}
+
+// Rank 0 calls the layer a second time, rank 1 has closed after one call.
+TEST(CoordinatorRendezvousTest, AClosedPushThatACallLacksEndsTheRun) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  for (Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(cohort.Reduce(rank, Key(0, 0, 0), kOne(0)).ok());
+  }
+  cohort.Push(kRank1, {});
+  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 1), kOne(0)).ok());
+  const auto ended = cohort.All<effect::RunEnded>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
+  EXPECT_EQ(ended[0].reason,
+            "bn: rank 0 waits in call 1 of step 0, but rank 1 has closed its "
+            "push without it");
+  ASSERT_EQ(cohort.All<effect::ReduceAborted>().size(), 1);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
+}
+
+TEST(CoordinatorRendezvousTest, UnequalCallCountsEndTheRun) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank0, {});
+  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  Effects out;
+  ASSERT_TRUE(cohort.core()
+                  .Close(cohort.sender(kRank1), cohort.key(kRank1),
+                         {.batch_norm_calls = {0}}, absl::Seconds(101), out)
+                  .ok());
+  ASSERT_TRUE(std::holds_alternative<effect::RunEnded>(out.back()));
+  const auto& ended = std::get<effect::RunEnded>(out.back());
+  EXPECT_EQ(ended.outcome, RunOutcome::kModelMismatch);
+  EXPECT_EQ(ended.reason, "bn: rank 1 made 0 calls in step 0, rank 0 made 1");
+}
+
+// Rank 0 calls bn twice, rank 1 goes on to bn2: neither can ever be answered,
+// and neither holds the other up more than it is held up.
+TEST(CoordinatorRendezvousTest, CrossedCallsEndTheRunAtTheStepDeadline) {
+  FakeCohort cohort(TwoLayers());
+  cohort.Start();
+  for (Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(cohort.Reduce(rank, Key(0, 0, 0), kOne(0)).ok());
+  }
+  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 1), kOne(0)).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 1, 0), kOne(0)).ok());
+  cohort.Pass(absl::Minutes(5));
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.Pass(absl::Seconds(1));
+  const auto ended = cohort.All<effect::RunEnded>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
+  EXPECT_EQ(ended[0].reason,
+            "the members of step 0 wait for each other: rank 0 in call 1 of "
+            "bn, rank 1 in call 0 of bn2");
+  EXPECT_EQ(cohort.counter("workers_lost"), 0);
+}
+
+// The first life of rank 0 made a call that its replacement does not make.
+TEST(CoordinatorRendezvousTest, ACallThatNobodyWaitsInAnyMoreIsNotCommitted) {
+  FakeCohort cohort(TwoLayers());
+  cohort.Start();
+  for (Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(cohort.Reduce(rank, Key(0, 0, 0), kOne(0)).ok());
+  }
+  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 1), kOne(0)).ok());
+  cohort.Leave(kRank0);
+  cohort.StartOne(kRank0);
+  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0)).ok());
+  for (Rank rank : {kRank1, kRank0}) {
+    ASSERT_TRUE(cohort.Open(rank, {}).ok());
+    ASSERT_TRUE(cohort.Gradient(rank, 0, {0, 0}).ok());
+    ASSERT_TRUE(cohort.Gradient(rank, 1, {0}).ok());
+    if (cohort.core().ended()) break;
+    Effects out;
+    ASSERT_TRUE(cohort.core()
+                    .Close(cohort.sender(rank), cohort.key(rank),
+                           {.batch_norm_calls = {1, 0}}, absl::Seconds(101),
+                           out)
+                    .ok());
+  }
+  EXPECT_TRUE(cohort.core().ended());
+  EXPECT_EQ(cohort.snapshot()->version, Version(0));
+  EXPECT_THAT(cohort.core().Status(absl::Seconds(101)).state,
+              HasSubstr("lacks rank 1, which has closed its push"));
+}
+
+TEST(CoordinatorRendezvousTest, AfterTheEndAContributionIsAborted) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 0), kOne(0)).ok());
+  cohort.Leave(kRank0);
+  cohort.Pass(absl::Minutes(11));
+  ASSERT_TRUE(cohort.core().ended());
+  cohort.Clear();
+  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 1), kOne(0)).ok());
+  EXPECT_EQ(cohort.All<effect::ReduceAborted>().size(), 1);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,170 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+
+FakeSetup LongSetup() {
+  FakeSetup setup = SmallSetup();
+  setup.options.epochs = 3;
+  setup.options.checkpoint_every = 1;
+  setup.options.optimizer = {.kind = OptimizerKind::kNesterov,
+                             .learning_rate = 0.1};
+  // Steps of 4, 4 and 1 samples an epoch.
+  setup.plan.train_samples = 9;
+  return setup;
+}
+
+// A contribution that depends on the weights and the assignment only.
+FakePush Contribution(FakeCohort& cohort, Rank rank) {
+  const Assignment& told = cohort.told(rank);
+  const float seed = static_cast<float>(10 * told.data_epoch +
+                                        told.range.begin + told.range.end);
+  const float w = cohort.weights(0)[0];
+  return {.w = {0.3f * w + 0.1f * seed, 0.7f - w},
+          .b = {cohort.weights(1)[0] * 0.11f},
+          .loss_weight = static_cast<double>(told.range.size()),
+          .moments = {.count = told.range.size(),
+                      .first = {static_cast<double>(w)},
+                      .second = {static_cast<double>(seed)}}};
+}
+
+void TrainToTheEnd(FakeCohort& cohort) {
+  for (int rounds = 0; !cohort.core().ended(); ++rounds) {
+    ASSERT_LT(rounds, 100);
+    cohort.EvaluateAll();
+    std::vector<std::pair<Rank, FakePush>> pushes;
+    for (Rank rank : {kRank1, kRank0}) {
+      if (cohort.told(rank).kind == AssignmentKind::kTrain) {
+        pushes.emplace_back(rank, Contribution(cohort, rank));
+      }
+    }
+    for (const auto& [rank, push] : pushes) cohort.Push(rank, push);
+  }
+}
+
+void ExpectSameBits(const ModelSnapshot& a, const ModelSnapshot& b) {
+  EXPECT_EQ(a.version, b.version);
+  EXPECT_EQ(a.checksums, b.checksums);
+  EXPECT_EQ(*a.statistics, *b.statistics);
+  for (size_t p = 0; p < a.velocities.size(); ++p) {
+    EXPECT_EQ(RopeOf(a.velocities[p]).ToString(),
+              RopeOf(b.velocities[p]).ToString());
+  }
+}
+
+TEST(CoordinatorRestoreTest, ARestoredSyncRunEndsWithTheSameBits) {
+  FakeCohort undisturbed(LongSetup());
+  undisturbed.Start();
+  TrainToTheEnd(undisturbed);
+  ASSERT_EQ(undisturbed.snapshot()->version, Version(9));
+  const auto writes = undisturbed.All<effect::WriteCheckpoint>();
+  ASSERT_EQ(writes.size(), 9);
+  for (const effect::WriteCheckpoint& write : writes) {
+    FakeCohort restored(LongSetup(), &write.state);
+    restored.Start();
+    TrainToTheEnd(restored);
+    ExpectSameBits(*restored.snapshot(), *undisturbed.snapshot());
+  }
+}
+
+TEST(CoordinatorRestoreTest, NumbersGoOnFromTheCheckpoint) {
+  FakeSetup setup = LongSetup();
+  FakeCohort first(setup);
+  first.Start();
+  first.Push(kRank0, {});
+  first.Push(kRank1, {});
+  const RunState state = first.All<effect::WriteCheckpoint>()[0].state;
+  EXPECT_THAT(state.next_sequences, ElementsAre(Sequence(2), Sequence(2)));
+  EXPECT_THAT(state.batch_sizes, ElementsAre(3, 1));
+  FakeCohort second(setup, &state);
+  second.Start();
+  EXPECT_EQ(second.told(kRank0).sequence, Sequence(2));
+  EXPECT_EQ(second.told(kRank0).version, Version(1));
+  EXPECT_EQ(second.told(kRank0).range, (IndexRange{4, 7}));
+  EXPECT_GT(second.incarnation(kRank0), first.incarnation(kRank1));
+  EXPECT_EQ(second.core().Status(absl::Seconds(101)).samples, 4);
+}
+
+TEST(CoordinatorRestoreTest, LivesOfBeforeMustJoinAgainAsNewOnes) {
+  FakeSetup setup = LongSetup();
+  FakeCohort first(setup);
+  first.Start();
+  first.Push(kRank0, {});
+  first.Push(kRank1, {});
+  FakeCohort second(setup, &first.All<effect::WriteCheckpoint>()[0].state);
+  EXPECT_TRUE(absl::IsAborted(second.Join(kRank0, first.incarnation(kRank0))));
+  Effects out;
+  EXPECT_TRUE(absl::IsAborted(second.core().Open(
+      first.sender(kRank0), first.key(kRank0), {}, absl::Seconds(101), out)));
+}
+
+TEST(CoordinatorRestoreTest, TheModelOfLaterRegistrantsIsStillCompared) {
+  FakeSetup setup = LongSetup();
+  FakeCohort first(setup);
+  first.Start();
+  first.Push(kRank0, {});
+  first.Push(kRank1, {});
+  FakeSetup other = setup;
+  other.layout.parameters[1].name = "bias";
+  FakeCohort second(other, &first.All<effect::WriteCheckpoint>()[0].state);
+  ASSERT_TRUE(second.Join(kRank0).ok());
+  EXPECT_EQ(
+      second.Register(kRank0),
+      absl::FailedPreconditionError("parameter number 1: got bias, want b"));
+}
+
+TEST(CoordinatorRestoreTest, AnEvaluationThatWasLostIsDoneAgain) {
+  FakeSetup setup = SmallSetup();
+  setup.options.checkpoint_every = 2;
+  FakeCohort first(setup);
+  first.Start();
+  for (int step = 0; step < 2; ++step) {
+    first.Push(kRank0, {});
+    first.Push(kRank1, {});
+  }
+  FakeCohort second(setup, &first.All<effect::WriteCheckpoint>()[0].state);
+  second.Start();
+  EXPECT_EQ(second.told(kRank0).kind, AssignmentKind::kEvaluate);
+  second.EvaluateAll();
+  ASSERT_EQ(second.All<effect::Evaluated>().size(), 1);
+  EXPECT_EQ(second.All<effect::Evaluated>()[0].record.epochs, 1);
+  EXPECT_EQ(second.All<effect::RunEnded>().size(), 1);
+}
+
+// Rank 1's [2, 4) was out when rank 0's first push was committed; so was the
+// push of rank 0 that came after.
+TEST(CoordinatorRestoreTest, AsyncIssuesAgainWhatWasNotCommitted) {
+  FakeSetup setup = AsyncSetup();
+  setup.options.checkpoint_every = 1;
+  FakeCohort first(setup);
+  first.Start();
+  first.Push(kRank0, {});
+  const auto writes = first.All<effect::WriteCheckpoint>();
+  ASSERT_EQ(writes.size(), 1);
+  const RunState& state = writes[0].state;
+  ASSERT_EQ(state.reissue.size(), 1);
+  EXPECT_EQ(state.reissue[0].range, (IndexRange{2, 4}));
+  EXPECT_EQ(state.cursor, 4);
+  FakeCohort second(setup, &state);
+  second.Start();
+  EXPECT_EQ(second.told(kRank0).range, (IndexRange{2, 4}));
+  EXPECT_EQ(second.told(kRank1).range, (IndexRange{4, 6}));
+  second.Push(kRank0, {});
+  EXPECT_EQ(second.told(kRank0).range, (IndexRange{6, 8}));
+  second.Push(kRank0, {});
+  second.Push(kRank1, {});
+  EXPECT_TRUE(second.All<effect::Committed>()[2].record.epoch_ended);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,433 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// Sums of the gradients: w {4, -2}, b {2}.
+const FakePush kPush0{.w = {1, 0}, .b = {2}, .loss_weight = 3, .loss_sum = 6};
+const FakePush kPush1{.w = {3, -2}, .b = {0}, .loss_weight = 1, .loss_sum = 2};
+
+TEST(CoordinatorSyncTest, AStepGivesTheHandComputedWeights) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank1, kPush1);
+  EXPECT_EQ(cohort.snapshot()->version, Version(0));
+  cohort.Push(kRank0, kPush0);
+  // Scale 4 / (3 + 1), rate 0.5.
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_THAT(cohort.weights(0), ElementsAre(1 - 2, 2 + 1));
+  EXPECT_THAT(cohort.weights(1), ElementsAre(3 - 1));
+}
+
+TEST(CoordinatorSyncTest, UnevenLossWeightsScaleTheSum) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  FakePush heavy = kPush0;
+  heavy.loss_weight = 7;
+  cohort.Push(kRank0, heavy);
+  cohort.Push(kRank1, kPush1);
+  // Scale 4 / (7 + 1).
+  EXPECT_THAT(cohort.weights(0), ElementsAre(1 - 1, 2 + 0.5));
+  EXPECT_THAT(cohort.weights(1), ElementsAre(3 - 0.5));
+}
+
+TEST(CoordinatorSyncTest, TheOrderOfArrivalDoesNotShow) {
+  // In float32, (1e8 + 1) - 1e8 depends on the order; the fold's does not.
+  std::vector<std::vector<float>> results;
+  for (bool reversed : {false, true}) {
+    FakeSetup setup = SmallSetup();
+    setup.options.workers = 3;
+    setup.batch_sizes = {1, 1, 1};
+    FakeCohort cohort(setup);
+    cohort.Start();
+    const std::vector<float> gradients = {1e8f, 1, -1e8f};
+    for (int i = 0; i < 3; ++i) {
+      const int32_t rank = reversed ? 2 - i : i;
+      const float g = gradients[static_cast<size_t>(rank)];
+      cohort.Push(Rank(rank), {.w = {g, g}, .b = {g}});
+    }
+    results.push_back(cohort.weights(0));
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
+TEST(CoordinatorSyncTest, APartitionFoldsAsSoonAsAllHaveOpenedAndSentIt) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.HoldFolds();
+  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, kPush0.b).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
+  ASSERT_TRUE(cohort.Open(kRank1, kPush1).ok());
+  EXPECT_THAT(cohort.held_folds(), IsEmpty());
+  ASSERT_TRUE(cohort.Gradient(kRank1, 1, kPush1.b).ok());
+  ASSERT_EQ(cohort.held_folds().size(), 1);
+  EXPECT_EQ(cohort.held_folds()[0].job.partition, 1);
+  cohort.Clear();
+  cohort.RunFolds();
+  // Both get the tentative weights before anyone has closed.
+  const auto sent = cohort.All<effect::SendWeights>();
+  ASSERT_EQ(sent.size(), 2);
+  EXPECT_EQ(sent[0].rank, kRank0);
+  EXPECT_EQ(sent[1].rank, kRank1);
+  EXPECT_EQ(sent[0].version, Version(1));
+  EXPECT_EQ(sent[0].weights->data()[0], 2);
+  EXPECT_EQ(cohort.snapshot()->version, Version(0));
+}
+
+TEST(CoordinatorSyncTest, TheVerdictCarriesTheNextAssignment) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  const PushKey key = cohort.key(kRank0);
+  cohort.Push(kRank0, kPush0);
+  cohort.Push(kRank1, kPush1);
+  const auto verdicts = cohort.All<effect::SendVerdict>();
+  ASSERT_EQ(verdicts.size(), 2);
+  EXPECT_EQ(verdicts[0].key, key);
+  EXPECT_EQ(verdicts[0].verdict.verdict, Verdict::kApplied);
+  EXPECT_EQ(verdicts[0].verdict.version, Version(1));
+  EXPECT_EQ(verdicts[0].weights_partitions, 2);
+  const Assignment& next = verdicts[0].verdict.next;
+  EXPECT_EQ(next.kind, AssignmentKind::kTrain);
+  EXPECT_EQ(next.version, Version(1));
+  EXPECT_EQ(next.sequence, key.sequence.Next());
+  EXPECT_EQ(next.range, (IndexRange{4, 7}));
+  EXPECT_THAT(next.members, ElementsAre(kRank0, kRank1));
+}
+
+TEST(CoordinatorSyncTest, TheCommitRecordAddsUp) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank0, kPush0);
+  cohort.Push(kRank1, kPush1);
+  const auto committed = cohort.All<effect::Committed>();
+  ASSERT_EQ(committed.size(), 1);
+  const CommitRecord& record = committed[0].record;
+  EXPECT_EQ(record.version, Version(1));
+  EXPECT_EQ(record.samples, 4);
+  EXPECT_EQ(record.commit_samples, 4);
+  EXPECT_DOUBLE_EQ(record.loss, (6 + 2) / (3 + 1.0));
+  EXPECT_DOUBLE_EQ(record.accuracy, 2 / 4.0);
+  EXPECT_DOUBLE_EQ(record.learning_rate, 0.5);
+  EXPECT_THAT(record.members, ElementsAre(kRank0, kRank1));
+  EXPECT_FALSE(record.epoch_ended);
+}
+
+TEST(CoordinatorSyncTest, StatisticsCombineTheLocalMomentsOfAllRanks) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  FakePush a = kPush0;
+  a.moments = {.count = 3, .first = {2}, .second = {2}};
+  FakePush b = kPush1;
+  b.moments = {.count = 2, .first = {6}, .second = {8}};
+  cohort.Push(kRank0, a);
+  cohort.Push(kRank1, b);
+  const LayerStatistics& statistics = cohort.snapshot()->statistics->front();
+  EXPECT_DOUBLE_EQ(statistics.mean[0], 0.1 * 3.6);
+  EXPECT_DOUBLE_EQ(statistics.variance[0], 0.9 + 0.1 * 7.3);
+  EXPECT_EQ(statistics.num_batches_tracked, 1);
+}
+
+TEST(CoordinatorSyncTest, ARunEndsAfterItsLastEvaluation) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  for (int step = 0; step < 2; ++step) {
+    cohort.Push(kRank0, kPush0);
+    cohort.Push(kRank1, kPush1);
+  }
+  EXPECT_TRUE(cohort.All<effect::Committed>()[1].record.epoch_ended);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 2}));
+  EXPECT_EQ(cohort.told(kRank1).range, (IndexRange{2, 4}));
+  EXPECT_EQ(cohort.told(kRank1).split, DataSplit::kTest);
+  EXPECT_THAT(cohort.All<effect::RunEnded>(), IsEmpty());
+  cohort.EvaluateAll();
+  const auto evaluated = cohort.All<effect::Evaluated>();
+  ASSERT_EQ(evaluated.size(), 1);
+  EXPECT_EQ(evaluated[0].record.version, Version(2));
+  EXPECT_EQ(evaluated[0].record.epochs, 1);
+  EXPECT_DOUBLE_EQ(evaluated[0].record.accuracy(), 0.5);
+  const auto ended = cohort.All<effect::RunEnded>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].outcome, RunOutcome::kFinished);
+  EXPECT_EQ(ended[0].reason, "all 1 epochs are done");
+  EXPECT_EQ(ended[0].snapshot->version, Version(2));
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
+  EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
+}
+
+// 4 + 1 samples: the second step has one sample, for rank 0.
+TEST(CoordinatorSyncTest, ARankWithoutSamplesIsNoMember) {
+  FakeSetup setup = SmallSetup();
+  setup.plan.train_samples = 5;
+  setup.plan.test_samples = 0;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, kPush0);
+  cohort.Push(kRank1, kPush1);
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{4, 5}));
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
+  EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kWait);
+  cohort.Push(kRank0, kPush0);
+  EXPECT_EQ(cohort.All<effect::RunEnded>().size(), 1);
+  EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
+}
+
+TEST(CoordinatorSyncTest, RepeatedMessagesCountOnceAndAreAnsweredOnce) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank0, kPush0);
+  cohort.Push(kRank0, kPush0);
+  EXPECT_EQ(cohort.counter("pushes_duplicate"), 4);
+  EXPECT_EQ(cohort.counter("replay_mismatches"), 0);
+  cohort.Push(kRank1, kPush1);
+  EXPECT_EQ(cohort.All<effect::SendVerdict>().size(), 2);
+  EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 3));
+}
+
+TEST(CoordinatorSyncTest, APushRepeatedAfterTheCommitIsADuplicate) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  const PushKey key = cohort.key(kRank0);
+  cohort.Push(kRank0, kPush0);
+  cohort.Push(kRank1, kPush1);
+  cohort.Clear();
+  Effects out;
+  PushClosing closing{.batch_norm_calls = {1}};
+  closing.moments = {{.moments = kPush0.moments}};
+  ASSERT_TRUE(
+      cohort.core()
+          .Close(cohort.sender(kRank0), key, closing, absl::Seconds(101), out)
+          .ok());
+  ASSERT_EQ(out.size(), 1);
+  const auto& sent = std::get<effect::SendVerdict>(out[0]);
+  EXPECT_TRUE(sent.verdict.duplicate);
+  EXPECT_EQ(sent.verdict.verdict, Verdict::kApplied);
+  EXPECT_EQ(sent.verdict.version, Version(1));
+  EXPECT_EQ(sent.weights_partitions, 0);
+  EXPECT_EQ(sent.verdict.next.sequence, key.sequence.Next());
+  EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 3));
+}
+
+TEST(CoordinatorSyncTest, AReplayWithOtherContentIsCountedAndTheFirstCounts) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank0, kPush0);
+  FakePush other = kPush0;
+  other.w = {100, 100};
+  cohort.Push(kRank0, other);
+  EXPECT_EQ(cohort.counter("replay_mismatches"), 1);
+  EXPECT_THAT(cohort.log(), HasSubstr("rank 0 repeated a message with other "
+                                      "content; the first one counts"));
+  cohort.Push(kRank1, kPush1);
+  EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 3));
+}
+
+TEST(CoordinatorSyncTest, AParameterAbsentOnSomeRanksAddsNothing) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {0, 0}, {0}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, kPush0.b).ok());
+  ASSERT_TRUE(cohort.Close(kRank0, kPush0).ok());
+  cohort.Push(kRank1, kPush1);
+  // Rank 0's samples stay in the denominator.
+  EXPECT_THAT(cohort.weights(0), ElementsAre(1 - 1.5, 2 + 1));
+}
+
+TEST(CoordinatorSyncTest, AParameterAbsentOnAllRanksIsLeftAlone) {
+  FakeSetup setup = SmallSetup();
+  setup.options.optimizer.weight_decay = 1;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  for (Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(cohort.Open(rank, kPush0).ok());
+    ASSERT_TRUE(cohort.Gradient(rank, 0, {0, 0}, {0}).ok());
+    ASSERT_TRUE(cohort.Gradient(rank, 1, {0}).ok());
+    ASSERT_TRUE(cohort.Close(rank, kPush0).ok());
+  }
+  EXPECT_THAT(cohort.weights(0), ElementsAre(1, 2));
+  // Decayed: 3 - 0.5 * 3.
+  EXPECT_THAT(cohort.weights(1), ElementsAre(1.5));
+}
+
+TEST(CoordinatorSyncTest, FrozenParametersNeitherTravelNorChange) {
+  FakeSetup setup = SmallSetup();
+  setup.layout.parameters[1].trainable = false;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
+  EXPECT_EQ(cohort.Gradient(kRank0, 1, {1}),
+            absl::InvalidArgumentError("gradient of partition 1: got 4 bytes, "
+                                       "want none, it is frozen"));
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
+  ASSERT_TRUE(cohort.Close(kRank0, kPush0).ok());
+  ASSERT_TRUE(cohort.Open(kRank1, kPush1).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank1, 0, kPush1.w).ok());
+  ASSERT_TRUE(cohort.Close(kRank1, kPush1).ok());
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 3));
+  EXPECT_THAT(cohort.weights(1), ElementsAre(3));
+  EXPECT_EQ(cohort.All<effect::SendVerdict>()[0].weights_partitions, 1);
+}
+
+TEST(CoordinatorSyncTest, ACheckpointIsWrittenEverySoManyCommits) {
+  FakeSetup setup = SmallSetup();
+  setup.options.checkpoint_every = 2;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, kPush0);
+  cohort.Push(kRank1, kPush1);
+  EXPECT_THAT(cohort.All<effect::WriteCheckpoint>(), IsEmpty());
+  cohort.Push(kRank0, kPush0);
+  cohort.Push(kRank1, kPush1);
+  const auto writes = cohort.All<effect::WriteCheckpoint>();
+  ASSERT_EQ(writes.size(), 1);
+  EXPECT_EQ(writes[0].state.snapshot->version, Version(2));
+  EXPECT_EQ(writes[0].state.samples, 8);
+  EXPECT_EQ(writes[0].state.data_epoch, 1);
+  EXPECT_EQ(writes[0].state.cursor, 0);
+}
+
+TEST(CoordinatorSyncTest, DrainEndsTheRunAtTheNextCommit) {
+  FakeSetup setup = SmallSetup();
+  setup.options.epochs = 5;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, kPush0);
+  cohort.Drain("enough");
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.Push(kRank1, kPush1);
+  const auto ended = cohort.All<effect::RunEnded>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].outcome, RunOutcome::kDrained);
+  EXPECT_EQ(ended[0].reason, "enough");
+  EXPECT_EQ(ended[0].snapshot->version, Version(1));
+}
+
+TEST(CoordinatorSyncTest, StatusSaysWhereTheRunIs) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank0, kPush0);
+  cohort.Push(kRank1, kPush1);
+  const StatusView view = cohort.core().Status(absl::Seconds(101));
+  EXPECT_EQ(view.state, "training, 2 of 2 workers");
+  EXPECT_EQ(view.version, Version(1));
+  EXPECT_EQ(view.samples, 4);
+  EXPECT_EQ(view.samples_total, 8);
+  EXPECT_EQ(view.policy, "sync, local normalisation, sync statistics");
+  EXPECT_DOUBLE_EQ(*view.train_loss, 2);
+  EXPECT_EQ(view.counters.at("pushes_applied"), 2);
+  ASSERT_EQ(view.workers.size(), 2);
+  EXPECT_EQ(view.workers[1].state, "live");
+  EXPECT_EQ(view.workers[1].description, "host1");
+  EXPECT_EQ(view.workers[1].sequence, Sequence(2));
+}
+
+TEST(CoordinatorSyncTest, OldVersionsAreNotHeld) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank0, kPush0);
+  cohort.Push(kRank1, kPush1);
+  EXPECT_TRUE(cohort.core().Read(Version(1)).ok());
+  EXPECT_TRUE(absl::IsOutOfRange(cohort.core().Read(Version(0)).status()));
+  EXPECT_TRUE(absl::IsOutOfRange(cohort.core().Read(Version(2)).status()));
+}
+
+// ---- what is refused
+
+TEST(CoordinatorRefusalTest, OpeningsThatDoNotFitTheAssignment) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  const Sender sender = cohort.sender(kRank0);
+  const PushKey key = cohort.key(kRank0);
+  Effects out;
+  const Instant now = absl::Seconds(101);
+  EXPECT_EQ(
+      cohort.core().Open(sender, key, {.samples = 2}, now, out),
+      absl::InvalidArgumentError("push of rank 0: got 2 samples, want 3"));
+  EXPECT_EQ(
+      cohort.core().Open(sender, key, {.version = Version(1), .samples = 3},
+                         now, out),
+      absl::InvalidArgumentError("push of rank 0: got version 1 read, want 0"));
+  EXPECT_EQ(cohort.core().Open(sender, key, {.samples = 3, .loss_weight = -1},
+                               now, out),
+            absl::InvalidArgumentError("push of rank 0: got loss weight -1, "
+                                       "want a finite number of 0 or more"));
+  EXPECT_EQ(cohort.core().Open(sender, {.sequence = Sequence(9)},
+                               {.samples = 3}, now, out),
+            absl::FailedPreconditionError(
+                "no training assignment 9 was given to rank 0"));
+  EXPECT_THAT(out, IsEmpty());
+}
+
+TEST(CoordinatorRefusalTest, GradientsOfTheWrongShape) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  EXPECT_EQ(cohort.Gradient(kRank0, 0, {1, 2}),
+            absl::FailedPreconditionError("gradient of partition 0 came "
+                                          "before the push was opened"));
+  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
+  EXPECT_EQ(
+      cohort.Gradient(kRank0, 2, {1}),
+      absl::InvalidArgumentError("gradient: got partition 2, want below 2"));
+  EXPECT_EQ(cohort.Gradient(kRank0, 0, {1}),
+            absl::InvalidArgumentError(
+                "gradient of partition 0: got 4 bytes, want 8"));
+}
+
+// Counted twice, an absence on one rank would pass for one on all.
+TEST(CoordinatorRefusalTest, AnAbsentSliceNamedTwiceOrUnknown) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
+  EXPECT_EQ(cohort.Gradient(kRank0, 0, {0, 0}, {0, 0}),
+            absl::InvalidArgumentError(
+                "gradient of partition 0: got absent slice 0, want each at "
+                "most once and below 1"));
+  EXPECT_TRUE(absl::IsInvalidArgument(cohort.Gradient(kRank0, 0, {0, 0}, {1})));
+}
+
+TEST(CoordinatorRefusalTest, ClosingsThatContradictThemselves) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  const auto close = [&cohort](PushClosing closing) {
+    Effects out;
+    return std::string(cohort.core()
+                           .Close(cohort.sender(kRank0), cohort.key(kRank0),
+                                  std::move(closing), absl::Seconds(101), out)
+                           .message());
+  };
+  const Moments good{.count = 1, .first = {0}, .second = {0}};
+  EXPECT_EQ(close({.batch_norm_calls = {}}),
+            "closing: got call counts of 0 batch-norm layers, want 1");
+  EXPECT_EQ(close({.batch_norm_calls = {2}, .moments = {{.moments = good}}}),
+            "closing: got moments of 1 batch-norm calls, want 2");
+  EXPECT_EQ(close({.batch_norm_calls = {2},
+                   .moments = {{.moments = good}, {.moments = good}}}),
+            "closing: moments of bn call 0 are out of order");
+  EXPECT_EQ(close({.batch_norm_calls = {1},
+                   .moments = {{.moments = {.count = 1,
+                                            .first = {0, 1},
+                                            .second = {0, 1}}}}}),
+            "bn: got moments of 2 and 2 channels, want 1");
+  EXPECT_EQ(close({.batch_norm_calls = {1},
+                   .moments = {{.moments = {.count = 1,
+                                            .first = {0},
+                                            .second = {-1}}}}}),
+            "bn: got a negative M2, -1, want 0 or more");
+}
+
+}  // namespace
+}  // namespace cohort

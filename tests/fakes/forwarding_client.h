@@ -1,0 +1,63 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "worker/client/client.h"
+
+namespace cohort {
+
+// Passes every call on; override what a test wants to change.
+class ForwardingClient : public Client {
+ public:
+  explicit ForwardingClient(std::unique_ptr<Client> client)
+      : client_(std::move(client)) {}
+
+  absl::StatusOr<Membership> Join() override { return client_->Join(); }
+  absl::StatusOr<Registration> Register(
+      const ModelLayout& layout, const RunPlan& plan,
+      absl::Span<const absl::Span<const float>> values,
+      absl::Span<const LayerStatistics> statistics) override {
+    return client_->Register(layout, plan, values, statistics);
+  }
+  absl::StatusOr<Assignment> NextAssignment() override {
+    return client_->NextAssignment();
+  }
+  absl::StatusOr<PulledVersion> Pull(std::optional<Version> version,
+                                     bool weights, bool statistics) override {
+    return client_->Pull(version, weights, statistics);
+  }
+  absl::StatusOr<Moments> Reduce(const ReduceKey& key,
+                                 const Moments& local) override {
+    return client_->Reduce(key, local);
+  }
+  absl::Status OpenPush(const PushOpening& opening) override {
+    return client_->OpenPush(opening);
+  }
+  absl::Status SendGradient(int32_t partition, ByteRope gradient,
+                            absl::Span<const int32_t> absent) override {
+    return client_->SendGradient(partition, std::move(gradient), absent);
+  }
+  absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override {
+    return client_->ClosePush(closing);
+  }
+  absl::Status ReportEvaluation(const EvaluationSums& sums) override {
+    return client_->ReportEvaluation(sums);
+  }
+  void Leave(const std::string& reason) override { client_->Leave(reason); }
+  void RequestStop() override { client_->RequestStop(); }
+  void SetObserver(
+      std::function<void(const std::string&)> observer) override {
+    client_->SetObserver(std::move(observer));
+  }
+
+ protected:
+  Client& next() { return *client_; }
+
+ private:
+  std::unique_ptr<Client> client_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,113 @@
+// Timing never reaches the weights.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/permutation.h"
+#include "tests/fakes/forwarding_client.h"
+#include "tests/integration/cluster.h"
+
+namespace cohort {
+namespace {
+
+constexpr int kRuns = 50;
+constexpr int64_t kSteps = 10;
+
+// Holds every message of a worker back for a random while, and sends the
+// partitions of a push in random order, some of them twice.
+class ErraticClient final : public ForwardingClient {
+ public:
+  ErraticClient(std::unique_ptr<Client> client, uint64_t seed)
+      : ForwardingClient(std::move(client)), random_(seed) {}
+
+  absl::StatusOr<Membership> Join() override {
+    Pause();
+    return next().Join();
+  }
+  absl::StatusOr<Moments> Reduce(const ReduceKey& key,
+                                 const Moments& local) override {
+    Pause();
+    return next().Reduce(key, local);
+  }
+  absl::Status OpenPush(const PushOpening& opening) override {
+    Pause();
+    return next().OpenPush(opening);
+  }
+  absl::Status SendGradient(int32_t partition, ByteRope gradient,
+                            absl::Span<const int32_t> absent) override {
+    held_.push_back(
+        {partition, std::move(gradient), {absent.begin(), absent.end()}});
+    return absl::OkStatus();
+  }
+  absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override {
+    for (size_t i = held_.size(); i > 1; --i) {
+      std::swap(held_[i - 1], held_[random_.Below(i)]);
+    }
+    for (const Held& h : std::exchange(held_, {})) {
+      const uint64_t times = 1 + random_.Below(2);
+      for (uint64_t t = 0; t < times; ++t) {
+        Pause();
+        const absl::Status sent =
+            next().SendGradient(h.partition, h.gradient, h.absent);
+        if (!sent.ok()) return sent;
+      }
+    }
+    return next().ClosePush(closing);
+  }
+
+ private:
+  struct Held {
+    int32_t partition = 0;
+    ByteRope gradient;
+    std::vector<int32_t> absent;
+  };
+
+  // Up to a millisecond: long beside a message's way, short beside a test.
+  void Pause() {
+    MutexLock lock(mu_);
+    never_.WaitFor(mu_, absl::Microseconds(random_.Below(1000)));
+  }
+
+  SplitMix64 random_;
+  std::vector<Held> held_;
+  Mutex mu_;
+  CondVar never_;
+};
+
+ClusterOptions SmallRun(const Dataset& dataset) {
+  ClusterOptions options{.batch_sizes = {5, 3, 4}, .dataset = &dataset};
+  options.server.coordinator.epochs = 1;
+  // Many partitions, so that there is an order to get wrong.
+  options.server.coordinator.partition_bytes = 512;
+  return options;
+}
+
+TEST(DeterminismTest, FiftyRunsWithRandomTimingEndInTheSameSha256) {
+  at::set_num_threads(1);
+  const auto dataset = *MakeDataset(
+      {.name = "synthetic", .train_limit = kSteps * 12, .test_limit = 0});
+  const absl::StatusOr<RunSummary> clean = RunCluster(SmallRun(*dataset));
+  ASSERT_TRUE(clean.ok()) << clean.status();
+  ASSERT_EQ(clean->snapshot->version, Version(kSteps));
+  const std::string wanted = Sha256(*clean);
+  for (int run = 0; run < kRuns; ++run) {
+    ClusterOptions options = SmallRun(*dataset);
+    options.wrap = [run](std::unique_ptr<Client> client, Rank rank) {
+      return std::make_unique<ErraticClient>(
+          std::move(client), MixSeed(static_cast<uint64_t>(run),
+                                     static_cast<uint64_t>(rank.value())));
+    };
+    const absl::StatusOr<RunSummary> summary = RunCluster(options);
+    ASSERT_TRUE(summary.ok()) << "run " << run << ": " << summary.status();
+    ASSERT_EQ(Sha256(*summary), wanted) << "run " << run;
+  }
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,130 @@
+#include "tests/integration/reference_training.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/permutation.h"
+#include "server/checkpoint/model_tensors.h"
+#include "worker/models/model.h"
+
+namespace cohort {
+namespace {
+
+bool IsExempt(const std::string& name) {
+  return absl::EndsWith(name, ".bias") || absl::StrContains(name, "bn");
+}
+
+torch::optim::SGD MakeOptimizer(Model& model, const OptimizerOptions& o) {
+  std::vector<at::Tensor> decayed;
+  std::vector<at::Tensor> exempt;
+  for (const auto& item : model.named_parameters()) {
+    (IsExempt(item.key()) ? exempt : decayed).push_back(item.value());
+  }
+  const auto group = [&](std::vector<at::Tensor> tensors, double decay) {
+    auto options = std::make_unique<torch::optim::SGDOptions>(o.learning_rate);
+    options->momentum(o.uses_momentum() ? o.momentum : 0)
+        .nesterov(o.kind == OptimizerKind::kNesterov)
+        .weight_decay(decay);
+    return torch::optim::OptimizerParamGroup(std::move(tensors),
+                                             std::move(options));
+  };
+  return torch::optim::SGD({group(decayed, o.weight_decay), group(exempt, 0)},
+                           torch::optim::SGDOptions(o.learning_rate));
+}
+
+double CosineRate(double base, int64_t samples, int64_t total) {
+  return base *
+         (1 + std::cos(std::numbers::pi * static_cast<double>(samples) /
+                       static_cast<double>(total))) /
+         2;
+}
+
+}  // namespace
+
+StateTensors TrainReference(const ReferenceOptions& options) {
+  const Dataset& dataset = *options.dataset;
+  const auto model = *MakeModel({.name = options.model,
+                                 .channels = dataset.channels(),
+                                 .classes = dataset.classes(),
+                                 .seed = options.seed});
+  model->to(options.type);
+  model->train();
+  torch::optim::SGD optimizer = MakeOptimizer(*model, options.optimizer);
+  const int64_t samples = dataset.train_size();
+  const std::vector<int64_t> order =
+      EpochPermutation(options.seed, 0, samples);
+  for (int64_t at = 0; at < samples; at += options.batch_size) {
+    const int64_t n = std::min(options.batch_size, samples - at);
+    const auto indices = absl::MakeConstSpan(order).subspan(
+        static_cast<size_t>(at), static_cast<size_t>(n));
+    at::Tensor images = torch::empty(
+        {n, dataset.channels(), dataset.height(), dataset.width()});
+    at::Tensor labels = torch::empty({n}, torch::kLong);
+    dataset.ReadImages(DataSplit::kTrain, indices,
+                       absl::MakeSpan(images.data_ptr<float>(),
+                                      static_cast<size_t>(images.numel())));
+    dataset.ReadLabels(DataSplit::kTrain, indices,
+                       absl::MakeSpan(labels.data_ptr<int64_t>(),
+                                      static_cast<size_t>(n)));
+    for (auto& group : optimizer.param_groups()) {
+      static_cast<torch::optim::SGDOptions&>(group.options())
+          .lr(options.optimizer.schedule == ScheduleKind::kCosine
+                  ? CosineRate(options.optimizer.learning_rate, at, samples)
+                  : options.optimizer.learning_rate);
+    }
+    optimizer.zero_grad();
+    torch::nn::functional::cross_entropy(
+        model->forward(images.to(options.type)), labels)
+        .backward();
+    optimizer.step();
+  }
+  StateTensors state;
+  for (const auto& item : model->named_parameters()) {
+    state[item.key()] = item.value().detach().to(at::kDouble);
+  }
+  for (const auto& item : model->named_buffers()) {
+    state[item.key()] = item.value().to(at::kDouble);
+  }
+  return state;
+}
+
+StateTensors StateOf(const RunSummary& summary) {
+  StateTensors state;
+  const SafetensorsContent content =
+      StateDict(*summary.model, *summary.snapshot);
+  for (const NamedTensor& tensor : content.tensors) {
+    at::Tensor value = torch::empty(
+        tensor.shape,
+        tensor.type == TensorType::kInt64 ? at::kLong : at::kFloat);
+    tensor.bytes.CopyTo(absl::MakeSpan(
+        static_cast<std::byte*>(value.data_ptr()), value.nbytes()));
+    state[tensor.name] = value.to(at::kDouble);
+  }
+  return state;
+}
+
+double RelativeDistance(const at::Tensor& a, const at::Tensor& b) {
+  const double scale = b.norm().item<double>();
+  const double distance = (a - b).norm().item<double>();
+  return scale > 0 ? distance / scale : distance;
+}
+
+double RelativeDistance(const StateTensors& a, const StateTensors& b) {
+  double distance = 0;
+  double scale = 0;
+  for (const auto& [name, tensor] : b) {
+    distance += (a.at(name) - tensor).square().sum().item<double>();
+    scale += tensor.square().sum().item<double>();
+  }
+  return std::sqrt(distance / scale);
+}
+
+}  // namespace cohort
