@@ -62,6 +62,12 @@ absl::Status CheckStatistics(const ModelLayout& layout,
   return absl::OkStatus();
 }
 
+// The divisor of all loss sums, as a power of two: dividing and multiplying by
+// it is exact, so it leaves no trace in the weights, whoever proposes it.
+double LossReference(const RunPlan& plan) {
+  return std::exp2(std::ceil(std::log2(plan.loss_reference)));
+}
+
 uint64_t ChecksumOf(const SharedFloats& floats) {
   return RopeOf(floats).Checksum();
 }
@@ -161,7 +167,7 @@ absl::StatusOr<RegisterAnswer> Coordinator::BeginRegister(
     return RegisterAnswer{
         .partitions = MakePartitions(layout, options_.partition_bytes),
         .send_values = true,
-        .loss_reference = plan.loss_reference};
+        .loss_reference = LossReference(plan)};
   }
   COHORT_RETURN_IF_ERROR(CheckSameLayout(layout, model_->layout));
   COHORT_RETURN_IF_ERROR(CheckSamePlan(plan, model_->plan));
@@ -200,6 +206,7 @@ void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
   auto model = std::make_shared<RegisteredModel>();
   model->layout = layout;
   model->plan = plan;
+  model->plan.loss_reference = LossReference(plan);
   model->partitions = MakePartitions(layout, options_.partition_bytes);
   COHORT_CHECK(values.size() == model->partitions.size(),
                absl::StrCat("got ", values.size(), " partitions"));

@@ -318,7 +318,7 @@ TEST(CoordinatorEvaluationTest, ALostRanksShardGoesToWhoeverIsFree) {
   cohort.Leave(kRank1);
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
   EXPECT_EQ(cohort.told(kRank0).range, lost);
-  cohort.EvaluateAll();
+  ASSERT_TRUE(cohort.Report(kRank0).ok());
   EXPECT_EQ(cohort.All<effect::Evaluated>().size(), 1);
   EXPECT_EQ(cohort.All<effect::RunEnded>().size(), 1);
 }

@@ -24,8 +24,7 @@ class ClientRendezvous final : public Rendezvous {
   ClientRendezvous(Client& client, const Assignment& assignment)
       : client_(client), assignment_(assignment) {}
 
-  absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call,
-                                 ReducePhase phase,
+  absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call, ReducePhase phase,
                                  const Moments& local) override {
     return client_.Reduce({.step = assignment_.version,
                            .attempt = assignment_.attempt,
@@ -48,16 +47,15 @@ struct Batch {
 Batch ReadBatch(const Dataset& dataset, DataSplit split,
                 absl::Span<const int64_t> indices) {
   const auto n = static_cast<int64_t>(indices.size());
-  Batch batch{.images = torch::empty({n, dataset.channels(), dataset.height(),
-                                      dataset.width()}),
+  Batch batch{.images = torch::empty(
+                  {n, dataset.channels(), dataset.height(), dataset.width()}),
               .labels = torch::empty({n}, torch::kLong)};
-  dataset.ReadImages(
+  dataset.ReadImages(split, indices,
+                     absl::MakeSpan(batch.images.data_ptr<float>(),
+                                    static_cast<size_t>(batch.images.numel())));
+  dataset.ReadLabels(
       split, indices,
-      absl::MakeSpan(batch.images.data_ptr<float>(),
-                     static_cast<size_t>(batch.images.numel())));
-  dataset.ReadLabels(split, indices,
-                     absl::MakeSpan(batch.labels.data_ptr<int64_t>(),
-                                    indices.size()));
+      absl::MakeSpan(batch.labels.data_ptr<int64_t>(), indices.size()));
   return batch;
 }
 
@@ -158,9 +156,8 @@ absl::Status Trainer::Execute(const Assignment& assignment) {
     return interrupted.status();
   } catch (const std::exception& e) {
     return absl::InternalError(
-        absl::StrCat("assignment ", assignment.sequence.value(),
-                     " at version ", assignment.version.value(), ": ",
-                     e.what()));
+        absl::StrCat("assignment ", assignment.sequence.value(), " at version ",
+                     assignment.version.value(), ": ", e.what()));
   }
 }
 
@@ -210,9 +207,9 @@ absl::Status Trainer::Train(const Assignment& assignment) {
   state_->model->train();
   // Dropout draws from the process-wide generator: a repeated step must find
   // it in the same state.
-  torch::manual_seed(
-      MixSeed(state_->seed, static_cast<uint64_t>(state_->version->value()),
-              static_cast<uint64_t>(state_->rank.value())));
+  torch::manual_seed(MixSeed(state_->seed,
+                             static_cast<uint64_t>(state_->version->value()),
+                             static_cast<uint64_t>(state_->rank.value())));
 
   ClientRendezvous rendezvous(client_, assignment);
   StepContext context{
@@ -272,10 +269,9 @@ absl::Status Trainer::TakeResult(const PushResult& result) {
 
 absl::Status Trainer::Evaluate(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
-  COHORT_ASSIGN_OR_RETURN(
-      const PulledVersion pulled,
-      client_.Pull(assignment.version, /*weights=*/false,
-                   /*statistics=*/true));
+  COHORT_ASSIGN_OR_RETURN(const PulledVersion pulled,
+                          client_.Pull(assignment.version, /*weights=*/false,
+                                       /*statistics=*/true));
   COHORT_RETURN_IF_ERROR(state_->binding.LoadStatistics(pulled.statistics));
   state_->model->eval();
   const torch::NoGradGuard no_grad;
