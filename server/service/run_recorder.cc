@@ -26,8 +26,9 @@ absl::StatusOr<std::unique_ptr<RunRecorder>> RunRecorder::Start(
   if (!options.results_dir.empty()) {
     const std::string path = absl::StrCat(options.results_dir, "/history.csv");
     std::ofstream& file = recorder->history_;
-    file.open(path, options.append ? std::ios::app : std::ios::trunc);
-    // At the end of an existing file its header is there already.
+    file.open(path,
+              options.append ? std::ios::app | std::ios::ate : std::ios::trunc);
+    // A file that is continued has its header.
     if (file.tellp() == std::ofstream::pos_type(0)) file << kHistoryHeader;
     file.flush();
     if (!file) {

@@ -47,6 +47,12 @@ void CompleteOptions(const std::optional<Checkpoint>& restored,
   }
 }
 
+// An operator's files: what is not a wrong request is our failure.
+absl::Status ForOperator(const absl::Status& status) {
+  if (status.ok() || absl::IsFailedPrecondition(status)) return status;
+  return absl::InternalError(status.message());
+}
+
 void KeepFirst(absl::Status& kept, const absl::Status& status) {
   if (kept.ok()) kept = status;
 }
@@ -69,6 +75,12 @@ absl::Status Validate(const ServerOptions& options) {
   }
   if (options.inflight_bytes_max < 1) {
     return absl::InvalidArgumentError("--inflight_mib: want 1 or more");
+  }
+  if (options.coordinator.checkpoint_every > 0 &&
+      options.files.checkpoint_dir.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--checkpoint_every: got ", options.coordinator.checkpoint_every,
+        ", want --checkpoint_dir too, or 0"));
   }
   return Validate(options.coordinator);
 }
@@ -277,13 +289,14 @@ void Server::PrintEnd(const RunSummary& summary) {
 
 absl::StatusOr<Version> Server::CheckpointNow() {
   COHORT_ASSIGN_OR_RETURN(const RunState state, shard_->State());
-  COHORT_RETURN_IF_ERROR(files_->WriteCheckpoint(state));
+  COHORT_RETURN_IF_ERROR(ForOperator(files_->WriteCheckpoint(state)));
   return state.snapshot->version;
 }
 
 absl::StatusOr<Version> Server::ExportNow() {
   COHORT_ASSIGN_OR_RETURN(const RunState state, shard_->State());
-  COHORT_RETURN_IF_ERROR(files_->WriteModel(*state.model, *state.snapshot));
+  COHORT_RETURN_IF_ERROR(
+      ForOperator(files_->WriteModel(*state.model, *state.snapshot)));
   return state.snapshot->version;
 }
 

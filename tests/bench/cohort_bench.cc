@@ -13,6 +13,7 @@
 #include "tests/bench/exchange_bench.h"
 #include "tests/bench/tcp_baseline.h"
 #include "tests/bench/training_bench.h"
+#include "worker/train/threads.h"
 
 ABSL_FLAG(int64_t, elements, 25'600'000,
           "float32 weights of the exchange (ResNet-50 has 25.6 million)");
@@ -102,6 +103,7 @@ int Main(absl::Span<char* const> arguments) {
                           "cohort_bench.cc"));
     return kExitOk;
   }
+  SetArithmeticThreads(1);
   const absl::Status status = RunAll();
   if (status.ok()) return kExitOk;
   absl::FPrintF(stderr, "cohort-bench: %s\n", status.message());

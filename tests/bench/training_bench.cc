@@ -8,7 +8,6 @@
 #include "common/status_macros.h"
 #include "tests/fakes/forwarding_client.h"
 #include "tests/integration/cluster.h"
-#include "worker/train/threads.h"
 
 namespace cohort::bench {
 namespace {
@@ -39,7 +38,6 @@ class TimingClient final : public ForwardingClient {
 
 absl::StatusOr<double> TrainingImagesPerSecond(int32_t workers,
                                                int32_t steps) {
-  SetArithmeticThreads(1);
   const int64_t global_batch = kBatch * workers;
   COHORT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Dataset> dataset,

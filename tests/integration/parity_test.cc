@@ -33,9 +33,8 @@ void PrintTo(const ParityCase& c, std::ostream* os) { *os << c.name; }
 
 RunSummary TrainCohort(const ParityCase& c, const std::string& model,
                        const Dataset& dataset) {
-  ClusterOptions options{.batch_sizes = c.batch_sizes,
-                         .model = model,
-                         .dataset = &dataset};
+  ClusterOptions options{
+      .batch_sizes = c.batch_sizes, .model = model, .dataset = &dataset};
   options.server.coordinator.epochs = 1;
   options.server.coordinator.optimizer.kind = c.optimizer;
   absl::StatusOr<RunSummary> summary = RunCluster(options);
@@ -82,21 +81,22 @@ TEST_P(ParityTest, CnnMatchesFloat64AfterOneStep) {
 
 INSTANTIATE_TEST_SUITE_P(
     Splits, ParityTest,
-    testing::Values(
-        ParityCase{.name = "One", .batch_sizes = {32}},
-        ParityCase{.name = "TwoEven", .batch_sizes = {16, 16}},
-        ParityCase{.name = "TwoUneven", .batch_sizes = {25, 7}},
-        ParityCase{.name = "FourEven", .batch_sizes = {8, 8, 8, 8}},
-        ParityCase{.name = "FourUneven", .batch_sizes = {1, 13, 15, 3}},
-        ParityCase{.name = "EightEven", .batch_sizes = {4, 4, 4, 4, 4, 4, 4, 4}},
-        ParityCase{.name = "EightUneven",
-                   .batch_sizes = {9, 7, 5, 4, 3, 2, 1, 1}},
-        ParityCase{.name = "Nesterov",
-                   .batch_sizes = {20, 12},
-                   .optimizer = OptimizerKind::kNesterov},
-        ParityCase{.name = "PlainSgd",
-                   .batch_sizes = {20, 12},
-                   .optimizer = OptimizerKind::kSgd}),
+    testing::Values(ParityCase{.name = "One", .batch_sizes = {32}},
+                    ParityCase{.name = "TwoEven", .batch_sizes = {16, 16}},
+                    ParityCase{.name = "TwoUneven", .batch_sizes = {25, 7}},
+                    ParityCase{.name = "FourEven", .batch_sizes = {8, 8, 8, 8}},
+                    ParityCase{.name = "FourUneven",
+                               .batch_sizes = {1, 13, 15, 3}},
+                    ParityCase{.name = "EightEven",
+                               .batch_sizes = {4, 4, 4, 4, 4, 4, 4, 4}},
+                    ParityCase{.name = "EightUneven",
+                               .batch_sizes = {9, 7, 5, 4, 3, 2, 1, 1}},
+                    ParityCase{.name = "Nesterov",
+                               .batch_sizes = {20, 12},
+                               .optimizer = OptimizerKind::kNesterov},
+                    ParityCase{.name = "PlainSgd",
+                               .batch_sizes = {20, 12},
+                               .optimizer = OptimizerKind::kSgd}),
     [](const auto& info) { return info.param.name; });
 
 // ReLU and max pooling make rounding grow, so the measure is what one float32
@@ -107,8 +107,7 @@ TEST(ParityTest, CnnStaysAsCloseToFloat64AsOneProcessAfter20Steps) {
   ReferenceOptions reference = ReferenceFor(split, "cnn", *dataset);
   const StateTensors exact = TrainReference(reference);
   reference.type = at::kFloat;
-  const double one_process =
-      RelativeDistance(TrainReference(reference), exact);
+  const double one_process = RelativeDistance(TrainReference(reference), exact);
   const double cohort =
       RelativeDistance(StateOf(TrainCohort(split, "cnn", *dataset)), exact);
   RecordProperty("one_process", absl::StrCat(one_process));

@@ -59,8 +59,7 @@ StateTensors TrainReference(const ReferenceOptions& options) {
   model->train();
   torch::optim::SGD optimizer = MakeOptimizer(*model, options.optimizer);
   const int64_t samples = dataset.train_size();
-  const std::vector<int64_t> order =
-      EpochPermutation(options.seed, 0, samples);
+  const std::vector<int64_t> order = EpochPermutation(options.seed, 0, samples);
   for (int64_t at = 0; at < samples; at += options.batch_size) {
     const int64_t n = std::min(options.batch_size, samples - at);
     const auto indices = absl::MakeConstSpan(order).subspan(
@@ -71,9 +70,9 @@ StateTensors TrainReference(const ReferenceOptions& options) {
     dataset.ReadImages(DataSplit::kTrain, indices,
                        absl::MakeSpan(images.data_ptr<float>(),
                                       static_cast<size_t>(images.numel())));
-    dataset.ReadLabels(DataSplit::kTrain, indices,
-                       absl::MakeSpan(labels.data_ptr<int64_t>(),
-                                      static_cast<size_t>(n)));
+    dataset.ReadLabels(
+        DataSplit::kTrain, indices,
+        absl::MakeSpan(labels.data_ptr<int64_t>(), static_cast<size_t>(n)));
     for (auto& group : optimizer.param_groups()) {
       static_cast<torch::optim::SGDOptions&>(group.options())
           .lr(options.optimizer.schedule == ScheduleKind::kCosine

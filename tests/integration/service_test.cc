@@ -93,7 +93,7 @@ class ServiceTest : public ::testing::Test {
     for (int32_t rank : {0, 1}) {
       auto worker = std::make_unique<HandWorker>(server_->address());
       ASSERT_TRUE(worker->Join(rank).ok());
-      ASSERT_TRUE(worker->Register(layout, TinyPlan(), kTinyValues).ok());
+      ASSERT_TRUE(worker->Register(layout, plan_, kTinyValues).ok());
       worker->batch_norm_calls.assign(
           static_cast<size_t>(layout.batch_norms_size()), 1);
       workers_.push_back(std::move(worker));
@@ -136,6 +136,7 @@ class ServiceTest : public ::testing::Test {
     return path.string();
   }
 
+  v1::RunPlan plan_ = TinyPlan();
   // Outlives the server, which writes to it.
   std::ostringstream out_;
   std::unique_ptr<Server> server_;
@@ -494,18 +495,21 @@ TEST_F(ServiceTest, PullGivesOneConsistentVersion) {
 
 TEST_F(ServiceTest, StopEndsHeldStreamsAsUnavailable) {
   StartWithTwoWorkers(TinyOptions());
-  ExchangeCall exchange = workers_[0]->OpenExchange();
-  exchange.Write(workers_[0]->Opening(assignments_[0], 2));
+  TrainOneStep();
+  AwaitVerdict(exchanges_[0]);
+  AwaitVerdict(exchanges_[1]);
   server_->Stop();
-  EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(exchanges_[0].End().error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(workers_[0]->session().End().error_code(),
             grpc::StatusCode::UNAVAILABLE);
   const RunSummary summary = server_->Wait();
   EXPECT_FALSE(summary.outcome.has_value());
-  EXPECT_THAT(out_.str(), HasSubstr("stopped at version 0"));
+  EXPECT_THAT(out_.str(), HasSubstr("stopped at version 1"));
 }
 
 TEST_F(ServiceTest, StatusAndDrainForOperators) {
+  // Two steps an epoch, so that the run is drained in the middle of one.
+  plan_.set_train_samples(8);
   StartWithTwoWorkers(TinyOptions());
   v1::Admin::Stub& admin = workers_[0]->admin();
   v1::Status status;
@@ -551,6 +555,7 @@ TEST_F(ServiceTest, RunContinuesFromItsCheckpoint) {
   ServerOptions options = TinyOptions();
   options.coordinator.epochs = 2;
   options.files.checkpoint_dir = TemporaryFolder("state");
+  options.files.results_dir = TemporaryFolder("results");
   StartWithTwoWorkers(options);
   TrainOneStep();
   AwaitVerdict(exchanges_[0]);
@@ -583,6 +588,14 @@ TEST_F(ServiceTest, RunContinuesFromItsCheckpoint) {
               ElementsAre(9.0f, 8.5f, 8.0f, 7.5f));
   server_->Stop();
   server_.reset();
+  // The history goes on under the header it has: one row for the step.
+  std::ifstream history(options.files.results_dir + "/history.csv");
+  std::string line;
+  std::getline(history, line);
+  EXPECT_THAT(line, HasSubstr("version,epoch"));
+  std::getline(history, line);
+  EXPECT_THAT(line, HasSubstr("1,1,4,"));
+  EXPECT_FALSE(std::getline(history, line)) << line;
 
   options.coordinator.seed += 1;
   EXPECT_THAT(std::string(StartServer(options, out_).status().message()),

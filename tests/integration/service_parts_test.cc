@@ -1,0 +1,266 @@
+// The parts of the service that need no connection.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/process/command_line.h"
+#include "server/service/byte_budget.h"
+#include "server/service/listen_address.h"
+#include "server/service/progress_text.h"
+#include "server/service/run_recorder.h"
+#include "server/service/stream_registry.h"
+
+ABSL_FLAG(int32_t, parts_count, 2, "A number.");
+ABSL_FLAG(bool, parts_switch, false, "A switch.");
+
+namespace cohort {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class FakeExchange final : public ExchangeStream {
+ public:
+  void SendWeights(const effect::SendWeights&) override {}
+  void SendVerdict(const effect::SendVerdict&) override {}
+  void End(const absl::Status&) override {}
+};
+
+class FakeSession final : public SessionStream {
+ public:
+  void SendJoined(const effect::Joined&) override {}
+  void SendAssignment(const Assignment&) override {}
+  void SendStepAborted(const effect::StepAborted&) override {}
+  void End(const absl::Status&) override {}
+};
+
+constexpr Rank kRank{3};
+constexpr Incarnation kLife{7};
+
+std::shared_ptr<FakeExchange> Admitted(StreamRegistry& registry) {
+  auto stream = std::make_shared<FakeExchange>();
+  EXPECT_TRUE(registry.Admit(stream).ok());
+  return stream;
+}
+
+TEST(StreamRegistryTest, NewerStreamTakesThePlaceAndTheOlderCannotTakeItBack) {
+  StreamRegistry registry({});
+  const auto older = Admitted(registry);
+  const auto newer = Admitted(registry);
+  EXPECT_EQ(registry.PutExchange(kRank, kLife, older), nullptr);
+  EXPECT_EQ(registry.PutExchange(kRank, kLife, newer), older);
+  EXPECT_EQ(registry.PutExchange(kRank, kLife, newer), nullptr);
+  EXPECT_EQ(registry.PutExchange(kRank, kLife, older), older);
+  EXPECT_EQ(registry.Exchange(kRank, kLife), newer);
+}
+
+TEST(StreamRegistryTest, EffectsReachOnlyTheLifeTheyAreFor) {
+  StreamRegistry registry({});
+  const auto stream = Admitted(registry);
+  registry.PutExchange(kRank, kLife, stream);
+  EXPECT_EQ(registry.Exchange(kRank, Incarnation(6)), nullptr);
+  EXPECT_EQ(registry.Exchange(Rank(2), kLife), nullptr);
+  registry.Forget(stream.get());
+  EXPECT_EQ(registry.Exchange(kRank, kLife), nullptr);
+}
+
+TEST(StreamRegistryTest, NewerLifeEndsTheStreamsOfOlderOnes) {
+  StreamRegistry registry({});
+  const auto stream = Admitted(registry);
+  registry.PutExchange(kRank, kLife, stream);
+  EXPECT_THAT(registry.Bind(SessionId(1), kRank, kLife), IsEmpty());
+  const StreamRegistry::Streams ended =
+      registry.Bind(SessionId(2), kRank, kLife.Next());
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0], stream);
+}
+
+// A reconnected worker's first session ends after the second has begun.
+TEST(StreamRegistryTest, EndOfAReplacedSessionLeavesTheLifeAlone) {
+  StreamRegistry registry({});
+  const auto stream = Admitted(registry);
+  registry.PutExchange(kRank, kLife, stream);
+  registry.Bind(SessionId(1), kRank, kLife);
+  registry.Bind(SessionId(2), kRank, kLife);
+  EXPECT_THAT(registry.Unbind(SessionId(1)), IsEmpty());
+  EXPECT_EQ(registry.Unbind(SessionId(2)).size(), 1u);
+}
+
+TEST(StreamRegistryTest, HoldsItsLimits) {
+  StreamRegistry registry({.sessions = 1, .streams = 2});
+  const auto session = std::make_shared<FakeSession>();
+  ASSERT_TRUE(registry.AdmitSession(session).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      registry.AdmitSession(std::make_shared<FakeSession>()).status()));
+  Admitted(registry);
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      registry.Admit(std::make_shared<FakeExchange>())));
+  registry.Forget(session.get());
+  EXPECT_TRUE(registry.AdmitSession(std::make_shared<FakeSession>()).ok());
+}
+
+TEST(StreamRegistryTest, CloseReturnsAllAndRefusesMore) {
+  StreamRegistry registry({});
+  const auto stream = Admitted(registry);
+  EXPECT_EQ(registry.Close().size(), 1u);
+  EXPECT_TRUE(
+      absl::IsUnavailable(registry.Admit(std::make_shared<FakeExchange>())));
+}
+
+TEST(ByteBudgetTest, BytesAreHeldUntilTheLastPieceIsGone) {
+  ByteBudget budget(10);
+  const std::vector<std::byte> bytes(6);
+  absl::StatusOr<ByteRope> rope = budget.Admit(ByteRope::Copy(bytes));
+  ASSERT_TRUE(rope.ok());
+  ByteRope copy = *rope;
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(budget.Admit(ByteRope::Copy(bytes)).status()));
+  *rope = ByteRope();
+  EXPECT_EQ(budget.held_bytes(), 6);
+  copy = ByteRope();
+  EXPECT_EQ(budget.held_bytes(), 0);
+  EXPECT_TRUE(budget.Admit(ByteRope::Copy(bytes)).ok());
+}
+
+TEST(ListenAddressTest, ReadsHostAndPort) {
+  EXPECT_TRUE(ParseListenAddress("127.0.0.1:7070")->loopback());
+  EXPECT_TRUE(ParseListenAddress("localhost:0")->loopback());
+  EXPECT_TRUE(ParseListenAddress("[::1]:7070")->loopback());
+  EXPECT_FALSE(ParseListenAddress("0.0.0.0:7070")->loopback());
+  EXPECT_FALSE(ParseListenAddress("[::]:7070")->loopback());
+  EXPECT_EQ(ParseListenAddress("[::1]:7070")->ToString(), "[::1]:7070");
+  for (const char* bad : {"", "7070", ":7070", "host:", "host:x", "host:65536",
+                          "host:-1", "::1:7070"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(ParseListenAddress(bad).status()))
+        << bad;
+  }
+}
+
+StatusView Training() {
+  return {.state = "training, 2 of 2 workers",
+          .version = Version(30),
+          .data_epoch = 1,
+          .epochs = 4,
+          .samples = 150,
+          .samples_total = 400,
+          .policy = "sync",
+          .train_loss = 0.5,
+          .workers_live = 2,
+          .workers_expected = 2};
+}
+
+TEST(ProgressTextTest, TellsStepEpochSpeedAndTimeLeft) {
+  // 50 of the second 100; 250 left at 10 a second.
+  EXPECT_EQ(ProgressText(Training(), 10),
+            "step 30, epoch 2 of 4 (50 %), loss 0.5000, 10 images/s, ETA 25 s, "
+            "workers 2/2, sync");
+}
+
+TEST(ProgressTextTest, WaitingIsToldInTheServersOwnWords) {
+  StatusView status = Training();
+  status.state = "waiting for a replacement of worker 1, gives up in 9 s";
+  EXPECT_EQ(ProgressText(status, 10), status.state);
+}
+
+TEST(ProgressTextTest, ShorterLineBlanksTheRest) {
+  std::ostringstream out;
+  ProgressLine line;
+  line.Show(out, "abcdef", 80);
+  line.Show(out, "xy", 80);
+  line.Show(out, "123456", 4);
+  line.Clear(out);
+  EXPECT_EQ(out.str(), "\rabcdef\rxy    \r123\r   \r");
+}
+
+TEST(ProgressTextTest, RateIsThatOfTheLastTenSeconds) {
+  RateMeter rate;
+  EXPECT_EQ(rate.per_second(), 0);
+  rate.Add(absl::Seconds(0), 0);
+  rate.Add(absl::Seconds(20), 1000);
+  rate.Add(absl::Seconds(25), 1010);
+  EXPECT_EQ(rate.per_second(), 2);
+}
+
+TEST(RunRecorderTest, RowsHoldMeansWeightedBySamples) {
+  const std::string folder = absl::StrCat(::testing::TempDir(), "/recorder");
+  std::filesystem::create_directories(folder);
+  std::ostringstream out;
+  const SteadyClock clock;
+  absl::StatusOr<std::unique_ptr<RunRecorder>> recorder = RunRecorder::Start(
+      {.results_dir = folder}, out, clock, [] { return Training(); });
+  ASSERT_TRUE(recorder.ok()) << recorder.status();
+  // 1 sample of loss 1 and 3 of loss 5: mean 4. The skipped one adds nothing.
+  (*recorder)->Committed({.version = Version(1),
+                          .samples = 1,
+                          .commit_samples = 1,
+                          .loss = 1,
+                          .accuracy = 1,
+                          .learning_rate = 0.5});
+  (*recorder)->Committed({.version = Version(2),
+                          .samples = 4,
+                          .commit_samples = 3,
+                          .loss = 5,
+                          .accuracy = 0,
+                          .learning_rate = 0.25});
+  (*recorder)->Committed(
+      {.version = Version(3), .samples = 4, .loss = 9, .skipped = true});
+  (*recorder)->Finish();
+
+  std::ifstream file(folder + "/history.csv");
+  std::string header;
+  std::string row;
+  std::getline(file, header);
+  std::getline(file, row);
+  EXPECT_THAT(row, HasSubstr("3,1,4,"));
+  EXPECT_THAT(row, HasSubstr(",4.000000,0.250000,"));
+  EXPECT_THAT(row, EndsWith(",2,\"sync\""));
+}
+
+// SetFlags over a command line with these arguments.
+absl::StatusOr<bool> Set(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "program");
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  return SetFlags(pointers);
+}
+
+TEST(CommandLineTest, SetsFlagsInAllSpellings) {
+  ASSERT_TRUE(Set({"--parts_count=5", "--parts_switch"}).ok());
+  EXPECT_EQ(absl::GetFlag(FLAGS_parts_count), 5);
+  EXPECT_TRUE(absl::GetFlag(FLAGS_parts_switch));
+  ASSERT_TRUE(Set({"--parts_count", "6", "--noparts_switch"}).ok());
+  EXPECT_EQ(absl::GetFlag(FLAGS_parts_count), 6);
+  EXPECT_FALSE(absl::GetFlag(FLAGS_parts_switch));
+  EXPECT_TRUE(*Set({"--help"}));
+}
+
+TEST(CommandLineTest, TellsUsageFromBadValues) {
+  const absl::Status unknown = Set({"--parts_cout=5"}).status();
+  EXPECT_EQ(ExitCodeOf(unknown), kExitUsage);
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("--parts_count?"));
+  EXPECT_EQ(ExitCodeOf(Set({"stray"}).status()), kExitUsage);
+  EXPECT_EQ(ExitCodeOf(Set({"--parts_count"}).status()), kExitUsage);
+  const absl::Status bad = Set({"--parts_count=many"}).status();
+  EXPECT_EQ(ExitCodeOf(bad), kExitConfig);
+  EXPECT_THAT(std::string(bad.message()), HasSubstr("'many'"));
+}
+
+TEST(CommandLineTest, BadChoiceNamesFlagValueAndChoices) {
+  const absl::Status status =
+      ParseChoice<int>("pet", "fish", {{"cat", 1}, {"dog", 2}}).status();
+  EXPECT_EQ(status.message(), "--pet: got 'fish', want one of cat, dog");
+}
+
+}  // namespace
+}  // namespace cohort
