@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -21,6 +21,8 @@ struct CrashCase {
   std::vector<int64_t> before;
   int64_t version = 0;
   int32_t keep = 1;
+
+  friend void PrintTo(const CrashCase& c, std::ostream* out) { *out << c.name; }
 };
 
 // How it dies.
