@@ -107,11 +107,10 @@ uint64_t Xxh3(absl::Span<const std::byte> bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
-void ForEachFloatRun(
-    absl::Span<const ByteRope* const> ropes, int64_t elements,
-    absl::FunctionRef<void(int64_t, int64_t,
-                           absl::Span<const std::byte* const>)>
-        body) {
+void ForEachFloatRun(absl::Span<const ByteRope* const> ropes, int64_t elements,
+                     absl::FunctionRef<void(int64_t, int64_t,
+                                            absl::Span<const std::byte* const>)>
+                         body) {
   std::vector<Cursor> cursors;
   cursors.reserve(ropes.size());
   for (const ByteRope* rope : ropes) {
@@ -130,8 +129,7 @@ void ForEachFloatRun(
     if (cut) run = 1;
     for (size_t k = 0; k < cursors.size(); ++k) {
       Cursor& c = cursors[k];
-      pointers[k] =
-          c.WholeFloatsLeftInPiece() > 0 ? c.Pointer() : c.Stitch();
+      pointers[k] = c.WholeFloatsLeftInPiece() > 0 ? c.Pointer() : c.Stitch();
     }
     body(done, run, pointers);
     for (Cursor& c : cursors) c.Advance(run * kFloatBytes);

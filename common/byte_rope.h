@@ -24,7 +24,8 @@ class ByteRope {
   };
 
   ByteRope() = default;
-  ByteRope(absl::Span<const std::byte> bytes, std::shared_ptr<const void> owner);
+  ByteRope(absl::Span<const std::byte> bytes,
+           std::shared_ptr<const void> owner);
 
   // A rope over a private copy of `bytes`.
   static ByteRope Copy(absl::Span<const std::byte> bytes);

@@ -14,9 +14,9 @@ namespace cohort {
 // Asserts, in release builds too, what only a bug of our own can break. Never
 // for input. The second argument is a text that may use absl::StrCat; it is
 // evaluated only on failure.
-#define COHORT_CHECK(condition, message)                                  \
-  do {                                                                    \
-    if (!(condition)) {                                                   \
-      ::cohort::CheckFailed(__FILE__, __LINE__, #condition, (message));   \
-    }                                                                     \
+#define COHORT_CHECK(condition, message)                                \
+  do {                                                                  \
+    if (!(condition)) {                                                 \
+      ::cohort::CheckFailed(__FILE__, __LINE__, #condition, (message)); \
+    }                                                                   \
   } while (false)

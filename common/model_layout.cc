@@ -55,8 +55,8 @@ absl::Status ValidateBatchNorm(const BatchNormSpec& bn) {
         bn.name, ": got ", bn.channels, " channels, want at least 1"));
   }
   if (!(bn.epsilon > 0) || !std::isfinite(bn.epsilon)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        bn.name, ": got epsilon ", bn.epsilon, ", want above 0"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(bn.name, ": got epsilon ", bn.epsilon, ", want above 0"));
   }
   if (bn.momentum.has_value() && !(*bn.momentum > 0 && *bn.momentum <= 1)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -160,8 +160,8 @@ absl::Status Validate(const ModelLayout& layout) {
     COHORT_RETURN_IF_ERROR(ValidateShape(p));
     total += ElementCount(p);
     if (total > kElementsMax) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the model has more than ", kElementsMax, " elements"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the model has more than ", kElementsMax, " elements"));
     }
   }
   for (const BatchNormSpec& bn : layout.batch_norms) {
@@ -180,8 +180,8 @@ absl::Status CheckSameLayout(const ModelLayout& seen,
 
 std::vector<Partition> MakePartitions(const ModelLayout& layout,
                                       int64_t target_bytes) {
-  const int64_t capacity = std::max<int64_t>(
-      1, target_bytes / static_cast<int64_t>(sizeof(float)));
+  const int64_t capacity =
+      std::max<int64_t>(1, target_bytes / static_cast<int64_t>(sizeof(float)));
   std::vector<Partition> partitions;
   for (size_t i = 0; i < layout.parameters.size(); ++i) {
     const ParameterSpec& p = layout.parameters[i];

@@ -64,7 +64,8 @@ absl::Status Validate(const ModelLayout& layout);
 // Compares `seen` with `wanted` name by name.
 // Errors: FailedPrecondition with the first difference, such as
 //   "conv1.weight: got shape [64,3,3,3], want [32,1,3,3]".
-absl::Status CheckSameLayout(const ModelLayout& seen, const ModelLayout& wanted);
+absl::Status CheckSameLayout(const ModelLayout& seen,
+                             const ModelLayout& wanted);
 
 // A contiguous piece of one parameter's elements.
 struct Slice {

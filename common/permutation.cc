@@ -40,8 +40,7 @@ uint64_t MixSeed(uint64_t a, uint64_t b, uint64_t c) {
   return Finalize(mixed ^ (c + 3 * kGolden));
 }
 
-std::vector<int64_t> EpochPermutation(uint64_t seed, int64_t epoch,
-                                      int64_t n) {
+std::vector<int64_t> EpochPermutation(uint64_t seed, int64_t epoch, int64_t n) {
   std::vector<int64_t> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), int64_t{0});
   SplitMix64 random(MixSeed(seed, static_cast<uint64_t>(epoch)));

@@ -6,12 +6,11 @@
 #include "absl/status/statusor.h"
 
 // Returns from the enclosing function if `expr` is not OK.
-#define COHORT_RETURN_IF_ERROR(expr)                     \
-  do {                                                   \
-    if (absl::Status cohort_status = (expr);             \
-        !cohort_status.ok()) {                           \
-      return cohort_status;                              \
-    }                                                    \
+#define COHORT_RETURN_IF_ERROR(expr)                                \
+  do {                                                              \
+    if (absl::Status cohort_status = (expr); !cohort_status.ok()) { \
+      return cohort_status;                                         \
+    }                                                               \
   } while (false)
 
 #define COHORT_INTERNAL_CONCAT2(a, b) a##b
@@ -23,6 +22,6 @@
   lhs = std::move(tmp).value()
 
 // Assigns the value of a StatusOr to `lhs`, or returns its status.
-#define COHORT_ASSIGN_OR_RETURN(lhs, expr)                             \
-  COHORT_INTERNAL_ASSIGN_OR_RETURN(                                    \
+#define COHORT_ASSIGN_OR_RETURN(lhs, expr) \
+  COHORT_INTERNAL_ASSIGN_OR_RETURN(        \
       COHORT_INTERNAL_CONCAT(cohort_statusor_, __LINE__), lhs, expr)

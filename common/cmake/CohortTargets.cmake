@@ -15,6 +15,7 @@ if(COHORT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # time macros and the header's own time stamp.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
       ${COHORT_CCACHE})
 endif()
 

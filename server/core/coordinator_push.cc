@@ -422,8 +422,8 @@ void Coordinator::Answer(Worker& worker, const PushKey& key,
     // It may repeat a push that was complete, and fail at a rendezvous or a
     // pull of the old step before it has a stream for the verdict. Only its
     // session is there for certain to tell it what comes next.
-    out.push_back(effect::Notify{.session = worker.session,
-                                 .assignment = verdict.next});
+    out.push_back(
+        effect::Notify{.session = worker.session, .assignment = verdict.next});
   }
   out.push_back(effect::SendVerdict{.rank = worker.rank,
                                     .incarnation = worker.incarnation,

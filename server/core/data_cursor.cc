@@ -59,10 +59,10 @@ std::optional<DataCursor::Piece> DataCursor::Next(int64_t batch_size) {
     return piece;
   }
   if (epoch_ >= epochs_) return std::nullopt;
-  Piece piece{.epoch = epoch_,
-              .range = {.begin = position_,
-                        .end = std::min(position_ + batch_size,
-                                        samples_per_epoch_)}};
+  Piece piece{
+      .epoch = epoch_,
+      .range = {.begin = position_,
+                .end = std::min(position_ + batch_size, samples_per_epoch_)}};
   Advance(piece.range.size());
   return piece;
 }

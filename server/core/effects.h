@@ -85,10 +85,9 @@ struct EvaluationRecord {
     return sums.loss_weight > 0 ? sums.loss_sum / sums.loss_weight : 0;
   }
   double accuracy() const {
-    return sums.labels > 0
-               ? static_cast<double>(sums.correct) /
-                     static_cast<double>(sums.labels)
-               : 0;
+    return sums.labels > 0 ? static_cast<double>(sums.correct) /
+                                 static_cast<double>(sums.labels)
+                           : 0;
   }
 };
 
@@ -190,13 +189,11 @@ struct RunEnded {
 
 }  // namespace effect
 
-using Effect =
-    std::variant<effect::Joined, effect::EndSession, effect::Notify,
-                 effect::StepAborted, effect::ReduceResult,
-                 effect::ReduceAborted, effect::SendWeights,
-                 effect::SendVerdict, effect::Fold, effect::Committed,
-                 effect::Evaluated, effect::WriteCheckpoint, effect::Log,
-                 effect::RunEnded>;
+using Effect = std::variant<
+    effect::Joined, effect::EndSession, effect::Notify, effect::StepAborted,
+    effect::ReduceResult, effect::ReduceAborted, effect::SendWeights,
+    effect::SendVerdict, effect::Fold, effect::Committed, effect::Evaluated,
+    effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
 
 using Effects = std::vector<Effect>;
 

@@ -29,9 +29,7 @@ std::optional<EvaluationBook::Shard> EvaluationBook::Take() {
   return shard;
 }
 
-void EvaluationBook::Return(const Shard& shard) {
-  waiting_.push_front(shard);
-}
+void EvaluationBook::Return(const Shard& shard) { waiting_.push_front(shard); }
 
 std::optional<EvaluationRecord> EvaluationBook::Finish(
     const Shard& shard, const EvaluationSums& sums) {

@@ -39,8 +39,7 @@ class MovingStatistics {
                  std::vector<LayerStatistics>& statistics) const;
 
   // One asynchronous push. kChief ignores ranks other than `chief`.
-  void ApplyPush(const RankMoments& push, Rank chief,
-                 int64_t samples_reference,
+  void ApplyPush(const RankMoments& push, Rank chief, int64_t samples_reference,
                  std::vector<LayerStatistics>& statistics) const;
 
  private:

@@ -69,8 +69,7 @@ absl::Status Validate(const CoordinatorOptions& o) {
   }
   if (o.epochs < 1) return Bad("epochs", absl::StrCat(o.epochs), "1 or more");
   if (o.partition_bytes < 4) {
-    return Bad("partition_bytes", absl::StrCat(o.partition_bytes),
-               "4 or more");
+    return Bad("partition_bytes", absl::StrCat(o.partition_bytes), "4 or more");
   }
   if (o.checkpoint_every < 0) {
     return Bad("checkpoint_every", absl::StrCat(o.checkpoint_every),

@@ -42,7 +42,7 @@ struct CoordinatorOptions {
   int32_t workers = 2;
   PolicyOptions policy;
   OptimizerOptions optimizer;
-  int64_t epochs = 3;
+  int64_t epochs = 5;
   uint64_t seed = 1;
   absl::Duration lease = absl::Seconds(10);
   absl::Duration reconnect_grace = absl::Milliseconds(500);

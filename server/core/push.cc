@@ -21,8 +21,8 @@ Push::Arrival Push::Open(const PushOpening& opening) {
   return Arrival::kNew;
 }
 
-Push::Arrival Push::Add(int32_t partition, ByteRope gradient,
-                        uint64_t checksum, std::vector<int32_t> absent_slices) {
+Push::Arrival Push::Add(int32_t partition, ByteRope gradient, uint64_t checksum,
+                        std::vector<int32_t> absent_slices) {
   const auto p = static_cast<size_t>(partition);
   if (received_[p]) {
     return checksums_[p] == checksum && absent_[p] == absent_slices

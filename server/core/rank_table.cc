@@ -59,9 +59,9 @@ void RankTable::Transition(Worker& worker, Worker::State to, Instant now) {
   const bool allowed =
       worker.state != to && !(worker.state == Worker::State::kVacant &&
                               to == Worker::State::kReconnecting);
-  COHORT_CHECK(allowed, absl::StrCat("rank ", worker.rank.value(), ": ",
-                                     StateName(worker.state), " to ",
-                                     StateName(to)));
+  COHORT_CHECK(allowed,
+               absl::StrCat("rank ", worker.rank.value(), ": ",
+                            StateName(worker.state), " to ", StateName(to)));
   if (worker.state == Worker::State::kLive) worker.lost_at = now;
   worker.state = to;
 }

@@ -82,9 +82,8 @@ RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
 
 bool RendezvousTable::Waits(Rank rank) const {
   const size_t at = PositionOf(rank);
-  return std::any_of(entries_.begin(), entries_.end(), [at](const auto& e) {
-    return e.second.waiting[at];
-  });
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [at](const auto& e) { return e.second.waiting[at]; });
 }
 
 void RendezvousTable::Forget(Rank rank) {
@@ -107,10 +106,9 @@ std::vector<RendezvousTable::Pending> RendezvousTable::AllPending() const {
 std::vector<Rank> RendezvousTable::Missing() const {
   std::vector<Rank> missing;
   for (size_t i = 0; i < members_.size(); ++i) {
-    const bool lacking =
-        std::any_of(entries_.begin(), entries_.end(), [i](const auto& e) {
-          return !e.second.contributions[i].has_value();
-        });
+    const bool lacking = std::any_of(
+        entries_.begin(), entries_.end(),
+        [i](const auto& e) { return !e.second.contributions[i].has_value(); });
     if (lacking) missing.push_back(members_[i]);
   }
   return missing;

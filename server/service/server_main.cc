@@ -39,7 +39,7 @@ ABSL_FLAG(double, momentum, 0.9, "Of momentum and nesterov.");
 ABSL_FLAG(double, weight_decay, 5e-4, "Not applied to biases and batch norm.");
 ABSL_FLAG(std::string, schedule, "cosine",
           "Learning rate over the run: constant or cosine.");
-ABSL_FLAG(int64_t, epochs, 3, "Passes over the training data.");
+ABSL_FLAG(int64_t, epochs, 5, "Passes over the training data.");
 ABSL_FLAG(uint64_t, seed, 1,
           "Of the data order and everything random on a worker.");
 ABSL_FLAG(absl::Duration, lease, absl::Seconds(10),

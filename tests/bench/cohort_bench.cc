@@ -69,7 +69,8 @@ absl::Status BenchRendezvous() {
 
 absl::Status BenchTraining() {
   const int32_t steps = absl::GetFlag(FLAGS_training_steps);
-  absl::PrintF("training of cnn, 64 images a worker, sync, global batch norm\n");
+  absl::PrintF(
+      "training of cnn, 64 images a worker, sync, global batch norm\n");
   absl::PrintF("%-10s %12s %12s\n", "workers", "images/s", "x one");
   double one = 0;
   for (int32_t workers : {1, 2}) {

@@ -38,8 +38,8 @@ struct RunShape {
 ModelLayout LayoutOf(const RunShape& shape) {
   ModelLayout layout;
   for (size_t i = 0; i < shape.parameters.size(); ++i) {
-    layout.parameters.push_back({.name = absl::StrCat("parameter", i),
-                                 .shape = {shape.parameters[i]}});
+    layout.parameters.push_back(
+        {.name = absl::StrCat("parameter", i), .shape = {shape.parameters[i]}});
   }
   if (shape.channels > 0) {
     layout.batch_norms.push_back(
@@ -56,14 +56,13 @@ class BenchWorker {
 
   absl::Status Run() {
     COHORT_ASSIGN_OR_RETURN(
-        client_, MakeGrpcClient(
-                     {.server = server_, .rank = rank_, .batch_size = 1}));
+        client_,
+        MakeGrpcClient({.server = server_, .rank = rank_, .batch_size = 1}));
     COHORT_RETURN_IF_ERROR(client_->Join().status());
     COHORT_RETURN_IF_ERROR(Register());
     for (;;) {
       const SteadyTime start = Now();
-      COHORT_ASSIGN_OR_RETURN(const Assignment next,
-                              client_->NextAssignment());
+      COHORT_ASSIGN_OR_RETURN(const Assignment next, client_->NextAssignment());
       if (next.kind == AssignmentKind::kFinished) break;
       COHORT_RETURN_IF_ERROR(Rendezvous(next));
       COHORT_RETURN_IF_ERROR(Push(next));
@@ -87,12 +86,12 @@ class BenchWorker {
     for (const std::vector<float>& v : values) spans.emplace_back(v);
     COHORT_ASSIGN_OR_RETURN(
         const Registration registration,
-        client_->Register(layout,
-                          {.dataset = "bench",
-                           .dataset_digest = "0",
-                           .train_samples = int64_t{shape_.steps} *
-                                            shape_.workers},
-                          spans, {}));
+        client_->Register(
+            layout,
+            {.dataset = "bench",
+             .dataset_digest = "0",
+             .train_samples = int64_t{shape_.steps} * shape_.workers},
+            spans, {}));
     for (const Partition& partition : registration.partitions) {
       auto buffer = std::make_shared<FloatBuffer>(partition.elements);
       std::fill_n(buffer->data(), buffer->size(), 1e-3f);
@@ -108,12 +107,12 @@ class BenchWorker {
                         .second = std::vector<double>(channels, 1.0)};
     for (int32_t call = 0; call < shape_.calls; ++call) {
       const SteadyTime start = Now();
-      COHORT_RETURN_IF_ERROR(client_
-                                 ->Reduce({.step = step.version,
-                                           .attempt = step.attempt,
-                                           .call = call},
-                                          local)
-                                 .status());
+      COHORT_RETURN_IF_ERROR(
+          client_
+              ->Reduce(
+                  {.step = step.version, .attempt = step.attempt, .call = call},
+                  local)
+              .status());
       rendezvous_seconds.push_back(Seconds(start, Now()));
     }
     return absl::OkStatus();
@@ -156,9 +155,8 @@ absl::StatusOr<BenchWorker> RunShaped(const RunShape& shape) {
   {
     std::vector<std::jthread> threads;
     for (size_t r = 0; r < workers.size(); ++r) {
-      threads.emplace_back([&workers, &statuses, r] {
-        statuses[r] = workers[r].Run();
-      });
+      threads.emplace_back(
+          [&workers, &statuses, r] { statuses[r] = workers[r].Run(); });
     }
   }
   server->Wait();

@@ -36,8 +36,7 @@ class TimingClient final : public ForwardingClient {
 
 }  // namespace
 
-absl::StatusOr<double> TrainingImagesPerSecond(int32_t workers,
-                                               int32_t steps) {
+absl::StatusOr<double> TrainingImagesPerSecond(int32_t workers, int32_t steps) {
   const int64_t global_batch = kBatch * workers;
   COHORT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Dataset> dataset,
@@ -51,8 +50,8 @@ absl::StatusOr<double> TrainingImagesPerSecond(int32_t workers,
   options.dataset = dataset.get();
   options.server.coordinator.epochs = 1;
   options.wrap = [&times](std::unique_ptr<Client> client, Rank rank) {
-    return std::make_unique<TimingClient>(
-        std::move(client), rank == Rank(0) ? &times : nullptr);
+    return std::make_unique<TimingClient>(std::move(client),
+                                          rank == Rank(0) ? &times : nullptr);
   };
   COHORT_RETURN_IF_ERROR(RunCluster(std::move(options)).status());
   const std::chrono::duration<double> seconds =

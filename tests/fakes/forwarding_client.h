@@ -48,8 +48,7 @@ class ForwardingClient : public Client {
   }
   void Leave(const std::string& reason) override { client_->Leave(reason); }
   void RequestStop() override { client_->RequestStop(); }
-  void SetObserver(
-      std::function<void(const std::string&)> observer) override {
+  void SetObserver(std::function<void(const std::string&)> observer) override {
     client_->SetObserver(std::move(observer));
   }
 

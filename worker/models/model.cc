@@ -119,8 +119,8 @@ absl::StatusOr<std::shared_ptr<Model>> MakeModel(const ModelOptions& options) {
   } else if (options.name == "smooth") {
     model = std::make_shared<Smooth>(options.channels, options.classes);
   } else {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--model: got ", options.name, ", want cnn or smooth"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--model: got ", options.name, ", want cnn or smooth"));
   }
   Initialise(*model, options.seed);
   return model;

@@ -68,9 +68,8 @@ absl::Status Validate() {
                      ", want 1 or more"));
   }
   if (absl::GetFlag(FLAGS_threads) < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--threads: got ", absl::GetFlag(FLAGS_threads),
-                     ", want 1 or more"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--threads: got ", absl::GetFlag(FLAGS_threads), ", want 1 or more"));
   }
   if (absl::GetFlag(FLAGS_device) != "cpu") {
     return absl::InvalidArgumentError(
@@ -81,11 +80,10 @@ absl::Status Validate() {
 }
 
 ClientOptions ClientOptionsFromFlags() {
-  ClientOptions options{
-      .server = absl::GetFlag(FLAGS_server),
-      .batch_size = absl::GetFlag(FLAGS_batch_size),
-      .server_timeout = absl::GetFlag(FLAGS_server_timeout),
-      .backoff_seed = static_cast<uint64_t>(getpid())};
+  ClientOptions options{.server = absl::GetFlag(FLAGS_server),
+                        .batch_size = absl::GetFlag(FLAGS_batch_size),
+                        .server_timeout = absl::GetFlag(FLAGS_server_timeout),
+                        .backoff_seed = static_cast<uint64_t>(getpid())};
   if (absl::GetFlag(FLAGS_rank) >= 0) {
     options.rank = Rank(absl::GetFlag(FLAGS_rank));
   }
@@ -93,10 +91,9 @@ ClientOptions ClientOptionsFromFlags() {
   if (gethostname(host.data(), host.size() - 1) != 0) host = "unknown host";
   options.description =
       absl::StrCat(host.c_str(), ", process ", static_cast<int64_t>(getpid()));
-  options.fingerprint =
-      absl::StrCat(LibraryVersions(), ", ",
-                   std::string(kernels::CpuBackend().name()), ", ",
-                   absl::GetFlag(FLAGS_threads), " threads");
+  options.fingerprint = absl::StrCat(
+      LibraryVersions(), ", ", std::string(kernels::CpuBackend().name()), ", ",
+      absl::GetFlag(FLAGS_threads), " threads");
   return options;
 }
 

@@ -47,8 +47,7 @@ class Folder {
     std::vector<const std::byte*> at(gradients.begin(), gradients.end());
     while (count > 0 && !nonfinite_.has_value()) {
       const SliceStep& slice = job_.slices[slice_];
-      const int64_t run =
-          std::min(count, slice_begin_ + slice.count - offset);
+      const int64_t run = std::min(count, slice_begin_ + slice.count - offset);
       FoldRun({.offset = offset, .count = run}, slice, at);
       for (const std::byte*& pointer : at) pointer += run * 4;
       offset += run;
@@ -125,9 +124,9 @@ FoldResult RunFold(const FoldJob& job, const kernels::Backend& backend,
                     .nonfinite = folder.nonfinite()};
   if (result.nonfinite.has_value()) return result;
   // Computed here because the weights are still in this core's cache.
-  result.checksum = Xxh3(absl::MakeConstSpan(
-      reinterpret_cast<const std::byte*>(weights->data()),
-      static_cast<size_t>(elements) * sizeof(float)));
+  result.checksum = Xxh3(
+      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(weights->data()),
+                          static_cast<size_t>(elements) * sizeof(float)));
   result.weights = std::move(weights);
   result.velocity = std::move(velocity);
   return result;
