@@ -161,13 +161,13 @@ class MembershipService final : public v1::Membership::CallbackService {
                                    const v1::ReportRequest* request,
                                    v1::ReportReply* reply) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(ToGrpcStatus(Report(*request, *reply)));
+    reactor->Finish(ToGrpcStatus(HandleReport(*request, *reply)));
     return reactor;
   }
 
  private:
-  absl::Status Report(const v1::ReportRequest& request,
-                      v1::ReportReply& reply) {
+  absl::Status HandleReport(const v1::ReportRequest& request,
+                            v1::ReportReply& reply) {
     COHORT_ASSIGN_OR_RETURN(Sender sender, cohort::FromProto(request.sender()));
     COHORT_ASSIGN_OR_RETURN(EvaluationSums sums, cohort::FromProto(request));
     COHORT_ASSIGN_OR_RETURN(

@@ -72,6 +72,7 @@ absl::Status RunFiles::Restore() {
   COHORT_RETURN_IF_ERROR(newest.status());
   restored_ = *std::move(newest);
   if (restored_.has_value()) {
+    MutexLock lock(mu_);
     last_written_ = restored_->state.snapshot->version;
     return absl::OkStatus();
   }

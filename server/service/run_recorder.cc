@@ -1,5 +1,7 @@
 #include "server/service/run_recorder.h"
 
+#include <algorithm>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -119,6 +121,8 @@ void RunRecorder::Poll() {
   }
   const StatusView status = status_();
   const Instant now = clock_.Now();
+  // At the end of the run they leave, and its last rows tell who computed it.
+  if (!status.ended) workers_ = status.workers_live;
   for (const Row& row : rows) {
     if (history_.is_open()) WriteRow(row, status);
     if (row.evaluation.has_value()) PrintEvaluation(row);
@@ -146,6 +150,12 @@ void RunRecorder::WriteRow(const Row& row, const StatusView& status) {
         w.last.learning_rate,
         seconds > 0 ? absl::StrFormat("%.1f", n / seconds) : "");
   }
+  int32_t workers = workers_;
+  if (row.window.has_value()) {
+    // Shorter than the first look at the status.
+    const auto members = row.window->last.members.size();
+    workers = std::max(workers, static_cast<int32_t>(members));
+  }
   std::string test = ",";
   if (row.evaluation.has_value()) {
     version = row.evaluation->version;
@@ -155,7 +165,7 @@ void RunRecorder::WriteRow(const Row& row, const StatusView& status) {
   }
   history_ << version << ',' << epoch << ',' << samples << ','
            << absl::StrFormat("%.3f", absl::ToDoubleSeconds(row.at - start_))
-           << ',' << train << ',' << test << ',' << status.workers_live << ",\""
+           << ',' << train << ',' << test << ',' << workers << ",\""
            << status.policy << "\"\n"
            << std::flush;
 }

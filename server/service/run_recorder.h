@@ -103,6 +103,7 @@ class RunRecorder {
   // Used by the recorder's thread, and by Finish after it.
   std::ofstream history_;
   RateMeter rate_;
+  int32_t workers_ = 0;
   ProgressLine line_;
   std::optional<Instant> last_print_;
 

@@ -1,10 +1,12 @@
 #include "server/service/server.h"
 
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/service_type.h>
 
 #include <algorithm>
 #include <random>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -58,6 +60,12 @@ void KeepFirst(absl::Status& kept, const absl::Status& status) {
 }
 
 }  // namespace
+
+struct Server::Connection {
+  // Destroyed last: the server uses them.
+  std::vector<std::unique_ptr<grpc::Service>> services;
+  std::unique_ptr<grpc::Server> server;
+};
 
 absl::Status Validate(const ServerOptions& options) {
   COHORT_ASSIGN_OR_RETURN(const ListenAddress address,
@@ -152,10 +160,12 @@ absl::Status Server::WriteAddressFile() {
 absl::Status Server::Listen() {
   COHORT_ASSIGN_OR_RETURN(ListenAddress address,
                           ParseListenAddress(options_.listen));
-  services_.push_back(MakeMembershipService(*shard_));
-  services_.push_back(MakeParametersService(*shard_));
-  services_.push_back(MakeMomentsService(*shard_));
-  services_.push_back(MakeAdminService(
+  connection_ = std::make_unique<Connection>();
+  auto& services = connection_->services;
+  services.push_back(MakeMembershipService(*shard_));
+  services.push_back(MakeParametersService(*shard_));
+  services.push_back(MakeMomentsService(*shard_));
+  services.push_back(MakeAdminService(
       *shard_, {.checkpoint = [this] { return CheckpointNow(); },
                 .export_model = [this] { return ExportNow(); }}));
   grpc::EnableDefaultHealthCheckService(true);
@@ -163,9 +173,9 @@ absl::Status Server::Listen() {
   ApplyServerSettings(builder);
   builder.AddListeningPort(address.ToString(),
                            grpc::InsecureServerCredentials(), &port_);
-  for (const auto& service : services_) builder.RegisterService(service.get());
-  server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port_ == 0) {
+  for (const auto& service : services) builder.RegisterService(service.get());
+  connection_->server = builder.BuildAndStart();
+  if (connection_->server == nullptr || port_ == 0) {
     return absl::UnavailableError(absl::StrCat(
         "--listen: cannot listen on ", options_.listen,
         ": another process uses the port, or it is no address of this "
@@ -217,8 +227,8 @@ void Server::Stop() {
     WaitForLeavers();
   }
   if (shard_ != nullptr) shard_->CloseStreams();
-  if (server_ != nullptr) {
-    server_->Shutdown(absl::ToChronoTime(absl::Now() + kCallGrace));
+  if (connection_ != nullptr && connection_->server != nullptr) {
+    connection_->server->Shutdown(absl::ToChronoTime(absl::Now() + kCallGrace));
   }
   if (shard_ != nullptr) shard_->Stop();
   if (recorder_ != nullptr) {

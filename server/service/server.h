@@ -5,7 +5,6 @@
 #include <optional>
 #include <ostream>
 #include <string>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -18,11 +17,6 @@
 #include "server/service/run_files.h"
 #include "server/service/run_recorder.h"
 #include "server/service/shard.h"
-
-namespace grpc {
-class Server;
-class Service;
-}  // namespace grpc
 
 namespace cohort {
 
@@ -89,6 +83,9 @@ class Server : private RunListener {
   friend absl::StatusOr<std::unique_ptr<Server>> StartServer(
       const ServerOptions& options, std::ostream& out);
 
+  // The gRPC services and the server that holds them.
+  struct Connection;
+
   Server(const ServerOptions& options, std::ostream& out,
          std::unique_ptr<RunFiles> files);
 
@@ -125,8 +122,7 @@ class Server : private RunListener {
   std::unique_ptr<RunFiles> files_;
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<RunRecorder> recorder_;
-  std::vector<std::unique_ptr<grpc::Service>> services_;
-  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Connection> connection_;
 };
 
 // Starts a server. `out` gets progress and results and must outlive it.

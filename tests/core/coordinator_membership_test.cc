@@ -231,6 +231,19 @@ TEST(CoordinatorRegistrationTest, TheFirstDecidesAndItsLossReferenceRules) {
   EXPECT_EQ(answer->partitions[1].elements, 1);
 }
 
+// Only then does it leave no trace in the bits, whoever proposes it.
+TEST(CoordinatorRegistrationTest, TheLossReferenceIsRoundedUpToAPowerOfTwo) {
+  FakeSetup setup = SmallSetup();
+  setup.plan.loss_reference = 9;
+  FakeCohort cohort(setup);
+  ASSERT_TRUE(cohort.Join(kRank0).ok());
+  Effects out;
+  const absl::StatusOr<RegisterAnswer> answer = cohort.core().BeginRegister(
+      cohort.sender(kRank0), setup.layout, setup.plan, kNow, out);
+  ASSERT_TRUE(answer.ok());
+  EXPECT_EQ(answer->loss_reference, 16);
+}
+
 TEST(CoordinatorRegistrationTest, RefusesPlansAndStatisticsOfTheWrongShape) {
   const FakeSetup setup = SmallSetup();
   FakeCohort cohort(setup);
