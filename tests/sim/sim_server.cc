@@ -35,7 +35,7 @@ auto SimServer::Handle(Call call) {
   const auto finish = [this, &out] {
     world_.checker.OnEffects(out, core_);
     for (const Effect& effect : out) {
-      std::visit([this](const auto& e) { On(e); }, effect);
+      std::visit([this](const auto& e) { this->On(e); }, effect);
     }
   };
   if constexpr (std::is_void_v<decltype(call(out))>) {
