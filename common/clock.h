@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "absl/time/time.h"
 
 namespace cohort {
@@ -21,5 +23,9 @@ class SteadyClock final : public Clock {
  public:
   Instant Now() const override;
 };
+
+// A length of time as people read it, cut to tenths: "12.3 s", "300 s"; "for
+// ever" if it is infinite.
+std::string SecondsText(absl::Duration duration);
 
 }  // namespace cohort

@@ -22,10 +22,6 @@ std::string Ranks(const std::vector<Rank>& ranks) {
       }));
 }
 
-std::string Seconds(absl::Duration duration) {
-  return absl::StrCat(absl::ToInt64Milliseconds(duration) / 100 / 10.0, " s");
-}
-
 absl::Status ValidatePlan(const RunPlan& plan) {
   if (plan.train_samples < 1 || plan.test_samples < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -530,12 +526,12 @@ std::string Coordinator::WaitText(Instant now) const {
   }
   if (!lost.empty()) {
     return absl::StrCat("waiting for a replacement of ", Ranks(lost), ", ",
-                        Seconds(since), ", gives up in ",
-                        Seconds(WaitLeft(now)));
+                        SecondsText(since), ", gives up in ",
+                        SecondsText(WaitLeft(now)));
   }
   if (waited.empty()) return "waiting for the next step";
   return absl::StrCat("waiting for ", Ranks(waited), ", gives up in ",
-                      Seconds(WaitLeft(now)));
+                      SecondsText(WaitLeft(now)));
 }
 
 StatusView Coordinator::Status(Instant now) const {

@@ -266,6 +266,10 @@ class Coordinator {
   void StartFoldIfReady(int32_t partition, Effects& out);
   void TryCommit(Instant now, Effects& out);
   void CommitStep(Instant now, Effects& out);
+  // What the round did, but for the numbers of the run as a whole.
+  CommitRecord RecordOf(const Round& round) const;
+  // By member: the push it has made.
+  std::map<Rank, PushKey> EndAssignmentsOf(const Round& round);
   // Names a batch-norm layer that the members call unequally often.
   std::optional<std::string> CallMismatch() const;
   bool IsMember(Rank rank) const;
@@ -276,6 +280,12 @@ class Coordinator {
   void ReissuePiece(Rank rank);
   void ApplyNext(Instant now, Effects& out);
   void CommitArrival(Instant now, Effects& out);
+  void ApplyArrival(const Arrival& arrival, const Transaction& transaction);
+  // Sends the new weights and the verdict, unless the sender's life is over.
+  void AnswerArrival(const Arrival& arrival, const Transaction& transaction,
+                     PushVerdict verdict, Instant now, Effects& out);
+  std::optional<std::string> NonfiniteOf(const Arrival& arrival,
+                                         const Transaction& transaction) const;
 
   // coordinator_push.cc
   // Null: an older push of this rank, to be ignored.

@@ -61,72 +61,73 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
   if (applying_transaction_->missing == 0) CommitArrival(now, out);
 }
 
+std::optional<std::string> Coordinator::NonfiniteOf(
+    const Arrival& arrival, const Transaction& transaction) const {
+  if (transaction.nonfinite.has_value()) return transaction.nonfinite;
+  for (const CallMoments& call : arrival.push.closing().moments) {
+    if (IsFinite(call.moments)) continue;
+    return absl::StrCat(
+        "rank ", arrival.rank.value(), ": moments of ",
+        model_->layout.batch_norms[static_cast<size_t>(call.layer)].name);
+  }
+  return std::nullopt;
+}
+
+void Coordinator::ApplyArrival(const Arrival& arrival,
+                               const Transaction& transaction) {
+  const std::vector<Rank> usable = ranks_.Usable();
+  std::vector<LayerStatistics> statistics = *current_->statistics;
+  statistics_.ApplyPush({.rank = arrival.rank,
+                         .samples = arrival.push.opening().samples,
+                         .calls = arrival.push.closing().moments},
+                        usable.empty() ? arrival.rank : usable.front(),
+                        samples_reference(), statistics);
+  current_ = NextSnapshot(transaction, std::move(statistics));
+  nonfinite_in_row_ = 0;
+  ++counters_["pushes_applied"];
+}
+
 void Coordinator::CommitArrival(Instant now, Effects& out) {
   Arrival arrival = *std::move(applying_);
   Transaction transaction = *std::move(applying_transaction_);
   applying_.reset();
   applying_transaction_.reset();
 
+  const PushOpening& opening = arrival.push.opening();
   const PushClosing& closing = arrival.push.closing();
-  std::optional<std::string> nonfinite = transaction.nonfinite;
-  for (const CallMoments& call : closing.moments) {
-    if (IsFinite(call.moments) || nonfinite.has_value()) continue;
-    nonfinite = absl::StrCat(
-        "rank ", arrival.rank.value(), ": moments of ",
-        model_->layout.batch_norms[static_cast<size_t>(call.layer)].name);
-  }
   PushVerdict verdict{.staleness_versions =
-                          current_->version.value() -
-                          arrival.push.opening().version.value()};
+                          current_->version.value() - opening.version.value()};
+  const std::optional<std::string> nonfinite =
+      NonfiniteOf(arrival, transaction);
   if (nonfinite.has_value()) {
     verdict.verdict = Verdict::kRejectedNonfinite;
     verdict.reason = *nonfinite;
     ++counters_["pushes_rejected_nonfinite"];
   } else {
-    const std::vector<Rank> usable = ranks_.Usable();
-    std::vector<LayerStatistics> statistics = *current_->statistics;
-    statistics_.ApplyPush({.rank = arrival.rank,
-                           .samples = arrival.push.opening().samples,
-                           .calls = closing.moments},
-                          usable.empty() ? arrival.rank : usable.front(),
-                          samples_reference(), statistics);
-    current_ = NextSnapshot(transaction, std::move(statistics));
-    nonfinite_in_row_ = 0;
-    ++counters_["pushes_applied"];
+    ApplyArrival(arrival, transaction);
   }
   verdict.version = current_->version;
-  const double weight = arrival.push.opening().loss_weight;
+
   CommitRecord record{.version = current_->version,
                       .data_epoch = arrival.piece.epoch,
-                      .commit_samples = arrival.push.opening().samples,
-                      .loss = weight > 0 ? closing.loss_sum / weight : 0,
-                      .accuracy = closing.labels > 0
-                                      ? static_cast<double>(closing.correct) /
-                                            static_cast<double>(closing.labels)
-                                      : 0,
+                      .commit_samples = opening.samples,
                       .learning_rate = transaction.learning_rate,
                       .staleness_versions = verdict.staleness_versions,
                       .members = {arrival.rank},
                       .skipped = nonfinite.has_value()};
+  if (opening.loss_weight > 0) {
+    record.loss = closing.loss_sum / opening.loss_weight;
+  }
+  if (closing.labels > 0) {
+    record.accuracy = static_cast<double>(closing.correct) /
+                      static_cast<double>(closing.labels);
+  }
   samples_ += record.commit_samples;
   record.samples = samples_;
   record.epoch_ended = cursor_.Finish(arrival.piece).has_value();
   AfterCommit(record, out);
-
-  Worker& worker = ranks_[arrival.rank];
-  const bool same_life = worker.incarnation == arrival.incarnation;
-  if (!nonfinite.has_value() && same_life && worker.usable()) {
-    for (const std::optional<FoldResult>& result : transaction.results) {
-      if (!result.has_value()) continue;
-      SendResult(*result, current_->version, worker, arrival.key, out);
-    }
-  }
   const bool stop = nonfinite.has_value() && CountNonfinite(*nonfinite, out);
-  if (same_life) {
-    const int32_t partitions =
-        nonfinite.has_value() ? 0 : trainable_partitions_;
-    Answer(worker, arrival.key, std::move(verdict), partitions, now, out);
-  }
+  AnswerArrival(arrival, transaction, std::move(verdict), now, out);
   if (stop) {
     End(RunOutcome::kNonfinite,
         absl::StrCat(nonfinite_in_row_, " pushes in a row were not finite; ",
@@ -135,6 +136,23 @@ void Coordinator::CommitArrival(Instant now, Effects& out) {
     return;
   }
   Advance(now, out);
+}
+
+void Coordinator::AnswerArrival(const Arrival& arrival,
+                                const Transaction& transaction,
+                                PushVerdict verdict, Instant now,
+                                Effects& out) {
+  Worker& worker = ranks_[arrival.rank];
+  if (worker.incarnation != arrival.incarnation) return;
+  const bool applied = verdict.verdict == Verdict::kApplied;
+  if (applied && worker.usable()) {
+    for (const std::optional<FoldResult>& result : transaction.results) {
+      if (!result.has_value()) continue;
+      SendResult(*result, current_->version, worker, arrival.key, out);
+    }
+  }
+  Answer(worker, arrival.key, std::move(verdict),
+         applied ? trainable_partitions_ : 0, now, out);
 }
 
 }  // namespace cohort

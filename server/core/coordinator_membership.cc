@@ -9,13 +9,6 @@
 #include "server/core/coordinator.h"
 
 namespace cohort {
-namespace {
-
-std::string Seconds(absl::Duration duration) {
-  return absl::StrCat(absl::ToInt64Milliseconds(duration) / 100 / 10.0, " s");
-}
-
-}  // namespace
 
 absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
                                Instant now, Effects& out) {
@@ -132,7 +125,7 @@ absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
   return absl::AlreadyExistsError(absl::StrCat(
       "rank ", worker.rank.value(), " is ", StateName(worker.state), " (",
       worker.description, "); it frees in ",
-      Seconds(std::max(frees, absl::ZeroDuration())), " at the earliest"));
+      SecondsText(std::max(frees, absl::ZeroDuration())), " at the earliest"));
 }
 
 void Coordinator::RepeatOutstanding(Worker& worker) {
@@ -168,7 +161,7 @@ void Coordinator::SessionBroken(SessionId session, Instant now, Effects& out) {
       .text = absl::StrCat("rank ", worker->rank.value(),
                            ": its stream broke; it is lost if it is not back "
                            "in ",
-                           Seconds(options_.reconnect_grace))});
+                           SecondsText(options_.reconnect_grace))});
 }
 
 void Coordinator::Vacate(Worker& worker, const std::string& reason, Instant now,
@@ -186,7 +179,7 @@ void Coordinator::Vacate(Worker& worker, const std::string& reason, Instant now,
           current_ == nullptr ? 0 : current_->version.value(), ": ", reason,
           options_.on_worker_loss == OnWorkerLoss::kWait
               ? absl::StrCat("; waiting for its replacement, gives up in ",
-                             Seconds(options_.replacement_deadline))
+                             SecondsText(options_.replacement_deadline))
               : "; going on without it")});
   if (round_.has_value() && IsMember(worker.rank)) {
     round_->rendezvous.Forget(worker.rank);
@@ -236,7 +229,7 @@ void Coordinator::Tick(Instant now, Effects& out) {
     } else if (worker.state == Worker::State::kLive &&
                now - worker.last_heard > options_.lease) {
       const std::string reason =
-          absl::StrCat("silent for ", Seconds(now - worker.last_heard));
+          absl::StrCat("silent for ", SecondsText(now - worker.last_heard));
       out.push_back(effect::EndSession{.session = worker.session,
                                        .status = absl::AbortedError(reason)});
       Vacate(worker, reason, now, out);
@@ -289,8 +282,8 @@ void Coordinator::CheckStepDeadline(Instant now, Effects& out) {
       continue;
     }
     if (now - worker.last_progress <= options_.step_deadline) continue;
-    const std::string reason =
-        absl::StrCat("no progress for ", Seconds(now - worker.last_progress));
+    const std::string reason = absl::StrCat(
+        "no progress for ", SecondsText(now - worker.last_progress));
     out.push_back(effect::EndSession{.session = worker.session,
                                      .status = absl::AbortedError(reason)});
     Vacate(worker, reason, now, out);
@@ -309,7 +302,7 @@ void Coordinator::GiveUpWaiting(Instant now, Effects& out) {
     if (now - worker.lost_at <= options_.replacement_deadline) continue;
     End(RunOutcome::kWorkerLost,
         absl::StrCat("no replacement for rank ", worker.rank.value(), " in ",
-                     Seconds(now - worker.lost_at)),
+                     SecondsText(now - worker.lost_at)),
         out);
     return;
   }

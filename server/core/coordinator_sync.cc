@@ -182,26 +182,12 @@ std::vector<RankMoments> Coordinator::StepMoments() const {
   return moments;
 }
 
-void Coordinator::CommitStep(Instant now, Effects& out) {
-  if (round_->transaction->nonfinite.has_value()) {
-    round_->nonfinite = round_->transaction->nonfinite;
-  }
-  const bool skipped = round_->nonfinite.has_value();
-  std::vector<LayerStatistics> statistics = *current_->statistics;
-  Transaction unchanged;
-  if (!skipped) {
-    statistics_.ApplyStep(StepMoments(), samples_reference(), statistics);
-  }
-  current_ = NextSnapshot(skipped ? unchanged : *round_->transaction,
-                          std::move(statistics));
-  Round round = *std::move(round_);
-  round_.reset();
-
+CommitRecord Coordinator::RecordOf(const Round& round) const {
   CommitRecord record{.version = current_->version,
                       .data_epoch = round.cut.epoch,
                       .learning_rate = round.transaction->learning_rate,
                       .members = round.members,
-                      .skipped = skipped};
+                      .skipped = round.nonfinite.has_value()};
   double loss_weight = 0;
   int64_t correct = 0;
   int64_t labels = 0;
@@ -217,9 +203,10 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
     record.accuracy =
         static_cast<double>(correct) / static_cast<double>(labels);
   }
-  samples_ += record.commit_samples;
-  record.samples = samples_;
-  record.epoch_ended = cursor_.Take(round.cut);
+  return record;
+}
+
+std::map<Rank, PushKey> Coordinator::EndAssignmentsOf(const Round& round) {
   std::map<Rank, PushKey> keys;
   for (Rank rank : round.members) {
     Worker& worker = ranks_[rank];
@@ -229,16 +216,35 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
                   .attempt = worker.outstanding->attempt};
     worker.outstanding.reset();
   }
+  return keys;
+}
+
+void Coordinator::CommitStep(Instant now, Effects& out) {
+  if (round_->transaction->nonfinite.has_value()) {
+    round_->nonfinite = round_->transaction->nonfinite;
+  }
+  const bool skipped = round_->nonfinite.has_value();
+  std::vector<LayerStatistics> statistics = *current_->statistics;
+  Transaction unchanged;
+  if (!skipped) {
+    statistics_.ApplyStep(StepMoments(), samples_reference(), statistics);
+  }
+  current_ = NextSnapshot(skipped ? unchanged : *round_->transaction,
+                          std::move(statistics));
+  Round round = *std::move(round_);
+  round_.reset();
+
+  CommitRecord record = RecordOf(round);
+  samples_ += record.commit_samples;
+  record.samples = samples_;
+  record.epoch_ended = cursor_.Take(round.cut);
+  const std::map<Rank, PushKey> keys = EndAssignmentsOf(round);
   AfterCommit(record, out);
 
-  const auto pushes = static_cast<int64_t>(round.members.size());
-  counters_[skipped ? "pushes_skipped" : "pushes_applied"] += pushes;
-  bool stop = false;
-  if (skipped) {
-    stop = CountNonfinite(*round.nonfinite, out);
-  } else {
-    nonfinite_in_row_ = 0;
-  }
+  counters_[skipped ? "pushes_skipped" : "pushes_applied"] +=
+      static_cast<int64_t>(keys.size());
+  const bool stop = skipped && CountNonfinite(*round.nonfinite, out);
+  if (!skipped) nonfinite_in_row_ = 0;
   if (!stop) StartStep(Attempt(0));
   for (const auto& [rank, key] : keys) {
     Answer(ranks_[rank], key,

@@ -46,7 +46,9 @@ class ForwardingClient : public Client {
   absl::Status ReportEvaluation(const EvaluationSums& sums) override {
     return client_->ReportEvaluation(sums);
   }
-  void Leave(const std::string& reason) override { client_->Leave(reason); }
+  void Leave(const std::string& reason) override {
+    if (client_ != nullptr) client_->Leave(reason);
+  }
   void RequestStop() override { client_->RequestStop(); }
   void SetObserver(std::function<void(const std::string&)> observer) override {
     client_->SetObserver(std::move(observer));
@@ -54,6 +56,9 @@ class ForwardingClient : public Client {
 
  protected:
   Client& next() { return *client_; }
+  // The end of a process: all its streams break. Only Leave may be called
+  // afterwards.
+  void Die() { client_.reset(); }
 
  private:
   std::unique_ptr<Client> client_;

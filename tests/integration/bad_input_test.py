@@ -44,6 +44,19 @@ class ServerFlags(unittest.TestCase):
         self.assertNotEqual(result.returncode, 0)
         self.assertIn(address, result.stderr)
 
+    def test_a_damaged_checkpoint_is_named(self):
+        with Cohort(workers=1, server_flags=["--epochs=1"]) as cohort:
+            flag = f"--checkpoint_dir={cohort.checkpoints}"
+            cohort.server_flags.append(flag)
+            cohort.start()
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            held = list(cohort.checkpoints.glob("checkpoint-*/*"))
+            self.assertTrue(held)
+            for path in held:
+                path.write_bytes(path.read_bytes()[:-1])
+            text = self.refused(7, flag, "--resume")
+        self.assertIn(held[0].parent.name, text)
+
 
 def write_idx(path, magic, extents, content):
     with gzip.open(path, "wb") as file:
@@ -108,6 +121,17 @@ class RunningCohort(unittest.TestCase):
             self.assertIn("rank 0 is live", taken.stderr)
             cohort.start_worker(1)
             self.assertEqual(cohort.finish(), 0, cohort.log())
+
+    def test_gradients_that_are_not_finite_are_named_and_skipped(self):
+        # A rate that sends the weights out of range within a few steps.
+        with Cohort(workers=2,
+                    server_flags=["--learning_rate=1e30"]) as cohort:
+            cohort.start()
+            self.assertEqual(cohort.finish(), 8, cohort.log())
+            self.assertRegex(cohort.log(),
+                             r"not finite: rank [01]: (gradient|moments) of \w+")
+            self.assertIn("steps in a row were not finite", cohort.log())
+            self.assertTrue((cohort.results / "model.safetensors").exists())
 
 
 if __name__ == "__main__":

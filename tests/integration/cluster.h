@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct ClusterOptions {
   const Dataset* dataset = nullptr;
   // Puts something between a worker's trainer and its client.
   std::function<std::unique_ptr<Client>(std::unique_ptr<Client>, Rank)> wrap;
+  // Workers whose errors do not end the run.
+  std::set<Rank> expendable;
 };
 
 // Trains to the end. Errors: the first error of any worker, or Internal if the

@@ -120,7 +120,7 @@ absl::StatusOr<Registration> GrpcClient::Register(
 
 absl::StatusOr<Assignment> GrpcClient::NextAssignment() {
   Instant give_up = Patience();
-  std::string awaited = "an assignment";
+  std::string awaited = "waiting for an assignment";
   for (;;) {
     absl::StatusOr<Assignment> notice = AwaitNotice(give_up);
     if (notice.ok() && notice->kind != AssignmentKind::kWait) {
@@ -133,13 +133,13 @@ absl::StatusOr<Assignment> GrpcClient::NextAssignment() {
     }
     if (notice.ok()) {
       awaited = notice->reason;
-      Observe(absl::StrCat("waiting for ", awaited));
+      Observe(awaited);
       give_up = Patience() + notice->wait;
       continue;
     }
     if (absl::IsDeadlineExceeded(notice.status())) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          options_.server, ": nothing came while waiting for ", awaited));
+      return absl::DeadlineExceededError(
+          absl::StrCat(options_.server, ": nothing came while ", awaited));
     }
     if (!IsReconnectable(notice.status())) return notice.status();
     Observe(absl::StrCat("reconnecting: ", notice.status().message()));

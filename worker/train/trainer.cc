@@ -180,8 +180,17 @@ absl::Status Trainer::ReadWeights(const Assignment& assignment) {
   return absl::OkStatus();
 }
 
-std::vector<int64_t> Trainer::IndicesOf(const Assignment& assignment) {
+absl::StatusOr<std::vector<int64_t>> Trainer::IndicesOf(
+    const Assignment& assignment) {
   const IndexRange& range = assignment.range;
+  const int64_t held = assignment.split == DataSplit::kTest
+                           ? dataset_.test_size()
+                           : dataset_.train_size();
+  if (range.end > held) {
+    return absl::InternalError(absl::StrCat(
+        "assignment ", assignment.sequence.value(), ": got samples up to ",
+        range.end, ", want at most ", held, ", all of ", dataset_.name()));
+  }
   std::vector<int64_t> indices(static_cast<size_t>(range.size()));
   if (assignment.split == DataSplit::kTest) {
     std::iota(indices.begin(), indices.end(), range.begin);
@@ -199,8 +208,9 @@ std::vector<int64_t> Trainer::IndicesOf(const Assignment& assignment) {
 
 absl::Status Trainer::Train(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
-  const Batch batch =
-      ReadBatch(dataset_, DataSplit::kTrain, IndicesOf(assignment));
+  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
+                          IndicesOf(assignment));
+  const Batch batch = ReadBatch(dataset_, DataSplit::kTrain, indices);
   const int64_t samples = batch.labels.numel();
   ModelWeights& weights = state_->weights;
   weights.ClearGradients();
@@ -275,7 +285,8 @@ absl::Status Trainer::Evaluate(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(state_->binding.LoadStatistics(pulled.statistics));
   state_->model->eval();
   const torch::NoGradGuard no_grad;
-  const std::vector<int64_t> indices = IndicesOf(assignment);
+  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
+                          IndicesOf(assignment));
   EvaluationSums sums;
   for (size_t at = 0; at < indices.size();) {
     const size_t count =

@@ -58,7 +58,8 @@ class Trainer {
   absl::Status Evaluate(const Assignment& assignment);
   absl::Status ReadWeights(const Assignment& assignment);
   absl::Status TakeResult(const PushResult& result);
-  std::vector<int64_t> IndicesOf(const Assignment& assignment);
+  // Errors: Internal, a range beyond the data set.
+  absl::StatusOr<std::vector<int64_t>> IndicesOf(const Assignment& assignment);
   bool EnterStep() ABSL_LOCKS_EXCLUDED(mu_);
   void LeaveStep() ABSL_LOCKS_EXCLUDED(mu_);
 
