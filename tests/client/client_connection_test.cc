@@ -124,7 +124,7 @@ TEST(ClientConnectionTest, WaitsAreToldAndWaitedOut) {
   server.on_open = [&](int) {
     Assignment wait;
     wait.kind = AssignmentKind::kWait;
-    wait.reason = "2 of 4 workers";
+    wait.reason = "waiting for 2 of 4 workers";
     server.Tell(wait);
     server.Tell(TrainAssignment(1, 0, 10));
   };
@@ -142,7 +142,7 @@ TEST(ClientConnectionTest, WaitIsToldInTheServersWords) {
   server.on_open = [&](int) {
     Assignment wait;
     wait.kind = AssignmentKind::kWait;
-    wait.reason = "2 of 4 workers";
+    wait.reason = "waiting for 2 of 4 workers";
     server.Tell(wait);
   };
   const auto client = JoinedClient(server.Options());
