@@ -94,7 +94,7 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
   model_ = restored->model;
   current_ = restored->snapshot;
   statistics_ =
-      MovingStatistics(policy_.statistics, model_->layout.batch_norms);
+      MovingStatistics(policy_.statistics.front(), model_->layout.batch_norms);
   for (const Partition& p : model_->partitions) {
     if (p.trainable) ++trainable_partitions_;
   }
@@ -224,7 +224,8 @@ void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
   model_ = std::move(model);
   current_ = std::move(snapshot);
   cursor_ = DataCursor(plan.train_samples, options_.epochs);
-  statistics_ = MovingStatistics(policy_.statistics, layout.batch_norms);
+  statistics_ =
+      MovingStatistics(policy_.statistics.front(), layout.batch_norms);
 }
 
 bool Coordinator::ReadyToStart() const {

@@ -24,6 +24,7 @@
 #include "server/core/push.h"
 #include "server/core/rank_table.h"
 #include "server/core/rendezvous.h"
+#include "server/core/transaction.h"
 
 namespace cohort {
 
@@ -83,6 +84,35 @@ struct StatusView {
   std::vector<Worker> workers;
   std::map<std::string, int64_t> counters;
   bool ended = false;
+};
+
+// A change of settings that was asked for.
+struct ChangeRequest {
+  // Empty: whatever run this is.
+  std::string run_id;
+  SettingValues values;
+  // Checks and answers, changes nothing.
+  bool dry_run = false;
+};
+
+struct ChangeAnswer {
+  // In force once the change is.
+  int64_t policy_epoch = 0;
+  Version version;
+  // False: it is in force, or nothing differs from what was.
+  bool pending = false;
+  std::string text;
+};
+
+// The policy in words and texts, for people and tools.
+struct PolicyView {
+  int64_t policy_epoch = 0;
+  std::string text;
+  SettingValues settings;
+  // The change under way, and whom it waits for.
+  SettingValues pending;
+  std::string pending_reason;
+  std::vector<PolicyRecord> history;
 };
 
 // The state machine of a run: events in, effects out. No gRPC, threads,
@@ -160,6 +190,19 @@ class Coordinator {
   StatusView Status(Instant now) const;
   bool ended() const { return ended_; }
 
+  // ---- changes
+  // All of the values or none. Leases, deadlines and on_worker_loss act at
+  // once; the others take effect together once nothing is in flight.
+  // Errors: InvalidArgument (name, value or combination), FailedPrecondition
+  //   (another run, over, optimizer slots that do not fit).
+  absl::StatusOr<ChangeAnswer> Change(const ChangeRequest& request, Instant now,
+                                      Effects& out);
+  // The life that holds `rank` is over, as if its process had died.
+  // Errors: InvalidArgument (no such rank), FailedPrecondition (vacant, over).
+  absl::Status Evict(Rank rank, const std::string& reason, Instant now,
+                     Effects& out);
+  PolicyView Policy(Instant now) const;
+
   // ---- time and people
   // Notices leases, graces and deadlines that have passed. Call it at least
   // every 100 ms.
@@ -168,18 +211,6 @@ class Coordinator {
   void Drain(const std::string& reason, Instant now, Effects& out);
 
  private:
-  // One atomic change of all partitions: folds that run, and their results.
-  struct Transaction {
-    int64_t id = 0;
-    double gradient_scale = 1;
-    double learning_rate = 0;
-    // By partition; frozen partitions count as started and are never folded.
-    std::vector<bool> started;
-    std::vector<std::optional<FoldResult>> results;
-    int32_t missing = 0;
-    std::optional<std::string> nonfinite;
-  };
-
   // The pushes of one (step, attempt).
   struct Round {
     Version step;
@@ -298,15 +329,9 @@ class Coordinator {
                            const Moments& moments) const;
   void CountArrival(const Worker& worker, Push::Arrival arrival, Effects& out);
   Transaction NewTransaction(double loss_weight, double learning_rate);
-  // Takes the gradients of `partition` out of `pushes` (rank order).
-  void StartFold(Transaction& transaction, int32_t partition,
-                 const std::vector<std::pair<Rank, Push*>>& pushes,
-                 Effects& out) const;
   void SendResult(const FoldResult& result, Version version,
                   const Worker& worker, const PushKey& key, Effects& out) const;
   std::string NonfiniteText(const NonfiniteGradient& where) const;
-  SharedSnapshot NextSnapshot(const Transaction& transaction,
-                              std::vector<LayerStatistics> statistics) const;
   void AfterCommit(const CommitRecord& record, Effects& out);
   void Answer(Worker& worker, const PushKey& key, PushVerdict verdict,
               int32_t weights_partitions, Instant now, Effects& out);

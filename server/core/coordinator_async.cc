@@ -54,16 +54,20 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
       opening.loss_weight,
       share * LearningRate(options_.optimizer, samples_, samples_total()));
   for (size_t p = 0; p < model_->partitions.size(); ++p) {
-    if (applying_transaction_->started[p]) continue;
-    StartFold(*applying_transaction_, static_cast<int32_t>(p),
-              {{applying_->rank, &applying_->push}}, out);
+    const auto partition = static_cast<int32_t>(p);
+    if (applying_transaction_->Started(partition)) continue;
+    out.push_back(
+        effect::Fold{.job = applying_transaction_->Fold(
+                         partition, {{applying_->rank, &applying_->push}})});
   }
-  if (applying_transaction_->missing == 0) CommitArrival(now, out);
+  if (applying_transaction_->complete()) CommitArrival(now, out);
 }
 
 std::optional<std::string> Coordinator::NonfiniteOf(
     const Arrival& arrival, const Transaction& transaction) const {
-  if (transaction.nonfinite.has_value()) return transaction.nonfinite;
+  if (transaction.nonfinite().has_value()) {
+    return NonfiniteText(*transaction.nonfinite());
+  }
   for (const CallMoments& call : arrival.push.closing().moments) {
     if (IsFinite(call.moments)) continue;
     return absl::StrCat(
@@ -82,7 +86,7 @@ void Coordinator::ApplyArrival(const Arrival& arrival,
                          .calls = arrival.push.closing().moments},
                         usable.empty() ? arrival.rank : usable.front(),
                         samples_reference(), statistics);
-  current_ = NextSnapshot(transaction, std::move(statistics));
+  current_ = transaction.Next(std::move(statistics));
   nonfinite_in_row_ = 0;
   ++counters_["pushes_applied"];
 }
@@ -111,7 +115,7 @@ void Coordinator::CommitArrival(Instant now, Effects& out) {
   CommitRecord record{.version = current_->version,
                       .data_epoch = arrival.piece.epoch,
                       .commit_samples = opening.samples,
-                      .learning_rate = transaction.learning_rate,
+                      .learning_rate = transaction.learning_rate(),
                       .staleness_versions = verdict.staleness_versions,
                       .members = {arrival.rank},
                       .skipped = nonfinite.has_value()};
@@ -146,7 +150,9 @@ void Coordinator::AnswerArrival(const Arrival& arrival,
   if (worker.incarnation != arrival.incarnation) return;
   const bool applied = verdict.verdict == Verdict::kApplied;
   if (applied && worker.usable()) {
-    for (const std::optional<FoldResult>& result : transaction.results) {
+    for (size_t p = 0; p < model_->partitions.size(); ++p) {
+      const std::optional<FoldResult>& result =
+          transaction.result(static_cast<int32_t>(p));
       if (!result.has_value()) continue;
       SendResult(*result, current_->version, worker, arrival.key, out);
     }

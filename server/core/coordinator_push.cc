@@ -174,7 +174,7 @@ absl::Status Coordinator::Gradient(const Sender& sender, const PushKey& key,
     TryCommit(now, out);
   } else if (round_->transaction.has_value()) {
     const std::optional<FoldResult>& result =
-        round_->transaction->results[static_cast<size_t>(partition)];
+        round_->transaction->result(partition);
     if (result.has_value()) {
       SendResult(*result, round_->step.Next(), *worker, key, out);
     }
@@ -265,57 +265,14 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   return absl::OkStatus();
 }
 
-Coordinator::Transaction Coordinator::NewTransaction(double loss_weight,
-                                                     double learning_rate) {
-  Transaction t{.id = next_transaction_++, .learning_rate = learning_rate};
-  t.gradient_scale =
-      loss_weight > 0 ? model_->plan.loss_reference / loss_weight : 0;
-  t.results.resize(model_->partitions.size());
-  for (const Partition& partition : model_->partitions) {
-    t.started.push_back(!partition.trainable);
-    if (partition.trainable) ++t.missing;
-  }
-  return t;
-}
-
-void Coordinator::StartFold(Transaction& transaction, int32_t partition,
-                            const std::vector<std::pair<Rank, Push*>>& pushes,
-                            Effects& out) const {
-  const auto p = static_cast<size_t>(partition);
-  const Partition& shape = model_->partitions[p];
-  const OptimizerOptions& o = options_.optimizer;
-  FoldJob job{.transaction = transaction.id,
-              .partition = partition,
-              .weights = current_->weights[p],
-              .velocity = current_->velocities[p]};
-  std::vector<size_t> absent(shape.slices.size(), 0);
-  for (const auto& [rank, push] : pushes) {
-    for (int32_t slice : push->absent_slices(partition)) {
-      ++absent[static_cast<size_t>(slice)];
-    }
-    job.contributions.push_back(
-        {.rank = rank, .gradient = push->TakeGradient(partition)});
-  }
-  for (size_t i = 0; i < shape.slices.size(); ++i) {
-    const Slice& slice = shape.slices[i];
-    const ParameterSpec& parameter =
-        model_->layout.parameters[static_cast<size_t>(slice.parameter)];
-    const bool decays = o.decay_everything || !parameter.decay_exempt;
-    job.slices.push_back(
-        {.count = slice.count,
-         .step = {.gradient_scale =
-                      static_cast<float>(transaction.gradient_scale),
-                  .learning_rate =
-                      static_cast<float>(transaction.learning_rate),
-                  .weight_decay =
-                      decays ? static_cast<float>(o.weight_decay) : 0.0f,
-                  .momentum =
-                      o.uses_momentum() ? static_cast<float>(o.momentum) : 0.0f,
-                  .nesterov = o.kind == OptimizerKind::kNesterov},
-         .skip = absent[i] == pushes.size()});
-  }
-  transaction.started[p] = true;
-  out.push_back(effect::Fold{.job = std::move(job)});
+Transaction Coordinator::NewTransaction(double loss_weight,
+                                        double learning_rate) {
+  return Transaction({.id = next_transaction_++,
+                      .model = model_,
+                      .base = current_,
+                      .optimizer = options_.optimizer,
+                      .learning_rate = learning_rate,
+                      .loss_weight = loss_weight});
 }
 
 void Coordinator::SendResult(const FoldResult& result, Version version,
@@ -333,32 +290,26 @@ void Coordinator::SendResult(const FoldResult& result, Version version,
 
 void Coordinator::FoldDone(FoldResult result, Instant now, Effects& out) {
   const bool of_round = round_.has_value() && round_->transaction.has_value() &&
-                        round_->transaction->id == result.transaction;
+                        round_->transaction->id() == result.transaction;
   const bool of_arrival = applying_transaction_.has_value() &&
-                          applying_transaction_->id == result.transaction;
+                          applying_transaction_->id() == result.transaction;
   // The result of an attempt that was aborted meanwhile, or of a run that is
   // over.
   if (ended_ || (!of_round && !of_arrival)) return;
-  Transaction& transaction =
-      of_round ? *round_->transaction : *applying_transaction_;
-  const auto p = static_cast<size_t>(result.partition);
-  COHORT_CHECK(transaction.started[p] && !transaction.results[p].has_value(),
-               absl::StrCat("partition ", result.partition, " folded twice"));
-  if (result.nonfinite.has_value() && !transaction.nonfinite.has_value()) {
-    transaction.nonfinite = NonfiniteText(*result.nonfinite);
-  }
-  transaction.results[p] = std::move(result);
-  --transaction.missing;
   if (of_arrival) {
-    if (transaction.missing == 0) CommitArrival(now, out);
+    applying_transaction_->Done(std::move(result));
+    if (applying_transaction_->complete()) CommitArrival(now, out);
     return;
   }
+  const int32_t partition = result.partition;
+  round_->transaction->Done(std::move(result));
   for (Rank rank : round_->members) {
     const Worker& worker = ranks_[rank];
     // Nobody waits for tentative weights on a rank that is not there, or
     // that has not reached this step again.
     if (!worker.usable() || !worker.outstanding.has_value()) continue;
-    SendResult(*transaction.results[p], round_->step.Next(), worker,
+    SendResult(*round_->transaction->result(partition), round_->step.Next(),
+               worker,
                {.sequence = worker.outstanding->sequence,
                 .attempt = worker.outstanding->attempt},
                out);
@@ -376,23 +327,6 @@ std::string Coordinator::NonfiniteText(const NonfiniteGradient& where) const {
     return absl::StrCat("rank ", where.rank->value(), ": gradient of ", name);
   }
   return absl::StrCat("sum of the gradients of ", name, " overflows");
-}
-
-SharedSnapshot Coordinator::NextSnapshot(
-    const Transaction& transaction,
-    std::vector<LayerStatistics> statistics) const {
-  auto next = std::make_shared<ModelSnapshot>(*current_);
-  next->version = current_->version.Next();
-  for (size_t p = 0; p < transaction.results.size(); ++p) {
-    const std::optional<FoldResult>& result = transaction.results[p];
-    if (!result.has_value()) continue;
-    next->weights[p] = result->weights;
-    next->velocities[p] = result->velocity;
-    next->checksums[p] = result->checksum;
-  }
-  next->statistics = std::make_shared<const std::vector<LayerStatistics>>(
-      std::move(statistics));
-  return next;
 }
 
 void Coordinator::AfterCommit(const CommitRecord& record, Effects& out) {

@@ -102,15 +102,15 @@ void Coordinator::OpenTransaction(Effects& out) {
 
 void Coordinator::StartFoldIfReady(int32_t partition, Effects& out) {
   if (!round_->transaction.has_value()) return;
-  Transaction& transaction = *round_->transaction;
-  if (transaction.started[static_cast<size_t>(partition)]) return;
+  if (round_->transaction->Started(partition)) return;
   // std::map: ascending ranks.
   std::vector<std::pair<Rank, Push*>> pushes;
   for (auto& [rank, push] : round_->pushes) {
     if (!push.Has(partition)) return;
     pushes.emplace_back(rank, &push);
   }
-  StartFold(transaction, partition, pushes, out);
+  out.push_back(
+      effect::Fold{.job = round_->transaction->Fold(partition, pushes)});
 }
 
 std::optional<std::string> Coordinator::CallMismatch() const {
@@ -158,7 +158,7 @@ void Coordinator::TryCommit(Instant now, Effects& out) {
     End(RunOutcome::kModelMismatch, *mismatch, out);
     return;
   }
-  if (!round_->transaction.has_value() || round_->transaction->missing > 0) {
+  if (!round_->transaction.has_value() || !round_->transaction->complete()) {
     return;
   }
   RoundView view;
@@ -185,7 +185,7 @@ std::vector<RankMoments> Coordinator::StepMoments() const {
 CommitRecord Coordinator::RecordOf(const Round& round) const {
   CommitRecord record{.version = current_->version,
                       .data_epoch = round.cut.epoch,
-                      .learning_rate = round.transaction->learning_rate,
+                      .learning_rate = round.transaction->learning_rate(),
                       .members = round.members,
                       .skipped = round.nonfinite.has_value()};
   double loss_weight = 0;
@@ -220,17 +220,17 @@ std::map<Rank, PushKey> Coordinator::EndAssignmentsOf(const Round& round) {
 }
 
 void Coordinator::CommitStep(Instant now, Effects& out) {
-  if (round_->transaction->nonfinite.has_value()) {
-    round_->nonfinite = round_->transaction->nonfinite;
-  }
+  const std::optional<NonfiniteGradient>& bad =
+      round_->transaction->nonfinite();
+  if (bad.has_value()) round_->nonfinite = NonfiniteText(*bad);
   const bool skipped = round_->nonfinite.has_value();
   std::vector<LayerStatistics> statistics = *current_->statistics;
-  Transaction unchanged;
-  if (!skipped) {
+  if (skipped) {
+    current_ = Successor(*current_, std::move(statistics));
+  } else {
     statistics_.ApplyStep(StepMoments(), samples_reference(), statistics);
+    current_ = round_->transaction->Next(std::move(statistics));
   }
-  current_ = NextSnapshot(skipped ? unchanged : *round_->transaction,
-                          std::move(statistics));
   Round round = *std::move(round_);
   round_.reset();
 

@@ -13,6 +13,7 @@
 #include "common/ids.h"
 #include "common/model_layout.h"
 #include "server/core/optimizer/fold_job.h"
+#include "server/core/settings.h"
 
 namespace cohort {
 
@@ -48,6 +49,9 @@ struct RunState {
   int64_t data_epoch = 0;
   int64_t cursor = 0;
   int64_t policy_epoch = 0;
+  // In force; what the process was started with may differ.
+  SettingValues settings;
+  std::vector<PolicyRecord> policy_history;
   // By rank: the number of the next assignment and the batch size.
   std::vector<Sequence> next_sequences;
   std::vector<int64_t> batch_sizes;
@@ -74,6 +78,21 @@ struct CommitRecord {
   std::vector<Rank> members;
   bool skipped = false;
   bool epoch_ended = false;
+};
+
+// Settings that took effect together.
+struct PolicyRecord {
+  // Rises by one with each.
+  int64_t policy_epoch = 0;
+  // The first version made under them is the one after this.
+  Version version;
+  int64_t samples = 0;
+  // What changed, and to what; everything, for the first record.
+  SettingValues changed;
+  // In words, with what becomes of optimizer and statistics.
+  std::string text;
+
+  friend bool operator==(const PolicyRecord&, const PolicyRecord&) = default;
 };
 
 struct EvaluationRecord {
@@ -168,6 +187,9 @@ struct Fold {
 struct Committed {
   CommitRecord record;
 };
+struct PolicyChanged {
+  PolicyRecord record;
+};
 struct Evaluated {
   EvaluationRecord record;
 };
@@ -192,8 +214,8 @@ struct RunEnded {
 using Effect = std::variant<
     effect::Joined, effect::EndSession, effect::Notify, effect::StepAborted,
     effect::ReduceResult, effect::ReduceAborted, effect::SendWeights,
-    effect::SendVerdict, effect::Fold, effect::Committed, effect::Evaluated,
-    effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
+    effect::SendVerdict, effect::Fold, effect::Committed, effect::PolicyChanged,
+    effect::Evaluated, effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
 
 using Effects = std::vector<Effect>;
 

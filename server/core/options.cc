@@ -1,8 +1,10 @@
 #include "server/core/options.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "common/status_macros.h"
 
@@ -15,17 +17,70 @@ absl::Status Bad(absl::string_view option, absl::string_view seen,
       absl::StrCat("--", option, ": got ", seen, ", want ", wanted));
 }
 
-absl::Status ValidatePolicy(const PolicyOptions& policy) {
-  if (policy.aggregation != AggregationKind::kAsync) return absl::OkStatus();
+bool Holds(const std::vector<StatisticsKind>& kinds, StatisticsKind kind) {
+  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+}
+
+absl::Status ValidateStatistics(const PolicyOptions& policy) {
+  const std::vector<StatisticsKind>& kinds = policy.statistics;
+  if (kinds.empty()) return Bad("bn_statistics", "none", "at least one");
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const std::vector<StatisticsKind> rest(kinds.begin() + i + 1, kinds.end());
+    if (Holds(rest, kinds[i]) ||
+        (kinds[i] == StatisticsKind::kAuto && kinds.size() > 1)) {
+      return Bad("bn_statistics", "a kind twice, or auto beside others",
+                 "auto, or each kind at most once");
+    }
+  }
+  if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
+  if (Holds(kinds, StatisticsKind::kSync)) {
+    return Bad("bn_statistics", "sync",
+               absl::StrCat("async, chief or auto with --aggregation=",
+                            AggregationName(policy.aggregation),
+                            ": combined statistics need --aggregation=sync"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateStaleness(const StalenessOptions& staleness) {
+  if (staleness.versions_max < 0) {
+    return Bad("max_staleness", absl::StrCat(staleness.versions_max),
+               "0 or more versions");
+  }
+  if (staleness.versions_free.value_or(0) < 0) {
+    return Bad("staleness_free", absl::StrCat(*staleness.versions_free),
+               "auto, or 0 or more versions");
+  }
+  if (!(staleness.compensation >= 0) ||
+      !std::isfinite(staleness.compensation)) {
+    return Bad("compensation", absl::StrCat(staleness.compensation),
+               "0 or more");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
+  if (policy.pushes_min < 0 || policy.pushes_min > workers) {
+    return Bad("min_pushes", absl::StrCat(policy.pushes_min),
+               absl::StrCat("0 (all) to --workers, ", workers));
+  }
+  if (policy.lead_max < 1) {
+    return Bad("max_lead", absl::StrCat(policy.lead_max), "1 or more");
+  }
+  COHORT_RETURN_IF_ERROR(ValidateStaleness(policy.staleness));
+  COHORT_RETURN_IF_ERROR(ValidateStatistics(policy));
+  if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
+  const absl::string_view aggregation = AggregationName(policy.aggregation);
   if (policy.normalization == NormalizationKind::kGlobal) {
     return Bad("normalization", "global",
-               "local or auto with --aggregation=async: a rendezvous of all "
-               "workers needs --aggregation=sync");
+               absl::StrCat("local or auto with --aggregation=", aggregation,
+                            ": a rendezvous of all workers needs "
+                            "--aggregation=sync"));
   }
-  if (policy.statistics == StatisticsKind::kSync) {
-    return Bad("bn_statistics", "sync",
-               "async, chief or auto with --aggregation=async: combined "
-               "statistics need --aggregation=sync");
+  if (policy.pushes_min != 0) {
+    return Bad("min_pushes", absl::StrCat(policy.pushes_min),
+               absl::StrCat("0 with --aggregation=", aggregation,
+                            ": pushes are applied one by one"));
   }
   return absl::OkStatus();
 }
@@ -48,6 +103,21 @@ absl::Status ValidatePositive(absl::string_view option, absl::Duration value) {
   return Bad(option, absl::FormatDuration(value), "a duration above 0");
 }
 
+std::string StalenessText(const StalenessOptions& staleness) {
+  switch (staleness.rule) {
+    case StalenessRule::kKeep:
+      return "";
+    case StalenessRule::kDrop:
+      return absl::StrCat(", stale beyond ", staleness.versions_max,
+                          " dropped");
+    case StalenessRule::kScale:
+      return ", stale scaled";
+    case StalenessRule::kCompensate:
+      return ", stale compensated";
+  }
+  return "";
+}
+
 }  // namespace
 
 PolicyOptions Resolve(const PolicyOptions& policy) {
@@ -57,8 +127,9 @@ PolicyOptions Resolve(const PolicyOptions& policy) {
     resolved.normalization =
         sync ? NormalizationKind::kGlobal : NormalizationKind::kLocal;
   }
-  if (policy.statistics == StatisticsKind::kAuto) {
-    resolved.statistics = sync ? StatisticsKind::kSync : StatisticsKind::kAsync;
+  for (StatisticsKind& kind : resolved.statistics) {
+    if (kind != StatisticsKind::kAuto) continue;
+    kind = sync ? StatisticsKind::kSync : StatisticsKind::kAsync;
   }
   return resolved;
 }
@@ -84,18 +155,57 @@ absl::Status Validate(const CoordinatorOptions& o) {
                "0 or more");
   }
   COHORT_RETURN_IF_ERROR(ValidateOptimizer(o.optimizer));
-  return ValidatePolicy(o.policy);
+  return ValidatePolicy(o.policy, o.workers);
+}
+
+absl::string_view AggregationName(AggregationKind kind) {
+  switch (kind) {
+    case AggregationKind::kSync:
+      return "sync";
+    case AggregationKind::kBounded:
+      return "bounded";
+    case AggregationKind::kAsync:
+      return "async";
+  }
+  return "";
+}
+
+absl::string_view StatisticsName(StatisticsKind kind) {
+  switch (kind) {
+    case StatisticsKind::kAuto:
+      return "auto";
+    case StatisticsKind::kSync:
+      return "sync";
+    case StatisticsKind::kAsync:
+      return "async";
+    case StatisticsKind::kChief:
+      return "chief";
+  }
+  return "";
 }
 
 std::string PolicyText(const PolicyOptions& policy) {
   const PolicyOptions p = Resolve(policy);
-  absl::string_view statistics = "sync";
-  if (p.statistics == StatisticsKind::kAsync) statistics = "async";
-  if (p.statistics == StatisticsKind::kChief) statistics = "chief";
-  return absl::StrCat(
-      p.aggregation == AggregationKind::kSync ? "sync" : "async", ", ",
+  std::string text(AggregationName(p.aggregation));
+  if (p.pushes_min > 0) {
+    absl::StrAppend(&text, " (first ", p.pushes_min, " pushes)");
+  }
+  if (p.aggregation == AggregationKind::kBounded) {
+    absl::StrAppend(&text, " (lead up to ", p.lead_max, ")");
+  }
+  if (p.aggregation != AggregationKind::kSync) {
+    absl::StrAppend(&text, StalenessText(p.staleness));
+  }
+  absl::StrAppend(
+      &text, ", ",
       p.normalization == NormalizationKind::kGlobal ? "global" : "local",
-      " normalisation, ", statistics, " statistics");
+      " normalisation, ",
+      absl::StrJoin(p.statistics, " and ",
+                    [](std::string* out, StatisticsKind kind) {
+                      absl::StrAppend(out, StatisticsName(kind));
+                    }),
+      " statistics");
+  return text;
 }
 
 }  // namespace cohort

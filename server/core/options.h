@@ -1,15 +1,19 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/ids.h"
 
 namespace cohort {
 
-enum class AggregationKind { kSync, kAsync };
+enum class AggregationKind { kSync, kBounded, kAsync };
+enum class StalenessRule { kKeep, kDrop, kScale, kCompensate };
 enum class NormalizationKind { kAuto, kGlobal, kLocal };
 enum class StatisticsKind { kAuto, kSync, kAsync, kChief };
 enum class OptimizerKind { kSgd, kMomentum, kNesterov };
@@ -26,13 +30,42 @@ struct OptimizerOptions {
   ScheduleKind schedule = ScheduleKind::kCosine;
 
   bool uses_momentum() const { return kind != OptimizerKind::kSgd; }
+
+  friend bool operator==(const OptimizerOptions&,
+                         const OptimizerOptions&) = default;
+};
+
+// What becomes of a push that read older weights than those it is applied to
+// (bounded and async).
+struct StalenessOptions {
+  StalenessRule rule = StalenessRule::kKeep;
+  // Versions above which kDrop drops.
+  int64_t versions_max = 16;
+  // t0 of kScale, versions; absent: workers - 1, what each push has where all
+  // workers are equally fast.
+  std::optional<int64_t> versions_free;
+  // Lambda of kCompensate.
+  double compensation = 0.04;
+  // Lambda is divided by the root of a moving mean of g*g.
+  bool compensation_adaptive = false;
+
+  friend bool operator==(const StalenessOptions&,
+                         const StalenessOptions&) = default;
 };
 
 // How pushes are combined. Changed as one, at an exact version.
 struct PolicyOptions {
   AggregationKind aggregation = AggregationKind::kSync;
+  // Sync: a step is committed once so many pushes are there; 0: all.
+  int32_t pushes_min = 0;
+  // Bounded: assignments a rank may be ahead of the slowest.
+  int64_t lead_max = 4;
+  StalenessOptions staleness;
   NormalizationKind normalization = NormalizationKind::kAuto;
-  StatisticsKind statistics = StatisticsKind::kAuto;
+  // Moving statistics that are kept side by side; the first is exported.
+  std::vector<StatisticsKind> statistics = {StatisticsKind::kAuto};
+
+  friend bool operator==(const PolicyOptions&, const PolicyOptions&) = default;
 };
 
 struct CoordinatorOptions {
@@ -55,15 +88,21 @@ struct CoordinatorOptions {
   // Skipped or rejected pushes in a row after which the run stops.
   int32_t nonfinite_max = 10;
   Incarnation first_incarnation{1};
+
+  friend bool operator==(const CoordinatorOptions&,
+                         const CoordinatorOptions&) = default;
 };
 
 // Resolves `auto`: under sync global normalisation and combined statistics,
-// under async local normalisation and per-push statistics.
+// otherwise local normalisation and per-push statistics.
 PolicyOptions Resolve(const PolicyOptions& policy);
 
 // Errors: InvalidArgument naming the option, the value seen and the values
 // wanted; explicit conflicts (global normalisation with async) included.
 absl::Status Validate(const CoordinatorOptions& options);
+
+absl::string_view AggregationName(AggregationKind kind);
+absl::string_view StatisticsName(StatisticsKind kind);
 
 // In words, such as "sync, global normalisation, sync statistics".
 std::string PolicyText(const PolicyOptions& policy);

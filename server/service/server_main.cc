@@ -5,15 +5,18 @@
 #include <string>
 
 #include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/check.h"
 #include "common/log/log.h"
 #include "common/process/command_line.h"
 #include "common/process/signal_watcher.h"
 #include "common/status_macros.h"
+#include "server/core/settings.h"
 #include "server/service/server.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:7070",
@@ -25,8 +28,22 @@ ABSL_FLAG(std::string, address_file, "",
 ABSL_FLAG(int32_t, workers, 2,
           "Size of the cohort. Training starts when all have registered.");
 ABSL_FLAG(std::string, aggregation, "sync",
-          "How pushes are combined: sync (all workers of a step) or async "
-          "(each on arrival).");
+          "How pushes are combined: sync (all workers of a step), bounded "
+          "(each on arrival, no worker far ahead) or async (each on arrival).");
+ABSL_FLAG(int32_t, min_pushes, 0,
+          "Sync: pushes that complete a step, the others are dropped; 0: all.");
+ABSL_FLAG(int64_t, max_lead, 4,
+          "Bounded: assignments a worker may be ahead of the slowest.");
+ABSL_FLAG(std::string, staleness, "keep",
+          "Pushes that read older weights: keep, drop (above "
+          "--max_staleness), scale (by 1/(1+max(0, t-t0))) or compensate "
+          "(DC-ASGD).");
+ABSL_FLAG(int64_t, max_staleness, 16, "Versions above which drop drops.");
+ABSL_FLAG(std::string, staleness_free, "auto",
+          "t0 of scale, in versions; auto: workers - 1.");
+ABSL_FLAG(double, compensation, 0.04, "Lambda of compensate.");
+ABSL_FLAG(bool, compensation_adaptive, false,
+          "Divide lambda by the root of a moving mean square of gradients.");
 ABSL_FLAG(std::string, normalization, "auto",
           "Batch statistics: global (of all workers, needs sync), local, or "
           "auto (global under sync).");
@@ -78,48 +95,14 @@ absl::Status CheckRange(absl::string_view flag, int64_t value, int64_t max) {
       absl::StrCat("--", flag, ": got ", value, ", want 1 to ", max));
 }
 
-absl::StatusOr<PolicyOptions> PolicyFromFlags() {
-  PolicyOptions policy;
-  COHORT_ASSIGN_OR_RETURN(policy.aggregation,
-                          ParseChoice<AggregationKind>(
-                              "aggregation", absl::GetFlag(FLAGS_aggregation),
-                              {{"sync", AggregationKind::kSync},
-                               {"async", AggregationKind::kAsync}}));
-  COHORT_ASSIGN_OR_RETURN(
-      policy.normalization,
-      ParseChoice<NormalizationKind>("normalization",
-                                     absl::GetFlag(FLAGS_normalization),
-                                     {{"auto", NormalizationKind::kAuto},
-                                      {"global", NormalizationKind::kGlobal},
-                                      {"local", NormalizationKind::kLocal}}));
-  COHORT_ASSIGN_OR_RETURN(
-      policy.statistics,
-      ParseChoice<StatisticsKind>("bn_statistics",
-                                  absl::GetFlag(FLAGS_bn_statistics),
-                                  {{"auto", StatisticsKind::kAuto},
-                                   {"sync", StatisticsKind::kSync},
-                                   {"async", StatisticsKind::kAsync},
-                                   {"chief", StatisticsKind::kChief}}));
-  return policy;
-}
-
-absl::StatusOr<OptimizerOptions> OptimizerFromFlags() {
-  OptimizerOptions optimizer;
-  COHORT_ASSIGN_OR_RETURN(
-      optimizer.kind,
-      ParseChoice<OptimizerKind>("optimizer", absl::GetFlag(FLAGS_optimizer),
-                                 {{"sgd", OptimizerKind::kSgd},
-                                  {"momentum", OptimizerKind::kMomentum},
-                                  {"nesterov", OptimizerKind::kNesterov}}));
-  COHORT_ASSIGN_OR_RETURN(
-      optimizer.schedule,
-      ParseChoice<ScheduleKind>("schedule", absl::GetFlag(FLAGS_schedule),
-                                {{"constant", ScheduleKind::kConstant},
-                                 {"cosine", ScheduleKind::kCosine}}));
-  optimizer.learning_rate = absl::GetFlag(FLAGS_learning_rate);
-  optimizer.momentum = absl::GetFlag(FLAGS_momentum);
-  optimizer.weight_decay = absl::GetFlag(FLAGS_weight_decay);
-  return optimizer;
+// Every setting of a run is a flag of the same name.
+absl::Status SettingsFromFlags(CoordinatorOptions& options) {
+  for (const std::string& name : SettingNames()) {
+    const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+    COHORT_CHECK(flag != nullptr, absl::StrCat("no flag for ", name));
+    COHORT_RETURN_IF_ERROR(SetSetting(name, flag->CurrentValue(), options));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ServerOptions> OptionsFromFlags() {
@@ -129,23 +112,10 @@ absl::StatusOr<ServerOptions> OptionsFromFlags() {
       "inflight_mib", absl::GetFlag(FLAGS_inflight_mib), kInflightMibMax));
   ServerOptions options;
   CoordinatorOptions& run = options.coordinator;
-  COHORT_ASSIGN_OR_RETURN(run.policy, PolicyFromFlags());
-  COHORT_ASSIGN_OR_RETURN(run.optimizer, OptimizerFromFlags());
-  COHORT_ASSIGN_OR_RETURN(
-      run.on_worker_loss,
-      ParseChoice<OnWorkerLoss>("on_worker_loss",
-                                absl::GetFlag(FLAGS_on_worker_loss),
-                                {{"wait", OnWorkerLoss::kWait},
-                                 {"continue", OnWorkerLoss::kContinue}}));
-  run.workers = absl::GetFlag(FLAGS_workers);
+  COHORT_RETURN_IF_ERROR(SettingsFromFlags(run));
   run.epochs = absl::GetFlag(FLAGS_epochs);
   run.seed = absl::GetFlag(FLAGS_seed);
-  run.lease = absl::GetFlag(FLAGS_lease);
-  run.reconnect_grace = absl::GetFlag(FLAGS_reconnect_grace);
-  run.step_deadline = absl::GetFlag(FLAGS_step_deadline);
-  run.replacement_deadline = absl::GetFlag(FLAGS_replacement_deadline);
   run.partition_bytes = absl::GetFlag(FLAGS_partition_kib) * kKib;
-  run.checkpoint_every = absl::GetFlag(FLAGS_checkpoint_every);
   options.listen = absl::GetFlag(FLAGS_listen);
   options.insecure = absl::GetFlag(FLAGS_insecure);
   options.address_file = absl::GetFlag(FLAGS_address_file);

@@ -9,6 +9,7 @@
 namespace cohort {
 namespace {
 
+using ::testing::ElementsAre;
 using testing::HasSubstr;
 
 std::string Refusal(const CoordinatorOptions& options) {
@@ -58,7 +59,7 @@ TEST(OptionsTest, AsyncRefusesOnlyExplicitConflicts) {
       HasSubstr("--normalization: got global, want local or auto with "
                 "--aggregation=async"));
   EXPECT_THAT(Refusal({.policy = {.aggregation = AggregationKind::kAsync,
-                                  .statistics = StatisticsKind::kSync}}),
+                                  .statistics = {StatisticsKind::kSync}}}),
               HasSubstr("--bn_statistics: got sync, want async, chief or auto "
                         "with --aggregation=async"));
 }
@@ -66,18 +67,18 @@ TEST(OptionsTest, AsyncRefusesOnlyExplicitConflicts) {
 TEST(OptionsTest, AutoFollowsTheAggregation) {
   const PolicyOptions sync = Resolve({});
   EXPECT_EQ(sync.normalization, NormalizationKind::kGlobal);
-  EXPECT_EQ(sync.statistics, StatisticsKind::kSync);
+  EXPECT_THAT(sync.statistics, ElementsAre(StatisticsKind::kSync));
   const PolicyOptions async = Resolve({.aggregation = AggregationKind::kAsync});
   EXPECT_EQ(async.normalization, NormalizationKind::kLocal);
-  EXPECT_EQ(async.statistics, StatisticsKind::kAsync);
+  EXPECT_THAT(async.statistics, ElementsAre(StatisticsKind::kAsync));
 }
 
 TEST(OptionsTest, ExplicitChoicesStay) {
   const PolicyOptions resolved =
       Resolve({.normalization = NormalizationKind::kLocal,
-               .statistics = StatisticsKind::kChief});
+               .statistics = {StatisticsKind::kChief}});
   EXPECT_EQ(resolved.normalization, NormalizationKind::kLocal);
-  EXPECT_EQ(resolved.statistics, StatisticsKind::kChief);
+  EXPECT_THAT(resolved.statistics, ElementsAre(StatisticsKind::kChief));
 }
 
 TEST(OptionsTest, PolicyTextSaysWhatAutoMeans) {
@@ -85,7 +86,7 @@ TEST(OptionsTest, PolicyTextSaysWhatAutoMeans) {
   EXPECT_EQ(PolicyText({.aggregation = AggregationKind::kAsync}),
             "async, local normalisation, async statistics");
   EXPECT_EQ(PolicyText({.normalization = NormalizationKind::kLocal,
-                        .statistics = StatisticsKind::kChief}),
+                        .statistics = {StatisticsKind::kChief}}),
             "sync, local normalisation, chief statistics");
 }
 

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "server/core/options.h"
+
+namespace cohort {
+
+// Settings by name, as texts: "learning_rate" -> "0.1".
+using SettingValues = std::map<std::string, std::string>;
+
+// The names of all settings of a run that can be given as a flag and changed
+// while the run goes on; flags, Admin.SetPolicy, checkpoints and the history
+// of changes all use this one list.
+std::vector<std::string> SettingNames();
+
+// True if a change acts at once (leases, deadlines), false if it takes effect
+// at a version, when nothing is in flight.
+// The name must be known.
+bool ActsAtOnce(absl::string_view name);
+
+// Reads `value` into `options`. Checks the text, not how it fits the others:
+// call Validate afterwards.
+// Errors: NotFound (unknown name; lists the known ones), InvalidArgument
+//   naming the setting, the value seen and the values wanted.
+absl::Status SetSetting(absl::string_view name, absl::string_view value,
+                        CoordinatorOptions& options);
+
+// All settings; reading them back gives equal options.
+SettingValues SettingsOf(const CoordinatorOptions& options);
+
+}  // namespace cohort

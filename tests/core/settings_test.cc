@@ -1,0 +1,95 @@
+#include "server/core/settings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(SettingsTest, ReadingAllBackGivesEqualOptions) {
+  CoordinatorOptions options;
+  options.workers = 7;
+  options.policy = {
+      .aggregation = AggregationKind::kBounded,
+      .lead_max = 9,
+      .staleness = {.rule = StalenessRule::kScale,
+                    .versions_free = 3,
+                    .compensation = 0.1 / 3},
+      .normalization = NormalizationKind::kLocal,
+      .statistics = {StatisticsKind::kChief, StatisticsKind::kAsync}};
+  options.optimizer.learning_rate = 1e-7 / 3;
+  options.lease = absl::Milliseconds(1500);
+  options.on_worker_loss = OnWorkerLoss::kContinue;
+  CoordinatorOptions read;
+  for (const auto& [name, value] : SettingsOf(options)) {
+    ASSERT_TRUE(SetSetting(name, value, read).ok()) << name << " " << value;
+  }
+  EXPECT_EQ(read, options);
+  EXPECT_EQ(SettingsOf(read), SettingsOf(options));
+}
+
+TEST(SettingsTest, EveryNameIsPrinted) {
+  const SettingValues values = SettingsOf({});
+  EXPECT_EQ(values.size(), SettingNames().size());
+  for (const std::string& name : SettingNames()) {
+    EXPECT_FALSE(values.at(name).empty()) << name;
+  }
+}
+
+TEST(SettingsTest, LeasesActAtOnceAndPoliciesAtAVersion) {
+  EXPECT_TRUE(ActsAtOnce("lease"));
+  EXPECT_TRUE(ActsAtOnce("on_worker_loss"));
+  EXPECT_FALSE(ActsAtOnce("aggregation"));
+  EXPECT_FALSE(ActsAtOnce("learning_rate"));
+}
+
+TEST(SettingsTest, UnknownNameListsTheKnownOnes) {
+  CoordinatorOptions options;
+  const absl::Status status = SetSetting("agregation", "sync", options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("--agregation"), HasSubstr("aggregation,")));
+}
+
+TEST(SettingsTest, BadValueIsNamedAndChangesNothing) {
+  struct Case {
+    const char* name;
+    const char* value;
+    const char* wanted;
+  };
+  for (const Case& c :
+       {Case{"aggregation", "sometimes", "one of sync, bounded, async"},
+        Case{"min_pushes", "two", "a whole number"},
+        Case{"learning_rate", "nan", "a number"},
+        Case{"staleness_free", "-", "auto or a whole number"},
+        Case{"compensation_adaptive", "maybe", "true or false"},
+        Case{"lease", "10", "a duration such as 10s"},
+        Case{"bn_statistics", "sync,never", "one of auto, sync"}}) {
+    CoordinatorOptions options;
+    const absl::Status status = SetSetting(c.name, c.value, options);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.name;
+    EXPECT_THAT(
+        std::string(status.message()),
+        AllOf(HasSubstr(absl::StrCat("--", c.name)),
+              HasSubstr(absl::StrCat("'", c.value, "'")), HasSubstr(c.wanted)));
+    EXPECT_EQ(options, CoordinatorOptions());
+  }
+}
+
+TEST(SettingsTest, SeveralStatisticsKeepTheirOrder) {
+  CoordinatorOptions options;
+  ASSERT_TRUE(SetSetting("bn_statistics", "chief,sync", options).ok());
+  EXPECT_THAT(options.policy.statistics,
+              ElementsAre(StatisticsKind::kChief, StatisticsKind::kSync));
+}
+
+}  // namespace
+}  // namespace cohort
