@@ -41,6 +41,21 @@ struct RegisteredModel {
 
 using SharedModel = std::shared_ptr<const RegisteredModel>;
 
+// Settings that took effect together.
+struct PolicyRecord {
+  // Rises by one with each.
+  int64_t policy_epoch = 0;
+  // The first version made under them is the one after this.
+  Version version;
+  int64_t samples = 0;
+  // What changed, and to what; everything, for the first record.
+  SettingValues changed;
+  // In words, with what becomes of optimizer and statistics.
+  std::string text;
+
+  friend bool operator==(const PolicyRecord&, const PolicyRecord&) = default;
+};
+
 // What a restart needs beside the options.
 struct RunState {
   SharedModel model;
@@ -78,21 +93,6 @@ struct CommitRecord {
   std::vector<Rank> members;
   bool skipped = false;
   bool epoch_ended = false;
-};
-
-// Settings that took effect together.
-struct PolicyRecord {
-  // Rises by one with each.
-  int64_t policy_epoch = 0;
-  // The first version made under them is the one after this.
-  Version version;
-  int64_t samples = 0;
-  // What changed, and to what; everything, for the first record.
-  SettingValues changed;
-  // In words, with what becomes of optimizer and statistics.
-  std::string text;
-
-  friend bool operator==(const PolicyRecord&, const PolicyRecord&) = default;
 };
 
 struct EvaluationRecord {

@@ -314,6 +314,8 @@ void Server::OnCommitted(const CommitRecord& record) {
   recorder_->Committed(record);
 }
 
+void Server::OnPolicyChanged(const PolicyRecord& /*record*/) {}
+
 void Server::OnEvaluated(const EvaluationRecord& record) {
   recorder_->Evaluated(record);
 }

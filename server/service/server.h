@@ -100,6 +100,7 @@ class Server : private RunListener {
   void PrintEnd(const RunSummary& summary);
 
   void OnCommitted(const CommitRecord& record) override;
+  void OnPolicyChanged(const PolicyRecord& record) override;
   void OnEvaluated(const EvaluationRecord& record) override;
   void OnCheckpoint(RunState state) override;
   void OnEnded(const effect::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mu_);

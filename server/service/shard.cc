@@ -110,6 +110,9 @@ struct Shard::Dispatcher {
   void operator()(effect::Committed& committed) const {
     shard.listener_.OnCommitted(committed.record);
   }
+  void operator()(effect::PolicyChanged& changed) const {
+    shard.listener_.OnPolicyChanged(changed.record);
+  }
   void operator()(effect::Evaluated& evaluated) const {
     shard.listener_.OnEvaluated(evaluated.record);
   }

@@ -30,6 +30,7 @@ class RunListener {
  public:
   virtual ~RunListener() = default;
   virtual void OnCommitted(const CommitRecord& record) = 0;
+  virtual void OnPolicyChanged(const PolicyRecord& record) = 0;
   virtual void OnEvaluated(const EvaluationRecord& record) = 0;
   virtual void OnCheckpoint(RunState state) = 0;
   virtual void OnEnded(const effect::RunEnded& ended) = 0;
