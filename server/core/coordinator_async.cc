@@ -80,7 +80,7 @@ std::optional<std::string> Coordinator::NonfiniteOf(
 void Coordinator::ApplyArrival(const Arrival& arrival,
                                const Transaction& transaction) {
   const std::vector<Rank> usable = ranks_.Usable();
-  std::vector<LayerStatistics> statistics = *current_->statistics;
+  StatisticsSets statistics = *current_->statistics;
   statistics_.ApplyPush({.rank = arrival.rank,
                          .samples = arrival.push.opening().samples,
                          .calls = arrival.push.closing().moments},

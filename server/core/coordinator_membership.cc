@@ -200,10 +200,8 @@ void Coordinator::RepeatWait(const Worker& worker, Instant now,
 void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& reason,
                                      Instant now, Effects& out) {
   if (worker.outstanding.has_value() &&
-      worker.outstanding->kind == AssignmentKind::kEvaluate) {
-    evaluations_.Return(*worker.shard);
-    worker.shard.reset();
-    worker.outstanding.reset();
+      worker.outstanding->kind != AssignmentKind::kTrain) {
+    ReturnShard(worker);
   }
   const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait;
   if (!sync()) {

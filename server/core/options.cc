@@ -35,7 +35,7 @@ absl::Status ValidateStatistics(const PolicyOptions& policy) {
   if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
   if (Holds(kinds, StatisticsKind::kSync)) {
     return Bad("bn_statistics", "sync",
-               absl::StrCat("async, chief or auto with --aggregation=",
+               absl::StrCat("async, chief, after or auto with --aggregation=",
                             AggregationName(policy.aggregation),
                             ": combined statistics need --aggregation=sync"));
   }
@@ -69,6 +69,10 @@ absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
   }
   COHORT_RETURN_IF_ERROR(ValidateStaleness(policy.staleness));
   COHORT_RETURN_IF_ERROR(ValidateStatistics(policy));
+  if (policy.precise_batches < 1) {
+    return Bad("precise_batches", absl::StrCat(policy.precise_batches),
+               "1 or more");
+  }
   if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
   const absl::string_view aggregation = AggregationName(policy.aggregation);
   if (policy.normalization == NormalizationKind::kGlobal) {
@@ -180,8 +184,16 @@ absl::string_view StatisticsName(StatisticsKind kind) {
       return "async";
     case StatisticsKind::kChief:
       return "chief";
+    case StatisticsKind::kAfter:
+      return "after";
   }
   return "";
+}
+
+std::string StatisticsNames(const std::vector<StatisticsKind>& kinds) {
+  return absl::StrJoin(kinds, ",", [](std::string* out, StatisticsKind kind) {
+    absl::StrAppend(out, StatisticsName(kind));
+  });
 }
 
 std::string PolicyText(const PolicyOptions& policy) {
@@ -205,6 +217,7 @@ std::string PolicyText(const PolicyOptions& policy) {
                       absl::StrAppend(out, StatisticsName(kind));
                     }),
       " statistics");
+  if (p.mixture_variance) absl::StrAppend(&text, " with mixture variance");
   return text;
 }
 

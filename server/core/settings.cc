@@ -224,10 +224,17 @@ std::vector<Setting> PolicySettings() {
                               {{"auto", StatisticsKind::kAuto},
                                {"sync", StatisticsKind::kSync},
                                {"async", StatisticsKind::kAsync},
-                               {"chief", StatisticsKind::kChief}},
+                               {"chief", StatisticsKind::kChief},
+                               {"after", StatisticsKind::kAfter}},
                               [](Options& o) -> std::vector<StatisticsKind>& {
                                 return o.policy.statistics;
-                              })};
+                              }),
+      Number<bool>(
+          "bn_mixture_variance",
+          [](Options& o) -> bool& { return o.policy.mixture_variance; }),
+      Number<int64_t>("precise_batches", [](Options& o) -> int64_t& {
+        return o.policy.precise_batches;
+      })};
 }
 
 std::vector<Setting> OptimizerSettings() {
