@@ -104,5 +104,45 @@ TEST(EvaluationBookTest, TheSameVersionIsNotStartedTwice) {
   EXPECT_FALSE(book.Take().has_value());
 }
 
+// Two kinds over 4 samples in two shards each.
+TEST(EvaluationBookTest, EachKindIsEvaluatedOverTheWholeSplit) {
+  EvaluationBook book;
+  EvaluationBook::Plan plan = PlanOf(3, 4, 2);
+  plan.kinds = {StatisticsKind::kChief, StatisticsKind::kSync};
+  plan.on_request = true;
+  book.Start(Snapshot(1), plan);
+  std::vector<Shard> shards;
+  while (const std::optional<Shard> shard = book.Take()) {
+    shards.push_back(*shard);
+  }
+  ASSERT_EQ(shards.size(), 4);
+  EXPECT_EQ(shards[1].statistics, StatisticsKind::kChief);
+  EXPECT_EQ(shards[2].statistics, StatisticsKind::kSync);
+  EXPECT_EQ(shards[1].range, (IndexRange{2, 4}));
+  EXPECT_EQ(shards[2].range, (IndexRange{0, 2}));
+  EXPECT_FALSE(book.Finish(shards[3], Sums(2, 2)).has_value());
+  EXPECT_FALSE(book.Finish(shards[0], Sums(0, 2)).has_value());
+  EXPECT_FALSE(book.Finish(shards[2], Sums(2, 2)).has_value());
+  const std::optional<EvaluationRecord> record =
+      book.Finish(shards[1], Sums(1, 2));
+  ASSERT_TRUE(record.has_value());
+  EXPECT_EQ(record->epochs, 3);
+  EXPECT_TRUE(record->on_request);
+  ASSERT_EQ(record->results.size(), 2);
+  EXPECT_EQ(record->results[0].statistics, StatisticsKind::kChief);
+  EXPECT_DOUBLE_EQ(record->results[0].accuracy(), 0.25);
+  EXPECT_EQ(record->results[1].statistics, StatisticsKind::kSync);
+  EXPECT_DOUBLE_EQ(record->results[1].accuracy(), 1);
+  EXPECT_DOUBLE_EQ(record->accuracy(), 0.25);
+}
+
+TEST(EvaluationBookTest, WithoutAKindThereIsNothingToDo) {
+  EvaluationBook book;
+  EvaluationBook::Plan plan = PlanOf(1, 4, 2);
+  plan.kinds.clear();
+  book.Start(Snapshot(1), plan);
+  EXPECT_TRUE(book.empty());
+}
+
 }  // namespace
 }  // namespace cohort
