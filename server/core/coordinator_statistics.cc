@@ -34,9 +34,22 @@ StatisticsSets Replaced(const StatisticsSets& held, const StatisticsSet& by) {
 
 bool Coordinator::TracksStatistics() const {
   const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
-  return std::any_of(layers.begin(), layers.end(), [](const auto& layer) {
-    return layer.track_statistics;
-  });
+  return std::any_of(layers.begin(), layers.end(),
+                     [](const auto& layer) { return layer.track_statistics; });
+}
+
+std::string Coordinator::AdoptStatistics() {
+  const StatisticsSets& held = *current_->statistics;
+  const std::vector<StatisticsKind> anew = NotHeld(held, policy_.statistics);
+  std::string text;
+  if (!anew.empty()) {
+    text = absl::StrCat("; the statistics ", StatisticsNames(anew),
+                        " start from those of ",
+                        StatisticsName(held.front().kind));
+  }
+  statistics_ = KeptStatistics(policy_, model_->layout.batch_norms);
+  current_ = WithSets(*current_, CarryOver(held, policy_.statistics));
+  return text;
 }
 
 bool Coordinator::EndsWithCollection() const {
@@ -78,8 +91,8 @@ bool Coordinator::ConcludeStatistics(Effects& out) {
   if (collection_.has_value()) return false;
   const StatisticsSet* set =
       FindSet(*current_->statistics, StatisticsKind::kAfter);
-  const bool collected = set->Describes(current_->version) ||
-                         uncollectable_ == current_->version;
+  const bool collected =
+      set->Describes(current_->version) || uncollectable_ == current_->version;
   if (!collected) {
     StartCollection(out);
     return false;
@@ -163,10 +176,9 @@ absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
                : "training has not started: there is nobody to compute");
   }
   if (FindSet(*current_->statistics, StatisticsKind::kAfter) == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--bn_statistics: got ",
-                     StatisticsNames(policy_.statistics),
-                     ", want after among them to collect it"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--bn_statistics: got ", StatisticsNames(policy_.statistics),
+        ", want after among them to collect it"));
   }
   if (!TracksStatistics()) {
     return absl::FailedPreconditionError(
@@ -235,10 +247,10 @@ absl::StatusOr<bool> Coordinator::ReportsOutstanding(const Worker& worker,
   }
   const bool other = given.has_value() && given->sequence == sequence;
   if (!other && sequence < worker.next_sequence) return false;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "no ", other ? "such report belongs to " : "", "assignment ",
-      sequence.value(), other ? " of" : " was given to", " rank ",
-      worker.rank.value()));
+  return absl::FailedPreconditionError(
+      absl::StrCat("no ", other ? "such report belongs to " : "", "assignment ",
+                   sequence.value(), other ? " of" : " was given to", " rank ",
+                   worker.rank.value()));
 }
 
 absl::StatusOr<Assignment> Coordinator::ReportEvaluation(

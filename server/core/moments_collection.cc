@@ -26,7 +26,8 @@ std::vector<IndexRange> CollectionBatches(const CollectionPlan& plan) {
     batches.push_back({.begin = at, .end = at + size});
     at += size;
   }
-  if (batches.empty()) batches.push_back({.begin = 0, .end = plan.train_samples});
+  if (batches.empty())
+    batches.push_back({.begin = 0, .end = plan.train_samples});
   return batches;
 }
 
@@ -72,8 +73,7 @@ void MomentsCollection::Finish(const Shard& shard, Rank rank,
 void MomentsCollection::Fold(const Batch& batch) {
   for (const CallMoments& call : batch.calls) {
     if (!IsFinite(call.moments) && !nonfinite_.has_value()) {
-      nonfinite_ = {
-          .rank = batch.rank, .layer = call.layer, .batch = folded_};
+      nonfinite_ = {.rank = batch.rank, .layer = call.layer, .batch = folded_};
     }
     LayerTotal& total = totals_[static_cast<size_t>(call.layer)];
     if (call.moments.count > 0) ++total.calls;

@@ -190,6 +190,15 @@ absl::string_view StatisticsName(StatisticsKind kind) {
   return "";
 }
 
+std::optional<StatisticsKind> StatisticsKindOf(absl::string_view name) {
+  for (StatisticsKind kind :
+       {StatisticsKind::kAuto, StatisticsKind::kSync, StatisticsKind::kAsync,
+        StatisticsKind::kChief, StatisticsKind::kAfter}) {
+    if (StatisticsName(kind) == name) return kind;
+  }
+  return std::nullopt;
+}
+
 std::string StatisticsNames(const std::vector<StatisticsKind>& kinds) {
   return absl::StrJoin(kinds, ",", [](std::string* out, StatisticsKind kind) {
     absl::StrAppend(out, StatisticsName(kind));

@@ -107,6 +107,8 @@ absl::Status Validate(const CoordinatorOptions& options);
 
 absl::string_view AggregationName(AggregationKind kind);
 absl::string_view StatisticsName(StatisticsKind kind);
+// Nothing for a name that is no kind.
+std::optional<StatisticsKind> StatisticsKindOf(absl::string_view name);
 // Such as "sync,chief".
 std::string StatisticsNames(const std::vector<StatisticsKind>& kinds);
 

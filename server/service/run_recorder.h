@@ -35,8 +35,9 @@ struct RecorderOptions {
 // Shows the progress of a run and keeps its history.
 //
 // history.csv has a row for each 50 commits, with means over them, and one
-// for each evaluation, with means over the epoch that it follows; columns
-// that do not apply are empty. Seconds count from the start of this process.
+// for each evaluation and kind of moving statistics, the first of them with
+// means over the epoch that it follows; columns that do not apply are empty.
+// Seconds count from the start of this process.
 //
 // Thread safety: safe. Committed and Evaluated only take notes; a thread of
 // the recorder's own writes, so that a slow terminal or disk holds up nobody.
@@ -56,7 +57,7 @@ class RunRecorder {
   // Writes what is left and stops. Further calls do nothing.
   void Finish() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The newest evaluation.
+  // The newest evaluation of an epoch's end.
   std::optional<EvaluationRecord> last_evaluation() const
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -74,6 +75,8 @@ class RunRecorder {
     std::optional<Window> window;
     std::optional<EvaluationRecord> evaluation;
     Instant at;
+    // Which of the evaluation's results.
+    size_t result = 0;
   };
 
   RunRecorder(const RecorderOptions& options, std::ostream& out,

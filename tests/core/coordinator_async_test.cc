@@ -87,11 +87,11 @@ TEST(CoordinatorAsyncTest, AVersionOfTheFutureCannotHaveBeenRead) {
   FakeCohort cohort(AsyncSetup());
   cohort.Start();
   Effects out;
-  EXPECT_EQ(cohort.core().Open(cohort.sender(kRank0), cohort.key(kRank0),
-                               {.version = Version(1), .samples = 2},
-                               absl::Seconds(101), out),
-            absl::InvalidArgumentError(
-                "push of rank 0: got version 1 read, want at most 0"));
+  EXPECT_EQ(
+      cohort.core().Open(cohort.sender(kRank0), cohort.key(kRank0),
+                         {.version = Version(1), .samples = 2},
+                         absl::Seconds(101), out),
+      absl::InvalidArgumentError("push of rank 0: got version 1 read, want 0"));
 }
 
 TEST(CoordinatorAsyncTest, StatisticsAreFoldedPerPushByItsShare) {
@@ -101,7 +101,8 @@ TEST(CoordinatorAsyncTest, StatisticsAreFoldedPerPushByItsShare) {
   push.moments = {.count = 2, .first = {3}, .second = {0}};
   cohort.Push(kRank0, push);
   cohort.Push(kRank1, push);
-  const LayerStatistics& statistics = cohort.snapshot()->statistics->front().layers.front();
+  const LayerStatistics& statistics =
+      cohort.snapshot()->statistics->front().layers.front();
   // Two halves decay like one step: 0.9.
   EXPECT_NEAR(statistics.mean[0], 3 * 0.1, 1e-15);
   EXPECT_NEAR(statistics.variance[0], 0.9, 1e-15);

@@ -27,8 +27,7 @@ FakeSetup SetupWith(const std::vector<StatisticsKind>& kinds) {
   return setup;
 }
 
-const LayerStatistics& Of(const SharedSnapshot& snapshot,
-                          StatisticsKind kind) {
+const LayerStatistics& Of(const SharedSnapshot& snapshot, StatisticsKind kind) {
   return FindSet(*snapshot->statistics, kind)->layers.front();
 }
 
@@ -94,8 +93,7 @@ TEST(CoordinatorStatisticsTest, OneAsynchronousWorkerIsLocalBatchNormToTheBit) {
     }
     ASSERT_EQ(cohort.snapshot()->version, Version(10));
     const StatisticsSet& set = cohort.snapshot()->statistics->front();
-    EXPECT_EQ(set.kind,
-              aggregation == AggregationKind::kSync ? kSync : kAsync);
+    EXPECT_EQ(set.kind, aggregation == AggregationKind::kSync ? kSync : kAsync);
     ends.push_back(set.layers.front());
   }
   EXPECT_EQ(ends[0], ends[1]);
@@ -223,8 +221,8 @@ TEST(CoordinatorStatisticsTest, AReplacementGetsTheLostRanksBatch) {
   cohort.Start();
   TrainEpoch(cohort);
   cohort.Leave(kRank1);
-  ASSERT_TRUE(cohort.ReportMoments(kRank0, BatchMoments(cohort.told(kRank0)))
-                  .ok());
+  ASSERT_TRUE(
+      cohort.ReportMoments(kRank0, BatchMoments(cohort.told(kRank0))).ok());
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{3, 4}));
   cohort.StartOne(kRank1);
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kCollectMoments);
@@ -306,8 +304,8 @@ TEST(CoordinatorStatisticsTest, EpochsAreEvaluatedWithTheOtherKinds) {
 
 TEST(CoordinatorStatisticsTest, ADrainedRunCollectsOnlyWhatItExports) {
   for (bool first : {true, false}) {
-    FakeSetup setup = SetupWith(
-        first ? std::vector{kAfter, kSync} : std::vector{kSync, kAfter});
+    FakeSetup setup = SetupWith(first ? std::vector{kAfter, kSync}
+                                      : std::vector{kSync, kAfter});
     setup.options.epochs = 2;
     FakeCohort cohort(setup);
     cohort.Start();
@@ -419,7 +417,8 @@ TEST(CoordinatorStatisticsTest, RefusesToCollectWhatIsNotKept) {
               HasSubstr("got run other, want run"));
 }
 
-TEST(CoordinatorStatisticsTest, ARestartKeepsKindsAndStartsNewOnesFromTheFirst) {
+TEST(CoordinatorStatisticsTest,
+     ARestartKeepsKindsAndStartsNewOnesFromTheFirst) {
   FakeCohort cohort(SetupWith({kChief, kSync}));
   cohort.Start();
   cohort.Push(kRank0, {.moments = {.count = 3, .first = {2}, .second = {2}}});
@@ -437,6 +436,28 @@ TEST(CoordinatorStatisticsTest, ARestartKeepsKindsAndStartsNewOnesFromTheFirst) 
   restored.Push(kRank1, {});
   EXPECT_EQ(Of(restored.snapshot(), kSync).num_batches_tracked, 2);
   EXPECT_EQ(Of(restored.snapshot(), kAsync).num_batches_tracked, 3);
+}
+
+TEST(CoordinatorStatisticsTest, AChangeOfTheLiveRunCarriesKindsOver) {
+  FakeSetup setup = SetupWith({kSync, kChief});
+  setup.options.epochs = 2;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, {.moments = {.count = 3, .first = {2}, .second = {2}}});
+  cohort.Push(kRank1, {.moments = {.count = 2, .first = {6}, .second = {8}}});
+  // The step that was given out still counts for the old kinds.
+  ASSERT_TRUE(cohort.Change({{"bn_statistics", "chief,after"}}).ok());
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+  const StatisticsSets& sets = *cohort.snapshot()->statistics;
+  ASSERT_EQ(sets.size(), 2);
+  EXPECT_EQ(sets[0].kind, kChief);
+  EXPECT_EQ(sets[0].layers.front().num_batches_tracked, 2);
+  EXPECT_EQ(sets[1].kind, kAfter);
+  EXPECT_EQ(sets[1].layers.front().num_batches_tracked, 2);
+  EXPECT_DOUBLE_EQ(sets[1].layers.front().mean[0], 0.9 * 0.36);
+  EXPECT_THAT(cohort.log(),
+              HasSubstr("the statistics after start from those of sync"));
 }
 
 TEST(CoordinatorStatisticsTest, ARestartAfterTrainingCollectsThenEnds) {

@@ -162,8 +162,7 @@ TEST(MomentsCollectionTest, TheFoldIsTheMomentsOfAllActivations) {
   const std::vector<LayerStatistics> seen = Collect(activations, 3, 1);
   for (size_t layer = 0; layer < kLayers; ++layer) {
     const Moments all = MomentsOf(activations.all[layer]);
-    const double variance =
-        all.second[0] / static_cast<double>(all.count - 1);
+    const double variance = all.second[0] / static_cast<double>(all.count - 1);
     EXPECT_NEAR(seen[layer].mean[0], all.first[0],
                 1e-6 * std::max(1.0, std::abs(all.first[0])));
     EXPECT_NEAR(seen[layer].variance[0], variance, 1e-6 * variance);
@@ -177,8 +176,10 @@ TEST(MomentsCollectionTest, TheVarianceIsThatOfTheLayersConvention) {
   MomentsCollection collection(1, Snapshot(3), Batches(2), 2);
   const Moments a{.count = 2, .first = {2}, .second = {2}};
   const Moments b{.count = 1, .first = {5}, .second = {0}};
-  collection.Finish(*collection.Take(), Rank(0), {Call(0, 0, a), Call(1, 0, a)});
-  collection.Finish(*collection.Take(), Rank(0), {Call(0, 0, b), Call(1, 0, b)});
+  collection.Finish(*collection.Take(), Rank(0),
+                    {Call(0, 0, a), Call(1, 0, a)});
+  collection.Finish(*collection.Take(), Rank(0),
+                    {Call(0, 0, b), Call(1, 0, b)});
   std::vector<LayerStatistics> statistics = Fresh(2);
   collection.Write({{.name = "bn", .channels = 1},
                     {.name = "keras",

@@ -34,9 +34,8 @@ TEST(StatisticsSetsTest, AKindThatIsHeldIsCarriedOverInTheNewOrder) {
 }
 
 TEST(StatisticsSetsTest, AKindThatIsNotHeldStartsFromTheFirst) {
-  EXPECT_EQ(
-      CarryOver(Held(), {kChief, kAfter}),
-      (StatisticsSets{{.kind = kChief, .layers = Layers(1)}, Held()[1]}));
+  EXPECT_EQ(CarryOver(Held(), {kChief, kAfter}),
+            (StatisticsSets{{.kind = kChief, .layers = Layers(1)}, Held()[1]}));
   EXPECT_EQ(NotHeld(Held(), {kChief, kAfter}),
             std::vector<StatisticsKind>{kChief});
 }

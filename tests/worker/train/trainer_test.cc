@@ -355,6 +355,84 @@ TEST(TrainerTest, EvaluationUsesThePulledStatistics) {
             logits.argmax(1).eq(test.labels).sum().item<int64_t>());
 }
 
+TEST(TrainerTest, EvaluationReadsTheKindOfStatisticsItIsTold) {
+  std::vector<Assignment> script = {EvaluateOn(0, 5), EvaluateOn(0, 5)};
+  script[0].statistics = "chief";
+  FakeClient client(script);
+  ASSERT_TRUE(RunTrainer(client).ok());
+  EXPECT_THAT(client.kinds_pulled, ElementsAre("chief", ""));
+}
+
+// The version of an evaluation may be long past when it is over.
+TEST(TrainerTest, AnAsynchronousStepDoesNotReadWhatAnEvaluationRead) {
+  Assignment async = TrainOn(0, 5);
+  async.members.clear();
+  async.global_normalization = false;
+  FakeClient client({EvaluateOn(0, 5), async, async});
+  ASSERT_TRUE(RunTrainer(client).ok());
+  EXPECT_EQ(client.weight_pulls, 2);
+}
+
+Assignment CollectOn(int64_t begin, int64_t end) {
+  return {.kind = AssignmentKind::kCollectMoments,
+          .range = {.begin = begin, .end = end}};
+}
+
+// Against the stock layers with momentum 1, which then hold the mean and the
+// unbiased variance of their last batch. Tolerance: theirs are float32.
+TEST(TrainerTest, CollectsTheMomentsOfEveryCallOfTheBatch) {
+  FakeClient client({CollectOn(0, 9)});
+  ASSERT_TRUE(RunTrainer(client).ok());
+
+  const std::shared_ptr<Model> model = *Smooth(kSeed);
+  const BatchNormBinding binding = *BatchNormBinding::Make(*model);
+  for (const auto& module : model->modules()) {
+    if (auto* norm = module->as<torch::nn::BatchNorm2dImpl>()) {
+      norm->options.momentum(1.0);
+    }
+  }
+  const std::vector<int64_t> order = EpochPermutation(kSeed, 0, 14);
+  model->forward(
+      Read(DataSplit::kTrain, {order.begin(), order.begin() + 9}).images);
+  const std::vector<LayerStatistics> wanted = binding.Statistics();
+
+  ASSERT_EQ(client.collected.size(), 1U);
+  const std::vector<CallMoments>& calls = client.collected[0];
+  ASSERT_EQ(calls.size(), wanted.size());
+  for (size_t i = 0; i < calls.size(); ++i) {
+    EXPECT_EQ(calls[i].layer, static_cast<int32_t>(i));
+    EXPECT_EQ(calls[i].call, 0);
+    const Moments& seen = calls[i].moments;
+    EXPECT_EQ(seen.count % 9, 0);
+    for (size_t c = 0; c < seen.first.size(); ++c) {
+      EXPECT_NEAR(seen.first[c], wanted[i].mean[c], 1e-5);
+      EXPECT_NEAR(seen.second[c] / static_cast<double>(seen.count - 1),
+                  wanted[i].variance[c], 1e-5 * (1 + wanted[i].variance[c]));
+    }
+  }
+  // Nothing was trained, and nobody was met.
+  EXPECT_TRUE(client.pushes.empty());
+  EXPECT_TRUE(client.reduced.empty());
+  EXPECT_EQ(client.version(), Version());
+}
+
+TEST(TrainerTest, CollectedMomentsDoNotDependOnWhatCameBefore) {
+  FakeClient forward({CollectOn(0, 7), CollectOn(7, 14)});
+  FakeClient backward({EvaluateOn(0, 5), CollectOn(7, 14), CollectOn(0, 7)});
+  ASSERT_TRUE(RunTrainer(forward).ok());
+  ASSERT_TRUE(RunTrainer(backward).ok());
+  ASSERT_EQ(backward.collected.size(), 2U);
+  for (size_t batch = 0; batch < 2; ++batch) {
+    const std::vector<CallMoments>& a = forward.collected[batch];
+    const std::vector<CallMoments>& b = backward.collected[1 - batch];
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a[i].moments.first, b[i].moments.first);
+      EXPECT_EQ(a[i].moments.second, b[i].moments.second);
+    }
+  }
+}
+
 TEST(TrainerTest, TrainingGoesOnAfterAnEvaluation) {
   FakeClient plain(ThreeSteps());
   std::vector<Assignment> script = ThreeSteps();
