@@ -4,18 +4,22 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "common/permutation.h"
 #include "kernels/backend.h"
 #include "tests/fakes/fake_client.h"
+#include "tests/fakes/thread_rendezvous.h"
 #include "tests/fakes/tiny_dataset.h"
 #include "worker/batch_norm/binding.h"
+#include "worker/batch_norm/scope.h"
 #include "worker/train/model_weights.h"
 
 namespace cohort {
@@ -414,6 +418,75 @@ TEST(TrainerTest, CollectsTheMomentsOfEveryCallOfTheBatch) {
   EXPECT_TRUE(client.pushes.empty());
   EXPECT_TRUE(client.reduced.empty());
   EXPECT_EQ(client.version(), Version());
+}
+
+// Keeps what all members together saw in the forward pass.
+class RecordingRendezvous final : public Rendezvous {
+ public:
+  explicit RecordingRendezvous(Rendezvous& inner) : inner_(inner) {}
+  absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call, ReducePhase phase,
+                                 const Moments& local) override {
+    absl::StatusOr<Moments> all = inner_.Reduce(layer, call, phase, local);
+    if (all.ok()) seen.push_back(*all);
+    return all;
+  }
+  std::vector<Moments> seen;
+
+ private:
+  Rendezvous& inner_;
+};
+
+// Moments of all batch-norm layers, where `workers` normalise their parts of
+// the first 13 samples over all of them.
+std::vector<Moments> JoinedMoments(size_t workers) {
+  const std::vector<int64_t> order = EpochPermutation(kSeed, 0, 14);
+  ThreadRendezvous rendezvous(workers);
+  std::vector<std::unique_ptr<RecordingRendezvous>> recorders;
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < workers; ++rank) {
+    recorders.push_back(
+        std::make_unique<RecordingRendezvous>(rendezvous.OfRank(rank)));
+    const auto begin =
+        order.begin() + static_cast<int64_t>(13 * rank / workers);
+    const auto end =
+        order.begin() + static_cast<int64_t>(13 * (rank + 1) / workers);
+    threads.emplace_back([&recorder = *recorders.back(), begin, end] {
+      const std::shared_ptr<Model> model = *Smooth(kSeed);
+      const BatchNormBinding binding = *BatchNormBinding::Make(*model);
+      StepContext context{.rendezvous = &recorder,
+                          .backend = &kernels::CpuBackend()};
+      const torch::NoGradGuard no_grad;
+      const BatchNormScope scope(binding, &context);
+      model->forward(Read(DataSplit::kTrain, {begin, end}).images);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return recorders[0]->seen;
+}
+
+// A global batch that one rank computes alone, against the rendezvous of 1 to
+// 8 ranks that share it. Tolerance: activations are float32, and a convolution
+// may round otherwise with another batch size: 1e-6 of a deviation, which is
+// what server/core/README.md states. Normalising each part by itself would be
+// off by about a tenth.
+TEST(TrainerTest, ABatchComputedAloneHasTheMomentsOfTheRendezvous) {
+  FakeClient client({CollectOn(0, 13)});
+  ASSERT_TRUE(RunTrainer(client).ok());
+  const std::vector<CallMoments>& alone = client.collected.at(0);
+  for (size_t workers = 1; workers <= 8; ++workers) {
+    const std::vector<Moments> joined = JoinedMoments(workers);
+    ASSERT_EQ(joined.size(), alone.size());
+    for (size_t i = 0; i < joined.size(); ++i) {
+      const Moments& a = alone[i].moments;
+      ASSERT_EQ(a.count, joined[i].count);
+      for (size_t c = 0; c < a.first.size(); ++c) {
+        const double m2 = joined[i].second[c];
+        const double deviation = std::sqrt(m2 / static_cast<double>(a.count));
+        EXPECT_NEAR(a.first[c], joined[i].first[c], 1e-6 * deviation);
+        EXPECT_NEAR(a.second[c], m2, 1e-6 * m2);
+      }
+    }
+  }
 }
 
 TEST(TrainerTest, CollectedMomentsDoNotDependOnWhatCameBefore) {
