@@ -161,6 +161,27 @@ int64_t RunFiles::checkpoints_skipped() const {
   return checkpoints_skipped_;
 }
 
+absl::StatusOr<Continuation> ContinueFrom(const Checkpoint& checkpoint,
+                                          const CoordinatorOptions& options,
+                                          const std::set<std::string>& given) {
+  Continuation next{.options = options, .changed = options};
+  const SettingValues wanted = SettingsOf(options);
+  for (const auto& [name, value] : checkpoint.state.settings) {
+    const absl::Status known = SetSetting(name, value, next.options);
+    if (!known.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(checkpoint.path, ": ", known.message(),
+                       ": another release of Cohort wrote it"));
+    }
+    if (!given.contains(name)) {
+      COHORT_RETURN_IF_ERROR(SetSetting(name, value, next.changed));
+    } else if (wanted.at(name) != value) {
+      next.change[name] = wanted.at(name);
+    }
+  }
+  return next;
+}
+
 absl::Status CheckContinuable(const Checkpoint& checkpoint,
                               const CoordinatorOptions& options) {
   if (checkpoint.identity.seed != options.seed) {
@@ -176,6 +197,8 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
     return Refuse("optimizer", has ? "sgd" : "one with momentum",
                   has ? "one with momentum" : "sgd");
   }
+  // Otherwise the difference becomes a change of policy, which tells itself.
+  if (!state.settings.empty()) return absl::OkStatus();
   const std::string policy = PolicyText(options.policy);
   if (policy != checkpoint.identity.policy) {
     Log(LogLevel::kWarning,

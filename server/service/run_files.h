@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -14,6 +15,7 @@
 #include "server/checkpoint/state_lock.h"
 #include "server/checkpoint/writer.h"
 #include "server/core/options.h"
+#include "server/core/settings.h"
 
 namespace cohort {
 
@@ -84,6 +86,24 @@ class RunFiles {
   // Last: its thread uses everything above. Null without checkpoints.
   std::unique_ptr<CheckpointWriter> writer_;
 };
+
+// How a run goes on from a checkpoint.
+struct Continuation {
+  // With the settings that were in force.
+  CoordinatorOptions options;
+  // What is to change at the restored version.
+  SettingValues change;
+  // `options` after the change.
+  CoordinatorOptions changed;
+};
+
+// The settings of `checkpoint` rule over those of `options`, but for the names
+// in `given`: what somebody asks for explicitly is a change of policy.
+// Errors: FailedPrecondition: the checkpoint has settings that this release
+//   does not know.
+absl::StatusOr<Continuation> ContinueFrom(const Checkpoint& checkpoint,
+                                          const CoordinatorOptions& options,
+                                          const std::set<std::string>& given);
 
 // Refuses to continue `checkpoint` under options that would silently change
 // what the run computes; logs differences that only change how it goes on.

@@ -95,21 +95,36 @@ absl::Status Validate(const ServerOptions& options) {
 
 absl::StatusOr<std::unique_ptr<Server>> StartServer(
     const ServerOptions& options, std::ostream& out) {
-  COHORT_RETURN_IF_ERROR(Validate(options));
+  // With --resume the settings may be those of the checkpoint.
+  if (!options.files.resume) COHORT_RETURN_IF_ERROR(Validate(options));
   COHORT_ASSIGN_OR_RETURN(std::unique_ptr<RunFiles> files,
                           RunFiles::Open(RealFileSystem(), options.files));
+  ServerOptions complete = options;
+  SettingValues resume_change;
   if (files->restored().has_value()) {
-    COHORT_RETURN_IF_ERROR(
-        CheckContinuable(*files->restored(), options.coordinator));
+    COHORT_ASSIGN_OR_RETURN(
+        Continuation next,
+        ContinueFrom(*files->restored(), options.coordinator, options.given));
+    COHORT_RETURN_IF_ERROR(CheckContinuable(*files->restored(), next.changed));
+    complete.coordinator = next.changed;
+    COHORT_RETURN_IF_ERROR(Validate(complete));
+    complete.coordinator = next.options;
+    resume_change = std::move(next.change);
+  } else {
+    COHORT_RETURN_IF_ERROR(Validate(complete));
   }
-  std::unique_ptr<Server> server(new Server(options, out, std::move(files)));
+  std::unique_ptr<Server> server(
+      new Server(complete, std::move(resume_change), out, std::move(files)));
   COHORT_RETURN_IF_ERROR(server->Start());
   return server;
 }
 
-Server::Server(const ServerOptions& options, std::ostream& out,
-               std::unique_ptr<RunFiles> files)
-    : options_(options), out_(out), files_(std::move(files)) {}
+Server::Server(const ServerOptions& options, SettingValues resume_change,
+               std::ostream& out, std::unique_ptr<RunFiles> files)
+    : options_(options),
+      resume_change_(std::move(resume_change)),
+      out_(out),
+      files_(std::move(files)) {}
 
 Server::~Server() { Stop(); }
 
@@ -128,6 +143,8 @@ absl::Status Server::Start() {
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here: the base is private.
       static_cast<RunListener&>(*this));
+  const std::vector<PolicyRecord> policies = shard_->Policy().history;
+  COHORT_RETURN_IF_ERROR(ChangeOnResume());
   COHORT_RETURN_IF_ERROR(Listen());
   out_ << "run " << coordinator.run_id << ": listening on " << address_
        << ", waiting for " << coordinator.workers << " workers, "
@@ -137,14 +154,27 @@ absl::Status Server::Start() {
          << restored->state.snapshot->version << '\n';
   }
   out_ << std::flush;
+  COHORT_RETURN_IF_ERROR(StartRecorder(policies));
+  COHORT_RETURN_IF_ERROR(WriteAddressFile());
+  shard_->Start(address_);
+  return absl::OkStatus();
+}
+
+// Nothing is in flight yet, so that it takes effect at the restored version.
+absl::Status Server::ChangeOnResume() {
+  if (resume_change_.empty()) return absl::OkStatus();
+  return shard_->Change({.values = resume_change_}).status();
+}
+
+absl::Status Server::StartRecorder(std::vector<PolicyRecord> policies) {
   COHORT_ASSIGN_OR_RETURN(
       recorder_,
       RunRecorder::Start({.results_dir = options_.files.results_dir,
-                          .append = restored.has_value(),
-                          .terminal = options_.terminal},
+                          .append = files_->restored().has_value(),
+                          .terminal = options_.terminal,
+                          .settings = options_.coordinator,
+                          .policies = std::move(policies)},
                          out_, clock_, [this] { return shard_->Status(); }));
-  COHORT_RETURN_IF_ERROR(WriteAddressFile());
-  shard_->Start(address_);
   return absl::OkStatus();
 }
 
@@ -314,7 +344,9 @@ void Server::OnCommitted(const CommitRecord& record) {
   recorder_->Committed(record);
 }
 
-void Server::OnPolicyChanged(const PolicyRecord& /*record*/) {}
+void Server::OnPolicyChanged(const PolicyRecord& record) {
+  recorder_->PolicyChanged(record);
+}
 
 void Server::OnEvaluated(const EvaluationRecord& record) {
   recorder_->Evaluated(record);

@@ -4,7 +4,9 @@
 #include <memory>
 #include <optional>
 #include <ostream>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -14,6 +16,7 @@
 #include "common/mutex.h"
 #include "server/core/effects.h"
 #include "server/core/options.h"
+#include "server/core/settings.h"
 #include "server/service/run_files.h"
 #include "server/service/run_recorder.h"
 #include "server/service/shard.h"
@@ -27,6 +30,9 @@ struct ServerOptions {
   bool insecure = false;
   // run_id and first_incarnation are chosen by the server.
   CoordinatorOptions coordinator;
+  // Names of the settings in `coordinator` that somebody asked for; a resumed
+  // run goes on with its own values of the others.
+  std::set<std::string> given;
   int32_t fold_threads = 2;
   int64_t inflight_bytes_max = int64_t{4} << 30;
   RunFilesOptions files;
@@ -86,10 +92,12 @@ class Server : private RunListener {
   // The gRPC services and the server that holds them.
   struct Connection;
 
-  Server(const ServerOptions& options, std::ostream& out,
-         std::unique_ptr<RunFiles> files);
+  Server(const ServerOptions& options, SettingValues resume_change,
+         std::ostream& out, std::unique_ptr<RunFiles> files);
 
   absl::Status Start();
+  absl::Status ChangeOnResume();
+  absl::Status StartRecorder(std::vector<PolicyRecord> policies);
   absl::Status Listen();
   absl::Status WriteAddressFile();
   absl::StatusOr<Version> CheckpointNow();
@@ -107,6 +115,8 @@ class Server : private RunListener {
 
   // Fixed after Start.
   ServerOptions options_;
+  // Settings that change at the restored version.
+  const SettingValues resume_change_;
   std::ostream& out_;
   std::string address_;
   int port_ = 0;

@@ -379,4 +379,30 @@ absl::StatusOr<Version> Shard::Drain(const std::string& reason) {
   });
 }
 
+absl::StatusOr<ChangeAnswer> Shard::Change(const ChangeRequest& request) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.Change(request, now, out);
+  });
+}
+
+PolicyView Shard::Policy() const {
+  MutexLock lock(mu_);
+  return core_.Policy(clock_.Now());
+}
+
+absl::StatusOr<Version> Shard::Evict(const std::string& run_id, Rank rank,
+                                     const std::string& reason) {
+  if (!run_id.empty() && run_id != this->run_id()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("got run ", run_id, ", want ", this->run_id(),
+                     ": this server holds another run"));
+  }
+  return Handle([&](Coordinator& core, Instant now,
+                    Effects& out) -> absl::StatusOr<Version> {
+    const Version version = core.Status(now).version;
+    COHORT_RETURN_IF_ERROR(core.Evict(rank, reason, now, out));
+    return version;
+  });
+}
+
 }  // namespace cohort

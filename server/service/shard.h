@@ -116,6 +116,13 @@ class Shard {
   // Errors: FailedPrecondition the run is over.
   absl::StatusOr<Version> Drain(const std::string& reason);
 
+  absl::StatusOr<ChangeAnswer> Change(const ChangeRequest& request);
+  PolicyView Policy() const;
+  // Returns the version at the time of the request. `run_id` is that of the
+  // run that is meant; empty: whatever run this is.
+  absl::StatusOr<Version> Evict(const std::string& run_id, Rank rank,
+                                const std::string& reason);
+
  private:
   struct Dispatcher;
 
