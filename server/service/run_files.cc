@@ -9,6 +9,7 @@
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "server/checkpoint/model_tensors.h"
+#include "server/core/settings.h"
 
 namespace cohort {
 namespace {
@@ -161,25 +162,20 @@ int64_t RunFiles::checkpoints_skipped() const {
   return checkpoints_skipped_;
 }
 
-absl::StatusOr<Continuation> ContinueFrom(const Checkpoint& checkpoint,
-                                          const CoordinatorOptions& options,
-                                          const std::set<std::string>& given) {
-  Continuation next{.options = options, .changed = options};
-  const SettingValues wanted = SettingsOf(options);
+absl::StatusOr<CoordinatorOptions> ContinuedOptions(
+    const Checkpoint& checkpoint, const CoordinatorOptions& options,
+    const std::set<std::string>& given) {
+  CoordinatorOptions continued = options;
   for (const auto& [name, value] : checkpoint.state.settings) {
-    const absl::Status known = SetSetting(name, value, next.options);
+    if (given.contains(name)) continue;
+    const absl::Status known = SetSetting(name, value, continued);
     if (!known.ok()) {
       return absl::FailedPreconditionError(
           absl::StrCat(checkpoint.path, ": ", known.message(),
-                       ": another release of Cohort wrote it"));
-    }
-    if (!given.contains(name)) {
-      COHORT_RETURN_IF_ERROR(SetSetting(name, value, next.changed));
-    } else if (wanted.at(name) != value) {
-      next.change[name] = wanted.at(name);
+                       "; another release of Cohort wrote it"));
     }
   }
-  return next;
+  return continued;
 }
 
 absl::Status CheckContinuable(const Checkpoint& checkpoint,

@@ -15,7 +15,6 @@
 #include "server/checkpoint/state_lock.h"
 #include "server/checkpoint/writer.h"
 #include "server/core/options.h"
-#include "server/core/settings.h"
 
 namespace cohort {
 
@@ -87,23 +86,15 @@ class RunFiles {
   std::unique_ptr<CheckpointWriter> writer_;
 };
 
-// How a run goes on from a checkpoint.
-struct Continuation {
-  // With the settings that were in force.
-  CoordinatorOptions options;
-  // What is to change at the restored version.
-  SettingValues change;
-  // `options` after the change.
-  CoordinatorOptions changed;
-};
-
-// The settings of `checkpoint` rule over those of `options`, but for the names
-// in `given`: what somebody asks for explicitly is a change of policy.
+// The options that a run goes on with: the settings of `checkpoint` rule over
+// those of `options`, but for the names in `given`, which somebody asks for
+// explicitly. What then differs from the checkpoint is a change of policy at
+// its version, which the Coordinator records.
 // Errors: FailedPrecondition: the checkpoint has settings that this release
 //   does not know.
-absl::StatusOr<Continuation> ContinueFrom(const Checkpoint& checkpoint,
-                                          const CoordinatorOptions& options,
-                                          const std::set<std::string>& given);
+absl::StatusOr<CoordinatorOptions> ContinuedOptions(
+    const Checkpoint& checkpoint, const CoordinatorOptions& options,
+    const std::set<std::string>& given);
 
 // Refuses to continue `checkpoint` under options that would silently change
 // what the run computes; logs differences that only change how it goes on.

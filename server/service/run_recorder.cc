@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "common/change_headline.h"
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "server/core/settings.h"
@@ -56,9 +57,21 @@ RunRecorder::RunRecorder(const RecorderOptions& options, std::ostream& out,
       clock_(clock),
       status_(std::move(status)),
       start_(clock.Now()),
-      settings_(options.settings) {
-  if (!options.policies.empty()) {
-    policy_epoch_ = options.policies.back().policy_epoch;
+      run_(options.run) {
+  const std::vector<PolicyRecord>& policies = options.policies;
+  SettingValues settings;
+  for (size_t i = 0; i < policies.size(); ++i) {
+    // The first is what the run began with, and no change.
+    if (i > 0 && i >= options.policies_before) {
+      changes_.push_back(
+          {.record = policies[i],
+           .headline = ChangeHeadline(settings, policies[i].changed),
+           .written = true});
+    }
+    for (const auto& [name, value] : policies[i].changed) {
+      settings[name] = value;
+    }
+    policy_epoch_ = policies[i].policy_epoch;
   }
 }
 
@@ -84,11 +97,12 @@ absl::Status RunRecorder::OpenFiles() {
       Open("history.csv", kHistoryHeader, history_).status());
   COHORT_ASSIGN_OR_RETURN(const bool is_new,
                           Open("policy.csv", kPolicyHeader, policy_));
-  if (!is_new) return absl::OkStatus();
-  for (const PolicyRecord& record : options_.policies) {
+  // A file that is continued has those of before.
+  for (size_t i = is_new ? 0 : options_.policies_before;
+       i < options_.policies.size(); ++i) {
     std::optional<Instant> at;
-    if (!options_.append) at = start_;
-    WriteChange(record, at);
+    if (i >= options_.policies_before) at = start_;
+    WriteChange(options_.policies[i], at);
   }
   return absl::OkStatus();
 }
@@ -122,8 +136,7 @@ void RunRecorder::Evaluated(const EvaluationRecord& record) {
   const Instant now = clock_.Now();
   MutexLock lock(mu_);
   last_evaluation_ = record;
-  Row row{
-      .evaluation = record, .policy = PolicyText(settings_.policy), .at = now};
+  Row row{.evaluation = record, .policy = PolicyText(run_.policy), .at = now};
   const auto epoch = ended_epochs_.find(record.version);
   if (epoch != ended_epochs_.end()) {
     row.window = epoch->second;
@@ -134,7 +147,7 @@ void RunRecorder::Evaluated(const EvaluationRecord& record) {
 
 void RunRecorder::EndWindow(Instant now) {
   rows_.push_back(
-      {.window = recent_, .policy = PolicyText(settings_.policy), .at = now});
+      {.window = recent_, .policy = PolicyText(run_.policy), .at = now});
   recent_ = Window{.begin = now};
 }
 
@@ -143,14 +156,17 @@ void RunRecorder::PolicyChanged(const PolicyRecord& record) {
   MutexLock lock(mu_);
   // Told at the start already.
   if (record.policy_epoch <= policy_epoch_) return;
-  policy_epoch_ = record.policy_epoch;
   // No row has commits of two policies.
   if (recent_.commits > 0) EndWindow(now);
+  policy_epoch_ = record.policy_epoch;
+  changes_.push_back(
+      {.record = record,
+       .headline = ChangeHeadline(SettingsOf(run_), record.changed),
+       .at = now});
   for (const auto& [name, value] : record.changed) {
-    const absl::Status set = SetSetting(name, value, settings_);
+    const absl::Status set = SetSetting(name, value, run_);
     COHORT_CHECK(set.ok(), set.message());
   }
-  changes_.push_back({.record = record, .at = now});
 }
 
 std::optional<EvaluationRecord> RunRecorder::last_evaluation() const {
@@ -186,8 +202,10 @@ void RunRecorder::Poll() {
     if (row.evaluation.has_value()) PrintEvaluation(row);
   }
   for (const Change& change : changes) {
-    if (policy_.is_open()) WriteChange(change.record, change.at);
-    PrintChange(change.record);
+    if (policy_.is_open() && !change.written) {
+      WriteChange(change.record, change.at);
+    }
+    PrintChange(change);
   }
   rate_.Add(now, status.samples);
   PrintProgress(status, now);
@@ -244,9 +262,10 @@ void RunRecorder::WriteChange(const PolicyRecord& record,
           << std::flush;
 }
 
-void RunRecorder::PrintChange(const PolicyRecord& record) {
+void RunRecorder::PrintChange(const Change& change) {
   line_.Clear(out_);
-  out_ << "policy " << record.text << " at version " << record.version << '\n'
+  out_ << "policy " << change.headline << " at version "
+       << change.record.version << '\n'
        << std::flush;
 }
 

@@ -33,10 +33,13 @@ struct RecorderOptions {
   bool append = false;
   // Rewrites one line in place; otherwise a line every 10 s.
   bool terminal = false;
-  // In force at the start.
-  CoordinatorOptions settings;
-  // All that took effect so far, oldest first.
+  // Settings in force at the start.
+  CoordinatorOptions run;
+  // All that took effect so far, oldest first; the first record has every
+  // setting.
   std::vector<PolicyRecord> policies;
+  // How many of them an earlier process of the run recorded.
+  size_t policies_before = 0;
 };
 
 // Shows the progress of a run and keeps its history.
@@ -90,6 +93,9 @@ class RunRecorder {
   };
   struct Change {
     PolicyRecord record;
+    std::string headline;
+    // Its row is in the file.
+    bool written = false;
     Instant at;
   };
 
@@ -106,7 +112,7 @@ class RunRecorder {
   void WriteChange(const PolicyRecord& record, std::optional<Instant> at);
   void WriteRow(const Row& row);
   void PrintEvaluation(const Row& row);
-  void PrintChange(const PolicyRecord& record);
+  void PrintChange(const Change& change);
   void PrintProgress(const StatusView& status, Instant now);
 
   // Fixed after construction.
@@ -124,7 +130,7 @@ class RunRecorder {
   std::vector<Row> rows_ ABSL_GUARDED_BY(mu_);
   std::vector<Change> changes_ ABSL_GUARDED_BY(mu_);
   // As of the newest event.
-  CoordinatorOptions settings_ ABSL_GUARDED_BY(mu_);
+  CoordinatorOptions run_ ABSL_GUARDED_BY(mu_);
   int64_t policy_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<EvaluationRecord> last_evaluation_ ABSL_GUARDED_BY(mu_);
 

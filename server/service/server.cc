@@ -100,31 +100,23 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
   COHORT_ASSIGN_OR_RETURN(std::unique_ptr<RunFiles> files,
                           RunFiles::Open(RealFileSystem(), options.files));
   ServerOptions complete = options;
-  SettingValues resume_change;
   if (files->restored().has_value()) {
     COHORT_ASSIGN_OR_RETURN(
-        Continuation next,
-        ContinueFrom(*files->restored(), options.coordinator, options.given));
-    COHORT_RETURN_IF_ERROR(CheckContinuable(*files->restored(), next.changed));
-    complete.coordinator = next.changed;
-    COHORT_RETURN_IF_ERROR(Validate(complete));
-    complete.coordinator = next.options;
-    resume_change = std::move(next.change);
-  } else {
-    COHORT_RETURN_IF_ERROR(Validate(complete));
+        complete.coordinator,
+        ContinuedOptions(*files->restored(), options.coordinator,
+                         options.given));
+    COHORT_RETURN_IF_ERROR(
+        CheckContinuable(*files->restored(), complete.coordinator));
   }
-  std::unique_ptr<Server> server(
-      new Server(complete, std::move(resume_change), out, std::move(files)));
+  COHORT_RETURN_IF_ERROR(Validate(complete));
+  std::unique_ptr<Server> server(new Server(complete, out, std::move(files)));
   COHORT_RETURN_IF_ERROR(server->Start());
   return server;
 }
 
-Server::Server(const ServerOptions& options, SettingValues resume_change,
-               std::ostream& out, std::unique_ptr<RunFiles> files)
-    : options_(options),
-      resume_change_(std::move(resume_change)),
-      out_(out),
-      files_(std::move(files)) {}
+Server::Server(const ServerOptions& options, std::ostream& out,
+               std::unique_ptr<RunFiles> files)
+    : options_(options), out_(out), files_(std::move(files)) {}
 
 Server::~Server() { Stop(); }
 
@@ -143,8 +135,6 @@ absl::Status Server::Start() {
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here: the base is private.
       static_cast<RunListener&>(*this));
-  const std::vector<PolicyRecord> policies = shard_->Policy().history;
-  COHORT_RETURN_IF_ERROR(ChangeOnResume());
   COHORT_RETURN_IF_ERROR(Listen());
   out_ << "run " << coordinator.run_id << ": listening on " << address_
        << ", waiting for " << coordinator.workers << " workers, "
@@ -154,27 +144,26 @@ absl::Status Server::Start() {
          << restored->state.snapshot->version << '\n';
   }
   out_ << std::flush;
-  COHORT_RETURN_IF_ERROR(StartRecorder(policies));
+  COHORT_RETURN_IF_ERROR(StartRecorder());
   COHORT_RETURN_IF_ERROR(WriteAddressFile());
   shard_->Start(address_);
   return absl::OkStatus();
 }
 
-// Nothing is in flight yet, so that it takes effect at the restored version.
-absl::Status Server::ChangeOnResume() {
-  if (resume_change_.empty()) return absl::OkStatus();
-  return shard_->Change({.values = resume_change_}).status();
-}
-
-absl::Status Server::StartRecorder(std::vector<PolicyRecord> policies) {
+absl::Status Server::StartRecorder() {
+  const std::optional<Checkpoint>& restored = files_->restored();
   COHORT_ASSIGN_OR_RETURN(
       recorder_,
-      RunRecorder::Start({.results_dir = options_.files.results_dir,
-                          .append = files_->restored().has_value(),
-                          .terminal = options_.terminal,
-                          .settings = options_.coordinator,
-                          .policies = std::move(policies)},
-                         out_, clock_, [this] { return shard_->Status(); }));
+      RunRecorder::Start(
+          {.results_dir = options_.files.results_dir,
+           .append = restored.has_value(),
+           .terminal = options_.terminal,
+           .run = options_.coordinator,
+           .policies = shard_->Policy().history,
+           .policies_before = restored.has_value()
+                                  ? restored->state.policy_history.size()
+                                  : 0},
+          out_, clock_, [this] { return shard_->Status(); }));
   return absl::OkStatus();
 }
 

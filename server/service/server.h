@@ -6,7 +6,6 @@
 #include <ostream>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -16,7 +15,6 @@
 #include "common/mutex.h"
 #include "server/core/effects.h"
 #include "server/core/options.h"
-#include "server/core/settings.h"
 #include "server/service/run_files.h"
 #include "server/service/run_recorder.h"
 #include "server/service/shard.h"
@@ -92,12 +90,11 @@ class Server : private RunListener {
   // The gRPC services and the server that holds them.
   struct Connection;
 
-  Server(const ServerOptions& options, SettingValues resume_change,
-         std::ostream& out, std::unique_ptr<RunFiles> files);
+  Server(const ServerOptions& options, std::ostream& out,
+         std::unique_ptr<RunFiles> files);
 
   absl::Status Start();
-  absl::Status ChangeOnResume();
-  absl::Status StartRecorder(std::vector<PolicyRecord> policies);
+  absl::Status StartRecorder();
   absl::Status Listen();
   absl::Status WriteAddressFile();
   absl::StatusOr<Version> CheckpointNow();
@@ -115,8 +112,6 @@ class Server : private RunListener {
 
   // Fixed after Start.
   ServerOptions options_;
-  // Settings that change at the restored version.
-  const SettingValues resume_change_;
   std::ostream& out_;
   std::string address_;
   int port_ = 0;
