@@ -80,17 +80,22 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
                          const RunState* restored)
     : options_(options),
       policy_(Resolve(options.policy)),
-      aggregation_(MakeAggregationPolicy(policy_.aggregation)),
+      aggregation_(MakeAggregationPolicy(policy_)),
       ranks_(options.workers),
       next_incarnation_(options.first_incarnation),
       decided_(static_cast<size_t>(options.workers)) {
   for (const char* name :
        {"pushes_applied", "pushes_skipped", "pushes_duplicate",
         "pushes_rejected_nonfinite", "replay_mismatches", "steps_aborted",
-        "workers_lost"}) {
+        "workers_lost", "pushes_dropped", "policy_changes"}) {
     counters_[name] = 0;
   }
-  if (restored == nullptr) return;
+  if (restored == nullptr) {
+    history_ = {{.policy_epoch = policy_epoch_,
+                 .changed = SettingsOf(options_),
+                 .text = PolicyText(policy_)}};
+    return;
+  }
   model_ = restored->model;
   current_ = restored->snapshot;
   statistics_ =
@@ -100,6 +105,19 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
   }
   samples_ = restored->samples;
   policy_epoch_ = restored->policy_epoch;
+  history_ = restored->policy_history;
+  const SettingValues changed = Difference(restored->settings, options_);
+  if (!restored->settings.empty() && !changed.empty()) {
+    ++policy_epoch_;
+    history_.push_back(
+        {.policy_epoch = policy_epoch_,
+         .version = current_->version,
+         .samples = restored->samples,
+         .changed = changed,
+         .text = absl::StrCat("continued with other flags: ",
+                              ChangeText(restored->settings, changed), ": ",
+                              PolicyText(policy_))});
+  }
   next_incarnation_ = std::max(next_incarnation_, restored->next_incarnation);
   cursor_ = DataCursor(model_->plan.train_samples, options_.epochs);
   cursor_.Restore(restored->data_epoch, restored->cursor);
@@ -168,6 +186,7 @@ absl::StatusOr<RegisterAnswer> Coordinator::BeginRegister(
   COHORT_RETURN_IF_ERROR(CheckSameLayout(layout, model_->layout));
   COHORT_RETURN_IF_ERROR(CheckSamePlan(plan, model_->plan));
   worker->registered = true;
+  worker->ever_registered = true;
   worker->waiting = true;
   Advance(now, out);
   RepeatWait(*worker, now, out);
@@ -245,6 +264,7 @@ void Coordinator::Advance(Instant now, Effects& out) {
                         "version ",
                         current_->version.value(), ": ", PolicyText(policy_))});
   }
+  TryChange(now, out);
   if (sync() && !round_.has_value()) StartStep(Attempt(0));
   if (!sync()) ApplyNext(now, out);
   if (ended_) return;
@@ -314,15 +334,14 @@ std::optional<Assignment> Coordinator::NextTraining(Worker& worker) {
   if (sync()) {
     if (!round_.has_value() || !IsMember(worker.rank)) return std::nullopt;
     if (!round_->issued.insert(worker.rank).second) return std::nullopt;
-    const auto at =
-        std::find(round_->members.begin(), round_->members.end(), worker.rank) -
-        round_->members.begin();
     next.attempt = round_->attempt;
     next.members = round_->members;
     next.data_epoch = round_->cut.epoch;
-    next.range = round_->cut.ranges[static_cast<size_t>(at)];
+    next.range = round_->ranges.at(worker.rank);
   } else {
-    if (draining_) return std::nullopt;
+    if (draining_ || pending_.has_value() || !Behind(worker.rank).empty()) {
+      return std::nullopt;
+    }
     const std::optional<DataCursor::Piece> piece =
         cursor_.Next(worker.batch_size);
     if (!piece.has_value()) return std::nullopt;
@@ -446,6 +465,8 @@ absl::StatusOr<RunState> Coordinator::State() const {
                  .data_epoch = cursor_.epoch(),
                  .cursor = cursor_.position(),
                  .policy_epoch = policy_epoch_,
+                 .settings = SettingsOf(options_),
+                 .policy_history = history_,
                  .next_incarnation = next_incarnation_};
   for (const Worker& worker : ranks_.all()) {
     state.next_sequences.push_back(worker.next_sequence);
@@ -481,20 +502,13 @@ std::vector<Rank> Coordinator::VacantRanks() const {
 
 std::vector<Rank> Coordinator::WaitedFor() const {
   if (!started_) return VacantRanks();
-  std::vector<Rank> waited;
   if (round_.has_value()) {
-    RoundView view;
-    for (const auto& [rank, push] : round_->pushes) {
-      view.pushes.push_back(
-          {.rank = rank, .complete = push.Complete(trainable_partitions_)});
-    }
     const std::vector<Rank> missing = round_->rendezvous.Missing();
-    return missing.empty() ? aggregation_->Decide(view).waiting_for : missing;
+    return missing.empty() || !round_->fixed
+               ? aggregation_->Decide(ViewOfRound()).waiting_for
+               : missing;
   }
-  for (const Worker& worker : ranks_.all()) {
-    if (worker.outstanding.has_value()) waited.push_back(worker.rank);
-  }
-  return waited;
+  return InFlight();
 }
 
 absl::Duration Coordinator::WaitLeft(Instant now) const {
@@ -556,7 +570,7 @@ StatusView Coordinator::Status(Instant now) const {
   }
   bool lost = false;
   for (const Worker& worker : ranks_.all()) {
-    lost = lost || !worker.usable();
+    lost = lost || (worker.ever_registered && !worker.usable());
     view.workers.push_back({.rank = worker.rank,
                             .state = std::string(StateName(worker.state)),
                             .incarnation = worker.incarnation,
