@@ -198,6 +198,14 @@ class AdminService final : public v1::Admin::CallbackService {
                                       v1::SetPolicyReply* reply) override {
     const absl::StatusOr<ChangeRequest> change = FromProto(*request);
     if (!change.ok()) return Finish(context, change.status());
+    const auto every = change->values.find("checkpoint_every");
+    if (every != change->values.end() && every->second != "0" &&
+        !actions_.keeps_checkpoints) {
+      return Finish(context, absl::FailedPreconditionError(absl::StrCat(
+                                 "--checkpoint_every: got ", every->second,
+                                 ", want 0: the server was started without "
+                                 "--checkpoint_dir")));
+    }
     const absl::StatusOr<ChangeAnswer> answer = shard_.Change(*change);
     if (answer.ok()) {
       reply->set_policy_epoch(answer->policy_epoch);

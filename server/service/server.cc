@@ -186,7 +186,8 @@ absl::Status Server::Listen() {
   services.push_back(MakeMomentsService(*shard_));
   services.push_back(MakeAdminService(
       *shard_, {.checkpoint = [this] { return CheckpointNow(); },
-                .export_model = [this] { return ExportNow(); }}));
+                .export_model = [this] { return ExportNow(); },
+                .keeps_checkpoints = files_->keeps_checkpoints()}));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   ApplyServerSettings(builder);
