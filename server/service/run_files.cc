@@ -9,6 +9,7 @@
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "server/checkpoint/model_tensors.h"
+#include "server/core/settings.h"
 
 namespace cohort {
 namespace {
@@ -168,6 +169,22 @@ int64_t RunFiles::checkpoints_skipped() const {
   return checkpoints_skipped_;
 }
 
+absl::StatusOr<CoordinatorOptions> ContinuedOptions(
+    const Checkpoint& checkpoint, const CoordinatorOptions& options,
+    const std::set<std::string>& given) {
+  CoordinatorOptions continued = options;
+  for (const auto& [name, value] : checkpoint.state.settings) {
+    if (given.contains(name)) continue;
+    const absl::Status known = SetSetting(name, value, continued);
+    if (!known.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(checkpoint.path, ": ", known.message(),
+                       "; another release of Cohort wrote it"));
+    }
+  }
+  return continued;
+}
+
 absl::Status CheckContinuable(const Checkpoint& checkpoint,
                               const CoordinatorOptions& options) {
   if (checkpoint.identity.seed != options.seed) {
@@ -183,6 +200,8 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
     return Refuse("optimizer", has ? "sgd" : "one with momentum",
                   has ? "one with momentum" : "sgd");
   }
+  // Otherwise the difference becomes a change of policy, which tells itself.
+  if (!state.settings.empty()) return absl::OkStatus();
   const std::string policy = PolicyText(options.policy);
   if (policy != checkpoint.identity.policy) {
     Log(LogLevel::kWarning,

@@ -36,6 +36,7 @@ class SimServer {
   bool HasSession(const Connection& connection) const;
 
   void Join(const SharedConnection& connection, const JoinRequest& request);
+  void Change(const SettingValues& values);
   void Heartbeat(const SharedConnection& connection);
   void Leave(const SharedConnection& connection);
   void SessionBroken(const SharedConnection& connection);
@@ -54,6 +55,9 @@ class SimServer {
               const ReduceKey& key, const Moments& moments);
   absl::StatusOr<Assignment> Report(const Sender& sender, Sequence sequence,
                                     const EvaluationSums& sums);
+  absl::StatusOr<Assignment> ReportMoments(
+      const Sender& sender, Sequence sequence,
+      const std::vector<CallMoments>& calls);
 
   void Tick();
   void FoldDone(FoldResult result);

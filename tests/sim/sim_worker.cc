@@ -172,8 +172,7 @@ void SimWorker::OnAssignment(const Assignment& assignment) {
 
 bool SimWorker::StepEnded(const Assignment& assignment) const {
   return ended_step_.has_value() && !assignment.members.empty() &&
-         ended_step_->first == assignment.version &&
-         ended_step_->second >= assignment.attempt;
+         *ended_step_ >= std::pair(assignment.version, assignment.attempt);
 }
 
 // As AssignmentTracker of the client: what is older than what is known
@@ -208,6 +207,9 @@ void SimWorker::Proceed() {
     case AssignmentKind::kEvaluate:
       busy_ = true;
       return Evaluate(*work_);
+    case AssignmentKind::kCollectMoments:
+      busy_ = true;
+      return Collect(*work_);
     case AssignmentKind::kFinished:
       finished_ = true;
       return;
@@ -223,7 +225,8 @@ void SimWorker::Abandon() {
 }
 
 void SimWorker::OnStepAborted(Version step, Attempt attempt) {
-  ended_step_ = {step, attempt};
+  ended_step_ = std::max(ended_step_.value_or(std::pair(step, attempt)),
+                         std::pair(step, attempt));
   if (!work_.has_value() || !StepEnded(*work_)) return;
   taken_ = true;
   if (step_ == nullptr) return;
@@ -262,6 +265,61 @@ void SimWorker::Report(const Assignment& assignment) {
       connection_,
       [sender = Identity(), sequence = assignment.sequence, sums](
           SimServer& server) { return server.Report(sender, sequence, sums); },
+      [](SimWorker& worker, Answer next) {
+        if (!next.ok()) return worker.OnBroken();
+        worker.Abandon();
+        worker.OnAssignment(*next);
+      });
+}
+
+// The batch is whole: it is normalised by its own moments.
+std::vector<CallMoments> SimWorker::Collected(
+    const Assignment& assignment, const ModelSnapshot& snapshot) const {
+  const StepInput input{.spec = &world_.scenario.run,
+                        .epoch = assignment.data_epoch,
+                        .range = assignment.range,
+                        .weights = snapshot.weights};
+  std::vector<Moments> combined;
+  std::vector<CallMoments> collected;
+  for (const BatchNormCall& call : CallsOf(layout())) {
+    combined.push_back(ForwardMoments(input, combined.size(), combined));
+    collected.push_back(
+        {.layer = call.layer, .call = call.call, .moments = combined.back()});
+  }
+  std::sort(collected.begin(), collected.end(),
+            [](const CallMoments& a, const CallMoments& b) {
+              return std::pair(a.layer, a.call) < std::pair(b.layer, b.call);
+            });
+  return collected;
+}
+
+void SimWorker::Collect(const Assignment& assignment) {
+  world_.network.Call<MaybeSnapshot>(
+      connection_,
+      [version = assignment.version](SimServer& server) {
+        return server.core().Read(version);
+      },
+      [assignment](SimWorker& worker, MaybeSnapshot snapshot) {
+        if (!snapshot.ok()) {
+          worker.Abandon();
+          return worker.Proceed();
+        }
+        worker.After(worker.world_.network.Delay(), [&worker, assignment,
+                                                     read = *snapshot] {
+          worker.ReportMoments(assignment, worker.Collected(assignment, *read));
+        });
+      });
+}
+
+void SimWorker::ReportMoments(const Assignment& assignment,
+                              std::vector<CallMoments> calls) {
+  using Answer = absl::StatusOr<Assignment>;
+  world_.network.Call<Answer>(
+      connection_,
+      [sender = Identity(), sequence = assignment.sequence,
+       calls = std::move(calls)](SimServer& server) {
+        return server.ReportMoments(sender, sequence, calls);
+      },
       [](SimWorker& worker, Answer next) {
         if (!next.ok()) return worker.OnBroken();
         worker.Abandon();

@@ -105,6 +105,11 @@ class SimWorker {
   void Abandon();
 
   void Evaluate(const Assignment& assignment);
+  void Collect(const Assignment& assignment);
+  std::vector<CallMoments> Collected(const Assignment& assignment,
+                                     const ModelSnapshot& snapshot) const;
+  void ReportMoments(const Assignment& assignment,
+                     std::vector<CallMoments> calls);
   void Report(const Assignment& assignment);
   void Train(const Assignment& assignment);
   void Pull(const Assignment& assignment, std::optional<Version> version);

@@ -14,6 +14,7 @@
 #include "worker/client/client.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
+#include "worker/train/scoring.h"
 
 namespace cohort {
 
@@ -23,7 +24,7 @@ struct TrainerOptions {
       make_model;
   int64_t batch_size = 64;
   // Images of one forward pass in evaluation.
-  int64_t evaluation_batch_size = 256;
+  int64_t evaluation_batch_size = kEvaluationBatchSize;
   // Must outlive the trainer.
   const kernels::Backend* backend = nullptr;
 };
