@@ -16,7 +16,7 @@ namespace cohort {
 // `checkpoint-<version>.<n>` (6 digits) where that version was written before,
 // for nothing that may be the only whole checkpoint is ever replaced. It holds
 //   state.safetensors  weights/<parameter>, velocity/<parameter> (float32),
-//                      statistics/<layer>/mean|variance (float64)
+//                      statistics/<kind>/<layer>/mean|variance (float64)
 //   manifest.json      everything else that a restart needs, and XXH3-64 sums
 //                      of the tensor file and of the manifest itself
 // It is written under a temporary name, synced and renamed, so that it is

@@ -14,6 +14,7 @@
 #include "common/model_layout.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/settings.h"
+#include "server/core/statistics_sets.h"
 
 namespace cohort {
 
@@ -27,7 +28,8 @@ struct ModelSnapshot {
   std::vector<uint64_t> checksums;
   // Null entries without momentum and for frozen partitions.
   std::vector<SharedFloats> velocities;
-  std::shared_ptr<const std::vector<LayerStatistics>> statistics;
+  // Kinds of moving statistics in the policy's order; the first is exported.
+  std::shared_ptr<const StatisticsSets> statistics;
 };
 
 using SharedSnapshot = std::shared_ptr<const ModelSnapshot>;
@@ -95,10 +97,9 @@ struct CommitRecord {
   bool epoch_ended = false;
 };
 
-struct EvaluationRecord {
-  Version version;
-  // Completed epochs at that version.
-  int64_t epochs = 0;
+// How the model does with one kind of moving statistics.
+struct EvaluationResult {
+  StatisticsKind statistics = StatisticsKind::kSync;
   EvaluationSums sums;
   double loss() const {
     return sums.loss_weight > 0 ? sums.loss_sum / sums.loss_weight : 0;
@@ -108,6 +109,22 @@ struct EvaluationRecord {
                                  static_cast<double>(sums.labels)
                            : 0;
   }
+};
+
+struct EvaluationRecord {
+  Version version;
+  // Completed epochs at that version.
+  int64_t epochs = 0;
+  // In the policy's order; never empty. Without those of kAfter where nothing
+  // was collected from these weights.
+  std::vector<EvaluationResult> results;
+  // Follows a collection that was asked for, with its kind only; not an
+  // epoch's end.
+  bool on_request = false;
+
+  const EvaluationSums& sums() const { return results.front().sums; }
+  double loss() const { return results.front().loss(); }
+  double accuracy() const { return results.front().accuracy(); }
 };
 
 enum class RunOutcome {

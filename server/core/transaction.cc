@@ -65,8 +65,7 @@ void Transaction::Done(FoldResult result) {
   --missing_;
 }
 
-SharedSnapshot Transaction::Next(
-    std::vector<LayerStatistics> statistics) const {
+SharedSnapshot Transaction::Next(StatisticsSets statistics) const {
   COHORT_CHECK(complete() && !nonfinite_.has_value(), "not ready to commit");
   auto next = std::make_shared<ModelSnapshot>(
       *Successor(*plan_.base, std::move(statistics)));
@@ -80,12 +79,11 @@ SharedSnapshot Transaction::Next(
   return next;
 }
 
-SharedSnapshot Successor(const ModelSnapshot& base,
-                         std::vector<LayerStatistics> statistics) {
+SharedSnapshot Successor(const ModelSnapshot& base, StatisticsSets statistics) {
   auto next = std::make_shared<ModelSnapshot>(base);
   next->version = base.version.Next();
-  next->statistics = std::make_shared<const std::vector<LayerStatistics>>(
-      std::move(statistics));
+  next->statistics =
+      std::make_shared<const StatisticsSets>(std::move(statistics));
   return next;
 }
 

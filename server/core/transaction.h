@@ -57,7 +57,7 @@ class Transaction {
   }
 
   // The next version: `base` with the results of all folds.
-  SharedSnapshot Next(std::vector<LayerStatistics> statistics) const;
+  SharedSnapshot Next(StatisticsSets statistics) const;
 
  private:
   Plan plan_;
@@ -70,7 +70,6 @@ class Transaction {
 };
 
 // The version after `base` with its weights unchanged.
-SharedSnapshot Successor(const ModelSnapshot& base,
-                         std::vector<LayerStatistics> statistics);
+SharedSnapshot Successor(const ModelSnapshot& base, StatisticsSets statistics);
 
 }  // namespace cohort

@@ -201,6 +201,15 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
         absl::StrCat("the run goes on with another policy: ", policy,
                      ", before ", checkpoint.identity.policy));
   }
+  const StatisticsSets& held = *state.snapshot->statistics;
+  const std::vector<StatisticsKind> anew =
+      NotHeld(held, Resolve(options.policy).statistics);
+  if (!anew.empty()) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("the checkpoint holds no statistics ",
+                     StatisticsNames(anew), ": they start from those of ",
+                     StatisticsName(held.front().kind)));
+  }
   if (static_cast<int32_t>(state.next_sequences.size()) != options.workers) {
     Log(LogLevel::kWarning,
         absl::StrCat("the run goes on with ", options.workers,

@@ -57,6 +57,7 @@ class Trainer {
   absl::Status Execute(const Assignment& assignment);
   absl::Status Train(const Assignment& assignment);
   absl::Status Evaluate(const Assignment& assignment);
+  absl::Status CollectMoments(const Assignment& assignment);
   absl::Status ReadWeights(const Assignment& assignment);
   absl::Status TakeResult(const PushResult& result);
   // Errors: Internal, a range beyond the data set.
