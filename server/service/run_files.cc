@@ -74,7 +74,7 @@ absl::Status RunFiles::Restore() {
   restored_ = *std::move(newest);
   if (restored_.has_value()) {
     MutexLock lock(mu_);
-    last_written_ = restored_->state.snapshot->version;
+    last_written_ = WrittenOf(restored_->state);
     return absl::OkStatus();
   }
   Log(LogLevel::kInfo,
@@ -89,7 +89,8 @@ void RunFiles::BeginRun(const RunIdentity& identity) {
                                                kCheckpointsKept, identity);
 }
 
-void RunFiles::OnWritten(Version version, const absl::Status& status) {
+void RunFiles::OnWritten(const Written& written, const absl::Status& status) {
+  const Version version = written.version;
   if (!status.ok()) {
     Log(LogLevel::kError,
         absl::StrCat("checkpoint of version ", version.value(),
@@ -99,15 +100,16 @@ void RunFiles::OnWritten(Version version, const absl::Status& status) {
   Log(LogLevel::kInfo,
       absl::StrCat("checkpoint of version ", version.value(), " is safe"));
   MutexLock lock(mu_);
-  last_written_ = version;
+  last_written_ = written;
 }
 
 void RunFiles::OfferCheckpoint(RunState state) {
   if (writer_ == nullptr) return;
-  const Version version = state.snapshot->version;
+  const Written offered = WrittenOf(state);
   const absl::Status accepted = writer_->Submit(
-      std::move(state), [this](Version written, const absl::Status& status) {
-        OnWritten(written, status);
+      std::move(state),
+      [this, offered](Version /*version*/, const absl::Status& s) {
+        OnWritten(offered, s);
       });
   if (accepted.ok()) return;
   {
@@ -115,7 +117,7 @@ void RunFiles::OfferCheckpoint(RunState state) {
     ++checkpoints_skipped_;
   }
   Log(LogLevel::kWarning,
-      absl::StrCat("checkpoint of version ", version.value(),
+      absl::StrCat("checkpoint of version ", offered.version.value(),
                    " skipped: ", accepted.message()));
 }
 
@@ -128,13 +130,18 @@ absl::Status RunFiles::WriteCheckpoint(const RunState& state) {
     writer_->WaitIdle();
     {
       MutexLock lock(mu_);
-      if (last_written_ == state.snapshot->version) return absl::OkStatus();
+      if (last_written_.has_value() &&
+          last_written_->version == state.snapshot->version &&
+          *last_written_->statistics == *state.snapshot->statistics) {
+        return absl::OkStatus();
+      }
     }
     const auto result = std::make_shared<absl::Status>();
     const absl::Status accepted = writer_->Submit(
-        state, [this, result](Version version, const absl::Status& status) {
+        state, [this, result, written = WrittenOf(state)](
+                   Version /*version*/, const absl::Status& status) {
           *result = status;
-          OnWritten(version, status);
+          OnWritten(written, status);
         });
     // Somebody else was faster.
     if (absl::IsUnavailable(accepted)) continue;

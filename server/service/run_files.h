@@ -52,8 +52,8 @@ class RunFiles {
   // Writes a checkpoint in the background; skipped, counted and logged if an
   // earlier one is still being written. Returns at once.
   void OfferCheckpoint(RunState state);
-  // Writes a checkpoint and waits for it. OK at once if that version is the
-  // last one written.
+  // Writes a checkpoint and waits for it. OK at once if that version, with the
+  // same statistics, is the last one written.
   // Errors: FailedPrecondition no --checkpoint_dir; those of the writer.
   absl::Status WriteCheckpoint(const RunState& state);
   // Errors: FailedPrecondition no --results_dir; those of FileSystem.
@@ -67,9 +67,20 @@ class RunFiles {
   RunFiles(FileSystem& files, const RunFilesOptions& options)
       : files_(files), options_(options) {}
 
+  // What tells one checkpoint from another. The statistics may change where
+  // the version does not: they are collected over its weights.
+  struct Written {
+    Version version;
+    std::shared_ptr<const StatisticsSets> statistics;
+  };
+  static Written WrittenOf(const RunState& state) {
+    return {.version = state.snapshot->version,
+            .statistics = state.snapshot->statistics};
+  }
+
   absl::Status Prepare();
   absl::Status Restore();
-  void OnWritten(Version version, const absl::Status& status)
+  void OnWritten(const Written& written, const absl::Status& status)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction and BeginRun.
@@ -79,7 +90,7 @@ class RunFiles {
   std::optional<Checkpoint> restored_;
 
   mutable Mutex mu_;
-  std::optional<Version> last_written_ ABSL_GUARDED_BY(mu_);
+  std::optional<Written> last_written_ ABSL_GUARDED_BY(mu_);
   int64_t checkpoints_skipped_ ABSL_GUARDED_BY(mu_) = 0;
 
   // Last: its thread uses everything above. Null without checkpoints.

@@ -18,6 +18,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/formats/file_system.h"
+#include "server/checkpoint/checkpoint.h"
 #include "server/service/server.h"
 #include "tests/integration/hand_worker.h"
 #include "tests/integration/service_fixture.h"
@@ -117,6 +119,8 @@ TEST_F(ServiceTest, RunEndsWithEvaluationAndResults) {
 TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
   ServerOptions options = TinyOptions();
   options.files.results_dir = TemporaryFolder("results");
+  options.files.checkpoint_dir = TemporaryFolder("state");
+  options.coordinator.checkpoint_every = 1;
   options.coordinator.policy.normalization = NormalizationKind::kLocal;
   options.coordinator.policy.statistics = {
       StatisticsKind::kSync, StatisticsKind::kChief, StatisticsKind::kAfter};
@@ -202,6 +206,16 @@ TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
   EXPECT_THAT(rows[2], EndsWith(",chief"));
   EXPECT_THAT(rows[3], EndsWith(",after"));
   EXPECT_THAT(rows[4], EndsWith(","));
+  // The checkpoint of the commit had none of `after`; the last one has.
+  std::vector<std::string> problems;
+  const auto checkpoint = LoadNewestCheckpoint(
+      RealFileSystem(), options.files.checkpoint_dir, problems);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const SharedSnapshot& kept = (*checkpoint)->state.snapshot;
+  EXPECT_EQ(kept->version, Version(1));
+  ASSERT_EQ(kept->statistics->size(), 3u);
+  EXPECT_EQ(kept->statistics->back().collected, Version(1));
+  EXPECT_DOUBLE_EQ(kept->statistics->back().layers[0].mean[0], 4);
 }
 
 TEST_F(ServiceTest, OperatorsMayCollectStatisticsAtAnyTime) {
