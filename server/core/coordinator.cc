@@ -265,7 +265,7 @@ void Coordinator::Advance(Instant now, Effects& out) {
                         current_->version.value(), ": ", PolicyText(policy_))});
   }
   TryChange(now, out);
-  if (sync() && !round_.has_value()) StartStep(Attempt(0));
+  if (sync() && !round_.has_value()) StartStep();
   if (!sync()) ApplyNext(now, out);
   if (ended_) return;
   if (TrainingDone() && evaluations_.empty()) {

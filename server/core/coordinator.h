@@ -324,7 +324,7 @@ class Coordinator {
   void RepeatWait(const Worker& worker, Instant now, Effects& out) const;
 
   // coordinator_sync.cc
-  void StartStep(Attempt attempt);
+  void StartStep();
   void AbortAttempt(const std::string& reason, Instant now, Effects& out);
   RoundView ViewOfRound() const;
   // True if the first moments make a member, false if a complete push does.
@@ -431,6 +431,9 @@ class Coordinator {
 
   // Sync.
   std::optional<Round> round_;
+  // Of the next round of this version: workers know that the attempts before
+  // it are over, also where another policy came between.
+  Attempt next_attempt_;
   // Async: pushes in assembly, complete ones in order of arrival, and the one
   // being applied.
   std::map<Rank, Push> assembling_;

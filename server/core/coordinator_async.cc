@@ -120,6 +120,7 @@ void Coordinator::ApplyArrival(const Arrival& arrival,
                         usable.empty() ? arrival.rank : usable.front(),
                         samples_reference(), statistics);
   current_ = transaction.Next(std::move(statistics));
+  next_attempt_ = Attempt(0);
   nonfinite_in_row_ = 0;
   ++counters_["pushes_applied"];
 }

@@ -237,7 +237,6 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
                                 Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
-  COHORT_RETURN_IF_ERROR(CheckClosing(closing));
   COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
   if (push == nullptr) {
     const auto& decided = decided_[static_cast<size_t>(sender.rank.value())];
@@ -248,6 +247,8 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
     Answer(*worker, key, std::move(verdict), 0, now, out);
     return absl::OkStatus();
   }
+  // Not of an older one: another policy may have been in force.
+  COHORT_RETURN_IF_ERROR(CheckClosing(closing));
   const Push::Arrival arrival = push->Close(std::move(closing));
   CountArrival(*worker, arrival, out);
   if (sync()) {
@@ -406,13 +407,14 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
                                  Moments moments, Instant now, Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
-  if (!sync() || !global()) {
+  const bool never = !sync() || !global();
+  if (never && policy_epoch_ == 1) {
     return absl::FailedPreconditionError(absl::StrCat(
         "a rendezvous needs sync and global normalisation; the policy is ",
         PolicyText(policy_)));
   }
   const bool over =
-      ended_ || key.step < current_->version || !round_.has_value() ||
+      ended_ || never || key.step < current_->version || !round_.has_value() ||
       (key.step == round_->step && (key.attempt < round_->attempt ||
                                     round_->dropped.contains(worker->rank)));
   if (over) {

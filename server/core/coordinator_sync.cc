@@ -29,7 +29,7 @@ std::vector<Rank> Coordinator::Candidates() const {
   return candidates;
 }
 
-void Coordinator::StartStep(Attempt attempt) {
+void Coordinator::StartStep() {
   if (ended_ || draining_ || pending_.has_value() || cursor_.exhausted()) {
     return;
   }
@@ -38,7 +38,7 @@ void Coordinator::StartStep(Attempt attempt) {
   std::vector<int64_t> batch_sizes;
   for (Rank rank : candidates) batch_sizes.push_back(ranks_[rank].batch_size);
 
-  Round round{.step = current_->version, .attempt = attempt};
+  Round round{.step = current_->version, .attempt = next_attempt_};
   round.cut = cursor_.Cut(batch_sizes);
   const auto partitions = static_cast<int32_t>(model_->partitions.size());
   for (size_t i = 0; i < candidates.size(); ++i) {
@@ -178,7 +178,8 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
     worker.outstanding.reset();
     worker.waiting = worker.usable();
   }
-  StartStep(over.attempt.Next());
+  next_attempt_ = over.attempt.Next();
+  StartStep();
   for (Rank rank : over.members) {
     const Worker& worker = ranks_[rank];
     if (!worker.waiting || !over.issued.contains(rank)) continue;
@@ -352,7 +353,8 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
       static_cast<int64_t>(keys.size());
   const bool stop = skipped && CountNonfinite(*round.nonfinite, out);
   if (!skipped) nonfinite_in_row_ = 0;
-  if (!stop) StartStep(Attempt(0));
+  next_attempt_ = Attempt(0);
+  if (!stop) StartStep();
   for (const auto& [rank, key] : keys) {
     Answer(ranks_[rank], key,
            {.verdict = skipped ? Verdict::kSkipped : Verdict::kApplied,

@@ -115,6 +115,18 @@ TEST(CoordinatorChangeTest, AStepThatWaitsForALostRankGivesWay) {
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
 }
 
+// Workers have been told that attempt 0 of the step is over.
+TEST(CoordinatorChangeTest, AnAttemptThatGaveWayIsNotRepeatedUnderItsNumber) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  cohort.Push(kRank0, PushOf(1));
+  cohort.Leave(kRank1);
+  ASSERT_TRUE(cohort.Change({{"learning_rate", "0.25"}}).ok());
+  cohort.StartOne(kRank1);
+  EXPECT_EQ(cohort.told(kRank0).version, Version(0));
+  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
+}
+
 TEST(CoordinatorChangeTest, ALossWhileItDrainsDoesNotHoldItUp) {
   FakeCohort cohort(LongSetup(AggregationKind::kAsync));
   cohort.Start();

@@ -134,8 +134,10 @@ absl::Status Trainer::ReadWeights(const Assignment& assignment) {
   // Only a synchronous step, or an evaluation, needs one exact version.
   const bool exact = assignment.kind == AssignmentKind::kEvaluate ||
                      !assignment.members.empty();
+  // Elsewhere nothing older than what was there when the assignment was made.
   if (state_->version.has_value() &&
-      (!exact || *state_->version == assignment.version)) {
+      (exact ? *state_->version == assignment.version
+             : *state_->version >= assignment.version)) {
     return absl::OkStatus();
   }
   std::optional<Version> wanted;
