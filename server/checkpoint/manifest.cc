@@ -217,7 +217,8 @@ Json StateJson(const RunState& state) {
                                       {"version", r.version.value()},
                                       {"samples", r.samples},
                                       {"changed", r.changed},
-                                      {"text", r.text}});
+                                      {"text", r.text},
+                                      {"by_flags", r.by_flags}});
   }
   return json;
 }
@@ -232,7 +233,8 @@ void PolicyFrom(const Json& json, RunState& state) {
          .version = Version(r.at("version").get<int64_t>()),
          .samples = r.at("samples"),
          .changed = r.at("changed").get<SettingValues>(),
-         .text = r.at("text")});
+         .text = r.at("text"),
+         .by_flags = r.at("by_flags")});
   }
 }
 

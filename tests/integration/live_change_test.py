@@ -151,7 +151,8 @@ class LiveChange(unittest.TestCase):
             self.assertIn("evicted: trial", cohort.log())
 
     def test_changed_policy_survives_a_killed_server(self):
-        with Cohort(server_flags=[EPOCHS, "--checkpoint_every=2"]) as cohort:
+        with Cohort(server_flags=[EPOCHS, "--checkpoint_every=2",
+                                  "--aggregation=sync"]) as cohort:
             cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
             cohort.start()
             self.await_version(cohort, 3)
@@ -160,7 +161,7 @@ class LiveChange(unittest.TestCase):
             cohort.wait_until(lambda: cohort.newest_checkpoint() > at,
                               "a checkpoint under the new policy")
             processes.kill(cohort.server)
-            # Of the settings only --checkpoint_every is given again, as it is.
+            # The same command line: it takes back nothing.
             cohort.start_server("--resume")
             policy = json.loads(
                 self.ctl(cohort, "policy", "get", "--json").stdout)
