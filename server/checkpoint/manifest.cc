@@ -175,7 +175,7 @@ absl::StatusOr<std::vector<KeptSet>> StatisticsFrom(const std::string& path,
   for (const Json& from : json) {
     const std::string name = from.at("kind").get<std::string>();
     const std::optional<StatisticsKind> kind = StatisticsKindOf(name);
-    const bool known = kind.has_value() && *kind != StatisticsKind::kAuto;
+    const bool known = kind.has_value();
     const bool repeated =
         std::any_of(sets.begin(), sets.end(),
                     [&kind](const KeptSet& set) { return set.kind == kind; });
@@ -217,7 +217,8 @@ Json StateJson(const RunState& state) {
                                       {"version", r.version.value()},
                                       {"samples", r.samples},
                                       {"changed", r.changed},
-                                      {"text", r.text}});
+                                      {"text", r.text},
+                                      {"by_flags", r.by_flags}});
   }
   return json;
 }
@@ -232,7 +233,8 @@ void PolicyFrom(const Json& json, RunState& state) {
          .version = Version(r.at("version").get<int64_t>()),
          .samples = r.at("samples"),
          .changed = r.at("changed").get<SettingValues>(),
-         .text = r.at("text")});
+         .text = r.at("text"),
+         .by_flags = r.at("by_flags")});
   }
 }
 

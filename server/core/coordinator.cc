@@ -93,7 +93,8 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
   if (restored == nullptr) {
     history_ = {{.policy_epoch = policy_epoch_,
                  .changed = SettingsOf(options_),
-                 .text = PolicyText(policy_)}};
+                 .text = PolicyText(policy_),
+                 .by_flags = true}};
     return;
   }
   model_ = restored->model;
@@ -115,7 +116,8 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
          .changed = changed,
          .text = absl::StrCat("continued with other flags: ",
                               ChangeText(restored->settings, changed), ": ",
-                              PolicyText(policy_), adopted)});
+                              PolicyText(policy_), adopted),
+         .by_flags = true});
   }
   next_incarnation_ = std::max(next_incarnation_, restored->next_incarnation);
   cursor_ = DataCursor(model_->plan.train_samples, options_.epochs);

@@ -54,6 +54,8 @@ struct PolicyRecord {
   SettingValues changed;
   // In words, with what becomes of optimizer and statistics.
   std::string text;
+  // Asked for by the flags of a process that started, not while it ran.
+  bool by_flags = false;
 
   friend bool operator==(const PolicyRecord&, const PolicyRecord&) = default;
 };

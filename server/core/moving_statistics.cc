@@ -34,8 +34,7 @@ void MovingStatistics::Update(int32_t layer, const Moments& moments,
   const BatchNormSpec& spec = layers_[static_cast<size_t>(layer)];
   if (!spec.track_statistics || moments.count == 0) return;
   ++statistics.num_batches_tracked;
-  const double a =
-      BatchWeight(spec, weighting, statistics.num_batches_tracked);
+  const double a = BatchWeight(spec, weighting, statistics.num_batches_tracked);
   const auto count = static_cast<double>(moments.count);
   // The unbiased divisor is that of the nominal step the batch stands for,
   // so that W partial pushes agree with one synchronous step.

@@ -23,12 +23,10 @@ bool Holds(const std::vector<StatisticsKind>& kinds, StatisticsKind kind) {
 
 absl::Status ValidateStatistics(const PolicyOptions& policy) {
   const std::vector<StatisticsKind>& kinds = policy.statistics;
-  if (kinds.empty()) return Bad("bn_statistics", "none", "at least one");
   for (size_t i = 0; i < kinds.size(); ++i) {
     const std::vector<StatisticsKind> rest(kinds.begin() + i + 1, kinds.end());
-    if (Holds(rest, kinds[i]) ||
-        (kinds[i] == StatisticsKind::kAuto && kinds.size() > 1)) {
-      return Bad("bn_statistics", "a kind twice, or auto beside others",
+    if (Holds(rest, kinds[i])) {
+      return Bad("bn_statistics", StatisticsNames(kinds),
                  "auto, or each kind at most once");
     }
   }
@@ -131,9 +129,9 @@ PolicyOptions Resolve(const PolicyOptions& policy) {
     resolved.normalization =
         sync ? NormalizationKind::kGlobal : NormalizationKind::kLocal;
   }
-  for (StatisticsKind& kind : resolved.statistics) {
-    if (kind != StatisticsKind::kAuto) continue;
-    kind = sync ? StatisticsKind::kSync : StatisticsKind::kAsync;
+  if (resolved.statistics.empty()) {
+    resolved.statistics.push_back(sync ? StatisticsKind::kSync
+                                       : StatisticsKind::kAsync);
   }
   return resolved;
 }
@@ -176,8 +174,6 @@ absl::string_view AggregationName(AggregationKind kind) {
 
 absl::string_view StatisticsName(StatisticsKind kind) {
   switch (kind) {
-    case StatisticsKind::kAuto:
-      return "auto";
     case StatisticsKind::kSync:
       return "sync";
     case StatisticsKind::kAsync:
@@ -191,9 +187,8 @@ absl::string_view StatisticsName(StatisticsKind kind) {
 }
 
 std::optional<StatisticsKind> StatisticsKindOf(absl::string_view name) {
-  for (StatisticsKind kind :
-       {StatisticsKind::kAuto, StatisticsKind::kSync, StatisticsKind::kAsync,
-        StatisticsKind::kChief, StatisticsKind::kAfter}) {
+  for (StatisticsKind kind : {StatisticsKind::kSync, StatisticsKind::kAsync,
+                              StatisticsKind::kChief, StatisticsKind::kAfter}) {
     if (StatisticsName(kind) == name) return kind;
   }
   return std::nullopt;

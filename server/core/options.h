@@ -15,7 +15,7 @@ namespace cohort {
 enum class AggregationKind { kSync, kBounded, kAsync };
 enum class StalenessRule { kKeep, kDrop, kScale, kCompensate };
 enum class NormalizationKind { kAuto, kGlobal, kLocal };
-enum class StatisticsKind { kAuto, kSync, kAsync, kChief, kAfter };
+enum class StatisticsKind { kSync, kAsync, kChief, kAfter };
 enum class OptimizerKind { kSgd, kMomentum, kNesterov };
 enum class ScheduleKind { kConstant, kCosine };
 enum class OnWorkerLoss { kWait, kContinue };
@@ -63,7 +63,8 @@ struct PolicyOptions {
   StalenessOptions staleness;
   NormalizationKind normalization = NormalizationKind::kAuto;
   // Moving statistics that are kept side by side; the first is exported.
-  std::vector<StatisticsKind> statistics = {StatisticsKind::kAuto};
+  // Empty: auto, as the aggregation.
+  std::vector<StatisticsKind> statistics;
   // Moving variances also hold how far the batch means are apart.
   bool mixture_variance = false;
   // Batches of kAfter; fewer if an epoch has fewer.

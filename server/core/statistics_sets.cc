@@ -48,7 +48,6 @@ std::vector<StatisticsKind> NotHeld(const StatisticsSets& held,
 KeptStatistics::KeptStatistics(const PolicyOptions& policy,
                                const std::vector<BatchNormSpec>& layers) {
   for (StatisticsKind kind : policy.statistics) {
-    COHORT_CHECK(kind != StatisticsKind::kAuto, "the policy is not resolved");
     kinds_.emplace_back(kind, layers, policy.mixture_variance);
   }
 }

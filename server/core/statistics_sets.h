@@ -13,7 +13,6 @@ namespace cohort {
 
 // The moving statistics of all layers, of one kind.
 struct StatisticsSet {
-  // Never kAuto.
   StatisticsKind kind = StatisticsKind::kSync;
   // One entry a batch-norm layer.
   std::vector<LayerStatistics> layers;

@@ -172,9 +172,18 @@ int64_t RunFiles::checkpoints_skipped() const {
 absl::StatusOr<CoordinatorOptions> ContinuedOptions(
     const Checkpoint& checkpoint, const CoordinatorOptions& options,
     const std::set<std::string>& given) {
+  // What processes of this run were started with.
+  SettingValues flags;
+  for (const PolicyRecord& record : checkpoint.state.policy_history) {
+    if (!record.by_flags) continue;
+    for (const auto& [name, value] : record.changed) flags[name] = value;
+  }
+  const SettingValues told = SettingsOf(options);
   CoordinatorOptions continued = options;
   for (const auto& [name, value] : checkpoint.state.settings) {
-    if (given.contains(name)) continue;
+    const auto flag = flags.find(name);
+    const bool is_new = flag == flags.end() || flag->second != told.at(name);
+    if (given.contains(name) && is_new) continue;
     const absl::Status known = SetSetting(name, value, continued);
     if (!known.ok()) {
       return absl::FailedPreconditionError(

@@ -99,7 +99,9 @@ class RunFiles {
 
 // The options that a run goes on with: the settings of `checkpoint` rule over
 // those of `options`, but for the names in `given`, which somebody asks for
-// explicitly. What then differs from the checkpoint is a change of policy at
+// explicitly, with a value that the run was not started with: the same
+// command line again, as after a crash, takes back no change that was made
+// while it ran. What then differs from the checkpoint is a change of policy at
 // its version, which the Coordinator records.
 // Errors: FailedPrecondition: the checkpoint has settings that this release
 //   does not know.

@@ -45,7 +45,6 @@ struct RecorderOptions {
 // Shows the progress of a run and keeps its history.
 //
 // history.csv has a row for each 50 commits, with means over them, and one
-// history.csv has a row for each 50 commits, with means over them, and one
 // for each evaluation and kind of moving statistics, the first of them with
 // means over the epoch that it follows; columns that do not apply are empty.
 // policy.csv has a row for the settings that the run began with and one for
@@ -101,6 +100,8 @@ class RunRecorder {
     // Its row is in the file.
     bool written = false;
     Instant at;
+    // Which of the evaluation's results.
+    size_t result = 0;
   };
 
   RunRecorder(const RecorderOptions& options, std::ostream& out,

@@ -82,7 +82,7 @@ TEST(CoordinatorStatisticsTest, OneAsynchronousWorkerIsLocalBatchNormToTheBit) {
     setup.batch_sizes = {4};
     setup.options.policy = {.aggregation = aggregation,
                             .normalization = NormalizationKind::kLocal,
-                            .statistics = {StatisticsKind::kAuto}};
+                            .statistics = {}};
     FakeCohort cohort(setup);
     cohort.Start();
     for (int step = 0; step < 10; ++step) {

@@ -203,8 +203,10 @@ TEST(RunRecorderTest, RowsHoldMeansWeightedBySamples) {
   std::filesystem::create_directories(folder);
   std::ostringstream out;
   const SteadyClock clock;
-  absl::StatusOr<std::unique_ptr<RunRecorder>> recorder = RunRecorder::Start(
-      {.results_dir = folder}, out, clock, [] { return Training(); });
+  RecorderOptions options;
+  options.results_dir = folder;
+  absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
+      RunRecorder::Start(options, out, clock, [] { return Training(); });
   ASSERT_TRUE(recorder.ok()) << recorder.status();
   // 1 sample of loss 1 and 3 of loss 5: mean 4. The skipped one adds nothing.
   (*recorder)->Committed({.version = Version(1),
@@ -231,7 +233,7 @@ TEST(RunRecorderTest, RowsHoldMeansWeightedBySamples) {
   EXPECT_THAT(row, HasSubstr("3,1,4,"));
   EXPECT_THAT(row, HasSubstr(",4.000000,0.250000,"));
   EXPECT_THAT(row,
-              EndsWith(",2,\"sync, global normalisation, sync statistics\","));
+              EndsWith(",2,\"sync, global normalisation, sync statistics\""));
 }
 
 std::vector<std::string> Lines(const std::string& path) {
@@ -258,8 +260,6 @@ TEST(RunRecorderTest, NoRowHasCommitsOfTwoPolicies) {
   const TempDir folder;
   std::ostringstream out;
   const SteadyClock clock;
-  // Field by field: of a temporary with nested vectors GCC 12 believes that it
-  // may be destroyed before it is made.
   RecorderOptions options;
   options.results_dir = folder.path();
   options.policies = {FirstPolicy()};
@@ -301,14 +301,14 @@ TEST(RunRecorderTest, ContinuedRunHasEachChangeOnce) {
                        .samples = 20,
                        .changed = {{"learning_rate", "0.5"}},
                        .text = "continued"};
+  RecorderOptions options;
+  options.results_dir = folder.path();
+  options.append = true;
+  options.policies = {FirstPolicy(), ToAsync(), resumed};
   for (int times = 0; times < 2; ++times) {
     std::ostringstream out;
-    RecorderOptions options;
-    options.results_dir = folder.path();
-    options.append = true;
-    options.policies = {FirstPolicy(), ToAsync(), resumed};
     // The second time, the third is old too.
-    options.policies_before = times == 0 ? 2u : 3u;
+    options.policies_before = times == 0 ? 2 : 3;
     absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
         RunRecorder::Start(options, out, clock, [] { return Training(); });
     ASSERT_TRUE(recorder.ok()) << recorder.status();

@@ -44,15 +44,14 @@ PolicyOptions MakePolicy(int32_t choice, int32_t variant) {
   const bool first = variant == 0;
   switch (choice) {
     case 0:
-      return {.statistics = first ? std::vector{StatisticsKind::kSync,
-                                                StatisticsKind::kAfter}
-                                  : std::vector{StatisticsKind::kChief},
-              .precise_batches = 5};
+      return {.statistics = {first ? StatisticsKind::kSync
+                                   : StatisticsKind::kChief}};
     case 1:
       return {.normalization = NormalizationKind::kLocal,
-              .statistics = first ? std::vector{StatisticsKind::kSync}
-                                  : std::vector{StatisticsKind::kAfter,
-                                                StatisticsKind::kAsync}};
+              .statistics = {first ? StatisticsKind::kAfter
+                                   : StatisticsKind::kAsync,
+                             StatisticsKind::kSync},
+              .precise_batches = 3};
     case 2:
       return {.pushes_min = 2 - variant};
     case 3:

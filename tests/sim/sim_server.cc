@@ -195,11 +195,10 @@ absl::StatusOr<Assignment> SimServer::Report(const Sender& sender,
 }
 
 absl::StatusOr<Assignment> SimServer::ReportMoments(
-    const Sender& sender, Sequence sequence,
-    const std::vector<CallMoments>& calls) {
+    const Sender& sender, Sequence sequence, std::vector<CallMoments> calls) {
   return Handle([&](Effects& out) {
-    return core_.ReportMoments(sender, sequence, calls, world_.scheduler.now(),
-                               out);
+    return core_.ReportMoments(sender, sequence, std::move(calls),
+                               world_.scheduler.now(), out);
   });
 }
 

@@ -272,27 +272,6 @@ void SimWorker::Report(const Assignment& assignment) {
       });
 }
 
-// The batch is whole: it is normalised by its own moments.
-std::vector<CallMoments> SimWorker::Collected(
-    const Assignment& assignment, const ModelSnapshot& snapshot) const {
-  const StepInput input{.spec = &world_.scenario.run,
-                        .epoch = assignment.data_epoch,
-                        .range = assignment.range,
-                        .weights = snapshot.weights};
-  std::vector<Moments> combined;
-  std::vector<CallMoments> collected;
-  for (const BatchNormCall& call : CallsOf(layout())) {
-    combined.push_back(ForwardMoments(input, combined.size(), combined));
-    collected.push_back(
-        {.layer = call.layer, .call = call.call, .moments = combined.back()});
-  }
-  std::sort(collected.begin(), collected.end(),
-            [](const CallMoments& a, const CallMoments& b) {
-              return std::pair(a.layer, a.call) < std::pair(b.layer, b.call);
-            });
-  return collected;
-}
-
 void SimWorker::Collect(const Assignment& assignment) {
   world_.network.Call<MaybeSnapshot>(
       connection_,
@@ -304,20 +283,31 @@ void SimWorker::Collect(const Assignment& assignment) {
           worker.Abandon();
           return worker.Proceed();
         }
-        worker.After(worker.world_.network.Delay(), [&worker, assignment,
-                                                     read = *snapshot] {
-          worker.ReportMoments(assignment, worker.Collected(assignment, *read));
-        });
+        worker.After(worker.world_.network.Delay(),
+                     [&worker, assignment, weights = (*snapshot)->weights] {
+                       worker.ReportMoments(assignment, weights);
+                     });
       });
 }
 
 void SimWorker::ReportMoments(const Assignment& assignment,
-                              std::vector<CallMoments> calls) {
+                              const std::vector<SharedFloats>& weights) {
   using Answer = absl::StatusOr<Assignment>;
+  const StepInput input{.spec = &world_.scenario.run,
+                        .epoch = assignment.data_epoch,
+                        .range = assignment.range,
+                        .weights = weights};
+  std::vector<Moments> forward;
+  std::vector<CallMoments> calls;
+  for (const BatchNormCall& call : CallsOf(layout())) {
+    forward.push_back(ForwardMoments(input, forward.size(), forward));
+    calls.push_back(
+        {.layer = call.layer, .call = call.call, .moments = forward.back()});
+  }
   world_.network.Call<Answer>(
       connection_,
       [sender = Identity(), sequence = assignment.sequence,
-       calls = std::move(calls)](SimServer& server) {
+       calls](SimServer& server) {
         return server.ReportMoments(sender, sequence, calls);
       },
       [](SimWorker& worker, Answer next) {

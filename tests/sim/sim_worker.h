@@ -105,12 +105,10 @@ class SimWorker {
   void Abandon();
 
   void Evaluate(const Assignment& assignment);
-  void Collect(const Assignment& assignment);
-  std::vector<CallMoments> Collected(const Assignment& assignment,
-                                     const ModelSnapshot& snapshot) const;
-  void ReportMoments(const Assignment& assignment,
-                     std::vector<CallMoments> calls);
   void Report(const Assignment& assignment);
+  void Collect(const Assignment& assignment);
+  void ReportMoments(const Assignment& assignment,
+                     const std::vector<SharedFloats>& weights);
   void Train(const Assignment& assignment);
   void Pull(const Assignment& assignment, std::optional<Version> version);
   void Compute(const Assignment& assignment);

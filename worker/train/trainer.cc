@@ -137,10 +137,10 @@ absl::Status Trainer::Execute(const Assignment& assignment) {
 }
 
 absl::Status Trainer::ReadWeights(const Assignment& assignment) {
-  // All but an asynchronous step needs one exact version.
+  // All but an asynchronous step needs one exact version; that takes what it
+  // was sent, but nothing older than was there when it was handed out.
   const bool exact =
       assignment.kind != AssignmentKind::kTrain || !assignment.members.empty();
-  // Elsewhere nothing older than what was there when the assignment was made.
   if (state_->version.has_value() &&
       (exact ? *state_->version == assignment.version
              : *state_->version >= assignment.version)) {
