@@ -7,7 +7,9 @@
 #include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "server/core/optimizer/name_pattern.h"
 #include "server/core/optimizer/schedule.h"
+#include "server/core/optimizer/slots.h"
 
 namespace cohort {
 namespace {
@@ -68,12 +70,6 @@ uint64_t ChecksumOf(const SharedFloats& floats) {
   return RopeOf(floats).Checksum();
 }
 
-SharedFloats Zeros(int64_t elements) {
-  auto buffer = std::make_shared<FloatBuffer>(elements);
-  std::fill_n(buffer->data(), elements, 0.0f);
-  return buffer;
-}
-
 }  // namespace
 
 Coordinator::Coordinator(const CoordinatorOptions& options,
@@ -92,7 +88,13 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
   }
   if (restored == nullptr) return;
   model_ = restored->model;
-  current_ = restored->snapshot;
+  absl::StatusOr<SharedMask> mask = MaskFor(model_->layout, model_->partitions);
+  COHORT_CHECK(mask.ok(), mask.status().ToString());
+  mask_ = *std::move(mask);
+  auto snapshot = std::make_shared<ModelSnapshot>(*restored->snapshot);
+  snapshot->slots = FitSlots(model_->partitions, snapshot->slots,
+                             SlotsOf(options_.optimizer, policy_));
+  current_ = std::move(snapshot);
   statistics_ =
       MovingStatistics(policy_.statistics.front(), model_->layout.batch_norms);
   for (const Partition& p : model_->partitions) {
@@ -160,10 +162,12 @@ absl::StatusOr<RegisterAnswer> Coordinator::BeginRegister(
   COHORT_RETURN_IF_ERROR(Validate(layout));
   COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
   if (model_ == nullptr) {
-    return RegisterAnswer{
-        .partitions = MakePartitions(layout, options_.partition_bytes),
-        .send_values = true,
-        .loss_reference = LossReference(plan)};
+    std::vector<Partition> partitions =
+        MakePartitions(layout, options_.partition_bytes);
+    COHORT_RETURN_IF_ERROR(MaskFor(layout, partitions).status());
+    return RegisterAnswer{.partitions = std::move(partitions),
+                          .send_values = true,
+                          .loss_reference = LossReference(plan)};
   }
   COHORT_RETURN_IF_ERROR(CheckSameLayout(layout, model_->layout));
   COHORT_RETURN_IF_ERROR(CheckSamePlan(plan, model_->plan));
@@ -185,6 +189,9 @@ absl::Status Coordinator::FinishRegister(
     COHORT_RETURN_IF_ERROR(Validate(layout));
     COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
     COHORT_RETURN_IF_ERROR(CheckStatistics(layout, statistics));
+    COHORT_ASSIGN_OR_RETURN(
+        mask_,
+        MaskFor(layout, MakePartitions(layout, options_.partition_bytes)));
     Install(layout, plan, std::move(values), std::move(statistics));
     out.push_back(
         effect::Log{.text = absl::StrCat(
@@ -194,6 +201,13 @@ absl::Status Coordinator::FinishRegister(
                         " batch-norm layers, data set ", plan.dataset)});
   }
   return BeginRegister(sender, layout, plan, now, out).status();
+}
+
+absl::StatusOr<SharedMask> Coordinator::MaskFor(
+    const ModelLayout& layout, const std::vector<Partition>& partitions) const {
+  COHORT_RETURN_IF_ERROR(
+      CheckPatternsMatch("no_decay", options_.optimizer.no_decay, layout));
+  return MakeMask(options_.optimizer.freeze, layout, partitions);
 }
 
 void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
@@ -211,13 +225,12 @@ void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
   for (size_t i = 0; i < values.size(); ++i) {
     const Partition& partition = model->partitions[i];
     COHORT_CHECK(values[i]->size() == partition.elements, "partition size");
-    const bool moves =
-        partition.trainable && options_.optimizer.uses_momentum();
     snapshot->checksums.push_back(ChecksumOf(values[i]));
-    snapshot->velocities.push_back(moves ? Zeros(partition.elements) : nullptr);
     if (partition.trainable) ++trainable_partitions_;
   }
   snapshot->weights = std::move(values);
+  snapshot->slots =
+      FitSlots(model->partitions, {}, SlotsOf(options_.optimizer, policy_));
   if (statistics.empty()) statistics = InitialStatistics(layout);
   snapshot->statistics = std::make_shared<const std::vector<LayerStatistics>>(
       std::move(statistics));
@@ -465,6 +478,14 @@ int64_t Coordinator::samples_total() const {
   return model_ == nullptr ? 0 : options_.epochs * model_->plan.train_samples;
 }
 
+double Coordinator::learning_rate() const {
+  return LearningRate(
+      options_.optimizer,
+      {.seen = samples_,
+       .epoch = model_ == nullptr ? 0 : model_->plan.train_samples,
+       .total = samples_total()});
+}
+
 int64_t Coordinator::samples_reference() const {
   int64_t samples = 0;
   for (const Worker& worker : ranks_.all()) samples += worker.batch_size;
@@ -541,8 +562,7 @@ StatusView Coordinator::Status(Instant now) const {
                   .samples = samples_,
                   .samples_total = samples_total(),
                   .policy = PolicyText(policy_),
-                  .learning_rate = LearningRate(options_.optimizer, samples_,
-                                                samples_total()),
+                  .learning_rate = learning_rate(),
                   .train_loss = train_loss_,
                   .workers_live = ranks_.live(),
                   .workers_expected = ranks_.size(),

@@ -19,6 +19,7 @@
 #include "server/core/effects.h"
 #include "server/core/evaluation.h"
 #include "server/core/moving_statistics.h"
+#include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
 #include "server/core/policy/aggregation_policy.h"
 #include "server/core/push.h"
@@ -248,6 +249,10 @@ class Coordinator {
   }
   absl::StatusOr<Worker*> Check(const Sender& sender, Instant now);
   absl::Status RequireRegistered(const Worker& worker) const;
+  // Whether the optimizer's options make sense for a model; its mask.
+  absl::StatusOr<SharedMask> MaskFor(
+      const ModelLayout& layout,
+      const std::vector<Partition>& partitions) const;
   void Install(const ModelLayout& layout, const RunPlan& plan,
                std::vector<SharedFloats> values,
                std::vector<LayerStatistics> statistics);
@@ -267,6 +272,8 @@ class Coordinator {
   absl::Duration WaitLeft(Instant now) const;
   std::vector<Rank> VacantRanks() const;
   int64_t samples_total() const;
+  // As the schedule has it now.
+  double learning_rate() const;
   // Samples of a nominal global step: the batch sizes of all ranks.
   int64_t samples_reference() const;
 
@@ -346,6 +353,8 @@ class Coordinator {
   RankTable ranks_;
   SharedModel model_;
   int32_t trainable_partitions_ = 0;
+  // Frozen elements. Null: none.
+  SharedMask mask_;
   SharedSnapshot current_;
   DataCursor cursor_;
   EvaluationBook evaluations_;

@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "server/core/coordinator.h"
-#include "server/core/optimizer/schedule.h"
 
 namespace cohort {
 
@@ -50,9 +49,8 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
   const PushOpening& opening = applying_->push.opening();
   const double share = static_cast<double>(opening.samples) /
                        static_cast<double>(samples_reference());
-  applying_transaction_ = NewTransaction(
-      opening.loss_weight,
-      share * LearningRate(options_.optimizer, samples_, samples_total()));
+  applying_transaction_ =
+      NewTransaction(opening.loss_weight, share * learning_rate());
   for (size_t p = 0; p < model_->partitions.size(); ++p) {
     const auto partition = static_cast<int32_t>(p);
     if (applying_transaction_->Started(partition)) continue;
