@@ -9,6 +9,9 @@
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "server/checkpoint/model_tensors.h"
+#include "server/core/optimizer/mask.h"
+#include "server/core/optimizer/name_pattern.h"
+#include "server/core/optimizer/slots.h"
 
 namespace cohort {
 namespace {
@@ -169,13 +172,13 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
                                ": the data order depends on it"));
   }
   const RunState& state = checkpoint.state;
-  for (size_t i = 0; i < state.model->partitions.size(); ++i) {
-    if (!state.model->partitions[i].trainable) continue;
-    const bool has = state.snapshot->velocities[i] != nullptr;
-    if (has == options.optimizer.uses_momentum()) continue;
-    return Refuse("optimizer", has ? "sgd" : "one with momentum",
-                  has ? "one with momentum" : "sgd");
-  }
+  COHORT_RETURN_IF_ERROR(
+      CheckSlots(SlotsHeld(state.snapshot->slots), options.optimizer.kind));
+  COHORT_RETURN_IF_ERROR(CheckPatternsMatch(
+      "no_decay", options.optimizer.no_decay, state.model->layout));
+  COHORT_RETURN_IF_ERROR(MakeMask(options.optimizer.freeze, state.model->layout,
+                                  state.model->partitions)
+                             .status());
   const std::string policy = PolicyText(options.policy);
   if (policy != checkpoint.identity.policy) {
     Log(LogLevel::kWarning,
