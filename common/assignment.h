@@ -125,6 +125,11 @@ enum class Verdict {
   kRejectedNonfinite,
 };
 
+// The push is part of the version that its verdict names.
+inline bool IsApplied(Verdict verdict) {
+  return verdict == Verdict::kApplied || verdict == Verdict::kDamped;
+}
+
 // How a push ended.
 struct PushVerdict {
   Verdict verdict = Verdict::kApplied;

@@ -34,16 +34,14 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
 }
 
 absl::Status UnknownFlag(absl::string_view name) {
-  std::string text = absl::StrCat("unknown flag --", name);
-  size_t best = kTyposMax + 1;
-  std::string suggestion;
-  for (const auto& [known, flag] : absl::GetAllFlags()) {
-    const size_t distance = EditDistance(name, known);
-    if (distance >= best) continue;
-    best = distance;
-    suggestion = absl::StrCat("; did you mean --", known, "?");
+  std::vector<std::string> known;
+  for (const auto& [flag_name, flag] : absl::GetAllFlags()) {
+    known.emplace_back(flag_name.data(), flag_name.size());
   }
-  return absl::NotFoundError(absl::StrCat(text, suggestion));
+  const std::string nearest = NearestWord(name, known);
+  return absl::NotFoundError(absl::StrCat(
+      "unknown flag --", name, nearest.empty() ? "" : "; did you mean --",
+      nearest, nearest.empty() ? "" : "?"));
 }
 
 absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view value) {
@@ -57,7 +55,21 @@ absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view value) {
 
 }  // namespace
 
-absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments) {
+std::string NearestWord(absl::string_view word,
+                        const std::vector<std::string>& known) {
+  size_t best = kTyposMax + 1;
+  std::string nearest;
+  for (const std::string& candidate : known) {
+    const size_t distance = EditDistance(word, candidate);
+    if (distance >= best) continue;
+    best = distance;
+    nearest = candidate;
+  }
+  return nearest;
+}
+
+absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments,
+                              std::set<std::string>* given) {
   for (size_t i = 1; i < arguments.size(); ++i) {
     absl::string_view argument = arguments[i];
     if (argument == "--help" || argument == "-h") return true;
@@ -80,15 +92,17 @@ absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments) {
       status = absl::FailedPreconditionError(
           absl::StrCat("--", name, " wants a value"));
     } else {
-      absl::CommandLineFlag* negated =
-          absl::StartsWith(name, "no") && !has_value
-              ? absl::FindCommandLineFlag(name.substr(2))
-              : nullptr;
-      status = negated != nullptr && negated->IsOfType<bool>()
-                   ? SetFlag(*negated, "false")
+      flag = absl::StartsWith(name, "no") && !has_value
+                 ? absl::FindCommandLineFlag(name.substr(2))
+                 : nullptr;
+      status = flag != nullptr && flag->IsOfType<bool>()
+                   ? SetFlag(*flag, "false")
                    : UnknownFlag(name);
     }
     if (!status.ok()) return status;
+    if (given == nullptr) continue;
+    const absl::string_view set = flag->Name();
+    given->emplace(set.data(), set.size());
   }
   return false;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,11 +39,18 @@ struct ProgramText {
 // --name value, --switch and --noswitch. Not absl::ParseCommandLine, which
 // ends the process itself, with a code of its own.
 //
-// Returns true if --help was asked for; nothing more is read then.
+// Returns true if --help was asked for; nothing more is read then. The names
+// of the flags that were set are added to `given`.
 // Errors: NotFound (unknown flag, with a suggestion) and FailedPrecondition
 //   (an argument that is no flag, a value that is missing) are usage;
 //   InvalidArgument is a value that the flag does not take.
-absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments);
+absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments,
+                              std::set<std::string>* given = nullptr);
+
+// The one of `known` that `word` was probably meant to be; empty if none is
+// near.
+std::string NearestWord(absl::string_view word,
+                        const std::vector<std::string>& known);
 
 // kExitUsage or kExitConfig for the errors of SetFlags.
 ExitCode ExitCodeOf(const absl::Status& flag_error);

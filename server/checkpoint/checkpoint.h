@@ -29,7 +29,8 @@ namespace cohort {
 struct RunIdentity {
   std::string run_id;
   uint64_t seed = 0;
-  // For people.
+  // That the process started with; for people. What is in force is in
+  // RunState::settings.
   std::string policy;
 };
 

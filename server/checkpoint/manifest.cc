@@ -167,7 +167,30 @@ Json StateJson(const RunState& state) {
     json["reissue"].push_back(
         Json::array({r.epoch, r.range.begin, r.range.end}));
   }
+  json["settings"] = state.settings;
+  json["policy_history"] = Json::array();
+  for (const PolicyRecord& r : state.policy_history) {
+    json["policy_history"].push_back({{"policy_epoch", r.policy_epoch},
+                                      {"version", r.version.value()},
+                                      {"samples", r.samples},
+                                      {"changed", r.changed},
+                                      {"text", r.text}});
+  }
   return json;
+}
+
+// Absent in checkpoints of releases whose settings could not be changed.
+void PolicyFrom(const Json& json, RunState& state) {
+  if (!json.contains("settings")) return;
+  state.settings = json.at("settings").get<SettingValues>();
+  for (const Json& r : json.at("policy_history")) {
+    state.policy_history.push_back(
+        {.policy_epoch = r.at("policy_epoch"),
+         .version = Version(r.at("version").get<int64_t>()),
+         .samples = r.at("samples"),
+         .changed = r.at("changed").get<SettingValues>(),
+         .text = r.at("text")});
+  }
 }
 
 RunState StateFrom(const Json& json) {
@@ -187,6 +210,7 @@ RunState StateFrom(const Json& json) {
                              .range = {.begin = r.at(1).get<int64_t>(),
                                        .end = r.at(2).get<int64_t>()}});
   }
+  PolicyFrom(json, state);
   return state;
 }
 

@@ -7,7 +7,6 @@
 #include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "server/core/optimizer/name_pattern.h"
 #include "server/core/optimizer/schedule.h"
 #include "server/core/optimizer/slots.h"
 
@@ -76,19 +75,25 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
                          const RunState* restored)
     : options_(options),
       policy_(Resolve(options.policy)),
-      aggregation_(MakeAggregationPolicy(policy_.aggregation)),
+      aggregation_(MakeAggregationPolicy(policy_)),
       ranks_(options.workers),
       next_incarnation_(options.first_incarnation),
       decided_(static_cast<size_t>(options.workers)) {
   for (const char* name :
        {"pushes_applied", "pushes_skipped", "pushes_duplicate",
         "pushes_rejected_nonfinite", "replay_mismatches", "steps_aborted",
-        "workers_lost"}) {
+        "workers_lost", "pushes_dropped", "policy_changes"}) {
     counters_[name] = 0;
   }
-  if (restored == nullptr) return;
+  if (restored == nullptr) {
+    history_ = {{.policy_epoch = policy_epoch_,
+                 .changed = SettingsOf(options_),
+                 .text = PolicyText(policy_)}};
+    return;
+  }
   model_ = restored->model;
-  absl::StatusOr<SharedMask> mask = MaskFor(model_->layout, model_->partitions);
+  absl::StatusOr<SharedMask> mask =
+      MaskFor(options_.optimizer, model_->layout, model_->partitions);
   COHORT_CHECK(mask.ok(), mask.status().ToString());
   mask_ = *std::move(mask);
   auto snapshot = std::make_shared<ModelSnapshot>(*restored->snapshot);
@@ -102,6 +107,19 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
   }
   samples_ = restored->samples;
   policy_epoch_ = restored->policy_epoch;
+  history_ = restored->policy_history;
+  const SettingValues changed = Difference(restored->settings, options_);
+  if (!restored->settings.empty() && !changed.empty()) {
+    ++policy_epoch_;
+    history_.push_back(
+        {.policy_epoch = policy_epoch_,
+         .version = current_->version,
+         .samples = restored->samples,
+         .changed = changed,
+         .text = absl::StrCat("continued with other flags: ",
+                              ChangeText(restored->settings, changed), ": ",
+                              PolicyText(policy_))});
+  }
   next_incarnation_ = std::max(next_incarnation_, restored->next_incarnation);
   cursor_ = DataCursor(model_->plan.train_samples, options_.epochs);
   cursor_.Restore(restored->data_epoch, restored->cursor);
@@ -125,6 +143,7 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
     evaluations_.Start(current_, restored->data_epoch,
                        model_->plan.test_samples, options_.workers);
   }
+  HoldReadVersions();
 }
 
 absl::StatusOr<Worker*> Coordinator::Check(const Sender& sender, Instant now) {
@@ -164,7 +183,8 @@ absl::StatusOr<RegisterAnswer> Coordinator::BeginRegister(
   if (model_ == nullptr) {
     std::vector<Partition> partitions =
         MakePartitions(layout, options_.partition_bytes);
-    COHORT_RETURN_IF_ERROR(MaskFor(layout, partitions).status());
+    COHORT_RETURN_IF_ERROR(
+        MaskFor(options_.optimizer, layout, partitions).status());
     return RegisterAnswer{.partitions = std::move(partitions),
                           .send_values = true,
                           .loss_reference = LossReference(plan)};
@@ -172,6 +192,7 @@ absl::StatusOr<RegisterAnswer> Coordinator::BeginRegister(
   COHORT_RETURN_IF_ERROR(CheckSameLayout(layout, model_->layout));
   COHORT_RETURN_IF_ERROR(CheckSamePlan(plan, model_->plan));
   worker->registered = true;
+  worker->ever_registered = true;
   worker->waiting = true;
   Advance(now, out);
   RepeatWait(*worker, now, out);
@@ -190,8 +211,8 @@ absl::Status Coordinator::FinishRegister(
     COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
     COHORT_RETURN_IF_ERROR(CheckStatistics(layout, statistics));
     COHORT_ASSIGN_OR_RETURN(
-        mask_,
-        MaskFor(layout, MakePartitions(layout, options_.partition_bytes)));
+        mask_, MaskFor(options_.optimizer, layout,
+                       MakePartitions(layout, options_.partition_bytes)));
     Install(layout, plan, std::move(values), std::move(statistics));
     out.push_back(
         effect::Log{.text = absl::StrCat(
@@ -201,13 +222,6 @@ absl::Status Coordinator::FinishRegister(
                         " batch-norm layers, data set ", plan.dataset)});
   }
   return BeginRegister(sender, layout, plan, now, out).status();
-}
-
-absl::StatusOr<SharedMask> Coordinator::MaskFor(
-    const ModelLayout& layout, const std::vector<Partition>& partitions) const {
-  COHORT_RETURN_IF_ERROR(
-      CheckPatternsMatch("no_decay", options_.optimizer.no_decay, layout));
-  return MakeMask(options_.optimizer.freeze, layout, partitions);
 }
 
 void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
@@ -239,6 +253,7 @@ void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
   cursor_ = DataCursor(plan.train_samples, options_.epochs);
   statistics_ =
       MovingStatistics(policy_.statistics.front(), layout.batch_norms);
+  HoldReadVersions();
 }
 
 bool Coordinator::ReadyToStart() const {
@@ -258,7 +273,8 @@ void Coordinator::Advance(Instant now, Effects& out) {
                         "version ",
                         current_->version.value(), ": ", PolicyText(policy_))});
   }
-  if (sync() && !round_.has_value()) StartStep(Attempt(0));
+  TryChange(now, out);
+  if (sync() && !round_.has_value()) StartStep();
   if (!sync()) ApplyNext(now, out);
   if (ended_) return;
   if (TrainingDone() && evaluations_.empty()) {
@@ -327,15 +343,14 @@ std::optional<Assignment> Coordinator::NextTraining(Worker& worker) {
   if (sync()) {
     if (!round_.has_value() || !IsMember(worker.rank)) return std::nullopt;
     if (!round_->issued.insert(worker.rank).second) return std::nullopt;
-    const auto at =
-        std::find(round_->members.begin(), round_->members.end(), worker.rank) -
-        round_->members.begin();
     next.attempt = round_->attempt;
     next.members = round_->members;
     next.data_epoch = round_->cut.epoch;
-    next.range = round_->cut.ranges[static_cast<size_t>(at)];
+    next.range = round_->ranges.at(worker.rank);
   } else {
-    if (draining_) return std::nullopt;
+    if (draining_ || pending_.has_value() || !Behind(worker.rank).empty()) {
+      return std::nullopt;
+    }
     const std::optional<DataCursor::Piece> piece =
         cursor_.Next(worker.batch_size);
     if (!piece.has_value()) return std::nullopt;
@@ -459,6 +474,8 @@ absl::StatusOr<RunState> Coordinator::State() const {
                  .data_epoch = cursor_.epoch(),
                  .cursor = cursor_.position(),
                  .policy_epoch = policy_epoch_,
+                 .settings = SettingsOf(options_),
+                 .policy_history = history_,
                  .next_incarnation = next_incarnation_};
   for (const Worker& worker : ranks_.all()) {
     state.next_sequences.push_back(worker.next_sequence);
@@ -502,20 +519,13 @@ std::vector<Rank> Coordinator::VacantRanks() const {
 
 std::vector<Rank> Coordinator::WaitedFor() const {
   if (!started_) return VacantRanks();
-  std::vector<Rank> waited;
   if (round_.has_value()) {
-    RoundView view;
-    for (const auto& [rank, push] : round_->pushes) {
-      view.pushes.push_back(
-          {.rank = rank, .complete = push.Complete(trainable_partitions_)});
-    }
     const std::vector<Rank> missing = round_->rendezvous.Missing();
-    return missing.empty() ? aggregation_->Decide(view).waiting_for : missing;
+    return missing.empty() || !round_->fixed
+               ? aggregation_->Decide(ViewOfRound()).waiting_for
+               : missing;
   }
-  for (const Worker& worker : ranks_.all()) {
-    if (worker.outstanding.has_value()) waited.push_back(worker.rank);
-  }
-  return waited;
+  return InFlight();
 }
 
 absl::Duration Coordinator::WaitLeft(Instant now) const {
@@ -576,7 +586,7 @@ StatusView Coordinator::Status(Instant now) const {
   }
   bool lost = false;
   for (const Worker& worker : ranks_.all()) {
-    lost = lost || !worker.usable();
+    lost = lost || (worker.ever_registered && !worker.usable());
     view.workers.push_back({.rank = worker.rank,
                             .state = std::string(StateName(worker.state)),
                             .incarnation = worker.incarnation,

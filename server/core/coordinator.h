@@ -22,6 +22,8 @@
 #include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
 #include "server/core/policy/aggregation_policy.h"
+#include "server/core/policy/lead.h"
+#include "server/core/policy/staleness_rule.h"
 #include "server/core/push.h"
 #include "server/core/rank_table.h"
 #include "server/core/rendezvous.h"
@@ -216,8 +218,17 @@ class Coordinator {
   struct Round {
     Version step;
     Attempt attempt;
+    // Ascending; until they are fixed, whoever may become one.
     std::vector<Rank> members;
+    bool fixed = true;
+    // Not fixed: who has done what makes a member, in order.
+    std::vector<Rank> claims;
+    // No members, because the step was full without them.
+    std::set<Rank> dropped;
     StepCut cut;
+    // What each is to compute; of a dropped one too.
+    std::map<Rank, IndexRange> ranges;
+    // Of the members.
     std::map<Rank, Push> pushes;
     // Members that have been given the step.
     std::set<Rank> issued;
@@ -237,6 +248,12 @@ class Coordinator {
     DataCursor::Piece piece;
   };
 
+  // What was asked for and waits until nothing is in flight.
+  struct PendingChange {
+    CoordinatorOptions target;
+    SettingValues changed;
+  };
+
   struct Decided {
     PushKey key;
     PushVerdict verdict;
@@ -244,15 +261,14 @@ class Coordinator {
 
   // coordinator.cc
   bool sync() const { return policy_.aggregation == AggregationKind::kSync; }
+  bool bounded() const {
+    return policy_.aggregation == AggregationKind::kBounded;
+  }
   bool global() const {
     return policy_.normalization == NormalizationKind::kGlobal;
   }
   absl::StatusOr<Worker*> Check(const Sender& sender, Instant now);
   absl::Status RequireRegistered(const Worker& worker) const;
-  // Whether the optimizer's options make sense for a model; its mask.
-  absl::StatusOr<SharedMask> MaskFor(
-      const ModelLayout& layout,
-      const std::vector<Partition>& partitions) const;
   void Install(const ModelLayout& layout, const RunPlan& plan,
                std::vector<SharedFloats> values,
                std::vector<LayerStatistics> statistics);
@@ -277,6 +293,21 @@ class Coordinator {
   // Samples of a nominal global step: the batch sizes of all ranks.
   int64_t samples_reference() const;
 
+  // coordinator_change.cc
+  absl::Status CheckChange(const CoordinatorOptions& target) const;
+  // Mask and slots of the options in force.
+  void ChangeOptimizer();
+  void ActAtOnce(const CoordinatorOptions& target, Instant now, Effects& out);
+  // Nothing is in flight that the settings in force apply to.
+  bool Quiet() const;
+  // Withdraws what lost ranks hold, so that nothing waits for them.
+  void WithdrawFromLost(const std::string& reason, Instant now, Effects& out);
+  // Lets the change take effect once it is quiet.
+  void TryChange(Instant now, Effects& out);
+  void ResizeCohort(int32_t workers, Instant now, Effects& out);
+  void Record(SettingValues changed, std::string text, Effects& out);
+  std::vector<Rank> InFlight() const;
+
   // coordinator_membership.cc
   absl::Status Rejoin(SessionId session, const JoinRequest& request,
                       Instant now, Effects& out);
@@ -298,8 +329,21 @@ class Coordinator {
   void RepeatWait(const Worker& worker, Instant now, Effects& out) const;
 
   // coordinator_sync.cc
-  void StartStep(Attempt attempt);
+  void StartStep();
   void AbortAttempt(const std::string& reason, Instant now, Effects& out);
+  RoundView ViewOfRound() const;
+  // True if the first moments make a member, false if a complete push does.
+  bool ClaimedByMoments() const;
+  void Claim(Rank rank, Instant now, Effects& out);
+  void FixMembers(const std::vector<Rank>& members, Instant now, Effects& out);
+  // The step is full without `rank`, which takes a new assignment.
+  void DropFromStep(Rank rank, Instant now, Effects& out);
+  // Lost before it could become a member.
+  void RemoveCandidate(Rank rank, Instant now, Effects& out);
+  std::vector<Rank> Candidates() const;
+  void AnswerRendezvous(const ReduceKey& key,
+                        const RendezvousTable::Outcome& outcome, Instant now,
+                        Effects& out);
   void OpenTransaction(Effects& out);
   void StartFoldIfReady(int32_t partition, Effects& out);
   void TryCommit(Instant now, Effects& out);
@@ -317,13 +361,26 @@ class Coordinator {
   void EnqueueArrival(Worker& worker, Instant now, Effects& out);
   void ReissuePiece(Rank rank);
   void ApplyNext(Instant now, Effects& out);
+  // Ranks that `rank` must wait for before it starts another assignment.
+  std::vector<Rank> Behind(Rank rank) const;
+  std::vector<RankLead> Leads() const;
+  // Keeps the versions that pushes under way have read, as far as the policy
+  // needs them.
+  void HoldReadVersions();
+  // What a push's gradient was computed at, where that is needed to
+  // compensate it; otherwise null.
+  SharedSnapshot ReadBy(Version version) const;
   void CommitArrival(Instant now, Effects& out);
   void ApplyArrival(const Arrival& arrival, const Transaction& transaction);
-  // Sends the new weights and the verdict, unless the sender's life is over.
-  void AnswerArrival(const Arrival& arrival, const Transaction& transaction,
+  PushVerdict VerdictOn(const Arrival& arrival) const;
+  void DropArrival(Instant now, Effects& out);
+  // The push is decided; `transaction` is null if nothing was folded.
+  void EndArrival(const Arrival& arrival, const Transaction* transaction,
+                  PushVerdict verdict, Instant now, Effects& out);
+  // Sends the weights of `applied` and the verdict, unless the sender's life
+  // is over.
+  void AnswerArrival(const Arrival& arrival, const Transaction* applied,
                      PushVerdict verdict, Instant now, Effects& out);
-  std::optional<std::string> NonfiniteOf(const Arrival& arrival,
-                                         const Transaction& transaction) const;
 
   // coordinator_push.cc
   // Null: an older push of this rank, to be ignored.
@@ -334,10 +391,16 @@ class Coordinator {
   absl::Status CheckClosing(const PushClosing& closing) const;
   absl::Status CheckReduce(const Worker& worker, const ReduceKey& key,
                            const Moments& moments) const;
+  // More of it has arrived: it may make a member, or a commit.
+  void TakePush(const Worker& worker, Instant now, Effects& out);
   void CountArrival(const Worker& worker, Push::Arrival arrival, Effects& out);
-  Transaction NewTransaction(double loss_weight, double learning_rate);
+  // `plan` without what this knows: the model, its options and its mask.
+  Transaction NewTransaction(Transaction::Plan plan);
   void SendResult(const FoldResult& result, Version version,
                   const Worker& worker, const PushKey& key, Effects& out) const;
+  // "rank 2: moments of bn1", if any are not finite.
+  std::optional<std::string> NonfiniteMoments(Rank rank,
+                                              const Push& push) const;
   std::string NonfiniteText(const NonfiniteGradient& where) const;
   void AfterCommit(const CommitRecord& record, Effects& out);
   void Answer(Worker& worker, const PushKey& key, PushVerdict verdict,
@@ -345,8 +408,8 @@ class Coordinator {
   // Returns true if the run must stop.
   bool CountNonfinite(const std::string& what, Effects& out);
 
-  // Fixed after construction.
-  const CoordinatorOptions options_;
+  // Changed as a whole by TryChange, and where changes act at once.
+  CoordinatorOptions options_;
   PolicyOptions policy_;
   std::unique_ptr<AggregationPolicy> aggregation_;
 
@@ -360,6 +423,8 @@ class Coordinator {
   EvaluationBook evaluations_;
   MovingStatistics statistics_;
   int64_t policy_epoch_ = 1;
+  std::optional<PendingChange> pending_;
+  std::vector<PolicyRecord> history_;
   Incarnation next_incarnation_;
   int64_t samples_ = 0;
   bool started_ = false;
@@ -377,6 +442,9 @@ class Coordinator {
 
   // Sync.
   std::optional<Round> round_;
+  // Of the next round of this version: workers know that the attempts before
+  // it are over, also where another policy came between.
+  Attempt next_attempt_;
   // Async: pushes in assembly, complete ones in order of arrival, and the one
   // being applied.
   std::map<Rank, Push> assembling_;
@@ -384,6 +452,9 @@ class Coordinator {
   std::vector<Arrival> arrivals_;
   std::optional<Arrival> applying_;
   std::optional<Transaction> applying_transaction_;
+  StalenessDecision judgement_;
+  // Versions that pushes under way may have read (delay compensation).
+  std::map<Version, SharedSnapshot> read_;
 };
 
 }  // namespace cohort

@@ -1,5 +1,6 @@
 // Asynchronous pushes of the coordinator.
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,6 +34,57 @@ void Coordinator::ReissuePiece(Rank rank) {
   pieces_.erase(piece);
 }
 
+std::vector<RankLead> Coordinator::Leads() const {
+  const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait;
+  std::vector<RankLead> leads;
+  for (const Worker& worker : ranks_.all()) {
+    leads.push_back(
+        {.rank = worker.rank,
+         .assignments_finished = worker.assignments_finished,
+         .counts = worker.usable() || (waits && worker.ever_registered)});
+  }
+  return leads;
+}
+
+std::vector<Rank> Coordinator::Behind(Rank rank) const {
+  if (!bounded()) return {};
+  return BehindBy(policy_.lead_max, rank, Leads());
+}
+
+void Coordinator::HoldReadVersions() {
+  if (sync() || policy_.staleness.rule != StalenessRule::kCompensate) {
+    read_.clear();
+    return;
+  }
+  read_[current_->version] = current_;
+  // Nobody under way has read anything older than this.
+  Version oldest = current_->version;
+  for (const Worker& worker : ranks_.all()) {
+    if (worker.outstanding.has_value() &&
+        worker.outstanding->kind == AssignmentKind::kTrain) {
+      oldest = std::min(oldest, worker.outstanding->version);
+    }
+  }
+  for (const Arrival& arrival : arrivals_) {
+    oldest = std::min(oldest, arrival.push.opening().version);
+  }
+  read_.erase(read_.begin(), read_.lower_bound(oldest));
+}
+
+SharedSnapshot Coordinator::ReadBy(Version version) const {
+  // Of a gradient that is not stale only the mean square is of use.
+  if (!judgement_.compensate &&
+      (policy_.staleness.rule != StalenessRule::kCompensate ||
+       !policy_.staleness.compensation_adaptive)) {
+    return nullptr;
+  }
+  if (version == current_->version) return current_;
+  const auto read = read_.find(version);
+  COHORT_CHECK(read != read_.end(),
+               absl::StrCat("version ", version.value(), " is not held"));
+  return read->second;
+}
+
 void Coordinator::ApplyNext(Instant now, Effects& out) {
   if (applying_.has_value() || arrivals_.empty()) return;
   RoundView view;
@@ -47,10 +99,24 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
   arrivals_.erase(arrivals_.begin());
 
   const PushOpening& opening = applying_->push.opening();
+  judgement_ =
+      Judge(policy_.staleness,
+            current_->version.value() - opening.version.value(), ranks_.size());
+  if (judgement_.drop) {
+    DropArrival(now, out);
+    return;
+  }
   const double share = static_cast<double>(opening.samples) /
                        static_cast<double>(samples_reference());
+  // A damped gradient, not a damped rate: earlier gradients in the momentum
+  // are not to blame for this one's age.
   applying_transaction_ =
-      NewTransaction(opening.loss_weight, share * learning_rate());
+      NewTransaction({.learning_rate = share * learning_rate(),
+                      .loss_weight = opening.loss_weight,
+                      .read = ReadBy(opening.version),
+                      .compensation = policy_.staleness.compensation,
+                      .adaptive = policy_.staleness.compensation_adaptive,
+                      .weight = judgement_.weight});
   for (size_t p = 0; p < model_->partitions.size(); ++p) {
     const auto partition = static_cast<int32_t>(p);
     if (applying_transaction_->Started(partition)) continue;
@@ -59,20 +125,6 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
                          partition, {{applying_->rank, &applying_->push}})});
   }
   if (applying_transaction_->complete()) CommitArrival(now, out);
-}
-
-std::optional<std::string> Coordinator::NonfiniteOf(
-    const Arrival& arrival, const Transaction& transaction) const {
-  if (transaction.nonfinite().has_value()) {
-    return NonfiniteText(*transaction.nonfinite());
-  }
-  for (const CallMoments& call : arrival.push.closing().moments) {
-    if (IsFinite(call.moments)) continue;
-    return absl::StrCat(
-        "rank ", arrival.rank.value(), ": moments of ",
-        model_->layout.batch_norms[static_cast<size_t>(call.layer)].name);
-  }
-  return std::nullopt;
 }
 
 void Coordinator::ApplyArrival(const Arrival& arrival,
@@ -85,38 +137,66 @@ void Coordinator::ApplyArrival(const Arrival& arrival,
                         usable.empty() ? arrival.rank : usable.front(),
                         samples_reference(), statistics);
   current_ = transaction.Next(std::move(statistics));
+  next_attempt_ = Attempt(0);
   nonfinite_in_row_ = 0;
   ++counters_["pushes_applied"];
 }
 
+PushVerdict Coordinator::VerdictOn(const Arrival& arrival) const {
+  return {.staleness_versions = current_->version.value() -
+                                arrival.push.opening().version.value(),
+          .weight = judgement_.weight};
+}
+
+void Coordinator::DropArrival(Instant now, Effects& out) {
+  const Arrival arrival = *std::move(applying_);
+  applying_.reset();
+  PushVerdict verdict = VerdictOn(arrival);
+  verdict.verdict = Verdict::kDropped;
+  verdict.reason = judgement_.reason;
+  ++counters_["pushes_dropped"];
+  EndArrival(arrival, nullptr, std::move(verdict), now, out);
+}
+
 void Coordinator::CommitArrival(Instant now, Effects& out) {
-  Arrival arrival = *std::move(applying_);
-  Transaction transaction = *std::move(applying_transaction_);
+  const Arrival arrival = *std::move(applying_);
+  const Transaction transaction = *std::move(applying_transaction_);
   applying_.reset();
   applying_transaction_.reset();
 
-  const PushOpening& opening = arrival.push.opening();
-  const PushClosing& closing = arrival.push.closing();
-  PushVerdict verdict{.staleness_versions =
-                          current_->version.value() - opening.version.value()};
-  const std::optional<std::string> nonfinite =
-      NonfiniteOf(arrival, transaction);
+  PushVerdict verdict = VerdictOn(arrival);
+  std::optional<std::string> nonfinite =
+      NonfiniteMoments(arrival.rank, arrival.push);
+  if (transaction.nonfinite().has_value()) {
+    nonfinite = NonfiniteText(*transaction.nonfinite());
+  }
   if (nonfinite.has_value()) {
     verdict.verdict = Verdict::kRejectedNonfinite;
     verdict.reason = *nonfinite;
     ++counters_["pushes_rejected_nonfinite"];
   } else {
+    if (judgement_.weight < 1) verdict.verdict = Verdict::kDamped;
     ApplyArrival(arrival, transaction);
   }
-  verdict.version = current_->version;
+  EndArrival(arrival, &transaction, std::move(verdict), now, out);
+}
 
+void Coordinator::EndArrival(const Arrival& arrival,
+                             const Transaction* transaction,
+                             PushVerdict verdict, Instant now, Effects& out) {
+  const PushOpening& opening = arrival.push.opening();
+  const PushClosing& closing = arrival.push.closing();
+  const bool applied = IsApplied(verdict.verdict);
+  verdict.version = current_->version;
   CommitRecord record{.version = current_->version,
                       .data_epoch = arrival.piece.epoch,
                       .commit_samples = opening.samples,
-                      .learning_rate = transaction.learning_rate(),
+                      .learning_rate = transaction == nullptr
+                                           ? 0
+                                           : transaction->learning_rate(),
                       .staleness_versions = verdict.staleness_versions,
                       .members = {arrival.rank},
-                      .skipped = nonfinite.has_value()};
+                      .skipped = !applied};
   if (opening.loss_weight > 0) {
     record.loss = closing.loss_sum / opening.loss_weight;
   }
@@ -127,13 +207,19 @@ void Coordinator::CommitArrival(Instant now, Effects& out) {
   samples_ += record.commit_samples;
   record.samples = samples_;
   record.epoch_ended = cursor_.Finish(arrival.piece).has_value();
+  ++ranks_[arrival.rank].assignments_finished;
   AfterCommit(record, out);
-  const bool stop = nonfinite.has_value() && CountNonfinite(*nonfinite, out);
-  AnswerArrival(arrival, transaction, std::move(verdict), now, out);
+  HoldReadVersions();
+
+  const std::string reason = verdict.reason;
+  const bool stop = verdict.verdict == Verdict::kRejectedNonfinite &&
+                    CountNonfinite(reason, out);
+  AnswerArrival(arrival, applied ? transaction : nullptr, std::move(verdict),
+                now, out);
   if (stop) {
     End(RunOutcome::kNonfinite,
         absl::StrCat(nonfinite_in_row_, " pushes in a row were not finite; ",
-                     "the last: ", *nonfinite),
+                     "the last: ", reason),
         out);
     return;
   }
@@ -141,22 +227,20 @@ void Coordinator::CommitArrival(Instant now, Effects& out) {
 }
 
 void Coordinator::AnswerArrival(const Arrival& arrival,
-                                const Transaction& transaction,
-                                PushVerdict verdict, Instant now,
-                                Effects& out) {
+                                const Transaction* applied, PushVerdict verdict,
+                                Instant now, Effects& out) {
   Worker& worker = ranks_[arrival.rank];
   if (worker.incarnation != arrival.incarnation) return;
-  const bool applied = verdict.verdict == Verdict::kApplied;
-  if (applied && worker.usable()) {
+  if (applied != nullptr && worker.usable()) {
     for (size_t p = 0; p < model_->partitions.size(); ++p) {
       const std::optional<FoldResult>& result =
-          transaction.result(static_cast<int32_t>(p));
+          applied->result(static_cast<int32_t>(p));
       if (!result.has_value()) continue;
       SendResult(*result, current_->version, worker, arrival.key, out);
     }
   }
   Answer(worker, arrival.key, std::move(verdict),
-         applied ? trainable_partitions_ : 0, now, out);
+         applied == nullptr ? 0 : trainable_partitions_, now, out);
 }
 
 }  // namespace cohort

@@ -42,6 +42,11 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
   worker->fingerprint = request.fingerprint;
   worker->description = request.description;
   worker->ever_joined = true;
+  // A process that takes a lost rank's place where nobody waited for it
+  // starts beside the slowest.
+  if (!replaces || options_.on_worker_loss == OnWorkerLoss::kContinue) {
+    worker->assignments_finished = StartOfCount(Leads());
+  }
   RepeatOutstanding(*worker);
   Welcome(*worker, session, request, now, out);
   out.push_back(effect::Log{
@@ -205,7 +210,9 @@ void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& reason,
     worker.shard.reset();
     worker.outstanding.reset();
   }
-  const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait;
+  // A change of policy waits for nobody who is lost.
+  const bool waits =
+      options_.on_worker_loss == OnWorkerLoss::kWait && !pending_.has_value();
   if (!sync()) {
     assembling_.erase(worker.rank);
     if (waits) return;
@@ -216,6 +223,12 @@ void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& reason,
   if (waits || !round_.has_value() || !IsMember(worker.rank)) return;
   // A complete push counts without its sender.
   if (round_->pushes.at(worker.rank).Complete(trainable_partitions_)) return;
+  const std::vector<Rank>& claims = round_->claims;
+  if (!round_->fixed && round_->members.size() > 1 &&
+      std::find(claims.begin(), claims.end(), worker.rank) == claims.end()) {
+    RemoveCandidate(worker.rank, now, out);
+    return;
+  }
   AbortAttempt(absl::StrCat("rank ", worker.rank.value(), " is lost: ", reason),
                now, out);
 }
@@ -295,7 +308,9 @@ void Coordinator::GiveUpWaiting(Instant now, Effects& out) {
   if (ended_) return;
   const bool any_live = ranks_.live() > 0;
   for (const Worker& worker : ranks_.all()) {
-    if (worker.state != Worker::State::kVacant) continue;
+    if (worker.state != Worker::State::kVacant || !worker.ever_registered) {
+      continue;
+    }
     if (options_.on_worker_loss == OnWorkerLoss::kContinue && any_live) {
       continue;
     }

@@ -87,13 +87,13 @@ absl::Status Coordinator::CheckOpening(const Worker& worker,
                      opening.samples, " samples, want ", wanted));
   }
   const Version read = opening.version;
-  const bool readable = sync() ? read == round_->step
-                               : read >= Version() && read <= current_->version;
-  if (!readable) {
+  const Version oldest = sync() ? round_->step : worker.outstanding->version;
+  const Version newest = sync() ? round_->step : current_->version;
+  if (read < oldest || read > newest) {
     return absl::InvalidArgumentError(absl::StrCat(
         "push of rank ", worker.rank.value(), ": got version ", read.value(),
-        " read, want ", sync() ? "" : "at most ",
-        sync() ? round_->step.value() : current_->version.value()));
+        " read, want ", oldest.value(),
+        newest == oldest ? "" : absl::StrCat(" to ", newest.value())));
   }
   if (!(opening.loss_weight >= 0) || !std::isfinite(opening.loss_weight)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -170,7 +170,7 @@ absl::Status Coordinator::Gradient(const Sender& sender, const PushKey& key,
   if (!sync()) return absl::OkStatus();
   if (arrival == Push::Arrival::kNew) {
     StartFoldIfReady(partition, out);
-    TryCommit(now, out);
+    TakePush(*worker, now, out);
   } else if (round_->transaction.has_value()) {
     const std::optional<FoldResult>& result =
         round_->transaction->result(partition);
@@ -179,6 +179,14 @@ absl::Status Coordinator::Gradient(const Sender& sender, const PushKey& key,
     }
   }
   return absl::OkStatus();
+}
+
+void Coordinator::TakePush(const Worker& worker, Instant now, Effects& out) {
+  if (!ClaimedByMoments() &&
+      round_->pushes.at(worker.rank).Complete(trainable_partitions_)) {
+    Claim(worker.rank, now, out);
+  }
+  TryCommit(now, out);
 }
 
 absl::Status Coordinator::CheckClosing(const PushClosing& closing) const {
@@ -228,7 +236,6 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
                                 Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
-  COHORT_RETURN_IF_ERROR(CheckClosing(closing));
   COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
   if (push == nullptr) {
     const auto& decided = decided_[static_cast<size_t>(sender.rank.value())];
@@ -239,22 +246,12 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
     Answer(*worker, key, std::move(verdict), 0, now, out);
     return absl::OkStatus();
   }
-  const std::string nonfinite = [&]() -> std::string {
-    for (const CallMoments& call : closing.moments) {
-      if (IsFinite(call.moments)) continue;
-      return absl::StrCat(
-          "rank ", sender.rank.value(), ": moments of ",
-          model_->layout.batch_norms[static_cast<size_t>(call.layer)].name);
-    }
-    return "";
-  }();
+  // Not of an older one: another policy may have been in force.
+  COHORT_RETURN_IF_ERROR(CheckClosing(closing));
   const Push::Arrival arrival = push->Close(std::move(closing));
   CountArrival(*worker, arrival, out);
   if (sync()) {
-    if (!nonfinite.empty() && arrival == Push::Arrival::kNew) {
-      round_->nonfinite = nonfinite;
-    }
-    TryCommit(now, out);
+    TakePush(*worker, now, out);
   } else if (push->Complete(trainable_partitions_)) {
     EnqueueArrival(*worker, now, out);
   } else {
@@ -264,15 +261,13 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   return absl::OkStatus();
 }
 
-Transaction Coordinator::NewTransaction(double loss_weight,
-                                        double learning_rate) {
-  return Transaction({.id = next_transaction_++,
-                      .model = model_,
-                      .base = current_,
-                      .optimizer = options_.optimizer,
-                      .learning_rate = learning_rate,
-                      .loss_weight = loss_weight,
-                      .mask = mask_});
+Transaction Coordinator::NewTransaction(Transaction::Plan plan) {
+  plan.id = next_transaction_++;
+  plan.model = model_;
+  plan.base = current_;
+  plan.optimizer = options_.optimizer;
+  plan.mask = mask_;
+  return Transaction(std::move(plan));
 }
 
 void Coordinator::SendResult(const FoldResult& result, Version version,
@@ -321,6 +316,17 @@ void Coordinator::FoldDone(FoldResult result, Instant now, Effects& out) {
                out);
   }
   TryCommit(now, out);
+}
+
+std::optional<std::string> Coordinator::NonfiniteMoments(
+    Rank rank, const Push& push) const {
+  for (const CallMoments& call : push.closing().moments) {
+    if (IsFinite(call.moments)) continue;
+    return absl::StrCat(
+        "rank ", rank.value(), ": moments of ",
+        model_->layout.batch_norms[static_cast<size_t>(call.layer)].name);
+  }
+  return std::nullopt;
 }
 
 std::string Coordinator::NonfiniteText(const NonfiniteGradient& where) const {
@@ -405,14 +411,16 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
                                  Moments moments, Instant now, Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
-  if (!sync() || !global()) {
+  const bool never = !sync() || !global();
+  if (never && policy_epoch_ == 1) {
     return absl::FailedPreconditionError(absl::StrCat(
         "a rendezvous needs sync and global normalisation; the policy is ",
         PolicyText(policy_)));
   }
-  const bool over = ended_ || key.step < current_->version ||
-                    !round_.has_value() ||
-                    (key.step == round_->step && key.attempt < round_->attempt);
+  const bool over =
+      ended_ || never || key.step < current_->version || !round_.has_value() ||
+      (key.step == round_->step && (key.attempt < round_->attempt ||
+                                    round_->dropped.contains(worker->rank)));
   if (over) {
     out.push_back(effect::ReduceAborted{
         .rank = worker->rank,
@@ -432,11 +440,28 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
         outcome.mismatch ? Push::Arrival::kMismatch : Push::Arrival::kRepeated,
         out);
   }
-  const bool spoiled = (!finite && !outcome.repeated) || outcome.nonfinite;
-  if (spoiled && !round_->nonfinite.has_value()) {
+  if (!finite && !outcome.repeated && !round_->nonfinite.has_value()) {
     round_->nonfinite = absl::StrCat(
-        finite ? "combined" : absl::StrCat("rank ", worker->rank.value(), ":"),
-        " moments of ",
+        "rank ", worker->rank.value(), ": moments of ",
+        model_->layout.batch_norms[static_cast<size_t>(key.layer)].name);
+  }
+  AnswerRendezvous(key, outcome, now, out);
+  if (key.phase == ReducePhase::kForward && ClaimedByMoments()) {
+    Claim(worker->rank, now, out);
+  }
+  if (outcome.result == nullptr) {
+    const std::optional<std::string> mismatch = CallMismatch();
+    if (mismatch.has_value()) End(RunOutcome::kModelMismatch, *mismatch, out);
+  }
+  return absl::OkStatus();
+}
+
+void Coordinator::AnswerRendezvous(const ReduceKey& key,
+                                   const RendezvousTable::Outcome& outcome,
+                                   Instant now, Effects& out) {
+  if (outcome.nonfinite && !round_->nonfinite.has_value()) {
+    round_->nonfinite = absl::StrCat(
+        "combined moments of ",
         model_->layout.batch_norms[static_cast<size_t>(key.layer)].name);
   }
   for (Rank rank : outcome.answer) {
@@ -447,11 +472,6 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
                                        .key = key,
                                        .moments = outcome.result});
   }
-  if (outcome.result == nullptr) {
-    const std::optional<std::string> mismatch = CallMismatch();
-    if (mismatch.has_value()) End(RunOutcome::kModelMismatch, *mismatch, out);
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace cohort

@@ -13,38 +13,143 @@ bool Coordinator::IsMember(Rank rank) const {
   return round_.has_value() && round_->pushes.contains(rank);
 }
 
-void Coordinator::StartStep(Attempt attempt) {
-  if (ended_ || draining_ || cursor_.exhausted()) return;
+std::vector<Rank> Coordinator::Candidates() const {
+  const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait;
   std::vector<Rank> candidates;
-  if (options_.on_worker_loss == OnWorkerLoss::kWait) {
-    // A vacant rank stays a member: its replacement will compute its share.
-    for (const Worker& worker : ranks_.all()) candidates.push_back(worker.rank);
-  } else {
-    // A broken stream is no loss yet: if it becomes one, the attempt ends.
-    for (const Worker& worker : ranks_.all()) {
-      if (worker.state == Worker::State::kVacant || !worker.registered)
-        continue;
-      candidates.push_back(worker.rank);
-    }
+  for (const Worker& worker : ranks_.all()) {
+    // Under `wait` a vacant rank stays a member: its replacement will compute
+    // its share. Otherwise a broken stream is no loss yet: if it becomes one,
+    // the attempt ends.
+    const bool takes_part =
+        waits ? worker.ever_registered
+              : worker.state != Worker::State::kVacant && worker.registered;
+    if (takes_part) candidates.push_back(worker.rank);
   }
+  return candidates;
+}
+
+void Coordinator::StartStep() {
+  if (ended_ || draining_ || pending_.has_value() || cursor_.exhausted()) {
+    return;
+  }
+  const std::vector<Rank> candidates = Candidates();
   if (candidates.empty()) return;
   std::vector<int64_t> batch_sizes;
   for (Rank rank : candidates) batch_sizes.push_back(ranks_[rank].batch_size);
 
-  Round round{.step = current_->version, .attempt = attempt};
+  Round round{.step = current_->version, .attempt = next_attempt_};
   round.cut = cursor_.Cut(batch_sizes);
-  std::vector<IndexRange> ranges;
   const auto partitions = static_cast<int32_t>(model_->partitions.size());
   for (size_t i = 0; i < candidates.size(); ++i) {
     // A rank without samples is no member of the step.
     if (round.cut.ranges[i].empty()) continue;
     round.members.push_back(candidates[i]);
-    ranges.push_back(round.cut.ranges[i]);
+    round.ranges[candidates[i]] = round.cut.ranges[i];
     round.pushes.try_emplace(candidates[i], partitions);
   }
-  round.cut.ranges = std::move(ranges);
-  round.rendezvous = RendezvousTable(round.members);
+  round.fixed =
+      policy_.pushes_min == 0 ||
+      policy_.pushes_min >= static_cast<int32_t>(round.members.size());
+  round.rendezvous = RendezvousTable(round.members, round.fixed);
   round_ = std::move(round);
+}
+
+RoundView Coordinator::ViewOfRound() const {
+  RoundView view{.fixed = round_->fixed, .claims = round_->claims};
+  for (const auto& [rank, push] : round_->pushes) {
+    view.pushes.push_back(
+        {.rank = rank, .complete = push.Complete(trainable_partitions_)});
+  }
+  return view;
+}
+
+bool Coordinator::ClaimedByMoments() const {
+  return global() && !model_->layout.batch_norms.empty();
+}
+
+void Coordinator::Claim(Rank rank, Instant now, Effects& out) {
+  std::vector<Rank>& claims = round_->claims;
+  if (round_->fixed ||
+      std::find(claims.begin(), claims.end(), rank) != claims.end()) {
+    return;
+  }
+  claims.push_back(rank);
+  const Decision decision = aggregation_->Decide(ViewOfRound());
+  if (decision.action == Decision::Action::kFix) {
+    FixMembers(decision.members, now, out);
+  }
+}
+
+void Coordinator::FixMembers(const std::vector<Rank>& members, Instant now,
+                             Effects& out) {
+  for (Rank rank : std::exchange(round_->members, members)) {
+    if (std::find(members.begin(), members.end(), rank) == members.end()) {
+      DropFromStep(rank, now, out);
+    }
+  }
+  round_->fixed = true;
+  for (const auto& [key, outcome] : round_->rendezvous.Fix(members)) {
+    AnswerRendezvous({.step = round_->step,
+                      .attempt = round_->attempt,
+                      .layer = key.layer,
+                      .call = key.call,
+                      .phase = key.phase},
+                     outcome, now, out);
+  }
+  OpenTransaction(out);
+}
+
+void Coordinator::DropFromStep(Rank rank, Instant now, Effects& out) {
+  const std::string reason =
+      absl::StrCat("step ", round_->step.value(), " is full with the first ",
+                   round_->members.size(), " pushes");
+  const bool opened = round_->pushes.at(rank).opened();
+  round_->pushes.erase(rank);
+  round_->dropped.insert(rank);
+  Worker& worker = ranks_[rank];
+  for (const auto& pending : round_->rendezvous.AllPending()) {
+    if (pending.rank != rank) continue;
+    out.push_back(effect::ReduceAborted{.rank = rank,
+                                        .incarnation = worker.incarnation,
+                                        .key = pending.key,
+                                        .reason = reason});
+  }
+  if (!worker.outstanding.has_value() ||
+      worker.outstanding->kind != AssignmentKind::kTrain) {
+    return;  // It was not given the step, and never will be.
+  }
+  const PushKey key{.sequence = worker.outstanding->sequence,
+                    .attempt = worker.outstanding->attempt};
+  worker.outstanding.reset();
+  ++counters_["pushes_dropped"];
+  // What it may still be computing is of no use any more.
+  if (worker.usable()) {
+    out.push_back(effect::StepAborted{.session = worker.session,
+                                      .step = round_->step,
+                                      .attempt = round_->attempt,
+                                      .members = round_->members,
+                                      .reason = reason});
+  }
+  PushVerdict verdict{
+      .verdict = Verdict::kDropped, .version = round_->step, .reason = reason};
+  if (opened) {
+    Answer(worker, key, std::move(verdict), 0, now, out);
+    return;
+  }
+  decided_[static_cast<size_t>(rank.value())] = {.key = key,
+                                                 .verdict = verdict};
+  worker.waiting = worker.usable();
+}
+
+void Coordinator::RemoveCandidate(Rank rank, Instant now, Effects& out) {
+  round_->pushes.erase(rank);
+  std::erase(round_->members, rank);
+  ranks_[rank].outstanding.reset();
+  const Decision decision = aggregation_->Decide(ViewOfRound());
+  if (decision.action == Decision::Action::kFix) {
+    FixMembers(decision.members, now, out);
+    TryCommit(now, out);
+  }
 }
 
 void Coordinator::AbortAttempt(const std::string& reason, Instant now,
@@ -72,7 +177,8 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
     worker.outstanding.reset();
     worker.waiting = worker.usable();
   }
-  StartStep(over.attempt.Next());
+  next_attempt_ = over.attempt.Next();
+  StartStep();
   for (Rank rank : over.members) {
     const Worker& worker = ranks_[rank];
     if (!worker.waiting || !over.issued.contains(rank)) continue;
@@ -87,12 +193,14 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
 }
 
 void Coordinator::OpenTransaction(Effects& out) {
+  if (!round_->fixed) return;
   double loss_weight = 0;
   for (const auto& [rank, push] : round_->pushes) {
     if (!push.opened()) return;
     loss_weight += push.opening().loss_weight;
   }
-  round_->transaction = NewTransaction(loss_weight, learning_rate());
+  round_->transaction = NewTransaction(
+      {.learning_rate = learning_rate(), .loss_weight = loss_weight});
   for (size_t p = 0; p < model_->partitions.size(); ++p) {
     StartFoldIfReady(static_cast<int32_t>(p), out);
   }
@@ -159,12 +267,7 @@ void Coordinator::TryCommit(Instant now, Effects& out) {
   if (!round_->transaction.has_value() || !round_->transaction->complete()) {
     return;
   }
-  RoundView view;
-  for (const auto& [rank, push] : round_->pushes) {
-    view.pushes.push_back(
-        {.rank = rank, .complete = push.Complete(trainable_partitions_)});
-  }
-  if (aggregation_->Decide(view).action == Decision::Action::kApply) {
+  if (aggregation_->Decide(ViewOfRound()).action == Decision::Action::kApply) {
     CommitStep(now, out);
   }
 }
@@ -218,6 +321,10 @@ std::map<Rank, PushKey> Coordinator::EndAssignmentsOf(const Round& round) {
 }
 
 void Coordinator::CommitStep(Instant now, Effects& out) {
+  for (const auto& [rank, push] : round_->pushes) {
+    if (round_->nonfinite.has_value()) break;
+    round_->nonfinite = NonfiniteMoments(rank, push);
+  }
   const std::optional<NonfiniteGradient>& bad =
       round_->transaction->nonfinite();
   if (bad.has_value()) round_->nonfinite = NonfiniteText(*bad);
@@ -233,7 +340,9 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
   round_.reset();
 
   CommitRecord record = RecordOf(round);
-  samples_ += record.commit_samples;
+  // The clock counts what was handed out, so that schedules end with the
+  // data whatever is dropped.
+  samples_ += round.cut.end - round.cut.begin;
   record.samples = samples_;
   record.epoch_ended = cursor_.Take(round.cut);
   const std::map<Rank, PushKey> keys = EndAssignmentsOf(round);
@@ -243,7 +352,8 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
       static_cast<int64_t>(keys.size());
   const bool stop = skipped && CountNonfinite(*round.nonfinite, out);
   if (!skipped) nonfinite_in_row_ = 0;
-  if (!stop) StartStep(Attempt(0));
+  next_attempt_ = Attempt(0);
+  if (!stop) StartStep();
   for (const auto& [rank, key] : keys) {
     Answer(ranks_[rank], key,
            {.verdict = skipped ? Verdict::kSkipped : Verdict::kApplied,

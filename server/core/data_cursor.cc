@@ -22,11 +22,16 @@ void DataCursor::Restore(int64_t epoch, int64_t position) {
 }
 
 StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes) const {
-  COHORT_CHECK(epoch_ < epochs_, "the last epoch is over");
-  StepCut cut{.epoch = epoch_, .begin = position_};
-  int64_t at = position_;
+  COHORT_CHECK(!exhausted(), "the last epoch is over");
+  Piece rest{.epoch = epoch_,
+             .range = {.begin = position_, .end = samples_per_epoch_}};
+  if (!reissue_.empty()) rest = reissue_.front();
+  StepCut cut{.epoch = rest.epoch,
+              .begin = rest.range.begin,
+              .reissued = !reissue_.empty()};
+  int64_t at = rest.range.begin;
   for (int64_t batch : batch_sizes) {
-    const int64_t end = std::min(at + batch, samples_per_epoch_);
+    const int64_t end = std::min(at + batch, rest.range.end);
     cut.ranges.push_back({.begin = at, .end = end});
     at = end;
   }
@@ -35,9 +40,17 @@ StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes) const {
 }
 
 bool DataCursor::Take(const StepCut& cut) {
-  COHORT_CHECK(cut.epoch == epoch_ && cut.begin == position_,
-               "the cut is not the next one");
-  Advance(cut.end - cut.begin);
+  if (cut.reissued) {
+    Piece& front = reissue_.front();
+    COHORT_CHECK(cut.epoch == front.epoch && cut.begin == front.range.begin,
+                 "the cut is not of the range that comes first");
+    front.range.begin = cut.end;
+    if (front.range.empty()) reissue_.pop_front();
+  } else {
+    COHORT_CHECK(cut.epoch == epoch_ && cut.begin == position_,
+                 "the cut is not the next one");
+    Advance(cut.end - cut.begin);
+  }
   undecided_[cut.epoch] -= cut.end - cut.begin;
   if (undecided_[cut.epoch] > 0) return false;
   undecided_.erase(cut.epoch);

@@ -19,6 +19,8 @@ struct StepCut {
   std::vector<IndexRange> ranges;
   int64_t begin = 0;
   int64_t end = 0;
+  // Out of a range that was handed out before and lost.
+  bool reissued = false;
 };
 
 // Which samples come next. One cursor for all ranks, over each epoch's
@@ -45,7 +47,8 @@ class DataCursor {
   bool exhausted() const { return epoch_ >= epochs_ && reissue_.empty(); }
 
   // ---- sync: cut, then take it once the step is committed; a cut that is
-  // never taken leaves no trace. Must not be exhausted.
+  // never taken leaves no trace. Ranges to be issued again come first, one a
+  // step. Must not be exhausted.
   StepCut Cut(const std::vector<int64_t>& batch_sizes) const;
   // Returns true if this ended an epoch.
   bool Take(const StepCut& cut);

@@ -17,8 +17,12 @@ absl::string_view StateName(Worker::State state) {
   return "unknown";
 }
 
-RankTable::RankTable(int32_t size) : workers_(static_cast<size_t>(size)) {
-  for (int32_t i = 0; i < size; ++i) {
+RankTable::RankTable(int32_t size) { Resize(size); }
+
+void RankTable::Resize(int32_t size) {
+  const auto before = static_cast<int32_t>(workers_.size());
+  workers_.resize(static_cast<size_t>(size));
+  for (int32_t i = before; i < size; ++i) {
     workers_[static_cast<size_t>(i)].rank = Rank(i);
   }
 }

@@ -35,6 +35,8 @@ struct Worker {
   Instant lost_at;
   bool ever_joined = false;
   bool registered = false;
+  // It has once taken part, and under `wait` is waited for.
+  bool ever_registered = false;
   int64_t batch_size = 0;
   std::string fingerprint;
   std::string description;
@@ -50,6 +52,9 @@ struct Worker {
   // that is dead or not there yet.
   bool returned = false;
 
+  // Bounded: assignments ended since the last change of policy.
+  int64_t assignments_finished = 0;
+
   bool usable() const { return state == State::kLive && registered; }
 };
 
@@ -59,6 +64,9 @@ absl::string_view StateName(Worker::State state);
 class RankTable {
  public:
   explicit RankTable(int32_t size);
+
+  // New ranks are vacant; those beyond `size` are forgotten.
+  void Resize(int32_t size);
 
   int32_t size() const { return static_cast<int32_t>(workers_.size()); }
   bool Contains(Rank rank) const {

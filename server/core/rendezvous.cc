@@ -30,8 +30,8 @@ bool IsFinite(const Moments& moments) {
          std::all_of(moments.second.begin(), moments.second.end(), finite);
 }
 
-RendezvousTable::RendezvousTable(std::vector<Rank> members)
-    : members_(std::move(members)) {}
+RendezvousTable::RendezvousTable(std::vector<Rank> ranks, bool fixed)
+    : members_(std::move(ranks)), fixed_(fixed) {}
 
 size_t RendezvousTable::PositionOf(Rank rank) const {
   const auto it = std::find(members_.begin(), members_.end(), rank);
@@ -63,21 +63,51 @@ RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
   }
   slot = std::move(moments);
   entry.waiting[at] = true;
-  if (--entry.missing > 0) return outcome;
+  --entry.missing;
+  if (fixed_ && entry.missing == 0) Complete(entry, outcome);
+  return outcome;
+}
 
+void RendezvousTable::Complete(Entry& entry, Outcome& outcome) const {
   std::vector<const Moments*> parts;
   parts.reserve(members_.size());
   for (const auto& part : entry.contributions) parts.push_back(&*part);
   entry.result = std::make_shared<const Moments>(
-      key.phase == ReducePhase::kForward ? kernels::FoldForward(parts)
-                                         : kernels::FoldBackward(parts));
+      entry.key.phase == ReducePhase::kForward ? kernels::FoldForward(parts)
+                                               : kernels::FoldBackward(parts));
   outcome.result = entry.result;
   outcome.nonfinite = !IsFinite(*entry.result);
   for (size_t i = 0; i < members_.size(); ++i) {
     if (entry.waiting[i]) outcome.answer.push_back(members_[i]);
     entry.waiting[i] = false;
   }
-  return outcome;
+}
+
+std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
+    const std::vector<Rank>& members) {
+  std::vector<Completed> completed;
+  for (auto& [place, entry] : entries_) {
+    Entry kept{.key = entry.key};
+    for (Rank rank : members) {
+      const size_t at = PositionOf(rank);
+      if (!entry.contributions[at].has_value()) ++kept.missing;
+      kept.contributions.push_back(std::move(entry.contributions[at]));
+      kept.waiting.push_back(entry.waiting[at]);
+    }
+    entry = std::move(kept);
+  }
+  members_ = members;
+  fixed_ = true;
+  // Only ranks that are no members were there.
+  std::erase_if(entries_, [&members](const auto& e) {
+    return e.second.missing == static_cast<int32_t>(members.size());
+  });
+  for (auto& [place, entry] : entries_) {
+    if (entry.missing > 0) continue;
+    completed.push_back({.key = entry.key});
+    Complete(entry, completed.back().outcome);
+  }
+  return completed;
 }
 
 bool RendezvousTable::Waits(Rank rank) const {

@@ -19,7 +19,9 @@ namespace cohort {
 class RendezvousTable {
  public:
   RendezvousTable() = default;
-  explicit RendezvousTable(std::vector<Rank> members);
+  // Not fixed: `ranks` may contribute, but nothing completes before Fix says
+  // which of them are members.
+  explicit RendezvousTable(std::vector<Rank> ranks, bool fixed = true);
 
   struct Outcome {
     // Set once all members have contributed.
@@ -37,6 +39,14 @@ class RendezvousTable {
   // (key.layer, key.call, key.phase). Channel counts must agree: the caller
   // has checked them against the layout.
   Outcome Contribute(const ReduceKey& key, Rank rank, Moments moments);
+
+  struct Completed {
+    ReduceKey key;
+    Outcome outcome;
+  };
+  // From now on `members`, in rank order, are whom every rendezvous waits
+  // for; what others contributed is forgotten. Returns what is complete now.
+  std::vector<Completed> Fix(const std::vector<Rank>& members);
 
   // True if `rank` waits for the others in some rendezvous.
   bool Waits(Rank rank) const;
@@ -69,8 +79,11 @@ class RendezvousTable {
   using Place = std::tuple<int32_t, int32_t, ReducePhase>;
 
   size_t PositionOf(Rank rank) const;
+  // Nobody is missing any more.
+  void Complete(Entry& entry, Outcome& outcome) const;
 
   std::vector<Rank> members_;
+  bool fixed_ = true;
   std::map<Place, Entry> entries_;
 };
 

@@ -435,4 +435,25 @@ SettingValues SettingsOf(const CoordinatorOptions& options) {
   return values;
 }
 
+SettingValues Difference(const SettingValues& before,
+                         const CoordinatorOptions& after) {
+  SettingValues changed;
+  for (const auto& [name, value] : SettingsOf(after)) {
+    const auto old = before.find(name);
+    if (old == before.end() || old->second != value) changed[name] = value;
+  }
+  return changed;
+}
+
+std::string ChangeText(const SettingValues& before,
+                       const SettingValues& changed) {
+  return absl::StrJoin(
+      changed, ", ", [&before](std::string* out, const auto& change) {
+        const auto old = before.find(change.first);
+        absl::StrAppend(out, change.first, " ",
+                        old == before.end() ? "(new)" : old->second, " -> ",
+                        change.second);
+      });
+}
+
 }  // namespace cohort

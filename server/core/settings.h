@@ -33,4 +33,12 @@ absl::Status SetSetting(absl::string_view name, absl::string_view value,
 // All settings; reading them back gives equal options.
 SettingValues SettingsOf(const CoordinatorOptions& options);
 
+// The settings of `after` that are not the same in `before`.
+SettingValues Difference(const SettingValues& before,
+                         const CoordinatorOptions& after);
+
+// "learning_rate 0.1 -> 0.01, schedule cosine -> constant".
+std::string ChangeText(const SettingValues& before,
+                       const SettingValues& changed);
+
 }  // namespace cohort

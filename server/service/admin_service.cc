@@ -1,6 +1,8 @@
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "common/status_macros.h"
 #include "common/thread_pool.h"
 #include "common/wire/status.h"
+#include "server/service/progress_text.h"
 #include "server/service/queued_writes.h"
 #include "server/service/services.h"
 
@@ -21,9 +24,58 @@ namespace {
 constexpr int64_t kIntervalMsMin = 100;
 constexpr int64_t kIntervalMsMax = 3'600'000;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
+constexpr absl::Duration kRateInterval = absl::Milliseconds(500);
 constexpr size_t kReasonLengthMax = 1024;
+// More settings, and longer texts, than there can ever be.
+constexpr size_t kSettingsMax = 64;
+constexpr size_t kNameLengthMax = 64;
+constexpr size_t kValueLengthMax = 256;
 
-v1::Status ToProto(const StatusView& view) {
+absl::Status CheckLength(absl::string_view what, size_t seen, size_t max) {
+  if (seen <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": got ", seen, ", want at most ", max));
+}
+
+absl::StatusOr<ChangeRequest> FromProto(const v1::SetPolicyRequest& proto) {
+  COHORT_RETURN_IF_ERROR(CheckLength("number of settings",
+                                     static_cast<size_t>(proto.settings_size()),
+                                     kSettingsMax));
+  COHORT_RETURN_IF_ERROR(CheckLength("length of the run's id",
+                                     proto.run_id().size(), kNameLengthMax));
+  ChangeRequest change{.run_id = proto.run_id(), .dry_run = proto.dry_run()};
+  for (const auto& [name, value] : proto.settings()) {
+    COHORT_RETURN_IF_ERROR(
+        CheckLength("length of a setting's name", name.size(), kNameLengthMax));
+    COHORT_RETURN_IF_ERROR(CheckLength(absl::StrCat("length of --", name),
+                                       value.size(), kValueLengthMax));
+    change.values[name] = value;
+  }
+  return change;
+}
+
+void ToProto(const SettingValues& values,
+             google::protobuf::Map<std::string, std::string>* proto) {
+  proto->insert(values.begin(), values.end());
+}
+
+void ToProto(const PolicyView& view, v1::GetPolicyReply* proto) {
+  proto->set_policy_epoch(view.policy_epoch);
+  proto->set_policy(view.text);
+  ToProto(view.settings, proto->mutable_settings());
+  ToProto(view.pending, proto->mutable_pending());
+  proto->set_pending_reason(view.pending_reason);
+  for (const PolicyRecord& record : view.history) {
+    v1::PolicyChange* change = proto->add_history();
+    change->set_policy_epoch(record.policy_epoch);
+    change->set_version(record.version.value());
+    change->set_samples(record.samples);
+    ToProto(record.changed, change->mutable_settings());
+    change->set_text(record.text);
+  }
+}
+
+v1::Status ToProto(const StatusView& view, double samples_per_second) {
   v1::Status proto;
   proto.set_run_id(view.run_id);
   proto.set_state(view.state);
@@ -34,8 +86,14 @@ v1::Status ToProto(const StatusView& view) {
   proto.set_samples(view.samples);
   proto.set_policy(view.policy);
   proto.set_learning_rate(view.learning_rate);
-  proto.set_train_loss(view.train_loss.value_or(0));
-  proto.set_test_accuracy(view.test_accuracy.value_or(0));
+  if (view.train_loss.has_value()) proto.set_train_loss(*view.train_loss);
+  if (view.test_accuracy.has_value()) {
+    proto.set_test_accuracy(*view.test_accuracy);
+  }
+  proto.set_samples_total(view.samples_total);
+  proto.set_samples_per_second(samples_per_second);
+  proto.set_workers_expected(view.workers_expected);
+  proto.set_ended(view.ended);
   for (const StatusView::Worker& worker : view.workers) {
     v1::WorkerStatus* to = proto.add_workers();
     to->set_rank(worker.rank.value());
@@ -71,11 +129,11 @@ class WatchReactor final
 
   // Sends the status if it is due and the last one has been read. Returns
   // false once the stream is over. Called by one thread.
-  bool Poll(Instant now) {
+  bool Poll(Instant now, double samples_per_second) {
     if (ended()) return false;
     if (now < due_ || !idle()) return true;
     due_ = now + interval_;
-    Send(ToProto(shard_.Status()));
+    Send(ToProto(shard_.Status(), samples_per_second));
     return true;
   }
 
@@ -98,10 +156,8 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::Status* reply) override {
-    *reply = ToProto(shard_.Status());
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(grpc::Status::OK);
-    return reactor;
+    *reply = ToProto(shard_.Status(), SamplesPerSecond());
+    return Finish(context, absl::OkStatus());
   }
 
   grpc::ServerWriteReactor<v1::Status>* WatchStatus(
@@ -134,12 +190,59 @@ class AdminService final : public v1::Admin::CallbackService {
     if (reason.empty()) reason = "drained by an operator";
     const absl::StatusOr<Version> version = shard_.Drain(reason);
     if (version.ok()) reply->set_version(version->value());
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(ToGrpcStatus(version.status()));
-    return reactor;
+    return Finish(context, version.status());
+  }
+
+  grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context,
+                                      const v1::SetPolicyRequest* request,
+                                      v1::SetPolicyReply* reply) override {
+    const absl::StatusOr<ChangeRequest> change = FromProto(*request);
+    if (!change.ok()) return Finish(context, change.status());
+    const auto every = change->values.find("checkpoint_every");
+    if (every != change->values.end() && every->second != "0" &&
+        !actions_.keeps_checkpoints) {
+      return Finish(context, absl::FailedPreconditionError(absl::StrCat(
+                                 "--checkpoint_every: got ", every->second,
+                                 ", want 0: the server was started without "
+                                 "--checkpoint_dir")));
+    }
+    const absl::StatusOr<ChangeAnswer> answer = shard_.Change(*change);
+    if (answer.ok()) {
+      reply->set_policy_epoch(answer->policy_epoch);
+      reply->set_version(answer->version.value());
+      reply->set_pending(answer->pending);
+      reply->set_text(answer->text);
+    }
+    return Finish(context, answer.status());
+  }
+
+  grpc::ServerUnaryReactor* GetPolicy(grpc::CallbackServerContext* context,
+                                      const v1::GetPolicyRequest*,
+                                      v1::GetPolicyReply* reply) override {
+    reply->set_run_id(shard_.run_id());
+    ToProto(shard_.Policy(), reply);
+    return Finish(context, absl::OkStatus());
+  }
+
+  grpc::ServerUnaryReactor* Evict(grpc::CallbackServerContext* context,
+                                  const v1::EvictRequest* request,
+                                  v1::EvictReply* reply) override {
+    std::string reason = request->reason().substr(0, kReasonLengthMax);
+    if (reason.empty()) reason = "evicted by an operator";
+    const absl::StatusOr<Version> version =
+        shard_.Evict(request->run_id(), Rank(request->rank()), reason);
+    if (version.ok()) reply->set_version(version->value());
+    return Finish(context, version.status());
   }
 
  private:
+  static grpc::ServerUnaryReactor* Finish(grpc::CallbackServerContext* context,
+                                          const absl::Status& status) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpcStatus(status));
+    return reactor;
+  }
+
   // Files are written on a thread of their own: reactions must not block.
   template <typename Reply>
   grpc::ServerUnaryReactor* RunBlocking(
@@ -155,16 +258,29 @@ class AdminService final : public v1::Admin::CallbackService {
     return reactor;
   }
 
-  void Poll() {
+  double SamplesPerSecond() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return rate_.per_second();
+  }
+
+  void Poll() ABSL_LOCKS_EXCLUDED(mu_) {
+    const Instant now = shard_.clock().Now();
+    std::optional<int64_t> samples;
+    if (now >= rate_due_) {
+      rate_due_ = now + kRateInterval;
+      samples = shard_.Status().samples;
+    }
     std::vector<std::shared_ptr<WatchReactor>> watches;
+    double rate = 0;
     {
       MutexLock lock(mu_);
+      if (samples.has_value()) rate_.Add(now, *samples);
+      rate = rate_.per_second();
       watches = watches_;
     }
-    const Instant now = shard_.clock().Now();
     std::vector<const WatchReactor*> over;
     for (const auto& watch : watches) {
-      if (!watch->Poll(now)) over.push_back(watch.get());
+      if (!watch->Poll(now, rate)) over.push_back(watch.get());
     }
     if (over.empty()) return;
     MutexLock lock(mu_);
@@ -176,7 +292,11 @@ class AdminService final : public v1::Admin::CallbackService {
   Shard& shard_;
   const AdminActions actions_;
 
+  // Used by the poller's thread only.
+  Instant rate_due_;
+
   Mutex mu_;
+  RateMeter rate_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<WatchReactor>> watches_ ABSL_GUARDED_BY(mu_);
 
   // Last: their threads use everything above.

@@ -62,7 +62,7 @@ class SessionReactor final
   }
 
   void SendJoined(const effect::Joined& joined) override {
-    const CoordinatorOptions& options = shard_.options();
+    const CoordinatorOptions options = shard_.options();
     v1::SessionReply reply;
     v1::JoinReply* to = reply.mutable_joined();
     to->set_rank(joined.rank.value());
@@ -71,9 +71,8 @@ class SessionReactor final
     to->set_seed(options.seed);
     to->set_version(joined.version.value());
     to->set_workers(options.workers);
-    // Two heartbeats may be lost before the lease ends.
-    to->set_heartbeat_interval_ms(
-        std::max<int64_t>(1, absl::ToInt64Milliseconds(options.lease / 3)));
+    to->set_heartbeat_interval_ms(std::max<int64_t>(
+        1, absl::ToInt64Milliseconds(shard_.heartbeat_interval())));
     to->set_lease_ms(absl::ToInt64Milliseconds(options.lease));
     to->add_shards(shard_.address());
     to->set_policy(PolicyText(options.policy));

@@ -46,15 +46,6 @@ double RateMeter::per_second() const {
   return seconds > 0 ? samples / seconds : 0;
 }
 
-std::string HumanDuration(absl::Duration duration) {
-  const int64_t seconds = absl::ToInt64Seconds(duration);
-  if (seconds < 60) return absl::StrCat(seconds, " s");
-  if (seconds < 3600) {
-    return absl::StrCat(seconds / 60, " min ", seconds % 60, " s");
-  }
-  return absl::StrCat(seconds / 3600, " h ", seconds / 60 % 60, " min");
-}
-
 std::string ProgressText(const StatusView& status, double samples_per_second) {
   const std::string epoch = Epoch(status);
   if (epoch.empty() || !absl::StartsWith(status.state, "training")) {

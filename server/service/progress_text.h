@@ -24,9 +24,6 @@ class RateMeter {
   std::deque<std::pair<Instant, int64_t>> points_;
 };
 
-// "12 s", "3 min 20 s", "2 h 5 min".
-std::string HumanDuration(absl::Duration duration);
-
 // One line: step, epoch, loss, speed, time left, workers and policy; or, if
 // nothing is trained at this moment, the server's own sentence about it.
 std::string ProgressText(const StatusView& status, double samples_per_second);

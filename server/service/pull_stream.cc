@@ -57,7 +57,7 @@ class PullReactor final
       return absl::InvalidArgumentError(absl::StrCat(
           "got ", message.Length(), " bytes that are no PullRequest"));
     }
-    if (request.run_id() != shard_.run_id()) {
+    if (!request.run_id().empty() && request.run_id() != shard_.run_id()) {
       return absl::FailedPreconditionError(
           absl::StrCat("got run ", request.run_id(), ", want ", shard_.run_id(),
                        ": this server holds another run"));

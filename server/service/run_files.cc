@@ -10,8 +10,8 @@
 #include "common/status_macros.h"
 #include "server/checkpoint/model_tensors.h"
 #include "server/core/optimizer/mask.h"
-#include "server/core/optimizer/name_pattern.h"
 #include "server/core/optimizer/slots.h"
+#include "server/core/settings.h"
 
 namespace cohort {
 namespace {
@@ -164,6 +164,22 @@ int64_t RunFiles::checkpoints_skipped() const {
   return checkpoints_skipped_;
 }
 
+absl::StatusOr<CoordinatorOptions> ContinuedOptions(
+    const Checkpoint& checkpoint, const CoordinatorOptions& options,
+    const std::set<std::string>& given) {
+  CoordinatorOptions continued = options;
+  for (const auto& [name, value] : checkpoint.state.settings) {
+    if (given.contains(name)) continue;
+    const absl::Status known = SetSetting(name, value, continued);
+    if (!known.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(checkpoint.path, ": ", known.message(),
+                       "; another release of Cohort wrote it"));
+    }
+  }
+  return continued;
+}
+
 absl::Status CheckContinuable(const Checkpoint& checkpoint,
                               const CoordinatorOptions& options) {
   if (checkpoint.identity.seed != options.seed) {
@@ -174,11 +190,11 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
   const RunState& state = checkpoint.state;
   COHORT_RETURN_IF_ERROR(
       CheckSlots(SlotsHeld(state.snapshot->slots), options.optimizer.kind));
-  COHORT_RETURN_IF_ERROR(CheckPatternsMatch(
-      "no_decay", options.optimizer.no_decay, state.model->layout));
-  COHORT_RETURN_IF_ERROR(MakeMask(options.optimizer.freeze, state.model->layout,
-                                  state.model->partitions)
-                             .status());
+  COHORT_RETURN_IF_ERROR(
+      MaskFor(options.optimizer, state.model->layout, state.model->partitions)
+          .status());
+  // Otherwise the difference becomes a change of policy, which tells itself.
+  if (!state.settings.empty()) return absl::OkStatus();
   const std::string policy = PolicyText(options.policy);
   if (policy != checkpoint.identity.policy) {
     Log(LogLevel::kWarning,

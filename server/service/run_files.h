@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -84,6 +85,16 @@ class RunFiles {
   // Last: its thread uses everything above. Null without checkpoints.
   std::unique_ptr<CheckpointWriter> writer_;
 };
+
+// The options that a run goes on with: the settings of `checkpoint` rule over
+// those of `options`, but for the names in `given`, which somebody asks for
+// explicitly. What then differs from the checkpoint is a change of policy at
+// its version, which the Coordinator records.
+// Errors: FailedPrecondition: the checkpoint has settings that this release
+//   does not know.
+absl::StatusOr<CoordinatorOptions> ContinuedOptions(
+    const Checkpoint& checkpoint, const CoordinatorOptions& options,
+    const std::set<std::string>& given);
 
 // Refuses to continue `checkpoint` under options that would silently change
 // what the run computes; logs differences that only change how it goes on.

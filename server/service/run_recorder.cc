@@ -5,6 +5,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "common/change_headline.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "server/core/settings.h"
 
 namespace cohort {
 namespace {
@@ -17,6 +23,17 @@ constexpr int64_t kCommitsPerRow = 50;
 constexpr absl::string_view kHistoryHeader =
     "version,epoch,samples,seconds,train_loss,train_accuracy,learning_rate,"
     "samples_per_second,test_loss,test_accuracy,workers,policy\n";
+constexpr absl::string_view kPolicyHeader =
+    "policy_epoch,version,samples,seconds,changes,text\n";
+
+std::string Quoted(absl::string_view text) {
+  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
+}
+
+// "aggregation=async normalization=local".
+std::string ChangesText(const SettingValues& changes) {
+  return absl::StrJoin(changes, " ", absl::PairFormatter("="));
+}
 
 }  // namespace
 
@@ -26,17 +43,7 @@ absl::StatusOr<std::unique_ptr<RunRecorder>> RunRecorder::Start(
   std::unique_ptr<RunRecorder> recorder(
       new RunRecorder(options, out, clock, std::move(status)));
   if (!options.results_dir.empty()) {
-    const std::string path = absl::StrCat(options.results_dir, "/history.csv");
-    std::ofstream& file = recorder->history_;
-    file.open(path,
-              options.append ? std::ios::app | std::ios::ate : std::ios::trunc);
-    // A file that is continued has its header.
-    if (file.tellp() == std::ofstream::pos_type(0)) file << kHistoryHeader;
-    file.flush();
-    if (!file) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("--results_dir: cannot write ", path));
-    }
+    COHORT_RETURN_IF_ERROR(recorder->OpenFiles());
   }
   recorder->poller_ = std::make_unique<PeriodicTask>(
       "recorder", kPollInterval, [r = recorder.get()] { r->Poll(); });
@@ -49,9 +56,56 @@ RunRecorder::RunRecorder(const RecorderOptions& options, std::ostream& out,
       out_(out),
       clock_(clock),
       status_(std::move(status)),
-      start_(clock.Now()) {}
+      start_(clock.Now()),
+      run_(options.run) {
+  const std::vector<PolicyRecord>& policies = options.policies;
+  SettingValues settings;
+  for (size_t i = 0; i < policies.size(); ++i) {
+    // The first is what the run began with, and no change.
+    if (i > 0 && i >= options.policies_before) {
+      changes_.push_back(
+          {.record = policies[i],
+           .headline = ChangeHeadline(settings, policies[i].changed),
+           .written = true});
+    }
+    for (const auto& [name, value] : policies[i].changed) {
+      settings[name] = value;
+    }
+    policy_epoch_ = policies[i].policy_epoch;
+  }
+}
 
 RunRecorder::~RunRecorder() { Finish(); }
+
+absl::StatusOr<bool> RunRecorder::Open(const std::string& name,
+                                       absl::string_view header,
+                                       std::ofstream& file) const {
+  const std::string path = absl::StrCat(options_.results_dir, "/", name);
+  file.open(path,
+            options_.append ? std::ios::app | std::ios::ate : std::ios::trunc);
+  // A file that is continued has its header.
+  const bool is_new = file.tellp() == std::ofstream::pos_type(0);
+  if (is_new) file << header;
+  file.flush();
+  if (file) return is_new;
+  return absl::FailedPreconditionError(
+      absl::StrCat("--results_dir: cannot write ", path));
+}
+
+absl::Status RunRecorder::OpenFiles() {
+  COHORT_RETURN_IF_ERROR(
+      Open("history.csv", kHistoryHeader, history_).status());
+  COHORT_ASSIGN_OR_RETURN(const bool is_new,
+                          Open("policy.csv", kPolicyHeader, policy_));
+  // A file that is continued has those of before.
+  for (size_t i = is_new ? 0 : options_.policies_before;
+       i < options_.policies.size(); ++i) {
+    std::optional<Instant> at;
+    if (i >= options_.policies_before) at = start_;
+    WriteChange(options_.policies[i], at);
+  }
+  return absl::OkStatus();
+}
 
 void RunRecorder::Add(const CommitRecord& record, Window& window) {
   ++window.commits;
@@ -71,10 +125,7 @@ void RunRecorder::Committed(const CommitRecord& record) {
   if (epoch_.commits == 0 && epoch_.begin == Instant()) epoch_.begin = now;
   Add(record, recent_);
   Add(record, epoch_);
-  if (recent_.commits == kCommitsPerRow) {
-    rows_.push_back({.window = recent_, .at = now});
-    recent_ = Window{.begin = now};
-  }
+  if (recent_.commits == kCommitsPerRow) EndWindow(now);
   if (record.epoch_ended) {
     ended_epochs_[record.version] = epoch_;
     epoch_ = Window{.begin = now};
@@ -85,13 +136,37 @@ void RunRecorder::Evaluated(const EvaluationRecord& record) {
   const Instant now = clock_.Now();
   MutexLock lock(mu_);
   last_evaluation_ = record;
-  Row row{.evaluation = record, .at = now};
+  Row row{.evaluation = record, .policy = PolicyText(run_.policy), .at = now};
   const auto epoch = ended_epochs_.find(record.version);
   if (epoch != ended_epochs_.end()) {
     row.window = epoch->second;
     ended_epochs_.erase(epoch);
   }
   rows_.push_back(std::move(row));
+}
+
+void RunRecorder::EndWindow(Instant now) {
+  rows_.push_back(
+      {.window = recent_, .policy = PolicyText(run_.policy), .at = now});
+  recent_ = Window{.begin = now};
+}
+
+void RunRecorder::PolicyChanged(const PolicyRecord& record) {
+  const Instant now = clock_.Now();
+  MutexLock lock(mu_);
+  // Told at the start already.
+  if (record.policy_epoch <= policy_epoch_) return;
+  // No row has commits of two policies.
+  if (recent_.commits > 0) EndWindow(now);
+  policy_epoch_ = record.policy_epoch;
+  changes_.push_back(
+      {.record = record,
+       .headline = ChangeHeadline(SettingsOf(run_), record.changed),
+       .at = now});
+  for (const auto& [name, value] : record.changed) {
+    const absl::Status set = SetSetting(name, value, run_);
+    COHORT_CHECK(set.ok(), set.message());
+  }
 }
 
 std::optional<EvaluationRecord> RunRecorder::last_evaluation() const {
@@ -104,10 +179,7 @@ void RunRecorder::Finish() {
   poller_.reset();
   {
     MutexLock lock(mu_);
-    if (recent_.commits > 0) {
-      rows_.push_back({.window = recent_, .at = clock_.Now()});
-      recent_ = Window();
-    }
+    if (recent_.commits > 0) EndWindow(clock_.Now());
   }
   Poll();
   line_.Clear(out_);
@@ -115,23 +187,31 @@ void RunRecorder::Finish() {
 
 void RunRecorder::Poll() {
   std::vector<Row> rows;
+  std::vector<Change> changes;
   {
     MutexLock lock(mu_);
     rows.swap(rows_);
+    changes.swap(changes_);
   }
   const StatusView status = status_();
   const Instant now = clock_.Now();
   // At the end of the run they leave, and its last rows tell who computed it.
   if (!status.ended) workers_ = status.workers_live;
   for (const Row& row : rows) {
-    if (history_.is_open()) WriteRow(row, status);
+    if (history_.is_open()) WriteRow(row);
     if (row.evaluation.has_value()) PrintEvaluation(row);
+  }
+  for (const Change& change : changes) {
+    if (policy_.is_open() && !change.written) {
+      WriteChange(change.record, change.at);
+    }
+    PrintChange(change);
   }
   rate_.Add(now, status.samples);
   PrintProgress(status, now);
 }
 
-void RunRecorder::WriteRow(const Row& row, const StatusView& status) {
+void RunRecorder::WriteRow(const Row& row) {
   Version version;
   int64_t epoch = 0;
   std::string samples;
@@ -166,8 +246,27 @@ void RunRecorder::WriteRow(const Row& row, const StatusView& status) {
   history_ << version << ',' << epoch << ',' << samples << ','
            << absl::StrFormat("%.3f", absl::ToDoubleSeconds(row.at - start_))
            << ',' << train << ',' << test << ',' << workers << ",\""
-           << status.policy << "\"\n"
+           << row.policy << "\"\n"
            << std::flush;
+}
+
+void RunRecorder::WriteChange(const PolicyRecord& record,
+                              std::optional<Instant> at) {
+  policy_ << record.policy_epoch << ',' << record.version << ','
+          << record.samples << ',';
+  if (at.has_value()) {
+    policy_ << absl::StrFormat("%.3f", absl::ToDoubleSeconds(*at - start_));
+  }
+  policy_ << ',' << Quoted(ChangesText(record.changed)) << ','
+          << Quoted(record.text) << '\n'
+          << std::flush;
+}
+
+void RunRecorder::PrintChange(const Change& change) {
+  line_.Clear(out_);
+  out_ << "policy " << change.headline << " at version "
+       << change.record.version << '\n'
+       << std::flush;
 }
 
 void RunRecorder::PrintEvaluation(const Row& row) {

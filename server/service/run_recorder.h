@@ -12,34 +12,47 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
 #include "server/core/coordinator.h"
 #include "server/core/effects.h"
+#include "server/core/options.h"
 #include "server/service/progress_text.h"
 
 namespace cohort {
 
 struct RecorderOptions {
-  // Where history.csv goes; empty: none is written.
+  // Where history.csv and policy.csv go; empty: none are written.
   std::string results_dir;
-  // Continues an existing history.csv instead of starting it anew.
+  // Continues existing files instead of starting them anew.
   bool append = false;
   // Rewrites one line in place; otherwise a line every 10 s.
   bool terminal = false;
+  // Settings in force at the start.
+  CoordinatorOptions run;
+  // All that took effect so far, oldest first; the first record has every
+  // setting.
+  std::vector<PolicyRecord> policies;
+  // How many of them an earlier process of the run recorded.
+  size_t policies_before = 0;
 };
 
 // Shows the progress of a run and keeps its history.
 //
 // history.csv has a row for each 50 commits, with means over them, and one
 // for each evaluation, with means over the epoch that it follows; columns
-// that do not apply are empty. Seconds count from the start of this process.
+// that do not apply are empty. policy.csv has a row for the settings that the
+// run began with and one for each change. Seconds count from the start of this
+// process; a change that an earlier one made has none.
 //
-// Thread safety: safe. Committed and Evaluated only take notes; a thread of
-// the recorder's own writes, so that a slow terminal or disk holds up nobody.
+// Thread safety: safe. The methods called at events only take notes; a thread
+// of the recorder's own writes, so that a slow terminal or disk holds up
+// nobody.
 class RunRecorder {
  public:
   // `out` and `clock` must outlive the recorder; `status` is called from its
@@ -52,6 +65,7 @@ class RunRecorder {
 
   void Committed(const CommitRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
   void Evaluated(const EvaluationRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
+  void PolicyChanged(const PolicyRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Writes what is left and stops. Further calls do nothing.
   void Finish() ABSL_LOCKS_EXCLUDED(mu_);
@@ -73,6 +87,15 @@ class RunRecorder {
   struct Row {
     std::optional<Window> window;
     std::optional<EvaluationRecord> evaluation;
+    // In force then, in words.
+    std::string policy;
+    Instant at;
+  };
+  struct Change {
+    PolicyRecord record;
+    std::string headline;
+    // Its row is in the file.
+    bool written = false;
     Instant at;
   };
 
@@ -80,9 +103,16 @@ class RunRecorder {
               const Clock& clock, std::function<StatusView()> status);
 
   static void Add(const CommitRecord& record, Window& window);
+  // Returns whether the file is new.
+  absl::StatusOr<bool> Open(const std::string& name, absl::string_view header,
+                            std::ofstream& file) const;
+  absl::Status OpenFiles();
+  void EndWindow(Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Poll() ABSL_LOCKS_EXCLUDED(mu_);
-  void WriteRow(const Row& row, const StatusView& status);
+  void WriteChange(const PolicyRecord& record, std::optional<Instant> at);
+  void WriteRow(const Row& row);
   void PrintEvaluation(const Row& row);
+  void PrintChange(const Change& change);
   void PrintProgress(const StatusView& status, Instant now);
 
   // Fixed after construction.
@@ -98,10 +128,15 @@ class RunRecorder {
   // By version: the epochs that ended and are not evaluated yet.
   std::map<Version, Window> ended_epochs_ ABSL_GUARDED_BY(mu_);
   std::vector<Row> rows_ ABSL_GUARDED_BY(mu_);
+  std::vector<Change> changes_ ABSL_GUARDED_BY(mu_);
+  // As of the newest event.
+  CoordinatorOptions run_ ABSL_GUARDED_BY(mu_);
+  int64_t policy_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<EvaluationRecord> last_evaluation_ ABSL_GUARDED_BY(mu_);
 
   // Used by the recorder's thread, and by Finish after it.
   std::ofstream history_;
+  std::ofstream policy_;
   RateMeter rate_;
   int32_t workers_ = 0;
   ProgressLine line_;

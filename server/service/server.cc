@@ -95,14 +95,21 @@ absl::Status Validate(const ServerOptions& options) {
 
 absl::StatusOr<std::unique_ptr<Server>> StartServer(
     const ServerOptions& options, std::ostream& out) {
-  COHORT_RETURN_IF_ERROR(Validate(options));
+  // With --resume the settings may be those of the checkpoint.
+  if (!options.files.resume) COHORT_RETURN_IF_ERROR(Validate(options));
   COHORT_ASSIGN_OR_RETURN(std::unique_ptr<RunFiles> files,
                           RunFiles::Open(RealFileSystem(), options.files));
+  ServerOptions complete = options;
   if (files->restored().has_value()) {
+    COHORT_ASSIGN_OR_RETURN(
+        complete.coordinator,
+        ContinuedOptions(*files->restored(), options.coordinator,
+                         options.given));
     COHORT_RETURN_IF_ERROR(
-        CheckContinuable(*files->restored(), options.coordinator));
+        CheckContinuable(*files->restored(), complete.coordinator));
   }
-  std::unique_ptr<Server> server(new Server(options, out, std::move(files)));
+  COHORT_RETURN_IF_ERROR(Validate(complete));
+  std::unique_ptr<Server> server(new Server(complete, out, std::move(files)));
   COHORT_RETURN_IF_ERROR(server->Start());
   return server;
 }
@@ -137,14 +144,26 @@ absl::Status Server::Start() {
          << restored->state.snapshot->version << '\n';
   }
   out_ << std::flush;
-  COHORT_ASSIGN_OR_RETURN(
-      recorder_,
-      RunRecorder::Start({.results_dir = options_.files.results_dir,
-                          .append = restored.has_value(),
-                          .terminal = options_.terminal},
-                         out_, clock_, [this] { return shard_->Status(); }));
+  COHORT_RETURN_IF_ERROR(StartRecorder());
   COHORT_RETURN_IF_ERROR(WriteAddressFile());
   shard_->Start(address_);
+  return absl::OkStatus();
+}
+
+absl::Status Server::StartRecorder() {
+  const std::optional<Checkpoint>& restored = files_->restored();
+  COHORT_ASSIGN_OR_RETURN(
+      recorder_,
+      RunRecorder::Start(
+          {.results_dir = options_.files.results_dir,
+           .append = restored.has_value(),
+           .terminal = options_.terminal,
+           .run = options_.coordinator,
+           .policies = shard_->Policy().history,
+           .policies_before = restored.has_value()
+                                  ? restored->state.policy_history.size()
+                                  : 0},
+          out_, clock_, [this] { return shard_->Status(); }));
   return absl::OkStatus();
 }
 
@@ -167,7 +186,8 @@ absl::Status Server::Listen() {
   services.push_back(MakeMomentsService(*shard_));
   services.push_back(MakeAdminService(
       *shard_, {.checkpoint = [this] { return CheckpointNow(); },
-                .export_model = [this] { return ExportNow(); }}));
+                .export_model = [this] { return ExportNow(); },
+                .keeps_checkpoints = files_->keeps_checkpoints()}));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   ApplyServerSettings(builder);
@@ -314,7 +334,9 @@ void Server::OnCommitted(const CommitRecord& record) {
   recorder_->Committed(record);
 }
 
-void Server::OnPolicyChanged(const PolicyRecord& /*record*/) {}
+void Server::OnPolicyChanged(const PolicyRecord& record) {
+  recorder_->PolicyChanged(record);
+}
 
 void Server::OnEvaluated(const EvaluationRecord& record) {
   recorder_->Evaluated(record);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <ostream>
+#include <set>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -27,6 +28,9 @@ struct ServerOptions {
   bool insecure = false;
   // run_id and first_incarnation are chosen by the server.
   CoordinatorOptions coordinator;
+  // Names of the settings in `coordinator` that somebody asked for; a resumed
+  // run goes on with its own values of the others.
+  std::set<std::string> given;
   int32_t fold_threads = 2;
   int64_t inflight_bytes_max = int64_t{4} << 30;
   RunFilesOptions files;
@@ -90,6 +94,7 @@ class Server : private RunListener {
          std::unique_ptr<RunFiles> files);
 
   absl::Status Start();
+  absl::Status StartRecorder();
   absl::Status Listen();
   absl::Status WriteAddressFile();
   absl::StatusOr<Version> CheckpointNow();

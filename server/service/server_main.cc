@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <iostream>
+#include <set>
 #include <string>
 
 #include "absl/flags/flag.h"
@@ -99,7 +100,8 @@ ABSL_FLAG(std::string, checkpoint_dir, "", "Gets checkpoints.");
 ABSL_FLAG(int64_t, checkpoint_every, 0,
           "Commits between checkpoints; 0: only at the end.");
 ABSL_FLAG(bool, resume, false,
-          "Continue from the newest checkpoint in --checkpoint_dir.");
+          "Continue from the newest checkpoint in --checkpoint_dir, with its "
+          "settings; a setting given here changes it.");
 ABSL_FLAG(int64_t, partition_kib, 1024, "Unit of transfer and of folding.");
 ABSL_FLAG(int32_t, fold_threads, 2, "Threads that fold gradients.");
 ABSL_FLAG(int64_t, inflight_mib, 4096,
@@ -129,12 +131,14 @@ absl::Status SettingsFromFlags(CoordinatorOptions& options) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ServerOptions> OptionsFromFlags() {
+absl::StatusOr<ServerOptions> OptionsFromFlags(
+    const std::set<std::string>& given) {
   COHORT_RETURN_IF_ERROR(CheckRange(
       "partition_kib", absl::GetFlag(FLAGS_partition_kib), kPartitionKibMax));
   COHORT_RETURN_IF_ERROR(CheckRange(
       "inflight_mib", absl::GetFlag(FLAGS_inflight_mib), kInflightMibMax));
   ServerOptions options;
+  options.given = given;
   CoordinatorOptions& run = options.coordinator;
   COHORT_RETURN_IF_ERROR(SettingsFromFlags(run));
   run.epochs = absl::GetFlag(FLAGS_epochs);
@@ -177,7 +181,8 @@ ExitCode OutcomeCode(const RunSummary& summary) {
 }
 
 int Main(absl::Span<char* const> arguments) {
-  const absl::StatusOr<bool> help = SetFlags(arguments);
+  std::set<std::string> given;
+  const absl::StatusOr<bool> help = SetFlags(arguments, &given);
   if (!help.ok()) {
     Fail(ExitCodeOf(help.status()), help.status());
     std::cerr << "cohort-server --help lists all flags" << std::endl;
@@ -194,7 +199,7 @@ int Main(absl::Span<char* const> arguments) {
     return kExitOk;
   }
   InitLogging({.process = "server"});
-  const absl::StatusOr<ServerOptions> options = OptionsFromFlags();
+  const absl::StatusOr<ServerOptions> options = OptionsFromFlags(given);
   if (!options.ok()) return Fail(kExitConfig, options.status());
   absl::StatusOr<std::unique_ptr<Server>> server =
       StartServer(*options, std::cout);

@@ -19,11 +19,13 @@ std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard);
 std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard);
 std::unique_ptr<grpc::Service> MakeMomentsService(Shard& shard);
 
-// What an operator may ask for beside what the shard can do itself. Both may
-// block and return the version that was written.
+// What an operator may ask for beside what the shard can do itself. Both
+// functions may block and return the version that was written.
 struct AdminActions {
   std::function<absl::StatusOr<Version>()> checkpoint;
   std::function<absl::StatusOr<Version>()> export_model;
+  // False: there is no place for checkpoints.
+  bool keeps_checkpoints = false;
 };
 
 std::unique_ptr<grpc::Service> MakeAdminService(Shard& shard,

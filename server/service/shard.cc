@@ -1,5 +1,6 @@
 #include "server/service/shard.h"
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -10,11 +11,16 @@
 #include "common/status_macros.h"
 #include "kernels/backend.h"
 #include "server/core/optimizer/fold_job.h"
+#include "server/core/settings.h"
 
 namespace cohort {
 namespace {
 
 constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
+
+// Small enough that leases can be shortened while a run goes on.
+constexpr absl::Duration kHeartbeatMax = absl::Seconds(1);
+constexpr int kHeartbeatsPerLease = 3;
 
 // Never reached: one commit is folded at a time, and no model has as many
 // partitions.
@@ -111,6 +117,9 @@ struct Shard::Dispatcher {
     shard.listener_.OnCommitted(committed.record);
   }
   void operator()(effect::PolicyChanged& changed) const {
+    if (changed.record.changed.contains("workers")) {
+      shard.streams_.SetLimits(StreamLimits(shard.options().workers));
+    }
     shard.listener_.OnPolicyChanged(changed.record);
   }
   void operator()(effect::Evaluated& evaluated) const {
@@ -376,6 +385,57 @@ absl::StatusOr<Version> Shard::Drain(const std::string& reason) {
     }
     core.Drain(reason, now, out);
     return view.version;
+  });
+}
+
+CoordinatorOptions Shard::options() const {
+  CoordinatorOptions options = options_.coordinator;
+  for (const auto& [name, value] : Policy().settings) {
+    const absl::Status set = SetSetting(name, value, options);
+    COHORT_CHECK(set.ok(), set.message());
+  }
+  return options;
+}
+
+absl::Duration Shard::heartbeat_interval() const {
+  return std::min(options_.coordinator.lease / kHeartbeatsPerLease,
+                  kHeartbeatMax);
+}
+
+absl::StatusOr<ChangeAnswer> Shard::Change(const ChangeRequest& request) {
+  const absl::Duration lease_min = kHeartbeatsPerLease * heartbeat_interval();
+  const auto lease = request.values.find("lease");
+  CoordinatorOptions wanted;
+  if (lease != request.values.end() &&
+      SetSetting(lease->first, lease->second, wanted).ok() &&
+      wanted.lease < lease_min) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--lease: got ", lease->second, ", want at least ",
+        absl::FormatDuration(lease_min), ": workers send a heartbeat every ",
+        absl::FormatDuration(heartbeat_interval()), ", and would all be lost"));
+  }
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.Change(request, now, out);
+  });
+}
+
+PolicyView Shard::Policy() const {
+  MutexLock lock(mu_);
+  return core_.Policy(clock_.Now());
+}
+
+absl::StatusOr<Version> Shard::Evict(const std::string& run_id, Rank rank,
+                                     const std::string& reason) {
+  if (!run_id.empty() && run_id != this->run_id()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("got run ", run_id, ", want ", this->run_id(),
+                     ": this server holds another run"));
+  }
+  return Handle([&](Coordinator& core, Instant now,
+                    Effects& out) -> absl::StatusOr<Version> {
+    const Version version = core.Status(now).version;
+    COHORT_RETURN_IF_ERROR(core.Evict(rank, reason, now, out));
+    return version;
   });
 }
 

@@ -72,7 +72,11 @@ class Shard {
   const Clock& clock() const { return clock_; }
   std::string address() const;
   const std::string& run_id() const { return options_.coordinator.run_id; }
-  const CoordinatorOptions& options() const { return options_.coordinator; }
+  // With the settings that are in force now.
+  CoordinatorOptions options() const;
+  // How often workers are told to send a heartbeat: two may be lost before the
+  // lease ends. Fixed, because those that have joined are not told again.
+  absl::Duration heartbeat_interval() const;
 
   absl::Status Join(SessionId session, const JoinRequest& request);
   void Heartbeat(SessionId session);
@@ -115,6 +119,14 @@ class Shard {
   // Returns the version at the time of the request.
   // Errors: FailedPrecondition the run is over.
   absl::StatusOr<Version> Drain(const std::string& reason);
+
+  // Also InvalidArgument: a lease that the heartbeats could not keep up.
+  absl::StatusOr<ChangeAnswer> Change(const ChangeRequest& request);
+  PolicyView Policy() const;
+  // Returns the version at the time of the request. `run_id` is that of the
+  // run that is meant; empty: whatever run this is.
+  absl::StatusOr<Version> Evict(const std::string& run_id, Rank rank,
+                                const std::string& reason);
 
  private:
   struct Dispatcher;

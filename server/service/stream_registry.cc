@@ -35,6 +35,11 @@ void EraseStream(Places& places, const Stream* stream) {
 
 }  // namespace
 
+void StreamRegistry::SetLimits(Limits limits) {
+  MutexLock lock(mu_);
+  limits_ = limits;
+}
+
 absl::Status StreamRegistry::AdmitLocked(
     const std::shared_ptr<Stream>& stream) {
   if (closed_) return absl::UnavailableError("the server is stopping");

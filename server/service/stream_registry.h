@@ -36,6 +36,9 @@ class StreamRegistry {
 
   explicit StreamRegistry(Limits limits) : limits_(limits) {}
 
+  // From now on; what is open stays open.
+  void SetLimits(Limits limits);
+
   // Counts a stream as open until Forget.
   // Errors: Unavailable (the server stops), ResourceExhausted.
   absl::Status Admit(const std::shared_ptr<Stream>& stream);
@@ -99,9 +102,8 @@ class StreamRegistry {
                                     const std::shared_ptr<T>& stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const Limits limits_;
-
   mutable Mutex mu_;
+  Limits limits_ ABSL_GUARDED_BY(mu_);
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   int64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
   int64_t next_stream_ ABSL_GUARDED_BY(mu_) = 1;

@@ -82,6 +82,28 @@ TEST_F(CheckpointTest, LoadsEverythingThatWasWritten) {
   EXPECT_THAT(problems_, IsEmpty());
 }
 
+// Written when the settings of a run could not be changed.
+TEST_F(CheckpointTest, LoadsAStateWithoutSettings) {
+  Write(7);
+  Rewrite("checkpoint-000000000007", [](auto& body) {
+    body["state"].erase("settings");
+    body["state"].erase("policy_history");
+  });
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  RunState wanted = ExampleState(7);
+  wanted.settings.clear();
+  wanted.policy_history.clear();
+  ExpectSameState((*loaded)->state, wanted);
+}
+
+TEST_F(CheckpointTest, SettingsOfAWrongTypeAreDamage) {
+  Write(7);
+  Rewrite("checkpoint-000000000007",
+          [](auto& body) { body["state"]["settings"]["lease"] = 5; });
+  EXPECT_EQ(Load().status().code(), absl::StatusCode::kDataLoss);
+}
+
 TEST_F(CheckpointTest, LoadsAStateWithoutMomentum) {
   RunState state = ExampleState(1);
   auto plain = std::make_shared<ModelSnapshot>(*state.snapshot);

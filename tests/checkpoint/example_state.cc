@@ -96,6 +96,16 @@ RunState ExampleState(int64_t version) {
                  .next_sequences = {Sequence(5), Sequence(6)},
                  .batch_sizes = {32, 16},
                  .next_incarnation = Incarnation(9)};
+  state.settings = {{"aggregation", "async"}, {"learning_rate", "0.05"}};
+  state.policy_history = {
+      {.policy_epoch = 1,
+       .changed = {{"aggregation", "sync"}, {"learning_rate", "0.05"}},
+       .text = "sync"},
+      {.policy_epoch = 2,
+       .version = Version(3),
+       .samples = 6,
+       .changed = {{"aggregation", "async"}},
+       .text = "aggregation sync -> async: \"quoted\""}};
   state.reissue = {{.epoch = 2, .range = {.begin = 50, .end = 60}},
                    {.epoch = 3, .range = {.begin = 8, .end = 16}}};
   state.snapshot = ExampleSnapshot(*state.model, version);
@@ -132,6 +142,8 @@ void ExpectSameState(const RunState& seen, const RunState& wanted) {
   EXPECT_EQ(seen.data_epoch, wanted.data_epoch);
   EXPECT_EQ(seen.cursor, wanted.cursor);
   EXPECT_EQ(seen.policy_epoch, wanted.policy_epoch);
+  EXPECT_EQ(seen.settings, wanted.settings);
+  EXPECT_EQ(seen.policy_history, wanted.policy_history);
   EXPECT_EQ(seen.next_sequences, wanted.next_sequences);
   EXPECT_EQ(seen.batch_sizes, wanted.batch_sizes);
   EXPECT_EQ(seen.next_incarnation, wanted.next_incarnation);

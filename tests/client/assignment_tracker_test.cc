@@ -82,6 +82,20 @@ TEST(AssignmentTrackerTest, EndedStepVoidsItsWorkOnly) {
   EXPECT_TRUE(tracker.CheckTaken().ok());
 }
 
+// A slow worker is told of a later step that went on without it.
+TEST(AssignmentTrackerTest, AStepIsOverWithEveryLaterOne) {
+  AssignmentTracker tracker;
+  tracker.Offer(Train(1, 0));
+  ASSERT_TRUE(tracker.Take().has_value());
+  tracker.Offer(Train(2, 0));
+  tracker.Abort(Version(11), Attempt(0), "step 11 is full");
+  EXPECT_EQ(tracker.CheckTaken().code(), absl::StatusCode::kAborted);
+  EXPECT_FALSE(tracker.Take().has_value());
+  tracker.Offer(Train(3, 0));
+  ASSERT_TRUE(tracker.Take().has_value());
+  EXPECT_TRUE(tracker.CheckTaken().ok());
+}
+
 // The notice of the next work may overtake the verdict on this one.
 TEST(AssignmentTrackerTest, NextWorkLeavesTheWorkInProgressAlone) {
   AssignmentTracker tracker;

@@ -10,8 +10,8 @@ namespace {
 using Action = Decision::Action;
 
 struct Row {
-  AggregationKind kind;
-  std::vector<PushView> pushes;
+  PolicyOptions policy;
+  RoundView round;
   Action action;
   std::vector<Rank> members;
   std::vector<Rank> waiting_for;
@@ -19,39 +19,96 @@ struct Row {
 
 PushView Complete(int32_t rank) { return {Rank(rank), true}; }
 PushView Partial(int32_t rank) { return {Rank(rank), false}; }
+std::vector<Rank> Ranks(const std::vector<int32_t>& numbers) {
+  return {numbers.begin(), numbers.end()};
+}
 
-TEST(AggregationPolicyTest, DecidesAsTheTableSays) {
-  constexpr AggregationKind kSync = AggregationKind::kSync;
-  constexpr AggregationKind kAsync = AggregationKind::kAsync;
-  const std::vector<Row> table = {
-      {kSync, {}, Action::kWait, {}, {}},
-      {kSync, {Partial(0)}, Action::kWait, {}, {Rank(0)}},
-      {kSync, {Complete(0)}, Action::kApply, {Rank(0)}, {}},
-      {kSync, {Complete(0), Partial(2)}, Action::kWait, {}, {Rank(2)}},
-      {kSync,
-       {Partial(0), Complete(1), Partial(2)},
-       Action::kWait,
-       {},
-       {Rank(0), Rank(2)}},
-      {kSync,
-       {Complete(0), Complete(1)},
-       Action::kApply,
-       {Rank(0), Rank(1)},
-       {}},
-      {kAsync, {}, Action::kWait, {}, {}},
-      {kAsync, {Partial(1)}, Action::kWait, {}, {}},
-      {kAsync, {Complete(3), Complete(0)}, Action::kApply, {Rank(3)}, {}},
-      {kAsync, {Partial(3), Complete(0)}, Action::kApply, {Rank(0)}, {}},
-  };
+RoundView Fixed(std::vector<PushView> pushes) {
+  return {.pushes = std::move(pushes)};
+}
+// Three candidates, and those that claim to be members.
+RoundView Open(const std::vector<int32_t>& claims) {
+  return {.pushes = {Partial(0), Partial(1), Partial(2)},
+          .fixed = false,
+          .claims = Ranks(claims)};
+}
+
+void ExpectAsTheTableSays(const std::vector<Row>& table) {
   for (size_t i = 0; i < table.size(); ++i) {
     const Row& row = table[i];
-    const auto policy = MakeAggregationPolicy(row.kind);
-    const Decision decision = policy->Decide({.pushes = row.pushes});
-    EXPECT_EQ(decision.action, row.action) << "row " << i;
-    EXPECT_EQ(decision.members, row.members) << "row " << i;
-    EXPECT_EQ(decision.waiting_for, row.waiting_for) << "row " << i;
-    // Idempotent: it remembers nothing.
-    EXPECT_EQ(policy->Decide({.pushes = row.pushes}).members, row.members);
+    const auto policy = MakeAggregationPolicy(row.policy);
+    // Twice: it remembers nothing.
+    for (int times = 0; times < 2; ++times) {
+      const Decision decision = policy->Decide(row.round);
+      EXPECT_EQ(decision.action, row.action) << "row " << i;
+      EXPECT_EQ(decision.members, row.members) << "row " << i;
+      EXPECT_EQ(decision.waiting_for, row.waiting_for) << "row " << i;
+    }
+  }
+}
+
+TEST(AggregationPolicyTest, SyncWaitsForAllMembers) {
+  const PolicyOptions sync;
+  ExpectAsTheTableSays({
+      {sync, Fixed({}), Action::kWait, {}, {}},
+      {sync, Fixed({Partial(0)}), Action::kWait, {}, Ranks({0})},
+      {sync, Fixed({Complete(0)}), Action::kApply, Ranks({0}), {}},
+      {sync, Fixed({Complete(0), Partial(2)}), Action::kWait, {}, Ranks({2})},
+      {sync,
+       Fixed({Partial(0), Complete(1), Partial(2)}),
+       Action::kWait,
+       {},
+       Ranks({0, 2})},
+      {sync,
+       Fixed({Complete(0), Complete(1)}),
+       Action::kApply,
+       Ranks({0, 1}),
+       {}},
+  });
+}
+
+TEST(AggregationPolicyTest, BackupWorkersFixTheFirstThatClaim) {
+  const PolicyOptions two{.pushes_min = 2};
+  ExpectAsTheTableSays({
+      {two, Open({}), Action::kWait, {}, Ranks({0, 1, 2})},
+      {two, Open({1}), Action::kWait, {}, Ranks({0, 2})},
+      {two, Open({2, 0}), Action::kFix, Ranks({0, 2}), {}},
+      {two, Open({2, 0, 1}), Action::kFix, Ranks({0, 2}), {}},
+      // Once fixed, all of them.
+      {two, Fixed({Complete(0), Partial(2)}), Action::kWait, {}, Ranks({2})},
+      {two,
+       Fixed({Complete(0), Complete(2)}),
+       Action::kApply,
+       Ranks({0, 2}),
+       {}},
+      // Fewer are left than were wanted.
+      {two,
+       {.pushes = {Partial(1)}, .fixed = false, .claims = Ranks({1})},
+       Action::kFix,
+       Ranks({1}),
+       {}},
+      {two, {.fixed = false}, Action::kWait, {}, {}},
+  });
+}
+
+TEST(AggregationPolicyTest, BoundedAndAsyncApplyTheFirstComplete) {
+  for (AggregationKind kind :
+       {AggregationKind::kBounded, AggregationKind::kAsync}) {
+    const PolicyOptions policy{.aggregation = kind};
+    ExpectAsTheTableSays({
+        {policy, Fixed({}), Action::kWait, {}, {}},
+        {policy, Fixed({Partial(1)}), Action::kWait, {}, {}},
+        {policy,
+         Fixed({Complete(3), Complete(0)}),
+         Action::kApply,
+         Ranks({3}),
+         {}},
+        {policy,
+         Fixed({Partial(3), Complete(0)}),
+         Action::kApply,
+         Ranks({0}),
+         {}},
+    });
   }
 }
 

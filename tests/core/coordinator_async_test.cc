@@ -87,11 +87,11 @@ TEST(CoordinatorAsyncTest, AVersionOfTheFutureCannotHaveBeenRead) {
   FakeCohort cohort(AsyncSetup());
   cohort.Start();
   Effects out;
-  EXPECT_EQ(cohort.core().Open(cohort.sender(kRank0), cohort.key(kRank0),
-                               {.version = Version(1), .samples = 2},
-                               absl::Seconds(101), out),
-            absl::InvalidArgumentError(
-                "push of rank 0: got version 1 read, want at most 0"));
+  EXPECT_EQ(
+      cohort.core().Open(cohort.sender(kRank0), cohort.key(kRank0),
+                         {.version = Version(1), .samples = 2},
+                         absl::Seconds(101), out),
+      absl::InvalidArgumentError("push of rank 0: got version 1 read, want 0"));
 }
 
 TEST(CoordinatorAsyncTest, StatisticsAreFoldedPerPushByItsShare) {

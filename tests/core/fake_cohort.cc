@@ -109,6 +109,21 @@ void FakeCohort::PassWithHeartbeatsOf(const std::vector<Rank>& ranks,
   Absorb(std::move(out));
 }
 
+absl::StatusOr<ChangeAnswer> FakeCohort::Change(const SettingValues& values) {
+  Effects out;
+  absl::StatusOr<ChangeAnswer> answer =
+      core_.Change({.values = values}, now_, out);
+  Absorb(std::move(out));
+  return answer;
+}
+
+absl::Status FakeCohort::Evict(Rank rank) {
+  Effects out;
+  const absl::Status status = core_.Evict(rank, "told to", now_, out);
+  Absorb(std::move(out));
+  return status;
+}
+
 absl::Status FakeCohort::Join(Rank rank, Incarnation incarnation) {
   Effects out;
   const absl::Status status = core_.Join(

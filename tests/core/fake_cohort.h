@@ -83,6 +83,8 @@ class FakeCohort {
   // Reports every evaluation that was assigned, until there is none.
   void EvaluateAll();
   void Drain(const std::string& reason);
+  absl::StatusOr<ChangeAnswer> Change(const SettingValues& values);
+  absl::Status Evict(Rank rank);
 
   void HoldFolds() { hold_folds_ = true; }
   void RunFolds();

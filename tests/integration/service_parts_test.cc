@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -14,11 +15,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/process/command_line.h"
+#include "server/core/settings.h"
 #include "server/service/byte_budget.h"
 #include "server/service/listen_address.h"
 #include "server/service/progress_text.h"
 #include "server/service/run_recorder.h"
 #include "server/service/stream_registry.h"
+#include "tests/fakes/temp_dir.h"
 
 ABSL_FLAG(int32_t, parts_count, 2, "A number.");
 ABSL_FLAG(bool, parts_switch, false, "A switch.");
@@ -26,9 +29,12 @@ ABSL_FLAG(bool, parts_switch, false, "A switch.");
 namespace cohort {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 class FakeExchange final : public ExchangeStream {
  public:
@@ -224,15 +230,103 @@ TEST(RunRecorderTest, RowsHoldMeansWeightedBySamples) {
   std::getline(file, row);
   EXPECT_THAT(row, HasSubstr("3,1,4,"));
   EXPECT_THAT(row, HasSubstr(",4.000000,0.250000,"));
-  EXPECT_THAT(row, EndsWith(",2,\"sync\""));
+  EXPECT_THAT(row,
+              EndsWith(",2,\"sync, global normalisation, sync statistics\""));
+}
+
+std::vector<std::string> Lines(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+// What a run begins with.
+PolicyRecord FirstPolicy() {
+  return {.policy_epoch = 1, .changed = SettingsOf({}), .text = "sync"};
+}
+
+PolicyRecord ToAsync() {
+  return {.policy_epoch = 2,
+          .version = Version(1),
+          .samples = 4,
+          .changed = {{"aggregation", "async"}, {"normalization", "local"}},
+          .text = "a \"text\", with a comma"};
+}
+
+TEST(RunRecorderTest, NoRowHasCommitsOfTwoPolicies) {
+  const TempDir folder;
+  std::ostringstream out;
+  const SteadyClock clock;
+  absl::StatusOr<std::unique_ptr<RunRecorder>> recorder = RunRecorder::Start(
+      {.results_dir = folder.path(), .policies = {FirstPolicy()}}, out, clock,
+      [] { return Training(); });
+  ASSERT_TRUE(recorder.ok()) << recorder.status();
+  (*recorder)->Committed(
+      {.version = Version(1), .samples = 4, .commit_samples = 4});
+  (*recorder)->PolicyChanged(ToAsync());
+  // Told twice, recorded once.
+  (*recorder)->PolicyChanged(ToAsync());
+  (*recorder)->Committed(
+      {.version = Version(2), .samples = 6, .commit_samples = 2});
+  (*recorder)->Finish();
+
+  const std::vector<std::string> history = Lines(folder.File("history.csv"));
+  ASSERT_EQ(history.size(), 3u);
+  EXPECT_THAT(history[1], StartsWith("1,1,4,"));
+  EXPECT_THAT(history[1], HasSubstr("\"sync, global"));
+  EXPECT_THAT(history[2], StartsWith("2,1,6,"));
+  EXPECT_THAT(history[2], HasSubstr("\"async, local"));
+  const std::vector<std::string> policy = Lines(folder.File("policy.csv"));
+  ASSERT_EQ(policy.size(), 3u);
+  EXPECT_THAT(policy[1], StartsWith("1,0,0,0.000,\"aggregation=sync "));
+  EXPECT_THAT(policy[2], StartsWith("2,1,4,"));
+  EXPECT_THAT(policy[2], EndsWith(",\"aggregation=async normalization=local\","
+                                  "\"a \"\"text\"\", with a comma\""));
+  EXPECT_THAT(
+      out.str(),
+      HasSubstr("policy sync -> async, local normalisation at version 1\n"));
+}
+
+// The results of before may lie elsewhere, or here.
+TEST(RunRecorderTest, ContinuedRunHasEachChangeOnce) {
+  const TempDir folder;
+  const SteadyClock clock;
+  PolicyRecord resumed{.policy_epoch = 3,
+                       .version = Version(5),
+                       .samples = 20,
+                       .changed = {{"learning_rate", "0.5"}},
+                       .text = "continued"};
+  for (int times = 0; times < 2; ++times) {
+    std::ostringstream out;
+    absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
+        RunRecorder::Start({.results_dir = folder.path(),
+                            .append = true,
+                            .policies = {FirstPolicy(), ToAsync(), resumed},
+                            // The second time, the third is old too.
+                            .policies_before = times == 0 ? 2u : 3u},
+                           out, clock, [] { return Training(); });
+    ASSERT_TRUE(recorder.ok()) << recorder.status();
+    (*recorder)->Finish();
+    EXPECT_EQ(out.str().find("policy learning_rate 0.1 -> 0.5 at version 5") !=
+                  std::string::npos,
+              times == 0);
+    EXPECT_THAT(out.str(), Not(HasSubstr("policy sync -> async")));
+  }
+  const std::vector<std::string> policy = Lines(folder.File("policy.csv"));
+  ASSERT_EQ(policy.size(), 4u);
+  // This process cannot tell when.
+  EXPECT_THAT(policy[2], StartsWith("2,1,4,,\""));
+  EXPECT_THAT(policy[3], StartsWith("3,5,20,0.000,\"learning_rate=0.5\""));
 }
 
 // SetFlags over a command line with these arguments.
-absl::StatusOr<bool> Set(std::vector<std::string> arguments) {
+absl::StatusOr<bool> Set(std::vector<std::string> arguments,
+                         std::set<std::string>* given = nullptr) {
   arguments.insert(arguments.begin(), "program");
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
-  return SetFlags(pointers);
+  return SetFlags(pointers, given);
 }
 
 TEST(CommandLineTest, SetsFlagsInAllSpellings) {
@@ -243,6 +337,20 @@ TEST(CommandLineTest, SetsFlagsInAllSpellings) {
   EXPECT_EQ(absl::GetFlag(FLAGS_parts_count), 6);
   EXPECT_FALSE(absl::GetFlag(FLAGS_parts_switch));
   EXPECT_TRUE(*Set({"--help"}));
+}
+
+TEST(CommandLineTest, TellsWhichFlagsWereGiven) {
+  std::set<std::string> given;
+  // The default, but explicitly.
+  ASSERT_TRUE(Set({"--parts_count=2"}, &given).ok());
+  EXPECT_THAT(given, ElementsAre("parts_count"));
+  ASSERT_TRUE(Set({"--noparts_switch"}, &given).ok());
+  EXPECT_THAT(given, ElementsAre("parts_count", "parts_switch"));
+}
+
+TEST(CommandLineTest, NearestWordIsTheOneWithTheFewestEdits) {
+  EXPECT_EQ(NearestWord("statsu", {"export", "status"}), "status");
+  EXPECT_EQ(NearestWord("frobnicate", {"export", "status"}), "");
 }
 
 TEST(CommandLineTest, TellsUsageFromBadValues) {

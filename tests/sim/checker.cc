@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <variant>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 
 namespace cohort::sim {
 namespace {
@@ -43,6 +45,11 @@ void Checker::AfterEvent(const Coordinator& core) {
 
 void Checker::OnServerGone() {
   now_ = at_checkpoint_;
+  settings_ = checkpoint_.has_value() ? checkpoint_->settings
+                                      : SettingsOf(run_.coordinator);
+  finished_.clear();
+  lead_unknown_ = false;
+  applied_ = 0;
   transaction_ = 0;
   folds_.clear();
   answered_.clear();
@@ -74,13 +81,23 @@ void Checker::On(const effect::Committed& committed) {
   const CommitRecord& record = committed.record;
   if (ended_.has_value()) Fail("a commit after the end of the run");
   ++commits_;
+  if (record.staleness_versions < 0) Fail("negative staleness");
+  if (!Is("aggregation", "sync")) CheckLead(record.members.front());
+  if (record.skipped) {
+    // Only a stale push may go without a trace.
+    if (!Is("staleness", "drop")) Fail("a finite step was skipped");
+    if (record.version != now_.version) Fail("a drop made a version");
+    return;
+  }
   if (record.version != now_.version.Next()) {
     Fail(absl::StrCat("commit of version ", record.version.value(), " after ",
                       now_.version.value()));
   }
   now_.version = record.version;
-  if (record.staleness_versions < 0) Fail("negative staleness");
-  if (record.skipped) Fail("a finite step was skipped");
+  if (Is("staleness", "drop") && !Is("aggregation", "sync") &&
+      record.staleness_versions > Number("max_staleness")) {
+    Fail("a push that is too stale was applied");
+  }
   if (folds_.size() != 3) {
     Fail(absl::StrCat("a commit of ", folds_.size(), " partitions, want 3"));
     return;
@@ -97,8 +114,12 @@ void Checker::On(const effect::Committed& committed) {
   for (const Contribution& c : contributions) {
     ranks.push_back(std::get<Rank>(c.key));
     samples += c.range.size();
+    ++applied_;
     if (!now_.applied.insert(c.key).second) {
       Fail(absl::StrCat(Text(c.key), " is applied twice"));
+    }
+    if (now_.dropped.contains(c.key)) {
+      Fail(absl::StrCat(Text(c.key), " is applied after it was dropped"));
     }
     if (c.epoch != record.data_epoch) Fail("a commit over two epochs");
     Cover(c);
@@ -123,17 +144,84 @@ void Checker::Cover(const Contribution& contribution) {
   }
 }
 
+int64_t Checker::Number(const std::string& setting) const {
+  int64_t value = 0;
+  COHORT_CHECK(absl::SimpleAtoi(settings_.at(setting), &value), setting);
+  return value;
+}
+
+// Under `wait` every rank counts, whoever is lost.
+void Checker::CheckLead(Rank rank) {
+  ++finished_[rank];
+  if (!Is("aggregation", "bounded") || !Is("on_worker_loss", "wait") ||
+      lead_unknown_) {
+    return;
+  }
+  int64_t least = finished_[rank];
+  for (int32_t r = 0; r < run_.coordinator.workers; ++r) {
+    least = std::min(least, finished_[Rank(r)]);
+  }
+  if (finished_[rank] - least > Number("max_lead")) {
+    Fail(absl::StrCat("rank ", rank.value(), " is ", finished_[rank] - least,
+                      " assignments ahead"));
+  }
+}
+
+void Checker::On(const effect::PolicyChanged& changed) {
+  for (const auto& [name, value] : changed.record.changed) {
+    settings_[name] = value;
+    // What acts at once does not start the count anew.
+    if (!ActsAtOnce(name)) {
+      finished_.clear();
+      lead_unknown_ = false;
+    }
+  }
+  // Who comes under `continue` starts beside the slowest.
+  if (changed.record.changed.contains("on_worker_loss")) lead_unknown_ = true;
+  NotePolicy();
+  if (changed.record.version != now_.version) {
+    Fail("a change at another version than the newest");
+  }
+}
+
+void Checker::NotePolicy() {
+  may_drop_ = may_drop_ || !Is("min_pushes", "0") || Is("staleness", "drop");
+}
+
+void Checker::CheckCounts(const StatusView& status) {
+  if (status.counters.at("pushes_applied") != applied_) {
+    Fail(absl::StrCat("pushes_applied is ",
+                      status.counters.at("pushes_applied"), ", want ",
+                      applied_));
+  }
+}
+
+void Checker::CheckClock(const StatusView& status) {
+  if (status.ended && status.samples != status.samples_total) {
+    Fail(absl::StrCat("the run ended after ", status.samples, " samples of ",
+                      status.samples_total));
+  }
+}
+
 void Checker::On(const effect::SendVerdict& sent) {
   const Key key{sent.rank, sent.key.sequence, sent.key.attempt};
   const bool first = !sent.verdict.duplicate;
   if (first && !answered_.insert(key).second) {
     Fail(absl::StrCat(Text(key), " is answered twice"));
   }
-  if (sent.verdict.verdict != Verdict::kApplied) {
+  if (sent.verdict.verdict == Verdict::kDropped) {
+    if (!may_drop_) Fail(absl::StrCat(Text(key), " is dropped"));
+    if (now_.applied.contains(key)) {
+      Fail(absl::StrCat(Text(key), " is applied and answered as dropped"));
+    }
+    now_.dropped.insert(key);
+  } else if (!IsApplied(sent.verdict.verdict)) {
     Fail(absl::StrCat(Text(key), " is not applied"));
-  }
-  if (!now_.applied.contains(key)) {
+  } else if (!now_.applied.contains(key)) {
     Fail(absl::StrCat(Text(key), " is answered but was never applied"));
+  }
+  if (!(sent.verdict.weight > 0 && sent.verdict.weight <= 1)) {
+    Fail(absl::StrCat(Text(key), " has weight ", sent.verdict.weight));
   }
   if (sent.verdict.staleness_versions < 0) Fail("negative staleness");
 }
@@ -158,7 +246,7 @@ void Checker::CheckAllCovered() {
   for (int64_t epoch = 0; epoch < run_.coordinator.epochs; ++epoch) {
     const std::vector<bool>& samples = now_.samples[epoch];
     const auto used = std::count(samples.begin(), samples.end(), true);
-    if (used != run_.plan.train_samples) {
+    if (used != run_.plan.train_samples && !may_drop_) {
       Fail(absl::StrCat("epoch ", epoch, " used ", used, " samples, want ",
                         run_.plan.train_samples));
     }

@@ -22,13 +22,21 @@ namespace cohort::sim {
 // into a commit is read from the gradients themselves.
 class Checker {
  public:
-  explicit Checker(const RunSpec& run) : run_(run) {}
+  explicit Checker(const RunSpec& run)
+      : run_(run), settings_(SettingsOf(run.coordinator)) {
+    NotePolicy();
+  }
 
   // What one event made the state machine do.
   void OnEffects(const Effects& effects, const Coordinator& core);
   void AfterEvent(const Coordinator& core);
   // The server is gone; the next one goes on from the last checkpoint.
   void OnServerGone();
+
+  // The counters of this life are what was seen of it.
+  void CheckCounts(const StatusView& status);
+  // Once the run is over, the clock stands at the end of its data.
+  void CheckClock(const StatusView& status);
 
   // The first failure counts.
   void Fail(const std::string& what);
@@ -55,12 +63,15 @@ class Checker {
   struct Lineage {
     Version version;
     std::set<Key> applied;
+    // Pushes that were answered as dropped.
+    std::set<Key> dropped;
     // By epoch: samples that went in.
     std::map<int64_t, std::vector<bool>> samples;
   };
 
   void On(const effect::Fold& fold);
   void On(const effect::Committed& committed);
+  void On(const effect::PolicyChanged& changed);
   void On(const effect::SendVerdict& sent);
   void On(const effect::WriteCheckpoint& write);
   void On(const effect::RunEnded& ended);
@@ -68,9 +79,25 @@ class Checker {
   void On(const Other&) {}
 
   void Cover(const Contribution& contribution);
+  void CheckLead(Rank rank);
+  void NotePolicy();
+  bool Is(const std::string& setting, const std::string& value) const {
+    return settings_.at(setting) == value;
+  }
+  int64_t Number(const std::string& setting) const;
   void CheckAllCovered();
 
   const RunSpec& run_;
+  // In force.
+  SettingValues settings_;
+  // A policy that drops was in force: not every sample is used.
+  bool may_drop_ = false;
+  // Bounded: commits by rank since the policy changed or the server started.
+  std::map<Rank, int64_t> finished_;
+  // Ranks may have come that do not count from 0.
+  bool lead_unknown_ = false;
+  // Of this life of the server.
+  int64_t applied_ = 0;
   std::optional<std::string> failure_;
   Lineage now_;
   Lineage at_checkpoint_;

@@ -1,7 +1,9 @@
 #include "tests/sim/scenario.h"
 
+#include <algorithm>
 #include <array>
 #include <numeric>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -39,14 +41,32 @@ OptimizerOptions MakeOptimizer(int32_t choice) {
 }
 
 PolicyOptions MakePolicy(int32_t choice, int32_t variant) {
+  const bool first = variant == 0;
   switch (choice) {
     case 0:
-      return {.statistics = variant == 0 ? StatisticsKind::kSync
-                                         : StatisticsKind::kChief};
+      return {.statistics = {first ? StatisticsKind::kSync
+                                   : StatisticsKind::kChief}};
     case 1:
       return {.normalization = NormalizationKind::kLocal,
-              .statistics = variant == 0 ? StatisticsKind::kSync
-                                         : StatisticsKind::kAsync};
+              .statistics = {first ? StatisticsKind::kSync
+                                   : StatisticsKind::kAsync}};
+    case 2:
+      return {.pushes_min = 2 - variant};
+    case 3:
+      return {.pushes_min = 1 + variant,
+              .normalization = NormalizationKind::kLocal};
+    case 4:
+      return {.aggregation = AggregationKind::kBounded,
+              .lead_max = 1 + 2 * variant};
+    case 5:
+      return {.aggregation = AggregationKind::kAsync,
+              .staleness = {.rule = StalenessRule::kDrop,
+                            .versions_max = 2 * variant}};
+    case 6:
+      return {.aggregation =
+                  first ? AggregationKind::kAsync : AggregationKind::kBounded,
+              .staleness = {.rule = first ? StalenessRule::kScale
+                                          : StalenessRule::kCompensate}};
     default:
       return {.aggregation = AggregationKind::kAsync};
   }
@@ -66,6 +86,33 @@ ModelLayout MakeLayout(int32_t variant) {
                                   .convention = StatisticsConvention::kKeras});
   }
   return layout;
+}
+
+// Any policy may follow any other.
+SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
+  switch (random.Below(8)) {
+    case 0:
+      return {{"on_worker_loss", random.Below(2) == 0 ? "wait" : "continue"}};
+    case 1:
+      return {{"lease", random.Below(2) == 0 ? "700ms" : "2s"}};
+    case 2:
+      return {{"learning_rate", "0.01"}, {"schedule", "constant"}};
+    default:
+      break;
+  }
+  CoordinatorOptions target = run;
+  target.policy = MakePolicy(static_cast<int32_t>(random.Below(kPolicyCount)),
+                             static_cast<int32_t>(random.Below(2)));
+  target.policy.pushes_min = std::min(target.policy.pushes_min, run.workers);
+  // What it does not change stays as it was before the last change.
+  SettingValues values = Difference({}, target);
+  std::erase_if(values, [](const auto& value) {
+    static const std::set<std::string> kOfPolicy = {
+        "aggregation",   "min_pushes",     "max_lead",      "staleness",
+        "max_staleness", "staleness_free", "normalization", "bn_statistics"};
+    return !kOfPolicy.contains(value.first);
+  });
+  return values;
 }
 
 absl::Duration FaultLength(FaultKind kind, SplitMix64& random) {
@@ -94,12 +141,13 @@ RunSpec MakeRunSpec(int32_t number) {
   RunSpec spec{.number = number};
   CoordinatorOptions& o = spec.coordinator;
   o.workers = digit(5) + 1;
-  const int32_t policy = digit(3);
+  const int32_t policy = digit(kPolicyCount);
   o.on_worker_loss =
       digit(2) == 0 ? OnWorkerLoss::kWait : OnWorkerLoss::kContinue;
   o.optimizer = MakeOptimizer(digit(3));
   const int32_t variant = digit(2);
   o.policy = MakePolicy(policy, variant);
+  o.policy.pushes_min = std::min(o.policy.pushes_min, o.workers);
   o.run_id = "simulated";
   o.epochs = 2 + variant;
   o.seed = 7;
@@ -157,6 +205,13 @@ Scenario MakeScenario(uint64_t seed) {
     }
     scenario.faults.push_back(fault);
   }
+  if (random.Below(2) == 0) return scenario;
+  const uint64_t changes = 1 + random.Below(4);
+  for (uint64_t i = 0; i < changes; ++i) {
+    scenario.changes.push_back(
+        {.at = span * random.Uniform(),
+         .values = MakeChange(scenario.run.coordinator, random)});
+  }
   return scenario;
 }
 
@@ -181,6 +236,11 @@ std::string Describe(const Scenario& scenario) {
                     fault.rank.value(), " for ",
                     absl::FormatDuration(fault.lasts),
                     fault.replaced ? ", replaced" : "");
+  }
+  for (const ChangeAt& change : scenario.changes) {
+    absl::StrAppend(
+        &text, "\n  ", absl::FormatDuration(change.at), ": change ",
+        absl::StrJoin(change.values, ", ", absl::PairFormatter("=")));
   }
   return text;
 }

@@ -8,6 +8,7 @@
 #include "common/ids.h"
 #include "common/model_layout.h"
 #include "server/core/options.h"
+#include "server/core/settings.h"
 
 namespace cohort::sim {
 
@@ -21,7 +22,8 @@ struct RunSpec {
   std::vector<int64_t> batch_sizes;
 };
 
-inline constexpr int32_t kRunSpecCount = 5 * 3 * 2 * 3 * 2;
+inline constexpr int32_t kPolicyCount = 8;
+inline constexpr int32_t kRunSpecCount = 5 * kPolicyCount * 2 * 3 * 2;
 
 // `number` in [0, kRunSpecCount): all combinations of 1 to 5 workers, policy,
 // reaction to losses, optimizer, and sizes that leave short ranges.
@@ -57,7 +59,14 @@ struct Fault {
   bool replaced = false;
 };
 
-// What happens to the run on the way; none of it may change its result.
+// Somebody changes settings of the run.
+struct ChangeAt {
+  absl::Duration at;
+  SettingValues values;
+};
+
+// What happens to the run on the way; nothing but changes of its settings may
+// change its result.
 struct Scenario {
   uint64_t seed = 0;
   RunSpec run;
@@ -65,6 +74,7 @@ struct Scenario {
   // Probability that a push, or a contribution, is sent twice.
   double duplicates = 0;
   std::vector<Fault> faults;
+  std::vector<ChangeAt> changes;
 };
 
 Scenario MakeScenario(uint64_t seed);

@@ -5,16 +5,24 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "kernels/backend.h"
 #include "tests/sim/sim_worker.h"
 
 namespace cohort::sim {
 namespace {
 
-// A new life gives incarnations that no earlier one gave.
-CoordinatorOptions OptionsOf(const RunSpec& run, int32_t life) {
+// A new life gives incarnations that no earlier one gave, and goes on with
+// the settings of its checkpoint.
+CoordinatorOptions OptionsOf(const RunSpec& run, int32_t life,
+                             const RunState* restored) {
   CoordinatorOptions options = run.coordinator;
   options.first_incarnation = Incarnation(int64_t{1000} * life);
+  if (restored == nullptr) return options;
+  for (const auto& [name, value] : restored->settings) {
+    const absl::Status read = SetSetting(name, value, options);
+    COHORT_CHECK(read.ok(), read.message());
+  }
   return options;
 }
 
@@ -23,7 +31,7 @@ CoordinatorOptions OptionsOf(const RunSpec& run, int32_t life) {
 SimServer::SimServer(World world, int32_t life, const RunState* restored)
     : world_(world),
       life_(life),
-      core_(OptionsOf(world.scenario.run, life), restored) {}
+      core_(OptionsOf(world.scenario.run, life, restored), restored) {}
 
 bool SimServer::HasSession(const Connection& connection) const {
   return sessions_.contains(connection.session);
@@ -65,6 +73,14 @@ void SimServer::Join(const SharedConnection& connection,
       [status](SimWorker& worker) { worker.OnRefused(status); });
   connection->stream(StreamKind::kSession).ended = true;
   connection->session_over = true;
+}
+
+void SimServer::Change(const SettingValues& values) {
+  Handle([&](Effects& out) {
+    // A change may make no sense with what earlier ones made of the run: then
+    // it must leave it unharmed.
+    core_.Change({.values = values}, world_.scheduler.now(), out).IgnoreError();
+  });
 }
 
 void SimServer::Heartbeat(const SharedConnection& connection) {

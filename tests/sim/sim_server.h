@@ -36,6 +36,7 @@ class SimServer {
   bool HasSession(const Connection& connection) const;
 
   void Join(const SharedConnection& connection, const JoinRequest& request);
+  void Change(const SettingValues& values);
   void Heartbeat(const SharedConnection& connection);
   void Leave(const SharedConnection& connection);
   void SessionBroken(const SharedConnection& connection);

@@ -172,8 +172,7 @@ void SimWorker::OnAssignment(const Assignment& assignment) {
 
 bool SimWorker::StepEnded(const Assignment& assignment) const {
   return ended_step_.has_value() && !assignment.members.empty() &&
-         ended_step_->first == assignment.version &&
-         ended_step_->second >= assignment.attempt;
+         *ended_step_ >= std::pair(assignment.version, assignment.attempt);
 }
 
 // As AssignmentTracker of the client: what is older than what is known
@@ -223,7 +222,8 @@ void SimWorker::Abandon() {
 }
 
 void SimWorker::OnStepAborted(Version step, Attempt attempt) {
-  ended_step_ = {step, attempt};
+  ended_step_ = std::max(ended_step_.value_or(std::pair(step, attempt)),
+                         std::pair(step, attempt));
   if (!work_.has_value() || !StepEnded(*work_)) return;
   taken_ = true;
   if (step_ == nullptr) return;

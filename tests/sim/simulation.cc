@@ -80,16 +80,26 @@ Outcome Simulation::Run() {
   for (const Fault& fault : scenario_.faults) {
     scheduler_.After(fault.at, [this, &fault] { Inflict(fault); });
   }
+  for (const ChangeAt& change : scenario_.changes) {
+    scheduler_.After(change.at, [this, &change] {
+      if (server_ == nullptr || checker_.ended().has_value()) return;
+      server_->Change(change.values);
+    });
+  }
   const Instant begin = scheduler_.now();
   while (!checker_.failure().has_value() && !checker_.ended().has_value()) {
     if (!scheduler_.RunNext()) checker_.Fail("nothing happens any more");
     if (server_ != nullptr) checker_.AfterEvent(server_->core());
     if (++outcome_.events > kEventsMax || scheduler_.now() - begin > kTimeMax) {
-      checker_.Fail("the run does not end: somebody waits for ever");
+      checker_.Fail(absl::StrCat(
+          "the run does not end: somebody waits for ever", StateText()));
     }
   }
   if (!checker_.failure().has_value()) Drain();
   Count();
+  if (server_ != nullptr) {
+    checker_.CheckClock(server_->core().Status(scheduler_.now()));
+  }
   outcome_.elapsed = scheduler_.now() - begin;
   outcome_.commits = checker_.commits();
   outcome_.failure = checker_.failure().value_or("");
@@ -97,6 +107,20 @@ Outcome Simulation::Run() {
     outcome_.snapshot = checker_.ended()->snapshot;
   }
   return outcome_;
+}
+
+std::string Simulation::StateText() const {
+  if (server_ == nullptr) return "; the server is gone";
+  const StatusView status = server_->core().Status(scheduler_.now());
+  std::string text = absl::StrCat("; version ", status.version.value(),
+                                  " attempt ", status.attempt.value(), ", ",
+                                  status.policy, ": ", status.state);
+  for (const StatusView::Worker& worker : status.workers) {
+    absl::StrAppend(&text, "; rank ", worker.rank.value(), " ", worker.state,
+                    " at ", worker.sequence.value());
+  }
+  return absl::StrCat(text, "; ",
+                      server_->core().Policy(scheduler_.now()).pending_reason);
 }
 
 void Simulation::StartServer() {
@@ -120,6 +144,9 @@ void Simulation::Count() {
   outcome_.steps_aborted += status.counters.at("steps_aborted");
   outcome_.duplicates += status.counters.at("pushes_duplicate");
   outcome_.replay_mismatches += status.counters.at("replay_mismatches");
+  outcome_.dropped += status.counters.at("pushes_dropped");
+  outcome_.policy_changes += status.counters.at("policy_changes");
+  checker_.CheckCounts(status);
 }
 
 void Simulation::StartWorker(Rank rank) {

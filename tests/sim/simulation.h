@@ -31,6 +31,8 @@ struct Outcome {
   int64_t duplicates = 0;
   int64_t replay_mismatches = 0;
   int64_t restarts = 0;
+  int64_t dropped = 0;
+  int64_t policy_changes = 0;
 };
 
 // A whole cohort in one thread: a server, its workers and the network between
@@ -53,6 +55,8 @@ class Simulation {
   void InflictOn(SimWorker& worker, const Fault& fault);
   void Freeze(SimWorker& worker, const Fault& fault);
   void Replace(SimWorker& worker, absl::Duration delay);
+  // Where the server stands, in words.
+  std::string StateText() const;
   void Count();
   // Lets the news of the end arrive, and checks that it does.
   void Drain();

@@ -42,14 +42,14 @@ void InstallBatchNormKernel() {
   // on CPU, so this entry takes nothing away and is reached by every CPU
   // tensor outside inference mode. Never destroyed, because modules may still
   // run while static objects are torn down.
-  static torch::Library* const library = [] {
+  static torch::Library* const kLibrary = [] {
     auto* made =
         new torch::Library(torch::Library::IMPL, "aten",
                            c10::DispatchKey::AutogradCPU, __FILE__, __LINE__);
     made->impl("batch_norm", TORCH_FN(BatchNormKernel));
     return made;
   }();
-  static_cast<void>(library);
+  static_cast<void>(kLibrary);
 }
 
 }  // namespace cohort

@@ -66,8 +66,8 @@ std::optional<Assignment> AssignmentTracker::TakeWait() {
 }
 
 absl::Status AssignmentTracker::CheckStep(Version step, Attempt attempt) const {
-  if (!ended_.has_value() || ended_->step != step ||
-      ended_->attempt < attempt) {
+  if (!ended_.has_value() || ended_->step < step ||
+      (ended_->step == step && ended_->attempt < attempt)) {
     return absl::OkStatus();
   }
   return absl::AbortedError(absl::StrCat("step ", step.value(), ", attempt ",

@@ -29,8 +29,8 @@ class AssignmentTracker {
   // The newest wait while there is no work, each told once.
   std::optional<Assignment> TakeWait();
 
-  // Errors: Aborted if this attempt of the step, or a later one, has ended
-  // early.
+  // Errors: Aborted if this attempt of the step, or a later one, or a later
+  // step, has ended early.
   absl::Status CheckStep(Version step, Attempt attempt) const;
   // The same for the work that was taken last.
   absl::Status CheckTaken() const;

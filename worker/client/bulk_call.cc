@@ -31,8 +31,8 @@ BulkCall::BulkCall(const BulkTarget& target, const std::string& method,
             link_.Notify();
           }) {}
 
-absl::Status BulkCall::Send(grpc::ByteBuffer message) {
-  const absl::Status status = stream_.Send(std::move(message), deadline_);
+absl::Status BulkCall::Send(const grpc::ByteBuffer& message) {
+  const absl::Status status = stream_.Send(message, deadline_);
   if (!absl::IsUnavailable(status)) return status;
   // The call's end, which is on its way, says more than that it is over.
   MutexLock lock(link_.mu);

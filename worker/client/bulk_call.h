@@ -38,7 +38,7 @@ class BulkCall {
 
   // Errors: the call's end as in Link::NormalizedEnd; those of
   //   Link::WaitLocked.
-  absl::Status Send(grpc::ByteBuffer message);
+  absl::Status Send(const grpc::ByteBuffer& message);
   void FinishWrites() { stream_.FinishWrites(); }
 
   // The next message; absent once the server has ended the call with OK.

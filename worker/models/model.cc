@@ -79,7 +79,7 @@ class Smooth final : public Model {
 
 // Uniform in [-bound, bound), from a generator of our own: LibTorch's is
 // shared by the process, and its stream differs between releases.
-void FillUniform(at::Tensor tensor, double bound, SplitMix64& random) {
+void FillUniform(const at::Tensor& tensor, double bound, SplitMix64& random) {
   at::Tensor flat = tensor.view(-1);
   auto* values = flat.data_ptr<float>();
   for (int64_t i = 0; i < flat.numel(); ++i) {
@@ -93,8 +93,8 @@ void Initialise(Model& model, uint64_t seed) {
   for (const auto& module : model.modules(/*include_self=*/false)) {
     SplitMix64 random(MixSeed(seed, 0x1417, index++));
     if (auto* conv = module->as<nn::Conv2d>()) {
-      const auto fan_in =
-          static_cast<double>(conv->weight.numel() / conv->weight.size(0));
+      const auto fan_in = static_cast<double>(conv->weight.numel()) /
+                          static_cast<double>(conv->weight.size(0));
       FillUniform(conv->weight, std::sqrt(6.0 / fan_in), random);
     } else if (auto* linear = module->as<nn::Linear>()) {
       const double bound =

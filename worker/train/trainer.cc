@@ -14,6 +14,7 @@
 #include "worker/batch_norm/scope.h"
 #include "worker/batch_norm/step_interrupted.h"
 #include "worker/train/model_weights.h"
+#include "worker/train/scoring.h"
 
 namespace cohort {
 namespace {
@@ -38,38 +39,6 @@ class ClientRendezvous final : public Rendezvous {
   Client& client_;
   const Assignment& assignment_;
 };
-
-struct Batch {
-  at::Tensor images;
-  at::Tensor labels;
-};
-
-Batch ReadBatch(const Dataset& dataset, DataSplit split,
-                absl::Span<const int64_t> indices) {
-  const auto n = static_cast<int64_t>(indices.size());
-  Batch batch{.images = torch::empty(
-                  {n, dataset.channels(), dataset.height(), dataset.width()}),
-              .labels = torch::empty({n}, torch::kLong)};
-  dataset.ReadImages(split, indices,
-                     absl::MakeSpan(batch.images.data_ptr<float>(),
-                                    static_cast<size_t>(batch.images.numel())));
-  dataset.ReadLabels(
-      split, indices,
-      absl::MakeSpan(batch.labels.data_ptr<int64_t>(), indices.size()));
-  return batch;
-}
-
-// Sum of the cross-entropies of all labels.
-at::Tensor LossSum(const at::Tensor& logits, const at::Tensor& labels) {
-  return torch::nn::functional::cross_entropy(
-      logits, labels,
-      torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
-}
-
-int64_t CorrectOf(const at::Tensor& logits, const at::Tensor& labels) {
-  if (labels.numel() == 0) return 0;
-  return logits.argmax(1).eq(labels).sum().item<int64_t>();
-}
 
 // True for errors that void the assignment but not the worker.
 bool IsVoid(const absl::Status& status) {
@@ -165,8 +134,10 @@ absl::Status Trainer::ReadWeights(const Assignment& assignment) {
   // Only a synchronous step, or an evaluation, needs one exact version.
   const bool exact = assignment.kind == AssignmentKind::kEvaluate ||
                      !assignment.members.empty();
+  // Elsewhere nothing older than what was there when the assignment was made.
   if (state_->version.has_value() &&
-      (!exact || *state_->version == assignment.version)) {
+      (exact ? *state_->version == assignment.version
+             : *state_->version >= assignment.version)) {
     return absl::OkStatus();
   }
   std::optional<Version> wanted;
@@ -298,28 +269,11 @@ absl::Status Trainer::Evaluate(const Assignment& assignment) {
                           client_.Pull(assignment.version, /*weights=*/false,
                                        /*statistics=*/true));
   COHORT_RETURN_IF_ERROR(state_->binding.LoadStatistics(pulled.statistics));
-  state_->model->eval();
-  const torch::NoGradGuard no_grad;
   COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
                           IndicesOf(assignment));
-  EvaluationSums sums;
-  for (size_t at = 0; at < indices.size();) {
-    const size_t count =
-        std::min(indices.size() - at,
-                 static_cast<size_t>(options_.evaluation_batch_size));
-    const Batch batch =
-        ReadBatch(dataset_, assignment.split,
-                  absl::MakeConstSpan(indices).subspan(at, count));
-    const at::Tensor logits = state_->model->forward(batch.images);
-    const auto n = static_cast<int64_t>(count);
-    sums.samples += n;
-    sums.labels += n;
-    sums.loss_weight += static_cast<double>(n);
-    sums.loss_sum += LossSum(logits, batch.labels).item<double>();
-    sums.correct += CorrectOf(logits, batch.labels);
-    at += count;
-  }
-  return client_.ReportEvaluation(sums);
+  return client_.ReportEvaluation(ScoreSamples(*state_->model, dataset_,
+                                               assignment.split, indices,
+                                               options_.evaluation_batch_size));
 }
 
 void Trainer::RequestStop() {

@@ -15,6 +15,7 @@
 #include "worker/client/client.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
+#include "worker/train/scoring.h"
 
 namespace cohort {
 
@@ -27,7 +28,7 @@ struct TrainerOptions {
   // each is a batch of its own to batch norm. The same on all workers.
   int64_t accumulate = 1;
   // Images of one forward pass in evaluation.
-  int64_t evaluation_batch_size = 256;
+  int64_t evaluation_batch_size = kEvaluationBatchSize;
   // Must outlive the trainer.
   const kernels::Backend* backend = nullptr;
 };

@@ -12,6 +12,7 @@
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/log/log.h"
@@ -21,8 +22,10 @@
 #include "common/status_macros.h"
 #include "kernels/backend.h"
 #include "worker/client/client.h"
+#include "worker/client/model_reader.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
+#include "worker/train/scoring.h"
 #include "worker/train/threads.h"
 #include "worker/train/trainer.h"
 
@@ -45,6 +48,9 @@ ABSL_FLAG(int32_t, threads, 1,
           "bit only for the same number");
 ABSL_FLAG(absl::Duration, server_timeout, absl::Minutes(5),
           "how long an unreachable server is waited for");
+ABSL_FLAG(bool, evaluate, false,
+          "score the newest version of a live run on the test split, without "
+          "joining the run, and end");
 
 namespace cohort {
 namespace {
@@ -58,7 +64,8 @@ const ProgramText kProgram = {
     .summary = "Computes gradients for a Cohort server.",
     .examples = {"cohort-worker --server=127.0.0.1:7070 --batch_size=64",
                  "cohort-worker --server=10.0.0.1:7070 --rank=1 "
-                 "--dataset=synthetic"}};
+                 "--dataset=synthetic",
+                 "cohort-worker --server=127.0.0.1:7070 --evaluate"}};
 
 absl::Status Validate() {
   if (absl::GetFlag(FLAGS_rank) < -1) {
@@ -136,6 +143,24 @@ absl::StatusOr<std::shared_ptr<Model>> ModelFor(const Dataset& dataset,
                     .seed = seed});
 }
 
+int RunEvaluation(const Dataset& dataset, Model& model) {
+  const absl::StatusOr<std::unique_ptr<ModelReader>> reader =
+      MakeModelReader({.server = absl::GetFlag(FLAGS_server),
+                       .server_timeout = absl::GetFlag(FLAGS_server_timeout),
+                       .backoff_seed = static_cast<uint64_t>(getpid())});
+  if (!reader.ok()) return Fail(reader.status(), kExitConfig);
+  const absl::StatusOr<VersionScore> score =
+      ScoreNewest(**reader, model, dataset);
+  if (!score.ok()) return Fail(score.status(), ExitCodeForRun(score.status()));
+  const EvaluationSums& sums = score->sums;
+  std::cout << absl::StrFormat("version %d: test loss %.4f, accuracy %.1f %%\n",
+                               score->version.value(),
+                               sums.loss_sum / sums.loss_weight,
+                               100.0 * static_cast<double>(sums.correct) /
+                                   static_cast<double>(sums.labels));
+  return kExitOk;
+}
+
 int RunWorker() {
   SetArithmeticThreads(absl::GetFlag(FLAGS_threads));
   const absl::StatusOr<std::unique_ptr<Dataset>> dataset =
@@ -145,6 +170,7 @@ int RunWorker() {
   // A name that is not known is told before a server is looked for.
   const auto model = ModelFor(**dataset, 0);
   if (!model.ok()) return Fail(model.status(), kExitConfig);
+  if (absl::GetFlag(FLAGS_evaluate)) return RunEvaluation(**dataset, **model);
 
   absl::StatusOr<std::unique_ptr<Client>> client =
       MakeGrpcClient(ClientOptionsFromFlags());

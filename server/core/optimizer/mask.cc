@@ -243,4 +243,12 @@ absl::StatusOr<SharedMask> MakeMask(const std::vector<std::string>& specs,
   return mask;
 }
 
+absl::StatusOr<SharedMask> MaskFor(const OptimizerOptions& options,
+                                   const ModelLayout& layout,
+                                   const std::vector<Partition>& partitions) {
+  COHORT_RETURN_IF_ERROR(
+      CheckPatternsMatch("no_decay", options.no_decay, layout));
+  return MakeMask(options.freeze, layout, partitions);
+}
+
 }  // namespace cohort

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/model_layout.h"
+#include "server/core/options.h"
 
 namespace cohort {
 
@@ -78,5 +79,12 @@ absl::StatusOr<FreezeSpec> ParseFreezeSpec(absl::string_view text);
 absl::StatusOr<SharedMask> MakeMask(const std::vector<std::string>& specs,
                                     const ModelLayout& layout,
                                     const std::vector<Partition>& partitions);
+
+// The mask of `options`, once every name in them is found in the model.
+// Errors: as MakeMask; FailedPrecondition naming --no_decay and a pattern
+//   that matches no parameter.
+absl::StatusOr<SharedMask> MaskFor(const OptimizerOptions& options,
+                                   const ModelLayout& layout,
+                                   const std::vector<Partition>& partitions);
 
 }  // namespace cohort

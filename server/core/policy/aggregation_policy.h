@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -17,15 +18,22 @@ struct PushView {
 
 // Snapshot of what is held at this moment.
 struct RoundView {
-  // Members of the step, in rank order (sync), or the pushes held, in order
-  // of arrival (async).
+  // Sync: whoever may still become a member of the step, in rank order.
+  // Otherwise the pushes held, in order of arrival.
   std::vector<PushView> pushes;
+  // Sync: nobody else will be a member, and all of `pushes` are.
+  bool fixed = true;
+  // Sync, not fixed: ranks that have done what makes a member, in the order in
+  // which they did: a complete push, or under global normalisation the first
+  // moments of the step.
+  std::vector<Rank> claims;
 };
 
 struct Decision {
-  enum class Action { kWait, kApply };
+  // kFix: `members` alone make up the step from now on.
+  enum class Action { kWait, kFix, kApply };
   Action action = Action::kWait;
-  // For kApply: whose pushes make up the next commit.
+  // For kFix and kApply, ascending: whose pushes make up the next commit.
   std::vector<Rank> members;
   // For kWait: whom it waits for.
   std::vector<Rank> waiting_for;
@@ -39,8 +47,14 @@ class AggregationPolicy {
   virtual Decision Decide(const RoundView& round) const = 0;
 };
 
-// sync: applies when every member's push is complete.
-// async: applies the first complete push, alone.
-std::unique_ptr<AggregationPolicy> MakeAggregationPolicy(AggregationKind kind);
+// sync: applies when every member's push is complete. The members are all
+//   ranks of the round, or with pushes_min = K the first K that claim it
+//   (backup workers).
+// bounded, async: applies the first complete push, alone.
+//
+// Source: backup workers as in Chen et al., "Revisiting Distributed
+//   Synchronous SGD", 2016, section 3.
+std::unique_ptr<AggregationPolicy> MakeAggregationPolicy(
+    const PolicyOptions& policy);
 
 }  // namespace cohort

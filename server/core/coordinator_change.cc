@@ -1,0 +1,256 @@
+// Changes of settings while the run goes on.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "server/core/coordinator.h"
+#include "server/core/optimizer/mask.h"
+#include "server/core/optimizer/slots.h"
+
+namespace cohort {
+namespace {
+
+// Copies from `target` what acts at once, or what does not.
+void CopySettings(const CoordinatorOptions& target, bool at_once,
+                  CoordinatorOptions& options) {
+  for (const auto& [name, value] : SettingsOf(target)) {
+    if (ActsAtOnce(name) != at_once) continue;
+    const absl::Status read = SetSetting(name, value, options);
+    COHORT_CHECK(read.ok(), read.message());
+  }
+}
+
+std::string OptimizerText(const PolicyOptions& before,
+                          const PolicyOptions& after,
+                          const OptimizerOptions& optimizer) {
+  if (before.aggregation == after.aggregation) return "";
+  std::string text = "; the rate stays that of the whole cohort's batch";
+  if (after.aggregation != AggregationKind::kSync) {
+    absl::StrAppend(&text, ", each push counts by its share of it");
+  }
+  if (optimizer.uses_momentum()) {
+    absl::StrAppend(&text,
+                    "; momentum is kept: it averages mean gradients, whose "
+                    "scale does not depend on how many make up a commit");
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::Status Coordinator::CheckChange(const CoordinatorOptions& target) const {
+  COHORT_RETURN_IF_ERROR(Validate(target));
+  if (model_ == nullptr) return absl::OkStatus();
+  COHORT_RETURN_IF_ERROR(
+      CheckSlots(SlotsHeld(current_->slots), target.optimizer.kind));
+  return MaskFor(target.optimizer, model_->layout, model_->partitions).status();
+}
+
+void Coordinator::ChangeOptimizer() {
+  if (model_ == nullptr) return;
+  absl::StatusOr<SharedMask> mask =
+      MaskFor(options_.optimizer, model_->layout, model_->partitions);
+  COHORT_CHECK(mask.ok(), mask.status().ToString());
+  mask_ = *std::move(mask);
+  auto fitted = std::make_shared<ModelSnapshot>(*current_);
+  fitted->slots = FitSlots(model_->partitions, current_->slots,
+                           SlotsOf(options_.optimizer, policy_));
+  current_ = std::move(fitted);
+}
+
+absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
+                                                 Instant now, Effects& out) {
+  if (!request.run_id.empty() && request.run_id != options_.run_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("got run ", request.run_id, ", want ", options_.run_id,
+                     ": this server holds another run"));
+  }
+  if (ended_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the run is over: ", end_reason_));
+  }
+  CoordinatorOptions target =
+      pending_.has_value() ? pending_->target : options_;
+  for (const auto& [name, value] : request.values) {
+    const absl::Status read = SetSetting(name, value, target);
+    if (absl::IsNotFound(read)) {
+      return absl::InvalidArgumentError(read.message());
+    }
+    COHORT_RETURN_IF_ERROR(read);
+  }
+  COHORT_RETURN_IF_ERROR(CheckChange(target));
+
+  const SettingValues changed = Difference(SettingsOf(options_), target);
+  const bool at_version =
+      std::any_of(changed.begin(), changed.end(),
+                  [](const auto& change) { return !ActsAtOnce(change.first); });
+  ChangeAnswer answer{
+      .policy_epoch = policy_epoch_,
+      .version = current_ == nullptr ? Version() : current_->version,
+      .text = changed.empty() ? "nothing differs from what is in force"
+                              : ChangeText(SettingsOf(options_), changed)};
+  if (changed.empty()) {
+    // Asked back to what is in force: nothing is to be waited for any more.
+    if (!request.dry_run) pending_.reset();
+    return answer;
+  }
+  if (request.dry_run) {
+    answer.pending = at_version;
+    ++answer.policy_epoch;
+    return answer;
+  }
+  ActAtOnce(target, now, out);
+  if (at_version) {
+    pending_ = {.target = std::move(target)};
+    pending_->changed = Difference(SettingsOf(options_), pending_->target);
+    WithdrawFromLost("the policy changes", now, out);
+    Advance(now, out);
+  }
+  answer.pending = pending_.has_value();
+  answer.policy_epoch = policy_epoch_ + (answer.pending ? 1 : 0);
+  return answer;
+}
+
+void Coordinator::ActAtOnce(const CoordinatorOptions& target, Instant now,
+                            Effects& out) {
+  CoordinatorOptions next = options_;
+  CopySettings(target, /*at_once=*/true, next);
+  const SettingValues changed = Difference(SettingsOf(options_), next);
+  if (changed.empty()) return;
+  std::string text = ChangeText(SettingsOf(options_), changed);
+  options_ = std::move(next);
+  Record(changed, std::move(text), out);
+  if (changed.contains("on_worker_loss") &&
+      options_.on_worker_loss == OnWorkerLoss::kContinue) {
+    WithdrawFromLost("the others go on without it", now, out);
+    Advance(now, out);
+  }
+}
+
+std::vector<Rank> Coordinator::InFlight() const {
+  std::vector<Rank> ranks;
+  for (const Worker& worker : ranks_.all()) {
+    if (worker.outstanding.has_value()) ranks.push_back(worker.rank);
+  }
+  return ranks;
+}
+
+bool Coordinator::Quiet() const {
+  if (sync()) return !round_.has_value() || round_->issued.empty();
+  if (!arrivals_.empty() || applying_.has_value()) return false;
+  return std::none_of(
+      ranks_.all().begin(), ranks_.all().end(), [](const Worker& worker) {
+        return worker.outstanding.has_value() &&
+               worker.outstanding->kind == AssignmentKind::kTrain;
+      });
+}
+
+void Coordinator::WithdrawFromLost(const std::string& reason, Instant now,
+                                   Effects& out) {
+  for (Worker& worker : ranks_.all()) {
+    if (worker.state != Worker::State::kVacant) continue;
+    ReleaseOutstanding(worker, reason, now, out);
+  }
+}
+
+void Coordinator::TryChange(Instant now, Effects& out) {
+  if (!pending_.has_value() || !Quiet()) return;
+  const PendingChange change = *std::exchange(pending_, std::nullopt);
+  // A round that nobody was given leaves no trace.
+  round_.reset();
+  std::string text = ChangeText(SettingsOf(options_), change.changed);
+  const PolicyOptions before = policy_;
+  const int32_t workers = options_.workers;
+  CopySettings(change.target, /*at_once=*/false, options_);
+  policy_ = Resolve(options_.policy);
+  aggregation_ = MakeAggregationPolicy(policy_);
+  ChangeOptimizer();
+  if (model_ != nullptr) {
+    statistics_ = MovingStatistics(policy_.statistics.front(),
+                                   model_->layout.batch_norms);
+  }
+  if (before != policy_) {
+    absl::StrAppend(&text, ": ", PolicyText(policy_),
+                    OptimizerText(before, policy_, options_.optimizer));
+  }
+  for (Worker& worker : ranks_.all()) worker.assignments_finished = 0;
+  if (options_.workers != workers) ResizeCohort(options_.workers, now, out);
+  if (current_ != nullptr) HoldReadVersions();
+  Record(change.changed, std::move(text), out);
+}
+
+void Coordinator::ResizeCohort(int32_t workers, Instant now, Effects& out) {
+  for (Worker& worker : ranks_.all()) {
+    if (worker.rank.value() < workers) continue;
+    if (worker.shard.has_value()) evaluations_.Return(*worker.shard);
+    if (worker.state != Worker::State::kLive) continue;
+    Assignment finished = FinishedAssignment();
+    finished.reason =
+        absl::StrCat("the run goes on with ", workers, " workers");
+    out.push_back(effect::Notify{.session = worker.session,
+                                 .assignment = std::move(finished)});
+  }
+  ranks_.Resize(workers);
+  decided_.resize(static_cast<size_t>(workers));
+  // A rank that comes later may take its time from now on.
+  for (Worker& worker : ranks_.all()) {
+    if (!worker.ever_joined) worker.lost_at = now;
+  }
+}
+
+void Coordinator::Record(SettingValues changed, std::string text,
+                         Effects& out) {
+  ++policy_epoch_;
+  ++counters_["policy_changes"];
+  const Version version = current_ == nullptr ? Version() : current_->version;
+  out.push_back(effect::Log{
+      .text = absl::StrCat("at version ", version.value(), ": ", text)});
+  history_.push_back({.policy_epoch = policy_epoch_,
+                      .version = version,
+                      .samples = samples_,
+                      .changed = std::move(changed),
+                      .text = std::move(text)});
+  out.push_back(effect::PolicyChanged{.record = history_.back()});
+}
+
+absl::Status Coordinator::Evict(Rank rank, const std::string& reason,
+                                Instant now, Effects& out) {
+  if (!ranks_.Contains(rank)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "got rank ", rank.value(), ", want 0 to ", ranks_.size() - 1));
+  }
+  if (ended_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the run is over: ", end_reason_));
+  }
+  Worker& worker = ranks_[rank];
+  if (worker.state == Worker::State::kVacant) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", rank.value(), " is vacant"));
+  }
+  const std::string why = absl::StrCat("evicted: ", reason);
+  if (worker.state == Worker::State::kLive) {
+    out.push_back(effect::EndSession{.session = worker.session,
+                                     .status = absl::AbortedError(why)});
+  }
+  Vacate(worker, why, now, out);
+  return absl::OkStatus();
+}
+
+PolicyView Coordinator::Policy(Instant now) const {
+  PolicyView view{.policy_epoch = policy_epoch_,
+                  .text = PolicyText(policy_),
+                  .settings = SettingsOf(options_),
+                  .history = history_};
+  if (pending_.has_value()) {
+    view.pending = pending_->changed;
+    view.pending_reason = WaitText(now);
+  }
+  return view;
+}
+
+}  // namespace cohort

@@ -1,0 +1,118 @@
+#include "server/ctl/admin_client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "cohort/v1/admin.grpc.pb.h"
+#include "common/wire/channel.h"
+#include "common/wire/status.h"
+
+namespace cohort {
+namespace {
+
+// gRPC's clocks overflow on what never ends.
+constexpr absl::Duration kTimeoutMax = absl::Hours(24);
+
+// gRPC's account of a failed connection ends with the system's word for it.
+absl::string_view Reason(absl::string_view message) {
+  constexpr absl::string_view kLast = "last error: ";
+  const size_t last = message.rfind(kLast);
+  if (last != absl::string_view::npos) {
+    message.remove_prefix(last + kLast.size());
+  }
+  const size_t colon = message.rfind(": ");
+  return colon == absl::string_view::npos ? message : message.substr(colon + 2);
+}
+
+// What people can act on, instead of gRPC's words for it.
+absl::Status Explained(const std::string& server, absl::Duration timeout,
+                       const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+      return absl::UnavailableError(absl::StrCat(
+          server, ": cannot be reached (", Reason(status.message()),
+          ")\nIs cohort-server running there? It prints the address that it "
+          "listens on when it starts; pass it as --server=host:port"));
+    case absl::StatusCode::kDeadlineExceeded:
+      return absl::UnavailableError(absl::StrCat(
+          server, ": no answer within ", absl::FormatDuration(timeout),
+          "\nIs it a Cohort server, and is the way to it open? Try again "
+          "with a longer --timeout"));
+    case absl::StatusCode::kUnimplemented:
+      return absl::UnimplementedError(absl::StrCat(
+          server,
+          ": does not know this request: it is a server of an older release, "
+          "or none of Cohort's\nCheck --server, or use the cohortctl of that "
+          "release"));
+    default:
+      return status;
+  }
+}
+
+}  // namespace
+
+struct AdminClient::Connection {
+  std::unique_ptr<v1::Admin::Stub> stub;
+};
+
+AdminClient::AdminClient(const std::string& server, absl::Duration timeout)
+    : server_(server),
+      timeout_(std::min(timeout, kTimeoutMax)),
+      connection_(std::make_unique<Connection>()) {
+  connection_->stub =
+      v1::Admin::NewStub(MakeChannel(server, ChannelPurpose::kControl));
+}
+
+AdminClient::~AdminClient() = default;
+
+template <typename Reply, typename Request, typename Method>
+absl::StatusOr<Reply> AdminClient::Call(Method method, const Request& request) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       absl::ToChronoMilliseconds(timeout_));
+  Reply reply;
+  const absl::Status status =
+      FromGrpcStatus(((*connection_->stub).*method)(&context, request, &reply));
+  if (!status.ok()) return Explained(server_, timeout_, status);
+  return reply;
+}
+
+absl::StatusOr<v1::Status> AdminClient::GetStatus() {
+  return Call<v1::Status>(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
+}
+
+absl::StatusOr<v1::GetPolicyReply> AdminClient::GetPolicy() {
+  return Call<v1::GetPolicyReply>(&v1::Admin::Stub::GetPolicy,
+                                  v1::GetPolicyRequest());
+}
+
+absl::StatusOr<v1::SetPolicyReply> AdminClient::SetPolicy(
+    const v1::SetPolicyRequest& request) {
+  return Call<v1::SetPolicyReply>(&v1::Admin::Stub::SetPolicy, request);
+}
+
+absl::StatusOr<v1::EvictReply> AdminClient::Evict(
+    const v1::EvictRequest& request) {
+  return Call<v1::EvictReply>(&v1::Admin::Stub::Evict, request);
+}
+
+absl::StatusOr<v1::DrainReply> AdminClient::Drain(
+    const v1::DrainRequest& request) {
+  return Call<v1::DrainReply>(&v1::Admin::Stub::Drain, request);
+}
+
+absl::StatusOr<v1::CheckpointReply> AdminClient::Checkpoint() {
+  return Call<v1::CheckpointReply>(&v1::Admin::Stub::Checkpoint,
+                                   v1::CheckpointRequest());
+}
+
+absl::StatusOr<v1::ExportReply> AdminClient::Export() {
+  return Call<v1::ExportReply>(&v1::Admin::Stub::Export, v1::ExportRequest());
+}
+
+}  // namespace cohort

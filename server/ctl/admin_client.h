@@ -1,0 +1,47 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cohort/v1/admin.pb.h"
+
+namespace cohort {
+
+// The Admin service of one server, one call a method. Connects on first use.
+//
+// Errors of every method: those of the rpc, in the server's words;
+//   Unavailable if the server cannot be reached or does not answer within
+//   the timeout (and what to look at); Unimplemented by an older server.
+// Retry: safe, as that of the rpcs.
+// Thread safety: none.
+class AdminClient {
+ public:
+  // `server` is host:port; `timeout` is that of each call.
+  AdminClient(const std::string& server, absl::Duration timeout);
+  ~AdminClient();
+
+  const std::string& server() const { return server_; }
+
+  absl::StatusOr<v1::Status> GetStatus();
+  absl::StatusOr<v1::GetPolicyReply> GetPolicy();
+  absl::StatusOr<v1::SetPolicyReply> SetPolicy(
+      const v1::SetPolicyRequest& request);
+  absl::StatusOr<v1::EvictReply> Evict(const v1::EvictRequest& request);
+  absl::StatusOr<v1::DrainReply> Drain(const v1::DrainRequest& request);
+  absl::StatusOr<v1::CheckpointReply> Checkpoint();
+  absl::StatusOr<v1::ExportReply> Export();
+
+ private:
+  struct Connection;
+
+  template <typename Reply, typename Request, typename Method>
+  absl::StatusOr<Reply> Call(Method method, const Request& request);
+
+  const std::string server_;
+  const absl::Duration timeout_;
+  const std::unique_ptr<Connection> connection_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,72 @@
+#include "server/ctl/arguments.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace cohort {
+namespace {
+
+const FlagSpec* Find(absl::Span<const FlagSpec* const> known,
+                     absl::string_view name) {
+  const auto found =
+      std::find_if(known.begin(), known.end(),
+                   [name](const FlagSpec* flag) { return flag->name == name; });
+  return found == known.end() ? nullptr : *found;
+}
+
+}  // namespace
+
+std::optional<std::string> Arguments::Value(const std::string& flag) const {
+  const auto found = flags.find(flag);
+  if (found == flags.end()) return std::nullopt;
+  return found->second;
+}
+
+absl::StatusOr<Arguments> ReadArguments(
+    absl::Span<const std::string> arguments,
+    absl::Span<const FlagSpec* const> known) {
+  Arguments read;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    absl::string_view argument = arguments[i];
+    if (argument == "-h") argument = "--help";
+    if (!absl::ConsumePrefix(&argument, "--")) {
+      read.words.push_back(arguments[i]);
+      continue;
+    }
+    const size_t equals = argument.find('=');
+    const std::string name(argument.substr(0, equals));
+    if (name.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("got '", arguments[i], "', want --name=value"));
+    }
+    const FlagSpec* flag = Find(known, name);
+    const bool is_switch = flag != nullptr && flag->value.empty();
+    const bool word_follows =
+        i + 1 < arguments.size() && !absl::StartsWith(arguments[i + 1], "--");
+    std::string value = "true";
+    if (equals != absl::string_view::npos) {
+      if (is_switch) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("--", name, " takes no value, got '",
+                         argument.substr(equals + 1), "'"));
+      }
+      value = std::string(argument.substr(equals + 1));
+    } else if (!is_switch && word_follows) {
+      value = arguments[++i];
+    } else if (flag != nullptr && !is_switch) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--", name, " wants a value: --", name, "=", flag->value));
+    }
+    if (!read.flags.emplace(name, value).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", name, " is given twice"));
+    }
+  }
+  return read;
+}
+
+}  // namespace cohort

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace cohort {
+
+// A flag that cohortctl itself reads, of one verb or of all.
+struct FlagSpec {
+  absl::string_view name;
+  // What stands for its value in help, such as "N"; empty: a switch.
+  absl::string_view value;
+  absl::string_view help;
+};
+
+// A command line taken apart: words that are no flags, and flags by name.
+// Switches have the value "true".
+struct Arguments {
+  std::vector<std::string> words;
+  std::map<std::string, std::string> flags;
+
+  bool Has(const std::string& flag) const { return flags.contains(flag); }
+  // Absent if the flag was not given.
+  std::optional<std::string> Value(const std::string& flag) const;
+};
+
+// Reads --name=value, --name value and --switch, in any order, -h and
+// --help. A flag that is not in `known` takes the next word as its value
+// unless it has one or no word follows; whether it may be there at all is for
+// the caller to say.
+// Errors: InvalidArgument: a flag twice, without its value or without a
+//   name, or a switch with a value.
+absl::StatusOr<Arguments> ReadArguments(
+    absl::Span<const std::string> arguments,
+    absl::Span<const FlagSpec* const> known);
+
+}  // namespace cohort

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/process/command_line.h"
+#include "server/ctl/verb.h"
+
+namespace cohort {
+
+// cohortctl: runs the verb that `arguments` (without the program's name) ask
+// for and returns the exit code. Results go to io.out, messages to io.err.
+ExitCode RunCtl(absl::Span<const std::string> arguments, CtlIo& io);
+
+// What a verb's error means to the shell:
+//   NotFound                             kExitUsage: no such verb, flag or
+//                                        setting, or one is missing
+//   InvalidArgument, FailedPrecondition  kExitConfig: the server refuses
+//   Unavailable                          kExitUnreachable
+//   DeadlineExceeded                     kExitWaitTimeout
+//   all others                           kExitFailure
+ExitCode ExitCodeForVerb(const absl::Status& status);
+
+}  // namespace cohort

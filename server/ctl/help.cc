@@ -1,0 +1,81 @@
+#include "server/ctl/help.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::string_view kSummary =
+    "cohortctl: looks at a run that goes on, and changes it\n";
+
+void AddFlags(absl::Span<const FlagSpec> flags, std::string& text) {
+  for (const FlagSpec& flag : flags) {
+    const std::string spelled = absl::StrCat(
+        "--", flag.name, flag.value.empty() ? "" : "=", flag.value);
+    absl::StrAppendFormat(&text, "  %-18s %s\n", spelled, flag.help);
+  }
+}
+
+std::string VerbList() {
+  size_t width = 0;
+  for (const Verb& verb : Verbs()) width = std::max(width, verb.name.size());
+  std::string text = "Verbs:\n";
+  for (const Verb& verb : Verbs()) {
+    absl::StrAppendFormat(&text, "  %-*s  %s\n", static_cast<int>(width),
+                          verb.name, verb.summary);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string ShortHelp() {
+  return absl::StrCat(
+      kSummary,
+      "\nExamples:\n"
+      "  cohortctl status --server=127.0.0.1:7070\n"
+      "  cohortctl policy set --aggregation=async --normalization=local\n\n",
+      VerbList(),
+      "\n`cohortctl help` has flags and exit codes, `cohortctl help VERB` "
+      "each verb.\n");
+}
+
+std::string FullHelp() {
+  std::string text = absl::StrCat(
+      kSummary,
+      "\nExamples:\n"
+      "  cohortctl status --watch\n"
+      "  cohortctl policy set --aggregation=async --normalization=local\n"
+      "  cohortctl policy set --learning_rate=0.01 --dry_run\n"
+      "  cohortctl workers evict --rank=1\n\n",
+      VerbList(), "\nFlags of all verbs:\n");
+  AddFlags(CommonFlags(), text);
+  absl::StrAppend(
+      &text,
+      "\nResults go to stdout, messages to stderr. Exit codes: 0 done; 1 "
+      "failure;\n2 wrong use; 3 refused by the server; 5 server unreachable; "
+      "6 gave up waiting.\n");
+  return text;
+}
+
+std::string VerbHelp(const Verb& verb) {
+  std::string text = absl::StrCat("cohortctl ", verb.name, ": ", verb.summary,
+                                  "\n\nExamples:\n");
+  for (absl::string_view example : verb.examples) {
+    absl::StrAppend(&text, "  ", example, "\n");
+  }
+  absl::StrAppend(&text, "\nFlags:\n");
+  AddFlags(verb.flags, text);
+  if (verb.takes_settings) {
+    absl::StrAppendFormat(&text, "  %-18s %s\n", "--SETTING=VALUE",
+                          "a setting of the run, by the name of the server's "
+                          "flag");
+  }
+  AddFlags(CommonFlags(), text);
+  return text;
+}
+
+}  // namespace cohort

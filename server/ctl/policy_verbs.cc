@@ -1,0 +1,256 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/change_headline.h"
+#include "common/process/command_line.h"
+#include "common/status_macros.h"
+#include "server/ctl/status_text.h"
+#include "server/ctl/table.h"
+#include "server/ctl/verb.h"
+
+namespace cohort {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Settings = std::map<std::string, std::string>;
+using ProtoSettings = google::protobuf::Map<std::string, std::string>;
+
+constexpr absl::Duration kPoll = absl::Milliseconds(100);
+// Whom a change waits for is told once it takes longer than people notice, and
+// then now and again.
+constexpr absl::Duration kFirstWord = absl::Seconds(1);
+constexpr absl::Duration kNextWord = absl::Seconds(10);
+
+Settings Sorted(const ProtoSettings& settings) {
+  return Settings(settings.begin(), settings.end());
+}
+
+std::string Line(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Json ChangeJson(const v1::PolicyChange& change) {
+  return {{"policy_epoch", change.policy_epoch()},
+          {"version", change.version()},
+          {"samples", change.samples()},
+          {"settings", Sorted(change.settings())},
+          {"text", change.text()}};
+}
+
+Json PolicyJson(const v1::GetPolicyReply& policy) {
+  return {{"run", policy.run_id()},
+          {"policy_epoch", policy.policy_epoch()},
+          {"text", policy.policy()},
+          {"since_version", PolicyVersion(policy)},
+          {"settings", Sorted(policy.settings())},
+          {"pending", Sorted(policy.pending())},
+          {"pending_reason", policy.pending_reason()}};
+}
+
+// Errors: NotFound if there are none, or one whose name the server does not
+//   have. The server checks everything; here a name gets its suggestion.
+absl::Status CheckNames(const Settings& settings,
+                        const v1::GetPolicyReply& policy) {
+  if (settings.empty()) {
+    return absl::NotFoundError(
+        "got no setting, want one such as --aggregation=async\n`cohortctl "
+        "policy get` lists them with their values");
+  }
+  std::vector<std::string> known = {"dry_run", "nowait"};
+  for (const auto& [name, value] : Sorted(policy.settings())) {
+    known.push_back(name);
+  }
+  for (const auto& [name, value] : settings) {
+    if (policy.settings().contains(name)) continue;
+    const std::string nearest = NearestWord(name, known);
+    return absl::NotFoundError(absl::StrCat(
+        "unknown setting --", name, nearest.empty() ? "" : "; did you mean --",
+        nearest, nearest.empty() ? "" : "?",
+        "\n`cohortctl policy get` lists the settings and their values"));
+  }
+  return absl::OkStatus();
+}
+
+bool HaveCommonName(const ProtoSettings& a, const Settings& b) {
+  return std::any_of(b.begin(), b.end(), [&a](const auto& setting) {
+    return a.contains(setting.first);
+  });
+}
+
+// The change that brought `settings`, asked for as `policy_epoch` or later: a
+// change that acts at once, of other settings, may come in between.
+const v1::PolicyChange* FindChange(const v1::GetPolicyReply& policy,
+                                   int64_t policy_epoch,
+                                   const Settings& settings) {
+  const auto found =
+      std::find_if(policy.history().begin(), policy.history().end(),
+                   [&](const v1::PolicyChange& change) {
+                     return change.policy_epoch() >= policy_epoch &&
+                            HaveCommonName(change.settings(), settings);
+                   });
+  return found == policy.history().end() ? nullptr : &*found;
+}
+
+// A change in a few words: old values come from those before it.
+std::string Headline(const v1::GetPolicyReply& policy,
+                     const v1::PolicyChange& wanted) {
+  Settings before;
+  for (const v1::PolicyChange& change : policy.history()) {
+    if (&change == &wanted) break;
+    for (const auto& [name, value] : change.settings()) before[name] = value;
+  }
+  return Printable(ChangeHeadline(before, Sorted(wanted.settings())));
+}
+
+void PrintInForce(Context& context, const v1::GetPolicyReply& policy,
+                  const v1::PolicyChange& change) {
+  if (context.json) {
+    Json json = ChangeJson(change);
+    json["in_force"] = true;
+    context.io.out << Line(json);
+    return;
+  }
+  context.io.out << "policy " << Headline(policy, change) << " at version "
+                 << change.version() << "\n";
+}
+
+// What was accepted but is not, or not known to be, in force.
+void PrintAccepted(Context& context, const v1::SetPolicyReply& reply,
+                   absl::string_view prefix) {
+  if (context.json) {
+    context.io.out << Line({{"policy_epoch", reply.policy_epoch()},
+                            {"version", reply.version()},
+                            {"text", reply.text()},
+                            {"in_force", false}});
+  } else {
+    context.io.out << prefix << Printable(reply.text()) << "\n";
+  }
+}
+
+absl::Status Withdrawn() {
+  return absl::AbortedError(
+      "the change did not take effect: the run has ended, the change was taken "
+      "back, or the server was started anew\n`cohortctl status` tells");
+}
+
+// Waits until the change `wanted` (a policy epoch) is in force, and says whom
+// for.
+absl::Status AwaitChange(Context& context, int64_t wanted) {
+  CtlIo& io = context.io;
+  const Instant start = io.clock.Now();
+  Instant word_due = start + kFirstWord;
+  for (;;) {
+    COHORT_ASSIGN_OR_RETURN(const v1::GetPolicyReply policy,
+                            context.server.GetPolicy());
+    const v1::PolicyChange* change =
+        FindChange(policy, wanted, context.settings);
+    if (change != nullptr) {
+      PrintInForce(context, policy, *change);
+      return absl::OkStatus();
+    }
+    if (policy.pending().empty()) return Withdrawn();
+    const Instant now = io.clock.Now();
+    const std::string reason = Printable(policy.pending_reason());
+    constexpr absl::string_view kStays =
+        "\nThe change stays asked for; `cohortctl policy get` tells when it is "
+        "in force";
+    if (now - start >= context.timeout) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("not in force after ", SecondsText(context.timeout),
+                       " (--timeout): ", reason, kStays));
+    }
+    if (now >= word_due) {
+      word_due = now + kNextWord;
+      COHORT_ASSIGN_OR_RETURN(const v1::Status status,
+                              context.server.GetStatus());
+      if (status.ended()) return Withdrawn();
+      io.err << "not in force yet: " << reason << ", "
+             << SecondsText(now - start) << ", gives up after "
+             << SecondsText(context.timeout) << std::endl;
+    }
+    if (!io.pause(std::min(kPoll, context.timeout - (now - start)))) {
+      return absl::CancelledError(absl::StrCat("interrupted", kStays));
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status RunPolicyGet(Context& context) {
+  COHORT_ASSIGN_OR_RETURN(const v1::GetPolicyReply policy,
+                          context.server.GetPolicy());
+  std::ostream& out = context.io.out;
+  if (context.json) {
+    out << Line(PolicyJson(policy));
+    return absl::OkStatus();
+  }
+  out << policy.policy() << ", since version " << PolicyVersion(policy) << "\n";
+  const Settings pending = Sorted(policy.pending());
+  if (!pending.empty()) {
+    out << "change to " << absl::StrJoin(pending, " ", absl::PairFormatter("="))
+        << ": " << Printable(policy.pending_reason()) << "\n";
+  }
+  Table table({"setting", "value"});
+  for (const auto& [name, value] : Sorted(policy.settings())) {
+    table.Add({name, value});
+  }
+  out << "\n" << table.ToString(context.io.color);
+  return absl::OkStatus();
+}
+
+absl::Status RunPolicyHistory(Context& context) {
+  COHORT_ASSIGN_OR_RETURN(const v1::GetPolicyReply policy,
+                          context.server.GetPolicy());
+  if (context.json) {
+    Json changes = Json::array();
+    for (const v1::PolicyChange& change : policy.history()) {
+      changes.push_back(ChangeJson(change));
+    }
+    context.io.out << Line({{"run", policy.run_id()}, {"changes", changes}});
+    return absl::OkStatus();
+  }
+  Table table({"change", "version", "samples", "policy"});
+  for (const v1::PolicyChange& change : policy.history()) {
+    const bool first = &change == &policy.history(0);
+    table.Add({absl::StrCat(change.policy_epoch()),
+               absl::StrCat(change.version()), absl::StrCat(change.samples()),
+               first ? Printable(change.text()) : Headline(policy, change)});
+  }
+  context.io.out << table.ToString(context.io.color);
+  return absl::OkStatus();
+}
+
+absl::Status RunPolicySet(Context& context) {
+  COHORT_ASSIGN_OR_RETURN(const v1::GetPolicyReply before,
+                          context.server.GetPolicy());
+  COHORT_RETURN_IF_ERROR(CheckNames(context.settings, before));
+  v1::SetPolicyRequest request;
+  // Not into another run that has taken the port meanwhile.
+  request.set_run_id(before.run_id());
+  request.set_dry_run(context.arguments.Has("dry_run"));
+  request.mutable_settings()->insert(context.settings.begin(),
+                                     context.settings.end());
+  const absl::StatusOr<v1::SetPolicyReply> reply =
+      context.server.SetPolicy(request);
+  COHORT_RETURN_IF_ERROR(WithNext(
+      WithNext(reply.status(), absl::StatusCode::kInvalidArgument,
+               "Nothing was changed; `cohortctl policy get` lists the settings "
+               "and their values"),
+      absl::StatusCode::kFailedPrecondition,
+      "Nothing was changed; `cohortctl status` shows the run"));
+  if (reply->policy_epoch() <= before.policy_epoch()) {
+    PrintAccepted(context, *reply, "");
+  } else if (request.dry_run()) {
+    PrintAccepted(context, *reply, "would change ");
+  } else if (context.arguments.Has("nowait")) {
+    PrintAccepted(context, *reply, "asked for: ");
+  } else {
+    return AwaitChange(context, reply->policy_epoch());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

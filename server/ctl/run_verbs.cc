@@ -1,0 +1,62 @@
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "server/ctl/verb.h"
+
+namespace cohort {
+namespace {
+
+// The one number that these requests answer, within a sentence.
+absl::Status PrintVersion(Context& context, absl::string_view before,
+                          int64_t version, absl::string_view after) {
+  if (context.json) {
+    context.io.out << nlohmann::ordered_json{{"version", version}}.dump()
+                   << "\n";
+  } else {
+    context.io.out << before << version << after << "\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status RunDrain(Context& context) {
+  v1::DrainRequest request;
+  request.set_reason(context.arguments.Value("reason").value_or(""));
+  const absl::StatusOr<v1::DrainReply> reply = context.server.Drain(request);
+  COHORT_RETURN_IF_ERROR(WithNext(reply.status(),
+                                  absl::StatusCode::kFailedPrecondition,
+                                  "`cohortctl status` tells how it ended"));
+  COHORT_RETURN_IF_ERROR(
+      PrintVersion(context, "draining since version ", reply->version(),
+                   ": the run ends with the step in progress"));
+  if (!context.json) {
+    context.io.err << "`cohortctl status --watch` follows it to its end"
+                   << std::endl;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpointSave(Context& context) {
+  const absl::StatusOr<v1::CheckpointReply> reply = context.server.Checkpoint();
+  COHORT_RETURN_IF_ERROR(
+      WithNext(reply.status(), absl::StatusCode::kFailedPrecondition,
+               "checkpoints need a server with --checkpoint_dir=PATH and a "
+               "worker that has registered its model"));
+  return PrintVersion(context, "checkpoint of version ", reply->version(),
+                      " is safe");
+}
+
+absl::Status RunExport(Context& context) {
+  const absl::StatusOr<v1::ExportReply> reply = context.server.Export();
+  COHORT_RETURN_IF_ERROR(
+      WithNext(reply.status(), absl::StatusCode::kFailedPrecondition,
+               "exports need a server with --results_dir=PATH and a worker "
+               "that has registered its model"));
+  return PrintVersion(context, "model.safetensors of version ",
+                      reply->version(), " is in the server's --results_dir");
+}
+
+}  // namespace cohort

@@ -1,0 +1,189 @@
+#include "server/ctl/status_text.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "common/clock.h"
+#include "server/ctl/table.h"
+
+namespace cohort {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string EpochText(const v1::Status& status) {
+  const int64_t per_epoch =
+      status.samples_total() / std::max<int64_t>(status.epochs(), 1);
+  if (per_epoch <= 0) return absl::StrCat("0 of ", status.epochs());
+  const int64_t epoch =
+      std::clamp<int64_t>(status.data_epoch(), 0, status.epochs() - 1);
+  const int64_t done =
+      std::clamp<int64_t>(status.samples() - epoch * per_epoch, 0, per_epoch);
+  return absl::StrFormat("%d of %d (%d %%)", epoch + 1, status.epochs(),
+                         100 * done / per_epoch);
+}
+
+std::string RateText(const v1::Status& status) {
+  const double rate = status.samples_per_second();
+  if (!(rate > 0)) return "0 images/s";
+  const auto left =
+      static_cast<double>(status.samples_total() - status.samples());
+  std::string text = absl::StrFormat("%.0f images/s", rate);
+  if (!status.ended() && left > 0) {
+    absl::StrAppend(&text, ", ETA ", HumanDuration(absl::Seconds(left / rate)));
+  }
+  return text;
+}
+
+std::string PolicyText(const v1::GetPolicyReply& policy) {
+  return absl::StrCat(policy.policy(), ", since version ",
+                      PolicyVersion(policy));
+}
+
+std::string PendingText(const v1::GetPolicyReply& policy) {
+  std::string text =
+      absl::StrJoin(std::map<std::string, std::string>(policy.pending().begin(),
+                                                       policy.pending().end()),
+                    " ", absl::PairFormatter("="));
+  if (!policy.pending_reason().empty()) {
+    absl::StrAppend(&text, ": ", policy.pending_reason());
+  }
+  return Printable(text);
+}
+
+int LiveWorkers(const v1::Status& status) {
+  return static_cast<int>(std::count_if(
+      status.workers().begin(), status.workers().end(),
+      [](const v1::WorkerStatus& w) { return w.state() == "live"; }));
+}
+
+// A rank that nobody ever held was never heard from.
+std::string AgeText(const v1::WorkerStatus& worker) {
+  if (worker.incarnation() == 0) return "never";
+  return absl::StrCat(SecondsText(absl::Milliseconds(worker.silent_ms())),
+                      " ago");
+}
+
+Json WorkersToJson(const v1::Status& status) {
+  Json workers = Json::array();
+  for (const v1::WorkerStatus& w : status.workers()) {
+    workers.push_back({{"rank", w.rank()},
+                       {"state", w.state()},
+                       {"incarnation", w.incarnation()},
+                       {"description", w.description()},
+                       {"batch_size", w.batch_size()},
+                       {"sequence", w.sequence()},
+                       {"silent_ms", w.silent_ms()}});
+  }
+  return workers;
+}
+
+// Bytes that are not UTF-8 are replaced: descriptions come from anywhere.
+std::string OneLine(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+int64_t PolicyVersion(const v1::GetPolicyReply& policy) {
+  const int changes = policy.history_size();
+  return changes == 0 ? 0 : policy.history(changes - 1).version();
+}
+
+std::string OverviewText(const Overview& overview, bool bold) {
+  const v1::Status& status = overview.status;
+  std::string text;
+  const auto line = [&](absl::string_view name, absl::string_view value) {
+    absl::StrAppendFormat(&text, "%-14s %s\n", name, value);
+  };
+  line("run", absl::StrCat(status.run_id(), " at ", overview.server));
+  line("state", Bold(Printable(status.state()), bold));
+  line("version", absl::StrCat(status.version()));
+  line("epoch", EpochText(status));
+  if (status.has_train_loss()) {
+    line("loss", absl::StrFormat("%.4f", status.train_loss()));
+  }
+  if (status.has_test_accuracy()) {
+    line("test accuracy",
+         absl::StrFormat("%.1f %%", 100 * status.test_accuracy()));
+  }
+  line("learning rate", absl::StrFormat("%.6g", status.learning_rate()));
+  line("rate", RateText(status));
+  line("policy", PolicyText(overview.policy));
+  if (!overview.policy.pending().empty()) {
+    line("change to", PendingText(overview.policy));
+  }
+  return absl::StrCat(text, "\n", WorkersText(status, bold));
+}
+
+std::string OverviewLine(const Overview& overview) {
+  const v1::Status& status = overview.status;
+  std::string text =
+      absl::StrCat("version ", status.version(), ", epoch ", EpochText(status));
+  if (status.has_train_loss()) {
+    absl::StrAppendFormat(&text, ", loss %.4f", status.train_loss());
+  }
+  absl::StrAppend(&text, ", ", RateText(status), ", workers ",
+                  LiveWorkers(status), "/", status.workers_size(), ", ",
+                  PolicyText(overview.policy), ", ", Printable(status.state()));
+  if (!overview.policy.pending().empty()) {
+    absl::StrAppend(&text, ", change to ", PendingText(overview.policy));
+  }
+  return text;
+}
+
+std::string OverviewJson(const Overview& overview) {
+  const v1::Status& s = overview.status;
+  const v1::GetPolicyReply& p = overview.policy;
+  Json json = {
+      {"run", s.run_id()},
+      {"server", overview.server},
+      {"state", s.state()},
+      {"ended", s.ended()},
+      {"version", s.version()},
+      {"attempt", s.attempt()},
+      {"data_epoch", s.data_epoch()},
+      {"epochs", s.epochs()},
+      {"samples", s.samples()},
+      {"samples_total", s.samples_total()},
+      {"samples_per_second", s.samples_per_second()},
+      {"learning_rate", s.learning_rate()},
+      {"train_loss", s.has_train_loss() ? Json(s.train_loss()) : Json()},
+      {"test_accuracy",
+       s.has_test_accuracy() ? Json(s.test_accuracy()) : Json()}};
+  json["policy"] = {{"policy_epoch", p.policy_epoch()},
+                    {"text", p.policy()},
+                    {"since_version", PolicyVersion(p)},
+                    {"pending", Json::object()},
+                    {"pending_reason", p.pending_reason()}};
+  for (const auto& [name, value] : std::map<std::string, std::string>(
+           p.pending().begin(), p.pending().end())) {
+    json["policy"]["pending"][name] = value;
+  }
+  json["workers"] = WorkersToJson(s);
+  json["counters"] = Json::object();
+  for (const auto& [name, count] : std::map<std::string, int64_t>(
+           s.counters().begin(), s.counters().end())) {
+    json["counters"][name] = count;
+  }
+  return OneLine(json);
+}
+
+std::string WorkersText(const v1::Status& status, bool bold) {
+  Table table({"rank", "state", "batch", "heard from", "process"});
+  for (const v1::WorkerStatus& w : status.workers()) {
+    table.Add({absl::StrCat(w.rank()), w.state(), absl::StrCat(w.batch_size()),
+               AgeText(w), Printable(w.description())});
+  }
+  return table.ToString(bold);
+}
+
+std::string WorkersJson(const v1::Status& status) {
+  return OneLine(
+      {{"run", status.run_id()}, {"workers", WorkersToJson(status)}});
+}
+
+}  // namespace cohort

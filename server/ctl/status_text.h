@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string>
+
+#include "cohort/v1/admin.pb.h"
+
+namespace cohort {
+
+// A server's state as cohortctl got it, at about one moment.
+struct Overview {
+  std::string server;
+  v1::Status status;
+  v1::GetPolicyReply policy;
+};
+
+// The version from which the policy in force is in force: of the newest change,
+// 0 if there was none.
+int64_t PolicyVersion(const v1::GetPolicyReply& policy);
+
+// Several lines, the workers included.
+std::string OverviewText(const Overview& overview, bool bold);
+// One line, for a log.
+std::string OverviewLine(const Overview& overview);
+// One line of JSON; its fields are documented in README.md of this folder.
+std::string OverviewJson(const Overview& overview);
+
+std::string WorkersText(const v1::Status& status, bool bold);
+std::string WorkersJson(const v1::Status& status);
+
+}  // namespace cohort

@@ -1,0 +1,65 @@
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "server/ctl/status_text.h"
+#include "server/ctl/verb.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kIntervalDefault = absl::Seconds(2);
+constexpr absl::Duration kIntervalMin = absl::Milliseconds(100);
+
+// Moves a terminal's cursor home and blanks the screen.
+constexpr absl::string_view kClearScreen = "\x1b[H\x1b[2J";
+
+absl::StatusOr<Overview> Look(AdminClient& server) {
+  Overview overview{.server = server.server()};
+  COHORT_ASSIGN_OR_RETURN(overview.status, server.GetStatus());
+  COHORT_ASSIGN_OR_RETURN(overview.policy, server.GetPolicy());
+  return overview;
+}
+
+absl::StatusOr<absl::Duration> Interval(const Arguments& arguments) {
+  const std::optional<std::string> text = arguments.Value("interval");
+  if (!text.has_value()) return kIntervalDefault;
+  absl::Duration interval;
+  if (absl::ParseDuration(*text, &interval) && interval >= kIntervalMin) {
+    return interval;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--interval: got '", *text,
+                   "', want a duration such as 2s, of at least 100ms"));
+}
+
+absl::Status Watch(Context& context, absl::Duration interval) {
+  CtlIo& io = context.io;
+  for (;;) {
+    COHORT_ASSIGN_OR_RETURN(const Overview overview, Look(context.server));
+    if (context.json) {
+      io.out << OverviewJson(overview) << std::endl;
+    } else if (io.terminal) {
+      io.out << kClearScreen << OverviewText(overview, io.color) << std::flush;
+    } else {
+      io.out << OverviewLine(overview) << std::endl;
+    }
+    if (overview.status.ended() || !io.pause(interval)) {
+      return absl::OkStatus();
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status RunStatus(Context& context) {
+  COHORT_ASSIGN_OR_RETURN(const absl::Duration interval,
+                          Interval(context.arguments));
+  if (context.arguments.Has("watch")) return Watch(context, interval);
+  COHORT_ASSIGN_OR_RETURN(const Overview overview, Look(context.server));
+  context.io.out << (context.json ? OverviewJson(overview) + "\n"
+                                  : OverviewText(overview, context.io.color));
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

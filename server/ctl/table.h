@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace cohort {
+
+// Lines of cells, each column as wide as its widest cell and two spaces apart.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
+
+  // As many cells as the header has.
+  void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+
+  // `bold` marks the header for a terminal.
+  std::string ToString(bool bold) const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// `text` as a terminal shows it bold, or as it is.
+std::string Bold(absl::string_view text, bool bold);
+
+// What comes from other machines, without control characters: a name must not
+// move the cursor of an operator's terminal.
+std::string Printable(absl::string_view text);
+
+}  // namespace cohort

@@ -1,0 +1,28 @@
+#include "common/change_headline.h"
+
+#include <gtest/gtest.h>
+
+namespace cohort {
+namespace {
+
+TEST(ChangeHeadlineTest, ThePolicyStandsFirstAndOldValuesBesideNewOnes) {
+  EXPECT_EQ(ChangeHeadline({{"aggregation", "sync"},
+                            {"bn_statistics", "auto"},
+                            {"normalization", "auto"},
+                            {"learning_rate", "0.1"}},
+                           {{"bn_statistics", "async"},
+                            {"aggregation", "async"},
+                            {"normalization", "local"}}),
+            "sync -> async, bn_statistics auto -> async, local normalisation");
+  EXPECT_EQ(
+      ChangeHeadline({{"learning_rate", "0.1"}}, {{"learning_rate", "0.01"}}),
+      "learning_rate 0.1 -> 0.01");
+}
+
+// Written by a release that did not have the setting.
+TEST(ChangeHeadlineTest, AValueThatWasNotThereIsSaidToBeUnset) {
+  EXPECT_EQ(ChangeHeadline({}, {{"lease", "5s"}}), "lease (unset) -> 5s");
+}
+
+}  // namespace
+}  // namespace cohort

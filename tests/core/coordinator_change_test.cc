@@ -1,0 +1,343 @@
+// Settings that change while the run goes on.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// Two workers with batches of 2 and 40 samples an epoch.
+FakeSetup LongSetup(AggregationKind kind = AggregationKind::kSync) {
+  FakeSetup setup = AsyncSetup();
+  setup.options.policy = {.aggregation = kind,
+                          .normalization = NormalizationKind::kLocal};
+  setup.plan.train_samples = 40;
+  return setup;
+}
+
+const SettingValues kToAsync = {{"aggregation", "async"}};
+const SettingValues kToSync = {{"aggregation", "sync"}};
+
+FakePush PushOf(float value) {
+  return {.w = {value, 0}, .loss_weight = 2, .loss_sum = 2};
+}
+
+bool Trains(FakeCohort& cohort, Rank rank) {
+  return cohort.told(rank).kind == AssignmentKind::kTrain;
+}
+
+TEST(CoordinatorChangeTest, SyncTurnsAsyncAfterTheStepUnderWay) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  cohort.Push(kRank0, PushOf(0));
+  const auto answer = cohort.Change(kToAsync);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_TRUE(answer->pending);
+  EXPECT_EQ(answer->policy_epoch, 2);
+  EXPECT_EQ(answer->text, "aggregation sync -> async");
+  EXPECT_THAT(cohort.core().Policy(absl::Seconds(100)).pending_reason,
+              HasSubstr("worker 1"));
+  EXPECT_THAT(cohort.All<effect::PolicyChanged>(), IsEmpty());
+
+  cohort.Push(kRank1, PushOf(0));
+  const auto changed = cohort.All<effect::PolicyChanged>();
+  ASSERT_EQ(changed.size(), 1);
+  EXPECT_EQ(changed[0].record.version, Version(1));
+  EXPECT_EQ(changed[0].record.policy_epoch, 2);
+  EXPECT_EQ(changed[0].record.changed, kToAsync);
+  // Each is given its own range, and is applied alone.
+  ASSERT_TRUE(Trains(cohort, kRank0));
+  EXPECT_THAT(cohort.told(kRank0).members, IsEmpty());
+  EXPECT_EQ(cohort.told(kRank0).policy_epoch, 2);
+  cohort.Push(kRank1, PushOf(0));
+  EXPECT_EQ(cohort.snapshot()->version, Version(2));
+}
+
+TEST(CoordinatorChangeTest, AsyncTurnsSyncOnceNothingIsInFlight) {
+  FakeCohort cohort(LongSetup(AggregationKind::kAsync));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Change(kToSync).ok());
+  cohort.Push(kRank0, PushOf(0));
+  // The other is still at it: nobody is given anything.
+  EXPECT_FALSE(Trains(cohort, kRank0));
+  EXPECT_THAT(cohort.told(kRank0).reason, HasSubstr("worker 1"));
+  EXPECT_THAT(cohort.All<effect::PolicyChanged>(), IsEmpty());
+  cohort.Push(kRank1, PushOf(0));
+  ASSERT_EQ(cohort.All<effect::PolicyChanged>().size(), 1);
+  EXPECT_EQ(cohort.All<effect::PolicyChanged>()[0].record.version, Version(2));
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank1));
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{4, 6}));
+  EXPECT_EQ(cohort.told(kRank1).range, (IndexRange{6, 8}));
+}
+
+TEST(CoordinatorChangeTest, WhatALostRankHeldIsWithdrawnAndIssuedAgain) {
+  FakeCohort cohort(LongSetup(AggregationKind::kAsync));
+  cohort.Start();
+  const IndexRange lost = cohort.told(kRank1).range;
+  cohort.Leave(kRank1);
+  ASSERT_TRUE(cohort.Change(kToSync).ok());
+  cohort.Push(kRank0, PushOf(0));
+  ASSERT_EQ(cohort.All<effect::PolicyChanged>().size(), 1);
+  // Under `wait` the step needs both; the withdrawn range comes first.
+  cohort.StartOne(kRank1);
+  ASSERT_TRUE(Trains(cohort, kRank0));
+  EXPECT_EQ(cohort.told(kRank0).range, lost);
+  cohort.Push(kRank0, PushOf(0));
+  EXPECT_EQ(cohort.snapshot()->version, Version(2));
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{4, 6}));
+}
+
+TEST(CoordinatorChangeTest, AStepThatWaitsForALostRankGivesWay) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  cohort.Push(kRank0, PushOf(1));
+  cohort.Leave(kRank1);
+  EXPECT_EQ(cohort.snapshot()->version, Version(0));
+  ASSERT_TRUE(cohort.Change(kToAsync).ok());
+  ASSERT_EQ(cohort.All<effect::PolicyChanged>().size(), 1);
+  EXPECT_EQ(cohort.All<effect::PolicyChanged>()[0].record.version, Version(0));
+  // Its share is computed anew, and the push of the old step is not applied.
+  EXPECT_TRUE(Trains(cohort, kRank0));
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 2}));
+  EXPECT_THAT(cohort.weights(0), ElementsAre(1, 2));
+  cohort.Push(kRank0, PushOf(0));
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+}
+
+// Workers have been told that attempt 0 of the step is over.
+TEST(CoordinatorChangeTest, AnAttemptThatGaveWayIsNotRepeatedUnderItsNumber) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  cohort.Push(kRank0, PushOf(1));
+  cohort.Leave(kRank1);
+  ASSERT_TRUE(cohort.Change({{"learning_rate", "0.25"}}).ok());
+  cohort.StartOne(kRank1);
+  EXPECT_EQ(cohort.told(kRank0).version, Version(0));
+  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
+}
+
+TEST(CoordinatorChangeTest, ALossWhileItDrainsDoesNotHoldItUp) {
+  FakeCohort cohort(LongSetup(AggregationKind::kAsync));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Change(kToSync).ok());
+  cohort.Push(kRank0, PushOf(0));
+  EXPECT_THAT(cohort.All<effect::PolicyChanged>(), IsEmpty());
+  cohort.Leave(kRank1);
+  EXPECT_EQ(cohort.All<effect::PolicyChanged>().size(), 1);
+}
+
+TEST(CoordinatorChangeTest, EverySampleIsUsedOnceOverChanges) {
+  FakeSetup setup = LongSetup();
+  FakeCohort cohort(setup);
+  cohort.Start();
+  std::vector<int> used(40);
+  const std::vector<SettingValues> changes = {
+      {{"aggregation", "async"}},
+      {{"aggregation", "bounded"}, {"max_lead", "1"}},
+      {{"aggregation", "sync"}}};
+  size_t next_change = 0;
+  for (int pushes = 0; !cohort.core().ended(); ++pushes) {
+    ASSERT_LT(pushes, 100);
+    cohort.EvaluateAll();
+    for (Rank rank : {kRank0, kRank1}) {
+      if (!Trains(cohort, rank)) continue;
+      const IndexRange range = cohort.told(rank).range;
+      for (int64_t i = range.begin; i < range.end; ++i) {
+        ++used[static_cast<size_t>(i)];
+      }
+      cohort.Push(rank, PushOf(0));
+    }
+    if (pushes % 3 == 2 && next_change < changes.size()) {
+      ASSERT_TRUE(cohort.Change(changes[next_change++]).ok());
+    }
+  }
+  EXPECT_THAT(used, testing::Each(1));
+  EXPECT_EQ(cohort.counter("policy_changes"), 3);
+}
+
+TEST(CoordinatorChangeTest, ALearningRateTakesEffectAtAVersion) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  cohort.Push(kRank0, PushOf(2));
+  ASSERT_TRUE(cohort.Change({{"learning_rate", "0.25"}}).ok());
+  // The step under way has the old rate: scale 4/4, gradient 2, rate 0.5.
+  cohort.Push(kRank1, PushOf(0));
+  EXPECT_THAT(cohort.weights(0), ElementsAre(1 - 1, 2));
+  cohort.Push(kRank0, PushOf(2));
+  cohort.Push(kRank1, PushOf(0));
+  EXPECT_THAT(cohort.weights(0), ElementsAre(0 - 0.5, 2));
+}
+
+TEST(CoordinatorChangeTest, ALeaseActsAtOnceAlsoOnTheWaitInProgress) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  cohort.PassWithHeartbeatsOf({kRank0}, absl::Seconds(3));
+  EXPECT_EQ(cohort.counter("workers_lost"), 0);
+  const auto answer = cohort.Change({{"lease", "2s"}});
+  ASSERT_TRUE(answer.ok());
+  EXPECT_FALSE(answer->pending);
+  cohort.PassWithHeartbeatsOf({kRank0}, absl::ZeroDuration());
+  EXPECT_EQ(cohort.counter("workers_lost"), 1);
+  EXPECT_EQ(cohort.core().Policy({}).history.back().text, "lease 10s -> 2s");
+}
+
+TEST(CoordinatorChangeTest, ContinueFreesThoseWhoWait) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  cohort.Push(kRank0, PushOf(0));
+  cohort.Leave(kRank1);
+  EXPECT_FALSE(Trains(cohort, kRank0) &&
+               cohort.told(kRank0).attempt == Attempt(1));
+  ASSERT_TRUE(cohort.Change({{"on_worker_loss", "continue"}}).ok());
+  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
+}
+
+TEST(CoordinatorChangeTest, MoreWorkersJoinAndFewerAreSentHome) {
+  FakeSetup setup = LongSetup();
+  setup.batch_sizes = {2, 2, 2};
+  FakeCohort cohort(setup);
+  cohort.Start();
+  ASSERT_TRUE(cohort.Change({{"workers", "3"}}).ok());
+  cohort.Push(kRank0, PushOf(0));
+  cohort.Push(kRank1, PushOf(0));
+  // Nobody waits for a rank that never came.
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank1));
+  cohort.StartOne(kRank2);
+  cohort.Push(kRank0, PushOf(0));
+  cohort.Push(kRank1, PushOf(0));
+  EXPECT_THAT(cohort.told(kRank2).members, ElementsAre(kRank0, kRank1, kRank2));
+
+  ASSERT_TRUE(cohort.Change({{"workers", "1"}}).ok());
+  for (Rank rank : {kRank0, kRank1, kRank2}) cohort.Push(rank, PushOf(0));
+  EXPECT_EQ(cohort.told(kRank2).kind, AssignmentKind::kFinished);
+  EXPECT_EQ(cohort.told(kRank1).reason, "the run goes on with 1 workers");
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
+  EXPECT_TRUE(Trains(cohort, kRank0));
+}
+
+TEST(CoordinatorChangeTest, AnEvictedRankIsLost) {
+  FakeSetup setup = LongSetup();
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  ASSERT_TRUE(cohort.Evict(kRank1).ok());
+  ASSERT_EQ(cohort.All<effect::EndSession>().size(), 1);
+  EXPECT_EQ(cohort.All<effect::EndSession>()[0].session,
+            cohort.session(kRank1));
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
+  EXPECT_THAT(std::string(cohort.Evict(kRank1).message()),
+              HasSubstr("rank 1 is vacant"));
+  EXPECT_THAT(std::string(cohort.Evict(kRank2).message()),
+              HasSubstr("want 0 to 1"));
+}
+
+TEST(CoordinatorChangeTest, WhatMakesNoSenseIsRefusedAndChangesNothing) {
+  FakeSetup setup = LongSetup();
+  setup.options.policy.normalization = NormalizationKind::kGlobal;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  const SettingValues before = cohort.core().Policy({}).settings;
+  struct Case {
+    SettingValues values;
+    std::string text;
+  };
+  const std::vector<Case> cases = {
+      {kToAsync, "--normalization: got global, want local or auto"},
+      {{{"min_pushes", "3"}}, "--min_pushes: got 3, want 0 (all) to --workers"},
+      {{{"agregation", "async"}}, "--agregation: no such setting"},
+      {{{"learning_rate", "-1"}}, "--learning_rate: got -1"},
+      {{{"workers", "0"}}, "--workers: got 0"},
+      // One bad value refuses the good ones with it.
+      {{{"learning_rate", "0.01"}, {"lease", "x"}}, "--lease: got 'x'"}};
+  for (const Case& c : cases) {
+    const auto answer = cohort.Change(c.values);
+    EXPECT_EQ(answer.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(answer.status().message()), HasSubstr(c.text));
+  }
+  Effects out;
+  const auto other = cohort.core().Change(
+      {.run_id = "other", .values = {{"lease", "3s"}}}, {}, out);
+  EXPECT_THAT(std::string(other.status().message()),
+              AllOf(HasSubstr("got run other"), HasSubstr("want run")));
+  EXPECT_EQ(cohort.core().Policy({}).settings, before);
+  EXPECT_THAT(cohort.core().Policy({}).pending, IsEmpty());
+  EXPECT_TRUE(Trains(cohort, kRank0));
+}
+
+TEST(CoordinatorChangeTest, ADryRunOnlyAnswers) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  Effects out;
+  const auto answer = cohort.core().Change(
+      {.values = {{"aggregation", "async"}, {"lease", "3s"}}, .dry_run = true},
+      absl::Seconds(101), out);
+  ASSERT_TRUE(answer.ok());
+  EXPECT_TRUE(answer->pending);
+  EXPECT_EQ(answer->text, "aggregation sync -> async, lease 10s -> 3s");
+  EXPECT_THAT(out, IsEmpty());
+  EXPECT_THAT(cohort.core().Policy({}).pending, IsEmpty());
+}
+
+TEST(CoordinatorChangeTest, AskingForWhatIsInForceChangesNothing) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  const auto answer = cohort.Change(kToSync);
+  ASSERT_TRUE(answer.ok());
+  EXPECT_FALSE(answer->pending);
+  EXPECT_EQ(answer->policy_epoch, 1);
+  EXPECT_EQ(cohort.counter("policy_changes"), 0);
+}
+
+TEST(CoordinatorChangeTest, ASecondRequestAddsToTheFirstOrTakesItBack) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Change(kToAsync).ok());
+  ASSERT_TRUE(cohort.Change({{"learning_rate", "0.1"}}).ok());
+  EXPECT_EQ(
+      cohort.core().Policy({}).pending,
+      (SettingValues{{"aggregation", "async"}, {"learning_rate", "0.1"}}));
+  ASSERT_TRUE(
+      cohort.Change({{"aggregation", "sync"}, {"learning_rate", "0.5"}}).ok());
+  EXPECT_THAT(cohort.core().Policy({}).pending, IsEmpty());
+  for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, PushOf(0));
+  EXPECT_EQ(cohort.counter("policy_changes"), 0);
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank1));
+}
+
+TEST(CoordinatorChangeTest, TheHistoryIsKeptAndRestored) {
+  FakeSetup setup = LongSetup();
+  FakeCohort cohort(setup);
+  cohort.Start();
+  ASSERT_TRUE(cohort.Change(kToAsync).ok());
+  for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, PushOf(0));
+  const RunState state = *cohort.core().State();
+  ASSERT_EQ(state.policy_history.size(), 2);
+  EXPECT_EQ(state.policy_history[0].changed.size(), SettingNames().size());
+  EXPECT_EQ(state.policy_history[1].version, Version(1));
+  EXPECT_EQ(state.settings.at("aggregation"), "async");
+
+  // Continued with what the process is told, which is sync again.
+  FakeCohort restored(setup, &state);
+  const PolicyView view = restored.core().Policy({});
+  EXPECT_EQ(view.policy_epoch, 3);
+  ASSERT_EQ(view.history.size(), 3);
+  EXPECT_EQ(view.history[1], state.policy_history[1]);
+  EXPECT_THAT(view.history[2].text,
+              HasSubstr("continued with other flags: aggregation async -> "
+                        "sync"));
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,184 @@
+// What cohortctl makes of its command line, and of servers that are not there.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "server/ctl/ctl.h"
+#include "server/ctl/verb.h"
+#include "tests/ctl/ctl_harness.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(CtlCommandTest, WithoutArgumentsHelpsInShort) {
+  CtlHarness ctl;
+  const CtlResult result = ctl.RunPlain("");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.err, "");
+  EXPECT_EQ(result.out,
+            R"(cohortctl: looks at a run that goes on, and changes it
+
+Examples:
+  cohortctl status --server=127.0.0.1:7070
+  cohortctl policy set --aggregation=async --normalization=local
+
+Verbs:
+  status           state, progress, policy and workers of the run
+  policy get       the settings in force, and the change under way
+  policy set       changes settings while the run goes on
+  policy history   every change of settings, and at which version
+  workers list     who holds which rank, and when it was last heard from
+  workers evict    ends the life that holds a rank, as if it had died
+  run drain        ends the run after the current step, with its results
+  checkpoint save  writes a checkpoint now, and waits until it is safe
+  export           writes model.safetensors into the server's results_dir
+
+`cohortctl help` has flags and exit codes, `cohortctl help VERB` each verb.
+)");
+}
+
+TEST(CtlCommandTest, HelpExplainsEveryVerbItsFlagsAndExitCodes) {
+  CtlHarness ctl;
+  EXPECT_THAT(ctl.RunPlain("help").out, HasSubstr("5 server unreachable"));
+  EXPECT_EQ(ctl.RunPlain("--help").out, ctl.RunPlain("help").out);
+  for (const Verb& verb : Verbs()) {
+    const std::string name(verb.name);
+    const CtlResult help = ctl.RunPlain(absl::StrCat("help ", name));
+    EXPECT_EQ(help.code, 0);
+    EXPECT_THAT(help.out, StartsWith(absl::StrCat("cohortctl ", name, ": ")));
+    EXPECT_EQ(ctl.RunPlain(absl::StrCat(name, " -h")).out, help.out);
+    for (const FlagSpec& flag : verb.flags) {
+      EXPECT_THAT(help.out,
+                  HasSubstr(absl::StrCat("--", std::string(flag.name))));
+    }
+    // Examples are commands: with --help they are understood as far as the
+    // verb, and name it.
+    ASSERT_FALSE(verb.examples.empty()) << name;
+    for (absl::string_view example : verb.examples) {
+      ASSERT_TRUE(absl::ConsumePrefix(&example, "cohortctl "));
+      EXPECT_THAT(std::string(example), StartsWith(name));
+    }
+  }
+}
+
+TEST(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
+  struct Case {
+    const char* arguments;
+    const char* err;
+  };
+  const Case cases[] = {
+      {"statsu",
+       "unknown verb 'statsu'; did you mean 'status'?\n"
+       "`cohortctl help` lists all verbs"},
+      {"polcy set --aggregation=async",
+       "unknown verb 'polcy set'; did you mean 'policy set'?\n"
+       "`cohortctl help` lists all verbs"},
+      {"policy",
+       "unknown verb 'policy'; there are 'policy get', 'policy set', 'policy "
+       "history'\n`cohortctl help` lists all verbs"},
+      {"frobnicate",
+       "unknown verb 'frobnicate'\n`cohortctl help` lists all verbs"},
+      {"--json",
+       "got no verb, want one such as 'status'\n"
+       "`cohortctl help` lists all verbs"},
+      {"status --wach",
+       "'status' has no flag --wach; did you mean --watch?\n"
+       "`cohortctl help status` lists its flags"},
+      // A flag of another verb.
+      {"export --dry_run",
+       "'export' has no flag --dry_run\n"
+       "`cohortctl help export` lists its flags"},
+      {"workers evict 1",
+       "got '1' after 'workers evict', want only flags\n"
+       "`cohortctl help workers evict` lists them"},
+      {"status --watch=yes", "--watch takes no value, got 'yes'"},
+      {"status --timeout", "--timeout wants a value: --timeout=T"},
+      {"status --timeout=1s --timeout=2s", "--timeout is given twice"},
+      {"status --=x", "got '--=x', want --name=value"}};
+  CtlHarness ctl;
+  for (const Case& c : cases) {
+    const CtlResult result = ctl.RunPlain(c.arguments);
+    EXPECT_EQ(result.code, 2) << c.arguments;
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(result.err, absl::StrCat("cohortctl: ", c.err, "\n"));
+  }
+}
+
+TEST(CtlCommandTest, BadTimeoutIsExitCode3) {
+  CtlHarness ctl;
+  for (const char* bad : {"soon", "0s", "-1s", "10"}) {
+    const CtlResult result = ctl.Run(absl::StrCat("status --timeout=", bad));
+    EXPECT_EQ(result.code, 3);
+    EXPECT_EQ(result.err,
+              absl::StrCat("cohortctl: --timeout: got '", bad,
+                           "', want a duration such as 30s or 5m\n"));
+  }
+}
+
+TEST(CtlCommandTest, UnreachableServerIsExitCode5) {
+  CtlHarness ctl;
+  ctl.server.Shutdown();
+  for (const char* verb :
+       {"status", "policy get", "policy set --aggregation=async",
+        "workers list", "run drain", "checkpoint save", "export"}) {
+    const CtlResult result = ctl.Run(verb);
+    EXPECT_EQ(result.code, 5) << verb;
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(
+        result.err,
+        absl::StrCat("cohortctl: ", ctl.server.address(),
+                     ": cannot be reached (Connection refused)\nIs "
+                     "cohort-server running there? It prints the address that "
+                     "it listens on when it starts; pass it as "
+                     "--server=host:port\n"));
+  }
+}
+
+TEST(CtlCommandTest, ServerOfAnOlderReleaseIsRecognised) {
+  CtlHarness ctl;
+  ctl.server.on_get = []() -> absl::StatusOr<v1::GetPolicyReply> {
+    return absl::UnimplementedError("");
+  };
+  const CtlResult result = ctl.Run("policy get");
+  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(result.err,
+            absl::StrCat("cohortctl: ", ctl.server.address(),
+                         ": does not know this request: it is a server of an "
+                         "older release, or none of Cohort's\nCheck --server, "
+                         "or use the cohortctl of that release\n"));
+}
+
+TEST(CtlCommandTest, ServerThatDoesNotAnswerIsExitCode5AtTheTimeout) {
+  CtlHarness ctl;
+  ctl.server.on_status = []() -> absl::StatusOr<v1::Status> {
+    return absl::DeadlineExceededError("as gRPC says it");
+  };
+  const CtlResult result = ctl.Run("workers list --timeout=5s");
+  EXPECT_EQ(result.code, 5);
+  EXPECT_EQ(result.err,
+            absl::StrCat("cohortctl: ", ctl.server.address(),
+                         ": no answer within 5s\nIs it a Cohort server, and is "
+                         "the way to it open? Try again with a longer "
+                         "--timeout\n"));
+}
+
+TEST(CtlCommandTest, ExitCodeTellsWhatKindOfErrorItWas) {
+  EXPECT_EQ(ExitCodeForVerb(absl::OkStatus()), kExitOk);
+  EXPECT_EQ(ExitCodeForVerb(absl::NotFoundError("")), kExitUsage);
+  EXPECT_EQ(ExitCodeForVerb(absl::InvalidArgumentError("")), kExitConfig);
+  EXPECT_EQ(ExitCodeForVerb(absl::FailedPreconditionError("")), kExitConfig);
+  EXPECT_EQ(ExitCodeForVerb(absl::UnavailableError("")), kExitUnreachable);
+  EXPECT_EQ(ExitCodeForVerb(absl::DeadlineExceededError("")), kExitWaitTimeout);
+  EXPECT_EQ(ExitCodeForVerb(absl::InternalError("")), kExitFailure);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,194 @@
+#include "tests/ctl/ctl_harness.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "cohort/v1/admin.grpc.pb.h"
+#include "common/wire/channel.h"
+#include "common/wire/status.h"
+#include "server/ctl/ctl.h"
+
+namespace cohort {
+namespace {
+
+template <typename Reply>
+grpc::Status Answer(const absl::StatusOr<Reply>& answer, Reply* reply) {
+  if (answer.ok()) *reply = *answer;
+  return ToGrpcStatus(answer.status());
+}
+
+class FakeAdminService final : public v1::Admin::Service {
+ public:
+  explicit FakeAdminService(FakeAdmin& fake) : fake_(fake) {}
+
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*,
+                         v1::Status* reply) override {
+    return Answer(fake_.on_status(), reply);
+  }
+  grpc::Status GetPolicy(grpc::ServerContext*, const v1::GetPolicyRequest*,
+                         v1::GetPolicyReply* reply) override {
+    return Answer(fake_.on_get(), reply);
+  }
+  grpc::Status SetPolicy(grpc::ServerContext*,
+                         const v1::SetPolicyRequest* request,
+                         v1::SetPolicyReply* reply) override {
+    return Answer(fake_.on_set(*request), reply);
+  }
+  grpc::Status Evict(grpc::ServerContext*, const v1::EvictRequest* request,
+                     v1::EvictReply* reply) override {
+    return Answer(fake_.on_evict(*request), reply);
+  }
+  grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest* request,
+                     v1::DrainReply* reply) override {
+    return Answer(fake_.on_drain(*request), reply);
+  }
+  grpc::Status Checkpoint(grpc::ServerContext*, const v1::CheckpointRequest*,
+                          v1::CheckpointReply* reply) override {
+    return Answer(fake_.on_checkpoint(), reply);
+  }
+  grpc::Status Export(grpc::ServerContext*, const v1::ExportRequest*,
+                      v1::ExportReply* reply) override {
+    return Answer(fake_.on_export(), reply);
+  }
+
+ private:
+  FakeAdmin& fake_;
+};
+
+class PausedClock final : public Clock {
+ public:
+  explicit PausedClock(const absl::Duration& now) : now_(now) {}
+  Instant Now() const override { return now_; }
+
+ private:
+  const absl::Duration& now_;
+};
+
+}  // namespace
+
+struct FakeAdmin::Connection {
+  explicit Connection(FakeAdmin& fake) : service(fake) {}
+
+  FakeAdminService service;
+  std::unique_ptr<grpc::Server> server;
+};
+
+FakeAdmin::FakeAdmin() : connection_(std::make_unique<Connection>(*this)) {
+  on_status = [] { return ExampleStatus(); };
+  on_get = [] { return ExamplePolicy(); };
+  grpc::ServerBuilder builder;
+  ApplyServerSettings(builder);
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(),
+                           &port);
+  builder.RegisterService(&connection_->service);
+  connection_->server = builder.BuildAndStart();
+  address_ = absl::StrCat("127.0.0.1:", port);
+}
+
+FakeAdmin::~FakeAdmin() { Shutdown(); }
+
+void FakeAdmin::Shutdown() {
+  connection_->server->Shutdown(std::chrono::system_clock::now());
+  connection_->server->Wait();
+}
+
+CtlResult CtlHarness::RunPlain(const std::string& arguments) {
+  std::ostringstream out;
+  std::ostringstream err;
+  const PausedClock clock(now_);
+  CtlIo io{.out = out,
+           .err = err,
+           .clock = clock,
+           .pause =
+               [this](absl::Duration pause) {
+                 now_ += pause;
+                 return now_ < interrupt_at;
+               },
+           .terminal = terminal,
+           .color = color};
+  const std::vector<std::string> words =
+      absl::StrSplit(arguments, ' ', absl::SkipEmpty());
+  const int code = RunCtl(words, io);
+  return {.code = code, .out = out.str(), .err = err.str()};
+}
+
+CtlResult CtlHarness::Run(const std::string& arguments) {
+  return RunPlain(absl::StrCat(arguments, " --server=", server.address()));
+}
+
+v1::Status ExampleStatus() {
+  v1::Status status;
+  status.set_run_id("3f2a");
+  status.set_state("training, 1 of 2 workers");
+  status.set_version(150);
+  status.set_data_epoch(1);
+  status.set_epochs(4);
+  status.set_samples(150);
+  status.set_samples_total(400);
+  status.set_samples_per_second(10);
+  status.set_policy("sync, global normalisation, sync statistics");
+  status.set_learning_rate(0.05);
+  status.set_train_loss(0.4312);
+  status.set_workers_expected(2);
+  v1::WorkerStatus* live = status.add_workers();
+  live->set_rank(0);
+  live->set_state("live");
+  live->set_incarnation(7);
+  live->set_description("host-a, process 12");
+  live->set_batch_size(64);
+  live->set_sequence(151);
+  live->set_silent_ms(340);
+  v1::WorkerStatus* vacant = status.add_workers();
+  vacant->set_rank(1);
+  vacant->set_state("vacant");
+  (*status.mutable_counters())["pushes_applied"] = 300;
+  return status;
+}
+
+v1::GetPolicyReply ExamplePolicy() {
+  v1::GetPolicyReply policy;
+  policy.set_run_id("3f2a");
+  policy.set_policy_epoch(1);
+  policy.set_policy("sync, global normalisation, sync statistics");
+  auto& settings = *policy.mutable_settings();
+  settings["aggregation"] = "sync";
+  settings["learning_rate"] = "0.1";
+  settings["normalization"] = "auto";
+  v1::PolicyChange* first = policy.add_history();
+  first->set_policy_epoch(1);
+  *first->mutable_settings() = settings;
+  first->set_text("sync, global normalisation, sync statistics");
+  return policy;
+}
+
+v1::GetPolicyReply PendingPolicy() {
+  v1::GetPolicyReply policy = ExamplePolicy();
+  (*policy.mutable_pending())["aggregation"] = "async";
+  (*policy.mutable_pending())["normalization"] = "local";
+  policy.set_pending_reason("waiting for worker 1, gives up in 90 s");
+  return policy;
+}
+
+v1::GetPolicyReply ChangedPolicy() {
+  v1::GetPolicyReply policy = ExamplePolicy();
+  policy.set_policy_epoch(2);
+  policy.set_policy("async, local normalisation, async statistics");
+  (*policy.mutable_settings())["aggregation"] = "async";
+  (*policy.mutable_settings())["normalization"] = "local";
+  v1::PolicyChange* change = policy.add_history();
+  change->set_policy_epoch(2);
+  change->set_version(1234);
+  change->set_samples(9872);
+  (*change->mutable_settings())["aggregation"] = "async";
+  (*change->mutable_settings())["normalization"] = "local";
+  change->set_text("aggregation sync -> async; momentum is kept");
+  return policy;
+}
+
+}  // namespace cohort

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cohort/v1/admin.pb.h"
+#include "common/clock.h"
+
+namespace cohort {
+
+// An Admin service on a free port of this machine that answers what a test
+// says. Hooks run on gRPC's threads, one call at a time.
+class FakeAdmin {
+ public:
+  FakeAdmin();
+  ~FakeAdmin();
+
+  const std::string& address() const { return address_; }
+  // Stops listening; the address stays known.
+  void Shutdown();
+
+  std::function<absl::StatusOr<v1::Status>()> on_status;
+  std::function<absl::StatusOr<v1::GetPolicyReply>()> on_get;
+  std::function<absl::StatusOr<v1::SetPolicyReply>(const v1::SetPolicyRequest&)>
+      on_set;
+  std::function<absl::StatusOr<v1::EvictReply>(const v1::EvictRequest&)>
+      on_evict;
+  std::function<absl::StatusOr<v1::DrainReply>(const v1::DrainRequest&)>
+      on_drain;
+  std::function<absl::StatusOr<v1::CheckpointReply>()> on_checkpoint;
+  std::function<absl::StatusOr<v1::ExportReply>()> on_export;
+
+ private:
+  struct Connection;
+
+  std::string address_;
+  std::unique_ptr<Connection> connection_;
+};
+
+// What a run of cohortctl left behind.
+struct CtlResult {
+  int code = 0;
+  std::string out;
+  std::string err;
+};
+
+// Runs cohortctl in this process, in a time that passes only while it pauses.
+class CtlHarness {
+ public:
+  // `arguments` are separated by blanks; --server is added.
+  CtlResult Run(const std::string& arguments);
+  // Without a server's address.
+  CtlResult RunPlain(const std::string& arguments);
+
+  absl::Duration paused() const { return now_; }
+
+  FakeAdmin server;
+  // Ctrl-C comes at this time.
+  absl::Duration interrupt_at = absl::InfiniteDuration();
+  bool terminal = false;
+  bool color = false;
+
+ private:
+  absl::Duration now_;
+};
+
+// A run in its second epoch of four, with a worker that is away.
+v1::Status ExampleStatus();
+// That run's policy, which it began with: synchronous.
+v1::GetPolicyReply ExamplePolicy();
+// After a change to async and local normalisation at version 1234.
+v1::GetPolicyReply ChangedPolicy();
+// While that change waits.
+v1::GetPolicyReply PendingPolicy();
+
+}  // namespace cohort

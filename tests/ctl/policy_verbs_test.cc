@@ -1,0 +1,284 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/ctl/ctl_harness.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kSetAsync[] =
+    "policy set --aggregation=async --normalization=local";
+
+v1::SetPolicyReply Accepted(int64_t policy_epoch, bool pending) {
+  v1::SetPolicyReply reply;
+  reply.set_policy_epoch(policy_epoch);
+  reply.set_version(1230);
+  reply.set_pending(pending);
+  reply.set_text("aggregation sync -> async");
+  return reply;
+}
+
+// A server on which a change takes `delay` to take effect.
+void TakeEffectAfter(CtlHarness& ctl, absl::Duration delay) {
+  ctl.server.on_set = [&ctl, delay](const v1::SetPolicyRequest&) {
+    ctl.server.on_get = [&ctl, delay] {
+      return ctl.paused() >= delay ? ChangedPolicy() : PendingPolicy();
+    };
+    return Accepted(2, true);
+  };
+}
+
+TEST(PolicySetTest, ReportsFromWhichVersionOnItIsInForce) {
+  CtlHarness ctl;
+  TakeEffectAfter(ctl, absl::Milliseconds(300));
+  const CtlResult result = ctl.Run(kSetAsync);
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.out,
+            "policy sync -> async, local normalisation at version 1234\n");
+  EXPECT_EQ(result.err, "");
+}
+
+TEST(PolicySetTest, SendsTheSettingsForTheRunItHasSeen) {
+  CtlHarness ctl;
+  v1::SetPolicyRequest seen;
+  ctl.server.on_set = [&](const v1::SetPolicyRequest& request) {
+    seen = request;
+    return Accepted(2, true);
+  };
+  EXPECT_EQ(ctl.Run("--normalization local policy set --aggregation=async "
+                    "--nowait --dry_run")
+                .code,
+            0);
+  EXPECT_EQ(seen.run_id(), "3f2a");
+  EXPECT_TRUE(seen.dry_run());
+  EXPECT_EQ(seen.settings().size(), 2);
+  EXPECT_EQ(seen.settings().at("aggregation"), "async");
+  EXPECT_EQ(seen.settings().at("normalization"), "local");
+}
+
+TEST(PolicySetTest, SaysWhomItWaitsFor) {
+  CtlHarness ctl;
+  TakeEffectAfter(ctl, absl::Milliseconds(11'500));
+  const CtlResult result = ctl.Run(kSetAsync);
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.err,
+            "not in force yet: waiting for worker 1, gives up in 90 s, 1 s, "
+            "gives up after 60 s\n"
+            "not in force yet: waiting for worker 1, gives up in 90 s, 11 s, "
+            "gives up after 60 s\n");
+}
+
+TEST(PolicySetTest, GivesUpAtTheTimeoutAndTheChangeStays) {
+  CtlHarness ctl;
+  TakeEffectAfter(ctl, absl::Seconds(10));
+  const CtlResult result =
+      ctl.Run("policy set --aggregation=async --timeout=500ms");
+  EXPECT_EQ(result.code, 6);
+  EXPECT_EQ(ctl.paused(), absl::Milliseconds(500));
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(result.err,
+            "cohortctl: not in force after 0.5 s (--timeout): waiting for "
+            "worker 1, gives up in 90 s\nThe change stays asked for; "
+            "`cohortctl policy get` tells when it is in force\n");
+}
+
+TEST(PolicySetTest, CtrlCLeavesTheChangeAskedFor) {
+  CtlHarness ctl;
+  TakeEffectAfter(ctl, absl::Seconds(10));
+  ctl.interrupt_at = absl::Seconds(1);
+  const CtlResult result = ctl.Run(kSetAsync);
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.err, HasSubstr("interrupted\nThe change stays asked for"));
+}
+
+TEST(PolicySetTest, ChangeThatIsTakenBackIsAFailure) {
+  CtlHarness ctl;
+  ctl.server.on_set = [](const v1::SetPolicyRequest&) {
+    return Accepted(2, true);
+  };
+  const CtlResult result = ctl.Run(kSetAsync);
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.err, HasSubstr("the change did not take effect"));
+}
+
+TEST(PolicySetTest, RunThatEndsMeanwhileIsAFailure) {
+  CtlHarness ctl;
+  TakeEffectAfter(ctl, absl::InfiniteDuration());
+  ctl.server.on_status = [] {
+    v1::Status status = ExampleStatus();
+    status.set_ended(true);
+    return status;
+  };
+  const CtlResult result = ctl.Run(kSetAsync);
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.err, HasSubstr("the run has ended"));
+}
+
+// A lease that somebody else changes meanwhile acts at once, under a number
+// between.
+TEST(PolicySetTest, ChangeOfSomethingElseIsNotMistakenForItsOwn) {
+  CtlHarness ctl;
+  ctl.server.on_set = [&ctl](const v1::SetPolicyRequest&) {
+    ctl.server.on_get = [&ctl] {
+      const bool done = ctl.paused() >= absl::Seconds(2);
+      v1::GetPolicyReply policy = done ? ChangedPolicy() : PendingPolicy();
+      v1::PolicyChange lease;
+      lease.set_policy_epoch(2);
+      lease.set_version(1231);
+      (*lease.mutable_settings())["lease"] = "5s";
+      *policy.add_history() = lease;
+      if (done) {
+        policy.mutable_history(1)->set_policy_epoch(3);
+        policy.mutable_history()->SwapElements(1, 2);
+      }
+      return policy;
+    };
+    return Accepted(2, true);
+  };
+  EXPECT_EQ(ctl.Run(kSetAsync).out,
+            "policy sync -> async, local normalisation at version 1234\n");
+}
+
+TEST(PolicySetTest, DryRunAndNowaitReturnAtOnce) {
+  CtlHarness ctl;
+  ctl.server.on_set = [](const v1::SetPolicyRequest&) {
+    return Accepted(2, true);
+  };
+  EXPECT_EQ(ctl.Run("policy set --aggregation=async --dry_run").out,
+            "would change aggregation sync -> async\n");
+  EXPECT_EQ(ctl.Run("policy set --aggregation=async --nowait").out,
+            "asked for: aggregation sync -> async\n");
+  EXPECT_EQ(ctl.Run("policy set --aggregation=async --nowait --json").out,
+            R"({"policy_epoch":2,"version":1230,)"
+            R"("text":"aggregation sync -> async","in_force":false})"
+            "\n");
+  EXPECT_EQ(ctl.paused(), absl::ZeroDuration());
+}
+
+TEST(PolicySetTest, WhatIsInForceAlreadyIsSaidToBe) {
+  CtlHarness ctl;
+  ctl.server.on_set = [](const v1::SetPolicyRequest&) {
+    v1::SetPolicyReply reply = Accepted(1, false);
+    reply.set_text("nothing differs from what is in force");
+    return reply;
+  };
+  const CtlResult result = ctl.Run("policy set --aggregation=sync");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.out, "nothing differs from what is in force\n");
+}
+
+TEST(PolicySetTest, JsonOfAChangeInForce) {
+  CtlHarness ctl;
+  TakeEffectAfter(ctl, absl::ZeroDuration());
+  const CtlResult result =
+      ctl.Run("policy set --json --aggregation=async --normalization=local");
+  EXPECT_EQ(result.out,
+            R"({"policy_epoch":2,"version":1234,"samples":9872,)"
+            R"("settings":{"aggregation":"async","normalization":"local"},)"
+            R"("text":"aggregation sync -> async; momentum is kept",)"
+            R"("in_force":true})"
+            "\n");
+}
+
+TEST(PolicySetTest, UnknownSettingIsSuggested) {
+  CtlHarness ctl;
+  const CtlResult result = ctl.Run("policy set --agregation=async");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.err,
+            "cohortctl: unknown setting --agregation; did you mean "
+            "--aggregation?\n`cohortctl policy get` lists the settings and "
+            "their values\n");
+  EXPECT_THAT(ctl.Run("policy set --dryrun --aggregation=async").err,
+              HasSubstr("did you mean --dry_run?"));
+}
+
+TEST(PolicySetTest, RefusalIsToldInTheServersWordsWithWhatToDo) {
+  CtlHarness ctl;
+  struct Case {
+    absl::Status refusal;
+    const char* err;
+  };
+  const Case cases[] = {
+      // A bad value.
+      {absl::InvalidArgumentError(
+           "--aggregation: got 'x', want one of sync, bounded, async"),
+       "cohortctl: --aggregation: got 'x', want one of sync, bounded, async\n"
+       "Nothing was changed; `cohortctl policy get` lists the settings and "
+       "their values\n"},
+      // A combination that makes no sense.
+      {absl::InvalidArgumentError(
+           "--normalization: got global, want local or auto with "
+           "--aggregation=async: a rendezvous of all workers needs "
+           "--aggregation=sync"),
+       "cohortctl: --normalization: got global, want local or auto with "
+       "--aggregation=async: a rendezvous of all workers needs "
+       "--aggregation=sync\nNothing was changed; `cohortctl policy get` lists "
+       "the settings and their values\n"},
+      {absl::FailedPreconditionError("the run is over: drained"),
+       "cohortctl: the run is over: drained\nNothing was changed; `cohortctl "
+       "status` shows the run\n"}};
+  for (const Case& c : cases) {
+    ctl.server.on_set = [&c](const v1::SetPolicyRequest&) { return c.refusal; };
+    const CtlResult result = ctl.Run("policy set --aggregation=x");
+    EXPECT_EQ(result.code, 3);
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(result.err, c.err);
+  }
+}
+
+TEST(PolicySetTest, NeedsASetting) {
+  CtlHarness ctl;
+  const CtlResult result = ctl.Run("policy set");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.err,
+            "cohortctl: got no setting, want one such as --aggregation=async\n"
+            "`cohortctl policy get` lists them with their values\n");
+}
+
+TEST(PolicyGetTest, ListsSettingsAndTheChangeUnderWay) {
+  CtlHarness ctl;
+  ctl.server.on_get = [] { return PendingPolicy(); };
+  EXPECT_EQ(ctl.Run("policy get").out,
+            "sync, global normalisation, sync statistics, since version 0\n"
+            "change to aggregation=async normalization=local: waiting for "
+            "worker 1, gives up in 90 s\n"
+            "\n"
+            "setting        value\n"
+            "aggregation    sync\n"
+            "learning_rate  0.1\n"
+            "normalization  auto\n");
+}
+
+TEST(PolicyGetTest, Json) {
+  CtlHarness ctl;
+  ctl.server.on_get = [] { return ChangedPolicy(); };
+  EXPECT_EQ(
+      ctl.Run("policy get --json").out,
+      R"({"run":"3f2a","policy_epoch":2,"text":"async, local normalisation, )"
+      R"(async statistics","since_version":1234,"settings":{)"
+      R"("aggregation":"async","learning_rate":"0.1",)"
+      R"("normalization":"local"},"pending":{},"pending_reason":""})"
+      "\n");
+}
+
+TEST(PolicyHistoryTest, ShowsWhatChangedAndAtWhichVersion) {
+  CtlHarness ctl;
+  ctl.server.on_get = [] { return ChangedPolicy(); };
+  EXPECT_EQ(ctl.Run("policy history").out,
+            "change  version  samples  policy\n"
+            "1       0        0        sync, global normalisation, sync "
+            "statistics\n"
+            "2       1234     9872     sync -> async, local normalisation\n");
+  const auto json = nlohmann::json::parse(ctl.Run("policy history --json").out);
+  EXPECT_EQ(json["run"], "3f2a");
+  EXPECT_EQ(json["changes"][1]["settings"]["aggregation"], "async");
+  EXPECT_EQ(json["changes"][1]["version"], 1234);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,118 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/ctl/ctl_harness.h"
+
+namespace cohort {
+namespace {
+
+TEST(WorkersEvictTest, EvictsTheRankForTheReason) {
+  CtlHarness ctl;
+  v1::EvictRequest seen;
+  ctl.server.on_evict = [&](const v1::EvictRequest& request) {
+    seen = request;
+    v1::EvictReply reply;
+    reply.set_version(12);
+    return reply;
+  };
+  const CtlResult result = ctl.Run("workers evict --rank=1 --reason=slow");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.out, "worker 1 evicted at version 12\n");
+  EXPECT_EQ(result.err,
+            "`cohortctl status` tells whether the run waits for a "
+            "replacement\n");
+  EXPECT_EQ(seen.rank(), 1);
+  EXPECT_EQ(seen.reason(), "slow");
+  EXPECT_EQ(ctl.Run("workers evict --rank=1 --json").out,
+            "{\"rank\":1,\"version\":12}\n");
+}
+
+TEST(WorkersEvictTest, RefusalsSayWhereToLook) {
+  CtlHarness ctl;
+  for (const absl::Status& refusal :
+       {absl::InvalidArgumentError("got rank 9, want 0 to 1"),
+        absl::FailedPreconditionError("rank 1 is vacant")}) {
+    ctl.server.on_evict = [&](const v1::EvictRequest&) { return refusal; };
+    const CtlResult result = ctl.Run("workers evict --rank=1");
+    EXPECT_EQ(result.code, 3);
+    EXPECT_EQ(result.err,
+              "cohortctl: " + std::string(refusal.message()) +
+                  "\n`cohortctl workers list` shows who holds which rank\n");
+  }
+  EXPECT_EQ(ctl.Run("workers evict").code, 2);
+  EXPECT_EQ(ctl.Run("workers evict --rank=one").code, 3);
+}
+
+TEST(RunDrainTest, TellsWhatHappens) {
+  CtlHarness ctl;
+  std::string reason;
+  ctl.server.on_drain = [&](const v1::DrainRequest& request) {
+    reason = request.reason();
+    v1::DrainReply reply;
+    reply.set_version(30);
+    return reply;
+  };
+  const CtlResult result = ctl.Run("run drain --reason=enough");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.out,
+            "draining since version 30: the run ends with the step in "
+            "progress\n");
+  EXPECT_EQ(reason, "enough");
+  ctl.server.on_drain = [](const v1::DrainRequest&) {
+    return absl::FailedPreconditionError("the run is already over: done");
+  };
+  const CtlResult over = ctl.Run("run drain");
+  EXPECT_EQ(over.code, 3);
+  EXPECT_EQ(over.err,
+            "cohortctl: the run is already over: done\n`cohortctl status` "
+            "tells how it ended\n");
+}
+
+TEST(CheckpointSaveTest, TellsWhichVersionIsSafe) {
+  CtlHarness ctl;
+  ctl.server.on_checkpoint = [] {
+    v1::CheckpointReply reply;
+    reply.set_version(40);
+    return reply;
+  };
+  EXPECT_EQ(ctl.Run("checkpoint save").out,
+            "checkpoint of version 40 is safe\n");
+  EXPECT_EQ(ctl.Run("checkpoint save --json").out, "{\"version\":40}\n");
+}
+
+TEST(CheckpointSaveTest, ServerWithoutADirectoryAndFailedWrite) {
+  CtlHarness ctl;
+  ctl.server.on_checkpoint = []() -> absl::StatusOr<v1::CheckpointReply> {
+    return absl::FailedPreconditionError(
+        "the server was started without --checkpoint_dir");
+  };
+  const CtlResult without = ctl.Run("checkpoint save");
+  EXPECT_EQ(without.code, 3);
+  EXPECT_EQ(without.err,
+            "cohortctl: the server was started without --checkpoint_dir\n"
+            "checkpoints need a server with --checkpoint_dir=PATH and a worker "
+            "that has registered its model\n");
+  ctl.server.on_checkpoint = []() -> absl::StatusOr<v1::CheckpointReply> {
+    return absl::InternalError("disk full");
+  };
+  const CtlResult failed = ctl.Run("checkpoint save");
+  EXPECT_EQ(failed.code, 1);
+  EXPECT_EQ(failed.err, "cohortctl: disk full\n");
+}
+
+TEST(ExportTest, TellsWhichVersionWasWritten) {
+  CtlHarness ctl;
+  ctl.server.on_export = [] {
+    v1::ExportReply reply;
+    reply.set_version(41);
+    return reply;
+  };
+  EXPECT_EQ(ctl.Run("export").out,
+            "model.safetensors of version 41 is in the server's "
+            "--results_dir\n");
+}
+
+}  // namespace
+}  // namespace cohort

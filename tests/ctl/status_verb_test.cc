@@ -1,0 +1,145 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "tests/ctl/ctl_harness.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+TEST(StatusVerbTest, ShowsTheRunAndItsWorkers) {
+  CtlHarness ctl;
+  const CtlResult result = ctl.Run("status");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.err, "");
+  EXPECT_EQ(result.out,
+            absl::StrCat("run            3f2a at ", ctl.server.address(), R"(
+state          training, 1 of 2 workers
+version        150
+epoch          2 of 4 (50 %)
+loss           0.4312
+learning rate  0.05
+rate           10 images/s, ETA 25 s
+policy         sync, global normalisation, sync statistics, since version 0
+
+rank  state   batch  heard from  process
+0     live    64     0.3 s ago   host-a, process 12
+1     vacant  0      never
+)"));
+}
+
+TEST(StatusVerbTest, TellsSinceWhenThePolicyIsInForceAndWhatIsToFollow) {
+  CtlHarness ctl;
+  ctl.server.on_get = [] {
+    v1::GetPolicyReply policy = ChangedPolicy();
+    (*policy.mutable_pending())["aggregation"] = "sync";
+    policy.set_pending_reason("waiting for worker 1");
+    return policy;
+  };
+  const CtlResult result = ctl.Run("status");
+  EXPECT_THAT(result.out,
+              HasSubstr("\npolicy         async, local normalisation, async "
+                        "statistics, since version 1234\n"
+                        "change to      aggregation=sync: waiting for worker "
+                        "1\n"));
+}
+
+TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
+  CtlHarness ctl;
+  const CtlResult result = ctl.Run("status --json");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(
+      result.out,
+      absl::StrCat(
+          R"({"run":"3f2a","server":")", ctl.server.address(),
+          R"(","state":"training, 1 of 2 workers","ended":false,"version":150,)"
+          R"("attempt":0,"data_epoch":1,"epochs":4,"samples":150,)"
+          R"("samples_total":400,"samples_per_second":10.0,)"
+          R"("learning_rate":0.05,"train_loss":0.4312,"test_accuracy":null,)"
+          R"("policy":{"policy_epoch":1,"text":"sync, global normalisation, )"
+          R"(sync statistics","since_version":0,"pending":{},)"
+          R"("pending_reason":""},"workers":[{"rank":0,"state":"live",)"
+          R"("incarnation":7,"description":"host-a, process 12",)"
+          R"("batch_size":64,"sequence":151,"silent_ms":340},{"rank":1,)"
+          R"("state":"vacant","incarnation":0,"description":"",)"
+          R"("batch_size":0,"sequence":0,"silent_ms":0}],)"
+          R"("counters":{"pushes_applied":300}})",
+          "\n"));
+}
+
+TEST(StatusVerbTest, WatchIsALineEachTimeUntilTheRunIsOver) {
+  CtlHarness ctl;
+  int looks = 0;
+  ctl.server.on_status = [&looks] {
+    v1::Status status = ExampleStatus();
+    status.set_ended(++looks == 3);
+    return status;
+  };
+  const CtlResult result = ctl.Run("status --watch --interval=5s");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(ctl.paused(), absl::Seconds(10));
+  const std::string line =
+      "version 150, epoch 2 of 4 (50 %), loss 0.4312, 10 images/s, ETA 25 s, "
+      "workers 1/2, sync, global normalisation, sync statistics, since version "
+      "0, training, 1 of 2 workers\n";
+  EXPECT_THAT(result.out, StartsWith(line + line));
+}
+
+TEST(StatusVerbTest, WatchOfATerminalStaysInPlaceUntilCtrlC) {
+  CtlHarness ctl;
+  ctl.terminal = true;
+  ctl.interrupt_at = absl::Seconds(3);
+  const CtlResult result = ctl.Run("status --watch");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.out, StartsWith("\x1b[H\x1b[2Jrun "));
+  // NO_COLOR: the place, but no other attributes.
+  EXPECT_THAT(result.out, Not(HasSubstr("\x1b[1m")));
+  ctl.color = true;
+  EXPECT_THAT(ctl.Run("status --watch").out, HasSubstr("\x1b[1mrank"));
+}
+
+TEST(StatusVerbTest, WatchEndsWithTheServersAbsence) {
+  CtlHarness ctl;
+  int looks = 0;
+  ctl.server.on_status = [&looks]() -> absl::StatusOr<v1::Status> {
+    if (++looks == 2) return absl::UnavailableError("the server is stopping");
+    return ExampleStatus();
+  };
+  const CtlResult result = ctl.Run("status --watch --json");
+  EXPECT_EQ(result.code, 5);
+  EXPECT_THAT(result.err, HasSubstr("the server is stopping"));
+}
+
+// A description is any worker's text: it must not move the cursor or break
+// the JSON.
+TEST(StatusVerbTest, TextsOfWorkersAreMadeHarmless) {
+  CtlHarness ctl;
+  ctl.server.on_status = [] {
+    v1::Status status = ExampleStatus();
+    status.mutable_workers(0)->set_description("\x1b[2Jgone\n\"x\"");
+    return status;
+  };
+  EXPECT_THAT(ctl.Run("workers list").out, HasSubstr("?[2Jgone?\"x\"\n"));
+  const auto json = nlohmann::json::parse(ctl.Run("workers list --json").out);
+  EXPECT_EQ(json["run"], "3f2a");
+  EXPECT_EQ(json["workers"][0]["description"], "\x1b[2Jgone\n\"x\"");
+}
+
+TEST(StatusVerbTest, BadIntervalIsRefused) {
+  CtlHarness ctl;
+  const CtlResult result = ctl.Run("status --watch --interval=0s");
+  EXPECT_EQ(result.code, 3);
+  EXPECT_EQ(result.err,
+            "cohortctl: --interval: got '0s', want a duration such as 2s, of "
+            "at least 100ms\n");
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,74 @@
+#include "worker/client/model_reader.h"
+
+#include <grpcpp/channel.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "common/clock.h"
+#include "common/status_macros.h"
+#include "common/wire/channel.h"
+#include "worker/client/backoff.h"
+#include "worker/client/link.h"
+#include "worker/client/transfer.h"
+
+namespace cohort {
+namespace {
+
+class GrpcModelReader final : public ModelReader {
+ public:
+  explicit GrpcModelReader(const ReaderOptions& options)
+      : options_(options),
+        bulk_(MakeChannel(options.server, ChannelPurpose::kBulk)),
+        link_(options.server, clock_) {}
+
+  absl::StatusOr<PulledVersion> Pull(const ModelLayout& layout,
+                                     std::optional<Version> version) override {
+    const Instant deadline = clock_.Now() + options_.server_timeout;
+    Backoff backoff(options_.backoff_seed);
+    for (;;) {
+      // A sender without a run's id: whatever run the server holds.
+      absl::StatusOr<PulledVersion> pulled = PullVersion(
+          {.channel = bulk_, .link = &link_, .deadline = deadline},
+          {.version = version, .weights = true, .statistics = true});
+      if (pulled.ok()) {
+        COHORT_RETURN_IF_ERROR(CheckSameLayout(layout, pulled->layout));
+        return pulled;
+      }
+      if (!absl::IsUnavailable(pulled.status())) return pulled.status();
+      if (clock_.Now() >= deadline) {
+        return absl::DeadlineExceededError(
+            absl::StrCat(pulled.status().message(), "; gave up after ",
+                         SecondsText(options_.server_timeout)));
+      }
+      COHORT_RETURN_IF_ERROR(
+          link_.Pause(std::min(backoff.Next(), deadline - clock_.Now())));
+    }
+  }
+
+  void RequestStop() override { link_.RequestStop(); }
+
+ private:
+  const ReaderOptions options_;
+  const SteadyClock clock_;
+  const std::shared_ptr<grpc::Channel> bulk_;
+  Link link_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelReader>> MakeModelReader(
+    const ReaderOptions& options) {
+  if (options.server.empty()) {
+    return absl::InvalidArgumentError("server: got none, want host:port");
+  }
+  if (options.server_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "server_timeout: got ", absl::FormatDuration(options.server_timeout),
+        ", want above 0"));
+  }
+  return std::make_unique<GrpcModelReader>(options);
+}
+
+}  // namespace cohort
