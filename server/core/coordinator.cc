@@ -7,7 +7,6 @@
 #include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "server/core/optimizer/schedule.h"
 #include "server/core/optimizer/slots.h"
 
 namespace cohort {
@@ -92,14 +91,8 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
     return;
   }
   model_ = restored->model;
-  absl::StatusOr<SharedMask> mask =
-      MaskFor(options_.optimizer, model_->layout, model_->partitions);
-  COHORT_CHECK(mask.ok(), mask.status().ToString());
-  mask_ = *std::move(mask);
-  auto snapshot = std::make_shared<ModelSnapshot>(*restored->snapshot);
-  snapshot->slots = FitSlots(model_->partitions, snapshot->slots,
-                             SlotsOf(options_.optimizer, policy_));
-  current_ = std::move(snapshot);
+  current_ = restored->snapshot;
+  ChangeOptimizer();
   statistics_ =
       MovingStatistics(policy_.statistics.front(), model_->layout.batch_norms);
   for (const Partition& p : model_->partitions) {
@@ -493,14 +486,6 @@ absl::StatusOr<RunState> Coordinator::State() const {
 
 int64_t Coordinator::samples_total() const {
   return model_ == nullptr ? 0 : options_.epochs * model_->plan.train_samples;
-}
-
-double Coordinator::learning_rate() const {
-  return LearningRate(
-      options_.optimizer,
-      {.seen = samples_,
-       .epoch = model_ == nullptr ? 0 : model_->plan.train_samples,
-       .total = samples_total()});
 }
 
 int64_t Coordinator::samples_reference() const {

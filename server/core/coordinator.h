@@ -288,8 +288,6 @@ class Coordinator {
   absl::Duration WaitLeft(Instant now) const;
   std::vector<Rank> VacantRanks() const;
   int64_t samples_total() const;
-  // As the schedule has it now.
-  double learning_rate() const;
   // Samples of a nominal global step: the batch sizes of all ranks.
   int64_t samples_reference() const;
 
@@ -394,6 +392,8 @@ class Coordinator {
   // More of it has arrived: it may make a member, or a commit.
   void TakePush(const Worker& worker, Instant now, Effects& out);
   void CountArrival(const Worker& worker, Push::Arrival arrival, Effects& out);
+  // As the schedule has it now.
+  double learning_rate() const;
   // `plan` without what this knows: the model, its options and its mask.
   Transaction NewTransaction(Transaction::Plan plan);
   void SendResult(const FoldResult& result, Version version,

@@ -8,6 +8,7 @@
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "server/core/coordinator.h"
+#include "server/core/optimizer/schedule.h"
 
 namespace cohort {
 namespace {
@@ -259,6 +260,14 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
         "rank ", sender.rank.value(), " closed its push before it was whole"));
   }
   return absl::OkStatus();
+}
+
+double Coordinator::learning_rate() const {
+  return LearningRate(
+      options_.optimizer,
+      {.seen = samples_,
+       .epoch = model_ == nullptr ? 0 : model_->plan.train_samples,
+       .total = samples_total()});
 }
 
 Transaction Coordinator::NewTransaction(Transaction::Plan plan) {
