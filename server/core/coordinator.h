@@ -19,6 +19,7 @@
 #include "server/core/effects.h"
 #include "server/core/evaluation.h"
 #include "server/core/moments_collection.h"
+#include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
 #include "server/core/policy/aggregation_policy.h"
 #include "server/core/policy/lead.h"
@@ -316,6 +317,8 @@ class Coordinator {
 
   // coordinator_change.cc
   absl::Status CheckChange(const CoordinatorOptions& target) const;
+  // Mask and slots of the options in force.
+  void ChangeOptimizer();
   void ActAtOnce(const CoordinatorOptions& target, Instant now, Effects& out);
   // Nothing is in flight that the settings in force apply to.
   bool Quiet() const;
@@ -386,6 +389,9 @@ class Coordinator {
   // Keeps the versions that pushes under way have read, as far as the policy
   // needs them.
   void HoldReadVersions();
+  // What a push's gradient was computed at, where that is needed to
+  // compensate it; otherwise null.
+  SharedSnapshot ReadBy(Version version) const;
   void CommitArrival(Instant now, Effects& out);
   void ApplyArrival(const Arrival& arrival, const Transaction& transaction);
   PushVerdict VerdictOn(const Arrival& arrival) const;
@@ -410,7 +416,10 @@ class Coordinator {
   // More of it has arrived: it may make a member, or a commit.
   void TakePush(const Worker& worker, Instant now, Effects& out);
   void CountArrival(const Worker& worker, Push::Arrival arrival, Effects& out);
-  Transaction NewTransaction(double loss_weight, double learning_rate);
+  // As the schedule has it now.
+  double learning_rate() const;
+  // `plan` without what this knows: the model, its options and its mask.
+  Transaction NewTransaction(Transaction::Plan plan);
   void SendResult(const FoldResult& result, Version version,
                   const Worker& worker, const PushKey& key, Effects& out) const;
   // "rank 2: moments of bn1", if any are not finite.
@@ -459,6 +468,8 @@ class Coordinator {
   RankTable ranks_;
   SharedModel model_;
   int32_t trainable_partitions_ = 0;
+  // Frozen elements. Null: none.
+  SharedMask mask_;
   SharedSnapshot current_;
   DataCursor cursor_;
   EvaluationBook evaluations_;
