@@ -522,6 +522,7 @@ StatusView Coordinator::Status(Instant now) const {
                   .workers_live = ranks_.live(),
                   .workers_expected = ranks_.size(),
                   .counters = counters_,
+                  .staleness = staleness_,
                   .ended = ended_};
   if (current_ != nullptr) view.version = current_->version;
   if (round_.has_value()) view.attempt = round_->attempt;

@@ -15,6 +15,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/staleness_histogram.h"
 #include "server/core/data_cursor.h"
 #include "server/core/effects.h"
 #include "server/core/evaluation.h"
@@ -87,6 +88,8 @@ struct StatusView {
   };
   std::vector<Worker> workers;
   std::map<std::string, int64_t> counters;
+  // Of pushes that were decided one by one (bounded, async) by this process.
+  StalenessCounts staleness;
   bool ended = false;
 };
 
@@ -495,6 +498,7 @@ class Coordinator {
   std::optional<double> train_loss_;
   std::optional<EvaluationRecord> last_evaluation_;
   std::map<std::string, int64_t> counters_;
+  StalenessCounts staleness_;
   // By rank: how the last push ended, to answer its repetitions.
   std::vector<std::optional<Decided>> decided_;
 

@@ -209,6 +209,7 @@ void Coordinator::EndArrival(const Arrival& arrival,
   record.samples = samples_;
   record.epoch_ended = cursor_.Finish(arrival.piece).has_value();
   ++ranks_[arrival.rank].assignments_finished;
+  ++staleness_[std::min(verdict.staleness_versions, kStalenessCountedMax)];
   AfterCommit(record, out);
   HoldReadVersions();
 
