@@ -9,7 +9,15 @@
 
 namespace cohort {
 
-enum class AssignmentKind { kTrain, kEvaluate, kWait, kFinished };
+enum class AssignmentKind {
+  kTrain,
+  kEvaluate,
+  kWait,
+  kFinished,
+  // Run the model in training mode over the range as one batch, without
+  // gradients, and report the moments of all batch-norm calls.
+  kCollectMoments,
+};
 
 enum class DataSplit { kTrain, kTest };
 
@@ -40,6 +48,9 @@ struct Assignment {
   int64_t data_epoch = 0;
   IndexRange range;
   DataSplit split = DataSplit::kTrain;
+  // For kEvaluate: which of the version's moving statistics to read, by name;
+  // empty: the first.
+  std::string statistics;
   // True: moments go through the rendezvous. False: normalise by the local
   // batch and report moments on closing.
   bool global_normalization = false;

@@ -22,6 +22,8 @@ v1::AssignmentKind KindToProto(AssignmentKind kind) {
       return v1::ASSIGNMENT_KIND_WAIT;
     case AssignmentKind::kFinished:
       return v1::ASSIGNMENT_KIND_FINISHED;
+    case AssignmentKind::kCollectMoments:
+      return v1::ASSIGNMENT_KIND_COLLECT_MOMENTS;
   }
   return v1::ASSIGNMENT_KIND_UNSPECIFIED;
 }
@@ -36,6 +38,8 @@ absl::StatusOr<AssignmentKind> KindFromProto(v1::AssignmentKind kind) {
       return AssignmentKind::kWait;
     case v1::ASSIGNMENT_KIND_FINISHED:
       return AssignmentKind::kFinished;
+    case v1::ASSIGNMENT_KIND_COLLECT_MOMENTS:
+      return AssignmentKind::kCollectMoments;
     default:
       return Refuse("assignment.kind", static_cast<int>(kind), "a known kind");
   }
@@ -58,8 +62,8 @@ absl::Status FillWork(const v1::Assignment& proto, Assignment& to) {
         "0 <= begin <= end");
   }
   to.range = {.begin = proto.range_begin(), .end = proto.range_end()};
-  const bool works =
-      to.kind == AssignmentKind::kTrain || to.kind == AssignmentKind::kEvaluate;
+  const bool works = to.kind != AssignmentKind::kWait &&
+                     to.kind != AssignmentKind::kFinished;
   switch (proto.split()) {
     case v1::DATA_SPLIT_TRAIN:
       to.split = DataSplit::kTrain;
@@ -185,6 +189,7 @@ void ToProto(const Assignment& assignment, v1::Assignment* proto) {
                                                          : v1::DATA_SPLIT_TEST);
   proto->set_global_normalization(assignment.global_normalization);
   proto->set_reason(assignment.reason);
+  proto->set_statistics_kind(assignment.statistics);
   if (assignment.wait < absl::InfiniteDuration()) {
     proto->set_wait_ms(
         std::max<int64_t>(1, absl::ToInt64Milliseconds(assignment.wait)));
@@ -214,6 +219,7 @@ absl::StatusOr<Assignment> FromProto(const v1::Assignment& proto) {
   to.data_epoch = proto.data_epoch();
   to.global_normalization = proto.global_normalization();
   to.reason = proto.reason();
+  to.statistics = proto.statistics_kind();
   if (proto.wait_ms() > 0) to.wait = absl::Milliseconds(proto.wait_ms());
   return to;
 }

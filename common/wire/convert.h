@@ -81,6 +81,11 @@ absl::StatusOr<ReduceKey> FromProto(const v1::ReduceKey& proto);
 void ToProto(const EvaluationSums& sums, v1::ReportRequest* proto);
 absl::StatusOr<EvaluationSums> FromProto(const v1::ReportRequest& proto);
 
+void ToProto(absl::Span<const CallMoments> calls, v1::CollectedMoments* proto);
+// The calls must be ascending by (layer, call).
+absl::StatusOr<std::vector<CallMoments>> FromProto(
+    const v1::CollectedMoments& proto);
+
 // `first`, then `second`, as little-endian float64; replaces `bytes`. Both
 // must have one length (a caller bug otherwise).
 void EncodeMoments(const Moments& moments, std::string* bytes);

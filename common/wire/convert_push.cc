@@ -59,6 +59,29 @@ absl::Status CheckSecondMoments(const std::vector<double>& m2) {
   return absl::OkStatus();
 }
 
+// Ascending by (layer, call).
+absl::Status FillCalls(
+    absl::string_view field,
+    const google::protobuf::RepeatedPtrField<v1::CallMoments>& protos,
+    std::vector<CallMoments>& to) {
+  to.reserve(static_cast<size_t>(protos.size()));
+  for (const v1::CallMoments& from : protos) {
+    COHORT_ASSIGN_OR_RETURN(CallMoments call, FromProto(from));
+    if (!to.empty()) {
+      const CallMoments& last = to.back();
+      if (std::tie(last.layer, last.call) >= std::tie(call.layer, call.call)) {
+        return Refuse(
+            field,
+            absl::StrCat("call ", call.call, " of layer ", call.layer,
+                         " after call ", last.call, " of layer ", last.layer),
+            "ascending layers and calls");
+      }
+    }
+    to.push_back(std::move(call));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckLabels(int64_t correct, int64_t labels) {
   COHORT_RETURN_IF_ERROR(CheckNotNegative("correct", correct));
   COHORT_RETURN_IF_ERROR(CheckNotNegative("labels", labels));
@@ -147,21 +170,8 @@ absl::StatusOr<PushClosing> FromProto(const v1::PushClosing& proto) {
     COHORT_RETURN_IF_ERROR(CheckNotNegative("closing.batch_norm_calls", calls));
     to.batch_norm_calls.push_back(calls);
   }
-  to.moments.reserve(static_cast<size_t>(proto.moments_size()));
-  for (const v1::CallMoments& from : proto.moments()) {
-    COHORT_ASSIGN_OR_RETURN(CallMoments call, FromProto(from));
-    if (!to.moments.empty()) {
-      const CallMoments& last = to.moments.back();
-      if (std::tie(last.layer, last.call) >= std::tie(call.layer, call.call)) {
-        return Refuse(
-            "closing.moments",
-            absl::StrCat("call ", call.call, " of layer ", call.layer,
-                         " after call ", last.call, " of layer ", last.layer),
-            "ascending layers and calls");
-      }
-    }
-    to.moments.push_back(std::move(call));
-  }
+  COHORT_RETURN_IF_ERROR(
+      FillCalls("closing.moments", proto.moments(), to.moments));
   return to;
 }
 
@@ -241,6 +251,17 @@ absl::StatusOr<EvaluationSums> FromProto(const v1::ReportRequest& proto) {
                         .loss_weight = proto.loss_weight(),
                         .correct = proto.correct(),
                         .labels = proto.labels()};
+}
+
+void ToProto(absl::Span<const CallMoments> calls, v1::CollectedMoments* proto) {
+  for (const CallMoments& call : calls) ToProto(call, proto->add_calls());
+}
+
+absl::StatusOr<std::vector<CallMoments>> FromProto(
+    const v1::CollectedMoments& proto) {
+  std::vector<CallMoments> calls;
+  COHORT_RETURN_IF_ERROR(FillCalls("collected.calls", proto.calls(), calls));
+  return calls;
 }
 
 void EncodeMoments(const Moments& moments, std::string* bytes) {

@@ -65,6 +65,10 @@ void AddUpdates(const RegisteredModel& model, const std::vector<Slots>& slots,
   }
 }
 
+std::string StatisticsPath(StatisticsKind kind, const BatchNormSpec& layer) {
+  return absl::StrCat("statistics/", StatisticsName(kind), "/", layer.name);
+}
+
 SafetensorsContent TensorsOf(const RunState& state) {
   const RegisteredModel& model = *state.model;
   SafetensorsContent content;
@@ -84,13 +88,15 @@ SafetensorsContent TensorsOf(const RunState& state) {
     add(kind.name, BuffersOf(state.snapshot->slots, kind));
   }
   AddUpdates(model, state.snapshot->slots, content);
-  for (size_t i = 0; i < model.layout.batch_norms.size(); ++i) {
-    const std::string& name = model.layout.batch_norms[i].name;
-    const LayerStatistics& s = (*state.snapshot->statistics)[i];
-    content.tensors.push_back(
-        Float64Tensor(absl::StrCat("statistics/", name, "/mean"), s.mean));
-    content.tensors.push_back(Float64Tensor(
-        absl::StrCat("statistics/", name, "/variance"), s.variance));
+  for (const StatisticsSet& set : *state.snapshot->statistics) {
+    for (size_t i = 0; i < set.layers.size(); ++i) {
+      const std::string name =
+          StatisticsPath(set.kind, model.layout.batch_norms[i]);
+      content.tensors.push_back(
+          Float64Tensor(absl::StrCat(name, "/mean"), set.layers[i].mean));
+      content.tensors.push_back(Float64Tensor(absl::StrCat(name, "/variance"),
+                                              set.layers[i].variance));
+    }
   }
   return content;
 }
@@ -192,8 +198,12 @@ absl::Status WriteFiles(FileSystem& files, const std::string& dir,
                     .state = state,
                     .version = state.snapshot->version,
                     .tensors_xxh3 = ChecksumOf(tensors)};
-  for (const LayerStatistics& layer : *state.snapshot->statistics) {
-    manifest.batches_tracked.push_back(layer.num_batches_tracked);
+  for (const StatisticsSet& set : *state.snapshot->statistics) {
+    KeptSet kept{.kind = set.kind, .collected = set.collected};
+    for (const LayerStatistics& layer : set.layers) {
+      kept.batches_tracked.push_back(layer.num_batches_tracked);
+    }
+    manifest.statistics.push_back(std::move(kept));
   }
   const std::string text = EncodeManifest(manifest);
   const std::vector<ByteRope> manifest_bytes = {
@@ -307,6 +317,27 @@ absl::StatusOr<std::vector<Slots>> SlotsFrom(const std::string& path,
   return slots;
 }
 
+absl::StatusOr<StatisticsSet> SetFrom(const std::string& path,
+                                      const RegisteredModel& model,
+                                      const KeptSet& kept,
+                                      const TensorMap& tensors) {
+  StatisticsSet set{.kind = kept.kind, .collected = kept.collected};
+  for (size_t i = 0; i < model.layout.batch_norms.size(); ++i) {
+    const BatchNormSpec& bn = model.layout.batch_norms[i];
+    const std::string name = StatisticsPath(kept.kind, bn);
+    LayerStatistics layer;
+    COHORT_ASSIGN_OR_RETURN(
+        layer.mean,
+        DoublesOf(path, absl::StrCat(name, "/mean"), bn.channels, tensors));
+    COHORT_ASSIGN_OR_RETURN(
+        layer.variance,
+        DoublesOf(path, absl::StrCat(name, "/variance"), bn.channels, tensors));
+    layer.num_batches_tracked = kept.batches_tracked.at(i);
+    set.layers.push_back(std::move(layer));
+  }
+  return set;
+}
+
 absl::StatusOr<SharedSnapshot> SnapshotFrom(const std::string& path,
                                             const Manifest& manifest,
                                             const TensorMap& tensors) {
@@ -324,23 +355,14 @@ absl::StatusOr<SharedSnapshot> SnapshotFrom(const std::string& path,
     }
     snapshot->checksums.push_back(RopeOf(snapshot->weights[p]).Checksum());
   }
-  std::vector<LayerStatistics> statistics;
-  for (size_t i = 0; i < model.layout.batch_norms.size(); ++i) {
-    const BatchNormSpec& bn = model.layout.batch_norms[i];
-    LayerStatistics layer;
-    COHORT_ASSIGN_OR_RETURN(
-        layer.mean,
-        DoublesOf(path, absl::StrCat("statistics/", bn.name, "/mean"),
-                  bn.channels, tensors));
-    COHORT_ASSIGN_OR_RETURN(
-        layer.variance,
-        DoublesOf(path, absl::StrCat("statistics/", bn.name, "/variance"),
-                  bn.channels, tensors));
-    layer.num_batches_tracked = manifest.batches_tracked.at(i);
-    statistics.push_back(std::move(layer));
+  StatisticsSets statistics;
+  for (const KeptSet& kept : manifest.statistics) {
+    COHORT_ASSIGN_OR_RETURN(StatisticsSet set,
+                            SetFrom(path, model, kept, tensors));
+    statistics.push_back(std::move(set));
   }
-  snapshot->statistics = std::make_shared<const std::vector<LayerStatistics>>(
-      std::move(statistics));
+  snapshot->statistics =
+      std::make_shared<const StatisticsSets>(std::move(statistics));
   return snapshot;
 }
 

@@ -19,7 +19,7 @@ namespace cohort {
 //                      <slot>/<parameter> (float32) of those slots of the
 //                      optimizer that there are, such as velocity,
 //                      updates/<parameter> (int64, one a slice, adam only),
-//                      statistics/<layer>/mean|variance (float64)
+//                      statistics/<kind>/<layer>/mean|variance (float64)
 //   manifest.json      everything else that a restart needs, and XXH3-64 sums
 //                      of the tensor file and of the manifest itself
 // It is written under a temporary name, synced and renamed, so that it is

@@ -1,5 +1,6 @@
 #include "server/checkpoint/manifest.h"
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -18,7 +19,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kFormat = 1;
+// 2: several sets of moving statistics.
+constexpr int64_t kFormat = 2;
 
 absl::Status Damaged(const std::string& path, absl::string_view what) {
   return absl::DataLossError(
@@ -142,13 +144,54 @@ absl::Status CheckManifest(const std::string& path, const Manifest& manifest) {
   if (!PartitionsFit(model)) {
     return Damaged(path, "its partitions do not fit its parameters");
   }
-  if (manifest.batches_tracked.size() != model.layout.batch_norms.size()) {
+  if (manifest.statistics.empty()) {
+    return Damaged(path, "got no statistics, want at least one kind");
+  }
+  for (const KeptSet& set : manifest.statistics) {
+    if (set.batches_tracked.size() == model.layout.batch_norms.size()) continue;
     return Damaged(
         path,
-        absl::StrCat("got batches_tracked of ", manifest.batches_tracked.size(),
+        absl::StrCat("got batches_tracked of ", set.batches_tracked.size(),
                      " layers, want ", model.layout.batch_norms.size()));
   }
   return absl::OkStatus();
+}
+
+Json StatisticsJson(const std::vector<KeptSet>& sets) {
+  Json json = Json::array();
+  for (const KeptSet& set : sets) {
+    json.push_back(
+        {{"kind", std::string(StatisticsName(set.kind))},
+         {"batches_tracked", set.batches_tracked},
+         {"collected",
+          set.collected.has_value() ? Json(set.collected->value()) : Json()}});
+  }
+  return json;
+}
+
+absl::StatusOr<std::vector<KeptSet>> StatisticsFrom(const std::string& path,
+                                                    const Json& json) {
+  std::vector<KeptSet> sets;
+  for (const Json& from : json) {
+    const std::string name = from.at("kind").get<std::string>();
+    const std::optional<StatisticsKind> kind = StatisticsKindOf(name);
+    const bool known = kind.has_value();
+    const bool repeated =
+        std::any_of(sets.begin(), sets.end(),
+                    [&kind](const KeptSet& set) { return set.kind == kind; });
+    if (!known || repeated) {
+      return Damaged(path, absl::StrCat("got statistics of kind '", name,
+                                        "', want known kinds, each once"));
+    }
+    KeptSet set{.kind = *kind,
+                .batches_tracked =
+                    from.at("batches_tracked").get<std::vector<int64_t>>()};
+    if (!from.at("collected").is_null()) {
+      set.collected = Version(from.at("collected").get<int64_t>());
+    }
+    sets.push_back(std::move(set));
+  }
+  return sets;
 }
 
 Json StateJson(const RunState& state) {
@@ -174,7 +217,8 @@ Json StateJson(const RunState& state) {
                                       {"version", r.version.value()},
                                       {"samples", r.samples},
                                       {"changed", r.changed},
-                                      {"text", r.text}});
+                                      {"text", r.text},
+                                      {"by_flags", r.by_flags}});
   }
   return json;
 }
@@ -189,7 +233,8 @@ void PolicyFrom(const Json& json, RunState& state) {
          .version = Version(r.at("version").get<int64_t>()),
          .samples = r.at("samples"),
          .changed = r.at("changed").get<SettingValues>(),
-         .text = r.at("text")});
+         .text = r.at("text"),
+         .by_flags = r.at("by_flags")});
   }
 }
 
@@ -222,7 +267,7 @@ std::string EncodeManifest(const Manifest& manifest) {
                      {"seed", manifest.identity.seed},
                      {"policy", manifest.identity.policy},
                      {"version", manifest.version.value()},
-                     {"batches_tracked", manifest.batches_tracked},
+                     {"statistics", StatisticsJson(manifest.statistics)},
                      {"tensors_xxh3", ChecksumText(manifest.tensors_xxh3)},
                      {"state", StateJson(manifest.state)},
                      {"model", ModelJson(*manifest.state.model)}};
@@ -253,10 +298,10 @@ absl::StatusOr<Manifest> DecodeManifest(const std::string& path,
                      .policy = body.at("policy")},
         .state = StateFrom(body.at("state")),
         .version = Version(body.at("version").get<int64_t>()),
-        .batches_tracked =
-            body.at("batches_tracked").get<std::vector<int64_t>>(),
         .tensors_xxh3 = std::stoull(body.at("tensors_xxh3").get<std::string>(),
                                     nullptr, 16)};
+    COHORT_ASSIGN_OR_RETURN(manifest.statistics,
+                            StatisticsFrom(path, body.at("statistics")));
     manifest.state.model = ModelFrom(body.at("model"));
     COHORT_RETURN_IF_ERROR(CheckManifest(path, manifest));
     return manifest;

@@ -1,12 +1,22 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/checkpoint/checkpoint.h"
 
 namespace cohort {
+
+// A set of moving statistics without its tensors.
+struct KeptSet {
+  StatisticsKind kind = StatisticsKind::kSync;
+  // By layer.
+  std::vector<int64_t> batches_tracked;
+  std::optional<Version> collected;
+};
 
 // Everything of a checkpoint that is not a tensor, as JSON with a checksum
 // over itself.
@@ -15,7 +25,8 @@ struct Manifest {
   // Without snapshot tensors: those are in the tensor file.
   RunState state;
   Version version;
-  std::vector<int64_t> batches_tracked;
+  // In the order in which the run keeps them; at least one.
+  std::vector<KeptSet> statistics;
   uint64_t tensors_xxh3 = 0;
 };
 

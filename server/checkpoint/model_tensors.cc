@@ -100,7 +100,7 @@ SafetensorsContent StateDict(const RegisteredModel& model,
   for (size_t i = 0; i < model.layout.batch_norms.size(); ++i) {
     const BatchNormSpec& bn = model.layout.batch_norms[i];
     if (!bn.track_statistics) continue;
-    const LayerStatistics& s = (*snapshot.statistics)[i];
+    const LayerStatistics& s = snapshot.statistics->front().layers[i];
     content.tensors.push_back({.name = absl::StrCat(bn.name, ".running_mean"),
                                .shape = {bn.channels},
                                .bytes = Float32Rope(s.mean)});

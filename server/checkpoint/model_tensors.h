@@ -22,8 +22,8 @@ std::vector<SharedFloats> PartitionBuffers(const RegisteredModel& model,
                                            const std::vector<ByteRope>& ropes);
 
 // The model in PyTorch's state-dict names: parameters as they are, and for
-// each layer that keeps statistics running_mean, running_var (float32) and
-// num_batches_tracked (int64, no dimensions).
+// each layer that keeps statistics, from the first kind, running_mean,
+// running_var (float32) and num_batches_tracked (int64, no dimensions).
 SafetensorsContent StateDict(const RegisteredModel& model,
                              const ModelSnapshot& snapshot);
 

@@ -87,14 +87,14 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
   if (restored == nullptr) {
     history_ = {{.policy_epoch = policy_epoch_,
                  .changed = SettingsOf(options_),
-                 .text = PolicyText(policy_)}};
+                 .text = PolicyText(policy_),
+                 .by_flags = true}};
     return;
   }
   model_ = restored->model;
   current_ = restored->snapshot;
   ChangeOptimizer();
-  statistics_ =
-      MovingStatistics(policy_.statistics.front(), model_->layout.batch_norms);
+  const std::string adopted = AdoptStatistics();
   for (const Partition& p : model_->partitions) {
     if (p.trainable) ++trainable_partitions_;
   }
@@ -111,7 +111,8 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
          .changed = changed,
          .text = absl::StrCat("continued with other flags: ",
                               ChangeText(restored->settings, changed), ": ",
-                              PolicyText(policy_))});
+                              PolicyText(policy_), adopted),
+         .by_flags = true});
   }
   next_incarnation_ = std::max(next_incarnation_, restored->next_incarnation);
   cursor_ = DataCursor(model_->plan.train_samples, options_.epochs);
@@ -133,8 +134,7 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
   // The evaluation of an epoch that ended with this version was lost with
   // the old process.
   if (restored->cursor == 0 && restored->data_epoch > 0 && open.empty()) {
-    evaluations_.Start(current_, restored->data_epoch,
-                       model_->plan.test_samples, options_.workers);
+    EvaluateEpoch(restored->data_epoch);
   }
   HoldReadVersions();
 }
@@ -239,13 +239,12 @@ void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
   snapshot->slots =
       FitSlots(model->partitions, {}, SlotsOf(options_.optimizer, policy_));
   if (statistics.empty()) statistics = InitialStatistics(layout);
-  snapshot->statistics = std::make_shared<const std::vector<LayerStatistics>>(
-      std::move(statistics));
+  snapshot->statistics = std::make_shared<const StatisticsSets>(
+      StartSets(policy_.statistics, statistics));
   model_ = std::move(model);
   current_ = std::move(snapshot);
   cursor_ = DataCursor(plan.train_samples, options_.epochs);
-  statistics_ =
-      MovingStatistics(policy_.statistics.front(), layout.batch_norms);
+  statistics_ = KeptStatistics(policy_, layout.batch_norms);
   HoldReadVersions();
 }
 
@@ -270,7 +269,7 @@ void Coordinator::Advance(Instant now, Effects& out) {
   if (sync() && !round_.has_value()) StartStep();
   if (!sync()) ApplyNext(now, out);
   if (ended_) return;
-  if (TrainingDone() && evaluations_.empty()) {
+  if (TrainingDone() && ConcludeStatistics(out) && evaluations_.empty()) {
     End(draining_ ? RunOutcome::kDrained : RunOutcome::kFinished,
         draining_ ? drain_reason_
                   : absl::StrCat("all ", options_.epochs, " epochs are done"),
@@ -312,19 +311,6 @@ Assignment Coordinator::NextFor(Worker& worker, Instant now) {
   }
   worker.waiting = true;
   return WaitAssignment(worker, now);
-}
-
-std::optional<Assignment> Coordinator::NextShard(Worker& worker) {
-  worker.shard = evaluations_.Take();
-  if (!worker.shard.has_value()) return std::nullopt;
-  Assignment next{.kind = AssignmentKind::kEvaluate,
-                  .sequence = worker.next_sequence,
-                  .version = worker.shard->version,
-                  .policy_epoch = policy_epoch_,
-                  .range = worker.shard->range,
-                  .split = DataSplit::kTest};
-  worker.next_sequence = worker.next_sequence.Next();
-  return next;
 }
 
 std::optional<Assignment> Coordinator::NextTraining(Worker& worker) {
@@ -413,45 +399,19 @@ void Coordinator::Drain(const std::string& reason, Instant now, Effects& out) {
   Advance(now, out);
 }
 
-absl::StatusOr<Assignment> Coordinator::ReportEvaluation(
-    const Sender& sender, Sequence sequence, const EvaluationSums& sums,
-    Instant now, Effects& out) {
-  COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
-  if (sums.samples < 0 || sums.correct < 0 || sums.labels < sums.correct) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "evaluation: got ", sums.samples, " samples, ", sums.correct, " of ",
-        sums.labels, " labels correct, want counts of 0 or more"));
-  }
-  const bool current = worker->outstanding.has_value() &&
-                       worker->outstanding->kind == AssignmentKind::kEvaluate &&
-                       worker->outstanding->sequence == sequence;
-  if (!current && sequence >= worker->next_sequence) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("no assignment ", sequence.value(), " was given to rank ",
-                     sender.rank.value()));
-  }
-  if (current) {
-    const EvaluationBook::Shard shard = *worker->shard;
-    worker->outstanding.reset();
-    worker->shard.reset();
-    std::optional<EvaluationRecord> record = evaluations_.Finish(shard, sums);
-    if (record.has_value()) {
-      last_evaluation_ = record;
-      out.push_back(effect::Evaluated{.record = *record});
-    }
-    Advance(now, out);
-  }
-  return NextFor(*worker, now);
-}
-
 absl::StatusOr<SharedSnapshot> Coordinator::Read(
     std::optional<Version> version) const {
   if (current_ == nullptr) {
     return absl::FailedPreconditionError("no model is registered yet");
   }
-  if (!version.has_value() || *version == current_->version) return current_;
+  if (!version.has_value()) return current_;
+  // First, for the same version may have got new statistics since.
   SharedSnapshot pinned = evaluations_.Pinned(*version);
   if (pinned != nullptr) return pinned;
+  if (*version == current_->version) return current_;
+  if (collection_.has_value() && collection_->snapshot()->version == *version) {
+    return collection_->snapshot();
+  }
   return absl::OutOfRangeError(
       absl::StrCat("got version ", version->value(), ", want ",
                    current_->version.value(), ", the newest, or a pinned one"));
@@ -587,6 +547,10 @@ StatusView Coordinator::Status(Instant now) const {
   } else if (!started_ ||
              (lost && options_.on_worker_loss == OnWorkerLoss::kWait)) {
     view.state = WaitText(now);
+  } else if (collection_.has_value()) {
+    view.state =
+        absl::StrCat("collecting batch-norm moments, ", collection_->folded(),
+                     " of ", collection_->batches(), " batches");
   } else {
     view.state = absl::StrCat("training, ", ranks_.live(), " of ",
                               ranks_.size(), " workers");

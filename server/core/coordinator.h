@@ -18,7 +18,7 @@
 #include "server/core/data_cursor.h"
 #include "server/core/effects.h"
 #include "server/core/evaluation.h"
-#include "server/core/moving_statistics.h"
+#include "server/core/moments_collection.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
 #include "server/core/policy/aggregation_policy.h"
@@ -27,6 +27,7 @@
 #include "server/core/push.h"
 #include "server/core/rank_table.h"
 #include "server/core/rendezvous.h"
+#include "server/core/statistics_sets.h"
 #include "server/core/transaction.h"
 
 namespace cohort {
@@ -107,6 +108,13 @@ struct ChangeAnswer {
   std::string text;
 };
 
+// A collection of precise statistics that is under way.
+struct CollectionAnswer {
+  // Whose weights it is over.
+  Version version;
+  int64_t batches = 0;
+};
+
 // The policy in words and texts, for people and tools.
 struct PolicyView {
   int64_t policy_epoch = 0;
@@ -181,6 +189,23 @@ class Coordinator {
                                               Sequence sequence,
                                               const EvaluationSums& sums,
                                               Instant now, Effects& out);
+
+  // ---- precise statistics
+  // The moments of one batch; returns the next assignment.
+  // Errors also: InvalidArgument (malformed), FailedPrecondition (no such
+  //   assignment).
+  absl::StatusOr<Assignment> ReportMoments(const Sender& sender,
+                                           Sequence sequence,
+                                           std::vector<CallMoments> calls,
+                                           Instant now, Effects& out);
+  // Starts collecting the statistics of kind kAfter over the present weights;
+  // if that is under way, only answers. They are published with the newest
+  // version once all batches are in, and evaluated. An empty `run_id` means
+  // whatever run this is.
+  // Errors: FailedPrecondition (another run, not started, training is done,
+  //   the policy does not keep them, no layer has any).
+  absl::StatusOr<CollectionAnswer> CollectStatistics(const std::string& run_id,
+                                                     Instant now, Effects& out);
 
   // ---- reading
   // Errors: FailedPrecondition nothing registered; OutOfRange not held.
@@ -275,7 +300,6 @@ class Coordinator {
   void Advance(Instant now, Effects& out);
   bool ReadyToStart() const;
   Assignment NextFor(Worker& worker, Instant now);
-  std::optional<Assignment> NextShard(Worker& worker);
   std::optional<Assignment> NextTraining(Worker& worker);
   Assignment WaitAssignment(const Worker& worker, Instant now) const;
   Assignment FinishedAssignment() const;
@@ -408,6 +432,34 @@ class Coordinator {
   // Returns true if the run must stop.
   bool CountNonfinite(const std::string& what, Effects& out);
 
+  // coordinator_statistics.cc
+  bool TracksStatistics() const;
+  // Keeps the policy's kinds from now on. Returns what becomes of those that
+  // are new, to be appended to a sentence; empty if none is.
+  std::string AdoptStatistics();
+  // kAfter is collected before the run ends.
+  bool EndsWithCollection() const;
+  void StartEvaluation(const SharedSnapshot& snapshot,
+                       EvaluationBook::Plan plan);
+  // An epoch, the last of `epochs`, has ended with the present version.
+  void EvaluateEpoch(int64_t epochs);
+  void EvaluateAllKinds(int64_t epochs);
+  // At the end of training: collects kAfter and evaluates. Returns true once
+  // there is nothing left to start.
+  bool ConcludeStatistics(Effects& out);
+  void StartCollection(Effects& out);
+  void FinishCollection(Effects& out);
+  // Work on a pinned version: an evaluation's or a collection's.
+  std::optional<Assignment> NextShard(Worker& worker);
+  void ReturnShard(Worker& worker);
+  // Others compute the step and would wait for it in a rendezvous.
+  bool HoldsUpIssuedStep(Rank rank) const;
+  // False: of an older assignment, to be ignored.
+  absl::StatusOr<bool> ReportsOutstanding(const Worker& worker,
+                                          AssignmentKind kind,
+                                          Sequence sequence) const;
+  absl::Status CheckCollected(const std::vector<CallMoments>& calls) const;
+
   // Changed as a whole by TryChange, and where changes act at once.
   CoordinatorOptions options_;
   PolicyOptions policy_;
@@ -421,7 +473,13 @@ class Coordinator {
   SharedSnapshot current_;
   DataCursor cursor_;
   EvaluationBook evaluations_;
-  MovingStatistics statistics_;
+  KeptStatistics statistics_;
+  std::optional<MomentsCollection> collection_;
+  int64_t next_collection_ = 1;
+  // Its activations were not finite.
+  std::optional<Version> uncollectable_;
+  // What ConcludeStatistics does is done.
+  bool concluded_ = false;
   int64_t policy_epoch_ = 1;
   std::optional<PendingChange> pending_;
   std::vector<PolicyRecord> history_;

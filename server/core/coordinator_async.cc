@@ -130,9 +130,10 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
 void Coordinator::ApplyArrival(const Arrival& arrival,
                                const Transaction& transaction) {
   const std::vector<Rank> usable = ranks_.Usable();
-  std::vector<LayerStatistics> statistics = *current_->statistics;
+  StatisticsSets statistics = *current_->statistics;
   statistics_.ApplyPush({.rank = arrival.rank,
                          .samples = arrival.push.opening().samples,
+                         .weight = judgement_.weight,
                          .calls = arrival.push.closing().moments},
                         usable.empty() ? arrival.rank : usable.front(),
                         samples_reference(), statistics);

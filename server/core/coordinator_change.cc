@@ -169,10 +169,7 @@ void Coordinator::TryChange(Instant now, Effects& out) {
   policy_ = Resolve(options_.policy);
   aggregation_ = MakeAggregationPolicy(policy_);
   ChangeOptimizer();
-  if (model_ != nullptr) {
-    statistics_ = MovingStatistics(policy_.statistics.front(),
-                                   model_->layout.batch_norms);
-  }
+  if (model_ != nullptr) absl::StrAppend(&text, AdoptStatistics());
   if (before != policy_) {
     absl::StrAppend(&text, ": ", PolicyText(policy_),
                     OptimizerText(before, policy_, options_.optimizer));
@@ -186,7 +183,7 @@ void Coordinator::TryChange(Instant now, Effects& out) {
 void Coordinator::ResizeCohort(int32_t workers, Instant now, Effects& out) {
   for (Worker& worker : ranks_.all()) {
     if (worker.rank.value() < workers) continue;
-    if (worker.shard.has_value()) evaluations_.Return(*worker.shard);
+    ReturnShard(worker);
     if (worker.state != Worker::State::kLive) continue;
     Assignment finished = FinishedAssignment();
     finished.reason =

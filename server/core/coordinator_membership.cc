@@ -205,10 +205,8 @@ void Coordinator::RepeatWait(const Worker& worker, Instant now,
 void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& reason,
                                      Instant now, Effects& out) {
   if (worker.outstanding.has_value() &&
-      worker.outstanding->kind == AssignmentKind::kEvaluate) {
-    evaluations_.Return(*worker.shard);
-    worker.shard.reset();
-    worker.outstanding.reset();
+      worker.outstanding->kind != AssignmentKind::kTrain) {
+    ReturnShard(worker);
   }
   // A change of policy waits for nobody who is lost.
   const bool waits =

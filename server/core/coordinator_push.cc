@@ -8,47 +8,10 @@
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "server/core/coordinator.h"
+#include "server/core/moments_checks.h"
 #include "server/core/optimizer/schedule.h"
 
 namespace cohort {
-namespace {
-
-constexpr int32_t kCallsMax = 1 << 16;
-
-absl::Status CheckCallMoments(const CallMoments& call,
-                              const std::vector<BatchNormSpec>& layers) {
-  if (call.layer < 0 || call.layer >= static_cast<int32_t>(layers.size())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "moments: got layer ", call.layer, ", want below ", layers.size()));
-  }
-  const BatchNormSpec& layer = layers[static_cast<size_t>(call.layer)];
-  const auto channels = static_cast<size_t>(layer.channels);
-  const Moments& m = call.moments;
-  if (m.first.size() != channels || m.second.size() != channels) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(layer.name, ": got moments of ", m.first.size(), " and ",
-                     m.second.size(), " channels, want ", channels));
-  }
-  if (call.call < 0 || call.call > kCallsMax || m.count < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(layer.name, ": got call ", call.call, " with count ",
-                     m.count, ", want 0 or more"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckSpread(const BatchNormSpec& layer, const Moments& moments) {
-  for (double m2 : moments.second) {
-    if (m2 < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          layer.name, ": got a negative M2, ", m2, ", want 0 or more"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 absl::StatusOr<Push*> Coordinator::FindPush(Worker& worker,
                                             const PushKey& key) {
   // What is still under way when the run ends changes nothing any more.
@@ -352,11 +315,7 @@ std::string Coordinator::NonfiniteText(const NonfiniteGradient& where) const {
 
 void Coordinator::AfterCommit(const CommitRecord& record, Effects& out) {
   if (!record.skipped) train_loss_ = record.loss;
-  if (record.epoch_ended) {
-    const int64_t done = record.data_epoch + 1;
-    evaluations_.Start(current_, done, model_->plan.test_samples,
-                       std::max(ranks_.live(), 1));
-  }
+  if (record.epoch_ended) EvaluateEpoch(record.data_epoch + 1);
   out.push_back(effect::Committed{.record = record});
   if (options_.checkpoint_every > 0 &&
       current_->version.value() % options_.checkpoint_every == 0) {

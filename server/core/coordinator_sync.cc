@@ -329,7 +329,7 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
       round_->transaction->nonfinite();
   if (bad.has_value()) round_->nonfinite = NonfiniteText(*bad);
   const bool skipped = round_->nonfinite.has_value();
-  std::vector<LayerStatistics> statistics = *current_->statistics;
+  StatisticsSets statistics = *current_->statistics;
   if (skipped) {
     current_ = Successor(*current_, std::move(statistics));
   } else {

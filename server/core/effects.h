@@ -14,6 +14,7 @@
 #include "common/model_layout.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/settings.h"
+#include "server/core/statistics_sets.h"
 
 namespace cohort {
 
@@ -27,7 +28,8 @@ struct ModelSnapshot {
   std::vector<uint64_t> checksums;
   // Of the optimizer; empty entries for partitions without gradients.
   std::vector<Slots> slots;
-  std::shared_ptr<const std::vector<LayerStatistics>> statistics;
+  // Kinds of moving statistics in the policy's order; the first is exported.
+  std::shared_ptr<const StatisticsSets> statistics;
 };
 
 using SharedSnapshot = std::shared_ptr<const ModelSnapshot>;
@@ -52,6 +54,8 @@ struct PolicyRecord {
   SettingValues changed;
   // In words, with what becomes of optimizer and statistics.
   std::string text;
+  // Asked for by the flags of a process that started, not while it ran.
+  bool by_flags = false;
 
   friend bool operator==(const PolicyRecord&, const PolicyRecord&) = default;
 };
@@ -95,10 +99,9 @@ struct CommitRecord {
   bool epoch_ended = false;
 };
 
-struct EvaluationRecord {
-  Version version;
-  // Completed epochs at that version.
-  int64_t epochs = 0;
+// How the model does with one kind of moving statistics.
+struct EvaluationResult {
+  StatisticsKind statistics = StatisticsKind::kSync;
   EvaluationSums sums;
   double loss() const {
     return sums.loss_weight > 0 ? sums.loss_sum / sums.loss_weight : 0;
@@ -108,6 +111,22 @@ struct EvaluationRecord {
                                  static_cast<double>(sums.labels)
                            : 0;
   }
+};
+
+struct EvaluationRecord {
+  Version version;
+  // Completed epochs at that version.
+  int64_t epochs = 0;
+  // In the policy's order; never empty. Without those of kAfter where nothing
+  // was collected from these weights.
+  std::vector<EvaluationResult> results;
+  // Follows a collection that was asked for, with its kind only; not an
+  // epoch's end.
+  bool on_request = false;
+
+  const EvaluationSums& sums() const { return results.front().sums; }
+  double loss() const { return results.front().loss(); }
+  double accuracy() const { return results.front().accuracy(); }
 };
 
 enum class RunOutcome {

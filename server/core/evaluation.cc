@@ -5,21 +5,39 @@
 
 namespace cohort {
 
-void EvaluationBook::Start(SharedSnapshot snapshot, int64_t epochs,
-                           int64_t test_samples, int32_t shards) {
+namespace {
+
+void Add(const EvaluationSums& part, EvaluationSums& sums) {
+  sums.samples += part.samples;
+  sums.loss_sum += part.loss_sum;
+  sums.loss_weight += part.loss_weight;
+  sums.correct += part.correct;
+  sums.labels += part.labels;
+}
+
+}  // namespace
+
+void EvaluationBook::Start(SharedSnapshot snapshot, const Plan& plan) {
   const Version version = snapshot->version;
-  if (test_samples == 0 || open_.contains(version)) return;
-  const auto count =
-      static_cast<int32_t>(std::min<int64_t>(shards, test_samples));
-  Open open{.snapshot = std::move(snapshot), .epochs = epochs};
-  open.shards.resize(static_cast<size_t>(count));
-  open_.emplace(version, std::move(open));
-  for (int32_t i = 0; i < count; ++i) {
-    waiting_.push_back({.version = version,
-                        .index = i,
-                        .range = {.begin = test_samples * i / count,
-                                  .end = test_samples * (i + 1) / count}});
+  if (plan.test_samples == 0 || plan.kinds.empty() || open_.contains(version)) {
+    return;
   }
+  const auto count =
+      static_cast<int32_t>(std::min<int64_t>(plan.shards, plan.test_samples));
+  Open open{.snapshot = std::move(snapshot), .plan = plan};
+  open.plan.shards = count;
+  for (StatisticsKind kind : plan.kinds) {
+    for (int32_t i = 0; i < count; ++i) {
+      waiting_.push_back(
+          {.version = version,
+           .statistics = kind,
+           .index = static_cast<int32_t>(open.shards.size()),
+           .range = {.begin = plan.test_samples * i / count,
+                     .end = plan.test_samples * (i + 1) / count}});
+      open.shards.emplace_back();
+    }
+  }
+  open_.emplace(version, std::move(open));
 }
 
 std::optional<EvaluationBook::Shard> EvaluationBook::Take() {
@@ -40,14 +58,16 @@ std::optional<EvaluationRecord> EvaluationBook::Finish(
       open.shards[static_cast<size_t>(shard.index)];
   if (slot.has_value()) return std::nullopt;
   slot = sums;
-  EvaluationRecord record{.version = shard.version, .epochs = open.epochs};
-  for (const std::optional<EvaluationSums>& part : open.shards) {
-    if (!part.has_value()) return std::nullopt;
-    record.sums.samples += part->samples;
-    record.sums.loss_sum += part->loss_sum;
-    record.sums.loss_weight += part->loss_weight;
-    record.sums.correct += part->correct;
-    record.sums.labels += part->labels;
+  EvaluationRecord record{.version = shard.version,
+                          .epochs = open.plan.epochs,
+                          .on_request = open.plan.on_request};
+  for (StatisticsKind kind : open.plan.kinds) {
+    record.results.push_back({.statistics = kind});
+  }
+  for (size_t i = 0; i < open.shards.size(); ++i) {
+    if (!open.shards[i].has_value()) return std::nullopt;
+    const size_t kind = i / static_cast<size_t>(open.plan.shards);
+    Add(*open.shards[i], record.results[kind].sums);
   }
   open_.erase(it);
   return record;

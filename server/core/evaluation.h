@@ -19,14 +19,26 @@ class EvaluationBook {
  public:
   struct Shard {
     Version version;
+    // Which of the snapshot's moving statistics.
+    StatisticsKind statistics = StatisticsKind::kSync;
     int32_t index = 0;
     IndexRange range;
   };
 
-  // Cuts the test split into `shards` near-equal ranges and pins `snapshot`.
-  // An evaluation of the same version that is under way is not repeated.
-  void Start(SharedSnapshot snapshot, int64_t epochs, int64_t test_samples,
-             int32_t shards);
+  struct Plan {
+    // As in EvaluationRecord.
+    int64_t epochs = 0;
+    bool on_request = false;
+    int64_t test_samples = 0;
+    int32_t shards = 1;
+    // Each is evaluated over the whole split; none: nothing is started.
+    std::vector<StatisticsKind> kinds;
+  };
+
+  // Cuts the test split into `shards` near-equal ranges a kind and pins
+  // `snapshot`. An evaluation of the same version that is under way is not
+  // repeated.
+  void Start(SharedSnapshot snapshot, const Plan& plan);
 
   // The next shard nobody computes yet.
   std::optional<Shard> Take();
@@ -45,7 +57,8 @@ class EvaluationBook {
  private:
   struct Open {
     SharedSnapshot snapshot;
-    int64_t epochs = 0;
+    Plan plan;
+    // Kind by kind.
     std::vector<std::optional<EvaluationSums>> shards;
   };
 

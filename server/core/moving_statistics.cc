@@ -6,19 +6,27 @@
 #include "kernels/moments_fold.h"
 
 namespace cohort {
-namespace {
-
-// Weight of a batch that is `share` of a nominal step. A whole step uses a
-// itself: 1-(1-a)^1 is not a in floating point.
-double BatchWeight(double a, double share) {
-  return share == 1 ? a : 1 - std::pow(1 - a, share);
-}
-
-}  // namespace
 
 MovingStatistics::MovingStatistics(StatisticsKind kind,
-                                   std::vector<BatchNormSpec> layers)
-    : kind_(kind), layers_(std::move(layers)) {}
+                                   std::vector<BatchNormSpec> layers,
+                                   bool mixture_variance)
+    : kind_(kind),
+      layers_(std::move(layers)),
+      mixture_variance_(mixture_variance) {}
+
+double MovingStatistics::BatchWeight(const BatchNormSpec& layer,
+                                     Weighting weighting,
+                                     int64_t num_batches_tracked) {
+  if (!layer.momentum.has_value()) {
+    // However stale, the first batch is all that is known.
+    if (num_batches_tracked == 1) return 1;
+    return weighting.damping / static_cast<double>(num_batches_tracked);
+  }
+  const double a = *layer.momentum;
+  // A whole step uses a itself: 1-(1-a)^1 is not a in floating point.
+  return weighting.damping *
+         (weighting.share == 1 ? a : 1 - std::pow(1 - a, weighting.share));
+}
 
 void MovingStatistics::Update(int32_t layer, const Moments& moments,
                               Weighting weighting,
@@ -26,10 +34,7 @@ void MovingStatistics::Update(int32_t layer, const Moments& moments,
   const BatchNormSpec& spec = layers_[static_cast<size_t>(layer)];
   if (!spec.track_statistics || moments.count == 0) return;
   ++statistics.num_batches_tracked;
-  const double a =
-      spec.momentum.has_value()
-          ? BatchWeight(*spec.momentum, weighting.share)
-          : 1.0 / static_cast<double>(statistics.num_batches_tracked);
+  const double a = BatchWeight(spec, weighting, statistics.num_batches_tracked);
   const auto count = static_cast<double>(moments.count);
   // The unbiased divisor is that of the nominal step the batch stands for,
   // so that W partial pushes agree with one synchronous step.
@@ -38,18 +43,22 @@ void MovingStatistics::Update(int32_t layer, const Moments& moments,
   const bool has_variance = !unbiased || nominal > 1;
   const double scale = unbiased ? nominal / (nominal - 1) / count : 1 / count;
   for (size_t c = 0; c < statistics.mean.size(); ++c) {
+    const double delta = moments.first[c] - statistics.mean[c];
     statistics.mean[c] = (1 - a) * statistics.mean[c] + a * moments.first[c];
     // One element has no unbiased variance: keep what is known.
     if (!has_variance) continue;
     statistics.variance[c] =
         (1 - a) * statistics.variance[c] + a * (moments.second[c] * scale);
+    if (mixture_variance_) {
+      statistics.variance[c] += a * (1 - a) * delta * delta;
+    }
   }
 }
 
 void MovingStatistics::ApplyStep(
     const std::vector<RankMoments>& ranks, int64_t samples_reference,
     std::vector<LayerStatistics>& statistics) const {
-  if (ranks.empty()) return;
+  if (ranks.empty() || kind_ == StatisticsKind::kAfter) return;
   if (kind_ == StatisticsKind::kAsync) {
     for (const RankMoments& rank : ranks) {
       ApplyPush(rank, ranks.front().rank, samples_reference, statistics);
@@ -75,7 +84,8 @@ void MovingStatistics::ApplyStep(
 void MovingStatistics::ApplyPush(
     const RankMoments& push, Rank chief, int64_t samples_reference,
     std::vector<LayerStatistics>& statistics) const {
-  Weighting weighting;
+  if (kind_ == StatisticsKind::kAfter) return;
+  Weighting weighting{.damping = push.weight};
   if (kind_ == StatisticsKind::kChief) {
     if (push.rank != chief) return;
   } else {

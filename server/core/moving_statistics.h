@@ -16,6 +16,8 @@ struct RankMoments {
   Rank rank;
   // Images behind them.
   int64_t samples = 0;
+  // Of the staleness rule, in [0, 1]: the same as for the push's gradient.
+  double weight = 1;
   std::vector<CallMoments> calls;
 };
 
@@ -24,21 +26,31 @@ struct RankMoments {
 //
 // Source: BN statistics of PyTorch and Keras (StatisticsConvention); for
 // `async` the weight a_k = 1-(1-a)^(n_k/n_ref), so that W pushes of n_ref/W
-// decay like one synchronous step.
+// decay like one synchronous step. Each update is a convex combination of what
+// was held and what arrives, one push at a time, so no number of racing
+// workers can make it diverge.
 class MovingStatistics {
  public:
   MovingStatistics() = default;
-  MovingStatistics(StatisticsKind kind, std::vector<BatchNormSpec> layers);
+  // With `mixture_variance` the variance is that of the mixture of what was
+  // held, with weight 1-a, and the batch, with weight a:
+  //   v <- (1-a)v + a*v_k + a(1-a)(m_k-m)^2.
+  // PyTorch and Keras omit the last term, and so under-estimate the variance
+  // where the batches' means differ.
+  MovingStatistics(StatisticsKind kind, std::vector<BatchNormSpec> layers,
+                   bool mixture_variance = false);
 
   // One synchronous step: `ranks` in rank order, each with the same calls.
   // kSync combines the ranks' moments per call (Chan, rank order, float64);
   // kChief uses the first rank's; kAsync folds rank after rank.
+  // kAfter leaves everything as it is.
   // `samples_reference` is the samples of a nominal global step (kAsync).
   void ApplyStep(const std::vector<RankMoments>& ranks,
                  int64_t samples_reference,
                  std::vector<LayerStatistics>& statistics) const;
 
-  // One asynchronous push. kChief ignores ranks other than `chief`.
+  // One asynchronous push: a_k is multiplied by its weight. kChief ignores
+  // ranks other than `chief`.
   void ApplyPush(const RankMoments& push, Rank chief, int64_t samples_reference,
                  std::vector<LayerStatistics>& statistics) const;
 
@@ -46,12 +58,18 @@ class MovingStatistics {
   struct Weighting {
     // n_k/n_ref: 1 for a whole step.
     double share = 1;
+    // Multiplies the batch's weight.
+    double damping = 1;
   };
+  // Weight of a layer's batch number `num_batches_tracked`, from 1.
+  static double BatchWeight(const BatchNormSpec& layer, Weighting weighting,
+                            int64_t num_batches_tracked);
   void Update(int32_t layer, const Moments& moments, Weighting weighting,
               LayerStatistics& statistics) const;
 
   StatisticsKind kind_ = StatisticsKind::kSync;
   std::vector<BatchNormSpec> layers_;
+  bool mixture_variance_ = false;
 };
 
 }  // namespace cohort

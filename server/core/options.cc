@@ -25,19 +25,17 @@ bool Holds(const std::vector<StatisticsKind>& kinds, StatisticsKind kind) {
 
 absl::Status ValidateStatistics(const PolicyOptions& policy) {
   const std::vector<StatisticsKind>& kinds = policy.statistics;
-  if (kinds.empty()) return Bad("bn_statistics", "none", "at least one");
   for (size_t i = 0; i < kinds.size(); ++i) {
     const std::vector<StatisticsKind> rest(kinds.begin() + i + 1, kinds.end());
-    if (Holds(rest, kinds[i]) ||
-        (kinds[i] == StatisticsKind::kAuto && kinds.size() > 1)) {
-      return Bad("bn_statistics", "a kind twice, or auto beside others",
+    if (Holds(rest, kinds[i])) {
+      return Bad("bn_statistics", StatisticsNames(kinds),
                  "auto, or each kind at most once");
     }
   }
   if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
   if (Holds(kinds, StatisticsKind::kSync)) {
     return Bad("bn_statistics", "sync",
-               absl::StrCat("async, chief or auto with --aggregation=",
+               absl::StrCat("async, chief, after or auto with --aggregation=",
                             AggregationName(policy.aggregation),
                             ": combined statistics need --aggregation=sync"));
   }
@@ -71,6 +69,10 @@ absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
   }
   COHORT_RETURN_IF_ERROR(ValidateStaleness(policy.staleness));
   COHORT_RETURN_IF_ERROR(ValidateStatistics(policy));
+  if (policy.precise_batches < 1) {
+    return Bad("precise_batches", absl::StrCat(policy.precise_batches),
+               "1 or more");
+  }
   if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
   const absl::string_view aggregation = AggregationName(policy.aggregation);
   if (policy.normalization == NormalizationKind::kGlobal) {
@@ -181,9 +183,9 @@ PolicyOptions Resolve(const PolicyOptions& policy) {
     resolved.normalization =
         sync ? NormalizationKind::kGlobal : NormalizationKind::kLocal;
   }
-  for (StatisticsKind& kind : resolved.statistics) {
-    if (kind != StatisticsKind::kAuto) continue;
-    kind = sync ? StatisticsKind::kSync : StatisticsKind::kAsync;
+  if (resolved.statistics.empty()) {
+    resolved.statistics.push_back(sync ? StatisticsKind::kSync
+                                       : StatisticsKind::kAsync);
   }
   return resolved;
 }
@@ -226,16 +228,30 @@ absl::string_view AggregationName(AggregationKind kind) {
 
 absl::string_view StatisticsName(StatisticsKind kind) {
   switch (kind) {
-    case StatisticsKind::kAuto:
-      return "auto";
     case StatisticsKind::kSync:
       return "sync";
     case StatisticsKind::kAsync:
       return "async";
     case StatisticsKind::kChief:
       return "chief";
+    case StatisticsKind::kAfter:
+      return "after";
   }
   return "";
+}
+
+std::optional<StatisticsKind> StatisticsKindOf(absl::string_view name) {
+  for (StatisticsKind kind : {StatisticsKind::kSync, StatisticsKind::kAsync,
+                              StatisticsKind::kChief, StatisticsKind::kAfter}) {
+    if (StatisticsName(kind) == name) return kind;
+  }
+  return std::nullopt;
+}
+
+std::string StatisticsNames(const std::vector<StatisticsKind>& kinds) {
+  return absl::StrJoin(kinds, ",", [](std::string* out, StatisticsKind kind) {
+    absl::StrAppend(out, StatisticsName(kind));
+  });
 }
 
 std::string PolicyText(const PolicyOptions& policy) {
@@ -259,6 +275,7 @@ std::string PolicyText(const PolicyOptions& policy) {
                       absl::StrAppend(out, StatisticsName(kind));
                     }),
       " statistics");
+  if (p.mixture_variance) absl::StrAppend(&text, " with mixture variance");
   return text;
 }
 

@@ -15,7 +15,7 @@ namespace cohort {
 enum class AggregationKind { kSync, kBounded, kAsync };
 enum class StalenessRule { kKeep, kDrop, kScale, kCompensate };
 enum class NormalizationKind { kAuto, kGlobal, kLocal };
-enum class StatisticsKind { kAuto, kSync, kAsync, kChief };
+enum class StatisticsKind { kSync, kAsync, kChief, kAfter };
 enum class OptimizerKind { kSgd, kMomentum, kNesterov, kAdam, kAdamW, kLars };
 enum class ScheduleKind { kConstant, kStep, kCosine, kPolynomial };
 enum class OnWorkerLoss { kWait, kContinue };
@@ -91,7 +91,12 @@ struct PolicyOptions {
   StalenessOptions staleness;
   NormalizationKind normalization = NormalizationKind::kAuto;
   // Moving statistics that are kept side by side; the first is exported.
-  std::vector<StatisticsKind> statistics = {StatisticsKind::kAuto};
+  // Empty: auto, as the aggregation.
+  std::vector<StatisticsKind> statistics;
+  // Moving variances also hold how far the batch means are apart.
+  bool mixture_variance = false;
+  // Batches of kAfter; fewer if an epoch has fewer.
+  int64_t precise_batches = 200;
 
   friend bool operator==(const PolicyOptions&, const PolicyOptions&) = default;
 };
@@ -131,6 +136,10 @@ absl::Status Validate(const CoordinatorOptions& options);
 
 absl::string_view AggregationName(AggregationKind kind);
 absl::string_view StatisticsName(StatisticsKind kind);
+// Nothing for a name that is no kind.
+std::optional<StatisticsKind> StatisticsKindOf(absl::string_view name);
+// Such as "sync,chief".
+std::string StatisticsNames(const std::vector<StatisticsKind>& kinds);
 
 // In words, such as "sync, global normalisation, sync statistics".
 std::string PolicyText(const PolicyOptions& policy);

@@ -87,12 +87,10 @@ template <typename T>
 using Names = std::vector<std::pair<absl::string_view, T>>;
 
 template <typename T>
-std::string WantedOf(const Names<T>& names) {
-  return absl::StrCat(
-      "one of ",
-      absl::StrJoin(names, ", ", [](std::string* out, const auto& n) {
-        absl::StrAppend(out, n.first);
-      }));
+std::string ListOf(const Names<T>& names) {
+  return absl::StrJoin(names, ", ", [](std::string* out, const auto& name) {
+    absl::StrAppend(out, name.first);
+  });
 }
 
 template <typename T>
@@ -119,7 +117,9 @@ Setting Choice(absl::string_view name, Names<T> names, Field<T> field,
           .read = [names, field](absl::string_view text,
                                  Options& options) -> std::string {
             const T* value = Find(names, text);
-            if (value == nullptr) return WantedOf(names);
+            if (value == nullptr) {
+              return absl::StrCat("one of ", ListOf(names));
+            }
             field(options) = *value;
             return "";
           },
@@ -129,30 +129,35 @@ Setting Choice(absl::string_view name, Names<T> names, Field<T> field,
               }};
 }
 
-// Several of `names`, each at most once, separated by commas.
+// Several of `names`, separated by commas; none: "auto".
 template <typename T>
 Setting Choices(absl::string_view name, Names<T> names,
                 Field<std::vector<T>> field) {
-  return {.name = name,
-          .read = [names, field](absl::string_view text,
-                                 Options& options) -> std::string {
-            std::vector<T> values;
-            for (absl::string_view part : absl::StrSplit(text, ',')) {
-              const T* value = Find(names, part);
-              if (value == nullptr) return WantedOf(names);
-              values.push_back(*value);
-            }
-            field(options) = std::move(values);
-            return "";
-          },
-          .print =
-              [names, field](const Options& options) {
-                return absl::StrJoin(ReadOnly(field, options), ",",
-                                     [&names](std::string* out, T value) {
-                                       absl::StrAppend(out,
-                                                       NameOf(names, value));
-                                     });
-              }};
+  return {
+      .name = name,
+      .read = [names, field](absl::string_view text,
+                             Options& options) -> std::string {
+        std::vector<T> values;
+        const std::vector<absl::string_view> parts =
+            absl::StrSplit(text == "auto" ? "" : text, ',', absl::SkipEmpty());
+        for (absl::string_view part : parts) {
+          const T* value = Find(names, part);
+          if (value == nullptr) {
+            return absl::StrCat("auto, or a list of ", ListOf(names));
+          }
+          values.push_back(*value);
+        }
+        field(options) = std::move(values);
+        return "";
+      },
+      .print =
+          [names, field](const Options& options) {
+            if (ReadOnly(field, options).empty()) return std::string("auto");
+            return absl::StrJoin(ReadOnly(field, options), ",",
+                                 [&names](std::string* out, T value) {
+                                   absl::StrAppend(out, NameOf(names, value));
+                                 });
+          }};
 }
 
 // A number that may be absent: "auto".
@@ -269,13 +274,19 @@ std::vector<Setting> PolicySettings() {
                                   return o.policy.normalization;
                                 }),
       Choices<StatisticsKind>("bn_statistics",
-                              {{"auto", StatisticsKind::kAuto},
-                               {"sync", StatisticsKind::kSync},
+                              {{"sync", StatisticsKind::kSync},
                                {"async", StatisticsKind::kAsync},
-                               {"chief", StatisticsKind::kChief}},
+                               {"chief", StatisticsKind::kChief},
+                               {"after", StatisticsKind::kAfter}},
                               [](Options& o) -> std::vector<StatisticsKind>& {
                                 return o.policy.statistics;
-                              })};
+                              }),
+      Number<bool>(
+          "bn_mixture_variance",
+          [](Options& o) -> bool& { return o.policy.mixture_variance; }),
+      Number<int64_t>("precise_batches", [](Options& o) -> int64_t& {
+        return o.policy.precise_batches;
+      })};
 }
 
 std::vector<Setting> OptimizerSettings() {

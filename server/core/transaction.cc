@@ -229,8 +229,7 @@ std::vector<double> Transaction::TrustRatios(double clip) const {
   return ratios;
 }
 
-SharedSnapshot Transaction::Next(
-    std::vector<LayerStatistics> statistics) const {
+SharedSnapshot Transaction::Next(StatisticsSets statistics) const {
   COHORT_CHECK(complete() && !nonfinite_.has_value(), "not ready to commit");
   auto next = std::make_shared<ModelSnapshot>(
       *Successor(*plan_.base, std::move(statistics)));
@@ -249,12 +248,11 @@ bool Decays(const OptimizerOptions& options, const ParameterSpec& parameter) {
   return options.decay_everything || !parameter.decay_exempt;
 }
 
-SharedSnapshot Successor(const ModelSnapshot& base,
-                         std::vector<LayerStatistics> statistics) {
+SharedSnapshot Successor(const ModelSnapshot& base, StatisticsSets statistics) {
   auto next = std::make_shared<ModelSnapshot>(base);
   next->version = base.version.Next();
-  next->statistics = std::make_shared<const std::vector<LayerStatistics>>(
-      std::move(statistics));
+  next->statistics =
+      std::make_shared<const StatisticsSets>(std::move(statistics));
   return next;
 }
 

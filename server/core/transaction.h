@@ -78,7 +78,7 @@ class Transaction {
   std::optional<double> gradient_norm() const { return gradient_norm_; }
 
   // The next version: `base` with the results of all folds.
-  SharedSnapshot Next(std::vector<LayerStatistics> statistics) const;
+  SharedSnapshot Next(StatisticsSets statistics) const;
 
  private:
   bool two_passes() const;
@@ -108,7 +108,6 @@ class Transaction {
 bool Decays(const OptimizerOptions& options, const ParameterSpec& parameter);
 
 // The version after `base` with its weights unchanged.
-SharedSnapshot Successor(const ModelSnapshot& base,
-                         std::vector<LayerStatistics> statistics);
+SharedSnapshot Successor(const ModelSnapshot& base, StatisticsSets statistics);
 
 }  // namespace cohort

@@ -43,7 +43,7 @@ class Pauses {
     changed_.NotifyAll();
   }
 
-  const SteadyClock clock_;
+  const SteadyClock clock_{};
   Mutex mu_;
   CondVar changed_;
   bool interrupted_ ABSL_GUARDED_BY(mu_) = false;

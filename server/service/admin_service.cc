@@ -183,6 +183,21 @@ class AdminService final : public v1::Admin::CallbackService {
     return RunBlocking(context, actions_.export_model, reply);
   }
 
+  grpc::ServerUnaryReactor* CollectStatistics(
+      grpc::CallbackServerContext* context,
+      const v1::CollectStatisticsRequest* request,
+      v1::CollectStatisticsReply* reply) override {
+    const absl::StatusOr<CollectionAnswer> answer =
+        shard_.CollectStatistics(request->run_id());
+    if (answer.ok()) {
+      reply->set_version(answer->version.value());
+      reply->set_batches(answer->batches);
+    }
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpcStatus(answer.status()));
+    return reactor;
+  }
+
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
                                   const v1::DrainRequest* request,
                                   v1::DrainReply* reply) override {

@@ -1,6 +1,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -168,11 +169,18 @@ class MembershipService final : public v1::Membership::CallbackService {
   absl::Status HandleReport(const v1::ReportRequest& request,
                             v1::ReportReply& reply) {
     COHORT_ASSIGN_OR_RETURN(Sender sender, cohort::FromProto(request.sender()));
-    COHORT_ASSIGN_OR_RETURN(EvaluationSums sums, cohort::FromProto(request));
-    COHORT_ASSIGN_OR_RETURN(
-        Assignment next,
-        shard_.ReportEvaluation(sender, Sequence(request.sequence()), sums));
-    ToProto(next, reply.mutable_next());
+    const Sequence sequence(request.sequence());
+    absl::StatusOr<Assignment> next;
+    if (request.has_collected()) {
+      COHORT_ASSIGN_OR_RETURN(std::vector<CallMoments> calls,
+                              cohort::FromProto(request.collected()));
+      next = shard_.ReportMoments(sender, sequence, std::move(calls));
+    } else {
+      COHORT_ASSIGN_OR_RETURN(EvaluationSums sums, cohort::FromProto(request));
+      next = shard_.ReportEvaluation(sender, sequence, sums);
+    }
+    COHORT_RETURN_IF_ERROR(next.status());
+    ToProto(*next, reply.mutable_next());
     return absl::OkStatus();
   }
 

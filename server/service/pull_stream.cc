@@ -1,7 +1,9 @@
 #include <grpcpp/grpcpp.h>
 
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -16,6 +18,22 @@
 
 namespace cohort {
 namespace {
+
+constexpr size_t kKindLengthMax = 64;
+
+// The moving statistics of that name; the first if it is empty.
+absl::StatusOr<const StatisticsSet*> SetOf(const ModelSnapshot& snapshot,
+                                           const std::string& name) {
+  std::vector<StatisticsKind> kinds;
+  for (const StatisticsSet& set : *snapshot.statistics) {
+    if (name.empty() || StatisticsName(set.kind) == name) return &set;
+    kinds.push_back(set.kind);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("statistics_kind: got '", name.substr(0, kKindLengthMax),
+                   "', want one of ", StatisticsNames(kinds), " at version ",
+                   snapshot.version.value()));
+}
 
 // Sends one version, a partition at a time, from the memory it lives in. The
 // snapshot stays as it is for as long as this holds it.
@@ -73,7 +91,9 @@ class PullReactor final
     ToProto(model->layout, header->mutable_layout());
     ToProto(model->partitions, header->mutable_partitions());
     if (request.statistics()) {
-      ToProto(*snapshot_->statistics, header->mutable_statistics());
+      COHORT_ASSIGN_OR_RETURN(const StatisticsSet* set,
+                              SetOf(*snapshot_, request.statistics_kind()));
+      ToProto(set->layers, header->mutable_statistics());
     }
     if (request.weights()) weights_end_ = snapshot_->weights.size();
     Send(EncodeFramed(reply, ByteRope()));

@@ -76,7 +76,7 @@ absl::Status RunFiles::Restore() {
   restored_ = *std::move(newest);
   if (restored_.has_value()) {
     MutexLock lock(mu_);
-    last_written_ = restored_->state.snapshot->version;
+    last_written_ = WrittenOf(restored_->state);
     return absl::OkStatus();
   }
   Log(LogLevel::kInfo,
@@ -91,7 +91,8 @@ void RunFiles::BeginRun(const RunIdentity& identity) {
                                                kCheckpointsKept, identity);
 }
 
-void RunFiles::OnWritten(Version version, const absl::Status& status) {
+void RunFiles::OnWritten(const Written& written, const absl::Status& status) {
+  const Version version = written.version;
   if (!status.ok()) {
     Log(LogLevel::kError,
         absl::StrCat("checkpoint of version ", version.value(),
@@ -101,15 +102,16 @@ void RunFiles::OnWritten(Version version, const absl::Status& status) {
   Log(LogLevel::kInfo,
       absl::StrCat("checkpoint of version ", version.value(), " is safe"));
   MutexLock lock(mu_);
-  last_written_ = version;
+  last_written_ = written;
 }
 
 void RunFiles::OfferCheckpoint(RunState state) {
   if (writer_ == nullptr) return;
-  const Version version = state.snapshot->version;
+  const Written offered = WrittenOf(state);
   const absl::Status accepted = writer_->Submit(
-      std::move(state), [this](Version written, const absl::Status& status) {
-        OnWritten(written, status);
+      std::move(state),
+      [this, offered](Version /*version*/, const absl::Status& s) {
+        OnWritten(offered, s);
       });
   if (accepted.ok()) return;
   {
@@ -117,7 +119,7 @@ void RunFiles::OfferCheckpoint(RunState state) {
     ++checkpoints_skipped_;
   }
   Log(LogLevel::kWarning,
-      absl::StrCat("checkpoint of version ", version.value(),
+      absl::StrCat("checkpoint of version ", offered.version.value(),
                    " skipped: ", accepted.message()));
 }
 
@@ -130,13 +132,18 @@ absl::Status RunFiles::WriteCheckpoint(const RunState& state) {
     writer_->WaitIdle();
     {
       MutexLock lock(mu_);
-      if (last_written_ == state.snapshot->version) return absl::OkStatus();
+      if (last_written_.has_value() &&
+          last_written_->version == state.snapshot->version &&
+          *last_written_->statistics == *state.snapshot->statistics) {
+        return absl::OkStatus();
+      }
     }
     const auto result = std::make_shared<absl::Status>();
     const absl::Status accepted = writer_->Submit(
-        state, [this, result](Version version, const absl::Status& status) {
+        state, [this, result, written = WrittenOf(state)](
+                   Version /*version*/, const absl::Status& status) {
           *result = status;
-          OnWritten(version, status);
+          OnWritten(written, status);
         });
     // Somebody else was faster.
     if (absl::IsUnavailable(accepted)) continue;
@@ -167,9 +174,18 @@ int64_t RunFiles::checkpoints_skipped() const {
 absl::StatusOr<CoordinatorOptions> ContinuedOptions(
     const Checkpoint& checkpoint, const CoordinatorOptions& options,
     const std::set<std::string>& given) {
+  // What processes of this run were started with.
+  SettingValues flags;
+  for (const PolicyRecord& record : checkpoint.state.policy_history) {
+    if (!record.by_flags) continue;
+    for (const auto& [name, value] : record.changed) flags[name] = value;
+  }
+  const SettingValues told = SettingsOf(options);
   CoordinatorOptions continued = options;
   for (const auto& [name, value] : checkpoint.state.settings) {
-    if (given.contains(name)) continue;
+    const auto flag = flags.find(name);
+    const bool is_new = flag == flags.end() || flag->second != told.at(name);
+    if (given.contains(name) && is_new) continue;
     const absl::Status known = SetSetting(name, value, continued);
     if (!known.ok()) {
       return absl::FailedPreconditionError(
@@ -200,6 +216,15 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
     Log(LogLevel::kWarning,
         absl::StrCat("the run goes on with another policy: ", policy,
                      ", before ", checkpoint.identity.policy));
+  }
+  const StatisticsSets& held = *state.snapshot->statistics;
+  const std::vector<StatisticsKind> anew =
+      NotHeld(held, Resolve(options.policy).statistics);
+  if (!anew.empty()) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("the checkpoint holds no statistics ",
+                     StatisticsNames(anew), ": they start from those of ",
+                     StatisticsName(held.front().kind)));
   }
   if (static_cast<int32_t>(state.next_sequences.size()) != options.workers) {
     Log(LogLevel::kWarning,

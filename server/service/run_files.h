@@ -52,8 +52,8 @@ class RunFiles {
   // Writes a checkpoint in the background; skipped, counted and logged if an
   // earlier one is still being written. Returns at once.
   void OfferCheckpoint(RunState state);
-  // Writes a checkpoint and waits for it. OK at once if that version is the
-  // last one written.
+  // Writes a checkpoint and waits for it. OK at once if that version, with the
+  // same statistics, is the last one written.
   // Errors: FailedPrecondition no --checkpoint_dir; those of the writer.
   absl::Status WriteCheckpoint(const RunState& state);
   // Errors: FailedPrecondition no --results_dir; those of FileSystem.
@@ -67,9 +67,20 @@ class RunFiles {
   RunFiles(FileSystem& files, const RunFilesOptions& options)
       : files_(files), options_(options) {}
 
+  // What tells one checkpoint from another. The statistics may change where
+  // the version does not: they are collected over its weights.
+  struct Written {
+    Version version;
+    std::shared_ptr<const StatisticsSets> statistics;
+  };
+  static Written WrittenOf(const RunState& state) {
+    return {.version = state.snapshot->version,
+            .statistics = state.snapshot->statistics};
+  }
+
   absl::Status Prepare();
   absl::Status Restore();
-  void OnWritten(Version version, const absl::Status& status)
+  void OnWritten(const Written& written, const absl::Status& status)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction and BeginRun.
@@ -79,7 +90,7 @@ class RunFiles {
   std::optional<Checkpoint> restored_;
 
   mutable Mutex mu_;
-  std::optional<Version> last_written_ ABSL_GUARDED_BY(mu_);
+  std::optional<Written> last_written_ ABSL_GUARDED_BY(mu_);
   int64_t checkpoints_skipped_ ABSL_GUARDED_BY(mu_) = 0;
 
   // Last: its thread uses everything above. Null without checkpoints.
@@ -88,7 +99,9 @@ class RunFiles {
 
 // The options that a run goes on with: the settings of `checkpoint` rule over
 // those of `options`, but for the names in `given`, which somebody asks for
-// explicitly. What then differs from the checkpoint is a change of policy at
+// explicitly, with a value that the run was not started with: the same
+// command line again, as after a crash, takes back no change that was made
+// while it ran. What then differs from the checkpoint is a change of policy at
 // its version, which the Coordinator records.
 // Errors: FailedPrecondition: the checkpoint has settings that this release
 //   does not know.

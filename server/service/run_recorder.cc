@@ -22,7 +22,8 @@ constexpr int64_t kCommitsPerRow = 50;
 
 constexpr absl::string_view kHistoryHeader =
     "version,epoch,samples,seconds,train_loss,train_accuracy,learning_rate,"
-    "samples_per_second,test_loss,test_accuracy,workers,policy\n";
+    "samples_per_second,test_loss,test_accuracy,workers,policy,"
+    "bn_statistics\n";
 constexpr absl::string_view kPolicyHeader =
     "policy_epoch,version,samples,seconds,changes,text\n";
 
@@ -135,14 +136,18 @@ void RunRecorder::Committed(const CommitRecord& record) {
 void RunRecorder::Evaluated(const EvaluationRecord& record) {
   const Instant now = clock_.Now();
   MutexLock lock(mu_);
-  last_evaluation_ = record;
+  if (!record.on_request) last_evaluation_ = record;
   Row row{.evaluation = record, .policy = PolicyText(run_.policy), .at = now};
   const auto epoch = ended_epochs_.find(record.version);
   if (epoch != ended_epochs_.end()) {
     row.window = epoch->second;
     ended_epochs_.erase(epoch);
   }
-  rows_.push_back(std::move(row));
+  rows_.push_back(row);
+  row.window.reset();
+  for (row.result = 1; row.result < record.results.size(); ++row.result) {
+    rows_.push_back(row);
+  }
 }
 
 void RunRecorder::EndWindow(Instant now) {
@@ -237,16 +242,18 @@ void RunRecorder::WriteRow(const Row& row) {
     workers = std::max(workers, static_cast<int32_t>(members));
   }
   std::string test = ",";
+  absl::string_view statistics;
   if (row.evaluation.has_value()) {
     version = row.evaluation->version;
     epoch = row.evaluation->epochs;
-    test = absl::StrFormat("%.6f,%.6f", row.evaluation->loss(),
-                           row.evaluation->accuracy());
+    const EvaluationResult& result = row.evaluation->results[row.result];
+    test = absl::StrFormat("%.6f,%.6f", result.loss(), result.accuracy());
+    statistics = StatisticsName(result.statistics);
   }
   history_ << version << ',' << epoch << ',' << samples << ','
            << absl::StrFormat("%.3f", absl::ToDoubleSeconds(row.at - start_))
            << ',' << train << ',' << test << ',' << workers << ",\""
-           << row.policy << "\"\n"
+           << row.policy << "\"," << statistics << '\n'
            << std::flush;
 }
 
@@ -270,11 +277,19 @@ void RunRecorder::PrintChange(const Change& change) {
 }
 
 void RunRecorder::PrintEvaluation(const Row& row) {
+  const EvaluationRecord& record = *row.evaluation;
+  const EvaluationResult& result = record.results[row.result];
+  // One kind needs no name, unless something else was asked for.
+  const bool named = record.results.size() > 1 || record.on_request;
   line_.Clear(out_);
   out_ << absl::StrFormat(
-              "epoch %d: test accuracy %.1f %%, loss %.4f, %s\n",
-              row.evaluation->epochs, 100 * row.evaluation->accuracy(),
-              row.evaluation->loss(), HumanDuration(row.at - start_))
+              "epoch %d: test accuracy %.1f %%, loss %.4f, %s%s\n",
+              record.epochs, 100 * result.accuracy(), result.loss(),
+              HumanDuration(row.at - start_),
+              named ? absl::StrCat(", ", StatisticsName(result.statistics),
+                                   " statistics of version ",
+                                   record.version.value())
+                    : "")
        << std::flush;
 }
 

@@ -45,10 +45,11 @@ struct RecorderOptions {
 // Shows the progress of a run and keeps its history.
 //
 // history.csv has a row for each 50 commits, with means over them, and one
-// for each evaluation, with means over the epoch that it follows; columns
-// that do not apply are empty. policy.csv has a row for the settings that the
-// run began with and one for each change. Seconds count from the start of this
-// process; a change that an earlier one made has none.
+// for each evaluation and kind of moving statistics, the first of them with
+// means over the epoch that it follows; columns that do not apply are empty.
+// policy.csv has a row for the settings that the run began with and one for
+// each change. Seconds count from the start of this process; a change that an
+// earlier one made has none.
 //
 // Thread safety: safe. The methods called at events only take notes; a thread
 // of the recorder's own writes, so that a slow terminal or disk holds up
@@ -70,7 +71,7 @@ class RunRecorder {
   // Writes what is left and stops. Further calls do nothing.
   void Finish() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The newest evaluation.
+  // The newest evaluation of an epoch's end.
   std::optional<EvaluationRecord> last_evaluation() const
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -97,6 +98,8 @@ class RunRecorder {
     // Its row is in the file.
     bool written = false;
     Instant at;
+    // Which of the evaluation's results.
+    size_t result = 0;
   };
 
   RunRecorder(const RecorderOptions& options, std::ostream& out,

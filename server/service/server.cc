@@ -311,6 +311,13 @@ void Server::PrintEnd(const RunSummary& summary) {
     }
   }
   if (summary.outcome.has_value() && summary.last_evaluation.has_value()) {
+    const std::vector<EvaluationResult>& results =
+        summary.last_evaluation->results;
+    for (size_t i = 0; i < results.size() && results.size() > 1; ++i) {
+      out_ << absl::StrFormat("test accuracy with %s statistics %.1f %%\n",
+                              StatisticsName(results[i].statistics),
+                              100 * results[i].accuracy());
+    }
     out_ << absl::StrFormat("test accuracy %.1f %%\n",
                             100 * summary.last_evaluation->accuracy());
   }

@@ -50,7 +50,13 @@ ABSL_FLAG(std::string, normalization, "auto",
           "auto (global under sync).");
 ABSL_FLAG(std::string, bn_statistics, "auto",
           "Moving statistics: sync (once a step, combined), async (per push), "
-          "chief (lowest rank only), or auto (as the aggregation).");
+          "chief (lowest rank only), after (collected once training is done), "
+          "or auto (as the aggregation). Several, separated by commas, are "
+          "kept side by side; the first is exported.");
+ABSL_FLAG(bool, bn_mixture_variance, false,
+          "Moving variances hold how far the batch means are apart, too.");
+ABSL_FLAG(int64_t, precise_batches, 200,
+          "Batches that --bn_statistics=after is collected over.");
 ABSL_FLAG(std::string, optimizer, "momentum",
           "sgd, momentum, nesterov, adam, adamw or lars.");
 ABSL_FLAG(double, learning_rate, 0.1, "Rate that the schedule starts from.");

@@ -354,6 +354,20 @@ absl::StatusOr<Assignment> Shard::ReportEvaluation(const Sender& sender,
   });
 }
 
+absl::StatusOr<Assignment> Shard::ReportMoments(
+    const Sender& sender, Sequence sequence, std::vector<CallMoments> calls) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.ReportMoments(sender, sequence, std::move(calls), now, out);
+  });
+}
+
+absl::StatusOr<CollectionAnswer> Shard::CollectStatistics(
+    const std::string& run_id) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.CollectStatistics(run_id, now, out);
+  });
+}
+
 absl::StatusOr<SharedSnapshot> Shard::Read(
     std::optional<Version> version) const {
   MutexLock lock(mu_);

@@ -110,6 +110,11 @@ class Shard {
                                               Sequence sequence,
                                               const EvaluationSums& sums);
 
+  absl::StatusOr<Assignment> ReportMoments(const Sender& sender,
+                                           Sequence sequence,
+                                           std::vector<CallMoments> calls);
+  absl::StatusOr<CollectionAnswer> CollectStatistics(const std::string& run_id);
+
   absl::StatusOr<SharedSnapshot> Read(std::optional<Version> version) const;
   SharedModel model() const;
   absl::StatusOr<RunState> State() const;

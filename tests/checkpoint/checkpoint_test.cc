@@ -156,11 +156,14 @@ TEST_F(CheckpointTest, TensorsAreWholeParametersUnderReadableNames) {
   for (const NamedTensor& t : content->tensors) names.push_back(t.name);
   EXPECT_THAT(
       names,
-      ElementsAre("weights/conv.weight", "weights/bn.weight", "weights/bn.bias",
-                  "weights/head.weight", "velocity/conv.weight",
-                  "velocity/bn.weight", "velocity/bn.bias",
-                  "statistics/bn/mean", "statistics/bn/variance",
-                  "statistics/bn_plain/mean", "statistics/bn_plain/variance"));
+      ElementsAre(
+          "weights/conv.weight", "weights/bn.weight", "weights/bn.bias",
+          "weights/head.weight", "velocity/conv.weight", "velocity/bn.weight",
+          "velocity/bn.bias", "statistics/sync/bn/mean",
+          "statistics/sync/bn/variance", "statistics/sync/bn_plain/mean",
+          "statistics/sync/bn_plain/variance", "statistics/after/bn/mean",
+          "statistics/after/bn/variance", "statistics/after/bn_plain/mean",
+          "statistics/after/bn_plain/variance"));
   std::vector<float> conv(6);
   content->tensors[0].bytes.CopyTo(absl::MakeSpan(
       reinterpret_cast<std::byte*>(conv.data()), conv.size() * sizeof(float)));
@@ -310,11 +313,11 @@ TEST_F(CheckpointTest, AChangedByteIsNoticed) {
 TEST_F(CheckpointTest, AnotherFormatIsAnErrorAndNotPassedOver) {
   Write(1);
   Write(2);
-  Rewrite("checkpoint-000000000002", [](auto& body) { body["format"] = 2; });
+  Rewrite("checkpoint-000000000002", [](auto& body) { body["format"] = 3; });
   const absl::Status status = Load().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("manifest.json: got format 2, want 1"));
+              HasSubstr("manifest.json: got format 3, want 2"));
 }
 
 TEST_F(CheckpointTest, AManifestThatDoesNotFitItselfIsDamage) {
@@ -338,10 +341,16 @@ TEST_F(CheckpointTest, AManifestThatDoesNotFitItselfIsDamage) {
          "its partitions do not fit");
   expect([](auto& body) { body["model"]["parameters"][0]["shape"][0] = 0; },
          "conv.weight: got shape [0,3]");
-  expect([](auto& body) { body["batches_tracked"] = {1}; },
+  expect([](auto& body) { body["statistics"][1]["batches_tracked"] = {1}; },
          "got batches_tracked of 1 layers, want 2");
+  expect([](auto& body) { body["statistics"].clear(); },
+         "got no statistics, want at least one kind");
+  expect([](auto& body) { body["statistics"][1]["kind"] = "sync"; },
+         "got statistics of kind 'sync', want known kinds, each once");
+  expect([](auto& body) { body["statistics"][1]["kind"] = "auto"; },
+         "got statistics of kind 'auto', want known kinds, each once");
   expect([](auto& body) { body["model"]["batch_norms"][0]["channels"] = 2; },
-         "statistics/bn/mean is missing or has another type or shape");
+         "statistics/sync/bn/mean is missing or has another type or shape");
   expect([](auto& body) { body["model"]["parameters"][0]["name"] = "other"; },
          "weights of partition 0 are missing");
 }

@@ -55,12 +55,18 @@ SharedSnapshot ExampleSnapshot(const RegisteredModel& model, int64_t version) {
     snapshot->slots.push_back(
         {.velocity = partition.trainable ? std::move(velocity) : nullptr});
   }
-  snapshot->statistics = std::make_shared<const std::vector<LayerStatistics>>(
-      std::vector<LayerStatistics>{
-          {.mean = {0.5}, .variance = {2.25}, .num_batches_tracked = version},
-          {.mean = {1.0 / 3, -1e-300},
-           .variance = {1, 1},
-           .num_batches_tracked = 0}});
+  const LayerStatistics plain = {
+      .mean = {1.0 / 3, -1e-300}, .variance = {1, 1}, .num_batches_tracked = 0};
+  snapshot->statistics = std::make_shared<const StatisticsSets>(StatisticsSets{
+      {.kind = StatisticsKind::kSync,
+       .layers =
+           {{.mean = {0.5}, .variance = {2.25}, .num_batches_tracked = version},
+            plain}},
+      {.kind = StatisticsKind::kAfter,
+       .layers =
+           {{.mean = {0.75}, .variance = {1.0 / 7}, .num_batches_tracked = 200},
+            plain},
+       .collected = Version(3)}});
   return snapshot;
 }
 

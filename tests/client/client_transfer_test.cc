@@ -155,12 +155,16 @@ TEST(ClientPullTest, VersionComesAsOneWhole) {
     return grpc::Status::OK;
   };
   const auto client = JoinedClient(server.Options());
-  const auto pulled = client->Pull(Version(9), true, true);
+  const auto pulled = client->Pull({.version = Version(9),
+                                    .weights = true,
+                                    .statistics = true,
+                                    .statistics_kind = "chief"});
   ASSERT_TRUE(pulled.ok()) << pulled.status();
   EXPECT_EQ(seen.run_id(), "run-1");
   EXPECT_EQ(seen.version(), 9);
   EXPECT_TRUE(seen.weights());
   EXPECT_TRUE(seen.statistics());
+  EXPECT_EQ(seen.statistics_kind(), "chief");
   EXPECT_EQ(pulled->version, Version(9));
   EXPECT_EQ(pulled->layout.parameters, TestLayout().parameters);
   EXPECT_EQ(pulled->partitions, TestPartitions());
@@ -190,7 +194,7 @@ TEST(ClientPullTest, LargePartitionComesBackIntact) {
     return grpc::Status::OK;
   };
   const auto client = JoinedClient(server.Options());
-  const auto pulled = client->Pull(std::nullopt, true, false);
+  const auto pulled = client->Pull({.weights = true});
   ASSERT_TRUE(pulled.ok()) << pulled.status();
   EXPECT_TRUE(pulled->weights[0].ToString() == FloatBytes(values));
 }
@@ -201,7 +205,8 @@ TEST(ClientPullTest, VersionThatIsGoneIsOutOfRangeAndNothingBreaks) {
     return grpc::Status(grpc::StatusCode::OUT_OF_RANGE, "version 3 is gone");
   };
   const auto client = JoinedClient(server.Options());
-  const absl::Status status = client->Pull(Version(3), true, false).status();
+  const absl::Status status =
+      client->Pull({.version = Version(3), .weights = true}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
   EXPECT_THAT(std::string(status.message()), HasSubstr("version 3 is gone"));
   server.Tell(TrainAssignment(1, 0, 10));
@@ -228,8 +233,9 @@ TEST(ClientPullTest, WhatDoesNotFitTogetherIsRefused) {
       return grpc::Status::OK;
     };
     const auto client = JoinedClient(server.Options());
-    EXPECT_EQ(client->Pull(Version(9), true, false).status().code(),
-              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(
+        client->Pull({.version = Version(9), .weights = true}).status().code(),
+        absl::StatusCode::kInvalidArgument);
   }
 }
 
@@ -241,7 +247,8 @@ TEST(ClientPullTest, IncompletePullIsUnavailable) {
     return grpc::Status::OK;
   };
   const auto client = JoinedClient(server.Options());
-  const absl::Status status = client->Pull(Version(9), true, false).status();
+  const absl::Status status =
+      client->Pull({.version = Version(9), .weights = true}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("1 of 3"));
 }
@@ -256,8 +263,9 @@ TEST(ClientPullTest, StopReleasesThePull) {
   };
   const auto client = JoinedClient(server.Options());
   waiting = client.get();
-  EXPECT_EQ(client->Pull(Version(9), true, false).status().code(),
-            absl::StatusCode::kCancelled);
+  EXPECT_EQ(
+      client->Pull({.version = Version(9), .weights = true}).status().code(),
+      absl::StatusCode::kCancelled);
 }
 
 }  // namespace

@@ -101,7 +101,8 @@ TEST(CoordinatorAsyncTest, StatisticsAreFoldedPerPushByItsShare) {
   push.moments = {.count = 2, .first = {3}, .second = {0}};
   cohort.Push(kRank0, push);
   cohort.Push(kRank1, push);
-  const LayerStatistics& statistics = cohort.snapshot()->statistics->front();
+  const LayerStatistics& statistics =
+      cohort.snapshot()->statistics->front().layers.front();
   // Two halves decay like one step: 0.9.
   EXPECT_NEAR(statistics.mean[0], 3 * 0.1, 1e-15);
   EXPECT_NEAR(statistics.variance[0], 0.9, 1e-15);

@@ -353,7 +353,7 @@ TEST(CoordinatorEvaluationTest, ARepeatedReportCountsOnce) {
   ASSERT_TRUE(cohort.Report(kRank1).ok());
   const auto evaluated = cohort.All<effect::Evaluated>();
   ASSERT_EQ(evaluated.size(), 1);
-  EXPECT_EQ(evaluated[0].record.sums.samples, 4);
+  EXPECT_EQ(evaluated[0].record.sums().samples, 4);
 }
 
 }  // namespace

@@ -16,6 +16,14 @@ SharedSnapshot Snapshot(int64_t version) {
   return snapshot;
 }
 
+EvaluationBook::Plan PlanOf(int64_t epochs, int64_t test_samples,
+                            int32_t shards) {
+  return {.epochs = epochs,
+          .test_samples = test_samples,
+          .shards = shards,
+          .kinds = {StatisticsKind::kSync}};
+}
+
 EvaluationSums Sums(int64_t correct, int64_t labels) {
   return {.samples = labels,
           .loss_sum = static_cast<double>(labels),
@@ -26,7 +34,7 @@ EvaluationSums Sums(int64_t correct, int64_t labels) {
 
 TEST(EvaluationBookTest, CutsNearEqualShardsThatCoverTheSplit) {
   EvaluationBook book;
-  book.Start(Snapshot(5), 1, 10, 3);
+  book.Start(Snapshot(5), PlanOf(1, 10, 3));
   std::vector<IndexRange> ranges;
   while (const std::optional<Shard> shard = book.Take()) {
     EXPECT_EQ(shard->version, Version(5));
@@ -37,7 +45,7 @@ TEST(EvaluationBookTest, CutsNearEqualShardsThatCoverTheSplit) {
 
 TEST(EvaluationBookTest, NeverMakesEmptyShards) {
   EvaluationBook book;
-  book.Start(Snapshot(1), 1, 2, 5);
+  book.Start(Snapshot(1), PlanOf(1, 2, 5));
   EXPECT_EQ(book.Take()->range, (IndexRange{0, 1}));
   EXPECT_EQ(book.Take()->range, (IndexRange{1, 2}));
   EXPECT_FALSE(book.Take().has_value());
@@ -45,13 +53,13 @@ TEST(EvaluationBookTest, NeverMakesEmptyShards) {
 
 TEST(EvaluationBookTest, WithoutTestSamplesThereIsNothingToDo) {
   EvaluationBook book;
-  book.Start(Snapshot(1), 1, 0, 2);
+  book.Start(Snapshot(1), PlanOf(1, 0, 2));
   EXPECT_TRUE(book.empty());
 }
 
 TEST(EvaluationBookTest, AddsShardsUpAndUnpinsTheVersion) {
   EvaluationBook book;
-  book.Start(Snapshot(7), 2, 8, 2);
+  book.Start(Snapshot(7), PlanOf(2, 8, 2));
   const Shard first = *book.Take();
   const Shard second = *book.Take();
   EXPECT_NE(book.Pinned(Version(7)), nullptr);
@@ -61,7 +69,7 @@ TEST(EvaluationBookTest, AddsShardsUpAndUnpinsTheVersion) {
   ASSERT_TRUE(record.has_value());
   EXPECT_EQ(record->version, Version(7));
   EXPECT_EQ(record->epochs, 2);
-  EXPECT_EQ(record->sums.samples, 8);
+  EXPECT_EQ(record->sums().samples, 8);
   EXPECT_DOUBLE_EQ(record->accuracy(), 0.5);
   EXPECT_DOUBLE_EQ(record->loss(), 0.5);
   EXPECT_TRUE(book.empty());
@@ -70,7 +78,7 @@ TEST(EvaluationBookTest, AddsShardsUpAndUnpinsTheVersion) {
 
 TEST(EvaluationBookTest, AReturnedShardIsTheNextToBeTaken) {
   EvaluationBook book;
-  book.Start(Snapshot(1), 1, 3, 3);
+  book.Start(Snapshot(1), PlanOf(1, 3, 3));
   const Shard lost = *book.Take();
   book.Return(lost);
   EXPECT_EQ(book.Take()->index, lost.index);
@@ -79,21 +87,61 @@ TEST(EvaluationBookTest, AReturnedShardIsTheNextToBeTaken) {
 
 TEST(EvaluationBookTest, AShardThatIsInAlreadyIsIgnored) {
   EvaluationBook book;
-  book.Start(Snapshot(1), 1, 2, 2);
+  book.Start(Snapshot(1), PlanOf(1, 2, 2));
   const Shard first = *book.Take();
   const Shard second = *book.Take();
   book.Finish(first, Sums(1, 1));
   EXPECT_FALSE(book.Finish(first, Sums(0, 1)).has_value());
-  EXPECT_EQ(book.Finish(second, Sums(1, 1))->sums.correct, 2);
+  EXPECT_EQ(book.Finish(second, Sums(1, 1))->sums().correct, 2);
   EXPECT_FALSE(book.Finish(second, Sums(1, 1)).has_value());
 }
 
 TEST(EvaluationBookTest, TheSameVersionIsNotStartedTwice) {
   EvaluationBook book;
-  book.Start(Snapshot(1), 1, 2, 1);
-  book.Start(Snapshot(1), 1, 2, 1);
+  book.Start(Snapshot(1), PlanOf(1, 2, 1));
+  book.Start(Snapshot(1), PlanOf(1, 2, 1));
   EXPECT_TRUE(book.Take().has_value());
   EXPECT_FALSE(book.Take().has_value());
+}
+
+// Two kinds over 4 samples in two shards each.
+TEST(EvaluationBookTest, EachKindIsEvaluatedOverTheWholeSplit) {
+  EvaluationBook book;
+  EvaluationBook::Plan plan = PlanOf(3, 4, 2);
+  plan.kinds = {StatisticsKind::kChief, StatisticsKind::kSync};
+  plan.on_request = true;
+  book.Start(Snapshot(1), plan);
+  std::vector<Shard> shards;
+  while (const std::optional<Shard> shard = book.Take()) {
+    shards.push_back(*shard);
+  }
+  ASSERT_EQ(shards.size(), 4);
+  EXPECT_EQ(shards[1].statistics, StatisticsKind::kChief);
+  EXPECT_EQ(shards[2].statistics, StatisticsKind::kSync);
+  EXPECT_EQ(shards[1].range, (IndexRange{2, 4}));
+  EXPECT_EQ(shards[2].range, (IndexRange{0, 2}));
+  EXPECT_FALSE(book.Finish(shards[3], Sums(2, 2)).has_value());
+  EXPECT_FALSE(book.Finish(shards[0], Sums(0, 2)).has_value());
+  EXPECT_FALSE(book.Finish(shards[2], Sums(2, 2)).has_value());
+  const std::optional<EvaluationRecord> record =
+      book.Finish(shards[1], Sums(1, 2));
+  ASSERT_TRUE(record.has_value());
+  EXPECT_EQ(record->epochs, 3);
+  EXPECT_TRUE(record->on_request);
+  ASSERT_EQ(record->results.size(), 2);
+  EXPECT_EQ(record->results[0].statistics, StatisticsKind::kChief);
+  EXPECT_DOUBLE_EQ(record->results[0].accuracy(), 0.25);
+  EXPECT_EQ(record->results[1].statistics, StatisticsKind::kSync);
+  EXPECT_DOUBLE_EQ(record->results[1].accuracy(), 1);
+  EXPECT_DOUBLE_EQ(record->accuracy(), 0.25);
+}
+
+TEST(EvaluationBookTest, WithoutAKindThereIsNothingToDo) {
+  EvaluationBook book;
+  EvaluationBook::Plan plan = PlanOf(1, 4, 2);
+  plan.kinds.clear();
+  book.Start(Snapshot(1), plan);
+  EXPECT_TRUE(book.empty());
 }
 
 }  // namespace

@@ -263,6 +263,24 @@ absl::StatusOr<Assignment> FakeCohort::Report(Rank rank) {
   return next;
 }
 
+absl::StatusOr<Assignment> FakeCohort::ReportMoments(
+    Rank rank, const std::vector<CallMoments>& of) {
+  Effects out;
+  absl::StatusOr<Assignment> next =
+      core_.ReportMoments(sender(rank), told_[rank].sequence, of, now_, out);
+  Absorb(std::move(out));
+  if (next.ok()) told_[rank] = *next;
+  return next;
+}
+
+absl::StatusOr<CollectionAnswer> FakeCohort::Collect() {
+  Effects out;
+  absl::StatusOr<CollectionAnswer> answer =
+      core_.CollectStatistics(setup_.options.run_id, now_, out);
+  Absorb(std::move(out));
+  return answer;
+}
+
 void FakeCohort::EvaluateAll() {
   for (const auto& [rank, session] : sessions_) {
     while (told_[rank].kind == AssignmentKind::kEvaluate) {

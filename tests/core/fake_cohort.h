@@ -80,6 +80,10 @@ class FakeCohort {
   void Push(Rank rank, const FakePush& push);
   absl::Status Reduce(Rank rank, const ReduceKey& key, const Moments& moments);
   absl::StatusOr<Assignment> Report(Rank rank);
+  // Reports moments for a collected batch.
+  absl::StatusOr<Assignment> ReportMoments(Rank rank,
+                                           const std::vector<CallMoments>& of);
+  absl::StatusOr<CollectionAnswer> Collect();
   // Reports every evaluation that was assigned, until there is none.
   void EvaluateAll();
   void Drain(const std::string& reason);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <random>
 #include <vector>
 
 namespace cohort {
@@ -138,6 +140,169 @@ TEST(MovingStatisticsTest, EachCallUpdatesOnceInCallOrder) {
       .ApplyStep({twice}, 3, statistics);
   EXPECT_DOUBLE_EQ(statistics[0].mean[0], 0.9 * (0.1 * 2) + 0.1 * 6);
   EXPECT_EQ(statistics[0].num_batches_tracked, 2);
+}
+
+// Two passes over all values.
+Moments MomentsOf(const std::vector<double>& values) {
+  Moments moments{.count = static_cast<int64_t>(values.size()),
+                  .first = {0},
+                  .second = {0}};
+  const auto n = static_cast<double>(values.size());
+  for (double x : values) moments.first[0] += x / n;
+  for (double x : values) {
+    moments.second[0] += (x - moments.first[0]) * (x - moments.first[0]);
+  }
+  return moments;
+}
+
+std::vector<double> Draw(std::mt19937_64& random, double mean) {
+  std::normal_distribution<double> normal(mean, 2);
+  std::vector<double> values(10);
+  for (double& x : values) x = normal(random);
+  return values;
+}
+
+// Fifty steps in which W workers see the same batch, each a W-th of a nominal
+// step, against one worker's synchronous step. The rule is exact; 1e-12 is
+// the rounding of pow and of W products a step, far below the 1e-6 promised.
+TEST(MovingStatisticsTest, WorkersWithTheSameDataAreTheSynchronousAverage) {
+  for (int32_t workers = 1; workers <= 8; ++workers) {
+    std::mt19937_64 random(3);
+    const MovingStatistics async(StatisticsKind::kAsync, {Layer()});
+    const MovingStatistics sync(StatisticsKind::kSync, {Layer()});
+    std::vector<LayerStatistics> pushed = Fresh();
+    std::vector<LayerStatistics> stepped = Fresh();
+    for (int step = 0; step < 50; ++step) {
+      const Moments part = MomentsOf(Draw(random, step % 7));
+      std::vector<RankMoments> ranks;
+      for (int32_t rank = 0; rank < workers; ++rank) {
+        ranks.push_back(Of(rank, 4, part));
+        async.ApplyPush(ranks.back(), Rank(0), 4 * workers, pushed);
+      }
+      sync.ApplyStep(ranks, 4 * workers, stepped);
+    }
+    EXPECT_NEAR(pushed[0].mean[0], stepped[0].mean[0], 1e-12) << workers;
+    EXPECT_NEAR(pushed[0].variance[0], stepped[0].variance[0], 1e-12)
+        << workers;
+  }
+}
+
+// Eight workers, each push a whole step with a = 0.9, so that N*a is 7.2. All
+// push what they computed from the same weights. Updates that read before
+// others wrote would add up to r <- r + sum a(m_k - r), which the last loop
+// shows to run away.
+TEST(MovingStatisticsTest, RacingPushesStayBounded) {
+  BatchNormSpec layer = Layer();
+  layer.momentum = 0.9;
+  const MovingStatistics moving(StatisticsKind::kAsync, {layer});
+  std::vector<LayerStatistics> statistics = Fresh();
+  double lockless = 0;
+  for (int round = 0; round < 100; ++round) {
+    double change = 0;
+    for (int32_t rank = 0; rank < 8; ++rank) {
+      const double mean = (round + rank) % 2 == 0 ? 1 : -0.5;
+      const Moments m{.count = 5, .first = {mean}, .second = {12}};
+      moving.ApplyPush(Of(rank, 6, m), Rank(0), 6, statistics);
+      change += 0.9 * (mean - lockless);
+      // Between all that was held and seen: mean 0, -0.5 and 1; variance 1
+      // and 12/4.
+      ASSERT_GE(statistics[0].mean[0], -0.5);
+      ASSERT_LE(statistics[0].mean[0], 1);
+      ASSERT_GE(statistics[0].variance[0], 1);
+      ASSERT_LE(statistics[0].variance[0], 3);
+    }
+    lockless += change;
+  }
+  EXPECT_GT(std::abs(lockless), 1e6);
+}
+
+// The weight of a stale push multiplies a_k: 0.1 * 0.5 of {1, 2, 3}.
+TEST(MovingStatisticsTest, AStalePushCountsByItsWeight) {
+  std::vector<LayerStatistics> statistics = Fresh();
+  const MovingStatistics moving(StatisticsKind::kAsync, {Layer()});
+  RankMoments push = Of(0, 3, kFirst);
+  push.weight = 0.5;
+  moving.ApplyPush(push, Rank(0), 3, statistics);
+  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 0.05 * 2);
+  EXPECT_DOUBLE_EQ(statistics[0].variance[0], 0.95 + 0.05 * 1);
+  push.weight = 0;
+  const std::vector<double> before = statistics[0].mean;
+  moving.ApplyPush(push, Rank(0), 3, statistics);
+  EXPECT_EQ(statistics[0].mean, before);
+}
+
+TEST(MovingStatisticsTest, AStaleFirstBatchOverwritesACumulativeAverage) {
+  BatchNormSpec layer = Layer();
+  layer.momentum = std::nullopt;
+  const MovingStatistics moving(StatisticsKind::kAsync, {layer});
+  std::vector<LayerStatistics> statistics = Fresh();
+  RankMoments push = Of(0, 3, kFirst);
+  push.weight = 0.5;
+  moving.ApplyPush(push, Rank(0), 3, statistics);
+  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 2);
+  push.calls[0].moments = kSecond;
+  moving.ApplyPush(push, Rank(0), 3, statistics);
+  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 0.75 * 2 + 0.25 * 6);
+}
+
+// Held: the moments of 30 values; arriving: 10 more, of another mean. With
+// a = 1/4 the mixture is the 40 values together.
+TEST(MovingStatisticsTest, MixtureVarianceIsThatOfTheConcatenation) {
+  std::mt19937_64 random(5);
+  std::vector<double> held;
+  for (double mean : {0.0, 0.0, 3.0}) {
+    for (double x : Draw(random, mean)) held.push_back(x);
+  }
+  const std::vector<double> batch = Draw(random, -40);
+  std::vector<double> all = held;
+  all.insert(all.end(), batch.begin(), batch.end());
+  const Moments before = MomentsOf(held);
+  const Moments wanted = MomentsOf(all);
+
+  BatchNormSpec layer = Layer(StatisticsConvention::kKeras);
+  layer.momentum = 0.25;
+  for (bool mixture : {true, false}) {
+    std::vector<LayerStatistics> statistics = {
+        {.mean = before.first, .variance = {before.second[0] / 30}}};
+    MovingStatistics(StatisticsKind::kSync, {layer}, mixture)
+        .ApplyStep({Of(0, 10, MomentsOf(batch))}, 10, statistics);
+    EXPECT_NEAR(statistics[0].mean[0], wanted.first[0], 1e-12);
+    const double error =
+        std::abs(statistics[0].variance[0] - wanted.second[0] / 40);
+    // Without the term the distance of the means, 41^2 * 3/16, is missing.
+    if (mixture) {
+      EXPECT_LT(error, 1e-12 * wanted.second[0]);
+    } else {
+      EXPECT_GT(error, 100);
+    }
+  }
+}
+
+// A cumulative average of equal batches weighs them all alike, so the mixture
+// is the whole stream.
+TEST(MovingStatisticsTest, CumulativeMixtureVarianceIsThatOfTheWholeStream) {
+  std::mt19937_64 random(11);
+  BatchNormSpec layer = Layer(StatisticsConvention::kKeras);
+  layer.momentum = std::nullopt;
+  const MovingStatistics moving(StatisticsKind::kSync, {layer}, true);
+  std::vector<LayerStatistics> statistics = Fresh();
+  std::vector<double> all;
+  for (int step = 0; step < 60; ++step) {
+    const std::vector<double> batch = Draw(random, 100 + step * step % 13);
+    all.insert(all.end(), batch.begin(), batch.end());
+    moving.ApplyStep({Of(0, 10, MomentsOf(batch))}, 10, statistics);
+  }
+  const Moments wanted = MomentsOf(all);
+  EXPECT_NEAR(statistics[0].mean[0], wanted.first[0], 1e-10);
+  EXPECT_NEAR(statistics[0].variance[0], wanted.second[0] / 600, 1e-10);
+}
+
+TEST(MovingStatisticsTest, AfterIsNotTouchedByTraining) {
+  const MovingStatistics moving(StatisticsKind::kAfter, {Layer()});
+  std::vector<LayerStatistics> statistics = Fresh();
+  moving.ApplyStep({Of(0, 3, kFirst)}, 3, statistics);
+  moving.ApplyPush(Of(0, 3, kFirst), Rank(0), 3, statistics);
+  EXPECT_EQ(statistics, Fresh());
 }
 
 }  // namespace

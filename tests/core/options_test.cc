@@ -91,8 +91,13 @@ TEST(OptionsTest, AsyncRefusesOnlyExplicitConflicts) {
                 "--aggregation=async"));
   EXPECT_THAT(Refusal({.policy = {.aggregation = AggregationKind::kAsync,
                                   .statistics = {StatisticsKind::kSync}}}),
-              HasSubstr("--bn_statistics: got sync, want async, chief or auto "
-                        "with --aggregation=async"));
+              HasSubstr("--bn_statistics: got sync, want async, chief, after "
+                        "or auto with --aggregation=async"));
+}
+
+TEST(OptionsTest, RefusesToCollectNothing) {
+  EXPECT_EQ(Refusal({.policy = {.precise_batches = 0}}),
+            "--precise_batches: got 0, want 1 or more");
 }
 
 TEST(OptionsTest, AutoFollowsTheAggregation) {
@@ -119,6 +124,11 @@ TEST(OptionsTest, PolicyTextSaysWhatAutoMeans) {
   EXPECT_EQ(PolicyText({.normalization = NormalizationKind::kLocal,
                         .statistics = {StatisticsKind::kChief}}),
             "sync, local normalisation, chief statistics");
+  EXPECT_EQ(
+      PolicyText({.statistics = {StatisticsKind::kSync, StatisticsKind::kAfter},
+                  .mixture_variance = true}),
+      "sync, global normalisation, sync and after statistics with mixture "
+      "variance");
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ TEST(SettingsTest, BadValueIsNamedAndChangesNothing) {
         Case{"staleness_free", "-", "auto or a whole number"},
         Case{"compensation_adaptive", "maybe", "true or false"},
         Case{"lease", "10", "a duration such as 10s"},
-        Case{"bn_statistics", "sync,never", "one of auto, sync"}}) {
+        Case{"bn_statistics", "sync,never", "auto, or a list of sync"}}) {
     CoordinatorOptions options;
     const absl::Status status = SetSetting(c.name, c.value, options);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.name;

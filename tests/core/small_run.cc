@@ -78,7 +78,7 @@ SmallRun::SmallRun(const OptimizerOptions& optimizer,
     snapshot->checksums.push_back(RopeOf(buffer).Checksum());
     snapshot->weights.push_back(std::move(buffer));
   }
-  snapshot->statistics = std::make_shared<std::vector<LayerStatistics>>();
+  snapshot->statistics = std::make_shared<StatisticsSets>();
   model_ = std::move(model);
   snapshot_ = std::move(snapshot);
   Change(optimizer);

@@ -120,6 +120,11 @@ class QuickstartTest(unittest.TestCase):
         self.assertIn(f"Results are in {run_dir}:", lines)
         self.assertIn("  history.csv", lines)
         self.assertNotIn("  model.safetensors", lines)
+        ctl = f"{self.root}/build/release/bin/cohortctl"
+        self.assertIn(f"quickstart: to look at it: {ctl} status "
+                      "--server=127.0.0.1:12345", lines)
+        self.assertLess(lines.index("What to try next:"), lines.index(
+            f"  {ctl} status --server=127.0.0.1:7070"))
         self.assertLess(lines.index("epoch 1 of 1"),
                         lines.index("What to try next:"))
         self.assertEqual((run_dir / "server.log").read_text(),
@@ -143,7 +148,8 @@ class QuickstartTest(unittest.TestCase):
         self.quickstart()
         self.assertEqual(
             self.lines("cmake.args"),
-            ["--build --preset release --target cohort-server cohort-worker"])
+            ["--build --preset release --target cohort-server cohort-worker "
+             "cohortctl"])
 
     def test_flags_reach_those_they_are_for(self):
         code, _, err = self.quickstart(

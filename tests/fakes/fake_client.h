@@ -56,6 +56,9 @@ class FakeClient final : public Client {
   std::vector<Push> pushes;
   std::vector<ReduceKey> reduced;
   std::vector<EvaluationSums> evaluations;
+  // Kinds of statistics that were asked for, and batches collected.
+  std::vector<std::string> kinds_pulled;
+  std::vector<std::vector<CallMoments>> collected;
   int32_t weight_pulls = 0;
   std::optional<std::string> left;
 
@@ -96,23 +99,24 @@ class FakeClient final : public Client {
     return assignment;
   }
 
-  absl::StatusOr<PulledVersion> Pull(std::optional<Version> version,
-                                     bool weights,
-                                     bool with_statistics) override {
+  absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override {
     if (on_pull) {
       if (absl::Status status = on_pull(); !status.ok()) return status;
     }
-    if (version.has_value() && *version != version_) {
+    if (wish.version.has_value() && *wish.version != version_) {
       return absl::OutOfRangeError(absl::StrCat(
-          "got version ", version->value(), ", want ", version_.value()));
+          "got version ", wish.version->value(), ", want ", version_.value()));
     }
     PulledVersion pulled{
         .version = version_, .layout = layout, .partitions = partitions};
-    if (weights) {
+    if (wish.weights) {
       ++weight_pulls;
       pulled.weights = AllWeights(/*frozen_too=*/true);
     }
-    if (with_statistics) pulled.statistics = statistics;
+    if (wish.statistics) {
+      kinds_pulled.push_back(wish.statistics_kind);
+      pulled.statistics = statistics;
+    }
     return pulled;
   }
 
@@ -173,6 +177,12 @@ class FakeClient final : public Client {
 
   absl::Status ReportEvaluation(const EvaluationSums& sums) override {
     evaluations.push_back(sums);
+    EndAssignment();
+    return absl::OkStatus();
+  }
+
+  absl::Status ReportMoments(absl::Span<const CallMoments> calls) override {
+    collected.emplace_back(calls.begin(), calls.end());
     EndAssignment();
     return absl::OkStatus();
   }

@@ -25,9 +25,8 @@ class ForwardingClient : public Client {
   absl::StatusOr<Assignment> NextAssignment() override {
     return client_->NextAssignment();
   }
-  absl::StatusOr<PulledVersion> Pull(std::optional<Version> version,
-                                     bool weights, bool statistics) override {
-    return client_->Pull(version, weights, statistics);
+  absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override {
+    return client_->Pull(wish);
   }
   absl::StatusOr<Moments> Reduce(const ReduceKey& key,
                                  const Moments& local) override {
@@ -45,6 +44,9 @@ class ForwardingClient : public Client {
   }
   absl::Status ReportEvaluation(const EvaluationSums& sums) override {
     return client_->ReportEvaluation(sums);
+  }
+  absl::Status ReportMoments(absl::Span<const CallMoments> calls) override {
+    return client_->ReportMoments(calls);
   }
   void Leave(const std::string& reason) override {
     if (client_ != nullptr) client_->Leave(reason);

@@ -229,4 +229,22 @@ grpc::Status HandWorker::Report(const v1::Assignment& assignment,
   return status;
 }
 
+grpc::Status HandWorker::ReportMoments(const v1::Assignment& assignment,
+                                       int64_t count, double mean, double m2,
+                                       v1::Assignment& next) {
+  grpc::ClientContext context;
+  SetDeadline(context);
+  v1::ReportRequest request;
+  *request.mutable_sender() = sender_;
+  request.set_sequence(assignment.sequence());
+  v1::CallMoments* call = request.mutable_collected()->add_calls();
+  call->set_count(count);
+  call->add_mean(mean);
+  call->add_m2(m2);
+  v1::ReportReply reply;
+  const grpc::Status status = membership_->Report(&context, request, &reply);
+  next = reply.next();
+  return status;
+}
+
 }  // namespace cohort

@@ -98,6 +98,9 @@ class HandWorker {
                     std::vector<v1::PullReply>& replies);
   grpc::Status Report(const v1::Assignment& assignment, int64_t correct,
                       v1::Assignment& next);
+  // Of one call of layer 0.
+  grpc::Status ReportMoments(const v1::Assignment& assignment, int64_t count,
+                             double mean, double m2, v1::Assignment& next);
 
   v1::Sender& sender() { return sender_; }
   const v1::JoinReply& joined() const { return joined_; }

@@ -220,8 +220,9 @@ TEST_F(PolicyServiceTest, ResumedRunGoesOnWithThePolicyItHad) {
   CommitOneStep();
   StopAll();
 
-  // The same command line as before says sync and 0.5, but as defaults.
+  // The same command line as before, which says sync and, as the default, 0.5.
   options_.files.resume = true;
+  options_.given = {"aggregation", "workers"};
   Start(options_);
   const v1::GetPolicyReply policy = Policy();
   EXPECT_THAT(policy.policy(), HasSubstr("async, local"));
@@ -245,20 +246,20 @@ TEST_F(PolicyServiceTest, FlagThatIsGivenOnResumingIsAChangeOfPolicy) {
 
   options_.files.resume = true;
   options_.given = {"aggregation", "workers"};
+  options_.coordinator.policy.aggregation = AggregationKind::kBounded;
   Start(options_);
   const v1::GetPolicyReply policy = Policy();
-  EXPECT_THAT(policy.policy(), HasSubstr("sync, global"));
-  EXPECT_THAT(policy.policy(), Not(HasSubstr("async")));
+  EXPECT_THAT(policy.policy(), HasSubstr("bounded"));
   EXPECT_EQ(policy.settings().at("learning_rate"), "0.25");
   ASSERT_EQ(policy.history_size(), 3);
   EXPECT_EQ(policy.history(2).version(), 1);
   EXPECT_EQ(policy.history(2).settings_size(), 1);
-  EXPECT_EQ(policy.history(2).settings().at("aggregation"), "sync");
+  EXPECT_EQ(policy.history(2).settings().at("aggregation"), "bounded");
   StopAll();
-  EXPECT_THAT(out_.str(), HasSubstr("policy async -> sync at version 1\n"));
+  EXPECT_THAT(out_.str(), HasSubstr("policy async -> bounded at version 1\n"));
   const std::vector<std::string> rows = Lines("policy.csv");
   ASSERT_EQ(rows.size(), 4u);
-  EXPECT_THAT(rows[3], HasSubstr("3,1,4,0.000,\"aggregation=sync\","));
+  EXPECT_THAT(rows[3], HasSubstr("3,1,4,0.000,\"aggregation=bounded\","));
 }
 
 TEST_F(PolicyServiceTest, FlagsThatDoNotFitTheSettingsOfBeforeAreRefused) {

@@ -47,9 +47,46 @@ double CosineRate(double base, int64_t samples, int64_t total) {
          2;
 }
 
+// The mean loss over all ranges, each normalised by itself or all together.
+at::Tensor Loss(const ReferenceOptions& options, Model& model,
+                const std::vector<std::vector<int64_t>>& parts) {
+  const Dataset& dataset = *options.dataset;
+  at::Tensor sum = torch::zeros({}, options.type);
+  int64_t samples = 0;
+  for (const std::vector<int64_t>& indices : parts) {
+    const auto n = static_cast<int64_t>(indices.size());
+    at::Tensor images = torch::empty(
+        {n, dataset.channels(), dataset.height(), dataset.width()});
+    at::Tensor labels = torch::empty({n}, torch::kLong);
+    dataset.ReadImages(DataSplit::kTrain, indices,
+                       absl::MakeSpan(images.data_ptr<float>(),
+                                      static_cast<size_t>(images.numel())));
+    dataset.ReadLabels(
+        DataSplit::kTrain, indices,
+        absl::MakeSpan(labels.data_ptr<int64_t>(), indices.size()));
+    sum = sum + torch::nn::functional::cross_entropy(
+                    model.forward(images.to(options.type)), labels,
+                    torch::nn::functional::CrossEntropyFuncOptions().reduction(
+                        torch::kSum));
+    samples += n;
+  }
+  return sum / samples;
+}
+
 }  // namespace
 
 StateTensors TrainReference(const ReferenceOptions& options) {
+  const int64_t samples = options.dataset->train_size();
+  std::vector<ReferenceStep> steps;
+  for (int64_t at = 0; at < samples; at += options.batch_size) {
+    const int64_t end = std::min(at + options.batch_size, samples);
+    steps.push_back({.ranges = {{.begin = at, .end = end}}, .clock = at});
+  }
+  return TrainReference(options, steps);
+}
+
+StateTensors TrainReference(const ReferenceOptions& options,
+                            const std::vector<ReferenceStep>& steps) {
   const Dataset& dataset = *options.dataset;
   const auto model = *MakeModel({.name = options.model,
                                  .channels = dataset.channels(),
@@ -60,29 +97,23 @@ StateTensors TrainReference(const ReferenceOptions& options) {
   torch::optim::SGD optimizer = MakeOptimizer(*model, options.optimizer);
   const int64_t samples = dataset.train_size();
   const std::vector<int64_t> order = EpochPermutation(options.seed, 0, samples);
-  for (int64_t at = 0; at < samples; at += options.batch_size) {
-    const int64_t n = std::min(options.batch_size, samples - at);
-    const auto indices = absl::MakeConstSpan(order).subspan(
-        static_cast<size_t>(at), static_cast<size_t>(n));
-    at::Tensor images = torch::empty(
-        {n, dataset.channels(), dataset.height(), dataset.width()});
-    at::Tensor labels = torch::empty({n}, torch::kLong);
-    dataset.ReadImages(DataSplit::kTrain, indices,
-                       absl::MakeSpan(images.data_ptr<float>(),
-                                      static_cast<size_t>(images.numel())));
-    dataset.ReadLabels(
-        DataSplit::kTrain, indices,
-        absl::MakeSpan(labels.data_ptr<int64_t>(), static_cast<size_t>(n)));
+  for (const ReferenceStep& step : steps) {
+    std::vector<std::vector<int64_t>> parts(1);
+    for (const IndexRange& range : step.ranges) {
+      if (options.local) parts.emplace_back();
+      parts.back().insert(parts.back().end(), order.begin() + range.begin,
+                          order.begin() + range.end);
+    }
+    std::erase_if(parts, [](const auto& part) { return part.empty(); });
     for (auto& group : optimizer.param_groups()) {
       static_cast<torch::optim::SGDOptions&>(group.options())
           .lr(options.optimizer.schedule == ScheduleKind::kCosine
-                  ? CosineRate(options.optimizer.learning_rate, at, samples)
+                  ? CosineRate(options.optimizer.learning_rate, step.clock,
+                               samples)
                   : options.optimizer.learning_rate);
     }
     optimizer.zero_grad();
-    torch::nn::functional::cross_entropy(
-        model->forward(images.to(options.type)), labels)
-        .backward();
+    Loss(options, *model, parts).backward();
     optimizer.step();
   }
   StateTensors state;

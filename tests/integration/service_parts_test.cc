@@ -203,8 +203,10 @@ TEST(RunRecorderTest, RowsHoldMeansWeightedBySamples) {
   std::filesystem::create_directories(folder);
   std::ostringstream out;
   const SteadyClock clock;
-  absl::StatusOr<std::unique_ptr<RunRecorder>> recorder = RunRecorder::Start(
-      {.results_dir = folder}, out, clock, [] { return Training(); });
+  RecorderOptions options;
+  options.results_dir = folder;
+  absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
+      RunRecorder::Start(options, out, clock, [] { return Training(); });
   ASSERT_TRUE(recorder.ok()) << recorder.status();
   // 1 sample of loss 1 and 3 of loss 5: mean 4. The skipped one adds nothing.
   (*recorder)->Committed({.version = Version(1),
@@ -258,9 +260,11 @@ TEST(RunRecorderTest, NoRowHasCommitsOfTwoPolicies) {
   const TempDir folder;
   std::ostringstream out;
   const SteadyClock clock;
-  absl::StatusOr<std::unique_ptr<RunRecorder>> recorder = RunRecorder::Start(
-      {.results_dir = folder.path(), .policies = {FirstPolicy()}}, out, clock,
-      [] { return Training(); });
+  RecorderOptions options;
+  options.results_dir = folder.path();
+  options.policies = {FirstPolicy()};
+  absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
+      RunRecorder::Start(options, out, clock, [] { return Training(); });
   ASSERT_TRUE(recorder.ok()) << recorder.status();
   (*recorder)->Committed(
       {.version = Version(1), .samples = 4, .commit_samples = 4});
@@ -297,15 +301,16 @@ TEST(RunRecorderTest, ContinuedRunHasEachChangeOnce) {
                        .samples = 20,
                        .changed = {{"learning_rate", "0.5"}},
                        .text = "continued"};
+  RecorderOptions options;
+  options.results_dir = folder.path();
+  options.append = true;
+  options.policies = {FirstPolicy(), ToAsync(), resumed};
   for (int times = 0; times < 2; ++times) {
     std::ostringstream out;
+    // The second time, the third is old too.
+    options.policies_before = times == 0 ? 2 : 3;
     absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
-        RunRecorder::Start({.results_dir = folder.path(),
-                            .append = true,
-                            .policies = {FirstPolicy(), ToAsync(), resumed},
-                            // The second time, the third is old too.
-                            .policies_before = times == 0 ? 2u : 3u},
-                           out, clock, [] { return Training(); });
+        RunRecorder::Start(options, out, clock, [] { return Training(); });
     ASSERT_TRUE(recorder.ok()) << recorder.status();
     (*recorder)->Finish();
     EXPECT_EQ(out.str().find("policy learning_rate 0.1 -> 0.5 at version 5") !=

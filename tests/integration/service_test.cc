@@ -18,6 +18,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/formats/file_system.h"
+#include "server/checkpoint/checkpoint.h"
 #include "server/service/server.h"
 #include "tests/integration/hand_worker.h"
 #include "tests/integration/service_fixture.h"
@@ -109,6 +111,137 @@ TEST_F(ServiceTest, RunEndsWithEvaluationAndResults) {
   // correct.
   EXPECT_THAT(first_row, HasSubstr("1,1,4,"));
   EXPECT_THAT(first_row, HasSubstr(",0.500000,0.500000,0.5,"));
+}
+
+// One step under local normalisation, in which rank 0 sees {0, 2} and rank 1
+// {2, 4}. Then the moments of two batches, {0, 2} and {6, 8}, are collected:
+// mean 4, M2 40.
+TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
+  ServerOptions options = TinyOptions();
+  options.files.results_dir = TemporaryFolder("results");
+  options.files.checkpoint_dir = TemporaryFolder("state");
+  options.coordinator.checkpoint_every = 1;
+  options.coordinator.policy.normalization = NormalizationKind::kLocal;
+  options.coordinator.policy.statistics = {
+      StatisticsKind::kSync, StatisticsKind::kChief, StatisticsKind::kAfter};
+  StartWithTwoWorkers(options, NormalisedLayout());
+  for (size_t i = 0; i < 2; ++i) {
+    exchanges_.push_back(workers_[i]->OpenExchange());
+    exchanges_[i].Write(workers_[i]->Opening(assignments_[i], 2));
+    exchanges_[i].Write(workers_[i]->Gradient(assignments_[i], {0, 0, 0, 0}));
+    v1::ExchangeRequest closing = workers_[i]->Closing(assignments_[i], 1);
+    v1::CallMoments* call = closing.mutable_closing()->add_moments();
+    call->set_count(2);
+    call->add_mean(i == 0 ? 1 : 3);
+    call->add_m2(2);
+    exchanges_[i].Write(closing);
+  }
+  v1::Assignment task;
+  for (size_t i = 0; i < 2; ++i) {
+    const auto collect =
+        workers_[i]->Await(v1::ASSIGNMENT_KIND_COLLECT_MOMENTS);
+    ASSERT_TRUE(collect.has_value());
+    EXPECT_EQ(collect->version(), 1);
+    EXPECT_EQ(collect->range_end() - collect->range_begin(), 2);
+    const bool first = collect->range_begin() == 0;
+    ASSERT_TRUE(
+        workers_[i]->ReportMoments(*collect, 2, first ? 1 : 7, 2, task).ok());
+  }
+  EXPECT_EQ(task.kind(), v1::ASSIGNMENT_KIND_EVALUATE);
+
+  const auto mean_of = [&](const std::string& kind) {
+    v1::PullRequest request;
+    request.set_run_id(server_->run_id());
+    request.set_version(1);
+    request.set_statistics(true);
+    request.set_statistics_kind(kind);
+    std::vector<v1::PullReply> replies;
+    const grpc::Status status = workers_[0]->Pull(request, replies);
+    if (kind == "async") {
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+      EXPECT_THAT(status.error_message(),
+                  HasSubstr("got 'async', want one of sync,chief,after at "
+                            "version 1"));
+      return 0.0;
+    }
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return replies.at(0).header().statistics(0).mean(0);
+  };
+  EXPECT_DOUBLE_EQ(mean_of("sync"), 0.1 * 2);
+  EXPECT_DOUBLE_EQ(mean_of(""), mean_of("sync"));
+  EXPECT_DOUBLE_EQ(mean_of("chief"), 0.1 * 1);
+  EXPECT_DOUBLE_EQ(mean_of("after"), 4);
+  mean_of("async");
+
+  // Of the two test samples, chief gets none right and the others both.
+  const auto report_all = [this](size_t i, v1::Assignment evaluate) {
+    while (evaluate.kind() == v1::ASSIGNMENT_KIND_EVALUATE) {
+      const int64_t correct = evaluate.statistics_kind() == "chief" ? 0 : 1;
+      v1::Assignment next;
+      ASSERT_TRUE(workers_[i]->Report(evaluate, correct, next).ok());
+      evaluate = next;
+    }
+  };
+  const auto other = workers_[0]->Await(v1::ASSIGNMENT_KIND_EVALUATE);
+  ASSERT_TRUE(other.has_value());
+  report_all(0, *other);
+  report_all(1, task);
+
+  EXPECT_EQ(server_->Wait().outcome, RunOutcome::kFinished);
+  EXPECT_THAT(out_.str(),
+              EndsWith("test accuracy with sync statistics 100.0 %\n"
+                       "test accuracy with chief statistics 0.0 %\n"
+                       "test accuracy with after statistics 100.0 %\n"
+                       "test accuracy 100.0 %\n"));
+  std::ifstream history(options.files.results_dir + "/history.csv");
+  std::vector<std::string> rows;
+  for (std::string row; std::getline(history, row);) rows.push_back(row);
+  ASSERT_EQ(rows.size(), 5u);
+  EXPECT_THAT(rows[0], EndsWith(",bn_statistics"));
+  // One row a kind, the first with the means of the epoch, and the commits.
+  EXPECT_THAT(rows[1], HasSubstr(",1.000000,1.000000,2,"));
+  EXPECT_THAT(rows[1], EndsWith(",sync"));
+  EXPECT_THAT(rows[2], HasSubstr("1,1,,"));
+  EXPECT_THAT(rows[2], HasSubstr(",1.000000,0.000000,2,"));
+  EXPECT_THAT(rows[2], EndsWith(",chief"));
+  EXPECT_THAT(rows[3], EndsWith(",after"));
+  EXPECT_THAT(rows[4], EndsWith(","));
+  // The checkpoint of the commit had none of `after`; the last one has.
+  std::vector<std::string> problems;
+  const auto checkpoint = LoadNewestCheckpoint(
+      RealFileSystem(), options.files.checkpoint_dir, problems);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const SharedSnapshot& kept = (*checkpoint)->state.snapshot;
+  EXPECT_EQ(kept->version, Version(1));
+  ASSERT_EQ(kept->statistics->size(), 3u);
+  EXPECT_EQ(kept->statistics->back().collected, Version(1));
+  EXPECT_DOUBLE_EQ(kept->statistics->back().layers[0].mean[0], 4);
+}
+
+TEST_F(ServiceTest, OperatorsMayCollectStatisticsAtAnyTime) {
+  ServerOptions options = TinyOptions();
+  options.coordinator.policy.statistics = {StatisticsKind::kSync,
+                                           StatisticsKind::kAfter};
+  StartWithTwoWorkers(options, NormalisedLayout());
+  v1::CollectStatisticsRequest request;
+  request.set_run_id("other");
+  v1::CollectStatisticsReply reply;
+  {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    EXPECT_EQ(workers_[0]
+                  ->admin()
+                  .CollectStatistics(&context, request, &reply)
+                  .error_code(),
+              grpc::StatusCode::FAILED_PRECONDITION);
+  }
+  request.clear_run_id();
+  grpc::ClientContext context;
+  SetDeadline(context);
+  ASSERT_TRUE(
+      workers_[0]->admin().CollectStatistics(&context, request, &reply).ok());
+  EXPECT_EQ(reply.version(), 0);
+  EXPECT_EQ(reply.batches(), 1);
 }
 
 TEST_F(ServiceTest, RepeatedPushIsAnsweredAndNotAppliedAgain) {

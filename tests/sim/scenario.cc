@@ -48,8 +48,10 @@ PolicyOptions MakePolicy(int32_t choice, int32_t variant) {
                                    : StatisticsKind::kChief}};
     case 1:
       return {.normalization = NormalizationKind::kLocal,
-              .statistics = {first ? StatisticsKind::kSync
-                                   : StatisticsKind::kAsync}};
+              .statistics = {first ? StatisticsKind::kAfter
+                                   : StatisticsKind::kAsync,
+                             StatisticsKind::kSync},
+              .precise_batches = 3};
     case 2:
       return {.pushes_min = 2 - variant};
     case 3:

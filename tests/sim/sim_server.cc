@@ -194,6 +194,14 @@ absl::StatusOr<Assignment> SimServer::Report(const Sender& sender,
   });
 }
 
+absl::StatusOr<Assignment> SimServer::ReportMoments(
+    const Sender& sender, Sequence sequence, std::vector<CallMoments> calls) {
+  return Handle([&](Effects& out) {
+    return core_.ReportMoments(sender, sequence, std::move(calls),
+                               world_.scheduler.now(), out);
+  });
+}
+
 void SimServer::Tick() {
   Handle([&](Effects& out) { core_.Tick(world_.scheduler.now(), out); });
 }

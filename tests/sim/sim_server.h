@@ -53,6 +53,9 @@ class SimServer {
              const PushKey& key, const PushClosing& closing);
   void Reduce(const SharedConnection& connection, const Sender& sender,
               const ReduceKey& key, const Moments& moments);
+  absl::StatusOr<Assignment> ReportMoments(const Sender& sender,
+                                           Sequence sequence,
+                                           std::vector<CallMoments> calls);
   absl::StatusOr<Assignment> Report(const Sender& sender, Sequence sequence,
                                     const EvaluationSums& sums);
 

@@ -207,6 +207,9 @@ void SimWorker::Proceed() {
     case AssignmentKind::kEvaluate:
       busy_ = true;
       return Evaluate(*work_);
+    case AssignmentKind::kCollectMoments:
+      busy_ = true;
+      return Collect(*work_);
     case AssignmentKind::kFinished:
       finished_ = true;
       return;
@@ -262,6 +265,51 @@ void SimWorker::Report(const Assignment& assignment) {
       connection_,
       [sender = Identity(), sequence = assignment.sequence, sums](
           SimServer& server) { return server.Report(sender, sequence, sums); },
+      [](SimWorker& worker, Answer next) {
+        if (!next.ok()) return worker.OnBroken();
+        worker.Abandon();
+        worker.OnAssignment(*next);
+      });
+}
+
+void SimWorker::Collect(const Assignment& assignment) {
+  world_.network.Call<MaybeSnapshot>(
+      connection_,
+      [version = assignment.version](SimServer& server) {
+        return server.core().Read(version);
+      },
+      [assignment](SimWorker& worker, MaybeSnapshot snapshot) {
+        if (!snapshot.ok()) {
+          worker.Abandon();
+          return worker.Proceed();
+        }
+        worker.After(worker.world_.network.Delay(),
+                     [&worker, assignment, weights = (*snapshot)->weights] {
+                       worker.ReportMoments(assignment, weights);
+                     });
+      });
+}
+
+void SimWorker::ReportMoments(const Assignment& assignment,
+                              const std::vector<SharedFloats>& weights) {
+  using Answer = absl::StatusOr<Assignment>;
+  const StepInput input{.spec = &world_.scenario.run,
+                        .epoch = assignment.data_epoch,
+                        .range = assignment.range,
+                        .weights = weights};
+  std::vector<Moments> forward;
+  std::vector<CallMoments> calls;
+  for (const BatchNormCall& call : CallsOf(layout())) {
+    forward.push_back(ForwardMoments(input, forward.size(), forward));
+    calls.push_back(
+        {.layer = call.layer, .call = call.call, .moments = forward.back()});
+  }
+  world_.network.Call<Answer>(
+      connection_,
+      [sender = Identity(), sequence = assignment.sequence,
+       calls](SimServer& server) {
+        return server.ReportMoments(sender, sequence, calls);
+      },
       [](SimWorker& worker, Answer next) {
         if (!next.ok()) return worker.OnBroken();
         worker.Abandon();

@@ -106,6 +106,9 @@ class SimWorker {
 
   void Evaluate(const Assignment& assignment);
   void Report(const Assignment& assignment);
+  void Collect(const Assignment& assignment);
+  void ReportMoments(const Assignment& assignment,
+                     const std::vector<SharedFloats>& weights);
   void Train(const Assignment& assignment);
   void Pull(const Assignment& assignment, std::optional<Version> version);
   void Compute(const Assignment& assignment);

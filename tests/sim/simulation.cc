@@ -54,11 +54,16 @@ std::string Differences(const ModelSnapshot& seen,
     }
   }
   for (size_t i = 0; i < wanted.statistics->size(); ++i) {
-    const LayerStatistics& a = (*seen.statistics)[i];
-    const LayerStatistics& b = (*wanted.statistics)[i];
-    if (!SameBits(a.mean, b.mean) || !SameBits(a.variance, b.variance) ||
-        a.num_batches_tracked != b.num_batches_tracked) {
-      absl::StrAppend(&text, "statistics of layer ", i, "; ");
+    const StatisticsSet& a = (*seen.statistics)[i];
+    const StatisticsSet& b = (*wanted.statistics)[i];
+    for (size_t layer = 0; layer < b.layers.size(); ++layer) {
+      const LayerStatistics& x = a.layers[layer];
+      const LayerStatistics& y = b.layers[layer];
+      if (!SameBits(x.mean, y.mean) || !SameBits(x.variance, y.variance) ||
+          x.num_batches_tracked != y.num_batches_tracked) {
+        absl::StrAppend(&text, StatisticsName(b.kind), " statistics of layer ",
+                        layer, "; ");
+      }
     }
   }
   return text;

@@ -26,6 +26,7 @@ Assignment TrainAssignment() {
   a.split = DataSplit::kTest;
   a.global_normalization = true;
   a.reason = "because";
+  a.statistics = "chief";
   a.wait = absl::Seconds(2);
   return a;
 }
@@ -58,6 +59,7 @@ void ExpectEqual(const Assignment& a, const Assignment& b) {
   EXPECT_EQ(a.split, b.split);
   EXPECT_EQ(a.global_normalization, b.global_normalization);
   EXPECT_EQ(a.reason, b.reason);
+  EXPECT_EQ(a.statistics, b.statistics);
   EXPECT_EQ(a.wait, b.wait);
 }
 
@@ -92,9 +94,9 @@ void ExpectRefused(const Proto& good,
 }
 
 TEST(ConvertTest, AssignmentComesBack) {
-  for (AssignmentKind kind :
-       {AssignmentKind::kTrain, AssignmentKind::kEvaluate,
-        AssignmentKind::kWait, AssignmentKind::kFinished}) {
+  for (AssignmentKind kind : {AssignmentKind::kTrain, AssignmentKind::kEvaluate,
+                              AssignmentKind::kWait, AssignmentKind::kFinished,
+                              AssignmentKind::kCollectMoments}) {
     Assignment sent = TrainAssignment();
     sent.kind = kind;
     const auto back = FromProto(Encoded<v1::Assignment>(sent));
@@ -374,6 +376,28 @@ TEST(ConvertTest, EvaluationSumsAreChecked) {
       good, {{"samples", [](auto& p) { p.set_samples(-1); }},
              {"loss_weight", [](auto& p) { p.set_loss_weight(kNan); }},
              {"correct", [](auto& p) { p.set_correct(3); }}});
+}
+
+TEST(ConvertTest, CollectedMomentsComeBackAndAreChecked) {
+  const std::vector<CallMoments> sent = {
+      {.layer = 0,
+       .call = 1,
+       .moments = {.count = 4, .first = {1}, .second = {2}}},
+      {.layer = 1,
+       .call = 0,
+       .moments = {.count = 4, .first = {3, 5}, .second = {4, 6}}}};
+  v1::CollectedMoments good;
+  ToProto(sent, &good);
+  const auto back = FromProto(good);
+  ASSERT_TRUE(back.ok()) << back.status();
+  ASSERT_EQ(back->size(), 2u);
+  EXPECT_EQ((*back)[0].call, 1);
+  EXPECT_EQ((*back)[1].layer, 1);
+  EXPECT_EQ((*back)[1].moments.second, (std::vector<double>{4, 6}));
+  ExpectRefused<v1::CollectedMoments>(
+      good,
+      {{"collected.calls", [](auto& p) { p.mutable_calls(1)->set_layer(0); }},
+       {"m2", [](auto& p) { p.mutable_calls(0)->set_m2(0, -1); }}});
 }
 
 TEST(ConvertTest, MomentsAreLittleEndianDoublesInTwoHalves) {

@@ -59,6 +59,16 @@ struct PulledVersion {
   std::vector<LayerStatistics> statistics;
 };
 
+// Which version, and what of it.
+struct PullWish {
+  // Absent: the newest.
+  std::optional<Version> version;
+  bool weights = false;
+  bool statistics = false;
+  // Which of the moving statistics, by name; empty: the first.
+  std::string statistics_kind;
+};
+
 // A push that was decided, and the weights that came with it: one rope a
 // partition, empty for frozen partitions and where the verdict carries none.
 struct PushResult {
@@ -98,14 +108,13 @@ class Client {
       absl::Span<const absl::Span<const float>> values,
       absl::Span<const LayerStatistics> statistics) = 0;
 
-  // Blocks until the server says what to do: kTrain, kEvaluate or kFinished;
+  // Blocks until the server says what to do: work, or kFinished;
   // kWait is waited out here and told to the observer.
   virtual absl::StatusOr<Assignment> NextAssignment() = 0;
 
-  // Reads one version (absent: the newest).
+  // Reads one version.
   // Errors: OutOfRange if the version is not held.
-  virtual absl::StatusOr<PulledVersion> Pull(std::optional<Version> version,
-                                             bool weights, bool statistics) = 0;
+  virtual absl::StatusOr<PulledVersion> Pull(const PullWish& wish) = 0;
 
   // Contributes to a rendezvous and blocks until it completes. Returns the
   // moments of all members.
@@ -126,6 +135,10 @@ class Client {
 
   // Ends an evaluation assignment.
   virtual absl::Status ReportEvaluation(const EvaluationSums& sums) = 0;
+
+  // Ends a collection of moments: all calls of the batch, ascending by (layer,
+  // call).
+  virtual absl::Status ReportMoments(absl::Span<const CallMoments> calls) = 0;
 
   // Leaves on purpose; the rank is vacant at once.
   virtual void Leave(const std::string& reason) = 0;

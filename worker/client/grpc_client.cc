@@ -148,12 +148,10 @@ absl::StatusOr<Assignment> GrpcClient::NextAssignment() {
   }
 }
 
-absl::StatusOr<PulledVersion> GrpcClient::Pull(std::optional<Version> version,
-                                               bool weights, bool statistics) {
+absl::StatusOr<PulledVersion> GrpcClient::Pull(const PullWish& wish) {
   COHORT_RETURN_IF_ERROR(Usable());
-  absl::StatusOr<PulledVersion> pulled = PullVersion(
-      MakeTarget(Patience()),
-      {.version = version, .weights = weights, .statistics = statistics});
+  absl::StatusOr<PulledVersion> pulled =
+      PullVersion(MakeTarget(Patience()), wish);
   if (absl::IsUnavailable(pulled.status())) {
     link_.Break(pulled.status());
   }
@@ -193,13 +191,27 @@ absl::StatusOr<PushResult> GrpcClient::ClosePush(const PushClosing& closing) {
 }
 
 absl::Status GrpcClient::ReportEvaluation(const EvaluationSums& sums) {
-  COHORT_RETURN_IF_ERROR(Usable());
-  if (!current_.has_value() || current_->kind != AssignmentKind::kEvaluate) {
-    return absl::FailedPreconditionError("there is no evaluation to report");
-  }
   v1::ReportRequest request;
-  ToProto(connection_->sender, request.mutable_sender());
   ToProto(sums, &request);
+  return Report(AssignmentKind::kEvaluate, request);
+}
+
+absl::Status GrpcClient::ReportMoments(absl::Span<const CallMoments> calls) {
+  v1::ReportRequest request;
+  ToProto(calls, request.mutable_collected());
+  return Report(AssignmentKind::kCollectMoments, request);
+}
+
+absl::Status GrpcClient::Report(AssignmentKind kind,
+                                v1::ReportRequest& request) {
+  COHORT_RETURN_IF_ERROR(Usable());
+  if (!current_.has_value() || current_->kind != kind) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "there is no ",
+        kind == AssignmentKind::kEvaluate ? "evaluation" : "collection",
+        " to report"));
+  }
+  ToProto(connection_->sender, request.mutable_sender());
   request.set_sequence(current_->sequence.value());
   absl::StatusOr<v1::ReportReply> reply =
       CallReport(*membership_stub_, link_, request, Patience());

@@ -37,8 +37,7 @@ class GrpcClient final : public Client {
       absl::Span<const absl::Span<const float>> values,
       absl::Span<const LayerStatistics> statistics) override;
   absl::StatusOr<Assignment> NextAssignment() override;
-  absl::StatusOr<PulledVersion> Pull(std::optional<Version> version,
-                                     bool weights, bool statistics) override;
+  absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override;
   absl::StatusOr<Moments> Reduce(const ReduceKey& key,
                                  const Moments& local) override;
   absl::Status OpenPush(const PushOpening& opening) override;
@@ -46,6 +45,7 @@ class GrpcClient final : public Client {
                             absl::Span<const int32_t> absent_slices) override;
   absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override;
   absl::Status ReportEvaluation(const EvaluationSums& sums) override;
+  absl::Status ReportMoments(absl::Span<const CallMoments> calls) override;
   void Leave(const std::string& reason) override;
   void RequestStop() override;
   void SetObserver(std::function<void(const std::string&)> observer) override;
@@ -74,6 +74,8 @@ class GrpcClient final : public Client {
   // server_timeout.
   absl::Status Connect();
   absl::Status TryConnect(Instant deadline);
+  // Ends the current assignment, which must be of `kind`.
+  absl::Status Report(AssignmentKind kind, v1::ReportRequest& request);
   absl::Status RegisterAgain(Instant deadline);
   void Disconnect();
   v1::Join MakeJoin() const;

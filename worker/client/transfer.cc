@@ -177,6 +177,7 @@ absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
   if (wish.version.has_value()) request.set_version(wish.version->value());
   request.set_weights(wish.weights);
   request.set_statistics(wish.statistics);
+  request.set_statistics_kind(wish.statistics_kind);
   COHORT_RETURN_IF_ERROR(call.Send(EncodeFrame(request, ByteRope())));
   call.FinishWrites();
 

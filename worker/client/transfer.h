@@ -25,14 +25,6 @@ struct RegistrationOffer {
 absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
                                            const RegistrationOffer& offer);
 
-// Which version, and what of it.
-struct PullWish {
-  // Absent: the newest.
-  std::optional<Version> version;
-  bool weights = false;
-  bool statistics = false;
-};
-
 // Parameters.Pull. The weights stay where they arrived.
 absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
                                           const PullWish& wish);

@@ -57,6 +57,8 @@ struct Trainer::State {
   double loss_reference = 1;
   // Of the weights in the model; absent: not a version of the server's.
   std::optional<Version> version;
+  // That version was read because an assignment named it: it may be long past.
+  bool pinned = false;
   std::optional<int64_t> order_epoch;
   std::vector<int64_t> order;
 };
@@ -119,8 +121,14 @@ absl::Status Trainer::Loop() {
 absl::Status Trainer::Execute(const Assignment& assignment) {
   // LibTorch and the standard library throw; nothing of theirs goes further.
   try {
-    return assignment.kind == AssignmentKind::kEvaluate ? Evaluate(assignment)
-                                                        : Train(assignment);
+    switch (assignment.kind) {
+      case AssignmentKind::kEvaluate:
+        return Evaluate(assignment);
+      case AssignmentKind::kCollectMoments:
+        return CollectMoments(assignment);
+      default:
+        return Train(assignment);
+    }
   } catch (const StepInterrupted& interrupted) {
     return interrupted.status();
   } catch (const std::exception& e) {
@@ -131,23 +139,22 @@ absl::Status Trainer::Execute(const Assignment& assignment) {
 }
 
 absl::Status Trainer::ReadWeights(const Assignment& assignment) {
-  // Only a synchronous step, or an evaluation, needs one exact version.
-  const bool exact = assignment.kind == AssignmentKind::kEvaluate ||
-                     !assignment.members.empty();
-  // Elsewhere nothing older than what was there when the assignment was made.
+  // All but an asynchronous step needs one exact version; that takes what it
+  // was sent, but nothing older than was there when it was handed out.
+  const bool exact =
+      assignment.kind != AssignmentKind::kTrain || !assignment.members.empty();
   if (state_->version.has_value() &&
       (exact ? *state_->version == assignment.version
              : *state_->version >= assignment.version)) {
     return absl::OkStatus();
   }
-  std::optional<Version> wanted;
-  if (exact) wanted = assignment.version;
-  COHORT_ASSIGN_OR_RETURN(
-      const PulledVersion pulled,
-      client_.Pull(wanted, /*weights=*/true, /*statistics=*/false));
+  PullWish wish{.weights = true};
+  if (exact) wish.version = assignment.version;
+  COHORT_ASSIGN_OR_RETURN(const PulledVersion pulled, client_.Pull(wish));
   state_->version.reset();
   COHORT_RETURN_IF_ERROR(state_->weights.Load(pulled.weights));
   state_->version = pulled.version;
+  state_->pinned = exact;
   return absl::OkStatus();
 }
 
@@ -260,14 +267,37 @@ absl::Status Trainer::TakeResult(const PushResult& result) {
   if (!applied || result.weights.empty()) return absl::OkStatus();
   COHORT_RETURN_IF_ERROR(state_->weights.Load(result.weights));
   state_->version = verdict.version;
+  state_->pinned = false;
   return absl::OkStatus();
+}
+
+// As a training step up to the gradients. Seeded by the batch and not by the
+// rank, so that whoever computes it draws the same.
+absl::Status Trainer::CollectMoments(const Assignment& assignment) {
+  COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
+  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
+                          IndicesOf(assignment));
+  const Batch batch = ReadBatch(dataset_, DataSplit::kTrain, indices);
+  state_->model->train();
+  torch::manual_seed(MixSeed(state_->seed,
+                             static_cast<uint64_t>(assignment.version.value()),
+                             static_cast<uint64_t>(assignment.range.begin)));
+  StepContext context{.backend = options_.backend};
+  {
+    const torch::NoGradGuard no_grad;
+    const BatchNormScope scope(state_->binding, &context);
+    state_->model->forward(batch.images);
+  }
+  return client_.ReportMoments(context.moments);
 }
 
 absl::Status Trainer::Evaluate(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
-  COHORT_ASSIGN_OR_RETURN(const PulledVersion pulled,
-                          client_.Pull(assignment.version, /*weights=*/false,
-                                       /*statistics=*/true));
+  COHORT_ASSIGN_OR_RETURN(
+      const PulledVersion pulled,
+      client_.Pull({.version = assignment.version,
+                    .statistics = true,
+                    .statistics_kind = assignment.statistics}));
   COHORT_RETURN_IF_ERROR(state_->binding.LoadStatistics(pulled.statistics));
   COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
                           IndicesOf(assignment));

@@ -65,6 +65,7 @@ class Trainer {
   absl::Status TrainPart(absl::Span<const int64_t> indices, bool first,
                          int64_t samples, PushClosing& sums);
   absl::Status Evaluate(const Assignment& assignment);
+  absl::Status CollectMoments(const Assignment& assignment);
   absl::Status ReadWeights(const Assignment& assignment);
   absl::Status TakeResult(const PushResult& result);
   // Errors: Internal, a range beyond the data set.

@@ -1,0 +1,323 @@
+// Evaluation, and collecting precise statistics, of the coordinator.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "server/core/coordinator.h"
+#include "server/core/moments_checks.h"
+
+namespace cohort {
+namespace {
+
+// The samples that moments are collected over. Always the same, so that two
+// versions of the weights are described by the same data.
+constexpr int64_t kCollectionEpoch = 0;
+
+SharedSnapshot WithSets(const ModelSnapshot& base, StatisticsSets sets) {
+  auto next = std::make_shared<ModelSnapshot>(base);
+  next->statistics = std::make_shared<const StatisticsSets>(std::move(sets));
+  return next;
+}
+
+// The sets with those of kAfter, if there are any, replaced.
+StatisticsSets Replaced(const StatisticsSets& held, const StatisticsSet& by) {
+  StatisticsSets sets = held;
+  for (StatisticsSet& set : sets) {
+    if (set.kind == by.kind) set = by;
+  }
+  return sets;
+}
+
+}  // namespace
+
+bool Coordinator::TracksStatistics() const {
+  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
+  return std::any_of(layers.begin(), layers.end(),
+                     [](const auto& layer) { return layer.track_statistics; });
+}
+
+std::string Coordinator::AdoptStatistics() {
+  const StatisticsSets& held = *current_->statistics;
+  const std::vector<StatisticsKind> anew = NotHeld(held, policy_.statistics);
+  std::string text;
+  if (!anew.empty()) {
+    text = absl::StrCat("; the statistics ", StatisticsNames(anew),
+                        " start from those of ",
+                        StatisticsName(held.front().kind));
+  }
+  statistics_ = KeptStatistics(policy_, model_->layout.batch_norms);
+  current_ = WithSets(*current_, CarryOver(held, policy_.statistics));
+  return text;
+}
+
+bool Coordinator::EndsWithCollection() const {
+  const std::vector<StatisticsKind>& kinds = policy_.statistics;
+  if (!TracksStatistics()) return false;
+  // A drained run ends soon: it collects only what it exports.
+  if (draining_) return kinds.front() == StatisticsKind::kAfter;
+  return std::find(kinds.begin(), kinds.end(), StatisticsKind::kAfter) !=
+         kinds.end();
+}
+
+void Coordinator::StartEvaluation(const SharedSnapshot& snapshot,
+                                  EvaluationBook::Plan plan) {
+  plan.test_samples = model_->plan.test_samples;
+  // After a restart nobody is back yet.
+  plan.shards = started_ ? std::max(ranks_.live(), 1) : options_.workers;
+  evaluations_.Start(snapshot, plan);
+}
+
+void Coordinator::EvaluateEpoch(int64_t epochs) {
+  // ConcludeStatistics evaluates the last version, with all kinds.
+  if (TrainingDone() && EndsWithCollection()) return;
+  EvaluateAllKinds(epochs);
+}
+
+void Coordinator::EvaluateAllKinds(int64_t epochs) {
+  const StatisticsSets& sets = *current_->statistics;
+  EvaluationBook::Plan plan{.epochs = epochs};
+  for (const StatisticsSet& set : sets) {
+    if (set.Describes(current_->version)) plan.kinds.push_back(set.kind);
+  }
+  // Without moving statistics all kinds are the same.
+  if (!TracksStatistics()) plan.kinds = {sets.front().kind};
+  StartEvaluation(current_, std::move(plan));
+}
+
+bool Coordinator::ConcludeStatistics(Effects& out) {
+  if (concluded_ || !EndsWithCollection()) return true;
+  if (collection_.has_value()) return false;
+  const StatisticsSet* set =
+      FindSet(*current_->statistics, StatisticsKind::kAfter);
+  const bool collected =
+      set->Describes(current_->version) || uncollectable_ == current_->version;
+  if (!collected) {
+    StartCollection(out);
+    return false;
+  }
+  concluded_ = true;
+  EvaluateAllKinds(cursor_.epoch());
+  return true;
+}
+
+void Coordinator::StartCollection(Effects& out) {
+  std::vector<int64_t> batch_sizes;
+  for (const Worker& worker : ranks_.all()) {
+    if (worker.batch_size > 0) batch_sizes.push_back(worker.batch_size);
+  }
+  std::vector<IndexRange> batches =
+      CollectionBatches({.train_samples = model_->plan.train_samples,
+                         .batch_sizes = std::move(batch_sizes),
+                         .global_normalization = global(),
+                         .batches_max = policy_.precise_batches});
+  out.push_back(effect::Log{
+      .text = absl::StrCat("collecting batch-norm moments of ", batches.size(),
+                           " batches, ", batches.front().size(),
+                           " samples each, at version ",
+                           current_->version.value())});
+  collection_.emplace(next_collection_++, current_, std::move(batches),
+                      model_->layout.batch_norms.size());
+}
+
+void Coordinator::FinishCollection(Effects& out) {
+  const MomentsCollection collection = *std::move(collection_);
+  collection_.reset();
+  const Version version = collection.snapshot()->version;
+  const StatisticsSet* held =
+      FindSet(*current_->statistics, StatisticsKind::kAfter);
+  if (held == nullptr) {
+    out.push_back(effect::Log{
+        .text = absl::StrCat("the moments of version ", version.value(),
+                             " are dropped: the policy keeps no statistics "
+                             "'after' any more")});
+    return;
+  }
+  if (collection.nonfinite().has_value()) {
+    const MomentsCollection::Nonfinite& where = *collection.nonfinite();
+    uncollectable_ = version;
+    out.push_back(effect::Log{
+        .severity = Severity::kWarning,
+        .text = absl::StrCat(
+            "the statistics 'after' stay as they were: rank ",
+            where.rank.value(), ": moments of ",
+            model_->layout.batch_norms[static_cast<size_t>(where.layer)].name,
+            " are not finite in batch ", where.batch, " at version ",
+            version.value())});
+    return;
+  }
+  StatisticsSet set = *held;
+  set.collected = version;
+  collection.Write(model_->layout.batch_norms, set.layers);
+  current_ = WithSets(*current_, Replaced(*current_->statistics, set));
+  out.push_back(effect::Log{
+      .text = absl::StrCat("statistics 'after' are those of version ",
+                           version.value(), " over ", collection.batches(),
+                           " batches")});
+  // ConcludeStatistics evaluates what is left at the end of the run.
+  if (TrainingDone()) return;
+  StartEvaluation(
+      WithSets(*collection.snapshot(),
+               Replaced(*collection.snapshot()->statistics, set)),
+      {.epochs = cursor_.epoch(), .on_request = true, .kinds = {set.kind}});
+}
+
+absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
+    const std::string& run_id, Instant now, Effects& out) {
+  if (!run_id.empty() && run_id != options_.run_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("got run ", run_id, ", want ", options_.run_id,
+                     ": this server holds another run"));
+  }
+  if (!started_ || ended_) {
+    return absl::FailedPreconditionError(
+        ended_ ? absl::StrCat("the run is over: ", end_reason_)
+               : "training has not started: there is nobody to compute");
+  }
+  if (FindSet(*current_->statistics, StatisticsKind::kAfter) == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--bn_statistics: got ", StatisticsNames(policy_.statistics),
+        ", want after among them to collect it"));
+  }
+  if (!TracksStatistics()) {
+    return absl::FailedPreconditionError(
+        "the model has no batch-norm layer with moving statistics");
+  }
+  if (!collection_.has_value()) {
+    if (TrainingDone()) {
+      return absl::FailedPreconditionError(
+          "training is done: the run collects by itself and ends");
+    }
+    StartCollection(out);
+  }
+  const CollectionAnswer answer{
+      .version = collection_->snapshot()->version,
+      .batches = collection_->batches(),
+  };
+  NotifyWaiting(now, out);
+  return answer;
+}
+
+std::optional<Assignment> Coordinator::NextShard(Worker& worker) {
+  Assignment next{.sequence = worker.next_sequence,
+                  .policy_epoch = policy_epoch_};
+  worker.shard = evaluations_.Take();
+  if (worker.shard.has_value()) {
+    next.kind = AssignmentKind::kEvaluate;
+    next.version = worker.shard->version;
+    next.range = worker.shard->range;
+    next.split = DataSplit::kTest;
+    next.statistics = std::string(StatisticsName(worker.shard->statistics));
+  } else {
+    if (collection_.has_value() && !HoldsUpIssuedStep(worker.rank)) {
+      worker.batch = collection_->Take();
+    }
+    if (!worker.batch.has_value()) return std::nullopt;
+    next.kind = AssignmentKind::kCollectMoments;
+    next.version = collection_->snapshot()->version;
+    next.data_epoch = kCollectionEpoch;
+    next.range = worker.batch->range;
+  }
+  worker.next_sequence = worker.next_sequence.Next();
+  return next;
+}
+
+bool Coordinator::HoldsUpIssuedStep(Rank rank) const {
+  return IsMember(rank) && !round_->issued.empty() &&
+         !round_->issued.contains(rank);
+}
+
+void Coordinator::ReturnShard(Worker& worker) {
+  if (worker.shard.has_value()) evaluations_.Return(*worker.shard);
+  if (worker.batch.has_value() && collection_.has_value()) {
+    collection_->Return(*worker.batch);
+  }
+  worker.shard.reset();
+  worker.batch.reset();
+  worker.outstanding.reset();
+}
+
+absl::StatusOr<bool> Coordinator::ReportsOutstanding(const Worker& worker,
+                                                     AssignmentKind kind,
+                                                     Sequence sequence) const {
+  const std::optional<Assignment>& given = worker.outstanding;
+  if (given.has_value() && given->sequence == sequence && given->kind == kind) {
+    return true;
+  }
+  const bool other = given.has_value() && given->sequence == sequence;
+  if (!other && sequence < worker.next_sequence) return false;
+  return absl::FailedPreconditionError(
+      absl::StrCat("no ", other ? "such report belongs to " : "", "assignment ",
+                   sequence.value(), other ? " of" : " was given to", " rank ",
+                   worker.rank.value()));
+}
+
+absl::StatusOr<Assignment> Coordinator::ReportEvaluation(
+    const Sender& sender, Sequence sequence, const EvaluationSums& sums,
+    Instant now, Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
+  if (sums.samples < 0 || sums.correct < 0 || sums.labels < sums.correct) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "evaluation: got ", sums.samples, " samples, ", sums.correct, " of ",
+        sums.labels, " labels correct, want counts of 0 or more"));
+  }
+  COHORT_ASSIGN_OR_RETURN(
+      const bool current,
+      ReportsOutstanding(*worker, AssignmentKind::kEvaluate, sequence));
+  if (current) {
+    const EvaluationBook::Shard shard = *worker->shard;
+    worker->outstanding.reset();
+    worker->shard.reset();
+    std::optional<EvaluationRecord> record = evaluations_.Finish(shard, sums);
+    if (record.has_value()) {
+      if (!record->on_request) last_evaluation_ = record;
+      out.push_back(effect::Evaluated{.record = *record});
+    }
+    Advance(now, out);
+  }
+  return NextFor(*worker, now);
+}
+
+absl::Status Coordinator::CheckCollected(
+    const std::vector<CallMoments>& calls) const {
+  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const CallMoments& call = calls[i];
+    COHORT_RETURN_IF_ERROR(CheckCallMoments(call, layers));
+    COHORT_RETURN_IF_ERROR(
+        CheckSpread(layers[static_cast<size_t>(call.layer)], call.moments));
+    const bool ascends =
+        i == 0 || calls[i - 1].layer < call.layer ||
+        (calls[i - 1].layer == call.layer && calls[i - 1].call < call.call);
+    if (ascends) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "collected moments of ", layers[static_cast<size_t>(call.layer)].name,
+        " call ", call.call, " are out of order"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Assignment> Coordinator::ReportMoments(
+    const Sender& sender, Sequence sequence, std::vector<CallMoments> calls,
+    Instant now, Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
+  COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
+  COHORT_RETURN_IF_ERROR(CheckCollected(calls));
+  COHORT_ASSIGN_OR_RETURN(
+      const bool current,
+      ReportsOutstanding(*worker, AssignmentKind::kCollectMoments, sequence));
+  if (current) {
+    const MomentsCollection::Shard batch = *worker->batch;
+    worker->outstanding.reset();
+    worker->batch.reset();
+    if (collection_.has_value()) {
+      collection_->Finish(batch, worker->rank, std::move(calls));
+      if (collection_->complete()) FinishCollection(out);
+    }
+    Advance(now, out);
+  }
+  return NextFor(*worker, now);
+}
+
+}  // namespace cohort

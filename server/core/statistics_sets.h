@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/ids.h"
+#include "common/model_layout.h"
+#include "server/core/moving_statistics.h"
+#include "server/core/options.h"
+
+namespace cohort {
+
+// The moving statistics of all layers, of one kind.
+struct StatisticsSet {
+  StatisticsKind kind = StatisticsKind::kSync;
+  // One entry a batch-norm layer.
+  std::vector<LayerStatistics> layers;
+  // kAfter: the version whose activations they describe; absent: nothing was
+  // collected yet. Absent for all other kinds, which follow every commit.
+  std::optional<Version> collected;
+
+  // True if they are meant for the weights of `version`, which is one that
+  // they were kept beside.
+  bool Describes(Version version) const {
+    return kind != StatisticsKind::kAfter || collected == version;
+  }
+
+  friend bool operator==(const StatisticsSet&, const StatisticsSet&) = default;
+};
+
+// What a run keeps side by side; the first is exported.
+using StatisticsSets = std::vector<StatisticsSet>;
+
+// Null if `kind` is not among them.
+const StatisticsSet* FindSet(const StatisticsSets& sets, StatisticsKind kind);
+
+// One set a kind, all starting from `layers`.
+StatisticsSets StartSets(const std::vector<StatisticsKind>& kinds,
+                         const std::vector<LayerStatistics>& layers);
+
+// The sets of `kinds`, in this order: those of `held` as they are; a kind that
+// is not held starts from the first held set, for that is what the run was
+// evaluated and exported with. `held` is not empty.
+StatisticsSets CarryOver(const StatisticsSets& held,
+                         const std::vector<StatisticsKind>& kinds);
+
+// Those of `kinds` that are not held: what CarryOver starts anew.
+std::vector<StatisticsKind> NotHeld(const StatisticsSets& held,
+                                    const std::vector<StatisticsKind>& kinds);
+
+// Updates all sets of a run with the same moments. The sets passed in must be
+// those of the policy's kinds, in its order.
+class KeptStatistics {
+ public:
+  KeptStatistics() = default;
+  // `policy` must be resolved.
+  KeptStatistics(const PolicyOptions& policy,
+                 const std::vector<BatchNormSpec>& layers);
+
+  // As MovingStatistics does, set by set.
+  void ApplyStep(const std::vector<RankMoments>& ranks,
+                 int64_t samples_reference, StatisticsSets& sets) const;
+  void ApplyPush(const RankMoments& push, Rank chief, int64_t samples_reference,
+                 StatisticsSets& sets) const;
+
+ private:
+  std::vector<MovingStatistics> kinds_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,486 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr auto kSync = StatisticsKind::kSync;
+constexpr auto kAsync = StatisticsKind::kAsync;
+constexpr auto kChief = StatisticsKind::kChief;
+constexpr auto kAfter = StatisticsKind::kAfter;
+
+FakeSetup SetupWith(const std::vector<StatisticsKind>& kinds) {
+  FakeSetup setup = SmallSetup();
+  setup.options.policy.statistics = kinds;
+  return setup;
+}
+
+const LayerStatistics& Of(const SharedSnapshot& snapshot, StatisticsKind kind) {
+  return FindSet(*snapshot->statistics, kind)->layers.front();
+}
+
+// The moments of one batch: {begin, end - 1}, so that all ranges differ.
+std::vector<CallMoments> BatchMoments(const Assignment& assignment) {
+  const auto a = static_cast<double>(assignment.range.begin);
+  const auto b = static_cast<double>(assignment.range.end - 1);
+  return {{.layer = 0,
+           .call = 0,
+           .moments = {.count = 2,
+                       .first = {(a + b) / 2},
+                       .second = {(a - b) * (a - b) / 2}}}};
+}
+
+// Both ranks push a whole epoch, two steps.
+void TrainEpoch(FakeCohort& cohort) {
+  for (int step = 0; step < 2; ++step) {
+    cohort.Push(kRank0, {.w = {1, 1}});
+    cohort.Push(kRank1, {.w = {1, 1}});
+  }
+}
+
+// Reports whatever `rank` was told to collect or evaluate.
+void Work(FakeCohort& cohort, Rank rank) {
+  while (cohort.told(rank).kind == AssignmentKind::kCollectMoments) {
+    const absl::Status status =
+        cohort.ReportMoments(rank, BatchMoments(cohort.told(rank))).status();
+    ASSERT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(CoordinatorStatisticsTest, KindsAreKeptSideBySide) {
+  FakeCohort cohort(SetupWith({kChief, kSync}));
+  cohort.Start();
+  // {1, 2, 3} and {4, 8}; together mean 3.6, M2 29.2.
+  cohort.Push(kRank0, {.moments = {.count = 3, .first = {2}, .second = {2}}});
+  cohort.Push(kRank1, {.moments = {.count = 2, .first = {6}, .second = {8}}});
+  const SharedSnapshot snapshot = cohort.snapshot();
+  ASSERT_EQ(snapshot->statistics->size(), 2);
+  EXPECT_EQ(snapshot->statistics->front().kind, kChief);
+  EXPECT_DOUBLE_EQ(Of(snapshot, kChief).mean[0], 0.2);
+  EXPECT_DOUBLE_EQ(Of(snapshot, kSync).mean[0], 0.36);
+}
+
+// One worker, each push a whole nominal step, never stale.
+TEST(CoordinatorStatisticsTest, OneAsynchronousWorkerIsLocalBatchNormToTheBit) {
+  std::vector<LayerStatistics> ends;
+  for (auto aggregation : {AggregationKind::kSync, AggregationKind::kAsync}) {
+    FakeSetup setup = SmallSetup();
+    setup.options.workers = 1;
+    setup.options.epochs = 5;
+    setup.batch_sizes = {4};
+    setup.options.policy = {.aggregation = aggregation,
+                            .normalization = NormalizationKind::kLocal,
+                            .statistics = {}};
+    FakeCohort cohort(setup);
+    cohort.Start();
+    for (int step = 0; step < 10; ++step) {
+      cohort.EvaluateAll();
+      cohort.Push(kRank0, {.moments = {.count = 3,
+                                       .first = {0.7 * step + 0.1},
+                                       .second = {1.3 + step / 3.0}}});
+    }
+    ASSERT_EQ(cohort.snapshot()->version, Version(10));
+    const StatisticsSet& set = cohort.snapshot()->statistics->front();
+    EXPECT_EQ(set.kind, aggregation == AggregationKind::kSync ? kSync : kAsync);
+    ends.push_back(set.layers.front());
+  }
+  EXPECT_EQ(ends[0], ends[1]);
+}
+
+TEST(CoordinatorStatisticsTest, EachKindIsEvaluated) {
+  FakeCohort cohort(SetupWith({kSync, kChief}));
+  cohort.Start();
+  TrainEpoch(cohort);
+  EXPECT_EQ(cohort.told(kRank0).statistics, "sync");
+  EXPECT_EQ(cohort.told(kRank1).statistics, "sync");
+  ASSERT_TRUE(cohort.Report(kRank0).ok());
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
+  EXPECT_EQ(cohort.told(kRank0).statistics, "chief");
+  EXPECT_EQ(cohort.told(kRank0).version, Version(2));
+  cohort.EvaluateAll();
+  const auto evaluated = cohort.All<effect::Evaluated>();
+  ASSERT_EQ(evaluated.size(), 1);
+  ASSERT_EQ(evaluated[0].record.results.size(), 2);
+  EXPECT_EQ(evaluated[0].record.results[0].statistics, kSync);
+  EXPECT_EQ(evaluated[0].record.results[1].statistics, kChief);
+  EXPECT_EQ(evaluated[0].record.results[1].sums.samples, 4);
+  EXPECT_TRUE(cohort.core().ended());
+}
+
+// The batches are each rank's own, {0 1 2} {3} {4 5 6} {7}, of which
+// BatchMoments makes {0 2} {3 3} {4 6} {7 7}: mean 4, M2 44.
+TEST(CoordinatorStatisticsTest, AfterIsCollectedAtTheEndThenAllAreEvaluated) {
+  FakeCohort cohort(SetupWith({kSync, kAfter}));
+  cohort.Start();
+  TrainEpoch(cohort);
+  const SharedSnapshot trained = cohort.snapshot();
+  EXPECT_EQ(Of(trained, kAfter), (LayerStatistics{{0}, {1}, 0}));
+  for (Rank rank : {kRank0, kRank1}) {
+    EXPECT_EQ(cohort.told(rank).kind, AssignmentKind::kCollectMoments);
+    EXPECT_EQ(cohort.told(rank).version, Version(2));
+    EXPECT_EQ(cohort.told(rank).split, DataSplit::kTrain);
+    EXPECT_EQ(cohort.told(rank).data_epoch, 0);
+    EXPECT_FALSE(cohort.told(rank).global_normalization);
+  }
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 3}));
+  EXPECT_EQ(cohort.told(kRank1).range, (IndexRange{3, 4}));
+  EXPECT_TRUE(cohort.All<effect::Evaluated>().empty());
+  Work(cohort, kRank0);
+  Work(cohort, kRank1);
+  cohort.EvaluateAll();
+
+  ASSERT_TRUE(cohort.core().ended());
+  const SharedSnapshot end = cohort.snapshot();
+  EXPECT_EQ(end->version, trained->version);
+  EXPECT_EQ(end->checksums, trained->checksums);
+  EXPECT_EQ(Of(end, kSync), Of(trained, kSync));
+  EXPECT_DOUBLE_EQ(Of(end, kAfter).mean[0], 4);
+  EXPECT_DOUBLE_EQ(Of(end, kAfter).variance[0], 44 / 7.0);
+  EXPECT_EQ(Of(end, kAfter).num_batches_tracked, 4);
+  const auto evaluated = cohort.All<effect::Evaluated>();
+  ASSERT_EQ(evaluated.size(), 1);
+  EXPECT_EQ(evaluated[0].record.version, Version(2));
+  EXPECT_EQ(evaluated[0].record.epochs, 1);
+  ASSERT_EQ(evaluated[0].record.results.size(), 2);
+  EXPECT_EQ(evaluated[0].record.results[1].statistics, kAfter);
+  EXPECT_EQ(cohort.All<effect::RunEnded>().front().snapshot, end);
+}
+
+TEST(CoordinatorStatisticsTest, ABatchIsAWholeStepUnderGlobalNormalization) {
+  FakeSetup setup = GlobalSetup();
+  setup.options.policy.statistics = {kAfter};
+  FakeCohort cohort(setup);
+  cohort.Start();
+  for (int64_t step = 0; step < 2; ++step) {
+    for (Rank rank : {kRank0, kRank1}) {
+      ASSERT_TRUE(cohort
+                      .Reduce(rank, {.step = Version(step)},
+                              {.count = 2, .first = {1}, .second = {2}})
+                      .ok());
+    }
+    cohort.Push(kRank0, {});
+    cohort.Push(kRank1, {});
+  }
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kCollectMoments);
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 4}));
+  EXPECT_EQ(cohort.told(kRank1).range, (IndexRange{4, 8}));
+  EXPECT_FALSE(cohort.told(kRank0).global_normalization);
+}
+
+TEST(CoordinatorStatisticsTest, WhoComputesWhatLeavesNoTrace) {
+  std::vector<LayerStatistics> ends;
+  for (int who = 0; who < 3; ++who) {
+    FakeCohort cohort(SetupWith({kAfter}));
+    cohort.Start();
+    TrainEpoch(cohort);
+    if (who == 0) Work(cohort, kRank0);
+    if (who == 2) {
+      // Alternating, the later batches first.
+      for (int i = 0; i < 3; ++i) {
+        const Rank rank = i % 2 == 0 ? kRank1 : kRank0;
+        const auto& told = cohort.told(rank);
+        ASSERT_TRUE(cohort.ReportMoments(rank, BatchMoments(told)).ok());
+      }
+    }
+    Work(cohort, kRank1);
+    Work(cohort, kRank0);
+    ends.push_back(Of(cohort.snapshot(), kAfter));
+  }
+  EXPECT_EQ(ends[0], ends[1]);
+  EXPECT_EQ(ends[0], ends[2]);
+}
+
+TEST(CoordinatorStatisticsTest, ALostRanksBatchIsTakenByAnother) {
+  FakeSetup setup = SetupWith({kAfter});
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  TrainEpoch(cohort);
+  ASSERT_EQ(cohort.told(kRank1).range, (IndexRange{3, 4}));
+  cohort.Leave(kRank1);
+  Work(cohort, kRank0);
+  cohort.EvaluateAll();
+  EXPECT_TRUE(cohort.core().ended());
+  EXPECT_DOUBLE_EQ(Of(cohort.snapshot(), kAfter).mean[0], 4);
+}
+
+TEST(CoordinatorStatisticsTest, AReplacementGetsTheLostRanksBatch) {
+  FakeCohort cohort(SetupWith({kAfter}));
+  cohort.Start();
+  TrainEpoch(cohort);
+  cohort.Leave(kRank1);
+  ASSERT_TRUE(
+      cohort.ReportMoments(kRank0, BatchMoments(cohort.told(kRank0))).ok());
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{3, 4}));
+  cohort.StartOne(kRank1);
+  EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kCollectMoments);
+  Work(cohort, kRank1);
+  Work(cohort, kRank0);
+  cohort.EvaluateAll();
+  EXPECT_TRUE(cohort.core().ended());
+}
+
+TEST(CoordinatorStatisticsTest, ARepeatedReportIsCountedOnce) {
+  FakeCohort cohort(SetupWith({kAfter}));
+  cohort.Start();
+  TrainEpoch(cohort);
+  const Assignment first = cohort.told(kRank0);
+  ASSERT_TRUE(cohort.ReportMoments(kRank0, BatchMoments(first)).ok());
+  const Assignment second = cohort.told(kRank0);
+  Effects out;
+  const absl::StatusOr<Assignment> again = cohort.core().ReportMoments(
+      cohort.sender(kRank0), first.sequence, BatchMoments(second),
+      absl::Seconds(100), out);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->sequence, second.sequence);
+  Work(cohort, kRank0);
+  Work(cohort, kRank1);
+  EXPECT_DOUBLE_EQ(Of(cohort.snapshot(), kAfter).mean[0], 4);
+}
+
+TEST(CoordinatorStatisticsTest, RefusesMomentsThatDoNotFit) {
+  FakeCohort cohort(SetupWith({kAfter}));
+  cohort.Start();
+  TrainEpoch(cohort);
+  std::vector<CallMoments> calls = BatchMoments(cohort.told(kRank0));
+  calls[0].layer = 1;
+  EXPECT_THAT(cohort.ReportMoments(kRank0, calls).status().message(),
+              HasSubstr("got layer 1, want below 1"));
+  calls[0].layer = 0;
+  calls[0].moments.second = {-1};
+  EXPECT_THAT(cohort.ReportMoments(kRank0, calls).status().message(),
+              HasSubstr("negative M2"));
+  calls = BatchMoments(cohort.told(kRank0));
+  calls.push_back(calls[0]);
+  EXPECT_THAT(cohort.ReportMoments(kRank0, calls).status().message(),
+              HasSubstr("bn call 0 are out of order"));
+  EXPECT_THAT(cohort.Report(kRank0).status().message(),
+              HasSubstr("no such report belongs to assignment"));
+}
+
+// Nothing describes the weights of an epoch's end but what is collected.
+TEST(CoordinatorStatisticsTest, AfterAloneIsEvaluatedAtTheEndOnly) {
+  FakeSetup setup = SetupWith({kAfter});
+  setup.options.epochs = 2;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  TrainEpoch(cohort);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kTrain);
+  TrainEpoch(cohort);
+  Work(cohort, kRank0);
+  Work(cohort, kRank1);
+  cohort.EvaluateAll();
+  const auto evaluated = cohort.All<effect::Evaluated>();
+  ASSERT_EQ(evaluated.size(), 1);
+  EXPECT_EQ(evaluated[0].record.epochs, 2);
+  EXPECT_TRUE(cohort.core().ended());
+}
+
+TEST(CoordinatorStatisticsTest, EpochsAreEvaluatedWithTheOtherKinds) {
+  FakeSetup setup = SetupWith({kAfter, kChief});
+  setup.options.epochs = 2;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  TrainEpoch(cohort);
+  EXPECT_EQ(cohort.told(kRank0).statistics, "chief");
+  cohort.EvaluateAll();
+  const auto evaluated = cohort.All<effect::Evaluated>();
+  ASSERT_EQ(evaluated.size(), 1);
+  ASSERT_EQ(evaluated[0].record.results.size(), 1);
+  EXPECT_EQ(evaluated[0].record.results[0].statistics, kChief);
+}
+
+TEST(CoordinatorStatisticsTest, ADrainedRunCollectsOnlyWhatItExports) {
+  for (bool first : {true, false}) {
+    FakeSetup setup = SetupWith(first ? std::vector{kAfter, kSync}
+                                      : std::vector{kSync, kAfter});
+    setup.options.epochs = 2;
+    FakeCohort cohort(setup);
+    cohort.Start();
+    cohort.Drain("enough");
+    cohort.Push(kRank0, {});
+    cohort.Push(kRank1, {});
+    EXPECT_EQ(cohort.core().ended(), !first);
+    if (!first) continue;
+    Work(cohort, kRank0);
+    Work(cohort, kRank1);
+    cohort.EvaluateAll();
+    EXPECT_TRUE(cohort.core().ended());
+    EXPECT_EQ(cohort.All<effect::RunEnded>()[0].outcome, RunOutcome::kDrained);
+    EXPECT_DOUBLE_EQ(Of(cohort.snapshot(), kAfter).mean[0], 4);
+  }
+}
+
+TEST(CoordinatorStatisticsTest, WhatIsNotFiniteIsNamedAndLeavesAfterAsItWas) {
+  FakeCohort cohort(SetupWith({kAfter, kSync}));
+  cohort.Start();
+  TrainEpoch(cohort);
+  std::vector<CallMoments> calls = BatchMoments(cohort.told(kRank1));
+  calls[0].moments.first[0] = std::numeric_limits<double>::infinity();
+  ASSERT_TRUE(cohort.ReportMoments(kRank1, calls).ok());
+  Work(cohort, kRank0);
+  Work(cohort, kRank1);
+  EXPECT_THAT(cohort.log(),
+              HasSubstr("the statistics 'after' stay as they were: rank 1: "
+                        "moments of bn are not finite in batch 1 at version "
+                        "2"));
+  cohort.EvaluateAll();
+  EXPECT_TRUE(cohort.core().ended());
+  EXPECT_EQ(Of(cohort.snapshot(), kAfter), (LayerStatistics{{0}, {1}, 0}));
+  const auto evaluated = cohort.All<effect::Evaluated>();
+  ASSERT_EQ(evaluated.size(), 1);
+  EXPECT_EQ(evaluated[0].record.results[0].statistics, kSync);
+}
+
+TEST(CoordinatorStatisticsTest, WithoutBatchNormThereIsNothingToCollect) {
+  FakeSetup setup = SetupWith({kAfter, kSync});
+  setup.layout.batch_norms[0].track_statistics = false;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  EXPECT_THAT(cohort.Collect().status().message(),
+              HasSubstr("no batch-norm layer with moving statistics"));
+  TrainEpoch(cohort);
+  cohort.EvaluateAll();
+  EXPECT_TRUE(cohort.core().ended());
+  EXPECT_EQ(cohort.All<effect::Evaluated>()[0].record.results.size(), 1);
+}
+
+// Asked for after the first of four steps: the weights of version 1 are
+// collected while the second step waits, published beside those of version 1,
+// and evaluated.
+TEST(CoordinatorStatisticsTest, IsCollectedOnRequestWhileTrainingGoesOn) {
+  FakeSetup setup = SetupWith({kSync, kAfter});
+  setup.options.epochs = 2;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, {.w = {1, 1}});
+  const absl::StatusOr<CollectionAnswer> answer = cohort.Collect();
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->version, Version(0));
+  EXPECT_EQ(answer->batches, 4);
+  // Asking again changes nothing.
+  EXPECT_EQ(cohort.Collect()->version, Version(0));
+  // The step that rank 0 has computed comes first.
+  cohort.Push(kRank1, {.w = {1, 1}});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kCollectMoments);
+  EXPECT_EQ(cohort.told(kRank0).version, Version(0));
+  const SharedSnapshot pinned = *cohort.core().Read(Version(0));
+  EXPECT_EQ(pinned->version, Version(0));
+  Work(cohort, kRank0);
+  Work(cohort, kRank1);
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(Of(cohort.snapshot(), kAfter).num_batches_tracked, 4);
+  EXPECT_EQ(Of(cohort.snapshot(), kSync).num_batches_tracked, 1);
+  cohort.EvaluateAll();
+  const auto evaluated = cohort.All<effect::Evaluated>();
+  ASSERT_EQ(evaluated.size(), 1);
+  EXPECT_TRUE(evaluated[0].record.on_request);
+  EXPECT_EQ(evaluated[0].record.version, Version(0));
+  EXPECT_EQ(evaluated[0].record.results[0].statistics, kAfter);
+  // Training goes on, and the end of the run collects afresh.
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kTrain);
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+  cohort.EvaluateAll();
+  TrainEpoch(cohort);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kCollectMoments);
+  EXPECT_EQ(cohort.told(kRank0).version, Version(4));
+}
+
+TEST(CoordinatorStatisticsTest, RefusesToCollectWhatIsNotKept) {
+  FakeCohort cohort(SetupWith({kSync, kChief}));
+  EXPECT_THAT(cohort.Collect().status().message(),
+              HasSubstr("training has not started"));
+  cohort.Start();
+  EXPECT_EQ(cohort.Collect().status(),
+            absl::FailedPreconditionError("--bn_statistics: got sync,chief, "
+                                          "want after among them to collect "
+                                          "it"));
+  Effects out;
+  EXPECT_THAT(cohort.core()
+                  .CollectStatistics("other", absl::Seconds(1), out)
+                  .status()
+                  .message(),
+              HasSubstr("got run other, want run"));
+}
+
+TEST(CoordinatorStatisticsTest,
+     ARestartKeepsKindsAndStartsNewOnesFromTheFirst) {
+  FakeCohort cohort(SetupWith({kChief, kSync}));
+  cohort.Start();
+  cohort.Push(kRank0, {.moments = {.count = 3, .first = {2}, .second = {2}}});
+  cohort.Push(kRank1, {.moments = {.count = 2, .first = {6}, .second = {8}}});
+  const RunState state = *cohort.core().State();
+
+  FakeCohort restored(SetupWith({kSync, kAsync}), &state);
+  const SharedSnapshot snapshot = restored.snapshot();
+  ASSERT_EQ(snapshot->statistics->size(), 2);
+  EXPECT_DOUBLE_EQ(Of(snapshot, kSync).mean[0], 0.36);
+  EXPECT_EQ(Of(snapshot, kAsync), Of(state.snapshot, kChief));
+  // Each goes its own way from there.
+  restored.Start();
+  restored.Push(kRank0, {});
+  restored.Push(kRank1, {});
+  EXPECT_EQ(Of(restored.snapshot(), kSync).num_batches_tracked, 2);
+  EXPECT_EQ(Of(restored.snapshot(), kAsync).num_batches_tracked, 3);
+}
+
+TEST(CoordinatorStatisticsTest, AChangeOfTheLiveRunCarriesKindsOver) {
+  FakeSetup setup = SetupWith({kSync, kChief});
+  setup.options.epochs = 2;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, {.moments = {.count = 3, .first = {2}, .second = {2}}});
+  cohort.Push(kRank1, {.moments = {.count = 2, .first = {6}, .second = {8}}});
+  // The step that was given out still counts for the old kinds.
+  ASSERT_TRUE(cohort.Change({{"bn_statistics", "chief,after"}}).ok());
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+  const StatisticsSets& sets = *cohort.snapshot()->statistics;
+  ASSERT_EQ(sets.size(), 2);
+  EXPECT_EQ(sets[0].kind, kChief);
+  EXPECT_EQ(sets[0].layers.front().num_batches_tracked, 2);
+  EXPECT_EQ(sets[1].kind, kAfter);
+  EXPECT_EQ(sets[1].layers.front().num_batches_tracked, 2);
+  EXPECT_DOUBLE_EQ(sets[1].layers.front().mean[0], 0.9 * 0.36);
+  EXPECT_THAT(cohort.log(),
+              HasSubstr("the statistics after start from those of sync"));
+}
+
+TEST(CoordinatorStatisticsTest, ARestartAfterTrainingCollectsThenEnds) {
+  FakeCohort cohort(SetupWith({kAfter}));
+  cohort.Start();
+  TrainEpoch(cohort);
+  const RunState state = *cohort.core().State();
+  FakeCohort restored(SetupWith({kAfter}), &state);
+  restored.Start();
+  EXPECT_EQ(restored.told(kRank0).kind, AssignmentKind::kCollectMoments);
+  Work(restored, kRank0);
+  Work(restored, kRank1);
+  const RunState collected = *restored.core().State();
+  restored.EvaluateAll();
+  EXPECT_TRUE(restored.core().ended());
+
+  // Once they are collected, only the evaluation is left.
+  FakeCohort again(SetupWith({kAfter}), &collected);
+  again.Start();
+  EXPECT_EQ(again.told(kRank0).kind, AssignmentKind::kEvaluate);
+  again.EvaluateAll();
+  EXPECT_TRUE(again.core().ended());
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,197 @@
+"""A run that is looked at and changed by cohortctl while it goes on."""
+
+import csv
+import json
+import re
+import time
+import unittest
+
+import processes
+from processes import Cohort, run
+
+# Long enough that both changes and what is checked between them find it still
+# training; what is left of it is then drained.
+EPOCHS = "--epochs=1000"
+RATE = "--learning_rate=0.02"
+
+
+class LiveChange(unittest.TestCase):
+    def ctl(self, cohort, *arguments, code=0):
+        result = run("cohortctl", *arguments, f"--server={cohort.address}")
+        self.assertEqual(result.returncode, code,
+                         f"{arguments}: {result.stdout}{result.stderr}\n"
+                         f"{cohort.log()}")
+        return result
+
+    def status(self, cohort):
+        return json.loads(self.ctl(cohort, "status", "--json").stdout)
+
+    def await_version(self, cohort, version):
+        cohort.wait_until(
+            lambda: self.status(cohort)["version"] >= version,
+            f"version {version}")
+
+    def set_policy(self, cohort, *settings):
+        """Returns the version from which it is in force."""
+        out = self.ctl(cohort, "policy", "set", *settings).stdout
+        match = re.fullmatch(r"policy (.*) at version (\d+)\n", out)
+        self.assertIsNotNone(match, out)
+        return match.group(1), int(match.group(2))
+
+    def test_policy_changes_and_changes_back_while_the_run_goes_on(self):
+        with Cohort(server_flags=[EPOCHS, RATE]) as cohort:
+            cohort.start()
+            self.await_version(cohort, 5)
+            text, to_async = self.set_policy(
+                cohort, "--aggregation=async", "--normalization=local")
+            self.assertEqual(text, "sync -> async, local normalisation")
+            self.assertGreaterEqual(to_async, 5)
+            status = self.status(cohort)
+            self.assertEqual(status["policy"]["since_version"], to_async)
+            self.assertIn("async, local", status["policy"]["text"])
+            self.assertIn(f"since version {to_async}",
+                          self.ctl(cohort, "status").stdout)
+            self.await_version(cohort, to_async + 5)
+
+            text, to_sync = self.set_policy(
+                cohort, "--aggregation=sync", "--normalization=global")
+            self.assertEqual(text, "async -> sync, global normalisation")
+            self.assertGreater(to_sync, to_async)
+            self.assertEqual(self.status(cohort)["policy"]["since_version"],
+                             to_sync)
+            self.await_version(cohort, to_sync + 5)
+            history = json.loads(
+                self.ctl(cohort, "policy", "history", "--json").stdout)
+            self.assertEqual([c["version"] for c in history["changes"]],
+                             [0, to_async, to_sync])
+
+            self.ctl(cohort, "run", "drain")
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            for rank, worker in cohort.workers.items():
+                self.assertEqual(worker.wait(30), 0,
+                                 cohort.log(f"worker{rank}"))
+            self.assertIn("policy sync -> async, local normalisation at "
+                          f"version {to_async}\n", cohort.log())
+            with open(cohort.results / "policy.csv", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            self.assertEqual([int(row["version"]) for row in rows],
+                             [0, to_async, to_sync])
+            self.assertEqual(rows[1]["changes"],
+                             "aggregation=async normalization=local")
+            self.check_history(cohort, to_async, to_sync)
+
+    def check_history(self, cohort, to_async, to_sync):
+        """Each row names the policy that its commits were made under."""
+        with open(cohort.results / "history.csv", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if row["samples"]]
+        seen = set()
+        for row in rows:
+            version = int(row["version"])
+            # Rows of an epoch span changes; those of commits do not.
+            if row["test_loss"]:
+                continue
+            wanted = "async" if to_async < version <= to_sync else "sync"
+            self.assertEqual(row["policy"].split(",")[0], wanted, row)
+            seen.add(wanted)
+        self.assertEqual(seen, {"sync", "async"})
+
+    def test_live_run_is_scored_without_being_joined(self):
+        with Cohort(server_flags=[EPOCHS, RATE]) as cohort:
+            cohort.start()
+            self.await_version(cohort, 5)
+            before = self.status(cohort)
+            result = run("cohort-worker", f"--server={cohort.address}",
+                         "--evaluate", *cohort.worker_flags)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            match = re.fullmatch(
+                r"version (\d+): test loss \d+\.\d{4}, "
+                r"accuracy \d+\.\d %\n", result.stdout)
+            self.assertIsNotNone(match, result.stdout)
+            after = self.status(cohort)
+            self.assertLessEqual(before["version"], int(match.group(1)))
+            self.assertLessEqual(int(match.group(1)), after["version"])
+            self.assertEqual([w["incarnation"] for w in before["workers"]],
+                             [w["incarnation"] for w in after["workers"]])
+
+            other = run("cohort-worker", f"--server={cohort.address}",
+                        "--evaluate", "--model=cnn", "--dataset=synthetic")
+            self.assertEqual(other.returncode, 3, other.stdout)
+            self.assertIn("got shape", other.stderr)
+
+    def test_score_of_a_finished_version_is_that_of_the_run_itself(self):
+        """Weights and statistics fit together: the server, which has the
+        workers evaluate, comes to the same accuracy."""
+        with Cohort(server_flags=["--epochs=2"]) as cohort:
+            cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
+            cohort.start()
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            own = re.search(r"^test accuracy ([\d.]+ %)$", cohort.log(), re.M)
+            # Nobody joins the resumed server: it holds the last version.
+            cohort.start_server("--resume")
+            result = run("cohort-worker", f"--server={cohort.address}",
+                         "--evaluate", *cohort.worker_flags)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertTrue(
+                result.stdout.endswith(f"accuracy {own.group(1)}\n"),
+                f"{result.stdout} {own.group(0)}")
+
+    def test_evicted_worker_comes_back_and_the_run_goes_on(self):
+        with Cohort(server_flags=[EPOCHS, RATE]) as cohort:
+            cohort.start()
+            self.await_version(cohort, 3)
+            before = self.status(cohort)["workers"][1]["incarnation"]
+            out = self.ctl(cohort, "workers", "evict", "--rank=1",
+                           "--reason=trial").stdout
+            version = int(re.fullmatch(
+                r"worker 1 evicted at version (\d+)\n", out).group(1))
+            self.await_version(cohort, version + 5)
+            after = self.status(cohort)["workers"][1]
+            self.assertGreater(after["incarnation"], before)
+            self.assertEqual(after["state"], "live")
+            self.assertIn("evicted: trial", cohort.log())
+
+    def test_changed_policy_survives_a_killed_server(self):
+        with Cohort(server_flags=[EPOCHS, "--checkpoint_every=2",
+                                  "--aggregation=sync"]) as cohort:
+            cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
+            cohort.start()
+            self.await_version(cohort, 3)
+            self.set_policy(cohort, "--learning_rate=0.025")
+            _, at = self.set_policy(cohort, "--aggregation=async")
+            cohort.wait_until(lambda: cohort.newest_checkpoint() > at,
+                              "a checkpoint under the new policy")
+            processes.kill(cohort.server)
+            # The same command line: it takes back nothing.
+            cohort.start_server("--resume")
+            policy = json.loads(
+                self.ctl(cohort, "policy", "get", "--json").stdout)
+            self.assertEqual(policy["settings"]["aggregation"], "async")
+            self.assertEqual(policy["settings"]["learning_rate"], "0.025")
+            self.assertEqual(policy["since_version"], at)
+            self.await_version(cohort, at + 6)
+
+    def test_errors_say_what_to_do_and_have_their_exit_codes(self):
+        with Cohort(server_flags=[EPOCHS, RATE]) as cohort:
+            cohort.start_server()
+            conflict = self.ctl(
+                cohort, "policy", "set", "--aggregation=async",
+                "--normalization=global", code=3)
+            self.assertIn("needs --aggregation=sync", conflict.stderr)
+            self.assertIn("Nothing was changed", conflict.stderr)
+            typo = self.ctl(cohort, "policy", "set", "--agregation=async",
+                            code=2)
+            self.assertIn("did you mean --aggregation?", typo.stderr)
+            waiting = self.ctl(cohort, "policy", "set", "--aggregation=async",
+                               "--timeout=1500ms", code=6)
+            self.assertIn("waiting for workers 0, 1 to join", waiting.stderr)
+            self.ctl(cohort, "checkpoint", "save", code=3)
+            processes.kill(cohort.server)
+            start = time.monotonic()
+            gone = self.ctl(cohort, "status", code=5)
+            self.assertIn("cannot be reached", gone.stderr)
+            self.assertLess(time.monotonic() - start, 10)
+
+
+if __name__ == "__main__":
+    assert processes.BIN.is_dir(), processes.BIN
+    unittest.main(verbosity=2)
