@@ -91,6 +91,8 @@ class RunRecorder {
     // In force then, in words.
     std::string policy;
     Instant at;
+    // Which of the evaluation's results.
+    size_t result = 0;
   };
   struct Change {
     PolicyRecord record;

@@ -17,7 +17,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using Settings = std::map<std::string, std::string>;
 
 class PolicyServiceTest : public ServiceTest {
