@@ -144,7 +144,6 @@ void RunRecorder::Evaluated(const EvaluationRecord& record) {
     ended_epochs_.erase(epoch);
   }
   rows_.push_back(row);
-  row.window.reset();
   for (row.result = 1; row.result < record.results.size(); ++row.result) {
     rows_.push_back(row);
   }
@@ -228,12 +227,13 @@ void RunRecorder::WriteRow(const Row& row) {
     samples = absl::StrCat(w.last.samples);
     const auto n = static_cast<double>(w.samples);
     const double seconds = absl::ToDoubleSeconds(row.at - w.begin);
-    train = absl::StrFormat(
-        "%s,%s,%.8g,%s",
-        w.samples > 0 ? absl::StrFormat("%.6f", w.loss_sum / n) : "",
-        w.samples > 0 ? absl::StrFormat("%.6f", w.accuracy_sum / n) : "",
-        w.last.learning_rate,
-        seconds > 0 ? absl::StrFormat("%.1f", n / seconds) : "");
+    if (row.result == 0)
+      train = absl::StrFormat(
+          "%s,%s,%.8g,%s",
+          w.samples > 0 ? absl::StrFormat("%.6f", w.loss_sum / n) : "",
+          w.samples > 0 ? absl::StrFormat("%.6f", w.accuracy_sum / n) : "",
+          w.last.learning_rate,
+          seconds > 0 ? absl::StrFormat("%.1f", n / seconds) : "");
   }
   int32_t workers = workers_;
   if (row.window.has_value()) {

@@ -419,6 +419,37 @@ TEST(ClientReportTest, EvaluationIsReportedAndTheNextWorkTaken) {
   EXPECT_EQ(client->NextAssignment()->sequence, Sequence(4));
 }
 
+TEST(ClientReportTest, EndsACollection) {
+  FakeServer server;
+  server.on_open = [&](int) {
+    Assignment collect = TrainAssignment(3, 0, 10);
+    collect.kind = AssignmentKind::kCollectMoments;
+    server.Tell(collect);
+  };
+  v1::ReportRequest seen;
+  server.on_report = [&](const v1::ReportRequest& request) {
+    seen = request;
+    return TrainAssignment(4, 0, 10);
+  };
+  const auto client = JoinedClient(server.Options());
+  EXPECT_EQ(client->ReportMoments({}).code(),
+            absl::StatusCode::kFailedPrecondition);
+  ASSERT_EQ(client->NextAssignment()->kind, AssignmentKind::kCollectMoments);
+  EXPECT_EQ(client->ReportEvaluation({}).code(),
+            absl::StatusCode::kFailedPrecondition);
+  const std::vector<CallMoments> calls = {
+      {.layer = 1,
+       .call = 0,
+       .moments = {.count = 4, .first = {2}, .second = {3}}}};
+  ASSERT_TRUE(client->ReportMoments(calls).ok());
+  EXPECT_EQ(seen.sequence(), 3);
+  ASSERT_TRUE(seen.has_collected());
+  ASSERT_EQ(seen.collected().calls_size(), 1);
+  EXPECT_EQ(seen.collected().calls(0).layer(), 1);
+  EXPECT_EQ(seen.collected().calls(0).m2(0), 3);
+  EXPECT_EQ(client->NextAssignment()->sequence, Sequence(4));
+}
+
 TEST(ClientReportTest, FencedReportLeadsToANewLife) {
   FakeServer server;
   server.on_open = [&](int) {

@@ -57,8 +57,6 @@ struct Trainer::State {
   double loss_reference = 1;
   // Of the weights in the model; absent: not a version of the server's.
   std::optional<Version> version;
-  // That version was read because an assignment named it: it may be long past.
-  bool pinned = false;
   std::optional<int64_t> order_epoch;
   std::vector<int64_t> order;
 };
@@ -154,7 +152,6 @@ absl::Status Trainer::ReadWeights(const Assignment& assignment) {
   state_->version.reset();
   COHORT_RETURN_IF_ERROR(state_->weights.Load(pulled.weights));
   state_->version = pulled.version;
-  state_->pinned = exact;
   return absl::OkStatus();
 }
 
@@ -267,7 +264,6 @@ absl::Status Trainer::TakeResult(const PushResult& result) {
   if (!applied || result.weights.empty()) return absl::OkStatus();
   COHORT_RETURN_IF_ERROR(state_->weights.Load(result.weights));
   state_->version = verdict.version;
-  state_->pinned = false;
   return absl::OkStatus();
 }
 

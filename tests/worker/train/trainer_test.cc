@@ -442,16 +442,6 @@ TEST(TrainerTest, EvaluationReadsTheKindOfStatisticsItIsTold) {
   EXPECT_THAT(client.kinds_pulled, ElementsAre("chief", ""));
 }
 
-// The version of an evaluation may be long past when it is over.
-TEST(TrainerTest, AnAsynchronousStepDoesNotReadWhatAnEvaluationRead) {
-  Assignment async = TrainOn(0, 5);
-  async.members.clear();
-  async.global_normalization = false;
-  FakeClient client({EvaluateOn(0, 5), async, async});
-  ASSERT_TRUE(RunTrainer(client).ok());
-  EXPECT_EQ(client.weight_pulls, 2);
-}
-
 Assignment CollectOn(int64_t begin, int64_t end) {
   return {.kind = AssignmentKind::kCollectMoments,
           .range = {.begin = begin, .end = end}};
