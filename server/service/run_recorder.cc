@@ -227,13 +227,15 @@ void RunRecorder::WriteRow(const Row& row) {
     samples = absl::StrCat(w.last.samples);
     const auto n = static_cast<double>(w.samples);
     const double seconds = absl::ToDoubleSeconds(row.at - w.begin);
-    if (row.result == 0)
+    // Once an evaluation, not once a kind of statistics.
+    if (row.result == 0) {
       train = absl::StrFormat(
           "%s,%s,%.8g,%s",
           w.samples > 0 ? absl::StrFormat("%.6f", w.loss_sum / n) : "",
           w.samples > 0 ? absl::StrFormat("%.6f", w.accuracy_sum / n) : "",
           w.last.learning_rate,
           seconds > 0 ? absl::StrFormat("%.1f", n / seconds) : "");
+    }
   }
   int32_t workers = workers_;
   if (row.window.has_value()) {
