@@ -95,7 +95,10 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
                               : ChangeText(SettingsOf(options_), changed)};
   if (changed.empty()) {
     // Asked back to what is in force: nothing is to be waited for any more.
-    if (!request.dry_run) pending_.reset();
+    if (!request.dry_run && pending_.has_value()) {
+      pending_.reset();
+      Advance(now, out);
+    }
     return answer;
   }
   if (request.dry_run) {
