@@ -117,6 +117,39 @@ class Backend {
   // Returns false if any element of the folded gradient is not finite;
   //   outputs are then unspecified.
   virtual bool FoldSgd(const SgdStep& step, const SgdRun& run) const = 0;
+
+  // out = scale * (sum over contributors, in order): the first half of
+  // FoldSgd and its bits, for updates that need the gradient by itself.
+  //
+  // Returns false if any element of `out` is not finite; the others are
+  //   there nevertheless.
+  virtual bool FoldGradient(const GradientRun& run) const = 0;
+
+  // Sum of x*x in float64. Element i goes to partial sum i mod 8; the partial
+  // sums are added in pairs: the order is the same on every machine.
+  virtual double SumOfSquares(absl::Span<const float> x) const = 0;
+
+  // With g = scale * gradient + decay * w:
+  //   m' = beta1 * m + (1-beta1) * g;  v' = beta2 * v + (1-beta2) * g * g
+  //   w' = keep * w - rate * m' / (sqrt(v') / correction + epsilon)
+  //
+  // Float32 throughout, each operation rounded once. Outputs may equal the
+  //   inputs of the same name.
+  // Source: Kingma and Ba, "Adam", 2015, algorithm 1, with epsilon outside
+  //   the correction as in PyTorch; keep: Loshchilov and Hutter, "Decoupled
+  //   Weight Decay Regularization", 2019, algorithm 2.
+  virtual void UpdateAdam(const AdamStep& step, const AdamRun& run) const = 0;
+
+  // g' = g + lambda * g * g * (w_now - w_read), in place; with a mean square,
+  //   s' = m * s + (1-m) * g * g and lambda / sqrt(s' + epsilon) for lambda.
+  //
+  // Float32 throughout, each operation rounded once. square_out may be
+  //   square_in.
+  // Returns false if any element of g' is not finite.
+  // Source: Zheng et al., "Asynchronous Stochastic Gradient Descent with
+  //   Delay Compensation", 2017, DC-ASGD-c and DC-ASGD-a.
+  virtual bool Compensate(const CompensationStep& step,
+                          const CompensationRun& run) const = 0;
 };
 
 // Plain loops, one element at a time: the oracle of the tests.

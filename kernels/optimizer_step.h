@@ -32,4 +32,68 @@ struct SgdRun {
   float* velocity_out = nullptr;
 };
 
+// The mean gradient of one run of elements, by itself.
+struct GradientRun {
+  // As in SgdRun.
+  absl::Span<const std::byte* const> gradients;
+  // Multiplies the sum.
+  float scale = 1;
+  int64_t count = 0;
+  float* out = nullptr;
+};
+
+// One update of Adam. Factors that depend on the number of updates are the
+// caller's, in float64 rounded once: 1 - 0.999f is off by 5e-5.
+struct AdamStep {
+  // The gradient is multiplied by this first.
+  float gradient_scale = 1;
+  // rate / (1 - beta1^t).
+  float rate = 0;
+  // Added to the gradient (Adam): decay * w.
+  float weight_decay = 0;
+  // Multiplies the weight first (AdamW): 1 - rate * decay.
+  float weight_keep = 1;
+  // beta1 and 1 - beta1.
+  float first_decay = 0;
+  float first_gain = 1;
+  // beta2 and 1 - beta2.
+  float second_decay = 0;
+  float second_gain = 1;
+  // sqrt(1 - beta2^t).
+  float second_correction = 1;
+  float epsilon = 1e-8f;
+};
+
+struct AdamRun {
+  const float* gradient = nullptr;
+  int64_t count = 0;
+  const float* weights_in = nullptr;
+  float* weights_out = nullptr;
+  const float* first_in = nullptr;
+  float* first_out = nullptr;
+  const float* second_in = nullptr;
+  float* second_out = nullptr;
+};
+
+// Delay compensation of a gradient that was computed at older weights.
+struct CompensationStep {
+  float lambda = 0;
+  // Of the moving mean square, if there is one: m and 1 - m.
+  float square_decay = 0;
+  float square_gain = 1;
+  float epsilon = 0;
+};
+
+struct CompensationRun {
+  // In and out.
+  float* gradient = nullptr;
+  int64_t count = 0;
+  // As they are, and as they were read.
+  const float* weights_now = nullptr;
+  const float* weights_read = nullptr;
+  // Null: lambda as it is.
+  const float* square_in = nullptr;
+  float* square_out = nullptr;
+};
+
 }  // namespace cohort::kernels

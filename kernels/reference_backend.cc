@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "kernels/backend.h"
 #include "kernels/channel_factors.h"
 
@@ -79,14 +80,15 @@ void ReferenceBackwardElementwise(const BackwardElementwiseArgs& args) {
   });
 }
 
-float FoldedGradient(const SgdStep& step, const SgdRun& run, int64_t i) {
+float FoldedGradient(absl::Span<const std::byte* const> gradients, float scale,
+                     int64_t i) {
   double sum = 0;
-  for (const std::byte* gradient : run.gradients) {
+  for (const std::byte* gradient : gradients) {
     float value;
     std::memcpy(&value, gradient + i * sizeof(float), sizeof(value));
     sum += static_cast<double>(value);
   }
-  return step.gradient_scale * static_cast<float>(sum);
+  return scale * static_cast<float>(sum);
 }
 
 class PlainBackend final : public Backend {
@@ -128,7 +130,8 @@ class PlainBackend final : public Backend {
   bool FoldSgd(const SgdStep& step, const SgdRun& run) const override {
     bool finite = true;
     for (int64_t i = 0; i < run.count; ++i) {
-      const float folded = FoldedGradient(step, run, i);
+      const float folded =
+          FoldedGradient(run.gradients, step.gradient_scale, i);
       finite = finite && std::isfinite(folded);
       const float w = run.weights_in[i];
       const float g = folded + step.weight_decay * w;
@@ -139,6 +142,59 @@ class PlainBackend final : public Backend {
         change = step.nesterov ? g + step.momentum * v : v;
       }
       run.weights_out[i] = w - step.learning_rate * change;
+    }
+    return finite;
+  }
+
+  bool FoldGradient(const GradientRun& run) const override {
+    bool finite = true;
+    for (int64_t i = 0; i < run.count; ++i) {
+      run.out[i] = FoldedGradient(run.gradients, run.scale, i);
+      finite = finite && std::isfinite(run.out[i]);
+    }
+    return finite;
+  }
+
+  double SumOfSquares(absl::Span<const float> x) const override {
+    double sums[8] = {};
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double value = x[i];
+      sums[i % 8] += value * value;
+    }
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  }
+
+  void UpdateAdam(const AdamStep& step, const AdamRun& run) const override {
+    for (int64_t i = 0; i < run.count; ++i) {
+      const float w = run.weights_in[i];
+      const float g =
+          step.gradient_scale * run.gradient[i] + step.weight_decay * w;
+      const float m = step.first_decay * run.first_in[i] + step.first_gain * g;
+      const float v =
+          step.second_decay * run.second_in[i] + step.second_gain * (g * g);
+      run.first_out[i] = m;
+      run.second_out[i] = v;
+      const float root = std::sqrt(v) / step.second_correction + step.epsilon;
+      run.weights_out[i] = step.weight_keep * w - step.rate * (m / root);
+    }
+  }
+
+  bool Compensate(const CompensationStep& step,
+                  const CompensationRun& run) const override {
+    bool finite = true;
+    for (int64_t i = 0; i < run.count; ++i) {
+      const float g = run.gradient[i];
+      float lambda = step.lambda;
+      if (run.square_in != nullptr) {
+        const float s =
+            step.square_decay * run.square_in[i] + step.square_gain * (g * g);
+        run.square_out[i] = s;
+        lambda = lambda / std::sqrt(s + step.epsilon);
+      }
+      const float moved = run.weights_now[i] - run.weights_read[i];
+      run.gradient[i] = g + lambda * (g * g) * moved;
+      finite = finite && std::isfinite(run.gradient[i]);
     }
     return finite;
   }

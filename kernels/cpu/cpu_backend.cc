@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_kernels.h"
 
@@ -60,6 +61,23 @@ class HighwayBackend final : public Backend {
 
   bool FoldSgd(const SgdStep& step, const SgdRun& run) const override {
     return cpu::FoldSgd(step, run);
+  }
+
+  bool FoldGradient(const GradientRun& run) const override {
+    return cpu::FoldGradient(run);
+  }
+
+  double SumOfSquares(absl::Span<const float> x) const override {
+    return cpu::SumOfSquares(x);
+  }
+
+  void UpdateAdam(const AdamStep& step, const AdamRun& run) const override {
+    cpu::UpdateAdam(step, run);
+  }
+
+  bool Compensate(const CompensationStep& step,
+                  const CompensationRun& run) const override {
+    return cpu::Compensate(step, run);
   }
 };
 

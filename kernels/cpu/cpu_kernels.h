@@ -1,6 +1,7 @@
 #pragma once
 
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "kernels/backend.h"
 
 // The functions behind CpuBackend(), one a method of Backend and with its
@@ -15,5 +16,9 @@ void BackwardReduce(const BackwardReduceArgs& args);
 void Normalize(const NormalizeArgs& args);
 void BackwardElementwise(const BackwardElementwiseArgs& args);
 bool FoldSgd(const SgdStep& step, const SgdRun& run);
+bool FoldGradient(const GradientRun& run);
+double SumOfSquares(absl::Span<const float> x);
+void UpdateAdam(const AdamStep& step, const AdamRun& run);
+bool Compensate(const CompensationStep& step, const CompensationRun& run);
 
 }  // namespace cohort::kernels::cpu

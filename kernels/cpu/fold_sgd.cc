@@ -1,4 +1,4 @@
-// The fold of all contributors' gradients and the SGD update, in one pass.
+// The fold of all contributors' gradients, and the SGD update in the same pass.
 //
 // Without MulAdd and with lanes that never mix: the bits are those of plain
 // loops on every instruction set.
@@ -23,7 +23,8 @@ HWY_BEFORE_NAMESPACE();
 namespace cohort::kernels::cpu {
 namespace HWY_NAMESPACE {
 
-enum class Rule { kPlain, kMomentum, kNesterov };
+// kFold only stores the folded gradient, as weights_out.
+enum class Rule { kFold, kPlain, kMomentum, kNesterov };
 
 // Applies the folded `sum` to the vector of elements at `i`. Lanes of the
 // answer are true where the folded gradient is finite.
@@ -34,6 +35,10 @@ HWY_INLINE hn::Mask<NarrowTag> UpdateVector(const SgdStep& step,
   const NarrowTag tag;
   const Narrow folded =
       hn::Mul(hn::Set(tag, step.gradient_scale), RoundToFloat(sum));
+  if constexpr (kRule == Rule::kFold) {
+    hn::StoreU(folded, tag, run.weights_out + i);
+    return hn::IsFinite(folded);
+  }
   const Narrow w = hn::LoadU(tag, run.weights_in + i);
   const Narrow g = hn::Add(folded, hn::Mul(hn::Set(tag, step.weight_decay), w));
   Narrow change = g;
@@ -54,6 +59,10 @@ template <Rule kRule>
 HWY_INLINE bool UpdateElement(const SgdStep& step, const SgdRun& run, int64_t i,
                               double sum) {
   const float folded = step.gradient_scale * static_cast<float>(sum);
+  if constexpr (kRule == Rule::kFold) {
+    run.weights_out[i] = folded;
+    return std::isfinite(folded);
+  }
   const float w = run.weights_in[i];
   const float g = folded + step.weight_decay * w;
   float change = g;
@@ -115,12 +124,14 @@ void AddGroup(Group group, int64_t begin, int64_t n, double* sums) {
 }
 
 // Adds the last group to `sums` and updates elements [begin, begin + n) by
-// the totals, which never leave the registers.
+// the totals, which never leave the registers. Ends at the first that is not
+// finite, unless it only folds.
 template <Rule kRule>
 HWY_INLINE bool FinishTile(const SgdStep& step, const SgdRun& run, Group group,
                            int64_t begin, int64_t n, const double* sums) {
   const NarrowTag tag;
   const int64_t lanes = LaneCount();
+  bool all_finite = true;
   int64_t i = 0;
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
     const double* sum = sums + i;
@@ -134,13 +145,19 @@ HWY_INLINE bool FinishTile(const SgdStep& step, const SgdRun& run, Group group,
     const auto finite3 = UpdateVector<kRule>(step, run, at + 3 * lanes, s3);
     const auto finite =
         hn::And(hn::And(finite0, finite1), hn::And(finite2, finite3));
-    if (!hn::AllTrue(tag, finite)) return false;
+    if (!hn::AllTrue(tag, finite)) {
+      if (kRule != Rule::kFold) return false;
+      all_finite = false;
+    }
   }
   for (; i < n; ++i) {
     const double total = AddOne(group, begin + i, sums[i]);
-    if (!UpdateElement<kRule>(step, run, begin + i, total)) return false;
+    if (!UpdateElement<kRule>(step, run, begin + i, total)) {
+      if (kRule != Rule::kFold) return false;
+      all_finite = false;
+    }
   }
-  return true;
+  return all_finite;
 }
 
 // By value: with copies that nobody else can reach, the compiler need not
@@ -153,6 +170,7 @@ bool FoldWith(const SgdStep step, const SgdRun run) {
   const Group last_group = run.gradients.subspan(earlier);
   // Stays zero where there is but one group.
   HWY_ALIGN double sums[kTile] = {};
+  bool all_finite = true;
   for (int64_t begin = 0; begin < run.count; begin += kTile) {
     const int64_t n = std::min(kTile, run.count - begin);
     if (earlier > 0) std::fill_n(sums, n, 0.0);
@@ -160,16 +178,23 @@ bool FoldWith(const SgdStep step, const SgdRun run) {
       AddGroup(run.gradients.subspan(k, kGroupMax), begin, n, sums);
     }
     if (!FinishTile<kRule>(step, run, last_group, begin, n, sums)) {
-      return false;
+      if (kRule != Rule::kFold) return false;
+      all_finite = false;
     }
   }
-  return true;
+  return all_finite;
 }
 
 bool FoldSgdHere(const SgdStep& step, const SgdRun& run) {
   if (step.momentum == 0) return FoldWith<Rule::kPlain>(step, run);
   if (step.nesterov) return FoldWith<Rule::kNesterov>(step, run);
   return FoldWith<Rule::kMomentum>(step, run);
+}
+
+bool FoldGradientHere(const GradientRun& run) {
+  return FoldWith<Rule::kFold>(
+      {.gradient_scale = run.scale},
+      {.gradients = run.gradients, .count = run.count, .weights_out = run.out});
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -181,9 +206,14 @@ HWY_AFTER_NAMESPACE();
 namespace cohort::kernels::cpu {
 
 HWY_EXPORT(FoldSgdHere);
+HWY_EXPORT(FoldGradientHere);
 
 bool FoldSgd(const SgdStep& step, const SgdRun& run) {
   return HWY_DYNAMIC_DISPATCH(FoldSgdHere)(step, run);
+}
+
+bool FoldGradient(const GradientRun& run) {
+  return HWY_DYNAMIC_DISPATCH(FoldGradientHere)(run);
 }
 
 }  // namespace cohort::kernels::cpu

@@ -20,6 +20,7 @@
 #include "common/status_macros.h"
 #include "server/checkpoint/manifest.h"
 #include "server/checkpoint/model_tensors.h"
+#include "server/core/optimizer/slots.h"
 
 namespace cohort {
 namespace {
@@ -28,12 +29,44 @@ constexpr char kPrefix[] = "checkpoint-";
 constexpr char kTemporaryPrefix[] = ".tmp-";
 constexpr char kTensorFile[] = "state.safetensors";
 constexpr char kManifestFile[] = "manifest.json";
+constexpr char kUpdates[] = "updates";
 constexpr int kFileMode = 0600;
 constexpr int kDirectoryMode = 0700;
 constexpr char kIndeterminatePayload[] = "cohort/checkpoint-indeterminate";
 
 std::string StatisticsPath(StatisticsKind kind, const BatchNormSpec& layer) {
   return absl::StrCat("statistics/", StatisticsName(kind), "/", layer.name);
+}
+
+std::vector<SharedFloats> BuffersOf(const std::vector<Slots>& slots,
+                                    const SlotKind& kind) {
+  std::vector<SharedFloats> buffers;
+  for (const Slots& one : slots) buffers.push_back(one.*kind.buffer);
+  return buffers;
+}
+
+// How often each parameter was updated, one number a slice: its slices are
+// skipped one by one.
+void AddUpdates(const RegisteredModel& model, const std::vector<Slots>& slots,
+                SafetensorsContent& content) {
+  std::vector<std::vector<int64_t>> updates(model.layout.parameters.size());
+  for (size_t p = 0; p < slots.size(); ++p) {
+    for (size_t i = 0; i < slots[p].updates.size(); ++i) {
+      const Slice& slice = model.partitions[p].slices[i];
+      updates[static_cast<size_t>(slice.parameter)].push_back(
+          slots[p].updates[i]);
+    }
+  }
+  for (size_t k = 0; k < updates.size(); ++k) {
+    if (updates[k].empty()) continue;
+    content.tensors.push_back(
+        {.name = absl::StrCat(kUpdates, "/", model.layout.parameters[k].name),
+         .type = TensorType::kInt64,
+         .shape = {static_cast<int64_t>(updates[k].size())},
+         .bytes = ByteRope::Copy(absl::MakeConstSpan(
+             reinterpret_cast<const std::byte*>(updates[k].data()),
+             updates[k].size() * sizeof(int64_t)))});
+  }
 }
 
 SafetensorsContent TensorsOf(const RunState& state) {
@@ -51,7 +84,10 @@ SafetensorsContent TensorsOf(const RunState& state) {
     }
   };
   add("weights", state.snapshot->weights);
-  add("velocity", state.snapshot->velocities);
+  for (const SlotKind& kind : AllSlots()) {
+    add(kind.name, BuffersOf(state.snapshot->slots, kind));
+  }
+  AddUpdates(model, state.snapshot->slots, content);
   for (const StatisticsSet& set : *state.snapshot->statistics) {
     for (size_t i = 0; i < set.layers.size(); ++i) {
       const std::string name =
@@ -243,6 +279,65 @@ absl::StatusOr<StatisticsSet> SetFrom(const std::string& path,
   return set;
 }
 
+// By parameter; empty where none were written.
+absl::StatusOr<std::vector<std::vector<int64_t>>> UpdatesOf(
+    const std::string& path, const RegisteredModel& model,
+    const TensorMap& tensors) {
+  std::vector<std::vector<int64_t>> updates;
+  for (const ParameterSpec& p : model.layout.parameters) {
+    std::vector<int64_t>& counts = updates.emplace_back();
+    const auto it = tensors.find(absl::StrCat(kUpdates, "/", p.name));
+    if (it == tensors.end()) continue;
+    if (it->second->type != TensorType::kInt64) {
+      return absl::DataLossError(
+          absl::StrCat(path, ": ", it->first, " has another type"));
+    }
+    counts.resize(static_cast<size_t>(it->second->bytes.size_bytes()) /
+                  sizeof(int64_t));
+    it->second->bytes.CopyTo(
+        absl::MakeSpan(reinterpret_cast<std::byte*>(counts.data()),
+                       counts.size() * sizeof(int64_t)));
+  }
+  return updates;
+}
+
+absl::Status ReadUpdates(const std::string& path, const RegisteredModel& model,
+                         const TensorMap& tensors, std::vector<Slots>& slots) {
+  COHORT_ASSIGN_OR_RETURN(const auto updates, UpdatesOf(path, model, tensors));
+  // By parameter: how many of its slices have been read.
+  std::vector<size_t> done(updates.size());
+  for (size_t p = 0; p < slots.size(); ++p) {
+    if (slots[p].first_moment == nullptr) continue;
+    for (const Slice& slice : model.partitions[p].slices) {
+      const auto k = static_cast<size_t>(slice.parameter);
+      if (done[k] >= updates[k].size()) {
+        return absl::DataLossError(absl::StrCat(
+            path, ": ", kUpdates, "/", model.layout.parameters[k].name,
+            ": got ", updates[k].size(), " numbers, want one a slice"));
+      }
+      slots[p].updates.push_back(updates[k][done[k]++]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// A slot that was not written is null.
+absl::StatusOr<std::vector<Slots>> SlotsFrom(const std::string& path,
+                                             const RegisteredModel& model,
+                                             const TensorMap& tensors) {
+  std::vector<Slots> slots(model.partitions.size());
+  for (const SlotKind& kind : AllSlots()) {
+    COHORT_ASSIGN_OR_RETURN(const std::vector<ByteRope> ropes,
+                            RopesOf(path, model, kind.name, tensors));
+    const std::vector<SharedFloats> buffers = PartitionBuffers(model, ropes);
+    for (size_t p = 0; p < slots.size(); ++p) {
+      slots[p].*kind.buffer = buffers[p];
+    }
+  }
+  COHORT_RETURN_IF_ERROR(ReadUpdates(path, model, tensors, slots));
+  return slots;
+}
+
 absl::StatusOr<SharedSnapshot> SnapshotFrom(const std::string& path,
                                             const Manifest& manifest,
                                             const TensorMap& tensors) {
@@ -251,10 +346,8 @@ absl::StatusOr<SharedSnapshot> SnapshotFrom(const std::string& path,
   snapshot->version = manifest.version;
   COHORT_ASSIGN_OR_RETURN(const std::vector<ByteRope> weights,
                           RopesOf(path, model, "weights", tensors));
-  COHORT_ASSIGN_OR_RETURN(const std::vector<ByteRope> velocities,
-                          RopesOf(path, model, "velocity", tensors));
   snapshot->weights = PartitionBuffers(model, weights);
-  snapshot->velocities = PartitionBuffers(model, velocities);
+  COHORT_ASSIGN_OR_RETURN(snapshot->slots, SlotsFrom(path, model, tensors));
   for (size_t p = 0; p < snapshot->weights.size(); ++p) {
     if (snapshot->weights[p] == nullptr) {
       return absl::DataLossError(

@@ -15,7 +15,10 @@ namespace cohort {
 // A checkpoint is a directory `checkpoint-<version>` (12 digits), or
 // `checkpoint-<version>.<n>` (6 digits) where that version was written before,
 // for nothing that may be the only whole checkpoint is ever replaced. It holds
-//   state.safetensors  weights/<parameter>, velocity/<parameter> (float32),
+//   state.safetensors  weights/<parameter> (float32),
+//                      <slot>/<parameter> (float32) of those slots of the
+//                      optimizer that there are, such as velocity,
+//                      updates/<parameter> (int64, one a slice, adam only),
 //                      statistics/<kind>/<layer>/mean|variance (float64)
 //   manifest.json      everything else that a restart needs, and XXH3-64 sums
 //                      of the tensor file and of the manifest itself

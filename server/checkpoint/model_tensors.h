@@ -12,7 +12,7 @@
 namespace cohort {
 
 // One rope a parameter over what lies in partitions, by reference. Parameters
-// whose partitions are null (no velocity) get an empty rope.
+// whose partitions are null (no such slot) get an empty rope.
 std::vector<ByteRope> ParameterRopes(const RegisteredModel& model,
                                      const std::vector<SharedFloats>& buffers);
 

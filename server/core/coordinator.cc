@@ -7,7 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "server/core/optimizer/schedule.h"
+#include "server/core/optimizer/slots.h"
 
 namespace cohort {
 namespace {
@@ -68,12 +68,6 @@ uint64_t ChecksumOf(const SharedFloats& floats) {
   return RopeOf(floats).Checksum();
 }
 
-SharedFloats Zeros(int64_t elements) {
-  auto buffer = std::make_shared<FloatBuffer>(elements);
-  std::fill_n(buffer->data(), elements, 0.0f);
-  return buffer;
-}
-
 }  // namespace
 
 Coordinator::Coordinator(const CoordinatorOptions& options,
@@ -99,6 +93,7 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
   }
   model_ = restored->model;
   current_ = restored->snapshot;
+  ChangeOptimizer();
   const std::string adopted = AdoptStatistics();
   for (const Partition& p : model_->partitions) {
     if (p.trainable) ++trainable_partitions_;
@@ -141,6 +136,7 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
   if (restored->cursor == 0 && restored->data_epoch > 0 && open.empty()) {
     EvaluateEpoch(restored->data_epoch);
   }
+  HoldReadVersions();
 }
 
 absl::StatusOr<Worker*> Coordinator::Check(const Sender& sender, Instant now) {
@@ -178,10 +174,13 @@ absl::StatusOr<RegisterAnswer> Coordinator::BeginRegister(
   COHORT_RETURN_IF_ERROR(Validate(layout));
   COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
   if (model_ == nullptr) {
-    return RegisterAnswer{
-        .partitions = MakePartitions(layout, options_.partition_bytes),
-        .send_values = true,
-        .loss_reference = LossReference(plan)};
+    std::vector<Partition> partitions =
+        MakePartitions(layout, options_.partition_bytes);
+    COHORT_RETURN_IF_ERROR(
+        MaskFor(options_.optimizer, layout, partitions).status());
+    return RegisterAnswer{.partitions = std::move(partitions),
+                          .send_values = true,
+                          .loss_reference = LossReference(plan)};
   }
   COHORT_RETURN_IF_ERROR(CheckSameLayout(layout, model_->layout));
   COHORT_RETURN_IF_ERROR(CheckSamePlan(plan, model_->plan));
@@ -204,6 +203,9 @@ absl::Status Coordinator::FinishRegister(
     COHORT_RETURN_IF_ERROR(Validate(layout));
     COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
     COHORT_RETURN_IF_ERROR(CheckStatistics(layout, statistics));
+    COHORT_ASSIGN_OR_RETURN(
+        mask_, MaskFor(options_.optimizer, layout,
+                       MakePartitions(layout, options_.partition_bytes)));
     Install(layout, plan, std::move(values), std::move(statistics));
     out.push_back(
         effect::Log{.text = absl::StrCat(
@@ -230,13 +232,12 @@ void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
   for (size_t i = 0; i < values.size(); ++i) {
     const Partition& partition = model->partitions[i];
     COHORT_CHECK(values[i]->size() == partition.elements, "partition size");
-    const bool moves =
-        partition.trainable && options_.optimizer.uses_momentum();
     snapshot->checksums.push_back(ChecksumOf(values[i]));
-    snapshot->velocities.push_back(moves ? Zeros(partition.elements) : nullptr);
     if (partition.trainable) ++trainable_partitions_;
   }
   snapshot->weights = std::move(values);
+  snapshot->slots =
+      FitSlots(model->partitions, {}, SlotsOf(options_.optimizer, policy_));
   if (statistics.empty()) statistics = InitialStatistics(layout);
   snapshot->statistics = std::make_shared<const StatisticsSets>(
       StartSets(policy_.statistics, statistics));
@@ -244,6 +245,7 @@ void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
   current_ = std::move(snapshot);
   cursor_ = DataCursor(plan.train_samples, options_.epochs);
   statistics_ = KeptStatistics(policy_, layout.batch_norms);
+  HoldReadVersions();
 }
 
 bool Coordinator::ReadyToStart() const {
@@ -515,12 +517,12 @@ StatusView Coordinator::Status(Instant now) const {
                   .samples = samples_,
                   .samples_total = samples_total(),
                   .policy = PolicyText(policy_),
-                  .learning_rate = LearningRate(options_.optimizer, samples_,
-                                                samples_total()),
+                  .learning_rate = learning_rate(),
                   .train_loss = train_loss_,
                   .workers_live = ranks_.live(),
                   .workers_expected = ranks_.size(),
                   .counters = counters_,
+                  .staleness = staleness_,
                   .ended = ended_};
   if (current_ != nullptr) view.version = current_->version;
   if (round_.has_value()) view.attempt = round_->attempt;

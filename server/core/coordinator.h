@@ -15,10 +15,12 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/staleness_histogram.h"
 #include "server/core/data_cursor.h"
 #include "server/core/effects.h"
 #include "server/core/evaluation.h"
 #include "server/core/moments_collection.h"
+#include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
 #include "server/core/policy/aggregation_policy.h"
 #include "server/core/policy/lead.h"
@@ -86,6 +88,8 @@ struct StatusView {
   };
   std::vector<Worker> workers;
   std::map<std::string, int64_t> counters;
+  // Of pushes that were decided one by one (bounded, async) by this process.
+  StalenessCounts staleness;
   bool ended = false;
 };
 
@@ -316,6 +320,8 @@ class Coordinator {
 
   // coordinator_change.cc
   absl::Status CheckChange(const CoordinatorOptions& target) const;
+  // Mask and slots of the options in force.
+  void ChangeOptimizer();
   void ActAtOnce(const CoordinatorOptions& target, Instant now, Effects& out);
   // Nothing is in flight that the settings in force apply to.
   bool Quiet() const;
@@ -386,6 +392,9 @@ class Coordinator {
   // Keeps the versions that pushes under way have read, as far as the policy
   // needs them.
   void HoldReadVersions();
+  // What a push's gradient was computed at, where that is needed to
+  // compensate it; otherwise null.
+  SharedSnapshot ReadBy(Version version) const;
   void CommitArrival(Instant now, Effects& out);
   void ApplyArrival(const Arrival& arrival, const Transaction& transaction);
   PushVerdict VerdictOn(const Arrival& arrival) const;
@@ -410,7 +419,10 @@ class Coordinator {
   // More of it has arrived: it may make a member, or a commit.
   void TakePush(const Worker& worker, Instant now, Effects& out);
   void CountArrival(const Worker& worker, Push::Arrival arrival, Effects& out);
-  Transaction NewTransaction(double loss_weight, double learning_rate);
+  // As the schedule has it now.
+  double learning_rate() const;
+  // `plan` without what this knows: the model, its options and its mask.
+  Transaction NewTransaction(Transaction::Plan plan);
   void SendResult(const FoldResult& result, Version version,
                   const Worker& worker, const PushKey& key, Effects& out) const;
   // "rank 2: moments of bn1", if any are not finite.
@@ -459,6 +471,8 @@ class Coordinator {
   RankTable ranks_;
   SharedModel model_;
   int32_t trainable_partitions_ = 0;
+  // Frozen elements. Null: none.
+  SharedMask mask_;
   SharedSnapshot current_;
   DataCursor cursor_;
   EvaluationBook evaluations_;
@@ -484,6 +498,7 @@ class Coordinator {
   std::optional<double> train_loss_;
   std::optional<EvaluationRecord> last_evaluation_;
   std::map<std::string, int64_t> counters_;
+  StalenessCounts staleness_;
   // By rank: how the last push ended, to answer its repetitions.
   std::vector<std::optional<Decided>> decided_;
 

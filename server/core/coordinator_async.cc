@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "server/core/coordinator.h"
-#include "server/core/optimizer/schedule.h"
 
 namespace cohort {
 
@@ -72,6 +71,20 @@ void Coordinator::HoldReadVersions() {
   read_.erase(read_.begin(), read_.lower_bound(oldest));
 }
 
+SharedSnapshot Coordinator::ReadBy(Version version) const {
+  // Of a gradient that is not stale only the mean square is of use.
+  if (!judgement_.compensate &&
+      (policy_.staleness.rule != StalenessRule::kCompensate ||
+       !policy_.staleness.compensation_adaptive)) {
+    return nullptr;
+  }
+  if (version == current_->version) return current_;
+  const auto read = read_.find(version);
+  COHORT_CHECK(read != read_.end(),
+               absl::StrCat("version ", version.value(), " is not held"));
+  return read->second;
+}
+
 void Coordinator::ApplyNext(Instant now, Effects& out) {
   if (applying_.has_value() || arrivals_.empty()) return;
   RoundView view;
@@ -97,9 +110,13 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
                        static_cast<double>(samples_reference());
   // A damped gradient, not a damped rate: earlier gradients in the momentum
   // are not to blame for this one's age.
-  applying_transaction_ = NewTransaction(
-      opening.loss_weight / judgement_.weight,
-      share * LearningRate(options_.optimizer, samples_, samples_total()));
+  applying_transaction_ =
+      NewTransaction({.learning_rate = share * learning_rate(),
+                      .loss_weight = opening.loss_weight,
+                      .read = ReadBy(opening.version),
+                      .compensation = policy_.staleness.compensation,
+                      .adaptive = policy_.staleness.compensation_adaptive,
+                      .weight = judgement_.weight});
   for (size_t p = 0; p < model_->partitions.size(); ++p) {
     const auto partition = static_cast<int32_t>(p);
     if (applying_transaction_->Started(partition)) continue;
@@ -192,6 +209,7 @@ void Coordinator::EndArrival(const Arrival& arrival,
   record.samples = samples_;
   record.epoch_ended = cursor_.Finish(arrival.piece).has_value();
   ++ranks_[arrival.rank].assignments_finished;
+  ++staleness_[std::min(verdict.staleness_versions, kStalenessCountedMax)];
   AfterCommit(record, out);
   HoldReadVersions();
 

@@ -8,6 +8,8 @@
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "server/core/coordinator.h"
+#include "server/core/optimizer/mask.h"
+#include "server/core/optimizer/slots.h"
 
 namespace cohort {
 namespace {
@@ -42,12 +44,22 @@ std::string OptimizerText(const PolicyOptions& before,
 
 absl::Status Coordinator::CheckChange(const CoordinatorOptions& target) const {
   COHORT_RETURN_IF_ERROR(Validate(target));
-  if (target.optimizer.uses_momentum() == options_.optimizer.uses_momentum() ||
-      model_ == nullptr) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(
-      "--optimizer: the momentum of the run that goes on does not fit");
+  if (model_ == nullptr) return absl::OkStatus();
+  COHORT_RETURN_IF_ERROR(
+      CheckSlots(SlotsHeld(current_->slots), target.optimizer.kind));
+  return MaskFor(target.optimizer, model_->layout, model_->partitions).status();
+}
+
+void Coordinator::ChangeOptimizer() {
+  if (model_ == nullptr) return;
+  absl::StatusOr<SharedMask> mask =
+      MaskFor(options_.optimizer, model_->layout, model_->partitions);
+  COHORT_CHECK(mask.ok(), mask.status().ToString());
+  mask_ = *std::move(mask);
+  auto fitted = std::make_shared<ModelSnapshot>(*current_);
+  fitted->slots = FitSlots(model_->partitions, current_->slots,
+                           SlotsOf(options_.optimizer, policy_));
+  current_ = std::move(fitted);
 }
 
 absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
@@ -83,7 +95,10 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
                               : ChangeText(SettingsOf(options_), changed)};
   if (changed.empty()) {
     // Asked back to what is in force: nothing is to be waited for any more.
-    if (!request.dry_run) pending_.reset();
+    if (!request.dry_run && pending_.has_value()) {
+      pending_.reset();
+      Advance(now, out);
+    }
     return answer;
   }
   if (request.dry_run) {
@@ -156,6 +171,7 @@ void Coordinator::TryChange(Instant now, Effects& out) {
   CopySettings(change.target, /*at_once=*/false, options_);
   policy_ = Resolve(options_.policy);
   aggregation_ = MakeAggregationPolicy(policy_);
+  ChangeOptimizer();
   if (model_ != nullptr) absl::StrAppend(&text, AdoptStatistics());
   if (before != policy_) {
     absl::StrAppend(&text, ": ", PolicyText(policy_),

@@ -225,14 +225,21 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   return absl::OkStatus();
 }
 
-Transaction Coordinator::NewTransaction(double loss_weight,
-                                        double learning_rate) {
-  return Transaction({.id = next_transaction_++,
-                      .model = model_,
-                      .base = current_,
-                      .optimizer = options_.optimizer,
-                      .learning_rate = learning_rate,
-                      .loss_weight = loss_weight});
+double Coordinator::learning_rate() const {
+  return LearningRate(
+      options_.optimizer,
+      {.seen = samples_,
+       .epoch = model_ == nullptr ? 0 : model_->plan.train_samples,
+       .total = samples_total()});
+}
+
+Transaction Coordinator::NewTransaction(Transaction::Plan plan) {
+  plan.id = next_transaction_++;
+  plan.model = model_;
+  plan.base = current_;
+  plan.optimizer = options_.optimizer;
+  plan.mask = mask_;
+  return Transaction(std::move(plan));
 }
 
 void Coordinator::SendResult(const FoldResult& result, Version version,
@@ -257,19 +264,25 @@ void Coordinator::FoldDone(FoldResult result, Instant now, Effects& out) {
   // over.
   if (ended_ || (!of_round && !of_arrival)) return;
   if (of_arrival) {
-    applying_transaction_->Done(std::move(result));
+    for (FoldJob& job : applying_transaction_->Done(std::move(result))) {
+      out.push_back(effect::Fold{.job = std::move(job)});
+    }
     if (applying_transaction_->complete()) CommitArrival(now, out);
     return;
   }
   const int32_t partition = result.partition;
-  round_->transaction->Done(std::move(result));
+  for (FoldJob& job : round_->transaction->Done(std::move(result))) {
+    out.push_back(effect::Fold{.job = std::move(job)});
+  }
+  const std::optional<FoldResult>& done =
+      round_->transaction->result(partition);
   for (Rank rank : round_->members) {
+    if (!done.has_value()) break;
     const Worker& worker = ranks_[rank];
     // Nobody waits for tentative weights on a rank that is not there, or
     // that has not reached this step again.
     if (!worker.usable() || !worker.outstanding.has_value()) continue;
-    SendResult(*round_->transaction->result(partition), round_->step.Next(),
-               worker,
+    SendResult(*done, round_->step.Next(), worker,
                {.sequence = worker.outstanding->sequence,
                 .attempt = worker.outstanding->attempt},
                out);

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "server/core/coordinator.h"
-#include "server/core/optimizer/schedule.h"
 
 namespace cohort {
 
@@ -201,7 +200,7 @@ void Coordinator::OpenTransaction(Effects& out) {
     loss_weight += push.opening().loss_weight;
   }
   round_->transaction = NewTransaction(
-      loss_weight, LearningRate(options_.optimizer, samples_, samples_total()));
+      {.learning_rate = learning_rate(), .loss_weight = loss_weight});
   for (size_t p = 0; p < model_->partitions.size(); ++p) {
     StartFoldIfReady(static_cast<int32_t>(p), out);
   }

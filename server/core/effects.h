@@ -26,8 +26,8 @@ struct ModelSnapshot {
   std::vector<SharedFloats> weights;
   // XXH3-64 of each.
   std::vector<uint64_t> checksums;
-  // Null entries without momentum and for frozen partitions.
-  std::vector<SharedFloats> velocities;
+  // Of the optimizer; empty entries for partitions without gradients.
+  std::vector<Slots> slots;
   // Kinds of moving statistics in the policy's order; the first is exported.
   std::shared_ptr<const StatisticsSets> statistics;
 };

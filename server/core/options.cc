@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "common/status_macros.h"
+#include "server/core/optimizer/mask.h"
 
 namespace cohort {
 namespace {
@@ -87,17 +89,69 @@ absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
   return absl::OkStatus();
 }
 
-absl::Status ValidateOptimizer(const OptimizerOptions& o) {
-  if (!(o.learning_rate > 0) || !std::isfinite(o.learning_rate)) {
-    return Bad("learning_rate", absl::StrCat(o.learning_rate), "above 0");
+bool InUnit(double value) { return value >= 0 && value < 1; }
+
+bool ZeroOrMore(double value) { return value >= 0 && std::isfinite(value); }
+
+bool AboveZero(double value) { return value > 0 && std::isfinite(value); }
+
+absl::Status ValidateSchedule(const OptimizerOptions& o) {
+  double before = 0;
+  for (double milestone : o.step_epochs) {
+    if (milestone > before && std::isfinite(milestone)) {
+      before = milestone;
+      continue;
+    }
+    return Bad("step_epochs", absl::StrJoin(o.step_epochs, ","),
+               "epochs above 0, each above the one before");
   }
-  if (!(o.momentum >= 0 && o.momentum < 1)) {
-    return Bad("momentum", absl::StrCat(o.momentum), "in [0, 1)");
+  if (o.schedule == ScheduleKind::kStep && o.step_epochs.empty()) {
+    return Bad("step_epochs", "none",
+               "at least one milestone with --schedule=step");
   }
-  if (!(o.weight_decay >= 0) || !std::isfinite(o.weight_decay)) {
-    return Bad("weight_decay", absl::StrCat(o.weight_decay), "0 or more");
+  if (!AboveZero(o.step_gamma)) {
+    return Bad("step_gamma", absl::StrCat(o.step_gamma), "above 0");
+  }
+  if (!AboveZero(o.poly_power)) {
+    return Bad("poly_power", absl::StrCat(o.poly_power), "above 0");
+  }
+  if (!ZeroOrMore(o.warmup_epochs)) {
+    return Bad("warmup_epochs", absl::StrCat(o.warmup_epochs), "0 or more");
+  }
+  if (!ZeroOrMore(o.final_learning_rate)) {
+    return Bad("final_learning_rate", absl::StrCat(o.final_learning_rate),
+               "0 or more");
   }
   return absl::OkStatus();
+}
+
+absl::Status ValidateOptimizer(const OptimizerOptions& o) {
+  if (!AboveZero(o.learning_rate)) {
+    return Bad("learning_rate", absl::StrCat(o.learning_rate), "above 0");
+  }
+  const std::pair<absl::string_view, double> units[] = {
+      {"momentum", o.momentum},
+      {"adam_beta1", o.adam_beta1},
+      {"adam_beta2", o.adam_beta2}};
+  for (const auto& [name, value] : units) {
+    if (!InUnit(value)) return Bad(name, absl::StrCat(value), "in [0, 1)");
+  }
+  if (!AboveZero(o.adam_epsilon)) {
+    return Bad("adam_epsilon", absl::StrCat(o.adam_epsilon), "above 0");
+  }
+  if (!AboveZero(o.lars_trust)) {
+    return Bad("lars_trust", absl::StrCat(o.lars_trust), "above 0");
+  }
+  if (!ZeroOrMore(o.weight_decay)) {
+    return Bad("weight_decay", absl::StrCat(o.weight_decay), "0 or more");
+  }
+  if (!ZeroOrMore(o.clip_norm)) {
+    return Bad("clip_norm", absl::StrCat(o.clip_norm), "0 (off) or more");
+  }
+  for (const std::string& spec : o.freeze) {
+    COHORT_RETURN_IF_ERROR(ParseFreezeSpec(spec).status());
+  }
+  return ValidateSchedule(o);
 }
 
 absl::Status ValidatePositive(absl::string_view option, absl::Duration value) {

@@ -16,20 +16,48 @@ enum class AggregationKind { kSync, kBounded, kAsync };
 enum class StalenessRule { kKeep, kDrop, kScale, kCompensate };
 enum class NormalizationKind { kAuto, kGlobal, kLocal };
 enum class StatisticsKind { kSync, kAsync, kChief, kAfter };
-enum class OptimizerKind { kSgd, kMomentum, kNesterov };
-enum class ScheduleKind { kConstant, kCosine };
+enum class OptimizerKind { kSgd, kMomentum, kNesterov, kAdam, kAdamW, kLars };
+enum class ScheduleKind { kConstant, kStep, kCosine, kPolynomial };
 enum class OnWorkerLoss { kWait, kContinue };
 
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kMomentum;
   double learning_rate = 0.1;
+  // Of momentum, nesterov and lars.
   double momentum = 0.9;
+  // Of adam and adamw.
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.999;
+  double adam_epsilon = 1e-8;
+  // Trust coefficient of lars.
+  double lars_trust = 0.001;
   double weight_decay = 5e-4;
   // Applies weight decay to biases and batch norm too.
   bool decay_everything = false;
-  ScheduleKind schedule = ScheduleKind::kCosine;
+  // Patterns of parameter names that are never decayed.
+  std::vector<std::string> no_decay;
+  // Longer gradients are shortened to this norm, over all parameters; 0: off.
+  double clip_norm = 0;
 
-  bool uses_momentum() const { return kind != OptimizerKind::kSgd; }
+  ScheduleKind schedule = ScheduleKind::kCosine;
+  // Of kStep: milestones in epochs, and what each multiplies the rate by.
+  std::vector<double> step_epochs;
+  double step_gamma = 0.1;
+  double poly_power = 1;
+  double warmup_epochs = 0;
+  // Where kCosine and kPolynomial end.
+  double final_learning_rate = 0;
+
+  // What of the model stays as it is; see ParseFreezeSpec.
+  std::vector<std::string> freeze;
+
+  bool uses_momentum() const {
+    return kind == OptimizerKind::kMomentum ||
+           kind == OptimizerKind::kNesterov || kind == OptimizerKind::kLars;
+  }
+  bool uses_adam() const {
+    return kind == OptimizerKind::kAdam || kind == OptimizerKind::kAdamW;
+  }
 
   friend bool operator==(const OptimizerOptions&,
                          const OptimizerOptions&) = default;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -182,6 +183,53 @@ Setting OptionalNumber(absl::string_view name,
           }};
 }
 
+std::string ParseEntry(absl::string_view text, double& value) {
+  return ParseNumber(text, value);
+}
+std::string ParseEntry(absl::string_view text, std::string& value) {
+  value = std::string(text);
+  return value.empty() ? "entries that are not empty" : "";
+}
+std::string PrintEntry(double value) { return PrintNumber(value); }
+std::string PrintEntry(const std::string& value) { return value; }
+
+constexpr absl::string_view kNone = "none";
+
+// Entries separated by `separator`, blanks around them ignored; "none" or
+// nothing: an empty list.
+template <typename T>
+Setting List(absl::string_view name, char separator,
+             Field<std::vector<T>> field) {
+  return {.name = name,
+          .read = [separator, field](absl::string_view text,
+                                     Options& options) -> std::string {
+            std::vector<T> values;
+            text = absl::StripAsciiWhitespace(text);
+            if (!text.empty() && text != kNone) {
+              for (absl::string_view part : absl::StrSplit(text, separator)) {
+                std::string wanted = ParseEntry(
+                    absl::StripAsciiWhitespace(part), values.emplace_back());
+                if (!wanted.empty()) {
+                  return absl::StrCat("none, or a list separated by '",
+                                      absl::string_view(&separator, 1),
+                                      "': ", wanted);
+                }
+              }
+            }
+            field(options) = std::move(values);
+            return "";
+          },
+          .print =
+              [separator, field](const Options& options) {
+                const std::vector<T>& values = ReadOnly(field, options);
+                if (values.empty()) return std::string(kNone);
+                return absl::StrJoin(values, absl::string_view(&separator, 1),
+                                     [](std::string* out, const T& value) {
+                                       absl::StrAppend(out, PrintEntry(value));
+                                     });
+              }};
+}
+
 std::vector<Setting> PolicySettings() {
   return {
       Choice<AggregationKind>(
@@ -246,7 +294,10 @@ std::vector<Setting> OptimizerSettings() {
               "optimizer",
               {{"sgd", OptimizerKind::kSgd},
                {"momentum", OptimizerKind::kMomentum},
-               {"nesterov", OptimizerKind::kNesterov}},
+               {"nesterov", OptimizerKind::kNesterov},
+               {"adam", OptimizerKind::kAdam},
+               {"adamw", OptimizerKind::kAdamW},
+               {"lars", OptimizerKind::kLars}},
               [](Options& o) -> OptimizerKind& { return o.optimizer.kind; }),
           Number<double>(
               "learning_rate",
@@ -255,14 +306,60 @@ std::vector<Setting> OptimizerSettings() {
               "momentum",
               [](Options& o) -> double& { return o.optimizer.momentum; }),
           Number<double>(
+              "adam_beta1",
+              [](Options& o) -> double& { return o.optimizer.adam_beta1; }),
+          Number<double>(
+              "adam_beta2",
+              [](Options& o) -> double& { return o.optimizer.adam_beta2; }),
+          Number<double>(
+              "adam_epsilon",
+              [](Options& o) -> double& { return o.optimizer.adam_epsilon; }),
+          Number<double>(
+              "lars_trust",
+              [](Options& o) -> double& { return o.optimizer.lars_trust; }),
+          Number<double>(
               "weight_decay",
               [](Options& o) -> double& { return o.optimizer.weight_decay; }),
-          Choice<ScheduleKind>("schedule",
-                               {{"constant", ScheduleKind::kConstant},
-                                {"cosine", ScheduleKind::kCosine}},
-                               [](Options& o) -> ScheduleKind& {
-                                 return o.optimizer.schedule;
-                               })};
+          Number<bool>(
+              "decay_everything",
+              [](Options& o) -> bool& { return o.optimizer.decay_everything; }),
+          List<std::string>("no_decay", ',',
+                            [](Options& o) -> std::vector<std::string>& {
+                              return o.optimizer.no_decay;
+                            }),
+          Number<double>(
+              "clip_norm",
+              [](Options& o) -> double& { return o.optimizer.clip_norm; }),
+          List<std::string>("freeze", ';',
+                            [](Options& o) -> std::vector<std::string>& {
+                              return o.optimizer.freeze;
+                            })};
+}
+
+std::vector<Setting> ScheduleSettings() {
+  return {Choice<ScheduleKind>(
+              "schedule",
+              {{"constant", ScheduleKind::kConstant},
+               {"step", ScheduleKind::kStep},
+               {"cosine", ScheduleKind::kCosine},
+               {"polynomial", ScheduleKind::kPolynomial}},
+              [](Options& o) -> ScheduleKind& { return o.optimizer.schedule; }),
+          List<double>("step_epochs", ',',
+                       [](Options& o) -> std::vector<double>& {
+                         return o.optimizer.step_epochs;
+                       }),
+          Number<double>(
+              "step_gamma",
+              [](Options& o) -> double& { return o.optimizer.step_gamma; }),
+          Number<double>(
+              "poly_power",
+              [](Options& o) -> double& { return o.optimizer.poly_power; }),
+          Number<double>(
+              "warmup_epochs",
+              [](Options& o) -> double& { return o.optimizer.warmup_epochs; }),
+          Number<double>("final_learning_rate", [](Options& o) -> double& {
+            return o.optimizer.final_learning_rate;
+          })};
 }
 
 std::vector<Setting> MembershipSettings() {
@@ -301,8 +398,8 @@ const std::vector<Setting>& All() {
   // matters.
   static const std::vector<Setting>& all = *[] {
     auto* list = new std::vector<Setting>;
-    for (auto* part :
-         {&PolicySettings, &OptimizerSettings, &MembershipSettings}) {
+    for (auto* part : {&PolicySettings, &OptimizerSettings, &ScheduleSettings,
+                       &MembershipSettings}) {
       for (Setting& setting : part()) list->push_back(std::move(setting));
     }
     return list;

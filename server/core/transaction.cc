@@ -1,19 +1,103 @@
 #include "server/core/transaction.h"
 
+#include <algorithm>
+#include <cmath>
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "server/core/optimizer/name_pattern.h"
 
 namespace cohort {
 
+namespace {
+
+bool Matches(const std::vector<std::string>& patterns,
+             const ParameterSpec& parameter) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&parameter](const std::string& pattern) {
+                       return MatchesPattern(pattern, parameter.name);
+                     });
+}
+
+// As LARS is used: what is not decayed by default is not adapted either.
+bool Adapts(const OptimizerOptions& options, const ParameterSpec& parameter) {
+  return options.kind == OptimizerKind::kLars && !parameter.decay_exempt &&
+         !Matches(options.no_decay, parameter);
+}
+
+kernels::AdamStep AdamStepOf(const OptimizerOptions& o, double learning_rate,
+                             double weight_decay, double weight,
+                             int64_t update) {
+  const auto t = static_cast<double>(update);
+  const bool decoupled = o.kind == OptimizerKind::kAdamW;
+  return {.gradient_scale = static_cast<float>(weight),
+          .rate = static_cast<float>(learning_rate /
+                                     (1 - std::pow(o.adam_beta1, t))),
+          .weight_decay = decoupled ? 0.0f : static_cast<float>(weight_decay),
+          .weight_keep =
+              decoupled ? static_cast<float>(1 - learning_rate * weight_decay)
+                        : 1.0f,
+          .first_decay = static_cast<float>(o.adam_beta1),
+          .first_gain = static_cast<float>(1 - o.adam_beta1),
+          .second_decay = static_cast<float>(o.adam_beta2),
+          .second_gain = static_cast<float>(1 - o.adam_beta2),
+          .second_correction =
+              static_cast<float>(std::sqrt(1 - std::pow(o.adam_beta2, t))),
+          .epsilon = static_cast<float>(o.adam_epsilon)};
+}
+
+}  // namespace
+
 Transaction::Transaction(Plan plan) : plan_(std::move(plan)) {
+  const std::vector<Partition>& partitions = plan_.model->partitions;
+  COHORT_CHECK(plan_.base->slots.size() == partitions.size(),
+               absl::StrCat("got slots of ", plan_.base->slots.size(),
+                            " partitions, want ", partitions.size()));
   if (plan_.loss_weight > 0) {
     gradient_scale_ = plan_.model->plan.loss_reference / plan_.loss_weight;
   }
-  results_.resize(plan_.model->partitions.size());
-  for (const Partition& partition : plan_.model->partitions) {
+  results_.resize(partitions.size());
+  for (const Partition& partition : partitions) {
     started_.push_back(!partition.trainable);
     if (partition.trainable) ++missing_;
   }
+  if (two_passes()) {
+    pending_.resize(partitions.size());
+    norms_.resize(partitions.size());
+    missing_first_ = missing_;
+  }
+}
+
+bool Transaction::two_passes() const {
+  return plan_.optimizer.clip_norm > 0 ||
+         plan_.optimizer.kind == OptimizerKind::kLars;
+}
+
+SliceStep Transaction::StepOf(int32_t partition, size_t slice,
+                              bool absent) const {
+  const auto p = static_cast<size_t>(partition);
+  const OptimizerOptions& o = plan_.optimizer;
+  const Slice& shape = plan_.model->partitions[p].slices[slice];
+  const ParameterSpec& parameter =
+      plan_.model->layout.parameters[static_cast<size_t>(shape.parameter)];
+  const bool frozen =
+      plan_.mask != nullptr && plan_.mask->partitions[p].whole[slice];
+  const double decay = Decays(o, parameter) ? o.weight_decay : 0;
+  SliceStep step{
+      .count = shape.count,
+      .step = {.gradient_scale = static_cast<float>(plan_.weight),
+               .learning_rate = static_cast<float>(plan_.learning_rate),
+               .weight_decay = static_cast<float>(decay),
+               .momentum =
+                   o.uses_momentum() ? static_cast<float>(o.momentum) : 0.0f,
+               .nesterov = o.kind == OptimizerKind::kNesterov},
+      .skip = absent || frozen};
+  if (o.uses_adam()) {
+    step.adam = AdamStepOf(o, plan_.learning_rate, decay, plan_.weight,
+                           plan_.base->slots[p].updates[slice] + 1);
+  }
+  return step;
 }
 
 FoldJob Transaction::Fold(int32_t partition,
@@ -21,11 +105,20 @@ FoldJob Transaction::Fold(int32_t partition,
   const auto p = static_cast<size_t>(partition);
   COHORT_CHECK(!started_[p], absl::StrCat("partition ", partition));
   const Partition& shape = plan_.model->partitions[p];
-  const OptimizerOptions& o = plan_.optimizer;
   FoldJob job{.transaction = plan_.id,
               .partition = partition,
+              .pass = two_passes() ? FoldPass::kGradient : FoldPass::kWhole,
+              .gradient_scale = static_cast<float>(gradient_scale_),
               .weights = plan_.base->weights[p],
-              .velocity = plan_.base->velocities[p]};
+              .slots = plan_.base->slots[p],
+              .frozen = plan_.mask == nullptr ? nullptr
+                                              : plan_.mask->partitions[p].runs,
+              .weight_norms = plan_.optimizer.kind == OptimizerKind::kLars};
+  if (plan_.read != nullptr) {
+    job.compensation = {.read_weights = plan_.read->weights[p],
+                        .lambda = plan_.compensation,
+                        .adaptive = plan_.adaptive};
+  }
   std::vector<size_t> absent(shape.slices.size(), 0);
   for (const auto& [rank, push] : pushes) {
     for (int32_t slice : push->absent_slices(partition)) {
@@ -35,34 +128,105 @@ FoldJob Transaction::Fold(int32_t partition,
         {.rank = rank, .gradient = push->TakeGradient(partition)});
   }
   for (size_t i = 0; i < shape.slices.size(); ++i) {
-    const Slice& slice = shape.slices[i];
-    const ParameterSpec& parameter =
-        plan_.model->layout.parameters[static_cast<size_t>(slice.parameter)];
-    const bool decays = o.decay_everything || !parameter.decay_exempt;
-    job.slices.push_back(
-        {.count = slice.count,
-         .step = {.gradient_scale = static_cast<float>(gradient_scale_),
-                  .learning_rate = static_cast<float>(plan_.learning_rate),
-                  .weight_decay =
-                      decays ? static_cast<float>(o.weight_decay) : 0.0f,
-                  .momentum =
-                      o.uses_momentum() ? static_cast<float>(o.momentum) : 0.0f,
-                  .nesterov = o.kind == OptimizerKind::kNesterov},
-         .skip = absent[i] == pushes.size()});
+    job.slices.push_back(StepOf(partition, i, absent[i] == pushes.size()));
+  }
+  if (two_passes()) {
+    FoldJob& second = pending_[p];
+    second = job;
+    second.pass = FoldPass::kUpdate;
+    second.contributions.clear();
+    second.compensation = {};
   }
   started_[p] = true;
   return job;
 }
 
-void Transaction::Done(FoldResult result) {
+std::vector<FoldJob> Transaction::Done(FoldResult result) {
   const auto p = static_cast<size_t>(result.partition);
   COHORT_CHECK(started_[p] && !results_[p].has_value(),
                absl::StrCat("partition ", result.partition, " folded twice"));
   if (result.nonfinite.has_value() && !nonfinite_.has_value()) {
     nonfinite_ = result.nonfinite;
   }
-  results_[p] = std::move(result);
-  --missing_;
+  if (result.pass != FoldPass::kGradient) {
+    results_[p] = std::move(result);
+    --missing_;
+    return {};
+  }
+  pending_[p].gradient = std::move(result.gradient);
+  pending_[p].slots.mean_square = std::move(result.slots.mean_square);
+  norms_[p] = std::move(result.norms);
+  if (--missing_first_ > 0) return {};
+  // Nothing of it will be used.
+  if (nonfinite_.has_value()) {
+    missing_ = 0;
+    return {};
+  }
+  return SecondPass();
+}
+
+std::vector<FoldJob> Transaction::SecondPass() {
+  double squares = 0;
+  for (const std::vector<SliceNorm>& partition : norms_) {
+    for (const SliceNorm& norm : partition) squares += norm.gradient;
+  }
+  gradient_norm_ = std::sqrt(squares);
+  const double norm_max = plan_.optimizer.clip_norm;
+  const double clip = norm_max > 0 && *gradient_norm_ > norm_max
+                          ? norm_max / *gradient_norm_
+                          : 1.0;
+  const std::vector<double> ratios = TrustRatios(clip);
+  std::vector<FoldJob> jobs;
+  for (size_t p = 0; p < pending_.size(); ++p) {
+    if (!plan_.model->partitions[p].trainable) continue;
+    FoldJob job = std::move(pending_[p]);
+    for (size_t i = 0; i < job.slices.size(); ++i) {
+      const Slice& slice = plan_.model->partitions[p].slices[i];
+      const double ratio = ratios[static_cast<size_t>(slice.parameter)];
+      kernels::SgdStep& sgd = job.slices[i].step;
+      sgd.gradient_scale = static_cast<float>(plan_.weight * clip * ratio);
+      sgd.weight_decay = static_cast<float>(sgd.weight_decay * ratio);
+      if (job.slices[i].adam.has_value()) {
+        job.slices[i].adam->gradient_scale =
+            static_cast<float>(plan_.weight * clip);
+      }
+    }
+    jobs.push_back(std::move(job));
+  }
+  pending_.clear();
+  norms_.clear();
+  return jobs;
+}
+
+// trust * |w| / (|g| + decay * |w|) over whole parameters; 1 where either norm
+// is 0, as a parameter that starts at 0 could never leave it.
+//
+// Source: You, Gitman, Ginsburg, "Large Batch Training of Convolutional
+//   Networks", 2017, equation 6 and algorithm 1. The rate multiplies the
+//   velocity, as in the other rules, and not what goes into it.
+std::vector<double> Transaction::TrustRatios(double clip) const {
+  const OptimizerOptions& o = plan_.optimizer;
+  const std::vector<ParameterSpec>& parameters = plan_.model->layout.parameters;
+  std::vector<double> ratios(parameters.size(), 1.0);
+  if (o.kind != OptimizerKind::kLars) return ratios;
+  std::vector<SliceNorm> sums(parameters.size());
+  for (size_t p = 0; p < norms_.size(); ++p) {
+    for (size_t i = 0; i < norms_[p].size(); ++i) {
+      const Slice& slice = plan_.model->partitions[p].slices[i];
+      SliceNorm& sum = sums[static_cast<size_t>(slice.parameter)];
+      sum.gradient += norms_[p][i].gradient;
+      sum.weights += norms_[p][i].weights;
+    }
+  }
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    if (!Adapts(o, parameters[k])) continue;
+    const double weights = std::sqrt(sums[k].weights);
+    const double gradient = clip * std::sqrt(sums[k].gradient);
+    if (weights == 0 || gradient == 0) continue;
+    const double decay = Decays(o, parameters[k]) ? o.weight_decay : 0;
+    ratios[k] = o.lars_trust * weights / (gradient + decay * weights);
+  }
+  return ratios;
 }
 
 SharedSnapshot Transaction::Next(StatisticsSets statistics) const {
@@ -73,10 +237,15 @@ SharedSnapshot Transaction::Next(StatisticsSets statistics) const {
     const std::optional<FoldResult>& result = results_[p];
     if (!result.has_value()) continue;
     next->weights[p] = result->weights;
-    next->velocities[p] = result->velocity;
+    next->slots[p] = result->slots;
     next->checksums[p] = result->checksum;
   }
   return next;
+}
+
+bool Decays(const OptimizerOptions& options, const ParameterSpec& parameter) {
+  if (Matches(options.no_decay, parameter)) return false;
+  return options.decay_everything || !parameter.decay_exempt;
 }
 
 SharedSnapshot Successor(const ModelSnapshot& base, StatisticsSets statistics) {

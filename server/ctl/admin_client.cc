@@ -111,6 +111,11 @@ absl::StatusOr<v1::CheckpointReply> AdminClient::Checkpoint() {
                                    v1::CheckpointRequest());
 }
 
+absl::StatusOr<v1::CollectStatisticsReply> AdminClient::CollectStatistics() {
+  return Call<v1::CollectStatisticsReply>(&v1::Admin::Stub::CollectStatistics,
+                                          v1::CollectStatisticsRequest());
+}
+
 absl::StatusOr<v1::ExportReply> AdminClient::Export() {
   return Call<v1::ExportReply>(&v1::Admin::Stub::Export, v1::ExportRequest());
 }

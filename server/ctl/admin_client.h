@@ -32,6 +32,7 @@ class AdminClient {
   absl::StatusOr<v1::DrainReply> Drain(const v1::DrainRequest& request);
   absl::StatusOr<v1::CheckpointReply> Checkpoint();
   absl::StatusOr<v1::ExportReply> Export();
+  absl::StatusOr<v1::CollectStatisticsReply> CollectStatistics();
 
  private:
   struct Connection;

@@ -59,4 +59,25 @@ absl::Status RunExport(Context& context) {
                       reply->version(), " is in the server's --results_dir");
 }
 
+absl::Status RunStatisticsCollect(Context& context) {
+  const absl::StatusOr<v1::CollectStatisticsReply> reply =
+      context.server.CollectStatistics();
+  COHORT_RETURN_IF_ERROR(
+      WithNext(reply.status(), absl::StatusCode::kFailedPrecondition,
+               "`cohortctl policy set --bn_statistics=sync,after` adds the "
+               "kind that is collected"));
+  if (context.json) {
+    context.io.out << nlohmann::ordered_json{{"version", reply->version()},
+                                             {"batches", reply->batches()}}
+                          .dump()
+                   << "\n";
+    return absl::OkStatus();
+  }
+  context.io.out << "collecting statistics over " << reply->batches()
+                 << " batches with the weights of version " << reply->version()
+                 << "\n";
+  context.io.err << "the server evaluates them when all are in" << std::endl;
+  return absl::OkStatus();
+}
+
 }  // namespace cohort

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/clock.h"
+#include "common/staleness_histogram.h"
 #include "server/ctl/table.h"
 
 namespace cohort {
@@ -113,6 +114,11 @@ std::string OverviewText(const Overview& overview, bool bold) {
   line("learning rate", absl::StrFormat("%.6g", status.learning_rate()));
   line("rate", RateText(status));
   line("policy", PolicyText(overview.policy));
+  const StalenessCounts staleness(status.staleness().begin(),
+                                  status.staleness().end());
+  if (!staleness.empty()) {
+    line("staleness", absl::StrCat("versions ", StalenessText(staleness)));
+  }
   if (!overview.policy.pending().empty()) {
     line("change to", PendingText(overview.policy));
   }
@@ -164,6 +170,11 @@ std::string OverviewJson(const Overview& overview) {
     json["policy"]["pending"][name] = value;
   }
   json["workers"] = WorkersToJson(s);
+  json["staleness_versions"] = Json::object();
+  for (const auto& [staleness, count] :
+       std::map<int64_t, int64_t>(s.staleness().begin(), s.staleness().end())) {
+    json["staleness_versions"][absl::StrCat(staleness)] = count;
+  }
   json["counters"] = Json::object();
   for (const auto& [name, count] : std::map<std::string, int64_t>(
            s.counters().begin(), s.counters().end())) {

@@ -70,6 +70,7 @@ absl::Status RunWorkersEvict(Context& context);
 absl::Status RunDrain(Context& context);
 absl::Status RunCheckpointSave(Context& context);
 absl::Status RunExport(Context& context);
+absl::Status RunStatisticsCollect(Context& context);
 
 // `status` with what to do next on a line of its own, if it is `code`.
 absl::Status WithNext(const absl::Status& status, absl::StatusCode code,

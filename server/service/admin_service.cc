@@ -104,6 +104,8 @@ v1::Status ToProto(const StatusView& view, double samples_per_second) {
     to->set_sequence(worker.sequence.value());
     to->set_silent_ms(absl::ToInt64Milliseconds(worker.silent));
   }
+  proto.mutable_staleness()->insert(view.staleness.begin(),
+                                    view.staleness.end());
   proto.mutable_counters()->insert(view.counters.begin(), view.counters.end());
   return proto;
 }

@@ -9,6 +9,8 @@
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "server/checkpoint/model_tensors.h"
+#include "server/core/optimizer/mask.h"
+#include "server/core/optimizer/slots.h"
 #include "server/core/settings.h"
 
 namespace cohort {
@@ -202,13 +204,11 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
                                ": the data order depends on it"));
   }
   const RunState& state = checkpoint.state;
-  for (size_t i = 0; i < state.model->partitions.size(); ++i) {
-    if (!state.model->partitions[i].trainable) continue;
-    const bool has = state.snapshot->velocities[i] != nullptr;
-    if (has == options.optimizer.uses_momentum()) continue;
-    return Refuse("optimizer", has ? "sgd" : "one with momentum",
-                  has ? "one with momentum" : "sgd");
-  }
+  COHORT_RETURN_IF_ERROR(
+      CheckSlots(SlotsHeld(state.snapshot->slots), options.optimizer.kind));
+  COHORT_RETURN_IF_ERROR(
+      MaskFor(options.optimizer, state.model->layout, state.model->partitions)
+          .status());
   // Otherwise the difference becomes a change of policy, which tells itself.
   if (!state.settings.empty()) return absl::OkStatus();
   const std::string policy = PolicyText(options.policy);

@@ -227,6 +227,7 @@ void RunRecorder::WriteRow(const Row& row) {
     samples = absl::StrCat(w.last.samples);
     const auto n = static_cast<double>(w.samples);
     const double seconds = absl::ToDoubleSeconds(row.at - w.begin);
+    // Once an evaluation, not once a kind of statistics.
     if (row.result == 0) {
       train = absl::StrFormat(
           "%s,%s,%.8g,%s",

@@ -100,8 +100,6 @@ class RunRecorder {
     // Its row is in the file.
     bool written = false;
     Instant at;
-    // Which of the evaluation's results.
-    size_t result = 0;
   };
 
   RunRecorder(const RecorderOptions& options, std::ostream& out,

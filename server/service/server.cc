@@ -14,6 +14,7 @@
 #include "common/byte_rope.h"
 #include "common/formats/file_system.h"
 #include "common/log/log.h"
+#include "common/staleness_histogram.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "server/service/listen_address.h"
@@ -309,6 +310,10 @@ void Server::PrintEnd(const RunSummary& summary) {
     } else {
       out_ << "; " << summary.files.message() << '\n';
     }
+  }
+  const std::string staleness = StalenessText(shard_->Status().staleness);
+  if (!staleness.empty()) {
+    out_ << "staleness of pushes, in versions: " << staleness << '\n';
   }
   if (summary.outcome.has_value() && summary.last_evaluation.has_value()) {
     const std::vector<EvaluationResult>& results =

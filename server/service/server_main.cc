@@ -57,12 +57,36 @@ ABSL_FLAG(bool, bn_mixture_variance, false,
           "Moving variances hold how far the batch means are apart, too.");
 ABSL_FLAG(int64_t, precise_batches, 200,
           "Batches that --bn_statistics=after is collected over.");
-ABSL_FLAG(std::string, optimizer, "momentum", "sgd, momentum or nesterov.");
-ABSL_FLAG(double, learning_rate, 0.1, "Rate at the start.");
-ABSL_FLAG(double, momentum, 0.9, "Of momentum and nesterov.");
+ABSL_FLAG(std::string, optimizer, "momentum",
+          "sgd, momentum, nesterov, adam, adamw or lars.");
+ABSL_FLAG(double, learning_rate, 0.1, "Rate that the schedule starts from.");
+ABSL_FLAG(double, momentum, 0.9, "Of momentum, nesterov and lars.");
+ABSL_FLAG(double, adam_beta1, 0.9, "Decay of adam's mean of gradients.");
+ABSL_FLAG(double, adam_beta2, 0.999, "Decay of adam's mean of squares.");
+ABSL_FLAG(double, adam_epsilon, 1e-8, "Added to the root in adam's divisor.");
+ABSL_FLAG(double, lars_trust, 0.001, "Trust coefficient of lars.");
 ABSL_FLAG(double, weight_decay, 5e-4, "Not applied to biases and batch norm.");
+ABSL_FLAG(bool, decay_everything, false,
+          "Apply weight decay to biases and batch norm too.");
+ABSL_FLAG(std::string, no_decay, "none",
+          "Parameters that are never decayed: names or patterns with * and ?, "
+          "separated by commas.");
+ABSL_FLAG(double, clip_norm, 0,
+          "Longer gradients, over all parameters, are cut to this norm; 0: "
+          "off.");
+ABSL_FLAG(std::string, freeze, "none",
+          "What stays as it is, separated by semicolons: parameters such as "
+          "layer4.* or slices such as conv2.weight[:,0:2,-1].");
 ABSL_FLAG(std::string, schedule, "cosine",
-          "Learning rate over the run: constant or cosine.");
+          "Learning rate over the run: constant, step, cosine or polynomial.");
+ABSL_FLAG(std::string, step_epochs, "none",
+          "Step: epochs after which the rate falls, such as 30,60,80.");
+ABSL_FLAG(double, step_gamma, 0.1, "Step: what the rate is multiplied by.");
+ABSL_FLAG(double, poly_power, 1, "Polynomial: power of what is left to do.");
+ABSL_FLAG(double, warmup_epochs, 0,
+          "Epochs in which the rate first rises from 0.");
+ABSL_FLAG(double, final_learning_rate, 0,
+          "Cosine and polynomial: rate at the end.");
 ABSL_FLAG(int64_t, epochs, 5, "Passes over the training data.");
 ABSL_FLAG(uint64_t, seed, 1,
           "Of the data order and everything random on a worker.");

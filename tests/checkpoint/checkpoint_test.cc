@@ -107,8 +107,35 @@ TEST_F(CheckpointTest, SettingsOfAWrongTypeAreDamage) {
 TEST_F(CheckpointTest, LoadsAStateWithoutMomentum) {
   RunState state = ExampleState(1);
   auto plain = std::make_shared<ModelSnapshot>(*state.snapshot);
-  plain->velocities.assign(plain->weights.size(), nullptr);
+  plain->slots.assign(plain->weights.size(), {});
   state.snapshot = plain;
+  ASSERT_TRUE(
+      WriteCheckpoint(files_, dir_.path(), kKeep, ExampleIdentity(), state)
+          .ok());
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ExpectSameState((*loaded)->state, state);
+}
+
+TEST_F(CheckpointTest, LoadsEverySlotAndCount) {
+  RunState state = ExampleState(1);
+  auto adaptive = std::make_shared<ModelSnapshot>(*state.snapshot);
+  float value = 0.5;
+  for (size_t p = 0; p < adaptive->slots.size(); ++p) {
+    const Partition& partition = state.model->partitions[p];
+    if (!partition.trainable) continue;
+    for (const SlotKind& slot : AllSlots()) {
+      auto buffer = std::make_shared<FloatBuffer>(partition.elements);
+      for (float& element : buffer->mutable_span()) element = value++;
+      adaptive->slots[p].*slot.buffer = std::move(buffer);
+    }
+    // Above 2^32, and different for the slices of one parameter.
+    for (size_t i = 0; i < partition.slices.size(); ++i) {
+      adaptive->slots[p].updates.push_back((int64_t{1} << 40) +
+                                           static_cast<int64_t>(10 * p + i));
+    }
+  }
+  state.snapshot = adaptive;
   ASSERT_TRUE(
       WriteCheckpoint(files_, dir_.path(), kKeep, ExampleIdentity(), state)
           .ok());

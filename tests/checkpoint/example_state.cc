@@ -52,8 +52,8 @@ SharedSnapshot ExampleSnapshot(const RegisteredModel& model, int64_t version) {
     }
     snapshot->checksums.push_back(RopeOf(weights).Checksum());
     snapshot->weights.push_back(std::move(weights));
-    snapshot->velocities.push_back(partition.trainable ? std::move(velocity)
-                                                       : nullptr);
+    snapshot->slots.push_back(
+        {.velocity = partition.trainable ? std::move(velocity) : nullptr});
   }
   const LayerStatistics plain = {
       .mean = {1.0 / 3, -1e-300}, .variance = {1, 1}, .num_batches_tracked = 0};
@@ -80,7 +80,18 @@ void ExpectSameBuffers(const std::vector<SharedFloats>& seen,
   }
 }
 
+std::vector<SharedFloats> Buffers(const std::vector<Slots>& slots,
+                                  const SlotKind& kind) {
+  std::vector<SharedFloats> buffers;
+  for (const Slots& one : slots) buffers.push_back(one.*kind.buffer);
+  return buffers;
+}
+
 }  // namespace
+
+std::vector<SharedFloats> Velocities(const ModelSnapshot& snapshot) {
+  return Buffers(snapshot.slots, AllSlots()[0]);
+}
 
 RunState ExampleState(int64_t version) {
   RunState state{.model = ExampleModel(),
@@ -122,7 +133,15 @@ void ExpectSameState(const RunState& seen, const RunState& wanted) {
   EXPECT_EQ(seen.model->plan.loss_reference, wanted.model->plan.loss_reference);
   EXPECT_EQ(seen.snapshot->version, wanted.snapshot->version);
   ExpectSameBuffers(seen.snapshot->weights, wanted.snapshot->weights);
-  ExpectSameBuffers(seen.snapshot->velocities, wanted.snapshot->velocities);
+  for (const SlotKind& slot : AllSlots()) {
+    SCOPED_TRACE(slot.name);
+    ExpectSameBuffers(Buffers(seen.snapshot->slots, slot),
+                      Buffers(wanted.snapshot->slots, slot));
+  }
+  for (size_t p = 0; p < wanted.snapshot->slots.size(); ++p) {
+    EXPECT_EQ(seen.snapshot->slots[p].updates,
+              wanted.snapshot->slots[p].updates);
+  }
   EXPECT_EQ(seen.snapshot->checksums, wanted.snapshot->checksums);
   EXPECT_EQ(*seen.snapshot->statistics, *wanted.snapshot->statistics);
   EXPECT_EQ(seen.samples, wanted.samples);

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
+#include "common/float_buffer.h"
 #include "server/checkpoint/checkpoint.h"
 #include "server/core/effects.h"
 
@@ -19,6 +21,9 @@ namespace cohort {
 RunState ExampleState(int64_t version);
 
 RunIdentity ExampleIdentity();
+
+// The velocity of each partition.
+std::vector<SharedFloats> Velocities(const ModelSnapshot& snapshot);
 
 // Fails the running test if anything in the two states differs.
 void ExpectSameState(const RunState& seen, const RunState& wanted);

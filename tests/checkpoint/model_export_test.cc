@@ -101,7 +101,7 @@ TEST(ModelExportTest, RefusesTwoTensorsOfOneName) {
 TEST(ModelTensorsTest, ParametersAndPartitionsAreEachOthersInverse) {
   const RunState state = ExampleState(3);
   const std::vector<ByteRope> ropes =
-      ParameterRopes(*state.model, state.snapshot->velocities);
+      ParameterRopes(*state.model, Velocities(*state.snapshot));
   ASSERT_EQ(ropes.size(), 4u);
   std::vector<int64_t> bytes;
   for (const ByteRope& rope : ropes) bytes.push_back(rope.size_bytes());

@@ -316,6 +316,16 @@ TEST(CoordinatorChangeTest, ASecondRequestAddsToTheFirstOrTakesItBack) {
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank1));
 }
 
+TEST(CoordinatorChangeTest, TakingARequestBackWakesThoseWhoWaitForIt) {
+  FakeCohort cohort(LongSetup(AggregationKind::kAsync));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Change(kToSync).ok());
+  cohort.Push(kRank0, PushOf(0));
+  EXPECT_FALSE(Trains(cohort, kRank0));
+  ASSERT_TRUE(cohort.Change(kToAsync).ok());
+  EXPECT_TRUE(Trains(cohort, kRank0));
+}
+
 TEST(CoordinatorChangeTest, TheHistoryIsKeptAndRestored) {
   FakeSetup setup = LongSetup();
   FakeCohort cohort(setup);

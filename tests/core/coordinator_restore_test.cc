@@ -56,9 +56,10 @@ void ExpectSameBits(const ModelSnapshot& a, const ModelSnapshot& b) {
   EXPECT_EQ(a.version, b.version);
   EXPECT_EQ(a.checksums, b.checksums);
   EXPECT_EQ(*a.statistics, *b.statistics);
-  for (size_t p = 0; p < a.velocities.size(); ++p) {
-    EXPECT_EQ(RopeOf(a.velocities[p]).ToString(),
-              RopeOf(b.velocities[p]).ToString());
+  ASSERT_EQ(a.slots.size(), b.slots.size());
+  for (size_t p = 0; p < a.slots.size(); ++p) {
+    EXPECT_EQ(RopeOf(a.slots[p].velocity).ToString(),
+              RopeOf(b.slots[p].velocity).ToString());
   }
 }
 

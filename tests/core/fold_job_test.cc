@@ -67,7 +67,7 @@ TEST(FoldJobTest, EachSliceIsUpdatedByItsOwnStep) {
   EXPECT_EQ(result.partition, 3);
   // Gradients 2, 2 + 2, 4 + 4 after scale and decay.
   EXPECT_EQ(Values(result.weights), (Floats{0.5, 1, 2}));
-  EXPECT_EQ(result.velocity, nullptr);
+  EXPECT_EQ(result.slots.velocity, nullptr);
   EXPECT_FALSE(result.nonfinite.has_value());
   EXPECT_EQ(result.checksum, RopeOf(result.weights).Checksum());
   EXPECT_EQ(Values(job.weights), (Floats{1, 2, 4}));
@@ -80,9 +80,9 @@ TEST(FoldJobTest, MomentumMovesTheVelocity) {
       Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({4})}},
             .slices = {{.count = 1, .step = step}},
             .weights = Buffer({1}),
-            .velocity = Buffer({2})});
+            .slots = {.velocity = Buffer({2})}});
   // v = 0.5 * 2 + 2, w = 1 - 0.25 * 3.
-  EXPECT_EQ(Values(result.velocity), Floats{3});
+  EXPECT_EQ(Values(result.slots.velocity), Floats{3});
   EXPECT_EQ(Values(result.weights), Floats{0.25});
 }
 
@@ -95,9 +95,9 @@ TEST(FoldJobTest, ASkippedSliceKeepsWeightsAndVelocityToTheBit) {
             .slices = {{.count = 1, .step = step, .skip = true},
                        {.count = 1, .step = step}},
             .weights = Buffer({0.1f, 0}),
-            .velocity = Buffer({0.3f, 0})});
+            .slots = {.velocity = Buffer({0.3f, 0})}});
   EXPECT_EQ(Values(result.weights)[0], 0.1f);
-  EXPECT_EQ(Values(result.velocity)[0], 0.3f);
+  EXPECT_EQ(Values(result.slots.velocity)[0], 0.3f);
   EXPECT_EQ(Values(result.weights)[1], -0.5f);
 }
 
@@ -123,7 +123,7 @@ TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
                          {.count = 1, .step = step, .skip = true},
                          {.count = 87, .step = step}},
               .weights = Buffer(weights),
-              .velocity = Buffer(velocity)};
+              .slots = {.velocity = Buffer(velocity)}};
   FloatBufferPool pool;
   for (const kernels::Backend* backend :
        {&kernels::ReferenceBackend(), &kernels::CpuBackend()}) {
@@ -135,7 +135,7 @@ TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
       const FoldResult result = RunFold(cut, *backend, pool);
       EXPECT_EQ(result.checksum, whole.checksum)
           << backend->name() << ", pieces of up to " << longest;
-      EXPECT_EQ(Values(result.velocity), Values(whole.velocity));
+      EXPECT_EQ(Values(result.slots.velocity), Values(whole.slots.velocity));
     }
   }
 }

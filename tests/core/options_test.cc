@@ -48,6 +48,37 @@ TEST(OptionsTest, RefusesNumbersThatTheOptimizerCannotUse) {
             "--momentum: got 1, want in [0, 1)");
   EXPECT_EQ(Refusal({.optimizer = {.weight_decay = -1}}),
             "--weight_decay: got -1, want 0 or more");
+  EXPECT_EQ(Refusal({.optimizer = {.adam_beta1 = 1}}),
+            "--adam_beta1: got 1, want in [0, 1)");
+  EXPECT_EQ(Refusal({.optimizer = {.adam_beta2 = -0.5}}),
+            "--adam_beta2: got -0.5, want in [0, 1)");
+  EXPECT_EQ(Refusal({.optimizer = {.adam_epsilon = 0}}),
+            "--adam_epsilon: got 0, want above 0");
+  EXPECT_EQ(Refusal({.optimizer = {.lars_trust = nan}}),
+            "--lars_trust: got nan, want above 0");
+  EXPECT_EQ(Refusal({.optimizer = {.clip_norm = -1}}),
+            "--clip_norm: got -1, want 0 (off) or more");
+  EXPECT_THAT(Refusal({.optimizer = {.freeze = {"w[0"}}}),
+              HasSubstr("--freeze: got 'w[0'"));
+}
+
+TEST(OptionsTest, RefusesSchedulesThatGoNowhere) {
+  EXPECT_EQ(Refusal({.optimizer = {.schedule = ScheduleKind::kStep}}),
+            "--step_epochs: got none, want at least one milestone with "
+            "--schedule=step");
+  EXPECT_EQ(Refusal({.optimizer = {.step_epochs = {30, 20}}}),
+            "--step_epochs: got 30,20, want epochs above 0, each above the "
+            "one before");
+  EXPECT_THAT(Refusal({.optimizer = {.step_epochs = {0}}}),
+              HasSubstr("--step_epochs: got 0,"));
+  EXPECT_EQ(Refusal({.optimizer = {.step_gamma = 0}}),
+            "--step_gamma: got 0, want above 0");
+  EXPECT_EQ(Refusal({.optimizer = {.poly_power = -1}}),
+            "--poly_power: got -1, want above 0");
+  EXPECT_EQ(Refusal({.optimizer = {.warmup_epochs = -1}}),
+            "--warmup_epochs: got -1, want 0 or more");
+  EXPECT_EQ(Refusal({.optimizer = {.final_learning_rate = -1}}),
+            "--final_learning_rate: got -1, want 0 or more");
 }
 
 TEST(OptionsTest, AsyncRefusesOnlyExplicitConflicts) {

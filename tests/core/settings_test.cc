@@ -26,6 +26,11 @@ TEST(SettingsTest, ReadingAllBackGivesEqualOptions) {
       .normalization = NormalizationKind::kLocal,
       .statistics = {StatisticsKind::kChief, StatisticsKind::kAsync}};
   options.optimizer.learning_rate = 1e-7 / 3;
+  options.optimizer.kind = OptimizerKind::kLars;
+  options.optimizer.schedule = ScheduleKind::kStep;
+  options.optimizer.step_epochs = {1.0 / 3, 60, 80};
+  options.optimizer.no_decay = {"fc.*", "*.bias"};
+  options.optimizer.freeze = {"layer4.*", "conv2.weight[:,:,29,13]"};
   options.lease = absl::Milliseconds(1500);
   options.on_worker_loss = OnWorkerLoss::kContinue;
   CoordinatorOptions read;
@@ -82,6 +87,23 @@ TEST(SettingsTest, BadValueIsNamedAndChangesNothing) {
               HasSubstr(absl::StrCat("'", c.value, "'")), HasSubstr(c.wanted)));
     EXPECT_EQ(options, CoordinatorOptions());
   }
+}
+
+TEST(SettingsTest, ListsMayHaveBlanksAndMayBeEmpty) {
+  CoordinatorOptions options;
+  ASSERT_TRUE(SetSetting("freeze", " a[0, 1] ; b.* ", options).ok());
+  EXPECT_THAT(options.optimizer.freeze, ElementsAre("a[0, 1]", "b.*"));
+  ASSERT_TRUE(SetSetting("step_epochs", "30, 60", options).ok());
+  EXPECT_THAT(options.optimizer.step_epochs, ElementsAre(30, 60));
+  for (const char* empty : {"none", "", " "}) {
+    ASSERT_TRUE(SetSetting("freeze", empty, options).ok());
+    EXPECT_TRUE(options.optimizer.freeze.empty());
+  }
+  EXPECT_EQ(SettingsOf(options).at("freeze"), "none");
+  EXPECT_EQ(SetSetting("step_epochs", "30,x", options).message(),
+            "--step_epochs: got '30,x', want none, or a list separated by ',': "
+            "a number");
+  EXPECT_FALSE(SetSetting("no_decay", "a,,b", options).ok());
 }
 
 TEST(SettingsTest, SeveralStatisticsKeepTheirOrder) {

@@ -31,15 +31,16 @@ Examples:
   cohortctl policy set --aggregation=async --normalization=local
 
 Verbs:
-  status           state, progress, policy and workers of the run
-  policy get       the settings in force, and the change under way
-  policy set       changes settings while the run goes on
-  policy history   every change of settings, and at which version
-  workers list     who holds which rank, and when it was last heard from
-  workers evict    ends the life that holds a rank, as if it had died
-  run drain        ends the run after the current step, with its results
-  checkpoint save  writes a checkpoint now, and waits until it is safe
-  export           writes model.safetensors into the server's results_dir
+  status              state, progress, policy and workers of the run
+  policy get          the settings in force, and the change under way
+  policy set          changes settings while the run goes on
+  policy history      every change of settings, and at which version
+  workers list        who holds which rank, and when it was last heard from
+  workers evict       ends the life that holds a rank, as if it had died
+  run drain           ends the run after the current step, with its results
+  checkpoint save     writes a checkpoint now, and waits until it is safe
+  statistics collect  collects the moving statistics `after` over fixed weights
+  export              writes model.safetensors into the server's results_dir
 
 `cohortctl help` has flags and exit codes, `cohortctl help VERB` each verb.
 )");
@@ -128,7 +129,8 @@ TEST(CtlCommandTest, UnreachableServerIsExitCode5) {
   ctl.server.Shutdown();
   for (const char* verb :
        {"status", "policy get", "policy set --aggregation=async",
-        "workers list", "run drain", "checkpoint save", "export"}) {
+        "workers list", "run drain", "checkpoint save", "statistics collect",
+        "export"}) {
     const CtlResult result = ctl.Run(verb);
     EXPECT_EQ(result.code, 5) << verb;
     EXPECT_EQ(result.out, "");

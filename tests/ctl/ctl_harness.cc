@@ -51,6 +51,11 @@ class FakeAdminService final : public v1::Admin::Service {
                           v1::CheckpointReply* reply) override {
     return Answer(fake_.on_checkpoint(), reply);
   }
+  grpc::Status CollectStatistics(grpc::ServerContext*,
+                                 const v1::CollectStatisticsRequest*,
+                                 v1::CollectStatisticsReply* reply) override {
+    return Answer(fake_.on_collect(), reply);
+  }
   grpc::Status Export(grpc::ServerContext*, const v1::ExportRequest*,
                       v1::ExportReply* reply) override {
     return Answer(fake_.on_export(), reply);

@@ -34,6 +34,7 @@ class FakeAdmin {
       on_drain;
   std::function<absl::StatusOr<v1::CheckpointReply>()> on_checkpoint;
   std::function<absl::StatusOr<v1::ExportReply>()> on_export;
+  std::function<absl::StatusOr<v1::CollectStatisticsReply>()> on_collect;
 
  private:
   struct Connection;

@@ -102,6 +102,29 @@ TEST(CheckpointSaveTest, ServerWithoutADirectoryAndFailedWrite) {
   EXPECT_EQ(failed.err, "cohortctl: disk full\n");
 }
 
+TEST(StatisticsCollectTest, TellsHowMuchIsCollected) {
+  CtlHarness ctl;
+  ctl.server.on_collect = [] {
+    v1::CollectStatisticsReply reply;
+    reply.set_version(40);
+    reply.set_batches(12);
+    return reply;
+  };
+  EXPECT_EQ(ctl.Run("statistics collect").out,
+            "collecting statistics over 12 batches with the weights of "
+            "version 40\n");
+  EXPECT_EQ(ctl.Run("statistics collect --json").out,
+            "{\"version\":40,\"batches\":12}\n");
+  ctl.server.on_collect = [] {
+    return absl::FailedPreconditionError("--bn_statistics holds no after");
+  };
+  const CtlResult refused = ctl.Run("statistics collect");
+  EXPECT_EQ(refused.code, 3);
+  EXPECT_EQ(refused.err,
+            "cohortctl: --bn_statistics holds no after\n`cohortctl policy set "
+            "--bn_statistics=sync,after` adds the kind that is collected\n");
+}
+
 TEST(ExportTest, TellsWhichVersionWasWritten) {
   CtlHarness ctl;
   ctl.server.on_export = [] {

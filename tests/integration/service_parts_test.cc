@@ -233,7 +233,7 @@ TEST(RunRecorderTest, RowsHoldMeansWeightedBySamples) {
   EXPECT_THAT(row, HasSubstr("3,1,4,"));
   EXPECT_THAT(row, HasSubstr(",4.000000,0.250000,"));
   EXPECT_THAT(row,
-              EndsWith(",2,\"sync, global normalisation, sync statistics\""));
+              EndsWith(",2,\"sync, global normalisation, sync statistics\","));
 }
 
 std::vector<std::string> Lines(const std::string& path) {

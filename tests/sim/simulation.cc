@@ -41,8 +41,13 @@ std::string Differences(const ModelSnapshot& seen,
     if (!SameBits(seen.weights[p], wanted.weights[p])) {
       absl::StrAppend(&text, "weights of partition ", p, "; ");
     }
-    if (!SameBits(seen.velocities[p], wanted.velocities[p])) {
-      absl::StrAppend(&text, "velocities of partition ", p, "; ");
+    for (const SlotKind& slot : AllSlots()) {
+      if (!SameBits(seen.slots[p].*slot.buffer, wanted.slots[p].*slot.buffer)) {
+        absl::StrAppend(&text, slot.name, " of partition ", p, "; ");
+      }
+    }
+    if (seen.slots[p].updates != wanted.slots[p].updates) {
+      absl::StrAppend(&text, "updates of partition ", p, "; ");
     }
     if (seen.checksums[p] != wanted.checksums[p]) {
       absl::StrAppend(&text, "checksum of partition ", p, "; ");

@@ -181,12 +181,29 @@ absl::StatusOr<std::vector<int64_t>> Trainer::IndicesOf(
   return indices;
 }
 
+absl::Status Trainer::TrainPart(absl::Span<const int64_t> indices, bool first,
+                                int64_t samples, PushClosing& sums) {
+  const Batch batch = ReadBatch(dataset_, DataSplit::kTrain, indices);
+  const at::Tensor logits = state_->model->forward(batch.images);
+  const at::Tensor loss_sum = LossSum(logits, batch.labels);
+  if (first) {
+    COHORT_RETURN_IF_ERROR(
+        client_.OpenPush({.version = *state_->version,
+                          .samples = samples,
+                          .loss_weight = static_cast<double>(samples)}));
+  }
+  (loss_sum / state_->loss_reference).backward();
+  sums.loss_sum += loss_sum.item<double>();
+  sums.correct += CorrectOf(logits.detach(), batch.labels);
+  sums.labels += batch.labels.numel();
+  return absl::OkStatus();
+}
+
 absl::Status Trainer::Train(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
   COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
                           IndicesOf(assignment));
-  const Batch batch = ReadBatch(dataset_, DataSplit::kTrain, indices);
-  const int64_t samples = batch.labels.numel();
+  const auto samples = static_cast<int64_t>(indices.size());
   ModelWeights& weights = state_->weights;
   weights.ClearGradients();
   state_->model->train();
@@ -200,17 +217,19 @@ absl::Status Trainer::Train(const Assignment& assignment) {
   StepContext context{
       .rendezvous = assignment.global_normalization ? &rendezvous : nullptr,
       .backend = options_.backend};
-  at::Tensor logits;
-  at::Tensor loss_sum;
+  PushClosing closing;
   {
     const BatchNormScope scope(state_->binding, &context);
-    logits = state_->model->forward(batch.images);
-    loss_sum = LossSum(logits, batch.labels);
-    COHORT_RETURN_IF_ERROR(
-        client_.OpenPush({.version = *state_->version,
-                          .samples = samples,
-                          .loss_weight = static_cast<double>(samples)}));
-    (loss_sum / state_->loss_reference).backward();
+    // Parts of a short range may be empty and are computed nevertheless: all
+    // members must make equally many batch-norm calls.
+    for (int64_t part = 0; part < options_.accumulate; ++part) {
+      const int64_t begin = samples * part / options_.accumulate;
+      const int64_t end = samples * (part + 1) / options_.accumulate;
+      COHORT_RETURN_IF_ERROR(TrainPart(
+          absl::MakeConstSpan(indices).subspan(
+              static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
+          part == 0, samples, closing));
+    }
   }
   for (size_t p = 0; p < weights.partitions().size(); ++p) {
     if (!weights.partitions()[p].trainable) continue;
@@ -219,13 +238,9 @@ absl::Status Trainer::Train(const Assignment& assignment) {
     COHORT_RETURN_IF_ERROR(client_.SendGradient(
         partition, std::move(gradient.bytes), gradient.absent_slices));
   }
-  COHORT_ASSIGN_OR_RETURN(
-      const PushResult result,
-      client_.ClosePush({.loss_sum = loss_sum.item<double>(),
-                         .correct = CorrectOf(logits.detach(), batch.labels),
-                         .labels = samples,
-                         .batch_norm_calls = context.calls,
-                         .moments = std::move(context.moments)}));
+  closing.batch_norm_calls = context.calls;
+  closing.moments = std::move(context.moments);
+  COHORT_ASSIGN_OR_RETURN(const PushResult result, client_.ClosePush(closing));
   return TakeResult(result);
 }
 

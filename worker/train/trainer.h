@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/assignment.h"
 #include "common/mutex.h"
 #include "kernels/backend.h"
@@ -23,6 +24,9 @@ struct TrainerOptions {
   std::function<absl::StatusOr<std::shared_ptr<Model>>(uint64_t seed)>
       make_model;
   int64_t batch_size = 64;
+  // Parts that an assignment's samples are computed in, one after another;
+  // each is a batch of its own to batch norm. The same on all workers.
+  int64_t accumulate = 1;
   // Images of one forward pass in evaluation.
   int64_t evaluation_batch_size = kEvaluationBatchSize;
   // Must outlive the trainer.
@@ -56,6 +60,10 @@ class Trainer {
   absl::Status Loop();
   absl::Status Execute(const Assignment& assignment);
   absl::Status Train(const Assignment& assignment);
+  // Forward and backward of one part; gradients add up in the model.
+  // Opens the push before the first backward pass.
+  absl::Status TrainPart(absl::Span<const int64_t> indices, bool first,
+                         int64_t samples, PushClosing& sums);
   absl::Status Evaluate(const Assignment& assignment);
   absl::Status CollectMoments(const Assignment& assignment);
   absl::Status ReadWeights(const Assignment& assignment);

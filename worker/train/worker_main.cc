@@ -38,6 +38,10 @@ ABSL_FLAG(std::string, dataset, "fashion-mnist",
 ABSL_FLAG(std::string, data_dir, "",
           "folder of the data set; empty: its usual place");
 ABSL_FLAG(int64_t, batch_size, 64, "images of this worker in one step");
+ABSL_FLAG(int64_t, accumulate, 1,
+          "parts that the images of a step are computed in, one after another, "
+          "each a batch of its own to batch norm; the same number on all "
+          "workers");
 ABSL_FLAG(std::string, device, "cpu", "where to compute: cpu");
 ABSL_FLAG(int32_t, threads, 1,
           "threads of this worker's arithmetic; results are the same to the "
@@ -73,6 +77,12 @@ absl::Status Validate() {
     return absl::InvalidArgumentError(
         absl::StrCat("--batch_size: got ", absl::GetFlag(FLAGS_batch_size),
                      ", want 1 or more"));
+  }
+  const int64_t parts = absl::GetFlag(FLAGS_accumulate);
+  if (parts < 1 || parts > absl::GetFlag(FLAGS_batch_size)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--accumulate: got ", parts, ", want 1 to --batch_size, ",
+                     absl::GetFlag(FLAGS_batch_size)));
   }
   if (absl::GetFlag(FLAGS_threads) < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -171,6 +181,7 @@ int RunWorker() {
       **client, **dataset,
       {.make_model = [&](uint64_t seed) { return ModelFor(**dataset, seed); },
        .batch_size = absl::GetFlag(FLAGS_batch_size),
+       .accumulate = absl::GetFlag(FLAGS_accumulate),
        .backend = &kernels::CpuBackend()});
   std::unique_ptr<PeriodicTask> hand_back;
   const SignalWatcher watcher([&](int signal) {

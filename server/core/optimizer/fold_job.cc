@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "common/check.h"
+#include "server/core/optimizer/staged_fold.h"
 
 namespace cohort {
 namespace {
@@ -38,9 +38,15 @@ std::optional<Rank> Culprit(const FoldJob& job,
 // Walks one partition slice by slice while the ropes' pieces go by.
 class Folder {
  public:
+  // `velocity` null: the job moves none.
   Folder(const FoldJob& job, const kernels::Backend& backend,
-         FloatBuffer& weights, FloatBuffer* velocity)
-      : job_(job), backend_(backend), weights_(weights), velocity_(velocity) {}
+         FloatBuffer& weights, const FloatBuffer* velocity,
+         FloatBuffer* new_velocity)
+      : job_(job),
+        backend_(backend),
+        weights_(weights),
+        velocity_(velocity),
+        new_velocity_(new_velocity) {}
 
   void Fold(int64_t offset, int64_t count,
             absl::Span<const std::byte* const> gradients) {
@@ -71,19 +77,21 @@ class Folder {
     if (slice.skip) {
       std::copy_n(weights, run.count, weights_.data() + run.offset);
       if (moves) {
-        std::copy_n(job_.velocity->data() + run.offset, run.count,
-                    velocity_->data() + run.offset);
+        std::copy_n(velocity_->data() + run.offset, run.count,
+                    new_velocity_->data() + run.offset);
       }
       return;
     }
+    kernels::SgdStep step = slice.step;
+    step.gradient_scale *= job_.gradient_scale;
     const bool finite = backend_.FoldSgd(
-        slice.step,
+        step,
         {.gradients = gradients,
          .count = run.count,
          .weights_in = weights,
          .weights_out = weights_.data() + run.offset,
-         .velocity_in = moves ? job_.velocity->data() + run.offset : nullptr,
-         .velocity_out = moves ? velocity_->data() + run.offset : nullptr});
+         .velocity_in = moves ? velocity_->data() + run.offset : nullptr,
+         .velocity_out = moves ? new_velocity_->data() + run.offset : nullptr});
     if (finite) return;
     nonfinite_ = {.rank = Culprit(job_, gradients, run.count),
                   .partition = job_.partition,
@@ -93,27 +101,38 @@ class Folder {
   const FoldJob& job_;
   const kernels::Backend& backend_;
   FloatBuffer& weights_;
-  FloatBuffer* velocity_;
+  const FloatBuffer* velocity_;
+  FloatBuffer* new_velocity_;
   size_t slice_ = 0;
   int64_t slice_begin_ = 0;
   std::optional<NonfiniteGradient> nonfinite_;
 };
 
+bool IsStaged(const FoldJob& job) {
+  return job.pass != FoldPass::kWhole || job.frozen != nullptr ||
+         job.compensation.read_weights != nullptr ||
+         job.slots.first_moment != nullptr;
+}
+
 }  // namespace
 
 FoldResult RunFold(const FoldJob& job, const kernels::Backend& backend,
                    FloatBufferPool& pool) {
+  if (IsStaged(job)) return RunStagedFold(job, backend, pool);
   const int64_t elements = job.weights->size();
   std::shared_ptr<FloatBuffer> weights = pool.Take(elements);
+  SharedFloats Slots::*const slot = VelocityOf(job.slots);
   std::shared_ptr<FloatBuffer> velocity;
-  if (job.velocity != nullptr) velocity = pool.Take(elements);
+  if (slot != nullptr) velocity = pool.Take(elements);
 
   std::vector<const ByteRope*> ropes;
   ropes.reserve(job.contributions.size());
   for (const FoldContribution& c : job.contributions) {
     ropes.push_back(&c.gradient);
   }
-  Folder folder(job, backend, *weights, velocity.get());
+  Folder folder(job, backend, *weights,
+                slot == nullptr ? nullptr : (job.slots.*slot).get(),
+                velocity.get());
   ForEachFloatRun(ropes, elements,
                   [&folder](int64_t offset, int64_t count,
                             absl::Span<const std::byte* const> gradients) {
@@ -128,7 +147,8 @@ FoldResult RunFold(const FoldJob& job, const kernels::Backend& backend,
       absl::MakeConstSpan(reinterpret_cast<const std::byte*>(weights->data()),
                           static_cast<size_t>(elements) * sizeof(float)));
   result.weights = std::move(weights);
-  result.velocity = std::move(velocity);
+  result.slots = job.slots;
+  if (slot != nullptr) result.slots.*slot = std::move(velocity);
   return result;
 }
 

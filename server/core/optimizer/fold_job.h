@@ -9,6 +9,8 @@
 #include "common/ids.h"
 #include "kernels/backend.h"
 #include "kernels/optimizer_step.h"
+#include "server/core/optimizer/mask.h"
+#include "server/core/optimizer/slots.h"
 
 namespace cohort {
 
@@ -21,9 +23,33 @@ struct FoldContribution {
 // How one slice of the partition is updated.
 struct SliceStep {
   int64_t count = 0;
+  // Its gradient_scale multiplies the mean gradient.
   kernels::SgdStep step;
-  // No rank has a gradient for it: weights and velocity stay as they are.
+  // In place of `step`.
+  std::optional<kernels::AdamStep> adam;
+  // No rank has a gradient for it, or it is frozen: weights and slots stay as
+  // they are.
   bool skip = false;
+};
+
+// What an update needs to know of the gradients of other partitions first is
+// folded in two passes.
+enum class FoldPass {
+  // Gradient and update.
+  kWhole,
+  // Only the mean gradient, and the norms of each slice.
+  kGradient,
+  // Only the update, from that gradient.
+  kUpdate,
+};
+
+// g <- g + lambda * g * g * (w_now - w_read) of the mean gradient g.
+struct FoldCompensation {
+  // Weights that the gradient was computed at. Null: no compensation.
+  SharedFloats read_weights;
+  double lambda = 0;
+  // Lambda is divided by the root of Slots::mean_square, which is moved on.
+  bool adaptive = false;
 };
 
 // Everything that folding one partition and updating it needs: a value, so
@@ -32,12 +58,22 @@ struct FoldJob {
   // Names the commit this belongs to; echoed in the result.
   int64_t transaction = 0;
   int32_t partition = 0;
-  // In rank order.
+  FoldPass pass = FoldPass::kWhole;
+  // In rank order. Empty in pass kUpdate.
   std::vector<FoldContribution> contributions;
+  // Makes the mean gradient of their sum.
+  float gradient_scale = 1;
   std::vector<SliceStep> slices;
   SharedFloats weights;
-  // Null without momentum.
-  SharedFloats velocity;
+  // Those that the steps need.
+  Slots slots;
+  // Null: none are frozen, but for skipped slices.
+  SharedRuns frozen;
+  FoldCompensation compensation;
+  // Pass kGradient gives SliceNorm::weights too.
+  bool weight_norms = false;
+  // Of pass kUpdate: what pass kGradient gave.
+  SharedFloats gradient;
 };
 
 // Where a non-finite value was found. No rank: every contribution was finite
@@ -49,19 +85,36 @@ struct NonfiniteGradient {
   int32_t slice = 0;
 };
 
+// Sums of squares over the elements of one slice that are not frozen, in
+// float64; 0 for skipped slices, and where it was not asked for.
+struct SliceNorm {
+  double gradient = 0;
+  double weights = 0;
+};
+
 struct FoldResult {
   int64_t transaction = 0;
   int32_t partition = 0;
-  // Null if not finite.
+  FoldPass pass = FoldPass::kWhole;
+  // Null if not finite, and after pass kGradient.
   SharedFloats weights;
-  SharedFloats velocity;
+  // As the job's, moved on; after pass kGradient only the mean square is.
+  Slots slots;
   // XXH3-64 of the weights.
   uint64_t checksum = 0;
   std::optional<NonfiniteGradient> nonfinite;
+  // Of pass kGradient: the mean gradient, frozen elements 0, and one entry a
+  // slice.
+  SharedFloats gradient;
+  std::vector<SliceNorm> norms;
 };
 
 // Folds in rank order and updates into fresh buffers of `pool`, one pass over
 // all memory. A pure function of `job`.
+//
+// Frozen elements and skipped slices keep weights and slots to the bit,
+// whatever their gradients are. The bits of everything do not depend on where
+// the contributions are cut into pieces.
 // Thread safety: safe.
 FoldResult RunFold(const FoldJob& job, const kernels::Backend& backend,
                    FloatBufferPool& pool);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -90,19 +91,26 @@ Samples Read(DataSplit split, const std::vector<int64_t>& indices) {
 }
 
 // What training is, in plain LibTorch: mean loss of the batch, w -= rate * g.
+// `parts`: of each batch, one after another.
 std::shared_ptr<Model> TrainByHand(const std::vector<Assignment>& steps,
-                                   double rate) {
+                                   double rate, int64_t parts = 1) {
   std::shared_ptr<Model> model = *Smooth(kSeed);
   for (const Assignment& step : steps) {
     const std::vector<int64_t> order =
         EpochPermutation(kSeed, step.data_epoch, 14);
-    const Samples batch = Read(
-        DataSplit::kTrain,
-        {order.begin() + step.range.begin, order.begin() + step.range.end});
     model->zero_grad();
-    torch::nn::functional::cross_entropy(model->forward(batch.images),
-                                         batch.labels)
-        .backward();
+    const int64_t samples = step.range.size();
+    for (int64_t part = 0; part < parts; ++part) {
+      const auto first = order.begin() + step.range.begin;
+      const Samples batch =
+          Read(DataSplit::kTrain, {first + samples * part / parts,
+                                   first + samples * (part + 1) / parts});
+      const double share = static_cast<double>(batch.labels.numel()) /
+                           static_cast<double>(samples);
+      (share * torch::nn::functional::cross_entropy(
+                   model->forward(batch.images), batch.labels))
+          .backward();
+    }
     const torch::NoGradGuard no_grad;
     for (at::Tensor& parameter : model->parameters()) {
       parameter -= rate * parameter.grad();
@@ -134,6 +142,73 @@ TEST(TrainerTest, WeightsEqualTrainingByHand) {
               1e-3F);
   }
   EXPECT_EQ(client.left, "done");
+}
+
+// Each part is normalised by itself.
+TEST(TrainerTest, AccumulatedPartsEqualTrainingByHand) {
+  TrainerOptions options = Options();
+  options.accumulate = 3;
+  FakeClient client(ThreeSteps());
+  ASSERT_TRUE(RunTrainer(client, options).ok());
+  const auto wanted = TrainByHand(ThreeSteps(), client.learning_rate, 3);
+  const auto whole = TrainByHand(ThreeSteps(), client.learning_rate);
+  const auto parameters = wanted->named_parameters();
+  double differs = 0;
+  for (size_t i = 0; i < client.values.size(); ++i) {
+    const std::string& name = client.layout.parameters[i].name;
+    const at::Tensor seen =
+        torch::tensor(client.values[i]).view(parameters[name].sizes());
+    // float32 rounding of three steps, as above.
+    EXPECT_LT((seen - parameters[name]).abs().max().item<float>(), 2e-6F)
+        << name;
+    differs = std::max(
+        differs,
+        (seen - whole->named_parameters()[name]).abs().max().item<double>());
+  }
+  EXPECT_GT(differs, 1e-3) << "batch norm cannot tell the parts apart";
+  ASSERT_EQ(client.pushes.size(), 3U);
+  EXPECT_EQ(client.pushes[1].opening.samples, 9);
+  EXPECT_EQ(client.pushes[1].closing.labels, 9);
+  EXPECT_THAT(client.pushes[1].closing.batch_norm_calls, ElementsAre(3, 3, 3));
+}
+
+TEST(TrainerTest, PartsCountTheirCallsOn) {
+  TrainerOptions options = Options();
+  options.accumulate = 2;
+  FakeClient client({TrainOn(0, 5)});
+  ASSERT_TRUE(RunTrainer(client, options).ok());
+  // Three layers forward, three backward, and once more.
+  ASSERT_EQ(client.reduced.size(), 12U);
+  for (size_t i = 0; i < 12; ++i) {
+    EXPECT_EQ(client.reduced[i].call, i < 6 ? 0 : 1);
+  }
+}
+
+// Its peers have samples in every part.
+TEST(TrainerTest, PartsWithoutSamplesTakePart) {
+  TrainerOptions options = Options();
+  options.accumulate = 4;
+  for (const bool global : {true, false}) {
+    Assignment assignment = TrainOn(0, 2);
+    assignment.global_normalization = global;
+    FakeClient client({assignment});
+    std::vector<int64_t> counts;
+    ASSERT_TRUE(RunTrainer(client, options).ok());
+    ASSERT_EQ(client.pushes.size(), 1U);
+    const FakeClient::Push& push = client.pushes[0];
+    EXPECT_THAT(push.closing.batch_norm_calls, ElementsAre(4, 4, 4));
+    EXPECT_EQ(push.closing.labels, 2);
+    EXPECT_EQ(client.reduced.size(), global ? 24U : 0U);
+    for (const CallMoments& moments : push.closing.moments) {
+      if (moments.layer == 0) counts.push_back(moments.moments.count);
+    }
+    // Two samples of 8x8 in four parts.
+    EXPECT_EQ(counts, global ? std::vector<int64_t>()
+                             : std::vector<int64_t>({0, 64, 0, 64}));
+    for (const std::vector<float>& gradient : push.gradients) {
+      for (float g : gradient) ASSERT_TRUE(std::isfinite(g));
+    }
+  }
 }
 
 TEST(TrainerTest, RegistersLayoutPlanAndInitialValues) {

@@ -1,0 +1,196 @@
+// Updates from a folded gradient that lies in the cache, and what is computed
+// of it before.
+//
+// Without MulAdd, and with partial sums by position: the bits are those of
+// plain loops on every instruction set.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/cpu_kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/update.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/lanes_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cohort::kernels::cpu {
+namespace HWY_NAMESPACE {
+
+// Vectors of float32 only, twice as many lanes as beside float64.
+using FloatTag = hn::ScalableTag<float>;
+using Float = hn::Vec<FloatTag>;
+
+HWY_INLINE int64_t FloatLanes() {
+  return static_cast<int64_t>(hn::Lanes(FloatTag()));
+}
+
+HWY_INLINE Float Load(const float* from) { return hn::LoadU(FloatTag(), from); }
+
+HWY_INLINE Float All(float value) { return hn::Set(FloatTag(), value); }
+
+HWY_INLINE void AdamVector(const AdamStep& step, const AdamRun& run,
+                           int64_t i) {
+  const FloatTag tag;
+  const Float w = Load(run.weights_in + i);
+  const Float g =
+      hn::Add(hn::Mul(All(step.gradient_scale), Load(run.gradient + i)),
+              hn::Mul(All(step.weight_decay), w));
+  const Float m =
+      hn::Add(hn::Mul(All(step.first_decay), Load(run.first_in + i)),
+              hn::Mul(All(step.first_gain), g));
+  const Float v =
+      hn::Add(hn::Mul(All(step.second_decay), Load(run.second_in + i)),
+              hn::Mul(All(step.second_gain), hn::Mul(g, g)));
+  hn::StoreU(m, tag, run.first_out + i);
+  hn::StoreU(v, tag, run.second_out + i);
+  const Float root = hn::Add(hn::Div(hn::Sqrt(v), All(step.second_correction)),
+                             All(step.epsilon));
+  hn::StoreU(hn::Sub(hn::Mul(All(step.weight_keep), w),
+                     hn::Mul(All(step.rate), hn::Div(m, root))),
+             tag, run.weights_out + i);
+}
+
+// The same for one element, and the same bits.
+HWY_INLINE void AdamElement(const AdamStep& step, const AdamRun& run,
+                            int64_t i) {
+  const float w = run.weights_in[i];
+  const float g = step.gradient_scale * run.gradient[i] + step.weight_decay * w;
+  const float m = step.first_decay * run.first_in[i] + step.first_gain * g;
+  const float v =
+      step.second_decay * run.second_in[i] + step.second_gain * (g * g);
+  run.first_out[i] = m;
+  run.second_out[i] = v;
+  const float root = std::sqrt(v) / step.second_correction + step.epsilon;
+  run.weights_out[i] = step.weight_keep * w - step.rate * (m / root);
+}
+
+// By value, as in fold_sgd.cc.
+void UpdateAdamHere(const AdamStep step, const AdamRun run) {
+  const int64_t lanes = FloatLanes();
+  int64_t i = 0;
+  for (; i + lanes <= run.count; i += lanes) AdamVector(step, run, i);
+  for (; i < run.count; ++i) AdamElement(step, run, i);
+}
+
+template <bool kAdaptive>
+HWY_INLINE hn::Mask<FloatTag> CompensateVector(const CompensationStep& step,
+                                               const CompensationRun& run,
+                                               int64_t i) {
+  const FloatTag tag;
+  const Float g = Load(run.gradient + i);
+  const Float square = hn::Mul(g, g);
+  Float lambda = All(step.lambda);
+  if constexpr (kAdaptive) {
+    const Float s =
+        hn::Add(hn::Mul(All(step.square_decay), Load(run.square_in + i)),
+                hn::Mul(All(step.square_gain), square));
+    hn::StoreU(s, tag, run.square_out + i);
+    lambda = hn::Div(lambda, hn::Sqrt(hn::Add(s, All(step.epsilon))));
+  }
+  const Float moved =
+      hn::Sub(Load(run.weights_now + i), Load(run.weights_read + i));
+  const Float out = hn::Add(g, hn::Mul(hn::Mul(lambda, square), moved));
+  hn::StoreU(out, tag, run.gradient + i);
+  return hn::IsFinite(out);
+}
+
+template <bool kAdaptive>
+HWY_INLINE bool CompensateElement(const CompensationStep& step,
+                                  const CompensationRun& run, int64_t i) {
+  const float g = run.gradient[i];
+  float lambda = step.lambda;
+  if constexpr (kAdaptive) {
+    const float s =
+        step.square_decay * run.square_in[i] + step.square_gain * (g * g);
+    run.square_out[i] = s;
+    lambda = lambda / std::sqrt(s + step.epsilon);
+  }
+  const float moved = run.weights_now[i] - run.weights_read[i];
+  run.gradient[i] = g + lambda * (g * g) * moved;
+  return std::isfinite(run.gradient[i]);
+}
+
+template <bool kAdaptive>
+bool CompensateWith(const CompensationStep step, const CompensationRun run) {
+  const int64_t lanes = FloatLanes();
+  bool finite = true;
+  int64_t i = 0;
+  for (; i + lanes <= run.count; i += lanes) {
+    const auto mask = CompensateVector<kAdaptive>(step, run, i);
+    finite = hn::AllTrue(FloatTag(), mask) && finite;
+  }
+  for (; i < run.count; ++i) {
+    finite = CompensateElement<kAdaptive>(step, run, i) && finite;
+  }
+  return finite;
+}
+
+bool CompensateHere(const CompensationStep& step, const CompensationRun& run) {
+  return run.square_in != nullptr ? CompensateWith<true>(step, run)
+                                  : CompensateWith<false>(step, run);
+}
+
+// Partial sums that every instruction set keeps alike.
+constexpr int64_t kSums = 8;
+
+double SumOfSquaresHere(absl::Span<const float> x) {
+  // At most four lanes, so that two vectors fit into eight partial sums.
+  const hn::CappedTag<double, 4> wide;
+  const hn::Rebind<float, decltype(wide)> narrow;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(wide));
+  const auto size = static_cast<int64_t>(x.size());
+  const int64_t whole = size / kSums * kSums;
+  double sums[kSums];
+  for (int64_t at = 0; at < kSums; at += 2 * lanes) {
+    auto s0 = hn::Zero(wide);
+    auto s1 = hn::Zero(wide);
+    for (int64_t i = at; i < whole; i += kSums) {
+      const auto x0 = hn::PromoteTo(wide, hn::LoadU(narrow, x.data() + i));
+      const auto x1 =
+          hn::PromoteTo(wide, hn::LoadU(narrow, x.data() + i + lanes));
+      s0 = hn::Add(s0, hn::Mul(x0, x0));
+      s1 = hn::Add(s1, hn::Mul(x1, x1));
+    }
+    hn::StoreU(s0, wide, sums + at);
+    hn::StoreU(s1, wide, sums + at + lanes);
+  }
+  for (int64_t i = whole; i < size; ++i) {
+    const double value = x[static_cast<size_t>(i)];
+    sums[i % kSums] += value * value;
+  }
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+         ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace cohort::kernels::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cohort::kernels::cpu {
+
+HWY_EXPORT(UpdateAdamHere);
+HWY_EXPORT(CompensateHere);
+HWY_EXPORT(SumOfSquaresHere);
+
+void UpdateAdam(const AdamStep& step, const AdamRun& run) {
+  HWY_DYNAMIC_DISPATCH(UpdateAdamHere)(step, run);
+}
+
+bool Compensate(const CompensationStep& step, const CompensationRun& run) {
+  return HWY_DYNAMIC_DISPATCH(CompensateHere)(step, run);
+}
+
+double SumOfSquares(absl::Span<const float> x) {
+  return HWY_DYNAMIC_DISPATCH(SumOfSquaresHere)(x);
+}
+
+}  // namespace cohort::kernels::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/model_layout.h"
+#include "server/core/options.h"
+
+namespace cohort {
+
+// Consecutive elements.
+struct ElementRun {
+  int64_t offset = 0;
+  int64_t count = 0;
+
+  friend bool operator==(const ElementRun&, const ElementRun&) = default;
+};
+
+// Ascending, disjoint, never empty, with a gap between neighbours.
+using SharedRuns = std::shared_ptr<const std::vector<ElementRun>>;
+
+// The frozen elements of one partition.
+struct PartitionMask {
+  // By slice: all of it is frozen.
+  std::vector<bool> whole;
+  // In the partition's elements, without those of `whole`. Null: none.
+  SharedRuns runs;
+};
+
+// What of a model is frozen: such an element and its slots stay the same to
+// the bit.
+struct Mask {
+  // By partition.
+  std::vector<PartitionMask> partitions;
+  // Frozen in all.
+  int64_t elements = 0;
+};
+
+// Null: nothing is frozen.
+using SharedMask = std::shared_ptr<const Mask>;
+
+// One entry of a slice: an index, or a range `begin:end`. Negative values
+// count from the end of the axis.
+struct AxisSlice {
+  bool is_index = false;
+  std::optional<int64_t> begin;
+  std::optional<int64_t> end;
+
+  friend bool operator==(const AxisSlice&, const AxisSlice&) = default;
+};
+
+// What to freeze: all of the parameters that `pattern` matches, or the same
+// slice of each.
+struct FreezeSpec {
+  std::string pattern;
+  // One entry an axis; axes that are missing at the end are whole.
+  std::vector<AxisSlice> axes;
+
+  friend bool operator==(const FreezeSpec&, const FreezeSpec&) = default;
+};
+
+// Reads "layer4.*" or "conv2.weight[:,:,29,13]": a pattern of parameter names
+// (see MatchesPattern) and basic indexing as in NumPy: integers and ranges
+// a:b, without steps, ellipses and lists.
+// Errors: InvalidArgument naming --freeze, the text and what is wrong.
+absl::StatusOr<FreezeSpec> ParseFreezeSpec(absl::string_view text);
+
+// The elements that `specs` freeze in a model; null without specs. Ranges
+// must lie within their axis: NumPy would cut them, and freeze less than was
+// asked for.
+// Errors: InvalidArgument (text); FailedPrecondition naming the text and what
+//   does not fit the model: a pattern that matches no parameter (with the
+//   nearest names), more entries than axes, an index or range out of bounds.
+absl::StatusOr<SharedMask> MakeMask(const std::vector<std::string>& specs,
+                                    const ModelLayout& layout,
+                                    const std::vector<Partition>& partitions);
+
+// The mask of `options`, once every name in them is found in the model.
+// Errors: as MakeMask; FailedPrecondition naming --no_decay and a pattern
+//   that matches no parameter.
+absl::StatusOr<SharedMask> MaskFor(const OptimizerOptions& options,
+                                   const ModelLayout& layout,
+                                   const std::vector<Partition>& partitions);
+
+}  // namespace cohort

@@ -1,0 +1,147 @@
+#include "server/core/optimizer/slots.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/check.h"
+
+namespace cohort {
+namespace {
+
+constexpr SlotKind kVelocity{"velocity", &Slots::velocity};
+constexpr SlotKind kScaledVelocity{"scaled_velocity", &Slots::scaled_velocity};
+constexpr SlotKind kFirstMoment{"first_moment", &Slots::first_moment};
+constexpr SlotKind kSecondMoment{"second_moment", &Slots::second_moment};
+constexpr SlotKind kMeanSquare{"mean_square", &Slots::mean_square};
+constexpr SlotKind kAll[] = {kVelocity, kScaledVelocity, kFirstMoment,
+                             kSecondMoment, kMeanSquare};
+
+bool Holds(const std::vector<SlotKind>& kinds, const SlotKind& kind) {
+  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+}
+
+SharedFloats Zeros(int64_t elements) {
+  auto buffer = std::make_shared<FloatBuffer>(elements);
+  std::fill_n(buffer->data(), elements, 0.0f);
+  return buffer;
+}
+
+std::string Names(const std::vector<SlotKind>& kinds) {
+  return absl::StrJoin(kinds, " and ",
+                       [](std::string* out, const SlotKind& kind) {
+                         absl::StrAppend(out, kind.name);
+                       });
+}
+
+}  // namespace
+
+SharedFloats Slots::*VelocityOf(const Slots& slots) {
+  if (slots.velocity != nullptr) return &Slots::velocity;
+  if (slots.scaled_velocity != nullptr) return &Slots::scaled_velocity;
+  return nullptr;
+}
+
+absl::Span<const SlotKind> AllSlots() { return kAll; }
+
+std::vector<SlotKind> SlotsOf(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return {};
+    case OptimizerKind::kMomentum:
+    case OptimizerKind::kNesterov:
+      return {kVelocity};
+    case OptimizerKind::kLars:
+      return {kScaledVelocity};
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      return {kFirstMoment, kSecondMoment};
+  }
+  return {};
+}
+
+std::vector<SlotKind> SlotsOf(const OptimizerOptions& optimizer,
+                              const PolicyOptions& policy) {
+  std::vector<SlotKind> kinds = SlotsOf(optimizer.kind);
+  const StalenessOptions& staleness = policy.staleness;
+  if (policy.aggregation != AggregationKind::kSync &&
+      staleness.rule == StalenessRule::kCompensate &&
+      staleness.compensation_adaptive) {
+    kinds.push_back(kMeanSquare);
+  }
+  return kinds;
+}
+
+std::vector<SlotKind> SlotsHeld(const std::vector<Slots>& held) {
+  std::vector<SlotKind> kinds;
+  for (const SlotKind& kind : kAll) {
+    const bool there = std::any_of(
+        held.begin(), held.end(),
+        [&kind](const Slots& slots) { return slots.*kind.buffer != nullptr; });
+    if (there) kinds.push_back(kind);
+  }
+  return kinds;
+}
+
+absl::Status CheckSlots(const std::vector<SlotKind>& held, OptimizerKind to) {
+  std::vector<SlotKind> kept = held;
+  std::erase(kept, kMeanSquare);
+  const std::vector<SlotKind> wanted = SlotsOf(to);
+  if (kept.empty() || wanted.empty() || kept == wanted) {
+    return absl::OkStatus();
+  }
+  std::vector<absl::string_view> fitting;
+  for (OptimizerKind kind :
+       {OptimizerKind::kMomentum, OptimizerKind::kNesterov,
+        OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kLars}) {
+    if (SlotsOf(kind) == kept) fitting.push_back(OptimizerName(kind));
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--optimizer: got ", OptimizerName(to), ", which keeps ", Names(wanted),
+      ", want ", absl::StrJoin(fitting, " or "), ", which go on with the ",
+      Names(kept), " there is, or first sgd, which drops it"));
+}
+
+std::vector<Slots> FitSlots(const std::vector<Partition>& partitions,
+                            const std::vector<Slots>& held,
+                            const std::vector<SlotKind>& wanted) {
+  COHORT_CHECK(held.empty() || held.size() == partitions.size(),
+               absl::StrCat("got slots of ", held.size(), " partitions, want ",
+                            partitions.size()));
+  std::vector<Slots> fitted(partitions.size());
+  for (size_t p = 0; p < partitions.size(); ++p) {
+    if (!partitions[p].trainable) continue;
+    for (const SlotKind& kind : wanted) {
+      SharedFloats kept = held.empty() ? nullptr : held[p].*kind.buffer;
+      fitted[p].*kind.buffer =
+          kept != nullptr ? std::move(kept) : Zeros(partitions[p].elements);
+    }
+    if (!Holds(wanted, kFirstMoment)) continue;
+    const bool counted = !held.empty() && held[p].first_moment != nullptr;
+    if (counted) fitted[p].updates = held[p].updates;
+    fitted[p].updates.resize(partitions[p].slices.size(), 0);
+  }
+  return fitted;
+}
+
+absl::string_view OptimizerName(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return "sgd";
+    case OptimizerKind::kMomentum:
+      return "momentum";
+    case OptimizerKind::kNesterov:
+      return "nesterov";
+    case OptimizerKind::kAdam:
+      return "adam";
+    case OptimizerKind::kAdamW:
+      return "adamw";
+    case OptimizerKind::kLars:
+      return "lars";
+  }
+  return "";
+}
+
+}  // namespace cohort

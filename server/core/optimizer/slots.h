@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "common/float_buffer.h"
+#include "common/model_layout.h"
+#include "server/core/options.h"
+
+namespace cohort {
+
+// What updates remember of one partition between commits: float32, one entry
+// an element. Null: not kept.
+struct Slots {
+  // Of momentum and nesterov: a decaying sum of gradients.
+  SharedFloats velocity;
+  // Of LARS: the same of gradients times their trust ratio, so that one
+  // cannot stand in for the other.
+  SharedFloats scaled_velocity;
+  // Of adam and adamw: moving means of g and g*g.
+  SharedFloats first_moment;
+  SharedFloats second_moment;
+  // Of adaptive delay compensation: moving mean of g*g.
+  SharedFloats mean_square;
+  // Of adam and adamw, by slice of the partition: how often it was updated.
+  // Counted by slice because a gradient that all ranks lack skips its slices;
+  // what is wholly frozen is not counted either.
+  std::vector<int64_t> updates;
+};
+
+// One of the buffers in Slots.
+struct SlotKind {
+  // In checkpoints and errors, such as "velocity".
+  const char* name;
+  SharedFloats Slots::*buffer;
+
+  friend bool operator==(const SlotKind& a, const SlotKind& b) {
+    return a.buffer == b.buffer;
+  }
+};
+
+// The velocity there is; a null pointer to a member: none.
+SharedFloats Slots::*VelocityOf(const Slots& slots);
+
+// All there are.
+absl::Span<const SlotKind> AllSlots();
+
+// Those that `kind` works with.
+std::vector<SlotKind> SlotsOf(OptimizerKind kind);
+// Those that a run works with: the optimizer's, and the mean square if stale
+// pushes are compensated adaptively.
+std::vector<SlotKind> SlotsOf(const OptimizerOptions& optimizer,
+                              const PolicyOptions& policy);
+// Those that are there, of any partition.
+std::vector<SlotKind> SlotsHeld(const std::vector<Slots>& held);
+
+// Whether a run that holds `held` may go on as `to`. It may with the same
+// slots, from none (the new ones start from zeros) and to none (they are
+// dropped); the mean square comes and goes freely. Anything else would be a
+// sudden stop of what the old ones had gathered.
+// Errors: FailedPrecondition naming --optimizer, the slots and the way out.
+absl::Status CheckSlots(const std::vector<SlotKind>& held, OptimizerKind to);
+
+// `held` with exactly the slots `wanted`: those there are stay (shared), new
+// ones are zeros, others go. Frozen partitions have none.
+std::vector<Slots> FitSlots(const std::vector<Partition>& partitions,
+                            const std::vector<Slots>& held,
+                            const std::vector<SlotKind>& wanted);
+
+absl::string_view OptimizerName(OptimizerKind kind);
+
+}  // namespace cohort

@@ -1,0 +1,188 @@
+// Optimizers, clipping and masks seen through the coordinator.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::FloatNear;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+FakeSetup LongSetup() {
+  FakeSetup setup = SmallSetup();
+  setup.plan.train_samples = 40;
+  return setup;
+}
+
+// Mean gradients are the sums of both, w {1, 2} and b {3} at the start.
+void Step(FakeCohort& cohort, const FakePush& one, const FakePush& other) {
+  cohort.Push(kRank0, one);
+  cohort.Push(kRank1, other);
+}
+
+// Of loss weight 2 each, so that sums are means.
+FakePush PushOf(std::vector<float> w, std::vector<float> b) {
+  return {.w = std::move(w), .b = std::move(b), .loss_weight = 2};
+}
+
+TEST(CoordinatorOptimizerTest, ClippingWaitsForEveryPartition) {
+  FakeSetup setup = LongSetup();
+  setup.options.optimizer.clip_norm = 2.5;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Clear();
+  cohort.HoldFolds();
+  // Of norm 5: 0, 3 and 4.
+  Step(cohort, PushOf({0, 1}, {4}), PushOf({0, 2}, {0}));
+  ASSERT_EQ(cohort.held_folds().size(), 2);
+  EXPECT_EQ(cohort.held_folds()[0].job.pass, FoldPass::kGradient);
+  EXPECT_THAT(cohort.All<effect::SendWeights>(), IsEmpty());
+  EXPECT_EQ(cohort.snapshot()->version, Version(0));
+  cohort.RunFolds();
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  // Each partition once to each member.
+  EXPECT_EQ(cohort.All<effect::SendWeights>().size(), 4);
+  // Rate 0.5 times half of the gradient.
+  EXPECT_THAT(cohort.weights(0), ElementsAre(1, 1.25));
+  EXPECT_THAT(cohort.weights(1), ElementsAre(2));
+}
+
+TEST(CoordinatorOptimizerTest, ANonfiniteGradientSkipsAClippedStep) {
+  FakeSetup setup = LongSetup();
+  setup.options.optimizer.clip_norm = 1;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  Step(cohort, PushOf({0, 1}, {1}), PushOf({0, nan}, {1}));
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(cohort.counter("pushes_skipped"), 2);
+  EXPECT_THAT(cohort.log(), HasSubstr("rank 1: gradient of w"));
+  Step(cohort, PushOf({0, 1}, {0}), PushOf({0, 0}, {0}));
+  EXPECT_THAT(cohort.weights(0), ElementsAre(1, 1.5));
+}
+
+TEST(CoordinatorOptimizerTest, AdamGoesOnFromACheckpointWithTheSameBits) {
+  FakeSetup setup = LongSetup();
+  setup.options.optimizer.kind = OptimizerKind::kAdam;
+  FakeCohort undisturbed(setup);
+  undisturbed.Start();
+  Step(undisturbed, PushOf({1, -1}, {2}), PushOf({0, 0}, {1}));
+  const auto state = undisturbed.core().State();
+  ASSERT_TRUE(state.ok());
+  FakeCohort restored(setup, &*state);
+  restored.Start();
+  for (FakeCohort* cohort : {&undisturbed, &restored}) {
+    Step(*cohort, PushOf({3, 1}, {-2}), PushOf({0, 1}, {0}));
+  }
+  EXPECT_EQ(restored.snapshot()->version, Version(2));
+  EXPECT_EQ(restored.weights(0), undisturbed.weights(0));
+  EXPECT_EQ(restored.weights(1), undisturbed.weights(1));
+  // A first step of Adam is as long as the rate.
+  EXPECT_EQ(restored.snapshot()->slots[0].updates, std::vector<int64_t>{2});
+}
+
+TEST(CoordinatorOptimizerTest, AMaskThatFitsNothingRefusesTheModel) {
+  FakeSetup setup = LongSetup();
+  setup.options.optimizer.freeze = {"ww"};
+  FakeCohort cohort(setup);
+  ASSERT_TRUE(cohort.Join(kRank0).ok());
+  const absl::Status refused = cohort.Register(kRank0);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refused.message(),
+            "--freeze: got 'ww': no parameter has such a name; the nearest: "
+            "w, b");
+  EXPECT_EQ(cohort.core().model(), nullptr);
+}
+
+TEST(CoordinatorOptimizerTest, APatternOfNoDecayThatFitsNothingIsRefused) {
+  FakeSetup setup = LongSetup();
+  setup.options.optimizer.no_decay = {"b", "*.gamma"};
+  FakeCohort cohort(setup);
+  ASSERT_TRUE(cohort.Join(kRank0).ok());
+  EXPECT_THAT(std::string(cohort.Register(kRank0).message()),
+              HasSubstr("--no_decay: got '*.gamma'"));
+}
+
+TEST(CoordinatorOptimizerTest, MasksAreChangedWhileTheRunGoesOn) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  const absl::Status refused = cohort.Change({{"freeze", "w[2]"}}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("'w[2]'"));
+  const FakePush push = PushOf({1, 1}, {1});
+  Step(cohort, push, push);
+  EXPECT_THAT(cohort.weights(0), ElementsAre(0, 1));
+  // Acts from the step after the one that is under way.
+  ASSERT_TRUE(cohort.Change({{"freeze", "w[1];b"}}).ok());
+  Step(cohort, push, push);
+  EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 0));
+  Step(cohort, push, push);
+  EXPECT_THAT(cohort.weights(0), ElementsAre(-2, 0));
+  ASSERT_TRUE(cohort.Change({{"freeze", "none"}}).ok());
+  Step(cohort, push, push);
+  Step(cohort, push, push);
+  EXPECT_THAT(cohort.weights(0), ElementsAre(-4, -1));
+}
+
+TEST(CoordinatorOptimizerTest, OptimizersThatFitFollowEachOther) {
+  FakeSetup setup = LongSetup();
+  setup.options.optimizer.kind = OptimizerKind::kMomentum;
+  setup.options.optimizer.momentum = 0.5;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  const FakePush push = PushOf({1, 0}, {0});
+  Step(cohort, push, push);
+  EXPECT_THAT(
+      std::string(cohort.Change({{"optimizer", "adam"}}).status().message()),
+      AllOf(HasSubstr("--optimizer: got adam"),
+            HasSubstr("momentum or nesterov")));
+  ASSERT_TRUE(cohort.Change({{"optimizer", "sgd"}}).ok());
+  Step(cohort, push, push);
+  EXPECT_EQ(cohort.snapshot()->slots[0].velocity, nullptr);
+  ASSERT_TRUE(cohort.Change({{"optimizer", "adam"}}).ok());
+  Step(cohort, push, push);
+  const float before = cohort.weights(0)[0];
+  Step(cohort, push, push);
+  EXPECT_THAT(cohort.weights(0)[0], FloatNear(before - 0.5f, 1e-5f));
+  EXPECT_EQ(cohort.snapshot()->slots[0].updates, std::vector<int64_t>{1});
+}
+
+// Rank 1 reads version 0 and is applied to version 1.
+TEST(CoordinatorOptimizerTest, AStalePushIsCompensated) {
+  for (bool adaptive : {false, true}) {
+    FakeSetup setup = AsyncSetup();
+    setup.plan.train_samples = 40;
+    setup.options.policy.staleness = {.rule = StalenessRule::kCompensate,
+                                      .compensation = 0.5,
+                                      .compensation_adaptive = adaptive};
+    FakeCohort cohort(setup);
+    cohort.Start();
+    ASSERT_TRUE(cohort.Open(kRank1, {.loss_weight = 4}).ok());
+    // Half of the nominal step: rate 0.25.
+    cohort.Push(kRank0, {.w = {4, 0}, .loss_weight = 4});
+    EXPECT_THAT(cohort.weights(0), ElementsAre(0, 2));
+    cohort.Push(kRank1, {.w = {2, 0}, .loss_weight = 4});
+    // g = 2 + lambda * 4 * (0 - 1).
+    const double square = 0.95 * (0.05 * 16) + 0.05 * 4;
+    const double lambda = adaptive ? 0.5 / std::sqrt(square + 1e-7) : 0.5;
+    EXPECT_THAT(cohort.weights(0)[0],
+                FloatNear(static_cast<float>(-0.25 * (2 - 4 * lambda)), 1e-6f))
+        << adaptive;
+    EXPECT_EQ(cohort.snapshot()->version, Version(2));
+  }
+}
+
+}  // namespace
+}  // namespace cohort

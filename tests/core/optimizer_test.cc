@@ -1,0 +1,458 @@
+// Every optimizer against its formula in float64, through whole transactions.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "server/core/optimizer/slots.h"
+#include "server/core/transaction.h"
+#include "tests/core/small_run.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::Each;
+
+using Doubles = std::vector<double>;
+
+// An independent implementation: float64, whole parameters, one loop.
+class Reference {
+ public:
+  Reference(const OptimizerOptions& options, const SmallRun& run)
+      : options_(options), layout_(run.layout()) {
+    for (const std::vector<float>& one : run.weights()) {
+      weights.emplace_back(one.begin(), one.end());
+      for (auto* slot : {&velocity_, &first_, &second_, &square_}) {
+        slot->emplace_back(one.size(), 0.0);
+      }
+    }
+  }
+
+  std::vector<Doubles> weights;
+
+  void Apply(const std::vector<ParameterValues>& gradients,
+             const SmallRun::Step& step) {
+    std::vector<Doubles> mean = Mean(gradients, step);
+    Compensate(step, mean);
+    double squares = 0;
+    for (size_t k = 0; k < mean.size(); ++k) {
+      if (!Trains(k)) continue;
+      for (double g : mean[k]) squares += g * g;
+    }
+    const double norm = std::sqrt(squares);
+    const double clip = options_.clip_norm > 0 && norm > options_.clip_norm
+                            ? options_.clip_norm / norm
+                            : 1;
+    ++steps_;
+    for (size_t k = 0; k < mean.size(); ++k) {
+      if (!Trains(k)) continue;
+      for (double& g : mean[k]) g *= clip;
+      Update(k, mean[k], step);
+    }
+  }
+
+ private:
+  bool Trains(size_t k) const { return layout_.parameters[k].trainable; }
+
+  std::vector<Doubles> Mean(const std::vector<ParameterValues>& gradients,
+                            const SmallRun::Step& step) const {
+    std::vector<Doubles> mean = weights;
+    for (size_t k = 0; k < mean.size(); ++k) {
+      for (size_t i = 0; i < mean[k].size(); ++i) {
+        double sum = 0;
+        for (const ParameterValues& rank : gradients) sum += rank[k][i];
+        mean[k][i] = sum * SmallRun::kLossReference / step.loss_weight;
+      }
+    }
+    return mean;
+  }
+
+  void Compensate(const SmallRun::Step& step, std::vector<Doubles>& mean) {
+    if (read.empty()) return;
+    for (size_t k = 0; k < mean.size(); ++k) {
+      for (size_t i = 0; i < mean[k].size(); ++i) {
+        const double g = mean[k][i];
+        double lambda = step.compensation;
+        if (step.adaptive) {
+          square_[k][i] = 0.95 * square_[k][i] + 0.05 * g * g;
+          lambda /= std::sqrt(square_[k][i] + 1e-7);
+        }
+        mean[k][i] = g + lambda * g * g * (weights[k][i] - read[k][i]);
+      }
+    }
+  }
+
+  void Update(size_t k, const Doubles& gradient, const SmallRun::Step& step) {
+    const OptimizerOptions& o = options_;
+    const bool exempt = layout_.parameters[k].decay_exempt;
+    const double decay = exempt && !o.decay_everything ? 0 : o.weight_decay;
+    double ratio = 1;
+    if (o.kind == OptimizerKind::kLars && !exempt) {
+      double w2 = 0;
+      double g2 = 0;
+      for (size_t i = 0; i < gradient.size(); ++i) {
+        w2 += weights[k][i] * weights[k][i];
+        g2 += gradient[i] * gradient[i];
+      }
+      ratio = o.lars_trust * std::sqrt(w2) /
+              (std::sqrt(g2) + decay * std::sqrt(w2));
+    }
+    const double rate = step.learning_rate;
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      double& w = weights[k][i];
+      double g = step.weight * gradient[i];
+      if (o.uses_adam()) {
+        if (o.kind == OptimizerKind::kAdamW) {
+          w -= rate * decay * w;
+        } else {
+          g += decay * w;
+        }
+        double& m = first_[k][i];
+        double& v = second_[k][i];
+        m = o.adam_beta1 * m + (1 - o.adam_beta1) * g;
+        v = o.adam_beta2 * v + (1 - o.adam_beta2) * g * g;
+        w -= rate * (m / (1 - std::pow(o.adam_beta1, steps_))) /
+             (std::sqrt(v / (1 - std::pow(o.adam_beta2, steps_))) +
+              o.adam_epsilon);
+        continue;
+      }
+      g = ratio * (g + decay * w);
+      if (o.kind == OptimizerKind::kSgd) {
+        w -= rate * g;
+        continue;
+      }
+      double& v = velocity_[k][i];
+      v = o.momentum * v + g;
+      w -= rate * (o.kind == OptimizerKind::kNesterov ? g + o.momentum * v : v);
+    }
+  }
+
+ public:
+  // Weights that gradients were computed at; empty: no compensation.
+  std::vector<Doubles> read;
+
+ private:
+  const OptimizerOptions options_;
+  const ModelLayout layout_;
+  std::vector<Doubles> velocity_;
+  std::vector<Doubles> first_;
+  std::vector<Doubles> second_;
+  std::vector<Doubles> square_;
+  double steps_ = 0;
+};
+
+std::vector<ParameterValues> TwoRanks(const SmallRun& run, int step) {
+  return {RandomValues(run.layout(), static_cast<uint64_t>(100 + 2 * step), 1),
+          RandomValues(run.layout(), static_cast<uint64_t>(101 + 2 * step), 1)};
+}
+
+std::vector<Doubles> Wide(const ParameterValues& values) {
+  std::vector<Doubles> wide;
+  for (const std::vector<float>& one : values) {
+    wide.emplace_back(one.begin(), one.end());
+  }
+  return wide;
+}
+
+// Largest difference of any weight.
+double Difference(const SmallRun& run, const Reference& reference) {
+  double largest = 0;
+  const ParameterValues weights = run.weights();
+  for (size_t k = 0; k < weights.size(); ++k) {
+    for (size_t i = 0; i < weights[k].size(); ++i) {
+      largest =
+          std::max(largest, std::abs(weights[k][i] - reference.weights[k][i]));
+    }
+  }
+  return largest;
+}
+
+constexpr int kSteps = 10;
+// Weights stay below 4, and each step rounds a dozen float32 values of at most
+// that size, by 2^-24 each; Adam's quotient of moments is of the order of 1
+// but for elements whose gradients are tiny, which are the reason for a
+// factor of ten. Any term of the formulas is larger than 1e-3.
+constexpr double kTolerance = kSteps * 12 * 4 * 0x1p-24;
+
+const OptimizerOptions kBase{.momentum = 0.9, .weight_decay = 0.05};
+
+OptimizerOptions With(OptimizerKind kind, double clip_norm = 0) {
+  OptimizerOptions options = kBase;
+  options.kind = kind;
+  options.clip_norm = clip_norm;
+  return options;
+}
+
+const std::vector<OptimizerOptions>& AllOptions() {
+  static const auto& all = *[] {
+    auto* list = new std::vector<OptimizerOptions>;
+    for (OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kMomentum,
+                               OptimizerKind::kNesterov, OptimizerKind::kAdam,
+                               OptimizerKind::kAdamW, OptimizerKind::kLars}) {
+      for (double clip_norm : {0.0, 5.0}) {
+        list->push_back(With(kind, clip_norm));
+      }
+    }
+    OptimizerOptions decays = With(OptimizerKind::kAdam);
+    decays.decay_everything = true;
+    list->push_back(decays);
+    return list;
+  }();
+  return all;
+}
+
+std::string Describe(const OptimizerOptions& options) {
+  return std::string(OptimizerName(options.kind)) +
+         (options.clip_norm > 0 ? ", clipped" : "");
+}
+
+// Of the rate; so that weights move by about a tenth a step under each rule.
+SmallRun::Step StepFor(const OptimizerOptions& options) {
+  return {.learning_rate = options.kind == OptimizerKind::kLars ? 10.0 : 0.05};
+}
+
+TEST(OptimizerTest, FollowsItsFormulaInFloat64) {
+  for (const OptimizerOptions& options : AllOptions()) {
+    SCOPED_TRACE(Describe(options));
+    for (const kernels::Backend* backend :
+         {&kernels::ReferenceBackend(), &kernels::CpuBackend()}) {
+      SmallRun run(options, *backend);
+      Reference reference(options, run);
+      const ParameterValues before = run.weights();
+      for (int step = 0; step < kSteps; ++step) {
+        const auto gradients = TwoRanks(run, step);
+        ASSERT_FALSE(run.Apply(gradients, StepFor(options)).has_value());
+        reference.Apply(gradients, StepFor(options));
+      }
+      EXPECT_LT(Difference(run, reference), kTolerance) << backend->name();
+      EXPECT_NE(run.weights()[0], before[0]);
+      // Not trained.
+      EXPECT_EQ(run.weights()[3], before[3]);
+    }
+  }
+}
+
+TEST(OptimizerTest, BackendsAgreeToTheBit) {
+  for (const OptimizerOptions& options : AllOptions()) {
+    SmallRun one(options, kernels::ReferenceBackend());
+    SmallRun other(options, kernels::CpuBackend());
+    for (int step = 0; step < kSteps; ++step) {
+      one.Apply(TwoRanks(one, step), StepFor(options));
+      other.Apply(TwoRanks(other, step), StepFor(options));
+    }
+    EXPECT_EQ(one.weights(), other.weights()) << Describe(options);
+    EXPECT_EQ(one.snapshot()->checksums, other.snapshot()->checksums);
+  }
+}
+
+TEST(OptimizerTest, TheNormIsExactOverAllPartitions) {
+  SmallRun run(With(OptimizerKind::kMomentum, 1e30), kernels::CpuBackend());
+  const auto gradients = TwoRanks(run, 0);
+  run.Apply(gradients, {});
+  double squares = 0;
+  for (size_t k = 0; k < run.layout().parameters.size(); ++k) {
+    if (!run.layout().parameters[k].trainable) continue;
+    for (size_t i = 0; i < gradients[0][k].size(); ++i) {
+      // Rounded as the mean gradient is.
+      const float g =
+          0.5f * static_cast<float>(static_cast<double>(gradients[0][k][i]) +
+                                    static_cast<double>(gradients[1][k][i]));
+      squares += static_cast<double>(g) * g;
+    }
+  }
+  // Float64 sums of 7200 squares in two orders.
+  EXPECT_NEAR(*run.gradient_norm(), std::sqrt(squares), 1e-12 * squares);
+}
+
+TEST(OptimizerTest, ShortGradientsAreNotClipped) {
+  SmallRun clipped(With(OptimizerKind::kMomentum, 1e6), kernels::CpuBackend());
+  SmallRun plain(With(OptimizerKind::kMomentum), kernels::CpuBackend());
+  for (int step = 0; step < 3; ++step) {
+    clipped.Apply(TwoRanks(clipped, step), {});
+    plain.Apply(TwoRanks(plain, step), {});
+  }
+  EXPECT_EQ(clipped.weights(), plain.weights());
+}
+
+TEST(OptimizerTest, AClippedGradientHasTheNormThatWasAskedFor) {
+  SmallRun run(With(OptimizerKind::kSgd, 2), kernels::CpuBackend());
+  OptimizerOptions plain = With(OptimizerKind::kSgd, 2);
+  plain.weight_decay = 0;
+  run.Change(plain);
+  const ParameterValues before = run.weights();
+  run.Apply(TwoRanks(run, 0), {.learning_rate = 1});
+  double squares = 0;
+  for (size_t k = 0; k < before.size(); ++k) {
+    for (size_t i = 0; i < before[k].size(); ++i) {
+      squares += std::pow(before[k][i] - run.weights()[k][i], 2);
+    }
+  }
+  // Weights below 2 are rounded by up to 2^-24 each.
+  EXPECT_NEAR(std::sqrt(squares), 2, 1e-5);
+}
+
+TEST(OptimizerTest, StaleGradientsAreCompensated) {
+  for (bool adaptive : {false, true}) {
+    for (double clip_norm : {0.0, 5.0}) {
+      const PolicyOptions policy{
+          .aggregation = AggregationKind::kAsync,
+          .staleness = {.rule = StalenessRule::kCompensate,
+                        .compensation_adaptive = adaptive}};
+      const OptimizerOptions options =
+          With(OptimizerKind::kMomentum, clip_norm);
+      SmallRun run(options, kernels::CpuBackend(), policy);
+      Reference reference(options, run);
+      SharedSnapshot read = run.snapshot();
+      ParameterValues read_weights = run.weights();
+      for (int step = 0; step < kSteps; ++step) {
+        const auto gradients = TwoRanks(run, step);
+        reference.read = Wide(read_weights);
+        // What the next one reads is one version old when it is applied.
+        const SmallRun::Step options_of_step{
+            .read = read, .compensation = 0.5, .adaptive = adaptive};
+        read = run.snapshot();
+        read_weights = run.weights();
+        run.Apply(gradients, options_of_step);
+        reference.Apply(gradients, options_of_step);
+      }
+      // Adaptive: the root of a small mean square multiplies its error.
+      EXPECT_LT(Difference(run, reference), 4 * kTolerance)
+          << (adaptive ? "adaptive" : "constant") << " " << clip_norm;
+    }
+  }
+}
+
+// A gradient of weight 1/2 does half of what it would have done, in this step
+// and through the velocity in all later ones.
+TEST(OptimizerTest, AWeightDampsTheGradient) {
+  for (const OptimizerOptions& options : AllOptions()) {
+    SmallRun run(options, kernels::CpuBackend());
+    Reference reference(options, run);
+    for (int step = 0; step < kSteps; ++step) {
+      SmallRun::Step how = StepFor(options);
+      how.weight = step % 2 == 0 ? 0.25 : 1;
+      run.Apply(TwoRanks(run, step), how);
+      reference.Apply(TwoRanks(run, step), how);
+    }
+    EXPECT_LT(Difference(run, reference), kTolerance) << Describe(options);
+  }
+}
+
+TEST(OptimizerTest, NamedParametersAreNotDecayed) {
+  OptimizerOptions options = With(OptimizerKind::kSgd);
+  options.decay_everything = true;
+  options.no_decay = {"fc.*", "c?nv.weight"};
+  SmallRun run(options, kernels::CpuBackend());
+  const ParameterValues before = run.weights();
+  // Only decay moves anything.
+  run.Apply({RandomValues(run.layout(), 1, 0)}, {.learning_rate = 1});
+  const ParameterValues after = run.weights();
+  for (size_t k : {0u, 5u, 6u}) EXPECT_EQ(after[k], before[k]);
+  for (size_t k : {1u, 2u, 4u}) {
+    EXPECT_NEAR(after[k][0], 0.95 * before[k][0], 1e-6);
+  }
+}
+
+TEST(OptimizerTest, AdamCountsTheUpdatesOfEachParameter) {
+  SmallRun run(With(OptimizerKind::kAdam), kernels::CpuBackend());
+  const ParameterValues before = run.weights();
+  const auto updates = [&run] {
+    std::vector<int64_t> counts(run.layout().parameters.size());
+    for (size_t p = 0; p < run.snapshot()->slots.size(); ++p) {
+      const std::vector<int64_t>& of = run.snapshot()->slots[p].updates;
+      for (size_t i = 0; i < of.size(); ++i) {
+        counts[static_cast<size_t>(
+            run.model()->partitions[p].slices[i].parameter)] = of[i];
+      }
+    }
+    return counts;
+  };
+  run.Apply(TwoRanks(run, 0), {.absent = {5}});
+  EXPECT_EQ(run.weights()[5], before[5]);
+  run.Apply(TwoRanks(run, 1), {});
+  EXPECT_EQ(updates(), (std::vector<int64_t>{2, 2, 2, 0, 2, 1, 2}));
+  // A first update is rate * g / |g|, whenever it comes, plus decay.
+  OptimizerOptions plain = With(OptimizerKind::kAdam);
+  plain.weight_decay = 0;
+  SmallRun late(plain, kernels::CpuBackend());
+  late.Apply(TwoRanks(late, 0), {.absent = {5}});
+  late.Apply(TwoRanks(late, 1), {.learning_rate = 0.125});
+  EXPECT_NEAR(std::abs(late.weights()[5][0] - before[5][0]), 0.125, 1e-5);
+}
+
+TEST(OptimizerTest, NonfiniteNamesRankAndParameterInTwoPasses) {
+  for (const OptimizerOptions& options : AllOptions()) {
+    SmallRun run(options, kernels::CpuBackend());
+    const ParameterValues before = run.weights();
+    auto gradients = TwoRanks(run, 0);
+    gradients[1][4][6000] = std::numeric_limits<float>::infinity();
+    const auto bad = run.Apply(gradients, {});
+    ASSERT_TRUE(bad.has_value()) << Describe(options);
+    EXPECT_EQ(bad->rank, Rank(1));
+    const Partition& partition =
+        run.model()->partitions[static_cast<size_t>(bad->partition)];
+    EXPECT_EQ(partition.slices[static_cast<size_t>(bad->slice)].parameter, 4);
+    EXPECT_EQ(run.weights(), before);
+  }
+}
+
+TEST(SlotsTest, TheSameSlotsStayAndOthersStartFromZero) {
+  SmallRun run(With(OptimizerKind::kMomentum), kernels::CpuBackend());
+  run.Apply(TwoRanks(run, 0), {});
+  const ParameterValues velocity = run.slot(&Slots::velocity);
+  run.Change(With(OptimizerKind::kNesterov));
+  EXPECT_EQ(run.slot(&Slots::velocity), velocity);
+  run.Change(With(OptimizerKind::kSgd));
+  EXPECT_TRUE(SlotsHeld(run.snapshot()->slots).empty());
+  run.Change(With(OptimizerKind::kMomentum));
+  const ParameterValues fresh = run.slot(&Slots::velocity);
+  EXPECT_THAT(fresh[4], Each(0));
+  // Parameters that are not trained have none.
+  EXPECT_TRUE(fresh[3].empty());
+}
+
+TEST(SlotsTest, OnlyFittingOptimizersFollowEachOther) {
+  const auto allowed = [](OptimizerKind from, OptimizerKind to) {
+    return CheckSlots(SlotsOf(from), to).ok();
+  };
+  using enum OptimizerKind;
+  const std::vector<std::vector<OptimizerKind>> families = {
+      {kMomentum, kNesterov}, {kAdam, kAdamW}, {kLars}};
+  for (size_t a = 0; a < families.size(); ++a) {
+    for (OptimizerKind from : families[a]) {
+      EXPECT_TRUE(allowed(from, kSgd));
+      EXPECT_TRUE(allowed(kSgd, from));
+      for (size_t b = 0; b < families.size(); ++b) {
+        for (OptimizerKind to : families[b]) {
+          EXPECT_EQ(allowed(from, to), a == b);
+        }
+      }
+    }
+  }
+  const absl::Status refused = CheckSlots(SlotsOf(kMomentum), kAdam);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refused.message(),
+            "--optimizer: got adam, which keeps first_moment and "
+            "second_moment, want momentum or nesterov, which go on with the "
+            "velocity there is, or first sgd, which drops it");
+}
+
+TEST(SlotsTest, TheMeanSquareComesAndGoesWithThePolicy) {
+  const OptimizerOptions momentum = With(OptimizerKind::kMomentum);
+  const PolicyOptions adaptive{.aggregation = AggregationKind::kAsync,
+                               .staleness = {.rule = StalenessRule::kCompensate,
+                                             .compensation_adaptive = true}};
+  EXPECT_EQ(SlotsOf(momentum, {}).size(), 1u);
+  ASSERT_EQ(SlotsOf(momentum, adaptive).size(), 2u);
+  EXPECT_STREQ(SlotsOf(momentum, adaptive)[1].name, "mean_square");
+  EXPECT_TRUE(
+      CheckSlots(SlotsOf(momentum, adaptive), OptimizerKind::kNesterov).ok());
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,168 @@
+#include "tests/core/small_run.h"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <memory>
+#include <utility>
+
+#include "common/check.h"
+#include "common/permutation.h"
+#include "server/core/optimizer/mask.h"
+#include "server/core/optimizer/slots.h"
+
+namespace cohort {
+namespace {
+
+// 5000 elements: "big" is cut, and the rest of a block is left behind.
+constexpr int64_t kPartitionBytes = 20000;
+
+// The elements of `values` that lie in `partition`, in its order.
+std::vector<float> Gather(const Partition& partition,
+                          const ParameterValues& values) {
+  std::vector<float> elements;
+  for (const Slice& slice : partition.slices) {
+    const std::vector<float>& from =
+        values[static_cast<size_t>(slice.parameter)];
+    elements.insert(elements.end(), from.begin() + slice.offset,
+                    from.begin() + slice.offset + slice.count);
+  }
+  return elements;
+}
+
+ByteRope Rope(const std::vector<float>& values) {
+  return ByteRope::Copy(
+      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
+                          values.size() * sizeof(float)));
+}
+
+}  // namespace
+
+ModelLayout SmallRunLayout() {
+  return {
+      .parameters = {{.name = "conv.weight", .shape = {4, 3, 3, 3}},
+                     {.name = "bn.weight", .shape = {6}, .decay_exempt = true},
+                     {.name = "bn.bias", .shape = {6}, .decay_exempt = true},
+                     {.name = "head.weight", .shape = {3}, .trainable = false},
+                     {.name = "big.weight", .shape = {70, 100}},
+                     {.name = "fc.weight", .shape = {10, 7}},
+                     {.name = "fc.bias", .shape = {10}, .decay_exempt = true}}};
+}
+
+ParameterValues RandomValues(const ModelLayout& layout, uint64_t seed,
+                             double scale) {
+  SplitMix64 random(seed);
+  ParameterValues values;
+  for (const ParameterSpec& parameter : layout.parameters) {
+    std::vector<float>& one = values.emplace_back();
+    for (int64_t i = 0; i < ElementCount(parameter); ++i) {
+      one.push_back(static_cast<float>(scale * (2 * random.Uniform() - 1)));
+    }
+  }
+  return values;
+}
+
+SmallRun::SmallRun(const OptimizerOptions& optimizer,
+                   const kernels::Backend& backend, const PolicyOptions& policy)
+    : backend_(backend), policy_(policy) {
+  auto model = std::make_shared<RegisteredModel>();
+  model->layout = SmallRunLayout();
+  model->plan.loss_reference = kLossReference;
+  model->partitions = MakePartitions(model->layout, kPartitionBytes);
+  const ParameterValues initial = RandomValues(model->layout, 1, 1);
+  auto snapshot = std::make_shared<ModelSnapshot>();
+  for (const Partition& partition : model->partitions) {
+    const std::vector<float> values = Gather(partition, initial);
+    auto buffer = std::make_shared<FloatBuffer>(partition.elements);
+    std::copy(values.begin(), values.end(), buffer->data());
+    snapshot->checksums.push_back(RopeOf(buffer).Checksum());
+    snapshot->weights.push_back(std::move(buffer));
+  }
+  snapshot->statistics = std::make_shared<StatisticsSets>();
+  model_ = std::move(model);
+  snapshot_ = std::move(snapshot);
+  Change(optimizer);
+}
+
+void SmallRun::Change(const OptimizerOptions& optimizer) {
+  optimizer_ = optimizer;
+  auto mask = MakeMask(optimizer.freeze, model_->layout, model_->partitions);
+  COHORT_CHECK(mask.ok(), mask.status().ToString());
+  mask_ = *std::move(mask);
+  auto snapshot = std::make_shared<ModelSnapshot>(*snapshot_);
+  snapshot->slots = FitSlots(model_->partitions, snapshot->slots,
+                             SlotsOf(optimizer_, policy_));
+  snapshot_ = std::move(snapshot);
+}
+
+std::optional<NonfiniteGradient> SmallRun::Apply(
+    const std::vector<ParameterValues>& gradients, const Step& step) {
+  Transaction transaction({.id = 1,
+                           .model = model_,
+                           .base = snapshot_,
+                           .optimizer = optimizer_,
+                           .learning_rate = step.learning_rate,
+                           .loss_weight = step.loss_weight,
+                           .mask = mask_,
+                           .read = step.read,
+                           .compensation = step.compensation,
+                           .adaptive = step.adaptive,
+                           .weight = step.weight});
+  const auto partitions = static_cast<int32_t>(model_->partitions.size());
+  std::vector<Push> pushes(gradients.size(), Push(partitions));
+  std::deque<FoldJob> jobs;
+  for (int32_t p = 0; p < partitions; ++p) {
+    const Partition& partition = model_->partitions[static_cast<size_t>(p)];
+    if (!partition.trainable) continue;
+    std::vector<int32_t> absent;
+    for (size_t i = 0; i < partition.slices.size(); ++i) {
+      for (int32_t parameter : step.absent) {
+        if (partition.slices[i].parameter != parameter) continue;
+        absent.push_back(static_cast<int32_t>(i));
+      }
+    }
+    std::vector<std::pair<Rank, Push*>> ranks;
+    for (size_t k = 0; k < pushes.size(); ++k) {
+      pushes[k].Add(p, Rope(Gather(partition, gradients[k])), 0, absent);
+      ranks.emplace_back(Rank(static_cast<int32_t>(k)), &pushes[k]);
+    }
+    jobs.push_back(transaction.Fold(p, ranks));
+  }
+  // The last first: nothing may depend on which fold ends first.
+  while (!jobs.empty()) {
+    FoldResult result = RunFold(jobs.back(), backend_, pool_);
+    jobs.pop_back();
+    for (FoldJob& job : transaction.Done(std::move(result))) {
+      jobs.push_back(std::move(job));
+    }
+  }
+  EXPECT_TRUE(transaction.complete());
+  gradient_norm_ = transaction.gradient_norm();
+  if (!transaction.nonfinite().has_value()) snapshot_ = transaction.Next({});
+  return transaction.nonfinite();
+}
+
+ParameterValues SmallRun::Values(
+    const std::vector<SharedFloats>& buffers) const {
+  ParameterValues values(layout().parameters.size());
+  for (size_t p = 0; p < buffers.size(); ++p) {
+    if (buffers[p] == nullptr) continue;
+    const float* from = buffers[p]->data();
+    for (const Slice& slice : model_->partitions[p].slices) {
+      std::vector<float>& to = values[static_cast<size_t>(slice.parameter)];
+      to.insert(to.end(), from, from + slice.count);
+      from += slice.count;
+    }
+  }
+  return values;
+}
+
+ParameterValues SmallRun::weights() const { return Values(snapshot_->weights); }
+
+ParameterValues SmallRun::slot(SharedFloats Slots::*buffer) const {
+  std::vector<SharedFloats> buffers;
+  for (const Slots& slots : snapshot_->slots) buffers.push_back(slots.*buffer);
+  return Values(buffers);
+}
+
+}  // namespace cohort

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/model_layout.h"
+#include "kernels/backend.h"
+#include "server/core/transaction.h"
+
+namespace cohort {
+
+// By parameter of the layout, in full.
+using ParameterValues = std::vector<std::vector<float>>;
+
+// Parameters around what the folds cut at: of a few elements, of more than a
+// block, of more than a partition, exempt from decay, and frozen.
+ModelLayout SmallRunLayout();
+
+// Uniform in [-scale, scale), one entry a parameter.
+ParameterValues RandomValues(const ModelLayout& layout, uint64_t seed,
+                             double scale);
+
+// A model that is changed by transactions whose folds are run at once.
+class SmallRun {
+ public:
+  static constexpr double kLossReference = 4;
+
+  // Options of one step beside the gradients.
+  struct Step {
+    double learning_rate = 0.1;
+    double loss_weight = 8;
+    // The gradients were computed at these; null: no compensation.
+    SharedSnapshot read;
+    double compensation = 0;
+    bool adaptive = false;
+    double weight = 1;
+    // Parameters that no rank has a gradient of.
+    std::vector<int32_t> absent;
+  };
+
+  SmallRun(const OptimizerOptions& optimizer, const kernels::Backend& backend,
+           const PolicyOptions& policy = {});
+
+  // One commit; `gradients` has one entry a rank. Fails the running test
+  // unless every fold ends. Returns what was not finite; nothing is changed
+  // then.
+  std::optional<NonfiniteGradient> Apply(
+      const std::vector<ParameterValues>& gradients, const Step& step);
+
+  // Goes on under other options, with the slots that fit.
+  void Change(const OptimizerOptions& optimizer);
+
+  const ModelLayout& layout() const { return model_->layout; }
+  const SharedModel& model() const { return model_; }
+  const SharedSnapshot& snapshot() const { return snapshot_; }
+  ParameterValues weights() const;
+  // Of one slot, parameters without it empty.
+  ParameterValues slot(SharedFloats Slots::*buffer) const;
+  // Of the last commit.
+  std::optional<double> gradient_norm() const { return gradient_norm_; }
+
+ private:
+  ParameterValues Values(const std::vector<SharedFloats>& buffers) const;
+
+  OptimizerOptions optimizer_;
+  const kernels::Backend& backend_;
+  PolicyOptions policy_;
+  FloatBufferPool pool_;
+  SharedModel model_;
+  SharedMask mask_;
+  SharedSnapshot snapshot_;
+  std::optional<double> gradient_norm_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,283 @@
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/backend.h"
+#include "tests/kernels/backend_matrix.h"
+#include "tests/kernels/sample_data.h"
+
+namespace cohort::kernels {
+namespace {
+
+using Floats = std::vector<float>;
+
+constexpr int64_t kCounts[] = {0, 1, 7, 8, 9, 31, 32, 33, 65, 4096, 100003};
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+std::vector<const std::byte*> Pointers(const std::vector<Floats>& gradients) {
+  std::vector<const std::byte*> pointers;
+  for (const Floats& gradient : gradients) {
+    pointers.push_back(reinterpret_cast<const std::byte*>(gradient.data()));
+  }
+  return pointers;
+}
+
+class UpdateTest : public BackendTest {};
+
+// ---- FoldGradient
+
+TEST_P(UpdateTest, TheGradientIsTheOneThatFoldSgdUses) {
+  for (int64_t count : kCounts) {
+    for (int contributors : {1, 8, 11}) {
+      Numbers numbers(static_cast<uint64_t>(count * 31 + contributors));
+      std::vector<Floats> gradients;
+      for (int k = 0; k < contributors; ++k) {
+        gradients.push_back(numbers.Take<float>(count));
+      }
+      const auto pointers = Pointers(gradients);
+      Floats folded(static_cast<size_t>(count));
+      EXPECT_TRUE(backend().FoldGradient({.gradients = pointers,
+                                          .scale = 0.7f,
+                                          .count = count,
+                                          .out = folded.data()}));
+      // 0 - 1 * g.
+      const Floats zeros(static_cast<size_t>(count));
+      Floats weights(static_cast<size_t>(count));
+      ReferenceBackend().FoldSgd({.gradient_scale = 0.7f, .learning_rate = 1},
+                                 {.gradients = pointers,
+                                  .count = count,
+                                  .weights_in = zeros.data(),
+                                  .weights_out = weights.data()});
+      for (float& w : weights) w = -w;
+      EXPECT_EQ(folded, weights) << count << ", " << contributors;
+    }
+  }
+}
+
+TEST_P(UpdateTest, TheGradientIsWholeEvenWhereItIsNotFinite) {
+  for (size_t position = 0; position < 67; ++position) {
+    std::vector<Floats> gradients = {Floats(67, 1), Floats(67, 2)};
+    gradients[1][position] = kInfinity;
+    const auto pointers = Pointers(gradients);
+    Floats folded(67);
+    EXPECT_FALSE(backend().FoldGradient(
+        {.gradients = pointers, .count = 67, .out = folded.data()}));
+    Floats wanted(67, 3);
+    wanted[position] = kInfinity;
+    EXPECT_EQ(folded, wanted);
+  }
+}
+
+// ---- SumOfSquares
+
+TEST_P(UpdateTest, SquaresAreSummedInFloat64) {
+  for (int64_t count : kCounts) {
+    const Floats x = Numbers(static_cast<uint64_t>(count)).Take<float>(count);
+    double wanted = 0;
+    for (float value : x) wanted += static_cast<double>(value) * value;
+    // Float64 rounding of `count` terms in another order.
+    EXPECT_NEAR(backend().SumOfSquares(x), wanted,
+                static_cast<double>(count) * 0x1p-53 * wanted);
+    // Bits: those of every other machine.
+    EXPECT_EQ(backend().SumOfSquares(x), ReferenceBackend().SumOfSquares(x));
+  }
+}
+
+TEST_P(UpdateTest, SquaresBeyondFloat32AreThere) {
+  const Floats x(100, 1e30f);
+  const double one = static_cast<double>(1e30f) * 1e30f;
+  EXPECT_DOUBLE_EQ(backend().SumOfSquares(x), 100 * one);
+}
+
+// ---- UpdateAdam
+
+struct AdamState {
+  Floats gradient;
+  Floats weights;
+  Floats first;
+  Floats second;
+
+  friend bool operator==(const AdamState&, const AdamState&) = default;
+};
+
+AdamState RandomAdam(int64_t count) {
+  Numbers numbers(static_cast<uint64_t>(count + 1));
+  AdamState state{.gradient = numbers.Take<float>(count),
+                  .weights = numbers.Take<float>(count),
+                  .first = numbers.Take<float>(count),
+                  .second = numbers.Take<float>(count)};
+  for (float& v : state.second) v = std::abs(v);
+  return state;
+}
+
+AdamState Adam(const Backend& backend, const AdamStep& step,
+               const AdamState& in) {
+  AdamState out = in;
+  backend.UpdateAdam(step, {.gradient = in.gradient.data(),
+                            .count = static_cast<int64_t>(in.weights.size()),
+                            .weights_in = in.weights.data(),
+                            .weights_out = out.weights.data(),
+                            .first_in = in.first.data(),
+                            .first_out = out.first.data(),
+                            .second_in = in.second.data(),
+                            .second_out = out.second.data()});
+  return out;
+}
+
+constexpr AdamStep kAdam = {.gradient_scale = 0.7f,
+                            .rate = 0.01f,
+                            .weight_decay = 0.02f,
+                            .weight_keep = 0.99f,
+                            .first_decay = 0.9f,
+                            .first_gain = 0.1f,
+                            .second_decay = 0.999f,
+                            .second_gain = 0.001f,
+                            .second_correction = 0.3f,
+                            .epsilon = 1e-3f};
+
+// Tolerance: a moment is rounded six times, the weight twelve, each time by
+// 2^-24 of a value below 4 (the quotient below 300, times a rate of 0.01).
+TEST_P(UpdateTest, AdamFollowsItsFormula) {
+  constexpr double kTolerance = 12 * 4 * 0x1p-24;
+  for (int64_t count : kCounts) {
+    const AdamState in = RandomAdam(count);
+    const AdamState out = Adam(backend(), kAdam, in);
+    int64_t wrong = 0;
+    for (size_t i = 0; i < in.weights.size(); ++i) {
+      const double w = in.weights[i];
+      const double g =
+          static_cast<double>(kAdam.gradient_scale) * in.gradient[i] +
+          static_cast<double>(kAdam.weight_decay) * w;
+      const double m = static_cast<double>(kAdam.first_decay) * in.first[i] +
+                       static_cast<double>(kAdam.first_gain) * g;
+      const double v = static_cast<double>(kAdam.second_decay) * in.second[i] +
+                       static_cast<double>(kAdam.second_gain) * g * g;
+      const double root =
+          std::sqrt(v) / kAdam.second_correction + kAdam.epsilon;
+      const double wanted = kAdam.weight_keep * w - kAdam.rate * m / root;
+      if (std::abs(out.first[i] - m) > kTolerance) ++wrong;
+      if (std::abs(out.second[i] - v) > kTolerance) ++wrong;
+      if (std::abs(out.weights[i] - wanted) > kTolerance) ++wrong;
+    }
+    EXPECT_EQ(wrong, 0) << "of " << count;
+  }
+}
+
+TEST_P(UpdateTest, AdamHasTheBitsOfTheReferenceAndOfItself) {
+  for (int64_t count : kCounts) {
+    const AdamState in = RandomAdam(count);
+    const AdamState out = Adam(backend(), kAdam, in);
+    EXPECT_TRUE(out == Adam(ReferenceBackend(), kAdam, in)) << count;
+    EXPECT_TRUE(out == Adam(backend(), kAdam, in)) << count;
+  }
+}
+
+TEST_P(UpdateTest, AdamsOutputsMayBeItsInputs) {
+  const AdamState in = RandomAdam(1001);
+  AdamState state = in;
+  backend().UpdateAdam(kAdam, {.gradient = state.gradient.data(),
+                               .count = 1001,
+                               .weights_in = state.weights.data(),
+                               .weights_out = state.weights.data(),
+                               .first_in = state.first.data(),
+                               .first_out = state.first.data(),
+                               .second_in = state.second.data(),
+                               .second_out = state.second.data()});
+  EXPECT_TRUE(state == Adam(backend(), kAdam, in));
+}
+
+// ---- Compensate
+
+struct CompensationState {
+  Floats gradient;
+  Floats now;
+  Floats read;
+  Floats square;
+  bool finite = false;
+
+  friend bool operator==(const CompensationState&,
+                         const CompensationState&) = default;
+};
+
+CompensationState RandomCompensation(int64_t count) {
+  Numbers numbers(static_cast<uint64_t>(count + 2));
+  CompensationState state{.gradient = numbers.Take<float>(count),
+                          .now = numbers.Take<float>(count),
+                          .read = numbers.Take<float>(count),
+                          .square = numbers.Take<float>(count)};
+  for (float& s : state.square) s = std::abs(s);
+  return state;
+}
+
+constexpr CompensationStep kCompensation = {.lambda = 0.5f,
+                                            .square_decay = 0.95f,
+                                            .square_gain = 0.05f,
+                                            .epsilon = 1e-3f};
+
+CompensationState Compensate(const Backend& backend, bool adaptive,
+                             const CompensationState& in) {
+  CompensationState out = in;
+  out.finite = backend.Compensate(
+      kCompensation, {.gradient = out.gradient.data(),
+                      .count = static_cast<int64_t>(in.gradient.size()),
+                      .weights_now = in.now.data(),
+                      .weights_read = in.read.data(),
+                      .square_in = adaptive ? in.square.data() : nullptr,
+                      .square_out = adaptive ? out.square.data() : nullptr});
+  return out;
+}
+
+// Tolerance: ten roundings by 2^-24; |lambda| is at most 0.5/sqrt(1e-3) = 16
+// and the weights are at most 2 apart.
+TEST_P(UpdateTest, CompensationFollowsItsFormula) {
+  constexpr double kTolerance = 10 * 32 * 0x1p-24;
+  for (bool adaptive : {false, true}) {
+    for (int64_t count : kCounts) {
+      const CompensationState in = RandomCompensation(count);
+      const CompensationState out = Compensate(backend(), adaptive, in);
+      EXPECT_TRUE(out.finite);
+      int64_t wrong = 0;
+      for (size_t i = 0; i < in.gradient.size(); ++i) {
+        const double g = in.gradient[i];
+        double square = in.square[i];
+        double lambda = 0.5;
+        if (adaptive) {
+          square = static_cast<double>(kCompensation.square_decay) * square +
+                   static_cast<double>(kCompensation.square_gain) * g * g;
+          lambda /= std::sqrt(square + kCompensation.epsilon);
+        }
+        const double moved = static_cast<double>(in.now[i]) - in.read[i];
+        const double wanted = g + lambda * g * g * moved;
+        if (std::abs(out.gradient[i] - wanted) > kTolerance) ++wrong;
+        if (std::abs(out.square[i] - square) > kTolerance) ++wrong;
+      }
+      EXPECT_EQ(wrong, 0) << "of " << count << (adaptive ? " adaptive" : "");
+      EXPECT_TRUE(out == Compensate(ReferenceBackend(), adaptive, in));
+      EXPECT_TRUE(out == Compensate(backend(), adaptive, in));
+    }
+  }
+}
+
+TEST_P(UpdateTest, ACompensationThatOverflowsIsReportedAtEveryPosition) {
+  for (bool adaptive : {false, true}) {
+    for (size_t position = 0; position < 67; ++position) {
+      CompensationState in = RandomCompensation(67);
+      EXPECT_TRUE(Compensate(backend(), adaptive, in).finite);
+      // Its square is infinite in float32.
+      in.gradient[position] = 1e30f;
+      EXPECT_FALSE(Compensate(backend(), adaptive, in).finite) << position;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, UpdateTest, testing::ValuesIn(AllBackends()),
+                         BackendCaseName);
+
+}  // namespace
+}  // namespace cohort::kernels

@@ -1,0 +1,124 @@
+// The server's optimizers against LibTorch's, in float64.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "server/core/optimizer/slots.h"
+#include "tests/core/small_run.h"
+
+namespace cohort {
+namespace {
+
+constexpr int kSteps = 20;
+constexpr double kRate = 0.05;
+constexpr double kDecay = 0.05;
+
+// By parameter, in its shape.
+std::vector<at::Tensor> Tensors(const ModelLayout& layout,
+                                const ParameterValues& values) {
+  std::vector<at::Tensor> tensors;
+  for (size_t k = 0; k < values.size(); ++k) {
+    tensors.push_back(torch::tensor(values[k])
+                          .to(torch::kDouble)
+                          .view(layout.parameters[k].shape));
+  }
+  return tensors;
+}
+
+// One group that is decayed, and one of biases and batch norm that is not.
+template <typename Options>
+std::vector<torch::optim::OptimizerParamGroup> Groups(
+    const ModelLayout& layout, const std::vector<at::Tensor>& parameters,
+    Options options) {
+  std::vector<at::Tensor> decayed;
+  std::vector<at::Tensor> exempt;
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    if (!layout.parameters[k].trainable) continue;
+    (layout.parameters[k].decay_exempt ? exempt : decayed)
+        .push_back(parameters[k]);
+  }
+  Options plain = options;
+  plain.weight_decay(0);
+  options.weight_decay(kDecay);
+  return {{decayed, std::make_unique<Options>(options)},
+          {exempt, std::make_unique<Options>(plain)}};
+}
+
+std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(
+    OptimizerKind kind, const ModelLayout& layout,
+    const std::vector<at::Tensor>& parameters) {
+  using namespace torch::optim;  // NOLINT: one name each below
+  switch (kind) {
+    case OptimizerKind::kAdam:
+      return std::make_unique<Adam>(
+          Groups(layout, parameters, AdamOptions(kRate)), AdamOptions(kRate));
+    case OptimizerKind::kAdamW:
+      return std::make_unique<AdamW>(
+          Groups(layout, parameters, AdamWOptions(kRate)), AdamWOptions(kRate));
+    default: {
+      SGDOptions options(kRate);
+      options.momentum(kind == OptimizerKind::kSgd ? 0 : 0.9)
+          .nesterov(kind == OptimizerKind::kNesterov);
+      return std::make_unique<SGD>(Groups(layout, parameters, options),
+                                   options);
+    }
+  }
+}
+
+// Largest difference after kSteps with the same gradients.
+double Difference(OptimizerKind kind, double clip_norm) {
+  SmallRun run({.kind = kind, .weight_decay = kDecay, .clip_norm = clip_norm},
+               kernels::CpuBackend());
+  const std::vector<at::Tensor> parameters =
+      Tensors(run.layout(), run.weights());
+  const auto optimizer = MakeOptimizer(kind, run.layout(), parameters);
+  std::vector<at::Tensor> trained;
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    if (run.layout().parameters[k].trainable) trained.push_back(parameters[k]);
+  }
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    const ParameterValues gradient = RandomValues(run.layout(), 300 + step, 1);
+    // The mean is the gradient itself.
+    run.Apply({gradient}, {.learning_rate = kRate,
+                           .loss_weight = SmallRun::kLossReference});
+    const std::vector<at::Tensor> gradients = Tensors(run.layout(), gradient);
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      parameters[k].mutable_grad() = gradients[k];
+    }
+    if (clip_norm > 0) torch::nn::utils::clip_grad_norm_(trained, clip_norm);
+    optimizer->step();
+  }
+  double largest = 0;
+  const std::vector<at::Tensor> seen = Tensors(run.layout(), run.weights());
+  for (size_t k = 0; k < seen.size(); ++k) {
+    largest =
+        std::max(largest, (seen[k] - parameters[k]).abs().max().item<double>());
+  }
+  return largest;
+}
+
+// A dozen float32 roundings of values below 4 a step, by 2^-24 each.
+constexpr double kTolerance = kSteps * 12 * 4 * 0x1p-24;
+
+TEST(OptimizerParityTest, EqualsLibTorchs) {
+  for (OptimizerKind kind :
+       {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kNesterov,
+        OptimizerKind::kAdam, OptimizerKind::kAdamW}) {
+    EXPECT_LT(Difference(kind, 0), kTolerance) << OptimizerName(kind);
+  }
+}
+
+// LibTorch adds 1e-6 to the norm, here of the order of 50, that it divides by.
+TEST(OptimizerParityTest, ClippingEqualsLibTorchs) {
+  EXPECT_LT(Difference(OptimizerKind::kMomentum, 5), kTolerance);
+  EXPECT_LT(Difference(OptimizerKind::kAdamW, 5), kTolerance);
+}
+
+}  // namespace
+}  // namespace cohort
