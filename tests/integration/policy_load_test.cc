@@ -82,15 +82,19 @@ class CellWorker {
  private:
   // Returns false if this life ended before the run.
   bool Live() {
-    auto client =
-        MakeGrpcClient({.server = server_, .rank = rank_, .batch_size = 1});
-    if (!client.ok() || !Begin(**client).ok()) {
-      ADD_FAILURE() << "rank " << rank_.value() << " cannot join";
-      return true;
-    }
+    auto client = MakeGrpcClient({.server = server_,
+                                  .rank = rank_,
+                                  .batch_size = 1,
+                                  .server_timeout = absl::Seconds(3)});
+    // Where the others go on, the run may have ended without this rank.
+    if (!client.ok() || !Begin(**client).ok()) return true;
     for (;;) {
       const absl::StatusOr<Assignment> next = (*client)->NextAssignment();
-      if (!next.ok()) continue;
+      if (absl::IsAborted(next.status()) ||
+          absl::IsUnavailable(next.status())) {
+        continue;
+      }
+      if (!next.ok()) return true;
       if (next->kind == AssignmentKind::kFinished) {
         (*client)->Leave("done");
         return true;
