@@ -62,8 +62,8 @@ absl::Status FillWork(const v1::Assignment& proto, Assignment& to) {
         "0 <= begin <= end");
   }
   to.range = {.begin = proto.range_begin(), .end = proto.range_end()};
-  const bool works = to.kind != AssignmentKind::kWait &&
-                     to.kind != AssignmentKind::kFinished;
+  const bool works =
+      to.kind != AssignmentKind::kWait && to.kind != AssignmentKind::kFinished;
   switch (proto.split()) {
     case v1::DATA_SPLIT_TRAIN:
       to.split = DataSplit::kTrain;

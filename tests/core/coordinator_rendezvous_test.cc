@@ -53,7 +53,8 @@ TEST(CoordinatorRendezvousTest, StatisticsAreUpdatedOnceFromTheCombined) {
   ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 0), kOne(6)).ok());
   cohort.Push(kRank0, {});
   cohort.Push(kRank1, {});
-  const LayerStatistics& statistics = cohort.snapshot()->statistics->front().layers.front();
+  const LayerStatistics& statistics =
+      cohort.snapshot()->statistics->front().layers.front();
   EXPECT_EQ(statistics.num_batches_tracked, 1);
   EXPECT_DOUBLE_EQ(statistics.mean[0], 0.1 * 4);
   EXPECT_DOUBLE_EQ(statistics.variance[0], 0.9 + 0.1 * 8);

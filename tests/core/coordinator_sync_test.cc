@@ -132,7 +132,8 @@ TEST(CoordinatorSyncTest, StatisticsCombineTheLocalMomentsOfAllRanks) {
   b.moments = {.count = 2, .first = {6}, .second = {8}};
   cohort.Push(kRank0, a);
   cohort.Push(kRank1, b);
-  const LayerStatistics& statistics = cohort.snapshot()->statistics->front().layers.front();
+  const LayerStatistics& statistics =
+      cohort.snapshot()->statistics->front().layers.front();
   EXPECT_DOUBLE_EQ(statistics.mean[0], 0.1 * 3.6);
   EXPECT_DOUBLE_EQ(statistics.variance[0], 0.9 + 0.1 * 7.3);
   EXPECT_EQ(statistics.num_batches_tracked, 1);
