@@ -348,7 +348,7 @@ Assignment Coordinator::WaitAssignment(const Worker& worker,
           .version = current_ == nullptr ? Version() : current_->version,
           .policy_epoch = policy_epoch_,
           .reason = WaitText(now),
-          .wait = WaitLeft(now)};
+          .wait = WaitLeft(WaitedFor(), now)};
 }
 
 Assignment Coordinator::FinishedAssignment() const {
@@ -473,10 +473,11 @@ std::vector<Rank> Coordinator::WaitedFor() const {
   return InFlight();
 }
 
-absl::Duration Coordinator::WaitLeft(Instant now) const {
+absl::Duration Coordinator::WaitLeft(const std::vector<Rank>& ranks,
+                                     Instant now) const {
   if (!started_) return kUnbounded;
   absl::Duration left = kUnbounded;
-  for (Rank rank : WaitedFor()) {
+  for (Rank rank : ranks) {
     const Worker& worker = ranks_[rank];
     const absl::Duration until =
         worker.state == Worker::State::kVacant
@@ -487,6 +488,15 @@ absl::Duration Coordinator::WaitLeft(Instant now) const {
   return std::max(left, absl::ZeroDuration());
 }
 
+std::string Coordinator::LostText(const std::vector<Rank>& lost,
+                                  Instant now) const {
+  absl::Duration since;
+  for (Rank rank : lost) since = std::max(since, now - ranks_[rank].lost_at);
+  return absl::StrCat("waiting for a replacement of ", Ranks(lost), ", ",
+                      SecondsText(since), ", gives up in ",
+                      SecondsText(WaitLeft(lost, now)));
+}
+
 std::string Coordinator::WaitText(Instant now) const {
   const std::vector<Rank> waited = WaitedFor();
   if (!started_) {
@@ -494,21 +504,13 @@ std::string Coordinator::WaitText(Instant now) const {
                         " to join and register, no limit");
   }
   std::vector<Rank> lost;
-  absl::Duration since;
   for (Rank rank : waited) {
-    const Worker& worker = ranks_[rank];
-    if (worker.usable()) continue;
-    lost.push_back(rank);
-    since = std::max(since, now - worker.lost_at);
+    if (!ranks_[rank].usable()) lost.push_back(rank);
   }
-  if (!lost.empty()) {
-    return absl::StrCat("waiting for a replacement of ", Ranks(lost), ", ",
-                        SecondsText(since), ", gives up in ",
-                        SecondsText(WaitLeft(now)));
-  }
+  if (!lost.empty()) return LostText(lost, now);
   if (waited.empty()) return "waiting for the next step";
   return absl::StrCat("waiting for ", Ranks(waited), ", gives up in ",
-                      SecondsText(WaitLeft(now)));
+                      SecondsText(WaitLeft(waited, now)));
 }
 
 StatusView Coordinator::Status(Instant now) const {
@@ -530,9 +532,9 @@ StatusView Coordinator::Status(Instant now) const {
   if (last_evaluation_.has_value()) {
     view.test_accuracy = last_evaluation_->accuracy();
   }
-  bool lost = false;
+  std::vector<Rank> lost;
   for (const Worker& worker : ranks_.all()) {
-    lost = lost || (worker.ever_registered && !worker.usable());
+    if (worker.ever_registered && !worker.usable()) lost.push_back(worker.rank);
     view.workers.push_back({.rank = worker.rank,
                             .state = std::string(StateName(worker.state)),
                             .incarnation = worker.incarnation,
@@ -543,10 +545,11 @@ StatusView Coordinator::Status(Instant now) const {
                                             : Sequence(),
                             .silent = now - worker.last_heard});
   }
+  const bool waits =
+      !lost.empty() && options_.on_worker_loss == OnWorkerLoss::kWait;
   if (ended_) {
     view.state = absl::StrCat("over: ", end_reason_);
-  } else if (!started_ ||
-             (lost && options_.on_worker_loss == OnWorkerLoss::kWait)) {
+  } else if (!started_ || (waits && sync())) {
     view.state = WaitText(now);
   } else if (collection_.has_value()) {
     view.state =
@@ -555,6 +558,8 @@ StatusView Coordinator::Status(Instant now) const {
   } else {
     view.state = absl::StrCat("training, ", ranks_.live(), " of ",
                               ranks_.size(), " workers");
+    // The others go on meanwhile.
+    if (waits) absl::StrAppend(&view.state, "; ", LostText(lost, now));
   }
   return view;
 }

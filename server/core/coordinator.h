@@ -312,7 +312,9 @@ class Coordinator {
   // Ranks that hold the run up, and since when at the earliest.
   std::vector<Rank> WaitedFor() const;
   std::string WaitText(Instant now) const;
-  absl::Duration WaitLeft(Instant now) const;
+  // Of a replacement, in words.
+  std::string LostText(const std::vector<Rank>& lost, Instant now) const;
+  absl::Duration WaitLeft(const std::vector<Rank>& ranks, Instant now) const;
   std::vector<Rank> VacantRanks() const;
   int64_t samples_total() const;
   // Samples of a nominal global step: the batch sizes of all ranks.

@@ -192,9 +192,8 @@ void Coordinator::EndArrival(const Arrival& arrival,
   CommitRecord record{.version = current_->version,
                       .data_epoch = arrival.piece.epoch,
                       .commit_samples = opening.samples,
-                      .learning_rate = transaction == nullptr
-                                           ? 0
-                                           : transaction->learning_rate(),
+                      // The schedule's, not this push's share of it.
+                      .learning_rate = learning_rate(),
                       .staleness_versions = verdict.staleness_versions,
                       .members = {arrival.rank},
                       .skipped = !applied};

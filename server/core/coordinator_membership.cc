@@ -183,8 +183,10 @@ void Coordinator::Vacate(Worker& worker, const std::string& reason, Instant now,
           "rank ", worker.rank.value(), " is lost at version ",
           current_ == nullptr ? 0 : current_->version.value(), ": ", reason,
           options_.on_worker_loss == OnWorkerLoss::kWait
-              ? absl::StrCat("; waiting for its replacement, gives up in ",
-                             SecondsText(options_.replacement_deadline))
+              ? absl::StrCat(
+                    "; waiting for its replacement (cohort-worker --rank=",
+                    worker.rank.value(), "), gives up in ",
+                    SecondsText(options_.replacement_deadline))
               : "; going on without it")});
   if (round_.has_value() && IsMember(worker.rank)) {
     round_->rendezvous.Forget(worker.rank);

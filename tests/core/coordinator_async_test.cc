@@ -234,5 +234,15 @@ TEST(CoordinatorAsyncTest, DrainWaitsForWhatIsOutstanding) {
   EXPECT_EQ(cohort.All<effect::RunEnded>()[0].outcome, RunOutcome::kDrained);
 }
 
+TEST(CoordinatorAsyncTest, ALossIsToldWhileTheOthersTrainOn) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  cohort.Leave(kRank1);
+  cohort.Push(kRank0, kPush);
+  EXPECT_EQ(cohort.core().Status(absl::Seconds(130)).state,
+            "training, 1 of 2 workers; waiting for a replacement of worker 1, "
+            "30 s, gives up in 570 s");
+}
+
 }  // namespace
 }  // namespace cohort
