@@ -39,7 +39,8 @@ TEST(CoordinatorAsyncTest, APushIsAppliedOnArrivalWithItsShareOfTheRate) {
   const CommitRecord record = cohort.All<effect::Committed>()[0].record;
   EXPECT_DOUBLE_EQ(record.loss, 3);
   EXPECT_EQ(record.commit_samples, 2);
-  EXPECT_DOUBLE_EQ(record.learning_rate, 0.25);
+  // The schedule's: what its share comes to is in the weights.
+  EXPECT_DOUBLE_EQ(record.learning_rate, 0.5);
 }
 
 TEST(CoordinatorAsyncTest, StalenessCountsTheVersionsSinceTheRead) {
