@@ -20,7 +20,7 @@ TEST(WireStatusTest, OkCarriesNoText) {
 }
 
 TEST(WireStatusTest, CodeOutsideTheListBecomesUnknown) {
-  const grpc::Status odd(static_cast<grpc::StatusCode>(42), "from a proxy");
+  const grpc::Status odd(static_cast<grpc::StatusCode>(20), "from a proxy");
   EXPECT_EQ(FromGrpcStatus(odd), absl::UnknownError("from a proxy"));
 }
 
