@@ -9,15 +9,23 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 include(GNUInstallDirs)
 
+# The compiler cache, for what has no precompiled header. A precompiled header
+# out of the cache is not the one the next compile would have made (the compiler
+# writes a different file each time, and crashes on one that does not fit), so
+# those targets are compiled afresh.
 find_program(COHORT_CCACHE ccache)
 if(COHORT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Precompiled headers defeat ccache unless it is told to look past the
-  # time macros and the header's own time stamp.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
-      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
-      ${COHORT_CCACHE})
+      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${COHORT_CCACHE})
+  set(COHORT_USES_CCACHE ON)
 endif()
+
+function(cohort_precompile name)
+  target_precompile_headers(${name} PRIVATE ${ARGN})
+  if(COHORT_USES_CCACHE)
+    set_target_properties(${name} PROPERTIES CXX_COMPILER_LAUNCHER "")
+  endif()
+endfunction()
 
 # Warnings, language level and sanitizers of every target of ours.
 add_library(cohort_options INTERFACE)
@@ -46,7 +54,7 @@ function(cohort_library name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_compile_features(${name} PUBLIC cxx_std_20)
   if(ARG_PCH)
-    target_precompile_headers(${name} PRIVATE ${ARG_PCH})
+    cohort_precompile(${name} ${ARG_PCH})
   endif()
 endfunction()
 
@@ -72,7 +80,7 @@ function(cohort_test name)
   target_link_libraries(${name} PRIVATE cohort_options ${ARG_DEPS}
                         GTest::gmock GTest::gtest_main)
   if(ARG_PCH)
-    target_precompile_headers(${name} PRIVATE ${ARG_PCH})
+    cohort_precompile(${name} ${ARG_PCH})
   endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"

@@ -47,10 +47,15 @@ absl::Status UnknownFlag(absl::string_view name) {
 absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view value) {
   std::string error;
   if (flag.ParseFrom(value, &error)) return absl::OkStatus();
+  // Abseil repeats the value and the name; a type's own reason follows them.
+  absl::string_view reason = error;
+  const size_t separator = reason.find("; ");
+  reason.remove_prefix(separator == reason.npos ? reason.size()
+                                                : separator + 2);
   return absl::InvalidArgumentError(
       absl::StrCat("--", flag.Name(), ": got '", value, "', want a value like ",
-                   flag.DefaultValue(), error.empty() ? "" : " (", error,
-                   error.empty() ? "" : ")"));
+                   flag.DefaultValue(), reason.empty() ? "" : " (", reason,
+                   reason.empty() ? "" : ")"));
 }
 
 }  // namespace

@@ -237,20 +237,28 @@ void SimWorker::OnStepAborted(Version step, Attempt attempt) {
   Proceed();
 }
 
-void SimWorker::Evaluate(const Assignment& assignment) {
+void SimWorker::ReadPinned(const Assignment& assignment, WithSnapshot then) {
   world_.network.Call<MaybeSnapshot>(
       connection_,
       [version = assignment.version](SimServer& server) {
         return server.core().Read(version);
       },
-      [assignment](SimWorker& worker, MaybeSnapshot snapshot) {
+      [then = std::move(then)](SimWorker& worker, MaybeSnapshot snapshot) {
         if (!snapshot.ok()) {
           worker.Abandon();
           return worker.Proceed();
         }
         worker.After(worker.world_.network.Delay(),
-                     [&worker, assignment] { worker.Report(assignment); });
+                     [&worker, then, snapshot = *std::move(snapshot)] {
+                       then(worker, *snapshot);
+                     });
       });
+}
+
+void SimWorker::Evaluate(const Assignment& assignment) {
+  ReadPinned(assignment, [assignment](SimWorker& worker, const auto&) {
+    worker.Report(assignment);
+  });
 }
 
 void SimWorker::Report(const Assignment& assignment) {
@@ -273,21 +281,10 @@ void SimWorker::Report(const Assignment& assignment) {
 }
 
 void SimWorker::Collect(const Assignment& assignment) {
-  world_.network.Call<MaybeSnapshot>(
-      connection_,
-      [version = assignment.version](SimServer& server) {
-        return server.core().Read(version);
-      },
-      [assignment](SimWorker& worker, MaybeSnapshot snapshot) {
-        if (!snapshot.ok()) {
-          worker.Abandon();
-          return worker.Proceed();
-        }
-        worker.After(worker.world_.network.Delay(),
-                     [&worker, assignment, weights = (*snapshot)->weights] {
-                       worker.ReportMoments(assignment, weights);
-                     });
-      });
+  ReadPinned(assignment,
+             [assignment](SimWorker& worker, const auto& snapshot) {
+               worker.ReportMoments(assignment, snapshot.weights);
+             });
 }
 
 void SimWorker::ReportMoments(const Assignment& assignment,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -104,6 +105,12 @@ class SimWorker {
   // Gives up what it does; the next assignment will come.
   void Abandon();
 
+  // What to do with a snapshot that was read.
+  using WithSnapshot =
+      std::function<void(SimWorker&, const ModelSnapshot&)>;
+
+  // Reads the version that the assignment pins, and goes on after a while.
+  void ReadPinned(const Assignment& assignment, WithSnapshot then);
   void Evaluate(const Assignment& assignment);
   void Report(const Assignment& assignment);
   void Collect(const Assignment& assignment);

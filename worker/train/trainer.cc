@@ -251,8 +251,7 @@ absl::Status Trainer::TakeResult(const PushResult& result) {
     return absl::OkStatus();
   }
   state_->version.reset();
-  const bool applied = verdict.verdict == Verdict::kApplied ||
-                       verdict.verdict == Verdict::kDamped;
+  const bool applied = IsApplied(verdict.verdict);
   // A verdict without weights (a repetition was answered) leaves the version
   // unknown, and the next step pulls.
   for (size_t p = 0; p < result.weights.size(); ++p) {
