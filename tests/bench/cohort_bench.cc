@@ -25,6 +25,8 @@ ABSL_FLAG(int32_t, training_steps, 40, "timed training steps");
 namespace cohort::bench {
 namespace {
 
+constexpr int kBackupPairs = 3;
+
 absl::Status BenchExchange() {
   const int64_t elements = absl::GetFlag(FLAGS_elements);
   const int32_t steps = absl::GetFlag(FLAGS_steps);
@@ -84,29 +86,53 @@ absl::Status BenchTraining() {
   return absl::OkStatus();
 }
 
+struct BackupSeconds {
+  double alone = 0;
+  double with_slow = 0;
+};
+
+// One measurement of a pair: a machine's speed changes over minutes.
+absl::StatusOr<BackupSeconds> TimeBackupWorkers(NormalizationKind kind) {
+  const int32_t steps = absl::GetFlag(FLAGS_training_steps);
+  BackupSeconds seconds;
+  COHORT_ASSIGN_OR_RETURN(
+      seconds.alone,
+      TrainingStepSeconds(
+          {.workers = 2, .steps = steps, .policy = {.normalization = kind}}));
+  COHORT_ASSIGN_OR_RETURN(
+      seconds.with_slow,
+      TrainingStepSeconds({.workers = 3,
+                           .steps = steps,
+                           .policy = {.pushes_min = 2, .normalization = kind},
+                           .pause = absl::Seconds(10 * seconds.alone)}));
+  return seconds;
+}
+
 // One worker of three takes ten times as long as the others.
 absl::Status BenchBackupWorkers() {
-  const int32_t steps = absl::GetFlag(FLAGS_training_steps);
   absl::PrintF(
       "\nsteps of cnn that need the first 2 pushes (--min_pushes=2): 2 "
-      "workers,\nand with a third that is 10 times slower\n");
+      "workers,\nand with a third that is 10 times slower (median of %d "
+      "pairs)\n",
+      kBackupPairs);
   absl::PrintF("%-14s %12s %12s %12s\n", "normalisation", "2 alone s",
                "with slow s", "x alone");
   for (const NormalizationKind kind :
        {NormalizationKind::kGlobal, NormalizationKind::kLocal}) {
-    COHORT_ASSIGN_OR_RETURN(
-        const double alone,
-        TrainingStepSeconds(
-            {.workers = 2, .steps = steps, .policy = {.normalization = kind}}));
-    COHORT_ASSIGN_OR_RETURN(
-        const double with_slow,
-        TrainingStepSeconds({.workers = 3,
-                             .steps = steps,
-                             .policy = {.pushes_min = 2, .normalization = kind},
-                             .pause = absl::Seconds(10 * alone)}));
+    std::vector<double> alone;
+    std::vector<double> with_slow;
+    std::vector<double> ratios;
+    for (int pair = 0; pair < kBackupPairs; ++pair) {
+      COHORT_ASSIGN_OR_RETURN(const BackupSeconds seconds,
+                              TimeBackupWorkers(kind));
+      alone.push_back(seconds.alone);
+      with_slow.push_back(seconds.with_slow);
+      ratios.push_back(seconds.with_slow / seconds.alone);
+    }
     absl::PrintF("%-14s %12.4f %12.4f %12.2f\n",
-                 kind == NormalizationKind::kGlobal ? "global" : "local", alone,
-                 with_slow, with_slow / alone);
+                 kind == NormalizationKind::kGlobal ? "global" : "local",
+                 Quantile(alone, 0.5), Quantile(with_slow, 0.5),
+                 Quantile(ratios, 0.5));
   }
   return absl::OkStatus();
 }

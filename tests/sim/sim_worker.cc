@@ -281,10 +281,9 @@ void SimWorker::Report(const Assignment& assignment) {
 }
 
 void SimWorker::Collect(const Assignment& assignment) {
-  ReadPinned(assignment,
-             [assignment](SimWorker& worker, const auto& snapshot) {
-               worker.ReportMoments(assignment, snapshot.weights);
-             });
+  ReadPinned(assignment, [assignment](SimWorker& worker, const auto& snapshot) {
+    worker.ReportMoments(assignment, snapshot.weights);
+  });
 }
 
 void SimWorker::ReportMoments(const Assignment& assignment,

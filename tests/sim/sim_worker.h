@@ -106,8 +106,7 @@ class SimWorker {
   void Abandon();
 
   // What to do with a snapshot that was read.
-  using WithSnapshot =
-      std::function<void(SimWorker&, const ModelSnapshot&)>;
+  using WithSnapshot = std::function<void(SimWorker&, const ModelSnapshot&)>;
 
   // Reads the version that the assignment pins, and goes on after a while.
   void ReadPinned(const Assignment& assignment, WithSnapshot then);
