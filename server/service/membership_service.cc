@@ -52,7 +52,7 @@ class SessionReactor final
 
   void Start() {
     Begin();
-    absl::StatusOr<SessionId> id = shard_.streams().AdmitSession(
+    absl::StatusOr<SessionId> id = shard_.AdmitSession(
         std::static_pointer_cast<SessionReactor>(shared_from_this()));
     if (!id.ok()) {
       End(id.status());

@@ -18,6 +18,9 @@ namespace {
 
 constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
 
+// From the opening of a session to its first message.
+constexpr absl::Duration kJoinDeadline = absl::Seconds(10);
+
 // Small enough that leases can be shortened while a run goes on.
 constexpr absl::Duration kHeartbeatMax = absl::Seconds(1);
 constexpr int kHeartbeatsPerLease = 3;
@@ -177,7 +180,16 @@ void Shard::Start(const std::string& address) {
     Handle([](Coordinator& core, Instant now, Effects& out) {
       core.Tick(now, out);
     });
+    EndAll(streams_.TakeSilent(clock_.Now()),
+           absl::DeadlineExceededError(absl::StrCat(
+               "session: got no join, want one within ",
+               absl::FormatDuration(kJoinDeadline), " of opening it")));
   });
+}
+
+absl::StatusOr<SessionId> Shard::AdmitSession(
+    const std::shared_ptr<SessionStream>& stream) {
+  return streams_.AdmitSession(stream, clock_.Now() + kJoinDeadline);
 }
 
 void Shard::CloseStreams() {

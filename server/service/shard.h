@@ -69,6 +69,9 @@ class Shard {
   void Stop();
 
   StreamRegistry& streams() { return streams_; }
+  // As StreamRegistry; the stream is ended if no join comes in time.
+  absl::StatusOr<SessionId> AdmitSession(
+      const std::shared_ptr<SessionStream>& stream);
   const Clock& clock() const { return clock_; }
   std::string address() const;
   const std::string& run_id() const { return options_.coordinator.run_id; }

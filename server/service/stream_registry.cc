@@ -58,7 +58,7 @@ absl::Status StreamRegistry::Admit(const std::shared_ptr<Stream>& stream) {
 }
 
 absl::StatusOr<SessionId> StreamRegistry::AdmitSession(
-    const std::shared_ptr<SessionStream>& stream) {
+    const std::shared_ptr<SessionStream>& stream, Instant join_by) {
   MutexLock lock(mu_);
   if (sessions_.size() >= static_cast<size_t>(limits_.sessions)) {
     return absl::ResourceExhaustedError(
@@ -67,8 +67,23 @@ absl::StatusOr<SessionId> StreamRegistry::AdmitSession(
   }
   COHORT_RETURN_IF_ERROR(AdmitLocked(stream));
   const SessionId id(next_session_++);
-  sessions_[id] = stream;
+  sessions_[id] = {.stream = stream, .join_by = join_by};
   return id;
+}
+
+StreamRegistry::Streams StreamRegistry::TakeSilent(Instant now) {
+  Streams silent;
+  MutexLock lock(mu_);
+  for (auto at = sessions_.begin(); at != sessions_.end();) {
+    const std::optional<Instant> join_by = at->second.join_by;
+    if (!join_by.has_value() || now < *join_by) {
+      ++at;
+      continue;
+    }
+    silent.push_back(std::move(at->second.stream));
+    at = sessions_.erase(at);
+  }
+  return silent;
 }
 
 void StreamRegistry::Forget(const Stream* stream) {
@@ -80,7 +95,7 @@ void StreamRegistry::Forget(const Stream* stream) {
   last = std::move(at->second.stream);
   open_.erase(at);
   std::erase_if(sessions_, [stream](const auto& entry) {
-    return entry.second.get() == stream;
+    return entry.second.stream.get() == stream;
   });
   EraseStream(exchanges_, stream);
   EraseStream(reduces_, stream);
@@ -122,6 +137,8 @@ StreamRegistry::Streams StreamRegistry::Bind(SessionId session, Rank rank,
   Streams older;
   MutexLock lock(mu_);
   bindings_[rank] = {.session = session, .incarnation = incarnation};
+  const auto at = sessions_.find(session);
+  if (at != sessions_.end()) at->second.join_by.reset();
   const auto is_older = [incarnation](Incarnation i) {
     return i < incarnation;
   };
@@ -150,7 +167,7 @@ std::shared_ptr<SessionStream> StreamRegistry::Session(
     SessionId session) const {
   MutexLock lock(mu_);
   const auto at = sessions_.find(session);
-  return at == sessions_.end() ? nullptr : at->second;
+  return at == sessions_.end() ? nullptr : at->second.stream;
 }
 
 std::shared_ptr<ExchangeStream> StreamRegistry::Exchange(

@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "common/ids.h"
 #include "common/mutex.h"
 #include "server/service/streams.h"
@@ -42,9 +43,13 @@ class StreamRegistry {
   // Counts a stream as open until Forget.
   // Errors: Unavailable (the server stops), ResourceExhausted.
   absl::Status Admit(const std::shared_ptr<Stream>& stream);
-  // Also numbers the session. Errors: as Admit.
+  // Also numbers the session, which must be bound by `join_by`. Errors: as
+  // Admit.
   absl::StatusOr<SessionId> AdmitSession(
-      const std::shared_ptr<SessionStream>& stream);
+      const std::shared_ptr<SessionStream>& stream, Instant join_by);
+  // Sessions that are not bound though their time is up. Each is returned
+  // once, and has no number any more.
+  Streams TakeSilent(Instant now);
   // The stream is over: no effect reaches it any more.
   void Forget(const Stream* stream);
 
@@ -89,6 +94,11 @@ class StreamRegistry {
     int64_t number = 0;
     std::shared_ptr<Stream> stream;
   };
+  struct OpenSession {
+    std::shared_ptr<SessionStream> stream;
+    // Absent: bound.
+    std::optional<Instant> join_by;
+  };
   struct Binding {
     SessionId session;
     Incarnation incarnation;
@@ -108,8 +118,7 @@ class StreamRegistry {
   int64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
   int64_t next_stream_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<const Stream*, OpenStream> open_ ABSL_GUARDED_BY(mu_);
-  std::map<SessionId, std::shared_ptr<SessionStream>> sessions_
-      ABSL_GUARDED_BY(mu_);
+  std::map<SessionId, OpenSession> sessions_ ABSL_GUARDED_BY(mu_);
   // Which session speaks for a rank.
   std::map<Rank, Binding> bindings_ ABSL_GUARDED_BY(mu_);
   Places<ExchangeStream> exchanges_ ABSL_GUARDED_BY(mu_);

@@ -76,10 +76,10 @@ absl::Status BenchTraining() {
   absl::PrintF("%-10s %12s %12s\n", "workers", "images/s", "x one");
   double one = 0;
   for (int32_t workers : {1, 2}) {
-    COHORT_ASSIGN_OR_RETURN(
-        const double seconds,
-        TrainingStepSeconds({.workers = workers, .steps = steps}));
-    const double rate = static_cast<double>(kTrainingBatch) * workers / seconds;
+    COHORT_ASSIGN_OR_RETURN(const TrainingSeconds seconds,
+                            TimeTraining({.workers = workers, .steps = steps}));
+    const double rate =
+        static_cast<double>(kTrainingBatch) * workers / seconds.step;
     if (workers == 1) one = rate;
     absl::PrintF("%-10d %12.0f %12.2f\n", workers, rate, rate / one);
   }
@@ -94,18 +94,50 @@ struct BackupSeconds {
 // One measurement of a pair: a machine's speed changes over minutes.
 absl::StatusOr<BackupSeconds> TimeBackupWorkers(NormalizationKind kind) {
   const int32_t steps = absl::GetFlag(FLAGS_training_steps);
-  BackupSeconds seconds;
   COHORT_ASSIGN_OR_RETURN(
-      seconds.alone,
-      TrainingStepSeconds(
+      const TrainingSeconds alone,
+      TimeTraining(
           {.workers = 2, .steps = steps, .policy = {.normalization = kind}}));
   COHORT_ASSIGN_OR_RETURN(
-      seconds.with_slow,
-      TrainingStepSeconds({.workers = 3,
-                           .steps = steps,
-                           .policy = {.pushes_min = 2, .normalization = kind},
-                           .pause = absl::Seconds(10 * seconds.alone)}));
-  return seconds;
+      const TrainingSeconds with_slow,
+      TimeTraining({.workers = 3,
+                    .steps = steps,
+                    .policy = {.pushes_min = 2, .normalization = kind},
+                    .pause = absl::Seconds(10 * alone.step)}));
+  return BackupSeconds{.alone = alone.step, .with_slow = with_slow.step};
+}
+
+// What the backward pass hides of the exchange: the same steps with gradients
+// that leave during it, and after it.
+absl::Status BenchOverlap() {
+  const int32_t steps = absl::GetFlag(FLAGS_training_steps);
+  absl::PrintF(
+      "\nexchange that is left after the backward pass of resnet18, 4 images a "
+      "worker\n(median of %d pairs)\n",
+      kBackupPairs);
+  absl::PrintF("%-10s %14s %14s %12s\n", "workers", "sent after s",
+               "sent during s", "hidden");
+  for (int32_t workers : {1, 2}) {
+    std::vector<double> after;
+    std::vector<double> during;
+    for (int pair = 0; pair < kBackupPairs; ++pair) {
+      for (const bool send_after : {true, false}) {
+        COHORT_ASSIGN_OR_RETURN(
+            const TrainingSeconds seconds,
+            TimeTraining({.workers = workers,
+                          .model = "resnet18",
+                          .batch_size = 4,
+                          .steps = steps,
+                          .send_after_backward = send_after}));
+        (send_after ? after : during).push_back(seconds.exposed);
+      }
+    }
+    const double exposed_after = Quantile(after, 0.5);
+    const double exposed_during = Quantile(during, 0.5);
+    absl::PrintF("%-10d %14.4f %14.4f %10.0f %%\n", workers, exposed_after,
+                 exposed_during, 100 * (1 - exposed_during / exposed_after));
+  }
+  return absl::OkStatus();
 }
 
 // One worker of three takes ten times as long as the others.
@@ -141,6 +173,7 @@ absl::Status RunAll() {
   COHORT_RETURN_IF_ERROR(BenchExchange());
   COHORT_RETURN_IF_ERROR(BenchRendezvous());
   COHORT_RETURN_IF_ERROR(BenchTraining());
+  COHORT_RETURN_IF_ERROR(BenchOverlap());
   return BenchBackupWorkers();
 }
 

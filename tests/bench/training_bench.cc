@@ -7,6 +7,7 @@
 
 #include "common/mutex.h"
 #include "common/status_macros.h"
+#include "tests/bench/tcp_baseline.h"
 #include "tests/fakes/forwarding_client.h"
 #include "tests/integration/cluster.h"
 
@@ -16,15 +17,28 @@ namespace {
 // Steps before the clock starts: oneDNN compiles, memory is mapped.
 constexpr int64_t kWarmUp = 5;
 
-using SteadyTime = std::chrono::steady_clock::time_point;
+using Steady = std::chrono::steady_clock;
 
-// Notes when each push of one worker was answered, and pauses before each
-// assignment.
+double SecondsBetween(Steady::time_point begin, Steady::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+// When the push of each step of one worker was closed and answered.
+struct PushTimes {
+  std::vector<Steady::time_point> closed;
+  std::vector<Steady::time_point> answered;
+};
+
+// Notes the times of one worker, pauses before each assignment, and holds
+// gradients back, as far as it is told to.
 class TimingClient final : public ForwardingClient {
  public:
-  TimingClient(std::unique_ptr<Client> client, std::vector<SteadyTime>* times,
-               absl::Duration pause)
-      : ForwardingClient(std::move(client)), times_(times), pause_(pause) {}
+  TimingClient(std::unique_ptr<Client> client, PushTimes* times,
+               absl::Duration pause, bool hold)
+      : ForwardingClient(std::move(client)),
+        times_(times),
+        pause_(pause),
+        hold_(hold) {}
 
   absl::StatusOr<Assignment> NextAssignment() override {
     absl::StatusOr<Assignment> told = next().NextAssignment();
@@ -34,33 +48,56 @@ class TimingClient final : public ForwardingClient {
     }
     return told;
   }
+  absl::Status SendGradient(int32_t partition, ByteRope gradient,
+                            absl::Span<const int32_t> absent) override {
+    if (!hold_) {
+      return next().SendGradient(partition, std::move(gradient), absent);
+    }
+    held_.push_back({.partition = partition,
+                     .gradient = std::move(gradient),
+                     .absent = {absent.begin(), absent.end()}});
+    return absl::OkStatus();
+  }
   absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override {
+    if (times_ != nullptr) times_->closed.push_back(Steady::now());
+    for (Held& held : std::exchange(held_, {})) {
+      COHORT_RETURN_IF_ERROR(next().SendGradient(
+          held.partition, std::move(held.gradient), held.absent));
+    }
     absl::StatusOr<PushResult> result = next().ClosePush(closing);
-    if (times_ != nullptr) times_->push_back(std::chrono::steady_clock::now());
+    if (times_ != nullptr) times_->answered.push_back(Steady::now());
     return result;
   }
 
  private:
-  std::vector<SteadyTime>* times_;
+  struct Held {
+    int32_t partition = 0;
+    ByteRope gradient;
+    std::vector<int32_t> absent;
+  };
+
+  PushTimes* const times_;
   const absl::Duration pause_;
+  const bool hold_;
+  std::vector<Held> held_;
   Mutex mu_;
   CondVar never_;
 };
 
 }  // namespace
 
-absl::StatusOr<double> TrainingStepSeconds(const TrainingSetup& setup) {
+absl::StatusOr<TrainingSeconds> TimeTraining(const TrainingSetup& setup) {
   COHORT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Dataset> dataset,
       MakeDataset({.name = "synthetic",
-                   .train_limit =
-                       (setup.steps + kWarmUp) * kTrainingBatch * setup.workers,
+                   .train_limit = (setup.steps + kWarmUp) * setup.batch_size *
+                                  setup.workers,
                    .test_limit = 0}));
-  std::vector<SteadyTime> times;
+  PushTimes times;
   ClusterOptions options;
   options.batch_sizes.assign(static_cast<size_t>(setup.workers),
-                             kTrainingBatch);
-  options.model = "cnn";
+                             setup.batch_size);
+  options.model = setup.model;
   options.dataset = dataset.get();
   options.server.coordinator.epochs = 1;
   options.server.coordinator.policy = setup.policy;
@@ -68,12 +105,18 @@ absl::StatusOr<double> TrainingStepSeconds(const TrainingSetup& setup) {
     const bool paused = rank.value() == setup.workers - 1;
     return std::make_unique<TimingClient>(
         std::move(client), rank == Rank(0) ? &times : nullptr,
-        paused ? setup.pause : absl::ZeroDuration());
+        paused ? setup.pause : absl::ZeroDuration(), setup.send_after_backward);
   };
   COHORT_RETURN_IF_ERROR(RunCluster(std::move(options)).status());
-  const std::chrono::duration<double> seconds =
-      times.back() - times[kWarmUp - 1];
-  return seconds.count() / static_cast<double>(times.size() - kWarmUp);
+  std::vector<double> exposed;
+  for (size_t i = kWarmUp; i < times.answered.size(); ++i) {
+    exposed.push_back(SecondsBetween(times.closed[i], times.answered[i]));
+  }
+  return TrainingSeconds{
+      .step =
+          SecondsBetween(times.answered[kWarmUp - 1], times.answered.back()) /
+          static_cast<double>(times.answered.size() - kWarmUp),
+      .exposed = Quantile(exposed, 0.5)};
 }
 
 }  // namespace cohort::bench

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -8,21 +9,33 @@
 
 namespace cohort::bench {
 
+// Images of one worker and step, as the quickstart has them.
+inline constexpr int64_t kTrainingBatch = 64;
+
 struct TrainingSetup {
   int32_t workers = 1;
+  std::string model = "cnn";
+  int64_t batch_size = kTrainingBatch;
   // Timed ones; a few more warm up.
   int32_t steps = 40;
   PolicyOptions policy;
   // How long the worker of the highest rank does nothing before each step.
   absl::Duration pause;
+  // Gradients are held back until the backward pass is over.
+  bool send_after_backward = false;
 };
 
-// Seconds a step of the quickstart's network (cnn, 28x28, 64 images a worker)
-// in synchronous training: workers as threads of this process, timed by rank
-// 0. Call SetArithmeticThreads(1) first, as the quickstart does.
-absl::StatusOr<double> TrainingStepSeconds(const TrainingSetup& setup);
+struct TrainingSeconds {
+  // Mean of a whole step.
+  double step = 0;
+  // Median from the end of the backward pass to the weights of the next
+  // version: what of the exchange nothing hides.
+  double exposed = 0;
+};
 
-// Images of one worker and step.
-inline constexpr int64_t kTrainingBatch = 64;
+// Times synchronous training on 28x28 images: workers as threads of this
+// process, timed by rank 0. Call SetArithmeticThreads(1) first, as the
+// quickstart does.
+absl::StatusOr<TrainingSeconds> TimeTraining(const TrainingSetup& setup);
 
 }  // namespace cohort::bench

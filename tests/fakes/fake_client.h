@@ -31,6 +31,8 @@ class FakeClient final : public Client {
     // One entry a partition; empty where none was sent.
     std::vector<std::vector<float>> gradients;
     std::vector<std::vector<int32_t>> absent_slices;
+    // How many rendezvous there had been in all when each was sent.
+    std::vector<size_t> reduced_before;
   };
 
   explicit FakeClient(std::vector<Assignment> script)
@@ -44,6 +46,7 @@ class FakeClient final : public Client {
   // Called first by the method named; not OK: what it answers.
   std::function<absl::Status(const ReduceKey&)> on_reduce;
   std::function<absl::Status()> on_pull;
+  std::function<absl::Status(int32_t partition)> on_gradient;
   std::function<absl::Status()> on_close;
   // How pushes are decided, one after the other; kApplied after the last.
   std::vector<Verdict> verdicts;
@@ -96,6 +99,7 @@ class FakeClient final : public Client {
     current_ = {.assignment = assignment};
     current_.gradients.resize(partitions.size());
     current_.absent_slices.resize(partitions.size());
+    current_.reduced_before.resize(partitions.size());
     return assignment;
   }
 
@@ -136,6 +140,11 @@ class FakeClient final : public Client {
 
   absl::Status SendGradient(int32_t partition, ByteRope gradient,
                             absl::Span<const int32_t> absent_slices) override {
+    if (on_gradient) {
+      if (absl::Status status = on_gradient(partition); !status.ok()) {
+        return status;
+      }
+    }
     const auto p = static_cast<size_t>(partition);
     const int64_t elements = partitions[p].elements;
     if (gradient.size_bytes() != elements * 4 || !partitions[p].trainable ||
@@ -150,6 +159,7 @@ class FakeClient final : public Client {
     current_.gradients[p] = std::move(copy);
     current_.absent_slices[p].assign(absent_slices.begin(),
                                      absent_slices.end());
+    current_.reduced_before[p] = reduced.size();
     return absl::OkStatus();
   }
 

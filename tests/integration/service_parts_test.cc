@@ -106,14 +106,33 @@ TEST(StreamRegistryTest, EndOfAReplacedSessionLeavesTheLifeAlone) {
 TEST(StreamRegistryTest, HoldsItsLimits) {
   StreamRegistry registry({.sessions = 1, .streams = 2});
   const auto session = std::make_shared<FakeSession>();
-  ASSERT_TRUE(registry.AdmitSession(session).ok());
+  ASSERT_TRUE(registry.AdmitSession(session, Instant()).ok());
   EXPECT_TRUE(absl::IsResourceExhausted(
-      registry.AdmitSession(std::make_shared<FakeSession>()).status()));
+      registry.AdmitSession(std::make_shared<FakeSession>(), Instant())
+          .status()));
   Admitted(registry);
   EXPECT_TRUE(absl::IsResourceExhausted(
       registry.Admit(std::make_shared<FakeExchange>())));
   registry.Forget(session.get());
-  EXPECT_TRUE(registry.AdmitSession(std::make_shared<FakeSession>()).ok());
+  EXPECT_TRUE(
+      registry.AdmitSession(std::make_shared<FakeSession>(), Instant()).ok());
+}
+
+TEST(StreamRegistryTest, SessionThatDoesNotJoinIsTakenOnceItsTimeIsUp) {
+  StreamRegistry registry({});
+  const auto silent = std::make_shared<FakeSession>();
+  const auto joined = std::make_shared<FakeSession>();
+  const Instant start;
+  const absl::Duration patience = absl::Seconds(10);
+  const SessionId silent_id = *registry.AdmitSession(silent, start + patience);
+  const SessionId joined_id = *registry.AdmitSession(joined, start + patience);
+  registry.Bind(joined_id, kRank, kLife);
+  EXPECT_THAT(registry.TakeSilent(start + patience - absl::Milliseconds(1)),
+              IsEmpty());
+  EXPECT_THAT(registry.TakeSilent(start + patience), ElementsAre(silent));
+  EXPECT_THAT(registry.TakeSilent(start + 2 * patience), IsEmpty());
+  EXPECT_EQ(registry.Session(silent_id), nullptr);
+  EXPECT_EQ(registry.Session(joined_id), joined);
 }
 
 TEST(StreamRegistryTest, CloseReturnsAllAndRefusesMore) {

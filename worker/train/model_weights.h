@@ -32,6 +32,8 @@ class ModelWeights {
                                            const BatchNormBinding& binding);
 
   const ModelLayout& layout() const { return layout_; }
+  // The model's own tensors, in layout order.
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
   // Elements of each parameter, where they lie; valid as long as the model.
   std::vector<absl::Span<const float>> Values() const;
 

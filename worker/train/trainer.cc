@@ -13,6 +13,7 @@
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/scope.h"
 #include "worker/batch_norm/step_interrupted.h"
+#include "worker/train/gradient_sender.h"
 #include "worker/train/model_weights.h"
 #include "worker/train/scoring.h"
 
@@ -52,6 +53,8 @@ struct Trainer::State {
   std::shared_ptr<Model> model;
   BatchNormBinding binding;
   ModelWeights weights;
+  // Refers to the weights; made once they lie still.
+  std::unique_ptr<GradientSender> gradients;
   uint64_t seed = 0;
   Rank rank;
   double loss_reference = 1;
@@ -97,9 +100,12 @@ absl::Status Trainer::Prepare() {
       State{.model = std::move(model),
             .binding = std::move(binding),
             .weights = std::move(weights),
+            .gradients = nullptr,
             .seed = membership.seed,
             .rank = membership.rank,
             .loss_reference = registration.loss_reference});
+  state_->gradients =
+      std::make_unique<GradientSender>(state_->weights, client_);
   return absl::OkStatus();
 }
 
@@ -181,17 +187,18 @@ absl::StatusOr<std::vector<int64_t>> Trainer::IndicesOf(
   return indices;
 }
 
-absl::Status Trainer::TrainPart(absl::Span<const int64_t> indices, bool first,
-                                int64_t samples, PushClosing& sums) {
+absl::Status Trainer::TrainPart(absl::Span<const int64_t> indices,
+                                const Part& part, PushClosing& sums) {
   const Batch batch = ReadBatch(dataset_, DataSplit::kTrain, indices);
   const at::Tensor logits = state_->model->forward(batch.images);
   const at::Tensor loss_sum = LossSum(logits, batch.labels);
-  if (first) {
+  if (part.first) {
     COHORT_RETURN_IF_ERROR(
         client_.OpenPush({.version = *state_->version,
-                          .samples = samples,
-                          .loss_weight = static_cast<double>(samples)}));
+                          .samples = part.samples,
+                          .loss_weight = static_cast<double>(part.samples)}));
   }
+  if (part.last) state_->gradients->SendDuringNextPass();
   (loss_sum / state_->loss_reference).backward();
   sums.loss_sum += loss_sum.item<double>();
   sums.correct += CorrectOf(logits.detach(), batch.labels);
@@ -204,8 +211,8 @@ absl::Status Trainer::Train(const Assignment& assignment) {
   COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
                           IndicesOf(assignment));
   const auto samples = static_cast<int64_t>(indices.size());
-  ModelWeights& weights = state_->weights;
-  weights.ClearGradients();
+  state_->weights.ClearGradients();
+  state_->gradients->Begin();
   state_->model->train();
   // Dropout draws from the process-wide generator: a repeated step must find
   // it in the same state.
@@ -225,19 +232,16 @@ absl::Status Trainer::Train(const Assignment& assignment) {
     for (int64_t part = 0; part < options_.accumulate; ++part) {
       const int64_t begin = samples * part / options_.accumulate;
       const int64_t end = samples * (part + 1) / options_.accumulate;
+      const Part which{.samples = samples,
+                       .first = part == 0,
+                       .last = part + 1 == options_.accumulate};
       COHORT_RETURN_IF_ERROR(TrainPart(
           absl::MakeConstSpan(indices).subspan(
               static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
-          part == 0, samples, closing));
+          which, closing));
     }
   }
-  for (size_t p = 0; p < weights.partitions().size(); ++p) {
-    if (!weights.partitions()[p].trainable) continue;
-    const auto partition = static_cast<int32_t>(p);
-    ModelWeights::Gradient gradient = weights.GradientOf(partition);
-    COHORT_RETURN_IF_ERROR(client_.SendGradient(
-        partition, std::move(gradient.bytes), gradient.absent_slices));
-  }
+  COHORT_RETURN_IF_ERROR(state_->gradients->SendRest());
   closing.batch_norm_calls = context.calls;
   closing.moments = std::move(context.moments);
   COHORT_ASSIGN_OR_RETURN(const PushResult result, client_.ClosePush(closing));

@@ -56,14 +56,22 @@ class Trainer {
  private:
   struct State;
 
+  // Which of the parts of an assignment.
+  struct Part {
+    // Of the whole assignment.
+    int64_t samples = 0;
+    bool first = true;
+    bool last = true;
+  };
+
   absl::Status Prepare();
   absl::Status Loop();
   absl::Status Execute(const Assignment& assignment);
   absl::Status Train(const Assignment& assignment);
-  // Forward and backward of one part; gradients add up in the model.
-  // Opens the push before the first backward pass.
-  absl::Status TrainPart(absl::Span<const int64_t> indices, bool first,
-                         int64_t samples, PushClosing& sums);
+  // Forward and backward of one part; gradients add up in the model. Opens the
+  // push before the first backward pass, and sends gradients during the last.
+  absl::Status TrainPart(absl::Span<const int64_t> indices, const Part& part,
+                         PushClosing& sums);
   absl::Status Evaluate(const Assignment& assignment);
   absl::Status CollectMoments(const Assignment& assignment);
   absl::Status ReadWeights(const Assignment& assignment);

@@ -1,0 +1,229 @@
+#include "worker/train/gradient_sender.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "tests/fakes/fake_client.h"
+#include "tests/fakes/tiny_dataset.h"
+#include "worker/batch_norm/binding.h"
+#include "worker/batch_norm/step_interrupted.h"
+#include "worker/models/model.h"
+#include "worker/train/trainer.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// y = third(second(first(x))), and a layer that is not used.
+struct Chain : torch::nn::Module {
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(3, 3));
+  torch::nn::Linear second = register_module("second", torch::nn::Linear(3, 3));
+  torch::nn::Linear third = register_module("third", torch::nn::Linear(3, 3));
+  torch::nn::Linear unused = register_module("unused", torch::nn::Linear(3, 3));
+
+  at::Tensor Loss() { return third(second(first(torch::ones({4, 3})))).sum(); }
+};
+
+// A push that is open, of a model that is cut into one partition a parameter.
+class GradientSenderTest : public ::testing::Test {
+ protected:
+  GradientSenderTest()
+      : client_({{.kind = AssignmentKind::kTrain}}),
+        binding_(*BatchNormBinding::Make(chain_)),
+        weights_(*ModelWeights::Make(chain_, binding_)) {
+    // Nine floats: a weight, but no bias besides.
+    client_.partition_bytes = 36;
+    const auto registration =
+        client_.Register(weights_.layout(), {}, weights_.Values(), {});
+    weights_.SetPartitions(registration->partitions);
+    (void)*client_.NextAssignment();
+    client_.on_gradient = [this](int32_t partition) {
+      sent_.push_back(NameOf(partition));
+      return refusal_;
+    };
+  }
+
+  std::string NameOf(int32_t partition) const {
+    const Partition& p = weights_.partitions()[static_cast<size_t>(partition)];
+    std::string names;
+    for (const Slice& slice : p.slices) {
+      names += weights_.layout()
+                   .parameters[static_cast<size_t>(slice.parameter)]
+                   .name +
+               " ";
+    }
+    return names;
+  }
+
+  Chain chain_;
+  FakeClient client_;
+  BatchNormBinding binding_;
+  ModelWeights weights_;
+  std::vector<std::string> sent_;
+  absl::Status refusal_;
+};
+
+TEST_F(GradientSenderTest, PartitionsLeaveAsTheirParametersBecomeFinal) {
+  GradientSender sender(weights_, client_);
+  sender.SendDuringNextPass();
+  chain_.Loss().backward();
+  // From the output to the input; a layer's two parameters in either order.
+  ASSERT_EQ(sent_.size(), 6U);
+  const auto layer_of = [this](size_t i) {
+    return sent_[i].substr(0, sent_[i].find('.'));
+  };
+  EXPECT_EQ(layer_of(0), "third");
+  EXPECT_EQ(layer_of(1), "third");
+  EXPECT_EQ(layer_of(2), "second");
+  EXPECT_EQ(layer_of(3), "second");
+  EXPECT_EQ(layer_of(4), "first");
+  EXPECT_EQ(layer_of(5), "first");
+}
+
+TEST_F(GradientSenderTest, RestIsWhatHasNoGradient) {
+  GradientSender sender(weights_, client_);
+  sender.SendDuringNextPass();
+  chain_.Loss().backward();
+  sent_.clear();
+  ASSERT_TRUE(sender.SendRest().ok());
+  EXPECT_THAT(sent_, ElementsAre("unused.weight ", "unused.bias "));
+  sent_.clear();
+  ASSERT_TRUE(sender.SendRest().ok());
+  EXPECT_TRUE(sent_.empty());
+}
+
+// A partition waits for all of its parameters, used or not.
+TEST_F(GradientSenderTest, SharedPartitionWaitsForItsLastParameter) {
+  client_.partition_bytes = 1 << 20;
+  weights_.SetPartitions(
+      MakePartitions(weights_.layout(), client_.partition_bytes));
+  client_.partitions = weights_.partitions();
+  (void)*client_.NextAssignment();
+  GradientSender sender(weights_, client_);
+  sender.SendDuringNextPass();
+  chain_.Loss().backward();
+  EXPECT_TRUE(sent_.empty());
+  ASSERT_TRUE(sender.SendRest().ok());
+  EXPECT_EQ(sent_.size(), 1U);
+}
+
+TEST_F(GradientSenderTest, EarlierPassesAddUpAndSendNothing) {
+  GradientSender sender(weights_, client_);
+  chain_.Loss().backward();
+  EXPECT_TRUE(sent_.empty());
+  sender.SendDuringNextPass();
+  chain_.Loss().backward();
+  ASSERT_EQ(sent_.size(), 6U);
+  // d loss / d third.bias = 4 samples, twice.
+  EXPECT_EQ(chain_.third->bias.grad()[0].item<float>(), 8.0F);
+}
+
+TEST_F(GradientSenderTest, RefusalLeavesTheBackwardPassAndTheNextPushIsWhole) {
+  GradientSender sender(weights_, client_);
+  refusal_ = absl::AbortedError("rank 1 is lost");
+  sender.SendDuringNextPass();
+  const auto refused = [this]() -> absl::Status {
+    try {
+      chain_.Loss().backward();
+    } catch (const StepInterrupted& interrupted) {
+      return interrupted.status();
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(refused(), refusal_);
+  EXPECT_EQ(sent_.size(), 1U);
+
+  refusal_ = absl::OkStatus();
+  sent_.clear();
+  weights_.ClearGradients();
+  sender.Begin();
+  sender.SendDuringNextPass();
+  chain_.Loss().backward();
+  ASSERT_TRUE(sender.SendRest().ok());
+  EXPECT_EQ(sent_.size(), 8U);
+}
+
+TEST_F(GradientSenderTest, SecondGradientAfterTheFirstWasSentIsAnError) {
+  GradientSender sender(weights_, client_);
+  sender.SendDuringNextPass();
+  chain_.Loss().backward();
+  try {
+    chain_.Loss().backward();
+    FAIL() << "the second pass went unnoticed";
+  } catch (const StepInterrupted& interrupted) {
+    EXPECT_EQ(interrupted.status().code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(interrupted.status().message()),
+                HasSubstr("third."));
+  }
+}
+
+TEST_F(GradientSenderTest, FrozenParameterIsNeverSent) {
+  chain_.second->weight.set_requires_grad(false);
+  weights_ = *ModelWeights::Make(chain_, binding_);
+  weights_.SetPartitions(
+      MakePartitions(weights_.layout(), client_.partition_bytes));
+  client_.partitions = weights_.partitions();
+  (void)*client_.NextAssignment();
+  GradientSender sender(weights_, client_);
+  sender.SendDuringNextPass();
+  chain_.Loss().backward();
+  ASSERT_TRUE(sender.SendRest().ok());
+  EXPECT_EQ(sent_.size(), 7U);
+  EXPECT_THAT(sent_, Each(::testing::Not(HasSubstr("second.weight"))));
+}
+
+TEST_F(GradientSenderTest, GoneSenderIsNotReached) {
+  { const GradientSender sender(weights_, client_); }
+  chain_.Loss().backward();
+  EXPECT_TRUE(sent_.empty());
+}
+
+// With batch norm over the cohort the backward pass waits in a rendezvous at
+// each layer; what is behind that layer is on its way by then.
+TEST(TrainerOverlapTest, LastLayersTravelBeforeTheFirstAreComputed) {
+  FakeClient client({{.kind = AssignmentKind::kTrain,
+                      .members = {Rank(0)},
+                      .range = {.begin = 0, .end = 5},
+                      .global_normalization = true}});
+  client.partition_bytes = 40;
+  const TinyDataset dataset;
+  const TrainerOptions options{
+      .make_model =
+          [](uint64_t seed) {
+            return MakeModel({.name = "smooth", .classes = 3, .seed = seed});
+          },
+      .batch_size = 5,
+      .accumulate = 2,
+      .backend = &kernels::CpuBackend()};
+  ASSERT_TRUE(Trainer(client, dataset, options).Run().ok());
+  ASSERT_EQ(client.pushes.size(), 1U);
+  const auto first_of = [&client](const std::string& name) {
+    for (size_t p = 0; p < client.partitions.size(); ++p) {
+      const Slice& slice = client.partitions[p].slices.front();
+      if (client.layout.parameters[static_cast<size_t>(slice.parameter)].name ==
+          name) {
+        return client.pushes[0].reduced_before[p];
+      }
+    }
+    return size_t{0};
+  };
+  // Three layers forward and three backward in each of two parts; nothing
+  // leaves in the first part.
+  EXPECT_EQ(first_of("fc.weight"), 9U);
+  EXPECT_EQ(first_of("conv3.weight"), 10U);
+  EXPECT_EQ(first_of("conv2.weight"), 11U);
+  EXPECT_EQ(first_of("conv1.weight"), 12U);
+}
+
+}  // namespace
+}  // namespace cohort

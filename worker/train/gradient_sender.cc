@@ -1,0 +1,108 @@
+#include "worker/train/gradient_sender.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "worker/batch_norm/step_interrupted.h"
+
+namespace cohort {
+
+// Called by autograd after it has added to a parameter's gradient.
+class GradientSender::Hook final : public torch::autograd::FunctionPostHook {
+ public:
+  Hook(GradientSender* sender, size_t parameter)
+      : sender_(sender), parameter_(parameter) {}
+
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& outputs,
+      const torch::autograd::variable_list& /*inputs*/) override {
+    absl::Status status = sender_->OnFinal(parameter_);
+    if (!status.ok()) throw StepInterrupted(std::move(status));
+    return outputs;
+  }
+
+ private:
+  GradientSender* const sender_;
+  const size_t parameter_;
+};
+
+GradientSender::GradientSender(const ModelWeights& weights, Client& client)
+    : weights_(weights), client_(client) {
+  partitions_of_.resize(weights.parameters().size());
+  for (size_t p = 0; p < weights.partitions().size(); ++p) {
+    if (!weights.partitions()[p].trainable) continue;
+    for (const Slice& slice : weights.partitions()[p].slices) {
+      std::vector<size_t>& holders =
+          partitions_of_[static_cast<size_t>(slice.parameter)];
+      if (holders.empty() || holders.back() != p) holders.push_back(p);
+    }
+  }
+  accumulators_.resize(weights.parameters().size());
+  hooks_.resize(accumulators_.size());
+  for (size_t i = 0; i < accumulators_.size(); ++i) {
+    const at::Tensor& tensor = weights.parameters()[i];
+    if (!tensor.requires_grad()) continue;
+    accumulators_[i] = torch::autograd::impl::grad_accumulator(tensor);
+    hooks_[i] =
+        accumulators_[i]->add_post_hook(std::make_unique<Hook>(this, i));
+  }
+  Begin();
+}
+
+GradientSender::~GradientSender() {
+  // A graph that still lives may hold an accumulator, and with it the hook.
+  for (size_t i = 0; i < accumulators_.size(); ++i) {
+    if (accumulators_[i] != nullptr) accumulators_[i]->del_post_hook(hooks_[i]);
+  }
+}
+
+void GradientSender::Begin() {
+  sending_ = false;
+  final_.assign(partitions_of_.size(), false);
+  missing_.assign(weights_.partitions().size(), 0);
+  sent_.assign(weights_.partitions().size(), false);
+  for (const std::vector<size_t>& holders : partitions_of_) {
+    for (const size_t p : holders) ++missing_[p];
+  }
+}
+
+void GradientSender::SendDuringNextPass() { sending_ = true; }
+
+absl::Status GradientSender::SendRest() {
+  for (size_t p = 0; p < weights_.partitions().size(); ++p) {
+    if (!weights_.partitions()[p].trainable || sent_[p]) continue;
+    COHORT_RETURN_IF_ERROR(Send(p));
+  }
+  sending_ = false;
+  return absl::OkStatus();
+}
+
+absl::Status GradientSender::OnFinal(size_t parameter) {
+  if (!sending_) return absl::OkStatus();
+  if (final_[parameter]) {
+    return absl::InternalError(absl::StrCat(
+        weights_.layout().parameters[parameter].name,
+        ": got a second gradient in one backward pass, want one: its "
+        "partition may be on its way"));
+  }
+  final_[parameter] = true;
+  for (const size_t p : partitions_of_[parameter]) {
+    if (--missing_[p] == 0) COHORT_RETURN_IF_ERROR(Send(p));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GradientSender::Send(size_t partition) {
+  sent_[partition] = true;
+  const auto index = static_cast<int32_t>(partition);
+  ModelWeights::Gradient gradient = weights_.GradientOf(index);
+  return client_.SendGradient(index, std::move(gradient.bytes),
+                              gradient.absent_slices);
+}
+
+}  // namespace cohort

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "worker/client/client.h"
+#include "worker/train/model_weights.h"
+
+namespace torch::autograd {
+struct Node;
+}  // namespace torch::autograd
+
+namespace cohort {
+
+// Sends gradients while the backward pass goes on: each partition as soon as
+// autograd has finished with the last of its parameters, so that the exchange
+// hides behind the computing of the layers before.
+//
+// Partitions leave in the order in which they become final, that is, those of
+// the last layers first. To let the ones that the next forward pass needs
+// first overtake others would gain nothing: a step commits as a whole, and no
+// layer may be computed before.
+//
+// Thread safety: one thread at a time, which may be one of autograd's while
+//   the thread that drives the client waits for the backward pass.
+class GradientSender {
+ public:
+  // Watches the parameters from now on. All must outlive the sender, and the
+  // model be ready: partitions known, none of its tensors replaced later.
+  GradientSender(const ModelWeights& weights, Client& client);
+  // Backward passes no longer reach it.
+  ~GradientSender();
+  GradientSender(const GradientSender&) = delete;
+  GradientSender& operator=(const GradientSender&) = delete;
+
+  // What the next backward passes find is the gradient of an open push.
+  // Nothing is sent yet: the gradients of several passes may add up.
+  void Begin();
+  // The next pass is the last one: what it finishes with is sent.
+  //
+  // While it runs, StepInterrupted leaves it if the client refuses a
+  // gradient.
+  void SendDuringNextPass();
+  // Sends what no pass has finished with: parameters without a gradient.
+  // Errors: those of Client::SendGradient.
+  absl::Status SendRest();
+
+ private:
+  class Hook;
+
+  // Autograd has finished with the gradient of one parameter.
+  // Errors: those of Client::SendGradient; Internal if it comes a second time.
+  absl::Status OnFinal(size_t parameter);
+  absl::Status Send(size_t partition);
+
+  // Fixed after construction.
+  const ModelWeights& weights_;
+  Client& client_;
+  // Of each parameter: where autograd accumulates it, and the partitions that
+  // hold it. Null and empty for one that needs no gradient.
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  // Autograd's names of our hooks there.
+  std::vector<uintptr_t> hooks_;
+  std::vector<std::vector<size_t>> partitions_of_;
+
+  // Of the push in progress.
+  bool sending_ = false;
+  std::vector<bool> final_;
+  // Of each partition: parameters that are not final yet.
+  std::vector<int32_t> missing_;
+  std::vector<bool> sent_;
+};
+
+}  // namespace cohort
