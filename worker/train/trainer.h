@@ -15,6 +15,7 @@
 #include "worker/client/client.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
+#include "worker/train/loss.h"
 #include "worker/train/scoring.h"
 
 namespace cohort {
@@ -27,6 +28,7 @@ struct TrainerOptions {
   // Parts that an assignment's samples are computed in, one after another;
   // each is a batch of its own to batch norm. The same on all workers.
   int64_t accumulate = 1;
+  LossOptions loss;
   // Images of one forward pass in evaluation.
   int64_t evaluation_batch_size = kEvaluationBatchSize;
   // Must outlive the trainer.
@@ -62,8 +64,8 @@ class Trainer {
   absl::Status Train(const Assignment& assignment);
   // Forward and backward of one part; gradients add up in the model.
   // Opens the push before the first backward pass.
-  absl::Status TrainPart(absl::Span<const int64_t> indices, bool first,
-                         int64_t samples, PushClosing& sums);
+  absl::Status TrainPart(const Batch& batch, bool first,
+                         const PushOpening& opening, PushClosing& sums);
   absl::Status Evaluate(const Assignment& assignment);
   absl::Status CollectMoments(const Assignment& assignment);
   absl::Status ReadWeights(const Assignment& assignment);
