@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -114,13 +115,15 @@ struct PushOpening {
   Version version;
   // Images.
   int64_t samples = 0;
-  // Labels, valid pixels, or sum of class weights.
+  // Labels, valid pixels, or sum of class weights. 0: nothing to learn from,
+  // and the push changes no weight.
   double loss_weight = 0;
 };
 
 struct PushClosing {
   double loss_sum = 0;
   int64_t correct = 0;
+  // Valid ones.
   int64_t labels = 0;
   // Calls per batch-norm layer, in layout order.
   std::vector<int32_t> batch_norm_calls;
@@ -154,13 +157,31 @@ struct PushVerdict {
   Assignment next;
 };
 
-// Sums of one shard of an evaluation.
+// Valid labels of one class: rightly found, found, and there.
+struct ClassSums {
+  int64_t intersection = 0;
+  int64_t predicted = 0;
+  int64_t actual = 0;
+
+  friend bool operator==(const ClassSums&, const ClassSums&) = default;
+};
+
+// Sums of one shard of an evaluation, or of several. What they say is in
+// common/measures.h.
 struct EvaluationSums {
+  // Images.
   int64_t samples = 0;
   double loss_sum = 0;
+  // Divisor of loss_sum.
   double loss_weight = 0;
   int64_t correct = 0;
+  // Valid ones: images, or pixels that are not ignored.
   int64_t labels = 0;
+  // Labels among the five highest scores. Absent: no more than five classes,
+  // or a label a pixel.
+  std::optional<int64_t> top5_correct;
+  // One entry a class where there is a label a pixel; otherwise empty.
+  std::vector<ClassSums> classes;
 };
 
 }  // namespace cohort

@@ -221,6 +221,9 @@ absl::Status CheckSamePlan(const RunPlan& seen, const RunPlan& wanted) {
     return Differs("run plan", "test samples", absl::StrCat(seen.test_samples),
                    absl::StrCat(wanted.test_samples));
   }
+  if (seen.loss != wanted.loss) {
+    return Differs("run plan", "loss", seen.loss, wanted.loss);
+  }
   return absl::OkStatus();
 }
 

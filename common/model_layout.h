@@ -103,6 +103,8 @@ struct RunPlan {
   int64_t test_samples = 0;
   // n_ref: constant divisor of every worker's loss sum.
   double loss_reference = 1;
+  // The loss in words, with all that makes it differ.
+  std::string loss;
 };
 
 // Errors: FailedPrecondition naming the field. loss_reference is not

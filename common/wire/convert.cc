@@ -271,6 +271,7 @@ void ToProto(const RunPlan& plan, v1::RunPlan* proto) {
   proto->set_train_samples(plan.train_samples);
   proto->set_test_samples(plan.test_samples);
   proto->set_loss_reference(plan.loss_reference);
+  proto->set_loss(plan.loss);
 }
 
 absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto) {
@@ -286,7 +287,8 @@ absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto) {
                  .dataset_digest = proto.dataset_digest(),
                  .train_samples = proto.train_samples(),
                  .test_samples = proto.test_samples(),
-                 .loss_reference = proto.loss_reference()};
+                 .loss_reference = proto.loss_reference(),
+                 .loss = proto.loss()};
 }
 
 void ToProto(absl::Span<const Partition> partitions, PartitionProtos* protos) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/measures.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/field_checks.h"
@@ -240,17 +241,32 @@ void ToProto(const EvaluationSums& sums, v1::ReportRequest* proto) {
   proto->set_loss_weight(sums.loss_weight);
   proto->set_correct(sums.correct);
   proto->set_labels(sums.labels);
+  if (sums.top5_correct.has_value()) {
+    proto->set_top5_correct(*sums.top5_correct);
+  }
+  for (const ClassSums& from : sums.classes) {
+    v1::ClassSums* to = proto->add_classes();
+    to->set_intersection(from.intersection);
+    to->set_predicted(from.predicted);
+    to->set_actual(from.actual);
+  }
 }
 
 absl::StatusOr<EvaluationSums> FromProto(const v1::ReportRequest& proto) {
-  COHORT_RETURN_IF_ERROR(CheckNotNegative("samples", proto.samples()));
   COHORT_RETURN_IF_ERROR(CheckWeight("loss_weight", proto.loss_weight()));
-  COHORT_RETURN_IF_ERROR(CheckLabels(proto.correct(), proto.labels()));
-  return EvaluationSums{.samples = proto.samples(),
-                        .loss_sum = proto.loss_sum(),
-                        .loss_weight = proto.loss_weight(),
-                        .correct = proto.correct(),
-                        .labels = proto.labels()};
+  EvaluationSums sums{.samples = proto.samples(),
+                      .loss_sum = proto.loss_sum(),
+                      .loss_weight = proto.loss_weight(),
+                      .correct = proto.correct(),
+                      .labels = proto.labels()};
+  if (proto.has_top5_correct()) sums.top5_correct = proto.top5_correct();
+  for (const v1::ClassSums& from : proto.classes()) {
+    sums.classes.push_back({.intersection = from.intersection(),
+                            .predicted = from.predicted(),
+                            .actual = from.actual()});
+  }
+  COHORT_RETURN_IF_ERROR(Validate(sums));
+  return sums;
 }
 
 void ToProto(absl::Span<const CallMoments> calls, v1::CollectedMoments* proto) {

@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // 2: several sets of moving statistics.
-constexpr int64_t kFormat = 2;
+constexpr int64_t kFormat = 3;
 
 absl::Status Damaged(const std::string& path, absl::string_view what) {
   return absl::DataLossError(
@@ -65,7 +65,8 @@ Json ModelJson(const RegisteredModel& model) {
                   {"dataset_digest", model.plan.dataset_digest},
                   {"train_samples", model.plan.train_samples},
                   {"test_samples", model.plan.test_samples},
-                  {"loss_reference", model.plan.loss_reference}};
+                  {"loss_reference", model.plan.loss_reference},
+                  {"loss", model.plan.loss}};
   return json;
 }
 
@@ -109,7 +110,8 @@ SharedModel ModelFrom(const Json& json) {
                  .dataset_digest = plan.at("dataset_digest"),
                  .train_samples = plan.at("train_samples"),
                  .test_samples = plan.at("test_samples"),
-                 .loss_reference = plan.at("loss_reference")};
+                 .loss_reference = plan.at("loss_reference"),
+                 .loss = plan.at("loss")};
   return model;
 }
 

@@ -530,7 +530,7 @@ StatusView Coordinator::Status(Instant now) const {
   if (round_.has_value()) view.attempt = round_->attempt;
   view.data_epoch = cursor_.epoch();
   if (last_evaluation_.has_value()) {
-    view.test_accuracy = last_evaluation_->accuracy();
+    view.test = last_evaluation_->sums();
   }
   std::vector<Rank> lost;
   for (const Worker& worker : ranks_.all()) {

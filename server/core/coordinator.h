@@ -74,7 +74,9 @@ struct StatusView {
   std::string policy;
   double learning_rate = 0;
   std::optional<double> train_loss;
-  std::optional<double> test_accuracy;
+  // Of the newest evaluation at an epoch's end, with the first kind of
+  // statistics.
+  std::optional<EvaluationSums> test;
   int32_t workers_live = 0;
   int32_t workers_expected = 0;
   struct Worker {

@@ -192,6 +192,8 @@ void Coordinator::EndArrival(const Arrival& arrival,
   CommitRecord record{.version = current_->version,
                       .data_epoch = arrival.piece.epoch,
                       .commit_samples = opening.samples,
+                      .loss_weight = opening.loss_weight,
+                      .labels = closing.labels,
                       // The schedule's, not this push's share of it.
                       .learning_rate = learning_rate(),
                       .staleness_versions = verdict.staleness_versions,

@@ -314,7 +314,7 @@ std::string Coordinator::NonfiniteText(const NonfiniteGradient& where) const {
 }
 
 void Coordinator::AfterCommit(const CommitRecord& record, Effects& out) {
-  if (!record.skipped) train_loss_ = record.loss;
+  if (!record.skipped && record.loss_weight > 0) train_loss_ = record.loss;
   if (record.epoch_ended) EvaluateEpoch(record.data_epoch + 1);
   out.push_back(effect::Committed{.record = record});
   if (options_.checkpoint_every > 0 &&

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/measures.h"
 #include "common/status_macros.h"
 #include "server/core/coordinator.h"
 #include "server/core/moments_checks.h"
@@ -257,16 +258,13 @@ absl::StatusOr<Assignment> Coordinator::ReportEvaluation(
     const Sender& sender, Sequence sequence, const EvaluationSums& sums,
     Instant now, Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
-  if (sums.samples < 0 || sums.correct < 0 || sums.labels < sums.correct) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "evaluation: got ", sums.samples, " samples, ", sums.correct, " of ",
-        sums.labels, " labels correct, want counts of 0 or more"));
-  }
+  COHORT_RETURN_IF_ERROR(Validate(sums));
   COHORT_ASSIGN_OR_RETURN(
       const bool current,
       ReportsOutstanding(*worker, AssignmentKind::kEvaluate, sequence));
   if (current) {
     const EvaluationBook::Shard shard = *worker->shard;
+    COHORT_RETURN_IF_ERROR(evaluations_.CheckFits(shard, sums));
     worker->outstanding.reset();
     worker->shard.reset();
     std::optional<EvaluationRecord> record = evaluations_.Finish(shard, sums);

@@ -289,20 +289,18 @@ CommitRecord Coordinator::RecordOf(const Round& round) const {
                       .learning_rate = round.transaction->learning_rate(),
                       .members = round.members,
                       .skipped = round.nonfinite.has_value()};
-  double loss_weight = 0;
   int64_t correct = 0;
-  int64_t labels = 0;
   for (const auto& [rank, push] : round.pushes) {
     record.commit_samples += push.opening().samples;
     record.loss += push.closing().loss_sum;
-    loss_weight += push.opening().loss_weight;
+    record.loss_weight += push.opening().loss_weight;
     correct += push.closing().correct;
-    labels += push.closing().labels;
+    record.labels += push.closing().labels;
   }
-  if (loss_weight > 0) record.loss /= loss_weight;
-  if (labels > 0) {
+  record.loss = record.loss_weight > 0 ? record.loss / record.loss_weight : 0;
+  if (record.labels > 0) {
     record.accuracy =
-        static_cast<double>(correct) / static_cast<double>(labels);
+        static_cast<double>(correct) / static_cast<double>(record.labels);
   }
   return record;
 }

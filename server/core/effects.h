@@ -11,6 +11,7 @@
 #include "common/assignment.h"
 #include "common/float_buffer.h"
 #include "common/ids.h"
+#include "common/measures.h"
 #include "common/model_layout.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/settings.h"
@@ -90,8 +91,12 @@ struct CommitRecord {
   // Seen so far, this commit included.
   int64_t samples = 0;
   int64_t commit_samples = 0;
+  // Means over `loss_weight` and `labels`; where those are 0, so are these, and
+  // say nothing.
   double loss = 0;
   double accuracy = 0;
+  double loss_weight = 0;
+  int64_t labels = 0;
   double learning_rate = 0;
   int64_t staleness_versions = 0;
   std::vector<Rank> members;
@@ -103,14 +108,8 @@ struct CommitRecord {
 struct EvaluationResult {
   StatisticsKind statistics = StatisticsKind::kSync;
   EvaluationSums sums;
-  double loss() const {
-    return sums.loss_weight > 0 ? sums.loss_sum / sums.loss_weight : 0;
-  }
-  double accuracy() const {
-    return sums.labels > 0 ? static_cast<double>(sums.correct) /
-                                 static_cast<double>(sums.labels)
-                           : 0;
-  }
+  double loss() const { return MeanLoss(sums); }
+  double accuracy() const { return Accuracy(sums); }
 };
 
 struct EvaluationRecord {

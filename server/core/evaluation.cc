@@ -3,19 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/measures.h"
+
 namespace cohort {
-
-namespace {
-
-void Add(const EvaluationSums& part, EvaluationSums& sums) {
-  sums.samples += part.samples;
-  sums.loss_sum += part.loss_sum;
-  sums.loss_weight += part.loss_weight;
-  sums.correct += part.correct;
-  sums.labels += part.labels;
-}
-
-}  // namespace
 
 void EvaluationBook::Start(SharedSnapshot snapshot, const Plan& plan) {
   const Version version = snapshot->version;
@@ -49,6 +39,16 @@ std::optional<EvaluationBook::Shard> EvaluationBook::Take() {
 
 void EvaluationBook::Return(const Shard& shard) { waiting_.push_front(shard); }
 
+absl::Status EvaluationBook::CheckFits(const Shard& shard,
+                                       const EvaluationSums& sums) const {
+  const auto it = open_.find(shard.version);
+  if (it == open_.end()) return absl::OkStatus();
+  for (const std::optional<EvaluationSums>& other : it->second.shards) {
+    if (other.has_value()) return CheckSameMeasures(sums, *other);
+  }
+  return absl::OkStatus();
+}
+
 std::optional<EvaluationRecord> EvaluationBook::Finish(
     const Shard& shard, const EvaluationSums& sums) {
   const auto it = open_.find(shard.version);
@@ -66,8 +66,13 @@ std::optional<EvaluationRecord> EvaluationBook::Finish(
   }
   for (size_t i = 0; i < open.shards.size(); ++i) {
     if (!open.shards[i].has_value()) return std::nullopt;
-    const size_t kind = i / static_cast<size_t>(open.plan.shards);
-    Add(*open.shards[i], record.results[kind].sums);
+    const auto count = static_cast<size_t>(open.plan.shards);
+    EvaluationSums& whole = record.results[i / count].sums;
+    if (i % count == 0) {
+      whole = *open.shards[i];
+    } else {
+      Add(*open.shards[i], whole);
+    }
   }
   open_.erase(it);
   return record;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/assignment.h"
 #include "common/ids.h"
 #include "server/core/effects.h"
@@ -44,8 +45,11 @@ class EvaluationBook {
   std::optional<Shard> Take();
   // Its rank was lost: the next caller gets it.
   void Return(const Shard& shard);
-  // Adds a result; returns the whole once the last shard is in. Sums are
-  // added in shard order. A shard that is already in is ignored.
+  // Whether the shard may be finished with these sums.
+  // Errors: InvalidArgument if its measures are not those of the others.
+  absl::Status CheckFits(const Shard& shard, const EvaluationSums& sums) const;
+  // Adds a result, which must fit; returns the whole once the last shard is
+  // in. Sums are added in shard order. A shard that is already in is ignored.
   std::optional<EvaluationRecord> Finish(const Shard& shard,
                                          const EvaluationSums& sums);
 

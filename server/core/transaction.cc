@@ -92,7 +92,7 @@ SliceStep Transaction::StepOf(int32_t partition, size_t slice,
                .momentum =
                    o.uses_momentum() ? static_cast<float>(o.momentum) : 0.0f,
                .nesterov = o.kind == OptimizerKind::kNesterov},
-      .skip = absent || frozen};
+      .skip = absent || frozen || plan_.loss_weight == 0};
   if (o.uses_adam()) {
     step.adam = AdamStepOf(o, plan_.learning_rate, decay, plan_.weight,
                            plan_.base->slots[p].updates[slice] + 1);

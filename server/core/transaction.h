@@ -31,7 +31,9 @@ class Transaction {
     SharedSnapshot base;
     OptimizerOptions optimizer;
     double learning_rate = 0;
-    // Of the summed losses of all contributors. 0: the gradient counts as 0.
+    // Of the summed losses of all contributors. 0: there was nothing to learn
+    // from, and weights and slots stay as they are, as where no contributor
+    // has a gradient.
     double loss_weight = 0;
     // What stays as it is. Null: nothing.
     SharedMask mask;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -68,6 +70,49 @@ std::string AgeText(const v1::WorkerStatus& worker) {
                       " ago");
 }
 
+std::string Percent(double share) {
+  return absl::StrFormat("%.1f %%", 100 * share);
+}
+
+// "0 93.1 %, 1 none".
+std::string ClassIouText(const v1::Status& status) {
+  std::string text;
+  for (int c = 0; c < status.test_class_iou_size(); ++c) {
+    const v1::ClassIou& of = status.test_class_iou(c);
+    absl::StrAppend(&text, c > 0 ? ", " : "", c, " ",
+                    of.has_iou() ? Percent(of.iou()) : "none");
+  }
+  return text;
+}
+
+// Names and values of the newest evaluation, the one that counts first.
+std::vector<std::pair<std::string, std::string>> TestMeasures(
+    const v1::Status& status) {
+  std::vector<std::pair<std::string, std::string>> measures;
+  if (!status.has_test_accuracy()) return measures;
+  const bool pixels = status.test_class_iou_size() > 0;
+  if (pixels) {
+    measures.emplace_back("test mIoU", status.has_test_miou()
+                                           ? Percent(status.test_miou())
+                                           : "none");
+    measures.emplace_back("IoU by class", ClassIouText(status));
+  }
+  measures.emplace_back(pixels ? "pixel accuracy" : "test accuracy",
+                        Percent(status.test_accuracy()));
+  if (status.has_test_top5_accuracy()) {
+    measures.emplace_back("test top-5", Percent(status.test_top5_accuracy()));
+  }
+  return measures;
+}
+
+Json ClassIouToJson(const v1::Status& status) {
+  Json classes = Json::array();
+  for (const v1::ClassIou& of : status.test_class_iou()) {
+    classes.push_back(of.has_iou() ? Json(of.iou()) : Json());
+  }
+  return classes;
+}
+
 Json WorkersToJson(const v1::Status& status) {
   Json workers = Json::array();
   for (const v1::WorkerStatus& w : status.workers()) {
@@ -107,9 +152,8 @@ std::string OverviewText(const Overview& overview, bool bold) {
   if (status.has_train_loss()) {
     line("loss", absl::StrFormat("%.4f", status.train_loss()));
   }
-  if (status.has_test_accuracy()) {
-    line("test accuracy",
-         absl::StrFormat("%.1f %%", 100 * status.test_accuracy()));
+  for (const auto& [name, value] : TestMeasures(status)) {
+    line(name, value);
   }
   line("learning rate", absl::StrFormat("%.6g", status.learning_rate()));
   line("rate", RateText(status));
@@ -131,6 +175,11 @@ std::string OverviewLine(const Overview& overview) {
       absl::StrCat("version ", status.version(), ", epoch ", EpochText(status));
   if (status.has_train_loss()) {
     absl::StrAppendFormat(&text, ", loss %.4f", status.train_loss());
+  }
+  const auto measures = TestMeasures(status);
+  if (!measures.empty()) {
+    absl::StrAppend(&text, ", ", measures.front().first, " ",
+                    measures.front().second);
   }
   absl::StrAppend(&text, ", ", RateText(status), ", workers ",
                   LiveWorkers(status), "/", status.workers_size(), ", ",
@@ -159,7 +208,11 @@ std::string OverviewJson(const Overview& overview) {
       {"learning_rate", s.learning_rate()},
       {"train_loss", s.has_train_loss() ? Json(s.train_loss()) : Json()},
       {"test_accuracy",
-       s.has_test_accuracy() ? Json(s.test_accuracy()) : Json()}};
+       s.has_test_accuracy() ? Json(s.test_accuracy()) : Json()},
+      {"test_top5_accuracy",
+       s.has_test_top5_accuracy() ? Json(s.test_top5_accuracy()) : Json()},
+      {"test_miou", s.has_test_miou() ? Json(s.test_miou()) : Json()},
+      {"test_class_iou", ClassIouToJson(s)}};
   json["policy"] = {{"policy_epoch", p.policy_epoch()},
                     {"text", p.policy()},
                     {"since_version", PolicyVersion(p)},

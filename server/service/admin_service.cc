@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cohort/v1/admin.grpc.pb.h"
+#include "common/measures.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
 #include "common/status_macros.h"
@@ -75,6 +76,18 @@ void ToProto(const PolicyView& view, v1::GetPolicyReply* proto) {
   }
 }
 
+void ToProto(const EvaluationSums& test, v1::Status& proto) {
+  proto.set_test_accuracy(Accuracy(test));
+  const std::optional<double> top5 = TopFiveAccuracy(test);
+  if (top5.has_value()) proto.set_test_top5_accuracy(*top5);
+  const std::optional<double> miou = MeanIou(test);
+  if (miou.has_value()) proto.set_test_miou(*miou);
+  for (const std::optional<double>& iou : ClassIou(test)) {
+    v1::ClassIou* to = proto.add_test_class_iou();
+    if (iou.has_value()) to->set_iou(*iou);
+  }
+}
+
 v1::Status ToProto(const StatusView& view, double samples_per_second) {
   v1::Status proto;
   proto.set_run_id(view.run_id);
@@ -87,9 +100,7 @@ v1::Status ToProto(const StatusView& view, double samples_per_second) {
   proto.set_policy(view.policy);
   proto.set_learning_rate(view.learning_rate);
   if (view.train_loss.has_value()) proto.set_train_loss(*view.train_loss);
-  if (view.test_accuracy.has_value()) {
-    proto.set_test_accuracy(*view.test_accuracy);
-  }
+  if (view.test.has_value()) ToProto(*view.test, proto);
   proto.set_samples_total(view.samples_total);
   proto.set_samples_per_second(samples_per_second);
   proto.set_workers_expected(view.workers_expected);

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/measures.h"
 
 namespace cohort {
 namespace {
@@ -61,6 +62,9 @@ std::string ProgressText(const StatusView& status, double samples_per_second) {
     absl::StrAppendFormat(
         &text, ", %.0f images/s, ETA %s", samples_per_second,
         HumanDuration(absl::Seconds(left / samples_per_second)));
+  }
+  if (status.test.has_value()) {
+    absl::StrAppend(&text, ", test ", MainMeasureText(*status.test));
   }
   absl::StrAppend(&text, ", workers ", status.workers_live, "/",
                   status.workers_expected, ", ", status.policy);

@@ -24,8 +24,9 @@ class RateMeter {
   std::deque<std::pair<Instant, int64_t>> points_;
 };
 
-// One line: step, epoch, loss, speed, time left, workers and policy; or, if
-// nothing is trained at this moment, the server's own sentence about it.
+// One line: step, epoch, loss, speed, time left, newest test measure, workers
+// and policy; or, if nothing is trained at this moment, the server's own
+// sentence about it.
 std::string ProgressText(const StatusView& status, double samples_per_second);
 
 // A line of a terminal that is written again and again.

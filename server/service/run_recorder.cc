@@ -1,6 +1,8 @@
 #include "server/service/run_recorder.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -9,6 +11,8 @@
 #include "absl/strings/str_replace.h"
 #include "common/change_headline.h"
 #include "common/check.h"
+#include "common/log/log.h"
+#include "common/measures.h"
 #include "common/status_macros.h"
 #include "server/core/settings.h"
 
@@ -23,12 +27,20 @@ constexpr int64_t kCommitsPerRow = 50;
 constexpr absl::string_view kHistoryHeader =
     "version,epoch,samples,seconds,train_loss,train_accuracy,learning_rate,"
     "samples_per_second,test_loss,test_accuracy,workers,policy,"
-    "bn_statistics\n";
+    "bn_statistics,test_top5_accuracy,test_miou\n";
+constexpr absl::string_view kClassFile = "class_iou.csv";
+constexpr absl::string_view kClassHeader =
+    "version,epoch,bn_statistics,class,iou,intersection,predicted,actual\n";
 constexpr absl::string_view kPolicyHeader =
     "policy_epoch,version,samples,seconds,changes,text\n";
 
 std::string Quoted(absl::string_view text) {
   return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
+}
+
+// Empty if absent.
+std::string Fraction(std::optional<double> value) {
+  return value.has_value() ? absl::StrFormat("%.6f", *value) : "";
 }
 
 // "aggregation=async normalization=local".
@@ -78,7 +90,7 @@ RunRecorder::RunRecorder(const RecorderOptions& options, std::ostream& out,
 
 RunRecorder::~RunRecorder() { Finish(); }
 
-absl::StatusOr<bool> RunRecorder::Open(const std::string& name,
+absl::StatusOr<bool> RunRecorder::Open(absl::string_view name,
                                        absl::string_view header,
                                        std::ofstream& file) const {
   const std::string path = absl::StrCat(options_.results_dir, "/", name);
@@ -96,6 +108,12 @@ absl::StatusOr<bool> RunRecorder::Open(const std::string& name,
 absl::Status RunRecorder::OpenFiles() {
   COHORT_RETURN_IF_ERROR(
       Open("history.csv", kHistoryHeader, history_).status());
+  // Made when it is needed; one of an earlier run must not stay.
+  if (!options_.append) {
+    std::error_code ignored;
+    std::filesystem::remove(absl::StrCat(options_.results_dir, "/", kClassFile),
+                            ignored);
+  }
   COHORT_ASSIGN_OR_RETURN(const bool is_new,
                           Open("policy.csv", kPolicyHeader, policy_));
   // A file that is continued has those of before.
@@ -113,10 +131,11 @@ void RunRecorder::Add(const CommitRecord& record, Window& window) {
   window.last = record;
   // A skipped step has no loss worth averaging.
   if (record.skipped) return;
-  const auto samples = static_cast<double>(record.commit_samples);
   window.samples += record.commit_samples;
-  window.loss_sum += samples * record.loss;
-  window.accuracy_sum += samples * record.accuracy;
+  window.loss_sum += record.loss_weight * record.loss;
+  window.loss_weight += record.loss_weight;
+  window.correct += static_cast<double>(record.labels) * record.accuracy;
+  window.labels += record.labels;
 }
 
 void RunRecorder::Committed(const CommitRecord& record) {
@@ -202,7 +221,10 @@ void RunRecorder::Poll() {
   // At the end of the run they leave, and its last rows tell who computed it.
   if (!status.ended) workers_ = status.workers_live;
   for (const Row& row : rows) {
-    if (history_.is_open()) WriteRow(row);
+    if (history_.is_open()) {
+      WriteRow(row);
+      if (row.evaluation.has_value()) WriteClasses(row);
+    }
     if (row.evaluation.has_value()) PrintEvaluation(row);
   }
   for (const Change& change : changes) {
@@ -231,8 +253,9 @@ void RunRecorder::WriteRow(const Row& row) {
     if (row.result == 0) {
       train = absl::StrFormat(
           "%s,%s,%.8g,%s",
-          w.samples > 0 ? absl::StrFormat("%.6f", w.loss_sum / n) : "",
-          w.samples > 0 ? absl::StrFormat("%.6f", w.accuracy_sum / n) : "",
+          w.loss_weight > 0 ? Fraction(w.loss_sum / w.loss_weight) : "",
+          w.labels > 0 ? Fraction(w.correct / static_cast<double>(w.labels))
+                       : "",
           w.last.learning_rate,
           seconds > 0 ? absl::StrFormat("%.1f", n / seconds) : "");
     }
@@ -244,19 +267,42 @@ void RunRecorder::WriteRow(const Row& row) {
     workers = std::max(workers, static_cast<int32_t>(members));
   }
   std::string test = ",";
+  std::string measures = ",";
   absl::string_view statistics;
   if (row.evaluation.has_value()) {
     version = row.evaluation->version;
     epoch = row.evaluation->epochs;
     const EvaluationResult& result = row.evaluation->results[row.result];
-    test = absl::StrFormat("%.6f,%.6f", result.loss(), result.accuracy());
+    test =
+        absl::StrCat(Fraction(result.loss()), ",", Fraction(result.accuracy()));
+    measures = absl::StrCat(Fraction(TopFiveAccuracy(result.sums)), ",",
+                            Fraction(MeanIou(result.sums)));
     statistics = StatisticsName(result.statistics);
   }
   history_ << version << ',' << epoch << ',' << samples << ','
            << absl::StrFormat("%.3f", absl::ToDoubleSeconds(row.at - start_))
            << ',' << train << ',' << test << ',' << workers << ",\""
-           << row.policy << "\"," << statistics << '\n'
+           << row.policy << "\"," << statistics << ',' << measures << '\n'
            << std::flush;
+}
+
+void RunRecorder::WriteClasses(const Row& row) {
+  const EvaluationResult& result = row.evaluation->results[row.result];
+  const std::vector<std::optional<double>> iou = ClassIou(result.sums);
+  if (iou.empty()) return;
+  if (!classes_.is_open()) {
+    const absl::Status open = Open(kClassFile, kClassHeader, classes_).status();
+    // The others could be opened when the run began.
+    if (!open.ok()) Log(LogLevel::kError, open.message());
+  }
+  for (size_t c = 0; c < iou.size(); ++c) {
+    const ClassSums& sums = result.sums.classes[c];
+    classes_ << row.evaluation->version << ',' << row.evaluation->epochs << ','
+             << StatisticsName(result.statistics) << ',' << c << ','
+             << Fraction(iou[c]) << ',' << sums.intersection << ','
+             << sums.predicted << ',' << sums.actual << '\n';
+  }
+  classes_ << std::flush;
 }
 
 void RunRecorder::WriteChange(const PolicyRecord& record,
@@ -284,10 +330,11 @@ void RunRecorder::PrintEvaluation(const Row& row) {
   // One kind needs no name, unless something else was asked for.
   const bool named = record.results.size() > 1 || record.on_request;
   line_.Clear(out_);
+  const std::string side = SideMeasureText(result.sums);
   out_ << absl::StrFormat(
-              "epoch %d: test accuracy %.1f %%, loss %.4f, %s%s\n",
-              record.epochs, 100 * result.accuracy(), result.loss(),
-              HumanDuration(row.at - start_),
+              "epoch %d: test %s, %s%sloss %.4f, %s%s\n", record.epochs,
+              MainMeasureText(result.sums), side, side.empty() ? "" : ", ",
+              result.loss(), HumanDuration(row.at - start_),
               named ? absl::StrCat(", ", StatisticsName(result.statistics),
                                    " statistics of version ",
                                    record.version.value())

@@ -27,7 +27,8 @@
 namespace cohort {
 
 struct RecorderOptions {
-  // Where history.csv and policy.csv go; empty: none are written.
+  // Where history.csv, policy.csv and class_iou.csv go; empty: none are
+  // written.
   std::string results_dir;
   // Continues existing files instead of starting them anew.
   bool append = false;
@@ -47,9 +48,10 @@ struct RecorderOptions {
 // history.csv has a row for each 50 commits, with means over them, and one
 // for each evaluation and kind of moving statistics, the first of them with
 // means over the epoch that it follows; columns that do not apply are empty.
-// policy.csv has a row for the settings that the run began with and one for
-// each change. Seconds count from the start of this process; a change that an
-// earlier one made has none.
+// class_iou.csv, made once an evaluation has labels of pixels, has a row for
+// each evaluation, kind and class. policy.csv has a row for the settings that
+// the run began with and one for each change. Seconds count from the start of
+// this process; a change that an earlier one made has none.
 //
 // Thread safety: safe. The methods called at events only take notes; a thread
 // of the recorder's own writes, so that a slow terminal or disk holds up
@@ -76,12 +78,14 @@ class RunRecorder {
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // Means over consecutive commits, weighted by samples.
+  // Sums over consecutive commits.
   struct Window {
     int64_t commits = 0;
     int64_t samples = 0;
     double loss_sum = 0;
-    double accuracy_sum = 0;
+    double loss_weight = 0;
+    double correct = 0;
+    int64_t labels = 0;
     Instant begin;
     CommitRecord last;
   };
@@ -107,13 +111,15 @@ class RunRecorder {
 
   static void Add(const CommitRecord& record, Window& window);
   // Returns whether the file is new.
-  absl::StatusOr<bool> Open(const std::string& name, absl::string_view header,
+  absl::StatusOr<bool> Open(absl::string_view name, absl::string_view header,
                             std::ofstream& file) const;
   absl::Status OpenFiles();
   void EndWindow(Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Poll() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteChange(const PolicyRecord& record, std::optional<Instant> at);
   void WriteRow(const Row& row);
+  // Of an evaluation.
+  void WriteClasses(const Row& row);
   void PrintEvaluation(const Row& row);
   void PrintChange(const Change& change);
   void PrintProgress(const StatusView& status, Instant now);
@@ -140,6 +146,7 @@ class RunRecorder {
   // Used by the recorder's thread, and by Finish after it.
   std::ofstream history_;
   std::ofstream policy_;
+  std::ofstream classes_;
   RateMeter rate_;
   int32_t workers_ = 0;
   ProgressLine line_;

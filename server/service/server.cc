@@ -14,6 +14,7 @@
 #include "common/byte_rope.h"
 #include "common/formats/file_system.h"
 #include "common/log/log.h"
+#include "common/measures.h"
 #include "common/staleness_histogram.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
@@ -316,17 +317,27 @@ void Server::PrintEnd(const RunSummary& summary) {
     out_ << "staleness of pushes, in versions: " << staleness << '\n';
   }
   if (summary.outcome.has_value() && summary.last_evaluation.has_value()) {
-    const std::vector<EvaluationResult>& results =
-        summary.last_evaluation->results;
-    for (size_t i = 0; i < results.size() && results.size() > 1; ++i) {
-      out_ << absl::StrFormat("test accuracy with %s statistics %.1f %%\n",
-                              StatisticsName(results[i].statistics),
-                              100 * results[i].accuracy());
-    }
-    out_ << absl::StrFormat("test accuracy %.1f %%\n",
-                            100 * summary.last_evaluation->accuracy());
+    PrintMeasures(*summary.last_evaluation);
   }
   out_ << std::flush;
+}
+
+// The measure that counts stands last.
+void Server::PrintMeasures(const EvaluationRecord& evaluation) {
+  const std::vector<EvaluationResult>& results = evaluation.results;
+  for (size_t i = 0; i < results.size() && results.size() > 1; ++i) {
+    const EvaluationSums& sums = results[i].sums;
+    out_ << "test " << MainMeasureName(sums) << " with "
+         << StatisticsName(results[i].statistics) << " statistics "
+         << PercentText(MainMeasure(sums)) << '\n';
+  }
+  const EvaluationSums& sums = evaluation.sums();
+  for (const std::string& text : ClassIouTexts(sums)) {
+    out_ << "test " << text << '\n';
+  }
+  const std::string side = SideMeasureText(sums);
+  if (!side.empty()) out_ << "test " << side << '\n';
+  out_ << "test " << MainMeasureText(sums) << '\n';
 }
 
 absl::StatusOr<Version> Server::CheckpointNow() {

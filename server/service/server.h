@@ -103,6 +103,7 @@ class Server : private RunListener {
   void WaitForLeavers() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteLastCheckpoint(RunSummary& summary);
   void PrintEnd(const RunSummary& summary);
+  void PrintMeasures(const EvaluationRecord& evaluation);
 
   void OnCommitted(const CommitRecord& record) override;
   void OnPolicyChanged(const PolicyRecord& record) override;

@@ -313,11 +313,11 @@ TEST_F(CheckpointTest, AChangedByteIsNoticed) {
 TEST_F(CheckpointTest, AnotherFormatIsAnErrorAndNotPassedOver) {
   Write(1);
   Write(2);
-  Rewrite("checkpoint-000000000002", [](auto& body) { body["format"] = 3; });
+  Rewrite("checkpoint-000000000002", [](auto& body) { body["format"] = 4; });
   const absl::Status status = Load().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("manifest.json: got format 3, want 2"));
+              HasSubstr("manifest.json: got format 4, want 3"));
 }
 
 TEST_F(CheckpointTest, AManifestThatDoesNotFitItselfIsDamage) {

@@ -34,7 +34,8 @@ SharedModel ExampleModel() {
                  .dataset_digest = "0123456789abcdef",
                  .train_samples = 60,
                  .test_samples = 10,
-                 .loss_reference = 0.1};
+                 .loss_reference = 0.1,
+                 .loss = "cross-entropy, class weights 1,2"};
   return model;
 }
 

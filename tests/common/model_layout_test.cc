@@ -172,7 +172,8 @@ TEST(RunPlanTest, ComparesEverythingButTheLossReference) {
   const RunPlan wanted = {.dataset = "mnist",
                           .dataset_digest = "ab",
                           .train_samples = 10,
-                          .test_samples = 2};
+                          .test_samples = 2,
+                          .loss = "cross-entropy"};
   RunPlan seen = wanted;
   seen.loss_reference = 7;
   EXPECT_TRUE(CheckSamePlan(seen, wanted).ok());
@@ -183,6 +184,11 @@ TEST(RunPlanTest, ComparesEverythingButTheLossReference) {
   seen.test_samples = 3;
   EXPECT_EQ(CheckSamePlan(seen, wanted).message(),
             "run plan: got test samples 3, want 2");
+  seen = wanted;
+  seen.loss = "cross-entropy, label smoothing 0.1";
+  EXPECT_EQ(CheckSamePlan(seen, wanted).message(),
+            "run plan: got loss cross-entropy, label smoothing 0.1, want "
+            "cross-entropy");
 }
 
 TEST(InitialStatisticsTest, AreMeanZeroVarianceOneNothingTracked) {

@@ -43,6 +43,30 @@ TEST(CoordinatorAsyncTest, APushIsAppliedOnArrivalWithItsShareOfTheRate) {
   EXPECT_DOUBLE_EQ(record.learning_rate, 0.5);
 }
 
+// The velocity of the first push must not act on behalf of the second.
+TEST(CoordinatorAsyncTest, APushWithoutWeightChangesNoWeights) {
+  FakeSetup setup = AsyncSetup();
+  setup.options.optimizer.kind = OptimizerKind::kMomentum;
+  setup.options.optimizer.momentum = 0.9;
+  setup.options.optimizer.weight_decay = 0.1;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, kPush);
+  const std::vector<float> before = cohort.weights(0);
+  cohort.Push(kRank1, {.loss_weight = 0, .labels = 0});
+  EXPECT_EQ(cohort.snapshot()->version, Version(2));
+  EXPECT_EQ(cohort.weights(0), before);
+  const auto verdicts = cohort.All<effect::SendVerdict>();
+  ASSERT_EQ(verdicts.size(), 2);
+  EXPECT_EQ(verdicts[1].verdict.verdict, Verdict::kApplied);
+  const CommitRecord record = cohort.All<effect::Committed>()[1].record;
+  EXPECT_EQ(record.commit_samples, 2);
+  EXPECT_EQ(record.loss_weight, 0);
+  EXPECT_EQ(record.labels, 0);
+  // It has no loss: the newest is still that of the first.
+  EXPECT_DOUBLE_EQ(*cohort.core().Status(absl::Seconds(101)).train_loss, 3);
+}
+
 TEST(CoordinatorAsyncTest, StalenessCountsTheVersionsSinceTheRead) {
   FakeSetup setup = AsyncSetup();
   setup.options.epochs = 3;

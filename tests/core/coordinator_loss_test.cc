@@ -12,6 +12,7 @@ namespace cohort {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 const FakePush kPush0{.w = {1, 0}, .b = {2}, .loss_weight = 3};
@@ -354,6 +355,32 @@ TEST(CoordinatorEvaluationTest, ARepeatedReportCountsOnce) {
   const auto evaluated = cohort.All<effect::Evaluated>();
   ASSERT_EQ(evaluated.size(), 1);
   EXPECT_EQ(evaluated[0].record.sums().samples, 4);
+}
+
+// Such a report is refused and its assignment stays, so that the run can go on
+// once another process has taken the rank.
+TEST(CoordinatorEvaluationTest, MeasuresThatTheOthersLackAreRefused) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  for (int step = 0; step < 2; ++step) {
+    cohort.Push(kRank0, kPush0);
+    cohort.Push(kRank1, kPush1);
+  }
+  ASSERT_TRUE(cohort.Report(kRank0).ok());
+  Effects out;
+  const absl::Status refused =
+      cohort.core()
+          .ReportEvaluation(cohort.sender(kRank1), cohort.told(kRank1).sequence,
+                            {.samples = 2,
+                             .labels = 2,
+                             .classes = {{.predicted = 2, .actual = 2}}},
+                            absl::Seconds(101), out)
+          .status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("got 1 classes and no top-5 count"));
+  ASSERT_TRUE(cohort.Report(kRank1).ok());
+  EXPECT_EQ(cohort.All<effect::Evaluated>().size(), 1);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ namespace {
 
 using testing::AllOf;
 using testing::ElementsAre;
+using testing::ElementsAreArray;
 using testing::FloatNear;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -57,6 +58,58 @@ TEST(CoordinatorOptimizerTest, ClippingWaitsForEveryPartition) {
   // Rate 0.5 times half of the gradient.
   EXPECT_THAT(cohort.weights(0), ElementsAre(1, 1.25));
   EXPECT_THAT(cohort.weights(1), ElementsAre(2));
+}
+
+// All labels of a batch were ignored.
+const FakePush kWeightless{.loss_weight = 0, .labels = 0};
+
+// Decay alone would move the weights, momentum too, and Adam would count one
+// update more.
+TEST(CoordinatorOptimizerTest, AStepWithoutWeightLeavesWeightsAndSlots) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kMomentum, OptimizerKind::kAdam, OptimizerKind::kLars}) {
+    for (const double clip_norm : {0.0, 1.0}) {
+      FakeSetup setup = LongSetup();
+      setup.options.optimizer.kind = kind;
+      setup.options.optimizer.clip_norm = clip_norm;
+      setup.options.optimizer.weight_decay = 0.1;
+      FakeCohort cohort(setup);
+      cohort.Start();
+      Step(cohort, PushOf({1, 1}, {1}), PushOf({2, 1}, {0}));
+      const SharedSnapshot before = cohort.snapshot();
+      Step(cohort, kWeightless, kWeightless);
+      const SharedSnapshot after = cohort.snapshot();
+      ASSERT_EQ(after->version, Version(2));
+      EXPECT_EQ(cohort.counter("pushes_applied"), 4);
+      EXPECT_EQ(after->checksums, before->checksums);
+      for (size_t p = 0; p < 2; ++p) {
+        EXPECT_THAT(after->weights[p]->span(),
+                    ElementsAreArray(before->weights[p]->span()));
+        EXPECT_EQ(after->slots[p].updates, before->slots[p].updates);
+        for (const SlotKind& slot : AllSlots()) {
+          const SharedFloats& held = before->slots[p].*slot.buffer;
+          const SharedFloats& seen = after->slots[p].*slot.buffer;
+          ASSERT_EQ(held == nullptr, seen == nullptr) << slot.name;
+          if (held == nullptr) continue;
+          EXPECT_THAT(seen->span(), ElementsAreArray(held->span()));
+        }
+      }
+      // The images were seen: their moments count.
+      EXPECT_EQ(after->statistics->front().layers[0].num_batches_tracked, 2);
+      // And the next step is an ordinary one.
+      Step(cohort, PushOf({1, 1}, {1}), PushOf({2, 1}, {0}));
+      EXPECT_NE(cohort.snapshot()->checksums, before->checksums);
+    }
+  }
+}
+
+TEST(CoordinatorOptimizerTest, ARankWithoutWeightAddsNothing) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  Step(cohort, kWeightless, {.w = {2, 4}, .b = {0}, .loss_weight = 4});
+  // Scale 4 / 4, rate 0.5.
+  EXPECT_THAT(cohort.weights(0), ElementsAre(0, 0));
+  EXPECT_THAT(cohort.weights(1), ElementsAre(3));
 }
 
 TEST(CoordinatorOptimizerTest, ANonfiniteGradientSkipsAClippedStep) {

@@ -118,6 +118,8 @@ TEST(CoordinatorSyncTest, TheCommitRecordAddsUp) {
   EXPECT_EQ(record.commit_samples, 4);
   EXPECT_DOUBLE_EQ(record.loss, (6 + 2) / (3 + 1.0));
   EXPECT_DOUBLE_EQ(record.accuracy, 2 / 4.0);
+  EXPECT_DOUBLE_EQ(record.loss_weight, 3 + 1);
+  EXPECT_EQ(record.labels, 4);
   EXPECT_DOUBLE_EQ(record.learning_rate, 0.5);
   EXPECT_THAT(record.members, ElementsAre(kRank0, kRank1));
   EXPECT_FALSE(record.epoch_ended);

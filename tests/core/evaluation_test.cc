@@ -76,6 +76,46 @@ TEST(EvaluationBookTest, AddsShardsUpAndUnpinsTheVersion) {
   EXPECT_EQ(book.Pinned(Version(7)), nullptr);
 }
 
+TEST(EvaluationBookTest, AddsTheMeasuresOfEachKindUp) {
+  EvaluationBook book;
+  EvaluationBook::Plan plan = PlanOf(1, 2, 2);
+  plan.kinds = {StatisticsKind::kSync, StatisticsKind::kChief};
+  book.Start(Snapshot(1), plan);
+  std::optional<EvaluationRecord> record;
+  for (int64_t i = 0; i < 4; ++i) {
+    const Shard shard = *book.Take();
+    EvaluationSums sums = Sums(i, 4);
+    sums.top5_correct = i + 1;
+    sums.classes = {{.intersection = i, .predicted = i, .actual = 4},
+                    {.intersection = 0, .predicted = 4 - i, .actual = 0}};
+    ASSERT_TRUE(book.CheckFits(shard, sums).ok());
+    record = book.Finish(shard, sums);
+  }
+  ASSERT_TRUE(record.has_value());
+  const EvaluationSums& sync = record->results[0].sums;
+  EXPECT_EQ(*sync.top5_correct, 1 + 2);
+  EXPECT_EQ(sync.classes, (std::vector<ClassSums>{{1, 1, 8}, {0, 7, 0}}));
+  const EvaluationSums& chief = record->results[1].sums;
+  EXPECT_EQ(*chief.top5_correct, 3 + 4);
+  EXPECT_EQ(chief.classes, (std::vector<ClassSums>{{5, 5, 8}, {0, 3, 0}}));
+}
+
+TEST(EvaluationBookTest, MeasuresThatOtherShardsLackDoNotFit) {
+  EvaluationBook book;
+  book.Start(Snapshot(1), PlanOf(1, 2, 2));
+  const Shard first = *book.Take();
+  const Shard second = *book.Take();
+  EvaluationSums sums = Sums(1, 1);
+  sums.top5_correct = 1;
+  EXPECT_TRUE(book.CheckFits(first, sums).ok());
+  book.Finish(first, sums);
+  EXPECT_EQ(book.CheckFits(second, Sums(1, 1)),
+            absl::InvalidArgumentError(
+                "evaluation: got 0 classes and no top-5 count, want 0 classes "
+                "and a top-5 count, as in its other parts"));
+  EXPECT_TRUE(book.CheckFits(second, sums).ok());
+}
+
 TEST(EvaluationBookTest, AReturnedShardIsTheNextToBeTaken) {
   EvaluationBook book;
   book.Start(Snapshot(1), PlanOf(1, 3, 3));

@@ -213,8 +213,8 @@ absl::Status FakeCohort::Gradient(Rank rank, int32_t partition,
 
 absl::Status FakeCohort::Close(Rank rank, const FakePush& push) {
   PushClosing closing{.loss_sum = push.loss_sum,
-                      .correct = 1,
-                      .labels = 2,
+                      .correct = std::min<int64_t>(push.labels, 1),
+                      .labels = push.labels,
                       .batch_norm_calls = {1}};
   if (!told_[rank].global_normalization) {
     closing.moments = {{.layer = 0, .call = 0, .moments = push.moments}};

@@ -45,6 +45,8 @@ struct FakePush {
   std::vector<float> b = {0};
   double loss_weight = 1;
   double loss_sum = 0;
+  // One of them is classified correctly, if there are any.
+  int64_t labels = 2;
   Moments moments{.count = 2, .first = {0}, .second = {2}};
 };
 

@@ -66,6 +66,21 @@ TEST(ScheduleTest, PolynomialFollowsItsPower) {
               {{0, 0.5}, {500, 0.2}, {1000, 0.1}});
 }
 
+// The "poly" rate of segmentation: base * (1 - step / steps)^0.9, here 50
+// steps of 20 samples each.
+TEST(ScheduleTest, PolynomialOfPower09IsThePolyRate) {
+  const OptimizerOptions options{.learning_rate = 0.05,
+                                 .schedule = ScheduleKind::kPolynomial,
+                                 .poly_power = 0.9};
+  for (int64_t step = 0; step < 50; ++step) {
+    const double wanted =
+        0.05 * std::pow(1 - static_cast<double>(step) / 50, 0.9);
+    ExpectRates(options, {{step * 20, wanted}});
+  }
+  // 0.5^0.9; and not negative or NaN if more is seen than was planned.
+  ExpectRates(options, {{500, 0.05 * 0.5358867312681466}, {1001, 0}});
+}
+
 TEST(ScheduleTest, WarmUpRisesFromZeroAndTheRestTakesTheRest) {
   OptimizerOptions options{.learning_rate = 0.4, .warmup_epochs = 2};
   options.schedule = ScheduleKind::kConstant;

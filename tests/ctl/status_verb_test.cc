@@ -63,6 +63,7 @@ TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
           R"("attempt":0,"data_epoch":1,"epochs":4,"samples":150,)"
           R"("samples_total":400,"samples_per_second":10.0,)"
           R"("learning_rate":0.05,"train_loss":0.4312,"test_accuracy":null,)"
+          R"("test_top5_accuracy":null,"test_miou":null,"test_class_iou":[],)"
           R"("policy":{"policy_epoch":1,"text":"sync, global normalisation, )"
           R"(sync statistics","since_version":0,"pending":{},)"
           R"("pending_reason":""},"workers":[{"rank":0,"state":"live",)"
@@ -72,6 +73,52 @@ TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
           R"("batch_size":0,"sequence":0,"silent_ms":0}],)"
           R"("staleness_versions":{},"counters":{"pushes_applied":300}})",
           "\n"));
+}
+
+TEST(StatusVerbTest, ShowsTheNewestTestMeasures) {
+  CtlHarness ctl;
+  ctl.server.on_status = [] {
+    v1::Status status = ExampleStatus();
+    status.set_test_accuracy(0.875);
+    status.set_test_top5_accuracy(0.9921);
+    status.set_ended(true);
+    return status;
+  };
+  EXPECT_THAT(ctl.Run("status").out, HasSubstr("\nloss           0.4312\n"
+                                               "test accuracy  87.5 %\n"
+                                               "test top-5     99.2 %\n"));
+  EXPECT_THAT(ctl.Run("status --watch").out,
+              HasSubstr(", loss 0.4312, test accuracy 87.5 %, 10 images/s"));
+  const std::string json = ctl.Run("status --json").out;
+  EXPECT_THAT(json, HasSubstr(R"("test_accuracy":0.875,)"
+                              R"("test_top5_accuracy":0.9921,)"
+                              R"("test_miou":null,"test_class_iou":[],)"));
+}
+
+TEST(StatusVerbTest, ShowsTheMeasuresOfSegmentation) {
+  CtlHarness ctl;
+  ctl.server.on_status = [] {
+    v1::Status status = ExampleStatus();
+    status.set_test_accuracy(0.875);
+    status.set_test_miou(0.4125);
+    status.add_test_class_iou()->set_iou(0.5);
+    status.add_test_class_iou();
+    status.add_test_class_iou()->set_iou(0.325);
+    status.set_ended(true);
+    return status;
+  };
+  EXPECT_THAT(ctl.Run("status").out,
+              HasSubstr("\nloss           0.4312\n"
+                        "test mIoU      41.2 %\n"
+                        "IoU by class   0 50.0 %, 1 none, 2 32.5 %\n"
+                        "pixel accuracy 87.5 %\n"));
+  EXPECT_THAT(ctl.Run("status --watch").out,
+              HasSubstr(", loss 0.4312, test mIoU 41.2 %, 10 images/s"));
+  const std::string json = ctl.Run("status --json").out;
+  EXPECT_THAT(json, HasSubstr(R"("test_accuracy":0.875,)"
+                              R"("test_top5_accuracy":null,)"
+                              R"("test_miou":0.4125,)"
+                              R"("test_class_iou":[0.5,null,0.325],)"));
 }
 
 TEST(StatusVerbTest, WatchIsALineEachTimeUntilTheRunIsOver) {

@@ -258,6 +258,24 @@ class QuickstartTest(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("no test accuracy", err)
 
+    def test_last_line_of_a_segmentation_run_is_its_miou(self):
+        self.play("server", GOOD_SERVER.replace(
+            "echo 'test accuracy 88.5 %'",
+            "echo 'test IoU of class 0 91.2 %'\n"
+            "echo 'test IoU of class 1 none'\n"
+            "echo 'test pixel accuracy 88.5 %'\n"
+            "touch \"$results/class_iou.csv\"\n"
+            "echo 'test mIoU 41.2 %'"))
+        code, out, err = self.quickstart("--class_weights=1,2",
+                                         "--label_smoothing=0.1")
+        lines = out.splitlines()
+        self.assertEqual((code, lines[-1]), (0, "test mIoU 41.2 %"), err)
+        self.assertLess(lines.index("test IoU of class 1 none"),
+                        lines.index("  class_iou.csv"))
+        self.assertIn("test pixel accuracy 88.5 %", lines)
+        self.assertEqual(self.lines("worker-1.args")[-2:],
+                         ["--class_weights=1,2", "--label_smoothing=0.1"])
+
 
 if __name__ == "__main__":
     unittest.main()

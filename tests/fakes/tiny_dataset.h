@@ -11,7 +11,7 @@ namespace cohort {
 
 // 14 training and 5 test images of 1 x 8 x 8 in three classes, made from the
 // sample's number alone.
-class TinyDataset final : public Dataset {
+class TinyDataset : public Dataset {
  public:
   const std::string& name() const override { return name_; }
   const std::string& digest() const override { return digest_; }

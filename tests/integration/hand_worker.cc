@@ -212,17 +212,23 @@ grpc::Status HandWorker::Pull(const v1::PullRequest& request,
 
 grpc::Status HandWorker::Report(const v1::Assignment& assignment,
                                 int64_t correct, v1::Assignment& next) {
-  grpc::ClientContext context;
-  SetDeadline(context);
   v1::ReportRequest request;
-  *request.mutable_sender() = sender_;
-  request.set_sequence(assignment.sequence());
   const int64_t samples = assignment.range_end() - assignment.range_begin();
   request.set_samples(samples);
   request.set_loss_sum(static_cast<double>(samples));
   request.set_loss_weight(static_cast<double>(samples));
   request.set_correct(correct);
   request.set_labels(samples);
+  return Report(assignment, std::move(request), next);
+}
+
+grpc::Status HandWorker::Report(const v1::Assignment& assignment,
+                                v1::ReportRequest request,
+                                v1::Assignment& next) {
+  grpc::ClientContext context;
+  SetDeadline(context);
+  *request.mutable_sender() = sender_;
+  request.set_sequence(assignment.sequence());
   v1::ReportReply reply;
   const grpc::Status status = membership_->Report(&context, request, &reply);
   next = reply.next();

@@ -98,6 +98,9 @@ class HandWorker {
                     std::vector<v1::PullReply>& replies);
   grpc::Status Report(const v1::Assignment& assignment, int64_t correct,
                       v1::Assignment& next);
+  // The same with these counts.
+  grpc::Status Report(const v1::Assignment& assignment,
+                      v1::ReportRequest counts, v1::Assignment& next);
   // Of one call of layer 0.
   grpc::Status ReportMoments(const v1::Assignment& assignment, int64_t count,
                              double mean, double m2, v1::Assignment& next);

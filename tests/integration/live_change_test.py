@@ -105,7 +105,8 @@ class LiveChange(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             match = re.fullmatch(
                 r"version (\d+): test loss \d+\.\d{4}, "
-                r"accuracy \d+\.\d %\n", result.stdout)
+                r"top-5 accuracy \d+\.\d %, accuracy \d+\.\d %\n",
+                result.stdout)
             self.assertIsNotNone(match, result.stdout)
             after = self.status(cohort)
             self.assertLessEqual(before["version"], int(match.group(1)))

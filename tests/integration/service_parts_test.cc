@@ -192,6 +192,17 @@ TEST(ProgressTextTest, TellsStepEpochSpeedAndTimeLeft) {
             "workers 2/2, sync");
 }
 
+TEST(ProgressTextTest, TellsTheNewestTestMeasure) {
+  StatusView status = Training();
+  status.test = EvaluationSums{.correct = 3, .labels = 4};
+  EXPECT_THAT(ProgressText(status, 10),
+              EndsWith("ETA 25 s, test accuracy 75.0 %, workers 2/2, sync"));
+  status.test->classes = {{.intersection = 3, .predicted = 4, .actual = 3},
+                          {.intersection = 0, .predicted = 0, .actual = 1}};
+  EXPECT_THAT(ProgressText(status, 10),
+              EndsWith("ETA 25 s, test mIoU 37.5 %, workers 2/2, sync"));
+}
+
 TEST(ProgressTextTest, WaitingIsToldInTheServersOwnWords) {
   StatusView status = Training();
   status.state = "waiting for a replacement of worker 1, gives up in 9 s";
@@ -217,7 +228,7 @@ TEST(ProgressTextTest, RateIsThatOfTheLastTenSeconds) {
   EXPECT_EQ(rate.per_second(), 2);
 }
 
-TEST(RunRecorderTest, RowsHoldMeansWeightedBySamples) {
+TEST(RunRecorderTest, RowsHoldMeansByLossWeightAndLabels) {
   const std::string folder = absl::StrCat(::testing::TempDir(), "/recorder");
   std::filesystem::create_directories(folder);
   std::ostringstream out;
@@ -227,21 +238,28 @@ TEST(RunRecorderTest, RowsHoldMeansWeightedBySamples) {
   absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
       RunRecorder::Start(options, out, clock, [] { return Training(); });
   ASSERT_TRUE(recorder.ok()) << recorder.status();
-  // 1 sample of loss 1 and 3 of loss 5: mean 4. The skipped one adds nothing.
+  // Of weight 1 with loss 1, and 3 with loss 5: mean 4; 2 of 8 labels. The
+  // skipped one adds nothing, nor the one whose labels were all ignored.
   (*recorder)->Committed({.version = Version(1),
                           .samples = 1,
                           .commit_samples = 1,
                           .loss = 1,
                           .accuracy = 1,
+                          .loss_weight = 1,
+                          .labels = 2,
                           .learning_rate = 0.5});
   (*recorder)->Committed({.version = Version(2),
                           .samples = 4,
                           .commit_samples = 3,
                           .loss = 5,
                           .accuracy = 0,
+                          .loss_weight = 3,
+                          .labels = 6,
                           .learning_rate = 0.25});
   (*recorder)->Committed(
       {.version = Version(3), .samples = 4, .loss = 9, .skipped = true});
+  (*recorder)->Committed(
+      {.version = Version(4), .samples = 9, .commit_samples = 5});
   (*recorder)->Finish();
 
   std::ifstream file(folder + "/history.csv");
@@ -249,10 +267,10 @@ TEST(RunRecorderTest, RowsHoldMeansWeightedBySamples) {
   std::string row;
   std::getline(file, header);
   std::getline(file, row);
-  EXPECT_THAT(row, HasSubstr("3,1,4,"));
+  EXPECT_THAT(row, StartsWith("4,1,9,"));
   EXPECT_THAT(row, HasSubstr(",4.000000,0.250000,"));
-  EXPECT_THAT(row,
-              EndsWith(",2,\"sync, global normalisation, sync statistics\","));
+  EXPECT_THAT(
+      row, EndsWith(",2,\"sync, global normalisation, sync statistics\",,,"));
 }
 
 std::vector<std::string> Lines(const std::string& path) {

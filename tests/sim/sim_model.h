@@ -59,6 +59,8 @@ std::vector<float> Gradient(const StepInput& input, int32_t partition,
 std::vector<int32_t> AbsentSlices(const StepInput& input,
                                   const Partition& partition);
 size_t GradientCall(const ModelLayout& layout, int32_t partition);
+// 0 for every fourth place that a range can begin at: a batch whose labels are
+// all ignored.
 double LossWeight(const IndexRange& range);
 
 }  // namespace cohort::sim

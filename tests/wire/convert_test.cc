@@ -169,13 +169,15 @@ TEST(ConvertTest, PlanComesBackAndIsChecked) {
                                                         .dataset_digest = "0a",
                                                         .train_samples = 60,
                                                         .test_samples = 10,
-                                                        .loss_reference = 8});
+                                                        .loss_reference = 8,
+                                                        .loss = "squares"});
   const auto back = FromProto(good);
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_TRUE(CheckSamePlan(*back, {.dataset = "mnist",
                                     .dataset_digest = "0a",
                                     .train_samples = 60,
-                                    .test_samples = 10})
+                                    .test_samples = 10,
+                                    .loss = "squares"})
                   .ok());
   EXPECT_EQ(back->loss_reference, 8);
   ExpectRefused<v1::RunPlan>(
@@ -376,6 +378,28 @@ TEST(ConvertTest, EvaluationSumsAreChecked) {
       good, {{"samples", [](auto& p) { p.set_samples(-1); }},
              {"loss_weight", [](auto& p) { p.set_loss_weight(kNan); }},
              {"correct", [](auto& p) { p.set_correct(3); }}});
+  EXPECT_FALSE(FromProto(good)->top5_correct.has_value());
+  EXPECT_TRUE(FromProto(good)->classes.empty());
+}
+
+TEST(ConvertTest, MeasuresComeBackAndAreChecked) {
+  const EvaluationSums sent{
+      .samples = 2,
+      .correct = 3,
+      .labels = 8,
+      .top5_correct = 5,
+      .classes = {{.intersection = 2, .predicted = 5, .actual = 4},
+                  {.intersection = 1, .predicted = 3, .actual = 4}}};
+  const v1::ReportRequest good = Encoded<v1::ReportRequest>(sent);
+  const auto back = FromProto(good);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->top5_correct, 5);
+  EXPECT_EQ(back->classes, sent.classes);
+  ExpectRefused<v1::ReportRequest>(
+      good, {{"top5_correct", [](auto& p) { p.set_top5_correct(9); }},
+             {"classes", [](auto& p) { p.mutable_classes(1)->set_actual(3); }},
+             {"classes.predicted",
+              [](auto& p) { p.mutable_classes(0)->set_predicted(-1); }}});
 }
 
 TEST(ConvertTest, CollectedMomentsComeBackAndAreChecked) {

@@ -12,6 +12,17 @@
 
 namespace cohort {
 
+// The label of a pixel or image that counts nowhere: neither in the loss nor
+// in any measure. Files use other numbers (often 255); reading maps them.
+inline constexpr int64_t kIgnoredLabel = -1;
+
+enum class DatasetTask {
+  // One label an image.
+  kClassification,
+  // One label a pixel.
+  kSegmentation,
+};
+
 // A data set held in memory, addressed by sample number. Which samples are
 // read, and in what order, is the server's business.
 //
@@ -23,6 +34,7 @@ class Dataset {
   virtual const std::string& name() const = 0;
   // XXH3-64 over the content of both splits, lower-case hexadecimal.
   virtual const std::string& digest() const = 0;
+  virtual DatasetTask task() const { return DatasetTask::kClassification; }
   virtual int64_t classes() const = 0;
   virtual int64_t channels() const = 0;
   virtual int64_t height() const = 0;
@@ -36,9 +48,15 @@ class Dataset {
   //   within the split.
   virtual void ReadImages(DataSplit split, absl::Span<const int64_t> indices,
                           absl::Span<float> out) const = 0;
-  // Class numbers [n].
+  // Class numbers or kIgnoredLabel, [n] (classification) or [n, height, width]
+  // (segmentation).
   virtual void ReadLabels(DataSplit split, absl::Span<const int64_t> indices,
                           absl::Span<int64_t> out) const = 0;
+
+  // Labels of one sample.
+  int64_t labels_per_sample() const {
+    return task() == DatasetTask::kSegmentation ? height() * width() : 1;
+  }
 };
 
 struct DatasetOptions {

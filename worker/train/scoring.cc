@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <numeric>
 #include <optional>
@@ -16,56 +17,131 @@
 
 namespace cohort {
 
+namespace {
+
+// Pixels of one forward pass in an evaluation: 256 images of 32 x 32.
+constexpr int64_t kEvaluationPixels = int64_t{1} << 18;
+
+constexpr int64_t kTopClasses = 5;
+
+// Classes that come before class `label` in the order of `scores`: NaN first,
+// then the highest, and the lowest class among equals, so that the first is
+// what argmax finds.
+int64_t Before(absl::Span<const double> scores, int64_t label) {
+  const double own = scores[static_cast<size_t>(label)];
+  int64_t before = 0;
+  for (int64_t k = 0; k < static_cast<int64_t>(scores.size()); ++k) {
+    const double score = scores[static_cast<size_t>(k)];
+    const bool equal = score == own || (std::isnan(score) && std::isnan(own));
+    const bool higher = score > own || std::isnan(score);
+    before += (equal ? k < label : higher && !std::isnan(own)) ? 1 : 0;
+  }
+  return before;
+}
+
+int64_t InTopFive(const at::Tensor& logits, const at::Tensor& labels) {
+  const at::Tensor scores = logits.to(torch::kDouble).contiguous();
+  const at::Tensor wanted = labels.contiguous();
+  const auto classes = static_cast<size_t>(scores.size(1));
+  int64_t found = 0;
+  for (int64_t i = 0; i < wanted.numel(); ++i) {
+    const int64_t label = wanted.data_ptr<int64_t>()[i];
+    if (label == kIgnoredLabel) continue;
+    const double* row =
+        scores.data_ptr<double>() + static_cast<size_t>(i) * classes;
+    found += Before({row, classes}, label) < kTopClasses ? 1 : 0;
+  }
+  return found;
+}
+
+}  // namespace
+
+int64_t EvaluationBatchSize(const Dataset& dataset) {
+  return std::clamp<int64_t>(
+      kEvaluationPixels / (dataset.height() * dataset.width()), 1,
+      kEvaluationBatchSize);
+}
+
+Batch Batch::Part(int64_t begin, int64_t end) const {
+  return {.images = images.slice(0, begin, end),
+          .labels = labels.slice(0, begin, end)};
+}
+
 Batch ReadBatch(const Dataset& dataset, DataSplit split,
                 absl::Span<const int64_t> indices) {
   const auto n = static_cast<int64_t>(indices.size());
+  std::vector<int64_t> shape = {n};
+  if (dataset.task() == DatasetTask::kSegmentation) {
+    shape = {n, dataset.height(), dataset.width()};
+  }
   Batch batch{.images = torch::empty(
                   {n, dataset.channels(), dataset.height(), dataset.width()}),
-              .labels = torch::empty({n}, torch::kLong)};
+              .labels = torch::empty(shape, torch::kLong)};
   dataset.ReadImages(split, indices,
                      absl::MakeSpan(batch.images.data_ptr<float>(),
                                     static_cast<size_t>(batch.images.numel())));
-  dataset.ReadLabels(
-      split, indices,
-      absl::MakeSpan(batch.labels.data_ptr<int64_t>(), indices.size()));
+  dataset.ReadLabels(split, indices,
+                     absl::MakeSpan(batch.labels.data_ptr<int64_t>(),
+                                    static_cast<size_t>(batch.labels.numel())));
   return batch;
 }
 
-at::Tensor LossSum(const at::Tensor& logits, const at::Tensor& labels) {
-  return torch::nn::functional::cross_entropy(
-      logits, labels,
-      torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+void CountMeasures(const at::Tensor& logits, const at::Tensor& labels,
+                   EvaluationSums& sums) {
+  const int64_t classes = logits.size(1);
+  const bool dense = labels.dim() > 1;
+  if (dense) sums.classes.resize(static_cast<size_t>(classes));
+  if (!dense && classes > kTopClasses) {
+    sums.top5_correct =
+        sums.top5_correct.value_or(0) + InTopFive(logits, labels);
+  }
+  if (labels.numel() == 0) return;
+  const at::Tensor predicted = logits.argmax(1).contiguous();
+  const at::Tensor wanted = labels.contiguous();
+  const auto* p = predicted.data_ptr<int64_t>();
+  const auto* y = wanted.data_ptr<int64_t>();
+  for (int64_t i = 0; i < wanted.numel(); ++i) {
+    if (y[i] == kIgnoredLabel) continue;
+    const bool correct = p[i] == y[i];
+    ++sums.labels;
+    sums.correct += correct ? 1 : 0;
+    if (!dense) continue;
+    ClassSums& actual = sums.classes[static_cast<size_t>(y[i])];
+    ++actual.actual;
+    ++sums.classes[static_cast<size_t>(p[i])].predicted;
+    actual.intersection += correct ? 1 : 0;
+  }
 }
 
-int64_t CorrectOf(const at::Tensor& logits, const at::Tensor& labels) {
-  if (labels.numel() == 0) return 0;
-  return logits.argmax(1).eq(labels).sum().item<int64_t>();
-}
-
-EvaluationSums ScoreSamples(Model& model, const Dataset& dataset,
-                            DataSplit split, absl::Span<const int64_t> indices,
-                            int64_t batch_size) {
+absl::StatusOr<EvaluationSums> ScoreSamples(Model& model,
+                                            const Dataset& dataset,
+                                            const CrossEntropy& loss,
+                                            const ScoreRequest& request) {
   model.eval();
   const torch::NoGradGuard no_grad;
   EvaluationSums sums;
+  const absl::Span<const int64_t> indices = request.indices;
   for (size_t at = 0; at < indices.size();) {
     const size_t count =
-        std::min(indices.size() - at, static_cast<size_t>(batch_size));
-    const Batch batch = ReadBatch(dataset, split, indices.subspan(at, count));
+        std::min(indices.size() - at, static_cast<size_t>(request.batch_size));
+    const Batch batch =
+        ReadBatch(dataset, request.split, indices.subspan(at, count));
+    COHORT_ASSIGN_OR_RETURN(const double weight, loss.WeightOf(batch.labels));
     const at::Tensor logits = model.forward(batch.images);
-    const auto n = static_cast<int64_t>(count);
-    sums.samples += n;
-    sums.labels += n;
-    sums.loss_weight += static_cast<double>(n);
-    sums.loss_sum += LossSum(logits, batch.labels).item<double>();
-    sums.correct += CorrectOf(logits, batch.labels);
+    COHORT_ASSIGN_OR_RETURN(const at::Tensor loss_sum,
+                            loss.Sum(logits, batch.labels));
+    sums.samples += static_cast<int64_t>(count);
+    sums.loss_weight += weight;
+    sums.loss_sum += loss_sum.item<double>();
+    CountMeasures(logits, batch.labels, sums);
     at += count;
   }
   return sums;
 }
 
 absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
-                                         const Dataset& dataset) {
+                                         const Dataset& dataset,
+                                         const CrossEntropy& loss) {
   if (dataset.test_size() < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(dataset.name(), ": got no test samples to score"));
@@ -83,9 +159,12 @@ absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
   std::iota(indices.begin(), indices.end(), int64_t{0});
   // LibTorch and the standard library throw; nothing of theirs goes further.
   try {
-    return VersionScore{.version = pulled.version,
-                        .sums = ScoreSamples(model, dataset, DataSplit::kTest,
-                                             indices, kEvaluationBatchSize)};
+    COHORT_ASSIGN_OR_RETURN(
+        EvaluationSums sums,
+        ScoreSamples(
+            model, dataset, loss,
+            {.indices = indices, .batch_size = EvaluationBatchSize(dataset)}));
+    return VersionScore{.version = pulled.version, .sums = std::move(sums)};
   } catch (const std::exception& e) {
     return absl::InternalError(absl::StrCat(
         "scoring version ", pulled.version.value(), ": ", e.what()));

@@ -11,31 +11,51 @@
 #include "worker/client/model_reader.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
+#include "worker/train/loss.h"
 
 namespace cohort {
 
-// Images of one forward pass where no gradients are wanted.
+// Images of one forward pass where no gradients are wanted, at most.
 inline constexpr int64_t kEvaluationBatchSize = 256;
+
+// Images of one forward pass in an evaluation of this data set: at most
+// kEvaluationBatchSize, and few if they are large.
+int64_t EvaluationBatchSize(const Dataset& dataset);
 
 struct Batch {
   // [n, channels, height, width], float32.
   at::Tensor images;
-  // [n], class numbers.
+  // [n], or [n, height, width] where each pixel has one; class numbers or
+  // kIgnoredLabel.
   at::Tensor labels;
+
+  // Samples [begin, end); shares memory.
+  Batch Part(int64_t begin, int64_t end) const;
 };
 
 Batch ReadBatch(const Dataset& dataset, DataSplit split,
                 absl::Span<const int64_t> indices);
 
-// Sum of the cross-entropies of all labels.
-at::Tensor LossSum(const at::Tensor& logits, const at::Tensor& labels);
-int64_t CorrectOf(const at::Tensor& logits, const at::Tensor& labels);
+// Counts what the logits get right, in all fields of `sums` but samples and
+// loss. Among equal highest scores the lowest class is the prediction.
+// Shapes: as CrossEntropy::Sum; labels must have passed its WeightOf.
+void CountMeasures(const at::Tensor& logits, const at::Tensor& labels,
+                   EvaluationSums& sums);
 
-// Scores the model as it is on these samples, `batch_size` at a time, in
-// evaluation mode, which it is left in.
-EvaluationSums ScoreSamples(Model& model, const Dataset& dataset,
-                            DataSplit split, absl::Span<const int64_t> indices,
-                            int64_t batch_size);
+// Which samples are scored, and how.
+struct ScoreRequest {
+  DataSplit split = DataSplit::kTest;
+  absl::Span<const int64_t> indices;
+  // At a time.
+  int64_t batch_size = kEvaluationBatchSize;
+};
+
+// Scores the model as it is, in evaluation mode, which it is left in.
+// Errors: those of `loss`.
+absl::StatusOr<EvaluationSums> ScoreSamples(Model& model,
+                                            const Dataset& dataset,
+                                            const CrossEntropy& loss,
+                                            const ScoreRequest& request);
 
 struct VersionScore {
   Version version;
@@ -47,6 +67,7 @@ struct VersionScore {
 // Errors: those of the reader; InvalidArgument if the model cannot be used or
 //   there are no test samples; Internal if LibTorch fails.
 absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
-                                         const Dataset& dataset);
+                                         const Dataset& dataset,
+                                         const CrossEntropy& loss);
 
 }  // namespace cohort

@@ -51,6 +51,7 @@ bool IsVoid(const absl::Status& status) {
 
 struct Trainer::State {
   std::shared_ptr<Model> model;
+  CrossEntropy loss;
   BatchNormBinding binding;
   ModelWeights weights;
   // Refers to the weights; made once they lie still.
@@ -78,6 +79,8 @@ absl::Status Trainer::Run() {
 }
 
 absl::Status Trainer::Prepare() {
+  COHORT_ASSIGN_OR_RETURN(
+      CrossEntropy loss, CrossEntropy::Make(options_.loss, dataset_.classes()));
   COHORT_ASSIGN_OR_RETURN(const Membership membership, client_.Join());
   COHORT_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
                           options_.make_model(membership.seed));
@@ -87,17 +90,19 @@ absl::Status Trainer::Prepare() {
                           ModelWeights::Make(*model, binding));
   COHORT_ASSIGN_OR_RETURN(
       Registration registration,
-      client_.Register(
-          weights.layout(),
-          {.dataset = dataset_.name(),
-           .dataset_digest = dataset_.digest(),
-           .train_samples = dataset_.train_size(),
-           .test_samples = dataset_.test_size(),
-           .loss_reference = static_cast<double>(options_.batch_size)},
-          weights.Values(), binding.Statistics()));
+      client_.Register(weights.layout(),
+                       {.dataset = dataset_.name(),
+                        .dataset_digest = dataset_.digest(),
+                        .train_samples = dataset_.train_size(),
+                        .test_samples = dataset_.test_size(),
+                        .loss_reference = static_cast<double>(
+                            options_.batch_size * dataset_.labels_per_sample()),
+                        .loss = loss.text()},
+                       weights.Values(), binding.Statistics()));
   weights.SetPartitions(std::move(registration.partitions));
   state_ = std::make_unique<State>(
       State{.model = std::move(model),
+            .loss = std::move(loss),
             .binding = std::move(binding),
             .weights = std::move(weights),
             .gradients = nullptr,
@@ -187,22 +192,21 @@ absl::StatusOr<std::vector<int64_t>> Trainer::IndicesOf(
   return indices;
 }
 
-absl::Status Trainer::TrainPart(absl::Span<const int64_t> indices,
-                                const Part& part, PushClosing& sums) {
-  const Batch batch = ReadBatch(dataset_, DataSplit::kTrain, indices);
+absl::Status Trainer::TrainPart(const Part& part, PushClosing& sums) {
+  const Batch& batch = part.batch;
   const at::Tensor logits = state_->model->forward(batch.images);
-  const at::Tensor loss_sum = LossSum(logits, batch.labels);
-  if (part.first) {
-    COHORT_RETURN_IF_ERROR(
-        client_.OpenPush({.version = *state_->version,
-                          .samples = part.samples,
-                          .loss_weight = static_cast<double>(part.samples)}));
+  COHORT_ASSIGN_OR_RETURN(const at::Tensor loss_sum,
+                          state_->loss.Sum(logits, batch.labels));
+  if (part.opening != nullptr) {
+    COHORT_RETURN_IF_ERROR(client_.OpenPush(*part.opening));
   }
   if (part.last) state_->gradients->SendDuringNextPass();
   (loss_sum / state_->loss_reference).backward();
   sums.loss_sum += loss_sum.item<double>();
-  sums.correct += CorrectOf(logits.detach(), batch.labels);
-  sums.labels += batch.labels.numel();
+  EvaluationSums measured;
+  CountMeasures(logits.detach(), batch.labels, measured);
+  sums.correct += measured.correct;
+  sums.labels += measured.labels;
   return absl::OkStatus();
 }
 
@@ -210,7 +214,11 @@ absl::Status Trainer::Train(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
   COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
                           IndicesOf(assignment));
+  const Batch batch = ReadBatch(dataset_, DataSplit::kTrain, indices);
   const auto samples = static_cast<int64_t>(indices.size());
+  PushOpening opening{.version = *state_->version, .samples = samples};
+  COHORT_ASSIGN_OR_RETURN(opening.loss_weight,
+                          state_->loss.WeightOf(batch.labels));
   state_->weights.ClearGradients();
   state_->gradients->Begin();
   state_->model->train();
@@ -232,13 +240,10 @@ absl::Status Trainer::Train(const Assignment& assignment) {
     for (int64_t part = 0; part < options_.accumulate; ++part) {
       const int64_t begin = samples * part / options_.accumulate;
       const int64_t end = samples * (part + 1) / options_.accumulate;
-      const Part which{.samples = samples,
-                       .first = part == 0,
+      const Part which{.batch = batch.Part(begin, end),
+                       .opening = part == 0 ? &opening : nullptr,
                        .last = part + 1 == options_.accumulate};
-      COHORT_RETURN_IF_ERROR(TrainPart(
-          absl::MakeConstSpan(indices).subspan(
-              static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
-          which, closing));
+      COHORT_RETURN_IF_ERROR(TrainPart(which, closing));
     }
   }
   COHORT_RETURN_IF_ERROR(state_->gradients->SendRest());
@@ -300,9 +305,13 @@ absl::Status Trainer::Evaluate(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(state_->binding.LoadStatistics(pulled.statistics));
   COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
                           IndicesOf(assignment));
-  return client_.ReportEvaluation(ScoreSamples(*state_->model, dataset_,
-                                               assignment.split, indices,
-                                               options_.evaluation_batch_size));
+  COHORT_ASSIGN_OR_RETURN(
+      const EvaluationSums sums,
+      ScoreSamples(*state_->model, dataset_, state_->loss,
+                   {.split = assignment.split,
+                    .indices = indices,
+                    .batch_size = options_.evaluation_batch_size}));
+  return client_.ReportEvaluation(sums);
 }
 
 void Trainer::RequestStop() {

@@ -15,6 +15,7 @@
 #include "worker/client/client.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
+#include "worker/train/loss.h"
 #include "worker/train/scoring.h"
 
 namespace cohort {
@@ -27,6 +28,7 @@ struct TrainerOptions {
   // Parts that an assignment's samples are computed in, one after another;
   // each is a batch of its own to batch norm. The same on all workers.
   int64_t accumulate = 1;
+  LossOptions loss;
   // Images of one forward pass in evaluation.
   int64_t evaluation_batch_size = kEvaluationBatchSize;
   // Must outlive the trainer.
@@ -56,11 +58,11 @@ class Trainer {
  private:
   struct State;
 
-  // Which of the parts of an assignment.
+  // One part of an assignment.
   struct Part {
-    // Of the whole assignment.
-    int64_t samples = 0;
-    bool first = true;
+    Batch batch;
+    // Opens the push once the forward pass is done; null: it is open.
+    const PushOpening* opening = nullptr;
     bool last = true;
   };
 
@@ -68,10 +70,9 @@ class Trainer {
   absl::Status Loop();
   absl::Status Execute(const Assignment& assignment);
   absl::Status Train(const Assignment& assignment);
-  // Forward and backward of one part; gradients add up in the model. Opens the
-  // push before the first backward pass, and sends gradients during the last.
-  absl::Status TrainPart(absl::Span<const int64_t> indices, const Part& part,
-                         PushClosing& sums);
+  // Forward and backward of one part; gradients add up in the model, and leave
+  // during the last.
+  absl::Status TrainPart(const Part& part, PushClosing& sums);
   absl::Status Evaluate(const Assignment& assignment);
   absl::Status CollectMoments(const Assignment& assignment);
   absl::Status ReadWeights(const Assignment& assignment);

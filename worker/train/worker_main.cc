@@ -11,11 +11,15 @@
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/log/log.h"
+#include "common/measures.h"
 #include "common/periodic_task.h"
 #include "common/process/command_line.h"
 #include "common/process/signal_watcher.h"
@@ -25,6 +29,7 @@
 #include "worker/client/model_reader.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
+#include "worker/train/loss.h"
 #include "worker/train/scoring.h"
 #include "worker/train/threads.h"
 #include "worker/train/trainer.h"
@@ -42,6 +47,12 @@ ABSL_FLAG(int64_t, accumulate, 1,
           "parts that the images of a step are computed in, one after another, "
           "each a batch of its own to batch norm; the same number on all "
           "workers");
+ABSL_FLAG(std::string, class_weights, "",
+          "weights of the classes in the loss, separated by commas, one a "
+          "class; empty: all 1; the same on all workers");
+ABSL_FLAG(double, label_smoothing, 0,
+          "share of each label that is spread over all classes; the same on "
+          "all workers");
 ABSL_FLAG(std::string, device, "cpu", "where to compute: cpu");
 ABSL_FLAG(int32_t, threads, 1,
           "threads of this worker's arithmetic; results are the same to the "
@@ -96,6 +107,22 @@ absl::Status Validate() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<LossOptions> LossFromFlags() {
+  LossOptions options{.label_smoothing = absl::GetFlag(FLAGS_label_smoothing)};
+  const std::string text = absl::GetFlag(FLAGS_class_weights);
+  if (text.empty()) return options;
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    double weight = 0;
+    if (!absl::SimpleAtod(part, &weight)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--class_weights: got '", part, "' in '", text,
+                       "', want numbers separated by commas"));
+    }
+    options.class_weights.push_back(weight);
+  }
+  return options;
+}
+
 ClientOptions ClientOptionsFromFlags() {
   ClientOptions options{.server = absl::GetFlag(FLAGS_server),
                         .batch_size = absl::GetFlag(FLAGS_batch_size),
@@ -143,21 +170,31 @@ absl::StatusOr<std::shared_ptr<Model>> ModelFor(const Dataset& dataset,
                     .seed = seed});
 }
 
-int RunEvaluation(const Dataset& dataset, Model& model) {
+// The measure that a run is judged by stands last.
+std::string ScoreText(const VersionScore& score) {
+  const EvaluationSums& sums = score.sums;
+  std::string text;
+  for (const std::string& iou : ClassIouTexts(sums)) {
+    absl::StrAppend(&text, "test ", iou, "\n");
+  }
+  const std::string side = SideMeasureText(sums);
+  absl::StrAppendFormat(&text, "version %d: test loss %.4f, %s%s%s\n",
+                        score.version.value(), MeanLoss(sums), side,
+                        side.empty() ? "" : ", ", MainMeasureText(sums));
+  return text;
+}
+
+int RunEvaluation(const Dataset& dataset, Model& model,
+                  const CrossEntropy& loss) {
   const absl::StatusOr<std::unique_ptr<ModelReader>> reader =
       MakeModelReader({.server = absl::GetFlag(FLAGS_server),
                        .server_timeout = absl::GetFlag(FLAGS_server_timeout),
                        .backoff_seed = static_cast<uint64_t>(getpid())});
   if (!reader.ok()) return Fail(reader.status(), kExitConfig);
   const absl::StatusOr<VersionScore> score =
-      ScoreNewest(**reader, model, dataset);
+      ScoreNewest(**reader, model, dataset, loss);
   if (!score.ok()) return Fail(score.status(), ExitCodeForRun(score.status()));
-  const EvaluationSums& sums = score->sums;
-  std::cout << absl::StrFormat("version %d: test loss %.4f, accuracy %.1f %%\n",
-                               score->version.value(),
-                               sums.loss_sum / sums.loss_weight,
-                               100.0 * static_cast<double>(sums.correct) /
-                                   static_cast<double>(sums.labels));
+  std::cout << ScoreText(*score);
   return kExitOk;
 }
 
@@ -170,7 +207,14 @@ int RunWorker() {
   // A name that is not known is told before a server is looked for.
   const auto model = ModelFor(**dataset, 0);
   if (!model.ok()) return Fail(model.status(), kExitConfig);
-  if (absl::GetFlag(FLAGS_evaluate)) return RunEvaluation(**dataset, **model);
+  const absl::StatusOr<LossOptions> loss_options = LossFromFlags();
+  if (!loss_options.ok()) return Fail(loss_options.status(), kExitConfig);
+  const absl::StatusOr<CrossEntropy> loss =
+      CrossEntropy::Make(*loss_options, (*dataset)->classes());
+  if (!loss.ok()) return Fail(loss.status(), kExitConfig);
+  if (absl::GetFlag(FLAGS_evaluate)) {
+    return RunEvaluation(**dataset, **model, *loss);
+  }
 
   absl::StatusOr<std::unique_ptr<Client>> client =
       MakeGrpcClient(ClientOptionsFromFlags());
@@ -182,6 +226,8 @@ int RunWorker() {
       {.make_model = [&](uint64_t seed) { return ModelFor(**dataset, seed); },
        .batch_size = absl::GetFlag(FLAGS_batch_size),
        .accumulate = absl::GetFlag(FLAGS_accumulate),
+       .loss = *loss_options,
+       .evaluation_batch_size = EvaluationBatchSize(**dataset),
        .backend = &kernels::CpuBackend()});
   std::unique_ptr<PeriodicTask> hand_back;
   const SignalWatcher watcher([&](int signal) {
