@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/log/log.h"
@@ -21,6 +22,7 @@
 #include "common/process/signal_watcher.h"
 #include "common/status_macros.h"
 #include "kernels/backend.h"
+#include "worker/batch_norm/binding.h"
 #include "worker/client/client.h"
 #include "worker/client/model_reader.h"
 #include "worker/datasets/dataset.h"
@@ -42,6 +44,13 @@ ABSL_FLAG(int64_t, accumulate, 1,
           "parts that the images of a step are computed in, one after another, "
           "each a batch of its own to batch norm; the same number on all "
           "workers");
+ABSL_FLAG(std::string, bn_convention, "pytorch",
+          "variance that batch norm's moving statistics hold: pytorch "
+          "(unbiased) or keras (biased); the same on all workers");
+ABSL_FLAG(std::string, frozen_statistics, "none",
+          "batch-norm layers that are normalised by their moving statistics, "
+          "which stay as they are: names, or beginnings of names with a *, "
+          "separated by commas; the same on all workers");
 ABSL_FLAG(std::string, device, "cpu", "where to compute: cpu");
 ABSL_FLAG(int32_t, threads, 1,
           "threads of this worker's arithmetic; results are the same to the "
@@ -88,6 +97,11 @@ absl::Status Validate() {
     return absl::InvalidArgumentError(absl::StrCat(
         "--threads: got ", absl::GetFlag(FLAGS_threads), ", want 1 or more"));
   }
+  const std::string convention = absl::GetFlag(FLAGS_bn_convention);
+  if (convention != "pytorch" && convention != "keras") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--bn_convention: got ", convention, ", want pytorch or keras"));
+  }
   if (absl::GetFlag(FLAGS_device) != "cpu") {
     return absl::InvalidArgumentError(
         absl::StrCat("--device: got ", absl::GetFlag(FLAGS_device),
@@ -111,6 +125,18 @@ ClientOptions ClientOptionsFromFlags() {
   options.fingerprint = absl::StrCat(
       LibraryVersions(), ", ", std::string(kernels::CpuBackend().name()), ", ",
       absl::GetFlag(FLAGS_threads), " threads");
+  return options;
+}
+
+BindingOptions BindingOptionsFromFlags() {
+  BindingOptions options;
+  if (absl::GetFlag(FLAGS_bn_convention) == "keras") {
+    options.convention = StatisticsConvention::kKeras;
+  }
+  const std::string frozen = absl::GetFlag(FLAGS_frozen_statistics);
+  if (frozen != "none") {
+    options.frozen_statistics = absl::StrSplit(frozen, ',', absl::SkipEmpty());
+  }
   return options;
 }
 
@@ -150,7 +176,7 @@ int RunEvaluation(const Dataset& dataset, Model& model) {
                        .backoff_seed = static_cast<uint64_t>(getpid())});
   if (!reader.ok()) return Fail(reader.status(), kExitConfig);
   const absl::StatusOr<VersionScore> score =
-      ScoreNewest(**reader, model, dataset);
+      ScoreNewest(**reader, model, dataset, BindingOptionsFromFlags());
   if (!score.ok()) return Fail(score.status(), ExitCodeForRun(score.status()));
   const EvaluationSums& sums = score->sums;
   std::cout << absl::StrFormat("version %d: test loss %.4f, accuracy %.1f %%\n",
@@ -182,6 +208,7 @@ int RunWorker() {
       {.make_model = [&](uint64_t seed) { return ModelFor(**dataset, seed); },
        .batch_size = absl::GetFlag(FLAGS_batch_size),
        .accumulate = absl::GetFlag(FLAGS_accumulate),
+       .batch_norm = BindingOptionsFromFlags(),
        .backend = &kernels::CpuBackend()});
   std::unique_ptr<PeriodicTask> hand_back;
   const SignalWatcher watcher([&](int signal) {
