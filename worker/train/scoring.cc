@@ -141,13 +141,14 @@ absl::StatusOr<EvaluationSums> ScoreSamples(Model& model,
 
 absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
                                          const Dataset& dataset,
-                                         const CrossEntropy& loss) {
+                                         const CrossEntropy& loss,
+                                         const BindingOptions& batch_norm) {
   if (dataset.test_size() < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(dataset.name(), ": got no test samples to score"));
   }
   COHORT_ASSIGN_OR_RETURN(BatchNormBinding binding,
-                          BatchNormBinding::Make(model));
+                          BatchNormBinding::Make(model, batch_norm));
   COHORT_ASSIGN_OR_RETURN(ModelWeights weights,
                           ModelWeights::Make(model, binding));
   COHORT_ASSIGN_OR_RETURN(PulledVersion pulled,

@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 #include "common/assignment.h"
 #include "common/ids.h"
+#include "worker/batch_norm/binding.h"
 #include "worker/client/model_reader.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
@@ -68,6 +69,7 @@ struct VersionScore {
 //   there are no test samples; Internal if LibTorch fails.
 absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
                                          const Dataset& dataset,
-                                         const CrossEntropy& loss);
+                                         const CrossEntropy& loss,
+                                         const BindingOptions& batch_norm = {});
 
 }  // namespace cohort

@@ -63,6 +63,7 @@ struct Trainer::State {
   std::optional<Version> version;
   std::optional<int64_t> order_epoch;
   std::vector<int64_t> order;
+  bool frozen_statistics_read = false;
 };
 
 Trainer::Trainer(Client& client, const Dataset& dataset,
@@ -85,7 +86,7 @@ absl::Status Trainer::Prepare() {
   COHORT_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
                           options_.make_model(membership.seed));
   COHORT_ASSIGN_OR_RETURN(BatchNormBinding binding,
-                          BatchNormBinding::Make(*model));
+                          BatchNormBinding::Make(*model, options_.batch_norm));
   COHORT_ASSIGN_OR_RETURN(ModelWeights weights,
                           ModelWeights::Make(*model, binding));
   COHORT_ASSIGN_OR_RETURN(
@@ -147,7 +148,20 @@ absl::Status Trainer::Execute(const Assignment& assignment) {
   }
 }
 
+absl::Status Trainer::ReadFrozenStatistics() {
+  // They never move, so those of any version will do.
+  if (state_->frozen_statistics_read || !state_->binding.HasFrozen()) {
+    return absl::OkStatus();
+  }
+  COHORT_ASSIGN_OR_RETURN(const PulledVersion pulled,
+                          client_.Pull({.statistics = true}));
+  COHORT_RETURN_IF_ERROR(state_->binding.LoadStatistics(pulled.statistics));
+  state_->frozen_statistics_read = true;
+  return absl::OkStatus();
+}
+
 absl::Status Trainer::ReadWeights(const Assignment& assignment) {
+  COHORT_RETURN_IF_ERROR(ReadFrozenStatistics());
   // All but an asynchronous step needs one exact version; that takes what it
   // was sent, but nothing older than was there when it was handed out.
   const bool exact =

@@ -12,6 +12,7 @@
 #include "common/assignment.h"
 #include "common/mutex.h"
 #include "kernels/backend.h"
+#include "worker/batch_norm/binding.h"
 #include "worker/client/client.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
@@ -31,6 +32,7 @@ struct TrainerOptions {
   LossOptions loss;
   // Images of one forward pass in evaluation.
   int64_t evaluation_batch_size = kEvaluationBatchSize;
+  BindingOptions batch_norm;
   // Must outlive the trainer.
   const kernels::Backend* backend = nullptr;
 };
@@ -76,6 +78,8 @@ class Trainer {
   absl::Status Evaluate(const Assignment& assignment);
   absl::Status CollectMoments(const Assignment& assignment);
   absl::Status ReadWeights(const Assignment& assignment);
+  // Once: frozen layers are normalised by what the server holds.
+  absl::Status ReadFrozenStatistics();
   absl::Status TakeResult(const PushResult& result);
   // Errors: Internal, a range beyond the data set.
   absl::StatusOr<std::vector<int64_t>> IndicesOf(const Assignment& assignment);

@@ -25,6 +25,7 @@
 #include "common/process/signal_watcher.h"
 #include "common/status_macros.h"
 #include "kernels/backend.h"
+#include "worker/batch_norm/binding.h"
 #include "worker/client/client.h"
 #include "worker/client/model_reader.h"
 #include "worker/datasets/dataset.h"
@@ -53,6 +54,13 @@ ABSL_FLAG(std::string, class_weights, "",
 ABSL_FLAG(double, label_smoothing, 0,
           "share of each label that is spread over all classes; the same on "
           "all workers");
+ABSL_FLAG(std::string, bn_convention, "pytorch",
+          "variance that batch norm's moving statistics hold: pytorch "
+          "(unbiased) or keras (biased); the same on all workers");
+ABSL_FLAG(std::string, frozen_statistics, "none",
+          "batch-norm layers that are normalised by their moving statistics, "
+          "which stay as they are: names, or beginnings of names with a *, "
+          "separated by commas; the same on all workers");
 ABSL_FLAG(std::string, device, "cpu", "where to compute: cpu");
 ABSL_FLAG(int32_t, threads, 1,
           "threads of this worker's arithmetic; results are the same to the "
@@ -99,6 +107,11 @@ absl::Status Validate() {
     return absl::InvalidArgumentError(absl::StrCat(
         "--threads: got ", absl::GetFlag(FLAGS_threads), ", want 1 or more"));
   }
+  const std::string convention = absl::GetFlag(FLAGS_bn_convention);
+  if (convention != "pytorch" && convention != "keras") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--bn_convention: got ", convention, ", want pytorch or keras"));
+  }
   if (absl::GetFlag(FLAGS_device) != "cpu") {
     return absl::InvalidArgumentError(
         absl::StrCat("--device: got ", absl::GetFlag(FLAGS_device),
@@ -138,6 +151,18 @@ ClientOptions ClientOptionsFromFlags() {
   options.fingerprint = absl::StrCat(
       LibraryVersions(), ", ", std::string(kernels::CpuBackend().name()), ", ",
       absl::GetFlag(FLAGS_threads), " threads");
+  return options;
+}
+
+BindingOptions BindingOptionsFromFlags() {
+  BindingOptions options;
+  if (absl::GetFlag(FLAGS_bn_convention) == "keras") {
+    options.convention = StatisticsConvention::kKeras;
+  }
+  const std::string frozen = absl::GetFlag(FLAGS_frozen_statistics);
+  if (frozen != "none") {
+    options.frozen_statistics = absl::StrSplit(frozen, ',', absl::SkipEmpty());
+  }
   return options;
 }
 
@@ -192,7 +217,7 @@ int RunEvaluation(const Dataset& dataset, Model& model,
                        .backoff_seed = static_cast<uint64_t>(getpid())});
   if (!reader.ok()) return Fail(reader.status(), kExitConfig);
   const absl::StatusOr<VersionScore> score =
-      ScoreNewest(**reader, model, dataset, loss);
+      ScoreNewest(**reader, model, dataset, loss, BindingOptionsFromFlags());
   if (!score.ok()) return Fail(score.status(), ExitCodeForRun(score.status()));
   std::cout << ScoreText(*score);
   return kExitOk;
@@ -228,6 +253,7 @@ int RunWorker() {
        .accumulate = absl::GetFlag(FLAGS_accumulate),
        .loss = *loss_options,
        .evaluation_batch_size = EvaluationBatchSize(**dataset),
+       .batch_norm = BindingOptionsFromFlags(),
        .backend = &kernels::CpuBackend()});
   std::unique_ptr<PeriodicTask> hand_back;
   const SignalWatcher watcher([&](int signal) {

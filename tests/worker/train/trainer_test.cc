@@ -279,6 +279,28 @@ TEST(TrainerTest, LocalNormalizationReportsMomentsInsteadOfMeeting) {
   EXPECT_EQ(moments[2].moments.first.size(), 16U);
 }
 
+// The server's statistics rule, whatever the worker's model was made with.
+TEST(TrainerTest, FrozenLayerIsNormalisedByTheServersStatistics) {
+  TrainerOptions options = Options();
+  options.batch_norm.frozen_statistics = {"bn2"};
+  auto weights_after = [&options](double mean) {
+    FakeClient client(ThreeSteps());
+    client.statistics = {
+        {std::vector<double>(8, 0), std::vector<double>(8, 1)},
+        {std::vector<double>(16, mean), std::vector<double>(16, 2)},
+        {std::vector<double>(16, 0), std::vector<double>(16, 1)}};
+    EXPECT_TRUE(RunTrainer(client, options).ok());
+    EXPECT_THAT(client.pushes.back().closing.batch_norm_calls,
+                ElementsAre(1, 0, 1));
+    // Once, not once a step.
+    EXPECT_EQ(client.kinds_pulled, std::vector<std::string>{""});
+    return client.values;
+  };
+  const auto values = weights_after(0.25);
+  EXPECT_EQ(weights_after(0.25), values);
+  EXPECT_NE(weights_after(0.5), values);
+}
+
 TEST(TrainerTest, PartitionsThatCutParametersChangeNoBit) {
   FakeClient whole(ThreeSteps());
   FakeClient cut(ThreeSteps());
