@@ -48,7 +48,14 @@ std::vector<RankLead> Coordinator::Leads() const {
 
 std::vector<Rank> Coordinator::Behind(Rank rank) const {
   if (!bounded()) return {};
-  return BehindBy(policy_.lead_max, rank, Leads());
+  std::vector<RankLead> leads = Leads();
+  // A push that waits for its turn is over for the rank that sent it: one that
+  // reconnects meanwhile asks for the next.
+  int64_t& finished =
+      leads[static_cast<size_t>(rank.value())].assignments_finished;
+  for (const Arrival& arrival : arrivals_) finished += arrival.rank == rank;
+  if (applying_.has_value()) finished += applying_->rank == rank;
+  return BehindBy(policy_.lead_max, rank, leads);
 }
 
 void Coordinator::HoldReadVersions() {

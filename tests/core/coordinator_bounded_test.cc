@@ -65,6 +65,21 @@ TEST(CoordinatorBoundedTest, ALostRankHoldsTheMinimumUnderWaitOnly) {
   }
 }
 
+TEST(CoordinatorBoundedTest, APushThatWaitsForItsTurnCountsForItsSender) {
+  FakeCohort cohort(BoundedSetup(1));
+  cohort.Start();
+  cohort.HoldFolds();
+  cohort.Push(kRank0, PushOf(0));
+  cohort.BreakSession(kRank0);
+  ASSERT_TRUE(cohort.Join(kRank0, cohort.incarnation(kRank0)).ok());
+  EXPECT_FALSE(Trains(cohort, kRank0));
+  cohort.RunFolds();
+  EXPECT_FALSE(Trains(cohort, kRank0));
+  cohort.Push(kRank1, PushOf(0));
+  cohort.RunFolds();
+  EXPECT_TRUE(Trains(cohort, kRank0));
+}
+
 TEST(CoordinatorBoundedTest, WhoComesAnewStartsBesideTheSlowest) {
   FakeSetup setup = BoundedSetup(1);
   setup.options.on_worker_loss = OnWorkerLoss::kContinue;

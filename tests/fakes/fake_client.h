@@ -43,6 +43,8 @@ class FakeClient final : public Client {
   double learning_rate = 0.5;
   int64_t partition_bytes = 1 << 20;
   std::vector<LayerStatistics> statistics;
+  // Of the worker, as the server counts them.
+  Incarnation life{1};
   // Called first by the method named; not OK: what it answers.
   std::function<absl::Status(const ReduceKey&)> on_reduce;
   std::function<absl::Status()> on_pull;
@@ -86,6 +88,8 @@ class FakeClient final : public Client {
     return Registration{.partitions = partitions,
                         .loss_reference = plan.loss_reference};
   }
+
+  Incarnation incarnation() const override { return life; }
 
   absl::StatusOr<Assignment> NextAssignment() override {
     if (stopped_) return absl::CancelledError("stop requested");

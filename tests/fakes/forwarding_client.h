@@ -22,6 +22,7 @@ class ForwardingClient : public Client {
       absl::Span<const LayerStatistics> statistics) override {
     return client_->Register(layout, plan, values, statistics);
   }
+  Incarnation incarnation() const override { return client_->incarnation(); }
   absl::StatusOr<Assignment> NextAssignment() override {
     return client_->NextAssignment();
   }

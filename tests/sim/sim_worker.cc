@@ -109,6 +109,8 @@ void SimWorker::OnRefused(const absl::Status& status) {
 
 void SimWorker::OnJoined(Rank rank, Incarnation incarnation) {
   if (rank != rank_) world_.checker.Fail("joined as another rank");
+  // What an older life has read, another server may know by other numbers.
+  if (incarnation_ != incarnation) weights_.clear();
   incarnation_ = incarnation;
   joined_ = true;
   Beat();

@@ -108,6 +108,11 @@ class Client {
       absl::Span<const absl::Span<const float>> values,
       absl::Span<const LayerStatistics> statistics) = 0;
 
+  // The life of this worker that the newest assignment belongs to. When it
+  // changes, the server may have been restarted from an older version, and
+  // versions that were read before mean nothing any more.
+  virtual Incarnation incarnation() const = 0;
+
   // Blocks until the server says what to do: work, or kFinished;
   // kWait is waited out here and told to the observer.
   virtual absl::StatusOr<Assignment> NextAssignment() = 0;

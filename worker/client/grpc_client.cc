@@ -118,6 +118,10 @@ absl::StatusOr<Registration> GrpcClient::Register(
   }
 }
 
+Incarnation GrpcClient::incarnation() const {
+  return membership_.has_value() ? membership_->incarnation : Incarnation();
+}
+
 absl::StatusOr<Assignment> GrpcClient::NextAssignment() {
   Instant give_up = Patience();
   std::string awaited = "waiting for an assignment";

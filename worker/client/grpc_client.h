@@ -36,6 +36,7 @@ class GrpcClient final : public Client {
       const ModelLayout& layout, const RunPlan& plan,
       absl::Span<const absl::Span<const float>> values,
       absl::Span<const LayerStatistics> statistics) override;
+  Incarnation incarnation() const override;
   absl::StatusOr<Assignment> NextAssignment() override;
   absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override;
   absl::StatusOr<Moments> Reduce(const ReduceKey& key,

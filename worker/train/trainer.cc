@@ -58,6 +58,7 @@ struct Trainer::State {
   std::unique_ptr<GradientSender> gradients;
   uint64_t seed = 0;
   Rank rank;
+  Incarnation incarnation;
   double loss_reference = 1;
   // Of the weights in the model; absent: not a version of the server's.
   std::optional<Version> version;
@@ -109,6 +110,7 @@ absl::Status Trainer::Prepare() {
             .gradients = nullptr,
             .seed = membership.seed,
             .rank = membership.rank,
+            .incarnation = membership.incarnation,
             .loss_reference = registration.loss_reference});
   state_->gradients =
       std::make_unique<GradientSender>(state_->weights, client_);
@@ -120,6 +122,12 @@ absl::Status Trainer::Loop() {
     const absl::StatusOr<Assignment> next = client_.NextAssignment();
     if (IsVoid(next.status())) continue;
     COHORT_RETURN_IF_ERROR(next.status());
+    // The server of another life may not know the version in the model, or
+    // know another one by its number.
+    if (state_->incarnation != client_.incarnation()) {
+      state_->incarnation = client_.incarnation();
+      state_->version.reset();
+    }
     if (next->kind == AssignmentKind::kFinished) return absl::OkStatus();
     if (!EnterStep()) return absl::CancelledError("stop requested");
     const absl::Status status = Execute(*next);

@@ -397,6 +397,24 @@ TEST(TrainerTest, WeightsOfTheVerdictSaveThePull) {
   EXPECT_EQ(client.weight_pulls, 1);
 }
 
+// As after a restart of the server from an older version.
+TEST(TrainerTest, NewLifePullsAgain) {
+  for (const bool sync : {true, false}) {
+    std::vector<Assignment> steps = ThreeSteps();
+    for (Assignment& step : steps) {
+      if (!sync) step.members.clear();
+    }
+    FakeClient client(steps);
+    client.on_close = [&client] {
+      if (client.pushes.empty()) client.life = client.life.Next();
+      return absl::OkStatus();
+    };
+    ASSERT_TRUE(RunTrainer(client).ok());
+    // Before the first step and before the second.
+    EXPECT_EQ(client.weight_pulls, 2);
+  }
+}
+
 TEST(TrainerTest, SkippedStepKeepsItsWeights) {
   FakeClient client(ThreeSteps());
   client.verdicts = {Verdict::kSkipped};
