@@ -48,9 +48,7 @@ class CrossEntropy {
   absl::StatusOr<double> WeightOf(const at::Tensor& labels) const;
 
   // The sum, a float64 scalar with a gradient (a first one only). The gradient
-  // is made in the same pass, in one buffer of the logits' size; at
-  // segmentation's sizes this takes half to three quarters of the time of
-  // log_softmax followed by nll_loss.
+  // is made in the same pass, in one buffer of the logits' size.
   // Shapes: logits [n, classes] with labels [n], or [n, classes, h, w] with
   //   [n, h, w]; n may be 0. Labels must have passed WeightOf.
   // Errors: InvalidArgument if the shapes do not fit.

@@ -94,7 +94,7 @@ struct Outcome {
   at::Tensor gradient;
 };
 
-Outcome Run(const LossOptions& options, const Sample& sample) {
+Outcome OutcomeOf(const LossOptions& options, const Sample& sample) {
   const at::Tensor logits = sample.logits.detach().clone().requires_grad_();
   const at::Tensor sum = *LossOf(options).Sum(logits, sample.labels);
   (0.25 * sum).backward();
@@ -102,7 +102,7 @@ Outcome Run(const LossOptions& options, const Sample& sample) {
 }
 
 // The same by LibTorch's operators.
-Outcome RunLibTorch(const LossOptions& options, const Sample& sample) {
+Outcome OutcomeOfLibTorch(const LossOptions& options, const Sample& sample) {
   const at::Tensor logits = sample.logits.detach().clone().requires_grad_();
   auto torch_options = torch::nn::functional::CrossEntropyFuncOptions()
                            .reduction(torch::kSum)
@@ -131,7 +131,7 @@ TEST(CrossEntropyTest, SumAndWeightAreThoseOfTheDefinition) {
          {Random({9}, 1), Random({2, 3, 5}, 2), Random({40}, 3)}) {
       const ByHand wanted = Definition(options, sample);
       // float64 rounding of at most 160 terms of about 10.
-      EXPECT_NEAR(Run(options, sample).sum, wanted.sum, 1e-12);
+      EXPECT_NEAR(OutcomeOf(options, sample).sum, wanted.sum, 1e-12);
       EXPECT_EQ(*LossOf(options).WeightOf(sample.labels), wanted.weight);
     }
   }
@@ -140,8 +140,8 @@ TEST(CrossEntropyTest, SumAndWeightAreThoseOfTheDefinition) {
 TEST(CrossEntropyTest, SumAndGradientAreLibTorchs) {
   for (const LossOptions& options : AllOptions()) {
     for (const Sample& sample : {Random({9}, 4), Random({2, 3, 5}, 5)}) {
-      const Outcome seen = Run(options, sample);
-      const Outcome wanted = RunLibTorch(options, sample);
+      const Outcome seen = OutcomeOf(options, sample);
+      const Outcome wanted = OutcomeOfLibTorch(options, sample);
       EXPECT_NEAR(seen.sum, wanted.sum, 1e-12);
       // Elements are below 1; float64 rounding of a few operations.
       EXPECT_LT(MaxDifference(seen.gradient, wanted.gradient), 1e-15);
@@ -156,9 +156,9 @@ TEST(CrossEntropyTest, Float32IsNearFloat64) {
     Sample sample = Random({2, 16, 16}, 6);
     // Float32 has them exactly.
     sample.logits = sample.logits.to(torch::kFloat).to(torch::kDouble);
-    const Outcome wanted = Run(options, sample);
+    const Outcome wanted = OutcomeOf(options, sample);
     sample.logits = sample.logits.to(torch::kFloat);
-    const Outcome seen = Run(options, sample);
+    const Outcome seen = OutcomeOf(options, sample);
     EXPECT_NEAR(seen.sum, wanted.sum, 512 * 1e-6);
     EXPECT_EQ(seen.gradient.scalar_type(), torch::kFloat);
     // 2^-24 times a few operations on numbers below 1.
@@ -171,9 +171,9 @@ TEST(CrossEntropyTest, NarrowLogitsGiveTheLossOfTheirValues) {
   for (const auto type : {torch::kBFloat16, torch::kHalf}) {
     Sample sample = Random({2, 3, 5}, 7);
     sample.logits = sample.logits.to(type);
-    const Outcome seen = Run({}, sample);
+    const Outcome seen = OutcomeOf({}, sample);
     sample.logits = sample.logits.to(torch::kFloat);
-    const Outcome wanted = Run({}, sample);
+    const Outcome wanted = OutcomeOf({}, sample);
     EXPECT_EQ(seen.sum, wanted.sum);
     EXPECT_EQ(seen.gradient.scalar_type(), type);
     EXPECT_EQ(MaxDifference(seen.gradient, wanted.gradient.to(type)), 0);
@@ -184,13 +184,13 @@ TEST(CrossEntropyTest, NarrowLogitsGiveTheLossOfTheirValues) {
 TEST(CrossEntropyTest, SumsWeightsAndGradientsOfPartsAddUp) {
   const Sample whole = Random({5, 3, 4}, 8);
   for (const LossOptions& options : AllOptions()) {
-    const Outcome all = Run(options, whole);
+    const Outcome all = OutcomeOf(options, whole);
     const auto part = [&whole](int64_t begin, int64_t end) {
       return Sample{.logits = whole.logits.slice(0, begin, end),
                     .labels = whole.labels.slice(0, begin, end)};
     };
-    const Outcome a = Run(options, part(0, 1));
-    const Outcome b = Run(options, part(1, 5));
+    const Outcome a = OutcomeOf(options, part(0, 1));
+    const Outcome b = OutcomeOf(options, part(1, 5));
     EXPECT_NEAR(a.sum + b.sum, all.sum, 1e-12);
     EXPECT_EQ(MaxDifference(at::cat({a.gradient, b.gradient}), all.gradient),
               0);
@@ -205,7 +205,7 @@ TEST(CrossEntropyTest, IgnoredLabelsAddNothing) {
   for (const LossOptions& options : AllOptions()) {
     Sample sample = Random({2, 3, 5}, 9);
     sample.labels.fill_(kIgnoredLabel);
-    const Outcome seen = Run(options, sample);
+    const Outcome seen = OutcomeOf(options, sample);
     EXPECT_EQ(seen.sum, 0);
     EXPECT_EQ(seen.gradient.abs().max().item<double>(), 0);
     EXPECT_EQ(*LossOf(options).WeightOf(sample.labels), 0);
@@ -215,7 +215,7 @@ TEST(CrossEntropyTest, IgnoredLabelsAddNothing) {
 TEST(CrossEntropyTest, ABatchMayBeEmpty) {
   for (const LossOptions& options : AllOptions()) {
     for (const Sample& sample : {Random({0}, 1), Random({0, 2, 2}, 1)}) {
-      const Outcome seen = Run(options, sample);
+      const Outcome seen = OutcomeOf(options, sample);
       EXPECT_EQ(seen.sum, 0);
       EXPECT_EQ(seen.gradient.sizes(), sample.logits.sizes());
       EXPECT_EQ(*LossOf(options).WeightOf(sample.labels), 0);
@@ -227,7 +227,7 @@ TEST(CrossEntropyTest, LargeLogitsDoNotOverflow) {
   const Sample sample{.logits = torch::tensor({{1e4F, 0.0F, 0.0F, 0.0F},
                                                {0.0F, -1e4F, 0.0F, 1e4F}}),
                       .labels = torch::tensor({0, 1}, torch::kLong)};
-  const Outcome seen = Run({}, sample);
+  const Outcome seen = OutcomeOf({}, sample);
   EXPECT_EQ(seen.sum, 2e4);
   EXPECT_EQ(MaxDifference(
                 seen.gradient,
@@ -237,9 +237,9 @@ TEST(CrossEntropyTest, LargeLogitsDoNotOverflow) {
 
 TEST(CrossEntropyTest, LogitsMayLieAnyHow) {
   Sample sample = Random({2, 3, 5}, 10);
-  const Outcome wanted = Run({}, sample);
+  const Outcome wanted = OutcomeOf({}, sample);
   sample.logits = sample.logits.contiguous(torch::MemoryFormat::ChannelsLast);
-  const Outcome seen = Run({}, sample);
+  const Outcome seen = OutcomeOf({}, sample);
   EXPECT_NEAR(seen.sum, wanted.sum, 1e-12);
   EXPECT_LT(MaxDifference(seen.gradient, wanted.gradient), 1e-15);
 }
