@@ -267,14 +267,20 @@ bool Coordinator::HoldsOthersUp(const Worker& worker) const {
 
 std::optional<std::string> Coordinator::CrossedRendezvous(Instant now) const {
   if (!round_.has_value()) return std::nullopt;
-  for (Rank rank : round_->members) {
-    if (!round_->rendezvous.Waits(rank) ||
-        now - ranks_[rank].last_progress <= options_.step_deadline) {
-      return std::nullopt;
-    }
-  }
+  const auto stuck = [&](Rank rank) {
+    return round_->rendezvous.Waits(rank) &&
+           now - ranks_[rank].last_progress > options_.step_deadline;
+  };
+  // Another group may have finished the step long since.
+  const std::vector<std::vector<Rank>> groups = round_->rendezvous.Groups();
+  const auto crossed =
+      std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
+        return std::all_of(group.begin(), group.end(), stuck);
+      });
+  if (crossed == groups.end()) return std::nullopt;
   std::vector<std::string> waits;
   for (const auto& pending : round_->rendezvous.AllPending()) {
+    if (!round_->rendezvous.SameGroup(pending.rank, crossed->front())) continue;
     const auto layer = static_cast<size_t>(pending.key.layer);
     waits.push_back(absl::StrCat("rank ", pending.rank.value(), " in call ",
                                  pending.key.call, " of ",

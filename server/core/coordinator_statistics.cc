@@ -112,6 +112,7 @@ void Coordinator::StartCollection(Effects& out) {
       CollectionBatches({.train_samples = model_->plan.train_samples,
                          .batch_sizes = std::move(batch_sizes),
                          .global_normalization = global(),
+                         .group_size = policy_.normalization_group,
                          .batches_max = policy_.precise_batches});
   out.push_back(effect::Log{
       .text = absl::StrCat("collecting batch-norm moments of ", batches.size(),

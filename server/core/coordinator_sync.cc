@@ -50,7 +50,9 @@ void Coordinator::StartStep() {
   round.fixed =
       policy_.pushes_min == 0 ||
       policy_.pushes_min >= static_cast<int32_t>(round.members.size());
-  round.rendezvous = RendezvousTable(round.members, round.fixed);
+  round.rendezvous = RendezvousTable(
+      round.members,
+      {.fixed = round.fixed, .group_size = policy_.normalization_group});
   round_ = std::move(round);
 }
 
@@ -244,6 +246,7 @@ std::optional<std::string> Coordinator::CallMismatch() const {
   for (Rank rank : round_->rendezvous.Missing()) {
     if (!round_->pushes.at(rank).closed()) continue;
     for (const auto& pending : round_->rendezvous.AllPending()) {
+      if (!round_->rendezvous.SameGroup(pending.rank, rank)) continue;
       return absl::StrCat(layers[static_cast<size_t>(pending.key.layer)].name,
                           ": rank ", pending.rank.value(), " waits in call ",
                           pending.key.call, " of step ", round_->step.value(),

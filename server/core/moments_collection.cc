@@ -12,9 +12,14 @@ namespace cohort {
 std::vector<IndexRange> CollectionBatches(const CollectionPlan& plan) {
   std::vector<int64_t> sizes = plan.batch_sizes;
   if (plan.global_normalization) {
-    int64_t whole = 0;
-    for (int64_t size : plan.batch_sizes) whole += size;
-    sizes = {whole};
+    const size_t ranks = plan.batch_sizes.size();
+    const size_t step =
+        plan.group_size == 0 ? ranks : static_cast<size_t>(plan.group_size);
+    sizes.clear();
+    for (size_t i = 0; i < ranks; ++i) {
+      if (i % step == 0) sizes.push_back(0);
+      sizes.back() += plan.batch_sizes[i];
+    }
   }
   COHORT_CHECK(!sizes.empty(), "no batch sizes");
   std::vector<IndexRange> batches;

@@ -23,6 +23,8 @@ struct CollectionPlan {
   // True: a batch is a step's, all ranks' samples together. False: it is one
   // rank's.
   bool global_normalization = false;
+  // With global normalisation: ranks whose samples make a batch; 0: all.
+  int32_t group_size = 0;
   int64_t batches_max = 0;
 };
 

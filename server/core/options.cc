@@ -59,6 +59,22 @@ absl::Status ValidateStaleness(const StalenessOptions& staleness) {
   return absl::OkStatus();
 }
 
+absl::Status ValidateGroup(const PolicyOptions& policy) {
+  const int32_t size = policy.normalization_group;
+  if (size == 0) return absl::OkStatus();
+  if (size < 2) {
+    return Bad("normalization_group", absl::StrCat(size),
+               "0 (all workers) or 2 or more; --normalization=local makes each "
+               "worker a group");
+  }
+  if (Resolve(policy).normalization == NormalizationKind::kGlobal) {
+    return absl::OkStatus();
+  }
+  return Bad("normalization_group", absl::StrCat(size),
+             "0 with local normalisation: groups meet as all workers do, with "
+             "--aggregation=sync and --normalization=global or auto");
+}
+
 absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
   if (policy.pushes_min < 0 || policy.pushes_min > workers) {
     return Bad("min_pushes", absl::StrCat(policy.pushes_min),
@@ -69,6 +85,7 @@ absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
   }
   COHORT_RETURN_IF_ERROR(ValidateStaleness(policy.staleness));
   COHORT_RETURN_IF_ERROR(ValidateStatistics(policy));
+  COHORT_RETURN_IF_ERROR(ValidateGroup(policy));
   if (policy.precise_batches < 1) {
     return Bad("precise_batches", absl::StrCat(policy.precise_batches),
                "1 or more");
@@ -269,7 +286,11 @@ std::string PolicyText(const PolicyOptions& policy) {
   absl::StrAppend(
       &text, ", ",
       p.normalization == NormalizationKind::kGlobal ? "global" : "local",
-      " normalisation, ",
+      " normalisation",
+      p.normalization_group == 0
+          ? ""
+          : absl::StrCat(" in groups of ", p.normalization_group),
+      ", ",
       absl::StrJoin(p.statistics, " and ",
                     [](std::string* out, StatisticsKind kind) {
                       absl::StrAppend(out, StatisticsName(kind));

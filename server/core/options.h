@@ -90,6 +90,9 @@ struct PolicyOptions {
   int64_t lead_max = 4;
   StalenessOptions staleness;
   NormalizationKind normalization = NormalizationKind::kAuto;
+  // Global normalisation: members that share their moments, consecutive ones;
+  // 0: all.
+  int32_t normalization_group = 0;
   // Moving statistics that are kept side by side; the first is exported.
   // Empty: auto, as the aggregation.
   std::vector<StatisticsKind> statistics;

@@ -30,14 +30,45 @@ bool IsFinite(const Moments& moments) {
          std::all_of(moments.second.begin(), moments.second.end(), finite);
 }
 
-RendezvousTable::RendezvousTable(std::vector<Rank> ranks, bool fixed)
-    : members_(std::move(ranks)), fixed_(fixed) {}
+RendezvousTable::RendezvousTable(std::vector<Rank> ranks,
+                                 const Options& options)
+    : members_(std::move(ranks)), options_(options) {}
 
 size_t RendezvousTable::PositionOf(Rank rank) const {
   const auto it = std::find(members_.begin(), members_.end(), rank);
   COHORT_CHECK(it != members_.end(),
                absl::StrCat("rank ", rank.value(), " is no member"));
   return static_cast<size_t>(it - members_.begin());
+}
+
+size_t RendezvousTable::GroupOf(size_t position) const {
+  if (options_.group_size == 0) return 0;
+  return position / static_cast<size_t>(options_.group_size);
+}
+
+size_t RendezvousTable::GroupCount() const {
+  return members_.empty() ? 0 : GroupOf(members_.size() - 1) + 1;
+}
+
+RendezvousTable::Range RendezvousTable::RangeOf(size_t group) const {
+  const size_t size = options_.group_size == 0
+                          ? members_.size()
+                          : static_cast<size_t>(options_.group_size);
+  return {.begin = group * size,
+          .end = std::min((group + 1) * size, members_.size())};
+}
+
+std::vector<std::vector<Rank>> RendezvousTable::Groups() const {
+  std::vector<std::vector<Rank>> groups(GroupCount());
+  for (size_t i = 0; i < members_.size(); ++i) {
+    groups[GroupOf(i)].push_back(members_[i]);
+  }
+  return groups;
+}
+
+bool RendezvousTable::IsFull(const Entry& entry, size_t group) const {
+  const Range range = RangeOf(group);
+  return entry.present[group] == static_cast<int32_t>(range.end - range.begin);
 }
 
 RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
@@ -48,36 +79,41 @@ RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
     entry.key = key;
     entry.contributions.resize(members_.size());
     entry.waiting.resize(members_.size());
-    entry.missing = static_cast<int32_t>(members_.size());
+    entry.present.resize(GroupCount());
+    entry.results.resize(GroupCount());
   }
   const size_t at = PositionOf(rank);
+  const size_t group = GroupOf(at);
   Outcome outcome;
   std::optional<Moments>& slot = entry.contributions[at];
   if (slot.has_value()) {
     outcome.repeated = true;
     outcome.mismatch = !SameBits(*slot, moments);
-    entry.waiting[at] = entry.result == nullptr;
-    outcome.result = entry.result;
+    outcome.result = entry.results[group];
+    entry.waiting[at] = outcome.result == nullptr;
     if (outcome.result != nullptr) outcome.answer.push_back(rank);
     return outcome;
   }
   slot = std::move(moments);
   entry.waiting[at] = true;
-  --entry.missing;
-  if (fixed_ && entry.missing == 0) Complete(entry, outcome);
+  ++entry.present[group];
+  if (options_.fixed && IsFull(entry, group)) Complete(entry, group, outcome);
   return outcome;
 }
 
-void RendezvousTable::Complete(Entry& entry, Outcome& outcome) const {
+void RendezvousTable::Complete(Entry& entry, size_t group,
+                               Outcome& outcome) const {
+  const Range range = RangeOf(group);
   std::vector<const Moments*> parts;
-  parts.reserve(members_.size());
-  for (const auto& part : entry.contributions) parts.push_back(&*part);
-  entry.result = std::make_shared<const Moments>(
+  for (size_t i = range.begin; i < range.end; ++i) {
+    parts.push_back(&*entry.contributions[i]);
+  }
+  entry.results[group] = std::make_shared<const Moments>(
       entry.key.phase == ReducePhase::kForward ? kernels::FoldForward(parts)
                                                : kernels::FoldBackward(parts));
-  outcome.result = entry.result;
-  outcome.nonfinite = !IsFinite(*entry.result);
-  for (size_t i = 0; i < members_.size(); ++i) {
+  outcome.result = entry.results[group];
+  outcome.nonfinite = !IsFinite(*outcome.result);
+  for (size_t i = range.begin; i < range.end; ++i) {
     if (entry.waiting[i]) outcome.answer.push_back(members_[i]);
     entry.waiting[i] = false;
   }
@@ -85,27 +121,35 @@ void RendezvousTable::Complete(Entry& entry, Outcome& outcome) const {
 
 std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
     const std::vector<Rank>& members) {
+  std::map<Place, Entry> open = std::exchange(entries_, {});
+  const std::vector<Rank> candidates = std::exchange(members_, members);
+  options_.fixed = true;
   std::vector<Completed> completed;
-  for (auto& [place, entry] : entries_) {
-    Entry kept{.key = entry.key};
-    for (Rank rank : members) {
-      const size_t at = PositionOf(rank);
-      if (!entry.contributions[at].has_value()) ++kept.missing;
-      kept.contributions.push_back(std::move(entry.contributions[at]));
-      kept.waiting.push_back(entry.waiting[at]);
+  for (auto& [place, before] : open) {
+    Entry kept{.key = before.key};
+    kept.present.resize(GroupCount());
+    kept.results.resize(GroupCount());
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      const bool stays = std::find(members.begin(), members.end(),
+                                   candidates[i]) != members.end();
+      if (!stays) continue;
+      const size_t group = GroupOf(kept.contributions.size());
+      if (before.contributions[i].has_value()) ++kept.present[group];
+      kept.contributions.push_back(std::move(before.contributions[i]));
+      kept.waiting.push_back(before.waiting[i]);
     }
-    entry = std::move(kept);
-  }
-  members_ = members;
-  fixed_ = true;
-  // Only ranks that are no members were there.
-  std::erase_if(entries_, [&members](const auto& e) {
-    return e.second.missing == static_cast<int32_t>(members.size());
-  });
-  for (auto& [place, entry] : entries_) {
-    if (entry.missing > 0) continue;
-    completed.push_back({.key = entry.key});
-    Complete(entry, completed.back().outcome);
+    COHORT_CHECK(kept.contributions.size() == members_.size(),
+                 "a member was no candidate");
+    const bool empty = std::all_of(kept.present.begin(), kept.present.end(),
+                                   [](int32_t count) { return count == 0; });
+    // Only ranks that are no members were there.
+    if (empty) continue;
+    Entry& entry = entries_[place] = std::move(kept);
+    for (size_t group = 0; group < GroupCount(); ++group) {
+      if (!IsFull(entry, group)) continue;
+      completed.push_back({.key = entry.key});
+      Complete(entry, group, completed.back().outcome);
+    }
   }
   return completed;
 }
@@ -136,9 +180,12 @@ std::vector<RendezvousTable::Pending> RendezvousTable::AllPending() const {
 std::vector<Rank> RendezvousTable::Missing() const {
   std::vector<Rank> missing;
   for (size_t i = 0; i < members_.size(); ++i) {
+    const size_t group = GroupOf(i);
     const bool lacking = std::any_of(
-        entries_.begin(), entries_.end(),
-        [i](const auto& e) { return !e.second.contributions[i].has_value(); });
+        entries_.begin(), entries_.end(), [i, group](const auto& e) {
+          return e.second.present[group] > 0 &&
+                 !e.second.contributions[i].has_value();
+        });
     if (lacking) missing.push_back(members_[i]);
   }
   return missing;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "common/assignment.h"
@@ -16,15 +17,26 @@ namespace cohort {
 // All rendezvous of one attempt of one step. Contributions are kept, and so
 // are results, so that a replacement that replays the step is answered with
 // the same bits.
+//
+// Members may meet in groups: consecutive ones, each group by itself, the last
+// of as many as are left.
 class RendezvousTable {
  public:
+  struct Options {
+    // False: `ranks` may contribute, but nothing completes before Fix says
+    // which of them are members.
+    bool fixed = true;
+    // Members of a group; 0: all are one group.
+    int32_t group_size = 0;
+  };
+
   RendezvousTable() = default;
-  // Not fixed: `ranks` may contribute, but nothing completes before Fix says
-  // which of them are members.
-  explicit RendezvousTable(std::vector<Rank> ranks, bool fixed = true);
+  explicit RendezvousTable(std::vector<Rank> ranks)
+      : RendezvousTable(std::move(ranks), Options()) {}
+  RendezvousTable(std::vector<Rank> ranks, const Options& options);
 
   struct Outcome {
-    // Set once all members have contributed.
+    // Set once all members of the group have contributed.
     std::shared_ptr<const Moments> result;
     // Who must be answered with it now, ascending.
     std::vector<Rank> answer;
@@ -57,11 +69,18 @@ class RendezvousTable {
     ReduceKey key;
     Rank rank;
   };
+  // The members, group by group. Before they are fixed: as if all would be.
+  std::vector<std::vector<Rank>> Groups() const;
+  bool SameGroup(Rank a, Rank b) const {
+    return GroupOf(PositionOf(a)) == GroupOf(PositionOf(b));
+  }
+
   // Everyone who waits, to be told that the step ends early. Step and attempt
   // of the keys are those of the contributions.
   std::vector<Pending> AllPending() const;
 
-  // Ranks that an incomplete rendezvous lacks; empty if none is open.
+  // Ranks that a rendezvous lacks in which others of their group are; empty if
+  // none is open.
   std::vector<Rank> Missing() const;
 
   // Local forward moments of `rank`, ascending by (layer, call).
@@ -73,17 +92,28 @@ class RendezvousTable {
     // By position in members_.
     std::vector<std::optional<Moments>> contributions;
     std::vector<bool> waiting;
-    int32_t missing = 0;
-    std::shared_ptr<const Moments> result;
+    // By group.
+    std::vector<int32_t> present;
+    std::vector<std::shared_ptr<const Moments>> results;
   };
   using Place = std::tuple<int32_t, int32_t, ReducePhase>;
 
+  // Positions of one group's members: begin to end - 1.
+  struct Range {
+    size_t begin = 0;
+    size_t end = 0;
+  };
+
   size_t PositionOf(Rank rank) const;
-  // Nobody is missing any more.
-  void Complete(Entry& entry, Outcome& outcome) const;
+  size_t GroupOf(size_t position) const;
+  size_t GroupCount() const;
+  Range RangeOf(size_t group) const;
+  bool IsFull(const Entry& entry, size_t group) const;
+  // Nobody of the group is missing any more.
+  void Complete(Entry& entry, size_t group, Outcome& outcome) const;
 
   std::vector<Rank> members_;
-  bool fixed_ = true;
+  Options options_;
   std::map<Place, Entry> entries_;
 };
 

@@ -273,6 +273,9 @@ std::vector<Setting> PolicySettings() {
                                 [](Options& o) -> NormalizationKind& {
                                   return o.policy.normalization;
                                 }),
+      Number<int32_t>(
+          "normalization_group",
+          [](Options& o) -> int32_t& { return o.policy.normalization_group; }),
       Choices<StatisticsKind>("bn_statistics",
                               {{"sync", StatisticsKind::kSync},
                                {"async", StatisticsKind::kAsync},

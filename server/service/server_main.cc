@@ -48,6 +48,11 @@ ABSL_FLAG(bool, compensation_adaptive, false,
 ABSL_FLAG(std::string, normalization, "auto",
           "Batch statistics: global (of all workers, needs sync), local, or "
           "auto (global under sync).");
+ABSL_FLAG(
+    int32_t, normalization_group, 0,
+    "Global normalisation: workers that share their batch statistics, "
+    "consecutive ranks of a step; the last group has as many as are left. "
+    "0: all.");
 ABSL_FLAG(std::string, bn_statistics, "auto",
           "Moving statistics: sync (once a step, combined), async (per push), "
           "chief (lowest rank only), after (collected once training is done), "

@@ -211,5 +211,88 @@ TEST(CoordinatorRendezvousTest, AfterTheEndAContributionIsAborted) {
   EXPECT_EQ(cohort.All<effect::ReduceAborted>().size(), 1);
 }
 
+// Ranks 0 and 1 are one group, rank 2 is what is left.
+FakeSetup GroupedSetup() {
+  FakeSetup setup = TwoLayers();
+  setup.options.workers = 3;
+  setup.options.policy.normalization_group = 2;
+  setup.batch_sizes = {1, 1, 2};
+  return setup;
+}
+
+TEST(CoordinatorRendezvousTest, GroupsNormaliseApartAndStatisticsAreOfAll) {
+  FakeSetup setup = GroupedSetup();
+  setup.layout.batch_norms.pop_back();
+  FakeCohort cohort(setup);
+  cohort.Start();
+  ASSERT_TRUE(cohort.Reduce(kRank2, Key(0, 0, 0), kOne(9)).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 0), kOne(6)).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0)).ok());
+  const auto results = cohort.All<effect::ReduceResult>();
+  ASSERT_EQ(results.size(), 3);
+  EXPECT_EQ(results[0].rank, kRank2);
+  EXPECT_THAT(results[0].moments->first, ElementsAre(9));
+  EXPECT_EQ(results[1].rank, kRank0);
+  EXPECT_THAT(results[1].moments->first, ElementsAre(3));
+  EXPECT_THAT(results[2].moments->first, ElementsAre(3));
+  for (Rank rank : {kRank0, kRank1, kRank2}) cohort.Push(rank, {});
+  // 0, 6 and 9 have the mean 5 and the unbiased variance (25 + 1 + 16) / 2.
+  const LayerStatistics& statistics =
+      cohort.snapshot()->statistics->front().layers.front();
+  EXPECT_EQ(statistics.num_batches_tracked, 1);
+  EXPECT_DOUBLE_EQ(statistics.mean[0], 0.1 * 5);
+  EXPECT_DOUBLE_EQ(statistics.variance[0], 0.9 + 0.1 * 21);
+}
+
+// Rank 2 has finished the step; the pair can never.
+TEST(CoordinatorRendezvousTest, CrossedCallsOfOneGroupEndTheRun) {
+  FakeCohort cohort(GroupedSetup());
+  cohort.Start();
+  for (int32_t layer : {0, 1}) {
+    ASSERT_TRUE(cohort.Reduce(kRank2, Key(0, layer, 0), kOne(0)).ok());
+  }
+  ASSERT_TRUE(cohort.Open(kRank2, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank2, 0, {0, 0}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank2, 1, {0}).ok());
+  Effects out;
+  ASSERT_TRUE(cohort.core()
+                  .Close(cohort.sender(kRank2), cohort.key(kRank2),
+                         {.batch_norm_calls = {1, 1}}, absl::Seconds(101), out)
+                  .ok());
+  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0)).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 1, 0), kOne(0)).ok());
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.Pass(absl::Minutes(5));
+  cohort.Pass(absl::Seconds(2));
+  const auto ended = cohort.All<effect::RunEnded>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
+  EXPECT_EQ(ended[0].reason,
+            "the members of step 0 wait for each other: rank 0 in call 0 of "
+            "bn, rank 1 in call 0 of bn2");
+}
+
+// Rank 2 waits in nothing of rank 1's: only rank 0 does, and is named.
+TEST(CoordinatorRendezvousTest, AClosedPushIsMissedByItsOwnGroupOnly) {
+  FakeCohort cohort(GroupedSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank1, 0, {0, 0}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank1, 1, {0}).ok());
+  Effects out;
+  ASSERT_TRUE(cohort.core()
+                  .Close(cohort.sender(kRank1), cohort.key(kRank1),
+                         {.batch_norm_calls = {0, 0}}, absl::Seconds(101), out)
+                  .ok());
+  ASSERT_TRUE(cohort.Reduce(kRank2, Key(0, 1, 0), kOne(0)).ok());
+  EXPECT_FALSE(cohort.core().ended());
+  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0)).ok());
+  const auto ended = cohort.All<effect::RunEnded>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].reason,
+            "bn: rank 0 waits in call 0 of step 0, but rank 1 has closed its "
+            "push without it");
+}
+
 }  // namespace
 }  // namespace cohort

@@ -34,6 +34,15 @@ TEST(CollectionBatchesTest, AreTheRanksOwnUnderLocalNormalization) {
                           IndexRange{7, 8}));
 }
 
+TEST(CollectionBatchesTest, AreTheGroupsWhereGroupsNormalise) {
+  CollectionPlan plan = PlanOf(true);
+  plan.batch_sizes = {1, 2, 1};
+  plan.group_size = 2;
+  EXPECT_THAT(CollectionBatches(plan),
+              ElementsAre(IndexRange{0, 3}, IndexRange{3, 4}, IndexRange{4, 7},
+                          IndexRange{7, 8}));
+}
+
 TEST(CollectionBatchesTest, AreAtMostAsManyAsAskedFor) {
   CollectionPlan plan = PlanOf(false);
   plan.batches_max = 3;

@@ -95,6 +95,23 @@ TEST(OptionsTest, AsyncRefusesOnlyExplicitConflicts) {
                         "or auto with --aggregation=async"));
 }
 
+TEST(OptionsTest, GroupsNeedARendezvous) {
+  EXPECT_TRUE(
+      Validate({.workers = 4, .policy = {.normalization_group = 2}}).ok());
+  EXPECT_THAT(Refusal({.policy = {.normalization_group = 1}}),
+              HasSubstr("--normalization_group: got 1, want 0 (all workers) or "
+                        "2 or more"));
+  for (const PolicyOptions& local :
+       {PolicyOptions{.normalization = NormalizationKind::kLocal,
+       .normalization_group = 2},
+        PolicyOptions{.aggregation = AggregationKind::kAsync,
+        .normalization_group = 2}}) {
+    EXPECT_THAT(Refusal({.policy = local}),
+                HasSubstr("--normalization_group: got 2, want 0 with local "
+                          "normalisation"));
+  }
+}
+
 TEST(OptionsTest, RefusesToCollectNothing) {
   EXPECT_EQ(Refusal({.policy = {.precise_batches = 0}}),
             "--precise_batches: got 0, want 1 or more");
@@ -121,6 +138,8 @@ TEST(OptionsTest, PolicyTextSaysWhatAutoMeans) {
   EXPECT_EQ(PolicyText({}), "sync, global normalisation, sync statistics");
   EXPECT_EQ(PolicyText({.aggregation = AggregationKind::kAsync}),
             "async, local normalisation, async statistics");
+  EXPECT_EQ(PolicyText({.normalization_group = 4}),
+            "sync, global normalisation in groups of 4, sync statistics");
   EXPECT_EQ(PolicyText({.normalization = NormalizationKind::kLocal,
                         .statistics = {StatisticsKind::kChief}}),
             "sync, local normalisation, chief statistics");

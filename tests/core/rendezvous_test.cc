@@ -129,5 +129,48 @@ TEST(RendezvousTest, ForwardOfListsOnlyOwnForwardMomentsInOrder) {
   EXPECT_EQ(calls[2].layer, 1);
 }
 
+TEST(RendezvousTest, EachGroupIsAnsweredByItself) {
+  RendezvousTable table({kA, kB, kC}, {.group_size = 2});
+  EXPECT_EQ(table.Groups(), (std::vector<std::vector<Rank>>{{kA, kB}, {kC}}));
+  EXPECT_TRUE(table.SameGroup(kA, kB));
+  EXPECT_FALSE(table.SameGroup(kB, kC));
+  // The last group is of one, which waits for nobody.
+  const auto alone = table.Contribute(Key(0, 0), kC, One(2, 7, 1));
+  EXPECT_EQ(alone.answer, std::vector<Rank>{kC});
+  EXPECT_DOUBLE_EQ(alone.result->first[0], 7);
+  EXPECT_EQ(alone.result->count, 2);
+  // A group that has not begun lacks nobody.
+  EXPECT_TRUE(table.Missing().empty());
+
+  table.Contribute(Key(0, 0), kB, One(1, 4, 0));
+  EXPECT_EQ(table.Missing(), std::vector<Rank>{kA});
+  const auto pair = table.Contribute(Key(0, 0), kA, One(3, 0, 6));
+  EXPECT_EQ(pair.answer, (std::vector<Rank>{kA, kB}));
+  EXPECT_EQ(pair.result->count, 4);
+  EXPECT_DOUBLE_EQ(pair.result->second[0], 18);
+
+  const auto again = table.Contribute(Key(0, 0), kC, One(2, 7, 1));
+  EXPECT_TRUE(again.repeated);
+  EXPECT_EQ(again.result, alone.result);
+}
+
+TEST(RendezvousTest, GroupsAreOfTheMembersThatWereFixed) {
+  const Rank d(7);
+  const Rank e(9);
+  RendezvousTable table({kA, kB, kC, d, e}, {.fixed = false, .group_size = 2});
+  for (Rank rank : {kA, kB, kC, d, e}) {
+    const auto one = table.Contribute(Key(0, 0), rank, One(1, rank.value(), 0));
+    EXPECT_EQ(one.result, nullptr);
+  }
+  // Without kB the pairs are A with C and D with E.
+  const auto completed = table.Fix({kA, kC, d, e});
+  ASSERT_EQ(completed.size(), 2);
+  EXPECT_EQ(completed[0].outcome.answer, (std::vector<Rank>{kA, kC}));
+  EXPECT_DOUBLE_EQ(completed[0].outcome.result->first[0], 2.5);
+  EXPECT_EQ(completed[1].outcome.answer, (std::vector<Rank>{d, e}));
+  EXPECT_DOUBLE_EQ(completed[1].outcome.result->first[0], 8);
+  EXPECT_TRUE(table.AllPending().empty());
+}
+
 }  // namespace
 }  // namespace cohort

@@ -24,6 +24,7 @@ TEST(SettingsTest, ReadingAllBackGivesEqualOptions) {
                     .versions_free = 3,
                     .compensation = 0.1 / 3},
       .normalization = NormalizationKind::kLocal,
+      .normalization_group = 3,
       .statistics = {StatisticsKind::kChief, StatisticsKind::kAsync}};
   options.optimizer.learning_rate = 1e-7 / 3;
   options.optimizer.kind = OptimizerKind::kLars;

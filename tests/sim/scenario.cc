@@ -44,7 +44,8 @@ PolicyOptions MakePolicy(int32_t choice, int32_t variant) {
   const bool first = variant == 0;
   switch (choice) {
     case 0:
-      return {.statistics = {first ? StatisticsKind::kSync
+      return {.normalization_group = first ? 0 : 2,
+              .statistics = {first ? StatisticsKind::kSync
                                    : StatisticsKind::kChief}};
     case 1:
       return {.normalization = NormalizationKind::kLocal,
@@ -110,8 +111,9 @@ SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
   SettingValues values = Difference({}, target);
   std::erase_if(values, [](const auto& value) {
     static const std::set<std::string> kOfPolicy = {
-        "aggregation",   "min_pushes",     "max_lead",      "staleness",
-        "max_staleness", "staleness_free", "normalization", "bn_statistics"};
+        "aggregation",   "min_pushes",    "max_lead",
+        "staleness",     "max_staleness", "staleness_free",
+        "normalization", "bn_statistics", "normalization_group"};
     return !kOfPolicy.contains(value.first);
   });
   return values;

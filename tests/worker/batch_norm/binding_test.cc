@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
+#include "worker/batch_norm/functional.h"
 #include "worker/batch_norm/scope.h"
 #include "worker/batch_norm/step_interrupted.h"
 
@@ -267,6 +268,58 @@ TEST(BatchNormScopeTest, OutsideAScopeAModuleIsStockTorch) {
   EXPECT_NEAR(norm->running_mean.item<float>(), 0.2F, 1e-6);
   EXPECT_NEAR(norm->running_var.item<float>(), 1.1F, 1e-6);
   EXPECT_THAT(step.calls, ElementsAre(0));
+}
+
+TEST(BatchNormFunctionalTest, OutsideAScopeItIsTheModule) {
+  const at::Tensor x = at::randn({4, 3, 2, 2});
+  const at::Tensor z = at::randn({4, 3, 2, 2});
+  for (const bool cumulative : {false, true}) {
+    torch::nn::BatchNormOptions options(3);
+    if (cumulative) options.momentum(torch::nullopt);
+    torch::nn::BatchNorm2d ours(options);
+    torch::nn::BatchNorm2d stock(options);
+    EXPECT_TRUE(at::equal(BatchNorm(ours, x), stock(x)));
+    EXPECT_TRUE(at::equal(BatchNormRelu(ours, x + 1), stock(x + 1).relu()));
+    EXPECT_TRUE(
+        at::equal(BatchNormAddRelu(ours, x * 2, z), (stock(x * 2) + z).relu()));
+    EXPECT_TRUE(at::equal(ours->running_mean, stock->running_mean));
+    EXPECT_TRUE(at::equal(ours->running_var, stock->running_var));
+    EXPECT_EQ(ours->num_batches_tracked.item<int64_t>(), 3);
+    ours->eval();
+    stock->eval();
+    EXPECT_TRUE(at::equal(BatchNorm(ours, x), stock(x)));
+    EXPECT_EQ(ours->num_batches_tracked.item<int64_t>(), 3);
+  }
+}
+
+TEST(BatchNormFunctionalTest, OneElementAChannelAloneMovesNoStatistics) {
+  torch::nn::BatchNorm2d norm(3);
+  const at::Tensor y = BatchNorm(norm, at::randn({1, 3, 1, 1}));
+  EXPECT_TRUE(at::equal(y, at::zeros({1, 3, 1, 1})));
+  EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({3})));
+  EXPECT_TRUE(at::equal(norm->running_var, at::ones({3})));
+  EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 0);
+}
+
+TEST(BatchNormFunctionalTest, WhatDoesNotFitIsNamed) {
+  torch::nn::BatchNorm2d norm(3);
+  const auto binding = BatchNormBinding::Make(*norm);
+  StepContext step = MakeStep(nullptr);
+  const BatchNormScope scope(*binding, &step);
+  auto message = [&norm](const at::Tensor& x, const at::Tensor& z) {
+    try {
+      BatchNormAddRelu(norm, x, z);
+    } catch (const c10::Error& error) {
+      return std::string(error.what_without_backtrace());
+    }
+    return std::string("nothing was thrown");
+  };
+  EXPECT_THAT(message(at::randn({2, 3, 4, 4}), at::randn({2, 3, 1, 4})),
+              ::testing::HasSubstr(
+                  "model: got Float [2, 3, 1, 4] to add, want Float [2, 3, 4, "
+                  "4]"));
+  EXPECT_THAT(message(at::ones({2, 3, 4, 4}, at::kLong), {}),
+              ::testing::HasSubstr("got input of type Long, want Float"));
 }
 
 TEST(BatchNormScopeTest, UnboundLayersAndGroupedOperatorsAreStockTorch) {
