@@ -4,12 +4,14 @@
 // bits depend neither on the instruction set nor on its place in the tensor.
 
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/channel_factors.h"
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/period.h"
+#include "kernels/cpu/grid.h"
+#include "kernels/data_type.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/elementwise.cc"
@@ -17,152 +19,272 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/lanes_inl.h"
 
-HWY_BEFORE_NAMESPACE();
+#ifndef COHORT_KERNELS_CPU_ELEMENTWISE_ONCE_
+#define COHORT_KERNELS_CPU_ELEMENTWISE_ONCE_
 namespace cohort::kernels::cpu {
-namespace HWY_NAMESPACE {
 
-// `dy` is read by the backward pass only; `out` may be `x` or `dy`.
-template <typename T>
-struct MapArgs {
-  BatchShape shape;
-  const T* x = nullptr;
-  const T* dy = nullptr;
-  T* out = nullptr;
+enum class Pass { kForward, kBackward, kFrozenBackward };
+
+// Which of the elementwise kernels.
+struct Mode {
+  Pass pass = Pass::kForward;
+  bool relu = false;
+  // Forward only.
+  bool add = false;
 };
 
-template <bool kBackward, typename T>
-HWY_INLINE void MapVector(const MapArgs<T>& args, int64_t i, Wide mean,
-                          Wide scale, Wide shift, Wide slope) {
-  const Wide d = hn::Sub(LoadWide(args.x + i), mean);
-  if constexpr (kBackward) {
-    const Wide centred = hn::Sub(LoadWide(args.dy + i), shift);
-    StoreWide(hn::Mul(hn::Sub(centred, hn::Mul(d, slope)), scale),
-              args.out + i);
-  } else {
-    StoreWide(hn::Add(hn::Mul(d, scale), shift), args.out + i);
-  }
-}
-
-template <bool kBackward, typename T>
-HWY_INLINE void MapElement(const MapArgs<T>& args, int64_t i,
-                           const ChannelFactors& f) {
-  const double x = args.x[i];
-  if constexpr (kBackward) {
-    args.out[i] = static_cast<T>(BackwardOne(x, args.dy[i], f));
-  } else {
-    args.out[i] = static_cast<T>(NormalizeOne(x, f));
-  }
-}
-
-template <bool kBackward, typename T>
-void MapRun(const MapArgs<T>& args, int64_t begin, const ChannelFactors& f) {
-  const WideTag tag;
-  const int64_t lanes = LaneCount();
-  const int64_t end = begin + args.shape.inner;
-  const Wide mean = hn::Set(tag, f.mean);
-  const Wide scale = hn::Set(tag, f.scale);
-  const Wide shift = hn::Set(tag, (kBackward ? f.dy_mean : f.beta));
-  const Wide slope = hn::Set(tag, f.slope);
-  int64_t i = begin;
-  for (; i + lanes <= end; i += lanes) {
-    MapVector<kBackward>(args, i, mean, scale, shift, slope);
-  }
-  for (; i < end; ++i) MapElement<kBackward>(args, i, f);
-}
-
-// The factors of every position of the period, a table each, so that they
-// load as vectors.
+// The factors of every column, a table each, so that they load as vectors.
 struct FactorTables {
-  explicit FactorTables(int64_t length)
-      : mean(length), scale(length), shift(length), slope(length) {}
-
-  ChannelFactors At(int64_t position) const {
-    return {mean[position], scale[position], shift[position], shift[position],
-            slope[position]};
+  FactorTables(const Grid& grid, const BatchShape& shape,
+               const std::vector<ChannelFactors>& factors)
+      : mean(grid.columns),
+        scale(grid.columns),
+        beta(grid.columns),
+        dy_mean(grid.columns),
+        slope(grid.columns) {
+    ForEachColumn(grid, shape, [&](int64_t column, int64_t channel) {
+      const ChannelFactors& f = factors[channel];
+      mean[column] = f.mean;
+      scale[column] = f.scale;
+      beta[column] = f.beta;
+      dy_mean[column] = f.dy_mean;
+      slope[column] = f.slope;
+    });
   }
 
   std::vector<double> mean;
   std::vector<double> scale;
-  std::vector<double> shift;
+  std::vector<double> beta;
+  std::vector<double> dy_mean;
   std::vector<double> slope;
 };
 
-// Maps the first `n` positions of the row that starts at element `begin`.
-template <bool kBackward, typename T>
-HWY_INLINE void MapRow(const MapArgs<T>& args, int64_t begin, int64_t n,
-                       const FactorTables& tables) {
-  const int64_t lanes = LaneCount();
-  const double* mean = tables.mean.data();
-  const double* scale = tables.scale.data();
-  const double* shift = tables.shift.data();
-  const double* slope = tables.slope.data();
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    MapVector<kBackward>(args, begin + i, LoadWide(mean + i),
-                         LoadWide(scale + i), LoadWide(shift + i),
-                         LoadWide(slope + i));
+// `other` is z of the forward pass and dy of the backward pass; `out` may be
+// either of the inputs. The tables are those of FactorTables.
+template <typename T>
+struct MapArgs {
+  Grid grid;
+  const T* x = nullptr;
+  const T* other = nullptr;
+  T* out = nullptr;
+  const double* mean = nullptr;
+  const double* scale = nullptr;
+  const double* beta = nullptr;
+  const double* dy_mean = nullptr;
+  const double* slope = nullptr;
+
+  ChannelFactors FactorsAt(int64_t column) const {
+    return {mean[column], scale[column], beta[column], dy_mean[column],
+            slope[column]};
   }
-  for (; i < n; ++i) MapElement<kBackward>(args, begin + i, tables.At(i));
+};
+
+template <Mode kMode, typename T>
+inline double MapOne(double x, const T* other, const ChannelFactors& f) {
+  if constexpr (kMode.pass == Pass::kForward) {
+    double value = NormalizeOne(x, f);
+    if constexpr (kMode.add) value += static_cast<double>(*other);
+    return kMode.relu ? ReluOne(value) : value;
+  } else {
+    auto dy = static_cast<double>(*other);
+    if constexpr (kMode.relu) dy = MaskOne<T>(NormalizeOne(x, f), dy);
+    if constexpr (kMode.pass == Pass::kFrozenBackward) return dy * f.scale;
+    return BackwardOne(x, dy, f);
+  }
 }
 
-template <bool kBackward, typename T>
-void Map(const MapArgs<T>& args, const std::vector<ChannelFactors>& factors) {
-  const BatchShape& shape = args.shape;
-  const Period period = ChoosePeriod(shape, LaneCount());
-  if (period.length == 0) {
-    for (int64_t o = 0; o < shape.outer; ++o) {
-      for (int64_t c = 0; c < shape.channels; ++c) {
-        const int64_t begin = (o * shape.channels + c) * shape.inner;
-        MapRun<kBackward>(args, begin, factors[c]);
+}  // namespace cohort::kernels::cpu
+#endif  // COHORT_KERNELS_CPU_ELEMENTWISE_ONCE_
+
+HWY_BEFORE_NAMESPACE();
+namespace cohort::kernels::cpu {
+namespace HWY_NAMESPACE {
+
+// ChannelFactors, one lane a column.
+struct WideFactors {
+  Wide mean;
+  Wide scale;
+  Wide beta;
+  Wide dy_mean;
+  Wide slope;
+};
+
+template <typename T>
+HWY_INLINE WideFactors LoadFactors(const MapArgs<T>& args, int64_t column) {
+  return {LoadWide(args.mean + column), LoadWide(args.scale + column),
+          LoadWide(args.beta + column), LoadWide(args.dy_mean + column),
+          LoadWide(args.slope + column)};
+}
+
+// MapOne for a vector of elements at `i`, and the same bits.
+template <Mode kMode, typename T>
+HWY_INLINE void MapVector(const MapArgs<T>& args, int64_t i,
+                          const WideFactors& f) {
+  const WideTag tag;
+  constexpr bool kForward = kMode.pass == Pass::kForward;
+  constexpr bool kReadsX = kMode.pass != Pass::kFrozenBackward || kMode.relu;
+  Wide d = hn::Zero(tag);
+  if constexpr (kReadsX) d = hn::Sub(LoadWide(args.x + i), f.mean);
+  Wide value = d;
+  if constexpr (kForward || kMode.relu) {
+    value = hn::Add(hn::Mul(d, f.scale), f.beta);
+  }
+  if constexpr (kForward) {
+    if constexpr (kMode.add) value = hn::Add(value, LoadWide(args.other + i));
+    if constexpr (kMode.relu) {
+      value = hn::IfThenZeroElse(hn::Le(value, hn::Zero(tag)), value);
+    }
+    StoreWide(value, args.out + i);
+  } else {
+    Wide dy = LoadWide(args.other + i);
+    if constexpr (kMode.relu) {
+      const Wide floor = hn::Set(tag, kRoundsToZero<T>);
+      dy = hn::IfThenZeroElse(hn::Le(value, floor), dy);
+    }
+    if constexpr (kMode.pass == Pass::kBackward) {
+      dy = hn::Sub(hn::Sub(dy, f.dy_mean), hn::Mul(d, f.slope));
+    }
+    StoreWide(hn::Mul(dy, f.scale), args.out + i);
+  }
+}
+
+template <Mode kMode, typename T>
+HWY_INLINE void MapElement(const MapArgs<T>& args, int64_t i,
+                           const ChannelFactors& f) {
+  const T* other = args.other == nullptr ? nullptr : args.other + i;
+  args.out[i] =
+      static_cast<T>(MapOne<kMode>(static_cast<double>(args.x[i]), other, f));
+}
+
+template <Mode kMode, typename T>
+HWY_INLINE void MapRun(const MapArgs<T>& args, const Run& run,
+                       int64_t channel) {
+  const WideTag tag;
+  const int64_t lanes = LaneCount();
+  const ChannelFactors f = args.FactorsAt(channel);
+  const WideFactors wide = {hn::Set(tag, f.mean), hn::Set(tag, f.scale),
+                            hn::Set(tag, f.beta), hn::Set(tag, f.dy_mean),
+                            hn::Set(tag, f.slope)};
+  const int64_t end = run.begin + run.count;
+  int64_t i = run.begin;
+  for (; i + lanes <= end; i += lanes) MapVector<kMode>(args, i, wide);
+  for (; i < end; ++i) MapElement<kMode>(args, i, f);
+}
+
+// Rows that share a load of the factors.
+constexpr int64_t kRowsTogether = 4;
+
+// Maps columns [first, last) of kRows rows, the first of which starts at
+// element `begin`.
+template <Mode kMode, int64_t kRows, typename T>
+HWY_INLINE void MapRows(const MapArgs<T>& args, int64_t begin, int64_t first,
+                        int64_t last) {
+  const int64_t lanes = LaneCount();
+  const int64_t stride = args.grid.columns;
+  int64_t column = first;
+  for (; column + lanes <= last; column += lanes) {
+    const WideFactors f = LoadFactors(args, column);
+    for (int64_t row = 0; row < kRows; ++row) {
+      MapVector<kMode>(args, begin + row * stride + column, f);
+    }
+  }
+  for (; column < last; ++column) {
+    const ChannelFactors f = args.FactorsAt(column);
+    for (int64_t row = 0; row < kRows; ++row) {
+      MapElement<kMode>(args, begin + row * stride + column, f);
+    }
+  }
+}
+
+// By value: with copies that nobody else can reach, the compiler need not
+// read the pointers again after every store.
+template <Mode kMode, typename T>
+void MapTile(const MapArgs<T> args, const Tile tile) {
+  if (args.grid.runs) {
+    for (int64_t row = tile.row_begin; row < tile.row_end; ++row) {
+      for (int64_t c = tile.column_begin; c < tile.column_end; ++c) {
+        MapRun<kMode>(args, args.grid.RunAt(row, c), c);
       }
     }
     return;
   }
-  FactorTables tables(period.length);
-  ForEachPosition(shape, period, [&](int64_t position, int64_t channel) {
-    const ChannelFactors& f = factors[channel];
-    tables.mean[position] = f.mean;
-    tables.scale[position] = f.scale;
-    tables.shift[position] = kBackward ? f.dy_mean : f.beta;
-    tables.slope[position] = f.slope;
+  const int64_t first = tile.column_begin;
+  const int64_t stride = args.grid.columns;
+  int64_t row = tile.row_begin;
+  for (; row + kRowsTogether <= tile.row_end; row += kRowsTogether) {
+    MapRows<kMode, kRowsTogether>(args, row * stride, first, tile.column_end);
+  }
+  for (; row < tile.row_end; ++row) {
+    MapRows<kMode, 1>(args, row * stride, first, tile.column_end);
+  }
+  MapRows<kMode, 1>(args, args.grid.rows * stride, first, tile.rest_end);
+}
+
+// Tiles in descending order: the pass before, over the same tensors, ended
+// with the last, so they are the ones still in the caches.
+template <Mode kMode, typename T>
+void Map(const MapArgs<T>& args, const ParallelFor& parallel_for) {
+  ForTiles(args.grid, parallel_for, [&args](int64_t begin, int64_t end) {
+    for (int64_t i = end - 1; i >= begin; --i) {
+      MapTile<kMode>(args, args.grid.TileAt(i));
+    }
   });
-  for (int64_t row = 0; row < period.rows; ++row) {
-    MapRow<kBackward>(args, row * period.length, period.length, tables);
-  }
-  MapRow<kBackward>(args, period.rows * period.length, period.rest, tables);
 }
 
 template <typename T>
-void NormalizeOf(const NormalizeArgs& args) {
-  Map<false>(MapArgs<T>{args.shape, static_cast<const T*>(args.x), nullptr,
-                        static_cast<T*>(args.y)},
-             NormalizeFactors(args));
+MapArgs<T> MapArgsOf(const Grid& grid, const FactorTables& tables) {
+  MapArgs<T> args;
+  args.grid = grid;
+  args.mean = tables.mean.data();
+  args.scale = tables.scale.data();
+  args.beta = tables.beta.data();
+  args.dy_mean = tables.dy_mean.data();
+  args.slope = tables.slope.data();
+  return args;
 }
 
-void NormalizeHere(const NormalizeArgs& args) {
+void NormalizeHere(const NormalizeArgs& args, const ParallelFor& parallel_for) {
   if (args.shape.count() == 0 || args.shape.channels == 0) return;
-  if (args.type == DataType::kFloat32) {
-    NormalizeOf<float>(args);
-  } else {
-    NormalizeOf<double>(args);
-  }
+  const Grid grid = GridOf(args.shape, LaneCount());
+  const FactorTables tables(grid, args.shape, NormalizeFactors(args));
+  VisitType(args.type, [&]<typename T>(std::type_identity<T>) {
+    MapArgs<T> map = MapArgsOf<T>(grid, tables);
+    map.x = static_cast<const T*>(args.x);
+    map.other = static_cast<const T*>(args.add);
+    map.out = static_cast<T*>(args.y);
+    if (args.add != nullptr) {
+      args.relu ? Map<Mode{.relu = true, .add = true}>(map, parallel_for)
+                : Map<Mode{.add = true}>(map, parallel_for);
+    } else {
+      args.relu ? Map<Mode{.relu = true}>(map, parallel_for)
+                : Map<Mode{}>(map, parallel_for);
+    }
+  });
 }
 
-template <typename T>
-void BackwardElementwiseOf(const BackwardElementwiseArgs& args) {
-  Map<true>(
-      MapArgs<T>{args.shape, static_cast<const T*>(args.x),
-                 static_cast<const T*>(args.dy), static_cast<T*>(args.dx)},
-      BackwardFactors(args));
+template <Pass kPass, typename T>
+void MapBackward(const MapArgs<T>& map, bool relu,
+                 const ParallelFor& parallel_for) {
+  relu ? Map<Mode{.pass = kPass, .relu = true}>(map, parallel_for)
+       : Map<Mode{.pass = kPass}>(map, parallel_for);
 }
 
-void BackwardElementwiseHere(const BackwardElementwiseArgs& args) {
+void BackwardElementwiseHere(const BackwardElementwiseArgs& args,
+                             const ParallelFor& parallel_for) {
   if (args.shape.count() == 0 || args.shape.channels == 0) return;
-  if (args.type == DataType::kFloat32) {
-    BackwardElementwiseOf<float>(args);
-  } else {
-    BackwardElementwiseOf<double>(args);
-  }
+  const Grid grid = GridOf(args.shape, LaneCount());
+  const FactorTables tables(grid, args.shape, BackwardFactors(args));
+  VisitType(args.type, [&]<typename T>(std::type_identity<T>) {
+    MapArgs<T> map = MapArgsOf<T>(grid, tables);
+    map.x = static_cast<const T*>(args.x);
+    map.other = static_cast<const T*>(args.dy);
+    map.out = static_cast<T*>(args.dx);
+    if (args.sum_dy == nullptr) {
+      MapBackward<Pass::kFrozenBackward>(map, args.relu, parallel_for);
+    } else {
+      MapBackward<Pass::kBackward>(map, args.relu, parallel_for);
+    }
+  });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -176,12 +298,13 @@ namespace cohort::kernels::cpu {
 HWY_EXPORT(NormalizeHere);
 HWY_EXPORT(BackwardElementwiseHere);
 
-void Normalize(const NormalizeArgs& args) {
-  HWY_DYNAMIC_DISPATCH(NormalizeHere)(args);
+void Normalize(const NormalizeArgs& args, const ParallelFor& parallel_for) {
+  HWY_DYNAMIC_DISPATCH(NormalizeHere)(args, parallel_for);
 }
 
-void BackwardElementwise(const BackwardElementwiseArgs& args) {
-  HWY_DYNAMIC_DISPATCH(BackwardElementwiseHere)(args);
+void BackwardElementwise(const BackwardElementwiseArgs& args,
+                         const ParallelFor& parallel_for) {
+  HWY_DYNAMIC_DISPATCH(BackwardElementwiseHere)(args, parallel_for);
 }
 
 }  // namespace cohort::kernels::cpu
