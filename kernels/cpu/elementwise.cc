@@ -33,51 +33,65 @@ struct Mode {
   bool add = false;
 };
 
-// The factors of every column, a table each, so that they load as vectors.
-struct FactorTables {
-  FactorTables(const Grid& grid, const BatchShape& shape,
-               const std::vector<ChannelFactors>& factors)
-      : mean(grid.columns),
-        scale(grid.columns),
-        beta(grid.columns),
-        dy_mean(grid.columns),
-        slope(grid.columns) {
-    ForEachColumn(grid, shape, [&](int64_t column, int64_t channel) {
-      const ChannelFactors& f = factors[channel];
-      mean[column] = f.mean;
-      scale[column] = f.scale;
-      beta[column] = f.beta;
-      dy_mean[column] = f.dy_mean;
-      slope[column] = f.slope;
-    });
-  }
+// Fields of a ColumnTable of factors. A short table stays in the first-level
+// cache, so the backward pass has beta last, and only if it needs it.
+enum Field : int64_t { kMean, kScale, kForwardBeta };
+enum BackwardField : int64_t { kDyMean = 2, kSlope, kBackwardBeta };
 
-  std::vector<double> mean;
-  std::vector<double> scale;
-  std::vector<double> beta;
-  std::vector<double> dy_mean;
-  std::vector<double> slope;
-};
+constexpr int64_t FieldsOf(Mode mode) {
+  if (mode.pass != Pass::kBackward) return 3;
+  return mode.relu ? 5 : 4;
+}
+
+constexpr int64_t BetaOf(Mode mode) {
+  return mode.pass == Pass::kBackward ? int64_t{kBackwardBeta}
+                                      : int64_t{kForwardBeta};
+}
+
+template <Mode kMode>
+ColumnTable FactorTable(const Grid& grid, const BatchShape& shape,
+                        const std::vector<ChannelFactors>& factors,
+                        int64_t lanes) {
+  ColumnTable table(grid, FieldsOf(kMode), lanes);
+  ForEachColumn(grid, shape, [&](int64_t column, int64_t channel) {
+    const ChannelFactors& f = factors[static_cast<size_t>(channel)];
+    table.At(column, kMean) = f.mean;
+    table.At(column, kScale) = f.scale;
+    if constexpr (kMode.pass == Pass::kBackward) {
+      table.At(column, kDyMean) = f.dy_mean;
+      table.At(column, kSlope) = f.slope;
+    }
+    if constexpr (BetaOf(kMode) < FieldsOf(kMode)) {
+      table.At(column, BetaOf(kMode)) = f.beta;
+    }
+  });
+  return table;
+}
 
 // `other` is z of the forward pass and dy of the backward pass; `out` may be
-// either of the inputs. The tables are those of FactorTables.
+// either of the inputs.
 template <typename T>
 struct MapArgs {
   Grid grid;
+  const ColumnTable* factors = nullptr;
   const T* x = nullptr;
   const T* other = nullptr;
   T* out = nullptr;
-  const double* mean = nullptr;
-  const double* scale = nullptr;
-  const double* beta = nullptr;
-  const double* dy_mean = nullptr;
-  const double* slope = nullptr;
-
-  ChannelFactors FactorsAt(int64_t column) const {
-    return {mean[column], scale[column], beta[column], dy_mean[column],
-            slope[column]};
-  }
 };
+
+template <Mode kMode>
+ChannelFactors FactorsAt(const ColumnTable& table, int64_t column) {
+  ChannelFactors f = {.mean = table.At(column, kMean),
+                      .scale = table.At(column, kScale)};
+  if constexpr (kMode.pass == Pass::kBackward) {
+    f.dy_mean = table.At(column, kDyMean);
+    f.slope = table.At(column, kSlope);
+  }
+  if constexpr (BetaOf(kMode) < FieldsOf(kMode)) {
+    f.beta = table.At(column, BetaOf(kMode));
+  }
+  return f;
+}
 
 template <Mode kMode, typename T>
 inline double MapOne(double x, const T* other, const ChannelFactors& f) {
@@ -109,16 +123,27 @@ struct WideFactors {
   Wide slope;
 };
 
-template <typename T>
-HWY_INLINE WideFactors LoadFactors(const MapArgs<T>& args, int64_t column) {
-  return {LoadWide(args.mean + column), LoadWide(args.scale + column),
-          LoadWide(args.beta + column), LoadWide(args.dy_mean + column),
-          LoadWide(args.slope + column)};
+// `fields` points to the vector of columns.
+template <Mode kMode>
+HWY_INLINE WideFactors LoadFactors(const double* fields) {
+  const int64_t lanes = LaneCount();
+  WideFactors f;
+  f.mean = LoadWide(fields + kMean * lanes);
+  f.scale = LoadWide(fields + kScale * lanes);
+  f.beta = f.dy_mean = f.slope = f.mean;
+  if constexpr (kMode.pass == Pass::kBackward) {
+    f.dy_mean = LoadWide(fields + kDyMean * lanes);
+    f.slope = LoadWide(fields + kSlope * lanes);
+  }
+  if constexpr (BetaOf(kMode) < FieldsOf(kMode)) {
+    f.beta = LoadWide(fields + BetaOf(kMode) * lanes);
+  }
+  return f;
 }
 
 // MapOne for a vector of elements at `i`, and the same bits.
 template <Mode kMode, typename T>
-HWY_INLINE void MapVector(const MapArgs<T>& args, int64_t i,
+HWY_INLINE Wide MapVector(const MapArgs<T>& args, int64_t i,
                           const WideFactors& f) {
   const WideTag tag;
   constexpr bool kForward = kMode.pass == Pass::kForward;
@@ -134,18 +159,17 @@ HWY_INLINE void MapVector(const MapArgs<T>& args, int64_t i,
     if constexpr (kMode.relu) {
       value = hn::IfThenZeroElse(hn::Le(value, hn::Zero(tag)), value);
     }
-    StoreWide(value, args.out + i);
-  } else {
-    Wide dy = LoadWide(args.other + i);
-    if constexpr (kMode.relu) {
-      const Wide floor = hn::Set(tag, kRoundsToZero<T>);
-      dy = hn::IfThenZeroElse(hn::Le(value, floor), dy);
-    }
-    if constexpr (kMode.pass == Pass::kBackward) {
-      dy = hn::Sub(hn::Sub(dy, f.dy_mean), hn::Mul(d, f.slope));
-    }
-    StoreWide(hn::Mul(dy, f.scale), args.out + i);
+    return value;
   }
+  Wide dy = LoadWide(args.other + i);
+  if constexpr (kMode.relu) {
+    const Wide floor = hn::Set(tag, kRoundsToZero<T>);
+    dy = hn::IfThenZeroElse(hn::Le(value, floor), dy);
+  }
+  if constexpr (kMode.pass == Pass::kBackward) {
+    dy = hn::Sub(hn::Sub(dy, f.dy_mean), hn::Mul(d, f.slope));
+  }
+  return hn::Mul(dy, f.scale);
 }
 
 template <Mode kMode, typename T>
@@ -161,21 +185,24 @@ HWY_INLINE void MapRun(const MapArgs<T>& args, const Run& run,
                        int64_t channel) {
   const WideTag tag;
   const int64_t lanes = LaneCount();
-  const ChannelFactors f = args.FactorsAt(channel);
+  const ChannelFactors f = FactorsAt<kMode>(*args.factors, channel);
   const WideFactors wide = {hn::Set(tag, f.mean), hn::Set(tag, f.scale),
                             hn::Set(tag, f.beta), hn::Set(tag, f.dy_mean),
                             hn::Set(tag, f.slope)};
   const int64_t end = run.begin + run.count;
   int64_t i = run.begin;
-  for (; i + lanes <= end; i += lanes) MapVector<kMode>(args, i, wide);
+  for (; i + lanes <= end; i += lanes) {
+    StoreWide(MapVector<kMode>(args, i, wide), args.out + i);
+  }
   for (; i < end; ++i) MapElement<kMode>(args, i, f);
 }
 
-// Rows that share a load of the factors.
-constexpr int64_t kRowsTogether = 4;
+// Rows that share a load of the factors. Four gained nothing, and the rows of
+// three tensors would then not fit into a set of the first-level cache.
+constexpr int64_t kRowsTogether = 2;
 
 // Maps columns [first, last) of kRows rows, the first of which starts at
-// element `begin`.
+// element `begin`. `first` is a multiple of the lanes.
 template <Mode kMode, int64_t kRows, typename T>
 HWY_INLINE void MapRows(const MapArgs<T>& args, int64_t begin, int64_t first,
                         int64_t last) {
@@ -183,13 +210,24 @@ HWY_INLINE void MapRows(const MapArgs<T>& args, int64_t begin, int64_t first,
   const int64_t stride = args.grid.columns;
   int64_t column = first;
   for (; column + lanes <= last; column += lanes) {
-    const WideFactors f = LoadFactors(args, column);
+    const WideFactors f = LoadFactors<kMode>(args.factors->Vector(column));
+    // As far into the rows together as into each.
+    const int64_t walked = begin + first + (column - first) * kRows;
+    PrefetchAhead(args.x, walked);
+    if (args.other != nullptr) PrefetchAhead(args.other, walked);
+    PrefetchAhead(args.out, walked);
+    // All loads before the stores: rows a multiple of 4 KiB apart would seem
+    // to the processor to depend on them.
+    Wide out[kRows];
     for (int64_t row = 0; row < kRows; ++row) {
-      MapVector<kMode>(args, begin + row * stride + column, f);
+      out[row] = MapVector<kMode>(args, begin + row * stride + column, f);
+    }
+    for (int64_t row = 0; row < kRows; ++row) {
+      StoreWide(out[row], args.out + begin + row * stride + column);
     }
   }
   for (; column < last; ++column) {
-    const ChannelFactors f = args.FactorsAt(column);
+    const ChannelFactors f = FactorsAt<kMode>(*args.factors, column);
     for (int64_t row = 0; row < kRows; ++row) {
       MapElement<kMode>(args, begin + row * stride + column, f);
     }
@@ -210,12 +248,13 @@ void MapTile(const MapArgs<T> args, const Tile tile) {
   }
   const int64_t first = tile.column_begin;
   const int64_t stride = args.grid.columns;
+  const int64_t last = tile.column_end;
   int64_t row = tile.row_begin;
   for (; row + kRowsTogether <= tile.row_end; row += kRowsTogether) {
-    MapRows<kMode, kRowsTogether>(args, row * stride, first, tile.column_end);
+    MapRows<kMode, kRowsTogether>(args, row * stride, first, last);
   }
   for (; row < tile.row_end; ++row) {
-    MapRows<kMode, 1>(args, row * stride, first, tile.column_end);
+    MapRows<kMode, 1>(args, row * stride, first, last);
   }
   MapRows<kMode, 1>(args, args.grid.rows * stride, first, tile.rest_end);
 }
@@ -223,7 +262,12 @@ void MapTile(const MapArgs<T> args, const Tile tile) {
 // Tiles in descending order: the pass before, over the same tensors, ended
 // with the last, so they are the ones still in the caches.
 template <Mode kMode, typename T>
-void Map(const MapArgs<T>& args, const ParallelFor& parallel_for) {
+void Map(MapArgs<T> args, const BatchShape& shape,
+         const std::vector<ChannelFactors>& factors,
+         const ParallelFor& parallel_for) {
+  const ColumnTable table =
+      FactorTable<kMode>(args.grid, shape, factors, LaneCount());
+  args.factors = &table;
   ForTiles(args.grid, parallel_for, [&args](int64_t begin, int64_t end) {
     for (int64_t i = end - 1; i >= begin; --i) {
       MapTile<kMode>(args, args.grid.TileAt(i));
@@ -232,57 +276,55 @@ void Map(const MapArgs<T>& args, const ParallelFor& parallel_for) {
 }
 
 template <typename T>
-MapArgs<T> MapArgsOf(const Grid& grid, const FactorTables& tables) {
-  MapArgs<T> args;
-  args.grid = grid;
-  args.mean = tables.mean.data();
-  args.scale = tables.scale.data();
-  args.beta = tables.beta.data();
-  args.dy_mean = tables.dy_mean.data();
-  args.slope = tables.slope.data();
-  return args;
+void NormalizeOf(const NormalizeArgs& args, const ParallelFor& parallel_for) {
+  const MapArgs<T> map = {.grid = GridOf(args.shape, LaneCount()),
+                          .x = static_cast<const T*>(args.x),
+                          .other = static_cast<const T*>(args.add),
+                          .out = static_cast<T*>(args.y)};
+  const std::vector<ChannelFactors> factors = NormalizeFactors(args);
+  const auto run = [&]<Mode kMode>() {
+    Map<kMode>(map, args.shape, factors, parallel_for);
+  };
+  if (args.add != nullptr) {
+    args.relu ? run.template operator()<Mode{.relu = true, .add = true}>()
+              : run.template operator()<Mode{.add = true}>();
+  } else {
+    args.relu ? run.template operator()<Mode{.relu = true}>()
+              : run.template operator()<Mode{}>();
+  }
 }
 
 void NormalizeHere(const NormalizeArgs& args, const ParallelFor& parallel_for) {
   if (args.shape.count() == 0 || args.shape.channels == 0) return;
-  const Grid grid = GridOf(args.shape, LaneCount());
-  const FactorTables tables(grid, args.shape, NormalizeFactors(args));
   VisitType(args.type, [&]<typename T>(std::type_identity<T>) {
-    MapArgs<T> map = MapArgsOf<T>(grid, tables);
-    map.x = static_cast<const T*>(args.x);
-    map.other = static_cast<const T*>(args.add);
-    map.out = static_cast<T*>(args.y);
-    if (args.add != nullptr) {
-      args.relu ? Map<Mode{.relu = true, .add = true}>(map, parallel_for)
-                : Map<Mode{.add = true}>(map, parallel_for);
-    } else {
-      args.relu ? Map<Mode{.relu = true}>(map, parallel_for)
-                : Map<Mode{}>(map, parallel_for);
-    }
+    NormalizeOf<T>(args, parallel_for);
   });
 }
 
 template <Pass kPass, typename T>
-void MapBackward(const MapArgs<T>& map, bool relu,
-                 const ParallelFor& parallel_for) {
-  relu ? Map<Mode{.pass = kPass, .relu = true}>(map, parallel_for)
-       : Map<Mode{.pass = kPass}>(map, parallel_for);
+void BackwardOf(const BackwardElementwiseArgs& args,
+                const ParallelFor& parallel_for) {
+  const MapArgs<T> map = {.grid = GridOf(args.shape, LaneCount()),
+                          .x = static_cast<const T*>(args.x),
+                          .other = static_cast<const T*>(args.dy),
+                          .out = static_cast<T*>(args.dx)};
+  const std::vector<ChannelFactors> factors = BackwardFactors(args);
+  if (args.relu) {
+    Map<Mode{.pass = kPass, .relu = true}>(map, args.shape, factors,
+                                           parallel_for);
+  } else {
+    Map<Mode{.pass = kPass}>(map, args.shape, factors, parallel_for);
+  }
 }
 
 void BackwardElementwiseHere(const BackwardElementwiseArgs& args,
                              const ParallelFor& parallel_for) {
   if (args.shape.count() == 0 || args.shape.channels == 0) return;
-  const Grid grid = GridOf(args.shape, LaneCount());
-  const FactorTables tables(grid, args.shape, BackwardFactors(args));
   VisitType(args.type, [&]<typename T>(std::type_identity<T>) {
-    MapArgs<T> map = MapArgsOf<T>(grid, tables);
-    map.x = static_cast<const T*>(args.x);
-    map.other = static_cast<const T*>(args.dy);
-    map.out = static_cast<T*>(args.dx);
     if (args.sum_dy == nullptr) {
-      MapBackward<Pass::kFrozenBackward>(map, args.relu, parallel_for);
+      BackwardOf<Pass::kFrozenBackward, T>(args, parallel_for);
     } else {
-      MapBackward<Pass::kBackward>(map, args.relu, parallel_for);
+      BackwardOf<Pass::kBackward, T>(args, parallel_for);
     }
   });
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <vector>
@@ -88,8 +89,8 @@ struct Grid {
 // Elements of a tile, about: some 20 us of work.
 inline constexpr int64_t kTileElements = 1 << 15;
 // Columns of a tile that is vectorised across them: its sums and factors stay
-// in the first-level cache.
-inline constexpr int64_t kTileColumnsMax = 512;
+// in the second-level cache.
+inline constexpr int64_t kTileColumnsMax = 2048;
 // Elements that a tile sums up in one column at least, so that the tiles'
 // sums are little beside the tensor.
 inline constexpr int64_t kColumnElementsMin = 256;
@@ -149,6 +150,44 @@ void ForEachColumn(const Grid& grid, const BatchShape& shape, F f) {
     }
   }
 }
+
+// Some float64 fields of every column. Those of `lanes` columns lie side by
+// side, field after field, so that each loads as a vector and all of them are
+// one stream: as tables of their own they would share cache sets with each
+// other and with the rows of a tensor of 1024 or 2048 channels.
+class ColumnTable {
+ public:
+  // `lanes`: a power of two. Runs want one value of each field, not vectors.
+  ColumnTable(const Grid& grid, int64_t fields, int64_t lanes)
+      : fields_(fields),
+        lanes_(grid.runs ? 1 : lanes),
+        values_(static_cast<size_t>((grid.columns + lanes_ - 1) / lanes_ *
+                                    lanes_ * fields)) {}
+
+  // The fields of the vector of columns at `column`, a multiple of the lanes.
+  double* Vector(int64_t column) { return values_.data() + column * fields_; }
+  const double* Vector(int64_t column) const {
+    return values_.data() + column * fields_;
+  }
+
+  double& At(int64_t column, int64_t field) {
+    return values_[IndexOf(column, field)];
+  }
+  double At(int64_t column, int64_t field) const {
+    return values_[IndexOf(column, field)];
+  }
+
+ private:
+  size_t IndexOf(int64_t column, int64_t field) const {
+    const int64_t lane = column & (lanes_ - 1);
+    return static_cast<size_t>((column - lane) * fields_ + field * lanes_ +
+                               lane);
+  }
+
+  int64_t fields_;
+  int64_t lanes_;
+  std::vector<double> values_;
+};
 
 // Calls `run` with ranges of the grid's tiles.
 inline void ForTiles(const Grid& grid, const ParallelFor& parallel_for,

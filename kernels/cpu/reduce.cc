@@ -29,39 +29,31 @@ namespace cohort::kernels::cpu {
 // All float64.
 enum class Sum { kMoments, kBackward, kRecomputedMask, kMaskOfOutput };
 
-// Tensors that the sum does not need are null. The tables hold a value a
-// column; mean is the shift for moments, scale and beta are those of the
-// recomputed mask only.
+// Fields of the ColumnTable of factors; only a recomputed mask needs more than
+// the mean (for moments, the shift).
+enum Factor : int64_t { kMean, kScale, kBeta };
+// Fields of a ColumnTable of sums.
+enum Field : int64_t { kA, kB };
+
+// Tensors that the sum does not need are null.
 template <typename T>
 struct ReduceInput {
   Grid grid;
+  const ColumnTable* factors = nullptr;
   const T* x = nullptr;
   const T* dy = nullptr;
   const T* y = nullptr;
   T* dz = nullptr;
-  const double* mean = nullptr;
-  const double* scale = nullptr;
-  const double* beta = nullptr;
-
-  ChannelFactors FactorsAt(int64_t column, bool masked) const {
-    ChannelFactors f = {.mean = mean[column]};
-    if (masked) {
-      f.scale = scale[column];
-      f.beta = beta[column];
-    }
-    return f;
-  }
 };
 
-// The channels' values, repeated for every column.
-inline std::vector<double> ColumnTable(const Grid& grid,
-                                       const BatchShape& shape,
-                                       const double* values) {
-  std::vector<double> table(grid.columns);
-  ForEachColumn(grid, shape, [&](int64_t column, int64_t channel) {
-    table[column] = values[channel];
-  });
-  return table;
+template <Sum kSum>
+ChannelFactors FactorsAt(const ColumnTable& table, int64_t column) {
+  ChannelFactors f = {.mean = table.At(column, kMean)};
+  if constexpr (kSum == Sum::kRecomputedMask) {
+    f.scale = table.At(column, kScale);
+    f.beta = table.At(column, kBeta);
+  }
+  return f;
 }
 
 }  // namespace cohort::kernels::cpu
@@ -77,11 +69,14 @@ struct WideFactors {
   Wide beta;
 };
 
-template <Sum kSum, typename T>
-HWY_INLINE WideFactors LoadFactors(const ReduceInput<T>& in, int64_t column) {
-  const Wide mean = LoadWide(in.mean + column);
+// `fields` points to the vector of columns.
+template <Sum kSum>
+HWY_INLINE WideFactors LoadFactors(const double* fields) {
+  const int64_t lanes = LaneCount();
+  const Wide mean = LoadWide(fields);
   if constexpr (kSum != Sum::kRecomputedMask) return {mean, mean, mean};
-  return {mean, LoadWide(in.scale + column), LoadWide(in.beta + column)};
+  return {mean, LoadWide(fields + kScale * lanes),
+          LoadWide(fields + kBeta * lanes)};
 }
 
 template <Sum kSum, typename T>
@@ -125,11 +120,11 @@ HWY_INLINE void AddElement(const ReduceInput<T>& in, int64_t i,
 
 template <Sum kSum, typename T>
 HWY_INLINE void ReduceRun(const ReduceInput<T>& in, const Run& run,
-                          int64_t channel, double& a, double& b) {
+                          int64_t channel, ColumnTable& sums) {
   const WideTag tag;
   const int64_t lanes = LaneCount();
   const int64_t end = run.begin + run.count;
-  const ChannelFactors f = in.FactorsAt(channel, kSum == Sum::kRecomputedMask);
+  const ChannelFactors f = FactorsAt<kSum>(*in.factors, channel);
   const WideFactors wide = {hn::Set(tag, f.mean), hn::Set(tag, f.scale),
                             hn::Set(tag, f.beta)};
   // Four chains of additions: one alone would wait for its own latency.
@@ -146,63 +141,69 @@ HWY_INLINE void ReduceRun(const ReduceInput<T>& in, const Run& run,
   double run_a = SumOfLanes(hn::Add(hn::Add(a0, a1), hn::Add(a2, a3)));
   double run_b = SumOfLanes(hn::Add(hn::Add(b0, b1), hn::Add(b2, b3)));
   for (; i < end; ++i) AddElement<kSum>(in, i, f, run_a, run_b);
-  a += run_a;
-  b += run_b;
+  sums.At(channel, kA) += run_a;
+  sums.At(channel, kB) += run_b;
 }
 
-// Rows that share a load and a store of the sums.
-constexpr int64_t kRowsTogether = 8;
+// Rows that share a load and a store of the sums. With more of them the
+// prefetcher loses its way.
+constexpr int64_t kRowsTogether = 4;
 
 // Adds columns [first, last) of kRows rows, the first of which starts at
-// element `begin`, to a[column] and b[column], in ascending order.
+// element `begin`, to the sums, in ascending order. `first` is a multiple of
+// the lanes.
 template <Sum kSum, int64_t kRows, typename T>
 HWY_INLINE void ReduceRows(const ReduceInput<T>& in, int64_t begin,
-                           int64_t first, int64_t last, double* a, double* b) {
+                           int64_t first, int64_t last, ColumnTable& sums) {
   const int64_t lanes = LaneCount();
   const int64_t stride = in.grid.columns;
   int64_t column = first;
   for (; column + lanes <= last; column += lanes) {
-    const WideFactors f = LoadFactors<kSum>(in, column);
-    Wide sum_a = LoadWide(a + column);
-    Wide sum_b = LoadWide(b + column);
+    const WideFactors f = LoadFactors<kSum>(in.factors->Vector(column));
+    // As far into the rows together as into each.
+    const int64_t walked = begin + first + (column - first) * kRows;
+    PrefetchAhead(in.x, walked);
+    if (kSum != Sum::kMoments) PrefetchAhead(in.dy, walked);
+    double* sum = sums.Vector(column);
+    Wide a = LoadWide(sum);
+    Wide b = LoadWide(sum + lanes);
     for (int64_t row = 0; row < kRows; ++row) {
-      AddVector<kSum>(in, begin + row * stride + column, f, sum_a, sum_b);
+      AddVector<kSum>(in, begin + row * stride + column, f, a, b);
     }
-    StoreWide(sum_a, a + column);
-    StoreWide(sum_b, b + column);
+    StoreWide(a, sum);
+    StoreWide(b, sum + lanes);
   }
   for (; column < last; ++column) {
-    const ChannelFactors f = in.FactorsAt(column, kSum == Sum::kRecomputedMask);
+    const ChannelFactors f = FactorsAt<kSum>(*in.factors, column);
     for (int64_t row = 0; row < kRows; ++row) {
-      AddElement<kSum>(in, begin + row * stride + column, f, a[column],
-                       b[column]);
+      AddElement<kSum>(in, begin + row * stride + column, f,
+                       sums.At(column, kA), sums.At(column, kB));
     }
   }
 }
 
-// Adds the tile's elements to a[column] and b[column]. By value, as MapTile.
+// Adds the tile's elements to the sums. By value, as MapTile.
 template <Sum kSum, typename T>
-void ReduceTile(const ReduceInput<T> in, const Tile tile, double* a,
-                double* b) {
+void ReduceTile(const ReduceInput<T> in, const Tile tile, ColumnTable& sums) {
   if (in.grid.runs) {
     for (int64_t row = tile.row_begin; row < tile.row_end; ++row) {
       for (int64_t c = tile.column_begin; c < tile.column_end; ++c) {
-        ReduceRun<kSum>(in, in.grid.RunAt(row, c), c, a[c], b[c]);
+        ReduceRun<kSum>(in, in.grid.RunAt(row, c), c, sums);
       }
     }
     return;
   }
   const int64_t first = tile.column_begin;
+  const int64_t last = tile.column_end;
   const int64_t stride = in.grid.columns;
   int64_t row = tile.row_begin;
   for (; row + kRowsTogether <= tile.row_end; row += kRowsTogether) {
-    ReduceRows<kSum, kRowsTogether>(in, row * stride, first, tile.column_end, a,
-                                    b);
+    ReduceRows<kSum, kRowsTogether>(in, row * stride, first, last, sums);
   }
   for (; row < tile.row_end; ++row) {
-    ReduceRows<kSum, 1>(in, row * stride, first, tile.column_end, a, b);
+    ReduceRows<kSum, 1>(in, row * stride, first, last, sums);
   }
-  ReduceRows<kSum, 1>(in, in.grid.rows * stride, first, tile.rest_end, a, b);
+  ReduceRows<kSum, 1>(in, in.grid.rows * stride, first, tile.rest_end, sums);
 }
 
 // [channels] each; zero on entry.
@@ -211,30 +212,46 @@ struct ReduceOutput {
   double* b = nullptr;
 };
 
-// Every tile has sums of its own, which are added in the tiles' order: the
+// Every row of tiles has sums of its own, which are added in their order: the
 // bits do not depend on who computed them.
 template <Sum kSum, typename T>
 void Reduce(const ReduceInput<T>& in, const BatchShape& shape,
             const ReduceOutput& out, const ParallelFor& parallel_for) {
-  const Grid& grid = in.grid;
-  const int64_t columns = grid.columns;
-  std::vector<double> a(grid.row_tiles() * columns);
-  std::vector<double> b(grid.row_tiles() * columns);
-  ForTiles(grid, parallel_for, [&](int64_t begin, int64_t end) {
+  std::vector<ColumnTable> sums(static_cast<size_t>(in.grid.row_tiles()),
+                                ColumnTable(in.grid, 2, LaneCount()));
+  ForTiles(in.grid, parallel_for, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const Tile tile = grid.TileAt(i);
-      ReduceTile<kSum>(in, tile, a.data() + tile.row_tile * columns,
-                       b.data() + tile.row_tile * columns);
+      const Tile tile = in.grid.TileAt(i);
+      ReduceTile<kSum>(in, tile, sums[static_cast<size_t>(tile.row_tile)]);
     }
   });
-  for (int64_t row = 0; row < grid.row_tiles(); ++row) {
-    const double* row_a = a.data() + row * columns;
-    const double* row_b = b.data() + row * columns;
-    ForEachColumn(grid, shape, [&](int64_t column, int64_t channel) {
-      out.a[channel] += row_a[column];
-      out.b[channel] += row_b[column];
+  for (const ColumnTable& row : sums) {
+    ForEachColumn(in.grid, shape, [&](int64_t column, int64_t channel) {
+      out.a[channel] += row.At(column, kA);
+      out.b[channel] += row.At(column, kB);
     });
   }
+}
+
+ColumnTable MeanTable(const Grid& grid, const BatchShape& shape,
+                      const double* mean) {
+  ColumnTable table(grid, 1, LaneCount());
+  ForEachColumn(grid, shape, [&](int64_t column, int64_t channel) {
+    table.At(column, kMean) = mean[channel];
+  });
+  return table;
+}
+
+ColumnTable MaskTable(const Grid& grid, const BackwardReduceArgs& args) {
+  const std::vector<ChannelFactors> factors = NormalizeFactors(args);
+  ColumnTable table(grid, 3, LaneCount());
+  ForEachColumn(grid, args.shape, [&](int64_t column, int64_t channel) {
+    const ChannelFactors& f = factors[static_cast<size_t>(channel)];
+    table.At(column, kMean) = f.mean;
+    table.At(column, kScale) = f.scale;
+    table.At(column, kBeta) = f.beta;
+  });
+  return table;
 }
 
 template <typename T>
@@ -248,8 +265,8 @@ void MomentsOf(const MomentsArgs& args, const ParallelFor& parallel_for) {
   ReduceInput<T> in;
   in.grid = GridOf(shape, LaneCount());
   in.x = x;
-  const std::vector<double> table = ColumnTable(in.grid, shape, shift.data());
-  in.mean = table.data();
+  const ColumnTable factors = MeanTable(in.grid, shape, shift.data());
+  in.factors = &factors;
   Reduce<Sum::kMoments>(in, shape, {args.mean, args.m2}, parallel_for);
   const double n = static_cast<double>(shape.count());
   for (int64_t c = 0; c < shape.channels; ++c) {
@@ -279,28 +296,21 @@ void BackwardReduceOf(const BackwardReduceArgs& args,
   in.grid = GridOf(shape, LaneCount());
   in.x = static_cast<const T*>(args.x);
   in.dy = static_cast<const T*>(args.dy);
-  const std::vector<double> mean = ColumnTable(in.grid, shape, args.mean);
-  in.mean = mean.data();
+  const bool recomputes = args.relu && args.y == nullptr;
+  const ColumnTable factors = recomputes ? MaskTable(in.grid, args)
+                                         : MeanTable(in.grid, shape, args.mean);
+  in.factors = &factors;
   if (!args.relu) {
     Reduce<Sum::kBackward>(in, shape, out, parallel_for);
     return;
   }
   in.dz = static_cast<T*>(args.dz);
-  if (args.y != nullptr) {
-    in.y = static_cast<const T*>(args.y);
+  in.y = static_cast<const T*>(args.y);
+  if (recomputes) {
+    Reduce<Sum::kRecomputedMask>(in, shape, out, parallel_for);
+  } else {
     Reduce<Sum::kMaskOfOutput>(in, shape, out, parallel_for);
-    return;
   }
-  const std::vector<ChannelFactors> factors = NormalizeFactors(args);
-  std::vector<double> scale(in.grid.columns);
-  std::vector<double> beta(in.grid.columns);
-  ForEachColumn(in.grid, shape, [&](int64_t column, int64_t channel) {
-    scale[column] = factors[channel].scale;
-    beta[column] = factors[channel].beta;
-  });
-  in.scale = scale.data();
-  in.beta = beta.data();
-  Reduce<Sum::kRecomputedMask>(in, shape, out, parallel_for);
 }
 
 void BackwardReduceHere(const BackwardReduceArgs& args,

@@ -177,12 +177,14 @@ int RunWorker() {
   if (!client.ok()) return Fail(client.status(), kExitConfig);
   (*client)->SetObserver(
       [](const std::string& text) { Log(LogLevel::kInfo, text); });
+  const std::unique_ptr<kernels::Backend> backend =
+      kernels::NewCpuBackend(RunOnArithmeticThreads);
   Trainer trainer(
       **client, **dataset,
       {.make_model = [&](uint64_t seed) { return ModelFor(**dataset, seed); },
        .batch_size = absl::GetFlag(FLAGS_batch_size),
        .accumulate = absl::GetFlag(FLAGS_accumulate),
-       .backend = &kernels::CpuBackend()});
+       .backend = backend.get()});
   std::unique_ptr<PeriodicTask> hand_back;
   const SignalWatcher watcher([&](int signal) {
     Log(LogLevel::kInfo,
