@@ -194,10 +194,10 @@ const Backend& ReferenceBackend();
 // Uses the calling thread only.
 const Backend& CpuBackend();
 
-// Calls task(0) to task(tasks - 1), each once, on any threads and in any
-// order, and returns when all have ended.
-using ParallelFor =
-    std::function<void(int64_t tasks, absl::FunctionRef<void(int64_t)> task)>;
+// Calls `run` with ranges [begin, end) that make up [0, tasks), on any threads
+// and in any order, and returns when all have ended.
+using ParallelFor = std::function<void(
+    int64_t tasks, absl::FunctionRef<void(int64_t begin, int64_t end)> run)>;
 
 // CpuBackend() with its batch-norm kernels spread over the threads of
 // `parallel_for`. How a tensor is cut into tasks depends on its shape only, so

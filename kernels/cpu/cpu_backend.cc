@@ -43,10 +43,6 @@ absl::string_view Name() { return HWY_DYNAMIC_DISPATCH(NameHere)(); }
 
 namespace {
 
-bool IsWide(DataType type) {
-  return type == DataType::kFloat32 || type == DataType::kFloat64;
-}
-
 class HighwayBackend final : public Backend {
  public:
   absl::string_view name() const override { return cpu::Name(); }
@@ -55,29 +51,19 @@ class HighwayBackend final : public Backend {
       : parallel_for_(std::move(parallel_for)) {}
 
   void Moments(const MomentsArgs& args) const override {
-    if (!IsWide(args.type)) return ReferenceBackend().Moments(args);
-    cpu::Moments(args);
+    cpu::Moments(args, parallel_for_);
   }
 
   void Normalize(const NormalizeArgs& args) const override {
-    if (!IsWide(args.type) || args.relu || args.add != nullptr) {
-      return ReferenceBackend().Normalize(args);
-    }
-    cpu::Normalize(args);
+    cpu::Normalize(args, parallel_for_);
   }
 
   void BackwardReduce(const BackwardReduceArgs& args) const override {
-    if (!IsWide(args.type) || args.relu) {
-      return ReferenceBackend().BackwardReduce(args);
-    }
-    cpu::BackwardReduce(args);
+    cpu::BackwardReduce(args, parallel_for_);
   }
 
   void BackwardElementwise(const BackwardElementwiseArgs& args) const override {
-    if (!IsWide(args.type) || args.relu || args.sum_dy == nullptr) {
-      return ReferenceBackend().BackwardElementwise(args);
-    }
-    cpu::BackwardElementwise(args);
+    cpu::BackwardElementwise(args, parallel_for_);
   }
 
   bool FoldSgd(const SgdStep& step, const SgdRun& run) const override {

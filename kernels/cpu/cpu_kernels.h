@@ -6,15 +6,18 @@
 
 // The functions behind CpuBackend(), one a method of Backend and with its
 // contract. Each picks the best instruction set of this machine when called.
+// `parallel_for` may be empty: then the calling thread does all.
 namespace cohort::kernels::cpu {
 
 // "cpu/" and the instruction set, such as "cpu/AVX2".
 absl::string_view Name();
 
-void Moments(const MomentsArgs& args);
-void BackwardReduce(const BackwardReduceArgs& args);
-void Normalize(const NormalizeArgs& args);
-void BackwardElementwise(const BackwardElementwiseArgs& args);
+void Moments(const MomentsArgs& args, const ParallelFor& parallel_for);
+void BackwardReduce(const BackwardReduceArgs& args,
+                    const ParallelFor& parallel_for);
+void Normalize(const NormalizeArgs& args, const ParallelFor& parallel_for);
+void BackwardElementwise(const BackwardElementwiseArgs& args,
+                         const ParallelFor& parallel_for);
 bool FoldSgd(const SgdStep& step, const SgdRun& run);
 bool FoldGradient(const GradientRun& run);
 double SumOfSquares(absl::Span<const float> x);

@@ -12,7 +12,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
+#include "kernels/half.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cohort::kernels::cpu {
@@ -57,6 +59,72 @@ HWY_INLINE Narrow RoundToFloat(Wide value) {
 #endif
 }
 
+using HalfBitsTag = hn::Rebind<uint16_t, WideTag>;
+using HalfBits = hn::Vec<HalfBitsTag>;
+
+// Highway truncates bfloat16 and, without an instruction for it, float16.
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || \
+    (HWY_ARCH_X86 && (HWY_TARGET >= HWY_SSE4 || defined(HWY_DISABLE_F16C)))
+#define COHORT_HALF_BY_ELEMENT 1
+#else
+#define COHORT_HALF_BY_ELEMENT 0
+#endif
+
+HWY_INLINE Wide LoadWide(const Float16* from) {
+#if COHORT_HALF_BY_ELEMENT
+  double wide[hn::MaxLanes(WideTag())];
+  for (size_t i = 0; i < hn::Lanes(WideTag()); ++i) {
+    wide[i] = static_cast<double>(from[i]);
+  }
+  return hn::LoadU(WideTag(), wide);
+#else
+  const hn::Rebind<hwy::float16_t, WideTag> halves;
+  const HalfBits bits =
+      hn::LoadU(HalfBitsTag(), reinterpret_cast<const uint16_t*>(from));
+  return hn::PromoteTo(WideTag(),
+                       hn::PromoteTo(NarrowTag(), hn::BitCast(halves, bits)));
+#endif
+}
+
+HWY_INLINE void StoreWide(Wide value, Float16* to) {
+#if COHORT_HALF_BY_ELEMENT
+  double wide[hn::MaxLanes(WideTag())];
+  hn::StoreU(value, WideTag(), wide);
+  for (size_t i = 0; i < hn::Lanes(WideTag()); ++i) to[i] = Float16(wide[i]);
+#else
+  const hn::Rebind<hwy::float16_t, WideTag> halves;
+  hn::StoreU(
+      hn::BitCast(HalfBitsTag(), hn::DemoteTo(halves, RoundToFloat(value))),
+      HalfBitsTag(), reinterpret_cast<uint16_t*>(to));
+#endif
+}
+
+HWY_INLINE Wide LoadWide(const BFloat16* from) {
+  const hn::Rebind<uint32_t, WideTag> words;
+  const HalfBits bits =
+      hn::LoadU(HalfBitsTag(), reinterpret_cast<const uint16_t*>(from));
+  return hn::PromoteTo(
+      WideTag(),
+      hn::BitCast(NarrowTag(), hn::ShiftLeft<16>(hn::PromoteTo(words, bits))));
+}
+
+HWY_INLINE void StoreWide(Wide value, BFloat16* to) {
+  const hn::Rebind<uint32_t, WideTag> words;
+  const hn::Rebind<int32_t, WideTag> numbers;
+  const Narrow narrow = RoundToFloat(value);
+  const auto bits = hn::BitCast(words, narrow);
+  const auto upper = hn::ShiftRight<16>(bits);
+  // As BFloat16Bits().
+  const auto even = hn::And(upper, hn::Set(words, 1));
+  const auto rounded =
+      hn::ShiftRight<16>(hn::Add(bits, hn::Add(even, hn::Set(words, 0x7fff))));
+  const auto nan = hn::Or(upper, hn::Set(words, 0x40));
+  const auto half =
+      hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(narrow)), nan, rounded);
+  hn::StoreU(hn::DemoteTo(HalfBitsTag(), hn::BitCast(numbers, half)),
+             HalfBitsTag(), reinterpret_cast<uint16_t*>(to));
+}
+
 HWY_INLINE void StoreWide(Wide value, double* to) {
   hn::StoreU(value, WideTag(), to);
 }
@@ -64,6 +132,8 @@ HWY_INLINE void StoreWide(Wide value, double* to) {
 HWY_INLINE void StoreWide(Wide value, float* to) {
   hn::StoreU(RoundToFloat(value), NarrowTag(), to);
 }
+
+#undef COHORT_HALF_BY_ELEMENT
 
 // Reads float32 from an address of any alignment. Through bytes, as a
 // misaligned `const float*` is undefined even where the load is not.
@@ -77,6 +147,18 @@ HWY_INLINE Wide LoadUnalignedFloats(const std::byte* from) {
   const auto raw = hn::LoadU(bytes, reinterpret_cast<const uint8_t*>(from));
   return hn::PromoteTo(WideTag(), hn::BitCast(NarrowTag(), raw));
 #endif
+}
+
+// How far ahead of the elements at hand memory is asked for, in bytes.
+constexpr int64_t kPrefetchBytes = 2048;
+
+// Asks for the memory kPrefetchBytes behind element `i`; null and what lies
+// outside the tensor do no harm. Kernels that walk along several rows at once
+// ask row after row, an order that the hardware's prefetcher does not see.
+template <typename T>
+HWY_INLINE void PrefetchAhead(const T* tensor, int64_t i) {
+  hwy::Prefetch(reinterpret_cast<const char*>(tensor) +
+                i * static_cast<int64_t>(sizeof(T)) + kPrefetchBytes);
 }
 
 HWY_INLINE double SumOfLanes(Wide value) {

@@ -7,10 +7,12 @@
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/process/command_line.h"
 #include "common/status_macros.h"
 #include "tests/bench/exchange_bench.h"
+#include "tests/bench/kernel_bench.h"
 #include "tests/bench/tcp_baseline.h"
 #include "tests/bench/training_bench.h"
 #include "worker/train/threads.h"
@@ -21,6 +23,10 @@ ABSL_FLAG(int32_t, steps, 10, "timed steps of each exchange");
 ABSL_FLAG(int32_t, rounds, 5000, "timed rendezvous");
 ABSL_FLAG(int64_t, channels, 64, "channels of the rendezvous");
 ABSL_FLAG(int32_t, training_steps, 40, "timed training steps");
+ABSL_FLAG(int32_t, kernel_rounds, 21, "timed turns of each kernel");
+ABSL_FLAG(std::string, table, "",
+          "the one table to make: exchange, rendezvous, training, backup, "
+          "batch_norm or fold; empty: all");
 
 namespace cohort::bench {
 namespace {
@@ -169,12 +175,84 @@ absl::Status BenchBackupWorkers() {
   return absl::OkStatus();
 }
 
-absl::Status RunAll() {
-  COHORT_RETURN_IF_ERROR(BenchExchange());
-  COHORT_RETURN_IF_ERROR(BenchRendezvous());
-  COHORT_RETURN_IF_ERROR(BenchTraining());
-  COHORT_RETURN_IF_ERROR(BenchOverlap());
-  return BenchBackupWorkers();
+// One thread. 3 and 5 sweeps over the tensor are the least that forward and
+// backward passes with statistics of a whole cohort need.
+absl::Status BenchBatchNorm() {
+  const int32_t rounds = absl::GetFlag(FLAGS_kernel_rounds);
+  absl::PrintF(
+      "\nbatch norm of float32 in training, beside LibTorch's (medians of %d "
+      "turns)\n",
+      rounds);
+  absl::PrintF("%-22s %6s %9s %8s %9s %8s %8s\n", "images x channels", "MiB",
+               "forward s", "x torch", "backw. s", "x torch", "both x");
+  for (const BatchNormSetup& size : {
+           BatchNormSetup{.images = 16, .channels = 64, .side = 16},
+           BatchNormSetup{.images = 32, .channels = 512, .side = 8},
+           BatchNormSetup{.images = 32, .channels = 64, .side = 32},
+           BatchNormSetup{.images = 64, .channels = 2048, .side = 7},
+           BatchNormSetup{.images = 2, .channels = 64, .side = 256},
+       }) {
+    for (const bool channels_last : {false, true}) {
+      BatchNormSetup setup = size;
+      setup.channels_last = channels_last;
+      const BatchNormDuel duel = TimeBatchNorm(setup, rounds);
+      const std::string name =
+          absl::StrFormat("%dx%d %s", setup.images, setup.channels,
+                          channels_last ? "channels_last" : "NCHW");
+      absl::PrintF("%-22s %6.1f %9.6f %8.2f %9.6f %8.2f %8.2f\n", name,
+                   setup.Mebibytes(), duel.forward.cohort, duel.forward.Ratio(),
+                   duel.backward.cohort, duel.backward.Ratio(),
+                   duel.both.Ratio());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BenchFold() {
+  const int32_t rounds = absl::GetFlag(FLAGS_kernel_rounds);
+  const int64_t elements = absl::GetFlag(FLAGS_elements);
+  absl::PrintF(
+      "\nfold and update of %.1f M float32, beside a sweep over the same "
+      "memory (medians\nof %d turns)\n",
+      static_cast<double>(elements) / 1e6, rounds);
+  absl::PrintF("%-10s %10s %10s %10s %10s\n", "optimizer", "workers", "fold s",
+               "sweep s", "x sweep");
+  for (const FoldRule rule :
+       {FoldRule::kSgd, FoldRule::kMomentum, FoldRule::kAdam}) {
+    const char* name = rule == FoldRule::kAdam       ? "adam"
+                       : rule == FoldRule::kMomentum ? "momentum"
+                                                     : "sgd";
+    for (const int32_t workers : {1, 2, 4, 16}) {
+      const Duel duel = TimeFold(rule, workers, elements, rounds);
+      absl::PrintF("%-10s %10d %10.4f %10.4f %10.2f\n", name, workers,
+                   duel.cohort, duel.other, duel.Ratio());
+    }
+  }
+  return absl::OkStatus();
+}
+
+struct Table {
+  const char* name = nullptr;
+  absl::Status (*make)() = nullptr;
+};
+
+absl::Status RunTables() {
+  const std::string wanted = absl::GetFlag(FLAGS_table);
+  bool found = false;
+  for (const Table& table :
+       {Table{"exchange", BenchExchange}, Table{"rendezvous", BenchRendezvous},
+        Table{"training", BenchTraining}, Table{"overlap", BenchOverlap},
+        Table{"backup", BenchBackupWorkers},
+        Table{"batch_norm", BenchBatchNorm}, Table{"fold", BenchFold}}) {
+    if (!wanted.empty() && wanted != table.name) continue;
+    found = true;
+    COHORT_RETURN_IF_ERROR(table.make());
+  }
+  if (found) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--table: got \"", wanted,
+      "\", want exchange, rendezvous, training, overlap, backup, batch_norm or "
+      "fold"));
 }
 
 int Main(absl::Span<char* const> arguments) {
@@ -186,15 +264,17 @@ int Main(absl::Span<char* const> arguments) {
   if (*help) {
     absl::PrintF("%s",
                  HelpText({.name = "cohort-bench",
-                           .summary = "Times the exchange, the rendezvous and "
-                                      "training, beside plain TCP and memcpy.",
+                           .summary = "Times the exchange, the rendezvous, "
+                                      "training and the kernels, beside plain "
+                                      "TCP, memory and LibTorch.",
                            .examples = {"cohort-bench",
+                                        "cohort-bench --table=batch_norm",
                                         "cohort-bench --elements=1000000"}},
                           "cohort_bench.cc"));
     return kExitOk;
   }
   SetArithmeticThreads(1);
-  const absl::Status status = RunAll();
+  const absl::Status status = RunTables();
   if (status.ok()) return kExitOk;
   absl::FPrintF(stderr, "cohort-bench: %s\n", status.message());
   return kExitFailure;

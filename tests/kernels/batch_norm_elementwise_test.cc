@@ -1,6 +1,6 @@
 #include <cmath>
 #include <cstdint>
-#include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -62,15 +62,6 @@ struct Layer {
   std::vector<double> sum_dy, sum_dy_xmu;
 };
 
-// Half an ulp of T once, for the answer, and at most eight roundings of
-// float64 on the way, each of a value no larger than `magnitude`.
-template <typename T>
-bool Near(T got, long double want, long double magnitude) {
-  const long double half_ulp = std::numeric_limits<T>::epsilon() / 2;
-  return std::abs(got - want) <=
-         half_ulp * std::abs(want) * 1.0001L + 8 * 0x1p-53L * magnitude;
-}
-
 class NormalizeTest : public BackendTest {};
 class BackwardElementwiseTest : public BackendTest {};
 
@@ -84,10 +75,12 @@ void ExpectExactForward(const Backend& backend, const BatchShape& shape) {
   for (int64_t i = 0; i < Elements(shape); ++i) {
     const int64_t c = ChannelOf(shape, i);
     const long double product =
-        (static_cast<long double>(layer.x[i]) - layer.mean[c]) *
-        layer.invstd[c] * layer.gamma[c];
-    const long double magnitude = std::abs(product) + std::abs(layer.beta[c]);
-    if (!Near(y[i], product + layer.beta[c], magnitude)) ++wrong;
+        (static_cast<long double>(static_cast<double>(layer.x[i])) -
+         layer.mean[c]) *
+        layer.invstd[c] * static_cast<double>(layer.gamma[c]);
+    const auto beta = static_cast<double>(layer.beta[c]);
+    const long double magnitude = std::abs(product) + std::abs(beta);
+    if (!Near(y[i], product + beta, magnitude)) ++wrong;
   }
   EXPECT_EQ(wrong, 0);
   ReferenceBackend().Normalize(layer.Forward(reference));
@@ -96,8 +89,9 @@ void ExpectExactForward(const Backend& backend, const BatchShape& shape) {
 
 TEST_P(NormalizeTest, EqualsTheFormulaAndTheReferenceBitForBit) {
   for (const BatchShape& shape : InterestingShapes()) {
-    ExpectExactForward<float>(backend(), shape);
-    ExpectExactForward<double>(backend(), shape);
+    ForEachType([&]<typename T>(std::type_identity<T>) {
+      ExpectExactForward<T>(backend(), shape);
+    });
   }
 }
 
@@ -160,11 +154,13 @@ void ExpectExactBackward(const Backend& backend, const BatchShape& shape) {
   int64_t wrong = 0;
   for (int64_t i = 0; i < Elements(shape); ++i) {
     const int64_t c = ChannelOf(shape, i);
-    const long double dy = layer.dy[i], invstd = layer.invstd[c];
+    const long double dy = static_cast<double>(layer.dy[i]);
+    const long double invstd = layer.invstd[c];
     const long double first = layer.sum_dy[c] / n;
-    const long double second = (layer.x[i] - layer.mean[c]) * invstd * invstd *
-                               layer.sum_dy_xmu[c] / n;
-    const long double scale = layer.gamma[c] * invstd;
+    const long double second =
+        (static_cast<double>(layer.x[i]) - layer.mean[c]) * invstd * invstd *
+        layer.sum_dy_xmu[c] / n;
+    const long double scale = static_cast<double>(layer.gamma[c]) * invstd;
     const long double magnitude =
         std::abs(scale) * (std::abs(dy) + std::abs(first) + std::abs(second));
     if (!Near(dx[i], scale * (dy - first - second), magnitude)) ++wrong;
@@ -176,8 +172,9 @@ void ExpectExactBackward(const Backend& backend, const BatchShape& shape) {
 
 TEST_P(BackwardElementwiseTest, EqualsTheFormulaAndTheReferenceBitForBit) {
   for (const BatchShape& shape : InterestingShapes()) {
-    ExpectExactBackward<float>(backend(), shape);
-    ExpectExactBackward<double>(backend(), shape);
+    ForEachType([&]<typename T>(std::type_identity<T>) {
+      ExpectExactBackward<T>(backend(), shape);
+    });
   }
 }
 

@@ -1,12 +1,15 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/backend.h"
+#include "kernels/data_type.h"
 
 namespace cohort::kernels {
 
@@ -40,7 +43,39 @@ class Numbers {
 
 template <typename T>
 constexpr DataType TypeOf() {
+  if (std::is_same_v<T, Float16>) return DataType::kFloat16;
+  if (std::is_same_v<T, BFloat16>) return DataType::kBFloat16;
   return sizeof(T) == sizeof(float) ? DataType::kFloat32 : DataType::kFloat64;
+}
+
+// Calls f(std::type_identity<T>()) for the four types of tensors.
+template <typename F>
+void ForEachType(F f) {
+  f(std::type_identity<float>());
+  f(std::type_identity<double>());
+  f(std::type_identity<Float16>());
+  f(std::type_identity<BFloat16>());
+}
+
+// The largest error of rounding `value` to T: half an ulp, or half of the
+// smallest number near zero. Types of two bytes are rounded to float32 first,
+// which may move the value across a tie: by 2^-24 of it.
+template <typename T>
+long double RoundingError(long double value) {
+  const long double size = std::abs(value);
+  if (std::is_same_v<T, double>) return std::max(size * 0x1p-53L, 0x1p-1075L);
+  if (std::is_same_v<T, float>) return std::max(size * 0x1p-24L, 0x1p-150L);
+  const bool brain = std::is_same_v<T, BFloat16>;
+  return size * 0x1p-24L + std::max(size * (brain ? 0x1p-8L : 0x1p-11L),
+                                    brain ? 0x1p-134L : 0x1p-25L);
+}
+
+// Half an ulp of T once, for the answer, and at most eight roundings of
+// float64 on the way, each of a value no larger than `magnitude`.
+template <typename T>
+bool Near(T got, long double want, long double magnitude) {
+  return std::abs(static_cast<double>(got) - want) <=
+         RoundingError<T>(want) * 1.0001L + 8 * 0x1p-53L * magnitude;
 }
 
 inline int64_t Elements(const BatchShape& shape) {
@@ -67,6 +102,8 @@ inline std::vector<BatchShape> InterestingShapes() {
       shapes.push_back({.outer = outer, .channels = channels, .inner = inner});
     }
   }
+  // One element a channel.
+  shapes.push_back({.outer = 1, .channels = 65, .inner = 1});
   // Fewer elements than a vector has lanes, and fewer rows than a period.
   shapes.push_back({.outer = 1, .channels = 1, .inner = 1});
   shapes.push_back({.outer = 1, .channels = 2, .inner = 3});

@@ -246,6 +246,8 @@ int RunWorker() {
   if (!client.ok()) return Fail(client.status(), kExitConfig);
   (*client)->SetObserver(
       [](const std::string& text) { Log(LogLevel::kInfo, text); });
+  const std::unique_ptr<kernels::Backend> backend =
+      kernels::NewCpuBackend(RunOnArithmeticThreads);
   Trainer trainer(
       **client, **dataset,
       {.make_model = [&](uint64_t seed) { return ModelFor(**dataset, seed); },
@@ -254,7 +256,7 @@ int RunWorker() {
        .loss = *loss_options,
        .evaluation_batch_size = EvaluationBatchSize(**dataset),
        .batch_norm = BindingOptionsFromFlags(),
-       .backend = &kernels::CpuBackend()});
+       .backend = backend.get()});
   std::unique_ptr<PeriodicTask> hand_back;
   const SignalWatcher watcher([&](int signal) {
     Log(LogLevel::kInfo,

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cohort::bench {
+
+// Processor time of the calling thread: what other programs of the machine
+// take is not in it.
+double ThreadSeconds();
+
+// Medians of two contenders that took turns, in ThreadSeconds().
+struct Duel {
+  double cohort = 0;
+  double other = 0;
+
+  // Above 1 where Cohort is faster.
+  double Ratio() const { return other / cohort; }
+};
+
+struct BatchNormSetup {
+  // [images, channels, side, side], float32.
+  int64_t images = 1;
+  int64_t channels = 1;
+  int64_t side = 1;
+  bool channels_last = false;
+
+  double Mebibytes() const {
+    return static_cast<double>(images * channels * side * side) * 4 / (1 << 20);
+  }
+};
+
+struct BatchNormDuel {
+  Duel forward;
+  Duel backward;
+  // Forward and backward.
+  Duel both;
+};
+
+// Training batch norm with weight and bias by the CPU kernels and by LibTorch,
+// on the calling thread; both allocate what they return. Set LibTorch's
+// threads to 1 before.
+BatchNormDuel TimeBatchNorm(const BatchNormSetup& setup, int32_t rounds);
+
+enum class FoldRule { kSgd, kMomentum, kAdam };
+
+// The fold of `contributors` gradients and the update of `elements` weights in
+// partitions of 1 MiB, as the server runs it, beside a sweep over the same
+// arrays: plain loops that read each element the fold reads and write each that
+// it writes, and compute nothing.
+Duel TimeFold(FoldRule rule, int32_t contributors, int64_t elements,
+              int32_t rounds);
+
+}  // namespace cohort::bench
