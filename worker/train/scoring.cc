@@ -52,7 +52,7 @@ EvaluationSums ScoreSamples(Model& model, const Dataset& dataset,
     const size_t count =
         std::min(indices.size() - at, static_cast<size_t>(batch_size));
     const Batch batch = ReadBatch(dataset, split, indices.subspan(at, count));
-    const at::Tensor logits = model.forward(batch.images);
+    const at::Tensor logits = model.forward(batch.images).logits;
     const auto n = static_cast<int64_t>(count);
     sums.samples += n;
     sums.labels += n;

@@ -184,17 +184,22 @@ absl::StatusOr<std::vector<int64_t>> Trainer::IndicesOf(
 absl::Status Trainer::TrainPart(absl::Span<const int64_t> indices, bool first,
                                 int64_t samples, PushClosing& sums) {
   const Batch batch = ReadBatch(dataset_, DataSplit::kTrain, indices);
-  const at::Tensor logits = state_->model->forward(batch.images);
-  const at::Tensor loss_sum = LossSum(logits, batch.labels);
+  const ModelOutput output = state_->model->forward(batch.images);
+  // What is reported is the main head's, as in evaluation.
+  const at::Tensor loss_sum = LossSum(output.logits, batch.labels);
+  at::Tensor objective = loss_sum;
+  for (const AuxiliaryOutput& head : output.auxiliary) {
+    objective = objective + head.weight * LossSum(head.logits, batch.labels);
+  }
   if (first) {
     COHORT_RETURN_IF_ERROR(
         client_.OpenPush({.version = *state_->version,
                           .samples = samples,
                           .loss_weight = static_cast<double>(samples)}));
   }
-  (loss_sum / state_->loss_reference).backward();
+  (objective / state_->loss_reference).backward();
   sums.loss_sum += loss_sum.item<double>();
-  sums.correct += CorrectOf(logits.detach(), batch.labels);
+  sums.correct += CorrectOf(output.logits.detach(), batch.labels);
   sums.labels += batch.labels.numel();
   return absl::OkStatus();
 }
