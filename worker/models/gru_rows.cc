@@ -4,6 +4,7 @@
 
 #include <tuple>
 
+#include "worker/batch_norm/functional.h"
 #include "worker/models/layers.h"
 
 namespace cohort {

@@ -1,5 +1,7 @@
 #include "worker/models/layers.h"
 
+#include "worker/batch_norm/functional.h"
+
 namespace cohort {
 
 namespace nn = torch::nn;

@@ -18,34 +18,6 @@ struct ConvShape {
 // with stride 1 the map keeps its size. `kernel` is odd.
 torch::nn::Conv2d Conv(const ConvShape& shape);
 
-// norm(x), also of one element a channel, which the module's own forward
-// refuses in training: an image a worker and a map of 1x1 are no less a part
-// of the cohort's batch. Within a BatchNormScope that is what it is
-// normalised as; alone it comes out as the layer's shift.
-// `norm` is a torch::nn::BatchNorm1d, 2d or 3d.
-template <typename Norm>
-at::Tensor BatchNorm(Norm& norm, const at::Tensor& x) {
-  const bool tracks = norm->options.track_running_stats();
-  if (norm->is_training() && tracks) norm->num_batches_tracked += 1;
-  return torch::batch_norm(x, norm->weight, norm->bias, norm->running_mean,
-                           norm->running_var, norm->is_training() || !tracks,
-                           *norm->options.momentum(), norm->options.eps(),
-                           at::globalContext().userEnabledCuDNN());
-}
-
-// relu(norm(x)).
-template <typename Norm>
-at::Tensor BatchNormRelu(Norm& norm, const at::Tensor& x) {
-  return BatchNorm(norm, x).relu_();
-}
-
-// relu(norm(x) + z), z of the shape of x.
-template <typename Norm>
-at::Tensor BatchNormAddRelu(Norm& norm, const at::Tensor& x,
-                            const at::Tensor& z) {
-  return BatchNorm(norm, x).add_(z).relu_();
-}
-
 // Convolution `conv`, batch norm `bn`, ReLU.
 class ConvBnReluImpl final : public torch::nn::Module {
  public:

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "worker/batch_norm/functional.h"
 #include "worker/models/layers.h"
 
 namespace cohort {

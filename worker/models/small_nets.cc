@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include "worker/batch_norm/functional.h"
 #include "worker/models/layers.h"
 
 namespace cohort {
