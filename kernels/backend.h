@@ -1,15 +1,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/data_type.h"
 #include "kernels/optimizer_step.h"
 
 namespace cohort::kernels {
-
-enum class DataType { kFloat32, kFloat64 };
 
 // A batch-norm input seen as [outer][channels][inner], row-major. Contiguous
 // [N, C, H, W] is {N, C, H*W}; channels_last and [N, C] are {N*H*W, C, 1}.
@@ -39,10 +40,15 @@ struct NormalizeArgs {
   const void* x = nullptr;
   const double* mean = nullptr;
   const double* invstd = nullptr;
-  // Null: scale 1, shift 0. Of `type`.
+  // Null: scale 1, shift 0. Of `parameter_type`; layers of half precision
+  // keep theirs in float32.
+  DataType parameter_type = DataType::kFloat32;
   const void* gamma = nullptr;
   const void* beta = nullptr;
-  // Out; may be x.
+  // Null: nothing is added. Else z, of the shape and type of x.
+  const void* add = nullptr;
+  bool relu = false;
+  // Out; may be x or add.
   void* y = nullptr;
 };
 
@@ -52,11 +58,26 @@ struct BackwardReduceArgs {
   const void* x = nullptr;
   const void* dy = nullptr;
   const double* mean = nullptr;
-  // Out: sum dy and sum dy*(x-mean) of the local batch.
+  // Out: sum dz and sum dz*(x-mean) of the local batch.
   double* sum_dy = nullptr;
   double* sum_dy_xmu = nullptr;
+
+  // With a fused ReLU dz = dy where y > 0 and else 0; without it dz = dy and
+  // none of what follows is read.
+  bool relu = false;
+  // The output of the forward pass. Null: its sign is recomputed from x and
+  // the next four, which must be those of Normalize, and nothing was added.
+  const void* y = nullptr;
+  const double* invstd = nullptr;
+  DataType parameter_type = DataType::kFloat32;
+  const void* gamma = nullptr;
+  const void* beta = nullptr;
+  // Out; may be dy. Null: dz is not stored.
+  void* dz = nullptr;
 };
 
+// After a fused add and ReLU pass the dz that BackwardReduce stored as dy, and
+// no relu: it is the gradient of z as well.
 struct BackwardElementwiseArgs {
   BatchShape shape;
   DataType type = DataType::kFloat32;
@@ -64,20 +85,27 @@ struct BackwardElementwiseArgs {
   const void* dy = nullptr;
   const double* mean = nullptr;
   const double* invstd = nullptr;
-  // Null: 1.
+  // Null: 1. Of `parameter_type`.
+  DataType parameter_type = DataType::kFloat32;
   const void* gamma = nullptr;
-  // Sums over all members, and their total count.
+  // Sums over all members, and their total count. Both null: the statistics
+  // are constants (frozen), dx = gamma * invstd * dz.
   const double* sum_dy = nullptr;
   const double* sum_dy_xmu = nullptr;
   int64_t total_count = 0;
-  // Out; may be dy.
+  // True: dz of BackwardReduceArgs takes the place of dy, its mask recomputed
+  // from x and beta (null: 0). Else beta is not read.
+  bool relu = false;
+  const void* beta = nullptr;
+  // Out; may be dy or x.
   void* dx = nullptr;
 };
 
 // The arithmetic that Cohort exists for, over raw memory.
 //
-// Determinism: same backend, same instruction set, same inputs: same bits.
-// Thread safety: safe; no state.
+// Determinism: same backend, same instruction set, same inputs: same bits, on
+//   any number of threads.
+// Thread safety: safe; no state that changes.
 // Errors: none. Shapes and pointers are the caller's to check.
 class Backend {
  public:
@@ -94,13 +122,20 @@ class Backend {
   //   variance", 1983 (shifted data).
   virtual void Moments(const MomentsArgs& args) const = 0;
 
-  // y = (x - mean) * invstd * gamma + beta.
+  // y = relu((x - mean) * invstd * gamma + beta + add), in float64 and rounded
+  // at the end (to types of two bytes by way of float32). Without relu or add
+  // that part is left out.
+  //
+  // NaN passes the ReLU, as in PyTorch; a y of 0 has either sign without it
+  //   and is +0 with it.
   virtual void Normalize(const NormalizeArgs& args) const = 0;
 
-  // The two sums of the backward pass over the local batch.
+  // The two sums of the backward pass over the local batch, of what the
+  // ReLU's mask leaves of dy. The mask is that of y as it was stored: an
+  // activation that was rounded to 0 passes nothing, NaN passes.
   virtual void BackwardReduce(const BackwardReduceArgs& args) const = 0;
 
-  // dx = gamma * invstd * (dy - S1/N - (x-mean) * invstd^2 * S2/N), with
+  // dx = gamma * invstd * (dz - S1/N - (x-mean) * invstd^2 * S2/N), with
   // S1 = sum_dy, S2 = sum_dy_xmu, N = total_count.
   // Source: Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
   virtual void BackwardElementwise(
@@ -156,6 +191,17 @@ class Backend {
 const Backend& ReferenceBackend();
 
 // SIMD by Highway, dispatched at run time to the best instruction set here.
+// Uses the calling thread only.
 const Backend& CpuBackend();
+
+// Calls task(0) to task(tasks - 1), each once, on any threads and in any
+// order, and returns when all have ended.
+using ParallelFor =
+    std::function<void(int64_t tasks, absl::FunctionRef<void(int64_t)> task)>;
+
+// CpuBackend() with its batch-norm kernels spread over the threads of
+// `parallel_for`. How a tensor is cut into tasks depends on its shape only, so
+// the bits are those of CpuBackend().
+std::unique_ptr<Backend> NewCpuBackend(ParallelFor parallel_for);
 
 }  // namespace cohort::kernels

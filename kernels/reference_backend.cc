@@ -3,12 +3,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/backend.h"
 #include "kernels/channel_factors.h"
+#include "kernels/data_type.h"
 
 namespace cohort::kernels {
 namespace {
@@ -33,15 +35,18 @@ void ReferenceMoments(const MomentsArgs& args) {
   std::fill_n(args.mean, shape.channels, 0.0);
   std::fill_n(args.m2, shape.channels, 0.0);
   if (shape.count() == 0) return;
+  const auto first = [&](int64_t c) {
+    return static_cast<double>(x[c * shape.inner]);
+  };
   ForEachElement(shape, [&](int64_t i, int64_t c) {
-    args.mean[c] += static_cast<double>(x[i]) - x[c * shape.inner];
+    args.mean[c] += static_cast<double>(x[i]) - first(c);
   });
   const double n = static_cast<double>(shape.count());
   for (int64_t c = 0; c < shape.channels; ++c) {
-    args.mean[c] = x[c * shape.inner] + args.mean[c] / n;
+    args.mean[c] = first(c) + args.mean[c] / n;
   }
   ForEachElement(shape, [&](int64_t i, int64_t c) {
-    const double d = x[i] - args.mean[c];
+    const double d = static_cast<double>(x[i]) - args.mean[c];
     args.m2[c] += d * d;
   });
 }
@@ -49,10 +54,13 @@ void ReferenceMoments(const MomentsArgs& args) {
 template <typename T>
 void ReferenceNormalize(const NormalizeArgs& args) {
   const T* x = static_cast<const T*>(args.x);
+  const T* add = static_cast<const T*>(args.add);
   T* y = static_cast<T*>(args.y);
-  const std::vector<ChannelFactors> factors = NormalizeFactors<T>(args);
+  const std::vector<ChannelFactors> factors = NormalizeFactors(args);
   ForEachElement(args.shape, [&](int64_t i, int64_t c) {
-    y[i] = static_cast<T>(NormalizeOne(x[i], factors[c]));
+    double value = NormalizeOne(static_cast<double>(x[i]), factors[c]);
+    if (add != nullptr) value += static_cast<double>(add[i]);
+    y[i] = static_cast<T>(args.relu ? ReluOne(value) : value);
   });
 }
 
@@ -60,11 +68,23 @@ template <typename T>
 void ReferenceBackwardReduce(const BackwardReduceArgs& args) {
   const T* x = static_cast<const T*>(args.x);
   const T* dy = static_cast<const T*>(args.dy);
+  const T* y = static_cast<const T*>(args.y);
+  T* dz = args.relu ? static_cast<T*>(args.dz) : nullptr;
+  std::vector<ChannelFactors> factors;
+  if (args.relu && y == nullptr) factors = NormalizeFactors(args);
   std::fill_n(args.sum_dy, args.shape.channels, 0.0);
   std::fill_n(args.sum_dy_xmu, args.shape.channels, 0.0);
   ForEachElement(args.shape, [&](int64_t i, int64_t c) {
-    args.sum_dy[c] += dy[i];
-    args.sum_dy_xmu[c] += dy[i] * (x[i] - args.mean[c]);
+    const auto value = static_cast<double>(x[i]);
+    auto g = static_cast<double>(dy[i]);
+    if (args.relu) {
+      g = MaskOne<T>(y != nullptr ? static_cast<double>(y[i])
+                                  : NormalizeOne(value, factors[c]),
+                     g);
+    }
+    if (dz != nullptr) dz[i] = static_cast<T>(g);
+    args.sum_dy[c] += g;
+    args.sum_dy_xmu[c] += g * (value - args.mean[c]);
   });
 }
 
@@ -74,9 +94,14 @@ void ReferenceBackwardElementwise(const BackwardElementwiseArgs& args) {
   const T* x = static_cast<const T*>(args.x);
   const T* dy = static_cast<const T*>(args.dy);
   T* dx = static_cast<T*>(args.dx);
-  const std::vector<ChannelFactors> factors = BackwardFactors<T>(args);
+  const std::vector<ChannelFactors> factors = BackwardFactors(args);
   ForEachElement(args.shape, [&](int64_t i, int64_t c) {
-    dx[i] = static_cast<T>(BackwardOne(x[i], dy[i], factors[c]));
+    const auto value = static_cast<double>(x[i]);
+    auto g = static_cast<double>(dy[i]);
+    if (args.relu) g = MaskOne<T>(NormalizeOne(value, factors[c]), g);
+    dx[i] = static_cast<T>(args.sum_dy == nullptr
+                               ? g * factors[c].scale
+                               : BackwardOne(value, g, factors[c]));
   });
 }
 
@@ -96,35 +121,27 @@ class PlainBackend final : public Backend {
   absl::string_view name() const override { return "reference"; }
 
   void Moments(const MomentsArgs& args) const override {
-    if (args.type == DataType::kFloat32) {
-      ReferenceMoments<float>(args);
-    } else {
-      ReferenceMoments<double>(args);
-    }
+    VisitType(args.type, [&]<typename T>(std::type_identity<T>) {
+      ReferenceMoments<T>(args);
+    });
   }
 
   void Normalize(const NormalizeArgs& args) const override {
-    if (args.type == DataType::kFloat32) {
-      ReferenceNormalize<float>(args);
-    } else {
-      ReferenceNormalize<double>(args);
-    }
+    VisitType(args.type, [&]<typename T>(std::type_identity<T>) {
+      ReferenceNormalize<T>(args);
+    });
   }
 
   void BackwardReduce(const BackwardReduceArgs& args) const override {
-    if (args.type == DataType::kFloat32) {
-      ReferenceBackwardReduce<float>(args);
-    } else {
-      ReferenceBackwardReduce<double>(args);
-    }
+    VisitType(args.type, [&]<typename T>(std::type_identity<T>) {
+      ReferenceBackwardReduce<T>(args);
+    });
   }
 
   void BackwardElementwise(const BackwardElementwiseArgs& args) const override {
-    if (args.type == DataType::kFloat32) {
-      ReferenceBackwardElementwise<float>(args);
-    } else {
-      ReferenceBackwardElementwise<double>(args);
-    }
+    VisitType(args.type, [&]<typename T>(std::type_identity<T>) {
+      ReferenceBackwardElementwise<T>(args);
+    });
   }
 
   bool FoldSgd(const SgdStep& step, const SgdRun& run) const override {

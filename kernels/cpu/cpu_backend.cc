@@ -1,6 +1,8 @@
 // The backend's face, and its name on every instruction set.
 
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -41,21 +43,40 @@ absl::string_view Name() { return HWY_DYNAMIC_DISPATCH(NameHere)(); }
 
 namespace {
 
+bool IsWide(DataType type) {
+  return type == DataType::kFloat32 || type == DataType::kFloat64;
+}
+
 class HighwayBackend final : public Backend {
  public:
   absl::string_view name() const override { return cpu::Name(); }
 
-  void Moments(const MomentsArgs& args) const override { cpu::Moments(args); }
+  explicit HighwayBackend(ParallelFor parallel_for)
+      : parallel_for_(std::move(parallel_for)) {}
+
+  void Moments(const MomentsArgs& args) const override {
+    if (!IsWide(args.type)) return ReferenceBackend().Moments(args);
+    cpu::Moments(args);
+  }
 
   void Normalize(const NormalizeArgs& args) const override {
+    if (!IsWide(args.type) || args.relu || args.add != nullptr) {
+      return ReferenceBackend().Normalize(args);
+    }
     cpu::Normalize(args);
   }
 
   void BackwardReduce(const BackwardReduceArgs& args) const override {
+    if (!IsWide(args.type) || args.relu) {
+      return ReferenceBackend().BackwardReduce(args);
+    }
     cpu::BackwardReduce(args);
   }
 
   void BackwardElementwise(const BackwardElementwiseArgs& args) const override {
+    if (!IsWide(args.type) || args.relu || args.sum_dy == nullptr) {
+      return ReferenceBackend().BackwardElementwise(args);
+    }
     cpu::BackwardElementwise(args);
   }
 
@@ -79,13 +100,20 @@ class HighwayBackend final : public Backend {
                   const CompensationRun& run) const override {
     return cpu::Compensate(step, run);
   }
+
+ private:
+  const ParallelFor parallel_for_;
 };
 
 }  // namespace
 
 const Backend& CpuBackend() {
-  static const HighwayBackend& backend = *new HighwayBackend;
+  static const HighwayBackend& backend = *new HighwayBackend(nullptr);
   return backend;
+}
+
+std::unique_ptr<Backend> NewCpuBackend(ParallelFor parallel_for) {
+  return std::make_unique<HighwayBackend>(std::move(parallel_for));
 }
 
 }  // namespace cohort::kernels

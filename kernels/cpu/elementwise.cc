@@ -61,7 +61,7 @@ void MapRun(const MapArgs<T>& args, int64_t begin, const ChannelFactors& f) {
   const int64_t end = begin + args.shape.inner;
   const Wide mean = hn::Set(tag, f.mean);
   const Wide scale = hn::Set(tag, f.scale);
-  const Wide shift = hn::Set(tag, f.shift);
+  const Wide shift = hn::Set(tag, (kBackward ? f.dy_mean : f.beta));
   const Wide slope = hn::Set(tag, f.slope);
   int64_t i = begin;
   for (; i + lanes <= end; i += lanes) {
@@ -77,7 +77,8 @@ struct FactorTables {
       : mean(length), scale(length), shift(length), slope(length) {}
 
   ChannelFactors At(int64_t position) const {
-    return {mean[position], scale[position], shift[position], slope[position]};
+    return {mean[position], scale[position], shift[position], shift[position],
+            slope[position]};
   }
 
   std::vector<double> mean;
@@ -122,7 +123,7 @@ void Map(const MapArgs<T>& args, const std::vector<ChannelFactors>& factors) {
     const ChannelFactors& f = factors[channel];
     tables.mean[position] = f.mean;
     tables.scale[position] = f.scale;
-    tables.shift[position] = f.shift;
+    tables.shift[position] = kBackward ? f.dy_mean : f.beta;
     tables.slope[position] = f.slope;
   });
   for (int64_t row = 0; row < period.rows; ++row) {
@@ -135,7 +136,7 @@ template <typename T>
 void NormalizeOf(const NormalizeArgs& args) {
   Map<false>(MapArgs<T>{args.shape, static_cast<const T*>(args.x), nullptr,
                         static_cast<T*>(args.y)},
-             NormalizeFactors<T>(args));
+             NormalizeFactors(args));
 }
 
 void NormalizeHere(const NormalizeArgs& args) {
@@ -152,7 +153,7 @@ void BackwardElementwiseOf(const BackwardElementwiseArgs& args) {
   Map<true>(
       MapArgs<T>{args.shape, static_cast<const T*>(args.x),
                  static_cast<const T*>(args.dy), static_cast<T*>(args.dx)},
-      BackwardFactors<T>(args));
+      BackwardFactors(args));
 }
 
 void BackwardElementwiseHere(const BackwardElementwiseArgs& args) {

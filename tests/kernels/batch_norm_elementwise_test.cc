@@ -34,6 +34,7 @@ struct Layer {
             .x = x.data(),
             .mean = mean.data(),
             .invstd = invstd.data(),
+            .parameter_type = TypeOf<T>(),
             .gamma = gamma.data(),
             .beta = beta.data(),
             .y = y.data()};
@@ -46,6 +47,7 @@ struct Layer {
             .dy = dy.data(),
             .mean = mean.data(),
             .invstd = invstd.data(),
+            .parameter_type = TypeOf<T>(),
             .gamma = gamma.data(),
             .sum_dy = sum_dy.data(),
             .sum_dy_xmu = sum_dy_xmu.data(),
@@ -226,6 +228,7 @@ struct WholeLayer {
                        .x = x.data(),
                        .mean = s.mean.data(),
                        .invstd = s.invstd.data(),
+                       .parameter_type = DataType::kFloat64,
                        .gamma = gamma.data(),
                        .y = y.data()});
     double loss = 0;
@@ -250,6 +253,7 @@ struct WholeLayer {
                                  .dy = dy.data(),
                                  .mean = s.mean.data(),
                                  .invstd = s.invstd.data(),
+                                 .parameter_type = DataType::kFloat64,
                                  .gamma = gamma.data(),
                                  .sum_dy = sum.data(),
                                  .sum_dy_xmu = product.data(),

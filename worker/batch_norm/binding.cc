@@ -2,9 +2,12 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "common/status_macros.h"
 #include "worker/batch_norm/override.h"
 
@@ -26,7 +29,7 @@ void Overwrite(at::Tensor& tensor, const std::vector<double>& values) {
 }  // namespace
 
 absl::StatusOr<BatchNormBinding> BatchNormBinding::Make(
-    torch::nn::Module& model) {
+    torch::nn::Module& model, const BindingOptions& options) {
   InstallBatchNormKernel();
   BatchNormBinding binding;
   // A model that is itself a single layer has no path to be named by.
@@ -40,6 +43,12 @@ absl::StatusOr<BatchNormBinding> BatchNormBinding::Make(
   COHORT_RETURN_IF_ERROR(add("model", model));
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     COHORT_RETURN_IF_ERROR(add(item.key(), *item.value()));
+  }
+  for (BatchNormSpec& spec : binding.specs_) {
+    spec.convention = options.convention;
+  }
+  for (const std::string& pattern : options.frozen_statistics) {
+    COHORT_RETURN_IF_ERROR(binding.Freeze(pattern));
   }
   return binding;
 }
@@ -92,6 +101,35 @@ absl::Status BatchNormBinding::Add(BatchNormSpec spec, Layer layer) {
   specs_.push_back(std::move(spec));
   layers_.push_back(std::move(layer));
   return absl::OkStatus();
+}
+
+absl::Status BatchNormBinding::Freeze(const std::string& pattern) {
+  absl::string_view beginning = pattern;
+  const bool whole = !absl::ConsumeSuffix(&beginning, "*");
+  bool found = false;
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    const BatchNormSpec& spec = specs_[i];
+    if (whole ? spec.name != pattern
+              : !absl::StartsWith(spec.name, beginning)) {
+      continue;
+    }
+    if (!spec.track_statistics) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("frozen statistics: got ", pattern, ", but ", spec.name,
+                       " keeps no statistics to be normalised by"));
+    }
+    layers_[i].frozen = true;
+    found = true;
+  }
+  if (found) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "frozen statistics: got ", pattern, ", want a batch-norm layer, such as ",
+      specs_.empty() ? "none: the model has none" : specs_[0].name));
+}
+
+bool BatchNormBinding::HasFrozen() const {
+  return std::any_of(layers_.begin(), layers_.end(),
+                     [](const Layer& layer) { return layer.frozen; });
 }
 
 std::optional<int32_t> BatchNormBinding::LayerOf(

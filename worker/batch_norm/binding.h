@@ -20,6 +20,17 @@ class Module;
 
 namespace cohort {
 
+// How a model's batch-norm layers are taken.
+struct BindingOptions {
+  // Of all layers. A layer's momentum is the weight of the newest batch in
+  // both conventions; Keras calls one minus that momentum.
+  StatisticsConvention convention = StatisticsConvention::kPyTorch;
+  // Layers that are normalised by their moving statistics even in training
+  // mode, which then never change: names as in BatchNormBinding::layers(), or
+  // beginnings of names that end in `*`.
+  std::vector<std::string> frozen_statistics;
+};
+
 // The batch-norm layers of one model, as Cohort numbers them.
 //
 // Built from any tree of torch::nn modules; the modules stay what they are.
@@ -41,8 +52,10 @@ class BatchNormBinding {
   //
   // The first binding of a process installs the batch-norm kernel that
   // BatchNormScope relies on.
-  // Errors: InvalidArgument if two layers cannot be told apart.
-  static absl::StatusOr<BatchNormBinding> Make(torch::nn::Module& model);
+  // Errors: InvalidArgument if two layers cannot be told apart, if no layer has
+  //   a name that is to be frozen, or one that has keeps no statistics.
+  static absl::StatusOr<BatchNormBinding> Make(
+      torch::nn::Module& model, const BindingOptions& options = {});
 
   absl::Span<const BatchNormSpec> layers() const { return specs_; }
 
@@ -50,6 +63,12 @@ class BatchNormBinding {
   // undefined.
   std::optional<int32_t> LayerOf(const at::Tensor& weight,
                                  const at::Tensor& running_mean) const;
+
+  // Whether a layer is normalised by its moving statistics in any mode.
+  bool IsFrozen(int32_t layer) const {
+    return layers_[static_cast<size_t>(layer)].frozen;
+  }
+  bool HasFrozen() const;
 
   // Whether `parameter` is the scale or shift of a layer.
   bool IsScaleOrShift(const at::Tensor& parameter) const;
@@ -70,12 +89,14 @@ class BatchNormBinding {
     at::Tensor running_mean;
     at::Tensor running_var;
     at::Tensor num_batches_tracked;
+    bool frozen = false;
   };
 
   template <typename BatchNorm>
   absl::Status AddIfBatchNorm(const std::string& name,
                               torch::nn::Module& module);
   absl::Status Add(BatchNormSpec spec, Layer layer);
+  absl::Status Freeze(const std::string& pattern);
 
   std::vector<BatchNormSpec> specs_;
   std::vector<Layer> layers_;

@@ -21,14 +21,20 @@ at::Tensor BatchNormKernel(const at::Tensor& input,
                            double momentum, double epsilon,
                            bool cudnn_enabled) {
   const std::shared_ptr<BatchNormScope::Step>& step = BatchNormScope::Current();
-  if (training && step != nullptr) {
+  if (step != nullptr) {
     const std::optional<int32_t> layer = step->binding->LayerOf(
         weight.has_value() ? *weight : at::Tensor(),
         running_mean.has_value() ? *running_mean : at::Tensor());
     if (layer.has_value()) {
-      return CohortBatchNorm(
-          input, weight, bias,
-          {.step = step, .layer = *layer, .epsilon = epsilon});
+      return CohortBatchNorm({.input = input,
+                              .weight = weight,
+                              .bias = bias,
+                              .running_mean = running_mean,
+                              .running_var = running_var},
+                             {.step = step,
+                              .layer = *layer,
+                              .epsilon = epsilon,
+                              .batch_statistics = training});
     }
   }
   return at::native::batch_norm(input, weight, bias, running_mean, running_var,

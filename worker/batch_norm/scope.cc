@@ -33,11 +33,32 @@ BatchNormScope::~BatchNormScope() {
               return std::tie(a.layer, a.call) < std::tie(b.layer, b.call);
             });
   current_step->context = nullptr;
+  current_step->normalizers.clear();
   current_step = std::move(outer_);
 }
 
 const std::shared_ptr<BatchNormScope::Step>& BatchNormScope::Current() {
   return current_step;
+}
+
+RecomputeScope::Mark RecomputeScope::Here() {
+  Mark mark;
+  if (current_step != nullptr) mark.calls_ = current_step->context->calls;
+  return mark;
+}
+
+RecomputeScope::RecomputeScope(const Mark& from) : step_(current_step) {
+  if (step_ == nullptr) return;
+  COHORT_CHECK(from.calls_.size() == step_->context->calls.size(),
+               "the mark is of another model or of no step");
+  calls_ = std::exchange(step_->context->calls, from.calls_);
+  nested_ = std::exchange(step_->recomputing, true);
+}
+
+RecomputeScope::~RecomputeScope() {
+  if (step_ == nullptr) return;
+  step_->context->calls = std::move(calls_);
+  step_->recomputing = nested_;
 }
 
 }  // namespace cohort

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/assignment.h"
@@ -24,19 +26,33 @@ struct StepContext {
   std::vector<CallMoments> moments;
 };
 
-// While it lives, training-mode batch norm of the bound layers, called from
-// this thread, is Cohort's:
+// What one call is normalised by, float64 [channels] each.
+struct Normalizer {
+  std::vector<double> mean;
+  // 1 / sqrt(variance + epsilon).
+  std::vector<double> invstd;
+  // Elements per channel behind them, of all members.
+  int64_t count = 0;
+};
+
+// While it lives, batch norm of the bound layers, called from this thread, is
+// Cohort's:
 //   y = (x - mean) / sqrt(M2/N + eps) * weight + bias
 // with the moments of all members (or of this batch, without a rendezvous).
+// A layer in eval mode, or frozen by the binding, is normalised by its moving
+// statistics instead: no rendezvous, no call counted, nothing reported.
 // The backward pass of those calls must run on the same thread before the
 // scope ends. Moving statistics are left alone: the server owns them.
 //
-// Layers that are not bound, calls in eval mode and other threads are not
-// affected and get the stock operator. Scopes nest; the inner one counts.
+// Layers that are not bound and other threads are not affected and get the
+// stock operator. Scopes nest; the inner one counts.
 //
-// Shapes: [N, C] up to [N, C, D, H, W], any N including 0, contiguous or
-//   channels last; float32 or float64, accumulated in float64. The stock
-//   modules themselves refuse a batch with exactly one element a channel.
+// Shapes: [N, C] up to [N, C, D, H, W], any N including 0; contiguous and
+//   channels last come out as they went in, other strides contiguous.
+// Types: float32, float64, float16, bfloat16; y and dx are of the input's
+//   type, sums are float64, and scale and shift float32 with the halves. The
+//   stock modules refuse a batch with one element a channel; the functions of
+//   functional.h do not.
 // Throws: StepInterrupted, from forward or backward, if a rendezvous fails
 //   or the scope of a backward pass has ended; c10::Error for an input that
 //   does not fit the layer.
@@ -53,6 +69,11 @@ class BatchNormScope {
     const BatchNormBinding* binding = nullptr;
     // Null once the scope has ended.
     StepContext* context = nullptr;
+    // By (layer, call): what every call so far was normalised by.
+    std::map<std::pair<int32_t, int32_t>, std::shared_ptr<const Normalizer>>
+        normalizers;
+    // True within a RecomputeScope.
+    bool recomputing = false;
   };
 
   // The innermost scope of this thread, or null.
@@ -60,6 +81,43 @@ class BatchNormScope {
 
  private:
   std::shared_ptr<Step> outer_;
+};
+
+// While it lives, forward calls of this thread repeat calls that the step has
+// made: activation checkpointing drops what a segment of the model computed
+// and computes it again before the segment's backward pass. A repeated call is
+// normalised by what it was normalised by at first; it is no call of its own,
+// meets nobody in a rendezvous and leaves no trace in the moving statistics.
+// Its backward pass is that of the call it repeats.
+//
+//   const RecomputeScope::Mark mark = RecomputeScope::Here();
+//   y = segment(x);                      // without autograd
+//   ...                                  // in the backward pass:
+//   const RecomputeScope again(mark);
+//   y = segment(x);                      // with autograd
+//
+// Must end before its BatchNormScope does; outside of one it does nothing, and
+// a layer in training mode then updates its statistics twice, as everywhere.
+// Throws: c10::Error, from forward, if a call is repeated that was not made.
+class RecomputeScope {
+ public:
+  // A place in the sequence of the step's calls.
+  class Mark {
+    friend class RecomputeScope;
+    std::vector<int32_t> calls_;
+  };
+  // Here and now, of this thread; a recomputed segment may have marks, too.
+  static Mark Here();
+
+  explicit RecomputeScope(const Mark& from);
+  RecomputeScope(const RecomputeScope&) = delete;
+  RecomputeScope& operator=(const RecomputeScope&) = delete;
+  ~RecomputeScope();
+
+ private:
+  std::shared_ptr<BatchNormScope::Step> step_;
+  std::vector<int32_t> calls_;
+  bool nested_ = false;
 };
 
 }  // namespace cohort

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -192,7 +193,7 @@ TEST(BatchNormScopeTest, LeavesMovingStatisticsAlone) {
   EXPECT_TRUE(at::equal(norm->running_var, at::ones({2})));
 }
 
-TEST(BatchNormScopeTest, EvalModeIsStockTorch) {
+TEST(BatchNormScopeTest, EvalModeNormalisesByMovingStatistics) {
   torch::nn::BatchNorm1d norm(2);
   const auto binding = BatchNormBinding::Make(*norm);
   norm->running_mean.fill_(3);
@@ -205,6 +206,53 @@ TEST(BatchNormScopeTest, EvalModeIsStockTorch) {
   EXPECT_TRUE(at::allclose(y, at::full({2, 2}, 2.0), 1e-5));
   EXPECT_TRUE(rendezvous.keys.empty());
   EXPECT_THAT(step.calls, ElementsAre(0));
+}
+
+TEST(BatchNormScopeTest, FrozenLayerKeepsItsStatisticsInTrainingMode) {
+  torch::nn::Sequential net(torch::nn::BatchNorm1d(2), torch::nn::Tanh(),
+                            torch::nn::BatchNorm1d(2));
+  auto& frozen = *net[2]->as<torch::nn::BatchNorm1d>();
+  frozen.running_mean.fill_(0.5);
+  frozen.running_var.fill_(0.25);
+  const auto binding =
+      BatchNormBinding::Make(*net, {.frozen_statistics = {"2"}});
+  ASSERT_TRUE(binding.ok()) << binding.status();
+  EXPECT_TRUE(binding->HasFrozen());
+  EXPECT_FALSE(binding->IsFrozen(0));
+  RecordingRendezvous rendezvous;
+  StepContext step = MakeStep(&rendezvous);
+  const BatchNormScope scope(*binding, &step);
+  const at::Tensor x = at::randn({4, 2}).requires_grad_();
+  const at::Tensor y = net->forward(x);
+  const at::Tensor h =
+      torch::tanh(net[0]->as<torch::nn::BatchNorm1d>()->forward(x));
+  EXPECT_TRUE(at::allclose(y, (h - 0.5) / std::sqrt(0.25 + 1e-5), 1e-5, 1e-6));
+  y.sum().backward();
+  // Two forward calls of layer 0 above, none of layer 1.
+  EXPECT_THAT(rendezvous.keys,
+              ElementsAre(Key(0, 0, kForward), Key(0, 1, kForward),
+                          Key(0, 0, kBackward)));
+  EXPECT_THAT(step.calls, ElementsAre(2, 0));
+}
+
+TEST(BatchNormBindingTest, FreezesByNameOrBeginning) {
+  MixedNet net;
+  const auto all = BatchNormBinding::Make(*net, {.frozen_statistics = {"n*"}});
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_TRUE(all->IsFrozen(0));
+  EXPECT_FALSE(all->IsFrozen(1));
+  const absl::Status unknown =
+      BatchNormBinding::Make(*net, {.frozen_statistics = {"nor"}}).status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(unknown.message()),
+              ::testing::HasSubstr("got nor, want a batch-norm layer, such as "
+                                   "norm"));
+  // block.1 tracks no statistics.
+  const absl::Status without =
+      BatchNormBinding::Make(*net, {.frozen_statistics = {"*"}}).status();
+  EXPECT_EQ(without.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(without.message()),
+              ::testing::HasSubstr("block.1 keeps no statistics"));
 }
 
 TEST(BatchNormScopeTest, OutsideAScopeAModuleIsStockTorch) {
