@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <exception>
 #include <map>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "common/byte_rope.h"
 #include "common/formats/safetensors.h"
 #include "common/status_macros.h"
@@ -82,11 +82,8 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 at::Tensor ValuesOf(const NamedTensor& from) {
   at::Tensor values =
       torch::empty(from.shape, torch::dtype(ScalarTypeOf(from.type)));
-  auto* to = static_cast<std::byte*>(values.data_ptr());
-  for (const ByteRope::Piece& piece : from.bytes.pieces()) {
-    std::memcpy(to, piece.bytes.data(), piece.bytes.size());
-    to += piece.bytes.size();
-  }
+  from.bytes.CopyTo(absl::MakeSpan(static_cast<std::byte*>(values.data_ptr()),
+                                   values.nbytes()));
   return values;
 }
 
