@@ -381,7 +381,6 @@ void AllowOneElementAChannel(torch::jit::Module& module) {
     }
     torch::jit::Graph& graph = *torch::jit::toGraphFunction(*function).graph();
     Value* nothing = graph.insertConstant(c10::IValue());
-    nothing->node()->moveBefore(*graph.nodes().begin());
     graph.block()->replaceOutput(0, nothing);
     for (auto node = graph.nodes().rbegin(); node != graph.nodes().rend();
          ++node) {

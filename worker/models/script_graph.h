@@ -50,7 +50,8 @@ absl::StatusOr<ScriptSurvey> SurveyScript(const torch::jit::Module& module);
 
 // Takes PyTorch's check of the batch's size out of the module's functions: it
 // refuses one element a channel, which for one worker of many is no error.
-// Call before the first forward.
+// Call before anything else looks at the module: what a graph looks like
+// inlined is remembered from the first time on.
 void AllowOneElementAChannel(torch::jit::Module& module);
 
 }  // namespace cohort

@@ -262,11 +262,16 @@ absl::StatusOr<std::shared_ptr<Model>> Load(const ModelOptions& options) {
   COHORT_ASSIGN_OR_RETURN(torch::jit::Module script, ReadFile(options.name));
   const absl::Status callable = CheckForward(script);
   if (!callable.ok()) return Named(options.name, callable);
+  AllowOneElementAChannel(script);
   absl::StatusOr<ScriptSurvey> survey = SurveyScript(script);
   if (!survey.ok()) return Named(options.name, survey.status());
-  AllowOneElementAChannel(script);
   auto model =
       std::make_shared<ScriptModel>(options, std::move(script), *survey);
+  if (model->parameters().empty()) {
+    return Named(options.name,
+                 absl::InvalidArgumentError(
+                     "it has no parameters to train (a frozen module?)"));
+  }
   if (!model->kept_in_file().empty()) {
     survey->warnings.push_back(absl::StrCat(
         "buffers that are not float32 stay as they are in the file and are "

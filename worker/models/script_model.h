@@ -24,7 +24,7 @@ namespace cohort {
 // eval(), and buffers that are not exported.
 // Errors: NotFound no such file; InvalidArgument a file that is not
 //   TorchScript, a graph that SurveyScript refuses, a forward that takes or
-//   returns something else.
+//   returns something else, no parameters.
 absl::StatusOr<std::shared_ptr<Model>> LoadScriptModel(
     const ModelOptions& options);
 

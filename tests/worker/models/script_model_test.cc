@@ -250,14 +250,19 @@ TEST_F(ScriptModelTest, ConstantTrainingInputIsRefused) {
   }
 }
 
-TEST_F(ScriptModelTest, ConstantTensorsAreRefused) {
+TEST_F(ScriptModelTest, FrozenModulesAreRefused) {
   torch::jit::Module net = NetModule({});
   net.eval();
-  torch::jit::Module frozen = torch::jit::freeze(net);
-  const absl::Status status = Load(frozen).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-  EXPECT_THAT(std::string(status.message()),
+  const auto refusal = [&](bool fold_batch_norms) {
+    const absl::Status status =
+        Load(torch::jit::freeze(net, torch::nullopt, fold_batch_norms))
+            .status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refusal(false),
               HasSubstr("its weight is a constant of the graph"));
+  EXPECT_THAT(refusal(true), HasSubstr("it has no parameters to train"));
 }
 
 TEST_F(ScriptModelTest, ComputedOrForeignTensorsAreRefused) {
@@ -316,13 +321,8 @@ TEST_F(ScriptModelTest, ConstantDropoutIsAWarning) {
 }
 
 TEST_F(ScriptModelTest, OtherBuffersAreFrozenParametersOrStayInTheFile) {
-  torch::jit::Module net = NetModule(
-      {.body = "  x = torch.conv2d(x, self.kernel)\n"
-               "  return self.bn.forward(x).mean([2, 3]) * self.scale + "
-               "self.steps\n"});
-  // Defined after use is refused by the compiler, so the buffers come first.
   torch::jit::Module with = NewModule("With");
-  with.register_parameter("kernel", net.attr("kernel").toTensor(), false);
+  with.register_parameter("kernel", torch::rand({kClasses, 1, 3, 3}), false);
   with.register_buffer("scale", torch::full({kClasses}, 2.0F));
   with.register_buffer("steps", torch::tensor(int64_t{3}));
   with.define(
