@@ -179,7 +179,7 @@ class TorchScript(unittest.TestCase):
                      f"--init={trained}")
         self.assertEqual(result.returncode, 3, result.stderr)
         self.assertIn("missing (bn1.bias; ", result.stderr)
-        self.assertIn("unknown (down.0.0.weight; ", result.stderr)
+        self.assertIn("unknown (scale; down.0.0.weight; ", result.stderr)
 
 
 if __name__ == "__main__":
