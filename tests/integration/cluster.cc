@@ -32,6 +32,7 @@ absl::Status RunWorker(const ClusterOptions& options,
                          return MakeModel({.name = options.model,
                                            .channels = dataset.channels(),
                                            .classes = dataset.classes(),
+                                           .image_width = dataset.width(),
                                            .seed = seed});
                        },
                    .batch_size = batch,

@@ -65,7 +65,7 @@ at::Tensor Loss(const ReferenceOptions& options, Model& model,
         DataSplit::kTrain, indices,
         absl::MakeSpan(labels.data_ptr<int64_t>(), indices.size()));
     sum = sum + torch::nn::functional::cross_entropy(
-                    model.forward(images.to(options.type)), labels,
+                    model.forward(images.to(options.type)).logits, labels,
                     torch::nn::functional::CrossEntropyFuncOptions().reduction(
                         torch::kSum));
     samples += n;
@@ -91,6 +91,7 @@ StateTensors TrainReference(const ReferenceOptions& options,
   const auto model = *MakeModel({.name = options.model,
                                  .channels = dataset.channels(),
                                  .classes = dataset.classes(),
+                                 .image_width = dataset.width(),
                                  .seed = options.seed});
   model->to(options.type);
   model->train();

@@ -2,128 +2,125 @@
 
 #include <torch/torch.h>
 
-#include <cmath>
+#include <array>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/permutation.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "worker/models/gru_rows.h"
+#include "worker/models/initial_values.h"
+#include "worker/models/pspnet.h"
+#include "worker/models/resnet.h"
+#include "worker/models/script_model.h"
+#include "worker/models/small_nets.h"
+#include "worker/models/unet.h"
 
 namespace cohort {
 namespace {
 
-namespace nn = torch::nn;
+constexpr absl::string_view kUnet = "unet";
+constexpr int64_t kUnetWidth = 64;
 
-nn::Conv2d Conv3x3(int64_t in, int64_t out) {
-  return nn::Conv2d(nn::Conv2dOptions(in, out, 3).padding(1).bias(false));
-}
-
-class Cnn final : public Model {
- public:
-  Cnn(int64_t channels, int64_t classes)
-      : conv1_(register_module("conv1", Conv3x3(channels, 32))),
-        bn1_(register_module("bn1", nn::BatchNorm2d(32))),
-        conv2_(register_module("conv2", Conv3x3(32, 64))),
-        bn2_(register_module("bn2", nn::BatchNorm2d(64))),
-        conv3_(register_module("conv3", Conv3x3(64, 128))),
-        bn3_(register_module("bn3", nn::BatchNorm2d(128))),
-        fc_(register_module("fc", nn::Linear(128, classes))) {}
-
-  at::Tensor forward(const at::Tensor& images) override {
-    at::Tensor x = bn1_(conv1_(images)).relu_();
-    x = torch::max_pool2d(x, 2);
-    x = bn2_(conv2_(x)).relu_();
-    x = torch::max_pool2d(x, 2);
-    x = bn3_(conv3_(x)).relu_();
-    return fc_(x.mean({2, 3}));
-  }
-
- private:
-  nn::Conv2d conv1_;
-  nn::BatchNorm2d bn1_;
-  nn::Conv2d conv2_;
-  nn::BatchNorm2d bn2_;
-  nn::Conv2d conv3_;
-  nn::BatchNorm2d bn3_;
-  nn::Linear fc_;
+struct KnownModel {
+  absl::string_view name;
+  std::shared_ptr<Model> (*make)(const ModelOptions& options);
 };
 
-class Smooth final : public Model {
- public:
-  Smooth(int64_t channels, int64_t classes)
-      : conv1_(register_module("conv1", Conv3x3(channels, 8))),
-        bn1_(register_module("bn1", nn::BatchNorm2d(8))),
-        conv2_(register_module("conv2", Conv3x3(8, 16))),
-        bn2_(register_module("bn2", nn::BatchNorm2d(16))),
-        conv3_(register_module("conv3", Conv3x3(16, 16))),
-        bn3_(register_module("bn3", nn::BatchNorm2d(16))),
-        fc_(register_module("fc", nn::Linear(16, classes))) {}
-
-  at::Tensor forward(const at::Tensor& images) override {
-    at::Tensor x = torch::tanh(bn1_(conv1_(images)));
-    x = torch::avg_pool2d(x, 2);
-    x = torch::tanh(bn2_(conv2_(x)));
-    x = torch::avg_pool2d(x, 2);
-    x = torch::tanh(bn3_(conv3_(x)));
-    return fc_(x.mean({2, 3}));
-  }
-
- private:
-  nn::Conv2d conv1_;
-  nn::BatchNorm2d bn1_;
-  nn::Conv2d conv2_;
-  nn::BatchNorm2d bn2_;
-  nn::Conv2d conv3_;
-  nn::BatchNorm2d bn3_;
-  nn::Linear fc_;
+// In the order in which they are told.
+constexpr std::array kModels = {
+    KnownModel{
+        "cnn",
+        [](const ModelOptions& o) { return MakeCnn(o.channels, o.classes); }},
+    KnownModel{"smooth",
+               [](const ModelOptions& o) {
+                 return MakeSmooth(o.channels, o.classes);
+               }},
+    KnownModel{"resnet20",
+               [](const ModelOptions& o) {
+                 return MakeCifarResNet(20, o.channels, o.classes);
+               }},
+    KnownModel{"resnet56",
+               [](const ModelOptions& o) {
+                 return MakeCifarResNet(56, o.channels, o.classes);
+               }},
+    KnownModel{"resnet18",
+               [](const ModelOptions& o) {
+                 return MakeResNet(ResNetSize::k18, o.channels, o.classes);
+               }},
+    KnownModel{"resnet50",
+               [](const ModelOptions& o) {
+                 return MakeResNet(ResNetSize::k50, o.channels, o.classes);
+               }},
+    KnownModel{kUnet,
+               [](const ModelOptions& o) {
+                 return MakeUnet({.channels = o.channels,
+                                  .classes = o.classes,
+                                  .width = o.width > 0 ? o.width : kUnetWidth});
+               }},
+    KnownModel{"pspnet",
+               [](const ModelOptions& o) {
+                 return MakePspNet(ResNetSize::k50, o.channels, o.classes);
+               }},
+    KnownModel{"pspnet18",
+               [](const ModelOptions& o) {
+                 return MakePspNet(ResNetSize::k18, o.channels, o.classes);
+               }},
+    KnownModel{"gru-rows",
+               [](const ModelOptions& o) {
+                 return MakeGruRows({.channels = o.channels,
+                                     .image_width = o.image_width,
+                                     .classes = o.classes});
+               }},
 };
 
-// Uniform in [-bound, bound), from a generator of our own: LibTorch's is
-// shared by the process, and its stream differs between releases.
-void FillUniform(const at::Tensor& tensor, double bound, SplitMix64& random) {
-  at::Tensor flat = tensor.view(-1);
-  auto* values = flat.data_ptr<float>();
-  for (int64_t i = 0; i < flat.numel(); ++i) {
-    values[i] = static_cast<float>(bound * (2 * random.Uniform() - 1));
-  }
+bool IsFile(const std::string& name) {
+  return absl::StrContains(name, '/') || absl::EndsWith(name, ".pt") ||
+         absl::EndsWith(name, ".pth") || absl::EndsWith(name, ".ts");
 }
 
-void Initialise(Model& model, uint64_t seed) {
-  const torch::NoGradGuard no_grad;
-  uint64_t index = 0;
-  for (const auto& module : model.modules(/*include_self=*/false)) {
-    SplitMix64 random(MixSeed(seed, 0x1417, index++));
-    if (auto* conv = module->as<nn::Conv2d>()) {
-      const auto fan_in = static_cast<double>(conv->weight.numel()) /
-                          static_cast<double>(conv->weight.size(0));
-      FillUniform(conv->weight, std::sqrt(6.0 / fan_in), random);
-    } else if (auto* linear = module->as<nn::Linear>()) {
-      const double bound =
-          1.0 / std::sqrt(static_cast<double>(linear->weight.size(1)));
-      FillUniform(linear->weight, bound, random);
-      FillUniform(linear->bias, bound, random);
-    }
-  }
-}
-
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<Model>> MakeModel(const ModelOptions& options) {
+absl::Status CheckOptions(const ModelOptions& options) {
   if (options.channels < 1 || options.classes < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "model ", options.name, ": got ", options.channels, " channels and ",
         options.classes, " classes, want at least 1 each"));
   }
-  std::shared_ptr<Model> model;
-  if (options.name == "cnn") {
-    model = std::make_shared<Cnn>(options.channels, options.classes);
-  } else if (options.name == "smooth") {
-    model = std::make_shared<Smooth>(options.channels, options.classes);
-  } else {
+  // The widest convolution's weight then has 2.4 GB.
+  constexpr int64_t kWidthMax = 512;
+  if (options.width < 0 || options.width > kWidthMax) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--model: got ", options.name, ", want cnn or smooth"));
+        absl::StrCat("--width: got ", options.width, ", want 1 to ", kWidthMax,
+                     ", or 0 for the model's own"));
   }
-  Initialise(*model, options.seed);
-  return model;
+  if (options.width > 0 && options.name != kUnet) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--width: got ", options.width, " for --model=", options.name,
+        ", which has no choice of it; unet has"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Model>> MakeModel(const ModelOptions& options) {
+  const absl::Status checked = CheckOptions(options);
+  if (!checked.ok()) return checked;
+  if (IsFile(options.name)) return LoadScriptModel(options);
+  for (const KnownModel& known : kModels) {
+    if (known.name != options.name) continue;
+    std::shared_ptr<Model> model = known.make(options);
+    SetInitialValues(*model, options.seed);
+    return model;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--model: got ", options.name, ", want ",
+      absl::StrJoin(kModels, ", ",
+                    [](std::string* out, const KnownModel& known) {
+                      absl::StrAppend(out, known.name);
+                    }),
+      " or a TorchScript file (its name ends in .pt, .pth or .ts, or holds a "
+      "slash)"));
 }
 
 }  // namespace cohort

@@ -4,41 +4,73 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace cohort {
 
+// Class scores of a head that only helps training.
+struct AuxiliaryOutput {
+  // Of the shape of the main head's.
+  at::Tensor logits;
+  // What its loss is multiplied by before it is added to the main one.
+  double weight = 0;
+};
+
+// Shapes: logits [n, classes], or [n, classes, h, w] at the input's size.
+struct ModelOutput {
+  at::Tensor logits;
+  // Empty in evaluation mode.
+  std::vector<AuxiliaryOutput> auxiliary;
+};
+
 // A network that maps images to class scores.
 class Model : public torch::nn::Module {
  public:
-  // Shapes: images [n, channels, h, w] to logits [n, classes].
-  virtual at::Tensor forward(const at::Tensor& images) = 0;
+  // Shapes: images [n, channels, h, w], any n including 0.
+  // Throws: c10::Error for images that do not fit.
+  virtual ModelOutput forward(const at::Tensor& images) = 0;
 };
 
 struct ModelOptions {
-  // "cnn" or "smooth".
+  // One of the names below, or a TorchScript file.
   std::string name;
   int64_t channels = 1;
   int64_t classes = 10;
+  // Pixels of an image's row; only gru-rows depends on it.
+  int64_t image_width = 28;
+  // unet: channels of its first stage; 0: 64. Others have no such choice.
+  int64_t width = 0;
   // Decides the initial values; the process-wide generator is not used.
   uint64_t seed = 1;
+  // Called with what a user should know about a TorchScript file that is
+  // accepted; may be empty.
+  std::function<void(const std::string&)> warn;
 };
 
-// cnn: three times conv3x3 (c -> 32 -> 64 -> 128), batch norm, ReLU, with
-//   2x2 max pooling after the first two; global average pooling; linear.
-// smooth: the same shape with 8, 16 and 16 channels, tanh instead of ReLU and
-//   average instead of max pooling: a function without kinks, in which
-//   rounding does not grow.
-// Convolutions before batch norm have no bias.
-// Initial values: Kaiming-uniform with gain sqrt(2) for convolutions,
-//   U(-1/sqrt(in), 1/sqrt(in)) for the linear layer, as PyTorch's defaults
-//   for the latter; batch norm 1 and 0.
-// Source: He et al., "Delving Deep into Rectifiers", 2015, section 2.2.
-// Errors: InvalidArgument unknown name (lists the known ones), channels or
-//   classes below 1.
+// Images to [n, classes]:
+//   cnn: three times conv3x3 (c -> 32 -> 64 -> 128), batch norm, ReLU, with
+//     2x2 max pooling after the first two; global average pooling; linear.
+//   smooth: the same shape with 8, 16 and 16 channels, tanh instead of ReLU
+//     and average instead of max pooling: a function without kinks, in which
+//     rounding does not grow.
+//   resnet20, resnet56, resnet18, resnet50: see resnet.h.
+//   gru-rows: the rows of an image as a sequence, see gru_rows.h.
+// Images to [n, classes, h, w]:
+//   unet: see unet.h.
+//   pspnet, pspnet18: see pspnet.h.
+// A name that ends in .pt, .pth or .ts, or holds a slash, is a TorchScript
+// file; see script_model.h.
+//
+// Convolutions before batch norm have no bias. Initial values: see
+// initial_values.h; those of a TorchScript file are its own.
+// Errors: InvalidArgument unknown name (lists the known ones), channels,
+//   classes or width out of range, a width for another model than unet; those
+//   of LoadScriptModel.
 absl::StatusOr<std::shared_ptr<Model>> MakeModel(const ModelOptions& options);
 
 }  // namespace cohort

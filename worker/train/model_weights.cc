@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/check.h"
 
 namespace cohort {
@@ -49,6 +50,11 @@ void AppendZeros(int64_t bytes, ByteRope& rope) {
   rope.Append(absl::MakeConstSpan(*zeros), zeros);
 }
 
+// "fc.bias", "bias" and, of a recurrent layer, "gru.bias_ih_l0".
+bool IsBias(absl::string_view name) {
+  return absl::StartsWith(name.substr(name.rfind('.') + 1), "bias");
+}
+
 }  // namespace
 
 absl::StatusOr<ModelWeights> ModelWeights::Make(
@@ -74,9 +80,7 @@ absl::StatusOr<ModelWeights> ModelWeights::Make(
         {.name = item.key(),
          .shape = tensor.sizes().vec(),
          .trainable = tensor.requires_grad(),
-         .decay_exempt = binding.IsScaleOrShift(tensor) ||
-                         item.key() == "bias" ||
-                         absl::EndsWith(item.key(), ".bias")});
+         .decay_exempt = binding.IsScaleOrShift(tensor) || IsBias(item.key())});
     weights.parameters_.push_back(tensor);
   }
   return weights;

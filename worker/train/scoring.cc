@@ -127,7 +127,7 @@ absl::StatusOr<EvaluationSums> ScoreSamples(Model& model,
     const Batch batch =
         ReadBatch(dataset, request.split, indices.subspan(at, count));
     COHORT_ASSIGN_OR_RETURN(const double weight, loss.WeightOf(batch.labels));
-    const at::Tensor logits = model.forward(batch.images);
+    const at::Tensor logits = model.forward(batch.images).logits;
     COHORT_ASSIGN_OR_RETURN(const at::Tensor loss_sum,
                             loss.Sum(logits, batch.labels));
     sums.samples += static_cast<int64_t>(count);

@@ -216,17 +216,24 @@ absl::StatusOr<std::vector<int64_t>> Trainer::IndicesOf(
 
 absl::Status Trainer::TrainPart(const Part& part, PushClosing& sums) {
   const Batch& batch = part.batch;
-  const at::Tensor logits = state_->model->forward(batch.images);
+  const ModelOutput output = state_->model->forward(batch.images);
+  // What is reported is the main head's, as in evaluation.
   COHORT_ASSIGN_OR_RETURN(const at::Tensor loss_sum,
-                          state_->loss.Sum(logits, batch.labels));
+                          state_->loss.Sum(output.logits, batch.labels));
+  at::Tensor objective = loss_sum;
+  for (const AuxiliaryOutput& head : output.auxiliary) {
+    COHORT_ASSIGN_OR_RETURN(const at::Tensor auxiliary,
+                            state_->loss.Sum(head.logits, batch.labels));
+    objective = objective + head.weight * auxiliary;
+  }
   if (part.opening != nullptr) {
     COHORT_RETURN_IF_ERROR(client_.OpenPush(*part.opening));
   }
   if (part.last) state_->gradients->SendDuringNextPass();
-  (loss_sum / state_->loss_reference).backward();
+  (objective / state_->loss_reference).backward();
   sums.loss_sum += loss_sum.item<double>();
   EvaluationSums measured;
-  CountMeasures(logits.detach(), batch.labels, measured);
+  CountMeasures(output.logits.detach(), batch.labels, measured);
   sums.correct += measured.correct;
   sums.labels += measured.labels;
   return absl::OkStatus();

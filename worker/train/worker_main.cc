@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -18,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/formats/file_system.h"
 #include "common/log/log.h"
 #include "common/measures.h"
 #include "common/periodic_task.h"
@@ -31,6 +33,7 @@
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
 #include "worker/train/loss.h"
+#include "worker/models/state_dict.h"
 #include "worker/train/scoring.h"
 #include "worker/train/threads.h"
 #include "worker/train/trainer.h"
@@ -38,7 +41,16 @@
 ABSL_FLAG(std::string, server, "127.0.0.1:7070", "host:port of the server");
 ABSL_FLAG(int32_t, rank, -1,
           "rank to take, 0 to workers-1; -1: the lowest vacant one");
-ABSL_FLAG(std::string, model, "cnn", "network to train: cnn or smooth");
+ABSL_FLAG(std::string, model, "cnn",
+          "network to train: cnn, smooth, resnet20, resnet56, resnet18, "
+          "resnet50, unet, pspnet, pspnet18, gru-rows, or a TorchScript file "
+          "(*.pt)");
+ABSL_FLAG(int64_t, width, 0,
+          "unet: channels of the first stage; 0: the model's own, 64");
+ABSL_FLAG(std::string, init, "",
+          "safetensors file with PyTorch's names that weights and moving "
+          "statistics begin with; the first worker's are used; empty: the "
+          "model's own");
 ABSL_FLAG(std::string, dataset, "fashion-mnist",
           "data to train on: fashion-mnist, mnist or synthetic");
 ABSL_FLAG(std::string, data_dir, "",
@@ -187,12 +199,24 @@ int Fail(const absl::Status& status, int code) {
   return code;
 }
 
+using WarnFunction = std::function<void(const std::string&)>;
+
 absl::StatusOr<std::shared_ptr<Model>> ModelFor(const Dataset& dataset,
-                                                uint64_t seed) {
-  return MakeModel({.name = absl::GetFlag(FLAGS_model),
-                    .channels = dataset.channels(),
-                    .classes = dataset.classes(),
-                    .seed = seed});
+                                                uint64_t seed,
+                                                const WarnFunction& warn) {
+  COHORT_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
+                          MakeModel({.name = absl::GetFlag(FLAGS_model),
+                                     .channels = dataset.channels(),
+                                     .classes = dataset.classes(),
+                                     .image_width = dataset.width(),
+                                     .width = absl::GetFlag(FLAGS_width),
+                                     .seed = seed,
+                                     .warn = warn}));
+  const std::string init = absl::GetFlag(FLAGS_init);
+  if (!init.empty()) {
+    COHORT_RETURN_IF_ERROR(LoadStateDict(RealFileSystem(), init, *model));
+  }
+  return model;
 }
 
 // The measure that a run is judged by stands last.
@@ -229,8 +253,10 @@ int RunWorker() {
       MakeDataset({.name = absl::GetFlag(FLAGS_dataset),
                    .data_dir = absl::GetFlag(FLAGS_data_dir)});
   if (!dataset.ok()) return Fail(dataset.status(), kExitConfig);
-  // A name that is not known is told before a server is looked for.
-  const auto model = ModelFor(**dataset, 0);
+  // What does not fit is told before a server is looked for, and once.
+  auto model = ModelFor(**dataset, 0, [](const std::string& text) {
+    Log(LogLevel::kWarning, text);
+  });
   if (!model.ok()) return Fail(model.status(), kExitConfig);
   const absl::StatusOr<LossOptions> loss_options = LossFromFlags();
   if (!loss_options.ok()) return Fail(loss_options.status(), kExitConfig);
@@ -240,6 +266,7 @@ int RunWorker() {
   if (absl::GetFlag(FLAGS_evaluate)) {
     return RunEvaluation(**dataset, **model, *loss);
   }
+  model->reset();
 
   absl::StatusOr<std::unique_ptr<Client>> client =
       MakeGrpcClient(ClientOptionsFromFlags());
@@ -250,7 +277,8 @@ int RunWorker() {
       kernels::NewCpuBackend(RunOnArithmeticThreads);
   Trainer trainer(
       **client, **dataset,
-      {.make_model = [&](uint64_t seed) { return ModelFor(**dataset, seed); },
+      {.make_model =
+           [&](uint64_t seed) { return ModelFor(**dataset, seed, nullptr); },
        .batch_size = absl::GetFlag(FLAGS_batch_size),
        .accumulate = absl::GetFlag(FLAGS_accumulate),
        .loss = *loss_options,

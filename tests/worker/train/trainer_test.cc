@@ -108,7 +108,7 @@ std::shared_ptr<Model> TrainByHand(const std::vector<Assignment>& steps,
       const double share = static_cast<double>(batch.labels.numel()) /
                            static_cast<double>(samples);
       (share * torch::nn::functional::cross_entropy(
-                   model->forward(batch.images), batch.labels))
+                   model->forward(batch.images).logits, batch.labels))
           .backward();
     }
     const torch::NoGradGuard no_grad;
@@ -335,7 +335,7 @@ class WithDropout final : public Model {
  public:
   explicit WithDropout(uint64_t seed)
       : inner_(register_module("inner", *Smooth(seed))) {}
-  at::Tensor forward(const at::Tensor& images) override {
+  ModelOutput forward(const at::Tensor& images) override {
     return inner_->forward(torch::dropout(images, 0.5, is_training()));
   }
 
@@ -461,7 +461,7 @@ TEST(TrainerTest, EvaluationUsesThePulledStatistics) {
       BatchNormBinding::Make(*model)->LoadStatistics(client.statistics).ok());
   model->eval();
   const Samples test = Read(DataSplit::kTest, {0, 1, 2, 3, 4});
-  const at::Tensor logits = model->forward(test.images);
+  const at::Tensor logits = model->forward(test.images).logits;
   const double loss =
       torch::nn::functional::cross_entropy(logits, test.labels).item<double>();
   ASSERT_EQ(client.evaluations.size(), 1U);
@@ -643,7 +643,7 @@ class PartlyTrained final : public Model {
         unused_(register_parameter("unused", torch::ones({6}))) {
     inner_->named_parameters()["conv1.weight"].set_requires_grad(false);
   }
-  at::Tensor forward(const at::Tensor& images) override {
+  ModelOutput forward(const at::Tensor& images) override {
     return inner_->forward(images);
   }
 
@@ -692,21 +692,45 @@ TEST(TrainerTest, FailureInTheModelIsAnErrorThatNamesTheStep) {
               HasSubstr("assignment 1 at version 0"));
 }
 
-TEST(ModelTest, InitialValuesDependOnTheSeedAlone) {
-  torch::manual_seed(1);
-  const auto a = (*MakeModel({.name = "cnn", .seed = 3}))->parameters();
-  torch::manual_seed(2);
-  const auto b = (*MakeModel({.name = "cnn", .seed = 3}))->parameters();
-  const auto c = (*MakeModel({.name = "cnn", .seed = 4}))->parameters();
-  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i]));
-  EXPECT_FALSE(at::equal(a[0], c[0]));
-}
+// `smooth` whose logits count once as its own and once as an auxiliary head's.
+class WithAuxiliaryHead final : public Model {
+ public:
+  explicit WithAuxiliaryHead(uint64_t seed)
+      : inner_(register_module("inner", *Smooth(seed))) {}
+  ModelOutput forward(const at::Tensor& images) override {
+    ModelOutput output = inner_->forward(images);
+    output.auxiliary.push_back({.logits = output.logits, .weight = 0.25});
+    return output;
+  }
 
-TEST(ModelTest, UnknownNameListsTheKnownOnes) {
-  const absl::Status status = MakeModel({.name = "vgg"}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(std::string(status.message()),
-            "--model: got vgg, want cnn or smooth");
+ private:
+  std::shared_ptr<Model> inner_;
+};
+
+// The loss is then 1.25 times the model's own, whose gradients are therefore
+// 1.25 times as large. A factor that is no power of two rounds anew.
+TEST(TrainerTest, AuxiliaryHeadAddsItsWeightedLossButIsNotReported) {
+  FakeClient plain({TrainOn(0, 5)});
+  ASSERT_TRUE(RunTrainer(plain).ok());
+  FakeClient helped({TrainOn(0, 5)});
+  TrainerOptions options = Options();
+  options.make_model =
+      [](uint64_t seed) -> absl::StatusOr<std::shared_ptr<Model>> {
+    return std::make_shared<WithAuxiliaryHead>(seed);
+  };
+  ASSERT_TRUE(RunTrainer(helped, options).ok());
+  EXPECT_EQ(helped.pushes[0].closing.loss_sum,
+            plain.pushes[0].closing.loss_sum);
+  const auto& wanted = plain.pushes[0].gradients;
+  const auto& seen = helped.pushes[0].gradients;
+  ASSERT_EQ(seen.size(), wanted.size());
+  for (size_t p = 0; p < seen.size(); ++p) {
+    ASSERT_EQ(seen[p].size(), wanted[p].size());
+    for (size_t i = 0; i < seen[p].size(); ++i) {
+      EXPECT_NEAR(seen[p][i], 1.25 * wanted[p][i],
+                  1e-6 * (1 + std::abs(wanted[p][i])));
+    }
+  }
 }
 
 TEST(ModelWeightsTest, SharedParameterIsListedOnce) {
@@ -719,6 +743,21 @@ TEST(ModelWeightsTest, SharedParameterIsListedOnce) {
   ASSERT_TRUE(weights.ok());
   ASSERT_EQ(weights->layout().parameters.size(), 1U);
   EXPECT_EQ(weights->layout().parameters[0].name, "a");
+}
+
+TEST(ModelWeightsTest, BiasesOfAnyKindAreExemptFromDecay) {
+  torch::nn::Module model;
+  model.register_module("gru", torch::nn::GRU(2, 2).ptr());
+  model.register_module("fc", torch::nn::Linear(2, 2).ptr());
+  const auto binding = BatchNormBinding::Make(model);
+  const auto weights = ModelWeights::Make(model, *binding);
+  ASSERT_TRUE(weights.ok());
+  std::vector<std::string> exempt;
+  for (const ParameterSpec& parameter : weights->layout().parameters) {
+    if (parameter.decay_exempt) exempt.push_back(parameter.name);
+  }
+  EXPECT_THAT(exempt,
+              ElementsAre("gru.bias_ih_l0", "gru.bias_hh_l0", "fc.bias"));
 }
 
 TEST(ModelWeightsTest, RefusesOtherTypesByName) {

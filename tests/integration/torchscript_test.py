@@ -1,0 +1,186 @@
+"""PyTorch's own networks: exported, trained here, and read by it again."""
+
+import csv
+import gzip
+import json
+import pathlib
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from processes import Cohort, run
+
+SCRIPT = pathlib.Path(__file__).with_name("torch_networks.py")
+TRAIN, TEST = 48, 24
+
+
+def python_with_torch():
+    """An interpreter that has PyTorch: this one, or Debian's."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        try:
+            found = subprocess.run([python, "-c", "import torch"],
+                                   capture_output=True, check=False)
+        except OSError:
+            continue
+        if found.returncode == 0:
+            return python
+    return None
+
+
+PYTHON = python_with_torch()
+
+
+def write_idx(path, magic, extents, content):
+    with gzip.open(path, "wb") as file:
+        file.write(struct.pack(f">{1 + len(extents)}I", magic, *extents))
+        file.write(content)
+
+
+def write_images(folder):
+    """Ten classes: a bright bar, in noise, at the height of its number."""
+    chance = random.Random(1)
+    for stem, count in (("train", TRAIN), ("t10k", TEST)):
+        labels = bytes(i % 10 for i in range(count))
+        pixels = bytearray()
+        for label in labels:
+            for row in range(28):
+                bright = 150 if row // 3 == label else 0
+                pixels += bytes(bright + chance.randrange(60)
+                                for _ in range(28))
+        write_idx(folder / f"{stem}-images-idx3-ubyte.gz", 0x803,
+                  (count, 28, 28), bytes(pixels))
+        write_idx(folder / f"{stem}-labels-idx1-ubyte.gz", 0x801,
+                  (count,), labels)
+
+
+def networks(*arguments):
+    result = subprocess.run([PYTHON, "-B", SCRIPT, *arguments],
+                            capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise AssertionError(result.stderr)
+    return result.stdout
+
+
+def tensors_of(path):
+    """Bytes by name of a safetensors file."""
+    content = pathlib.Path(path).read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8:8 + length])
+    header.pop("__metadata__", None)
+    return {name: content[8 + length + entry["data_offsets"][0]:
+                          8 + length + entry["data_offsets"][1]]
+            for name, entry in header.items()}
+
+
+@unittest.skipIf(PYTHON is None, "no python3 here has PyTorch: install "
+                 "python3-torch to run this test")
+class TorchScript(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="cohort-torch-")
+        self.addCleanup(folder.cleanup)
+        self.dir = pathlib.Path(folder.name)
+        write_images(self.dir)
+
+    def data_flags(self, model, batch_size=8):
+        return [f"--model={model}", "--dataset=mnist",
+                f"--data_dir={self.dir}", f"--batch_size={batch_size}"]
+
+    def train(self, model, *worker_flags, server_flags=(), batch_size=8):
+        """Two epochs of 48 images; returns the cohort, which has ended well.
+
+        By default that is six steps.
+        """
+        cohort = Cohort(
+            workers=2,
+            server_flags=["--epochs=2", "--learning_rate=0.05",
+                          *server_flags],
+            worker_flags=[*self.data_flags(model, batch_size),
+                          *worker_flags])
+        self.enterContext(cohort)
+        cohort.start()
+        self.assertEqual(cohort.finish(), 0, cohort.log() +
+                         cohort.log("worker0"))
+        return cohort
+
+    def check_evaluation(self, network, cohort):
+        """The exported weights, scored by PyTorch in float64."""
+        with open(cohort.results / "history.csv", newline="",
+                  encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if row["test_loss"]]
+        wanted = json.loads(networks(
+            "evaluate", network, cohort.results / "model.safetensors",
+            self.dir))
+        self.assertAlmostEqual(float(rows[-1]["test_loss"]), wanted["loss"],
+                               delta=1e-5)
+        # Six decimals are written.
+        self.assertAlmostEqual(float(rows[-1]["test_accuracy"]),
+                               wanted["accuracy"], delta=1e-6)
+
+    def test_an_exported_resnet_trains_and_loads_back(self):
+        file = self.dir / "resnet.pt"
+        networks("export", "resnet", file)
+        self.check_evaluation("resnet", self.train(file))
+
+    def test_an_exported_unet_trains_and_loads_back(self):
+        file = self.dir / "unet.pt"
+        networks("export", "unet", file)
+        self.check_evaluation("unet", self.train(file))
+
+    def test_the_resnet_that_ships_with_the_worker_loads_into_pytorch(self):
+        self.check_evaluation("resnet18", self.train("resnet18"))
+
+    def test_a_run_begins_with_the_weights_of_another(self):
+        file = self.dir / "resnet.pt"
+        networks("export", "resnet", file)
+        first = self.train(file).results / "model.safetensors"
+        second = self.train(file, f"--init={first}",
+                            server_flags=["--freeze=*"])
+        wanted = tensors_of(first)
+        seen = tensors_of(second.results / "model.safetensors")
+        self.assertEqual(seen.keys(), wanted.keys())
+        for name, content in wanted.items():
+            if "running_" not in name and "num_batches" not in name:
+                self.assertEqual(seen[name], content, name)
+        # Six more steps were counted, from where the first run ended.
+        counts = [struct.unpack("<q", t["bn1.num_batches_tracked"])[0]
+                  for t in (wanted, seen)]
+        self.assertEqual(counts, [6, 12])
+
+    def test_one_image_a_worker_passes_batch_norm(self):
+        """A check of PyTorch's would refuse one element a channel."""
+        file = self.dir / "resnet.pt"
+        networks("export", "resnet", file)
+        # layer4 of an image of 28x28 is a map of 1x1.
+        self.check_evaluation("resnet", self.train(file, batch_size=1))
+
+    def test_a_trace_around_scripted_batch_norms_trains(self):
+        file = self.dir / "mixed.pt"
+        networks("mixed", "resnet", file)
+        self.check_evaluation("resnet", self.train(file))
+
+    def test_a_trace_is_refused_with_the_node(self):
+        file = self.dir / "trace.pt"
+        networks("trace", "resnet", file)
+        result = run("cohort-worker", *self.data_flags(file))
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertIn("aten::batch_norm", result.stderr)
+        self.assertIn("bn1: its input `training` is the constant false",
+                      result.stderr)
+
+    def test_an_init_file_of_another_network_is_refused(self):
+        resnet, unet = self.dir / "resnet.pt", self.dir / "unet.pt"
+        networks("export", "resnet", resnet)
+        networks("export", "unet", unet)
+        trained = self.train(unet).results / "model.safetensors"
+        result = run("cohort-worker", *self.data_flags(resnet),
+                     f"--init={trained}")
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertIn("missing (bn1.bias; ", result.stderr)
+        self.assertIn("unknown (scale; down.0.0.weight; ", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
