@@ -12,24 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "worker/batch_norm/binding.h"
+#include "worker/train/batch_reader.h"
 #include "worker/train/model_weights.h"
 
 namespace cohort {
-
-Batch ReadBatch(const Dataset& dataset, DataSplit split,
-                absl::Span<const int64_t> indices) {
-  const auto n = static_cast<int64_t>(indices.size());
-  Batch batch{.images = torch::empty(
-                  {n, dataset.channels(), dataset.height(), dataset.width()}),
-              .labels = torch::empty({n}, torch::kLong)};
-  dataset.ReadImages(split, indices,
-                     absl::MakeSpan(batch.images.data_ptr<float>(),
-                                    static_cast<size_t>(batch.images.numel())));
-  dataset.ReadLabels(
-      split, indices,
-      absl::MakeSpan(batch.labels.data_ptr<int64_t>(), indices.size()));
-  return batch;
-}
 
 at::Tensor LossSum(const at::Tensor& logits, const at::Tensor& labels) {
   return torch::nn::functional::cross_entropy(
@@ -51,7 +37,8 @@ EvaluationSums ScoreSamples(Model& model, const Dataset& dataset,
   for (size_t at = 0; at < indices.size();) {
     const size_t count =
         std::min(indices.size() - at, static_cast<size_t>(batch_size));
-    const Batch batch = ReadBatch(dataset, split, indices.subspan(at, count));
+    const Batch batch = ReadBatch(
+        dataset, {.split = split, .indices = indices.subspan(at, count)});
     const at::Tensor logits = model.forward(batch.images);
     const auto n = static_cast<int64_t>(count);
     sums.samples += n;

@@ -17,16 +17,6 @@ namespace cohort {
 // Images of one forward pass where no gradients are wanted.
 inline constexpr int64_t kEvaluationBatchSize = 256;
 
-struct Batch {
-  // [n, channels, height, width], float32.
-  at::Tensor images;
-  // [n], class numbers.
-  at::Tensor labels;
-};
-
-Batch ReadBatch(const Dataset& dataset, DataSplit split,
-                absl::Span<const int64_t> indices);
-
 // Sum of the cross-entropies of all labels.
 at::Tensor LossSum(const at::Tensor& logits, const at::Tensor& labels);
 int64_t CorrectOf(const at::Tensor& logits, const at::Tensor& labels);

@@ -63,7 +63,10 @@ struct Trainer::State {
 
 Trainer::Trainer(Client& client, const Dataset& dataset,
                  const TrainerOptions& options)
-    : client_(client), dataset_(dataset), options_(options) {}
+    : client_(client),
+      dataset_(dataset),
+      options_(options),
+      reader_(dataset, options.loader_threads) {}
 
 Trainer::~Trainer() = default;
 
@@ -181,9 +184,31 @@ absl::StatusOr<std::vector<int64_t>> Trainer::IndicesOf(
   return indices;
 }
 
-absl::Status Trainer::TrainPart(absl::Span<const int64_t> indices, bool first,
-                                int64_t samples, PushClosing& sums) {
-  const Batch batch = ReadBatch(dataset_, DataSplit::kTrain, indices);
+absl::StatusOr<Batch> Trainer::ReadSamples(const Assignment& assignment) {
+  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
+                          IndicesOf(assignment));
+  return reader_.Read(
+      {.indices = indices,
+       .augmentation = AugmentationKey{.run_seed = state_->seed,
+                                       .data_epoch = assignment.data_epoch}});
+}
+
+absl::Status Trainer::PrepareNext(const Assignment& assignment) {
+  const std::optional<IndexRange> range = forecast_.After(
+      assignment.data_epoch, assignment.range, dataset_.train_size());
+  if (!range.has_value()) return absl::OkStatus();
+  Assignment next = assignment;
+  next.range = *range;
+  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices, IndicesOf(next));
+  reader_.Prepare(
+      {.indices = indices,
+       .augmentation = AugmentationKey{.run_seed = state_->seed,
+                                       .data_epoch = next.data_epoch}});
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::TrainPart(const Batch& batch, bool first, int64_t samples,
+                                PushClosing& sums) {
   const at::Tensor logits = state_->model->forward(batch.images);
   const at::Tensor loss_sum = LossSum(logits, batch.labels);
   if (first) {
@@ -201,9 +226,9 @@ absl::Status Trainer::TrainPart(absl::Span<const int64_t> indices, bool first,
 
 absl::Status Trainer::Train(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
-  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
-                          IndicesOf(assignment));
-  const auto samples = static_cast<int64_t>(indices.size());
+  COHORT_ASSIGN_OR_RETURN(const Batch batch, ReadSamples(assignment));
+  COHORT_RETURN_IF_ERROR(PrepareNext(assignment));
+  const int64_t samples = batch.images.size(0);
   ModelWeights& weights = state_->weights;
   weights.ClearGradients();
   state_->model->train();
@@ -225,10 +250,8 @@ absl::Status Trainer::Train(const Assignment& assignment) {
     for (int64_t part = 0; part < options_.accumulate; ++part) {
       const int64_t begin = samples * part / options_.accumulate;
       const int64_t end = samples * (part + 1) / options_.accumulate;
-      COHORT_RETURN_IF_ERROR(TrainPart(
-          absl::MakeConstSpan(indices).subspan(
-              static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
-          part == 0, samples, closing));
+      COHORT_RETURN_IF_ERROR(
+          TrainPart(batch.Part(begin, end), part == 0, samples, closing));
     }
   }
   for (size_t p = 0; p < weights.partitions().size(); ++p) {
@@ -270,9 +293,7 @@ absl::Status Trainer::TakeResult(const PushResult& result) {
 // rank, so that whoever computes it draws the same.
 absl::Status Trainer::CollectMoments(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
-  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
-                          IndicesOf(assignment));
-  const Batch batch = ReadBatch(dataset_, DataSplit::kTrain, indices);
+  COHORT_ASSIGN_OR_RETURN(const Batch batch, ReadSamples(assignment));
   state_->model->train();
   torch::manual_seed(MixSeed(state_->seed,
                              static_cast<uint64_t>(assignment.version.value()),

@@ -8,13 +8,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "common/assignment.h"
 #include "common/mutex.h"
 #include "kernels/backend.h"
 #include "worker/client/client.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
+#include "worker/train/batch_reader.h"
 #include "worker/train/scoring.h"
 
 namespace cohort {
@@ -27,6 +27,8 @@ struct TrainerOptions {
   // Parts that an assignment's samples are computed in, one after another;
   // each is a batch of its own to batch norm. The same on all workers.
   int64_t accumulate = 1;
+  // Threads that read training samples, also ahead; 0: read when needed.
+  int32_t loader_threads = 0;
   // Images of one forward pass in evaluation.
   int64_t evaluation_batch_size = kEvaluationBatchSize;
   // Must outlive the trainer.
@@ -62,14 +64,18 @@ class Trainer {
   absl::Status Train(const Assignment& assignment);
   // Forward and backward of one part; gradients add up in the model.
   // Opens the push before the first backward pass.
-  absl::Status TrainPart(absl::Span<const int64_t> indices, bool first,
-                         int64_t samples, PushClosing& sums);
+  absl::Status TrainPart(const Batch& batch, bool first, int64_t samples,
+                         PushClosing& sums);
   absl::Status Evaluate(const Assignment& assignment);
   absl::Status CollectMoments(const Assignment& assignment);
   absl::Status ReadWeights(const Assignment& assignment);
   absl::Status TakeResult(const PushResult& result);
   // Errors: Internal, a range beyond the data set.
   absl::StatusOr<std::vector<int64_t>> IndicesOf(const Assignment& assignment);
+  // The samples of a training or collecting assignment, augmented.
+  absl::StatusOr<Batch> ReadSamples(const Assignment& assignment);
+  // Has what will probably come after this assignment read meanwhile.
+  absl::Status PrepareNext(const Assignment& assignment);
   bool EnterStep() ABSL_LOCKS_EXCLUDED(mu_);
   void LeaveStep() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -78,6 +84,8 @@ class Trainer {
   const Dataset& dataset_;
   const TrainerOptions options_;
 
+  BatchReader reader_;
+  RangeForecast forecast_;
   // The model and what belongs to it; made in Prepare.
   std::unique_ptr<State> state_;
 

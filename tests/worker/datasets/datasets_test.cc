@@ -70,20 +70,29 @@ std::unique_ptr<Dataset> Make(const DatasetOptions& options) {
   return dataset.ok() ? *std::move(dataset) : nullptr;
 }
 
+struct Samples {
+  std::vector<float> images;
+  std::vector<int64_t> labels;
+};
+
+Samples Read(const Dataset& data, const SampleRequest& request) {
+  const size_t n = request.indices.size();
+  Samples samples;
+  samples.images.resize(n * static_cast<size_t>(data.image_elements()));
+  samples.labels.resize(n * static_cast<size_t>(data.labels_per_sample()));
+  data.Read(request, absl::MakeSpan(samples.images),
+            absl::MakeSpan(samples.labels));
+  return samples;
+}
+
 std::vector<float> Images(const Dataset& data, DataSplit split,
                           const std::vector<int64_t>& indices) {
-  std::vector<float> out(
-      indices.size() *
-      static_cast<size_t>(data.channels() * data.height() * data.width()));
-  data.ReadImages(split, indices, absl::MakeSpan(out));
-  return out;
+  return Read(data, {.split = split, .indices = indices}).images;
 }
 
 std::vector<int64_t> Labels(const Dataset& data, DataSplit split,
                             const std::vector<int64_t>& indices) {
-  std::vector<int64_t> out(indices.size());
-  data.ReadLabels(split, indices, absl::MakeSpan(out));
-  return out;
+  return Read(data, {.split = split, .indices = indices}).labels;
 }
 
 TEST(IdxDatasetTest, ReadsImagesAndLabelsInTheOrderAsked) {
@@ -289,7 +298,8 @@ TEST(MakeDatasetTest, AnUnknownNameListsTheKnownOnes) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(
       std::string(status.message()),
-      HasSubstr("got imagenet, want fashion-mnist, mnist or synthetic"));
+      HasSubstr("got imagenet, want fashion-mnist, mnist, cifar10, cifar100, "
+                "voc, imagefolder, synthetic or synthetic-segmentation"));
 }
 
 TEST(MakeDatasetTest, RefusesALimitThatLeavesNothing) {
