@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/fakes/temp_dir.h"
+#include "tests/worker/datasets/written_images.h"
 #include "worker/datasets/dataset.h"
 
 namespace cohort {
@@ -70,29 +71,14 @@ std::unique_ptr<Dataset> Make(const DatasetOptions& options) {
   return dataset.ok() ? *std::move(dataset) : nullptr;
 }
 
-struct Samples {
-  std::vector<float> images;
-  std::vector<int64_t> labels;
-};
-
-Samples Read(const Dataset& data, const SampleRequest& request) {
-  const size_t n = request.indices.size();
-  Samples samples;
-  samples.images.resize(n * static_cast<size_t>(data.image_elements()));
-  samples.labels.resize(n * static_cast<size_t>(data.labels_per_sample()));
-  data.Read(request, absl::MakeSpan(samples.images),
-            absl::MakeSpan(samples.labels));
-  return samples;
-}
-
 std::vector<float> Images(const Dataset& data, DataSplit split,
                           const std::vector<int64_t>& indices) {
-  return Read(data, {.split = split, .indices = indices}).images;
+  return ReadSamples(data, {.split = split, .indices = indices}).images;
 }
 
 std::vector<int64_t> Labels(const Dataset& data, DataSplit split,
                             const std::vector<int64_t>& indices) {
-  return Read(data, {.split = split, .indices = indices}).labels;
+  return ReadSamples(data, {.split = split, .indices = indices}).labels;
 }
 
 TEST(IdxDatasetTest, ReadsImagesAndLabelsInTheOrderAsked) {
@@ -356,6 +342,48 @@ TEST(SyntheticDatasetTest, CanBeLearned) {
     correct += nearest == Labels(*data, DataSplit::kTest, {i})[0];
   }
   EXPECT_GT(correct, data->test_size() / 2) << "of " << data->test_size();
+}
+
+TEST(SyntheticShapesTest, HaveMasksOfFourClassesAndIgnoredRims) {
+  const auto data = Make({.name = "synthetic-segmentation"});
+  ASSERT_NE(data, nullptr);
+  EXPECT_EQ(data->name(), "synthetic-segmentation");
+  EXPECT_EQ(data->task(), DatasetTask::kSegmentation);
+  EXPECT_EQ(data->classes(), 4);
+  EXPECT_EQ(data->channels(), 3);
+  EXPECT_EQ(data->train_size(), 512);
+  EXPECT_EQ(data->test_size(), 128);
+  EXPECT_EQ(data->digest(), Make({.name = "synthetic-segmentation"})->digest());
+}
+
+// Brightness alone finds the shapes, and says nothing about which they are:
+// what remains to be learned is form.
+TEST(SyntheticShapesTest, BrightnessTellsShapesFromGroundAndNotApart) {
+  const auto data = Make({.name = "synthetic-segmentation"});
+  ASSERT_NE(data, nullptr);
+  const auto plane = static_cast<size_t>(data->height() * data->width());
+  std::array<double, 4> sums = {};
+  std::array<double, 4> counts = {};
+  for (int64_t i = 0; i < data->train_size(); ++i) {
+    const std::vector<int64_t> one = {i};
+    const Samples sample = ReadSamples(*data, {.indices = one});
+    for (size_t p = 0; p < plane; ++p) {
+      if (sample.labels[p] == kIgnoredLabel) continue;
+      const auto label = static_cast<size_t>(sample.labels[p]);
+      counts[label] += 1;
+      for (size_t c = 0; c < 3; ++c) {
+        sums[label] += sample.images[c * plane + p] / 3;
+      }
+    }
+  }
+  const double all = counts[0] + counts[1] + counts[2] + counts[3];
+  for (size_t k = 1; k < 4; ++k) {
+    EXPECT_GT(counts[k] / all, 0.03) << "class " << k;
+    // Deviation one over all pixels; ground and shapes lie far apart, the
+    // mean colours of some 500 shapes a class close together.
+    EXPECT_GT(sums[k] / counts[k], sums[0] / counts[0] + 1);
+    EXPECT_NEAR(sums[k] / counts[k], sums[1] / counts[1], 0.15);
+  }
 }
 
 TEST(FashionMnistTest, IsReadFromItsUsualPlace) {
