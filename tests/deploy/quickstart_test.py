@@ -154,7 +154,9 @@ class QuickstartTest(unittest.TestCase):
     def test_flags_reach_those_they_are_for(self):
         code, _, err = self.quickstart(
             "--workers=3", "--aggregation=async", "--batch_size=8",
-            "--data_dir=some/where", "--resume")
+            "--data_dir=some/where", "--image_size=90x120", "--classes=11",
+            "--ignore_index=0", "--augment=flip", "--bad_samples=skip",
+            "--loader_threads=2", "--resume")
         self.assertEqual(code, 0, err)
         server = self.lines("server.args")
         self.assertEqual(server[:2], ["--listen=127.0.0.1:0", "--workers=3"])
@@ -163,7 +165,9 @@ class QuickstartTest(unittest.TestCase):
             self.lines("worker-2.args"),
             ["--server=127.0.0.1:12345", "--rank=2", "--model=cnn",
              "--dataset=fashion-mnist", "--batch_size=8", "--threads=1",
-             "--data_dir=some/where"])
+             "--data_dir=some/where", "--image_size=90x120", "--classes=11",
+             "--ignore_index=0", "--augment=flip", "--bad_samples=skip",
+             "--loader_threads=2"])
 
     def test_wrong_use_is_exit_code_2_before_anything_is_built(self):
         for flag in ("--workers=0", "--workers=x", "train", "--address_file=x"):
