@@ -7,7 +7,7 @@
 namespace cohort {
 namespace {
 
-constexpr double kSamplesMax = 2147483648.0;
+constexpr int64_t kSamplesMax = int64_t{1} << 31;
 
 }  // namespace
 
@@ -19,7 +19,7 @@ absl::StatusOr<int64_t> SamplesOf(const BatchShare& share) {
   const double samples =
       std::floor(static_cast<double>(share.batch_size) * share.share + 0.5);
   // Written so that NaN fails it.
-  if (!(samples >= 1 && samples <= kSamplesMax)) {
+  if (!(samples >= 1 && samples <= static_cast<double>(kSamplesMax))) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--share: got ", share.share, " of --batch_size=", share.batch_size,
         ", want a share that makes 1 to ", kSamplesMax, " images"));
