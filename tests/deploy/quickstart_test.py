@@ -155,7 +155,9 @@ class QuickstartTest(unittest.TestCase):
         code, _, err = self.quickstart(
             "--workers=3", "--aggregation=async", "--batch_size=8",
             "--data_dir=some/where", "--init=first.safetensors",
-            "--model=unet", "--width=8", "--resume")
+            "--model=unet", "--width=8", "--image_size=90x120",
+            "--classes=11", "--ignore_index=0", "--augment=flip",
+            "--bad_samples=skip", "--loader_threads=2", "--resume")
         self.assertEqual(code, 0, err)
         server = self.lines("server.args")
         self.assertEqual(server[:2], ["--listen=127.0.0.1:0", "--workers=3"])
@@ -165,7 +167,9 @@ class QuickstartTest(unittest.TestCase):
             ["--server=127.0.0.1:12345", "--rank=2", "--model=unet",
              "--dataset=fashion-mnist", "--batch_size=8", "--threads=1",
              "--data_dir=some/where", "--init=first.safetensors",
-             "--width=8"])
+             "--width=8", "--image_size=90x120", "--classes=11",
+             "--ignore_index=0", "--augment=flip", "--bad_samples=skip",
+             "--loader_threads=2"])
 
     def test_wrong_use_is_exit_code_2_before_anything_is_built(self):
         for flag in ("--workers=0", "--workers=x", "train", "--address_file=x"):

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "common/permutation.h"
 #include "worker/datasets/dataset.h"
@@ -15,6 +14,7 @@ class TinyDataset : public Dataset {
  public:
   const std::string& name() const override { return name_; }
   const std::string& digest() const override { return digest_; }
+  DatasetTask task() const override { return DatasetTask::kClassification; }
   int64_t classes() const override { return 3; }
   int64_t channels() const override { return 1; }
   int64_t height() const override { return 8; }
@@ -22,21 +22,18 @@ class TinyDataset : public Dataset {
   int64_t train_size() const override { return 14; }
   int64_t test_size() const override { return 5; }
 
-  void ReadImages(DataSplit split, absl::Span<const int64_t> indices,
-                  absl::Span<float> out) const override {
+  void Read(const SampleRequest& request, absl::Span<float> images,
+            absl::Span<int64_t> labels) const override {
     size_t at = 0;
-    for (const int64_t index : indices) {
-      SplitMix64 random(MixSeed(split == DataSplit::kTrain ? 1 : 2,
+    for (size_t n = 0; n < request.indices.size(); ++n) {
+      const int64_t index = request.indices[n];
+      SplitMix64 random(MixSeed(request.split == DataSplit::kTrain ? 1 : 2,
                                 static_cast<uint64_t>(index)));
       for (int64_t i = 0; i < 64; ++i) {
-        out[at++] = static_cast<float>(2 * random.Uniform() - 1);
+        images[at++] = static_cast<float>(2 * random.Uniform() - 1);
       }
+      labels[n] = index % 3;
     }
-  }
-
-  void ReadLabels(DataSplit, absl::Span<const int64_t> indices,
-                  absl::Span<int64_t> out) const override {
-    for (size_t i = 0; i < indices.size(); ++i) out[i] = indices[i] % 3;
   }
 
  private:

@@ -93,6 +93,35 @@ class WorkerInput(unittest.TestCase):
         self.assertIn("train-images-idx3-ubyte.gz", text)
         self.assertIn("got 1000 bytes, want 7840", text)
 
+    def test_options_of_data_sets_say_what_they_want(self):
+        for flag, wanted in (
+                ("--image_size=big", "--image_size: got big, want HEIGHTx"),
+                ("--augment=turn", "--augment: got 'turn'"),
+                ("--bad_samples=keep", "want stop or skip"),
+                ("--loader_threads=-1", "--loader_threads: got -1"),
+                ("--classes=3", "--classes: got 3"),
+                ("--share=0", "--share: got 0")):
+            self.assertIn(wanted, self.refused(flag, "--dataset=synthetic"))
+
+    def test_damaged_images_and_empty_lists_are_named(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            lists = folder / "ImageSets/Segmentation"
+            for path in (lists, folder / "JPEGImages",
+                         folder / "SegmentationClass"):
+                path.mkdir(parents=True)
+            (folder / "JPEGImages/street.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+            (folder / "SegmentationClass/street.png").write_bytes(b"")
+            (lists / "train.txt").write_text("street\n")
+            (lists / "val.txt").write_text("")
+            flags = ("--dataset=voc", f"--data_dir={folder}")
+            self.assertIn("val.txt: got an empty file", self.refused(*flags))
+            (lists / "val.txt").write_text("street\n")
+            self.assertIn("street.jpg: damaged JPEG image",
+                          self.refused(*flags))
+            self.assertIn("none of 1 samples could be decoded",
+                          self.refused(*flags, "--bad_samples=skip"))
+
     def test_an_unreachable_server_is_named(self):
         result = run("cohort-worker", "--server=127.0.0.1:1",
                      "--dataset=synthetic", "--server_timeout=1s")

@@ -58,12 +58,10 @@ at::Tensor Loss(const ReferenceOptions& options, Model& model,
     at::Tensor images = torch::empty(
         {n, dataset.channels(), dataset.height(), dataset.width()});
     at::Tensor labels = torch::empty({n}, torch::kLong);
-    dataset.ReadImages(DataSplit::kTrain, indices,
-                       absl::MakeSpan(images.data_ptr<float>(),
-                                      static_cast<size_t>(images.numel())));
-    dataset.ReadLabels(
-        DataSplit::kTrain, indices,
-        absl::MakeSpan(labels.data_ptr<int64_t>(), indices.size()));
+    dataset.Read({.indices = indices},
+                 absl::MakeSpan(images.data_ptr<float>(),
+                                static_cast<size_t>(images.numel())),
+                 absl::MakeSpan(labels.data_ptr<int64_t>(), indices.size()));
     sum = sum + torch::nn::functional::cross_entropy(
                     model.forward(images.to(options.type)).logits, labels,
                     torch::nn::functional::CrossEntropyFuncOptions().reduction(

@@ -4,11 +4,11 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/assignment.h"
+#include "worker/datasets/options.h"
 
 namespace cohort {
 
@@ -23,6 +23,23 @@ enum class DatasetTask {
   kSegmentation,
 };
 
+// What decides, together with a sample's number, how it is augmented.
+struct AugmentationKey {
+  uint64_t run_seed = 0;
+  int64_t data_epoch = 0;
+
+  friend bool operator==(const AugmentationKey&,
+                         const AugmentationKey&) = default;
+};
+
+struct SampleRequest {
+  DataSplit split = DataSplit::kTrain;
+  // Sample numbers within the split.
+  absl::Span<const int64_t> indices;
+  // Absent: samples as they lie, which is how they are evaluated.
+  std::optional<AugmentationKey> augmentation;
+};
+
 // A data set held in memory, addressed by sample number. Which samples are
 // read, and in what order, is the server's business.
 //
@@ -31,10 +48,12 @@ class Dataset {
  public:
   virtual ~Dataset() = default;
 
+  // Its name, and how training samples are augmented if they are: workers
+  // compare it, such as "cifar10 (flip,crop)".
   virtual const std::string& name() const = 0;
   // XXH3-64 over the content of both splits, lower-case hexadecimal.
   virtual const std::string& digest() const = 0;
-  virtual DatasetTask task() const { return DatasetTask::kClassification; }
+  virtual DatasetTask task() const = 0;
   virtual int64_t classes() const = 0;
   virtual int64_t channels() const = 0;
   virtual int64_t height() const = 0;
@@ -42,36 +61,33 @@ class Dataset {
   virtual int64_t train_size() const = 0;
   virtual int64_t test_size() const = 0;
 
-  // Images as float32 [n, channels, height, width], each pixel minus the mean
-  // and divided by the deviation of the train split.
-  // Shapes: `out` has n * channels * height * width elements; indices must be
-  //   within the split.
-  virtual void ReadImages(DataSplit split, absl::Span<const int64_t> indices,
-                          absl::Span<float> out) const = 0;
-  // Class numbers or kIgnoredLabel, [n] (classification) or [n, height, width]
-  // (segmentation).
-  virtual void ReadLabels(DataSplit split, absl::Span<const int64_t> indices,
-                          absl::Span<int64_t> out) const = 0;
+  // Reads images and labels of the same samples.
+  //
+  // `images`: float32 [n, channels, height, width], each pixel minus the mean
+  //   and divided by the deviation of its channel over the train split.
+  // `labels`: class numbers or kIgnoredLabel, [n] (classification) or
+  //   [n, height, width] (segmentation).
+  // What is written depends on the request alone, and what is written for a
+  // sample on nothing but its number and the key: a request may be read in
+  // parts, by several threads, in any order.
+  // Indices must be within the split and the spans of these sizes.
+  virtual void Read(const SampleRequest& request, absl::Span<float> images,
+                    absl::Span<int64_t> labels) const = 0;
 
+  // Elements of one sample's image.
+  int64_t image_elements() const { return channels() * height() * width(); }
   // Labels of one sample.
   int64_t labels_per_sample() const {
     return task() == DatasetTask::kSegmentation ? height() * width() : 1;
   }
 };
 
-struct DatasetOptions {
-  // "fashion-mnist", "mnist" or "synthetic".
-  std::string name;
-  // Folder of the IDX files; empty: the data set's usual place.
-  std::string data_dir;
-  // Only the first samples of a split are used; absent: all.
-  std::optional<int64_t> train_limit;
-  std::optional<int64_t> test_limit;
-};
-
-// Errors: InvalidArgument unknown name (lists the known ones) or bad limit;
+// Errors: InvalidArgument unknown name (lists the known ones), options that do
+//   not fit, or content that breaks a rule of its layout (a mask of another
+//   size than its image, a class number out of range, an empty split);
 //   NotFound missing folder or file; DataLoss truncated or damaged file (says
-//   bytes seen and wanted).
+//   what was seen and what is wanted); ResourceExhausted a data set larger
+//   than this machine's memory.
 absl::StatusOr<std::unique_ptr<Dataset>> MakeDataset(
     const DatasetOptions& options);
 

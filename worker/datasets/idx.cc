@@ -141,18 +141,21 @@ absl::StatusOr<ImageSplit> ReadSplit(const std::string& dir,
   *shape = {.height = extents[1], .width = extents[2]};
   std::vector<int64_t> count(1);
   COHORT_ASSIGN_OR_RETURN(
-      split.labels, ReadTensor(labels, kLabelsMagic, absl::MakeSpan(count)));
+      const std::vector<uint8_t> classes,
+      ReadTensor(labels, kLabelsMagic, absl::MakeSpan(count)));
   if (extents[0] != count[0]) {
     return absl::DataLossError(absl::StrCat(labels, ": got ", count[0],
                                             " labels, want ", extents[0],
                                             ", one an image"));
   }
-  for (size_t i = 0; i < split.labels.size(); ++i) {
-    if (split.labels[i] < kClasses) continue;
+  for (size_t i = 0; i < classes.size(); ++i) {
+    if (classes[i] < kClasses) continue;
     return absl::DataLossError(absl::StrCat(
-        labels, ": sample ", i, ": got label ",
-        static_cast<int>(split.labels[i]), ", want 0 to ", kClasses - 1));
+        labels, ": sample ", i, ": got label ", static_cast<int>(classes[i]),
+        ", want 0 to ", kClasses - 1));
   }
+  split.labels.assign(classes.begin(), classes.end());
+  split.samples = count[0];
   return split;
 }
 

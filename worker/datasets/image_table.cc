@@ -3,104 +3,251 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/byte_rope.h"
 #include "common/check.h"
 #include "common/permutation.h"
+#include "worker/datasets/augmentation.h"
+#include "worker/datasets/resize.h"
 
 namespace cohort {
 namespace {
 
-uint64_t DigestOf(const std::vector<uint8_t>& bytes) {
+uint64_t DigestOf(absl::Span<const uint8_t> bytes) {
   return Xxh3(absl::MakeConstSpan(
       reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()));
 }
 
+// As little-endian bytes, so that the digest is the same everywhere.
+std::vector<uint8_t> BytesOf(const std::vector<uint16_t>& labels) {
+  std::vector<uint8_t> bytes;
+  bytes.reserve(2 * labels.size());
+  for (const uint16_t label : labels) {
+    bytes.push_back(static_cast<uint8_t>(label & 0xff));
+    bytes.push_back(static_cast<uint8_t>(label >> 8));
+  }
+  return bytes;
+}
+
 std::string DigestOf(const ImageTable& table) {
-  uint64_t digest = 0;
+  uint64_t digest = MixSeed(static_cast<uint64_t>(table.channels),
+                            static_cast<uint64_t>(table.height),
+                            static_cast<uint64_t>(table.width));
+  digest = MixSeed(digest, static_cast<uint64_t>(table.classes));
   for (const ImageSplit* split : {&table.train, &table.test}) {
-    digest = MixSeed(digest, DigestOf(split->pixels), DigestOf(split->labels));
+    const uint64_t labels =
+        MixSeed(DigestOf(BytesOf(split->labels)), DigestOf(split->masks));
+    digest = MixSeed(digest, DigestOf(split->pixels), labels);
   }
   return absl::StrCat(absl::Hex(digest, absl::kZeroPad16));
 }
 
+std::string NameOf(const ImageTable& table,
+                   const Augmentations& augmentations) {
+  if (!augmentations.any()) return table.name;
+  return absl::StrCat(table.name, " (", ToText(augmentations), ")");
+}
+
+int64_t PixelsOf(const ImageTable& table) { return table.height * table.width; }
+
+// What makes one channel's numbers have mean 0 and deviation 1.
+struct Normaliser {
+  double mean = 0;
+  double deviation = 1;
+  // By pixel value: 256 numbers instead of arithmetic a pixel.
+  std::array<float, 256> of_value = {};
+
+  float Of(double value) const {
+    return static_cast<float>((value - mean) / deviation);
+  }
+};
+
+Normaliser NormaliserOf(const ImageTable& table, int64_t channel) {
+  // Exact integer sums: 2^48 pixels would be needed to overflow.
+  uint64_t sum = 0;
+  uint64_t squares = 0;
+  const int64_t plane = PixelsOf(table);
+  for (int64_t i = 0; i < table.train.samples; ++i) {
+    const uint8_t* pixels =
+        table.train.pixels.data() + (i * table.channels + channel) * plane;
+    for (int64_t p = 0; p < plane; ++p) {
+      sum += pixels[p];
+      squares += static_cast<uint64_t>(pixels[p]) * pixels[p];
+    }
+  }
+  const double n =
+      std::max(1.0, static_cast<double>(table.train.samples * plane));
+  Normaliser normaliser{.mean = static_cast<double>(sum) / n};
+  const double variance =
+      static_cast<double>(squares) / n - normaliser.mean * normaliser.mean;
+  if (variance > 0) normaliser.deviation = std::sqrt(variance);
+  for (size_t v = 0; v < normaliser.of_value.size(); ++v) {
+    normaliser.of_value[v] = normaliser.Of(static_cast<double>(v));
+  }
+  return normaliser;
+}
+
 class ImageDataset final : public Dataset {
  public:
-  explicit ImageDataset(ImageTable table)
-      : table_(std::move(table)), digest_(DigestOf(table_)) {
-    // Exact integer sums: 2^56 pixels would be needed to overflow.
-    uint64_t sum = 0;
-    uint64_t squares = 0;
-    for (uint8_t pixel : table_.train.pixels) {
-      sum += pixel;
-      squares += static_cast<uint64_t>(pixel) * pixel;
-    }
-    const double n =
-        std::max(1.0, static_cast<double>(table_.train.pixels.size()));
-    const double mean = static_cast<double>(sum) / n;
-    const double variance = static_cast<double>(squares) / n - mean * mean;
-    const double deviation = variance > 0 ? std::sqrt(variance) : 1.0;
-    for (size_t v = 0; v < normalised_.size(); ++v) {
-      normalised_[v] =
-          static_cast<float>((static_cast<double>(v) - mean) / deviation);
+  ImageDataset(ImageTable table, const Augmentations& augmentations)
+      : table_(std::move(table)),
+        augmentations_(augmentations),
+        name_(NameOf(table_, augmentations)),
+        digest_(DigestOf(table_)) {
+    for (int64_t c = 0; c < table_.channels; ++c) {
+      normalisers_.push_back(NormaliserOf(table_, c));
     }
   }
 
-  const std::string& name() const override { return table_.name; }
+  const std::string& name() const override { return name_; }
   const std::string& digest() const override { return digest_; }
+  DatasetTask task() const override { return table_.task; }
   int64_t classes() const override { return table_.classes; }
   int64_t channels() const override { return table_.channels; }
   int64_t height() const override { return table_.height; }
   int64_t width() const override { return table_.width; }
-  int64_t train_size() const override { return table_.train.size(); }
-  int64_t test_size() const override { return table_.test.size(); }
+  int64_t train_size() const override { return table_.train.samples; }
+  int64_t test_size() const override { return table_.test.samples; }
 
-  void ReadImages(DataSplit split, absl::Span<const int64_t> indices,
-                  absl::Span<float> out) const override {
-    const int64_t pixels = table_.channels * table_.height * table_.width;
-    COHORT_CHECK(static_cast<int64_t>(out.size()) ==
-                     pixels * static_cast<int64_t>(indices.size()),
-                 absl::StrCat("got room for ", out.size(), " pixels"));
-    float* to = out.data();
-    for (int64_t index : indices) {
-      const uint8_t* from =
-          Of(split).pixels.data() + Checked(split, index) * pixels;
-      for (int64_t i = 0; i < pixels; ++i) *to++ = normalised_[from[i]];
-    }
-  }
-
-  void ReadLabels(DataSplit split, absl::Span<const int64_t> indices,
-                  absl::Span<int64_t> out) const override {
-    COHORT_CHECK(out.size() == indices.size(),
-                 absl::StrCat("got room for ", out.size(), " labels"));
-    for (size_t i = 0; i < indices.size(); ++i) {
-      out[i] =
-          Of(split).labels[static_cast<size_t>(Checked(split, indices[i]))];
+  void Read(const SampleRequest& request, absl::Span<float> images,
+            absl::Span<int64_t> labels) const override {
+    const size_t n = request.indices.size();
+    const auto pixels = static_cast<size_t>(image_elements());
+    const auto label_count = static_cast<size_t>(labels_per_sample());
+    COHORT_CHECK(images.size() == n * pixels,
+                 absl::StrCat("got room for ", images.size(), " pixels"));
+    COHORT_CHECK(labels.size() == n * label_count,
+                 absl::StrCat("got room for ", labels.size(), " labels"));
+    for (size_t i = 0; i < n; ++i) {
+      ReadSample(request, request.indices[i], images.data() + i * pixels,
+                 labels.data() + i * label_count);
     }
   }
 
  private:
-  const ImageSplit& Of(DataSplit split) const {
-    return split == DataSplit::kTrain ? table_.train : table_.test;
-  }
-  int64_t Checked(DataSplit split, int64_t index) const {
-    COHORT_CHECK(index >= 0 && index < Of(split).size(),
-                 absl::StrCat("sample ", index, " of ", Of(split).size()));
-    return index;
+  void ReadSample(const SampleRequest& request, int64_t index, float* image,
+                  int64_t* labels) const {
+    const ImageSplit& split =
+        request.split == DataSplit::kTrain ? table_.train : table_.test;
+    COHORT_CHECK(index >= 0 && index < split.samples,
+                 absl::StrCat("sample ", index, " of ", split.samples));
+    const ImageSize size{.height = table_.height, .width = table_.width};
+    SampleChange change{.height = size.height, .width = size.width};
+    const bool changed =
+        request.augmentation.has_value() && augmentations_.any();
+    if (changed) {
+      change = DrawChange(augmentations_, size,
+                          {.run_seed = request.augmentation->run_seed,
+                           .data_epoch = request.augmentation->data_epoch,
+                           .sample = index});
+    }
+    const uint8_t* pixels = split.pixels.data() + index * image_elements();
+    if (changed) {
+      WriteChanged(change, pixels, image);
+    } else {
+      WriteAsItIs(pixels, image);
+    }
+    if (table_.task == DatasetTask::kClassification) {
+      *labels = split.labels[static_cast<size_t>(index)];
+      return;
+    }
+    ChangeMask(change,
+               {.labels = split.masks.data() + index * PixelsOf(table_),
+                .size = size,
+                .ignored_in_mask = kIgnoredInMask,
+                .ignored = kIgnoredLabel},
+               labels);
   }
 
+  void WriteAsItIs(const uint8_t* pixels, float* image) const {
+    const int64_t plane = PixelsOf(table_);
+    for (const Normaliser& normaliser : normalisers_) {
+      for (int64_t i = 0; i < plane; ++i) {
+        *image++ = normaliser.of_value[*pixels++];
+      }
+    }
+  }
+
+  void WriteChanged(const SampleChange& change, const uint8_t* pixels,
+                    float* image) const {
+    const ImageSize size{.height = table_.height, .width = table_.width};
+    std::fill_n(image, image_elements(), 0.0F);
+    ChangeImage(change,
+                {.pixels = pixels, .channels = table_.channels, .size = size},
+                image);
+    const OutputWindow window = WindowOf(change, size);
+    for (const Normaliser& normaliser : normalisers_) {
+      for (int64_t y = window.top; y < window.bottom; ++y) {
+        for (int64_t x = window.left; x < window.right; ++x) {
+          float& value = image[y * size.width + x];
+          value = normaliser.Of(value);
+        }
+      }
+      image += PixelsOf(table_);
+    }
+  }
+
+  // Fixed after construction.
   const ImageTable table_;
+  const Augmentations augmentations_;
+  const std::string name_;
   const std::string digest_;
-  // By pixel value: 256 numbers instead of arithmetic a pixel.
-  std::array<float, 256> normalised_ = {};
+  // One a channel.
+  std::vector<Normaliser> normalisers_;
 };
+
+void ResizeSplit(const ImageTable& table, const ImageSize& to,
+                 ImageSplit& split) {
+  const ImageSize from{.height = table.height, .width = table.width};
+  const auto pixels = static_cast<size_t>(table.channels * PixelsOf(table));
+  const auto labels = static_cast<size_t>(PixelsOf(table));
+  std::vector<uint8_t> images;
+  std::vector<uint8_t> masks;
+  for (int64_t i = 0; i < split.samples; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const std::vector<uint8_t> image = ResizeImage(
+        absl::MakeConstSpan(split.pixels).subspan(at * pixels, pixels),
+        table.channels, from, to);
+    images.insert(images.end(), image.begin(), image.end());
+    if (table.task != DatasetTask::kSegmentation) continue;
+    const std::vector<uint8_t> mask = ResizeMask(
+        absl::MakeConstSpan(split.masks).subspan(at * labels, labels), from,
+        to);
+    masks.insert(masks.end(), mask.begin(), mask.end());
+  }
+  split.pixels = std::move(images);
+  split.masks = std::move(masks);
+}
 
 }  // namespace
 
-std::unique_ptr<Dataset> MakeImageDataset(ImageTable table) {
-  return std::make_unique<ImageDataset>(std::move(table));
+void Shorten(const ImageTable& table, int64_t samples, ImageSplit& split) {
+  if (samples >= split.samples) return;
+  const auto kept = static_cast<size_t>(samples);
+  const auto pixels = static_cast<size_t>(PixelsOf(table));
+  split.samples = samples;
+  split.pixels.resize(kept * pixels * static_cast<size_t>(table.channels));
+  if (table.task == DatasetTask::kSegmentation) {
+    split.masks.resize(kept * pixels);
+  } else {
+    split.labels.resize(kept);
+  }
+}
+
+void Resize(const ImageSize& size, ImageTable& table) {
+  if (size.height == table.height && size.width == table.width) return;
+  ResizeSplit(table, size, table.train);
+  ResizeSplit(table, size, table.test);
+  table.height = size.height;
+  table.width = size.width;
+}
+
+std::unique_ptr<Dataset> MakeImageDataset(ImageTable table,
+                                          const Augmentations& augmentations) {
+  return std::make_unique<ImageDataset>(std::move(table), augmentations);
 }
 
 }  // namespace cohort

@@ -9,17 +9,28 @@
 
 namespace cohort {
 
-// Images and labels of one split, uint8.
-struct ImageSplit {
-  // [n, channels, height, width].
-  std::vector<uint8_t> pixels;
-  std::vector<uint8_t> labels;
+// The number under which ImageSplit::masks holds kIgnoredLabel: one no class
+// can have, so that a label takes one byte.
+inline constexpr uint8_t kIgnoredInMask = 255;
+// Classes that a mask, and that a list of labels can tell apart.
+inline constexpr int64_t kMaskClassesMax = kIgnoredInMask;
+inline constexpr int64_t kLabelClassesMax = 65536;
 
-  int64_t size() const { return static_cast<int64_t>(labels.size()); }
+// Images and labels of one split.
+struct ImageSplit {
+  int64_t samples = 0;
+  // [samples, channels, height, width].
+  std::vector<uint8_t> pixels;
+  // [samples]; empty for segmentation.
+  std::vector<uint16_t> labels;
+  // [samples, height, width], a class or kIgnoredInMask; empty for
+  // classification.
+  std::vector<uint8_t> masks;
 };
 
 struct ImageTable {
   std::string name;
+  DatasetTask task = DatasetTask::kClassification;
   int64_t classes = 0;
   int64_t channels = 0;
   int64_t height = 0;
@@ -28,8 +39,17 @@ struct ImageTable {
   ImageSplit test;
 };
 
+// Keeps the first `samples` of a split of this table, if it has more.
+void Shorten(const ImageTable& table, int64_t samples, ImageSplit& split);
+
+// Brings all images (bilinear) and masks (nearest) to this size.
+void Resize(const ImageSize& size, ImageTable& table);
+
 // A data set over images in memory. Computes the digest, and mean and
-// deviation over all pixels of the train split, once.
-std::unique_ptr<Dataset> MakeImageDataset(ImageTable table);
+// deviation of each channel over the train split, once: exactly, from sums of
+// integers. Padding that augmentation adds has the mean's colour, zero once
+// normalised, and kIgnoredLabel.
+std::unique_ptr<Dataset> MakeImageDataset(ImageTable table,
+                                          const Augmentations& augmentations);
 
 }  // namespace cohort

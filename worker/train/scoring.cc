@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "worker/batch_norm/binding.h"
+#include "worker/train/batch_reader.h"
 #include "worker/train/model_weights.h"
 
 namespace cohort {
@@ -62,30 +63,6 @@ int64_t EvaluationBatchSize(const Dataset& dataset) {
       kEvaluationBatchSize);
 }
 
-Batch Batch::Part(int64_t begin, int64_t end) const {
-  return {.images = images.slice(0, begin, end),
-          .labels = labels.slice(0, begin, end)};
-}
-
-Batch ReadBatch(const Dataset& dataset, DataSplit split,
-                absl::Span<const int64_t> indices) {
-  const auto n = static_cast<int64_t>(indices.size());
-  std::vector<int64_t> shape = {n};
-  if (dataset.task() == DatasetTask::kSegmentation) {
-    shape = {n, dataset.height(), dataset.width()};
-  }
-  Batch batch{.images = torch::empty(
-                  {n, dataset.channels(), dataset.height(), dataset.width()}),
-              .labels = torch::empty(shape, torch::kLong)};
-  dataset.ReadImages(split, indices,
-                     absl::MakeSpan(batch.images.data_ptr<float>(),
-                                    static_cast<size_t>(batch.images.numel())));
-  dataset.ReadLabels(split, indices,
-                     absl::MakeSpan(batch.labels.data_ptr<int64_t>(),
-                                    static_cast<size_t>(batch.labels.numel())));
-  return batch;
-}
-
 void CountMeasures(const at::Tensor& logits, const at::Tensor& labels,
                    EvaluationSums& sums) {
   const int64_t classes = logits.size(1);
@@ -124,8 +101,9 @@ absl::StatusOr<EvaluationSums> ScoreSamples(Model& model,
   for (size_t at = 0; at < indices.size();) {
     const size_t count =
         std::min(indices.size() - at, static_cast<size_t>(request.batch_size));
-    const Batch batch =
-        ReadBatch(dataset, request.split, indices.subspan(at, count));
+    const Batch batch = ReadBatch(
+        dataset,
+        {.split = request.split, .indices = indices.subspan(at, count)});
     COHORT_ASSIGN_OR_RETURN(const double weight, loss.WeightOf(batch.labels));
     const at::Tensor logits = model.forward(batch.images).logits;
     COHORT_ASSIGN_OR_RETURN(const at::Tensor loss_sum,

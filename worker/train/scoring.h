@@ -23,20 +23,6 @@ inline constexpr int64_t kEvaluationBatchSize = 256;
 // kEvaluationBatchSize, and few if they are large.
 int64_t EvaluationBatchSize(const Dataset& dataset);
 
-struct Batch {
-  // [n, channels, height, width], float32.
-  at::Tensor images;
-  // [n], or [n, height, width] where each pixel has one; class numbers or
-  // kIgnoredLabel.
-  at::Tensor labels;
-
-  // Samples [begin, end); shares memory.
-  Batch Part(int64_t begin, int64_t end) const;
-};
-
-Batch ReadBatch(const Dataset& dataset, DataSplit split,
-                absl::Span<const int64_t> indices);
-
 // Counts what the logits get right, in all fields of `sums` but samples and
 // loss. Among equal highest scores the lowest class is the prediction.
 // Shapes: as CrossEntropy::Sum; labels must have passed its WeightOf.

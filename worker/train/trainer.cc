@@ -69,7 +69,10 @@ struct Trainer::State {
 
 Trainer::Trainer(Client& client, const Dataset& dataset,
                  const TrainerOptions& options)
-    : client_(client), dataset_(dataset), options_(options) {}
+    : client_(client),
+      dataset_(dataset),
+      options_(options),
+      reader_(dataset, options.loader_threads) {}
 
 Trainer::~Trainer() = default;
 
@@ -214,6 +217,29 @@ absl::StatusOr<std::vector<int64_t>> Trainer::IndicesOf(
   return indices;
 }
 
+absl::StatusOr<Batch> Trainer::ReadSamples(const Assignment& assignment) {
+  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
+                          IndicesOf(assignment));
+  return reader_.Read(
+      {.indices = indices,
+       .augmentation = AugmentationKey{.run_seed = state_->seed,
+                                       .data_epoch = assignment.data_epoch}});
+}
+
+absl::Status Trainer::PrepareNext(const Assignment& assignment) {
+  const std::optional<IndexRange> range = forecast_.After(
+      assignment.data_epoch, assignment.range, dataset_.train_size());
+  if (!range.has_value()) return absl::OkStatus();
+  Assignment next = assignment;
+  next.range = *range;
+  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices, IndicesOf(next));
+  reader_.Prepare(
+      {.indices = indices,
+       .augmentation = AugmentationKey{.run_seed = state_->seed,
+                                       .data_epoch = next.data_epoch}});
+  return absl::OkStatus();
+}
+
 absl::Status Trainer::TrainPart(const Part& part, PushClosing& sums) {
   const Batch& batch = part.batch;
   const ModelOutput output = state_->model->forward(batch.images);
@@ -241,10 +267,9 @@ absl::Status Trainer::TrainPart(const Part& part, PushClosing& sums) {
 
 absl::Status Trainer::Train(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
-  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
-                          IndicesOf(assignment));
-  const Batch batch = ReadBatch(dataset_, DataSplit::kTrain, indices);
-  const auto samples = static_cast<int64_t>(indices.size());
+  COHORT_ASSIGN_OR_RETURN(const Batch batch, ReadSamples(assignment));
+  COHORT_RETURN_IF_ERROR(PrepareNext(assignment));
+  const int64_t samples = batch.images.size(0);
   PushOpening opening{.version = *state_->version, .samples = samples};
   COHORT_ASSIGN_OR_RETURN(opening.loss_weight,
                           state_->loss.WeightOf(batch.labels));
@@ -308,9 +333,7 @@ absl::Status Trainer::TakeResult(const PushResult& result) {
 // rank, so that whoever computes it draws the same.
 absl::Status Trainer::CollectMoments(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
-  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
-                          IndicesOf(assignment));
-  const Batch batch = ReadBatch(dataset_, DataSplit::kTrain, indices);
+  COHORT_ASSIGN_OR_RETURN(const Batch batch, ReadSamples(assignment));
   state_->model->train();
   torch::manual_seed(MixSeed(state_->seed,
                              static_cast<uint64_t>(assignment.version.value()),

@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "common/assignment.h"
 #include "common/mutex.h"
 #include "kernels/backend.h"
@@ -16,6 +15,7 @@
 #include "worker/client/client.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
+#include "worker/train/batch_reader.h"
 #include "worker/train/loss.h"
 #include "worker/train/scoring.h"
 
@@ -30,6 +30,8 @@ struct TrainerOptions {
   // each is a batch of its own to batch norm. The same on all workers.
   int64_t accumulate = 1;
   LossOptions loss;
+  // Threads that read training samples, also ahead; 0: read when needed.
+  int32_t loader_threads = 0;
   // Images of one forward pass in evaluation.
   int64_t evaluation_batch_size = kEvaluationBatchSize;
   BindingOptions batch_norm;
@@ -83,6 +85,10 @@ class Trainer {
   absl::Status TakeResult(const PushResult& result);
   // Errors: Internal, a range beyond the data set.
   absl::StatusOr<std::vector<int64_t>> IndicesOf(const Assignment& assignment);
+  // The samples of a training or collecting assignment, augmented.
+  absl::StatusOr<Batch> ReadSamples(const Assignment& assignment);
+  // Has what will probably come after this assignment read meanwhile.
+  absl::Status PrepareNext(const Assignment& assignment);
   bool EnterStep() ABSL_LOCKS_EXCLUDED(mu_);
   void LeaveStep() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -91,6 +97,8 @@ class Trainer {
   const Dataset& dataset_;
   const TrainerOptions options_;
 
+  BatchReader reader_;
+  RangeForecast forecast_;
   // The model and what belongs to it; made in Prepare.
   std::unique_ptr<State> state_;
 

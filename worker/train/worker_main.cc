@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <iostream>
@@ -31,9 +32,11 @@
 #include "worker/client/client.h"
 #include "worker/client/model_reader.h"
 #include "worker/datasets/dataset.h"
+#include "worker/datasets/options.h"
 #include "worker/models/model.h"
-#include "worker/train/loss.h"
 #include "worker/models/state_dict.h"
+#include "worker/train/batch_share.h"
+#include "worker/train/loss.h"
 #include "worker/train/scoring.h"
 #include "worker/train/threads.h"
 #include "worker/train/trainer.h"
@@ -52,10 +55,31 @@ ABSL_FLAG(std::string, init, "",
           "statistics begin with; the first worker's are used; empty: the "
           "model's own");
 ABSL_FLAG(std::string, dataset, "fashion-mnist",
-          "data to train on: fashion-mnist, mnist or synthetic");
+          "data to train on: fashion-mnist, mnist, cifar10, cifar100, voc "
+          "(any data set in its layout), imagefolder, synthetic or "
+          "synthetic-segmentation");
 ABSL_FLAG(std::string, data_dir, "",
           "folder of the data set; empty: its usual place");
+ABSL_FLAG(std::string, image_size, "",
+          "HEIGHTxWIDTH that images and masks are resized to when they are "
+          "loaded; empty: as they are, all of one size");
+ABSL_FLAG(int64_t, classes, 0,
+          "voc: classes of the masks; 0: as many as they show");
+ABSL_FLAG(int64_t, ignore_index, 255,
+          "voc: mask value of pixels that do not count; -1: none");
+ABSL_FLAG(std::string, augment, "auto",
+          "random changes of training samples: none, or some of flip, crop, "
+          "scale and jitter, separated by commas; auto: flip,crop for cifar, "
+          "all four for voc, none for others; the same on all workers");
+ABSL_FLAG(std::string, bad_samples, "stop",
+          "what a file that cannot be decoded does: stop (an error that names "
+          "it) or skip (left out, with a warning; by all workers alike)");
+ABSL_FLAG(int32_t, loader_threads, 1,
+          "threads that decode at the start and read training samples ahead; "
+          "0: no thread of their own; never changes what is read");
 ABSL_FLAG(int64_t, batch_size, 64, "images of this worker in one step");
+ABSL_FLAG(double, share, 1,
+          "multiplies --batch_size: 2 for a worker twice as fast");
 ABSL_FLAG(int64_t, accumulate, 1,
           "parts that the images of a step are computed in, one after another, "
           "each a batch of its own to batch norm; the same number on all "
@@ -89,6 +113,8 @@ namespace {
 // How long a stopped worker may take to finish its step before it hands it
 // back.
 constexpr absl::Duration kStopGrace = absl::Seconds(5);
+// More than any machine has use for.
+constexpr int32_t kLoaderThreadsMax = 256;
 
 const ProgramText kProgram = {
     .name = "cohort-worker",
@@ -96,7 +122,14 @@ const ProgramText kProgram = {
     .examples = {"cohort-worker --server=127.0.0.1:7070 --batch_size=64",
                  "cohort-worker --server=10.0.0.1:7070 --rank=1 "
                  "--dataset=synthetic",
+                 "cohort-worker --server=127.0.0.1:7070 --dataset=voc "
+                 "--data_dir=camvid --image_size=180x240 --batch_size=2",
                  "cohort-worker --server=127.0.0.1:7070 --evaluate"}};
+
+absl::StatusOr<int64_t> SamplesFromFlags() {
+  return SamplesOf({.batch_size = absl::GetFlag(FLAGS_batch_size),
+                    .share = absl::GetFlag(FLAGS_share)});
+}
 
 absl::Status Validate() {
   if (absl::GetFlag(FLAGS_rank) < -1) {
@@ -104,16 +137,18 @@ absl::Status Validate() {
         absl::StrCat("--rank: got ", absl::GetFlag(FLAGS_rank),
                      ", want 0 or more, or -1 for any"));
   }
-  if (absl::GetFlag(FLAGS_batch_size) < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--batch_size: got ", absl::GetFlag(FLAGS_batch_size),
-                     ", want 1 or more"));
-  }
+  COHORT_ASSIGN_OR_RETURN(const int64_t samples, SamplesFromFlags());
   const int64_t parts = absl::GetFlag(FLAGS_accumulate);
-  if (parts < 1 || parts > absl::GetFlag(FLAGS_batch_size)) {
+  if (parts < 1 || parts > samples) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--accumulate: got ", parts, ", want 1 to --batch_size, ",
-                     absl::GetFlag(FLAGS_batch_size)));
+        absl::StrCat("--accumulate: got ", parts,
+                     ", want 1 to --batch_size times --share, ", samples));
+  }
+  if (absl::GetFlag(FLAGS_loader_threads) < 0 ||
+      absl::GetFlag(FLAGS_loader_threads) > kLoaderThreadsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--loader_threads: got ", absl::GetFlag(FLAGS_loader_threads),
+        ", want 0 to ", kLoaderThreadsMax));
   }
   if (absl::GetFlag(FLAGS_threads) < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -148,9 +183,33 @@ absl::StatusOr<LossOptions> LossFromFlags() {
   return options;
 }
 
-ClientOptions ClientOptionsFromFlags() {
+absl::StatusOr<DatasetOptions> DatasetOptionsFromFlags() {
+  DatasetOptions options{
+      .name = absl::GetFlag(FLAGS_dataset),
+      .data_dir = absl::GetFlag(FLAGS_data_dir),
+      .ignore_index = absl::GetFlag(FLAGS_ignore_index),
+      .loader_threads = std::max(1, absl::GetFlag(FLAGS_loader_threads))};
+  if (absl::GetFlag(FLAGS_classes) != 0) {
+    options.classes = absl::GetFlag(FLAGS_classes);
+  }
+  COHORT_ASSIGN_OR_RETURN(options.image_size,
+                          ParseImageSize(absl::GetFlag(FLAGS_image_size)));
+  COHORT_ASSIGN_OR_RETURN(options.augment,
+                          ParseAugmentations(absl::GetFlag(FLAGS_augment)));
+  COHORT_ASSIGN_OR_RETURN(options.bad_samples,
+                          ParseBadSamples(absl::GetFlag(FLAGS_bad_samples)));
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Dataset>> DatasetFromFlags() {
+  COHORT_ASSIGN_OR_RETURN(const DatasetOptions options,
+                          DatasetOptionsFromFlags());
+  return MakeDataset(options);
+}
+
+ClientOptions ClientOptionsFromFlags(int64_t samples) {
   ClientOptions options{.server = absl::GetFlag(FLAGS_server),
-                        .batch_size = absl::GetFlag(FLAGS_batch_size),
+                        .batch_size = samples,
                         .server_timeout = absl::GetFlag(FLAGS_server_timeout),
                         .backoff_seed = static_cast<uint64_t>(getpid())};
   if (absl::GetFlag(FLAGS_rank) >= 0) {
@@ -249,10 +308,10 @@ int RunEvaluation(const Dataset& dataset, Model& model,
 
 int RunWorker() {
   SetArithmeticThreads(absl::GetFlag(FLAGS_threads));
-  const absl::StatusOr<std::unique_ptr<Dataset>> dataset =
-      MakeDataset({.name = absl::GetFlag(FLAGS_dataset),
-                   .data_dir = absl::GetFlag(FLAGS_data_dir)});
+  const absl::StatusOr<std::unique_ptr<Dataset>> dataset = DatasetFromFlags();
   if (!dataset.ok()) return Fail(dataset.status(), kExitConfig);
+  const absl::StatusOr<int64_t> samples = SamplesFromFlags();
+  if (!samples.ok()) return Fail(samples.status(), kExitConfig);
   // What does not fit is told before a server is looked for, and once.
   auto model = ModelFor(**dataset, 0, [](const std::string& text) {
     Log(LogLevel::kWarning, text);
@@ -269,7 +328,7 @@ int RunWorker() {
   model->reset();
 
   absl::StatusOr<std::unique_ptr<Client>> client =
-      MakeGrpcClient(ClientOptionsFromFlags());
+      MakeGrpcClient(ClientOptionsFromFlags(*samples));
   if (!client.ok()) return Fail(client.status(), kExitConfig);
   (*client)->SetObserver(
       [](const std::string& text) { Log(LogLevel::kInfo, text); });
@@ -279,9 +338,10 @@ int RunWorker() {
       **client, **dataset,
       {.make_model =
            [&](uint64_t seed) { return ModelFor(**dataset, seed, nullptr); },
-       .batch_size = absl::GetFlag(FLAGS_batch_size),
+       .batch_size = *samples,
        .accumulate = absl::GetFlag(FLAGS_accumulate),
        .loss = *loss_options,
+       .loader_threads = absl::GetFlag(FLAGS_loader_threads),
        .evaluation_batch_size = EvaluationBatchSize(**dataset),
        .batch_norm = BindingOptionsFromFlags(),
        .backend = backend.get()});

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/fakes/temp_dir.h"
+#include "tests/worker/datasets/written_images.h"
 #include "worker/datasets/dataset.h"
 
 namespace cohort {
@@ -72,18 +73,12 @@ std::unique_ptr<Dataset> Make(const DatasetOptions& options) {
 
 std::vector<float> Images(const Dataset& data, DataSplit split,
                           const std::vector<int64_t>& indices) {
-  std::vector<float> out(
-      indices.size() *
-      static_cast<size_t>(data.channels() * data.height() * data.width()));
-  data.ReadImages(split, indices, absl::MakeSpan(out));
-  return out;
+  return ReadSamples(data, {.split = split, .indices = indices}).images;
 }
 
 std::vector<int64_t> Labels(const Dataset& data, DataSplit split,
                             const std::vector<int64_t>& indices) {
-  std::vector<int64_t> out(indices.size());
-  data.ReadLabels(split, indices, absl::MakeSpan(out));
-  return out;
+  return ReadSamples(data, {.split = split, .indices = indices}).labels;
 }
 
 TEST(IdxDatasetTest, ReadsImagesAndLabelsInTheOrderAsked) {
@@ -289,7 +284,8 @@ TEST(MakeDatasetTest, AnUnknownNameListsTheKnownOnes) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(
       std::string(status.message()),
-      HasSubstr("got imagenet, want fashion-mnist, mnist or synthetic"));
+      HasSubstr("got imagenet, want fashion-mnist, mnist, cifar10, cifar100, "
+                "voc, imagefolder, synthetic or synthetic-segmentation"));
 }
 
 TEST(MakeDatasetTest, RefusesALimitThatLeavesNothing) {
@@ -346,6 +342,48 @@ TEST(SyntheticDatasetTest, CanBeLearned) {
     correct += nearest == Labels(*data, DataSplit::kTest, {i})[0];
   }
   EXPECT_GT(correct, data->test_size() / 2) << "of " << data->test_size();
+}
+
+TEST(SyntheticShapesTest, HaveMasksOfFourClassesAndIgnoredRims) {
+  const auto data = Make({.name = "synthetic-segmentation"});
+  ASSERT_NE(data, nullptr);
+  EXPECT_EQ(data->name(), "synthetic-segmentation");
+  EXPECT_EQ(data->task(), DatasetTask::kSegmentation);
+  EXPECT_EQ(data->classes(), 4);
+  EXPECT_EQ(data->channels(), 3);
+  EXPECT_EQ(data->train_size(), 512);
+  EXPECT_EQ(data->test_size(), 128);
+  EXPECT_EQ(data->digest(), Make({.name = "synthetic-segmentation"})->digest());
+}
+
+// Brightness alone finds the shapes, and says nothing about which they are:
+// what remains to be learned is form.
+TEST(SyntheticShapesTest, BrightnessTellsShapesFromGroundAndNotApart) {
+  const auto data = Make({.name = "synthetic-segmentation"});
+  ASSERT_NE(data, nullptr);
+  const auto plane = static_cast<size_t>(data->height() * data->width());
+  std::array<double, 4> sums = {};
+  std::array<double, 4> counts = {};
+  for (int64_t i = 0; i < data->train_size(); ++i) {
+    const std::vector<int64_t> one = {i};
+    const Samples sample = ReadSamples(*data, {.indices = one});
+    for (size_t p = 0; p < plane; ++p) {
+      if (sample.labels[p] == kIgnoredLabel) continue;
+      const auto label = static_cast<size_t>(sample.labels[p]);
+      counts[label] += 1;
+      for (size_t c = 0; c < 3; ++c) {
+        sums[label] += sample.images[c * plane + p] / 3;
+      }
+    }
+  }
+  const double all = counts[0] + counts[1] + counts[2] + counts[3];
+  for (size_t k = 1; k < 4; ++k) {
+    EXPECT_GT(counts[k] / all, 0.03) << "class " << k;
+    // Deviation one over all pixels; ground and shapes lie far apart, the
+    // mean colours of some 500 shapes a class close together.
+    EXPECT_GT(sums[k] / counts[k], sums[0] / counts[0] + 1);
+    EXPECT_NEAR(sums[k] / counts[k], sums[1] / counts[1], 0.15);
+  }
 }
 
 TEST(FashionMnistTest, IsReadFromItsUsualPlace) {

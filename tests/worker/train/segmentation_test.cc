@@ -38,15 +38,17 @@ class TinyMasks final : public TinyDataset {
 
   DatasetTask task() const override { return DatasetTask::kSegmentation; }
 
-  void ReadLabels(DataSplit, absl::Span<const int64_t> indices,
-                  absl::Span<int64_t> out) const override {
+  void Read(const SampleRequest& request, absl::Span<float> images,
+            absl::Span<int64_t> labels) const override {
+    std::vector<int64_t> classes(request.indices.size());
+    TinyDataset::Read(request, images, absl::MakeSpan(classes));
     size_t at = 0;
-    for (const int64_t index : indices) {
+    for (const int64_t index : request.indices) {
       const int64_t ignored = index % 5 == 4 ? 64 : 64 * (index % 5) / 5;
       for (int64_t i = 0; i < 64; ++i) {
-        out[at++] = i < ignored ? kIgnoredLabel : (index + i / 3) % kClasses;
+        labels[at++] = i < ignored ? kIgnoredLabel : (index + i / 3) % kClasses;
       }
-      if (odd_.has_value()) out[at - 1] = *odd_;
+      if (odd_.has_value()) labels[at - 1] = *odd_;
     }
   }
 
@@ -65,8 +67,9 @@ class PixelModel final : public Model {
     last_ = register_module("last", torch::nn::Conv2d(4, kClasses, 1));
   }
 
-  at::Tensor forward(const at::Tensor& images) override {
-    return last_(torch::tanh(norm_(first_(images))));
+  ModelOutput forward(const at::Tensor& images) override {
+    return {.logits = last_(torch::tanh(norm_(first_(images)))),
+            .auxiliary = {}};
   }
 
  private:
@@ -122,13 +125,14 @@ std::shared_ptr<Model> TrainByHand(const std::vector<Assignment>& steps,
   const std::vector<double>& weights = options.loss.class_weights;
   if (!weights.empty()) loss.weight(torch::tensor(weights).to(torch::kFloat));
   for (const Assignment& step : steps) {
-    const Batch batch = ReadBatch(dataset, DataSplit::kTrain, IndicesOf(step));
+    const std::vector<int64_t> indices = IndicesOf(step);
+    const Batch batch = ReadBatch(dataset, {.indices = indices});
     const int64_t samples = step.range.size();
     model->zero_grad();
     for (int64_t part = 0; part < options.accumulate; ++part) {
       const Batch of = batch.Part(samples * part / options.accumulate,
                                   samples * (part + 1) / options.accumulate);
-      (torch::nn::functional::cross_entropy(model->forward(of.images),
+      (torch::nn::functional::cross_entropy(model->forward(of.images).logits,
                                             of.labels, loss) /
        WeightOf(batch.labels, weights))
           .backward();
@@ -170,8 +174,9 @@ TEST(SegmentationTest, WeightsEqualTrainingByHand) {
       ExpectWeights(client, *TrainByHand(steps, options, client.learning_rate));
       ASSERT_EQ(client.pushes.size(), 2U);
       for (size_t i = 0; i < 2; ++i) {
+        const std::vector<int64_t> indices = IndicesOf(steps[i]);
         const at::Tensor labels =
-            ReadBatch(dataset, DataSplit::kTrain, IndicesOf(steps[i])).labels;
+            ReadBatch(dataset, {.indices = indices}).labels;
         const PushClosing& closing = client.pushes[i].closing;
         EXPECT_EQ(client.pushes[i].opening.samples, steps[i].range.size());
         EXPECT_EQ(client.pushes[i].opening.loss_weight,
@@ -224,9 +229,10 @@ TEST(SegmentationTest, EvaluationCountsThePixelsOfAllImages) {
 
   const std::shared_ptr<Model> model = *Pixels(kSeed);
   model->eval();
+  const std::vector<int64_t> indices = {0, 1, 2, 3, 4};
   const Batch batch =
-      ReadBatch(dataset, DataSplit::kTest, std::vector<int64_t>{0, 1, 2, 3, 4});
-  const at::Tensor logits = model->forward(batch.images);
+      ReadBatch(dataset, {.split = DataSplit::kTest, .indices = indices});
+  const at::Tensor logits = model->forward(batch.images).logits;
   const at::Tensor predicted = logits.argmax(1);
   const at::Tensor valid = batch.labels.ne(kIgnoredLabel);
   EXPECT_EQ(sums.samples, 5);

@@ -81,11 +81,9 @@ Samples Read(DataSplit split, const std::vector<int64_t>& indices) {
   const auto n = static_cast<int64_t>(indices.size());
   Samples samples{.images = torch::empty({n, 1, 8, 8}),
                   .labels = torch::empty({n}, torch::kLong)};
-  dataset.ReadImages(
-      split, indices,
-      absl::MakeSpan(samples.images.data_ptr<float>(), indices.size() * 64));
-  dataset.ReadLabels(
-      split, indices,
+  dataset.Read(
+      {.split = split, .indices = indices},
+      absl::MakeSpan(samples.images.data_ptr<float>(), indices.size() * 64),
       absl::MakeSpan(samples.labels.data_ptr<int64_t>(), indices.size()));
   return samples;
 }

@@ -1,0 +1,575 @@
+// Data sets that lie in files: CIFAR, VOC and image folders.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/fakes/temp_dir.h"
+#include "tests/worker/datasets/written_images.h"
+#include "worker/datasets/dataset.h"
+
+namespace cohort {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+std::unique_ptr<Dataset> Make(const DatasetOptions& options) {
+  auto dataset = MakeDataset(options);
+  EXPECT_TRUE(dataset.ok()) << dataset.status();
+  return dataset.ok() ? *std::move(dataset) : nullptr;
+}
+
+std::vector<int64_t> LabelsOf(const Dataset& data, DataSplit split,
+                              const std::vector<int64_t>& indices) {
+  return ReadSamples(data, {.split = split, .indices = indices}).labels;
+}
+
+void WriteFile(const TempDir& dir, const std::string& name,
+               const std::string& content) {
+  const std::string path = dir.File(name);
+  std::filesystem::create_directories(
+      std::filesystem::path(path).parent_path());
+  WriteText(path, content);
+}
+
+// One record of CIFAR whose channels are plain.
+std::string Record(const std::string& labels, const std::string& colour) {
+  std::string record = labels;
+  for (const char value : colour) record += std::string(32 * 32, value);
+  return record;
+}
+
+void WriteCifar10(const TempDir& dir) {
+  for (int batch = 1; batch <= 5; ++batch) {
+    WriteFile(dir, absl::StrCat("data_batch_", batch, ".bin"),
+              Record(std::string(1, static_cast<char>(batch)),
+                     std::string("\0\0\0", 3)) +
+                  Record(std::string(1, '\0'), "\x64\x64\x64"));
+  }
+  WriteFile(dir, "test_batch.bin", Record("\x9", std::string("\x64\0\x32", 3)));
+}
+
+TEST(CifarDatasetTest, ReadsAllBatchesInOrder) {
+  const TempDir dir;
+  WriteCifar10(dir);
+  const auto data = Make({.name = "cifar10", .data_dir = dir.path()});
+  ASSERT_NE(data, nullptr);
+  EXPECT_EQ(data->task(), DatasetTask::kClassification);
+  EXPECT_EQ(data->classes(), 10);
+  EXPECT_EQ(data->channels(), 3);
+  EXPECT_EQ(data->height(), 32);
+  EXPECT_EQ(data->width(), 32);
+  EXPECT_EQ(data->test_size(), 1);
+  std::vector<int64_t> all(10);
+  std::iota(all.begin(), all.end(), int64_t{0});
+  EXPECT_EQ(data->train_size(), 10);
+  EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, all),
+              ElementsAre(1, 0, 2, 0, 3, 0, 4, 0, 5, 0));
+  // Each channel of the train split is 0 and 100 in equal parts: mean and
+  // deviation 50.
+  const std::vector<int64_t> first = {0};
+  const Samples test =
+      ReadSamples(*data, {.split = DataSplit::kTest, .indices = first});
+  EXPECT_THAT(test.labels, ElementsAre(9));
+  EXPECT_EQ(test.images[0], 1);
+  EXPECT_EQ(test.images[1024], -1);
+  EXPECT_EQ(test.images[3071], 0);
+}
+
+TEST(CifarDatasetTest, TheArchivesFolderIsFoundToo) {
+  const TempDir dir;
+  const TempDir plain;
+  WriteCifar10(plain);
+  std::filesystem::copy(plain.path(), dir.File("cifar-10-batches-bin"));
+  const auto data = Make({.name = "cifar10", .data_dir = dir.path()});
+  const auto same = Make({.name = "cifar10", .data_dir = plain.path()});
+  ASSERT_TRUE(data != nullptr && same != nullptr);
+  EXPECT_EQ(data->digest(), same->digest());
+}
+
+TEST(CifarDatasetTest, OfTwoLabelsTheFineOneCounts) {
+  const TempDir dir;
+  WriteFile(dir, "train.bin",
+            Record("\x13\x63", "abc") + Record("\x1\x2", "abd"));
+  WriteFile(dir, "test.bin", Record("\x4\x5", "abc"));
+  const auto data = Make({.name = "cifar100", .data_dir = dir.path()});
+  ASSERT_NE(data, nullptr);
+  EXPECT_EQ(data->classes(), 100);
+  EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, {0, 1}), ElementsAre(99, 2));
+  EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}), ElementsAre(5));
+}
+
+TEST(CifarDatasetTest, TrainingIsFlippedAndCroppedUnlessToldNot) {
+  const TempDir dir;
+  WriteCifar10(dir);
+  EXPECT_EQ(Make({.name = "cifar10", .data_dir = dir.path()})->name(),
+            "cifar10 (flip,crop)");
+  EXPECT_EQ(Make({.name = "cifar10",
+                  .data_dir = dir.path(),
+                  .augment = Augmentations{}})
+                ->name(),
+            "cifar10");
+}
+
+TEST(CifarDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {
+  const TempDir dir;
+  WriteCifar10(dir);
+  const std::string path = dir.File("data_batch_3.bin");
+  const auto status = [&] {
+    return MakeDataset({.name = "cifar10", .data_dir = dir.path()}).status();
+  };
+  const std::string whole = ReadText(path);
+  for (const size_t kept : {whole.size() - 1, size_t{5000}, size_t{0}}) {
+    WriteText(path, whole.substr(0, kept));
+    EXPECT_EQ(status().code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(status().message()),
+                AllOf(HasSubstr(path),
+                      HasSubstr(absl::StrCat(
+                          "got ", kept, " bytes, want a multiple of 3073"))));
+  }
+  WriteText(path, Record("\x1", "abc") + Record("\xa", "abc"));
+  EXPECT_EQ(status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(
+      std::string(status().message()),
+      HasSubstr("data_batch_3.bin: sample 1: got class 10, want 0 to 9"));
+  std::filesystem::remove(path);
+  EXPECT_EQ(status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status().message()), HasSubstr(path));
+}
+
+// Three train samples and one of val, 2x4 pixels, PNG images so that numbers
+// are exact. Masks show the classes 0 to 2 and the ignored 255.
+void WriteVoc(const TempDir& dir) {
+  WriteFile(dir, "ImageSets/Segmentation/train.txt", "a\nb\n\n c \r\n");
+  WriteFile(dir, "ImageSets/Segmentation/val.txt", "d");
+  const std::vector<std::pair<const char*, uint8_t>> images = {
+      {"a", 10}, {"b", 20}, {"c", 30}, {"d", 20}};
+  for (const auto& [name, grey] : images) {
+    WriteFile(dir, absl::StrCat("JPEGImages/", name, ".png"),
+              PngBytes(Plain(2, 4, {grey, 0, grey}), PngKind::kRgb));
+  }
+  WriteFile(dir, "SegmentationClass/a.png",
+            MaskBytes(2, 4, {0, 0, 1, 1, 0, 0, 1, 255}));
+  WriteFile(dir, "SegmentationClass/b.png",
+            MaskBytes(2, 4, {2, 2, 2, 2, 0, 0, 0, 0}, PngKind::kGrey));
+  WriteFile(dir, "SegmentationClass/c.png",
+            MaskBytes(2, 4, {1, 1, 1, 1, 1, 1, 1, 1}));
+  WriteFile(dir, "SegmentationClass/d.png",
+            MaskBytes(2, 4, {0, 1, 2, 255, 0, 1, 2, 255}));
+}
+
+DatasetOptions Voc(const TempDir& dir) {
+  return {.name = "voc",
+          .data_dir = dir.path(),
+          .augment = Augmentations{},
+          .loader_threads = 2};
+}
+
+TEST(VocDatasetTest, ReadsImagesWithTheirMasks) {
+  const TempDir dir;
+  WriteVoc(dir);
+  const auto data = Make(Voc(dir));
+  ASSERT_NE(data, nullptr);
+  EXPECT_EQ(data->task(), DatasetTask::kSegmentation);
+  EXPECT_EQ(data->classes(), 3);
+  EXPECT_EQ(data->channels(), 3);
+  EXPECT_EQ(data->height(), 2);
+  EXPECT_EQ(data->width(), 4);
+  EXPECT_EQ(data->train_size(), 3);
+  EXPECT_EQ(data->test_size(), 1);
+  EXPECT_EQ(data->labels_per_sample(), 8);
+  EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, {1, 0}),
+              ElementsAre(2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, -1));
+  EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}),
+              ElementsAre(0, 1, 2, -1, 0, 1, 2, -1));
+  // Red is 10, 20 and 30 in train: the middle one, and 20 in val, is 0.
+  const std::vector<int64_t> second = {1};
+  EXPECT_EQ(ReadSamples(*data, {.indices = second}).images[0], 0);
+}
+
+TEST(VocDatasetTest, TheNumberOfClassesCanBeGiven) {
+  const TempDir dir;
+  WriteVoc(dir);
+  DatasetOptions options = Voc(dir);
+  options.classes = 21;
+  EXPECT_EQ(Make(options)->classes(), 21);
+}
+
+TEST(VocDatasetTest, AnotherNumberCanBeIgnored) {
+  const TempDir dir;
+  WriteVoc(dir);
+  for (const char* name : {"a", "d"}) {
+    WriteFile(dir, absl::StrCat("SegmentationClass/", name, ".png"),
+              MaskBytes(2, 4, {0, 1, 2, 0, 0, 1, 2, 0}));
+  }
+  DatasetOptions options = Voc(dir);
+  options.ignore_index = 0;
+  const auto data = Make(options);
+  ASSERT_NE(data, nullptr);
+  EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}),
+              ElementsAre(-1, 1, 2, -1, -1, 1, 2, -1));
+}
+
+TEST(VocDatasetTest, ImagesAndMasksAreResizedOnLoading) {
+  const TempDir dir;
+  WriteVoc(dir);
+  WriteFile(dir, "JPEGImages/b.png",
+            PngBytes(Plain(4, 8, {20, 0, 20}), PngKind::kRgb));
+  WriteFile(dir, "SegmentationClass/b.png",
+            MaskBytes(4, 8, std::vector<uint8_t>(32, 2)));
+  DatasetOptions options = Voc(dir);
+  options.image_size = ImageSize{.height = 2, .width = 2};
+  const auto data = Make(options);
+  ASSERT_NE(data, nullptr);
+  EXPECT_EQ(data->height(), 2);
+  EXPECT_EQ(data->width(), 2);
+  // Centres of the new pixels lie on the second and fourth of four columns.
+  EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}),
+              ElementsAre(1, -1, 1, -1));
+  EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, {1}), ElementsAre(2, 2, 2, 2));
+}
+
+TEST(VocDatasetTest, IsAugmentedUnlessToldNot) {
+  const TempDir dir;
+  WriteVoc(dir);
+  DatasetOptions options = Voc(dir);
+  options.augment.reset();
+  EXPECT_EQ(Make(options)->name(), "voc (flip,crop,scale,jitter)");
+}
+
+TEST(VocDatasetTest, AnyNumberOfThreadsLoadsTheSame) {
+  const TempDir dir;
+  WriteVoc(dir);
+  std::string names;
+  for (int i = 0; i < 60; ++i) {
+    const std::string name = absl::StrCat("n", i);
+    names += name + "\n";
+    WriteFile(dir, absl::StrCat("JPEGImages/", name, ".jpg"),
+              JpegBytes(Plain(2, 4, {static_cast<uint8_t>(4 * i), 9, 9})));
+    WriteFile(
+        dir, absl::StrCat("SegmentationClass/", name, ".png"),
+        MaskBytes(2, 4, std::vector<uint8_t>(8, static_cast<uint8_t>(i % 5))));
+  }
+  // One that is left out, in the middle.
+  WriteFile(dir, "JPEGImages/n30.jpg", "no image");
+  WriteFile(dir, "ImageSets/Segmentation/train.txt", names);
+  DatasetOptions options = Voc(dir);
+  options.bad_samples = BadSamples::kSkip;
+  std::vector<std::string> digests;
+  for (const int32_t threads : {1, 2, 3, 8}) {
+    options.loader_threads = threads;
+    const auto data = Make(options);
+    ASSERT_NE(data, nullptr);
+    EXPECT_EQ(data->train_size(), 59);
+    EXPECT_EQ(LabelsOf(*data, DataSplit::kTrain, {29, 30})[8], 31 % 5);
+    digests.push_back(data->digest());
+  }
+  EXPECT_EQ(digests, std::vector<std::string>(4, digests[0]));
+}
+
+TEST(VocDatasetTest, SkippedSamplesAreToldAndChangeTheDigest) {
+  const TempDir dir;
+  WriteVoc(dir);
+  DatasetOptions options = Voc(dir);
+  const auto whole = Make(options);
+  const std::string path = dir.File("JPEGImages/b.png");
+  WriteText(path, ReadText(path).substr(0, 60));
+  options.bad_samples = BadSamples::kSkip;
+  testing::internal::CaptureStderr();
+  const auto data = Make(options);
+  const std::string log = testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(whole != nullptr && data != nullptr);
+  EXPECT_EQ(data->train_size(), 2);
+  // a and c are left; c is class 1 all over.
+  EXPECT_EQ(LabelsOf(*data, DataSplit::kTrain, {1})[0], 1);
+  EXPECT_NE(data->digest(), whole->digest());
+  EXPECT_THAT(log, HasSubstr(path));
+  EXPECT_THAT(log, HasSubstr("voc: 1 of 3 samples left out"));
+}
+
+struct ErrorCase {
+  const char* situation = "";
+  std::function<void(const TempDir&)> spoil;
+  std::function<void(DatasetOptions&)> change = [](DatasetOptions&) {};
+  absl::StatusCode code = absl::StatusCode::kInvalidArgument;
+  std::string why;
+  // Errors that hold under either policy of bad samples.
+  bool skippable = false;
+};
+
+void Truncate(const std::string& path) {
+  const std::string whole = ReadText(path);
+  WriteText(path, whole.substr(0, whole.size() / 2));
+}
+
+std::vector<ErrorCase> DamageCases() {
+  return {
+      {.situation = "truncated JPEG image",
+       .spoil =
+           [](const TempDir& dir) {
+             const std::string jpeg = JpegBytes(Plain(2, 4, {1, 2, 3}));
+             std::filesystem::remove(dir.File("JPEGImages/b.png"));
+             WriteFile(dir, "JPEGImages/b.jpg",
+                       jpeg.substr(0, jpeg.size() - 4));
+           },
+       .code = absl::StatusCode::kDataLoss,
+       .why = "JPEGImages/b.jpg: damaged JPEG image: Premature end of JPEG "
+              "file",
+       .skippable = true},
+      {.situation = "truncated PNG image",
+       .spoil = [](const TempDir& d) { Truncate(d.File("JPEGImages/c.png")); },
+       .code = absl::StatusCode::kDataLoss,
+       .why = "JPEGImages/c.png: damaged PNG image: unexpected end of file",
+       .skippable = true},
+      {.situation = "truncated mask",
+       .spoil =
+           [](const TempDir& d) {
+             Truncate(d.File("SegmentationClass/d.png"));
+           },
+       .code = absl::StatusCode::kDataLoss,
+       .why = "SegmentationClass/d.png: damaged PNG image",
+       .skippable = true},
+      {.situation = "mask of another size",
+       .spoil =
+           [](const TempDir& dir) {
+             WriteFile(dir, "SegmentationClass/b.png",
+                       MaskBytes(4, 2, std::vector<uint8_t>(8, 1)));
+           },
+       .why = "SegmentationClass/b.png: got 4x2 pixels, want 2x4 as the image"},
+      {.situation = "mask of colours",
+       .spoil =
+           [](const TempDir& dir) {
+             WriteFile(dir, "SegmentationClass/b.png",
+                       PngBytes(Plain(2, 4, {1, 2, 3}), PngKind::kRgb));
+           },
+       .why = "SegmentationClass/b.png: got a mask in RGB of 8 bits, want "
+              "palette or grey"},
+      {.situation = "image of another size",
+       .spoil =
+           [](const TempDir& dir) {
+             WriteFile(dir, "JPEGImages/c.png",
+                       PngBytes(Plain(3, 4, {1, 2, 3}), PngKind::kRgb));
+             WriteFile(dir, "SegmentationClass/c.png",
+                       MaskBytes(3, 4, std::vector<uint8_t>(12, 1)));
+           },
+       .why = "JPEGImages/c.png: got 3x4 pixels, want 2x4 as the images before "
+              "it, or give --image_size"},
+  };
+}
+
+std::vector<ErrorCase> ContentCases() {
+  return {
+      {.situation = "class beyond those given",
+       .spoil = [](const TempDir&) {},
+       .change = [](DatasetOptions& o) { o.classes = 2; },
+       .why =
+           "SegmentationClass/b.png: row 0, column 0: got class 2, want 0 to "
+           "1 or the ignored 255"},
+      {.situation = "255 where something else is ignored",
+       .spoil = [](const TempDir&) {},
+       .change = [](DatasetOptions& o) { o.ignore_index = -1; },
+       .why = "SegmentationClass/a.png: row 1, column 3: got class 255, want 0 "
+              "to 254"},
+      {.situation = "empty split file",
+       .spoil =
+           [](const TempDir& dir) {
+             WriteFile(dir, "ImageSets/Segmentation/val.txt", " \n\n");
+           },
+       .why = "ImageSets/Segmentation/val.txt: got an empty file, want the "
+              "names of the val samples"},
+      {.situation = "no split file",
+       .spoil =
+           [](const TempDir& dir) {
+             std::filesystem::remove(
+                 dir.File("ImageSets/Segmentation/train.txt"));
+           },
+       .code = absl::StatusCode::kNotFound,
+       .why = "ImageSets/Segmentation/train.txt: cannot read: No such file"},
+      {.situation = "a name without an image",
+       .spoil =
+           [](const TempDir& dir) {
+             WriteFile(dir, "ImageSets/Segmentation/train.txt", "a\nnone\n");
+           },
+       .code = absl::StatusCode::kNotFound,
+       .why = "train.txt: got the name 'none', but there is no image"},
+      {.situation = "a name without a mask",
+       .spoil =
+           [](const TempDir& dir) {
+             std::filesystem::remove(dir.File("SegmentationClass/c.png"));
+           },
+       .code = absl::StatusCode::kNotFound,
+       .why = "train.txt: got the name 'c', but there is no mask"},
+      {.situation = "nothing but ignored pixels",
+       .spoil =
+           [](const TempDir& dir) {
+             for (const char* name : {"a", "b", "c", "d"}) {
+               WriteFile(dir, absl::StrCat("SegmentationClass/", name, ".png"),
+                         MaskBytes(2, 4, std::vector<uint8_t>(8, 255)));
+             }
+           },
+       .why = "SegmentationClass: got masks of 255 (ignored) only"},
+      {.situation = "too many classes asked for",
+       .spoil = [](const TempDir&) {},
+       .change = [](DatasetOptions& o) { o.classes = 256; },
+       .why = "--classes: got 256, want 1 to 255"},
+      {.situation = "an ignored number that no byte has",
+       .spoil = [](const TempDir&) {},
+       .change = [](DatasetOptions& o) { o.ignore_index = 256; },
+       .why = "--ignore_index: got 256, want 0 to 255, or -1 for none"},
+  };
+}
+
+void ExpectErrors(const std::vector<ErrorCase>& cases) {
+  for (const ErrorCase& c : cases) {
+    for (const BadSamples policy : {BadSamples::kStop, BadSamples::kSkip}) {
+      if (c.skippable && policy == BadSamples::kSkip) continue;
+      SCOPED_TRACE(c.situation);
+      const TempDir dir;
+      WriteVoc(dir);
+      c.spoil(dir);
+      DatasetOptions options = Voc(dir);
+      options.bad_samples = policy;
+      c.change(options);
+      const absl::Status status = MakeDataset(options).status();
+      EXPECT_EQ(status.code(), c.code) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(c.why));
+    }
+  }
+}
+
+TEST(VocDatasetTest, NamesDamagedFilesAndWhatIsWrongWithThem) {
+  ExpectErrors(DamageCases());
+}
+
+TEST(VocDatasetTest, NamesContentThatBreaksTheRules) {
+  ExpectErrors(ContentCases());
+}
+
+TEST(VocDatasetTest, WhereNoSampleIsLeftSkippingIsAnError) {
+  const TempDir dir;
+  WriteVoc(dir);
+  Truncate(dir.File("JPEGImages/d.png"));
+  DatasetOptions options = Voc(dir);
+  options.bad_samples = BadSamples::kSkip;
+  const absl::Status status = MakeDataset(options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("voc: none of 1 samples could be decoded"));
+}
+
+TEST(VocDatasetTest, AMissingFolderIsNamed) {
+  const TempDir dir;
+  const absl::Status status =
+      MakeDataset({.name = "voc", .data_dir = dir.File("none")}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("none: no such folder"));
+  for (const char* name : {"voc", "imagefolder", "cifar10"}) {
+    EXPECT_THAT(std::string(MakeDataset({.name = name}).status().message()),
+                HasSubstr(absl::StrCat(name, " has no usual place")));
+  }
+}
+
+void WriteFolders(const TempDir& dir, const std::string& test_folder) {
+  WriteFile(dir, "train/dog/2.jpg", JpegBytes(Plain(4, 4, {40})));
+  WriteFile(dir, "train/dog/1.PNG",
+            PngBytes(Plain(4, 4, {20, 20, 20}), PngKind::kRgb));
+  WriteFile(dir, "train/dog/notes.txt", "not an image");
+  WriteFile(dir, "train/cat/x.jpeg", JpegBytes(Plain(4, 4, {30, 30, 30})));
+  WriteFile(dir, "train/.hidden/x.jpeg", "no class");
+  WriteFile(dir, absl::StrCat(test_folder, "/dog/9.jpg"),
+            JpegBytes(Plain(4, 4, {30})));
+}
+
+TEST(ImageFolderTest, FoldersAreClassesInTheOrderOfTheirNames) {
+  for (const char* test_folder : {"val", "test"}) {
+    const TempDir dir;
+    WriteFolders(dir, test_folder);
+    const auto data = Make({.name = "imagefolder", .data_dir = dir.path()});
+    ASSERT_NE(data, nullptr);
+    EXPECT_EQ(data->name(), "imagefolder");
+    EXPECT_EQ(data->task(), DatasetTask::kClassification);
+    EXPECT_EQ(data->classes(), 2);
+    EXPECT_EQ(data->channels(), 3);
+    EXPECT_EQ(data->train_size(), 3);
+    EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, {0, 1, 2}),
+                ElementsAre(0, 1, 1));
+    EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}), ElementsAre(1));
+    // 30, 20, 40, within what JPEG rounds: 1.PNG is the darkest.
+    const std::vector<int64_t> all = {0, 1, 2};
+    const std::vector<float> images =
+        ReadSamples(*data, {.indices = all}).images;
+    EXPECT_NEAR(images[0], 0, 0.2);
+    EXPECT_LT(images[48], -1);
+    EXPECT_GT(images[96], 1);
+  }
+}
+
+TEST(ImageFolderTest, BreachesOfTheLayoutAreNamed) {
+  const auto status_after = [](auto spoil) {
+    const TempDir dir;
+    WriteFolders(dir, "val");
+    spoil(dir);
+    return MakeDataset({.name = "imagefolder", .data_dir = dir.path()})
+        .status();
+  };
+  const absl::Status strange = status_after([](const TempDir& dir) {
+    WriteFile(dir, "val/bird/1.jpg", JpegBytes(Plain(4, 4, {40})));
+  });
+  EXPECT_EQ(strange.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(strange.message()),
+              HasSubstr("val: got the class bird, want one of the 2 classes"));
+  const absl::Status empty = status_after([](const TempDir& dir) {
+    std::filesystem::create_directory(dir.File("train/bird"));
+  });
+  EXPECT_THAT(std::string(empty.message()),
+              HasSubstr("train/bird: got no image, want files .jpg"));
+  const absl::Status no_test = status_after(
+      [](const TempDir& dir) { std::filesystem::remove_all(dir.File("val")); });
+  EXPECT_EQ(no_test.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(no_test.message()),
+              HasSubstr("got neither a folder val nor test"));
+  const absl::Status no_train = status_after([](const TempDir& dir) {
+    std::filesystem::remove_all(dir.File("train"));
+  });
+  EXPECT_EQ(no_train.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(no_train.message()), HasSubstr("/train"));
+  const absl::Status damaged = status_after(
+      [](const TempDir& dir) { WriteFile(dir, "train/cat/x.jpeg", ""); });
+  EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(damaged.message()),
+              HasSubstr("train/cat/x.jpeg: got 0 bytes that begin neither"));
+}
+
+TEST(MakeDatasetTest, OnlyVocIsToldItsClasses) {
+  const absl::Status status =
+      MakeDataset({.name = "synthetic", .classes = 3}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--classes: got 3"));
+}
+
+TEST(MakeDatasetTest, SetsInOneFileAreResizedToo) {
+  const auto data = Make({.name = "synthetic",
+                          .image_size = ImageSize{.height = 32, .width = 20},
+                          .train_limit = 3,
+                          .test_limit = 1});
+  ASSERT_NE(data, nullptr);
+  EXPECT_EQ(data->height(), 32);
+  EXPECT_EQ(data->width(), 20);
+  const std::vector<int64_t> all = {0, 1, 2};
+  EXPECT_EQ(ReadSamples(*data, {.indices = all}).images.size(), 3U * 32 * 20);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,123 @@
+// What the trainer asks its data set for.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/permutation.h"
+#include "kernels/backend.h"
+#include "tests/fakes/fake_client.h"
+#include "tests/fakes/tiny_dataset.h"
+#include "worker/train/trainer.h"
+
+namespace cohort {
+namespace {
+
+constexpr uint64_t kSeed = 11;
+
+Assignment On(AssignmentKind kind, int64_t begin, int64_t end,
+              int64_t data_epoch = 0) {
+  Assignment assignment{.kind = kind,
+                        .data_epoch = data_epoch,
+                        .range = {.begin = begin, .end = end},
+                        .split = kind == AssignmentKind::kEvaluate
+                                     ? DataSplit::kTest
+                                     : DataSplit::kTrain};
+  if (kind == AssignmentKind::kTrain) {
+    assignment.members = {Rank(0)};
+    assignment.global_normalization = true;
+  }
+  return assignment;
+}
+
+TrainerOptions OptionsFor(const Dataset& dataset, int32_t loader_threads) {
+  return {.make_model =
+              [&dataset](uint64_t seed) {
+                return MakeModel({.name = "smooth",
+                                  .channels = dataset.channels(),
+                                  .classes = dataset.classes(),
+                                  .seed = seed});
+              },
+          .batch_size = 4,
+          .loader_threads = loader_threads,
+          .backend = &kernels::CpuBackend()};
+}
+
+// Remembers what was asked for.
+class RecordingDataset final : public TinyDataset {
+ public:
+  struct Asked {
+    DataSplit split = DataSplit::kTrain;
+    std::vector<int64_t> indices;
+    std::optional<AugmentationKey> augmentation;
+  };
+
+  void Read(const SampleRequest& request, absl::Span<float> images,
+            absl::Span<int64_t> labels) const override {
+    TinyDataset::Read(request, images, labels);
+    MutexLock lock(mu_);
+    asked_.push_back(
+        {.split = request.split,
+         .indices = {request.indices.begin(), request.indices.end()},
+         .augmentation = request.augmentation});
+  }
+  std::vector<Asked> asked() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return asked_;
+  }
+
+ private:
+  mutable Mutex mu_;
+  mutable std::vector<Asked> asked_ ABSL_GUARDED_BY(mu_);
+};
+
+TEST(TrainerDataTest, TrainingIsAugmentedBySeedAndEpochAndEvaluationNever) {
+  const RecordingDataset dataset;
+  FakeClient client({On(AssignmentKind::kTrain, 2, 6, 3),
+                     On(AssignmentKind::kEvaluate, 0, 5),
+                     On(AssignmentKind::kCollectMoments, 0, 4, 1)});
+  ASSERT_TRUE(Trainer(client, dataset, OptionsFor(dataset, 0)).Run().ok());
+  const auto asked = dataset.asked();
+  ASSERT_EQ(asked.size(), 3U);
+  const std::vector<int64_t> order = EpochPermutation(kSeed, 3, 14);
+  EXPECT_EQ(asked[0].split, DataSplit::kTrain);
+  EXPECT_EQ(asked[0].indices,
+            std::vector<int64_t>(order.begin() + 2, order.begin() + 6));
+  EXPECT_EQ(asked[0].augmentation,
+            (AugmentationKey{.run_seed = kSeed, .data_epoch = 3}));
+  EXPECT_EQ(asked[1].split, DataSplit::kTest);
+  EXPECT_EQ(asked[1].augmentation, std::nullopt);
+  EXPECT_EQ(asked[2].augmentation,
+            (AugmentationKey{.run_seed = kSeed, .data_epoch = 1}));
+}
+
+TEST(TrainerDataTest, NeitherThreadsNorGuessesChangeAResult) {
+  const std::unique_ptr<Dataset> dataset = *MakeDataset(
+      {.name = "synthetic",
+       .augment =
+           Augmentations{
+               .flip = true, .crop = true, .scale = true, .jitter = true},
+       .train_limit = 14,
+       .test_limit = 2});
+  // Strides of 4, then a range that no stride leads to, then a new epoch.
+  const std::vector<Assignment> script = {
+      On(AssignmentKind::kTrain, 0, 4),    On(AssignmentKind::kTrain, 4, 8),
+      On(AssignmentKind::kTrain, 8, 12),   On(AssignmentKind::kTrain, 1, 4),
+      On(AssignmentKind::kTrain, 0, 4, 1), On(AssignmentKind::kTrain, 4, 8, 1)};
+  FakeClient plain(script);
+  ASSERT_TRUE(Trainer(plain, *dataset, OptionsFor(*dataset, 0)).Run().ok());
+  for (const int32_t threads : {1, 3}) {
+    FakeClient threaded(script);
+    ASSERT_TRUE(
+        Trainer(threaded, *dataset, OptionsFor(*dataset, threads)).Run().ok());
+    EXPECT_EQ(threaded.values, plain.values) << threads << " threads";
+  }
+}
+
+}  // namespace
+}  // namespace cohort

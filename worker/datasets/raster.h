@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "worker/datasets/options.h"
+
+namespace cohort {
+
+// A decoded image: planes [channels, height, width], three of colour or one of
+// class numbers.
+struct Raster {
+  int64_t channels = 0;
+  ImageSize size;
+  std::vector<uint8_t> pixels;
+};
+
+// Pixels of one image at most: far above any photograph, far below what could
+// hurt. A header of a few bytes may claim anything.
+inline constexpr int64_t kImagePixelsMax = int64_t{1} << 27;
+
+// The errors below name no file: they say what is wrong with these bytes, and
+// the caller, who knows their file, puts its name before it.
+//
+// Errors: DataLoss truncated or damaged, or no such file at all;
+//   InvalidArgument a kind that cannot be used (says which, and what is
+//   wanted).
+// Thread safety: safe.
+
+// JPEG, baseline or progressive, as three channels; grey becomes colour with
+// equal channels. What libjpeg calls a warning (an early end, a bad code) is
+// damage here: it would go on with grey areas where the image was. Bytes
+// between segments are harmless and let pass.
+absl::StatusOr<Raster> DecodeJpeg(absl::Span<const uint8_t> bytes);
+
+// PNG of any kind as three channels of 8 bits; grey and palette become colour,
+// 16 bits are shortened, transparency is dropped.
+absl::StatusOr<Raster> DecodePng(absl::Span<const uint8_t> bytes);
+
+// JPEG or PNG, told by the first bytes and not by the file's name.
+absl::StatusOr<Raster> DecodeImage(absl::Span<const uint8_t> bytes);
+
+// A PNG mask as one channel of class numbers: palette positions, or grey
+// values of 1 to 8 bits as they are.
+absl::StatusOr<Raster> DecodeMask(absl::Span<const uint8_t> bytes);
+
+}  // namespace cohort

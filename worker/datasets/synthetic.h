@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+
+#include "worker/datasets/image_table.h"
+
+namespace cohort {
+
+struct SyntheticSize {
+  int64_t train = 0;
+  int64_t test = 0;
+};
+
+// Ten classes of 28x28 grey images: a bright bar whose angle tells the class,
+// at a random place, in noise. Learnable, but not at a glance. The same on
+// every machine.
+ImageTable SyntheticBars(const SyntheticSize& size);
+
+// 48x48 colour images of two to four shapes on noise, and their masks. Classes:
+// 0 ground, 1 discs, 2 squares, 3 crosses. Colours tell nothing, only forms
+// do. A rim of one pixel around each shape is ignored, as annotators leave it.
+ImageTable SyntheticShapes(const SyntheticSize& size);
+
+}  // namespace cohort
