@@ -49,7 +49,7 @@ LIBRARIES = (
     ("system", r"(sys|netinet|arpa|linux)/[a-z0-9_]+\.h$|"
                r"(unistd|fcntl|dirent|poll|signal|netdb|pthread|spawn|dlfcn|"
                r"sched|pwd|immintrin|getopt|termios|endian|errno|time|stdio|"
-               r"stdlib)\.h$"),
+               r"stdlib|malloc)\.h$"),
 )
 
 @dataclasses.dataclass(frozen=True)
