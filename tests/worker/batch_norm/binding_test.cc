@@ -295,7 +295,9 @@ TEST(BatchNormFunctionalTest, OutsideAScopeItIsTheModule) {
 TEST(BatchNormFunctionalTest, OneElementAChannelAloneMovesNoStatistics) {
   torch::nn::BatchNorm2d norm(3);
   const at::Tensor y = BatchNorm(norm, at::randn({1, 3, 1, 1}));
-  EXPECT_TRUE(at::equal(y, at::zeros({1, 3, 1, 1})));
+  // The stock operator computes x * invstd - mean * invstd in float32, with an
+  // invstd of 316.
+  EXPECT_LT(y.abs().max().item<float>(), 1e-3F);
   EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({3})));
   EXPECT_TRUE(at::equal(norm->running_var, at::ones({3})));
   EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 0);
