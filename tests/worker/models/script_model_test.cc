@@ -42,11 +42,16 @@ torch::jit::Module NewModule(const std::string& name) {
   return module;
 }
 
+at::Tensor Trainable(const at::Tensor& values) {
+  return values.detach().requires_grad_();
+}
+
 // What torch.nn.BatchNorm2d has, with `call` as its forward.
 torch::jit::Module NormModule(const std::string& call, int64_t channels) {
   torch::jit::Module norm = NewModule("Norm");
-  norm.register_parameter("weight", torch::rand({channels}) + 0.5, false);
-  norm.register_parameter("bias", torch::rand({channels}), false);
+  norm.register_parameter("weight", Trainable(torch::rand({channels}) + 0.5),
+                          false);
+  norm.register_parameter("bias", Trainable(torch::rand({channels})), false);
   norm.register_buffer("running_mean", torch::rand({channels}));
   norm.register_buffer("running_var", torch::rand({channels}) + 0.5);
   norm.register_buffer("num_batches_tracked", torch::tensor(int64_t{4}));
@@ -64,8 +69,8 @@ struct Source {
 
 torch::jit::Module NetModule(const Source& source) {
   torch::jit::Module net = NewModule("Net");
-  net.register_parameter("kernel", torch::rand({kClasses, 1, 3, 3}) - 0.5,
-                         false);
+  net.register_parameter(
+      "kernel", Trainable(torch::rand({kClasses, 1, 3, 3}) - 0.5), false);
   net.register_module("bn", NormModule(source.norm, kClasses));
   net.define("def forward(self, x):\n" + source.body);
   return net;
@@ -322,7 +327,8 @@ TEST_F(ScriptModelTest, ConstantDropoutIsAWarning) {
 
 TEST_F(ScriptModelTest, OtherBuffersAreFrozenParametersOrStayInTheFile) {
   torch::jit::Module with = NewModule("With");
-  with.register_parameter("kernel", torch::rand({kClasses, 1, 3, 3}), false);
+  with.register_parameter("kernel", Trainable(torch::rand({kClasses, 1, 3, 3})),
+                          false);
   with.register_buffer("scale", torch::full({kClasses}, 2.0F));
   with.register_buffer("steps", torch::tensor(int64_t{3}));
   with.define(
@@ -394,7 +400,7 @@ TEST_F(ScriptModelTest, AFileThatIsNoneIsRefused) {
 
 TEST_F(ScriptModelTest, ParametersOverTheSameMemoryAreOne) {
   torch::jit::Module net = NewModule("Tied");
-  const at::Tensor shared = torch::rand({kClasses, 1, 3, 3});
+  const at::Tensor shared = Trainable(torch::rand({kClasses, 1, 3, 3}));
   net.register_parameter("kernel", shared, false);
   net.register_parameter("again", shared, false);
   net.define(
