@@ -52,6 +52,34 @@ ReferenceOptions ReferenceFor(const ParityCase& c, const std::string& model,
           .optimizer = optimizer};
 }
 
+void ExpectFloat64AfterOneStep(const ParityCase& split,
+                               const std::string& model) {
+  const auto dataset = Synthetic(kBatch);
+  const StateTensors seen = StateOf(TrainCohort(split, model, *dataset));
+  const StateTensors wanted =
+      TrainReference(ReferenceFor(split, model, *dataset));
+  ASSERT_EQ(seen.size(), wanted.size());
+  for (const auto& [name, tensor] : wanted) {
+    EXPECT_LE(RelativeDistance(seen.at(name), tensor), 1e-5) << name;
+  }
+}
+
+// ReLU and max pooling make rounding grow, so the measure is what one float32
+// process does with the same batches: no further from float64 than 4 times.
+void ExpectAsCloseAsOneProcessAfter20Steps(const ParityCase& split,
+                                           const std::string& model) {
+  const auto dataset = Synthetic(20 * kBatch);
+  ReferenceOptions reference = ReferenceFor(split, model, *dataset);
+  const StateTensors exact = TrainReference(reference);
+  reference.type = at::kFloat;
+  const double one_process = RelativeDistance(TrainReference(reference), exact);
+  const double cohort =
+      RelativeDistance(StateOf(TrainCohort(split, model, *dataset)), exact);
+  testing::Test::RecordProperty("one_process", absl::StrCat(one_process));
+  testing::Test::RecordProperty("cohort", absl::StrCat(cohort));
+  EXPECT_LE(cohort, 4 * one_process);
+}
+
 class ParityTest : public testing::TestWithParam<ParityCase> {};
 
 // float32 has 6e-8 a rounding; through 20 steps of a function without kinks
@@ -70,13 +98,7 @@ TEST_P(ParityTest, SmoothNetworkMatchesFloat64After20Steps) {
 }
 
 TEST_P(ParityTest, CnnMatchesFloat64AfterOneStep) {
-  const auto dataset = Synthetic(kBatch);
-  const StateTensors seen = StateOf(TrainCohort(GetParam(), "cnn", *dataset));
-  const StateTensors wanted =
-      TrainReference(ReferenceFor(GetParam(), "cnn", *dataset));
-  for (const auto& [name, tensor] : wanted) {
-    EXPECT_LE(RelativeDistance(seen.at(name), tensor), 1e-5) << name;
-  }
+  ExpectFloat64AfterOneStep(GetParam(), "cnn");
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -99,21 +121,26 @@ INSTANTIATE_TEST_SUITE_P(
                                .optimizer = OptimizerKind::kSgd}),
     [](const auto& info) { return info.param.name; });
 
-// ReLU and max pooling make rounding grow, so the measure is what one float32
-// process does with the same batches: no further from float64 than 4 times.
 TEST(ParityTest, CnnStaysAsCloseToFloat64AsOneProcessAfter20Steps) {
-  const auto dataset = Synthetic(20 * kBatch);
-  const ParityCase split{.batch_sizes = {11, 9, 8, 4}};
-  ReferenceOptions reference = ReferenceFor(split, "cnn", *dataset);
-  const StateTensors exact = TrainReference(reference);
-  reference.type = at::kFloat;
-  const double one_process = RelativeDistance(TrainReference(reference), exact);
-  const double cohort =
-      RelativeDistance(StateOf(TrainCohort(split, "cnn", *dataset)), exact);
-  RecordProperty("one_process", absl::StrCat(one_process));
-  RecordProperty("cohort", absl::StrCat(cohort));
-  EXPECT_LE(cohort, 4 * one_process);
+  ExpectAsCloseAsOneProcessAfter20Steps({.batch_sizes = {11, 9, 8, 4}}, "cnn");
 }
+
+class ResNetParityTest : public testing::TestWithParam<ParityCase> {};
+
+TEST_P(ResNetParityTest, MatchesFloat64AfterOneStep) {
+  ExpectFloat64AfterOneStep(GetParam(), "resnet20");
+}
+
+TEST_P(ResNetParityTest, StaysAsCloseToFloat64AsOneProcessAfter20Steps) {
+  ExpectAsCloseAsOneProcessAfter20Steps(GetParam(), "resnet20");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Splits, ResNetParityTest,
+    testing::Values(ParityCase{.name = "FourEven", .batch_sizes = {8, 8, 8, 8}},
+                    ParityCase{.name = "FourUneven",
+                               .batch_sizes = {17, 8, 6, 1}}),
+    [](const auto& info) { return info.param.name; });
 
 // The last step of an epoch is short: 2 * 32 + 17 samples.
 TEST(ParityTest, ShortLastStepMatchesToo) {

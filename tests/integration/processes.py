@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -116,3 +117,16 @@ def run(program, *flags, timeout_s=60):
     return subprocess.run([BIN / program, *flags], stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=timeout_s,
                           check=False)
+
+
+def python_with_torch():
+    """An interpreter that has PyTorch: this one, or Debian's."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        try:
+            found = subprocess.run([python, "-c", "import torch"],
+                                   capture_output=True, check=False)
+        except OSError:
+            continue
+        if found.returncode == 0:
+            return python
+    return None

@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "common/permutation.h"
 #include "server/checkpoint/model_tensors.h"
 #include "worker/models/model.h"
@@ -18,15 +17,14 @@
 namespace cohort {
 namespace {
 
-bool IsExempt(const std::string& name) {
-  return absl::EndsWith(name, ".bias") || absl::StrContains(name, "bn");
-}
+// Of weight decay: biases and the parameters of batch norm, the only vectors.
+bool IsExempt(const at::Tensor& parameter) { return parameter.dim() < 2; }
 
 torch::optim::SGD MakeOptimizer(Model& model, const OptimizerOptions& o) {
   std::vector<at::Tensor> decayed;
   std::vector<at::Tensor> exempt;
   for (const auto& item : model.named_parameters()) {
-    (IsExempt(item.key()) ? exempt : decayed).push_back(item.value());
+    (IsExempt(item.value()) ? exempt : decayed).push_back(item.value());
   }
   const auto group = [&](std::vector<at::Tensor> tensors, double decay) {
     auto options = std::make_unique<torch::optim::SGDOptions>(o.learning_rate);

@@ -7,27 +7,13 @@ import pathlib
 import random
 import struct
 import subprocess
-import sys
 import tempfile
 import unittest
 
-from processes import Cohort, run
+from processes import Cohort, python_with_torch, run
 
 SCRIPT = pathlib.Path(__file__).with_name("torch_networks.py")
 TRAIN, TEST = 48, 24
-
-
-def python_with_torch():
-    """An interpreter that has PyTorch: this one, or Debian's."""
-    for python in (sys.executable, "/usr/bin/python3"):
-        try:
-            found = subprocess.run([python, "-c", "import torch"],
-                                   capture_output=True, check=False)
-        except OSError:
-            continue
-        if found.returncode == 0:
-            return python
-    return None
 
 
 PYTHON = python_with_torch()
