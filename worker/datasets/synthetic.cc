@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numbers>
 #include <string>
 
 #include "common/permutation.h"
@@ -10,11 +11,10 @@
 namespace cohort {
 namespace {
 
-constexpr double kPi = 3.14159265358979;
 constexpr uint8_t kRim = kIgnoredInMask;
-constexpr uint8_t kDisc = 1;
-constexpr uint8_t kSquare = 2;
-constexpr uint8_t kCross = 3;
+
+// The classes beside the ground, which is 0.
+enum ShapeKind : uint8_t { kDisc = 1, kSquare, kCross };
 
 ImageSplit BarsSplit(uint64_t seed, int64_t samples, const ImageTable& shape) {
   ImageSplit split{.samples = samples};
@@ -23,8 +23,8 @@ ImageSplit BarsSplit(uint64_t seed, int64_t samples, const ImageTable& shape) {
   for (int64_t i = 0; i < samples; ++i) {
     SplitMix64 random(MixSeed(seed, static_cast<uint64_t>(i)));
     const auto label = random.Below(static_cast<uint64_t>(shape.classes));
-    const double angle =
-        static_cast<double>(label) * kPi / static_cast<double>(shape.classes);
+    const double angle = static_cast<double>(label) * std::numbers::pi /
+                         static_cast<double>(shape.classes);
     const double nx = -std::sin(angle);
     const double ny = std::cos(angle);
     const double cx =
@@ -46,7 +46,7 @@ ImageSplit BarsSplit(uint64_t seed, int64_t samples, const ImageTable& shape) {
 }
 
 struct Shape {
-  uint8_t kind = kDisc;
+  ShapeKind kind = kDisc;
   double x = 0;
   double y = 0;
   // From the centre to the edge.
@@ -61,6 +61,7 @@ double DistanceTo(const Shape& shape, int64_t x, int64_t y) {
   const double dy = std::abs(static_cast<double>(y) - shape.y);
   if (shape.kind == kDisc) return std::sqrt(dx * dx + dy * dy) - shape.radius;
   if (shape.kind == kSquare) return std::max(dx, dy) - shape.radius;
+  // A cross.
   const double arm = shape.radius / 3;
   const double upright = std::max(dx - arm, dy - shape.radius);
   const double level = std::max(dx - shape.radius, dy - arm);
@@ -68,7 +69,7 @@ double DistanceTo(const Shape& shape, int64_t x, int64_t y) {
 }
 
 Shape DrawShape(SplitMix64& random, const ImageTable& table) {
-  Shape shape{.kind = static_cast<uint8_t>(1 + random.Below(3))};
+  Shape shape{.kind = static_cast<ShapeKind>(kDisc + random.Below(3))};
   shape.radius = 5 + 5 * random.Uniform();
   shape.x = static_cast<double>(table.width) * random.Uniform();
   shape.y = static_cast<double>(table.height) * random.Uniform();
@@ -90,7 +91,7 @@ void PaintShapes(SplitMix64& random, const ImageTable& table, uint8_t* pixels,
       const double distance =
           DistanceTo(shape, i % table.width, i / table.width);
       if (distance >= 1) continue;
-      mask[i] = distance < 0 ? shape.kind : kRim;
+      mask[i] = distance < 0 ? uint8_t{shape.kind} : kRim;
       if (distance >= 0) continue;
       for (int64_t c = 0; c < 3; ++c) {
         canvas[static_cast<size_t>(c * plane + i)] =

@@ -136,9 +136,9 @@ absl::StatusOr<std::map<std::string, at::Tensor>> Match(
     values[tensor.name] = std::move(read);
   }
   for (const auto& [name, tensor] : state) {
-    const bool there =
-        std::any_of(content.tensors.begin(), content.tensors.end(),
-                    [&](const NamedTensor& t) { return t.name == name; });
+    const bool there = std::any_of(
+        content.tensors.begin(), content.tensors.end(),
+        [&wanted = name](const NamedTensor& t) { return t.name == wanted; });
     if (!there && !absl::EndsWith(name, "num_batches_tracked")) {
       complaints.Add("missing", name);
     }
