@@ -25,9 +25,6 @@ using torch::autograd::variable_list;
 using Segment = std::function<at::Tensor(const at::Tensor&)>;
 using Key = std::tuple<int32_t, int32_t, ReducePhase>;
 
-constexpr auto kForward = ReducePhase::kForward;
-constexpr auto kBackward = ReducePhase::kBackward;
-
 struct SavedSegment : torch::CustomClassHolder {
   Segment segment;
   RecomputeScope::Mark mark;
