@@ -76,7 +76,8 @@ Layer WrapFor(int64_t dims, const LayerConfig& config, int64_t channels) {
 }
 
 at::Tensor GradientOf(const Layer& layer, const char* name) {
-  const at::Tensor* parameter = layer.module->named_parameters().find(name);
+  const auto parameters = layer.module->named_parameters();
+  const at::Tensor* parameter = parameters.find(name);
   return parameter == nullptr ? at::Tensor() : parameter->grad();
 }
 
