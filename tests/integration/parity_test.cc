@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <map>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -52,15 +54,21 @@ ReferenceOptions ReferenceFor(const ParityCase& c, const std::string& model,
           .optimizer = optimizer};
 }
 
-void ExpectFloat64AfterOneStep(const ParityCase& split,
-                               const std::string& model) {
+// `allowed` beyond float64, by the name of the tensor; 1e-5 where it is less.
+void ExpectFloat64AfterOneStep(
+    const ParityCase& split, const std::string& model,
+    const std::map<std::string, double>& allowed = {}) {
   const auto dataset = Synthetic(kBatch);
   const StateTensors seen = StateOf(TrainCohort(split, model, *dataset));
   const StateTensors wanted =
       TrainReference(ReferenceFor(split, model, *dataset));
   ASSERT_EQ(seen.size(), wanted.size());
+  EXPECT_LE(RelativeDistance(seen, wanted), 1e-5);
   for (const auto& [name, tensor] : wanted) {
-    EXPECT_LE(RelativeDistance(seen.at(name), tensor), 1e-5) << name;
+    const auto found = allowed.find(name);
+    const double bound =
+        std::max(1e-5, found == allowed.end() ? 0 : found->second);
+    EXPECT_LE(RelativeDistance(seen.at(name), tensor), bound) << name;
   }
 }
 
@@ -127,8 +135,19 @@ TEST(ParityTest, CnnStaysAsCloseToFloat64AsOneProcessAfter20Steps) {
 
 class ResNetParityTest : public testing::TestWithParam<ParityCase> {};
 
+// The biases of batch norm begin at 0: after one step they are nothing but a
+// gradient that came through up to nineteen ReLUs, which flip at rounding. One
+// float32 process says how far that takes each; all together stay within 1e-5.
 TEST_P(ResNetParityTest, MatchesFloat64AfterOneStep) {
-  ExpectFloat64AfterOneStep(GetParam(), "resnet20");
+  const auto dataset = Synthetic(kBatch);
+  ReferenceOptions reference = ReferenceFor(GetParam(), "resnet20", *dataset);
+  const StateTensors exact = TrainReference(reference);
+  reference.type = at::kFloat;
+  std::map<std::string, double> allowed;
+  for (const auto& [name, tensor] : TrainReference(reference)) {
+    allowed[name] = 4 * RelativeDistance(tensor, exact.at(name));
+  }
+  ExpectFloat64AfterOneStep(GetParam(), "resnet20", allowed);
 }
 
 TEST_P(ResNetParityTest, StaysAsCloseToFloat64AsOneProcessAfter20Steps) {
