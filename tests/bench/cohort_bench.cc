@@ -25,8 +25,8 @@ ABSL_FLAG(int64_t, channels, 64, "channels of the rendezvous");
 ABSL_FLAG(int32_t, training_steps, 40, "timed training steps");
 ABSL_FLAG(int32_t, kernel_rounds, 21, "timed turns of each kernel");
 ABSL_FLAG(std::string, table, "",
-          "the one table to make: exchange, rendezvous, training, backup, "
-          "batch_norm or fold; empty: all");
+          "the one table to make: exchange, rendezvous, training, overlap, "
+          "backup, batch_norm or fold; empty: all");
 
 namespace cohort::bench {
 namespace {

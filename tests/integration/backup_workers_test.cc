@@ -12,6 +12,7 @@
 #include "tests/fakes/forwarding_client.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/reference_training.h"
+#include "worker/train/threads.h"
 
 namespace cohort {
 namespace {
@@ -84,7 +85,7 @@ class WatchedClient final : public ForwardingClient {
 class BackupWorkersTest : public testing::TestWithParam<NormalizationKind> {};
 
 TEST_P(BackupWorkersTest, WeightsAreThoseOfTheAcceptedSamples) {
-  at::set_num_threads(1);
+  SetArithmeticThreads(1);
   const auto dataset = *MakeDataset(
       {.name = "synthetic", .train_limit = kSamples, .test_limit = 0});
   Accepted accepted;

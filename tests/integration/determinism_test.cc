@@ -1,7 +1,6 @@
 // Timing never reaches the weights.
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <memory>
 #include <string>
@@ -12,6 +11,7 @@
 #include "common/permutation.h"
 #include "tests/fakes/forwarding_client.h"
 #include "tests/integration/cluster.h"
+#include "worker/train/threads.h"
 
 namespace cohort {
 namespace {
@@ -89,7 +89,7 @@ ClusterOptions SmallRun(const Dataset& dataset) {
 }
 
 TEST(DeterminismTest, FiftyRunsWithRandomTimingEndInTheSameSha256) {
-  at::set_num_threads(1);
+  SetArithmeticThreads(1);
   const auto dataset = *MakeDataset(
       {.name = "synthetic", .train_limit = kSteps * 12, .test_limit = 0});
   const absl::StatusOr<RunSummary> clean = RunCluster(SmallRun(*dataset));

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/reference_training.h"
+#include "worker/train/threads.h"
 
 namespace cohort {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 constexpr int64_t kBatch = 32;
 
 std::unique_ptr<Dataset> Synthetic(int64_t samples) {
-  at::set_num_threads(1);
+  SetArithmeticThreads(1);
   return *MakeDataset(
       {.name = "synthetic", .train_limit = samples, .test_limit = 0});
 }
