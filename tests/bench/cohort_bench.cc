@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/log/log.h"
 #include "common/process/command_line.h"
 #include "common/status_macros.h"
 #include "tests/bench/exchange_bench.h"
@@ -274,6 +275,8 @@ int Main(absl::Span<char* const> arguments) {
     return kExitOk;
   }
   SetArithmeticThreads(1);
+  // The servers and workers of this process would write between the rows.
+  SetLogLevel(LogLevel::kWarning);
   const absl::Status status = RunTables();
   if (status.ok()) return kExitOk;
   absl::FPrintF(stderr, "cohort-bench: %s\n", status.message());
