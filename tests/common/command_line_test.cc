@@ -1,0 +1,121 @@
+#include "common/process/command_line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
+
+ABSL_FLAG(int32_t, test_count, 3, "how many there are");
+ABSL_FLAG(bool, test_switch, false, "whether it is on");
+ABSL_FLAG(std::string, test_name, "none", "what it is called");
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+class SetFlagsTest : public testing::Test {
+ protected:
+  absl::StatusOr<bool> Set(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "program");
+    std::vector<char*> raw;
+    for (std::string& argument : arguments) raw.push_back(argument.data());
+    return SetFlags(raw, &given_);
+  }
+
+  const absl::FlagSaver saver_;
+  std::set<std::string> given_;
+};
+
+TEST_F(SetFlagsTest, TakesEveryFormAndTellsWhatWasGiven) {
+  const auto help = Set({"--test_count=7", "--test_name", "a b"});
+  ASSERT_TRUE(help.ok()) << help.status();
+  EXPECT_FALSE(*help);
+  EXPECT_EQ(absl::GetFlag(FLAGS_test_count), 7);
+  EXPECT_EQ(absl::GetFlag(FLAGS_test_name), "a b");
+  EXPECT_THAT(given_, ElementsAre("test_count", "test_name"));
+}
+
+TEST_F(SetFlagsTest, ASwitchIsOnByItsNameAndOffByNo) {
+  ASSERT_TRUE(Set({"--test_switch"}).ok());
+  EXPECT_TRUE(absl::GetFlag(FLAGS_test_switch));
+  ASSERT_TRUE(Set({"--notest_switch"}).ok());
+  EXPECT_FALSE(absl::GetFlag(FLAGS_test_switch));
+  ASSERT_TRUE(Set({"--test_switch=true"}).ok());
+  EXPECT_TRUE(absl::GetFlag(FLAGS_test_switch));
+}
+
+TEST_F(SetFlagsTest, AnEmptyValueAndAnEqualsSignInAValueAreKept) {
+  ASSERT_TRUE(Set({"--test_name="}).ok());
+  EXPECT_EQ(absl::GetFlag(FLAGS_test_name), "");
+  ASSERT_TRUE(Set({"--test_name=a=b"}).ok());
+  EXPECT_EQ(absl::GetFlag(FLAGS_test_name), "a=b");
+}
+
+TEST_F(SetFlagsTest, HelpEndsTheReading) {
+  const auto help = Set({"--help", "--no_such_flag"});
+  ASSERT_TRUE(help.ok()) << help.status();
+  EXPECT_TRUE(*help);
+}
+
+TEST_F(SetFlagsTest, AnUnknownFlagIsUsageAndGetsASuggestion) {
+  const absl::Status status = Set({"--test_cuont=7"}).status();
+  EXPECT_EQ(status.message(),
+            "unknown flag --test_cuont; did you mean --test_count?");
+  EXPECT_EQ(ExitCodeOf(status), kExitUsage);
+  EXPECT_THAT(std::string(Set({"--zzzzzzzzzzzzz"}).status().message()),
+              Not(HasSubstr("did you mean")));
+}
+
+TEST_F(SetFlagsTest, StrayArgumentsAndMissingValuesAreUsage) {
+  const absl::Status stray = Set({"7"}).status();
+  EXPECT_EQ(stray.message(), "got argument '7', want only flags");
+  EXPECT_EQ(ExitCodeOf(stray), kExitUsage);
+  const absl::Status missing = Set({"--test_count"}).status();
+  EXPECT_EQ(missing.message(), "--test_count wants a value");
+  EXPECT_EQ(ExitCodeOf(missing), kExitUsage);
+  // Only a switch has a no.
+  EXPECT_THAT(std::string(Set({"--notest_count"}).status().message()),
+              HasSubstr("unknown flag --notest_count"));
+}
+
+TEST_F(SetFlagsTest, AValueThatDoesNotFitIsNamedOnceAndChangesNothing) {
+  const absl::Status status = Set({"--test_count=many"}).status();
+  EXPECT_EQ(status.message(), "--test_count: got 'many', want a value like 3");
+  EXPECT_EQ(ExitCodeOf(status), kExitConfig);
+  EXPECT_EQ(absl::GetFlag(FLAGS_test_count), 3);
+}
+
+TEST(HelpTextTest, ExamplesComeFirstThenTheFlagsOfTheFile) {
+  const std::string text = HelpText(
+      {.name = "tool", .summary = "Does it.", .examples = {"tool --a"}},
+      "command_line_test.cc");
+  EXPECT_THAT(
+      text, testing::StartsWith("tool: Does it.\n\nExamples:\n  tool --a\n\n"));
+  EXPECT_THAT(text, HasSubstr("  --test_count=3\n      how many there are\n"));
+  EXPECT_LT(text.find("--test_count"), text.find("--test_name"));
+  EXPECT_THAT(text, Not(HasSubstr("gtest")));
+}
+
+TEST(ParseChoiceTest, FindsAChoiceOrNamesThemAll) {
+  const std::vector<std::pair<absl::string_view, int>> choices = {{"one", 1},
+                                                                  {"two", 2}};
+  EXPECT_EQ(*ParseChoice<int>("number", "two", choices), 2);
+  const absl::Status status =
+      ParseChoice<int>("number", "three", choices).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  for (const char* part : {"--number", "three", "one", "two"}) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+  }
+}
+
+}  // namespace
+}  // namespace cohort
