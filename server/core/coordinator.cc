@@ -12,6 +12,14 @@
 namespace cohort {
 namespace {
 
+// The error with what it is about and what to do; OK stays OK.
+absl::Status Explained(const absl::Status& status, absl::string_view what,
+                       absl::string_view cure) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(what, ": ", status.message(), "; ", cure));
+}
+
 constexpr absl::Duration kUnbounded = absl::InfiniteDuration();
 
 std::string Ranks(const std::vector<Rank>& ranks) {
@@ -182,8 +190,15 @@ absl::StatusOr<RegisterAnswer> Coordinator::BeginRegister(
                           .send_values = true,
                           .loss_reference = LossReference(plan)};
   }
-  COHORT_RETURN_IF_ERROR(CheckSameLayout(layout, model_->layout));
-  COHORT_RETURN_IF_ERROR(CheckSamePlan(plan, model_->plan));
+  COHORT_RETURN_IF_ERROR(Explained(
+      CheckSameLayout(layout, model_->layout), "another model than the run's",
+      "start the worker with the run's --model, --width, --dataset "
+      "and --classes, or a server of its own"));
+  COHORT_RETURN_IF_ERROR(
+      Explained(CheckSamePlan(plan, model_->plan),
+                "another data set or loss than the run's",
+                "start the worker with the run's files and the flags that read "
+                "them, such as --image_size and --augment"));
   worker->registered = true;
   worker->ever_registered = true;
   worker->waiting = true;
@@ -481,7 +496,7 @@ absl::Duration Coordinator::WaitLeft(const std::vector<Rank>& ranks,
     const Worker& worker = ranks_[rank];
     const absl::Duration until =
         worker.state == Worker::State::kVacant
-            ? worker.lost_at + options_.replacement_deadline - now
+            ? worker.missed_since + options_.replacement_deadline - now
             : worker.last_progress + options_.step_deadline - now;
     left = std::min(left, until);
   }
@@ -491,8 +506,11 @@ absl::Duration Coordinator::WaitLeft(const std::vector<Rank>& ranks,
 std::string Coordinator::LostText(const std::vector<Rank>& lost,
                                   Instant now) const {
   absl::Duration since;
-  for (Rank rank : lost) since = std::max(since, now - ranks_[rank].lost_at);
-  return absl::StrCat("waiting for a replacement of ", Ranks(lost), ", ",
+  for (Rank rank : lost) {
+    since = std::max(since, now - ranks_[rank].missed_since);
+  }
+  return absl::StrCat(draining_ ? "draining after the step in progress; " : "",
+                      "waiting for a replacement of ", Ranks(lost), ", ",
                       SecondsText(since), ", gives up in ",
                       SecondsText(WaitLeft(lost, now)));
 }

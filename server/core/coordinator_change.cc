@@ -198,7 +198,9 @@ void Coordinator::ResizeCohort(int32_t workers, Instant now, Effects& out) {
   decided_.resize(static_cast<size_t>(workers));
   // A rank that comes later may take its time from now on.
   for (Worker& worker : ranks_.all()) {
-    if (!worker.ever_joined) worker.lost_at = now;
+    if (worker.ever_joined) continue;
+    worker.lost_at = now;
+    worker.missed_since = now;
   }
 }
 

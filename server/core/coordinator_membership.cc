@@ -118,8 +118,8 @@ absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
   }
   if (!ranks_.Contains(*request.rank)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("join: got rank ", request.rank->value(), ", want 0 to ",
-                     ranks_.size() - 1));
+        absl::StrCat("join: got --rank=", request.rank->value(), ", want 0 to ",
+                     ranks_.size() - 1, ", of --workers=", ranks_.size()));
   }
   Worker& worker = ranks_[*request.rank];
   if (worker.state == Worker::State::kVacant) return &worker;
@@ -130,7 +130,9 @@ absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
   return absl::AlreadyExistsError(absl::StrCat(
       "rank ", worker.rank.value(), " is ", StateName(worker.state), " (",
       worker.description, "); it frees in ",
-      SecondsText(std::max(frees, absl::ZeroDuration())), " at the earliest"));
+      SecondsText(std::max(frees, absl::ZeroDuration())),
+      " at the earliest, "
+      "once it is silent; another --rank, or none, takes another one"));
 }
 
 void Coordinator::RepeatOutstanding(Worker& worker) {
@@ -173,6 +175,7 @@ void Coordinator::Vacate(Worker& worker, const std::string& reason, Instant now,
                          Effects& out) {
   ranks_.Transition(worker, Worker::State::kVacant, now);
   worker.lost_at = now;
+  if (worker.registered || !worker.ever_registered) worker.missed_since = now;
   worker.registered = false;
   worker.waiting = false;
   if (ended_) return;
@@ -320,10 +323,10 @@ void Coordinator::GiveUpWaiting(Instant now, Effects& out) {
     if (options_.on_worker_loss == OnWorkerLoss::kContinue && any_live) {
       continue;
     }
-    if (now - worker.lost_at <= options_.replacement_deadline) continue;
+    if (now - worker.missed_since <= options_.replacement_deadline) continue;
     End(RunOutcome::kWorkerLost,
         absl::StrCat("no replacement for rank ", worker.rank.value(), " in ",
-                     SecondsText(now - worker.lost_at)),
+                     SecondsText(now - worker.missed_since)),
         out);
     return;
   }

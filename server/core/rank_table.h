@@ -34,6 +34,9 @@ struct Worker {
   Instant last_progress;
   // When it left kLive.
   Instant lost_at;
+  // When the last life that was registered ended: a replacement that is
+  // refused does not start the wait for one anew.
+  Instant missed_since;
   bool ever_joined = false;
   bool registered = false;
   // It has once taken part, and under `wait` is waited for.

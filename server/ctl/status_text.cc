@@ -116,13 +116,14 @@ Json ClassIouToJson(const v1::Status& status) {
 Json WorkersToJson(const v1::Status& status) {
   Json workers = Json::array();
   for (const v1::WorkerStatus& w : status.workers()) {
-    workers.push_back({{"rank", w.rank()},
-                       {"state", w.state()},
-                       {"incarnation", w.incarnation()},
-                       {"description", w.description()},
-                       {"batch_size", w.batch_size()},
-                       {"sequence", w.sequence()},
-                       {"silent_ms", w.silent_ms()}});
+    workers.push_back(
+        {{"rank", w.rank()},
+         {"state", w.state()},
+         {"incarnation", w.incarnation()},
+         {"description", w.description()},
+         {"batch_size", w.batch_size()},
+         {"sequence", w.sequence()},
+         {"silent_ms", w.incarnation() == 0 ? Json() : Json(w.silent_ms())}});
   }
   return workers;
 }

@@ -153,6 +153,36 @@ TEST(CoordinatorWaitTest, WhoWaitsIsToldForWhomAndForHowLong) {
   EXPECT_EQ(cohort.told(kRank1).wait, absl::Minutes(10));
 }
 
+// A worker of another model, started again and again, must not keep the run
+// waiting for ever.
+TEST(CoordinatorWaitTest, ARefusedReplacementDoesNotStartTheWaitAnew) {
+  FakeSetup setup = SmallSetup();
+  setup.options.replacement_deadline = absl::Seconds(10);
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Leave(kRank0);
+  for (int i = 0; i < 3; ++i) {
+    cohort.Pass(absl::Seconds(3));
+    ASSERT_TRUE(cohort.Join(kRank0).ok());
+    cohort.Leave(kRank0);
+  }
+  EXPECT_EQ(cohort.told(kRank1).reason,
+            "waiting for a replacement of worker 0, 9 s, gives up in 1 s");
+  cohort.Pass(absl::Seconds(2));
+  ASSERT_EQ(cohort.All<effect::RunEnded>().size(), 1);
+  EXPECT_EQ(cohort.All<effect::RunEnded>()[0].outcome, RunOutcome::kWorkerLost);
+}
+
+TEST(CoordinatorWaitTest, ADrainThatWaitsSaysSo) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Leave(kRank0);
+  cohort.Drain("enough");
+  EXPECT_THAT(cohort.core().Status(absl::Seconds(200)).state,
+              HasSubstr("draining after the step in progress; waiting for a "
+                        "replacement of worker 0"));
+}
+
 // ---- continue
 
 TEST(CoordinatorContinueTest, TheOthersRepeatTheStepWithoutTheLostRank) {

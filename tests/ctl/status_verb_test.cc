@@ -70,7 +70,7 @@ TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
           R"("incarnation":7,"description":"host-a, process 12",)"
           R"("batch_size":64,"sequence":151,"silent_ms":340},{"rank":1,)"
           R"("state":"vacant","incarnation":0,"description":"",)"
-          R"("batch_size":0,"sequence":0,"silent_ms":0}],)"
+          R"("batch_size":0,"sequence":0,"silent_ms":null}],)"
           R"("staleness_versions":{},"counters":{"pushes_applied":300}})",
           "\n"));
 }

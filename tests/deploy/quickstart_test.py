@@ -157,7 +157,8 @@ class QuickstartTest(unittest.TestCase):
             "--data_dir=some/where", "--init=first.safetensors",
             "--model=unet", "--width=8", "--image_size=90x120",
             "--classes=11", "--ignore_index=0", "--augment=flip",
-            "--bad_samples=skip", "--loader_threads=2", "--resume")
+            "--bad_samples=skip", "--loader_threads=2", "--accumulate=2",
+            "--resume")
         self.assertEqual(code, 0, err)
         server = self.lines("server.args")
         self.assertEqual(server[:2], ["--listen=127.0.0.1:0", "--workers=3"])
@@ -169,7 +170,7 @@ class QuickstartTest(unittest.TestCase):
              "--data_dir=some/where", "--init=first.safetensors",
              "--width=8", "--image_size=90x120", "--classes=11",
              "--ignore_index=0", "--augment=flip", "--bad_samples=skip",
-             "--loader_threads=2"])
+             "--loader_threads=2", "--accumulate=2"])
 
     def test_wrong_use_is_exit_code_2_before_anything_is_built(self):
         for flag in ("--workers=0", "--workers=x", "train", "--address_file=x"):
@@ -263,6 +264,15 @@ class QuickstartTest(unittest.TestCase):
         code, _, err = self.quickstart()
         self.assertEqual(code, 1)
         self.assertIn("no test accuracy", err)
+
+    def test_a_run_that_is_drained_before_it_was_scored_ended_well(self):
+        self.play("server", """
+            listen; await worker-0.args; await worker-1.args
+            echo 'info: the run is over: drained by an operator'""")
+        code, out, err = self.quickstart()
+        self.assertEqual(code, 0, err)
+        self.assertIn("drained before the first epoch was scored",
+                      out.splitlines()[-1])
 
     def test_last_line_of_a_segmentation_run_is_its_miou(self):
         self.play("server", GOOD_SERVER.replace(

@@ -17,6 +17,8 @@ namespace {
 constexpr absl::Duration kJoinAttempt = absl::Seconds(10);
 // For the server to take note of a good-bye.
 constexpr absl::Duration kLeavePatience = absl::Seconds(2);
+// Between two reports of what is waited for.
+constexpr absl::Duration kRepeatInterval = absl::Seconds(10);
 
 absl::StatusOr<Membership> MembershipFromProto(const v1::JoinReply& proto) {
   v1::Sender identity;
@@ -249,6 +251,7 @@ absl::Status GrpcClient::Connect() {
   if (left_) return Usable();
   const Instant deadline = Patience();
   std::string told;
+  Instant told_at;
   backoff_.Reset();
   for (;;) {
     Disconnect();
@@ -265,8 +268,11 @@ absl::Status GrpcClient::Connect() {
                        absl::FormatDuration(options_.server_timeout), ": ",
                        status.message()));
     }
-    if (told != status.message()) {
+    // A text may count down.
+    const bool soon = clock_.Now() - told_at < kRepeatInterval;
+    if (told.empty() || (told != status.message() && !soon)) {
       told = std::string(status.message());
+      told_at = clock_.Now();
       Observe(absl::StrCat("waiting to join: ", told));
     }
     if (absl::IsAborted(status) && return_to_ != Incarnation()) {

@@ -211,6 +211,11 @@ absl::Status LoadFiles(const std::vector<ImageFile>& files,
       } else if (samples[i].skippable &&
                  options.bad_samples == BadSamples::kSkip) {
         WarnOfSkipped(status, ++skipped);
+      } else if (samples[i].skippable) {
+        return absl::Status(
+            status.code(),
+            absl::StrCat(status.message(),
+                         "; --bad_samples=skip leaves such files out"));
       } else {
         return status;
       }

@@ -14,6 +14,7 @@
 #include "common/status_macros.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/train/batch_reader.h"
+#include "worker/train/exception_text.h"
 #include "worker/train/model_weights.h"
 
 namespace cohort {
@@ -117,6 +118,21 @@ absl::StatusOr<EvaluationSums> ScoreSamples(Model& model,
   return sums;
 }
 
+absl::Status CheckFits(Model& model, const Dataset& dataset,
+                       const CrossEntropy& loss) {
+  if (dataset.train_size() < 1) return absl::OkStatus();
+  const std::vector<int64_t> first = {0};
+  try {
+    return ScoreSamples(model, dataset, loss,
+                        {.split = DataSplit::kTrain, .indices = first})
+        .status();
+  } catch (const std::exception& e) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the model does not take an image of ", dataset.name(),
+                     ": ", TextOf(e)));
+  }
+}
+
 absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
                                          const Dataset& dataset,
                                          const CrossEntropy& loss,
@@ -146,7 +162,7 @@ absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
     return VersionScore{.version = pulled.version, .sums = std::move(sums)};
   } catch (const std::exception& e) {
     return absl::InternalError(absl::StrCat(
-        "scoring version ", pulled.version.value(), ": ", e.what()));
+        "scoring version ", pulled.version.value(), ": ", TextOf(e)));
   }
 }
 

@@ -44,6 +44,13 @@ absl::StatusOr<EvaluationSums> ScoreSamples(Model& model,
                                             const CrossEntropy& loss,
                                             const ScoreRequest& request);
 
+// Scores one training image, before anybody else hears of the model. Leaves it
+// in evaluation mode.
+// Errors: InvalidArgument if the model does not take the images, or if its
+//   logits do not fit the labels.
+absl::Status CheckFits(Model& model, const Dataset& dataset,
+                       const CrossEntropy& loss);
+
 struct VersionScore {
   Version version;
   EvaluationSums sums;

@@ -13,6 +13,7 @@
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/scope.h"
 #include "worker/batch_norm/step_interrupted.h"
+#include "worker/train/exception_text.h"
 #include "worker/train/gradient_sender.h"
 #include "worker/train/model_weights.h"
 #include "worker/train/scoring.h"
@@ -89,6 +90,7 @@ absl::Status Trainer::Prepare() {
   COHORT_ASSIGN_OR_RETURN(const Membership membership, client_.Join());
   COHORT_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
                           options_.make_model(membership.seed));
+  COHORT_RETURN_IF_ERROR(CheckFits(*model, dataset_, loss));
   COHORT_ASSIGN_OR_RETURN(BatchNormBinding binding,
                           BatchNormBinding::Make(*model, options_.batch_norm));
   COHORT_ASSIGN_OR_RETURN(ModelWeights weights,
@@ -155,7 +157,7 @@ absl::Status Trainer::Execute(const Assignment& assignment) {
   } catch (const std::exception& e) {
     return absl::InternalError(
         absl::StrCat("assignment ", assignment.sequence.value(), " at version ",
-                     assignment.version.value(), ": ", e.what()));
+                     assignment.version.value(), ": ", TextOf(e)));
   }
 }
 

@@ -29,6 +29,7 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr uint64_t kSeed = 11;
 constexpr int64_t kBatchSize = 5;
@@ -676,18 +677,60 @@ TEST(TrainerTest, FrozenAndUnreachedParametersAreToldApart) {
   EXPECT_EQ(absent, 1);
 }
 
+// A first worker's layout is the run's: one that cannot compute must not set
+// it.
+TEST(TrainerTest, AModelThatDoesNotFitIsRefusedBeforeItIsRegistered) {
+  struct Misfit {
+    int64_t channels;
+    int64_t classes;
+    const char* text;
+  };
+  for (const Misfit& misfit :
+       {Misfit{3, 3, "the model does not take an image of tiny"},
+        Misfit{1, 4, "got logits [1,4]"}}) {
+    FakeClient client({TrainOn(0, 5)});
+    TrainerOptions options = Options();
+    options.make_model = [&misfit](uint64_t seed) {
+      return MakeModel({.name = "smooth",
+                        .channels = misfit.channels,
+                        .classes = misfit.classes,
+                        .seed = seed});
+    };
+    const absl::Status status = RunTrainer(client, options);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(misfit.text));
+    // LibTorch's own words, without its stack.
+    EXPECT_THAT(std::string(status.message()), Not(HasSubstr("frame #")));
+    EXPECT_TRUE(client.layout.parameters.empty());
+  }
+}
+
+// `smooth` that fails as soon as it trains.
+class Failing final : public Model {
+ public:
+  explicit Failing(uint64_t seed)
+      : inner_(register_module("inner", *Smooth(seed))) {}
+  ModelOutput forward(const at::Tensor& images) override {
+    TORCH_CHECK(!is_training(), "out of paper");
+    return inner_->forward(images);
+  }
+
+ private:
+  std::shared_ptr<Model> inner_;
+};
+
 TEST(TrainerTest, FailureInTheModelIsAnErrorThatNamesTheStep) {
   FakeClient client({TrainOn(0, 5)});
   TrainerOptions options = Options();
-  options.make_model = [](uint64_t seed) {
-    // Three channels, where the data have one.
-    return MakeModel(
-        {.name = "smooth", .channels = 3, .classes = 3, .seed = seed});
+  options.make_model =
+      [](uint64_t seed) -> absl::StatusOr<std::shared_ptr<Model>> {
+    return std::make_shared<Failing>(seed);
   };
   const absl::Status status = RunTrainer(client, options);
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("assignment 1 at version 0"));
+              HasSubstr("assignment 1 at version 0: out of paper"));
+  EXPECT_THAT(std::string(status.message()), Not(HasSubstr("frame #")));
 }
 
 // `smooth` whose logits count once as its own and once as an auxiliary head's.
