@@ -157,6 +157,8 @@ TEST(CoordinatorWaitTest, WhoWaitsIsToldForWhomAndForHowLong) {
 // waiting for ever.
 TEST(CoordinatorWaitTest, ARefusedReplacementDoesNotStartTheWaitAnew) {
   FakeSetup setup = SmallSetup();
+  setup.plan.train_samples = 3;
+  setup.plan.test_samples = 0;
   setup.options.replacement_deadline = absl::Seconds(10);
   FakeCohort cohort(setup);
   cohort.Start();

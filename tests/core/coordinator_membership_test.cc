@@ -32,7 +32,8 @@ TEST(CoordinatorMembershipTest, RefusesWhatCanNeverBeRight) {
   JoinRequest far = Anyone();
   far.rank = Rank(2);
   EXPECT_EQ(core.Join(SessionId(1), far, kNow, out),
-            absl::InvalidArgumentError("join: got rank 2, want 0 to 1"));
+            absl::InvalidArgumentError(
+                "join: got --rank=2, want 0 to 1, of --workers=2"));
   JoinRequest empty = Anyone();
   empty.batch_size = 0;
   EXPECT_EQ(
@@ -53,7 +54,8 @@ TEST(CoordinatorMembershipTest, ALiveRankIsRefusedWithTheTimeItFrees) {
   const absl::Status status = cohort.Join(kRank0);
   EXPECT_TRUE(absl::IsAlreadyExists(status));
   EXPECT_EQ(status.message(),
-            "rank 0 is live (host0); it frees in 6 s at the earliest");
+            "rank 0 is live (host0); it frees in 6 s at the earliest, once it "
+            "is silent; another --rank, or none, takes another one");
 }
 
 TEST(CoordinatorMembershipTest, TrainingStartsWhenAllHaveRegistered) {
@@ -202,7 +204,10 @@ TEST(CoordinatorRegistrationTest, LaterModelsAreComparedByName) {
       cohort.core()
           .BeginRegister(cohort.sender(kRank1), layout, setup.plan, kNow, out)
           .status(),
-      absl::FailedPreconditionError("w: got shape [3], want [2]"));
+      absl::FailedPreconditionError(
+          "another model than the run's: w: got shape [3], want [2]; start "
+          "the worker with the run's --model, --width, --dataset and "
+          "--classes, or a server of its own"));
   RunPlan plan = setup.plan;
   plan.dataset_digest = "cd";
   EXPECT_EQ(
@@ -210,7 +215,9 @@ TEST(CoordinatorRegistrationTest, LaterModelsAreComparedByName) {
           .BeginRegister(cohort.sender(kRank1), setup.layout, plan, kNow, out)
           .status(),
       absl::FailedPreconditionError(
-          "run plan: got data set digest cd, want ab"));
+          "another data set or loss than the run's: run plan: got data set "
+          "digest cd, want ab; start the worker with the run's files and the "
+          "flags that read them, such as --image_size and --augment"));
   EXPECT_THAT(out, IsEmpty());
 }
 
