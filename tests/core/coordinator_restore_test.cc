@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <string>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "server/core/coordinator.h"
