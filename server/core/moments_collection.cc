@@ -37,7 +37,7 @@ std::vector<IndexRange> CollectionBatches(const CollectionPlan& plan) {
 }
 
 MomentsCollection::MomentsCollection(int64_t id, SharedSnapshot snapshot,
-                                     std::vector<IndexRange> batches,
+                                     const std::vector<IndexRange>& batches,
                                      size_t layers)
     : id_(id),
       snapshot_(std::move(snapshot)),

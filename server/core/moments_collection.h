@@ -55,7 +55,7 @@ class MomentsCollection {
 
   // Pins `snapshot`. `layers` is how many batch-norm layers there are.
   MomentsCollection(int64_t id, SharedSnapshot snapshot,
-                    std::vector<IndexRange> batches, size_t layers);
+                    const std::vector<IndexRange>& batches, size_t layers);
 
   // The next batch nobody computes yet.
   std::optional<Shard> Take();

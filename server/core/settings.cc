@@ -162,7 +162,7 @@ Setting Choices(absl::string_view name, Names<T> names,
 
 // A number that may be absent: "auto".
 Setting OptionalNumber(absl::string_view name,
-                       Field<std::optional<int64_t>> field) {
+                       const Field<std::optional<int64_t>>& field) {
   return {
       .name = name,
       .read = [field](absl::string_view text, Options& options) -> std::string {
