@@ -13,6 +13,10 @@
 namespace cohort {
 namespace {
 
+// Beyond what any optimizer here is run with (LARS takes about 10); a slip of
+// the keyboard must not destroy a run.
+constexpr double kLearningRateMax = 1000;
+
 absl::Status Bad(absl::string_view option, absl::string_view seen,
                  absl::string_view wanted) {
   return absl::InvalidArgumentError(
@@ -59,13 +63,14 @@ absl::Status ValidateStaleness(const StalenessOptions& staleness) {
   return absl::OkStatus();
 }
 
-absl::Status ValidateGroup(const PolicyOptions& policy) {
+absl::Status ValidateGroup(const PolicyOptions& policy, int32_t workers) {
   const int32_t size = policy.normalization_group;
   if (size == 0) return absl::OkStatus();
-  if (size < 2) {
+  if (size < 2 || size > workers) {
     return Bad("normalization_group", absl::StrCat(size),
-               "0 (all workers) or 2 or more; --normalization=local makes each "
-               "worker a group");
+               absl::StrCat("0 (all workers) or 2 to --workers, ", workers,
+                            "; --normalization=local makes each worker a "
+                            "group"));
   }
   if (Resolve(policy).normalization == NormalizationKind::kGlobal) {
     return absl::OkStatus();
@@ -85,7 +90,7 @@ absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
   }
   COHORT_RETURN_IF_ERROR(ValidateStaleness(policy.staleness));
   COHORT_RETURN_IF_ERROR(ValidateStatistics(policy));
-  COHORT_RETURN_IF_ERROR(ValidateGroup(policy));
+  COHORT_RETURN_IF_ERROR(ValidateGroup(policy, workers));
   if (policy.precise_batches < 1) {
     return Bad("precise_batches", absl::StrCat(policy.precise_batches),
                "1 or more");
@@ -112,7 +117,7 @@ bool ZeroOrMore(double value) { return value >= 0 && std::isfinite(value); }
 
 bool AboveZero(double value) { return value > 0 && std::isfinite(value); }
 
-absl::Status ValidateSchedule(const OptimizerOptions& o) {
+absl::Status ValidateSchedule(const OptimizerOptions& o, int64_t epochs) {
   double before = 0;
   for (double milestone : o.step_epochs) {
     if (milestone > before && std::isfinite(milestone)) {
@@ -132,8 +137,10 @@ absl::Status ValidateSchedule(const OptimizerOptions& o) {
   if (!AboveZero(o.poly_power)) {
     return Bad("poly_power", absl::StrCat(o.poly_power), "above 0");
   }
-  if (!ZeroOrMore(o.warmup_epochs)) {
-    return Bad("warmup_epochs", absl::StrCat(o.warmup_epochs), "0 or more");
+  if (!(o.warmup_epochs >= 0 &&
+        o.warmup_epochs <= static_cast<double>(epochs))) {
+    return Bad("warmup_epochs", absl::StrCat(o.warmup_epochs),
+               absl::StrCat("0 to --epochs, ", epochs));
   }
   if (!ZeroOrMore(o.final_learning_rate)) {
     return Bad("final_learning_rate", absl::StrCat(o.final_learning_rate),
@@ -142,9 +149,10 @@ absl::Status ValidateSchedule(const OptimizerOptions& o) {
   return absl::OkStatus();
 }
 
-absl::Status ValidateOptimizer(const OptimizerOptions& o) {
-  if (!AboveZero(o.learning_rate)) {
-    return Bad("learning_rate", absl::StrCat(o.learning_rate), "above 0");
+absl::Status ValidateOptimizer(const OptimizerOptions& o, int64_t epochs) {
+  if (!(o.learning_rate > 0 && o.learning_rate <= kLearningRateMax)) {
+    return Bad("learning_rate", absl::StrCat(o.learning_rate),
+               absl::StrCat("above 0, up to ", kLearningRateMax));
   }
   const std::pair<absl::string_view, double> units[] = {
       {"momentum", o.momentum},
@@ -168,7 +176,7 @@ absl::Status ValidateOptimizer(const OptimizerOptions& o) {
   for (const std::string& spec : o.freeze) {
     COHORT_RETURN_IF_ERROR(ParseFreezeSpec(spec).status());
   }
-  return ValidateSchedule(o);
+  return ValidateSchedule(o, epochs);
 }
 
 absl::Status ValidatePositive(absl::string_view option, absl::Duration value) {
@@ -227,7 +235,7 @@ absl::Status Validate(const CoordinatorOptions& o) {
     return Bad("reconnect_grace", absl::FormatDuration(o.reconnect_grace),
                "0 or more");
   }
-  COHORT_RETURN_IF_ERROR(ValidateOptimizer(o.optimizer));
+  COHORT_RETURN_IF_ERROR(ValidateOptimizer(o.optimizer, o.epochs));
   return ValidatePolicy(o.policy, o.workers);
 }
 

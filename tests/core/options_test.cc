@@ -41,9 +41,11 @@ TEST(OptionsTest, SaysOptionSeenAndWanted) {
 TEST(OptionsTest, RefusesNumbersThatTheOptimizerCannotUse) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(Refusal({.optimizer = {.learning_rate = 0}}),
-            "--learning_rate: got 0, want above 0");
+            "--learning_rate: got 0, want above 0, up to 1000");
   EXPECT_EQ(Refusal({.optimizer = {.learning_rate = nan}}),
-            "--learning_rate: got nan, want above 0");
+            "--learning_rate: got nan, want above 0, up to 1000");
+  EXPECT_EQ(Refusal({.optimizer = {.learning_rate = 1e30}}),
+            "--learning_rate: got 1e+30, want above 0, up to 1000");
   EXPECT_EQ(Refusal({.optimizer = {.momentum = 1}}),
             "--momentum: got 1, want in [0, 1)");
   EXPECT_EQ(Refusal({.optimizer = {.weight_decay = -1}}),
@@ -76,7 +78,9 @@ TEST(OptionsTest, RefusesSchedulesThatGoNowhere) {
   EXPECT_EQ(Refusal({.optimizer = {.poly_power = -1}}),
             "--poly_power: got -1, want above 0");
   EXPECT_EQ(Refusal({.optimizer = {.warmup_epochs = -1}}),
-            "--warmup_epochs: got -1, want 0 or more");
+            "--warmup_epochs: got -1, want 0 to --epochs, 5");
+  EXPECT_EQ(Refusal({.epochs = 2, .optimizer = {.warmup_epochs = 2.5}}),
+            "--warmup_epochs: got 2.5, want 0 to --epochs, 2");
   EXPECT_EQ(Refusal({.optimizer = {.final_learning_rate = -1}}),
             "--final_learning_rate: got -1, want 0 or more");
 }
@@ -100,7 +104,9 @@ TEST(OptionsTest, GroupsNeedARendezvous) {
       Validate({.workers = 4, .policy = {.normalization_group = 2}}).ok());
   EXPECT_THAT(Refusal({.policy = {.normalization_group = 1}}),
               HasSubstr("--normalization_group: got 1, want 0 (all workers) or "
-                        "2 or more"));
+                        "2 to --workers, 2"));
+  EXPECT_THAT(Refusal({.policy = {.normalization_group = 3}}),
+              HasSubstr("--normalization_group: got 3, "));
   for (const PolicyOptions& local :
        {PolicyOptions{.normalization = NormalizationKind::kLocal,
        .normalization_group = 2},

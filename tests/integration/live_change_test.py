@@ -136,6 +136,37 @@ class LiveChange(unittest.TestCase):
                 result.stdout.endswith(f"accuracy {own.group(1)}\n"),
                 f"{result.stdout} {own.group(0)}")
 
+    def test_precise_statistics_are_collected_by_command_and_at_the_end(self):
+        """Beside those of training; each kind is scored, and collecting
+        leaves the weights alone."""
+        with Cohort(server_flags=["--epochs=3", RATE, "--precise_batches=4",
+                                  "--bn_statistics=sync,after"]) as cohort:
+            cohort.start()
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            undisturbed = cohort.model_digest()
+            self.assert_scored(cohort, "after")
+        with Cohort(server_flags=["--epochs=3", RATE, "--precise_batches=4",
+                                  "--bn_statistics=sync,after"]) as cohort:
+            cohort.start()
+            self.await_version(cohort, 2)
+            out = self.ctl(cohort, "statistics", "collect").stdout
+            match = re.fullmatch(r"collecting statistics over (\d+) batches "
+                                 r"with the weights of version (\d+)\n", out)
+            self.assertIsNotNone(match, out)
+            self.assertEqual(match.group(1), "4")
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            self.assertEqual(cohort.model_digest(), undisturbed)
+            with open(cohort.results / "history.csv",
+                      encoding="utf-8") as file:
+                rows = [row for row in csv.DictReader(file)
+                        if row["test_loss"] and row["bn_statistics"] == "after"]
+            self.assertIn(match.group(2), [row["version"] for row in rows])
+
+    def assert_scored(self, cohort, kind):
+        self.assertRegex(
+            cohort.log(),
+            rf"(?m)^test accuracy with {kind} statistics \d+\.\d %$")
+
     def test_evicted_worker_comes_back_and_the_run_goes_on(self):
         with Cohort(server_flags=[EPOCHS, RATE]) as cohort:
             cohort.start()

@@ -75,6 +75,12 @@ PolicyOptions MakePolicy(int32_t choice, int32_t variant) {
   }
 }
 
+// A small cohort takes what it can of a policy.
+void FitTo(int32_t workers, PolicyOptions& policy) {
+  policy.pushes_min = std::min(policy.pushes_min, workers);
+  if (policy.normalization_group > workers) policy.normalization_group = 0;
+}
+
 ModelLayout MakeLayout(int32_t variant) {
   ModelLayout layout{
       .parameters = {{.name = "conv.weight", .shape = {3}},
@@ -106,7 +112,7 @@ SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
   CoordinatorOptions target = run;
   target.policy = MakePolicy(static_cast<int32_t>(random.Below(kPolicyCount)),
                              static_cast<int32_t>(random.Below(2)));
-  target.policy.pushes_min = std::min(target.policy.pushes_min, run.workers);
+  FitTo(run.workers, target.policy);
   // What it does not change stays as it was before the last change.
   SettingValues values = Difference({}, target);
   std::erase_if(values, [](const auto& value) {
@@ -151,7 +157,7 @@ RunSpec MakeRunSpec(int32_t number) {
   o.optimizer = MakeOptimizer(digit(3));
   const int32_t variant = digit(2);
   o.policy = MakePolicy(policy, variant);
-  o.policy.pushes_min = std::min(o.policy.pushes_min, o.workers);
+  FitTo(o.workers, o.policy);
   o.run_id = "simulated";
   o.epochs = 2 + variant;
   o.seed = 7;
