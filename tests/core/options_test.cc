@@ -79,7 +79,7 @@ TEST(OptionsTest, RefusesSchedulesThatGoNowhere) {
             "--poly_power: got -1, want above 0");
   EXPECT_EQ(Refusal({.optimizer = {.warmup_epochs = -1}}),
             "--warmup_epochs: got -1, want 0 to --epochs, 5");
-  EXPECT_EQ(Refusal({.epochs = 2, .optimizer = {.warmup_epochs = 2.5}}),
+  EXPECT_EQ(Refusal({.optimizer = {.warmup_epochs = 2.5}, .epochs = 2}),
             "--warmup_epochs: got 2.5, want 0 to --epochs, 2");
   EXPECT_EQ(Refusal({.optimizer = {.final_learning_rate = -1}}),
             "--final_learning_rate: got -1, want 0 or more");
