@@ -44,11 +44,9 @@ struct MemoryView {
 // parameters, batch norms and buffers of a model then works on this one too.
 class ScriptModel final : public Model {
  public:
-  ScriptModel(const ModelOptions& options, torch::jit::Module script,
+  ScriptModel(const ModelOptions& options, const torch::jit::Module& script,
               const ScriptSurvey& survey)
-      : name_(options.name),
-        classes_(options.classes),
-        script_(std::move(script)) {
+      : name_(options.name), classes_(options.classes), script_(script) {
     std::map<std::string, const ScriptBatchNorm*> norms;
     for (const ScriptBatchNorm& norm : survey.batch_norms) {
       norms[norm.path] = &norm;
@@ -265,8 +263,7 @@ absl::StatusOr<std::shared_ptr<Model>> Load(const ModelOptions& options) {
   AllowOneElementAChannel(script);
   absl::StatusOr<ScriptSurvey> survey = SurveyScript(script);
   if (!survey.ok()) return Named(options.name, survey.status());
-  auto model =
-      std::make_shared<ScriptModel>(options, std::move(script), *survey);
+  auto model = std::make_shared<ScriptModel>(options, script, *survey);
   if (model->parameters().empty()) {
     return Named(options.name,
                  absl::InvalidArgumentError(

@@ -159,8 +159,7 @@ absl::Status LoadStateDict(FileSystem& files, const std::string& path,
     COHORT_ASSIGN_OR_RETURN(const auto values, Match(path, content, state));
     const torch::NoGradGuard no_grad;
     for (const auto& [name, value] : values) {
-      at::Tensor to = state.at(name);
-      to.copy_(value);
+      state.at(name).copy_(value);
     }
     return absl::OkStatus();
   } catch (const std::exception& e) {
