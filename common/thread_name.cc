@@ -2,8 +2,6 @@
 
 #include <pthread.h>
 
-#include <string>
-
 namespace cohort {
 
 void SetThreadName(absl::string_view name) {
@@ -11,6 +9,12 @@ void SetThreadName(absl::string_view name) {
   constexpr size_t kLengthMax = 15;
   pthread_setname_np(pthread_self(),
                      std::string(name.substr(0, kLengthMax)).c_str());
+}
+
+std::string ThreadName() {
+  char name[16] = "";
+  if (pthread_getname_np(pthread_self(), name, sizeof name) != 0) return "";
+  return name;
 }
 
 }  // namespace cohort

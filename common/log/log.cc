@@ -4,6 +4,9 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -12,12 +15,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/clock.h"
+#include "common/log/log_limiter.h"
 #include "common/mutex.h"
 
 namespace cohort {
 namespace {
 
 using Fields = std::vector<std::pair<std::string, std::string>>;
+
+constexpr std::array<LogLevel, 4> kLevels = {
+    LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError};
 
 // Everything that log lines share. One object for the process, because log
 // lines come from everywhere; never destroyed, because they come until the
@@ -44,15 +52,42 @@ class Logger {
 
   void SetLevel(LogLevel level) { sink_->set_level(Spd(level)); }
 
+  LogLevel level() const {
+    for (const LogLevel level : kLevels) {
+      if (sink_->should_log(Spd(level))) return level;
+    }
+    return LogLevel::kError;
+  }
+
+  void SetVersion(int64_t version) {
+    version_.store(version, std::memory_order_relaxed);
+  }
+
+  int64_t count(LogLevel level) const {
+    return counts_[static_cast<size_t>(level)].load(std::memory_order_relaxed);
+  }
+
   void Write(LogLevel level, absl::string_view text,
              std::initializer_list<LogField> fields) {
     if (!sink_->should_log(Spd(level))) return;
-    std::string line;
+    counts_[static_cast<size_t>(level)].fetch_add(1, std::memory_order_relaxed);
+    std::vector<std::string> lines;
     {
       MutexLock lock(mu_);
-      line = json_ ? Json(level, text, fields) : Human(level, text, fields);
+      const Instant now = clock_.Now();
+      TellSuppressed(limiter_.TakeEnded(now), lines);
+      if (limiter_.Admit(text, now)) lines.push_back(Line(level, text, fields));
     }
-    sink_->log(Spd(level), "{}", line);
+    Print(level, lines);
+  }
+
+  void Flush() {
+    std::vector<std::string> lines;
+    {
+      MutexLock lock(mu_);
+      TellSuppressed(limiter_.TakeAll(), lines);
+    }
+    Print(LogLevel::kError, lines);
   }
 
  private:
@@ -77,20 +112,6 @@ class Logger {
     return spdlog::level::info;
   }
 
-  static const char* Name(LogLevel level) {
-    switch (level) {
-      case LogLevel::kDebug:
-        return "debug";
-      case LogLevel::kInfo:
-        return "info";
-      case LogLevel::kWarning:
-        return "warning";
-      case LogLevel::kError:
-        return "error";
-    }
-    return "info";
-  }
-
   static Fields Copy(std::initializer_list<LogField> fields) {
     Fields copy;
     for (const LogField& f : fields) {
@@ -112,14 +133,51 @@ class Logger {
     return out;
   }
 
+  void Print(LogLevel level, const std::vector<std::string>& lines) {
+    for (const std::string& line : lines) sink_->log(Spd(level), "{}", line);
+  }
+
+  void TellSuppressed(const std::vector<LogLimiter::Suppressed>& suppressed,
+                      std::vector<std::string>& lines) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    for (const LogLimiter::Suppressed& of : suppressed) {
+      lines.push_back(Line(LogLevel::kWarning,
+                           absl::StrCat(of.lines,
+                                        " lines like this one were "
+                                        "left out: ",
+                                        of.text),
+                           {}));
+    }
+  }
+
+  // What every line has, but for what this one says itself.
+  Fields ContextFor(std::initializer_list<LogField> fields) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    Fields context = context_;
+    const int64_t version = version_.load(std::memory_order_relaxed);
+    if (version >= 0) context.emplace_back("version", absl::StrCat(version));
+    std::erase_if(context, [&fields](const auto& entry) {
+      return std::any_of(
+          fields.begin(), fields.end(),
+          [&entry](const LogField& f) { return f.key == entry.first; });
+    });
+    return context;
+  }
+
+  std::string Line(LogLevel level, absl::string_view text,
+                   std::initializer_list<LogField> fields) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return json_ ? Json(level, text, fields) : Human(level, text, fields);
+  }
+
   std::string Human(LogLevel level, absl::string_view text,
                     std::initializer_list<LogField> fields) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     std::string line =
         absl::FormatTime("%H:%M:%E3S", absl::Now(), absl::LocalTimeZone());
-    absl::StrAppend(&line, " ", process_, " ", Name(level), ": ",
+    absl::StrAppend(&line, " ", process_, " ", LogLevelName(level), ": ",
                     Printable(text));
-    for (const auto& [key, value] : context_) {
+    for (const auto& [key, value] : ContextFor(fields)) {
       absl::StrAppend(&line, " ", key, "=", Printable(value));
     }
     for (const LogField& f : fields) {
@@ -134,17 +192,23 @@ class Logger {
     nlohmann::ordered_json line;
     line["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
                                     absl::UTCTimeZone());
-    line["level"] = Name(level);
+    line["level"] = std::string(LogLevelName(level));
     line["process"] = process_;
     line["message"] = std::string(text);
-    for (const auto& [key, value] : context_) line[key] = value;
+    for (const auto& [key, value] : ContextFor(fields)) line[key] = value;
     for (const LogField& f : fields) line[std::string(f.key)] = f.value;
     return line.dump(-1, ' ', false,
                      nlohmann::ordered_json::error_handler_t::replace);
   }
 
+  const SteadyClock clock_;
   const std::shared_ptr<spdlog::logger> sink_;
+  // Numbers that nothing else depends on, so their order does not matter.
+  std::atomic<int64_t> version_ = -1;
+  std::array<std::atomic<int64_t>, kLevels.size()> counts_ = {};
+
   Mutex mu_;
+  LogLimiter limiter_ ABSL_GUARDED_BY(mu_);
   bool json_ ABSL_GUARDED_BY(mu_) = false;
   std::string process_ ABSL_GUARDED_BY(mu_) = "cohort";
   Fields context_ ABSL_GUARDED_BY(mu_);
@@ -158,11 +222,41 @@ void SetLogContext(std::initializer_list<LogField> fields) {
   Logger::Get().SetContext(fields);
 }
 
+absl::string_view LogLevelName(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return "debug";
+    case LogLevel::kInfo:
+      return "info";
+    case LogLevel::kWarning:
+      return "warning";
+    case LogLevel::kError:
+      return "error";
+  }
+  return "info";
+}
+
+absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name) {
+  for (const LogLevel level : kLevels) {
+    if (LogLevelName(level) == name) return level;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "got '", name.substr(0, 64), "', want debug, info, warning or error"));
+}
+
+void SetLogVersion(int64_t version) { Logger::Get().SetVersion(version); }
+
 void SetLogLevel(LogLevel level) { Logger::Get().SetLevel(level); }
+
+LogLevel CurrentLogLevel() { return Logger::Get().level(); }
+
+int64_t LogMessageCount(LogLevel level) { return Logger::Get().count(level); }
 
 void Log(LogLevel level, absl::string_view text,
          std::initializer_list<LogField> fields) {
   Logger::Get().Write(level, text, fields);
 }
+
+void FlushLog() { Logger::Get().Flush(); }
 
 }  // namespace cohort

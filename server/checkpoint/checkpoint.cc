@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <compare>
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -449,6 +451,22 @@ absl::StatusOr<std::optional<Checkpoint>> LoadNewestCheckpoint(
   return absl::DataLossError(
       absl::StrCat(dir, ": none of ", names.size(),
                    " checkpoints is whole; the newest: ", problems.front()));
+}
+
+int64_t NewestCheckpointBytes(FileSystem& files, const std::string& dir) {
+  const absl::StatusOr<std::vector<CheckpointName>> names =
+      Checkpoints(files, dir);
+  if (!names.ok() || names->empty()) return 0;
+  std::error_code error;
+  const std::filesystem::path newest =
+      std::filesystem::path(dir) / NameText(names->back());
+  int64_t bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(newest, error)) {
+    const uintmax_t size = entry.file_size(error);
+    // It may be removed meanwhile.
+    if (!error) bytes += static_cast<int64_t>(size);
+  }
+  return bytes;
 }
 
 bool HoldsCheckpoints(FileSystem& files, const std::string& dir) {

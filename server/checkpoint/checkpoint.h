@@ -66,6 +66,9 @@ absl::StatusOr<std::optional<Checkpoint>> LoadNewestCheckpoint(
     FileSystem& files, const std::string& dir,
     std::vector<std::string>& problems);
 
+// Bytes of the newest checkpoint in `dir`; 0 if there is none.
+int64_t NewestCheckpointBytes(FileSystem& files, const std::string& dir);
+
 // True if `dir` exists and holds at least one checkpoint, whole or not.
 bool HoldsCheckpoints(FileSystem& files, const std::string& dir);
 

@@ -7,11 +7,13 @@
 namespace cohort {
 
 CheckpointWriter::CheckpointWriter(FileSystem& files, std::string dir,
-                                   int32_t keep, RunIdentity identity)
+                                   int32_t keep, RunIdentity identity,
+                                   Timeline* timeline)
     : files_(files),
       dir_(std::move(dir)),
       keep_(keep),
       identity_(std::move(identity)),
+      timeline_(timeline),
       thread_({.name = "checkpoint"}) {}
 
 absl::Status CheckpointWriter::Submit(RunState state, Done done) {
@@ -29,16 +31,24 @@ absl::Status CheckpointWriter::Submit(RunState state, Done done) {
     }
     busy_ = true;
   }
-  return thread_.Submit(
-      [this, state = std::move(state), done = std::move(done)] {
-        const absl::Status status =
-            WriteCheckpoint(files_, dir_, keep_, identity_, state);
-        done(state.snapshot->version, status);
-        MutexLock lock(mu_);
-        busy_ = false;
-        if (IsIndeterminate(status)) failure_ = status;
-        idle_.NotifyAll();
-      });
+  return thread_.Submit([this, state = std::move(state),
+                         done = std::move(done)] {
+    const Instant begin = clock_.Now();
+    const absl::Status status =
+        WriteCheckpoint(files_, dir_, keep_, identity_, state);
+    if (timeline_ != nullptr) {
+      timeline_->Add({.name = "checkpoint",
+                      .begin = begin,
+                      .end = clock_.Now(),
+                      .facts = {{"version", state.snapshot->version.value()},
+                                {"ok", int64_t{status.ok()}}}});
+    }
+    done(state.snapshot->version, status);
+    MutexLock lock(mu_);
+    busy_ = false;
+    if (IsIndeterminate(status)) failure_ = status;
+    idle_.NotifyAll();
+  });
 }
 
 void CheckpointWriter::WaitIdle() {

@@ -4,9 +4,11 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "common/clock.h"
 #include "common/formats/file_system.h"
 #include "common/mutex.h"
 #include "common/thread_pool.h"
+#include "common/timeline.h"
 #include "server/checkpoint/checkpoint.h"
 
 namespace cohort {
@@ -23,9 +25,10 @@ class CheckpointWriter {
   // Called on the writer's thread when a checkpoint is safe, or not.
   using Done = std::function<void(Version, const absl::Status&)>;
 
-  // `files` must outlive the writer.
+  // `files` and `timeline`, which gets each write and may be null, must outlive
+  // the writer.
   CheckpointWriter(FileSystem& files, std::string dir, int32_t keep,
-                   RunIdentity identity);
+                   RunIdentity identity, Timeline* timeline = nullptr);
   // Waits for a write in progress.
   ~CheckpointWriter() = default;
 
@@ -41,6 +44,8 @@ class CheckpointWriter {
   const std::string dir_;
   const int32_t keep_;
   const RunIdentity identity_;
+  Timeline* const timeline_;
+  const SteadyClock clock_;
 
   Mutex mu_;
   CondVar idle_;

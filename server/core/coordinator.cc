@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "server/core/optimizer/slots.h"
@@ -18,16 +17,6 @@ absl::Status Explained(const absl::Status& status, absl::string_view what,
   if (status.ok()) return status;
   return absl::Status(status.code(),
                       absl::StrCat(what, ": ", status.message(), "; ", cure));
-}
-
-constexpr absl::Duration kUnbounded = absl::InfiniteDuration();
-
-std::string Ranks(const std::vector<Rank>& ranks) {
-  return absl::StrCat(
-      ranks.size() == 1 ? "worker " : "workers ",
-      absl::StrJoin(ranks, ", ", [](std::string* out, Rank rank) {
-        absl::StrAppend(out, rank.value());
-      }));
 }
 
 absl::Status ValidatePlan(const RunPlan& plan) {
@@ -89,9 +78,10 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
   for (const char* name :
        {"pushes_applied", "pushes_skipped", "pushes_duplicate",
         "pushes_rejected_nonfinite", "replay_mismatches", "steps_aborted",
-        "workers_lost", "pushes_dropped", "policy_changes"}) {
+        "workers_lost", "pushes_damped", "pushes_dropped", "policy_changes"}) {
     counters_[name] = 0;
   }
+  for (VacancyReason reason : kVacancyReasons) vacancies_[reason] = 0;
   if (restored == nullptr) {
     history_ = {{.policy_epoch = policy_epoch_,
                  .changed = SettingsOf(options_),
@@ -222,12 +212,14 @@ absl::Status Coordinator::FinishRegister(
         mask_, MaskFor(options_.optimizer, layout,
                        MakePartitions(layout, options_.partition_bytes)));
     Install(layout, plan, std::move(values), std::move(statistics));
-    out.push_back(
-        effect::Log{.text = absl::StrCat(
-                        "rank ", sender.rank.value(),
-                        " registered the model: ", layout.parameters.size(),
-                        " parameters, ", layout.batch_norms.size(),
-                        " batch-norm layers, data set ", plan.dataset)});
+    out.push_back(effect::Log{
+        .worker =
+            WorkerLife{.rank = sender.rank, .incarnation = sender.incarnation},
+        .text =
+            absl::StrCat("rank ", sender.rank.value(),
+                         " registered the model: ", layout.parameters.size(),
+                         " parameters, ", layout.batch_norms.size(),
+                         " batch-norm layers, data set ", plan.dataset)});
   }
   return BeginRegister(sender, layout, plan, now, out).status();
 }
@@ -467,119 +459,6 @@ int64_t Coordinator::samples_reference() const {
   int64_t samples = 0;
   for (const Worker& worker : ranks_.all()) samples += worker.batch_size;
   return std::max<int64_t>(samples, 1);
-}
-
-std::vector<Rank> Coordinator::VacantRanks() const {
-  std::vector<Rank> vacant;
-  for (const Worker& worker : ranks_.all()) {
-    if (!worker.usable()) vacant.push_back(worker.rank);
-  }
-  return vacant;
-}
-
-std::vector<Rank> Coordinator::WaitedFor() const {
-  if (!started_) return VacantRanks();
-  if (round_.has_value()) {
-    const std::vector<Rank> missing = round_->rendezvous.Missing();
-    return missing.empty() || !round_->fixed
-               ? aggregation_->Decide(ViewOfRound()).waiting_for
-               : missing;
-  }
-  return InFlight();
-}
-
-absl::Duration Coordinator::WaitLeft(const std::vector<Rank>& ranks,
-                                     Instant now) const {
-  if (!started_) return kUnbounded;
-  absl::Duration left = kUnbounded;
-  for (Rank rank : ranks) {
-    const Worker& worker = ranks_[rank];
-    const absl::Duration until =
-        worker.state == Worker::State::kVacant
-            ? worker.missed_since + options_.replacement_deadline - now
-            : worker.last_progress + options_.step_deadline - now;
-    left = std::min(left, until);
-  }
-  return std::max(left, absl::ZeroDuration());
-}
-
-std::string Coordinator::LostText(const std::vector<Rank>& lost,
-                                  Instant now) const {
-  absl::Duration since;
-  for (Rank rank : lost) {
-    since = std::max(since, now - ranks_[rank].missed_since);
-  }
-  return absl::StrCat(draining_ ? "draining after the step in progress; " : "",
-                      "waiting for a replacement of ", Ranks(lost), ", ",
-                      SecondsText(since), ", gives up in ",
-                      SecondsText(WaitLeft(lost, now)));
-}
-
-std::string Coordinator::WaitText(Instant now) const {
-  const std::vector<Rank> waited = WaitedFor();
-  if (!started_) {
-    return absl::StrCat("waiting for ", Ranks(waited),
-                        " to join and register, no limit");
-  }
-  std::vector<Rank> lost;
-  for (Rank rank : waited) {
-    if (!ranks_[rank].usable()) lost.push_back(rank);
-  }
-  if (!lost.empty()) return LostText(lost, now);
-  if (waited.empty()) return "waiting for the next step";
-  return absl::StrCat("waiting for ", Ranks(waited), ", gives up in ",
-                      SecondsText(WaitLeft(waited, now)));
-}
-
-StatusView Coordinator::Status(Instant now) const {
-  StatusView view{.run_id = options_.run_id,
-                  .epochs = options_.epochs,
-                  .samples = samples_,
-                  .samples_total = samples_total(),
-                  .policy = PolicyText(policy_),
-                  .learning_rate = learning_rate(),
-                  .train_loss = train_loss_,
-                  .workers_live = ranks_.live(),
-                  .workers_expected = ranks_.size(),
-                  .counters = counters_,
-                  .staleness = staleness_,
-                  .ended = ended_};
-  if (current_ != nullptr) view.version = current_->version;
-  if (round_.has_value()) view.attempt = round_->attempt;
-  view.data_epoch = cursor_.epoch();
-  if (last_evaluation_.has_value()) {
-    view.test = last_evaluation_->sums();
-  }
-  std::vector<Rank> lost;
-  for (const Worker& worker : ranks_.all()) {
-    if (worker.ever_registered && !worker.usable()) lost.push_back(worker.rank);
-    view.workers.push_back({.rank = worker.rank,
-                            .state = std::string(StateName(worker.state)),
-                            .incarnation = worker.incarnation,
-                            .description = worker.description,
-                            .batch_size = worker.batch_size,
-                            .sequence = worker.outstanding.has_value()
-                                            ? worker.outstanding->sequence
-                                            : Sequence(),
-                            .silent = now - worker.last_heard});
-  }
-  const bool waits =
-      !lost.empty() && options_.on_worker_loss == OnWorkerLoss::kWait;
-  if (ended_) {
-    view.state = absl::StrCat("over: ", end_reason_);
-  } else if (!started_ || (waits && sync())) {
-    view.state = WaitText(now);
-  } else if (collection_.has_value()) {
-    view.state =
-        absl::StrCat("collecting batch-norm moments, ", collection_->folded(),
-                     " of ", collection_->batches(), " batches");
-  } else {
-    view.state = absl::StrCat("training, ", ranks_.live(), " of ",
-                              ranks_.size(), " workers");
-    // The others go on meanwhile.
-    if (waits) absl::StrAppend(&view.state, "; ", LostText(lost, now));
-  }
-  return view;
 }
 
 }  // namespace cohort

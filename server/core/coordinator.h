@@ -20,6 +20,7 @@
 #include "server/core/effects.h"
 #include "server/core/evaluation.h"
 #include "server/core/moments_collection.h"
+#include "server/core/observation.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
 #include "server/core/policy/aggregation_policy.h"
@@ -30,6 +31,7 @@
 #include "server/core/rendezvous.h"
 #include "server/core/statistics_sets.h"
 #include "server/core/transaction.h"
+#include "server/core/views.h"
 
 namespace cohort {
 
@@ -60,41 +62,6 @@ struct RegisterAnswer {
   double loss_reference = 1;
 };
 
-// State in numbers and words, for people and tools.
-struct StatusView {
-  std::string run_id;
-  std::string state;
-  Version version;
-  Attempt attempt;
-  int64_t data_epoch = 0;
-  int64_t epochs = 0;
-  int64_t samples = 0;
-  // Samples of the whole run.
-  int64_t samples_total = 0;
-  std::string policy;
-  double learning_rate = 0;
-  std::optional<double> train_loss;
-  // Of the newest evaluation at an epoch's end, with the first kind of
-  // statistics.
-  std::optional<EvaluationSums> test;
-  int32_t workers_live = 0;
-  int32_t workers_expected = 0;
-  struct Worker {
-    Rank rank;
-    std::string state;
-    Incarnation incarnation;
-    std::string description;
-    int64_t batch_size = 0;
-    Sequence sequence;
-    absl::Duration silent;
-  };
-  std::vector<Worker> workers;
-  std::map<std::string, int64_t> counters;
-  // Of pushes that were decided one by one (bounded, async) by this process.
-  StalenessCounts staleness;
-  bool ended = false;
-};
-
 // A change of settings that was asked for.
 struct ChangeRequest {
   // Empty: whatever run this is.
@@ -120,17 +87,6 @@ struct CollectionAnswer {
   int64_t batches = 0;
 };
 
-// The policy in words and texts, for people and tools.
-struct PolicyView {
-  int64_t policy_epoch = 0;
-  std::string text;
-  SettingValues settings;
-  // The change under way, and whom it waits for.
-  SettingValues pending;
-  std::string pending_reason;
-  std::vector<PolicyRecord> history;
-};
-
 // The state machine of a run: events in, effects out. No gRPC, threads,
 // clock or files; time comes in as `now`, which never falls.
 //
@@ -153,7 +109,9 @@ class Coordinator {
   //   Aborted (that incarnation was replaced).
   absl::Status Join(SessionId session, const JoinRequest& request, Instant now,
                     Effects& out);
-  void Heartbeat(SessionId session, Instant now);
+  // `phases` empty: nothing new.
+  void Heartbeat(SessionId session, Instant now,
+                 const PhaseSeconds& phases = {});
   void Leave(SessionId session, const std::string& reason, Instant now,
              Effects& out);
   // The stream ended without Leave.
@@ -267,6 +225,9 @@ class Coordinator {
     std::optional<Transaction> transaction;
     // "rank 3: conv1.weight", of moments or gradients.
     std::optional<std::string> nonfinite;
+    // In order: who closed, and when.
+    std::vector<std::pair<Rank, Instant>> closed;
+    std::optional<Instant> first_fold;
   };
 
   // A complete asynchronous push on its way into the model.
@@ -276,6 +237,9 @@ class Coordinator {
     PushKey key;
     Push push;
     DataCursor::Piece piece;
+    // When it was complete.
+    Instant since;
+    std::vector<LayerDrift> drift;
   };
 
   // What was asked for and waits until nothing is in flight.
@@ -311,13 +275,6 @@ class Coordinator {
   void NotifyWaiting(Instant now, Effects& out);
   void End(RunOutcome outcome, const std::string& reason, Effects& out);
   bool TrainingDone() const;
-  // Ranks that hold the run up, and since when at the earliest.
-  std::vector<Rank> WaitedFor() const;
-  std::string WaitText(Instant now) const;
-  // Of a replacement, in words.
-  std::string LostText(const std::vector<Rank>& lost, Instant now) const;
-  absl::Duration WaitLeft(const std::vector<Rank>& ranks, Instant now) const;
-  std::vector<Rank> VacantRanks() const;
   int64_t samples_total() const;
   // Samples of a nominal global step: the batch sizes of all ranks.
   int64_t samples_reference() const;
@@ -337,6 +294,25 @@ class Coordinator {
   void Record(SettingValues changed, std::string text, Effects& out);
   std::vector<Rank> InFlight() const;
 
+  // coordinator_status.cc
+  // Ranks that hold the run up, and since when at the earliest.
+  std::vector<Rank> WaitedFor() const;
+  std::string WaitText(Instant now) const;
+  // Of a replacement, in words.
+  std::string LostText(const std::vector<Rank>& lost, Instant now) const;
+  absl::Duration WaitLeft(const std::vector<Rank>& ranks, Instant now) const;
+  std::vector<Rank> VacantRanks() const;
+  StatusView::Worker ViewOf(const Worker& worker, Instant now) const;
+  absl::string_view ActivityOf(const Worker& worker) const;
+  struct HoldUp {
+    // How long the one has been idle that has waited longest.
+    absl::Duration longest;
+    std::vector<Rank> by;
+  };
+  HoldUp HeldUp(Instant now) const;
+  // Sentence, phase and who is waited for.
+  void DescribeState(Instant now, StatusView& view) const;
+
   // coordinator_membership.cc
   absl::Status Rejoin(SessionId session, const JoinRequest& request,
                       Instant now, Effects& out);
@@ -346,8 +322,8 @@ class Coordinator {
   // A new life, or the same one after a broken stream, repeats what is
   // outstanding.
   void RepeatOutstanding(Worker& worker);
-  void Vacate(Worker& worker, const std::string& reason, Instant now,
-              Effects& out);
+  void Vacate(Worker& worker, VacancyReason why, const std::string& reason,
+              Instant now, Effects& out);
   void ReleaseOutstanding(Worker& worker, const std::string& reason,
                           Instant now, Effects& out);
   void GiveUpWaiting(Instant now, Effects& out);
@@ -373,12 +349,14 @@ class Coordinator {
   void AnswerRendezvous(const ReduceKey& key,
                         const RendezvousTable::Outcome& outcome, Instant now,
                         Effects& out);
-  void OpenTransaction(Effects& out);
-  void StartFoldIfReady(int32_t partition, Effects& out);
+  void OpenTransaction(Instant now, Effects& out);
+  void StartFoldIfReady(int32_t partition, Instant now, Effects& out);
   void TryCommit(Instant now, Effects& out);
   void CommitStep(Instant now, Effects& out);
   // What the round did, but for the numbers of the run as a whole.
   CommitRecord RecordOf(const Round& round) const;
+  // What the round was like, but for the drift.
+  CommitObservation ObservationOf(Round& round, Instant now) const;
   // By member: the push it has made.
   std::map<Rank, PushKey> EndAssignmentsOf(const Round& round);
   // Names a batch-norm layer that the members call unequally often.
@@ -433,7 +411,8 @@ class Coordinator {
   std::optional<std::string> NonfiniteMoments(Rank rank,
                                               const Push& push) const;
   std::string NonfiniteText(const NonfiniteGradient& where) const;
-  void AfterCommit(const CommitRecord& record, Effects& out);
+  void AfterCommit(const CommitRecord& record, CommitObservation observation,
+                   Effects& out);
   void Answer(Worker& worker, const PushKey& key, PushVerdict verdict,
               int32_t weights_partitions, Instant now, Effects& out);
   // Returns true if the run must stop.
@@ -441,6 +420,8 @@ class Coordinator {
 
   // coordinator_statistics.cc
   bool TracksStatistics() const;
+  // Notes what became of the moments of so many pushes.
+  void CountStatistics(int64_t StatisticsCounts::*what, int64_t pushes);
   // Keeps the policy's kinds from now on. Returns what becomes of those that
   // are new, to be appended to a sentence; empty if none is.
   std::string AdoptStatistics();
@@ -503,6 +484,8 @@ class Coordinator {
   std::optional<EvaluationRecord> last_evaluation_;
   std::map<std::string, int64_t> counters_;
   StalenessCounts staleness_;
+  std::map<VacancyReason, int64_t> vacancies_;
+  StatisticsCounts statistics_counts_;
   // By rank: how the last push ended, to answer its repetitions.
   std::vector<std::optional<Decided>> decided_;
 

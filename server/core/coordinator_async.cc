@@ -20,7 +20,8 @@ void Coordinator::EnqueueArrival(Worker& worker, Instant now, Effects& out) {
        .incarnation = worker.incarnation,
        .key = {.sequence = given.sequence, .attempt = given.attempt},
        .push = std::move(push->second),
-       .piece = piece->second});
+       .piece = piece->second,
+       .since = now});
   assembling_.erase(push);
   pieces_.erase(piece);
   worker.outstanding.reset();
@@ -138,6 +139,9 @@ void Coordinator::ApplyArrival(const Arrival& arrival,
                                const Transaction& transaction) {
   const std::vector<Rank> usable = ranks_.Usable();
   StatisticsSets statistics = *current_->statistics;
+  CountStatistics(judgement_.weight < 1 ? &StatisticsCounts::damped
+                                        : &StatisticsCounts::folded,
+                  1);
   statistics_.ApplyPush({.rank = arrival.rank,
                          .samples = arrival.push.opening().samples,
                          .weight = judgement_.weight,
@@ -167,7 +171,7 @@ void Coordinator::DropArrival(Instant now, Effects& out) {
 }
 
 void Coordinator::CommitArrival(Instant now, Effects& out) {
-  const Arrival arrival = *std::move(applying_);
+  Arrival arrival = *std::move(applying_);
   const Transaction transaction = *std::move(applying_transaction_);
   applying_.reset();
   applying_transaction_.reset();
@@ -183,7 +187,15 @@ void Coordinator::CommitArrival(Instant now, Effects& out) {
     verdict.reason = *nonfinite;
     ++counters_["pushes_rejected_nonfinite"];
   } else {
-    if (judgement_.weight < 1) verdict.verdict = Verdict::kDamped;
+    if (judgement_.weight < 1) {
+      verdict.verdict = Verdict::kDamped;
+      ++counters_["pushes_damped"];
+    }
+    if (current_->version.value() % kDriftEvery == 0) {
+      arrival.drift =
+          PushDrift(model_->layout.batch_norms, arrival.push.closing().moments,
+                    current_->statistics->front().layers);
+    }
     ApplyArrival(arrival, transaction);
   }
   EndArrival(arrival, &transaction, std::move(verdict), now, out);
@@ -206,6 +218,9 @@ void Coordinator::EndArrival(const Arrival& arrival,
                       .staleness_versions = verdict.staleness_versions,
                       .members = {arrival.rank},
                       .skipped = !applied};
+  if (transaction != nullptr) {
+    record.gradient_norm = transaction->gradient_norm();
+  }
   if (opening.loss_weight > 0) {
     record.loss = closing.loss_sum / opening.loss_weight;
   }
@@ -217,8 +232,12 @@ void Coordinator::EndArrival(const Arrival& arrival,
   record.samples = samples_;
   record.epoch_ended = cursor_.Finish(arrival.piece).has_value();
   ++ranks_[arrival.rank].assignments_finished;
+  if (!applied) CountStatistics(&StatisticsCounts::dropped, 1);
   ++staleness_[std::min(verdict.staleness_versions, kStalenessCountedMax)];
-  AfterCommit(record, out);
+  CommitObservation observation{.barrier_waits = {now - arrival.since},
+                                .aggregation = now - arrival.since,
+                                .drift = arrival.drift};
+  AfterCommit(record, std::move(observation), out);
   HoldReadVersions();
 
   const std::string reason = verdict.reason;

@@ -239,7 +239,7 @@ absl::Status Coordinator::Evict(Rank rank, const std::string& reason,
     out.push_back(effect::EndSession{.session = worker.session,
                                      .status = absl::AbortedError(why)});
   }
-  Vacate(worker, why, now, out);
+  Vacate(worker, VacancyReason::kAdmin, why, now, out);
   return absl::OkStatus();
 }
 

@@ -29,6 +29,8 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
   if (replaces && worker->fingerprint != request.fingerprint) {
     out.push_back(effect::Log{
         .severity = Severity::kWarning,
+        .worker =
+            WorkerLife{.rank = worker->rank, .incarnation = next_incarnation_},
         .text = absl::StrCat("rank ", worker->rank.value(),
                              ": the replacement differs (", request.fingerprint,
                              ", before ", worker->fingerprint,
@@ -50,6 +52,8 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
   RepeatOutstanding(*worker);
   Welcome(*worker, session, request, now, out);
   out.push_back(effect::Log{
+      .worker =
+          WorkerLife{.rank = worker->rank, .incarnation = worker->incarnation},
       .text = absl::StrCat("rank ", worker->rank.value(),
                            replaces ? ": a replacement" : "", " joined as ",
                            "incarnation ", worker->incarnation.value(), " (",
@@ -75,6 +79,8 @@ absl::Status Coordinator::Rejoin(SessionId session, const JoinRequest& request,
     RepeatOutstanding(worker);
     Welcome(worker, session, request, now, out);
     out.push_back(effect::Log{
+        .worker =
+            WorkerLife{.rank = worker.rank, .incarnation = worker.incarnation},
         .text = absl::StrCat("rank ", worker.rank.value(), " is back")});
     // Not only this worker may have waited for its return.
     Advance(now, out);
@@ -147,15 +153,20 @@ void Coordinator::RepeatOutstanding(Worker& worker) {
   worker.outstanding->version = current_->version;
 }
 
-void Coordinator::Heartbeat(SessionId session, Instant now) {
-  if (Worker* worker = ranks_.BySession(session)) worker->last_heard = now;
+void Coordinator::Heartbeat(SessionId session, Instant now,
+                            const PhaseSeconds& phases) {
+  Worker* worker = ranks_.BySession(session);
+  if (worker == nullptr) return;
+  worker->last_heard = now;
+  if (!phases.empty()) worker->phases = phases;
 }
 
 void Coordinator::Leave(SessionId session, const std::string& reason,
                         Instant now, Effects& out) {
   Worker* worker = ranks_.BySession(session);
   if (worker == nullptr) return;
-  Vacate(*worker, absl::StrCat("left: ", reason), now, out);
+  Vacate(*worker, VacancyReason::kLeft, absl::StrCat("left: ", reason), now,
+         out);
 }
 
 void Coordinator::SessionBroken(SessionId session, Instant now, Effects& out) {
@@ -165,23 +176,29 @@ void Coordinator::SessionBroken(SessionId session, Instant now, Effects& out) {
   if (ended_) return;
   out.push_back(effect::Log{
       .severity = Severity::kWarning,
+      .worker =
+          WorkerLife{.rank = worker->rank, .incarnation = worker->incarnation},
       .text = absl::StrCat("rank ", worker->rank.value(),
                            ": its stream broke; it is lost if it is not back "
                            "in ",
                            SecondsText(options_.reconnect_grace))});
 }
 
-void Coordinator::Vacate(Worker& worker, const std::string& reason, Instant now,
-                         Effects& out) {
+void Coordinator::Vacate(Worker& worker, VacancyReason why,
+                         const std::string& reason, Instant now, Effects& out) {
   ranks_.Transition(worker, Worker::State::kVacant, now);
   worker.lost_at = now;
   if (worker.registered || !worker.ever_registered) worker.missed_since = now;
   worker.registered = false;
   worker.waiting = false;
+  worker.phases.clear();
   if (ended_) return;
   ++counters_["workers_lost"];
+  ++vacancies_[why];
   out.push_back(effect::Log{
       .severity = Severity::kWarning,
+      .worker =
+          WorkerLife{.rank = worker.rank, .incarnation = worker.incarnation},
       .text = absl::StrCat(
           "rank ", worker.rank.value(), " is lost at version ",
           current_ == nullptr ? 0 : current_->version.value(), ": ", reason,
@@ -241,14 +258,14 @@ void Coordinator::Tick(Instant now, Effects& out) {
   for (Worker& worker : ranks_.all()) {
     if (worker.state == Worker::State::kReconnecting &&
         now - worker.lost_at >= options_.reconnect_grace) {
-      Vacate(worker, "its stream broke", now, out);
+      Vacate(worker, VacancyReason::kDisconnect, "its stream broke", now, out);
     } else if (worker.state == Worker::State::kLive &&
                now - worker.last_heard > options_.lease) {
       const std::string reason =
           absl::StrCat("silent for ", SecondsText(now - worker.last_heard));
       out.push_back(effect::EndSession{.session = worker.session,
                                        .status = absl::AbortedError(reason)});
-      Vacate(worker, reason, now, out);
+      Vacate(worker, VacancyReason::kLease, reason, now, out);
     }
   }
   if (ended_ || !started_) return;
@@ -308,7 +325,7 @@ void Coordinator::CheckStepDeadline(Instant now, Effects& out) {
         "no progress for ", SecondsText(now - worker.last_progress));
     out.push_back(effect::EndSession{.session = worker.session,
                                      .status = absl::AbortedError(reason)});
-    Vacate(worker, reason, now, out);
+    Vacate(worker, VacancyReason::kDeadline, reason, now, out);
     return;
   }
 }

@@ -37,6 +37,8 @@ void Coordinator::CountArrival(const Worker& worker, Push::Arrival arrival,
   ++counters_["replay_mismatches"];
   out.push_back(effect::Log{
       .severity = Severity::kWarning,
+      .worker =
+          WorkerLife{.rank = worker.rank, .incarnation = worker.incarnation},
       .text = absl::StrCat("rank ", worker.rank.value(),
                            " repeated a message with other content; the "
                            "first one counts")});
@@ -77,7 +79,7 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
   COHORT_RETURN_IF_ERROR(CheckOpening(*worker, opening));
   const Push::Arrival arrival = push->Open(opening);
   CountArrival(*worker, arrival, out);
-  if (arrival == Push::Arrival::kNew && sync()) OpenTransaction(out);
+  if (arrival == Push::Arrival::kNew && sync()) OpenTransaction(now, out);
   return absl::OkStatus();
 }
 
@@ -133,7 +135,7 @@ absl::Status Coordinator::Gradient(const Sender& sender, const PushKey& key,
   CountArrival(*worker, arrival, out);
   if (!sync()) return absl::OkStatus();
   if (arrival == Push::Arrival::kNew) {
-    StartFoldIfReady(partition, out);
+    StartFoldIfReady(partition, now, out);
     TakePush(*worker, now, out);
   } else if (round_->transaction.has_value()) {
     const std::optional<FoldResult>& result =
@@ -215,6 +217,9 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   const Push::Arrival arrival = push->Close(std::move(closing));
   CountArrival(*worker, arrival, out);
   if (sync()) {
+    if (arrival == Push::Arrival::kNew) {
+      round_->closed.emplace_back(worker->rank, now);
+    }
     TakePush(*worker, now, out);
   } else if (push->Complete(trainable_partitions_)) {
     EnqueueArrival(*worker, now, out);
@@ -313,10 +318,12 @@ std::string Coordinator::NonfiniteText(const NonfiniteGradient& where) const {
   return absl::StrCat("sum of the gradients of ", name, " overflows");
 }
 
-void Coordinator::AfterCommit(const CommitRecord& record, Effects& out) {
+void Coordinator::AfterCommit(const CommitRecord& record,
+                              CommitObservation observation, Effects& out) {
   if (!record.skipped && record.loss_weight > 0) train_loss_ = record.loss;
   if (record.epoch_ended) EvaluateEpoch(record.data_epoch + 1);
-  out.push_back(effect::Committed{.record = record});
+  out.push_back(effect::Committed{.record = record,
+                                  .observation = std::move(observation)});
   if (options_.checkpoint_every > 0 &&
       current_->version.value() % options_.checkpoint_every == 0) {
     absl::StatusOr<RunState> state = State();
@@ -330,6 +337,7 @@ void Coordinator::Answer(Worker& worker, const PushKey& key,
                          Instant now, Effects& out) {
   decided_[static_cast<size_t>(worker.rank.value())] = {.key = key,
                                                         .verdict = verdict};
+  if (!verdict.duplicate) ++worker.pushes;
   if (!worker.usable()) return;
   verdict.next = NextFor(worker, now);
   if (std::exchange(worker.returned, false)) {
@@ -401,7 +409,7 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
   COHORT_RETURN_IF_ERROR(CheckReduce(*worker, key, moments));
   const bool finite = IsFinite(moments);
   const RendezvousTable::Outcome outcome =
-      round_->rendezvous.Contribute(key, worker->rank, std::move(moments));
+      round_->rendezvous.Contribute(key, worker->rank, std::move(moments), now);
   if (outcome.repeated) {
     CountArrival(
         *worker,

@@ -39,6 +39,16 @@ bool Coordinator::TracksStatistics() const {
                      [](const auto& layer) { return layer.track_statistics; });
 }
 
+void Coordinator::CountStatistics(int64_t StatisticsCounts::*what,
+                                  int64_t pushes) {
+  // Precise statistics are collected after training, not from pushes.
+  const std::vector<StatisticsKind>& kinds = policy_.statistics;
+  const bool from_pushes = std::any_of(
+      kinds.begin(), kinds.end(),
+      [](StatisticsKind kind) { return kind != StatisticsKind::kAfter; });
+  if (from_pushes && TracksStatistics()) statistics_counts_.*what += pushes;
+}
+
 std::string Coordinator::AdoptStatistics() {
   const StatisticsSets& held = *current_->statistics;
   const std::vector<StatisticsKind> anew = NotHeld(held, policy_.statistics);

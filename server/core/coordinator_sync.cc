@@ -90,7 +90,7 @@ void Coordinator::FixMembers(const std::vector<Rank>& members, Instant now,
     }
   }
   round_->fixed = true;
-  for (const auto& [key, outcome] : round_->rendezvous.Fix(members)) {
+  for (const auto& [key, outcome] : round_->rendezvous.Fix(members, now)) {
     AnswerRendezvous({.step = round_->step,
                       .attempt = round_->attempt,
                       .layer = key.layer,
@@ -98,7 +98,7 @@ void Coordinator::FixMembers(const std::vector<Rank>& members, Instant now,
                       .phase = key.phase},
                      outcome, now, out);
   }
-  OpenTransaction(out);
+  OpenTransaction(now, out);
 }
 
 void Coordinator::DropFromStep(Rank rank, Instant now, Effects& out) {
@@ -124,6 +124,7 @@ void Coordinator::DropFromStep(Rank rank, Instant now, Effects& out) {
                     .attempt = worker.outstanding->attempt};
   worker.outstanding.reset();
   ++counters_["pushes_dropped"];
+  CountStatistics(&StatisticsCounts::dropped, 1);
   // What it may still be computing is of no use any more.
   if (worker.usable()) {
     out.push_back(effect::StepAborted{.session = worker.session,
@@ -194,7 +195,7 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
   NotifyWaiting(now, out);
 }
 
-void Coordinator::OpenTransaction(Effects& out) {
+void Coordinator::OpenTransaction(Instant now, Effects& out) {
   if (!round_->fixed) return;
   double loss_weight = 0;
   for (const auto& [rank, push] : round_->pushes) {
@@ -204,11 +205,12 @@ void Coordinator::OpenTransaction(Effects& out) {
   round_->transaction = NewTransaction(
       {.learning_rate = learning_rate(), .loss_weight = loss_weight});
   for (size_t p = 0; p < model_->partitions.size(); ++p) {
-    StartFoldIfReady(static_cast<int32_t>(p), out);
+    StartFoldIfReady(static_cast<int32_t>(p), now, out);
   }
 }
 
-void Coordinator::StartFoldIfReady(int32_t partition, Effects& out) {
+void Coordinator::StartFoldIfReady(int32_t partition, Instant now,
+                                   Effects& out) {
   if (!round_->transaction.has_value()) return;
   if (round_->transaction->Started(partition)) return;
   // std::map: ascending ranks.
@@ -217,6 +219,7 @@ void Coordinator::StartFoldIfReady(int32_t partition, Effects& out) {
     if (!push.Has(partition)) return;
     pushes.emplace_back(rank, &push);
   }
+  if (!round_->first_fold.has_value()) round_->first_fold = now;
   out.push_back(
       effect::Fold{.job = round_->transaction->Fold(partition, pushes)});
 }
@@ -291,6 +294,7 @@ CommitRecord Coordinator::RecordOf(const Round& round) const {
                       .data_epoch = round.cut.epoch,
                       .learning_rate = round.transaction->learning_rate(),
                       .members = round.members,
+                      .gradient_norm = round.transaction->gradient_norm(),
                       .skipped = round.nonfinite.has_value()};
   int64_t correct = 0;
   for (const auto& [rank, push] : round.pushes) {
@@ -306,6 +310,21 @@ CommitRecord Coordinator::RecordOf(const Round& round) const {
         static_cast<double>(correct) / static_cast<double>(record.labels);
   }
   return record;
+}
+
+CommitObservation Coordinator::ObservationOf(Round& round, Instant now) const {
+  CommitObservation seen;
+  for (const auto& [rank, closed] : round.closed) {
+    if (round.pushes.contains(rank)) {
+      seen.barrier_waits.push_back(now - closed);
+      seen.last_arrival = rank;
+    }
+  }
+  if (round.members.size() < 2) seen.last_arrival.reset();
+  if (round.first_fold.has_value()) seen.aggregation = now - *round.first_fold;
+  seen.forward = std::move(round.rendezvous.observed(ReducePhase::kForward));
+  seen.backward = std::move(round.rendezvous.observed(ReducePhase::kBackward));
+  return seen;
 }
 
 std::map<Rank, PushKey> Coordinator::EndAssignmentsOf(const Round& round) {
@@ -330,11 +349,16 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
       round_->transaction->nonfinite();
   if (bad.has_value()) round_->nonfinite = NonfiniteText(*bad);
   const bool skipped = round_->nonfinite.has_value();
+  std::vector<LayerDrift> drift;
   StatisticsSets statistics = *current_->statistics;
   if (skipped) {
     current_ = Successor(*current_, std::move(statistics));
   } else {
-    statistics_.ApplyStep(StepMoments(), samples_reference(), statistics);
+    const std::vector<RankMoments> moments = StepMoments();
+    if (current_->version.value() % kDriftEvery == 0) {
+      drift = StepDrift(model_->layout.batch_norms, moments);
+    }
+    statistics_.ApplyStep(moments, samples_reference(), statistics);
     current_ = round_->transaction->Next(std::move(statistics));
   }
   Round round = *std::move(round_);
@@ -347,10 +371,15 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
   record.samples = samples_;
   record.epoch_ended = cursor_.Take(round.cut);
   const std::map<Rank, PushKey> keys = EndAssignmentsOf(round);
-  AfterCommit(record, out);
+  CommitObservation observation = ObservationOf(round, now);
+  observation.drift = std::move(drift);
+  AfterCommit(record, std::move(observation), out);
 
   counters_[skipped ? "pushes_skipped" : "pushes_applied"] +=
       static_cast<int64_t>(keys.size());
+  CountStatistics(
+      skipped ? &StatisticsCounts::dropped : &StatisticsCounts::folded,
+      static_cast<int64_t>(keys.size()));
   const bool stop = skipped && CountNonfinite(*round.nonfinite, out);
   if (!skipped) nonfinite_in_row_ = 0;
   next_attempt_ = Attempt(0);

@@ -13,6 +13,7 @@
 #include "common/ids.h"
 #include "common/measures.h"
 #include "common/model_layout.h"
+#include "server/core/observation.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/settings.h"
 #include "server/core/statistics_sets.h"
@@ -100,6 +101,9 @@ struct CommitRecord {
   double learning_rate = 0;
   int64_t staleness_versions = 0;
   std::vector<Rank> members;
+  // Of the mean gradient before it was clipped; absent where no norm was
+  // needed.
+  std::optional<double> gradient_norm;
   bool skipped = false;
   bool epoch_ended = false;
 };
@@ -138,6 +142,11 @@ enum class RunOutcome {
   kNonfinite,
   // The workers' models disagree within a step.
   kModelMismatch,
+};
+
+struct WorkerLife {
+  Rank rank;
+  Incarnation incarnation;
 };
 
 enum class Severity { kInfo, kWarning, kError };
@@ -204,6 +213,7 @@ struct Fold {
 };
 struct Committed {
   CommitRecord record;
+  CommitObservation observation;
 };
 struct PolicyChanged {
   PolicyRecord record;
@@ -216,6 +226,8 @@ struct WriteCheckpoint {
 };
 struct Log {
   Severity severity = Severity::kInfo;
+  // Whom it is about, if it is one worker.
+  std::optional<WorkerLife> worker;
   std::string text;
 };
 // The run is over; workers have been told.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,9 @@
 #include "server/core/moments_collection.h"
 
 namespace cohort {
+
+// Mean seconds of a step by phase, for people.
+using PhaseSeconds = std::map<std::string, double>;
 
 // One rank of the cohort, over all lives of its process.
 struct Worker {
@@ -42,6 +46,8 @@ struct Worker {
   // It has once taken part, and under `wait` is waited for.
   bool ever_registered = false;
   int64_t batch_size = 0;
+  // Of its present life, as it told last.
+  PhaseSeconds phases;
   std::string fingerprint;
   std::string description;
 
@@ -59,6 +65,9 @@ struct Worker {
 
   // Bounded: assignments ended since the last change of policy.
   int64_t assignments_finished = 0;
+
+  // Pushes that were decided.
+  int64_t pushes = 0;
 
   bool usable() const { return state == State::kLive && registered; }
 };

@@ -72,13 +72,14 @@ bool RendezvousTable::IsFull(const Entry& entry, size_t group) const {
 }
 
 RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
-                                                     Rank rank,
-                                                     Moments moments) {
+                                                     Rank rank, Moments moments,
+                                                     Instant now) {
   Entry& entry = entries_[Place{key.layer, key.call, key.phase}];
   if (entry.contributions.empty()) {
     entry.key = key;
     entry.contributions.resize(members_.size());
     entry.waiting.resize(members_.size());
+    entry.since.resize(members_.size());
     entry.present.resize(GroupCount());
     entry.results.resize(GroupCount());
   }
@@ -91,19 +92,36 @@ RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
     outcome.mismatch = !SameBits(*slot, moments);
     outcome.result = entry.results[group];
     entry.waiting[at] = outcome.result == nullptr;
+    if (outcome.result == nullptr) entry.since[at] = now;
     if (outcome.result != nullptr) outcome.answer.push_back(rank);
     return outcome;
   }
   slot = std::move(moments);
   entry.waiting[at] = true;
+  entry.since[at] = now;
   ++entry.present[group];
-  if (options_.fixed && IsFull(entry, group)) Complete(entry, group, outcome);
+  if (options_.fixed && IsFull(entry, group)) {
+    Complete(entry, group, now, outcome);
+  }
   return outcome;
 }
 
-void RendezvousTable::Complete(Entry& entry, size_t group,
-                               Outcome& outcome) const {
+void RendezvousTable::Observe(const Entry& entry, Range range, Instant now) {
+  RendezvousWaits& seen = observed(entry.key.phase);
+  size_t last = range.begin;
+  for (size_t i = range.begin; i < range.end; ++i) {
+    // A life that was lost has waited for nothing.
+    if (entry.waiting[i]) seen.waits.push_back(now - entry.since[i]);
+    if (entry.since[i] >= entry.since[last]) last = i;
+  }
+  // Alone nobody is waited for.
+  if (range.end - range.begin > 1) seen.last.push_back(members_[last]);
+}
+
+void RendezvousTable::Complete(Entry& entry, size_t group, Instant now,
+                               Outcome& outcome) {
   const Range range = RangeOf(group);
+  Observe(entry, range, now);
   std::vector<const Moments*> parts;
   for (size_t i = range.begin; i < range.end; ++i) {
     parts.push_back(&*entry.contributions[i]);
@@ -120,7 +138,7 @@ void RendezvousTable::Complete(Entry& entry, size_t group,
 }
 
 std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
-    const std::vector<Rank>& members) {
+    const std::vector<Rank>& members, Instant now) {
   std::map<Place, Entry> open = std::exchange(entries_, {});
   const std::vector<Rank> candidates = std::exchange(members_, members);
   options_.fixed = true;
@@ -137,6 +155,7 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
       if (before.contributions[i].has_value()) ++kept.present[group];
       kept.contributions.push_back(std::move(before.contributions[i]));
       kept.waiting.push_back(before.waiting[i]);
+      kept.since.push_back(before.since[i]);
     }
     COHORT_CHECK(kept.contributions.size() == members_.size(),
                  "a member was no candidate");
@@ -148,7 +167,7 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
     for (size_t group = 0; group < GroupCount(); ++group) {
       if (!IsFull(entry, group)) continue;
       completed.push_back({.key = entry.key});
-      Complete(entry, group, completed.back().outcome);
+      Complete(entry, group, now, completed.back().outcome);
     }
   }
   return completed;

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "common/assignment.h"
+#include "common/clock.h"
 #include "common/ids.h"
+#include "server/core/observation.h"
 
 namespace cohort {
 
@@ -50,7 +52,9 @@ class RendezvousTable {
   // Contributes for `rank`, which must be a member, to the rendezvous of
   // (key.layer, key.call, key.phase). Channel counts must agree: the caller
   // has checked them against the layout.
-  Outcome Contribute(const ReduceKey& key, Rank rank, Moments moments);
+  // `now` only for what is observed.
+  Outcome Contribute(const ReduceKey& key, Rank rank, Moments moments,
+                     Instant now = Instant());
 
   struct Completed {
     ReduceKey key;
@@ -58,7 +62,8 @@ class RendezvousTable {
   };
   // From now on `members`, in rank order, are whom every rendezvous waits
   // for; what others contributed is forgotten. Returns what is complete now.
-  std::vector<Completed> Fix(const std::vector<Rank>& members);
+  std::vector<Completed> Fix(const std::vector<Rank>& members,
+                             Instant now = Instant());
 
   // True if `rank` waits for the others in some rendezvous.
   bool Waits(Rank rank) const;
@@ -86,12 +91,19 @@ class RendezvousTable {
   // Local forward moments of `rank`, ascending by (layer, call).
   std::vector<CallMoments> ForwardOf(Rank rank) const;
 
+  // Of the rendezvous that are complete, in order of completion.
+  RendezvousWaits& observed(ReducePhase phase) {
+    return phase == ReducePhase::kForward ? forward_ : backward_;
+  }
+
  private:
   struct Entry {
     ReduceKey key;
     // By position in members_.
     std::vector<std::optional<Moments>> contributions;
     std::vector<bool> waiting;
+    // When they came; a replacement comes anew.
+    std::vector<Instant> since;
     // By group.
     std::vector<int32_t> present;
     std::vector<std::shared_ptr<const Moments>> results;
@@ -110,11 +122,14 @@ class RendezvousTable {
   Range RangeOf(size_t group) const;
   bool IsFull(const Entry& entry, size_t group) const;
   // Nobody of the group is missing any more.
-  void Complete(Entry& entry, size_t group, Outcome& outcome) const;
+  void Complete(Entry& entry, size_t group, Instant now, Outcome& outcome);
+  void Observe(const Entry& entry, Range range, Instant now);
 
   std::vector<Rank> members_;
   Options options_;
   std::map<Place, Entry> entries_;
+  RendezvousWaits forward_;
+  RendezvousWaits backward_;
 };
 
 // True if every number is finite.

@@ -116,6 +116,11 @@ absl::StatusOr<v1::CollectStatisticsReply> AdminClient::CollectStatistics() {
                                           v1::CollectStatisticsRequest());
 }
 
+absl::StatusOr<v1::SetLogLevelReply> AdminClient::SetLogLevel(
+    const v1::SetLogLevelRequest& request) {
+  return Call<v1::SetLogLevelReply>(&v1::Admin::Stub::SetLogLevel, request);
+}
+
 absl::StatusOr<v1::ExportReply> AdminClient::Export() {
   return Call<v1::ExportReply>(&v1::Admin::Stub::Export, v1::ExportRequest());
 }

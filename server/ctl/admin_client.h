@@ -33,6 +33,8 @@ class AdminClient {
   absl::StatusOr<v1::CheckpointReply> Checkpoint();
   absl::StatusOr<v1::ExportReply> Export();
   absl::StatusOr<v1::CollectStatisticsReply> CollectStatistics();
+  absl::StatusOr<v1::SetLogLevelReply> SetLogLevel(
+      const v1::SetLogLevelRequest& request);
 
  private:
   struct Connection;

@@ -47,14 +47,20 @@ absl::Status UnknownVerb(absl::Span<const std::string> words) {
       absl::StrCat(text, "\n`cohortctl help` lists all verbs"));
 }
 
-absl::StatusOr<const Verb*> FindVerb(absl::Span<const std::string> words) {
+// `words` loses those that name the verb.
+absl::StatusOr<const Verb*> FindVerb(absl::Span<const std::string>& words) {
   const std::string name = absl::StrJoin(words, " ");
   for (const Verb& verb : Verbs()) {
-    if (verb.name == name) return &verb;
-  }
-  // A verb with words behind it: positions mean nothing here.
-  for (const Verb& verb : Verbs()) {
-    if (!absl::StartsWith(name, absl::StrCat(verb.name, " "))) continue;
+    if (verb.name != name &&
+        !absl::StartsWith(name, absl::StrCat(verb.name, " "))) {
+      continue;
+    }
+    if (verb.name == name || !verb.words.empty()) {
+      words.remove_prefix(1 + static_cast<size_t>(std::count(
+                                  verb.name.begin(), verb.name.end(), ' ')));
+      return &verb;
+    }
+    // Of this one positions mean nothing.
     return absl::NotFoundError(absl::StrCat(
         "got '", words.back(), "' after '", verb.name,
         "', want only flags\n`cohortctl help ", verb.name, "` lists them"));
@@ -103,7 +109,8 @@ absl::StatusOr<absl::Duration> Timeout(const Arguments& arguments) {
       "--timeout: got '", *text, "', want a duration such as 30s or 5m"));
 }
 
-absl::Status RunVerb(const Verb& verb, const Arguments& arguments, CtlIo& io) {
+absl::Status RunVerb(const Verb& verb, const Arguments& arguments,
+                     absl::Span<const std::string> words, CtlIo& io) {
   std::map<std::string, std::string> settings;
   COHORT_RETURN_IF_ERROR(SortFlags(verb, arguments, settings));
   COHORT_ASSIGN_OR_RETURN(const absl::Duration timeout, Timeout(arguments));
@@ -111,6 +118,7 @@ absl::Status RunVerb(const Verb& verb, const Arguments& arguments, CtlIo& io) {
       arguments.Value("server").value_or(std::string(kServerDefault)), timeout);
   Context context{.server = server,
                   .arguments = arguments,
+                  .words = words,
                   .settings = std::move(settings),
                   .timeout = timeout,
                   .json = arguments.Has("json"),
@@ -169,13 +177,14 @@ ExitCode RunCtl(absl::Span<const std::string> arguments, CtlIo& io) {
                     "lists all verbs"),
                 io);
   }
-  const absl::StatusOr<const Verb*> verb = FindVerb(words);
+  absl::Span<const std::string> operands = words;
+  const absl::StatusOr<const Verb*> verb = FindVerb(operands);
   if (!verb.ok()) return Fail(kExitUsage, verb.status(), io);
   if (help) {
     io.out << VerbHelp(**verb) << std::flush;
     return kExitOk;
   }
-  const absl::Status status = RunVerb(**verb, *read, io);
+  const absl::Status status = RunVerb(**verb, *read, operands, io);
   io.out << std::flush;
   if (status.ok()) return kExitOk;
   return Fail(ExitCodeForVerb(status), status, io);

@@ -62,8 +62,9 @@ std::string FullHelp() {
 }
 
 std::string VerbHelp(const Verb& verb) {
-  std::string text = absl::StrCat("cohortctl ", verb.name, ": ", verb.summary,
-                                  "\n\nExamples:\n");
+  std::string text =
+      absl::StrCat("cohortctl ", verb.name, verb.words.empty() ? "" : " ",
+                   verb.words, ": ", verb.summary, "\n\nExamples:\n");
   for (absl::string_view example : verb.examples) {
     absl::StrAppend(&text, "  ", example, "\n");
   }

@@ -113,6 +113,15 @@ Json ClassIouToJson(const v1::Status& status) {
   return classes;
 }
 
+Json PhasesToJson(const v1::WorkerStatus& worker) {
+  Json phases = Json::object();
+  for (const auto& [name, seconds] : std::map<std::string, double>(
+           worker.phase_seconds().begin(), worker.phase_seconds().end())) {
+    phases[name] = seconds;
+  }
+  return phases;
+}
+
 Json WorkersToJson(const v1::Status& status) {
   Json workers = Json::array();
   for (const v1::WorkerStatus& w : status.workers()) {
@@ -123,7 +132,8 @@ Json WorkersToJson(const v1::Status& status) {
          {"description", w.description()},
          {"batch_size", w.batch_size()},
          {"sequence", w.sequence()},
-         {"silent_ms", w.incarnation() == 0 ? Json() : Json(w.silent_ms())}});
+         {"silent_ms", w.incarnation() == 0 ? Json() : Json(w.silent_ms())},
+         {"phase_seconds", PhasesToJson(w)}});
   }
   return workers;
 }

@@ -34,6 +34,8 @@ struct CtlIo {
 struct Context {
   AdminClient& server;
   const Arguments& arguments;
+  // Those behind the verb's name.
+  absl::Span<const std::string> words;
   // Flags that are neither cohortctl's nor the verb's, of a verb that takes
   // settings.
   std::map<std::string, std::string> settings;
@@ -47,6 +49,9 @@ struct Verb {
   // "status", or noun and verb: "policy set".
   absl::string_view name;
   absl::string_view summary;
+  // What stands in the help for words behind the name, such as "FILE...";
+  // empty: there may be none.
+  absl::string_view words = {};
   std::vector<FlagSpec> flags;
   // Any other flag is the name of a setting.
   bool takes_settings = false;
@@ -71,6 +76,8 @@ absl::Status RunDrain(Context& context);
 absl::Status RunCheckpointSave(Context& context);
 absl::Status RunExport(Context& context);
 absl::Status RunStatisticsCollect(Context& context);
+absl::Status RunLogLevel(Context& context);
+absl::Status RunTraceMerge(Context& context);
 
 // `status` with what to do next on a line of its own, if it is `code`.
 absl::Status WithNext(const absl::Status& status, absl::StatusCode code,

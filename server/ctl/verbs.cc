@@ -82,7 +82,21 @@ absl::Span<const Verb> Verbs() {
       {.name = "export",
        .summary = "writes model.safetensors into the server's results_dir",
        .examples = {"cohortctl export"},
-       .run = &RunExport}};
+       .run = &RunExport},
+      {.name = "log level",
+       .summary = "tells or changes which lines the server logs",
+       .words = "[debug|info|warning|error]",
+       .examples = {"cohortctl log level", "cohortctl log level debug"},
+       .run = &RunLogLevel},
+      {.name = "trace merge",
+       .summary = "puts the timelines of all processes on one clock",
+       .words = "FILE...",
+       .flags = {{.name = "out",
+                  .value = "FILE",
+                  .help = "gets the merged timeline (default trace.json)"}},
+       .examples = {"cohortctl trace merge server.json worker0.json "
+                    "worker1.json --out=run.json"},
+       .run = &RunTraceMerge}};
   return verbs;
 }
 

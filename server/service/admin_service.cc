@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cohort/v1/admin.grpc.pb.h"
+#include "common/log/log.h"
 #include "common/measures.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
@@ -114,6 +115,8 @@ v1::Status ToProto(const StatusView& view, double samples_per_second) {
     to->set_batch_size(worker.batch_size);
     to->set_sequence(worker.sequence.value());
     to->set_silent_ms(absl::ToInt64Milliseconds(worker.silent));
+    to->mutable_phase_seconds()->insert(worker.phases.begin(),
+                                        worker.phases.end());
   }
   proto.mutable_staleness()->insert(view.staleness.begin(),
                                     view.staleness.end());
@@ -261,6 +264,33 @@ class AdminService final : public v1::Admin::CallbackService {
         shard_.Evict(request->run_id(), Rank(request->rank()), reason);
     if (version.ok()) reply->set_version(version->value());
     return Finish(context, version.status());
+  }
+
+  grpc::ServerUnaryReactor* SetLogLevel(grpc::CallbackServerContext* context,
+                                        const v1::SetLogLevelRequest* request,
+                                        v1::SetLogLevelReply* reply) override {
+    const LogLevel before = CurrentLogLevel();
+    LogLevel after = before;
+    if (!request->level().empty()) {
+      const absl::StatusOr<LogLevel> wanted = ParseLogLevel(request->level());
+      if (!wanted.ok()) {
+        return Finish(context, absl::InvalidArgumentError(absl::StrCat(
+                                   "log level: ", wanted.status().message())));
+      }
+      after = *wanted;
+    }
+    if (after != before) {
+      const std::string change =
+          absl::StrCat("log level ", LogLevelName(before), " -> ",
+                       LogLevelName(after), ", as an operator asked");
+      // Told at a level that both let through, and before fewer do.
+      cohort::SetLogLevel(std::min(before, after));
+      Log(std::max(LogLevel::kInfo, std::min(before, after)), change);
+      cohort::SetLogLevel(after);
+    }
+    reply->set_level(std::string(LogLevelName(after)));
+    reply->set_previous(std::string(LogLevelName(before)));
+    return Finish(context, absl::OkStatus());
   }
 
  private:

@@ -1,13 +1,17 @@
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "cohort/v1/membership.grpc.pb.h"
 #include "common/status_macros.h"
+#include "common/step_phase.h"
 #include "common/wire/convert.h"
 #include "common/wire/status.h"
 #include "server/service/queued_writes.h"
@@ -42,6 +46,25 @@ absl::StatusOr<JoinRequest> FromProto(const v1::Join& proto) {
                       .description = proto.description()};
   if (proto.has_rank()) request.rank = Rank(proto.rank());
   return request;
+}
+
+// Only names that are known: they come from a stranger and end up on people's
+// screens.
+absl::StatusOr<PhaseSeconds> PhasesFrom(const v1::Heartbeat& heartbeat) {
+  PhaseSeconds phases;
+  for (const auto& [name, seconds] : heartbeat.phase_seconds()) {
+    const auto known = std::find(kStepPhaseNames.begin(), kStepPhaseNames.end(),
+                                 absl::string_view(name));
+    // Of a later release.
+    if (known == kStepPhaseNames.end()) continue;
+    if (!std::isfinite(seconds) || seconds < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("heartbeat.phase_seconds.", name, ": got ", seconds,
+                       ", want a finite number of at least 0"));
+    }
+    phases[name] = seconds;
+  }
+  return phases;
 }
 
 class SessionReactor final
@@ -103,8 +126,7 @@ class SessionReactor final
         return OnJoin(request.join());
       case v1::SessionRequest::kHeartbeat:
         if (!joined_) return NotJoined("a heartbeat");
-        shard_.Heartbeat(id_);
-        return absl::OkStatus();
+        return OnHeartbeat(request.heartbeat());
       case v1::SessionRequest::kLeave:
         if (!joined_) return NotJoined("a leave");
         left_ = true;
@@ -135,6 +157,18 @@ class SessionReactor final
     COHORT_ASSIGN_OR_RETURN(JoinRequest request, FromProto(join));
     COHORT_RETURN_IF_ERROR(shard_.Join(id_, request));
     joined_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status OnHeartbeat(const v1::Heartbeat& heartbeat) {
+    COHORT_ASSIGN_OR_RETURN(const PhaseSeconds phases, PhasesFrom(heartbeat));
+    shard_.Heartbeat(id_, phases);
+    if (heartbeat.sent_unix_us() == 0) return absl::OkStatus();
+    v1::SessionReply reply;
+    v1::HeartbeatEcho* echo = reply.mutable_heartbeat_echo();
+    echo->set_sent_unix_us(heartbeat.sent_unix_us());
+    echo->set_server_unix_us(absl::ToUnixMicros(absl::Now()));
+    Send(std::move(reply));
     return absl::OkStatus();
   }
 

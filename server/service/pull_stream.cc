@@ -46,6 +46,8 @@ class PullReactor final
   void Start(const grpc::ByteBuffer& request) {
     Begin();
     const absl::Status status = Prepare(request);
+    ServiceCounters& counters = shard_.counters();
+    ServiceCounters::Add(status.ok() ? counters.pulls : counters.pulls_refused);
     if (!status.ok()) End(status);
   }
 
@@ -60,7 +62,9 @@ class PullReactor final
     reply.set_partition(static_cast<int32_t>(partition));
     reply.set_encoding(v1::ENCODING_FLOAT32);
     reply.set_xxh3(snapshot_->checksums[partition]);
-    Send(EncodeFramed(reply, RopeOf(snapshot_->weights[partition])));
+    const ByteRope weights = RopeOf(snapshot_->weights[partition]);
+    ServiceCounters::Add(shard_.counters().pull_bytes, weights.size_bytes());
+    Send(EncodeFramed(reply, weights));
   }
 
  private:

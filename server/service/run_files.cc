@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "server/checkpoint/model_tensors.h"
@@ -52,6 +53,10 @@ absl::Status RunFiles::Prepare() {
         MakeDirectories("results_dir", options_.results_dir));
   }
   if (!keeps_checkpoints()) return absl::OkStatus();
+  {
+    MutexLock lock(mu_);
+    figures_.enabled = true;
+  }
   COHORT_RETURN_IF_ERROR(
       MakeDirectories("checkpoint_dir", options_.checkpoint_dir));
   COHORT_ASSIGN_OR_RETURN(lock_, StateLock::Acquire(options_.checkpoint_dir));
@@ -67,6 +72,7 @@ absl::Status RunFiles::Prepare() {
 
 absl::Status RunFiles::Restore() {
   std::vector<std::string> problems;
+  const Instant begin = clock_.Now();
   absl::StatusOr<std::optional<Checkpoint>> newest =
       LoadNewestCheckpoint(files_, options_.checkpoint_dir, problems);
   for (const std::string& problem : problems) {
@@ -74,9 +80,16 @@ absl::Status RunFiles::Restore() {
   }
   COHORT_RETURN_IF_ERROR(newest.status());
   restored_ = *std::move(newest);
+  const absl::Duration took = clock_.Now() - begin;
+  const int64_t bytes = NewestCheckpointBytes(files_, options_.checkpoint_dir);
   if (restored_.has_value()) {
     MutexLock lock(mu_);
+    figures_.damaged_skipped = static_cast<int64_t>(problems.size());
     last_written_ = WrittenOf(restored_->state);
+    figures_.restored = 1;
+    figures_.restore_seconds = absl::ToDoubleSeconds(took);
+    figures_.version = restored_->state.snapshot->version.value();
+    figures_.size_bytes = bytes;
     return absl::OkStatus();
   }
   Log(LogLevel::kInfo,
@@ -88,12 +101,19 @@ absl::Status RunFiles::Restore() {
 void RunFiles::BeginRun(const RunIdentity& identity) {
   if (!keeps_checkpoints()) return;
   writer_ = std::make_unique<CheckpointWriter>(files_, options_.checkpoint_dir,
-                                               kCheckpointsKept, identity);
+                                               kCheckpointsKept, identity,
+                                               options_.timeline);
 }
 
-void RunFiles::OnWritten(const Written& written, const absl::Status& status) {
+void RunFiles::OnWritten(const Written& written, Instant begin,
+                         const absl::Status& status) {
   const Version version = written.version;
   if (!status.ok()) {
+    {
+      MutexLock lock(mu_);
+      ++(absl::IsResourceExhausted(status) ? figures_.failed_disk_full
+                                           : figures_.failed_io);
+    }
     Log(LogLevel::kError,
         absl::StrCat("checkpoint of version ", version.value(),
                      " failed, and no more are written: ", status.message()));
@@ -101,17 +121,28 @@ void RunFiles::OnWritten(const Written& written, const absl::Status& status) {
   }
   Log(LogLevel::kInfo,
       absl::StrCat("checkpoint of version ", version.value(), " is safe"));
+  const int64_t bytes = NewestCheckpointBytes(files_, options_.checkpoint_dir);
   MutexLock lock(mu_);
   last_written_ = written;
+  ++figures_.written;
+  figures_.size_bytes = bytes;
+  figures_.version = version.value();
+  figures_.duration_seconds.Add(absl::ToDoubleSeconds(clock_.Now() - begin));
+  figures_.written_at = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+}
+
+CheckpointFigures RunFiles::figures() const {
+  MutexLock lock(mu_);
+  return figures_;
 }
 
 void RunFiles::OfferCheckpoint(RunState state) {
   if (writer_ == nullptr) return;
   const Written offered = WrittenOf(state);
   const absl::Status accepted = writer_->Submit(
-      std::move(state),
-      [this, offered](Version /*version*/, const absl::Status& s) {
-        OnWritten(offered, s);
+      std::move(state), [this, offered, begin = clock_.Now()](
+                            Version /*version*/, const absl::Status& s) {
+        OnWritten(offered, begin, s);
       });
   if (accepted.ok()) return;
   {
@@ -140,10 +171,10 @@ absl::Status RunFiles::WriteCheckpoint(const RunState& state) {
     }
     const auto result = std::make_shared<absl::Status>();
     const absl::Status accepted = writer_->Submit(
-        state, [this, result, written = WrittenOf(state)](
+        state, [this, result, written = WrittenOf(state), begin = clock_.Now()](
                    Version /*version*/, const absl::Status& status) {
           *result = status;
-          OnWritten(written, status);
+          OnWritten(written, begin, status);
         });
     // Somebody else was faster.
     if (absl::IsUnavailable(accepted)) continue;

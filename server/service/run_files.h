@@ -9,12 +9,15 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "common/formats/file_system.h"
 #include "common/mutex.h"
+#include "common/timeline.h"
 #include "server/checkpoint/checkpoint.h"
 #include "server/checkpoint/state_lock.h"
 #include "server/checkpoint/writer.h"
 #include "server/core/options.h"
+#include "server/metrics/run_figures.h"
 
 namespace cohort {
 
@@ -24,6 +27,9 @@ struct RunFilesOptions {
   std::string checkpoint_dir;
   // Continue from the newest whole checkpoint.
   bool resume = false;
+  // Gets the writing of checkpoints; null: nobody wants it. Must outlive the
+  // files.
+  Timeline* timeline = nullptr;
 };
 
 // The directories of a run: its checkpoints, its model and what it continues
@@ -61,6 +67,8 @@ class RunFiles {
                           const ModelSnapshot& snapshot);
   std::string model_path() const;
 
+  CheckpointFigures figures() const ABSL_LOCKS_EXCLUDED(mu_);
+
   int64_t checkpoints_skipped() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -80,17 +88,20 @@ class RunFiles {
 
   absl::Status Prepare();
   absl::Status Restore();
-  void OnWritten(const Written& written, const absl::Status& status)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // `begin`: of the writing.
+  void OnWritten(const Written& written, Instant begin,
+                 const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction and BeginRun.
   FileSystem& files_;
   const RunFilesOptions options_;
   std::unique_ptr<StateLock> lock_;
   std::optional<Checkpoint> restored_;
+  const SteadyClock clock_;
 
   mutable Mutex mu_;
   std::optional<Written> last_written_ ABSL_GUARDED_BY(mu_);
+  CheckpointFigures figures_ ABSL_GUARDED_BY(mu_);
   int64_t checkpoints_skipped_ ABSL_GUARDED_BY(mu_) = 0;
 
   // Last: its thread uses everything above. Null without checkpoints.

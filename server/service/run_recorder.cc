@@ -5,16 +5,19 @@
 #include <system_error>
 
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
 #include "common/change_headline.h"
 #include "common/check.h"
 #include "common/log/log.h"
 #include "common/measures.h"
 #include "common/status_macros.h"
 #include "server/core/settings.h"
+#include "server/service/history_table.h"
 
 namespace cohort {
 namespace {
@@ -28,7 +31,14 @@ constexpr absl::string_view kHistoryHeader =
     "version,epoch,samples,seconds,train_loss,train_accuracy,learning_rate,"
     "samples_per_second,test_loss,test_accuracy,workers,policy,"
     "bn_statistics,test_top5_accuracy,test_miou\n";
+constexpr absl::string_view kHistoryFile = "history.csv";
+constexpr absl::string_view kPolicyFile = "policy.csv";
 constexpr absl::string_view kClassFile = "class_iou.csv";
+// Columns of history.csv.
+constexpr size_t kSecondsColumn = 3;
+constexpr size_t kTestLossColumn = 8;
+constexpr size_t kStatisticsColumn = 12;
+constexpr size_t kHistoryColumns = 15;
 constexpr absl::string_view kClassHeader =
     "version,epoch,bn_statistics,class,iou,intersection,predicted,actual\n";
 constexpr absl::string_view kPolicyHeader =
@@ -58,6 +68,7 @@ absl::StatusOr<std::unique_ptr<RunRecorder>> RunRecorder::Start(
   if (!options.results_dir.empty()) {
     COHORT_RETURN_IF_ERROR(recorder->OpenFiles());
   }
+  COHORT_RETURN_IF_ERROR(recorder->OpenEvents());
   recorder->poller_ = std::make_unique<PeriodicTask>(
       "recorder", kPollInterval, [r = recorder.get()] { r->Poll(); });
   return recorder;
@@ -70,6 +81,7 @@ RunRecorder::RunRecorder(const RecorderOptions& options, std::ostream& out,
       clock_(clock),
       status_(std::move(status)),
       start_(clock.Now()),
+      wall_start_(absl::Now()),
       run_(options.run) {
   const std::vector<PolicyRecord>& policies = options.policies;
   SettingValues settings;
@@ -90,12 +102,16 @@ RunRecorder::RunRecorder(const RecorderOptions& options, std::ostream& out,
 
 RunRecorder::~RunRecorder() { Finish(); }
 
+std::string RunRecorder::PathOf(absl::string_view name) const {
+  return absl::StrCat(options_.results_dir, "/", name);
+}
+
 absl::StatusOr<bool> RunRecorder::Open(absl::string_view name,
                                        absl::string_view header,
                                        std::ofstream& file) const {
-  const std::string path = absl::StrCat(options_.results_dir, "/", name);
-  file.open(path,
-            options_.append ? std::ios::app | std::ios::ate : std::ios::trunc);
+  const std::string path = PathOf(name);
+  file.open(path, options_.restored.has_value() ? std::ios::app | std::ios::ate
+                                                : std::ios::trunc);
   // A file that is continued has its header.
   const bool is_new = file.tellp() == std::ofstream::pos_type(0);
   if (is_new) file << header;
@@ -105,17 +121,45 @@ absl::StatusOr<bool> RunRecorder::Open(absl::string_view name,
       absl::StrCat("--results_dir: cannot write ", path));
 }
 
-absl::Status RunRecorder::OpenFiles() {
-  COHORT_RETURN_IF_ERROR(
-      Open("history.csv", kHistoryHeader, history_).status());
-  // Made when it is needed; one of an earlier run must not stay.
-  if (!options_.append) {
-    std::error_code ignored;
-    std::filesystem::remove(absl::StrCat(options_.results_dir, "/", kClassFile),
-                            ignored);
+absl::Status RunRecorder::ContinueFiles(Version restored) {
+  COHORT_ASSIGN_OR_RETURN(const std::vector<std::string> rows,
+                          CutTable(PathOf(kHistoryFile), restored.value()));
+  for (const std::string& row : rows) {
+    const std::vector<std::string> fields = CsvFields(row);
+    // Of another release.
+    if (fields.size() < kHistoryColumns) continue;
+    double seconds = 0;
+    if (absl::SimpleAtod(fields[kSecondsColumn], &seconds)) {
+      elapsed_before_ = std::max(elapsed_before_, absl::Seconds(seconds));
+    }
+    if (!fields[kTestLossColumn].empty()) {
+      known_evaluations_.emplace(fields.front(), fields[kStatisticsColumn]);
+    }
   }
+  COHORT_RETURN_IF_ERROR(
+      CutTable(PathOf(kClassFile), restored.value()).status());
+  // A change that is not in the checkpoint has not happened.
+  const size_t kept = options_.policies_before;
+  const int64_t policy_epoch =
+      kept == 0 ? 0 : options_.policies[kept - 1].policy_epoch;
+  return CutTable(PathOf(kPolicyFile), policy_epoch).status();
+}
+
+absl::Status RunRecorder::OpenFiles() {
+  if (options_.restored.has_value()) {
+    const absl::Status status = ContinueFiles(*options_.restored);
+    if (!status.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--results_dir: ", status.message()));
+    }
+  } else {
+    // Made when it is needed; one of an earlier run must not stay.
+    std::error_code ignored;
+    std::filesystem::remove(PathOf(kClassFile), ignored);
+  }
+  COHORT_RETURN_IF_ERROR(Open(kHistoryFile, kHistoryHeader, history_).status());
   COHORT_ASSIGN_OR_RETURN(const bool is_new,
-                          Open("policy.csv", kPolicyHeader, policy_));
+                          Open(kPolicyFile, kPolicyHeader, policy_));
   // A file that is continued has those of before.
   for (size_t i = is_new ? 0 : options_.policies_before;
        i < options_.policies.size(); ++i) {
@@ -123,6 +167,20 @@ absl::Status RunRecorder::OpenFiles() {
     if (i >= options_.policies_before) at = start_;
     WriteChange(options_.policies[i], at);
   }
+  return absl::OkStatus();
+}
+
+absl::Status RunRecorder::OpenEvents() {
+  if (options_.tensorboard_dir.empty()) return absl::OkStatus();
+  const int64_t restart_at =
+      options_.restored.has_value() ? options_.restored->value() + 1 : 0;
+  absl::StatusOr<std::unique_ptr<EventFile>> file =
+      EventFile::Create(options_.tensorboard_dir, wall_start_, restart_at);
+  if (!file.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--tensorboard: ", file.status().message()));
+  }
+  events_ = *std::move(file);
   return absl::OkStatus();
 }
 
@@ -221,9 +279,10 @@ void RunRecorder::Poll() {
   // At the end of the run they leave, and its last rows tell who computed it.
   if (!status.ended) workers_ = status.workers_live;
   for (const Row& row : rows) {
-    if (history_.is_open()) {
-      WriteRow(row);
-      if (row.evaluation.has_value()) WriteClasses(row);
+    if (!IsKnown(row)) {
+      WriteEvents(row);
+      if (history_.is_open()) WriteRow(row);
+      if (history_.is_open() && row.evaluation.has_value()) WriteClasses(row);
     }
     if (row.evaluation.has_value()) PrintEvaluation(row);
   }
@@ -280,10 +339,63 @@ void RunRecorder::WriteRow(const Row& row) {
     statistics = StatisticsName(result.statistics);
   }
   history_ << version << ',' << epoch << ',' << samples << ','
-           << absl::StrFormat("%.3f", absl::ToDoubleSeconds(row.at - start_))
+           << absl::StrFormat("%.3f", absl::ToDoubleSeconds(Elapsed(row.at)))
            << ',' << train << ',' << test << ',' << workers << ",\""
            << row.policy << "\"," << statistics << ',' << measures << '\n'
            << std::flush;
+}
+
+bool RunRecorder::IsKnown(const Row& row) const {
+  if (!row.evaluation.has_value() || row.evaluation->on_request) return false;
+  const EvaluationResult& result = row.evaluation->results[row.result];
+  return known_evaluations_.contains(
+      {absl::StrCat(row.evaluation->version.value()),
+       std::string(StatisticsName(result.statistics))});
+}
+
+void RunRecorder::AddTrainScalars(const Row& row,
+                                  std::vector<EventScalar>& scalars) {
+  if (!row.window.has_value()) return;
+  const Window& w = *row.window;
+  const bool epoch = row.evaluation.has_value();
+  if (w.loss_weight > 0) {
+    scalars.push_back({epoch ? "loss/train_epoch" : "loss/train",
+                       w.loss_sum / w.loss_weight});
+  }
+  if (w.labels > 0) {
+    scalars.push_back({epoch ? "accuracy/train_epoch" : "accuracy/train",
+                       w.correct / static_cast<double>(w.labels)});
+  }
+  const double seconds = absl::ToDoubleSeconds(row.at - w.begin);
+  if (epoch || !(seconds > 0)) return;
+  scalars.push_back({"learning_rate", w.last.learning_rate});
+  scalars.push_back(
+      {"images_per_second", static_cast<double>(w.samples) / seconds});
+  scalars.push_back({"step_seconds", seconds / static_cast<double>(w.commits)});
+}
+
+void RunRecorder::WriteEvents(const Row& row) {
+  if (events_ == nullptr) return;
+  std::vector<EventScalar> scalars;
+  // Once an evaluation, not once a kind of statistics.
+  if (row.result == 0) AddTrainScalars(row, scalars);
+  std::string suffix;
+  if (row.evaluation.has_value()) {
+    const EvaluationResult& result = row.evaluation->results[row.result];
+    // Without a name: the kind that is exported, at an epoch's end.
+    if (row.result > 0 || row.evaluation->on_request) {
+      suffix = absl::StrCat("_", StatisticsName(result.statistics));
+    }
+    scalars.push_back({"loss/test" + suffix, result.loss()});
+    scalars.push_back({"accuracy/test" + suffix, result.accuracy()});
+    const std::optional<double> miou = MeanIou(result.sums);
+    if (miou.has_value()) scalars.push_back({"miou/test" + suffix, *miou});
+  }
+  const Version version = row.evaluation.has_value() ? row.evaluation->version
+                                                     : row.window->last.version;
+  const absl::Status status =
+      events_->Add(version.value(), wall_start_ + (row.at - start_), scalars);
+  if (!status.ok()) Log(LogLevel::kError, status.message());
 }
 
 void RunRecorder::WriteClasses(const Row& row) {
@@ -310,7 +422,7 @@ void RunRecorder::WriteChange(const PolicyRecord& record,
   policy_ << record.policy_epoch << ',' << record.version << ','
           << record.samples << ',';
   if (at.has_value()) {
-    policy_ << absl::StrFormat("%.3f", absl::ToDoubleSeconds(*at - start_));
+    policy_ << absl::StrFormat("%.3f", absl::ToDoubleSeconds(Elapsed(*at)));
   }
   policy_ << ',' << Quoted(ChangesText(record.changed)) << ','
           << Quoted(record.text) << '\n'
@@ -334,7 +446,7 @@ void RunRecorder::PrintEvaluation(const Row& row) {
   out_ << absl::StrFormat(
               "epoch %d: test %s, %s%sloss %.4f, %s%s\n", record.epochs,
               MainMeasureText(result.sums), side, side.empty() ? "" : ", ",
-              result.loss(), HumanDuration(row.at - start_),
+              result.loss(), HumanDuration(Elapsed(row.at)),
               named ? absl::StrCat(", ", StatisticsName(result.statistics),
                                    " statistics of version ",
                                    record.version.value())

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <ostream>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
+#include "common/formats/tensorboard.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
 #include "server/core/coordinator.h"
@@ -30,8 +32,11 @@ struct RecorderOptions {
   // Where history.csv, policy.csv and class_iou.csv go; empty: none are
   // written.
   std::string results_dir;
-  // Continues existing files instead of starting them anew.
-  bool append = false;
+  // Gets TensorBoard's event files; empty: none are written.
+  std::string tensorboard_dir;
+  // Set: existing files are continued from this version on, instead of starting
+  // anew; what they say of later versions is taken out.
+  std::optional<Version> restored;
   // Rewrites one line in place; otherwise a line every 10 s.
   bool terminal = false;
   // Settings in force at the start.
@@ -50,8 +55,13 @@ struct RecorderOptions {
 // means over the epoch that it follows; columns that do not apply are empty.
 // class_iou.csv, made once an evaluation has labels of pixels, has a row for
 // each evaluation, kind and class. policy.csv has a row for the settings that
-// the run began with and one for each change. Seconds count from the start of
-// this process; a change that an earlier one made has none.
+// the run began with and one for each change. Seconds count the time that
+// processes of the run were up: where files are continued, from the last row
+// that stays. An evaluation that the files have already, and that is repeated
+// because it is not in the checkpoint, has no second row.
+//
+// The event files have the same numbers by version: loss, accuracy and mIoU of
+// training and test, learning rate, images a second and seconds a step.
 //
 // Thread safety: safe. The methods called at events only take notes; a thread
 // of the recorder's own writes, so that a slow terminal or disk holds up
@@ -110,14 +120,27 @@ class RunRecorder {
               const Clock& clock, std::function<StatusView()> status);
 
   static void Add(const CommitRecord& record, Window& window);
+  std::string PathOf(absl::string_view name) const;
   // Returns whether the file is new.
   absl::StatusOr<bool> Open(absl::string_view name, absl::string_view header,
                             std::ofstream& file) const;
   absl::Status OpenFiles();
+  // Takes out of existing files what is not part of the run any more, and notes
+  // what they hold.
+  absl::Status ContinueFiles(Version restored);
+  absl::Status OpenEvents();
   void EndWindow(Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Poll() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteChange(const PolicyRecord& record, std::optional<Instant> at);
   void WriteRow(const Row& row);
+  static void AddTrainScalars(const Row& row,
+                              std::vector<EventScalar>& scalars);
+  void WriteEvents(const Row& row);
+  // The files have this evaluation from an earlier process of the run.
+  bool IsKnown(const Row& row) const;
+  absl::Duration Elapsed(Instant at) const {
+    return elapsed_before_ + at - start_;
+  }
   // Of an evaluation.
   void WriteClasses(const Row& row);
   void PrintEvaluation(const Row& row);
@@ -130,6 +153,11 @@ class RunRecorder {
   const Clock& clock_;
   const std::function<StatusView()> status_;
   const Instant start_;
+  const absl::Time wall_start_;
+  // Of earlier processes of the run, as far as the files tell.
+  absl::Duration elapsed_before_;
+  // Version and kind of statistics of the evaluations that the files had.
+  std::set<std::pair<std::string, std::string>> known_evaluations_;
 
   mutable Mutex mu_;
   Window recent_ ABSL_GUARDED_BY(mu_);
@@ -147,6 +175,8 @@ class RunRecorder {
   std::ofstream history_;
   std::ofstream policy_;
   std::ofstream classes_;
+  // Null: none are written.
+  std::unique_ptr<EventFile> events_;
   RateMeter rate_;
   int32_t workers_ = 0;
   ProgressLine line_;

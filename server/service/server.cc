@@ -13,12 +13,13 @@
 #include "absl/time/clock.h"
 #include "common/byte_rope.h"
 #include "common/formats/file_system.h"
+#include "common/listen_address.h"
 #include "common/log/log.h"
 #include "common/measures.h"
 #include "common/staleness_histogram.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
-#include "server/service/listen_address.h"
+#include "server/service/call_interceptor.h"
 #include "server/service/services.h"
 
 namespace cohort {
@@ -57,6 +58,26 @@ absl::Status ForOperator(const absl::Status& status) {
   return absl::InternalError(status.message());
 }
 
+// Null if `path` is empty.
+absl::StatusOr<std::unique_ptr<TraceFile>> OpenTrace(const std::string& path) {
+  if (path.empty()) return nullptr;
+  absl::StatusOr<std::unique_ptr<TraceFile>> trace =
+      TraceFile::Create(path, "server");
+  if (trace.ok()) return trace;
+  return absl::FailedPreconditionError(
+      absl::StrCat("--trace: ", trace.status().message()));
+}
+
+// Nothing without a path.
+absl::Status WriteLine(const std::string& path, const std::string& text) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string line = absl::StrCat(text, "\n");
+  return WriteFileAtomically(
+      RealFileSystem(), path, kAddressFileMode,
+      {ByteRope::Copy(absl::MakeConstSpan(
+          reinterpret_cast<const std::byte*>(line.data()), line.size()))});
+}
+
 void KeepFirst(absl::Status& kept, const absl::Status& status) {
   if (kept.ok()) kept = status;
 }
@@ -71,13 +92,15 @@ struct Server::Connection {
 
 absl::Status Validate(const ServerOptions& options) {
   COHORT_ASSIGN_OR_RETURN(const ListenAddress address,
-                          ParseListenAddress(options.listen));
-  if (!address.loopback() && !options.insecure) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--listen: got ", options.listen,
-        ", which other machines can reach, and the connection is not "
-        "encrypted or authenticated; listen on 127.0.0.1, or pass --insecure "
-        "if everyone on that network may train, read and stop this run"));
+                          ParseListenAddress("--listen", options.listen));
+  COHORT_RETURN_IF_ERROR(CheckExposure("--listen", address, options.insecure,
+                                       "train, read and stop this run"));
+  if (!options.ops_listen.empty()) {
+    COHORT_RETURN_IF_ERROR(
+        CheckOpsListen(options.ops_listen, options.insecure));
+  } else if (!options.ops_address_file.empty()) {
+    return absl::InvalidArgumentError(
+        "--ops_address_file: got a file, want --ops_listen too");
   }
   if (options.fold_threads < 1 || options.fold_threads > 1024) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -99,8 +122,12 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
     const ServerOptions& options, std::ostream& out) {
   // With --resume the settings may be those of the checkpoint.
   if (!options.files.resume) COHORT_RETURN_IF_ERROR(Validate(options));
+  COHORT_ASSIGN_OR_RETURN(std::unique_ptr<TraceFile> trace,
+                          OpenTrace(options.trace));
+  RunFilesOptions file_options = options.files;
+  file_options.timeline = trace.get();
   COHORT_ASSIGN_OR_RETURN(std::unique_ptr<RunFiles> files,
-                          RunFiles::Open(RealFileSystem(), options.files));
+                          RunFiles::Open(RealFileSystem(), file_options));
   ServerOptions complete = options;
   if (files->restored().has_value()) {
     COHORT_ASSIGN_OR_RETURN(
@@ -111,14 +138,21 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
         CheckContinuable(*files->restored(), complete.coordinator));
   }
   COHORT_RETURN_IF_ERROR(Validate(complete));
-  std::unique_ptr<Server> server(new Server(complete, out, std::move(files)));
+  std::unique_ptr<Server> server(
+      new Server(complete, out, std::move(trace), std::move(files)));
   COHORT_RETURN_IF_ERROR(server->Start());
   return server;
 }
 
 Server::Server(const ServerOptions& options, std::ostream& out,
+               std::unique_ptr<TraceFile> trace,
                std::unique_ptr<RunFiles> files)
-    : options_(options), out_(out), files_(std::move(files)) {}
+    : options_(options),
+      out_(out),
+      tally_(clock_),
+      grpc_metrics_(ServedMethods()),
+      trace_(std::move(trace)),
+      files_(std::move(files)) {}
 
 Server::~Server() { Stop(); }
 
@@ -126,18 +160,37 @@ absl::Status Server::Start() {
   const std::optional<Checkpoint>& restored = files_->restored();
   CoordinatorOptions& coordinator = options_.coordinator;
   CompleteOptions(restored, coordinator);
-  SetLogContext({{"run", coordinator.run_id}});
+  // The server's incarnation is the first that this life of it hands out.
+  SetLogContext(
+      {{"run", coordinator.run_id},
+       {"incarnation", absl::StrCat(coordinator.first_incarnation.value())}});
+  SetLogVersion(restored.has_value() ? restored->state.snapshot->version.value()
+                                     : 0);
+  if (trace_ != nullptr) trace_->SetIdentity(coordinator.run_id, -1);
   files_->BeginRun({.run_id = coordinator.run_id,
                     .seed = coordinator.seed,
                     .policy = PolicyText(coordinator.policy)});
   shard_ = std::make_unique<Shard>(
       ShardOptions{.coordinator = coordinator,
                    .fold_threads = options_.fold_threads,
-                   .inflight_bytes_max = options_.inflight_bytes_max},
+                   .inflight_bytes_max = options_.inflight_bytes_max,
+                   .timeline = trace_.get()},
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here: the base is private.
       static_cast<RunListener&>(*this));
   COHORT_RETURN_IF_ERROR(Listen());
+  COHORT_RETURN_IF_ERROR(StartOps());
+  PrintStart();
+  COHORT_RETURN_IF_ERROR(StartRecorder());
+  COHORT_RETURN_IF_ERROR(WriteLine(options_.address_file, address_));
+  shard_->Start(address_);
+  if (ops_ != nullptr) ops_->SetReady(absl::OkStatus());
+  return absl::OkStatus();
+}
+
+void Server::PrintStart() {
+  const CoordinatorOptions& coordinator = options_.coordinator;
+  const std::optional<Checkpoint>& restored = files_->restored();
   out_ << "run " << coordinator.run_id << ": listening on " << address_
        << ", waiting for " << coordinator.workers << " workers, "
        << PolicyText(coordinator.policy) << '\n';
@@ -145,11 +198,8 @@ absl::Status Server::Start() {
     out_ << "continuing from " << restored->path << ", version "
          << restored->state.snapshot->version << '\n';
   }
+  if (ops_ != nullptr) out_ << "page: http://" << ops_->address() << "/\n";
   out_ << std::flush;
-  COHORT_RETURN_IF_ERROR(StartRecorder());
-  COHORT_RETURN_IF_ERROR(WriteAddressFile());
-  shard_->Start(address_);
-  return absl::OkStatus();
 }
 
 absl::Status Server::StartRecorder() {
@@ -158,7 +208,11 @@ absl::Status Server::StartRecorder() {
       recorder_,
       RunRecorder::Start(
           {.results_dir = options_.files.results_dir,
-           .append = restored.has_value(),
+           .tensorboard_dir = options_.tensorboard_dir,
+           .restored =
+               restored.has_value()
+                   ? std::make_optional(restored->state.snapshot->version)
+                   : std::nullopt,
            .terminal = options_.terminal,
            .run = options_.coordinator,
            .policies = shard_->Policy().history,
@@ -169,18 +223,29 @@ absl::Status Server::StartRecorder() {
   return absl::OkStatus();
 }
 
-absl::Status Server::WriteAddressFile() {
-  if (options_.address_file.empty()) return absl::OkStatus();
-  const std::string line = absl::StrCat(address_, "\n");
-  return WriteFileAtomically(
-      RealFileSystem(), options_.address_file, kAddressFileMode,
-      {ByteRope::Copy(absl::MakeConstSpan(
-          reinterpret_cast<const std::byte*>(line.data()), line.size()))});
+absl::Status Server::StartOps() {
+  if (options_.ops_listen.empty()) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<OpsPort>> ops =
+      OpsPort::Start({.listen = options_.ops_listen,
+                      .insecure = options_.insecure,
+                      .server_address = address_},
+                     {.shard = *shard_,
+                      .tally = tally_,
+                      .files = *files_,
+                      .calls = grpc_metrics_,
+                      .clock = clock_});
+  if (!ops.ok()) return ops.status();
+  ops_ = *std::move(ops);
+  return WriteLine(options_.ops_address_file, ops_->address());
+}
+
+std::string Server::ops_address() const {
+  return ops_ == nullptr ? "" : ops_->address();
 }
 
 absl::Status Server::Listen() {
   COHORT_ASSIGN_OR_RETURN(ListenAddress address,
-                          ParseListenAddress(options_.listen));
+                          ParseListenAddress("--listen", options_.listen));
   connection_ = std::make_unique<Connection>();
   auto& services = connection_->services;
   services.push_back(MakeMembershipService(*shard_));
@@ -196,6 +261,11 @@ absl::Status Server::Listen() {
   builder.AddListeningPort(address.ToString(),
                            grpc::InsecureServerCredentials(), &port_);
   for (const auto& service : services) builder.RegisterService(service.get());
+  std::vector<
+      std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
+      interceptors;
+  interceptors.push_back(MakeCallCounter(grpc_metrics_, clock_));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   connection_->server = builder.BuildAndStart();
   if (connection_->server == nullptr || port_ == 0) {
     return absl::UnavailableError(absl::StrCat(
@@ -243,6 +313,9 @@ void Server::Stop() {
     changed_.NotifyAll();
     summary = summary_;
   }
+  if (ops_ != nullptr) {
+    ops_->SetReady(absl::UnavailableError("the server is stopping"));
+  }
   // Null if the start failed half-way.
   if (recorder_ != nullptr && summary.outcome.has_value()) {
     WriteResults(summary);
@@ -259,6 +332,10 @@ void Server::Stop() {
     if (!summary.outcome.has_value()) WriteResults(summary);
     WriteLastCheckpoint(summary);
     PrintEnd(summary);
+  }
+  ops_.reset();
+  if (trace_ != nullptr && !trace_->status().ok()) {
+    Log(LogLevel::kError, trace_->status().message());
   }
   MutexLock lock(mu_);
   summary_ = summary;
@@ -353,7 +430,12 @@ absl::StatusOr<Version> Server::ExportNow() {
   return state.snapshot->version;
 }
 
-void Server::OnCommitted(const CommitRecord& record) {
+void Server::OnFolded(absl::Duration took) { tally_.Applied(took); }
+
+void Server::OnCommitted(const CommitRecord& record,
+                         const CommitObservation& observation) {
+  tally_.Committed(record, observation);
+  SetLogVersion(record.version.value());
   recorder_->Committed(record);
 }
 
@@ -362,6 +444,7 @@ void Server::OnPolicyChanged(const PolicyRecord& record) {
 }
 
 void Server::OnEvaluated(const EvaluationRecord& record) {
+  tally_.Evaluated(record);
   recorder_->Evaluated(record);
 }
 

@@ -12,9 +12,13 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
+#include "common/formats/trace_file.h"
 #include "common/mutex.h"
 #include "server/core/effects.h"
 #include "server/core/options.h"
+#include "server/metrics/grpc_metrics.h"
+#include "server/metrics/run_tally.h"
+#include "server/service/ops_port.h"
 #include "server/service/run_files.h"
 #include "server/service/run_recorder.h"
 #include "server/service/shard.h"
@@ -34,8 +38,16 @@ struct ServerOptions {
   int32_t fold_threads = 2;
   int64_t inflight_bytes_max = int64_t{4} << 30;
   RunFilesOptions files;
+  // Gets event files for TensorBoard; empty: none.
+  std::string tensorboard_dir;
+  // Gets the timeline of this process; empty: none.
+  std::string trace;
   // Gets the address once the server listens; empty: none.
   std::string address_file;
+  // host:port of the live page and the metrics; empty: there are none.
+  std::string ops_listen;
+  // Gets its address; empty: none.
+  std::string ops_address_file;
   // Progress is one line that is rewritten.
   bool terminal = false;
   // How long a finished run waits for its workers to leave.
@@ -69,6 +81,8 @@ class Server : private RunListener {
   // Where it listens.
   const std::string& address() const { return address_; }
   int port() const { return port_; }
+  // Of the operations port; empty if there is none.
+  std::string ops_address() const;
   const std::string& run_id() const { return shard_->run_id(); }
 
   // Blocks until the run is over or a stop is requested, and then until the
@@ -91,12 +105,13 @@ class Server : private RunListener {
   struct Connection;
 
   Server(const ServerOptions& options, std::ostream& out,
-         std::unique_ptr<RunFiles> files);
+         std::unique_ptr<TraceFile> trace, std::unique_ptr<RunFiles> files);
 
   absl::Status Start();
   absl::Status StartRecorder();
   absl::Status Listen();
-  absl::Status WriteAddressFile();
+  absl::Status StartOps();
+  void PrintStart();
   absl::StatusOr<Version> CheckpointNow();
   absl::StatusOr<Version> ExportNow();
   void WriteResults(RunSummary& summary);
@@ -105,11 +120,13 @@ class Server : private RunListener {
   void PrintEnd(const RunSummary& summary);
   void PrintMeasures(const EvaluationRecord& evaluation);
 
-  void OnCommitted(const CommitRecord& record) override;
+  void OnCommitted(const CommitRecord& record,
+                   const CommitObservation& observation) override;
   void OnPolicyChanged(const PolicyRecord& record) override;
   void OnEvaluated(const EvaluationRecord& record) override;
   void OnCheckpoint(RunState state) override;
   void OnEnded(const effect::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnFolded(absl::Duration took) override;
 
   // Fixed after Start.
   ServerOptions options_;
@@ -118,6 +135,10 @@ class Server : private RunListener {
   int port_ = 0;
   const SteadyClock clock_;
 
+  // Synchronise themselves.
+  RunTally tally_;
+  GrpcMetrics grpc_metrics_;
+
   Mutex mu_;
   CondVar changed_;
   bool stop_requested_ ABSL_GUARDED_BY(mu_) = false;
@@ -125,11 +146,15 @@ class Server : private RunListener {
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   RunSummary summary_ ABSL_GUARDED_BY(mu_);
 
-  // Destroyed in the reverse order: each uses those before it.
+  // Destroyed in the reverse order: each uses those before it. Null without
+  // --trace.
+  std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<RunFiles> files_;
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<RunRecorder> recorder_;
   std::unique_ptr<Connection> connection_;
+  // Null if there is none.
+  std::unique_ptr<OpsPort> ops_;
 };
 
 // Starts a server. `out` gets progress and results and must outlive it.

@@ -17,6 +17,7 @@
 #include "common/process/command_line.h"
 #include "common/process/signal_watcher.h"
 #include "common/status_macros.h"
+#include "common/wire/grpc_log.h"
 #include "server/core/settings.h"
 #include "server/service/server.h"
 
@@ -26,6 +27,11 @@ ABSL_FLAG(bool, insecure, false,
           "Listen unencrypted where other machines can connect.");
 ABSL_FLAG(std::string, address_file, "",
           "File that gets the address once the server listens.");
+ABSL_FLAG(std::string, ops_listen, "127.0.0.1:7071",
+          "Address of the live page and of the metrics for Prometheus, "
+          "host:port. Port 0 takes a free one; empty: neither is served.");
+ABSL_FLAG(std::string, ops_address_file, "",
+          "File that gets the address of the live page.");
 ABSL_FLAG(int32_t, workers, 2,
           "Size of the cohort. Training starts when all have registered.");
 ABSL_FLAG(std::string, aggregation, "sync",
@@ -107,6 +113,14 @@ ABSL_FLAG(std::string, on_worker_loss, "wait",
           "wait (for a replacement, exact) or continue (without it).");
 ABSL_FLAG(std::string, results_dir, "",
           "Gets model.safetensors and history.csv.");
+ABSL_FLAG(std::string, tensorboard, "",
+          "Directory that gets TensorBoard's event files.");
+ABSL_FLAG(std::string, trace, "",
+          "File that gets the timeline of this process, as Chrome's and "
+          "Perfetto's viewers read it; see cohortctl trace merge.");
+ABSL_FLAG(std::string, log_level, "info",
+          "Least important lines that are logged: debug, info, warning or "
+          "error; cohortctl log level changes it.");
 ABSL_FLAG(std::string, checkpoint_dir, "", "Gets checkpoints.");
 ABSL_FLAG(int64_t, checkpoint_every, 0,
           "Commits between checkpoints; 0: only at the end.");
@@ -158,11 +172,15 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   options.listen = absl::GetFlag(FLAGS_listen);
   options.insecure = absl::GetFlag(FLAGS_insecure);
   options.address_file = absl::GetFlag(FLAGS_address_file);
+  options.ops_listen = absl::GetFlag(FLAGS_ops_listen);
+  options.ops_address_file = absl::GetFlag(FLAGS_ops_address_file);
   options.fold_threads = absl::GetFlag(FLAGS_fold_threads);
   options.inflight_bytes_max = absl::GetFlag(FLAGS_inflight_mib) * kKib * kKib;
   options.files = {.results_dir = absl::GetFlag(FLAGS_results_dir),
                    .checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir),
                    .resume = absl::GetFlag(FLAGS_resume)};
+  options.tensorboard_dir = absl::GetFlag(FLAGS_tensorboard);
+  options.trace = absl::GetFlag(FLAGS_trace);
   options.terminal = isatty(STDOUT_FILENO) == 1;
   return options;
 }
@@ -209,7 +227,15 @@ int Main(absl::Span<char* const> arguments) {
         "server_main");
     return kExitOk;
   }
-  InitLogging({.process = "server"});
+  const absl::StatusOr<LogLevel> level =
+      ParseLogLevel(absl::GetFlag(FLAGS_log_level));
+  if (!level.ok()) {
+    return Fail(kExitConfig, absl::InvalidArgumentError(absl::StrCat(
+                                 "--log_level: ", level.status().message())));
+  }
+  InitLogging({.level = *level, .process = "server"});
+  // What goes wrong there comes back as a status, and is told in our words.
+  RouteGrpcLog([](absl::string_view text) { Log(LogLevel::kDebug, text); });
   const absl::StatusOr<ServerOptions> options = OptionsFromFlags(given);
   if (!options.ok()) return Fail(kExitConfig, options.status());
   absl::StatusOr<std::unique_ptr<Server>> server =
@@ -219,6 +245,7 @@ int Main(absl::Span<char* const> arguments) {
   }
   SignalWatcher signals([&server](int) { (*server)->RequestStop(); });
   const RunSummary summary = (*server)->Wait();
+  FlushLog();
   const ExitCode code = OutcomeCode(summary);
   if (!summary.files.ok()) return Fail(code, summary.files);
   if (code != kExitOk) {

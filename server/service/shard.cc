@@ -91,6 +91,9 @@ struct Shard::Dispatcher {
     }
   }
   void operator()(effect::ReduceResult& result) const {
+    if (shard.trace_ != nullptr) {
+      shard.trace_->Answered(result.key, result.rank, shard.clock_.Now());
+    }
     if (auto stream = shard.streams_.Reduce(result.rank, result.incarnation)) {
       stream->SendResult(result);
     }
@@ -104,6 +107,9 @@ struct Shard::Dispatcher {
   void operator()(effect::SendWeights& weights) const {
     if (auto stream =
             shard.streams_.Exchange(weights.rank, weights.incarnation)) {
+      ServiceCounters::Add(
+          shard.counters_.pull_bytes,
+          weights.weights->size() * static_cast<int64_t>(sizeof(float)));
       stream->SendWeights(weights);
     }
   }
@@ -117,7 +123,10 @@ struct Shard::Dispatcher {
     shard.StartFold(std::move(fold.job));
   }
   void operator()(effect::Committed& committed) const {
-    shard.listener_.OnCommitted(committed.record);
+    if (shard.trace_ != nullptr) {
+      shard.trace_->Committed(committed.record, shard.clock_.Now());
+    }
+    shard.listener_.OnCommitted(committed.record, committed.observation);
   }
   void operator()(effect::PolicyChanged& changed) const {
     if (changed.record.changed.contains("workers")) {
@@ -132,7 +141,15 @@ struct Shard::Dispatcher {
     shard.listener_.OnCheckpoint(std::move(write.state));
   }
   void operator()(effect::Log& log) const {
-    Log(LevelOf(log.severity), log.text);
+    const LogLevel level = LevelOf(log.severity);
+    if (!log.worker.has_value()) {
+      Log(level, log.text);
+      return;
+    }
+    // In place of the server's own incarnation.
+    Log(level, log.text,
+        {{"worker", absl::StrCat(log.worker->rank.value())},
+         {"incarnation", absl::StrCat(log.worker->incarnation.value())}});
   }
   void operator()(effect::RunEnded& ended) const {
     shard.listener_.OnEnded(ended);
@@ -162,6 +179,9 @@ Shard::Shard(const ShardOptions& options, const RunState* restored,
       listener_(listener),
       budget_(options.inflight_bytes_max),
       streams_(StreamLimits(options.coordinator.workers)),
+      trace_(options.timeline == nullptr
+                 ? nullptr
+                 : std::make_unique<ShardTrace>(*options.timeline)),
       core_(options.coordinator, restored),
       pool_({.name = "fold",
              .threads = options.fold_threads,
@@ -240,7 +260,11 @@ void Shard::StartFold(FoldJob job) {
   }
   const absl::Status accepted =
       pool_.Submit([this, job = std::move(job)]() mutable {
+        const Instant begin = clock_.Now();
         FoldResult result = RunFold(job, kernels::CpuBackend(), buffers_);
+        const Instant end = clock_.Now();
+        listener_.OnFolded(end - begin);
+        if (trace_ != nullptr) trace_->Folded(job, begin, end);
         // Gives the gradients' memory back before anyone is told to send more.
         job = FoldJob();
         Handle([&result](Coordinator& core, Instant now, Effects& out) {
@@ -259,9 +283,9 @@ absl::Status Shard::Join(SessionId session, const JoinRequest& request) {
   });
 }
 
-void Shard::Heartbeat(SessionId session) {
+void Shard::Heartbeat(SessionId session, const PhaseSeconds& phases) {
   Handle([&](Coordinator& core, Instant now, Effects&) {
-    core.Heartbeat(session, now);
+    core.Heartbeat(session, now, phases);
   });
 }
 
@@ -311,7 +335,35 @@ absl::Status Shard::HandlePush(const Sender& sender,
         return absl::OkStatus();
       });
   EndDisplaced(displaced);
+  return CountRefusal(std::move(status));
+}
+
+absl::Status Shard::CountRefusal(absl::Status status) {
+  if (absl::IsAborted(status)) {
+    ServiceCounters::Add(counters_.pushes_fenced);
+  } else if (absl::IsResourceExhausted(status)) {
+    ServiceCounters::Add(counters_.inflight_refused);
+  } else if (!status.ok()) {
+    ServiceCounters::Add(counters_.pushes_invalid);
+  }
   return status;
+}
+
+ServiceFigures Shard::figures() const {
+  ServiceFigures figures{
+      .sessions = streams_.sessions(),
+      .inflight_bytes = budget_.held_bytes(),
+      .inflight_bytes_max = options_.inflight_bytes_max,
+      .inflight_refused = ServiceCounters::Read(counters_.inflight_refused),
+      .push_bytes = ServiceCounters::Read(counters_.push_bytes),
+      .pull_bytes = ServiceCounters::Read(counters_.pull_bytes),
+      .pulls = ServiceCounters::Read(counters_.pulls),
+      .pulls_refused = ServiceCounters::Read(counters_.pulls_refused),
+      .pushes_fenced = ServiceCounters::Read(counters_.pushes_fenced),
+      .pushes_invalid = ServiceCounters::Read(counters_.pushes_invalid)};
+  MutexLock lock(mu_);
+  figures.folds_waiting = folds_running_;
+  return figures;
 }
 
 absl::Status Shard::Open(const Sender& sender, const PushKey& key,
@@ -326,8 +378,12 @@ absl::Status Shard::Open(const Sender& sender, const PushKey& key,
 absl::Status Shard::Gradient(const Sender& sender, const PushKey& key,
                              GradientMessage message,
                              const std::shared_ptr<ExchangeStream>& from) {
-  COHORT_ASSIGN_OR_RETURN(message.gradient,
-                          budget_.Admit(std::move(message.gradient)));
+  const int64_t bytes = message.gradient.size_bytes();
+  absl::StatusOr<ByteRope> admitted =
+      budget_.Admit(std::move(message.gradient));
+  if (!admitted.ok()) return CountRefusal(admitted.status());
+  message.gradient = *std::move(admitted);
+  ServiceCounters::Add(counters_.push_bytes, bytes);
   return HandlePush(
       sender, from, [&](Coordinator& core, Instant now, Effects& out) {
         return core.Gradient(sender, key, std::move(message), now, out);
@@ -349,8 +405,13 @@ absl::Status Shard::Reduce(const Sender& sender, const ReduceKey& key,
   std::shared_ptr<Stream> displaced;
   absl::Status status =
       Handle([&](Coordinator& core, Instant now, Effects& out) {
+        const size_t before = out.size();
         COHORT_RETURN_IF_ERROR(
             core.Reduce(sender, key, std::move(moments), now, out));
+        if (trace_ != nullptr) {
+          trace_->Arrived(key, sender.rank, now,
+                          absl::MakeConstSpan(out).subspan(before));
+        }
         displaced = streams_.PutReduce(sender.rank, sender.incarnation, from);
         return absl::OkStatus();
       });

@@ -16,9 +16,13 @@
 #include "common/mutex.h"
 #include "common/periodic_task.h"
 #include "common/thread_pool.h"
+#include "common/timeline.h"
 #include "server/core/coordinator.h"
 #include "server/core/effects.h"
+#include "server/metrics/run_figures.h"
 #include "server/service/byte_budget.h"
+#include "server/service/service_counters.h"
+#include "server/service/shard_trace.h"
 #include "server/service/stream_registry.h"
 #include "server/service/streams.h"
 
@@ -29,17 +33,24 @@ namespace cohort {
 class RunListener {
  public:
   virtual ~RunListener() = default;
-  virtual void OnCommitted(const CommitRecord& record) = 0;
+  virtual void OnCommitted(const CommitRecord& record,
+                           const CommitObservation& observation) = 0;
   virtual void OnPolicyChanged(const PolicyRecord& record) = 0;
   virtual void OnEvaluated(const EvaluationRecord& record) = 0;
   virtual void OnCheckpoint(RunState state) = 0;
   virtual void OnEnded(const effect::RunEnded& ended) = 0;
+  // A partition was folded and updated. Unlike the others: by any thread, out
+  // of order.
+  virtual void OnFolded(absl::Duration took) = 0;
 };
 
 struct ShardOptions {
   CoordinatorOptions coordinator;
   int32_t fold_threads = 2;
   int64_t inflight_bytes_max = int64_t{4} << 30;
+  // Gets folds, commits and rendezvous; null: nobody wants them. Must outlive
+  // the shard.
+  Timeline* timeline = nullptr;
 };
 
 // The state machine of one run with everything it needs to run for real: a
@@ -82,7 +93,7 @@ class Shard {
   absl::Duration heartbeat_interval() const;
 
   absl::Status Join(SessionId session, const JoinRequest& request);
-  void Heartbeat(SessionId session);
+  void Heartbeat(SessionId session, const PhaseSeconds& phases);
   void Leave(SessionId session, const std::string& reason);
   void SessionBroken(SessionId session);
 
@@ -123,6 +134,8 @@ class Shard {
   absl::StatusOr<RunState> State() const;
   StatusView Status() const;
   int64_t inflight_bytes() const { return budget_.held_bytes(); }
+  ServiceFigures figures() const;
+  ServiceCounters& counters() { return counters_; }
 
   // Returns the version at the time of the request.
   // Errors: FailedPrecondition the run is over.
@@ -145,6 +158,8 @@ class Shard {
   absl::Status HandlePush(const Sender& sender,
                           const std::shared_ptr<ExchangeStream>& from,
                           Call call);
+  // Returns `status`, which answers a message of a push.
+  absl::Status CountRefusal(absl::Status status);
   void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
   void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -155,8 +170,11 @@ class Shard {
 
   // Synchronise themselves.
   ByteBudget budget_;
+  ServiceCounters counters_;
   StreamRegistry streams_;
   FloatBufferPool buffers_;
+  // Null without a timeline.
+  const std::unique_ptr<ShardTrace> trace_;
 
   mutable Mutex mu_;
   Coordinator core_ ABSL_GUARDED_BY(mu_);

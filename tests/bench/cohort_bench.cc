@@ -14,6 +14,7 @@
 #include "common/status_macros.h"
 #include "tests/bench/exchange_bench.h"
 #include "tests/bench/kernel_bench.h"
+#include "tests/bench/scrape_bench.h"
 #include "tests/bench/tcp_baseline.h"
 #include "tests/bench/training_bench.h"
 #include "worker/train/threads.h"
@@ -27,7 +28,7 @@ ABSL_FLAG(int32_t, training_steps, 40, "timed training steps");
 ABSL_FLAG(int32_t, kernel_rounds, 21, "timed turns of each kernel");
 ABSL_FLAG(std::string, table, "",
           "the one table to make: exchange, rendezvous, training, overlap, "
-          "backup, batch_norm or fold; empty: all");
+          "backup, batch_norm, fold or scrape; empty: all");
 
 namespace cohort::bench {
 namespace {
@@ -232,6 +233,24 @@ absl::Status BenchFold() {
   return absl::OkStatus();
 }
 
+// Being watched: what one scrape a second costs.
+absl::Status BenchScrape() {
+  const int32_t scrapes = absl::GetFlag(FLAGS_kernel_rounds);
+  absl::PrintF("\nscrape of a server's metrics (medians and means of %d)\n",
+               scrapes);
+  absl::PrintF("%-10s %10s %10s %10s %14s %16s\n", "workers", "page KiB", "ms",
+               "CPU ms", "% of a core", "% for gathering");
+  for (const int32_t workers : {2, 1000}) {
+    COHORT_ASSIGN_OR_RETURN(const ScrapeCost cost,
+                            TimeScrapes(workers, scrapes));
+    absl::PrintF("%-10d %10d %10.2f %10.2f %14.2f %16.2f\n", workers,
+                 cost.page_bytes / 1024, 1000 * cost.seconds,
+                 1000 * cost.cpu_seconds, 100 * cost.cpu_seconds,
+                 4 * 100 * cost.gather_cpu_seconds);
+  }
+  return absl::OkStatus();
+}
+
 struct Table {
   const char* name = nullptr;
   absl::Status (*make)() = nullptr;
@@ -244,7 +263,8 @@ absl::Status RunTables() {
        {Table{"exchange", BenchExchange}, Table{"rendezvous", BenchRendezvous},
         Table{"training", BenchTraining}, Table{"overlap", BenchOverlap},
         Table{"backup", BenchBackupWorkers},
-        Table{"batch_norm", BenchBatchNorm}, Table{"fold", BenchFold}}) {
+        Table{"batch_norm", BenchBatchNorm}, Table{"fold", BenchFold},
+        Table{"scrape", BenchScrape}}) {
     if (!wanted.empty() && wanted != table.name) continue;
     found = true;
     COHORT_RETURN_IF_ERROR(table.make());
@@ -252,8 +272,8 @@ absl::Status RunTables() {
   if (found) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "--table: got \"", wanted,
-      "\", want exchange, rendezvous, training, overlap, backup, batch_norm or "
-      "fold"));
+      "\", want exchange, rendezvous, training, overlap, backup, batch_norm, "
+      "fold or scrape"));
 }
 
 int Main(absl::Span<char* const> arguments) {

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +19,7 @@ namespace cohort {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(ClientConnectionTest, JoinTellsWhoIAmAndReturnsWhatTheServerSays) {
@@ -295,6 +299,77 @@ TEST(ClientConnectionTest, HeartbeatsNameTheWorkInProgress) {
   server.AwaitReceived([](const v1::SessionRequest& request) {
     return request.has_heartbeat() && request.heartbeat().sequence() == 7;
   });
+}
+
+// Notes what a client tells, and has it say and ask something.
+class RecordedHooks final : public ClientHooks {
+ public:
+  void OnJoined(const Membership& membership, bool again) override {
+    MutexLock lock(mu);
+    joined.emplace_back(membership.rank.value(), again);
+  }
+  void OnRetry(absl::string_view method) override {
+    MutexLock lock(mu);
+    retries.emplace_back(method);
+  }
+  std::map<std::string, double> TakePhaseSeconds() override {
+    return {{"forward", 0.5}};
+  }
+  bool WantsServerClock() const override { return true; }
+  void OnServerClock(absl::Duration offset, absl::Duration error) override {
+    MutexLock lock(mu);
+    clock = {offset, error};
+    changed.NotifyAll();
+  }
+
+  Mutex mu;
+  CondVar changed;
+  std::vector<std::pair<int32_t, bool>> joined ABSL_GUARDED_BY(mu);
+  std::vector<std::string> retries ABSL_GUARDED_BY(mu);
+  std::optional<std::pair<absl::Duration, absl::Duration>> clock
+      ABSL_GUARDED_BY(mu);
+};
+
+TEST(ClientConnectionTest, HooksHearOfRetriesAndReturns) {
+  RecordedHooks hooks;
+  FakeServer server;
+  ClientOptions options = server.Options();
+  options.hooks = &hooks;
+  int tries = 0;
+  server.on_join = [&](const v1::Join& join) -> absl::StatusOr<v1::JoinReply> {
+    if (++tries == 1) return absl::AlreadyExistsError("rank 2 is alive");
+    return server.Admit(join);
+  };
+  server.on_open = [&](int session) {
+    if (session == 3) server.Tell(TrainAssignment(1, 0, 0));
+  };
+  const auto client = JoinedClient(options);
+  server.EndSession(absl::UnavailableError("restarting"));
+  ASSERT_TRUE(client->NextAssignment().ok());
+  MutexLock lock(hooks.mu);
+  EXPECT_THAT(hooks.joined,
+              ElementsAre(std::pair(2, false), std::pair(2, true)));
+  EXPECT_THAT(hooks.retries, ElementsAre("Session"));
+}
+
+// The fake's clock is two minutes ahead.
+TEST(ClientConnectionTest, HeartbeatsCarryPhasesAndBringTheServersClock) {
+  RecordedHooks hooks;
+  FakeServer server;
+  ClientOptions options = server.Options();
+  options.hooks = &hooks;
+  server.echo_ahead = absl::Minutes(2);
+  const auto client = JoinedClient(options);
+  server.AwaitReceived([](const v1::SessionRequest& request) {
+    return request.heartbeat().phase_seconds().count("forward") == 1 &&
+           request.heartbeat().sent_unix_us() > 0;
+  });
+  MutexLock lock(hooks.mu);
+  while (!hooks.clock.has_value()) hooks.changed.Wait(hooks.mu);
+  const auto& [offset, error] = *hooks.clock;
+  EXPECT_GE(error, absl::ZeroDuration());
+  EXPECT_LE(absl::AbsDuration(offset - absl::Minutes(2)),
+            error + absl::Microseconds(2));
 }
 
 TEST(ClientConnectionTest, StopEndsTheWaitAndLeaveStillSaysGoodBye) {

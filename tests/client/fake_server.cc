@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/wire/channel.h"
 #include "common/wire/convert.h"
 #include "common/wire/status.h"
@@ -139,6 +140,14 @@ grpc::Status FakeServer::Session(SessionIo& io) {
     MutexLock lock(mu_);
     received_.push_back(request);
     changed_.NotifyAll();
+    const int64_t sent = request.heartbeat().sent_unix_us();
+    if (sent != 0 && echo_ahead.has_value()) {
+      v1::SessionReply echo;
+      echo.mutable_heartbeat_echo()->set_sent_unix_us(sent);
+      echo.mutable_heartbeat_echo()->set_server_unix_us(
+          absl::ToUnixMicros(absl::Now() + *echo_ahead));
+      io.Write(echo);
+    }
     if (end_.has_value()) {
       end = *end_;
       break;

@@ -67,6 +67,8 @@ class FakeServer {
   std::function<grpc::Status(ReduceIo&)> on_reduce;
   std::function<grpc::Status(const v1::PullRequest&, PullIo&)> on_pull;
   std::function<absl::StatusOr<Assignment>(const v1::ReportRequest&)> on_report;
+  // Heartbeats that ask for it are answered with a clock this far ahead.
+  std::optional<absl::Duration> echo_ahead;
 
  private:
   struct Services;

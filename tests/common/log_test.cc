@@ -5,6 +5,11 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/log/log_limiter.h"
 
 namespace cohort {
 namespace {
@@ -18,6 +23,9 @@ class LogTest : public testing::Test {
  protected:
   void SetUp() override {
     SetLogContext({});
+    SetLogVersion(-1);
+    // What an earlier test left over.
+    FlushLog();
     testing::internal::CaptureStderr();
   }
   std::string Written() { return testing::internal::GetCapturedStderr(); }
@@ -83,6 +91,94 @@ TEST_F(LogTest, TextThatIsNoUtf8IsStillLogged) {
   Log(LogLevel::kInfo, "bad \xff byte");
   EXPECT_THAT(nlohmann::json::parse(Written()).at("message").get<std::string>(),
               HasSubstr("bad "));
+}
+
+TEST_F(LogTest, TheVersionIsOnEveryLineThatNamesNone) {
+  InitLogging({.format = LogFormat::kJson});
+  SetLogVersion(7);
+  Log(LogLevel::kInfo, "first");
+  Log(LogLevel::kInfo, "second", {{"version", "5"}});
+  const std::vector<std::string> lines =
+      absl::StrSplit(Written(), '\n', absl::SkipEmpty());
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(nlohmann::json::parse(lines[0]).at("version"), "7");
+  EXPECT_EQ(nlohmann::json::parse(lines[1]).at("version"), "5");
+}
+
+TEST_F(LogTest, RepetitionsAreLeftOutAndCounted) {
+  InitLogging({.format = LogFormat::kHuman});
+  const int64_t before = LogMessageCount(LogLevel::kWarning);
+  for (int i = 0; i < LogLimiter::kLinesMax + 30; ++i) {
+    Log(LogLevel::kWarning, absl::StrCat("rank ", i, " is slow"));
+  }
+  Log(LogLevel::kWarning, "something else");
+  FlushLog();
+  // Told once.
+  FlushLog();
+  const std::vector<std::string> lines =
+      absl::StrSplit(Written(), '\n', absl::SkipEmpty());
+  ASSERT_EQ(lines.size(), LogLimiter::kLinesMax + 2);
+  EXPECT_THAT(lines[LogLimiter::kLinesMax], HasSubstr("something else"));
+  EXPECT_THAT(lines.back(), HasSubstr("30 lines like this one were left out: "
+                                      "rank 49 is slow"));
+  EXPECT_EQ(LogMessageCount(LogLevel::kWarning) - before,
+            LogLimiter::kLinesMax + 31);
+}
+
+TEST_F(LogTest, LinesBelowTheLevelAreNotCounted) {
+  InitLogging({.level = LogLevel::kWarning});
+  const int64_t before = LogMessageCount(LogLevel::kInfo);
+  Log(LogLevel::kInfo, "text");
+  EXPECT_EQ(LogMessageCount(LogLevel::kInfo), before);
+  EXPECT_EQ(CurrentLogLevel(), LogLevel::kWarning);
+  Written();
+}
+
+TEST(LogLevelTest, NamesAreReadBackAndOthersRefused) {
+  for (const LogLevel level : {LogLevel::kDebug, LogLevel::kInfo,
+                               LogLevel::kWarning, LogLevel::kError}) {
+    EXPECT_EQ(*ParseLogLevel(LogLevelName(level)), level);
+  }
+  EXPECT_EQ(ParseLogLevel("loud").status().message(),
+            "got 'loud', want debug, info, warning or error");
+}
+
+TEST(LogLimiterTest, AnIntervalLaterLinesComeThroughAgain) {
+  LogLimiter limiter;
+  for (int i = 0; i < LogLimiter::kLinesMax; ++i) {
+    EXPECT_TRUE(limiter.Admit("step 1", absl::ZeroDuration()));
+  }
+  EXPECT_FALSE(limiter.Admit("step 22", absl::Seconds(1)));
+  EXPECT_TRUE(limiter.Admit("another text", absl::Seconds(1)));
+  EXPECT_THAT(limiter.TakeEnded(absl::Seconds(9)), testing::IsEmpty());
+  const auto told = limiter.TakeEnded(absl::Seconds(10));
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].lines, 1);
+  EXPECT_EQ(told[0].text, "step 22");
+  EXPECT_TRUE(limiter.Admit("step 23", absl::Seconds(10)));
+}
+
+// Names of strangers make ever new texts.
+TEST(LogLimiterTest, ManyKindsAreLimitedTogether) {
+  // Twelve letters, another text for each number.
+  const auto name = [](int number) {
+    std::string text;
+    for (int bit = 0; bit < 12; ++bit) {
+      text.push_back((number >> bit & 1) != 0 ? 'p' : 'q');
+    }
+    return text;
+  };
+  LogLimiter limiter;
+  for (int i = 0; i < static_cast<int>(LogLimiter::kKindsMax); ++i) {
+    EXPECT_TRUE(limiter.Admit(name(i), absl::ZeroDuration()));
+  }
+  int64_t admitted = 0;
+  for (int i = 0; i < 1000; ++i) {
+    admitted += limiter.Admit(name(1000 + i), absl::ZeroDuration());
+  }
+  EXPECT_EQ(admitted, LogLimiter::kLinesMax);
+  // Those that were there first are not affected.
+  EXPECT_TRUE(limiter.Admit(name(0), absl::ZeroDuration()));
 }
 
 }  // namespace

@@ -58,6 +58,7 @@ class FakeCohort {
                       const RunState* restored = nullptr);
 
   Coordinator& core() { return core_; }
+  Instant now() const { return now_; }
 
   // Time goes on, all live workers send heartbeats, the clock ticks.
   void Pass(absl::Duration time);

@@ -172,5 +172,31 @@ TEST(RendezvousTest, GroupsAreOfTheMembersThatWereFixed) {
   EXPECT_TRUE(table.AllPending().empty());
 }
 
+TEST(RendezvousTest, WaitsCountFromEachArrivalToTheFixing) {
+  RendezvousTable table({kA, kB, kC}, {.fixed = false});
+  table.Contribute(Key(0, 0), kC, One(1, 0, 0), absl::Seconds(1));
+  table.Contribute(Key(0, 0), kA, One(1, 0, 0), absl::Seconds(3));
+  table.Contribute(Key(0, 0), kB, One(1, 0, 0), absl::Seconds(4));
+  // Without kB: what it waited is nobody's.
+  table.Fix({kA, kC}, absl::Seconds(6));
+  const RendezvousWaits& seen = table.observed(ReducePhase::kForward);
+  EXPECT_EQ(seen.waits,
+            (std::vector<absl::Duration>{absl::Seconds(3), absl::Seconds(5)}));
+  EXPECT_EQ(seen.last, std::vector<Rank>{kA});
+}
+
+// The life that waited is over; its replacement comes anew.
+TEST(RendezvousTest, AReplacementWaitsFromItsOwnArrival) {
+  RendezvousTable table({kA, kB});
+  table.Contribute(Key(0, 0), kA, One(1, 0, 0), absl::Seconds(1));
+  table.Forget(kA);
+  table.Contribute(Key(0, 0), kA, One(1, 0, 0), absl::Seconds(100));
+  table.Contribute(Key(0, 0), kB, One(1, 0, 0), absl::Seconds(101));
+  const RendezvousWaits& seen = table.observed(ReducePhase::kForward);
+  EXPECT_EQ(seen.waits,
+            (std::vector<absl::Duration>{absl::Seconds(1), absl::Seconds(0)}));
+  EXPECT_EQ(seen.last, std::vector<Rank>{kB});
+}
+
 }  // namespace
 }  // namespace cohort

@@ -41,6 +41,8 @@ Verbs:
   checkpoint save     writes a checkpoint now, and waits until it is safe
   statistics collect  collects the moving statistics `after` over fixed weights
   export              writes model.safetensors into the server's results_dir
+  log level           tells or changes which lines the server logs
+  trace merge         puts the timelines of all processes on one clock
 
 `cohortctl help` has flags and exit codes, `cohortctl help VERB` each verb.
 )");
@@ -54,7 +56,9 @@ TEST(CtlCommandTest, HelpExplainsEveryVerbItsFlagsAndExitCodes) {
     const std::string name(verb.name);
     const CtlResult help = ctl.RunPlain(absl::StrCat("help ", name));
     EXPECT_EQ(help.code, 0);
-    EXPECT_THAT(help.out, StartsWith(absl::StrCat("cohortctl ", name, ": ")));
+    EXPECT_THAT(help.out, StartsWith(absl::StrCat(
+                              "cohortctl ", name, verb.words.empty() ? "" : " ",
+                              std::string(verb.words), ": ")));
     EXPECT_EQ(ctl.RunPlain(absl::StrCat(name, " -h")).out, help.out);
     for (const FlagSpec& flag : verb.flags) {
       EXPECT_THAT(help.out,

@@ -56,6 +56,11 @@ class FakeAdminService final : public v1::Admin::Service {
                                  v1::CollectStatisticsReply* reply) override {
     return Answer(fake_.on_collect(), reply);
   }
+  grpc::Status SetLogLevel(grpc::ServerContext*,
+                           const v1::SetLogLevelRequest* request,
+                           v1::SetLogLevelReply* reply) override {
+    return Answer(fake_.on_log_level(*request), reply);
+  }
   grpc::Status Export(grpc::ServerContext*, const v1::ExportRequest*,
                       v1::ExportReply* reply) override {
     return Answer(fake_.on_export(), reply);
@@ -149,6 +154,8 @@ v1::Status ExampleStatus() {
   live->set_batch_size(64);
   live->set_sequence(151);
   live->set_silent_ms(340);
+  (*live->mutable_phase_seconds())["forward"] = 0.25;
+  (*live->mutable_phase_seconds())["data"] = 0.5;
   v1::WorkerStatus* vacant = status.add_workers();
   vacant->set_rank(1);
   vacant->set_state("vacant");

@@ -35,6 +35,9 @@ class FakeAdmin {
   std::function<absl::StatusOr<v1::CheckpointReply>()> on_checkpoint;
   std::function<absl::StatusOr<v1::ExportReply>()> on_export;
   std::function<absl::StatusOr<v1::CollectStatisticsReply>()> on_collect;
+  std::function<absl::StatusOr<v1::SetLogLevelReply>(
+      const v1::SetLogLevelRequest&)>
+      on_log_level;
 
  private:
   struct Connection;

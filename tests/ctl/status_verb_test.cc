@@ -68,9 +68,11 @@ TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
           R"(sync statistics","since_version":0,"pending":{},)"
           R"("pending_reason":""},"workers":[{"rank":0,"state":"live",)"
           R"("incarnation":7,"description":"host-a, process 12",)"
-          R"("batch_size":64,"sequence":151,"silent_ms":340},{"rank":1,)"
+          R"("batch_size":64,"sequence":151,"silent_ms":340,)"
+          R"("phase_seconds":{"data":0.5,"forward":0.25}},{"rank":1,)"
           R"("state":"vacant","incarnation":0,"description":"",)"
-          R"("batch_size":0,"sequence":0,"silent_ms":null}],)"
+          R"("batch_size":0,"sequence":0,"silent_ms":null,)"
+          R"("phase_seconds":{}}],)"
           R"("staleness_versions":{},"counters":{"pushes_applied":300}})",
           "\n"));
 }

@@ -161,7 +161,8 @@ class QuickstartTest(unittest.TestCase):
             "--resume")
         self.assertEqual(code, 0, err)
         server = self.lines("server.args")
-        self.assertEqual(server[:2], ["--listen=127.0.0.1:0", "--workers=3"])
+        self.assertEqual(server[:3], ["--listen=127.0.0.1:0", "--workers=3",
+                                      "--ops_listen=127.0.0.1:0"])
         self.assertEqual(server[-2:], ["--aggregation=async", "--resume"])
         self.assertEqual(
             self.lines("worker-2.args"),

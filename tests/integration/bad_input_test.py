@@ -12,7 +12,8 @@ from processes import Cohort, run
 
 class ServerFlags(unittest.TestCase):
     def refused(self, code, *flags):
-        result = run("cohort-server", "--listen=127.0.0.1:0", *flags)
+        result = run("cohort-server", "--listen=127.0.0.1:0",
+                     "--ops_listen=127.0.0.1:0", *flags)
         self.assertEqual(result.returncode, code, result.stderr)
         return result.stderr
 
@@ -43,6 +44,25 @@ class ServerFlags(unittest.TestCase):
             result = run("cohort-server", f"--listen={address}")
         self.assertNotEqual(result.returncode, 0)
         self.assertIn(address, result.stderr)
+
+    def test_an_operations_port_in_use_is_named_with_a_way_out(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            result = run("cohort-server", "--listen=127.0.0.1:0",
+                         f"--ops_listen={address}")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn(f"--ops_listen: cannot listen on {address}",
+                      result.stderr)
+        self.assertIn("--ops_listen=127.0.0.1:0", result.stderr)
+
+    def test_an_open_operations_port_needs_consent(self):
+        result = run("cohort-server", "--listen=127.0.0.1:0",
+                     "--ops_listen=0.0.0.0:0")
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertIn("--ops_listen: got 0.0.0.0:0", result.stderr)
+        self.assertIn("--insecure", result.stderr)
 
     def test_a_damaged_checkpoint_is_named(self):
         with Cohort(workers=1, server_flags=["--epochs=1"]) as cohort:

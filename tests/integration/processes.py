@@ -54,17 +54,21 @@ class Cohort:
         file = self.dir / "address"
         file.unlink(missing_ok=True)
         listen = self.address or "127.0.0.1:0"
+        given = [*self.server_flags, *flags]
+        if not any(flag.startswith("--ops_listen") for flag in given):
+            given.append("--ops_listen=127.0.0.1:0")
         self.server = self._start("server", [
             BIN / "cohort-server", f"--listen={listen}",
             f"--address_file={file}", f"--results_dir={self.results}",
-            *self.server_flags, *flags])
+            *given])
         self.wait_until(lambda: file.exists() and file.read_text().strip(),
                         "the server to listen")
         self.address = file.read_text().strip()
 
-    def start_worker(self, rank, *flags):
+    def start_worker(self, rank, *flags, wrapper=()):
+        """`wrapper`: a command that the worker's own is appended to."""
         self.workers[rank] = self._start(f"worker{rank}", [
-            BIN / "cohort-worker", f"--server={self.address}",
+            *wrapper, BIN / "cohort-worker", f"--server={self.address}",
             f"--rank={rank}", *self.worker_flags, *flags])
         return self.workers[rank]
 

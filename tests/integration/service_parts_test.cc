@@ -14,10 +14,11 @@
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/listen_address.h"
 #include "common/process/command_line.h"
 #include "server/core/settings.h"
 #include "server/service/byte_budget.h"
-#include "server/service/listen_address.h"
+#include "server/service/history_table.h"
 #include "server/service/progress_text.h"
 #include "server/service/run_recorder.h"
 #include "server/service/stream_registry.h"
@@ -159,15 +160,17 @@ TEST(ByteBudgetTest, BytesAreHeldUntilTheLastPieceIsGone) {
 }
 
 TEST(ListenAddressTest, ReadsHostAndPort) {
-  EXPECT_TRUE(ParseListenAddress("127.0.0.1:7070")->loopback());
-  EXPECT_TRUE(ParseListenAddress("localhost:0")->loopback());
-  EXPECT_TRUE(ParseListenAddress("[::1]:7070")->loopback());
-  EXPECT_FALSE(ParseListenAddress("0.0.0.0:7070")->loopback());
-  EXPECT_FALSE(ParseListenAddress("[::]:7070")->loopback());
-  EXPECT_EQ(ParseListenAddress("[::1]:7070")->ToString(), "[::1]:7070");
+  EXPECT_TRUE(ParseListenAddress("--listen", "127.0.0.1:7070")->loopback());
+  EXPECT_TRUE(ParseListenAddress("--listen", "localhost:0")->loopback());
+  EXPECT_TRUE(ParseListenAddress("--listen", "[::1]:7070")->loopback());
+  EXPECT_FALSE(ParseListenAddress("--listen", "0.0.0.0:7070")->loopback());
+  EXPECT_FALSE(ParseListenAddress("--listen", "[::]:7070")->loopback());
+  EXPECT_EQ(ParseListenAddress("--listen", "[::1]:7070")->ToString(),
+            "[::1]:7070");
   for (const char* bad : {"", "7070", ":7070", "host:", "host:x", "host:65536",
                           "host:-1", "::1:7070"}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(ParseListenAddress(bad).status()))
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(ParseListenAddress("--listen", bad).status()))
         << bad;
   }
 }
@@ -341,7 +344,7 @@ TEST(RunRecorderTest, ContinuedRunHasEachChangeOnce) {
                        .text = "continued"};
   RecorderOptions options;
   options.results_dir = folder.path();
-  options.append = true;
+  options.restored = Version(5);
   options.policies = {FirstPolicy(), ToAsync(), resumed};
   for (int times = 0; times < 2; ++times) {
     std::ostringstream out;
@@ -361,6 +364,58 @@ TEST(RunRecorderTest, ContinuedRunHasEachChangeOnce) {
   // This process cannot tell when.
   EXPECT_THAT(policy[2], StartsWith("2,1,4,,\""));
   EXPECT_THAT(policy[3], StartsWith("3,5,20,0.000,\"learning_rate=0.5\""));
+}
+
+// A run that got as far as version 9 after its checkpoint of version 4, with
+// both kinds evaluated at 4, and was killed while it wrote.
+TEST(RunRecorderTest, ContinuedFilesLoseWhatIsComputedAgain) {
+  const TempDir folder;
+  const std::string head = "version,epoch,samples,seconds,train_loss,...\n";
+  const std::string policy = ",\"sync, with a \"\"quote\"\"\",";
+  WriteText(folder.File("history.csv"),
+            absl::StrCat(head, "3,1,12,20.500,0.5,0.5,0.1,9,,,2", policy,
+                         ",,\n4,1,16,30.250,0.4,0.5,0.1,9,0.7,0.6,2", policy,
+                         "sync,,\n4,1,,30.250,,,,,0.8,0.5,2", policy,
+                         "chief,,\n9,2,36,70.000,0.4,0.5,0.1,9,,,2", policy,
+                         ",,\n9,2,36,7"));
+  WriteText(folder.File("class_iou.csv"),
+            "version,epoch,bn_statistics,class,iou\n"
+            "4,1,sync,0,0.5\n9,2,sync,0,0.75\n");
+  WriteText(folder.File("policy.csv"),
+            "policy_epoch,version\n1,0,a\n2,1,b\n3,8,never came about\n");
+  const SteadyClock clock;
+  std::ostringstream out;
+  RecorderOptions options;
+  options.results_dir = folder.path();
+  options.restored = Version(4);
+  options.policies = {FirstPolicy(), ToAsync()};
+  options.policies_before = 2;
+  absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
+      RunRecorder::Start(options, out, clock, [] { return Training(); });
+  ASSERT_TRUE(recorder.ok()) << recorder.status();
+  // The first kind is evaluated once more, and another one for the first time.
+  (*recorder)->Evaluated({.version = Version(4),
+                          .epochs = 1,
+                          .results = {{.statistics = StatisticsKind::kSync},
+                                      {.statistics = StatisticsKind::kAsync}}});
+  (*recorder)->Committed(
+      {.version = Version(5), .samples = 20, .commit_samples = 4});
+  (*recorder)->Finish();
+
+  const std::vector<std::string> history = Lines(folder.File("history.csv"));
+  ASSERT_EQ(history.size(), 6u);
+  EXPECT_THAT(history[3], HasSubstr("chief"));
+  EXPECT_THAT(history[4], StartsWith("4,1,,30.2"));
+  EXPECT_THAT(history[4], HasSubstr(",async,"));
+  EXPECT_THAT(history[5], StartsWith("5,1,20,30.2"));
+  EXPECT_EQ(Lines(folder.File("class_iou.csv")).size(), 2u);
+  EXPECT_THAT(Lines(folder.File("policy.csv")),
+              ElementsAre("policy_epoch,version", "1,0,a", "2,1,b"));
+}
+
+TEST(HistoryTableTest, FieldsLoseTheirQuotes) {
+  EXPECT_THAT(CsvFields("1,\"a, \"\"b\"\"\",,2"),
+              ElementsAre("1", "a, b", "", "2"));
 }
 
 // SetFlags over a command line with these arguments.

@@ -15,6 +15,7 @@
 #include "common/byte_rope.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "worker/client/client_hooks.h"
 
 namespace cohort {
 
@@ -31,6 +32,8 @@ struct ClientOptions {
   absl::Duration server_timeout = absl::Minutes(5);
   // Seeds the jitter of the back-off.
   uint64_t backoff_seed = 0;
+  // Must outlive the client; null: nobody wants to hear of it.
+  ClientHooks* hooks = nullptr;
 };
 
 // What the server said on joining.
@@ -156,6 +159,10 @@ class Client {
   virtual void SetObserver(
       std::function<void(const std::string&)> observer) = 0;
 };
+
+// Hands what the network library would print to `log`, from any thread. Call it
+// before any client is made.
+void RouteTransportLog(void (*log)(absl::string_view text));
 
 // Errors: InvalidArgument if the options are not usable.
 absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(

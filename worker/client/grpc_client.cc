@@ -8,6 +8,7 @@
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "common/wire/convert.h"
+#include "common/wire/grpc_log.h"
 
 namespace cohort {
 namespace {
@@ -115,6 +116,7 @@ absl::StatusOr<Registration> GrpcClient::Register(
     // moment is no business of the caller's.
     if (!IsReconnectable(status) || clock_.Now() >= deadline) return status;
     Observe(absl::StrCat("registering again: ", status.message()));
+    TellRetry(kRetriedMethods[1]);
     COHORT_RETURN_IF_ERROR(link_.Pause(backoff.Next()));
     COHORT_RETURN_IF_ERROR(Connect());
   }
@@ -253,10 +255,14 @@ absl::Status GrpcClient::Connect() {
   std::string told;
   Instant told_at;
   backoff_.Reset();
+  const bool again = membership_.has_value();
   for (;;) {
     Disconnect();
     COHORT_RETURN_IF_ERROR(link_.Check());
     const absl::Status status = TryConnect(deadline);
+    if (status.ok() && options_.hooks != nullptr) {
+      options_.hooks->OnJoined(*membership_, again);
+    }
     if (status.ok() || absl::IsCancelled(status)) return status;
     if (!IsReconnectable(status)) {
       Disconnect();
@@ -275,6 +281,7 @@ absl::Status GrpcClient::Connect() {
       told_at = clock_.Now();
       Observe(absl::StrCat("waiting to join: ", told));
     }
+    TellRetry(kRetriedMethods[0]);
     if (absl::IsAborted(status) && return_to_ != Incarnation()) {
       // This life is over, or the server has never heard of it.
       return_to_ = Incarnation();
@@ -287,8 +294,8 @@ absl::Status GrpcClient::Connect() {
 
 absl::Status GrpcClient::TryConnect(Instant deadline) {
   auto connection = std::make_unique<Connection>();
-  connection->session =
-      std::make_unique<SessionStream>(*membership_stub_, link_, MakeJoin());
+  connection->session = std::make_unique<SessionStream>(
+      *membership_stub_, link_, MakeJoin(), options_.hooks);
   const absl::StatusOr<v1::JoinReply> reply = connection->session->AwaitJoined(
       std::min(deadline, clock_.Now() + kJoinAttempt));
   if (absl::IsDeadlineExceeded(reply.status())) {
@@ -427,6 +434,14 @@ Instant GrpcClient::Patience() const {
 
 void GrpcClient::Observe(const std::string& sentence) {
   if (observer_) observer_(sentence);
+}
+
+void GrpcClient::TellRetry(absl::string_view method) {
+  if (options_.hooks != nullptr) options_.hooks->OnRetry(method);
+}
+
+void RouteTransportLog(void (*log)(absl::string_view text)) {
+  RouteGrpcLog(log);
 }
 
 absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(

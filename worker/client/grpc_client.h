@@ -92,6 +92,7 @@ class GrpcClient final : public Client {
   BulkTarget MakeTarget(Instant deadline) const;
   Instant Patience() const;
   void Observe(const std::string& sentence);
+  void TellRetry(absl::string_view method);
 
   // Fixed after construction.
   const ClientOptions options_;

@@ -1,16 +1,20 @@
 #include "worker/client/session_stream.h"
 
+#include <map>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 
 namespace cohort {
 
 SessionStream::SessionStream(v1::Membership::Stub& stub, Link& link,
-                             const v1::Join& join)
+                             const v1::Join& join, ClientHooks* hooks)
     : link_(link),
+      hooks_(hooks),
       stream_({.on_message =
                    [this](v1::SessionReply& reply) { return OnMessage(reply); },
                .on_written = nullptr,
@@ -40,6 +44,15 @@ void SessionStream::Heartbeat() {
     MutexLock lock(link_.mu);
     request.mutable_heartbeat()->set_sequence(link_.tracker.sequence().value());
   }
+  if (hooks_ != nullptr) {
+    const std::map<std::string, double> phases = hooks_->TakePhaseSeconds();
+    request.mutable_heartbeat()->mutable_phase_seconds()->insert(phases.begin(),
+                                                                 phases.end());
+    if (hooks_->WantsServerClock()) {
+      request.mutable_heartbeat()->set_sent_unix_us(
+          absl::ToUnixMicros(absl::Now()));
+    }
+  }
   stream_.WriteIfIdle(request);
 }
 
@@ -68,12 +81,28 @@ absl::Status SessionStream::OnMessage(v1::SessionReply& reply) {
     case v1::SessionReply::kStepAborted:
       COHORT_RETURN_IF_ERROR(OnStepAborted(reply.step_aborted()));
       break;
+    case v1::SessionReply::kHeartbeatEcho:
+      OnHeartbeatEcho(reply.heartbeat_echo());
+      return absl::OkStatus();
     case v1::SessionReply::MESSAGE_NOT_SET:
       // A notice of a later protocol version, which this one can do without.
       return absl::OkStatus();
   }
   link_.Notify();
   return absl::OkStatus();
+}
+
+// The server read its clock at some moment of the round trip, so that half of
+// it is how far the estimate may be off.
+void SessionStream::OnHeartbeatEcho(const v1::HeartbeatEcho& echo) const {
+  if (hooks_ == nullptr || echo.sent_unix_us() <= 0) return;
+  const absl::Time now = absl::Now();
+  const absl::Duration half =
+      (now - absl::FromUnixMicros(echo.sent_unix_us())) / 2;
+  // The clock here was set back meanwhile.
+  if (half < absl::ZeroDuration()) return;
+  hooks_->OnServerClock(
+      absl::FromUnixMicros(echo.server_unix_us()) - (now - half), half);
 }
 
 absl::Status SessionStream::OnStepAborted(const v1::StepAborted& notice) {

@@ -11,6 +11,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "worker/client/bidi_stream.h"
+#include "worker/client/client_hooks.h"
 #include "worker/client/link.h"
 
 namespace cohort {
@@ -22,8 +23,10 @@ namespace cohort {
 // Thread safety: Heartbeat may be called from another thread.
 class SessionStream {
  public:
-  // Opens the stream and sends `join`. `stub` and `link` must outlive it.
-  SessionStream(v1::Membership::Stub& stub, Link& link, const v1::Join& join);
+  // Opens the stream and sends `join`. `stub`, `link` and `hooks`, which may be
+  // null, must outlive it.
+  SessionStream(v1::Membership::Stub& stub, Link& link, const v1::Join& join,
+                ClientHooks* hooks = nullptr);
 
   // Blocks until the server has answered the join.
   // Errors: the stream's end, DeadlineExceeded, Cancelled.
@@ -38,8 +41,10 @@ class SessionStream {
  private:
   absl::Status OnMessage(v1::SessionReply& reply);
   absl::Status OnStepAborted(const v1::StepAborted& notice);
+  void OnHeartbeatEcho(const v1::HeartbeatEcho& echo) const;
 
   Link& link_;
+  ClientHooks* const hooks_;
   std::optional<v1::JoinReply> joined_ ABSL_GUARDED_BY(link_.mu);
   // Last, so that it ends before what its reactions use.
   BidiStream<v1::SessionRequest, v1::SessionReply> stream_;

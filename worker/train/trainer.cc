@@ -42,6 +42,28 @@ class ClientRendezvous final : public Rendezvous {
   const Assignment& assignment_;
 };
 
+TrainerState StateOf(AssignmentKind kind) {
+  switch (kind) {
+    case AssignmentKind::kEvaluate:
+      return TrainerState::kEvaluating;
+    case AssignmentKind::kCollectMoments:
+      return TrainerState::kCollecting;
+    default:
+      return TrainerState::kTraining;
+  }
+}
+
+const char* SpanNameOf(AssignmentKind kind) {
+  switch (kind) {
+    case AssignmentKind::kEvaluate:
+      return "evaluate";
+    case AssignmentKind::kCollectMoments:
+      return "collect moments";
+    default:
+      return "step";
+  }
+}
+
 // True for errors that void the assignment but not the worker.
 bool IsVoid(const absl::Status& status) {
   return absl::IsAborted(status) || absl::IsUnavailable(status) ||
@@ -70,9 +92,10 @@ struct Trainer::State {
 
 Trainer::Trainer(Client& client, const Dataset& dataset,
                  const TrainerOptions& options)
-    : client_(client),
-      dataset_(dataset),
+    : dataset_(dataset),
       options_(options),
+      phases_(clock_, options.timeline),
+      client_(client, phases_),
       reader_(dataset, options.loader_threads) {}
 
 Trainer::~Trainer() = default;
@@ -124,6 +147,8 @@ absl::Status Trainer::Prepare() {
 
 absl::Status Trainer::Loop() {
   for (;;) {
+    Tell(TrainerState::kWaiting);
+    phases_.Begin();
     const absl::StatusOr<Assignment> next = client_.NextAssignment();
     if (IsVoid(next.status())) continue;
     COHORT_RETURN_IF_ERROR(next.status());
@@ -141,7 +166,42 @@ absl::Status Trainer::Loop() {
   }
 }
 
+void Trainer::Tell(TrainerState state) {
+  if (options_.observer != nullptr) options_.observer->OnState(state);
+}
+
+void Trainer::HaveWeights(Version version) {
+  state_->version = version;
+  if (options_.observer != nullptr) options_.observer->OnWeights(version);
+}
+
 absl::Status Trainer::Execute(const Assignment& assignment) {
+  const AssignmentKind kind = assignment.kind;
+  Tell(StateOf(kind));
+  report_.reset();
+  const absl::Status status = Compute(assignment);
+  StepPhases::Facts facts;
+  if (phases_.traced()) {
+    facts = {{"sequence", assignment.sequence.value()},
+             {"attempt", int64_t{assignment.attempt.value()}},
+             {"version", assignment.version.value()},
+             {"samples", assignment.range.size()}};
+    if (!status.ok()) {
+      facts.emplace_back("ended", std::string(status.message()));
+    }
+    if (report_.has_value()) {
+      facts.emplace_back("next_version", report_->version.value());
+    }
+  }
+  const PhaseTimes times = phases_.End(SpanNameOf(kind), std::move(facts));
+  if (report_.has_value() && options_.observer != nullptr) {
+    report_->phases = times;
+    options_.observer->OnStep(*report_);
+  }
+  return status;
+}
+
+absl::Status Trainer::Compute(const Assignment& assignment) {
   // LibTorch and the standard library throw; nothing of theirs goes further.
   try {
     switch (assignment.kind) {
@@ -189,7 +249,7 @@ absl::Status Trainer::ReadWeights(const Assignment& assignment) {
   COHORT_ASSIGN_OR_RETURN(const PulledVersion pulled, client_.Pull(wish));
   state_->version.reset();
   COHORT_RETURN_IF_ERROR(state_->weights.Load(pulled.weights));
-  state_->version = pulled.version;
+  HaveWeights(pulled.version);
   return absl::OkStatus();
 }
 
@@ -242,8 +302,8 @@ absl::Status Trainer::PrepareNext(const Assignment& assignment) {
   return absl::OkStatus();
 }
 
-absl::Status Trainer::TrainPart(const Part& part, PushClosing& sums) {
-  const Batch& batch = part.batch;
+absl::StatusOr<Trainer::Losses> Trainer::Forward(const Batch& batch) {
+  const StepPhases::Scope forward(phases_, StepPhase::kForward);
   const ModelOutput output = state_->model->forward(batch.images);
   // What is reported is the main head's, as in evaluation.
   COHORT_ASSIGN_OR_RETURN(const at::Tensor loss_sum,
@@ -254,27 +314,48 @@ absl::Status Trainer::TrainPart(const Part& part, PushClosing& sums) {
                             state_->loss.Sum(head.logits, batch.labels));
     objective = objective + head.weight * auxiliary;
   }
+  return Losses{
+      .logits = output.logits, .loss_sum = loss_sum, .objective = objective};
+}
+
+absl::Status Trainer::TrainPart(const Part& part, PushClosing& sums) {
+  const Batch& batch = part.batch;
+  COHORT_ASSIGN_OR_RETURN(const Losses losses, Forward(batch));
   if (part.opening != nullptr) {
     COHORT_RETURN_IF_ERROR(client_.OpenPush(*part.opening));
   }
   if (part.last) state_->gradients->SendDuringNextPass();
-  (objective / state_->loss_reference).backward();
-  sums.loss_sum += loss_sum.item<double>();
+  {
+    const StepPhases::Scope backward(phases_, StepPhase::kBackward);
+    (losses.objective / state_->loss_reference).backward();
+  }
+  // After the backward pass, during which gradients leave.
+  const StepPhases::Scope forward(phases_, StepPhase::kForward);
+  sums.loss_sum += losses.loss_sum.item<double>();
   // An ignored label is no class, so no prediction equals it.
   sums.correct +=
-      output.logits.detach().argmax(1).eq(batch.labels).sum().item<int64_t>();
+      losses.logits.detach().argmax(1).eq(batch.labels).sum().item<int64_t>();
   sums.labels += batch.labels.ne(kIgnoredLabel).sum().item<int64_t>();
   return absl::OkStatus();
 }
 
-absl::Status Trainer::Train(const Assignment& assignment) {
-  COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
-  COHORT_ASSIGN_OR_RETURN(const Batch batch, ReadSamples(assignment));
+absl::StatusOr<Batch> Trainer::ReadTrainingSamples(const Assignment& assignment,
+                                                   PushOpening& opening) {
+  const StepPhases::Scope data(phases_, StepPhase::kData);
+  COHORT_ASSIGN_OR_RETURN(Batch batch, ReadSamples(assignment));
   COHORT_RETURN_IF_ERROR(PrepareNext(assignment));
-  const int64_t samples = batch.images.size(0);
-  PushOpening opening{.version = *state_->version, .samples = samples};
+  opening.samples = batch.images.size(0);
   COHORT_ASSIGN_OR_RETURN(opening.loss_weight,
                           state_->loss.WeightOf(batch.labels));
+  return batch;
+}
+
+absl::Status Trainer::Train(const Assignment& assignment) {
+  COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
+  PushOpening opening{.version = *state_->version};
+  COHORT_ASSIGN_OR_RETURN(const Batch batch,
+                          ReadTrainingSamples(assignment, opening));
+  const int64_t samples = opening.samples;
   state_->weights.ClearGradients();
   state_->gradients->Begin();
   state_->model->train();
@@ -306,13 +387,20 @@ absl::Status Trainer::Train(const Assignment& assignment) {
   closing.batch_norm_calls = context.calls;
   closing.moments = std::move(context.moments);
   COHORT_ASSIGN_OR_RETURN(const PushResult result, client_.ClosePush(closing));
+  report_ = {.version = result.verdict.version,
+             .verdict = result.verdict.verdict,
+             .samples = samples};
+  if (opening.loss_weight > 0) {
+    report_->loss = closing.loss_sum / opening.loss_weight;
+  }
   return TakeResult(result);
 }
 
 absl::Status Trainer::TakeResult(const PushResult& result) {
+  const StepPhases::Scope push(phases_, StepPhase::kPush);
   const PushVerdict& verdict = result.verdict;
   if (verdict.verdict == Verdict::kSkipped) {
-    state_->version = verdict.version;
+    HaveWeights(verdict.version);
     return absl::OkStatus();
   }
   state_->version.reset();
@@ -327,7 +415,7 @@ absl::Status Trainer::TakeResult(const PushResult& result) {
   }
   if (!applied || result.weights.empty()) return absl::OkStatus();
   COHORT_RETURN_IF_ERROR(state_->weights.Load(result.weights));
-  state_->version = verdict.version;
+  HaveWeights(verdict.version);
   return absl::OkStatus();
 }
 

@@ -9,7 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/assignment.h"
+#include "common/clock.h"
 #include "common/mutex.h"
+#include "common/timeline.h"
 #include "kernels/backend.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/client/client.h"
@@ -18,6 +20,9 @@
 #include "worker/train/batch_reader.h"
 #include "worker/train/loss.h"
 #include "worker/train/scoring.h"
+#include "worker/train/step_phases.h"
+#include "worker/train/timed_client.h"
+#include "worker/train/trainer_observer.h"
 
 namespace cohort {
 
@@ -35,8 +40,11 @@ struct TrainerOptions {
   // Images of one forward pass in evaluation.
   int64_t evaluation_batch_size = kEvaluationBatchSize;
   BindingOptions batch_norm;
-  // Must outlive the trainer.
+  // Must outlive the trainer, as must those below, which may be null.
   const kernels::Backend* backend = nullptr;
+  TrainerObserver* observer = nullptr;
+  // Gets the steps and what they are made of, and evaluations.
+  Timeline* timeline = nullptr;
 };
 
 // What a worker does: asks for an assignment, computes it, pushes the result,
@@ -70,13 +78,30 @@ class Trainer {
     bool last = true;
   };
 
+  // What a forward pass ends with.
+  struct Losses {
+    at::Tensor logits;
+    at::Tensor loss_sum;
+    // What is differentiated.
+    at::Tensor objective;
+  };
+
   absl::Status Prepare();
   absl::Status Loop();
   absl::Status Execute(const Assignment& assignment);
+  // As Execute; what LibTorch throws comes out as an error.
+  absl::Status Compute(const Assignment& assignment);
+  void Tell(TrainerState state);
+  // The weights in the model are those of `version`.
+  void HaveWeights(Version version);
   absl::Status Train(const Assignment& assignment);
   // Forward and backward of one part; gradients add up in the model, and leave
   // during the last.
   absl::Status TrainPart(const Part& part, PushClosing& sums);
+  absl::StatusOr<Losses> Forward(const Batch& batch);
+  // Completes the opening with what the samples count.
+  absl::StatusOr<Batch> ReadTrainingSamples(const Assignment& assignment,
+                                            PushOpening& opening);
   absl::Status Evaluate(const Assignment& assignment);
   absl::Status CollectMoments(const Assignment& assignment);
   absl::Status ReadWeights(const Assignment& assignment);
@@ -93,9 +118,14 @@ class Trainer {
   void LeaveStep() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.
-  Client& client_;
   const Dataset& dataset_;
   const TrainerOptions options_;
+  const SteadyClock clock_;
+
+  StepPhases phases_;
+  TimedClient client_;
+  // Of the step in progress, once it has its verdict.
+  std::optional<StepReport> report_;
 
   BatchReader reader_;
   RangeForecast forecast_;

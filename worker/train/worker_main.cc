@@ -21,8 +21,12 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/formats/file_system.h"
+#include "common/formats/trace_file.h"
 #include "common/log/log.h"
 #include "common/measures.h"
+#include "common/ops/http_server.h"
+#include "common/ops/ops_routes.h"
+#include "common/ops/process_collector.h"
 #include "common/periodic_task.h"
 #include "common/process/command_line.h"
 #include "common/process/signal_watcher.h"
@@ -33,6 +37,7 @@
 #include "worker/client/model_reader.h"
 #include "worker/datasets/dataset.h"
 #include "worker/datasets/options.h"
+#include "worker/metrics/worker_metrics.h"
 #include "worker/models/model.h"
 #include "worker/models/state_dict.h"
 #include "worker/train/batch_share.h"
@@ -40,6 +45,7 @@
 #include "worker/train/scoring.h"
 #include "worker/train/threads.h"
 #include "worker/train/trainer.h"
+#include "worker/train/worker_telemetry.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:7070", "host:port of the server");
 ABSL_FLAG(int32_t, rank, -1,
@@ -103,6 +109,18 @@ ABSL_FLAG(int32_t, threads, 1,
           "bit only for the same number");
 ABSL_FLAG(absl::Duration, server_timeout, absl::Minutes(5),
           "how long an unreachable server is waited for");
+ABSL_FLAG(std::string, ops_listen, "",
+          "host:port of an operations port with /metrics, /livez and /readyz; "
+          "port 0 takes a free one; empty: none, because several workers "
+          "share a machine");
+ABSL_FLAG(bool, insecure, false,
+          "let --ops_listen be reached from other machines, unencrypted");
+ABSL_FLAG(std::string, trace, "",
+          "file that gets the timeline of this process, as Chrome's and "
+          "Perfetto's viewers read it; see cohortctl trace merge");
+ABSL_FLAG(std::string, log_level, "info",
+          "least important lines that are logged: debug, info, warning or "
+          "error");
 ABSL_FLAG(bool, evaluate, false,
           "score the newest version of a live run on the test split, without "
           "joining the run, and end");
@@ -306,6 +324,102 @@ int RunEvaluation(const Dataset& dataset, Model& model,
   return kExitOk;
 }
 
+// What others may look at while the worker trains. Null where nobody asked.
+struct Surroundings {
+  std::unique_ptr<TraceFile> trace;
+  std::unique_ptr<WorkerMetrics> metrics;
+  std::unique_ptr<WorkerTelemetry> telemetry;
+  std::unique_ptr<ProcessCollector> process;
+  // Last: shows what is above.
+  std::unique_ptr<HttpServer> ops;
+};
+
+absl::StatusOr<std::unique_ptr<HttpServer>> StartOps(Surroundings& around) {
+  around.process = std::make_unique<ProcessCollector>();
+  OpsPages pages{.metrics = around.metrics->collectables(),
+                 .ready = [telemetry = around.telemetry.get()] {
+                   return telemetry->Ready();
+                 }};
+  pages.metrics.push_back(around.process.get());
+  COHORT_ASSIGN_OR_RETURN(
+      std::unique_ptr<HttpServer> ops,
+      StartHttpServer({.listen = absl::GetFlag(FLAGS_ops_listen),
+                       .insecure = absl::GetFlag(FLAGS_insecure),
+                       .routes = OpsRoutes(pages)}));
+  Log(LogLevel::kInfo,
+      absl::StrCat("operations port: http://", ops->address(), "/metrics"));
+  return ops;
+}
+
+absl::StatusOr<Surroundings> SurroundingsFromFlags() {
+  Surroundings around;
+  const std::string trace = absl::GetFlag(FLAGS_trace);
+  if (!trace.empty()) {
+    absl::StatusOr<std::unique_ptr<TraceFile>> file =
+        TraceFile::Create(trace, "worker");
+    if (!file.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--trace: ", file.status().message()));
+    }
+    around.trace = *std::move(file);
+  }
+  const bool ops = !absl::GetFlag(FLAGS_ops_listen).empty();
+  if (ops) {
+    around.metrics = std::make_unique<WorkerMetrics>(
+        WorkerTelemetry::StateNames(), kRetriedMethods);
+  }
+  around.telemetry = std::make_unique<WorkerTelemetry>(around.metrics.get(),
+                                                       around.trace.get());
+  if (ops) {
+    COHORT_ASSIGN_OR_RETURN(around.ops, StartOps(around));
+  }
+  return around;
+}
+
+// Joins the run and trains until it is over.
+int Train(const Dataset& dataset, int64_t samples,
+          const LossOptions& loss_options) {
+  const absl::StatusOr<Surroundings> around = SurroundingsFromFlags();
+  if (!around.ok()) return Fail(around.status(), kExitConfig);
+  ClientOptions client_options = ClientOptionsFromFlags(samples);
+  client_options.hooks = around->telemetry.get();
+  absl::StatusOr<std::unique_ptr<Client>> client =
+      MakeGrpcClient(client_options);
+  if (!client.ok()) return Fail(client.status(), kExitConfig);
+  (*client)->SetObserver(
+      [](const std::string& text) { Log(LogLevel::kInfo, text); });
+  const std::unique_ptr<kernels::Backend> backend =
+      kernels::NewCpuBackend(RunOnArithmeticThreads);
+  Trainer trainer(
+      **client, dataset,
+      {.make_model =
+           [&](uint64_t seed) { return ModelFor(dataset, seed, nullptr); },
+       .batch_size = samples,
+       .accumulate = absl::GetFlag(FLAGS_accumulate),
+       .loss = loss_options,
+       .loader_threads = absl::GetFlag(FLAGS_loader_threads),
+       .evaluation_batch_size = EvaluationBatchSize(dataset),
+       .batch_norm = BindingOptionsFromFlags(),
+       .backend = backend.get(),
+       .observer = around->telemetry.get(),
+       .timeline = around->trace.get()});
+  std::unique_ptr<PeriodicTask> hand_back;
+  const SignalWatcher watcher([&](int signal) {
+    Log(LogLevel::kInfo,
+        absl::StrCat("signal ", signal, ": finishing the step, then leaving"));
+    trainer.RequestStop();
+    hand_back = std::make_unique<PeriodicTask>(
+        "hand-back", kStopGrace, [&client] { (*client)->RequestStop(); });
+  });
+  const absl::Status status = trainer.Run();
+  if (around->trace != nullptr && !around->trace->status().ok()) {
+    Log(LogLevel::kError, around->trace->status().message());
+  }
+  if (!status.ok()) return Fail(status, ExitCodeForRun(status));
+  Log(LogLevel::kInfo, "left");
+  return kExitOk;
+}
+
 int RunWorker() {
   SetArithmeticThreads(absl::GetFlag(FLAGS_threads));
   const absl::StatusOr<std::unique_ptr<Dataset>> dataset = DatasetFromFlags();
@@ -327,36 +441,7 @@ int RunWorker() {
   }
   model->reset();
 
-  absl::StatusOr<std::unique_ptr<Client>> client =
-      MakeGrpcClient(ClientOptionsFromFlags(*samples));
-  if (!client.ok()) return Fail(client.status(), kExitConfig);
-  (*client)->SetObserver(
-      [](const std::string& text) { Log(LogLevel::kInfo, text); });
-  const std::unique_ptr<kernels::Backend> backend =
-      kernels::NewCpuBackend(RunOnArithmeticThreads);
-  Trainer trainer(
-      **client, **dataset,
-      {.make_model =
-           [&](uint64_t seed) { return ModelFor(**dataset, seed, nullptr); },
-       .batch_size = *samples,
-       .accumulate = absl::GetFlag(FLAGS_accumulate),
-       .loss = *loss_options,
-       .loader_threads = absl::GetFlag(FLAGS_loader_threads),
-       .evaluation_batch_size = EvaluationBatchSize(**dataset),
-       .batch_norm = BindingOptionsFromFlags(),
-       .backend = backend.get()});
-  std::unique_ptr<PeriodicTask> hand_back;
-  const SignalWatcher watcher([&](int signal) {
-    Log(LogLevel::kInfo,
-        absl::StrCat("signal ", signal, ": finishing the step, then leaving"));
-    trainer.RequestStop();
-    hand_back = std::make_unique<PeriodicTask>(
-        "hand-back", kStopGrace, [&client] { (*client)->RequestStop(); });
-  });
-  const absl::Status status = trainer.Run();
-  if (!status.ok()) return Fail(status, ExitCodeForRun(status));
-  Log(LogLevel::kInfo, "left");
-  return kExitOk;
+  return Train(**dataset, *samples, *loss_options);
 }
 
 int Main(absl::Span<char* const> arguments) {
@@ -366,10 +451,22 @@ int Main(absl::Span<char* const> arguments) {
     std::cout << HelpText(kProgram, "worker_main.cc");
     return kExitOk;
   }
-  InitLogging({.process = "worker"});
+  const absl::StatusOr<LogLevel> level =
+      ParseLogLevel(absl::GetFlag(FLAGS_log_level));
+  if (!level.ok()) {
+    return Fail(absl::InvalidArgumentError(
+                    absl::StrCat("--log_level: ", level.status().message())),
+                kExitConfig);
+  }
+  InitLogging({.level = *level, .process = "worker"});
+  // What goes wrong there comes back as a status, and is told in our words.
+  RouteTransportLog(
+      [](absl::string_view text) { Log(LogLevel::kDebug, text); });
   const absl::Status valid = Validate();
   if (!valid.ok()) return Fail(valid, kExitConfig);
-  return RunWorker();
+  const int code = RunWorker();
+  FlushLog();
+  return code;
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-#include "server/service/listen_address.h"
+#include "common/listen_address.h"
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -16,7 +15,8 @@ std::string ListenAddress::ToString() const {
   return absl::StrCat(host, ":", port);
 }
 
-absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
+absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag,
+                                                 absl::string_view text) {
   const size_t colon = text.rfind(':');
   ListenAddress address;
   if (colon != absl::string_view::npos) {
@@ -30,10 +30,21 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
       !absl::SimpleAtoi(text.substr(colon + 1), &address.port) ||
       address.port < 0 || address.port > 65535) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--listen: got '", text,
+        flag, ": got '", text,
         "', want host:port such as 127.0.0.1:7070, with a port of 0 to 65535"));
   }
   return address;
+}
+
+absl::Status CheckExposure(absl::string_view flag, const ListenAddress& address,
+                           bool insecure, absl::string_view risk) {
+  if (address.loopback() || insecure) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      flag, ": got ", address.ToString(),
+      ", which other machines can reach, and the connection is not "
+      "encrypted or authenticated; listen on 127.0.0.1, or pass --insecure "
+      "if everyone on that network may ",
+      risk));
 }
 
 }  // namespace cohort

@@ -1,0 +1,242 @@
+#include "common/formats/trace_merge.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "common/byte_rope.h"
+#include "common/formats/file_system.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kFileMode = 0644;
+
+// What one process wrote.
+struct Trace {
+  std::string path;
+  std::vector<Json> events;
+  std::string name;
+  std::string process;
+  std::string run;
+  int64_t rank = -1;
+  // The server's clock at time 0, in microseconds since 1970.
+  double begin_us = 0;
+  double error_us = -1;
+  bool has_clock = false;
+};
+
+absl::Status Damaged(const Trace& trace, size_t line, absl::string_view why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(trace.path, ", line ", line, ": ", why));
+}
+
+bool IsEvent(const Json& event) {
+  const auto has_number = [&event](const char* name) {
+    return event.contains(name) && event[name].is_number();
+  };
+  if (!event.is_object() || !event.contains("ph") || !event["ph"].is_string() ||
+      !event.contains("name") || !event["name"].is_string() ||
+      !has_number("tid") || !event.contains("args") ||
+      !event["args"].is_object()) {
+    return false;
+  }
+  const std::string kind = event["ph"];
+  return kind == "M" || (kind == "C" && has_number("ts")) ||
+         (kind == "X" && has_number("ts") && has_number("dur"));
+}
+
+absl::Status ReadClock(const Json& args, size_t line, Trace& trace) {
+  const auto number = [&args](const char* name) {
+    const auto at = args.find(name);
+    return at != args.end() && at->is_number();
+  };
+  const auto text = [&args](const char* name) {
+    const auto at = args.find(name);
+    return at != args.end() && at->is_string();
+  };
+  if (!text("process") || !text("run") || !number("rank") ||
+      !number("wall_us") || !number("server_offset_us") ||
+      !number("server_error_us")) {
+    return Damaged(trace, line, "got a clock without its numbers");
+  }
+  trace.has_clock = true;
+  trace.process = args["process"].get<std::string>();
+  trace.run = args["run"].get<std::string>();
+  trace.rank = args["rank"].get<int64_t>();
+  trace.error_us = args["server_error_us"].get<double>();
+  trace.begin_us = args["wall_us"].get<double>();
+  if (trace.error_us >= 0) {
+    trace.begin_us += args["server_offset_us"].get<double>();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeEvent(Json event, size_t line, Trace& trace) {
+  if (!IsEvent(event)) return Damaged(trace, line, "got no trace event");
+  if (event["ph"] == "M" && event["name"] == "cohort_clock") {
+    return ReadClock(event["args"], line, trace);
+  }
+  // Of those of a process that learned its rank, the last one counts.
+  if (event["ph"] == "M" && event["name"] == "process_name") {
+    const Json& args = event["args"];
+    if (args.contains("name") && args["name"].is_string()) {
+      trace.name = args["name"].get<std::string>();
+    }
+    return absl::OkStatus();
+  }
+  trace.events.push_back(std::move(event));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Trace> ReadTrace(const std::string& path) {
+  COHORT_ASSIGN_OR_RETURN(const ByteRope content,
+                          RealFileSystem().ReadFile(path));
+  Trace trace{.path = path};
+  const std::string text = content.ToString();
+  const std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
+  for (size_t i = 0; i < lines.size(); ++i) {
+    absl::string_view line = absl::StripAsciiWhitespace(lines[i]);
+    absl::ConsumeSuffix(&line, ",");
+    if (line.empty() || line == "[" || line == "]") continue;
+    Json event = Json::parse(line.begin(), line.end(), nullptr,
+                             /*allow_exceptions=*/false);
+    if (event.is_discarded()) {
+      // Cut off when the process was killed.
+      if (i + 1 == lines.size()) break;
+      return Damaged(trace, i + 1, "got no JSON");
+    }
+    COHORT_RETURN_IF_ERROR(TakeEvent(std::move(event), i + 1, trace));
+  }
+  if (!trace.has_clock) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path,
+                     ": got no clock, want a file that --trace of "
+                     "cohort-server or cohort-worker wrote"));
+  }
+  return trace;
+}
+
+// "3f2a", or the error that they are of two runs. A worker that was refused
+// knows none.
+absl::StatusOr<std::string> RunOf(const std::vector<Trace>& traces) {
+  const Trace* first = nullptr;
+  for (const Trace& trace : traces) {
+    if (trace.run.empty()) continue;
+    if (first == nullptr) first = &trace;
+    if (trace.run != first->run) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(trace.path, ": got run ", trace.run, ", want ",
+                       first->run, " as in ", first->path));
+    }
+  }
+  return first == nullptr ? "" : first->run;
+}
+
+Json Metadata(const char* name, size_t pid, const Json& args) {
+  return {
+      {"ph", "M"}, {"name", name}, {"pid", pid}, {"tid", 0}, {"args", args}};
+}
+
+// `traces` in their final order. Their own numbers of processes may be equal.
+std::string MergedText(std::vector<Trace>& traces) {
+  double begin_us = std::numeric_limits<double>::infinity();
+  for (const Trace& trace : traces) {
+    begin_us = std::min(begin_us, trace.begin_us);
+  }
+  std::vector<Json> events;
+  std::vector<std::pair<double, Json>> timed;
+  // New numbers of tracks: viewers take equal ones for one thread, whatever
+  // process they are of.
+  std::map<std::pair<size_t, int64_t>, size_t> tids;
+  for (size_t i = 0; i < traces.size(); ++i) {
+    Trace& trace = traces[i];
+    const size_t pid = i + 1;
+    events.push_back(Metadata("process_name", pid, {{"name", trace.name}}));
+    events.push_back(Metadata("process_sort_index", pid, {{"sort_index", i}}));
+    for (Json& event : trace.events) {
+      event["pid"] = pid;
+      const int64_t tid = event["tid"].get<int64_t>();
+      event["tid"] =
+          tids.try_emplace({pid, tid}, tids.size() + 1).first->second;
+      if (event["ph"] == "M") {
+        events.push_back(std::move(event));
+        continue;
+      }
+      const double ts = event["ts"].get<double>() + (trace.begin_us - begin_us);
+      event["ts"] = ts;
+      timed.emplace_back(ts, std::move(event));
+    }
+  }
+  std::stable_sort(
+      timed.begin(), timed.end(),
+      [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (auto& [ts, event] : timed) events.push_back(std::move(event));
+  std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+  for (size_t i = 0; i < events.size(); ++i) {
+    absl::StrAppend(
+        &text, i == 0 ? "\n" : ",\n",
+        events[i].dump(-1, ' ', false, Json::error_handler_t::replace));
+  }
+  return absl::StrCat(text, "\n]}\n");
+}
+
+bool ServerFirst(const Trace& a, const Trace& b) {
+  const auto key = [](const Trace& trace) {
+    return std::make_tuple(trace.process != "server", trace.rank,
+                           trace.begin_us);
+  };
+  return key(a) < key(b);
+}
+
+}  // namespace
+
+absl::StatusOr<MergedTrace> MergeTraces(absl::Span<const std::string> files,
+                                        const std::string& out) {
+  std::vector<Trace> traces;
+  for (const std::string& file : files) {
+    std::error_code none;
+    if (std::filesystem::equivalent(file, out, none)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(out, ": got the same file as input and as output"));
+    }
+    COHORT_ASSIGN_OR_RETURN(Trace trace, ReadTrace(file));
+    traces.push_back(std::move(trace));
+  }
+  COHORT_ASSIGN_OR_RETURN(const std::string run, RunOf(traces));
+  std::stable_sort(traces.begin(), traces.end(), ServerFirst);
+  MergedTrace merged{.run = run};
+  for (const Trace& trace : traces) {
+    merged.processes.push_back(
+        {.name = trace.name,
+         .spans = std::count_if(
+             trace.events.begin(), trace.events.end(),
+             [](const Json& event) { return event["ph"] == "X"; }),
+         .clock_error = trace.process == "server"
+                            ? absl::ZeroDuration()
+                            : absl::Microseconds(trace.error_us)});
+  }
+  const std::string text = MergedText(traces);
+  COHORT_RETURN_IF_ERROR(WriteFileAtomically(
+      RealFileSystem(), out, kFileMode,
+      {ByteRope::Copy(absl::MakeConstSpan(
+          reinterpret_cast<const std::byte*>(text.data()), text.size()))}));
+  return merged;
+}
+
+}  // namespace cohort

@@ -1,0 +1,112 @@
+#include "common/ops/listen_socket.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace cohort {
+namespace {
+
+constexpr int kBacklog = 128;
+
+struct FreeAddresses {
+  void operator()(addrinfo* list) const { freeaddrinfo(list); }
+};
+using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+
+absl::Status CannotListen(absl::string_view flag, const ListenAddress& address,
+                          absl::string_view why) {
+  return absl::UnavailableError(
+      absl::StrCat(flag, ": cannot listen on ", address.ToString(), ": ", why));
+}
+
+absl::Status CannotListen(absl::string_view flag, const ListenAddress& address,
+                          int error) {
+  switch (error) {
+    case EADDRINUSE:
+      return CannotListen(
+          flag, address,
+          absl::StrCat("another process uses the port; pass ", flag, "=",
+                       address.host, ":0 for a free one, or ", flag,
+                       "= for none"));
+    case EADDRNOTAVAIL:
+      return CannotListen(flag, address, "it is no address of this machine");
+    case EACCES:
+      return CannotListen(flag, address,
+                          "ports below 1024 need privileges; choose another");
+    default:
+      return CannotListen(flag, address, std::strerror(error));
+  }
+}
+
+std::string Unbracketed(const std::string& host) {
+  const bool bracketed = host.size() > 2 && host.front() == '[';
+  return bracketed ? host.substr(1, host.size() - 2) : host;
+}
+
+absl::StatusOr<Addresses> Resolve(absl::string_view flag,
+                                  const ListenAddress& address) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  const int error =
+      getaddrinfo(Unbracketed(address.host).c_str(),
+                  std::to_string(address.port).c_str(), &hints, &list);
+  if (error != 0) return CannotListen(flag, address, gai_strerror(error));
+  return Addresses(list);
+}
+
+int PortOf(int fd) {
+  sockaddr_storage bound = {};
+  socklen_t length = sizeof(bound);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
+    return 0;
+  }
+  return ntohs(bound.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
+}
+
+}  // namespace
+
+absl::StatusOr<ListenSocket> ListenSocket::Open(absl::string_view flag,
+                                                ListenAddress& address) {
+  absl::StatusOr<Addresses> found = Resolve(flag, address);
+  if (!found.ok()) return found.status();
+  const addrinfo& first = **found;
+  ListenSocket socket(
+      ::socket(first.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (socket.fd_ < 0) return CannotListen(flag, address, errno);
+  // A server that is started again does not wait for old connections to fade.
+  const int on = 1;
+  setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (bind(socket.fd_, first.ai_addr, first.ai_addrlen) != 0 ||
+      listen(socket.fd_, kBacklog) != 0) {
+    return CannotListen(flag, address, errno);
+  }
+  address.port = PortOf(socket.fd_);
+  return socket;
+}
+
+ListenSocket::ListenSocket(ListenSocket&& other) noexcept
+    : fd_(other.Release()) {}
+
+ListenSocket::~ListenSocket() {
+  if (fd_ >= 0) close(fd_);
+}
+
+int ListenSocket::Release() { return std::exchange(fd_, -1); }
+
+}  // namespace cohort

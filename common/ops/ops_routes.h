@@ -1,0 +1,26 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/ops/http_server.h"
+#include "prometheus/collectable.h"
+
+namespace cohort {
+
+// What every process of Cohort shows on its operations port.
+struct OpsPages {
+  // Not null; they outlive the server.
+  std::vector<const prometheus::Collectable*> metrics;
+  // OK once the process can do its work; the message says what it waits for.
+  std::function<absl::Status()> ready;
+};
+
+// /metrics, with cohort_build_info first, /livez (200 as long as the port
+// answers at all) and /readyz (200, or 503 with the reason).
+std::map<std::string, HttpHandler> OpsRoutes(const OpsPages& pages);
+
+}  // namespace cohort

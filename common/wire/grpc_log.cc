@@ -1,0 +1,29 @@
+#include "common/wire/grpc_log.h"
+
+#include <grpc/support/log.h>
+
+#include <atomic>
+
+#include "absl/strings/str_cat.h"
+
+namespace cohort {
+namespace {
+
+// gRPC takes a bare function. Set before its threads start.
+std::atomic<void (*)(absl::string_view)> grpc_sink = nullptr;
+
+absl::string_view FileName(absl::string_view path) {
+  return path.substr(path.rfind('/') + 1);
+}
+
+}  // namespace
+
+void RouteGrpcLog(void (*log)(absl::string_view text)) {
+  grpc_sink = log;
+  gpr_set_log_function([](gpr_log_func_args* args) {
+    grpc_sink.load()(absl::StrCat("gRPC: ", args->message, " (",
+                                  FileName(args->file), ":", args->line, ")"));
+  });
+}
+
+}  // namespace cohort

@@ -1,0 +1,268 @@
+// What the coordinator says about itself, and whom it waits for.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/core/coordinator.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kUnbounded = absl::InfiniteDuration();
+
+std::string Ranks(const std::vector<Rank>& ranks) {
+  return absl::StrCat(
+      ranks.size() == 1 ? "worker " : "workers ",
+      absl::StrJoin(ranks, ", ", [](std::string* out, Rank rank) {
+        absl::StrAppend(out, rank.value());
+      }));
+}
+
+// Shorter waits come and go with every step, and are nobody's news.
+constexpr absl::Duration kHeldUpMin = absl::Seconds(2);
+
+}  // namespace
+
+absl::string_view VacancyReasonName(VacancyReason reason) {
+  switch (reason) {
+    case VacancyReason::kLease:
+      return "lease";
+    case VacancyReason::kDisconnect:
+      return "disconnect";
+    case VacancyReason::kDeadline:
+      return "deadline";
+    case VacancyReason::kAdmin:
+      return "admin";
+    case VacancyReason::kLeft:
+      return "left";
+  }
+  return "";
+}
+
+absl::string_view PhaseName(StatusView::Phase phase) {
+  switch (phase) {
+    case StatusView::Phase::kWaiting:
+      return "waiting";
+    case StatusView::Phase::kTraining:
+      return "training";
+    case StatusView::Phase::kEvaluating:
+      return "evaluating";
+    case StatusView::Phase::kCollecting:
+      return "collecting";
+    case StatusView::Phase::kOver:
+      return "over";
+  }
+  return "";
+}
+
+std::vector<Rank> Coordinator::VacantRanks() const {
+  std::vector<Rank> vacant;
+  for (const Worker& worker : ranks_.all()) {
+    if (!worker.usable()) vacant.push_back(worker.rank);
+  }
+  return vacant;
+}
+
+std::vector<Rank> Coordinator::WaitedFor() const {
+  if (!started_) return VacantRanks();
+  if (round_.has_value()) {
+    const std::vector<Rank> missing = round_->rendezvous.Missing();
+    return missing.empty() || !round_->fixed
+               ? aggregation_->Decide(ViewOfRound()).waiting_for
+               : missing;
+  }
+  return InFlight();
+}
+
+absl::Duration Coordinator::WaitLeft(const std::vector<Rank>& ranks,
+                                     Instant now) const {
+  if (!started_) return kUnbounded;
+  absl::Duration left = kUnbounded;
+  for (Rank rank : ranks) {
+    const Worker& worker = ranks_[rank];
+    const absl::Duration until =
+        worker.state == Worker::State::kVacant
+            ? worker.missed_since + options_.replacement_deadline - now
+            : worker.last_progress + options_.step_deadline - now;
+    left = std::min(left, until);
+  }
+  return std::max(left, absl::ZeroDuration());
+}
+
+std::string Coordinator::LostText(const std::vector<Rank>& lost,
+                                  Instant now) const {
+  absl::Duration since;
+  for (Rank rank : lost) {
+    since = std::max(since, now - ranks_[rank].missed_since);
+  }
+  return absl::StrCat(draining_ ? "draining after the step in progress; " : "",
+                      "waiting for a replacement of ", Ranks(lost), ", ",
+                      SecondsText(since), ", gives up in ",
+                      SecondsText(WaitLeft(lost, now)));
+}
+
+std::string Coordinator::WaitText(Instant now) const {
+  const std::vector<Rank> waited = WaitedFor();
+  if (!started_) {
+    return absl::StrCat("waiting for ", Ranks(waited),
+                        " to join and register, no limit");
+  }
+  std::vector<Rank> lost;
+  for (Rank rank : waited) {
+    if (!ranks_[rank].usable()) lost.push_back(rank);
+  }
+  if (!lost.empty()) return LostText(lost, now);
+  if (waited.empty()) return "waiting for the next step";
+  return absl::StrCat("waiting for ", Ranks(waited), ", gives up in ",
+                      SecondsText(WaitLeft(waited, now)));
+}
+
+absl::string_view Coordinator::ActivityOf(const Worker& worker) const {
+  if (worker.state == Worker::State::kVacant) return "vacant";
+  if (worker.state == Worker::State::kReconnecting) return "reconnecting";
+  if (!worker.registered) return "joining";
+  if (ended_) return "finished";
+  if (!worker.outstanding.has_value()) return "waiting";
+  switch (worker.outstanding->kind) {
+    case AssignmentKind::kEvaluate:
+      return "evaluating";
+    case AssignmentKind::kCollectMoments:
+      return "collecting";
+    default:
+      break;
+  }
+  const bool waits =
+      round_.has_value() && IsMember(worker.rank) &&
+      (round_->rendezvous.Waits(worker.rank) ||
+       round_->pushes.at(worker.rank).Complete(trainable_partitions_));
+  return waits ? "waiting" : "computing";
+}
+
+StatusView::Worker Coordinator::ViewOf(const Worker& worker,
+                                       Instant now) const {
+  StatusView::Worker view{.rank = worker.rank,
+                          .state = std::string(StateName(worker.state)),
+                          .activity = ActivityOf(worker),
+                          .incarnation = worker.incarnation,
+                          .description = worker.description,
+                          .batch_size = worker.batch_size,
+                          .sequence = worker.outstanding.has_value()
+                                          ? worker.outstanding->sequence
+                                          : Sequence(),
+                          .silent = now - worker.last_heard,
+                          .phases = worker.phases,
+                          .pushes = worker.pushes};
+  const std::optional<Decided>& decided =
+      decided_[static_cast<size_t>(worker.rank.value())];
+  std::optional<Version> at;
+  if (decided.has_value()) at = decided->verdict.version;
+  if (worker.outstanding.has_value()) at = worker.outstanding->version;
+  if (current_ != nullptr && at.has_value()) {
+    view.lag_versions = current_->version.value() - at->value();
+  }
+  if (!sync() && decided.has_value()) {
+    view.staleness_versions = decided->verdict.staleness_versions;
+  }
+  return view;
+}
+
+Coordinator::HoldUp Coordinator::HeldUp(Instant now) const {
+  const auto waits = [this](const Worker& worker) {
+    if (!worker.usable()) return false;
+    if (!sync()) return worker.waiting;
+    return IsMember(worker.rank) &&
+           (round_->rendezvous.Waits(worker.rank) ||
+            round_->pushes.at(worker.rank).Complete(trainable_partitions_));
+  };
+  const Worker* longest = nullptr;
+  for (const Worker& worker : ranks_.all()) {
+    const bool longer =
+        longest == nullptr || worker.last_progress < longest->last_progress;
+    if (longer && waits(worker)) longest = &worker;
+  }
+  if (longest == nullptr) return {};
+  return {.longest = now - longest->last_progress,
+          .by = sync() ? WaitedFor() : Behind(longest->rank)};
+}
+
+void Coordinator::DescribeState(Instant now, StatusView& view) const {
+  std::vector<Rank> lost;
+  for (const Worker& worker : ranks_.all()) {
+    if (worker.ever_registered && !worker.usable()) lost.push_back(worker.rank);
+  }
+  const bool waits =
+      !lost.empty() && options_.on_worker_loss == OnWorkerLoss::kWait;
+  if (waits) {
+    view.waited_for = lost;
+    for (Rank rank : lost) {
+      view.waiting = std::max(view.waiting, now - ranks_[rank].missed_since);
+    }
+  }
+  if (ended_) {
+    view.phase = StatusView::Phase::kOver;
+    view.state = absl::StrCat("over: ", end_reason_);
+    view.waited_for.clear();
+    view.waiting = absl::ZeroDuration();
+    return;
+  }
+  if (!started_ || (waits && sync())) {
+    if (!started_) view.waited_for = WaitedFor();
+    view.phase = StatusView::Phase::kWaiting;
+    view.state = WaitText(now);
+    return;
+  }
+  if (collection_.has_value()) {
+    view.phase = StatusView::Phase::kCollecting;
+    view.state =
+        absl::StrCat("collecting batch-norm moments, ", collection_->folded(),
+                     " of ", collection_->batches(), " batches");
+    return;
+  }
+  view.phase = TrainingDone() ? StatusView::Phase::kEvaluating
+                              : StatusView::Phase::kTraining;
+  const HoldUp held_up = HeldUp(now);
+  // Not if the server itself is at work.
+  if (held_up.longest >= kHeldUpMin && !held_up.by.empty()) {
+    view.waited_for = held_up.by;
+    view.waiting = held_up.longest;
+    view.phase = StatusView::Phase::kWaiting;
+    view.state = absl::StrCat("waiting for ", Ranks(held_up.by), ", ",
+                              SecondsText(held_up.longest), ", gives up in ",
+                              SecondsText(WaitLeft(held_up.by, now)));
+    return;
+  }
+  view.state = absl::StrCat("training, ", ranks_.live(), " of ", ranks_.size(),
+                            " workers");
+  // The others go on meanwhile.
+  if (waits) absl::StrAppend(&view.state, "; ", LostText(lost, now));
+}
+
+StatusView Coordinator::Status(Instant now) const {
+  StatusView view{.run_id = options_.run_id,
+                  .data_epoch = cursor_.epoch(),
+                  .epochs = options_.epochs,
+                  .samples = samples_,
+                  .samples_total = samples_total(),
+                  .policy = PolicyText(policy_),
+                  .learning_rate = learning_rate(),
+                  .train_loss = train_loss_,
+                  .workers_live = ranks_.live(),
+                  .workers_expected = ranks_.size(),
+                  .counters = counters_,
+                  .vacancies = vacancies_,
+                  .statistics = statistics_counts_,
+                  .staleness = staleness_,
+                  .ended = ended_};
+  if (current_ != nullptr) view.version = current_->version;
+  if (round_.has_value()) view.attempt = round_->attempt;
+  if (last_evaluation_.has_value()) view.test = last_evaluation_->sums();
+  for (const Worker& worker : ranks_.all()) {
+    view.workers.push_back(ViewOf(worker, now));
+  }
+  DescribeState(now, view);
+  return view;
+}
+
+}  // namespace cohort

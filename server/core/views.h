@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "common/assignment.h"
+#include "common/ids.h"
+#include "common/staleness_histogram.h"
+#include "server/core/effects.h"
+#include "server/core/rank_table.h"
+#include "server/core/settings.h"
+
+// What the state machine tells people and tools about itself.
+namespace cohort {
+
+// Why a rank became vacant.
+enum class VacancyReason { kLease, kDisconnect, kDeadline, kAdmin, kLeft };
+
+inline constexpr VacancyReason kVacancyReasons[] = {
+    VacancyReason::kLease, VacancyReason::kDisconnect, VacancyReason::kDeadline,
+    VacancyReason::kAdmin, VacancyReason::kLeft};
+
+// "lease", "disconnect", "deadline", "admin", "left".
+absl::string_view VacancyReasonName(VacancyReason reason);
+
+// Pushes whose moments went into the moving statistics in full, damped, or not
+// at all.
+struct StatisticsCounts {
+  int64_t folded = 0;
+  int64_t damped = 0;
+  int64_t dropped = 0;
+};
+
+// State in numbers and words, for people and tools.
+struct StatusView {
+  enum class Phase {
+    // For workers.
+    kWaiting,
+    kTraining,
+    kEvaluating,
+    kCollecting,
+    kOver,
+  };
+  std::string run_id;
+  // A sentence.
+  std::string state;
+  Phase phase = Phase::kWaiting;
+  // Ranks that hold the run up now, and for how long the first that waits for
+  // them has waited.
+  std::vector<Rank> waited_for;
+  absl::Duration waiting;
+  Version version;
+  Attempt attempt;
+  int64_t data_epoch = 0;
+  int64_t epochs = 0;
+  int64_t samples = 0;
+  // Samples of the whole run.
+  int64_t samples_total = 0;
+  std::string policy;
+  double learning_rate = 0;
+  std::optional<double> train_loss;
+  // Of the newest evaluation at an epoch's end, with the first kind of
+  // statistics.
+  std::optional<EvaluationSums> test;
+  int32_t workers_live = 0;
+  int32_t workers_expected = 0;
+  struct Worker {
+    Rank rank;
+    std::string state;
+    // What it does now, one of kActivityNames.
+    absl::string_view activity;
+    Incarnation incarnation;
+    std::string description;
+    int64_t batch_size = 0;
+    Sequence sequence;
+    absl::Duration silent;
+    // Mean seconds of a step in each phase, as it told last.
+    PhaseSeconds phases;
+    // Versions made since the one that it computes on, or that its last push
+    // went into.
+    int64_t lag_versions = 0;
+    // Of its last push, where pushes are decided one by one.
+    std::optional<int64_t> staleness_versions;
+    // Decided in this life of the server.
+    int64_t pushes = 0;
+  };
+  std::vector<Worker> workers;
+  std::map<std::string, int64_t> counters;
+  // How often a rank became vacant, by reason.
+  std::map<VacancyReason, int64_t> vacancies;
+  // Moments of pushes, and what became of them.
+  StatisticsCounts statistics;
+  // Of pushes that were decided one by one (bounded, async) by this process.
+  StalenessCounts staleness;
+  bool ended = false;
+};
+
+// The policy in words and texts, for people and tools.
+struct PolicyView {
+  int64_t policy_epoch = 0;
+  std::string text;
+  SettingValues settings;
+  // The change under way, and whom it waits for.
+  SettingValues pending;
+  std::string pending_reason;
+  std::vector<PolicyRecord> history;
+};
+
+// What a worker does, all words of StatusView::Worker::activity. "waiting" is
+// for others; "joining" has not registered its model.
+inline constexpr absl::string_view kActivityNames[] = {
+    "vacant",    "reconnecting", "joining",    "waiting",
+    "computing", "evaluating",   "collecting", "finished"};
+
+// "waiting", "training", "evaluating", "collecting", "over".
+absl::string_view PhaseName(StatusView::Phase phase);
+
+}  // namespace cohort

@@ -1,0 +1,325 @@
+#include "server/metrics/run_metrics.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#include "common/ops/metrics_page.h"
+
+namespace cohort {
+namespace {
+
+using Families = std::vector<prometheus::MetricFamily>;
+using Labels = std::vector<prometheus::ClientMetric::Label>;
+
+// Families of one page, each begun by its name and filled at once.
+class Page {
+ public:
+  Page& Gauge(const char* name, const char* help) {
+    families_.push_back(GaugeFamily(name, help));
+    return *this;
+  }
+  Page& Counter(const char* name, const char* help) {
+    families_.push_back(CounterFamily(name, help));
+    return *this;
+  }
+  Page& Histogram(const char* name, const char* help) {
+    families_.push_back({name, help, prometheus::MetricType::Histogram, {}});
+    return *this;
+  }
+
+  template <typename Number>
+  Page& Value(Number value, Labels labels = {}) {
+    AddValue(families_.back(), static_cast<double>(value), std::move(labels));
+    return *this;
+  }
+  // Nothing where it is absent.
+  template <typename Number>
+  Page& Value(const std::optional<Number>& value, Labels labels = {}) {
+    if (value.has_value()) Value(*value, std::move(labels));
+    return *this;
+  }
+  Page& Value(const BucketCounts& counts, Labels labels = {}) {
+    prometheus::ClientMetric metric;
+    metric.label = std::move(labels);
+    metric.histogram = counts.ToMetric();
+    families_.back().metric.push_back(std::move(metric));
+    return *this;
+  }
+
+  // Without families that have no value now.
+  Families Take() {
+    std::erase_if(families_, [](const auto& f) { return f.metric.empty(); });
+    return std::move(families_);
+  }
+
+ private:
+  Families families_;
+};
+
+std::string Text(absl::string_view view) {
+  return std::string(view.data(), view.size());
+}
+
+Labels OfWorker(Rank rank) {
+  return {{"worker", std::to_string(rank.value())}};
+}
+
+bool HasSeries(Rank rank) { return rank.value() < kRankSeriesMax; }
+
+void AddRun(const RunFigures& f, Page& page) {
+  const std::string& run = f.status.run_id;
+  const PolicyOptions& policy = f.policy_options;
+  const auto setting = f.policy.settings.find("staleness");
+  page.Gauge("cohort_run_active", "1 while training can go on, 0 once ended.")
+      .Value(f.status.ended ? 0 : 1, {{"run", run}});
+  page.Gauge("cohort_policy_info", "Constant 1; the policy in force.")
+      .Value(1, {{"run", run},
+                 {"policy", Text(AggregationName(policy.aggregation))},
+                 {"normalization", NormalizationName(policy)},
+                 {"bn_statistics", StatisticsNames(policy.statistics)},
+                 {"staleness_rule",
+                  setting == f.policy.settings.end() ? "" : setting->second}});
+  page.Gauge("cohort_model_version", "Newest version of the weights.")
+      .Value(f.status.version.value(), {{"run", run}});
+  page.Counter("cohort_policy_changes_total", "Changes of settings in force.")
+      .Value(f.status.counters.at("policy_changes"));
+  page.Gauge("cohort_parameters", "Elements of all parameters.")
+      .Value(f.model.parameters);
+  page.Gauge("cohort_state_bytes", "Memory of one version, by kind.")
+      .Value(f.model.weights_bytes, {{"kind", "weights"}})
+      .Value(f.model.optimizer_bytes, {{"kind", "optimizer"}})
+      .Value(f.model.batch_norm_bytes, {{"kind", "bn"}});
+  page.Counter("cohort_samples_total", "Images of the commits of this process.")
+      .Value(f.sums.samples);
+  page.Gauge("cohort_samples_seen",
+             "Images of the run so far, those before a restart included.")
+      .Value(f.status.samples);
+  page.Gauge("cohort_samples_planned", "Images of the whole run.")
+      .Value(f.status.samples_total);
+  page.Gauge("cohort_epoch", "Epoch that is cut from now, from 0.")
+      .Value(f.status.data_epoch);
+  page.Gauge("cohort_epochs_planned", "Epochs of the whole run.")
+      .Value(f.status.epochs);
+}
+
+void AddLearning(const RunFigures& f, Page& page) {
+  const TallySums& sums = f.sums;
+  const auto test = [&sums](auto member) {
+    return sums.test.has_value() ? std::make_optional((*sums.test).*member)
+                                 : std::nullopt;
+  };
+  page.Gauge("cohort_loss", "Mean loss: of the newest commit, or of the test.")
+      .Value(sums.train_loss, {{"split", "train"}})
+      .Value(test(&EvaluationPoint::loss), {{"split", "test"}});
+  page.Gauge("cohort_accuracy_ratio",
+             "Labels found: of the newest commit, or of the test.")
+      .Value(sums.train_accuracy, {{"split", "train"}})
+      .Value(test(&EvaluationPoint::accuracy), {{"split", "test"}});
+  page.Gauge("cohort_mean_iou_ratio", "Mean intersection over union.")
+      .Value(sums.test.has_value() ? sums.test->mean_iou : std::nullopt,
+             {{"split", "test"}});
+  page.Gauge("cohort_learning_rate", "As the schedule has it now.")
+      .Value(f.status.learning_rate);
+  page.Gauge("cohort_gradient_norm",
+             "Of the mean gradient of the newest commit, before clipping.")
+      .Value(sums.gradient_norm);
+}
+
+void AddMembers(const RunFigures& f, Page& page) {
+  const StatusView& status = f.status;
+  page.Gauge("cohort_workers_expected", "Ranks of the cohort.")
+      .Value(status.workers_expected);
+  page.Gauge("cohort_workers_registered", "Ranks that a live worker holds.")
+      .Value(status.workers_live);
+  page.Gauge("cohort_workers", "Ranks by what their worker does.");
+  for (absl::string_view state : kActivityNames) {
+    page.Value(std::count_if(status.workers.begin(), status.workers.end(),
+                             [state](const StatusView::Worker& worker) {
+                               return worker.activity == state;
+                             }),
+               {{"state", Text(state)}});
+  }
+  page.Gauge("cohort_sessions", "Open session streams.")
+      .Value(f.service.sessions);
+  page.Counter("cohort_worker_evictions_total",
+               "Ranks that became vacant, by reason.");
+  for (VacancyReason reason : kVacancyReasons) {
+    page.Value(status.vacancies.at(reason),
+               {{"reason", Text(VacancyReasonName(reason))}});
+  }
+  page.Gauge("cohort_waiting_seconds",
+             "How long a worker that can be named has held up the run; 0: "
+             "none does.")
+      .Value(absl::ToDoubleSeconds(status.waiting));
+}
+
+// The only ones with a worker label: who is the straggler.
+void AddWorkers(const RunFigures& f, Page& page) {
+  page.Gauge("cohort_worker_last_seen_timestamp_seconds",
+             "When the worker was last heard, seconds since 1970.");
+  for (const StatusView::Worker& worker : f.status.workers) {
+    if (!HasSeries(worker.rank) || worker.incarnation == Incarnation()) {
+      continue;
+    }
+    page.Value(f.now - absl::ToDoubleSeconds(worker.silent),
+               OfWorker(worker.rank));
+  }
+  page.Gauge("cohort_worker_lag_versions",
+             "Versions since the one that the worker last saw.");
+  for (const StatusView::Worker& worker : f.status.workers) {
+    if (HasSeries(worker.rank)) {
+      page.Value(worker.lag_versions, OfWorker(worker.rank));
+    }
+  }
+  const auto last = [&f, &page](const std::map<Rank, int64_t>& counts) {
+    for (const StatusView::Worker& worker : f.status.workers) {
+      if (!HasSeries(worker.rank)) continue;
+      const auto found = counts.find(worker.rank);
+      page.Value(found == counts.end() ? 0 : found->second,
+                 OfWorker(worker.rank));
+    }
+  };
+  page.Counter("cohort_barrier_last_arrival_total",
+               "Steps that this worker closed last.");
+  last(f.sums.last_arrivals);
+  page.Counter("cohort_bn_last_arrival_total",
+               "Rendezvous that this worker came to last.");
+  last(f.sums.rendezvous_last_arrivals);
+}
+
+BucketCounts StalenessOf(const StalenessCounts& counts) {
+  std::vector<double> bounds = {0};
+  for (double bound : DoublingBounds(1, 256)) bounds.push_back(bound);
+  BucketCounts staleness(std::move(bounds));
+  for (const auto& [versions, pushes] : counts) {
+    staleness.Add(static_cast<double>(versions), pushes);
+  }
+  return staleness;
+}
+
+void AddPushes(const RunFigures& f, Page& page) {
+  page.Counter("cohort_pushes_total",
+               "Pushes by verdict; duplicate, replay_mismatch, fenced and "
+               "invalid count their messages.");
+  for (const auto& [name, count] : PushVerdicts(f)) {
+    page.Value(count, {{"result", name}});
+  }
+  const Labels float32 = {{"encoding", "float32"}};
+  page.Counter("cohort_push_bytes_total", "Bytes of gradients received.")
+      .Value(f.service.push_bytes, float32);
+  page.Counter("cohort_pull_bytes_total", "Bytes of weights sent.")
+      .Value(f.service.pull_bytes, float32);
+  page.Counter("cohort_pulls_total", "Pulls of a whole version.")
+      .Value(f.service.pulls, {{"result", "ok"}})
+      .Value(f.service.pulls_refused, {{"result", "refused"}});
+  page.Histogram("cohort_push_staleness_versions",
+                 "Staleness of pushes that were decided one by one.")
+      .Value(StalenessOf(f.status.staleness));
+  page.Gauge("cohort_staleness_bound_versions",
+             "Staleness above which a push is dropped or damped.")
+      .Value(StalenessBound(f));
+}
+
+void AddServer(const RunFigures& f, Page& page) {
+  page.Histogram("cohort_barrier_wait_seconds",
+                 "From a push's closing message to its commit.")
+      .Value(f.sums.barrier_wait_seconds);
+  page.Histogram("cohort_aggregation_duration_seconds",
+                 "From the first partition that is complete to the commit.")
+      .Value(f.sums.aggregation_seconds);
+  page.Histogram("cohort_apply_duration_seconds",
+                 "Fold and optimizer of one partition.")
+      .Value(f.sums.apply_seconds);
+  page.Gauge("cohort_queue_depth", "Work that waits or is under way.")
+      .Value(f.service.folds_waiting, {{"queue", "fold"}});
+  page.Gauge("cohort_inflight_bytes", "Gradients held until they are folded.")
+      .Value(f.service.inflight_bytes);
+  page.Gauge("cohort_inflight_limit_bytes", "Limit on them.")
+      .Value(f.service.inflight_bytes_max);
+  page.Counter("cohort_backpressure_total", "Messages refused at a limit.")
+      .Value(f.service.inflight_refused, {{"reason", "inflight"}});
+  page.Gauge("cohort_storage_free_bytes",
+             "Free where checkpoints, or else results, are written.")
+      .Value(f.storage_free_bytes);
+  page.Gauge("cohort_memory_limit_bytes", "Memory that this process may use.")
+      .Value(f.memory_limit_bytes);
+}
+
+void AddCheckpoints(const RunFigures& f, Page& page) {
+  const CheckpointFigures& files = f.checkpoint;
+  page.Histogram("cohort_checkpoint_duration_seconds",
+                 "Writing of one checkpoint, until it is safe.")
+      .Value(files.duration_seconds);
+  page.Gauge("cohort_checkpoint_size_bytes", "Size of the newest checkpoint.")
+      .Value(files.size_bytes);
+  page.Counter("cohort_checkpoints_total", "Checkpoints that are safe.")
+      .Value(files.written);
+  page.Counter("cohort_checkpoint_failures_total",
+               "Checkpoints that could not be written.")
+      .Value(files.failed_disk_full, {{"reason", "disk_full"}})
+      .Value(files.failed_io, {{"reason", "io"}});
+  page.Gauge("cohort_checkpoint_last_success_timestamp_seconds",
+             "When this process last wrote one, seconds since 1970.")
+      .Value(files.written_at);
+  page.Gauge("cohort_checkpoint_last_version", "Version of the newest one.")
+      .Value(files.version);
+  page.Gauge("cohort_checkpoint_interval_versions",
+             "Commits between two; 0: only at the end.")
+      .Value(f.checkpoint_every);
+  page.Counter("cohort_restores_total",
+               "Checkpoints looked at on start: continued from, or damaged.")
+      .Value(files.restored, {{"result", "ok"}})
+      .Value(files.damaged_skipped, {{"result", "damaged_skipped"}});
+  page.Gauge("cohort_restore_duration_seconds", "Reading of the checkpoint.")
+      .Value(files.restore_seconds);
+}
+
+void AddBatchNorm(const RunFigures& f, Page& page) {
+  page.Histogram("cohort_bn_rendezvous_wait_seconds",
+                 "Each member's wait for the others.")
+      .Value(f.sums.forward_wait_seconds, {{"phase", "forward"}})
+      .Value(f.sums.backward_wait_seconds, {{"phase", "backward"}});
+  page.Gauge("cohort_bn_drift_ratio",
+             "By how many standard deviations a worker's batch is off the "
+             "combined one, the largest, at the newest sampled commit.");
+  for (const auto& [layer, ratio] : f.sums.drift) {
+    if (layer >= kLayerSeriesMax ||
+        layer >= static_cast<int64_t>(f.model.layers.size())) {
+      continue;
+    }
+    page.Value(ratio,
+               {{"layer", f.model.layers[static_cast<size_t>(layer)].name}});
+  }
+  const StatisticsCounts& counts = f.status.statistics;
+  page.Counter("cohort_bn_statistics_total",
+               "Pushes whose moments went into the moving statistics.")
+      .Value(counts.folded, {{"action", "folded"}})
+      .Value(counts.damped, {{"action", "damped"}})
+      .Value(counts.dropped, {{"action", "dropped"}});
+}
+
+}  // namespace
+
+std::vector<prometheus::MetricFamily> RunFamilies(const RunFigures& figures) {
+  Page page;
+  AddRun(figures, page);
+  AddLearning(figures, page);
+  AddMembers(figures, page);
+  AddWorkers(figures, page);
+  AddPushes(figures, page);
+  AddServer(figures, page);
+  AddCheckpoints(figures, page);
+  AddBatchNorm(figures, page);
+  return page.Take();
+}
+
+RunCollector::RunCollector(std::function<SharedFigures()> figures)
+    : figures_(std::move(figures)) {}
+
+std::vector<prometheus::MetricFamily> RunCollector::Collect() const {
+  return RunFamilies(*figures_());
+}
+
+}  // namespace cohort

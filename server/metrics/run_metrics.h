@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "prometheus/collectable.h"
+#include "prometheus/metric_family.h"
+#include "server/metrics/run_figures.h"
+
+namespace cohort {
+
+// Ranks that have series of their own; there may be more.
+inline constexpr int64_t kRankSeriesMax = 256;
+// So for layers.
+inline constexpr int64_t kLayerSeriesMax = 256;
+
+// The metrics of a run. README.md lists them.
+std::vector<prometheus::MetricFamily> RunFamilies(const RunFigures& figures);
+
+// The same, of the newest figures, for a page of metrics.
+class RunCollector final : public prometheus::Collectable {
+ public:
+  // `figures` never gives null.
+  explicit RunCollector(std::function<SharedFigures()> figures);
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  const std::function<SharedFigures()> figures_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,105 @@
+#include "server/metrics/run_tally.h"
+
+#include <string>
+
+#include "common/measures.h"
+
+namespace cohort {
+namespace {
+
+// From 1 ms to a minute; a rendezvous is a tenth of that.
+std::vector<double> WaitBounds() { return DoublingBounds(0.001, 65.6); }
+std::vector<double> RendezvousBounds() { return DoublingBounds(0.0001, 65.6); }
+
+void AddAll(const std::vector<absl::Duration>& waits, BucketCounts& counts) {
+  for (absl::Duration wait : waits) counts.Add(absl::ToDoubleSeconds(wait));
+}
+
+}  // namespace
+
+TallySums::TallySums()
+    : curve(kCurvePointsMax),
+      barrier_wait_seconds(WaitBounds()),
+      aggregation_seconds(WaitBounds()),
+      apply_seconds(RendezvousBounds()),
+      forward_wait_seconds(RendezvousBounds()),
+      backward_wait_seconds(RendezvousBounds()) {}
+
+RunTally::RunTally(const Clock& clock) : clock_(clock), start_(clock.Now()) {}
+
+void RunTally::Committed(const CommitRecord& record,
+                         const CommitObservation& observation) {
+  const double seconds = Seconds();
+  MutexLock lock(mu_);
+  sums_.samples += record.commit_samples;
+  if (!record.skipped && record.loss_weight > 0) {
+    sums_.train_loss = record.loss;
+  }
+  if (!record.skipped && record.labels > 0) {
+    sums_.train_accuracy = record.accuracy;
+  }
+  if (record.gradient_norm.has_value()) {
+    sums_.gradient_norm = record.gradient_norm;
+  }
+  if (!record.skipped) {
+    const auto labels = static_cast<double>(record.labels);
+    sums_.curve.Add({.version = record.version.value(),
+                     .samples = record.samples,
+                     .seconds = seconds,
+                     .loss_sum = record.loss * record.loss_weight,
+                     .loss_weight = record.loss_weight,
+                     .correct = record.accuracy * labels,
+                     .labels = labels,
+                     .learning_rate = record.learning_rate});
+  }
+  AddAll(observation.barrier_waits, sums_.barrier_wait_seconds);
+  sums_.aggregation_seconds.Add(absl::ToDoubleSeconds(observation.aggregation));
+  AddAll(observation.forward.waits, sums_.forward_wait_seconds);
+  AddAll(observation.backward.waits, sums_.backward_wait_seconds);
+  if (observation.last_arrival.has_value()) {
+    ++sums_.last_arrivals[*observation.last_arrival];
+  }
+  for (Rank rank : observation.forward.last) {
+    ++sums_.rendezvous_last_arrivals[rank];
+  }
+  for (Rank rank : observation.backward.last) {
+    ++sums_.rendezvous_last_arrivals[rank];
+  }
+  for (const LayerDrift& drift : observation.drift) {
+    sums_.drift[drift.layer] = drift.ratio;
+  }
+}
+
+void RunTally::Evaluated(const EvaluationRecord& record) {
+  const double seconds = Seconds();
+  std::vector<EvaluationPoint> points;
+  for (const EvaluationResult& result : record.results) {
+    const absl::string_view name = StatisticsName(result.statistics);
+    points.push_back({.version = record.version.value(),
+                      .epoch = record.epochs,
+                      .seconds = seconds,
+                      .statistics = std::string(name.data(), name.size()),
+                      .loss = result.loss(),
+                      .accuracy = result.accuracy(),
+                      .mean_iou = MeanIou(result.sums)});
+  }
+  MutexLock lock(mu_);
+  if (!record.on_request) sums_.test = points.front();
+  std::vector<EvaluationPoint>& all = sums_.evaluations;
+  all.insert(all.end(), points.begin(), points.end());
+  if (all.size() > kEvaluationsMax) {
+    all.erase(all.begin(), all.end() - kEvaluationsMax);
+  }
+}
+
+void RunTally::Applied(absl::Duration took) {
+  MutexLock lock(mu_);
+  sums_.apply_seconds.Add(absl::ToDoubleSeconds(took));
+}
+
+TallySums RunTally::sums() const {
+  MutexLock lock(mu_);
+  return sums_;
+}
+
+}  // namespace cohort

@@ -1,0 +1,68 @@
+#include "server/service/history_table.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "common/byte_rope.h"
+#include "common/formats/file_system.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+constexpr int kFileMode = 0644;
+
+bool IsAbove(absl::string_view row, int64_t last) {
+  int64_t number = 0;
+  return !absl::SimpleAtoi(row.substr(0, row.find(',')), &number) ||
+         number > last;
+}
+
+}  // namespace
+
+std::vector<std::string> CsvFields(absl::string_view line) {
+  std::vector<std::string> fields(1);
+  bool quoted = false;
+  for (const char c : line) {
+    if (c == '"') {
+      // A doubled quote closes and opens again, and loses nothing we read.
+      quoted = !quoted;
+    } else if (c == ',' && !quoted) {
+      fields.emplace_back();
+    } else {
+      fields.back().push_back(c);
+    }
+  }
+  return fields;
+}
+
+absl::StatusOr<std::vector<std::string>> CutTable(const std::string& path,
+                                                  int64_t last) {
+  const absl::StatusOr<ByteRope> content = RealFileSystem().ReadFile(path);
+  if (absl::IsNotFound(content.status())) return std::vector<std::string>();
+  COHORT_RETURN_IF_ERROR(content.status());
+  const std::string before = content->ToString();
+  std::vector<std::string> lines = absl::StrSplit(before, '\n');
+  // What follows the last newline: nothing, or a line that was cut off.
+  lines.pop_back();
+  if (lines.empty()) lines.emplace_back();
+  const std::string header = lines.front();
+  lines.erase(lines.begin());
+  std::erase_if(lines,
+                [last](const std::string& row) { return IsAbove(row, last); });
+  std::string after = header.empty() ? "" : absl::StrCat(header, "\n");
+  for (const std::string& row : lines) absl::StrAppend(&after, row, "\n");
+  if (after != before) {
+    COHORT_RETURN_IF_ERROR(WriteFileAtomically(
+        RealFileSystem(), path, kFileMode,
+        {ByteRope::Copy(absl::MakeConstSpan(
+            reinterpret_cast<const std::byte*>(after.data()), after.size()))}));
+  }
+  return lines;
+}
+
+}  // namespace cohort

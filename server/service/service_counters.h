@@ -1,0 +1,32 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace cohort {
+
+// What the streams of a shard have carried and refused. Counts alone: nothing
+// is published through them, so relaxed order is enough.
+struct ServiceCounters {
+  using Counter = std::atomic<int64_t>;
+
+  static void Add(Counter& counter, int64_t by = 1) {
+    counter.fetch_add(by, std::memory_order_relaxed);
+  }
+  static int64_t Read(const Counter& counter) {
+    return counter.load(std::memory_order_relaxed);
+  }
+
+  // Payload only.
+  Counter push_bytes = 0;
+  Counter pull_bytes = 0;
+  Counter pulls = 0;
+  Counter pulls_refused = 0;
+  // Gradients beyond the limit on what is held.
+  Counter inflight_refused = 0;
+  // Messages of pushes: of a life that is over, or wrong.
+  Counter pushes_fenced = 0;
+  Counter pushes_invalid = 0;
+};
+
+}  // namespace cohort

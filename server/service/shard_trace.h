@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/types/span.h"
+#include "common/assignment.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "common/mutex.h"
+#include "common/timeline.h"
+#include "server/core/effects.h"
+#include "server/core/optimizer/fold_job.h"
+
+namespace cohort {
+
+// What a shard does, as spans of a timeline:
+//   "fold"         one partition, on the thread that folds it
+//   "apply"        from the first fold of a commit to the commit; on a track of
+//                  its own
+//   "rendezvous"   of one member, from its moments' arrival to the answer; on a
+//                  track for each rank, with the rank that came last: that of
+//                  the member that came first is the rendezvous' whole time
+// Thread safety: safe. Takes no lock but its own, for as long as a map lookup.
+class ShardTrace {
+ public:
+  explicit ShardTrace(Timeline& timeline) : timeline_(timeline) {}
+
+  // Moments of `rank` have been taken, with these effects.
+  void Arrived(const ReduceKey& key, Rank rank, Instant now,
+               absl::Span<const Effect> effects) ABSL_LOCKS_EXCLUDED(mu_);
+  void Answered(const ReduceKey& key, Rank rank, Instant now)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  void Folded(const FoldJob& job, Instant begin, Instant end)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Committed(const CommitRecord& record, Instant now)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // A worker takes part in one rendezvous at a time.
+  struct Waiting {
+    ReduceKey key;
+    Instant since;
+    std::optional<Rank> last;
+  };
+
+  Timeline& timeline_;
+
+  Mutex mu_;
+  std::map<Rank, Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  // Of the first fold since the last commit: one commit is folded at a time.
+  std::optional<Instant> apply_begin_ ABSL_GUARDED_BY(mu_);
+  int64_t folds_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace cohort

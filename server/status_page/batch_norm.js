@@ -1,0 +1,49 @@
+// How batch norm fares: exchanges, moving statistics, drift by layer.
+
+import {byId, setBars, setFigures, setText, shownRows} from './dom.js';
+import {UNKNOWN, count, known, plural, shortTime} from './format.js';
+
+const ROWS = 60;
+// Full lengths of the bars; the smallest that fits is taken.
+const SCALES = [0.1, 0.25, 0.5, 1, 2, 5, 10, 25, 100];
+
+const driftText = (drift) => (known(drift) ? drift.toFixed(3) : UNKNOWN);
+
+function waitText(phase) {
+  if (!phase || !(phase.count > 0)) return UNKNOWN;
+  return shortTime(phase.mean_seconds);
+}
+
+export function updateBatchNorm(status) {
+  const norm = status.batch_norm ?? {};
+  const kinds = (norm.statistics ?? []).join(', ');
+  setFigures(byId('bn-figures'), [
+    ['Normalisation', norm.normalization || UNKNOWN],
+    ['Moving statistics', kinds || UNKNOWN],
+    ['Folded', count(norm.folded)],
+    ['Damped', count(norm.damped)],
+    ['Dropped', count(norm.dropped)],
+    ['Mean wait, forward', waitText(norm.rendezvous?.forward)],
+    ['Mean wait, backward', waitText(norm.rendezvous?.backward)],
+  ]);
+  const layers = norm.layers ?? [];
+  const measured = layers.filter((layer) => known(layer.drift));
+  const largest = measured.reduce(
+      (a, b) => (a === null || b.drift > a.drift ? b : a), null);
+  setText(byId('bn-note'), plural(layers.length, 'layer'));
+  const shown = shownRows(byId('bn-more'), layers.length, ROWS, 'layers');
+  const scale = SCALES.find((s) => s >= (largest?.drift ?? 0)) ??
+      largest?.drift ?? 1;
+  setBars(byId('bn-bars'), layers.slice(0, shown).map((layer) => ({
+    name: layer.name,
+    share: known(layer.drift) ? layer.drift / scale : 0,
+    size: driftText(layer.drift),
+    tone: layer === largest ? 'most' : '',
+  })));
+  byId('bn-drift-title').hidden = layers.length === 0;
+  setText(byId('bn-drift-note'), largest === null ?
+      'No drift measured yet.' :
+      `How far the worst worker's batch means lie from the combined ones, in ` +
+      `standard deviations; a full bar is ${scale}. Largest: ` +
+      `${driftText(largest.drift)} in ${largest.name}.`);
+}

@@ -1,0 +1,325 @@
+// The curves of the run, with the changes of its policy marked on them.
+
+import {byId, make, resize, setText} from './dom.js';
+import {count, decimal, known, percent} from './format.js';
+import {isChange} from './policy.js';
+
+// Looks of a series: told apart by line and point, not by colour alone.
+const LOOKS = {
+  main: {color: '--accent', width: 1.75, point: 0},
+  test: {color: '--ink', width: 1.75, point: 3.5, style: 'circle'},
+  second: {color: '--muted', width: 1.5, point: 3.5, style: 'triangle',
+    dash: [2, 3]},
+  other: {color: '--faint', width: 1.5, point: 3, style: 'rect', dash: [6, 4]},
+};
+
+// A curve with fewer points than this is shown as it is.
+const SMOOTHED_MIN = 20;
+// Shares of a curve: how far its mean reaches to either side, and how much of
+// the run a speed is taken over.
+const SMOOTHING = 1 / 40;
+const SPEED_WINDOW = 1 / 40;
+const SPEED_WINDOW_MIN_S = 2;
+
+const color = (name) =>
+    getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// x is the step that a value is of.
+const pointsOf = (curve, field) =>
+    (curve ?? []).filter((point) => known(point[field]))
+        .map((point) => ({x: point.version, y: point[field]}));
+
+// One series for each kind of moving statistics that was scored; the first is
+// the one that is exported.
+function testSeries(status, field, name, look) {
+  const test = status.curves?.test ?? [];
+  const kinds = [...new Set(test.map((point) => point.statistics ?? ''))];
+  return kinds.map((kind, i) => ({
+    name: i === 0 ? name : `${name} (${kind})`,
+    look: i === 0 ? look : 'other',
+    points: pointsOf(test.filter((p) => (p.statistics ?? '') === kind), field),
+  }));
+}
+
+function lossSeries(status) {
+  return [
+    {name: 'train', look: 'main', noisy: true,
+      points: pointsOf(status.curves?.train, 'loss')},
+    ...testSeries(status, 'loss', 'test', 'test'),
+  ];
+}
+
+function qualitySeries(status) {
+  const train = {name: 'train accuracy', look: 'main', noisy: true,
+    points: pointsOf(status.curves?.train, 'accuracy')};
+  const miou = testSeries(status, 'mean_iou', 'test mIoU', 'test');
+  const dense = miou.some(({points}) => points.length > 0);
+  return dense ?
+      [train, ...miou,
+        ...testSeries(status, 'accuracy', 'test accuracy', 'second')] :
+      [train, ...testSeries(status, 'accuracy', 'test accuracy', 'test')];
+}
+
+const rateSeries = (status) =>
+    [{name: '', look: 'main',
+      points: pointsOf(status.curves?.train, 'learning_rate')}];
+
+// Images by the clock. Single steps say little: without a barrier two of them
+// may end within the same microsecond.
+function speedSeries(status) {
+  const train = (status.curves?.train ?? []).filter(
+      (point) => known(point.seconds) && known(point.samples));
+  const span = train.length > 0 ? train.at(-1).seconds - train[0].seconds : 0;
+  const window = Math.max(SPEED_WINDOW_MIN_S, SPEED_WINDOW * span);
+  const points = [];
+  let first = 0;
+  for (const point of train) {
+    while (point.seconds - train[first + 1]?.seconds >= window) first += 1;
+    const seconds = point.seconds - train[first].seconds;
+    // What is shorter is the beginning, and mostly noise.
+    if (seconds < window / 4) continue;
+    points.push({x: point.version,
+      y: (point.samples - train[first].samples) / seconds});
+  }
+  return [{name: '', look: 'main', points}];
+}
+
+// The mean of a point and as many neighbours on either side; at the ends these
+// get fewer, so that a slope is not bent there.
+function smoothed(points) {
+  const reach = Math.max(2, Math.round(points.length * SMOOTHING));
+  return points.map(({x}, i) => {
+    const side = Math.min(reach, i, points.length - 1 - i);
+    const near = points.slice(i - side, i + side + 1);
+    return {x, y: near.reduce((sum, {y}) => sum + y, 0) / near.length};
+  });
+}
+
+// "async", "learning_rate 0.02".
+function changeText(changed) {
+  const texts = Object.entries(changed ?? {}).map(([name, value]) =>
+    (name === 'aggregation' ? String(value) :
+                              `${name.replaceAll('_', ' ')} ${value}`));
+  const text = texts.length > 1 ? `${texts[0]} +${texts.length - 1}` :
+                                  texts[0] ?? '';
+  return text.length > 22 ? `${text.slice(0, 21)}…` : text;
+}
+
+function marksOf(status) {
+  return (status.policy?.history ?? [])
+      .filter(isChange)
+      .map((change) => ({x: change.version, text: changeText(change.changed)}));
+}
+
+// Draws a line at each change, and says what it was where there is room.
+const changeMarks = {
+  id: 'changeMarks',
+  beforeDatasetsDraw(chart) {
+    const {ctx, chartArea: area, scales} = chart;
+    const labels = chart.options.plugins.changeMarks.labels;
+    let free = -Infinity;
+    ctx.save();
+    ctx.font = `11px ${Chart.defaults.font.family}`;
+    ctx.textBaseline = 'top';
+    for (const mark of chart.$marks ?? []) {
+      const x = scales.x.getPixelForValue(mark.x);
+      if (!(x >= area.left && x <= area.right)) continue;
+      ctx.strokeStyle = color('--faint');
+      ctx.setLineDash([3, 3]);
+      ctx.beginPath();
+      ctx.moveTo(x, area.top);
+      ctx.lineTo(x, area.bottom);
+      ctx.stroke();
+      const width = ctx.measureText(mark.text).width;
+      const left = x + 4 + width <= area.right ? x + 4 : x - 4 - width;
+      if (!labels || left < free) continue;
+      ctx.fillStyle = color('--muted');
+      ctx.fillText(mark.text, left, area.top);
+      free = left + width + 8;
+    }
+    ctx.restore();
+  },
+};
+
+function themed(chart, options) {
+  const {x, y} = chart.options.scales;
+  for (const scale of [x, y]) scale.ticks.color = color('--muted');
+  y.grid.color = color('--line');
+  x.grid.borderColor = color('--line');
+  Object.assign(chart.options.plugins.tooltip, {
+    backgroundColor: color('--ink'), titleColor: color('--card'),
+    bodyColor: color('--card'),
+  });
+  chart.options.plugins.changeMarks.labels = options.labels;
+}
+
+function scalesOf(options) {
+  const tick = {maxRotation: 0, autoSkipPadding: 16, padding: 6};
+  return {
+    x: {type: 'linear', grid: {display: false, drawTicks: false},
+      ticks: {...tick, precision: 0, maxTicksLimit: 6,
+        callback: (value) => count(value)}},
+    y: {grid: {drawBorder: false, drawTicks: false},
+      suggestedMin: options.from,
+      ticks: {...tick, maxTicksLimit: 6, callback: options.tick}},
+  };
+}
+
+function makeChart(canvas, options) {
+  return new Chart(canvas, {
+    type: 'line',
+    data: {datasets: []},
+    plugins: [changeMarks],
+    options: {
+      animation: false, responsive: true, maintainAspectRatio: false,
+      parsing: false, normalized: true, locale: 'en-US',
+      interaction: {mode: 'nearest', axis: 'x', intersect: false},
+      scales: scalesOf(options),
+      plugins: {
+        legend: {display: false}, changeMarks: {},
+        tooltip: {
+          filter: ({dataset}) => dataset.order !== 1,
+          displayColors: false, padding: 10, cornerRadius: 6, caretSize: 0,
+          callbacks: {
+            title: ([item]) => (item ? `step ${count(item.parsed.x)}` : ''),
+            label: ({dataset, parsed}) =>
+              `${dataset.label} ${options.value(parsed.y)}`.trim(),
+          },
+        },
+      },
+    },
+  });
+}
+
+function datasetOf({name, look, points}) {
+  const {color: stroke, width, point, style, dash} = LOOKS[look];
+  return {
+    label: name, data: points, borderColor: color(stroke), borderWidth: width,
+    borderDash: dash ?? [], backgroundColor: color(stroke), pointStyle: style,
+    // A line needs two points; before that the one is shown.
+    pointRadius: points.length === 1 ? 3 : point, pointHoverRadius: 4,
+    // The newest point lies on the border and is drawn whole.
+    pointHitRadius: 8, clip: 6, order: 0,
+  };
+}
+
+// Single steps stand in the background, their running mean before them.
+function meanOf({look, points}) {
+  const line = datasetOf({name: '', look, points: smoothed(points)});
+  return {...line, order: 1, pointHoverRadius: 0};
+}
+
+function datasetsOf(series) {
+  const datasets = series.map(datasetOf);
+  series.forEach((one, i) => {
+    if (!one.noisy || one.points.length < SMOOTHED_MIN) return;
+    datasets.push(meanOf(one));
+    Object.assign(datasets[i], {
+      order: 2, borderColor: color('--accent-pale'), borderWidth: 1.25,
+    });
+  });
+  return datasets;
+}
+
+function makeKey() {
+  const item = make('li');
+  item.append(make('span', 'line'), make('span', 'name'), make('b'));
+  return item;
+}
+
+function showKeys(figure, series, value) {
+  const keys = series.filter(({points}) => points.length > 0);
+  resize(figure.querySelector('.keys'), keys.length, makeKey)
+      .forEach((item, i) => {
+        const {name, look, points} = keys[i];
+        item.children[0].className = name ? `line look-${look}` : '';
+        setText(item.children[1], name);
+        setText(item.children[2], value(points.at(-1).y));
+      });
+}
+
+function describe(title, series, value) {
+  const ends = series.filter(({points}) => points.length > 0)
+      .map(({name, points}) => `${name} from ${value(points[0].y)} at step ${
+          count(points[0].x)} to ${value(points.at(-1).y)} at step ${
+          count(points.at(-1).x)}`.trim());
+  return ends.length > 0 ? `${title}: ${ends.join('; ')}` :
+                           `${title}: no value yet`;
+}
+
+class Curve {
+  constructor(id, series, options) {
+    this.figure = byId(id);
+    this.series = series;
+    this.options = options;
+    this.canvas = this.figure.querySelector('canvas');
+    this.chart = null;
+  }
+
+  update(status) {
+    const series = this.series(status);
+    const some = series.some(({points}) => points.length > 0);
+    const charts = typeof Chart !== 'undefined';
+    const title = this.figure.querySelector('h2').textContent;
+    showKeys(this.figure, series, this.options.value);
+    setText(this.figure.querySelector('.empty'),
+            some && charts ? '' : some ? 'The charts did not load.' :
+                                         this.options.empty);
+    this.canvas.setAttribute(
+        'aria-label', describe(title, series, this.options.value));
+    if (charts) this.draw(series, status, some);
+  }
+
+  draw(series, status, some) {
+    this.canvas.hidden = !some;
+    this.chart ??= makeChart(this.canvas, this.options);
+    themed(this.chart, this.options);
+    const datasets = datasetsOf(series);
+    // Kept from one drawing to the next, so that what is hovered stays so.
+    this.chart.data.datasets = datasets.map((dataset, i) =>
+      Object.assign(this.chart.data.datasets[i] ?? {}, dataset));
+    this.chart.$marks = marksOf(status);
+    const train = status.curves?.train ?? [];
+    this.chart.options.scales.x.min = train[0]?.version ?? 0;
+    this.chart.options.scales.x.max =
+        Math.max(status.version, (train[0]?.version ?? 0) + 1);
+    // Not in mode 'none', which leaves points in the colours they had.
+    this.chart.update();
+  }
+}
+
+// Without the zeros that a single value has at its end.
+const tickText = (y) =>
+    (Math.abs(y) < 1000 && Math.abs(y) > 1e-4 ? String(Number(y.toPrecision(3))) :
+                                                decimal(y));
+const asPercent = (ratio) => percent(ratio);
+const curves = [
+  new Curve('curve-loss', lossSeries, {
+    value: decimal, tick: tickText, labels: true,
+    empty: 'Begins with the first step.',
+  }),
+  new Curve('curve-quality', qualitySeries, {
+    value: asPercent, tick: (y) => percent(y, 0), labels: true,
+    empty: 'Begins with the first step.',
+  }),
+  new Curve('curve-rate', rateSeries, {
+    value: decimal, tick: tickText, from: 0, labels: false,
+    empty: 'Nothing yet.',
+  }),
+  new Curve('curve-speed', speedSeries, {
+    value: count, tick: (y) => count(y), from: 0, labels: false,
+    empty: 'Nothing yet.',
+  }),
+];
+
+export function updateCurves(status) {
+  const dense = (status.curves?.test ?? []).some((p) => known(p.mean_iou)) ||
+      known(status.test?.mean_iou);
+  setText(byId('curve-quality').querySelector('h2'),
+          dense ? 'mIoU and pixel accuracy' : 'Accuracy');
+  if (typeof Chart !== 'undefined') {
+    Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
+    Chart.defaults.font.size = 12;
+  }
+  for (const curve of curves) curve.update(status);
+}

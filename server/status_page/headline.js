@@ -1,0 +1,199 @@
+// What people want to know first: the state in words, and five answers.
+
+import {byId, make, setText, setTexts} from './dom.js';
+import {UNKNOWN, capitalised, count, decimal, duration, known, percent, plural, smallPercent} from './format.js';
+import {isMissing, isWaiting, rankList, straggler} from './workers.js';
+
+// Pushes whose work is not in the weights. Duplicates and fenced pushes are
+// not among them: what they held was applied, or is computed again.
+const LOST_VERDICTS = ['dropped', 'rejected_nonfinite', 'invalid'];
+
+function toneOf(status) {
+  // A run that was drained or given up ends before its last image.
+  if (status.ended) {
+    return status.samples >= status.samples_total ? 'done' : 'stopped';
+  }
+  return isWaiting(status) ? 'waiting' : 'running';
+}
+
+// Ranks that hold the run up. Between two pushes of a step that goes well the
+// server waits for somebody as well; that is no news.
+const waitedFor = (status) =>
+    (isWaiting(status) ? status.waited_for ?? [] : []);
+
+function showState(status) {
+  const text = capitalised(status.state_text || status.state || UNKNOWN);
+  setText(byId('state'), text);
+  byId('hero').dataset.tone = toneOf(status);
+  // Read out when the state changes, not with each tenth of a second.
+  const waited = waitedFor(status);
+  const announcement = waited.length > 0 ?
+      `${capitalised(status.state)}: ${rankList(waited)}` :
+      capitalised(status.state || '');
+  setText(byId('announcement'), announcement);
+  const quality = known(status.test?.accuracy) ?
+      `${percent(status.test.mean_iou ?? status.test.accuracy)} · ` : '';
+  document.title = `${quality}${text} – Cohort`;
+  const identity = [];
+  if (status.run) identity.push(`run ${status.run}`);
+  if (status.address) identity.push(status.address);
+  setText(byId('identity'), identity.join(' · '));
+}
+
+function showProgress(status) {
+  const share = status.samples_total > 0 ?
+      Math.min(status.samples / status.samples_total, 1) : 0;
+  const bar = byId('progress');
+  byId('progress-fill').style.width = `${100 * share}%`;
+  bar.setAttribute('aria-valuenow', String(Math.floor(100 * share)));
+  const facts = [`step ${count(status.version)}`];
+  if (status.epochs > 0) {
+    const epoch = Math.min(status.epoch, status.epochs - 1) + 1;
+    facts.push(`epoch ${count(epoch)} of ${count(status.epochs)}`);
+  }
+  if (status.samples_total > 0) {
+    // Rounded down: a run that goes on is not complete.
+    facts.push(`${Math.floor(100 * share)}\u202f% of ` +
+               `${plural(status.samples_total, 'image')}`);
+  }
+  if (status.attempt > 1) facts.push(`attempt ${count(status.attempt)}`);
+  if (status.workers_live < status.workers_expected) {
+    facts.push(`${count(status.workers_live)} of ` +
+               `${plural(status.workers_expected, 'worker')} live`);
+  }
+  setTexts(byId('progress-facts'), facts, () => make('li'));
+}
+
+function showTile(id, value, note, tone = '') {
+  const tile = byId(id);
+  setText(tile.querySelector('.value'), value);
+  setText(tile.querySelector('.note'), note);
+  tile.dataset.tone = tone;
+}
+
+const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length;
+
+// The newest fifth of the curve beside the fifth before it.
+function lossTrend(curve) {
+  const losses = (curve ?? []).map((point) => point.loss).filter(known);
+  const few = Math.floor(losses.length / 5);
+  if (few < 4) return '';
+  const before = mean(losses.slice(-2 * few, -few));
+  const change = mean(losses.slice(-few)) - before;
+  if (Math.abs(change) < 0.005 * Math.abs(before)) return 'steady';
+  return change < 0 ? 'falling' : 'rising';
+}
+
+function showLearning(status) {
+  const trend = status.ended ? '' : lossTrend(status.curves?.train);
+  const loss = known(status.train_loss) ?
+      `train loss ${decimal(status.train_loss)}${trend && `, ${trend}`}` : '';
+  const test = status.test;
+  const tone = trend === 'rising' ? 'notice' : '';
+  if (known(test?.accuracy)) {
+    const dense = known(test.mean_iou);
+    const name = dense ? 'mIoU' : 'test accuracy';
+    showTile('tile-learning', percent(dense ? test.mean_iou : test.accuracy),
+             loss ? `${name} · ${loss}` : name, tone);
+  } else if (known(status.train_loss)) {
+    showTile('tile-learning', decimal(status.train_loss),
+             `train loss${trend && `, ${trend}`} · not tested yet`, tone);
+  } else {
+    showTile('tile-learning', 'Not yet', 'no step is done');
+  }
+}
+
+function showSpeed(status) {
+  const rate = status.samples_per_second;
+  const value = known(rate) && rate > 0 ? `${count(rate)} images/s` : UNKNOWN;
+  if (status.ended) {
+    const train = status.curves?.train ?? [];
+    const last = train[train.length - 1]?.seconds;
+    showTile('tile-speed', value,
+             known(last) ? `over after ${duration(last)}` : 'the run is over');
+  } else if (known(status.eta_seconds)) {
+    showTile('tile-speed', value, `${duration(status.eta_seconds)} left`);
+  } else {
+    showTile('tile-speed', value,
+             !(status.version > 0) ? 'training has not begun' :
+                 isWaiting(status) ? 'held up' : 'time left not known yet');
+  }
+}
+
+function showHoldup(status) {
+  const waited = waitedFor(status);
+  const missing = (status.workers ?? []).filter(isMissing);
+  if (status.ended) {
+    showTile('tile-holdup', 'Nobody', 'the run is over');
+  } else if (waited.length > 0) {
+    const silent = Math.max(...waited.map(
+        (rank) => (status.workers ?? [])
+            .find((worker) => worker.rank === rank)?.silent_seconds ?? 0));
+    showTile('tile-holdup', capitalised(rankList(waited)),
+             silent >= 1 ? `silent for ${duration(silent)}` : 'waited for',
+             'warning');
+  } else if (missing.length > 0) {
+    showTile('tile-holdup',
+             capitalised(rankList(missing.map((worker) => worker.rank))),
+             'missing; the others go on', 'warning');
+  } else {
+    const slow = straggler(status);
+    showTile('tile-holdup', slow.named ? `Worker ${slow.rank}` : 'Nobody',
+             slow.text, slow.named ? 'notice' : '');
+  }
+}
+
+function showDropped(status) {
+  const verdicts = status.verdicts ?? {};
+  const all = Object.values(verdicts).reduce((sum, n) => sum + n, 0);
+  const lost = LOST_VERDICTS.reduce((sum, v) => sum + (verdicts[v] ?? 0), 0);
+  if (all === 0) {
+    showTile('tile-dropped', 'Nothing', 'no push has come yet');
+    return;
+  }
+  const parts = [];
+  if (lost > 0) {
+    for (const verdict of LOST_VERDICTS) {
+      if (verdicts[verdict] > 0) {
+        parts.push(`${count(verdicts[verdict])} ${verdict.replace('_', ' ')}`);
+      }
+    }
+  } else {
+    parts.push(`of ${plural(all, 'push', 'pushes')}`);
+  }
+  if (verdicts.damped > 0) parts.push(`${count(verdicts.damped)} damped`);
+  const bad = (verdicts.rejected_nonfinite ?? 0) + (verdicts.invalid ?? 0);
+  showTile('tile-dropped',
+           lost > 0 ? `${smallPercent(lost / all)} of pushes` : 'Nothing',
+           parts.join(', '), bad > 0 ? 'warning' : lost > 0 ? 'notice' : '');
+}
+
+function showSafe(status) {
+  const checkpoint = status.checkpoint ?? {};
+  const failures = checkpoint.failures ?? 0;
+  if (checkpoint.enabled === undefined) {
+    showTile('tile-safe', UNKNOWN, '');
+  } else if (!checkpoint.enabled) {
+    showTile('tile-safe', 'Not saved', 'checkpoints are off', 'notice');
+  } else if (!known(checkpoint.age_seconds)) {
+    showTile('tile-safe', 'Not yet',
+             failures > 0 ? `${plural(failures, 'checkpoint')} failed` :
+                            'no checkpoint so far',
+             failures > 0 ? 'warning' : 'notice');
+  } else {
+    const note = [`step ${count(checkpoint.version)} is saved`];
+    if (failures > 0) note.push(`${plural(failures, 'checkpoint')} failed`);
+    showTile('tile-safe', `${duration(checkpoint.age_seconds)} ago`,
+             note.join(' · '), failures > 0 ? 'warning' : '');
+  }
+}
+
+export function updateHeadline(status) {
+  showState(status);
+  showProgress(status);
+  showLearning(status);
+  showSpeed(status);
+  showHoldup(status);
+  showDropped(status);
+  showSafe(status);
+}

@@ -1,0 +1,85 @@
+// Asks the server for its status once a second and shows it.
+
+import {updateBatchNorm} from './batch_norm.js';
+import {updateCurves} from './curves.js';
+import {byId, setText} from './dom.js';
+import {clock, duration} from './format.js';
+import {updateHeadline} from './headline.js';
+import {updatePolicy} from './policy.js';
+import {updatePushes, updateServer} from './server.js';
+import {updateSteps} from './steps.js';
+import {updateWorkers} from './workers.js';
+
+const POLL_MS = 1000;
+const POLL_LOST_MS = 5000;
+const ANSWER_LIMIT_MS = 5000;
+
+let newest = null;
+let lostSince = null;
+let waitMs = POLL_MS;
+
+const panels = [
+  updateHeadline, updateCurves, updateSteps, updateWorkers, updatePolicy,
+  updatePushes, updateBatchNorm, updateServer,
+];
+
+function show(status) {
+  for (const update of panels) update(status);
+}
+
+function showConnection() {
+  const banner = byId('banner');
+  const over = newest !== null && newest.ended;
+  document.body.classList.toggle('stale', lostSince !== null);
+  document.body.classList.toggle('over', over);
+  banner.hidden = lostSince === null;
+  banner.classList.toggle('calm', over);
+  if (lostSince === null) {
+    if (newest !== null) setText(byId('fresh'), `updated ${clock(newest.now)}`);
+    return;
+  }
+  const at = clock(lostSince / 1000);
+  // The time that goes on stands apart: an alert is read out when it changes.
+  setText(banner, over ?
+      'The run is over and the server has ended. These are its last numbers.' :
+      `Connection lost since ${at}. The numbers below are from then; the ` +
+          'server is asked again every few seconds.');
+  setText(byId('fresh'),
+          `no answer for ${duration((Date.now() - lostSince) / 1000)}`);
+}
+
+async function ask() {
+  const response = await fetch('/status.json', {
+    cache: 'no-store',
+    signal: AbortSignal.timeout(ANSWER_LIMIT_MS),
+  });
+  if (!response.ok) throw new Error(`status ${response.status}`);
+  return response.json();
+}
+
+async function poll() {
+  let answer = null;
+  try {
+    answer = await ask();
+  } catch {
+    lostSince ??= Date.now();
+    // Soon at first: a server that restarts is back in moments.
+    waitMs = Math.min(2 * waitMs, POLL_LOST_MS);
+  }
+  if (answer !== null) {
+    newest = answer;
+    lostSince = null;
+    waitMs = POLL_MS;
+  }
+  showConnection();
+  // The next one is set first: a panel that fails must not end the page.
+  setTimeout(poll, waitMs);
+  if (answer !== null) show(answer);
+}
+
+for (const plain of document.querySelectorAll('.plain')) plain.hidden = true;
+byId('live').hidden = false;
+byId('live').addEventListener('rows', () => newest !== null && show(newest));
+matchMedia('(prefers-color-scheme: dark)').addEventListener(
+    'change', () => newest !== null && show(newest));
+poll();

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "common/ops/http_server.h"
+#include "server/metrics/run_figures.h"
+
+namespace cohort {
+
+// A file that is part of the program.
+struct EmbeddedFile {
+  // Where it is served, such as "/page.css".
+  absl::string_view path;
+  absl::string_view content_type;
+  absl::string_view content;
+};
+
+// The page's files and Chart.js; made when the program is built.
+const std::vector<EmbeddedFile>& EmbeddedFiles();
+
+// "/", "/status.json" and the embedded files. `figures` never gives null.
+std::map<std::string, HttpHandler> PageRoutes(
+    std::function<SharedFigures()> figures);
+
+}  // namespace cohort

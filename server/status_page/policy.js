@@ -1,0 +1,40 @@
+// What is in force, what is about to be, and what was.
+
+import {byId, make, resize, setFigures, setText} from './dom.js';
+import {UNKNOWN, capitalised, count, settingsText} from './format.js';
+
+function makeChange() {
+  const row = make('tr');
+  row.append(make('td'), make('td', 'number'), make('td', 'what'));
+  return row;
+}
+
+function showPending(policy) {
+  const pending = settingsText(policy.pending);
+  byId('policy-pending').hidden = pending === '';
+  const reason = policy.pending_reason ? `, ${policy.pending_reason}` : '';
+  setText(byId('policy-pending'), `Change under way: ${pending}${reason}`);
+}
+
+// What the run began with is no change of it.
+export const isChange = (record) => record.policy_epoch > 1;
+
+export function updatePolicy(status) {
+  const policy = status.policy ?? {};
+  const changes = (policy.history ?? []).filter(isChange).reverse();
+  setText(byId('policy-text'), capitalised(policy.text || UNKNOWN));
+  setText(byId('policy-since'), changes.length > 0 ?
+      `since step ${count(changes[0].version)}` : '');
+  showPending(policy);
+  resize(byId('policy-rows'), changes.length, makeChange).forEach((row, i) => {
+    const change = changes[i];
+    setText(row.children[0], count(change.policy_epoch));
+    setText(row.children[1], count(change.version));
+    setText(row.children[2], settingsText(change.changed) || change.text || '');
+  });
+  byId('policy-rows').parentElement.hidden = changes.length === 0;
+  setText(byId('policy-none'),
+          changes.length === 0 ? 'Not changed since the run began.' : '');
+  setFigures(byId('policy-settings'), Object.entries(policy.settings ?? {})
+      .map(([name, value]) => [name, String(value)]));
+}

@@ -1,0 +1,148 @@
+#include "server/status_page/status_tables.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "common/clock.h"
+#include "common/measures.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::string_view kMarker = "<!-- STATUS -->";
+
+using Rows = std::vector<std::vector<std::string>>;
+
+std::string Cells(const std::vector<std::string>& row, absl::string_view tag) {
+  std::string html = "<tr>";
+  for (const std::string& cell : row) {
+    absl::StrAppend(&html, "<", tag, ">", EscapedHtml(cell), "</", tag, ">");
+  }
+  return html + "</tr>\n";
+}
+
+std::string Table(absl::string_view caption,
+                  const std::vector<std::string>& heads, const Rows& rows) {
+  std::string html = absl::StrCat("<table class=\"plain\"><caption>",
+                                  EscapedHtml(caption), "</caption>\n");
+  if (!heads.empty()) absl::StrAppend(&html, Cells(heads, "th"));
+  for (const std::vector<std::string>& row : rows) {
+    absl::StrAppend(&html, Cells(row, "td"));
+  }
+  return html + "</table>\n";
+}
+
+std::string LossText(const std::optional<double>& loss) {
+  return loss.has_value() ? absl::StrFormat("%.4f", *loss) : "none yet";
+}
+
+std::string RunTable(const RunFigures& figures) {
+  const StatusView& status = figures.status;
+  const TallySums& sums = figures.sums;
+  Rows rows = {
+      {"Run", status.run_id},
+      {"Policy", status.policy},
+      {"Step", absl::StrCat(status.version.value())},
+      {"Epoch", absl::StrCat(status.data_epoch, " of ", status.epochs)},
+      {"Images", absl::StrCat(status.samples, " of ", status.samples_total)},
+      {"Images a second", absl::StrFormat("%.0f", figures.samples_per_second)},
+      {"Learning rate", absl::StrFormat("%g", status.learning_rate)},
+      {"Train loss", LossText(sums.train_loss)}};
+  if (sums.test.has_value()) {
+    rows.push_back({"Test accuracy", PercentText(sums.test->accuracy)});
+    if (sums.test->mean_iou.has_value()) {
+      rows.push_back({"Test mIoU", PercentText(sums.test->mean_iou)});
+    }
+  }
+  rows.push_back({"Workers", absl::StrCat(status.workers_live, " of ",
+                                          status.workers_expected)});
+  const CheckpointFigures& files = figures.checkpoint;
+  rows.push_back({"Checkpoint", !files.enabled ? "none (no --checkpoint_dir)"
+                                : files.version.has_value()
+                                    ? absl::StrCat("version ", *files.version)
+                                    : "none yet"});
+  return Table("Run", {}, rows);
+}
+
+std::string WorkersTable(const RunFigures& figures) {
+  Rows rows;
+  for (const StatusView::Worker& worker : figures.status.workers) {
+    const bool seen = worker.incarnation != Incarnation();
+    const auto last = figures.sums.last_arrivals.find(worker.rank);
+    rows.push_back(
+        {absl::StrCat(worker.rank.value()),
+         std::string(worker.activity.data(), worker.activity.size()),
+         worker.description, absl::StrCat(worker.pushes),
+         absl::StrCat(worker.lag_versions),
+         absl::StrCat(last == figures.sums.last_arrivals.end() ? 0
+                                                               : last->second),
+         seen ? SecondsText(worker.silent) : "never seen"});
+  }
+  return Table("Workers",
+               {"Worker", "State", "Process", "Pushes", "Lag", "Came last",
+                "Silent for"},
+               rows);
+}
+
+std::string VerdictsTable(const RunFigures& figures) {
+  Rows rows;
+  for (const auto& [name, count] : PushVerdicts(figures)) {
+    if (count > 0) rows.push_back({name, absl::StrCat(count)});
+  }
+  return Table("Pushes by verdict", {}, rows);
+}
+
+std::string PolicyTable(const RunFigures& figures) {
+  Rows rows;
+  const std::vector<PolicyRecord>& history = figures.policy.history;
+  for (auto it = history.rbegin(); it != history.rend(); ++it) {
+    rows.push_back({absl::StrCat(it->policy_epoch),
+                    absl::StrCat(it->version.value()), it->text});
+  }
+  return Table("Policy, newest first", {"Policy", "From step", "What"}, rows);
+}
+
+std::string LayersTable(const RunFigures& figures) {
+  Rows rows;
+  for (size_t i = 0; i < figures.model.layers.size(); ++i) {
+    const ModelFigures::Layer& layer = figures.model.layers[i];
+    const auto drift = figures.sums.drift.find(static_cast<int32_t>(i));
+    rows.push_back({layer.name, absl::StrCat(layer.channels),
+                    drift == figures.sums.drift.end()
+                        ? "none yet"
+                        : absl::StrFormat("%.3f", drift->second)});
+  }
+  if (rows.empty()) return "";
+  return Table("Batch norm", {"Layer", "Channels", "Drift"}, rows);
+}
+
+}  // namespace
+
+std::string EscapedHtml(absl::string_view text) {
+  return absl::StrReplaceAll(text, {{"&", "&amp;"},
+                                    {"<", "&lt;"},
+                                    {">", "&gt;"},
+                                    {"\"", "&quot;"},
+                                    {"'", "&#39;"}});
+}
+
+std::string StatusTables(const RunFigures& figures) {
+  return absl::StrCat(
+      "<p id=\"plain-state\">", EscapedHtml(figures.status.state), "</p>\n",
+      RunTable(figures), WorkersTable(figures), VerdictsTable(figures),
+      PolicyTable(figures), LayersTable(figures));
+}
+
+std::string PageWithTables(absl::string_view page, const RunFigures& figures) {
+  // Not StrReplaceAll: what comes from outside may hold the marker, too.
+  const size_t at = page.find(kMarker);
+  if (at == absl::string_view::npos) return std::string(page);
+  return absl::StrCat(page.substr(0, at), StatusTables(figures),
+                      page.substr(at + kMarker.size()));
+}
+
+}  // namespace cohort

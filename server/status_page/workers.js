@@ -1,0 +1,130 @@
+// The table of workers, and who of them the others wait for.
+
+import {byId, make, resize, setText, shownRows} from './dom.js';
+import {UNKNOWN, count, duration, known, percent} from './format.js';
+
+const ROWS = 12;
+// How far back "lately" goes.
+const RECENT_MS = 60000;
+// Fewer say nothing about who is slow.
+const ARRIVALS_MIN = 10;
+const LABELS = ['Worker', 'State', 'Assignment', 'Lag', 'Staleness', 'Came last',
+  'Pushes', 'Batch', 'Silent', 'Process'];
+const TEXT_COLUMNS = [0, 1, 9];
+
+export const isWaiting = (status) =>
+    !status.ended && String(status.state).startsWith('waiting');
+
+export const isMissing = (worker) =>
+    ['vacant', 'reconnecting'].includes(worker.state);
+
+// "workers 0, 3 and 7", "workers 0, 1, 2 and 61 more".
+export function rankList(ranks) {
+  if (ranks.length === 0) return 'nobody';
+  if (ranks.length === 1) return `worker ${ranks[0]}`;
+  if (ranks.length > 4) {
+    return `workers ${ranks.slice(0, 3).join(', ')} and ${ranks.length - 3} more`;
+  }
+  return `workers ${ranks.slice(0, -1).join(', ')} and ${ranks.at(-1)}`;
+}
+
+const sumOf = (arrivals) => arrivals.reduce((sum, {n}) => sum + n, 0);
+
+// Earlier answers: {at, run, arrivals by rank}.
+const history = [];
+
+function recentArrivals(status) {
+  const at = Date.now();
+  const arrivals = new Map((status.workers ?? []).map(
+      (worker) => [worker.rank, worker.last_arrivals ?? 0]));
+  while (history.length > 0 &&
+         (at - history[0].at > RECENT_MS || history[0].run !== status.run)) {
+    history.shift();
+  }
+  const before = history[0]?.arrivals ?? new Map();
+  if (history.at(-1)?.now !== status.now) {
+    history.push({at, now: status.now, run: status.run, arrivals});
+  }
+  const all = [...arrivals].map(([rank, n]) => ({rank, n}));
+  // A restarted server counts from zero.
+  const recent = all.map(({rank, n}) => (
+    {rank, n: Math.max(n - (before.get(rank) ?? 0), 0)}));
+  return sumOf(recent) >= ARRIVALS_MIN ? recent : all;
+}
+
+// The one who comes last far more often than chance would have it.
+export function straggler(status) {
+  // Without a barrier nobody waits for the last.
+  const barrier = (status.policy?.settings?.aggregation ?? 'sync') === 'sync';
+  const arrivals = barrier ? recentArrivals(status) : [];
+  const all = sumOf(arrivals);
+  if (arrivals.length > 1 && all >= ARRIVALS_MIN) {
+    const worst = arrivals.reduce((a, b) => (b.n > a.n ? b : a));
+    const share = worst.n / all;
+    const named = share > 0.5 + 0.5 / arrivals.length;
+    const often = `last in ${percent(share, 0)} of steps`;
+    return {named, rank: worst.rank,
+      text: named ? often : `worker ${worst.rank} was ${often}`};
+  }
+  const behind = (status.workers ?? []).reduce(
+      (a, b) => ((b.lag_versions ?? 0) > (a?.lag_versions ?? 0) ? b : a), null);
+  if (behind !== null) {
+    return {named: false, text: `worker ${behind.rank} is furthest back, by ${
+        count(behind.lag_versions)}`};
+  }
+  return {named: false, text: isWaiting(status) ? 'no worker is named' :
+                                                  'all keep up'};
+}
+
+function makeRow() {
+  const row = make('tr');
+  row.setAttribute('role', 'row');
+  LABELS.forEach((label, i) => {
+    const cell = make(i === 0 ? 'th' : 'td', TEXT_COLUMNS.includes(i) ? '' :
+                                                                       'number');
+    if (i === 0) cell.scope = 'row';
+    cell.setAttribute('role', i === 0 ? 'rowheader' : 'cell');
+    cell.dataset.label = label;
+    row.append(cell);
+  });
+  row.children[1].append(make('span', 'badge'));
+  return row;
+}
+
+function showRow(row, worker, {waited, late, all}) {
+  const cells = row.children;
+  const holdsUp = waited.includes(worker.rank);
+  row.dataset.tone = holdsUp || isMissing(worker) ? 'warning' :
+      late(worker) ? 'notice' : '';
+  setText(cells[0], String(worker.rank));
+  setText(cells[1].firstElementChild, (worker.state || UNKNOWN) +
+      (holdsUp ? ', waited for' : late(worker) ? ', often last' : ''));
+  setText(cells[2], count(worker.sequence));
+  setText(cells[3], count(worker.lag_versions));
+  setText(cells[4], count(worker.staleness_versions));
+  const share = all > 0 && known(worker.last_arrivals) ?
+      ` (${percent(worker.last_arrivals / all, 0)})` : '';
+  setText(cells[5], count(worker.last_arrivals) + share);
+  setText(cells[6], count(worker.pushes));
+  setText(cells[7], count(worker.batch_size));
+  setText(cells[8], worker.incarnation > 0 ? duration(worker.silent_seconds) :
+                                             'never seen');
+  setText(cells[9], worker.description || UNKNOWN);
+}
+
+export function updateWorkers(status) {
+  const waited = isWaiting(status) ? status.waited_for ?? [] : [];
+  const slow = straggler(status);
+  const late = (worker) => slow.named && worker.rank === slow.rank;
+  const trouble = (worker) => waited.includes(worker.rank) ||
+      isMissing(worker) || late(worker);
+  // Those in trouble first, so that none of them is below the fold.
+  const workers = [...status.workers ?? []].sort(
+      (a, b) => trouble(b) - trouble(a) || a.rank - b.rank);
+  const all = workers.reduce((sum, w) => sum + (w.last_arrivals ?? 0), 0);
+  const shown = shownRows(byId('workers-more'), workers.length, ROWS, 'workers');
+  resize(byId('worker-rows'), shown, makeRow)
+      .forEach((row, i) => showRow(row, workers[i], {waited, late, all}));
+  setText(byId('workers-note'),
+          `${count(status.workers_live)} of ${count(status.workers_expected)} live`);
+}

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Alerts and recording rules: promtool's verdict, their cases, the runbook."""
+
+import re
+import shutil
+import subprocess
+import unittest
+
+import monitoring_files as files
+
+SEVERITIES = ("critical", "warning", "info")
+
+
+def promtool(*arguments):
+    return subprocess.run(["promtool", *arguments], capture_output=True,
+                          text=True, timeout=120, check=False)
+
+
+@unittest.skipIf(shutil.which("promtool") is None,
+                 "promtool is not installed: deploy/install-deps test")
+class PromtoolTest(unittest.TestCase):
+
+    def assert_clean(self, result):
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_configuration_and_rules_are_clean(self):
+        self.assert_clean(promtool(
+            "check", "config", files.PROMETHEUS / "prometheus.yml"))
+        for rules in files.RULE_FILES:
+            self.assert_clean(promtool(
+                "check", "rules", "--lint=all", "--lint-fatal",
+                files.PROMETHEUS / "rules" / rules))
+
+    def test_every_case_comes_out_as_written(self):
+        tests = sorted((files.PROMETHEUS / "tests").glob("*.yml"))
+        self.assertGreater(len(tests), 0)
+        self.assert_clean(promtool("test", "rules", *tests))
+
+
+@unittest.skipIf(files.yaml is None,
+                 "python3-yaml is not installed: deploy/install-deps test")
+class AlertsTest(unittest.TestCase):
+
+    def setUp(self):
+        self.alerts = files.alerts()
+        self.runbook = (files.PROMETHEUS / "RUNBOOK.md").read_text(
+            encoding="utf-8")
+
+    def cases(self):
+        """Yields every check of every case."""
+        for path in sorted((files.PROMETHEUS / "tests").glob("*.yml")):
+            content = files.yaml.safe_load(path.read_text(encoding="utf-8"))
+            for case in content["tests"]:
+                yield from case["alert_rule_test"]
+
+    def test_each_alert_is_shown_to_fire_and_to_stay_silent(self):
+        fires, silent = set(), set()
+        for check in self.cases():
+            (fires if check["exp_alerts"] else silent).add(check["alertname"])
+        self.assertEqual(fires, set(self.alerts))
+        self.assertEqual(silent, set(self.alerts))
+
+    def test_each_alert_says_how_bad_it_is_and_where_to_read_on(self):
+        self.assertGreaterEqual(len(self.alerts), 15)
+        for name, alert in self.alerts.items():
+            with self.subTest(alert=name):
+                self.assertIn(alert["labels"]["severity"], SEVERITIES)
+                annotations = alert["annotations"]
+                self.assertIn("{{ $labels.instance }}", annotations["summary"])
+                self.assertEqual(
+                    annotations["runbook_url"],
+                    f"deploy/prometheus/RUNBOOK.md#{name.lower()}")
+
+    def test_runbook_has_a_paragraph_for_each_alert_and_no_other(self):
+        parts = re.split(r"^### (\w+)\n", self.runbook, flags=re.M)[1:]
+        paragraphs = dict(zip(parts[::2], parts[1::2]))
+        self.assertEqual(set(paragraphs), set(self.alerts))
+        for name, text in paragraphs.items():
+            with self.subTest(alert=name):
+                self.assertIn("**Look at**", text)
+                self.assertIn("**Do**", text)
+
+    def test_links_within_the_runbook_lead_somewhere(self):
+        anchors = {name.lower() for name in self.alerts}
+        for anchor in re.findall(r"\(#([^)]*)\)", self.runbook):
+            self.assertIn(anchor, anchors)
+
+    def test_recorded_series_are_used_and_alerts_read_only_those(self):
+        recorded = set(files.recorded())
+        used = set()
+        for _, query in files.all_queries():
+            used |= {name for name in files.metric_names(query) if ":" in name}
+        self.assertEqual(used, recorded)
+
+
+class MetricNamesTest(unittest.TestCase):
+    """The reader of queries, on queries whose names are known."""
+
+    QUERIES = (
+        ("a_total", {"a_total"}),
+        ('rate(a_total{b="c{d}", e=~"f|g"}[5m])', {"a_total"}),
+        ("sum by (b, c) (rate(a[1m])) / on (d) group_left () e", {"a", "e"}),
+        ("sum(a) without (b)", {"a"}),
+        ("histogram_quantile(0.99, sum by (le) (rate(a_bucket[5m])))",
+         {"a_bucket"}),
+        ("i:a:rate5m > 0.5 and on (b) c offset 5m == 1", {"i:a:rate5m", "c"}),
+        ("a < Inf unless b == bool 1e9 or vector(0)", {"a", "b"}),
+        ("predict_linear(a[1h], 4 * 3600) < 0", {"a"}),
+        ('quantile_over_time(0.5, a{i=~"$instance"}[$__rate_interval])',
+         {"a"}),
+    )
+
+    def test_names_are_found_and_nothing_else(self):
+        for query, names in self.QUERIES:
+            with self.subTest(query=query):
+                self.assertEqual(files.metric_names(query), names)
+
+    def test_conditions_are_found(self):
+        self.assertEqual(
+            list(files.matchers('rate(a{b="c", d!~"e|f"}[5m]) > g{h=~"i"}')),
+            [("a", "b", "=", "c"), ("a", "d", "!~", "e|f"),
+             ("g", "h", "=~", "i")])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,199 @@
+"""A cohort with its operations ports, and a real Prometheus that scrapes it."""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from processes import Cohort
+
+# What the files of deploy/ are read with.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "deploy"))
+import monitoring_files  # noqa: E402
+
+# The rules' durations are divided by this: a second stands for a minute.
+SPEED = 60
+SCRAPE_MS = 250
+
+UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+RULE_DURATION = re.compile(
+    r"((?:for|interval): |\[|\boffset )(\d+)(ms|s|m|h)\b")
+SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
+LABEL = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
+
+
+def get(url, timeout_s=10):
+    with urllib.request.urlopen(url, timeout=timeout_s) as response:
+        return response.read().decode()
+
+
+def has_prometheus():
+    return bool(shutil.which("prometheus") and shutil.which("promtool"))
+
+
+def samples(page):
+    """Yields (name, labels, value) of a page in Prometheus' text format."""
+    for line in page.splitlines():
+        if line and not line.startswith("#"):
+            name, labels, value = SAMPLE.fullmatch(line).groups()
+            yield name, dict(LABEL.findall(labels or "")), float(value)
+
+
+class MonitoredCohort(Cohort):
+    """Every process has an operations port on a free port."""
+
+    def start_server(self, *flags):
+        file = self.dir / "ops_address"
+        file.unlink(missing_ok=True)
+        super().start_server("--ops_listen=127.0.0.1:0",
+                             f"--ops_address_file={file}", *flags)
+        self.wait_until(lambda: file.exists() and file.read_text().strip(),
+                        "the operations port")
+        self.server_ops = file.read_text().strip()
+
+    def start_worker(self, rank, *flags):
+        return super().start_worker(rank, "--ops_listen=127.0.0.1:0", *flags)
+
+    def worker_ops(self, rank):
+        """Returns the address of the newest worker of that rank."""
+        pattern = re.compile(r"operations port: http://([\d.:]+)")
+        self.wait_until(lambda: pattern.search(self.log(f"worker{rank}")),
+                        f"worker {rank}'s operations port")
+        return pattern.findall(self.log(f"worker{rank}"))[-1]
+
+    def pages(self):
+        """Returns what each process exports: the server's, then workers'."""
+        ports = [self.server_ops, *map(self.worker_ops, self.workers)]
+        return [get(f"http://{port}/metrics") for port in ports]
+
+
+def faster(rules):
+    """Returns the text of a rule file with its durations shortened."""
+    def shorten(match):
+        before, number, unit = match.groups()
+        return f"{before}{int(number) * UNITS_MS[unit] // SPEED}ms"
+    return RULE_DURATION.sub(shorten, rules)
+
+
+class Prometheus:
+    """Prometheus with the project's rules, faster, over a running cohort."""
+
+    def __init__(self, cohort):
+        self._cohort = cohort
+        self._folder = cohort.dir / "prometheus"
+        self._folder.mkdir()
+        self._log = self._folder / "log"
+        self._process = None
+        self._address = None
+
+    def __enter__(self):
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                ["prometheus", f"--config.file={self._configuration()}",
+                 f"--storage.tsdb.path={self._folder / 'data'}",
+                 "--web.listen-address=127.0.0.1:0"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            self.wait_until(self._is_ready, "Prometheus to be ready")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def stop(self):
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _configuration(self):
+        rules = []
+        for name in monitoring_files.RULE_FILES:
+            source = monitoring_files.PROMETHEUS / "rules" / name
+            (self._folder / name).write_text(
+                faster(source.read_text(encoding="utf-8")), encoding="utf-8")
+            rules.append(name)
+        interval = f"{SCRAPE_MS}ms"
+        path = self._folder / "prometheus.yml"
+        path.write_text(json.dumps({  # JSON is YAML, too.
+            "global": {"scrape_interval": interval, "scrape_timeout": interval,
+                       "evaluation_interval": interval},
+            "rule_files": rules,
+            "scrape_configs": [
+                self._job("cohort-server", [self._cohort.server_ops]),
+                self._job("cohort-worker",
+                          [*map(self._cohort.worker_ops,
+                                self._cohort.workers)])]}), encoding="utf-8")
+        return path
+
+    @staticmethod
+    def _job(name, targets):
+        return {"job_name": name, "static_configs": [{"targets": targets}]}
+
+    def _is_ready(self):
+        # Port 0: only the log knows which one it became.
+        found = re.search(r'msg="Listening on" address=([\d.:]+)', self.log())
+        if not found:
+            return False
+        self._address = found.group(1)
+        try:
+            return get(f"http://{self._address}/-/ready")
+        except urllib.error.HTTPError:
+            return False
+
+    def log(self):
+        return self._log.read_text(errors="replace")
+
+    def wait_until(self, condition, what, timeout_s=60):
+        """Polls, and returns what the condition returned."""
+        end = time.monotonic() + timeout_s
+        while True:
+            result = condition()
+            if result:
+                return result
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise AssertionError(
+                    f"gave up waiting for {what}:\n{self.log()}\n"
+                    f"{self._cohort.log()}")
+            time.sleep(0.05)
+
+    def api(self, path, **parameters):
+        """Returns the data of an answer of the HTTP API."""
+        url = (f"http://{self._address}/api/v1/{path}?"
+               + urllib.parse.urlencode(parameters))
+        try:
+            return json.loads(get(url))["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{url}: {error.read().decode()}") from error
+
+    def query(self, expression):
+        """Returns [(labels, value)] of an instant query."""
+        return [(series["metric"], float(series["value"][1]))
+                for series in self.api("query", query=expression)["result"]]
+
+    def value(self, expression):
+        """Returns the value of a query for one series, None without one."""
+        result = self.query(expression)
+        return result[0][1] if result else None
+
+    def alert_state(self, name):
+        """Returns pending or firing, None while the alert is silent."""
+        for alert in self.api("alerts")["alerts"]:
+            if alert["labels"]["alertname"] == name:
+                return alert["state"]
+        return None
+
+    def rules(self):
+        return [rule for group in self.api("rules")["groups"]
+                for rule in group["rules"]]

@@ -1,0 +1,111 @@
+"""history.csv and TensorBoard's event files over a run and its continuation."""
+
+import csv
+import importlib.util
+import time
+import unittest
+
+import event_files
+from processes import Cohort, kill, run
+
+
+def rows(cohort, name="history.csv"):
+    with open(cohort.results / name, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+class Records(unittest.TestCase):
+    def test_event_files_say_what_the_history_says(self):
+        with Cohort(workers=2, server_flags=["--epochs=2"]) as cohort:
+            folder = cohort.dir / "events"
+            begin = time.time()
+            cohort.start(f"--tensorboard={folder}")
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            (path,) = folder.iterdir()
+            first, *rest = event_files.events(path)
+            self.assertEqual(first["file_version"], "brain.Event:2")
+            for event in rest:
+                self.assertLessEqual(begin, event["wall_time"])
+                self.assertLessEqual(event["wall_time"], time.time())
+            found = event_files.series(folder)
+            history = rows(cohort)
+            for column, tag in (("test_loss", "loss/test"),
+                                ("test_accuracy", "accuracy/test")):
+                told = {int(row["version"]): float(row[column])
+                        for row in history if row[column]}
+                self.assertEqual(len(told), 2)
+                self.assertEqual(told.keys(), found[tag].keys())
+                for version, value in told.items():
+                    self.assertAlmostEqual(found[tag][version], value, places=5)
+            for row in history:
+                if row["test_loss"] or not row["samples_per_second"]:
+                    continue
+                version = int(row["version"])
+                for column, tag in (("train_loss", "loss/train"),
+                                    ("train_accuracy", "accuracy/train"),
+                                    ("learning_rate", "learning_rate"),
+                                    ("samples_per_second",
+                                     "images_per_second")):
+                    self.assertAlmostEqual(
+                        found[tag][version] / float(row[column]), 1, places=3)
+                self.assertAlmostEqual(
+                    found["images_per_second"][version] *
+                    found["step_seconds"][version], 64, delta=2)
+            self.read_with_tensorboard(folder, found)
+
+    def read_with_tensorboard(self, folder, found):
+        if importlib.util.find_spec("tensorboard") is None:
+            print("TensorBoard is not installed: not read with its own reader")
+            return
+        from tensorboard.backend.event_processing import event_accumulator
+        reader = event_accumulator.EventAccumulator(str(folder))
+        reader.Reload()
+        self.assertEqual(set(reader.Tags()["scalars"]), set(found))
+        for tag, values in found.items():
+            told = {e.step: e.value for e in reader.Scalars(tag)}
+            self.assertEqual(told, values)
+
+    def test_a_killed_and_resumed_server_repeats_nothing(self):
+        flags = ["--epochs=3", "--checkpoint_every=20"]
+        with Cohort(workers=1, server_flags=flags) as cohort:
+            folder = cohort.dir / "events"
+            cohort.server_flags += [f"--checkpoint_dir={cohort.checkpoints}",
+                                    f"--tensorboard={folder}"]
+            cohort.start()
+            cohort.wait_until(
+                lambda: (cohort.results / "history.csv").exists() and
+                sum(bool(row["test_loss"]) for row in rows(cohort)) >= 1 and
+                cohort.newest_checkpoint() >= 60,
+                "the first evaluation")
+            kill(cohort.server)
+            before = rows(cohort)
+            cohort.start_server("--resume")
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            history = rows(cohort)
+            evaluated = [row["version"] for row in history if row["test_loss"]]
+            self.assertEqual(len(evaluated), 3, history)
+            self.assertEqual(len(set(evaluated)), 3)
+            versions = [int(row["version"]) for row in history]
+            self.assertEqual(versions, sorted(versions))
+            seconds = [float(row["seconds"]) for row in history]
+            self.assertEqual(seconds, sorted(seconds))
+            self.assertEqual(history[0], before[0])
+            found = event_files.series(folder)
+            self.assertEqual(len(list(folder.iterdir())), 2)
+            self.assertEqual(sorted(found["loss/test"]),
+                             sorted(int(v) for v in evaluated))
+            self.read_with_tensorboard(folder, found)
+
+    def test_a_directory_that_is_a_file_is_refused(self):
+        with Cohort() as cohort:
+            path = cohort.dir / "file"
+            path.write_text("text")
+            result = run("cohort-server", "--listen=127.0.0.1:0",
+                         "--ops_listen=", f"--tensorboard={path}")
+            self.assertEqual(result.returncode, 3, result.stderr)
+            self.assertIn(f"--tensorboard: cannot write {path}", result.stderr)
+            self.assertEqual(path.read_text(), "text")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

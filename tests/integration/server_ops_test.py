@@ -1,0 +1,106 @@
+"""The operations port of a real server while real workers train."""
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import time
+import unittest
+import urllib.request
+
+from processes import Cohort, kill
+
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class ServerOps(unittest.TestCase):
+    def setUp(self):
+        self.cohort = Cohort(server_flags=["--epochs=1000",
+                                           "--learning_rate=0.02"])
+        self.addCleanup(self.cohort.__exit__)
+        file = self.cohort.dir / "ops"
+        self.cohort.server_flags += ["--ops_listen=127.0.0.1:0",
+                                     f"--ops_address_file={file}"]
+        self.cohort.start()
+        self.url = f"http://{file.read_text().strip()}"
+
+    def get(self, path):
+        with OPENER.open(self.url + path, timeout=10) as response:
+            return response.read().decode()
+
+    def series(self):
+        """Values by name with labels."""
+        lines = [line for line in self.get("/metrics").splitlines()
+                 if line and not line.startswith("#")]
+        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
+                for line in lines}
+
+    def version(self):
+        return json.loads(self.get("/status.json"))["version"]
+
+    def await_version(self, version):
+        self.cohort.wait_until(lambda: self.version() >= version,
+                               f"version {version}")
+
+    @unittest.skipUnless(shutil.which("promtool"), "no promtool (prometheus)")
+    def test_promtool_finds_nothing_wrong(self):
+        self.await_version(5)
+        checked = subprocess.run(["promtool", "check", "metrics"],
+                                 input=self.get("/metrics"), text=True,
+                                 capture_output=True, check=False)
+        self.assertEqual(checked.returncode, 0,
+                         checked.stdout + checked.stderr)
+        self.assertEqual(checked.stdout + checked.stderr, "")
+
+    def test_sums_agree_with_each_other(self):
+        self.await_version(40)
+        seen = self.series()
+        steps = seen["cohort_aggregation_duration_seconds_count"]
+        self.assertGreaterEqual(steps, 40)
+        # Of 2 workers with batches of 32 and a network of 3 batch norms.
+        self.assertEqual(seen["cohort_samples_total"], 64 * steps)
+        self.assertEqual(seen["cohort_barrier_wait_seconds_count"], 2 * steps)
+
+        def both(name):
+            return sum(seen[f'{name}{{worker="{rank}"}}'] for rank in (0, 1))
+
+        self.assertEqual(both("cohort_barrier_last_arrival_total"), steps)
+        self.assertEqual(both("cohort_bn_last_arrival_total"), 2 * 3 * steps)
+        for phase in ("forward", "backward"):
+            waits = f'seconds_count{{phase="{phase}"}}'
+            self.assertEqual(seen[f"cohort_bn_rendezvous_wait_{waits}"],
+                             2 * 3 * steps)
+        self.assertGreater(
+            sum("cohort_bn_drift_ratio{" in name for name in seen), 2)
+        self.assertEqual(
+            seen['cohort_bn_statistics_total{action="folded"}'],
+            seen['cohort_pushes_total{result="applied"}'])
+
+    def test_200_slow_clients_hold_up_neither_training_nor_scrapes(self):
+        self.await_version(5)
+        host, port = self.url.removeprefix("http://").split(":")
+        with contextlib.ExitStack() as slow:
+            for i in range(200):
+                client = slow.enter_context(
+                    socket.create_connection((host, int(port)), timeout=10))
+                # Asks for much and reads nothing, or never ends its request.
+                client.sendall(b"GET /chart.js HTTP/1.1\r\nHost: localhost"
+                               + (b"\r\n\r\n" if i % 2 else b""))
+            self.await_version(self.version() + 20)
+            self.assertEqual(self.get("/readyz"), "ready\n")
+
+    def test_who_is_gone_is_named_within_two_seconds(self):
+        self.await_version(5)
+        kill(self.cohort.workers[1])
+        begin = time.monotonic()
+        status = {}
+        while status.get("waited_for") != [1]:
+            status = json.loads(self.get("/status.json"))
+            self.assertLess(time.monotonic() - begin, 2, status)
+        self.assertIn("worker 1", status["state_text"])
+        self.assertIn("worker 1", self.get("/"))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,124 @@
+// What the live page is made of.
+
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/status_page/page_routes.h"
+#include "server/status_page/status_json.h"
+#include "server/status_page/status_tables.h"
+#include "tests/metrics/made_up_figures.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kHostile[] = "<img src=x onerror=alert(1)>\"'&<!-- STATUS -->";
+
+nlohmann::json Parsed(const RunFigures& figures) {
+  return nlohmann::json::parse(StatusJson(figures));
+}
+
+TEST(StatusJsonTest, SaysWhatTheFiguresSay) {
+  const nlohmann::json status = Parsed(BusyFigures(2));
+  EXPECT_EQ(status["run"], "run1");
+  EXPECT_EQ(status["state"], "training");
+  EXPECT_EQ(status["version"], 40);
+  // 600 images at 200 a second.
+  EXPECT_EQ(status["eta_seconds"], 3);
+  EXPECT_EQ(status["train_loss"], 0.5);
+  EXPECT_EQ(status["train_accuracy"], nullptr);
+  EXPECT_EQ(status["verdicts"]["applied"], 10);
+  EXPECT_EQ(status["workers"].size(), 2);
+  EXPECT_EQ(status["workers"][1]["last_arrivals"], 9);
+  EXPECT_EQ(status["workers"][1]["silent_seconds"], 0.5);
+  EXPECT_EQ(status["phases"]["forward"], 0.5);
+  EXPECT_EQ(status["batch_norm"]["layers"][0]["drift"], 0.125);
+  EXPECT_EQ(status["curves"]["train"][0]["version"], 40);
+  EXPECT_EQ(status["test"]["accuracy"], 0.75);
+  EXPECT_EQ(status["test"]["mean_iou"], nullptr);
+  EXPECT_EQ(status["staleness"].dump(),
+            R"([{"count":5,"versions":"0"},{"count":4,"versions":"1"},)"
+            R"({"count":3,"versions":"2-3"}])");
+}
+
+TEST(StatusJsonTest, WhatIsUnknownIsNull) {
+  const nlohmann::json status = Parsed(EmptyFigures(2));
+  for (const char* name :
+       {"eta_seconds", "train_loss", "test", "phases", "gradient_norm"}) {
+    EXPECT_EQ(status.at(name), nullptr) << name;
+  }
+  EXPECT_EQ(status["workers"][0]["silent_seconds"], nullptr);
+  EXPECT_EQ(status["checkpoint"]["age_seconds"], nullptr);
+  EXPECT_EQ(status["batch_norm"]["rendezvous"]["forward"]["mean_seconds"],
+            nullptr);
+}
+
+TEST(StatusJsonTest, LivesWithNumbersAndTextsThatJsonCannotHold) {
+  RunFigures figures = BusyFigures(1);
+  figures.sums.train_loss = std::numeric_limits<double>::infinity();
+  figures.status.workers[0].description = "\xff\xfe bytes";
+  const nlohmann::json status = Parsed(figures);
+  EXPECT_EQ(status["train_loss"], nullptr);
+  EXPECT_THAT(status["workers"][0]["description"].get<std::string>(),
+              HasSubstr(" bytes"));
+}
+
+TEST(StatusTablesTest, EverythingFromOutsideIsEscaped) {
+  RunFigures figures = BusyFigures(2);
+  figures.status.state = kHostile;
+  figures.status.policy = kHostile;
+  figures.status.run_id = kHostile;
+  figures.status.workers[0].description = kHostile;
+  figures.model.layers[0].name = kHostile;
+  figures.policy.history[0].text = kHostile;
+  const std::string page =
+      PageWithTables("<html><!-- STATUS --></html>", figures);
+  EXPECT_THAT(page, Not(HasSubstr("<img")));
+  EXPECT_THAT(page, Not(HasSubstr("<!--")));
+  EXPECT_THAT(page, HasSubstr("&lt;img src=x onerror=alert(1)&gt;&quot;&#39;"
+                              "&amp;&lt;!-- STATUS --&gt;"));
+  EXPECT_THAT(page, testing::EndsWith("</html>"));
+}
+
+TEST(StatusTablesTest, TheStateComesFirst) {
+  const std::string tables = StatusTables(BusyFigures(2));
+  EXPECT_THAT(tables,
+              testing::StartsWith("<p id=\"plain-state\">training</p>"));
+  EXPECT_THAT(tables, HasSubstr("<td>node-1</td>"));
+}
+
+TEST(PageRoutesTest, ThePageAndItsFilesAreInTheProgram) {
+  const auto figures = std::make_shared<const RunFigures>(BusyFigures(2));
+  const auto routes = PageRoutes([figures] { return figures; });
+  const HttpResponse page = routes.at("/")();
+  EXPECT_THAT(page.content_type, HasSubstr("text/html"));
+  EXPECT_THAT(page.body, HasSubstr("plain-state"));
+  EXPECT_THAT(page.body, Not(HasSubstr("<!-- STATUS -->")));
+  EXPECT_THAT(std::string(routes.at("/chart.js")().fixed_body),
+              HasSubstr("Chart.js v3"));
+  EXPECT_THAT(routes.at("/page.css")().content_type, HasSubstr("text/css"));
+  EXPECT_THAT(routes.at("/page.js")().content_type,
+              HasSubstr("text/javascript"));
+  EXPECT_EQ(routes.count("/page.html"), 0);
+  // Every script that another one, or the page, asks for.
+  for (const EmbeddedFile& file : EmbeddedFiles()) {
+    if (file.path == "/chart.js") continue;
+    const std::string text(file.content);
+    for (size_t at = 0; (at = text.find("from './", at)) != std::string::npos;
+         ++at) {
+      const size_t begin = at + 7;
+      const std::string path =
+          text.substr(begin, text.find('\'', begin) - begin);
+      EXPECT_EQ(routes.count(path), 1) << path;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""The live page of a real run, in a real browser."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+import urllib.request
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]
+                       / "integration"))
+
+import processes  # noqa: E402  (found through the line above)
+import webdriver  # noqa: E402
+from processes import Cohort, kill, run  # noqa: E402
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+# A worker introduces itself with the name of its machine: here one that is
+# markup, in a name space of its own.
+RENAMED = ["unshare", "--uts", sys.executable, "-c",
+           "import os, socket, sys; socket.sethostname(sys.argv[1]); "
+           "os.execv(sys.argv[2], sys.argv[2:])", HOSTILE]
+
+LAST_STEP = """
+const points = Chart.getChart(document.querySelector('#curve-loss canvas'))
+    ?.data.datasets[0]?.data ?? [];
+return points.at(-1)?.x ?? 0;
+"""
+
+
+def can_rename():
+    """Whether this user may give a process another machine name."""
+    return subprocess.run([*RENAMED, "/bin/true"], capture_output=True,
+                          check=False).returncode == 0
+
+
+class LiveRun(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.browser = webdriver.Browser()
+        cls.addClassCleanup(cls.browser.close)
+
+    def setUp(self):
+        # Long enough for what is checked; the rest is not waited for.
+        self.cohort = Cohort(server_flags=["--epochs=1000",
+                                           "--learning_rate=0.02"])
+        self.addCleanup(self.cohort.__exit__)
+        self.address_file = self.cohort.dir / "ops"
+        self.cohort.server_flags += [
+            "--ops_listen=127.0.0.1:0",
+            f"--ops_address_file={self.address_file}"]
+        self.browser.set_look(1280, 800)
+        self.browser.complaints()  # Those of the test before.
+
+    def start(self):
+        self.cohort.start()
+        self.open()
+
+    def open(self):
+        self.url = f"http://{self.address_file.read_text().strip()}/"
+        self.browser.open(self.url)
+
+    def status(self):
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(self.url + "status.json", timeout=10) as response:
+            return json.load(response)
+
+    def say(self, selector):
+        return self.browser.text(selector)
+
+    def last_step(self):
+        return self.browser.script(LAST_STEP)
+
+    def await_training(self, steps=20):
+        self.browser.wait_until(lambda: self.last_step() >= steps,
+                                "curves", timeout_s=60)
+
+    def picture(self, name):
+        folder = os.environ.get("COHORT_SCREENSHOT_DIR")
+        if not folder:
+            return
+        for width, height in ((1280, 800), (390, 844)):
+            for scheme in ("light", "dark"):
+                self.browser.set_look(width, height, scheme)
+                self.browser.screenshot(pathlib.Path(folder) /
+                                        f"{name}-{width}-{scheme}.png")
+        self.browser.set_look(1280, 800)
+
+    def test_curves_grow_and_numbers_are_those_of_the_status(self):
+        self.start()
+        self.await_training()
+        before = self.last_step()
+        self.browser.wait_until(lambda: self.last_step() > before + 5,
+                                "longer curves")
+        self.assertIn("Training, 2 of 2 workers", self.say("h1"))
+        self.assertRegex(self.say("#tile-speed .value"), r"^[\d,]+ images/s$")
+        step = int(re.search(r"step ([\d,]+)", self.say("#progress-facts"))
+                   .group(1).replace(",", ""))
+        self.assertLessEqual(step, self.status()["version"])
+        self.assertGreater(step, before)
+        self.assertIn("process", self.say("#worker-rows"))
+        self.browser.wait_until(lambda: "worker 1" in self.say("#phase-bars"),
+                                "step times")
+        self.assertGreater(len(self.say("#bn-bars").split("\n")), 3)
+        self.picture("live-training")
+        self.assertEqual(self.browser.complaints(), [])
+
+    def test_killed_worker_is_named_within_two_seconds(self):
+        self.start()
+        self.await_training()
+        kill(self.cohort.workers[1])
+        took = self.browser.wait_until(
+            lambda: "worker 1" in self.say("h1") and
+            "Worker 1" in self.say("#tile-holdup"), "the name")
+        self.assertLess(took, 2)
+        self.assertIn("waited for", self.say("#worker-rows tr:first-child"))
+        self.picture("live-waiting")
+        self.cohort.start_worker(1)
+        self.browser.wait_until(
+            lambda: "Training, 2 of 2 workers" in self.say("h1"),
+            "the replacement", timeout_s=60)
+        self.assertEqual(self.browser.complaints(), [])
+
+    def test_change_of_policy_appears(self):
+        self.start()
+        self.await_training()
+        changed = run("cohortctl", "policy", "set", "--aggregation=async",
+                      "--normalization=local",
+                      f"--server={self.cohort.address}")
+        self.assertEqual(changed.returncode, 0, changed.stderr)
+        version = int(re.search(r"at version (\d+)", changed.stdout).group(1))
+        self.browser.wait_until(
+            lambda: "aggregation=async" in self.say("#policy"), "the change",
+            timeout_s=5)
+        self.assertIn(f"{version:,}", self.say("#policy-rows"))
+        self.assertTrue(self.say("#policy-text").startswith("Async"))
+        marks = self.browser.script(
+            "return Chart.getChart(document.querySelector("
+            "'#curve-loss canvas')).$marks")
+        self.assertEqual([mark["x"] for mark in marks], [version])
+        self.browser.wait_until(lambda: self.last_step() > version + 40,
+                                "steps after the change")
+        self.browser.wait_until(
+            lambda: "Versions between" in self.say("#staleness"), "staleness")
+        self.picture("live-changed")
+        self.assertEqual(self.browser.complaints(), [])
+
+    def test_hostile_machine_name_is_text(self):
+        if not can_rename():
+            self.skipTest("this user may not rename a machine (unshare --uts)")
+        self.cohort.start_server()
+        self.cohort.start_worker(0)
+        self.cohort.start_worker(1, wrapper=RENAMED)
+        self.open()
+        # A dialog that opened would fail each later command.
+        self.browser.wait_until(lambda: HOSTILE in self.say("#worker-rows"),
+                                "the name", timeout_s=60)
+        self.assertEqual(self.browser.script(
+            "return document.querySelectorAll('body img').length"), 0)
+        self.assertEqual(self.browser.complaints(), [])
+        self.check_plain_page(HOSTILE)
+
+    def check_plain_page(self, name):
+        self.browser.set_scripts(False)
+        try:
+            self.browser.open(self.url)
+            self.assertIn(name, self.say(".plain"))
+            self.assertIn("workers", self.say("#plain-state"))
+            self.assertEqual(self.browser.script(
+                "return document.querySelectorAll('body img').length"), 0)
+        finally:
+            self.browser.set_scripts(True)
+
+    def test_finished_run_stays_shown(self):
+        self.start()
+        self.await_training()
+        drained = run("cohortctl", "run", "drain",
+                      f"--server={self.cohort.address}")
+        self.assertEqual(drained.returncode, 0, drained.stderr)
+        self.assertEqual(self.cohort.finish(), 0, self.cohort.log())
+        self.browser.wait_until(
+            lambda: not self.say("#fresh").startswith("updated"),
+            "the end to be noticed")
+        self.assertGreaterEqual(self.last_step(), 20)
+        self.assertRegex(self.say("#banner"),
+                         "The run is over|Connection lost since")
+
+
+if __name__ == "__main__":
+    assert processes.BIN.is_dir(), processes.BIN
+    missing = webdriver.why_not()
+    if missing:
+        print(f"OK (skipped=all: {missing})")
+        sys.exit(0)
+    unittest.main(verbosity=2)

@@ -1,0 +1,380 @@
+#!/usr/bin/env python3
+"""The live page in a real browser, in states that are hard to reach."""
+
+import os
+import pathlib
+import sys
+import unittest
+
+import fixture_server
+import statuses
+import webdriver
+from fixture_server import FixtureServer
+
+STATES = ("empty", "waiting", "finished", "changed", "segmentation",
+          "crowd", "hostile", "wrecked", "training")
+LOOKS = [(width, height, scheme) for width, height in ((1280, 800), (390, 844))
+         for scheme in ("light", "dark")]
+
+# Visible texts that stand out less from what is behind them than WCAG's AA
+# asks: [text, ratio].
+FAINT_TEXTS = """
+const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+const light = ([r, g, b]) => {
+  const [x, y, z] = [r, g, b].map((c) => c / 255).map(
+      (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+};
+const behind = (node) => {
+  for (; node; node = node.parentElement) {
+    const color = channels(getComputedStyle(node).backgroundColor);
+    if (color.length < 4 || color[3] > 0.99) return color;
+  }
+  return [255, 255, 255];
+};
+const faint = [];
+for (const node of document.body.querySelectorAll('*')) {
+  const own = [...node.childNodes].filter((child) => child.nodeType === 3)
+      .map((child) => child.data).join('').trim();
+  if (!own || !node.checkVisibility() || node.closest('.unseen')) continue;
+  const style = getComputedStyle(node);
+  const [a, b] = [light(channels(style.color)), light(behind(node))];
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  const large = parseFloat(style.fontSize) >= 24;
+  if (ratio < (large ? 3 : 4.5)) faint.push([own, ratio]);
+}
+return faint;
+"""
+
+
+class PageStates(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.browser = webdriver.Browser()
+        cls.addClassCleanup(cls.browser.close)
+
+    def setUp(self):
+        self.browser.set_look(1280, 800)
+        self.browser.complaints()  # Those of the test before.
+
+    def show(self, status, **options):
+        """Opens the page and waits for the first answer to be on it."""
+        server = FixtureServer(status, **options)
+        self.addCleanup(server.__exit__)
+        self.browser.open(server.url)
+        self.browser.wait_until(
+            lambda: self.browser.text("#fresh").startswith("updated"),
+            "the first answer")
+        return server
+
+    def assertNoComplaints(self):
+        self.assertEqual(self.browser.complaints(), [])
+
+    def tile(self, name):
+        return self.browser.text(f"#tile-{name}").split("\n")
+
+    def test_training_that_goes_well_answers_five_questions(self):
+        self.show(statuses.training())
+        self.assertEqual(self.browser.text("h1"), "Training, 2 of 2 workers")
+        self.assertEqual(self.browser.text("#progress-facts").split("\n"),
+                         ["step 1,234", "epoch 2 of 5",
+                          "26\u202f% of 300,000 images"])
+        self.assertEqual(self.tile("learning"), [
+            "Is it learning", "69.8\u202f%",
+            "test accuracy · train loss 0.232, falling"])
+        self.assertEqual(self.tile("speed"), [
+            "How fast", "1,150 images/s", "3 min 12 s left"])
+        self.assertEqual(self.tile("holdup")[1], "Nobody")
+        self.assertEqual(self.tile("dropped")[1:],
+                         ["Nothing", "of 2,468 pushes"])
+        self.assertEqual(self.tile("safe")[1:],
+                         ["3.1 s ago", "step 1,200 is saved"])
+        self.assertNoComplaints()
+
+    def test_all_of_it_is_above_the_fold(self):
+        self.show(statuses.training())
+        self.assertLess(self.browser.script(
+            "return document.getElementById('curve-quality')"
+            ".getBoundingClientRect().bottom"), 800)
+
+    def test_curves_hold_the_points_of_the_status(self):
+        status = statuses.training()
+        self.show(status)
+        drawn = self.browser.script(
+            "return Chart.getChart(document.querySelector('#curve-loss canvas'))"
+            ".data.datasets.map((set) => set.data)")
+        self.assertEqual([(p["x"], p["y"]) for p in drawn[0]],
+                         [(p["version"], p["loss"])
+                          for p in status["curves"]["train"]])
+        self.assertEqual(len(drawn[1]), 1)
+        # The running mean: of one value at the ends, of three beside them.
+        self.assertEqual(len(drawn[2]), len(drawn[0]))
+        self.assertAlmostEqual(drawn[2][0]["y"], drawn[0][0]["y"])
+        self.assertAlmostEqual(drawn[2][1]["y"],
+                               sum(p["y"] for p in drawn[0][:3]) / 3)
+        painted = self.browser.script(
+            "const c = document.querySelector('#curve-loss canvas');"
+            "return c.getContext('2d').getImageData(0, 0, c.width, c.height)"
+            ".data.filter((v) => v > 0).length")
+        self.assertGreater(painted, 1000)
+
+    def test_speed_is_by_the_clock_and_not_by_the_step(self):
+        status = statuses.training()
+        # Pairs of steps of 100 images, a microsecond apart, twice a second.
+        status["curves"]["train"] = [
+            {**statuses.train_point(i, 200, 200), "samples": 100 * i,
+             "seconds": (i // 2) * 0.5 + (i % 2) * 1e-6,
+             "samples_per_second": 1e8 if i % 2 else 200.0}
+            for i in range(200)]
+        self.show(status)
+        speeds = [p["y"] for p in self.browser.script(
+            "return Chart.getChart(document.querySelector("
+            "'#curve-speed canvas')).data.datasets[0].data")]
+        self.assertGreater(len(speeds), 150)
+        # 400 images a second, give or take a pair at the beginning.
+        self.assertGreater(min(speeds), 350)
+        self.assertLess(max(speeds), 650)
+
+    def test_worker_that_is_waited_for_is_named_three_times(self):
+        self.show(statuses.waiting())
+        self.assertEqual(
+            self.browser.text("h1"), "Waiting for a replacement of worker 3, "
+            "4.2 s, gives up in 9 min 55 s")
+        self.assertEqual(self.tile("holdup")[1:],
+                         ["Worker 3", "silent for 4.2 s"])
+        first = self.browser.text("#worker-rows tr:first-child")
+        self.assertTrue(first.startswith("3 "), first)
+        self.assertIn("vacant, waited for", first)
+
+    def test_only_a_new_state_is_read_out(self):
+        server = self.show(statuses.waiting())
+        self.browser.script(
+            "window.announced = 0; new MutationObserver(() => announced += 1)"
+            ".observe(document.getElementById('announcement'),"
+            "{childList: true, characterData: true, subtree: true});")
+        for seconds in ("5.2", "6.2"):
+            text = f"waiting for a replacement of worker 3, {seconds} s"
+            server.status = {**server.status, "state_text": text}
+            self.browser.wait_until(
+                lambda text=text: self.browser.text("h1") == text.capitalize(),
+                text)
+        self.assertEqual(self.browser.script("return announced"), 0)
+        server.status = statuses.training()
+        self.browser.wait_until(
+            lambda: self.browser.script("return announced") == 1, "the state")
+
+    def test_worker_that_is_late_again_and_again_is_named(self):
+        self.show(statuses.crowd())
+        self.assertEqual(self.tile("holdup")[1:],
+                         ["Worker 41", "last in 88\u202f% of steps"])
+        self.assertIn("often last",
+                      self.browser.text("#worker-rows tr:first-child"))
+        self.assertIn("worker 41", self.browser.text("#phase-bars"))
+
+    def test_long_lists_are_cut_until_somebody_asks(self):
+        self.show(statuses.crowd())
+        rows = "return document.querySelectorAll('#worker-rows tr').length"
+        self.assertEqual(self.browser.script(rows), 12)
+        self.assertEqual(self.browser.text("#workers-more"),
+                         "Show all 64 workers")
+        self.browser.click("#workers-more")
+        self.assertEqual(self.browser.script(rows), 64)
+        self.browser.click("#workers-more")
+        self.assertEqual(self.browser.script(rows), 12)
+        self.assertEqual(len(self.browser.text("#bn-bars").split("\n")), 2 * 53)
+
+    def test_policy_its_changes_and_what_is_under_way(self):
+        self.show(statuses.changed())
+        self.assertEqual(self.browser.text("#policy-since"),
+                         "since step 1,800")
+        self.assertIn("Async, local normalisation",
+                      self.browser.text("#policy-text"))
+        self.assertEqual(
+            self.browser.text("#policy-pending"),
+            "Change under way: aggregation=sync normalization=global, "
+            "waiting for the pushes of workers 0, 2")
+        self.assertEqual(self.browser.text("#policy-rows").split("\n"), [
+            "3 1,800 learning_rate=0.05",
+            "2 900 aggregation=async normalization=local staleness=scale"])
+        marks = self.browser.script(
+            "return Chart.getChart(document.querySelector("
+            "'#curve-loss canvas')).$marks")
+        self.assertEqual(marks, [{"x": 900, "text": "async +2"},
+                                 {"x": 1800, "text": "learning rate 0.05"}])
+
+    def test_policy_that_a_run_began_with_is_no_change(self):
+        self.show(statuses.training())
+        self.assertIn("Not changed since the run began.",
+                      self.browser.text("#policy"))
+        self.assertEqual(self.browser.text("#policy-rows"), "")
+
+    def test_pushes_that_were_lost_are_told_apart_from_damped_ones(self):
+        self.show(statuses.changed())
+        self.assertEqual(self.tile("dropped")[1:], [
+            "0.3\u202f% of pushes",
+            "31 dropped, 2 rejected nonfinite, 1,702 damped"])
+        self.assertIn("None replay mismatch, fenced, skipped.",
+                      self.browser.text("#verdicts"))
+
+    def test_labels_of_pixels_bring_miou_to_the_front(self):
+        self.show(statuses.segmentation())
+        self.assertEqual(self.tile("learning")[1], "54.0\u202f%")
+        self.assertTrue(self.tile("learning")[2].startswith("mIoU"))
+        self.assertIn("mIoU and pixel accuracy",
+                      self.browser.text("#curve-quality"))
+
+    def test_nothing_yet_is_said_and_not_drawn(self):
+        self.show(statuses.empty())
+        self.assertEqual(self.tile("learning")[1], "Not yet")
+        self.assertEqual(self.tile("holdup")[1], "Workers 0 and 1")
+        self.assertEqual(self.tile("safe")[1:],
+                         ["Not saved", "checkpoints are off"])
+        self.assertIn("Begins with the first step",
+                      self.browser.text("#curve-loss"))
+
+    def test_fields_that_are_missing_leave_dashes(self):
+        self.show(statuses.wrecked())
+        self.assertEqual(self.browser.text("h1"), "Training")
+        self.assertEqual(self.tile("safe")[1], "–")
+        self.assertNoComplaints()
+
+    def test_lost_connection_is_said_and_found_again(self):
+        server = self.show(statuses.training())
+        good, server.status = server.status, None
+        self.browser.wait_until(
+            lambda: "Connection lost since" in self.browser.text("main"),
+            "the banner")
+        self.assertIn("no answer for", self.browser.text("#fresh"))
+        self.assertEqual(self.browser.text("h1"), "Training, 2 of 2 workers")
+        server.asked_at.clear()
+        self.browser.wait_until(lambda: len(server.asked_at) >= 4,
+                                "four attempts", timeout_s=30)
+        gaps = [b - a for a, b in zip(server.asked_at, server.asked_at[1:])]
+        self.assertGreater(gaps[-1], 4, "the page does not hold back")
+        server.status = good
+        self.browser.wait_until(
+            lambda: "Connection lost" not in self.browser.text("main"),
+            "the end of the banner")
+
+    def test_finished_run_stays_shown_when_its_server_ends(self):
+        server = self.show(statuses.finished())
+        server.status = None
+        self.browser.wait_until(
+            lambda: "The run is over and the server has ended" in
+            self.browser.text("main"), "the banner")
+        self.assertEqual(self.browser.text("h1"), "Over: all 5 epochs are done")
+        self.assertNotIn("Connection lost", self.browser.text("main"))
+
+    def test_slow_server_is_asked_one_thing_at_a_time(self):
+        server = self.show(statuses.training())
+        server.pause_s = 1.5
+        server.asked_at.clear()
+        self.browser.wait_until(lambda: len(server.asked_at) >= 3,
+                                "three requests")
+        self.assertEqual(server.most_at_once, 1)
+
+    def test_hostile_names_are_shown_and_inject_nothing(self):
+        # A dialog that opened would fail each later command.
+        self.show(statuses.hostile())
+        self.assertIn(statuses.HOSTILE, self.browser.text("h1"))
+        self.assertIn(statuses.HOSTILE, self.browser.text("#worker-rows"))
+        self.assertIn(statuses.HOSTILE, self.browser.text("#bn-bars"))
+        self.assertEqual(self.browser.script(
+            "return document.querySelectorAll('body img, body script').length"),
+            0)
+        self.assertNoComplaints()
+
+    def test_what_slips_through_is_blocked_and_noticed(self):
+        self.show(statuses.training(),
+                  raw="<script>window.hacked = 1</script>"
+                      "<p style='color: red'>")
+        self.assertIsNone(self.browser.script("return window.hacked ?? null"))
+        complaints = " ".join(self.browser.complaints())
+        self.assertIn("script-src", complaints)
+        self.assertIn("style-src", complaints)
+
+    def test_without_charts_the_rest_is_there(self):
+        self.show(statuses.training(), chart=False)
+        self.assertIn("The charts did not load",
+                      self.browser.text("#curve-loss"))
+        self.assertEqual(self.tile("learning")[1], "69.8\u202f%")
+
+    def test_without_scripts_there_is_a_table(self):
+        self.browser.set_scripts(False)
+        self.addCleanup(self.browser.set_scripts, True)
+        with FixtureServer(statuses.hostile()) as server:
+            self.browser.open(server.url)
+            self.assertIn(statuses.HOSTILE, self.browser.text("#plain-state"))
+            self.assertIn("process", self.browser.text(".plain").lower())
+            self.assertNotIn("Who holds us up", self.browser.text("body"))
+
+    def test_nothing_is_wider_than_the_screen(self):
+        for state in STATES:
+            self.show(getattr(statuses, state)())
+            for width in (1280, 768, 390, 360, 320):
+                with self.subTest(state=state, width=width):
+                    self.browser.set_look(width, 800)
+                    self.assertLessEqual(self.browser.script(
+                        "return document.documentElement.scrollWidth"), width)
+
+    def test_every_text_stands_out_enough(self):
+        for state in ("changed", "waiting", "crowd"):
+            self.show(getattr(statuses, state)())
+            for width, height, scheme in LOOKS:
+                with self.subTest(state=state, width=width, scheme=scheme):
+                    self.browser.set_look(width, height, scheme)
+                    self.assertEqual(self.browser.script(FAINT_TEXTS), [])
+
+    def test_assistive_tools_find_names_and_headers(self):
+        self.show(statuses.training())
+        self.assertEqual(self.browser.script(
+            "return [...document.querySelectorAll('thead th')]"
+            ".filter((th) => th.scope !== 'col').length"), 0)
+        labels = self.browser.script(
+            "return [...document.querySelectorAll('canvas')]"
+            ".map((canvas) => canvas.getAttribute('aria-label'))")
+        self.assertTrue(labels[0].startswith("Loss: train from 2.3"), labels)
+        self.assertEqual(self.browser.script(
+            "return document.getElementById('progress')"
+            ".getAttribute('aria-valuenow')"), "26")
+
+    def test_charts_follow_the_colour_scheme(self):
+        self.show(statuses.training())
+        drawn = ("const chart = Chart.getChart("
+                 "document.querySelector('#curve-loss canvas'));"
+                 "return [0, 1].map((i) => chart.getDatasetMeta(i).data[0]"
+                 ".options.backgroundColor)")
+        light = self.browser.script(drawn)
+        self.browser.set_look(1280, 800, "dark")
+        self.browser.wait_until(
+            lambda: all(a != b for a, b in
+                        zip(light, self.browser.script(drawn))),
+            "other colours", timeout_s=3)
+
+    def test_pictures_for_a_person_to_look_at(self):
+        folder = os.environ.get("COHORT_SCREENSHOT_DIR")
+        if not folder:
+            self.skipTest("COHORT_SCREENSHOT_DIR is not set")
+        for state in STATES:
+            server = self.show(getattr(statuses, state)())
+            self.take_pictures(folder, state)
+            self.assertNoComplaints()
+        server.status = None
+        self.browser.wait_until(
+            lambda: "Connection lost" in self.browser.text("main"),
+            "the banner")
+        self.take_pictures(folder, "lost")
+
+    def take_pictures(self, folder, name):
+        for width, height, scheme in LOOKS:
+            self.browser.set_look(width, height, scheme)
+            self.browser.screenshot(pathlib.Path(folder) /
+                                    f"{name}-{width}-{scheme}.png")
+
+
+if __name__ == "__main__":
+    missing = webdriver.why_not() or fixture_server.why_not()
+    if missing:
+        print(f"OK (skipped=all: {missing})")
+        sys.exit(0)
+    unittest.main(verbosity=2)

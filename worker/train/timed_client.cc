@@ -1,0 +1,77 @@
+#include "worker/train/timed_client.h"
+
+#include <utility>
+
+namespace cohort {
+
+absl::StatusOr<Registration> TimedClient::Register(
+    const ModelLayout& layout, const RunPlan& plan,
+    absl::Span<const absl::Span<const float>> values,
+    absl::Span<const LayerStatistics> statistics) {
+  layers_.clear();
+  for (const BatchNormSpec& layer : layout.batch_norms) {
+    layers_.push_back(layer.name);
+  }
+  return client_.Register(layout, plan, values, statistics);
+}
+
+absl::StatusOr<Assignment> TimedClient::NextAssignment() {
+  StepPhases::Scope wait(phases_, StepPhase::kWait);
+  if (phases_.traced()) wait.AddFact("for", "assignment");
+  return client_.NextAssignment();
+}
+
+absl::StatusOr<PulledVersion> TimedClient::Pull(const PullWish& wish) {
+  StepPhases::Scope wait(phases_, StepPhase::kWait);
+  if (phases_.traced()) wait.AddFact("for", "pull");
+  return client_.Pull(wish);
+}
+
+absl::StatusOr<Moments> TimedClient::Reduce(const ReduceKey& key,
+                                            const Moments& local) {
+  StepPhases::Scope rendezvous(phases_, StepPhase::kRendezvous);
+  if (phases_.traced()) {
+    const auto layer = static_cast<size_t>(key.layer);
+    if (layer < layers_.size()) rendezvous.AddFact("layer", layers_[layer]);
+    const bool forward = key.phase == ReducePhase::kForward;
+    rendezvous.AddFact("phase", forward ? "forward" : "backward");
+    rendezvous.AddFact("call", int64_t{key.call});
+  }
+  return client_.Reduce(key, local);
+}
+
+absl::Status TimedClient::OpenPush(const PushOpening& opening) {
+  const StepPhases::Scope push(phases_, StepPhase::kPush);
+  return client_.OpenPush(opening);
+}
+
+absl::Status TimedClient::SendGradient(
+    int32_t partition, ByteRope gradient,
+    absl::Span<const int32_t> absent_slices) {
+  StepPhases::Scope push(phases_, StepPhase::kPush);
+  if (phases_.traced()) {
+    push.AddFact("partition", int64_t{partition});
+    push.AddFact("bytes", gradient.size_bytes());
+  }
+  return client_.SendGradient(partition, std::move(gradient), absent_slices);
+}
+
+absl::StatusOr<PushResult> TimedClient::ClosePush(const PushClosing& closing) {
+  StepPhases::Scope wait(phases_, StepPhase::kWait);
+  if (phases_.traced()) wait.AddFact("for", "verdict");
+  return client_.ClosePush(closing);
+}
+
+absl::Status TimedClient::ReportEvaluation(const EvaluationSums& sums) {
+  StepPhases::Scope wait(phases_, StepPhase::kWait);
+  if (phases_.traced()) wait.AddFact("for", "report");
+  return client_.ReportEvaluation(sums);
+}
+
+absl::Status TimedClient::ReportMoments(absl::Span<const CallMoments> calls) {
+  StepPhases::Scope wait(phases_, StepPhase::kWait);
+  if (phases_.traced()) wait.AddFact("for", "report");
+  return client_.ReportMoments(calls);
+}
+
+}  // namespace cohort

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "worker/client/client.h"
+#include "worker/train/step_phases.h"
+
+namespace cohort {
+
+// A client whose calls count in the phases of a step: handing gradients over as
+// kPush, a rendezvous as kRendezvous, what waits for the server as kWait.
+// Thread safety: as the client's.
+class TimedClient final : public Client {
+ public:
+  // Both must outlive it.
+  TimedClient(Client& client, StepPhases& phases)
+      : client_(client), phases_(phases) {}
+
+  absl::StatusOr<Membership> Join() override { return client_.Join(); }
+  absl::StatusOr<Registration> Register(
+      const ModelLayout& layout, const RunPlan& plan,
+      absl::Span<const absl::Span<const float>> values,
+      absl::Span<const LayerStatistics> statistics) override;
+  Incarnation incarnation() const override { return client_.incarnation(); }
+  absl::StatusOr<Assignment> NextAssignment() override;
+  absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override;
+  absl::StatusOr<Moments> Reduce(const ReduceKey& key,
+                                 const Moments& local) override;
+  absl::Status OpenPush(const PushOpening& opening) override;
+  absl::Status SendGradient(int32_t partition, ByteRope gradient,
+                            absl::Span<const int32_t> absent_slices) override;
+  absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override;
+  absl::Status ReportEvaluation(const EvaluationSums& sums) override;
+  absl::Status ReportMoments(absl::Span<const CallMoments> calls) override;
+  void Leave(const std::string& reason) override { client_.Leave(reason); }
+  void RequestStop() override { client_.RequestStop(); }
+  void SetObserver(std::function<void(const std::string&)> observer) override {
+    client_.SetObserver(std::move(observer));
+  }
+
+ private:
+  Client& client_;
+  StepPhases& phases_;
+  // By number.
+  std::vector<std::string> layers_;
+};
+
+}  // namespace cohort

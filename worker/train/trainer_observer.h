@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "common/assignment.h"
+#include "common/ids.h"
+#include "worker/train/step_phases.h"
+
+namespace cohort {
+
+// What a trainer is doing.
+enum class TrainerState { kWaiting, kTraining, kEvaluating, kCollecting };
+
+// One step that ended with a verdict.
+struct StepReport {
+  // After the verdict.
+  Version version;
+  Verdict verdict = Verdict::kApplied;
+  int64_t samples = 0;
+  // Mean of this worker's samples; absent: none had a valid label.
+  std::optional<double> loss;
+  PhaseTimes phases = {};
+};
+
+// Hears what a trainer does, for the log, metrics and heartbeats. Called on the
+// thread that trains, and must return at once.
+class TrainerObserver {
+ public:
+  virtual ~TrainerObserver() = default;
+  virtual void OnState(TrainerState state) = 0;
+  // The weights in the model are of this version.
+  virtual void OnWeights(Version version) = 0;
+  virtual void OnStep(const StepReport& report) = 0;
+};
+
+}  // namespace cohort

@@ -1,0 +1,101 @@
+#include "worker/train/worker_telemetry.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/log/log.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::string_view kStates[] = {"joining", "waiting", "training",
+                                         "evaluating", "collecting"};
+
+absl::string_view NameOf(TrainerState state) {
+  switch (state) {
+    case TrainerState::kWaiting:
+      return "waiting";
+    case TrainerState::kTraining:
+      return "training";
+    case TrainerState::kEvaluating:
+      return "evaluating";
+    case TrainerState::kCollecting:
+      return "collecting";
+  }
+  return "waiting";
+}
+
+}  // namespace
+
+absl::Span<const absl::string_view> WorkerTelemetry::StateNames() {
+  return kStates;
+}
+
+void WorkerTelemetry::OnState(TrainerState state) {
+  if (metrics_ != nullptr) metrics_->SetState(NameOf(state));
+}
+
+void WorkerTelemetry::OnWeights(Version version) {
+  SetLogVersion(version.value());
+  if (metrics_ != nullptr) metrics_->SetVersion(version.value());
+}
+
+void WorkerTelemetry::OnStep(const StepReport& report) {
+  {
+    MutexLock lock(mu_);
+    for (size_t i = 0; i < kStepPhases; ++i) phases_[i] += report.phases[i];
+    ++steps_;
+  }
+  if (metrics_ != nullptr) {
+    metrics_->AddStep(report.phases, report.samples, report.loss);
+  }
+}
+
+void WorkerTelemetry::OnJoined(const Membership& membership, bool again) {
+  SetLogContext(
+      {{"run", membership.run_id},
+       {"worker", absl::StrCat(membership.rank.value())},
+       {"incarnation", absl::StrCat(membership.incarnation.value())}});
+  {
+    MutexLock lock(mu_);
+    joined_ = true;
+  }
+  if (metrics_ != nullptr && again) metrics_->AddReconnect();
+  if (trace_ != nullptr) {
+    trace_->SetIdentity(membership.run_id, membership.rank.value());
+  }
+}
+
+void WorkerTelemetry::OnRetry(absl::string_view method) {
+  if (metrics_ != nullptr) metrics_->AddRetry(method);
+}
+
+std::map<std::string, double> WorkerTelemetry::TakePhaseSeconds() {
+  PhaseTimes phases;
+  int64_t steps = 0;
+  {
+    MutexLock lock(mu_);
+    phases = std::exchange(phases_, PhaseTimes());
+    steps = std::exchange(steps_, 0);
+  }
+  std::map<std::string, double> means;
+  for (size_t i = 0; i < kStepPhases && steps > 0; ++i) {
+    means[std::string(kStepPhaseNames[i])] =
+        absl::ToDoubleSeconds(phases[i]) / static_cast<double>(steps);
+  }
+  return means;
+}
+
+void WorkerTelemetry::OnServerClock(absl::Duration offset,
+                                    absl::Duration error) {
+  if (trace_ != nullptr) trace_->SetServerClock(offset, error);
+}
+
+absl::Status WorkerTelemetry::Ready() const {
+  MutexLock lock(mu_);
+  if (joined_) return absl::OkStatus();
+  return absl::UnavailableError("has not joined a run yet");
+}
+
+}  // namespace cohort
