@@ -25,8 +25,8 @@ constexpr absl::Duration kWriteInterval = absl::Milliseconds(100);
 constexpr int64_t kTracksBegin = int64_t{1} << 30;
 
 int64_t ThreadNumber() {
-  thread_local const int64_t number = syscall(SYS_gettid);
-  return number;
+  thread_local const int64_t kNumber = syscall(SYS_gettid);
+  return kNumber;
 }
 
 std::string Text(const Json& json) {
