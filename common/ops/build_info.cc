@@ -2,20 +2,18 @@
 
 #include <string>
 
+#include "common/build_info.h"
 #include "common/ops/metrics_page.h"
 
 namespace cohort {
 
-absl::string_view BuildVersion() { return COHORT_BUILD_VERSION; }
-
-absl::string_view BuildCommit() { return COHORT_BUILD_COMMIT; }
-
 prometheus::MetricFamily BuildInfoFamily() {
+  const BuildInfo info = GetBuildInfo();
   prometheus::MetricFamily family =
       GaugeFamily("cohort_build_info", "Constant 1; what was built.");
   AddValue(family, 1,
-           {{"version", std::string(BuildVersion())},
-            {"commit", std::string(BuildCommit())}});
+           {{"version", std::string(info.version)},
+            {"commit", std::string(info.commit)}});
   return family;
 }
 

@@ -16,6 +16,7 @@ namespace {
 
 // More typing errors than this make no good suggestion.
 constexpr size_t kTyposMax = 3;
+constexpr int kExitCodeMax = 255;
 
 // Number of single-character edits between two words (Levenshtein).
 size_t EditDistance(absl::string_view a, absl::string_view b) {
@@ -44,7 +45,8 @@ absl::Status UnknownFlag(absl::string_view name) {
       nearest, nearest.empty() ? "" : "?"));
 }
 
-absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view value) {
+absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view value,
+                     absl::string_view spelled) {
   std::string error;
   if (flag.ParseFrom(value, &error)) return absl::OkStatus();
   // Abseil repeats the value and the name; a type's own reason follows them.
@@ -52,13 +54,23 @@ absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view value) {
   const size_t separator = reason.find("; ");
   reason.remove_prefix(separator == reason.npos ? reason.size()
                                                 : separator + 2);
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag.Name(), ": got '", value, "', want a value like ",
-                   flag.DefaultValue(), reason.empty() ? "" : " (", reason,
-                   reason.empty() ? "" : ")"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      spelled, ": got '", value, "', want a value like ", flag.DefaultValue(),
+      reason.empty() ? "" : " (", reason, reason.empty() ? "" : ")"));
+}
+
+absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view value) {
+  return SetFlag(flag, value, absl::StrCat("--", flag.Name()));
 }
 
 }  // namespace
+
+absl::Status SetFlag(absl::string_view name, absl::string_view value,
+                     absl::string_view spelled) {
+  absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+  if (flag == nullptr) return UnknownFlag(name);
+  return SetFlag(*flag, value, spelled);
+}
 
 std::string NearestWord(absl::string_view word,
                         const std::vector<std::string>& known) {
@@ -115,6 +127,12 @@ absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments,
 ExitCode ExitCodeOf(const absl::Status& flag_error) {
   return flag_error.code() == absl::StatusCode::kInvalidArgument ? kExitConfig
                                                                  : kExitUsage;
+}
+
+absl::Status CheckExitCode(absl::string_view flag, int code) {
+  if (code >= 0 && code <= kExitCodeMax) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, ": got ", code, ", want 0 to ", kExitCodeMax));
 }
 
 std::string HelpText(const ProgramText& program, absl::string_view source) {

@@ -47,6 +47,11 @@ struct ProgramText {
 absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments,
                               std::set<std::string>* given = nullptr);
 
+// Sets one flag. An error calls it `spelled`, as the user wrote it.
+// Errors: NotFound and InvalidArgument as above.
+absl::Status SetFlag(absl::string_view name, absl::string_view value,
+                     absl::string_view spelled);
+
 // The one of `known` that `word` was probably meant to be; empty if none is
 // near.
 std::string NearestWord(absl::string_view word,
@@ -54,6 +59,9 @@ std::string NearestWord(absl::string_view word,
 
 // kExitUsage or kExitConfig for the errors of SetFlags.
 ExitCode ExitCodeOf(const absl::Status& flag_error);
+
+// Errors: InvalidArgument, a value of `flag` that no process can end with.
+absl::Status CheckExitCode(absl::string_view flag, int code);
 
 // Examples first, then all flags that are defined in source files whose path
 // contains `source`.

@@ -27,17 +27,25 @@ void HandleSignal(int signal) {
   }
 }
 
-}  // namespace
+void ExitNow(int signal) { _exit(128 + signal); }
 
-SignalWatcher::SignalWatcher(std::function<void(int)> on_signal)
-    : on_signal_(std::move(on_signal)),
-      task_("signals", kPollInterval, [this] { Poll(); }) {
+void Install(void (*handler)(int)) {
   struct sigaction action = {};
-  action.sa_handler = HandleSignal;
+  action.sa_handler = handler;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+}
+
+}  // namespace
+
+void ExitOnEarlySignals() { Install(ExitNow); }
+
+SignalWatcher::SignalWatcher(std::function<void(int)> on_signal)
+    : on_signal_(std::move(on_signal)),
+      task_("signals", kPollInterval, [this] { Poll(); }) {
+  Install(HandleSignal);
 }
 
 void SignalWatcher::Poll() {

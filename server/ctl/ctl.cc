@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/build_info.h"
 #include "common/status_macros.h"
 #include "server/ctl/help.h"
 
@@ -160,6 +161,10 @@ ExitCode ExitCodeForVerb(const absl::Status& status) {
 ExitCode RunCtl(absl::Span<const std::string> arguments, CtlIo& io) {
   absl::StatusOr<Arguments> read = ReadArguments(arguments, AllFlags());
   if (!read.ok()) return Fail(kExitUsage, read.status(), io);
+  if (read->Has("version")) {
+    io.out << VersionText("cohortctl") << std::endl;
+    return kExitOk;
+  }
   std::vector<std::string>& words = read->words;
   bool help = read->Has("help");
   if (!words.empty() && words[0] == "help") {

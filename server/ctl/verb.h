@@ -67,6 +67,7 @@ absl::Span<const FlagSpec> CommonFlags();
 
 // The verbs' functions.
 absl::Status RunStatus(Context& context);
+absl::Status RunHealth(Context& context);
 absl::Status RunPolicyGet(Context& context);
 absl::Status RunPolicySet(Context& context);
 absl::Status RunPolicyHistory(Context& context);

@@ -13,7 +13,8 @@ absl::Span<const FlagSpec> CommonFlags() {
       {.name = "timeout",
        .value = "T",
        .help = "longest wait, for an answer and for a change (default 1m)"},
-      {.name = "help", .value = "", .help = "explain the verb"}};
+      {.name = "help", .value = "", .help = "explain the verb"},
+      {.name = "version", .value = "", .help = "tell version and commit"}};
   return kFlags;
 }
 
@@ -31,6 +32,18 @@ absl::Span<const Verb> Verbs() {
                   .help = "time between two looks of --watch (default 2s)"}},
        .examples = {"cohortctl status", "cohortctl status --watch"},
        .run = &RunStatus},
+      {.name = "health",
+       .summary = "asks an operations port whether its process is ready",
+       .flags = {{.name = "ops",
+                  .value = "HOST:PORT",
+                  .help = "operations port of a server or worker (default "
+                          "127.0.0.1:7071)"},
+                 {.name = "live",
+                  .value = "",
+                  .help = "ask only whether it is alive"}},
+       .examples = {"cohortctl health",
+                    "cohortctl health --ops=127.0.0.1:7072 --timeout=3s"},
+       .run = &RunHealth},
       {.name = "policy get",
        .summary = "the settings in force, and the change under way",
        .examples = {"cohortctl policy get", "cohortctl policy get --json"},

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "common/ops/build_info.h"
+#include "common/build_info.h"
 #include "common/ops/process_collector.h"
 
 namespace cohort {
@@ -102,8 +102,9 @@ ModelFigures FiguresSource::GatherModel() const {
 
 SharedFigures FiguresSource::Gather() {
   auto figures = std::make_shared<RunFigures>();
-  figures->build_version = std::string(BuildVersion());
-  figures->build_commit = std::string(BuildCommit());
+  const BuildInfo build = GetBuildInfo();
+  figures->build_version = std::string(build.version);
+  figures->build_commit = std::string(build.commit);
   figures->now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   figures->uptime = tally_.uptime();
   figures->address = address_;

@@ -290,9 +290,32 @@ RunSummary Server::Wait() {
       changed_.Wait(mu_);
     }
   }
+  if (!options_.exit_when_done) StayUntilStopped();
   Stop();
   MutexLock lock(mu_);
   return summary_;
+}
+
+// Only a run that is done: whoever starts a server again after any other end
+// has it go on.
+void Server::StayUntilStopped() {
+  RunSummary summary;
+  {
+    MutexLock lock(mu_);
+    summary = summary_;
+  }
+  if (summary.outcome != RunOutcome::kFinished &&
+      summary.outcome != RunOutcome::kDrained) {
+    return;
+  }
+  // What the run has given is safe before anything is waited for; Stop then
+  // finds it so.
+  WriteResults(summary);
+  WriteLastCheckpoint(summary);
+  Log(LogLevel::kInfo,
+      "the run is over; staying until stopped, as --exit_when_done is off");
+  MutexLock lock(mu_);
+  while (!stop_requested_ && !stopping_) changed_.Wait(mu_);
 }
 
 void Server::RequestStop() {

@@ -48,6 +48,9 @@ struct ServerOptions {
   std::string ops_listen;
   // Gets its address; empty: none.
   std::string ops_address_file;
+  // Not: a run that is done leaves the server up, to be looked at, until a
+  // stop is requested.
+  bool exit_when_done = true;
   // Progress is one line that is rewritten.
   bool terminal = false;
   // How long a finished run waits for its workers to leave.
@@ -114,6 +117,7 @@ class Server : private RunListener {
   void PrintStart();
   absl::StatusOr<Version> CheckpointNow();
   absl::StatusOr<Version> ExportNow();
+  void StayUntilStopped() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteResults(RunSummary& summary);
   void WaitForLeavers() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteLastCheckpoint(RunSummary& summary);

@@ -2,8 +2,11 @@
 
 #include <cstdint>
 #include <iostream>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
@@ -15,6 +18,8 @@
 #include "common/check.h"
 #include "common/log/log.h"
 #include "common/process/command_line.h"
+#include "common/process/environment.h"
+#include "common/process/program.h"
 #include "common/process/signal_watcher.h"
 #include "common/status_macros.h"
 #include "common/wire/grpc_log.h"
@@ -131,6 +136,12 @@ ABSL_FLAG(int64_t, partition_kib, 1024, "Unit of transfer and of folding.");
 ABSL_FLAG(int32_t, fold_threads, 2, "Threads that fold gradients.");
 ABSL_FLAG(int64_t, inflight_mib, 4096,
           "Bytes of gradients held at most before they are folded.");
+ABSL_FLAG(bool, exit_when_done, true,
+          "End once the run is over and its results are written. Off: stay, "
+          "to be looked at, until stopped.");
+ABSL_FLAG(int32_t, stopped_exit_code, 0,
+          "Exit code after a signal that came before the end of the run, for "
+          "starters that take 0 for done.");
 
 namespace cohort {
 namespace {
@@ -139,6 +150,15 @@ constexpr int64_t kKib = 1024;
 // A partition must fit into one message.
 constexpr int64_t kPartitionKibMax = 32 * kKib;
 constexpr int64_t kInflightMibMax = int64_t{1} << 24;
+
+const Program kProgram = {
+    .text = {.name = "cohort-server",
+             .summary = "holds a model's weights while workers train it",
+             .examples = {"cohort-server --workers=2 --results_dir=results",
+                          "cohort-server --workers=4 --aggregation=async "
+                          "--checkpoint_dir=state --checkpoint_every=100"}},
+    .source = "server_main",
+    .role = TaskRole::kServer};
 
 absl::Status CheckRange(absl::string_view flag, int64_t value, int64_t max) {
   if (value >= 1 && value <= max) return absl::OkStatus();
@@ -162,6 +182,8 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
       "partition_kib", absl::GetFlag(FLAGS_partition_kib), kPartitionKibMax));
   COHORT_RETURN_IF_ERROR(CheckRange(
       "inflight_mib", absl::GetFlag(FLAGS_inflight_mib), kInflightMibMax));
+  COHORT_RETURN_IF_ERROR(CheckExitCode("stopped_exit_code",
+                                       absl::GetFlag(FLAGS_stopped_exit_code)));
   ServerOptions options;
   options.given = given;
   CoordinatorOptions& run = options.coordinator;
@@ -179,13 +201,14 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   options.files = {.results_dir = absl::GetFlag(FLAGS_results_dir),
                    .checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir),
                    .resume = absl::GetFlag(FLAGS_resume)};
+  options.exit_when_done = absl::GetFlag(FLAGS_exit_when_done);
   options.tensorboard_dir = absl::GetFlag(FLAGS_tensorboard);
   options.trace = absl::GetFlag(FLAGS_trace);
   options.terminal = isatty(STDOUT_FILENO) == 1;
   return options;
 }
 
-int Fail(ExitCode code, const absl::Status& status) {
+int Fail(int code, const absl::Status& status) {
   std::cerr << "cohort-server: " << status.message() << std::endl;
   return code;
 }
@@ -202,31 +225,23 @@ ExitCode StartFailure(const absl::Status& status) {
   }
 }
 
-ExitCode OutcomeCode(const RunSummary& summary) {
+int OutcomeCode(const RunSummary& summary) {
   if (summary.outcome == RunOutcome::kWorkerLost) return kExitWaitTimeout;
   if (summary.outcome == RunOutcome::kNonfinite) return kExitNonfinite;
   if (summary.outcome == RunOutcome::kModelMismatch) return kExitFailure;
-  return summary.files.ok() ? kExitOk : kExitFailure;
+  if (!summary.files.ok()) return kExitFailure;
+  return summary.outcome.has_value() ? int{kExitOk}
+                                     : absl::GetFlag(FLAGS_stopped_exit_code);
 }
 
 int Main(absl::Span<char* const> arguments) {
+  ExitOnEarlySignals();
   std::set<std::string> given;
-  const absl::StatusOr<bool> help = SetFlags(arguments, &given);
-  if (!help.ok()) {
-    Fail(ExitCodeOf(help.status()), help.status());
-    std::cerr << "cohort-server --help lists all flags" << std::endl;
-    return ExitCodeOf(help.status());
-  }
-  if (*help) {
-    std::cout << HelpText(
-        {.name = "cohort-server",
-         .summary = "holds a model's weights while workers train it",
-         .examples = {"cohort-server --workers=2 --results_dir=results",
-                      "cohort-server --workers=4 --aggregation=async "
-                      "--checkpoint_dir=state --checkpoint_every=100"}},
-        "server_main");
-    return kExitOk;
-  }
+  const std::vector<std::string> environment = Environment();
+  const std::optional<ExitCode> answered = ReadFlags(
+      kProgram, arguments,
+      {.out = std::cout, .err = std::cerr, .environment = environment}, &given);
+  if (answered.has_value()) return *answered;
   const absl::StatusOr<LogLevel> level =
       ParseLogLevel(absl::GetFlag(FLAGS_log_level));
   if (!level.ok()) {
@@ -246,9 +261,10 @@ int Main(absl::Span<char* const> arguments) {
   SignalWatcher signals([&server](int) { (*server)->RequestStop(); });
   const RunSummary summary = (*server)->Wait();
   FlushLog();
-  const ExitCode code = OutcomeCode(summary);
+  const int code = OutcomeCode(summary);
   if (!summary.files.ok()) return Fail(code, summary.files);
-  if (code != kExitOk) {
+  // A stop has its own last line.
+  if (code != kExitOk && summary.outcome.has_value()) {
     return Fail(code, absl::InternalError(summary.reason));
   }
   return code;

@@ -32,6 +32,7 @@ Examples:
 
 Verbs:
   status              state, progress, policy and workers of the run
+  health              asks an operations port whether its process is ready
   policy get          the settings in force, and the change under way
   policy set          changes settings while the run goes on
   policy history      every change of settings, and at which version

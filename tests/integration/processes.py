@@ -27,6 +27,8 @@ class Cohort:
         self.size = workers
         self.worker_flags = list(worker_flags)
         self.server_flags = [f"--workers={workers}", *server_flags]
+        # Variables that processes get on top of those there are.
+        self.environment = {}
         self.address = None
         self.server = None
         self.workers = {}
@@ -42,10 +44,12 @@ class Cohort:
             process.wait()
         self._folder.cleanup()
 
-    def _start(self, name, command):
+    def start_process(self, name, command):
+        """Starts it with a log of its own, and ends it with the others."""
         with open(self.dir / f"{name}.log", "ab") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
-                                       stdout=log, stderr=log)
+                                       stdout=log, stderr=log,
+                                       env={**os.environ, **self.environment})
         self._started.append(process)
         return process
 
@@ -57,7 +61,7 @@ class Cohort:
         given = [*self.server_flags, *flags]
         if not any(flag.startswith("--ops_listen") for flag in given):
             given.append("--ops_listen=127.0.0.1:0")
-        self.server = self._start("server", [
+        self.server = self.start_process("server", [
             BIN / "cohort-server", f"--listen={listen}",
             f"--address_file={file}", f"--results_dir={self.results}",
             *given])
@@ -67,7 +71,7 @@ class Cohort:
 
     def start_worker(self, rank, *flags, wrapper=()):
         """`wrapper`: a command that the worker's own is appended to."""
-        self.workers[rank] = self._start(f"worker{rank}", [
+        self.workers[rank] = self.start_process(f"worker{rank}", [
             *wrapper, BIN / "cohort-worker", f"--server={self.address}",
             f"--rank={rank}", *self.worker_flags, *flags])
         return self.workers[rank]
@@ -88,6 +92,19 @@ class Cohort:
                 raise AssertionError(
                     f"gave up waiting for {what}:\n{self.log()}")
             time.sleep(0.01)
+
+    def until(self, poll, what, timeout_s=60):
+        """Polls until it gets something, and returns that."""
+        end = time.monotonic() + timeout_s
+        while not (result := poll()):
+            if time.monotonic() > end:
+                raise AssertionError(f"gave up waiting for {what}")
+            time.sleep(0.01)
+        return result
+
+    def await_log(self, name, text):
+        """Polls a log until it holds a text."""
+        self.until(lambda: text in self.log(name), f"{name} to say '{text}'")
 
     def newest_checkpoint(self):
         versions = [int(path.name.split("-")[1])

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <functional>
 #include <iostream>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
@@ -29,6 +31,8 @@
 #include "common/ops/process_collector.h"
 #include "common/periodic_task.h"
 #include "common/process/command_line.h"
+#include "common/process/environment.h"
+#include "common/process/program.h"
 #include "common/process/signal_watcher.h"
 #include "common/status_macros.h"
 #include "kernels/backend.h"
@@ -121,6 +125,9 @@ ABSL_FLAG(std::string, trace, "",
 ABSL_FLAG(std::string, log_level, "info",
           "least important lines that are logged: debug, info, warning or "
           "error");
+ABSL_FLAG(int32_t, stopped_exit_code, 0,
+          "exit code after a signal that came before the end of the run, for "
+          "starters that take 0 for done and would not replace this worker");
 ABSL_FLAG(bool, evaluate, false,
           "score the newest version of a live run on the test split, without "
           "joining the run, and end");
@@ -134,15 +141,19 @@ constexpr absl::Duration kStopGrace = absl::Seconds(5);
 // More than any machine has use for.
 constexpr int32_t kLoaderThreadsMax = 256;
 
-const ProgramText kProgram = {
-    .name = "cohort-worker",
-    .summary = "Computes gradients for a Cohort server.",
-    .examples = {"cohort-worker --server=127.0.0.1:7070 --batch_size=64",
-                 "cohort-worker --server=10.0.0.1:7070 --rank=1 "
-                 "--dataset=synthetic",
-                 "cohort-worker --server=127.0.0.1:7070 --dataset=voc "
-                 "--data_dir=camvid --image_size=180x240 --batch_size=2",
-                 "cohort-worker --server=127.0.0.1:7070 --evaluate"}};
+const Program kProgram = {
+    .text = {.name = "cohort-worker",
+             .summary = "Computes gradients for a Cohort server.",
+             .examples = {"cohort-worker --server=127.0.0.1:7070 "
+                          "--batch_size=64",
+                          "cohort-worker --server=10.0.0.1:7070 --rank=1 "
+                          "--dataset=synthetic",
+                          "cohort-worker --server=127.0.0.1:7070 --dataset=voc "
+                          "--data_dir=camvid --image_size=180x240 "
+                          "--batch_size=2",
+                          "cohort-worker --server=127.0.0.1:7070 --evaluate"}},
+    .source = "worker_main",
+    .role = TaskRole::kWorker};
 
 absl::StatusOr<int64_t> SamplesFromFlags() {
   return SamplesOf({.batch_size = absl::GetFlag(FLAGS_batch_size),
@@ -172,6 +183,8 @@ absl::Status Validate() {
     return absl::InvalidArgumentError(absl::StrCat(
         "--threads: got ", absl::GetFlag(FLAGS_threads), ", want 1 or more"));
   }
+  COHORT_RETURN_IF_ERROR(CheckExitCode("stopped_exit_code",
+                                       absl::GetFlag(FLAGS_stopped_exit_code)));
   const std::string convention = absl::GetFlag(FLAGS_bn_convention);
   if (convention != "pytorch" && convention != "keras") {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -404,7 +417,10 @@ int Train(const Dataset& dataset, int64_t samples,
        .observer = around->telemetry.get(),
        .timeline = around->trace.get()});
   std::unique_ptr<PeriodicTask> hand_back;
+  // Relaxed: nothing else is published with it.
+  std::atomic<bool> stopped = false;
   const SignalWatcher watcher([&](int signal) {
+    stopped.store(true, std::memory_order_relaxed);
     Log(LogLevel::kInfo,
         absl::StrCat("signal ", signal, ": finishing the step, then leaving"));
     trainer.RequestStop();
@@ -417,7 +433,9 @@ int Train(const Dataset& dataset, int64_t samples,
   }
   if (!status.ok()) return Fail(status, ExitCodeForRun(status));
   Log(LogLevel::kInfo, "left");
-  return kExitOk;
+  return stopped.load(std::memory_order_relaxed)
+             ? absl::GetFlag(FLAGS_stopped_exit_code)
+             : int{kExitOk};
 }
 
 int RunWorker() {
@@ -445,12 +463,12 @@ int RunWorker() {
 }
 
 int Main(absl::Span<char* const> arguments) {
-  const absl::StatusOr<bool> help = SetFlags(arguments);
-  if (!help.ok()) return Fail(help.status(), ExitCodeOf(help.status()));
-  if (*help) {
-    std::cout << HelpText(kProgram, "worker_main.cc");
-    return kExitOk;
-  }
+  ExitOnEarlySignals();
+  const std::vector<std::string> environment = Environment();
+  const std::optional<ExitCode> answered = ReadFlags(
+      kProgram, arguments,
+      {.out = std::cout, .err = std::cerr, .environment = environment});
+  if (answered.has_value()) return *answered;
   const absl::StatusOr<LogLevel> level =
       ParseLogLevel(absl::GetFlag(FLAGS_log_level));
   if (!level.ok()) {

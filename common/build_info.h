@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace cohort {
+
+// What this program was built from.
+struct BuildInfo {
+  // Of the release, such as "0.1.0".
+  absl::string_view version;
+  // Abbreviated commit, with "-dirty" if the tree had changes; "unknown" if
+  // it was built outside of a checkout and not told.
+  absl::string_view commit;
+};
+
+BuildInfo GetBuildInfo();
+
+// "cohort-server 0.1.0 (commit 0f79f3a0b1c2)": what --version prints.
+std::string VersionText(absl::string_view program);
+
+}  // namespace cohort

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace cohort {
+
+// The environment of this process, "NAME=value" each.
+std::vector<std::string> Environment();
+
+// The value of a variable; empty if there is none.
+absl::string_view ValueIn(absl::Span<const std::string> environment,
+                          absl::string_view name);
+
+// "COHORT_WORKERS" for "workers".
+std::string VariableOf(absl::string_view flag);
+
+// Sets the flags defined in source files whose path contains `source` from the
+// variables COHORT_NAME. A flag in `given` stays as it is: the command line
+// wins; those set here are added to it. An empty variable counts as absent,
+// so that a template may always name it.
+//
+// Passed over: what Kubernetes and Docker add for a service of the name
+// cohort-anything (COHORT_SERVER_PORT=tcp://...), and what only scripts and
+// tests of this project read (COHORT_SKIP_DEPS and so on).
+//
+// Errors: NotFound, a variable COHORT_* that is no flag, with a suggestion;
+//   InvalidArgument, a value that the flag does not take.
+absl::Status SetFlagsFromEnvironment(absl::Span<const std::string> environment,
+                                     absl::string_view source,
+                                     std::set<std::string>& given);
+
+}  // namespace cohort

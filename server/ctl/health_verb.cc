@@ -1,0 +1,46 @@
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "common/ops/page_client.h"
+#include "common/status_macros.h"
+#include "server/ctl/verb.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::string_view kOpsDefault = "127.0.0.1:7071";
+constexpr int kOk = 200;
+
+}  // namespace
+
+// Asks the operations port, not the server's: that is what an orchestrator
+// asks, and workers have one too.
+absl::Status RunHealth(Context& context) {
+  const std::string address =
+      context.arguments.Value("ops").value_or(std::string(kOpsDefault));
+  const bool live = context.arguments.Has("live");
+  const absl::StatusOr<Page> page =
+      FetchPage(address, live ? "/livez" : "/readyz", context.timeout);
+  COHORT_RETURN_IF_ERROR(
+      WithNext(page.status(), absl::StatusCode::kUnavailable,
+               "--ops wants what the process was given as --ops_listen"));
+  const std::string said(absl::StripAsciiWhitespace(page->body));
+  const bool good = page->status == kOk;
+  if (context.json) {
+    context.io.out << nlohmann::ordered_json{{live ? "live" : "ready", good},
+                                             {"message", said}}
+                          .dump()
+                   << "\n";
+  }
+  if (!good) {
+    return absl::InternalError(absl::StrCat(
+        address, live ? " is not live: " : " is not ready: ", said));
+  }
+  if (!context.json) context.io.out << said << "\n";
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

@@ -1,0 +1,111 @@
+#include "common/process/environment.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
+#include "common/process/command_line.h"
+
+ABSL_FLAG(int32_t, room_count, 3, "how many there are");
+ABSL_FLAG(bool, room_lit, false, "whether it is on");
+ABSL_FLAG(std::string, room_name, "none", "what it is called");
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+class EnvironmentTest : public testing::Test {
+ protected:
+  absl::Status Set(const std::vector<std::string>& environment) {
+    return SetFlagsFromEnvironment(environment, "environment_test", given_);
+  }
+  std::string Refusal(const std::string& entry, ExitCode code) {
+    const absl::Status status = Set({entry});
+    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(ExitCodeOf(status), code);
+    return std::string(status.message());
+  }
+
+  const absl::FlagSaver saver_;
+  std::set<std::string> given_;
+};
+
+TEST_F(EnvironmentTest, SetsFlagsByTheirNamesInCapitals) {
+  ASSERT_TRUE(Set({"PATH=/bin", "COHORT_ROOM_COUNT=7", "COHORT_ROOM_LIT=true",
+                   "COHORT_ROOM_NAME=a=b c"})
+                  .ok());
+  EXPECT_EQ(absl::GetFlag(FLAGS_room_count), 7);
+  EXPECT_TRUE(absl::GetFlag(FLAGS_room_lit));
+  EXPECT_EQ(absl::GetFlag(FLAGS_room_name), "a=b c");
+  EXPECT_THAT(given_, ElementsAre("room_count", "room_lit", "room_name"));
+}
+
+TEST_F(EnvironmentTest, YieldsToTheCommandLine) {
+  given_ = {"room_count"};
+  ASSERT_TRUE(Set({"COHORT_ROOM_COUNT=7"}).ok());
+  EXPECT_EQ(absl::GetFlag(FLAGS_room_count), 3);
+}
+
+TEST_F(EnvironmentTest, AnEmptyVariableIsAbsent) {
+  ASSERT_TRUE(Set({"COHORT_ROOM_COUNT=", "COHORT_NO_SUCH="}).ok());
+  EXPECT_EQ(absl::GetFlag(FLAGS_room_count), 3);
+  EXPECT_THAT(given_, IsEmpty());
+}
+
+TEST_F(EnvironmentTest, AnUnknownVariableIsUsageAndGetsASuggestion) {
+  EXPECT_EQ(Refusal("COHORT_ROOM_CUONT=7", kExitUsage),
+            "unknown variable COHORT_ROOM_CUONT in the environment; did you "
+            "mean COHORT_ROOM_COUNT?");
+  EXPECT_THAT(Refusal("COHORT_SOMETHING_ELSE=7", kExitUsage),
+              Not(HasSubstr("did you mean")));
+  // A flag of another program, or of a library.
+  EXPECT_THAT(Refusal("COHORT_GTEST_SHUFFLE=1", kExitUsage),
+              HasSubstr("unknown variable"));
+}
+
+TEST_F(EnvironmentTest, AValueThatDoesNotFitNamesTheVariable) {
+  EXPECT_EQ(Refusal("COHORT_ROOM_COUNT=many", kExitConfig),
+            "COHORT_ROOM_COUNT: got 'many', want a value like 3");
+}
+
+TEST_F(EnvironmentTest, WhatKubernetesAddsForAServiceIsPassedOver) {
+  EXPECT_TRUE(Set({"COHORT_SERVER_SERVICE_HOST=10.0.0.1",
+                   "COHORT_SERVER_SERVICE_PORT=7070",
+                   "COHORT_SERVER_SERVICE_PORT_GRPC=7070",
+                   "COHORT_SERVER_PORT=tcp://10.0.0.1:7070",
+                   "COHORT_SERVER_PORT_7070_TCP=tcp://10.0.0.1:7070",
+                   "COHORT_SERVER_PORT_7070_TCP_ADDR=10.0.0.1",
+                   "COHORT_SERVER_PORT_7070_TCP_PORT=7070",
+                   "COHORT_SERVER_PORT_7070_TCP_PROTO=tcp"})
+                  .ok());
+  EXPECT_THAT(Refusal("COHORT_ROOM_PORT=7070", kExitUsage),
+              HasSubstr("unknown variable"));
+}
+
+TEST_F(EnvironmentTest, WhatScriptsReadIsPassedOver) {
+  EXPECT_TRUE(Set({"COHORT_BIN_DIR=bin", "COHORT_SKIP_DEPS=1"}).ok());
+}
+
+TEST(EnvironmentValueTest, IsTheOneOfThatNameOnly) {
+  const std::vector<std::string> environment = {"AB=1", "A=2", "C"};
+  EXPECT_EQ(ValueIn(environment, "A"), "2");
+  EXPECT_EQ(ValueIn(environment, "C"), "");
+}
+
+TEST(EnvironmentValueTest, OfThisProcessIsComplete) {
+  EXPECT_EQ(ValueIn(Environment(), "PATH"), getenv("PATH"));
+}
+
+}  // namespace
+}  // namespace cohort

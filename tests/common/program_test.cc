@@ -1,0 +1,97 @@
+#include "common/process/program.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/str_cat.h"
+#include "common/build_info.h"
+
+ABSL_FLAG(std::string, listen, "127.0.0.1:1", "where");
+ABSL_FLAG(int32_t, workers, 2, "how many");
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::StartsWith;
+
+constexpr char kTfConfig[] =
+    R"(TF_CONFIG={"cluster":{"ps":["a:5"],"worker":["b:5","c:5","d:5"]},)"
+    R"("task":{"type":"ps","index":0}})";
+
+class ProgramTest : public testing::Test {
+ protected:
+  std::optional<ExitCode> Read(std::vector<std::string> arguments,
+                               const std::vector<std::string>& environment) {
+    arguments.insert(arguments.begin(), "tool");
+    std::vector<char*> raw;
+    for (std::string& argument : arguments) raw.push_back(argument.data());
+    return ReadFlags(
+        {.text = {.name = "tool", .summary = "Does it.", .examples = {"tool"}},
+         .source = "program_test"},
+        raw, {.out = out_, .err = err_, .environment = environment}, &given_);
+  }
+
+  const absl::FlagSaver saver_;
+  std::ostringstream out_;
+  std::ostringstream err_;
+  std::set<std::string> given_;
+};
+
+TEST_F(ProgramTest, TheCommandLineWinsOverVariablesAndTheseOverTfConfig) {
+  EXPECT_EQ(
+      Read({"--listen=0.0.0.0:9"}, {"COHORT_LISTEN=0.0.0.0:8", kTfConfig}),
+      std::nullopt);
+  EXPECT_EQ(absl::GetFlag(FLAGS_listen), "0.0.0.0:9");
+  EXPECT_EQ(absl::GetFlag(FLAGS_workers), 3);
+  EXPECT_THAT(given_, ElementsAre("listen", "workers"));
+  given_.clear();
+  EXPECT_EQ(Read({}, {kTfConfig, "COHORT_WORKERS=4"}), std::nullopt);
+  EXPECT_EQ(absl::GetFlag(FLAGS_listen), "0.0.0.0:5");
+  EXPECT_EQ(absl::GetFlag(FLAGS_workers), 4);
+}
+
+TEST_F(ProgramTest, HelpAndVersionAnswerInAnyEnvironment) {
+  EXPECT_EQ(Read({"--help"}, {"COHORT_WROKERS=4", "TF_CONFIG=x"}), kExitOk);
+  EXPECT_THAT(out_.str(), StartsWith("tool: Does it.\n"));
+  out_.str("");
+  EXPECT_EQ(Read({"--workers=x", "--version"}, {"TF_CONFIG=x"}), kExitOk);
+  EXPECT_EQ(out_.str(), VersionText("tool") + "\n");
+  EXPECT_THAT(err_.str(), IsEmpty());
+}
+
+TEST_F(ProgramTest, WrongUseIsToldWithWhereToLook) {
+  EXPECT_EQ(Read({}, {"COHORT_WROKERS=4"}), kExitUsage);
+  EXPECT_EQ(err_.str(),
+            "tool: unknown variable COHORT_WROKERS in the environment; did you "
+            "mean COHORT_WORKERS?\ntool --help lists all flags\n");
+  EXPECT_THAT(out_.str(), IsEmpty());
+}
+
+TEST_F(ProgramTest, ValuesThatCannotBeUsedAreConfiguration) {
+  EXPECT_EQ(Read({}, {"COHORT_WORKERS=x"}), kExitConfig);
+  EXPECT_EQ(Read({}, {"TF_CONFIG={}"}), kExitConfig);
+  EXPECT_THAT(err_.str(), HasSubstr("tool: TF_CONFIG: got '{}'"));
+}
+
+TEST(BuildInfoTest, NamesVersionAndCommit) {
+  EXPECT_EQ(GetBuildInfo().version, COHORT_VERSION);
+  EXPECT_FALSE(GetBuildInfo().commit.empty());
+  EXPECT_EQ(VersionText("tool"),
+            absl::StrCat("tool ", COHORT_VERSION, " (commit ",
+                         GetBuildInfo().commit, ")"));
+}
+
+}  // namespace
+}  // namespace cohort

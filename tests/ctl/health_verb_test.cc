@@ -1,0 +1,73 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/build_info.h"
+#include "common/ops/ops_routes.h"
+#include "tests/ctl/ctl_harness.h"
+
+namespace cohort {
+namespace {
+
+using testing::HasSubstr;
+
+class HealthVerbTest : public testing::Test {
+ protected:
+  CtlResult Health(const absl::Status& ready, const std::string& flags = "") {
+    const auto server = StartHttpServer(
+        {.listen = "127.0.0.1:0",
+         .routes = OpsRoutes({.ready = [&] { return ready; }})});
+    EXPECT_TRUE(server.ok()) << server.status();
+    address_ = (*server)->address();
+    return ctl_.RunPlain(absl::StrCat("health --ops=", address_,
+                                      flags.empty() ? "" : " ", flags));
+  }
+
+  CtlHarness ctl_;
+  std::string address_;
+};
+
+TEST_F(HealthVerbTest, ReadyIsZero) {
+  const CtlResult result = Health(absl::OkStatus());
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, "ready\n");
+  EXPECT_EQ(Health(absl::OkStatus(), "--json").out,
+            "{\"ready\":true,\"message\":\"ready\"}\n");
+}
+
+TEST_F(HealthVerbTest, NotReadyIsFailureWithTheReason) {
+  const absl::Status restoring = absl::UnavailableError("restoring");
+  const CtlResult result = Health(restoring);
+  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(result.err, absl::StrCat("cohortctl: ", address_,
+                                     " is not ready: restoring\n"));
+  EXPECT_EQ(Health(restoring, "--json").out,
+            "{\"ready\":false,\"message\":\"restoring\"}\n");
+}
+
+TEST_F(HealthVerbTest, LiveAsksForLifeAlone) {
+  const CtlResult result =
+      Health(absl::UnavailableError("restoring"), "--live");
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, "alive\n");
+}
+
+TEST_F(HealthVerbTest, NobodyThereIsUnreachable) {
+  Health(absl::OkStatus());
+  const CtlResult result =
+      ctl_.RunPlain(absl::StrCat("health --ops=", address_));
+  EXPECT_EQ(result.code, 5);
+  EXPECT_THAT(result.err, HasSubstr("--ops_listen"));
+}
+
+TEST_F(HealthVerbTest, VersionNamesTheCommit) {
+  const CtlResult result = ctl_.RunPlain("--version");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.out, VersionText("cohortctl") + "\n");
+}
+
+}  // namespace
+}  // namespace cohort

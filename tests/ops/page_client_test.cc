@@ -1,0 +1,94 @@
+#include "common/ops/page_client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/ops/http_server.h"
+#include "common/ops/listen_socket.h"
+
+namespace cohort {
+namespace {
+
+using testing::HasSubstr;
+
+std::unique_ptr<HttpServer> Serve() {
+  auto server = StartHttpServer(
+      {.listen = "127.0.0.1:0",
+       .routes = {{"/good", [] { return HttpResponse{.body = "yes\n"}; }},
+                  {"/bad", [] {
+                     return HttpResponse{.status = 503, .body = "not yet\n"};
+                   }}}});
+  EXPECT_TRUE(server.ok()) << server.status();
+  return *std::move(server);
+}
+
+// Listens, and never answers: the system takes connections for it.
+class SilentServer {
+ public:
+  SilentServer() : fd_(ListenSocket::Open("--x", address_)->Release()) {}
+  SilentServer(const SilentServer&) = delete;
+  SilentServer& operator=(const SilentServer&) = delete;
+  ~SilentServer() { close(fd_); }
+  std::string address() const { return address_.ToString(); }
+
+ private:
+  ListenAddress address_{.host = "127.0.0.1", .port = 0};
+  const int fd_;
+};
+
+TEST(PageClientTest, GetsStatusAndBody) {
+  const std::unique_ptr<HttpServer> server = Serve();
+  const auto good = FetchPage(server->address(), "/good", absl::Seconds(20));
+  ASSERT_TRUE(good.ok()) << good.status();
+  EXPECT_EQ(good->status, 200);
+  EXPECT_EQ(good->body, "yes\n");
+  const auto bad = FetchPage(server->address(), "/bad", absl::Seconds(20));
+  ASSERT_TRUE(bad.ok()) << bad.status();
+  EXPECT_EQ(bad->status, 503);
+  EXPECT_EQ(bad->body, "not yet\n");
+}
+
+TEST(PageClientTest, TriesAllAddressesOfAName) {
+  const std::unique_ptr<HttpServer> server = Serve();
+  const std::string port =
+      server->address().substr(server->address().rfind(':'));
+  // Usually [::1] too, where nobody listens.
+  const auto page =
+      FetchPage(absl::StrCat("localhost", port), "/good", absl::Seconds(20));
+  ASSERT_TRUE(page.ok()) << page.status();
+  EXPECT_EQ(page->body, "yes\n");
+}
+
+TEST(PageClientTest, NobodyThereIsUnavailable) {
+  std::string address;
+  address = Serve()->address();
+  const absl::Status status =
+      FetchPage(address, "/good", absl::Seconds(20)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(absl::StrCat(address, ": Connection refused")));
+}
+
+TEST(PageClientTest, SilenceEndsAtTheDeadline) {
+  const SilentServer server;
+  const absl::Status status =
+      FetchPage(server.address(), "/good", absl::Milliseconds(20)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(status.message(),
+            absl::StrCat(server.address(), ": no answer in time"));
+}
+
+TEST(PageClientTest, AnAddressWithoutPortIsRefused) {
+  const absl::Status status =
+      FetchPage("localhost", "/", absl::Seconds(1)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--ops: got"));
+}
+
+}  // namespace
+}  // namespace cohort
