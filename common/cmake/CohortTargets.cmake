@@ -64,7 +64,8 @@ function(cohort_executable name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE cohort_options ${ARG_DEPS})
   if(ARG_INSTALL)
-    install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+            COMPONENT ${name})
   endif()
 endfunction()
 

@@ -70,11 +70,18 @@ class InstallDepsTest(unittest.TestCase):
         return notes.read_text().splitlines() if notes.exists() else []
 
     def test_each_set_begins_with_the_one_before_it(self):
-        names = ("run", "build", "test", "full")
-        for smaller, larger in zip(names, names[1:]):
-            few, many = self.packages(smaller), self.packages(larger)
-            self.assertEqual(many[:len(few)], few)
-            self.assertGreater(len(many), len(few))
+        for names in (("server", "run", "build", "test", "full"),
+                      ("server", "server-build")):
+            for smaller, larger in zip(names, names[1:]):
+                few, many = self.packages(smaller), self.packages(larger)
+                self.assertEqual(many[:len(few)], few)
+                self.assertGreater(len(many), len(few))
+
+    def test_the_server_is_run_and_built_without_libtorch(self):
+        for name in ("server", "server-build"):
+            self.assertNotIn("torch", " ".join(self.packages(name)))
+        self.assertLess(set(self.packages("server-build")),
+                        set(self.packages("build")))
 
     def test_no_package_is_listed_twice(self):
         packages = self.packages("full")

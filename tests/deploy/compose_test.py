@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""deploy/compose.yaml, as it would be read."""
+
+import re
+import unittest
+
+import manifests
+from manifests import DEPLOY
+
+COMPOSE = DEPLOY / "compose.yaml"
+SAMPLE = DEPLOY / "compose.env.example"
+VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+PROGRAMS = ("server", "worker")
+
+
+@unittest.skipIf(manifests.yaml is None, manifests.NO_YAML)
+class ComposeTest(unittest.TestCase):
+
+    def setUp(self):
+        self.text = COMPOSE.read_text(encoding="utf-8")
+        # As with nothing set.
+        self.compose = manifests.yaml.safe_load(
+            VARIABLE.sub(lambda match: match.group(2), self.text))
+        self.services = self.compose["services"]
+
+    def test_variables_are_flags_of_the_program(self):
+        for program in PROGRAMS:
+            self.assertEqual(
+                set(self.services[program]["environment"]) -
+                manifests.variables_of(program), set())
+
+    def test_ports_are_those_of_this_machine_alone(self):
+        for name, service in self.services.items():
+            for port in service.get("ports", ()):
+                self.assertRegex(port, r"^127\.0\.0\.1:(\d+):\1$", name)
+
+    def test_services_are_confined(self):
+        for name, service in self.services.items():
+            with self.subTest(service=name):
+                self.assertIs(service["read_only"], True)
+                self.assertEqual(service["cap_drop"], ["ALL"])
+                self.assertEqual(service["security_opt"],
+                                 ["no-new-privileges:true"])
+                self.assertNotIn("privileged", service)
+
+    def test_images_have_versions(self):
+        version, = re.findall(
+            r"^project\(cohort VERSION (\S+)",
+            (DEPLOY.parent / "CMakeLists.txt").read_text(encoding="utf-8"),
+            re.M)
+        for name, service in self.services.items():
+            self.assertRegex(service["image"], r":v?\d+\.\d+", name)
+        for program in PROGRAMS:
+            self.assertEqual(self.services[program]["image"],
+                             f"cohort-{program}:{version}")
+
+    def test_nobody_waits_for_anybody(self):
+        for service in self.services.values():
+            self.assertNotIn("depends_on", service)
+
+    def test_only_monitoring_is_a_matter_of_choice(self):
+        self.assertEqual(
+            {name: service.get("profiles") for name, service
+             in self.services.items()},
+            {"server": None, "worker": None, "prometheus": ["monitoring"],
+             "grafana": ["monitoring"]})
+
+    def test_volumes_are_declared_and_files_are_there(self):
+        for service in self.services.values():
+            for volume in service.get("volumes", ()):
+                source = volume.split(":")[0]
+                if source.startswith("."):
+                    self.assertTrue((DEPLOY / source).is_dir(), source)
+                    self.assertTrue(volume.endswith(":ro"), volume)
+                else:
+                    self.assertIn(source, self.compose["volumes"])
+
+    def test_prometheus_finds_the_services(self):
+        config, = manifests.load(DEPLOY / "prometheus/prometheus.yml")
+        jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+        server, = jobs["cohort-server"]["static_configs"]
+        self.assertEqual(server["targets"], ["server:7071"])
+        self.assertEqual(
+            self.services["server"]["environment"]["COHORT_OPS_LISTEN"],
+            "0.0.0.0:7071")
+        worker, = jobs["cohort-worker"]["dns_sd_configs"]
+        self.assertEqual((worker["names"], worker["port"]), (["worker"], 7072))
+        self.assertEqual(
+            self.services["worker"]["environment"]["COHORT_OPS_LISTEN"],
+            "0.0.0.0:7072")
+
+    def test_as_many_workers_start_as_the_server_waits_for(self):
+        self.assertEqual(
+            self.services["worker"]["deploy"]["replicas"],
+            self.services["server"]["environment"]["COHORT_WORKERS"])
+
+    def test_the_sample_has_every_variable(self):
+        sample = dict(line.split("=", 1) for line in
+                      SAMPLE.read_text(encoding="utf-8").splitlines()
+                      if "=" in line and not line.startswith("#"))
+        used = dict(VARIABLE.findall(self.text))
+        self.assertEqual(sample.keys(), used.keys())
+        for name, default in used.items():
+            # An empty one is the program's default, which the sample may show.
+            if default:
+                self.assertEqual(sample[name], default, name)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,145 @@
+"""The fields of Kubernetes that deploy/kubernetes uses.
+
+An API server refuses a misspelt field only when it is asked to, and there is
+none where these tests run. So this is a white list: a field that it does not
+have is either a mistake or to be entered here.
+"""
+
+from collections.abc import Iterator
+
+# A schema is a type, a list of one schema, or fields by name; "*" stands for
+# any name. Alternatives are a tuple.
+QUANTITY = (str, int)
+LABELS = {"*": str}
+METADATA = {"name": str, "namespace": str, "labels": LABELS,
+            "annotations": LABELS}
+SELECTOR = {"matchLabels": LABELS}
+HTTP_PROBE = {"httpGet": {"path": str, "port": (str, int)},
+              "periodSeconds": int, "timeoutSeconds": int,
+              "failureThreshold": int}
+CONTAINER = {
+    "name": str, "image": str,
+    "env": [{"name": str, "value": str,
+             "valueFrom": {"fieldRef": {"fieldPath": str, "apiVersion": str}}}],
+    "envFrom": [{"configMapRef": {"name": str}}],
+    "ports": [{"name": str, "containerPort": int}],
+    "startupProbe": HTTP_PROBE, "readinessProbe": HTTP_PROBE,
+    "livenessProbe": HTTP_PROBE,
+    "resources": {"requests": {"*": QUANTITY}, "limits": {"*": QUANTITY}},
+    "securityContext": {"allowPrivilegeEscalation": bool,
+                        "readOnlyRootFilesystem": bool,
+                        "capabilities": {"drop": [str]}},
+    "volumeMounts": [{"name": str, "mountPath": str}],
+}
+POD = {
+    "restartPolicy": str, "automountServiceAccountToken": bool,
+    "enableServiceLinks": bool, "terminationGracePeriodSeconds": int,
+    "securityContext": {
+        "runAsNonRoot": bool, "runAsUser": int, "runAsGroup": int,
+        "fsGroup": int, "fsGroupChangePolicy": str,
+        "seccompProfile": {"type": str}},
+    "containers": [CONTAINER],
+    "tolerations": [{"key": str, "operator": str, "effect": str}],
+    "volumes": [{"name": str, "emptyDir": {"sizeLimit": QUANTITY},
+                 "persistentVolumeClaim": {"claimName": str}}],
+}
+TEMPLATE = {"metadata": {"labels": LABELS, "annotations": LABELS}, "spec": POD}
+CLAIM = {"accessModes": [str],
+         "resources": {"requests": {"storage": QUANTITY}}}
+JOB = {
+    "completionMode": str, "completions": int, "parallelism": int,
+    "backoffLimit": int, "template": TEMPLATE,
+    "podFailurePolicy": {"rules": [{
+        "action": str,
+        "onExitCodes": {"containerName": str, "operator": str,
+                        "values": [int]},
+        "onPodConditions": [{"type": str, "status": str}]}]},
+}
+PEER = {"podSelector": SELECTOR, "namespaceSelector": SELECTOR}
+PORTS = [{"protocol": str, "port": int}]
+REPLICA = {"replicas": int, "restartPolicy": str, "template": TEMPLATE}
+
+SPECS = {
+    ("v1", "Service"): {
+        "clusterIP": str, "publishNotReadyAddresses": bool,
+        "selector": LABELS,
+        "ports": [{"name": str, "port": int, "targetPort": (str, int),
+                   "appProtocol": str}]},
+    ("v1", "PersistentVolumeClaim"): CLAIM,
+    ("apps/v1", "StatefulSet"): {
+        "serviceName": str, "replicas": int, "podManagementPolicy": str,
+        "selector": SELECTOR, "template": TEMPLATE,
+        "volumeClaimTemplates": [{"metadata": METADATA, "spec": CLAIM}]},
+    ("batch/v1", "Job"): JOB,
+    ("policy/v1", "PodDisruptionBudget"): {
+        "maxUnavailable": (int, str), "selector": SELECTOR},
+    ("networking.k8s.io/v1", "NetworkPolicy"): {
+        "podSelector": SELECTOR, "policyTypes": [str],
+        "ingress": [{"from": [PEER], "ports": PORTS}],
+        "egress": [{"to": [PEER], "ports": PORTS}]},
+    ("monitoring.coreos.com/v1", "ServiceMonitor"): {
+        "selector": SELECTOR,
+        "endpoints": [{"port": str, "interval": str, "scrapeTimeout": str}]},
+    ("monitoring.coreos.com/v1", "PodMonitor"): {
+        "selector": SELECTOR,
+        "podMetricsEndpoints": [{
+            "port": str, "interval": str, "scrapeTimeout": str,
+            "relabelings": [{"targetLabel": str, "replacement": str}]}]},
+    ("monitoring.coreos.com/v1", "PrometheusRule"): {
+        "groups": [{"name": str, "interval": str, "rules": [{
+            "record": str, "alert": str, "expr": str, "for": str,
+            "keep_firing_for": str, "labels": LABELS,
+            "annotations": LABELS}]}]},
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): {
+        "network": {"enableDNSHostnames": bool,
+                    "publishNotReadyAddresses": bool},
+        "startupPolicy": {"startupPolicyOrder": str},
+        "successPolicy": {"operator": str},
+        "failurePolicy": {"maxRestarts": int},
+        "replicatedJobs": [{"name": str, "replicas": int,
+                            "template": {"spec": JOB}}]},
+    ("kubeflow.org/v1", "TFJob"): {
+        "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int},
+        "tfReplicaSpecs": {"PS": REPLICA, "Worker": REPLICA}},
+}
+WITHOUT_SPEC = {("v1", "ConfigMap"): {"data": {"*": str}},
+                ("v1", "Namespace"): {}}
+
+
+def _mismatches(value: object, schema: object, where: str) -> Iterator[str]:
+    if isinstance(schema, dict):
+        if not isinstance(value, dict):
+            yield f"{where}: got {value!r}, want fields"
+            return
+        for name, inner in value.items():
+            if name not in schema and "*" not in schema:
+                yield f"{where}.{name}: no such field"
+            else:
+                yield from _mismatches(inner, schema.get(name, schema.get("*")),
+                                       f"{where}.{name}")
+    elif isinstance(schema, list):
+        if not isinstance(value, list):
+            yield f"{where}: got {value!r}, want a list"
+            return
+        for i, inner in enumerate(value):
+            yield from _mismatches(inner, schema[0], f"{where}[{i}]")
+    else:
+        kinds = schema if isinstance(schema, tuple) else (schema,)
+        # Python counts true among the integers.
+        if type(value) not in kinds:
+            yield (f"{where}: got {value!r}, want "
+                   f"{' or '.join(kind.__name__ for kind in kinds)}")
+
+
+def mismatches(document: dict) -> list[str]:
+    """Returns what of an object is not of its kind's shape."""
+    key = (document.get("apiVersion"), document.get("kind"))
+    name = f"{key[1]} {document.get('metadata', {}).get('name')}"
+    schema = {"apiVersion": str, "kind": str, "metadata": METADATA}
+    if key in SPECS:
+        schema["spec"] = SPECS[key]
+    elif key in WITHOUT_SPEC:
+        schema.update(WITHOUT_SPEC[key])
+    else:
+        return [f"{name}: kind unknown to kubernetes_schema.py"]
+    return list(_mismatches(document, schema, name))

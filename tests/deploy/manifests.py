@@ -1,0 +1,121 @@
+"""What deploy/ asks of containers and clusters, as Python sees it."""
+
+import functools
+import pathlib
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import NamedTuple
+
+try:
+    import yaml
+except ImportError:
+    yaml = None
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+OVERLAYS = ("cpu", "monitoring")
+NO_YAML = "no yaml module for Python (apt-get install python3-yaml)"
+
+FLAG = re.compile(r"ABSL_FLAG\(\s*[\w:]+,\s*(\w+),", re.S)
+MAINS = {"server": "server/service/server_main.cc",
+         "worker": "worker/train/worker_main.cc"}
+
+
+def variables_of(program: str) -> set[str]:
+    """Returns the variables that a program ("server", "worker") takes."""
+    text = (ROOT / MAINS[program]).read_text(encoding="utf-8")
+    return {f"COHORT_{name.upper()}" for name in FLAG.findall(text)}
+
+
+def load(path: pathlib.Path) -> list[dict]:
+    """Returns the documents of a YAML file."""
+    with open(path, encoding="utf-8") as file:
+        return [document for document in yaml.safe_load_all(file) if document]
+
+
+def why_not_rendered() -> str:
+    """Says why overlays cannot be rendered here; empty if they can."""
+    if yaml is None:
+        return NO_YAML
+    if shutil.which("kubectl") is None:
+        return "no kubectl"
+    result = subprocess.run(
+        ["kubectl", "kustomize", KUBERNETES / "base"], capture_output=True,
+        text=True, check=False)
+    # An old one knows less of kustomize; any other error is ours.
+    if result.returncode != 0 and "unknown" in result.stderr:
+        return f"this kubectl cannot render: {result.stderr.splitlines()[0]}"
+    return ""
+
+
+@functools.lru_cache
+def _rendered(overlay: str) -> str:
+    result = subprocess.run(
+        ["kubectl", "kustomize", KUBERNETES / "overlays" / overlay],
+        capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise AssertionError(f"{overlay}: {result.stderr}")
+    return result.stdout
+
+
+def render(overlay: str) -> list[dict]:
+    """Returns the objects of an overlay."""
+    return [document for document in yaml.safe_load_all(_rendered(overlay))
+            if document]
+
+
+class Pod(NamedTuple):
+    """One pod template with what is around it."""
+    # "server" or "worker".
+    program: str
+    # The Job, StatefulSet, or what stands for one, that it belongs to.
+    owner: dict
+    spec: dict
+    # By name; None where it is not written down but found out.
+    environment: dict[str, str | None]
+
+    @property
+    def container(self) -> dict:
+        """Its one container."""
+        only, = self.spec["containers"]
+        return only
+
+    def port(self, name: str) -> int:
+        """Number of a named port."""
+        return next(port["containerPort"] for port in self.container["ports"]
+                    if port["name"] == name)
+
+
+def _templates(document: dict) -> Iterator[tuple[dict, dict]]:
+    """Yields (owner, pod template)."""
+    kind, spec = document["kind"], document.get("spec", {})
+    if kind in ("StatefulSet", "Job"):
+        yield document, spec["template"]
+    elif kind == "JobSet":
+        for job in spec["replicatedJobs"]:
+            yield job["template"], job["template"]["spec"]["template"]
+    elif kind == "TFJob":
+        for replica in spec["tfReplicaSpecs"].values():
+            yield {"spec": replica}, replica["template"]
+
+
+def pods(documents: list[dict]) -> list[Pod]:
+    """Returns every pod template, with the ConfigMaps it reads."""
+    maps = {document["metadata"]["name"]: document["data"]
+            for document in documents if document["kind"] == "ConfigMap"}
+    found = []
+    for document in documents:
+        for owner, template in _templates(document):
+            spec = template["spec"]
+            container, = spec["containers"]
+            environment: dict[str, str | None] = {}
+            for source in container.get("envFrom", ()):
+                environment.update(maps.get(source["configMapRef"]["name"], {}))
+            for entry in container.get("env", ()):
+                environment[entry["name"]] = entry.get("value")
+            program = "server" if "server" in container["image"] else "worker"
+            found.append(Pod(program, owner, spec, environment))
+    return found

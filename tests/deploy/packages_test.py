@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""The Debian packages and systemd's units: what is in them."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import manifests
+from manifests import DEPLOY
+
+UNITS = {"server": "cohort-server.service", "worker": "cohort-worker@.service"}
+
+
+def settings(path: pathlib.Path) -> dict[str, list[str]]:
+    """Returns the values of each key of a unit, in order."""
+    found: dict[str, list[str]] = {}
+    for key, value in re.findall(r"^(\w+)=(.*)$",
+                                 path.read_text(encoding="utf-8"), re.M):
+        found.setdefault(key, []).append(value)
+    return found
+
+
+class UnitsTest(unittest.TestCase):
+
+    def test_variables_are_flags_of_the_program(self):
+        for program, name in UNITS.items():
+            given = [value.split("=")[0] for value in
+                     settings(DEPLOY / "systemd" / name)["Environment"]]
+            text = (DEPLOY / f"systemd/{program}.env").read_text(
+                encoding="utf-8")
+            given += re.findall(r"^#?(COHORT_\w+)=", text, re.M)
+            self.assertGreater(len(given), 2)
+            self.assertEqual(set(given) - manifests.variables_of(program),
+                             set())
+
+    def test_what_would_come_again_is_not_started_again(self):
+        for program, codes in (("server", "2 3 7 8"), ("worker", "2 3")):
+            unit = settings(DEPLOY / "systemd" / UNITS[program])
+            self.assertEqual(unit["Restart"], ["on-failure"])
+            self.assertEqual(unit["RestartPreventExitStatus"], [codes])
+            self.assertEqual(unit["DynamicUser"], ["yes"])
+
+    @unittest.skipUnless(shutil.which("systemd-analyze"),
+                         "no systemd-analyze (apt-get install systemd)")
+    def test_systemd_knows_every_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for program, name in UNITS.items():
+                # With a program that is there, as ours may not be installed.
+                text = (DEPLOY / "systemd" / name).read_text(encoding="utf-8")
+                path = pathlib.Path(folder) / name.replace("@", "@0")
+                path.write_text(text.replace(f"/usr/bin/cohort-{program}",
+                                             "/bin/true"), encoding="utf-8")
+                result = subprocess.run(
+                    ["systemd-analyze", "verify", "--man=no",
+                     "--recursive-errors=no", path],
+                    capture_output=True, text=True, check=False)
+                self.assertEqual((result.returncode, result.stderr), (0, ""))
+
+
+BUILD = pathlib.Path(os.environ.get("COHORT_BIN_DIR", "none")).parent
+PROGRAMS = ("cohort-server", "cohort-worker", "cohortctl")
+
+
+def why_not_packed() -> str:
+    """Says why no packages can be made here; empty if they can."""
+    for tool in ("cpack", "dpkg-deb", "dpkg-shlibdeps"):
+        if shutil.which(tool) is None:
+            return f"no {tool} (apt-get install cmake dpkg-dev)"
+    for program in PROGRAMS:
+        if not (BUILD / "bin" / program).exists():
+            return f"no {program} built in COHORT_BIN_DIR"
+    return ""
+
+
+WHY_NOT = why_not_packed()
+
+
+@unittest.skipIf(WHY_NOT, f"packages not made: {WHY_NOT}")
+class PackagesTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        top = pathlib.Path(folder.name)
+        result = subprocess.run(
+            ["cpack", "--config", BUILD / "CPackConfig.cmake", "-B", top],
+            capture_output=True, text=True, check=False, cwd=top)
+        if result.returncode != 0:
+            raise AssertionError(result.stdout + result.stderr)
+        cls.packages = {path.name.split("_")[0]: path
+                        for path in top.glob("*.deb")}
+
+    def files(self, package: str) -> dict[str, str]:
+        """Returns the mode of each file by its path."""
+        text = subprocess.run(
+            ["dpkg-deb", "--contents", self.packages[package]], check=True,
+            capture_output=True, text=True).stdout
+        lines = [line.split() for line in text.splitlines()]
+        return {line[5].lstrip("."): line[0] for line in lines
+                if not line[0].startswith("d")}
+
+    def test_each_program_has_a_package(self):
+        self.assertEqual(sorted(self.packages), sorted(PROGRAMS))
+
+    def test_files_are_where_debian_has_them(self):
+        self.assertEqual(set(self.files("cohort-server")), {
+            "/usr/bin/cohort-server", "/etc/cohort/server.env",
+            "/usr/lib/systemd/system/cohort-server.service",
+            "/usr/share/doc/cohort-server/copyright"})
+        self.assertEqual(set(self.files("cohort-worker")), {
+            "/usr/bin/cohort-worker", "/etc/cohort/worker.env",
+            "/usr/lib/systemd/system/cohort-worker@.service",
+            "/usr/share/doc/cohort-worker/copyright"})
+        self.assertEqual(set(self.files("cohortctl")), {
+            "/usr/bin/cohortctl", "/usr/share/doc/cohortctl/copyright"})
+        self.assertEqual(
+            self.files("cohort-server")["/usr/bin/cohort-server"],
+            "-rwxr-xr-x")
+
+    def test_edited_configuration_is_kept(self):
+        for program in ("server", "worker"):
+            self.assertEqual(
+                self.deb_control(f"cohort-{program}", "conffiles"),
+                f"/etc/cohort/{program}.env\n")
+
+    def deb_control(self, package: str, file: str) -> str:
+        return subprocess.run(
+            ["dpkg-deb", "--info", self.packages[package], file], check=True,
+            capture_output=True, text=True).stdout
+
+    def test_libraries_are_asked_for(self):
+        for package, library in (("cohort-server", "libgrpc++1.51"),
+                                 ("cohort-worker", "libtorch1.13"),
+                                 ("cohortctl", "libgrpc++1.51")):
+            depends = self.deb_field(package, "Depends")
+            self.assertIn(library, depends)
+        self.assertNotIn("torch", self.deb_field("cohort-server", "Depends"))
+
+    def test_each_says_what_it_is(self):
+        texts = {self.deb_field(package, "Description")
+                 for package in PROGRAMS}
+        self.assertEqual(len(texts), len(PROGRAMS))
+
+    def deb_field(self, package: str, field: str) -> str:
+        return subprocess.run(
+            ["dpkg-deb", "--field", self.packages[package], field], check=True,
+            capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    unittest.main()
