@@ -1,6 +1,7 @@
 #include "common/ops/http_server.h"
 
 #include <microhttpd.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -59,7 +60,8 @@ Response WithBody(HttpResponse answer) {
   auto body = std::make_unique<std::string>(std::move(answer.body));
   Response response(MHD_create_response_from_buffer_with_free_callback_cls(
       body->size(), body->data(), &DeleteBody, body.get()));
-  if (response != nullptr) body.release();
+  // Its callback deletes it from now on.
+  if (response != nullptr) static_cast<void>(body.release());
   return response;
 }
 
@@ -81,7 +83,8 @@ MHD_Result Send(MHD_Connection* connection, HttpResponse answer) {
 
 class MicroHttpServer final : public HttpServer {
  public:
-  MicroHttpServer(const HttpServerOptions& options, ListenAddress address)
+  MicroHttpServer(const HttpServerOptions& options,
+                  const ListenAddress& address)
       : routes_(options.routes),
         host_(address.host),
         loopback_(address.loopback()),
@@ -95,9 +98,12 @@ class MicroHttpServer final : public HttpServer {
         kConnectionsMax, MHD_OPTION_CONNECTION_TIMEOUT, kIdleSecondsMax,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, kHeaderBytesMax, MHD_OPTION_END));
     if (daemon_ != nullptr) return absl::OkStatus();
+    // The library takes the socket only if it starts.
+    const int error = errno;
+    close(fd);
     return absl::UnavailableError(
         absl::StrCat(flag, ": the HTTP server on ", address_,
-                     " could not be started: ", std::strerror(errno)));
+                     " could not be started: ", std::strerror(error)));
   }
 
   const std::string& address() const override { return address_; }

@@ -86,7 +86,7 @@ ProcessFigures ReadProcessFigures() {
   const std::vector<double> fields = StatFields();
   const auto ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
   // Read once: it has a line for every processor.
-  static const double boot_time = BootTimeSeconds();
+  static const double kBootTime = BootTimeSeconds();
   return {
       .cpu_seconds =
           (Field(fields, kUserTicks) + Field(fields, kSystemTicks)) / ticks,
@@ -94,7 +94,7 @@ ProcessFigures ReadProcessFigures() {
                         sysconf(_SC_PAGESIZE),
       .open_fds = OpenFds(),
       .fds_max = FdsMax(),
-      .start_time_seconds = boot_time + Field(fields, kStartTicks) / ticks};
+      .start_time_seconds = kBootTime + Field(fields, kStartTicks) / ticks};
 }
 
 int64_t MemoryLimitBytes() {

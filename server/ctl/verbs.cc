@@ -18,6 +18,8 @@ absl::Span<const FlagSpec> CommonFlags() {
   return kFlags;
 }
 
+// A table, not logic.
+// NOLINTNEXTLINE(readability-function-size)
 absl::Span<const Verb> Verbs() {
   // Built once, never changed; leaked, so that no order of destruction
   // matters.

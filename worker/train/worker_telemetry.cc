@@ -9,21 +9,12 @@
 namespace cohort {
 namespace {
 
+// The first until the worker has joined; then in the order of TrainerState.
 constexpr absl::string_view kStates[] = {"joining", "waiting", "training",
                                          "evaluating", "collecting"};
 
 absl::string_view NameOf(TrainerState state) {
-  switch (state) {
-    case TrainerState::kWaiting:
-      return "waiting";
-    case TrainerState::kTraining:
-      return "training";
-    case TrainerState::kEvaluating:
-      return "evaluating";
-    case TrainerState::kCollecting:
-      return "collecting";
-  }
-  return "waiting";
+  return kStates[1 + static_cast<size_t>(state)];
 }
 
 }  // namespace
