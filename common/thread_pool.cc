@@ -14,7 +14,7 @@ ThreadPool::ThreadPool(ThreadPoolOptions options)
                absl::StrCat(options_.name, ": got ", options_.threads,
                             " threads and a queue of ", options_.queue_max));
   for (int32_t i = 0; i < options_.threads; ++i) {
-    threads_.emplace_back([this] { Run(); });
+    threads_.emplace_back([this, i] { Run(i); });
   }
 }
 
@@ -44,8 +44,10 @@ absl::Status ThreadPool::Submit(Job job) {
   return absl::OkStatus();
 }
 
-void ThreadPool::Run() {
-  SetThreadName(options_.name);
+void ThreadPool::Run(int32_t thread) {
+  SetThreadName(options_.threads == 1
+                    ? options_.name
+                    : absl::StrCat(options_.name, "-", thread));
   while (Job job = NextJob()) job();
 }
 

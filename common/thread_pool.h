@@ -15,6 +15,7 @@ namespace cohort {
 
 struct ThreadPoolOptions {
   // Shown by debuggers and top (the first 15 characters).
+  // Of the threads; several are numbered: "pool-0".
   std::string name = "pool";
   int32_t threads = 1;
   // Jobs that may wait; those that run are not counted.
@@ -42,7 +43,7 @@ class ThreadPool {
   absl::Status Submit(Job job) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  void Run() ABSL_LOCKS_EXCLUDED(mu_);
+  void Run(int32_t thread) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns an empty job once the pool is stopping and has drained.
   Job NextJob() ABSL_LOCKS_EXCLUDED(mu_);
 

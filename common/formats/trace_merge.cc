@@ -26,6 +26,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kFileMode = 0644;
+// First characters of a merged timeline.
+constexpr absl::string_view kMergedBegin = R"({"displayTimeUnit":"ms",)";
 
 // What one process wrote.
 struct Trace {
@@ -116,6 +118,11 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path) {
     if (line.empty() || line == "[" || line == "]") continue;
     Json event = Json::parse(line.begin(), line.end(), nullptr,
                              /*allow_exceptions=*/false);
+    if (i == 0 && absl::StartsWith(line, kMergedBegin)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          path,
+          ": got a merged timeline, want the files that it was merged from"));
+    }
     if (event.is_discarded()) {
       // Cut off when the process was killed.
       if (i + 1 == lines.size()) break;
@@ -187,13 +194,36 @@ std::string MergedText(std::vector<Trace>& traces) {
       timed.begin(), timed.end(),
       [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [ts, event] : timed) events.push_back(std::move(event));
-  std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+  std::string text = absl::StrCat(kMergedBegin, "\"traceEvents\":[");
   for (size_t i = 0; i < events.size(); ++i) {
     absl::StrAppend(
         &text, i == 0 ? "\n" : ",\n",
         events[i].dump(-1, ' ', false, Json::error_handler_t::replace));
   }
   return absl::StrCat(text, "\n]}\n");
+}
+
+// Two lives of a worker have one name: the later ones get a number.
+void NumberLives(std::vector<Trace>& traces) {
+  std::map<std::string, int> lives;
+  for (Trace& trace : traces) {
+    const int life = ++lives[trace.name];
+    if (life > 1) absl::StrAppend(&trace.name, ", life ", life);
+  }
+}
+
+// Errors: two of them are of one process.
+absl::Status CheckDistinct(const std::vector<Trace>& traces) {
+  std::map<std::tuple<std::string, int64_t, double>, std::string> files;
+  for (const Trace& trace : traces) {
+    const auto [other, is_new] = files.emplace(
+        std::make_tuple(trace.process, trace.rank, trace.begin_us), trace.path);
+    if (is_new) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        trace.path, ": got the timeline of the same process as in ",
+        other->second, ", want each once"));
+  }
+  return absl::OkStatus();
 }
 
 bool ServerFirst(const Trace& a, const Trace& b) {
@@ -219,7 +249,9 @@ absl::StatusOr<MergedTrace> MergeTraces(absl::Span<const std::string> files,
     traces.push_back(std::move(trace));
   }
   COHORT_ASSIGN_OR_RETURN(const std::string run, RunOf(traces));
+  COHORT_RETURN_IF_ERROR(CheckDistinct(traces));
   std::stable_sort(traces.begin(), traces.end(), ServerFirst);
+  NumberLives(traces);
   MergedTrace merged{.run = run};
   for (const Trace& trace : traces) {
     merged.processes.push_back(

@@ -56,7 +56,7 @@ struct CheckpointFigures {
   int64_t failed_io = 0;
   // Of the newest that is safe, from this life or the one it continues.
   std::optional<int64_t> version;
-  // Seconds since 1970; absent: none in this life.
+  // Seconds since 1970; absent: there is none.
   std::optional<double> written_at;
   int64_t restored = 0;
   int64_t damaged_skipped = 0;
@@ -72,7 +72,10 @@ struct RunFigures {
   double now = 0;
   absl::Duration uptime;
   std::string address;
+  // 0 while the run is paused.
   double samples_per_second = 0;
+  // Of training; absent while nobody can tell.
+  std::optional<double> seconds_left;
   StatusView status;
   PolicyView policy;
   // With `auto` resolved.

@@ -261,7 +261,7 @@ void AddCheckpoints(const RunFigures& f, Page& page) {
       .Value(files.failed_disk_full, {{"reason", "disk_full"}})
       .Value(files.failed_io, {{"reason", "io"}});
   page.Gauge("cohort_checkpoint_last_success_timestamp_seconds",
-             "When this process last wrote one, seconds since 1970.")
+             "When the newest was written, seconds since 1970.")
       .Value(files.written_at);
   page.Gauge("cohort_checkpoint_last_version", "Version of the newest one.")
       .Value(files.version);

@@ -27,10 +27,18 @@ TallySums::TallySums()
 
 RunTally::RunTally(const Clock& clock) : clock_(clock), start_(clock.Now()) {}
 
+void RunTally::Continue(const EarlierCourse& course) {
+  MutexLock lock(mu_);
+  elapsed_before_ = course.elapsed;
+  for (const TrainingSample& sample : course.training) sums_.curve.Add(sample);
+  AddEvaluations(course.evaluations);
+  sums_.test = course.test;
+}
+
 void RunTally::Committed(const CommitRecord& record,
                          const CommitObservation& observation) {
-  const double seconds = Seconds();
   MutexLock lock(mu_);
+  const double seconds = Seconds();
   sums_.samples += record.commit_samples;
   if (!record.skipped && record.loss_weight > 0) {
     sums_.train_loss = record.loss;
@@ -71,6 +79,7 @@ void RunTally::Committed(const CommitRecord& record,
 }
 
 void RunTally::Evaluated(const EvaluationRecord& record) {
+  MutexLock lock(mu_);
   const double seconds = Seconds();
   std::vector<EvaluationPoint> points;
   for (const EvaluationResult& result : record.results) {
@@ -83,10 +92,21 @@ void RunTally::Evaluated(const EvaluationRecord& record) {
                       .accuracy = result.accuracy(),
                       .mean_iou = MeanIou(result.sums)});
   }
-  MutexLock lock(mu_);
   if (!record.on_request) sums_.test = points.front();
+  AddEvaluations(points);
+}
+
+void RunTally::AddEvaluations(const std::vector<EvaluationPoint>& points) {
   std::vector<EvaluationPoint>& all = sums_.evaluations;
-  all.insert(all.end(), points.begin(), points.end());
+  for (const EvaluationPoint& point : points) {
+    const auto same = [&point](const EvaluationPoint& other) {
+      return other.version == point.version &&
+             other.statistics == point.statistics;
+    };
+    // A run that continues may repeat one that its files have.
+    std::erase_if(all, same);
+    all.push_back(point);
+  }
   if (all.size() > kEvaluationsMax) {
     all.erase(all.begin(), all.end() - kEvaluationsMax);
   }

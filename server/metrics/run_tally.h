@@ -34,7 +34,8 @@ struct EvaluationPoint {
   std::optional<double> mean_iou;
 };
 
-// Sums over what happened in this life of the server.
+// Sums over what happened in this life of the server; evaluations and curve are
+// those of the whole run, as far as its files have them.
 struct TallySums {
   TallySums();
 
@@ -60,6 +61,17 @@ struct TallySums {
   std::map<int32_t, double> drift;
 };
 
+// What earlier processes of the run have left in its files.
+struct EarlierCourse {
+  // The time that they were up.
+  absl::Duration elapsed;
+  // Oldest first.
+  std::vector<TrainingSample> training;
+  std::vector<EvaluationPoint> evaluations;
+  // The newest at the end of an epoch.
+  std::optional<EvaluationPoint> test;
+};
+
 // Adds up what the run tells. Notes take well under a microsecond a number, and
 // nothing is formatted here: that is left to those who read.
 //
@@ -69,6 +81,8 @@ class RunTally {
   // `clock` must outlive the tally.
   explicit RunTally(const Clock& clock);
 
+  // Curves and times go on from there. Before anything else is told.
+  void Continue(const EarlierCourse& course) ABSL_LOCKS_EXCLUDED(mu_);
   void Committed(const CommitRecord& record,
                  const CommitObservation& observation) ABSL_LOCKS_EXCLUDED(mu_);
   void Evaluated(const EvaluationRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
@@ -80,13 +94,20 @@ class RunTally {
   absl::Duration uptime() const { return clock_.Now() - start_; }
 
  private:
-  double Seconds() const { return absl::ToDoubleSeconds(uptime()); }
+  void AddEvaluations(const std::vector<EvaluationPoint>& points)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of the run so far.
+  double Seconds() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return absl::ToDoubleSeconds(elapsed_before_ + uptime());
+  }
 
   // Fixed after construction.
   const Clock& clock_;
   const Instant start_;
 
   mutable Mutex mu_;
+  // In earlier processes of the run.
+  absl::Duration elapsed_before_ ABSL_GUARDED_BY(mu_);
   TallySums sums_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -15,7 +15,7 @@ void TrainingCurve::Join(const Span& later, Span& span) {
 }
 
 void TrainingCurve::Add(const TrainingSample& sample) {
-  Span span{.last = sample, .commits = 1};
+  Span span{.last = sample, .commits = sample.commits};
   if (!spans_.empty()) {
     span.begin_seconds = spans_.back().last.seconds;
     span.begin_samples = spans_.back().last.samples;

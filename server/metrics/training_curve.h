@@ -19,12 +19,13 @@ struct TrainingPoint {
   double samples_per_second = 0;
 };
 
-// What a commit adds to a curve.
+// What a commit, or some of them in a row, add to a curve.
 struct TrainingSample {
   int64_t version = 0;
   // Seen so far.
   int64_t samples = 0;
   double seconds = 0;
+  int64_t commits = 1;
   // Sums and their divisors.
   double loss_sum = 0;
   double loss_weight = 0;

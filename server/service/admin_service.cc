@@ -318,22 +318,22 @@ class AdminService final : public v1::Admin::CallbackService {
 
   double SamplesPerSecond() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
-    return rate_.per_second();
+    return rate_.now_per_second();
   }
 
   void Poll() ABSL_LOCKS_EXCLUDED(mu_) {
     const Instant now = shard_.clock().Now();
-    std::optional<int64_t> samples;
+    std::optional<StatusView> status;
     if (now >= rate_due_) {
       rate_due_ = now + kRateInterval;
-      samples = shard_.Status().samples;
+      status = shard_.Status();
     }
     std::vector<std::shared_ptr<WatchReactor>> watches;
     double rate = 0;
     {
       MutexLock lock(mu_);
-      if (samples.has_value()) rate_.Add(now, *samples);
-      rate = rate_.per_second();
+      if (status.has_value()) rate_.Add(now, *status);
+      rate = rate_.now_per_second();
       watches = watches_;
     }
     std::vector<const WatchReactor*> over;

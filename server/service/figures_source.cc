@@ -50,6 +50,19 @@ std::optional<int64_t> FreeBytes(const RunFilesOptions& options) {
   return static_cast<int64_t>(space.available);
 }
 
+// Absent while nobody can tell.
+std::optional<double> SecondsLeft(const StatusView& status,
+                                  double samples_per_second) {
+  const bool waits =
+      status.phase == StatusView::Phase::kWaiting && IsPaused(status);
+  if (status.ended || waits || status.samples_total <= 0 ||
+      samples_per_second <= 0) {
+    return std::nullopt;
+  }
+  return static_cast<double>(status.samples_total - status.samples) /
+         samples_per_second;
+}
+
 }  // namespace
 
 FiguresSource::FiguresSource(const Shard& shard, const RunTally& tally,
@@ -120,9 +133,9 @@ SharedFigures FiguresSource::Gather() {
   figures->storage_free_bytes = FreeBytes(files_.options());
   figures->memory_limit_bytes = memory_limit_bytes_;
   figures->process = ReadProcessFigures();
-  rate_.Add(clock_.Now(), figures->status.samples);
-  // What is over has no speed.
-  if (!figures->status.ended) figures->samples_per_second = rate_.per_second();
+  rate_.Add(clock_.Now(), figures->status);
+  figures->samples_per_second = rate_.now_per_second();
+  figures->seconds_left = SecondsLeft(figures->status, rate_.per_second());
   return figures;
 }
 

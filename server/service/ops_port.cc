@@ -36,6 +36,7 @@ absl::Status CheckOpsListen(const std::string& listen, bool insecure) {
 OpsPort::OpsPort(const OpsPortOptions& options, const Sources& sources)
     : figures_(sources.shard, sources.tally, sources.files, sources.clock,
                options.server_address),
+      watchers_(sources.clock),
       collectors_(MakeCollectors(figures_)),
       ready_(absl::UnavailableError("the server is starting")) {
   for (const auto& collector : collectors_) {
@@ -53,6 +54,13 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
       PageRoutes([&figures = port->figures_] { return figures.Newest(); });
   routes.merge(OpsRoutes({.metrics = port->metrics_,
                           .ready = [&port = *port] { return port.ready(); }}));
+  for (const char* watched : {"/metrics", "/status.json"}) {
+    HttpHandler& handler = routes.at(watched);
+    handler = [&watchers = port->watchers_, watched, answer = handler] {
+      watchers.Asked(watched);
+      return answer();
+    };
+  }
   absl::StatusOr<std::unique_ptr<HttpServer>> http =
       StartHttpServer({.listen = options.listen,
                        .insecure = options.insecure,

@@ -29,9 +29,31 @@ std::string Epoch(const StatusView& status) {
 
 }  // namespace
 
-void RateMeter::Add(Instant now, int64_t samples) {
+bool IsPaused(const StatusView& status) {
+  if (status.phase == StatusView::Phase::kTraining) return false;
+  if (status.phase != StatusView::Phase::kWaiting) return true;
+  return std::any_of(status.waited_for.begin(), status.waited_for.end(),
+                     [&status](Rank rank) {
+                       const auto at = static_cast<size_t>(rank.value());
+                       return at >= status.workers.size() ||
+                              status.workers[at].activity == "vacant" ||
+                              status.workers[at].activity == "reconnecting" ||
+                              status.workers[at].activity == "joining";
+                     });
+}
+
+void RateMeter::Add(Instant now, const StatusView& status) {
+  if (IsPaused(status)) {
+    paused_ = true;
+    return;
+  }
+  if (paused_) {
+    before_ = per_second();
+    points_.clear();
+    paused_ = false;
+  }
   if (!points_.empty() && now - points_.back().first < kRateResolution) return;
-  points_.emplace_back(now, samples);
+  points_.emplace_back(now, status.samples);
   // Two points stay, however old, so that slow steps have a rate too.
   while (points_.size() > 2 && now - points_.front().first > kRateWindow) {
     points_.pop_front();
@@ -39,12 +61,17 @@ void RateMeter::Add(Instant now, int64_t samples) {
 }
 
 double RateMeter::per_second() const {
-  if (points_.size() < 2) return 0;
+  if (points_.size() < 2) return before_;
   const double seconds =
       absl::ToDoubleSeconds(points_.back().first - points_.front().first);
   const auto samples =
       static_cast<double>(points_.back().second - points_.front().second);
   return seconds > 0 ? samples / seconds : 0;
+}
+
+std::string RateText(double samples_per_second) {
+  return absl::StrFormat("%.*f images/s", samples_per_second < 10 ? 1 : 0,
+                         samples_per_second);
 }
 
 std::string ProgressText(const StatusView& status, double samples_per_second) {
@@ -59,9 +86,8 @@ std::string ProgressText(const StatusView& status, double samples_per_second) {
   if (samples_per_second > 0) {
     const auto left =
         static_cast<double>(status.samples_total - status.samples);
-    absl::StrAppendFormat(
-        &text, ", %.0f images/s, ETA %s", samples_per_second,
-        HumanDuration(absl::Seconds(left / samples_per_second)));
+    absl::StrAppend(&text, ", ", RateText(samples_per_second), ", ETA ",
+                    HumanDuration(absl::Seconds(left / samples_per_second)));
   }
   if (status.test.has_value()) {
     absl::StrAppend(&text, ", test ", MainMeasureText(*status.test));

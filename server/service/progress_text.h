@@ -13,16 +13,28 @@
 
 namespace cohort {
 
-// Samples a second over the last 10 s.
+// Nothing is trained: the run is over, evaluates, or waits for somebody who is
+// not there. Waiting for one who is slow is training.
+bool IsPaused(const StatusView& status);
+
+// Samples a second over the last 10 s in which the run was not paused.
 class RateMeter {
  public:
-  void Add(Instant now, int64_t samples);
-  // 0 until two points are known.
+  void Add(Instant now, const StatusView& status);
+  // 0 until two points are known. In a pause, that of before.
   double per_second() const;
+  // 0 in a pause.
+  double now_per_second() const { return paused_ ? 0 : per_second(); }
 
  private:
   std::deque<std::pair<Instant, int64_t>> points_;
+  bool paused_ = false;
+  // Before the last pause.
+  double before_ = 0;
 };
+
+// "1150 images/s"; a slow one has a digit behind the point.
+std::string RateText(double samples_per_second);
 
 // One line: step, epoch, loss, speed, time left, newest test measure, workers
 // and policy; or, if nothing is trained at this moment, the server's own

@@ -1,6 +1,9 @@
 #include "server/service/run_files.h"
 
+#include <chrono>
 #include <filesystem>
+#include <optional>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -32,6 +35,16 @@ absl::Status Refuse(absl::string_view flag, absl::string_view seen,
                     absl::string_view wanted) {
   return absl::FailedPreconditionError(absl::StrCat(
       "--", flag, ": got ", seen, ", but the checkpoint wants ", wanted));
+}
+
+// Seconds since 1970.
+std::optional<double> ModifiedAt(const std::string& path) {
+  std::error_code error;
+  const auto time = std::filesystem::last_write_time(path, error);
+  if (error) return std::nullopt;
+  const auto since_epoch =
+      std::chrono::file_clock::to_sys(time).time_since_epoch();
+  return std::chrono::duration<double>(since_epoch).count();
 }
 
 }  // namespace
@@ -90,6 +103,7 @@ absl::Status RunFiles::Restore() {
     figures_.restore_seconds = absl::ToDoubleSeconds(took);
     figures_.version = restored_->state.snapshot->version.value();
     figures_.size_bytes = bytes;
+    figures_.written_at = ModifiedAt(restored_->path);
     return absl::OkStatus();
   }
   Log(LogLevel::kInfo,

@@ -5,7 +5,6 @@
 #include <system_error>
 
 #include "absl/status/status.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -17,6 +16,7 @@
 #include "common/measures.h"
 #include "common/status_macros.h"
 #include "server/core/settings.h"
+#include "server/service/history_course.h"
 #include "server/service/history_table.h"
 
 namespace cohort {
@@ -27,18 +27,9 @@ constexpr absl::Duration kTerminalInterval = absl::Milliseconds(200);
 constexpr absl::Duration kLineInterval = absl::Seconds(10);
 constexpr int64_t kCommitsPerRow = 50;
 
-constexpr absl::string_view kHistoryHeader =
-    "version,epoch,samples,seconds,train_loss,train_accuracy,learning_rate,"
-    "samples_per_second,test_loss,test_accuracy,workers,policy,"
-    "bn_statistics,test_top5_accuracy,test_miou\n";
 constexpr absl::string_view kHistoryFile = "history.csv";
 constexpr absl::string_view kPolicyFile = "policy.csv";
 constexpr absl::string_view kClassFile = "class_iou.csv";
-// Columns of history.csv.
-constexpr size_t kSecondsColumn = 3;
-constexpr size_t kTestLossColumn = 8;
-constexpr size_t kStatisticsColumn = 12;
-constexpr size_t kHistoryColumns = 15;
 constexpr absl::string_view kClassHeader =
     "version,epoch,bn_statistics,class,iou,intersection,predicted,actual\n";
 constexpr absl::string_view kPolicyHeader =
@@ -60,7 +51,7 @@ std::string ChangesText(const SettingValues& changes) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RunRecorder>> RunRecorder::Start(
+absl::StatusOr<std::unique_ptr<RunRecorder>> RunRecorder::Open(
     const RecorderOptions& options, std::ostream& out, const Clock& clock,
     std::function<StatusView()> status) {
   std::unique_ptr<RunRecorder> recorder(
@@ -69,9 +60,12 @@ absl::StatusOr<std::unique_ptr<RunRecorder>> RunRecorder::Start(
     COHORT_RETURN_IF_ERROR(recorder->OpenFiles());
   }
   COHORT_RETURN_IF_ERROR(recorder->OpenEvents());
-  recorder->poller_ = std::make_unique<PeriodicTask>(
-      "recorder", kPollInterval, [r = recorder.get()] { r->Poll(); });
   return recorder;
+}
+
+void RunRecorder::Begin() {
+  poller_ = std::make_unique<PeriodicTask>("recorder", kPollInterval,
+                                           [this] { Poll(); });
 }
 
 RunRecorder::RunRecorder(const RecorderOptions& options, std::ostream& out,
@@ -106,9 +100,9 @@ std::string RunRecorder::PathOf(absl::string_view name) const {
   return absl::StrCat(options_.results_dir, "/", name);
 }
 
-absl::StatusOr<bool> RunRecorder::Open(absl::string_view name,
-                                       absl::string_view header,
-                                       std::ofstream& file) const {
+absl::StatusOr<bool> RunRecorder::OpenTable(absl::string_view name,
+                                            absl::string_view header,
+                                            std::ofstream& file) const {
   const std::string path = PathOf(name);
   file.open(path, options_.restored.has_value() ? std::ios::app | std::ios::ate
                                                 : std::ios::trunc);
@@ -124,17 +118,9 @@ absl::StatusOr<bool> RunRecorder::Open(absl::string_view name,
 absl::Status RunRecorder::ContinueFiles(Version restored) {
   COHORT_ASSIGN_OR_RETURN(const std::vector<std::string> rows,
                           CutTable(PathOf(kHistoryFile), restored.value()));
-  for (const std::string& row : rows) {
-    const std::vector<std::string> fields = CsvFields(row);
-    // Of another release.
-    if (fields.size() < kHistoryColumns) continue;
-    double seconds = 0;
-    if (absl::SimpleAtod(fields[kSecondsColumn], &seconds)) {
-      elapsed_before_ = std::max(elapsed_before_, absl::Seconds(seconds));
-    }
-    if (!fields[kTestLossColumn].empty()) {
-      known_evaluations_.emplace(fields.front(), fields[kStatisticsColumn]);
-    }
+  earlier_ = CourseOf(rows, restored);
+  for (const EvaluationPoint& known : earlier_.evaluations) {
+    known_evaluations_.emplace(known.version, known.statistics);
   }
   COHORT_RETURN_IF_ERROR(
       CutTable(PathOf(kClassFile), restored.value()).status());
@@ -157,9 +143,10 @@ absl::Status RunRecorder::OpenFiles() {
     std::error_code ignored;
     std::filesystem::remove(PathOf(kClassFile), ignored);
   }
-  COHORT_RETURN_IF_ERROR(Open(kHistoryFile, kHistoryHeader, history_).status());
+  COHORT_RETURN_IF_ERROR(
+      OpenTable(kHistoryFile, kHistoryHeader, history_).status());
   COHORT_ASSIGN_OR_RETURN(const bool is_new,
-                          Open(kPolicyFile, kPolicyHeader, policy_));
+                          OpenTable(kPolicyFile, kPolicyHeader, policy_));
   // A file that is continued has those of before.
   for (size_t i = is_new ? 0 : options_.policies_before;
        i < options_.policies.size(); ++i) {
@@ -292,7 +279,7 @@ void RunRecorder::Poll() {
     }
     PrintChange(change);
   }
-  rate_.Add(now, status.samples);
+  rate_.Add(now, status);
   PrintProgress(status, now);
 }
 
@@ -349,7 +336,7 @@ bool RunRecorder::IsKnown(const Row& row) const {
   if (!row.evaluation.has_value() || row.evaluation->on_request) return false;
   const EvaluationResult& result = row.evaluation->results[row.result];
   return known_evaluations_.contains(
-      {absl::StrCat(row.evaluation->version.value()),
+      {row.evaluation->version.value(),
        std::string(StatisticsName(result.statistics))});
 }
 
@@ -403,7 +390,8 @@ void RunRecorder::WriteClasses(const Row& row) {
   const std::vector<std::optional<double>> iou = ClassIou(result.sums);
   if (iou.empty()) return;
   if (!classes_.is_open()) {
-    const absl::Status open = Open(kClassFile, kClassHeader, classes_).status();
+    const absl::Status open =
+        OpenTable(kClassFile, kClassHeader, classes_).status();
     // The others could be opened when the run began.
     if (!open.ok()) Log(LogLevel::kError, open.message());
   }

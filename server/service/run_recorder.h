@@ -24,6 +24,7 @@
 #include "server/core/coordinator.h"
 #include "server/core/effects.h"
 #include "server/core/options.h"
+#include "server/metrics/run_tally.h"
 #include "server/service/progress_text.h"
 
 namespace cohort {
@@ -69,18 +70,23 @@ struct RecorderOptions {
 class RunRecorder {
  public:
   // `out` and `clock` must outlive the recorder; `status` is called from its
-  // thread until Finish.
-  // Errors: the file cannot be written.
-  static absl::StatusOr<std::unique_ptr<RunRecorder>> Start(
+  // thread, from Begin until Finish.
+  // Errors: FailedPrecondition: a file cannot be written.
+  static absl::StatusOr<std::unique_ptr<RunRecorder>> Open(
       const RecorderOptions& options, std::ostream& out, const Clock& clock,
       std::function<StatusView()> status);
   ~RunRecorder();
 
+  // Shows and writes from now on.
+  void Begin();
   void Committed(const CommitRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
   void Evaluated(const EvaluationRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
   void PolicyChanged(const PolicyRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Writes what is left and stops. Further calls do nothing.
+  // What the files held when they were opened; nothing unless `restored`.
+  const EarlierCourse& earlier() const { return earlier_; }
+
+  // Writes what is left and stops. Does nothing before Begin, or a second time.
   void Finish() ABSL_LOCKS_EXCLUDED(mu_);
 
   // The newest evaluation of an epoch's end.
@@ -122,8 +128,9 @@ class RunRecorder {
   static void Add(const CommitRecord& record, Window& window);
   std::string PathOf(absl::string_view name) const;
   // Returns whether the file is new.
-  absl::StatusOr<bool> Open(absl::string_view name, absl::string_view header,
-                            std::ofstream& file) const;
+  absl::StatusOr<bool> OpenTable(absl::string_view name,
+                                 absl::string_view header,
+                                 std::ofstream& file) const;
   absl::Status OpenFiles();
   // Takes out of existing files what is not part of the run any more, and notes
   // what they hold.
@@ -139,7 +146,7 @@ class RunRecorder {
   // The files have this evaluation from an earlier process of the run.
   bool IsKnown(const Row& row) const;
   absl::Duration Elapsed(Instant at) const {
-    return elapsed_before_ + at - start_;
+    return earlier_.elapsed + at - start_;
   }
   // Of an evaluation.
   void WriteClasses(const Row& row);
@@ -155,9 +162,9 @@ class RunRecorder {
   const Instant start_;
   const absl::Time wall_start_;
   // Of earlier processes of the run, as far as the files tell.
-  absl::Duration elapsed_before_;
+  EarlierCourse earlier_;
   // Version and kind of statistics of the evaluations that the files had.
-  std::set<std::pair<std::string, std::string>> known_evaluations_;
+  std::set<std::pair<int64_t, std::string>> known_evaluations_;
 
   mutable Mutex mu_;
   Window recent_ ABSL_GUARDED_BY(mu_);

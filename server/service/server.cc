@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/byte_rope.h"
 #include "common/formats/file_system.h"
@@ -76,6 +77,19 @@ absl::Status WriteLine(const std::string& path, const std::string& text) {
       RealFileSystem(), path, kAddressFileMode,
       {ByteRope::Copy(absl::MakeConstSpan(
           reinterpret_cast<const std::byte*>(line.data()), line.size()))});
+}
+
+void LogCommit(const CommitRecord& record) {
+  const auto rank = [](std::string* out, Rank member) {
+    absl::StrAppend(out, member.value());
+  };
+  Log(LogLevel::kDebug,
+      absl::StrFormat(
+          "commit%s: %d images of %s, loss %g, learning rate %g, staleness %d",
+          record.skipped ? " skipped" : "", record.commit_samples,
+          absl::StrCat(record.members.size() == 1 ? "worker " : "workers ",
+                       absl::StrJoin(record.members, ", ", rank)),
+          record.loss, record.learning_rate, record.staleness_versions));
 }
 
 void KeepFirst(absl::Status& kept, const absl::Status& status) {
@@ -178,10 +192,11 @@ absl::Status Server::Start() {
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here: the base is private.
       static_cast<RunListener&>(*this));
+  COHORT_RETURN_IF_ERROR(OpenRecorder());
   COHORT_RETURN_IF_ERROR(Listen());
   COHORT_RETURN_IF_ERROR(StartOps());
   PrintStart();
-  COHORT_RETURN_IF_ERROR(StartRecorder());
+  recorder_->Begin();
   COHORT_RETURN_IF_ERROR(WriteLine(options_.address_file, address_));
   shard_->Start(address_);
   if (ops_ != nullptr) ops_->SetReady(absl::OkStatus());
@@ -202,11 +217,11 @@ void Server::PrintStart() {
   out_ << std::flush;
 }
 
-absl::Status Server::StartRecorder() {
+absl::Status Server::OpenRecorder() {
   const std::optional<Checkpoint>& restored = files_->restored();
   COHORT_ASSIGN_OR_RETURN(
       recorder_,
-      RunRecorder::Start(
+      RunRecorder::Open(
           {.results_dir = options_.files.results_dir,
            .tensorboard_dir = options_.tensorboard_dir,
            .restored =
@@ -220,6 +235,7 @@ absl::Status Server::StartRecorder() {
                                   ? restored->state.policy_history.size()
                                   : 0},
           out_, clock_, [this] { return shard_->Status(); }));
+  tally_.Continue(recorder_->earlier());
   return absl::OkStatus();
 }
 
@@ -356,6 +372,7 @@ void Server::Stop() {
     WriteLastCheckpoint(summary);
     PrintEnd(summary);
   }
+  if (summary.outcome.has_value()) WaitForWatchers();
   ops_.reset();
   if (trace_ != nullptr && !trace_->status().ok()) {
     Log(LogLevel::kError, trace_->status().message());
@@ -392,6 +409,20 @@ void Server::WaitForLeavers() {
   }
 }
 
+void Server::WaitForWatchers() {
+  const absl::Duration patience =
+      ops_ == nullptr ? absl::ZeroDuration() : ops_->UntilAllAsk();
+  if (patience <= absl::ZeroDuration()) return;
+  Log(LogLevel::kInfo,
+      absl::StrCat("the page and the metrics stay for ", SecondsText(patience),
+                   ", so that those who watch see the end"));
+  const Instant deadline = clock_.Now() + patience;
+  MutexLock lock(mu_);
+  while (!stop_requested_ && clock_.Now() < deadline) {
+    changed_.WaitFor(mu_, deadline - clock_.Now());
+  }
+}
+
 void Server::WriteLastCheckpoint(RunSummary& summary) {
   if (!files_->keeps_checkpoints()) return;
   const absl::StatusOr<RunState> state = shard_->State();
@@ -417,13 +448,19 @@ void Server::PrintEnd(const RunSummary& summary) {
     out_ << "staleness of pushes, in versions: " << staleness << '\n';
   }
   if (summary.outcome.has_value() && summary.last_evaluation.has_value()) {
-    PrintMeasures(*summary.last_evaluation);
+    PrintMeasures(*summary.last_evaluation, summary.snapshot);
   }
   out_ << std::flush;
 }
 
 // The measure that counts stands last.
-void Server::PrintMeasures(const EvaluationRecord& evaluation) {
+void Server::PrintMeasures(const EvaluationRecord& evaluation,
+                           const SharedSnapshot& model) {
+  if (model != nullptr && model->version != evaluation.version) {
+    out_ << "the test is of version " << evaluation.version
+         << "; the model, of version " << model->version
+         << ", was not tested\n";
+  }
   const std::vector<EvaluationResult>& results = evaluation.results;
   for (size_t i = 0; i < results.size() && results.size() > 1; ++i) {
     const EvaluationSums& sums = results[i].sums;
@@ -460,6 +497,7 @@ void Server::OnCommitted(const CommitRecord& record,
   tally_.Committed(record, observation);
   SetLogVersion(record.version.value());
   recorder_->Committed(record);
+  if (CurrentLogLevel() == LogLevel::kDebug) LogCommit(record);
 }
 
 void Server::OnPolicyChanged(const PolicyRecord& record) {

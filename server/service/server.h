@@ -97,7 +97,8 @@ class Server : private RunListener {
 
   // Stops in this order: results of a run that has ended, and patience for
   // its workers; no new calls, held streams end with Unavailable; tasks are
-  // joined; the last checkpoint. Does nothing the second time.
+  // joined; the last checkpoint; the operations port, once those who watch a
+  // run that has ended have seen it. Does nothing the second time.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -111,7 +112,7 @@ class Server : private RunListener {
          std::unique_ptr<TraceFile> trace, std::unique_ptr<RunFiles> files);
 
   absl::Status Start();
-  absl::Status StartRecorder();
+  absl::Status OpenRecorder();
   absl::Status Listen();
   absl::Status StartOps();
   void PrintStart();
@@ -120,9 +121,12 @@ class Server : private RunListener {
   void StayUntilStopped() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteResults(RunSummary& summary);
   void WaitForLeavers() ABSL_LOCKS_EXCLUDED(mu_);
+  void WaitForWatchers() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteLastCheckpoint(RunSummary& summary);
   void PrintEnd(const RunSummary& summary);
-  void PrintMeasures(const EvaluationRecord& evaluation);
+  // `model`: what was written; may be null.
+  void PrintMeasures(const EvaluationRecord& evaluation,
+                     const SharedSnapshot& model);
 
   void OnCommitted(const CommitRecord& record,
                    const CommitObservation& observation) override;

@@ -409,7 +409,9 @@ absl::Status Shard::Reduce(const Sender& sender, const ReduceKey& key,
         COHORT_RETURN_IF_ERROR(
             core.Reduce(sender, key, std::move(moments), now, out));
         if (trace_ != nullptr) {
-          trace_->Arrived(key, sender.rank, now,
+          const BatchNormSpec& layer =
+              core.model()->layout.batch_norms[static_cast<size_t>(key.layer)];
+          trace_->Arrived(key, layer.name, sender.rank, now,
                           absl::MakeConstSpan(out).subspan(before));
         }
         displaced = streams_.PutReduce(sender.rank, sender.incarnation, from);

@@ -1,6 +1,6 @@
 #include "server/service/shard_trace.h"
 
-#include <string>
+#include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -22,10 +22,11 @@ absl::string_view PassName(FoldPass pass) {
 
 }  // namespace
 
-void ShardTrace::Arrived(const ReduceKey& key, Rank rank, Instant now,
+void ShardTrace::Arrived(const ReduceKey& key, absl::string_view layer,
+                         Rank rank, Instant now,
                          absl::Span<const Effect> effects) {
   MutexLock lock(mu_);
-  waiting_[rank] = {.key = key, .since = now};
+  waiting_[rank] = {.key = key, .layer = std::string(layer), .since = now};
   for (const Effect& effect : effects) {
     const auto* result = std::get_if<effect::ReduceResult>(&effect);
     if (result == nullptr) continue;
@@ -52,7 +53,7 @@ void ShardTrace::Answered(const ReduceKey& key, Rank rank, Instant now) {
             .track = absl::StrCat("rendezvous of rank ", rank.value()),
             .facts = {{"step", key.step.value()},
                       {"attempt", int64_t{key.attempt.value()}},
-                      {"layer", int64_t{key.layer}},
+                      {"layer", waited.layer},
                       {"call", int64_t{key.call}},
                       {"phase", forward ? "forward" : "backward"}}};
   if (waited.last.has_value()) {

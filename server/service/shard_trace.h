@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/assignment.h"
 #include "common/clock.h"
@@ -30,9 +32,11 @@ class ShardTrace {
  public:
   explicit ShardTrace(Timeline& timeline) : timeline_(timeline) {}
 
-  // Moments of `rank` have been taken, with these effects.
-  void Arrived(const ReduceKey& key, Rank rank, Instant now,
-               absl::Span<const Effect> effects) ABSL_LOCKS_EXCLUDED(mu_);
+  // Moments of `rank` for the layer of this name have been taken, with these
+  // effects.
+  void Arrived(const ReduceKey& key, absl::string_view layer, Rank rank,
+               Instant now, absl::Span<const Effect> effects)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Answered(const ReduceKey& key, Rank rank, Instant now)
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -45,6 +49,7 @@ class ShardTrace {
   // A worker takes part in one rendezvous at a time.
   struct Waiting {
     ReduceKey key;
+    std::string layer;
     Instant since;
     std::optional<Rank> last;
   };

@@ -2,6 +2,7 @@
 
 import {byId, setBars, setFigures, setText, shownRows} from './dom.js';
 import {UNKNOWN, count, known, plural, shortTime} from './format.js';
+import {lately} from './recent.js';
 
 const ROWS = 60;
 // Full lengths of the bars; the smallest that fits is taken.
@@ -9,10 +10,17 @@ const SCALES = [0.1, 0.25, 0.5, 1, 2, 5, 10, 25, 100];
 
 const driftText = (drift) => (known(drift) ? drift.toFixed(3) : UNKNOWN);
 
-function waitText(phase) {
-  if (!phase || !(phase.count > 0)) return UNKNOWN;
-  return shortTime(phase.mean_seconds);
+// Workers exchange moments only where they normalise together.
+function waitText(norm, phase) {
+  if (norm.normalization === 'local') return 'no exchange';
+  const n = lately(`${phase}_count`);
+  return n > 0 ? shortTime(lately(`${phase}_seconds`) / n) : UNKNOWN;
 }
+
+// What the drift is measured against.
+const reference = (status) =>
+    ((status.policy?.settings?.aggregation ?? 'sync') === 'sync' ?
+      'the combined ones' : 'the moving ones');
 
 export function updateBatchNorm(status) {
   const norm = status.batch_norm ?? {};
@@ -23,8 +31,8 @@ export function updateBatchNorm(status) {
     ['Folded', count(norm.folded)],
     ['Damped', count(norm.damped)],
     ['Dropped', count(norm.dropped)],
-    ['Mean wait, forward', waitText(norm.rendezvous?.forward)],
-    ['Mean wait, backward', waitText(norm.rendezvous?.backward)],
+    ['Mean wait, forward', waitText(norm, 'forward')],
+    ['Mean wait, backward', waitText(norm, 'backward')],
   ]);
   const layers = norm.layers ?? [];
   const measured = layers.filter((layer) => known(layer.drift));
@@ -43,7 +51,7 @@ export function updateBatchNorm(status) {
   byId('bn-drift-title').hidden = layers.length === 0;
   setText(byId('bn-drift-note'), largest === null ?
       'No drift measured yet.' :
-      `How far the worst worker's batch means lie from the combined ones, in ` +
-      `standard deviations; a full bar is ${scale}. Largest: ` +
+      `How far the worst worker's batch means lie from ${reference(status)}, ` +
+      `in standard deviations; a full bar is ${scale}. Largest: ` +
       `${driftText(largest.drift)} in ${largest.name}.`);
 }

@@ -71,29 +71,45 @@ function speedSeries(status) {
       (point) => known(point.seconds) && known(point.samples));
   const span = train.length > 0 ? train.at(-1).seconds - train[0].seconds : 0;
   const window = Math.max(SPEED_WINDOW_MIN_S, SPEED_WINDOW * span);
+  const pauses = (i) =>
+      i > 0 && train[i].seconds - train[i - 1].seconds >= window;
   const points = [];
   let first = 0;
-  for (const point of train) {
+  train.forEach((point, i) => {
+    // A pause is one slow step, and does not slow those behind it.
+    if (pauses(i) || pauses(i - 1)) first = i - 1;
     while (point.seconds - train[first + 1]?.seconds >= window) first += 1;
     const seconds = point.seconds - train[first].seconds;
     // What is shorter is the beginning, and mostly noise.
-    if (seconds < window / 4) continue;
+    if (seconds < window / 4) return;
     points.push({x: point.version,
       y: (point.samples - train[first].samples) / seconds});
-  }
+  });
   return [{name: '', look: 'main', points}];
 }
 
-// The mean of a point and as many neighbours on either side; at the ends these
-// get fewer, so that a slope is not bent there.
+// The straight line through points by least squares, at x.
+function lineAt(points, x) {
+  const n = points.length;
+  const meanX = points.reduce((sum, p) => sum + p.x, 0) / n;
+  const meanY = points.reduce((sum, p) => sum + p.y, 0) / n;
+  const spread = points.reduce((sum, p) => sum + (p.x - meanX) ** 2, 0);
+  if (!(spread > 0)) return meanY;
+  const slope = points.reduce(
+      (sum, p) => sum + (p.x - meanX) * (p.y - meanY), 0) / spread;
+  return meanY + slope * (x - meanX);
+}
+
+// Each point on the line through its neighbours. At the ends these are on one
+// side only: a mean would bend a slope there.
 function smoothed(points) {
   const reach = Math.max(2, Math.round(points.length * SMOOTHING));
-  return points.map(({x}, i) => {
-    const side = Math.min(reach, i, points.length - 1 - i);
-    const near = points.slice(i - side, i + side + 1);
-    return {x, y: near.reduce((sum, {y}) => sum + y, 0) / near.length};
-  });
+  return points.map(({x}, i) => ({
+    x, y: lineAt(points.slice(Math.max(0, i - reach), i + reach + 1), x),
+  }));
 }
+
+const isSmoothed = ({noisy, points}) => noisy && points.length >= SMOOTHED_MIN;
 
 // "async", "learning_rate 0.02".
 function changeText(changed) {
@@ -160,6 +176,9 @@ function scalesOf(options) {
       ticks: {...tick, precision: 0, maxTicksLimit: 6,
         callback: (value) => count(value)}},
     y: {grid: {drawBorder: false, drawTicks: false},
+      afterDataLimits: (axis) => {
+        axis.max = Math.min(axis.max, options.most ?? Infinity);
+      },
       suggestedMin: options.from,
       ticks: {...tick, maxTicksLimit: 6, callback: options.tick}},
   };
@@ -212,7 +231,7 @@ function meanOf({look, points}) {
 function datasetsOf(series) {
   const datasets = series.map(datasetOf);
   series.forEach((one, i) => {
-    if (!one.noisy || one.points.length < SMOOTHED_MIN) return;
+    if (!isSmoothed(one)) return;
     datasets.push(meanOf(one));
     Object.assign(datasets[i], {
       order: 2, borderColor: color('--accent-pale'), borderWidth: 1.25,
@@ -232,9 +251,10 @@ function showKeys(figure, series, value) {
   resize(figure.querySelector('.keys'), keys.length, makeKey)
       .forEach((item, i) => {
         const {name, look, points} = keys[i];
+        const shown = isSmoothed(keys[i]) ? smoothed(points) : points;
         item.children[0].className = name ? `line look-${look}` : '';
         setText(item.children[1], name);
-        setText(item.children[2], value(points.at(-1).y));
+        setText(item.children[2], value(shown.at(-1).y));
       });
 }
 
@@ -299,7 +319,7 @@ const curves = [
     empty: 'Begins with the first step.',
   }),
   new Curve('curve-quality', qualitySeries, {
-    value: asPercent, tick: (y) => percent(y, 0), labels: true,
+    value: asPercent, tick: (y) => percent(y, 0), labels: true, most: 1,
     empty: 'Begins with the first step.',
   }),
   new Curve('curve-rate', rateSeries, {

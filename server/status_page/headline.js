@@ -4,8 +4,10 @@ import {byId, make, setText, setTexts} from './dom.js';
 import {UNKNOWN, capitalised, count, decimal, duration, known, percent, plural, smallPercent} from './format.js';
 import {isMissing, isWaiting, rankList, straggler} from './workers.js';
 
-// Pushes whose work is not in the weights. Duplicates and fenced pushes are
-// not among them: what they held was applied, or is computed again.
+// Messages that are no work of their own: what they held was applied, or is
+// computed again.
+const REPEATED_VERDICTS = ['duplicate', 'fenced'];
+// Pushes whose work is not in the weights.
 const LOST_VERDICTS = ['dropped', 'rejected_nonfinite', 'invalid'];
 
 function toneOf(status) {
@@ -84,28 +86,42 @@ function lossTrend(curve) {
   return change < 0 ? 'falling' : 'rising';
 }
 
+// Of single steps, a mean of the newest: a fortieth of the curve.
+function lateLoss(status) {
+  const losses = (status.curves?.train ?? []).map(({loss}) => loss)
+      .filter(known);
+  if (losses.length === 0) return status.train_loss;
+  return mean(losses.slice(-Math.ceil(losses.length / 40)));
+}
+
 function showLearning(status) {
   const trend = status.ended ? '' : lossTrend(status.curves?.train);
-  const loss = known(status.train_loss) ?
-      `train loss ${decimal(status.train_loss)}${trend && `, ${trend}`}` : '';
+  const train = lateLoss(status);
+  const loss = known(train) ?
+      `train loss ${decimal(train)}${trend && `, ${trend}`}` : '';
   const test = status.test;
   const tone = trend === 'rising' ? 'notice' : '';
   if (known(test?.accuracy)) {
     const dense = known(test.mean_iou);
-    const name = dense ? 'mIoU' : 'test accuracy';
+    const name = (dense ? 'mIoU' : 'test accuracy') +
+        // In training it is always a little older, and its point says so.
+        (status.ended && test.version !== status.version ?
+          ` of step ${count(test.version)}` : '');
     showTile('tile-learning', percent(dense ? test.mean_iou : test.accuracy),
              loss ? `${name} · ${loss}` : name, tone);
-  } else if (known(status.train_loss)) {
-    showTile('tile-learning', decimal(status.train_loss),
+  } else if (known(train)) {
+    showTile('tile-learning', decimal(train),
              `train loss${trend && `, ${trend}`} · not tested yet`, tone);
   } else {
-    showTile('tile-learning', 'Not yet', 'no step is done');
+    showTile('tile-learning', 'Not yet', status.version > 0 ?
+      'no step since the server was started again' : 'no step is done');
   }
 }
 
 function showSpeed(status) {
   const rate = status.samples_per_second;
-  const value = known(rate) && rate > 0 ? `${count(rate)} images/s` : UNKNOWN;
+  const value = known(rate) && rate > 0 ?
+      `${rate < 10 ? rate.toFixed(1) : count(rate)} images/s` : UNKNOWN;
   if (status.ended) {
     const train = status.curves?.train ?? [];
     const last = train[train.length - 1]?.seconds;
@@ -145,7 +161,9 @@ function showHoldup(status) {
 
 function showDropped(status) {
   const verdicts = status.verdicts ?? {};
-  const all = Object.values(verdicts).reduce((sum, n) => sum + n, 0);
+  const all = Object.entries(verdicts)
+      .filter(([verdict]) => !REPEATED_VERDICTS.includes(verdict))
+      .reduce((sum, [, n]) => sum + n, 0);
   const lost = LOST_VERDICTS.reduce((sum, v) => sum + (verdicts[v] ?? 0), 0);
   if (all === 0) {
     showTile('tile-dropped', 'Nothing', 'no push has come yet');
@@ -175,7 +193,7 @@ function showSafe(status) {
     showTile('tile-safe', UNKNOWN, '');
   } else if (!checkpoint.enabled) {
     showTile('tile-safe', 'Not saved', 'checkpoints are off', 'notice');
-  } else if (!known(checkpoint.age_seconds)) {
+  } else if (!known(checkpoint.version)) {
     showTile('tile-safe', 'Not yet',
              failures > 0 ? `${plural(failures, 'checkpoint')} failed` :
                             'no checkpoint so far',

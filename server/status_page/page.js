@@ -6,6 +6,7 @@ import {byId, setText} from './dom.js';
 import {clock, duration} from './format.js';
 import {updateHeadline} from './headline.js';
 import {updatePolicy} from './policy.js';
+import {remember} from './recent.js';
 import {updatePushes, updateServer} from './server.js';
 import {updateSteps} from './steps.js';
 import {updateWorkers} from './workers.js';
@@ -68,6 +69,7 @@ async function poll() {
   }
   if (answer !== null) {
     newest = answer;
+    remember(answer);
     lostSince = null;
     waitMs = POLL_MS;
   }

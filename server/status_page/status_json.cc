@@ -153,7 +153,9 @@ Json StalenessJson(const StalenessCounts& counts) {
 }
 
 Json WaitsJson(const BucketCounts& waits) {
-  Json json = {{"count", waits.count()}, {"mean_seconds", nullptr}};
+  Json json = {{"count", waits.count()},
+               {"seconds", waits.sum()},
+               {"mean_seconds", nullptr}};
   if (waits.count() > 0) json["mean_seconds"] = Number(waits.mean());
   return json;
 }
@@ -203,16 +205,6 @@ Json ServerJson(const RunFigures& figures) {
           {"open_fds", figures.process.open_fds}};
 }
 
-Json EtaJson(const RunFigures& figures) {
-  const StatusView& status = figures.status;
-  if (status.ended || status.samples_total <= 0 ||
-      figures.samples_per_second <= 0) {
-    return nullptr;
-  }
-  return static_cast<double>(status.samples_total - status.samples) /
-         figures.samples_per_second;
-}
-
 Json VerdictsJson(const RunFigures& figures) {
   Json json = Json::object();
   for (const auto& [name, count] : PushVerdicts(figures)) json[name] = count;
@@ -232,7 +224,7 @@ void AddProgress(const RunFigures& figures, Json& json) {
   json["samples"] = status.samples;
   json["samples_total"] = status.samples_total;
   json["samples_per_second"] = Number(figures.samples_per_second);
-  json["eta_seconds"] = EtaJson(figures);
+  json["eta_seconds"] = Maybe(figures.seconds_left);
 }
 
 }  // namespace
@@ -260,6 +252,7 @@ std::string StatusJson(const RunFigures& figures) {
   json["workers_live"] = status.workers_live;
   json["workers_expected"] = status.workers_expected;
   json["workers"] = WorkersJson(figures);
+  json["barrier_waits"] = WaitsJson(sums.barrier_wait_seconds);
   json["verdicts"] = VerdictsJson(figures);
   json["staleness"] = StalenessJson(status.staleness);
   json["batch_norm"] = BatchNormJson(figures);

@@ -2,12 +2,13 @@
 
 import {byId, make, resize, setText, shownRows} from './dom.js';
 import {UNKNOWN, count, duration, known, percent} from './format.js';
+import {lately, waitingShare} from './recent.js';
 
 const ROWS = 12;
-// How far back "lately" goes.
-const RECENT_MS = 60000;
 // Fewer say nothing about who is slow.
 const ARRIVALS_MIN = 10;
+// Whoever is last costs nothing to speak of while the others wait less.
+const WAITING_MIN = 0.1;
 const LABELS = ['Worker', 'State', 'Assignment', 'Lag', 'Staleness', 'Came last',
   'Pushes', 'Batch', 'Silent', 'Process'];
 const TEXT_COLUMNS = [0, 1, 9];
@@ -28,43 +29,27 @@ export function rankList(ranks) {
   return `workers ${ranks.slice(0, -1).join(', ')} and ${ranks.at(-1)}`;
 }
 
-const sumOf = (arrivals) => arrivals.reduce((sum, {n}) => sum + n, 0);
+// Without a barrier nobody waits for the last.
+const hasBarrier = (status) =>
+    (status.policy?.settings?.aggregation ?? 'sync') === 'sync';
 
-// Earlier answers: {at, run, arrivals by rank}.
-const history = [];
-
-function recentArrivals(status) {
-  const at = Date.now();
-  const arrivals = new Map((status.workers ?? []).map(
-      (worker) => [worker.rank, worker.last_arrivals ?? 0]));
-  while (history.length > 0 &&
-         (at - history[0].at > RECENT_MS || history[0].run !== status.run)) {
-    history.shift();
-  }
-  const before = history[0]?.arrivals ?? new Map();
-  if (history.at(-1)?.now !== status.now) {
-    history.push({at, now: status.now, run: status.run, arrivals});
-  }
-  const all = [...arrivals].map(([rank, n]) => ({rank, n}));
-  // A restarted server counts from zero.
-  const recent = all.map(({rank, n}) => (
-    {rank, n: Math.max(n - (before.get(rank) ?? 0), 0)}));
-  return sumOf(recent) >= ARRIVALS_MIN ? recent : all;
-}
-
-// The one who comes last far more often than chance would have it.
+// The one who comes last far more often than chance would have it, if that
+// costs the others time.
 export function straggler(status) {
-  // Without a barrier nobody waits for the last.
-  const barrier = (status.policy?.settings?.aggregation ?? 'sync') === 'sync';
-  const arrivals = barrier ? recentArrivals(status) : [];
-  const all = sumOf(arrivals);
+  const arrivals = !hasBarrier(status) ? [] : (status.workers ?? []).map(
+      ({rank}) => ({rank, n: lately(`last_${rank}`) ?? 0}));
+  const all = arrivals.reduce((sum, {n}) => sum + n, 0);
   if (arrivals.length > 1 && all >= ARRIVALS_MIN) {
     const worst = arrivals.reduce((a, b) => (b.n > a.n ? b : a));
     const share = worst.n / all;
-    const named = share > 0.5 + 0.5 / arrivals.length;
+    const waiting = waitingShare(status);
+    const named = share > 0.5 + 0.5 / arrivals.length &&
+        (waiting === null || waiting >= WAITING_MIN);
     const often = `last in ${percent(share, 0)} of steps`;
+    const cost = waiting === null ? '' :
+        `, the others wait ${percent(waiting, 0)} of the time`;
     return {named, rank: worst.rank,
-      text: named ? often : `worker ${worst.rank} was ${often}`};
+      text: named ? often + cost : `worker ${worst.rank} was ${often}`};
   }
   const behind = (status.workers ?? []).reduce(
       (a, b) => ((b.lag_versions ?? 0) > (a?.lag_versions ?? 0) ? b : a), null);
@@ -91,7 +76,7 @@ function makeRow() {
   return row;
 }
 
-function showRow(row, worker, {waited, late, all}) {
+function showRow(row, worker, {waited, late, all, barrier}) {
   const cells = row.children;
   const holdsUp = waited.includes(worker.rank);
   row.dataset.tone = holdsUp || isMissing(worker) ? 'warning' :
@@ -104,7 +89,7 @@ function showRow(row, worker, {waited, late, all}) {
   setText(cells[4], count(worker.staleness_versions));
   const share = all > 0 && known(worker.last_arrivals) ?
       ` (${percent(worker.last_arrivals / all, 0)})` : '';
-  setText(cells[5], count(worker.last_arrivals) + share);
+  setText(cells[5], barrier ? count(worker.last_arrivals) + share : UNKNOWN);
   setText(cells[6], count(worker.pushes));
   setText(cells[7], count(worker.batch_size));
   setText(cells[8], worker.incarnation > 0 ? duration(worker.silent_seconds) :
@@ -115,6 +100,7 @@ function showRow(row, worker, {waited, late, all}) {
 export function updateWorkers(status) {
   const waited = isWaiting(status) ? status.waited_for ?? [] : [];
   const slow = straggler(status);
+  const barrier = hasBarrier(status);
   const late = (worker) => slow.named && worker.rank === slow.rank;
   const trouble = (worker) => waited.includes(worker.rank) ||
       isMissing(worker) || late(worker);
@@ -124,7 +110,7 @@ export function updateWorkers(status) {
   const all = workers.reduce((sum, w) => sum + (w.last_arrivals ?? 0), 0);
   const shown = shownRows(byId('workers-more'), workers.length, ROWS, 'workers');
   resize(byId('worker-rows'), shown, makeRow)
-      .forEach((row, i) => showRow(row, workers[i], {waited, late, all}));
+      .forEach((row, i) => showRow(row, workers[i], {waited, late, all, barrier}));
   setText(byId('workers-note'),
           `${count(status.workers_live)} of ${count(status.workers_expected)} live`);
 }

@@ -146,6 +146,31 @@ TEST(TraceMergeTest, PutsAllOnTheServersClock) {
   EXPECT_NE(spans[1]["tid"], spans[2]["tid"]);
 }
 
+TEST(TraceMergeTest, EachProcessOnceAndEachLifeByItsName) {
+  const TempDir folder;
+  const std::string server = folder.File("server.json");
+  const std::string first = folder.File("first.json");
+  const std::string second = folder.File("second.json");
+  WriteText(server, Example("server", "3f2a", -1, 1000, 0, 0));
+  WriteText(first, Example("worker", "3f2a", 0, 2000, 0, 5));
+  WriteText(second, Example("worker", "3f2a", 0, 9000, 0, 5));
+  const std::string out = folder.File("merged.json");
+  const absl::StatusOr<MergedTrace> merged =
+      MergeTraces({second, server, first}, out);
+  ASSERT_TRUE(merged.ok()) << merged.status();
+  ASSERT_EQ(merged->processes.size(), 3u);
+  EXPECT_EQ(merged->processes[1].name, "worker 0");
+  EXPECT_EQ(merged->processes[2].name, "worker 0, life 2");
+
+  EXPECT_THAT(
+      std::string(MergeTraces({server, first, first}, out).status().message()),
+      HasSubstr("same process"));
+  EXPECT_THAT(std::string(MergeTraces({server, out}, folder.File("again.json"))
+                              .status()
+                              .message()),
+              HasSubstr("got a merged timeline"));
+}
+
 TEST(TraceMergeTest, TakesWhatAKilledProcessLeft) {
   const TempDir folder;
   const std::string whole = Example("server", "r", -1, 1'000'000, 0, -1);

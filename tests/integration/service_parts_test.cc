@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -18,10 +19,12 @@
 #include "common/process/command_line.h"
 #include "server/core/settings.h"
 #include "server/service/byte_budget.h"
+#include "server/service/history_course.h"
 #include "server/service/history_table.h"
 #include "server/service/progress_text.h"
 #include "server/service/run_recorder.h"
 #include "server/service/stream_registry.h"
+#include "server/service/watchers.h"
 #include "tests/fakes/temp_dir.h"
 
 ABSL_FLAG(int32_t, parts_count, 2, "A number.");
@@ -177,6 +180,7 @@ TEST(ListenAddressTest, ReadsHostAndPort) {
 
 StatusView Training() {
   return {.state = "training, 2 of 2 workers",
+          .phase = StatusView::Phase::kTraining,
           .version = Version(30),
           .data_epoch = 1,
           .epochs = 4,
@@ -224,11 +228,34 @@ TEST(ProgressTextTest, ShorterLineBlanksTheRest) {
 
 TEST(ProgressTextTest, RateIsThatOfTheLastTenSeconds) {
   RateMeter rate;
+  StatusView status = Training();
+  const auto add = [&rate, &status](int64_t second, int64_t samples) {
+    status.samples = samples;
+    rate.Add(absl::Seconds(second), status);
+  };
   EXPECT_EQ(rate.per_second(), 0);
-  rate.Add(absl::Seconds(0), 0);
-  rate.Add(absl::Seconds(20), 1000);
-  rate.Add(absl::Seconds(25), 1010);
+  add(0, 0);
+  add(20, 1000);
+  add(25, 1010);
   EXPECT_EQ(rate.per_second(), 2);
+  // One who is slow makes it slow.
+  status.phase = StatusView::Phase::kWaiting;
+  status.workers = {{.rank = Rank(0), .activity = "computing"}};
+  status.waited_for = {Rank(0)};
+  add(30, 1010);
+  EXPECT_EQ(rate.per_second(), 1);
+  EXPECT_EQ(rate.now_per_second(), 1);
+  // A pause of 40 s does not.
+  status.workers[0].activity = "vacant";
+  add(31, 1010);
+  add(64, 1010);
+  EXPECT_EQ(rate.per_second(), 1);
+  EXPECT_EQ(rate.now_per_second(), 0);
+  status.phase = StatusView::Phase::kTraining;
+  add(65, 1010);
+  EXPECT_EQ(rate.per_second(), 1);
+  add(66, 1015);
+  EXPECT_EQ(rate.per_second(), 5);
 }
 
 TEST(RunRecorderTest, RowsHoldMeansByLossWeightAndLabels) {
@@ -239,8 +266,9 @@ TEST(RunRecorderTest, RowsHoldMeansByLossWeightAndLabels) {
   RecorderOptions options;
   options.results_dir = folder;
   absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
-      RunRecorder::Start(options, out, clock, [] { return Training(); });
+      RunRecorder::Open(options, out, clock, [] { return Training(); });
   ASSERT_TRUE(recorder.ok()) << recorder.status();
+  (*recorder)->Begin();
   // Of weight 1 with loss 1, and 3 with loss 5: mean 4; 2 of 8 labels. The
   // skipped one adds nothing, nor the one whose labels were all ignored.
   (*recorder)->Committed({.version = Version(1),
@@ -304,8 +332,9 @@ TEST(RunRecorderTest, NoRowHasCommitsOfTwoPolicies) {
   options.results_dir = folder.path();
   options.policies = {FirstPolicy()};
   absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
-      RunRecorder::Start(options, out, clock, [] { return Training(); });
+      RunRecorder::Open(options, out, clock, [] { return Training(); });
   ASSERT_TRUE(recorder.ok()) << recorder.status();
+  (*recorder)->Begin();
   (*recorder)->Committed(
       {.version = Version(1), .samples = 4, .commit_samples = 4});
   (*recorder)->PolicyChanged(ToAsync());
@@ -351,8 +380,9 @@ TEST(RunRecorderTest, ContinuedRunHasEachChangeOnce) {
     // The second time, the third is old too.
     options.policies_before = times == 0 ? 2 : 3;
     absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
-        RunRecorder::Start(options, out, clock, [] { return Training(); });
+        RunRecorder::Open(options, out, clock, [] { return Training(); });
     ASSERT_TRUE(recorder.ok()) << recorder.status();
+    (*recorder)->Begin();
     (*recorder)->Finish();
     EXPECT_EQ(out.str().find("policy learning_rate 0.1 -> 0.5 at version 5") !=
                   std::string::npos,
@@ -391,8 +421,17 @@ TEST(RunRecorderTest, ContinuedFilesLoseWhatIsComputedAgain) {
   options.policies = {FirstPolicy(), ToAsync()};
   options.policies_before = 2;
   absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
-      RunRecorder::Start(options, out, clock, [] { return Training(); });
+      RunRecorder::Open(options, out, clock, [] { return Training(); });
   ASSERT_TRUE(recorder.ok()) << recorder.status();
+  (*recorder)->Begin();
+  const EarlierCourse& earlier = (*recorder)->earlier();
+  EXPECT_EQ(earlier.elapsed, absl::Seconds(30.25));
+  ASSERT_EQ(earlier.training.size(), 1u);
+  EXPECT_EQ(earlier.training[0].version, 3);
+  ASSERT_EQ(earlier.evaluations.size(), 2u);
+  EXPECT_EQ(earlier.evaluations[1].statistics, "chief");
+  ASSERT_TRUE(earlier.test.has_value());
+  EXPECT_EQ(earlier.test->accuracy, 0.6);
   // The first kind is evaluated once more, and another one for the first time.
   (*recorder)->Evaluated({.version = Version(4),
                           .epochs = 1,
@@ -411,6 +450,77 @@ TEST(RunRecorderTest, ContinuedFilesLoseWhatIsComputedAgain) {
   EXPECT_EQ(Lines(folder.File("class_iou.csv")).size(), 2u);
   EXPECT_THAT(Lines(folder.File("policy.csv")),
               ElementsAre("policy_epoch,version", "1,0,a", "2,1,b"));
+}
+
+TEST(HistoryCourseTest, TimeOfCommitsWithoutARowIsEstimated) {
+  const std::string rest = ",0.5,0.25,0.1,9,,,2,sync,,,";
+  const EarlierCourse course =
+      CourseOf({"50,1,200,10" + rest, "100,1,400,30" + rest}, Version(130));
+  ASSERT_EQ(course.training.size(), 2u);
+  EXPECT_EQ(course.training[1].commits, 50);
+  // 200 images of a mean loss of 0.5.
+  EXPECT_EQ(course.training[1].loss_sum, 100);
+  EXPECT_EQ(course.training[1].loss_weight, 200);
+  EXPECT_EQ(course.training[1].correct, 50);
+  // 20 s for 50 commits: 12 s for the 30 that have no row.
+  EXPECT_EQ(course.elapsed, absl::Seconds(42));
+  EXPECT_FALSE(course.test.has_value());
+}
+
+TEST(HistoryCourseTest, NoRowsAreNoCourse) {
+  const EarlierCourse course =
+      CourseOf({"of,another,release", ""}, Version(130));
+  EXPECT_TRUE(course.training.empty());
+  EXPECT_EQ(course.elapsed, absl::ZeroDuration());
+}
+
+class WatchersTest : public ::testing::Test {
+ protected:
+  class HandClock final : public Clock {
+   public:
+    Instant Now() const override { return now; }
+    Instant now;
+  };
+
+  void Ask(absl::string_view page, std::initializer_list<double> seconds) {
+    for (double second : seconds) {
+      clock_.now = absl::Seconds(second);
+      watchers_.Asked(page);
+    }
+  }
+
+  HandClock clock_;
+  Watchers watchers_{clock_};
+};
+
+TEST_F(WatchersTest, WhoNeverAsksIsNotWaitedFor) {
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
+  // Somebody who looked twice.
+  Ask("/status.json", {1, 2});
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
+}
+
+TEST_F(WatchersTest, TheSlowestIsWaitedFor) {
+  Ask("/metrics", {0, 16, 32});
+  Ask("/status.json", {33, 34, 35});
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::Seconds(20.5));
+}
+
+TEST_F(WatchersTest, TwoWhoAskBetweenEachOtherAreTold) {
+  Ask("/metrics", {0, 2, 16, 18, 32, 34});
+  EXPECT_GE(watchers_.UntilAllAsk(), absl::Seconds(16));
+}
+
+TEST_F(WatchersTest, WhoHasGoneIsNotWaitedFor) {
+  Ask("/status.json", {1, 2, 3});
+  EXPECT_GT(watchers_.UntilAllAsk(), absl::ZeroDuration());
+  clock_.now = absl::Seconds(10);
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
+  // Back an hour later, as somebody new.
+  Ask("/status.json", {3600, 3601});
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
+  Ask("/status.json", {3602});
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::Seconds(1.75));
 }
 
 TEST(HistoryTableTest, FieldsLoseTheirQuotes) {

@@ -44,6 +44,7 @@ RunFigures BusyFigures(int32_t workers) {
     worker.phases = {{"data", 0.25}, {"forward", 0.5}};
   }
   figures.samples_per_second = 200;
+  figures.seconds_left = 3;
   figures.model = {.parameters = 1000,
                    .weights_bytes = 4000,
                    .layers = {{.name = "bn1", .channels = 8}}};

@@ -65,6 +65,30 @@ TEST(RunTallyTest, AddsUpCommits) {
   EXPECT_EQ(sums.curve.Points().size(), 1);
 }
 
+TEST(RunTallyTest, GoesOnWhereEarlierProcessesWere) {
+  StoppedClock clock;
+  RunTally tally(clock);
+  EvaluationPoint point{.version = 60, .seconds = 9, .statistics = "sync"};
+  tally.Continue({.elapsed = absl::Seconds(12),
+                  .training = {{.version = 50, .samples = 200, .seconds = 8},
+                               {.version = 60, .samples = 240, .seconds = 10}},
+                  .evaluations = {point},
+                  .test = point});
+  clock.now += absl::Seconds(3);
+  tally.Committed({.version = Version(61), .samples = 244}, {});
+  // Repeated, because it was not in the checkpoint.
+  tally.Evaluated({.version = Version(60), .results = {EvaluationResult()}});
+  const TallySums sums = tally.sums();
+  const std::vector<TrainingPoint> points = sums.curve.Points();
+  ASSERT_EQ(points.size(), 3u);
+  EXPECT_EQ(points[0].version, 50);
+  EXPECT_EQ(points[2].seconds, 15);
+  ASSERT_EQ(sums.evaluations.size(), 1u);
+  EXPECT_EQ(sums.evaluations[0].seconds, 15);
+  // Of this process alone.
+  EXPECT_EQ(tally.uptime(), absl::Seconds(3));
+}
+
 TEST(RunTallyTest, KeepsTheNewestEvaluationOfAnEpochsEnd) {
   StoppedClock clock;
   RunTally tally(clock);

@@ -29,7 +29,6 @@ TEST(StatusJsonTest, SaysWhatTheFiguresSay) {
   EXPECT_EQ(status["run"], "run1");
   EXPECT_EQ(status["state"], "training");
   EXPECT_EQ(status["version"], 40);
-  // 600 images at 200 a second.
   EXPECT_EQ(status["eta_seconds"], 3);
   EXPECT_EQ(status["train_loss"], 0.5);
   EXPECT_EQ(status["train_accuracy"], nullptr);

@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import statistics
 import sys
 import unittest
 
@@ -47,6 +48,13 @@ return faint;
 """
 
 
+def line_at(points, x):
+    """The straight line through points by least squares."""
+    slope, intercept = statistics.linear_regression(
+        [p["x"] for p in points], [p["y"] for p in points])
+    return intercept + slope * x
+
+
 class PageStates(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -79,9 +87,11 @@ class PageStates(unittest.TestCase):
         self.assertEqual(self.browser.text("#progress-facts").split("\n"),
                          ["step 1,234", "epoch 2 of 5",
                           "26\u202f% of 300,000 images"])
+        # Of 240 points the newest six.
+        losses = [p["loss"] for p in statuses.training()["curves"]["train"]]
         self.assertEqual(self.tile("learning"), [
-            "Is it learning", "69.8\u202f%",
-            "test accuracy · train loss 0.232, falling"])
+            "Is it learning", "69.8\u202f%", "test accuracy · train loss "
+            f"{sum(losses[-6:]) / 6:.3f}, falling"])
         self.assertEqual(self.tile("speed"), [
             "How fast", "1,150 images/s", "3 min 12 s left"])
         self.assertEqual(self.tile("holdup")[1], "Nobody")
@@ -107,11 +117,12 @@ class PageStates(unittest.TestCase):
                          [(p["version"], p["loss"])
                           for p in status["curves"]["train"]])
         self.assertEqual(len(drawn[1]), 1)
-        # The running mean: of one value at the ends, of three beside them.
+        # The smooth one: six neighbours on either side, at the ends on one.
         self.assertEqual(len(drawn[2]), len(drawn[0]))
-        self.assertAlmostEqual(drawn[2][0]["y"], drawn[0][0]["y"])
-        self.assertAlmostEqual(drawn[2][1]["y"],
-                               sum(p["y"] for p in drawn[0][:3]) / 3)
+        for i, near in ((0, drawn[0][:7]), (50, drawn[0][44:57]),
+                        (239, drawn[0][233:])):
+            self.assertAlmostEqual(drawn[2][i]["y"],
+                                   line_at(near, drawn[0][i]["x"]))
         painted = self.browser.script(
             "const c = document.querySelector('#curve-loss canvas');"
             "return c.getContext('2d').getImageData(0, 0, c.width, c.height)"
@@ -134,6 +145,57 @@ class PageStates(unittest.TestCase):
         # 400 images a second, give or take a pair at the beginning.
         self.assertGreater(min(speeds), 350)
         self.assertLess(max(speeds), 650)
+
+    def test_pause_does_not_slow_the_steps_behind_it(self):
+        status = statuses.training()
+        # 400 images a second, and 30 s in which nothing happens.
+        status["curves"]["train"] = [
+            {**statuses.train_point(i, 200, 200), "samples": 100 * i,
+             "seconds": i * 0.25 + (30 if i >= 100 else 0)}
+            for i in range(200)]
+        self.show(status)
+        speeds = {p["x"]: p["y"] for p in self.browser.script(
+            "return Chart.getChart(document.querySelector("
+            "'#curve-speed canvas')).data.datasets[0].data")}
+        steps = {p["version"]: i
+                 for i, p in enumerate(status["curves"]["train"])}
+        slow = [steps[x] for x, y in speeds.items() if y < 390]
+        self.assertEqual(slow, [100])
+
+    def test_what_is_complete_is_not_shown_as_twice_that(self):
+        status = statuses.training()
+        for point in status["curves"]["train"]:
+            point["accuracy"] = 1.0
+        status["curves"]["test"] = []
+        self.show(status)
+        self.assertLessEqual(self.browser.script(
+            "return Chart.getChart(document.querySelector("
+            "'#curve-quality canvas')).scales.y.max"), 1)
+
+    def test_drained_run_says_which_step_was_tested(self):
+        self.show(statuses.drained())
+        self.assertIn("test accuracy of step 1,500 ·",
+                      self.tile("learning")[2])
+
+    def test_resumed_run_is_safe_and_has_steps(self):
+        self.show(statuses.resumed())
+        self.assertEqual(self.tile("learning")[1:], [
+            "Not yet", "no step since the server was started again"])
+        self.assertEqual(self.tile("safe")[1:],
+                         ["3.1 s ago", "step 1,200 is saved"])
+
+    def test_without_a_barrier_nobody_comes_last(self):
+        self.show(statuses.changed())
+        self.assertNotIn("%", self.browser.text("#worker-rows"))
+        self.assertIn("no exchange", self.browser.text("#bn-figures"))
+        self.assertIn("from the moving ones", self.browser.text("#bn-drift-note"))
+
+    def test_worker_that_is_last_at_no_cost_is_not_named(self):
+        status = statuses.crowd()
+        status["barrier_waits"] = statuses.waits(64 * 3100, 1e-4)
+        self.show(status)
+        self.assertEqual(self.tile("holdup")[1:], [
+            "Nobody", "worker 41 was last in 88\u202f% of steps"])
 
     def test_worker_that_is_waited_for_is_named_three_times(self):
         self.show(statuses.waiting())
@@ -166,7 +228,8 @@ class PageStates(unittest.TestCase):
     def test_worker_that_is_late_again_and_again_is_named(self):
         self.show(statuses.crowd())
         self.assertEqual(self.tile("holdup")[1:],
-                         ["Worker 41", "last in 88\u202f% of steps"])
+                         ["Worker 41", "last in 88\u202f% of steps, the "
+                          "others wait 33\u202f% of the time"])
         self.assertIn("often last",
                       self.browser.text("#worker-rows tr:first-child"))
         self.assertIn("worker 41", self.browser.text("#phase-bars"))

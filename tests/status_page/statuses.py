@@ -27,6 +27,12 @@ def phases(rank=0, slow=1.0):
             "push": 0.9 * unit, "wait": 0.02 / slow / slow}
 
 
+def waits(count, mean=None):
+    """Waits of so many, of so many seconds each."""
+    return {"count": count, "seconds": count * (mean or 0),
+            "mean_seconds": mean if count else None}
+
+
 def train_point(i, versions, version_max):
     share = i / max(versions - 1, 1)
     rate = 0.05 * (1 + math.cos(math.pi * share)) + 0.0001
@@ -88,6 +94,7 @@ def training(version=1234, workers=2):
         "phases": phases(),
         "workers_live": workers, "workers_expected": workers,
         "workers": [worker(rank) for rank in range(workers)],
+        "barrier_waits": waits(2 * version, 0.0004),
         "verdicts": {"applied": 2 * version, "damped": 0, "dropped": 0,
                      "duplicate": 0, "replay_mismatch": 0, "fenced": 0,
                      "rejected_nonfinite": 0, "skipped": 0},
@@ -96,8 +103,8 @@ def training(version=1234, workers=2):
             "normalization": "global", "statistics": ["sync"],
             "folded": 3 * version, "damped": 0, "dropped": 0,
             "rendezvous": {
-                "forward": {"count": 6 * version, "mean_seconds": 0.00102},
-                "backward": {"count": 6 * version, "mean_seconds": 0.00071}},
+                "forward": waits(6 * version, 0.00102),
+                "backward": waits(6 * version, 0.00071)},
             "layers": [{"name": f"bn{i}", "channels": 32 * i,
                         "drift": 0.05 + 0.04 * i} for i in (1, 2, 3)]},
         "checkpoint": {"enabled": True, "version": version - version % 200,
@@ -124,8 +131,7 @@ def empty():
                batch_size=0, sequence=0, lag_versions=None, silent_seconds=None,
                last_arrivals=0, pushes=0, phases=None) for rank in (0, 1)]
     status["batch_norm"].update(folded=0, layers=[], rendezvous={
-        "forward": {"count": 0, "mean_seconds": None},
-        "backward": {"count": 0, "mean_seconds": None}})
+        "forward": waits(0), "backward": waits(0)})
     status["checkpoint"] = {"enabled": False, "version": None,
                             "age_seconds": None, "failures": 0}
     return status
@@ -152,6 +158,23 @@ def finished():
     return status
 
 
+def drained():
+    """Ended early, at a version that nobody has tested."""
+    status = training(version=3000)
+    status.update(state="over", state_text="over: drained", ended=True,
+                  eta_seconds=None, samples_per_second=0)
+    return status
+
+
+def resumed():
+    """Just continued from a checkpoint, without the files of before."""
+    status = training(version=1200)
+    status.update(uptime_seconds=1.0, samples_per_second=0, eta_seconds=None,
+                  train_loss=None, test=None,
+                  curves={"train": [], "test": []})
+    return status
+
+
 def changed():
     """Switched to async and to another rate; a further change is waited for."""
     status = training(version=3000, workers=4)
@@ -172,6 +195,7 @@ def changed():
     policy["settings"].update(aggregation="async", normalization="local")
     status["verdicts"].update(applied=8120, damped=1702, dropped=31,
                               duplicate=4, rejected_nonfinite=2)
+    status["batch_norm"]["normalization"] = "local"
     status["staleness"] = [
         {"versions": "0", "count": 610}, {"versions": "1", "count": 2511},
         {"versions": "2", "count": 3502}, {"versions": "3-4", "count": 1704},
@@ -203,6 +227,11 @@ def crowd():
         slow = 3.0 if of["rank"] == 41 else 1.0 + 0.1 * abs(wobble(of["rank"]))
         of.update(phases=phases(of["rank"], slow),
                   last_arrivals=2710 if of["rank"] == 41 else 6)
+    # A third of the time of all.
+    status["barrier_waits"] = waits(
+        64 * 3100, status["uptime_seconds"] / 3 / 3100)
+    status["batch_norm"]["rendezvous"] = {
+        "forward": waits(0), "backward": waits(0)}
     names = ["bn1"] + [f"layer{stage}.{block}.bn{i}"
                        for stage, blocks in ((1, 3), (2, 4), (3, 6), (4, 3))
                        for block in range(blocks) for i in (1, 2, 3)]

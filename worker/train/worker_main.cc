@@ -393,7 +393,12 @@ absl::StatusOr<Surroundings> SurroundingsFromFlags() {
 int Train(const Dataset& dataset, int64_t samples,
           const LossOptions& loss_options) {
   const absl::StatusOr<Surroundings> around = SurroundingsFromFlags();
-  if (!around.ok()) return Fail(around.status(), kExitConfig);
+  if (!around.ok()) {
+    // A port that is in use is no wrong flag.
+    return Fail(around.status(), absl::IsUnavailable(around.status())
+                                     ? kExitFailure
+                                     : kExitConfig);
+  }
   ClientOptions client_options = ClientOptionsFromFlags(samples);
   client_options.hooks = around->telemetry.get();
   absl::StatusOr<std::unique_ptr<Client>> client =

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/log/log.h"
 
 namespace cohort {
@@ -15,6 +16,19 @@ constexpr absl::string_view kStates[] = {"joining", "waiting", "training",
 
 absl::string_view NameOf(TrainerState state) {
   return kStates[1 + static_cast<size_t>(state)];
+}
+
+// "step of 64 images, loss 0.5: data 1ms, rendezvous 2ms, ...".
+void LogStep(const StepReport& report) {
+  std::string text = absl::StrFormat(
+      "step of %d images, loss %s", report.samples,
+      report.loss.has_value() ? absl::StrFormat("%g", *report.loss) : "none");
+  for (size_t i = 0; i < kStepPhases; ++i) {
+    absl::StrAppend(&text, i == 0 ? ": " : ", ", kStepPhaseNames[i], " ",
+                    absl::FormatDuration(
+                        absl::Trunc(report.phases[i], absl::Microseconds(1))));
+  }
+  Log(LogLevel::kDebug, text);
 }
 
 }  // namespace
@@ -33,6 +47,7 @@ void WorkerTelemetry::OnWeights(Version version) {
 }
 
 void WorkerTelemetry::OnStep(const StepReport& report) {
+  if (CurrentLogLevel() == LogLevel::kDebug) LogStep(report);
   {
     MutexLock lock(mu_);
     for (size_t i = 0; i < kStepPhases; ++i) phases_[i] += report.phases[i];
