@@ -17,6 +17,7 @@
 #include "common/listen_address.h"
 #include "common/log/log.h"
 #include "common/measures.h"
+#include "common/ops/process_collector.h"
 #include "common/staleness_histogram.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
@@ -92,6 +93,20 @@ void LogCommit(const CommitRecord& record) {
           record.loss, record.learning_rate, record.staleness_versions));
 }
 
+// At most half of the memory that this process may use: weights, optimizer and
+// versions need some as well.
+int64_t WithinMemory(int64_t inflight_bytes_max) {
+  constexpr int64_t kMib = 1 << 20;
+  const int64_t limit = MemoryLimitBytes();
+  if (limit <= 0 || inflight_bytes_max <= limit / 2) return inflight_bytes_max;
+  Log(LogLevel::kInfo,
+      absl::StrCat("--inflight_mib: got ", inflight_bytes_max / kMib,
+                   ", more than half of the ", limit / kMib,
+                   " MiB of memory that this process may use; ",
+                   limit / 2 / kMib, " are taken"));
+  return limit / 2;
+}
+
 void KeepFirst(absl::Status& kept, const absl::Status& status) {
   if (kept.ok()) kept = status;
 }
@@ -152,6 +167,7 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
         CheckContinuable(*files->restored(), complete.coordinator));
   }
   COHORT_RETURN_IF_ERROR(Validate(complete));
+  complete.inflight_bytes_max = WithinMemory(complete.inflight_bytes_max);
   std::unique_ptr<Server> server(
       new Server(complete, out, std::move(trace), std::move(files)));
   COHORT_RETURN_IF_ERROR(server->Start());

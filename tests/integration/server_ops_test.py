@@ -9,7 +9,7 @@ import time
 import unittest
 import urllib.request
 
-from processes import Cohort, kill
+from processes import Cohort, kill, run
 
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -52,6 +52,32 @@ class ServerOps(unittest.TestCase):
         self.assertEqual(checked.returncode, 0,
                          checked.stdout + checked.stderr)
         self.assertEqual(checked.stdout + checked.stderr, "")
+
+    def test_who_watches_sees_the_end(self):
+        self.await_version(5)
+        drained = run("cohortctl", "run", "drain",
+                      f"--server={self.cohort.address}")
+        self.assertEqual(drained.returncode, 0, drained.stderr)
+        # As one who scrapes: at an interval, whatever happens in between.
+        active = []
+        with contextlib.suppress(OSError):
+            while True:
+                active += [value for name, value in self.series().items()
+                           if name.startswith("cohort_run_active")]
+                time.sleep(0.5)
+        self.assertEqual(active[-1], 0, active)
+        self.assertEqual(self.cohort.finish(), 0, self.cohort.log())
+        self.assertIn("so that those who watch see the end",
+                      self.cohort.log())
+
+    def test_nobody_who_watches_is_nobody_to_wait_for(self):
+        self.await_version(5)
+        time.sleep(2)  # Whoever asks so often would have asked again.
+        drained = run("cohortctl", "run", "drain",
+                      f"--server={self.cohort.address}")
+        self.assertEqual(drained.returncode, 0, drained.stderr)
+        self.assertEqual(self.cohort.finish(), 0, self.cohort.log())
+        self.assertNotIn("those who watch", self.cohort.log())
 
     def test_sums_agree_with_each_other(self):
         self.await_version(40)
