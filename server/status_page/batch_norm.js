@@ -14,7 +14,8 @@ const driftText = (drift) => (known(drift) ? drift.toFixed(3) : UNKNOWN);
 function waitText(norm, phase) {
   if (norm.normalization === 'local') return 'no exchange';
   const n = lately(`${phase}_count`);
-  return n > 0 ? shortTime(lately(`${phase}_seconds`) / n) : UNKNOWN;
+  return shortTime(n > 0 ? lately(`${phase}_seconds`) / n :
+                           norm.rendezvous?.[phase]?.mean_seconds);
 }
 
 // What the drift is measured against.

@@ -3,6 +3,7 @@
 import {byId, make, resize, setText} from './dom.js';
 import {count, decimal, known, percent} from './format.js';
 import {isChange} from './policy.js';
+import {isLong, smoothed} from './smooth.js';
 
 // Looks of a series: told apart by line and point, not by colour alone.
 const LOOKS = {
@@ -13,11 +14,7 @@ const LOOKS = {
   other: {color: '--faint', width: 1.5, point: 3, style: 'rect', dash: [6, 4]},
 };
 
-// A curve with fewer points than this is shown as it is.
-const SMOOTHED_MIN = 20;
-// Shares of a curve: how far its mean reaches to either side, and how much of
-// the run a speed is taken over.
-const SMOOTHING = 1 / 40;
+// How much of the run a speed is taken over.
 const SPEED_WINDOW = 1 / 40;
 const SPEED_WINDOW_MIN_S = 2;
 
@@ -60,6 +57,8 @@ function qualitySeries(status) {
       [train, ...testSeries(status, 'accuracy', 'test accuracy', 'test')];
 }
 
+const isSmoothed = ({noisy, points}) => noisy && isLong(points);
+
 const rateSeries = (status) =>
     [{name: '', look: 'main',
       points: pointsOf(status.curves?.train, 'learning_rate')}];
@@ -87,29 +86,6 @@ function speedSeries(status) {
   });
   return [{name: '', look: 'main', points}];
 }
-
-// The straight line through points by least squares, at x.
-function lineAt(points, x) {
-  const n = points.length;
-  const meanX = points.reduce((sum, p) => sum + p.x, 0) / n;
-  const meanY = points.reduce((sum, p) => sum + p.y, 0) / n;
-  const spread = points.reduce((sum, p) => sum + (p.x - meanX) ** 2, 0);
-  if (!(spread > 0)) return meanY;
-  const slope = points.reduce(
-      (sum, p) => sum + (p.x - meanX) * (p.y - meanY), 0) / spread;
-  return meanY + slope * (x - meanX);
-}
-
-// Each point on the line through its neighbours. At the ends these are on one
-// side only: a mean would bend a slope there.
-function smoothed(points) {
-  const reach = Math.max(2, Math.round(points.length * SMOOTHING));
-  return points.map(({x}, i) => ({
-    x, y: lineAt(points.slice(Math.max(0, i - reach), i + reach + 1), x),
-  }));
-}
-
-const isSmoothed = ({noisy, points}) => noisy && points.length >= SMOOTHED_MIN;
 
 // "async", "learning_rate 0.02".
 function changeText(changed) {

@@ -2,6 +2,7 @@
 
 import {byId, make, setText, setTexts} from './dom.js';
 import {UNKNOWN, capitalised, count, decimal, duration, known, percent, plural, smallPercent} from './format.js';
+import {isLong, smoothed} from './smooth.js';
 import {isMissing, isWaiting, rankList, straggler} from './workers.js';
 
 // Messages that are no work of their own: what they held was applied, or is
@@ -86,12 +87,12 @@ function lossTrend(curve) {
   return change < 0 ? 'falling' : 'rising';
 }
 
-// Of single steps, a mean of the newest: a fortieth of the curve.
+// As the curve's key says it.
 function lateLoss(status) {
-  const losses = (status.curves?.train ?? []).map(({loss}) => loss)
-      .filter(known);
-  if (losses.length === 0) return status.train_loss;
-  return mean(losses.slice(-Math.ceil(losses.length / 40)));
+  const points = (status.curves?.train ?? []).filter(({loss}) => known(loss))
+      .map(({version, loss}) => ({x: version, y: loss}));
+  return isLong(points) ? smoothed(points).at(-1).y :
+                          points.at(-1)?.y ?? status.train_loss;
 }
 
 function showLearning(status) {
@@ -118,15 +119,21 @@ function showLearning(status) {
   }
 }
 
+const rateText = (rate) => (known(rate) && rate > 0 ?
+  `${rate < 10 ? rate.toFixed(1) : count(rate)} images/s` : UNKNOWN);
+
 function showSpeed(status) {
   const rate = status.samples_per_second;
-  const value = known(rate) && rate > 0 ?
-      `${rate < 10 ? rate.toFixed(1) : count(rate)} images/s` : UNKNOWN;
+  const value = rateText(rate);
   if (status.ended) {
     const train = status.curves?.train ?? [];
-    const last = train[train.length - 1]?.seconds;
-    showTile('tile-speed', value,
-             known(last) ? `over after ${duration(last)}` : 'the run is over');
+    const [first, last] = [train[0], train.at(-1)];
+    const seconds = last?.seconds - first?.seconds;
+    const average = (last?.samples - first?.samples) / seconds;
+    showTile('tile-speed', seconds > 0 ? rateText(average) : UNKNOWN,
+             known(last?.seconds) ?
+               `on average, over after ${duration(last.seconds)}` :
+               'the run is over');
   } else if (known(status.eta_seconds)) {
     showTile('tile-speed', value, `${duration(status.eta_seconds)} left`);
   } else {

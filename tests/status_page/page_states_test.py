@@ -87,11 +87,12 @@ class PageStates(unittest.TestCase):
         self.assertEqual(self.browser.text("#progress-facts").split("\n"),
                          ["step 1,234", "epoch 2 of 5",
                           "26\u202f% of 300,000 images"])
-        # Of 240 points the newest six.
-        losses = [p["loss"] for p in statuses.training()["curves"]["train"]]
+        # Of 240 points the newest seven, as the curve's key has it.
+        losses = [{"x": p["version"], "y": p["loss"]}
+                  for p in statuses.training()["curves"]["train"][-7:]]
         self.assertEqual(self.tile("learning"), [
             "Is it learning", "69.8\u202f%", "test accuracy · train loss "
-            f"{sum(losses[-6:]) / 6:.3f}, falling"])
+            f"{line_at(losses, losses[-1]['x']):.3f}, falling"])
         self.assertEqual(self.tile("speed"), [
             "How fast", "1,150 images/s", "3 min 12 s left"])
         self.assertEqual(self.tile("holdup")[1], "Nobody")
@@ -176,6 +177,8 @@ class PageStates(unittest.TestCase):
         self.show(statuses.drained())
         self.assertIn("test accuracy of step 1,500 ·",
                       self.tile("learning")[2])
+        self.assertEqual(self.tile("speed")[1:], [
+            "1,147 images/s", "on average, over after 1 min 49 s"])
 
     def test_resumed_run_is_safe_and_has_steps(self):
         self.show(statuses.resumed())
