@@ -49,7 +49,7 @@ LIBRARIES = (
     ("system", r"(sys|netinet|arpa|linux)/[a-z0-9_]+\.h$|"
                r"(unistd|fcntl|dirent|poll|signal|netdb|pthread|spawn|dlfcn|"
                r"sched|pwd|immintrin|getopt|termios|endian|errno|time|stdio|"
-               r"stdlib|malloc)\.h$"),
+               r"stdlib|malloc|ucontext|setjmp)\.h$"),
 )
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Rule:
     folders: folders or files of the tree, refused as direct includes;
       `except_folders` takes a part of them out again.
     except_in: sub-folders that this row does not speak about.
+    suffixes: of the files that this row speaks about; none: all.
     """
 
     folder: str
@@ -70,6 +71,7 @@ class Rule:
     folders: tuple[str, ...] = ()
     except_folders: tuple[str, ...] = ()
     except_in: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
 
 
 RULES = (
@@ -100,6 +102,8 @@ RULES = (
                   "common/process", "server", "worker")),
     Rule("kernels", "CUDA stays in kernels/cuda",
          libraries=("cuda",), except_in=("kernels/cuda",)),
+    Rule("kernels/cuda", "CUDA sources see plain data, sizes and a stream",
+         libraries=("absl", "highway"), suffixes=(".cu", ".cuh")),
     Rule("server", "server and worker never include each other",
          libraries=("torch",), folders=("worker",)),
     Rule("server/core", "the core is a state machine without libraries",
@@ -192,6 +196,7 @@ class IncludeGraph:
 def applies(rule: Rule, file: str) -> bool:
     path = pathlib.PurePosixPath(file)
     return (source_tree.is_under(path, rule.folder) and
+            (not rule.suffixes or path.suffix in rule.suffixes) and
             not any(source_tree.is_under(path, f) for f in rule.except_in))
 
 

@@ -1,0 +1,14 @@
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/launcher.cuh"
+
+namespace cohort::kernels::cuda {
+
+int LaunchMoments(const MomentsArgs& args, const Plan& plan,
+                  const Exchange& exchange, CUstream_st* stream) {
+  StreamLauncher launcher = {.exchange = exchange, .stream = stream};
+  DispatchMoments(args, plan, launcher);
+  return launcher.error;
+}
+
+}  // namespace cohort::kernels::cuda
