@@ -22,6 +22,10 @@ enum class AssignmentKind {
 
 enum class DataSplit { kTrain, kTest };
 
+// What Assignment::statistics says where an evaluation reads no moving
+// statistics: each batch is normalised by its own, as in training.
+inline constexpr char kBatchStatistics[] = "batch";
+
 // Half-open range of positions in an epoch's permutation.
 struct IndexRange {
   int64_t begin = 0;
@@ -52,8 +56,9 @@ struct Assignment {
   // For kEvaluate: which of the version's moving statistics to read, by name;
   // empty: the first.
   std::string statistics;
-  // True: moments go through the rendezvous. False: normalise by the local
-  // batch and report moments on closing.
+  // For kTrain, true: moments go through the rendezvous. False: normalise by
+  // the local batch and report moments on closing. For kEvaluate: how the
+  // policy trains.
   bool global_normalization = false;
   // For kWait and kFinished: whom or what for, in words.
   std::string reason;

@@ -4,10 +4,13 @@
 
 namespace cohort {
 
-std::string VersionText(absl::string_view program) {
+std::string BuildText() {
   const BuildInfo info = GetBuildInfo();
-  return absl::StrCat(program, " ", info.version, " (commit ", info.commit,
-                      ")");
+  return absl::StrCat(info.version, " (commit ", info.commit, ")");
+}
+
+std::string VersionText(absl::string_view program) {
+  return absl::StrCat(program, " ", BuildText());
 }
 
 }  // namespace cohort

@@ -17,6 +17,9 @@ struct BuildInfo {
 
 BuildInfo GetBuildInfo();
 
+// "0.1.0 (commit 0f79f3a0b1c2)".
+std::string BuildText();
+
 // "cohort-server 0.1.0 (commit 0f79f3a0b1c2)": what --version prints.
 std::string VersionText(absl::string_view program);
 

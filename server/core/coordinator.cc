@@ -306,7 +306,10 @@ void Coordinator::NotifyWaiting(Instant now, Effects& out) {
 Assignment Coordinator::NextFor(Worker& worker, Instant now) {
   worker.waiting = false;
   worker.last_progress = now;
-  if (ended_) return FinishedAssignment();
+  if (ended_) return FinishedAssignment(end_reason_);
+  if (worker.leaves_because.has_value() && !worker.outstanding.has_value()) {
+    return FinishedAssignment(*worker.leaves_because);
+  }
   if (started_ && worker.registered) {
     if (worker.outstanding.has_value()) return *worker.outstanding;
     std::optional<Assignment> next = NextShard(worker);
@@ -358,11 +361,11 @@ Assignment Coordinator::WaitAssignment(const Worker& worker,
           .wait = WaitLeft(WaitedFor(), now)};
 }
 
-Assignment Coordinator::FinishedAssignment() const {
+Assignment Coordinator::FinishedAssignment(const std::string& reason) const {
   return {.kind = AssignmentKind::kFinished,
           .version = current_ == nullptr ? Version() : current_->version,
           .policy_epoch = policy_epoch_,
-          .reason = end_reason_};
+          .reason = reason};
 }
 
 void Coordinator::End(RunOutcome outcome, const std::string& reason,
@@ -381,8 +384,9 @@ void Coordinator::End(RunOutcome outcome, const std::string& reason,
   }
   for (const Worker& worker : ranks_.all()) {
     if (worker.state != Worker::State::kLive) continue;
-    out.push_back(effect::Notify{.session = worker.session,
-                                 .assignment = FinishedAssignment()});
+    out.push_back(
+        effect::Notify{.session = worker.session,
+                       .assignment = FinishedAssignment(end_reason_)});
   }
   out.push_back(effect::Log{.severity = outcome == RunOutcome::kFinished ||
                                                 outcome == RunOutcome::kDrained

@@ -43,6 +43,7 @@ struct JoinRequest {
   int64_t batch_size = 0;
   std::string fingerprint;
   std::string description;
+  std::string build;
 };
 
 struct GradientMessage {
@@ -192,6 +193,11 @@ class Coordinator {
   // Errors: InvalidArgument (no such rank), FailedPrecondition (vacant, over).
   absl::Status Evict(Rank rank, const std::string& reason, Instant now,
                      Effects& out);
+  // The life that holds `rank` is told to leave once it has done what it is
+  // at: its push counts, and nothing is computed twice.
+  // Errors: those of Evict.
+  absl::Status DrainWorker(Rank rank, const std::string& reason, Instant now,
+                           Effects& out);
   PolicyView Policy(Instant now) const;
 
   // ---- time and people
@@ -202,6 +208,8 @@ class Coordinator {
   void Drain(const std::string& reason, Instant now, Effects& out);
 
  private:
+  // Errors: those of Evict.
+  absl::Status CheckHeld(Rank rank) const;
   // The pushes of one (step, attempt).
   struct Round {
     Version step;
@@ -271,7 +279,7 @@ class Coordinator {
   Assignment NextFor(Worker& worker, Instant now);
   std::optional<Assignment> NextTraining(Worker& worker);
   Assignment WaitAssignment(const Worker& worker, Instant now) const;
-  Assignment FinishedAssignment() const;
+  Assignment FinishedAssignment(const std::string& reason) const;
   void NotifyWaiting(Instant now, Effects& out);
   void End(RunOutcome outcome, const std::string& reason, Effects& out);
   bool TrainingDone() const;

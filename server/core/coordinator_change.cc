@@ -188,11 +188,10 @@ void Coordinator::ResizeCohort(int32_t workers, Instant now, Effects& out) {
     if (worker.rank.value() < workers) continue;
     ReturnShard(worker);
     if (worker.state != Worker::State::kLive) continue;
-    Assignment finished = FinishedAssignment();
-    finished.reason =
-        absl::StrCat("the run goes on with ", workers, " workers");
-    out.push_back(effect::Notify{.session = worker.session,
-                                 .assignment = std::move(finished)});
+    out.push_back(
+        effect::Notify{.session = worker.session,
+                       .assignment = FinishedAssignment(absl::StrCat(
+                           "the run goes on with ", workers, " workers"))});
   }
   ranks_.Resize(workers);
   decided_.resize(static_cast<size_t>(workers));
@@ -219,8 +218,7 @@ void Coordinator::Record(SettingValues changed, std::string text,
   out.push_back(effect::PolicyChanged{.record = history_.back()});
 }
 
-absl::Status Coordinator::Evict(Rank rank, const std::string& reason,
-                                Instant now, Effects& out) {
+absl::Status Coordinator::CheckHeld(Rank rank) const {
   if (!ranks_.Contains(rank)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "got rank ", rank.value(), ", want 0 to ", ranks_.size() - 1));
@@ -229,17 +227,37 @@ absl::Status Coordinator::Evict(Rank rank, const std::string& reason,
     return absl::FailedPreconditionError(
         absl::StrCat("the run is over: ", end_reason_));
   }
-  Worker& worker = ranks_[rank];
-  if (worker.state == Worker::State::kVacant) {
+  if (ranks_[rank].state == Worker::State::kVacant) {
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", rank.value(), " is vacant"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::Evict(Rank rank, const std::string& reason,
+                                Instant now, Effects& out) {
+  COHORT_RETURN_IF_ERROR(CheckHeld(rank));
+  Worker& worker = ranks_[rank];
   const std::string why = absl::StrCat("evicted: ", reason);
   if (worker.state == Worker::State::kLive) {
     out.push_back(effect::EndSession{.session = worker.session,
                                      .status = absl::AbortedError(why)});
   }
   Vacate(worker, VacancyReason::kAdmin, why, now, out);
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::DrainWorker(Rank rank, const std::string& reason,
+                                      Instant now, Effects& out) {
+  COHORT_RETURN_IF_ERROR(CheckHeld(rank));
+  Worker& worker = ranks_[rank];
+  worker.leaves_because = absl::StrCat("drained: ", reason);
+  out.push_back(effect::Log{
+      .worker = WorkerLife{.rank = rank, .incarnation = worker.incarnation},
+      .text = absl::StrCat("rank ", rank.value(),
+                           " leaves after what it is at: ", reason)});
+  // One that waits has nothing to finish.
+  NotifyWaiting(now, out);
   return absl::OkStatus();
 }
 

@@ -43,6 +43,8 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
   worker->batch_size = request.batch_size;
   worker->fingerprint = request.fingerprint;
   worker->description = request.description;
+  worker->build = request.build;
+  worker->leaves_because.reset();
   worker->ever_joined = true;
   // A process that takes a lost rank's place where nobody waited for it
   // starts beside the slowest.
@@ -107,8 +109,8 @@ void Coordinator::Welcome(Worker& worker, SessionId session,
       .incarnation = worker.incarnation,
       .version = current_ == nullptr ? Version() : current_->version});
   if (ended_) {
-    out.push_back(
-        effect::Notify{.session = session, .assignment = FinishedAssignment()});
+    out.push_back(effect::Notify{
+        .session = session, .assignment = FinishedAssignment(end_reason_)});
   }
 }
 
@@ -192,6 +194,7 @@ void Coordinator::Vacate(Worker& worker, VacancyReason why,
   worker.registered = false;
   worker.waiting = false;
   worker.phases.clear();
+  worker.leaves_because.reset();
   if (ended_) return;
   ++counters_["workers_lost"];
   ++vacancies_[why];

@@ -43,9 +43,8 @@ void Coordinator::CountStatistics(int64_t StatisticsCounts::*what,
                                   int64_t pushes) {
   // Precise statistics are collected after training, not from pushes.
   const std::vector<StatisticsKind>& kinds = policy_.statistics;
-  const bool from_pushes = std::any_of(
-      kinds.begin(), kinds.end(),
-      [](StatisticsKind kind) { return kind != StatisticsKind::kAfter; });
+  const bool from_pushes =
+      std::any_of(kinds.begin(), kinds.end(), &MovesInTraining);
   if (from_pushes && TracksStatistics()) statistics_counts_.*what += pushes;
 }
 
@@ -221,6 +220,7 @@ std::optional<Assignment> Coordinator::NextShard(Worker& worker) {
     next.range = worker.shard->range;
     next.split = DataSplit::kTest;
     next.statistics = std::string(StatisticsName(worker.shard->statistics));
+    next.global_normalization = global();
   } else {
     if (collection_.has_value() && !HoldsUpIssuedStep(worker.rank)) {
       worker.batch = collection_->Take();

@@ -147,6 +147,7 @@ StatusView::Worker Coordinator::ViewOf(const Worker& worker,
                           .activity = ActivityOf(worker),
                           .incarnation = worker.incarnation,
                           .description = worker.description,
+                          .build = worker.build,
                           .batch_size = worker.batch_size,
                           .sequence = worker.outstanding.has_value()
                                           ? worker.outstanding->sequence

@@ -58,7 +58,7 @@ void MovingStatistics::Update(int32_t layer, const Moments& moments,
 void MovingStatistics::ApplyStep(
     const std::vector<RankMoments>& ranks, int64_t samples_reference,
     std::vector<LayerStatistics>& statistics) const {
-  if (ranks.empty() || kind_ == StatisticsKind::kAfter) return;
+  if (ranks.empty() || !MovesInTraining(kind_)) return;
   if (kind_ == StatisticsKind::kAsync) {
     for (const RankMoments& rank : ranks) {
       ApplyPush(rank, ranks.front().rank, samples_reference, statistics);
@@ -84,7 +84,7 @@ void MovingStatistics::ApplyStep(
 void MovingStatistics::ApplyPush(
     const RankMoments& push, Rank chief, int64_t samples_reference,
     std::vector<LayerStatistics>& statistics) const {
-  if (kind_ == StatisticsKind::kAfter) return;
+  if (!MovesInTraining(kind_)) return;
   Weighting weighting{.damping = push.weight};
   if (kind_ == StatisticsKind::kChief) {
     if (push.rank != chief) return;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "common/assignment.h"
 #include "common/status_macros.h"
 #include "server/core/optimizer/mask.h"
 
@@ -35,6 +36,11 @@ absl::Status ValidateStatistics(const PolicyOptions& policy) {
       return Bad("bn_statistics", StatisticsNames(kinds),
                  "auto, or each kind at most once");
     }
+  }
+  if (!kinds.empty() && kinds.front() == StatisticsKind::kBatch) {
+    return Bad("bn_statistics", StatisticsNames(kinds),
+               "another kind first: of batch nothing is kept that could be "
+               "exported");
   }
   if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
   if (Holds(kinds, StatisticsKind::kSync)) {
@@ -251,6 +257,10 @@ absl::string_view AggregationName(AggregationKind kind) {
   return "";
 }
 
+bool MovesInTraining(StatisticsKind kind) {
+  return kind != StatisticsKind::kAfter && kind != StatisticsKind::kBatch;
+}
+
 absl::string_view StatisticsName(StatisticsKind kind) {
   switch (kind) {
     case StatisticsKind::kSync:
@@ -261,13 +271,16 @@ absl::string_view StatisticsName(StatisticsKind kind) {
       return "chief";
     case StatisticsKind::kAfter:
       return "after";
+    case StatisticsKind::kBatch:
+      return kBatchStatistics;
   }
   return "";
 }
 
 std::optional<StatisticsKind> StatisticsKindOf(absl::string_view name) {
-  for (StatisticsKind kind : {StatisticsKind::kSync, StatisticsKind::kAsync,
-                              StatisticsKind::kChief, StatisticsKind::kAfter}) {
+  for (StatisticsKind kind :
+       {StatisticsKind::kSync, StatisticsKind::kAsync, StatisticsKind::kChief,
+        StatisticsKind::kAfter, StatisticsKind::kBatch}) {
     if (StatisticsName(kind) == name) return kind;
   }
   return std::nullopt;

@@ -15,7 +15,15 @@ namespace cohort {
 enum class AggregationKind { kSync, kBounded, kAsync };
 enum class StalenessRule { kKeep, kDrop, kScale, kCompensate };
 enum class NormalizationKind { kAuto, kGlobal, kLocal };
-enum class StatisticsKind { kSync, kAsync, kChief, kAfter };
+enum class StatisticsKind {
+  kSync,
+  kAsync,
+  kChief,
+  kAfter,
+  // None: evaluation normalises each batch by its own, to compare with. Never
+  // the first, for there is nothing to export.
+  kBatch,
+};
 enum class OptimizerKind { kSgd, kMomentum, kNesterov, kAdam, kAdamW, kLars };
 enum class ScheduleKind { kConstant, kStep, kCosine, kPolynomial };
 enum class OnWorkerLoss { kWait, kContinue };
@@ -138,6 +146,8 @@ PolicyOptions Resolve(const PolicyOptions& policy);
 absl::Status Validate(const CoordinatorOptions& options);
 
 absl::string_view AggregationName(AggregationKind kind);
+// Whether statistics of this kind change with what is trained.
+bool MovesInTraining(StatisticsKind kind);
 absl::string_view StatisticsName(StatisticsKind kind);
 // Nothing for a name that is no kind.
 std::optional<StatisticsKind> StatisticsKindOf(absl::string_view name);

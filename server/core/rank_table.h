@@ -50,6 +50,8 @@ struct Worker {
   PhaseSeconds phases;
   std::string fingerprint;
   std::string description;
+  // Version and commit of its program.
+  std::string build;
 
   // Number of the next assignment.
   Sequence next_sequence{1};
@@ -65,6 +67,9 @@ struct Worker {
 
   // Bounded: assignments ended since the last change of policy.
   int64_t assignments_finished = 0;
+
+  // Why its present life leaves after what it is at; absent: it stays.
+  std::optional<std::string> leaves_because;
 
   // Pushes that were decided.
   int64_t pushes = 0;

@@ -280,7 +280,8 @@ std::vector<Setting> PolicySettings() {
                               {{"sync", StatisticsKind::kSync},
                                {"async", StatisticsKind::kAsync},
                                {"chief", StatisticsKind::kChief},
-                               {"after", StatisticsKind::kAfter}},
+                               {"after", StatisticsKind::kAfter},
+                               {"batch", StatisticsKind::kBatch}},
                               [](Options& o) -> std::vector<StatisticsKind>& {
                                 return o.policy.statistics;
                               }),

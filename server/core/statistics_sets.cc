@@ -40,7 +40,10 @@ std::vector<StatisticsKind> NotHeld(const StatisticsSets& held,
                                     const std::vector<StatisticsKind>& kinds) {
   std::vector<StatisticsKind> missing;
   for (StatisticsKind kind : kinds) {
-    if (FindSet(held, kind) == nullptr) missing.push_back(kind);
+    // Of kBatch nothing is kept.
+    if (kind != StatisticsKind::kBatch && FindSet(held, kind) == nullptr) {
+      missing.push_back(kind);
+    }
   }
   return missing;
 }

@@ -76,6 +76,7 @@ struct StatusView {
     absl::string_view activity;
     Incarnation incarnation;
     std::string description;
+    std::string build;
     int64_t batch_size = 0;
     Sequence sequence;
     absl::Duration silent;

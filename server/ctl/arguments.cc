@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 
 namespace cohort {
@@ -26,12 +28,27 @@ std::optional<std::string> Arguments::Value(const std::string& flag) const {
   return found->second;
 }
 
+std::string ShellWord(const std::string& word) {
+  const bool plain = std::all_of(word.begin(), word.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+           absl::string_view("-_=./:,+@%").find(c) != absl::string_view::npos;
+  });
+  if (plain && !word.empty()) return word;
+  return absl::StrCat("'", absl::StrReplaceAll(word, {{"'", R"('\'')"}}), "'");
+}
+
 absl::StatusOr<Arguments> ReadArguments(
     absl::Span<const std::string> arguments,
     absl::Span<const FlagSpec* const> known) {
   Arguments read;
   for (size_t i = 0; i < arguments.size(); ++i) {
     absl::string_view argument = arguments[i];
+    if (argument == "--") {
+      read.rest.emplace(arguments.begin() + static_cast<ptrdiff_t>(i) + 1,
+                        arguments.end());
+      break;
+    }
+    const size_t first = i;
     if (argument == "-h") argument = "--help";
     if (!absl::ConsumePrefix(&argument, "--")) {
       read.words.push_back(arguments[i]);
@@ -65,6 +82,10 @@ absl::StatusOr<Arguments> ReadArguments(
       return absl::InvalidArgumentError(
           absl::StrCat("--", name, " is given twice"));
     }
+    read.given.push_back(
+        {.name = name,
+         .typed = {arguments.begin() + static_cast<ptrdiff_t>(first),
+                   arguments.begin() + static_cast<ptrdiff_t>(i) + 1}});
   }
   return read;
 }

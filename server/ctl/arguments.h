@@ -19,11 +19,21 @@ struct FlagSpec {
   absl::string_view help;
 };
 
+// A flag as it was typed: "--name=value", or "--name" and "value".
+struct GivenFlag {
+  std::string name;
+  std::vector<std::string> typed;
+};
+
 // A command line taken apart: words that are no flags, and flags by name.
 // Switches have the value "true".
 struct Arguments {
   std::vector<std::string> words;
   std::map<std::string, std::string> flags;
+  // In their order, for another program.
+  std::vector<GivenFlag> given;
+  // What stands behind "--", untouched; absent if there was none.
+  std::optional<std::vector<std::string>> rest;
 
   bool Has(const std::string& flag) const { return flags.contains(flag); }
   // Absent if the flag was not given.
@@ -31,13 +41,16 @@ struct Arguments {
 };
 
 // Reads --name=value, --name value and --switch, in any order, -h and
-// --help. A flag that is not in `known` takes the next word as its value
-// unless it has one or no word follows; whether it may be there at all is for
-// the caller to say.
-// Errors: InvalidArgument: a flag twice, without its value or without a
+// --help, until "--". A flag that is not in `known` takes the next word as its
+// value unless it has one or no word follows; whether it may be there at all is
+// for the caller to say. Errors: InvalidArgument: a flag twice, without its
+// value or without a
 //   name, or a switch with a value.
 absl::StatusOr<Arguments> ReadArguments(
     absl::Span<const std::string> arguments,
     absl::Span<const FlagSpec* const> known);
+
+// `word` as a shell reads it as one word.
+std::string ShellWord(const std::string& word);
 
 }  // namespace cohort

@@ -48,25 +48,44 @@ absl::Status UnknownVerb(absl::Span<const std::string> words) {
       absl::StrCat(text, "\n`cohortctl help` lists all verbs"));
 }
 
+// Words behind a verb of which positions mean nothing.
+absl::Status SurplusWords(const Verb& verb,
+                          absl::Span<const std::string> words) {
+  // Of a verb such as "run" that "run drain" begins with, too.
+  const std::string got = absl::StrJoin(words, " ");
+  for (const Verb& other : Verbs()) {
+    if (other.name == words.back() ||
+        (absl::StartsWith(other.name, absl::StrCat(verb.name, " ")) &&
+         NearestWord(got, {std::string(other.name)}) == other.name)) {
+      return absl::NotFoundError(
+          absl::StrCat("unknown verb '", got, "'; did you mean '", other.name,
+                       "'?\n`cohortctl help` lists all verbs"));
+    }
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "got '", words.back(), "' after '", verb.name,
+      "', want only flags\n`cohortctl help ", verb.name, "` lists them"));
+}
+
 // `words` loses those that name the verb.
 absl::StatusOr<const Verb*> FindVerb(absl::Span<const std::string>& words) {
   const std::string name = absl::StrJoin(words, " ");
+  // The longest name counts: "run drain" is not "run".
+  const Verb* found = nullptr;
   for (const Verb& verb : Verbs()) {
-    if (verb.name != name &&
-        !absl::StartsWith(name, absl::StrCat(verb.name, " "))) {
-      continue;
+    if (absl::StartsWith(absl::StrCat(name, " "),
+                         absl::StrCat(verb.name, " ")) &&
+        (found == nullptr || verb.name.size() > found->name.size())) {
+      found = &verb;
     }
-    if (verb.name == name || !verb.words.empty()) {
-      words.remove_prefix(1 + static_cast<size_t>(std::count(
-                                  verb.name.begin(), verb.name.end(), ' ')));
-      return &verb;
-    }
-    // Of this one positions mean nothing.
-    return absl::NotFoundError(absl::StrCat(
-        "got '", words.back(), "' after '", verb.name,
-        "', want only flags\n`cohortctl help ", verb.name, "` lists them"));
   }
-  return UnknownVerb(words);
+  if (found == nullptr) return UnknownVerb(words);
+  if (found->name != name && found->words.empty()) {
+    return SurplusWords(*found, words);
+  }
+  words.remove_prefix(1 + static_cast<size_t>(std::count(
+                              found->name.begin(), found->name.end(), ' ')));
+  return found;
 }
 
 bool Holds(absl::Span<const FlagSpec> flags, absl::string_view name) {
@@ -88,12 +107,31 @@ absl::Status UnknownFlag(const Verb& verb, const std::string& name) {
                    "` lists its flags"));
 }
 
+// The other ways to ask a verb for what it does not do.
+absl::Status CheckUse(const Verb& verb, const Arguments& arguments) {
+  if (verb.local && arguments.Has("server")) {
+    return absl::NotFoundError(
+        absl::StrCat("'", verb.name,
+                     "' speaks to no running server: --server means "
+                     "nothing here\n`cohortctl help ",
+                     verb.name, "` lists its flags"));
+  }
+  if (verb.rest.empty() && arguments.rest.has_value()) {
+    return absl::NotFoundError(
+        absl::StrCat("got '--', want nothing behind the flags of '", verb.name,
+                     "'\n`cohortctl help ", verb.name, "` lists them"));
+  }
+  return absl::OkStatus();
+}
+
 // Settings are all flags that nobody else reads.
 absl::Status SortFlags(const Verb& verb, const Arguments& arguments,
                        std::map<std::string, std::string>& settings) {
   for (const auto& [name, value] : arguments.flags) {
     if (Holds(verb.flags, name) || Holds(CommonFlags(), name)) continue;
-    if (!verb.takes_settings) return UnknownFlag(verb, name);
+    if (!verb.takes_settings && verb.server_flags.empty()) {
+      return UnknownFlag(verb, name);
+    }
     settings[name] = value;
   }
   return absl::OkStatus();
@@ -110,9 +148,11 @@ absl::StatusOr<absl::Duration> Timeout(const Arguments& arguments) {
       "--timeout: got '", *text, "', want a duration such as 30s or 5m"));
 }
 
-absl::Status RunVerb(const Verb& verb, const Arguments& arguments,
-                     absl::Span<const std::string> words, CtlIo& io) {
+// Returns the exit code of a verb that ran without an error.
+absl::StatusOr<int> RunVerb(const Verb& verb, const Arguments& arguments,
+                            absl::Span<const std::string> words, CtlIo& io) {
   std::map<std::string, std::string> settings;
+  COHORT_RETURN_IF_ERROR(CheckUse(verb, arguments));
   COHORT_RETURN_IF_ERROR(SortFlags(verb, arguments, settings));
   COHORT_ASSIGN_OR_RETURN(const absl::Duration timeout, Timeout(arguments));
   AdminClient server(
@@ -124,7 +164,8 @@ absl::Status RunVerb(const Verb& verb, const Arguments& arguments,
                   .timeout = timeout,
                   .json = arguments.Has("json"),
                   .io = io};
-  return verb.run(context);
+  COHORT_RETURN_IF_ERROR(verb.run(context));
+  return context.exit_code;
 }
 
 ExitCode Fail(ExitCode code, const absl::Status& status, CtlIo& io) {
@@ -158,7 +199,7 @@ ExitCode ExitCodeForVerb(const absl::Status& status) {
   }
 }
 
-ExitCode RunCtl(absl::Span<const std::string> arguments, CtlIo& io) {
+int RunCtl(absl::Span<const std::string> arguments, CtlIo& io) {
   absl::StatusOr<Arguments> read = ReadArguments(arguments, AllFlags());
   if (!read.ok()) return Fail(kExitUsage, read.status(), io);
   if (read->Has("version")) {
@@ -189,10 +230,10 @@ ExitCode RunCtl(absl::Span<const std::string> arguments, CtlIo& io) {
     io.out << VerbHelp(**verb) << std::flush;
     return kExitOk;
   }
-  const absl::Status status = RunVerb(**verb, *read, operands, io);
+  const absl::StatusOr<int> code = RunVerb(**verb, *read, operands, io);
   io.out << std::flush;
-  if (status.ok()) return kExitOk;
-  return Fail(ExitCodeForVerb(status), status, io);
+  if (code.ok()) return *code;
+  return Fail(ExitCodeForVerb(code.status()), code.status(), io);
 }
 
 }  // namespace cohort

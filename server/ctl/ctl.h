@@ -11,7 +11,7 @@ namespace cohort {
 
 // cohortctl: runs the verb that `arguments` (without the program's name) ask
 // for and returns the exit code. Results go to io.out, messages to io.err.
-ExitCode RunCtl(absl::Span<const std::string> arguments, CtlIo& io);
+int RunCtl(absl::Span<const std::string> arguments, CtlIo& io);
 
 // What a verb's error means to the shell:
 //   NotFound                             kExitUsage: no such verb, flag or

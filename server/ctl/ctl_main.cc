@@ -1,6 +1,7 @@
-// cohortctl: looks at a run that goes on, and changes it.
+// cohortctl: starts runs, looks at those that go on, and changes them.
 
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <iostream>
@@ -24,11 +25,12 @@ class Pauses {
   // Returns false if interrupted. Called by one thread.
   bool Pause(absl::Duration duration) ABSL_LOCKS_EXCLUDED(mu_) {
     if (signals_ == nullptr) {
-      signals_ = std::make_unique<SignalWatcher>([this](int) { Interrupt(); });
+      signals_ = std::make_unique<SignalWatcher>(
+          [this](int number) { Interrupt(number); });
     }
     const Instant end = clock_.Now() + duration;
     MutexLock lock(mu_);
-    while (!interrupted_) {
+    while (signal_ == 0) {
       const absl::Duration left = end - clock_.Now();
       if (left <= absl::ZeroDuration()) return true;
       changed_.WaitFor(mu_, left);
@@ -36,17 +38,23 @@ class Pauses {
     return false;
   }
 
- private:
-  void Interrupt() ABSL_LOCKS_EXCLUDED(mu_) {
+  // 0 as long as there was none.
+  int signal() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
-    interrupted_ = true;
+    return signal_;
+  }
+
+ private:
+  void Interrupt(int number) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    signal_ = number;
     changed_.NotifyAll();
   }
 
   const SteadyClock clock_{};
   Mutex mu_;
   CondVar changed_;
-  bool interrupted_ ABSL_GUARDED_BY(mu_) = false;
+  int signal_ ABSL_GUARDED_BY(mu_) = 0;
 
   // Last: its thread uses everything above.
   std::unique_ptr<SignalWatcher> signals_;
@@ -57,6 +65,15 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+ScreenSize Screen() {
+  winsize size = {};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0 ||
+      size.ws_row == 0) {
+    return {};
+  }
+  return {.columns = size.ws_col, .rows = size.ws_row};
+}
+
 int Main(int argc, char** argv) {
   Pauses pauses;
   const SteadyClock clock;
@@ -65,9 +82,12 @@ int Main(int argc, char** argv) {
   CtlIo io{.out = std::cout,
            .err = std::cerr,
            .clock = clock,
+           .program = argv[0],
            .pause = [&pauses](absl::Duration d) { return pauses.Pause(d); },
+           .signal = [&pauses] { return pauses.signal(); },
            .terminal = terminal,
-           .color = terminal && Environment("NO_COLOR").empty()};
+           .color = terminal && Environment("NO_COLOR").empty(),
+           .screen = [] { return Screen(); }};
   return RunCtl(std::vector<std::string>(argv + 1, argv + argc), io);
 }
 

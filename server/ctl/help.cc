@@ -9,7 +9,7 @@ namespace cohort {
 namespace {
 
 constexpr absl::string_view kSummary =
-    "cohortctl: looks at a run that goes on, and changes it\n";
+    "cohortctl: starts a run, looks at one that goes on, and changes it\n";
 
 void AddFlags(absl::Span<const FlagSpec> flags, std::string& text) {
   for (const FlagSpec& flag : flags) {
@@ -36,7 +36,8 @@ std::string ShortHelp() {
   return absl::StrCat(
       kSummary,
       "\nExamples:\n"
-      "  cohortctl status --server=127.0.0.1:7070\n"
+      "  cohortctl run --workers=4\n"
+      "  cohortctl watch --server=127.0.0.1:7070\n"
       "  cohortctl policy set --aggregation=async --normalization=local\n\n",
       VerbList(),
       "\n`cohortctl help` has flags and exit codes, `cohortctl help VERB` "
@@ -47,7 +48,9 @@ std::string FullHelp() {
   std::string text = absl::StrCat(
       kSummary,
       "\nExamples:\n"
-      "  cohortctl status --watch\n"
+      "  cohortctl run --workers=4 --epochs=3 -- --model=resnet20\n"
+      "  cohortctl watch --server=127.0.0.1:7070\n"
+      "  cohortctl doctor\n"
       "  cohortctl policy set --aggregation=async --normalization=local\n"
       "  cohortctl policy set --learning_rate=0.01 --dry_run\n"
       "  cohortctl workers evict --rank=1\n\n",
@@ -57,14 +60,15 @@ std::string FullHelp() {
       &text,
       "\nResults go to stdout, messages to stderr. Exit codes: 0 done; 1 "
       "failure;\n2 wrong use; 3 refused by the server; 5 server unreachable; "
-      "6 gave up waiting.\n");
+      "6 gave up waiting;\nof `run` those of the server.\n");
   return text;
 }
 
 std::string VerbHelp(const Verb& verb) {
   std::string text =
       absl::StrCat("cohortctl ", verb.name, verb.words.empty() ? "" : " ",
-                   verb.words, ": ", verb.summary, "\n\nExamples:\n");
+                   verb.words, verb.rest.empty() ? "" : " -- ", verb.rest, ": ",
+                   verb.summary, "\n\nExamples:\n");
   for (absl::string_view example : verb.examples) {
     absl::StrAppend(&text, "  ", example, "\n");
   }
@@ -75,7 +79,14 @@ std::string VerbHelp(const Verb& verb) {
                           "a setting of the run, by the name of the server's "
                           "flag");
   }
-  AddFlags(CommonFlags(), text);
+  if (!verb.server_flags.empty()) {
+    absl::StrAppendFormat(&text, "  %-18s %s\n", "--FLAG=VALUE",
+                          verb.server_flags);
+  }
+  for (const FlagSpec& flag : CommonFlags()) {
+    if (verb.local && flag.name == "server") continue;
+    AddFlags({flag}, text);
+  }
   return text;
 }
 

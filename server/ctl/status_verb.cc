@@ -21,18 +21,6 @@ absl::StatusOr<Overview> Look(AdminClient& server) {
   return overview;
 }
 
-absl::StatusOr<absl::Duration> Interval(const Arguments& arguments) {
-  const std::optional<std::string> text = arguments.Value("interval");
-  if (!text.has_value()) return kIntervalDefault;
-  absl::Duration interval;
-  if (absl::ParseDuration(*text, &interval) && interval >= kIntervalMin) {
-    return interval;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--interval: got '", *text,
-                   "', want a duration such as 2s, of at least 100ms"));
-}
-
 absl::Status Watch(Context& context, absl::Duration interval) {
   CtlIo& io = context.io;
   for (;;) {
@@ -52,9 +40,22 @@ absl::Status Watch(Context& context, absl::Duration interval) {
 
 }  // namespace
 
+absl::StatusOr<absl::Duration> IntervalOf(const Arguments& arguments,
+                                          absl::Duration otherwise) {
+  const std::optional<std::string> text = arguments.Value("interval");
+  if (!text.has_value()) return otherwise;
+  absl::Duration interval;
+  if (absl::ParseDuration(*text, &interval) && interval >= kIntervalMin) {
+    return interval;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--interval: got '", *text,
+                   "', want a duration such as 2s, of at least 100ms"));
+}
+
 absl::Status RunStatus(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const absl::Duration interval,
-                          Interval(context.arguments));
+                          IntervalOf(context.arguments, kIntervalDefault));
   if (context.arguments.Has("watch")) return Watch(context, interval);
   COHORT_ASSIGN_OR_RETURN(const Overview overview, Look(context.server));
   context.io.out << (context.json ? OverviewJson(overview) + "\n"

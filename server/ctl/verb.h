@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -16,6 +17,11 @@
 
 namespace cohort {
 
+struct ScreenSize {
+  int columns = 80;
+  int rows = 24;
+};
+
 // Where cohortctl reads and writes; main and tests each make their own.
 struct CtlIo {
   // Results.
@@ -23,11 +29,17 @@ struct CtlIo {
   // Everything else: errors, and whom is waited for.
   std::ostream& err;
   const Clock& clock;
+  // What this program was called as, for commands that it suggests.
+  std::string program = "cohortctl";
   // Sleeps; returns false if Ctrl-C came.
   std::function<bool(absl::Duration)> pause;
+  // The number of the signal that came, once `pause` has returned false.
+  std::function<int()> signal = [] { return 0; };
   // `out` may be rewritten in place, and coloured.
   bool terminal = false;
   bool color = false;
+  // Of the terminal, at this moment.
+  std::function<ScreenSize()> screen = [] { return ScreenSize(); };
 };
 
 // What a verb gets to work with.
@@ -42,6 +54,9 @@ struct Context {
   absl::Duration timeout;
   bool json = false;
   CtlIo& io;
+  // cohortctl's if the verb returns no error, such as that of a program which
+  // it ran.
+  int exit_code = 0;
 };
 
 // One thing that cohortctl can do.
@@ -55,6 +70,13 @@ struct Verb {
   std::vector<FlagSpec> flags;
   // Any other flag is the name of a setting.
   bool takes_settings = false;
+  // How the help calls any other flags, if they are the server's; empty: they
+  // are not.
+  absl::string_view server_flags = {};
+  // How the help calls what may stand behind "--"; empty: nothing may.
+  absl::string_view rest = {};
+  // It speaks to no server that runs already: --server is refused.
+  bool local = false;
   std::vector<absl::string_view> examples;
   // Errors decide the exit code: see ExitCodeForVerb.
   absl::Status (*run)(Context& context) = nullptr;
@@ -66,19 +88,30 @@ absl::Span<const Verb> Verbs();
 absl::Span<const FlagSpec> CommonFlags();
 
 // The verbs' functions.
+absl::Status RunCluster(Context& context);
+absl::Status RunStudyVerb(Context& context);
 absl::Status RunStatus(Context& context);
+absl::Status RunWatch(Context& context);
 absl::Status RunHealth(Context& context);
 absl::Status RunPolicyGet(Context& context);
 absl::Status RunPolicySet(Context& context);
 absl::Status RunPolicyHistory(Context& context);
 absl::Status RunWorkersList(Context& context);
 absl::Status RunWorkersEvict(Context& context);
+absl::Status RunWorkersDrain(Context& context);
 absl::Status RunDrain(Context& context);
 absl::Status RunCheckpointSave(Context& context);
 absl::Status RunExport(Context& context);
 absl::Status RunStatisticsCollect(Context& context);
 absl::Status RunLogLevel(Context& context);
 absl::Status RunTraceMerge(Context& context);
+absl::Status RunDoctor(Context& context);
+absl::Status RunCompletion(Context& context);
+
+// Time between two looks: --interval.
+// Errors: InvalidArgument, no duration of at least 100 ms.
+absl::StatusOr<absl::Duration> IntervalOf(const Arguments& arguments,
+                                          absl::Duration otherwise);
 
 // `status` with what to do next on a line of its own, if it is `code`.
 absl::Status WithNext(const absl::Status& status, absl::StatusCode code,

@@ -24,6 +24,89 @@ absl::Span<const Verb> Verbs() {
   // Built once, never changed; leaked, so that no order of destruction
   // matters.
   static const std::vector<Verb>& verbs = *new std::vector<Verb>{
+      {.name = "run",
+       .summary = "trains on this machine: starts a server and its workers",
+       .flags = {{.name = "workers",
+                  .value = "N",
+                  .help = "how many are started (default 2)"},
+                 {.name = "max_restarts",
+                  .value = "N",
+                  .help = "how often a worker that died is started again "
+                          "(default 3)"},
+                 {.name = "log_dir",
+                  .value = "DIR",
+                  .help = "gets server.log and worker-N.log; of the workers "
+                          "nothing is shown then"},
+                 {.name = "programs",
+                  .value = "DIR",
+                  .help = "has cohort-server and cohort-worker (default: that "
+                          "of cohortctl)"}},
+       .server_flags = "a flag of the server, which see: cohort-server --help",
+       .rest = "FLAGS OF THE WORKERS",
+       .local = true,
+       .examples = {"cohortctl run --workers=4",
+                    "cohortctl run --workers=4 --aggregation=async --epochs=3 "
+                    "-- --model=resnet20 --batch_size=32",
+                    "cohortctl run --checkpoint_dir=state --resume"},
+       .run = &RunCluster},
+      {.name = "study",
+       .summary = "measures on this machine which policy to use",
+       .flags = {{.name = "out",
+                  .value = "DIR",
+                  .help = "gets runs, study.csv and report.html; a study that "
+                          "was stopped goes on there (default study)"},
+                 {.name = "aggregation",
+                  .value = "LIST",
+                  .help = "of sync, bounded and async (default sync,async)"},
+                 {.name = "normalization",
+                  .value = "LIST",
+                  .help = "of global and local (default both)"},
+                 {.name = "bn_statistics",
+                  .value = "LIST",
+                  .help = "of sync, async, chief and after, side by side in "
+                          "each run (default all)"},
+                 {.name = "staleness",
+                  .value = "LIST",
+                  .help = "of keep, drop, scale and compensate, without sync "
+                          "(default keep)"},
+                 {.name = "order",
+                  .value = "LIST",
+                  .help = "of the data: shuffled, sorted (default shuffled)"},
+                 {.name = "batch_size",
+                  .value = "LIST",
+                  .help = "images of each worker in a step (default 1,2,4,16)"},
+                 {.name = "workers",
+                  .value = "LIST",
+                  .help = "how many a run has (default 4)"},
+                 {.name = "seed",
+                  .value = "LIST",
+                  .help = "a run each; intervals need two (default 1,2,3)"},
+                 {.name = "reference_images",
+                  .value = "N",
+                  .help = "--learning_rate is for steps of N images, and in "
+                          "proportion for others (default: for all the same)"},
+                 {.name = "target",
+                  .value = "PERCENT",
+                  .help = "accuracy or mIoU whose time is taken (default 90 % "
+                          "of the best, by order)"},
+                 {.name = "parallel",
+                  .value = "N",
+                  .help = "runs at a time (default: a core for each process)"},
+                 {.name = "programs",
+                  .value = "DIR",
+                  .help = "has cohort-server and cohort-worker (default: that "
+                          "of cohortctl)"}},
+       .server_flags = "a flag of the server for all runs, such as --epochs=4",
+       .rest = "FLAGS OF THE WORKERS",
+       .local = true,
+       .examples = {"cohortctl study --batch_size=1,4 --epochs=4 "
+                    "--learning_rate=0.05 --reference_images=64 -- "
+                    "--limit=4000 --test_limit=2000",
+                    "cohortctl study --out=camvid --aggregation=sync "
+                    "--order=shuffled,sorted --batch_size=1 --seed=1,2 "
+                    "--epochs=16 -- --model=unet --width=16 --dataset=voc "
+                    "--data_dir=camvid --image_size=88x120"},
+       .run = &RunStudyVerb},
       {.name = "status",
        .summary = "state, progress, policy and workers of the run",
        .flags = {{.name = "watch",
@@ -34,6 +117,31 @@ absl::Span<const Verb> Verbs() {
                   .help = "time between two looks of --watch (default 2s)"}},
        .examples = {"cohortctl status", "cohortctl status --watch"},
        .run = &RunStatus},
+      {.name = "watch",
+       .summary = "a live view of the run, until it is over",
+       .flags = {{.name = "interval",
+                  .value = "T",
+                  .help = "time between two looks (default 1s; 10s for lines "
+                          "of a log)"}},
+       .examples = {"cohortctl watch", "cohortctl watch --json --interval=5s"},
+       .run = &RunWatch},
+      {.name = "doctor",
+       .summary =
+           "looks for what keeps a run from working, and says what helps",
+       .flags = {{.name = "ops",
+                  .value = "HOST:PORT",
+                  .help = "operations port of the server (default: port 7071 "
+                          "beside --server)"},
+                 {.name = "results_dir",
+                  .value = "DIR",
+                  .help = "a folder that the server is to write into"},
+                 {.name = "checkpoint_dir",
+                  .value = "DIR",
+                  .help = "the same"}},
+       .examples = {"cohortctl doctor",
+                    "cohortctl doctor --server=10.0.0.1:7070 "
+                    "--checkpoint_dir=state"},
+       .run = &RunDoctor},
       {.name = "health",
        .summary = "asks an operations port whether its process is ready",
        .flags = {{.name = "ops",
@@ -71,6 +179,14 @@ absl::Span<const Verb> Verbs() {
        .summary = "who holds which rank, and when it was last heard from",
        .examples = {"cohortctl workers list"},
        .run = &RunWorkersList},
+      {.name = "workers drain",
+       .summary = "has a worker leave after its step, so that nothing is lost",
+       .flags = {{.name = "rank", .value = "N", .help = "whose"},
+                 {.name = "reason",
+                  .value = "TEXT",
+                  .help = "goes into the server's log"}},
+       .examples = {"cohortctl workers drain --rank=1"},
+       .run = &RunWorkersDrain},
       {.name = "workers evict",
        .summary = "ends the life that holds a rank, as if it had died",
        .flags = {{.name = "rank", .value = "N", .help = "whose"},
@@ -111,7 +227,13 @@ absl::Span<const Verb> Verbs() {
                   .help = "gets the merged timeline (default trace.json)"}},
        .examples = {"cohortctl trace merge server.json worker0.json "
                     "worker1.json --out=run.json"},
-       .run = &RunTraceMerge}};
+       .run = &RunTraceMerge},
+      {.name = "completion",
+       .summary = "prints what makes a shell complete cohortctl's words",
+       .words = "bash|zsh|fish",
+       .local = true,
+       .examples = {"cohortctl completion bash"},
+       .run = &RunCompletion}};
   return verbs;
 }
 

@@ -10,11 +10,13 @@
 namespace cohort {
 namespace {
 
+constexpr absl::Duration kLookInterval = absl::Milliseconds(200);
+
 absl::StatusOr<int32_t> RankOf(const Arguments& arguments) {
   const std::optional<std::string> text = arguments.Value("rank");
   if (!text.has_value()) {
     return absl::NotFoundError(
-        "got no --rank, want that of the worker to evict\n`cohortctl workers "
+        "got no --rank, want that of the worker\n`cohortctl workers "
         "list` shows them");
   }
   int32_t rank = 0;
@@ -23,12 +25,74 @@ absl::StatusOr<int32_t> RankOf(const Arguments& arguments) {
       absl::StrCat("--rank: got '", *text, "', want 0 or more"));
 }
 
+// The life that holds a rank; 0 if nobody does.
+int64_t HolderOf(const v1::Status& status, int32_t rank) {
+  for (const v1::WorkerStatus& worker : status.workers()) {
+    if (worker.rank() != rank) continue;
+    return worker.state() == "vacant" ? 0 : worker.incarnation();
+  }
+  return 0;
+}
+
+// Returns the version at which the life that holds the rank has gone.
+absl::StatusOr<int64_t> AwaitLeave(Context& context, int32_t rank,
+                                   int64_t holder) {
+  const Instant deadline = context.io.clock.Now() + context.timeout;
+  for (;;) {
+    COHORT_ASSIGN_OR_RETURN(const v1::Status status,
+                            context.server.GetStatus());
+    if (HolderOf(status, rank) != holder || status.ended()) {
+      return status.version();
+    }
+    if (context.io.clock.Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "worker ", rank, " is still there after ",
+          absl::FormatDuration(context.timeout),
+          "\nIt leaves once it has done its step; `cohortctl workers list` "
+          "tells when"));
+    }
+    if (!context.io.pause(kLookInterval)) {
+      return absl::CancelledError(absl::StrCat(
+          "interrupted; worker ", rank, " leaves once it has done its step"));
+    }
+  }
+}
+
 }  // namespace
 
 absl::Status RunWorkersList(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const v1::Status status, context.server.GetStatus());
   context.io.out << (context.json ? WorkersJson(status) + "\n"
                                   : WorkersText(status, context.io.color));
+  return absl::OkStatus();
+}
+
+absl::Status RunWorkersDrain(Context& context) {
+  v1::EvictRequest request;
+  COHORT_ASSIGN_OR_RETURN(const int32_t rank, RankOf(context.arguments));
+  request.set_rank(rank);
+  request.set_reason(context.arguments.Value("reason").value_or(""));
+  request.set_after_step(true);
+  COHORT_ASSIGN_OR_RETURN(const v1::Status before, context.server.GetStatus());
+  const absl::StatusOr<v1::EvictReply> reply = context.server.Evict(request);
+  constexpr absl::string_view kNext =
+      "`cohortctl workers list` shows who holds which rank";
+  COHORT_RETURN_IF_ERROR(WithNext(
+      WithNext(reply.status(), absl::StatusCode::kInvalidArgument, kNext),
+      absl::StatusCode::kFailedPrecondition, kNext));
+  COHORT_ASSIGN_OR_RETURN(const int64_t version,
+                          AwaitLeave(context, rank, HolderOf(before, rank)));
+  if (context.json) {
+    context.io.out
+        << nlohmann::ordered_json{{"rank", rank}, {"version", version}}.dump()
+        << "\n";
+    return absl::OkStatus();
+  }
+  context.io.out << "worker " << rank << " has left at version " << version
+                 << "\n";
+  context.io.err << "`cohortctl status` tells whether the run waits for a "
+                    "replacement"
+                 << std::endl;
   return absl::OkStatus();
 }
 

@@ -8,7 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "cohort/v1/admin.grpc.pb.h"
+#include "common/build_info.h"
 #include "common/log/log.h"
 #include "common/measures.h"
 #include "common/mutex.h"
@@ -106,12 +108,15 @@ v1::Status ToProto(const StatusView& view, double samples_per_second) {
   proto.set_samples_per_second(samples_per_second);
   proto.set_workers_expected(view.workers_expected);
   proto.set_ended(view.ended);
+  proto.set_build(BuildText());
+  proto.set_server_unix_us(absl::ToUnixMicros(absl::Now()));
   for (const StatusView::Worker& worker : view.workers) {
     v1::WorkerStatus* to = proto.add_workers();
     to->set_rank(worker.rank.value());
     to->set_state(worker.state);
     to->set_incarnation(worker.incarnation.value());
     to->set_description(worker.description);
+    to->set_build(worker.build);
     to->set_batch_size(worker.batch_size);
     to->set_sequence(worker.sequence.value());
     to->set_silent_ms(absl::ToInt64Milliseconds(worker.silent));
@@ -259,9 +264,12 @@ class AdminService final : public v1::Admin::CallbackService {
                                   const v1::EvictRequest* request,
                                   v1::EvictReply* reply) override {
     std::string reason = request->reason().substr(0, kReasonLengthMax);
-    if (reason.empty()) reason = "evicted by an operator";
+    if (reason.empty()) reason = "asked for by an operator";
+    const Rank rank(request->rank());
     const absl::StatusOr<Version> version =
-        shard_.Evict(request->run_id(), Rank(request->rank()), reason);
+        request->after_step()
+            ? shard_.DrainWorker(request->run_id(), rank, reason)
+            : shard_.Evict(request->run_id(), rank, reason);
     if (version.ok()) reply->set_version(version->value());
     return Finish(context, version.status());
   }

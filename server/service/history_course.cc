@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "absl/strings/numbers.h"
-#include "server/service/history_table.h"
+#include "common/formats/csv.h"
 
 namespace cohort {
 

@@ -24,22 +24,6 @@ bool IsAbove(absl::string_view row, int64_t last) {
 
 }  // namespace
 
-std::vector<std::string> CsvFields(absl::string_view line) {
-  std::vector<std::string> fields(1);
-  bool quoted = false;
-  for (const char c : line) {
-    if (c == '"') {
-      // A doubled quote closes and opens again, and loses nothing we read.
-      quoted = !quoted;
-    } else if (c == ',' && !quoted) {
-      fields.emplace_back();
-    } else {
-      fields.back().push_back(c);
-    }
-  }
-  return fields;
-}
-
 absl::StatusOr<std::vector<std::string>> CutTable(const std::string& path,
                                                   int64_t last) {
   const absl::StatusOr<ByteRope> content = RealFileSystem().ReadFile(path);

@@ -9,9 +9,6 @@
 
 namespace cohort {
 
-// The fields of one line of a CSV file, without their quotes.
-std::vector<std::string> CsvFields(absl::string_view line);
-
 // Makes a CSV file one that can be continued: rows whose first field, a number,
 // is above `last` are removed, as is a last line that was cut off. Readers see
 // the old file or the new one. Returns the rows that stay, without the header;

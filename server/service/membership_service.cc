@@ -33,17 +33,19 @@ absl::StatusOr<JoinRequest> FromProto(const v1::Join& proto) {
         "join.incarnation: got ", proto.incarnation(), ", want 0 or more"));
   }
   if (proto.fingerprint().size() > kTextLengthMax ||
-      proto.description().size() > kTextLengthMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("join: got a fingerprint of ", proto.fingerprint().size(),
-                     " and a description of ", proto.description().size(),
-                     " bytes, want at most ", kTextLengthMax));
+      proto.description().size() > kTextLengthMax ||
+      proto.build().size() > kTextLengthMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "join: got a fingerprint of ", proto.fingerprint().size(),
+        ", a description of ", proto.description().size(), " and a build of ",
+        proto.build().size(), " bytes, want at most ", kTextLengthMax));
   }
   JoinRequest request{.run_id = proto.run_id(),
                       .incarnation = Incarnation(proto.incarnation()),
                       .batch_size = proto.batch_size(),
                       .fingerprint = proto.fingerprint(),
-                      .description = proto.description()};
+                      .description = proto.description(),
+                      .build = proto.build()};
   if (proto.has_rank()) request.rank = Rank(proto.rank());
   return request;
 }

@@ -10,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/byte_rope.h"
+#include "common/formats/file_system.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "server/checkpoint/model_tensors.h"
@@ -22,6 +24,7 @@ namespace {
 
 // The newest, and the one before it in case the newest is damaged.
 constexpr int32_t kCheckpointsKept = 2;
+constexpr int kFileMode = 0644;
 
 absl::Status MakeDirectories(absl::string_view flag, const std::string& path) {
   std::error_code error;
@@ -209,6 +212,22 @@ absl::Status RunFiles::WriteModel(const RegisteredModel& model,
         "the server was started without --results_dir");
   }
   return cohort::WriteModel(files_, model_path(), model, snapshot);
+}
+
+absl::Status RunFiles::WriteStaleness(const StalenessCounts& counts) {
+  if (!keeps_results()) {
+    return absl::FailedPreconditionError(
+        "the server was started without --results_dir");
+  }
+  if (counts.empty()) return absl::OkStatus();
+  std::string text = "staleness_versions,pushes\n";
+  for (const auto& [staleness, pushes] : counts) {
+    absl::StrAppend(&text, staleness, ",", pushes, "\n");
+  }
+  return WriteFileAtomically(
+      files_, absl::StrCat(options_.results_dir, "/staleness.csv"), kFileMode,
+      {ByteRope::Copy(absl::MakeConstSpan(
+          reinterpret_cast<const std::byte*>(text.data()), text.size()))});
 }
 
 int64_t RunFiles::checkpoints_skipped() const {

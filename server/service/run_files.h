@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/formats/file_system.h"
 #include "common/mutex.h"
+#include "common/staleness_histogram.h"
 #include "common/timeline.h"
 #include "server/checkpoint/checkpoint.h"
 #include "server/checkpoint/state_lock.h"
@@ -65,6 +66,10 @@ class RunFiles {
   // Errors: FailedPrecondition no --results_dir; those of FileSystem.
   absl::Status WriteModel(const RegisteredModel& model,
                           const ModelSnapshot& snapshot);
+  // Into staleness.csv: how many pushes were decided with which staleness.
+  // Nothing if none was (sync).
+  // Errors: as WriteModel.
+  absl::Status WriteStaleness(const StalenessCounts& counts);
   std::string model_path() const;
 
   CheckpointFigures figures() const ABSL_LOCKS_EXCLUDED(mu_);

@@ -8,10 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "common/change_headline.h"
 #include "common/check.h"
+#include "common/formats/csv.h"
 #include "common/log/log.h"
 #include "common/measures.h"
 #include "common/status_macros.h"
@@ -34,10 +34,6 @@ constexpr absl::string_view kClassHeader =
     "version,epoch,bn_statistics,class,iou,intersection,predicted,actual\n";
 constexpr absl::string_view kPolicyHeader =
     "policy_epoch,version,samples,seconds,changes,text\n";
-
-std::string Quoted(absl::string_view text) {
-  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
-}
 
 // Empty if absent.
 std::string Fraction(std::optional<double> value) {
@@ -412,8 +408,8 @@ void RunRecorder::WriteChange(const PolicyRecord& record,
   if (at.has_value()) {
     policy_ << absl::StrFormat("%.3f", absl::ToDoubleSeconds(Elapsed(*at)));
   }
-  policy_ << ',' << Quoted(ChangesText(record.changed)) << ','
-          << Quoted(record.text) << '\n'
+  policy_ << ',' << CsvQuoted(ChangesText(record.changed)) << ','
+          << CsvQuoted(record.text) << '\n'
           << std::flush;
 }
 

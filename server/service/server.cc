@@ -405,6 +405,7 @@ void Server::WriteResults(RunSummary& summary) {
   summary.model = state->model;
   summary.snapshot = state->snapshot;
   if (!files_->keeps_results()) return;
+  KeepFirst(summary.files, files_->WriteStaleness(shard_->Status().staleness));
   const absl::Status written =
       files_->WriteModel(*state->model, *state->snapshot);
   KeepFirst(summary.files, written);

@@ -68,7 +68,9 @@ ABSL_FLAG(std::string, bn_statistics, "auto",
           "Moving statistics: sync (once a step, combined), async (per push), "
           "chief (lowest rank only), after (collected once training is done), "
           "or auto (as the aggregation). Several, separated by commas, are "
-          "kept side by side; the first is exported.");
+          "kept side by side; the first is exported. With batch behind them "
+          "evaluation also tells what the weights are worth when each batch is "
+          "normalised by itself, as in training.");
 ABSL_FLAG(bool, bn_mixture_variance, false,
           "Moving variances hold how far the batch means are apart, too.");
 ABSL_FLAG(int64_t, precise_batches, 200,

@@ -513,18 +513,31 @@ PolicyView Shard::Policy() const {
   return core_.Policy(clock_.Now());
 }
 
+absl::Status Shard::CheckRun(const std::string& run_id) const {
+  if (run_id.empty() || run_id == this->run_id()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("got run ", run_id, ", want ", this->run_id(),
+                   ": this server holds another run"));
+}
+
 absl::StatusOr<Version> Shard::Evict(const std::string& run_id, Rank rank,
                                      const std::string& reason) {
-  if (!run_id.empty() && run_id != this->run_id()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("got run ", run_id, ", want ", this->run_id(),
-                     ": this server holds another run"));
-  }
+  COHORT_RETURN_IF_ERROR(CheckRun(run_id));
   return Handle([&](Coordinator& core, Instant now,
                     Effects& out) -> absl::StatusOr<Version> {
     const Version version = core.Status(now).version;
     COHORT_RETURN_IF_ERROR(core.Evict(rank, reason, now, out));
     return version;
+  });
+}
+
+absl::StatusOr<Version> Shard::DrainWorker(const std::string& run_id, Rank rank,
+                                           const std::string& reason) {
+  COHORT_RETURN_IF_ERROR(CheckRun(run_id));
+  return Handle([&](Coordinator& core, Instant now,
+                    Effects& out) -> absl::StatusOr<Version> {
+    COHORT_RETURN_IF_ERROR(core.DrainWorker(rank, reason, now, out));
+    return core.Status(now).version;
   });
 }
 

@@ -148,8 +148,12 @@ class Shard {
   // run that is meant; empty: whatever run this is.
   absl::StatusOr<Version> Evict(const std::string& run_id, Rank rank,
                                 const std::string& reason);
+  // The same for a worker that leaves by itself after the step in progress.
+  absl::StatusOr<Version> DrainWorker(const std::string& run_id, Rank rank,
+                                      const std::string& reason);
 
  private:
+  absl::Status CheckRun(const std::string& run_id) const;
   struct Dispatcher;
 
   template <typename Call>

@@ -243,6 +243,60 @@ TEST(CoordinatorChangeTest, AnEvictedRankIsLost) {
               HasSubstr("want 0 to 1"));
 }
 
+TEST(CoordinatorChangeTest, ADrainedWorkerLeavesAfterItsPushCounted) {
+  for (const AggregationKind kind :
+       {AggregationKind::kSync, AggregationKind::kAsync}) {
+    FakeSetup setup = LongSetup(kind);
+    setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+    FakeCohort cohort(setup);
+    cohort.Start();
+    ASSERT_TRUE(cohort.DrainWorker(kRank1).ok());
+    EXPECT_TRUE(Trains(cohort, kRank1));
+    cohort.Push(kRank0, PushOf(0));
+    cohort.Push(kRank1, PushOf(0));
+    EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
+    EXPECT_EQ(cohort.told(kRank1).reason, "drained: told to");
+    EXPECT_TRUE(Trains(cohort, kRank0));
+    const Version before = cohort.snapshot()->version;
+    cohort.Leave(kRank1);
+    // The step that is under way is not begun anew for its sake.
+    EXPECT_EQ(cohort.counter("steps_aborted"), 0);
+    cohort.Push(kRank0, PushOf(0));
+    EXPECT_EQ(cohort.snapshot()->version, before.Next());
+  }
+}
+
+TEST(CoordinatorChangeTest, ADrainedWorkerIsReplacedUnderWait) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.DrainWorker(kRank1).ok());
+  cohort.Push(kRank0, PushOf(0));
+  cohort.Push(kRank1, PushOf(0));
+  cohort.Leave(kRank1);
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  // Its next life stays.
+  for (int step = 0; step < 2; ++step) {
+    if (step == 0) cohort.StartOne(kRank1);
+    EXPECT_TRUE(Trains(cohort, kRank1));
+    cohort.Push(kRank0, PushOf(0));
+    cohort.Push(kRank1, PushOf(0));
+  }
+  EXPECT_EQ(cohort.snapshot()->version, Version(3));
+}
+
+TEST(CoordinatorChangeTest, ADrainedWorkerThatWaitsLeavesAtOnce) {
+  FakeSetup setup = LongSetup();
+  FakeCohort cohort(setup);
+  cohort.StartOne(kRank0);
+  ASSERT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
+  ASSERT_TRUE(cohort.DrainWorker(kRank0).ok());
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
+  EXPECT_THAT(std::string(cohort.DrainWorker(kRank1).message()),
+              HasSubstr("rank 1 is vacant"));
+  EXPECT_THAT(std::string(cohort.DrainWorker(kRank2).message()),
+              HasSubstr("want 0 to 1"));
+}
+
 TEST(CoordinatorChangeTest, WhatMakesNoSenseIsRefusedAndChangesNothing) {
   FakeSetup setup = LongSetup();
   setup.options.policy.normalization = NormalizationKind::kGlobal;

@@ -50,6 +50,20 @@ void TrainEpoch(FakeCohort& cohort) {
   }
 }
 
+// As TrainEpoch, with both ranks' moments combined.
+void TrainEpochTogether(FakeCohort& cohort) {
+  for (int64_t step = 0; step < 2; ++step) {
+    for (Rank rank : {kRank0, kRank1}) {
+      ASSERT_TRUE(cohort
+                      .Reduce(rank, {.step = Version(step)},
+                              {.count = 2, .first = {1}, .second = {2}})
+                      .ok());
+    }
+    cohort.Push(kRank0, {});
+    cohort.Push(kRank1, {});
+  }
+}
+
 // Reports whatever `rank` was told to collect or evaluate.
 void Work(FakeCohort& cohort, Rank rank) {
   while (cohort.told(rank).kind == AssignmentKind::kCollectMoments) {
@@ -119,6 +133,37 @@ TEST(CoordinatorStatisticsTest, EachKindIsEvaluated) {
   EXPECT_TRUE(cohort.core().ended());
 }
 
+// Of the batch's own statistics nothing is kept; evaluation is told to do
+// without, and how the policy trains.
+TEST(CoordinatorStatisticsTest, TheBatchesOwnAreEvaluatedAndNotKept) {
+  constexpr StatisticsKind kBatch = StatisticsKind::kBatch;
+  FakeCohort cohort(SetupWith({kSync, kBatch}));
+  cohort.Start();
+  const LayerStatistics initial = Of(cohort.snapshot(), kBatch);
+  TrainEpoch(cohort);
+  EXPECT_EQ(Of(cohort.snapshot(), kBatch), initial);
+  EXPECT_NE(Of(cohort.snapshot(), kSync), initial);
+  ASSERT_TRUE(cohort.Report(kRank0).ok());
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
+  EXPECT_EQ(cohort.told(kRank0).statistics, kBatchStatistics);
+  EXPECT_FALSE(cohort.told(kRank0).global_normalization);
+  cohort.EvaluateAll();
+  const auto evaluated = cohort.All<effect::Evaluated>();
+  ASSERT_EQ(evaluated.size(), 1);
+  ASSERT_EQ(evaluated[0].record.results.size(), 2);
+  EXPECT_EQ(evaluated[0].record.results[1].statistics, kBatch);
+}
+
+TEST(CoordinatorStatisticsTest, AnEvaluationIsToldHowThePolicyTrains) {
+  FakeSetup setup = GlobalSetup();
+  setup.options.policy.statistics = {kSync, StatisticsKind::kBatch};
+  FakeCohort cohort(setup);
+  cohort.Start();
+  TrainEpochTogether(cohort);
+  ASSERT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
+  EXPECT_TRUE(cohort.told(kRank0).global_normalization);
+}
+
 // The batches are each rank's own, {0 1 2} {3} {4 5 6} {7}, of which
 // BatchMoments makes {0 2} {3 3} {4 6} {7 7}: mean 4, M2 44.
 TEST(CoordinatorStatisticsTest, AfterIsCollectedAtTheEndThenAllAreEvaluated) {
@@ -163,16 +208,7 @@ TEST(CoordinatorStatisticsTest, ABatchIsAWholeStepUnderGlobalNormalization) {
   setup.options.policy.statistics = {kAfter};
   FakeCohort cohort(setup);
   cohort.Start();
-  for (int64_t step = 0; step < 2; ++step) {
-    for (Rank rank : {kRank0, kRank1}) {
-      ASSERT_TRUE(cohort
-                      .Reduce(rank, {.step = Version(step)},
-                              {.count = 2, .first = {1}, .second = {2}})
-                      .ok());
-    }
-    cohort.Push(kRank0, {});
-    cohort.Push(kRank1, {});
-  }
+  TrainEpochTogether(cohort);
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kCollectMoments);
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 4}));
   EXPECT_EQ(cohort.told(kRank1).range, (IndexRange{4, 8}));

@@ -124,6 +124,13 @@ absl::Status FakeCohort::Evict(Rank rank) {
   return status;
 }
 
+absl::Status FakeCohort::DrainWorker(Rank rank) {
+  Effects out;
+  const absl::Status status = core_.DrainWorker(rank, "told to", now_, out);
+  Absorb(std::move(out));
+  return status;
+}
+
 absl::Status FakeCohort::Join(Rank rank, Incarnation incarnation) {
   Effects out;
   const absl::Status status = core_.Join(

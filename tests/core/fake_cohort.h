@@ -92,6 +92,7 @@ class FakeCohort {
   void Drain(const std::string& reason);
   absl::StatusOr<ChangeAnswer> Change(const SettingValues& values);
   absl::Status Evict(Rank rank);
+  absl::Status DrainWorker(Rank rank);
 
   void HoldFolds() { hold_folds_ = true; }
   void RunFolds();

@@ -99,6 +99,17 @@ TEST(OptionsTest, AsyncRefusesOnlyExplicitConflicts) {
                         "or auto with --aggregation=async"));
 }
 
+TEST(OptionsTest, TheBatchesOwnStatisticsCannotBeExported) {
+  EXPECT_THAT(Refusal({.policy = {.statistics = {StatisticsKind::kBatch,
+                                                 StatisticsKind::kSync}}}),
+              HasSubstr("--bn_statistics: got batch,sync, want another kind "
+                        "first"));
+  EXPECT_TRUE(Validate({.policy = {.aggregation = AggregationKind::kAsync,
+                                   .statistics = {StatisticsKind::kAsync,
+                                                  StatisticsKind::kBatch}}})
+                  .ok());
+}
+
 TEST(OptionsTest, GroupsNeedARendezvous) {
   EXPECT_TRUE(
       Validate({.workers = 4, .policy = {.normalization_group = 2}}).ok());

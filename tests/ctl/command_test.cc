@@ -23,20 +23,27 @@ TEST(CtlCommandTest, WithoutArgumentsHelpsInShort) {
   const CtlResult result = ctl.RunPlain("");
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(result.err, "");
-  EXPECT_EQ(result.out,
-            R"(cohortctl: looks at a run that goes on, and changes it
+  EXPECT_EQ(
+      result.out,
+      R"(cohortctl: starts a run, looks at one that goes on, and changes it
 
 Examples:
-  cohortctl status --server=127.0.0.1:7070
+  cohortctl run --workers=4
+  cohortctl watch --server=127.0.0.1:7070
   cohortctl policy set --aggregation=async --normalization=local
 
 Verbs:
+  run                 trains on this machine: starts a server and its workers
+  study               measures on this machine which policy to use
   status              state, progress, policy and workers of the run
+  watch               a live view of the run, until it is over
+  doctor              looks for what keeps a run from working, and says what helps
   health              asks an operations port whether its process is ready
   policy get          the settings in force, and the change under way
   policy set          changes settings while the run goes on
   policy history      every change of settings, and at which version
   workers list        who holds which rank, and when it was last heard from
+  workers drain       has a worker leave after its step, so that nothing is lost
   workers evict       ends the life that holds a rank, as if it had died
   run drain           ends the run after the current step, with its results
   checkpoint save     writes a checkpoint now, and waits until it is safe
@@ -44,6 +51,7 @@ Verbs:
   export              writes model.safetensors into the server's results_dir
   log level           tells or changes which lines the server logs
   trace merge         puts the timelines of all processes on one clock
+  completion          prints what makes a shell complete cohortctl's words
 
 `cohortctl help` has flags and exit codes, `cohortctl help VERB` each verb.
 )");
@@ -57,9 +65,11 @@ TEST(CtlCommandTest, HelpExplainsEveryVerbItsFlagsAndExitCodes) {
     const std::string name(verb.name);
     const CtlResult help = ctl.RunPlain(absl::StrCat("help ", name));
     EXPECT_EQ(help.code, 0);
-    EXPECT_THAT(help.out, StartsWith(absl::StrCat(
-                              "cohortctl ", name, verb.words.empty() ? "" : " ",
-                              std::string(verb.words), ": ")));
+    EXPECT_THAT(help.out,
+                StartsWith(absl::StrCat(
+                    "cohortctl ", name, verb.words.empty() ? "" : " ",
+                    std::string(verb.words), verb.rest.empty() ? "" : " -- ",
+                    std::string(verb.rest), ": ")));
     EXPECT_EQ(ctl.RunPlain(absl::StrCat(name, " -h")).out, help.out);
     for (const FlagSpec& flag : verb.flags) {
       EXPECT_THAT(help.out,
@@ -105,6 +115,27 @@ TEST(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
       {"workers evict 1",
        "got '1' after 'workers evict', want only flags\n"
        "`cohortctl help workers evict` lists them"},
+      {"run darin",
+       "unknown verb 'run darin'; did you mean 'run drain'?\n"
+       "`cohortctl help` lists all verbs"},
+      {"run watch",
+       "unknown verb 'run watch'; did you mean 'watch'?\n"
+       "`cohortctl help` lists all verbs"},
+      {"run 4",
+       "got '4' after 'run', want only flags\n"
+       "`cohortctl help run` lists them"},
+      {"run --server=10.0.0.1:7070",
+       "'run' speaks to no running server: --server means nothing here\n"
+       "`cohortctl help run` lists its flags"},
+      {"status -- --batch_size=8",
+       "got '--', want nothing behind the flags of 'status'\n"
+       "`cohortctl help status` lists them"},
+      {"completion powershell",
+       "got shell 'powershell', want bash, zsh or fish\n"
+       "`cohortctl help completion` shows how it is used"},
+      {"workers drain",
+       "got no --rank, want that of the worker\n"
+       "`cohortctl workers list` shows them"},
       {"status --watch=yes", "--watch takes no value, got 'yes'"},
       {"status --timeout", "--timeout wants a value: --timeout=T"},
       {"status --timeout=1s --timeout=2s", "--timeout is given twice"},
@@ -116,6 +147,58 @@ TEST(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
     EXPECT_EQ(result.out, "");
     EXPECT_EQ(result.err, absl::StrCat("cohortctl: ", c.err, "\n"));
   }
+}
+
+TEST(CtlCommandTest, ValuesThatCannotBeAreExitCode3) {
+  struct Case {
+    const char* arguments;
+    const char* err;
+  };
+  const Case cases[] = {
+      {"run --workers=0", "--workers: got '0', want 1 to 999"},
+      {"run --workers=four", "--workers: got 'four', want 1 to 999"},
+      {"run --max_restarts=-1", "--max_restarts: got '-1', want 0 to 1000000"},
+      {"run --programs=/nowhere",
+       "/nowhere: has no executable cohort-server\nBuild it with `cmake "
+       "--build --preset release --target cohort-server cohort-worker "
+       "cohortctl`, or say where it is with --programs=DIR"},
+      {"watch --interval=1ms",
+       "--interval: got '1ms', want a duration such as 2s, of at least "
+       "100ms"},
+      {"workers drain --rank=-1", "--rank: got '-1', want 0 or more"},
+      {"log level loud --server=127.0.0.1:1 --timeout=0s",
+       "--timeout: got '0s', want a duration such as 30s or 5m"}};
+  CtlHarness ctl;
+  for (const Case& c : cases) {
+    const CtlResult result = ctl.RunPlain(c.arguments);
+    EXPECT_EQ(result.code, 3) << c.arguments;
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(result.err, absl::StrCat("cohortctl: ", c.err, "\n"));
+  }
+}
+
+TEST(CtlCommandTest, HelpOfRunHasExamplesFirst) {
+  CtlHarness ctl;
+  EXPECT_EQ(
+      ctl.RunPlain("help run").out,
+      R"(cohortctl run -- FLAGS OF THE WORKERS: trains on this machine: starts a server and its workers
+
+Examples:
+  cohortctl run --workers=4
+  cohortctl run --workers=4 --aggregation=async --epochs=3 -- --model=resnet20 --batch_size=32
+  cohortctl run --checkpoint_dir=state --resume
+
+Flags:
+  --workers=N        how many are started (default 2)
+  --max_restarts=N   how often a worker that died is started again (default 3)
+  --log_dir=DIR      gets server.log and worker-N.log; of the workers nothing is shown then
+  --programs=DIR     has cohort-server and cohort-worker (default: that of cohortctl)
+  --FLAG=VALUE       a flag of the server, which see: cohort-server --help
+  --json             print the result as JSON, in one line
+  --timeout=T        longest wait, for an answer and for a change (default 1m)
+  --help             explain the verb
+  --version          tell version and commit
+)");
 }
 
 TEST(CtlCommandTest, BadTimeoutIsExitCode3) {

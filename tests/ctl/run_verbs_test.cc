@@ -45,6 +45,40 @@ TEST(WorkersEvictTest, RefusalsSayWhereToLook) {
   EXPECT_EQ(ctl.Run("workers evict --rank=one").code, 3);
 }
 
+TEST(WorkersDrainTest, WaitsUntilTheWorkerHasLeft) {
+  CtlHarness ctl;
+  v1::EvictRequest seen;
+  int looks = 0;
+  ctl.server.on_status = [&] {
+    v1::Status status = ExampleStatus();
+    // The first look is before the request.
+    if (++looks < 4) return status;
+    status.set_version(152);
+    status.mutable_workers(0)->set_state("vacant");
+    return status;
+  };
+  ctl.server.on_evict = [&](const v1::EvictRequest& request) {
+    seen = request;
+    return v1::EvictReply();
+  };
+  const CtlResult result = ctl.Run("workers drain --rank=0 --reason=update");
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, "worker 0 has left at version 152\n");
+  EXPECT_TRUE(seen.after_step());
+  EXPECT_EQ(seen.reason(), "update");
+  EXPECT_EQ(ctl.paused(), absl::Milliseconds(400));
+}
+
+TEST(WorkersDrainTest, OneThatStaysIsExitCode6) {
+  CtlHarness ctl;
+  ctl.server.on_evict = [](const v1::EvictRequest&) {
+    return v1::EvictReply();
+  };
+  const CtlResult result = ctl.Run("workers drain --rank=0 --timeout=2s");
+  EXPECT_EQ(result.code, 6);
+  EXPECT_THAT(result.err, testing::HasSubstr("worker 0 is still there"));
+}
+
 TEST(RunDrainTest, TellsWhatHappens) {
   CtlHarness ctl;
   std::string reason;

@@ -15,6 +15,7 @@
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/formats/csv.h"
 #include "common/listen_address.h"
 #include "common/process/command_line.h"
 #include "server/core/settings.h"

@@ -398,8 +398,9 @@ at::Tensor CohortBatchNorm(const BatchNormTensors& tensors,
   CheckTensors(spec, tensors);
   COHORT_CHECK(call.relu || !ValueOr(tensors.addend).defined(),
                "an addend without a ReLU");
-  const bool frozen =
-      !call.batch_statistics || call.step->binding->IsFrozen(call.layer);
+  const bool by_batch = call.batch_statistics ||
+                        call.step->context->normalises_by_batch_in_evaluation;
+  const bool frozen = !by_batch || call.step->binding->IsFrozen(call.layer);
   std::shared_ptr<const Normalizer> known;
   if (frozen) {
     known = ByStatistics(tensors, call);

@@ -18,6 +18,9 @@ struct StepContext {
   // Null: every call is normalised by its own batch.
   Rendezvous* rendezvous = nullptr;
   const kernels::Backend* backend = nullptr;
+  // Layers in eval mode are normalised by their batch, too, unless they are
+  // frozen: a model can be scored as it was trained, with dropout off.
+  bool normalises_by_batch_in_evaluation = false;
 
   // Out: forward calls per layer, in the order of BatchNormBinding::layers().
   std::vector<int32_t> calls;
@@ -39,8 +42,9 @@ struct Normalizer {
 // Cohort's:
 //   y = (x - mean) / sqrt(M2/N + eps) * weight + bias
 // with the moments of all members (or of this batch, without a rendezvous).
-// A layer in eval mode, or frozen by the binding, is normalised by its moving
-// statistics instead: no rendezvous, no call counted, nothing reported.
+// A layer in eval mode (unless the context says otherwise), or frozen by the
+// binding, is normalised by its moving statistics instead: no rendezvous, no
+// call counted, nothing reported.
 // The backward pass of those calls must run on the same thread before the
 // scope ends. Moving statistics are left alone: the server owns them.
 //

@@ -27,6 +27,8 @@ struct ClientOptions {
   int64_t batch_size = 0;
   std::string fingerprint;
   std::string description;
+  // Version and commit of the program, for people.
+  std::string build;
   // How long an unreachable server, or a rank that is still taken, is waited
   // for before the client gives up.
   absl::Duration server_timeout = absl::Minutes(5);

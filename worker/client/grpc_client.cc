@@ -357,6 +357,7 @@ v1::Join GrpcClient::MakeJoin() const {
   join.set_batch_size(options_.batch_size);
   join.set_fingerprint(options_.fingerprint);
   join.set_description(options_.description);
+  join.set_build(options_.build);
   return join;
 }
 

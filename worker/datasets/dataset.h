@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -60,6 +61,11 @@ class Dataset {
   virtual int64_t width() const = 0;
   virtual int64_t train_size() const = 0;
   virtual int64_t test_size() const = 0;
+
+  // The class of each training sample, by sample number; where there is a label
+  // a pixel, the commonest one of a sample, the lowest among equals, and
+  // classes() if all its pixels are ignored.
+  virtual std::vector<int64_t> TrainClasses() const = 0;
 
   // Reads images and labels of the same samples.
   //

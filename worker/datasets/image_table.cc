@@ -53,6 +53,16 @@ std::string NameOf(const ImageTable& table,
 
 int64_t PixelsOf(const ImageTable& table) { return table.height * table.width; }
 
+// `classes` if all pixels are ignored.
+int64_t CommonestClass(absl::Span<const uint8_t> mask, int64_t classes) {
+  std::vector<int64_t> pixels(static_cast<size_t>(classes));
+  for (const uint8_t label : mask) {
+    if (label != kIgnoredInMask) ++pixels[label];
+  }
+  const auto most = std::max_element(pixels.begin(), pixels.end());
+  return *most == 0 ? classes : most - pixels.begin();
+}
+
 // What makes one channel's numbers have mean 0 and deviation 1.
 struct Normaliser {
   double mean = 0;
@@ -111,6 +121,21 @@ class ImageDataset final : public Dataset {
   int64_t width() const override { return table_.width; }
   int64_t train_size() const override { return table_.train.samples; }
   int64_t test_size() const override { return table_.test.samples; }
+
+  std::vector<int64_t> TrainClasses() const override {
+    if (table_.task == DatasetTask::kClassification) {
+      return {table_.train.labels.begin(), table_.train.labels.end()};
+    }
+    std::vector<int64_t> classes;
+    const auto plane = static_cast<size_t>(PixelsOf(table_));
+    for (int64_t i = 0; i < table_.train.samples; ++i) {
+      classes.push_back(
+          CommonestClass(absl::MakeConstSpan(table_.train.masks)
+                             .subspan(static_cast<size_t>(i) * plane, plane),
+                         table_.classes));
+    }
+    return classes;
+  }
 
   void Read(const SampleRequest& request, absl::Span<float> images,
             absl::Span<int64_t> labels) const override {

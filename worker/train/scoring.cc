@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "worker/batch_norm/binding.h"
+#include "worker/batch_norm/scope.h"
 #include "worker/train/batch_reader.h"
 #include "worker/train/exception_text.h"
 #include "worker/train/model_weights.h"
@@ -54,6 +55,16 @@ int64_t InTopFive(const at::Tensor& logits, const at::Tensor& labels) {
     found += Before({row, classes}, label) < kTopClasses ? 1 : 0;
   }
   return found;
+}
+
+at::Tensor Logits(Model& model, const Batch& batch,
+                  const ScoreRequest& request) {
+  if (request.by_batch == nullptr) return model.forward(batch.images).logits;
+  // One a batch: a scope remembers each call that is made in it.
+  StepContext context{.backend = request.backend,
+                      .normalises_by_batch_in_evaluation = true};
+  const BatchNormScope scope(*request.by_batch, &context);
+  return model.forward(batch.images).logits;
 }
 
 }  // namespace
@@ -106,7 +117,7 @@ absl::StatusOr<EvaluationSums> ScoreSamples(Model& model,
         dataset,
         {.split = request.split, .indices = indices.subspan(at, count)});
     COHORT_ASSIGN_OR_RETURN(const double weight, loss.WeightOf(batch.labels));
-    const at::Tensor logits = model.forward(batch.images).logits;
+    const at::Tensor logits = Logits(model, batch, request);
     COHORT_ASSIGN_OR_RETURN(const at::Tensor loss_sum,
                             loss.Sum(logits, batch.labels));
     sums.samples += static_cast<int64_t>(count);

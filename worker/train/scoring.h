@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 #include "common/assignment.h"
 #include "common/ids.h"
+#include "kernels/backend.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/client/model_reader.h"
 #include "worker/datasets/dataset.h"
@@ -35,6 +36,10 @@ struct ScoreRequest {
   absl::Span<const int64_t> indices;
   // At a time.
   int64_t batch_size = kEvaluationBatchSize;
+  // Not null: these layers, unless frozen, are normalised by each batch itself
+  // instead of by their moving statistics, with this backend.
+  const BatchNormBinding* by_batch = nullptr;
+  const kernels::Backend* backend = nullptr;
 };
 
 // Scores the model as it is, in evaluation mode, which it is left in.

@@ -64,6 +64,12 @@ const char* SpanNameOf(AssignmentKind kind) {
   }
 }
 
+// An evaluation without moving statistics.
+bool NormalisesByBatch(const Assignment& assignment) {
+  return assignment.kind == AssignmentKind::kEvaluate &&
+         assignment.statistics == kBatchStatistics;
+}
+
 // True for errors that void the assignment but not the worker.
 bool IsVoid(const absl::Status& status) {
   return absl::IsAborted(status) || absl::IsUnavailable(status) ||
@@ -83,10 +89,10 @@ struct Trainer::State {
   Rank rank;
   Incarnation incarnation;
   double loss_reference = 1;
+  int32_t workers = 1;
   // Of the weights in the model; absent: not a version of the server's.
   std::optional<Version> version;
-  std::optional<int64_t> order_epoch;
-  std::vector<int64_t> order;
+  DataOrder order;
   bool frozen_statistics_read = false;
 };
 
@@ -108,9 +114,16 @@ absl::Status Trainer::Run() {
 }
 
 absl::Status Trainer::Prepare() {
+  COHORT_RETURN_IF_ERROR(CheckFits(options_.order, dataset_));
   COHORT_ASSIGN_OR_RETURN(
       CrossEntropy loss, CrossEntropy::Make(options_.loss, dataset_.classes()));
   COHORT_ASSIGN_OR_RETURN(const Membership membership, client_.Join());
+  COHORT_ASSIGN_OR_RETURN(DataOrder order,
+                          DataOrder::Make(dataset_, options_.order,
+                                          {.seed = membership.seed,
+                                           .rank = membership.rank,
+                                           .workers = membership.workers,
+                                           .batch_size = options_.batch_size}));
   COHORT_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
                           options_.make_model(membership.seed));
   COHORT_RETURN_IF_ERROR(CheckFits(*model, dataset_, loss));
@@ -121,10 +134,10 @@ absl::Status Trainer::Prepare() {
   COHORT_ASSIGN_OR_RETURN(
       Registration registration,
       client_.Register(weights.layout(),
-                       {.dataset = dataset_.name(),
+                       {.dataset = PlanName(options_.order, dataset_),
                         .dataset_digest = dataset_.digest(),
-                        .train_samples = dataset_.train_size(),
-                        .test_samples = dataset_.test_size(),
+                        .train_samples = order.epoch_size(),
+                        .test_samples = order.test_size(),
                         .loss_reference = static_cast<double>(
                             options_.batch_size * dataset_.labels_per_sample()),
                         .loss = loss.text()},
@@ -139,7 +152,9 @@ absl::Status Trainer::Prepare() {
             .seed = membership.seed,
             .rank = membership.rank,
             .incarnation = membership.incarnation,
-            .loss_reference = registration.loss_reference});
+            .loss_reference = registration.loss_reference,
+            .workers = membership.workers,
+            .order = std::move(order)});
   state_->gradients =
       std::make_unique<GradientSender>(state_->weights, client_);
   return absl::OkStatus();
@@ -255,28 +270,22 @@ absl::Status Trainer::ReadWeights(const Assignment& assignment) {
 
 absl::StatusOr<std::vector<int64_t>> Trainer::IndicesOf(
     const Assignment& assignment) {
-  const IndexRange& range = assignment.range;
-  const int64_t held = assignment.split == DataSplit::kTest
-                           ? dataset_.test_size()
-                           : dataset_.train_size();
-  if (range.end > held) {
-    return absl::InternalError(absl::StrCat(
-        "assignment ", assignment.sequence.value(), ": got samples up to ",
-        range.end, ", want at most ", held, ", all of ", dataset_.name()));
+  DataOrder& order = state_->order;
+  const bool test = assignment.split == DataSplit::kTest;
+  const int64_t held = test ? order.test_size() : order.epoch_size();
+  if (assignment.range.end > held) {
+    return absl::InternalError(
+        absl::StrCat("assignment ", assignment.sequence.value(),
+                     ": got samples up to ", assignment.range.end,
+                     ", want at most ", held, ", all of ", dataset_.name()));
   }
-  std::vector<int64_t> indices(static_cast<size_t>(range.size()));
-  if (assignment.split == DataSplit::kTest) {
-    std::iota(indices.begin(), indices.end(), range.begin);
-    return indices;
+  if (test && NormalisesByBatch(assignment)) {
+    return order.MixedTest(assignment.range);
   }
-  if (state_->order_epoch != assignment.data_epoch) {
-    state_->order = EpochPermutation(state_->seed, assignment.data_epoch,
-                                     dataset_.train_size());
-    state_->order_epoch = assignment.data_epoch;
-  }
-  std::copy_n(state_->order.begin() + range.begin, range.size(),
-              indices.begin());
-  return indices;
+  if (test) return order.Test(assignment.range);
+  return assignment.kind == AssignmentKind::kCollectMoments
+             ? order.Common(assignment.data_epoch, assignment.range)
+             : order.Training(assignment.data_epoch, assignment.range);
 }
 
 absl::StatusOr<Batch> Trainer::ReadSamples(const Assignment& assignment) {
@@ -290,7 +299,7 @@ absl::StatusOr<Batch> Trainer::ReadSamples(const Assignment& assignment) {
 
 absl::Status Trainer::PrepareNext(const Assignment& assignment) {
   const std::optional<IndexRange> range = forecast_.After(
-      assignment.data_epoch, assignment.range, dataset_.train_size());
+      assignment.data_epoch, assignment.range, state_->order.epoch_size());
   if (!range.has_value()) return absl::OkStatus();
   Assignment next = assignment;
   next.range = *range;
@@ -437,22 +446,38 @@ absl::Status Trainer::CollectMoments(const Assignment& assignment) {
   return client_.ReportMoments(context.moments);
 }
 
-absl::Status Trainer::Evaluate(const Assignment& assignment) {
-  COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
+int64_t Trainer::NormalisedTogether(bool global) const {
+  const int64_t own =
+      std::max<int64_t>(options_.batch_size / options_.accumulate, 1);
+  return global ? own * state_->workers : own;
+}
+
+absl::Status Trainer::LoadStatistics(const Assignment& assignment) {
+  if (NormalisesByBatch(assignment)) return ReadFrozenStatistics();
   COHORT_ASSIGN_OR_RETURN(
       const PulledVersion pulled,
       client_.Pull({.version = assignment.version,
                     .statistics = true,
                     .statistics_kind = assignment.statistics}));
-  COHORT_RETURN_IF_ERROR(state_->binding.LoadStatistics(pulled.statistics));
+  return state_->binding.LoadStatistics(pulled.statistics);
+}
+
+absl::Status Trainer::Evaluate(const Assignment& assignment) {
+  COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
+  COHORT_RETURN_IF_ERROR(LoadStatistics(assignment));
   COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
                           IndicesOf(assignment));
+  ScoreRequest request{.split = assignment.split,
+                       .indices = indices,
+                       .batch_size = options_.evaluation_batch_size};
+  if (NormalisesByBatch(assignment)) {
+    request.batch_size = NormalisedTogether(assignment.global_normalization);
+    request.by_batch = &state_->binding;
+    request.backend = options_.backend;
+  }
   COHORT_ASSIGN_OR_RETURN(
       const EvaluationSums sums,
-      ScoreSamples(*state_->model, dataset_, state_->loss,
-                   {.split = assignment.split,
-                    .indices = indices,
-                    .batch_size = options_.evaluation_batch_size}));
+      ScoreSamples(*state_->model, dataset_, state_->loss, request));
   return client_.ReportEvaluation(sums);
 }
 

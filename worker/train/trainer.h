@@ -15,6 +15,7 @@
 #include "kernels/backend.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/client/client.h"
+#include "worker/datasets/data_order.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
 #include "worker/train/batch_reader.h"
@@ -34,6 +35,7 @@ struct TrainerOptions {
   // Parts that an assignment's samples are computed in, one after another;
   // each is a batch of its own to batch norm. The same on all workers.
   int64_t accumulate = 1;
+  OrderOptions order;
   LossOptions loss;
   // Threads that read training samples, also ahead; 0: read when needed.
   int32_t loader_threads = 0;
@@ -104,6 +106,11 @@ class Trainer {
                                             PushOpening& opening);
   absl::Status Evaluate(const Assignment& assignment);
   absl::Status CollectMoments(const Assignment& assignment);
+  // Images that share batch statistics in training, where all workers have
+  // equal batches.
+  int64_t NormalisedTogether(bool global) const;
+  // Those that an evaluation normalises by.
+  absl::Status LoadStatistics(const Assignment& assignment);
   absl::Status ReadWeights(const Assignment& assignment);
   // Once: frozen layers are normalised by what the server holds.
   absl::Status ReadFrozenStatistics();

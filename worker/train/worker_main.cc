@@ -22,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/build_info.h"
 #include "common/formats/file_system.h"
 #include "common/formats/trace_file.h"
 #include "common/log/log.h"
@@ -39,6 +40,7 @@
 #include "worker/batch_norm/binding.h"
 #include "worker/client/client.h"
 #include "worker/client/model_reader.h"
+#include "worker/datasets/data_order.h"
 #include "worker/datasets/dataset.h"
 #include "worker/datasets/options.h"
 #include "worker/metrics/worker_metrics.h"
@@ -87,6 +89,15 @@ ABSL_FLAG(std::string, bad_samples, "stop",
 ABSL_FLAG(int32_t, loader_threads, 1,
           "threads that decode at the start and read training samples ahead; "
           "0: no thread of their own; never changes what is read");
+ABSL_FLAG(std::string, order, "shuffled",
+          "shuffled: every worker draws from all training images; sorted: from "
+          "its own share of them, sorted by class; the same on all workers");
+ABSL_FLAG(int64_t, limit, 0,
+          "training images of an epoch, drawn anew for each from the run's "
+          "seed; 0: all; the same on all workers");
+ABSL_FLAG(int64_t, test_limit, 0,
+          "test images that the run is evaluated on, spread evenly over the "
+          "split; 0: all; the same on all workers");
 ABSL_FLAG(int64_t, batch_size, 64, "images of this worker in one step");
 ABSL_FLAG(double, share, 1,
           "multiplies --batch_size: 2 for a worker twice as fast");
@@ -232,6 +243,15 @@ absl::StatusOr<DatasetOptions> DatasetOptionsFromFlags() {
   return options;
 }
 
+absl::StatusOr<OrderOptions> OrderFromFlags(const Dataset& dataset) {
+  OrderOptions options{.limit = absl::GetFlag(FLAGS_limit),
+                       .test_limit = absl::GetFlag(FLAGS_test_limit)};
+  COHORT_ASSIGN_OR_RETURN(options.kind,
+                          ParseOrderKind(absl::GetFlag(FLAGS_order)));
+  COHORT_RETURN_IF_ERROR(CheckFits(options, dataset));
+  return options;
+}
+
 absl::StatusOr<std::unique_ptr<Dataset>> DatasetFromFlags() {
   COHORT_ASSIGN_OR_RETURN(const DatasetOptions options,
                           DatasetOptionsFromFlags());
@@ -250,6 +270,7 @@ ClientOptions ClientOptionsFromFlags(int64_t samples) {
   if (gethostname(host.data(), host.size() - 1) != 0) host = "unknown host";
   options.description =
       absl::StrCat(host.c_str(), ", process ", static_cast<int64_t>(getpid()));
+  options.build = BuildText();
   options.fingerprint = absl::StrCat(
       LibraryVersions(), ", ", std::string(kernels::CpuBackend().name()), ", ",
       absl::GetFlag(FLAGS_threads), " threads");
@@ -389,9 +410,16 @@ absl::StatusOr<Surroundings> SurroundingsFromFlags() {
   return around;
 }
 
+// What is learned from, and towards what.
+struct Task {
+  const Dataset& dataset;
+  OrderOptions order;
+  int64_t samples = 0;
+  LossOptions loss;
+};
+
 // Joins the run and trains until it is over.
-int Train(const Dataset& dataset, int64_t samples,
-          const LossOptions& loss_options) {
+int Train(const Task& task) {
   const absl::StatusOr<Surroundings> around = SurroundingsFromFlags();
   if (!around.ok()) {
     // A port that is in use is no wrong flag.
@@ -399,7 +427,7 @@ int Train(const Dataset& dataset, int64_t samples,
                                      ? kExitFailure
                                      : kExitConfig);
   }
-  ClientOptions client_options = ClientOptionsFromFlags(samples);
+  ClientOptions client_options = ClientOptionsFromFlags(task.samples);
   client_options.hooks = around->telemetry.get();
   absl::StatusOr<std::unique_ptr<Client>> client =
       MakeGrpcClient(client_options);
@@ -409,14 +437,15 @@ int Train(const Dataset& dataset, int64_t samples,
   const std::unique_ptr<kernels::Backend> backend =
       kernels::NewCpuBackend(RunOnArithmeticThreads);
   Trainer trainer(
-      **client, dataset,
+      **client, task.dataset,
       {.make_model =
-           [&](uint64_t seed) { return ModelFor(dataset, seed, nullptr); },
-       .batch_size = samples,
+           [&](uint64_t seed) { return ModelFor(task.dataset, seed, nullptr); },
+       .batch_size = task.samples,
        .accumulate = absl::GetFlag(FLAGS_accumulate),
-       .loss = loss_options,
+       .order = task.order,
+       .loss = task.loss,
        .loader_threads = absl::GetFlag(FLAGS_loader_threads),
-       .evaluation_batch_size = EvaluationBatchSize(dataset),
+       .evaluation_batch_size = EvaluationBatchSize(task.dataset),
        .batch_norm = BindingOptionsFromFlags(),
        .backend = backend.get(),
        .observer = around->telemetry.get(),
@@ -447,6 +476,8 @@ int RunWorker() {
   SetArithmeticThreads(absl::GetFlag(FLAGS_threads));
   const absl::StatusOr<std::unique_ptr<Dataset>> dataset = DatasetFromFlags();
   if (!dataset.ok()) return Fail(dataset.status(), kExitConfig);
+  const absl::StatusOr<OrderOptions> order = OrderFromFlags(**dataset);
+  if (!order.ok()) return Fail(order.status(), kExitConfig);
   const absl::StatusOr<int64_t> samples = SamplesFromFlags();
   if (!samples.ok()) return Fail(samples.status(), kExitConfig);
   // What does not fit is told before a server is looked for, and once.
@@ -464,7 +495,10 @@ int RunWorker() {
   }
   model->reset();
 
-  return Train(**dataset, *samples, *loss_options);
+  return Train({.dataset = **dataset,
+                .order = *order,
+                .samples = *samples,
+                .loss = *loss_options});
 }
 
 int Main(absl::Span<char* const> arguments) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -13,6 +14,8 @@
 #include "kernels/backend.h"
 #include "tests/fakes/fake_client.h"
 #include "tests/fakes/tiny_dataset.h"
+#include "worker/datasets/data_order.h"
+#include "worker/train/batch_reader.h"
 #include "worker/train/trainer.h"
 
 namespace cohort {
@@ -120,6 +123,75 @@ TEST(TrainerDataTest, NeitherThreadsNorGuessesChangeAResult) {
         Trainer(threaded, *dataset, OptionsFor(*dataset, threads)).Run().ok());
     EXPECT_EQ(threaded.values, plain.values) << threads << " threads";
   }
+}
+
+// The sums of the test samples that the dataset was asked for, `batch` at a
+// time, in training mode.
+EvaluationSums TrainingModeSums(const Dataset& dataset,
+                                const std::vector<int64_t>& samples,
+                                size_t batch) {
+  const std::shared_ptr<Model> model =
+      *OptionsFor(dataset, 0).make_model(kSeed);
+  model->train();
+  const torch::NoGradGuard no_grad;
+  EvaluationSums sums;
+  for (size_t at = 0; at < samples.size(); at += batch) {
+    const std::vector<int64_t> part(
+        samples.begin() + static_cast<ptrdiff_t>(at),
+        samples.begin() +
+            static_cast<ptrdiff_t>(std::min(at + batch, samples.size())));
+    const Batch read =
+        ReadBatch(dataset, {.split = DataSplit::kTest, .indices = part});
+    const at::Tensor logits = model->forward(read.images).logits;
+    sums.samples += static_cast<int64_t>(part.size());
+    sums.loss_sum +=
+        torch::nn::functional::cross_entropy(
+            logits, read.labels,
+            torch::nn::functional::CrossEntropyFuncOptions().reduction(
+                torch::kSum))
+            .item<double>();
+    sums.correct += logits.argmax(1).eq(read.labels).sum().item<int64_t>();
+  }
+  return sums;
+}
+
+// With a batch size of 4 and five samples: four together, then one alone.
+TEST(TrainerDataTest, TheBatchesOwnStatisticsAreThoseOfTraining) {
+  const RecordingDataset dataset;
+  Assignment assignment = On(AssignmentKind::kEvaluate, 0, 5);
+  assignment.statistics = kBatchStatistics;
+  FakeClient client({assignment});
+  ASSERT_TRUE(Trainer(client, dataset, OptionsFor(dataset, 0)).Run().ok());
+  EXPECT_TRUE(client.kinds_pulled.empty());
+  ASSERT_EQ(client.evaluations.size(), 1U);
+
+  const DataOrder order =
+      *DataOrder::Make(dataset, {}, {.seed = kSeed, .workers = 1});
+  const EvaluationSums wanted =
+      TrainingModeSums(dataset, order.MixedTest({.begin = 0, .end = 5}), 4);
+  EXPECT_EQ(client.evaluations[0].samples, 5);
+  EXPECT_EQ(client.evaluations[0].correct, wanted.correct);
+  // Ours sum in float64, LibTorch's in float32.
+  EXPECT_NEAR(client.evaluations[0].loss_sum, wanted.loss_sum,
+              1e-4 * wanted.loss_sum);
+}
+
+TEST(TrainerDataTest, AnEpochAndTheTestSplitMayBeLimited) {
+  const RecordingDataset dataset;
+  TrainerOptions options = OptionsFor(dataset, 0);
+  options.order = {.kind = OrderKind::kSorted, .limit = 8, .test_limit = 2};
+  FakeClient client({On(AssignmentKind::kTrain, 4, 8, 1),
+                     On(AssignmentKind::kEvaluate, 0, 2)});
+  ASSERT_TRUE(Trainer(client, dataset, options).Run().ok());
+  EXPECT_EQ(client.plan.dataset, "tiny, sorted by class");
+  EXPECT_EQ(client.plan.train_samples, 8);
+  EXPECT_EQ(client.plan.test_samples, 2);
+  const auto asked = dataset.asked();
+  ASSERT_EQ(asked.size(), 3U);
+  DataOrder order = *DataOrder::Make(
+      dataset, options.order, {.seed = kSeed, .workers = 1, .batch_size = 4});
+  EXPECT_EQ(asked[1].indices, order.Training(1, {.begin = 4, .end = 8}));
+  EXPECT_EQ(asked[2].indices, (std::vector<int64_t>{0, 2}));
 }
 
 }  // namespace

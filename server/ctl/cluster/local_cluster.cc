@@ -1,0 +1,287 @@
+#include "server/ctl/cluster/local_cluster.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+// How soon a process's end, and the server's address, are seen.
+constexpr absl::Duration kRoundMax = absl::Milliseconds(50);
+
+bool HasFlag(const std::vector<std::string>& flags, absl::string_view name) {
+  const std::string spelled = absl::StrCat("--", name);
+  return std::any_of(flags.begin(), flags.end(), [&](const std::string& flag) {
+    return flag == spelled || absl::StartsWith(flag, spelled + "=");
+  });
+}
+
+absl::Status CheckFlags(absl::string_view whose,
+                        const std::vector<std::string>& flags,
+                        std::initializer_list<absl::string_view> own) {
+  for (absl::string_view name : own) {
+    if (!HasFlag(flags, name)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", name, " of the ", whose,
+                     " is set by the cluster itself\nLeave it out"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Check(const ClusterSpec& spec) {
+  if (spec.workers < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--workers: got ", spec.workers, ", want 1 or more"));
+  }
+  COHORT_RETURN_IF_ERROR(
+      CheckFlags("server", spec.server_flags, {"workers", "address_file"}));
+  return CheckFlags("workers", spec.worker_flags, {"server", "rank"});
+}
+
+// A port of its own, so that clusters do not meet, unless the user says which:
+// by flag or by the variable that the server reads.
+void AddFreePort(absl::string_view name, absl::string_view variable,
+                 std::vector<std::string>& flags) {
+  if (HasFlag(flags, name)) return;
+  const char* value = getenv(std::string(variable).c_str());
+  if (value != nullptr && *value != '\0') return;
+  flags.push_back(absl::StrCat("--", name, "=127.0.0.1:0"));
+}
+
+}  // namespace
+
+std::string ClusterProcess::Name() const {
+  return is_server() ? "server" : absl::StrCat("worker ", rank);
+}
+
+LocalCluster::LocalCluster(ClusterSpec spec, ClusterHooks hooks,
+                           const Clock& clock)
+    : spec_(std::move(spec)), hooks_(std::move(hooks)), clock_(clock) {}
+
+LocalCluster::~LocalCluster() { RemoveScratch(); }
+
+absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(
+    ClusterSpec spec, ClusterHooks hooks, const Clock& clock) {
+  COHORT_RETURN_IF_ERROR(Check(spec));
+  AddFreePort("listen", "COHORT_LISTEN", spec.server_flags);
+  AddFreePort("ops_listen", "COHORT_OPS_LISTEN", spec.server_flags);
+  std::unique_ptr<LocalCluster> cluster(
+      new LocalCluster(std::move(spec), std::move(hooks), clock));
+  COHORT_RETURN_IF_ERROR(cluster->MakeScratch());
+  COHORT_RETURN_IF_ERROR(cluster->StartProcess({}));
+  cluster->deadline_ = clock.Now() + cluster->spec_.listen_patience;
+  return cluster;
+}
+
+absl::Status LocalCluster::MakeScratch() {
+  std::error_code error;
+  const std::filesystem::path top = std::filesystem::temp_directory_path(error);
+  if (error) {
+    return absl::InternalError(
+        absl::StrCat("$TMPDIR: ", error.message(),
+                     "\nSet it to a folder for scratch files"));
+  }
+  std::string path = (top / "cohort-cluster-XXXXXX").string();
+  if (mkdtemp(path.data()) == nullptr) {
+    return absl::InternalError(
+        absl::StrCat(path, ": ", strerror(errno),
+                     "\nSet TMPDIR to a folder that can be written"));
+  }
+  scratch_ = std::move(path);
+  return absl::OkStatus();
+}
+
+void LocalCluster::RemoveScratch() {
+  if (scratch_.empty()) return;
+  std::error_code ignored;
+  std::filesystem::remove_all(scratch_, ignored);
+  scratch_.clear();
+}
+
+std::vector<std::string> LocalCluster::ServerCommand() const {
+  std::vector<std::string> command = {
+      spec_.programs.server, absl::StrCat("--workers=", spec_.workers),
+      absl::StrCat("--address_file=", scratch_, "/address")};
+  command.insert(command.end(), spec_.server_flags.begin(),
+                 spec_.server_flags.end());
+  return command;
+}
+
+std::vector<std::string> LocalCluster::WorkerCommand(int32_t rank) const {
+  if (address_.empty()) return {};
+  std::vector<std::string> command = {spec_.programs.worker,
+                                      absl::StrCat("--server=", address_),
+                                      absl::StrCat("--rank=", rank)};
+  command.insert(command.end(), spec_.worker_flags.begin(),
+                 spec_.worker_flags.end());
+  return command;
+}
+
+absl::Status LocalCluster::StartProcess(const ClusterProcess& process) {
+  COHORT_ASSIGN_OR_RETURN(
+      std::unique_ptr<ChildProcess> child,
+      ChildProcess::Start(process.is_server() ? ServerCommand()
+                                              : WorkerCommand(process.rank)));
+  const pid_t pid = child->pid();
+  children_[process] = std::move(child);
+  if (hooks_.on_start) hooks_.on_start(process, pid);
+  return absl::OkStatus();
+}
+
+absl::Status LocalCluster::StartWorker(int32_t rank) {
+  const ClusterProcess worker{.rank = rank};
+  if (phase_ != Phase::kRunning || address_.empty() || running(worker)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(worker.Name(), ": cannot be started, ",
+                     running(worker) ? "it runs" : "the server is not there"));
+  }
+  return StartProcess(worker);
+}
+
+bool LocalCluster::done() const {
+  return server_end_.has_value() && children_.empty();
+}
+
+int32_t LocalCluster::workers_running() const {
+  return static_cast<int32_t>(children_.size()) - (running({}) ? 1 : 0);
+}
+
+absl::Status LocalCluster::Poll(absl::Duration timeout) {
+  AwaitOutput(std::min(timeout, kRoundMax));
+  ReadAll();
+  ReapAll();
+  absl::Status status;
+  if (phase_ == Phase::kRunning && address_.empty()) {
+    status = AwaitAddress();
+    if (!status.ok()) RequestStop();
+  }
+  AdvanceStop();
+  return status;
+}
+
+std::vector<ClusterProcess> LocalCluster::Running() const {
+  std::vector<ClusterProcess> processes;
+  processes.reserve(children_.size());
+  for (const auto& [process, child] : children_) processes.push_back(process);
+  return processes;
+}
+
+void LocalCluster::AwaitOutput(absl::Duration timeout) {
+  std::vector<pollfd> outputs;
+  for (const auto& [process, child] : children_) {
+    if (child->output() < 0) continue;
+    outputs.push_back({.fd = child->output(), .events = POLLIN});
+  }
+  // Interrupted or not: what there is to do is looked for anew.
+  poll(outputs.data(), outputs.size(),
+       static_cast<int>(absl::ToInt64Milliseconds(timeout)));
+}
+
+void LocalCluster::Tell(const ClusterProcess& process, absl::string_view line) {
+  if (hooks_.on_line) hooks_.on_line(process, line);
+}
+
+void LocalCluster::ReadAll() {
+  // Over a copy: a hook may start a worker.
+  for (const ClusterProcess& process : Running()) {
+    children_.at(process)->ReadLines(
+        [&](absl::string_view line) { Tell(process, line); });
+  }
+}
+
+void LocalCluster::ReapAll() {
+  for (const ClusterProcess& process : Running()) {
+    const std::optional<ProcessEnd> end = children_.at(process)->TryReap(
+        [&](absl::string_view line) { Tell(process, line); });
+    if (!end.has_value()) continue;
+    children_.erase(process);
+    if (process.is_server()) server_end_ = end;
+    if (hooks_.on_end) hooks_.on_end(process, *end);
+  }
+}
+
+absl::Status LocalCluster::AwaitAddress() {
+  if (server_end_.has_value()) return absl::OkStatus();
+  std::ifstream file(absl::StrCat(scratch_, "/address"));
+  std::string line;
+  // A line that has no end yet is still being written.
+  if (!std::getline(file, line) || file.eof()) {
+    if (clock_.Now() < deadline_) return absl::OkStatus();
+    return absl::DeadlineExceededError(absl::StrCat(
+        "the server did not listen within ", SecondsText(spec_.listen_patience),
+        "\nIts own lines above tell what it was at"));
+  }
+  address_ = line;
+  RemoveScratch();
+  for (int32_t rank = 0; rank < spec_.workers; ++rank) {
+    COHORT_RETURN_IF_ERROR(StartProcess({.rank = rank}));
+  }
+  return absl::OkStatus();
+}
+
+void LocalCluster::Enter(Phase phase) {
+  phase_ = phase;
+  deadline_ = clock_.Now() + spec_.stop_patience;
+  if (phase == Phase::kServerStops) children_.at({})->Signal(SIGTERM);
+  if (phase == Phase::kWorkersStop) SignalWorkers(SIGTERM);
+}
+
+void LocalCluster::SignalWorkers(int number) {
+  for (const auto& [process, child] : children_) {
+    if (!process.is_server()) child->Signal(number);
+  }
+}
+
+void LocalCluster::RequestStop() {
+  if (phase_ == Phase::kRunning && running({})) {
+    Enter(Phase::kServerStops);
+  } else if (phase_ == Phase::kRunning || phase_ == Phase::kWorkersLeave) {
+    Enter(Phase::kWorkersStop);
+  }
+}
+
+void LocalCluster::AdvanceStop() {
+  const bool late = clock_.Now() >= deadline_;
+  switch (phase_) {
+    case Phase::kRunning:
+      if (!server_end_.has_value()) return;
+      // Of one that was killed they hear nothing, and would seek it on.
+      return Enter(server_end_->signal == 0 ? Phase::kWorkersLeave
+                                            : Phase::kWorkersStop);
+    case Phase::kServerStops:
+      if (server_end_.has_value()) return Enter(Phase::kWorkersStop);
+      if (late) children_.at({})->Signal(SIGKILL);
+      return;
+    case Phase::kWorkersLeave:
+      if (late) Enter(Phase::kWorkersStop);
+      return;
+    case Phase::kWorkersStop:
+      if (late) SignalWorkers(SIGKILL);
+      return;
+  }
+}
+
+void LocalCluster::Stop() {
+  RequestStop();
+  while (!done()) {
+    // Its errors are about starting, which is over.
+    Poll(kRoundMax).IgnoreError();
+  }
+}
+
+}  // namespace cohort

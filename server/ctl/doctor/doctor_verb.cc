@@ -1,0 +1,124 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/build_info.h"
+#include "common/process/command_line.h"
+#include "server/ctl/doctor/check.h"
+#include "server/ctl/doctor/machine_checks.h"
+#include "server/ctl/doctor/server_checks.h"
+#include "server/ctl/table.h"
+#include "server/ctl/verb.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::string_view kOpsPort = "7071";
+// Nobody waits a minute for each of a doctor's questions.
+constexpr absl::Duration kAnswerMax = absl::Seconds(5);
+
+absl::string_view ResultName(Check::Result result) {
+  switch (result) {
+    case Check::Result::kOk:
+      return "ok";
+    case Check::Result::kWarning:
+      return "warning";
+    case Check::Result::kFailed:
+      return "failed";
+    case Check::Result::kSkipped:
+      return "skipped";
+  }
+  return "";
+}
+
+bool AnyFailed(const std::vector<Check>& checks) {
+  return std::any_of(checks.begin(), checks.end(), [](const Check& check) {
+    return check.result == Check::Result::kFailed;
+  });
+}
+
+void AddServerChecks(Context& context, std::vector<Check>& checks) {
+  const std::string& address = context.server.server();
+  const absl::Duration timeout = std::min(context.timeout, kAnswerMax);
+  checks.push_back(CheckAddress(address, timeout));
+  if (AnyFailed(checks)) {
+    checks.push_back({.name = "server",
+                      .result = Check::Result::kSkipped,
+                      .found = "it is not reached"});
+    return;
+  }
+  AdminClient server(address, timeout);
+  const absl::Time asked = absl::Now();
+  const absl::StatusOr<v1::Status> status = server.GetStatus();
+  const absl::Time answered = absl::Now();
+  if (!status.ok()) {
+    checks.push_back(CheckServer(status.status(), {}));
+    return;
+  }
+  checks.push_back(CheckServer(status.status(), *status));
+  checks.push_back(CheckVersions(BuildText(), *status));
+  checks.push_back(CheckClock(*status, asked, answered));
+  checks.push_back(CheckWorkers(*status));
+  const std::optional<std::string> ops = context.arguments.Value("ops");
+  checks.push_back(
+      CheckOpsPort(ops.value_or(absl::StrCat(
+                       address.substr(0, address.rfind(':')), ":", kOpsPort)),
+                   ops.has_value(), timeout));
+}
+
+void AddMachineChecks(const Arguments& arguments, std::vector<Check>& checks) {
+  checks.push_back(CheckOpenFiles());
+  checks.push_back(CheckMemory(ReadMemoryUse("/")));
+  for (const char* flag : {"results_dir", "checkpoint_dir"}) {
+    const std::optional<std::string> folder = arguments.Value(flag);
+    if (folder.has_value()) checks.push_back(CheckFolder(flag, *folder));
+  }
+}
+
+std::string ChecksText(const std::vector<Check>& checks, bool bold) {
+  Table table({"check", "result", "found"});
+  for (const Check& check : checks) {
+    table.Add({check.name, std::string(ResultName(check.result)), check.found});
+  }
+  std::string text = table.ToString(bold);
+  for (const Check& check : checks) {
+    if (check.fix.empty()) continue;
+    absl::StrAppend(&text, "\n", check.name, ": ", check.fix, "\n");
+  }
+  return text;
+}
+
+std::string ChecksJson(const std::vector<Check>& checks) {
+  using Json = nlohmann::ordered_json;
+  Json list = Json::array();
+  for (const Check& check : checks) {
+    list.push_back({{"check", check.name},
+                    {"result", std::string(ResultName(check.result))},
+                    {"found", check.found},
+                    {"fix", check.fix.empty() ? Json() : Json(check.fix)}});
+  }
+  return Json{{"ok", !AnyFailed(checks)}, {"checks", list}}.dump(
+      -1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+absl::Status RunDoctor(Context& context) {
+  std::vector<Check> checks;
+  AddServerChecks(context, checks);
+  AddMachineChecks(context.arguments, checks);
+  if (context.json) {
+    context.io.out << ChecksJson(checks) << "\n";
+  } else {
+    context.io.out << ChecksText(checks, context.io.color);
+  }
+  // The table has said all there is to say.
+  context.exit_code = AnyFailed(checks) ? kExitFailure : kExitOk;
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

@@ -1,0 +1,230 @@
+#include "server/ctl/doctor/server_checks.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "common/clock.h"
+#include "common/listen_address.h"
+#include "common/ops/page_client.h"
+#include "server/ctl/table.h"
+
+namespace cohort {
+namespace {
+
+constexpr int kOk = 200;
+// Timelines and logs of several machines cannot be read together beyond this.
+constexpr absl::Duration kClockWarning = absl::Seconds(1);
+constexpr absl::Duration kClockFailure = absl::Minutes(5);
+
+Check Of(const std::string& name, Check::Result result,
+         const std::string& found, const std::string& fix = "") {
+  return {.name = name, .result = result, .found = found, .fix = fix};
+}
+
+// Returns the errno of the connection, or 0; ETIMEDOUT at the deadline.
+int Connect(const addrinfo& to, absl::Duration timeout) {
+  const int fd =
+      socket(to.ai_family, to.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK,
+             to.ai_protocol);
+  if (fd < 0) return errno;
+  int error = connect(fd, to.ai_addr, to.ai_addrlen) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd waiting{.fd = fd, .events = POLLOUT};
+    const int ready =
+        poll(&waiting, 1, static_cast<int>(absl::ToInt64Milliseconds(timeout)));
+    socklen_t size = sizeof(error);
+    if (ready <= 0) {
+      error = ETIMEDOUT;
+    } else {
+      getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    }
+  }
+  close(fd);
+  return error;
+}
+
+std::string FixOf(int error, const std::string& address) {
+  switch (error) {
+    case ECONNREFUSED:
+      return "nothing listens there: start cohort-server, or pass the address "
+             "that it printed as --server; one that listens on 127.0.0.1 is "
+             "reached from its own machine only (its --listen)";
+    case ETIMEDOUT:
+      return absl::StrCat(
+          "a firewall or a network policy may drop it: open "
+          "the way to ",
+          address);
+    default:
+      return "look at this machine's network";
+  }
+}
+
+// "0.1.0" of "0.1.0 (commit 0f79f3a0b1c2)".
+absl::string_view ReleaseOf(absl::string_view build) {
+  return build.substr(0, build.find(' '));
+}
+
+}  // namespace
+
+Check CheckAddress(const std::string& address, absl::Duration timeout) {
+  const absl::StatusOr<ListenAddress> parts =
+      ParseListenAddress("--server", address);
+  if (!parts.ok()) {
+    return Of("address", Check::Result::kFailed,
+              std::string(parts.status().message()),
+              "pass --server=HOST:PORT, such as 127.0.0.1:7070");
+  }
+  // The system wants an IPv6 address without its brackets.
+  const std::string host(
+      absl::StripSuffix(absl::StripPrefix(parts->host, "["), "]"));
+  const std::string port = absl::StrCat(parts->port);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int unknown = getaddrinfo(host.c_str(), port.c_str(), &hints, &list);
+  if (unknown != 0) {
+    return Of("address", Check::Result::kFailed,
+              absl::StrCat("the name ", host, " is not found (",
+                           gai_strerror(unknown), ")"),
+              "check its spelling and this machine's name service");
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(
+      list, &freeaddrinfo);
+  int error = 0;
+  for (const addrinfo* to = list; to != nullptr; to = to->ai_next) {
+    error = Connect(*to, timeout);
+    if (error == 0) {
+      return Of("address", Check::Result::kOk,
+                absl::StrCat(address, " takes connections"));
+    }
+  }
+  return Of(
+      "address", Check::Result::kFailed,
+      absl::StrCat(address, " takes no connection (", strerror(error), ")"),
+      FixOf(error, address));
+}
+
+Check CheckServer(const absl::Status& answer, const v1::Status& status) {
+  if (answer.ok()) {
+    return Of("server", Check::Result::kOk,
+              absl::StrCat("run ", Printable(status.run_id()), ": ",
+                           Printable(status.state())));
+  }
+  const std::string first(
+      absl::string_view(answer.message())
+          .substr(0, absl::string_view(answer.message()).find('\n')));
+  return Of("server", Check::Result::kFailed, first,
+            "something else than a Cohort server listens there: the live page "
+            "has another port than --server wants; its start prints both");
+}
+
+Check CheckVersions(absl::string_view own, const v1::Status& status) {
+  // By build, those that have it.
+  std::map<std::string, std::vector<std::string>> others;
+  const auto add = [&](const std::string& build, const std::string& who) {
+    const std::string said =
+        build.empty() ? std::string("an older release") : Printable(build);
+    if (said != own) others[said].push_back(who);
+  };
+  add(status.build(), "the server");
+  for (const v1::WorkerStatus& worker : status.workers()) {
+    if (worker.state() == "vacant") continue;
+    add(worker.build(), absl::StrCat("worker ", worker.rank()));
+  }
+  if (others.empty()) {
+    return Of("versions", Check::Result::kOk, absl::StrCat("all are ", own));
+  }
+  std::string found = absl::StrCat("cohortctl is ", own);
+  bool release_differs = false;
+  for (const auto& [build, who] : others) {
+    absl::StrAppend(&found, "; ", absl::StrJoin(who, ", "),
+                    who.size() == 1 ? " is " : " are ", build);
+    release_differs |= ReleaseOf(build) != ReleaseOf(own);
+  }
+  return Of("versions",
+            release_differs ? Check::Result::kFailed : Check::Result::kWarning,
+            found,
+            "run one build everywhere: what another release does not know it "
+            "passes over, and another build need not train the same to the "
+            "bit");
+}
+
+Check CheckClock(const v1::Status& status, absl::Time asked,
+                 absl::Time answered) {
+  if (status.server_unix_us() == 0) {
+    return Of("clock", Check::Result::kSkipped, "the server does not tell it");
+  }
+  const absl::Time server = absl::FromUnixMicros(status.server_unix_us());
+  // By how much it lies outside of the call.
+  absl::Duration off;
+  if (server < asked) off = asked - server;
+  if (server > answered) off = server - answered;
+  if (off < kClockWarning) {
+    return Of("clock", Check::Result::kOk,
+              absl::StrCat("differs by less than ",
+                           SecondsText(off + (answered - asked) +
+                                       absl::Milliseconds(100))));
+  }
+  return Of(
+      "clock",
+      off < kClockFailure ? Check::Result::kWarning : Check::Result::kFailed,
+      absl::StrCat("the server's is ", HumanDuration(off), " ",
+                   server < asked ? "behind" : "ahead"),
+      "have both machines set theirs: `timedatectl set-ntp true`; logs "
+      "and certificates go by it");
+}
+
+Check CheckWorkers(const v1::Status& status) {
+  std::vector<std::string> away;
+  for (const v1::WorkerStatus& worker : status.workers()) {
+    if (worker.state() == "live" || worker.state() == "finished") continue;
+    away.push_back(absl::StrCat(worker.rank()));
+  }
+  if (away.empty()) {
+    return Of("workers", Check::Result::kOk,
+              absl::StrCat("all ", status.workers_size(), " are there"));
+  }
+  return Of("workers", Check::Result::kWarning,
+            absl::StrCat(away.size(), " of ", status.workers_size(),
+                         " are away: rank ", absl::StrJoin(away, ", ")),
+            "start them: cohort-worker --server=HOST:PORT --rank=N; their own "
+            "logs tell why they ended");
+}
+
+Check CheckOpsPort(const std::string& address, bool named,
+                   absl::Duration timeout) {
+  const absl::StatusOr<Page> page = FetchPage(address, "/readyz", timeout);
+  if (!page.ok()) {
+    return Of("ops port",
+              named ? Check::Result::kFailed : Check::Result::kSkipped,
+              absl::StrCat(address, " does not answer"),
+              named ? "pass as --ops what the process was given as "
+                      "--ops_listen"
+                    : "");
+  }
+  const std::string said =
+      Printable(absl::StripAsciiWhitespace(page->body).substr(0, 200));
+  if (page->status == kOk) {
+    return Of("ops port", Check::Result::kOk,
+              absl::StrCat(address, ": ", said));
+  }
+  return Of("ops port", Check::Result::kWarning,
+            absl::StrCat(address, " is not ready: ", said),
+            "wait, if it is starting or stopping; otherwise that is what is "
+            "wrong with it");
+}
+
+}  // namespace cohort

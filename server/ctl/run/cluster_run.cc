@@ -1,0 +1,172 @@
+#include "server/ctl/run/cluster_run.h"
+
+#include <signal.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/process/command_line.h"
+#include "common/status_macros.h"
+#include "server/ctl/admin_client.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kRound = absl::Milliseconds(50);
+// What ended a worker may be about to end the server, whose exit code is then
+// the better one.
+constexpr absl::Duration kServerEndMax = absl::Seconds(5);
+// It is on this machine; nothing else may wait for its answer for long.
+constexpr absl::Duration kAskMax = absl::Seconds(2);
+
+// A process with the same flags would end so again.
+bool EndsSoAgain(const ProcessEnd& end) {
+  return end.code == kExitUsage || end.code == kExitConfig;
+}
+
+}  // namespace
+
+ClusterRun::ClusterRun(ClusterRunOptions options, RunScreen& screen, CtlIo& io)
+    : options_(std::move(options)), screen_(screen), io_(io) {}
+
+ClusterHooks ClusterRun::Hooks() {
+  return {.on_start = [this](const ClusterProcess& process,
+                             pid_t pid) { screen_.ShowStart(process, pid); },
+          .on_line =
+              [this](const ClusterProcess& process, absl::string_view line) {
+                screen_.ShowLine(process, line);
+              },
+          .on_end = [this](const ClusterProcess& process,
+                           const ProcessEnd& end) { OnEnd(process, end); }};
+}
+
+absl::StatusOr<int> ClusterRun::Run() {
+  // From here on a signal stops the run in order.
+  LookForSignal();
+  if (interrupted_) return 128 + io_.signal();
+  COHORT_ASSIGN_OR_RETURN(
+      cluster_, LocalCluster::Start(options_.spec, Hooks(), io_.clock));
+  bool told = false;
+  while (!cluster_->done()) {
+    const absl::Status status = cluster_->Poll(kRound);
+    if (failure_.ok()) failure_ = status;
+    if (!told && !cluster_->address().empty()) {
+      told = true;
+      screen_.Say(absl::StrCat("to look at it: ", io_.program,
+                               " watch --server=", cluster_->address()));
+    }
+    LookForSignal();
+    LookForDeadline();
+  }
+  return Outcome();
+}
+
+void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
+  screen_.RecordEnd(process, end);
+  if (process.is_server()) {
+    // As it was asked to.
+    const bool stopped = stopping_ && end.signal == SIGTERM;
+    if (end.code == 0 || interrupted_ || stopped) return;
+    const bool listened = !cluster_->address().empty();
+    screen_.ShowEnd(
+        process, end,
+        listened ? "" : "it did not come to listen; why stands above");
+    return;
+  }
+  if (end.code == 0) return;
+  if (cluster_->server_end().has_value() || stopping_ || given_up_) {
+    // One that is stopped is told by its signal's number.
+    if (end.signal == 0 || !stopping_) screen_.ShowEnd(process, end, "");
+    return;
+  }
+  OnWorkerLost(process, end);
+}
+
+// The server's word counts: its policy may have been changed while it runs,
+// and a checkpoint brings its own.
+std::string ClusterRun::OnWorkerLoss() const {
+  AdminClient server(cluster_->address(), kAskMax);
+  const absl::StatusOr<v1::GetPolicyReply> policy = server.GetPolicy();
+  if (!policy.ok()) return options_.on_worker_loss;
+  const auto found = policy->settings().find("on_worker_loss");
+  return found == policy->settings().end() ? options_.on_worker_loss
+                                           : found->second;
+}
+
+void ClusterRun::OnWorkerLost(const ClusterProcess& worker,
+                              const ProcessEnd& end) {
+  if (OnWorkerLoss() != "wait") {
+    if (cluster_->workers_running() > 0) {
+      return screen_.ShowEnd(worker, end, "the run goes on without it");
+    }
+    return GiveUp(worker, end, "it was the last one, so the run is stopped");
+  }
+  if (EndsSoAgain(end)) {
+    return GiveUp(worker, end, "it would end so again, so the run is stopped");
+  }
+  if (restarts_[worker.rank] >= options_.max_restarts) {
+    return GiveUp(worker, end,
+                  absl::StrCat("it was started again ", options_.max_restarts,
+                               " times (--max_restarts), so the run is "
+                               "stopped"));
+  }
+  Restart(worker, end);
+}
+
+void ClusterRun::Restart(const ClusterProcess& worker, const ProcessEnd& end) {
+  const int32_t count = ++restarts_[worker.rank];
+  screen_.ShowEnd(worker, end,
+                  absl::StrCat("it is started again, ", count, " of ",
+                               options_.max_restarts, " times"));
+  const absl::Status started = cluster_->StartWorker(worker.rank);
+  if (started.ok()) return;
+  failure_ = started;
+  stopping_ = true;
+  cluster_->RequestStop();
+}
+
+void ClusterRun::GiveUp(const ClusterProcess& worker, const ProcessEnd& end,
+                        absl::string_view why) {
+  screen_.ShowEnd(worker, end, why);
+  given_up_ = {.code = end.code, .deadline = io_.clock.Now() + kServerEndMax};
+}
+
+void ClusterRun::LookForDeadline() {
+  if (!given_up_.has_value() || stopping_ ||
+      cluster_->server_end().has_value() ||
+      io_.clock.Now() < given_up_->deadline) {
+    return;
+  }
+  stopping_ = true;
+  cluster_->RequestStop();
+}
+
+void ClusterRun::LookForSignal() {
+  if (interrupted_ || io_.pause(absl::ZeroDuration())) return;
+  interrupted_ = true;
+  if (cluster_ == nullptr) return;
+  stopping_ = true;
+  screen_.Say(
+      "stopping: first the server, which keeps what it has, then the workers; "
+      "once more kills them all");
+  cluster_->RequestStop();
+}
+
+absl::StatusOr<int> ClusterRun::Outcome() const {
+  if (!failure_.ok()) return failure_;
+  const ProcessEnd& server = *cluster_->server_end();
+  if (interrupted_) {
+    screen_.Say(options_.resume_command.empty()
+                    ? "nothing was kept to go on from; --checkpoint_dir=DIR "
+                      "keeps it"
+                    : absl::StrCat("to go on: ", options_.resume_command));
+    // That it was killed, or could not keep its state, counts more.
+    const bool as_asked = server.code == 0 || server.signal == SIGTERM;
+    return as_asked ? 128 + io_.signal() : server.code;
+  }
+  // The server was stopped for the worker's sake.
+  if (given_up_.has_value() && stopping_) return given_up_->code;
+  return server.code;
+}
+
+}  // namespace cohort

@@ -1,0 +1,104 @@
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "server/ctl/cluster/programs.h"
+#include "server/ctl/run/cluster_run.h"
+#include "server/ctl/run/run_screen.h"
+#include "server/ctl/verb.h"
+
+namespace cohort {
+namespace {
+
+constexpr int32_t kWorkersDefault = 2;
+// One machine holds no more.
+constexpr int32_t kWorkersMax = 999;
+constexpr int32_t kRestartsDefault = 3;
+constexpr int32_t kRestartsMax = 1'000'000;
+
+struct Limits {
+  int32_t min = 0;
+  int32_t max = 0;
+};
+
+absl::StatusOr<int32_t> Number(const Arguments& arguments,
+                               const std::string& flag, int32_t otherwise,
+                               Limits limits) {
+  const std::optional<std::string> text = arguments.Value(flag);
+  if (!text.has_value()) return otherwise;
+  int32_t number = 0;
+  if (absl::SimpleAtoi(*text, &number) && number >= limits.min &&
+      number <= limits.max) {
+    return number;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, ": got '", *text,
+                                                 "', want ", limits.min, " to ",
+                                                 limits.max));
+}
+
+// As typed, but for those that are of `run` itself.
+std::vector<std::string> ServerFlags(const Context& context) {
+  std::vector<std::string> flags;
+  for (const GivenFlag& given : context.arguments.given) {
+    if (!context.settings.contains(given.name)) continue;
+    flags.insert(flags.end(), given.typed.begin(), given.typed.end());
+  }
+  return flags;
+}
+
+// The command line of this run, made to go on from its checkpoints.
+std::string ResumeCommand(const Context& context) {
+  if (!context.settings.contains("checkpoint_dir")) return "";
+  std::string command = absl::StrCat(context.io.program, " run");
+  for (const GivenFlag& given : context.arguments.given) {
+    if (given.name == "resume") continue;
+    for (const std::string& word : given.typed) {
+      absl::StrAppend(&command, " ", ShellWord(word));
+    }
+  }
+  absl::StrAppend(&command, " --resume");
+  if (!context.arguments.rest.has_value()) return command;
+  absl::StrAppend(&command, " --");
+  for (const std::string& word : *context.arguments.rest) {
+    absl::StrAppend(&command, " ", ShellWord(word));
+  }
+  return command;
+}
+
+absl::StatusOr<ClusterRunOptions> OptionsOf(const Context& context) {
+  ClusterRunOptions options;
+  const Arguments& arguments = context.arguments;
+  COHORT_ASSIGN_OR_RETURN(options.spec.workers,
+                          Number(arguments, "workers", kWorkersDefault,
+                                 {.min = 1, .max = kWorkersMax}));
+  COHORT_ASSIGN_OR_RETURN(options.max_restarts,
+                          Number(arguments, "max_restarts", kRestartsDefault,
+                                 {.min = 0, .max = kRestartsMax}));
+  COHORT_ASSIGN_OR_RETURN(
+      options.spec.programs,
+      FindPrograms(arguments.Value("programs").value_or("")));
+  options.spec.server_flags = ServerFlags(context);
+  options.spec.worker_flags =
+      arguments.rest.value_or(std::vector<std::string>());
+  const auto loss = context.settings.find("on_worker_loss");
+  if (loss != context.settings.end()) options.on_worker_loss = loss->second;
+  options.resume_command = ResumeCommand(context);
+  return options;
+}
+
+}  // namespace
+
+absl::Status RunCluster(Context& context) {
+  COHORT_ASSIGN_OR_RETURN(ClusterRunOptions options, OptionsOf(context));
+  RunScreen screen(context.io, context.json,
+                   context.arguments.Value("log_dir").value_or(""),
+                   options.spec.workers);
+  COHORT_RETURN_IF_ERROR(screen.OpenLogs());
+  ClusterRun run(std::move(options), screen, context.io);
+  COHORT_ASSIGN_OR_RETURN(context.exit_code, run.Run());
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

@@ -1,0 +1,93 @@
+#include "server/ctl/status_words.h"
+
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "server/ctl/table.h"
+
+namespace cohort {
+namespace {
+
+std::string Percent(double share) {
+  return absl::StrFormat("%.1f %%", 100 * share);
+}
+
+// "0 93.1 %, 1 none".
+std::string ClassIouText(const v1::Status& status) {
+  std::string text;
+  for (int c = 0; c < status.test_class_iou_size(); ++c) {
+    const v1::ClassIou& of = status.test_class_iou(c);
+    absl::StrAppend(&text, c > 0 ? ", " : "", c, " ",
+                    of.has_iou() ? Percent(of.iou()) : "none");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string EpochText(const v1::Status& status) {
+  const int64_t per_epoch =
+      status.samples_total() / std::max<int64_t>(status.epochs(), 1);
+  if (per_epoch <= 0) return absl::StrCat("0 of ", status.epochs());
+  const int64_t epoch =
+      std::clamp<int64_t>(status.data_epoch(), 0, status.epochs() - 1);
+  const int64_t done =
+      std::clamp<int64_t>(status.samples() - epoch * per_epoch, 0, per_epoch);
+  return absl::StrFormat("%d of %d (%d %%)", epoch + 1, status.epochs(),
+                         100 * done / per_epoch);
+}
+
+std::string RateText(const v1::Status& status) {
+  const double rate = status.samples_per_second();
+  if (!(rate > 0)) return "0 images/s";
+  const auto left =
+      static_cast<double>(status.samples_total() - status.samples());
+  std::string text = absl::StrFormat("%.0f images/s", rate);
+  if (!status.ended() && left > 0) {
+    absl::StrAppend(&text, ", ETA ", HumanDuration(absl::Seconds(left / rate)));
+  }
+  return text;
+}
+
+std::string PendingText(const v1::GetPolicyReply& policy) {
+  std::string text =
+      absl::StrJoin(std::map<std::string, std::string>(policy.pending().begin(),
+                                                       policy.pending().end()),
+                    " ", absl::PairFormatter("="));
+  if (!policy.pending_reason().empty()) {
+    absl::StrAppend(&text, ": ", policy.pending_reason());
+  }
+  return Printable(text);
+}
+
+std::string AgeText(const v1::WorkerStatus& worker) {
+  if (worker.incarnation() == 0) return "never";
+  return absl::StrCat(SecondsText(absl::Milliseconds(worker.silent_ms())),
+                      " ago");
+}
+
+std::vector<std::pair<std::string, std::string>> TestMeasures(
+    const v1::Status& status) {
+  std::vector<std::pair<std::string, std::string>> measures;
+  if (!status.has_test_accuracy()) return measures;
+  const bool pixels = status.test_class_iou_size() > 0;
+  if (pixels) {
+    measures.emplace_back("test mIoU", status.has_test_miou()
+                                           ? Percent(status.test_miou())
+                                           : "none");
+    measures.emplace_back(kIouByClass, ClassIouText(status));
+  }
+  measures.emplace_back(pixels ? "pixel accuracy" : "test accuracy",
+                        Percent(status.test_accuracy()));
+  if (status.has_test_top5_accuracy()) {
+    measures.emplace_back("test top-5", Percent(status.test_top5_accuracy()));
+  }
+  return measures;
+}
+
+}  // namespace cohort

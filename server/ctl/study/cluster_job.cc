@@ -1,0 +1,223 @@
+#include "server/ctl/study/cluster_job.h"
+
+#include <array>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "common/status_macros.h"
+#include "server/ctl/cluster/local_cluster.h"
+#include "server/ctl/study/run_result.h"
+
+namespace cohort {
+namespace {
+
+// What the study sets for each run.
+constexpr std::array<const char*, 13> kOwnFlags = {
+    "aggregation", "staleness",   "normalization", "bn_statistics",  "seed",
+    "workers",     "results_dir", "address_file",  "exit_when_done", "order",
+    "batch_size",  "server",      "rank"};
+constexpr char kRateFlag[] = "--learning_rate=";
+
+std::string FileNameOf(const ClusterProcess& process) {
+  return absl::StrReplaceAll(process.Name(), {{" ", "-"}}) + ".log";
+}
+
+class ClusterJob final : public StudyJob {
+ public:
+  ClusterJob(StudyRun run, StudyFolder& folder)
+      : run_(std::move(run)), folder_(folder) {}
+
+  absl::Status Start(const ClusterJobOptions& options, const Clock& clock) {
+    COHORT_RETURN_IF_ERROR(folder_.Prepare(run_));
+    const std::string path = folder_.RunPath(run_);
+    COHORT_RETURN_IF_ERROR(OpenLogs(path));
+    ClusterSpec spec{.programs = options.programs,
+                     .workers = static_cast<int32_t>(run_.condition.workers),
+                     .server_flags = ServerFlags(run_, options.flags, path),
+                     .worker_flags = WorkerFlags(run_, options.flags)};
+    ClusterHooks hooks{
+        .on_start = [](const ClusterProcess& /*process*/, pid_t /*pid*/) {},
+        .on_line = [this](const ClusterProcess& process,
+                          absl::string_view line) { OnLine(process, line); },
+        .on_end = [this](const ClusterProcess& process,
+                         const ProcessEnd& end) { OnEnd(process, end); }};
+    COHORT_ASSIGN_OR_RETURN(
+        cluster_,
+        LocalCluster::Start(std::move(spec), std::move(hooks), clock));
+    return absl::OkStatus();
+  }
+
+  void Poll(absl::Duration timeout) override {
+    if (done_) return;
+    Fail(cluster_->Poll(timeout));
+    if (!cluster_->done()) return;
+    done_ = true;
+    Fail(Conclude());
+  }
+  bool done() const override { return done_; }
+  absl::Status result() const override { return status_; }
+  void RequestStop() override {
+    Fail(absl::CancelledError("stopped"));
+    cluster_->RequestStop();
+  }
+
+ private:
+  absl::Status OpenLogs(const std::string& path) {
+    const auto workers = static_cast<int32_t>(run_.condition.workers);
+    for (int32_t rank = ClusterProcess::kServer; rank < workers; ++rank) {
+      const ClusterProcess process{.rank = rank};
+      const std::string file = absl::StrCat(path, "/", FileNameOf(process));
+      std::ofstream& log = logs_[process];
+      log.open(file);
+      if (!log) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(file, ": cannot be written"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void OnLine(const ClusterProcess& process, absl::string_view line) {
+    // An early look must show what there is.
+    logs_[process] << line << std::endl;
+    last_line_[process] = std::string(line);
+  }
+
+  void OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
+    if (process.is_server() || end.code == 0) return;
+    if (cluster_ == nullptr || cluster_->server_end().has_value()) return;
+    Fail(Ended(process, end));
+    cluster_->RequestStop();
+  }
+
+  absl::Status Ended(const ClusterProcess& process, const ProcessEnd& end) {
+    const std::string& last = last_line_[process];
+    return absl::InternalError(
+        absl::StrCat(process.Name(), " ", end.Text(),
+                     last.empty() ? "" : absl::StrCat(": ", last), " (",
+                     folder_.RunPath(run_), "/", FileNameOf(process), ")"));
+  }
+
+  absl::Status Conclude() {
+    COHORT_RETURN_IF_ERROR(status_);
+    const std::optional<ProcessEnd>& end = cluster_->server_end();
+    if (!end.has_value() || end->code != 0) {
+      return Ended({}, end.value_or(ProcessEnd{.code = 1}));
+    }
+    const std::string path = folder_.RunPath(run_);
+    COHORT_RETURN_IF_ERROR(ReadRunResult(run_.kinds, path).status());
+    COHORT_RETURN_IF_ERROR(
+        RealFileSystem().RemoveAll(absl::StrCat(path, "/model.safetensors")));
+    return folder_.MarkDone(run_);
+  }
+
+  // The first failure is the cause of those that follow.
+  void Fail(const absl::Status& status) { status_.Update(status); }
+
+  // Fixed after construction.
+  const StudyRun run_;
+  StudyFolder& folder_;
+
+  std::map<ClusterProcess, std::ofstream> logs_;
+  std::map<ClusterProcess, std::string> last_line_;
+  absl::Status status_;
+  bool done_ = false;
+  // Last: it calls what is above.
+  std::unique_ptr<LocalCluster> cluster_;
+};
+
+absl::Status CheckOwn(const std::vector<std::string>& flags,
+                      absl::string_view whose) {
+  for (const std::string& flag : flags) {
+    for (const char* own : kOwnFlags) {
+      if (flag != absl::StrCat("--", own) &&
+          !absl::StartsWith(flag, absl::StrCat("--", own, "="))) {
+        continue;
+      }
+      return absl::InvalidArgumentError(
+          absl::StrCat("got ", flag, " among the flags of the ", whose,
+                       ", want it not there: the study sets it for each run"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The rate as given; nothing if it is not.
+std::optional<double> LearningRate(const StudyFlags& flags) {
+  for (const std::string& flag : flags.server) {
+    double rate = 0;
+    if (absl::StartsWith(flag, kRateFlag) &&
+        absl::SimpleAtod(flag.substr(sizeof(kRateFlag) - 1), &rate)) {
+      return rate;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<std::string> ServerFlags(const StudyRun& run,
+                                     const StudyFlags& flags,
+                                     const std::string& results_dir) {
+  std::vector<std::string> all = flags.server;
+  const std::optional<double> rate = LearningRate(flags);
+  if (flags.reference_images > 0 && rate.has_value()) {
+    std::erase_if(all, [](const std::string& flag) {
+      return absl::StartsWith(flag, kRateFlag);
+    });
+    const int64_t images = run.condition.workers * run.condition.batch_size;
+    all.push_back(
+        absl::StrFormat("%s%.9g", kRateFlag,
+                        *rate * static_cast<double>(images) /
+                            static_cast<double>(flags.reference_images)));
+  }
+  const StudyPolicy& policy = run.policy;
+  all.push_back(absl::StrCat("--aggregation=", policy.aggregation));
+  all.push_back(absl::StrCat("--normalization=", policy.normalization));
+  all.push_back(absl::StrCat("--bn_statistics=", absl::StrJoin(run.kinds, ","),
+                             ",", kOwnBatch));
+  if (!policy.staleness.empty()) {
+    all.push_back(absl::StrCat("--staleness=", policy.staleness));
+  }
+  all.push_back(absl::StrCat("--seed=", run.seed));
+  all.push_back(absl::StrCat("--results_dir=", results_dir));
+  return all;
+}
+
+std::vector<std::string> WorkerFlags(const StudyRun& run,
+                                     const StudyFlags& flags) {
+  std::vector<std::string> all = flags.worker;
+  all.push_back(absl::StrCat("--batch_size=", run.condition.batch_size));
+  all.push_back(absl::StrCat("--order=", run.condition.order));
+  return all;
+}
+
+absl::Status CheckFlags(const StudyFlags& flags) {
+  COHORT_RETURN_IF_ERROR(CheckOwn(flags.server, "server"));
+  COHORT_RETURN_IF_ERROR(CheckOwn(flags.worker, "workers"));
+  if (flags.reference_images > 0 && !LearningRate(flags).has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--reference_images: got ", flags.reference_images,
+                     " without --learning_rate=RATE, want the rate that is "
+                     "meant for a step of so many images"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<StudyJob>> StartClusterJob(
+    const StudyRun& run, const ClusterJobOptions& options, StudyFolder& folder,
+    const Clock& clock) {
+  auto job = std::make_unique<ClusterJob>(run, folder);
+  COHORT_RETURN_IF_ERROR(job->Start(options, clock));
+  return std::unique_ptr<StudyJob>(std::move(job));
+}
+
+}  // namespace cohort

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace cohort {
+
+// Student's t: the value that a share `p` of the distribution with `df` degrees
+// of freedom lies below. 0 < p < 1, df > 0. Within 1e-9.
+// Source: the distribution function is the regularised incomplete beta function
+//   (Abramowitz and Stegun 26.7.1), by its continued fraction (26.5.8),
+//   evaluated by Lentz's method; inverted by bisection.
+double StudentQuantile(double p, double df);
+
+// A mean and how sure it is.
+struct Estimate {
+  int64_t n = 0;
+  double mean = 0;
+  // Half the width of the 95 % confidence interval (Student's t); absent for
+  // one value.
+  std::optional<double> half_width;
+};
+
+// `values` must not be empty.
+Estimate EstimateMean(absl::Span<const double> values);
+
+// "91.23 ± 0.45", with `decimals` digits; "91.23" for one value.
+std::string ToText(const Estimate& estimate, int decimals);
+
+// By seed.
+using SeedValues = std::map<int64_t, double>;
+
+Estimate EstimateMean(const SeedValues& values);
+
+// How far one is above another.
+struct Difference {
+  Estimate estimate;
+  // By seeds that both have, so that what a seed does to both cancels.
+  // Otherwise Welch's interval.
+  bool paired = false;
+
+  // The interval holds 0, or there is none: no difference was shown.
+  bool WithinNoise() const;
+};
+
+// a - b. Paired if they share two seeds or more; neither may be empty.
+Difference Compare(const SeedValues& a, const SeedValues& b);
+
+}  // namespace cohort

@@ -1,0 +1,245 @@
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "common/status_macros.h"
+#include "server/ctl/cluster/programs.h"
+#include "server/ctl/study/study.h"
+#include "server/ctl/verb.h"
+
+namespace cohort {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr char kOutDefault[] = "study";
+// Lines about progress where they cannot be rewritten.
+constexpr absl::Duration kProgressInterval = absl::Seconds(30);
+
+absl::Status ReadWords(const Arguments& arguments, const std::string& flag,
+                       const std::vector<std::string>& known,
+                       std::vector<std::string>& values) {
+  const std::optional<std::string> text = arguments.Value(flag);
+  if (!text.has_value()) return absl::OkStatus();
+  COHORT_ASSIGN_OR_RETURN(values, ParseWords(flag, *text, known));
+  return absl::OkStatus();
+}
+
+absl::Status ReadNumbers(const Arguments& arguments, const std::string& flag,
+                         std::vector<int64_t>& values) {
+  const std::optional<std::string> text = arguments.Value(flag);
+  if (!text.has_value()) return absl::OkStatus();
+  COHORT_ASSIGN_OR_RETURN(values, ParseNumbers(flag, *text));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StudyAxes> AxesOf(const Arguments& arguments) {
+  StudyAxes axes;
+  COHORT_RETURN_IF_ERROR(ReadWords(arguments, "aggregation",
+                                   {"sync", "bounded", "async"},
+                                   axes.aggregation));
+  COHORT_RETURN_IF_ERROR(ReadWords(arguments, "normalization",
+                                   {"global", "local"}, axes.normalization));
+  COHORT_RETURN_IF_ERROR(ReadWords(arguments, "bn_statistics",
+                                   {"sync", "async", "chief", "after"},
+                                   axes.kinds));
+  COHORT_RETURN_IF_ERROR(ReadWords(arguments, "staleness",
+                                   {"keep", "drop", "scale", "compensate"},
+                                   axes.staleness));
+  COHORT_RETURN_IF_ERROR(
+      ReadWords(arguments, "order", {"shuffled", "sorted"}, axes.order));
+  COHORT_RETURN_IF_ERROR(ReadNumbers(arguments, "batch_size", axes.batch_size));
+  COHORT_RETURN_IF_ERROR(ReadNumbers(arguments, "workers", axes.workers));
+  COHORT_RETURN_IF_ERROR(ReadNumbers(arguments, "seed", axes.seed));
+  return axes;
+}
+
+// Absent if the flag was not given.
+absl::StatusOr<std::optional<int64_t>> CountOf(const Arguments& arguments,
+                                               const std::string& flag) {
+  const std::optional<std::string> text = arguments.Value(flag);
+  if (!text.has_value()) return std::nullopt;
+  int64_t count = 0;
+  if (absl::SimpleAtoi(*text, &count) && count >= 1 && count <= INT32_MAX) {
+    return count;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, ": got '", *text, "', want 1 or more"));
+}
+
+absl::StatusOr<std::optional<double>> TargetOf(const Arguments& arguments) {
+  const std::optional<std::string> text = arguments.Value("target");
+  if (!text.has_value()) return std::nullopt;
+  double target = 0;
+  if (absl::SimpleAtod(*text, &target) && target > 0 && target <= 100) {
+    return target;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--target: got '", *text, "', want percent above 0 and up to 100"));
+}
+
+int64_t Cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
+
+// A core for each process.
+int64_t ParallelByCores(const StudyAxes& axes) {
+  const int64_t workers =
+      *std::max_element(axes.workers.begin(), axes.workers.end());
+  return std::max<int64_t>(1, Cores() / (workers + 1));
+}
+
+// As typed, to be typed again.
+std::string CommandOf(const Arguments& arguments) {
+  std::string command = "cohortctl study";
+  const auto add = [&command](const std::vector<std::string>& words) {
+    for (const std::string& word : words) {
+      absl::StrAppend(&command, " ", ShellWord(word));
+    }
+  };
+  for (const GivenFlag& given : arguments.given) add(given.typed);
+  if (!arguments.rest.has_value()) return command;
+  absl::StrAppend(&command, " --");
+  add(*arguments.rest);
+  return command;
+}
+
+absl::StatusOr<StudyOptions> OptionsOf(const Context& context) {
+  const Arguments& arguments = context.arguments;
+  StudyOptions options{.out = arguments.Value("out").value_or(kOutDefault),
+                       .command = CommandOf(arguments)};
+  COHORT_ASSIGN_OR_RETURN(options.axes, AxesOf(arguments));
+  COHORT_ASSIGN_OR_RETURN(const std::optional<int64_t> parallel,
+                          CountOf(arguments, "parallel"));
+  options.parallel =
+      static_cast<int32_t>(parallel.value_or(ParallelByCores(options.axes)));
+  COHORT_ASSIGN_OR_RETURN(const std::optional<int64_t> images,
+                          CountOf(arguments, "reference_images"));
+  options.flags.reference_images = images.value_or(0);
+  COHORT_ASSIGN_OR_RETURN(options.target, TargetOf(arguments));
+  // By name, so that a study goes on whatever order its flags are given in.
+  for (const auto& [name, value] : context.settings) {
+    options.flags.server.push_back(absl::StrCat("--", name, "=", value));
+  }
+  options.flags.worker = arguments.rest.value_or(std::vector<std::string>());
+  COHORT_ASSIGN_OR_RETURN(
+      options.programs, FindPrograms(arguments.Value("programs").value_or("")));
+  return options;
+}
+
+// What is said while the study goes on: lines, and below them on a terminal
+// one that is rewritten.
+class ProgressScreen {
+ public:
+  explicit ProgressScreen(CtlIo& io) : io_(io) {}
+
+  void Say(const std::string& text) {
+    Blank();
+    io_.err << text << std::endl;
+  }
+
+  void Progress(const std::string& text) {
+    if (io_.terminal) {
+      const auto columns =
+          static_cast<size_t>(std::max(io_.screen().columns - 1, 1));
+      const std::string shown = text.substr(0, columns);
+      if (shown == shown_) return;
+      Blank();
+      io_.err << shown << std::flush;
+      shown_ = shown;
+      return;
+    }
+    const Instant now = io_.clock.Now();
+    if (told_.has_value() && now - *told_ < kProgressInterval) return;
+    // At the start there is nothing to tell that was not said.
+    if (told_.has_value()) io_.err << text << std::endl;
+    told_ = now;
+  }
+
+  void Blank() {
+    if (shown_.empty()) return;
+    io_.err << '\r' << std::string(shown_.size(), ' ') << '\r';
+    shown_.clear();
+  }
+
+ private:
+  CtlIo& io_;
+  std::string shown_;
+  std::optional<Instant> told_;
+};
+
+std::string OutcomeJson(const StudyOutcome& outcome, const std::string& out) {
+  Json overall = Json::array();
+  for (const OverallStanding& standing : outcome.overall) {
+    overall.push_back({{"aggregation", standing.policy.aggregation},
+                       {"staleness", standing.policy.staleness},
+                       {"normalization", standing.policy.normalization},
+                       {"bn_statistics", standing.kind},
+                       {"conditions", standing.conditions},
+                       {"as_good", standing.as_good},
+                       {"recommended", standing.chosen},
+                       {"mean_deficit", standing.mean_deficit}});
+  }
+  const Json json = {
+      {"out", out},
+      {"runs", outcome.runs},
+      {"done", outcome.done},
+      {"failed", outcome.failed},
+      {"recommendation", outcome.words.value_or(std::vector<std::string>())},
+      {"overall", std::move(overall)}};
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+void ShowOutcome(const StudyOutcome& outcome, const std::string& out,
+                 Context& context) {
+  if (context.json) {
+    context.io.out << OutcomeJson(outcome, out) << "\n";
+    return;
+  }
+  if (!outcome.words.has_value()) return;
+  for (const std::string& sentence : *outcome.words) {
+    context.io.out << sentence << "\n";
+  }
+  context.io.err << out << "/report.html has tables, plots and the rule; "
+                 << out << "/study.csv the numbers" << std::endl;
+}
+
+}  // namespace
+
+absl::Status RunStudyVerb(Context& context) {
+  COHORT_ASSIGN_OR_RETURN(const StudyOptions options, OptionsOf(context));
+  ProgressScreen screen(context.io);
+  const StudyIo io{
+      .say = [&screen](const std::string& text) { screen.Say(text); },
+      .progress = [&screen](const std::string& text) { screen.Progress(text); },
+      .go_on = [&context] { return context.io.pause(absl::ZeroDuration()); },
+      .clock = context.io.clock};
+  COHORT_ASSIGN_OR_RETURN(const StudyOutcome outcome, RunStudy(options, io));
+  screen.Blank();
+  ShowOutcome(outcome, options.out, context);
+  const std::string progress =
+      absl::StrCat(outcome.done, " of ", outcome.runs, " runs are done");
+  if (outcome.stopped) {
+    return absl::CancelledError(
+        absl::StrCat("stopped: ", progress, "\ngo on with: ", options.command));
+  }
+  if (outcome.failed.empty()) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(
+      outcome.failed.size(), " runs failed, twice each; ", progress, ": ",
+      absl::StrJoin(outcome.failed, ", "), "\ntheir logs are in ", options.out,
+      "/runs; the same command tries them again"));
+}
+
+}  // namespace cohort

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "common/staleness_histogram.h"
+#include "server/ctl/study/estimate.h"
+#include "server/ctl/study/matrix.h"
+#include "server/ctl/study/run_result.h"
+
+namespace cohort {
+
+// What one run gave.
+struct FinishedRun {
+  StudyRun run;
+  RunResult result;
+};
+
+// A policy with one kind of statistics, under one condition; values by seed.
+struct StudyCell {
+  StudyCondition condition;
+  StudyPolicy policy;
+  // Or kOwnBatch.
+  std::string kind;
+  // Percent, at the end of the run.
+  SeedValues measure;
+  // Percentage points by which the batch's own statistics are better.
+  SeedValues gap;
+  // Of the whole run.
+  SeedValues seconds;
+  // Until the target; only if every seed reached it.
+  SeedValues seconds_to_target;
+
+  // "async, local, chief statistics".
+  std::string Text() const;
+};
+
+struct StudySummary {
+  // "accuracy" or "mIoU".
+  std::string measure;
+  // Percent; by order of data, for what is hard in one is easy in another.
+  std::map<std::string, double> target;
+  // In the order of the runs, kinds as in the runs with kOwnBatch last.
+  std::vector<StudyCell> cells;
+  // Of each policy that is not sync: pushes of all seeds.
+  std::map<std::pair<StudyPolicy, StudyCondition>, StalenessCounts> staleness;
+};
+
+// All that is compared with each other: the cells of one condition.
+struct ConditionCells {
+  StudyCondition condition;
+  std::vector<const StudyCell*> cells;
+};
+
+// `target`: in percent; absent: 90 % of the best mean under the same order of
+// data. `runs` must not be empty and must be of one data set.
+StudySummary Summarise(absl::Span<const FinishedRun> runs,
+                       std::optional<double> target);
+
+// In the order of the cells. Refers to the summary.
+std::vector<ConditionCells> ByCondition(const StudySummary& summary);
+
+}  // namespace cohort

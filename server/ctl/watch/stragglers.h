@@ -1,0 +1,23 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cohort/v1/admin.pb.h"
+
+namespace cohort {
+
+// Mean seconds of a step that a worker computes, reads and sends, and those in
+// which it waits for others.
+struct StepTime {
+  double own = 0;
+  double waiting = 0;
+};
+StepTime StepTimeOf(const v1::WorkerStatus& worker);
+
+// Why a worker holds up the others, or may soon, by rank: it is away, silent,
+// or takes much longer for a step than the median of the workers.
+std::map<int32_t, std::string> Stragglers(const v1::Status& status);
+
+}  // namespace cohort

@@ -1,0 +1,229 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/build_info.h"
+#include "server/ctl/doctor/machine_checks.h"
+#include "server/ctl/doctor/server_checks.h"
+#include "tests/ctl/ctl_harness.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+using Result = Check::Result;
+
+constexpr uint64_t kMib = uint64_t{1} << 20;
+
+// The checks of a run of doctor, by name.
+std::map<std::string, nlohmann::json> ChecksOf(const CtlResult& result) {
+  std::map<std::string, nlohmann::json> checks;
+  const nlohmann::json all = nlohmann::json::parse(result.out);
+  for (const nlohmann::json& check : all["checks"]) {
+    checks[check["check"].get<std::string>()] = check;
+  }
+  return checks;
+}
+
+v1::Status HealthyStatus() {
+  v1::Status status = ExampleStatus();
+  status.set_build(BuildText());
+  status.mutable_workers()->RemoveLast();
+  status.mutable_workers(0)->set_build(BuildText());
+  status.set_server_unix_us(absl::ToUnixMicros(absl::Now()));
+  return status;
+}
+
+TEST(DoctorTest, HealthyRunIsExitCode0) {
+  CtlHarness ctl;
+  ctl.server.on_status = [] { return HealthyStatus(); };
+  const CtlResult result = ctl.Run("doctor --json");
+  EXPECT_EQ(result.code, 0) << result.out;
+  EXPECT_EQ(nlohmann::json::parse(result.out)["ok"], true);
+  for (const char* name :
+       {"address", "server", "versions", "clock", "workers"}) {
+    EXPECT_EQ(ChecksOf(result)[name]["result"], "ok") << name;
+  }
+}
+
+TEST(DoctorTest, FindsAWrongAddress) {
+  CtlHarness ctl;
+  ctl.server.Shutdown();
+  const CtlResult result = ctl.Run("doctor");
+  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(result.err, "");
+  EXPECT_THAT(result.out,
+              HasSubstr(absl::StrCat(ctl.server.address(),
+                                     " takes no connection (Connection "
+                                     "refused)")));
+  EXPECT_THAT(result.out, HasSubstr("address: nothing listens there: start "
+                                    "cohort-server"));
+  EXPECT_THAT(result.out, HasSubstr("server        skipped  it is not "
+                                    "reached"));
+  for (const char* wrong : {"nowhere.invalid:7070", "127.0.0.1", "a:b:c"}) {
+    const CtlResult of = ctl.RunPlain(
+        absl::StrCat("doctor --json --timeout=2s --server=", wrong));
+    EXPECT_EQ(of.code, 1);
+    EXPECT_EQ(ChecksOf(of)["address"]["result"], "failed") << wrong;
+  }
+}
+
+TEST(DoctorTest, FindsAVersionSkewAndAWrongClock) {
+  CtlHarness ctl;
+  ctl.server.on_status = [] {
+    v1::Status status = HealthyStatus();
+    status.set_build("9.9.9 (commit 0123456789ab)");
+    status.set_server_unix_us(absl::ToUnixMicros(absl::Now() - absl::Hours(1)));
+    return status;
+  };
+  const CtlResult result = ctl.Run("doctor --json");
+  EXPECT_EQ(result.code, 1);
+  auto checks = ChecksOf(result);
+  EXPECT_EQ(checks["versions"]["result"], "failed");
+  EXPECT_EQ(checks["versions"]["found"],
+            absl::StrCat("cohortctl is ", BuildText(),
+                         "; the server is 9.9.9 (commit 0123456789ab)"));
+  EXPECT_EQ(checks["clock"]["result"], "failed");
+}
+
+TEST(DoctorTest, FindsThatItIsNoCohortServer) {
+  CtlHarness ctl;
+  ctl.server.on_status = []() -> absl::StatusOr<v1::Status> {
+    return absl::UnimplementedError("");
+  };
+  const CtlResult result = ctl.Run("doctor");
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.out, HasSubstr("something else than a Cohort server"));
+}
+
+TEST(DoctorTest, OpsPortThatWasNamedMustAnswer) {
+  CtlHarness ctl;
+  ctl.server.on_status = [] { return HealthyStatus(); };
+  const CtlResult named =
+      ctl.Run("doctor --json --ops=127.0.0.1:1 --timeout=2s");
+  EXPECT_EQ(named.code, 1);
+  EXPECT_EQ(ChecksOf(named)["ops port"]["result"], "failed");
+}
+
+TEST(VersionsCheckTest, SameReleaseOfAnotherCommitIsAWarning) {
+  v1::Status status;
+  status.set_build("0.1.0 (commit a)");
+  for (int rank = 0; rank < 3; ++rank) {
+    v1::WorkerStatus& worker = *status.add_workers();
+    worker.set_rank(rank);
+    worker.set_state(rank == 2 ? "vacant" : "live");
+    worker.set_build(rank == 0 ? "0.1.0 (commit a)" : "0.1.0 (commit b)");
+  }
+  const Check check = CheckVersions("0.1.0 (commit a)", status);
+  EXPECT_EQ(check.result, Result::kWarning);
+  EXPECT_EQ(check.found,
+            "cohortctl is 0.1.0 (commit a); worker 1 is 0.1.0 (commit b)");
+  status.mutable_workers(0)->clear_build();
+  EXPECT_EQ(CheckVersions("0.1.0 (commit a)", status).result, Result::kFailed);
+}
+
+TEST(ClockCheckTest, TellsByHowMuchAndWhichWay) {
+  const absl::Time asked = absl::FromUnixSeconds(1'000);
+  const absl::Time answered = asked + absl::Seconds(2);
+  v1::Status status;
+  EXPECT_EQ(CheckClock(status, asked, answered).result, Result::kSkipped);
+  const auto at = [&](int seconds) {
+    status.set_server_unix_us(1'000'000L * seconds);
+    return CheckClock(status, asked, answered);
+  };
+  // Within the call nothing can be said against it.
+  EXPECT_EQ(at(1'001).result, Result::kOk);
+  EXPECT_EQ(at(1'012).result, Result::kWarning);
+  EXPECT_EQ(at(1'012).found, "the server's is 10 s ahead");
+  EXPECT_EQ(at(400).result, Result::kFailed);
+  EXPECT_EQ(at(400).found, "the server's is 10 min 0 s behind");
+}
+
+TEST(WorkersCheckTest, NamesThoseThatAreAway) {
+  const Check check = CheckWorkers(ExampleStatus());
+  EXPECT_EQ(check.result, Result::kWarning);
+  EXPECT_EQ(check.found, "1 of 2 are away: rank 1");
+}
+
+TEST(OpenFilesCheckTest, SaysHowToRaiseTheLimit) {
+  EXPECT_EQ(CheckOpenFiles(1024, 1024).result, Result::kOk);
+  EXPECT_THAT(CheckOpenFiles(256, 4096).fix, HasSubstr("ulimit -n 1024"));
+  EXPECT_THAT(CheckOpenFiles(256, 256).fix, HasSubstr("LimitNOFILE="));
+}
+
+TEST(RoomCheckTest, AFullDiskFails) {
+  EXPECT_EQ(CheckRoom("results_dir", "d", 2048 * kMib).result, Result::kOk);
+  EXPECT_EQ(CheckRoom("results_dir", "d", 500 * kMib).result, Result::kWarning);
+  const Check full = CheckRoom("results_dir", "d", 3 * kMib);
+  EXPECT_EQ(full.result, Result::kFailed);
+  EXPECT_EQ(full.found, "d: writable, 3 MiB free");
+}
+
+class FolderTest : public ::testing::Test {
+ protected:
+  FolderTest()
+      : folder_(absl::StrCat(
+            ::testing::TempDir(), "/doctor-", getpid(), "-",
+            ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::create_directories(folder_);
+  }
+  ~FolderTest() override { std::filesystem::remove_all(folder_); }
+
+  void Write(const std::string& name, const std::string& text) {
+    std::filesystem::create_directories((folder_ / name).parent_path());
+    std::ofstream(folder_ / name) << text;
+  }
+
+  const std::filesystem::path folder_;
+};
+
+TEST_F(FolderTest, FolderThatIsNotThereYetIsTriedWhereItWouldBe) {
+  const std::string wanted = (folder_ / "a/b").string();
+  EXPECT_NE(CheckFolder("results_dir", wanted).result, Result::kSkipped);
+  EXPECT_THAT(CheckFolder("results_dir", wanted).found, HasSubstr("writable"));
+  // It leaves nothing behind.
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
+TEST_F(FolderTest, FileInTheWayFails) {
+  Write("file", "x");
+  const Check check = CheckFolder("results_dir", (folder_ / "file/b").string());
+  EXPECT_EQ(check.result, Result::kFailed);
+  EXPECT_THAT(check.found, HasSubstr("is no folder"));
+}
+
+TEST_F(FolderTest, FolderThatCannotBeWrittenFails) {
+  // Nobody may make files there, not even root.
+  const Check check = CheckFolder("checkpoint_dir", "/proc/self");
+  EXPECT_EQ(check.result, Result::kFailed);
+  EXPECT_THAT(check.fix, HasSubstr("--checkpoint_dir"));
+}
+
+TEST_F(FolderTest, MemoryLimitIsReadFromBothVersionsOfControlGroups) {
+  const std::string root = folder_.string();
+  EXPECT_FALSE(ReadMemoryUse(root).has_value());
+  Write("proc/self/cgroup", "0::/a/b\n");
+  Write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  Write("sys/fs/cgroup/a/b/memory.current", "1048576\n");
+  EXPECT_FALSE(ReadMemoryUse(root)->limit_bytes.has_value());
+  EXPECT_EQ(CheckMemory(ReadMemoryUse(root)).result, Result::kOk);
+  Write("sys/fs/cgroup/a/b/memory.max", "1050000\n");
+  EXPECT_EQ(ReadMemoryUse(root)->limit_bytes, 1'050'000U);
+  EXPECT_EQ(CheckMemory(ReadMemoryUse(root)).result, Result::kWarning);
+  // Version 1, in a container that does not see the host's path.
+  Write("proc/self/cgroup", "9:cpu:/x\n7:memory:/docker/x\n");
+  Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "4194304\n");
+  Write("sys/fs/cgroup/memory/memory.usage_in_bytes", "1048576\n");
+  EXPECT_EQ(ReadMemoryUse(root)->limit_bytes, 4 * kMib);
+  EXPECT_EQ(CheckMemory(ReadMemoryUse(root)).found, "1 MiB of 4 MiB are used");
+  EXPECT_EQ(CheckMemory(std::nullopt).result, Result::kSkipped);
+}
+
+}  // namespace
+}  // namespace cohort

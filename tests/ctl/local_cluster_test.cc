@@ -1,0 +1,283 @@
+// Clusters of small scripts that do what a test says.
+
+#include "server/ctl/cluster/local_cluster.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/clock.h"
+#include "server/ctl/cluster/line_buffer.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr absl::Duration kRound = absl::Milliseconds(20);
+constexpr absl::Duration kTestMax = absl::Seconds(30);
+
+// Writes its address as cohort-server does; `await FILE` waits for a file of
+// the test's folder.
+constexpr absl::string_view kServerHead = R"sh(#!/bin/bash
+cd "$(dirname "$0")"
+for flag in "$@"; do
+  case "$flag" in --address_file=*) file=${flag#*=} ;; esac
+done
+listen() { echo 127.0.0.1:1234 >"$file.new"; mv "$file.new" "$file"; }
+await() { until [[ -e "$1" ]]; do sleep 0.02; done; }
+echo "$@"
+)sh";
+constexpr absl::string_view kWorkerHead = R"sh(#!/bin/bash
+cd "$(dirname "$0")"
+for flag in "$@"; do
+  case "$flag" in --rank=*) rank=${flag#*=} ;; esac
+done
+await() { until [[ -e "$1" ]]; do sleep 0.02; done; }
+touch "started-$rank"
+)sh";
+
+class LocalClusterTest : public ::testing::Test {
+ protected:
+  LocalClusterTest()
+      : folder_(absl::StrCat(
+            ::testing::TempDir(), "/cluster-", getpid(), "-",
+            ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::create_directories(folder_);
+  }
+  ~LocalClusterTest() override { std::filesystem::remove_all(folder_); }
+
+  void Play(absl::string_view server, absl::string_view worker) {
+    Script("cohort-server", absl::StrCat(kServerHead, server, "\n"));
+    Script("cohort-worker", absl::StrCat(kWorkerHead, worker, "\n"));
+  }
+
+  absl::Status Start(int32_t workers,
+                     std::vector<std::string> server_flags = {},
+                     std::vector<std::string> worker_flags = {},
+                     absl::Duration patience = absl::Seconds(10)) {
+    absl::StatusOr<ClusterPrograms> programs = FindPrograms(folder_.string());
+    if (!programs.ok()) return programs.status();
+    ClusterHooks hooks;
+    hooks.on_start = [this](const ClusterProcess& process, pid_t pid) {
+      pids_[process.Name()].push_back(pid);
+    };
+    hooks.on_line = [this](const ClusterProcess& process,
+                           absl::string_view line) {
+      lines_[process.Name()].emplace_back(line);
+    };
+    hooks.on_end = [this](const ClusterProcess& process,
+                          const ProcessEnd& end) {
+      ends_.push_back(absl::StrCat(process.Name(), " ", end.Text()));
+      if (on_end_) on_end_(process);
+    };
+    absl::StatusOr<std::unique_ptr<LocalCluster>> cluster =
+        LocalCluster::Start({.programs = *programs,
+                             .workers = workers,
+                             .server_flags = std::move(server_flags),
+                             .worker_flags = std::move(worker_flags),
+                             .listen_patience = patience,
+                             .stop_patience = patience},
+                            std::move(hooks), clock_);
+    if (cluster.ok()) cluster_ = *std::move(cluster);
+    return cluster.status();
+  }
+
+  // Returns the first error, and polls on.
+  absl::Status PollUntil(const std::function<bool()>& condition) {
+    absl::Status first;
+    const Instant end = clock_.Now() + kTestMax;
+    while (!condition() && clock_.Now() < end) {
+      const absl::Status status = cluster_->Poll(kRound);
+      if (first.ok()) first = status;
+    }
+    EXPECT_TRUE(condition()) << "gave up waiting";
+    return first;
+  }
+  absl::Status PollUntilDone() {
+    return PollUntil([this] { return cluster_->done(); });
+  }
+  bool Exists(const std::string& name) {
+    return std::filesystem::exists(folder_ / name);
+  }
+  void Touch(const std::string& name) { std::ofstream(folder_ / name); }
+  // The process whose number a file holds ends soon, or only waits for its
+  // parent to take note.
+  void ExpectGone(const std::string& file) {
+    pid_t pid = 0;
+    std::ifstream(folder_ / file) >> pid;
+    ASSERT_GT(pid, 0);
+    const Instant end = clock_.Now() + kTestMax;
+    std::string state;
+    do {
+      std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
+      std::string skipped;
+      state = "gone";
+      stat >> skipped >> skipped >> state;
+    } while (state != "gone" && state != "Z" && clock_.Now() < end);
+    EXPECT_THAT((std::vector<std::string>{"gone", "Z"}), Contains(state));
+  }
+  void Script(const std::string& name, const std::string& text) {
+    std::ofstream(folder_ / name) << text;
+    std::filesystem::permissions(folder_ / name,
+                                 std::filesystem::perms::owner_all);
+  }
+
+  const SteadyClock clock_{};
+  const std::filesystem::path folder_;
+  std::map<std::string, std::vector<pid_t>> pids_;
+  std::map<std::string, std::vector<std::string>> lines_;
+  std::vector<std::string> ends_;
+  std::function<void(const ClusterProcess&)> on_end_;
+  std::unique_ptr<LocalCluster> cluster_;
+};
+
+TEST_F(LocalClusterTest, RunsToItsEndAndTellsLinesAndExitCodes) {
+  Play("listen; await started-1; await started-0; echo last >&2; exit 4",
+       "echo $@; exit $rank");
+  ASSERT_TRUE(Start(2, {"--epochs=3"}, {"--threads", "1"}).ok());
+  ASSERT_TRUE(PollUntilDone().ok());
+  EXPECT_EQ(cluster_->server_end()->code, 4);
+  EXPECT_EQ(cluster_->address(), "127.0.0.1:1234");
+  const std::vector<std::string>& server = lines_["server"];
+  ASSERT_EQ(server.size(), 2U);
+  EXPECT_THAT(server[0], HasSubstr("--workers=2"));
+  EXPECT_THAT(server[0], HasSubstr("--epochs=3"));
+  EXPECT_THAT(server[0], HasSubstr("--listen=127.0.0.1:0"));
+  EXPECT_EQ(server[1], "last");
+  EXPECT_THAT(lines_["worker 1"],
+              ElementsAre("--server=127.0.0.1:1234 --rank=1 --threads 1"));
+  EXPECT_THAT(ends_, ::testing::UnorderedElementsAre(
+                         "server ended with exit code 4",
+                         "worker 0 ended with exit code 0",
+                         "worker 1 ended with exit code 1"));
+}
+
+TEST_F(LocalClusterTest, StopsTheServerFirst) {
+  Play("trap 'sleep 0.2; touch stopped; exit 0' TERM; listen; await never",
+       "trap '[[ -e stopped ]] && exit 9; exit 8' TERM; await never");
+  ASSERT_TRUE(Start(1).ok());
+  ASSERT_TRUE(PollUntil([this] { return Exists("started-0"); }).ok());
+  cluster_->Stop();
+  EXPECT_THAT(ends_, ElementsAre("server ended with exit code 0",
+                                 "worker 0 ended with exit code 9"));
+}
+
+TEST_F(LocalClusterTest, KillsWhatDoesNotStopAndWhatItStarted) {
+  Play("trap '' TERM; listen; await never",
+       "trap '' TERM; sleep 1000 & echo $! >child; await never");
+  ASSERT_TRUE(Start(1, {}, {}, absl::Milliseconds(300)).ok());
+  ASSERT_TRUE(PollUntil([this] { return Exists("child"); }).ok());
+  cluster_->Stop();
+  EXPECT_THAT(ends_, ElementsAre("server was ended by signal 9 (Killed)",
+                                 "worker 0 was ended by signal 9 (Killed)"));
+  ExpectGone("child");
+}
+
+TEST_F(LocalClusterTest, StartsAWorkerAgain) {
+  Play("listen; await replaced; exit 0",
+       "[[ -e again ]] && touch replaced && exit 0; touch again; kill -9 $$");
+  on_end_ = [this](const ClusterProcess& process) {
+    if (Exists("replaced") || process.is_server()) return;
+    EXPECT_TRUE(cluster_->StartWorker(process.rank).ok());
+    EXPECT_EQ(cluster_->StartWorker(process.rank).code(),
+              absl::StatusCode::kFailedPrecondition);
+  };
+  ASSERT_TRUE(Start(1).ok());
+  ASSERT_TRUE(PollUntilDone().ok());
+  EXPECT_EQ(ends_[0], "worker 0 was ended by signal 9 (Killed)");
+  EXPECT_THAT(pids_["worker 0"], ::testing::SizeIs(2));
+  EXPECT_EQ(cluster_->server_end()->code, 0);
+}
+
+TEST_F(LocalClusterTest, WorkersOfAKilledServerAreEndedAtOnce) {
+  Play("listen; await started-0; kill -9 $$", "await never");
+  ASSERT_TRUE(Start(1).ok());
+  ASSERT_TRUE(PollUntilDone().ok());
+  EXPECT_THAT(ends_, ElementsAre("server was ended by signal 9 (Killed)",
+                                 "worker 0 was ended by signal 15 "
+                                 "(Terminated)"));
+}
+
+TEST_F(LocalClusterTest, ServerThatEndsBeforeItListensStartsNoWorker) {
+  Play("echo why; exit 3", "");
+  ASSERT_TRUE(Start(2).ok());
+  ASSERT_TRUE(PollUntilDone().ok());
+  EXPECT_EQ(cluster_->server_end()->code, 3);
+  EXPECT_THAT(lines_["server"], Contains("why"));
+  EXPECT_FALSE(Exists("started-0"));
+}
+
+TEST_F(LocalClusterTest, ServerThatDoesNotListenIsToldAndStopped) {
+  Play("await never", "");
+  ASSERT_TRUE(Start(1, {}, {}, absl::Milliseconds(100)).ok());
+  const absl::Status status = PollUntilDone();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("0.1 s"));
+}
+
+TEST_F(LocalClusterTest, RefusesWhatItSetsItselfAndProgramsThatAreNotThere) {
+  EXPECT_THAT(std::string(Start(1).message()), HasSubstr("cohort-server"));
+  Play("", "");
+  for (const absl::Status& status :
+       {Start(0), Start(1, {"--address_file=x"}), Start(1, {"--workers", "3"}),
+        Start(1, {}, {"--rank=1"}), Start(1, {}, {"--server=a:1"})}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_F(LocalClusterTest, ProgramThatCannotRunIsTold) {
+  Play("listen; await never", "");
+  Script("cohort-server", "#!/no/such/interpreter\n");
+  const absl::Status status = Start(1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cohort-server"));
+}
+
+TEST_F(LocalClusterTest, NothingOutlivesTheProcessThatStartedIt) {
+  Play("echo $$ >server.pid; listen; await never",
+       "echo $$ >worker.pid; await never");
+  const pid_t starter = fork();
+  if (starter == 0) {
+    if (!Start(1).ok()) _exit(1);
+    while (!Exists("worker.pid")) cluster_->Poll(kRound).IgnoreError();
+    kill(getpid(), SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(starter, &status, 0), starter);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  ExpectGone("server.pid");
+  ExpectGone("worker.pid");
+}
+
+TEST(LineBufferTest, LinesComeWholeHoweverTheyWereCut) {
+  std::vector<std::string> lines;
+  const auto keep = [&](absl::string_view line) { lines.emplace_back(line); };
+  LineBuffer buffer;
+  buffer.Append("a", keep);
+  EXPECT_THAT(lines, IsEmpty());
+  buffer.Append("b\n\nc\r\nd", keep);
+  EXPECT_THAT(lines, ElementsAre("ab", "", "c"));
+  buffer.Flush(keep);
+  buffer.Flush(keep);
+  EXPECT_THAT(lines, ElementsAre("ab", "", "c", "d"));
+  buffer.Append(std::string(100'000, 'x'), keep);
+  EXPECT_EQ(lines.back().size(), 100'000U);
+}
+
+}  // namespace
+}  // namespace cohort

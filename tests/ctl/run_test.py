@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""cohortctl run, with a server and workers that do what a test says."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import unittest
+
+BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
+DEADLINE_S = 60
+
+HEAD = r"""#!/bin/bash
+cd "$(dirname "$0")"
+for flag in "$@"; do
+  case "$flag" in
+    --address_file=*) file=${flag#*=} ;;
+    --rank=*) rank=${flag#*=} ;;
+  esac
+done
+listen() { echo 127.0.0.1:9 >"$file.new"; mv "$file.new" "$file"; }
+await() { until [[ -e "$1" ]]; do sleep 0.02; done; }
+"""
+
+
+def setUpModule():
+    # A test that was started in the background ignores interrupts, and so
+    # would what it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class RunTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.dir = pathlib.Path(folder.name)
+
+    def play(self, server: str, worker: str) -> None:
+        for name, text in (("server", server), ("worker", worker)):
+            path = self.dir / f"cohort-{name}"
+            path.write_text(f"{HEAD}echo $$ >{name}$rank.pid\n{text}\n")
+            path.chmod(0o755)
+
+    def start(self, *arguments: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [BIN / "cohortctl", "run", f"--programs={self.dir}", *arguments],
+            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE)
+
+    def cohort(self, *arguments: str) -> tuple[int, list[str], list[str]]:
+        """Returns exit code and the lines of stdout and stderr."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=DEADLINE_S)
+        return process.returncode, out.splitlines(), err.splitlines()
+
+    def assert_ended(self, *names: str) -> None:
+        for name in names:
+            pid = int((self.dir / f"{name}.pid").read_text())
+            with self.assertRaises(ProcessLookupError):
+                os.kill(pid, 0)
+
+    def test_shows_each_line_behind_its_process_and_ends_as_the_server(self):
+        self.play('echo "$@"; listen; await over1; await over0; exit 8',
+                  'echo "$@"; touch over$rank')
+        code, out, err = self.cohort("--aggregation=async", "--seed", "3",
+                                     "--", "--threads=2", "--evaluate")
+        self.assertEqual(code, 8, err)
+        server, = (line for line in out if line.startswith("[server]"))
+        self.assertIn(" --aggregation=async --seed 3 ", server)
+        self.assertIn("[worker 1] --server=127.0.0.1:9 --rank=1 --threads=2 "
+                      "--evaluate", out)
+        self.assertIn("run: server ended with exit code 8", err)
+
+    def test_log_lines_are_shown_as_their_messages(self):
+        line = {"time": "t", "level": "warning", "process": "server",
+                "message": "a\x1b[2J \"b\"", "run": "r"}
+        self.play(f"echo '{json.dumps(line)}'; listen; echo '{{}}'", "")
+        code, out, err = self.cohort("--workers=1")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(out, ['[server]   warning: a?[2J "b"',
+                               "[server]   {}"])
+
+    def test_dead_worker_is_started_again_but_not_for_ever(self):
+        self.play("listen; await never", "[[ $rank == 0 ]] && await never\n"
+                  "echo x >>lives; kill -9 $$")
+        code, _, err = self.cohort("--max_restarts=2")
+        self.assertEqual(code, 137)
+        self.assertEqual((self.dir / "lives").read_text(), "x\n" * 3)
+        self.assertEqual(
+            [line for line in err if "was ended by signal" in line],
+            ["run: worker 1 was ended by signal 9 (Killed): it is started "
+             f"again, {i} of 2 times" for i in (1, 2)] +
+            ["run: worker 1 was ended by signal 9 (Killed): it was started "
+             "again 2 times (--max_restarts), so the run is stopped"])
+        self.assert_ended("server", "worker0", "worker1")
+
+    def test_worker_with_wrong_flags_is_not_started_again(self):
+        self.play("listen; await never", "echo x >>lives; exit 2")
+        code, _, err = self.cohort("--workers=1")
+        self.assertEqual(code, 2)
+        self.assertEqual((self.dir / "lives").read_text(), "x\n")
+        self.assertIn("run: worker 0 ended with exit code 2: it would end so "
+                      "again, so the run is stopped", err)
+
+    def test_run_that_goes_on_without_lost_workers_does_so(self):
+        self.play("listen; await worker1.pid; await gone; sleep 0.2; exit 0",
+                  "[[ $rank == 1 ]] && touch gone && exit 1; sleep 0.3")
+        code, _, err = self.cohort("--on_worker_loss=continue")
+        self.assertEqual(code, 0, err)
+        self.assertIn("run: worker 1 ended with exit code 1: the run goes on "
+                      "without it", err)
+
+    def test_interrupt_stops_the_server_first_and_tells_how_to_go_on(self):
+        self.play("trap 'echo saved; touch saved; exit 0' TERM; listen\n"
+                  "await worker0.pid; echo ready; await never",
+                  "trap '[[ -e saved ]] && echo after; exit 0' TERM\n"
+                  "await never")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process = self.start("--workers=1", "--checkpoint_dir=a b",
+                                 "--", "--threads=1")
+            while "ready" not in process.stdout.readline():
+                self.assertIsNone(process.poll())
+            process.send_signal(number)
+            out, err = process.communicate(timeout=DEADLINE_S)
+            self.assertEqual(process.returncode, 128 + number, err)
+            # The shell's own word for its sleep that the signal ended.
+            lines = [line for line in out.splitlines()
+                     if not line.endswith("Terminated")]
+            self.assertEqual(lines, ["[server]   saved", "[worker 0] after"])
+            self.assertIn(f"to go on: {BIN}/cohortctl run "
+                          f"--programs={self.dir} --workers=1 "
+                          "'--checkpoint_dir=a b' --resume -- --threads=1\n",
+                          err)
+            self.assert_ended("server", "worker0")
+            for name in ("saved", "worker0.pid"):
+                (self.dir / name).unlink()
+
+    def test_second_interrupt_kills_what_does_not_stop(self):
+        self.play("trap '' TERM; listen; await worker0.pid; echo ready\n"
+                  "await never", "await never")
+        process = self.start("--workers=1")
+        while "ready" not in process.stdout.readline():
+            self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGINT)
+        while "stopping" not in process.stderr.readline():
+            self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE_S)
+        self.assertEqual(process.returncode, 130)
+
+    def test_kill_of_cohortctl_leaves_nothing_behind(self):
+        self.play("listen; await worker0.pid; echo ready; exec sleep 600",
+                  "exec sleep 600")
+        process = self.start("--workers=1")
+        while "ready" not in process.stdout.readline():
+            self.assertIsNone(process.poll())
+        process.kill()
+        # The end of their output is that of all who could write it.
+        process.communicate(timeout=DEADLINE_S)
+
+    def test_json_is_an_object_a_line(self):
+        self.play("listen; await worker0.pid; echo hello; exit 0", "exit 0")
+        code, out, err = self.cohort("--workers=1", "--json")
+        self.assertEqual((code, err), (0, []))
+        lines = [json.loads(line) for line in out]
+        self.assertEqual([(l["event"], l["process"]) for l in lines
+                          if l.get("event") == "started"],
+                         [("started", "server"), ("started", "worker 0")])
+        self.assertIn({"process": "server", "line": "hello"}, lines)
+        self.assertIn({"event": "ended", "process": "server", "exit_code": 0,
+                       "signal": None}, lines)
+
+    def test_log_dir_has_everything_and_the_screen_the_server(self):
+        self.play("listen; await worker0.pid; echo hello; exit 0",
+                  "echo quiet")
+        logs = self.dir / "logs"
+        code, out, err = self.cohort("--workers=1", f"--log_dir={logs}")
+        self.assertEqual((code, out), (0, ["hello"]), err)
+        self.assertEqual((logs / "server.log").read_text(), "hello\n")
+        self.assertEqual((logs / "worker-0.log").read_text(), "quiet\n")
+
+    def test_mistakes_are_one_clear_error(self):
+        self.play("echo 'port 7 is in use' >&2; exit 3", "")
+        for arguments, code, words in (
+                (("--log_dir=/proc/x",), 3, "cannot be written"),
+                (("--address_file=x",), 3, "set by the cluster itself"),
+                (("--", "--rank=3"), 3, "set by the cluster itself"),
+                ((), 3, "did not come to listen")):
+            with self.subTest(arguments=arguments):
+                got, _, err = self.cohort(*arguments)
+                self.assertEqual(got, code, err)
+                self.assertIn(words, "\n".join(err))
+
+
+if __name__ == "__main__":
+    unittest.main()

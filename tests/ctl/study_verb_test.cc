@@ -1,0 +1,73 @@
+// The command line of `cohortctl study`. What it does is in tests/ctl/study,
+// and in tests/integration/study_test.py.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "tests/ctl/ctl_harness.h"
+
+namespace cohort {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(StudyVerbTest, HelpHasExamplesFirstAndEachFlag) {
+  CtlHarness ctl;
+  const CtlResult result = ctl.RunPlain("help study");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.out,
+              testing::StartsWith(
+                  "cohortctl study -- FLAGS OF THE WORKERS: measures on this "
+                  "machine which policy to use\n\nExamples:\n  cohortctl study "
+                  "--batch_size=1,4 "));
+  for (const char* flag :
+       {"--out=DIR", "--aggregation=LIST", "--normalization=LIST",
+        "--bn_statistics=LIST", "--staleness=LIST", "--order=LIST",
+        "--batch_size=LIST", "--workers=LIST", "--seed=LIST",
+        "--reference_images=N", "--target=PERCENT", "--parallel=N",
+        "--programs=DIR", "--FLAG=VALUE"}) {
+    EXPECT_THAT(result.out, HasSubstr(absl::StrCat("\n  ", flag, " ")));
+  }
+}
+
+TEST(StudyVerbTest, ValuesThatCannotBeAreExitCode3) {
+  struct Case {
+    const char* arguments;
+    const char* err;
+  };
+  const Case cases[] = {
+      {"--aggregation=syn",
+       "--aggregation: got 'syn', want some of sync, bounded, async, separated "
+       "by commas"},
+      {"--bn_statistics=batch",
+       "--bn_statistics: got 'batch', want some of sync, async, chief, after, "
+       "separated by commas"},
+      {"--order=",
+       "--order: got '', want some of shuffled, sorted, separated "
+       "by commas"},
+      {"--batch_size=1,0",
+       "--batch_size: got '1,0', want numbers of 1 or more, separated by "
+       "commas, such as 1,2,4"},
+      {"--seed=1,1", "--seed: got '1,1', want each value once"},
+      {"--parallel=0", "--parallel: got '0', want 1 or more"},
+      {"--target=101",
+       "--target: got '101', want percent above 0 and up to 100"}};
+  CtlHarness ctl;
+  for (const Case& c : cases) {
+    const CtlResult result = ctl.RunPlain(absl::StrCat("study ", c.arguments));
+    EXPECT_EQ(result.code, 3) << c.arguments;
+    EXPECT_EQ(result.err, absl::StrCat("cohortctl: ", c.err, "\n"));
+    EXPECT_EQ(result.out, "");
+  }
+}
+
+TEST(StudyVerbTest, ItSpeaksToNoServer) {
+  CtlHarness ctl;
+  const CtlResult result = ctl.RunPlain("study --server=127.0.0.1:1");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--server means nothing here"));
+}
+
+}  // namespace
+}  // namespace cohort

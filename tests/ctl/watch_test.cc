@@ -1,0 +1,262 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "server/ctl/watch/sparkline.h"
+#include "server/ctl/watch/stragglers.h"
+#include "server/ctl/watch/watch_frame.h"
+#include "tests/ctl/ctl_harness.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::Pair;
+
+v1::WorkerStatus& AddWorker(v1::Status& status, double own_seconds,
+                            double wait_seconds) {
+  v1::WorkerStatus& worker = *status.add_workers();
+  worker.set_rank(status.workers_size() - 1);
+  worker.set_state("live");
+  worker.set_incarnation(5);
+  worker.set_batch_size(32);
+  worker.set_description("host, process 9");
+  (*worker.mutable_phase_seconds())["backward"] = own_seconds;
+  (*worker.mutable_phase_seconds())["wait"] = wait_seconds / 2;
+  (*worker.mutable_phase_seconds())["rendezvous"] = wait_seconds / 2;
+  return worker;
+}
+
+std::string FrameOf(const v1::Status& status, ScreenSize size,
+                    const std::string& notice = "") {
+  Curve losses;
+  for (double loss : {4.0, 3.0, 2.0, 1.0}) losses.Add(loss);
+  return WatchFrame(
+      {.server = "a:1", .status = status, .policy = ChangedPolicy()}, losses,
+      notice, {.size = size, .unicode = true});
+}
+
+TEST(WatchFrameTest, ShowsTheRunWithin80Columns) {
+  v1::Status status = ExampleStatus();
+  status.set_test_accuracy(0.885);
+  (*status.mutable_counters())["pushes_dropped"] = 3;
+  (*status.mutable_counters())["workers_lost"] = 1;
+  (*status.mutable_staleness())[0] = 3;
+  (*status.mutable_staleness())[2] = 1;
+  EXPECT_EQ(FrameOf(status, {.columns = 80, .rows = 24}),
+            R"(run 3f2a at a:1
+training, 1 of 2 workers
+
+progress   [###############.........................]  38 %  epoch 2 of 4 (50 %)
+speed      10 images/s, ETA 25 s; 150 of 400 images, version 150
+loss       0.4312 █▆▃▁
+test       accuracy 88.5 %
+policy     async, local normalisation, async statistics, since version 1234
+learn rate 0.05
+pushes     applied 300, dropped 3
+events     workers lost 1
+staleness  versions 0: 75 %, 2-3: 25 %
+late       worker 1: not there yet
+
+rank  state   batch  heard from  own work  waits  process
+0     live    64     0.3 s ago   750 ms    0 ms   host-a, process 12
+1     vacant  0      never
+)");
+}
+
+TEST(WatchFrameTest, HasEveryPhaseAt160Columns) {
+  v1::Status status = ExampleStatus();
+  const std::string frame = FrameOf(status, {.columns = 160, .rows = 24});
+  EXPECT_THAT(frame,
+              HasSubstr("rank  state   batch  heard from  data    forward"
+                        "  rendezvous  backward  push  wait  process\n"
+                        "0     live    64     0.3 s ago   500 ms  250 ms"
+                        "                                     host-a, "
+                        "process 12\n"));
+}
+
+TEST(WatchFrameTest, NeverLeavesTheScreenAndShowsTheLateFirst) {
+  v1::Status status = ExampleStatus();
+  status.clear_workers();
+  for (int i = 0; i < 50; ++i) AddWorker(status, 0.1, 0.1);
+  status.mutable_workers(49)->set_state("vacant");
+  status.set_state(std::string(300, 'x'));
+  for (const ScreenSize size : {ScreenSize{.columns = 80, .rows = 24},
+                                ScreenSize{.columns = 160, .rows = 40},
+                                ScreenSize{.columns = 40, .rows = 20}}) {
+    const std::vector<std::string> lines =
+        absl::StrSplit(FrameOf(status, size), '\n');
+    EXPECT_LE(lines.size(), static_cast<size_t>(size.rows));
+    for (const std::string& line : lines) {
+      // Blocks of the curve take three bytes a character.
+      EXPECT_LE(absl::StrReplaceAll(
+                    line, {{"█", "x"}, {"▆", "x"}, {"▃", "x"}, {"▁", "x"}})
+                    .size(),
+                static_cast<size_t>(size.columns));
+    }
+    EXPECT_THAT(lines[lines.size() - 2], EndsWith(" more"));
+    EXPECT_THAT(FrameOf(status, size), HasSubstr("\n49    vacant"));
+  }
+}
+
+TEST(WatchFrameTest, NoticeStandsInForTheStateOfARunThatIsNotSeen) {
+  const std::string frame =
+      FrameOf(ExampleStatus(), {.columns = 80, .rows = 24}, "lost the server");
+  EXPECT_THAT(frame, HasSubstr("\nlost the server\n"));
+  EXPECT_THAT(frame, Not(HasSubstr("training, 1 of 2")));
+}
+
+TEST(WatchFrameTest, WhatOthersSentCannotMoveTheCursor) {
+  v1::Status status = ExampleStatus();
+  status.set_run_id("a\x1b[2Jb");
+  status.mutable_workers(0)->set_description("c\rd");
+  const std::string frame = FrameOf(status, {.columns = 160, .rows = 24});
+  EXPECT_EQ(frame.find('\x1b'), std::string::npos);
+  EXPECT_EQ(frame.find('\r'), std::string::npos);
+}
+
+TEST(StragglersTest, NamesWhoIsAwaySilentOrSlow) {
+  v1::Status status;
+  AddWorker(status, 0.10, 0.2);
+  AddWorker(status, 0.119, 0.2);
+  AddWorker(status, 0.30, 0.0);
+  AddWorker(status, 0.10, 0.2).set_silent_ms(7'000);
+  v1::WorkerStatus& away = AddWorker(status, 0.10, 0.2);
+  away.set_state("reconnecting");
+  away.set_silent_ms(1'200);
+  AddWorker(status, 0.30, 0.0).set_state("finished");
+  EXPECT_THAT(
+      Stragglers(status),
+      ElementsAre(Pair(2,
+                       "slow: 300 ms of its own a step, the median "
+                       "is 100 ms"),
+                  Pair(3, "silent for 7 s"), Pair(4, "away for 1.2 s")));
+}
+
+TEST(StragglersTest, OneWorkerIsNotSlowerThanItself) {
+  v1::Status status;
+  AddWorker(status, 3, 0);
+  EXPECT_THAT(Stragglers(status), testing::IsEmpty());
+}
+
+TEST(SparklineTest, LowestIsLowestAndMoreValuesAreAveraged) {
+  EXPECT_EQ(Sparkline({1, 2, 3, 4, 5, 6, 7, 8}, 8, true), "▁▂▃▄▅▆▇█");
+  EXPECT_EQ(Sparkline({1, 8}, 8, false), "_#");
+  EXPECT_EQ(Sparkline({0, 2, 8, 10}, 2, true), "▁█");
+  EXPECT_EQ(Sparkline({3, 3}, 8, true), "▁▁");
+  EXPECT_EQ(Sparkline({1, NAN, 8, INFINITY}, 8, true), "▁!█!");
+  EXPECT_EQ(Sparkline({}, 8, true), "");
+  EXPECT_EQ(Sparkline({1}, 0, true), "");
+}
+
+TEST(CurveTest, KeepsTheWholeRunInBoundedRoom) {
+  Curve curve;
+  for (int i = 0; i < 100'000; ++i) curve.Add(i);
+  EXPECT_LE(curve.values().size(), 1024U);
+  EXPECT_LT(curve.values().front(), 500);
+  EXPECT_GT(curve.values().back(), 99'000);
+}
+
+// A run that answers `looks` times and then is over.
+void EndAfter(CtlHarness& ctl, int looks, int& seen) {
+  ctl.server.on_status = [&seen, looks] {
+    v1::Status status = ExampleStatus();
+    status.set_version(150 + seen);
+    status.set_ended(++seen >= looks);
+    return status;
+  };
+}
+
+TEST(WatchVerbTest, EndsWithTheRunAndIsLinesOffATerminal) {
+  CtlHarness ctl;
+  int seen = 0;
+  EndAfter(ctl, 3, seen);
+  const CtlResult result = ctl.Run("watch");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(seen, 3);
+  EXPECT_EQ(ctl.paused(), absl::Seconds(20));
+  EXPECT_THAT(result.out, HasSubstr("version 150, epoch 2 of 4 (50 %), loss"));
+  EXPECT_THAT(result.out, HasSubstr("\nversion 152, "));
+  EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
+}
+
+TEST(WatchVerbTest, RedrawsATerminalInPlace) {
+  CtlHarness ctl;
+  ctl.terminal = true;
+  int seen = 0;
+  EndAfter(ctl, 2, seen);
+  const CtlResult result = ctl.Run("watch --interval=500ms");
+  EXPECT_EQ(ctl.paused(), absl::Milliseconds(500));
+  const std::vector<std::string> frames = absl::StrSplit(result.out, "\x1b[J");
+  ASSERT_EQ(frames.size(), 3U);
+  EXPECT_THAT(frames[0], testing::StartsWith("\x1b[H\x1b[2Jrun 3f2a"));
+  EXPECT_THAT(frames[1], testing::StartsWith("\x1b[Hrun 3f2a"));
+  EXPECT_THAT(frames[1], HasSubstr("version 151\x1b[K\n"));
+}
+
+TEST(WatchVerbTest, OutlivesARestartOfTheServer) {
+  for (const bool json : {false, true}) {
+    CtlHarness ctl;
+    int seen = 0;
+    ctl.server.on_status = [&]() -> absl::StatusOr<v1::Status> {
+      ++seen;
+      if (seen == 2 || seen == 3) return absl::UnavailableError("restarting");
+      v1::Status status = ExampleStatus();
+      status.set_ended(seen == 5);
+      return status;
+    };
+    const CtlResult result = ctl.Run(json ? "watch --json" : "watch");
+    EXPECT_EQ(result.code, 0) << result.err;
+    if (json) {
+      const std::vector<std::string> lines = absl::StrSplit(result.out, '\n');
+      ASSERT_EQ(lines.size(), 6U);
+      EXPECT_EQ(nlohmann::json::parse(lines[0])["version"], 150);
+      EXPECT_EQ(nlohmann::json::parse(lines[1])["event"], "lost");
+      EXPECT_EQ(nlohmann::json::parse(lines[2])["event"], "again");
+      EXPECT_EQ(nlohmann::json::parse(lines[4])["ended"], true);
+    } else {
+      EXPECT_THAT(result.out,
+                  HasSubstr("\nlost the server 0 s ago; looking for it again, "
+                            "gives up in 60 s\n"
+                            "the server is there again, version 150\n"));
+    }
+  }
+}
+
+TEST(WatchVerbTest, GivesUpOnAServerThatStaysAwayAndEndsWithOneThatWasDone) {
+  for (const bool done : {false, true}) {
+    CtlHarness ctl;
+    ctl.server.on_status = [&,
+                            seen = 0]() mutable -> absl::StatusOr<v1::Status> {
+      if (++seen > 1) return absl::UnavailableError("gone");
+      v1::Status status = ExampleStatus();
+      if (done) status.set_samples(status.samples_total());
+      return status;
+    };
+    const CtlResult result = ctl.Run("watch --timeout=30s");
+    EXPECT_EQ(result.code, done ? 0 : 5);
+    EXPECT_EQ(ctl.paused(), absl::Seconds(done ? 10 : 40));
+    EXPECT_THAT(result.out,
+                HasSubstr(done ? "the server has ended" : "lost the server"));
+  }
+}
+
+TEST(WatchVerbTest, ServerThatWasNeverThereIsExitCode5AtOnce) {
+  CtlHarness ctl;
+  ctl.server.Shutdown();
+  EXPECT_EQ(ctl.Run("watch").code, 5);
+  EXPECT_EQ(ctl.paused(), absl::ZeroDuration());
+}
+
+}  // namespace
+}  // namespace cohort
