@@ -82,11 +82,14 @@ absl::Duration Coordinator::WaitLeft(const std::vector<Rank>& ranks,
   absl::Duration left = kUnbounded;
   for (Rank rank : ranks) {
     const Worker& worker = ranks_[rank];
-    const absl::Duration until =
-        worker.state == Worker::State::kVacant
-            ? worker.missed_since + options_.replacement_deadline - now
-            : worker.last_progress + options_.step_deadline - now;
-    left = std::min(left, until);
+    Instant until = worker.last_progress + options_.step_deadline;
+    if (worker.state == Worker::State::kVacant) {
+      until = worker.missed_since + options_.replacement_deadline;
+    } else if (worker.state == Worker::State::kReconnecting) {
+      until = worker.lost_at + options_.reconnect_grace +
+              options_.replacement_deadline;
+    }
+    left = std::min(left, until - now);
   }
   return std::max(left, absl::ZeroDuration());
 }
@@ -95,7 +98,12 @@ std::string Coordinator::LostText(const std::vector<Rank>& lost,
                                   Instant now) const {
   absl::Duration since;
   for (Rank rank : lost) {
-    since = std::max(since, now - ranks_[rank].missed_since);
+    // Of one whose stream has just broken it is not known yet whether it is
+    // missed.
+    const Worker& worker = ranks_[rank];
+    since = std::max(since, now - (worker.state == Worker::State::kReconnecting
+                                       ? worker.lost_at
+                                       : worker.missed_since));
   }
   return absl::StrCat(draining_ ? "draining after the step in progress; " : "",
                       "waiting for a replacement of ", Ranks(lost), ", ",

@@ -177,6 +177,7 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::Status* reply) override {
+    if (actions_.on_status != nullptr) actions_.on_status();
     *reply = ToProto(shard_.Status(), SamplesPerSecond());
     return Finish(context, absl::OkStatus());
   }

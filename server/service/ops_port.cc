@@ -36,7 +36,6 @@ absl::Status CheckOpsListen(const std::string& listen, bool insecure) {
 OpsPort::OpsPort(const OpsPortOptions& options, const Sources& sources)
     : figures_(sources.shard, sources.tally, sources.files, sources.clock,
                options.server_address),
-      watchers_(sources.clock),
       collectors_(MakeCollectors(figures_)),
       ready_(absl::UnavailableError("the server is starting")) {
   for (const auto& collector : collectors_) {
@@ -56,7 +55,7 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
                           .ready = [&port = *port] { return port.ready(); }}));
   for (const char* watched : {"/metrics", "/status.json"}) {
     HttpHandler& handler = routes.at(watched);
-    handler = [&watchers = port->watchers_, watched, answer = handler] {
+    handler = [&watchers = sources.watchers, watched, answer = handler] {
       watchers.Asked(watched);
       return answer();
     };

@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "common/mutex.h"
 #include "prometheus/collectable.h"
 #include "server/metrics/grpc_metrics.h"
@@ -46,6 +45,8 @@ class OpsPort {
     const RunFiles& files;
     const GrpcMetrics& calls;
     const Clock& clock;
+    // Hears who asks.
+    Watchers& watchers;
   };
 
   // Not ready until SetReady says so.
@@ -57,17 +58,12 @@ class OpsPort {
   const std::string& address() const;
   // What /readyz answers from now on; the message says why it is not.
   void SetReady(absl::Status ready) ABSL_LOCKS_EXCLUDED(mu_);
-  // The time in which everyone who watches the page or the metrics asks once
-  // more.
-  absl::Duration UntilAllAsk() const { return watchers_.UntilAllAsk(); }
 
  private:
   OpsPort(const OpsPortOptions& options, const Sources& sources);
   absl::Status ready() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Synchronise themselves.
   FiguresSource figures_;
-  Watchers watchers_;
   // What /metrics shows, in this order.
   const std::vector<std::unique_ptr<const prometheus::Collectable>> collectors_;
   std::vector<const prometheus::Collectable*> metrics_;

@@ -265,7 +265,8 @@ absl::Status Server::StartOps() {
                       .tally = tally_,
                       .files = *files_,
                       .calls = grpc_metrics_,
-                      .clock = clock_});
+                      .clock = clock_,
+                      .watchers = watchers_});
   if (!ops.ok()) return ops.status();
   ops_ = *std::move(ops);
   return WriteLine(options_.ops_address_file, ops_->address());
@@ -286,7 +287,8 @@ absl::Status Server::Listen() {
   services.push_back(MakeAdminService(
       *shard_, {.checkpoint = [this] { return CheckpointNow(); },
                 .export_model = [this] { return ExportNow(); },
-                .keeps_checkpoints = files_->keeps_checkpoints()}));
+                .keeps_checkpoints = files_->keeps_checkpoints(),
+                .on_status = [this] { watchers_.Asked("status"); }}));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   ApplyServerSettings(builder);
@@ -322,7 +324,11 @@ RunSummary Server::Wait() {
       changed_.Wait(mu_);
     }
   }
-  if (!options_.exit_when_done) StayUntilStopped();
+  if (options_.exit_when_done) {
+    StayForWatchers();
+  } else {
+    StayUntilStopped();
+  }
   Stop();
   MutexLock lock(mu_);
   return summary_;
@@ -358,6 +364,7 @@ void Server::RequestStop() {
 
 void Server::Stop() {
   RunSummary summary;
+  bool concluded = false;
   {
     MutexLock lock(mu_);
     if (stopping_) {
@@ -367,13 +374,14 @@ void Server::Stop() {
     stopping_ = true;
     changed_.NotifyAll();
     summary = summary_;
+    concluded = concluded_;
   }
   if (ops_ != nullptr) {
     ops_->SetReady(absl::UnavailableError("the server is stopping"));
   }
   // Null if the start failed half-way.
   if (recorder_ != nullptr && summary.outcome.has_value()) {
-    WriteResults(summary);
+    if (!concluded) WriteResults(summary);
     WaitForLeavers();
   }
   if (shard_ != nullptr) shard_->CloseStreams();
@@ -381,14 +389,13 @@ void Server::Stop() {
     connection_->server->Shutdown(absl::ToChronoTime(absl::Now() + kCallGrace));
   }
   if (shard_ != nullptr) shard_->Stop();
-  if (recorder_ != nullptr) {
+  if (recorder_ != nullptr && !concluded) {
     recorder_->Finish();
     summary.last_evaluation = recorder_->last_evaluation();
     if (!summary.outcome.has_value()) WriteResults(summary);
     WriteLastCheckpoint(summary);
     PrintEnd(summary);
   }
-  if (summary.outcome.has_value()) WaitForWatchers();
   ops_.reset();
   if (trace_ != nullptr && !trace_->status().ok()) {
     Log(LogLevel::kError, trace_->status().message());
@@ -426,18 +433,34 @@ void Server::WaitForLeavers() {
   }
 }
 
-void Server::WaitForWatchers() {
-  const absl::Duration patience =
-      ops_ == nullptr ? absl::ZeroDuration() : ops_->UntilAllAsk();
-  if (patience <= absl::ZeroDuration()) return;
+// Nothing that the run has given waits for those who watch.
+void Server::StayForWatchers() {
+  const absl::Duration patience = watchers_.UntilAllAsk();
+  RunSummary summary;
+  {
+    MutexLock lock(mu_);
+    summary = summary_;
+  }
+  if (!summary.outcome.has_value() || patience <= absl::ZeroDuration()) return;
+  Conclude(summary);
   Log(LogLevel::kInfo,
-      absl::StrCat("the page and the metrics stay for ", SecondsText(patience),
+      absl::StrCat("the run can be looked at for ", SecondsText(patience),
                    ", so that those who watch see the end"));
   const Instant deadline = clock_.Now() + patience;
   MutexLock lock(mu_);
+  summary_ = summary;
+  concluded_ = true;
   while (!stop_requested_ && clock_.Now() < deadline) {
     changed_.WaitFor(mu_, deadline - clock_.Now());
   }
+}
+
+void Server::Conclude(RunSummary& summary) {
+  WriteResults(summary);
+  recorder_->Finish();
+  summary.last_evaluation = recorder_->last_evaluation();
+  WriteLastCheckpoint(summary);
+  PrintEnd(summary);
 }
 
 void Server::WriteLastCheckpoint(RunSummary& summary) {

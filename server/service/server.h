@@ -22,6 +22,7 @@
 #include "server/service/run_files.h"
 #include "server/service/run_recorder.h"
 #include "server/service/shard.h"
+#include "server/service/watchers.h"
 
 namespace cohort {
 
@@ -88,8 +89,8 @@ class Server : private RunListener {
   std::string ops_address() const;
   const std::string& run_id() const { return shard_->run_id(); }
 
-  // Blocks until the run is over or a stop is requested, and then until the
-  // server has stopped.
+  // Blocks until the run is over or a stop is requested, and then until those
+  // who watch have seen the end and the server has stopped.
   RunSummary Wait() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Makes Wait stop the server. Returns at once; for a signal's thread.
@@ -97,8 +98,7 @@ class Server : private RunListener {
 
   // Stops in this order: results of a run that has ended, and patience for
   // its workers; no new calls, held streams end with Unavailable; tasks are
-  // joined; the last checkpoint; the operations port, once those who watch a
-  // run that has ended have seen it. Does nothing the second time.
+  // joined; the last checkpoint. Does nothing the second time.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -121,7 +121,8 @@ class Server : private RunListener {
   void StayUntilStopped() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteResults(RunSummary& summary);
   void WaitForLeavers() ABSL_LOCKS_EXCLUDED(mu_);
-  void WaitForWatchers() ABSL_LOCKS_EXCLUDED(mu_);
+  void StayForWatchers() ABSL_LOCKS_EXCLUDED(mu_);
+  void Conclude(RunSummary& summary);
   void WriteLastCheckpoint(RunSummary& summary);
   void PrintEnd(const RunSummary& summary);
   // `model`: what was written; may be null.
@@ -146,12 +147,15 @@ class Server : private RunListener {
   // Synchronise themselves.
   RunTally tally_;
   GrpcMetrics grpc_metrics_;
+  Watchers watchers_{clock_};
 
   Mutex mu_;
   CondVar changed_;
   bool stop_requested_ ABSL_GUARDED_BY(mu_) = false;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  // All that the run has given is written and told.
+  bool concluded_ ABSL_GUARDED_BY(mu_) = false;
   RunSummary summary_ ABSL_GUARDED_BY(mu_);
 
   // Destroyed in the reverse order: each uses those before it. Null without

@@ -26,6 +26,8 @@ struct AdminActions {
   std::function<absl::StatusOr<Version>()> export_model;
   // False: there is no place for checkpoints.
   bool keeps_checkpoints = false;
+  // Called whenever somebody asks for the status; must not block. May be null.
+  std::function<void()> on_status;
 };
 
 std::unique_ptr<grpc::Service> MakeAdminService(Shard& shard,

@@ -45,7 +45,7 @@ function showConnection() {
       'The run is over and the server has ended. These are its last numbers.' :
       `Connection lost since ${at}. The numbers below are from then; the ` +
           'server is asked again every few seconds.');
-  setText(byId('fresh'),
+  setText(byId('fresh'), over ? '' :
           `no answer for ${duration((Date.now() - lostSince) / 1000)}`);
 }
 

@@ -2,7 +2,7 @@
 
 // A curve with fewer points than this is shown as it is.
 const LONG_MIN = 20;
-// How far a line reaches to either side, as a share of the curve.
+// How far a line reaches to either side, as a share of the steps.
 const SMOOTHING = 1 / 40;
 
 export const isLong = (points) => points.length >= LONG_MIN;
@@ -20,10 +20,15 @@ function lineAt(points, x) {
 }
 
 // Each point on the line through its neighbours. At the ends these are on one
-// side only: a mean would bend a slope there.
+// side only: a mean would bend a slope there. Neighbours by steps: where a curve
+// goes on after a restart, points lie closer.
 export function smoothed(points) {
-  const reach = Math.max(2, Math.round(points.length * SMOOTHING));
-  return points.map(({x}, i) => ({
-    x, y: lineAt(points.slice(Math.max(0, i - reach), i + reach + 1), x),
-  }));
+  const reach = SMOOTHING * (points.at(-1).x - points[0].x);
+  let first = 0;
+  let last = 0;
+  return points.map(({x}) => {
+    while (points[first].x < x - reach) first += 1;
+    while (points[last + 1]?.x <= x + reach) last += 1;
+    return {x, y: lineAt(points.slice(first, last + 1), x)};
+  });
 }

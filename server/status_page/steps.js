@@ -44,6 +44,8 @@ function showStack(row, name, phases, longest) {
 export function updateSteps(status) {
   const timed = (status.workers ?? []).filter((worker) => worker.phases);
   const mean = status.phases;
+  // Of a run that is over the last times stay.
+  if (!mean && status.ended && byId('phase-bars').children.length > 0) return;
   byId('phase-keys').hidden = !mean;
   if (!mean) {
     resize(byId('phase-bars'), 0, makeStack);

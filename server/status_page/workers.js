@@ -19,6 +19,9 @@ export const isWaiting = (status) =>
 export const isMissing = (worker) =>
     ['vacant', 'reconnecting'].includes(worker.state);
 
+// Of a run that is over nobody is missed.
+const isMissed = (status, worker) => !status.ended && isMissing(worker);
+
 // "workers 0, 3 and 7", "workers 0, 1, 2 and 61 more".
 export function rankList(ranks) {
   if (ranks.length === 0) return 'nobody';
@@ -76,10 +79,10 @@ function makeRow() {
   return row;
 }
 
-function showRow(row, worker, {waited, late, all, barrier}) {
+function showRow(row, worker, {waited, missed, late, all, barrier}) {
   const cells = row.children;
   const holdsUp = waited.includes(worker.rank);
-  row.dataset.tone = holdsUp || isMissing(worker) ? 'warning' :
+  row.dataset.tone = holdsUp || missed(worker) ? 'warning' :
       late(worker) ? 'notice' : '';
   setText(cells[0], String(worker.rank));
   setText(cells[1].firstElementChild, (worker.state || UNKNOWN) +
@@ -102,15 +105,17 @@ export function updateWorkers(status) {
   const slow = straggler(status);
   const barrier = hasBarrier(status);
   const late = (worker) => slow.named && worker.rank === slow.rank;
+  const missed = (worker) => isMissed(status, worker);
   const trouble = (worker) => waited.includes(worker.rank) ||
-      isMissing(worker) || late(worker);
+      missed(worker) || late(worker);
   // Those in trouble first, so that none of them is below the fold.
   const workers = [...status.workers ?? []].sort(
       (a, b) => trouble(b) - trouble(a) || a.rank - b.rank);
   const all = workers.reduce((sum, w) => sum + (w.last_arrivals ?? 0), 0);
   const shown = shownRows(byId('workers-more'), workers.length, ROWS, 'workers');
   resize(byId('worker-rows'), shown, makeRow)
-      .forEach((row, i) => showRow(row, workers[i], {waited, late, all, barrier}));
+      .forEach((row, i) => showRow(
+          row, workers[i], {waited, missed, late, all, barrier}));
   setText(byId('workers-note'),
           `${count(status.workers_live)} of ${count(status.workers_expected)} live`);
 }

@@ -167,6 +167,15 @@ TEST_F(LocalClusterTest, RunsToItsEndAndTellsLinesAndExitCodes) {
                          "worker 1 ended with exit code 1"));
 }
 
+TEST_F(LocalClusterTest, EachWorkerHasATimelineOfItsOwn) {
+  Play("listen; await started-1; await started-0", "echo $@");
+  ASSERT_TRUE(Start(2, {}, {"--trace=a.b/w.json"}).ok());
+  ASSERT_TRUE(PollUntilDone().ok());
+  EXPECT_THAT(
+      lines_["worker 1"],
+      ElementsAre("--server=127.0.0.1:1234 --rank=1 --trace=a.b/w.1.json"));
+}
+
 TEST_F(LocalClusterTest, StopsTheServerFirst) {
   Play("trap 'sleep 0.2; touch stopped; exit 0' TERM; listen; await never",
        "trap '[[ -e stopped ]] && exit 9; exit 8' TERM; await never");

@@ -9,6 +9,7 @@ import time
 import unittest
 import urllib.request
 
+import processes
 from processes import Cohort, kill, run
 
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -69,6 +70,22 @@ class ServerOps(unittest.TestCase):
         self.assertEqual(self.cohort.finish(), 0, self.cohort.log())
         self.assertIn("so that those who watch see the end",
                       self.cohort.log())
+
+    def test_status_watch_follows_the_run_to_its_end(self):
+        self.await_version(5)
+        with subprocess.Popen(
+                [processes.BIN / "cohortctl", "status", "--watch", "--json",
+                 "--interval=500ms", f"--server={self.cohort.address}"],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True) as watch:
+            for _ in range(4):
+                self.assertIn('"ended":false', watch.stdout.readline())
+            drained = run("cohortctl", "run", "drain",
+                          f"--server={self.cohort.address}")
+            self.assertEqual(drained.returncode, 0, drained.stderr)
+            lines, errors = watch.communicate(timeout=60)
+        self.assertEqual(watch.returncode, 0, errors)
+        self.assertIn('"ended":true', lines.splitlines()[-1])
 
     def test_nobody_who_watches_is_nobody_to_wait_for(self):
         self.await_version(5)

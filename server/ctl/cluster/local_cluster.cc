@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -23,6 +24,30 @@ namespace {
 
 // How soon a process's end, and the server's address, are seen.
 constexpr absl::Duration kRoundMax = absl::Milliseconds(50);
+
+// "folder/w.json" as "folder/w.1.json".
+std::string NumberedFile(const std::string& file, int32_t number) {
+  const std::filesystem::path path(file);
+  const std::string name = absl::StrCat(path.stem().string(), ".", number,
+                                        path.extension().string());
+  return (path.parent_path() / name).string();
+}
+
+// Several workers cannot write one timeline.
+std::vector<std::string> FlagsOfRank(std::vector<std::string> flags,
+                                     int32_t rank) {
+  constexpr absl::string_view kTrace = "--trace";
+  for (size_t i = 0; i < flags.size(); ++i) {
+    absl::string_view file = flags[i];
+    if (absl::ConsumePrefix(&file, kTrace) && absl::ConsumePrefix(&file, "=")) {
+      flags[i] =
+          absl::StrCat(kTrace, "=", NumberedFile(std::string(file), rank));
+    } else if (flags[i] == kTrace && i + 1 < flags.size()) {
+      flags[i + 1] = NumberedFile(flags[i + 1], rank);
+    }
+  }
+  return flags;
+}
 
 bool HasFlag(const std::vector<std::string>& flags, absl::string_view name) {
   const std::string spelled = absl::StrCat("--", name);
@@ -127,8 +152,10 @@ std::vector<std::string> LocalCluster::WorkerCommand(int32_t rank) const {
   std::vector<std::string> command = {spec_.programs.worker,
                                       absl::StrCat("--server=", address_),
                                       absl::StrCat("--rank=", rank)};
-  command.insert(command.end(), spec_.worker_flags.begin(),
-                 spec_.worker_flags.end());
+  const std::vector<std::string> flags =
+      spec_.workers > 1 ? FlagsOfRank(spec_.worker_flags, rank)
+                        : spec_.worker_flags;
+  command.insert(command.end(), flags.begin(), flags.end());
   return command;
 }
 

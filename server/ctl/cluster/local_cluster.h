@@ -35,7 +35,8 @@ struct ClusterSpec {
   int32_t workers = 1;
   // As on the command line, "--name=value" or "--name", "value". The cluster
   // itself sets --workers and --address_file of the server, --server and
-  // --rank of the workers, and free ports unless others are asked for.
+  // --rank of the workers, and free ports unless others are asked for. Of
+  // several workers each has its own --trace: FILE.json is FILE.1.json.
   std::vector<std::string> server_flags;
   std::vector<std::string> worker_flags;
   // Until the server listens; restoring a large checkpoint takes its time.

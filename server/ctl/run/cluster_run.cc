@@ -2,8 +2,11 @@
 
 #include <signal.h>
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/process/command_line.h"
 #include "common/status_macros.h"
@@ -22,6 +25,17 @@ constexpr absl::Duration kAskMax = absl::Seconds(2);
 // A process with the same flags would end so again.
 bool EndsSoAgain(const ProcessEnd& end) {
   return end.code == kExitUsage || end.code == kExitConfig;
+}
+
+// Of a server that was killed and had a place for checkpoints.
+std::string HowToGoOn(const ClusterSpec& spec, const ProcessEnd& end) {
+  const bool keeps =
+      std::any_of(spec.server_flags.begin(), spec.server_flags.end(),
+                  [](const std::string& flag) {
+                    return absl::StartsWith(flag, "--checkpoint_dir");
+                  });
+  if (end.signal == 0 || !keeps) return "";
+  return "the same command with --resume continues from its newest checkpoint";
 }
 
 }  // namespace
@@ -68,9 +82,9 @@ void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
     const bool stopped = stopping_ && end.signal == SIGTERM;
     if (end.code == 0 || interrupted_ || stopped) return;
     const bool listened = !cluster_->address().empty();
-    screen_.ShowEnd(
-        process, end,
-        listened ? "" : "it did not come to listen; why stands above");
+    screen_.ShowEnd(process, end,
+                    listened ? HowToGoOn(options_.spec, end)
+                             : "it did not come to listen; why stands above");
     return;
   }
   if (end.code == 0) return;
