@@ -384,8 +384,11 @@ class PageStates(unittest.TestCase):
             for width in (1280, 768, 390, 360, 320):
                 with self.subTest(state=state, width=width):
                     self.browser.set_look(width, 800)
-                    self.assertLessEqual(self.browser.script(
-                        "return document.documentElement.scrollWidth"), width)
+                    # Charts follow a moment later.
+                    self.browser.wait_until(
+                        lambda width=width: self.browser.script(
+                            "return document.documentElement.scrollWidth")
+                        <= width, "what fits the screen", timeout_s=5)
 
     def test_every_text_stands_out_enough(self):
         for state in ("changed", "waiting", "crowd"):
