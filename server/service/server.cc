@@ -390,11 +390,8 @@ void Server::Stop() {
   }
   if (shard_ != nullptr) shard_->Stop();
   if (recorder_ != nullptr && !concluded) {
-    recorder_->Finish();
-    summary.last_evaluation = recorder_->last_evaluation();
     if (!summary.outcome.has_value()) WriteResults(summary);
-    WriteLastCheckpoint(summary);
-    PrintEnd(summary);
+    Conclude(summary);
   }
   ops_.reset();
   if (trace_ != nullptr && !trace_->status().ok()) {
@@ -442,6 +439,7 @@ void Server::StayForWatchers() {
     summary = summary_;
   }
   if (!summary.outcome.has_value() || patience <= absl::ZeroDuration()) return;
+  WriteResults(summary);
   Conclude(summary);
   Log(LogLevel::kInfo,
       absl::StrCat("the run can be looked at for ", SecondsText(patience),
@@ -456,7 +454,6 @@ void Server::StayForWatchers() {
 }
 
 void Server::Conclude(RunSummary& summary) {
-  WriteResults(summary);
   recorder_->Finish();
   summary.last_evaluation = recorder_->last_evaluation();
   WriteLastCheckpoint(summary);

@@ -122,6 +122,7 @@ class Server : private RunListener {
   void WriteResults(RunSummary& summary);
   void WaitForLeavers() ABSL_LOCKS_EXCLUDED(mu_);
   void StayForWatchers() ABSL_LOCKS_EXCLUDED(mu_);
+  // All that follows the results.
   void Conclude(RunSummary& summary);
   void WriteLastCheckpoint(RunSummary& summary);
   void PrintEnd(const RunSummary& summary);

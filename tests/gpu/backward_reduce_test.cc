@@ -48,18 +48,7 @@ void ExpectSums(const Layer<T>& layer, const typename Layer<T>::Sums& got,
   }
 }
 
-class BackwardReduceTest : public MachineTest {
- protected:
-  template <typename F>
-  void ForEachLayer(F f) {
-    for (const Layout& layout : Layouts(machine().elements_max() / 2)) {
-      ForEachTensorType([&]<typename T>(std::type_identity<T>) {
-        SCOPED_TRACE(absl::StrCat(Describe(layout), " of ", TypeName<T>()));
-        f(Layer<T>(layout));
-      });
-    }
-  }
-};
+class BackwardReduceTest : public LayerTest {};
 
 TEST_P(BackwardReduceTest, SumsAreThoseOfTheMaskedGradient) {
   ForEachLayer([&]<typename T>(const Layer<T>& layer) {

@@ -15,19 +15,7 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-class ElementwiseTest : public MachineTest {
- protected:
-  // Every layout, in every type.
-  template <typename F>
-  void ForEachLayer(F f) {
-    for (const Layout& layout : Layouts(machine().elements_max() / 2)) {
-      ForEachTensorType([&]<typename T>(std::type_identity<T>) {
-        SCOPED_TRACE(absl::StrCat(Describe(layout), " of ", TypeName<T>()));
-        f(Layer<T>(layout));
-      });
-    }
-  }
-};
+class ElementwiseTest : public LayerTest {};
 
 template <typename T>
 double Value(T value) {

@@ -2,8 +2,10 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/batch_norm_args.h"
 #include "tests/gpu/machine.h"
@@ -138,5 +140,19 @@ bool NearInFloat(T got, double want, double magnitude) {
          static_cast<double>(RoundingError<T>(want)) * 1.01 +
              6 * 0x1p-24 * magnitude;
 }
+
+class LayerTest : public MachineTest {
+ protected:
+  // Every layout, in every type.
+  template <typename F>
+  void ForEachLayer(F f) {
+    for (const Layout& layout : Layouts(machine().elements_max() / 2)) {
+      ForEachTensorType([&]<typename T>(std::type_identity<T>) {
+        SCOPED_TRACE(absl::StrCat(Describe(layout), " of ", TypeName<T>()));
+        f(Layer<T>(layout));
+      });
+    }
+  }
+};
 
 }  // namespace cohort::kernels::cuda

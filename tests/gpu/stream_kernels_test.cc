@@ -14,18 +14,6 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-constexpr SgdStep kPlain = {
-    .gradient_scale = 0.7F, .learning_rate = 0.1F, .weight_decay = 0.01F};
-constexpr SgdStep kMomentum = {.gradient_scale = 0.7F,
-                               .learning_rate = 0.1F,
-                               .weight_decay = 0.01F,
-                               .momentum = 0.9F};
-constexpr SgdStep kNesterov = {.gradient_scale = 0.7F,
-                               .learning_rate = 0.1F,
-                               .weight_decay = 0.01F,
-                               .momentum = 0.9F,
-                               .nesterov = true};
-
 struct FoldCase {
   SgdStep step;
   std::vector<std::vector<float>> gradients;

@@ -88,18 +88,6 @@ FoldInput RandomInput(int64_t count, int contributors, const SgdStep& step) {
   return in;
 }
 
-constexpr SgdStep kPlain = {
-    .gradient_scale = 0.7f, .learning_rate = 0.1f, .weight_decay = 0.01f};
-constexpr SgdStep kMomentum = {.gradient_scale = 0.7f,
-                               .learning_rate = 0.1f,
-                               .weight_decay = 0.01f,
-                               .momentum = 0.9f};
-constexpr SgdStep kNesterov = {.gradient_scale = 0.7f,
-                               .learning_rate = 0.1f,
-                               .weight_decay = 0.01f,
-                               .momentum = 0.9f,
-                               .nesterov = true};
-
 constexpr int64_t kCounts[] = {0, 1, 31, 32, 33, 65, 1000003};
 
 class FoldSgdTest : public BackendTest {};
