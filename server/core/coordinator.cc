@@ -407,6 +407,7 @@ void Coordinator::Drain(const std::string& reason, Instant now, Effects& out) {
     End(RunOutcome::kDrained, reason, out);
     return;
   }
+  WithdrawFromLost("the run is drained", now, out);
   Advance(now, out);
 }
 

@@ -233,9 +233,9 @@ void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& reason,
       worker.outstanding->kind != AssignmentKind::kTrain) {
     ReturnShard(worker);
   }
-  // A change of policy waits for nobody who is lost.
-  const bool waits =
-      options_.on_worker_loss == OnWorkerLoss::kWait && !pending_.has_value();
+  // Neither a change of policy nor a drain waits for somebody who is lost.
+  const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait &&
+                     !pending_.has_value() && !draining_;
   if (!sync()) {
     assembling_.erase(worker.rank);
     if (waits) return;

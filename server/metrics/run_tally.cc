@@ -112,6 +112,12 @@ void RunTally::AddEvaluations(const std::vector<EvaluationPoint>& points) {
   }
 }
 
+void RunTally::Happened(const effect::Log& log) {
+  MutexLock lock(mu_);
+  sums_.events.push_back({.uptime = uptime(), .log = log});
+  if (sums_.events.size() > kEventsMax) sums_.events.pop_front();
+}
+
 void RunTally::Applied(absl::Duration took) {
   MutexLock lock(mu_);
   sums_.apply_seconds.Add(absl::ToDoubleSeconds(took));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -19,6 +20,8 @@ namespace cohort {
 
 // Points of a curve that is shown.
 inline constexpr int64_t kCurvePointsMax = 512;
+// Events that are kept, the newest ones.
+inline constexpr size_t kEventsMax = 64;
 // Evaluations that are kept, one entry a kind of statistics.
 inline constexpr size_t kEvaluationsMax = 512;
 
@@ -32,6 +35,14 @@ struct EvaluationPoint {
   double loss = 0;
   double accuracy = 0;
   std::optional<double> mean_iou;
+};
+
+// Something that people want to find again when they come back to a run: a
+// worker that was lost, a change of policy.
+struct RunEvent {
+  // From the start of the tally.
+  absl::Duration uptime;
+  effect::Log log;
 };
 
 // Sums over what happened in this life of the server; evaluations and curve are
@@ -48,6 +59,8 @@ struct TallySums {
   std::optional<EvaluationPoint> test;
   std::vector<EvaluationPoint> evaluations;
   TrainingCurve curve;
+  // Oldest first.
+  std::deque<RunEvent> events;
 
   BucketCounts barrier_wait_seconds;
   BucketCounts aggregation_seconds;
@@ -86,6 +99,7 @@ class RunTally {
   void Committed(const CommitRecord& record,
                  const CommitObservation& observation) ABSL_LOCKS_EXCLUDED(mu_);
   void Evaluated(const EvaluationRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
+  void Happened(const effect::Log& log) ABSL_LOCKS_EXCLUDED(mu_);
   // One partition was folded and the optimizer run on it.
   void Applied(absl::Duration took) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -80,6 +80,18 @@ absl::Status WriteLine(const std::string& path, const std::string& text) {
           reinterpret_cast<const std::byte*>(line.data()), line.size()))});
 }
 
+LogLevel LevelOf(Severity severity) {
+  switch (severity) {
+    case Severity::kInfo:
+      return LogLevel::kInfo;
+    case Severity::kWarning:
+      return LogLevel::kWarning;
+    case Severity::kError:
+      return LogLevel::kError;
+  }
+  return LogLevel::kError;
+}
+
 void LogCommit(const CommitRecord& record) {
   const auto rank = [](std::string* out, Rank member) {
     absl::StrAppend(out, member.value());
@@ -252,6 +264,12 @@ absl::Status Server::OpenRecorder() {
                                   : 0},
           out_, clock_, [this] { return shard_->Status(); }));
   tally_.Continue(recorder_->earlier());
+  if (restored.has_value()) {
+    tally_.Happened({.text = absl::StrCat(
+                         "the server was started again; the run goes on from "
+                         "version ",
+                         restored->state.snapshot->version.value())});
+  }
   return absl::OkStatus();
 }
 
@@ -544,6 +562,19 @@ void Server::OnPolicyChanged(const PolicyRecord& record) {
 void Server::OnEvaluated(const EvaluationRecord& record) {
   tally_.Evaluated(record);
   recorder_->Evaluated(record);
+}
+
+void Server::OnLogged(const effect::Log& log) {
+  tally_.Happened(log);
+  const LogLevel level = LevelOf(log.severity);
+  if (!log.worker.has_value()) {
+    Log(level, log.text);
+    return;
+  }
+  // In place of the server's own incarnation.
+  Log(level, log.text,
+      {{"worker", absl::StrCat(log.worker->rank.value())},
+       {"incarnation", absl::StrCat(log.worker->incarnation.value())}});
 }
 
 void Server::OnCheckpoint(RunState state) {

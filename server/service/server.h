@@ -134,6 +134,7 @@ class Server : private RunListener {
                    const CommitObservation& observation) override;
   void OnPolicyChanged(const PolicyRecord& record) override;
   void OnEvaluated(const EvaluationRecord& record) override;
+  void OnLogged(const effect::Log& log) override;
   void OnCheckpoint(RunState state) override;
   void OnEnded(const effect::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnFolded(absl::Duration took) override;

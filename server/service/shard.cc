@@ -45,18 +45,6 @@ void EndDisplaced(const std::shared_ptr<Stream>& stream) {
   stream->End(absl::AbortedError("a newer stream of this worker took over"));
 }
 
-LogLevel LevelOf(Severity severity) {
-  switch (severity) {
-    case Severity::kInfo:
-      return LogLevel::kInfo;
-    case Severity::kWarning:
-      return LogLevel::kWarning;
-    case Severity::kError:
-      return LogLevel::kError;
-  }
-  return LogLevel::kError;
-}
-
 }  // namespace
 
 // Carries out one effect, outside the lock.
@@ -140,17 +128,7 @@ struct Shard::Dispatcher {
   void operator()(effect::WriteCheckpoint& write) const {
     shard.listener_.OnCheckpoint(std::move(write.state));
   }
-  void operator()(effect::Log& log) const {
-    const LogLevel level = LevelOf(log.severity);
-    if (!log.worker.has_value()) {
-      Log(level, log.text);
-      return;
-    }
-    // In place of the server's own incarnation.
-    Log(level, log.text,
-        {{"worker", absl::StrCat(log.worker->rank.value())},
-         {"incarnation", absl::StrCat(log.worker->incarnation.value())}});
-  }
+  void operator()(effect::Log& log) const { shard.listener_.OnLogged(log); }
   void operator()(effect::RunEnded& ended) const {
     shard.listener_.OnEnded(ended);
   }

@@ -37,6 +37,7 @@ class RunListener {
                            const CommitObservation& observation) = 0;
   virtual void OnPolicyChanged(const PolicyRecord& record) = 0;
   virtual void OnEvaluated(const EvaluationRecord& record) = 0;
+  virtual void OnLogged(const effect::Log& log) = 0;
   virtual void OnCheckpoint(RunState state) = 0;
   virtual void OnEnded(const effect::RunEnded& ended) = 0;
   // A partition was folded and updated. Unlike the others: by any thread, out

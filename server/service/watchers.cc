@@ -12,7 +12,7 @@ constexpr size_t kAsksMin = 3;
 constexpr absl::Duration kIntervalMax = absl::Seconds(90);
 // A request may be late, and what it is answered with is a moment old.
 constexpr double kLate = 1.25;
-constexpr absl::Duration kAnswerAge = absl::Milliseconds(500);
+constexpr absl::Duration kAnswerAge = absl::Seconds(1);
 
 }  // namespace
 

@@ -32,8 +32,8 @@ export function updateBatchNorm(status) {
     ['Folded', count(norm.folded)],
     ['Damped', count(norm.damped)],
     ['Dropped', count(norm.dropped)],
-    ['Mean wait, forward', waitText(norm, 'forward')],
-    ['Mean wait, backward', waitText(norm, 'backward')],
+    ['Wait a layer, forward', waitText(norm, 'forward')],
+    ['Wait a layer, backward', waitText(norm, 'backward')],
   ]);
   const layers = norm.layers ?? [];
   const measured = layers.filter((layer) => known(layer.drift));

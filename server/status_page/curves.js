@@ -26,11 +26,14 @@ const pointsOf = (curve, field) =>
     (curve ?? []).filter((point) => known(point[field]))
         .map((point) => ({x: point.version, y: point[field]}));
 
-// One series for each kind of moving statistics that was scored; the first is
-// the one that is exported.
+// One series for each kind of moving statistics that was scored, the one that
+// is exported first: what was scored with another kind before a change of
+// policy stands apart.
 function testSeries(status, field, name, look) {
   const test = status.curves?.test ?? [];
-  const kinds = [...new Set(test.map((point) => point.statistics ?? ''))];
+  const exported = status.batch_norm?.statistics?.[0];
+  const kinds = [...new Set(test.map((point) => point.statistics ?? ''))]
+      .sort((a, b) => (b === exported) - (a === exported));
   return kinds.map((kind, i) => ({
     name: i === 0 ? name : `${name} (${kind})`,
     look: i === 0 ? look : 'other',
@@ -84,7 +87,9 @@ function speedSeries(status) {
     points.push({x: point.version,
       y: (point.samples - train[first].samples) / seconds});
   });
-  return [{name: '', look: 'main', points}];
+  return [{name: '', look: 'main', points,
+    // As the headline says it.
+    now: status.ended ? null : status.samples_per_second}];
 }
 
 // "async", "learning_rate 0.02".
@@ -226,11 +231,12 @@ function showKeys(figure, series, value) {
   const keys = series.filter(({points}) => points.length > 0);
   resize(figure.querySelector('.keys'), keys.length, makeKey)
       .forEach((item, i) => {
-        const {name, look, points} = keys[i];
+        const {name, look, points, now} = keys[i];
         const shown = isSmoothed(keys[i]) ? smoothed(points) : points;
         item.children[0].className = name ? `line look-${look}` : '';
         setText(item.children[1], name);
-        setText(item.children[2], value(shown.at(-1).y));
+        setText(item.children[2],
+                value(known(now) && now > 0 ? now : shown.at(-1).y));
       });
 }
 

@@ -184,7 +184,9 @@ function showDropped(status) {
       }
     }
   } else {
-    parts.push(`of ${plural(all, 'push', 'pushes')}`);
+    // Verdicts are those of this life of the server.
+    const since = status.checkpoint?.restored ? ' since the restart' : '';
+    parts.push(`of ${plural(all, 'push', 'pushes')}${since}`);
   }
   if (verdicts.damped > 0) parts.push(`${count(verdicts.damped)} damped`);
   const bad = (verdicts.rejected_nonfinite ?? 0) + (verdicts.invalid ?? 0);

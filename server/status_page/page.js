@@ -4,6 +4,7 @@ import {updateBatchNorm} from './batch_norm.js';
 import {updateCurves} from './curves.js';
 import {byId, setText} from './dom.js';
 import {clock, duration} from './format.js';
+import {updateEvents} from './events.js';
 import {updateHeadline} from './headline.js';
 import {updatePolicy} from './policy.js';
 import {remember} from './recent.js';
@@ -21,7 +22,7 @@ let waitMs = POLL_MS;
 
 const panels = [
   updateHeadline, updateCurves, updateSteps, updateWorkers, updatePolicy,
-  updatePushes, updateBatchNorm, updateServer,
+  updatePushes, updateEvents, updateBatchNorm, updateServer,
 ];
 
 function show(status) {

@@ -194,7 +194,34 @@ Json CheckpointJson(const RunFigures& figures) {
   return {{"enabled", files.enabled},
           {"version", Maybe(files.version)},
           {"age_seconds", std::move(age)},
-          {"failures", files.failed_disk_full + files.failed_io}};
+          {"failures", files.failed_disk_full + files.failed_io},
+          {"restored", files.restored > 0}};
+}
+
+absl::string_view SeverityName(Severity severity) {
+  switch (severity) {
+    case Severity::kInfo:
+      return "info";
+    case Severity::kWarning:
+      return "warning";
+    case Severity::kError:
+      return "error";
+  }
+  return "error";
+}
+
+Json EventsJson(const RunFigures& figures) {
+  Json events = Json::array();
+  for (const RunEvent& event : figures.sums.events) {
+    const double age = absl::ToDoubleSeconds(figures.uptime - event.uptime);
+    const std::optional<WorkerLife>& worker = event.log.worker;
+    events.push_back({{"at", figures.now - age},
+                      {"severity", Text(SeverityName(event.log.severity))},
+                      {"worker", worker.has_value() ? Json(worker->rank.value())
+                                                    : Json(nullptr)},
+                      {"text", event.log.text}});
+  }
+  return events;
 }
 
 Json ServerJson(const RunFigures& figures) {
@@ -257,6 +284,7 @@ std::string StatusJson(const RunFigures& figures) {
   json["staleness"] = StalenessJson(status.staleness);
   json["batch_norm"] = BatchNormJson(figures);
   json["checkpoint"] = CheckpointJson(figures);
+  json["events"] = EventsJson(figures);
   json["server"] = ServerJson(figures);
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -1,5 +1,6 @@
 #include "server/status_page/status_tables.h"
 
+#include <deque>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -106,6 +107,17 @@ std::string PolicyTable(const RunFigures& figures) {
   return Table("Policy, newest first", {"Policy", "From step", "What"}, rows);
 }
 
+std::string EventsTable(const RunFigures& figures) {
+  Rows rows;
+  const std::deque<RunEvent>& events = figures.sums.events;
+  for (auto it = events.rbegin(); it != events.rend(); ++it) {
+    rows.push_back(
+        {absl::StrCat(SecondsText(figures.uptime - it->uptime), " ago"),
+         it->log.text});
+  }
+  return Table("What happened, newest first", {}, rows);
+}
+
 std::string LayersTable(const RunFigures& figures) {
   Rows rows;
   for (size_t i = 0; i < figures.model.layers.size(); ++i) {
@@ -134,7 +146,7 @@ std::string StatusTables(const RunFigures& figures) {
   return absl::StrCat(
       "<p id=\"plain-state\">", EscapedHtml(figures.status.state), "</p>\n",
       RunTable(figures), WorkersTable(figures), VerdictsTable(figures),
-      PolicyTable(figures), LayersTable(figures));
+      PolicyTable(figures), EventsTable(figures), LayersTable(figures));
 }
 
 std::string PageWithTables(absl::string_view page, const RunFigures& figures) {

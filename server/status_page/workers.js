@@ -56,7 +56,8 @@ export function straggler(status) {
   }
   const behind = (status.workers ?? []).reduce(
       (a, b) => ((b.lag_versions ?? 0) > (a?.lag_versions ?? 0) ? b : a), null);
-  if (behind !== null) {
+  // Without a barrier each is behind by what the others did meanwhile.
+  if (behind !== null && behind.lag_versions > 2 * status.workers_live) {
     return {named: false, text: `worker ${behind.rank} is furthest back, by ${
         count(behind.lag_versions)}`};
   }

@@ -259,6 +259,16 @@ TEST(CoordinatorAsyncTest, DrainWaitsForWhatIsOutstanding) {
   EXPECT_EQ(cohort.All<effect::RunEnded>()[0].outcome, RunOutcome::kDrained);
 }
 
+TEST(CoordinatorAsyncTest, DrainWaitsForNobodyWhoIsLost) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  cohort.Leave(kRank1);
+  cohort.Drain("enough");
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.Push(kRank0, kPush);
+  EXPECT_TRUE(cohort.core().ended());
+}
+
 TEST(CoordinatorAsyncTest, ALossIsToldWhileTheOthersTrainOn) {
   FakeCohort cohort(AsyncSetup());
   cohort.Start();

@@ -178,11 +178,37 @@ TEST(CoordinatorWaitTest, ARefusedReplacementDoesNotStartTheWaitAnew) {
 TEST(CoordinatorWaitTest, ADrainThatWaitsSaysSo) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();
-  cohort.Leave(kRank0);
+  cohort.BreakSession(kRank0);
   cohort.Drain("enough");
-  EXPECT_THAT(cohort.core().Status(absl::Seconds(200)).state,
+  EXPECT_FALSE(cohort.core().ended());
+  EXPECT_THAT(cohort.core().Status(cohort.now()).state,
               HasSubstr("draining after the step in progress; waiting for a "
                         "replacement of worker 0"));
+}
+
+// Nobody starts a replacement for a run that is to end.
+TEST(CoordinatorWaitTest, ADrainWaitsForNobodyWhoIsLost) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank1, kPush1);
+  cohort.Leave(kRank0);
+  ASSERT_FALSE(cohort.core().ended());
+  cohort.Drain("enough");
+  const auto ended = cohort.All<effect::RunEnded>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].outcome, RunOutcome::kDrained);
+  // The step that it was missing in never was.
+  EXPECT_EQ(ended[0].snapshot->version, Version(0));
+}
+
+TEST(CoordinatorWaitTest, ALossDuringADrainEndsIt) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank1, kPush1);
+  cohort.Drain("enough");
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.Leave(kRank0);
+  EXPECT_TRUE(cohort.core().ended());
 }
 
 // ---- continue

@@ -125,6 +125,17 @@ TEST(WatchFrameTest, WhatOthersSentCannotMoveTheCursor) {
   EXPECT_EQ(frame.find('\r'), std::string::npos);
 }
 
+TEST(WatchFrameTest, AStateThatIsTooLongGoesOnInTheNextLine) {
+  v1::Status status = ExampleStatus();
+  status.set_state(
+      "waiting for a replacement of workers 0, 1 and 2, 12 s, gives up in 588 "
+      "s");
+  EXPECT_THAT(FrameOf(status, {.columns = 60, .rows = 24}),
+              testing::HasSubstr(
+                  "\nwaiting for a replacement of workers 0, 1 and 2, 12 s, "
+                  "gives\nup in 588 s\n\nprogress"));
+}
+
 TEST(StragglersTest, NamesWhoIsAwaySilentOrSlow) {
   v1::Status status;
   AddWorker(status, 0.10, 0.2);
@@ -138,8 +149,8 @@ TEST(StragglersTest, NamesWhoIsAwaySilentOrSlow) {
   EXPECT_THAT(
       Stragglers(status),
       ElementsAre(Pair(2,
-                       "slow: 300 ms of its own a step, the median "
-                       "is 100 ms"),
+                       "slow: 300 ms of own work a step, half of all: up to "
+                       "100 ms"),
                   Pair(3, "silent for 7 s"), Pair(4, "away for 1.2 s")));
 }
 

@@ -504,7 +504,7 @@ TEST_F(WatchersTest, WhoNeverAsksIsNotWaitedFor) {
 TEST_F(WatchersTest, TheSlowestIsWaitedFor) {
   Ask("/metrics", {0, 16, 32});
   Ask("/status.json", {33, 34, 35});
-  EXPECT_EQ(watchers_.UntilAllAsk(), absl::Seconds(20.5));
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::Seconds(21));
 }
 
 TEST_F(WatchersTest, TwoWhoAskBetweenEachOtherAreTold) {
@@ -521,7 +521,7 @@ TEST_F(WatchersTest, WhoHasGoneIsNotWaitedFor) {
   Ask("/status.json", {3600, 3601});
   EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
   Ask("/status.json", {3602});
-  EXPECT_EQ(watchers_.UntilAllAsk(), absl::Seconds(1.75));
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::Seconds(2.25));
 }
 
 TEST(HistoryTableTest, FieldsLoseTheirQuotes) {

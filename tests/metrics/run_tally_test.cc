@@ -1,5 +1,6 @@
 #include "server/metrics/run_tally.h"
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 namespace cohort {
@@ -87,6 +88,19 @@ TEST(RunTallyTest, GoesOnWhereEarlierProcessesWere) {
   EXPECT_EQ(sums.evaluations[0].seconds, 15);
   // Of this process alone.
   EXPECT_EQ(tally.uptime(), absl::Seconds(3));
+}
+
+TEST(RunTallyTest, KeepsTheNewestEvents) {
+  StoppedClock clock;
+  RunTally tally(clock);
+  for (size_t i = 0; i < kEventsMax + 2; ++i) {
+    clock.now += absl::Seconds(1);
+    tally.Happened({.text = absl::StrCat("event ", i)});
+  }
+  const TallySums sums = tally.sums();
+  ASSERT_EQ(sums.events.size(), kEventsMax);
+  EXPECT_EQ(sums.events.front().log.text, "event 2");
+  EXPECT_EQ(sums.events.front().uptime, absl::Seconds(3));
 }
 
 TEST(RunTallyTest, KeepsTheNewestEvaluationOfAnEpochsEnd) {

@@ -68,6 +68,23 @@ TEST(StatusJsonTest, LivesWithNumbersAndTextsThatJsonCannotHold) {
               HasSubstr(" bytes"));
 }
 
+TEST(StatusJsonTest, SaysWhatHappenedAndWhen) {
+  RunFigures figures = BusyFigures(1);
+  figures.now = 1000;
+  figures.uptime = absl::Seconds(60);
+  figures.sums.events = {
+      {.uptime = absl::Seconds(20),
+       .log = {.severity = Severity::kWarning,
+               .worker = WorkerLife{.rank = Rank(1)},
+               .text = "rank 1 is lost"}},
+      {.uptime = absl::Seconds(60), .log = {.text = "policy"}}};
+  const nlohmann::json events = Parsed(figures)["events"];
+  EXPECT_EQ(events.dump(),
+            R"([{"at":960.0,"severity":"warning","text":"rank 1 is lost",)"
+            R"("worker":1},{"at":1000.0,"severity":"info","text":"policy",)"
+            R"("worker":null}])");
+}
+
 TEST(StatusTablesTest, EverythingFromOutsideIsEscaped) {
   RunFigures figures = BusyFigures(2);
   figures.status.state = kHostile;
@@ -76,6 +93,7 @@ TEST(StatusTablesTest, EverythingFromOutsideIsEscaped) {
   figures.status.workers[0].description = kHostile;
   figures.model.layers[0].name = kHostile;
   figures.policy.history[0].text = kHostile;
+  figures.sums.events = {{.log = {.text = kHostile}}};
   const std::string page =
       PageWithTables("<html><!-- STATUS --></html>", figures);
   EXPECT_THAT(page, Not(HasSubstr("<img")));

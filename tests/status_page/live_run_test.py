@@ -123,6 +123,10 @@ class LiveRun(unittest.TestCase):
         self.browser.wait_until(
             lambda: "Training, 2 of 2 workers" in self.say("h1"),
             "the replacement", timeout_s=60)
+        # Whoever comes back to the page later reads of it as well.
+        events = self.say("#event-rows")
+        self.assertIn("a replacement joined", events)
+        self.assertIn("Rank 1 is lost", events)
         self.assertEqual(self.browser.complaints(), [])
 
     def test_change_of_policy_appears(self):

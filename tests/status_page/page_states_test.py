@@ -253,6 +253,16 @@ class PageStates(unittest.TestCase):
         self.assertEqual(self.browser.script(rows), 12)
         self.assertEqual(len(self.browser.text("#bn-bars").split("\n")), 2 * 53)
 
+    def test_what_happened_is_told_newest_first(self):
+        self.show(statuses.training())
+        told = self.browser.text("#event-rows").split("\n")
+        self.assertEqual(told[1::2], [
+            "Rank 1: a replacement joined as incarnation 3",
+            "Rank 1 is lost at version 87: silent for 6 s",
+            "Rank 1 joined as incarnation 2"])
+        self.assertRegex(told[0], r"^\d\d:\d\d:\d\d$")
+        self.assertFalse(self.browser.text("#events-none"))
+
     def test_policy_its_changes_and_what_is_under_way(self):
         self.show(statuses.changed())
         self.assertEqual(self.browser.text("#policy-since"),
@@ -349,6 +359,7 @@ class PageStates(unittest.TestCase):
         self.assertIn(statuses.HOSTILE, self.browser.text("h1"))
         self.assertIn(statuses.HOSTILE, self.browser.text("#worker-rows"))
         self.assertIn(statuses.HOSTILE, self.browser.text("#bn-bars"))
+        self.assertIn(statuses.HOSTILE, self.browser.text("#event-rows"))
         self.assertEqual(self.browser.script(
             "return document.querySelectorAll('body img, body script').length"),
             0)

@@ -63,6 +63,11 @@ def worker(rank, state="live", description=None, **changes):
             "pushes": 1234, "phases": phases(rank), **changes}
 
 
+def event(age_seconds, text, severity="info", worker=None):
+    return {"at": time.time() - age_seconds, "severity": severity,
+            "worker": worker, "text": text}
+
+
 def training(version=1234, workers=2):
     """Synchronous training, all well."""
     points = min(240, version)
@@ -109,6 +114,12 @@ def training(version=1234, workers=2):
                         "drift": 0.05 + 0.04 * i} for i in (1, 2, 3)]},
         "checkpoint": {"enabled": True, "version": version - version % 200,
                        "age_seconds": 3.1, "failures": 0},
+        "events": [
+            event(112, f"rank {workers - 1} joined as incarnation 2"),
+            event(95, "rank 1 is lost at version 87: silent for 6 s",
+                  severity="warning", worker=1),
+            event(90, "rank 1: a replacement joined as incarnation 3",
+                  worker=1)],
         "server": {"inflight_bytes": 3_400_000,
                    "inflight_limit_bytes": 4 << 30,
                    "resident_bytes": 83_000_000, "cpu_seconds": 41.2,
@@ -258,6 +269,7 @@ def hostile():
     status["policy"]["history"][1]["changed"] = {HOSTILE: HOSTILE}
     status["verdicts"][HOSTILE] = 3
     status["staleness"][0]["versions"] = HOSTILE
+    status["events"][0]["text"] = HOSTILE
     return status
 
 

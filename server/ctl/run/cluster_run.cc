@@ -27,6 +27,17 @@ bool EndsSoAgain(const ProcessEnd& end) {
   return end.code == kExitUsage || end.code == kExitConfig;
 }
 
+// Why a server ended before anybody could reach it.
+std::string WhyNotListening(const ProcessEnd& end) {
+  constexpr absl::string_view kAbove =
+      "it did not come to listen; why stands above";
+  if (end.code != kExitUsage) return std::string(kAbove);
+  return absl::StrCat(kAbove,
+                      ". What stands behind -- are flags of the "
+                      "workers, what stands before it those of the "
+                      "server: run --epochs=2 -- --model=cnn");
+}
+
 // Of a server that was killed and had a place for checkpoints.
 std::string HowToGoOn(const ClusterSpec& spec, const ProcessEnd& end) {
   const bool keeps =
@@ -82,9 +93,9 @@ void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
     const bool stopped = stopping_ && end.signal == SIGTERM;
     if (end.code == 0 || interrupted_ || stopped) return;
     const bool listened = !cluster_->address().empty();
-    screen_.ShowEnd(process, end,
-                    listened ? HowToGoOn(options_.spec, end)
-                             : "it did not come to listen; why stands above");
+    screen_.ShowEnd(
+        process, end,
+        listened ? HowToGoOn(options_.spec, end) : WhyNotListening(end));
     return;
   }
   if (end.code == 0) return;

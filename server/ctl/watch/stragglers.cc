@@ -51,8 +51,7 @@ std::string WhyLate(const v1::WorkerStatus& worker, double median) {
   const double own = StepTimeOf(worker).own;
   if (median > 0 && own > kSlowFactor * median && own - median > kSlowSeconds) {
     return absl::StrFormat(
-        "slow: %.0f ms of its own a step, the median is "
-        "%.0f ms",
+        "slow: %.0f ms of own work a step, half of all: up to %.0f ms",
         1000 * own, 1000 * median);
   }
   return "";

@@ -17,7 +17,7 @@ struct StepTime {
 StepTime StepTimeOf(const v1::WorkerStatus& worker);
 
 // Why a worker holds up the others, or may soon, by rank: it is away, silent,
-// or takes much longer for a step than the median of the workers.
+// or takes much longer for a step than half of the workers do.
 std::map<int32_t, std::string> Stragglers(const v1::Status& status);
 
 }  // namespace cohort

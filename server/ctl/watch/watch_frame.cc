@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -34,6 +35,16 @@ std::string Cut(absl::string_view text, int columns) {
     if (begins && ++count > columns) return std::string(text.substr(0, i));
   }
   return std::string(text);
+}
+
+// The words of `text` that fit into `columns`, and the rest of them.
+std::pair<absl::string_view, absl::string_view> Wrapped(absl::string_view text,
+                                                        int columns) {
+  const std::string fits = Cut(text, columns);
+  if (fits.size() == text.size()) return {text, ""};
+  const size_t space = text.rfind(' ', fits.size());
+  if (space == absl::string_view::npos) return {text, ""};
+  return {text.substr(0, space), text.substr(space + 1)};
 }
 
 // Lines of a frame, each cut to the screen.
@@ -228,8 +239,10 @@ std::string WatchFrame(const Overview& overview, const Curve& losses,
   Frame frame(style);
   frame.Text(absl::StrCat("run ", Printable(status.run_id()), " at ",
                           overview.server));
-  frame.Text(notice.empty() ? Printable(status.state()) : notice,
-             /*bold=*/true);
+  const std::string state = notice.empty() ? Printable(status.state()) : notice;
+  const auto [first, rest] = Wrapped(state, style.size.columns);
+  frame.Text(first, /*bold=*/true);
+  if (!rest.empty()) frame.Text(rest, /*bold=*/true);
   frame.Text("");
   AddProgress(status, frame);
   AddLoss(status, losses, frame);

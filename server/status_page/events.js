@@ -1,0 +1,32 @@
+// What happened to the run while nobody may have looked.
+
+import {byId, make, resize, setText, shownRows} from './dom.js';
+import {capitalised, clock} from './format.js';
+
+const ROWS = 8;
+
+// With the day, for those of other days.
+function when(at) {
+  const date = new Date(1000 * at);
+  if (date.toDateString() === new Date().toDateString()) return clock(at);
+  return date.toLocaleString('en-GB', {dateStyle: 'medium', timeStyle: 'short'});
+}
+
+function makeEvent() {
+  const row = make('li');
+  row.append(make('time'), make('span', 'what'));
+  return row;
+}
+
+export function updateEvents(status) {
+  const events = [...status.events ?? []].reverse();
+  const shown = shownRows(byId('events-more'), events.length, ROWS, 'events');
+  resize(byId('event-rows'), shown, makeEvent).forEach((row, i) => {
+    const {at, severity, text} = events[i];
+    row.dataset.tone = severity === 'info' ? '' : 'warning';
+    setText(row.children[0], when(at));
+    row.children[0].dateTime = new Date(1000 * at).toISOString();
+    setText(row.children[1], capitalised(text));
+  });
+  setText(byId('events-none'), events.length === 0 ? 'Nothing so far.' : '');
+}
