@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import time
+import urllib.error
 import urllib.request
 
 from manifests import ROOT
@@ -108,9 +109,15 @@ def log(container: str) -> str:
 
 
 def page(address: str, port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://{address}:{port}{path}",
-                                timeout=20) as answer:
-        return answer.read().decode()
+    """Returns what is served there; nothing while nobody listens yet."""
+    try:
+        with urllib.request.urlopen(f"http://{address}:{port}{path}",
+                                    timeout=20) as answer:
+            return answer.read().decode()
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ConnectionRefusedError):
+            return ""
+        raise
 
 
 def until(condition, what: str, timeout_s: float = 120) -> None:
