@@ -19,12 +19,15 @@ static_assert(std::atomic<int>::is_always_lock_free);
 // A handler rather than a mask and sigwait: libraries start threads before
 // main, and a signal that any of them does not block would end the process.
 void HandleSignal(int signal) {
+  // Who reads our output may go with the terminal.
+  if (signal == SIGHUP) ::signal(SIGPIPE, SIG_IGN);
   int none = 0;
   // Relaxed: nothing else is published with it.
-  if (!first_signal.compare_exchange_strong(none, signal,
-                                            std::memory_order_relaxed)) {
-    _exit(128 + signal);
-  }
+  const bool first = first_signal.compare_exchange_strong(
+      none, signal, std::memory_order_relaxed);
+  // A terminal that closes sends its signal more than once: by its shell, and
+  // by the system when the shell has gone.
+  if (!first && signal != SIGHUP) _exit(128 + signal);
 }
 
 void ExitNow(int signal) { _exit(128 + signal); }
@@ -36,6 +39,10 @@ void Install(void (*handler)(int)) {
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hangup = {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  // It stays ignored where nohup has arranged for that.
+  if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 
 }  // namespace

@@ -6,15 +6,17 @@
 
 namespace cohort {
 
-// Makes SIGINT and SIGTERM end the process at once, with 128 + the number,
-// until a SignalWatcher is made. That is what they do anyhow, except to the
-// first process of a container, which the system does not end by a signal that
-// it has no handler for. Called by main before anything slow.
+// Makes SIGINT, SIGTERM and SIGHUP end the process at once, with 128 + the
+// number, until a SignalWatcher is made. That is what they do anyhow, except to
+// the first process of a container, which the system does not end by a signal
+// that it has no handler for. Called by main before anything slow.
 void ExitOnEarlySignals();
 
-// Turns SIGINT and SIGTERM into an ordinary call on an ordinary thread. The
-// first signal calls `on_signal`; a second one ends the process at once with
-// 128 + its number. One watcher a process, made by main.
+// Turns SIGINT, SIGTERM and SIGHUP into an ordinary call on an ordinary thread.
+// The first signal calls `on_signal`; a second one ends the process at once
+// with 128 + its number, but not SIGHUP: a terminal that closes sends several.
+// SIGHUP stays ignored in a process that was started so, by nohup. One watcher
+// a process, made by main.
 class SignalWatcher {
  public:
   // `on_signal` is given the signal's number and must return at once.

@@ -1,7 +1,6 @@
 #include "server/checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <compare>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -10,12 +9,8 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "common/check.h"
 #include "common/checksum.h"
 #include "common/formats/safetensors.h"
@@ -27,10 +22,6 @@
 namespace cohort {
 namespace {
 
-constexpr char kPrefix[] = "checkpoint-";
-constexpr char kTemporaryPrefix[] = ".tmp-";
-constexpr char kTensorFile[] = "state.safetensors";
-constexpr char kManifestFile[] = "manifest.json";
 constexpr char kUpdates[] = "updates";
 constexpr int kFileMode = 0600;
 constexpr int kDirectoryMode = 0700;
@@ -103,66 +94,24 @@ SafetensorsContent TensorsOf(const RunState& state) {
   return content;
 }
 
-uint64_t ChecksumOf(const std::vector<ByteRope>& parts) {
+TensorFileSum SumOf(const std::vector<ByteRope>& parts) {
+  TensorFileSum sum;
   StreamingXxh3 checksum;
   for (const ByteRope& part : parts) {
     for (const ByteRope::Piece& piece : part.pieces()) {
       checksum.Update(piece.bytes);
     }
+    sum.bytes += part.size_bytes();
   }
-  return checksum.Digest();
-}
-
-// What a checkpoint's directory is called. Ordered by age.
-struct CheckpointName {
-  int64_t version = 0;
-  // Counts the checkpoints of one version.
-  int64_t repetition = 0;
-
-  friend auto operator<=>(const CheckpointName&,
-                          const CheckpointName&) = default;
-};
-
-std::string NameText(const CheckpointName& name) {
-  return name.repetition == 0
-             ? absl::StrFormat("%s%012d", kPrefix, name.version)
-             : absl::StrFormat("%s%012d.%06d", kPrefix, name.version,
-                               name.repetition);
-}
-
-// Nothing for names that are not ours, such as those of copies.
-std::optional<CheckpointName> ParseName(absl::string_view text) {
-  const std::string whole(text);
-  if (!absl::ConsumePrefix(&text, kPrefix)) return std::nullopt;
-  const std::vector<absl::string_view> numbers = absl::StrSplit(text, '.');
-  CheckpointName name;
-  if (!absl::SimpleAtoi(numbers[0], &name.version)) return std::nullopt;
-  if (numbers.size() > 1 && !absl::SimpleAtoi(numbers[1], &name.repetition)) {
-    return std::nullopt;
-  }
-  if (NameText(name) != whole) return std::nullopt;
-  return name;
-}
-
-// In the order of age.
-absl::StatusOr<std::vector<CheckpointName>> Checkpoints(
-    FileSystem& files, const std::string& dir) {
-  COHORT_ASSIGN_OR_RETURN(const std::vector<std::string> entries,
-                          files.List(dir));
-  std::vector<CheckpointName> names;
-  for (const std::string& entry : entries) {
-    const std::optional<CheckpointName> name = ParseName(entry);
-    if (name.has_value()) names.push_back(*name);
-  }
-  std::sort(names.begin(), names.end());
-  return names;
+  sum.xxh3 = checksum.Digest();
+  return sum;
 }
 
 absl::Status RemoveTemporaries(FileSystem& files, const std::string& dir) {
   COHORT_ASSIGN_OR_RETURN(const std::vector<std::string> entries,
                           files.List(dir));
   for (const std::string& entry : entries) {
-    if (!absl::StartsWith(entry, kTemporaryPrefix)) continue;
+    if (!absl::StartsWith(entry, kCheckpointTemporary)) continue;
     COHORT_RETURN_IF_ERROR(files.RemoveAll(absl::StrCat(dir, "/", entry)));
   }
   return absl::OkStatus();
@@ -174,11 +123,11 @@ absl::Status RemoveOlder(FileSystem& files, const std::string& dir,
   std::erase_if(names, [&](const CheckpointName& n) { return n >= newest; });
   for (size_t i = 0; i + static_cast<size_t>(keep) <= names.size(); ++i) {
     const absl::Status removed =
-        files.RemoveAll(absl::StrCat(dir, "/", NameText(names[i])));
+        files.RemoveAll(absl::StrCat(dir, "/", names[i].Text()));
     if (!removed.ok()) {
       return absl::Status(
           removed.code(),
-          absl::StrCat(NameText(newest),
+          absl::StrCat(newest.Text(),
                        " is written, but an older one cannot be removed: ",
                        removed.message()));
     }
@@ -199,7 +148,7 @@ absl::Status WriteFiles(FileSystem& files, const std::string& dir,
   Manifest manifest{.identity = identity,
                     .state = state,
                     .version = state.snapshot->version,
-                    .tensors_xxh3 = ChecksumOf(tensors)};
+                    .tensors = SumOf(tensors)};
   for (const StatisticsSet& set : *state.snapshot->statistics) {
     KeptSet kept{.kind = set.kind, .collected = set.collected};
     for (const LayerStatistics& layer : set.layers) {
@@ -212,10 +161,10 @@ absl::Status WriteFiles(FileSystem& files, const std::string& dir,
       ByteRope::Copy(absl::MakeConstSpan(
           reinterpret_cast<const std::byte*>(text.data()), text.size()))};
   COHORT_RETURN_IF_ERROR(files.MakeDirectory(dir, kDirectoryMode));
-  COHORT_RETURN_IF_ERROR(
-      files.WriteFile(absl::StrCat(dir, "/", kTensorFile), kFileMode, tensors));
-  COHORT_RETURN_IF_ERROR(files.WriteFile(absl::StrCat(dir, "/", kManifestFile),
-                                         kFileMode, manifest_bytes));
+  COHORT_RETURN_IF_ERROR(files.WriteFile(
+      absl::StrCat(dir, "/", kCheckpointTensors), kFileMode, tensors));
+  COHORT_RETURN_IF_ERROR(files.WriteFile(
+      absl::StrCat(dir, "/", kCheckpointManifest), kFileMode, manifest_bytes));
   return files.SyncDirectory(dir);
 }
 
@@ -369,17 +318,16 @@ absl::StatusOr<SharedSnapshot> SnapshotFrom(const std::string& path,
 }
 
 absl::StatusOr<Checkpoint> Load(FileSystem& files, const std::string& path) {
-  const std::string manifest_path = absl::StrCat(path, "/", kManifestFile);
-  const std::string tensor_path = absl::StrCat(path, "/", kTensorFile);
-  COHORT_ASSIGN_OR_RETURN(const ByteRope text, files.ReadFile(manifest_path));
-  COHORT_ASSIGN_OR_RETURN(Manifest manifest,
-                          DecodeManifest(manifest_path, text.ToString()));
+  const std::string tensor_path = absl::StrCat(path, "/", kCheckpointTensors);
+  COHORT_ASSIGN_OR_RETURN(const CheckpointManifest read,
+                          ReadCheckpointManifest(files, path));
+  COHORT_ASSIGN_OR_RETURN(
+      Manifest manifest,
+      DecodeManifest(absl::StrCat(path, "/", kCheckpointManifest), read));
   COHORT_ASSIGN_OR_RETURN(const ByteRope bytes, files.ReadFile(tensor_path));
-  if (bytes.Checksum() != manifest.tensors_xxh3) {
-    return absl::DataLossError(absl::StrCat(
-        tensor_path, ": checksum: got ", ChecksumText(bytes.Checksum()),
-        ", want ", ChecksumText(manifest.tensors_xxh3)));
-  }
+  COHORT_RETURN_IF_ERROR(
+      CheckTensorFile(tensor_path, read,
+                      {.bytes = bytes.size_bytes(), .xxh3 = bytes.Checksum()}));
   COHORT_ASSIGN_OR_RETURN(const SafetensorsContent content,
                           DecodeSafetensors(tensor_path, bytes));
   TensorMap tensors;
@@ -409,15 +357,15 @@ absl::Status WriteCheckpoint(FileSystem& files, const std::string& dir,
   // First, since they may hold the room that this one needs.
   COHORT_RETURN_IF_ERROR(RemoveTemporaries(files, dir));
   COHORT_ASSIGN_OR_RETURN(const std::vector<CheckpointName> names,
-                          Checkpoints(files, dir));
+                          ListCheckpoints(files, dir));
   CheckpointName name{.version = state.snapshot->version.value()};
   for (const CheckpointName& other : names) {
     if (other.version != name.version) continue;
     name.repetition = other.repetition + 1;
   }
-  const std::string final_path = absl::StrCat(dir, "/", NameText(name));
+  const std::string final_path = absl::StrCat(dir, "/", name.Text());
   const std::string temporary =
-      absl::StrCat(dir, "/", kTemporaryPrefix, NameText(name));
+      absl::StrCat(dir, "/", kCheckpointTemporary, name.Text());
   const absl::Status written = WriteFiles(files, temporary, identity, state);
   if (!written.ok()) {
     // The first error is the one that tells why.
@@ -438,11 +386,11 @@ absl::StatusOr<std::optional<Checkpoint>> LoadNewestCheckpoint(
     FileSystem& files, const std::string& dir,
     std::vector<std::string>& problems) {
   COHORT_ASSIGN_OR_RETURN(std::vector<CheckpointName> names,
-                          Checkpoints(files, dir));
+                          ListCheckpoints(files, dir));
   std::reverse(names.begin(), names.end());
   for (const CheckpointName& name : names) {
     absl::StatusOr<Checkpoint> checkpoint =
-        Load(files, absl::StrCat(dir, "/", NameText(name)));
+        Load(files, absl::StrCat(dir, "/", name.Text()));
     if (checkpoint.ok()) return *std::move(checkpoint);
     if (!IsDamage(checkpoint.status())) return checkpoint.status();
     problems.emplace_back(checkpoint.status().message());
@@ -455,11 +403,11 @@ absl::StatusOr<std::optional<Checkpoint>> LoadNewestCheckpoint(
 
 int64_t NewestCheckpointBytes(FileSystem& files, const std::string& dir) {
   const absl::StatusOr<std::vector<CheckpointName>> names =
-      Checkpoints(files, dir);
+      ListCheckpoints(files, dir);
   if (!names.ok() || names->empty()) return 0;
   std::error_code error;
   const std::filesystem::path newest =
-      std::filesystem::path(dir) / NameText(names->back());
+      std::filesystem::path(dir) / names->back().Text();
   int64_t bytes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(newest, error)) {
     const uintmax_t size = entry.file_size(error);
@@ -471,7 +419,7 @@ int64_t NewestCheckpointBytes(FileSystem& files, const std::string& dir) {
 
 bool HoldsCheckpoints(FileSystem& files, const std::string& dir) {
   const absl::StatusOr<std::vector<CheckpointName>> names =
-      Checkpoints(files, dir);
+      ListCheckpoints(files, dir);
   return names.ok() && !names->empty();
 }
 

@@ -7,33 +7,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/formats/checkpoint_files.h"
 #include "common/formats/file_system.h"
 #include "server/core/effects.h"
 
 namespace cohort {
 
-// A checkpoint is a directory `checkpoint-<version>` (12 digits), or
-// `checkpoint-<version>.<n>` (6 digits) where that version was written before,
-// for nothing that may be the only whole checkpoint is ever replaced. It holds
-//   state.safetensors  weights/<parameter> (float32),
-//                      <slot>/<parameter> (float32) of those slots of the
-//                      optimizer that there are, such as velocity,
-//                      updates/<parameter> (int64, one a slice, adam only),
-//                      statistics/<kind>/<layer>/mean|variance (float64)
-//   manifest.json      everything else that a restart needs, and XXH3-64 sums
-//                      of the tensor file and of the manifest itself
-// It is written under a temporary name, synced and renamed, so that it is
-// there as a whole or not at all.
-
-// Who the state belongs to.
-struct RunIdentity {
-  std::string run_id;
-  uint64_t seed = 0;
-  // That the process started with; for people. What is in force is in
-  // RunState::settings.
-  std::string policy;
-};
-
+// A run's state as a checkpoint of common/formats/checkpoint_files.h.
 struct Checkpoint {
   RunIdentity identity;
   RunState state;

@@ -9,8 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "common/byte_rope.h"
-#include "common/checksum.h"
 #include "common/model_layout.h"
 #include "common/status_macros.h"
 
@@ -19,17 +17,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// 2: several sets of moving statistics.
-constexpr int64_t kFormat = 3;
-
 absl::Status Damaged(const std::string& path, absl::string_view what) {
   return absl::DataLossError(
       absl::StrCat(path, ": not a valid manifest: ", what));
-}
-
-uint64_t ChecksumOf(const std::string& text) {
-  return Xxh3(absl::MakeConstSpan(
-      reinterpret_cast<const std::byte*>(text.data()), text.size()));
 }
 
 Json ModelJson(const RegisteredModel& model) {
@@ -264,44 +254,25 @@ RunState StateFrom(const Json& json) {
 }  // namespace
 
 std::string EncodeManifest(const Manifest& manifest) {
-  const Json body = {{"format", kFormat},
-                     {"run_id", manifest.identity.run_id},
-                     {"seed", manifest.identity.seed},
-                     {"policy", manifest.identity.policy},
-                     {"version", manifest.version.value()},
-                     {"statistics", StatisticsJson(manifest.statistics)},
-                     {"tensors_xxh3", ChecksumText(manifest.tensors_xxh3)},
-                     {"state", StateJson(manifest.state)},
-                     {"model", ModelJson(*manifest.state.model)}};
-  const Json whole = {{"body", body},
-                      {"xxh3", ChecksumText(ChecksumOf(body.dump()))}};
-  return whole.dump(1) + "\n";
+  const Json state = {{"statistics", StatisticsJson(manifest.statistics)},
+                      {"state", StateJson(manifest.state)},
+                      {"model", ModelJson(*manifest.state.model)}};
+  return EncodeCheckpointManifest({.identity = manifest.identity,
+                                   .version = manifest.version.value(),
+                                   .tensors_xxh3 = manifest.tensors.xxh3,
+                                   .tensors_bytes = manifest.tensors.bytes,
+                                   .state = state.dump()});
 }
 
 absl::StatusOr<Manifest> DecodeManifest(const std::string& path,
-                                        const std::string& text) {
+                                        const CheckpointManifest& read) {
   try {
-    const Json whole = Json::parse(text);
-    const Json& body = whole.at("body");
-    const std::string sum = ChecksumText(ChecksumOf(body.dump()));
-    if (whole.at("xxh3").get<std::string>() != sum) {
-      return absl::DataLossError(
-          absl::StrCat(path, ": checksum: got ", sum, ", want ",
-                       whole.at("xxh3").get<std::string>()));
-    }
-    if (body.at("format").get<int64_t>() != kFormat) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          path, ": got format ", body.at("format").get<int64_t>(), ", want ",
-          kFormat, ": another release of Cohort wrote it"));
-    }
-    Manifest manifest{
-        .identity = {.run_id = body.at("run_id"),
-                     .seed = body.at("seed"),
-                     .policy = body.at("policy")},
-        .state = StateFrom(body.at("state")),
-        .version = Version(body.at("version").get<int64_t>()),
-        .tensors_xxh3 = std::stoull(body.at("tensors_xxh3").get<std::string>(),
-                                    nullptr, 16)};
+    const Json body = Json::parse(read.state);
+    Manifest manifest{.identity = read.identity,
+                      .state = StateFrom(body.at("state")),
+                      .version = Version(read.version),
+                      .tensors = {.bytes = read.tensors_bytes.value_or(0),
+                                  .xxh3 = read.tensors_xxh3}};
     COHORT_ASSIGN_OR_RETURN(manifest.statistics,
                             StatisticsFrom(path, body.at("statistics")));
     manifest.state.model = ModelFrom(body.at("model"));

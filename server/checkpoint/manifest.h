@@ -18,8 +18,7 @@ struct KeptSet {
   std::optional<Version> collected;
 };
 
-// Everything of a checkpoint that is not a tensor, as JSON with a checksum
-// over itself.
+// Everything of a checkpoint that is not a tensor.
 struct Manifest {
   RunIdentity identity;
   // Without snapshot tensors: those are in the tensor file.
@@ -27,14 +26,15 @@ struct Manifest {
   Version version;
   // In the order in which the run keeps them; at least one.
   std::vector<KeptSet> statistics;
-  uint64_t tensors_xxh3 = 0;
+  TensorFileSum tensors;
 };
 
+// The text of manifest.json.
 std::string EncodeManifest(const Manifest& manifest);
 
 // `path` names the file in errors. Layout and partitions are valid and fit.
-// Errors: DataLoss (damaged); FailedPrecondition (written in another format).
+// Errors: DataLoss (damaged).
 absl::StatusOr<Manifest> DecodeManifest(const std::string& path,
-                                        const std::string& text);
+                                        const CheckpointManifest& read);
 
 }  // namespace cohort

@@ -20,6 +20,13 @@ const FlagSpec* Find(absl::Span<const FlagSpec* const> known,
   return found == known.end() ? nullptr : *found;
 }
 
+// The flags that have a short form.
+absl::string_view LongForm(absl::string_view argument) {
+  if (argument == "-h") return "--help";
+  if (argument == "-q") return "--quiet";
+  return argument;
+}
+
 }  // namespace
 
 std::optional<std::string> Arguments::Value(const std::string& flag) const {
@@ -49,7 +56,7 @@ absl::StatusOr<Arguments> ReadArguments(
       break;
     }
     const size_t first = i;
-    if (argument == "-h") argument = "--help";
+    argument = LongForm(argument);
     if (!absl::ConsumePrefix(&argument, "--")) {
       read.words.push_back(arguments[i]);
       continue;
@@ -63,7 +70,8 @@ absl::StatusOr<Arguments> ReadArguments(
     const FlagSpec* flag = Find(known, name);
     const bool is_switch = flag != nullptr && flag->value.empty();
     const bool word_follows =
-        i + 1 < arguments.size() && !absl::StartsWith(arguments[i + 1], "--");
+        i + 1 < arguments.size() &&
+        !absl::StartsWith(LongForm(arguments[i + 1]), "--");
     std::string value = "true";
     if (equals != absl::string_view::npos) {
       if (is_switch) {

@@ -168,6 +168,20 @@ absl::StatusOr<int> RunVerb(const Verb& verb, const Arguments& arguments,
   return context.exit_code;
 }
 
+// What --quiet and --no_color leave of `io`.
+CtlIo IoFor(const Arguments& arguments, const CtlIo& io,
+            std::ostream& nowhere) {
+  return {.out = io.out,
+          .err = arguments.Has("quiet") ? nowhere : io.err,
+          .clock = io.clock,
+          .program = io.program,
+          .pause = io.pause,
+          .signal = io.signal,
+          .terminal = io.terminal,
+          .color = io.color && !arguments.Has("no_color"),
+          .screen = io.screen};
+}
+
 ExitCode Fail(ExitCode code, const absl::Status& status, CtlIo& io) {
   io.err << "cohortctl: " << status.message() << std::endl;
   return code;
@@ -230,7 +244,9 @@ int RunCtl(absl::Span<const std::string> arguments, CtlIo& io) {
     io.out << VerbHelp(**verb) << std::flush;
     return kExitOk;
   }
-  const absl::StatusOr<int> code = RunVerb(**verb, *read, operands, io);
+  std::ostream nowhere(nullptr);
+  CtlIo verb_io = IoFor(*read, io, nowhere);
+  const absl::StatusOr<int> code = RunVerb(**verb, *read, operands, verb_io);
   io.out << std::flush;
   if (code.ok()) return *code;
   return Fail(ExitCodeForVerb(code.status()), code.status(), io);

@@ -60,7 +60,8 @@ std::string FullHelp() {
       &text,
       "\nResults go to stdout, messages to stderr. Exit codes: 0 done; 1 "
       "failure;\n2 wrong use; 3 refused by the server; 5 server unreachable; "
-      "6 gave up waiting;\nof `run` those of the server.\n");
+      "6 gave up waiting;\n7 a checkpoint is damaged; of `run` those of the "
+      "server.\n");
   return text;
 }
 

@@ -101,11 +101,14 @@ absl::Status RunWorkersEvict(Context& context);
 absl::Status RunWorkersDrain(Context& context);
 absl::Status RunDrain(Context& context);
 absl::Status RunCheckpointSave(Context& context);
+absl::Status RunCheckpointList(Context& context);
+absl::Status RunCheckpointVerify(Context& context);
 absl::Status RunExport(Context& context);
 absl::Status RunStatisticsCollect(Context& context);
 absl::Status RunLogLevel(Context& context);
 absl::Status RunTraceMerge(Context& context);
 absl::Status RunDoctor(Context& context);
+absl::Status RunSupportBundle(Context& context);
 absl::Status RunCompletion(Context& context);
 
 // Time between two looks: --interval.

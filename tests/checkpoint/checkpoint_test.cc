@@ -97,6 +97,18 @@ TEST_F(CheckpointTest, LoadsAStateWithoutSettings) {
   ExpectSameState((*loaded)->state, wanted);
 }
 
+// Written when a manifest did not tell how long the tensor file is.
+TEST_F(CheckpointTest, ATensorFileOfUnknownLengthIsStillChecked) {
+  Write(7);
+  Rewrite("checkpoint-000000000007",
+          [](auto& body) { body.erase("tensors_bytes"); });
+  EXPECT_EQ(LoadedVersion(), 7);
+  WriteText(dir_.File("checkpoint-000000000007/state.safetensors"), "broken");
+  EXPECT_EQ(Load().status().code(), absl::StatusCode::kDataLoss);
+  ASSERT_EQ(problems_.size(), 1u);
+  EXPECT_THAT(problems_[0], HasSubstr("state.safetensors: checksum: got "));
+}
+
 TEST_F(CheckpointTest, SettingsOfAWrongTypeAreDamage) {
   Write(7);
   Rewrite("checkpoint-000000000007",
@@ -244,7 +256,8 @@ TEST_F(CheckpointTest, ADamagedOneIsPassedOverAndNamed) {
   EXPECT_EQ(LoadedVersion(), 1);
   ASSERT_EQ(problems_.size(), 1u);
   EXPECT_THAT(problems_[0],
-              HasSubstr("checkpoint-000000000002/state.safetensors: checksum"));
+              HasSubstr("checkpoint-000000000002/state.safetensors: got 6 "
+                        "bytes, want "));
 }
 
 TEST_F(CheckpointTest, OneThatLacksAFileIsPassedOver) {

@@ -16,6 +16,7 @@ namespace cohort {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 TEST(CtlCommandTest, WithoutArgumentsHelpsInShort) {
@@ -38,6 +39,7 @@ Verbs:
   status              state, progress, policy and workers of the run
   watch               a live view of the run, until it is over
   doctor              looks for what keeps a run from working, and says what helps
+  support-bundle      packs what helps to find out what is wrong with a run
   health              asks an operations port whether its process is ready
   policy get          the settings in force, and the change under way
   policy set          changes settings while the run goes on
@@ -47,6 +49,8 @@ Verbs:
   workers evict       ends the life that holds a rank, as if it had died
   run drain           ends the run after the current step, with its results
   checkpoint save     writes a checkpoint now, and waits until it is safe
+  checkpoint list     what a server's --checkpoint_dir holds, without the server
+  checkpoint verify   reads checkpoints to the last byte, and names damaged files
   statistics collect  collects the moving statistics `after` over fixed weights
   export              writes model.safetensors into the server's results_dir
   log level           tells or changes which lines the server logs
@@ -196,9 +200,37 @@ Flags:
   --FLAG=VALUE       a flag of the server, which see: cohort-server --help
   --json             print the result as JSON, in one line
   --timeout=T        longest wait, for an answer and for a change (default 1m)
+  --quiet            or -q: of messages only errors; results as usual
+  --no_color         as NO_COLOR in the environment: nothing is coloured
   --help             explain the verb
   --version          tell version and commit
 )");
+}
+
+TEST(CtlCommandTest, QuietLeavesResultsAndErrors) {
+  CtlHarness ctl;
+  ctl.server.on_drain = [](const v1::DrainRequest&) {
+    return v1::DrainReply();
+  };
+  EXPECT_NE(ctl.Run("run drain").err, "");
+  for (const char* quiet :
+       {"run drain -q", "run drain --quiet", "-q run drain"}) {
+    const CtlResult result = ctl.Run(quiet);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.out, StartsWith("draining since version 0"));
+    EXPECT_EQ(result.err, "");
+  }
+  ctl.server.Shutdown();
+  const CtlResult failed = ctl.Run("export --quiet");
+  EXPECT_EQ(failed.code, 5);
+  EXPECT_THAT(failed.err, HasSubstr("cannot be reached"));
+}
+
+TEST(CtlCommandTest, NoColorTakesColoursAway) {
+  CtlHarness ctl;
+  ctl.color = true;
+  EXPECT_THAT(ctl.Run("workers list").out, HasSubstr("\x1b["));
+  EXPECT_THAT(ctl.Run("workers list --no_color").out, Not(HasSubstr("\x1b[")));
 }
 
 TEST(CtlCommandTest, BadTimeoutIsExitCode3) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/build_info.h"
 #include "server/ctl/doctor/machine_checks.h"
 #include "server/ctl/doctor/server_checks.h"
@@ -71,6 +72,21 @@ TEST(DoctorTest, FindsAWrongAddress) {
         absl::StrCat("doctor --json --timeout=2s --server=", wrong));
     EXPECT_EQ(of.code, 1);
     EXPECT_EQ(ChecksOf(of)["address"]["result"], "failed") << wrong;
+  }
+}
+
+// At the width of the terminal, 80 columns here, and between words.
+TEST(DoctorTest, WrapsItsSentencesOnATerminal) {
+  CtlHarness ctl;
+  ctl.server.Shutdown();
+  EXPECT_THAT(ctl.Run("doctor").out,
+              HasSubstr("pass the address that it printed as --server; one"));
+  ctl.terminal = true;
+  const std::string out = ctl.Run("doctor").out;
+  EXPECT_THAT(out, HasSubstr("pass the address that it\nprinted as --server; "
+                             "one"));
+  for (const absl::string_view line : absl::StrSplit(out, '\n')) {
+    EXPECT_LE(line.size(), 80u) << std::string(line);
   }
 }
 

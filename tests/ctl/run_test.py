@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """cohortctl run, with a server and workers that do what a test says."""
 
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import signal
 import subprocess
 import tempfile
+import termios
 import unittest
 
 BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
@@ -118,7 +121,7 @@ class RunTest(unittest.TestCase):
                   "await worker0.pid; echo ready; await never",
                   "trap '[[ -e saved ]] && echo after; exit 0' TERM\n"
                   "await never")
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             process = self.start("--workers=1", "--checkpoint_dir=a b",
                                  "--", "--threads=1")
             while "ready" not in process.stdout.readline():
@@ -150,6 +153,57 @@ class RunTest(unittest.TestCase):
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=DEADLINE_S)
         self.assertEqual(process.returncode, 130)
+
+    def test_closed_terminal_stops_the_server_first(self):
+        self.play("trap 'touch saved; exit 0' TERM; listen\n"
+                  "await worker0.pid; echo ready; await never",
+                  "trap 'exit 0' TERM; await never")
+        ours, its = pty.openpty()
+        process = subprocess.Popen(
+            [BIN / "cohortctl", "run", f"--programs={self.dir}",
+             "--workers=1"],
+            stdin=its, stdout=its, stderr=its, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        os.close(its)
+        shown = b""
+        while b"ready" not in shown:
+            shown += os.read(ours, 4096)
+        # What a window does that is closed.
+        os.close(ours)
+        self.assertEqual(process.wait(DEADLINE_S), 128 + signal.SIGHUP)
+        self.assertTrue((self.dir / "saved").exists())
+        self.assert_ended("server", "worker0")
+
+    # A shell passes it on, and the system sends it again as the shell ends.
+    def test_second_hangup_does_not_kill(self):
+        self.play("trap 'echo told; await more; touch saved; exit 0' TERM\n"
+                  "listen; await worker0.pid; echo ready; await never",
+                  "trap 'exit 0' TERM; await never")
+        process = self.start("--workers=1")
+        for word in ("ready", "told"):
+            while word not in process.stdout.readline():
+                self.assertIsNone(process.poll())
+            process.send_signal(signal.SIGHUP)
+        (self.dir / "more").touch()
+        process.communicate(timeout=DEADLINE_S)
+        self.assertEqual(process.returncode, 128 + signal.SIGHUP)
+        self.assertTrue((self.dir / "saved").exists())
+
+    def test_nohup_keeps_it_running(self):
+        self.play("trap 'exit 0' TERM; listen; await worker0.pid; echo ready\n"
+                  "await never", "trap 'exit 0' TERM; await never")
+        process = subprocess.Popen(
+            ["nohup", BIN / "cohortctl", "run", f"--programs={self.dir}",
+             "--workers=1"],
+            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE)
+        while "ready" not in process.stdout.readline():
+            self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=DEADLINE_S)
+        # Of the two it saw the second only.
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM)
 
     def test_kill_of_cohortctl_leaves_nothing_behind(self):
         self.play("listen; await worker0.pid; echo ready; exec sleep 600",

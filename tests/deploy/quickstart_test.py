@@ -117,6 +117,7 @@ class QuickstartTest(unittest.TestCase):
         code, out, err = self.quickstart()
         lines = out.splitlines()
         self.assertEqual((code, lines[-1]), (0, "test accuracy 88.5 %"), err)
+        self.assertEqual(lines.count("test accuracy 88.5 %"), 1)
         self.assertIn("epoch 1 of 1", lines)
         run_dir, = (self.root / "results").glob("quickstart-*")
         self.assertIn(f"Results are in {run_dir}:", lines)

@@ -2,9 +2,12 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "common/build_info.h"
 #include "common/process/command_line.h"
@@ -79,15 +82,52 @@ void AddMachineChecks(const Arguments& arguments, std::vector<Check>& checks) {
   }
 }
 
-std::string ChecksText(const std::vector<Check>& checks, bool bold) {
+// `text` in lines of whole words, of at most `columns` where words allow.
+std::vector<std::string> Wrapped(absl::string_view text, size_t columns) {
+  std::vector<std::string> lines;
+  for (const absl::string_view word : absl::StrSplit(text, ' ')) {
+    if (!lines.empty() && lines.back().size() + 1 + word.size() <= columns) {
+      absl::StrAppend(&lines.back(), " ", word);
+    } else {
+      lines.emplace_back(word);
+    }
+  }
+  return lines;
+}
+
+// Columns that the table's last cells have on a terminal, and its sentences;
+// elsewhere a line is a line, for who searches it.
+struct Widths {
+  size_t found = std::string::npos / 2;
+  size_t sentence = std::string::npos / 2;
+};
+
+Widths WidthsFor(const CtlIo& io, const std::vector<Check>& checks) {
+  if (!io.terminal) return {};
+  const auto columns = static_cast<size_t>(std::max(io.screen().columns, 1));
+  size_t name = 0;
+  for (const Check& check : checks) name = std::max(name, check.name.size());
+  const size_t before = name + ResultName(Check::Result::kSkipped).size() + 4;
+  return {.found = columns - std::min(columns, before), .sentence = columns};
+}
+
+std::string ChecksText(const std::vector<Check>& checks, const CtlIo& io) {
+  const Widths widths = WidthsFor(io, checks);
   Table table({"check", "result", "found"});
   for (const Check& check : checks) {
-    table.Add({check.name, std::string(ResultName(check.result)), check.found});
+    std::string name = check.name;
+    std::string result(ResultName(check.result));
+    for (std::string& line : Wrapped(check.found, widths.found)) {
+      table.Add({std::exchange(name, ""), std::exchange(result, ""),
+                 std::move(line)});
+    }
   }
-  std::string text = table.ToString(bold);
+  std::string text = table.ToString(io.color);
   for (const Check& check : checks) {
     if (check.fix.empty()) continue;
-    absl::StrAppend(&text, "\n", check.name, ": ", check.fix, "\n");
+    const std::string fix = absl::StrCat(check.name, ": ", check.fix);
+    absl::StrAppend(&text, "\n",
+                    absl::StrJoin(Wrapped(fix, widths.sentence), "\n"), "\n");
   }
   return text;
 }
@@ -114,7 +154,7 @@ absl::Status RunDoctor(Context& context) {
   if (context.json) {
     context.io.out << ChecksJson(checks) << "\n";
   } else {
-    context.io.out << ChecksText(checks, context.io.color);
+    context.io.out << ChecksText(checks, context.io);
   }
   // The table has said all there is to say.
   context.exit_code = AnyFailed(checks) ? kExitFailure : kExitOk;

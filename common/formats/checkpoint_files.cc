@@ -1,0 +1,188 @@
+#include "common/formats/checkpoint_files.h"
+
+#include <algorithm>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "common/byte_rope.h"
+#include "common/checksum.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr char kPrefix[] = "checkpoint-";
+// 3: several sets of moving statistics.
+constexpr int64_t kFormat = 3;
+constexpr size_t kPieceBytes = size_t{1} << 20;
+
+absl::Status Damaged(const std::string& path, absl::string_view what) {
+  return absl::DataLossError(
+      absl::StrCat(path, ": not a valid manifest: ", what));
+}
+
+uint64_t ChecksumOf(const std::string& text) {
+  return Xxh3(absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(text.data()), text.size()));
+}
+
+// nlohmann's accessors throw on a wrong type; the caller catches.
+CheckpointManifest ManifestFrom(const Json& body) {
+  CheckpointManifest manifest{
+      .identity = {.run_id = body.at("run_id"),
+                   .seed = body.at("seed"),
+                   .policy = body.at("policy")},
+      .version = body.at("version"),
+      .tensors_xxh3 =
+          std::stoull(body.at("tensors_xxh3").get<std::string>(), nullptr, 16)};
+  if (body.contains("tensors_bytes")) {
+    manifest.tensors_bytes = body.at("tensors_bytes").get<int64_t>();
+  }
+  return manifest;
+}
+
+// In pieces, so that a large model needs no room for itself beside the server
+// that may be training it.
+absl::StatusOr<TensorFileSum> SumOf(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) {
+    return absl::NotFoundError(absl::StrCat(path, ": it is missing"));
+  }
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    return absl::PermissionDeniedError(absl::StrCat(path, ": cannot be read"));
+  }
+  TensorFileSum sum;
+  StreamingXxh3 checksum;
+  std::vector<std::byte> piece(kPieceBytes);
+  while (file) {
+    file.read(reinterpret_cast<char*>(piece.data()),
+              static_cast<std::streamsize>(piece.size()));
+    const auto got = static_cast<size_t>(file.gcount());
+    checksum.Update(absl::MakeConstSpan(piece).subspan(0, got));
+    sum.bytes += static_cast<int64_t>(got);
+  }
+  if (file.bad()) {
+    return absl::DataLossError(absl::StrCat(
+        path, ": the disk gives no more than ", sum.bytes, " bytes of it"));
+  }
+  sum.xxh3 = checksum.Digest();
+  return sum;
+}
+
+}  // namespace
+
+std::string CheckpointName::Text() const {
+  return repetition == 0
+             ? absl::StrFormat("%s%012d", kPrefix, version)
+             : absl::StrFormat("%s%012d.%06d", kPrefix, version, repetition);
+}
+
+std::optional<CheckpointName> CheckpointName::Parse(absl::string_view text) {
+  const std::string whole(text);
+  if (!absl::ConsumePrefix(&text, kPrefix)) return std::nullopt;
+  const std::vector<absl::string_view> numbers = absl::StrSplit(text, '.');
+  CheckpointName name;
+  if (!absl::SimpleAtoi(numbers[0], &name.version)) return std::nullopt;
+  if (numbers.size() > 1 && !absl::SimpleAtoi(numbers[1], &name.repetition)) {
+    return std::nullopt;
+  }
+  if (name.Text() != whole) return std::nullopt;
+  return name;
+}
+
+absl::StatusOr<std::vector<CheckpointName>> ListCheckpoints(
+    FileSystem& files, const std::string& dir) {
+  COHORT_ASSIGN_OR_RETURN(const std::vector<std::string> entries,
+                          files.List(dir));
+  std::vector<CheckpointName> names;
+  for (const std::string& entry : entries) {
+    const std::optional<CheckpointName> name = CheckpointName::Parse(entry);
+    if (name.has_value()) names.push_back(*name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string EncodeCheckpointManifest(const CheckpointManifest& manifest) {
+  Json body = {{"format", kFormat},
+               {"run_id", manifest.identity.run_id},
+               {"seed", manifest.identity.seed},
+               {"policy", manifest.identity.policy},
+               {"version", manifest.version},
+               {"tensors_xxh3", ChecksumText(manifest.tensors_xxh3)}};
+  if (manifest.tensors_bytes.has_value()) {
+    body["tensors_bytes"] = *manifest.tensors_bytes;
+  }
+  body.update(Json::parse(manifest.state));
+  const Json whole = {{"body", body},
+                      {"xxh3", ChecksumText(ChecksumOf(body.dump()))}};
+  return whole.dump(1) + "\n";
+}
+
+absl::StatusOr<CheckpointManifest> DecodeCheckpointManifest(
+    const std::string& path, const std::string& text) {
+  try {
+    const Json whole = Json::parse(text);
+    const Json& body = whole.at("body");
+    std::string state = body.dump();
+    const std::string sum = ChecksumText(ChecksumOf(state));
+    if (whole.at("xxh3").get<std::string>() != sum) {
+      return absl::DataLossError(
+          absl::StrCat(path, ": checksum: got ", sum, ", want ",
+                       whole.at("xxh3").get<std::string>()));
+    }
+    if (body.at("format").get<int64_t>() != kFormat) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          path, ": got format ", body.at("format").get<int64_t>(), ", want ",
+          kFormat, ": another release of Cohort wrote it"));
+    }
+    CheckpointManifest manifest = ManifestFrom(body);
+    manifest.state = std::move(state);
+    return manifest;
+  } catch (const std::exception& e) {
+    return Damaged(path, e.what());
+  }
+}
+
+absl::StatusOr<CheckpointManifest> ReadCheckpointManifest(
+    FileSystem& files, const std::string& path) {
+  const std::string manifest = absl::StrCat(path, "/", kCheckpointManifest);
+  COHORT_ASSIGN_OR_RETURN(const ByteRope text, files.ReadFile(manifest));
+  return DecodeCheckpointManifest(manifest, text.ToString());
+}
+
+absl::Status CheckTensorFile(const std::string& path,
+                             const CheckpointManifest& manifest,
+                             const TensorFileSum& seen) {
+  if (seen.bytes != manifest.tensors_bytes.value_or(seen.bytes)) {
+    return absl::DataLossError(absl::StrCat(
+        path, ": got ", seen.bytes, " bytes, want ", *manifest.tensors_bytes));
+  }
+  if (seen.xxh3 != manifest.tensors_xxh3) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": checksum: got ", ChecksumText(seen.xxh3),
+                     ", want ", ChecksumText(manifest.tensors_xxh3)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status VerifyCheckpoint(FileSystem& files, const std::string& path) {
+  COHORT_ASSIGN_OR_RETURN(const CheckpointManifest manifest,
+                          ReadCheckpointManifest(files, path));
+  const std::string tensors = absl::StrCat(path, "/", kCheckpointTensors);
+  COHORT_ASSIGN_OR_RETURN(const TensorFileSum sum, SumOf(tensors));
+  return CheckTensorFile(tensors, manifest, sum);
+}
+
+}  // namespace cohort

@@ -1,0 +1,233 @@
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/build_info.h"
+#include "common/ops/page_client.h"
+#include "common/process/environment.h"
+#include "common/status_macros.h"
+#include "server/ctl/byte_count.h"
+#include "server/ctl/support/bundle.h"
+#include "server/ctl/support/redact.h"
+#include "server/ctl/table.h"
+#include "server/ctl/verb.h"
+
+namespace cohort {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr absl::string_view kOutDefault = "cohort-support.tar.gz";
+constexpr absl::string_view kOpsPort = "7071";
+// Of each question: much may be asked of a server that is stuck.
+constexpr absl::Duration kAnswerMax = absl::Seconds(5);
+// What people can still send each other, and hours of most logs.
+constexpr int64_t kLogBytesMax = int64_t{1} << 20;
+constexpr int kOk = 200;
+
+std::string FirstLine(absl::string_view text) {
+  return std::string(text.substr(0, text.find('\n')));
+}
+
+// A verb whose result is a part.
+struct Question {
+  const char* name;
+  const char* about;
+  absl::Status (*ask)(Context&);
+  // Without it, it is not asked; the flag's name for the verb.
+  const char* needs = nullptr;
+  const char* passed_as = nullptr;
+  bool of_server = true;
+};
+
+constexpr Question kQuestions[] = {
+    {"status.json", "state, progress and workers of the run", &RunStatus},
+    {"policy.json", "the settings in force", &RunPolicyGet},
+    {"policy-history.json", "every change of them", &RunPolicyHistory},
+    {"workers.json", "who holds which rank, and their steps' phases",
+     &RunWorkersList},
+    {"doctor.json", "what cohortctl doctor finds", &RunDoctor, nullptr, nullptr,
+     false},
+    {"checkpoints.json", "the checkpoints of --checkpoint_dir, by name",
+     &RunCheckpointList, "checkpoint_dir", "dir", false}};
+
+class Gatherer {
+ public:
+  explicit Gatherer(Context& context)
+      : context_(context),
+        timeout_(std::min(context.timeout, kAnswerMax)),
+        server_(context.server.server(), timeout_) {}
+
+  // Errors: Cancelled at Ctrl-C.
+  absl::StatusOr<std::vector<BundlePart>> Gather() {
+    Add("version.txt", "of the cohortctl that gathered this",
+        VersionText("cohortctl") + "\n");
+    Add("environment.txt", "the variables COHORT_* that it had",
+        RedactedVariables(Environment()));
+    for (const Question& question : kQuestions) {
+      COHORT_RETURN_IF_ERROR(Interrupted());
+      Ask(question);
+    }
+    COHORT_RETURN_IF_ERROR(Interrupted());
+    AddMetrics();
+    if (const auto results = context_.arguments.Value("results_dir")) {
+      AddFile("history.csv", "the run's course, from --results_dir",
+              absl::StrCat(*results, "/history.csv"));
+    }
+    for (const std::string& log : context_.words) {
+      COHORT_RETURN_IF_ERROR(Interrupted());
+      AddFile(LogName(log), "the end of a log", log);
+    }
+    parts_.insert(parts_.begin(),
+                  {.name = "contents.txt", .about = "this list"});
+    parts_.front().content = ContentsText(parts_);
+    return std::move(parts_);
+  }
+
+ private:
+  absl::Status Interrupted() {
+    if (context_.io.pause(absl::ZeroDuration())) return absl::OkStatus();
+    return absl::CancelledError("interrupted; nothing was written");
+  }
+
+  void Add(const std::string& name, const std::string& about,
+           std::string content) {
+    parts_.push_back(
+        {.name = name, .about = about, .content = std::move(content)});
+  }
+
+  void AddMissing(const std::string& name, const std::string& why) {
+    parts_.push_back({.name = name, .problem = Printable(FirstLine(why))});
+  }
+
+  void AddFile(const std::string& name, const std::string& about,
+               const std::string& path) {
+    const absl::StatusOr<std::string> text = EndOfFile(path, kLogBytesMax);
+    if (!text.ok()) {
+      return AddMissing(name, std::string(text.status().message()));
+    }
+    Add(name, about, Redacted(*text));
+  }
+
+  // Its own, or with a number if another of that name is there.
+  std::string LogName(const std::string& path) {
+    const std::string file = std::filesystem::path(path).filename().string();
+    const int count = ++logs_[file];
+    return count == 1 ? absl::StrCat("logs/", file)
+                      : absl::StrCat("logs/", count, "-", file);
+  }
+
+  void Ask(const Question& question) {
+    Arguments arguments = context_.arguments;
+    if (question.needs != nullptr) {
+      const auto value = context_.arguments.Value(question.needs);
+      if (!value.has_value()) return;
+      arguments.flags[question.passed_as] = *value;
+    }
+    if (question.of_server && !unreachable_.empty()) {
+      return AddMissing(question.name, unreachable_);
+    }
+    std::ostringstream answer;
+    std::ostream nowhere(nullptr);
+    CtlIo io{.out = answer,
+             .err = nowhere,
+             .clock = context_.io.clock,
+             .program = context_.io.program,
+             .pause = context_.io.pause};
+    Context asked{.server = server_,
+                  .arguments = arguments,
+                  .timeout = timeout_,
+                  .json = true,
+                  .io = io};
+    const absl::Status status = question.ask(asked);
+    if (!status.ok()) {
+      if (absl::IsUnavailable(status)) {
+        unreachable_ = FirstLine(status.message());
+      }
+      return AddMissing(question.name, std::string(status.message()));
+    }
+    const Json json =
+        Json::parse(answer.str(), nullptr, /*allow_exceptions=*/false);
+    Add(question.name, question.about,
+        Redacted(
+            json.is_discarded()
+                ? answer.str()
+                : json.dump(1, ' ', false, Json::error_handler_t::replace) +
+                      "\n"));
+  }
+
+  void AddMetrics() {
+    const std::string& address = context_.server.server();
+    const std::string ops = context_.arguments.Value("ops").value_or(
+        absl::StrCat(address.substr(0, address.rfind(':')), ":", kOpsPort));
+    const absl::StatusOr<Page> page = FetchPage(ops, "/metrics", timeout_);
+    if (!page.ok()) {
+      return AddMissing("metrics.txt", std::string(page.status().message()));
+    }
+    if (page->status != kOk) {
+      return AddMissing("metrics.txt",
+                        absl::StrCat(ops, ": HTTP status ", page->status));
+    }
+    Add("metrics.txt", absl::StrCat("/metrics of ", ops), page->body);
+  }
+
+  Context& context_;
+  const absl::Duration timeout_;
+  AdminClient server_;
+  std::vector<BundlePart> parts_;
+  std::map<std::string, int> logs_;
+  // Why the server gave no answer; empty: it did.
+  std::string unreachable_;
+};
+
+std::string PartsJson(const std::string& out, int64_t bytes,
+                      const std::vector<BundlePart>& parts) {
+  Json list = Json::array();
+  for (const BundlePart& part : parts) {
+    const bool there = part.problem.empty();
+    list.push_back({{"name", part.name},
+                    {"bytes", there ? Json(part.content.size()) : Json()},
+                    {"problem", there ? Json() : Json(part.problem)}});
+  }
+  return Json{{"out", out}, {"bytes", bytes}, {"parts", list}}.dump(
+             -1, ' ', false, Json::error_handler_t::replace) +
+         "\n";
+}
+
+}  // namespace
+
+absl::Status RunSupportBundle(Context& context) {
+  const std::string out =
+      context.arguments.Value("out").value_or(std::string(kOutDefault));
+  COHORT_ASSIGN_OR_RETURN(const std::vector<BundlePart> parts,
+                          Gatherer(context).Gather());
+  COHORT_ASSIGN_OR_RETURN(const int64_t bytes, WriteBundle(out, parts));
+  if (context.json) {
+    context.io.out << PartsJson(out, bytes, parts);
+    return absl::OkStatus();
+  }
+  Table table({"part", "size", "what it is"});
+  for (const BundlePart& part : parts) {
+    const bool there = part.problem.empty();
+    table.Add({Printable(part.name),
+               there ? ByteCountText(static_cast<int64_t>(part.content.size()))
+                     : "missing",
+               there ? part.about : part.problem});
+  }
+  context.io.out << table.ToString(context.io.color) << out << ": "
+                 << ByteCountText(bytes) << "\n";
+  context.io.err
+      << "look through its logs before you give it away: secrets are "
+         "taken out by their names only"
+      << std::endl;
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

@@ -1,0 +1,106 @@
+"""`cohortctl workers drain`: a real worker leaves after its step."""
+
+import csv
+import json
+import re
+import unittest
+
+from processes import Cohort, run
+
+# Long enough for a drain and a replacement in its middle.
+EPOCHS = "--epochs=1"
+
+
+class WorkerDrain(unittest.TestCase):
+    def status(self, cohort):
+        result = run("cohortctl", "status", "--json",
+                     f"--server={cohort.address}")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def await_version(self, cohort, version):
+        cohort.wait_until(
+            lambda: self.status(cohort)["version"] >= version,
+            f"version {version}")
+
+    def drain(self, cohort, rank):
+        """Returns the version at which the worker had left."""
+        result = run("cohortctl", "workers", "drain", f"--rank={rank}",
+                     "--reason=its machine is needed",
+                     f"--server={cohort.address}")
+        self.assertEqual(result.returncode, 0,
+                         f"{result.stderr}\n{cohort.log()}")
+        match = re.fullmatch(
+            rf"worker {rank} has left at version (\d+)\n", result.stdout)
+        self.assertIsNotNone(match, result.stdout)
+        return int(match.group(1))
+
+    def test_worker_leaves_after_its_step_and_nothing_is_computed_twice(self):
+        with Cohort(server_flags=[EPOCHS]) as undisturbed:
+            undisturbed.start()
+            self.assertEqual(undisturbed.finish(), 0, undisturbed.log())
+            digest = undisturbed.model_digest()
+        with Cohort(server_flags=[EPOCHS]) as cohort:
+            cohort.start()
+            self.await_version(cohort, 5)
+            at = self.drain(cohort, 1)
+            self.assertGreaterEqual(at, 5)
+            self.assertEqual(cohort.workers[1].wait(30), 0,
+                             cohort.log("worker1"))
+            status = self.status(cohort)
+            # The step that it was at counts, and the next waits for another.
+            self.assertEqual(status["version"], at)
+            self.assertEqual(status["workers"][1]["state"], "vacant")
+            self.assertIn("waiting for a replacement of worker 1",
+                          status["state"])
+            self.check_each_push_counts_once(status)
+            self.assertIn("rank 1 leaves after what it is at: its machine is "
+                          "needed", cohort.log())
+
+            cohort.start_worker(1)
+            self.await_version(cohort, at + 3)
+            self.check_each_push_counts_once(self.status(cohort))
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            self.assertEqual(cohort.model_digest(), digest)
+
+    def check_each_push_counts_once(self, status):
+        counters = status["counters"]
+        # Two workers of 32 images, each once a version.
+        self.assertEqual(counters["pushes_applied"], 2 * status["version"])
+        self.assertEqual(status["samples"], 64 * status["version"])
+        for name in ("pushes_duplicate", "pushes_dropped", "steps_aborted",
+                     "replay_mismatches"):
+            self.assertEqual(counters[name], 0, name)
+
+    def test_the_others_go_on_without_a_worker_that_was_drained(self):
+        with Cohort(server_flags=[EPOCHS, "--aggregation=async",
+                                  "--normalization=local",
+                                  "--on_worker_loss=continue"]) as cohort:
+            cohort.start()
+            self.await_version(cohort, 5)
+            at = self.drain(cohort, 0)
+            self.assertEqual(cohort.workers[0].wait(30), 0,
+                             cohort.log("worker0"))
+            self.await_version(cohort, at + 3)
+            status = self.status(cohort)
+            self.assertEqual(status["counters"]["pushes_duplicate"], 0)
+            self.assertEqual(status["counters"]["pushes_dropped"], 0)
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            with open(cohort.results / "history.csv",
+                      encoding="utf-8") as file:
+                last = list(csv.DictReader(file))[-1]
+            # Every image of the epoch once: the data set has 4096.
+            self.assertEqual(int(last["samples"]), 4096)
+            self.assertEqual(int(last["version"]), 4096 // 32)
+
+    def test_a_rank_that_nobody_holds_is_refused(self):
+        with Cohort(server_flags=[EPOCHS]) as cohort:
+            cohort.start_server()
+            result = run("cohortctl", "workers", "drain", "--rank=1",
+                         f"--server={cohort.address}")
+            self.assertEqual(result.returncode, 3, result.stderr)
+            self.assertIn("rank 1 is vacant", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
