@@ -27,12 +27,15 @@ function(cohort_precompile name)
   endif()
 endfunction()
 
+# Off where a compiler that nobody tried yet knows more warnings.
+option(COHORT_WARNINGS_ARE_ERRORS "Stop at a compiler's warning" ON)
+
 # Warnings, language level and sanitizers of every target of ours.
 add_library(cohort_options INTERFACE)
 target_compile_features(cohort_options INTERFACE cxx_std_20)
 target_include_directories(cohort_options INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(cohort_options INTERFACE
-  -Wall -Wextra -Werror -Wno-missing-field-initializers -fno-math-errno -ffp-contract=off
+  -Wall -Wextra $<$<BOOL:${COHORT_WARNINGS_ARE_ERRORS}>:-Werror> -Wno-missing-field-initializers -fno-math-errno -ffp-contract=off
   -fstack-protector-strong
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety -Werror=thread-safety>)
 target_compile_definitions(cohort_options INTERFACE

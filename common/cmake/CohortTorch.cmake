@@ -1,16 +1,49 @@
-# LibTorch, from Debian's 1.13 (CPU) to 2.x, as target cohort_torch.
+# LibTorch, from Debian's 1.13 (CPU) to 2.x (CUDA too), as target cohort_torch.
+#
+# COHORT_TORCH_DIR names the folder of a Python package `torch`, whose libraries
+# are taken as they are: its own configuration wants all of CUDA's development
+# files. Without it LibTorch is what find_package finds.
 #
 # Debian's Torch config asks for libraries of backends that a CPU worker does
-# not use; they come with libtorch-dev. Its headers are not warning-free, so
-# they are system headers.
-find_package(Torch CONFIG REQUIRED)
+# not use; they come with libtorch-dev. LibTorch's headers are not warning-free,
+# so they are system headers.
+set(COHORT_TORCH_DIR "" CACHE PATH "Folder of a Python package torch to build against")
 add_library(cohort_torch INTERFACE)
-target_link_libraries(cohort_torch INTERFACE ${TORCH_LIBRARIES})
-target_include_directories(cohort_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
-separate_arguments(cohort_torch_flags UNIX_COMMAND "${TORCH_CXX_FLAGS}")
-target_compile_options(cohort_torch INTERFACE ${cohort_torch_flags})
+if(COHORT_TORCH_DIR)
+  foreach(name torch torch_cpu c10)
+    find_library(COHORT_LIB_${name} ${name} PATHS ${COHORT_TORCH_DIR}/lib NO_DEFAULT_PATH REQUIRED)
+    list(APPEND cohort_torch_libraries ${COHORT_LIB_${name}})
+  endforeach()
+  foreach(name torch_cuda c10_cuda)
+    find_library(COHORT_LIB_${name} ${name} PATHS ${COHORT_TORCH_DIR}/lib NO_DEFAULT_PATH)
+    if(COHORT_LIB_${name})
+      list(APPEND cohort_torch_libraries ${COHORT_LIB_${name}})
+    endif()
+  endforeach()
+  set(cohort_torch_includes ${COHORT_TORCH_DIR}/include
+      ${COHORT_TORCH_DIR}/include/torch/csrc/api/include)
+  # Kernels register themselves: no symbol of theirs is asked for. What the
+  # libraries need themselves they find by their own paths, at run time.
+  target_link_options(cohort_torch INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined)
+  file(STRINGS ${COHORT_TORCH_DIR}/version.py cohort_torch_version REGEX "^__version__")
+  string(REGEX REPLACE ".*'(.*)'.*" "\\1" Torch_VERSION "${cohort_torch_version}")
+else()
+  find_package(Torch CONFIG REQUIRED)
+  set(cohort_torch_libraries ${TORCH_LIBRARIES})
+  set(cohort_torch_includes ${TORCH_INCLUDE_DIRS})
+  find_library(COHORT_LIB_c10_cuda c10_cuda PATHS ${TORCH_INSTALL_PREFIX}/lib NO_DEFAULT_PATH)
+  separate_arguments(cohort_torch_flags UNIX_COMMAND "${TORCH_CXX_FLAGS}")
+  target_compile_options(cohort_torch INTERFACE ${cohort_torch_flags})
+endif()
+target_link_libraries(cohort_torch INTERFACE ${cohort_torch_libraries})
+target_include_directories(cohort_torch SYSTEM INTERFACE ${cohort_torch_includes})
+if(COHORT_LIB_c10_cuda)
+  set(COHORT_TORCH_HAS_CUDA ON)
+else()
+  set(COHORT_TORCH_HAS_CUDA OFF)
+endif()
 # In C++20 Clang instantiates std::vector<IValue> where 1.13's headers have only
 # declared IValue; this header leads it to the definition first.
 target_compile_options(cohort_torch INTERFACE
   "$<$<CXX_COMPILER_ID:Clang>:SHELL:-include torch/library.h>")
-message(STATUS "Cohort: LibTorch ${Torch_VERSION}")
+message(STATUS "Cohort: LibTorch ${Torch_VERSION}, CUDA ${COHORT_TORCH_HAS_CUDA}")

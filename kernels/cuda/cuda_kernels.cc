@@ -11,28 +11,13 @@
 #include "absl/types/span.h"
 #include "common/status_macros.h"
 #include "kernels/cuda/checks.h"
+#include "kernels/cuda/errors.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/stream_plan.h"
 
 namespace cohort::kernels::cuda {
 namespace {
-
-// What the runtime answered, with what was being done.
-absl::Status StatusOf(int error, absl::string_view what) {
-  if (error == 0) return absl::OkStatus();
-  const std::string text =
-      absl::StrCat(what, ": ", ErrorName(error), ": ", ErrorMeaning(error));
-  if (IsOutOfMemory(error)) return absl::ResourceExhaustedError(text);
-  if (IsWithoutCode(error)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(text,
-                     "; this program has no code for the GPU: build it with "
-                     "the GPU's number in COHORT_CUDA_ARCHITECTURES"));
-  }
-  if (IsWithoutDevice(error)) return absl::FailedPreconditionError(text);
-  return absl::UnavailableError(text);
-}
 
 Exchange ExchangeOf(const Queue& queue) {
   auto* bytes = static_cast<char*>(queue.workspace);

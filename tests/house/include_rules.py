@@ -143,7 +143,9 @@ RULES = (
     *(Rule(folder, "only worker/client speaks gRPC",
            libraries=("grpc", "protobuf"), folders=("common/wire",))
       for folder in ("worker/train", "worker/batch_norm", "worker/models",
-                     "worker/datasets")),
+                     "worker/datasets", "worker/device")),
+    Rule("worker", "the CUDA runtime is spoken to in kernels/cuda only",
+         direct=("cuda",)),
 )
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">]+)[">]', re.M)

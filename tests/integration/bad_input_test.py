@@ -90,6 +90,18 @@ class WorkerInput(unittest.TestCase):
         self.assertEqual(result.returncode, 3, result.stderr)
         return result.stderr
 
+    def test_a_device_that_is_not_there_is_refused_before_the_server(self):
+        flags = ("--dataset=synthetic", "--server=127.0.0.1:1")
+        self.assertIn("--device: got gpu, want cpu or cuda:N",
+                      self.refused("--device=gpu", *flags))
+        text = self.refused("--device=cuda:99", *flags)
+        self.assertIn("--device: got cuda:99: ", text)
+        # No CUDA in this program, no driver here, or fewer GPUs.
+        self.assertRegex(text, "want --device=cpu, or build it with|"
+                               "install the NVIDIA driver|want cuda:0")
+        self.assertIn("--precision: got half, want float32 or bfloat16",
+                      self.refused("--precision=half", *flags))
+
     def test_a_missing_folder_is_named(self):
         text = self.refused("--data_dir=/no/such/folder")
         self.assertIn("/no/such/folder: no such folder", text)

@@ -2,17 +2,15 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cmath>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "kernels/backend.h"
+#include "worker/batch_norm/call.h"
+#include "worker/batch_norm/engine.h"
 #include "worker/batch_norm/step_interrupted.h"
 
 namespace cohort {
@@ -20,57 +18,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// Everything of a call that its backward pass needs besides tensors.
-struct SavedCall : torch::CustomClassHolder {
-  BatchNormCall call;
-  // Moving statistics: constants to the backward pass.
-  bool frozen = false;
-  kernels::BatchShape shape;
-  at::MemoryFormat format = at::MemoryFormat::Contiguous;
-  std::shared_ptr<const Normalizer> by;
-  bool has_weight = false;
-  bool has_addend = false;
-  std::optional<at::ScalarType> bias_type;
-};
-
-// Tensors of a backward pass, contiguous in the call's format.
-struct BackwardTensors {
-  at::Tensor x;
-  at::Tensor dy;
-  at::Tensor weight;
-  // For the ReLU's mask, which is read off the output where something was
-  // added and off the other two where nothing was.
-  at::Tensor bias;
-  at::Tensor y;
-  // Out: dy after the mask, where something was added.
-  at::Tensor dz;
-};
-
-const BatchNormSpec& SpecOf(const BatchNormCall& call) {
-  return call.step->binding->layers()[static_cast<size_t>(call.layer)];
-}
-
-std::optional<kernels::DataType> FindType(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return kernels::DataType::kFloat32;
-    case at::kDouble:
-      return kernels::DataType::kFloat64;
-    case at::kHalf:
-      return kernels::DataType::kFloat16;
-    case at::kBFloat16:
-      return kernels::DataType::kBFloat16;
-    default:
-      return std::nullopt;
-  }
-}
-
-kernels::DataType TypeOf(const at::Tensor& tensor) { return *FindType(tensor); }
-
-at::Tensor ValueOr(const OptionalTensor& tensor) {
-  return tensor.has_value() ? *tensor : at::Tensor();
-}
 
 void CheckPerChannel(const BatchNormSpec& spec, const char* what,
                      const at::Tensor& tensor) {
@@ -81,8 +28,11 @@ void CheckPerChannel(const BatchNormSpec& spec, const char* what,
               spec.channels, " of a floating type");
 }
 
-void CheckTensors(const BatchNormSpec& spec, const BatchNormTensors& tensors) {
+void CheckTensors(const BatchNormSpec& spec, const BatchNormTensors& tensors,
+                  const Compute& compute) {
   const at::Tensor& input = tensors.input;
+  TORCH_CHECK(input.device() == compute.torch, spec.name, ": got input on ",
+              input.device(), ", but the step computes on ", compute.torch);
   TORCH_CHECK(input.dim() >= 2 && input.dim() <= 5, spec.name,
               ": got input with ", input.dim(), " dimensions, want 2 to 5");
   TORCH_CHECK(input.size(1) == spec.channels, spec.name, ": got input with ",
@@ -110,87 +60,6 @@ kernels::BatchShape ShapeOf(const at::Tensor& input, at::MemoryFormat format) {
   return {.outer = input.numel() / channels, .channels = channels, .inner = 1};
 }
 
-// Scale and shift as the kernels take them.
-struct Parameters {
-  at::Tensor gamma;
-  at::Tensor beta;
-  kernels::DataType type = kernels::DataType::kFloat32;
-};
-
-Parameters ParametersOf(const at::Tensor& weight, const at::Tensor& bias) {
-  Parameters parameters;
-  const at::Tensor& any = weight.defined() ? weight : bias;
-  if (!any.defined()) return parameters;
-  parameters.type = TypeOf(any);
-  if (weight.defined()) parameters.gamma = weight.contiguous();
-  if (bias.defined()) parameters.beta = bias.to(any.scalar_type()).contiguous();
-  return parameters;
-}
-
-void* DataOrNull(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.data_ptr() : nullptr;
-}
-
-// Moments of all members, or the local ones without a rendezvous.
-Moments Exchange(const BatchNormCall& call, ReducePhase phase, Moments local) {
-  StepContext* context = call.step->context;
-  if (context->rendezvous == nullptr) return local;
-  absl::StatusOr<Moments> all =
-      context->rendezvous->Reduce(call.layer, call.call, phase, local);
-  if (!all.ok()) throw StepInterrupted(all.status());
-  const auto channels = static_cast<size_t>(SpecOf(call).channels);
-  if (all->first.size() != channels || all->second.size() != channels ||
-      all->count < local.count) {
-    throw StepInterrupted(absl::InternalError(
-        absl::StrCat(SpecOf(call).name, ": the rendezvous returned ",
-                     all->first.size(), " and ", all->second.size(),
-                     " channels and count ", all->count, ", want ", channels,
-                     " channels and a count of at least ", local.count)));
-  }
-  return *std::move(all);
-}
-
-Moments ForwardMoments(const SavedCall& saved, const at::Tensor& x) {
-  const BatchNormCall& call = saved.call;
-  const auto channels = static_cast<size_t>(saved.shape.channels);
-  Moments local{.count = saved.shape.count(),
-                .first = std::vector<double>(channels),
-                .second = std::vector<double>(channels)};
-  StepContext* context = call.step->context;
-  if (local.count > 0) {
-    context->backend->Moments({.shape = saved.shape,
-                               .type = TypeOf(x),
-                               .x = x.data_ptr(),
-                               .mean = local.first.data(),
-                               .m2 = local.second.data()});
-  }
-  if (context->rendezvous == nullptr) {
-    context->moments.push_back(
-        {.layer = call.layer, .call = call.call, .moments = local});
-  }
-  return Exchange(call, ReducePhase::kForward, std::move(local));
-}
-
-std::shared_ptr<const Normalizer> ByMoments(Moments moments, double epsilon) {
-  auto by = std::make_shared<Normalizer>();
-  by->count = moments.count;
-  by->invstd.resize(moments.second.size());
-  // With nobody's samples there is nothing to normalise; the divisor only
-  // keeps 0/0 out of what is saved.
-  const double count = static_cast<double>(std::max<int64_t>(moments.count, 1));
-  for (size_t c = 0; c < by->invstd.size(); ++c) {
-    by->invstd[c] = 1.0 / std::sqrt(moments.second[c] / count + epsilon);
-  }
-  by->mean = std::move(moments.first);
-  return by;
-}
-
-std::vector<double> ToDoubles(const at::Tensor& tensor) {
-  const at::Tensor values = tensor.detach().to(at::kDouble).contiguous();
-  const double* data = values.data_ptr<double>();
-  return std::vector<double>(data, data + values.numel());
-}
-
 std::shared_ptr<const Normalizer> ByStatistics(const BatchNormTensors& tensors,
                                                const BatchNormCall& call) {
   const at::Tensor mean = ValueOr(tensors.running_mean);
@@ -200,12 +69,17 @@ std::shared_ptr<const Normalizer> ByStatistics(const BatchNormTensors& tensors,
               ": got no moving statistics to normalise by");
   CheckPerChannel(spec, "a running mean", mean);
   CheckPerChannel(spec, "a running variance", variance);
-  auto by = std::make_shared<Normalizer>();
-  by->mean = ToDoubles(mean);
-  by->invstd = ToDoubles(variance);
-  for (double& value : by->invstd)
-    value = 1.0 / std::sqrt(value + call.epsilon);
-  return by;
+  return EngineOf(call).ByStatistics(call, mean, variance);
+}
+
+void Mark(const BatchNormCall& call, ReducePhase phase,
+          const at::Tensor& input) {
+  LayerMark* const reached = call.step->context->reached;
+  if (reached == nullptr) return;
+  *reached = {.layer = SpecOf(call).name,
+              .phase = phase,
+              .type = input.scalar_type(),
+              .shape = input.sizes().vec()};
 }
 
 // What a call repeats within a RecomputeScope.
@@ -215,84 +89,6 @@ std::shared_ptr<const Normalizer> Repeated(const BatchNormCall& call) {
   TORCH_CHECK(entry != made.end(), SpecOf(call).name, ": call ", call.call,
               " is recomputed, but the step has not made it");
   return entry->second;
-}
-
-void NormalizeInto(const SavedCall& saved, const Parameters& parameters,
-                   const at::Tensor& x, const at::Tensor& addend,
-                   at::Tensor& y) {
-  if (saved.shape.count() == 0) return;
-  saved.call.step->context->backend->Normalize(
-      {.shape = saved.shape,
-       .type = TypeOf(x),
-       .x = x.data_ptr(),
-       .mean = saved.by->mean.data(),
-       .invstd = saved.by->invstd.data(),
-       .parameter_type = parameters.type,
-       .gamma = DataOrNull(parameters.gamma),
-       .beta = DataOrNull(parameters.beta),
-       .add = DataOrNull(addend),
-       .relu = saved.call.relu,
-       .y = y.data_ptr()});
-}
-
-// The sums of the local batch; fills tensors.dz.
-Moments BackwardSums(const SavedCall& saved, BackwardTensors& tensors) {
-  const auto channels = static_cast<size_t>(saved.shape.channels);
-  Moments sums{.count = saved.shape.count(),
-               .first = std::vector<double>(channels),
-               .second = std::vector<double>(channels)};
-  if (saved.has_addend) tensors.dz = at::empty_like(tensors.x);
-  if (sums.count == 0) return sums;
-  const Parameters parameters = ParametersOf(tensors.weight, tensors.bias);
-  saved.call.step->context->backend->BackwardReduce(
-      {.shape = saved.shape,
-       .type = TypeOf(tensors.x),
-       .x = tensors.x.data_ptr(),
-       .dy = tensors.dy.data_ptr(),
-       .mean = saved.by->mean.data(),
-       .sum_dy = sums.first.data(),
-       .sum_dy_xmu = sums.second.data(),
-       .relu = saved.call.relu,
-       .y = DataOrNull(tensors.y),
-       .invstd = saved.by->invstd.data(),
-       .parameter_type = parameters.type,
-       .gamma = DataOrNull(parameters.gamma),
-       .beta = DataOrNull(parameters.beta),
-       .dz = DataOrNull(tensors.dz)});
-  return sums;
-}
-
-at::Tensor InputGradient(const SavedCall& saved, const BackwardTensors& tensors,
-                         const Moments& local) {
-  // Needed or not is a property of the model, so all members agree on whether
-  // this rendezvous takes place.
-  const Moments all = saved.frozen
-                          ? Moments()
-                          : Exchange(saved.call, ReducePhase::kBackward, local);
-  at::Tensor dx = at::empty_like(tensors.x);
-  if (saved.shape.count() == 0) return dx;
-  const Parameters parameters = ParametersOf(tensors.weight, tensors.bias);
-  const bool masked = tensors.dz.defined();
-  saved.call.step->context->backend->BackwardElementwise(
-      {.shape = saved.shape,
-       .type = TypeOf(tensors.x),
-       .x = tensors.x.data_ptr(),
-       .dy = (masked ? tensors.dz : tensors.dy).data_ptr(),
-       .mean = saved.by->mean.data(),
-       .invstd = saved.by->invstd.data(),
-       .parameter_type = parameters.type,
-       .gamma = DataOrNull(parameters.gamma),
-       .sum_dy = saved.frozen ? nullptr : all.first.data(),
-       .sum_dy_xmu = saved.frozen ? nullptr : all.second.data(),
-       .total_count = saved.by->count,
-       .relu = saved.call.relu && !masked,
-       .beta = DataOrNull(parameters.beta),
-       .dx = dx.data_ptr()});
-  return dx;
-}
-
-at::Tensor FromDoubles(const std::vector<double>& values, at::ScalarType type) {
-  return torch::tensor(values, torch::kDouble).to(type);
 }
 
 class BatchNormFunction : public torch::autograd::Function<BatchNormFunction> {
@@ -326,15 +122,16 @@ at::Tensor BatchNormFunction::forward(
   saved->has_addend = added.defined();
   if (beta.defined()) saved->bias_type = beta.scalar_type();
 
+  const BatchNormEngine& engine = EngineOf(call);
   const at::Tensor x = input.contiguous(saved->format);
   saved->by = known;
   if (known == nullptr) {
-    saved->by = ByMoments(ForwardMoments(*saved, x), call.epsilon);
+    saved->by = engine.ByBatch(*saved, x);
     call.step->normalizers[{call.layer, call.call}] = saved->by;
   }
   if (added.defined()) added = added.contiguous(saved->format);
   at::Tensor y = at::empty_like(x);
-  NormalizeInto(*saved, ParametersOf(gamma, beta), x, added, y);
+  engine.Normalize(*saved, ParametersOf(gamma, beta), x, added, y);
 
   const bool masked_by_y = call.relu && saved->has_addend;
   const bool masked_by_x = call.relu && !saved->has_addend;
@@ -358,6 +155,7 @@ variable_list BatchNormFunction::backward(AutogradContext* ctx,
               ": batch norm over a cohort has no second derivative "
               "(create_graph is set)");
   const variable_list kept = ctx->get_saved_variables();
+  Mark(saved->call, ReducePhase::kBackward, kept[0]);
   BackwardTensors tensors{.x = kept[0].contiguous(saved->format),
                           .dy = grads[0].contiguous(saved->format),
                           .weight = kept[1],
@@ -366,27 +164,19 @@ variable_list BatchNormFunction::backward(AutogradContext* ctx,
 
   // Edges are numbered over the defined tensors only.
   size_t edge = 0;
-  const bool needs_dx = ctx->needs_input_grad(edge++);
-  const bool needs_dgamma = saved->has_weight && ctx->needs_input_grad(edge++);
-  const bool needs_dbeta =
-      saved->bias_type.has_value() && ctx->needs_input_grad(edge++);
-  const bool needs_dz = saved->has_addend && ctx->needs_input_grad(edge);
+  GradientWishes wishes;
+  wishes.dx = ctx->needs_input_grad(edge++);
+  wishes.dgamma = saved->has_weight && ctx->needs_input_grad(edge++);
+  wishes.dbeta = saved->bias_type.has_value() && ctx->needs_input_grad(edge++);
+  wishes.dz = saved->has_addend && ctx->needs_input_grad(edge);
 
-  Moments local;
-  if ((needs_dx && !saved->frozen) || needs_dgamma || needs_dbeta ||
-      saved->has_addend) {
-    local = BackwardSums(*saved, tensors);
-  }
+  const BatchNormGradients gradients =
+      EngineOf(saved->call).Backward(*saved, tensors, wishes);
   variable_list out(kArguments);
-  if (needs_dx) out[0] = InputGradient(*saved, tensors, local);
-  if (needs_dgamma) {
-    std::vector<double> scaled = local.second;
-    for (size_t c = 0; c < scaled.size(); ++c)
-      scaled[c] *= saved->by->invstd[c];
-    out[1] = FromDoubles(scaled, tensors.weight.scalar_type());
-  }
-  if (needs_dbeta) out[2] = FromDoubles(local.first, *saved->bias_type);
-  if (needs_dz) out[3] = tensors.dz;
+  out[0] = gradients.dx;
+  out[1] = gradients.dgamma;
+  out[2] = gradients.dbeta;
+  out[3] = gradients.dz;
   return out;
 }
 
@@ -395,7 +185,8 @@ variable_list BatchNormFunction::backward(AutogradContext* ctx,
 at::Tensor CohortBatchNorm(const BatchNormTensors& tensors,
                            BatchNormCall call) {
   const BatchNormSpec& spec = SpecOf(call);
-  CheckTensors(spec, tensors);
+  CheckTensors(spec, tensors, call.step->context->compute);
+  Mark(call, ReducePhase::kForward, tensors.input);
   COHORT_CHECK(call.relu || !ValueOr(tensors.addend).defined(),
                "an addend without a ReLU");
   const bool by_batch = call.batch_statistics ||

@@ -33,12 +33,14 @@ absl::StatusOr<BatchNormBinding> BatchNormBinding::Make(
   InstallBatchNormKernel();
   BatchNormBinding binding;
   // A model that is itself a single layer has no path to be named by.
-  auto add = [&binding](const std::string& name, torch::nn::Module& module) {
-    COHORT_RETURN_IF_ERROR(
-        binding.AddIfBatchNorm<torch::nn::BatchNorm1dImpl>(name, module));
-    COHORT_RETURN_IF_ERROR(
-        binding.AddIfBatchNorm<torch::nn::BatchNorm2dImpl>(name, module));
-    return binding.AddIfBatchNorm<torch::nn::BatchNorm3dImpl>(name, module);
+  auto add = [&binding, &options](const std::string& name,
+                                  torch::nn::Module& module) {
+    COHORT_RETURN_IF_ERROR(binding.AddIfBatchNorm<torch::nn::BatchNorm1dImpl>(
+        name, module, options.device));
+    COHORT_RETURN_IF_ERROR(binding.AddIfBatchNorm<torch::nn::BatchNorm2dImpl>(
+        name, module, options.device));
+    return binding.AddIfBatchNorm<torch::nn::BatchNorm3dImpl>(name, module,
+                                                              options.device);
   };
   COHORT_RETURN_IF_ERROR(add("model", model));
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
@@ -55,7 +57,8 @@ absl::StatusOr<BatchNormBinding> BatchNormBinding::Make(
 
 template <typename BatchNorm>
 absl::Status BatchNormBinding::AddIfBatchNorm(const std::string& name,
-                                              torch::nn::Module& module) {
+                                              torch::nn::Module& module,
+                                              at::Device device) {
   auto* norm = module.as<BatchNorm>();
   if (norm == nullptr) return absl::OkStatus();
   const auto& options = norm->options;
@@ -70,7 +73,7 @@ absl::Status BatchNormBinding::AddIfBatchNorm(const std::string& name,
   if (!norm->weight.defined() && !norm->running_mean.defined()) {
     // Assigned, not registered: it appears in no list of parameters and in no
     // state dict.
-    norm->weight = torch::ones({spec.channels});
+    norm->weight = torch::ones({spec.channels}, device);
   }
   return Add(std::move(spec),
              {.weight = norm->weight,

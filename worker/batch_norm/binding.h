@@ -29,6 +29,8 @@ struct BindingOptions {
   // mode, which then never change: names as in BatchNormBinding::layers(), or
   // beginnings of names that end in `*`.
   std::vector<std::string> frozen_statistics;
+  // Where the model lies.
+  at::Device device = at::kCPU;
 };
 
 // The batch-norm layers of one model, as Cohort numbers them.
@@ -94,7 +96,7 @@ class BatchNormBinding {
 
   template <typename BatchNorm>
   absl::Status AddIfBatchNorm(const std::string& name,
-                              torch::nn::Module& module);
+                              torch::nn::Module& module, at::Device device);
   absl::Status Add(BatchNormSpec spec, Layer layer);
   absl::Status Freeze(const std::string& pattern);
 

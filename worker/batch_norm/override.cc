@@ -44,18 +44,20 @@ at::Tensor BatchNormKernel(const at::Tensor& input,
 }  // namespace
 
 void InstallBatchNormKernel() {
-  // The stock operator is composite: it has no kernel of its own for autograd
-  // on CPU, so this entry takes nothing away and is reached by every CPU
-  // tensor outside inference mode. Never destroyed, because modules may still
-  // run while static objects are torn down.
-  static torch::Library* const kLibrary = [] {
-    auto* made =
-        new torch::Library(torch::Library::IMPL, "aten",
-                           c10::DispatchKey::AutogradCPU, __FILE__, __LINE__);
+  // The stock operator is composite: it has no kernels of its own for autograd
+  // on CPU and CUDA, so these entries take nothing away and are reached by
+  // every tensor there outside inference mode. Never destroyed, because modules
+  // may still run while static objects are torn down.
+  const auto install = [](c10::DispatchKey key) {
+    auto* made = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__,
+                                    __LINE__);
     made->impl("batch_norm", TORCH_FN(BatchNormKernel));
     return made;
-  }();
-  static_cast<void>(kLibrary);
+  };
+  static torch::Library* const kCpu = install(c10::DispatchKey::AutogradCPU);
+  static torch::Library* const kCuda = install(c10::DispatchKey::AutogradCUDA);
+  static_cast<void>(kCpu);
+  static_cast<void>(kCuda);
 }
 
 }  // namespace cohort

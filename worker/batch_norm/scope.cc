@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/status_macros.h"
 
 namespace cohort {
 namespace {
@@ -13,6 +14,25 @@ namespace {
 // it by the thread that runs the model.
 thread_local std::shared_ptr<BatchNormScope::Step> current_step;
 
+// Takes what the device has sent meanwhile.
+absl::Status TakePending(BatchNormScope::Step& step) {
+  StepContext& context = *step.context;
+  for (const PendingMoments& pending : step.pending) {
+    COHORT_RETURN_IF_ERROR(
+        context.compute.accelerator->Await(pending.block->event()));
+    const auto* mean = pending.block->as<double>();
+    const double* m2 = mean + pending.channels;
+    context.moments.push_back(
+        {.layer = pending.layer,
+         .call = pending.call,
+         .moments = {
+             .count = pending.count,
+             .first = std::vector<double>(mean, m2),
+             .second = std::vector<double>(m2, m2 + pending.channels)}});
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 BatchNormScope::BatchNormScope(const BatchNormBinding& binding,
@@ -20,12 +40,14 @@ BatchNormScope::BatchNormScope(const BatchNormBinding& binding,
   COHORT_CHECK(context->backend != nullptr, "a step needs a backend");
   context->calls.assign(binding.layers().size(), 0);
   context->moments.clear();
+  context->status = absl::OkStatus();
   outer_ = std::exchange(
       current_step,
       std::make_shared<Step>(Step{.binding = &binding, .context = context}));
 }
 
 BatchNormScope::~BatchNormScope() {
+  current_step->context->status = TakePending(*current_step);
   // Layers report as they are called, which need not be module order.
   std::sort(current_step->context->moments.begin(),
             current_step->context->moments.end(),
@@ -34,6 +56,7 @@ BatchNormScope::~BatchNormScope() {
             });
   current_step->context = nullptr;
   current_step->normalizers.clear();
+  current_step->pending.clear();
   current_step = std::move(outer_);
 }
 

@@ -41,6 +41,25 @@ struct SampleRequest {
   std::optional<AugmentationKey> augmentation;
 };
 
+// The images of a split as they are held.
+struct StoredImages {
+  // [samples, channels, height, width].
+  absl::Span<const uint8_t> pixels;
+  int64_t samples = 0;
+  // [channels, 256]: what Read makes of a pixel that no augmentation blends.
+  absl::Span<const float> values;
+};
+
+// Where Read finds the pixels of a sample that is at most flipped and shifted:
+// its pixel (y, x) is the stored (y + top, x + left), counted from the right
+// edge with `flip`, and 0 where there is none.
+struct SamplePlace {
+  int64_t sample = 0;
+  bool flip = false;
+  int64_t top = 0;
+  int64_t left = 0;
+};
+
 // A data set held in memory, addressed by sample number. Which samples are
 // read, and in what order, is the server's business.
 //
@@ -79,6 +98,20 @@ class Dataset {
   // Indices must be within the split and the spans of these sizes.
   virtual void Read(const SampleRequest& request, absl::Span<float> images,
                     absl::Span<int64_t> labels) const = 0;
+
+  // For who reads images by himself: those that are stored, and for each sample
+  // of a request its place; its pixels' values are Read's, to the bit. Absent
+  // if the data set is not held so, and if the request blends pixels.
+  virtual std::optional<StoredImages> Stored(DataSplit /*split*/) const {
+    return std::nullopt;
+  }
+  virtual std::optional<std::vector<SamplePlace>> PlacesOf(
+      const SampleRequest& /*request*/) const {
+    return std::nullopt;
+  }
+  // As Read, the labels alone. Only for requests that have places.
+  virtual void ReadLabels(const SampleRequest& /*request*/,
+                          absl::Span<int64_t> /*labels*/) const {}
 
   // Elements of one sample's image.
   int64_t image_elements() const { return channels() * height() * width(); }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -109,6 +110,8 @@ class ImageDataset final : public Dataset {
         digest_(DigestOf(table_)) {
     for (int64_t c = 0; c < table_.channels; ++c) {
       normalisers_.push_back(NormaliserOf(table_, c));
+      const std::array<float, 256>& values = normalisers_.back().of_value;
+      values_.insert(values_.end(), values.begin(), values.end());
     }
   }
 
@@ -152,36 +155,83 @@ class ImageDataset final : public Dataset {
     }
   }
 
+  std::optional<StoredImages> Stored(DataSplit split) const override {
+    return StoredImages{.pixels = SplitOf(split).pixels,
+                        .samples = SplitOf(split).samples,
+                        .values = values_};
+  }
+
+  std::optional<std::vector<SamplePlace>> PlacesOf(
+      const SampleRequest& request) const override {
+    if (Changes(request) && (augmentations_.scale || augmentations_.jitter)) {
+      return std::nullopt;
+    }
+    std::vector<SamplePlace> places;
+    for (const int64_t index : request.indices) {
+      const SampleChange change = ChangeOf(request, index);
+      places.push_back({.sample = index,
+                        .flip = change.flip,
+                        .top = change.top,
+                        .left = change.left});
+    }
+    return places;
+  }
+
+  void ReadLabels(const SampleRequest& request,
+                  absl::Span<int64_t> labels) const override {
+    const auto count = static_cast<size_t>(labels_per_sample());
+    COHORT_CHECK(labels.size() == request.indices.size() * count,
+                 absl::StrCat("got room for ", labels.size(), " labels"));
+    for (size_t i = 0; i < request.indices.size(); ++i) {
+      WriteLabels(request, request.indices[i],
+                  ChangeOf(request, request.indices[i]),
+                  labels.data() + i * count);
+    }
+  }
+
  private:
+  const ImageSplit& SplitOf(DataSplit split) const {
+    return split == DataSplit::kTrain ? table_.train : table_.test;
+  }
+
+  bool Changes(const SampleRequest& request) const {
+    return request.augmentation.has_value() && augmentations_.any();
+  }
+
+  SampleChange ChangeOf(const SampleRequest& request, int64_t index) const {
+    const ImageSize size{.height = table_.height, .width = table_.width};
+    if (!Changes(request)) return {.height = size.height, .width = size.width};
+    return DrawChange(augmentations_, size,
+                      {.run_seed = request.augmentation->run_seed,
+                       .data_epoch = request.augmentation->data_epoch,
+                       .sample = index});
+  }
+
   void ReadSample(const SampleRequest& request, int64_t index, float* image,
                   int64_t* labels) const {
-    const ImageSplit& split =
-        request.split == DataSplit::kTrain ? table_.train : table_.test;
+    const ImageSplit& split = SplitOf(request.split);
     COHORT_CHECK(index >= 0 && index < split.samples,
                  absl::StrCat("sample ", index, " of ", split.samples));
-    const ImageSize size{.height = table_.height, .width = table_.width};
-    SampleChange change{.height = size.height, .width = size.width};
-    const bool changed =
-        request.augmentation.has_value() && augmentations_.any();
-    if (changed) {
-      change = DrawChange(augmentations_, size,
-                          {.run_seed = request.augmentation->run_seed,
-                           .data_epoch = request.augmentation->data_epoch,
-                           .sample = index});
-    }
+    const SampleChange change = ChangeOf(request, index);
     const uint8_t* pixels = split.pixels.data() + index * image_elements();
-    if (changed) {
+    if (Changes(request)) {
       WriteChanged(change, pixels, image);
     } else {
       WriteAsItIs(pixels, image);
     }
+    WriteLabels(request, index, change, labels);
+  }
+
+  void WriteLabels(const SampleRequest& request, int64_t index,
+                   const SampleChange& change, int64_t* labels) const {
+    const ImageSplit& split = SplitOf(request.split);
     if (table_.task == DatasetTask::kClassification) {
       *labels = split.labels[static_cast<size_t>(index)];
       return;
     }
     ChangeMask(change,
                {.labels = split.masks.data() + index * PixelsOf(table_),
-                .size = size,
+                .size = {.height = table_.height, .width = table_.width},
                 .ignored_in_mask = kIgnoredInMask,
                 .ignored = kIgnoredLabel},
                labels);
@@ -222,6 +272,8 @@ class ImageDataset final : public Dataset {
   const std::string digest_;
   // One a channel.
   std::vector<Normaliser> normalisers_;
+  // Theirs, one after the other.
+  std::vector<float> values_;
 };
 
 void ResizeSplit(const ImageTable& table, const ImageSize& to,

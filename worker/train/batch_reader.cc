@@ -20,6 +20,7 @@ Batch Allocate(const Dataset& dataset, size_t samples) {
               .labels = dataset.task() == DatasetTask::kSegmentation
                             ? torch::empty({n, height, width}, torch::kLong)
                             : torch::empty({n}, torch::kLong)};
+  batch.host_labels = batch.labels;
   return batch;
 }
 
@@ -54,7 +55,8 @@ void ReadPart(const Dataset& dataset, SampleRequest request,
 
 Batch Batch::Part(int64_t begin, int64_t end) const {
   return {.images = images.narrow(0, begin, end - begin),
-          .labels = labels.narrow(0, begin, end - begin)};
+          .labels = labels.narrow(0, begin, end - begin),
+          .host_labels = host_labels.narrow(0, begin, end - begin)};
 }
 
 Batch ReadBatch(const Dataset& dataset, const SampleRequest& request) {

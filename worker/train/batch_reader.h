@@ -17,6 +17,8 @@ struct Batch {
   at::Tensor images;
   // Class numbers or kIgnoredLabel: [n] or [n, height, width].
   at::Tensor labels;
+  // The labels on the CPU: the same tensor, or what was copied from there.
+  at::Tensor host_labels;
 
   // The samples begin to end - 1, over the same memory.
   Batch Part(int64_t begin, int64_t end) const;

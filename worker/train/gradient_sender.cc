@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,8 +32,9 @@ class GradientSender::Hook final : public torch::autograd::FunctionPostHook {
   const size_t parameter_;
 };
 
-GradientSender::GradientSender(const ModelWeights& weights, Client& client)
-    : weights_(weights), client_(client) {
+GradientSender::GradientSender(const ModelWeights& weights, Client& client,
+                               WeightTransfer* transfer)
+    : weights_(weights), client_(client), transfer_(transfer) {
   partitions_of_.resize(weights.parameters().size());
   for (size_t p = 0; p < weights.partitions().size(); ++p) {
     if (!weights.partitions()[p].trainable) continue;
@@ -62,6 +64,8 @@ GradientSender::~GradientSender() {
 }
 
 void GradientSender::Begin() {
+  // Of a push that was given up.
+  if (transfer_ != nullptr) transfer_->Drop();
   sending_ = false;
   final_.assign(partitions_of_.size(), false);
   missing_.assign(weights_.partitions().size(), 0);
@@ -76,8 +80,9 @@ void GradientSender::SendDuringNextPass() { sending_ = true; }
 absl::Status GradientSender::SendRest() {
   for (size_t p = 0; p < weights_.partitions().size(); ++p) {
     if (!weights_.partitions()[p].trainable || sent_[p]) continue;
-    COHORT_RETURN_IF_ERROR(Send(p));
+    COHORT_RETURN_IF_ERROR(Dispatch(p));
   }
+  COHORT_RETURN_IF_ERROR(SendFetched(/*wait=*/true));
   sending_ = false;
   return absl::OkStatus();
 }
@@ -92,17 +97,30 @@ absl::Status GradientSender::OnFinal(size_t parameter) {
   }
   final_[parameter] = true;
   for (const size_t p : partitions_of_[parameter]) {
-    if (--missing_[p] == 0) COHORT_RETURN_IF_ERROR(Send(p));
+    if (--missing_[p] == 0) COHORT_RETURN_IF_ERROR(Dispatch(p));
   }
-  return absl::OkStatus();
+  return SendFetched(/*wait=*/false);
 }
 
-absl::Status GradientSender::Send(size_t partition) {
+absl::Status GradientSender::Dispatch(size_t partition) {
   sent_[partition] = true;
   const auto index = static_cast<int32_t>(partition);
+  if (transfer_ != nullptr) return transfer_->Fetch(index);
   ModelWeights::Gradient gradient = weights_.GradientOf(index);
   return client_.SendGradient(index, std::move(gradient.bytes),
                               gradient.absent_slices);
+}
+
+absl::Status GradientSender::SendFetched(bool wait) {
+  if (transfer_ == nullptr) return absl::OkStatus();
+  for (;;) {
+    COHORT_ASSIGN_OR_RETURN(std::optional<WeightTransfer::Fetched> fetched,
+                            transfer_->Take(wait));
+    if (!fetched.has_value()) return absl::OkStatus();
+    COHORT_RETURN_IF_ERROR(client_.SendGradient(
+        fetched->partition, std::move(fetched->gradient.bytes),
+        fetched->gradient.absent_slices));
+  }
 }
 
 }  // namespace cohort

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "worker/client/client.h"
 #include "worker/train/model_weights.h"
+#include "worker/train/weight_transfer.h"
 
 namespace torch::autograd {
 struct Node;
@@ -24,13 +25,20 @@ namespace cohort {
 // first overtake others would gain nothing: a step commits as a whole, and no
 // layer may be computed before.
 //
+// From an accelerator a partition is fetched first. Whenever another one
+// becomes final, those are sent that have arrived meanwhile; SendRest waits for
+// the others one by one, while the accelerator is still in its backward pass.
+//
 // Thread safety: one thread at a time, which may be one of autograd's while
 //   the thread that drives the client waits for the backward pass.
 class GradientSender {
  public:
   // Watches the parameters from now on. All must outlive the sender, and the
   // model be ready: partitions known, none of its tensors replaced later.
-  GradientSender(const ModelWeights& weights, Client& client);
+  // `transfer` brings the gradients from where they are computed; null: from
+  // the CPU, where they lie already.
+  GradientSender(const ModelWeights& weights, Client& client,
+                 WeightTransfer* transfer = nullptr);
   // Backward passes no longer reach it.
   ~GradientSender();
   GradientSender(const GradientSender&) = delete;
@@ -54,11 +62,15 @@ class GradientSender {
   // Autograd has finished with the gradient of one parameter.
   // Errors: those of Client::SendGradient; Internal if it comes a second time.
   absl::Status OnFinal(size_t parameter);
-  absl::Status Send(size_t partition);
+  // Sends it, or begins to fetch it.
+  absl::Status Dispatch(size_t partition);
+  // Those that have arrived; with `wait`, all that are under way.
+  absl::Status SendFetched(bool wait);
 
   // Fixed after construction.
   const ModelWeights& weights_;
   Client& client_;
+  WeightTransfer* const transfer_;
   // Of each parameter: where autograd accumulates it, and the partitions that
   // hold it. Null and empty for one that needs no gradient.
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;

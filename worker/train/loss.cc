@@ -126,6 +126,11 @@ CrossEntropy::CrossEntropy(const LossOptions& options, int64_t classes)
   class_weights_ = torch::tensor(options.class_weights, torch::kDouble)
                        .to(torch::kFloat)
                        .to(torch::kDouble);
+  moved_weights_ = class_weights_;
+}
+
+void CrossEntropy::MoveTo(at::Device device) {
+  if (class_weights_.defined()) moved_weights_ = class_weights_.to(device);
 }
 
 absl::StatusOr<CrossEntropy> CrossEntropy::Make(const LossOptions& options,
@@ -182,7 +187,7 @@ absl::StatusOr<at::Tensor> CrossEntropy::Sum(const at::Tensor& logits,
   }
   return CrossEntropyFunction::apply(
       logits, labels,
-      Terms{.class_weights = class_weights_,
+      Terms{.class_weights = moved_weights_,
             .label_smoothing = label_smoothing_});
 }
 

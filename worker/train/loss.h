@@ -38,6 +38,9 @@ class CrossEntropy {
   static absl::StatusOr<CrossEntropy> Make(const LossOptions& options,
                                            int64_t classes);
 
+  // Where Sum finds its logits from now on; else the CPU.
+  void MoveTo(at::Device device);
+
   // In words, with all that makes two of them differ.
   std::string text() const;
 
@@ -62,6 +65,8 @@ class CrossEntropy {
   double label_smoothing_;
   // [classes], float64; undefined: all 1.
   at::Tensor class_weights_;
+  // The same where the logits are.
+  at::Tensor moved_weights_;
 };
 
 }  // namespace cohort

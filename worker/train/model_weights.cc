@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/check.h"
+#include "common/status_macros.h"
 
 namespace cohort {
 namespace {
@@ -57,8 +58,9 @@ bool IsBias(absl::string_view name) {
 
 }  // namespace
 
-absl::StatusOr<ModelWeights> ModelWeights::Make(
-    torch::nn::Module& model, const BatchNormBinding& binding) {
+absl::StatusOr<ModelWeights> ModelWeights::Make(torch::nn::Module& model,
+                                                const BatchNormBinding& binding,
+                                                at::Device device) {
   ModelWeights weights;
   weights.layout_.batch_norms.assign(binding.layers().begin(),
                                      binding.layers().end());
@@ -72,9 +74,10 @@ absl::StatusOr<ModelWeights> ModelWeights::Make(
       continue;
     }
     if (tensor.scalar_type() != at::kFloat || !tensor.is_contiguous() ||
-        !tensor.device().is_cpu()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          item.key(), ": want a contiguous float32 parameter on ", "the CPU"));
+        tensor.device() != device) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(item.key(), ": want a contiguous float32 parameter on ",
+                       device.is_cpu() ? "the CPU" : device.str()));
     }
     weights.layout_.parameters.push_back(
         {.name = item.key(),
@@ -82,13 +85,14 @@ absl::StatusOr<ModelWeights> ModelWeights::Make(
          .trainable = tensor.requires_grad(),
          .decay_exempt = binding.IsScaleOrShift(tensor) || IsBias(item.key())});
     weights.parameters_.push_back(tensor);
+    weights.on_host_.push_back(tensor.detach().cpu());
   }
   return weights;
 }
 
 std::vector<absl::Span<const float>> ModelWeights::Values() const {
   std::vector<absl::Span<const float>> values;
-  for (const at::Tensor& tensor : parameters_) {
+  for (const at::Tensor& tensor : on_host_) {
     values.push_back(absl::MakeConstSpan(tensor.data_ptr<float>(),
                                          static_cast<size_t>(tensor.numel())));
   }
@@ -125,21 +129,27 @@ void ModelWeights::ClearGradients() {
   for (at::Tensor& tensor : parameters_) tensor.mutable_grad().reset();
 }
 
-absl::Status ModelWeights::Load(absl::Span<const ByteRope> ropes) {
+absl::Status ModelWeights::CheckSizes(absl::Span<const ByteRope> ropes) const {
   if (ropes.size() != partitions_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("weights: got ", ropes.size(), " partitions, want ",
                      partitions_.size()));
   }
+  for (size_t p = 0; p < ropes.size(); ++p) {
+    const int64_t wanted = partitions_[p].elements * kFloatBytes;
+    if (ropes[p].size_bytes() == 0 || ropes[p].size_bytes() == wanted) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("weights of partition ", p, ": got ",
+                     ropes[p].size_bytes(), " bytes, want ", wanted));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelWeights::Load(absl::Span<const ByteRope> ropes) {
+  COHORT_RETURN_IF_ERROR(CheckSizes(ropes));
   const torch::NoGradGuard no_grad;
   for (size_t p = 0; p < ropes.size(); ++p) {
     if (ropes[p].size_bytes() == 0) continue;
-    const int64_t wanted = partitions_[p].elements * kFloatBytes;
-    if (ropes[p].size_bytes() != wanted) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("weights of partition ", p, ": got ",
-                       ropes[p].size_bytes(), " bytes, want ", wanted));
-    }
     RopeReader reader(ropes[p]);
     for (const Slice& slice : partitions_[p].slices) {
       float* to =

@@ -14,6 +14,8 @@
 #include "common/status_macros.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/scope.h"
+#include "worker/device/out_of_memory.h"
+#include "worker/device/precision.h"
 #include "worker/train/batch_reader.h"
 #include "worker/train/exception_text.h"
 #include "worker/train/model_weights.h"
@@ -43,7 +45,7 @@ int64_t Before(absl::Span<const double> scores, int64_t label) {
 }
 
 int64_t InTopFive(const at::Tensor& logits, const at::Tensor& labels) {
-  const at::Tensor scores = logits.to(torch::kDouble).contiguous();
+  const at::Tensor scores = logits.cpu().to(torch::kDouble).contiguous();
   const at::Tensor wanted = labels.contiguous();
   const auto classes = static_cast<size_t>(scores.size(1));
   int64_t found = 0;
@@ -59,12 +61,27 @@ int64_t InTopFive(const at::Tensor& logits, const at::Tensor& labels) {
 
 at::Tensor Logits(Model& model, const Batch& batch,
                   const ScoreRequest& request) {
+  const PrecisionScope precision(request.compute.torch.type(),
+                                 request.compute.precision);
   if (request.by_batch == nullptr) return model.forward(batch.images).logits;
   // One a batch: a scope remembers each call that is made in it.
   StepContext context{.backend = request.backend,
+                      .compute = request.compute,
                       .normalises_by_batch_in_evaluation = true};
   const BatchNormScope scope(*request.by_batch, &context);
   return model.forward(batch.images).logits;
+}
+
+absl::StatusOr<Batch> BatchOf(const Dataset& dataset,
+                              const ScoreRequest& request,
+                              absl::Span<const int64_t> indices) {
+  const SampleRequest samples{.split = request.split, .indices = indices};
+  if (request.batches != nullptr) {
+    COHORT_ASSIGN_OR_RETURN(std::optional<Batch> made,
+                            request.batches->Make(samples));
+    if (made.has_value()) return *std::move(made);
+  }
+  return MoveBatch(request.compute, ReadBatch(dataset, samples));
 }
 
 }  // namespace
@@ -85,7 +102,7 @@ void CountMeasures(const at::Tensor& logits, const at::Tensor& labels,
         sums.top5_correct.value_or(0) + InTopFive(logits, labels);
   }
   if (labels.numel() == 0) return;
-  const at::Tensor predicted = logits.argmax(1).contiguous();
+  const at::Tensor predicted = logits.argmax(1).cpu().contiguous();
   const at::Tensor wanted = labels.contiguous();
   const auto* p = predicted.data_ptr<int64_t>();
   const auto* y = wanted.data_ptr<int64_t>();
@@ -113,31 +130,37 @@ absl::StatusOr<EvaluationSums> ScoreSamples(Model& model,
   for (size_t at = 0; at < indices.size();) {
     const size_t count =
         std::min(indices.size() - at, static_cast<size_t>(request.batch_size));
-    const Batch batch = ReadBatch(
-        dataset,
-        {.split = request.split, .indices = indices.subspan(at, count)});
-    COHORT_ASSIGN_OR_RETURN(const double weight, loss.WeightOf(batch.labels));
+    COHORT_ASSIGN_OR_RETURN(
+        const Batch batch,
+        BatchOf(dataset, request, indices.subspan(at, count)));
+    COHORT_ASSIGN_OR_RETURN(const double weight,
+                            loss.WeightOf(batch.host_labels));
     const at::Tensor logits = Logits(model, batch, request);
     COHORT_ASSIGN_OR_RETURN(const at::Tensor loss_sum,
                             loss.Sum(logits, batch.labels));
     sums.samples += static_cast<int64_t>(count);
     sums.loss_weight += weight;
     sums.loss_sum += loss_sum.item<double>();
-    CountMeasures(logits, batch.labels, sums);
+    CountMeasures(logits, batch.host_labels, sums);
     at += count;
   }
   return sums;
 }
 
 absl::Status CheckFits(Model& model, const Dataset& dataset,
-                       const CrossEntropy& loss) {
+                       const CrossEntropy& loss, const Compute& compute) {
   if (dataset.train_size() < 1) return absl::OkStatus();
   const std::vector<int64_t> first = {0};
   try {
     return ScoreSamples(model, dataset, loss,
-                        {.split = DataSplit::kTrain, .indices = first})
+                        {.split = DataSplit::kTrain,
+                         .indices = first,
+                         .compute = compute})
         .status();
   } catch (const std::exception& e) {
+    if (IsOutOfMemory(e)) {
+      return OutOfMemory(compute, "the activations of a single image", e);
+    }
     return absl::InvalidArgumentError(
         absl::StrCat("the model does not take an image of ", dataset.name(),
                      ": ", TextOf(e)));
@@ -147,13 +170,16 @@ absl::Status CheckFits(Model& model, const Dataset& dataset,
 absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
                                          const Dataset& dataset,
                                          const CrossEntropy& loss,
-                                         const BindingOptions& batch_norm) {
+                                         const BindingOptions& batch_norm,
+                                         const Compute& compute) {
   if (dataset.test_size() < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(dataset.name(), ": got no test samples to score"));
   }
+  BindingOptions options = batch_norm;
+  options.device = compute.torch;
   COHORT_ASSIGN_OR_RETURN(BatchNormBinding binding,
-                          BatchNormBinding::Make(model, batch_norm));
+                          BatchNormBinding::Make(model, options));
   COHORT_ASSIGN_OR_RETURN(ModelWeights weights,
                           ModelWeights::Make(model, binding));
   COHORT_ASSIGN_OR_RETURN(PulledVersion pulled,
@@ -165,13 +191,24 @@ absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
   std::iota(indices.begin(), indices.end(), int64_t{0});
   // LibTorch and the standard library throw; nothing of theirs goes further.
   try {
+    COHORT_RETURN_IF_ERROR(MoveTo(compute, model));
+    CrossEntropy moved_loss = loss;
+    moved_loss.MoveTo(compute.torch);
     COHORT_ASSIGN_OR_RETURN(
         EvaluationSums sums,
-        ScoreSamples(
-            model, dataset, loss,
-            {.indices = indices, .batch_size = EvaluationBatchSize(dataset)}));
+        ScoreSamples(model, dataset, moved_loss,
+                     {.indices = indices,
+                      .batch_size = EvaluationBatchSize(dataset),
+                      .compute = compute}));
     return VersionScore{.version = pulled.version, .sums = std::move(sums)};
   } catch (const std::exception& e) {
+    if (IsOutOfMemory(e)) {
+      return OutOfMemory(
+          compute,
+          absl::StrCat("activations of ", EvaluationBatchSize(dataset),
+                       " images in evaluation"),
+          e);
+    }
     return absl::InternalError(absl::StrCat(
         "scoring version ", pulled.version.value(), ": ", TextOf(e)));
   }

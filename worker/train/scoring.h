@@ -12,7 +12,9 @@
 #include "worker/batch_norm/binding.h"
 #include "worker/client/model_reader.h"
 #include "worker/datasets/dataset.h"
+#include "worker/device/compute_device.h"
 #include "worker/models/model.h"
+#include "worker/train/device_batches.h"
 #include "worker/train/loss.h"
 
 namespace cohort {
@@ -40,10 +42,16 @@ struct ScoreRequest {
   // instead of by their moving statistics, with this backend.
   const BatchNormBinding* by_batch = nullptr;
   const kernels::Backend* backend = nullptr;
+  // Where the model lies, and in what it computes.
+  Compute compute;
+  // Not null: makes the batches that it can.
+  DeviceBatches* batches = nullptr;
 };
 
 // Scores the model as it is, in evaluation mode, which it is left in.
-// Errors: those of `loss`.
+// What is counted is counted on the CPU, of what was predicted where the model
+// lies; each batch is waited for.
+// Errors: those of `loss`, ResourceExhausted.
 absl::StatusOr<EvaluationSums> ScoreSamples(Model& model,
                                             const Dataset& dataset,
                                             const CrossEntropy& loss,
@@ -52,9 +60,10 @@ absl::StatusOr<EvaluationSums> ScoreSamples(Model& model,
 // Scores one training image, before anybody else hears of the model. Leaves it
 // in evaluation mode.
 // Errors: InvalidArgument if the model does not take the images, or if its
-//   logits do not fit the labels.
+//   logits do not fit the labels; ResourceExhausted if there is no memory for
+//   it.
 absl::Status CheckFits(Model& model, const Dataset& dataset,
-                       const CrossEntropy& loss);
+                       const CrossEntropy& loss, const Compute& compute = {});
 
 struct VersionScore {
   Version version;
@@ -62,12 +71,14 @@ struct VersionScore {
 };
 
 // Scores the newest version of the run that `reader` reads on the whole test
-// split. Loads it into `model`.
+// split. Loads it into `model`, which lies on the CPU, and moves that to where
+// it is computed.
 // Errors: those of the reader; InvalidArgument if the model cannot be used or
 //   there are no test samples; Internal if LibTorch fails.
 absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
                                          const Dataset& dataset,
                                          const CrossEntropy& loss,
-                                         const BindingOptions& batch_norm = {});
+                                         const BindingOptions& batch_norm = {},
+                                         const Compute& compute = {});
 
 }  // namespace cohort

@@ -13,10 +13,13 @@
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/scope.h"
 #include "worker/batch_norm/step_interrupted.h"
+#include "worker/device/out_of_memory.h"
+#include "worker/device/precision.h"
 #include "worker/train/exception_text.h"
 #include "worker/train/gradient_sender.h"
 #include "worker/train/model_weights.h"
 #include "worker/train/scoring.h"
+#include "worker/train/weight_transfer.h"
 
 namespace cohort {
 namespace {
@@ -83,7 +86,9 @@ struct Trainer::State {
   CrossEntropy loss;
   BatchNormBinding binding;
   ModelWeights weights;
-  // Refers to the weights; made once they lie still.
+  // Null on the CPU. Refers to the weights, as does the next.
+  std::unique_ptr<WeightTransfer> transfer;
+  // Made once the weights lie still.
   std::unique_ptr<GradientSender> gradients;
   uint64_t seed = 0;
   Rank rank;
@@ -93,6 +98,8 @@ struct Trainer::State {
   // Of the weights in the model; absent: not a version of the server's.
   std::optional<Version> version;
   DataOrder order;
+  // Null on the CPU.
+  std::unique_ptr<DeviceBatches> batches;
   bool frozen_statistics_read = false;
 };
 
@@ -107,16 +114,44 @@ Trainer::Trainer(Client& client, const Dataset& dataset,
 Trainer::~Trainer() = default;
 
 absl::Status Trainer::Run() {
-  absl::Status status = Prepare();
+  absl::Status status = PrepareOrTell();
   if (status.ok()) status = Loop();
   client_.Leave(status.ok() ? "done" : std::string(status.message()));
   return absl::IsCancelled(status) ? absl::OkStatus() : status;
+}
+
+absl::Status Trainer::PrepareOrTell() {
+  // LibTorch throws; nothing of it goes further.
+  try {
+    return Prepare();
+  } catch (const std::exception& e) {
+    if (IsOutOfMemory(e)) {
+      return OutOfMemory(options_.compute, "the model, as it is made", e);
+    }
+    return absl::InternalError(absl::StrCat("making the model: ", TextOf(e)));
+  }
+}
+
+absl::StatusOr<std::shared_ptr<Model>> Trainer::MakeModelOnDevice(
+    uint64_t seed, const CrossEntropy& loss) {
+  COHORT_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
+                          options_.make_model(seed));
+  COHORT_RETURN_IF_ERROR(MoveTo(options_.compute, *model));
+  COHORT_RETURN_IF_ERROR(CheckFits(*model, dataset_, loss, options_.compute));
+  return model;
+}
+
+absl::Status Trainer::HoldImages() {
+  if (options_.compute.accelerator == nullptr) return absl::OkStatus();
+  state_->batches = std::make_unique<DeviceBatches>(options_.compute, dataset_);
+  return state_->batches->Hold().status();
 }
 
 absl::Status Trainer::Prepare() {
   COHORT_RETURN_IF_ERROR(CheckFits(options_.order, dataset_));
   COHORT_ASSIGN_OR_RETURN(
       CrossEntropy loss, CrossEntropy::Make(options_.loss, dataset_.classes()));
+  loss.MoveTo(options_.compute.torch);
   COHORT_ASSIGN_OR_RETURN(const Membership membership, client_.Join());
   COHORT_ASSIGN_OR_RETURN(DataOrder order,
                           DataOrder::Make(dataset_, options_.order,
@@ -125,12 +160,14 @@ absl::Status Trainer::Prepare() {
                                            .workers = membership.workers,
                                            .batch_size = options_.batch_size}));
   COHORT_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
-                          options_.make_model(membership.seed));
-  COHORT_RETURN_IF_ERROR(CheckFits(*model, dataset_, loss));
+                          MakeModelOnDevice(membership.seed, loss));
+  BindingOptions batch_norm = options_.batch_norm;
+  batch_norm.device = options_.compute.torch;
   COHORT_ASSIGN_OR_RETURN(BatchNormBinding binding,
-                          BatchNormBinding::Make(*model, options_.batch_norm));
-  COHORT_ASSIGN_OR_RETURN(ModelWeights weights,
-                          ModelWeights::Make(*model, binding));
+                          BatchNormBinding::Make(*model, batch_norm));
+  COHORT_ASSIGN_OR_RETURN(
+      ModelWeights weights,
+      ModelWeights::Make(*model, binding, options_.compute.torch));
   COHORT_ASSIGN_OR_RETURN(
       Registration registration,
       client_.Register(weights.layout(),
@@ -148,6 +185,7 @@ absl::Status Trainer::Prepare() {
             .loss = std::move(loss),
             .binding = std::move(binding),
             .weights = std::move(weights),
+            .transfer = nullptr,
             .gradients = nullptr,
             .seed = membership.seed,
             .rank = membership.rank,
@@ -155,9 +193,14 @@ absl::Status Trainer::Prepare() {
             .loss_reference = registration.loss_reference,
             .workers = membership.workers,
             .order = std::move(order)});
-  state_->gradients =
-      std::make_unique<GradientSender>(state_->weights, client_);
-  return absl::OkStatus();
+  if (options_.compute.accelerator != nullptr) {
+    COHORT_ASSIGN_OR_RETURN(
+        state_->transfer,
+        WeightTransfer::Make(options_.compute, state_->weights));
+  }
+  state_->gradients = std::make_unique<GradientSender>(state_->weights, client_,
+                                                       state_->transfer.get());
+  return HoldImages();
 }
 
 absl::Status Trainer::Loop() {
@@ -230,10 +273,30 @@ absl::Status Trainer::Compute(const Assignment& assignment) {
   } catch (const StepInterrupted& interrupted) {
     return interrupted.status();
   } catch (const std::exception& e) {
+    if (IsOutOfMemory(e)) return NoMemory(e);
     return absl::InternalError(
         absl::StrCat("assignment ", assignment.sequence.value(), " at version ",
                      assignment.version.value(), ": ", TextOf(e)));
   }
+}
+
+absl::Status Trainer::NoMemory(const std::exception& e) {
+  std::string what =
+      reached_.layer.empty()
+          ? "activations before the first batch-norm layer"
+          : absl::StrCat("activations at or behind ", reached_.layer,
+                         " in the ",
+                         reached_.phase == ReducePhase::kForward ? "forward"
+                                                                 : "backward",
+                         " pass, where it is given ",
+                         TypeAndShapeText(reached_.type, reached_.shape));
+  return OutOfMemory(options_.compute,
+                     absl::StrCat(what, ", with a batch of ", batch_text_), e);
+}
+
+absl::Status Trainer::LoadWeights(absl::Span<const ByteRope> weights) {
+  return state_->transfer == nullptr ? state_->weights.Load(weights)
+                                     : state_->transfer->Load(weights);
 }
 
 absl::Status Trainer::ReadFrozenStatistics() {
@@ -263,7 +326,7 @@ absl::Status Trainer::ReadWeights(const Assignment& assignment) {
   if (exact) wish.version = assignment.version;
   COHORT_ASSIGN_OR_RETURN(const PulledVersion pulled, client_.Pull(wish));
   state_->version.reset();
-  COHORT_RETURN_IF_ERROR(state_->weights.Load(pulled.weights));
+  COHORT_RETURN_IF_ERROR(LoadWeights(pulled.weights));
   HaveWeights(pulled.version);
   return absl::OkStatus();
 }
@@ -291,13 +354,22 @@ absl::StatusOr<std::vector<int64_t>> Trainer::IndicesOf(
 absl::StatusOr<Batch> Trainer::ReadSamples(const Assignment& assignment) {
   COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
                           IndicesOf(assignment));
-  return reader_.Read(
-      {.indices = indices,
-       .augmentation = AugmentationKey{.run_seed = state_->seed,
-                                       .data_epoch = assignment.data_epoch}});
+  const SampleRequest request{
+      .indices = indices,
+      .augmentation = AugmentationKey{.run_seed = state_->seed,
+                                      .data_epoch = assignment.data_epoch}};
+  if (state_->batches != nullptr) {
+    COHORT_ASSIGN_OR_RETURN(std::optional<Batch> made,
+                            state_->batches->Make(request));
+    if (made.has_value()) return *std::move(made);
+  }
+  return MoveBatch(options_.compute, reader_.Read(request));
 }
 
 absl::Status Trainer::PrepareNext(const Assignment& assignment) {
+  if (state_->batches != nullptr && state_->batches->holds()) {
+    return absl::OkStatus();
+  }
   const std::optional<IndexRange> range = forecast_.After(
       assignment.data_epoch, assignment.range, state_->order.epoch_size());
   if (!range.has_value()) return absl::OkStatus();
@@ -313,6 +385,8 @@ absl::Status Trainer::PrepareNext(const Assignment& assignment) {
 
 absl::StatusOr<Trainer::Losses> Trainer::Forward(const Batch& batch) {
   const StepPhases::Scope forward(phases_, StepPhase::kForward);
+  const PrecisionScope precision(options_.compute.torch.type(),
+                                 options_.compute.precision);
   const ModelOutput output = state_->model->forward(batch.images);
   // What is reported is the main head's, as in evaluation.
   COHORT_ASSIGN_OR_RETURN(const at::Tensor loss_sum,
@@ -327,7 +401,7 @@ absl::StatusOr<Trainer::Losses> Trainer::Forward(const Batch& batch) {
       .logits = output.logits, .loss_sum = loss_sum, .objective = objective};
 }
 
-absl::Status Trainer::TrainPart(const Part& part, PushClosing& sums) {
+absl::Status Trainer::TrainPart(const Part& part, StepSums& sums) {
   const Batch& batch = part.batch;
   COHORT_ASSIGN_OR_RETURN(const Losses losses, Forward(batch));
   if (part.opening != nullptr) {
@@ -340,12 +414,7 @@ absl::Status Trainer::TrainPart(const Part& part, PushClosing& sums) {
   }
   // After the backward pass, during which gradients leave.
   const StepPhases::Scope forward(phases_, StepPhase::kForward);
-  sums.loss_sum += losses.loss_sum.item<double>();
-  // An ignored label is no class, so no prediction equals it.
-  sums.correct +=
-      losses.logits.detach().argmax(1).eq(batch.labels).sum().item<int64_t>();
-  sums.labels += batch.labels.ne(kIgnoredLabel).sum().item<int64_t>();
-  return absl::OkStatus();
+  return sums.Add(losses.loss_sum, losses.logits, batch);
 }
 
 absl::StatusOr<Batch> Trainer::ReadTrainingSamples(const Assignment& assignment,
@@ -355,7 +424,7 @@ absl::StatusOr<Batch> Trainer::ReadTrainingSamples(const Assignment& assignment,
   COHORT_RETURN_IF_ERROR(PrepareNext(assignment));
   opening.samples = batch.images.size(0);
   COHORT_ASSIGN_OR_RETURN(opening.loss_weight,
-                          state_->loss.WeightOf(batch.labels));
+                          state_->loss.WeightOf(batch.host_labels));
   return batch;
 }
 
@@ -377,8 +446,12 @@ absl::Status Trainer::Train(const Assignment& assignment) {
   ClientRendezvous rendezvous(client_, assignment);
   StepContext context{
       .rendezvous = assignment.global_normalization ? &rendezvous : nullptr,
-      .backend = options_.backend};
-  PushClosing closing;
+      .backend = options_.backend,
+      .compute = options_.compute,
+      .reached = &reached_};
+  StepSums sums(options_.compute);
+  reached_ = {};
+  batch_text_ = TypeAndShapeText(at::kFloat, batch.images.sizes());
   {
     const BatchNormScope scope(state_->binding, &context);
     // Parts of a short range may be empty and are computed nevertheless: all
@@ -389,10 +462,13 @@ absl::Status Trainer::Train(const Assignment& assignment) {
       const Part which{.batch = batch.Part(begin, end),
                        .opening = part == 0 ? &opening : nullptr,
                        .last = part + 1 == options_.accumulate};
-      COHORT_RETURN_IF_ERROR(TrainPart(which, closing));
+      COHORT_RETURN_IF_ERROR(TrainPart(which, sums));
     }
   }
+  COHORT_RETURN_IF_ERROR(context.status);
   COHORT_RETURN_IF_ERROR(state_->gradients->SendRest());
+  PushClosing closing;
+  COHORT_RETURN_IF_ERROR(sums.AddTo(closing));
   closing.batch_norm_calls = context.calls;
   closing.moments = std::move(context.moments);
   COHORT_ASSIGN_OR_RETURN(const PushResult result, client_.ClosePush(closing));
@@ -423,7 +499,7 @@ absl::Status Trainer::TakeResult(const PushResult& result) {
     }
   }
   if (!applied || result.weights.empty()) return absl::OkStatus();
-  COHORT_RETURN_IF_ERROR(state_->weights.Load(result.weights));
+  COHORT_RETURN_IF_ERROR(LoadWeights(result.weights));
   HaveWeights(verdict.version);
   return absl::OkStatus();
 }
@@ -437,12 +513,19 @@ absl::Status Trainer::CollectMoments(const Assignment& assignment) {
   torch::manual_seed(MixSeed(state_->seed,
                              static_cast<uint64_t>(assignment.version.value()),
                              static_cast<uint64_t>(assignment.range.begin)));
-  StepContext context{.backend = options_.backend};
+  reached_ = {};
+  batch_text_ = TypeAndShapeText(at::kFloat, batch.images.sizes());
+  StepContext context{.backend = options_.backend,
+                      .compute = options_.compute,
+                      .reached = &reached_};
   {
     const torch::NoGradGuard no_grad;
+    const PrecisionScope precision(options_.compute.torch.type(),
+                                   options_.compute.precision);
     const BatchNormScope scope(state_->binding, &context);
     state_->model->forward(batch.images);
   }
+  COHORT_RETURN_IF_ERROR(context.status);
   return client_.ReportMoments(context.moments);
 }
 
@@ -469,7 +552,11 @@ absl::Status Trainer::Evaluate(const Assignment& assignment) {
                           IndicesOf(assignment));
   ScoreRequest request{.split = assignment.split,
                        .indices = indices,
-                       .batch_size = options_.evaluation_batch_size};
+                       .batch_size = options_.evaluation_batch_size,
+                       .compute = options_.compute,
+                       .batches = state_->batches.get()};
+  reached_ = {};
+  batch_text_ = absl::StrCat(request.batch_size, " images in evaluation");
   if (NormalisesByBatch(assignment)) {
     request.batch_size = NormalisedTogether(assignment.global_normalization);
     request.by_batch = &state_->binding;

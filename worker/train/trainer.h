@@ -1,27 +1,35 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/assignment.h"
+#include "common/byte_rope.h"
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "common/timeline.h"
 #include "kernels/backend.h"
 #include "worker/batch_norm/binding.h"
+#include "worker/batch_norm/scope.h"
 #include "worker/client/client.h"
 #include "worker/datasets/data_order.h"
 #include "worker/datasets/dataset.h"
+#include "worker/device/compute_device.h"
 #include "worker/models/model.h"
 #include "worker/train/batch_reader.h"
+#include "worker/train/device_batches.h"
 #include "worker/train/loss.h"
 #include "worker/train/scoring.h"
 #include "worker/train/step_phases.h"
+#include "worker/train/step_sums.h"
 #include "worker/train/timed_client.h"
 #include "worker/train/trainer_observer.h"
 
@@ -44,6 +52,8 @@ struct TrainerOptions {
   BindingOptions batch_norm;
   // Must outlive the trainer, as must those below, which may be null.
   const kernels::Backend* backend = nullptr;
+  // Where the model is computed; the backend is for the CPU.
+  Compute compute;
   TrainerObserver* observer = nullptr;
   // Gets the steps and what they are made of, and evaluations.
   Timeline* timeline = nullptr;
@@ -62,7 +72,8 @@ class Trainer {
   ~Trainer();
 
   // Errors: those of the client that are final, InvalidArgument if the model
-  //   cannot be used, Internal if LibTorch fails. OK: the run is over, or a
+  //   cannot be used, ResourceExhausted naming what there was no memory for,
+  //   Internal if LibTorch or the device fails. OK: the run is over, or a
   //   stop was requested; the worker has left.
   absl::Status Run();
 
@@ -88,7 +99,12 @@ class Trainer {
     at::Tensor objective;
   };
 
+  absl::Status PrepareOrTell();
   absl::Status Prepare();
+  absl::StatusOr<std::shared_ptr<Model>> MakeModelOnDevice(
+      uint64_t seed, const CrossEntropy& loss);
+  // Tells whether the images are held by the device.
+  absl::Status HoldImages();
   absl::Status Loop();
   absl::Status Execute(const Assignment& assignment);
   // As Execute; what LibTorch throws comes out as an error.
@@ -99,7 +115,7 @@ class Trainer {
   absl::Status Train(const Assignment& assignment);
   // Forward and backward of one part; gradients add up in the model, and leave
   // during the last.
-  absl::Status TrainPart(const Part& part, PushClosing& sums);
+  absl::Status TrainPart(const Part& part, StepSums& sums);
   absl::StatusOr<Losses> Forward(const Batch& batch);
   // Completes the opening with what the samples count.
   absl::StatusOr<Batch> ReadTrainingSamples(const Assignment& assignment,
@@ -114,7 +130,10 @@ class Trainer {
   absl::Status ReadWeights(const Assignment& assignment);
   // Once: frozen layers are normalised by what the server holds.
   absl::Status ReadFrozenStatistics();
+  absl::Status LoadWeights(absl::Span<const ByteRope> weights);
   absl::Status TakeResult(const PushResult& result);
+  // What the device had no memory for, as far as is known.
+  absl::Status NoMemory(const std::exception& e);
   // Errors: Internal, a range beyond the data set.
   absl::StatusOr<std::vector<int64_t>> IndicesOf(const Assignment& assignment);
   // The samples of a training or collecting assignment, augmented.
@@ -135,6 +154,9 @@ class Trainer {
   std::optional<StepReport> report_;
 
   BatchReader reader_;
+  // Of the pass in progress.
+  LayerMark reached_;
+  std::string batch_text_;
   RangeForecast forecast_;
   // The model and what belongs to it; made in Prepare.
   std::unique_ptr<State> state_;

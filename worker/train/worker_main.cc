@@ -43,6 +43,8 @@
 #include "worker/datasets/data_order.h"
 #include "worker/datasets/dataset.h"
 #include "worker/datasets/options.h"
+#include "worker/device/compute_device.h"
+#include "worker/device/precision.h"
 #include "worker/metrics/worker_metrics.h"
 #include "worker/models/model.h"
 #include "worker/models/state_dict.h"
@@ -118,7 +120,14 @@ ABSL_FLAG(std::string, frozen_statistics, "none",
           "batch-norm layers that are normalised by their moving statistics, "
           "which stay as they are: names, or beginnings of names with a *, "
           "separated by commas; the same on all workers");
-ABSL_FLAG(std::string, device, "cpu", "where to compute: cpu");
+ABSL_FLAG(std::string, device, "cpu",
+          "where to compute: cpu, or cuda:N for GPU number N; several workers "
+          "may share a GPU");
+ABSL_FLAG(
+    std::string, precision, "float32",
+    "what convolutions and linear layers compute in: float32, or bfloat16 "
+    "by LibTorch's autocast; weights, statistics and gradients are "
+    "float32 in either case");
 ABSL_FLAG(int32_t, threads, 1,
           "threads of this worker's arithmetic; results are the same to the "
           "bit only for the same number");
@@ -201,12 +210,8 @@ absl::Status Validate() {
     return absl::InvalidArgumentError(absl::StrCat(
         "--bn_convention: got ", convention, ", want pytorch or keras"));
   }
-  if (absl::GetFlag(FLAGS_device) != "cpu") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--device: got ", absl::GetFlag(FLAGS_device),
-                     ", want cpu (this build has no other)"));
-  }
-  return absl::OkStatus();
+  COHORT_RETURN_IF_ERROR(ParseDevice(absl::GetFlag(FLAGS_device)).status());
+  return ParsePrecision(absl::GetFlag(FLAGS_precision)).status();
 }
 
 absl::StatusOr<LossOptions> LossFromFlags() {
@@ -258,7 +263,8 @@ absl::StatusOr<std::unique_ptr<Dataset>> DatasetFromFlags() {
   return MakeDataset(options);
 }
 
-ClientOptions ClientOptionsFromFlags(int64_t samples) {
+ClientOptions ClientOptionsFromFlags(int64_t samples,
+                                     const ComputeDevice& device) {
   ClientOptions options{.server = absl::GetFlag(FLAGS_server),
                         .batch_size = samples,
                         .server_timeout = absl::GetFlag(FLAGS_server_timeout),
@@ -274,6 +280,12 @@ ClientOptions ClientOptionsFromFlags(int64_t samples) {
   options.fingerprint = absl::StrCat(
       LibraryVersions(), ", ", std::string(kernels::CpuBackend().name()), ", ",
       absl::GetFlag(FLAGS_threads), " threads");
+  if (device.accelerator != nullptr) {
+    absl::StrAppend(&options.fingerprint, ", ", device.name());
+  }
+  if (absl::GetFlag(FLAGS_precision) != "float32") {
+    absl::StrAppend(&options.fingerprint, ", ", absl::GetFlag(FLAGS_precision));
+  }
   return options;
 }
 
@@ -344,15 +356,23 @@ std::string ScoreText(const VersionScore& score) {
   return text;
 }
 
+Compute ComputeFromFlags(const ComputeDevice& device) {
+  return {.torch = device.torch,
+          .accelerator = device.accelerator.get(),
+          .pinned = device.pinned.get(),
+          // Valid by now.
+          .precision = *ParsePrecision(absl::GetFlag(FLAGS_precision))};
+}
+
 int RunEvaluation(const Dataset& dataset, Model& model,
-                  const CrossEntropy& loss) {
+                  const CrossEntropy& loss, const Compute& compute) {
   const absl::StatusOr<std::unique_ptr<ModelReader>> reader =
       MakeModelReader({.server = absl::GetFlag(FLAGS_server),
                        .server_timeout = absl::GetFlag(FLAGS_server_timeout),
                        .backoff_seed = static_cast<uint64_t>(getpid())});
   if (!reader.ok()) return Fail(reader.status(), kExitConfig);
-  const absl::StatusOr<VersionScore> score =
-      ScoreNewest(**reader, model, dataset, loss, BindingOptionsFromFlags());
+  const absl::StatusOr<VersionScore> score = ScoreNewest(
+      **reader, model, dataset, loss, BindingOptionsFromFlags(), compute);
   if (!score.ok()) return Fail(score.status(), ExitCodeForRun(score.status()));
   std::cout << ScoreText(*score);
   return kExitOk;
@@ -413,6 +433,7 @@ absl::StatusOr<Surroundings> SurroundingsFromFlags() {
 // What is learned from, and towards what.
 struct Task {
   const Dataset& dataset;
+  const ComputeDevice& device;
   OrderOptions order;
   int64_t samples = 0;
   LossOptions loss;
@@ -427,7 +448,8 @@ int Train(const Task& task) {
                                      ? kExitFailure
                                      : kExitConfig);
   }
-  ClientOptions client_options = ClientOptionsFromFlags(task.samples);
+  ClientOptions client_options =
+      ClientOptionsFromFlags(task.samples, task.device);
   client_options.hooks = around->telemetry.get();
   absl::StatusOr<std::unique_ptr<Client>> client =
       MakeGrpcClient(client_options);
@@ -448,6 +470,7 @@ int Train(const Task& task) {
        .evaluation_batch_size = EvaluationBatchSize(task.dataset),
        .batch_norm = BindingOptionsFromFlags(),
        .backend = backend.get(),
+       .compute = ComputeFromFlags(task.device),
        .observer = around->telemetry.get(),
        .timeline = around->trace.get()});
   std::unique_ptr<PeriodicTask> hand_back;
@@ -474,6 +497,9 @@ int Train(const Task& task) {
 
 int RunWorker() {
   SetArithmeticThreads(absl::GetFlag(FLAGS_threads));
+  const absl::StatusOr<ComputeDevice> device =
+      OpenComputeDevice(absl::GetFlag(FLAGS_device));
+  if (!device.ok()) return Fail(device.status(), kExitConfig);
   const absl::StatusOr<std::unique_ptr<Dataset>> dataset = DatasetFromFlags();
   if (!dataset.ok()) return Fail(dataset.status(), kExitConfig);
   const absl::StatusOr<OrderOptions> order = OrderFromFlags(**dataset);
@@ -491,11 +517,12 @@ int RunWorker() {
       CrossEntropy::Make(*loss_options, (*dataset)->classes());
   if (!loss.ok()) return Fail(loss.status(), kExitConfig);
   if (absl::GetFlag(FLAGS_evaluate)) {
-    return RunEvaluation(**dataset, **model, *loss);
+    return RunEvaluation(**dataset, **model, *loss, ComputeFromFlags(*device));
   }
   model->reset();
 
   return Train({.dataset = **dataset,
+                .device = *device,
                 .order = *order,
                 .samples = *samples,
                 .loss = *loss_options});

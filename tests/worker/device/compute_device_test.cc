@@ -1,0 +1,147 @@
+#include "worker/device/compute_device.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "tests/fakes/fake_accelerator.h"
+#include "worker/device/out_of_memory.h"
+#include "worker/device/precision.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(ComputeDeviceTest, NamesAreRead) {
+  EXPECT_EQ(*ParseDevice("cpu"), std::nullopt);
+  EXPECT_EQ(*ParseDevice("cuda"), 0);
+  EXPECT_EQ(*ParseDevice("cuda:0"), 0);
+  EXPECT_EQ(*ParseDevice("cuda:12"), 12);
+}
+
+TEST(ComputeDeviceTest, OtherNamesAreRefused) {
+  for (const char* text :
+       {"", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda: 1", "cuda:01",
+        "cuda:1x", "CUDA:0", "cuda:99999999999"}) {
+    const absl::Status status = ParseDevice(text).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(std::string("--device: got ") + text +
+                          ", want cpu or cuda:N"))
+        << text;
+  }
+}
+
+TEST(ComputeDeviceTest, CpuNeedsNoAccelerator) {
+  const absl::StatusOr<ComputeDevice> device = OpenComputeDevice("cpu");
+  ASSERT_TRUE(device.ok());
+  EXPECT_EQ(device->accelerator, nullptr);
+  EXPECT_EQ(device->name(), "cpu");
+}
+
+// Whatever is missing here: CUDA in this build, the driver, or so many GPUs.
+TEST(ComputeDeviceTest, GpuThatIsNotThereIsRefusedWithWhatToDo) {
+  const absl::Status status = OpenComputeDevice("cuda:99").status();
+  EXPECT_THAT(status.code(), AnyOf(absl::StatusCode::kFailedPrecondition,
+                                   absl::StatusCode::kInvalidArgument));
+  const std::string text(status.message());
+  EXPECT_THAT(text, StartsWith("--device: got cuda:99: "));
+  EXPECT_THAT(text, AnyOf(HasSubstr("want --device=cpu, or build it with"),
+                          HasSubstr("install the NVIDIA driver"),
+                          HasSubstr("want cuda:0")));
+}
+
+TEST(ComputeDeviceTest, ModelStaysTheTensorsThatItIs) {
+  torch::nn::Linear layer(2, 3);
+  const at::Tensor weight = layer->weight;
+  FakeAccelerator accelerator;
+  ASSERT_TRUE(MoveTo({.accelerator = &accelerator}, *layer).ok());
+  EXPECT_TRUE(layer->weight.is_same(weight));
+}
+
+TEST(OutOfMemoryTest, IsKnownByTypeAndByText) {
+  const auto thrown = [](const auto& raise) {
+    try {
+      raise();
+    } catch (const std::exception& e) {
+      return IsOutOfMemory(e);
+    }
+    return false;
+  };
+  EXPECT_TRUE(thrown([] {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "Tried to allocate 2.00 GiB");
+  }));
+  EXPECT_TRUE(thrown([] { throw std::bad_alloc(); }));
+  EXPECT_TRUE(thrown([] { TORCH_CHECK(false, "CUDA error: out of memory"); }));
+  EXPECT_FALSE(thrown([] { TORCH_CHECK(false, "sizes do not match"); }));
+}
+
+TEST(OutOfMemoryTest, TextNamesTensorDeviceAndWayOut) {
+  FakeAccelerator accelerator;
+  accelerator.free_bytes = 1000;
+  EXPECT_EQ(TensorText("conv1.weight", torch::empty({64, 3, 7, 7})),
+            "conv1.weight, Float [64,3,7,7], 37632 bytes");
+  const absl::Status status =
+      OutOfMemory({.accelerator = &accelerator},
+                  TensorText("conv1.weight", torch::empty({2, 3})), "no room");
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  const std::string text(status.message());
+  EXPECT_THAT(text, StartsWith("out of memory on fake:0, where 1000 bytes are "
+                               "free: conv1.weight, Float [2,3], 24 bytes (no "
+                               "room); take a smaller --batch_size"));
+}
+
+TEST(PrecisionTest, NamesAreRead) {
+  EXPECT_EQ(*ParsePrecision("float32"), Precision::kFloat32);
+  EXPECT_EQ(*ParsePrecision("bfloat16"), Precision::kBFloat16);
+  const absl::Status status = ParsePrecision("half").status();
+  EXPECT_EQ(status.message(),
+            "--precision: got half, want float32 or bfloat16");
+}
+
+TEST(PrecisionTest, LayersComputeInItAndGradientsStayFloat32) {
+  torch::nn::Conv2d conv(torch::nn::Conv2dOptions(2, 3, 3));
+  const at::Tensor x = torch::randn({2, 2, 8, 8});
+  {
+    const PrecisionScope scope(at::kCPU, Precision::kFloat32);
+    EXPECT_EQ(conv(x).scalar_type(), at::kFloat);
+  }
+  at::Tensor y;
+  {
+    const PrecisionScope scope(at::kCPU, Precision::kBFloat16);
+    y = conv(x);
+    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  }
+  y.to(at::kFloat).sum().backward();
+  EXPECT_EQ(conv->weight.grad().scalar_type(), at::kFloat);
+  EXPECT_EQ(conv(x).scalar_type(), at::kFloat);
+}
+
+// LibTorch keeps a bfloat16 copy of each weight within a scope.
+TEST(PrecisionTest, NewWeightsAreSeenByTheNextScope) {
+  torch::nn::Linear layer(1, 1);
+  const at::Tensor x = torch::ones({1, 1});
+  const auto output = [&] {
+    const PrecisionScope scope(at::kCPU, Precision::kBFloat16);
+    return layer(x).item<float>();
+  };
+  torch::NoGradGuard no_grad;
+  layer->bias.zero_();
+  for (const float weight : {1.0F, 2.0F}) {
+    // As weights are loaded: behind LibTorch's back.
+    *layer->weight.data_ptr<float>() = weight;
+    const torch::AutoGradMode on(true);
+    EXPECT_EQ(output(), weight);
+  }
+}
+
+}  // namespace
+}  // namespace cohort

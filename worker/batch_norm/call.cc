@@ -1,0 +1,88 @@
+#include "worker/batch_norm/call.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "worker/batch_norm/step_interrupted.h"
+
+namespace cohort {
+
+const BatchNormSpec& SpecOf(const BatchNormCall& call) {
+  return call.step->binding->layers()[static_cast<size_t>(call.layer)];
+}
+
+std::optional<kernels::DataType> FindType(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return kernels::DataType::kFloat32;
+    case at::kDouble:
+      return kernels::DataType::kFloat64;
+    case at::kHalf:
+      return kernels::DataType::kFloat16;
+    case at::kBFloat16:
+      return kernels::DataType::kBFloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
+kernels::DataType TypeOf(const at::Tensor& tensor) { return *FindType(tensor); }
+
+at::Tensor ValueOr(const OptionalTensor& tensor) {
+  return tensor.has_value() ? *tensor : at::Tensor();
+}
+
+Parameters ParametersOf(const at::Tensor& weight, const at::Tensor& bias) {
+  Parameters parameters;
+  const at::Tensor& any = weight.defined() ? weight : bias;
+  if (!any.defined()) return parameters;
+  parameters.type = TypeOf(any);
+  if (weight.defined()) parameters.gamma = weight.contiguous();
+  if (bias.defined()) parameters.beta = bias.to(any.scalar_type()).contiguous();
+  return parameters;
+}
+
+void* DataOrNull(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.data_ptr() : nullptr;
+}
+
+// Moments of all members, or the local ones without a rendezvous.
+Moments Exchange(const BatchNormCall& call, ReducePhase phase, Moments local) {
+  StepContext* context = call.step->context;
+  if (context->rendezvous == nullptr) return local;
+  absl::StatusOr<Moments> all =
+      context->rendezvous->Reduce(call.layer, call.call, phase, local);
+  if (!all.ok()) throw StepInterrupted(all.status());
+  const auto channels = static_cast<size_t>(SpecOf(call).channels);
+  if (all->first.size() != channels || all->second.size() != channels ||
+      all->count < local.count) {
+    throw StepInterrupted(absl::InternalError(
+        absl::StrCat(SpecOf(call).name, ": the rendezvous returned ",
+                     all->first.size(), " and ", all->second.size(),
+                     " channels and count ", all->count, ", want ", channels,
+                     " channels and a count of at least ", local.count)));
+  }
+  return *std::move(all);
+}
+
+std::shared_ptr<Normalizer> NormalizerOf(Moments moments, double epsilon) {
+  auto by = std::make_shared<Normalizer>();
+  by->count = moments.count;
+  by->invstd.resize(moments.second.size());
+  // With nobody's samples there is nothing to normalise; the divisor only
+  // keeps 0/0 out of what is saved.
+  const double count = static_cast<double>(std::max<int64_t>(moments.count, 1));
+  for (size_t c = 0; c < by->invstd.size(); ++c) {
+    by->invstd[c] = 1.0 / std::sqrt(moments.second[c] / count + epsilon);
+  }
+  by->mean = std::move(moments.first);
+  return by;
+}
+
+}  // namespace cohort

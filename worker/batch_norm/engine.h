@@ -1,0 +1,47 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <memory>
+
+#include "worker/batch_norm/call.h"
+#include "worker/batch_norm/scope.h"
+
+namespace cohort {
+
+// The arithmetic of a batch-norm call, and its meeting with the other members,
+// for tensors that lie in one kind of memory.
+//
+// Throws: StepInterrupted if a rendezvous fails; c10::Error for types that the
+//   kernels there do not have and for errors of the device.
+class BatchNormEngine {
+ public:
+  virtual ~BatchNormEngine() = default;
+
+  // Finds the moments of `x`, meets the others, and says what to normalise by.
+  virtual std::shared_ptr<const Normalizer> ByBatch(
+      const SavedCall& saved, const at::Tensor& x) const = 0;
+  // What to normalise by instead; both are per channel.
+  virtual std::shared_ptr<const Normalizer> ByStatistics(
+      const BatchNormCall& call, const at::Tensor& mean,
+      const at::Tensor& variance) const = 0;
+  // y = relu((x - mean) * invstd * gamma + beta + addend), as the call says.
+  virtual void Normalize(const SavedCall& saved, const Parameters& parameters,
+                         const at::Tensor& x, const at::Tensor& addend,
+                         at::Tensor& y) const = 0;
+  virtual BatchNormGradients Backward(const SavedCall& saved,
+                                      BackwardTensors& tensors,
+                                      const GradientWishes& wishes) const = 0;
+};
+
+// On the CPU, by the backend of the step.
+const BatchNormEngine& HostEngine();
+
+// On the accelerator of the step. Nothing waits for the device but a
+// rendezvous, for the moments that it sends.
+const BatchNormEngine& DeviceEngine();
+
+// Of the step that a call belongs to.
+const BatchNormEngine& EngineOf(const BatchNormCall& call);
+
+}  // namespace cohort

@@ -1,0 +1,62 @@
+// The only file that needs LibTorch's CUDA part; no_torch_cuda.cc stands in for
+// it where there is none.
+#include <ATen/Context.h>
+#include <ATen/ops/ones.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/torch.h>
+
+#include <exception>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "worker/device/compute_device.h"
+#include "worker/device/cuda_accelerator.h"
+#include "worker/device/out_of_memory.h"
+
+namespace cohort {
+namespace {
+
+// One sum on the device: LibTorch may have no code for it, or find no memory.
+absl::Status TryLibTorch(at::Device device) {
+  try {
+    const double sum =
+        at::ones({2}, at::TensorOptions().device(device)).sum().item<double>();
+    if (sum == 2) return absl::OkStatus();
+    return absl::InternalError(
+        absl::StrCat("LibTorch adds 1 and 1 up to ", sum, " there"));
+  } catch (const std::exception& e) {
+    if (IsOutOfMemory(e)) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("no memory is left there: ", e.what()));
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        "LibTorch ", TORCH_VERSION, " does not compute there: ", e.what(),
+        "; take one that was built for this GPU and driver"));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<ComputeDevice> OpenCudaDevice(int32_t index) {
+  const at::Device torch_device(at::kCUDA, static_cast<at::DeviceIndex>(index));
+  ComputeDevice device{.torch = torch_device};
+  COHORT_ASSIGN_OR_RETURN(device.accelerator,
+                          OpenCudaAccelerator(index, [index] {
+                            return c10::cuda::getCurrentCUDAStream(
+                                       static_cast<c10::DeviceIndex>(index))
+                                .stream();
+                          }));
+  // float32 means float32: 10 bits of a convolution's are no rounding.
+  at::globalContext().setAllowTF32CuDNN(false);
+  at::globalContext().setAllowTF32CuBLAS(false);
+  // A repeated step should give the bits that it gave.
+  at::globalContext().setDeterministicCuDNN(true);
+  at::globalContext().setBenchmarkCuDNN(false);
+  COHORT_RETURN_IF_ERROR(TryLibTorch(torch_device));
+  device.pinned = std::make_unique<PinnedPool>(*device.accelerator);
+  return device;
+}
+
+}  // namespace cohort

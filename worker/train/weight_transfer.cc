@@ -1,0 +1,164 @@
+#include "worker/train/weight_transfer.h"
+
+#include <torch/torch.h>
+
+#include <cstring>
+#include <utility>
+
+#include "common/status_macros.h"
+#include "kernels/cuda/cuda_kernels.h"
+
+namespace cohort {
+namespace {
+
+constexpr int64_t kFloatBytes = 4;
+// A partition of more slices is packed by one kernel: a copy takes a few
+// microseconds of the host's time, however small it is.
+constexpr size_t kCopiesMax = 4;
+
+// A slice on the device, and its place in the partition.
+using Segments = std::vector<kernels::cuda::PackSegment>;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WeightTransfer>> WeightTransfer::Make(
+    const Compute& compute, const ModelWeights& weights) {
+  COHORT_ASSIGN_OR_RETURN(std::unique_ptr<LaneEvent> computed,
+                          compute.accelerator->NewEvent());
+  COHORT_ASSIGN_OR_RETURN(std::unique_ptr<LaneEvent> copied,
+                          compute.accelerator->NewEvent());
+  return std::unique_ptr<WeightTransfer>(new WeightTransfer(
+      compute, weights, std::move(computed), std::move(copied)));
+}
+
+WeightTransfer::WeightTransfer(const Compute& compute,
+                               const ModelWeights& weights,
+                               std::unique_ptr<LaneEvent> computed,
+                               std::unique_ptr<LaneEvent> copied)
+    : accelerator_(*compute.accelerator),
+      pinned_(*compute.pinned),
+      weights_(weights),
+      computed_(std::move(computed)),
+      copied_(std::move(copied)) {}
+
+WeightTransfer::~WeightTransfer() { Drop(); }
+
+absl::Status WeightTransfer::CopyAfterCompute() {
+  COHORT_RETURN_IF_ERROR(accelerator_.Record(Lane::kCompute, *computed_));
+  return accelerator_.WaitFor(Lane::kCopy, *computed_);
+}
+
+absl::Status WeightTransfer::Fetch(int32_t partition) {
+  const Partition& shape =
+      weights_.partitions()[static_cast<size_t>(partition)];
+  Pending pending{.partition = partition};
+  COHORT_ASSIGN_OR_RETURN(pending.block,
+                          pinned_.Take(shape.elements * kFloatBytes));
+  auto* const packed = pending.block->as<float>();
+  Segments segments;
+  int64_t offset = 0;
+  for (size_t i = 0; i < shape.slices.size(); ++i) {
+    const Slice& slice = shape.slices[i];
+    const at::Tensor& grad =
+        weights_.parameters()[static_cast<size_t>(slice.parameter)].grad();
+    if (grad.defined()) {
+      pending.sources.push_back(grad.contiguous());
+      segments.push_back(
+          {.tensor = pending.sources.back().data_ptr<float>() + slice.offset,
+           .count = slice.count,
+           .offset = offset});
+    } else {
+      pending.absent_slices.push_back(static_cast<int32_t>(i));
+      std::memset(packed + offset, 0,
+                  static_cast<size_t>(slice.count * kFloatBytes));
+    }
+    offset += slice.count;
+  }
+  COHORT_RETURN_IF_ERROR(CopyAfterCompute());
+  const absl::Status copied = [&]() -> absl::Status {
+    if (segments.size() > kCopiesMax) {
+      return accelerator_.Pack(Lane::kCopy, segments, packed);
+    }
+    for (const kernels::cuda::PackSegment& segment : segments) {
+      COHORT_RETURN_IF_ERROR(
+          accelerator_.Copy(Lane::kCopy, packed + segment.offset,
+                            segment.tensor, segment.count * kFloatBytes));
+    }
+    return absl::OkStatus();
+  }();
+  COHORT_RETURN_IF_ERROR(copied);
+  COHORT_RETURN_IF_ERROR(pinned_.MarkUse(Lane::kCopy, *pending.block));
+  pending_.push_back(std::move(pending));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<WeightTransfer::Fetched>> WeightTransfer::Take(
+    bool wait) {
+  if (pending_.empty()) return std::optional<Fetched>();
+  Pending& first = pending_.front();
+  if (wait) {
+    COHORT_RETURN_IF_ERROR(accelerator_.Await(first.block->event()));
+  } else {
+    COHORT_ASSIGN_OR_RETURN(const bool there,
+                            accelerator_.HasHappened(first.block->event()));
+    if (!there) return std::optional<Fetched>();
+  }
+  const int64_t bytes =
+      weights_.partitions()[static_cast<size_t>(first.partition)].elements *
+      kFloatBytes;
+  Fetched fetched{.partition = first.partition};
+  fetched.gradient.bytes.Append(
+      absl::MakeConstSpan(first.block->as<std::byte>(),
+                          static_cast<size_t>(bytes)),
+      first.block);
+  fetched.gradient.absent_slices = std::move(first.absent_slices);
+  pending_.pop_front();
+  return std::make_optional(std::move(fetched));
+}
+
+void WeightTransfer::Drop() {
+  for (const Pending& pending : pending_) {
+    // A device that cannot be waited for copies nothing any more.
+    accelerator_.Await(pending.block->event()).IgnoreError();
+  }
+  pending_.clear();
+}
+
+absl::Status WeightTransfer::Load(absl::Span<const ByteRope> ropes) {
+  COHORT_RETURN_IF_ERROR(weights_.CheckSizes(ropes));
+  COHORT_RETURN_IF_ERROR(CopyAfterCompute());
+  for (size_t p = 0; p < ropes.size(); ++p) {
+    if (ropes[p].size_bytes() == 0) continue;
+    const Partition& shape = weights_.partitions()[p];
+    COHORT_ASSIGN_OR_RETURN(const std::shared_ptr<PinnedBlock> block,
+                            pinned_.Take(ropes[p].size_bytes()));
+    ropes[p].CopyTo(absl::MakeSpan(block->as<std::byte>(),
+                                   static_cast<size_t>(ropes[p].size_bytes())));
+    const auto* const packed = block->as<float>();
+    Segments segments;
+    int64_t offset = 0;
+    for (const Slice& slice : shape.slices) {
+      const at::Tensor& parameter =
+          weights_.parameters()[static_cast<size_t>(slice.parameter)];
+      segments.push_back({.tensor = parameter.data_ptr<float>() + slice.offset,
+                          .count = slice.count,
+                          .offset = offset});
+      offset += slice.count;
+    }
+    if (segments.size() > kCopiesMax) {
+      COHORT_RETURN_IF_ERROR(
+          accelerator_.Unpack(Lane::kCopy, packed, segments));
+    } else {
+      for (const kernels::cuda::PackSegment& segment : segments) {
+        COHORT_RETURN_IF_ERROR(accelerator_.Copy(Lane::kCopy, segment.tensor,
+                                                 packed + segment.offset,
+                                                 segment.count * kFloatBytes));
+      }
+    }
+    COHORT_RETURN_IF_ERROR(pinned_.MarkUse(Lane::kCopy, *block));
+  }
+  COHORT_RETURN_IF_ERROR(accelerator_.Record(Lane::kCopy, *copied_));
+  return accelerator_.WaitFor(Lane::kCompute, *copied_);
+}
+
+}  // namespace cohort
