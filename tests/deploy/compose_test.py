@@ -5,7 +5,7 @@ import re
 import unittest
 
 import manifests
-from manifests import DEPLOY
+from manifests import DEPLOY, ROOT
 
 COMPOSE = DEPLOY / "compose.yaml"
 SAMPLE = DEPLOY / "compose.env.example"
@@ -98,12 +98,16 @@ class ComposeTest(unittest.TestCase):
         sample = dict(line.split("=", 1) for line in
                       SAMPLE.read_text(encoding="utf-8").splitlines()
                       if "=" in line and not line.startswith("#"))
-        used = dict(VARIABLE.findall(self.text))
-        self.assertEqual(sample.keys(), used.keys())
-        for name, default in used.items():
-            # An empty one is the program's default, which the sample may show.
-            if default:
-                self.assertEqual(sample[name], default, name)
+        self.assertEqual(sample, dict(VARIABLE.findall(self.text)))
+
+    def test_what_is_not_set_is_as_the_programs_have_it(self):
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        own = {"COHORT_TAG", "COHORT_WORKERS", "COHORT_CHECKPOINT_EVERY"}
+        for name, default in VARIABLE.findall(self.text):
+            if name in own:
+                continue
+            flag = name.removeprefix("COHORT_").lower()
+            self.assertIn(f"| `--{flag}` | `{default}` |", readme)
 
 
 if __name__ == "__main__":
