@@ -98,7 +98,8 @@ TEST_F(CheckpointVerbsTest, ListNamesWhatIsIncomplete) {
                    ": No such file or directory\n"
                    ".tmp-checkpoint-000000001300: it is being written, or a "
                    "server died meanwhile: the next checkpoint removes it\n"));
-  for (const nlohmann::json& one : Json("checkpoint list")["checkpoints"]) {
+  const nlohmann::json told = Json("checkpoint list");
+  for (const nlohmann::json& one : told["checkpoints"]) {
     EXPECT_EQ(one["complete"], false);
   }
 }
