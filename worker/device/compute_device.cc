@@ -16,7 +16,7 @@ namespace cohort {
 namespace {
 
 absl::Status MoveTensor(const Compute& to, const std::string& name,
-                        at::Tensor tensor) {
+                        const at::Tensor& tensor) {
   try {
     const torch::NoGradGuard no_grad;
     tensor.set_data(tensor.to(to.torch));
