@@ -40,12 +40,12 @@ struct Arguments {
   std::optional<std::string> Value(const std::string& flag) const;
 };
 
-// Reads --name=value, --name value and --switch, in any order, with -h
-// for --help and -q for --quiet, until "--". A flag that is not in `known` takes the next word as its
-// value unless it has one or no word follows; whether it may be there at all is
-// for the caller to say. Errors: InvalidArgument: a flag twice, without its
-// value or without a
-//   name, or a switch with a value.
+// Reads --name=value, --name value and --switch, in any order, with -h for
+// --help and -q for --quiet, until "--". A flag that is not in `known` takes
+// the next word as its value unless it has one or no word follows; whether it
+// may be there at all is for the caller to say. Errors: InvalidArgument: a flag
+// twice, without its value or without a name, or
+//   a switch with a value.
 absl::StatusOr<Arguments> ReadArguments(
     absl::Span<const std::string> arguments,
     absl::Span<const FlagSpec* const> known);

@@ -67,6 +67,19 @@ class FakeClient final : public Client {
   int32_t weight_pulls = 0;
   std::optional<std::string> left;
 
+  // Rendezvous that there had been when the first push sent the partition that
+  // begins with the parameter `name`.
+  size_t ReducedBefore(const std::string& name) const {
+    for (size_t p = 0; p < partitions.size(); ++p) {
+      const auto first =
+          static_cast<size_t>(partitions[p].slices.front().parameter);
+      if (layout.parameters[first].name == name) {
+        return pushes.front().reduced_before[p];
+      }
+    }
+    return 0;
+  }
+
   absl::StatusOr<Membership> Join() override {
     return Membership{.run_id = "fake", .seed = seed, .workers = 1};
   }

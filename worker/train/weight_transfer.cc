@@ -19,6 +19,34 @@ constexpr size_t kCopiesMax = 4;
 // A slice on the device, and its place in the partition.
 using Segments = std::vector<kernels::cuda::PackSegment>;
 
+// Slices into the partition that is pushed, in the copy lane.
+absl::Status CopyOut(Accelerator& accelerator, const Segments& segments,
+                     float* packed) {
+  if (segments.size() > kCopiesMax) {
+    return accelerator.Pack(Lane::kCopy, segments, packed);
+  }
+  for (const kernels::cuda::PackSegment& segment : segments) {
+    COHORT_RETURN_IF_ERROR(
+        accelerator.Copy(Lane::kCopy, packed + segment.offset, segment.tensor,
+                         segment.count * kFloatBytes));
+  }
+  return absl::OkStatus();
+}
+
+// The same of a partition that was pulled, the other way.
+absl::Status CopyIn(Accelerator& accelerator, const float* packed,
+                    const Segments& segments) {
+  if (segments.size() > kCopiesMax) {
+    return accelerator.Unpack(Lane::kCopy, packed, segments);
+  }
+  for (const kernels::cuda::PackSegment& segment : segments) {
+    COHORT_RETURN_IF_ERROR(accelerator.Copy(Lane::kCopy, segment.tensor,
+                                            packed + segment.offset,
+                                            segment.count * kFloatBytes));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<WeightTransfer>> WeightTransfer::Make(
@@ -75,18 +103,7 @@ absl::Status WeightTransfer::Fetch(int32_t partition) {
     offset += slice.count;
   }
   COHORT_RETURN_IF_ERROR(CopyAfterCompute());
-  const absl::Status copied = [&]() -> absl::Status {
-    if (segments.size() > kCopiesMax) {
-      return accelerator_.Pack(Lane::kCopy, segments, packed);
-    }
-    for (const kernels::cuda::PackSegment& segment : segments) {
-      COHORT_RETURN_IF_ERROR(
-          accelerator_.Copy(Lane::kCopy, packed + segment.offset,
-                            segment.tensor, segment.count * kFloatBytes));
-    }
-    return absl::OkStatus();
-  }();
-  COHORT_RETURN_IF_ERROR(copied);
+  COHORT_RETURN_IF_ERROR(CopyOut(accelerator_, segments, packed));
   COHORT_RETURN_IF_ERROR(pinned_.MarkUse(Lane::kCopy, *pending.block));
   pending_.push_back(std::move(pending));
   return absl::OkStatus();
@@ -134,7 +151,6 @@ absl::Status WeightTransfer::Load(absl::Span<const ByteRope> ropes) {
                             pinned_.Take(ropes[p].size_bytes()));
     ropes[p].CopyTo(absl::MakeSpan(block->as<std::byte>(),
                                    static_cast<size_t>(ropes[p].size_bytes())));
-    const auto* const packed = block->as<float>();
     Segments segments;
     int64_t offset = 0;
     for (const Slice& slice : shape.slices) {
@@ -145,16 +161,7 @@ absl::Status WeightTransfer::Load(absl::Span<const ByteRope> ropes) {
                           .offset = offset});
       offset += slice.count;
     }
-    if (segments.size() > kCopiesMax) {
-      COHORT_RETURN_IF_ERROR(
-          accelerator_.Unpack(Lane::kCopy, packed, segments));
-    } else {
-      for (const kernels::cuda::PackSegment& segment : segments) {
-        COHORT_RETURN_IF_ERROR(accelerator_.Copy(Lane::kCopy, segment.tensor,
-                                                 packed + segment.offset,
-                                                 segment.count * kFloatBytes));
-      }
-    }
+    COHORT_RETURN_IF_ERROR(CopyIn(accelerator_, block->as<float>(), segments));
     COHORT_RETURN_IF_ERROR(pinned_.MarkUse(Lane::kCopy, *block));
   }
   COHORT_RETURN_IF_ERROR(accelerator_.Record(Lane::kCopy, *copied_));

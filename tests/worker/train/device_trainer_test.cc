@@ -183,20 +183,10 @@ TEST_F(FakeDeviceTrainerTest, LastLayersTravelBeforeTheFirstAreComputed) {
   client.partition_bytes = 40;
   ASSERT_TRUE(RunTrainer(client, DeviceOptions()).ok());
   ASSERT_EQ(client.pushes.size(), 1U);
-  const auto reduced_before = [&client](const std::string& name) {
-    for (size_t p = 0; p < client.partitions.size(); ++p) {
-      const Slice& slice = client.partitions[p].slices.front();
-      if (client.layout.parameters[static_cast<size_t>(slice.parameter)].name ==
-          name) {
-        return client.pushes[0].reduced_before[p];
-      }
-    }
-    return size_t{0};
-  };
-  EXPECT_EQ(reduced_before("fc.weight"), 3U);
-  EXPECT_EQ(reduced_before("conv3.weight"), 4U);
-  EXPECT_EQ(reduced_before("conv2.weight"), 5U);
-  EXPECT_EQ(reduced_before("conv1.weight"), 6U);
+  EXPECT_EQ(client.ReducedBefore("fc.weight"), 3U);
+  EXPECT_EQ(client.ReducedBefore("conv3.weight"), 4U);
+  EXPECT_EQ(client.ReducedBefore("conv2.weight"), 5U);
+  EXPECT_EQ(client.ReducedBefore("conv1.weight"), 6U);
   // Each waits for what the compute lane had been given.
   EXPECT_GE(accelerator_.copies_follow_compute,
             static_cast<int32_t>(client.partitions.size()));

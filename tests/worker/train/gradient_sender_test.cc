@@ -205,22 +205,12 @@ TEST(TrainerOverlapTest, LastLayersTravelBeforeTheFirstAreComputed) {
       .backend = &kernels::CpuBackend()};
   ASSERT_TRUE(Trainer(client, dataset, options).Run().ok());
   ASSERT_EQ(client.pushes.size(), 1U);
-  const auto first_of = [&client](const std::string& name) {
-    for (size_t p = 0; p < client.partitions.size(); ++p) {
-      const Slice& slice = client.partitions[p].slices.front();
-      if (client.layout.parameters[static_cast<size_t>(slice.parameter)].name ==
-          name) {
-        return client.pushes[0].reduced_before[p];
-      }
-    }
-    return size_t{0};
-  };
   // Three layers forward and three backward in each of two parts; nothing
   // leaves in the first part.
-  EXPECT_EQ(first_of("fc.weight"), 9U);
-  EXPECT_EQ(first_of("conv3.weight"), 10U);
-  EXPECT_EQ(first_of("conv2.weight"), 11U);
-  EXPECT_EQ(first_of("conv1.weight"), 12U);
+  EXPECT_EQ(client.ReducedBefore("fc.weight"), 9U);
+  EXPECT_EQ(client.ReducedBefore("conv3.weight"), 10U);
+  EXPECT_EQ(client.ReducedBefore("conv2.weight"), 11U);
+  EXPECT_EQ(client.ReducedBefore("conv1.weight"), 12U);
 }
 
 }  // namespace
