@@ -51,6 +51,8 @@ set(CPACK_DEBIAN_SERVER_PACKAGE_RECOMMENDS cohortctl)
 # LibTorch also runs on the generic BLAS, four times slower.
 set(CPACK_DEBIAN_WORKER_PACKAGE_RECOMMENDS
     "libopenblas0-pthread, dataset-fashion-mnist")
+set(server_unit cohort-server.service)
+set(worker_unit "cohort-worker@*.service")
 foreach(program server worker)
   # Edited configuration outlives an upgrade.
   file(WRITE ${PROJECT_BINARY_DIR}/${program}/conffiles
@@ -59,10 +61,17 @@ foreach(program server worker)
     configure_file(${PROJECT_SOURCE_DIR}/deploy/systemd/reload.sh
                    ${PROJECT_BINARY_DIR}/${program}/${script} COPYONLY)
   endforeach()
+  set(unit "${${program}_unit}")
+  configure_file(${PROJECT_SOURCE_DIR}/deploy/systemd/stop.sh.in
+                 ${PROJECT_BINARY_DIR}/${program}/prerm @ONLY
+                 FILE_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE
+                                  GROUP_READ GROUP_EXECUTE WORLD_READ
+                                  WORLD_EXECUTE)
   string(TOUPPER ${program} name)
   set(CPACK_DEBIAN_${name}_PACKAGE_CONTROL_EXTRA
       ${PROJECT_BINARY_DIR}/${program}/conffiles
       ${PROJECT_BINARY_DIR}/${program}/postinst
-      ${PROJECT_BINARY_DIR}/${program}/postrm)
+      ${PROJECT_BINARY_DIR}/${program}/postrm
+      ${PROJECT_BINARY_DIR}/${program}/prerm)
 endforeach()
 include(CPack)

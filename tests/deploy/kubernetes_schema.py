@@ -13,7 +13,9 @@ QUANTITY = (str, int)
 LABELS = {"*": str}
 METADATA = {"name": str, "namespace": str, "labels": LABELS,
             "annotations": LABELS}
-SELECTOR = {"matchLabels": LABELS}
+SELECTOR = {"matchLabels": LABELS,
+            "matchExpressions": [{"key": str, "operator": str,
+                                  "values": [str]}]}
 HTTP_PROBE = {"httpGet": {"path": str, "port": (str, int)},
               "periodSeconds": int, "timeoutSeconds": int,
               "failureThreshold": int}
@@ -29,7 +31,7 @@ CONTAINER = {
     "securityContext": {"allowPrivilegeEscalation": bool,
                         "readOnlyRootFilesystem": bool,
                         "capabilities": {"drop": [str]}},
-    "volumeMounts": [{"name": str, "mountPath": str}],
+    "volumeMounts": [{"name": str, "mountPath": str, "readOnly": bool}],
 }
 POD = {
     "restartPolicy": str, "automountServiceAccountToken": bool,
@@ -41,7 +43,7 @@ POD = {
     "containers": [CONTAINER],
     "tolerations": [{"key": str, "operator": str, "effect": str}],
     "volumes": [{"name": str, "emptyDir": {"sizeLimit": QUANTITY},
-                 "persistentVolumeClaim": {"claimName": str}}],
+                 "persistentVolumeClaim": {"claimName": str, "readOnly": bool}}],
 }
 TEMPLATE = {"metadata": {"labels": LABELS, "annotations": LABELS}, "spec": POD}
 CLAIM = {"accessModes": [str],
@@ -57,6 +59,9 @@ JOB = {
 }
 PEER = {"podSelector": SELECTOR, "namespaceSelector": SELECTOR}
 PORTS = [{"protocol": str, "port": int}]
+ENDPOINT = {"port": str, "interval": str, "scrapeTimeout": str,
+            "relabelings": [{"sourceLabels": [str], "separator": str,
+                             "targetLabel": str, "replacement": str}]}
 REPLICA = {"replicas": int, "restartPolicy": str, "template": TEMPLATE}
 
 SPECS = {
@@ -79,12 +84,10 @@ SPECS = {
         "egress": [{"to": [PEER], "ports": PORTS}]},
     ("monitoring.coreos.com/v1", "ServiceMonitor"): {
         "selector": SELECTOR,
-        "endpoints": [{"port": str, "interval": str, "scrapeTimeout": str}]},
+        "endpoints": [ENDPOINT]},
     ("monitoring.coreos.com/v1", "PodMonitor"): {
         "selector": SELECTOR,
-        "podMetricsEndpoints": [{
-            "port": str, "interval": str, "scrapeTimeout": str,
-            "relabelings": [{"targetLabel": str, "replacement": str}]}]},
+        "podMetricsEndpoints": [ENDPOINT]},
     ("monitoring.coreos.com/v1", "PrometheusRule"): {
         "groups": [{"name": str, "interval": str, "rules": [{
             "record": str, "alert": str, "expr": str, "for": str,

@@ -112,6 +112,10 @@ class ManifestsTest(unittest.TestCase):
             {name for name in pod.environment if name.startswith("COHORT_")} -
             manifests.variables_of(pod.program), set()))
 
+    def test_devices_are_named_as_the_program_wants(self):
+        self.check_pods(lambda pod: self.assertRegex(
+            pod.environment.get("COHORT_DEVICE", "cpu"), r"^(cpu|cuda:\d+)$"))
+
     def test_a_worker_that_is_moved_away_is_not_done(self):
         self.check_pods(lambda pod: self.assertTrue(
             pod.program == "server" or
@@ -240,6 +244,13 @@ class RenderedTest(unittest.TestCase):
                 [port["port"] for rule in
                  policies["cohort-worker"]["spec"]["egress"]
                  for port in rule["ports"]], [7070, 53, 53])
+            _, names = policies["cohort-worker"]["spec"]["egress"]
+            self.assertEqual(names["to"], [{
+                "namespaceSelector": {"matchLabels": {
+                    "kubernetes.io/metadata.name": "kube-system"}},
+                "podSelector": {"matchExpressions": [
+                    {"key": "k8s-app", "operator": "In",
+                     "values": ["kube-dns"]}]}}])
             others = policies.keys() - {"cohort-default-deny", "cohort-server",
                                         "cohort-worker"}
             self.assertEqual(others, {"cohort-monitoring"}
@@ -262,9 +273,14 @@ class RenderedTest(unittest.TestCase):
             monitor["spec"]["selector"]["matchLabels"].items(),
             labels["cohort-worker"].items())
         endpoint, = monitor["spec"]["podMetricsEndpoints"]
+        after_pod = {"sourceLabels": ["namespace", "pod"], "separator": "/",
+                     "targetLabel": "instance"}
         self.assertEqual(endpoint["relabelings"],
                          [{"targetLabel": "job",
-                           "replacement": "cohort-worker"}])
+                           "replacement": "cohort-worker"}, after_pod])
+        monitor = self.of_kind("monitoring", "ServiceMonitor")["cohort-server"]
+        endpoint, = monitor["spec"]["endpoints"]
+        self.assertEqual(endpoint["relabelings"], [after_pod])
 
     def test_rules_are_those_of_deploy_prometheus(self):
         rule = self.of_kind("monitoring", "PrometheusRule")["cohort"]

@@ -16,7 +16,7 @@ except ImportError:
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
-OVERLAYS = ("cpu", "gpu", "monitoring")
+OVERLAYS = ("cpu", "example", "gpu", "monitoring")
 NO_YAML = "no yaml module for Python (apt-get install python3-yaml)"
 
 FLAG = re.compile(r"ABSL_FLAG\(\s*[\w:]+,\s*(\w+),", re.S)

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""deploy/compose.yaml brought up by podman-compose, Prometheus beside it.
+
+The images are those of images_test.py; where they, the tools or the file's
+fixed ports are missing, this is skipped and says why. Without Prometheus's image
+the rest is brought up alone.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import unittest
+
+import podman
+from manifests import DEPLOY
+
+PORTS = {"server": (7070, 7071), "prometheus": (9090,)}
+PROMETHEUS_IMAGE = "docker.io/prom/prometheus:v2.53.4"
+SETTINGS = {"COHORT_BATCH_SIZE": "256", "COHORT_WORKERS": "2"}
+
+
+def taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
+def why_not_up() -> str:
+    """Says why nothing can be brought up here; empty if it can."""
+    if shutil.which("podman-compose") is None:
+        return "no podman-compose (apt-get install podman-compose)"
+    for port in PORTS["server"]:
+        if taken(port):
+            return f"port {port} is in use"
+    return podman.why_not_run()
+
+
+WHY_NOT = why_not_up()
+
+
+@unittest.skipIf(WHY_NOT, f"compose.yaml not brought up: {WHY_NOT}")
+class ComposeUpTest(unittest.TestCase):
+
+    def setUp(self):
+        self.project = f"cohort-compose-{os.getpid()}"
+        self.services = ["server", "worker"]
+        has_image = podman.podman("image", "exists", PROMETHEUS_IMAGE,
+                                  check=False).returncode == 0
+        if has_image and not taken(*PORTS["prometheus"]):
+            self.services.append("prometheus")
+        self.addCleanup(self.down)
+
+    def compose(self, *arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            ["podman-compose", "-p", self.project,
+             "-f", DEPLOY / "compose.yaml", *arguments],
+            capture_output=True, text=True, check=False,
+            env={**podman.ENVIRONMENT, **SETTINGS}, timeout=podman.TIMEOUT_S)
+
+    def down(self):
+        self.compose("down", "-v")
+        podman.podman("network", "rm", "--force", f"{self.project}_default",
+                      check=False)
+
+    def targets_up(self) -> int:
+        answer = podman.page("127.0.0.1", *PORTS["prometheus"],
+                             "/api/v1/targets?state=active")
+        targets = json.loads(answer or '{"data": {"activeTargets": []}}')
+        return sum(target["health"] == "up"
+                   for target in targets["data"]["activeTargets"])
+
+    def test_trains_and_is_scraped(self):
+        up = self.compose("up", "-d", *self.services)
+        server = f"{self.project}_server_1"
+        self.assertEqual(up.returncode, 0, up.stderr)
+        podman.until(lambda: "cohort_workers_registered 2" in podman.page(
+            "127.0.0.1", 7071, "/metrics"), "both workers to register")
+        if "prometheus" in self.services:
+            # The server, two workers, and Prometheus itself.
+            podman.until(lambda: self.targets_up() == 4, "four targets")
+        else:
+            print(f"Prometheus was not beside it: no image {PROMETHEUS_IMAGE}, "
+                  "or its port is in use")
+        # An epoch takes minutes.
+        podman.until(lambda: "step " in podman.log(server), "a step")
+        podman.podman("exec", server, "cohortctl", "run", "drain")
+        self.assertEqual(podman.wait(server), 0, podman.log(server))
+        self.assertIn("the run is over: drained", podman.log(server))
+        for rank in (1, 2):
+            self.assertEqual(podman.wait(f"{self.project}_worker_{rank}"), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
