@@ -66,6 +66,9 @@ constexpr Setting kClient[] = {
     {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1'000},
     {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000},
     {GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1'000},
+    // A question that got lost is asked again after this; by itself the
+    // resolver waits for more than a minute.
+    {GRPC_ARG_DNS_ARES_QUERY_TIMEOUT_MS, 5'000},
     // Connections are otherwise shared by all channels of a process with
     // equal arguments, over purposes and over clients.
     {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},

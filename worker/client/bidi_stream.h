@@ -99,6 +99,9 @@ class BidiStream final : private grpc::ClientBidiReactor<Request, Response> {
 
   void Cancel() { context_.TryCancel(); }
 
+  // Whom it is connected to, as a channel's target; known once a message came.
+  std::string peer() const { return context_.peer(); }
+
   // Waits until the server has ended the stream; false after `timeout`.
   bool WaitForEnd(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);

@@ -95,8 +95,8 @@ struct PushResult {
 // Errors of every call, besides its own: Aborted (the assignment is void),
 //   Unavailable (connection lost, the assignment is void),
 //   FailedPrecondition (wrong run or layout: final),
-//   Cancelled (RequestStop), DeadlineExceeded (server_timeout passed; says
-//   what was waited for).
+//   Cancelled (RequestStop, or the run needs this rank no more),
+//   DeadlineExceeded (server_timeout passed; says what was waited for).
 class Client {
  public:
   virtual ~Client() = default;

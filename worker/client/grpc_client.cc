@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "common/listen_address.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "common/wire/convert.h"
@@ -70,8 +72,6 @@ absl::Status CheckValues(const ModelLayout& layout,
 GrpcClient::GrpcClient(const ClientOptions& options)
     : options_(options),
       control_(MakeChannel(options.server, ChannelPurpose::kControl)),
-      moments_(MakeChannel(options.server, ChannelPurpose::kMoments)),
-      bulk_(MakeChannel(options.server, ChannelPurpose::kBulk)),
       membership_stub_(v1::Membership::NewStub(control_)),
       link_(options.server, clock_),
       backoff_(options.backoff_seed) {}
@@ -254,6 +254,7 @@ absl::Status GrpcClient::Connect() {
   const Instant deadline = Patience();
   std::string told;
   Instant told_at;
+  std::string reason;
   backoff_.Reset();
   const bool again = membership_.has_value();
   for (;;) {
@@ -264,15 +265,26 @@ absl::Status GrpcClient::Connect() {
       options_.hooks->OnJoined(*membership_, again);
     }
     if (status.ok() || absl::IsCancelled(status)) return status;
+    if (absl::IsOutOfRange(status)) {
+      // The run goes on with fewer workers: no error, and nothing to do.
+      Observe(std::string(status.message()));
+      Disconnect();
+      return final_ = absl::CancelledError(status.message());
+    }
     if (!IsReconnectable(status)) {
       Disconnect();
       return final_ = status;
     }
-    if (clock_.Now() >= deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("could not join ", options_.server, " within ",
-                       absl::FormatDuration(options_.server_timeout), ": ",
-                       status.message()));
+    const bool patient = clock_.Now() < deadline;
+    // An attempt that the end of patience cut short knows less than the others.
+    if (patient || reason.empty()) {
+      reason = std::string(absl::StripPrefix(
+          status.message(), absl::StrCat(options_.server, ": ")));
+    }
+    if (!patient) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "could not join ", options_.server, " within ",
+          absl::FormatDuration(options_.server_timeout), ": ", reason));
     }
     // A text may count down.
     const bool soon = clock_.Now() - told_at < kRepeatInterval;
@@ -310,6 +322,7 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
                         .rank = membership.rank,
                         .incarnation = membership.incarnation};
   SessionStream* session = connection->session.get();
+  FollowPeer(session->peer());
   connection->heartbeat = std::make_unique<PeriodicTask>(
       "heartbeat", absl::Milliseconds(reply->heartbeat_interval_ms()),
       [session] { session->Heartbeat(); });
@@ -345,6 +358,16 @@ void GrpcClient::Disconnect() {
   connection_.reset();
   current_.reset();
   link_.Mend();
+}
+
+void GrpcClient::FollowPeer(const std::string& peer) {
+  if (peer == peer_) return;
+  peer_ = peer;
+  moments_ = MakeChannel(peer, ChannelPurpose::kMoments);
+  bulk_ = MakeChannel(peer, ChannelPurpose::kBulk);
+  // Before they are needed.
+  moments_->GetState(/*try_to_connect=*/true);
+  bulk_->GetState(/*try_to_connect=*/true);
 }
 
 v1::Join GrpcClient::MakeJoin() const {
@@ -447,9 +470,7 @@ void RouteTransportLog(void (*log)(absl::string_view text)) {
 
 absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(
     const ClientOptions& options) {
-  if (options.server.empty()) {
-    return absl::InvalidArgumentError("server: got none, want host:port");
-  }
+  COHORT_RETURN_IF_ERROR(CheckServerAddress("--server", options.server));
   if (options.rank.has_value() && options.rank->value() < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank: got ", options.rank->value(), ", want at least 0"));

@@ -79,6 +79,9 @@ class GrpcClient final : public Client {
   absl::Status Report(AssignmentKind kind, v1::ReportRequest& request);
   absl::Status RegisterAgain(Instant deadline);
   void Disconnect();
+  // Connects everything else to the process that has answered the join. Its
+  // name may have other addresses, or not be found a second time.
+  void FollowPeer(const std::string& peer);
   v1::Join MakeJoin() const;
   // Errors: FailedPrecondition if this is not the run or rank joined before.
   absl::Status CheckSameRun(const Membership& membership) const;
@@ -98,14 +101,16 @@ class GrpcClient final : public Client {
   const ClientOptions options_;
   const SteadyClock clock_;
   const std::shared_ptr<grpc::Channel> control_;
-  const std::shared_ptr<grpc::Channel> moments_;
-  const std::shared_ptr<grpc::Channel> bulk_;
   const std::unique_ptr<v1::Membership::Stub> membership_stub_;
 
   // Synchronises itself.
   mutable Link link_;
 
   // Of the driving thread.
+  // Whom the next two are connected to; they are null before the first join.
+  std::string peer_;
+  std::shared_ptr<grpc::Channel> moments_;
+  std::shared_ptr<grpc::Channel> bulk_;
   std::function<void(const std::string&)> observer_;
   Backoff backoff_;
   std::optional<Membership> membership_;

@@ -32,6 +32,9 @@ class SessionStream {
   // Errors: the stream's end, DeadlineExceeded, Cancelled.
   absl::StatusOr<v1::JoinReply> AwaitJoined(Instant deadline);
 
+  // The process that answered, as a channel's target; after AwaitJoined.
+  std::string peer() const { return stream_.peer(); }
+
   // Skipped while an earlier message is still being sent.
   void Heartbeat();
 
