@@ -26,6 +26,8 @@ constexpr double kXAxis = 46;
 constexpr double kLegendEntry = 150;
 constexpr char kAxisColor[] = "#555555";
 constexpr char kGridColor[] = "#dddddd";
+// Width of a digit below the x axis.
+constexpr double kTickCharacter = 6;
 // Share of a tick's room that series are spread over.
 constexpr double kSpread = 0.45;
 constexpr double kBarSpread = 0.8;
@@ -186,12 +188,21 @@ void DrawAxes(const PanelPlot& plot, const Layout& layout,
     canvas.Text({frame.left() - 6, y + 4}, TickText(tick, step),
                 {.anchor = Anchor::kEnd, .size = 11});
   }
+  std::vector<std::string> labels;
+  size_t longest = 0;
   for (const int64_t x : layout.xs) {
     const bool more = plot.last_and_more && x == layout.xs.back();
-    canvas.Line({frame.X(x), frame.bottom()}, {frame.X(x), frame.bottom() + 4},
-                kAxisColor);
-    canvas.Text({frame.X(x), frame.bottom() + 16},
-                absl::StrCat(x, more ? "+" : ""),
+    labels.push_back(absl::StrCat(x, more ? "+" : ""));
+    longest = std::max(longest, labels.back().size());
+  }
+  // As many as do not touch, the last among them.
+  const auto stride = static_cast<size_t>(std::ceil(
+      (static_cast<double>(longest) + 1) * kTickCharacter / frame.room()));
+  for (size_t i = 0; i < labels.size(); ++i) {
+    const double x = frame.X(layout.xs[i]);
+    canvas.Line({x, frame.bottom()}, {x, frame.bottom() + 4}, kAxisColor);
+    if ((labels.size() - 1 - i) % stride != 0) continue;
+    canvas.Text({x, frame.bottom() + 16}, labels[i],
                 {.anchor = Anchor::kMiddle, .size = 11});
   }
   canvas.Line({frame.left(), frame.top()}, {frame.left(), frame.bottom()},

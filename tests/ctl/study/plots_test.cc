@@ -88,6 +88,9 @@ TEST(DrawStudyTest, StalenessIsDrawnWhereThereIsAny) {
   EXPECT_THAT(plots[3].svg, HasSubstr("share of pushes (%)"));
   // All above are in one bar, and its tick says so.
   EXPECT_THAT(plots[3].svg, HasSubstr(">12+<"));
+  // Its neighbour's would touch it.
+  EXPECT_THAT(plots[3].svg, HasSubstr(">10<"));
+  EXPECT_THAT(plots[3].svg, Not(HasSubstr(">11<")));
 }
 
 TEST(ReportTest, TheTableMarksTheBestAndWhatIsWithinNoiseOfIt) {
