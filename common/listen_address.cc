@@ -3,6 +3,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace cohort {
 
@@ -34,6 +35,23 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag,
         "', want host:port such as 127.0.0.1:7070, with a port of 0 to 65535"));
   }
   return address;
+}
+
+absl::Status CheckServerAddress(absl::string_view flag,
+                                absl::string_view text) {
+  for (const char* scheme : {"dns:", "ipv4:", "ipv6:", "unix:"}) {
+    if (absl::StartsWith(text, scheme)) return absl::OkStatus();
+  }
+  return ParseListenAddress(flag, text).status();
+}
+
+std::string UrlHere(absl::string_view address) {
+  for (const char* all : {"0.0.0.0:", "[::]:"}) {
+    if (absl::ConsumePrefix(&address, all)) {
+      return absl::StrCat("http://localhost:", address, "/");
+    }
+  }
+  return absl::StrCat("http://", address, "/");
 }
 
 absl::Status CheckExposure(absl::string_view flag, const ListenAddress& address,

@@ -23,6 +23,15 @@ struct ListenAddress {
 absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag,
                                                  absl::string_view text);
 
+// Whether processes can connect to it: host:port, or one of gRPC's names with a
+// scheme (dns, ipv4, ipv6, unix), which gRPC reads itself.
+// Errors: InvalidArgument naming `flag`.
+absl::Status CheckServerAddress(absl::string_view flag, absl::string_view text);
+
+// What a browser on this machine opens for an address that is listened on; none
+// can go to "all addresses" (0.0.0.0 and [::]).
+std::string UrlHere(absl::string_view address);
+
 // Refuses an address that other machines can reach unless `insecure` allows it.
 // `risk` is what everyone on that network may then do.
 // Errors: InvalidArgument naming `flag`.

@@ -74,7 +74,8 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value,
 
 std::string NearestWord(absl::string_view word,
                         const std::vector<std::string>& known) {
-  size_t best = kTyposMax + 1;
+  // A short word has every other short word near.
+  size_t best = std::min(kTyposMax, (word.size() + 1) / 2) + 1;
   std::string nearest;
   for (const std::string& candidate : known) {
     const size_t distance = EditDistance(word, candidate);

@@ -1,8 +1,6 @@
 #include "common/wire/status.h"
 
-#include <string>
-
-#include "absl/strings/string_view.h"
+#include "absl/strings/match.h"
 
 namespace cohort {
 namespace {
@@ -31,6 +29,20 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
   return absl::Status(
       known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
       status.error_message());
+}
+
+std::optional<std::string> ConnectionFailure(absl::string_view message) {
+  if (!absl::StrContains(message, "failed to connect to all addresses") &&
+      !absl::StrContains(message, "DNS resolution failed")) {
+    return std::nullopt;
+  }
+  // It ends with the system's word, behind addresses and gRPC's own words.
+  const size_t colon = message.rfind(": ");
+  if (colon != absl::string_view::npos) message.remove_prefix(colon + 2);
+  if (absl::StrContains(message, "http1.x server")) {
+    return "it speaks HTTP/1, as an operations port does";
+  }
+  return std::string(message.data(), message.size());
 }
 
 }  // namespace cohort

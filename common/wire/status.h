@@ -2,7 +2,11 @@
 
 #include <grpcpp/support/status.h>
 
+#include <optional>
+#include <string>
+
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 
 namespace cohort {
 
@@ -12,5 +16,9 @@ grpc::Status ToGrpcStatus(const absl::Status& status);
 
 // The reverse. A code that gRPC does not define becomes Unknown.
 absl::Status FromGrpcStatus(const grpc::Status& status);
+
+// The system's word for it ("Connection refused") where `message` is gRPC's
+// account of a connection that could not be made; nullopt for all others.
+std::optional<std::string> ConnectionFailure(absl::string_view message);
 
 }  // namespace cohort

@@ -325,6 +325,8 @@ class Coordinator {
   absl::Status Rejoin(SessionId session, const JoinRequest& request,
                       Instant now, Effects& out);
   absl::StatusOr<Worker*> VacantFor(const JoinRequest& request, Instant now);
+  // Whether the run had this rank at some time.
+  bool HadRank(Rank rank) const;
   void Welcome(Worker& worker, SessionId session, const JoinRequest& request,
                Instant now, Effects& out);
   // A new life, or the same one after a broken stream, repeats what is
@@ -332,8 +334,8 @@ class Coordinator {
   void RepeatOutstanding(Worker& worker);
   void Vacate(Worker& worker, VacancyReason why, const std::string& reason,
               Instant now, Effects& out);
-  void ReleaseOutstanding(Worker& worker, const std::string& reason,
-                          Instant now, Effects& out);
+  void ReleaseOutstanding(Worker& worker, const std::string& why, Instant now,
+                          Effects& out);
   void GiveUpWaiting(Instant now, Effects& out);
   void CheckStepDeadline(Instant now, Effects& out);
   bool HoldsOthersUp(const Worker& worker) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/status_macros.h"
@@ -125,6 +126,11 @@ absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
                      "server with more --workers or wait for a vacancy"));
   }
   if (!ranks_.Contains(*request.rank)) {
+    if (HadRank(*request.rank)) {
+      return absl::OutOfRangeError(absl::StrCat(
+          "rank ", request.rank->value(), " is not needed any more: the run ",
+          "goes on with ", ranks_.size(), " workers"));
+    }
     return absl::InvalidArgumentError(
         absl::StrCat("join: got --rank=", request.rank->value(), ", want 0 to ",
                      ranks_.size() - 1, ", of --workers=", ranks_.size()));
@@ -141,6 +147,18 @@ absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
       SecondsText(std::max(frees, absl::ZeroDuration())),
       " at the earliest, "
       "once it is silent; another --rank, or none, takes another one"));
+}
+
+bool Coordinator::HadRank(Rank rank) const {
+  return rank.value() >= 0 &&
+         std::any_of(history_.begin(), history_.end(),
+                     [rank](const PolicyRecord& record) {
+                       const auto workers = record.changed.find("workers");
+                       int32_t count = 0;
+                       return workers != record.changed.end() &&
+                              absl::SimpleAtoi(workers->second, &count) &&
+                              rank.value() < count;
+                     });
 }
 
 void Coordinator::RepeatOutstanding(Worker& worker) {
@@ -167,8 +185,9 @@ void Coordinator::Leave(SessionId session, const std::string& reason,
                         Instant now, Effects& out) {
   Worker* worker = ranks_.BySession(session);
   if (worker == nullptr) return;
-  Vacate(*worker, VacancyReason::kLeft, absl::StrCat("left: ", reason), now,
-         out);
+  // One that was told to leave says only that it is done.
+  const std::string why = worker->leaves_because.value_or(reason);
+  Vacate(*worker, VacancyReason::kLeft, why, now, out);
 }
 
 void Coordinator::SessionBroken(SessionId session, Instant now, Effects& out) {
@@ -198,12 +217,15 @@ void Coordinator::Vacate(Worker& worker, VacancyReason why,
   if (ended_) return;
   ++counters_["workers_lost"];
   ++vacancies_[why];
+  const std::string gone =
+      absl::StrCat("rank ", worker.rank.value(),
+                   why == VacancyReason::kLeft ? " has left" : " is lost");
   out.push_back(effect::Log{
       .severity = Severity::kWarning,
       .worker =
           WorkerLife{.rank = worker.rank, .incarnation = worker.incarnation},
       .text = absl::StrCat(
-          "rank ", worker.rank.value(), " is lost at version ",
+          gone, " at version ",
           current_ == nullptr ? 0 : current_->version.value(), ": ", reason,
           options_.on_worker_loss == OnWorkerLoss::kWait
               ? absl::StrCat(
@@ -214,7 +236,7 @@ void Coordinator::Vacate(Worker& worker, VacancyReason why,
   if (round_.has_value() && IsMember(worker.rank)) {
     round_->rendezvous.Forget(worker.rank);
   }
-  ReleaseOutstanding(worker, reason, now, out);
+  ReleaseOutstanding(worker, absl::StrCat(gone, ": ", reason), now, out);
   Advance(now, out);
   // Whoever waits now waits for someone else, or longer.
   for (const Worker& other : ranks_.all()) RepeatWait(other, now, out);
@@ -227,7 +249,7 @@ void Coordinator::RepeatWait(const Worker& worker, Instant now,
                                .assignment = WaitAssignment(worker, now)});
 }
 
-void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& reason,
+void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& why,
                                      Instant now, Effects& out) {
   if (worker.outstanding.has_value() &&
       worker.outstanding->kind != AssignmentKind::kTrain) {
@@ -252,8 +274,7 @@ void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& reason,
     RemoveCandidate(worker.rank, now, out);
     return;
   }
-  AbortAttempt(absl::StrCat("rank ", worker.rank.value(), " is lost: ", reason),
-               now, out);
+  AbortAttempt(why, now, out);
 }
 
 void Coordinator::Tick(Instant now, Effects& out) {

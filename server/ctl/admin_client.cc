@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "cohort/v1/admin.grpc.pb.h"
+#include "common/listen_address.h"
+#include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "common/wire/status.h"
 
@@ -18,24 +20,15 @@ namespace {
 // gRPC's clocks overflow on what never ends.
 constexpr absl::Duration kTimeoutMax = absl::Hours(24);
 
-// gRPC's account of a failed connection ends with the system's word for it.
-absl::string_view Reason(absl::string_view message) {
-  constexpr absl::string_view kLast = "last error: ";
-  const size_t last = message.rfind(kLast);
-  if (last != absl::string_view::npos) {
-    message.remove_prefix(last + kLast.size());
-  }
-  const size_t colon = message.rfind(": ");
-  return colon == absl::string_view::npos ? message : message.substr(colon + 2);
-}
-
 // What people can act on, instead of gRPC's words for it.
 absl::Status Explained(const std::string& server, absl::Duration timeout,
                        const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
       return absl::UnavailableError(absl::StrCat(
-          server, ": cannot be reached (", Reason(status.message()),
+          server, ": cannot be reached (",
+          ConnectionFailure(status.message())
+              .value_or(std::string(status.message())),
           ")\nIs cohort-server running there? It prints the address that it "
           "listens on when it starts; pass it as --server=host:port"));
     case absl::StatusCode::kDeadlineExceeded:
@@ -72,6 +65,7 @@ AdminClient::~AdminClient() = default;
 
 template <typename Reply, typename Request, typename Method>
 absl::StatusOr<Reply> AdminClient::Call(Method method, const Request& request) {
+  COHORT_RETURN_IF_ERROR(CheckServerAddress("--server", server_));
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() +
                        absl::ToChronoMilliseconds(timeout_));

@@ -30,8 +30,21 @@ absl::Status MakeDirectories(absl::string_view flag, const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (!error) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "--", flag, ": cannot create ", path, ": ", error.message()));
+  return absl::FailedPreconditionError(
+      absl::StrCat("--", flag, ": cannot create ", path, ": ", error.message(),
+                   "; name a folder that this user can write"));
+}
+
+absl::StatusOr<std::unique_ptr<StateLock>> LockCheckpoints(
+    const std::string& path) {
+  absl::StatusOr<std::unique_ptr<StateLock>> lock = StateLock::Acquire(path);
+  if (lock.ok()) return lock;
+  // Whatever it is, the same start would meet it again.
+  return absl::FailedPreconditionError(
+      absl::StrCat("--checkpoint_dir: ", lock.status().message(),
+                   absl::IsFailedPrecondition(lock.status())
+                       ? ""
+                       : "; name a folder that this user can write"));
 }
 
 absl::Status Refuse(absl::string_view flag, absl::string_view seen,
@@ -75,7 +88,7 @@ absl::Status RunFiles::Prepare() {
   }
   COHORT_RETURN_IF_ERROR(
       MakeDirectories("checkpoint_dir", options_.checkpoint_dir));
-  COHORT_ASSIGN_OR_RETURN(lock_, StateLock::Acquire(options_.checkpoint_dir));
+  COHORT_ASSIGN_OR_RETURN(lock_, LockCheckpoints(options_.checkpoint_dir));
   if (options_.resume) return Restore();
   if (HoldsCheckpoints(files_, options_.checkpoint_dir)) {
     return absl::FailedPreconditionError(absl::StrCat(

@@ -241,7 +241,7 @@ void Server::PrintStart() {
     out_ << "continuing from " << restored->path << ", version "
          << restored->state.snapshot->version << '\n';
   }
-  if (ops_ != nullptr) out_ << "page: http://" << ops_->address() << "/\n";
+  if (ops_ != nullptr) out_ << "page: " << UrlHere(ops_->address()) << '\n';
   out_ << std::flush;
 }
 

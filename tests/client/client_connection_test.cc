@@ -112,6 +112,19 @@ TEST(ClientConnectionTest, WrongRunIsFinal) {
   EXPECT_EQ(server.joins().size(), 1u);
 }
 
+TEST(ClientConnectionTest, ARankThatIsNotNeededAnyMoreIsNoError) {
+  FakeServer server;
+  server.on_join = [](const v1::Join&) -> absl::StatusOr<v1::JoinReply> {
+    return absl::OutOfRangeError("rank 2 is not needed any more");
+  };
+  const auto client = MakeGrpcClient(server.Options());
+  ASSERT_TRUE(client.ok());
+  std::string told;
+  (*client)->SetObserver([&told](const std::string& text) { told = text; });
+  EXPECT_TRUE(absl::IsCancelled((*client)->Join().status()));
+  EXPECT_THAT(told, HasSubstr("rank 2 is not needed any more"));
+}
+
 TEST(ClientConnectionTest, UnreachableServerIsGivenUpByName) {
   FakeServer server;
   ClientOptions options = server.Options();
@@ -121,8 +134,18 @@ TEST(ClientConnectionTest, UnreachableServerIsGivenUpByName) {
   ASSERT_TRUE(client.ok());
   const absl::Status status = (*client)->Join().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("could not join " + options.server));
+  // What stood in the way, and not that the last attempt ran out of time.
+  EXPECT_EQ(status.message(),
+            "could not join " + options.server +
+                " within 200ms: cannot be reached (Connection refused); is a "
+                "cohort-server running at that address?");
+}
+
+TEST(ClientConnectionTest, ServersNeedAPort) {
+  ClientOptions options{.server = "server", .batch_size = 1};
+  EXPECT_EQ(MakeGrpcClient(options).status().message(),
+            "--server: got 'server', want host:port such as 127.0.0.1:7070, "
+            "with a port of 0 to 65535");
 }
 
 TEST(ClientConnectionTest, WaitsAreToldAndWaitedOut) {

@@ -225,6 +225,11 @@ TEST(CoordinatorChangeTest, MoreWorkersJoinAndFewerAreSentHome) {
   EXPECT_EQ(cohort.told(kRank1).reason, "the run goes on with 1 workers");
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
   EXPECT_TRUE(Trains(cohort, kRank0));
+  // A replacement that its starter had already ordered is no mistake.
+  EXPECT_EQ(cohort.Join(kRank2),
+            absl::OutOfRangeError("rank 2 is not needed any more: the run goes "
+                                  "on with 1 workers"));
+  EXPECT_TRUE(absl::IsInvalidArgument(cohort.Join(Rank(3))));
 }
 
 TEST(CoordinatorChangeTest, AnEvictedRankIsLost) {

@@ -227,7 +227,7 @@ TEST(CoordinatorContinueTest, TheOthersRepeatTheStepWithoutTheLostRank) {
   EXPECT_EQ(aborted[0].step, Version(0));
   EXPECT_EQ(aborted[0].attempt, Attempt(0));
   EXPECT_THAT(aborted[0].members, ElementsAre(kRank0));
-  EXPECT_EQ(aborted[0].reason, "rank 1 is lost: left: asked to");
+  EXPECT_EQ(aborted[0].reason, "rank 1 has left: asked to");
   EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
   EXPECT_GT(cohort.key(kRank0).sequence, before.sequence);
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 3}));

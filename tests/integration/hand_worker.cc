@@ -6,7 +6,7 @@
 namespace cohort {
 namespace {
 
-constexpr std::chrono::seconds kDeadline(20);
+constexpr std::chrono::seconds kDeadline(60);
 constexpr int64_t kBatchSize = 2;
 
 template <typename T>

@@ -133,10 +133,14 @@ def kill(process):
     process.wait()
 
 
-def run(program, *flags, timeout_s=60):
-    """Runs a program that is expected to end by itself."""
+def run(program, *flags, timeout_s=60, environment=None):
+    """Runs a program that is expected to end by itself.
+
+    `environment`: variables on top of those there are.
+    """
     return subprocess.run([BIN / program, *flags], stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=timeout_s,
+                          env={**os.environ, **(environment or {})},
                           check=False)
 
 

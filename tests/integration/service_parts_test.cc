@@ -179,6 +179,22 @@ TEST(ListenAddressTest, ReadsHostAndPort) {
   }
 }
 
+TEST(ListenAddressTest, ServersAreConnectedToByPortOrScheme) {
+  for (const char* good : {"127.0.0.1:7070", "server:7070", "[::1]:7070",
+                           "unix:/run/cohort", "dns:///server:7070"}) {
+    EXPECT_TRUE(CheckServerAddress("--server", good).ok()) << good;
+  }
+  EXPECT_EQ(CheckServerAddress("--server", "server").message(),
+            "--server: got 'server', want host:port such as 127.0.0.1:7070, "
+            "with a port of 0 to 65535");
+}
+
+TEST(ListenAddressTest, AllAddressesAreNoPlaceToGoTo) {
+  EXPECT_EQ(UrlHere("0.0.0.0:7071"), "http://localhost:7071/");
+  EXPECT_EQ(UrlHere("[::]:7071"), "http://localhost:7071/");
+  EXPECT_EQ(UrlHere("127.0.0.1:7071"), "http://127.0.0.1:7071/");
+}
+
 StatusView Training() {
   return {.state = "training, 2 of 2 workers",
           .phase = StatusView::Phase::kTraining,
@@ -560,6 +576,8 @@ TEST(CommandLineTest, TellsWhichFlagsWereGiven) {
 TEST(CommandLineTest, NearestWordIsTheOneWithTheFewestEdits) {
   EXPECT_EQ(NearestWord("statsu", {"export", "status"}), "status");
   EXPECT_EQ(NearestWord("frobnicate", {"export", "status"}), "");
+  // Three edits make any short word of any other.
+  EXPECT_EQ(NearestWord("out", {"quiet", "json"}), "");
 }
 
 TEST(CommandLineTest, TellsUsageFromBadValues) {

@@ -24,5 +24,18 @@ TEST(WireStatusTest, CodeOutsideTheListBecomesUnknown) {
   EXPECT_EQ(FromGrpcStatus(odd), absl::UnknownError("from a proxy"));
 }
 
+TEST(WireStatusTest, ConnectionsThatFailEndWithTheSystemsWord) {
+  EXPECT_EQ(ConnectionFailure(
+                "failed to connect to all addresses; last error: UNKNOWN: "
+                "ipv4:127.0.0.1:1: Failed to connect to remote host: "
+                "Connection refused"),
+            "Connection refused");
+  EXPECT_EQ(ConnectionFailure("DNS resolution failed for nowhere:7070: C-ares "
+                              "status is not ARES_SUCCESS: Domain not found"),
+            "Domain not found");
+  EXPECT_EQ(ConnectionFailure("rank 0 is live: it frees in 9.8 s"),
+            std::nullopt);
+}
+
 }  // namespace
 }  // namespace cohort

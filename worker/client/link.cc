@@ -1,10 +1,13 @@
 #include "worker/client/link.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "common/wire/status.h"
 
 namespace cohort {
 namespace {
@@ -83,6 +86,12 @@ absl::Status Link::NormalizedEnd(absl::string_view name,
   if (end.ok()) {
     return absl::UnavailableError(
         absl::StrCat(server_, ": the server closed ", name));
+  }
+  if (const std::optional<std::string> failure =
+          ConnectionFailure(end.message())) {
+    return absl::UnavailableError(
+        absl::StrCat(server_, ": cannot be reached (", *failure,
+                     "); is a cohort-server running at that address?"));
   }
   const std::string text =
       absl::StrCat(server_, ": ", name, ": ", end.message());

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
+#include "common/listen_address.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "worker/client/backoff.h"
@@ -60,9 +61,7 @@ class GrpcModelReader final : public ModelReader {
 
 absl::StatusOr<std::unique_ptr<ModelReader>> MakeModelReader(
     const ReaderOptions& options) {
-  if (options.server.empty()) {
-    return absl::InvalidArgumentError("server: got none, want host:port");
-  }
+  COHORT_RETURN_IF_ERROR(CheckServerAddress("--server", options.server));
   if (options.server_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "server_timeout: got ", absl::FormatDuration(options.server_timeout),

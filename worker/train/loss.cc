@@ -101,19 +101,19 @@ absl::Status Validate(const LossOptions& options, int64_t classes) {
   const std::vector<double>& weights = options.class_weights;
   if (weights.empty()) return absl::OkStatus();
   if (static_cast<int64_t>(weights.size()) != classes) {
-    return Refuse("class weights", absl::StrCat(weights.size(), " weights"),
+    return Refuse("--class_weights", absl::StrCat(weights.size(), " weights"),
                   absl::StrCat(classes, ", one a class"));
   }
   for (const double weight : weights) {
     // Beyond float32's range it would be infinite.
     if (weight >= 0 && std::isfinite(static_cast<float>(weight))) continue;
-    return Refuse("class weights", absl::StrCat(weight),
+    return Refuse("--class_weights", absl::StrCat(weight),
                   "finite numbers of 0 or more");
   }
   if (std::all_of(weights.begin(), weights.end(), [](double weight) {
         return static_cast<float>(weight) == 0;
       })) {
-    return Refuse("class weights", "none above 0", "at least one");
+    return Refuse("--class_weights", "none above 0", "at least one");
   }
   return absl::OkStatus();
 }

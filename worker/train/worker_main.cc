@@ -337,7 +337,11 @@ absl::StatusOr<std::shared_ptr<Model>> ModelFor(const Dataset& dataset,
                                      .warn = warn}));
   const std::string init = absl::GetFlag(FLAGS_init);
   if (!init.empty()) {
-    COHORT_RETURN_IF_ERROR(LoadStateDict(RealFileSystem(), init, *model));
+    const absl::Status loaded = LoadStateDict(RealFileSystem(), init, *model);
+    if (!loaded.ok()) {
+      return absl::Status(loaded.code(),
+                          absl::StrCat("--init: ", loaded.message()));
+    }
   }
   return model;
 }
