@@ -125,6 +125,21 @@ TEST(ClientConnectionTest, ARankThatIsNotNeededAnyMoreIsNoError) {
   EXPECT_THAT(told, HasSubstr("rank 2 is not needed any more"));
 }
 
+TEST(ClientConnectionTest, TheEndIsToldWithItsReason) {
+  FakeServer server;
+  server.on_open = [&](int) {
+    server.Tell(
+        {.kind = AssignmentKind::kFinished, .reason = "drained: told to"});
+  };
+  const auto client = JoinedClient(server.Options());
+  std::string told;
+  client->SetObserver([&told](const std::string& text) { told = text; });
+  const auto assignment = client->NextAssignment();
+  ASSERT_TRUE(assignment.ok()) << assignment.status();
+  EXPECT_EQ(assignment->kind, AssignmentKind::kFinished);
+  EXPECT_EQ(told, "drained: told to");
+}
+
 TEST(ClientConnectionTest, UnreachableServerIsGivenUpByName) {
   FakeServer server;
   ClientOptions options = server.Options();

@@ -136,6 +136,7 @@ absl::StatusOr<Assignment> GrpcClient::NextAssignment() {
         Observe(absl::StrCat("repeating step ", notice->version.value(),
                              ", attempt ", notice->attempt.value()));
       }
+      if (notice->kind == AssignmentKind::kFinished) Observe(notice->reason);
       current_ = *notice;
       return notice;
     }
