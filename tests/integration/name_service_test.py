@@ -4,8 +4,8 @@ In a network and a file tree of their own, where this test is the only name
 service, so that it needs root.
 """
 
-import pathlib
 import fcntl
+import pathlib
 import socket
 import struct
 import subprocess
@@ -17,6 +17,7 @@ import unittest
 SERVER_NAME = "cohort.test"
 TYPE_A = 1
 INSIDE = "--inside"
+RESOLVER = pathlib.Path("/etc/resolv.conf").resolve()
 WORLD = ["unshare", "--net", "--mount"]
 
 
@@ -61,8 +62,9 @@ class NameService:
 def own_world():
     """Returns why there is none here, or nothing."""
     try:
-        made = subprocess.run([*WORLD, "true"], capture_output=True, text=True,
-                              check=False)
+        made = subprocess.run(
+            [*WORLD, "mount", "--bind", RESOLVER, RESOLVER],
+            capture_output=True, text=True, check=False)
     except OSError as error:
         return str(error)
     return made.stderr.strip()
@@ -89,8 +91,7 @@ def train_inside():
     with tempfile.TemporaryDirectory() as folder:
         resolver = pathlib.Path(folder) / "resolv.conf"
         resolver.write_text("nameserver 127.0.0.1\n")
-        subprocess.run(["mount", "--bind", resolver,
-                        pathlib.Path("/etc/resolv.conf").resolve()], check=True)
+        subprocess.run(["mount", "--bind", resolver, RESOLVER], check=True)
         with Cohort(workers=2, server_flags=["--epochs=1"]) as cohort:
             cohort.start_server()
             _, port = cohort.address.rsplit(":", 1)
