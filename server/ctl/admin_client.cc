@@ -57,6 +57,8 @@ AdminClient::AdminClient(const std::string& server, absl::Duration timeout)
     : server_(server),
       timeout_(std::min(timeout, kTimeoutMax)),
       connection_(std::make_unique<Connection>()) {
+  // Without one each call says what is wrong.
+  if (!CheckServerAddress("--server", server).ok()) return;
   connection_->stub =
       v1::Admin::NewStub(MakeChannel(server, ChannelPurpose::kControl));
 }

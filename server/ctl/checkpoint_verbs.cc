@@ -107,8 +107,8 @@ absl::StatusOr<std::string> FolderOf(const Context& context,
   const std::optional<std::string> dir = context.arguments.Value("dir");
   if (!dir.has_value()) {
     return absl::NotFoundError(
-        "got no --dir, want the server's --checkpoint_dir\n`cohortctl help "
-        "checkpoint list` has an example");
+        "got no --dir, want the server's --checkpoint_dir, such as "
+        "--dir=state");
   }
   const auto refuse = [&dir](absl::string_view why, absl::string_view next) {
     return absl::InvalidArgumentError(

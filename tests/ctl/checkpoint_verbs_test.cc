@@ -192,8 +192,8 @@ TEST_F(CheckpointVerbsTest, FoldersThatAreNoServersAreRefused) {
   const std::string given = "cohortctl: --dir: got '";
   const Case cases[] = {
       {"", 2,
-       "cohortctl: got no --dir, want the server's --checkpoint_dir\n"
-       "`cohortctl help checkpoint list` has an example\n"},
+       "cohortctl: got no --dir, want the server's --checkpoint_dir, such as "
+       "--dir=state\n"},
       {" --dir=/no/such/folder", 3,
        given + "/no/such/folder', which is not there" + next},
       {" --dir=" + other.path(), 3,

@@ -108,6 +108,12 @@ class RunTest(unittest.TestCase):
         self.assertIn("run: worker 0 ended with exit code 2: it would end so "
                       "again, so the run is stopped", err)
 
+    def test_worker_that_leaves_with_zero_is_not_started_again(self):
+        self.play("listen; await worker0.pid; sleep 0.5", "echo x >>lives")
+        code, _, err = self.cohort("--workers=1")
+        self.assertEqual(code, 0, err)
+        self.assertEqual((self.dir / "lives").read_text(), "x\n")
+
     def test_run_that_goes_on_without_lost_workers_does_so(self):
         self.play("listen; await worker1.pid; await gone; sleep 0.2; exit 0",
                   "[[ $rank == 1 ]] && touch gone && exit 1; sleep 0.3")

@@ -203,20 +203,21 @@ class StudyTest(unittest.TestCase):
         self.assertEqual(changed.returncode, 3, changed.stderr)
         self.assertIn("other server flags: got '--epochs=3 ", changed.stderr)
 
-    def test_runs_that_fail(self):
-        result = run("cohortctl", "study", f"--out={self.out}",
-                     "--aggregation=sync", "--normalization=local",
-                     "--batch_size=1", "--workers=1", "--seed=1", "--",
-                     "--dataset=nosuch")
-        self.assertEqual(result.returncode, 1, result.stderr)
-        name = "sync-local-shuffled-w1-b1-s1"
-        self.assertIn(f"{name} failed: worker 0 ended with exit code 3",
-                      result.stderr)
-        self.assertIn("--dataset: got nosuch", result.stderr)
-        self.assertIn("it is run once more later", result.stderr)
-        self.assertIn("1 runs failed, twice each; 0 of 1 runs are done",
-                      result.stderr)
-        self.assertEqual(self.done(), [])
+    def test_flags_that_are_refused_end_it_at_the_first_run(self):
+        for flags, code, text in (
+                (["--nosuch=4"], 2, "cohort-server: unknown flag --nosuch"),
+                (["--", "--dataset=nosuch"], 3, "--dataset: got nosuch")):
+            result = run("cohortctl", "study", f"--out={self.out}",
+                         "--aggregation=sync", "--normalization=local",
+                         "--batch_size=1,2", "--workers=1", "--seed=1", *flags)
+            self.assertEqual(result.returncode, 3, result.stderr)
+            name = "sync-local-shuffled-w1-b1-s1"
+            self.assertRegex(result.stderr, f"{name} failed: .* ended with "
+                                            f"exit code {code}: ")
+            self.assertNotIn("w1-b2-s1", result.stderr)
+            self.assertIn(text, result.stderr.splitlines()[-1])
+            # Neither is the folder bound to them, as the second round shows.
+            self.assertEqual(self.done(), [])
 
 
 if __name__ == "__main__":

@@ -98,13 +98,26 @@ void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
         listened ? HowToGoOn(options_.spec, end) : WhyNotListening(end));
     return;
   }
-  if (end.code == 0) return;
+  if (end.code == 0) return OnWorkerLeft(process);
   if (cluster_->server_end().has_value() || stopping_ || given_up_) {
     // One that is stopped is told by its signal's number.
     if (end.signal == 0 || !stopping_) screen_.ShowEnd(process, end, "");
     return;
   }
   OnWorkerLost(process, end);
+}
+
+// One that was drained, as against one whose run is over.
+void ClusterRun::OnWorkerLeft(const ClusterProcess& worker) {
+  if (cluster_->server_end().has_value() || stopping_ || given_up_) return;
+  const absl::StatusOr<v1::Status> status =
+      AdminClient(cluster_->address(), kAskMax).GetStatus();
+  if (!status.ok() || status->ended()) return;
+  screen_.Say(
+      absl::StrCat(worker.Name(),
+                   " has left and is not started again; if the run waits for "
+                   "it, start cohort-worker with its flags, --server=",
+                   cluster_->address(), " and --rank=", worker.rank));
 }
 
 // The server's word counts: its policy may have been changed while it runs,

@@ -51,6 +51,7 @@ class ClusterRun {
 
   ClusterHooks Hooks();
   void OnEnd(const ClusterProcess& process, const ProcessEnd& end);
+  void OnWorkerLeft(const ClusterProcess& worker);
   void OnWorkerLost(const ClusterProcess& worker, const ProcessEnd& end);
   void Restart(const ClusterProcess& worker, const ProcessEnd& end);
   void GiveUp(const ClusterProcess& worker, const ProcessEnd& end,

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "common/process/command_line.h"
 #include "common/status_macros.h"
 #include "server/ctl/cluster/local_cluster.h"
 #include "server/ctl/study/run_result.h"
@@ -88,6 +89,10 @@ class ClusterJob final : public StudyJob {
   void OnLine(const ClusterProcess& process, absl::string_view line) {
     // An early look must show what there is.
     logs_[process] << line << std::endl;
+    // What a program says of its own end counts more than the hint below it.
+    for (const char* program : {"cohort-server: ", "cohort-worker: "}) {
+      if (absl::StartsWith(line, program)) told_[process] = std::string(line);
+    }
     last_line_[process] = std::string(line);
   }
 
@@ -99,8 +104,14 @@ class ClusterJob final : public StudyJob {
   }
 
   absl::Status Ended(const ClusterProcess& process, const ProcessEnd& end) {
-    const std::string& last = last_line_[process];
-    return absl::InternalError(
+    const auto told = told_.find(process);
+    const std::string& last =
+        told == told_.end() ? last_line_[process] : told->second;
+    // Started again it would end so again.
+    const bool refused = end.code == kExitUsage || end.code == kExitConfig;
+    return absl::Status(
+        refused ? absl::StatusCode::kInvalidArgument
+                : absl::StatusCode::kInternal,
         absl::StrCat(process.Name(), " ", end.Text(),
                      last.empty() ? "" : absl::StrCat(": ", last), " (",
                      folder_.RunPath(run_), "/", FileNameOf(process), ")"));
@@ -128,6 +139,7 @@ class ClusterJob final : public StudyJob {
 
   std::map<ClusterProcess, std::ofstream> logs_;
   std::map<ClusterProcess, std::string> last_line_;
+  std::map<ClusterProcess, std::string> told_;
   absl::Status status_;
   bool done_ = false;
   // Last: it calls what is above.

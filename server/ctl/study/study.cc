@@ -39,6 +39,10 @@ class Study {
     }
     COHORT_RETURN_IF_ERROR(TellStart(left));
     Work(std::move(left));
+    if (!refused_.ok()) {
+      COHORT_RETURN_IF_ERROR(folder_.ForgetFlags());
+      return refused_;
+    }
     COHORT_RETURN_IF_ERROR(Report());
     return std::move(outcome_);
   }
@@ -94,6 +98,10 @@ class Study {
                io_.say(absl::StrCat(
                    run.Name(), " failed: ", why.message(),
                    again ? "; it is run once more later" : "; it is left out"));
+               // The first one: the flags are those of all others, too.
+               if (absl::IsInvalidArgument(why) && outcome_.done == 0) {
+                 refused_ = why;
+               }
              }},
         io_.clock);
     while (!schedule.done()) {
@@ -101,6 +109,7 @@ class Study {
         outcome_.stopped = true;
         schedule.RequestStop();
       }
+      if (!refused_.ok()) schedule.RequestStop();
       schedule.Poll(kPollInterval);
       io_.progress(absl::StrCat(
           outcome_.done, " of ", outcome_.runs, " runs done, ",
@@ -167,6 +176,8 @@ class Study {
   StudyFolder folder_;
   StudyPlan plan_;
   StudyOutcome outcome_;
+  // Why not even the first run could begin.
+  absl::Status refused_;
 };
 
 }  // namespace

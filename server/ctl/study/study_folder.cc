@@ -163,6 +163,10 @@ absl::Status StudyFolder::MarkDone(const StudyRun& run) {
                    Dump({{"kinds", run.kinds}}));
 }
 
+absl::Status StudyFolder::ForgetFlags() {
+  return files_->RemoveAll(absl::StrCat(path_, "/", kStudyFile));
+}
+
 absl::StatusOr<bool> StudyFolder::IsDone(const StudyRun& run) const {
   COHORT_ASSIGN_OR_RETURN(
       const std::optional<std::string> text,

@@ -55,6 +55,10 @@ class StudyFolder {
   // Runs that are done; of this matrix or of an earlier one.
   absl::StatusOr<std::vector<std::string>> DoneNames() const;
 
+  // With what no run could be done binds nobody: the next study here may have
+  // other flags.
+  absl::Status ForgetFlags();
+
   // Creates or replaces a file in the folder.
   absl::Status Write(const std::string& name, const std::string& content);
 

@@ -27,8 +27,9 @@ void StudySchedule::Conclude(const StudyRun& run, const absl::Status& status,
   }
   // What was ended early is neither whole nor at fault.
   if (stopping_) return;
-  hooks_.on_failed(run, status, !again);
-  if (again) {
+  const bool left_out = again || absl::IsInvalidArgument(status);
+  hooks_.on_failed(run, status, !left_out);
+  if (left_out) {
     failed_.push_back(run.Name());
   } else {
     again_.push_back(run);

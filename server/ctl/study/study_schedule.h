@@ -43,7 +43,8 @@ struct ScheduleHooks {
 };
 
 // Works through runs, several at a time, in their order. A run that fails is
-// started once more, after all others; one that fails again is left out.
+// started once more, after all others; one that fails again, or whose flags are
+// refused (InvalidArgument), is left out.
 //
 // Thread safety: none.
 class StudySchedule {

@@ -64,6 +64,8 @@ class ScheduleTest : public testing::Test {
           if (failures_[run.seed] > 0) {
             --failures_[run.seed];
             result = absl::InternalError("worker 0 ended");
+          } else if (run.seed == refused_) {
+            result = absl::InvalidArgumentError("unknown flag --x");
           }
           return std::make_unique<Job>(*this, result);
         },
@@ -88,6 +90,7 @@ class ScheduleTest : public testing::Test {
 
   FakeClock clock_;
   std::map<int64_t, int32_t> failures_;
+  int64_t refused_ = 0;
   std::vector<int64_t> started_;
   std::vector<int64_t> done_;
   std::vector<std::string> told_;
@@ -121,6 +124,15 @@ TEST_F(ScheduleTest, ARunThatFailsTwiceDoesNotLoseTheOthers) {
   EXPECT_THAT(started_, ElementsAre(1, 2, 3, 2));
   EXPECT_THAT(done_, ElementsAre(1, 3));
   EXPECT_THAT(told_, ElementsAre("2 again", "2"));
+  EXPECT_THAT(schedule.failed(), ElementsAre("sync-local-shuffled-w2-b2-s2"));
+}
+
+TEST_F(ScheduleTest, ARefusedRunIsNotTriedAgain) {
+  refused_ = 2;
+  StudySchedule schedule = Make(3, 1);
+  Finish(schedule);
+  EXPECT_THAT(started_, ElementsAre(1, 2, 3));
+  EXPECT_THAT(told_, ElementsAre("2"));
   EXPECT_THAT(schedule.failed(), ElementsAre("sync-local-shuffled-w2-b2-s2"));
 }
 
