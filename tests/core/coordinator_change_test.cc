@@ -229,7 +229,11 @@ TEST(CoordinatorChangeTest, MoreWorkersJoinAndFewerAreSentHome) {
   EXPECT_EQ(cohort.Join(kRank2),
             absl::OutOfRangeError("rank 2 is not needed any more: the run goes "
                                   "on with 1 workers"));
-  EXPECT_TRUE(absl::IsInvalidArgument(cohort.Join(Rank(3))));
+  // No rank that there ever was.
+  Effects out;
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      cohort.core().Join(SessionId(90), {.rank = Rank(3), .batch_size = 1},
+                         absl::Seconds(1), out)));
 }
 
 TEST(CoordinatorChangeTest, AnEvictedRankIsLost) {
