@@ -33,7 +33,6 @@ class NameService:
     def __init__(self, askers):
         self._askers = askers
         self._known = set()
-        self.unanswered = 0
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 53))
         threading.Thread(target=self._serve, daemon=True).start()
@@ -42,7 +41,6 @@ class NameService:
         while True:
             query, asker = self._socket.recvfrom(4096)
             if asker not in self._known and len(self._known) == self._askers:
-                self.unanswered += 1
                 continue
             self._known.add(asker)
             self._socket.sendto(self._answer(query), asker)
@@ -87,7 +85,7 @@ def train_inside():
     from processes import Cohort
 
     set_loopback_up()
-    service = NameService(askers=2)
+    NameService(askers=2)
     with tempfile.TemporaryDirectory() as folder:
         resolver = pathlib.Path(folder) / "resolv.conf"
         resolver.write_text("nameserver 127.0.0.1\n")
@@ -100,10 +98,10 @@ def train_inside():
                 cohort.wait_until(
                     lambda: f"rank {rank} joined" in cohort.log(),
                     f"worker {rank} to join")
+            # Whoever asks a second time asks for ever. (When the server ends,
+            # gRPC asks once more; nobody waits for that.)
             if cohort.finish(timeout_s=120) != 0:
                 raise SystemExit(cohort.log())
-        if service.unanswered:
-            raise SystemExit(f"{service.unanswered} questions too many")
 
 
 if __name__ == "__main__":

@@ -130,7 +130,8 @@ class PanelFrame {
   PanelFrame(const Layout& layout, int32_t index)
       : layout_(layout),
         left_(kLeft + index % layout.columns * (kPanelWidth + kGap)),
-        top_(layout.top + index / layout.columns * layout.row_height +
+        top_(layout.top +
+             static_cast<double>(index / layout.columns) * layout.row_height +
              kPanelTitle),
         first_column_(index % layout.columns == 0) {}
 

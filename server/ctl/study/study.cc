@@ -140,8 +140,9 @@ class Study {
   absl::Status Report() {
     COHORT_ASSIGN_OR_RETURN(std::vector<FinishedRun> finished, Finished());
     if (finished.empty()) return absl::OkStatus();
+    auto summary = Summarise(finished, options_.target);
     StudyReport report{.command = options_.command,
-                       .summary = Summarise(finished, options_.target),
+                       .summary = std::move(summary),
                        .runs = std::move(finished),
                        .left_out = plan_.left_out};
     const auto missing =
