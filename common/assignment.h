@@ -107,8 +107,8 @@ struct Moments {
   std::vector<double> second;
 };
 
-// Local moments of one call, reported on closing where there is no
-// rendezvous.
+// Moments of one call: contributed to its rendezvous, or reported on closing
+// where there is none.
 struct CallMoments {
   int32_t layer = 0;
   int32_t call = 0;

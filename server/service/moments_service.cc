@@ -1,8 +1,12 @@
 #include <grpcpp/grpcpp.h>
 
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "cohort/v1/moments.grpc.pb.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
@@ -12,6 +16,28 @@
 
 namespace cohort {
 namespace {
+
+// As many as a request may hold; models have few siblings.
+constexpr int kContributionsMax = 64;
+
+// A request or its part.
+template <typename Proto>
+absl::StatusOr<Contribution> ContributionOf(const Proto& proto) {
+  Contribution contribution;
+  COHORT_ASSIGN_OR_RETURN(contribution.key, FromProto(proto.key()));
+  COHORT_ASSIGN_OR_RETURN(
+      contribution.moments,
+      DecodeMoments(contribution.key.phase, proto.count(), proto.values()));
+  return contribution;
+}
+
+// To a reply or its part.
+template <typename Proto>
+void Describe(const effect::ReduceResult& result, Proto& proto) {
+  ToProto(result.key, proto.mutable_key());
+  proto.set_count(result.moments->count);
+  EncodeMoments(*result.moments, proto.mutable_values());
+}
 
 class ReduceReactor final
     : public QueuedBidi<v1::ReduceRequest, v1::ReduceReply, ReduceStream> {
@@ -29,11 +55,13 @@ class ReduceReactor final
     }
   }
 
-  void SendResult(const effect::ReduceResult& result) override {
+  void SendResults(
+      absl::Span<const effect::ReduceResult* const> results) override {
     v1::ReduceReply reply;
-    ToProto(result.key, reply.mutable_key());
-    reply.set_count(result.moments->count);
-    EncodeMoments(*result.moments, reply.mutable_values());
+    Describe(*results.front(), reply);
+    for (const effect::ReduceResult* further : results.subspan(1)) {
+      Describe(*further, *reply.add_further());
+    }
     Send(std::move(reply));
   }
 
@@ -48,12 +76,19 @@ class ReduceReactor final
   absl::Status OnMessage(const v1::ReduceRequest& request) override {
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(request.sender()));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
-    COHORT_ASSIGN_OR_RETURN(ReduceKey key, FromProto(request.key()));
-    COHORT_ASSIGN_OR_RETURN(
-        Moments moments,
-        DecodeMoments(key.phase, request.count(), request.values()));
+    if (request.further_size() >= kContributionsMax) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "rendezvous: got ", request.further_size() + 1,
+          " contributions in one request, want at most ", kContributionsMax));
+    }
+    std::vector<Contribution> contributions(1);
+    COHORT_ASSIGN_OR_RETURN(contributions[0], ContributionOf(request));
+    for (const v1::ReducePart& part : request.further()) {
+      COHORT_ASSIGN_OR_RETURN(contributions.emplace_back(),
+                              ContributionOf(part));
+    }
     return shard_.Reduce(
-        sender, key, std::move(moments),
+        sender, std::move(contributions),
         std::static_pointer_cast<ReduceReactor>(shared_from_this()));
   }
 

@@ -1,9 +1,11 @@
 #include "server/service/shard.h"
 
 #include <algorithm>
+#include <map>
 #include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -47,9 +49,30 @@ void EndDisplaced(const std::shared_ptr<Stream>& stream) {
 
 }  // namespace
 
-// Carries out one effect, outside the lock.
+// Carries out effects in their order, outside the lock.
 struct Shard::Dispatcher {
   Shard& shard;
+  // Of the results that were last in a row: those of one stream go in one
+  // message.
+  std::map<std::pair<Rank, Incarnation>,
+           std::vector<const effect::ReduceResult*>>
+      results;
+
+  void SendResults() {
+    if (results.empty()) return;
+    const Instant now = shard.clock_.Now();
+    for (const auto& [to, answers] : results) {
+      for (const effect::ReduceResult* result : answers) {
+        if (shard.trace_ != nullptr) {
+          shard.trace_->Answered(result->key, result->rank, now);
+        }
+      }
+      if (auto stream = shard.streams_.Reduce(to.first, to.second)) {
+        stream->SendResults(answers);
+      }
+    }
+    results.clear();
+  }
 
   void operator()(effect::Joined& joined) const {
     EndAll(shard.streams_.Bind(joined.session, joined.rank, joined.incarnation),
@@ -78,13 +101,8 @@ struct Shard::Dispatcher {
       session->SendStepAborted(aborted);
     }
   }
-  void operator()(effect::ReduceResult& result) const {
-    if (shard.trace_ != nullptr) {
-      shard.trace_->Answered(result.key, result.rank, shard.clock_.Now());
-    }
-    if (auto stream = shard.streams_.Reduce(result.rank, result.incarnation)) {
-      stream->SendResult(result);
-    }
+  void operator()(effect::ReduceResult& result) {
+    results[{result.rank, result.incarnation}].push_back(&result);
   }
   void operator()(effect::ReduceAborted& aborted) const {
     if (auto stream =
@@ -226,7 +244,14 @@ void Shard::DispatchAll() {
       }
       batch.swap(outbox_);
     }
-    for (Effect& effect : batch) std::visit(Dispatcher{*this}, effect);
+    Dispatcher dispatcher{.shard = *this};
+    for (Effect& effect : batch) {
+      if (!std::holds_alternative<effect::ReduceResult>(effect)) {
+        dispatcher.SendResults();
+      }
+      std::visit(dispatcher, effect);
+    }
+    dispatcher.SendResults();
   }
 }
 
@@ -377,20 +402,22 @@ absl::Status Shard::Close(const Sender& sender, const PushKey& key,
       });
 }
 
-absl::Status Shard::Reduce(const Sender& sender, const ReduceKey& key,
-                           Moments moments,
+absl::Status Shard::Reduce(const Sender& sender,
+                           std::vector<Contribution> contributions,
                            const std::shared_ptr<ReduceStream>& from) {
   std::shared_ptr<Stream> displaced;
   absl::Status status =
       Handle([&](Coordinator& core, Instant now, Effects& out) {
-        const size_t before = out.size();
-        COHORT_RETURN_IF_ERROR(
-            core.Reduce(sender, key, std::move(moments), now, out));
-        if (trace_ != nullptr) {
-          const BatchNormSpec& layer =
-              core.model()->layout.batch_norms[static_cast<size_t>(key.layer)];
-          trace_->Arrived(key, layer.name, sender.rank, now,
-                          absl::MakeConstSpan(out).subspan(before));
+        for (Contribution& part : contributions) {
+          const size_t before = out.size();
+          COHORT_RETURN_IF_ERROR(
+              core.Reduce(sender, part.key, std::move(part.moments), now, out));
+          if (trace_ == nullptr) continue;
+          const std::vector<BatchNormSpec>& layers =
+              core.model()->layout.batch_norms;
+          trace_->Arrived(
+              part.key, layers[static_cast<size_t>(part.key.layer)].name,
+              sender.rank, now, absl::MakeConstSpan(out).subspan(before));
         }
         displaced = streams_.PutReduce(sender.rank, sender.incarnation, from);
         return absl::OkStatus();

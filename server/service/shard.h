@@ -54,6 +54,12 @@ struct ShardOptions {
   Timeline* timeline = nullptr;
 };
 
+// What a rank says in a rendezvous.
+struct Contribution {
+  ReduceKey key;
+  Moments moments;
+};
+
 // The state machine of one run with everything it needs to run for real: a
 // lock, a clock, threads for heavy effects, and the streams that effects go
 // to. Events come in through the methods; each appends its effects to one
@@ -117,8 +123,10 @@ class Shard {
   absl::Status Close(const Sender& sender, const PushKey& key,
                      PushClosing closing,
                      const std::shared_ptr<ExchangeStream>& from);
-  absl::Status Reduce(const Sender& sender, const ReduceKey& key,
-                      Moments moments,
+  // One after another, as if each came by itself; up to the first that is
+  // refused.
+  absl::Status Reduce(const Sender& sender,
+                      std::vector<Contribution> contributions,
                       const std::shared_ptr<ReduceStream>& from);
 
   absl::StatusOr<Assignment> ReportEvaluation(const Sender& sender,

@@ -26,14 +26,17 @@ void ShardTrace::Arrived(const ReduceKey& key, absl::string_view layer,
                          Rank rank, Instant now,
                          absl::Span<const Effect> effects) {
   MutexLock lock(mu_);
-  waiting_[rank] = {.key = key, .layer = std::string(layer), .since = now};
+  std::map<ReduceKey, Waiting>& own = waiting_[rank];
+  std::erase_if(own, [&key](const auto& other) {
+    return other.first.step != key.step || other.first.attempt != key.attempt;
+  });
+  own[key] = {.layer = std::string(layer), .since = now};
   for (const Effect& effect : effects) {
     const auto* result = std::get_if<effect::ReduceResult>(&effect);
     if (result == nullptr) continue;
-    const auto member = waiting_.find(result->rank);
-    if (member != waiting_.end() && member->second.key == result->key) {
-      member->second.last = rank;
-    }
+    std::map<ReduceKey, Waiting>& member = waiting_[result->rank];
+    const auto at = member.find(result->key);
+    if (at != member.end()) at->second.last = rank;
   }
 }
 
@@ -41,10 +44,11 @@ void ShardTrace::Answered(const ReduceKey& key, Rank rank, Instant now) {
   Waiting waited;
   {
     MutexLock lock(mu_);
-    const auto at = waiting_.find(rank);
-    if (at == waiting_.end() || at->second.key != key) return;
+    std::map<ReduceKey, Waiting>& member = waiting_[rank];
+    const auto at = member.find(key);
+    if (at == member.end()) return;
     waited = at->second;
-    waiting_.erase(at);
+    member.erase(at);
   }
   const bool forward = key.phase == ReducePhase::kForward;
   Span span{.name = "rendezvous",

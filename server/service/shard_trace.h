@@ -46,9 +46,7 @@ class ShardTrace {
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // A worker takes part in one rendezvous at a time.
   struct Waiting {
-    ReduceKey key;
     std::string layer;
     Instant since;
     std::optional<Rank> last;
@@ -57,7 +55,9 @@ class ShardTrace {
   Timeline& timeline_;
 
   Mutex mu_;
-  std::map<Rank, Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  // Members of open rendezvous. Those of steps that ended early are let go of
+  // when their rank contributes to another step, or attempt.
+  std::map<Rank, std::map<ReduceKey, Waiting>> waiting_ ABSL_GUARDED_BY(mu_);
   // Of the first fold since the last commit: one commit is folded at a time.
   std::optional<Instant> apply_begin_ ABSL_GUARDED_BY(mu_);
   int64_t folds_ ABSL_GUARDED_BY(mu_) = 0;

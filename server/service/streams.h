@@ -1,6 +1,7 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "common/assignment.h"
 #include "server/core/effects.h"
 
@@ -36,7 +37,9 @@ class ExchangeStream : public Stream {
 
 class ReduceStream : public Stream {
  public:
-  virtual void SendResult(const effect::ReduceResult& result) = 0;
+  // In one message. `results` is not empty.
+  virtual void SendResults(
+      absl::Span<const effect::ReduceResult* const> results) = 0;
   virtual void SendAborted(const effect::ReduceAborted& aborted) = 0;
 };
 

@@ -62,16 +62,21 @@ absl::Status BenchRendezvous() {
   const int32_t rounds = absl::GetFlag(FLAGS_rounds);
   COHORT_ASSIGN_OR_RETURN(const std::vector<double> tcp,
                           TcpRendezvousSeconds(channels * 16, rounds));
-  COHORT_ASSIGN_OR_RETURN(const std::vector<double> cohort,
-                          RendezvousSeconds(channels, rounds));
   absl::PrintF("rendezvous of 2 workers, %d channels, %d rounds\n", channels,
                rounds);
-  absl::PrintF("%-10s %10s %10s %10s\n", "", "us", "TCP us", "x TCP");
-  for (const double q : {0.5, 0.99}) {
-    const double ours = Quantile(cohort, q) * 1e6;
-    const double bare = Quantile(tcp, q) * 1e6;
-    absl::PrintF("p%-9.0f %10.1f %10.1f %10.2f\n", q * 100, ours, bare,
-                 ours / bare);
+  absl::PrintF("%-10s %-10s %10s %10s %10s\n", "together", "", "us", "TCP us",
+               "x TCP");
+  for (const int32_t together : {1, 2, 4}) {
+    COHORT_ASSIGN_OR_RETURN(
+        const std::vector<double> cohort,
+        RendezvousSeconds(
+            {.channels = channels, .together = together, .rounds = rounds}));
+    for (const double q : {0.5, 0.99}) {
+      const double ours = Quantile(cohort, q) * 1e6;
+      const double bare = Quantile(tcp, q) * 1e6;
+      absl::PrintF("%-10d p%-9.0f %10.1f %10.1f %10.2f\n", together, q * 100,
+                   ours, bare, ours / bare);
+    }
   }
   absl::PrintF("\n");
   return absl::OkStatus();

@@ -31,8 +31,9 @@ struct RunShape {
   std::vector<int64_t> parameters;
   int64_t channels = 0;
   int32_t steps = 1;
-  // Rendezvous a step.
+  // Rendezvous a step, and how many are waited for at once.
   int32_t calls = 0;
+  int32_t together = 1;
 };
 
 ModelLayout LayoutOf(const RunShape& shape) {
@@ -102,16 +103,17 @@ class BenchWorker {
 
   absl::Status Rendezvous(const Assignment& step) {
     const auto channels = static_cast<size_t>(shape_.channels);
-    const Moments local{.count = 1,
-                        .first = std::vector<double>(channels, 1.0),
-                        .second = std::vector<double>(channels, 1.0)};
-    for (int32_t call = 0; call < shape_.calls; ++call) {
+    const CallMoments one{
+        .moments = {.count = 1,
+                    .first = std::vector<double>(channels, 1.0),
+                    .second = std::vector<double>(channels, 1.0)}};
+    std::vector<CallMoments> local(static_cast<size_t>(shape_.together), one);
+    for (int32_t call = 0; call < shape_.calls;) {
+      for (CallMoments& of : local) of.call = call++;
       const SteadyTime start = Now();
       COHORT_RETURN_IF_ERROR(
           client_
-              ->Reduce(
-                  {.step = step.version, .attempt = step.attempt, .call = call},
-                  local)
+              ->Reduce({.step = step.version, .attempt = step.attempt}, local)
               .status());
       rendezvous_seconds.push_back(Seconds(start, Now()));
     }
@@ -181,15 +183,16 @@ absl::StatusOr<std::vector<double>> ExchangeStepSeconds(int32_t workers,
                              worker.step_seconds.end());
 }
 
-absl::StatusOr<std::vector<double>> RendezvousSeconds(int64_t channels,
-                                                      int32_t rounds) {
+absl::StatusOr<std::vector<double>> RendezvousSeconds(
+    const RendezvousShape& shape) {
   constexpr int32_t kWarmUp = 200;
-  const RunShape shape{.workers = 2,
-                       .parameters = {1},
-                       .channels = channels,
-                       .steps = 1,
-                       .calls = rounds + kWarmUp};
-  COHORT_ASSIGN_OR_RETURN(const BenchWorker worker, RunShaped(shape));
+  const RunShape run{.workers = 2,
+                     .parameters = {1},
+                     .channels = shape.channels,
+                     .steps = 1,
+                     .calls = (shape.rounds + kWarmUp) * shape.together,
+                     .together = shape.together};
+  COHORT_ASSIGN_OR_RETURN(const BenchWorker worker, RunShaped(run));
   return std::vector<double>(worker.rendezvous_seconds.begin() + kWarmUp,
                              worker.rendezvous_seconds.end());
 }

@@ -15,9 +15,17 @@ absl::StatusOr<std::vector<double>> ExchangeStepSeconds(int32_t workers,
                                                         int64_t elements,
                                                         int32_t steps);
 
-// Seconds of each rendezvous of two workers over `channels` channels
-// (16 bytes a channel each way), as worker 0 sees it.
-absl::StatusOr<std::vector<double>> RendezvousSeconds(int64_t channels,
-                                                      int32_t rounds);
+// A rendezvous of two workers over `channels` channels (16 bytes a channel each
+// way), or several that are contributed to together.
+struct RendezvousShape {
+  int64_t channels = 0;
+  int32_t together = 1;
+  // Timed ones.
+  int32_t rounds = 0;
+};
+
+// Seconds of each wait, as worker 0 sees it.
+absl::StatusOr<std::vector<double>> RendezvousSeconds(
+    const RendezvousShape& shape);
 
 }  // namespace cohort::bench

@@ -17,7 +17,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-const ReduceKey kKey{.step = Version(10), .attempt = Attempt(0)};
+const ReducePass kPass{.step = Version(10)};
 
 // A client that has registered the test model and taken step 10.
 std::unique_ptr<Client> TrainingClient(FakeServer& server) {
@@ -251,6 +251,17 @@ TEST(ClientPushTest, GradientThatDoesNotFitIsRefused) {
   }
 }
 
+const Moments kMoments{.count = 1, .first = {1}, .second = {0}};
+
+v1::ReduceReply ReduceReplyTo(const v1::ReduceRequest& request,
+                              const Moments& all) {
+  v1::ReduceReply reply;
+  *reply.mutable_key() = request.key();
+  reply.set_count(all.count);
+  EncodeMoments(all, reply.mutable_values());
+  return reply;
+}
+
 TEST(ClientReduceTest, MomentsGoOutAndComeBackCombined) {
   FakeServer server;
   std::vector<v1::ReduceRequest> seen;
@@ -258,25 +269,23 @@ TEST(ClientReduceTest, MomentsGoOutAndComeBackCombined) {
     v1::ReduceRequest request;
     while (io.Read(&request)) {
       seen.push_back(request);
-      v1::ReduceReply reply;
-      *reply.mutable_key() = request.key();
-      reply.set_count(2 * request.count());
-      EncodeMoments({.count = 0, .first = {10, 20}, .second = {30, 40}},
-                    reply.mutable_values());
-      io.Write(reply);
+      io.Write(ReduceReplyTo(request, {.count = 2 * request.count(),
+                                       .first = {10, 20},
+                                       .second = {30, 40}}));
     }
     return grpc::Status::OK;
   };
   const auto client = TrainingClient(server);
   for (int call = 0; call < 3; ++call) {
-    ReduceKey key = kKey;
-    key.call = call;
-    const auto global =
-        client->Reduce(key, {.count = 5, .first = {1, 2}, .second = {3, 4}});
+    const CallMoments local{
+        .call = call,
+        .moments = {.count = 5, .first = {1, 2}, .second = {3, 4}}};
+    const auto global = client->Reduce(kPass, {local});
     ASSERT_TRUE(global.ok()) << global.status();
-    EXPECT_EQ(global->count, 10);
-    EXPECT_THAT(global->first, ElementsAre(10, 20));
-    EXPECT_THAT(global->second, ElementsAre(30, 40));
+    ASSERT_EQ(global->size(), 1u);
+    EXPECT_EQ((*global)[0].count, 10);
+    EXPECT_THAT((*global)[0].first, ElementsAre(10, 20));
+    EXPECT_THAT((*global)[0].second, ElementsAre(30, 40));
   }
   ASSERT_EQ(seen.size(), 3u);
   EXPECT_EQ(seen[2].sender().rank(), 2);
@@ -285,6 +294,103 @@ TEST(ClientReduceTest, MomentsGoOutAndComeBackCombined) {
   const auto sent = DecodeMoments(ReducePhase::kForward, 5, seen[2].values());
   EXPECT_THAT(sent->first, ElementsAre(1, 2));
   EXPECT_THAT(sent->second, ElementsAre(3, 4));
+}
+
+const std::vector<CallMoments> kTwo = {
+    {.layer = 0, .moments = {.count = 5, .first = {1, 2}, .second = {3, 4}}},
+    {.layer = 1, .moments = kMoments}};
+const Moments kAllOfFirst{.count = 9, .first = {10, 20}, .second = {30, 40}};
+const Moments kAllOfSecond{.count = 7, .first = {3}, .second = {4}};
+
+// The further part of a request as if it had come by itself.
+v1::ReduceRequest FurtherOf(const v1::ReduceRequest& request) {
+  v1::ReduceRequest alone;
+  EXPECT_EQ(request.further_size(), 1);
+  *alone.mutable_key() = request.further(0).key();
+  alone.set_count(request.further(0).count());
+  alone.set_values(request.further(0).values());
+  return alone;
+}
+
+void ExpectBoth(const absl::StatusOr<std::vector<Moments>>& all) {
+  ASSERT_TRUE(all.ok()) << all.status();
+  ASSERT_EQ(all->size(), 2u);
+  EXPECT_EQ((*all)[0].count, 9);
+  EXPECT_THAT((*all)[0].first, ElementsAre(10, 20));
+  EXPECT_EQ((*all)[1].count, 7);
+  EXPECT_THAT((*all)[1].first, ElementsAre(3));
+}
+
+TEST(ClientReduceTest, SeveralGoInOneRequestAndComeBackInOneReply) {
+  FakeServer server;
+  server.on_reduce = [&](FakeServer::ReduceIo& io) {
+    v1::ReduceRequest request;
+    while (io.Read(&request)) {
+      const v1::ReduceRequest further = FurtherOf(request);
+      EXPECT_EQ(further.key().layer(), 1);
+      EXPECT_EQ(further.count(), 1);
+      v1::ReduceReply reply = ReduceReplyTo(request, kAllOfFirst);
+      const v1::ReduceReply second = ReduceReplyTo(further, kAllOfSecond);
+      v1::ReducePart& part = *reply.add_further();
+      *part.mutable_key() = second.key();
+      part.set_count(second.count());
+      part.set_values(second.values());
+      io.Write(reply);
+    }
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  ExpectBoth(client->Reduce(kPass, kTwo));
+}
+
+TEST(ClientReduceTest, SeveralMayBeAnsweredOneByOneInAnyOrder) {
+  FakeServer server;
+  server.on_reduce = [&](FakeServer::ReduceIo& io) {
+    v1::ReduceRequest request;
+    while (io.Read(&request)) {
+      io.Write(ReduceReplyTo(FurtherOf(request), kAllOfSecond));
+      io.Write(ReduceReplyTo(request, kAllOfFirst));
+    }
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  ExpectBoth(client->Reduce(kPass, kTwo));
+}
+
+TEST(ClientReduceTest, OneAbortedOfSeveralVoidsTheStep) {
+  FakeServer server;
+  server.on_reduce = [&](FakeServer::ReduceIo& io) {
+    v1::ReduceRequest request;
+    while (io.Read(&request)) {
+      v1::ReduceReply aborted;
+      *aborted.mutable_key() = FurtherOf(request).key();
+      aborted.set_aborted("rank 3 was lost");
+      io.Write(aborted);
+    }
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  const absl::Status status = client->Reduce(kPass, kTwo).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 3 was lost"));
+}
+
+TEST(ClientReduceTest, AnswerOfAnotherWidthIsRefused) {
+  FakeServer server;
+  server.on_reduce = [&](FakeServer::ReduceIo& io) {
+    v1::ReduceRequest request;
+    while (io.Read(&request)) {
+      io.Write(ReduceReplyTo(request,
+                             {.count = 1, .first = {1, 2}, .second = {3, 4}}));
+    }
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  const absl::Status status =
+      client->Reduce(kPass, {{.moments = kMoments}}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("got moments of 2 channels, want 1"));
 }
 
 TEST(ClientReduceTest, AbortedAnswerVoidsTheStepOnly) {
@@ -301,7 +407,7 @@ TEST(ClientReduceTest, AbortedAnswerVoidsTheStepOnly) {
   };
   const auto client = TrainingClient(server);
   const absl::Status status =
-      client->Reduce(kKey, {.count = 1, .first = {1}, .second = {0}}).status();
+      client->Reduce(kPass, {{.moments = kMoments}}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 3 was lost"));
   server.Tell(TrainAssignment(1, 1, 10));
@@ -317,9 +423,7 @@ TEST(ClientReduceTest, NoticeReleasesAWaitingRendezvous) {
     return grpc::Status::OK;
   };
   const auto client = TrainingClient(server);
-  EXPECT_EQ(client->Reduce(kKey, {.count = 1, .first = {1}, .second = {0}})
-                .status()
-                .code(),
+  EXPECT_EQ(client->Reduce(kPass, {{.moments = kMoments}}).status().code(),
             absl::StatusCode::kAborted);
 }
 
@@ -342,14 +446,13 @@ TEST(ClientReduceTest, LateAnswerOfAnEndedAttemptIsIgnored) {
     return grpc::Status::OK;
   };
   const auto client = TrainingClient(server);
-  const Moments local{.count = 1, .first = {1}, .second = {0}};
-  ASSERT_EQ(client->Reduce(kKey, local).status().code(),
+  ASSERT_EQ(client->Reduce(kPass, {{.moments = kMoments}}).status().code(),
             absl::StatusCode::kAborted);
-  ReduceKey again = kKey;
+  ReducePass again = kPass;
   again.attempt = Attempt(1);
-  const auto global = client->Reduce(again, local);
+  const auto global = client->Reduce(again, {{.moments = kMoments}});
   ASSERT_TRUE(global.ok()) << global.status();
-  EXPECT_EQ(global->count, 1);
+  EXPECT_EQ(global->front().count, 1);
 }
 
 TEST(ClientReduceTest, StopFromAnotherThreadReleasesTheRendezvous) {
@@ -362,9 +465,7 @@ TEST(ClientReduceTest, StopFromAnotherThreadReleasesTheRendezvous) {
   };
   const auto client = TrainingClient(server);
   waiting = client.get();
-  EXPECT_EQ(client->Reduce(kKey, {.count = 1, .first = {1}, .second = {0}})
-                .status()
-                .code(),
+  EXPECT_EQ(client->Reduce(kPass, {{.moments = kMoments}}).status().code(),
             absl::StatusCode::kCancelled);
 }
 
@@ -378,9 +479,7 @@ TEST(ClientReduceTest, LostSessionReleasesTheRendezvous) {
     return grpc::Status::OK;
   };
   const auto client = TrainingClient(server);
-  EXPECT_EQ(client->Reduce(kKey, {.count = 1, .first = {1}, .second = {0}})
-                .status()
-                .code(),
+  EXPECT_EQ(client->Reduce(kPass, {{.moments = kMoments}}).status().code(),
             absl::StatusCode::kUnavailable);
   EXPECT_TRUE(client->NextAssignment().ok());
   EXPECT_EQ(server.joins().size(), 2u);

@@ -141,13 +141,22 @@ class FakeClient final : public Client {
     return pulled;
   }
 
-  absl::StatusOr<Moments> Reduce(const ReduceKey& key,
-                                 const Moments& local) override {
-    reduced.push_back(key);
-    if (on_reduce) {
-      if (absl::Status status = on_reduce(key); !status.ok()) return status;
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const CallMoments> local) override {
+    std::vector<Moments> results;
+    for (const CallMoments& call : local) {
+      const ReduceKey key{.step = pass.step,
+                          .attempt = pass.attempt,
+                          .layer = call.layer,
+                          .call = call.call,
+                          .phase = pass.phase};
+      reduced.push_back(key);
+      if (on_reduce) {
+        if (absl::Status status = on_reduce(key); !status.ok()) return status;
+      }
+      results.push_back(call.moments);
     }
-    return local;
+    return results;
   }
 
   absl::Status OpenPush(const PushOpening& opening) override {

@@ -29,9 +29,9 @@ class ForwardingClient : public Client {
   absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override {
     return client_->Pull(wish);
   }
-  absl::StatusOr<Moments> Reduce(const ReduceKey& key,
-                                 const Moments& local) override {
-    return client_->Reduce(key, local);
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const CallMoments> local) override {
+    return client_->Reduce(pass, local);
   }
   absl::Status OpenPush(const PushOpening& opening) override {
     return client_->OpenPush(opening);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/assignment.h"
 #include "common/mutex.h"
 #include "worker/batch_norm/rendezvous.h"
@@ -39,10 +40,14 @@ class ThreadRendezvous {
   class Member final : public Rendezvous {
    public:
     Member(ThreadRendezvous& all, size_t rank) : all_(all), rank_(rank) {}
-    absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call,
-                                   ReducePhase phase,
-                                   const Moments& local) override {
-      return all_.Contribute({layer, call, phase}, rank_, local);
+    absl::StatusOr<std::vector<Moments>> Reduce(
+        ReducePhase phase, absl::Span<const CallMoments> local) override {
+      std::vector<Moments> results;
+      for (const CallMoments& of : local) {
+        results.push_back(
+            all_.Contribute({of.layer, of.call, phase}, rank_, of.moments));
+      }
+      return results;
     }
 
    private:

@@ -30,10 +30,10 @@ class ErraticClient final : public ForwardingClient {
     Pause();
     return next().Join();
   }
-  absl::StatusOr<Moments> Reduce(const ReduceKey& key,
-                                 const Moments& local) override {
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const CallMoments> local) override {
     Pause();
-    return next().Reduce(key, local);
+    return next().Reduce(pass, local);
   }
   absl::Status OpenPush(const PushOpening& opening) override {
     Pause();

@@ -44,6 +44,21 @@ inline v1::ModelLayout NormalisedLayout() {
   return layout;
 }
 
+// Two calls of the layer in one request, the second with the mean one higher.
+inline v1::ReduceRequest TwoContributions(HandWorker& worker,
+                                          const v1::Assignment& assignment,
+                                          double mean) {
+  v1::ReduceRequest request = worker.Contribution(assignment, 2, mean, 2);
+  const v1::ReduceRequest second =
+      worker.Contribution(assignment, 2, mean + 1, 2);
+  v1::ReducePart& part = *request.add_further();
+  *part.mutable_key() = second.key();
+  part.mutable_key()->set_call(1);
+  part.set_count(second.count());
+  part.set_values(second.values());
+  return request;
+}
+
 // Two workers with batches of two: one step an epoch. The losses of a step
 // weigh 4 together, which is the reference: gradients are summed as they are.
 inline v1::RunPlan TinyPlan() {

@@ -288,6 +288,62 @@ TEST_F(ServiceTest, RendezvousOfTwoGivesBothTheMomentsOfAll) {
               1e-12);
 }
 
+TEST_F(ServiceTest, ContributionsOfOneRequestAreAnsweredTogether) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  std::vector<ReduceCall> reduces;
+  for (size_t i = 0; i < 2; ++i) {
+    reduces.push_back(workers_[i]->OpenReduce());
+    reduces[i].Write(
+        TwoContributions(*workers_[i], assignments_[i], i == 0 ? 1 : 3));
+  }
+  for (ReduceCall& reduce : reduces) {
+    const std::optional<v1::ReduceReply> reply = reduce.Read();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->key().call(), 0);
+    EXPECT_THAT(DoublesOf(reply->values()), ElementsAre(2.0, 8.0));
+    ASSERT_EQ(reply->further_size(), 1);
+    EXPECT_EQ(reply->further(0).key().call(), 1);
+    EXPECT_EQ(reply->further(0).count(), 4);
+    EXPECT_THAT(DoublesOf(reply->further(0).values()), ElementsAre(3.0, 8.0));
+  }
+}
+
+// What one sends together the other may send one by one.
+TEST_F(ServiceTest, ContributionsOfOneRequestAreAnsweredAsTheyComplete) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  ReduceCall together = workers_[0]->OpenReduce();
+  ReduceCall alone = workers_[1]->OpenReduce();
+  together.Write(TwoContributions(*workers_[0], assignments_[0], 1));
+  for (int call = 0; call < 2; ++call) {
+    v1::ReduceRequest request =
+        workers_[1]->Contribution(assignments_[1], 2, 3 + call, 2);
+    request.mutable_key()->set_call(call);
+    alone.Write(request);
+    for (ReduceCall* reduce : {&together, &alone}) {
+      const std::optional<v1::ReduceReply> reply = reduce->Read();
+      ASSERT_TRUE(reply.has_value());
+      EXPECT_EQ(reply->key().call(), call);
+      EXPECT_EQ(reply->further_size(), 0);
+      EXPECT_THAT(DoublesOf(reply->values()), ElementsAre(2.0 + call, 8.0));
+    }
+  }
+}
+
+TEST_F(ServiceTest, RequestWithTooManyContributionsIsRefused) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  ReduceCall reduce = workers_[0]->OpenReduce();
+  v1::ReduceRequest request =
+      TwoContributions(*workers_[0], assignments_[0], 1);
+  while (request.further_size() < 64) {
+    *request.add_further() = request.further(0);
+  }
+  reduce.Write(request);
+  const grpc::Status status = reduce.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(),
+              HasSubstr("got 65 contributions in one request"));
+}
+
 TEST_F(ServiceTest, RendezvousOfAnUnknownLayerIsRefused) {
   StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
   ReduceCall reduce = workers_[0]->OpenReduce();

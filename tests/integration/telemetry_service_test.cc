@@ -138,8 +138,10 @@ TEST_F(TelemetryServiceTest, TimelineHasFoldsCommitsRendezvousAndCheckpoints) {
   StartWithTwoWorkers(options, NormalisedLayout());
   ReduceCall first = workers_[0]->OpenReduce();
   ReduceCall second = workers_[1]->OpenReduce();
-  first.stream->Write(workers_[0]->Contribution(assignments_[0], 2, 1, 0));
-  second.stream->Write(workers_[1]->Contribution(assignments_[1], 2, 3, 0));
+  // Two calls each, which meet at once.
+  first.stream->Write(TwoContributions(*workers_[0], assignments_[0], 1));
+  second.stream->Write(TwoContributions(*workers_[1], assignments_[1], 3));
+  for (auto& worker : workers_) worker->batch_norm_calls = {2};
   ASSERT_TRUE(first.Read().has_value());
   ASSERT_TRUE(second.Read().has_value());
   TrainOneStep();
@@ -159,9 +161,9 @@ TEST_F(TelemetryServiceTest, TimelineHasFoldsCommitsRendezvousAndCheckpoints) {
     }
   }
   EXPECT_THAT(spans, UnorderedElementsAre(Pair("fold", 1), Pair("apply", 1),
-                                          Pair("rendezvous", 2),
+                                          Pair("rendezvous", 4),
                                           Pair("checkpoint", 1)));
-  // Both were answered because of the same one.
+  // All were answered because of the same one.
   EXPECT_EQ(last.size(), 1u);
 }
 

@@ -49,15 +49,15 @@ class MortalClient final : public ForwardingClient {
   MortalClient(std::unique_ptr<Client> client, Rank rank, Times& times)
       : ForwardingClient(std::move(client)), rank_(rank), times_(times) {}
 
-  absl::StatusOr<Moments> Reduce(const ReduceKey& key,
-                                 const Moments& local) override {
-    if (rank_ == kVictim && key.layer == 2) {
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const CallMoments> local) override {
+    if (rank_ == kVictim && local.front().layer == 2) {
       times_.Died();
       Die();
       return absl::InternalError("died");
     }
-    if (key.attempt > Attempt(0)) times_.Repeats(rank_);
-    return next().Reduce(key, local);
+    if (pass.attempt > Attempt(0)) times_.Repeats(rank_);
+    return next().Reduce(pass, local);
   }
 
  private:

@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -28,6 +30,14 @@ void CheckPerChannel(const BatchNormSpec& spec, const char* what,
               spec.channels, " of a floating type");
 }
 
+void CheckAddend(const BatchNormSpec& spec, const at::Tensor& input,
+                 const at::Tensor& addend) {
+  TORCH_CHECK(addend.sizes() == input.sizes() &&
+                  addend.scalar_type() == input.scalar_type(),
+              spec.name, ": got ", addend.scalar_type(), " ", addend.sizes(),
+              " to add, want ", input.scalar_type(), " ", input.sizes());
+}
+
 void CheckTensors(const BatchNormSpec& spec, const BatchNormTensors& tensors,
                   const Compute& compute) {
   const at::Tensor& input = tensors.input;
@@ -42,11 +52,7 @@ void CheckTensors(const BatchNormSpec& spec, const BatchNormTensors& tensors,
   CheckPerChannel(spec, "a weight", ValueOr(tensors.weight));
   CheckPerChannel(spec, "a bias", ValueOr(tensors.bias));
   const at::Tensor addend = ValueOr(tensors.addend);
-  if (!addend.defined()) return;
-  TORCH_CHECK(addend.sizes() == input.sizes() &&
-                  addend.scalar_type() == input.scalar_type(),
-              spec.name, ": got ", addend.scalar_type(), " ", addend.sizes(),
-              " to add, want ", input.scalar_type(), " ", input.sizes());
+  if (addend.defined()) CheckAddend(spec, input, addend);
 }
 
 // How the kernels see `input` once it is contiguous in `format`.
@@ -91,121 +97,249 @@ std::shared_ptr<const Normalizer> Repeated(const BatchNormCall& call) {
   return entry->second;
 }
 
-class BatchNormFunction : public torch::autograd::Function<BatchNormFunction> {
- public:
-  // `known` is null if the moments of the step are to be found.
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input,
-                            const OptionalTensor& weight,
-                            const OptionalTensor& bias,
-                            const OptionalTensor& addend,
-                            const BatchNormCall& call, bool frozen,
-                            const std::shared_ptr<const Normalizer>& known);
-  static variable_list backward(AutogradContext* ctx, variable_list grads);
-
-  static constexpr size_t kArguments = 7;
+// What calls that are answered together leave to their backward pass.
+struct SavedCalls : torch::CustomClassHolder {
+  std::vector<SavedCall> calls;
 };
 
-at::Tensor BatchNormFunction::forward(
-    AutogradContext* ctx, const at::Tensor& input, const OptionalTensor& weight,
-    const OptionalTensor& bias, const OptionalTensor& addend,
-    const BatchNormCall& call, bool frozen,
-    const std::shared_ptr<const Normalizer>& known) {
-  const at::Tensor gamma = ValueOr(weight);
-  const at::Tensor beta = ValueOr(bias);
-  at::Tensor added = ValueOr(addend);
-  auto saved = c10::make_intrusive<SavedCall>();
-  saved->call = call;
-  saved->frozen = frozen;
-  saved->format = input.suggest_memory_format();
-  saved->shape = ShapeOf(input, saved->format);
-  saved->has_weight = gamma.defined();
-  saved->has_addend = added.defined();
-  if (beta.defined()) saved->bias_type = beta.scalar_type();
+// Tensors of one call that gradients are for: input, scale, shift, addend.
+constexpr size_t kOperands = 4;
+// And those that are kept: input, scale, and for the mask shift or output.
+constexpr size_t kKept = 4;
 
-  const BatchNormEngine& engine = EngineOf(call);
-  const at::Tensor x = input.contiguous(saved->format);
-  saved->by = known;
-  if (known == nullptr) {
-    saved->by = engine.ByBatch(*saved, x);
-    call.step->normalizers[{call.layer, call.call}] = saved->by;
-  }
-  if (added.defined()) added = added.contiguous(saved->format);
-  at::Tensor y = at::empty_like(x);
-  engine.Normalize(*saved, ParametersOf(gamma, beta), x, added, y);
-
-  const bool masked_by_y = call.relu && saved->has_addend;
-  const bool masked_by_x = call.relu && !saved->has_addend;
-  ctx->save_for_backward({input, gamma, masked_by_x ? beta : at::Tensor(),
-                          masked_by_y ? y : at::Tensor()});
-  ctx->saved_data["call"] = c10::IValue::make_capsule(std::move(saved));
-  return y;
+// What is added to call i - 1 is the output of call i.
+bool IsAdded(const std::vector<SavedCall>& calls, size_t i) {
+  return i > 0 && calls[i - 1].call.adds_next;
 }
+
+// Fills in what follows from the tensors.
+void Describe(std::vector<SavedCall>& calls,
+              absl::Span<const OptionalTensor> operands) {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    SavedCall& saved = calls[i];
+    const at::Tensor& input = *operands[kOperands * i];
+    const at::Tensor beta = ValueOr(operands[kOperands * i + 2]);
+    saved.format =
+        IsAdded(calls, i) ? calls[i - 1].format : input.suggest_memory_format();
+    saved.shape = ShapeOf(input, saved.format);
+    saved.has_weight = ValueOr(operands[kOperands * i + 1]).defined();
+    if (beta.defined()) saved.bias_type = beta.scalar_type();
+    saved.has_addend =
+        saved.call.adds_next || ValueOr(operands[kOperands * i + 3]).defined();
+  }
+}
+
+// Normalises by the moments of the step where nothing else is known.
+void MeetOthers(std::vector<SavedCall>& calls,
+                const std::vector<at::Tensor>& inputs) {
+  std::vector<ForwardCall> meeting;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (calls[i].by == nullptr) {
+      meeting.push_back({.saved = &calls[i], .x = inputs[i]});
+    }
+  }
+  if (meeting.empty()) return;
+  const BatchNormCall& any = calls.front().call;
+  const auto found = EngineOf(any).ByBatch(meeting);
+  auto next = found.begin();
+  for (SavedCall& saved : calls) {
+    if (saved.by != nullptr) continue;
+    saved.by = *next++;
+    any.step->normalizers[{saved.call.layer, saved.call.call}] = saved.by;
+  }
+}
+
+variable_list Forward(AutogradContext* ctx,
+                      const c10::intrusive_ptr<SavedCalls>& saved,
+                      absl::Span<const OptionalTensor> operands) {
+  std::vector<SavedCall>& calls = saved->calls;
+  Describe(calls, operands);
+  std::vector<at::Tensor> inputs;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    inputs.push_back(operands[kOperands * i]->contiguous(calls[i].format));
+  }
+  MeetOthers(calls, inputs);
+
+  variable_list kept(kKept * calls.size());
+  variable_list outputs;
+  at::Tensor added;
+  for (size_t i = calls.size(); i-- > 0;) {
+    const SavedCall& one = calls[i];
+    const OptionalTensor* const own = &operands[kOperands * i];
+    const at::Tensor gamma = ValueOr(own[1]);
+    const at::Tensor beta = ValueOr(own[2]);
+    if (ValueOr(own[3]).defined()) added = own[3]->contiguous(one.format);
+    at::Tensor y = at::empty_like(inputs[i]);
+    EngineOf(one.call).Normalize(one, ParametersOf(gamma, beta), inputs[i],
+                                 std::exchange(added, at::Tensor()), y);
+    const bool masked_by_y = one.call.relu && one.has_addend;
+    const bool masked_by_x = one.call.relu && !one.has_addend;
+    kept[kKept * i] = *own[0];
+    kept[kKept * i + 1] = gamma;
+    if (masked_by_x) kept[kKept * i + 2] = beta;
+    if (masked_by_y) kept[kKept * i + 3] = y;
+    if (IsAdded(calls, i)) {
+      added = std::move(y);
+    } else {
+      outputs.push_back(std::move(y));
+    }
+  }
+  std::reverse(outputs.begin(), outputs.end());
+  ctx->save_for_backward(std::move(kept));
+  ctx->saved_data["calls"] = c10::IValue::make_capsule(saved);
+  return outputs;
+}
+
+// `edge` counts the operands of all calls that are defined: so autograd numbers
+// them.
+GradientWishes WishesOf(const AutogradContext& ctx, const SavedCall& saved,
+                        size_t& edge) {
+  GradientWishes wishes;
+  wishes.dx = ctx.needs_input_grad(edge++);
+  wishes.dgamma = saved.has_weight && ctx.needs_input_grad(edge++);
+  wishes.dbeta = saved.bias_type.has_value() && ctx.needs_input_grad(edge++);
+  // Of an addend; its gradient is there in any case.
+  if (saved.has_addend && !saved.call.adds_next) ++edge;
+  return wishes;
+}
+
+// `outputs` are the gradients of the outputs.
+std::vector<BackwardCall> CallsOf(AutogradContext* ctx,
+                                  const std::vector<SavedCall>& saved,
+                                  const variable_list& outputs) {
+  const variable_list kept = ctx->get_saved_variables();
+  std::vector<BackwardCall> calls;
+  size_t edge = 0;
+  size_t output = 0;
+  for (size_t i = 0; i < saved.size(); ++i) {
+    const SavedCall& one = saved[i];
+    const at::Tensor* const own = &kept[kKept * i];
+    Mark(one.call, ReducePhase::kBackward, own[0]);
+    BackwardCall call{.saved = &one,
+                      .tensors = {.x = own[0].contiguous(one.format),
+                                  .weight = own[1],
+                                  .bias = own[2],
+                                  .y = own[3]},
+                      .wishes = WishesOf(*ctx, one, edge)};
+    call.tensors.dy = IsAdded(saved, i)
+                          ? calls.back().tensors.dz
+                          : outputs[output++].contiguous(one.format);
+    if (one.has_addend) call.tensors.dz = at::empty_like(call.tensors.x);
+    calls.push_back(std::move(call));
+  }
+  return calls;
+}
+
+// One node of the graph for calls that are answered together.
+class BatchNormFunction : public torch::autograd::Function<BatchNormFunction> {
+ public:
+  // kOperands a call.
+  template <typename... Operands>
+  static variable_list forward(AutogradContext* ctx,
+                               const c10::intrusive_ptr<SavedCalls>& saved,
+                               const Operands&... operands) {
+    const std::array<OptionalTensor, sizeof...(Operands)> all = {operands...};
+    return Forward(ctx, saved, all);
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads);
+};
 
 variable_list BatchNormFunction::backward(AutogradContext* ctx,
                                           variable_list grads) {
-  const auto saved = c10::static_intrusive_pointer_cast<SavedCall>(
-      ctx->saved_data["call"].toCapsule());
+  const auto saved = c10::static_intrusive_pointer_cast<SavedCalls>(
+      ctx->saved_data["calls"].toCapsule());
+  const BatchNormCall& any = saved->calls.front().call;
   // The binding may be gone as well by now, so the layer has no name here.
-  if (saved->call.step->context == nullptr) {
+  if (any.step->context == nullptr) {
     throw StepInterrupted(absl::FailedPreconditionError(
-        absl::StrCat("batch-norm layer ", saved->call.layer,
+        absl::StrCat("batch-norm layer ", any.layer,
                      ": backward after the step's BatchNormScope ended")));
   }
-  TORCH_CHECK(!at::GradMode::is_enabled(), SpecOf(saved->call).name,
+  TORCH_CHECK(!at::GradMode::is_enabled(), SpecOf(any).name,
               ": batch norm over a cohort has no second derivative "
               "(create_graph is set)");
-  const variable_list kept = ctx->get_saved_variables();
-  Mark(saved->call, ReducePhase::kBackward, kept[0]);
-  BackwardTensors tensors{.x = kept[0].contiguous(saved->format),
-                          .dy = grads[0].contiguous(saved->format),
-                          .weight = kept[1],
-                          .bias = kept[2],
-                          .y = kept[3]};
-
-  // Edges are numbered over the defined tensors only.
-  size_t edge = 0;
-  GradientWishes wishes;
-  wishes.dx = ctx->needs_input_grad(edge++);
-  wishes.dgamma = saved->has_weight && ctx->needs_input_grad(edge++);
-  wishes.dbeta = saved->bias_type.has_value() && ctx->needs_input_grad(edge++);
-  wishes.dz = saved->has_addend && ctx->needs_input_grad(edge);
-
-  const BatchNormGradients gradients =
-      EngineOf(saved->call).Backward(*saved, tensors, wishes);
-  variable_list out(kArguments);
-  out[0] = gradients.dx;
-  out[1] = gradients.dgamma;
-  out[2] = gradients.dbeta;
-  out[3] = gradients.dz;
+  const std::vector<BackwardCall> calls = CallsOf(ctx, saved->calls, grads);
+  const std::vector<BatchNormGradients> gradients =
+      EngineOf(any).Backward(calls);
+  // The calls themselves have no gradient.
+  variable_list out(1);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const bool own_addend =
+        calls[i].saved->has_addend && !calls[i].saved->call.adds_next;
+    out.push_back(gradients[i].dx);
+    out.push_back(gradients[i].dgamma);
+    out.push_back(gradients[i].dbeta);
+    out.push_back(own_addend ? calls[i].tensors.dz : at::Tensor());
+  }
   return out;
+}
+
+// Counts the call, and finds what it is normalised by if that is known without
+// its batch.
+SavedCall Prepare(const BoundCall& bound, bool added) {
+  SavedCall saved{.call = bound.call};
+  BatchNormCall& call = saved.call;
+  const BatchNormTensors& tensors = bound.tensors;
+  const BatchNormScope::Step& step = *call.step;
+  CheckTensors(SpecOf(call), tensors, step.context->compute);
+  Mark(call, ReducePhase::kForward, tensors.input);
+  const bool adds = call.adds_next || ValueOr(tensors.addend).defined();
+  COHORT_CHECK(call.relu || !adds, "an addend without a ReLU");
+  COHORT_CHECK(!added || !call.relu, "a ReLU before it is added");
+  const bool by_batch =
+      call.batch_statistics || step.context->normalises_by_batch_in_evaluation;
+  saved.frozen = !by_batch || step.binding->IsFrozen(call.layer);
+  if (saved.frozen) {
+    saved.by = ByStatistics(tensors, call);
+  } else {
+    call.call = step.context->calls[static_cast<size_t>(call.layer)]++;
+    if (step.recomputing) saved.by = Repeated(call);
+  }
+  return saved;
+}
+
+template <size_t... I>
+std::vector<at::Tensor> Apply(const c10::intrusive_ptr<SavedCalls>& saved,
+                              const std::vector<OptionalTensor>& operands,
+                              std::index_sequence<I...> /*count*/) {
+  return BatchNormFunction::apply(saved, operands[I]...);
 }
 
 }  // namespace
 
-at::Tensor CohortBatchNorm(const BatchNormTensors& tensors,
-                           BatchNormCall call) {
-  const BatchNormSpec& spec = SpecOf(call);
-  CheckTensors(spec, tensors, call.step->context->compute);
-  Mark(call, ReducePhase::kForward, tensors.input);
-  COHORT_CHECK(call.relu || !ValueOr(tensors.addend).defined(),
-               "an addend without a ReLU");
-  const bool by_batch = call.batch_statistics ||
-                        call.step->context->normalises_by_batch_in_evaluation;
-  const bool frozen = !by_batch || call.step->binding->IsFrozen(call.layer);
-  std::shared_ptr<const Normalizer> known;
-  if (frozen) {
-    known = ByStatistics(tensors, call);
-  } else {
-    call.call = call.step->context->calls[static_cast<size_t>(call.layer)]++;
-    if (call.step->recomputing) known = Repeated(call);
+std::vector<at::Tensor> CohortBatchNorm(absl::Span<const BoundCall> calls) {
+  const auto saved = c10::make_intrusive<SavedCalls>();
+  std::vector<SavedCall>& prepared = saved->calls;
+  std::vector<OptionalTensor> operands;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const BatchNormTensors& tensors = calls[i].tensors;
+    if (IsAdded(prepared, i)) {
+      CheckAddend(SpecOf(calls[i - 1].call), calls[i - 1].tensors.input,
+                  tensors.input);
+    }
+    prepared.push_back(Prepare(calls[i], IsAdded(prepared, i)));
+    // A layer that is not affine may carry a constant weight as its identity;
+    // multiplying by it would cost time and change nothing.
+    const bool affine = SpecOf(calls[i].call).affine;
+    operands.insert(operands.end(),
+                    {tensors.input, affine ? tensors.weight : OptionalTensor(),
+                     tensors.bias, tensors.addend});
   }
-  // A layer that is not affine may carry a constant weight as its identity;
-  // multiplying by it would cost time and change nothing.
-  const OptionalTensor gamma = spec.affine ? tensors.weight : OptionalTensor();
-  return BatchNormFunction::apply(
-      tensors.input, gamma, tensors.bias, tensors.addend,
-      static_cast<const BatchNormCall&>(call), static_cast<const bool&>(frozen),
-      static_cast<const std::shared_ptr<const Normalizer>&>(known));
+  COHORT_CHECK(!prepared.back().call.adds_next, "the last call adds the next");
+  static_assert(kSiblingsMax == 4);
+  switch (calls.size()) {
+    case 1:
+      return Apply(saved, operands, std::make_index_sequence<kOperands>());
+    case 2:
+      return Apply(saved, operands, std::make_index_sequence<2 * kOperands>());
+    case 3:
+      return Apply(saved, operands, std::make_index_sequence<3 * kOperands>());
+    case 4:
+      return Apply(saved, operands, std::make_index_sequence<4 * kOperands>());
+    default:
+      COHORT_CHECK(false, "more calls together than siblings");
+      return {};
+  }
 }
 
 }  // namespace cohort

@@ -3,10 +3,13 @@
 #include <ATen/ops/batch_norm_native.h>
 #include <torch/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <vector>
 
+#include "absl/types/span.h"
 #include "worker/batch_norm/scope.h"
 
 namespace cohort {
@@ -27,6 +30,9 @@ struct BatchNormCall {
   // normalised by them in any case.
   bool batch_statistics = true;
   bool relu = false;
+  // What is added before the ReLU is the output of the next call of the list;
+  // needs `relu`.
+  bool adds_next = false;
   // Assigned by CohortBatchNorm.
   int32_t call = 0;
 };
@@ -43,14 +49,26 @@ struct BatchNormTensors {
   OptionalTensor addend;
 };
 
+struct BoundCall {
+  BatchNormTensors tensors;
+  BatchNormCall call;
+};
+
+// So many calls can be answered together.
+inline constexpr size_t kSiblingsMax = 4;
+
 // Batch norm with the moments of the whole step, or with moving statistics;
-// see BatchNormScope for shapes, types and what it throws.
+// see BatchNormScope for shapes, types and what it throws. The calls, at most
+// kSiblingsMax of one step, meet the other members together, once in each pass;
+// no input may depend on another's output. Returns one output a call, without
+// those that are added to others.
 //
+// Results are the bits of calls made one by one.
 // Gradients: dx from the sums over all members; those of weight and bias from
 //   the local sums only, because the push adds them over the members. With
 //   moving statistics all are local.
 // Source: Ioffe and Szegedy, "Batch Normalization", 2015, section 3; moments
 //   are combined as (N, mean, M2), never as mean variances.
-at::Tensor CohortBatchNorm(const BatchNormTensors& tensors, BatchNormCall call);
+std::vector<at::Tensor> CohortBatchNorm(absl::Span<const BoundCall> calls);
 
 }  // namespace cohort

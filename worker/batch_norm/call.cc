@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "worker/batch_norm/step_interrupted.h"
 
 namespace cohort {
@@ -52,21 +53,33 @@ void* DataOrNull(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.data_ptr() : nullptr;
 }
 
-// Moments of all members, or the local ones without a rendezvous.
-Moments Exchange(const BatchNormCall& call, ReducePhase phase, Moments local) {
-  StepContext* context = call.step->context;
-  if (context->rendezvous == nullptr) return local;
-  absl::StatusOr<Moments> all =
-      context->rendezvous->Reduce(call.layer, call.call, phase, local);
+std::vector<Moments> Exchange(const BatchNormScope::Step& step,
+                              ReducePhase phase,
+                              std::vector<CallMoments> local) {
+  Rendezvous* const rendezvous = step.context->rendezvous;
+  if (rendezvous == nullptr) {
+    std::vector<Moments> own;
+    for (CallMoments& call : local) own.push_back(std::move(call.moments));
+    return own;
+  }
+  if (local.empty()) return {};
+  absl::StatusOr<std::vector<Moments>> all = rendezvous->Reduce(phase, local);
   if (!all.ok()) throw StepInterrupted(all.status());
-  const auto channels = static_cast<size_t>(SpecOf(call).channels);
-  if (all->first.size() != channels || all->second.size() != channels ||
-      all->count < local.count) {
-    throw StepInterrupted(absl::InternalError(
-        absl::StrCat(SpecOf(call).name, ": the rendezvous returned ",
-                     all->first.size(), " and ", all->second.size(),
-                     " channels and count ", all->count, ", want ", channels,
-                     " channels and a count of at least ", local.count)));
+  COHORT_CHECK(all->size() == local.size(), "a rendezvous for each call");
+  for (size_t i = 0; i < local.size(); ++i) {
+    const Moments& result = (*all)[i];
+    const BatchNormSpec& spec =
+        step.binding->layers()[static_cast<size_t>(local[i].layer)];
+    const auto channels = static_cast<size_t>(spec.channels);
+    if (result.first.size() == channels && result.second.size() == channels &&
+        result.count >= local[i].moments.count) {
+      continue;
+    }
+    throw StepInterrupted(absl::InternalError(absl::StrCat(
+        spec.name, ": the rendezvous returned ", result.first.size(), " and ",
+        result.second.size(), " channels and count ", result.count, ", want ",
+        channels, " channels and a count of at least ",
+        local[i].moments.count)));
   }
   return *std::move(all);
 }

@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "common/assignment.h"
 #include "common/model_layout.h"
@@ -16,7 +18,7 @@
 namespace cohort {
 
 // Everything of a call that its backward pass needs besides tensors.
-struct SavedCall : torch::CustomClassHolder {
+struct SavedCall {
   BatchNormCall call;
   // Moving statistics: constants to the backward pass.
   bool frozen = false;
@@ -24,6 +26,7 @@ struct SavedCall : torch::CustomClassHolder {
   at::MemoryFormat format = at::MemoryFormat::Contiguous;
   std::shared_ptr<const Normalizer> by;
   bool has_weight = false;
+  // Of the call's own, or the output of the next.
   bool has_addend = false;
   std::optional<at::ScalarType> bias_type;
 };
@@ -37,7 +40,7 @@ struct BackwardTensors {
   // added and off the other two where nothing was.
   at::Tensor bias;
   at::Tensor y;
-  // Out: dy after the mask, where something was added.
+  // Out: dy after the mask. Defined where something was added.
   at::Tensor dz;
 };
 
@@ -53,7 +56,6 @@ struct GradientWishes {
   bool dx = false;
   bool dgamma = false;
   bool dbeta = false;
-  bool dz = false;
 };
 
 // Undefined where not wanted.
@@ -61,7 +63,26 @@ struct BatchNormGradients {
   at::Tensor dx;
   at::Tensor dgamma;
   at::Tensor dbeta;
-  at::Tensor dz;
+};
+
+// One call in the forward pass; its input is contiguous in the call's format.
+struct ForwardCall {
+  const SavedCall* saved = nullptr;
+  at::Tensor x;
+};
+
+// And in the backward pass.
+struct BackwardCall {
+  const SavedCall* saved = nullptr;
+  BackwardTensors tensors;
+  GradientWishes wishes;
+
+  // The sums of all members are needed. Needed or not is a property of the
+  // model, so all members agree on whether this rendezvous takes place.
+  bool NeedsAll() const { return wishes.dx && !saved->frozen; }
+  bool NeedsSums() const {
+    return NeedsAll() || wishes.dgamma || wishes.dbeta || saved->has_addend;
+  }
 };
 
 const BatchNormSpec& SpecOf(const BatchNormCall& call);
@@ -74,9 +95,18 @@ at::Tensor ValueOr(const OptionalTensor& tensor);
 void* DataOrNull(const at::Tensor& tensor);
 Parameters ParametersOf(const at::Tensor& weight, const at::Tensor& bias);
 
-// Moments of all members, or the local ones without a rendezvous.
+// Moments of all members, in the same order, or the local ones without a
+// rendezvous.
 // Throws: StepInterrupted.
-Moments Exchange(const BatchNormCall& call, ReducePhase phase, Moments local);
+std::vector<Moments> Exchange(const BatchNormScope::Step& step,
+                              ReducePhase phase,
+                              std::vector<CallMoments> local);
+
+inline CallMoments At(const SavedCall& saved, Moments moments) {
+  return {.layer = saved.call.layer,
+          .call = saved.call.call,
+          .moments = std::move(moments)};
+}
 
 // What a call is normalised by, in the host's memory.
 std::shared_ptr<Normalizer> NormalizerOf(Moments moments, double epsilon);

@@ -71,24 +71,21 @@ at::Tensor Upload(const SavedCall& saved,
   return values;
 }
 
-// Two rows that the device has been told to write to pinned memory. The only
-// place where a step waits for the device.
-Moments Await(const SavedCall& saved, const PinnedBlock& block) {
-  const Compute& compute = ComputeOf(saved);
-  Expect(saved, compute.pinned->MarkUse(Lane::kCompute, block));
-  Expect(saved, compute.accelerator->Await(block.event()));
-  const auto* first = block.as<double>();
-  const double* second = first + saved.shape.channels;
+// Two rows that the device has been told to write to pinned memory, or zeros
+// where there is none. The only place where a step waits for the device.
+Moments Await(const SavedCall& saved,
+              const std::shared_ptr<PinnedBlock>& block) {
+  const auto channels = static_cast<size_t>(saved.shape.channels);
+  if (block == nullptr) {
+    return {.first = std::vector<double>(channels),
+            .second = std::vector<double>(channels)};
+  }
+  Expect(saved, ComputeOf(saved).accelerator->Await(block->event()));
+  const auto* first = block->as<double>();
+  const double* second = first + channels;
   return {.count = saved.shape.count(),
           .first = std::vector<double>(first, second),
-          .second = std::vector<double>(second, second + saved.shape.channels)};
-}
-
-// Of a member without samples.
-Moments None(const SavedCall& saved) {
-  const auto channels = static_cast<size_t>(saved.shape.channels);
-  return {.first = std::vector<double>(channels),
-          .second = std::vector<double>(channels)};
+          .second = std::vector<double>(second, second + channels)};
 }
 
 void LaunchMoments(const SavedCall& saved, const at::Tensor& x, double* mean,
@@ -131,10 +128,23 @@ std::shared_ptr<Normalizer> ByLocalBatch(const SavedCall& saved,
   return by;
 }
 
+// Moments of the local batch on their way to pinned memory; null for a member
+// without samples.
+std::shared_ptr<PinnedBlock> SendMoments(const ForwardCall& call) {
+  const SavedCall& saved = *call.saved;
+  if (saved.shape.count() == 0) return nullptr;
+  std::shared_ptr<PinnedBlock> block = TakeRows(saved, 2);
+  auto* mean = block->as<double>();
+  LaunchMoments(saved, call.x, mean, mean + saved.shape.channels);
+  Expect(saved, ComputeOf(saved).pinned->MarkUse(Lane::kCompute, *block));
+  return block;
+}
+
 // Sums of the backward pass over the local batch, to where `first` and `second`
 // point; fills tensors.dz.
-void LaunchSums(const SavedCall& saved, BackwardTensors& tensors, double* first,
-                double* second) {
+void LaunchSums(const BackwardCall& call, double* first, double* second) {
+  const SavedCall& saved = *call.saved;
+  const BackwardTensors& tensors = call.tensors;
   const Parameters parameters = ParametersOf(tensors.weight, tensors.bias);
   Expect(saved, ComputeOf(saved).accelerator->BackwardReduce(
                     {.shape = saved.shape,
@@ -153,6 +163,16 @@ void LaunchSums(const SavedCall& saved, BackwardTensors& tensors, double* first,
                      .dz = DataOrNull(tensors.dz)}));
 }
 
+std::shared_ptr<PinnedBlock> SendSums(const BackwardCall& call) {
+  const SavedCall& saved = *call.saved;
+  if (saved.shape.count() == 0) return nullptr;
+  std::shared_ptr<PinnedBlock> block = TakeRows(saved, 2);
+  auto* first = block->as<double>();
+  LaunchSums(call, first, first + saved.shape.channels);
+  Expect(saved, ComputeOf(saved).pinned->MarkUse(Lane::kCompute, *block));
+  return block;
+}
+
 // What the backward pass needs per channel, on the device.
 struct Sums {
   // Of all members, [2, channels]; undefined with frozen statistics.
@@ -162,16 +182,8 @@ struct Sums {
   at::Tensor dbeta;
 };
 
-// With a rendezvous the sums go by way of the host.
-Sums SumsOfAll(const SavedCall& saved, BackwardTensors& tensors) {
-  Moments local = None(saved);
-  if (saved.shape.count() > 0) {
-    const std::shared_ptr<PinnedBlock> block = TakeRows(saved, 2);
-    auto* first = block->as<double>();
-    LaunchSums(saved, tensors, first, first + saved.shape.channels);
-    local = Await(saved, *block);
-  }
-  const Moments all = Exchange(saved.call, ReducePhase::kBackward, local);
+Sums SumsOfAll(const SavedCall& saved, const Moments& local,
+               const Moments& all) {
   std::vector<double> dgamma = local.second;
   for (size_t c = 0; c < dgamma.size(); ++c) dgamma[c] *= saved.by->invstd[c];
   const at::Tensor rows =
@@ -179,10 +191,11 @@ Sums SumsOfAll(const SavedCall& saved, BackwardTensors& tensors) {
   return {.all = rows.narrow(0, 0, 2), .dgamma = rows[2], .dbeta = rows[3]};
 }
 
-Sums LocalSums(const SavedCall& saved, BackwardTensors& tensors) {
+Sums LocalSums(const BackwardCall& call) {
+  const SavedCall& saved = *call.saved;
   const at::Tensor sums = PerChannel(saved, 2);
   if (saved.shape.count() > 0) {
-    LaunchSums(saved, tensors, Row(sums, 0), Row(sums, 1));
+    LaunchSums(call, Row(sums, 0), Row(sums, 1));
   } else {
     sums.zero_();
   }
@@ -191,8 +204,41 @@ Sums LocalSums(const SavedCall& saved, BackwardTensors& tensors) {
           .dbeta = sums[0]};
 }
 
-at::Tensor InputGradient(const SavedCall& saved, const BackwardTensors& tensors,
-                         const at::Tensor& sums) {
+// All kernels are launched before the first result is waited for.
+std::vector<Sums> SumsOf(absl::Span<const BackwardCall> calls) {
+  const BatchNormScope::Step& step = *calls.front().saved->call.step;
+  const auto meets = [&step](const BackwardCall& call) {
+    return call.NeedsAll() && step.context->rendezvous != nullptr;
+  };
+  std::vector<Sums> sums(calls.size());
+  std::vector<std::shared_ptr<PinnedBlock>> blocks(calls.size());
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (meets(calls[i])) {
+      blocks[i] = SendSums(calls[i]);
+    } else if (calls[i].NeedsSums()) {
+      sums[i] = LocalSums(calls[i]);
+    }
+  }
+  std::vector<CallMoments> local;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const SavedCall& saved = *calls[i].saved;
+    if (meets(calls[i])) local.push_back(At(saved, Await(saved, blocks[i])));
+  }
+  if (local.empty()) return sums;
+  const std::vector<Moments> all =
+      Exchange(step, ReducePhase::kBackward, local);
+  size_t met = 0;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (!meets(calls[i])) continue;
+    sums[i] = SumsOfAll(*calls[i].saved, local[met].moments, all[met]);
+    ++met;
+  }
+  return sums;
+}
+
+at::Tensor InputGradient(const BackwardCall& call, const at::Tensor& sums) {
+  const SavedCall& saved = *call.saved;
+  const BackwardTensors& tensors = call.tensors;
   at::Tensor dx = at::empty_like(tensors.x);
   if (saved.shape.count() == 0) return dx;
   const Parameters parameters = ParametersOf(tensors.weight, tensors.bias);
@@ -217,23 +263,34 @@ at::Tensor InputGradient(const SavedCall& saved, const BackwardTensors& tensors,
 
 class DeviceBatchNorm final : public BatchNormEngine {
  public:
-  std::shared_ptr<const Normalizer> ByBatch(
-      const SavedCall& saved, const at::Tensor& x) const override {
-    if (saved.call.step->context->rendezvous == nullptr) {
-      return ByLocalBatch(saved, x);
+  std::vector<std::shared_ptr<const Normalizer>> ByBatch(
+      absl::Span<const ForwardCall> calls) const override {
+    std::vector<std::shared_ptr<const Normalizer>> normalizers;
+    const BatchNormScope::Step& step = *calls.front().saved->call.step;
+    if (step.context->rendezvous == nullptr) {
+      for (const ForwardCall& call : calls) {
+        normalizers.push_back(ByLocalBatch(*call.saved, call.x));
+      }
+      return normalizers;
     }
-    Moments local = None(saved);
-    if (saved.shape.count() > 0) {
-      const std::shared_ptr<PinnedBlock> block = TakeRows(saved, 2);
-      auto* mean = block->as<double>();
-      LaunchMoments(saved, x, mean, mean + saved.shape.channels);
-      local = Await(saved, *block);
+    // All kernels are launched before the first result is waited for.
+    std::vector<std::shared_ptr<PinnedBlock>> blocks;
+    for (const ForwardCall& call : calls) blocks.push_back(SendMoments(call));
+    std::vector<CallMoments> local;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const SavedCall& saved = *calls[i].saved;
+      local.push_back(At(saved, Await(saved, blocks[i])));
     }
-    std::shared_ptr<Normalizer> by = NormalizerOf(
-        Exchange(saved.call, ReducePhase::kForward, std::move(local)),
-        saved.call.epsilon);
-    by->values = Upload(saved, {&by->mean, &by->invstd});
-    return by;
+    std::vector<Moments> all =
+        Exchange(step, ReducePhase::kForward, std::move(local));
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const SavedCall& saved = *calls[i].saved;
+      std::shared_ptr<Normalizer> by =
+          NormalizerOf(std::move(all[i]), saved.call.epsilon);
+      by->values = Upload(saved, {&by->mean, &by->invstd});
+      normalizers.push_back(std::move(by));
+    }
+    return normalizers;
   }
 
   std::shared_ptr<const Normalizer> ByStatistics(
@@ -267,28 +324,21 @@ class DeviceBatchNorm final : public BatchNormEngine {
                        .y = y.data_ptr()}));
   }
 
-  BatchNormGradients Backward(const SavedCall& saved, BackwardTensors& tensors,
-                              const GradientWishes& wishes) const override {
-    if (saved.has_addend) tensors.dz = at::empty_like(tensors.x);
-    // Needed or not is a property of the model, so all members agree on whether
-    // this rendezvous takes place.
-    const bool meets = wishes.dx && !saved.frozen &&
-                       saved.call.step->context->rendezvous != nullptr;
-    Sums sums;
-    if (meets) {
-      sums = SumsOfAll(saved, tensors);
-    } else if ((wishes.dx && !saved.frozen) || wishes.dgamma || wishes.dbeta ||
-               saved.has_addend) {
-      sums = LocalSums(saved, tensors);
+  std::vector<BatchNormGradients> Backward(
+      absl::Span<const BackwardCall> calls) const override {
+    const std::vector<Sums> sums = SumsOf(calls);
+    std::vector<BatchNormGradients> gradients(calls.size());
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const BackwardCall& call = calls[i];
+      BatchNormGradients& out = gradients[i];
+      if (call.wishes.dx) out.dx = InputGradient(call, sums[i].all);
+      if (call.wishes.dgamma) {
+        out.dgamma = sums[i].dgamma.to(call.tensors.weight.scalar_type());
+      }
+      if (call.wishes.dbeta)
+        out.dbeta = sums[i].dbeta.to(*call.saved->bias_type);
     }
-    BatchNormGradients out;
-    if (wishes.dx) out.dx = InputGradient(saved, tensors, sums.all);
-    if (wishes.dgamma) {
-      out.dgamma = sums.dgamma.to(tensors.weight.scalar_type());
-    }
-    if (wishes.dbeta) out.dbeta = sums.dbeta.to(*saved.bias_type);
-    if (wishes.dz) out.dz = tensors.dz;
-    return out;
+    return gradients;
   }
 };
 

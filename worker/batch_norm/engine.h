@@ -3,7 +3,9 @@
 #include <torch/types.h>
 
 #include <memory>
+#include <vector>
 
+#include "absl/types/span.h"
 #include "worker/batch_norm/call.h"
 #include "worker/batch_norm/scope.h"
 
@@ -18,9 +20,10 @@ class BatchNormEngine {
  public:
   virtual ~BatchNormEngine() = default;
 
-  // Finds the moments of `x`, meets the others, and says what to normalise by.
-  virtual std::shared_ptr<const Normalizer> ByBatch(
-      const SavedCall& saved, const at::Tensor& x) const = 0;
+  // Finds the moments of the inputs, meets the others once for all of them, and
+  // says what each is normalised by.
+  virtual std::vector<std::shared_ptr<const Normalizer>> ByBatch(
+      absl::Span<const ForwardCall> calls) const = 0;
   // What to normalise by instead; both are per channel.
   virtual std::shared_ptr<const Normalizer> ByStatistics(
       const BatchNormCall& call, const at::Tensor& mean,
@@ -29,9 +32,10 @@ class BatchNormEngine {
   virtual void Normalize(const SavedCall& saved, const Parameters& parameters,
                          const at::Tensor& x, const at::Tensor& addend,
                          at::Tensor& y) const = 0;
-  virtual BatchNormGradients Backward(const SavedCall& saved,
-                                      BackwardTensors& tensors,
-                                      const GradientWishes& wishes) const = 0;
+  // In the order of the calls, of which a later one may find its dy in the dz
+  // of an earlier one; meets the others once for all of them.
+  virtual std::vector<BatchNormGradients> Backward(
+      absl::Span<const BackwardCall> calls) const = 0;
 };
 
 // On the CPU, by the backend of the step.

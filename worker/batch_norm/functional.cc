@@ -2,8 +2,11 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "worker/batch_norm/batch_norm_function.h"
 #include "worker/batch_norm/scope.h"
@@ -32,31 +35,74 @@ at::Tensor StockBatchNorm(const at::Tensor& x, const BatchNormOperands& layer) {
       at::globalContext().userEnabledCuDNN());
 }
 
-}  // namespace
-
-at::Tensor CallBatchNorm(const at::Tensor& x, const BatchNormOperands& layer,
-                         const BatchNormTail& tail) {
+// Absent where no scope binds the layer.
+std::optional<BoundCall> Bound(const BatchNormUse& use) {
   const std::shared_ptr<BatchNormScope::Step>& step = BatchNormScope::Current();
-  if (step != nullptr) {
-    const std::optional<int32_t> index =
-        step->binding->LayerOf(layer.weight, layer.running_mean);
-    if (index.has_value()) {
-      return CohortBatchNorm({.input = x,
-                              .weight = layer.weight,
-                              .bias = layer.bias,
-                              .running_mean = layer.running_mean,
-                              .running_var = layer.running_var,
-                              .addend = tail.addend},
-                             {.step = step,
-                              .layer = *index,
-                              .epsilon = layer.epsilon,
-                              .batch_statistics = UsesBatchStatistics(layer),
-                              .relu = tail.relu});
+  if (step == nullptr) return std::nullopt;
+  const BatchNormOperands& layer = use.layer;
+  const std::optional<int32_t> index =
+      step->binding->LayerOf(layer.weight, layer.running_mean);
+  if (!index.has_value()) return std::nullopt;
+  return BoundCall{.tensors = {.input = use.x,
+                               .weight = layer.weight,
+                               .bias = layer.bias,
+                               .running_mean = layer.running_mean,
+                               .running_var = layer.running_var,
+                               .addend = use.addend},
+                   .call = {.step = step,
+                            .layer = *index,
+                            .epsilon = layer.epsilon,
+                            .batch_statistics = UsesBatchStatistics(layer),
+                            .relu = use.relu,
+                            .adds_next = use.adds_next}};
+}
+
+// One by one, each by whoever answers it.
+std::vector<at::Tensor> CallEach(absl::Span<const BatchNormUse> uses) {
+  std::vector<at::Tensor> outputs;
+  at::Tensor added;
+  for (size_t i = uses.size(); i-- > 0;) {
+    BatchNormUse use = uses[i];
+    if (use.adds_next) use.addend = std::exchange(added, at::Tensor());
+    use.adds_next = false;
+    at::Tensor y;
+    if (const std::optional<BoundCall> bound = Bound(use); bound.has_value()) {
+      y = CohortBatchNorm({*bound}).front();
+    } else {
+      y = StockBatchNorm(use.x, use.layer);
+      if (use.addend.defined()) y.add_(use.addend);
+      if (use.relu) y.relu_();
+    }
+    if (i > 0 && uses[i - 1].adds_next) {
+      added = std::move(y);
+    } else {
+      outputs.push_back(std::move(y));
     }
   }
-  at::Tensor y = StockBatchNorm(x, layer);
-  if (tail.addend.defined()) y.add_(tail.addend);
-  return tail.relu ? y.relu_() : y;
+  std::reverse(outputs.begin(), outputs.end());
+  return outputs;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> CallBatchNorm(absl::Span<const BatchNormUse> uses) {
+  std::vector<BoundCall> calls;
+  for (const BatchNormUse& use : uses) {
+    std::optional<BoundCall> bound = Bound(use);
+    if (!bound.has_value()) return CallEach(uses);
+    calls.push_back(*std::move(bound));
+  }
+  std::vector<at::Tensor> outputs;
+  for (size_t begin = 0, end = 0; begin < calls.size(); begin = end) {
+    end = std::min(begin + kSiblingsMax, calls.size());
+    // What is added stays with whom it is added to.
+    if (calls[end - 1].call.adds_next) --end;
+    for (at::Tensor& y :
+         CohortBatchNorm(absl::MakeSpan(calls).subspan(begin, end - begin))) {
+      outputs.push_back(std::move(y));
+    }
+  }
+  return outputs;
 }
 
 }  // namespace cohort

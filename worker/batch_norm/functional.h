@@ -3,6 +3,10 @@
 #include <torch/types.h>
 
 #include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
 
 namespace cohort {
 
@@ -19,19 +23,24 @@ struct BatchNormOperands {
   bool training = false;
 };
 
-// What follows the normalisation, in the same pass over memory.
-struct BatchNormTail {
+// One call of a layer, and what follows the normalisation in the same pass over
+// memory.
+struct BatchNormUse {
+  at::Tensor x;
+  BatchNormOperands layer;
+  bool relu = false;
   // Added before the ReLU; undefined: nothing. Needs `relu`.
   at::Tensor addend;
-  bool relu = false;
+  // Added before the ReLU is the output of the next use. Needs `relu`.
+  bool adds_next = false;
 };
 
-// What the functions below do.
-at::Tensor CallBatchNorm(const at::Tensor& x, const BatchNormOperands& layer,
-                         const BatchNormTail& tail);
+// What the functions below do; one output a use, without those that are added
+// to others.
+std::vector<at::Tensor> CallBatchNorm(absl::Span<const BatchNormUse> uses);
 
 template <typename Norm>
-BatchNormOperands OperandsOf(Norm& norm) {
+BatchNormOperands OperandsOf(const Norm& norm) {
   BatchNormOperands operands{.weight = norm->weight,
                              .bias = norm->bias,
                              .running_mean = norm->running_mean,
@@ -53,7 +62,7 @@ BatchNormOperands OperandsOf(Norm& norm) {
 // statistics.
 template <typename Norm>
 at::Tensor BatchNorm(Norm& norm, const at::Tensor& x) {
-  return CallBatchNorm(x, OperandsOf(norm), {});
+  return CallBatchNorm({{.x = x, .layer = OperandsOf(norm)}}).front();
 }
 
 // relu(norm(x)), as above. Where a BatchNormScope binds the layer it is one
@@ -61,14 +70,43 @@ at::Tensor BatchNorm(Norm& norm, const at::Tensor& x) {
 // keeps one tensor less.
 template <typename Norm>
 at::Tensor BatchNormRelu(Norm& norm, const at::Tensor& x) {
-  return CallBatchNorm(x, OperandsOf(norm), {.relu = true});
+  return CallBatchNorm({{.x = x, .layer = OperandsOf(norm), .relu = true}})
+      .front();
 }
 
 // relu(norm(x) + z), as above; z is of the shape and type of x.
 template <typename Norm>
 at::Tensor BatchNormAddRelu(Norm& norm, const at::Tensor& x,
                             const at::Tensor& z) {
-  return CallBatchNorm(x, OperandsOf(norm), {.addend = z, .relu = true});
+  return CallBatchNorm(
+             {{.x = x, .layer = OperandsOf(norm), .relu = true, .addend = z}})
+      .front();
+}
+
+// relu(norm(x) + other(z)), as above: the end of a residual block whose
+// shortcut has a batch norm of its own. Both layers meet the other workers in
+// one rendezvous instead of two, in each pass; the results are the same bits.
+template <typename Norm>
+at::Tensor BatchNormPairAddRelu(Norm& norm, const at::Tensor& x, Norm& other,
+                                const at::Tensor& z) {
+  return CallBatchNorm({{.x = x,
+                         .layer = OperandsOf(norm),
+                         .relu = true,
+                         .adds_next = true},
+                        {.x = z, .layer = OperandsOf(other)}})
+      .front();
+}
+
+// relu(norm(x)) of each pair, of which no input may depend on another's output;
+// as above, up to four in one rendezvous.
+template <typename Norm>
+std::vector<at::Tensor> BatchNormReluEach(
+    absl::Span<const std::pair<Norm, at::Tensor>> siblings) {
+  std::vector<BatchNormUse> uses;
+  for (const auto& [norm, x] : siblings) {
+    uses.push_back({.x = x, .layer = OperandsOf(norm), .relu = true});
+  }
+  return CallBatchNorm(uses);
 }
 
 }  // namespace cohort

@@ -10,25 +10,19 @@
 namespace cohort {
 namespace {
 
-Moments ForwardMoments(const SavedCall& saved, const at::Tensor& x) {
-  const BatchNormCall& call = saved.call;
+Moments LocalMoments(const ForwardCall& call) {
+  const SavedCall& saved = *call.saved;
   const auto channels = static_cast<size_t>(saved.shape.channels);
   Moments local{.count = saved.shape.count(),
                 .first = std::vector<double>(channels),
                 .second = std::vector<double>(channels)};
-  StepContext* context = call.step->context;
-  if (local.count > 0) {
-    context->backend->Moments({.shape = saved.shape,
-                               .type = TypeOf(x),
-                               .x = x.data_ptr(),
-                               .mean = local.first.data(),
-                               .m2 = local.second.data()});
-  }
-  if (context->rendezvous == nullptr) {
-    context->moments.push_back(
-        {.layer = call.layer, .call = call.call, .moments = local});
-  }
-  return Exchange(call, ReducePhase::kForward, std::move(local));
+  if (local.count == 0) return local;
+  saved.call.step->context->backend->Moments({.shape = saved.shape,
+                                              .type = TypeOf(call.x),
+                                              .x = call.x.data_ptr(),
+                                              .mean = local.first.data(),
+                                              .m2 = local.second.data()});
+  return local;
 }
 
 std::vector<double> ToDoubles(const at::Tensor& tensor) {
@@ -38,12 +32,13 @@ std::vector<double> ToDoubles(const at::Tensor& tensor) {
 }
 
 // The sums of the local batch; fills tensors.dz.
-Moments BackwardSums(const SavedCall& saved, BackwardTensors& tensors) {
+Moments BackwardSums(const BackwardCall& call) {
+  const SavedCall& saved = *call.saved;
+  const BackwardTensors& tensors = call.tensors;
   const auto channels = static_cast<size_t>(saved.shape.channels);
   Moments sums{.count = saved.shape.count(),
                .first = std::vector<double>(channels),
                .second = std::vector<double>(channels)};
-  if (saved.has_addend) tensors.dz = at::empty_like(tensors.x);
   if (sums.count == 0) return sums;
   const Parameters parameters = ParametersOf(tensors.weight, tensors.bias);
   saved.call.step->context->backend->BackwardReduce(
@@ -64,13 +59,10 @@ Moments BackwardSums(const SavedCall& saved, BackwardTensors& tensors) {
   return sums;
 }
 
-at::Tensor InputGradient(const SavedCall& saved, const BackwardTensors& tensors,
-                         const Moments& local) {
-  // Needed or not is a property of the model, so all members agree on whether
-  // this rendezvous takes place.
-  const Moments all = saved.frozen
-                          ? Moments()
-                          : Exchange(saved.call, ReducePhase::kBackward, local);
+// `all` is null where the statistics are constants.
+at::Tensor InputGradient(const BackwardCall& call, const Moments* all) {
+  const SavedCall& saved = *call.saved;
+  const BackwardTensors& tensors = call.tensors;
   at::Tensor dx = at::empty_like(tensors.x);
   if (saved.shape.count() == 0) return dx;
   const Parameters parameters = ParametersOf(tensors.weight, tensors.bias);
@@ -84,8 +76,8 @@ at::Tensor InputGradient(const SavedCall& saved, const BackwardTensors& tensors,
        .invstd = saved.by->invstd.data(),
        .parameter_type = parameters.type,
        .gamma = DataOrNull(parameters.gamma),
-       .sum_dy = saved.frozen ? nullptr : all.first.data(),
-       .sum_dy_xmu = saved.frozen ? nullptr : all.second.data(),
+       .sum_dy = all == nullptr ? nullptr : all->first.data(),
+       .sum_dy_xmu = all == nullptr ? nullptr : all->second.data(),
        .total_count = saved.by->count,
        .relu = saved.call.relu && !masked,
        .beta = DataOrNull(parameters.beta),
@@ -97,11 +89,41 @@ at::Tensor FromDoubles(const std::vector<double>& values, at::ScalarType type) {
   return torch::tensor(values, torch::kDouble).to(type);
 }
 
+BatchNormGradients GradientsOf(const BackwardCall& call, const Moments& local,
+                               const Moments* all) {
+  const SavedCall& saved = *call.saved;
+  BatchNormGradients out;
+  if (call.wishes.dx) out.dx = InputGradient(call, all);
+  if (call.wishes.dgamma) {
+    std::vector<double> scaled = local.second;
+    for (size_t c = 0; c < scaled.size(); ++c) scaled[c] *= saved.by->invstd[c];
+    out.dgamma = FromDoubles(scaled, call.tensors.weight.scalar_type());
+  }
+  if (call.wishes.dbeta) out.dbeta = FromDoubles(local.first, *saved.bias_type);
+  return out;
+}
+
 class HostBatchNorm final : public BatchNormEngine {
  public:
-  std::shared_ptr<const Normalizer> ByBatch(
-      const SavedCall& saved, const at::Tensor& x) const override {
-    return NormalizerOf(ForwardMoments(saved, x), saved.call.epsilon);
+  std::vector<std::shared_ptr<const Normalizer>> ByBatch(
+      absl::Span<const ForwardCall> calls) const override {
+    std::vector<CallMoments> local;
+    for (const ForwardCall& call : calls) {
+      local.push_back(At(*call.saved, LocalMoments(call)));
+    }
+    const BatchNormScope::Step& step = *calls.front().saved->call.step;
+    if (step.context->rendezvous == nullptr) {
+      std::vector<CallMoments>& kept = step.context->moments;
+      kept.insert(kept.end(), local.begin(), local.end());
+    }
+    std::vector<Moments> all =
+        Exchange(step, ReducePhase::kForward, std::move(local));
+    std::vector<std::shared_ptr<const Normalizer>> by;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      by.push_back(
+          NormalizerOf(std::move(all[i]), calls[i].saved->call.epsilon));
+    }
+    return by;
   }
 
   std::shared_ptr<const Normalizer> ByStatistics(
@@ -133,24 +155,24 @@ class HostBatchNorm final : public BatchNormEngine {
          .y = y.data_ptr()});
   }
 
-  BatchNormGradients Backward(const SavedCall& saved, BackwardTensors& tensors,
-                              const GradientWishes& wishes) const override {
-    Moments local;
-    if ((wishes.dx && !saved.frozen) || wishes.dgamma || wishes.dbeta ||
-        saved.has_addend) {
-      local = BackwardSums(saved, tensors);
+  std::vector<BatchNormGradients> Backward(
+      absl::Span<const BackwardCall> calls) const override {
+    std::vector<Moments> local(calls.size());
+    std::vector<CallMoments> sent;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      if (calls[i].NeedsSums()) local[i] = BackwardSums(calls[i]);
+      if (calls[i].NeedsAll()) sent.push_back(At(*calls[i].saved, local[i]));
     }
-    BatchNormGradients out;
-    if (wishes.dx) out.dx = InputGradient(saved, tensors, local);
-    if (wishes.dgamma) {
-      std::vector<double> scaled = local.second;
-      for (size_t c = 0; c < scaled.size(); ++c)
-        scaled[c] *= saved.by->invstd[c];
-      out.dgamma = FromDoubles(scaled, tensors.weight.scalar_type());
+    const std::vector<Moments> all =
+        Exchange(*calls.front().saved->call.step, ReducePhase::kBackward,
+                 std::move(sent));
+    std::vector<BatchNormGradients> gradients;
+    auto next = all.begin();
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const Moments* const sums = calls[i].NeedsAll() ? &*next++ : nullptr;
+      gradients.push_back(GradientsOf(calls[i], local[i], sums));
     }
-    if (wishes.dbeta) out.dbeta = FromDoubles(local.first, *saved.bias_type);
-    if (wishes.dz) out.dz = tensors.dz;
-    return out;
+    return gradients;
   }
 };
 

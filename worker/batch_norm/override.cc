@@ -26,15 +26,16 @@ at::Tensor BatchNormKernel(const at::Tensor& input,
         weight.has_value() ? *weight : at::Tensor(),
         running_mean.has_value() ? *running_mean : at::Tensor());
     if (layer.has_value()) {
-      return CohortBatchNorm({.input = input,
-                              .weight = weight,
-                              .bias = bias,
-                              .running_mean = running_mean,
-                              .running_var = running_var},
-                             {.step = step,
-                              .layer = *layer,
-                              .epsilon = epsilon,
-                              .batch_statistics = training});
+      return CohortBatchNorm({{.tensors = {.input = input,
+                                           .weight = weight,
+                                           .bias = bias,
+                                           .running_mean = running_mean,
+                                           .running_var = running_var},
+                               .call = {.step = step,
+                                        .layer = *layer,
+                                        .epsilon = epsilon,
+                                        .batch_statistics = training}}})
+          .front();
     }
   }
   return at::native::batch_norm(input, weight, bias, running_mean, running_var,

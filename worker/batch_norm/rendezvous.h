@@ -1,8 +1,9 @@
 #pragma once
 
-#include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/assignment.h"
 
 namespace cohort {
@@ -13,13 +14,12 @@ class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
 
-  // Combines `local` with the same call of all members; blocks.
-  // `layer` indexes ModelLayout::batch_norms, `call` counts its calls within
-  // the step.
+  // Combines each of `local` with the same call of all members, waiting once
+  // for all of them; the results are in the same order. The layers index
+  // ModelLayout::batch_norms, the calls count those of a layer within the step.
   // Errors: Aborted or Unavailable: the step is void.
-  virtual absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call,
-                                         ReducePhase phase,
-                                         const Moments& local) = 0;
+  virtual absl::StatusOr<std::vector<Moments>> Reduce(
+      ReducePhase phase, absl::Span<const CallMoments> local) = 0;
 };
 
 }  // namespace cohort

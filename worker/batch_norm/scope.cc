@@ -66,14 +66,16 @@ const std::shared_ptr<BatchNormScope::Step>& BatchNormScope::Current() {
 
 RecomputeScope::Mark RecomputeScope::Here() {
   Mark mark;
+  mark.step_ = current_step;
   if (current_step != nullptr) mark.calls_ = current_step->context->calls;
   return mark;
 }
 
-RecomputeScope::RecomputeScope(const Mark& from) : step_(current_step) {
+RecomputeScope::RecomputeScope(const Mark& from)
+    : step_(from.step_ != nullptr && from.step_->context != nullptr ? from.step_
+                                                                    : nullptr) {
   if (step_ == nullptr) return;
-  COHORT_CHECK(from.calls_.size() == step_->context->calls.size(),
-               "the mark is of another model or of no step");
+  outer_ = std::exchange(current_step, step_);
   calls_ = std::exchange(step_->context->calls, from.calls_);
   nested_ = std::exchange(step_->recomputing, true);
 }
@@ -82,6 +84,7 @@ RecomputeScope::~RecomputeScope() {
   if (step_ == nullptr) return;
   step_->context->calls = std::move(calls_);
   step_->recomputing = nested_;
+  current_step = std::move(outer_);
 }
 
 }  // namespace cohort

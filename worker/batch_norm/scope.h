@@ -138,14 +138,18 @@ class BatchNormScope {
 //   const RecomputeScope again(mark);
 //   y = segment(x);                      // with autograd
 //
-// Must end before its BatchNormScope does; outside of one it does nothing, and
-// a layer in training mode then updates its statistics twice, as everywhere.
-// Throws: c10::Error, from forward, if a call is repeated that was not made.
+// May be on another thread than the mark was made on, which must wait
+// meanwhile: autograd runs the backward passes of a GPU on a thread of its own.
+// Must end before its BatchNormScope does; for a mark outside of one, or of one
+// that has ended, it does nothing, and a layer in training mode then updates
+// its statistics twice, as everywhere. Throws: c10::Error, from forward, if a
+// call is repeated that was not made.
 class RecomputeScope {
  public:
   // A place in the sequence of the step's calls.
   class Mark {
     friend class RecomputeScope;
+    std::shared_ptr<BatchNormScope::Step> step_;
     std::vector<int32_t> calls_;
   };
   // Here and now, of this thread; a recomputed segment may have marks, too.
@@ -157,7 +161,10 @@ class RecomputeScope {
   ~RecomputeScope();
 
  private:
-  std::shared_ptr<BatchNormScope::Step> step_;
+  // Null: it does nothing.
+  const std::shared_ptr<BatchNormScope::Step> step_;
+  // What this thread goes back to.
+  std::shared_ptr<BatchNormScope::Step> outer_;
   std::vector<int32_t> calls_;
   bool nested_ = false;
 };

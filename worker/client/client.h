@@ -54,6 +54,13 @@ struct Registration {
   double loss_reference = 1;
 };
 
+// A pass of one attempt of a step: what its rendezvous have in common.
+struct ReducePass {
+  Version step;
+  Attempt attempt;
+  ReducePhase phase = ReducePhase::kForward;
+};
+
 // One consistent version. `weights` has one rope a partition (empty if not
 // asked for), `statistics` one entry a batch-norm layer (same).
 struct PulledVersion {
@@ -126,10 +133,11 @@ class Client {
   // Errors: OutOfRange if the version is not held.
   virtual absl::StatusOr<PulledVersion> Pull(const PullWish& wish) = 0;
 
-  // Contributes to a rendezvous and blocks until it completes. Returns the
-  // moments of all members.
-  virtual absl::StatusOr<Moments> Reduce(const ReduceKey& key,
-                                         const Moments& local) = 0;
+  // Contributes to one rendezvous for each of `local`, all at once, and blocks
+  // until they are complete. Returns the moments of all members, in the same
+  // order.
+  virtual absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const CallMoments> local) = 0;
 
   // The push of the current training assignment: open once after the forward
   // pass, then each trainable partition once, then close. `gradient` holds

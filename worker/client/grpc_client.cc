@@ -167,19 +167,21 @@ absl::StatusOr<PulledVersion> GrpcClient::Pull(const PullWish& wish) {
   return pulled;
 }
 
-absl::StatusOr<Moments> GrpcClient::Reduce(const ReduceKey& key,
-                                           const Moments& local) {
-  if (local.first.size() != local.second.size()) {
+absl::StatusOr<std::vector<Moments>> GrpcClient::Reduce(
+    const ReducePass& pass, absl::Span<const CallMoments> local) {
+  for (const CallMoments& call : local) {
+    const Moments& moments = call.moments;
+    if (moments.first.size() == moments.second.size()) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("moments: got ", local.second.size(), " channels, want ",
-                     local.first.size()));
+        absl::StrCat("moments: got ", moments.second.size(), " channels, want ",
+                     moments.first.size()));
   }
   COHORT_RETURN_IF_ERROR(Usable());
   if (connection_->reduce == nullptr) {
     connection_->reduce =
         std::make_unique<ReduceStream>(moments_, link_, connection_->sender);
   }
-  return connection_->reduce->Reduce(key, local);
+  return connection_->reduce->Reduce(pass, local);
 }
 
 absl::Status GrpcClient::OpenPush(const PushOpening& opening) {

@@ -39,8 +39,8 @@ class GrpcClient final : public Client {
   Incarnation incarnation() const override;
   absl::StatusOr<Assignment> NextAssignment() override;
   absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override;
-  absl::StatusOr<Moments> Reduce(const ReduceKey& key,
-                                 const Moments& local) override;
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const CallMoments> local) override;
   absl::Status OpenPush(const PushOpening& opening) override;
   absl::Status SendGradient(int32_t partition, ByteRope gradient,
                             absl::Span<const int32_t> absent_slices) override;

@@ -1,5 +1,6 @@
 #include "worker/client/reduce_stream.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +8,25 @@
 #include "common/wire/convert.h"
 
 namespace cohort {
+namespace {
+
+ReduceKey KeyOf(const ReducePass& pass, const CallMoments& of) {
+  return {.step = pass.step,
+          .attempt = pass.attempt,
+          .layer = of.layer,
+          .call = of.call,
+          .phase = pass.phase};
+}
+
+// In a request or its part.
+template <typename Proto>
+void Describe(const ReducePass& pass, const CallMoments& local, Proto& proto) {
+  ToProto(KeyOf(pass, local), proto.mutable_key());
+  proto.set_count(local.moments.count);
+  EncodeMoments(local.moments, proto.mutable_values());
+}
+
+}  // namespace
 
 ReduceStream::ReduceStream(const std::shared_ptr<grpc::Channel>& channel,
                            Link& link, const Sender& sender)
@@ -27,56 +47,98 @@ ReduceStream::ReduceStream(const std::shared_ptr<grpc::Channel>& channel,
   });
 }
 
-absl::StatusOr<Moments> ReduceStream::Reduce(const ReduceKey& key,
-                                             const Moments& local) {
-  request_.Clear();
-  ToProto(sender_, request_.mutable_sender());
-  ToProto(key, request_.mutable_key());
-  request_.set_count(local.count);
-  EncodeMoments(local, request_.mutable_values());
+absl::StatusOr<std::vector<Moments>> ReduceStream::Reduce(
+    const ReducePass& pass, absl::Span<const CallMoments> local) {
+  if (local.empty()) return std::vector<Moments>();
   {
     MutexLock lock(link_.mu);
-    wanted_ = key;
-    result_.reset();
+    wanted_.clear();
+    for (const CallMoments& call : local) {
+      wanted_.push_back({.key = KeyOf(pass, call)});
+    }
+    open_ = local.size();
+    aborted_ = absl::OkStatus();
+  }
+  Send(pass, local);
+
+  std::vector<Moments> results;
+  MutexLock lock(link_.mu);
+  COHORT_RETURN_IF_ERROR(AwaitLocked(pass));
+  for (size_t i = 0; i < local.size(); ++i) {
+    Moments& result = *wanted_[i].result;
+    const size_t channels = local[i].moments.first.size();
+    if (result.first.size() != channels) {
+      return absl::InternalError(
+          absl::StrCat(link_.server(), ": got moments of ", result.first.size(),
+                       " channels, want ", channels));
+    }
+    results.push_back(std::move(result));
+  }
+  wanted_.clear();
+  return results;
+}
+
+void ReduceStream::Send(const ReducePass& pass,
+                        absl::Span<const CallMoments> local) {
+  request_.Clear();
+  ToProto(sender_, request_.mutable_sender());
+  Describe(pass, local.front(), request_);
+  for (const CallMoments& further : local.subspan(1)) {
+    Describe(pass, further, *request_.add_further());
   }
   // A refused write means that the stream is over; the link says how.
   stream_.Write(request_);
+}
 
-  MutexLock lock(link_.mu);
-  while (!result_.has_value()) {
-    COHORT_RETURN_IF_ERROR(link_.tracker.CheckStep(key.step, key.attempt));
+absl::Status ReduceStream::AwaitLocked(const ReducePass& pass) {
+  while (open_ > 0) {
+    COHORT_RETURN_IF_ERROR(aborted_);
+    COHORT_RETURN_IF_ERROR(link_.tracker.CheckStep(pass.step, pass.attempt));
     COHORT_RETURN_IF_ERROR(link_.WaitLocked(absl::InfiniteDuration()));
   }
-  absl::StatusOr<Moments> result = *std::move(result_);
-  wanted_.reset();
-  result_.reset();
-  if (result.ok() && result->first.size() != local.first.size()) {
-    return absl::InternalError(
-        absl::StrCat(link_.server(), ": got moments of ", result->first.size(),
-                     " channels, want ", local.first.size()));
-  }
-  return result;
+  return absl::OkStatus();
 }
 
 absl::Status ReduceStream::OnReply(v1::ReduceReply& reply) {
-  COHORT_ASSIGN_OR_RETURN(const ReduceKey key, FromProto(reply.key()));
-  absl::StatusOr<Moments> result;
-  if (!reply.aborted().empty()) {
-    result = absl::AbortedError(
-        absl::StrCat("step ", key.step.value(), ", attempt ",
-                     key.attempt.value(), " ended early: ", reply.aborted()));
+  bool changed = false;
+  if (reply.aborted().empty()) {
+    COHORT_ASSIGN_OR_RETURN(changed, Take(reply));
   } else {
-    COHORT_ASSIGN_OR_RETURN(
-        result, DecodeMoments(key.phase, reply.count(), reply.values()));
-  }
-  {
+    COHORT_ASSIGN_OR_RETURN(const ReduceKey key, FromProto(reply.key()));
     MutexLock lock(link_.mu);
-    // Answers to what nobody waits for any more belong to an ended step.
-    if (wanted_ != key) return absl::OkStatus();
-    result_ = std::move(result);
+    changed = FindLocked(key) != nullptr;
+    if (changed) {
+      aborted_ = absl::AbortedError(
+          absl::StrCat("step ", key.step.value(), ", attempt ",
+                       key.attempt.value(), " ended early: ", reply.aborted()));
+    }
   }
-  link_.Notify();
+  for (const v1::ReducePart& part : reply.further()) {
+    COHORT_ASSIGN_OR_RETURN(const bool last, Take(part));
+    changed = changed || last;
+  }
+  if (changed) link_.Notify();
   return absl::OkStatus();
+}
+
+template <typename Proto>
+absl::StatusOr<bool> ReduceStream::Take(const Proto& proto) {
+  COHORT_ASSIGN_OR_RETURN(const ReduceKey key, FromProto(proto.key()));
+  COHORT_ASSIGN_OR_RETURN(
+      Moments result, DecodeMoments(key.phase, proto.count(), proto.values()));
+  MutexLock lock(link_.mu);
+  Wanted* const wanted = FindLocked(key);
+  if (wanted == nullptr) return false;
+  wanted->result = std::move(result);
+  return --open_ == 0;
+}
+
+ReduceStream::Wanted* ReduceStream::FindLocked(const ReduceKey& key) {
+  const auto wanted =
+      std::find_if(wanted_.begin(), wanted_.end(), [&key](const Wanted& w) {
+        return w.key == key && !w.result.has_value();
+      });
+  return wanted == wanted_.end() ? nullptr : &*wanted;
 }
 
 }  // namespace cohort

@@ -2,32 +2,54 @@
 
 #include <grpcpp/channel.h>
 
+#include <cstddef>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "cohort/v1/moments.grpc.pb.h"
 #include "common/assignment.h"
 #include "worker/client/bidi_stream.h"
+#include "worker/client/client.h"
 #include "worker/client/link.h"
 
 namespace cohort {
 
-// Moments.Reduce: one rendezvous at a time, each as fast as the network.
+// Moments.Reduce: one wait at a time, for one rendezvous or for several that
+// were contributed to together, each as fast as the network.
 class ReduceStream {
  public:
   // `link` must outlive the stream.
   ReduceStream(const std::shared_ptr<grpc::Channel>& channel, Link& link,
                const Sender& sender);
 
-  // Contributes and blocks until all members have.
+  // Contributes to each rendezvous and blocks until all members have.
   // Errors: Aborted if the step ends early; those of Link::CheckLocked.
-  absl::StatusOr<Moments> Reduce(const ReduceKey& key, const Moments& local);
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const CallMoments> local);
 
  private:
+  // A rendezvous that is waited for.
+  struct Wanted {
+    ReduceKey key;
+    std::optional<Moments> result;
+  };
+
+  // All in one message.
+  void Send(const ReducePass& pass, absl::Span<const CallMoments> local);
+  absl::Status AwaitLocked(const ReducePass& pass)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
   absl::Status OnReply(v1::ReduceReply& reply);
+  // Keeps what a reply or its part holds; true if nothing is open any more.
+  template <typename Proto>
+  absl::StatusOr<bool> Take(const Proto& proto) ABSL_LOCKS_EXCLUDED(link_.mu);
+  // Null for what nobody waits for any more: it belongs to an ended step.
+  Wanted* FindLocked(const ReduceKey& key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
 
   // Fixed after construction.
   Link& link_;
@@ -37,9 +59,11 @@ class ReduceStream {
   // Of the driving thread; reused, so that a rendezvous allocates little.
   v1::ReduceRequest request_;
 
-  // The rendezvous waited for, and its result.
-  std::optional<ReduceKey> wanted_ ABSL_GUARDED_BY(link_.mu);
-  std::optional<absl::StatusOr<Moments>> result_ ABSL_GUARDED_BY(link_.mu);
+  // What was contributed last, and how many of it have no result yet.
+  std::vector<Wanted> wanted_ ABSL_GUARDED_BY(link_.mu);
+  size_t open_ ABSL_GUARDED_BY(link_.mu) = 0;
+  // Why one of them never will.
+  absl::Status aborted_ ABSL_GUARDED_BY(link_.mu);
 
   // Last, so that it ends before what its reactions use.
   BidiStream<v1::ReduceRequest, v1::ReduceReply> stream_;

@@ -30,12 +30,14 @@ struct ComputeDevice {
   std::string name() const;
 };
 
-// The same, borrowed, with the precision to compute in.
+// The same, borrowed, and how to compute there.
 struct Compute {
   at::Device torch = at::kCPU;
   Accelerator* accelerator = nullptr;
   PinnedPool* pinned = nullptr;
   Precision precision = Precision::kFloat32;
+  // How images, and so activations, lie in memory.
+  at::MemoryFormat activations = at::MemoryFormat::Contiguous;
 };
 
 // The number in "cuda:N", 0 for "cuda", absent for "cpu".

@@ -1,5 +1,8 @@
 #include "worker/models/layers.h"
 
+#include <utility>
+#include <vector>
+
 #include "worker/batch_norm/functional.h"
 
 namespace cohort {
@@ -20,6 +23,15 @@ ConvBnReluImpl::ConvBnReluImpl(const ConvShape& shape)
 
 at::Tensor ConvBnReluImpl::forward(const at::Tensor& x) {
   return BatchNormRelu(bn_, conv_(x));
+}
+
+std::vector<at::Tensor> ForwardEach(
+    absl::Span<const std::pair<ConvBnRelu, at::Tensor>> siblings) {
+  std::vector<std::pair<nn::BatchNorm2d, at::Tensor>> norms;
+  for (auto [module, x] : siblings) {
+    norms.emplace_back(module->bn(), module->conv()->forward(x));
+  }
+  return BatchNormReluEach<nn::BatchNorm2d>(norms);
 }
 
 at::Tensor ResizeBilinear(const at::Tensor& x, int64_t height, int64_t width) {

@@ -3,6 +3,10 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
 
 namespace cohort {
 
@@ -24,11 +28,19 @@ class ConvBnReluImpl final : public torch::nn::Module {
   explicit ConvBnReluImpl(const ConvShape& shape);
   at::Tensor forward(const at::Tensor& x);
 
+  torch::nn::Conv2d& conv() { return conv_; }
+  const torch::nn::BatchNorm2d& bn() const { return bn_; }
+
  private:
   torch::nn::Conv2d conv_;
   torch::nn::BatchNorm2d bn_;
 };
 TORCH_MODULE(ConvBnRelu);
+
+// Each of its input, none of which may depend on another's output: their batch
+// norms share a rendezvous.
+std::vector<at::Tensor> ForwardEach(
+    absl::Span<const std::pair<ConvBnRelu, at::Tensor>> siblings);
 
 // Bilinear, with pixels as areas (align_corners off).
 // Shapes: [n, c, h, w] to [n, c, height, width].

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "worker/models/layers.h"
@@ -42,18 +43,23 @@ class PspNet final : public Model {
   ModelOutput forward(const at::Tensor& images) override {
     const ResNetTrunkImpl::Features features = backbone_(images);
     const at::Tensor& x = features.layer4;
-    std::vector<at::Tensor> maps = {x};
+    std::vector<std::pair<ConvBnRelu, at::Tensor>> levels;
     for (size_t i = 0; i < kBins.size(); ++i) {
-      const at::Tensor pooled =
-          torch::adaptive_avg_pool2d(x, {kBins[i], kBins[i]});
-      maps.push_back(ResizeBilinear(pyramid_[i](pooled), x.size(2), x.size(3)));
+      levels.emplace_back(pyramid_[i],
+                          torch::adaptive_avg_pool2d(x, {kBins[i], kBins[i]}));
     }
-    ModelOutput output{
-        .logits = Score(head_(torch::cat(maps, 1)), classifier_, images)};
+    std::vector<at::Tensor> maps = {x};
+    for (const at::Tensor& level : ForwardEach(levels)) {
+      maps.push_back(ResizeBilinear(level, x.size(2), x.size(3)));
+    }
+    std::vector<std::pair<ConvBnRelu, at::Tensor>> heads;
+    heads.emplace_back(head_, torch::cat(maps, 1));
+    if (is_training()) heads.emplace_back(auxiliary_head_, features.layer3);
+    const std::vector<at::Tensor> y = ForwardEach(heads);
+    ModelOutput output{.logits = Score(y[0], classifier_, images)};
     if (is_training()) {
       output.auxiliary.push_back(
-          {.logits = Score(auxiliary_head_(features.layer3),
-                           auxiliary_classifier_, images),
+          {.logits = Score(y[1], auxiliary_classifier_, images),
            .weight = kAuxiliaryWeight});
     }
     return output;

@@ -61,7 +61,12 @@ class BlockImpl final : public nn::Module {
     for (size_t i = 0; i + 1 < convs_.size(); ++i) {
       y = BatchNormRelu(norms_[i], convs_[i](y));
     }
-    return BatchNormAddRelu(norms_.back(), convs_.back()(y), Shortcut(x));
+    y = convs_.back()(y);
+    if (ChangesShape() && shape_.projection) {
+      return BatchNormPairAddRelu(norms_.back(), y, projection_norm_,
+                                  projection_conv_(x));
+    }
+    return BatchNormAddRelu(norms_.back(), y, Shortcut(x));
   }
 
  private:
@@ -77,10 +82,9 @@ class BlockImpl final : public nn::Module {
     return shape_.stride != 1 || shape_.in != shape_.out();
   }
 
-  at::Tensor Shortcut(const at::Tensor& x) {
+  // Without parameters.
+  at::Tensor Shortcut(const at::Tensor& x) const {
     if (!ChangesShape()) return x;
-    if (shape_.projection)
-      return BatchNorm(projection_norm_, projection_conv_(x));
     const at::Tensor every = x.slice(2, 0, torch::nullopt, shape_.stride)
                                  .slice(3, 0, torch::nullopt, shape_.stride);
     return torch::constant_pad_nd(every,

@@ -58,10 +58,16 @@ at::Tensor PlacesTensor(const std::vector<SamplePlace>& places) {
 }  // namespace
 
 absl::StatusOr<Batch> MoveBatch(const Compute& compute, const Batch& batch) {
-  if (compute.accelerator == nullptr) return batch;
+  if (compute.accelerator == nullptr) {
+    Batch arranged = batch;
+    arranged.images = batch.images.contiguous(compute.activations);
+    return arranged;
+  }
   try {
     Batch moved{.host_labels = batch.host_labels};
-    COHORT_ASSIGN_OR_RETURN(moved.images, Upload(compute, batch.images));
+    COHORT_ASSIGN_OR_RETURN(const at::Tensor images,
+                            Upload(compute, batch.images));
+    moved.images = images.contiguous(compute.activations);
     COHORT_ASSIGN_OR_RETURN(moved.labels, Upload(compute, batch.host_labels));
     return moved;
   } catch (const std::exception& e) {
@@ -154,7 +160,7 @@ absl::StatusOr<std::optional<Batch>> DeviceBatches::Make(
     COHORT_ASSIGN_OR_RETURN(batch.labels, Upload(compute_, batch.host_labels));
     COHORT_ASSIGN_OR_RETURN(const at::Tensor rows,
                             Upload(compute_, PlacesTensor(*places)));
-    batch.images = ImagesAt(pixels, rows);
+    batch.images = ImagesAt(pixels, rows).contiguous(compute_.activations);
     return std::make_optional(std::move(batch));
   } catch (const std::exception& e) {
     if (!IsOutOfMemory(e)) throw;

@@ -14,8 +14,9 @@
 
 namespace cohort {
 
-// A batch that was read on the CPU, where it is computed: there in the order of
-// the compute lane, and nobody waits. On the CPU the batch itself.
+// A batch that was read on the CPU, where and as it is computed: there in the
+// order of the compute lane, and nobody waits. On the CPU, where contiguous
+// images are wanted, the batch itself.
 // Errors: ResourceExhausted naming the batch; those of the accelerator.
 absl::StatusOr<Batch> MoveBatch(const Compute& compute, const Batch& batch);
 

@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
 namespace cohort {
 
 absl::StatusOr<Registration> TimedClient::Register(
@@ -27,17 +30,25 @@ absl::StatusOr<PulledVersion> TimedClient::Pull(const PullWish& wish) {
   return client_.Pull(wish);
 }
 
-absl::StatusOr<Moments> TimedClient::Reduce(const ReduceKey& key,
-                                            const Moments& local) {
+std::string TimedClient::NamesOf(absl::Span<const CallMoments> calls) const {
+  return absl::StrJoin(
+      calls, ", ", [this](std::string* out, const CallMoments& of) {
+        const auto layer = static_cast<size_t>(of.layer);
+        absl::StrAppend(out, layer < layers_.size() ? layers_[layer]
+                                                    : absl::StrCat(of.layer));
+      });
+}
+
+absl::StatusOr<std::vector<Moments>> TimedClient::Reduce(
+    const ReducePass& pass, absl::Span<const CallMoments> local) {
   StepPhases::Scope rendezvous(phases_, StepPhase::kRendezvous);
-  if (phases_.traced()) {
-    const auto layer = static_cast<size_t>(key.layer);
-    if (layer < layers_.size()) rendezvous.AddFact("layer", layers_[layer]);
-    const bool forward = key.phase == ReducePhase::kForward;
+  if (phases_.traced() && !local.empty()) {
+    rendezvous.AddFact("layer", NamesOf(local));
+    const bool forward = pass.phase == ReducePhase::kForward;
     rendezvous.AddFact("phase", forward ? "forward" : "backward");
-    rendezvous.AddFact("call", int64_t{key.call});
+    rendezvous.AddFact("call", int64_t{local.front().call});
   }
-  return client_.Reduce(key, local);
+  return client_.Reduce(pass, local);
 }
 
 absl::Status TimedClient::OpenPush(const PushOpening& opening) {

@@ -26,8 +26,8 @@ class TimedClient final : public Client {
   Incarnation incarnation() const override { return client_.incarnation(); }
   absl::StatusOr<Assignment> NextAssignment() override;
   absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override;
-  absl::StatusOr<Moments> Reduce(const ReduceKey& key,
-                                 const Moments& local) override;
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const CallMoments> local) override;
   absl::Status OpenPush(const PushOpening& opening) override;
   absl::Status SendGradient(int32_t partition, ByteRope gradient,
                             absl::Span<const int32_t> absent_slices) override;
@@ -41,6 +41,8 @@ class TimedClient final : public Client {
   }
 
  private:
+  std::string NamesOf(absl::Span<const CallMoments> calls) const;
+
   Client& client_;
   StepPhases& phases_;
   // By number.

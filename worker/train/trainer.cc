@@ -30,12 +30,10 @@ class ClientRendezvous final : public Rendezvous {
   ClientRendezvous(Client& client, const Assignment& assignment)
       : client_(client), assignment_(assignment) {}
 
-  absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call, ReducePhase phase,
-                                 const Moments& local) override {
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      ReducePhase phase, absl::Span<const CallMoments> local) override {
     return client_.Reduce({.step = assignment_.version,
                            .attempt = assignment_.attempt,
-                           .layer = layer,
-                           .call = call,
                            .phase = phase},
                           local);
   }

@@ -128,6 +128,10 @@ ABSL_FLAG(
     "what convolutions and linear layers compute in: float32, or bfloat16 "
     "by LibTorch's autocast; weights, statistics and gradients are "
     "float32 in either case");
+ABSL_FLAG(bool, channels_last, false,
+          "let activations lie pixel by pixel (NHWC) instead of plane by plane "
+          "(NCHW): what is faster depends on the network and the machine; "
+          "results differ in their last bits");
 ABSL_FLAG(int32_t, threads, 1,
           "threads of this worker's arithmetic; results are the same to the "
           "bit only for the same number");
@@ -286,6 +290,9 @@ ClientOptions ClientOptionsFromFlags(int64_t samples,
   if (absl::GetFlag(FLAGS_precision) != "float32") {
     absl::StrAppend(&options.fingerprint, ", ", absl::GetFlag(FLAGS_precision));
   }
+  if (absl::GetFlag(FLAGS_channels_last)) {
+    absl::StrAppend(&options.fingerprint, ", channels_last");
+  }
   return options;
 }
 
@@ -365,7 +372,10 @@ Compute ComputeFromFlags(const ComputeDevice& device) {
           .accelerator = device.accelerator.get(),
           .pinned = device.pinned.get(),
           // Valid by now.
-          .precision = *ParsePrecision(absl::GetFlag(FLAGS_precision))};
+          .precision = *ParsePrecision(absl::GetFlag(FLAGS_precision)),
+          .activations = absl::GetFlag(FLAGS_channels_last)
+                             ? at::MemoryFormat::ChannelsLast
+                             : at::MemoryFormat::Contiguous};
 }
 
 int RunEvaluation(const Dataset& dataset, Model& model,

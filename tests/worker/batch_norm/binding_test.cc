@@ -28,16 +28,22 @@ using ::testing::ElementsAre;
 // A cohort of one that notes what it is asked and fails where it is told to.
 class RecordingRendezvous final : public Rendezvous {
  public:
-  absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call, ReducePhase phase,
-                                 const Moments& local) override {
-    keys.emplace_back(layer, call, phase);
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      ReducePhase phase, absl::Span<const CallMoments> local) override {
+    ++waits;
+    std::vector<Moments> results;
+    for (const CallMoments& call : local) {
+      keys.emplace_back(call.layer, call.call, phase);
+      results.push_back(call.moments);
+    }
     if (fail_phase.has_value() && *fail_phase == phase) {
       return absl::AbortedError("rank 3 is lost");
     }
-    return local;
+    return results;
   }
 
   std::vector<std::tuple<int32_t, int32_t, ReducePhase>> keys;
+  int waits = 0;
   std::optional<ReducePhase> fail_phase;
 };
 

@@ -20,12 +20,12 @@ class NotingRendezvous final : public Rendezvous {
  public:
   explicit NotingRendezvous(Rendezvous& next) : next_(next) {}
 
-  absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call, ReducePhase phase,
-                                 const Moments& local) override {
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      ReducePhase phase, absl::Span<const CallMoments> local) override {
     if (phase == ReducePhase::kForward) {
-      noted.push_back({.layer = layer, .call = call, .moments = local});
+      noted.insert(noted.end(), local.begin(), local.end());
     }
-    return next_.Reduce(layer, call, phase, local);
+    return next_.Reduce(phase, local);
   }
 
   std::vector<CallMoments> noted;

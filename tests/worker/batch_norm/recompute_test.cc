@@ -28,15 +28,17 @@ using Key = std::tuple<int32_t, int32_t, ReducePhase>;
 struct SavedSegment : torch::CustomClassHolder {
   Segment segment;
   RecomputeScope::Mark mark;
+  bool on_another_thread = false;
 };
 
 // What torch.utils.checkpoint does in Python: keeps the input, and computes
 // the segment again when its gradient is asked for.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const Segment& segment) {
+                            const Segment& segment, bool on_another_thread) {
     auto saved = c10::make_intrusive<SavedSegment>();
     saved->segment = segment;
+    saved->on_another_thread = on_another_thread;
     saved->mark = RecomputeScope::Here();
     ctx->save_for_backward({x});
     ctx->saved_data["segment"] = c10::IValue::make_capsule(std::move(saved));
@@ -48,16 +50,26 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
         ctx->saved_data["segment"].toCapsule());
     const at::Tensor x =
         ctx->get_saved_variables()[0].detach().requires_grad_();
-    const RecomputeScope again(saved->mark);
-    at::Tensor y;
-    {
-      const torch::AutoGradMode on(true);
-      y = saved->segment(x);
+    const auto recompute = [&] {
+      const RecomputeScope again(saved->mark);
+      at::Tensor y;
+      {
+        const torch::AutoGradMode on(true);
+        y = saved->segment(x);
+      }
+      torch::autograd::backward({y}, {grads[0]});
+    };
+    if (saved->on_another_thread) {
+      // As autograd does for a GPU.
+      std::thread(recompute).join();
+    } else {
+      recompute();
     }
-    torch::autograd::backward({y}, {grads[0]});
-    return {x.grad(), at::Tensor()};
+    return {x.grad(), at::Tensor(), at::Tensor()};
   }
 };
+
+enum class Mode { kPlain, kCheckpointed, kOtherThread };
 
 // A shared layer before, within (twice) and after the segment.
 struct NetImpl : torch::nn::Module {
@@ -79,7 +91,8 @@ struct NetImpl : torch::nn::Module {
   }
 
   at::Tensor Maybe(const Segment& segment, const at::Tensor& x) {
-    return checkpoint ? Checkpoint::apply(x, segment) : segment(x);
+    if (mode == Mode::kPlain) return segment(x);
+    return Checkpoint::apply(x, segment, mode == Mode::kOtherThread);
   }
 
   at::Tensor forward(const at::Tensor& x) {
@@ -88,7 +101,7 @@ struct NetImpl : torch::nn::Module {
     return shared(y);
   }
 
-  bool checkpoint = false;
+  Mode mode = Mode::kPlain;
   torch::nn::Conv2d conv{nullptr};
   torch::nn::BatchNorm2d shared{nullptr};
   torch::nn::BatchNorm2d inner{nullptr};
@@ -98,10 +111,12 @@ TORCH_MODULE(Net);
 class NotingRendezvous final : public Rendezvous {
  public:
   explicit NotingRendezvous(Rendezvous& next) : next_(next) {}
-  absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call, ReducePhase phase,
-                                 const Moments& local) override {
-    keys.emplace_back(layer, call, phase);
-    return next_.Reduce(layer, call, phase, local);
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      ReducePhase phase, absl::Span<const CallMoments> local) override {
+    for (const CallMoments& call : local) {
+      keys.emplace_back(call.layer, call.call, phase);
+    }
+    return next_.Reduce(phase, local);
   }
   std::vector<Key> keys;
 
@@ -116,7 +131,7 @@ struct WorkerRun {
   std::vector<Key> keys;
 };
 
-std::vector<WorkerRun> RunWorkers(bool checkpoint) {
+std::vector<WorkerRun> RunWorkers(Mode mode) {
   constexpr size_t kWorkers = 2;
   std::vector<at::Tensor> inputs;
   torch::manual_seed(2);
@@ -131,7 +146,7 @@ std::vector<WorkerRun> RunWorkers(bool checkpoint) {
   for (size_t rank = 0; rank < kWorkers; ++rank) {
     threads.emplace_back([&, rank] {
       Net& net = nets[rank];
-      net->checkpoint = checkpoint;
+      net->mode = mode;
       const auto binding = BatchNormBinding::Make(*net);
       NotingRendezvous noting(rendezvous.OfRank(rank));
       StepContext step{.rendezvous = &noting,
@@ -152,27 +167,31 @@ std::vector<WorkerRun> RunWorkers(bool checkpoint) {
 }
 
 TEST(RecomputeScopeTest, CheckpointedSegmentsGiveTheSameBits) {
-  const std::vector<WorkerRun> plain = RunWorkers(false);
-  const std::vector<WorkerRun> checkpointed = RunWorkers(true);
-  for (size_t rank = 0; rank < plain.size(); ++rank) {
-    EXPECT_TRUE(at::equal(checkpointed[rank].dx, plain[rank].dx));
-    ASSERT_EQ(checkpointed[rank].gradients.size(), 6U);
-    // Of a layer with several calls, added up in another order.
-    for (size_t i = 0; i < plain[rank].gradients.size(); ++i) {
-      EXPECT_TRUE(at::allclose(checkpointed[rank].gradients[i],
-                               plain[rank].gradients[i], 1e-5, 1e-6))
-          << "parameter " << i;
+  const std::vector<WorkerRun> plain = RunWorkers(Mode::kPlain);
+  for (const Mode mode : {Mode::kCheckpointed, Mode::kOtherThread}) {
+    const std::vector<WorkerRun> checkpointed = RunWorkers(mode);
+    for (size_t rank = 0; rank < plain.size(); ++rank) {
+      EXPECT_TRUE(at::equal(checkpointed[rank].dx, plain[rank].dx));
+      ASSERT_EQ(checkpointed[rank].gradients.size(), 6U);
+      // Of a layer with several calls, added up in another order.
+      for (size_t i = 0; i < plain[rank].gradients.size(); ++i) {
+        EXPECT_TRUE(at::allclose(checkpointed[rank].gradients[i],
+                                 plain[rank].gradients[i], 1e-5, 1e-6))
+            << "parameter " << i;
+      }
     }
   }
 }
 
 TEST(RecomputeScopeTest, EveryCallMeetsTheOthersOnceForwardAndOnceBackward) {
-  const std::vector<WorkerRun> plain = RunWorkers(false);
-  const std::vector<WorkerRun> checkpointed = RunWorkers(true);
-  for (size_t rank = 0; rank < plain.size(); ++rank) {
-    EXPECT_THAT(checkpointed[rank].calls, ElementsAre(4, 2));
-    EXPECT_EQ(checkpointed[rank].keys, plain[rank].keys);
-    EXPECT_EQ(checkpointed[rank].keys.size(), 12U);
+  const std::vector<WorkerRun> plain = RunWorkers(Mode::kPlain);
+  for (const Mode mode : {Mode::kCheckpointed, Mode::kOtherThread}) {
+    const std::vector<WorkerRun> checkpointed = RunWorkers(mode);
+    for (size_t rank = 0; rank < plain.size(); ++rank) {
+      EXPECT_THAT(checkpointed[rank].calls, ElementsAre(4, 2));
+      EXPECT_EQ(checkpointed[rank].keys, plain[rank].keys);
+      EXPECT_EQ(checkpointed[rank].keys.size(), 12U);
+    }
   }
 }
 

@@ -46,13 +46,14 @@ std::vector<std::string> NamesUnder(const Model& model,
   return names;
 }
 
-// One training step's forward and backward with the cohort's batch norm, each
-// batch normalised by itself.
-ModelOutput TrainOn(Model& model, const at::Tensor& images) {
+// One training step's forward and backward with the cohort's batch norm;
+// without a rendezvous each batch is normalised by itself.
+ModelOutput TrainOn(Model& model, const at::Tensor& images,
+                    Rendezvous* rendezvous = nullptr) {
   model.train();
   const auto binding = BatchNormBinding::Make(model);
   EXPECT_TRUE(binding.ok()) << binding.status();
-  StepContext step{.backend = &kernels::CpuBackend()};
+  StepContext step{.rendezvous = rendezvous, .backend = &kernels::CpuBackend()};
   const BatchNormScope scope(*binding, &step);
   ModelOutput output = model.forward(images);
   at::Tensor loss = output.logits.square().sum();
@@ -62,6 +63,21 @@ ModelOutput TrainOn(Model& model, const at::Tensor& images) {
   loss.backward();
   return output;
 }
+
+// A cohort of one, which counts.
+class OneMember final : public Rendezvous {
+ public:
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      ReducePhase /*phase*/, absl::Span<const CallMoments> local) override {
+    ++waits;
+    std::vector<Moments> results;
+    for (const CallMoments& call : local) results.push_back(call.moments);
+    contributions += local.size();
+    return results;
+  }
+  size_t waits = 0;
+  size_t contributions = 0;
+};
 
 struct Known {
   std::string name;
@@ -154,6 +170,56 @@ TEST(ModelsTest, ClassifiersReturnOneScoreAClass) {
     const ModelOutput output = model->forward(at::randn({2, 3, 32, 28}));
     EXPECT_EQ(output.logits.sizes(), at::IntArrayRef({2, 7})) << name;
     EXPECT_TRUE(output.auxiliary.empty());
+  }
+}
+
+// A projection's batch norm meets the others with the main path's last, the
+// levels of a pyramid together, and so do the two heads: of 20, 53 and 26
+// layers 3, 4 and 7 ask for no wait of their own, in either pass.
+TEST(ModelsTest, SiblingLayersShareARendezvous) {
+  struct Expected {
+    std::string name;
+    size_t layers;
+    size_t waits;
+  };
+  for (const Expected& expected :
+       {Expected{"resnet18", 20, 17}, Expected{"resnet50", 53, 49},
+        Expected{"pspnet18", 26, 19}}) {
+    SCOPED_TRACE(expected.name);
+    OneMember rendezvous;
+    TrainOn(*Make(expected.name), at::randn({2, 3, 32, 32}), &rendezvous);
+    EXPECT_EQ(rendezvous.contributions, 2 * expected.layers);
+    EXPECT_EQ(rendezvous.waits, 2 * expected.waits);
+  }
+}
+
+// From the images to the logits, and with the same results. In float64, where
+// another order of additions changes next to nothing; gradients are compared
+// with their size, as small ones are differences of large numbers.
+TEST(ModelsTest, ActivationsKeepTheLayoutOfTheImages) {
+  for (const std::string name : {"unet", "pspnet18"}) {
+    SCOPED_TRACE(name);
+    torch::manual_seed(5);
+    const at::Tensor images = at::randn({2, 3, 32, 48}, at::kDouble);
+    std::vector<std::shared_ptr<Model>> models;
+    std::vector<at::Tensor> logits;
+    for (const at::MemoryFormat format :
+         {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+      models.push_back(Make(name, 3, 5, name == "unet" ? 4 : 0));
+      models.back()->to(at::kDouble);
+      torch::manual_seed(6);
+      logits.push_back(
+          TrainOn(*models.back(), images.contiguous(format)).logits);
+      EXPECT_TRUE(logits.back().is_contiguous(format));
+    }
+    EXPECT_TRUE(at::allclose(logits[1], logits[0], 1e-8, 1e-8));
+    const auto wanted = models[0]->named_parameters();
+    for (const auto& item : models[1]->named_parameters()) {
+      const at::Tensor& of = wanted[item.key()].grad();
+      const double scale = of.abs().max().item<double>();
+      EXPECT_TRUE(at::allclose(item.value().grad(), of, 1e-6, 1e-6 * scale))
+          << item.key();
+    }
   }
 }
 

@@ -110,11 +110,13 @@ class ScriptModelTest : public ::testing::Test {
 // Answers with what it is given, or fails one phase.
 class OneMember final : public Rendezvous {
  public:
-  absl::StatusOr<Moments> Reduce(int32_t, int32_t, ReducePhase phase,
-                                 const Moments& local) override {
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      ReducePhase phase, absl::Span<const CallMoments> local) override {
     ++reduced;
     if (fail == phase) return absl::AbortedError("rank 3 is lost");
-    return local;
+    std::vector<Moments> results;
+    for (const CallMoments& call : local) results.push_back(call.moments);
+    return results;
   }
   std::optional<ReducePhase> fail;
   int reduced = 0;

@@ -145,5 +145,23 @@ TEST_F(DeviceBatchesTest, MovedBatchIsTheSameAndPinnedMemoryIsUsedAgain) {
   EXPECT_TRUE(MoveBatch({}, read)->images.is_same(read.images));
 }
 
+TEST_F(DeviceBatchesTest, ImagesLieAsActivationsAreWanted) {
+  const auto dataset =
+      MakeImageDataset(Table(DatasetTask::kClassification), {});
+  const Batch read = ReadBatch(*dataset, {.indices = indices_});
+  constexpr auto kWanted = at::MemoryFormat::ChannelsLast;
+  Compute on_device = compute();
+  on_device.activations = kWanted;
+  DeviceBatches batches(on_device, *dataset);
+  EXPECT_GT(*batches.Hold(), 0);
+  for (const at::Tensor& images :
+       {MoveBatch({.activations = kWanted}, read)->images,
+        MoveBatch(on_device, read)->images,
+        (**batches.Make({.indices = indices_})).images}) {
+    EXPECT_TRUE(images.is_contiguous(kWanted));
+    EXPECT_TRUE(at::equal(images, read.images));
+  }
+}
+
 }  // namespace
 }  // namespace cohort

@@ -107,10 +107,10 @@ TEST(TrainerTest, CollectsTheMomentsOfEveryCallOfTheBatch) {
 class RecordingRendezvous final : public Rendezvous {
  public:
   explicit RecordingRendezvous(Rendezvous& inner) : inner_(inner) {}
-  absl::StatusOr<Moments> Reduce(int32_t layer, int32_t call, ReducePhase phase,
-                                 const Moments& local) override {
-    absl::StatusOr<Moments> all = inner_.Reduce(layer, call, phase, local);
-    if (all.ok()) seen.push_back(*all);
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      ReducePhase phase, absl::Span<const CallMoments> local) override {
+    absl::StatusOr<std::vector<Moments>> all = inner_.Reduce(phase, local);
+    if (all.ok()) seen.insert(seen.end(), all->begin(), all->end());
     return all;
   }
   std::vector<Moments> seen;
