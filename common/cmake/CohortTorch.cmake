@@ -24,7 +24,10 @@ if(COHORT_TORCH_DIR)
       ${COHORT_TORCH_DIR}/include/torch/csrc/api/include)
   # Kernels register themselves: no symbol of theirs is asked for. What the
   # libraries need themselves they find by their own paths, at run time.
-  target_link_options(cohort_torch INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined)
+  # The C++ library comes first: PyPI's libtorch.so shows a std::filesystem of
+  # its own, parts of which are null pointers.
+  target_link_options(cohort_torch INTERFACE
+    -Wl,--no-as-needed -lstdc++ -Wl,--allow-shlib-undefined)
   file(STRINGS ${COHORT_TORCH_DIR}/version.py cohort_torch_version REGEX "^__version__")
   string(REGEX REPLACE ".*'(.*)'.*" "\\1" Torch_VERSION "${cohort_torch_version}")
 else()
