@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "tests/integration/cluster.h"
@@ -137,8 +138,10 @@ TEST(ParityTest, CnnStaysAsCloseToFloat64AsOneProcessAfter20Steps) {
 class ResNetParityTest : public testing::TestWithParam<ParityCase> {};
 
 // The biases of batch norm begin at 0: after one step they are nothing but a
-// gradient that came through up to nineteen ReLUs, which flip at rounding. One
-// float32 process says how far that takes each; all together stay within 1e-5.
+// gradient that came through up to nineteen ReLUs, which flip at rounding, and
+// differently on different processors. One float32 process says how far that
+// takes each, but may flip none where the cohort flips one of a channel's
+// thousands: 2e-4 of a bias has been seen. All together stay within 1e-5.
 TEST_P(ResNetParityTest, MatchesFloat64AfterOneStep) {
   const auto dataset = Synthetic(kBatch);
   ReferenceOptions reference = ReferenceFor(GetParam(), "resnet20", *dataset);
@@ -146,7 +149,8 @@ TEST_P(ResNetParityTest, MatchesFloat64AfterOneStep) {
   reference.type = at::kFloat;
   std::map<std::string, double> allowed;
   for (const auto& [name, tensor] : TrainReference(reference)) {
-    allowed[name] = 4 * RelativeDistance(tensor, exact.at(name));
+    allowed[name] = std::max(absl::EndsWith(name, ".bias") ? 1e-3 : 0,
+                             4 * RelativeDistance(tensor, exact.at(name)));
   }
   ExpectFloat64AfterOneStep(GetParam(), "resnet20", allowed);
 }

@@ -124,8 +124,9 @@ TEST_P(ParallelTest, AnyNumberOfThreadsGivesTheSameBits) {
         Threads threads(count);
         EXPECT_TRUE(Train<T>(*NewCpuBackend(threads.For()), shape) == alone)
             << count;
+        // How far a tensor is cut depends on the width of a vector, too.
         if (large) {
-          EXPECT_GT(threads.tasks_max(), 2);
+          EXPECT_GT(threads.tasks_max(), 1);
         }
       }
       EXPECT_TRUE(Train<T>(*NewCpuBackend(OneByOne), shape) == alone);
