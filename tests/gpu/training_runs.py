@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Trains resnet20 on a GPU with one server and 2 and 4 workers, and prints how.
+"""Trains resnet20 and unet on a GPU with one server and 2 and 4 workers, and
+prints how.
 
 Each run is one of cohortctl run: sync with global and async with local
-normalisation, float32 and once bfloat16, and once on the CPU for the accuracy.
-One run is traced, and the trace must show gradients that leave during the
-backward pass. Prints a table; ends with PASS or FAIL; exit code 0 or 1.
+normalisation, float32 and bfloat16, once channels_last, and once on the CPU for
+the accuracy. One run is traced, and the trace must show gradients that leave
+during the backward pass. Prints a table; ends with PASS or FAIL; exit code 0 or
+1.
 """
 
 import argparse
@@ -17,30 +19,62 @@ import sys
 import tempfile
 import time
 
-BATCH_SIZE = 128
 EPOCHS = 2
 # What noise may take from the CPU's accuracy.
 ACCURACY_SLACK = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Network:
     name: str
+    dataset: str
+    batch_size: int
+    # Column of history.csv.
+    measure: str
+    train_limit: int = 0
+
+
+RESNET20 = Network("resnet20", "synthetic", 128, "test_accuracy")
+UNET = Network("unet", "synthetic-segmentation", 16, "test_miou", 256)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    network: Network
     workers: int
     aggregation: str
     device: str = "cuda:0"
     precision: str = "float32"
+    channels_last: bool = False
     traced: bool = False
+
+    @property
+    def name(self) -> str:
+        words = [f"{self.network.name}, {self.workers} x "
+                 f"{self.network.batch_size}, {self.aggregation}"]
+        if self.precision != "float32":
+            words.append(self.precision)
+        if self.channels_last:
+            words.append("channels_last")
+        if self.device == "cpu":
+            words.append("CPU")
+        return ", ".join(words)
 
 
 RUNS = (
-    Run("2 workers, sync, global", 2, "sync", traced=True),
-    Run("4 workers, sync, global", 4, "sync"),
-    Run("2 workers, async, local", 2, "async"),
-    Run("4 workers, async, local", 4, "async"),
-    Run("2 workers, sync, global, bfloat16", 2, "sync", precision="bfloat16"),
-    # Last: the slowest, and the others say something without it.
-    Run("2 workers, sync, global, CPU", 2, "sync", device="cpu"),
+    Run(RESNET20, 2, "sync", traced=True),
+    Run(RESNET20, 4, "sync"),
+    Run(RESNET20, 2, "async"),
+    Run(RESNET20, 4, "async"),
+    Run(RESNET20, 2, "sync", precision="bfloat16"),
+    Run(UNET, 2, "sync"),
+    Run(UNET, 2, "async"),
+    Run(UNET, 4, "sync"),
+    Run(UNET, 2, "sync", precision="bfloat16"),
+    Run(UNET, 2, "sync", precision="bfloat16", channels_last=True),
+    # Last: the slowest, and the others say something without them.
+    Run(RESNET20, 2, "sync", device="cpu"),
+    Run(UNET, 2, "sync", device="cpu"),
 )
 
 
@@ -53,9 +87,11 @@ class Outcome:
 
 
 def command(binaries: pathlib.Path, folder: pathlib.Path, run: Run) -> list[str]:
-    worker = ["--model=resnet20", "--dataset=synthetic",
-              f"--batch_size={BATCH_SIZE}", f"--device={run.device}",
-              f"--precision={run.precision}"]
+    worker = [f"--model={run.network.name}", f"--dataset={run.network.dataset}",
+              f"--limit={run.network.train_limit}",
+              f"--batch_size={run.network.batch_size}",
+              f"--device={run.device}", f"--precision={run.precision}",
+              f"--channels_last={str(run.channels_last).lower()}"]
     server = []
     if run.traced:
         worker.append(f"--trace={folder / 'worker.json'}")
@@ -69,7 +105,7 @@ def command(binaries: pathlib.Path, folder: pathlib.Path, run: Run) -> list[str]
             "--learning_rate=0.1", *server, "--", *worker]
 
 
-def read_history(path: pathlib.Path, outcome: Outcome) -> None:
+def read_history(path: pathlib.Path, measure: str, outcome: Outcome) -> None:
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     speeds = sorted(float(row["samples_per_second"]) for row in rows
@@ -77,7 +113,7 @@ def read_history(path: pathlib.Path, outcome: Outcome) -> None:
     # The first steps tune and allocate.
     if speeds:
         outcome.images_per_second = speeds[len(speeds) // 2]
-    scored = [row["test_accuracy"] for row in rows if row["test_accuracy"]]
+    scored = [row[measure] for row in rows if row[measure]]
     if scored:
         outcome.accuracy = float(scored[-1])
 
@@ -104,7 +140,8 @@ def run_one(binaries: pathlib.Path, run: Run, limit_s: float) -> Outcome:
             if done is not None:
                 print(done.stdout[-2000:], done.stderr[-2000:], sep="\n")
             return outcome
-        read_history(folder / "results" / "history.csv", outcome)
+        read_history(folder / "results" / "history.csv", run.network.measure,
+                     outcome)
         if run.traced:
             outcome.fault = trace_fault(sorted(folder.glob("worker*.json")))
     return outcome
@@ -134,11 +171,11 @@ def judge(run: Run, outcome: Outcome, on_cpu: Outcome | None) -> None:
     if outcome.fault:
         return
     if outcome.accuracy is None:
-        outcome.fault = "no accuracy in history.csv"
+        outcome.fault = f"no {run.network.measure} in history.csv"
     elif (run.aggregation == "sync" and on_cpu is not None
           and on_cpu.accuracy is not None
           and outcome.accuracy < on_cpu.accuracy - ACCURACY_SLACK):
-        outcome.fault = f"want accuracy {on_cpu.accuracy:.3f}, the CPU's"
+        outcome.fault = f"want {on_cpu.accuracy:.3f}, the CPU's"
 
 
 def main() -> int:
@@ -158,20 +195,21 @@ def main() -> int:
             continue
         print(f"{run.name} ...", flush=True)
         outcomes[run] = run_one(arguments.bin, run, left)
-    on_cpu = next((o for r, o in outcomes.items() if r.device == "cpu"), None)
+    on_cpu = {r.network: o for r, o in outcomes.items() if r.device == "cpu"}
     # A CPU that needs longer says nothing against the GPU.
-    if on_cpu is not None and on_cpu.fault.startswith("not over"):
-        on_cpu.fault = ""
-    print(f"\n{'resnet20, batch ' + str(BATCH_SIZE) + ' a worker':36} "
-          f"{'images/s':>9} {'accuracy':>9} {'seconds':>8}")
+    for outcome in on_cpu.values():
+        if outcome.fault.startswith("not over"):
+            outcome.fault = ""
+    print(f"\n{'sync: global, async: local batch norm':44} "
+          f"{'images/s':>9} {'measure':>9} {'seconds':>8}")
     failed = False
     for run, outcome in outcomes.items():
         if run.device != "cpu":
-            judge(run, outcome, on_cpu)
+            judge(run, outcome, on_cpu.get(run.network))
         failed = failed or bool(outcome.fault)
         speed = outcome.images_per_second
         accuracy = outcome.accuracy
-        print(f"{run.name:36} {'-' if speed is None else f'{speed:.0f}':>9} "
+        print(f"{run.name:44} {'-' if speed is None else f'{speed:.0f}':>9} "
               f"{'-' if accuracy is None else f'{accuracy:.3f}':>9} "
               f"{outcome.seconds:8.1f} {outcome.fault}")
     print("FAIL" if failed else "PASS")

@@ -8,7 +8,7 @@ readonly worker_build_dir=$source_dir/build/gpu-worker
 readonly whole_limit=570
 readonly build_limit=300
 readonly tests_limit=60
-readonly runs_limit=150
+readonly runs_limit=200
 readonly torch_limit=45
 
 limited() {
