@@ -102,6 +102,7 @@ class SessionReactor final
     to->set_lease_ms(absl::ToInt64Milliseconds(options.lease));
     to->add_shards(shard_.address());
     to->set_policy(PolicyText(options.policy));
+    to->set_takes_further_contributions(true);
     Send(std::move(reply));
   }
 

@@ -106,6 +106,7 @@ v1::JoinReply FakeServer::Admit(const v1::Join& join) {
   reply.set_version(10);
   reply.set_workers(4);
   reply.set_policy("sync");
+  reply.set_takes_further_contributions(true);
   // Short, because EndSession waits for the next one.
   reply.set_heartbeat_interval_ms(2);
   MutexLock lock(mu_);

@@ -178,8 +178,11 @@ absl::StatusOr<std::vector<Moments>> GrpcClient::Reduce(
   }
   COHORT_RETURN_IF_ERROR(Usable());
   if (connection_->reduce == nullptr) {
-    connection_->reduce =
-        std::make_unique<ReduceStream>(moments_, link_, connection_->sender);
+    connection_->reduce = std::make_unique<ReduceStream>(
+        moments_, link_,
+        ReduceStream::Options{
+            .sender = connection_->sender,
+            .together = connection_->takes_further_contributions});
   }
   return connection_->reduce->Reduce(pass, local);
 }
@@ -324,6 +327,8 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
   connection->sender = {.run_id = membership.run_id,
                         .rank = membership.rank,
                         .incarnation = membership.incarnation};
+  connection->takes_further_contributions =
+      reply->takes_further_contributions();
   SessionStream* session = connection->session.get();
   FollowPeer(session->peer());
   connection->heartbeat = std::make_unique<PeriodicTask>(

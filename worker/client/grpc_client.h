@@ -55,6 +55,7 @@ class GrpcClient final : public Client {
   // All streams of one session; destroyed from the last to the first.
   struct Connection {
     Sender sender;
+    bool takes_further_contributions = false;
     std::unique_ptr<SessionStream> session;
     std::unique_ptr<PeriodicTask> heartbeat;
     // Opened on first use.

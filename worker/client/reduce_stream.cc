@@ -29,9 +29,9 @@ void Describe(const ReducePass& pass, const CallMoments& local, Proto& proto) {
 }  // namespace
 
 ReduceStream::ReduceStream(const std::shared_ptr<grpc::Channel>& channel,
-                           Link& link, const Sender& sender)
+                           Link& link, Options options)
     : link_(link),
-      sender_(sender),
+      options_(std::move(options)),
       stub_(v1::Moments::NewStub(channel)),
       stream_({.on_message =
                    [this](v1::ReduceReply& reply) { return OnReply(reply); },
@@ -59,7 +59,11 @@ absl::StatusOr<std::vector<Moments>> ReduceStream::Reduce(
     open_ = local.size();
     aborted_ = absl::OkStatus();
   }
-  Send(pass, local);
+  // An old server takes them one by one, and answers them so.
+  const size_t each = options_.together ? local.size() : 1;
+  for (size_t i = 0; i < local.size(); i += each) {
+    Send(pass, local.subspan(i, each));
+  }
 
   std::vector<Moments> results;
   MutexLock lock(link_.mu);
@@ -81,7 +85,7 @@ absl::StatusOr<std::vector<Moments>> ReduceStream::Reduce(
 void ReduceStream::Send(const ReducePass& pass,
                         absl::Span<const CallMoments> local) {
   request_.Clear();
-  ToProto(sender_, request_.mutable_sender());
+  ToProto(options_.sender, request_.mutable_sender());
   Describe(pass, local.front(), request_);
   for (const CallMoments& further : local.subspan(1)) {
     Describe(pass, further, *request_.add_further());

@@ -23,9 +23,16 @@ namespace cohort {
 // were contributed to together, each as fast as the network.
 class ReduceStream {
  public:
+  struct Options {
+    Sender sender;
+    // Whether the server takes several contributions in one request; otherwise
+    // each goes in one of its own.
+    bool together = false;
+  };
+
   // `link` must outlive the stream.
   ReduceStream(const std::shared_ptr<grpc::Channel>& channel, Link& link,
-               const Sender& sender);
+               Options options);
 
   // Contributes to each rendezvous and blocks until all members have.
   // Errors: Aborted if the step ends early; those of Link::CheckLocked.
@@ -39,7 +46,6 @@ class ReduceStream {
     std::optional<Moments> result;
   };
 
-  // All in one message.
   void Send(const ReducePass& pass, absl::Span<const CallMoments> local);
   absl::Status AwaitLocked(const ReducePass& pass)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
@@ -53,7 +59,7 @@ class ReduceStream {
 
   // Fixed after construction.
   Link& link_;
-  const Sender sender_;
+  const Options options_;
   const std::unique_ptr<v1::Moments::Stub> stub_;
 
   // Of the driving thread; reused, so that a rendezvous allocates little.
