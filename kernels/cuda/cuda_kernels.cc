@@ -51,12 +51,16 @@ absl::StatusOr<Device> OpenDevice(int32_t device) {
                      counted == 0 ? ""
                                   : absl::StrCat(" (", ErrorName(counted), ": ",
                                                  ErrorMeaning(counted), ")"),
-                     "; install the NVIDIA driver, or run on the CPU"));
+                     "; want an NVIDIA driver for CUDA ", CudaVersion() / 1000,
+                     ".", CudaVersion() % 1000 / 10,
+                     " or newer and a GPU that this process may see "
+                     "(CUDA_VISIBLE_DEVICES, a container's --gpus), or run on "
+                     "the CPU"));
   }
   if (device < 0 || device >= devices) {
     return absl::InvalidArgumentError(absl::StrCat(
-        name, ": this machine has ", devices,
-        " GPUs, numbered from 0; want cuda:0",
+        name, ": this machine has ", devices, devices == 1 ? " GPU" : " GPUs",
+        ", numbered from 0; want cuda:0",
         devices > 1 ? absl::StrCat(" to cuda:", devices - 1) : ""));
   }
   DeviceFacts facts;

@@ -13,6 +13,8 @@ int CountDevices(int32_t& devices) {
   return error;
 }
 
+int32_t CudaVersion() { return CUDART_VERSION; }
+
 int SetDevice(int32_t device) { return cudaSetDevice(device); }
 
 int DescribeDevice(int32_t device, DeviceFacts& facts) {

@@ -37,6 +37,8 @@ struct DeviceFacts {
 };
 
 int CountDevices(int32_t& devices);
+// Of the runtime that is linked, such as 13000 for 13.0.
+int32_t CudaVersion();
 // For the calling thread.
 int SetDevice(int32_t device);
 int DescribeDevice(int32_t device, DeviceFacts& facts);

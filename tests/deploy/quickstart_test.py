@@ -161,6 +161,7 @@ class QuickstartTest(unittest.TestCase):
             "--model=unet", "--width=8", "--image_size=90x120",
             "--classes=11", "--ignore_index=0", "--augment=flip",
             "--bad_samples=skip", "--loader_threads=2", "--accumulate=2",
+            "--order=sorted", "--limit=64", "--test_limit=8", "--channels_last",
             "--resume")
         self.assertEqual(code, 0, err)
         server = self.lines("server.args")
@@ -175,10 +176,20 @@ class QuickstartTest(unittest.TestCase):
              "--data_dir=some/where", "--init=first.safetensors",
              "--width=8", "--image_size=90x120", "--classes=11",
              "--ignore_index=0", "--augment=flip", "--bad_samples=skip",
-             "--loader_threads=2", "--accumulate=2"])
+             "--loader_threads=2", "--accumulate=2", "--order=sorted",
+             "--limit=64", "--test_limit=8", "--channels_last"])
+
+    def test_gpu_needs_a_tree_that_was_configured_for_one(self):
+        (self.root / "build/release").mkdir(parents=True, exist_ok=True)
+        (self.root / "build/release/CMakeCache.txt").write_text(
+            "COHORT_TORCH_DIR:PATH=/some/torch\n", encoding="utf-8")
+        code, _, err = self.quickstart("--device=cuda:0")
+        self.assertEqual(code, 0, err)
+        self.assertIn("--device=cuda:0", self.lines("worker-1.args"))
 
     def test_wrong_use_is_exit_code_2_before_anything_is_built(self):
-        for flag in ("--workers=0", "--workers=x", "train", "--address_file=x"):
+        for flag in ("--workers=0", "--workers=x", "train", "--address_file=x",
+                     "--device=cuda:0"):
             with self.subTest(flag=flag):
                 code, _, err = self.quickstart(flag)
                 self.assertEqual(code, 2)

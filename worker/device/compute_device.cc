@@ -53,9 +53,12 @@ absl::StatusOr<ComputeDevice> OpenComputeDevice(const std::string& text) {
   if (!index.has_value()) return ComputeDevice();
   absl::StatusOr<ComputeDevice> device = OpenCudaDevice(*index);
   if (device.ok()) return device;
+  // What is below names the GPU, too.
   return absl::Status(
       device.status().code(),
-      absl::StrCat("--device: got ", text, ": ", device.status().message()));
+      absl::StrCat("--device: got ", text, ": ",
+                   absl::StripPrefix(device.status().message(),
+                                     absl::StrCat("cuda:", *index, ": "))));
 }
 
 absl::Status MoveTo(const Compute& to, torch::nn::Module& model) {

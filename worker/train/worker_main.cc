@@ -509,6 +509,16 @@ int Train(const Task& task) {
              : int{kExitOk};
 }
 
+void TellHowItComputes(const ComputeDevice& device) {
+  const int32_t threads = absl::GetFlag(FLAGS_threads);
+  Log(LogLevel::kInfo,
+      absl::StrCat(
+          "computes on ", device.name(), " with ", threads,
+          threads == 1 ? " thread, " : " threads, ",
+          absl::GetFlag(FLAGS_precision),
+          absl::GetFlag(FLAGS_channels_last) ? ", channels_last" : ""));
+}
+
 int RunWorker() {
   SetArithmeticThreads(absl::GetFlag(FLAGS_threads));
   const absl::StatusOr<ComputeDevice> device =
@@ -534,7 +544,7 @@ int RunWorker() {
     return RunEvaluation(**dataset, **model, *loss, ComputeFromFlags(*device));
   }
   model->reset();
-
+  TellHowItComputes(*device);
   return Train({.dataset = **dataset,
                 .device = *device,
                 .order = *order,
