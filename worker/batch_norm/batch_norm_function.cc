@@ -241,11 +241,12 @@ class BatchNormFunction : public torch::autograd::Function<BatchNormFunction> {
     const std::array<OptionalTensor, sizeof...(Operands)> all = {operands...};
     return Forward(ctx, saved, all);
   }
-  static variable_list backward(AutogradContext* ctx, variable_list grads);
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& grads);
 };
 
 variable_list BatchNormFunction::backward(AutogradContext* ctx,
-                                          variable_list grads) {
+                                          const variable_list& grads) {
   const auto saved = c10::static_intrusive_pointer_cast<SavedCalls>(
       ctx->saved_data["calls"].toCapsule());
   const BatchNormCall& any = saved->calls.front().call;
@@ -298,11 +299,11 @@ SavedCall Prepare(const BoundCall& bound, bool added) {
   return saved;
 }
 
-template <size_t... I>
+template <size_t... kIndex>
 std::vector<at::Tensor> Apply(const c10::intrusive_ptr<SavedCalls>& saved,
                               const std::vector<OptionalTensor>& operands,
-                              std::index_sequence<I...> /*count*/) {
-  return BatchNormFunction::apply(saved, operands[I]...);
+                              std::index_sequence<kIndex...> /*count*/) {
+  return BatchNormFunction::apply(saved, operands[kIndex]...);
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ TEST(ComputeDeviceTest, GpuThatIsNotThereIsRefusedWithWhatToDo) {
   const std::string text(status.message());
   EXPECT_THAT(text, StartsWith("--device: got cuda:99: "));
   EXPECT_THAT(text, AnyOf(HasSubstr("want --device=cpu, or build it with"),
-                          HasSubstr("install the NVIDIA driver"),
+                          HasSubstr("want an NVIDIA driver"),
                           HasSubstr("want cuda:0")));
 }
 
