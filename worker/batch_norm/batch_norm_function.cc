@@ -112,6 +112,11 @@ bool IsAdded(const std::vector<SavedCall>& calls, size_t i) {
   return i > 0 && calls[i - 1].call.adds_next;
 }
 
+// What is added is an operand of the call itself.
+bool HasOwnAddend(const SavedCall& saved) {
+  return saved.has_addend && !saved.call.adds_next;
+}
+
 // Fills in what follows from the tensors.
 void Describe(std::vector<SavedCall>& calls,
               absl::Span<const OptionalTensor> operands) {
@@ -199,7 +204,7 @@ GradientWishes WishesOf(const AutogradContext& ctx, const SavedCall& saved,
   wishes.dgamma = saved.has_weight && ctx.needs_input_grad(edge++);
   wishes.dbeta = saved.bias_type.has_value() && ctx.needs_input_grad(edge++);
   // Of an addend; its gradient is there in any case.
-  if (saved.has_addend && !saved.call.adds_next) ++edge;
+  if (HasOwnAddend(saved)) ++edge;
   return wishes;
 }
 
@@ -265,12 +270,11 @@ variable_list BatchNormFunction::backward(AutogradContext* ctx,
   // The calls themselves have no gradient.
   variable_list out(1);
   for (size_t i = 0; i < calls.size(); ++i) {
-    const bool own_addend =
-        calls[i].saved->has_addend && !calls[i].saved->call.adds_next;
     out.push_back(gradients[i].dx);
     out.push_back(gradients[i].dgamma);
     out.push_back(gradients[i].dbeta);
-    out.push_back(own_addend ? calls[i].tensors.dz : at::Tensor());
+    out.push_back(HasOwnAddend(*calls[i].saved) ? calls[i].tensors.dz
+                                                : at::Tensor());
   }
   return out;
 }
