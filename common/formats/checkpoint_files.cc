@@ -26,7 +26,8 @@ constexpr char kPrefix[] = "checkpoint-";
 constexpr int64_t kFormat = 3;
 constexpr size_t kPieceBytes = size_t{1} << 20;
 
-absl::Status Damaged(const std::string& path, absl::string_view what) {
+absl::Status DamagedCheckpoint(const std::string& path,
+                               absl::string_view what) {
   return absl::DataLossError(
       absl::StrCat(path, ": not a valid manifest: ", what));
 }
@@ -151,7 +152,7 @@ absl::StatusOr<CheckpointManifest> DecodeCheckpointManifest(
     manifest.state = std::move(state);
     return manifest;
   } catch (const std::exception& e) {
-    return Damaged(path, e.what());
+    return DamagedCheckpoint(path, e.what());
   }
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-constexpr absl::string_view kPrefix = "events.out.tfevents.";
+constexpr absl::string_view kEventPrefix = "events.out.tfevents.";
 constexpr absl::string_view kFileVersion = "brain.Event:2";
 constexpr uint32_t kPolynomial = 0x82f63b78;  // Castagnoli, bits reversed.
 constexpr uint32_t kMaskDelta = 0xa282ead8;
@@ -123,8 +123,8 @@ int64_t NextNumber(const std::string& directory, absl::Time now) {
   for (const auto& entry :
        std::filesystem::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
-    if (!absl::StartsWith(name, kPrefix)) continue;
-    const std::string rest = name.substr(kPrefix.size());
+    if (!absl::StartsWith(name, kEventPrefix)) continue;
+    const std::string rest = name.substr(kEventPrefix.size());
     int64_t number = 0;
     if (absl::SimpleAtoi(rest.substr(0, rest.find('.')), &number)) {
       next = std::max(next, number + 1);
@@ -160,8 +160,9 @@ absl::StatusOr<std::unique_ptr<EventFile>> EventFile::Create(
   if (gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
   std::unique_ptr<EventFile> file(new EventFile);
   // Zeros in front keep the order of names that of the numbers.
-  file->path_ = absl::StrFormat("%s/%s%010d.%s.%d.cohort", directory, kPrefix,
-                                NextNumber(directory, now), host, getpid());
+  file->path_ =
+      absl::StrFormat("%s/%s%010d.%s.%d.cohort", directory, kEventPrefix,
+                      NextNumber(directory, now), host, getpid());
   file->file_.open(file->path_, std::ios::binary | std::ios::trunc);
   if (!file->file_) return CannotWrite(file->path_, std::strerror(errno));
   Message first = EventAt(now, 0);

@@ -45,8 +45,8 @@ absl::Status UnknownFlag(absl::string_view name) {
       nearest, nearest.empty() ? "" : "?"));
 }
 
-absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view value,
-                     absl::string_view spelled) {
+absl::Status AssignFlag(absl::CommandLineFlag& flag, absl::string_view value,
+                        absl::string_view spelled) {
   std::string error;
   if (flag.ParseFrom(value, &error)) return absl::OkStatus();
   // Abseil repeats the value and the name; a type's own reason follows them.
@@ -59,8 +59,8 @@ absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view value,
       reason.empty() ? "" : " (", reason, reason.empty() ? "" : ")"));
 }
 
-absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view value) {
-  return SetFlag(flag, value, absl::StrCat("--", flag.Name()));
+absl::Status AssignFlag(absl::CommandLineFlag& flag, absl::string_view value) {
+  return AssignFlag(flag, value, absl::StrCat("--", flag.Name()));
 }
 
 }  // namespace
@@ -69,7 +69,7 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value,
                      absl::string_view spelled) {
   absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
   if (flag == nullptr) return UnknownFlag(name);
-  return SetFlag(*flag, value, spelled);
+  return AssignFlag(*flag, value, spelled);
 }
 
 std::string NearestWord(absl::string_view word,
@@ -101,11 +101,11 @@ absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments,
     const bool has_value = equals != absl::string_view::npos;
     absl::Status status;
     if (flag != nullptr && has_value) {
-      status = SetFlag(*flag, argument.substr(equals + 1));
+      status = AssignFlag(*flag, argument.substr(equals + 1));
     } else if (flag != nullptr && flag->IsOfType<bool>()) {
-      status = SetFlag(*flag, "true");
+      status = AssignFlag(*flag, "true");
     } else if (flag != nullptr && i + 1 < arguments.size()) {
-      status = SetFlag(*flag, arguments[++i]);
+      status = AssignFlag(*flag, arguments[++i]);
     } else if (flag != nullptr) {
       status = absl::FailedPreconditionError(
           absl::StrCat("--", name, " wants a value"));
@@ -114,7 +114,7 @@ absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments,
                  ? absl::FindCommandLineFlag(name.substr(2))
                  : nullptr;
       status = flag != nullptr && flag->IsOfType<bool>()
-                   ? SetFlag(*flag, "false")
+                   ? AssignFlag(*flag, "false")
                    : UnknownFlag(name);
     }
     if (!status.ok()) return status;

@@ -17,8 +17,8 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-constexpr int64_t kElementsMax = int64_t{1} << 40;
-constexpr int64_t kBlocksMax = std::numeric_limits<int32_t>::max();
+constexpr int64_t kRunElementsMax = int64_t{1} << 40;
+constexpr int64_t kLaunchBlocksMax = std::numeric_limits<int32_t>::max();
 
 absl::Status CheckFold(const SgdStep& step, const SgdRun& run,
                        const int32_t* nonfinite, int32_t multiprocessors) {
@@ -28,7 +28,7 @@ absl::Status CheckFold(const SgdStep& step, const SgdRun& run,
         absl::StrCat("fold of ", contributors, " contributors, want at most ",
                      kContributorsMax));
   }
-  if (run.count < 0 || run.count > kElementsMax) {
+  if (run.count < 0 || run.count > kRunElementsMax) {
     return absl::InvalidArgumentError(absl::StrCat(
         "fold of ", run.count, " elements, want between 0 and 2^40"));
   }
@@ -73,8 +73,8 @@ int32_t WidthOfFold(const FoldArgs& args) {
 }
 
 absl::Status CheckSegment(const PackSegment& segment, int64_t element_bytes) {
-  if (segment.count < 0 || segment.count > kElementsMax || segment.offset < 0 ||
-      segment.offset > kElementsMax) {
+  if (segment.count < 0 || segment.count > kRunElementsMax ||
+      segment.offset < 0 || segment.offset > kRunElementsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("segment of ", segment.count, " elements at ",
                      segment.offset, ", want both between 0 and 2^40"));
@@ -134,7 +134,7 @@ absl::StatusOr<std::vector<PackLaunch>> PlanPack(
     const int64_t blocks =
         (segment.count + kPackBlockElements - 1) / kPackBlockElements;
     if (launches.empty() || launches.back().args.segments == kSegmentsMax ||
-        launches.back().plan.blocks + blocks > kBlocksMax) {
+        launches.back().plan.blocks + blocks > kLaunchBlocksMax) {
       launches.emplace_back();
     }
     PackLaunch& launch = launches.back();

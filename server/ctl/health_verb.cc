@@ -12,7 +12,7 @@ namespace cohort {
 namespace {
 
 constexpr absl::string_view kOpsDefault = "127.0.0.1:7071";
-constexpr int kOk = 200;
+constexpr int kHttpOk = 200;
 
 }  // namespace
 
@@ -28,7 +28,7 @@ absl::Status RunHealth(Context& context) {
       WithNext(page.status(), absl::StatusCode::kUnavailable,
                "--ops wants what the process was given as --ops_listen"));
   const std::string said(absl::StripAsciiWhitespace(page->body));
-  const bool good = page->status == kOk;
+  const bool good = page->status == kHttpOk;
   if (context.json) {
     context.io.out << nlohmann::ordered_json{{live ? "live" : "ready", good},
                                              {"message", said}}

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr absl::string_view kOutDefault = "trace.json";
+constexpr absl::string_view kTraceDefault = "trace.json";
 
 std::string ErrorText(absl::Duration error) {
   if (error < absl::ZeroDuration()) return "wall clocks only";
@@ -43,7 +43,7 @@ absl::Status RunTraceMerge(Context& context) {
         "merge` has an example");
   }
   const std::string out =
-      context.arguments.Value("out").value_or(std::string(kOutDefault));
+      context.arguments.Value("out").value_or(std::string(kTraceDefault));
   absl::StatusOr<MergedTrace> result = MergeTraces(context.words, out);
   // Of verbs, NotFound means that there is no such one.
   if (absl::IsNotFound(result.status())) {

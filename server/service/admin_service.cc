@@ -41,7 +41,7 @@ absl::Status CheckLength(absl::string_view what, size_t seen, size_t max) {
       absl::StrCat(what, ": got ", seen, ", want at most ", max));
 }
 
-absl::StatusOr<ChangeRequest> FromProto(const v1::SetPolicyRequest& proto) {
+absl::StatusOr<ChangeRequest> ChangeFrom(const v1::SetPolicyRequest& proto) {
   COHORT_RETURN_IF_ERROR(CheckLength("number of settings",
                                      static_cast<size_t>(proto.settings_size()),
                                      kSettingsMax));
@@ -233,7 +233,7 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context,
                                       const v1::SetPolicyRequest* request,
                                       v1::SetPolicyReply* reply) override {
-    const absl::StatusOr<ChangeRequest> change = FromProto(*request);
+    const absl::StatusOr<ChangeRequest> change = ChangeFrom(*request);
     if (!change.ok()) return Finish(context, change.status());
     const auto every = change->values.find("checkpoint_every");
     if (every != change->values.end() && every->second != "0" &&

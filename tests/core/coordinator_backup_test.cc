@@ -31,10 +31,6 @@ FakeSetup GlobalBackupSetup() {
   return setup;
 }
 
-FakePush PushOf(float value) {
-  return {.w = {value, 0}, .loss_weight = 2, .loss_sum = 2};
-}
-
 ReduceKey Forward(int64_t step) {
   return {.step = Version(step), .phase = ReducePhase::kForward};
 }

@@ -30,14 +30,6 @@ FakeSetup StaleSetup(const StalenessOptions& staleness) {
 }
 
 // Mean gradient (value, 0); the share of the cohort's batch is a half.
-FakePush PushOf(float value) {
-  return {.w = {value, 0}, .loss_weight = 2, .loss_sum = 2};
-}
-
-bool Trains(FakeCohort& cohort, Rank rank) {
-  return cohort.told(rank).kind == AssignmentKind::kTrain;
-}
-
 TEST(CoordinatorBoundedTest, ARankWaitsForTheSlowestAtTheBound) {
   FakeCohort cohort(BoundedSetup(2));
   cohort.Start();

@@ -29,14 +29,6 @@ FakeSetup LongSetup(AggregationKind kind = AggregationKind::kSync) {
 const SettingValues kToAsync = {{"aggregation", "async"}};
 const SettingValues kToSync = {{"aggregation", "sync"}};
 
-FakePush PushOf(float value) {
-  return {.w = {value, 0}, .loss_weight = 2, .loss_sum = 2};
-}
-
-bool Trains(FakeCohort& cohort, Rank rank) {
-  return cohort.told(rank).kind == AssignmentKind::kTrain;
-}
-
 TEST(CoordinatorChangeTest, SyncTurnsAsyncAfterTheStepUnderWay) {
   FakeCohort cohort(LongSetup());
   cohort.Start();

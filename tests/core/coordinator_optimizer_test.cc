@@ -21,7 +21,7 @@ using testing::FloatNear;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-FakeSetup LongSetup() {
+FakeSetup FortySampleSetup() {
   FakeSetup setup = SmallSetup();
   setup.plan.train_samples = 40;
   return setup;
@@ -39,7 +39,7 @@ FakePush PushOf(std::vector<float> w, std::vector<float> b) {
 }
 
 TEST(CoordinatorOptimizerTest, ClippingWaitsForEveryPartition) {
-  FakeSetup setup = LongSetup();
+  FakeSetup setup = FortySampleSetup();
   setup.options.optimizer.clip_norm = 2.5;
   FakeCohort cohort(setup);
   cohort.Start();
@@ -69,7 +69,7 @@ TEST(CoordinatorOptimizerTest, AStepWithoutWeightLeavesWeightsAndSlots) {
   for (const OptimizerKind kind :
        {OptimizerKind::kMomentum, OptimizerKind::kAdam, OptimizerKind::kLars}) {
     for (const double clip_norm : {0.0, 1.0}) {
-      FakeSetup setup = LongSetup();
+      FakeSetup setup = FortySampleSetup();
       setup.options.optimizer.kind = kind;
       setup.options.optimizer.clip_norm = clip_norm;
       setup.options.optimizer.weight_decay = 0.1;
@@ -104,7 +104,7 @@ TEST(CoordinatorOptimizerTest, AStepWithoutWeightLeavesWeightsAndSlots) {
 }
 
 TEST(CoordinatorOptimizerTest, ARankWithoutWeightAddsNothing) {
-  FakeCohort cohort(LongSetup());
+  FakeCohort cohort(FortySampleSetup());
   cohort.Start();
   Step(cohort, kWeightless, {.w = {2, 4}, .b = {0}, .loss_weight = 4});
   // Scale 4 / 4, rate 0.5.
@@ -113,7 +113,7 @@ TEST(CoordinatorOptimizerTest, ARankWithoutWeightAddsNothing) {
 }
 
 TEST(CoordinatorOptimizerTest, ANonfiniteGradientSkipsAClippedStep) {
-  FakeSetup setup = LongSetup();
+  FakeSetup setup = FortySampleSetup();
   setup.options.optimizer.clip_norm = 1;
   FakeCohort cohort(setup);
   cohort.Start();
@@ -127,7 +127,7 @@ TEST(CoordinatorOptimizerTest, ANonfiniteGradientSkipsAClippedStep) {
 }
 
 TEST(CoordinatorOptimizerTest, AdamGoesOnFromACheckpointWithTheSameBits) {
-  FakeSetup setup = LongSetup();
+  FakeSetup setup = FortySampleSetup();
   setup.options.optimizer.kind = OptimizerKind::kAdam;
   FakeCohort undisturbed(setup);
   undisturbed.Start();
@@ -147,7 +147,7 @@ TEST(CoordinatorOptimizerTest, AdamGoesOnFromACheckpointWithTheSameBits) {
 }
 
 TEST(CoordinatorOptimizerTest, AMaskThatFitsNothingRefusesTheModel) {
-  FakeSetup setup = LongSetup();
+  FakeSetup setup = FortySampleSetup();
   setup.options.optimizer.freeze = {"ww"};
   FakeCohort cohort(setup);
   ASSERT_TRUE(cohort.Join(kRank0).ok());
@@ -160,7 +160,7 @@ TEST(CoordinatorOptimizerTest, AMaskThatFitsNothingRefusesTheModel) {
 }
 
 TEST(CoordinatorOptimizerTest, APatternOfNoDecayThatFitsNothingIsRefused) {
-  FakeSetup setup = LongSetup();
+  FakeSetup setup = FortySampleSetup();
   setup.options.optimizer.no_decay = {"b", "*.gamma"};
   FakeCohort cohort(setup);
   ASSERT_TRUE(cohort.Join(kRank0).ok());
@@ -169,7 +169,7 @@ TEST(CoordinatorOptimizerTest, APatternOfNoDecayThatFitsNothingIsRefused) {
 }
 
 TEST(CoordinatorOptimizerTest, MasksAreChangedWhileTheRunGoesOn) {
-  FakeCohort cohort(LongSetup());
+  FakeCohort cohort(FortySampleSetup());
   cohort.Start();
   const absl::Status refused = cohort.Change({{"freeze", "w[2]"}}).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
@@ -190,7 +190,7 @@ TEST(CoordinatorOptimizerTest, MasksAreChangedWhileTheRunGoesOn) {
 }
 
 TEST(CoordinatorOptimizerTest, OptimizersThatFitFollowEachOther) {
-  FakeSetup setup = LongSetup();
+  FakeSetup setup = FortySampleSetup();
   setup.options.optimizer.kind = OptimizerKind::kMomentum;
   setup.options.optimizer.momentum = 0.5;
   FakeCohort cohort(setup);

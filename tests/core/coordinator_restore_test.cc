@@ -15,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-FakeSetup LongSetup() {
+FakeSetup ThreeEpochSetup() {
   FakeSetup setup = SmallSetup();
   setup.options.epochs = 3;
   setup.options.checkpoint_every = 1;
@@ -66,14 +66,14 @@ void ExpectSameBits(const ModelSnapshot& a, const ModelSnapshot& b) {
 }
 
 TEST(CoordinatorRestoreTest, ARestoredSyncRunEndsWithTheSameBits) {
-  FakeCohort undisturbed(LongSetup());
+  FakeCohort undisturbed(ThreeEpochSetup());
   undisturbed.Start();
   TrainToTheEnd(undisturbed);
   ASSERT_EQ(undisturbed.snapshot()->version, Version(9));
   const auto writes = undisturbed.All<effect::WriteCheckpoint>();
   ASSERT_EQ(writes.size(), 9);
   for (const effect::WriteCheckpoint& write : writes) {
-    FakeCohort restored(LongSetup(), &write.state);
+    FakeCohort restored(ThreeEpochSetup(), &write.state);
     restored.Start();
     TrainToTheEnd(restored);
     ExpectSameBits(*restored.snapshot(), *undisturbed.snapshot());
@@ -81,7 +81,7 @@ TEST(CoordinatorRestoreTest, ARestoredSyncRunEndsWithTheSameBits) {
 }
 
 TEST(CoordinatorRestoreTest, NumbersGoOnFromTheCheckpoint) {
-  FakeSetup setup = LongSetup();
+  FakeSetup setup = ThreeEpochSetup();
   FakeCohort first(setup);
   first.Start();
   first.Push(kRank0, {});
@@ -99,7 +99,7 @@ TEST(CoordinatorRestoreTest, NumbersGoOnFromTheCheckpoint) {
 }
 
 TEST(CoordinatorRestoreTest, LivesOfBeforeMustJoinAgainAsNewOnes) {
-  FakeSetup setup = LongSetup();
+  FakeSetup setup = ThreeEpochSetup();
   FakeCohort first(setup);
   first.Start();
   first.Push(kRank0, {});
@@ -112,7 +112,7 @@ TEST(CoordinatorRestoreTest, LivesOfBeforeMustJoinAgainAsNewOnes) {
 }
 
 TEST(CoordinatorRestoreTest, TheModelOfLaterRegistrantsIsStillCompared) {
-  FakeSetup setup = LongSetup();
+  FakeSetup setup = ThreeEpochSetup();
   FakeCohort first(setup);
   first.Start();
   first.Push(kRank0, {});

@@ -142,4 +142,13 @@ class FakeCohort {
   std::map<Rank, Assignment> told_;
 };
 
+// A push of weight 2 with this gradient for the first element of w.
+inline FakePush PushOf(float value) {
+  return {.w = {value, 0}, .loss_weight = 2, .loss_sum = 2};
+}
+
+inline bool Trains(FakeCohort& cohort, Rank rank) {
+  return cohort.told(rank).kind == AssignmentKind::kTrain;
+}
+
 }  // namespace cohort

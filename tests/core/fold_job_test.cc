@@ -15,7 +15,7 @@ namespace {
 
 using Floats = std::vector<float>;
 
-SharedFloats Buffer(const Floats& values) {
+SharedFloats BufferOf(const Floats& values) {
   auto buffer =
       std::make_shared<FloatBuffer>(static_cast<int64_t>(values.size()));
   std::copy(values.begin(), values.end(), buffer->data());
@@ -61,7 +61,7 @@ TEST(FoldJobTest, EachSliceIsUpdatedByItsOwnStep) {
       .contributions = {{.rank = Rank(0), .gradient = Rope({2, 4, 6})},
                         {.rank = Rank(1), .gradient = Rope({2, 0, 2})}},
       .slices = {{.count = 1, .step = kPlain}, {.count = 2, .step = decayed}},
-      .weights = Buffer({1, 2, 4})};
+      .weights = BufferOf({1, 2, 4})};
   const FoldResult result = Fold(job);
   EXPECT_EQ(result.transaction, 7);
   EXPECT_EQ(result.partition, 3);
@@ -79,8 +79,8 @@ TEST(FoldJobTest, MomentumMovesTheVelocity) {
   const FoldResult result =
       Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({4})}},
             .slices = {{.count = 1, .step = step}},
-            .weights = Buffer({1}),
-            .slots = {.velocity = Buffer({2})}});
+            .weights = BufferOf({1}),
+            .slots = {.velocity = BufferOf({2})}});
   // v = 0.5 * 2 + 2, w = 1 - 0.25 * 3.
   EXPECT_EQ(Values(result.slots.velocity), Floats{3});
   EXPECT_EQ(Values(result.weights), Floats{0.25});
@@ -94,8 +94,8 @@ TEST(FoldJobTest, ASkippedSliceKeepsWeightsAndVelocityToTheBit) {
       Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({0, 4})}},
             .slices = {{.count = 1, .step = step, .skip = true},
                        {.count = 1, .step = step}},
-            .weights = Buffer({0.1f, 0}),
-            .slots = {.velocity = Buffer({0.3f, 0})}});
+            .weights = BufferOf({0.1f, 0}),
+            .slots = {.velocity = BufferOf({0.3f, 0})}});
   EXPECT_EQ(Values(result.weights)[0], 0.1f);
   EXPECT_EQ(Values(result.slots.velocity)[0], 0.3f);
   EXPECT_EQ(Values(result.weights)[1], -0.5f);
@@ -122,8 +122,8 @@ TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
               .slices = {{.count = 13, .step = step},
                          {.count = 1, .step = step, .skip = true},
                          {.count = 87, .step = step}},
-              .weights = Buffer(weights),
-              .slots = {.velocity = Buffer(velocity)}};
+              .weights = BufferOf(weights),
+              .slots = {.velocity = BufferOf(velocity)}};
   FloatBufferPool pool;
   for (const kernels::Backend* backend :
        {&kernels::ReferenceBackend(), &kernels::CpuBackend()}) {
@@ -147,7 +147,7 @@ TEST(FoldJobTest, NonfiniteNamesTheRankAndTheSlice) {
        .contributions = {{.rank = Rank(2), .gradient = Rope({1, 2, 3})},
                          {.rank = Rank(5), .gradient = Rope({1, 2, nan})}},
        .slices = {{.count = 2, .step = kPlain}, {.count = 1, .step = kPlain}},
-       .weights = Buffer({0, 0, 0})});
+       .weights = BufferOf({0, 0, 0})});
   ASSERT_TRUE(result.nonfinite.has_value());
   EXPECT_EQ(result.nonfinite->rank, Rank(5));
   EXPECT_EQ(result.nonfinite->partition, 4);
@@ -161,7 +161,7 @@ TEST(FoldJobTest, AnOverflowingSumBlamesNobody) {
       Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({huge})},
                               {.rank = Rank(1), .gradient = Rope({huge})}},
             .slices = {{.count = 1, .step = kPlain}},
-            .weights = Buffer({0})});
+            .weights = BufferOf({0})});
   ASSERT_TRUE(result.nonfinite.has_value());
   EXPECT_FALSE(result.nonfinite->rank.has_value());
 }

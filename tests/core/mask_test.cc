@@ -184,7 +184,7 @@ TEST(MaskTest, WhatDoesNotFitTheModelIsNamed) {
 
 // ---- frozen elements in training
 
-constexpr int kSteps = 100;
+constexpr int kMaskedSteps = 100;
 
 // By element: true where `specs` freeze.
 void ExpectFrozen(const std::vector<std::vector<bool>>& frozen,
@@ -232,7 +232,7 @@ TEST(MaskTest, FrozenElementsAndTheirSlotsStayToTheBit) {
       for (const SlotKind& slot : AllSlots()) {
         slots.push_back(run.slot(slot.buffer));
       }
-      for (int step = 0; step < kSteps; ++step) {
+      for (int step = 0; step < kMaskedSteps; ++step) {
         const auto seed = static_cast<uint64_t>(10 + step);
         run.Apply({RandomValues(run.layout(), seed, 1)},
                   {.learning_rate = rate});

@@ -76,7 +76,7 @@ std::vector<LayerStatistics> Fresh(size_t layers) {
 }
 
 // Two passes in extended precision.
-Moments MomentsOf(const std::vector<double>& values) {
+Moments ExactMomentsOf(const std::vector<double>& values) {
   long double sum = 0;
   for (double x : values) sum += x;
   const long double mean =
@@ -110,7 +110,7 @@ struct Activations {
         std::vector<double> values(static_cast<size_t>(8 + batch % 5));
         for (double& x : values) x = mean + normal(random);
         reports[static_cast<size_t>(batch)].push_back(
-            Call(layer, call, MomentsOf(values)));
+            Call(layer, call, ExactMomentsOf(values)));
         std::vector<double>& layer_all = all[static_cast<size_t>(layer)];
         layer_all.insert(layer_all.end(), values.begin(), values.end());
       };
@@ -170,7 +170,7 @@ TEST(MomentsCollectionTest, TheFoldIsTheMomentsOfAllActivations) {
   const Activations activations;
   const std::vector<LayerStatistics> seen = Collect(activations, 3, 1);
   for (size_t layer = 0; layer < kLayers; ++layer) {
-    const Moments all = MomentsOf(activations.all[layer]);
+    const Moments all = ExactMomentsOf(activations.all[layer]);
     const double variance = all.second[0] / static_cast<double>(all.count - 1);
     EXPECT_NEAR(seen[layer].mean[0], all.first[0],
                 1e-6 * std::max(1.0, std::abs(all.first[0])));

@@ -143,7 +143,7 @@ TEST(MovingStatisticsTest, EachCallUpdatesOnceInCallOrder) {
 }
 
 // Two passes over all values.
-Moments MomentsOf(const std::vector<double>& values) {
+Moments TwoPassMomentsOf(const std::vector<double>& values) {
   Moments moments{.count = static_cast<int64_t>(values.size()),
                   .first = {0},
                   .second = {0}};
@@ -173,7 +173,7 @@ TEST(MovingStatisticsTest, WorkersWithTheSameDataAreTheSynchronousAverage) {
     std::vector<LayerStatistics> pushed = Fresh();
     std::vector<LayerStatistics> stepped = Fresh();
     for (int step = 0; step < 50; ++step) {
-      const Moments part = MomentsOf(Draw(random, step % 7));
+      const Moments part = TwoPassMomentsOf(Draw(random, step % 7));
       std::vector<RankMoments> ranks;
       for (int32_t rank = 0; rank < workers; ++rank) {
         ranks.push_back(Of(rank, 4, part));
@@ -256,8 +256,8 @@ TEST(MovingStatisticsTest, MixtureVarianceIsThatOfTheConcatenation) {
   const std::vector<double> batch = Draw(random, -40);
   std::vector<double> all = held;
   all.insert(all.end(), batch.begin(), batch.end());
-  const Moments before = MomentsOf(held);
-  const Moments wanted = MomentsOf(all);
+  const Moments before = TwoPassMomentsOf(held);
+  const Moments wanted = TwoPassMomentsOf(all);
 
   BatchNormSpec layer = Layer(StatisticsConvention::kKeras);
   layer.momentum = 0.25;
@@ -265,7 +265,7 @@ TEST(MovingStatisticsTest, MixtureVarianceIsThatOfTheConcatenation) {
     std::vector<LayerStatistics> statistics = {
         {.mean = before.first, .variance = {before.second[0] / 30}}};
     MovingStatistics(StatisticsKind::kSync, {layer}, mixture)
-        .ApplyStep({Of(0, 10, MomentsOf(batch))}, 10, statistics);
+        .ApplyStep({Of(0, 10, TwoPassMomentsOf(batch))}, 10, statistics);
     EXPECT_NEAR(statistics[0].mean[0], wanted.first[0], 1e-12);
     const double error =
         std::abs(statistics[0].variance[0] - wanted.second[0] / 40);
@@ -290,9 +290,9 @@ TEST(MovingStatisticsTest, CumulativeMixtureVarianceIsThatOfTheWholeStream) {
   for (int step = 0; step < 60; ++step) {
     const std::vector<double> batch = Draw(random, 100 + step * step % 13);
     all.insert(all.end(), batch.begin(), batch.end());
-    moving.ApplyStep({Of(0, 10, MomentsOf(batch))}, 10, statistics);
+    moving.ApplyStep({Of(0, 10, TwoPassMomentsOf(batch))}, 10, statistics);
   }
-  const Moments wanted = MomentsOf(all);
+  const Moments wanted = TwoPassMomentsOf(all);
   EXPECT_NEAR(statistics[0].mean[0], wanted.first[0], 1e-10);
   EXPECT_NEAR(statistics[0].variance[0], wanted.second[0] / 600, 1e-10);
 }

@@ -82,9 +82,10 @@ class PausedClock final : public Clock {
 }  // namespace
 
 struct FakeAdmin::Connection {
-  explicit Connection(FakeAdmin& fake) : service(fake) {}
+  explicit Connection(FakeAdmin& fake)
+      : service(std::make_unique<FakeAdminService>(fake)) {}
 
-  FakeAdminService service;
+  std::unique_ptr<grpc::Service> service;
   std::unique_ptr<grpc::Server> server;
 };
 
@@ -96,7 +97,7 @@ FakeAdmin::FakeAdmin() : connection_(std::make_unique<Connection>(*this)) {
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(),
                            &port);
-  builder.RegisterService(&connection_->service);
+  builder.RegisterService(connection_->service.get());
   connection_->server = builder.BuildAndStart();
   address_ = absl::StrCat("127.0.0.1:", port);
 }

@@ -17,7 +17,8 @@ namespace {
 
 using Floats = std::vector<float>;
 
-constexpr int64_t kCounts[] = {0, 1, 7, 8, 9, 31, 32, 33, 65, 4096, 100003};
+constexpr int64_t kUpdateCounts[] = {0,  1,  7,  8,    9,     31,
+                                     32, 33, 65, 4096, 100003};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 std::vector<const std::byte*> Pointers(const std::vector<Floats>& gradients) {
@@ -33,7 +34,7 @@ class UpdateTest : public BackendTest {};
 // ---- FoldGradient
 
 TEST_P(UpdateTest, TheGradientIsTheOneThatFoldSgdUses) {
-  for (int64_t count : kCounts) {
+  for (int64_t count : kUpdateCounts) {
     for (int contributors : {1, 8, 11}) {
       Numbers numbers(static_cast<uint64_t>(count * 31 + contributors));
       std::vector<Floats> gradients;
@@ -77,7 +78,7 @@ TEST_P(UpdateTest, TheGradientIsWholeEvenWhereItIsNotFinite) {
 // ---- SumOfSquares
 
 TEST_P(UpdateTest, SquaresAreSummedInFloat64) {
-  for (int64_t count : kCounts) {
+  for (int64_t count : kUpdateCounts) {
     const Floats x = Numbers(static_cast<uint64_t>(count)).Take<float>(count);
     double wanted = 0;
     for (float value : x) wanted += static_cast<double>(value) * value;
@@ -145,7 +146,7 @@ constexpr AdamStep kAdam = {.gradient_scale = 0.7f,
 // 2^-24 of a value below 4 (the quotient below 300, times a rate of 0.01).
 TEST_P(UpdateTest, AdamFollowsItsFormula) {
   constexpr double kTolerance = 12 * 4 * 0x1p-24;
-  for (int64_t count : kCounts) {
+  for (int64_t count : kUpdateCounts) {
     const AdamState in = RandomAdam(count);
     const AdamState out = Adam(backend(), kAdam, in);
     int64_t wrong = 0;
@@ -170,7 +171,7 @@ TEST_P(UpdateTest, AdamFollowsItsFormula) {
 }
 
 TEST_P(UpdateTest, AdamHasTheBitsOfTheReferenceAndOfItself) {
-  for (int64_t count : kCounts) {
+  for (int64_t count : kUpdateCounts) {
     const AdamState in = RandomAdam(count);
     const AdamState out = Adam(backend(), kAdam, in);
     EXPECT_TRUE(out == Adam(ReferenceBackend(), kAdam, in)) << count;
@@ -238,7 +239,7 @@ CompensationState Compensate(const Backend& backend, bool adaptive,
 TEST_P(UpdateTest, CompensationFollowsItsFormula) {
   constexpr double kTolerance = 10 * 32 * 0x1p-24;
   for (bool adaptive : {false, true}) {
-    for (int64_t count : kCounts) {
+    for (int64_t count : kUpdateCounts) {
       const CompensationState in = RandomCompensation(count);
       const CompensationState out = Compensate(backend(), adaptive, in);
       EXPECT_TRUE(out.finite);

@@ -9,17 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/status_macros.h"
+#include "worker/batch_norm/call.h"
 #include "worker/batch_norm/override.h"
 
 namespace cohort {
 namespace {
-
-std::vector<double> ToDoubles(const at::Tensor& tensor) {
-  const at::Tensor values =
-      tensor.detach().to(at::kCPU, at::kDouble).contiguous();
-  const double* data = values.data_ptr<double>();
-  return std::vector<double>(data, data + values.numel());
-}
 
 void Overwrite(at::Tensor& tensor, const std::vector<double>& values) {
   const torch::NoGradGuard no_grad;

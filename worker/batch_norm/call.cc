@@ -49,6 +49,13 @@ Parameters ParametersOf(const at::Tensor& weight, const at::Tensor& bias) {
   return parameters;
 }
 
+std::vector<double> ToDoubles(const at::Tensor& tensor) {
+  const at::Tensor values =
+      tensor.detach().to(at::kCPU, at::kDouble).contiguous();
+  const double* data = values.data_ptr<double>();
+  return std::vector<double>(data, data + values.numel());
+}
+
 void* DataOrNull(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.data_ptr() : nullptr;
 }

@@ -92,6 +92,8 @@ std::optional<kernels::DataType> FindType(const at::Tensor& tensor);
 kernels::DataType TypeOf(const at::Tensor& tensor);
 
 at::Tensor ValueOr(const OptionalTensor& tensor);
+// All elements, in row-major order, wherever the tensor lives.
+std::vector<double> ToDoubles(const at::Tensor& tensor);
 void* DataOrNull(const at::Tensor& tensor);
 Parameters ParametersOf(const at::Tensor& weight, const at::Tensor& bias);
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "worker/batch_norm/call.h"
 #include "worker/batch_norm/engine.h"
 
 namespace cohort {
@@ -23,12 +24,6 @@ Moments LocalMoments(const ForwardCall& call) {
                                               .mean = local.first.data(),
                                               .m2 = local.second.data()});
   return local;
-}
-
-std::vector<double> ToDoubles(const at::Tensor& tensor) {
-  const at::Tensor values = tensor.detach().to(at::kDouble).contiguous();
-  const double* data = values.data_ptr<double>();
-  return std::vector<double>(data, data + values.numel());
 }
 
 // The sums of the local batch; fills tensors.dz.

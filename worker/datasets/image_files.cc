@@ -18,7 +18,7 @@
 namespace cohort {
 namespace {
 
-constexpr int64_t kChannels = 3;
+constexpr int64_t kImageChannels = 3;
 // Samples decoded at a time, a thread: they are held twice until they are in
 // the table.
 constexpr int64_t kBlockPerThread = 16;
@@ -96,8 +96,8 @@ absl::Status DecodeSample(const ImageFile& file, const DatasetOptions& options,
   if (!options.image_size.has_value()) return absl::OkStatus();
   const ImageSize from = std::exchange(sample.image.size, *options.image_size);
   if (from == *options.image_size) return absl::OkStatus();
-  sample.image.pixels =
-      ResizeImage(sample.image.pixels, kChannels, from, *options.image_size);
+  sample.image.pixels = ResizeImage(sample.image.pixels, kImageChannels, from,
+                                    *options.image_size);
   if (!file.mask.empty()) {
     sample.mask.pixels =
         ResizeMask(sample.mask.pixels, from, *options.image_size);
@@ -109,7 +109,7 @@ absl::Status DecodeSample(const ImageFile& file, const DatasetOptions& options,
 absl::Status Reserve(const ImageTable& table, size_t samples,
                      ImageSplit& split) {
   const auto pixels = static_cast<size_t>(table.height * table.width);
-  const size_t image = pixels * kChannels;
+  const size_t image = pixels * kImageChannels;
   const bool masks = table.task == DatasetTask::kSegmentation;
   const auto machine = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
                        static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -191,7 +191,7 @@ absl::Status LoadFiles(const std::vector<ImageFile>& files,
                        const DatasetOptions& options, ImageTable& table,
                        ImageSplit& split) {
   if (files.empty()) return absl::OkStatus();
-  table.channels = kChannels;
+  table.channels = kImageChannels;
   int64_t skipped = 0;
   const auto block = static_cast<size_t>(kBlockPerThread *
                                          std::max(1, options.loader_threads));

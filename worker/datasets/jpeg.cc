@@ -14,12 +14,12 @@
 namespace cohort {
 namespace {
 
-constexpr int kChannels = 3;
+constexpr int kJpegChannels = 3;
 
 // libjpeg leaves through longjmp, which runs no destructors. So everything
-// with one lives in a Decoding, outside the functions that longjmp crosses,
+// with one lives in a JpegDecoding, outside the functions that longjmp crosses,
 // and those hold plain values only.
-struct Decoding {
+struct JpegDecoding {
   jpeg_error_mgr errors = {};
   jpeg_decompress_struct jpeg = {};
   std::jmp_buf on_error = {};
@@ -34,12 +34,12 @@ struct Decoding {
   std::vector<uint8_t> row;
 };
 
-Decoding& Of(j_common_ptr jpeg) {
-  return *static_cast<Decoding*>(jpeg->client_data);
+JpegDecoding& Of(j_common_ptr jpeg) {
+  return *static_cast<JpegDecoding*>(jpeg->client_data);
 }
 
 void Note(j_common_ptr jpeg) {
-  Decoding& decoding = Of(jpeg);
+  JpegDecoding& decoding = Of(jpeg);
   if (decoding.damaged) return;
   decoding.damaged = true;
   jpeg->err->format_message(jpeg, decoding.message);
@@ -64,7 +64,7 @@ void OnMessage(j_common_ptr jpeg, int level) {
 }
 
 // True: the header is read and the image can be used.
-bool ReadHeader(Decoding& decoding, const uint8_t* bytes, size_t size) {
+bool ReadHeader(JpegDecoding& decoding, const uint8_t* bytes, size_t size) {
   if (setjmp(decoding.on_error) != 0) return false;
   jpeg_create_decompress(&decoding.jpeg);
   jpeg_mem_src(&decoding.jpeg, bytes, size);
@@ -76,19 +76,19 @@ bool ReadHeader(Decoding& decoding, const uint8_t* bytes, size_t size) {
 }
 
 // Room for the image; out of reach of longjmp. False: too large.
-bool MakeRoom(Decoding& decoding) {
+bool MakeRoom(JpegDecoding& decoding) {
   const auto height = static_cast<int64_t>(decoding.jpeg.image_height);
   const auto width = static_cast<int64_t>(decoding.jpeg.image_width);
   if (height * width > kImagePixelsMax) return false;
-  decoding.raster = {.channels = kChannels,
+  decoding.raster = {.channels = kJpegChannels,
                      .size = {.height = height, .width = width}};
   decoding.raster.pixels.resize(
-      static_cast<size_t>(kChannels * height * width));
-  decoding.row.resize(static_cast<size_t>(kChannels * width));
+      static_cast<size_t>(kJpegChannels * height * width));
+  decoding.row.resize(static_cast<size_t>(kJpegChannels * width));
   return true;
 }
 
-void ReadRows(Decoding& decoding) {
+void ReadRows(JpegDecoding& decoding) {
   if (setjmp(decoding.on_error) != 0) return;
   decoding.jpeg.out_color_space = JCS_RGB;
   jpeg_start_decompress(&decoding.jpeg);
@@ -100,15 +100,15 @@ void ReadRows(Decoding& decoding) {
     JSAMPROW row = decoding.row.data();
     jpeg_read_scanlines(&decoding.jpeg, &row, 1);
     for (int64_t x = 0; x < width; ++x) {
-      for (int64_t c = 0; c < kChannels; ++c) {
-        out[c * plane + x] = row[kChannels * x + c];
+      for (int64_t c = 0; c < kJpegChannels; ++c) {
+        out[c * plane + x] = row[kJpegChannels * x + c];
       }
     }
   }
   jpeg_finish_decompress(&decoding.jpeg);
 }
 
-absl::StatusOr<Raster> Decode(Decoding& decoding,
+absl::StatusOr<Raster> Decode(JpegDecoding& decoding,
                               absl::Span<const uint8_t> bytes) {
   if (ReadHeader(decoding, bytes.data(), bytes.size())) {
     if (!MakeRoom(decoding)) {
@@ -134,7 +134,7 @@ absl::StatusOr<Raster> Decode(Decoding& decoding,
 }  // namespace
 
 absl::StatusOr<Raster> DecodeJpeg(absl::Span<const uint8_t> bytes) {
-  Decoding decoding;
+  JpegDecoding decoding;
   decoding.jpeg.err = jpeg_std_error(&decoding.errors);
   decoding.jpeg.client_data = &decoding;
   decoding.errors.error_exit = OnError;

@@ -15,9 +15,9 @@ namespace {
 enum class Wanted { kColours, kClassNumbers };
 
 // libpng leaves through longjmp, which runs no destructors. So everything
-// with one lives in a Decoding, outside the functions that longjmp crosses,
+// with one lives in a PngDecoding, outside the functions that longjmp crosses,
 // and those hold plain values only.
-struct Decoding {
+struct PngDecoding {
   png_structp png = nullptr;
   png_infop info = nullptr;
   const uint8_t* next = nullptr;
@@ -32,7 +32,7 @@ struct Decoding {
 };
 
 [[noreturn]] void OnError(png_structp png, png_const_charp text) {
-  auto& decoding = *static_cast<Decoding*>(png_get_error_ptr(png));
+  auto& decoding = *static_cast<PngDecoding*>(png_get_error_ptr(png));
   decoding.damaged = true;
   std::strncpy(decoding.message, text, sizeof(decoding.message) - 1);
   png_longjmp(png, 1);
@@ -42,21 +42,21 @@ struct Decoding {
 void OnWarning(png_structp, png_const_charp) {}
 
 void Feed(png_structp png, png_bytep out, size_t bytes) {
-  auto& decoding = *static_cast<Decoding*>(png_get_io_ptr(png));
+  auto& decoding = *static_cast<PngDecoding*>(png_get_io_ptr(png));
   if (bytes > decoding.left) png_error(png, "unexpected end of file");
   std::memcpy(out, decoding.next, bytes);
   decoding.next += bytes;
   decoding.left -= bytes;
 }
 
-void ReadHeader(Decoding& decoding) {
+void ReadHeader(PngDecoding& decoding) {
   if (setjmp(png_jmpbuf(decoding.png)) != 0) return;
   png_set_read_fn(decoding.png, &decoding, Feed);
   png_read_info(decoding.png, decoding.info);
 }
 
 // Tells libpng what to make of the pixels.
-void Convert(Decoding& decoding, Wanted wanted) {
+void Convert(PngDecoding& decoding, Wanted wanted) {
   if (setjmp(png_jmpbuf(decoding.png)) != 0) return;
   if (wanted == Wanted::kColours) {
     png_set_expand(decoding.png);
@@ -71,7 +71,7 @@ void Convert(Decoding& decoding, Wanted wanted) {
   png_read_update_info(decoding.png, decoding.info);
 }
 
-void ReadRows(Decoding& decoding) {
+void ReadRows(PngDecoding& decoding) {
   if (setjmp(png_jmpbuf(decoding.png)) != 0) return;
   png_read_image(decoding.png, decoding.rows.data());
   // Also compares the checksums of what follows the pixels.
@@ -79,7 +79,7 @@ void ReadRows(Decoding& decoding) {
 }
 
 // Errors: InvalidArgument a kind that cannot be used.
-absl::Status CheckKind(const Decoding& decoding, Wanted wanted) {
+absl::Status CheckKind(const PngDecoding& decoding, Wanted wanted) {
   const int64_t height = png_get_image_height(decoding.png, decoding.info);
   const int64_t width = png_get_image_width(decoding.png, decoding.info);
   if (height * width > kImagePixelsMax) {
@@ -103,7 +103,7 @@ absl::Status CheckKind(const Decoding& decoding, Wanted wanted) {
       "pixel"));
 }
 
-void MakeRoom(Decoding& decoding) {
+void MakeRoom(PngDecoding& decoding) {
   const auto height =
       static_cast<int64_t>(png_get_image_height(decoding.png, decoding.info));
   const auto width =
@@ -117,7 +117,7 @@ void MakeRoom(Decoding& decoding) {
   }
 }
 
-void Separate(Decoding& decoding) {
+void Separate(PngDecoding& decoding) {
   const int64_t channels = decoding.raster.channels;
   if (channels == 1) {
     decoding.raster.pixels = std::move(decoding.interleaved);
@@ -134,12 +134,12 @@ void Separate(Decoding& decoding) {
   }
 }
 
-absl::Status Damage(const Decoding& decoding) {
+absl::Status Damage(const PngDecoding& decoding) {
   return absl::DataLossError(
       absl::StrCat("damaged PNG image: ", decoding.message));
 }
 
-absl::StatusOr<Raster> Decode(Decoding& decoding, Wanted wanted) {
+absl::StatusOr<Raster> Decode(PngDecoding& decoding, Wanted wanted) {
   ReadHeader(decoding);
   if (decoding.damaged) return Damage(decoding);
   if (absl::Status kind = CheckKind(decoding, wanted); !kind.ok()) return kind;
@@ -157,7 +157,7 @@ absl::StatusOr<Raster> Decode(absl::Span<const uint8_t> bytes, Wanted wanted) {
       bytes.size() < 8) {
     return absl::DataLossError("not a PNG image");
   }
-  Decoding decoding{.next = bytes.data(), .left = bytes.size()};
+  PngDecoding decoding{.next = bytes.data(), .left = bytes.size()};
   decoding.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &decoding,
                                         OnError, OnWarning);
   if (decoding.png == nullptr) return absl::InternalError("libpng: no memory");

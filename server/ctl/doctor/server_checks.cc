@@ -24,7 +24,7 @@
 namespace cohort {
 namespace {
 
-constexpr int kOk = 200;
+constexpr int kHttpStatusOk = 200;
 // Timelines and logs of several machines cannot be read together beyond this.
 constexpr absl::Duration kClockWarning = absl::Seconds(1);
 constexpr absl::Duration kClockFailure = absl::Minutes(5);
@@ -217,7 +217,7 @@ Check CheckOpsPort(const std::string& address, bool named,
   }
   const std::string said =
       Printable(absl::StripAsciiWhitespace(page->body).substr(0, 200));
-  if (page->status == kOk) {
+  if (page->status == kHttpStatusOk) {
     return Of("ops port", Check::Result::kOk,
               absl::StrCat(address, ": ", said));
   }

@@ -67,7 +67,7 @@ std::string ResumeCommand(const Context& context) {
   return command;
 }
 
-absl::StatusOr<ClusterRunOptions> OptionsOf(const Context& context) {
+absl::StatusOr<ClusterRunOptions> RunOptionsOf(const Context& context) {
   ClusterRunOptions options;
   const Arguments& arguments = context.arguments;
   COHORT_ASSIGN_OR_RETURN(options.spec.workers,
@@ -91,7 +91,7 @@ absl::StatusOr<ClusterRunOptions> OptionsOf(const Context& context) {
 }  // namespace
 
 absl::Status RunCluster(Context& context) {
-  COHORT_ASSIGN_OR_RETURN(ClusterRunOptions options, OptionsOf(context));
+  COHORT_ASSIGN_OR_RETURN(ClusterRunOptions options, RunOptionsOf(context));
   RunScreen screen(context.io, context.json,
                    context.arguments.Value("log_dir").value_or(""),
                    options.spec.workers);

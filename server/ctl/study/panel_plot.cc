@@ -20,7 +20,7 @@ constexpr double kGap = 16;
 constexpr double kPanelTitle = 22;
 constexpr double kLeft = 66;
 constexpr double kRight = 16;
-constexpr double kTitle = 30;
+constexpr double kTitleHeight = 30;
 constexpr double kLegendRow = 20;
 constexpr double kXAxis = 46;
 constexpr double kLegendEntry = 150;
@@ -93,7 +93,7 @@ Layout LayOut(const PanelPlot& plot) {
   layout.width = kLeft + kRight + layout.columns * (kPanelWidth + kGap) - kGap;
   // Room for the title, however few panels there are.
   layout.width = std::max(layout.width, 560.0);
-  layout.top = kTitle + kLegendRow * LegendRows(layout) +
+  layout.top = kTitleHeight + kLegendRow * LegendRows(layout) +
                (plot.note.empty() ? 0 : kLegendRow) + 8;
   layout.row_height = kPanelTitle + kPanelHeight + kGap;
   layout.height = layout.top + layout.rows * layout.row_height + kXAxis;
@@ -103,7 +103,7 @@ Layout LayOut(const PanelPlot& plot) {
 void DrawHead(const PanelPlot& plot, const Layout& layout, SvgCanvas& canvas) {
   canvas.Text({kLeft, 20}, plot.title, {.size = 15, .bold = true});
   double x = kLeft;
-  double y = kTitle + 12;
+  double y = kTitleHeight + 12;
   for (const size_t i : layout.shown) {
     if (x + kLegendEntry > layout.width && x > kLeft) {
       x = kLeft;

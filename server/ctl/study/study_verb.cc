@@ -21,7 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr char kOutDefault[] = "study";
+constexpr char kStudyDefault[] = "study";
 // Lines about progress where they cannot be rewritten.
 constexpr absl::Duration kProgressInterval = absl::Seconds(30);
 
@@ -116,9 +116,9 @@ std::string CommandOf(const Arguments& arguments) {
   return command;
 }
 
-absl::StatusOr<StudyOptions> OptionsOf(const Context& context) {
+absl::StatusOr<StudyOptions> StudyOptionsOf(const Context& context) {
   const Arguments& arguments = context.arguments;
-  StudyOptions options{.out = arguments.Value("out").value_or(kOutDefault),
+  StudyOptions options{.out = arguments.Value("out").value_or(kStudyDefault),
                        .command = CommandOf(arguments)};
   COHORT_ASSIGN_OR_RETURN(options.axes, AxesOf(arguments));
   COHORT_ASSIGN_OR_RETURN(const std::optional<int64_t> parallel,
@@ -219,7 +219,7 @@ void ShowOutcome(const StudyOutcome& outcome, const std::string& out,
 }  // namespace
 
 absl::Status RunStudyVerb(Context& context) {
-  COHORT_ASSIGN_OR_RETURN(const StudyOptions options, OptionsOf(context));
+  COHORT_ASSIGN_OR_RETURN(const StudyOptions options, StudyOptionsOf(context));
   ProgressScreen screen(context.io);
   const StudyIo io{
       .say = [&screen](const std::string& text) { screen.Say(text); },

@@ -24,7 +24,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr absl::string_view kOutDefault = "cohort-support.tar.gz";
+constexpr absl::string_view kBundleDefault = "cohort-support.tar.gz";
 constexpr absl::string_view kOpsPort = "7071";
 // Of each question: much may be asked of a server that is stuck.
 constexpr absl::Duration kAnswerMax = absl::Seconds(5);
@@ -205,7 +205,7 @@ std::string PartsJson(const std::string& out, int64_t bytes,
 
 absl::Status RunSupportBundle(Context& context) {
   const std::string out =
-      context.arguments.Value("out").value_or(std::string(kOutDefault));
+      context.arguments.Value("out").value_or(std::string(kBundleDefault));
   COHORT_ASSIGN_OR_RETURN(const std::vector<BundlePart> parts,
                           Gatherer(context).Gather());
   COHORT_ASSIGN_OR_RETURN(const int64_t bytes, WriteBundle(out, parts));

@@ -20,7 +20,7 @@ namespace cohort {
 namespace {
 
 constexpr int kSteps = 3;
-constexpr int64_t kChannels = 5;
+constexpr int64_t kConfigurationChannels = 5;
 
 struct TypeCase {
   at::ScalarType type;
@@ -66,7 +66,8 @@ const std::vector<Shape>& AllShapes() {
 
 Case CaseOf(const std::vector<int64_t>& rows, const Shape& shape,
             at::ScalarType type, uint64_t seed) {
-  Case values = RandomCase(rows, kChannels, shape.rest, type, seed);
+  Case values =
+      RandomCase(rows, kConfigurationChannels, shape.rest, type, seed);
   for (std::vector<at::Tensor>* tensors : {&values.x, &values.z, &values.dy}) {
     for (at::Tensor& one : *tensors) one = one.contiguous(shape.format);
   }
@@ -309,9 +310,10 @@ TEST(BatchNormConfigurationsTest, NobodyHasElementsAndNothingMoves) {
 // Slices, transposes and broadcast gradients are what models hand over.
 TEST(BatchNormConfigurationsTest, OtherStridesAreMadeContiguous) {
   torch::manual_seed(5);
-  const at::Tensor wide = at::randn({4, 3, 6, kChannels}, at::kDouble);
-  torch::nn::BatchNorm2d ours(kChannels);
-  torch::nn::BatchNorm2d stock(kChannels);
+  const at::Tensor wide =
+      at::randn({4, 3, 6, kConfigurationChannels}, at::kDouble);
+  torch::nn::BatchNorm2d ours(kConfigurationChannels);
+  torch::nn::BatchNorm2d stock(kConfigurationChannels);
   ours->to(at::kDouble);
   stock->to(at::kDouble);
   const auto binding = BatchNormBinding::Make(*ours);

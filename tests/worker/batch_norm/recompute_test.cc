@@ -23,7 +23,7 @@ using ::testing::ElementsAre;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Segment = std::function<at::Tensor(const at::Tensor&)>;
-using Key = std::tuple<int32_t, int32_t, ReducePhase>;
+using CallKey = std::tuple<int32_t, int32_t, ReducePhase>;
 
 struct SavedSegment : torch::CustomClassHolder {
   Segment segment;
@@ -108,9 +108,9 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-class NotingRendezvous final : public Rendezvous {
+class KeyNotingRendezvous final : public Rendezvous {
  public:
-  explicit NotingRendezvous(Rendezvous& next) : next_(next) {}
+  explicit KeyNotingRendezvous(Rendezvous& next) : next_(next) {}
   absl::StatusOr<std::vector<Moments>> Reduce(
       ReducePhase phase, absl::Span<const CallMoments> local) override {
     for (const CallMoments& call : local) {
@@ -118,7 +118,7 @@ class NotingRendezvous final : public Rendezvous {
     }
     return next_.Reduce(phase, local);
   }
-  std::vector<Key> keys;
+  std::vector<CallKey> keys;
 
  private:
   Rendezvous& next_;
@@ -128,7 +128,7 @@ struct WorkerRun {
   at::Tensor dx;
   std::vector<at::Tensor> gradients;
   std::vector<int32_t> calls;
-  std::vector<Key> keys;
+  std::vector<CallKey> keys;
 };
 
 std::vector<WorkerRun> RunWorkers(Mode mode) {
@@ -148,7 +148,7 @@ std::vector<WorkerRun> RunWorkers(Mode mode) {
       Net& net = nets[rank];
       net->mode = mode;
       const auto binding = BatchNormBinding::Make(*net);
-      NotingRendezvous noting(rendezvous.OfRank(rank));
+      KeyNotingRendezvous noting(rendezvous.OfRank(rank));
       StepContext step{.rendezvous = &noting,
                        .backend = &kernels::CpuBackend()};
       const BatchNormScope scope(*binding, &step);

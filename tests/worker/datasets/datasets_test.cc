@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/fakes/temp_dir.h"
+#include "tests/worker/datasets/made_dataset.h"
 #include "tests/worker/datasets/written_images.h"
 #include "worker/datasets/dataset.h"
 
@@ -63,12 +64,6 @@ std::string WriteFiles(const TempDir& dir, const Files& files) {
   WriteText(dir.File("t10k-images-idx3-ubyte"), files.test_images);
   WriteText(dir.File("t10k-labels-idx1-ubyte"), files.test_labels);
   return dir.path();
-}
-
-std::unique_ptr<Dataset> Make(const DatasetOptions& options) {
-  auto dataset = MakeDataset(options);
-  EXPECT_TRUE(dataset.ok()) << dataset.status();
-  return dataset.ok() ? *std::move(dataset) : nullptr;
 }
 
 std::vector<float> Images(const Dataset& data, DataSplit split,

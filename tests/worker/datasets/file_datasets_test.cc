@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/fakes/temp_dir.h"
+#include "tests/worker/datasets/made_dataset.h"
 #include "tests/worker/datasets/written_images.h"
 #include "worker/datasets/dataset.h"
 
@@ -24,12 +25,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
-
-std::unique_ptr<Dataset> Make(const DatasetOptions& options) {
-  auto dataset = MakeDataset(options);
-  EXPECT_TRUE(dataset.ok()) << dataset.status();
-  return dataset.ok() ? *std::move(dataset) : nullptr;
-}
 
 std::vector<int64_t> LabelsOf(const Dataset& data, DataSplit split,
                               const std::vector<int64_t>& indices) {
@@ -299,7 +294,7 @@ TEST(VocDatasetTest, SkippedSamplesAreToldAndChangeTheDigest) {
   EXPECT_THAT(log, HasSubstr("voc: 1 of 3 samples left out"));
 }
 
-struct ErrorCase {
+struct FileErrorCase {
   const char* situation = "";
   std::function<void(const TempDir&)> spoil;
   std::function<void(DatasetOptions&)> change = [](DatasetOptions&) {};
@@ -314,7 +309,7 @@ void Truncate(const std::string& path) {
   WriteText(path, whole.substr(0, whole.size() / 2));
 }
 
-std::vector<ErrorCase> DamageCases() {
+std::vector<FileErrorCase> DamageCases() {
   return {
       {.situation = "truncated JPEG image",
        .spoil =
@@ -369,7 +364,7 @@ std::vector<ErrorCase> DamageCases() {
   };
 }
 
-std::vector<ErrorCase> ContentCases() {
+std::vector<FileErrorCase> ContentCases() {
   return {
       {.situation = "class beyond those given",
        .spoil = [](const TempDir&) {},
@@ -431,8 +426,8 @@ std::vector<ErrorCase> ContentCases() {
   };
 }
 
-void ExpectErrors(const std::vector<ErrorCase>& cases) {
-  for (const ErrorCase& c : cases) {
+void ExpectErrors(const std::vector<FileErrorCase>& cases) {
+  for (const FileErrorCase& c : cases) {
     for (const BadSamples policy : {BadSamples::kStop, BadSamples::kSkip}) {
       if (c.skippable && policy == BadSamples::kSkip) continue;
       SCOPED_TRACE(c.situation);

@@ -108,7 +108,7 @@ class ScriptModelTest : public ::testing::Test {
 };
 
 // Answers with what it is given, or fails one phase.
-class OneMember final : public Rendezvous {
+class FailingMember final : public Rendezvous {
  public:
   absl::StatusOr<std::vector<Moments>> Reduce(
       ReducePhase phase, absl::Span<const CallMoments> local) override {
@@ -159,7 +159,7 @@ TEST_F(ScriptModelTest, EveryStepReachesTheRendezvous) {
   const auto model = Load(NetModule({}));
   ASSERT_TRUE(model.ok()) << model.status();
   const auto binding = BatchNormBinding::Make(**model);
-  OneMember rendezvous;
+  FailingMember rendezvous;
   for (int step = 1; step <= 4; ++step) {
     StepContext context{.rendezvous = &rendezvous,
                         .backend = &kernels::CpuBackend()};
@@ -231,7 +231,7 @@ TEST_F(ScriptModelTest, InterruptedStepLeavesTheInterpreterWithItsType) {
   const auto binding = BatchNormBinding::Make(**model);
   for (const ReducePhase phase :
        {ReducePhase::kForward, ReducePhase::kBackward}) {
-    OneMember rendezvous;
+    FailingMember rendezvous;
     rendezvous.fail = phase;
     StepContext context{.rendezvous = &rendezvous,
                         .backend = &kernels::CpuBackend()};

@@ -25,9 +25,9 @@ namespace {
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-constexpr uint64_t kSeed = 11;
+constexpr uint64_t kPixelSeed = 11;
 constexpr int64_t kBatchSize = 5;
-constexpr int64_t kClasses = 3;
+constexpr int64_t kPixelClasses = 3;
 
 // The images of TinyDataset. Of sample s the first (s modulo 5) fifths of the
 // pixels are ignored, of every fifth sample all.
@@ -46,7 +46,8 @@ class TinyMasks final : public TinyDataset {
     for (const int64_t index : request.indices) {
       const int64_t ignored = index % 5 == 4 ? 64 : 64 * (index % 5) / 5;
       for (int64_t i = 0; i < 64; ++i) {
-        labels[at++] = i < ignored ? kIgnoredLabel : (index + i / 3) % kClasses;
+        labels[at++] =
+            i < ignored ? kIgnoredLabel : (index + i / 3) % kPixelClasses;
       }
       if (odd_.has_value()) labels[at - 1] = *odd_;
     }
@@ -64,7 +65,7 @@ class PixelModel final : public Model {
         "first", torch::nn::Conv2d(
                      torch::nn::Conv2dOptions(1, 4, 3).padding(1).bias(false)));
     norm_ = register_module("norm", torch::nn::BatchNorm2d(4));
-    last_ = register_module("last", torch::nn::Conv2d(4, kClasses, 1));
+    last_ = register_module("last", torch::nn::Conv2d(4, kPixelClasses, 1));
   }
 
   ModelOutput forward(const at::Tensor& images) override {
@@ -98,14 +99,14 @@ Assignment TrainOn(int64_t begin, int64_t end) {
 }
 
 std::vector<int64_t> IndicesOf(const Assignment& step) {
-  const std::vector<int64_t> order = EpochPermutation(kSeed, 0, 14);
+  const std::vector<int64_t> order = EpochPermutation(kPixelSeed, 0, 14);
   return {order.begin() + step.range.begin, order.begin() + step.range.end};
 }
 
 // Sum of weights of the labels, by class.
 double WeightOf(const at::Tensor& labels, const std::vector<double>& weights) {
   double sum = 0;
-  for (int64_t c = 0; c < kClasses; ++c) {
+  for (int64_t c = 0; c < kPixelClasses; ++c) {
     sum += (weights.empty() ? 1 : weights[static_cast<size_t>(c)]) *
            static_cast<double>(labels.eq(c).sum().item<int64_t>());
   }
@@ -117,7 +118,7 @@ double WeightOf(const at::Tensor& labels, const std::vector<double>& weights) {
 std::shared_ptr<Model> TrainByHand(const std::vector<Assignment>& steps,
                                    const TrainerOptions& options, double rate) {
   const TinyMasks dataset;
-  std::shared_ptr<Model> model = *Pixels(kSeed);
+  std::shared_ptr<Model> model = *Pixels(kPixelSeed);
   auto loss = torch::nn::functional::CrossEntropyFuncOptions()
                   .reduction(torch::kSum)
                   .ignore_index(kIgnoredLabel)
@@ -201,7 +202,7 @@ TEST(SegmentationTest, ThePlanTellsTheLossAndAReferenceOfItsSize) {
 
 // Samples 4 and 9 are ignored as a whole; the batch is made of them.
 TEST(SegmentationTest, ABatchWithoutValidPixelsPushesZerosOfWeightZero) {
-  const std::vector<int64_t> order = EpochPermutation(kSeed, 0, 14);
+  const std::vector<int64_t> order = EpochPermutation(kPixelSeed, 0, 14);
   const auto at = std::find(order.begin(), order.end(), 4) - order.begin();
   FakeClient client({TrainOn(at, at + 1)});
   ASSERT_TRUE(Trainer(client, TinyMasks(), Options()).Run().ok());
@@ -227,7 +228,7 @@ TEST(SegmentationTest, EvaluationCountsThePixelsOfAllImages) {
   ASSERT_EQ(client.evaluations.size(), 1U);
   const EvaluationSums& sums = client.evaluations[0];
 
-  const std::shared_ptr<Model> model = *Pixels(kSeed);
+  const std::shared_ptr<Model> model = *Pixels(kPixelSeed);
   model->eval();
   const std::vector<int64_t> indices = {0, 1, 2, 3, 4};
   const Batch batch =
@@ -248,7 +249,7 @@ TEST(SegmentationTest, EvaluationCountsThePixelsOfAllImages) {
                           .item<double>();
   EXPECT_NEAR(sums.loss_sum / sums.loss_weight, loss, 1e-6);
   ASSERT_EQ(sums.classes.size(), 3U);
-  for (int64_t c = 0; c < kClasses; ++c) {
+  for (int64_t c = 0; c < kPixelClasses; ++c) {
     const at::Tensor found = predicted.eq(c).logical_and(valid);
     const at::Tensor there = batch.labels.eq(c);
     EXPECT_EQ(sums.classes[static_cast<size_t>(c)],

@@ -21,7 +21,7 @@
 namespace cohort {
 namespace {
 
-constexpr uint64_t kSeed = 11;
+constexpr uint64_t kDataSeed = 11;
 
 Assignment On(AssignmentKind kind, int64_t begin, int64_t end,
               int64_t data_epoch = 0) {
@@ -90,16 +90,16 @@ TEST(TrainerDataTest, TrainingIsAugmentedBySeedAndEpochAndEvaluationNever) {
   // The first is the look whether the model fits.
   EXPECT_EQ(asked[0].augmentation, std::nullopt);
   asked.erase(asked.begin());
-  const std::vector<int64_t> order = EpochPermutation(kSeed, 3, 14);
+  const std::vector<int64_t> order = EpochPermutation(kDataSeed, 3, 14);
   EXPECT_EQ(asked[0].split, DataSplit::kTrain);
   EXPECT_EQ(asked[0].indices,
             std::vector<int64_t>(order.begin() + 2, order.begin() + 6));
   EXPECT_EQ(asked[0].augmentation,
-            (AugmentationKey{.run_seed = kSeed, .data_epoch = 3}));
+            (AugmentationKey{.run_seed = kDataSeed, .data_epoch = 3}));
   EXPECT_EQ(asked[1].split, DataSplit::kTest);
   EXPECT_EQ(asked[1].augmentation, std::nullopt);
   EXPECT_EQ(asked[2].augmentation,
-            (AugmentationKey{.run_seed = kSeed, .data_epoch = 1}));
+            (AugmentationKey{.run_seed = kDataSeed, .data_epoch = 1}));
 }
 
 TEST(TrainerDataTest, NeitherThreadsNorGuessesChangeAResult) {
@@ -131,7 +131,7 @@ EvaluationSums TrainingModeSums(const Dataset& dataset,
                                 const std::vector<int64_t>& samples,
                                 size_t batch) {
   const std::shared_ptr<Model> model =
-      *OptionsFor(dataset, 0).make_model(kSeed);
+      *OptionsFor(dataset, 0).make_model(kDataSeed);
   model->train();
   const torch::NoGradGuard no_grad;
   EvaluationSums sums;
@@ -166,7 +166,7 @@ TEST(TrainerDataTest, TheBatchesOwnStatisticsAreThoseOfTraining) {
   ASSERT_EQ(client.evaluations.size(), 1U);
 
   const DataOrder order =
-      *DataOrder::Make(dataset, {}, {.seed = kSeed, .workers = 1});
+      *DataOrder::Make(dataset, {}, {.seed = kDataSeed, .workers = 1});
   const EvaluationSums wanted =
       TrainingModeSums(dataset, order.MixedTest({.begin = 0, .end = 5}), 4);
   EXPECT_EQ(client.evaluations[0].samples, 5);
@@ -188,8 +188,9 @@ TEST(TrainerDataTest, AnEpochAndTheTestSplitMayBeLimited) {
   EXPECT_EQ(client.plan.test_samples, 2);
   const auto asked = dataset.asked();
   ASSERT_EQ(asked.size(), 3U);
-  DataOrder order = *DataOrder::Make(
-      dataset, options.order, {.seed = kSeed, .workers = 1, .batch_size = 4});
+  DataOrder order =
+      *DataOrder::Make(dataset, options.order,
+                       {.seed = kDataSeed, .workers = 1, .batch_size = 4});
   EXPECT_EQ(asked[1].indices, order.Training(1, {.begin = 4, .end = 8}));
   EXPECT_EQ(asked[2].indices, (std::vector<int64_t>{0, 2}));
 }
