@@ -238,4 +238,14 @@ std::vector<LayerStatistics> InitialStatistics(const ModelLayout& layout) {
   return statistics;
 }
 
+std::vector<int32_t> SendOrder(const std::vector<Partition>& partitions) {
+  std::vector<int32_t> order;
+  for (size_t i = partitions.size(); i > 0; --i) {
+    if (partitions[i - 1].trainable) {
+      order.push_back(static_cast<int32_t>(i - 1));
+    }
+  }
+  return order;
+}
+
 }  // namespace cohort

@@ -124,4 +124,9 @@ struct LayerStatistics {
 // Mean 0, variance 1, nothing tracked, one entry a layer.
 std::vector<LayerStatistics> InitialStatistics(const ModelLayout& layout);
 
+// Trainable partitions in the order in which every worker sends their
+// gradients: the last first, as a backward pass finishes with the last layers
+// first.
+std::vector<int32_t> SendOrder(const std::vector<Partition>& partitions);
+
 }  // namespace cohort

@@ -4,6 +4,8 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
+#include <algorithm>
+
 namespace cohort {
 namespace {
 
@@ -12,6 +14,9 @@ constexpr int kMiB = 1 << 20;
 // The largest frame HTTP/2 allows. Large frames cost less CPU a byte; nothing
 // small shares a connection with them.
 constexpr int kFrameBytesMax = 16 * kMiB - 1;
+
+// gRPC's own; below it a stream does not fill a link any more.
+constexpr int64_t kLookaheadBytesMin = 64 << 10;
 
 constexpr int kKeepaliveMs = 10'000;
 constexpr int kKeepaliveTimeoutMs = 5'000;
@@ -30,7 +35,6 @@ constexpr Setting kThroughput[] = {
     {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytesMax},
     // The probe resizes windows by guesses; the look-ahead is fixed instead.
     {GRPC_ARG_HTTP2_BDP_PROBE, 0},
-    {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 * kMiB},
     {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 8 * kMiB},
     {GRPC_ARG_TCP_READ_CHUNK_SIZE, kMiB},
     {GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, 4 * kMiB},
@@ -81,7 +85,14 @@ void Apply(Target&& set, const Settings& settings) {
 
 }  // namespace
 
-void ApplyServerSettings(grpc::ServerBuilder& builder) {
+int64_t LookaheadBytes(int64_t inflight_bytes_max, int32_t workers) {
+  const int64_t share =
+      inflight_bytes_max / (2 * std::max<int64_t>(workers, 1));
+  return std::clamp<int64_t>(share, kLookaheadBytesMin, kLookaheadBytesMax);
+}
+
+void ApplyServerSettings(grpc::ServerBuilder& builder,
+                         int64_t lookahead_bytes) {
   const auto set = [&builder](const char* name, int value) {
     builder.AddChannelArgument(name, value);
   };
@@ -92,6 +103,7 @@ void ApplyServerSettings(grpc::ServerBuilder& builder) {
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   Apply(set, kCommon);
   Apply(set, kThroughput);
+  set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, static_cast<int>(lookahead_bytes));
   Apply(set, kServer);
 }
 
@@ -103,7 +115,11 @@ grpc::ChannelArguments MakeChannelArguments(ChannelPurpose purpose) {
   const bool bulk = purpose == ChannelPurpose::kBulk;
   Apply(set, kCommon);
   Apply(set, kClient);
-  if (bulk) Apply(set, kThroughput);
+  if (bulk) {
+    Apply(set, kThroughput);
+    set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES,
+        static_cast<int>(kLookaheadBytesMax));
+  }
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                    bulk ? kBulkKeepaliveTimeoutMs : kKeepaliveTimeoutMs);
   return arguments;

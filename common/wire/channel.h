@@ -4,6 +4,7 @@
 #include <grpcpp/server_builder.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -17,10 +18,19 @@ enum class ChannelPurpose { kControl, kMoments, kBulk };
 // message carries the whole layout with its moving statistics.
 inline constexpr int kMessageBytesMax = 64 << 20;
 
+// Measured to help on large partitions.
+inline constexpr int64_t kLookaheadBytesMax = int64_t{64} << 20;
+
 // Applies Cohort's transport settings: message limits, HTTP/2 frames and
 // buffers for large partitions, keepalive, an exclusive port, no compression.
 // Listening port, credentials and services stay the caller's.
-void ApplyServerSettings(grpc::ServerBuilder& builder);
+void ApplyServerSettings(grpc::ServerBuilder& builder,
+                         int64_t lookahead_bytes = kLookaheadBytesMax);
+
+// What each stream may send ahead of being read, so that all streams of
+// `workers` workers that are paused hold at most half of the limit on gradients
+// once more. Between 64 KiB and kLookaheadBytesMax.
+int64_t LookaheadBytes(int64_t inflight_bytes_max, int32_t workers);
 
 // The same for a client's channel. Two channels made with these arguments
 // never share a connection, whatever their purpose.

@@ -74,6 +74,7 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
       aggregation_(MakeAggregationPolicy(policy_)),
       ranks_(options.workers),
       next_incarnation_(options.first_incarnation),
+      budget_(options.inflight_bytes_max),
       decided_(static_cast<size_t>(options.workers)) {
   for (const char* name :
        {"pushes_applied", "pushes_skipped", "pushes_duplicate",
@@ -176,6 +177,7 @@ absl::StatusOr<RegisterAnswer> Coordinator::BeginRegister(
         MakePartitions(layout, options_.partition_bytes);
     COHORT_RETURN_IF_ERROR(
         MaskFor(options_.optimizer, layout, partitions).status());
+    COHORT_RETURN_IF_ERROR(CheckInflight(options_, layout));
     return RegisterAnswer{.partitions = std::move(partitions),
                           .send_values = true,
                           .loss_reference = LossReference(plan)};
@@ -373,6 +375,7 @@ void Coordinator::End(RunOutcome outcome, const std::string& reason,
   if (ended_) return;
   ended_ = true;
   end_reason_ = reason;
+  ResumeAll(out);
   if (round_.has_value()) {
     for (const auto& pending : round_->rendezvous.AllPending()) {
       out.push_back(effect::ReduceAborted{

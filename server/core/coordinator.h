@@ -19,6 +19,7 @@
 #include "server/core/data_cursor.h"
 #include "server/core/effects.h"
 #include "server/core/evaluation.h"
+#include "server/core/gradient_budget.h"
 #include "server/core/moments_collection.h"
 #include "server/core/observation.h"
 #include "server/core/optimizer/mask.h"
@@ -53,6 +54,15 @@ struct GradientMessage {
   // XXH3-64 of it.
   uint64_t checksum = 0;
   std::vector<int32_t> absent_slices;
+};
+
+// What became of a gradient.
+enum class Admission {
+  // It is the core's.
+  kTaken,
+  // There is no room: the caller keeps it, reads nothing more of this stream,
+  // and hands it over again after effect ResumeGradients.
+  kPaused,
 };
 
 // What a registrant is told.
@@ -137,8 +147,10 @@ class Coordinator {
   //   assignment, or out of order).
   absl::Status Open(const Sender& sender, const PushKey& key,
                     const PushOpening& opening, Instant now, Effects& out);
-  absl::Status Gradient(const Sender& sender, const PushKey& key,
-                        GradientMessage message, Instant now, Effects& out);
+  // Takes from `message` unless it answers kPaused.
+  absl::StatusOr<Admission> Gradient(const Sender& sender, const PushKey& key,
+                                     GradientMessage& message, Instant now,
+                                     Effects& out);
   absl::Status Close(const Sender& sender, const PushKey& key,
                      PushClosing closing, Instant now, Effects& out);
   void FoldDone(FoldResult result, Instant now, Effects& out);
@@ -181,6 +193,8 @@ class Coordinator {
   absl::StatusOr<RunState> State() const;
   StatusView Status(Instant now) const;
   bool ended() const { return ended_; }
+  // Gradients held until they are folded, and room reserved for more.
+  int64_t inflight_bytes() const { return budget_.held_bytes(); }
 
   // ---- changes
   // All of the values or none. Leases, deadlines and on_worker_loss act at
@@ -306,6 +320,8 @@ class Coordinator {
   // Ranks that hold the run up, and since when at the earliest.
   std::vector<Rank> WaitedFor() const;
   std::string WaitText(Instant now) const;
+  // Who is paused for so long that people see it, to be appended.
+  std::string PausedText(Instant now) const;
   // Of a replacement, in words.
   std::string LostText(const std::vector<Rank>& lost, Instant now) const;
   absl::Duration WaitLeft(const std::vector<Rank>& ranks, Instant now) const;
@@ -398,6 +414,34 @@ class Coordinator {
   // is over.
   void AnswerArrival(const Arrival& arrival, const Transaction* applied,
                      PushVerdict verdict, Instant now, Effects& out);
+
+  // coordinator_flow.cc
+  // A message that there is no room for.
+  struct Paused {
+    int64_t bytes = 0;
+    Instant since;
+    // Its stream was told to go on, and has not spoken yet.
+    bool resumed = false;
+  };
+  // Pushes are let in whole; otherwise message by message.
+  bool ReservesPushes() const { return !sync() || !round_->fixed; }
+  bool IsPaused(Rank rank) const;
+  std::vector<Rank> PausedRanks() const;
+  bool MayTake(Rank rank, int64_t bytes) const;
+  // No member has sent fewer partitions of this attempt.
+  bool IsFurthestBehind(Rank rank) const;
+  // Lets streams go on for whose message there is room now.
+  void ResumePaused(Instant now, Effects& out);
+  void ResumeAll(Effects& out);
+  // What `rank` holds of `push` goes: the push is over before its end.
+  void ReleasePush(Rank rank, const Push& push);
+  // The push is complete, or a member's: what it holds counts, no more.
+  void SettlePush(Rank rank, const Push& push);
+  // Forgets what has come of an asynchronous push.
+  void DropAssembly(Rank rank);
+  // `rank` is lost and waited for. Where others may take its place in the step,
+  // what came of its push goes: they need the room.
+  void FreeRoomOf(Rank rank);
 
   // coordinator_push.cc
   // Null: an older push of this rank, to be ignored.
@@ -496,6 +540,8 @@ class Coordinator {
   StalenessCounts staleness_;
   std::map<VacancyReason, int64_t> vacancies_;
   StatisticsCounts statistics_counts_;
+  GradientBudget budget_;
+  std::map<Rank, Paused> paused_;
   // By rank: how the last push ended, to answer its repetitions.
   std::vector<std::optional<Decided>> decided_;
 

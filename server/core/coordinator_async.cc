@@ -22,6 +22,7 @@ void Coordinator::EnqueueArrival(Worker& worker, Instant now, Effects& out) {
        .push = std::move(push->second),
        .piece = piece->second,
        .since = now});
+  SettlePush(worker.rank, arrivals_.back().push);
   assembling_.erase(push);
   pieces_.erase(piece);
   worker.outstanding.reset();
@@ -128,9 +129,10 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
   for (size_t p = 0; p < model_->partitions.size(); ++p) {
     const auto partition = static_cast<int32_t>(p);
     if (applying_transaction_->Started(partition)) continue;
-    out.push_back(
-        effect::Fold{.job = applying_transaction_->Fold(
-                         partition, {{applying_->rank, &applying_->push}})});
+    FoldJob job = applying_transaction_->Fold(
+        partition, {{applying_->rank, &applying_->push}});
+    budget_.BeginFold(GradientBytes(job));
+    out.push_back(effect::Fold{.job = std::move(job)});
   }
   if (applying_transaction_->complete()) CommitArrival(now, out);
 }
@@ -207,6 +209,7 @@ void Coordinator::EndArrival(const Arrival& arrival,
   const PushOpening& opening = arrival.push.opening();
   const PushClosing& closing = arrival.push.closing();
   const bool applied = IsApplied(verdict.verdict);
+  budget_.Release(arrival.push.held_bytes());
   verdict.version = current_->version;
   CommitRecord record{.version = current_->version,
                       .data_epoch = arrival.piece.epoch,
@@ -239,6 +242,7 @@ void Coordinator::EndArrival(const Arrival& arrival,
                                 .drift = arrival.drift};
   AfterCommit(record, std::move(observation), out);
   HoldReadVersions();
+  ResumePaused(now, out);
 
   const std::string reason = verdict.reason;
   const bool stop = verdict.verdict == Verdict::kRejectedNonfinite &&

@@ -45,6 +45,7 @@ std::string OptimizerText(const PolicyOptions& before,
 absl::Status Coordinator::CheckChange(const CoordinatorOptions& target) const {
   COHORT_RETURN_IF_ERROR(Validate(target));
   if (model_ == nullptr) return absl::OkStatus();
+  COHORT_RETURN_IF_ERROR(CheckInflight(target, model_->layout));
   COHORT_RETURN_IF_ERROR(
       CheckSlots(SlotsHeld(current_->slots), target.optimizer.kind));
   return MaskFor(target.optimizer, model_->layout, model_->partitions).status();
@@ -162,6 +163,17 @@ void Coordinator::WithdrawFromLost(const std::string& reason, Instant now,
 
 void Coordinator::TryChange(Instant now, Effects& out) {
   if (!pending_.has_value() || !Quiet()) return;
+  // It may have been asked for before the model was there to check it against.
+  const absl::Status fits = CheckChange(pending_->target);
+  if (!fits.ok()) {
+    out.push_back(effect::Log{
+        .severity = Severity::kError,
+        .text = absl::StrCat("a change that was asked for before the model was "
+                             "registered does not fit it, and is dropped: ",
+                             fits.message())});
+    pending_.reset();
+    return;
+  }
   const PendingChange change = *std::exchange(pending_, std::nullopt);
   // A round that nobody was given leaves no trace.
   round_.reset();

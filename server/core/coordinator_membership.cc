@@ -99,6 +99,8 @@ void Coordinator::Welcome(Worker& worker, SessionId session,
                           const JoinRequest& request, Instant now,
                           Effects& out) {
   worker.session = session;
+  // Its new streams begin anew.
+  paused_.erase(worker.rank);
   worker.last_heard = now;
   worker.last_progress = now;
   worker.waiting = true;
@@ -168,7 +170,7 @@ void Coordinator::RepeatOutstanding(Worker& worker) {
   }
   // The half-assembled push read older weights than the repetition will:
   // a new attempt keeps the two apart.
-  assembling_.erase(worker.rank);
+  DropAssembly(worker.rank);
   worker.outstanding->attempt = worker.outstanding->attempt.Next();
   worker.outstanding->version = current_->version;
 }
@@ -214,6 +216,7 @@ void Coordinator::Vacate(Worker& worker, VacancyReason why,
   worker.waiting = false;
   worker.phases.clear();
   worker.leaves_because.reset();
+  paused_.erase(worker.rank);
   if (ended_) return;
   ++counters_["workers_lost"];
   ++vacancies_[why];
@@ -237,6 +240,7 @@ void Coordinator::Vacate(Worker& worker, VacancyReason why,
     round_->rendezvous.Forget(worker.rank);
   }
   ReleaseOutstanding(worker, absl::StrCat(gone, ": ", reason), now, out);
+  ResumePaused(now, out);
   Advance(now, out);
   // Whoever waits now waits for someone else, or longer.
   for (const Worker& other : ranks_.all()) RepeatWait(other, now, out);
@@ -259,13 +263,17 @@ void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& why,
   const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait &&
                      !pending_.has_value() && !draining_;
   if (!sync()) {
-    assembling_.erase(worker.rank);
+    DropAssembly(worker.rank);
     if (waits) return;
     ReissuePiece(worker.rank);
     worker.outstanding.reset();
     return;
   }
-  if (waits || !round_.has_value() || !IsMember(worker.rank)) return;
+  if (!round_.has_value() || !IsMember(worker.rank)) return;
+  if (waits) {
+    FreeRoomOf(worker.rank);
+    return;
+  }
   // A complete push counts without its sender.
   if (round_->pushes.at(worker.rank).Complete(trainable_partitions_)) return;
   const std::vector<Rank>& claims = round_->claims;
@@ -293,11 +301,14 @@ void Coordinator::Tick(Instant now, Effects& out) {
     }
   }
   if (ended_ || !started_) return;
+  ResumePaused(now, out);
   CheckStepDeadline(now, out);
   GiveUpWaiting(now, out);
 }
 
 bool Coordinator::HoldsOthersUp(const Worker& worker) const {
+  // It makes no progress because the server reads nothing from it.
+  if (IsPaused(worker.rank)) return false;
   if (worker.outstanding.has_value() &&
       (!sync() || worker.outstanding->kind != AssignmentKind::kTrain)) {
     return true;

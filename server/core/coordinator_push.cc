@@ -79,6 +79,9 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
   COHORT_RETURN_IF_ERROR(CheckOpening(*worker, opening));
   const Push::Arrival arrival = push->Open(opening);
   CountArrival(*worker, arrival, out);
+  if (ReservesPushes()) {
+    budget_.Reserve(worker->rank, PushBytes(model_->layout));
+  }
   if (arrival == Push::Arrival::kNew && sync()) OpenTransaction(now, out);
   return absl::OkStatus();
 }
@@ -115,28 +118,44 @@ absl::Status Coordinator::CheckGradient(const GradientMessage& message) const {
   return absl::OkStatus();
 }
 
-absl::Status Coordinator::Gradient(const Sender& sender, const PushKey& key,
-                                   GradientMessage message, Instant now,
-                                   Effects& out) {
+absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
+                                                const PushKey& key,
+                                                GradientMessage& message,
+                                                Instant now, Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
   COHORT_RETURN_IF_ERROR(CheckGradient(message));
   COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
-  if (push == nullptr) return absl::OkStatus();
+  if (push == nullptr) return Admission::kTaken;
   if (!push->opened()) {
     return absl::FailedPreconditionError(
         absl::StrCat("gradient of partition ", message.partition,
                      " came before the push was opened"));
   }
   const int32_t partition = message.partition;
+  const int64_t bytes = message.gradient.size_bytes();
+  // What is here already takes no room.
+  if (!push->Has(partition)) {
+    if (!MayTake(worker->rank, bytes)) {
+      Paused& paused = paused_[worker->rank];
+      if (paused.bytes == 0) paused.since = now;
+      paused.bytes = bytes;
+      paused.resumed = false;
+      return Admission::kPaused;
+    }
+    paused_.erase(worker->rank);
+    if (!ReservesPushes()) budget_.Charge(bytes);
+  }
   const Push::Arrival arrival =
       push->Add(partition, std::move(message.gradient), message.checksum,
                 std::move(message.absent_slices));
   CountArrival(*worker, arrival, out);
-  if (!sync()) return absl::OkStatus();
+  if (!sync()) return Admission::kTaken;
   if (arrival == Push::Arrival::kNew) {
     StartFoldIfReady(partition, now, out);
     TakePush(*worker, now, out);
+    // Another one may be furthest behind now.
+    ResumePaused(now, out);
   } else if (round_->transaction.has_value()) {
     const std::optional<FoldResult>& result =
         round_->transaction->result(partition);
@@ -144,7 +163,7 @@ absl::Status Coordinator::Gradient(const Sender& sender, const PushKey& key,
       SendResult(*result, round_->step.Next(), *worker, key, out);
     }
   }
-  return absl::OkStatus();
+  return Admission::kTaken;
 }
 
 void Coordinator::TakePush(const Worker& worker, Instant now, Effects& out) {
@@ -261,6 +280,8 @@ void Coordinator::SendResult(const FoldResult& result, Version version,
 }
 
 void Coordinator::FoldDone(FoldResult result, Instant now, Effects& out) {
+  budget_.EndFold(result.gradient_bytes);
+  ResumePaused(now, out);
   const bool of_round = round_.has_value() && round_->transaction.has_value() &&
                         round_->transaction->id() == result.transaction;
   const bool of_arrival = applying_transaction_.has_value() &&

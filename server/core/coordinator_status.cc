@@ -69,9 +69,13 @@ std::vector<Rank> Coordinator::WaitedFor() const {
   if (!started_) return VacantRanks();
   if (round_.has_value()) {
     const std::vector<Rank> missing = round_->rendezvous.Missing();
-    return missing.empty() || !round_->fixed
-               ? aggregation_->Decide(ViewOfRound()).waiting_for
-               : missing;
+    std::vector<Rank> waited =
+        missing.empty() || !round_->fixed
+            ? aggregation_->Decide(ViewOfRound()).waiting_for
+            : missing;
+    // They have done what they could.
+    std::erase_if(waited, [this](Rank rank) { return IsPaused(rank); });
+    return waited;
   }
   return InFlight();
 }
@@ -127,6 +131,19 @@ std::string Coordinator::WaitText(Instant now) const {
                       SecondsText(WaitLeft(waited, now)));
 }
 
+std::string Coordinator::PausedText(Instant now) const {
+  std::vector<Rank> paused = PausedRanks();
+  std::erase_if(paused, [this, now](Rank rank) {
+    return now - paused_.at(rank).since < kHeldUpMin;
+  });
+  if (paused.empty()) return "";
+  constexpr int64_t kMib = 1 << 20;
+  return absl::StrCat("; ", Ranks(paused), " paused: the server holds ",
+                      budget_.held_bytes() / kMib, " of ",
+                      budget_.limit_bytes() / kMib,
+                      " MiB of gradients (--inflight_mib)");
+}
+
 absl::string_view Coordinator::ActivityOf(const Worker& worker) const {
   if (worker.state == Worker::State::kVacant) return "vacant";
   if (worker.state == Worker::State::kReconnecting) return "reconnecting";
@@ -141,6 +158,7 @@ absl::string_view Coordinator::ActivityOf(const Worker& worker) const {
     default:
       break;
   }
+  if (IsPaused(worker.rank)) return "paused";
   const bool waits =
       round_.has_value() && IsMember(worker.rank) &&
       (round_->rendezvous.Waits(worker.rank) ||
@@ -237,13 +255,15 @@ void Coordinator::DescribeState(Instant now, StatusView& view) const {
     view.waited_for = held_up.by;
     view.waiting = held_up.longest;
     view.phase = StatusView::Phase::kWaiting;
-    view.state = absl::StrCat("waiting for ", Ranks(held_up.by), ", ",
-                              SecondsText(held_up.longest), ", gives up in ",
-                              SecondsText(WaitLeft(held_up.by, now)));
+    view.state =
+        absl::StrCat("waiting for ", Ranks(held_up.by), ", ",
+                     SecondsText(held_up.longest), ", gives up in ",
+                     SecondsText(WaitLeft(held_up.by, now)), PausedText(now));
     return;
   }
   view.state = absl::StrCat("training, ", ranks_.live(), " of ", ranks_.size(),
                             " workers");
+  absl::StrAppend(&view.state, PausedText(now));
   // The others go on meanwhile.
   if (waits) absl::StrAppend(&view.state, "; ", LostText(lost, now));
 }

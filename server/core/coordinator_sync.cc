@@ -91,6 +91,8 @@ void Coordinator::FixMembers(const std::vector<Rank>& members, Instant now,
     }
   }
   round_->fixed = true;
+  for (const auto& [rank, push] : round_->pushes) SettlePush(rank, push);
+  ResumePaused(now, out);
   for (const auto& [key, outcome] : round_->rendezvous.Fix(members, now)) {
     AnswerRendezvous({.step = round_->step,
                       .attempt = round_->attempt,
@@ -107,6 +109,7 @@ void Coordinator::DropFromStep(Rank rank, Instant now, Effects& out) {
       absl::StrCat("step ", round_->step.value(), " is full with the first ",
                    round_->members.size(), " pushes");
   const bool opened = round_->pushes.at(rank).opened();
+  ReleasePush(rank, round_->pushes.at(rank));
   round_->pushes.erase(rank);
   round_->dropped.insert(rank);
   Worker& worker = ranks_[rank];
@@ -146,6 +149,7 @@ void Coordinator::DropFromStep(Rank rank, Instant now, Effects& out) {
 }
 
 void Coordinator::RemoveCandidate(Rank rank, Instant now, Effects& out) {
+  ReleasePush(rank, round_->pushes.at(rank));
   round_->pushes.erase(rank);
   std::erase(round_->members, rank);
   ranks_[rank].outstanding.reset();
@@ -160,6 +164,8 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
                                Effects& out) {
   Round over = *std::move(round_);
   round_.reset();
+  for (const auto& [rank, push] : over.pushes) ReleasePush(rank, push);
+  ResumeAll(out);
   ++counters_["steps_aborted"];
   out.push_back(effect::Log{
       .severity = Severity::kWarning,
@@ -221,8 +227,9 @@ void Coordinator::StartFoldIfReady(int32_t partition, Instant now,
     pushes.emplace_back(rank, &push);
   }
   if (!round_->first_fold.has_value()) round_->first_fold = now;
-  out.push_back(
-      effect::Fold{.job = round_->transaction->Fold(partition, pushes)});
+  FoldJob job = round_->transaction->Fold(partition, pushes);
+  budget_.BeginFold(GradientBytes(job));
+  out.push_back(effect::Fold{.job = std::move(job)});
 }
 
 std::optional<std::string> Coordinator::CallMismatch() const {

@@ -207,6 +207,12 @@ struct SendVerdict {
   // Partitions whose weights of verdict.version go to this push.
   int32_t weights_partitions = 0;
 };
+// The rank's stream of gradients was paused: its message may be handed over
+// once more, and others read.
+struct ResumeGradients {
+  Rank rank;
+  Incarnation incarnation;
+};
 // Run on a pool; hand the result to Coordinator::FoldDone.
 struct Fold {
   FoldJob job;
@@ -241,11 +247,13 @@ struct RunEnded {
 
 }  // namespace effect
 
-using Effect = std::variant<
-    effect::Joined, effect::EndSession, effect::Notify, effect::StepAborted,
-    effect::ReduceResult, effect::ReduceAborted, effect::SendWeights,
-    effect::SendVerdict, effect::Fold, effect::Committed, effect::PolicyChanged,
-    effect::Evaluated, effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
+using Effect =
+    std::variant<effect::Joined, effect::EndSession, effect::Notify,
+                 effect::StepAborted, effect::ReduceResult,
+                 effect::ReduceAborted, effect::SendWeights,
+                 effect::SendVerdict, effect::ResumeGradients, effect::Fold,
+                 effect::Committed, effect::PolicyChanged, effect::Evaluated,
+                 effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
 
 using Effects = std::vector<Effect>;
 

@@ -129,6 +129,9 @@ struct CoordinatorOptions {
   int64_t partition_bytes = int64_t{1} << 20;
   // Commits between checkpoints; 0: only at the end.
   int64_t checkpoint_every = 0;
+  // Gradients that are held until they are folded. The process decides, from
+  // its flag and its memory: no setting of the run.
+  int64_t inflight_bytes_max = int64_t{4} << 30;
   // Skipped or rejected pushes in a row after which the run stops.
   int32_t nonfinite_max = 10;
   Incarnation first_incarnation{1};

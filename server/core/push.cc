@@ -31,6 +31,7 @@ Push::Arrival Push::Add(int32_t partition, ByteRope gradient, uint64_t checksum,
   }
   received_[p] = true;
   ++received_count_;
+  held_bytes_ += gradient.size_bytes();
   gradients_[p] = std::move(gradient);
   checksums_[p] = checksum;
   absent_[p] = std::move(absent_slices);
@@ -47,7 +48,10 @@ Push::Arrival Push::Close(PushClosing closing) {
 }
 
 ByteRope Push::TakeGradient(int32_t partition) {
-  return std::exchange(gradients_[static_cast<size_t>(partition)], {});
+  ByteRope taken =
+      std::exchange(gradients_[static_cast<size_t>(partition)], {});
+  held_bytes_ -= taken.size_bytes();
+  return taken;
 }
 
 }  // namespace cohort

@@ -31,6 +31,10 @@ class Push {
   bool Complete(int32_t trainable) const {
     return opened() && closed() && received_count_ == trainable;
   }
+  // Partitions that have come.
+  int32_t received() const { return received_count_; }
+  // Of gradients that have come and were not taken.
+  int64_t held_bytes() const { return held_bytes_; }
   bool Has(int32_t partition) const {
     return received_[static_cast<size_t>(partition)];
   }
@@ -56,6 +60,7 @@ class Push {
   std::vector<uint64_t> checksums_;
   std::vector<std::vector<int32_t>> absent_;
   int32_t received_count_ = 0;
+  int64_t held_bytes_ = 0;
 };
 
 }  // namespace cohort

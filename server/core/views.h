@@ -113,10 +113,11 @@ struct PolicyView {
 };
 
 // What a worker does, all words of StatusView::Worker::activity. "waiting" is
-// for others; "joining" has not registered its model.
+// for others; "joining" has not registered its model; "paused" has gradients
+// that the server has no room for.
 inline constexpr absl::string_view kActivityNames[] = {
-    "vacant",    "reconnecting", "joining",    "waiting",
-    "computing", "evaluating",   "collecting", "finished"};
+    "vacant",     "reconnecting", "joining", "waiting", "computing",
+    "evaluating", "collecting",   "paused",  "finished"};
 
 // "waiting", "training", "evaluating", "collecting", "over".
 absl::string_view PhaseName(StatusView::Phase phase);

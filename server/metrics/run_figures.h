@@ -35,7 +35,7 @@ struct ServiceFigures {
   int64_t folds_waiting = 0;
   int64_t inflight_bytes = 0;
   int64_t inflight_bytes_max = 0;
-  int64_t inflight_refused = 0;
+  int64_t inflight_paused = 0;
   int64_t push_bytes = 0;
   int64_t pull_bytes = 0;
   int64_t pulls = 0;

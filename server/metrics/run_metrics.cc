@@ -238,8 +238,9 @@ void AddServer(const RunFigures& f, Page& page) {
       .Value(f.service.inflight_bytes);
   page.Gauge("cohort_inflight_limit_bytes", "Limit on them.")
       .Value(f.service.inflight_bytes_max);
-  page.Counter("cohort_backpressure_total", "Messages refused at a limit.")
-      .Value(f.service.inflight_refused, {{"reason", "inflight"}});
+  page.Counter("cohort_backpressure_total",
+               "Messages that waited because of a limit.")
+      .Value(f.service.inflight_paused, {{"reason", "inflight"}});
   page.Gauge("cohort_storage_free_bytes",
              "Free where checkpoints, or else results, are written.")
       .Value(f.storage_free_bytes);

@@ -3,11 +3,14 @@
 #include <cstdint>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "cohort/v1/parameters.pb.h"
 #include "common/byte_rope.h"
 #include "common/float_buffer.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
@@ -17,6 +20,13 @@
 
 namespace cohort {
 namespace {
+
+// A gradient on its way to the shard, and who sent it.
+struct HeldGradient {
+  Sender sender;
+  PushKey key;
+  GradientMessage message;
+};
 
 class ExchangeReactor final
     : public QueuedBidi<grpc::ByteBuffer, grpc::ByteBuffer, ExchangeStream> {
@@ -45,6 +55,26 @@ class ExchangeReactor final
     Send(EncodeFramed(reply, RopeOf(weights.weights)));
   }
 
+  void Resume() override {
+    {
+      MutexLock lock(pause_mu_);
+      if (state_ != State::kPaused) {
+        resumed_ = true;
+        return;
+      }
+      state_ = State::kHandingOver;
+    }
+    const absl::StatusOr<After> after = HandOver();
+    if (!after.ok()) {
+      End(after.status());
+    } else if (*after == After::kRead) {
+      Read();
+    }
+  }
+
+  // Nothing is being read, so no failing read will tell.
+  void OnCancel() override { End(absl::CancelledError("the peer is gone")); }
+
   void SendVerdict(const effect::SendVerdict& verdict) override {
     v1::ExchangeReply reply;
     ToProto(verdict.key, reply.mutable_key());
@@ -54,7 +84,7 @@ class ExchangeReactor final
   }
 
  protected:
-  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
+  absl::StatusOr<After> Handle(const grpc::ByteBuffer& message) override {
     COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::ExchangeRequest> framed,
                             DecodeFramed<v1::ExchangeRequest>(message));
     const v1::ExchangeRequest& request = framed.header;
@@ -67,18 +97,24 @@ class ExchangeReactor final
       case v1::ExchangeRequest::kOpening: {
         COHORT_ASSIGN_OR_RETURN(PushOpening opening,
                                 FromProto(request.opening()));
-        return shard_.Open(sender, key, opening, self);
+        COHORT_RETURN_IF_ERROR(shard_.Open(sender, key, opening, self));
+        return After::kRead;
       }
       case v1::ExchangeRequest::kGradient: {
         COHORT_ASSIGN_OR_RETURN(
             GradientMessage gradient,
-            GradientFrom(request.gradient(), std::move(framed.payload)));
-        return shard_.Gradient(sender, key, std::move(gradient), self);
+            GradientFrom(request.gradient(),
+                         shard_.Counted(std::move(framed.payload))));
+        held_ = HeldGradient{
+            .sender = sender, .key = key, .message = std::move(gradient)};
+        return HandOver();
       }
       case v1::ExchangeRequest::kClosing: {
         COHORT_ASSIGN_OR_RETURN(PushClosing closing,
                                 FromProto(request.closing()));
-        return shard_.Close(sender, key, std::move(closing), self);
+        COHORT_RETURN_IF_ERROR(
+            shard_.Close(sender, key, std::move(closing), self));
+        return After::kRead;
       }
       case v1::ExchangeRequest::PART_NOT_SET:
         break;
@@ -108,9 +144,52 @@ class ExchangeReactor final
     return message;
   }
 
+  enum class State {
+    // Reading, or handling something else than a gradient.
+    kReading,
+    kHandingOver,
+    // `held_` waits for Resume, and nothing is read.
+    kPaused,
+  };
+
+  // Hands `held_` to the shard until it takes it or says that it must wait.
+  absl::StatusOr<After> HandOver() {
+    const auto self =
+        std::static_pointer_cast<ExchangeReactor>(shared_from_this());
+    for (;;) {
+      {
+        MutexLock lock(pause_mu_);
+        state_ = State::kHandingOver;
+        resumed_ = false;
+      }
+      const absl::StatusOr<Admission> admission =
+          shard_.Gradient(held_.sender, held_.key, held_.message, self);
+      MutexLock lock(pause_mu_);
+      if (!admission.ok() || *admission == Admission::kTaken) {
+        state_ = State::kReading;
+        held_ = {};
+        if (!admission.ok()) return admission.status();
+        return After::kRead;
+      }
+      // The room may have come before this thread knew that there was none.
+      if (resumed_) continue;
+      // From here on Resume may run, and read, at once.
+      state_ = State::kPaused;
+      return After::kPause;
+    }
+  }
+
   Shard& shard_;
   // Used by the reading side only.
   OneSender one_sender_;
+  // Used by whoever hands over: the reading side, or Resume while that stands
+  // still.
+  HeldGradient held_;
+
+  Mutex pause_mu_;
+  State state_ ABSL_GUARDED_BY(pause_mu_) = State::kReading;
+  // While it was handed over.
+  bool resumed_ ABSL_GUARDED_BY(pause_mu_) = false;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "common/mutex.h"
 #include "common/wire/status.h"
@@ -154,12 +155,13 @@ class QueuedBidi
     }
     // What arrives on a stream that lost its place must not take it back.
     if (this->ended()) return;
-    const absl::Status status = OnMessage(request_);
-    if (!status.ok()) {
-      this->End(status);
-      return;
+    const absl::StatusOr<After> after = Handle(request_);
+    if (!after.ok()) {
+      this->End(after.status());
+    } else if (*after == After::kRead) {
+      Read();
     }
-    Read();
+    // Paused, another thread may be reading already.
   }
 
  protected:
@@ -168,8 +170,23 @@ class QueuedBidi
     this->UnlessEnded([this] { this->StartRead(&request_); });
   }
 
+  // What follows on a message.
+  enum class After {
+    kRead,
+    // Nothing, until the stream calls Read itself.
+    kPause,
+  };
+
+  // One of these two is overridden, the first where a stream may be paused.
   // Must not block. A status that is not OK ends the stream.
-  virtual absl::Status OnMessage(const Request& request) = 0;
+  virtual absl::StatusOr<After> Handle(const Request& request) {
+    const absl::Status status = OnMessage(request);
+    if (!status.ok()) return status;
+    return After::kRead;
+  }
+  virtual absl::Status OnMessage(const Request& /*request*/) {
+    return absl::OkStatus();
+  }
 
  private:
   Request request_;

@@ -82,6 +82,9 @@ class RegisterReactor final
     missing_ = values_.size();
     v1::RegisterReply reply;
     ToProto(answer_.partitions, reply.mutable_partitions());
+    for (int32_t partition : SendOrder(answer_.partitions)) {
+      reply.add_send_order(partition);
+    }
     reply.set_loss_reference(answer_.loss_reference);
     reply.set_send_values(answer_.send_values);
     reply.set_done(!answer_.send_values);

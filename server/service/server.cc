@@ -21,6 +21,7 @@
 #include "common/staleness_histogram.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
+#include "server/core/gradient_budget.h"
 #include "server/service/call_interceptor.h"
 #include "server/service/services.h"
 
@@ -179,7 +180,12 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
         CheckContinuable(*files->restored(), complete.coordinator));
   }
   COHORT_RETURN_IF_ERROR(Validate(complete));
-  complete.inflight_bytes_max = WithinMemory(complete.inflight_bytes_max);
+  complete.coordinator.inflight_bytes_max =
+      WithinMemory(complete.inflight_bytes_max);
+  if (files->restored().has_value()) {
+    COHORT_RETURN_IF_ERROR(CheckInflight(
+        complete.coordinator, files->restored()->state.model->layout));
+  }
   std::unique_ptr<Server> server(
       new Server(complete, out, std::move(trace), std::move(files)));
   COHORT_RETURN_IF_ERROR(server->Start());
@@ -215,7 +221,6 @@ absl::Status Server::Start() {
   shard_ = std::make_unique<Shard>(
       ShardOptions{.coordinator = coordinator,
                    .fold_threads = options_.fold_threads,
-                   .inflight_bytes_max = options_.inflight_bytes_max,
                    .timeline = trace_.get()},
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here: the base is private.
@@ -309,7 +314,9 @@ absl::Status Server::Listen() {
                 .on_status = [this] { watchers_.Asked("status"); }}));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
-  ApplyServerSettings(builder);
+  const CoordinatorOptions& coordinator = options_.coordinator;
+  ApplyServerSettings(builder, LookaheadBytes(coordinator.inflight_bytes_max,
+                                              coordinator.workers));
   builder.AddListeningPort(address.ToString(),
                            grpc::InsecureServerCredentials(), &port_);
   for (const auto& service : services) builder.RegisterService(service.get());

@@ -22,8 +22,8 @@ struct ServiceCounters {
   Counter pull_bytes = 0;
   Counter pulls = 0;
   Counter pulls_refused = 0;
-  // Gradients beyond the limit on what is held.
-  Counter inflight_refused = 0;
+  // Gradients that waited for room.
+  Counter inflight_paused = 0;
   // Messages of pushes: of a life that is over, or wrong.
   Counter pushes_fenced = 0;
   Counter pushes_invalid = 0;

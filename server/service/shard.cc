@@ -125,6 +125,12 @@ struct Shard::Dispatcher {
       stream->SendVerdict(verdict);
     }
   }
+  void operator()(effect::ResumeGradients& resume) const {
+    if (auto stream =
+            shard.streams_.Exchange(resume.rank, resume.incarnation)) {
+      stream->Resume();
+    }
+  }
   void operator()(effect::Fold& fold) const {
     shard.StartFold(std::move(fold.job));
   }
@@ -173,7 +179,6 @@ Shard::Shard(const ShardOptions& options, const RunState* restored,
     : options_(options),
       clock_(clock),
       listener_(listener),
-      budget_(options.inflight_bytes_max),
       streams_(StreamLimits(options.coordinator.workers)),
       trace_(options.timeline == nullptr
                  ? nullptr
@@ -344,8 +349,6 @@ absl::Status Shard::HandlePush(const Sender& sender,
 absl::Status Shard::CountRefusal(absl::Status status) {
   if (absl::IsAborted(status)) {
     ServiceCounters::Add(counters_.pushes_fenced);
-  } else if (absl::IsResourceExhausted(status)) {
-    ServiceCounters::Add(counters_.inflight_refused);
   } else if (!status.ok()) {
     ServiceCounters::Add(counters_.pushes_invalid);
   }
@@ -355,9 +358,9 @@ absl::Status Shard::CountRefusal(absl::Status status) {
 ServiceFigures Shard::figures() const {
   ServiceFigures figures{
       .sessions = streams_.sessions(),
-      .inflight_bytes = budget_.held_bytes(),
-      .inflight_bytes_max = options_.inflight_bytes_max,
-      .inflight_refused = ServiceCounters::Read(counters_.inflight_refused),
+      .inflight_bytes = gradient_bytes_.held_bytes(),
+      .inflight_bytes_max = options_.coordinator.inflight_bytes_max,
+      .inflight_paused = ServiceCounters::Read(counters_.inflight_paused),
       .push_bytes = ServiceCounters::Read(counters_.push_bytes),
       .pull_bytes = ServiceCounters::Read(counters_.pull_bytes),
       .pulls = ServiceCounters::Read(counters_.pulls),
@@ -378,19 +381,24 @@ absl::Status Shard::Open(const Sender& sender, const PushKey& key,
                     });
 }
 
-absl::Status Shard::Gradient(const Sender& sender, const PushKey& key,
-                             GradientMessage message,
-                             const std::shared_ptr<ExchangeStream>& from) {
+absl::StatusOr<Admission> Shard::Gradient(
+    const Sender& sender, const PushKey& key, GradientMessage& message,
+    const std::shared_ptr<ExchangeStream>& from) {
+  Admission admission = Admission::kTaken;
   const int64_t bytes = message.gradient.size_bytes();
-  absl::StatusOr<ByteRope> admitted =
-      budget_.Admit(std::move(message.gradient));
-  if (!admitted.ok()) return CountRefusal(admitted.status());
-  message.gradient = *std::move(admitted);
-  ServiceCounters::Add(counters_.push_bytes, bytes);
-  return HandlePush(
-      sender, from, [&](Coordinator& core, Instant now, Effects& out) {
-        return core.Gradient(sender, key, std::move(message), now, out);
-      });
+  COHORT_RETURN_IF_ERROR(HandlePush(
+      sender, from,
+      [&](Coordinator& core, Instant now, Effects& out) -> absl::Status {
+        COHORT_ASSIGN_OR_RETURN(admission,
+                                core.Gradient(sender, key, message, now, out));
+        return absl::OkStatus();
+      }));
+  if (admission == Admission::kPaused) {
+    ServiceCounters::Add(counters_.inflight_paused);
+  } else {
+    ServiceCounters::Add(counters_.push_bytes, bytes);
+  }
+  return admission;
 }
 
 absl::Status Shard::Close(const Sender& sender, const PushKey& key,

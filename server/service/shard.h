@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -20,7 +21,7 @@
 #include "server/core/coordinator.h"
 #include "server/core/effects.h"
 #include "server/metrics/run_figures.h"
-#include "server/service/byte_budget.h"
+#include "server/service/byte_meter.h"
 #include "server/service/service_counters.h"
 #include "server/service/shard_trace.h"
 #include "server/service/stream_registry.h"
@@ -48,7 +49,6 @@ class RunListener {
 struct ShardOptions {
   CoordinatorOptions coordinator;
   int32_t fold_threads = 2;
-  int64_t inflight_bytes_max = int64_t{4} << 30;
   // Gets folds, commits and rendezvous; null: nobody wants them. Must outlive
   // the shard.
   Timeline* timeline = nullptr;
@@ -116,10 +116,15 @@ class Shard {
   absl::Status Open(const Sender& sender, const PushKey& key,
                     const PushOpening& opening,
                     const std::shared_ptr<ExchangeStream>& from);
-  // Also ResourceExhausted: too many gradient bytes are held.
-  absl::Status Gradient(const Sender& sender, const PushKey& key,
-                        GradientMessage message,
-                        const std::shared_ptr<ExchangeStream>& from);
+  // The same bytes, as long as they live part of inflight_bytes().
+  ByteRope Counted(ByteRope gradient) {
+    return gradient_bytes_.Count(std::move(gradient));
+  }
+  // Takes from `message` unless it answers kPaused; then `from` is resumed once
+  // there is room, by any thread and at any time after this call began.
+  absl::StatusOr<Admission> Gradient(
+      const Sender& sender, const PushKey& key, GradientMessage& message,
+      const std::shared_ptr<ExchangeStream>& from);
   absl::Status Close(const Sender& sender, const PushKey& key,
                      PushClosing closing,
                      const std::shared_ptr<ExchangeStream>& from);
@@ -142,7 +147,8 @@ class Shard {
   SharedModel model() const;
   absl::StatusOr<RunState> State() const;
   StatusView Status() const;
-  int64_t inflight_bytes() const { return budget_.held_bytes(); }
+  // Gradients in memory, whoever holds them.
+  int64_t inflight_bytes() const { return gradient_bytes_.held_bytes(); }
   ServiceFigures figures() const;
   ServiceCounters& counters() { return counters_; }
 
@@ -182,7 +188,7 @@ class Shard {
   RunListener& listener_;
 
   // Synchronise themselves.
-  ByteBudget budget_;
+  ByteMeter gradient_bytes_;
   ServiceCounters counters_;
   StreamRegistry streams_;
   FloatBufferPool buffers_;

@@ -30,6 +30,8 @@ class SessionStream : public Stream {
 
 class ExchangeStream : public Stream {
  public:
+  // There may be room now for the gradient that it holds back.
+  virtual void Resume() = 0;
   // Queues a reference to the weights, never a copy.
   virtual void SendWeights(const effect::SendWeights& weights) = 0;
   virtual void SendVerdict(const effect::SendVerdict& verdict) = 0;

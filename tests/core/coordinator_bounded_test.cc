@@ -29,7 +29,6 @@ FakeSetup StaleSetup(const StalenessOptions& staleness) {
   return setup;
 }
 
-// Mean gradient (value, 0); the share of the cohort's batch is a half.
 TEST(CoordinatorBoundedTest, ARankWaitsForTheSlowestAtTheBound) {
   FakeCohort cohort(BoundedSetup(2));
   cohort.Start();

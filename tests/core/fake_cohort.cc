@@ -67,6 +67,8 @@ void FakeCohort::Note(const Effect& effect) {
     }
   } else if (const auto* e = std::get_if<effect::SendVerdict>(&effect)) {
     told_[e->rank] = e->verdict.next;
+  } else if (const auto* e = std::get_if<effect::ResumeGradients>(&effect)) {
+    resumed_.push_back(e->rank);
   } else if (const auto* e = std::get_if<effect::Fold>(&effect)) {
     folds_.push_back(*e);
   }
@@ -77,7 +79,26 @@ void FakeCohort::Absorb(Effects effects) {
     Note(effect);
     effects_.push_back(std::move(effect));
   }
+  while (!resumed_.empty()) {
+    const Rank rank = resumed_.front();
+    resumed_.erase(resumed_.begin());
+    Resume(rank);
+  }
   if (!hold_folds_) RunFolds();
+}
+
+void FakeCohort::Resume(Rank rank) {
+  auto node = held_.extract(rank);
+  if (node.empty()) return;
+  Held& held = node.mapped();
+  Effects out;
+  const absl::StatusOr<Admission> admission =
+      core_.Gradient(held.sender, held.key, held.message, now_, out);
+  EXPECT_TRUE(admission.ok()) << admission.status();
+  if (admission.ok() && *admission == Admission::kPaused) {
+    held_.insert(std::move(node));
+  }
+  Absorb(std::move(out));
 }
 
 void FakeCohort::RunFolds() {
@@ -212,10 +233,15 @@ absl::Status FakeCohort::Gradient(Rank rank, int32_t partition,
                           .absent_slices = absent_slices};
   message.checksum = message.gradient.Checksum();
   Effects out;
-  const absl::Status status =
-      core_.Gradient(sender(rank), key(rank), std::move(message), now_, out);
+  const Held held{.sender = sender(rank), .key = key(rank)};
+  const absl::StatusOr<Admission> admission =
+      core_.Gradient(held.sender, held.key, message, now_, out);
+  if (admission.ok() && *admission == Admission::kPaused) {
+    held_[rank] = held;
+    held_[rank].message = std::move(message);
+  }
   Absorb(std::move(out));
-  return status;
+  return admission.status();
 }
 
 absl::Status FakeCohort::Close(Rank rank, const FakePush& push) {

@@ -94,6 +94,9 @@ class FakeCohort {
   absl::Status Evict(Rank rank);
   absl::Status DrainWorker(Rank rank);
 
+  // The server has no room for what `rank` has sent last.
+  bool paused(Rank rank) const { return held_.contains(rank); }
+
   void HoldFolds() { hold_folds_ = true; }
   void RunFolds();
   std::vector<effect::Fold>& held_folds() { return folds_; }
@@ -128,6 +131,14 @@ class FakeCohort {
  private:
   void Absorb(Effects effects);
   void Note(const Effect& effect);
+  void Resume(Rank rank);
+
+  // A gradient on a paused stream.
+  struct Held {
+    Sender sender;
+    PushKey key;
+    GradientMessage message;
+  };
 
   const FakeSetup setup_;
   Coordinator core_;
@@ -137,6 +148,8 @@ class FakeCohort {
   bool hold_folds_ = false;
   Effects effects_;
   std::vector<effect::Fold> folds_;
+  std::map<Rank, Held> held_;
+  std::vector<Rank> resumed_;
   std::map<Rank, SessionId> sessions_;
   std::map<Rank, Incarnation> incarnations_;
   std::map<Rank, Assignment> told_;

@@ -18,7 +18,7 @@
 #include "common/formats/csv.h"
 #include "common/process/command_line.h"
 #include "server/core/settings.h"
-#include "server/service/byte_budget.h"
+#include "server/service/byte_meter.h"
 #include "server/service/history_course.h"
 #include "server/service/history_table.h"
 #include "server/service/progress_text.h"
@@ -42,6 +42,7 @@ using ::testing::StartsWith;
 
 class FakeExchange final : public ExchangeStream {
  public:
+  void Resume() override {}
   void SendWeights(const effect::SendWeights&) override {}
   void SendVerdict(const effect::SendVerdict&) override {}
   void End(const absl::Status&) override {}
@@ -147,19 +148,15 @@ TEST(StreamRegistryTest, CloseReturnsAllAndRefusesMore) {
       absl::IsUnavailable(registry.Admit(std::make_shared<FakeExchange>())));
 }
 
-TEST(ByteBudgetTest, BytesAreHeldUntilTheLastPieceIsGone) {
-  ByteBudget budget(10);
+TEST(ByteMeterTest, BytesCountUntilTheLastPieceIsGone) {
+  ByteMeter meter;
   const std::vector<std::byte> bytes(6);
-  absl::StatusOr<ByteRope> rope = budget.Admit(ByteRope::Copy(bytes));
-  ASSERT_TRUE(rope.ok());
-  ByteRope copy = *rope;
-  EXPECT_TRUE(
-      absl::IsResourceExhausted(budget.Admit(ByteRope::Copy(bytes)).status()));
-  *rope = ByteRope();
-  EXPECT_EQ(budget.held_bytes(), 6);
+  ByteRope rope = meter.Count(ByteRope::Copy(bytes));
+  ByteRope copy = rope;
+  rope = ByteRope();
+  EXPECT_EQ(meter.held_bytes(), 6);
   copy = ByteRope();
-  EXPECT_EQ(budget.held_bytes(), 0);
-  EXPECT_TRUE(budget.Admit(ByteRope::Copy(bytes)).ok());
+  EXPECT_EQ(meter.held_bytes(), 0);
 }
 
 StatusView Training() {

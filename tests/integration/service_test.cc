@@ -243,14 +243,54 @@ TEST_F(ServiceTest, MalformedGradientsAreRefused) {
   }
 }
 
-TEST_F(ServiceTest, GradientsBeyondTheBudgetAreRefused) {
+// Room for one byte, and a partition for each of the four floats.
+ServerOptions HardlyAnyRoom() {
   ServerOptions options = TinyOptions();
-  // One gradient of four floats has 16 bytes.
-  options.inflight_bytes_max = 15;
-  StartWithTwoWorkers(options);
-  ExchangeCall exchange = workers_[0]->OpenExchange();
-  workers_[0]->Push(exchange, assignments_[0], {1, 2, 3, 4});
-  EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  options.inflight_bytes_max = 1;
+  options.coordinator.partition_bytes = 4;
+  return options;
+}
+
+void PushByPartition(HandWorker& worker, ExchangeCall& exchange,
+                     const v1::Assignment& assignment) {
+  exchange.Write(worker.Opening(assignment, 2));
+  for (int32_t partition : {3, 2, 1, 0}) {
+    v1::ExchangeRequest gradient = worker.Gradient(assignment, {1});
+    gradient.mutable_gradient()->set_partition(partition);
+    exchange.Write(gradient);
+  }
+  exchange.Write(worker.Closing(assignment, 1));
+}
+
+// The first to push is paused, not refused, and goes on by itself.
+TEST_F(ServiceTest, GradientsThatThereIsNoRoomForWait) {
+  StartWithTwoWorkers(HardlyAnyRoom());
+  for (size_t i = 0; i < 2; ++i) {
+    exchanges_.push_back(workers_[i]->OpenExchange());
+    PushByPartition(*workers_[i], exchanges_[i], assignments_[i]);
+  }
+  for (ExchangeCall& exchange : exchanges_) {
+    EXPECT_EQ(AwaitVerdict(exchange).verdict(), v1::VERDICT_APPLIED);
+  }
+}
+
+// The client goes away while the server reads nothing from it. What has come is
+// kept, and the rank pushes on a new stream.
+TEST_F(ServiceTest, PausedStreamEndsWithItsClient) {
+  StartWithTwoWorkers(HardlyAnyRoom());
+  {
+    ExchangeCall exchange = workers_[0]->OpenExchange();
+    PushByPartition(*workers_[0], exchange, assignments_[0]);
+    exchange.context->TryCancel();
+    EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  for (size_t i = 0; i < 2; ++i) {
+    exchanges_.push_back(workers_[i]->OpenExchange());
+    PushByPartition(*workers_[i], exchanges_[i], assignments_[i]);
+  }
+  for (ExchangeCall& exchange : exchanges_) {
+    EXPECT_EQ(AwaitVerdict(exchange).verdict(), v1::VERDICT_APPLIED);
+  }
 }
 
 TEST_F(ServiceTest, RendezvousOfTwoGivesBothTheMomentsOfAll) {

@@ -35,11 +35,24 @@ void Checker::OnEffects(const Effects& effects, const Coordinator& core) {
 }
 
 void Checker::AfterEvent(const Coordinator& core) {
+  CheckRoom(core);
   const absl::StatusOr<SharedSnapshot> newest = core.Read(std::nullopt);
   if (!newest.ok()) return;
   if ((*newest)->version != now_.version) {
     Fail(absl::StrCat("the server is at version ", (*newest)->version.value(),
                       ", its commits made ", now_.version.value()));
+  }
+}
+
+// Where workers keep to one order, each may be let in over the limit with one
+// partition at most.
+void Checker::CheckRoom(const Coordinator& core) {
+  if (!scenario_.in_order) return;
+  const CoordinatorOptions& o = run_.coordinator;
+  const int64_t limit = o.inflight_bytes_max + o.workers * o.partition_bytes;
+  if (core.inflight_bytes() > limit) {
+    Fail(absl::StrCat("holds ", core.inflight_bytes(), " bytes of gradients, ",
+                      "want at most ", limit));
   }
 }
 

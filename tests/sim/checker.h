@@ -22,8 +22,10 @@ namespace cohort::sim {
 // into a commit is read from the gradients themselves.
 class Checker {
  public:
-  explicit Checker(const RunSpec& run)
-      : run_(run), settings_(SettingsOf(run.coordinator)) {
+  explicit Checker(const Scenario& scenario)
+      : scenario_(scenario),
+        run_(scenario.run),
+        settings_(SettingsOf(scenario.run.coordinator)) {
     NotePolicy();
   }
 
@@ -86,7 +88,9 @@ class Checker {
   }
   int64_t Number(const std::string& setting) const;
   void CheckAllCovered();
+  void CheckRoom(const Coordinator& core);
 
+  const Scenario& scenario_;
   const RunSpec& run_;
   // In force.
   SettingValues settings_;

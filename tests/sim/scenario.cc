@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/permutation.h"
+#include "server/core/gradient_budget.h"
 
 namespace cohort::sim {
 namespace {
@@ -125,6 +126,19 @@ SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
   return values;
 }
 
+// Room for anything between one element and two models, or for everything.
+int64_t MakeLimit(const RunSpec& run, SplitMix64& random) {
+  CoordinatorOptions limited = run.coordinator;
+  if (random.Below(3) == 0) return limited.inflight_bytes_max;
+  const int64_t push = PushBytes(run.layout);
+  limited.inflight_bytes_max =
+      1 + static_cast<int64_t>(random.Below(static_cast<uint64_t>(2 * push)));
+  while (!CheckInflight(limited, run.layout).ok()) {
+    limited.inflight_bytes_max += push;
+  }
+  return limited.inflight_bytes_max;
+}
+
 absl::Duration FaultLength(FaultKind kind, SplitMix64& random) {
   switch (kind) {
     case FaultKind::kBreakSession:
@@ -201,6 +215,8 @@ Scenario MakeScenario(uint64_t seed) {
   const absl::Duration span =
       scenario.delay_max * hops_a_step *
       static_cast<double>(5 * scenario.run.coordinator.epochs);
+  scenario.in_order = random.Below(2) == 0;
+  scenario.run.coordinator.inflight_bytes_max = MakeLimit(scenario.run, random);
   const auto count = random.Below(8);
   for (uint64_t i = 0; i < count; ++i) {
     Fault fault{
@@ -239,7 +255,8 @@ std::string Describe(const Scenario& scenario) {
       o.epochs, " epochs of ", scenario.run.plan.train_samples,
       " samples, checkpoint every ", o.checkpoint_every, ", delays to ",
       absl::FormatDuration(scenario.delay_max), ", duplicates ",
-      scenario.duplicates);
+      scenario.duplicates, ", room for ", o.inflight_bytes_max, " bytes",
+      scenario.in_order ? " in order" : "");
   for (const Fault& fault : scenario.faults) {
     absl::StrAppend(&text, "\n  ", absl::FormatDuration(fault.at), ": ",
                     kFaultNames[static_cast<size_t>(fault.kind)], " rank ",

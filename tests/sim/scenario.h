@@ -73,6 +73,8 @@ struct Scenario {
   absl::Duration delay_max = absl::Milliseconds(1);
   // Probability that a push, or a contribution, is sent twice.
   double duplicates = 0;
+  // Workers send partitions in the order that they are told; otherwise in any.
+  bool in_order = true;
   std::vector<Fault> faults;
   std::vector<ChangeAt> changes;
 };

@@ -154,6 +154,11 @@ void SimServer::Accept(const absl::Status& status,
 // are carried out.
 void SimServer::Open(const SharedConnection& connection, const Sender& sender,
                      const PushKey& key, const PushOpening& opening) {
+  if (IsHeld(connection, [=](SimServer& server) {
+        server.Open(connection, sender, key, opening);
+      })) {
+    return;
+  }
   Handle([&](Effects& out) {
     Accept(core_.Open(sender, key, opening, world_.scheduler.now(), out),
            connection, StreamKind::kExchange, sender);
@@ -163,14 +168,47 @@ void SimServer::Open(const SharedConnection& connection, const Sender& sender,
 void SimServer::Gradient(const SharedConnection& connection,
                          const Sender& sender, const PushKey& key,
                          const GradientMessage& message) {
+  const auto again = [=](SimServer& server) {
+    server.Gradient(connection, sender, key, message);
+  };
+  if (IsHeld(connection, again)) return;
   Handle([&](Effects& out) {
-    Accept(core_.Gradient(sender, key, message, world_.scheduler.now(), out),
-           connection, StreamKind::kExchange, sender);
+    GradientMessage taken = message;
+    const absl::StatusOr<Admission> admission =
+        core_.Gradient(sender, key, taken, world_.scheduler.now(), out);
+    Accept(admission.status(), connection, StreamKind::kExchange, sender);
+    if (admission.ok() && *admission == Admission::kPaused) {
+      held_[connection->number].push_back(again);
+    }
   });
+}
+
+bool SimServer::IsHeld(const SharedConnection& connection, Message message) {
+  const auto held = held_.find(connection->number);
+  if (held == held_.end()) return false;
+  held->second.push_back(std::move(message));
+  return true;
+}
+
+void SimServer::Resume(const SharedConnection& connection) {
+  const auto held = held_.find(connection->number);
+  if (held == held_.end()) return;
+  std::deque<Message> messages = std::move(held->second);
+  held_.erase(held);
+  const Connection::Stream& stream = connection->stream(StreamKind::kExchange);
+  for (Message& message : messages) {
+    // If the stream is paused again, the rest queues up again.
+    if (!stream.cut && !stream.ended) message(*this);
+  }
 }
 
 void SimServer::Close(const SharedConnection& connection, const Sender& sender,
                       const PushKey& key, const PushClosing& closing) {
+  if (IsHeld(connection, [=](SimServer& server) {
+        server.Close(connection, sender, key, closing);
+      })) {
+    return;
+  }
   Handle([&](Effects& out) {
     Accept(core_.Close(sender, key, closing, world_.scheduler.now(), out),
            connection, StreamKind::kExchange, sender);
@@ -285,6 +323,13 @@ void SimServer::On(const effect::SendVerdict& e) {
   if (to == nullptr) return;
   world_.network.ToWorker(to, StreamKind::kExchange,
                           [e](SimWorker& worker) { worker.OnVerdict(e); });
+}
+
+void SimServer::On(const effect::ResumeGradients& e) {
+  const SharedConnection to = Find(exchanges_, e.rank, e.incarnation);
+  if (to == nullptr) return;
+  world_.network.AfterFold(life_,
+                           [to](SimServer& server) { server.Resume(to); });
 }
 
 void SimServer::On(const effect::Fold& e) {

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/float_buffer.h"
@@ -63,6 +65,7 @@ class SimServer {
   void FoldDone(FoldResult result);
 
  private:
+  using Message = absl::AnyInvocable<void(SimServer&)>;
   // Whose data stream effects for a rank go to.
   struct Place {
     Incarnation incarnation;
@@ -80,6 +83,7 @@ class SimServer {
   void On(const effect::ReduceAborted& e);
   void On(const effect::SendWeights& e);
   void On(const effect::SendVerdict& e);
+  void On(const effect::ResumeGradients& e);
   void On(const effect::Fold& e);
   template <typename Other>
   void On(const Other&) {}
@@ -89,6 +93,9 @@ class SimServer {
   // What the service does with the answer to a data message.
   void Accept(const absl::Status& status, const SharedConnection& connection,
               StreamKind kind, const Sender& sender);
+  // True if `message` waits, because its stream is paused.
+  bool IsHeld(const SharedConnection& connection, Message message);
+  void Resume(const SharedConnection& connection);
   void EndData(Places& places, StreamKind kind, Rank rank, Incarnation below);
 
   World world_;
@@ -98,6 +105,9 @@ class SimServer {
   std::map<SessionId, SharedConnection> sessions_;
   Places exchanges_;
   Places reduces_;
+  // By the number of the connection: what its exchange stream has brought since
+  // it was paused.
+  std::map<int64_t, std::deque<Message>> held_;
 };
 
 }  // namespace cohort::sim

@@ -355,13 +355,9 @@ void SimWorker::Compute(const Assignment& assignment) {
                     .loss_weight = LossWeight(assignment.range)};
   step_->backward_left = CallsOf(layout()).size();
   step_->backward.resize(step_->backward_left);
-  for (size_t p = 0; p < partitions_.size(); ++p) {
-    if (partitions_[p].trainable) {
-      step_->unsent.push_back(static_cast<int32_t>(p));
-    }
-  }
+  step_->unsent = SendOrder(partitions_);
   std::vector<int32_t>& unsent = step_->unsent;
-  for (size_t i = unsent.size(); i > 1; --i) {
+  for (size_t i = unsent.size(); i > 1 && !world_.scenario.in_order; --i) {
     std::swap(unsent[i - 1], unsent[world_.random.Below(i)]);
   }
   step_->received.resize(partitions_.size());

@@ -56,7 +56,8 @@ void SimWorker::SendGradients(bool all) {
   for (int32_t partition : step_->unsent) {
     const bool ready =
         GradientCall(layout(), partition) >= step_->backward_left;
-    if (ready && (all || world_.random.Below(2) == 0)) {
+    const bool next = later.empty() || !world_.scenario.in_order;
+    if (next && ready && (all || world_.random.Below(2) == 0)) {
       SendGradient(partition);
     } else {
       later.push_back(partition);

@@ -73,7 +73,7 @@ Simulation::Simulation(const Scenario& scenario)
     : scenario_(scenario),
       random_(MixSeed(scenario.seed, 2)),
       network_(scheduler_, random_, scenario.delay_max),
-      checker_(scenario_.run),
+      checker_(scenario_),
       newest_(static_cast<size_t>(scenario.run.coordinator.workers)) {}
 
 Outcome Simulation::Run() {

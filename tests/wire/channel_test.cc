@@ -32,6 +32,13 @@ class ReportLength final : public v1::Membership::Service {
   }
 };
 
+TEST(LookaheadTest, IsAShareOfTheLimitWithinBounds) {
+  constexpr int64_t kMib = 1 << 20;
+  EXPECT_EQ(LookaheadBytes(32 * kMib, 2), 8 * kMib);
+  EXPECT_EQ(LookaheadBytes(4096 * kMib, 4), 64 * kMib);
+  EXPECT_EQ(LookaheadBytes(1, 1000), 64 << 10);
+}
+
 TEST(ChannelTest, SecondServerCannotTakeThePort) {
   ReportLength first_service;
   int port = 0;

@@ -52,6 +52,9 @@ struct Membership {
 struct Registration {
   std::vector<Partition> partitions;
   double loss_reference = 1;
+  // Every trainable partition once: the order in which all workers send their
+  // gradients. Empty: any order.
+  std::vector<int32_t> send_order;
 };
 
 // A pass of one attempt of a step: what its rendezvous have in common.

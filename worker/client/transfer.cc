@@ -1,5 +1,6 @@
 #include "worker/client/transfer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -80,12 +81,30 @@ absl::StatusOr<double> LossReference(const v1::RegisterReply& reply) {
   return value;
 }
 
+absl::Status CheckSendOrder(const std::vector<int32_t>& order,
+                            const std::vector<Partition>& partitions) {
+  // An older server.
+  if (order.empty()) return absl::OkStatus();
+  std::vector<int32_t> sorted = order;
+  std::sort(sorted.begin(), sorted.end());
+  std::vector<int32_t> wanted = SendOrder(partitions);
+  std::sort(wanted.begin(), wanted.end());
+  if (sorted == wanted) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "send_order: got ", order.size(), " partitions, want each of the ",
+      wanted.size(), " trainable ones once"));
+}
+
 absl::StatusOr<Registration> RegistrationFromProto(
     const v1::RegisterReply& reply, const ModelLayout& layout) {
   Registration registration;
   COHORT_ASSIGN_OR_RETURN(registration.partitions,
                           FromProto(reply.partitions(), layout));
   COHORT_ASSIGN_OR_RETURN(registration.loss_reference, LossReference(reply));
+  registration.send_order.assign(reply.send_order().begin(),
+                                 reply.send_order().end());
+  COHORT_RETURN_IF_ERROR(
+      CheckSendOrder(registration.send_order, registration.partitions));
   return registration;
 }
 

@@ -33,8 +33,12 @@ class GradientSender::Hook final : public torch::autograd::FunctionPostHook {
 };
 
 GradientSender::GradientSender(const ModelWeights& weights, Client& client,
-                               WeightTransfer* transfer)
-    : weights_(weights), client_(client), transfer_(transfer) {
+                               WeightTransfer* transfer,
+                               std::vector<int32_t> order)
+    : weights_(weights),
+      client_(client),
+      transfer_(transfer),
+      order_(std::move(order)) {
   partitions_of_.resize(weights.parameters().size());
   for (size_t p = 0; p < weights.partitions().size(); ++p) {
     if (!weights.partitions()[p].trainable) continue;
@@ -44,6 +48,7 @@ GradientSender::GradientSender(const ModelWeights& weights, Client& client,
       if (holders.empty() || holders.back() != p) holders.push_back(p);
     }
   }
+  comes_late_.resize(weights.partitions().size());
   accumulators_.resize(weights.parameters().size());
   hooks_.resize(accumulators_.size());
   for (size_t i = 0; i < accumulators_.size(); ++i) {
@@ -69,6 +74,7 @@ void GradientSender::Begin() {
   sending_ = false;
   final_.assign(partitions_of_.size(), false);
   missing_.assign(weights_.partitions().size(), 0);
+  ready_.assign(weights_.partitions().size(), false);
   sent_.assign(weights_.partitions().size(), false);
   for (const std::vector<size_t>& holders : partitions_of_) {
     for (const size_t p : holders) ++missing_[p];
@@ -79,7 +85,8 @@ void GradientSender::SendDuringNextPass() { sending_ = true; }
 
 absl::Status GradientSender::SendRest() {
   for (size_t p = 0; p < weights_.partitions().size(); ++p) {
-    if (!weights_.partitions()[p].trainable || sent_[p]) continue;
+    if (!weights_.partitions()[p].trainable || ready_[p]) continue;
+    comes_late_[p] = true;
     COHORT_RETURN_IF_ERROR(Dispatch(p));
   }
   COHORT_RETURN_IF_ERROR(SendFetched(/*wait=*/true));
@@ -103,6 +110,21 @@ absl::Status GradientSender::OnFinal(size_t parameter) {
 }
 
 absl::Status GradientSender::Dispatch(size_t partition) {
+  ready_[partition] = true;
+  if (order_.empty()) return SendOne(partition);
+  for (const int32_t turn : order_) {
+    const auto due = static_cast<size_t>(turn);
+    if (sent_[due]) continue;
+    if (ready_[due]) {
+      COHORT_RETURN_IF_ERROR(SendOne(due));
+    } else if (!comes_late_[due]) {
+      break;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GradientSender::SendOne(size_t partition) {
   sent_[partition] = true;
   const auto index = static_cast<int32_t>(partition);
   if (transfer_ != nullptr) return transfer_->Fetch(index);

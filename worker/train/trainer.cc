@@ -196,8 +196,9 @@ absl::Status Trainer::Prepare() {
         state_->transfer,
         WeightTransfer::Make(options_.compute, state_->weights));
   }
-  state_->gradients = std::make_unique<GradientSender>(state_->weights, client_,
-                                                       state_->transfer.get());
+  state_->gradients = std::make_unique<GradientSender>(
+      state_->weights, client_, state_->transfer.get(),
+      std::move(registration.send_order));
   return HoldImages();
 }
 

@@ -116,6 +116,14 @@ bool IsStaged(const FoldJob& job) {
 
 }  // namespace
 
+int64_t GradientBytes(const FoldJob& job) {
+  int64_t bytes = 0;
+  for (const FoldContribution& c : job.contributions) {
+    bytes += c.gradient.size_bytes();
+  }
+  return bytes;
+}
+
 FoldResult RunFold(const FoldJob& job, const kernels::Backend& backend,
                    FloatBufferPool& pool) {
   if (IsStaged(job)) return RunStagedFold(job, backend, pool);
@@ -140,6 +148,7 @@ FoldResult RunFold(const FoldJob& job, const kernels::Backend& backend,
                   });
   FoldResult result{.transaction = job.transaction,
                     .partition = job.partition,
+                    .gradient_bytes = GradientBytes(job),
                     .nonfinite = folder.nonfinite()};
   if (result.nonfinite.has_value()) return result;
   // Computed here because the weights are still in this core's cache.

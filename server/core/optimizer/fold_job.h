@@ -92,10 +92,15 @@ struct SliceNorm {
   double weights = 0;
 };
 
+// Of the contributions.
+int64_t GradientBytes(const FoldJob& job);
+
 struct FoldResult {
   int64_t transaction = 0;
   int32_t partition = 0;
   FoldPass pass = FoldPass::kWhole;
+  // Of the job's contributions, which are gone.
+  int64_t gradient_bytes = 0;
   // Null if not finite, and after pass kGradient.
   SharedFloats weights;
   // As the job's, moved on; after pass kGradient only the mean square is.

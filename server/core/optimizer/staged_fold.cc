@@ -83,6 +83,7 @@ class StagedFold {
     FoldResult result{.transaction = job_.transaction,
                       .partition = job_.partition,
                       .pass = job_.pass,
+                      .gradient_bytes = GradientBytes(job_),
                       .nonfinite = nonfinite_};
     if (nonfinite_.has_value()) return result;
     result.slots = job_.slots;

@@ -88,6 +88,35 @@ TEST_F(GradientSenderTest, PartitionsLeaveAsTheirParametersBecomeFinal) {
               ElementsAre("third.weight ", "second.weight ", "first.weight "));
 }
 
+// Partitions 0 to 3 are first, second, third and unused.
+TEST_F(GradientSenderTest, PartitionWaitsForItsTurn) {
+  GradientSender sender(weights_, client_, nullptr, {1, 2, 0, 3});
+  sender.SendDuringNextPass();
+  chain_.Loss().backward();
+  EXPECT_THAT(sent_,
+              ElementsAre("second.weight ", "third.weight ", "first.weight "));
+  ASSERT_TRUE(sender.SendRest().ok());
+  EXPECT_EQ(sent_.size(), 4U);
+}
+
+TEST_F(GradientSenderTest, UnusedParameterHoldsTheOthersUpOnlyOnce) {
+  GradientSender sender(weights_, client_, nullptr, {3, 2, 1, 0});
+  sender.SendDuringNextPass();
+  chain_.Loss().backward();
+  EXPECT_TRUE(sent_.empty());
+  ASSERT_TRUE(sender.SendRest().ok());
+  EXPECT_THAT(sent_, ElementsAre("unused.weight ", "third.weight ",
+                                 "second.weight ", "first.weight "));
+  sent_.clear();
+  sender.Begin();
+  sender.SendDuringNextPass();
+  chain_.Loss().backward();
+  EXPECT_THAT(sent_,
+              ElementsAre("third.weight ", "second.weight ", "first.weight "));
+  ASSERT_TRUE(sender.SendRest().ok());
+  EXPECT_EQ(sent_.size(), 4U);
+}
+
 TEST_F(GradientSenderTest, RestIsWhatHasNoGradient) {
   GradientSender sender(weights_, client_);
   sender.SendDuringNextPass();

@@ -4,25 +4,24 @@
 #include <cstdint>
 #include <memory>
 
-#include "absl/status/statusor.h"
 #include "common/byte_rope.h"
 
 namespace cohort {
 
-// Bounds the bytes of received gradients that are held until they are folded.
-// Thread safety: safe. Ropes may outlive the budget.
-class ByteBudget {
+// Counts the bytes of received gradients that are in memory.
+// Thread safety: safe. Ropes may outlive the meter.
+class ByteMeter {
  public:
-  explicit ByteBudget(int64_t limit_bytes);
+  ByteMeter() : held_bytes_(std::make_shared<std::atomic<int64_t>>(0)) {}
 
   // The same bytes, counted for as long as any piece of the result lives.
-  // Errors: ResourceExhausted with the numbers.
-  absl::StatusOr<ByteRope> Admit(ByteRope rope);
+  ByteRope Count(ByteRope rope);
 
-  int64_t held_bytes() const;
+  int64_t held_bytes() const {
+    return held_bytes_->load(std::memory_order_relaxed);
+  }
 
  private:
-  const int64_t limit_bytes_;
   // A counter only: nothing else is published through it, so relaxed order is
   // enough.
   std::shared_ptr<std::atomic<int64_t>> held_bytes_;

@@ -1,0 +1,104 @@
+// Which streams of gradients are paused, and when they go on.
+//
+// Where a step waits for all its members, somebody must always be let in, or
+// what is held would never be folded: those who have sent the fewest partitions
+// are. All workers send partitions in one order, so what the furthest behind
+// sends completes a partition that the others have sent, and frees it.
+// Elsewhere pushes do not complete each other, and each is let in whole.
+
+#include <algorithm>
+#include <vector>
+
+#include "server/core/coordinator.h"
+
+namespace cohort {
+
+bool Coordinator::IsPaused(Rank rank) const {
+  const auto at = paused_.find(rank);
+  return at != paused_.end() && !at->second.resumed;
+}
+
+std::vector<Rank> Coordinator::PausedRanks() const {
+  std::vector<Rank> ranks;
+  for (const auto& [rank, paused] : paused_) {
+    if (!paused.resumed) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+bool Coordinator::IsFurthestBehind(Rank rank) const {
+  const int32_t received = round_->pushes.at(rank).received();
+  return std::all_of(round_->pushes.begin(), round_->pushes.end(),
+                     [received](const auto& push) {
+                       return push.second.received() >= received;
+                     });
+}
+
+bool Coordinator::MayTake(Rank rank, int64_t bytes) const {
+  // What it would push is over: the message will be ignored.
+  if (sync() && !IsMember(rank)) return true;
+  if (ReservesPushes()) return budget_.HasReserved(rank);
+  if (budget_.Fits(bytes)) return true;
+  // What is being folded gives room soon; nobody has to be let in before.
+  return !budget_.folding() && IsFurthestBehind(rank);
+}
+
+void Coordinator::ResumePaused(Instant now, Effects& out) {
+  if (paused_.empty()) return;
+  // What was let in by this loop is not charged yet.
+  int64_t admitted = 0;
+  for (auto& [rank, paused] : paused_) {
+    if (paused.resumed || !MayTake(rank, admitted + paused.bytes)) continue;
+    admitted += paused.bytes;
+    paused.resumed = true;
+    Worker& worker = ranks_[rank];
+    // From now on it may be waited for.
+    worker.last_progress = now;
+    out.push_back(effect::ResumeGradients{.rank = rank,
+                                          .incarnation = worker.incarnation});
+  }
+}
+
+void Coordinator::ResumeAll(Effects& out) {
+  for (const auto& [rank, paused] : paused_) {
+    if (paused.resumed) continue;
+    out.push_back(effect::ResumeGradients{
+        .rank = rank, .incarnation = ranks_[rank].incarnation});
+  }
+  paused_.clear();
+}
+
+void Coordinator::ReleasePush(Rank rank, const Push& push) {
+  // A reservation covers what has come of the push.
+  if (budget_.HasReserved(rank) || push.held_bytes() == 0) {
+    budget_.Unreserve(rank);
+  } else {
+    budget_.Release(push.held_bytes());
+  }
+}
+
+void Coordinator::SettlePush(Rank rank, const Push& push) {
+  if (!budget_.HasReserved(rank)) {
+    budget_.Unreserve(rank);
+    return;
+  }
+  // In this order, or the room would be given away in between.
+  budget_.Charge(push.held_bytes());
+  budget_.Unreserve(rank);
+}
+
+void Coordinator::DropAssembly(Rank rank) {
+  const auto push = assembling_.find(rank);
+  if (push == assembling_.end()) return;
+  ReleasePush(rank, push->second);
+  assembling_.erase(push);
+}
+
+void Coordinator::FreeRoomOf(Rank rank) {
+  Push& push = round_->pushes.at(rank);
+  if (round_->fixed || push.Complete(trainable_partitions_)) return;
+  ReleasePush(rank, push);
+  push = Push(static_cast<int32_t>(model_->partitions.size()));
+}
+
+}  // namespace cohort

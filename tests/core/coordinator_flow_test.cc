@@ -1,0 +1,272 @@
+// Who is paused when the server has no room for gradients, and who goes on.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+// Partition 0 has 8 bytes of gradients, partition 1 has 4.
+constexpr int64_t kPushBytes = 12;
+
+FakeSetup Limited(FakeSetup setup, int64_t limit_bytes) {
+  setup.options.inflight_bytes_max = limit_bytes;
+  setup.plan.train_samples = 40;
+  return setup;
+}
+
+// Three workers, of which the first two pushes make a step.
+FakeSetup TwoOfThree() {
+  FakeSetup setup = SmallSetup();
+  setup.options.workers = 3;
+  setup.options.policy.pushes_min = 2;
+  setup.batch_sizes = {2, 2, 2};
+  return setup;
+}
+
+std::string ActivityOf(FakeCohort& cohort, Rank rank) {
+  const StatusView status = cohort.core().Status(cohort.now());
+  return std::string(
+      status.workers[static_cast<size_t>(rank.value())].activity);
+}
+
+TEST(CoordinatorFlowTest, RankAheadIsPausedUntilTheOthersCatchUp) {
+  FakeCohort cohort(Limited(SmallSetup(), 8));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, {1}).ok());
+  EXPECT_FALSE(cohort.paused(kRank0));
+  // 4 bytes are held, 8 more do not fit, and rank 1 has sent less.
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {1, 2}).ok());
+  EXPECT_TRUE(cohort.paused(kRank0));
+  EXPECT_EQ(ActivityOf(cohort, kRank0), "paused");
+  EXPECT_EQ(cohort.core().inflight_bytes(), 4);
+
+  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank1, 1, {1}).ok());
+  // Partition 1 is folded, and gave room.
+  EXPECT_FALSE(cohort.paused(kRank0));
+  ASSERT_TRUE(cohort.Gradient(kRank1, 0, {1, 2}).ok());
+  ASSERT_TRUE(cohort.Close(kRank0, {}).ok());
+  ASSERT_TRUE(cohort.Close(kRank1, {}).ok());
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(cohort.core().inflight_bytes(), 0);
+}
+
+TEST(CoordinatorFlowTest, NoLimitStopsAStepAndNoneChangesIt) {
+  FakeCohort unlimited(Limited(SmallSetup(), 1 << 20));
+  FakeCohort limited(Limited(SmallSetup(), 1));
+  for (FakeCohort* cohort : {&unlimited, &limited}) {
+    cohort->Start();
+    for (int step = 0; step < 3; ++step) {
+      for (Rank rank : {kRank1, kRank0}) {
+        ASSERT_TRUE(cohort->Open(rank, {}).ok());
+      }
+      for (int32_t partition : {1, 0}) {
+        for (Rank rank : {kRank1, kRank0}) {
+          const auto value = static_cast<float>(step + rank.value());
+          ASSERT_TRUE(
+              cohort
+                  ->Gradient(rank, partition,
+                             std::vector<float>(partition == 0 ? 2 : 1, value))
+                  .ok());
+        }
+      }
+      for (Rank rank : {kRank1, kRank0}) {
+        ASSERT_TRUE(cohort->Close(rank, {}).ok());
+      }
+    }
+    EXPECT_EQ(cohort->snapshot()->version, Version(3));
+  }
+  EXPECT_EQ(limited.weights(0), unlimited.weights(0));
+  EXPECT_EQ(limited.weights(1), unlimited.weights(1));
+}
+
+// Nobody is let in over the limit while a fold is about to give room.
+TEST(CoordinatorFlowTest, FoldUnderWayIsWaitedFor) {
+  FakeCohort cohort(Limited(SmallSetup(), 8));
+  cohort.Start();
+  cohort.HoldFolds();
+  for (Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(cohort.Open(rank, {}).ok());
+    ASSERT_TRUE(cohort.Gradient(rank, 1, {1}).ok());
+  }
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {1, 2}).ok());
+  EXPECT_TRUE(cohort.paused(kRank0));
+  cohort.RunFolds();
+  EXPECT_FALSE(cohort.paused(kRank0));
+}
+
+TEST(CoordinatorFlowTest, DeadlineHitsTheRankThatIsWaitedForNotThePausedOne) {
+  FakeCohort cohort(Limited(SmallSetup(), 4));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, {1}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {1, 2}).ok());
+  ASSERT_TRUE(cohort.paused(kRank0));
+  cohort.Pass(absl::Seconds(3));
+  const StatusView status = cohort.core().Status(cohort.now());
+  EXPECT_THAT(status.state, HasSubstr("worker 0 paused"));
+  EXPECT_THAT(status.state, HasSubstr("--inflight_mib"));
+  cohort.Pass(absl::Minutes(5));
+  const auto ended = cohort.All<effect::EndSession>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].session, cohort.session(kRank1));
+}
+
+TEST(CoordinatorFlowTest, ReplacementIsLetInAndTheOthersGoOn) {
+  FakeCohort cohort(Limited(SmallSetup(), 4));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, {1}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {1, 2}).ok());
+  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  cohort.Leave(kRank1);
+  EXPECT_TRUE(cohort.paused(kRank0));
+  cohort.StartOne(kRank1);
+  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank1, 1, {1}).ok());
+  EXPECT_FALSE(cohort.paused(kRank0));
+}
+
+// What is repeated takes no room, however little there is.
+TEST(CoordinatorFlowTest, RepeatedMessagesAreNeverPaused) {
+  FakeCohort cohort(Limited(SmallSetup(), 4));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, {1}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, {1}).ok());
+  EXPECT_FALSE(cohort.paused(kRank0));
+  EXPECT_EQ(cohort.core().inflight_bytes(), 4);
+  EXPECT_EQ(cohort.counter("pushes_duplicate"), 1);
+}
+
+TEST(CoordinatorFlowTest, AbortedAttemptLetsEverybodyGoOn) {
+  FakeSetup setup = Limited(SmallSetup(), 4);
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, {1}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {1, 2}).ok());
+  ASSERT_TRUE(cohort.paused(kRank0));
+  cohort.Leave(kRank1);
+  EXPECT_FALSE(cohort.paused(kRank0));
+  EXPECT_EQ(cohort.core().inflight_bytes(), 0);
+  cohort.Push(kRank0, {});
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+}
+
+TEST(CoordinatorFlowTest, AsynchronousPushesAreLetInWholeFirstComeFirstServed) {
+  FakeCohort cohort(Limited(AsyncSetup(), kPushBytes));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
+  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  EXPECT_EQ(cohort.core().inflight_bytes(), kPushBytes);
+  ASSERT_TRUE(cohort.Gradient(kRank1, 0, {1, 2}).ok());
+  EXPECT_TRUE(cohort.paused(kRank1));
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {1, 2}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, {1}).ok());
+  EXPECT_TRUE(cohort.paused(kRank1));
+  ASSERT_TRUE(cohort.Close(kRank0, {}).ok());
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_FALSE(cohort.paused(kRank1));
+  ASSERT_TRUE(cohort.Gradient(kRank1, 1, {1}).ok());
+  ASSERT_TRUE(cohort.Close(kRank1, {}).ok());
+  EXPECT_EQ(cohort.snapshot()->version, Version(2));
+  EXPECT_EQ(cohort.core().inflight_bytes(), 0);
+}
+
+TEST(CoordinatorFlowTest, LostRankGivesItsRoomBack) {
+  for (const bool waits : {true, false}) {
+    FakeSetup setup = Limited(AsyncSetup(), kPushBytes);
+    setup.options.on_worker_loss =
+        waits ? OnWorkerLoss::kWait : OnWorkerLoss::kContinue;
+    FakeCohort cohort(setup);
+    cohort.Start();
+    ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
+    ASSERT_TRUE(cohort.Gradient(kRank0, 0, {1, 2}).ok());
+    ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+    ASSERT_TRUE(cohort.Gradient(kRank1, 0, {1, 2}).ok());
+    ASSERT_TRUE(cohort.paused(kRank1));
+    cohort.Leave(kRank0);
+    EXPECT_FALSE(cohort.paused(kRank1));
+  }
+}
+
+// A rank that dies with the room of its push must not keep the others of a step
+// that does not need it from being the first.
+TEST(CoordinatorFlowTest, BackupRankTakesTheRoomOfALostOne) {
+  FakeCohort cohort(Limited(TwoOfThree(), 2 * kPushBytes));
+  cohort.Start();
+  for (Rank rank : {kRank0, kRank1, kRank2}) {
+    ASSERT_TRUE(cohort.Open(rank, {}).ok());
+  }
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {1, 2}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank2, 0, {1, 2}).ok());
+  EXPECT_TRUE(cohort.paused(kRank2));
+  cohort.Leave(kRank0);
+  EXPECT_FALSE(cohort.paused(kRank2));
+  for (Rank rank : {kRank1, kRank2}) {
+    if (rank == kRank1) {
+      ASSERT_TRUE(cohort.Gradient(rank, 0, {1, 2}).ok());
+    }
+    ASSERT_TRUE(cohort.Gradient(rank, 1, {1}).ok());
+    ASSERT_TRUE(cohort.Close(rank, {}).ok());
+  }
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+}
+
+TEST(CoordinatorFlowTest, DroppedRankGoesOn) {
+  FakeCohort cohort(Limited(TwoOfThree(), 2 * kPushBytes));
+  cohort.Start();
+  for (Rank rank : {kRank0, kRank1, kRank2}) {
+    ASSERT_TRUE(cohort.Open(rank, {}).ok());
+  }
+  ASSERT_TRUE(cohort.Gradient(kRank2, 0, {1, 2}).ok());
+  ASSERT_TRUE(cohort.paused(kRank2));
+  for (Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(cohort.Gradient(rank, 0, {1, 2}).ok());
+    ASSERT_TRUE(cohort.Gradient(rank, 1, {1}).ok());
+    ASSERT_TRUE(cohort.Close(rank, {}).ok());
+  }
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_FALSE(cohort.paused(kRank2));
+  EXPECT_EQ(cohort.core().inflight_bytes(), 0);
+}
+
+TEST(CoordinatorFlowTest, ModelThatDoesNotFitIsRefusedAtItsRegistration) {
+  FakeCohort cohort(Limited(AsyncSetup(), kPushBytes - 1));
+  ASSERT_TRUE(cohort.Join(kRank0).ok());
+  const absl::Status status = cohort.Register(kRank0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("--inflight_mib"));
+}
+
+TEST(CoordinatorFlowTest, PolicyThatThereIsNoRoomForIsRefused) {
+  FakeCohort cohort(Limited(SmallSetup(), kPushBytes - 1));
+  cohort.Start();
+  const auto answer = cohort.Change({{"aggregation", "async"}});
+  EXPECT_EQ(answer.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(answer.status().message(), HasSubstr("--inflight_mib"));
+}
+
+TEST(CoordinatorFlowTest, ChangeFromBeforeTheModelThatDoesNotFitIsDropped) {
+  FakeCohort cohort(Limited(SmallSetup(), kPushBytes - 1));
+  ASSERT_TRUE(cohort.Change({{"aggregation", "async"}}).ok());
+  cohort.Start();
+  EXPECT_THAT(cohort.log(), HasSubstr("is dropped: --inflight_mib"));
+  EXPECT_THAT(cohort.core().Policy(cohort.now()).pending, IsEmpty());
+  EXPECT_THAT(cohort.core().Policy(cohort.now()).text, Not(HasSubstr("async")));
+  EXPECT_TRUE(Trains(cohort, kRank0));
+}
+
+}  // namespace
+}  // namespace cohort
