@@ -21,9 +21,10 @@ namespace {
 constexpr absl::string_view kPrefix = "COHORT_";
 
 // Read by deploy/, tests/ and the build, never by a program.
-constexpr std::array<absl::string_view, 5> kOfScripts = {
-    "COHORT_BIN_DIR", "COHORT_CAMVID_DIR", "COHORT_SCREENSHOT_DIR",
-    "COHORT_SKIP_DEPS", "COHORT_SOURCE_DIR"};
+constexpr std::array<absl::string_view, 7> kOfScripts = {
+    "COHORT_BIN_DIR",        "COHORT_CAMVID_DIR", "COHORT_KILLS",
+    "COHORT_SCREENSHOT_DIR", "COHORT_SIM_SEEDS",  "COHORT_SKIP_DEPS",
+    "COHORT_SOURCE_DIR"};
 
 // What kubelet and Docker's links set for a service next to us.
 bool IsServiceLink(const std::string& name, const std::string& value) {

@@ -25,6 +25,7 @@ ABSL_FLAG(int32_t, steps, 10, "timed steps of each exchange");
 ABSL_FLAG(int32_t, rounds, 5000, "timed rendezvous");
 ABSL_FLAG(int64_t, channels, 64, "channels of the rendezvous");
 ABSL_FLAG(int32_t, training_steps, 40, "timed training steps");
+ABSL_FLAG(int32_t, pairs, 3, "timed pairs of runs in overlap and backup");
 ABSL_FLAG(int32_t, kernel_rounds, 21, "timed turns of each kernel");
 ABSL_FLAG(std::string, table, "",
           "the one table to make: exchange, rendezvous, training, overlap, "
@@ -32,8 +33,6 @@ ABSL_FLAG(std::string, table, "",
 
 namespace cohort::bench {
 namespace {
-
-constexpr int kBackupPairs = 3;
 
 absl::Status BenchExchange() {
   const int64_t elements = absl::GetFlag(FLAGS_elements);
@@ -124,16 +123,17 @@ absl::StatusOr<BackupSeconds> TimeBackupWorkers(NormalizationKind kind) {
 // that leave during it, and after it.
 absl::Status BenchOverlap() {
   const int32_t steps = absl::GetFlag(FLAGS_training_steps);
+  const int32_t pairs = absl::GetFlag(FLAGS_pairs);
   absl::PrintF(
       "\nexchange that is left after the backward pass of resnet18, 4 images a "
       "worker\n(median of %d pairs)\n",
-      kBackupPairs);
+      pairs);
   absl::PrintF("%-10s %14s %14s %12s\n", "workers", "sent after s",
                "sent during s", "hidden");
   for (int32_t workers : {1, 2}) {
     std::vector<double> after;
     std::vector<double> during;
-    for (int pair = 0; pair < kBackupPairs; ++pair) {
+    for (int pair = 0; pair < pairs; ++pair) {
       for (const bool send_after : {true, false}) {
         COHORT_ASSIGN_OR_RETURN(
             const TrainingSeconds seconds,
@@ -155,11 +155,12 @@ absl::Status BenchOverlap() {
 
 // One worker of three takes ten times as long as the others.
 absl::Status BenchBackupWorkers() {
+  const int32_t pairs = absl::GetFlag(FLAGS_pairs);
   absl::PrintF(
       "\nsteps of cnn that need the first 2 pushes (--min_pushes=2): 2 "
       "workers,\nand with a third that is 10 times slower (median of %d "
       "pairs)\n",
-      kBackupPairs);
+      pairs);
   absl::PrintF("%-14s %12s %12s %12s\n", "normalisation", "2 alone s",
                "with slow s", "x alone");
   for (const NormalizationKind kind :
@@ -167,7 +168,7 @@ absl::Status BenchBackupWorkers() {
     std::vector<double> alone;
     std::vector<double> with_slow;
     std::vector<double> ratios;
-    for (int pair = 0; pair < kBackupPairs; ++pair) {
+    for (int pair = 0; pair < pairs; ++pair) {
       COHORT_ASSIGN_OR_RETURN(const BackupSeconds seconds,
                               TimeBackupWorkers(kind));
       alone.push_back(seconds.alone);

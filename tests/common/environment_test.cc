@@ -95,6 +95,7 @@ TEST_F(EnvironmentTest, WhatKubernetesAddsForAServiceIsPassedOver) {
 
 TEST_F(EnvironmentTest, WhatScriptsReadIsPassedOver) {
   EXPECT_TRUE(Set({"COHORT_BIN_DIR=bin", "COHORT_SKIP_DEPS=1"}).ok());
+  EXPECT_TRUE(Set({"COHORT_KILLS=3", "COHORT_SIM_SEEDS=9"}).ok());
 }
 
 TEST(EnvironmentValueTest, IsTheOneOfThatNameOnly) {

@@ -10,6 +10,7 @@ import unittest
 import include_rules
 import readme_flags
 import style_rules
+import torch_ceiling
 
 HERE = pathlib.Path(__file__).parent
 
@@ -249,6 +250,41 @@ class StyleRulesTest(TreeTest):
         self.assertEqual(style_rules.violations(self.root), [])
 
 
+class TorchCeilingTest(TreeTest):
+    def write_sources(self, folder: str, count: int) -> None:
+        for i in range(count):
+            self.write(f"{folder}/a{i}.cc", "#include <torch/torch.h>\n")
+
+    def test_as_many_files_as_the_ceiling_pass(self):
+        for folder, ceiling in torch_ceiling.CEILINGS.items():
+            self.write_sources(folder, ceiling)
+        self.assertEqual(torch_ceiling.violations(self.root), [])
+
+    def test_one_more_is_found_in_each_folder(self):
+        for folder, ceiling in torch_ceiling.CEILINGS.items():
+            self.write_sources(folder, ceiling + 1)
+        found = torch_ceiling.violations(self.root)
+        self.assertEqual(len(found), len(torch_ceiling.CEILINGS))
+        self.assertTrue(any(line.startswith(
+            "worker/train: 13 source files reach LibTorch's headers, want at "
+            "most 12") for line in found), found)
+
+    def test_folder_that_is_not_listed_may_have_none(self):
+        self.write_sources("worker/datasets", 1)
+        self.assertIn("want at most 0",
+                      torch_ceiling.violations(self.root)[0])
+
+    def test_file_that_reaches_it_through_our_header_counts(self):
+        self.write("worker/train/x.h", "#include <ATen/ATen.h>\n")
+        self.write("worker/datasets/a.cc", '#include "worker/train/x.h"\n')
+        self.assertIn("worker/datasets/a.cc",
+                      torch_ceiling.violations(self.root)[0])
+
+    def test_headers_are_not_counted_but_their_readers(self):
+        self.write("worker/datasets/x.h", "#include <torch/torch.h>\n")
+        self.assertEqual(torch_ceiling.violations(self.root), [])
+
+
 class ReadmeFlagsTest(TreeTest):
     WORKER = 'ABSL_FLAG(int32_t, rank, -1, "which");\n'
     TABLES = ("## Flags of cohort-server\n| `--lease` | `10s` | of |\n"
@@ -281,7 +317,7 @@ class ReadmeFlagsTest(TreeTest):
 
 
 class CommandLineTest(TreeTest):
-    SCRIPTS = ("include_rules.py", "style_rules.py")
+    SCRIPTS = ("include_rules.py", "style_rules.py", "torch_ceiling.py")
 
     def exit_code(self, script: str) -> int:
         return subprocess.run(
@@ -289,10 +325,11 @@ class CommandLineTest(TreeTest):
             stdout=subprocess.DEVNULL, check=False).returncode
 
     def test_exit_code_tells_whether_the_tree_is_clean(self):
-        self.write("server/a.cc", "int x;\n")
+        self.write("worker/train/a.cc", "#include <torch/torch.h>\n")
         for script in self.SCRIPTS:
             self.assertEqual(self.exit_code(script), 0)
-        self.write("server/a.cc", '#include "worker/x.h"\nusleep(3);\n')
+        self.write("server/a.cc",
+                   '#include <torch/torch.h>\nusleep(3);\n')
         for script in self.SCRIPTS:
             self.assertEqual(self.exit_code(script), 1)
 

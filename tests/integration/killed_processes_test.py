@@ -6,7 +6,7 @@ import time
 import unittest
 
 import processes
-from processes import Cohort, kill
+from processes import KILLS, Cohort, kill
 
 EPOCHS = "--epochs=2"
 
@@ -32,34 +32,38 @@ class KilledProcesses(unittest.TestCase):
         cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
         return cohort
 
+    def versions(self):
+        """The versions from which on to kill, one for each run."""
+        return [self.random.randrange(8, 100) for _ in range(KILLS)]
+
     def test_two_undisturbed_runs_are_equal_to_the_bit(self):
         self.assertEqual(undisturbed_digest(), self.digest)
 
     def test_a_replacement_replays_to_the_same_bits(self):
-        with self.checkpointing() as cohort:
-            cohort.start()
-            at = self.random.randrange(8, 100)
-            cohort.wait_until(lambda: cohort.newest_checkpoint() >= at,
-                              f"version {at}")
-            kill(cohort.workers[1])
-            cohort.start_worker(1)
-            self.assertEqual(cohort.finish(), 0, cohort.log())
-            self.assertEqual(cohort.model_digest(), self.digest)
-            self.assertIn("rank 1 is lost", cohort.log())
-            self.assertIn("rank 1: a replacement joined", cohort.log())
+        for at in self.versions():
+            with self.subTest(version=at), self.checkpointing() as cohort:
+                cohort.start()
+                cohort.wait_until(lambda: cohort.newest_checkpoint() >= at,
+                                  f"version {at}")
+                kill(cohort.workers[1])
+                cohort.start_worker(1)
+                self.assertEqual(cohort.finish(), 0, cohort.log())
+                self.assertEqual(cohort.model_digest(), self.digest)
+                self.assertIn("rank 1 is lost", cohort.log())
+                self.assertIn("rank 1: a replacement joined", cohort.log())
 
     def test_a_killed_server_resumes_to_the_same_bits(self):
-        with self.checkpointing() as cohort:
-            cohort.start()
-            at = self.random.randrange(8, 100)
-            cohort.wait_until(lambda: cohort.newest_checkpoint() >= at,
-                              f"version {at}")
-            kill(cohort.server)
-            cohort.start_server("--resume")
-            self.assertEqual(cohort.finish(), 0, cohort.log())
-            self.assertEqual(cohort.model_digest(), self.digest)
-            for rank, worker in cohort.workers.items():
-                self.assertEqual(worker.wait(30), 0, cohort.log(f"worker{rank}"))
+        for at in self.versions():
+            with self.subTest(version=at), self.checkpointing() as cohort:
+                cohort.start()
+                cohort.wait_until(lambda: cohort.newest_checkpoint() >= at,
+                                  f"version {at}")
+                kill(cohort.server)
+                cohort.start_server("--resume")
+                self.assertEqual(cohort.finish(), 0, cohort.log())
+                self.assertEqual(cohort.model_digest(), self.digest)
+                for rank, worker in cohort.workers.items():
+                    self.assertEqual(worker.wait(30), 0, cohort.log(f"worker{rank}"))
 
     def test_the_others_go_on_without_a_killed_worker(self):
         with self.checkpointing("--on_worker_loss=continue",

@@ -11,6 +11,9 @@ import time
 
 BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
 
+# How often a test repeats a kill at a random moment.
+KILLS = int(os.environ.get("COHORT_KILLS", "1"))
+
 # Small and quick, but real: a network with three batch norms, two workers.
 WORKER_FLAGS = ["--model=smooth", "--dataset=synthetic", "--batch_size=32"]
 

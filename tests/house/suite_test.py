@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""tests/run: which parts there are, what each runs, and what it prints."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PARTS = ("format", "clang", "tidy", "asan", "tsan", "sim", "kills")
+
+# Stands in for cmake and ctest: notes how it was called, fails if told to.
+TOOL = r"""#!/bin/bash
+echo "$(basename "$0") $* seeds=${COHORT_SIM_SEEDS-} kills=${COHORT_KILLS-}" \
+  >>"$NOTES"
+[[ "$(basename "$0")" != "${FAILING-}" ]]
+"""
+
+
+class SuiteTest(unittest.TestCase):
+    """Runs a copy of the script in a folder of its own."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        for name in ("tests/run", "deploy/install-deps"):
+            (self.root / name).parent.mkdir(exist_ok=True)
+            shutil.copy2(ROOT / name, self.root / name)
+        tools = self.root / "tools"
+        tools.mkdir()
+        for name in ("cmake", "ctest"):
+            (tools / name).write_text(TOOL)
+            (tools / name).chmod(0o755)
+        self.environment = {
+            "PATH": f"{tools}:{os.environ['PATH']}", "COHORT_SKIP_DEPS": "1",
+            "NOTES": str(self.root / "notes")}
+
+    def run_script(self, *arguments: str, **environment: str
+                   ) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [self.root / "tests/run", *arguments], capture_output=True,
+            text=True, timeout=60, check=False,
+            env={**self.environment, **environment})
+
+    def listed(self, *arguments: str) -> list[str]:
+        result = self.run_script("--list", *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout.splitlines()
+
+    def notes(self) -> list[str]:
+        notes = self.root / "notes"
+        return notes.read_text().splitlines() if notes.exists() else []
+
+    def test_help_lists_every_part_with_what_it_does(self):
+        result = self.run_script("--help")
+        self.assertEqual(result.returncode, 0)
+        listed = re.findall(r"^  (\w+) +\w.*", result.stdout, re.M)
+        self.assertEqual(listed, list(PARTS))
+
+    def test_unknown_part_is_refused_with_the_list(self):
+        for parts in ("fromat", "sim,fromat", "fromat,sim"):
+            result = self.run_script(f"--only={parts}")
+            self.assertEqual(result.returncode, 2)
+            self.assertIn("there is no part 'fromat'", result.stderr)
+            for part in PARTS:
+                self.assertIn(f"\n  {part} ", result.stderr)
+        self.assertEqual(self.notes(), [])
+
+    def test_command_line_without_sense_is_refused(self):
+        for arguments in (["--only="], ["--only=,"], ["--only"], ["sim"],
+                          ["--only=sim", "--full"],
+                          ["--only=sim", "--only=kills"]):
+            with self.subTest(arguments=arguments):
+                result = self.run_script(*arguments)
+                self.assertEqual(result.returncode, 2)
+                self.assertIn("usage:", result.stderr)
+        self.assertEqual(self.notes(), [])
+
+    def test_list_runs_nothing(self):
+        self.listed("--full")
+        self.assertEqual(self.notes(), [])
+
+    def test_normal_suite_is_the_release_build_and_no_test_of_a_part(self):
+        lines = self.listed()
+        self.assertEqual([line.split("  ")[0].strip() for line in lines],
+                         ["install", "release: configure", "release: build",
+                          "release: tests"])
+        self.assertIn("install-deps test", lines[0])
+        self.assertIn("--label-exclude ^part:", lines[-1])
+
+    def test_only_runs_that_part_alone(self):
+        self.assertEqual(
+            self.listed("--only=format"),
+            ["install             deploy/install-deps full",
+             "format: sources     check_format",
+             "format: scripts     check_scripts"])
+
+    def test_several_parts_run_in_the_order_given(self):
+        tests = [line for line in self.listed("--only=tsan,sim")
+                 if "ctest" in line]
+        self.assertEqual([line.split()[0] for line in tests], ["tsan:", "sim"])
+
+    def test_full_is_the_normal_suite_and_every_part(self):
+        lines = self.listed("--full")
+        expected = self.listed()[1:]
+        for part in PARTS:
+            expected += self.listed(f"--only={part}")[1:]
+        self.assertEqual(lines[1:], expected)
+        self.assertIn("install-deps full", lines[0])
+
+    def test_part_reaches_its_tests_with_its_repetitions(self):
+        result = self.run_script("--only=sim,kills")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        sim, kills = (note for note in self.notes() if note.startswith("ctest"))
+        self.assertIn("seeds=10000", sim)
+        self.assertIn("kills=10", kills)
+        self.assertIn("--repeat until-fail:2", kills)
+
+    def test_own_number_of_seeds_is_kept(self):
+        self.run_script("--only=sim", COHORT_SIM_SEEDS="77")
+        self.assertIn("seeds=77", self.notes()[-1])
+
+    def test_times_are_printed_at_the_end(self):
+        result = self.run_script()
+        self.assertEqual(result.returncode, 0, result.stderr)
+        table = result.stdout.split("== Time taken, min:s\n")[1]
+        self.assertEqual(re.sub(r"\d+:\d\d", "T", table).split("\n"), [
+            "   T  install", "   T  release: configure", "   T  release: build",
+            "   T  release: tests", "   T  all", ""])
+
+    def test_failure_ends_the_run_and_still_shows_the_times(self):
+        result = self.run_script("--full", FAILING="ctest")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("  release: tests (failed)\n", result.stdout)
+        self.assertNotIn("passed", result.stdout)
+        self.assertEqual(len(self.notes()), 3)
+
+    def test_tests_of_parts_name_a_part_that_there_is(self):
+        for file in (ROOT / "tests").rglob("CMakeLists.txt"):
+            for part in re.findall(r"\bpart:(\w+)", file.read_text()):
+                self.assertIn(part, PARTS, file)
+
+    def test_labels_that_parts_ask_for_exist(self):
+        labels = " ".join(file.read_text() for file in
+                          (ROOT / "tests").rglob("CMakeLists.txt"))
+        for label in ("sim", "processes", "house", "deploy", "browser",
+                      "bench", "gpu"):
+            self.assertRegex(labels, rf"LABELS {label}\b")
+
+
+if __name__ == "__main__":
+    unittest.main()

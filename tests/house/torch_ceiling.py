@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Holds how many source files reach LibTorch's headers, folder by folder.
+
+LibTorch's headers are most of what the compiler reads: they decide how long a
+build takes. A file counts that includes them itself or through our headers.
+Prints one line a folder that is over its ceiling and exits with 1 if any is.
+"""
+
+import argparse
+import collections
+import pathlib
+import sys
+
+import include_rules
+
+# Folder -> source files that may reach LibTorch; elsewhere none may. Before one
+# is raised: can the new code take plain memory (a span, a pointer), or can the
+# header that brings LibTorch in declare what it needs?
+CEILINGS = {
+    "worker/batch_norm": 8,  # The module itself, an autograd function.
+    "worker/device": 5,  # Where tensors are: CPU, GPU, pinned memory.
+    "worker/models": 11,  # Networks are LibTorch modules.
+    "worker/train": 12,  # The step: forward, backward, losses, scores.
+    "tests/worker/batch_norm": 6,
+    "tests/worker/device": 1,
+    "tests/worker/models": 3,
+    "tests/worker/train": 15,
+    "tests/integration": 4,  # The same training by LibTorch alone, to compare.
+    "tests/bench": 1,
+}
+
+
+def torch_files(root: pathlib.Path) -> dict[str, list[str]]:
+    """Folder -> its source files that reach LibTorch's headers."""
+    graph = include_rules.IncludeGraph(root)
+    found = collections.defaultdict(list)
+    for file in graph.files():
+        if file.endswith(".cc") and any(
+                include_rules.library_of(header) == "torch"
+                for header in graph.library_chains(file)):
+            found[str(pathlib.PurePosixPath(file).parent)].append(file)
+    return found
+
+
+def violations(root: pathlib.Path) -> list[str]:
+    """Returns one sentence for each folder over its ceiling."""
+    return [
+        f"{folder}: {len(files)} source files reach LibTorch's headers, want "
+        f"at most {CEILINGS.get(folder, 0)} (torch_ceiling.py says what to "
+        f"try): {', '.join(files)}"
+        for folder, files in sorted(torch_files(root).items())
+        if len(files) > CEILINGS.get(folder, 0)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--root", type=pathlib.Path, required=True)
+    root = parser.parse_args().root
+    found = violations(root)
+    for line in found:
+        print(line)
+    count = sum(map(len, torch_files(root).values()))
+    print(f"torch ceiling: {count} source files reach LibTorch, "
+          f"{len(found)} folders over their ceiling")
+    if count == 0:
+        print(f"{root} holds no source that reaches LibTorch: is it the root "
+              "of the tree?")
+    return 1 if found or count == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
