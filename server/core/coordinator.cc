@@ -308,7 +308,9 @@ Assignment Coordinator::NextFor(Worker& worker, Instant now) {
   worker.last_progress = now;
   if (ended_) return FinishedAssignment(end_reason_);
   if (worker.leaves_because.has_value() && !worker.outstanding.has_value()) {
-    return FinishedAssignment(*worker.leaves_because);
+    Assignment leave = FinishedAssignment(*worker.leaves_because);
+    leave.unfinished = true;
+    return leave;
   }
   if (started_ && worker.registered) {
     if (worker.outstanding.has_value()) return *worker.outstanding;
@@ -365,7 +367,8 @@ Assignment Coordinator::FinishedAssignment(const std::string& reason) const {
   return {.kind = AssignmentKind::kFinished,
           .version = current_ == nullptr ? Version() : current_->version,
           .policy_epoch = policy_epoch_,
-          .reason = reason};
+          .reason = reason,
+          .unfinished = broke_off_};
 }
 
 void Coordinator::End(RunOutcome outcome, const std::string& reason,
@@ -373,6 +376,10 @@ void Coordinator::End(RunOutcome outcome, const std::string& reason,
   if (ended_) return;
   ended_ = true;
   end_reason_ = reason;
+  // A server that is started again with --resume goes on from here. Non-finite
+  // weights would be non-finite again.
+  broke_off_ = outcome == RunOutcome::kWorkerLost ||
+               outcome == RunOutcome::kModelMismatch;
   if (round_.has_value()) {
     for (const auto& pending : round_->rendezvous.AllPending()) {
       out.push_back(effect::ReduceAborted{

@@ -6,7 +6,7 @@ absl::Span<const FlagSpec> CommonFlags() {
   static constexpr FlagSpec kFlags[] = {
       {.name = "server",
        .value = "HOST:PORT",
-       .help = "address of the server (default 127.0.0.1:7070)"},
+       .help = "address of the server (default: COHORT_SERVER, or 127.0.0.1:7070)"},
       {.name = "json",
        .value = "",
        .help = "print the result as JSON, in one line"},

@@ -104,6 +104,8 @@ TEST(CoordinatorDeadlineTest, WithoutAReplacementTheRunEnds) {
   EXPECT_EQ(ended[0].reason, "no replacement for rank 0 in 601 s");
   EXPECT_NE(ended[0].snapshot, nullptr);
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
+  // A server that is started again needs it.
+  EXPECT_TRUE(cohort.told(kRank1).unfinished);
 }
 
 // Rank 0's push was complete when it was lost, so rank 1's would commit.

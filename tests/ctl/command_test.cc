@@ -207,6 +207,28 @@ Flags:
 )");
 }
 
+TEST(CtlCommandTest, TheEnvironmentNamesTheServerAndAFlagWins) {
+  CtlHarness ctl;
+  ctl.environment = {
+      absl::StrCat("COHORT_SERVER=", ctl.server.address()),
+      // Of other programs.
+      "COHORT_WORKERS=4", "COHORT_MODEL=cnn"};
+  EXPECT_EQ(ctl.RunPlain("status").code, 0);
+  ctl.environment = {"COHORT_SERVER=127.0.0.1:1"};
+  EXPECT_EQ(ctl.Run("status").code, 0);
+}
+
+TEST(CtlCommandTest, AMisspeltVariableIsRefusedWithItsNearestName) {
+  CtlHarness ctl;
+  ctl.environment = {"COHORT_SEVER=127.0.0.1:1"};
+  const CtlResult result = ctl.Run("status");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.err,
+            "cohortctl: unknown variable COHORT_SEVER in the environment; did "
+            "you mean COHORT_SERVER?\n");
+  EXPECT_EQ(ctl.RunPlain("help status").code, 0);
+}
+
 TEST(CtlCommandTest, QuietLeavesResultsAndErrors) {
   CtlHarness ctl;
   ctl.server.on_drain = [](const v1::DrainRequest&) {

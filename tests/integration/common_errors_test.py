@@ -66,9 +66,6 @@ BESIDE_A_RUN = [
     ("a rank that is taken",
      "cohort-worker --server=SERVER --rank=0 --model=smooth "
      "--dataset=synthetic --server_timeout=1s"),
-    ("a rank beyond the cohort",
-     "cohort-worker --server=SERVER --rank=2 --model=smooth "
-     "--dataset=synthetic"),
     ("checkpoints that another server writes",
      "cohort-server --listen=127.0.0.1:0 --checkpoint_dir=CHECKPOINTS"),
     ("the operations port for the server's",

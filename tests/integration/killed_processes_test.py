@@ -80,12 +80,16 @@ class KilledProcesses(unittest.TestCase):
 
     def test_gives_up_on_a_worker_that_nobody_replaces(self):
         with self.checkpointing("--replacement_deadline=1s") as cohort:
+            cohort.worker_flags.append("--stopped_exit_code=143")
             cohort.start()
             cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
                               "version 4")
             kill(cohort.workers[1])
             self.assertEqual(cohort.finish(), 6, cohort.log())
             self.assertIn("no replacement for rank 1", cohort.log())
+            # A server that is started again with --resume needs it.
+            self.assertEqual(cohort.workers[0].wait(30), 143,
+                             cohort.log("worker0"))
             self.assertTrue((cohort.results / "model.safetensors").exists())
 
     def test_a_stopped_worker_leaves_and_its_successor_goes_on(self):

@@ -9,6 +9,8 @@ from processes import Cohort, run
 
 # Long enough for a drain and a replacement in its middle.
 EPOCHS = "--epochs=1"
+# As under Kubernetes, where 0 would mean that a rank's work is done.
+STOPPED = "--stopped_exit_code=143"
 
 
 class WorkerDrain(unittest.TestCase):
@@ -41,11 +43,12 @@ class WorkerDrain(unittest.TestCase):
             self.assertEqual(undisturbed.finish(), 0, undisturbed.log())
             digest = undisturbed.model_digest()
         with Cohort(server_flags=[EPOCHS]) as cohort:
+            cohort.worker_flags.append(STOPPED)
             cohort.start()
             self.await_version(cohort, 5)
             at = self.drain(cohort, 1)
             self.assertGreaterEqual(at, 5)
-            self.assertEqual(cohort.workers[1].wait(30), 0,
+            self.assertEqual(cohort.workers[1].wait(30), 143,
                              cohort.log("worker1"))
             status = self.status(cohort)
             # The step that it was at counts, and the next waits for another.
@@ -62,6 +65,10 @@ class WorkerDrain(unittest.TestCase):
             self.check_each_push_counts_once(self.status(cohort))
             self.assertEqual(cohort.finish(), 0, cohort.log())
             self.assertEqual(cohort.model_digest(), digest)
+            # The end of the run is no early end.
+            for rank in range(2):
+                self.assertEqual(cohort.workers[rank].wait(30), 0,
+                                 cohort.log(f"worker{rank}"))
 
     def check_each_push_counts_once(self, status):
         counters = status["counters"]
