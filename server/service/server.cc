@@ -287,11 +287,16 @@ absl::Status Server::StartOps() {
                       .watchers = watchers_});
   if (!ops.ok()) return ops.status();
   ops_ = *std::move(ops);
+  {
+    MutexLock lock(mu_);
+    ops_address_ = ops_->address();
+  }
   return WriteLine(options_.ops_address_file, ops_->address());
 }
 
 std::string Server::ops_address() const {
-  return ops_ == nullptr ? "" : ops_->address();
+  MutexLock lock(mu_);
+  return ops_address_;
 }
 
 absl::Status Server::Listen() {
@@ -306,7 +311,8 @@ absl::Status Server::Listen() {
       *shard_, {.checkpoint = [this] { return CheckpointNow(); },
                 .export_model = [this] { return ExportNow(); },
                 .keeps_checkpoints = files_->keeps_checkpoints(),
-                .on_status = [this] { watchers_.Asked("status"); }}));
+                .on_status = [this] { watchers_.Asked("status"); },
+                .ops_address = [this] { return ops_address(); }}));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   ApplyServerSettings(builder);
@@ -462,12 +468,12 @@ void Server::StayForWatchers() {
   Log(LogLevel::kInfo,
       absl::StrCat("the run can be looked at for ", SecondsText(patience),
                    ", so that those who watch see the end"));
-  const Instant deadline = clock_.Now() + patience;
+  const Instant begin = clock_.Now();
   MutexLock lock(mu_);
   summary_ = summary;
   concluded_ = true;
-  while (!stop_requested_ && clock_.Now() < deadline) {
-    changed_.WaitFor(mu_, deadline - clock_.Now());
+  while (!stop_requested_ && !watchers_.HaveSeen(begin, patience)) {
+    changed_.WaitFor(mu_, kLeavePoll);
   }
 }
 

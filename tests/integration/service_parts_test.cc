@@ -466,10 +466,11 @@ class WatchersTest : public ::testing::Test {
     Instant now;
   };
 
-  void Ask(absl::string_view page, std::initializer_list<double> seconds) {
+  void Ask(absl::string_view page, std::initializer_list<double> seconds,
+           absl::Duration again = absl::ZeroDuration()) {
     for (double second : seconds) {
       clock_.now = absl::Seconds(second);
-      watchers_.Asked(page);
+      watchers_.Asked(page, again);
     }
   }
 
@@ -482,6 +483,33 @@ TEST_F(WatchersTest, WhoNeverAsksIsNotWaitedFor) {
   // Somebody who looked twice.
   Ask("/status.json", {1, 2});
   EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
+}
+
+// It says when it asks again, so that one who opens it in a run's last second
+// sees the end.
+TEST_F(WatchersTest, APageThatHasJustBeenOpenedIsWaitedFor) {
+  Ask("/status.json", {1}, absl::Seconds(1));
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::Seconds(2.25));
+  clock_.now = absl::Seconds(4);
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::Seconds(2.25));
+  clock_.now = absl::Seconds(4.5);
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
+}
+
+TEST_F(WatchersTest, APageThatIsLateIsWaitedForLonger) {
+  Ask("status", {1});
+  Ask("/status.json", {1, 2}, absl::Seconds(1));
+  const auto seen = [this](double second) {
+    clock_.now = absl::Seconds(second);
+    return watchers_.HaveSeen(absl::Seconds(2.5), absl::Seconds(2.25));
+  };
+  EXPECT_FALSE(seen(4.7));
+  EXPECT_FALSE(seen(9));
+  EXPECT_TRUE(seen(14.75));
+  Ask("/status.json", {9}, absl::Seconds(1));
+  EXPECT_TRUE(seen(9));
+  // Others may look at it as well.
+  EXPECT_FALSE(seen(4.7));
 }
 
 TEST_F(WatchersTest, TheSlowestIsWaitedFor) {

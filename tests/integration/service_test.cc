@@ -308,6 +308,25 @@ TEST_F(ServiceTest, ContributionsOfOneRequestAreAnsweredTogether) {
   }
 }
 
+// A client from before results were grouped would never read the second.
+TEST_F(ServiceTest, ResultsAreGroupedOnlyForClientsThatReadThem) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  ReduceCall old = workers_[0]->OpenReduce();
+  ReduceCall present = workers_[1]->OpenReduce();
+  v1::ReduceRequest unsaid = TwoContributions(*workers_[0], assignments_[0], 1);
+  unsaid.clear_takes_further_results();
+  old.Write(unsaid);
+  // Whichever comes second completes both at once.
+  present.Write(TwoContributions(*workers_[1], assignments_[1], 3));
+  for (int call = 0; call < 2; ++call) {
+    const std::optional<v1::ReduceReply> reply = old.Read();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->key().call(), call);
+    EXPECT_EQ(reply->further_size(), 0);
+    EXPECT_THAT(DoublesOf(reply->values()), ElementsAre(2.0 + call, 8.0));
+  }
+}
+
 // What one sends together the other may send one by one.
 TEST_F(ServiceTest, ContributionsOfOneRequestAreAnsweredAsTheyComplete) {
   StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
