@@ -153,7 +153,7 @@ ABSL_FLAG(int32_t, stopped_exit_code, 0,
           "(a signal, cohortctl workers drain, a run that broke off), for "
           "starters that take 0 for done and would not replace it");
 ABSL_FLAG(bool, evaluate, false,
-          "score the newest version of a live run on the test split, without "
+          "score the newest step of a live run on the test split, without "
           "joining the run, and end");
 
 namespace cohort {
@@ -361,7 +361,7 @@ std::string ScoreText(const VersionScore& score) {
     absl::StrAppend(&text, "test ", iou, "\n");
   }
   const std::string side = SideMeasureText(sums);
-  absl::StrAppendFormat(&text, "version %d: test loss %.4f, %s%s%s\n",
+  absl::StrAppendFormat(&text, "step %d: test loss %.4f, %s%s%s\n",
                         score.version.value(), MeanLoss(sums), side,
                         side.empty() ? "" : ", ", MainMeasureText(sums));
   return text;
