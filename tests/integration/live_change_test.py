@@ -104,7 +104,7 @@ class LiveChange(unittest.TestCase):
                          "--evaluate", *cohort.worker_flags)
             self.assertEqual(result.returncode, 0, result.stderr)
             match = re.fullmatch(
-                r"version (\d+): test loss \d+\.\d{4}, "
+                r"step (\d+): test loss \d+\.\d{4}, "
                 r"top-5 accuracy \d+\.\d %, accuracy \d+\.\d %\n",
                 result.stdout)
             self.assertIsNotNone(match, result.stdout)

@@ -161,7 +161,7 @@ TEST_F(ServiceTest, LiveRankIsNotGivenAway) {
   EXPECT_EQ(taken.error_code(), grpc::StatusCode::ALREADY_EXISTS);
   EXPECT_THAT(taken.error_message(), HasSubstr("frees"));
   EXPECT_EQ(third.Join().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(third.Join(7).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(third.Join(7).error_code(), grpc::StatusCode::OUT_OF_RANGE);
 }
 
 TEST_F(ServiceTest, LeavingFreesTheRankAtOnce) {
