@@ -269,7 +269,7 @@ void Coordinator::Advance(Instant now, Effects& out) {
         effect::Log{.text = absl::StrCat(
                         "all ", ranks_.size(),
                         " workers are registered; training starts at "
-                        "version ",
+                        "step ",
                         current_->version.value(), ": ", PolicyText(policy_))});
   }
   TryChange(now, out);

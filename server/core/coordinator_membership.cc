@@ -132,12 +132,12 @@ absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
     }
     // Not the worker's mistake: what starts workers may count more of them than
     // the server, and must not stop the others because of it.
-    return absl::OutOfRangeError(absl::StrCat(
-        "rank ", request.rank->value(), " is not needed",
-        HadRank(*request.rank) ? " any more: the run goes on with "
-                               : ": the run has ",
-        ranks_.size(), " workers, ranks 0 to ", ranks_.size() - 1,
-        "; `cohortctl policy set --workers` changes that"));
+    return absl::OutOfRangeError(
+        absl::StrCat("rank ", request.rank->value(), " is not needed",
+                     HadRank(*request.rank) ? " any more: the run goes on with "
+                                            : ": the run has ",
+                     ranks_.size(), " workers, ranks 0 to ", ranks_.size() - 1,
+                     "; `cohortctl policy set --workers` changes that"));
   }
   Worker& worker = ranks_[*request.rank];
   if (worker.state == Worker::State::kVacant) return &worker;
@@ -229,7 +229,7 @@ void Coordinator::Vacate(Worker& worker, VacancyReason why,
       .worker =
           WorkerLife{.rank = worker.rank, .incarnation = worker.incarnation},
       .text = absl::StrCat(
-          gone, " at version ",
+          gone, " at step ",
           current_ == nullptr ? 0 : current_->version.value(), ": ", reason,
           options_.on_worker_loss == OnWorkerLoss::kWait
               ? absl::StrCat(

@@ -6,7 +6,8 @@ absl::Span<const FlagSpec> CommonFlags() {
   static constexpr FlagSpec kFlags[] = {
       {.name = "server",
        .value = "HOST:PORT",
-       .help = "address of the server (default: COHORT_SERVER, or 127.0.0.1:7070)"},
+       .help =
+           "address of the server (default: COHORT_SERVER, or 127.0.0.1:7070)"},
       {.name = "json",
        .value = "",
        .help = "print the result as JSON, in one line"},
@@ -200,7 +201,7 @@ absl::Span<const Verb> Verbs() {
                     "cohortctl policy set --learning_rate=0.01 --dry_run"},
        .run = &RunPolicySet},
       {.name = "policy history",
-       .summary = "every change of settings, and at which version",
+       .summary = "every change of settings, and at which step",
        .examples = {"cohortctl policy history"},
        .run = &RunPolicyHistory},
       {.name = "workers list",
@@ -249,7 +250,7 @@ absl::Span<const Verb> Verbs() {
                   .help = "what the server has as --checkpoint_dir"},
                  {.name = "checkpoint",
                   .value = "N",
-                  .help = "only those of version N (default: all)"}},
+                  .help = "only those of step N (default: all)"}},
        .local = true,
        .examples = {"cohortctl checkpoint verify --dir=state",
                     "cohortctl checkpoint verify --dir=state "

@@ -23,8 +23,8 @@ std::string Epoch(const StatusView& status) {
   const int64_t epoch = std::min(status.data_epoch, status.epochs - 1);
   const int64_t done =
       std::clamp<int64_t>(status.samples - epoch * per_epoch, 0, per_epoch);
-  return absl::StrFormat("epoch %d of %d (%d %%)", epoch + 1, status.epochs,
-                         100 * done / per_epoch);
+  return absl::StrFormat("epoch %d of %d, %d %% of it", epoch + 1,
+                         status.epochs, 100 * done / per_epoch);
 }
 
 }  // namespace

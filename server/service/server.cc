@@ -238,7 +238,7 @@ void Server::PrintStart() {
        << ", waiting for " << coordinator.workers << " workers, "
        << PolicyText(coordinator.policy) << '\n';
   if (restored.has_value()) {
-    out_ << "continuing from " << restored->path << ", version "
+    out_ << "continuing from " << restored->path << ", step "
          << restored->state.snapshot->version << '\n';
   }
   if (ops_ != nullptr) out_ << "page: " << UrlHere(ops_->address()) << '\n';
@@ -267,7 +267,7 @@ absl::Status Server::OpenRecorder() {
   if (restored.has_value()) {
     tally_.Happened({.text = absl::StrCat(
                          "the server was started again; the run goes on from "
-                         "version ",
+                         "step ",
                          restored->state.snapshot->version.value())});
   }
   return absl::OkStatus();
@@ -439,7 +439,7 @@ void Server::WriteResults(RunSummary& summary) {
   KeepFirst(summary.files, written);
   Log(written.ok() ? LogLevel::kInfo : LogLevel::kError,
       written.ok()
-          ? absl::StrCat("model of version ", state->snapshot->version.value(),
+          ? absl::StrCat("model of step ", state->snapshot->version.value(),
                          " is in ", files_->model_path())
           : absl::StrCat("the model could not be written: ",
                          written.message()));
@@ -494,7 +494,7 @@ void Server::WriteLastCheckpoint(RunSummary& summary) {
 
 void Server::PrintEnd(const RunSummary& summary) {
   if (!summary.outcome.has_value() && summary.snapshot != nullptr) {
-    out_ << "stopped at version " << summary.snapshot->version;
+    out_ << "stopped at step " << summary.snapshot->version;
     if (!files_->keeps_checkpoints()) {
       out_ << "; no checkpoint was written (no --checkpoint_dir)\n";
     } else if (summary.files.ok()) {
@@ -506,7 +506,7 @@ void Server::PrintEnd(const RunSummary& summary) {
   }
   const std::string staleness = StalenessText(shard_->Status().staleness);
   if (!staleness.empty()) {
-    out_ << "staleness of pushes, in versions: " << staleness << '\n';
+    out_ << "staleness of pushes, in steps: " << staleness << '\n';
   }
   if (summary.outcome.has_value() && summary.last_evaluation.has_value()) {
     PrintMeasures(*summary.last_evaluation, summary.snapshot);
@@ -518,9 +518,8 @@ void Server::PrintEnd(const RunSummary& summary) {
 void Server::PrintMeasures(const EvaluationRecord& evaluation,
                            const SharedSnapshot& model) {
   if (model != nullptr && model->version != evaluation.version) {
-    out_ << "the test is of version " << evaluation.version
-         << "; the model, of version " << model->version
-         << ", was not tested\n";
+    out_ << "the test is of step " << evaluation.version
+         << "; the model, of step " << model->version << ", was not tested\n";
   }
   const std::vector<EvaluationResult>& results = evaluation.results;
   for (size_t i = 0; i < results.size() && results.size() > 1; ++i) {

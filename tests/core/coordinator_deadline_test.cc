@@ -7,6 +7,8 @@
 namespace cohort {
 namespace {
 
+using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr absl::Duration kStep = absl::Minutes(5);
@@ -144,6 +146,11 @@ TEST(CoordinatorDeadlineTest, ContinueGivesUpOnlyWithNobodyLeft) {
   }
   EXPECT_FALSE(cohort.core().ended());
   cohort.Leave(kRank1);
+  const StatusView halted = cohort.core().Status(absl::Seconds(1000));
+  EXPECT_EQ(halted.phase, StatusView::Phase::kWaiting);
+  EXPECT_THAT(halted.waited_for, ElementsAre(kRank0, kRank1));
+  EXPECT_THAT(halted.state,
+              HasSubstr("waiting for a replacement of workers 0, 1"));
   cohort.Pass(kABit);
   const auto ended = cohort.All<effect::RunEnded>();
   ASSERT_EQ(ended.size(), 1);

@@ -209,10 +209,9 @@ Flags:
 
 TEST(CtlCommandTest, TheEnvironmentNamesTheServerAndAFlagWins) {
   CtlHarness ctl;
-  ctl.environment = {
-      absl::StrCat("COHORT_SERVER=", ctl.server.address()),
-      // Of other programs.
-      "COHORT_WORKERS=4", "COHORT_MODEL=cnn"};
+  ctl.environment = {absl::StrCat("COHORT_SERVER=", ctl.server.address()),
+                     // Of other programs.
+                     "COHORT_WORKERS=4", "COHORT_MODEL=cnn"};
   EXPECT_EQ(ctl.RunPlain("status").code, 0);
   ctl.environment = {"COHORT_SERVER=127.0.0.1:1"};
   EXPECT_EQ(ctl.Run("status").code, 0);
@@ -239,7 +238,7 @@ TEST(CtlCommandTest, QuietLeavesResultsAndErrors) {
        {"run drain -q", "run drain --quiet", "-q run drain"}) {
     const CtlResult result = ctl.Run(quiet);
     EXPECT_EQ(result.code, 0) << result.err;
-    EXPECT_THAT(result.out, StartsWith("draining since version 0"));
+    EXPECT_THAT(result.out, StartsWith("draining since step 0"));
     EXPECT_EQ(result.err, "");
   }
   ctl.server.Shutdown();

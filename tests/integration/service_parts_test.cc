@@ -178,9 +178,10 @@ StatusView Training() {
 
 TEST(ProgressTextTest, TellsStepEpochSpeedAndTimeLeft) {
   // 50 of the second 100; 250 left at 10 a second.
-  EXPECT_EQ(ProgressText(Training(), 10),
-            "step 30, epoch 2 of 4 (50 %), loss 0.5000, 10 images/s, ETA 25 s, "
-            "workers 2/2, sync");
+  EXPECT_EQ(
+      ProgressText(Training(), 10),
+      "step 30, epoch 2 of 4, 50 % of it, loss 0.5000, 10 images/s, ETA 25 s, "
+      "workers 2/2, sync");
 }
 
 TEST(ProgressTextTest, TellsTheNewestTestMeasure) {
@@ -343,7 +344,7 @@ TEST(RunRecorderTest, NoRowHasCommitsOfTwoPolicies) {
                                   "\"a \"\"text\"\", with a comma\""));
   EXPECT_THAT(
       out.str(),
-      HasSubstr("policy sync -> async, local normalisation at version 1\n"));
+      HasSubstr("policy sync -> async, local normalisation at step 1\n"));
 }
 
 // The results of before may lie elsewhere, or here.
@@ -368,7 +369,7 @@ TEST(RunRecorderTest, ContinuedRunHasEachChangeOnce) {
     ASSERT_TRUE(recorder.ok()) << recorder.status();
     (*recorder)->Begin();
     (*recorder)->Finish();
-    EXPECT_EQ(out.str().find("policy learning_rate 0.1 -> 0.5 at version 5") !=
+    EXPECT_EQ(out.str().find("policy learning_rate 0.1 -> 0.5 at step 5") !=
                   std::string::npos,
               times == 0);
     EXPECT_THAT(out.str(), Not(HasSubstr("policy sync -> async")));

@@ -410,7 +410,7 @@ TEST_F(ServiceTest, StopEndsHeldStreamsAsUnavailable) {
             grpc::StatusCode::UNAVAILABLE);
   const RunSummary summary = server_->Wait();
   EXPECT_FALSE(summary.outcome.has_value());
-  EXPECT_THAT(out_.str(), HasSubstr("stopped at version 1"));
+  EXPECT_THAT(out_.str(), HasSubstr("stopped at step 1"));
 }
 
 TEST_F(ServiceTest, StatusAndDrainForOperators) {

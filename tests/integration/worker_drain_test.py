@@ -33,7 +33,7 @@ class WorkerDrain(unittest.TestCase):
         self.assertEqual(result.returncode, 0,
                          f"{result.stderr}\n{cohort.log()}")
         match = re.fullmatch(
-            rf"worker {rank} has left at version (\d+)\n", result.stdout)
+            rf"worker {rank} has left at step (\d+)\n", result.stdout)
         self.assertIsNotNone(match, result.stdout)
         return int(match.group(1))
 

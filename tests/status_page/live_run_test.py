@@ -138,7 +138,7 @@ class LiveRun(unittest.TestCase):
                       "--normalization=local",
                       f"--server={self.cohort.address}")
         self.assertEqual(changed.returncode, 0, changed.stderr)
-        version = int(re.search(r"at version (\d+)", changed.stdout).group(1))
+        version = int(re.search(r"at step (\d+)", changed.stdout).group(1))
         self.browser.wait_until(
             lambda: "aggregation=async" in self.say("#policy"), "the change",
             timeout_s=5)

@@ -193,6 +193,30 @@ class PageStates(unittest.TestCase):
         self.assertEqual(self.tile("safe")[1:],
                          ["3.1 s ago", "step 1,200 is saved"])
 
+    def test_curves_of_a_resumed_run_show_where_their_records_begin(self):
+        status = statuses.training(version=1200)
+        curve = status["curves"]["train"]
+        status["checkpoint"]["restored"] = True
+        status["curves"]["train"] = [p for p in curve if p["version"] > 900]
+        self.show(status)
+        chart = "Chart.getChart(document.querySelector('#curve-loss canvas'))"
+        self.assertEqual(self.browser.script(f"return {chart}.scales.x.min"), 0)
+        self.assertEqual(self.browser.script(f"return {chart}.$marks[0]"), {
+            "x": status["curves"]["train"][0]["version"],
+            "text": "recorded from here"})
+        status["curves"]["train"] = curve
+        self.show(status)
+        self.assertEqual(self.browser.script(f"return {chart}.$marks"), [])
+
+    def test_a_model_that_was_written_is_safe_without_checkpoints(self):
+        status = statuses.finished()
+        status["checkpoint"] = {"enabled": False, "version": None,
+                                "age_seconds": None, "failures": 0,
+                                "restored": False, "model_version": 4690}
+        self.show(status)
+        self.assertEqual(self.tile("safe")[1:],
+                         ["Saved", "the model of step 4,690 is written"])
+
     def test_without_a_barrier_nobody_comes_last(self):
         self.show(statuses.changed())
         self.assertNotIn("%", self.browser.text("#worker-rows"))
@@ -260,7 +284,7 @@ class PageStates(unittest.TestCase):
         told = self.browser.text("#event-rows").split("\n")
         self.assertEqual(told[1::2], [
             "Rank 1: a replacement joined as incarnation 3",
-            "Rank 1 is lost at version 87: silent for 6 s",
+            "Rank 1 is lost at step 87: silent for 6 s",
             "Rank 1 joined as incarnation 2"])
         self.assertRegex(told[0], r"^\d\d:\d\d:\d\d$")
         self.assertFalse(self.browser.text("#events-none"))
