@@ -137,8 +137,9 @@ absl::Span<const Verb> Verbs() {
            "looks for what keeps a run from working, and says what helps",
        .flags = {{.name = "ops",
                   .value = "HOST:PORT",
-                  .help = "operations port of the server (default: port 7071 "
-                          "beside --server)"},
+                  .help =
+                      "operations port of the server (default: the one that "
+                      "it names)"},
                  {.name = "results_dir",
                   .value = "DIR",
                   .help = "a folder that the server is to write into"},
@@ -158,7 +159,7 @@ absl::Span<const Verb> Verbs() {
                  {.name = "ops",
                   .value = "HOST:PORT",
                   .help = "operations port of the server, for its metrics "
-                          "(default: port 7071 beside --server)"},
+                          "(default: the one that it names)"},
                  {.name = "results_dir",
                   .value = "DIR",
                   .help = "the server's; its history.csv is taken"},
