@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import time
 import unittest
 
 import processes
@@ -218,10 +217,10 @@ class LiveChange(unittest.TestCase):
             self.assertIn("waiting for workers 0, 1 to join", waiting.stderr)
             self.ctl(cohort, "checkpoint", "save", code=3)
             processes.kill(cohort.server)
-            start = time.monotonic()
             gone = self.ctl(cohort, "status", code=5)
             self.assertIn("cannot be reached", gone.stderr)
-            self.assertLess(time.monotonic() - start, 10)
+            # Found out, and not waited for.
+            self.assertNotIn("no answer", gone.stderr)
 
 
 if __name__ == "__main__":

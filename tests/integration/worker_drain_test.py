@@ -8,7 +8,8 @@ import unittest
 from processes import Cohort, run
 
 # Long enough for a drain and a replacement in its middle.
-EPOCHS = "--epochs=1"
+EPOCH_COUNT = 5
+EPOCHS = f"--epochs={EPOCH_COUNT}"
 # As under Kubernetes, where 0 would mean that a rank's work is done.
 STOPPED = "--stopped_exit_code=143"
 
@@ -96,9 +97,9 @@ class WorkerDrain(unittest.TestCase):
             with open(cohort.results / "history.csv",
                       encoding="utf-8") as file:
                 last = list(csv.DictReader(file))[-1]
-            # Every image of the epoch once: the data set has 4096.
-            self.assertEqual(int(last["samples"]), 4096)
-            self.assertEqual(int(last["version"]), 4096 // 32)
+            # Every image of each epoch once: the data set has 4096.
+            self.assertEqual(int(last["samples"]), EPOCH_COUNT * 4096)
+            self.assertEqual(int(last["version"]), EPOCH_COUNT * 4096 // 32)
 
     def test_a_rank_that_nobody_holds_is_refused(self):
         with Cohort(server_flags=[EPOCHS]) as cohort:

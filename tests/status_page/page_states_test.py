@@ -354,7 +354,7 @@ class PageStates(unittest.TestCase):
         self.assertEqual(self.browser.text("h1"), "Training, 2 of 2 workers")
         server.asked_at.clear()
         self.browser.wait_until(lambda: len(server.asked_at) >= 4,
-                                "four attempts", timeout_s=30)
+                                "four attempts", timeout_s=60)
         gaps = [b - a for a, b in zip(server.asked_at, server.asked_at[1:])]
         self.assertGreater(gaps[-1], 4, "the page does not hold back")
         server.status = good
@@ -376,7 +376,7 @@ class PageStates(unittest.TestCase):
         server.pause_s = 1.5
         server.asked_at.clear()
         self.browser.wait_until(lambda: len(server.asked_at) >= 3,
-                                "three requests")
+                                "three requests", timeout_s=60)
         self.assertEqual(server.most_at_once, 1)
 
     def test_hostile_names_are_shown_and_inject_nothing(self):
@@ -425,7 +425,7 @@ class PageStates(unittest.TestCase):
                     self.browser.wait_until(
                         lambda width=width: self.browser.script(
                             "return document.documentElement.scrollWidth")
-                        <= width, "what fits the screen", timeout_s=5)
+                        <= width, "what fits the screen")
 
     def test_every_text_stands_out_enough(self):
         for state in ("changed", "waiting", "crowd"):
@@ -459,7 +459,7 @@ class PageStates(unittest.TestCase):
         self.browser.wait_until(
             lambda: all(a != b for a, b in
                         zip(light, self.browser.script(drawn))),
-            "other colours", timeout_s=3)
+            "other colours")
 
     def test_pictures_for_a_person_to_look_at(self):
         folder = os.environ.get("COHORT_SCREENSHOT_DIR")
