@@ -97,6 +97,28 @@ std::string ProgressText(const StatusView& status, double samples_per_second) {
   return text;
 }
 
+void PrintMeasures(const EvaluationRecord& evaluation,
+                   const SharedSnapshot& model, std::ostream& out) {
+  if (model != nullptr && model->version != evaluation.version) {
+    out << "the test is of step " << evaluation.version
+        << "; the model, of step " << model->version << ", was not tested\n";
+  }
+  const std::vector<EvaluationResult>& results = evaluation.results;
+  for (size_t i = 0; i < results.size() && results.size() > 1; ++i) {
+    const EvaluationSums& sums = results[i].sums;
+    out << "test " << MainMeasureName(sums) << " with "
+        << StatisticsName(results[i].statistics) << " statistics "
+        << PercentText(MainMeasure(sums)) << '\n';
+  }
+  const EvaluationSums& sums = evaluation.sums();
+  for (const std::string& text : ClassIouTexts(sums)) {
+    out << "test " << text << '\n';
+  }
+  const std::string side = SideMeasureText(sums);
+  if (!side.empty()) out << "test " << side << '\n';
+  out << "test " << MainMeasureText(sums) << '\n';
+}
+
 void ProgressLine::Show(std::ostream& out, absl::string_view text,
                         int columns) {
   // The last column stays free: a terminal would begin a new line after it.

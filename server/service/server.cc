@@ -16,12 +16,12 @@
 #include "common/formats/file_system.h"
 #include "common/listen_address.h"
 #include "common/log/log.h"
-#include "common/measures.h"
 #include "common/ops/process_collector.h"
 #include "common/staleness_histogram.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "server/service/call_interceptor.h"
+#include "server/service/progress_text.h"
 #include "server/service/services.h"
 
 namespace cohort {
@@ -509,32 +509,9 @@ void Server::PrintEnd(const RunSummary& summary) {
     out_ << "staleness of pushes, in steps: " << staleness << '\n';
   }
   if (summary.outcome.has_value() && summary.last_evaluation.has_value()) {
-    PrintMeasures(*summary.last_evaluation, summary.snapshot);
+    PrintMeasures(*summary.last_evaluation, summary.snapshot, out_);
   }
   out_ << std::flush;
-}
-
-// The measure that counts stands last.
-void Server::PrintMeasures(const EvaluationRecord& evaluation,
-                           const SharedSnapshot& model) {
-  if (model != nullptr && model->version != evaluation.version) {
-    out_ << "the test is of step " << evaluation.version
-         << "; the model, of step " << model->version << ", was not tested\n";
-  }
-  const std::vector<EvaluationResult>& results = evaluation.results;
-  for (size_t i = 0; i < results.size() && results.size() > 1; ++i) {
-    const EvaluationSums& sums = results[i].sums;
-    out_ << "test " << MainMeasureName(sums) << " with "
-         << StatisticsName(results[i].statistics) << " statistics "
-         << PercentText(MainMeasure(sums)) << '\n';
-  }
-  const EvaluationSums& sums = evaluation.sums();
-  for (const std::string& text : ClassIouTexts(sums)) {
-    out_ << "test " << text << '\n';
-  }
-  const std::string side = SideMeasureText(sums);
-  if (!side.empty()) out_ << "test " << side << '\n';
-  out_ << "test " << MainMeasureText(sums) << '\n';
 }
 
 absl::StatusOr<Version> Server::CheckpointNow() {

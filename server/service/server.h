@@ -126,9 +126,6 @@ class Server : private RunListener {
   void Conclude(RunSummary& summary);
   void WriteLastCheckpoint(RunSummary& summary);
   void PrintEnd(const RunSummary& summary);
-  // `model`: what was written; may be null.
-  void PrintMeasures(const EvaluationRecord& evaluation,
-                     const SharedSnapshot& model);
 
   void OnCommitted(const CommitRecord& record,
                    const CommitObservation& observation) override;
