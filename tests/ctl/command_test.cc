@@ -43,7 +43,7 @@ Verbs:
   health              asks an operations port whether its process is ready
   policy get          the settings in force, and the change under way
   policy set          changes settings while the run goes on
-  policy history      every change of settings, and at which version
+  policy history      every change of settings, and at which step
   workers list        who holds which rank, and when it was last heard from
   workers drain       has a worker leave after its step, so that nothing is lost
   workers evict       ends the life that holds a rank, as if it had died

@@ -47,7 +47,7 @@ TEST(CompletionTest, BashOffersVerbsThenTheirFlags) {
   EXPECT_THAT(BashOffers({"po"}), ElementsAre("policy"));
   EXPECT_THAT(BashOffers({"policy", ""}),
               IsSupersetOf({"get", "set", "history"}));
-  EXPECT_THAT(BashOffers({"policy", "set", "--d"}), ElementsAre("--dry_run"));
+  EXPECT_THAT(BashOffers({"policy", "set", "--dr"}), ElementsAre("--dry_run"));
   // Flags may stand before, with their values.
   EXPECT_THAT(BashOffers({"--server", "=", "a:1", "workers", "e"}),
               ElementsAre("evict"));

@@ -270,10 +270,10 @@ TEST(PolicyHistoryTest, ShowsWhatChangedAndAtWhichVersion) {
   CtlHarness ctl;
   ctl.server.on_get = [] { return ChangedPolicy(); };
   EXPECT_EQ(ctl.Run("policy history").out,
-            "change  version  samples  policy\n"
-            "1       0        0        sync, global normalisation, sync "
+            "change  step  samples  policy\n"
+            "1       0     0        sync, global normalisation, sync "
             "statistics\n"
-            "2       1234     9872     sync -> async, local normalisation\n");
+            "2       1234  9872     sync -> async, local normalisation\n");
   const auto json = nlohmann::json::parse(ctl.Run("policy history --json").out);
   EXPECT_EQ(json["run"], "3f2a");
   EXPECT_EQ(json["changes"][1]["settings"]["aggregation"], "async");

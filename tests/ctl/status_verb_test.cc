@@ -22,7 +22,7 @@ TEST(StatusVerbTest, ShowsTheRunAndItsWorkers) {
   EXPECT_EQ(result.out,
             absl::StrCat("run            3f2a at ", ctl.server.address(), R"(
 state          training, 1 of 2 workers
-version        150
+step           150
 epoch          2 of 4, 50 % of it
 loss           0.4312
 learning rate  0.05
