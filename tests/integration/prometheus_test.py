@@ -123,7 +123,7 @@ class Names(unittest.TestCase):
 
     def test_name_that_nobody_exports_is_found(self):
         missing = missing_names(wanted_names(), Exported(["cohort_loss 1"]))
-        self.assertIn(("cohort_run_active", "CohortServerDown"), missing)
+        self.assertIn(("cohort_run_active", "CohortTrainingStalled"), missing)
         self.assertNotIn("cohort_loss", {name for name, _ in missing})
         page = 'cohort_pushes_total{result="applied"} 1'
         for label, value, met in (("result", "applied", True),

@@ -154,7 +154,7 @@ class LiveRun(unittest.TestCase):
         self.browser.wait_until(lambda: self.last_step() > version + 40,
                                 "steps after the change")
         self.browser.wait_until(
-            lambda: "Versions between" in self.say("#staleness"), "staleness")
+            lambda: "Steps between" in self.say("#staleness"), "staleness")
         self.picture("live-changed")
         self.assertEqual(self.browser.complaints(), [])
 
