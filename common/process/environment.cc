@@ -24,9 +24,14 @@ constexpr absl::string_view kPrefix = "COHORT_";
 
 // Read by deploy/, tests/ and the build, never by a program.
 constexpr std::array<absl::string_view, 8> kOfScripts = {
-    "COHORT_BIN_DIR",        "COHORT_CAMVID_DIR", "COHORT_GPU_TEST_ELEMENTS",
-    "COHORT_SCREENSHOT_DIR", "COHORT_SKIP_DEPS",  "COHORT_SOURCE_DIR",
-    "COHORT_TAG",            "COHORT_TORCH_DIR"};
+    "COHORT_BIN_DIR",
+    "COHORT_CAMVID_DIR",
+    "COHORT_GPU_TEST_ELEMENTS",
+    "COHORT_SCREENSHOT_DIR",
+    "COHORT_SKIP_DEPS",
+    "COHORT_SOURCE_DIR",
+    "COHORT_TAG",
+    "COHORT_TORCH_DIR"};
 
 // What kubelet and Docker's links set for a service next to us.
 bool IsServiceLink(const std::string& name, const std::string& value) {

@@ -27,8 +27,8 @@ std::string VariableOf(absl::string_view flag);
 //
 // Passed over: flags of another program of Cohort, so that one environment
 // serves all of them; what Kubernetes and Docker add for a service of the name
-// cohort-anything (COHORT_SERVER_PORT=tcp://...); what only scripts and tests of
-// this project read (COHORT_SKIP_DEPS and so on).
+// cohort-anything (COHORT_SERVER_PORT=tcp://...); what only scripts and tests
+// of this project read (COHORT_SKIP_DEPS and so on).
 //
 // Errors: NotFound, a variable COHORT_* that means nothing to any of them, with
 //   a suggestion; InvalidArgument, a value that the flag does not take.
