@@ -161,8 +161,9 @@ Check CheckRun(const v1::Status& status) {
   return any_away
              ? Of("run", Check::Result::kFailed,
                   absl::StrCat("it does not go on: ", state),
-                  "start the workers that are away, or go on without them: "
-                  "cohortctl policy set --on_worker_loss=continue")
+                  "start the workers that are away; one that has begun goes on "
+                  "without them after cohortctl policy set "
+                  "--on_worker_loss=continue")
              : Of("run", Check::Result::kWarning,
                   absl::StrCat("it is held up: ", state),
                   "look at that worker's log and machine; cohortctl workers "
