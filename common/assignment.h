@@ -62,6 +62,9 @@ struct Assignment {
   bool global_normalization = false;
   // For kWait and kFinished: whom or what for, in words.
   std::string reason;
+  // For kFinished, true: the rank's work is not done: this worker was drained,
+  // or the run broke off. What starts workers has to start another one.
+  bool unfinished = false;
   // For kWait: until it is given up; infinite if unbounded.
   absl::Duration wait = absl::InfiniteDuration();
 };

@@ -6,6 +6,24 @@
 #include "absl/strings/str_join.h"
 
 namespace cohort {
+namespace {
+
+using Settings = std::map<std::string, std::string>;
+
+std::string ValueIn(const Settings& settings, const std::string& name) {
+  const auto found = settings.find(name);
+  return found == settings.end() ? "" : found->second;
+}
+
+// What --normalization=auto comes to; empty: not known from these.
+std::string NormalizationOf(const Settings& settings) {
+  const std::string value = ValueIn(settings, "normalization");
+  const std::string aggregation = ValueIn(settings, "aggregation");
+  if (value != "auto" || aggregation.empty()) return value;
+  return aggregation == "sync" ? "global" : "local";
+}
+
+}  // namespace
 
 std::string ChangeHeadline(const std::map<std::string, std::string>& before,
                            const std::map<std::string, std::string>& changed) {
@@ -14,16 +32,24 @@ std::string ChangeHeadline(const std::map<std::string, std::string>& before,
     return absl::StrCat(old == before.end() ? "(unset)" : old->second, " -> ",
                         change.second);
   };
+  Settings after = changed;
+  after.insert(before.begin(), before.end());
+  const std::string normalization = NormalizationOf(after);
   // What everybody calls the policy stands first, without its name.
   std::vector<std::string> parts;
   for (const auto& change : changed) {
     if (change.first == "aggregation") {
       parts.insert(parts.begin(), arrow(change));
     } else if (change.first == "normalization") {
-      parts.push_back(absl::StrCat(change.second, " normalisation"));
+      parts.push_back(absl::StrCat(normalization, " normalisation"));
     } else {
       parts.push_back(absl::StrCat(change.first, " ", arrow(change)));
     }
+  }
+  // On auto it changes with the aggregation.
+  if (!changed.contains("normalization") &&
+      normalization != NormalizationOf(before)) {
+    parts.push_back(absl::StrCat(normalization, " normalisation"));
   }
   return absl::StrJoin(parts, ", ");
 }

@@ -7,7 +7,8 @@ namespace cohort {
 
 // A change of a run's settings in a few words, for progress and cohortctl:
 // "sync -> async, local normalisation, learning_rate 0.1 -> 0.01".
-// `before` has the values that `changed` replaces, by name.
+// `before` has the values that `changed` replaces, by name; with all settings
+// in it, normalisation that follows the aggregation is told as well.
 std::string ChangeHeadline(const std::map<std::string, std::string>& before,
                            const std::map<std::string, std::string>& changed);
 

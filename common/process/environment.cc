@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <regex>
+#include <utility>
 
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/reflection.h"
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/process/command_line.h"
+#include "common/process/flag_names.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -21,10 +23,17 @@ namespace {
 constexpr absl::string_view kPrefix = "COHORT_";
 
 // Read by deploy/, tests/ and the build, never by a program.
-constexpr std::array<absl::string_view, 7> kOfScripts = {
-    "COHORT_BIN_DIR",        "COHORT_CAMVID_DIR", "COHORT_KILLS",
-    "COHORT_SCREENSHOT_DIR", "COHORT_SIM_SEEDS",  "COHORT_SKIP_DEPS",
-    "COHORT_SOURCE_DIR"};
+constexpr std::array<absl::string_view, 10> kOfScripts = {
+    "COHORT_BIN_DIR",
+    "COHORT_CAMVID_DIR",
+    "COHORT_GPU_TEST_ELEMENTS",
+    "COHORT_KILLS",
+    "COHORT_SCREENSHOT_DIR",
+    "COHORT_SIM_SEEDS",
+    "COHORT_SKIP_DEPS",
+    "COHORT_SOURCE_DIR",
+    "COHORT_TAG",
+    "COHORT_TORCH_DIR"};
 
 // What kubelet and Docker's links set for a service next to us.
 bool IsServiceLink(const std::string& name, const std::string& value) {
@@ -42,6 +51,41 @@ std::vector<std::string> VariablesOf(absl::string_view source) {
     if (absl::StrContains(flag->Filename(), source)) {
       variables.push_back(VariableOf(name));
     }
+  }
+  return variables;
+}
+
+// All names that mean something to some program or script of Cohort.
+std::vector<std::string> KnownVariables() {
+  std::vector<std::string> known(kOfScripts.begin(), kOfScripts.end());
+  for (absl::string_view flag : AllFlagNames()) {
+    known.push_back(VariableOf(flag));
+  }
+  return known;
+}
+
+bool Holds(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+struct Variable {
+  std::string name;
+  std::string value;
+};
+
+// Those that may be meant for a program of Cohort.
+std::vector<Variable> VariablesIn(absl::Span<const std::string> environment) {
+  std::vector<Variable> variables;
+  for (const std::string& entry : environment) {
+    const size_t equals = entry.find('=');
+    if (!absl::StartsWith(entry, kPrefix) || equals == entry.npos) continue;
+    Variable variable{.name = entry.substr(0, equals),
+                      .value = entry.substr(equals + 1)};
+    if (variable.value.empty() ||
+        IsServiceLink(variable.name, variable.value)) {
+      continue;
+    }
+    variables.push_back(std::move(variable));
   }
   return variables;
 }
@@ -82,23 +126,25 @@ std::string VariableOf(absl::string_view flag) {
   return absl::StrCat(kPrefix, absl::AsciiStrToUpper(flag));
 }
 
+absl::Status CheckVariables(absl::Span<const std::string> environment) {
+  const std::vector<std::string> known = KnownVariables();
+  for (const Variable& variable : VariablesIn(environment)) {
+    if (!Holds(known, variable.name)) {
+      return UnknownVariable(variable.name, known);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SetFlagsFromEnvironment(absl::Span<const std::string> environment,
                                      absl::string_view source,
                                      std::set<std::string>& given) {
-  const std::vector<std::string> known = VariablesOf(source);
-  for (const std::string& entry : environment) {
-    const size_t equals = entry.find('=');
-    if (!absl::StartsWith(entry, kPrefix) || equals == entry.npos) continue;
-    const std::string name = entry.substr(0, equals);
-    const std::string value = entry.substr(equals + 1);
-    if (value.empty() || IsServiceLink(name, value) ||
-        std::find(kOfScripts.begin(), kOfScripts.end(), name) !=
-            kOfScripts.end()) {
-      continue;
-    }
-    if (std::find(known.begin(), known.end(), name) == known.end()) {
-      return UnknownVariable(name, known);
-    }
+  const std::vector<std::string> own = VariablesOf(source);
+  std::vector<std::string> known = KnownVariables();
+  known.insert(known.end(), own.begin(), own.end());
+  for (const auto& [name, value] : VariablesIn(environment)) {
+    if (!Holds(known, name)) return UnknownVariable(name, known);
+    if (!Holds(own, name)) continue;
     const std::string flag = absl::AsciiStrToLower(name.substr(kPrefix.size()));
     if (given.contains(flag)) continue;
     COHORT_RETURN_IF_ERROR(SetFlag(flag, value, name));

@@ -25,14 +25,19 @@ std::string VariableOf(absl::string_view flag);
 // wins; those set here are added to it. An empty variable counts as absent,
 // so that a template may always name it.
 //
-// Passed over: what Kubernetes and Docker add for a service of the name
-// cohort-anything (COHORT_SERVER_PORT=tcp://...), and what only scripts and
-// tests of this project read (COHORT_SKIP_DEPS and so on).
+// Passed over: flags of another program of Cohort, so that one environment
+// serves all of them; what Kubernetes and Docker add for a service of the name
+// cohort-anything (COHORT_SERVER_PORT=tcp://...); what only scripts and tests
+// of this project read (COHORT_SKIP_DEPS and so on).
 //
-// Errors: NotFound, a variable COHORT_* that is no flag, with a suggestion;
-//   InvalidArgument, a value that the flag does not take.
+// Errors: NotFound, a variable COHORT_* that means nothing to any of them, with
+//   a suggestion; InvalidArgument, a value that the flag does not take.
 absl::Status SetFlagsFromEnvironment(absl::Span<const std::string> environment,
                                      absl::string_view source,
                                      std::set<std::string>& given);
+
+// The check alone, for a program whose flags are no ABSL_FLAGs.
+// Errors: NotFound as above.
+absl::Status CheckVariables(absl::Span<const std::string> environment);
 
 }  // namespace cohort

@@ -189,6 +189,7 @@ void ToProto(const Assignment& assignment, v1::Assignment* proto) {
                                                          : v1::DATA_SPLIT_TEST);
   proto->set_global_normalization(assignment.global_normalization);
   proto->set_reason(assignment.reason);
+  proto->set_unfinished(assignment.unfinished);
   proto->set_statistics_kind(assignment.statistics);
   if (assignment.wait < absl::InfiniteDuration()) {
     proto->set_wait_ms(
@@ -219,6 +220,7 @@ absl::StatusOr<Assignment> FromProto(const v1::Assignment& proto) {
   to.data_epoch = proto.data_epoch();
   to.global_normalization = proto.global_normalization();
   to.reason = proto.reason();
+  to.unfinished = proto.unfinished();
   to.statistics = proto.statistics_kind();
   if (proto.wait_ms() > 0) to.wait = absl::Milliseconds(proto.wait_ms());
   return to;

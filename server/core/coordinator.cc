@@ -271,7 +271,7 @@ void Coordinator::Advance(Instant now, Effects& out) {
         effect::Log{.text = absl::StrCat(
                         "all ", ranks_.size(),
                         " workers are registered; training starts at "
-                        "version ",
+                        "step ",
                         current_->version.value(), ": ", PolicyText(policy_))});
   }
   TryChange(now, out);
@@ -310,7 +310,9 @@ Assignment Coordinator::NextFor(Worker& worker, Instant now) {
   worker.last_progress = now;
   if (ended_) return FinishedAssignment(end_reason_);
   if (worker.leaves_because.has_value() && !worker.outstanding.has_value()) {
-    return FinishedAssignment(*worker.leaves_because);
+    Assignment leave = FinishedAssignment(*worker.leaves_because);
+    leave.unfinished = true;
+    return leave;
   }
   if (started_ && worker.registered) {
     if (worker.outstanding.has_value()) return *worker.outstanding;
@@ -367,7 +369,8 @@ Assignment Coordinator::FinishedAssignment(const std::string& reason) const {
   return {.kind = AssignmentKind::kFinished,
           .version = current_ == nullptr ? Version() : current_->version,
           .policy_epoch = policy_epoch_,
-          .reason = reason};
+          .reason = reason,
+          .unfinished = broke_off_};
 }
 
 void Coordinator::End(RunOutcome outcome, const std::string& reason,
@@ -376,6 +379,10 @@ void Coordinator::End(RunOutcome outcome, const std::string& reason,
   ended_ = true;
   end_reason_ = reason;
   ResumeAll(out);
+  // A server that is started again with --resume goes on from here. Non-finite
+  // weights would be non-finite again.
+  broke_off_ = outcome == RunOutcome::kWorkerLost ||
+               outcome == RunOutcome::kModelMismatch;
   if (round_.has_value()) {
     for (const auto& pending : round_->rendezvous.AllPending()) {
       out.push_back(effect::ReduceAborted{

@@ -532,6 +532,8 @@ class Coordinator {
   std::string drain_reason_;
   bool ended_ = false;
   std::string end_reason_;
+  // The run has ended, but is not done: a restarted server may go on.
+  bool broke_off_ = false;
   int64_t next_transaction_ = 1;
   int32_t nonfinite_in_row_ = 0;
   std::optional<double> train_loss_;

@@ -94,6 +94,10 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
       .version = current_ == nullptr ? Version() : current_->version,
       .text = changed.empty() ? "nothing differs from what is in force"
                               : ChangeText(SettingsOf(options_), changed)};
+  // What a setting on auto becomes is part of the change.
+  if (Resolve(target.policy) != policy_) {
+    absl::StrAppend(&answer.text, ": ", PolicyText(target.policy));
+  }
   if (changed.empty()) {
     // Asked back to what is in force: nothing is to be waited for any more.
     if (!request.dry_run && pending_.has_value()) {
@@ -221,7 +225,7 @@ void Coordinator::Record(SettingValues changed, std::string text,
   ++counters_["policy_changes"];
   const Version version = current_ == nullptr ? Version() : current_->version;
   out.push_back(effect::Log{
-      .text = absl::StrCat("at version ", version.value(), ": ", text)});
+      .text = absl::StrCat("at step ", version.value(), ": ", text)});
   history_.push_back({.policy_epoch = policy_epoch_,
                       .version = version,
                       .samples = samples_,

@@ -128,14 +128,18 @@ absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
                      "server with more --workers or wait for a vacancy"));
   }
   if (!ranks_.Contains(*request.rank)) {
-    if (HadRank(*request.rank)) {
-      return absl::OutOfRangeError(absl::StrCat(
-          "rank ", request.rank->value(), " is not needed any more: the run ",
-          "goes on with ", ranks_.size(), " workers"));
+    if (request.rank->value() < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "join: got --rank=", request.rank->value(), ", want 0 or more"));
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat("join: got --rank=", request.rank->value(), ", want 0 to ",
-                     ranks_.size() - 1, ", of --workers=", ranks_.size()));
+    // Not the worker's mistake: what starts workers may count more of them than
+    // the server, and must not stop the others because of it.
+    return absl::OutOfRangeError(
+        absl::StrCat("rank ", request.rank->value(), " is not needed",
+                     HadRank(*request.rank) ? " any more: the run goes on with "
+                                            : ": the run has ",
+                     ranks_.size(), " workers, ranks 0 to ", ranks_.size() - 1,
+                     "; `cohortctl policy set --workers` changes that"));
   }
   Worker& worker = ranks_[*request.rank];
   if (worker.state == Worker::State::kVacant) return &worker;
@@ -228,7 +232,7 @@ void Coordinator::Vacate(Worker& worker, VacancyReason why,
       .worker =
           WorkerLife{.rank = worker.rank, .incarnation = worker.incarnation},
       .text = absl::StrCat(
-          gone, " at version ",
+          gone, " at step ",
           current_ == nullptr ? 0 : current_->version.value(), ": ", reason,
           options_.on_worker_loss == OnWorkerLoss::kWait
               ? absl::StrCat(

@@ -379,7 +379,7 @@ bool Coordinator::CountNonfinite(const std::string& what, Effects& out) {
   ++nonfinite_in_row_;
   out.push_back(effect::Log{
       .severity = Severity::kWarning,
-      .text = absl::StrCat("not finite: ", what, " at version ",
+      .text = absl::StrCat("not finite: ", what, " at step ",
                            current_->version.value(), " (", nonfinite_in_row_,
                            " in a row, ", options_.nonfinite_max,
                            " end the run)")});

@@ -123,11 +123,11 @@ void Coordinator::StartCollection(Effects& out) {
                          .global_normalization = global(),
                          .group_size = policy_.normalization_group,
                          .batches_max = policy_.precise_batches});
-  out.push_back(effect::Log{
-      .text = absl::StrCat("collecting batch-norm moments of ", batches.size(),
-                           " batches, ", batches.front().size(),
-                           " samples each, at version ",
-                           current_->version.value())});
+  out.push_back(
+      effect::Log{.text = absl::StrCat(
+                      "collecting batch-norm moments of ", batches.size(),
+                      " batches, ", batches.front().size(),
+                      " samples each, at step ", current_->version.value())});
   collection_.emplace(next_collection_++, current_, std::move(batches),
                       model_->layout.batch_norms.size());
 }
@@ -140,7 +140,7 @@ void Coordinator::FinishCollection(Effects& out) {
       FindSet(*current_->statistics, StatisticsKind::kAfter);
   if (held == nullptr) {
     out.push_back(effect::Log{
-        .text = absl::StrCat("the moments of version ", version.value(),
+        .text = absl::StrCat("the moments of step ", version.value(),
                              " are dropped: the policy keeps no statistics "
                              "'after' any more")});
     return;
@@ -154,7 +154,7 @@ void Coordinator::FinishCollection(Effects& out) {
             "the statistics 'after' stay as they were: rank ",
             where.rank.value(), ": moments of ",
             model_->layout.batch_norms[static_cast<size_t>(where.layer)].name,
-            " are not finite in batch ", where.batch, " at version ",
+            " are not finite in batch ", where.batch, " at step ",
             version.value())});
     return;
   }
@@ -162,10 +162,10 @@ void Coordinator::FinishCollection(Effects& out) {
   set.collected = version;
   collection.Write(model_->layout.batch_norms, set.layers);
   current_ = WithSets(*current_, Replaced(*current_->statistics, set));
-  out.push_back(effect::Log{
-      .text = absl::StrCat("statistics 'after' are those of version ",
-                           version.value(), " over ", collection.batches(),
-                           " batches")});
+  out.push_back(
+      effect::Log{.text = absl::StrCat("statistics 'after' are those of step ",
+                                       version.value(), " over ",
+                                       collection.batches(), " batches")});
   // ConcludeStatistics evaluates what is left at the end of the run.
   if (TrainingDone()) return;
   StartEvaluation(

@@ -219,8 +219,10 @@ void Coordinator::DescribeState(Instant now, StatusView& view) const {
   for (const Worker& worker : ranks_.all()) {
     if (worker.ever_registered && !worker.usable()) lost.push_back(worker.rank);
   }
-  const bool waits =
-      !lost.empty() && options_.on_worker_loss == OnWorkerLoss::kWait;
+  // Whatever the rule, nothing goes on without any worker.
+  const bool alone = ranks_.live() == 0;
+  const bool waits = !lost.empty() &&
+                     (alone || options_.on_worker_loss == OnWorkerLoss::kWait);
   if (waits) {
     view.waited_for = lost;
     for (Rank rank : lost) {
@@ -234,10 +236,10 @@ void Coordinator::DescribeState(Instant now, StatusView& view) const {
     view.waiting = absl::ZeroDuration();
     return;
   }
-  if (!started_ || (waits && sync())) {
+  if (!started_ || (waits && (sync() || alone))) {
     if (!started_) view.waited_for = WaitedFor();
     view.phase = StatusView::Phase::kWaiting;
-    view.state = WaitText(now);
+    view.state = started_ && alone ? LostText(lost, now) : WaitText(now);
     return;
   }
   if (collection_.has_value()) {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -22,6 +23,8 @@ using Options = CoordinatorOptions;
 struct Setting {
   absl::string_view name;
   bool at_once = false;
+  // The words that it takes; empty: it takes others.
+  std::vector<std::string> words = {};
   // Returns what was wanted, or nothing if `value` was read.
   std::function<std::string(absl::string_view value, Options&)> read;
   std::function<std::string(const Options&)> print;
@@ -66,10 +69,18 @@ std::string PrintNumber(absl::Duration value) {
   return absl::FormatDuration(value);
 }
 
+// A number may be any; of what is true or false there are two.
+template <typename T>
+std::vector<std::string> WordsOf() {
+  if constexpr (std::is_same_v<T, bool>) return {"true", "false"};
+  return {};
+}
+
 template <typename T>
 Setting Number(absl::string_view name, Field<T> field, bool at_once = false) {
   return {.name = name,
           .at_once = at_once,
+          .words = WordsOf<T>(),
           .read =
               [field](absl::string_view text, Options& options) {
                 T value{};
@@ -94,6 +105,13 @@ std::string ListOf(const Names<T>& names) {
 }
 
 template <typename T>
+std::vector<std::string> WordsOf(const Names<T>& names) {
+  std::vector<std::string> words;
+  for (const auto& [name, value] : names) words.emplace_back(name);
+  return words;
+}
+
+template <typename T>
 const T* Find(const Names<T>& names, absl::string_view text) {
   for (const auto& [name, value] : names) {
     if (name == text) return &value;
@@ -114,6 +132,7 @@ Setting Choice(absl::string_view name, Names<T> names, Field<T> field,
                bool at_once = false) {
   return {.name = name,
           .at_once = at_once,
+          .words = WordsOf(names),
           .read = [names, field](absl::string_view text,
                                  Options& options) -> std::string {
             const T* value = Find(names, text);
@@ -133,8 +152,11 @@ Setting Choice(absl::string_view name, Names<T> names, Field<T> field,
 template <typename T>
 Setting Choices(absl::string_view name, Names<T> names,
                 Field<std::vector<T>> field) {
+  std::vector<std::string> words = WordsOf(names);
+  words.insert(words.begin(), "auto");
   return {
       .name = name,
+      .words = std::move(words),
       .read = [names, field](absl::string_view text,
                              Options& options) -> std::string {
         std::vector<T> values;
@@ -424,6 +446,10 @@ std::vector<std::string> SettingNames() {
   std::vector<std::string> names;
   for (const Setting& setting : All()) names.emplace_back(setting.name);
   return names;
+}
+
+std::vector<std::string> SettingWords(absl::string_view name) {
+  return FindSetting(name)->words;
 }
 
 bool ActsAtOnce(absl::string_view name) { return FindSetting(name)->at_once; }

@@ -18,6 +18,11 @@ using SettingValues = std::map<std::string, std::string>;
 // of changes all use this one list.
 std::vector<std::string> SettingNames();
 
+// The words that a setting takes as its value, or as an entry of it, for
+// completion: "sync", "bounded", "async". Empty: a number or free text.
+// The name must be known.
+std::vector<std::string> SettingWords(absl::string_view name);
+
 // True if a change acts at once (leases, deadlines), false if it takes effect
 // at a version, when nothing is in flight.
 // The name must be known.

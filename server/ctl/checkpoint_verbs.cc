@@ -222,7 +222,7 @@ absl::StatusOr<std::vector<Found>> Asked(const Context& context,
   int64_t version = 0;
   if (text.has_value() && (!absl::SimpleAtoi(*text, &version) || version < 0)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--checkpoint: got '", *text, "', want a version such as 1200"));
+        "--checkpoint: got '", *text, "', want a step such as 1200"));
   }
   std::vector<Found> asked = all;
   std::erase_if(asked, [&](const Found& f) { return f.version != version; });
@@ -234,7 +234,7 @@ absl::StatusOr<std::vector<Found>> Asked(const Context& context,
   return absl::InvalidArgumentError(
       all.empty()
           ? std::string("there is no finished checkpoint to verify\nThe server "
-                        "writes one every --checkpoint_every versions and at "
+                        "writes one every --checkpoint_every steps and at "
                         "its end; `cohortctl checkpoint save` has it write "
                         "one now")
           : absl::StrCat("--checkpoint: got ", version, ", want one of ",
@@ -252,7 +252,7 @@ std::string Consequence(const std::vector<Found>& all) {
     if (whole(*found)) {
       return absl::StrCat(
           "A server with --resume passes what is damaged over and goes on from "
-          "version ",
+          "step ",
           VersionOf(*found));
     }
   }
@@ -285,7 +285,7 @@ absl::Status RunCheckpointList(Context& context) {
     context.io.out << Line({{"dir", dir}, {"checkpoints", list}});
     return absl::OkStatus();
   }
-  Table table({"checkpoint", "version", "age", "size", "complete"});
+  Table table({"checkpoint", "step", "age", "size", "complete"});
   for (const Found& found : all) {
     table.Add({found.name, VersionOf(found), HumanDuration(found.age),
                ByteCountText(found.bytes),
@@ -320,7 +320,7 @@ absl::Status RunCheckpointVerify(Context& context) {
                             {"checkpoints", list}});
     return absl::OkStatus();
   }
-  Table table({"checkpoint", "version", "size", "result"});
+  Table table({"checkpoint", "step", "size", "result"});
   for (const Found& found : all) {
     std::string result(ResultName(found.result));
     if (found.result == Found::Result::kOtherRelease) {

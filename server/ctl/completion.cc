@@ -12,6 +12,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "server/core/settings.h"
 #include "server/ctl/verb.h"
 
 namespace cohort {
@@ -21,6 +22,8 @@ namespace {
 struct Choice {
   std::string word;
   std::string help;
+  // Of a flag: what may stand behind its "="; empty: a file, or anything.
+  std::vector<std::string> values = {};
 };
 
 // By the words that stand before, without flags: "", "policy", "policy set".
@@ -39,6 +42,15 @@ void AddFlags(absl::Span<const FlagSpec> flags, std::vector<Choice>& choices) {
   for (const FlagSpec& flag : flags) {
     Add(choices, absl::StrCat("--", flag.name, flag.value.empty() ? "" : "="),
         flag.help);
+  }
+}
+
+// Those that Admin.SetPolicy takes, by the server's own table.
+void AddSettings(std::vector<Choice>& choices) {
+  for (const std::string& name : SettingNames()) {
+    const std::string word = absl::StrCat("--", name, "=");
+    Add(choices, word, "a setting of the run");
+    choices.back().values = SettingWords(name);
   }
 }
 
@@ -67,6 +79,7 @@ Choices AllChoices() {
     AddWords(verb.words, own);
     AddFlags(verb.flags, own);
     AddFlags(CommonFlags(), own);
+    if (verb.takes_settings) AddSettings(own);
   }
   return all;
 }
@@ -82,12 +95,30 @@ std::string Quoted(absl::string_view text) {
   return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", R"('\'')"}}), "'");
 }
 
+// Lines of a shell's `case` over what was typed, a bar and the flag, that set
+// `values` to words between `open` and `close`.
+std::string ValueCases(const Choices& all, absl::string_view open,
+                       absl::string_view close) {
+  std::string cases;
+  for (const auto& [typed, choices] : all) {
+    for (const Choice& choice : choices) {
+      if (choice.values.empty()) continue;
+      const absl::string_view flag = absl::StripSuffix(choice.word, "=");
+      absl::StrAppend(&cases, "      ", Quoted(absl::StrCat(typed, "|", flag)),
+                      ") values=", open, absl::StrJoin(choice.values, " "),
+                      close, " ;;\n");
+    }
+  }
+  return cases;
+}
+
 // In bash '=' is a word of its own, and a value follows it.
 std::string BashScript(const Choices& all) {
   std::string script =
       R"sh(# To be read by bash: eval "$(cohortctl completion bash)"
 _cohortctl() {
   local current=${COMP_WORDS[COMP_CWORD]} typed="" word is_value="" words=""
+  local flag values=""
   for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
     if [[ $word == "=" ]]; then
       is_value=yes
@@ -98,11 +129,23 @@ _cohortctl() {
     fi
   done
   if [[ -n $is_value || $current == "=" ]]; then
-    COMPREPLY=($(compgen -f -- "${current#=}"))
+    flag=${COMP_WORDS[COMP_CWORD-1]}
+    if [[ -n $is_value ]]; then
+      flag=${COMP_WORDS[COMP_CWORD-2]}
+    fi
+    case "$typed|$flag" in
+)sh";
+  absl::StrAppend(&script, ValueCases(all, "'", "'"),
+                  R"sh(    esac
+    if [[ -n $values ]]; then
+      COMPREPLY=($(compgen -W "$values" -- "${current#=}"))
+    else
+      COMPREPLY=($(compgen -f -- "${current#=}"))
+    fi
     return
   fi
   case "$typed" in
-)sh";
+)sh");
   for (const auto& [typed, choices] : all) {
     absl::StrAppend(&script, "    ", Quoted(typed),
                     ") words=", Quoted(WordsOf(choices)), " ;;\n");
@@ -125,9 +168,22 @@ std::string ZshScript(const Choices& all) {
 # To be read by zsh: source <(cohortctl completion zsh)
 _cohortctl() {
   local typed="${(j: :)${(@)words[2,CURRENT-1]:#-*}}"
-  local -a choices
-  case "$typed" in
+  local -a choices values
+  if [[ $words[CURRENT] == --*=* ]]; then
+    case "$typed|${words[CURRENT]%%=*}" in
 )sh";
+  absl::StrAppend(&script, ValueCases(all, "(", ")"),
+                  R"sh(    esac
+    compset -P '*='
+    if (( $#values )); then
+      compadd -- $values
+    else
+      _files
+    fi
+    return
+  fi
+  case "$typed" in
+)sh");
   for (const auto& [typed, choices] : all) {
     absl::StrAppend(&script, "    ", Quoted(typed), ") choices=(",
                     WordsOf(choices), ") ;;\n");
@@ -152,6 +208,10 @@ std::string FishLine(absl::string_view typed, const Choice& choice) {
   if (absl::ConsumePrefix(&word, "--")) {
     const bool takes_value = absl::ConsumeSuffix(&word, "=");
     absl::StrAppend(&line, "-l ", word, takes_value ? " -r" : "");
+    if (!choice.values.empty()) {
+      absl::StrAppend(&line, " -f -a ",
+                      Quoted(absl::StrJoin(choice.values, " ")));
+    }
   } else {
     absl::StrAppend(&line, "-a ", word);
   }

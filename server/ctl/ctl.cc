@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/build_info.h"
+#include "common/process/environment.h"
 #include "common/status_macros.h"
 #include "server/ctl/help.h"
 
@@ -148,15 +149,22 @@ absl::StatusOr<absl::Duration> Timeout(const Arguments& arguments) {
       "--timeout: got '", *text, "', want a duration such as 30s or 5m"));
 }
 
+// A flag wins over its variable, as in the other programs.
+std::string ServerAddress(const Arguments& arguments, const CtlIo& io) {
+  if (auto given = arguments.Value("server")) return *std::move(given);
+  const absl::string_view variable = ValueIn(io.environment, "COHORT_SERVER");
+  return std::string(variable.empty() ? kServerDefault : variable);
+}
+
 // Returns the exit code of a verb that ran without an error.
 absl::StatusOr<int> RunVerb(const Verb& verb, const Arguments& arguments,
                             absl::Span<const std::string> words, CtlIo& io) {
   std::map<std::string, std::string> settings;
   COHORT_RETURN_IF_ERROR(CheckUse(verb, arguments));
   COHORT_RETURN_IF_ERROR(SortFlags(verb, arguments, settings));
+  COHORT_RETURN_IF_ERROR(CheckVariables(io.environment));
   COHORT_ASSIGN_OR_RETURN(const absl::Duration timeout, Timeout(arguments));
-  AdminClient server(
-      arguments.Value("server").value_or(std::string(kServerDefault)), timeout);
+  AdminClient server(ServerAddress(arguments, io), timeout);
   Context context{.server = server,
                   .arguments = arguments,
                   .words = words,
@@ -179,6 +187,7 @@ CtlIo IoFor(const Arguments& arguments, const CtlIo& io,
           .signal = io.signal,
           .terminal = io.terminal,
           .color = io.color && !arguments.Has("no_color"),
+          .environment = io.environment,
           .screen = io.screen};
 }
 

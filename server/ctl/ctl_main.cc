@@ -1,6 +1,5 @@
 // cohortctl: starts runs, looks at those that go on, and changes them.
 
-#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "common/clock.h"
 #include "common/mutex.h"
+#include "common/process/environment.h"
 #include "common/process/signal_watcher.h"
 #include "server/ctl/ctl.h"
 
@@ -60,11 +60,6 @@ class Pauses {
   std::unique_ptr<SignalWatcher> signals_;
 };
 
-std::string Environment(const char* name) {
-  const char* value = getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 ScreenSize Screen() {
   winsize size = {};
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0 ||
@@ -77,8 +72,9 @@ ScreenSize Screen() {
 int Main(int argc, char** argv) {
   Pauses pauses;
   const SteadyClock clock;
+  const std::vector<std::string> environment = Environment();
   const bool terminal =
-      isatty(STDOUT_FILENO) == 1 && Environment("TERM") != "dumb";
+      isatty(STDOUT_FILENO) == 1 && ValueIn(environment, "TERM") != "dumb";
   CtlIo io{.out = std::cout,
            .err = std::cerr,
            .clock = clock,
@@ -86,7 +82,8 @@ int Main(int argc, char** argv) {
            .pause = [&pauses](absl::Duration d) { return pauses.Pause(d); },
            .signal = [&pauses] { return pauses.signal(); },
            .terminal = terminal,
-           .color = terminal && Environment("NO_COLOR").empty(),
+           .color = terminal && ValueIn(environment, "NO_COLOR").empty(),
+           .environment = environment,
            .screen = [] { return Screen(); }};
   return RunCtl(std::vector<std::string>(argv + 1, argv + argc), io);
 }

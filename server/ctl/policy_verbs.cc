@@ -113,7 +113,7 @@ void PrintInForce(Context& context, const v1::GetPolicyReply& policy,
     context.io.out << Line(json);
     return;
   }
-  context.io.out << "policy " << Headline(policy, change) << " at version "
+  context.io.out << "policy " << Headline(policy, change) << " at step "
                  << change.version() << "\n";
 }
 
@@ -187,7 +187,7 @@ absl::Status RunPolicyGet(Context& context) {
     out << Line(PolicyJson(policy));
     return absl::OkStatus();
   }
-  out << policy.policy() << ", since version " << PolicyVersion(policy) << "\n";
+  out << policy.policy() << ", since step " << PolicyVersion(policy) << "\n";
   const Settings pending = Sorted(policy.pending());
   if (!pending.empty()) {
     out << "change to " << absl::StrJoin(pending, " ", absl::PairFormatter("="))
@@ -212,7 +212,7 @@ absl::Status RunPolicyHistory(Context& context) {
     context.io.out << Line({{"run", policy.run_id()}, {"changes", changes}});
     return absl::OkStatus();
   }
-  Table table({"change", "version", "samples", "policy"});
+  Table table({"change", "step", "samples", "policy"});
   for (const v1::PolicyChange& change : policy.history()) {
     const bool first = &change == &policy.history(0);
     table.Add({absl::StrCat(change.policy_epoch()),

@@ -30,7 +30,7 @@ absl::Status RunDrain(Context& context) {
                                   absl::StatusCode::kFailedPrecondition,
                                   "`cohortctl status` tells how it ended"));
   COHORT_RETURN_IF_ERROR(
-      PrintVersion(context, "draining since version ", reply->version(),
+      PrintVersion(context, "draining since step ", reply->version(),
                    ": the run ends with the step in progress"));
   if (!context.json) {
     context.io.err << "`cohortctl status --watch` follows it to its end"
@@ -45,7 +45,7 @@ absl::Status RunCheckpointSave(Context& context) {
       WithNext(reply.status(), absl::StatusCode::kFailedPrecondition,
                "checkpoints need a server with --checkpoint_dir=PATH and a "
                "worker that has registered its model"));
-  return PrintVersion(context, "checkpoint of version ", reply->version(),
+  return PrintVersion(context, "checkpoint of step ", reply->version(),
                       " is safe");
 }
 
@@ -55,8 +55,8 @@ absl::Status RunExport(Context& context) {
       WithNext(reply.status(), absl::StatusCode::kFailedPrecondition,
                "exports need a server with --results_dir=PATH and a worker "
                "that has registered its model"));
-  return PrintVersion(context, "model.safetensors of version ",
-                      reply->version(), " is in the server's --results_dir");
+  return PrintVersion(context, "model.safetensors of step ", reply->version(),
+                      " is in the server's --results_dir");
 }
 
 absl::Status RunStatisticsCollect(Context& context) {
@@ -74,7 +74,7 @@ absl::Status RunStatisticsCollect(Context& context) {
     return absl::OkStatus();
   }
   context.io.out << "collecting statistics over " << reply->batches()
-                 << " batches with the weights of version " << reply->version()
+                 << " batches with the weights of step " << reply->version()
                  << "\n";
   context.io.err << "the server evaluates them when all are in" << std::endl;
   return absl::OkStatus();

@@ -17,8 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 std::string PolicyText(const v1::GetPolicyReply& policy) {
-  return absl::StrCat(policy.policy(), ", since version ",
-                      PolicyVersion(policy));
+  return absl::StrCat(policy.policy(), ", since step ", PolicyVersion(policy));
 }
 
 int LiveWorkers(const v1::Status& status) {
@@ -80,7 +79,7 @@ std::string OverviewText(const Overview& overview, bool bold) {
   };
   line("run", absl::StrCat(status.run_id(), " at ", overview.server));
   line("state", Bold(Printable(status.state()), bold));
-  line("version", absl::StrCat(status.version()));
+  line("step", absl::StrCat(status.version()));
   line("epoch", EpochText(status));
   if (status.has_train_loss()) {
     line("loss", absl::StrFormat("%.4f", status.train_loss()));
@@ -94,7 +93,7 @@ std::string OverviewText(const Overview& overview, bool bold) {
   const StalenessCounts staleness(status.staleness().begin(),
                                   status.staleness().end());
   if (!staleness.empty()) {
-    line("staleness", absl::StrCat("versions ", StalenessText(staleness)));
+    line("staleness", absl::StrCat("steps ", StalenessText(staleness)));
   }
   if (!overview.policy.pending().empty()) {
     line("change to", PendingText(overview.policy));
@@ -105,7 +104,7 @@ std::string OverviewText(const Overview& overview, bool bold) {
 std::string OverviewLine(const Overview& overview) {
   const v1::Status& status = overview.status;
   std::string text =
-      absl::StrCat("version ", status.version(), ", epoch ", EpochText(status));
+      absl::StrCat("step ", status.version(), ", epoch ", EpochText(status));
   if (status.has_train_loss()) {
     absl::StrAppendFormat(&text, ", loss %.4f", status.train_loss());
   }

@@ -30,15 +30,19 @@ std::string ClassIouText(const v1::Status& status) {
 
 }  // namespace
 
+int64_t EpochNumber(const v1::Status& status) {
+  if (status.epochs() < 1) return 0;
+  return std::clamp<int64_t>(status.data_epoch(), 0, status.epochs() - 1) + 1;
+}
+
 std::string EpochText(const v1::Status& status) {
   const int64_t per_epoch =
       status.samples_total() / std::max<int64_t>(status.epochs(), 1);
   if (per_epoch <= 0) return absl::StrCat("0 of ", status.epochs());
-  const int64_t epoch =
-      std::clamp<int64_t>(status.data_epoch(), 0, status.epochs() - 1);
-  const int64_t done =
-      std::clamp<int64_t>(status.samples() - epoch * per_epoch, 0, per_epoch);
-  return absl::StrFormat("%d of %d (%d %%)", epoch + 1, status.epochs(),
+  const int64_t epoch = EpochNumber(status);
+  const int64_t done = std::clamp<int64_t>(
+      status.samples() - (epoch - 1) * per_epoch, 0, per_epoch);
+  return absl::StrFormat("%d of %d, %d %% of it", epoch, status.epochs(),
                          100 * done / per_epoch);
 }
 

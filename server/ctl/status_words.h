@@ -13,7 +13,9 @@ namespace cohort {
 // The name of the measure that has a value for each class.
 inline constexpr char kIouByClass[] = "IoU by class";
 
-// "2 of 4 (37 %)".
+// The one that is trained, from 1; 0: there is none.
+int64_t EpochNumber(const v1::Status& status);
+// "2 of 4, 37 % of it".
 std::string EpochText(const v1::Status& status);
 // "10 images/s, ETA 25 s".
 std::string RateText(const v1::Status& status);

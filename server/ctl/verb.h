@@ -38,6 +38,8 @@ struct CtlIo {
   // `out` may be rewritten in place, and coloured.
   bool terminal = false;
   bool color = false;
+  // "NAME=value" each.
+  absl::Span<const std::string> environment = {};
   // Of the terminal, at this moment.
   std::function<ScreenSize()> screen = [] { return ScreenSize(); };
 };

@@ -6,7 +6,8 @@ absl::Span<const FlagSpec> CommonFlags() {
   static constexpr FlagSpec kFlags[] = {
       {.name = "server",
        .value = "HOST:PORT",
-       .help = "address of the server (default 127.0.0.1:7070)"},
+       .help =
+           "address of the server (default: COHORT_SERVER, or 127.0.0.1:7070)"},
       {.name = "json",
        .value = "",
        .help = "print the result as JSON, in one line"},
@@ -136,8 +137,9 @@ absl::Span<const Verb> Verbs() {
            "looks for what keeps a run from working, and says what helps",
        .flags = {{.name = "ops",
                   .value = "HOST:PORT",
-                  .help = "operations port of the server (default: port 7071 "
-                          "beside --server)"},
+                  .help =
+                      "operations port of the server (default: the one that "
+                      "it names)"},
                  {.name = "results_dir",
                   .value = "DIR",
                   .help = "a folder that the server is to write into"},
@@ -157,7 +159,7 @@ absl::Span<const Verb> Verbs() {
                  {.name = "ops",
                   .value = "HOST:PORT",
                   .help = "operations port of the server, for its metrics "
-                          "(default: port 7071 beside --server)"},
+                          "(default: the one that it names)"},
                  {.name = "results_dir",
                   .value = "DIR",
                   .help = "the server's; its history.csv is taken"},
@@ -200,7 +202,7 @@ absl::Span<const Verb> Verbs() {
                     "cohortctl policy set --learning_rate=0.01 --dry_run"},
        .run = &RunPolicySet},
       {.name = "policy history",
-       .summary = "every change of settings, and at which version",
+       .summary = "every change of settings, and at which step",
        .examples = {"cohortctl policy history"},
        .run = &RunPolicyHistory},
       {.name = "workers list",
@@ -249,7 +251,7 @@ absl::Span<const Verb> Verbs() {
                   .help = "what the server has as --checkpoint_dir"},
                  {.name = "checkpoint",
                   .value = "N",
-                  .help = "only those of version N (default: all)"}},
+                  .help = "only those of step N (default: all)"}},
        .local = true,
        .examples = {"cohortctl checkpoint verify --dir=state",
                     "cohortctl checkpoint verify --dir=state "

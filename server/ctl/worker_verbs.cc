@@ -88,7 +88,7 @@ absl::Status RunWorkersDrain(Context& context) {
         << "\n";
     return absl::OkStatus();
   }
-  context.io.out << "worker " << rank << " has left at version " << version
+  context.io.out << "worker " << rank << " has left at step " << version
                  << "\n";
   context.io.err << "`cohortctl status` tells whether the run waits for a "
                     "replacement"
@@ -114,8 +114,8 @@ absl::Status RunWorkersEvict(Context& context) {
                    << "\n";
     return absl::OkStatus();
   }
-  context.io.out << "worker " << rank << " evicted at version "
-                 << reply->version() << "\n";
+  context.io.out << "worker " << rank << " evicted at step " << reply->version()
+                 << "\n";
   context.io.err << "`cohortctl status` tells whether the run waits for a "
                     "replacement"
                  << std::endl;

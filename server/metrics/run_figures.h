@@ -58,6 +58,8 @@ struct CheckpointFigures {
   std::optional<int64_t> version;
   // Seconds since 1970; absent: there is none.
   std::optional<double> written_at;
+  // Of the model that was exported last, by this process.
+  std::optional<int64_t> model_version;
   int64_t restored = 0;
   int64_t damaged_skipped = 0;
   double restore_seconds = 0;

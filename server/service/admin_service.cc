@@ -91,8 +91,16 @@ void ToProto(const EvaluationSums& test, v1::Status& proto) {
   }
 }
 
-v1::Status ToProto(const StatusView& view, double samples_per_second) {
+v1::Status ToProto(const StatusView& view, double samples_per_second,
+                   const AdminActions& actions) {
   v1::Status proto;
+  const absl::string_view phase = PhaseName(view.phase);
+  proto.set_phase(phase.data(), phase.size());
+  for (Rank rank : view.waited_for) proto.add_waited_for(rank.value());
+  proto.set_waiting_ms(absl::ToInt64Milliseconds(view.waiting));
+  if (actions.ops_address != nullptr) {
+    proto.set_ops_address(actions.ops_address());
+  }
   proto.set_run_id(view.run_id);
   proto.set_state(view.state);
   proto.set_version(view.version.value());
@@ -133,8 +141,13 @@ class WatchReactor final
     : public QueuedWrites<grpc::ServerWriteReactor<v1::Status>, v1::Status,
                           Stream> {
  public:
-  WatchReactor(Shard& shard, absl::Duration interval)
-      : QueuedWrites(shard.streams()), shard_(shard), interval_(interval) {}
+  // `actions` must outlive the stream.
+  WatchReactor(Shard& shard, const AdminActions& actions,
+               absl::Duration interval)
+      : QueuedWrites(shard.streams()),
+        shard_(shard),
+        actions_(actions),
+        interval_(interval) {}
 
   void Start() {
     Begin();
@@ -154,7 +167,7 @@ class WatchReactor final
     if (ended()) return false;
     if (now < due_ || !idle()) return true;
     due_ = now + interval_;
-    Send(ToProto(shard_.Status(), samples_per_second));
+    Send(ToProto(shard_.Status(), samples_per_second, actions_));
     return true;
   }
 
@@ -162,6 +175,7 @@ class WatchReactor final
 
  private:
   Shard& shard_;
+  const AdminActions& actions_;
   const absl::Duration interval_;
   Instant due_;
 };
@@ -178,7 +192,7 @@ class AdminService final : public v1::Admin::CallbackService {
                                       const v1::GetStatusRequest*,
                                       v1::Status* reply) override {
     if (actions_.on_status != nullptr) actions_.on_status();
-    *reply = ToProto(shard_.Status(), SamplesPerSecond());
+    *reply = ToProto(shard_.Status(), SamplesPerSecond(), actions_);
     return Finish(context, absl::OkStatus());
   }
 
@@ -186,7 +200,7 @@ class AdminService final : public v1::Admin::CallbackService {
       grpc::CallbackServerContext*,
       const v1::WatchStatusRequest* request) override {
     const auto watch = std::make_shared<WatchReactor>(
-        shard_, absl::Milliseconds(request->interval_ms()));
+        shard_, actions_, absl::Milliseconds(request->interval_ms()));
     watch->Start();
     MutexLock lock(mu_);
     watches_.push_back(watch);

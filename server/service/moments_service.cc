@@ -1,5 +1,6 @@
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -57,12 +58,13 @@ class ReduceReactor final
 
   void SendResults(
       absl::Span<const effect::ReduceResult* const> results) override {
-    v1::ReduceReply reply;
-    Describe(*results.front(), reply);
-    for (const effect::ReduceResult* further : results.subspan(1)) {
-      Describe(*further, *reply.add_further());
+    // Relaxed: nothing else is published with it, and a request was read before
+    // there can be a result for it.
+    const bool together = takes_further_.load(std::memory_order_relaxed);
+    const size_t each = together ? results.size() : 1;
+    for (size_t i = 0; i < results.size(); i += each) {
+      SendTogether(results.subspan(i, each));
     }
-    Send(std::move(reply));
   }
 
   void SendAborted(const effect::ReduceAborted& aborted) override {
@@ -76,6 +78,8 @@ class ReduceReactor final
   absl::Status OnMessage(const v1::ReduceRequest& request) override {
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(request.sender()));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
+    takes_further_.store(request.takes_further_results(),
+                         std::memory_order_relaxed);
     if (request.further_size() >= kContributionsMax) {
       return absl::InvalidArgumentError(absl::StrCat(
           "rendezvous: got ", request.further_size() + 1,
@@ -93,7 +97,18 @@ class ReduceReactor final
   }
 
  private:
+  void SendTogether(absl::Span<const effect::ReduceResult* const> results) {
+    v1::ReduceReply reply;
+    Describe(*results.front(), reply);
+    for (const effect::ReduceResult* further : results.subspan(1)) {
+      Describe(*further, *reply.add_further());
+    }
+    Send(std::move(reply));
+  }
+
   Shard& shard_;
+  // Whether the client reads ReduceReply.further, as its newest request says.
+  std::atomic<bool> takes_further_ = false;
   // Used by the reading side only.
   OneSender one_sender_;
 };

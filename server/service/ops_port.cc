@@ -16,6 +16,9 @@
 namespace cohort {
 namespace {
 
+// As POLL_MS of status_page/page.js.
+constexpr absl::Duration kPageInterval = absl::Seconds(1);
+
 using Collectors = std::vector<std::unique_ptr<const prometheus::Collectable>>;
 
 Collectors MakeCollectors(const FiguresSource& figures) {
@@ -53,13 +56,15 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
       PageRoutes([&figures = port->figures_] { return figures.Newest(); });
   routes.merge(OpsRoutes({.metrics = port->metrics_,
                           .ready = [&port = *port] { return port.ready(); }}));
-  for (const char* watched : {"/metrics", "/status.json"}) {
+  const auto watch = [&](const char* watched, absl::Duration again) {
     HttpHandler& handler = routes.at(watched);
-    handler = [&watchers = sources.watchers, watched, answer = handler] {
-      watchers.Asked(watched);
+    handler = [&watchers = sources.watchers, watched, again, answer = handler] {
+      watchers.Asked(watched, again);
       return answer();
     };
-  }
+  };
+  watch("/status.json", kPageInterval);
+  watch("/metrics", absl::ZeroDuration());
   absl::StatusOr<std::unique_ptr<HttpServer>> http =
       StartHttpServer({.listen = options.listen,
                        .insecure = options.insecure,

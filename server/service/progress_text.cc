@@ -23,8 +23,8 @@ std::string Epoch(const StatusView& status) {
   const int64_t epoch = std::min(status.data_epoch, status.epochs - 1);
   const int64_t done =
       std::clamp<int64_t>(status.samples - epoch * per_epoch, 0, per_epoch);
-  return absl::StrFormat("epoch %d of %d (%d %%)", epoch + 1, status.epochs,
-                         100 * done / per_epoch);
+  return absl::StrFormat("epoch %d of %d, %d %% of it", epoch + 1,
+                         status.epochs, 100 * done / per_epoch);
 }
 
 }  // namespace
@@ -95,6 +95,28 @@ std::string ProgressText(const StatusView& status, double samples_per_second) {
   absl::StrAppend(&text, ", workers ", status.workers_live, "/",
                   status.workers_expected, ", ", status.policy);
   return text;
+}
+
+void PrintMeasures(const EvaluationRecord& evaluation,
+                   const SharedSnapshot& model, std::ostream& out) {
+  if (model != nullptr && model->version != evaluation.version) {
+    out << "the test is of step " << evaluation.version
+        << "; the model, of step " << model->version << ", was not tested\n";
+  }
+  const std::vector<EvaluationResult>& results = evaluation.results;
+  for (size_t i = 0; i < results.size() && results.size() > 1; ++i) {
+    const EvaluationSums& sums = results[i].sums;
+    out << "test " << MainMeasureName(sums) << " with "
+        << StatisticsName(results[i].statistics) << " statistics "
+        << PercentText(MainMeasure(sums)) << '\n';
+  }
+  const EvaluationSums& sums = evaluation.sums();
+  for (const std::string& text : ClassIouTexts(sums)) {
+    out << "test " << text << '\n';
+  }
+  const std::string side = SideMeasureText(sums);
+  if (!side.empty()) out << "test " << side << '\n';
+  out << "test " << MainMeasureText(sums) << '\n';
 }
 
 void ProgressLine::Show(std::ostream& out, absl::string_view text,

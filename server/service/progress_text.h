@@ -41,6 +41,11 @@ std::string RateText(double samples_per_second);
 // sentence about it.
 std::string ProgressText(const StatusView& status, double samples_per_second);
 
+// What the last evaluation of a run measured, in lines; the measure that counts
+// stands last. `model`: what was written; may be null.
+void PrintMeasures(const EvaluationRecord& evaluation,
+                   const SharedSnapshot& model, std::ostream& out);
+
 // A line of a terminal that is written again and again.
 class ProgressLine {
  public:

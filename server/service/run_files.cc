@@ -145,12 +145,12 @@ void RunFiles::OnWritten(const Written& written, Instant begin,
                                            : figures_.failed_io);
     }
     Log(LogLevel::kError,
-        absl::StrCat("checkpoint of version ", version.value(),
+        absl::StrCat("checkpoint of step ", version.value(),
                      " failed, and no more are written: ", status.message()));
     return;
   }
   Log(LogLevel::kInfo,
-      absl::StrCat("checkpoint of version ", version.value(), " is safe"));
+      absl::StrCat("checkpoint of step ", version.value(), " is safe"));
   const int64_t bytes = NewestCheckpointBytes(files_, options_.checkpoint_dir);
   MutexLock lock(mu_);
   last_written_ = written;
@@ -180,7 +180,7 @@ void RunFiles::OfferCheckpoint(RunState state) {
     ++checkpoints_skipped_;
   }
   Log(LogLevel::kWarning,
-      absl::StrCat("checkpoint of version ", offered.version.value(),
+      absl::StrCat("checkpoint of step ", offered.version.value(),
                    " skipped: ", accepted.message()));
 }
 
@@ -224,7 +224,11 @@ absl::Status RunFiles::WriteModel(const RegisteredModel& model,
     return absl::FailedPreconditionError(
         "the server was started without --results_dir");
   }
-  return cohort::WriteModel(files_, model_path(), model, snapshot);
+  COHORT_RETURN_IF_ERROR(
+      cohort::WriteModel(files_, model_path(), model, snapshot));
+  MutexLock lock(mu_);
+  figures_.model_version = snapshot.version.value();
+  return absl::OkStatus();
 }
 
 absl::Status RunFiles::WriteStaleness(const StalenessCounts& counts) {

@@ -415,8 +415,8 @@ void RunRecorder::WriteChange(const PolicyRecord& record,
 
 void RunRecorder::PrintChange(const Change& change) {
   line_.Clear(out_);
-  out_ << "policy " << change.headline << " at version "
-       << change.record.version << '\n'
+  out_ << "policy " << change.headline << " at step " << change.record.version
+       << '\n'
        << std::flush;
 }
 
@@ -431,10 +431,10 @@ void RunRecorder::PrintEvaluation(const Row& row) {
               "epoch %d: test %s, %s%sloss %.4f, %s%s\n", record.epochs,
               MainMeasureText(result.sums), side, side.empty() ? "" : ", ",
               result.loss(), HumanDuration(Elapsed(row.at)),
-              named ? absl::StrCat(", ", StatisticsName(result.statistics),
-                                   " statistics of version ",
-                                   record.version.value())
-                    : "")
+              named
+                  ? absl::StrCat(", ", StatisticsName(result.statistics),
+                                 " statistics of step ", record.version.value())
+                  : "")
        << std::flush;
 }
 

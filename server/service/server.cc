@@ -16,13 +16,13 @@
 #include "common/formats/file_system.h"
 #include "common/listen_address.h"
 #include "common/log/log.h"
-#include "common/measures.h"
 #include "common/ops/process_collector.h"
 #include "common/staleness_histogram.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "server/core/gradient_budget.h"
 #include "server/service/call_interceptor.h"
+#include "server/service/progress_text.h"
 #include "server/service/services.h"
 
 namespace cohort {
@@ -243,7 +243,7 @@ void Server::PrintStart() {
        << ", waiting for " << coordinator.workers << " workers, "
        << PolicyText(coordinator.policy) << '\n';
   if (restored.has_value()) {
-    out_ << "continuing from " << restored->path << ", version "
+    out_ << "continuing from " << restored->path << ", step "
          << restored->state.snapshot->version << '\n';
   }
   if (ops_ != nullptr) out_ << "page: " << UrlHere(ops_->address()) << '\n';
@@ -272,7 +272,7 @@ absl::Status Server::OpenRecorder() {
   if (restored.has_value()) {
     tally_.Happened({.text = absl::StrCat(
                          "the server was started again; the run goes on from "
-                         "version ",
+                         "step ",
                          restored->state.snapshot->version.value())});
   }
   return absl::OkStatus();
@@ -292,11 +292,16 @@ absl::Status Server::StartOps() {
                       .watchers = watchers_});
   if (!ops.ok()) return ops.status();
   ops_ = *std::move(ops);
+  {
+    MutexLock lock(mu_);
+    ops_address_ = ops_->address();
+  }
   return WriteLine(options_.ops_address_file, ops_->address());
 }
 
 std::string Server::ops_address() const {
-  return ops_ == nullptr ? "" : ops_->address();
+  MutexLock lock(mu_);
+  return ops_address_;
 }
 
 absl::Status Server::Listen() {
@@ -311,7 +316,8 @@ absl::Status Server::Listen() {
       *shard_, {.checkpoint = [this] { return CheckpointNow(); },
                 .export_model = [this] { return ExportNow(); },
                 .keeps_checkpoints = files_->keeps_checkpoints(),
-                .on_status = [this] { watchers_.Asked("status"); }}));
+                .on_status = [this] { watchers_.Asked("status"); },
+                .ops_address = [this] { return ops_address(); }}));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   const CoordinatorOptions& coordinator = options_.coordinator;
@@ -440,7 +446,7 @@ void Server::WriteResults(RunSummary& summary) {
   KeepFirst(summary.files, written);
   Log(written.ok() ? LogLevel::kInfo : LogLevel::kError,
       written.ok()
-          ? absl::StrCat("model of version ", state->snapshot->version.value(),
+          ? absl::StrCat("model of step ", state->snapshot->version.value(),
                          " is in ", files_->model_path())
           : absl::StrCat("the model could not be written: ",
                          written.message()));
@@ -469,12 +475,12 @@ void Server::StayForWatchers() {
   Log(LogLevel::kInfo,
       absl::StrCat("the run can be looked at for ", SecondsText(patience),
                    ", so that those who watch see the end"));
-  const Instant deadline = clock_.Now() + patience;
+  const Instant begin = clock_.Now();
   MutexLock lock(mu_);
   summary_ = summary;
   concluded_ = true;
-  while (!stop_requested_ && clock_.Now() < deadline) {
-    changed_.WaitFor(mu_, deadline - clock_.Now());
+  while (!stop_requested_ && !watchers_.HaveSeen(begin, patience)) {
+    changed_.WaitFor(mu_, kLeavePoll);
   }
 }
 
@@ -495,7 +501,7 @@ void Server::WriteLastCheckpoint(RunSummary& summary) {
 
 void Server::PrintEnd(const RunSummary& summary) {
   if (!summary.outcome.has_value() && summary.snapshot != nullptr) {
-    out_ << "stopped at version " << summary.snapshot->version;
+    out_ << "stopped at step " << summary.snapshot->version;
     if (!files_->keeps_checkpoints()) {
       out_ << "; no checkpoint was written (no --checkpoint_dir)\n";
     } else if (summary.files.ok()) {
@@ -507,36 +513,12 @@ void Server::PrintEnd(const RunSummary& summary) {
   }
   const std::string staleness = StalenessText(shard_->Status().staleness);
   if (!staleness.empty()) {
-    out_ << "staleness of pushes, in versions: " << staleness << '\n';
+    out_ << "staleness of pushes, in steps: " << staleness << '\n';
   }
   if (summary.outcome.has_value() && summary.last_evaluation.has_value()) {
-    PrintMeasures(*summary.last_evaluation, summary.snapshot);
+    PrintMeasures(*summary.last_evaluation, summary.snapshot, out_);
   }
   out_ << std::flush;
-}
-
-// The measure that counts stands last.
-void Server::PrintMeasures(const EvaluationRecord& evaluation,
-                           const SharedSnapshot& model) {
-  if (model != nullptr && model->version != evaluation.version) {
-    out_ << "the test is of version " << evaluation.version
-         << "; the model, of version " << model->version
-         << ", was not tested\n";
-  }
-  const std::vector<EvaluationResult>& results = evaluation.results;
-  for (size_t i = 0; i < results.size() && results.size() > 1; ++i) {
-    const EvaluationSums& sums = results[i].sums;
-    out_ << "test " << MainMeasureName(sums) << " with "
-         << StatisticsName(results[i].statistics) << " statistics "
-         << PercentText(MainMeasure(sums)) << '\n';
-  }
-  const EvaluationSums& sums = evaluation.sums();
-  for (const std::string& text : ClassIouTexts(sums)) {
-    out_ << "test " << text << '\n';
-  }
-  const std::string side = SideMeasureText(sums);
-  if (!side.empty()) out_ << "test " << side << '\n';
-  out_ << "test " << MainMeasureText(sums) << '\n';
 }
 
 absl::StatusOr<Version> Server::CheckpointNow() {

@@ -86,7 +86,7 @@ class Server : private RunListener {
   const std::string& address() const { return address_; }
   int port() const { return port_; }
   // Of the operations port; empty if there is none.
-  std::string ops_address() const;
+  std::string ops_address() const ABSL_LOCKS_EXCLUDED(mu_);
   const std::string& run_id() const { return shard_->run_id(); }
 
   // Blocks until the run is over or a stop is requested, and then until those
@@ -126,9 +126,6 @@ class Server : private RunListener {
   void Conclude(RunSummary& summary);
   void WriteLastCheckpoint(RunSummary& summary);
   void PrintEnd(const RunSummary& summary);
-  // `model`: what was written; may be null.
-  void PrintMeasures(const EvaluationRecord& evaluation,
-                     const SharedSnapshot& model);
 
   void OnCommitted(const CommitRecord& record,
                    const CommitObservation& observation) override;
@@ -151,8 +148,10 @@ class Server : private RunListener {
   GrpcMetrics grpc_metrics_;
   Watchers watchers_{clock_};
 
-  Mutex mu_;
+  mutable Mutex mu_;
   CondVar changed_;
+  // Empty until there is one: calls are served before.
+  std::string ops_address_ ABSL_GUARDED_BY(mu_);
   bool stop_requested_ ABSL_GUARDED_BY(mu_) = false;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;

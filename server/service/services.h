@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "common/ids.h"
@@ -28,6 +29,8 @@ struct AdminActions {
   bool keeps_checkpoints = false;
   // Called whenever somebody asks for the status; must not block. May be null.
   std::function<void()> on_status;
+  // host:port of the operations port; empty: there is none. May be null.
+  std::function<std::string()> ops_address;
 };
 
 std::unique_ptr<grpc::Service> MakeAdminService(Shard& shard,

@@ -18,6 +18,9 @@ const LOOKS = {
 const SPEED_WINDOW = 1 / 40;
 const SPEED_WINDOW_MIN_S = 2;
 
+// A row of history.csv, from which curves are continued, holds as many.
+const RECORDED_STEPS = 50;
+
 const color = (name) =>
     getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -102,10 +105,22 @@ function changeText(changed) {
   return text.length > 22 ? `${text.slice(0, 21)}…` : text;
 }
 
+// Where the curves begin, if a server that was started again has no records of
+// what came before; a point of a long run stands for many steps.
+function gapEnd(status) {
+  const [first, second] = status.curves?.train ?? [];
+  if (!status.checkpoint?.restored || first === undefined) return null;
+  const width = Math.max(RECORDED_STEPS, (second ?? first).version - first.version);
+  return first.version > 2 * width ? first.version : null;
+}
+
 function marksOf(status) {
-  return (status.policy?.history ?? [])
+  const marks = (status.policy?.history ?? [])
       .filter(isChange)
       .map((change) => ({x: change.version, text: changeText(change.changed)}));
+  const gap = gapEnd(status);
+  return gap === null ? marks :
+                        [{x: gap, text: 'recorded from here'}, ...marks];
 }
 
 // Draws a line at each change, and says what it was where there is room.
@@ -281,10 +296,9 @@ class Curve {
     this.chart.data.datasets = datasets.map((dataset, i) =>
       Object.assign(this.chart.data.datasets[i] ?? {}, dataset));
     this.chart.$marks = marksOf(status);
-    const train = status.curves?.train ?? [];
-    this.chart.options.scales.x.min = train[0]?.version ?? 0;
-    this.chart.options.scales.x.max =
-        Math.max(status.version, (train[0]?.version ?? 0) + 1);
+    // Those of the whole run, also where the first of them were not recorded.
+    this.chart.options.scales.x.min = 0;
+    this.chart.options.scales.x.max = Math.max(status.version, 1);
     // Not in mode 'none', which leaves points in the colours they had.
     this.chart.update();
   }

@@ -200,6 +200,10 @@ function showSafe(status) {
   const failures = checkpoint.failures ?? 0;
   if (checkpoint.enabled === undefined) {
     showTile('tile-safe', UNKNOWN, '');
+  } else if (status.ended && known(checkpoint.model_version)) {
+    const note = [`the model of step ${count(checkpoint.model_version)} is written`];
+    if (failures > 0) note.push(`${plural(failures, 'checkpoint')} failed`);
+    showTile('tile-safe', 'Saved', note.join(' · '), failures > 0 ? 'warning' : '');
   } else if (!checkpoint.enabled) {
     showTile('tile-safe', 'Not saved', 'checkpoints are off', 'notice');
   } else if (!known(checkpoint.version)) {

@@ -37,7 +37,7 @@ export function updatePushes(status) {
   })), decided);
   setText(byId('staleness-note'), decided === 0 ?
       'Under sync no push is stale.' :
-      'Versions between reading weights and changing them, by pushes.');
+      'Steps between reading weights and changing them, by pushes.');
 }
 
 // Cores in use between the last two answers.

@@ -194,6 +194,7 @@ Json CheckpointJson(const RunFigures& figures) {
   return {{"enabled", files.enabled},
           {"version", Maybe(files.version)},
           {"age_seconds", std::move(age)},
+          {"model_version", Maybe(files.model_version)},
           {"failures", files.failed_disk_full + files.failed_io},
           {"restored", files.restored > 0}};
 }

@@ -64,8 +64,12 @@ std::string RunTable(const RunFigures& figures) {
   const CheckpointFigures& files = figures.checkpoint;
   rows.push_back({"Checkpoint", !files.enabled ? "none (no --checkpoint_dir)"
                                 : files.version.has_value()
-                                    ? absl::StrCat("version ", *files.version)
+                                    ? absl::StrCat("step ", *files.version)
                                     : "none yet"});
+  if (files.model_version.has_value()) {
+    rows.push_back({"Model", absl::StrCat("that of step ", *files.model_version,
+                                          " is written")});
+  }
   return Table("Run", {}, rows);
 }
 

@@ -326,6 +326,7 @@ TEST(ClientReduceTest, SeveralGoInOneRequestAndComeBackInOneReply) {
   server.on_reduce = [&](FakeServer::ReduceIo& io) {
     v1::ReduceRequest request;
     while (io.Read(&request)) {
+      EXPECT_TRUE(request.takes_further_results());
       const v1::ReduceRequest further = FurtherOf(request);
       EXPECT_EQ(further.key().layer(), 1);
       EXPECT_EQ(further.count(), 1);

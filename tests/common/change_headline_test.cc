@@ -19,6 +19,24 @@ TEST(ChangeHeadlineTest, ThePolicyStandsFirstAndOldValuesBesideNewOnes) {
       "learning_rate 0.1 -> 0.01");
 }
 
+TEST(ChangeHeadlineTest, NormalisationOnAutoFollowsTheAggregation) {
+  EXPECT_EQ(ChangeHeadline({{"aggregation", "sync"}, {"normalization", "auto"}},
+                           {{"aggregation", "async"}}),
+            "sync -> async, local normalisation");
+  EXPECT_EQ(
+      ChangeHeadline({{"aggregation", "sync"}, {"normalization", "local"}},
+                     {{"aggregation", "async"}}),
+      "sync -> async");
+  EXPECT_EQ(
+      ChangeHeadline({{"aggregation", "async"}, {"normalization", "local"}},
+                     {{"aggregation", "sync"}, {"normalization", "auto"}}),
+      "async -> sync, global normalisation");
+  EXPECT_EQ(
+      ChangeHeadline({{"aggregation", "async"}, {"normalization", "auto"}},
+                     {{"aggregation", "bounded"}}),
+      "async -> bounded");
+}
+
 // Written by a release that did not have the setting.
 TEST(ChangeHeadlineTest, AValueThatWasNotThereIsSaidToBeUnset) {
   EXPECT_EQ(ChangeHeadline({}, {{"lease", "5s"}}), "lease (unset) -> 5s");

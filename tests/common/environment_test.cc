@@ -69,7 +69,7 @@ TEST_F(EnvironmentTest, AnUnknownVariableIsUsageAndGetsASuggestion) {
             "mean COHORT_ROOM_COUNT?");
   EXPECT_THAT(Refusal("COHORT_SOMETHING_ELSE=7", kExitUsage),
               Not(HasSubstr("did you mean")));
-  // A flag of another program, or of a library.
+  // A flag of a library.
   EXPECT_THAT(Refusal("COHORT_GTEST_SHUFFLE=1", kExitUsage),
               HasSubstr("unknown variable"));
 }
@@ -96,6 +96,25 @@ TEST_F(EnvironmentTest, WhatKubernetesAddsForAServiceIsPassedOver) {
 TEST_F(EnvironmentTest, WhatScriptsReadIsPassedOver) {
   EXPECT_TRUE(Set({"COHORT_BIN_DIR=bin", "COHORT_SKIP_DEPS=1"}).ok());
   EXPECT_TRUE(Set({"COHORT_KILLS=3", "COHORT_SIM_SEEDS=9"}).ok());
+}
+
+TEST_F(EnvironmentTest, WhatAnotherProgramReadsIsPassedOver) {
+  EXPECT_TRUE(Set({"COHORT_MODEL=cnn", "COHORT_WORKERS=4",
+                   "COHORT_CHECKPOINT_DIR=state", "COHORT_PRECISION=float32"})
+                  .ok());
+  EXPECT_THAT(given_, IsEmpty());
+  EXPECT_EQ(Refusal("COHORT_CHEKPOINT_DIR=state", kExitUsage),
+            "unknown variable COHORT_CHEKPOINT_DIR in the environment; did you "
+            "mean COHORT_CHECKPOINT_DIR?");
+}
+
+TEST(EnvironmentCheckTest, KnowsWhatAnyProgramReads) {
+  EXPECT_TRUE(CheckVariables({"COHORT_MODEL=cnn", "COHORT_SERVER=a:1",
+                              "COHORT_SOURCE_DIR=src", "PATH=/bin"})
+                  .ok());
+  EXPECT_EQ(std::string(CheckVariables({"COHORT_SEVER=a:1"}).message()),
+            "unknown variable COHORT_SEVER in the environment; did you mean "
+            "COHORT_SERVER?");
 }
 
 TEST(EnvironmentValueTest, IsTheOneOfThatNameOnly) {

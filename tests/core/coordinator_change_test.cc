@@ -37,7 +37,10 @@ TEST(CoordinatorChangeTest, SyncTurnsAsyncAfterTheStepUnderWay) {
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_TRUE(answer->pending);
   EXPECT_EQ(answer->policy_epoch, 2);
-  EXPECT_EQ(answer->text, "aggregation sync -> async");
+  // Normalisation and statistics are on auto, and follow.
+  EXPECT_EQ(answer->text,
+            "aggregation sync -> async: async, local normalisation, async "
+            "statistics");
   EXPECT_THAT(cohort.core().Policy(absl::Seconds(100)).pending_reason,
               HasSubstr("worker 1"));
   EXPECT_THAT(cohort.All<effect::PolicyChanged>(), IsEmpty());
@@ -214,18 +217,16 @@ TEST(CoordinatorChangeTest, MoreWorkersJoinAndFewerAreSentHome) {
   ASSERT_TRUE(cohort.Change({{"workers", "1"}}).ok());
   for (Rank rank : {kRank0, kRank1, kRank2}) cohort.Push(rank, PushOf(0));
   EXPECT_EQ(cohort.told(kRank2).kind, AssignmentKind::kFinished);
+  EXPECT_FALSE(cohort.told(kRank2).unfinished);
   EXPECT_EQ(cohort.told(kRank1).reason, "the run goes on with 1 workers");
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
   EXPECT_TRUE(Trains(cohort, kRank0));
   // A replacement that its starter had already ordered is no mistake.
-  EXPECT_EQ(cohort.Join(kRank2),
-            absl::OutOfRangeError("rank 2 is not needed any more: the run goes "
-                                  "on with 1 workers"));
-  // No rank that there ever was.
-  Effects out;
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      cohort.core().Join(SessionId(90), {.rank = Rank(3), .batch_size = 1},
-                         absl::Seconds(1), out)));
+  EXPECT_EQ(
+      cohort.Join(kRank2),
+      absl::OutOfRangeError(
+          "rank 2 is not needed any more: the run goes on with 1 workers, "
+          "ranks 0 to 0; `cohortctl policy set --workers` changes that"));
 }
 
 TEST(CoordinatorChangeTest, AnEvictedRankIsLost) {
@@ -257,6 +258,7 @@ TEST(CoordinatorChangeTest, ADrainedWorkerLeavesAfterItsPushCounted) {
     cohort.Push(kRank1, PushOf(0));
     EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
     EXPECT_EQ(cohort.told(kRank1).reason, "drained: told to");
+    EXPECT_TRUE(cohort.told(kRank1).unfinished);
     EXPECT_TRUE(Trains(cohort, kRank0));
     const Version before = cohort.snapshot()->version;
     cohort.Leave(kRank1);
@@ -340,7 +342,9 @@ TEST(CoordinatorChangeTest, ADryRunOnlyAnswers) {
       absl::Seconds(101), out);
   ASSERT_TRUE(answer.ok());
   EXPECT_TRUE(answer->pending);
-  EXPECT_EQ(answer->text, "aggregation sync -> async, lease 10s -> 3s");
+  EXPECT_EQ(answer->text,
+            "aggregation sync -> async, lease 10s -> 3s: async, local "
+            "normalisation, async statistics");
   EXPECT_THAT(out, IsEmpty());
   EXPECT_THAT(cohort.core().Policy({}).pending, IsEmpty());
 }

@@ -7,6 +7,8 @@
 namespace cohort {
 namespace {
 
+using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr absl::Duration kStep = absl::Minutes(5);
@@ -104,6 +106,8 @@ TEST(CoordinatorDeadlineTest, WithoutAReplacementTheRunEnds) {
   EXPECT_EQ(ended[0].reason, "no replacement for rank 0 in 601 s");
   EXPECT_NE(ended[0].snapshot, nullptr);
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
+  // A server that is started again needs it.
+  EXPECT_TRUE(cohort.told(kRank1).unfinished);
 }
 
 // Rank 0's push was complete when it was lost, so rank 1's would commit.
@@ -142,6 +146,11 @@ TEST(CoordinatorDeadlineTest, ContinueGivesUpOnlyWithNobodyLeft) {
   }
   EXPECT_FALSE(cohort.core().ended());
   cohort.Leave(kRank1);
+  const StatusView halted = cohort.core().Status(absl::Seconds(1000));
+  EXPECT_EQ(halted.phase, StatusView::Phase::kWaiting);
+  EXPECT_THAT(halted.waited_for, ElementsAre(kRank0, kRank1));
+  EXPECT_THAT(halted.state,
+              HasSubstr("waiting for a replacement of workers 0, 1"));
   cohort.Pass(kABit);
   const auto ended = cohort.All<effect::RunEnded>();
   ASSERT_EQ(ended.size(), 1);

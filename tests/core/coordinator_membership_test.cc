@@ -26,14 +26,25 @@ TEST(CoordinatorMembershipTest, WithoutARankTheLowestVacantOneIsGiven) {
   EXPECT_THAT(std::string(full.message()), HasSubstr("all 2 ranks are taken"));
 }
 
-TEST(CoordinatorMembershipTest, RefusesWhatCanNeverBeRight) {
+// What starts workers may count one more than the server.
+TEST(CoordinatorMembershipTest, ARankBeyondTheCohortIsNotNeeded) {
   Coordinator core(SmallSetup().options);
   Effects out;
   JoinRequest far = Anyone();
   far.rank = Rank(2);
   EXPECT_EQ(core.Join(SessionId(1), far, kNow, out),
-            absl::InvalidArgumentError(
-                "join: got --rank=2, want 0 to 1, of --workers=2"));
+            absl::OutOfRangeError(
+                "rank 2 is not needed: the run has 2 workers, ranks 0 to 1; "
+                "`cohortctl policy set --workers` changes that"));
+}
+
+TEST(CoordinatorMembershipTest, RefusesWhatCanNeverBeRight) {
+  Coordinator core(SmallSetup().options);
+  Effects out;
+  JoinRequest negative = Anyone();
+  negative.rank = Rank(-1);
+  EXPECT_EQ(core.Join(SessionId(1), negative, kNow, out),
+            absl::InvalidArgumentError("join: got --rank=-1, want 0 or more"));
   JoinRequest empty = Anyone();
   empty.batch_size = 0;
   EXPECT_EQ(

@@ -370,7 +370,7 @@ TEST(CoordinatorStatisticsTest, WhatIsNotFiniteIsNamedAndLeavesAfterAsItWas) {
   Work(cohort, kRank1);
   EXPECT_THAT(cohort.log(),
               HasSubstr("the statistics 'after' stay as they were: rank 1: "
-                        "moments of bn are not finite in batch 1 at version "
+                        "moments of bn are not finite in batch 1 at step "
                         "2"));
   cohort.EvaluateAll();
   EXPECT_TRUE(cohort.core().ended());

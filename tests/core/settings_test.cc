@@ -50,6 +50,19 @@ TEST(SettingsTest, EveryNameIsPrinted) {
   }
 }
 
+// Completion offers them.
+TEST(SettingsTest, EveryWordOfASettingIsTaken) {
+  EXPECT_EQ(SettingWords("aggregation"),
+            (std::vector<std::string>{"sync", "bounded", "async"}));
+  EXPECT_TRUE(SettingWords("learning_rate").empty());
+  for (const std::string& name : SettingNames()) {
+    for (const std::string& word : SettingWords(name)) {
+      CoordinatorOptions options;
+      EXPECT_TRUE(SetSetting(name, word, options).ok()) << name << " " << word;
+    }
+  }
+}
+
 TEST(SettingsTest, LeasesActAtOnceAndPoliciesAtAVersion) {
   EXPECT_TRUE(ActsAtOnce("lease"));
   EXPECT_TRUE(ActsAtOnce("on_worker_loss"));

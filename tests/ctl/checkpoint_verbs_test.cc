@@ -65,9 +65,8 @@ TEST_F(CheckpointVerbsTest, ListTellsVersionAgeSizeAndWhetherComplete) {
   EXPECT_EQ(list.err, "");
   EXPECT_THAT(
       list.out,
-      StartsWith("checkpoint               version  age        size     "
-                 "complete\n"
-                 "checkpoint-000000000007  7        2 h 5 min  "));
+      StartsWith("checkpoint               step  age        size     complete\n"
+                 "checkpoint-000000000007  7     2 h 5 min  "));
   const nlohmann::json json = Json("checkpoint list");
   EXPECT_EQ(json["dir"], dir_.path());
   ASSERT_EQ(json["checkpoints"].size(), 2u);
@@ -109,8 +108,8 @@ TEST_F(CheckpointVerbsTest, VerifyOfWholeOnesIsExitCode0) {
   EXPECT_EQ(verified.code, 0);
   EXPECT_EQ(verified.err, "");
   EXPECT_THAT(verified.out,
-              StartsWith("checkpoint               version  size     result\n"
-                         "checkpoint-000000000007  7        "));
+              StartsWith("checkpoint               step  size     result\n"
+                         "checkpoint-000000000007  7     "));
   const nlohmann::json json = Json("checkpoint verify");
   EXPECT_EQ(json["ok"], true);
   ASSERT_EQ(json["checkpoints"].size(), 2u);
@@ -131,7 +130,7 @@ TEST_F(CheckpointVerbsTest, VerifyNamesTheDamagedFileAndIsExitCode7) {
   EXPECT_THAT(verified.err, HasSubstr(", want "));
   EXPECT_THAT(verified.err,
               HasSubstr("\nA server with --resume passes what is damaged over "
-                        "and goes on from version 7\n"));
+                        "and goes on from step 7\n"));
   const nlohmann::json json = Json("checkpoint verify");
   EXPECT_EQ(json["ok"], false);
   EXPECT_EQ(json["checkpoints"][0]["result"], "ok");
@@ -174,9 +173,9 @@ TEST_F(CheckpointVerbsTest, VerifyTakesOneVersionAndKnowsTheOthers) {
   EXPECT_EQ(none.err, "cohortctl: --checkpoint: got 8, want one of 7, 1200\n");
   const CtlResult word = Run("checkpoint verify --checkpoint=newest");
   EXPECT_EQ(word.code, 3);
-  EXPECT_EQ(word.err,
-            "cohortctl: --checkpoint: got 'newest', want a version such as "
-            "1200\n");
+  EXPECT_EQ(
+      word.err,
+      "cohortctl: --checkpoint: got 'newest', want a step such as 1200\n");
 }
 
 TEST_F(CheckpointVerbsTest, FoldersThatAreNoServersAreRefused) {

@@ -43,7 +43,7 @@ Verbs:
   health              asks an operations port whether its process is ready
   policy get          the settings in force, and the change under way
   policy set          changes settings while the run goes on
-  policy history      every change of settings, and at which version
+  policy history      every change of settings, and at which step
   workers list        who holds which rank, and when it was last heard from
   workers drain       has a worker leave after its step, so that nothing is lost
   workers evict       ends the life that holds a rank, as if it had died
@@ -207,6 +207,27 @@ Flags:
 )");
 }
 
+TEST(CtlCommandTest, TheEnvironmentNamesTheServerAndAFlagWins) {
+  CtlHarness ctl;
+  ctl.environment = {absl::StrCat("COHORT_SERVER=", ctl.server.address()),
+                     // Of other programs.
+                     "COHORT_WORKERS=4", "COHORT_MODEL=cnn"};
+  EXPECT_EQ(ctl.RunPlain("status").code, 0);
+  ctl.environment = {"COHORT_SERVER=127.0.0.1:1"};
+  EXPECT_EQ(ctl.Run("status").code, 0);
+}
+
+TEST(CtlCommandTest, AMisspeltVariableIsRefusedWithItsNearestName) {
+  CtlHarness ctl;
+  ctl.environment = {"COHORT_SEVER=127.0.0.1:1"};
+  const CtlResult result = ctl.Run("status");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.err,
+            "cohortctl: unknown variable COHORT_SEVER in the environment; did "
+            "you mean COHORT_SERVER?\n");
+  EXPECT_EQ(ctl.RunPlain("help status").code, 0);
+}
+
 TEST(CtlCommandTest, QuietLeavesResultsAndErrors) {
   CtlHarness ctl;
   ctl.server.on_drain = [](const v1::DrainRequest&) {
@@ -217,7 +238,7 @@ TEST(CtlCommandTest, QuietLeavesResultsAndErrors) {
        {"run drain -q", "run drain --quiet", "-q run drain"}) {
     const CtlResult result = ctl.Run(quiet);
     EXPECT_EQ(result.code, 0) << result.err;
-    EXPECT_THAT(result.out, StartsWith("draining since version 0"));
+    EXPECT_THAT(result.out, StartsWith("draining since step 0"));
     EXPECT_EQ(result.err, "");
   }
   ctl.server.Shutdown();

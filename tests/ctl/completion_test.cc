@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "server/core/settings.h"
 #include "server/ctl/cluster/child_process.h"
 #include "server/ctl/verb.h"
 #include "tests/ctl/ctl_harness.h"
@@ -46,7 +47,7 @@ TEST(CompletionTest, BashOffersVerbsThenTheirFlags) {
   EXPECT_THAT(BashOffers({"po"}), ElementsAre("policy"));
   EXPECT_THAT(BashOffers({"policy", ""}),
               IsSupersetOf({"get", "set", "history"}));
-  EXPECT_THAT(BashOffers({"policy", "set", "--d"}), ElementsAre("--dry_run"));
+  EXPECT_THAT(BashOffers({"policy", "set", "--dr"}), ElementsAre("--dry_run"));
   // Flags may stand before, with their values.
   EXPECT_THAT(BashOffers({"--server", "=", "a:1", "workers", "e"}),
               ElementsAre("evict"));
@@ -56,6 +57,36 @@ TEST(CompletionTest, BashOffersVerbsThenTheirFlags) {
   EXPECT_THAT(BashOffers({"completion", ""}),
               IsSupersetOf({"bash", "zsh", "fish"}));
   EXPECT_THAT(BashOffers({"run", "--lo"}), ElementsAre("--log_dir="));
+}
+
+TEST(CompletionTest, BashOffersSettingsAndTheirWords) {
+  EXPECT_THAT(BashOffers({"policy", "set", "--agg"}),
+              ElementsAre("--aggregation="));
+  EXPECT_THAT(BashOffers({"policy", "set", "--aggregation", "="}),
+              ElementsAre("sync", "bounded", "async"));
+  EXPECT_THAT(BashOffers({"policy", "set", "--aggregation", "=", "b"}),
+              ElementsAre("bounded"));
+  EXPECT_THAT(BashOffers({"policy", "set", "--bn_mixture_variance", "="}),
+              ElementsAre("true", "false"));
+  EXPECT_THAT(BashOffers({"--server", "=", "a:1", "policy", "set",
+                          "--on_worker_loss", "=", "c"}),
+              ElementsAre("continue"));
+  // Not of a verb that changes nothing.
+  EXPECT_THAT(BashOffers({"policy", "get", "--"}),
+              Not(Contains("--aggregation=")));
+}
+
+// Names and words are those of the server's own table.
+TEST(CompletionTest, EveryShellKnowsEverySetting) {
+  for (const char* shell : {"bash", "zsh", "fish"}) {
+    const std::string script = *CompletionScript(shell);
+    for (const std::string& name : SettingNames()) {
+      EXPECT_THAT(script, HasSubstr(name)) << shell;
+      const std::vector<std::string> words = SettingWords(name);
+      if (words.empty()) continue;
+      EXPECT_THAT(script, HasSubstr(absl::StrJoin(words, " "))) << shell;
+    }
+  }
 }
 
 TEST(CompletionTest, EveryShellKnowsEveryVerbAndFlag) {

@@ -122,7 +122,8 @@ CtlResult CtlHarness::RunPlain(const std::string& arguments) {
                  return now_ < interrupt_at;
                },
            .terminal = terminal,
-           .color = color};
+           .color = color,
+           .environment = environment};
   const std::vector<std::string> words =
       absl::StrSplit(arguments, ' ', absl::SkipEmpty());
   const int code = RunCtl(words, io);

@@ -68,6 +68,7 @@ class CtlHarness {
   absl::Duration interrupt_at = absl::InfiniteDuration();
   bool terminal = false;
   bool color = false;
+  std::vector<std::string> environment;
 
  private:
   absl::Duration now_;

@@ -5,7 +5,9 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -48,7 +50,7 @@ TEST(DoctorTest, HealthyRunIsExitCode0) {
   EXPECT_EQ(result.code, 0) << result.out;
   EXPECT_EQ(nlohmann::json::parse(result.out)["ok"], true);
   for (const char* name :
-       {"address", "server", "versions", "clock", "workers"}) {
+       {"address", "server", "run", "versions", "clock", "workers"}) {
     EXPECT_EQ(ChecksOf(result)[name]["result"], "ok") << name;
   }
 }
@@ -125,6 +127,79 @@ TEST(DoctorTest, OpsPortThatWasNamedMustAnswer) {
       ctl.Run("doctor --json --ops=127.0.0.1:1 --timeout=2s");
   EXPECT_EQ(named.code, 1);
   EXPECT_EQ(ChecksOf(named)["ops port"]["result"], "failed");
+}
+
+TEST(DoctorTest, ARunThatWaitsForWhoIsAwayIsExitCode1) {
+  CtlHarness ctl;
+  ctl.server.on_status = [] {
+    v1::Status status = HealthyStatus();
+    status.set_phase("waiting");
+    status.set_state(
+        "waiting for a replacement of worker 1, 40 s, gives up in "
+        "560 s");
+    status.add_waited_for(1);
+    v1::WorkerStatus& away = *status.add_workers();
+    away.set_rank(1);
+    away.set_state("vacant");
+    return status;
+  };
+  const CtlResult result = ctl.Run("doctor --json");
+  EXPECT_EQ(result.code, 1) << result.out;
+  EXPECT_EQ(nlohmann::json::parse(result.out)["ok"], false);
+  EXPECT_EQ(ChecksOf(result)["run"]["result"], "failed");
+  EXPECT_EQ(ChecksOf(result)["run"]["found"],
+            "it does not go on: waiting for a replacement of worker 1, 40 s, "
+            "gives up in 560 s");
+}
+
+TEST(RunCheckTest, TellsAHaltFromADelayAndFromTheEnd) {
+  v1::Status status = ExampleStatus();
+  status.set_phase("training");
+  EXPECT_EQ(CheckRun(status).result, Result::kOk);
+  status.set_phase("waiting");
+  status.set_state("waiting for worker 0, 3 s, gives up in 297 s");
+  status.add_waited_for(0);
+  EXPECT_EQ(CheckRun(status).result, Result::kWarning);
+  status.add_waited_for(1);  // Vacant.
+  EXPECT_EQ(CheckRun(status).result, Result::kFailed);
+  // A server from before the phase.
+  status.clear_phase();
+  status.clear_waited_for();
+  EXPECT_EQ(CheckRun(status).result, Result::kFailed);
+  status.set_ended(true);
+  status.set_state("over: no replacement for rank 1 in 600 s");
+  EXPECT_EQ(CheckRun(status).result, Result::kWarning);
+  status.set_samples(status.samples_total());
+  EXPECT_EQ(CheckRun(status).result, Result::kOk);
+}
+
+TEST(OpsAddressTest, IsTheFlagsThenTheServersThenAGuess) {
+  using From = OpsAddress::From;
+  v1::Status status;
+  const auto of = [&status](const std::optional<std::string>& named) {
+    const OpsAddress ops = OpsAddressOf(named, "host:7070", status);
+    return std::make_pair(ops.address, ops.from);
+  };
+  EXPECT_EQ(of("a:1"), std::make_pair(std::string("a:1"), From::kFlag));
+  EXPECT_EQ(of({}), std::make_pair(std::string("host:7071"), From::kGuess));
+  status.set_ops_address("127.0.0.1:9");
+  EXPECT_EQ(of({}), std::make_pair(std::string("127.0.0.1:9"), From::kServer));
+  status.set_ops_address("0.0.0.0:9");
+  EXPECT_EQ(of({}), std::make_pair(std::string("host:9"), From::kServer));
+  status.set_ops_address("");
+  EXPECT_EQ(of({}), std::make_pair(std::string(), From::kServer));
+}
+
+TEST(OpsCheckTest, SaysWhenItGuessed) {
+  const Check check =
+      CheckOpsPort({.address = "127.0.0.1:1"}, absl::Seconds(2));
+  EXPECT_EQ(check.result, Result::kSkipped);
+  EXPECT_THAT(check.found, HasSubstr("127.0.0.1:1, a guess, does not answer"));
+  EXPECT_EQ(CheckOpsPort(
+                {.address = "127.0.0.1:1", .from = OpsAddress::From::kServer},
+                absl::Seconds(2))
+                .result,
+            Result::kWarning);
 }
 
 TEST(VersionsCheckTest, SameReleaseOfAnotherCommitIsAWarning) {

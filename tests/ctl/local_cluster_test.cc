@@ -69,7 +69,7 @@ class LocalClusterTest : public ::testing::Test {
   absl::Status Start(int32_t workers,
                      std::vector<std::string> server_flags = {},
                      std::vector<std::string> worker_flags = {},
-                     absl::Duration patience = absl::Seconds(10)) {
+                     absl::Duration listen_patience = kTestMax) {
     absl::StatusOr<ClusterPrograms> programs = FindPrograms(folder_.string());
     if (!programs.ok()) return programs.status();
     ClusterHooks hooks;
@@ -90,8 +90,8 @@ class LocalClusterTest : public ::testing::Test {
                              .workers = workers,
                              .server_flags = std::move(server_flags),
                              .worker_flags = std::move(worker_flags),
-                             .listen_patience = patience,
-                             .stop_patience = patience},
+                             .listen_patience = listen_patience,
+                             .stop_patience = stop_patience_},
                             std::move(hooks), clock_);
     if (cluster.ok()) cluster_ = *std::move(cluster);
     return cluster.status();
@@ -137,6 +137,7 @@ class LocalClusterTest : public ::testing::Test {
                                  std::filesystem::perms::owner_all);
   }
 
+  absl::Duration stop_patience_ = kTestMax;
   const SteadyClock clock_{};
   const std::filesystem::path folder_;
   std::map<std::string, std::vector<pid_t>> pids_;
@@ -189,7 +190,8 @@ TEST_F(LocalClusterTest, StopsTheServerFirst) {
 TEST_F(LocalClusterTest, KillsWhatDoesNotStopAndWhatItStarted) {
   Play("trap '' TERM; listen; await never",
        "trap '' TERM; sleep 1000 & echo $! >child; await never");
-  ASSERT_TRUE(Start(1, {}, {}, absl::Milliseconds(300)).ok());
+  stop_patience_ = absl::Milliseconds(300);
+  ASSERT_TRUE(Start(1).ok());
   ASSERT_TRUE(PollUntil([this] { return Exists("child"); }).ok());
   cluster_->Stop();
   EXPECT_THAT(ends_, ElementsAre("server was ended by signal 9 (Killed)",

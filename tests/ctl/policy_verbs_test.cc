@@ -39,7 +39,7 @@ TEST(PolicySetTest, ReportsFromWhichVersionOnItIsInForce) {
   const CtlResult result = ctl.Run(kSetAsync);
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(result.out,
-            "policy sync -> async, local normalisation at version 1234\n");
+            "policy sync -> async, local normalisation at step 1234\n");
   EXPECT_EQ(result.err, "");
 }
 
@@ -141,7 +141,7 @@ TEST(PolicySetTest, ChangeOfSomethingElseIsNotMistakenForItsOwn) {
     return Accepted(2, true);
   };
   EXPECT_EQ(ctl.Run(kSetAsync).out,
-            "policy sync -> async, local normalisation at version 1234\n");
+            "policy sync -> async, local normalisation at step 1234\n");
 }
 
 TEST(PolicySetTest, DryRunAndNowaitReturnAtOnce) {
@@ -244,7 +244,7 @@ TEST(PolicyGetTest, ListsSettingsAndTheChangeUnderWay) {
   CtlHarness ctl;
   ctl.server.on_get = [] { return PendingPolicy(); };
   EXPECT_EQ(ctl.Run("policy get").out,
-            "sync, global normalisation, sync statistics, since version 0\n"
+            "sync, global normalisation, sync statistics, since step 0\n"
             "change to aggregation=async normalization=local: waiting for "
             "worker 1, gives up in 90 s\n"
             "\n"
@@ -270,10 +270,10 @@ TEST(PolicyHistoryTest, ShowsWhatChangedAndAtWhichVersion) {
   CtlHarness ctl;
   ctl.server.on_get = [] { return ChangedPolicy(); };
   EXPECT_EQ(ctl.Run("policy history").out,
-            "change  version  samples  policy\n"
-            "1       0        0        sync, global normalisation, sync "
+            "change  step  samples  policy\n"
+            "1       0     0        sync, global normalisation, sync "
             "statistics\n"
-            "2       1234     9872     sync -> async, local normalisation\n");
+            "2       1234  9872     sync -> async, local normalisation\n");
   const auto json = nlohmann::json::parse(ctl.Run("policy history --json").out);
   EXPECT_EQ(json["run"], "3f2a");
   EXPECT_EQ(json["changes"][1]["settings"]["aggregation"], "async");

@@ -19,7 +19,7 @@ TEST(WorkersEvictTest, EvictsTheRankForTheReason) {
   };
   const CtlResult result = ctl.Run("workers evict --rank=1 --reason=slow");
   EXPECT_EQ(result.code, 0);
-  EXPECT_EQ(result.out, "worker 1 evicted at version 12\n");
+  EXPECT_EQ(result.out, "worker 1 evicted at step 12\n");
   EXPECT_EQ(result.err,
             "`cohortctl status` tells whether the run waits for a "
             "replacement\n");
@@ -63,7 +63,7 @@ TEST(WorkersDrainTest, WaitsUntilTheWorkerHasLeft) {
   };
   const CtlResult result = ctl.Run("workers drain --rank=0 --reason=update");
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_EQ(result.out, "worker 0 has left at version 152\n");
+  EXPECT_EQ(result.out, "worker 0 has left at step 152\n");
   EXPECT_TRUE(seen.after_step());
   EXPECT_EQ(seen.reason(), "update");
   EXPECT_EQ(ctl.paused(), absl::Milliseconds(400));
@@ -91,7 +91,7 @@ TEST(RunDrainTest, TellsWhatHappens) {
   const CtlResult result = ctl.Run("run drain --reason=enough");
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(result.out,
-            "draining since version 30: the run ends with the step in "
+            "draining since step 30: the run ends with the step in "
             "progress\n");
   EXPECT_EQ(reason, "enough");
   ctl.server.on_drain = [](const v1::DrainRequest&) {
@@ -111,8 +111,7 @@ TEST(CheckpointSaveTest, TellsWhichVersionIsSafe) {
     reply.set_version(40);
     return reply;
   };
-  EXPECT_EQ(ctl.Run("checkpoint save").out,
-            "checkpoint of version 40 is safe\n");
+  EXPECT_EQ(ctl.Run("checkpoint save").out, "checkpoint of step 40 is safe\n");
   EXPECT_EQ(ctl.Run("checkpoint save --json").out, "{\"version\":40}\n");
 }
 
@@ -146,7 +145,7 @@ TEST(StatisticsCollectTest, TellsHowMuchIsCollected) {
   };
   EXPECT_EQ(ctl.Run("statistics collect").out,
             "collecting statistics over 12 batches with the weights of "
-            "version 40\n");
+            "step 40\n");
   EXPECT_EQ(ctl.Run("statistics collect --json").out,
             "{\"version\":40,\"batches\":12}\n");
   ctl.server.on_collect = [] {
@@ -167,7 +166,7 @@ TEST(ExportTest, TellsWhichVersionWasWritten) {
     return reply;
   };
   EXPECT_EQ(ctl.Run("export").out,
-            "model.safetensors of version 41 is in the server's "
+            "model.safetensors of step 41 is in the server's "
             "--results_dir\n");
 }
 

@@ -22,12 +22,12 @@ TEST(StatusVerbTest, ShowsTheRunAndItsWorkers) {
   EXPECT_EQ(result.out,
             absl::StrCat("run            3f2a at ", ctl.server.address(), R"(
 state          training, 1 of 2 workers
-version        150
-epoch          2 of 4 (50 %)
+step           150
+epoch          2 of 4, 50 % of it
 loss           0.4312
 learning rate  0.05
 rate           10 images/s, ETA 25 s
-policy         sync, global normalisation, sync statistics, since version 0
+policy         sync, global normalisation, sync statistics, since step 0
 
 rank  state   batch  heard from  process
 0     live    64     0.3 s ago   host-a, process 12
@@ -46,7 +46,7 @@ TEST(StatusVerbTest, TellsSinceWhenThePolicyIsInForceAndWhatIsToFollow) {
   const CtlResult result = ctl.Run("status");
   EXPECT_THAT(result.out,
               HasSubstr("\npolicy         async, local normalisation, async "
-                        "statistics, since version 1234\n"
+                        "statistics, since step 1234\n"
                         "change to      aggregation=sync: waiting for worker "
                         "1\n"));
 }
@@ -135,8 +135,8 @@ TEST(StatusVerbTest, WatchIsALineEachTimeUntilTheRunIsOver) {
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(ctl.paused(), absl::Seconds(10));
   const std::string line =
-      "version 150, epoch 2 of 4 (50 %), loss 0.4312, 10 images/s, ETA 25 s, "
-      "workers 1/2, sync, global normalisation, sync statistics, since version "
+      "step 150, epoch 2 of 4, 50 % of it, loss 0.4312, 10 images/s, ETA 25 s, "
+      "workers 1/2, sync, global normalisation, sync statistics, since step "
       "0, training, 1 of 2 workers\n";
   EXPECT_THAT(result.out, StartsWith(line + line));
 }

@@ -57,15 +57,15 @@ TEST(WatchFrameTest, ShowsTheRunWithin80Columns) {
             R"(run 3f2a at a:1
 training, 1 of 2 workers
 
-progress   [###############.........................]  38 %  epoch 2 of 4 (50 %)
-speed      10 images/s, ETA 25 s; 150 of 400 images, version 150
+progress   [#############.......................]  38 % of the run, epoch 2 of 4
+speed      10 images/s, ETA 25 s; 150 of 400 images, step 150
 loss       0.4312 █▆▃▁
 test       accuracy 88.5 %
-policy     async, local normalisation, async statistics, since version 1234
+policy     async, local normalisation, async statistics, since step 1234
 learn rate 0.05
 pushes     applied 300, dropped 3
 events     workers lost 1
-staleness  versions 0: 75 %, 2-3: 25 %
+staleness  steps 0: 75 %, 2-3: 25 %
 late       worker 1: not there yet
 
 rank  state   batch  heard from  own work  waits  process
@@ -196,8 +196,9 @@ TEST(WatchVerbTest, EndsWithTheRunAndIsLinesOffATerminal) {
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(seen, 3);
   EXPECT_EQ(ctl.paused(), absl::Seconds(20));
-  EXPECT_THAT(result.out, HasSubstr("version 150, epoch 2 of 4 (50 %), loss"));
-  EXPECT_THAT(result.out, HasSubstr("\nversion 152, "));
+  EXPECT_THAT(result.out,
+              HasSubstr("step 150, epoch 2 of 4, 50 % of it, loss"));
+  EXPECT_THAT(result.out, HasSubstr("\nstep 152, "));
   EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
 }
 
@@ -212,7 +213,7 @@ TEST(WatchVerbTest, RedrawsATerminalInPlace) {
   ASSERT_EQ(frames.size(), 3U);
   EXPECT_THAT(frames[0], testing::StartsWith("\x1b[H\x1b[2Jrun 3f2a"));
   EXPECT_THAT(frames[1], testing::StartsWith("\x1b[Hrun 3f2a"));
-  EXPECT_THAT(frames[1], HasSubstr("version 151\x1b[K\n"));
+  EXPECT_THAT(frames[1], HasSubstr("step 151\x1b[K\n"));
 }
 
 TEST(WatchVerbTest, OutlivesARestartOfTheServer) {
@@ -239,7 +240,7 @@ TEST(WatchVerbTest, OutlivesARestartOfTheServer) {
       EXPECT_THAT(result.out,
                   HasSubstr("\nlost the server 0 s ago; looking for it again, "
                             "gives up in 60 s\n"
-                            "the server is there again, version 150\n"));
+                            "the server is there again, step 150\n"));
     }
   }
 }

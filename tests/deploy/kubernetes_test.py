@@ -283,20 +283,37 @@ class RenderedTest(unittest.TestCase):
         self.assertEqual(endpoint["relabelings"], [after_pod])
 
     def test_rules_are_those_of_deploy_prometheus(self):
-        rule = self.of_kind("monitoring", "PrometheusRule")["cohort"]
+        rule, = (document for document in self.for_all_runs()
+                 if document["kind"] == "PrometheusRule")
         self.assertEqual(
             rule["spec"]["groups"],
             [group for name in ("recording.yml", "alerts.yml")
              for document in manifests.load(DEPLOY / "prometheus/rules" / name)
              for group in document["groups"]],
-            "run deploy/kubernetes/components/monitoring/update-rules")
+            "run deploy/kubernetes/monitoring/update-rules")
 
     def test_dashboards_are_all_there(self):
-        given = {file for document in manifests.render("monitoring")
+        given = {file for document in self.for_all_runs()
                  if document["kind"] == "ConfigMap"
                  for file in document["data"] if file.endswith(".json")}
         self.assertEqual(given, {path.name for path in
                                  (DEPLOY / "grafana/dashboards").glob("*")})
+
+    def for_all_runs(self) -> list[dict]:
+        documents = manifests.render_folder(KUBERNETES / "monitoring")
+        for document in documents:
+            self.assertEqual(kubernetes_schema.mismatches(document), [])
+        return documents
+
+    def test_a_second_run_brings_no_second_copy_of_rules_and_dashboards(self):
+        for overlay in OVERLAYS:
+            for document in manifests.render(overlay):
+                with self.subTest(overlay=overlay,
+                                  name=document["metadata"]["name"]):
+                    self.assertNotEqual(document["kind"], "PrometheusRule")
+                    self.assertNotIn(
+                        "grafana_dashboard",
+                        document["metadata"].get("labels", {}))
 
 
 if __name__ == "__main__":

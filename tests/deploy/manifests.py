@@ -52,19 +52,24 @@ def why_not_rendered() -> str:
 
 
 @functools.lru_cache
-def _rendered(overlay: str) -> str:
+def _rendered(folder: pathlib.Path) -> str:
     result = subprocess.run(
-        ["kubectl", "kustomize", KUBERNETES / "overlays" / overlay],
+        ["kubectl", "kustomize", folder],
         capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise AssertionError(f"{overlay}: {result.stderr}")
+        raise AssertionError(f"{folder}: {result.stderr}")
     return result.stdout
+
+
+def render_folder(folder: pathlib.Path) -> list[dict]:
+    """Returns the objects of a kustomization."""
+    return [document for document in yaml.safe_load_all(_rendered(folder))
+            if document]
 
 
 def render(overlay: str) -> list[dict]:
     """Returns the objects of an overlay."""
-    return [document for document in yaml.safe_load_all(_rendered(overlay))
-            if document]
+    return render_folder(KUBERNETES / "overlays" / overlay)
 
 
 class Pod(NamedTuple):

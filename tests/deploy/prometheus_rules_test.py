@@ -71,6 +71,20 @@ class AlertsTest(unittest.TestCase):
                     annotations["runbook_url"],
                     f"deploy/prometheus/RUNBOOK.md#{name.lower()}")
 
+    def test_sums_and_matches_keep_the_namespace(self):
+        for where, query in [*files.recorded().items(), *(
+                (name, rule["expr"]) for name, rule in self.alerts.items())]:
+            for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", query):
+                with self.subTest(rule=where):
+                    self.assertIn("namespace", labels.split(", "))
+
+    def test_series_that_others_export_too_are_those_of_our_jobs(self):
+        for where, query in [*files.recorded().items(), *(
+                (name, rule["expr"]) for name, rule in self.alerts.items())]:
+            for series in re.findall(r"(?<!:)\bgrpc_server_\w+(?:\{[^}]*\})?", query):
+                with self.subTest(rule=where):
+                    self.assertIn('job="cohort-server"', series)
+
     def test_runbook_has_a_paragraph_for_each_alert_and_no_other(self):
         parts = re.split(r"^### (\w+)\n", self.runbook, flags=re.M)[1:]
         paragraphs = dict(zip(parts[::2], parts[1::2]))

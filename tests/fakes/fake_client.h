@@ -43,6 +43,8 @@ class FakeClient final : public Client {
   double learning_rate = 0.5;
   int64_t partition_bytes = 1 << 20;
   std::vector<LayerStatistics> statistics;
+  // What the end of the script says of the rank's work.
+  bool ends_unfinished = false;
   // Of the worker, as the server counts them.
   Incarnation life{1};
   // Called first by the method named; not OK: what it answers.
@@ -107,7 +109,8 @@ class FakeClient final : public Client {
   absl::StatusOr<Assignment> NextAssignment() override {
     if (stopped_) return absl::CancelledError("stop requested");
     if (next_ >= script_.size()) {
-      return Assignment{.kind = AssignmentKind::kFinished};
+      return Assignment{.kind = AssignmentKind::kFinished,
+                        .unfinished = ends_unfinished};
     }
     Assignment assignment = script_[next_];
     assignment.sequence = Sequence(static_cast<int64_t>(next_) + 1);

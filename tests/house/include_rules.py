@@ -129,8 +129,10 @@ RULES = (
     Rule("server/status_page", "the page shows the figures of the metrics",
          libraries=("grpc", "protobuf"),
          folders=("server/checkpoint", "server/service")),
-    Rule("server/ctl", "cohortctl speaks to the server over the wire only",
-         folders=("server",), except_folders=("server/ctl",)),
+    Rule("server/ctl", "cohortctl speaks to the server over the wire only; "
+         "completion reads the one table of settings",
+         folders=("server",),
+         except_folders=("server/ctl", "server/core/settings.h")),
     Rule("worker", "server and worker never include each other",
          folders=("server",)),
     Rule("worker/client", "other front-ends sit on the client: no engine",

@@ -26,6 +26,12 @@ class Accepted {
   void Note(Version version, Rank rank, const IndexRange& range) {
     MutexLock lock(mu_);
     by_version_[version][rank] = range;
+    changed_.NotifyAll();
+  }
+  // Blocks until `count` pushes went into `version`.
+  void Await(Version version, size_t count) {
+    MutexLock lock(mu_);
+    while (by_version_[version].size() < count) changed_.Wait(mu_);
   }
   std::vector<ReferenceStep> Steps() const {
     MutexLock lock(mu_);
@@ -47,11 +53,12 @@ class Accepted {
 
  private:
   mutable Mutex mu_;
+  CondVar changed_;
   std::map<Version, std::map<Rank, IndexRange>> by_version_
       ABSL_GUARDED_BY(mu_);
 };
 
-// Takes its time before each step if it is the slow one.
+// Begins a step only once the others have finished it if it is the slow one.
 class WatchedClient final : public ForwardingClient {
  public:
   WatchedClient(std::unique_ptr<Client> client, Rank rank, Accepted& accepted)
@@ -61,8 +68,7 @@ class WatchedClient final : public ForwardingClient {
     absl::StatusOr<Assignment> told = next().NextAssignment();
     if (told.ok()) told_ = *told;
     if (rank_ == kSlow && told_.kind == AssignmentKind::kTrain) {
-      MutexLock lock(mu_);
-      never_.WaitFor(mu_, absl::Milliseconds(100));
+      accepted_.Await(told_.version.Next(), 2);
     }
     return told;
   }
@@ -78,8 +84,6 @@ class WatchedClient final : public ForwardingClient {
   const Rank rank_;
   Accepted& accepted_;
   Assignment told_;
-  Mutex mu_;
-  CondVar never_;
 };
 
 class BackupWorkersTest : public testing::TestWithParam<NormalizationKind> {};

@@ -176,7 +176,7 @@ class RunningCohort(unittest.TestCase):
             self.assertIn("conv1.weight: got shape [32,1,3,3], "
                           "want [8,1,3,3]", other.stderr)
             taken = run("cohort-worker", f"--server={cohort.address}",
-                        "--rank=0", "--server_timeout=1s",
+                        "--rank=0", "--server_timeout=5s",
                         *cohort.worker_flags)
             self.assertNotEqual(taken.returncode, 0)
             self.assertIn("rank 0 is live", taken.stderr)

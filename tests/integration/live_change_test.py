@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import time
 import unittest
 
 import processes
@@ -34,7 +33,7 @@ class LiveChange(unittest.TestCase):
     def set_policy(self, cohort, *settings):
         """Returns the version from which it is in force."""
         out = self.ctl(cohort, "policy", "set", *settings).stdout
-        match = re.fullmatch(r"policy (.*) at version (\d+)\n", out)
+        match = re.fullmatch(r"policy (.*) at step (\d+)\n", out)
         self.assertIsNotNone(match, out)
         return match.group(1), int(match.group(2))
 
@@ -49,7 +48,7 @@ class LiveChange(unittest.TestCase):
             status = self.status(cohort)
             self.assertEqual(status["policy"]["since_version"], to_async)
             self.assertIn("async, local", status["policy"]["text"])
-            self.assertIn(f"since version {to_async}",
+            self.assertIn(f"since step {to_async}",
                           self.ctl(cohort, "status").stdout)
             self.await_version(cohort, to_async + 5)
 
@@ -71,7 +70,7 @@ class LiveChange(unittest.TestCase):
                 self.assertEqual(worker.wait(30), 0,
                                  cohort.log(f"worker{rank}"))
             self.assertIn("policy sync -> async, local normalisation at "
-                          f"version {to_async}\n", cohort.log())
+                          f"step {to_async}\n", cohort.log())
             with open(cohort.results / "policy.csv", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
             self.assertEqual([int(row["version"]) for row in rows],
@@ -104,7 +103,7 @@ class LiveChange(unittest.TestCase):
                          "--evaluate", *cohort.worker_flags)
             self.assertEqual(result.returncode, 0, result.stderr)
             match = re.fullmatch(
-                r"version (\d+): test loss \d+\.\d{4}, "
+                r"step (\d+): test loss \d+\.\d{4}, "
                 r"top-5 accuracy \d+\.\d %, accuracy \d+\.\d %\n",
                 result.stdout)
             self.assertIsNotNone(match, result.stdout)
@@ -151,7 +150,7 @@ class LiveChange(unittest.TestCase):
             self.await_version(cohort, 2)
             out = self.ctl(cohort, "statistics", "collect").stdout
             match = re.fullmatch(r"collecting statistics over (\d+) batches "
-                                 r"with the weights of version (\d+)\n", out)
+                                 r"with the weights of step (\d+)\n", out)
             self.assertIsNotNone(match, out)
             self.assertEqual(match.group(1), "4")
             self.assertEqual(cohort.finish(), 0, cohort.log())
@@ -175,7 +174,7 @@ class LiveChange(unittest.TestCase):
             out = self.ctl(cohort, "workers", "evict", "--rank=1",
                            "--reason=trial").stdout
             version = int(re.fullmatch(
-                r"worker 1 evicted at version (\d+)\n", out).group(1))
+                r"worker 1 evicted at step (\d+)\n", out).group(1))
             self.await_version(cohort, version + 5)
             after = self.status(cohort)["workers"][1]
             self.assertGreater(after["incarnation"], before)
@@ -218,10 +217,10 @@ class LiveChange(unittest.TestCase):
             self.assertIn("waiting for workers 0, 1 to join", waiting.stderr)
             self.ctl(cohort, "checkpoint", "save", code=3)
             processes.kill(cohort.server)
-            start = time.monotonic()
             gone = self.ctl(cohort, "status", code=5)
             self.assertIn("cannot be reached", gone.stderr)
-            self.assertLess(time.monotonic() - start, 10)
+            # Found out, and not waited for.
+            self.assertNotIn("no answer", gone.stderr)
 
 
 if __name__ == "__main__":

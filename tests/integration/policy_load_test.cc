@@ -85,7 +85,7 @@ class CellWorker {
     auto client = MakeGrpcClient({.server = server_,
                                   .rank = rank_,
                                   .batch_size = 1,
-                                  .server_timeout = absl::Seconds(3)});
+                                  .server_timeout = absl::Minutes(1)});
     // Where the others go on, the run may have ended without this rank.
     if (!client.ok() || !Begin(**client).ok()) return true;
     for (;;) {

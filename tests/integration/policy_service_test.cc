@@ -124,7 +124,7 @@ TEST_F(PolicyServiceTest, ChangeWaitsForTheStepInProgressAndIsRecorded) {
   StopAll();
   EXPECT_THAT(
       out_.str(),
-      HasSubstr("policy sync -> async, local normalisation at version 1\n"));
+      HasSubstr("policy sync -> async, local normalisation at step 1\n"));
   const std::vector<std::string> rows = Lines("policy.csv");
   ASSERT_EQ(rows.size(), 3u);
   EXPECT_EQ(rows[0], "policy_epoch,version,samples,seconds,changes,text");
@@ -258,7 +258,7 @@ TEST_F(PolicyServiceTest, FlagThatIsGivenOnResumingIsAChangeOfPolicy) {
   EXPECT_EQ(policy.history(2).settings_size(), 1);
   EXPECT_EQ(policy.history(2).settings().at("aggregation"), "bounded");
   StopAll();
-  EXPECT_THAT(out_.str(), HasSubstr("policy async -> bounded at version 1\n"));
+  EXPECT_THAT(out_.str(), HasSubstr("policy async -> bounded at step 1\n"));
   const std::vector<std::string> rows = Lines("policy.csv");
   ASSERT_EQ(rows.size(), 4u);
   // Seconds go on from where the process before stopped.

@@ -56,6 +56,7 @@ inline v1::ReduceRequest TwoContributions(HandWorker& worker,
   part.mutable_key()->set_call(1);
   part.set_count(second.count());
   part.set_values(second.values());
+  request.set_takes_further_results(true);
   return request;
 }
 

@@ -175,9 +175,10 @@ StatusView Training() {
 
 TEST(ProgressTextTest, TellsStepEpochSpeedAndTimeLeft) {
   // 50 of the second 100; 250 left at 10 a second.
-  EXPECT_EQ(ProgressText(Training(), 10),
-            "step 30, epoch 2 of 4 (50 %), loss 0.5000, 10 images/s, ETA 25 s, "
-            "workers 2/2, sync");
+  EXPECT_EQ(
+      ProgressText(Training(), 10),
+      "step 30, epoch 2 of 4, 50 % of it, loss 0.5000, 10 images/s, ETA 25 s, "
+      "workers 2/2, sync");
 }
 
 TEST(ProgressTextTest, TellsTheNewestTestMeasure) {
@@ -340,7 +341,7 @@ TEST(RunRecorderTest, NoRowHasCommitsOfTwoPolicies) {
                                   "\"a \"\"text\"\", with a comma\""));
   EXPECT_THAT(
       out.str(),
-      HasSubstr("policy sync -> async, local normalisation at version 1\n"));
+      HasSubstr("policy sync -> async, local normalisation at step 1\n"));
 }
 
 // The results of before may lie elsewhere, or here.
@@ -365,7 +366,7 @@ TEST(RunRecorderTest, ContinuedRunHasEachChangeOnce) {
     ASSERT_TRUE(recorder.ok()) << recorder.status();
     (*recorder)->Begin();
     (*recorder)->Finish();
-    EXPECT_EQ(out.str().find("policy learning_rate 0.1 -> 0.5 at version 5") !=
+    EXPECT_EQ(out.str().find("policy learning_rate 0.1 -> 0.5 at step 5") !=
                   std::string::npos,
               times == 0);
     EXPECT_THAT(out.str(), Not(HasSubstr("policy sync -> async")));
@@ -463,10 +464,11 @@ class WatchersTest : public ::testing::Test {
     Instant now;
   };
 
-  void Ask(absl::string_view page, std::initializer_list<double> seconds) {
+  void Ask(absl::string_view page, std::initializer_list<double> seconds,
+           absl::Duration again = absl::ZeroDuration()) {
     for (double second : seconds) {
       clock_.now = absl::Seconds(second);
-      watchers_.Asked(page);
+      watchers_.Asked(page, again);
     }
   }
 
@@ -479,6 +481,33 @@ TEST_F(WatchersTest, WhoNeverAsksIsNotWaitedFor) {
   // Somebody who looked twice.
   Ask("/status.json", {1, 2});
   EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
+}
+
+// It says when it asks again, so that one who opens it in a run's last second
+// sees the end.
+TEST_F(WatchersTest, APageThatHasJustBeenOpenedIsWaitedFor) {
+  Ask("/status.json", {1}, absl::Seconds(1));
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::Seconds(2.25));
+  clock_.now = absl::Seconds(4);
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::Seconds(2.25));
+  clock_.now = absl::Seconds(4.5);
+  EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
+}
+
+TEST_F(WatchersTest, APageThatIsLateIsWaitedForLonger) {
+  Ask("status", {1});
+  Ask("/status.json", {1, 2}, absl::Seconds(1));
+  const auto seen = [this](double second) {
+    clock_.now = absl::Seconds(second);
+    return watchers_.HaveSeen(absl::Seconds(2.5), absl::Seconds(2.25));
+  };
+  EXPECT_FALSE(seen(4.7));
+  EXPECT_FALSE(seen(9));
+  EXPECT_TRUE(seen(14.75));
+  Ask("/status.json", {9}, absl::Seconds(1));
+  EXPECT_TRUE(seen(9));
+  // Others may look at it as well.
+  EXPECT_FALSE(seen(4.7));
 }
 
 TEST_F(WatchersTest, TheSlowestIsWaitedFor) {

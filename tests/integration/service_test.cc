@@ -161,7 +161,7 @@ TEST_F(ServiceTest, LiveRankIsNotGivenAway) {
   EXPECT_EQ(taken.error_code(), grpc::StatusCode::ALREADY_EXISTS);
   EXPECT_THAT(taken.error_message(), HasSubstr("frees"));
   EXPECT_EQ(third.Join().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(third.Join(7).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(third.Join(7).error_code(), grpc::StatusCode::OUT_OF_RANGE);
 }
 
 TEST_F(ServiceTest, LeavingFreesTheRankAtOnce) {
@@ -348,6 +348,25 @@ TEST_F(ServiceTest, ContributionsOfOneRequestAreAnsweredTogether) {
   }
 }
 
+// A client from before results were grouped would never read the second.
+TEST_F(ServiceTest, ResultsAreGroupedOnlyForClientsThatReadThem) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  ReduceCall old = workers_[0]->OpenReduce();
+  ReduceCall present = workers_[1]->OpenReduce();
+  v1::ReduceRequest unsaid = TwoContributions(*workers_[0], assignments_[0], 1);
+  unsaid.clear_takes_further_results();
+  old.Write(unsaid);
+  // Whichever comes second completes both at once.
+  present.Write(TwoContributions(*workers_[1], assignments_[1], 3));
+  for (int call = 0; call < 2; ++call) {
+    const std::optional<v1::ReduceReply> reply = old.Read();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->key().call(), call);
+    EXPECT_EQ(reply->further_size(), 0);
+    EXPECT_THAT(DoublesOf(reply->values()), ElementsAre(2.0 + call, 8.0));
+  }
+}
+
 // What one sends together the other may send one by one.
 TEST_F(ServiceTest, ContributionsOfOneRequestAreAnsweredAsTheyComplete) {
   StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
@@ -431,7 +450,7 @@ TEST_F(ServiceTest, StopEndsHeldStreamsAsUnavailable) {
             grpc::StatusCode::UNAVAILABLE);
   const RunSummary summary = server_->Wait();
   EXPECT_FALSE(summary.outcome.has_value());
-  EXPECT_THAT(out_.str(), HasSubstr("stopped at version 1"));
+  EXPECT_THAT(out_.str(), HasSubstr("stopped at step 1"));
 }
 
 TEST_F(ServiceTest, StatusAndDrainForOperators) {

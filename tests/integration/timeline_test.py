@@ -105,8 +105,9 @@ class Timeline(unittest.TestCase):
         report = json.loads(self.merge.stdout)
         self.assertEqual([p["name"] for p in report["processes"]], names)
         for process in report["processes"][1:]:
-            # On one machine a round trip takes far less.
-            self.assertLess(process["clock_error_us"], 1e6)
+            # Half of the shortest round trip: less than the whole run.
+            self.assertLess(process["clock_error_us"], max(
+                e["ts"] + e["dur"] for e in events if e["ph"] == "X"))
 
     def test_phases_add_up_to_the_steps(self):
         by_worker = collections.Counter()

@@ -8,7 +8,10 @@ import unittest
 from processes import Cohort, run
 
 # Long enough for a drain and a replacement in its middle.
-EPOCHS = "--epochs=1"
+EPOCH_COUNT = 5
+EPOCHS = f"--epochs={EPOCH_COUNT}"
+# As under Kubernetes, where 0 would mean that a rank's work is done.
+STOPPED = "--stopped_exit_code=143"
 
 
 class WorkerDrain(unittest.TestCase):
@@ -31,7 +34,7 @@ class WorkerDrain(unittest.TestCase):
         self.assertEqual(result.returncode, 0,
                          f"{result.stderr}\n{cohort.log()}")
         match = re.fullmatch(
-            rf"worker {rank} has left at version (\d+)\n", result.stdout)
+            rf"worker {rank} has left at step (\d+)\n", result.stdout)
         self.assertIsNotNone(match, result.stdout)
         return int(match.group(1))
 
@@ -41,11 +44,12 @@ class WorkerDrain(unittest.TestCase):
             self.assertEqual(undisturbed.finish(), 0, undisturbed.log())
             digest = undisturbed.model_digest()
         with Cohort(server_flags=[EPOCHS]) as cohort:
+            cohort.worker_flags.append(STOPPED)
             cohort.start()
             self.await_version(cohort, 5)
             at = self.drain(cohort, 1)
             self.assertGreaterEqual(at, 5)
-            self.assertEqual(cohort.workers[1].wait(30), 0,
+            self.assertEqual(cohort.workers[1].wait(30), 143,
                              cohort.log("worker1"))
             status = self.status(cohort)
             # The step that it was at counts, and the next waits for another.
@@ -62,6 +66,10 @@ class WorkerDrain(unittest.TestCase):
             self.check_each_push_counts_once(self.status(cohort))
             self.assertEqual(cohort.finish(), 0, cohort.log())
             self.assertEqual(cohort.model_digest(), digest)
+            # The end of the run is no early end.
+            for rank in range(2):
+                self.assertEqual(cohort.workers[rank].wait(30), 0,
+                                 cohort.log(f"worker{rank}"))
 
     def check_each_push_counts_once(self, status):
         counters = status["counters"]
@@ -89,9 +97,9 @@ class WorkerDrain(unittest.TestCase):
             with open(cohort.results / "history.csv",
                       encoding="utf-8") as file:
                 last = list(csv.DictReader(file))[-1]
-            # Every image of the epoch once: the data set has 4096.
-            self.assertEqual(int(last["samples"]), 4096)
-            self.assertEqual(int(last["version"]), 4096 // 32)
+            # Every image of each epoch once: the data set has 4096.
+            self.assertEqual(int(last["samples"]), EPOCH_COUNT * 4096)
+            self.assertEqual(int(last["version"]), EPOCH_COUNT * 4096 // 32)
 
     def test_a_rank_that_nobody_holds_is_refused(self):
         with Cohort(server_flags=[EPOCHS]) as cohort:

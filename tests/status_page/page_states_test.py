@@ -193,6 +193,30 @@ class PageStates(unittest.TestCase):
         self.assertEqual(self.tile("safe")[1:],
                          ["3.1 s ago", "step 1,200 is saved"])
 
+    def test_curves_of_a_resumed_run_show_where_their_records_begin(self):
+        status = statuses.training(version=1200)
+        curve = status["curves"]["train"]
+        status["checkpoint"]["restored"] = True
+        status["curves"]["train"] = [p for p in curve if p["version"] > 900]
+        self.show(status)
+        chart = "Chart.getChart(document.querySelector('#curve-loss canvas'))"
+        self.assertEqual(self.browser.script(f"return {chart}.scales.x.min"), 0)
+        self.assertEqual(self.browser.script(f"return {chart}.$marks[0]"), {
+            "x": status["curves"]["train"][0]["version"],
+            "text": "recorded from here"})
+        status["curves"]["train"] = curve
+        self.show(status)
+        self.assertEqual(self.browser.script(f"return {chart}.$marks"), [])
+
+    def test_a_model_that_was_written_is_safe_without_checkpoints(self):
+        status = statuses.finished()
+        status["checkpoint"] = {"enabled": False, "version": None,
+                                "age_seconds": None, "failures": 0,
+                                "restored": False, "model_version": 4690}
+        self.show(status)
+        self.assertEqual(self.tile("safe")[1:],
+                         ["Saved", "the model of step 4,690 is written"])
+
     def test_without_a_barrier_nobody_comes_last(self):
         self.show(statuses.changed())
         self.assertNotIn("%", self.browser.text("#worker-rows"))
@@ -260,7 +284,7 @@ class PageStates(unittest.TestCase):
         told = self.browser.text("#event-rows").split("\n")
         self.assertEqual(told[1::2], [
             "Rank 1: a replacement joined as incarnation 3",
-            "Rank 1 is lost at version 87: silent for 6 s",
+            "Rank 1 is lost at step 87: silent for 6 s",
             "Rank 1 joined as incarnation 2"])
         self.assertRegex(told[0], r"^\d\d:\d\d:\d\d$")
         self.assertFalse(self.browser.text("#events-none"))
@@ -330,7 +354,7 @@ class PageStates(unittest.TestCase):
         self.assertEqual(self.browser.text("h1"), "Training, 2 of 2 workers")
         server.asked_at.clear()
         self.browser.wait_until(lambda: len(server.asked_at) >= 4,
-                                "four attempts", timeout_s=30)
+                                "four attempts", timeout_s=60)
         gaps = [b - a for a, b in zip(server.asked_at, server.asked_at[1:])]
         self.assertGreater(gaps[-1], 4, "the page does not hold back")
         server.status = good
@@ -352,7 +376,7 @@ class PageStates(unittest.TestCase):
         server.pause_s = 1.5
         server.asked_at.clear()
         self.browser.wait_until(lambda: len(server.asked_at) >= 3,
-                                "three requests")
+                                "three requests", timeout_s=60)
         self.assertEqual(server.most_at_once, 1)
 
     def test_hostile_names_are_shown_and_inject_nothing(self):
@@ -401,7 +425,7 @@ class PageStates(unittest.TestCase):
                     self.browser.wait_until(
                         lambda width=width: self.browser.script(
                             "return document.documentElement.scrollWidth")
-                        <= width, "what fits the screen", timeout_s=5)
+                        <= width, "what fits the screen")
 
     def test_every_text_stands_out_enough(self):
         for state in ("changed", "waiting", "crowd"):
@@ -435,7 +459,7 @@ class PageStates(unittest.TestCase):
         self.browser.wait_until(
             lambda: all(a != b for a, b in
                         zip(light, self.browser.script(drawn))),
-            "other colours", timeout_s=3)
+            "other colours")
 
     def test_pictures_for_a_person_to_look_at(self):
         folder = os.environ.get("COHORT_SCREENSHOT_DIR")

@@ -116,7 +116,7 @@ def training(version=1234, workers=2):
                        "age_seconds": 3.1, "failures": 0},
         "events": [
             event(112, f"rank {workers - 1} joined as incarnation 2"),
-            event(95, "rank 1 is lost at version 87: silent for 6 s",
+            event(95, "rank 1 is lost at step 87: silent for 6 s",
                   severity="warning", worker=1),
             event(90, "rank 1: a replacement joined as incarnation 3",
                   worker=1)],

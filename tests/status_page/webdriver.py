@@ -140,8 +140,8 @@ class Browser:
                                            "value": selector})
         self.command(f"element/{element[ELEMENT_KEY]}/click", {})
 
-    def wait_until(self, condition, what, timeout_s=20):
-        """Polls until `condition()` is true and returns how long it took."""
+    def wait_until(self, condition, what, timeout_s=60):
+        """Polls until `condition()` is true."""
         start = time.monotonic()
         while not condition():
             if time.monotonic() - start > timeout_s:
@@ -149,7 +149,6 @@ class Browser:
                     f"gave up waiting for {what}; the page says:\n"
                     f"{self.text('body')[:2000]}")
             time.sleep(0.02)
-        return time.monotonic() - start
 
     def set_look(self, width, height, scheme="light"):
         self._look = (width, height)

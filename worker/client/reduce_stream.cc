@@ -86,6 +86,7 @@ void ReduceStream::Send(const ReducePass& pass,
                         absl::Span<const CallMoments> local) {
   request_.Clear();
   ToProto(options_.sender, request_.mutable_sender());
+  request_.set_takes_further_results(true);
   Describe(pass, local.front(), request_);
   for (const CallMoments& further : local.subspan(1)) {
     Describe(pass, further, *request_.add_further());

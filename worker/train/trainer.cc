@@ -115,7 +115,10 @@ absl::Status Trainer::Run() {
   absl::Status status = PrepareOrTell();
   if (status.ok()) status = Loop();
   client_.Leave(status.ok() ? "done" : std::string(status.message()));
-  return absl::IsCancelled(status) ? absl::OkStatus() : status;
+  if (!absl::IsCancelled(status)) return status;
+  // Without a stop it was the server that needs this rank no more.
+  left_early_ = Stopped();
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::PrepareOrTell() {
@@ -215,7 +218,10 @@ absl::Status Trainer::Loop() {
       state_->incarnation = client_.incarnation();
       state_->version.reset();
     }
-    if (next->kind == AssignmentKind::kFinished) return absl::OkStatus();
+    if (next->kind == AssignmentKind::kFinished) {
+      left_early_ = next->unfinished;
+      return absl::OkStatus();
+    }
     if (!EnterStep()) return absl::CancelledError("stop requested");
     const absl::Status status = Execute(*next);
     LeaveStep();
@@ -577,6 +583,11 @@ bool Trainer::EnterStep() {
   MutexLock lock(mu_);
   in_step_ = !stop_;
   return in_step_;
+}
+
+bool Trainer::Stopped() {
+  MutexLock lock(mu_);
+  return stop_;
 }
 
 void Trainer::LeaveStep() {

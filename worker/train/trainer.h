@@ -77,6 +77,11 @@ class Trainer {
   //   stop was requested; the worker has left.
   absl::Status Run();
 
+  // After Run: the worker left before its rank's work was done: it was drained
+  // or stopped, or the run broke off. False if the run is over or does not need
+  // this rank.
+  bool left_early() const { return left_early_; }
+
   // Ends Run after the step in progress, or at once between steps.
   void RequestStop() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -141,6 +146,7 @@ class Trainer {
   // Has what will probably come after this assignment read meanwhile.
   absl::Status PrepareNext(const Assignment& assignment);
   bool EnterStep() ABSL_LOCKS_EXCLUDED(mu_);
+  bool Stopped() ABSL_LOCKS_EXCLUDED(mu_);
   void LeaveStep() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.
@@ -154,6 +160,7 @@ class Trainer {
   std::optional<StepReport> report_;
 
   BatchReader reader_;
+  bool left_early_ = false;
   // Of the pass in progress.
   LayerMark reached_;
   std::string batch_text_;

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <functional>
 #include <iostream>
@@ -150,10 +149,11 @@ ABSL_FLAG(std::string, log_level, "info",
           "least important lines that are logged: debug, info, warning or "
           "error");
 ABSL_FLAG(int32_t, stopped_exit_code, 0,
-          "exit code after a signal that came before the end of the run, for "
-          "starters that take 0 for done and would not replace this worker");
+          "exit code of a worker that leaves before its rank's work is done "
+          "(a signal, cohortctl workers drain, a run that broke off), for "
+          "starters that take 0 for done and would not replace it");
 ABSL_FLAG(bool, evaluate, false,
-          "score the newest version of a live run on the test split, without "
+          "score the newest step of a live run on the test split, without "
           "joining the run, and end");
 
 namespace cohort {
@@ -361,7 +361,7 @@ std::string ScoreText(const VersionScore& score) {
     absl::StrAppend(&text, "test ", iou, "\n");
   }
   const std::string side = SideMeasureText(sums);
-  absl::StrAppendFormat(&text, "version %d: test loss %.4f, %s%s%s\n",
+  absl::StrAppendFormat(&text, "step %d: test loss %.4f, %s%s%s\n",
                         score.version.value(), MeanLoss(sums), side,
                         side.empty() ? "" : ", ", MainMeasureText(sums));
   return text;
@@ -488,10 +488,7 @@ int Train(const Task& task) {
        .observer = around->telemetry.get(),
        .timeline = around->trace.get()});
   std::unique_ptr<PeriodicTask> hand_back;
-  // Relaxed: nothing else is published with it.
-  std::atomic<bool> stopped = false;
   const SignalWatcher watcher([&](int signal) {
-    stopped.store(true, std::memory_order_relaxed);
     Log(LogLevel::kInfo,
         absl::StrCat("signal ", signal, ": finishing the step, then leaving"));
     trainer.RequestStop();
@@ -504,9 +501,8 @@ int Train(const Task& task) {
   }
   if (!status.ok()) return Fail(status, ExitCodeForRun(status));
   Log(LogLevel::kInfo, "left");
-  return stopped.load(std::memory_order_relaxed)
-             ? absl::GetFlag(FLAGS_stopped_exit_code)
-             : int{kExitOk};
+  return trainer.left_early() ? absl::GetFlag(FLAGS_stopped_exit_code)
+                              : int{kExitOk};
 }
 
 void TellHowItComputes(const ComputeDevice& device) {

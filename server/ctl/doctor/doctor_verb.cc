@@ -20,7 +20,6 @@
 namespace cohort {
 namespace {
 
-constexpr absl::string_view kOpsPort = "7071";
 // Nobody waits a minute for each of a doctor's questions.
 constexpr absl::Duration kAnswerMax = absl::Seconds(5);
 
@@ -63,14 +62,12 @@ void AddServerChecks(Context& context, std::vector<Check>& checks) {
     return;
   }
   checks.push_back(CheckServer(status.status(), *status));
+  checks.push_back(CheckRun(*status));
   checks.push_back(CheckVersions(BuildText(), *status));
   checks.push_back(CheckClock(*status, asked, answered));
   checks.push_back(CheckWorkers(*status));
-  const std::optional<std::string> ops = context.arguments.Value("ops");
-  checks.push_back(
-      CheckOpsPort(ops.value_or(absl::StrCat(
-                       address.substr(0, address.rfind(':')), ":", kOpsPort)),
-                   ops.has_value(), timeout));
+  checks.push_back(CheckOpsPort(
+      OpsAddressOf(context.arguments.Value("ops"), address, *status), timeout));
 }
 
 void AddMachineChecks(const Arguments& arguments, std::vector<Check>& checks) {

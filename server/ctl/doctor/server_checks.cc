@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
@@ -25,6 +26,8 @@ namespace cohort {
 namespace {
 
 constexpr int kHttpStatusOk = 200;
+// The default of --ops_listen.
+constexpr absl::string_view kOpsPort = "7071";
 // Timelines and logs of several machines cannot be read together beyond this.
 constexpr absl::Duration kClockWarning = absl::Seconds(1);
 constexpr absl::Duration kClockFailure = absl::Minutes(5);
@@ -131,6 +134,42 @@ Check CheckServer(const absl::Status& answer, const v1::Status& status) {
             "has another port than --server wants; its start prints both");
 }
 
+Check CheckRun(const v1::Status& status) {
+  const std::string state = Printable(status.state());
+  if (status.ended()) {
+    return status.samples() >= status.samples_total()
+               ? Of("run", Check::Result::kOk, "it is done")
+               : Of("run", Check::Result::kWarning,
+                    absl::StrCat("it ended before its last image: ", state),
+                    "if it is to go on, start the server again with --resume");
+  }
+  // An older server has only the sentence.
+  const bool waits = status.phase().empty()
+                         ? absl::StartsWith(status.state(), "waiting")
+                         : status.phase() == "waiting";
+  if (!waits) return Of("run", Check::Result::kOk, "it goes on");
+  const auto is_away = [&status](int32_t rank) {
+    return std::any_of(status.workers().begin(), status.workers().end(),
+                       [rank](const v1::WorkerStatus& worker) {
+                         return worker.rank() == rank &&
+                                worker.state() != "live";
+                       });
+  };
+  const bool any_away =
+      status.phase().empty() || std::any_of(status.waited_for().begin(),
+                                            status.waited_for().end(), is_away);
+  return any_away
+             ? Of("run", Check::Result::kFailed,
+                  absl::StrCat("it does not go on: ", state),
+                  "start the workers that are away; one that has begun goes on "
+                  "without them after cohortctl policy set "
+                  "--on_worker_loss=continue")
+             : Of("run", Check::Result::kWarning,
+                  absl::StrCat("it is held up: ", state),
+                  "look at that worker's log and machine; cohortctl workers "
+                  "evict has another one take its place");
+}
+
 Check CheckVersions(absl::string_view own, const v1::Status& status) {
   // By build, those that have it.
   std::map<std::string, std::vector<std::string>> others;
@@ -204,16 +243,53 @@ Check CheckWorkers(const v1::Status& status) {
             "logs tell why they ended");
 }
 
-Check CheckOpsPort(const std::string& address, bool named,
-                   absl::Duration timeout) {
+OpsAddress OpsAddressOf(const std::optional<std::string>& named,
+                        const std::string& server, const v1::Status& status) {
+  if (named.has_value()) {
+    return {.address = *named, .from = OpsAddress::From::kFlag};
+  }
+  const std::string host = server.substr(0, server.rfind(':'));
+  if (!status.has_ops_address()) {
+    return {.address = absl::StrCat(host, ":", kOpsPort),
+            .from = OpsAddress::From::kGuess};
+  }
+  const std::string& told = status.ops_address();
+  if (told.empty()) return {.from = OpsAddress::From::kServer};
+  // One that listens everywhere is where the server is, seen from here.
+  const size_t colon = told.rfind(':');
+  const std::string own = told.substr(0, colon);
+  const bool everywhere = own == "0.0.0.0" || own == "[::]" || own == "*";
+  return {.address = everywhere ? absl::StrCat(host, told.substr(colon)) : told,
+          .from = OpsAddress::From::kServer};
+}
+
+Check CheckOpsPort(const OpsAddress& ops, absl::Duration timeout) {
+  const std::string& address = ops.address;
+  if (address.empty()) {
+    return Of("ops port", Check::Result::kSkipped,
+              "the server has none: its --ops_listen is empty");
+  }
   const absl::StatusOr<Page> page = FetchPage(address, "/readyz", timeout);
   if (!page.ok()) {
-    return Of("ops port",
-              named ? Check::Result::kFailed : Check::Result::kSkipped,
-              absl::StrCat(address, " does not answer"),
-              named ? "pass as --ops what the process was given as "
-                      "--ops_listen"
-                    : "");
+    switch (ops.from) {
+      case OpsAddress::From::kFlag:
+        return Of("ops port", Check::Result::kFailed,
+                  absl::StrCat(address, " does not answer"),
+                  "pass as --ops what the process was given as --ops_listen");
+      case OpsAddress::From::kServer:
+        return Of("ops port", Check::Result::kWarning,
+                  absl::StrCat(address,
+                               ", which the server names, does not answer "
+                               "here"),
+                  "one that listens on 127.0.0.1 is reached from its own "
+                  "machine only; from elsewhere pass --ops=HOST:PORT");
+      case OpsAddress::From::kGuess:
+        break;
+    }
+    return Of("ops port", Check::Result::kSkipped,
+              absl::StrCat(address,
+                           ", a guess, does not answer: the server is too old "
+                           "to name its own (--ops=HOST:PORT)"));
   }
   const std::string said =
       Printable(absl::StripAsciiWhitespace(page->body).substr(0, 200));

@@ -14,6 +14,7 @@
 #include "common/process/environment.h"
 #include "common/status_macros.h"
 #include "server/ctl/byte_count.h"
+#include "server/ctl/doctor/server_checks.h"
 #include "server/ctl/support/bundle.h"
 #include "server/ctl/support/redact.h"
 #include "server/ctl/table.h"
@@ -25,7 +26,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr absl::string_view kBundleDefault = "cohort-support.tar.gz";
-constexpr absl::string_view kOpsPort = "7071";
 // Of each question: much may be asked of a server that is stuck.
 constexpr absl::Duration kAnswerMax = absl::Seconds(5);
 // What people can still send each other, and hours of most logs.
@@ -164,9 +164,16 @@ class Gatherer {
   }
 
   void AddMetrics() {
-    const std::string& address = context_.server.server();
-    const std::string ops = context_.arguments.Value("ops").value_or(
-        absl::StrCat(address.substr(0, address.rfind(':')), ":", kOpsPort));
+    const absl::StatusOr<v1::Status> status =
+        unreachable_.empty() ? server_.GetStatus()
+                             : absl::StatusOr<v1::Status>(v1::Status());
+    const std::string ops =
+        OpsAddressOf(context_.arguments.Value("ops"), context_.server.server(),
+                     status.ok() ? *status : v1::Status())
+            .address;
+    if (ops.empty()) {
+      return AddMissing("metrics.txt", "the server has no operations port");
+    }
     const absl::StatusOr<Page> page = FetchPage(ops, "/metrics", timeout_);
     if (!page.ok()) {
       return AddMissing("metrics.txt", std::string(page.status().message()));

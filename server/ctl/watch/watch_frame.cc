@@ -78,7 +78,8 @@ void AddProgress(const v1::Status& status, Frame& frame) {
       total > 0 ? std::min(1.0, static_cast<double>(status.samples()) / total)
                 : 0;
   const std::string text =
-      absl::StrFormat(" %3.0f %%  epoch %s", 100 * share, EpochText(status));
+      absl::StrFormat(" %3.0f %% of the run, epoch %d of %d", 100 * share,
+                      EpochNumber(status), status.epochs());
   const int width = std::max(
       10,
       std::min(60, frame.value_columns() - 2 - static_cast<int>(text.size())));
@@ -89,7 +90,7 @@ void AddProgress(const v1::Status& status, Frame& frame) {
                            "]", text));
   frame.Value("speed", absl::StrCat(RateText(status), "; ", status.samples(),
                                     " of ", status.samples_total(),
-                                    " images, version ", status.version()));
+                                    " images, step ", status.version()));
 }
 
 void AddLoss(const v1::Status& status, const Curve& losses, Frame& frame) {
@@ -115,9 +116,8 @@ void AddTest(const v1::Status& status, Frame& frame) {
 
 void AddPolicy(const v1::GetPolicyReply& policy, const v1::Status& status,
                Frame& frame) {
-  frame.Value("policy",
-              absl::StrCat(Printable(policy.policy()), ", since version ",
-                           PolicyVersion(policy)));
+  frame.Value("policy", absl::StrCat(Printable(policy.policy()),
+                                     ", since step ", PolicyVersion(policy)));
   frame.Value("learn rate", absl::StrFormat("%.4g", status.learning_rate()));
   if (!policy.pending().empty()) {
     frame.Value("change to", PendingText(policy));
@@ -141,8 +141,7 @@ void AddVerdicts(const v1::Status& status, Frame& frame) {
   const StalenessCounts staleness(status.staleness().begin(),
                                   status.staleness().end());
   if (!staleness.empty()) {
-    frame.Value("staleness",
-                absl::StrCat("versions ", StalenessText(staleness)));
+    frame.Value("staleness", absl::StrCat("steps ", StalenessText(staleness)));
   }
 }
 

@@ -142,7 +142,7 @@ class Watch {
     Tell("again", absl::StrCat(now.status.run_id() == last_->status.run_id()
                                    ? "the server is there again"
                                    : "there is another run on this server",
-                               ", version ", now.status.version()));
+                               ", step ", now.status.version()));
   }
 
   absl::Status TellEnd() {

@@ -359,6 +359,19 @@ TEST(TrainerTest, StopFinishesTheStepAndLeaves) {
   EXPECT_TRUE(trainer.Run().ok());
   EXPECT_EQ(client.pushes.size(), 1U);
   EXPECT_TRUE(client.left.has_value());
+  EXPECT_TRUE(trainer.left_early());
+}
+
+TEST(TrainerTest, OnlyAnUnfinishedRankIsLeftEarly) {
+  for (const bool unfinished : {false, true}) {
+    FakeClient client({});
+    client.ends_unfinished = unfinished;
+    const TinyDataset dataset;
+    const TrainerOptions options = Options();
+    Trainer trainer(client, dataset, options);
+    EXPECT_TRUE(trainer.Run().ok());
+    EXPECT_EQ(trainer.left_early(), unfinished);
+  }
 }
 
 }  // namespace
