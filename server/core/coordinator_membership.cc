@@ -7,15 +7,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/status_macros.h"
+#include "server/core/limits.h"
 #include "server/core/coordinator.h"
 
 namespace cohort {
 
 absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
                                Instant now, Effects& out) {
-  if (request.batch_size < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "join: got batch size ", request.batch_size, ", want 1 or more"));
+  if (request.batch_size < 1 || request.batch_size > limits::kBatchSizeMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join: got batch size ", request.batch_size,
+                     ", want 1 to ", limits::kBatchSizeMax));
   }
   if (!request.run_id.empty() && request.run_id != options_.run_id) {
     return absl::FailedPreconditionError(

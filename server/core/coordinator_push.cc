@@ -8,6 +8,7 @@
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "server/core/coordinator.h"
+#include "server/core/limits.h"
 #include "server/core/moments_checks.h"
 #include "server/core/optimizer/schedule.h"
 
@@ -61,10 +62,10 @@ absl::Status Coordinator::CheckOpening(const Worker& worker,
         " read, want ", oldest.value(),
         newest == oldest ? "" : absl::StrCat(" to ", newest.value())));
   }
-  if (!(opening.loss_weight >= 0) || !std::isfinite(opening.loss_weight)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "push of rank ", worker.rank.value(), ": got loss weight ",
-        opening.loss_weight, ", want a finite number of 0 or more"));
+  const double weight = opening.loss_weight;
+  if (weight == 0 ||
+      (weight >= limits::kLossWeightMin && weight <= limits::kLossWeightMax)) {
+    return absl::OkStatus();
   }
   return absl::OkStatus();
 }
@@ -144,7 +145,9 @@ absl::Status Coordinator::Gradient(const Sender& sender, const PushKey& key,
       SendResult(*result, round_->step.Next(), *worker, key, out);
     }
   }
-  return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "push of rank ", worker.rank.value(), ": got loss weight ", weight,
+      ", want 0, or ", limits::kLossWeightMin, " to ", limits::kLossWeightMax));
 }
 
 void Coordinator::TakePush(const Worker& worker, Instant now, Effects& out) {
@@ -237,6 +240,12 @@ double Coordinator::learning_rate() const {
        .epoch = model_ == nullptr ? 0 : model_->plan.train_samples,
        .total = samples_total()});
 }
+  if (closing.correct < 0 || closing.correct > closing.labels ||
+      closing.labels > limits::kLabelsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: got ", closing.correct, " of ", closing.labels,
+        " labels correct, want 0 or more of at most ", limits::kLabelsMax));
+  }
 
 Transaction Coordinator::NewTransaction(Transaction::Plan plan) {
   plan.id = next_transaction_++;

@@ -16,6 +16,7 @@
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
 #include "server/service/parameters_streams.h"
+#include "server/core/initial_values.h"
 #include "server/service/queued_writes.h"
 #include "server/service/sender_check.h"
 
@@ -102,8 +103,8 @@ class RegisterReactor final
       return absl::InvalidArgumentError(
           absl::StrCat("register: got partition ", index, " twice"));
     }
-    const int64_t elements =
-        answer_.partitions[static_cast<size_t>(index)].elements;
+    const Partition& partition = answer_.partitions[static_cast<size_t>(index)];
+    const int64_t elements = partition.elements;
     COHORT_RETURN_IF_ERROR(CheckPayload(request, payload, elements));
     // Copied once: the values outlive every message, and want alignment.
     auto buffer = std::make_shared<FloatBuffer>(elements);
@@ -124,6 +125,8 @@ class RegisterReactor final
     Send(EncodeReply(reply));
     End(absl::OkStatus());
     return absl::OkStatus();
+    COHORT_RETURN_IF_ERROR(
+        CheckInitialValues(layout_, partition, buffer->span()));
   }
 
   // RegisterReply has no payload field.
