@@ -100,7 +100,7 @@ absl::Status Coordinator::Rejoin(SessionId session, const JoinRequest& request,
 void Coordinator::Welcome(Worker& worker, SessionId session,
                           const JoinRequest& request, Instant now,
                           Effects& out) {
-  worker.session = session;
+  ranks_.BindSession(worker, session);
   worker.last_heard = now;
   worker.last_progress = now;
   worker.waiting = true;
