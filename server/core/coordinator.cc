@@ -151,6 +151,7 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
     const auto at = static_cast<size_t>(worker.rank.value());
     if (at < restored->next_sequences.size()) {
       worker.next_sequence = restored->next_sequences[at];
+      decided_[at].ForgetBelow(worker.next_sequence);
     }
     if (at < restored->batch_sizes.size()) {
       worker.batch_size = restored->batch_sizes[at];
@@ -375,6 +376,8 @@ std::optional<Assignment> Coordinator::NextTraining(Worker& worker) {
     next.range = piece->range;
   }
   worker.next_sequence = worker.next_sequence.Next();
+  decided_[static_cast<size_t>(worker.rank.value())].Give(
+      {.sequence = next.sequence, .attempt = next.attempt});
   return next;
 }
 
@@ -409,6 +412,7 @@ void Coordinator::End(RunOutcome outcome, const std::string& reason,
           .reason = absl::StrCat("the run is over: ", reason)});
     }
   }
+  AnswerAtTheEnd(out);
   for (const Worker& worker : ranks_.all()) {
     if (worker.state != Worker::State::kLive) continue;
     out.push_back(

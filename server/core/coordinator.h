@@ -28,6 +28,7 @@
 #include "server/core/policy/staleness_rule.h"
 #include "server/core/push.h"
 #include "server/core/rank_table.h"
+#include "server/core/push_history.h"
 #include "server/core/rendezvous.h"
 #include "server/core/statistics_sets.h"
 #include "server/core/transaction.h"
@@ -134,6 +135,8 @@ class Coordinator {
 
   // ---- one push
   // Errors: InvalidArgument (malformed), FailedPrecondition (no such
+  // Every push is answered once (effect SendVerdict): when it is decided, or at
+  // its closing if it was decided before. So is each repetition of it.
   //   assignment, or out of order).
   absl::Status Open(const Sender& sender, const PushKey& key,
                     const PushOpening& opening, Instant now, Effects& out);
@@ -254,11 +257,6 @@ class Coordinator {
   struct PendingChange {
     CoordinatorOptions target;
     SettingValues changed;
-  };
-
-  struct Decided {
-    PushKey key;
-    PushVerdict verdict;
   };
 
   // coordinator.cc
@@ -400,7 +398,7 @@ class Coordinator {
                      PushVerdict verdict, Instant now, Effects& out);
 
   // coordinator_push.cc
-  // Null: an older push of this rank, to be ignored.
+  // Null: an older push of this rank, which changes nothing any more.
   absl::StatusOr<Push*> FindPush(Worker& worker, const PushKey& key);
   absl::Status CheckOpening(const Worker& worker,
                             const PushOpening& opening) const;
@@ -431,6 +429,13 @@ class Coordinator {
   // coordinator_statistics.cc
   bool TracksStatistics() const;
   // Notes what became of the moments of so many pushes.
+  // The closing of an older push.
+  void AnswerOldPush(Worker& worker, const PushKey& key, Instant now,
+                     Effects& out);
+  // It is complete, and waits for its turn (async).
+  bool InQueue(Rank rank, const PushKey& key) const;
+  // The run is over, and closed pushes will not be applied any more.
+  void AnswerAtTheEnd(Effects& out);
   void CountStatistics(int64_t StatisticsCounts::*what, int64_t pushes);
   // Keeps the policy's kinds from now on. Returns what becomes of those that
   // are new, to be appended to a sentence; empty if none is.
@@ -454,6 +459,9 @@ class Coordinator {
   bool HoldsUpIssuedStep(Rank rank) const;
   // False: of an older assignment, to be ignored.
   absl::StatusOr<bool> ReportsOutstanding(const Worker& worker,
+  // The same, if a verdict is held already.
+  void Tell(Worker& worker, const PushKey& key, PushVerdict verdict,
+            int32_t weights_partitions, Instant now, Effects& out);
                                           AssignmentKind kind,
                                           Sequence sequence) const;
   absl::Status CheckCollected(const std::vector<CallMoments>& calls) const;
@@ -496,8 +504,8 @@ class Coordinator {
   StalenessCounts staleness_;
   std::map<VacancyReason, int64_t> vacancies_;
   StatisticsCounts statistics_counts_;
-  // By rank: how the last push ended, to answer its repetitions.
-  std::vector<std::optional<Decided>> decided_;
+  // By rank: how the last pushes ended, to answer their repetitions.
+  std::vector<PushHistory> decided_;
 
   // Sync.
   std::optional<Round> round_;

@@ -171,8 +171,19 @@ void Coordinator::RepeatOutstanding(Worker& worker) {
   // The half-assembled push read older weights than the repetition will:
   // a new attempt keeps the two apart.
   assembling_.erase(worker.rank);
-  worker.outstanding->attempt = worker.outstanding->attempt.Next();
-  worker.outstanding->version = current_->version;
+  Assignment& given = *worker.outstanding;
+  const PushKey over{.sequence = given.sequence, .attempt = given.attempt};
+  given.attempt = given.attempt.Next();
+  given.version = current_->version;
+  PushHistory& history = decided_[static_cast<size_t>(worker.rank.value())];
+  history.Decide(
+      over, {.verdict = Verdict::kDropped,
+             .version = current_->version,
+             .reason = absl::StrCat("attempt ", over.attempt.value(),
+                                    " is over: the assignment was given again "
+                                    "as attempt ",
+                                    given.attempt.value())});
+  history.Give({.sequence = given.sequence, .attempt = given.attempt});
 }
 
 void Coordinator::Heartbeat(SessionId session, Instant now,

@@ -13,21 +13,98 @@
 #include "server/core/optimizer/schedule.h"
 
 namespace cohort {
+
 absl::StatusOr<Push*> Coordinator::FindPush(Worker& worker,
                                             const PushKey& key) {
-  // What is still under way when the run ends changes nothing any more.
-  if (ended_) return nullptr;
   const std::optional<Assignment>& given = worker.outstanding;
-  if (given.has_value() && given->kind == AssignmentKind::kTrain &&
+  // What is still under way when the run ends changes nothing any more.
+  if (!ended_ && given.has_value() && given->kind == AssignmentKind::kTrain &&
       given->sequence == key.sequence && given->attempt == key.attempt) {
     if (sync()) return &round_->pushes.at(worker.rank);
     const auto partitions = static_cast<int32_t>(model_->partitions.size());
     return &assembling_.try_emplace(worker.rank, partitions).first->second;
   }
-  if (key.sequence < worker.next_sequence) return nullptr;
-  return absl::FailedPreconditionError(
-      absl::StrCat("no training assignment ", key.sequence.value(),
-                   " was given to rank ", worker.rank.value()));
+  PushHistory& history = decided_[static_cast<size_t>(worker.rank.value())];
+  if (history.Find(key) != nullptr || history.Forgotten(key)) return nullptr;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "no training assignment ", key.sequence.value(), " attempt ",
+      key.attempt.value(), " was given to rank ", worker.rank.value(),
+      "; its next is ", worker.next_sequence.value(),
+      ": push with sequence and attempt of the assignment"));
+}
+
+bool Coordinator::InQueue(Rank rank, const PushKey& key) const {
+  const auto is = [&](const Arrival& arrival) {
+    return arrival.rank == rank && arrival.key == key;
+  };
+  return (applying_.has_value() && is(*applying_)) ||
+         std::any_of(arrivals_.begin(), arrivals_.end(), is);
+}
+
+void Coordinator::AnswerOldPush(Worker& worker, const PushKey& key, Instant now,
+                                Effects& out) {
+  PushHistory& history = decided_[static_cast<size_t>(worker.rank.value())];
+  PushHistory::Entry* entry = history.Find(key);
+  if (entry == nullptr) {
+    // Only of this repetition is it known that it was not applied.
+    ++counters_["pushes_duplicate"];
+    Tell(worker, key,
+         {.verdict = Verdict::kDropped,
+          .duplicate = true,
+          .version = current_->version,
+          .reason = absl::StrCat(
+              "it was decided long ago, and how is not known any more: the "
+              "last ",
+              PushHistory::kKept, " pushes of a rank are remembered")},
+         0, now, out);
+    return;
+  }
+  if (!entry->verdict.has_value()) {
+    // Answered once it is decided.
+    if (!ended_ && InQueue(worker.rank, key)) {
+      ++counters_["pushes_duplicate"];
+      return;
+    }
+    history.Decide(
+        key, {.verdict = Verdict::kDropped,
+              .version = current_->version,
+              .reason = ended_ ? absl::StrCat("the run is over: ", end_reason_)
+                               : "its assignment was withdrawn"});
+  }
+  PushVerdict verdict = *entry->verdict;
+  verdict.duplicate = std::exchange(entry->answered, true);
+  if (verdict.duplicate) ++counters_["pushes_duplicate"];
+  Tell(worker, key, std::move(verdict), 0, now, out);
+}
+
+void Coordinator::AnswerAtTheEnd(Effects& out) {
+  const auto answer = [&](Rank rank, const PushKey& key) {
+    const Worker& worker = ranks_[rank];
+    PushHistory& history = decided_[static_cast<size_t>(rank.value())];
+    PushHistory::Entry* entry = history.Find(key);
+    if (entry == nullptr || entry->verdict.has_value()) return;
+    PushVerdict verdict{
+        .verdict = Verdict::kDropped,
+        .version = current_->version,
+        .reason = absl::StrCat("the run is over: ", end_reason_)};
+    history.Decide(key, verdict);
+    entry->answered = true;
+    if (!worker.usable()) return;
+    verdict.next = FinishedAssignment(end_reason_);
+    out.push_back(effect::SendVerdict{.rank = rank,
+                                      .incarnation = worker.incarnation,
+                                      .key = key,
+                                      .verdict = std::move(verdict)});
+  };
+  if (round_.has_value()) {
+    for (const auto& [rank, push] : round_->pushes) {
+      const std::optional<Assignment>& given = ranks_[rank].outstanding;
+      if (!push.closed() || !given.has_value()) continue;
+      answer(rank, {.sequence = given->sequence, .attempt = given->attempt});
+    }
+  }
+  if (applying_.has_value()) answer(applying_->rank, applying_->key);
+  for (const Arrival& arrival : arrivals_) answer(arrival.rank, arrival.key);
 }
 
 void Coordinator::CountArrival(const Worker& worker, Push::Arrival arrival,
@@ -207,12 +284,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
   COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
   if (push == nullptr) {
-    const auto& decided = decided_[static_cast<size_t>(sender.rank.value())];
-    if (!decided.has_value() || decided->key != key) return absl::OkStatus();
-    ++counters_["pushes_duplicate"];
-    PushVerdict verdict = decided->verdict;
-    verdict.duplicate = true;
-    Answer(*worker, key, std::move(verdict), 0, now, out);
+    AnswerOldPush(*worker, key, now, out);
     return absl::OkStatus();
   }
   // Not of an older one: another policy may have been in force.
@@ -344,9 +416,15 @@ void Coordinator::AfterCommit(const CommitRecord& record,
 void Coordinator::Answer(Worker& worker, const PushKey& key,
                          PushVerdict verdict, int32_t weights_partitions,
                          Instant now, Effects& out) {
-  decided_[static_cast<size_t>(worker.rank.value())] = {.key = key,
-                                                        .verdict = verdict};
-  if (!verdict.duplicate) ++worker.pushes;
+  PushHistory& history = decided_[static_cast<size_t>(worker.rank.value())];
+  history.Decide(key, verdict);
+  if (PushHistory::Entry* entry = history.Find(key)) entry->answered = true;
+  ++worker.pushes;
+  Tell(worker, key, std::move(verdict), weights_partitions, now, out);
+}
+
+void Coordinator::Tell(Worker& worker, const PushKey& key, PushVerdict verdict,
+                       int32_t weights_partitions, Instant now, Effects& out) {
   if (!worker.usable()) return;
   verdict.next = NextFor(worker, now);
   if (std::exchange(worker.returned, false)) {
@@ -407,6 +485,12 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
       (key.step == round_->step && (key.attempt < round_->attempt ||
                                     round_->dropped.contains(worker->rank)));
   if (over) {
+  if (!ended_ && key.step > current_->version) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rendezvous: got step ", key.step.value(), " of rank ",
+                     worker->rank.value(), ", want at most ",
+                     current_->version.value(), ", the newest version"));
+  }
     out.push_back(effect::ReduceAborted{
         .rank = worker->rank,
         .incarnation = worker->incarnation,

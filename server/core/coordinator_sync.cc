@@ -140,8 +140,7 @@ void Coordinator::DropFromStep(Rank rank, Instant now, Effects& out) {
     Answer(worker, key, std::move(verdict), 0, now, out);
     return;
   }
-  decided_[static_cast<size_t>(rank.value())] = {.key = key,
-                                                 .verdict = verdict};
+  decided_[static_cast<size_t>(rank.value())].Decide(key, verdict);
   worker.waiting = worker.usable();
 }
 
@@ -183,12 +182,27 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
   }
   next_attempt_ = over.attempt.Next();
   StartStep();
+  const PushVerdict verdict{
+      .verdict = Verdict::kDropped,
+      .version = over.step,
+      .reason = absl::StrCat("step ", over.step.value(), " attempt ",
+                             over.attempt.value(), " ended early: ", reason)};
+  std::map<Rank, PushKey> closed;
   for (Rank rank : over.members) {
     const Worker& worker = ranks_[rank];
     if (!worker.waiting || !over.issued.contains(rank)) continue;
     out.push_back(effect::StepAborted{
         .session = worker.session,
         .step = over.step,
+    const PushKey key{.sequence = worker.outstanding->sequence,
+                      .attempt = worker.outstanding->attempt};
+    // One that is not closed yet is answered when it is.
+    PushHistory& history = decided_[static_cast<size_t>(rank.value())];
+    history.Decide(key, verdict);
+    if (over.pushes.at(rank).closed()) {
+      closed[rank] = key;
+      history.Find(key)->answered = true;
+    }
         .attempt = over.attempt,
         .members = round_.has_value() ? round_->members : std::vector<Rank>(),
         .reason = reason});
@@ -205,6 +219,11 @@ void Coordinator::OpenTransaction(Instant now, Effects& out) {
   }
   round_->transaction = NewTransaction(
       {.learning_rate = learning_rate(), .loss_weight = loss_weight});
+  // What comes next they have been told on their sessions, so that it does not
+  // depend on a stream that the worker may have given up.
+  for (const auto& [rank, key] : closed) {
+    Tell(ranks_[rank], key, verdict, 0, now, out);
+  }
   for (size_t p = 0; p < model_->partitions.size(); ++p) {
     StartFoldIfReady(static_cast<int32_t>(p), now, out);
   }
