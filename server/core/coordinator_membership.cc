@@ -5,10 +5,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/status_macros.h"
-#include "server/core/limits.h"
 #include "server/core/coordinator.h"
+#include "server/core/limits.h"
 
 namespace cohort {
 
@@ -322,35 +321,11 @@ bool Coordinator::HoldsOthersUp(const Worker& worker) const {
          !round_->pushes.at(worker.rank).Complete(trainable_partitions_);
 }
 
-std::optional<std::string> Coordinator::CrossedRendezvous(Instant now) const {
-  if (!round_.has_value()) return std::nullopt;
-  const auto stuck = [&](Rank rank) {
-    return round_->rendezvous.Waits(rank) &&
-           now - ranks_[rank].last_progress > options_.step_deadline;
-  };
-  // Another group may have finished the step long since.
-  const std::vector<std::vector<Rank>> groups = round_->rendezvous.Groups();
-  const auto crossed =
-      std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
-        return std::all_of(group.begin(), group.end(), stuck);
-      });
-  if (crossed == groups.end()) return std::nullopt;
-  std::vector<std::string> waits;
-  for (const auto& pending : round_->rendezvous.AllPending()) {
-    if (!round_->rendezvous.SameGroup(pending.rank, crossed->front())) continue;
-    const auto layer = static_cast<size_t>(pending.key.layer);
-    waits.push_back(absl::StrCat("rank ", pending.rank.value(), " in call ",
-                                 pending.key.call, " of ",
-                                 model_->layout.batch_norms[layer].name));
-  }
-  return absl::StrCat("the members of step ", round_->step.value(),
-                      " wait for each other: ", absl::StrJoin(waits, ", "));
-}
-
 void Coordinator::CheckStepDeadline(Instant now, Effects& out) {
-  const std::optional<std::string> crossed = CrossedRendezvous(now);
+  if (round_.has_value() && !SettleCalls(now, out)) return;
+  const std::optional<CallDissent> crossed = CrossedDissent(now);
   if (crossed.has_value()) {
-    End(RunOutcome::kModelMismatch, *crossed, out);
+    EndDissent(*crossed, now, out);
     return;
   }
   for (Worker& worker : ranks_.all()) {

@@ -144,7 +144,9 @@ absl::Status Coordinator::CheckOpening(const Worker& worker,
       (weight >= limits::kLossWeightMin && weight <= limits::kLossWeightMax)) {
     return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "push of rank ", worker.rank.value(), ": got loss weight ", weight,
+      ", want 0, or ", limits::kLossWeightMin, " to ", limits::kLossWeightMax));
 }
 
 absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
@@ -157,7 +159,10 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
   COHORT_RETURN_IF_ERROR(CheckOpening(*worker, opening));
   const Push::Arrival arrival = push->Open(opening);
   CountArrival(*worker, arrival, out);
-  if (arrival == Push::Arrival::kNew && sync()) OpenTransaction(now, out);
+  if (arrival == Push::Arrival::kNew && sync()) {
+    ++round_->opened;
+    OpenTransaction(now, out);
+  }
   return absl::OkStatus();
 }
 
@@ -213,6 +218,7 @@ absl::Status Coordinator::Gradient(const Sender& sender, const PushKey& key,
   CountArrival(*worker, arrival, out);
   if (!sync()) return absl::OkStatus();
   if (arrival == Push::Arrival::kNew) {
+    ++round_->arrived[static_cast<size_t>(partition)];
     StartFoldIfReady(partition, now, out);
     TakePush(*worker, now, out);
   } else if (round_->transaction.has_value()) {
@@ -222,9 +228,7 @@ absl::Status Coordinator::Gradient(const Sender& sender, const PushKey& key,
       SendResult(*result, round_->step.Next(), *worker, key, out);
     }
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "push of rank ", worker.rank.value(), ": got loss weight ", weight,
-      ", want 0, or ", limits::kLossWeightMin, " to ", limits::kLossWeightMax));
+  return absl::OkStatus();
 }
 
 void Coordinator::TakePush(const Worker& worker, Instant now, Effects& out) {
@@ -236,6 +240,12 @@ void Coordinator::TakePush(const Worker& worker, Instant now, Effects& out) {
 }
 
 absl::Status Coordinator::CheckClosing(const PushClosing& closing) const {
+  if (closing.correct < 0 || closing.correct > closing.labels ||
+      closing.labels > limits::kLabelsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: got ", closing.correct, " of ", closing.labels,
+        " labels correct, want 0 or more of at most ", limits::kLabelsMax));
+  }
   const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
   if (closing.batch_norm_calls.size() != layers.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -294,6 +304,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   if (sync()) {
     if (arrival == Push::Arrival::kNew) {
       round_->closed.emplace_back(worker->rank, now);
+      ++round_->closed_count;
     }
     TakePush(*worker, now, out);
   } else if (push->Complete(trainable_partitions_)) {
@@ -312,12 +323,6 @@ double Coordinator::learning_rate() const {
        .epoch = model_ == nullptr ? 0 : model_->plan.train_samples,
        .total = samples_total()});
 }
-  if (closing.correct < 0 || closing.correct > closing.labels ||
-      closing.labels > limits::kLabelsMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "closing: got ", closing.correct, " of ", closing.labels,
-        " labels correct, want 0 or more of at most ", limits::kLabelsMax));
-  }
 
 Transaction Coordinator::NewTransaction(Transaction::Plan plan) {
   plan.id = next_transaction_++;
@@ -480,17 +485,17 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
         "a rendezvous needs sync and global normalisation; the policy is ",
         PolicyText(policy_)));
   }
-  const bool over =
-      ended_ || never || key.step < current_->version || !round_.has_value() ||
-      (key.step == round_->step && (key.attempt < round_->attempt ||
-                                    round_->dropped.contains(worker->rank)));
-  if (over) {
   if (!ended_ && key.step > current_->version) {
     return absl::FailedPreconditionError(
         absl::StrCat("rendezvous: got step ", key.step.value(), " of rank ",
                      worker->rank.value(), ", want at most ",
                      current_->version.value(), ", the newest version"));
   }
+  const bool over =
+      ended_ || never || key.step < current_->version || !round_.has_value() ||
+      (key.step == round_->step && (key.attempt < round_->attempt ||
+                                    round_->dropped.contains(worker->rank)));
+  if (over) {
     out.push_back(effect::ReduceAborted{
         .rank = worker->rank,
         .incarnation = worker->incarnation,
@@ -518,10 +523,7 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
   if (key.phase == ReducePhase::kForward && ClaimedByMoments()) {
     Claim(worker->rank, now, out);
   }
-  if (outcome.result == nullptr) {
-    const std::optional<std::string> mismatch = CallMismatch();
-    if (mismatch.has_value()) End(RunOutcome::kModelMismatch, *mismatch, out);
-  }
+  SettleCalls(now, out);
   return absl::OkStatus();
 }
 

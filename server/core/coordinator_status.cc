@@ -37,6 +37,8 @@ absl::string_view VacancyReasonName(VacancyReason reason) {
       return "admin";
     case VacancyReason::kLeft:
       return "left";
+    case VacancyReason::kMismatch:
+      return "mismatch";
   }
   return "";
 }
