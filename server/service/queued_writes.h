@@ -149,7 +149,7 @@ class QueuedBidi
   void OnReadDone(bool ok) override {
     if (!ok) {
       // The client has closed its side, or is gone.
-      this->End(absl::OkStatus());
+      this->End(OnHalfClose());
       return;
     }
     // What arrives on a stream that lost its place must not take it back.
@@ -170,6 +170,8 @@ class QueuedBidi
 
   // Must not block. A status that is not OK ends the stream.
   virtual absl::Status OnMessage(const Request& request) = 0;
+  // How the stream ends once the client sends nothing more.
+  virtual absl::Status OnHalfClose() { return absl::OkStatus(); }
 
  private:
   Request request_;
