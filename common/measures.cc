@@ -12,6 +12,8 @@ namespace cohort {
 namespace {
 
 constexpr int64_t kCountMax = int64_t{1} << 50;
+// As many labels, each of a class that weighs at most as much as all of them.
+constexpr double kWeightMax = 0x1p100;
 
 absl::Status CheckCount(absl::string_view name, int64_t count, int64_t most) {
   if (count >= 0 && count <= most) return absl::OkStatus();
@@ -58,6 +60,11 @@ absl::Status Validate(const EvaluationSums& sums) {
   COHORT_RETURN_IF_ERROR(CheckCount("samples", sums.samples, kCountMax));
   COHORT_RETURN_IF_ERROR(CheckCount("labels", sums.labels, kCountMax));
   COHORT_RETURN_IF_ERROR(CheckCount("correct", sums.correct, sums.labels));
+  // False for NaN.
+  if (!(sums.loss_weight >= 0 && sums.loss_weight <= kWeightMax)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "loss_weight: got ", sums.loss_weight, ", want 0 to ", kWeightMax));
+  }
   if (sums.top5_correct.has_value()) {
     COHORT_RETURN_IF_ERROR(
         CheckCount("top5_correct", *sums.top5_correct, sums.labels));

@@ -13,7 +13,9 @@ namespace cohort {
 
 // Errors: InvalidArgument naming the count: negative or beyond 2^50 (sums of
 //   shards must not overflow), more found than there are, counts of classes
-//   that do not add up to those of all labels.
+//   that do not add up to those of all labels, a weight that is no number from
+//   0 to 2^100. The loss may be anything: that of a model that has diverged is
+//   reported, not refused.
 absl::Status Validate(const EvaluationSums& sums);
 
 // Whether `part` may be added to `whole`.

@@ -45,27 +45,31 @@ void Combine(const Moments& part, Moments& total) {
 
 Moments FoldForward(absl::Span<const Moments* const> in_rank_order) {
   Moments total = ZerosLike(in_rank_order);
-  for (const Moments* part : in_rank_order) {
-    if (part->count == 0) continue;
-    if (total.count == 0) {
-      total = *part;
-    } else {
-      Combine(*part, total);
-    }
-  }
+  for (const Moments* part : in_rank_order) AddForward(*part, total);
   return total;
 }
 
 Moments FoldBackward(absl::Span<const Moments* const> in_rank_order) {
   Moments total = ZerosLike(in_rank_order);
-  for (const Moments* part : in_rank_order) {
-    total.count += part->count;
-    for (size_t c = 0; c < total.first.size(); ++c) {
-      total.first[c] += part->first[c];
-      total.second[c] += part->second[c];
-    }
-  }
+  for (const Moments* part : in_rank_order) AddBackward(*part, total);
   return total;
+}
+
+void AddForward(const Moments& part, Moments& total) {
+  if (part.count == 0) return;
+  if (total.count == 0) {
+    total = part;
+  } else {
+    Combine(part, total);
+  }
+}
+
+void AddBackward(const Moments& part, Moments& total) {
+  total.count += part.count;
+  for (size_t c = 0; c < total.first.size(); ++c) {
+    total.first[c] += part.first[c];
+    total.second[c] += part.second[c];
+  }
 }
 
 }  // namespace cohort::kernels

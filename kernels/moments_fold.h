@@ -20,4 +20,10 @@ Moments FoldForward(absl::Span<const Moments* const> in_rank_order);
 // in the order given. Shapes as above.
 Moments FoldBackward(absl::Span<const Moments* const> in_rank_order);
 
+// One part of such a fold, for callers that fold as parts arrive. `total` is of
+// the parts' shape, and zeros with count 0 before the first part. Adding all
+// parts in order gives the bits of FoldForward and FoldBackward.
+void AddForward(const Moments& part, Moments& total);
+void AddBackward(const Moments& part, Moments& total);
+
 }  // namespace cohort::kernels

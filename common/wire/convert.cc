@@ -140,7 +140,8 @@ absl::StatusOr<LayerStatistics> LayerFromProto(
   COHORT_RETURN_IF_ERROR(CheckChannels(absl::StrCat(bn.name, ": variance"),
                                        proto.variance_size(), bn.channels));
   for (double variance : proto.variance()) {
-    if (variance < 0) {
+    // False for NaN.
+    if (!(variance >= 0)) {
       return Refuse(absl::StrCat(bn.name, ": variance"), variance,
                     "at least 0");
     }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "server/core/limits.h"
 #include "server/core/optimizer/slots.h"
 
 namespace cohort {
@@ -20,17 +21,42 @@ absl::Status Explained(const absl::Status& status, absl::string_view what,
 }
 
 absl::Status ValidatePlan(const RunPlan& plan) {
-  if (plan.train_samples < 1 || plan.test_samples < 0) {
+  if (plan.train_samples < 1 || plan.test_samples < 0 ||
+      std::max(plan.train_samples, plan.test_samples) >
+          limits::kSplitSamplesMax) {
     return absl::InvalidArgumentError(absl::StrCat(
         "run plan: got ", plan.train_samples, " train and ", plan.test_samples,
-        " test samples, want at least 1 and 0"));
+        " test samples, want at least 1 and 0, and at most ",
+        limits::kSplitSamplesMax));
   }
-  if (!(plan.loss_reference > 0) || !std::isfinite(plan.loss_reference)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("run plan: got loss reference ", plan.loss_reference,
-                     ", want a finite number above 0"));
+  if (!(plan.loss_reference >= limits::kLossWeightMin &&
+        plan.loss_reference <= limits::kLossWeightMax)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "run plan: got loss reference ", plan.loss_reference, ", want ",
+        limits::kLossWeightMin, " to ", limits::kLossWeightMax));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckStatisticsValues(const BatchNormSpec& layer,
+                                   const LayerStatistics& statistics) {
+  for (size_t c = 0; c < statistics.mean.size(); ++c) {
+    const double mean = statistics.mean[c];
+    const double variance = statistics.variance[c];
+    if (std::isfinite(mean) && std::isfinite(variance) && variance >= 0) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        layer.name, ": got the initial mean ", mean, " and variance ", variance,
+        " in channel ", c, ", want finite ones, the variance 0 or more"));
+  }
+  const int64_t tracked = statistics.num_batches_tracked;
+  if (tracked >= 0 && tracked <= limits::kBatchesTrackedMax) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(layer.name, ": got ", tracked,
+                                                 " batches tracked, want 0 to ",
+                                                 limits::kBatchesTrackedMax));
 }
 
 absl::Status CheckStatistics(const ModelLayout& layout,
@@ -51,6 +77,7 @@ absl::Status CheckStatistics(const ModelLayout& layout,
           " and ", statistics[i].variance.size(), " channels, want ",
           channels));
     }
+    COHORT_RETURN_IF_ERROR(CheckStatisticsValues(layer, statistics[i]));
   }
   return absl::OkStatus();
 }
@@ -125,6 +152,7 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
     const auto at = static_cast<size_t>(worker.rank.value());
     if (at < restored->next_sequences.size()) {
       worker.next_sequence = restored->next_sequences[at];
+      decided_[at].ForgetBelow(worker.next_sequence);
     }
     if (at < restored->batch_sizes.size()) {
       worker.batch_size = restored->batch_sizes[at];
@@ -352,6 +380,8 @@ std::optional<Assignment> Coordinator::NextTraining(Worker& worker) {
     next.range = piece->range;
   }
   worker.next_sequence = worker.next_sequence.Next();
+  decided_[static_cast<size_t>(worker.rank.value())].Give(
+      {.sequence = next.sequence, .attempt = next.attempt});
   return next;
 }
 
@@ -392,6 +422,7 @@ void Coordinator::End(RunOutcome outcome, const std::string& reason,
           .reason = absl::StrCat("the run is over: ", reason)});
     }
   }
+  AnswerAtTheEnd(out);
   for (const Worker& worker : ranks_.all()) {
     if (worker.state != Worker::State::kLive) continue;
     out.push_back(

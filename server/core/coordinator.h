@@ -25,9 +25,11 @@
 #include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
 #include "server/core/policy/aggregation_policy.h"
+#include "server/core/policy/call_agreement.h"
 #include "server/core/policy/lead.h"
 #include "server/core/policy/staleness_rule.h"
 #include "server/core/push.h"
+#include "server/core/push_history.h"
 #include "server/core/rank_table.h"
 #include "server/core/rendezvous.h"
 #include "server/core/statistics_sets.h"
@@ -143,6 +145,8 @@ class Coordinator {
                               Instant now, Effects& out);
 
   // ---- one push
+  // Every push is answered once (effect SendVerdict): when it is decided, or at
+  // its closing if it was decided before. So is each repetition of it.
   // Errors: InvalidArgument (malformed), FailedPrecondition (no such
   //   assignment, or out of order).
   absl::Status Open(const Sender& sender, const PushKey& key,
@@ -240,6 +244,13 @@ class Coordinator {
     std::map<Rank, IndexRange> ranges;
     // Of the members.
     std::map<Rank, Push> pushes;
+    // How many of them are opened, and closed.
+    size_t opened = 0;
+    size_t closed_count = 0;
+    // By partition: how many of them have it.
+    std::vector<size_t> arrived;
+    // All are closed, and made the same batch-norm calls.
+    bool calls_agree = false;
     // Members that have been given the step.
     std::set<Rank> issued;
     RendezvousTable rendezvous;
@@ -268,11 +279,6 @@ class Coordinator {
   struct PendingChange {
     CoordinatorOptions target;
     SettingValues changed;
-  };
-
-  struct Decided {
-    PushKey key;
-    PushVerdict verdict;
   };
 
   // coordinator.cc
@@ -355,8 +361,6 @@ class Coordinator {
   void GiveUpWaiting(Instant now, Effects& out);
   void CheckStepDeadline(Instant now, Effects& out);
   bool HoldsOthersUp(const Worker& worker) const;
-  // Names the batch-norm calls in which all members wait for each other.
-  std::optional<std::string> CrossedRendezvous(Instant now) const;
   void RepeatWait(const Worker& worker, Instant now, Effects& out) const;
 
   // coordinator_sync.cc
@@ -385,10 +389,33 @@ class Coordinator {
   CommitObservation ObservationOf(Round& round, Instant now) const;
   // By member: the push it has made.
   std::map<Rank, PushKey> EndAssignmentsOf(const Round& round);
-  // Names a batch-norm layer that the members call unequally often.
-  std::optional<std::string> CallMismatch() const;
+  // The member leaves the round, with what was counted of its push.
+  void ErasePush(Rank rank);
   bool IsMember(Rank rank) const;
-  std::vector<RankMoments> StepMoments() const;
+  // Moves them out of the round, which is about to end: they are many
+  // megabytes.
+  std::vector<RankMoments> TakeStepMoments();
+
+  // coordinator_calls.cc
+  // Compares the members' batch-norm calls, once no member computes any more.
+  // False: they differ, and the attempt is over, or the run.
+  bool SettleCalls(Instant now, Effects& out);
+  // Of a step that the first pushes make: candidates that closed theirs without
+  // any moments would never claim it otherwise.
+  void ClaimClosed(Instant now, Effects& out);
+  // Every member has closed its push, or waits in a rendezvous.
+  bool AllClosedOrWaiting() const;
+  // What is known of one member's calls.
+  MemberCalls CallsOf(Rank rank) const;
+  // A disagreement in which a closed push takes part; absent: there is none.
+  std::optional<CallDissent> ClosedDissent() const;
+  // That of a group whose members have waited for each other for longer than
+  // the step deadline.
+  std::optional<CallDissent> CrossedDissent(Instant now) const;
+  // Repeats the step, and fences the member that is alone in the disagreement.
+  // The second time it ends the run.
+  void EndDissent(const CallDissent& dissent, Instant now, Effects& out);
+  void Fence(Rank rank, const std::string& reason, Instant now, Effects& out);
 
   // coordinator_async.cc
   void EnqueueArrival(Worker& worker, Instant now, Effects& out);
@@ -444,8 +471,15 @@ class Coordinator {
   void FreeRoomOf(Rank rank);
 
   // coordinator_push.cc
-  // Null: an older push of this rank, to be ignored.
+  // Null: an older push of this rank, which changes nothing any more.
   absl::StatusOr<Push*> FindPush(Worker& worker, const PushKey& key);
+  // The closing of an older push.
+  void AnswerOldPush(Worker& worker, const PushKey& key, Instant now,
+                     Effects& out);
+  // It is complete, and waits for its turn (async).
+  bool InQueue(Rank rank, const PushKey& key) const;
+  // The run is over, and closed pushes will not be applied any more.
+  void AnswerAtTheEnd(Effects& out);
   absl::Status CheckOpening(const Worker& worker,
                             const PushOpening& opening) const;
   absl::Status CheckGradient(const GradientMessage& message) const;
@@ -469,6 +503,9 @@ class Coordinator {
                    Effects& out);
   void Answer(Worker& worker, const PushKey& key, PushVerdict verdict,
               int32_t weights_partitions, Instant now, Effects& out);
+  // The same, if a verdict is held already.
+  void Tell(Worker& worker, const PushKey& key, PushVerdict verdict,
+            int32_t weights_partitions, Instant now, Effects& out);
   // Returns true if the run must stop.
   bool CountNonfinite(const std::string& what, Effects& out);
 
@@ -544,14 +581,18 @@ class Coordinator {
   StatisticsCounts statistics_counts_;
   GradientBudget budget_;
   std::map<Rank, Paused> paused_;
-  // By rank: how the last push ended, to answer its repetitions.
-  std::vector<std::optional<Decided>> decided_;
+  // By rank: how the last pushes ended, to answer their repetitions.
+  std::vector<PushHistory> decided_;
 
   // Sync.
   std::optional<Round> round_;
   // Of the next round of this version: workers know that the attempts before
   // it are over, also where another policy came between.
   Attempt next_attempt_;
+  // The step that was repeated because its members' batch-norm calls differed.
+  std::optional<Version> dissent_step_;
+  // Ranks that were fenced for theirs and have not made a step since.
+  std::set<Rank> fenced_;
   // Async: pushes in assembly, complete ones in order of arrival, and the one
   // being applied.
   std::map<Rank, Push> assembling_;

@@ -263,7 +263,12 @@ void Coordinator::AnswerArrival(const Arrival& arrival,
                                 const Transaction* applied, PushVerdict verdict,
                                 Instant now, Effects& out) {
   Worker& worker = ranks_[arrival.rank];
-  if (worker.incarnation != arrival.incarnation) return;
+  if (worker.incarnation != arrival.incarnation) {
+    // Whoever repeats it under another incarnation is told the truth.
+    decided_[static_cast<size_t>(arrival.rank.value())].Decide(arrival.key,
+                                                               verdict);
+    return;
+  }
   if (applied != nullptr && worker.usable()) {
     for (size_t p = 0; p < model_->partitions.size(); ++p) {
       const std::optional<FoldResult>& result =

@@ -95,10 +95,13 @@ void Coordinator::DropAssembly(Rank rank) {
 }
 
 void Coordinator::FreeRoomOf(Rank rank) {
-  Push& push = round_->pushes.at(rank);
-  if (round_->fixed || push.Complete(trainable_partitions_)) return;
-  ReleasePush(rank, push);
-  push = Push(static_cast<int32_t>(model_->partitions.size()));
+  if (round_->fixed ||
+      round_->pushes.at(rank).Complete(trainable_partitions_)) {
+    return;
+  }
+  ErasePush(rank);
+  round_->pushes.try_emplace(rank,
+                             static_cast<int32_t>(model_->partitions.size()));
 }
 
 }  // namespace cohort

@@ -5,17 +5,18 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/status_macros.h"
 #include "server/core/coordinator.h"
+#include "server/core/limits.h"
 
 namespace cohort {
 
 absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
                                Instant now, Effects& out) {
-  if (request.batch_size < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "join: got batch size ", request.batch_size, ", want 1 or more"));
+  if (request.batch_size < 1 || request.batch_size > limits::kBatchSizeMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join: got batch size ", request.batch_size,
+                     ", want 1 to ", limits::kBatchSizeMax));
   }
   if (!request.run_id.empty() && request.run_id != options_.run_id) {
     return absl::FailedPreconditionError(
@@ -98,7 +99,7 @@ absl::Status Coordinator::Rejoin(SessionId session, const JoinRequest& request,
 void Coordinator::Welcome(Worker& worker, SessionId session,
                           const JoinRequest& request, Instant now,
                           Effects& out) {
-  worker.session = session;
+  ranks_.BindSession(worker, session);
   // Its new streams begin anew.
   paused_.erase(worker.rank);
   worker.last_heard = now;
@@ -175,8 +176,19 @@ void Coordinator::RepeatOutstanding(Worker& worker) {
   // The half-assembled push read older weights than the repetition will:
   // a new attempt keeps the two apart.
   DropAssembly(worker.rank);
-  worker.outstanding->attempt = worker.outstanding->attempt.Next();
-  worker.outstanding->version = current_->version;
+  Assignment& given = *worker.outstanding;
+  const PushKey over{.sequence = given.sequence, .attempt = given.attempt};
+  given.attempt = given.attempt.Next();
+  given.version = current_->version;
+  PushHistory& history = decided_[static_cast<size_t>(worker.rank.value())];
+  history.Decide(
+      over, {.verdict = Verdict::kDropped,
+             .version = current_->version,
+             .reason = absl::StrCat("attempt ", over.attempt.value(),
+                                    " is over: the assignment was given again "
+                                    "as attempt ",
+                                    given.attempt.value())});
+  history.Give({.sequence = given.sequence, .attempt = given.attempt});
 }
 
 void Coordinator::Heartbeat(SessionId session, Instant now,
@@ -324,35 +336,11 @@ bool Coordinator::HoldsOthersUp(const Worker& worker) const {
          !round_->pushes.at(worker.rank).Complete(trainable_partitions_);
 }
 
-std::optional<std::string> Coordinator::CrossedRendezvous(Instant now) const {
-  if (!round_.has_value()) return std::nullopt;
-  const auto stuck = [&](Rank rank) {
-    return round_->rendezvous.Waits(rank) &&
-           now - ranks_[rank].last_progress > options_.step_deadline;
-  };
-  // Another group may have finished the step long since.
-  const std::vector<std::vector<Rank>> groups = round_->rendezvous.Groups();
-  const auto crossed =
-      std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
-        return std::all_of(group.begin(), group.end(), stuck);
-      });
-  if (crossed == groups.end()) return std::nullopt;
-  std::vector<std::string> waits;
-  for (const auto& pending : round_->rendezvous.AllPending()) {
-    if (!round_->rendezvous.SameGroup(pending.rank, crossed->front())) continue;
-    const auto layer = static_cast<size_t>(pending.key.layer);
-    waits.push_back(absl::StrCat("rank ", pending.rank.value(), " in call ",
-                                 pending.key.call, " of ",
-                                 model_->layout.batch_norms[layer].name));
-  }
-  return absl::StrCat("the members of step ", round_->step.value(),
-                      " wait for each other: ", absl::StrJoin(waits, ", "));
-}
-
 void Coordinator::CheckStepDeadline(Instant now, Effects& out) {
-  const std::optional<std::string> crossed = CrossedRendezvous(now);
+  if (round_.has_value() && !SettleCalls(now, out)) return;
+  const std::optional<CallDissent> crossed = CrossedDissent(now);
   if (crossed.has_value()) {
-    End(RunOutcome::kModelMismatch, *crossed, out);
+    EndDissent(*crossed, now, out);
     return;
   }
   for (Worker& worker : ranks_.all()) {

@@ -8,25 +8,103 @@
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "server/core/coordinator.h"
+#include "server/core/limits.h"
 #include "server/core/moments_checks.h"
 #include "server/core/optimizer/schedule.h"
 
 namespace cohort {
+
 absl::StatusOr<Push*> Coordinator::FindPush(Worker& worker,
                                             const PushKey& key) {
-  // What is still under way when the run ends changes nothing any more.
-  if (ended_) return nullptr;
   const std::optional<Assignment>& given = worker.outstanding;
-  if (given.has_value() && given->kind == AssignmentKind::kTrain &&
+  // What is still under way when the run ends changes nothing any more.
+  if (!ended_ && given.has_value() && given->kind == AssignmentKind::kTrain &&
       given->sequence == key.sequence && given->attempt == key.attempt) {
     if (sync()) return &round_->pushes.at(worker.rank);
     const auto partitions = static_cast<int32_t>(model_->partitions.size());
     return &assembling_.try_emplace(worker.rank, partitions).first->second;
   }
-  if (key.sequence < worker.next_sequence) return nullptr;
-  return absl::FailedPreconditionError(
-      absl::StrCat("no training assignment ", key.sequence.value(),
-                   " was given to rank ", worker.rank.value()));
+  PushHistory& history = decided_[static_cast<size_t>(worker.rank.value())];
+  if (history.Find(key) != nullptr || history.Forgotten(key)) return nullptr;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "no training assignment ", key.sequence.value(), " attempt ",
+      key.attempt.value(), " was given to rank ", worker.rank.value(),
+      "; its next is ", worker.next_sequence.value(),
+      ": push with sequence and attempt of the assignment"));
+}
+
+bool Coordinator::InQueue(Rank rank, const PushKey& key) const {
+  const auto is = [&](const Arrival& arrival) {
+    return arrival.rank == rank && arrival.key == key;
+  };
+  return (applying_.has_value() && is(*applying_)) ||
+         std::any_of(arrivals_.begin(), arrivals_.end(), is);
+}
+
+void Coordinator::AnswerOldPush(Worker& worker, const PushKey& key, Instant now,
+                                Effects& out) {
+  PushHistory& history = decided_[static_cast<size_t>(worker.rank.value())];
+  PushHistory::Entry* entry = history.Find(key);
+  if (entry == nullptr) {
+    // Only of this repetition is it known that it was not applied.
+    ++counters_["pushes_duplicate"];
+    Tell(worker, key,
+         {.verdict = Verdict::kDropped,
+          .duplicate = true,
+          .version = current_->version,
+          .reason = absl::StrCat(
+              "it was decided long ago, and how is not known any more: the "
+              "last ",
+              PushHistory::kKept, " pushes of a rank are remembered")},
+         0, now, out);
+    return;
+  }
+  if (!entry->verdict.has_value()) {
+    // Answered once it is decided.
+    if (!ended_ && InQueue(worker.rank, key)) {
+      ++counters_["pushes_duplicate"];
+      return;
+    }
+    history.Decide(
+        key, {.verdict = Verdict::kDropped,
+              .version = current_->version,
+              .reason = ended_ ? absl::StrCat("the run is over: ", end_reason_)
+                               : "its assignment was withdrawn"});
+  }
+  PushVerdict verdict = *entry->verdict;
+  verdict.duplicate = std::exchange(entry->answered, true);
+  if (verdict.duplicate) ++counters_["pushes_duplicate"];
+  Tell(worker, key, std::move(verdict), 0, now, out);
+}
+
+void Coordinator::AnswerAtTheEnd(Effects& out) {
+  const auto answer = [&](Rank rank, const PushKey& key) {
+    const Worker& worker = ranks_[rank];
+    PushHistory& history = decided_[static_cast<size_t>(rank.value())];
+    PushHistory::Entry* entry = history.Find(key);
+    if (entry == nullptr || entry->verdict.has_value()) return;
+    PushVerdict verdict{
+        .verdict = Verdict::kDropped,
+        .version = current_->version,
+        .reason = absl::StrCat("the run is over: ", end_reason_)};
+    history.Decide(key, verdict);
+    entry->answered = true;
+    if (!worker.usable()) return;
+    verdict.next = FinishedAssignment(end_reason_);
+    out.push_back(effect::SendVerdict{.rank = rank,
+                                      .incarnation = worker.incarnation,
+                                      .key = key,
+                                      .verdict = std::move(verdict)});
+  };
+  if (round_.has_value()) {
+    for (const auto& [rank, push] : round_->pushes) {
+      const std::optional<Assignment>& given = ranks_[rank].outstanding;
+      if (!push.closed() || !given.has_value()) continue;
+      answer(rank, {.sequence = given->sequence, .attempt = given->attempt});
+    }
+  }
+  if (applying_.has_value()) answer(applying_->rank, applying_->key);
+  for (const Arrival& arrival : arrivals_) answer(arrival.rank, arrival.key);
 }
 
 void Coordinator::CountArrival(const Worker& worker, Push::Arrival arrival,
@@ -61,12 +139,14 @@ absl::Status Coordinator::CheckOpening(const Worker& worker,
         " read, want ", oldest.value(),
         newest == oldest ? "" : absl::StrCat(" to ", newest.value())));
   }
-  if (!(opening.loss_weight >= 0) || !std::isfinite(opening.loss_weight)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "push of rank ", worker.rank.value(), ": got loss weight ",
-        opening.loss_weight, ", want a finite number of 0 or more"));
+  const double weight = opening.loss_weight;
+  if (weight == 0 ||
+      (weight >= limits::kLossWeightMin && weight <= limits::kLossWeightMax)) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "push of rank ", worker.rank.value(), ": got loss weight ", weight,
+      ", want 0, or ", limits::kLossWeightMin, " to ", limits::kLossWeightMax));
 }
 
 absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
@@ -82,7 +162,10 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
   if (ReservesPushes()) {
     budget_.Reserve(worker->rank, PushBytes(model_->layout));
   }
-  if (arrival == Push::Arrival::kNew && sync()) OpenTransaction(now, out);
+  if (arrival == Push::Arrival::kNew && sync()) {
+    ++round_->opened;
+    OpenTransaction(now, out);
+  }
   return absl::OkStatus();
 }
 
@@ -152,6 +235,7 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
   CountArrival(*worker, arrival, out);
   if (!sync()) return Admission::kTaken;
   if (arrival == Push::Arrival::kNew) {
+    ++round_->arrived[static_cast<size_t>(partition)];
     StartFoldIfReady(partition, now, out);
     TakePush(*worker, now, out);
     // Another one may be furthest behind now.
@@ -175,6 +259,12 @@ void Coordinator::TakePush(const Worker& worker, Instant now, Effects& out) {
 }
 
 absl::Status Coordinator::CheckClosing(const PushClosing& closing) const {
+  if (closing.correct < 0 || closing.correct > closing.labels ||
+      closing.labels > limits::kLabelsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: got ", closing.correct, " of ", closing.labels,
+        " labels correct, want 0 or more of at most ", limits::kLabelsMax));
+  }
   const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
   if (closing.batch_norm_calls.size() != layers.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -223,12 +313,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
   COHORT_ASSIGN_OR_RETURN(Push * push, FindPush(*worker, key));
   if (push == nullptr) {
-    const auto& decided = decided_[static_cast<size_t>(sender.rank.value())];
-    if (!decided.has_value() || decided->key != key) return absl::OkStatus();
-    ++counters_["pushes_duplicate"];
-    PushVerdict verdict = decided->verdict;
-    verdict.duplicate = true;
-    Answer(*worker, key, std::move(verdict), 0, now, out);
+    AnswerOldPush(*worker, key, now, out);
     return absl::OkStatus();
   }
   // Not of an older one: another policy may have been in force.
@@ -238,6 +323,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   if (sync()) {
     if (arrival == Push::Arrival::kNew) {
       round_->closed.emplace_back(worker->rank, now);
+      ++round_->closed_count;
     }
     TakePush(*worker, now, out);
   } else if (push->Complete(trainable_partitions_)) {
@@ -356,9 +442,15 @@ void Coordinator::AfterCommit(const CommitRecord& record,
 void Coordinator::Answer(Worker& worker, const PushKey& key,
                          PushVerdict verdict, int32_t weights_partitions,
                          Instant now, Effects& out) {
-  decided_[static_cast<size_t>(worker.rank.value())] = {.key = key,
-                                                        .verdict = verdict};
-  if (!verdict.duplicate) ++worker.pushes;
+  PushHistory& history = decided_[static_cast<size_t>(worker.rank.value())];
+  history.Decide(key, verdict);
+  if (PushHistory::Entry* entry = history.Find(key)) entry->answered = true;
+  ++worker.pushes;
+  Tell(worker, key, std::move(verdict), weights_partitions, now, out);
+}
+
+void Coordinator::Tell(Worker& worker, const PushKey& key, PushVerdict verdict,
+                       int32_t weights_partitions, Instant now, Effects& out) {
   if (!worker.usable()) return;
   verdict.next = NextFor(worker, now);
   if (std::exchange(worker.returned, false)) {
@@ -414,6 +506,12 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
         "a rendezvous needs sync and global normalisation; the policy is ",
         PolicyText(policy_)));
   }
+  if (!ended_ && key.step > current_->version) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rendezvous: got step ", key.step.value(), " of rank ",
+                     worker->rank.value(), ", want at most ",
+                     current_->version.value(), ", the newest version"));
+  }
   const bool over =
       ended_ || never || key.step < current_->version || !round_.has_value() ||
       (key.step == round_->step && (key.attempt < round_->attempt ||
@@ -446,10 +544,7 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
   if (key.phase == ReducePhase::kForward && ClaimedByMoments()) {
     Claim(worker->rank, now, out);
   }
-  if (outcome.result == nullptr) {
-    const std::optional<std::string> mismatch = CallMismatch();
-    if (mismatch.has_value()) End(RunOutcome::kModelMismatch, *mismatch, out);
-  }
+  SettleCalls(now, out);
   return absl::OkStatus();
 }
 

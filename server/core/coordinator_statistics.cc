@@ -258,7 +258,10 @@ absl::StatusOr<bool> Coordinator::ReportsOutstanding(const Worker& worker,
     return true;
   }
   const bool other = given.has_value() && given->sequence == sequence;
-  if (!other && sequence < worker.next_sequence) return false;
+  // The first is 1: a lower one is no old assignment either.
+  if (!other && sequence >= Sequence(1) && sequence < worker.next_sequence) {
+    return false;
+  }
   return absl::FailedPreconditionError(
       absl::StrCat("no ", other ? "such report belongs to " : "", "assignment ",
                    sequence.value(), other ? " of" : " was given to", " rank ",

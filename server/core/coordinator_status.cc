@@ -37,6 +37,8 @@ absl::string_view VacancyReasonName(VacancyReason reason) {
       return "admin";
     case VacancyReason::kLeft:
       return "left";
+    case VacancyReason::kMismatch:
+      return "mismatch";
   }
   return "";
 }
@@ -181,16 +183,16 @@ StatusView::Worker Coordinator::ViewOf(const Worker& worker,
                           .silent = now - worker.last_heard,
                           .phases = worker.phases,
                           .pushes = worker.pushes};
-  const std::optional<Decided>& decided =
-      decided_[static_cast<size_t>(worker.rank.value())];
+  const PushVerdict* decided =
+      decided_[static_cast<size_t>(worker.rank.value())].last_verdict();
   std::optional<Version> at;
-  if (decided.has_value()) at = decided->verdict.version;
+  if (decided != nullptr) at = decided->version;
   if (worker.outstanding.has_value()) at = worker.outstanding->version;
   if (current_ != nullptr && at.has_value()) {
     view.lag_versions = current_->version.value() - at->value();
   }
-  if (!sync() && decided.has_value()) {
-    view.staleness_versions = decided->verdict.staleness_versions;
+  if (!sync() && decided != nullptr) {
+    view.staleness_versions = decided->staleness_versions;
   }
   return view;
 }

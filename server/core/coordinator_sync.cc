@@ -48,6 +48,7 @@ void Coordinator::StartStep() {
     round.ranges[candidates[i]] = round.cut.ranges[i];
     round.pushes.try_emplace(candidates[i], partitions);
   }
+  round.arrived.resize(model_->partitions.size());
   round.fixed =
       policy_.pushes_min == 0 ||
       policy_.pushes_min >= static_cast<int32_t>(round.members.size());
@@ -104,13 +105,23 @@ void Coordinator::FixMembers(const std::vector<Rank>& members, Instant now,
   OpenTransaction(now, out);
 }
 
+void Coordinator::ErasePush(Rank rank) {
+  const Push& push = round_->pushes.at(rank);
+  ReleasePush(rank, push);
+  if (push.opened()) --round_->opened;
+  if (push.closed()) --round_->closed_count;
+  for (size_t p = 0; p < round_->arrived.size(); ++p) {
+    if (push.Has(static_cast<int32_t>(p))) --round_->arrived[p];
+  }
+  round_->pushes.erase(rank);
+}
+
 void Coordinator::DropFromStep(Rank rank, Instant now, Effects& out) {
   const std::string reason =
       absl::StrCat("step ", round_->step.value(), " is full with the first ",
                    round_->members.size(), " pushes");
   const bool opened = round_->pushes.at(rank).opened();
-  ReleasePush(rank, round_->pushes.at(rank));
-  round_->pushes.erase(rank);
+  ErasePush(rank);
   round_->dropped.insert(rank);
   Worker& worker = ranks_[rank];
   for (const auto& pending : round_->rendezvous.AllPending()) {
@@ -143,14 +154,12 @@ void Coordinator::DropFromStep(Rank rank, Instant now, Effects& out) {
     Answer(worker, key, std::move(verdict), 0, now, out);
     return;
   }
-  decided_[static_cast<size_t>(rank.value())] = {.key = key,
-                                                 .verdict = verdict};
+  decided_[static_cast<size_t>(rank.value())].Decide(key, verdict);
   worker.waiting = worker.usable();
 }
 
 void Coordinator::RemoveCandidate(Rank rank, Instant now, Effects& out) {
-  ReleasePush(rank, round_->pushes.at(rank));
-  round_->pushes.erase(rank);
+  ErasePush(rank);
   std::erase(round_->members, rank);
   ranks_[rank].outstanding.reset();
   const Decision decision = aggregation_->Decide(ViewOfRound());
@@ -178,11 +187,26 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
                               .key = pending.key,
                               .reason = reason});
   }
+  const PushVerdict verdict{
+      .verdict = Verdict::kDropped,
+      .version = over.step,
+      .reason = absl::StrCat("step ", over.step.value(), " attempt ",
+                             over.attempt.value(), " ended early: ", reason)};
+  std::map<Rank, PushKey> closed;
   for (Rank rank : over.members) {
     Worker& worker = ranks_[rank];
     if (!worker.outstanding.has_value() ||
         worker.outstanding->kind != AssignmentKind::kTrain) {
       continue;
+    }
+    const PushKey key{.sequence = worker.outstanding->sequence,
+                      .attempt = worker.outstanding->attempt};
+    // One that is not closed yet is answered when it is.
+    PushHistory& history = decided_[static_cast<size_t>(rank.value())];
+    history.Decide(key, verdict);
+    if (over.pushes.at(rank).closed()) {
+      closed[rank] = key;
+      history.Find(key)->answered = true;
     }
     worker.outstanding.reset();
     worker.waiting = worker.usable();
@@ -200,13 +224,17 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
         .reason = reason});
   }
   NotifyWaiting(now, out);
+  // What comes next they have been told on their sessions, so that it does not
+  // depend on a stream that the worker may have given up.
+  for (const auto& [rank, key] : closed) {
+    Tell(ranks_[rank], key, verdict, 0, now, out);
+  }
 }
 
 void Coordinator::OpenTransaction(Instant now, Effects& out) {
-  if (!round_->fixed) return;
+  if (!round_->fixed || round_->opened < round_->pushes.size()) return;
   double loss_weight = 0;
   for (const auto& [rank, push] : round_->pushes) {
-    if (!push.opened()) return;
     loss_weight += push.opening().loss_weight;
   }
   round_->transaction = NewTransaction(
@@ -220,64 +248,20 @@ void Coordinator::StartFoldIfReady(int32_t partition, Instant now,
                                    Effects& out) {
   if (!round_->transaction.has_value()) return;
   if (round_->transaction->Started(partition)) return;
+  if (round_->arrived[static_cast<size_t>(partition)] < round_->pushes.size()) {
+    return;
+  }
   // std::map: ascending ranks.
   std::vector<std::pair<Rank, Push*>> pushes;
-  for (auto& [rank, push] : round_->pushes) {
-    if (!push.Has(partition)) return;
-    pushes.emplace_back(rank, &push);
-  }
+  for (auto& [rank, push] : round_->pushes) pushes.emplace_back(rank, &push);
   if (!round_->first_fold.has_value()) round_->first_fold = now;
   FoldJob job = round_->transaction->Fold(partition, pushes);
   budget_.BeginFold(GradientBytes(job));
   out.push_back(effect::Fold{.job = std::move(job)});
 }
 
-std::optional<std::string> Coordinator::CallMismatch() const {
-  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
-  const Push* first = nullptr;
-  Rank first_rank;
-  for (const auto& [rank, push] : round_->pushes) {
-    if (!push.closed()) continue;
-    if (first == nullptr) {
-      first = &push;
-      first_rank = rank;
-    }
-    const std::vector<int32_t>& calls = push.closing().batch_norm_calls;
-    const std::vector<int32_t>& wanted = first->closing().batch_norm_calls;
-    for (size_t i = 0; i < layers.size(); ++i) {
-      if (calls[i] == wanted[i]) continue;
-      return absl::StrCat(layers[i].name, ": rank ", rank.value(), " made ",
-                          calls[i], " calls in step ", round_->step.value(),
-                          ", rank ", first_rank.value(), " made ", wanted[i]);
-    }
-  }
-  if (first == nullptr) return std::nullopt;
-  // Whoever has closed will not contribute any more: an open rendezvous that
-  // lacks it can never complete.
-  for (Rank rank : round_->rendezvous.Missing()) {
-    if (!round_->pushes.at(rank).closed()) continue;
-    for (const auto& pending : round_->rendezvous.AllPending()) {
-      if (!round_->rendezvous.SameGroup(pending.rank, rank)) continue;
-      return absl::StrCat(layers[static_cast<size_t>(pending.key.layer)].name,
-                          ": rank ", pending.rank.value(), " waits in call ",
-                          pending.key.call, " of step ", round_->step.value(),
-                          ", but rank ", rank.value(),
-                          " has closed its push without it");
-    }
-    // Nobody waits in it any more, but its moments would lack a member.
-    return absl::StrCat("a batch-norm call of step ", round_->step.value(),
-                        " lacks rank ", rank.value(),
-                        ", which has closed its push without it");
-  }
-  return std::nullopt;
-}
-
 void Coordinator::TryCommit(Instant now, Effects& out) {
-  const std::optional<std::string> mismatch = CallMismatch();
-  if (mismatch.has_value()) {
-    End(RunOutcome::kModelMismatch, *mismatch, out);
-    return;
-  }
+  if (!SettleCalls(now, out)) return;
   if (!round_->transaction.has_value() || !round_->transaction->complete()) {
     return;
   }
@@ -286,13 +270,14 @@ void Coordinator::TryCommit(Instant now, Effects& out) {
   }
 }
 
-std::vector<RankMoments> Coordinator::StepMoments() const {
+std::vector<RankMoments> Coordinator::TakeStepMoments() {
   std::vector<RankMoments> moments;
-  for (const auto& [rank, push] : round_->pushes) {
+  for (auto& [rank, push] : round_->pushes) {
     moments.push_back({.rank = rank,
                        .samples = push.opening().samples,
-                       .calls = global() ? round_->rendezvous.ForwardOf(rank)
-                                         : push.closing().moments});
+                       .calls = global()
+                                    ? round_->rendezvous.TakeForwardOf(rank)
+                                    : push.TakeMoments()});
   }
   return moments;
 }
@@ -362,11 +347,13 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
   if (skipped) {
     current_ = Successor(*current_, std::move(statistics));
   } else {
-    const std::vector<RankMoments> moments = StepMoments();
+    CombinedMoments combined;
+    if (global()) combined = round_->rendezvous.ForwardResults();
+    const std::vector<RankMoments> moments = TakeStepMoments();
     if (current_->version.value() % kDriftEvery == 0) {
       drift = StepDrift(model_->layout.batch_norms, moments);
     }
-    statistics_.ApplyStep(moments, samples_reference(), statistics);
+    statistics_.ApplyStep(moments, samples_reference(), statistics, combined);
     current_ = round_->transaction->Next(std::move(statistics));
   }
   Round round = *std::move(round_);
@@ -379,6 +366,7 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
   record.samples = samples_;
   record.epoch_ended = cursor_.Take(round.cut);
   const std::map<Rank, PushKey> keys = EndAssignmentsOf(round);
+  for (Rank rank : round.members) fenced_.erase(rank);
   CommitObservation observation = ObservationOf(round, now);
   observation.drift = std::move(drift);
   AfterCommit(record, std::move(observation), out);

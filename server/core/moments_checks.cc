@@ -1,6 +1,7 @@
 #include "server/core/moments_checks.h"
 
 #include "absl/strings/str_cat.h"
+#include "server/core/limits.h"
 
 namespace cohort {
 
@@ -22,6 +23,11 @@ absl::Status CheckCallMoments(const CallMoments& call,
     return absl::InvalidArgumentError(
         absl::StrCat(layer.name, ": got call ", call.call, " with count ",
                      m.count, ", want 0 or more"));
+  }
+  if (m.count > limits::kMomentsCountMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(layer.name, ": got call ", call.call, " with count ",
+                     m.count, ", want at most ", limits::kMomentsCountMax));
   }
   return absl::OkStatus();
 }

@@ -12,7 +12,8 @@ namespace cohort {
 inline constexpr int32_t kCallsMax = 1 << 16;
 
 // Errors: InvalidArgument naming the layer: no such layer, wrong number of
-//   channels, call out of range, negative count.
+//   channels, call out of range, negative count, count beyond
+//   limits::kMomentsCountMax.
 absl::Status CheckCallMoments(const CallMoments& call,
                               const std::vector<BatchNormSpec>& layers);
 

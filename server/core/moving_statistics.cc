@@ -55,9 +55,10 @@ void MovingStatistics::Update(int32_t layer, const Moments& moments,
   }
 }
 
-void MovingStatistics::ApplyStep(
-    const std::vector<RankMoments>& ranks, int64_t samples_reference,
-    std::vector<LayerStatistics>& statistics) const {
+void MovingStatistics::ApplyStep(const std::vector<RankMoments>& ranks,
+                                 int64_t samples_reference,
+                                 std::vector<LayerStatistics>& statistics,
+                                 const CombinedMoments& combined) const {
   if (ranks.empty() || !MovesInTraining(kind_)) return;
   if (kind_ == StatisticsKind::kAsync) {
     for (const RankMoments& rank : ranks) {
@@ -70,6 +71,10 @@ void MovingStatistics::ApplyStep(
     LayerStatistics& target = statistics[static_cast<size_t>(first.layer)];
     if (kind_ == StatisticsKind::kChief) {
       Update(first.layer, first.moments, {}, target);
+      continue;
+    }
+    if (!combined.empty()) {
+      Update(first.layer, *combined[i], {}, target);
       continue;
     }
     std::vector<const Moments*> parts;

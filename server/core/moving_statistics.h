@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "common/assignment.h"
@@ -20,6 +21,9 @@ struct RankMoments {
   double weight = 1;
   std::vector<CallMoments> calls;
 };
+
+// Of all ranks together, one entry a call, ascending by (layer, call).
+using CombinedMoments = std::vector<std::shared_ptr<const Moments>>;
 
 // Folds batch moments into moving statistics, one update a call. Pure
 // functions of their arguments; the caller keeps the state.
@@ -45,9 +49,12 @@ class MovingStatistics {
   // kChief uses the first rank's; kAsync folds rank after rank.
   // kAfter leaves everything as it is.
   // `samples_reference` is the samples of a nominal global step (kAsync).
+  // `combined` has what kSync would combine, call by call, where a rendezvous
+  // has done so already; else it is empty.
   void ApplyStep(const std::vector<RankMoments>& ranks,
                  int64_t samples_reference,
-                 std::vector<LayerStatistics>& statistics) const;
+                 std::vector<LayerStatistics>& statistics,
+                 const CombinedMoments& combined = {}) const;
 
   // One asynchronous push: a_k is multiplied by its weight. kChief ignores
   // ranks other than `chief`.

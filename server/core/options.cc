@@ -9,19 +9,21 @@
 #include "absl/strings/string_view.h"
 #include "common/assignment.h"
 #include "common/status_macros.h"
+#include "server/core/limits.h"
 #include "server/core/optimizer/mask.h"
 
 namespace cohort {
 namespace {
 
-// Beyond what any optimizer here is run with (LARS takes about 10); a slip of
-// the keyboard must not destroy a run.
-constexpr double kLearningRateMax = 1000;
-
 absl::Status Bad(absl::string_view option, absl::string_view seen,
                  absl::string_view wanted) {
   return absl::InvalidArgumentError(
       absl::StrCat("--", option, ": got ", seen, ", want ", wanted));
+}
+
+// False for NaN.
+bool Within(double value, double least, double most) {
+  return value >= least && value <= most;
 }
 
 bool Holds(const std::vector<StatisticsKind>& kinds, StatisticsKind kind) {
@@ -61,10 +63,9 @@ absl::Status ValidateStaleness(const StalenessOptions& staleness) {
     return Bad("staleness_free", absl::StrCat(*staleness.versions_free),
                "auto, or 0 or more versions");
   }
-  if (!(staleness.compensation >= 0) ||
-      !std::isfinite(staleness.compensation)) {
+  if (!Within(staleness.compensation, 0, limits::kFactorMax)) {
     return Bad("compensation", absl::StrCat(staleness.compensation),
-               "0 or more");
+               absl::StrCat("0 to ", limits::kFactorMax));
   }
   return absl::OkStatus();
 }
@@ -97,9 +98,10 @@ absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
   COHORT_RETURN_IF_ERROR(ValidateStaleness(policy.staleness));
   COHORT_RETURN_IF_ERROR(ValidateStatistics(policy));
   COHORT_RETURN_IF_ERROR(ValidateGroup(policy, workers));
-  if (policy.precise_batches < 1) {
+  if (policy.precise_batches < 1 ||
+      policy.precise_batches > limits::kPreciseBatchesMax) {
     return Bad("precise_batches", absl::StrCat(policy.precise_batches),
-               "1 or more");
+               absl::StrCat("1 to ", limits::kPreciseBatchesMax));
   }
   if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
   const absl::string_view aggregation = AggregationName(policy.aggregation);
@@ -119,10 +121,6 @@ absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
 
 bool InUnit(double value) { return value >= 0 && value < 1; }
 
-bool ZeroOrMore(double value) { return value >= 0 && std::isfinite(value); }
-
-bool AboveZero(double value) { return value > 0 && std::isfinite(value); }
-
 absl::Status ValidateSchedule(const OptimizerOptions& o, int64_t epochs) {
   double before = 0;
   for (double milestone : o.step_epochs) {
@@ -137,28 +135,40 @@ absl::Status ValidateSchedule(const OptimizerOptions& o, int64_t epochs) {
     return Bad("step_epochs", "none",
                "at least one milestone with --schedule=step");
   }
-  if (!AboveZero(o.step_gamma)) {
-    return Bad("step_gamma", absl::StrCat(o.step_gamma), "above 0");
+  if (!Within(o.step_gamma, limits::kFloatMin, limits::kFactorMax)) {
+    return Bad("step_gamma", absl::StrCat(o.step_gamma),
+               absl::StrCat("above 0, up to ", limits::kFactorMax));
   }
-  if (!AboveZero(o.poly_power)) {
-    return Bad("poly_power", absl::StrCat(o.poly_power), "above 0");
+  const double last =
+      o.learning_rate *
+      std::pow(o.step_gamma, static_cast<double>(o.step_epochs.size()));
+  if (o.schedule == ScheduleKind::kStep &&
+      !(last <= limits::kLearningRateMax)) {
+    return Bad(
+        "step_gamma", absl::StrCat(o.step_gamma),
+        absl::StrCat("a rate up to ", limits::kLearningRateMax, " after ",
+                     o.step_epochs.size(), " steps, it would be ", last));
+  }
+  if (!Within(o.poly_power, limits::kFloatMin, limits::kFactorMax)) {
+    return Bad("poly_power", absl::StrCat(o.poly_power),
+               absl::StrCat("above 0, up to ", limits::kFactorMax));
   }
   if (!(o.warmup_epochs >= 0 &&
         o.warmup_epochs <= static_cast<double>(epochs))) {
     return Bad("warmup_epochs", absl::StrCat(o.warmup_epochs),
                absl::StrCat("0 to --epochs, ", epochs));
   }
-  if (!ZeroOrMore(o.final_learning_rate)) {
+  if (!Within(o.final_learning_rate, 0, limits::kLearningRateMax)) {
     return Bad("final_learning_rate", absl::StrCat(o.final_learning_rate),
-               "0 or more");
+               absl::StrCat("0 to ", limits::kLearningRateMax));
   }
   return absl::OkStatus();
 }
 
 absl::Status ValidateOptimizer(const OptimizerOptions& o, int64_t epochs) {
-  if (!(o.learning_rate > 0 && o.learning_rate <= kLearningRateMax)) {
+  if (!(o.learning_rate > 0 && o.learning_rate <= limits::kLearningRateMax)) {
     return Bad("learning_rate", absl::StrCat(o.learning_rate),
-               absl::StrCat("above 0, up to ", kLearningRateMax));
+               absl::StrCat("above 0, up to ", limits::kLearningRateMax));
   }
   const std::pair<absl::string_view, double> units[] = {
       {"momentum", o.momentum},
@@ -167,17 +177,22 @@ absl::Status ValidateOptimizer(const OptimizerOptions& o, int64_t epochs) {
   for (const auto& [name, value] : units) {
     if (!InUnit(value)) return Bad(name, absl::StrCat(value), "in [0, 1)");
   }
-  if (!AboveZero(o.adam_epsilon)) {
-    return Bad("adam_epsilon", absl::StrCat(o.adam_epsilon), "above 0");
+  // A smaller one is 0 as float32, and the update divides by it.
+  if (!Within(o.adam_epsilon, limits::kFloatMin, limits::kFloatMax)) {
+    return Bad("adam_epsilon", absl::StrCat(o.adam_epsilon),
+               absl::StrCat(limits::kFloatMin, " to ", limits::kFloatMax));
   }
-  if (!AboveZero(o.lars_trust)) {
-    return Bad("lars_trust", absl::StrCat(o.lars_trust), "above 0");
+  if (!Within(o.lars_trust, limits::kFloatMin, limits::kFactorMax)) {
+    return Bad("lars_trust", absl::StrCat(o.lars_trust),
+               absl::StrCat("above 0, up to ", limits::kFactorMax));
   }
-  if (!ZeroOrMore(o.weight_decay)) {
-    return Bad("weight_decay", absl::StrCat(o.weight_decay), "0 or more");
+  if (!Within(o.weight_decay, 0, limits::kFactorMax)) {
+    return Bad("weight_decay", absl::StrCat(o.weight_decay),
+               absl::StrCat("0 to ", limits::kFactorMax));
   }
-  if (!ZeroOrMore(o.clip_norm)) {
-    return Bad("clip_norm", absl::StrCat(o.clip_norm), "0 (off) or more");
+  if (!Within(o.clip_norm, 0, limits::kFloatMax)) {
+    return Bad("clip_norm", absl::StrCat(o.clip_norm),
+               absl::StrCat("0 (off) to ", limits::kFloatMax));
   }
   for (const std::string& spec : o.freeze) {
     COHORT_RETURN_IF_ERROR(ParseFreezeSpec(spec).status());
@@ -222,12 +237,17 @@ PolicyOptions Resolve(const PolicyOptions& policy) {
 }
 
 absl::Status Validate(const CoordinatorOptions& o) {
-  if (o.workers < 1 || o.workers > 4096) {
-    return Bad("workers", absl::StrCat(o.workers), "1 to 4096");
+  if (o.workers < 1 || o.workers > limits::kWorkersMax) {
+    return Bad("workers", absl::StrCat(o.workers),
+               absl::StrCat("1 to ", limits::kWorkersMax));
   }
-  if (o.epochs < 1) return Bad("epochs", absl::StrCat(o.epochs), "1 or more");
-  if (o.partition_bytes < 4) {
-    return Bad("partition_bytes", absl::StrCat(o.partition_bytes), "4 or more");
+  if (o.epochs < 1 || o.epochs > limits::kEpochsMax) {
+    return Bad("epochs", absl::StrCat(o.epochs),
+               absl::StrCat("1 to ", limits::kEpochsMax));
+  }
+  if (o.partition_bytes < 4 || o.partition_bytes > limits::kPartitionBytesMax) {
+    return Bad("partition_bytes", absl::StrCat(o.partition_bytes),
+               absl::StrCat("4 to ", limits::kPartitionBytesMax));
   }
   if (o.checkpoint_every < 0) {
     return Bad("checkpoint_every", absl::StrCat(o.checkpoint_every),

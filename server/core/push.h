@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -46,6 +47,10 @@ class Push {
               std::vector<int32_t> absent_slices);
   Arrival Close(PushClosing closing);
 
+  // Hands the moments of the closing over.
+  std::vector<CallMoments> TakeMoments() {
+    return std::move(closing_->moments);
+  }
   // Hands the gradient over; Has() stays true.
   ByteRope TakeGradient(int32_t partition);
   const std::vector<int32_t>& absent_slices(int32_t partition) const {

@@ -22,18 +22,25 @@ RankTable::RankTable(int32_t size) { Resize(size); }
 void RankTable::Resize(int32_t size) {
   const auto before = static_cast<int32_t>(workers_.size());
   workers_.resize(static_cast<size_t>(size));
+  std::erase_if(sessions_, [size](const auto& entry) {
+    return entry.second.value() >= size;
+  });
   for (int32_t i = before; i < size; ++i) {
     workers_[static_cast<size_t>(i)].rank = Rank(i);
   }
 }
 
+void RankTable::BindSession(Worker& worker, SessionId session) {
+  sessions_.erase(worker.session);
+  worker.session = session;
+  sessions_[session] = worker.rank;
+}
+
 Worker* RankTable::BySession(SessionId session) {
-  for (Worker& worker : workers_) {
-    if (worker.state == Worker::State::kLive && worker.session == session) {
-      return &worker;
-    }
-  }
-  return nullptr;
+  const auto found = sessions_.find(session);
+  if (found == sessions_.end()) return nullptr;
+  Worker& worker = (*this)[found->second];
+  return worker.state == Worker::State::kLive ? &worker : nullptr;
 }
 
 Worker* RankTable::LowestVacant() {

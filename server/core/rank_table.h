@@ -100,6 +100,8 @@ class RankTable {
   std::vector<Worker>& all() { return workers_; }
   const std::vector<Worker>& all() const { return workers_; }
 
+  // From now on `worker` is found by this session, and no longer by its last.
+  void BindSession(Worker& worker, SessionId session);
   // Null if no live worker has this session.
   Worker* BySession(SessionId session);
   Worker* LowestVacant();
@@ -111,6 +113,7 @@ class RankTable {
 
  private:
   std::vector<Worker> workers_;
+  std::map<SessionId, Rank> sessions_;
 };
 
 }  // namespace cohort

@@ -32,22 +32,22 @@ bool IsFinite(const Moments& moments) {
 
 RendezvousTable::RendezvousTable(std::vector<Rank> ranks,
                                  const Options& options)
-    : members_(std::move(ranks)), options_(options) {}
+    : members_(std::move(ranks)), options_(options), waits_(members_.size()) {}
 
 size_t RendezvousTable::PositionOf(Rank rank) const {
-  const auto it = std::find(members_.begin(), members_.end(), rank);
-  COHORT_CHECK(it != members_.end(),
+  const auto it = std::lower_bound(members_.begin(), members_.end(), rank);
+  COHORT_CHECK(it != members_.end() && *it == rank,
                absl::StrCat("rank ", rank.value(), " is no member"));
   return static_cast<size_t>(it - members_.begin());
 }
 
-size_t RendezvousTable::GroupOf(size_t position) const {
+size_t RendezvousTable::GroupAt(size_t position) const {
   if (options_.group_size == 0) return 0;
   return position / static_cast<size_t>(options_.group_size);
 }
 
 size_t RendezvousTable::GroupCount() const {
-  return members_.empty() ? 0 : GroupOf(members_.size() - 1) + 1;
+  return members_.empty() ? 0 : GroupAt(members_.size() - 1) + 1;
 }
 
 RendezvousTable::Range RendezvousTable::RangeOf(size_t group) const {
@@ -61,7 +61,7 @@ RendezvousTable::Range RendezvousTable::RangeOf(size_t group) const {
 std::vector<std::vector<Rank>> RendezvousTable::Groups() const {
   std::vector<std::vector<Rank>> groups(GroupCount());
   for (size_t i = 0; i < members_.size(); ++i) {
-    groups[GroupOf(i)].push_back(members_[i]);
+    groups[GroupAt(i)].push_back(members_[i]);
   }
   return groups;
 }
@@ -74,36 +74,57 @@ bool RendezvousTable::IsFull(const Entry& entry, size_t group) const {
 RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
                                                      Rank rank, Moments moments,
                                                      Instant now) {
-  Entry& entry = entries_[Place{key.layer, key.call, key.phase}];
+  Entry& entry =
+      entries_[{.layer = key.layer, .call = key.call, .phase = key.phase}];
   if (entry.contributions.empty()) {
     entry.key = key;
     entry.contributions.resize(members_.size());
     entry.waiting.resize(members_.size());
     entry.since.resize(members_.size());
     entry.present.resize(GroupCount());
+    entry.folds.resize(GroupCount());
     entry.results.resize(GroupCount());
   }
   const size_t at = PositionOf(rank);
-  const size_t group = GroupOf(at);
+  const size_t group = GroupAt(at);
   Outcome outcome;
   std::optional<Moments>& slot = entry.contributions[at];
   if (slot.has_value()) {
     outcome.repeated = true;
     outcome.mismatch = !SameBits(*slot, moments);
     outcome.result = entry.results[group];
-    entry.waiting[at] = outcome.result == nullptr;
+    SetWaiting(entry, at, outcome.result == nullptr);
     if (outcome.result == nullptr) entry.since[at] = now;
     if (outcome.result != nullptr) outcome.answer.push_back(rank);
     return outcome;
   }
   slot = std::move(moments);
-  entry.waiting[at] = true;
+  SetWaiting(entry, at, true);
   entry.since[at] = now;
-  ++entry.present[group];
-  if (options_.fixed && IsFull(entry, group)) {
-    Complete(entry, group, now, outcome);
-  }
+  if (++entry.present[group] == 1) ++open_count_;
+  if (!options_.fixed) return outcome;
+  Extend(entry, group);
+  if (IsFull(entry, group)) Complete(entry, group, now, outcome);
   return outcome;
+}
+
+void RendezvousTable::Extend(Entry& entry, size_t group) {
+  const Range range = RangeOf(group);
+  Fold& fold = entry.folds[group];
+  fold.end = std::max(fold.end, range.begin);
+  for (; fold.end < range.end; ++fold.end) {
+    const std::optional<Moments>& next = entry.contributions[fold.end];
+    if (!next.has_value()) return;
+    if (fold.end == range.begin) {
+      fold.total.first.resize(next->first.size());
+      fold.total.second.resize(next->second.size());
+    }
+    if (entry.key.phase == ReducePhase::kForward) {
+      kernels::AddForward(*next, fold.total);
+    } else {
+      kernels::AddBackward(*next, fold.total);
+    }
+  }
 }
 
 void RendezvousTable::Observe(const Entry& entry, Range range, Instant now) {
@@ -122,39 +143,51 @@ void RendezvousTable::Complete(Entry& entry, size_t group, Instant now,
                                Outcome& outcome) {
   const Range range = RangeOf(group);
   Observe(entry, range, now);
-  std::vector<const Moments*> parts;
-  for (size_t i = range.begin; i < range.end; ++i) {
-    parts.push_back(&*entry.contributions[i]);
-  }
-  entry.results[group] = std::make_shared<const Moments>(
-      entry.key.phase == ReducePhase::kForward ? kernels::FoldForward(parts)
-                                               : kernels::FoldBackward(parts));
+  entry.results[group] =
+      std::make_shared<const Moments>(std::move(entry.folds[group].total));
   outcome.result = entry.results[group];
   outcome.nonfinite = !IsFinite(*outcome.result);
   for (size_t i = range.begin; i < range.end; ++i) {
     if (entry.waiting[i]) outcome.answer.push_back(members_[i]);
-    entry.waiting[i] = false;
+    SetWaiting(entry, i, false);
   }
+  --open_count_;
+}
+
+void RendezvousTable::SetWaiting(Entry& entry, size_t position, bool waiting) {
+  if (entry.waiting[position] == waiting) return;
+  entry.waiting[position] = waiting;
+  int32_t& count = waits_[position];
+  if (waiting && count++ == 0) ++waiting_count_;
+  if (!waiting && --count == 0) --waiting_count_;
 }
 
 std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
     const std::vector<Rank>& members, Instant now) {
-  std::map<Place, Entry> open = std::exchange(entries_, {});
+  std::map<CallPlace, Entry> open = std::exchange(entries_, {});
   const std::vector<Rank> candidates = std::exchange(members_, members);
   options_.fixed = true;
+  waits_.assign(members_.size(), 0);
+  waiting_count_ = 0;
+  open_count_ = 0;
   std::vector<Completed> completed;
   for (auto& [place, before] : open) {
     Entry kept{.key = before.key};
     kept.present.resize(GroupCount());
+    kept.folds.resize(GroupCount());
     kept.results.resize(GroupCount());
     for (size_t i = 0; i < candidates.size(); ++i) {
       const bool stays = std::find(members.begin(), members.end(),
                                    candidates[i]) != members.end();
       if (!stays) continue;
-      const size_t group = GroupOf(kept.contributions.size());
-      if (before.contributions[i].has_value()) ++kept.present[group];
+      const size_t at = kept.contributions.size();
+      if (before.contributions[i].has_value() &&
+          ++kept.present[GroupAt(at)] == 1) {
+        ++open_count_;
+      }
       kept.contributions.push_back(std::move(before.contributions[i]));
-      kept.waiting.push_back(before.waiting[i]);
+      kept.waiting.push_back(false);
+      SetWaiting(kept, at, before.waiting[i]);
       kept.since.push_back(before.since[i]);
     }
     COHORT_CHECK(kept.contributions.size() == members_.size(),
@@ -165,6 +198,7 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
     if (empty) continue;
     Entry& entry = entries_[place] = std::move(kept);
     for (size_t group = 0; group < GroupCount(); ++group) {
+      Extend(entry, group);
       if (!IsFull(entry, group)) continue;
       completed.push_back({.key = entry.key});
       Complete(entry, group, now, completed.back().outcome);
@@ -173,15 +207,30 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
   return completed;
 }
 
-bool RendezvousTable::Waits(Rank rank) const {
+std::vector<CallPlace> RendezvousTable::WaitsOf(Rank rank) const {
   const size_t at = PositionOf(rank);
-  return std::any_of(entries_.begin(), entries_.end(),
-                     [at](const auto& e) { return e.second.waiting[at]; });
+  std::vector<CallPlace> places;
+  for (const auto& [place, entry] : entries_) {
+    if (entry.waiting[at]) places.push_back(place);
+  }
+  return places;
+}
+
+std::vector<CallPlace> RendezvousTable::LackedBy(Rank rank) const {
+  const size_t at = PositionOf(rank);
+  const size_t group = GroupAt(at);
+  std::vector<CallPlace> places;
+  for (const auto& [place, entry] : entries_) {
+    if (entry.present[group] > 0 && !entry.contributions[at].has_value()) {
+      places.push_back(place);
+    }
+  }
+  return places;
 }
 
 void RendezvousTable::Forget(Rank rank) {
   const size_t at = PositionOf(rank);
-  for (auto& [place, entry] : entries_) entry.waiting[at] = false;
+  for (auto& [place, entry] : entries_) SetWaiting(entry, at, false);
 }
 
 std::vector<RendezvousTable::Pending> RendezvousTable::AllPending() const {
@@ -199,7 +248,7 @@ std::vector<RendezvousTable::Pending> RendezvousTable::AllPending() const {
 std::vector<Rank> RendezvousTable::Missing() const {
   std::vector<Rank> missing;
   for (size_t i = 0; i < members_.size(); ++i) {
-    const size_t group = GroupOf(i);
+    const size_t group = GroupAt(i);
     const bool lacking = std::any_of(
         entries_.begin(), entries_.end(), [i, group](const auto& e) {
           return e.second.present[group] > 0 &&
@@ -210,15 +259,27 @@ std::vector<Rank> RendezvousTable::Missing() const {
   return missing;
 }
 
-std::vector<CallMoments> RendezvousTable::ForwardOf(Rank rank) const {
+std::vector<std::shared_ptr<const Moments>> RendezvousTable::ForwardResults()
+    const {
+  std::vector<std::shared_ptr<const Moments>> results;
+  if (GroupCount() != 1) return results;
+  for (const auto& [place, entry] : entries_) {
+    if (place.phase != ReducePhase::kForward) continue;
+    COHORT_CHECK(entry.results[0] != nullptr, "a rendezvous is not complete");
+    results.push_back(entry.results[0]);
+  }
+  return results;
+}
+
+std::vector<CallMoments> RendezvousTable::TakeForwardOf(Rank rank) {
   const size_t at = PositionOf(rank);
   std::vector<CallMoments> calls;
-  for (const auto& [place, entry] : entries_) {
-    if (std::get<2>(place) != ReducePhase::kForward) continue;
+  for (auto& [place, entry] : entries_) {
+    if (place.phase != ReducePhase::kForward) continue;
     if (!entry.contributions[at].has_value()) continue;
-    calls.push_back({.layer = std::get<0>(place),
-                     .call = std::get<1>(place),
-                     .moments = *entry.contributions[at]});
+    calls.push_back({.layer = place.layer,
+                     .call = place.call,
+                     .moments = *std::move(entry.contributions[at])});
   }
   return calls;
 }

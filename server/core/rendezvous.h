@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "server/core/observation.h"
+#include "server/core/policy/call_agreement.h"
 
 namespace cohort {
 
@@ -66,7 +66,15 @@ class RendezvousTable {
                              Instant now = Instant());
 
   // True if `rank` waits for the others in some rendezvous.
-  bool Waits(Rank rank) const;
+  bool Waits(Rank rank) const { return waits_[PositionOf(rank)] > 0; }
+  // How many ranks do.
+  size_t waiting_count() const { return waiting_count_; }
+  // Rendezvous of a group that some of it are in, but not all.
+  int64_t open_count() const { return open_count_; }
+  // Those in which `rank` waits, ascending.
+  std::vector<CallPlace> WaitsOf(Rank rank) const;
+  // Open ones of its group that lack `rank`, ascending.
+  std::vector<CallPlace> LackedBy(Rank rank) const;
   // A lost life waits for nothing any more.
   void Forget(Rank rank);
 
@@ -76,9 +84,7 @@ class RendezvousTable {
   };
   // The members, group by group. Before they are fixed: as if all would be.
   std::vector<std::vector<Rank>> Groups() const;
-  bool SameGroup(Rank a, Rank b) const {
-    return GroupOf(PositionOf(a)) == GroupOf(PositionOf(b));
-  }
+  size_t GroupOf(Rank rank) const { return GroupAt(PositionOf(rank)); }
 
   // Everyone who waits, to be told that the step ends early. Step and attempt
   // of the keys are those of the contributions.
@@ -88,8 +94,13 @@ class RendezvousTable {
   // none is open.
   std::vector<Rank> Missing() const;
 
-  // Local forward moments of `rank`, ascending by (layer, call).
-  std::vector<CallMoments> ForwardOf(Rank rank) const;
+  // Local forward moments of `rank`, ascending by (layer, call), out of the
+  // table: it answers no repetition of theirs any more.
+  std::vector<CallMoments> TakeForwardOf(Rank rank);
+  // What all members have got in the forward calls, in the same order; empty if
+  // they meet in groups, as nobody got the moments of all then. All must be
+  // complete.
+  std::vector<std::shared_ptr<const Moments>> ForwardResults() const;
 
   // Of the rendezvous that are complete, in order of completion.
   RendezvousWaits& observed(ReducePhase phase) {
@@ -97,6 +108,14 @@ class RendezvousTable {
   }
 
  private:
+  // Of a group, in rank order: as far as nobody is missing. Work that is done
+  // on arrival does not hold everybody up when the last one comes.
+  struct Fold {
+    // The first member that is not in it.
+    size_t end = 0;
+    Moments total;
+  };
+
   struct Entry {
     ReduceKey key;
     // By position in members_.
@@ -106,10 +125,9 @@ class RendezvousTable {
     std::vector<Instant> since;
     // By group.
     std::vector<int32_t> present;
+    std::vector<Fold> folds;
     std::vector<std::shared_ptr<const Moments>> results;
   };
-  using Place = std::tuple<int32_t, int32_t, ReducePhase>;
-
   // Positions of one group's members: begin to end - 1.
   struct Range {
     size_t begin = 0;
@@ -117,17 +135,24 @@ class RendezvousTable {
   };
 
   size_t PositionOf(Rank rank) const;
-  size_t GroupOf(size_t position) const;
+  size_t GroupAt(size_t position) const;
   size_t GroupCount() const;
   Range RangeOf(size_t group) const;
   bool IsFull(const Entry& entry, size_t group) const;
+  void SetWaiting(Entry& entry, size_t position, bool waiting);
+  void Extend(Entry& entry, size_t group);
   // Nobody of the group is missing any more.
   void Complete(Entry& entry, size_t group, Instant now, Outcome& outcome);
   void Observe(const Entry& entry, Range range, Instant now);
 
+  // Ascending.
   std::vector<Rank> members_;
   Options options_;
-  std::map<Place, Entry> entries_;
+  std::map<CallPlace, Entry> entries_;
+  // By position in members_: in how many rendezvous it waits.
+  std::vector<int32_t> waits_;
+  size_t waiting_count_ = 0;
+  int64_t open_count_ = 0;
   RendezvousWaits forward_;
   RendezvousWaits backward_;
 };

@@ -56,12 +56,12 @@ KeptStatistics::KeptStatistics(const PolicyOptions& policy,
 }
 
 void KeptStatistics::ApplyStep(const std::vector<RankMoments>& ranks,
-                               int64_t samples_reference,
-                               StatisticsSets& sets) const {
+                               int64_t samples_reference, StatisticsSets& sets,
+                               const CombinedMoments& combined) const {
   COHORT_CHECK(sets.size() == kinds_.size(),
                absl::StrCat("got ", sets.size(), " sets of statistics"));
   for (size_t i = 0; i < sets.size(); ++i) {
-    kinds_[i].ApplyStep(ranks, samples_reference, sets[i].layers);
+    kinds_[i].ApplyStep(ranks, samples_reference, sets[i].layers, combined);
   }
 }
 

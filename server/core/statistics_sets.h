@@ -60,7 +60,8 @@ class KeptStatistics {
 
   // As MovingStatistics does, set by set.
   void ApplyStep(const std::vector<RankMoments>& ranks,
-                 int64_t samples_reference, StatisticsSets& sets) const;
+                 int64_t samples_reference, StatisticsSets& sets,
+                 const CombinedMoments& combined = {}) const;
   void ApplyPush(const RankMoments& push, Rank chief, int64_t samples_reference,
                  StatisticsSets& sets) const;
 

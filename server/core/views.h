@@ -19,13 +19,22 @@
 namespace cohort {
 
 // Why a rank became vacant.
-enum class VacancyReason { kLease, kDisconnect, kDeadline, kAdmin, kLeft };
+enum class VacancyReason {
+  kLease,
+  kDisconnect,
+  kDeadline,
+  kAdmin,
+  kLeft,
+  // Its batch-norm calls were not those of the other members.
+  kMismatch,
+};
 
 inline constexpr VacancyReason kVacancyReasons[] = {
-    VacancyReason::kLease, VacancyReason::kDisconnect, VacancyReason::kDeadline,
-    VacancyReason::kAdmin, VacancyReason::kLeft};
+    VacancyReason::kLease,    VacancyReason::kDisconnect,
+    VacancyReason::kDeadline, VacancyReason::kAdmin,
+    VacancyReason::kLeft,     VacancyReason::kMismatch};
 
-// "lease", "disconnect", "deadline", "admin", "left".
+// "lease", "disconnect", "deadline", "admin", "left", "mismatch".
 absl::string_view VacancyReasonName(VacancyReason reason);
 
 // Pushes whose moments went into the moving statistics in full, damped, or not

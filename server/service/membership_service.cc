@@ -13,6 +13,7 @@
 #include "common/status_macros.h"
 #include "common/step_phase.h"
 #include "common/wire/convert.h"
+#include "common/wire/message_bytes.h"
 #include "common/wire/status.h"
 #include "server/service/queued_writes.h"
 #include "server/service/services.h"
@@ -69,8 +70,12 @@ absl::StatusOr<PhaseSeconds> PhasesFrom(const v1::Heartbeat& heartbeat) {
   return phases;
 }
 
+// Sessions are raw bytes (common/wire/message_bytes.h).
+using RawMembership = v1::Membership::WithRawCallbackMethod_Session<
+    v1::Membership::WithCallbackMethod_Report<v1::Membership::Service>>;
+
 class SessionReactor final
-    : public QueuedBidi<v1::SessionRequest, v1::SessionReply, SessionStream> {
+    : public QueuedBidi<grpc::ByteBuffer, grpc::ByteBuffer, SessionStream> {
  public:
   explicit SessionReactor(Shard& shard)
       : QueuedBidi(shard.streams()), shard_(shard) {}
@@ -103,13 +108,13 @@ class SessionReactor final
     to->add_shards(shard_.address());
     to->set_policy(PolicyText(options.policy));
     to->set_takes_further_contributions(true);
-    Send(std::move(reply));
+    Send(EncodeMessage(reply));
   }
 
   void SendAssignment(const Assignment& assignment) override {
     v1::SessionReply reply;
     ToProto(assignment, reply.mutable_assignment());
-    Send(std::move(reply));
+    Send(EncodeMessage(reply));
   }
 
   void SendStepAborted(const effect::StepAborted& aborted) override {
@@ -119,11 +124,13 @@ class SessionReactor final
     to->set_attempt(aborted.attempt.value());
     for (Rank rank : aborted.members) to->add_members(rank.value());
     to->set_reason(aborted.reason);
-    Send(std::move(reply));
+    Send(EncodeMessage(reply));
   }
 
  protected:
-  absl::Status OnMessage(const v1::SessionRequest& request) override {
+  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
+    COHORT_ASSIGN_OR_RETURN(const v1::SessionRequest request,
+                            DecodeMessage<v1::SessionRequest>(message));
     switch (request.message_case()) {
       case v1::SessionRequest::kJoin:
         return OnJoin(request.join());
@@ -140,6 +147,10 @@ class SessionReactor final
         break;
     }
     return absl::InvalidArgumentError("session: got an empty message");
+  }
+
+  absl::Status OnHalfClose() override {
+    return joined_ ? absl::OkStatus() : NotJoined("the end of the stream");
   }
 
   void OnGone() override {
@@ -171,7 +182,7 @@ class SessionReactor final
     v1::HeartbeatEcho* echo = reply.mutable_heartbeat_echo();
     echo->set_sent_unix_us(heartbeat.sent_unix_us());
     echo->set_server_unix_us(absl::ToUnixMicros(absl::Now()));
-    Send(std::move(reply));
+    Send(EncodeMessage(reply));
     return absl::OkStatus();
   }
 
@@ -183,11 +194,11 @@ class SessionReactor final
   bool left_ = false;
 };
 
-class MembershipService final : public v1::Membership::CallbackService {
+class MembershipService final : public RawMembership {
  public:
   explicit MembershipService(Shard& shard) : shard_(shard) {}
 
-  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* Session(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(
       grpc::CallbackServerContext*) override {
     const auto session = std::make_shared<SessionReactor>(shard_);
     session->Start();

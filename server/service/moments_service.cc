@@ -11,6 +11,7 @@
 #include "cohort/v1/moments.grpc.pb.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
+#include "common/wire/message_bytes.h"
 #include "server/service/queued_writes.h"
 #include "server/service/sender_check.h"
 #include "server/service/services.h"
@@ -40,8 +41,21 @@ void Describe(const effect::ReduceResult& result, Proto& proto) {
   EncodeMoments(*result.moments, proto.mutable_values());
 }
 
+// Requests and replies are raw bytes (common/wire/message_bytes.h).
+using RawMoments =
+    v1::Moments::WithRawCallbackMethod_Reduce<v1::Moments::Service>;
+
+grpc::ByteBuffer Encode(absl::Span<const effect::ReduceResult* const> results) {
+  v1::ReduceReply reply;
+  Describe(*results.front(), reply);
+  for (const effect::ReduceResult* further : results.subspan(1)) {
+    Describe(*further, *reply.add_further());
+  }
+  return EncodeMessage(reply);
+}
+
 class ReduceReactor final
-    : public QueuedBidi<v1::ReduceRequest, v1::ReduceReply, ReduceStream> {
+    : public QueuedBidi<grpc::ByteBuffer, grpc::ByteBuffer, ReduceStream> {
  public:
   explicit ReduceReactor(Shard& shard)
       : QueuedBidi(shard.streams()), shard_(shard) {}
@@ -56,14 +70,14 @@ class ReduceReactor final
     }
   }
 
-  void SendResults(
-      absl::Span<const effect::ReduceResult* const> results) override {
+  void SendResults(absl::Span<const effect::ReduceResult* const> results,
+                   EncodedResults& encoded) override {
     // Relaxed: nothing else is published with it, and a request was read before
     // there can be a result for it.
     const bool together = takes_further_.load(std::memory_order_relaxed);
     const size_t each = together ? results.size() : 1;
     for (size_t i = 0; i < results.size(); i += each) {
-      SendTogether(results.subspan(i, each));
+      SendTogether(results.subspan(i, each), encoded);
     }
   }
 
@@ -71,11 +85,13 @@ class ReduceReactor final
     v1::ReduceReply reply;
     ToProto(aborted.key, reply.mutable_key());
     reply.set_aborted(aborted.reason);
-    Send(std::move(reply));
+    Send(EncodeMessage(reply));
   }
 
  protected:
-  absl::Status OnMessage(const v1::ReduceRequest& request) override {
+  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
+    COHORT_ASSIGN_OR_RETURN(const v1::ReduceRequest request,
+                            DecodeMessage<v1::ReduceRequest>(message));
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(request.sender()));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
     takes_further_.store(request.takes_further_results(),
@@ -97,13 +113,20 @@ class ReduceReactor final
   }
 
  private:
-  void SendTogether(absl::Span<const effect::ReduceResult* const> results) {
-    v1::ReduceReply reply;
-    Describe(*results.front(), reply);
-    for (const effect::ReduceResult* further : results.subspan(1)) {
-      Describe(*further, *reply.add_further());
+  // A result belongs to one key, so equal results make equal messages.
+  void SendTogether(absl::Span<const effect::ReduceResult* const> results,
+                    EncodedResults& encoded) {
+    std::vector<const Moments*> of;
+    for (const effect::ReduceResult* result : results) {
+      of.push_back(result->moments.get());
     }
-    Send(std::move(reply));
+    if (encoded.message == nullptr || encoded.of != of) {
+      encoded = {
+          .of = std::move(of),
+          .message = std::make_shared<grpc::ByteBuffer>(Encode(results))};
+    }
+    // A copy of the buffer shares its slices.
+    Send(*static_cast<const grpc::ByteBuffer*>(encoded.message.get()));
   }
 
   Shard& shard_;
@@ -113,11 +136,11 @@ class ReduceReactor final
   OneSender one_sender_;
 };
 
-class MomentsService final : public v1::Moments::CallbackService {
+class MomentsService final : public RawMoments {
  public:
   explicit MomentsService(Shard& shard) : shard_(shard) {}
 
-  grpc::ServerBidiReactor<v1::ReduceRequest, v1::ReduceReply>* Reduce(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Reduce(
       grpc::CallbackServerContext*) override {
     const auto stream = std::make_shared<ReduceReactor>(shard_);
     stream->Start();

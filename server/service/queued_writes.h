@@ -150,7 +150,7 @@ class QueuedBidi
   void OnReadDone(bool ok) override {
     if (!ok) {
       // The client has closed its side, or is gone.
-      this->End(absl::OkStatus());
+      this->End(OnHalfClose());
       return;
     }
     // What arrives on a stream that lost its place must not take it back.
@@ -187,6 +187,8 @@ class QueuedBidi
   virtual absl::Status OnMessage(const Request& /*request*/) {
     return absl::OkStatus();
   }
+  // How the stream ends once the client sends nothing more.
+  virtual absl::Status OnHalfClose() { return absl::OkStatus(); }
 
  private:
   Request request_;

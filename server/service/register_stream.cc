@@ -1,5 +1,6 @@
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
+#include "server/core/initial_values.h"
 #include "server/service/parameters_streams.h"
 #include "server/service/queued_writes.h"
 #include "server/service/sender_check.h"
@@ -68,6 +70,20 @@ class RegisterReactor final
     return missing_ == 0 ? Finish(sender) : absl::OkStatus();
   }
 
+  absl::Status OnHalfClose() override {
+    if (!answer_.send_values) {
+      return absl::InvalidArgumentError(
+          "register: the stream was closed before anything came, want layout "
+          "and plan first");
+    }
+    if (missing_ == 0) return absl::OkStatus();
+    const auto absent = std::find(values_.begin(), values_.end(), nullptr);
+    return absl::InvalidArgumentError(
+        absl::StrCat("register: the stream was closed without partition ",
+                     absent - values_.begin(), ", ", missing_, " of ",
+                     values_.size(), " are missing, want each once"));
+  }
+
  private:
   absl::Status OnLayout(const v1::RegisterRequest& request,
                         const Sender& sender) {
@@ -105,13 +121,15 @@ class RegisterReactor final
       return absl::InvalidArgumentError(
           absl::StrCat("register: got partition ", index, " twice"));
     }
-    const int64_t elements =
-        answer_.partitions[static_cast<size_t>(index)].elements;
+    const Partition& partition = answer_.partitions[static_cast<size_t>(index)];
+    const int64_t elements = partition.elements;
     COHORT_RETURN_IF_ERROR(CheckPayload(request, payload, elements));
     // Copied once: the values outlive every message, and want alignment.
     auto buffer = std::make_shared<FloatBuffer>(elements);
     payload.CopyTo(absl::MakeSpan(reinterpret_cast<std::byte*>(buffer->data()),
                                   static_cast<size_t>(payload.size_bytes())));
+    COHORT_RETURN_IF_ERROR(
+        CheckInitialValues(layout_, partition, buffer->span()));
     place = std::move(buffer);
     --missing_;
     return absl::OkStatus();

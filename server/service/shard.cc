@@ -61,6 +61,7 @@ struct Shard::Dispatcher {
   void SendResults() {
     if (results.empty()) return;
     const Instant now = shard.clock_.Now();
+    EncodedResults encoded;
     for (const auto& [to, answers] : results) {
       for (const effect::ReduceResult* result : answers) {
         if (shard.trace_ != nullptr) {
@@ -68,7 +69,7 @@ struct Shard::Dispatcher {
         }
       }
       if (auto stream = shard.streams_.Reduce(to.first, to.second)) {
-        stream->SendResults(answers);
+        stream->SendResults(answers, encoded);
       }
     }
     results.clear();

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <memory>
+#include <vector>
+
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/assignment.h"
@@ -37,11 +40,22 @@ class ExchangeStream : public Stream {
   virtual void SendVerdict(const effect::SendVerdict& verdict) = 0;
 };
 
+// The message that was encoded last. Members get the same results one after
+// the other, and only the first stream encodes them.
+struct EncodedResults {
+  // The results that it holds, in order; compared by address.
+  std::vector<const Moments*> of;
+  // Of a type that the streams agree on.
+  std::shared_ptr<const void> message;
+};
+
 class ReduceStream : public Stream {
  public:
-  // In one message. `results` is not empty.
+  // In one message. `results` is not empty. `encoded` is read and replaced; it
+  // and the results live as long as one row of calls.
   virtual void SendResults(
-      absl::Span<const effect::ReduceResult* const> results) = 0;
+      absl::Span<const effect::ReduceResult* const> results,
+      EncodedResults& encoded) = 0;
   virtual void SendAborted(const effect::ReduceAborted& aborted) = 0;
 };
 

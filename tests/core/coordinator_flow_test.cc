@@ -54,8 +54,8 @@ TEST(CoordinatorFlowTest, RankAheadIsPausedUntilTheOthersCatchUp) {
   // Partition 1 is folded, and gave room.
   EXPECT_FALSE(cohort.paused(kRank0));
   ASSERT_TRUE(cohort.Gradient(kRank1, 0, {1, 2}).ok());
-  ASSERT_TRUE(cohort.Close(kRank0, {}).ok());
-  ASSERT_TRUE(cohort.Close(kRank1, {}).ok());
+  ASSERT_TRUE(cohort.Close(kRank0, FakePush{}).ok());
+  ASSERT_TRUE(cohort.Close(kRank1, FakePush{}).ok());
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_EQ(cohort.core().inflight_bytes(), 0);
 }
@@ -80,7 +80,7 @@ TEST(CoordinatorFlowTest, NoLimitStopsAStepAndNoneChangesIt) {
         }
       }
       for (Rank rank : {kRank1, kRank0}) {
-        ASSERT_TRUE(cohort->Close(rank, {}).ok());
+        ASSERT_TRUE(cohort->Close(rank, FakePush{}).ok());
       }
     }
     EXPECT_EQ(cohort->snapshot()->version, Version(3));
@@ -175,11 +175,11 @@ TEST(CoordinatorFlowTest, AsynchronousPushesAreLetInWholeFirstComeFirstServed) {
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, {1, 2}).ok());
   ASSERT_TRUE(cohort.Gradient(kRank0, 1, {1}).ok());
   EXPECT_TRUE(cohort.paused(kRank1));
-  ASSERT_TRUE(cohort.Close(kRank0, {}).ok());
+  ASSERT_TRUE(cohort.Close(kRank0, FakePush{}).ok());
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_FALSE(cohort.paused(kRank1));
   ASSERT_TRUE(cohort.Gradient(kRank1, 1, {1}).ok());
-  ASSERT_TRUE(cohort.Close(kRank1, {}).ok());
+  ASSERT_TRUE(cohort.Close(kRank1, FakePush{}).ok());
   EXPECT_EQ(cohort.snapshot()->version, Version(2));
   EXPECT_EQ(cohort.core().inflight_bytes(), 0);
 }
@@ -219,7 +219,7 @@ TEST(CoordinatorFlowTest, BackupRankTakesTheRoomOfALostOne) {
       ASSERT_TRUE(cohort.Gradient(rank, 0, {1, 2}).ok());
     }
     ASSERT_TRUE(cohort.Gradient(rank, 1, {1}).ok());
-    ASSERT_TRUE(cohort.Close(rank, {}).ok());
+    ASSERT_TRUE(cohort.Close(rank, FakePush{}).ok());
   }
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
 }
@@ -235,7 +235,7 @@ TEST(CoordinatorFlowTest, DroppedRankGoesOn) {
   for (Rank rank : {kRank0, kRank1}) {
     ASSERT_TRUE(cohort.Gradient(rank, 0, {1, 2}).ok());
     ASSERT_TRUE(cohort.Gradient(rank, 1, {1}).ok());
-    ASSERT_TRUE(cohort.Close(rank, {}).ok());
+    ASSERT_TRUE(cohort.Close(rank, FakePush{}).ok());
   }
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_FALSE(cohort.paused(kRank2));

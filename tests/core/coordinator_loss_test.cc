@@ -274,7 +274,7 @@ TEST(CoordinatorContinueTest, WaitersOfARendezvousAreReleased) {
   EXPECT_EQ(cohort.All<effect::ReduceResult>().size(), 1);
 }
 
-TEST(CoordinatorContinueTest, LateMessagesOfTheOldAttemptAreIgnored) {
+TEST(CoordinatorContinueTest, LateMessagesOfTheOldAttemptChangeNothing) {
   FakeCohort cohort(Continuing(SmallSetup()));
   cohort.Start();
   const PushKey old = cohort.key(kRank0);
@@ -288,12 +288,15 @@ TEST(CoordinatorContinueTest, LateMessagesOfTheOldAttemptAreIgnored) {
   GradientMessage late{.partition = 1};
   late.gradient = RopeOf(cohort.snapshot()->weights[1]);
   EXPECT_TRUE(core.Gradient(sender, old, late, now, out).ok());
+  EXPECT_THAT(out, IsEmpty());
   EXPECT_TRUE(core.Close(sender, old,
                          {.batch_norm_calls = {1},
                           .moments = {{.moments = kPush0.moments}}},
                          now, out)
                   .ok());
-  EXPECT_THAT(out, IsEmpty());
+  const auto* sent = std::get_if<effect::SendVerdict>(&out.back());
+  ASSERT_NE(sent, nullptr);
+  EXPECT_EQ(sent->verdict.verdict, Verdict::kDropped);
   cohort.Push(kRank0, {.w = {1, 0}, .b = {2}, .loss_weight = 4});
   EXPECT_THAT(cohort.weights(1), ElementsAre(2));
 }

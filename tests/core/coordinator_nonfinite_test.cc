@@ -148,15 +148,19 @@ TEST(CoordinatorNonfiniteTest, AsyncRejectsThePushAlone) {
 TEST(CoordinatorNonfiniteTest, AsyncRejectionsInARowEndTheRun) {
   FakeCohort cohort(LongRun(AsyncSetup()));
   cohort.Start();
+  const PushKey under_way = cohort.key(kRank1);
   for (int i = 0; i < 3; ++i) cohort.Push(kRank0, {.b = {kNan}});
   const auto ended = cohort.All<effect::RunEnded>();
   ASSERT_EQ(ended.size(), 1);
   EXPECT_EQ(ended[0].outcome, RunOutcome::kNonfinite);
   EXPECT_THAT(ended[0].reason, HasSubstr("3 pushes in a row"));
   // What comes later changes nothing.
-  cohort.Clear();
-  cohort.Push(kRank1, {.b = {1}});
-  EXPECT_TRUE(cohort.All<effect::Committed>().empty());
+  Effects out;
+  EXPECT_TRUE(cohort.core()
+                  .Open(cohort.sender(kRank1), under_way,
+                        {.samples = 2, .loss_weight = 1}, cohort.now(), out)
+                  .ok());
+  EXPECT_TRUE(out.empty());
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
 }
 

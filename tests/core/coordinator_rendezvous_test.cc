@@ -10,7 +10,6 @@ namespace cohort {
 namespace {
 
 using testing::ElementsAre;
-using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr Moments (*kOne)(double) = [](double mean) {
@@ -113,92 +112,6 @@ TEST(CoordinatorRendezvousTest, ARankWithoutSamplesMayNotTakePart) {
       absl::IsFailedPrecondition(cohort.Reduce(kRank1, Key(0, 0, 0), kOne(0))));
 }
 
-// Rank 0 calls the layer a second time, rank 1 has closed after one call.
-TEST(CoordinatorRendezvousTest, AClosedPushThatACallLacksEndsTheRun) {
-  FakeCohort cohort(GlobalSetup());
-  cohort.Start();
-  for (Rank rank : {kRank0, kRank1}) {
-    ASSERT_TRUE(cohort.Reduce(rank, Key(0, 0, 0), kOne(0)).ok());
-  }
-  cohort.Push(kRank1, {});
-  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 1), kOne(0)).ok());
-  const auto ended = cohort.All<effect::RunEnded>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
-  EXPECT_EQ(ended[0].reason,
-            "bn: rank 0 waits in call 1 of step 0, but rank 1 has closed its "
-            "push without it");
-  ASSERT_EQ(cohort.All<effect::ReduceAborted>().size(), 1);
-  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
-}
-
-TEST(CoordinatorRendezvousTest, UnequalCallCountsEndTheRun) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
-  cohort.Push(kRank0, {});
-  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
-  Effects out;
-  ASSERT_TRUE(cohort.core()
-                  .Close(cohort.sender(kRank1), cohort.key(kRank1),
-                         {.batch_norm_calls = {0}}, absl::Seconds(101), out)
-                  .ok());
-  ASSERT_TRUE(std::holds_alternative<effect::RunEnded>(out.back()));
-  const auto& ended = std::get<effect::RunEnded>(out.back());
-  EXPECT_EQ(ended.outcome, RunOutcome::kModelMismatch);
-  EXPECT_EQ(ended.reason, "bn: rank 1 made 0 calls in step 0, rank 0 made 1");
-}
-
-// Rank 0 calls bn twice, rank 1 goes on to bn2: neither can ever be answered,
-// and neither holds the other up more than it is held up.
-TEST(CoordinatorRendezvousTest, CrossedCallsEndTheRunAtTheStepDeadline) {
-  FakeCohort cohort(TwoLayers());
-  cohort.Start();
-  for (Rank rank : {kRank0, kRank1}) {
-    ASSERT_TRUE(cohort.Reduce(rank, Key(0, 0, 0), kOne(0)).ok());
-  }
-  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 1), kOne(0)).ok());
-  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 1, 0), kOne(0)).ok());
-  cohort.Pass(absl::Minutes(5));
-  EXPECT_FALSE(cohort.core().ended());
-  cohort.Pass(absl::Seconds(1));
-  const auto ended = cohort.All<effect::RunEnded>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
-  EXPECT_EQ(ended[0].reason,
-            "the members of step 0 wait for each other: rank 0 in call 1 of "
-            "bn, rank 1 in call 0 of bn2");
-  EXPECT_EQ(cohort.counter("workers_lost"), 0);
-}
-
-// The first life of rank 0 made a call that its replacement does not make.
-TEST(CoordinatorRendezvousTest, ACallThatNobodyWaitsInAnyMoreIsNotCommitted) {
-  FakeCohort cohort(TwoLayers());
-  cohort.Start();
-  for (Rank rank : {kRank0, kRank1}) {
-    ASSERT_TRUE(cohort.Reduce(rank, Key(0, 0, 0), kOne(0)).ok());
-  }
-  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 1), kOne(0)).ok());
-  cohort.Leave(kRank0);
-  cohort.StartOne(kRank0);
-  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0)).ok());
-  for (Rank rank : {kRank1, kRank0}) {
-    ASSERT_TRUE(cohort.Open(rank, {}).ok());
-    ASSERT_TRUE(cohort.Gradient(rank, 0, {0, 0}).ok());
-    ASSERT_TRUE(cohort.Gradient(rank, 1, {0}).ok());
-    if (cohort.core().ended()) break;
-    Effects out;
-    ASSERT_TRUE(cohort.core()
-                    .Close(cohort.sender(rank), cohort.key(rank),
-                           {.batch_norm_calls = {1, 0}}, absl::Seconds(101),
-                           out)
-                    .ok());
-  }
-  EXPECT_TRUE(cohort.core().ended());
-  EXPECT_EQ(cohort.snapshot()->version, Version(0));
-  EXPECT_THAT(cohort.core().Status(absl::Seconds(101)).state,
-              HasSubstr("lacks rank 1, which has closed its push"));
-}
-
 TEST(CoordinatorRendezvousTest, AfterTheEndAContributionIsAborted) {
   FakeCohort cohort(GlobalSetup());
   cohort.Start();
@@ -242,56 +155,6 @@ TEST(CoordinatorRendezvousTest, GroupsNormaliseApartAndStatisticsAreOfAll) {
   EXPECT_EQ(statistics.num_batches_tracked, 1);
   EXPECT_DOUBLE_EQ(statistics.mean[0], 0.1 * 5);
   EXPECT_DOUBLE_EQ(statistics.variance[0], 0.9 + 0.1 * 21);
-}
-
-// Rank 2 has finished the step; the pair can never.
-TEST(CoordinatorRendezvousTest, CrossedCallsOfOneGroupEndTheRun) {
-  FakeCohort cohort(GroupedSetup());
-  cohort.Start();
-  for (int32_t layer : {0, 1}) {
-    ASSERT_TRUE(cohort.Reduce(kRank2, Key(0, layer, 0), kOne(0)).ok());
-  }
-  ASSERT_TRUE(cohort.Open(kRank2, {}).ok());
-  ASSERT_TRUE(cohort.Gradient(kRank2, 0, {0, 0}).ok());
-  ASSERT_TRUE(cohort.Gradient(kRank2, 1, {0}).ok());
-  Effects out;
-  ASSERT_TRUE(cohort.core()
-                  .Close(cohort.sender(kRank2), cohort.key(kRank2),
-                         {.batch_norm_calls = {1, 1}}, absl::Seconds(101), out)
-                  .ok());
-  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0)).ok());
-  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 1, 0), kOne(0)).ok());
-  EXPECT_FALSE(cohort.core().ended());
-  cohort.Pass(absl::Minutes(5));
-  cohort.Pass(absl::Seconds(2));
-  const auto ended = cohort.All<effect::RunEnded>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
-  EXPECT_EQ(ended[0].reason,
-            "the members of step 0 wait for each other: rank 0 in call 0 of "
-            "bn, rank 1 in call 0 of bn2");
-}
-
-// Rank 2 waits in nothing of rank 1's: only rank 0 does, and is named.
-TEST(CoordinatorRendezvousTest, AClosedPushIsMissedByItsOwnGroupOnly) {
-  FakeCohort cohort(GroupedSetup());
-  cohort.Start();
-  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
-  ASSERT_TRUE(cohort.Gradient(kRank1, 0, {0, 0}).ok());
-  ASSERT_TRUE(cohort.Gradient(kRank1, 1, {0}).ok());
-  Effects out;
-  ASSERT_TRUE(cohort.core()
-                  .Close(cohort.sender(kRank1), cohort.key(kRank1),
-                         {.batch_norm_calls = {0, 0}}, absl::Seconds(101), out)
-                  .ok());
-  ASSERT_TRUE(cohort.Reduce(kRank2, Key(0, 1, 0), kOne(0)).ok());
-  EXPECT_FALSE(cohort.core().ended());
-  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0)).ok());
-  const auto ended = cohort.All<effect::RunEnded>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].reason,
-            "bn: rank 0 waits in call 0 of step 0, but rank 1 has closed its "
-            "push without it");
 }
 
 }  // namespace

@@ -366,11 +366,14 @@ TEST(CoordinatorRefusalTest, OpeningsThatDoNotFitTheAssignment) {
   EXPECT_EQ(cohort.core().Open(sender, key, {.samples = 3, .loss_weight = -1},
                                now, out),
             absl::InvalidArgumentError("push of rank 0: got loss weight -1, "
-                                       "want a finite number of 0 or more"));
-  EXPECT_EQ(cohort.core().Open(sender, {.sequence = Sequence(9)},
-                               {.samples = 3}, now, out),
-            absl::FailedPreconditionError(
-                "no training assignment 9 was given to rank 0"));
+                                       "want 0, or 8.88178e-16 to "
+                                       "1.1259e+15"));
+  EXPECT_EQ(
+      cohort.core().Open(sender, {.sequence = Sequence(9)}, {.samples = 3}, now,
+                         out),
+      absl::FailedPreconditionError(
+          "no training assignment 9 attempt 0 was given to rank 0; its next is "
+          "2: push with sequence and attempt of the assignment"));
   EXPECT_THAT(out, IsEmpty());
 }
 

@@ -252,6 +252,10 @@ absl::Status FakeCohort::Close(Rank rank, const FakePush& push) {
   if (!told_[rank].global_normalization) {
     closing.moments = {{.layer = 0, .call = 0, .moments = push.moments}};
   }
+  return Close(rank, std::move(closing));
+}
+
+absl::Status FakeCohort::Close(Rank rank, PushClosing closing) {
   Effects out;
   const absl::Status status =
       core_.Close(sender(rank), key(rank), std::move(closing), now_, out);

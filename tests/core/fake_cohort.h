@@ -79,6 +79,7 @@ class FakeCohort {
                         const std::vector<float>& values,
                         const std::vector<int32_t>& absent_slices = {});
   absl::Status Close(Rank rank, const FakePush& push);
+  absl::Status Close(Rank rank, PushClosing closing);
   // All of a push. Fails the test if a part is refused.
   void Push(Rank rank, const FakePush& push);
   absl::Status Reduce(Rank rank, const ReduceKey& key, const Moments& moments);

@@ -23,9 +23,9 @@ TEST(OptionsTest, DefaultsAreValid) {
 TEST(OptionsTest, SaysOptionSeenAndWanted) {
   EXPECT_EQ(Refusal({.workers = 0}), "--workers: got 0, want 1 to 4096");
   EXPECT_EQ(Refusal({.workers = 4097}), "--workers: got 4097, want 1 to 4096");
-  EXPECT_EQ(Refusal({.epochs = 0}), "--epochs: got 0, want 1 or more");
+  EXPECT_EQ(Refusal({.epochs = 0}), "--epochs: got 0, want 1 to 1048576");
   EXPECT_EQ(Refusal({.partition_bytes = 3}),
-            "--partition_bytes: got 3, want 4 or more");
+            "--partition_bytes: got 3, want 4 to 1073741824");
   EXPECT_EQ(Refusal({.checkpoint_every = -1}),
             "--checkpoint_every: got -1, want 0 or more");
   EXPECT_EQ(Refusal({.lease = absl::ZeroDuration()}),
@@ -49,17 +49,17 @@ TEST(OptionsTest, RefusesNumbersThatTheOptimizerCannotUse) {
   EXPECT_EQ(Refusal({.optimizer = {.momentum = 1}}),
             "--momentum: got 1, want in [0, 1)");
   EXPECT_EQ(Refusal({.optimizer = {.weight_decay = -1}}),
-            "--weight_decay: got -1, want 0 or more");
+            "--weight_decay: got -1, want 0 to 1e+06");
   EXPECT_EQ(Refusal({.optimizer = {.adam_beta1 = 1}}),
             "--adam_beta1: got 1, want in [0, 1)");
   EXPECT_EQ(Refusal({.optimizer = {.adam_beta2 = -0.5}}),
             "--adam_beta2: got -0.5, want in [0, 1)");
   EXPECT_EQ(Refusal({.optimizer = {.adam_epsilon = 0}}),
-            "--adam_epsilon: got 0, want above 0");
+            "--adam_epsilon: got 0, want 1e-30 to 1e+30");
   EXPECT_EQ(Refusal({.optimizer = {.lars_trust = nan}}),
-            "--lars_trust: got nan, want above 0");
+            "--lars_trust: got nan, want above 0, up to 1e+06");
   EXPECT_EQ(Refusal({.optimizer = {.clip_norm = -1}}),
-            "--clip_norm: got -1, want 0 (off) or more");
+            "--clip_norm: got -1, want 0 (off) to 1e+30");
   EXPECT_THAT(Refusal({.optimizer = {.freeze = {"w[0"}}}),
               HasSubstr("--freeze: got 'w[0'"));
 }
@@ -74,15 +74,15 @@ TEST(OptionsTest, RefusesSchedulesThatGoNowhere) {
   EXPECT_THAT(Refusal({.optimizer = {.step_epochs = {0}}}),
               HasSubstr("--step_epochs: got 0,"));
   EXPECT_EQ(Refusal({.optimizer = {.step_gamma = 0}}),
-            "--step_gamma: got 0, want above 0");
+            "--step_gamma: got 0, want above 0, up to 1e+06");
   EXPECT_EQ(Refusal({.optimizer = {.poly_power = -1}}),
-            "--poly_power: got -1, want above 0");
+            "--poly_power: got -1, want above 0, up to 1e+06");
   EXPECT_EQ(Refusal({.optimizer = {.warmup_epochs = -1}}),
             "--warmup_epochs: got -1, want 0 to --epochs, 5");
   EXPECT_EQ(Refusal({.optimizer = {.warmup_epochs = 2.5}, .epochs = 2}),
             "--warmup_epochs: got 2.5, want 0 to --epochs, 2");
   EXPECT_EQ(Refusal({.optimizer = {.final_learning_rate = -1}}),
-            "--final_learning_rate: got -1, want 0 or more");
+            "--final_learning_rate: got -1, want 0 to 1000");
 }
 
 TEST(OptionsTest, AsyncRefusesOnlyExplicitConflicts) {
@@ -131,7 +131,7 @@ TEST(OptionsTest, GroupsNeedARendezvous) {
 
 TEST(OptionsTest, RefusesToCollectNothing) {
   EXPECT_EQ(Refusal({.policy = {.precise_batches = 0}}),
-            "--precise_batches: got 0, want 1 or more");
+            "--precise_batches: got 0, want 1 to 262144");
 }
 
 TEST(OptionsTest, AutoFollowsTheAggregation) {

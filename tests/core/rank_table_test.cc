@@ -35,12 +35,25 @@ TEST(RankTableTest, UsableMeansLiveAndRegistered) {
 TEST(RankTableTest, FindsOnlyLiveWorkersBySession) {
   RankTable table(1);
   Worker& worker = table[Rank(0)];
-  worker.session = SessionId(4);
+  table.BindSession(worker, SessionId(4));
   EXPECT_EQ(table.BySession(SessionId(4)), nullptr);
   table.Transition(worker, State::kLive, kNow);
   EXPECT_EQ(table.BySession(SessionId(4)), &worker);
   table.Transition(worker, State::kReconnecting, kNow);
   EXPECT_EQ(table.BySession(SessionId(4)), nullptr);
+}
+
+TEST(RankTableTest, ANewSessionReplacesTheOldOneAndOneOfALostRankIsForgotten) {
+  RankTable table(2);
+  for (int32_t i : {0, 1}) {
+    table.Transition(table[Rank(i)], State::kLive, kNow);
+    table.BindSession(table[Rank(i)], SessionId(4 + i));
+  }
+  table.BindSession(table[Rank(0)], SessionId(9));
+  EXPECT_EQ(table.BySession(SessionId(4)), nullptr);
+  EXPECT_EQ(table.BySession(SessionId(9)), &table[Rank(0)]);
+  table.Resize(1);
+  EXPECT_EQ(table.BySession(SessionId(5)), nullptr);
 }
 
 TEST(RankTableTest, LeavingLiveIsRemembered) {

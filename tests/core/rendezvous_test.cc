@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <vector>
+
+#include "kernels/moments_fold.h"
 
 namespace cohort {
 namespace {
@@ -113,14 +116,62 @@ TEST(RendezvousTest, TellsWhenTheCombinedMomentsAreNotFinite) {
   EXPECT_TRUE(table.Contribute(Key(0, 0), kB, One(1, -1e200, 0)).nonfinite);
 }
 
-TEST(RendezvousTest, ForwardOfListsOnlyOwnForwardMomentsInOrder) {
+// What arrives early is folded early, but always in rank order.
+TEST(RendezvousTest, AnyOrderOfArrivalGivesTheBitsOfAFoldInRankOrder) {
+  const std::vector<Rank> ranks = {Rank(0), Rank(1), Rank(2), Rank(5)};
+  const std::vector<Moments> moments = {One(3, 0.1, 0.7), One(0, 8, 0),
+                                        One(7, -1e-3, 1.0 / 3), One(5, 1e9, 2)};
+  std::vector<const Moments*> parts;
+  for (const Moments& part : moments) parts.push_back(&part);
+  const Moments forward = kernels::FoldForward(parts);
+  const Moments backward = kernels::FoldBackward(parts);
+  std::vector<size_t> order = {0, 1, 2, 3};
+  do {
+    RendezvousTable table(ranks);
+    for (ReducePhase phase : {ReducePhase::kForward, ReducePhase::kBackward}) {
+      RendezvousTable::Outcome outcome;
+      for (size_t i : order) {
+        EXPECT_EQ(outcome.result, nullptr);
+        outcome = table.Contribute(Key(0, 0, phase), ranks[i], moments[i]);
+      }
+      const Moments& want = phase == ReducePhase::kForward ? forward : backward;
+      ASSERT_NE(outcome.result, nullptr);
+      EXPECT_EQ(outcome.result->count, want.count);
+      EXPECT_EQ(outcome.result->first, want.first);
+      EXPECT_EQ(outcome.result->second, want.second);
+    }
+    EXPECT_EQ(table.open_count(), 0);
+    EXPECT_EQ(table.waiting_count(), 0);
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(RendezvousTest, CountsWhoWaitsAndWhatIsOpen) {
+  RendezvousTable table({kA, kB});
+  table.Contribute(Key(0, 0), kA, One(1, 1, 0));
+  table.Contribute(Key(1, 0), kA, One(1, 1, 0));
+  EXPECT_EQ(table.waiting_count(), 1);
+  EXPECT_EQ(table.open_count(), 2);
+  EXPECT_EQ(table.WaitsOf(kA).size(), 2);
+  EXPECT_EQ(table.LackedBy(kB),
+            (std::vector<CallPlace>{{.layer = 0}, {.layer = 1}}));
+  table.Contribute(Key(0, 0), kB, One(1, 1, 0));
+  EXPECT_TRUE(table.Waits(kA));
+  EXPECT_EQ(table.open_count(), 1);
+  table.Forget(kA);
+  EXPECT_FALSE(table.Waits(kA));
+  EXPECT_EQ(table.waiting_count(), 0);
+  // Its moments are there all the same.
+  EXPECT_EQ(table.open_count(), 1);
+}
+
+TEST(RendezvousTest, TakeForwardOfHandsOverOnlyOwnForwardMomentsInOrder) {
   RendezvousTable table({kA, kB});
   table.Contribute(Key(1, 0), kA, One(1, 30, 0));
   table.Contribute(Key(0, 1), kA, One(1, 20, 0));
   table.Contribute(Key(0, 0), kA, One(1, 10, 0));
   table.Contribute(Key(0, 0, ReducePhase::kBackward), kA, One(1, 5, 0));
   table.Contribute(Key(0, 0), kB, One(1, 99, 0));
-  const std::vector<CallMoments> calls = table.ForwardOf(kA);
+  const std::vector<CallMoments> calls = table.TakeForwardOf(kA);
   ASSERT_EQ(calls.size(), 3);
   EXPECT_DOUBLE_EQ(calls[0].moments.first[0], 10);
   EXPECT_DOUBLE_EQ(calls[1].moments.first[0], 20);
@@ -132,8 +183,8 @@ TEST(RendezvousTest, ForwardOfListsOnlyOwnForwardMomentsInOrder) {
 TEST(RendezvousTest, EachGroupIsAnsweredByItself) {
   RendezvousTable table({kA, kB, kC}, {.group_size = 2});
   EXPECT_EQ(table.Groups(), (std::vector<std::vector<Rank>>{{kA, kB}, {kC}}));
-  EXPECT_TRUE(table.SameGroup(kA, kB));
-  EXPECT_FALSE(table.SameGroup(kB, kC));
+  EXPECT_EQ(table.GroupOf(kA), table.GroupOf(kB));
+  EXPECT_NE(table.GroupOf(kB), table.GroupOf(kC));
   // The last group is of one, which waits for nobody.
   const auto alone = table.Contribute(Key(0, 0), kC, One(2, 7, 1));
   EXPECT_EQ(alone.answer, std::vector<Rank>{kC});

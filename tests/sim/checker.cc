@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -66,6 +67,7 @@ void Checker::OnServerGone() {
   transaction_ = 0;
   folds_.clear();
   answered_.clear();
+  aborted_.clear();
 }
 
 void Checker::On(const effect::Fold& fold) {
@@ -216,6 +218,12 @@ void Checker::CheckClock(const StatusView& status) {
   }
 }
 
+// Its attempt ended early, or was given again (asynchronous policies).
+bool Checker::IsOver(const effect::SendVerdict& sent) const {
+  return aborted_.contains({sent.verdict.version, sent.key.attempt}) ||
+         absl::StrContains(sent.verdict.reason, "was given again as attempt");
+}
+
 void Checker::On(const effect::SendVerdict& sent) {
   const Key key{sent.rank, sent.key.sequence, sent.key.attempt};
   const bool first = !sent.verdict.duplicate;
@@ -223,7 +231,9 @@ void Checker::On(const effect::SendVerdict& sent) {
     Fail(absl::StrCat(Text(key), " is answered twice"));
   }
   if (sent.verdict.verdict == Verdict::kDropped) {
-    if (!may_drop_) Fail(absl::StrCat(Text(key), " is dropped"));
+    if (!may_drop_ && !IsOver(sent)) {
+      Fail(absl::StrCat(Text(key), " is dropped: ", sent.verdict.reason));
+    }
     if (now_.applied.contains(key)) {
       Fail(absl::StrCat(Text(key), " is applied and answered as dropped"));
     }

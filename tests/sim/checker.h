@@ -75,6 +75,11 @@ class Checker {
   void On(const effect::Committed& committed);
   void On(const effect::PolicyChanged& changed);
   void On(const effect::SendVerdict& sent);
+  void On(const effect::StepAborted& aborted) {
+    aborted_.insert({aborted.step, aborted.attempt});
+  }
+  // Whether a push may be dropped whatever the policy.
+  bool IsOver(const effect::SendVerdict& sent) const;
   void On(const effect::WriteCheckpoint& write);
   void On(const effect::RunEnded& ended);
   template <typename Other>
@@ -113,6 +118,7 @@ class Checker {
   std::map<int32_t, std::vector<Contribution>> folds_;
   // Of this life of the server.
   std::set<Key> answered_;
+  std::set<std::pair<Version, Attempt>> aborted_;
   int64_t commits_ = 0;
 };
 

@@ -13,10 +13,12 @@
 namespace cohort::sim {
 namespace {
 
-constexpr std::array<const char*, 9> kFaultNames = {
-    "break session", "break exchange", "break reduce",
-    "kill",          "vanish",         "freeze",
-    "hang",          "leave",          "restart server"};
+constexpr std::array<const char*, 10> kFaultNames = {
+    "break session",  "break exchange", "break reduce", "kill",
+    "vanish",         "freeze",         "hang",         "leave",
+    "restart server", "miscount"};
+// Those that any run must survive without a trace in its result.
+constexpr uint64_t kHarmlessFaults = 9;
 
 absl::Duration Between(SplitMix64& random, absl::Duration low,
                        absl::Duration high) {
@@ -219,9 +221,8 @@ Scenario MakeScenario(uint64_t seed) {
   scenario.run.coordinator.inflight_bytes_max = MakeLimit(scenario.run, random);
   const auto count = random.Below(8);
   for (uint64_t i = 0; i < count; ++i) {
-    Fault fault{
-        .kind = static_cast<FaultKind>(random.Below(kFaultNames.size())),
-        .at = span * random.Uniform()};
+    Fault fault{.kind = static_cast<FaultKind>(random.Below(kHarmlessFaults)),
+                .at = span * random.Uniform()};
     fault.rank = Rank(static_cast<int32_t>(
         random.Below(static_cast<uint64_t>(scenario.run.coordinator.workers))));
     fault.lasts = FaultLength(fault.kind, random);
@@ -238,6 +239,28 @@ Scenario MakeScenario(uint64_t seed) {
         {.at = span * random.Uniform(),
          .values = MakeChange(scenario.run.coordinator, random)});
   }
+  return scenario;
+}
+
+Scenario MakeMiscount(uint64_t seed) {
+  SplitMix64 random(MixSeed(seed, 3));
+  Scenario scenario;
+  do {
+    scenario = MakeScenario(random.Next());
+  } while (scenario.run.coordinator.workers < 2 ||
+           scenario.run.coordinator.policy.aggregation !=
+               AggregationKind::kSync);
+  scenario.seed = seed;
+  scenario.changes.clear();
+  const Rank rank(static_cast<int32_t>(
+      random.Below(static_cast<uint64_t>(scenario.run.coordinator.workers))));
+  // Wrong gradients that a replacement would have to repeat are another story.
+  std::erase_if(scenario.faults, [rank](const Fault& fault) {
+    return fault.kind != FaultKind::kRestartServer && fault.rank == rank;
+  });
+  scenario.faults.push_back({.kind = FaultKind::kMiscount,
+                             .at = scenario.delay_max * 60 * random.Uniform(),
+                             .rank = rank});
   return scenario;
 }
 

@@ -45,6 +45,8 @@ enum class FaultKind {
   kLeave,
   // The server is gone and comes back with its last checkpoint.
   kRestartServer,
+  // The process makes other batch-norm calls than the others in its next step.
+  kMiscount,
 };
 
 struct Fault {
@@ -80,6 +82,9 @@ struct Scenario {
 };
 
 Scenario MakeScenario(uint64_t seed);
+// A synchronous run of two workers or more, one of which makes other batch-norm
+// calls than the others in one step; faults that hit the others.
+Scenario MakeMiscount(uint64_t seed);
 // The run of `number` without any disturbance.
 Scenario MakeUndisturbed(int32_t number);
 

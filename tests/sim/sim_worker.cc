@@ -353,6 +353,11 @@ void SimWorker::Compute(const Assignment& assignment) {
   step_->opening = {.version = version_,
                     .samples = assignment.range.size(),
                     .loss_weight = LossWeight(assignment.range)};
+  // Alone it would be right.
+  if (assignment.members.size() > 1 && std::exchange(miscounts_, false)) {
+    step_->miscounts = static_cast<Miscounts>(
+        1 + world_.random.Below(assignment.global_normalization ? 3 : 2));
+  }
   step_->backward_left = CallsOf(layout()).size();
   step_->backward.resize(step_->backward_left);
   step_->unsent = SendOrder(partitions_);
@@ -371,9 +376,7 @@ void SimWorker::Forward() {
     const Moments local =
         ForwardMoments(step.input, step.forward.size(), step.forward);
     step.local.push_back(local);
-    if (step.assignment.global_normalization) {
-      return Contribute(ReducePhase::kForward, local);
-    }
+    if (MeetsOthers()) return Contribute(ReducePhase::kForward, local);
     step.forward.push_back(local);
   }
   OpenPush();

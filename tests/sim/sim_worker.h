@@ -51,6 +51,7 @@ class SimWorker {
   void Freeze() { frozen_ = true; }
   void Thaw();
   void Hang();
+  void Miscount() { miscounts_ = true; }
 
   // ---- what the network brings
   void OnBroken();
@@ -65,6 +66,15 @@ class SimWorker {
 
  private:
   enum class Phase { kComputing, kReducing, kAwaitingVerdict };
+  // What its batch-norm calls differ by from those of the others.
+  enum class Miscounts {
+    kNothing,
+    // It tells one more than it made, or one fewer.
+    kOneMore,
+    kOneFewer,
+    // It takes part in no rendezvous, and tells nothing of that.
+    kNoRendezvous,
+  };
 
   // A training assignment in progress.
   struct Step {
@@ -72,6 +82,7 @@ class SimWorker {
     PushKey key;
     StepInput input;
     Phase phase = Phase::kComputing;
+    Miscounts miscounts = Miscounts::kNothing;
     // Told that it is void; dropped where the client would notice.
     bool aborted = false;
     ReduceKey reduce;
@@ -126,7 +137,12 @@ class SimWorker {
   // some.
   void SendGradients(bool all);
   void SendGradient(int32_t partition);
+  bool MeetsOthers() const {
+    return step_->assignment.global_normalization &&
+           step_->miscounts != Miscounts::kNoRendezvous;
+  }
   void ClosePush();
+  void MiscountClosing();
   void RepeatPush();
   void FinishIfComplete();
 
@@ -136,6 +152,7 @@ class SimWorker {
   bool frozen_ = false;
   bool hung_ = false;
   bool finished_ = false;
+  bool miscounts_ = false;
   std::vector<Scheduler::Event> deferred_;
 
   SharedConnection connection_;

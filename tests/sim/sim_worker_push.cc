@@ -39,9 +39,7 @@ void SimWorker::Backward() {
     if (!step.backward[call].has_value()) {
       const Moments local =
           BackwardMoments(step.input, call, step.forward[call]);
-      if (step.assignment.global_normalization) {
-        return Contribute(ReducePhase::kBackward, local);
-      }
+      if (MeetsOthers()) return Contribute(ReducePhase::kBackward, local);
       step.backward[call] = local;
     }
     --step.backward_left;
@@ -113,6 +111,7 @@ void SimWorker::ClosePush() {
                                       .moments = step.local[i]});
     }
   }
+  MiscountClosing();
   world_.network.ToServer(
       connection_, StreamKind::kExchange,
       [connection = connection_, sender = Identity(), key = step.key,
@@ -126,6 +125,21 @@ void SimWorker::ClosePush() {
     return Proceed();
   }
   FinishIfComplete();
+}
+
+void SimWorker::MiscountClosing() {
+  PushClosing& closing = step_->closing;
+  const bool more = step_->miscounts == Miscounts::kOneMore;
+  if (!more && step_->miscounts != Miscounts::kOneFewer) return;
+  int32_t& count = closing.batch_norm_calls.back();
+  count += more ? 1 : -1;
+  if (closing.moments.empty()) return;
+  if (more) {
+    closing.moments.push_back(closing.moments.back());
+    ++closing.moments.back().call;
+  } else {
+    closing.moments.pop_back();
+  }
 }
 
 // The whole push a second time on the same stream, now or while the next step

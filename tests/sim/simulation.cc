@@ -151,6 +151,7 @@ void Simulation::Count() {
   outcome_.replay_mismatches += status.counters.at("replay_mismatches");
   outcome_.dropped += status.counters.at("pushes_dropped");
   outcome_.policy_changes += status.counters.at("policy_changes");
+  outcome_.fenced += status.vacancies.at(VacancyReason::kMismatch);
   checker_.CheckCounts(status);
 }
 
@@ -204,6 +205,8 @@ void Simulation::InflictOn(SimWorker& worker, const Fault& fault) {
       return Replace(worker, fault.lasts);
     case FaultKind::kHang:
       return worker.Hang();
+    case FaultKind::kMiscount:
+      return worker.Miscount();
     case FaultKind::kFreeze:
       return Freeze(worker, fault);
     case FaultKind::kRestartServer:

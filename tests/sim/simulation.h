@@ -33,6 +33,8 @@ struct Outcome {
   int64_t restarts = 0;
   int64_t dropped = 0;
   int64_t policy_changes = 0;
+  // Workers whose batch-norm calls were not those of the others.
+  int64_t fenced = 0;
 };
 
 // A whole cohort in one thread: a server, its workers and the network between

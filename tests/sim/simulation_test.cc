@@ -21,6 +21,7 @@ namespace {
 // How many seeds a scenario runs: 10,000 of the base scenario and 1,000 of each
 // further one, or what COHORT_SIM_SEEDS says for all of them.
 constexpr uint64_t kBaseSeeds = 10000;
+constexpr uint64_t kMiscountSeeds = 1000;
 
 uint64_t SeedCount(uint64_t usual) {
   const char* wanted = std::getenv("COHORT_SIM_SEEDS");
@@ -61,8 +62,8 @@ bool MustBeIdentical(const Scenario& scenario, const Outcome& outcome) {
 }
 
 // Returns what went wrong; empty if nothing did.
-std::string RunSeed(uint64_t seed, References& references, Outcome& outcome) {
-  const Scenario scenario = MakeScenario(seed);
+std::string RunScenario(const Scenario& scenario, References& references,
+                        Outcome& outcome) {
   outcome = Simulation(scenario).Run();
   std::string failure = outcome.failure;
   if (failure.empty() && MustBeIdentical(scenario, outcome)) {
@@ -75,8 +76,14 @@ std::string RunSeed(uint64_t seed, References& references, Outcome& outcome) {
     failure = "a replay differs from what it repeats";
   }
   if (failure.empty()) return "";
-  return absl::StrCat("seed ", seed, ": ", failure, "\n", Describe(scenario),
-                      "\nreplay: cohort_sim_test --seed=", seed);
+  return absl::StrCat("seed ", scenario.seed, ": ", failure, "\n",
+                      Describe(scenario));
+}
+
+std::string RunSeed(uint64_t seed, References& references, Outcome& outcome) {
+  std::string failure = RunScenario(MakeScenario(seed), references, outcome);
+  if (failure.empty()) return "";
+  return absl::StrCat(failure, "\nreplay: cohort_sim_test --seed=", seed);
 }
 
 TEST(SimulationTest, TheSameSeedGivesTheSameRunToTheBit) {
@@ -148,13 +155,33 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
   EXPECT_GT(sum.policy_changes, 5 * tenth);
 }
 
-// Runs one seed and says how it went. Returns the exit status.
-int Replay(uint64_t seed) {
+// One worker makes other batch-norm calls than the others, once. Either it is
+// fenced or the step is repeated, and the result is that of an undisturbed run.
+TEST(SimulationTest, AWorkerThatMiscountsItsCallsLeavesNoTrace) {
   References references;
   Outcome outcome;
-  const std::string failure = RunSeed(seed, references, outcome);
-  std::printf("%s\nseed %llu: %s\n", Describe(MakeScenario(seed)).c_str(),
-              static_cast<unsigned long long>(seed),
+  int64_t fenced = 0;
+  int64_t repeated = 0;
+  const uint64_t seeds = SeedCount(kMiscountSeeds);
+  for (uint64_t seed = 1; seed <= seeds; ++seed) {
+    ASSERT_EQ(RunScenario(MakeMiscount(seed), references, outcome), "")
+        << "replay: cohort_sim_test --miscount=" << seed;
+    fenced += outcome.fenced;
+    repeated += outcome.fenced == 0 && outcome.steps_aborted > 0;
+  }
+  std::printf("%lld workers fenced, %lld steps repeated without\n",
+              static_cast<long long>(fenced), static_cast<long long>(repeated));
+  EXPECT_GT(fenced, static_cast<int64_t>(seeds / 5));
+  EXPECT_GT(repeated, static_cast<int64_t>(seeds / 20));
+}
+
+// Runs one seed and says how it went. Returns the exit status.
+int Replay(const Scenario& scenario) {
+  References references;
+  Outcome outcome;
+  const std::string failure = RunScenario(scenario, references, outcome);
+  std::printf("%s\nseed %llu: %s\n", Describe(scenario).c_str(),
+              static_cast<unsigned long long>(scenario.seed),
               failure.empty() ? "every invariant held" : failure.c_str());
   return failure.empty() ? 0 : 1;
 }
@@ -162,7 +189,8 @@ int Replay(uint64_t seed) {
 }  // namespace
 }  // namespace cohort::sim
 
-// With --seed=N replays one seed of the ten thousand instead of testing.
+// With --seed=N replays one seed of the ten thousand instead of testing, with
+// --miscount=N one of a worker that miscounts.
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {
@@ -170,7 +198,11 @@ int main(int argc, char** argv) {
     uint64_t seed = 0;
     if (absl::ConsumePrefix(&text, "--seed=") &&
         absl::SimpleAtoi(text, &seed)) {
-      return cohort::sim::Replay(seed);
+      return cohort::sim::Replay(cohort::sim::MakeScenario(seed));
+    }
+    if (absl::ConsumePrefix(&text, "--miscount=") &&
+        absl::SimpleAtoi(text, &seed)) {
+      return cohort::sim::Replay(cohort::sim::MakeMiscount(seed));
     }
   }
   return RUN_ALL_TESTS();

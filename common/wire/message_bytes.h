@@ -1,0 +1,36 @@
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "common/byte_rope.h"
+#include "common/wire/framed_message.h"
+
+// Whole messages as the bytes that gRPC carries. Streams take theirs so and
+// parse them by hand: where gRPC parses, a read that fails looks the same
+// whether the peer has closed its side or has sent garbage.
+namespace cohort {
+
+// Errors: InvalidArgument if the bytes are no message of this type.
+template <typename Message>
+absl::StatusOr<Message> DecodeMessage(const grpc::ByteBuffer& bytes) {
+  // The reader wants one to change; this shares the memory.
+  grpc::ByteBuffer shared = bytes;
+  grpc::ProtoBufferReader reader(&shared);
+  Message message;
+  if (reader.status().ok() && message.ParseFromZeroCopyStream(&reader)) {
+    return message;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "got ", bytes.Length(), " bytes that are no ", message.GetTypeName()));
+}
+
+template <typename Message>
+grpc::ByteBuffer EncodeMessage(const Message& message) {
+  return EncodeFrame(message, ByteRope());
+}
+
+}  // namespace cohort

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+
+// How large the numbers that a run is made of may be. All of them are far
+// beyond any real run; they are there so that sums, products and conversions
+// of numbers that were each let in cannot leave their types. Whoever adds a
+// number that comes from a peer or a flag bounds it by one of these.
+namespace cohort::limits {
+
+// Ranks of a cohort.
+inline constexpr int32_t kWorkersMax = 4096;
+
+// Samples of one worker's batch. Sums over kWorkersMax ranks are below 2^42.
+inline constexpr int64_t kBatchSizeMax = int64_t{1} << 30;
+
+// Samples of one split. The cursor stays below 2^41, and the bounds of a
+// shard, kWorkersMax * samples, below 2^52.
+inline constexpr int64_t kSplitSamplesMax = int64_t{1} << 40;
+
+// kEpochsMax * kSplitSamplesMax, the clock of the schedules, is 2^60.
+inline constexpr int64_t kEpochsMax = int64_t{1} << 20;
+
+// Labels of one push. Sums over kWorkersMax ranks are below 2^52, and over 2^23
+// pushes of a run below 2^63.
+inline constexpr int64_t kLabelsMax = int64_t{1} << 40;
+
+// Elements a channel of one contribution to a batch norm. Sums over
+// kWorkersMax ranks are 2^56, and over kPreciseBatchesMax batches 2^62.
+inline constexpr int64_t kMomentsCountMax = int64_t{1} << 44;
+
+inline constexpr int64_t kPreciseBatchesMax = int64_t{1} << 18;
+
+// Batches that moving statistics have seen: one more each step.
+inline constexpr int64_t kBatchesTrackedMax = int64_t{1} << 50;
+
+// The weight of a push's loss and the divisor of all losses, unless the weight
+// is 0. Their quotient scales gradients in float32, whose largest power of two
+// is 2^127: it stays between 2^-112 and 2^112 for the weights of all ranks
+// together.
+inline constexpr double kLossWeightMin = 0x1p-50;
+inline constexpr double kLossWeightMax = 0x1p50;
+
+// Of --learning_rate at any point of its schedule. Beyond what any optimizer
+// here is run with (LARS takes about 10); a slip of the keyboard must not
+// destroy a run.
+inline constexpr double kLearningRateMax = 1000;
+
+// Of weight decay, LARS' trust and the lambda of delay compensation. Products
+// with kLearningRateMax stay far inside float32.
+inline constexpr double kFactorMax = 1e6;
+
+// Numbers that are computed with as float32 stay inside it.
+inline constexpr double kFloatMin = 1e-30;
+inline constexpr double kFloatMax = 1e30;
+
+// Bytes of a partition. A message of protobuf holds less than 2 GiB.
+inline constexpr int64_t kPartitionBytesMax = int64_t{1} << 30;
+
+}  // namespace cohort::limits

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/assignment.h"
+#include "common/ids.h"
+#include "common/model_layout.h"
+
+namespace cohort {
+
+// One call of one batch-norm layer, in one direction.
+struct CallPlace {
+  int32_t layer = 0;
+  int32_t call = 0;
+  ReducePhase phase = ReducePhase::kForward;
+
+  friend auto operator<=>(const CallPlace&, const CallPlace&) = default;
+};
+
+// What is known of the batch-norm calls of one member of a step.
+struct MemberCalls {
+  Rank rank;
+  // Members of one group normalise together.
+  size_t group = 0;
+  // By layer, as its closed push tells; null: it is not closed. Borrowed.
+  const std::vector<int32_t>* closed = nullptr;
+  // Of a closed member: calls that its group waits in and that it never made.
+  std::vector<CallPlace> lacks;
+  // Of another: calls in which it waits for its group, ascending.
+  std::vector<CallPlace> waits;
+};
+
+// Members that can never make one step together.
+struct CallDissent {
+  // The one that all others agree against, if there are two or more of them.
+  std::optional<Rank> alone;
+  // The first difference: layer, call, and the ranks on both sides.
+  std::string text;
+};
+
+// Compares the calls of `members`, which are all closed or waiting, in rank
+// order. `crossed`: members of one group that wait in different calls disagree.
+// Set it only if they have waited so long that no contribution can be under way
+// any more. Returns nothing if no two members contradict each other.
+std::optional<CallDissent> FindCallDissent(
+    const std::vector<MemberCalls>& members,
+    const std::vector<BatchNormSpec>& layers, Version step, bool crossed);
+
+}  // namespace cohort

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <optional>
+
+#include "common/assignment.h"
+#include "common/ids.h"
+
+namespace cohort {
+
+// The training assignments that one rank was given lately, and how the push of
+// each ended. Repetitions are answered from it, and keys that were never given
+// are told from keys that are only old. Bounded: what is older is forgotten.
+class PushHistory {
+ public:
+  // A worker has one push under way and repeats it at most after a broken
+  // stream, so this is several times what any client comes back to.
+  static constexpr size_t kKept = 16;
+
+  struct Entry {
+    PushKey key;
+    // Absent: not decided yet. Without `next`, which only holds when it is
+    // sent.
+    std::optional<PushVerdict> verdict;
+    // The push has been answered: what is answered from now on is a repetition.
+    bool answered = false;
+  };
+
+  // Keys of sequences below `sequence` are old, not impossible: an earlier
+  // process gave them.
+  void ForgetBelow(Sequence sequence) { forgotten_ = {.sequence = sequence}; }
+  // Keys are given in ascending order.
+  void Give(const PushKey& key);
+  // How the push of `key` ended; the first verdict on it counts. A key that is
+  // not held is ignored.
+  void Decide(const PushKey& key, const PushVerdict& verdict);
+
+  // Null: never given, or forgotten. Valid until the next Give.
+  Entry* Find(const PushKey& key);
+  // It may have been given, but too long ago to tell what became of it.
+  bool Forgotten(const PushKey& key) const;
+  // The verdict decided last; null: none is held.
+  const PushVerdict* last_verdict() const {
+    return last_.has_value() ? &*last_ : nullptr;
+  }
+
+ private:
+  // Ascending keys.
+  std::deque<Entry> entries_;
+  // Keys below this one are not held any more. The first sequence is 1.
+  PushKey forgotten_{.sequence = Sequence(1)};
+  std::optional<PushVerdict> last_;
+};
+
+}  // namespace cohort

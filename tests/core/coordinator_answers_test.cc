@@ -1,0 +1,291 @@
+// Every push is answered, once: also one that comes too late, twice, or with
+// a key that was never given.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/float_buffer.h"
+#include "server/core/coordinator.h"
+#include "server/core/push_history.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+const FakePush kAnyPush;
+
+FakeSetup Long(FakeSetup setup) {
+  setup.plan.train_samples = 1000;
+  return setup;
+}
+
+PushKey PushKeyOf(int64_t sequence, int32_t attempt = 0) {
+  return {.sequence = Sequence(sequence), .attempt = Attempt(attempt)};
+}
+
+// The three parts of a push of rank 0 under `key`, and how each was received.
+struct Received {
+  absl::Status opened;
+  absl::Status gradient;
+  absl::Status closed;
+  // What the closing was answered with.
+  std::vector<effect::SendVerdict> verdicts;
+};
+
+Received PushAs(FakeCohort& cohort, const PushKey& key) {
+  const Instant now = cohort.now();
+  const Sender sender = cohort.sender(kRank0);
+  Received received;
+  Effects out;
+  received.opened = cohort.core().Open(sender, key, {.samples = 3}, now, out);
+  auto values = std::make_shared<FloatBuffer>(2);
+  received.gradient = cohort.core().Gradient(
+      sender, key, {.partition = 0, .gradient = RopeOf(values)}, now, out);
+  EXPECT_THAT(out, IsEmpty());
+  received.closed = cohort.core().Close(
+      sender, key,
+      {.batch_norm_calls = {1},
+       .moments = {{.moments = {.count = 1, .first = {0}, .second = {0}}}}},
+      now, out);
+  for (const Effect& effect : out) {
+    if (const auto* sent = std::get_if<effect::SendVerdict>(&effect)) {
+      received.verdicts.push_back(*sent);
+    }
+  }
+  return received;
+}
+
+void TakeStep(FakeCohort& cohort) {
+  cohort.Push(kRank0, kAnyPush);
+  cohort.Push(kRank1, kAnyPush);
+}
+
+TEST(CoordinatorAnswersTest, AKeyThatWasNeverGivenIsRefusedInEveryPart) {
+  FakeCohort cohort(Long(SmallSetup()));
+  cohort.Start();
+  TakeStep(cohort);
+  // Given: 1 and 2, attempt 0 each.
+  for (const PushKey& key :
+       {PushKeyOf(0), PushKeyOf(-1), PushKeyOf(1, 1), PushKeyOf(2, 1),
+        PushKeyOf(2, -1), PushKeyOf(3), PushKeyOf(int64_t{1} << 62)}) {
+    const Received received = PushAs(cohort, key);
+    EXPECT_TRUE(absl::IsFailedPrecondition(received.opened)) << key.sequence;
+    EXPECT_TRUE(absl::IsFailedPrecondition(received.gradient));
+    EXPECT_TRUE(absl::IsFailedPrecondition(received.closed));
+    EXPECT_THAT(received.verdicts, IsEmpty());
+  }
+  EXPECT_THAT(std::string(PushAs(cohort, PushKeyOf(3)).closed.message()),
+              HasSubstr("no training assignment 3 attempt 0 was given to rank "
+                        "0"));
+}
+
+TEST(CoordinatorAnswersTest, ARepetitionOfAnyRememberedStepIsADuplicate) {
+  FakeCohort cohort(Long(SmallSetup()));
+  cohort.Start();
+  for (int i = 0; i < 4; ++i) TakeStep(cohort);
+  const Received received = PushAs(cohort, PushKeyOf(1));
+  EXPECT_TRUE(received.closed.ok());
+  ASSERT_EQ(received.verdicts.size(), 1);
+  const PushVerdict& verdict = received.verdicts[0].verdict;
+  EXPECT_EQ(verdict.verdict, Verdict::kApplied);
+  EXPECT_TRUE(verdict.duplicate);
+  EXPECT_EQ(verdict.version, Version(1));
+  EXPECT_EQ(verdict.next.sequence, Sequence(5));
+  EXPECT_EQ(cohort.counter("pushes_duplicate"), 1);
+}
+
+TEST(CoordinatorAnswersTest, OfAForgottenPushNothingIsClaimed) {
+  FakeCohort cohort(Long(SmallSetup()));
+  cohort.Start();
+  for (size_t i = 0; i < PushHistory::kKept + 1; ++i) TakeStep(cohort);
+  const Received received = PushAs(cohort, PushKeyOf(1));
+  EXPECT_TRUE(received.opened.ok());
+  EXPECT_TRUE(received.closed.ok());
+  ASSERT_EQ(received.verdicts.size(), 1);
+  const PushVerdict& verdict = received.verdicts[0].verdict;
+  EXPECT_EQ(verdict.verdict, Verdict::kDropped);
+  EXPECT_TRUE(verdict.duplicate);
+  EXPECT_THAT(verdict.reason, HasSubstr("decided long ago"));
+}
+
+TEST(CoordinatorAnswersTest, AnEvaluationsNumberIsNoPushs) {
+  FakeSetup setup = SmallSetup();
+  setup.options.epochs = 2;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  TakeStep(cohort);
+  TakeStep(cohort);
+  ASSERT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
+  const PushKey key = cohort.key(kRank0);
+  EXPECT_TRUE(absl::IsFailedPrecondition(PushAs(cohort, key).closed));
+  cohort.EvaluateAll();
+  EXPECT_TRUE(absl::IsFailedPrecondition(PushAs(cohort, key).closed));
+}
+
+// Rank 1 is lost under `continue`, which ends the attempt.
+TEST(CoordinatorAnswersTest, ThePushOfAnAbortedAttemptIsAnsweredOnce) {
+  FakeSetup setup = Long(SmallSetup());
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  const PushKey key = cohort.key(kRank0);
+  cohort.Push(kRank0, kAnyPush);
+  cohort.Leave(kRank1);
+  const auto verdicts = cohort.All<effect::SendVerdict>();
+  ASSERT_EQ(verdicts.size(), 1);
+  EXPECT_EQ(verdicts[0].key, key);
+  EXPECT_EQ(verdicts[0].verdict.verdict, Verdict::kDropped);
+  EXPECT_FALSE(verdicts[0].verdict.duplicate);
+  EXPECT_EQ(verdicts[0].verdict.reason,
+            "step 0 attempt 0 ended early: rank 1 has left: asked to");
+  EXPECT_EQ(verdicts[0].verdict.next.attempt, Attempt(1));
+  const Received again = PushAs(cohort, key);
+  ASSERT_EQ(again.verdicts.size(), 1);
+  EXPECT_TRUE(again.verdicts[0].verdict.duplicate);
+}
+
+TEST(CoordinatorAnswersTest, APushClosedAfterItsAttemptIsAnsweredThen) {
+  FakeSetup setup = Long(SmallSetup());
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  const PushKey key = cohort.key(kRank0);
+  ASSERT_TRUE(cohort.Open(kRank0, kAnyPush).ok());
+  cohort.Leave(kRank1);
+  EXPECT_THAT(cohort.All<effect::SendVerdict>(), IsEmpty());
+  const Received late = PushAs(cohort, key);
+  ASSERT_EQ(late.verdicts.size(), 1);
+  EXPECT_EQ(late.verdicts[0].verdict.verdict, Verdict::kDropped);
+  EXPECT_FALSE(late.verdicts[0].verdict.duplicate);
+}
+
+TEST(CoordinatorAnswersTest, APushUnderWayWhenTheRunEndsIsAnswered) {
+  FakeCohort cohort(Long(SmallSetup()));
+  cohort.Start();
+  const PushKey closed = cohort.key(kRank0);
+  cohort.Push(kRank0, kAnyPush);
+  cohort.Leave(kRank1);
+  cohort.Pass(absl::Minutes(11));
+  ASSERT_TRUE(cohort.core().ended());
+  const auto verdicts = cohort.All<effect::SendVerdict>();
+  ASSERT_EQ(verdicts.size(), 1);
+  EXPECT_EQ(verdicts[0].key, closed);
+  EXPECT_EQ(verdicts[0].verdict.verdict, Verdict::kDropped);
+  EXPECT_THAT(verdicts[0].verdict.reason, HasSubstr("the run is over: no "
+                                                    "replacement for rank 1"));
+  EXPECT_EQ(verdicts[0].verdict.next.kind, AssignmentKind::kFinished);
+}
+
+TEST(CoordinatorAnswersTest, APushClosedAfterTheRunsEndIsAnswered) {
+  FakeCohort cohort(Long(SmallSetup()));
+  cohort.Start();
+  const PushKey key = cohort.key(kRank0);
+  cohort.Leave(kRank1);
+  for (int i = 0; i < 3; ++i) {
+    cohort.Pass(absl::Minutes(3));
+    // It is at work all the time.
+    ASSERT_TRUE(cohort.Open(kRank0, kAnyPush).ok());
+  }
+  cohort.Pass(absl::Minutes(3));
+  ASSERT_TRUE(cohort.core().ended());
+  const Received late = PushAs(cohort, key);
+  ASSERT_EQ(late.verdicts.size(), 1);
+  EXPECT_EQ(late.verdicts[0].verdict.verdict, Verdict::kDropped);
+  EXPECT_FALSE(late.verdicts[0].verdict.duplicate);
+  EXPECT_TRUE(absl::IsFailedPrecondition(PushAs(cohort, PushKeyOf(99)).closed));
+}
+
+// Rank 0's is being folded, rank 1's waits for its turn, and the run ends for
+// a third push that is not finite.
+TEST(CoordinatorAnswersTest, AnAsynchronousPushInTheQueueIsAnsweredOnce) {
+  FakeSetup setup = Long(AsyncSetup());
+  setup.options.nonfinite_max = 1;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.HoldFolds();
+  FakePush bad;
+  bad.w = {std::numeric_limits<float>::quiet_NaN(), 0};
+  const PushKey first = cohort.key(kRank0);
+  cohort.Push(kRank0, bad);
+  cohort.Push(kRank1, kAnyPush);
+  // A repetition of what is in the queue waits with it.
+  EXPECT_THAT(PushAs(cohort, first).verdicts, IsEmpty());
+  cohort.RunFolds();
+  ASSERT_TRUE(cohort.core().ended());
+  const auto verdicts = cohort.All<effect::SendVerdict>();
+  ASSERT_EQ(verdicts.size(), 2);
+  EXPECT_EQ(verdicts[0].verdict.verdict, Verdict::kRejectedNonfinite);
+  EXPECT_EQ(verdicts[1].rank, kRank1);
+  EXPECT_EQ(verdicts[1].verdict.verdict, Verdict::kDropped);
+  EXPECT_THAT(verdicts[1].verdict.reason, HasSubstr("the run is over"));
+}
+
+// Its stream broke half-way; the assignment was given again.
+TEST(CoordinatorAnswersTest, AnAsynchronousAttemptThatIsOverIsAnswered) {
+  FakeCohort cohort(Long(AsyncSetup()));
+  cohort.Start();
+  const PushKey before = cohort.key(kRank0);
+  ASSERT_TRUE(cohort.Open(kRank0, kAnyPush).ok());
+  cohort.BreakSession(kRank0);
+  ASSERT_TRUE(cohort.Join(kRank0, cohort.incarnation(kRank0)).ok());
+  EXPECT_EQ(cohort.key(kRank0), PushKeyOf(1, 1));
+  const Received late = PushAs(cohort, before);
+  ASSERT_EQ(late.verdicts.size(), 1);
+  EXPECT_EQ(late.verdicts[0].verdict.verdict, Verdict::kDropped);
+  EXPECT_EQ(late.verdicts[0].verdict.reason,
+            "attempt 0 is over: the assignment was given again as attempt 1");
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(PushAs(cohort, PushKeyOf(1, 2)).closed));
+}
+
+TEST(CoordinatorAnswersTest, AReportOfAnImpossibleNumberIsRefused) {
+  FakeSetup setup = SmallSetup();
+  setup.options.epochs = 2;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  TakeStep(cohort);
+  TakeStep(cohort);
+  Effects out;
+  for (int64_t sequence : {int64_t{0}, int64_t{-5}}) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(
+        cohort.core()
+            .ReportEvaluation(cohort.sender(kRank0), Sequence(sequence), {},
+                              cohort.now(), out)
+            .status()));
+    EXPECT_TRUE(absl::IsFailedPrecondition(
+        cohort.core()
+            .ReportMoments(cohort.sender(kRank0), Sequence(sequence), {},
+                           cohort.now(), out)
+            .status()));
+  }
+}
+
+// There is no step 5, whether or not a round is under way.
+TEST(CoordinatorAnswersTest, ARendezvousOfALaterStepIsRefused) {
+  FakeSetup setup = GlobalSetup();
+  setup.plan.test_samples = 0;
+  setup.options.policy.statistics = {StatisticsKind::kSync,
+                                     StatisticsKind::kAfter};
+  FakeCohort cohort(setup);
+  cohort.Start();
+  const Moments moments{.count = 1, .first = {0}, .second = {0}};
+  const ReduceKey later{.step = Version(5)};
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(cohort.Reduce(kRank0, later, moments)));
+  TakeStep(cohort);
+  TakeStep(cohort);
+  ASSERT_EQ(cohort.told(kRank0).kind, AssignmentKind::kCollectMoments);
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(cohort.Reduce(kRank0, later, moments)));
+}
+
+}  // namespace
+}  // namespace cohort
