@@ -13,6 +13,7 @@
 #include "common/status_macros.h"
 #include "common/step_phase.h"
 #include "common/wire/convert.h"
+#include "common/wire/message_checksum.h"
 #include "common/wire/status.h"
 #include "server/service/queued_writes.h"
 #include "server/service/services.h"
@@ -103,12 +104,15 @@ class SessionReactor final
     to->add_shards(shard_.address());
     to->set_policy(PolicyText(options.policy));
     to->set_takes_further_contributions(true);
+    to->set_run_name(options.run_name);
+    AddMessageChecksum(&reply);
     Send(std::move(reply));
   }
 
   void SendAssignment(const Assignment& assignment) override {
     v1::SessionReply reply;
     ToProto(assignment, reply.mutable_assignment());
+    AddMessageChecksum(&reply);
     Send(std::move(reply));
   }
 
@@ -119,11 +123,14 @@ class SessionReactor final
     to->set_attempt(aborted.attempt.value());
     for (Rank rank : aborted.members) to->add_members(rank.value());
     to->set_reason(aborted.reason);
+    AddMessageChecksum(&reply);
     Send(std::move(reply));
   }
 
  protected:
-  absl::Status OnMessage(const v1::SessionRequest& request) override {
+  absl::Status OnMessage(const v1::SessionRequest& received) override {
+    v1::SessionRequest request = received;
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     switch (request.message_case()) {
       case v1::SessionRequest::kJoin:
         return OnJoin(request.join());
@@ -171,6 +178,7 @@ class SessionReactor final
     v1::HeartbeatEcho* echo = reply.mutable_heartbeat_echo();
     echo->set_sent_unix_us(heartbeat.sent_unix_us());
     echo->set_server_unix_us(absl::ToUnixMicros(absl::Now()));
+    AddMessageChecksum(&reply);
     Send(std::move(reply));
     return absl::OkStatus();
   }
@@ -203,8 +211,8 @@ class MembershipService final : public v1::Membership::CallbackService {
   }
 
  private:
-  absl::Status HandleReport(const v1::ReportRequest& request,
-                            v1::ReportReply& reply) {
+  absl::Status HandleReport(v1::ReportRequest request, v1::ReportReply& reply) {
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     COHORT_ASSIGN_OR_RETURN(Sender sender, cohort::FromProto(request.sender()));
     const Sequence sequence(request.sequence());
     absl::StatusOr<Assignment> next;
@@ -218,6 +226,7 @@ class MembershipService final : public v1::Membership::CallbackService {
     }
     COHORT_RETURN_IF_ERROR(next.status());
     ToProto(*next, reply.mutable_next());
+    AddMessageChecksum(&reply);
     return absl::OkStatus();
   }
 

@@ -10,6 +10,7 @@
 #include "cohort/v1/moments.grpc.pb.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
+#include "common/wire/message_checksum.h"
 #include "server/service/queued_writes.h"
 #include "server/service/sender_check.h"
 #include "server/service/services.h"
@@ -62,6 +63,7 @@ class ReduceReactor final
     for (const effect::ReduceResult* further : results.subspan(1)) {
       Describe(*further, *reply.add_further());
     }
+    AddMessageChecksum(&reply);
     Send(std::move(reply));
   }
 
@@ -69,11 +71,14 @@ class ReduceReactor final
     v1::ReduceReply reply;
     ToProto(aborted.key, reply.mutable_key());
     reply.set_aborted(aborted.reason);
+    AddMessageChecksum(&reply);
     Send(std::move(reply));
   }
 
  protected:
-  absl::Status OnMessage(const v1::ReduceRequest& request) override {
+  absl::Status OnMessage(const v1::ReduceRequest& received) override {
+    v1::ReduceRequest request = received;
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(request.sender()));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
     if (request.further_size() >= kContributionsMax) {

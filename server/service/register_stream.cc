@@ -15,6 +15,7 @@
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
+#include "common/wire/message_checksum.h"
 #include "server/service/parameters_streams.h"
 #include "server/service/queued_writes.h"
 #include "server/service/sender_check.h"
@@ -61,6 +62,7 @@ class RegisterReactor final
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
     COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::RegisterRequest> framed,
                             DecodeFramed<v1::RegisterRequest>(message));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&framed.header));
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(framed.header.sender()));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
     if (!answer_.send_values) return OnLayout(framed.header, sender);
@@ -127,7 +129,8 @@ class RegisterReactor final
   }
 
   // RegisterReply has no payload field.
-  static grpc::ByteBuffer EncodeReply(const v1::RegisterReply& reply) {
+  static grpc::ByteBuffer EncodeReply(v1::RegisterReply& reply) {
+    AddMessageChecksum(&reply);
     return EncodeFrame(reply, ByteRope());
   }
 
