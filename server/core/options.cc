@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "common/assignment.h"
+#include "common/dns_label.h"
 #include "common/status_macros.h"
 #include "server/core/optimizer/mask.h"
 
@@ -224,6 +225,9 @@ PolicyOptions Resolve(const PolicyOptions& policy) {
 absl::Status Validate(const CoordinatorOptions& o) {
   if (o.workers < 1 || o.workers > 4096) {
     return Bad("workers", absl::StrCat(o.workers), "1 to 4096");
+  }
+  if (!o.run_name.empty()) {
+    COHORT_RETURN_IF_ERROR(CheckDnsLabel("--run_name", o.run_name));
   }
   if (o.epochs < 1) return Bad("epochs", absl::StrCat(o.epochs), "1 or more");
   if (o.partition_bytes < 4) {

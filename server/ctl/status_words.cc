@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -29,6 +30,14 @@ std::string ClassIouText(const v1::Status& status) {
 }
 
 }  // namespace
+
+std::string RunText(const v1::Status& status) {
+  const std::string id = Printable(status.run_id());
+  const std::string name = Printable(status.run_name());
+  if (name.empty()) return id;
+  if (absl::StrContains(name, id)) return name;
+  return absl::StrCat(name, " (", id, ")");
+}
 
 std::string EpochText(const v1::Status& status) {
   const int64_t per_epoch =

@@ -13,6 +13,9 @@ namespace cohort {
 // The name of the measure that has a value for each class.
 inline constexpr char kIouByClass[] = "IoU by class";
 
+// "nightly (3f2a)"; the identifier alone if the name has it in it, or if there
+// is none.
+std::string RunText(const v1::Status& status);
 // "2 of 4 (37 %)".
 std::string EpochText(const v1::Status& status);
 // "10 images/s, ETA 25 s".

@@ -94,6 +94,7 @@ void ToProto(const EvaluationSums& test, v1::Status& proto) {
 v1::Status ToProto(const StatusView& view, double samples_per_second) {
   v1::Status proto;
   proto.set_run_id(view.run_id);
+  proto.set_run_name(view.run_name);
   proto.set_state(view.state);
   proto.set_version(view.version.value());
   proto.set_attempt(view.attempt.value());
