@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <exception>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <system_error>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -14,6 +11,7 @@
 #include "absl/strings/strip.h"
 #include "common/byte_rope.h"
 #include "common/checksum.h"
+#include "common/formats/json_depth.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -24,7 +22,6 @@ using Json = nlohmann::ordered_json;
 constexpr char kPrefix[] = "checkpoint-";
 // 3: several sets of moving statistics.
 constexpr int64_t kFormat = 3;
-constexpr size_t kPieceBytes = size_t{1} << 20;
 
 absl::Status DamagedCheckpoint(const std::string& path,
                                absl::string_view what) {
@@ -37,12 +34,15 @@ uint64_t ChecksumOf(const std::string& text) {
       reinterpret_cast<const std::byte*>(text.data()), text.size()));
 }
 
+std::string WholeText(const Json& whole) { return whole.dump(1) + "\n"; }
+
 // nlohmann's accessors throw on a wrong type; the caller catches.
 CheckpointManifest ManifestFrom(const Json& body) {
   CheckpointManifest manifest{
       .identity = {.run_id = body.at("run_id"),
                    .seed = body.at("seed"),
-                   .policy = body.at("policy")},
+                   .policy = body.at("policy"),
+                   .run_name = body.value("run_name", "")},
       .version = body.at("version"),
       .tensors_xxh3 =
           std::stoull(body.at("tensors_xxh3").get<std::string>(), nullptr, 16)};
@@ -53,30 +53,17 @@ CheckpointManifest ManifestFrom(const Json& body) {
 }
 
 // In pieces, so that a large model needs no room for itself beside the server
-// that may be training it.
-absl::StatusOr<TensorFileSum> SumOf(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) {
-    return absl::NotFoundError(absl::StrCat(path, ": it is missing"));
-  }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    return absl::PermissionDeniedError(absl::StrCat(path, ": cannot be read"));
-  }
+// that may be training it. A file that is larger than it was written is not
+// read at all.
+absl::StatusOr<TensorFileSum> SumOf(const std::string& path,
+                                    int64_t bytes_max) {
   TensorFileSum sum;
   StreamingXxh3 checksum;
-  std::vector<std::byte> piece(kPieceBytes);
-  while (file) {
-    file.read(reinterpret_cast<char*>(piece.data()),
-              static_cast<std::streamsize>(piece.size()));
-    const auto got = static_cast<size_t>(file.gcount());
-    checksum.Update(absl::MakeConstSpan(piece).subspan(0, got));
-    sum.bytes += static_cast<int64_t>(got);
-  }
-  if (file.bad()) {
-    return absl::DataLossError(absl::StrCat(
-        path, ": the disk gives no more than ", sum.bytes, " bytes of it"));
-  }
+  COHORT_RETURN_IF_ERROR(
+      ReadFileInPieces(path, bytes_max, [&](absl::Span<const std::byte> piece) {
+        checksum.Update(piece);
+        sum.bytes += static_cast<int64_t>(piece.size());
+      }));
   sum.xxh3 = checksum.Digest();
   return sum;
 }
@@ -120,6 +107,7 @@ std::string EncodeCheckpointManifest(const CheckpointManifest& manifest) {
                {"run_id", manifest.identity.run_id},
                {"seed", manifest.identity.seed},
                {"policy", manifest.identity.policy},
+               {"run_name", manifest.identity.run_name},
                {"version", manifest.version},
                {"tensors_xxh3", ChecksumText(manifest.tensors_xxh3)}};
   if (manifest.tensors_bytes.has_value()) {
@@ -128,11 +116,17 @@ std::string EncodeCheckpointManifest(const CheckpointManifest& manifest) {
   body.update(Json::parse(manifest.state));
   const Json whole = {{"body", body},
                       {"xxh3", ChecksumText(ChecksumOf(body.dump()))}};
-  return whole.dump(1) + "\n";
+  return WholeText(whole);
 }
 
 absl::StatusOr<CheckpointManifest> DecodeCheckpointManifest(
     const std::string& path, const std::string& text) {
+  // Writing JSON calls itself for each level, so a file could exhaust the
+  // stack.
+  if (NestsDeeperThan(text, kJsonNestingMax)) {
+    return DamagedCheckpoint(path, absl::StrCat("it nests deeper than ",
+                                                kJsonNestingMax, " levels"));
+  }
   try {
     const Json whole = Json::parse(text);
     const Json& body = whole.at("body");
@@ -142,6 +136,12 @@ absl::StatusOr<CheckpointManifest> DecodeCheckpointManifest(
       return absl::DataLossError(
           absl::StrCat(path, ": checksum: got ", sum, ", want ",
                        whole.at("xxh3").get<std::string>()));
+    }
+    // The checksum is of the body as it would be written. Only together with
+    // this does it hold every byte of the file: spaces, order and spelling.
+    if (WholeText(whole) != text) {
+      return DamagedCheckpoint(path,
+                               "its bytes are not those that were written");
     }
     if (body.at("format").get<int64_t>() != kFormat) {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -159,7 +159,8 @@ absl::StatusOr<CheckpointManifest> DecodeCheckpointManifest(
 absl::StatusOr<CheckpointManifest> ReadCheckpointManifest(
     FileSystem& files, const std::string& path) {
   const std::string manifest = absl::StrCat(path, "/", kCheckpointManifest);
-  COHORT_ASSIGN_OR_RETURN(const ByteRope text, files.ReadFile(manifest));
+  COHORT_ASSIGN_OR_RETURN(const ByteRope text,
+                          files.ReadFile(manifest, kManifestBytesMax));
   return DecodeCheckpointManifest(manifest, text.ToString());
 }
 
@@ -182,7 +183,9 @@ absl::Status VerifyCheckpoint(FileSystem& files, const std::string& path) {
   COHORT_ASSIGN_OR_RETURN(const CheckpointManifest manifest,
                           ReadCheckpointManifest(files, path));
   const std::string tensors = absl::StrCat(path, "/", kCheckpointTensors);
-  COHORT_ASSIGN_OR_RETURN(const TensorFileSum sum, SumOf(tensors));
+  COHORT_ASSIGN_OR_RETURN(
+      const TensorFileSum sum,
+      SumOf(tensors, manifest.tensors_bytes.value_or(kAnyFileSize)));
   return CheckTensorFile(tensors, manifest, sum);
 }
 

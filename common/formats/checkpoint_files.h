@@ -21,7 +21,8 @@ namespace cohort {
 //                      updates/<parameter> (int64, one a slice, adam only),
 //                      statistics/<kind>/<layer>/mean|variance (float64)
 //   manifest.json      everything else that a restart needs, XXH3-64 sums
-//                      of the tensor file and of the manifest itself
+//                      of the tensor file and of the manifest itself; its
+//                      text is that of EncodeCheckpointManifest to the byte
 // It is written under a temporary name, synced and renamed, so that it is
 // there as a whole or not at all.
 //
@@ -30,6 +31,8 @@ namespace cohort {
 
 inline constexpr char kCheckpointTensors[] = "state.safetensors";
 inline constexpr char kCheckpointManifest[] = "manifest.json";
+// Ample for any model; a larger file is damage, and is not read.
+inline constexpr int64_t kManifestBytesMax = int64_t{64} << 20;
 // Begins the names of those that are being written, or that a crash left.
 inline constexpr char kCheckpointTemporary[] = ".tmp-";
 
@@ -59,6 +62,8 @@ struct RunIdentity {
   // That the process started with; for people. What is in force is in
   // RunState::settings.
   std::string policy;
+  // What people call the run; empty in checkpoints of releases without names.
+  std::string run_name;
 };
 
 struct CheckpointManifest {

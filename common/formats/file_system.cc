@@ -18,6 +18,8 @@
 namespace cohort {
 namespace {
 
+constexpr int64_t kPieceBytes = int64_t{1} << 20;
+
 absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
                          int error) {
   const std::string text =
@@ -40,8 +42,8 @@ absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
   ~Descriptor() {
     if (fd_ >= 0) close(fd_);
   }
@@ -67,6 +69,69 @@ absl::Status WriteAll(int fd, const std::string& path, const ByteRope& rope) {
     }
   }
   return absl::OkStatus();
+}
+
+const char* KindText(mode_t mode) {
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a named pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+struct RegularFile {
+  Descriptor descriptor;
+  int64_t bytes = 0;
+};
+
+absl::StatusOr<RegularFile> OpenRegular(const std::string& path,
+                                        int64_t bytes_max) {
+  // Not blocking: a pipe without a writer would be waited for without end.
+  RegularFile file{
+      .descriptor = Descriptor(
+          open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC))};
+  if (file.descriptor.get() < 0) {
+    if (errno == ELOOP) {
+      return absl::DataLossError(absl::StrCat(
+          path, ": got a symbolic link, want a regular file itself"));
+    }
+    return ErrnoStatus("open", path, errno);
+  }
+  struct stat info = {};
+  if (fstat(file.descriptor.get(), &info) != 0) {
+    return ErrnoStatus("read", path, errno);
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return absl::DataLossError(absl::StrCat(
+        path, ": got ", KindText(info.st_mode), ", want a regular file"));
+  }
+  file.bytes = static_cast<int64_t>(info.st_size);
+  if (file.bytes > bytes_max) {
+    return absl::DataLossError(absl::StrCat(
+        path, ": got ", file.bytes, " bytes, want at most ", bytes_max));
+  }
+  return file;
+}
+
+absl::Status ReadExactly(int fd, const std::string& path,
+                         absl::Span<std::byte> out) {
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t got = read(fd, out.data() + done, out.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus("read", path, errno);
+    if (got == 0) {
+      return absl::DataLossError(
+          absl::StrCat(path, ": it shrank while being read: got ", done,
+                       " bytes, want ", out.size()));
+    }
+    done += static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
+}
+
+int64_t MachineMemory() {
+  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<int64_t>(sysconf(_SC_PAGESIZE));
 }
 
 class PosixFileSystem final : public FileSystem {
@@ -132,29 +197,21 @@ class PosixFileSystem final : public FileSystem {
     return names;
   }
 
-  absl::StatusOr<ByteRope> ReadFile(const std::string& path) override {
-    const Descriptor file(
-        open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-    if (file.get() < 0) return ErrnoStatus("open", path, errno);
-    struct stat info = {};
-    if (fstat(file.get(), &info) != 0) return ErrnoStatus("read", path, errno);
+  absl::StatusOr<ByteRope> ReadFile(const std::string& path,
+                                    int64_t bytes_max) override {
+    COHORT_ASSIGN_OR_RETURN(const RegularFile file,
+                            OpenRegular(path, bytes_max));
+    if (file.bytes > MachineMemory()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(path, ": got ", file.bytes, " bytes, want at most the ",
+                       MachineMemory(), " bytes of memory of this machine"));
+    }
     // Not mapped: a bad disk block would then kill the process with SIGBUS
     // instead of giving an error.
     auto content = std::make_shared<std::vector<std::byte>>(
-        static_cast<size_t>(info.st_size));
-    size_t done = 0;
-    while (done < content->size()) {
-      const ssize_t got =
-          read(file.get(), content->data() + done, content->size() - done);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return ErrnoStatus("read", path, errno);
-      if (got == 0) break;
-      done += static_cast<size_t>(got);
-    }
-    if (done != content->size()) {
-      return absl::DataLossError(absl::StrCat(path, ": it shrank to ", done,
-                                              " bytes while being read"));
-    }
+        static_cast<size_t>(file.bytes));
+    COHORT_RETURN_IF_ERROR(
+        ReadExactly(file.descriptor.get(), path, absl::MakeSpan(*content)));
     return ByteRope(absl::MakeConstSpan(*content), content);
   }
 };
@@ -164,6 +221,33 @@ class PosixFileSystem final : public FileSystem {
 FileSystem& RealFileSystem() {
   static PosixFileSystem files;
   return files;
+}
+
+absl::Status ReadFileInPieces(
+    const std::string& path, int64_t bytes_max,
+    absl::FunctionRef<void(absl::Span<const std::byte>)> take) {
+  COHORT_ASSIGN_OR_RETURN(const RegularFile file, OpenRegular(path, bytes_max));
+  std::vector<std::byte> piece(kPieceBytes);
+  for (int64_t left = file.bytes; left > 0;) {
+    const absl::Span<std::byte> part = absl::MakeSpan(piece).subspan(
+        0, static_cast<size_t>(std::min<int64_t>(left, kPieceBytes)));
+    COHORT_RETURN_IF_ERROR(ReadExactly(file.descriptor.get(), path, part));
+    take(part);
+    left -= static_cast<int64_t>(part.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNoPipe(const std::string& path) {
+  struct stat info = {};
+  // What is not there, or cannot be looked at, is the opener's to report.
+  if (stat(path.c_str(), &info) != 0) return absl::OkStatus();
+  if (!S_ISFIFO(info.st_mode) && !S_ISSOCK(info.st_mode)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      path, ": got ", KindText(info.st_mode),
+      ", want a regular file or none; remove it or name another place"));
 }
 
 absl::Status WriteFileAtomically(FileSystem& files, const std::string& path,

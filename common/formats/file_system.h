@@ -1,9 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -37,9 +39,28 @@ class FileSystem {
   // Names in a directory, sorted.
   virtual absl::StatusOr<std::vector<std::string>> List(
       const std::string& path) = 0;
-  // The whole file, read into memory.
-  virtual absl::StatusOr<ByteRope> ReadFile(const std::string& path) = 0;
+  // The whole file, read into memory. Anything but a regular file is refused
+  // without waiting for it, and its size is looked at before memory is taken.
+  // Links are not followed.
+  // Errors also: DataLoss if it is no regular file or larger than `bytes_max`;
+  //   ResourceExhausted if it is larger than the machine's memory.
+  virtual absl::StatusOr<ByteRope> ReadFile(const std::string& path,
+                                            int64_t bytes_max) = 0;
 };
+
+// For ReadFile: the machine's memory is the only limit.
+inline constexpr int64_t kAnyFileSize = INT64_MAX;
+
+// Gives `take` the bytes of a file in pieces of about 1 MiB, in order.
+// Errors: those of FileSystem::ReadFile but for the machine's memory.
+absl::Status ReadFileInPieces(
+    const std::string& path, int64_t bytes_max,
+    absl::FunctionRef<void(absl::Span<const std::byte>)> take);
+
+// For files that are opened by other means, to be written: opening a pipe that
+// nobody reads would wait without end.
+// Errors: FailedPrecondition if `path` is a pipe or a socket.
+absl::Status CheckNoPipe(const std::string& path);
 
 // Thread safety: safe.
 FileSystem& RealFileSystem();

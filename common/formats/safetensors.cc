@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/formats/json_depth.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -160,9 +161,13 @@ absl::StatusOr<Json> ParseHeader(const std::string& path, const ByteRope& file,
                                       file.size_bytes()));
   }
   *header_bytes = static_cast<int64_t>(length);
-  Json header = Json::parse(
-      SubRope(file, kPrefixBytes, kPrefixBytes + *header_bytes).ToString(),
-      nullptr, /*allow_exceptions=*/false);
+  const std::string text =
+      SubRope(file, kPrefixBytes, kPrefixBytes + *header_bytes).ToString();
+  if (NestsDeeperThan(text, kJsonNestingMax)) {
+    return Damaged(path, absl::StrCat("its header nests deeper than ",
+                                      kJsonNestingMax, " levels"));
+  }
+  Json header = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!header.is_object()) return Damaged(path, "its header is no JSON object");
   return header;
 }

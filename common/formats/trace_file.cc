@@ -12,6 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "common/formats/file_system.h"
+#include "common/status_macros.h"
 #include "common/thread_name.h"
 
 namespace cohort {
@@ -46,6 +48,7 @@ std::string Metadata(absl::string_view name, int64_t pid, int64_t tid,
 
 absl::StatusOr<std::unique_ptr<TraceFile>> TraceFile::Create(
     const std::string& path, const std::string& process) {
+  COHORT_RETURN_IF_ERROR(CheckNoPipe(path));
   std::unique_ptr<TraceFile> trace(new TraceFile(path, process));
   trace->file_.open(path, std::ios::binary | std::ios::trunc);
   trace->file_ << "[\n" << std::flush;

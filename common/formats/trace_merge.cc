@@ -18,6 +18,7 @@
 #include "absl/strings/strip.h"
 #include "common/byte_rope.h"
 #include "common/formats/file_system.h"
+#include "common/formats/json_depth.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -108,7 +109,7 @@ absl::Status TakeEvent(Json event, size_t line, Trace& trace) {
 
 absl::StatusOr<Trace> ReadTrace(const std::string& path) {
   COHORT_ASSIGN_OR_RETURN(const ByteRope content,
-                          RealFileSystem().ReadFile(path));
+                          RealFileSystem().ReadFile(path, kAnyFileSize));
   Trace trace{.path = path};
   const std::string text = content.ToString();
   const std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
@@ -116,6 +117,11 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path) {
     absl::string_view line = absl::StripAsciiWhitespace(lines[i]);
     absl::ConsumeSuffix(&line, ",");
     if (line.empty() || line == "[" || line == "]") continue;
+    // An event holds flat facts; the writer of what is merged calls itself for
+    // each level.
+    if (NestsDeeperThan(line, kJsonNestingMax)) {
+      return Damaged(trace, i + 1, "it nests too deep");
+    }
     Json event = Json::parse(line.begin(), line.end(), nullptr,
                              /*allow_exceptions=*/false);
     if (i == 0 && absl::StartsWith(line, kMergedBegin)) {

@@ -1,9 +1,11 @@
 #include "server/checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -17,6 +19,7 @@
 #include "common/status_macros.h"
 #include "server/checkpoint/manifest.h"
 #include "server/checkpoint/model_tensors.h"
+#include "server/checkpoint/state_checks.h"
 #include "server/core/optimizer/slots.h"
 
 namespace cohort {
@@ -157,6 +160,13 @@ absl::Status WriteFiles(FileSystem& files, const std::string& dir,
     manifest.statistics.push_back(std::move(kept));
   }
   const std::string text = EncodeManifest(manifest);
+  // Or it could not be read again.
+  if (static_cast<int64_t>(text.size()) > kManifestBytesMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(dir, "/", kCheckpointManifest, ": got ", text.size(),
+                     " bytes, want at most ", kManifestBytesMax,
+                     "; a larger --partition_kib makes it smaller"));
+  }
   const std::vector<ByteRope> manifest_bytes = {
       ByteRope::Copy(absl::MakeConstSpan(
           reinterpret_cast<const std::byte*>(text.data()), text.size()))};
@@ -317,14 +327,35 @@ absl::StatusOr<SharedSnapshot> SnapshotFrom(const std::string& path,
   return snapshot;
 }
 
-absl::StatusOr<Checkpoint> Load(FileSystem& files, const std::string& path) {
+// What the tensor file may hold. A release that did not note its size wrote
+// weights and at most four slots, and statistics, in a header below 100 MB.
+int64_t TensorBytesMax(const CheckpointManifest& read,
+                       const RegisteredModel& model) {
+  if (read.tensors_bytes.has_value()) return *read.tensors_bytes;
+  int64_t bytes = int64_t{1} << 28;
+  const auto add = [&bytes](int64_t elements) {
+    int64_t each = 0;
+    if (__builtin_mul_overflow(elements, int64_t{64}, &each) ||
+        __builtin_add_overflow(bytes, each, &bytes)) {
+      bytes = INT64_MAX;
+    }
+  };
+  for (const ParameterSpec& p : model.layout.parameters) add(ElementCount(p));
+  for (const BatchNormSpec& bn : model.layout.batch_norms) add(bn.channels);
+  return bytes;
+}
+
+absl::StatusOr<Checkpoint> LoadWhole(FileSystem& files,
+                                     const std::string& path) {
   const std::string tensor_path = absl::StrCat(path, "/", kCheckpointTensors);
   COHORT_ASSIGN_OR_RETURN(const CheckpointManifest read,
                           ReadCheckpointManifest(files, path));
   COHORT_ASSIGN_OR_RETURN(
       Manifest manifest,
       DecodeManifest(absl::StrCat(path, "/", kCheckpointManifest), read));
-  COHORT_ASSIGN_OR_RETURN(const ByteRope bytes, files.ReadFile(tensor_path));
+  COHORT_ASSIGN_OR_RETURN(
+      const ByteRope bytes,
+      files.ReadFile(tensor_path, TensorBytesMax(read, *manifest.state.model)));
   COHORT_RETURN_IF_ERROR(
       CheckTensorFile(tensor_path, read,
                       {.bytes = bytes.size_bytes(), .xxh3 = bytes.Checksum()}));
@@ -338,7 +369,18 @@ absl::StatusOr<Checkpoint> Load(FileSystem& files, const std::string& path) {
       .identity = manifest.identity, .state = manifest.state, .path = path};
   COHORT_ASSIGN_OR_RETURN(checkpoint.state.snapshot,
                           SnapshotFrom(tensor_path, manifest, tensors));
+  COHORT_RETURN_IF_ERROR(
+      CheckRestored(path, checkpoint.identity, checkpoint.state));
   return checkpoint;
+}
+
+absl::StatusOr<Checkpoint> Load(FileSystem& files, const std::string& path) {
+  try {
+    return LoadWhole(files, path);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(path, ": there is too little memory to load it"));
+  }
 }
 
 // False if the checkpoint may be good and only cannot be read by this process.

@@ -4,6 +4,7 @@
 #include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -91,7 +92,10 @@ SharedModel ModelFrom(const Json& json) {
       out.slices.push_back({.parameter = s.at(0).get<int32_t>(),
                             .offset = s.at(1).get<int64_t>(),
                             .count = s.at(2).get<int64_t>()});
-      out.elements += out.slices.back().count;
+      if (__builtin_add_overflow(out.elements, out.slices.back().count,
+                                 &out.elements)) {
+        throw std::out_of_range("a partition has more than 2^63 elements");
+      }
     }
     model->partitions.push_back(std::move(out));
   }

@@ -70,18 +70,26 @@ std::vector<SharedFloats> PartitionBuffers(const RegisteredModel& model,
                                            const std::vector<ByteRope>& ropes) {
   std::vector<SharedFloats> buffers;
   for (const Partition& partition : model.partitions) {
+    const bool present = std::all_of(
+        partition.slices.begin(), partition.slices.end(),
+        [&ropes](const Slice& slice) {
+          return ropes[static_cast<size_t>(slice.parameter)].size_bytes() > 0;
+        });
+    // Memory only for what is there: its size was checked, the layout's was
+    // not.
+    if (!present) {
+      buffers.push_back(nullptr);
+      continue;
+    }
     auto buffer = std::make_shared<FloatBuffer>(partition.elements);
     auto* to = reinterpret_cast<std::byte*>(buffer->data());
-    bool present = true;
     for (const Slice& slice : partition.slices) {
       const ByteRope& from = ropes[static_cast<size_t>(slice.parameter)];
-      present = present && from.size_bytes() > 0;
-      if (!present) break;
       const size_t bytes = static_cast<size_t>(slice.count) * sizeof(float);
       CopyRange(from, slice.offset * kFloatBytes, absl::MakeSpan(to, bytes));
       to += bytes;
     }
-    buffers.push_back(present ? std::move(buffer) : nullptr);
+    buffers.push_back(std::move(buffer));
   }
   return buffers;
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace cohort {
 
@@ -12,10 +13,12 @@ namespace cohort {
 // however it dies.
 class StateLock {
  public:
-  // Errors: FailedPrecondition: another process holds it; NotFound or
-  //   PermissionDenied: the lock file cannot be made.
+  // `name`: of the lock file in `dir`, which says which process holds it.
+  // Errors: FailedPrecondition: another process holds it, with its number and
+  //   machine if they can be read; NotFound or PermissionDenied: the lock file
+  //   cannot be made.
   static absl::StatusOr<std::unique_ptr<StateLock>> Acquire(
-      const std::string& dir);
+      const std::string& dir, absl::string_view name = "lock");
   StateLock(const StateLock&) = delete;
   StateLock& operator=(const StateLock&) = delete;
   ~StateLock();

@@ -32,73 +32,12 @@
 #include "server/core/push_history.h"
 #include "server/core/rank_table.h"
 #include "server/core/rendezvous.h"
+#include "server/core/requests.h"
 #include "server/core/statistics_sets.h"
 #include "server/core/transaction.h"
 #include "server/core/views.h"
 
 namespace cohort {
-
-struct JoinRequest {
-  std::optional<Rank> rank;
-  // Both empty for a fresh process.
-  std::string run_id;
-  Incarnation incarnation;
-  int64_t batch_size = 0;
-  std::string fingerprint;
-  std::string description;
-  std::string build;
-};
-
-struct GradientMessage {
-  int32_t partition = 0;
-  // The partition's elements, float32.
-  ByteRope gradient;
-  // XXH3-64 of it.
-  uint64_t checksum = 0;
-  std::vector<int32_t> absent_slices;
-};
-
-// What became of a gradient.
-enum class Admission {
-  // It is the core's.
-  kTaken,
-  // There is no room: the caller keeps it, reads nothing more of this stream,
-  // and hands it over again after effect ResumeGradients.
-  kPaused,
-};
-
-// What a registrant is told.
-struct RegisterAnswer {
-  std::vector<Partition> partitions;
-  // True: call FinishRegister with the initial values.
-  bool send_values = false;
-  double loss_reference = 1;
-};
-
-// A change of settings that was asked for.
-struct ChangeRequest {
-  // Empty: whatever run this is.
-  std::string run_id;
-  SettingValues values;
-  // Checks and answers, changes nothing.
-  bool dry_run = false;
-};
-
-struct ChangeAnswer {
-  // In force once the change is.
-  int64_t policy_epoch = 0;
-  Version version;
-  // False: it is in force, or nothing differs from what was.
-  bool pending = false;
-  std::string text;
-};
-
-// A collection of precise statistics that is under way.
-struct CollectionAnswer {
-  // Whose weights it is over.
-  Version version;
-  int64_t batches = 0;
-};
 
 // The state machine of a run: events in, effects out. No gRPC, threads,
 // clock or files; time comes in as `now`, which never falls.

@@ -274,6 +274,7 @@ void Coordinator::DescribeState(Instant now, StatusView& view) const {
 
 StatusView Coordinator::Status(Instant now) const {
   StatusView view{.run_id = options_.run_id,
+                  .run_name = options_.run_name,
                   .data_epoch = cursor_.epoch(),
                   .epochs = options_.epochs,
                   .samples = samples_,

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "common/assignment.h"
+#include "common/dns_label.h"
 #include "common/status_macros.h"
 #include "server/core/limits.h"
 #include "server/core/optimizer/mask.h"
@@ -240,6 +241,9 @@ absl::Status Validate(const CoordinatorOptions& o) {
   if (o.workers < 1 || o.workers > limits::kWorkersMax) {
     return Bad("workers", absl::StrCat(o.workers),
                absl::StrCat("1 to ", limits::kWorkersMax));
+  }
+  if (!o.run_name.empty()) {
+    COHORT_RETURN_IF_ERROR(CheckDnsLabel("--run_name", o.run_name));
   }
   if (o.epochs < 1 || o.epochs > limits::kEpochsMax) {
     return Bad("epochs", absl::StrCat(o.epochs),

@@ -114,6 +114,8 @@ struct PolicyOptions {
 
 struct CoordinatorOptions {
   std::string run_id;
+  // What people call the run: a DNS label. Empty: not chosen yet.
+  std::string run_name;
   // Size of the cohort: ranks 0..workers-1. Training starts when all have
   // registered.
   int32_t workers = 2;

@@ -56,6 +56,7 @@ struct StatusView {
     kOver,
   };
   std::string run_id;
+  std::string run_name;
   // A sentence.
   std::string state;
   Phase phase = Phase::kWaiting;

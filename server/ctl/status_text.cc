@@ -77,7 +77,7 @@ std::string OverviewText(const Overview& overview, bool bold) {
   const auto line = [&](absl::string_view name, absl::string_view value) {
     absl::StrAppendFormat(&text, "%-14s %s\n", name, value);
   };
-  line("run", absl::StrCat(status.run_id(), " at ", overview.server));
+  line("run", absl::StrCat(RunText(status), " at ", overview.server));
   line("state", Bold(Printable(status.state()), bold));
   line("step", absl::StrCat(status.version()));
   line("epoch", EpochText(status));
@@ -127,6 +127,7 @@ std::string OverviewJson(const Overview& overview) {
   const v1::GetPolicyReply& p = overview.policy;
   Json json = {
       {"run", s.run_id()},
+      {"run_name", s.run_name()},
       {"server", overview.server},
       {"state", s.state()},
       {"ended", s.ended()},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -33,6 +34,14 @@ std::string ClassIouText(const v1::Status& status) {
 int64_t EpochNumber(const v1::Status& status) {
   if (status.epochs() < 1) return 0;
   return std::clamp<int64_t>(status.data_epoch(), 0, status.epochs() - 1) + 1;
+}
+
+std::string RunText(const v1::Status& status) {
+  const std::string id = Printable(status.run_id());
+  const std::string name = Printable(status.run_name());
+  if (name.empty()) return id;
+  if (absl::StrContains(name, id)) return name;
+  return absl::StrCat(name, " (", id, ")");
 }
 
 std::string EpochText(const v1::Status& status) {

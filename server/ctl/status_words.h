@@ -13,6 +13,9 @@ namespace cohort {
 // The name of the measure that has a value for each class.
 inline constexpr char kIouByClass[] = "IoU by class";
 
+// "nightly (3f2a)"; the identifier alone if the name has it in it, or if there
+// is none.
+std::string RunText(const v1::Status& status);
 // The one that is trained, from 1; 0: there is none.
 int64_t EpochNumber(const v1::Status& status);
 // "2 of 4, 37 % of it".

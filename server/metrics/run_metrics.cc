@@ -74,6 +74,8 @@ void AddRun(const RunFigures& f, Page& page) {
   const auto setting = f.policy.settings.find("staleness");
   page.Gauge("cohort_run_active", "1 while training can go on, 0 once ended.")
       .Value(f.status.ended ? 0 : 1, {{"run", run}});
+  page.Gauge("cohort_run_info", "Constant 1; what the run is called.")
+      .Value(1, {{"run", run}, {"run_name", f.status.run_name}});
   page.Gauge("cohort_policy_info", "Constant 1; the policy in force.")
       .Value(1, {{"run", run},
                  {"policy", Text(AggregationName(policy.aggregation))},

@@ -102,6 +102,7 @@ v1::Status ToProto(const StatusView& view, double samples_per_second,
     proto.set_ops_address(actions.ops_address());
   }
   proto.set_run_id(view.run_id);
+  proto.set_run_name(view.run_name);
   proto.set_state(view.state);
   proto.set_version(view.version.value());
   proto.set_attempt(view.attempt.value());

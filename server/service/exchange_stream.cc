@@ -14,6 +14,7 @@
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
+#include "common/wire/message_checksum.h"
 #include "server/service/parameters_streams.h"
 #include "server/service/queued_writes.h"
 #include "server/service/sender_check.h"
@@ -52,6 +53,7 @@ class ExchangeReactor final
     to->set_version(weights.version.value());
     to->set_encoding(v1::ENCODING_FLOAT32);
     to->set_xxh3(weights.checksum);
+    AddMessageChecksum(&reply);
     Send(EncodeFramed(reply, RopeOf(weights.weights)));
   }
 
@@ -80,6 +82,7 @@ class ExchangeReactor final
     ToProto(verdict.key, reply.mutable_key());
     ToProto(verdict.verdict, verdict.weights_partitions,
             reply.mutable_verdict());
+    AddMessageChecksum(&reply);
     Send(EncodeFramed(reply, ByteRope()));
   }
 
@@ -87,6 +90,7 @@ class ExchangeReactor final
   absl::StatusOr<After> Handle(const grpc::ByteBuffer& message) override {
     COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::ExchangeRequest> framed,
                             DecodeFramed<v1::ExchangeRequest>(message));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&framed.header));
     const v1::ExchangeRequest& request = framed.header;
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(request.sender()));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));

@@ -42,6 +42,19 @@ int64_t Count(const std::string& field) {
   return absl::SimpleAtoi(field, &value) ? value : 0;
 }
 
+// Tables may be edited: no number is to overflow what is made of it.
+bool IsPlausible(const Fields& row) {
+  constexpr int64_t kCountMax = int64_t{1} << 53;
+  constexpr double kSecondsMax = 1e12;
+  const auto plausible = [](int64_t count) {
+    return count >= 0 && count <= kCountMax;
+  };
+  const double seconds = Number(row[kSeconds]).value_or(0);
+  return plausible(Count(row[kVersion])) && plausible(Count(row[kEpoch])) &&
+         plausible(Count(row[kSamples])) && seconds >= 0 &&
+         seconds <= kSecondsMax;
+}
+
 EvaluationPoint EvaluationOf(const Fields& row) {
   return {.version = Count(row[kVersion]),
           .epoch = Count(row[kEpoch]),
@@ -91,7 +104,7 @@ EarlierCourse CourseOf(const std::vector<std::string>& rows, Version restored) {
   TrainingSample last;
   for (const std::string& row : rows) {
     const Fields fields = CsvFields(row);
-    if (fields.size() < kColumns) continue;
+    if (fields.size() < kColumns || !IsPlausible(fields)) continue;
     seconds = std::max(seconds, Number(fields[kSeconds]).value_or(0));
     if (fields[kTestLoss].empty()) {
       last = SampleOf(fields, last);

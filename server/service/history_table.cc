@@ -15,6 +15,8 @@ namespace cohort {
 namespace {
 
 constexpr int kFileMode = 0644;
+// Some ten million rows; what is more is no table of ours.
+constexpr int64_t kTableBytesMax = int64_t{1} << 30;
 
 bool IsAbove(absl::string_view row, int64_t last) {
   int64_t number = 0;
@@ -26,7 +28,8 @@ bool IsAbove(absl::string_view row, int64_t last) {
 
 absl::StatusOr<std::vector<std::string>> CutTable(const std::string& path,
                                                   int64_t last) {
-  const absl::StatusOr<ByteRope> content = RealFileSystem().ReadFile(path);
+  const absl::StatusOr<ByteRope> content =
+      RealFileSystem().ReadFile(path, kTableBytesMax);
   if (absl::IsNotFound(content.status())) return std::vector<std::string>();
   COHORT_RETURN_IF_ERROR(content.status());
   const std::string before = content->ToString();

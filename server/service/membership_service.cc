@@ -14,6 +14,7 @@
 #include "common/step_phase.h"
 #include "common/wire/convert.h"
 #include "common/wire/message_bytes.h"
+#include "common/wire/message_checksum.h"
 #include "common/wire/status.h"
 #include "server/service/queued_writes.h"
 #include "server/service/services.h"
@@ -108,12 +109,15 @@ class SessionReactor final
     to->add_shards(shard_.address());
     to->set_policy(PolicyText(options.policy));
     to->set_takes_further_contributions(true);
+    to->set_run_name(options.run_name);
+    AddMessageChecksum(&reply);
     Send(EncodeMessage(reply));
   }
 
   void SendAssignment(const Assignment& assignment) override {
     v1::SessionReply reply;
     ToProto(assignment, reply.mutable_assignment());
+    AddMessageChecksum(&reply);
     Send(EncodeMessage(reply));
   }
 
@@ -124,13 +128,15 @@ class SessionReactor final
     to->set_attempt(aborted.attempt.value());
     for (Rank rank : aborted.members) to->add_members(rank.value());
     to->set_reason(aborted.reason);
+    AddMessageChecksum(&reply);
     Send(EncodeMessage(reply));
   }
 
  protected:
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
-    COHORT_ASSIGN_OR_RETURN(const v1::SessionRequest request,
+    COHORT_ASSIGN_OR_RETURN(v1::SessionRequest request,
                             DecodeMessage<v1::SessionRequest>(message));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     switch (request.message_case()) {
       case v1::SessionRequest::kJoin:
         return OnJoin(request.join());
@@ -182,6 +188,7 @@ class SessionReactor final
     v1::HeartbeatEcho* echo = reply.mutable_heartbeat_echo();
     echo->set_sent_unix_us(heartbeat.sent_unix_us());
     echo->set_server_unix_us(absl::ToUnixMicros(absl::Now()));
+    AddMessageChecksum(&reply);
     Send(EncodeMessage(reply));
     return absl::OkStatus();
   }
@@ -214,8 +221,8 @@ class MembershipService final : public RawMembership {
   }
 
  private:
-  absl::Status HandleReport(const v1::ReportRequest& request,
-                            v1::ReportReply& reply) {
+  absl::Status HandleReport(v1::ReportRequest request, v1::ReportReply& reply) {
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     COHORT_ASSIGN_OR_RETURN(Sender sender, cohort::FromProto(request.sender()));
     const Sequence sequence(request.sequence());
     absl::StatusOr<Assignment> next;
@@ -229,6 +236,7 @@ class MembershipService final : public RawMembership {
     }
     COHORT_RETURN_IF_ERROR(next.status());
     ToProto(*next, reply.mutable_next());
+    AddMessageChecksum(&reply);
     return absl::OkStatus();
   }
 

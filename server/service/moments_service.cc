@@ -12,6 +12,7 @@
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/message_bytes.h"
+#include "common/wire/message_checksum.h"
 #include "server/service/queued_writes.h"
 #include "server/service/sender_check.h"
 #include "server/service/services.h"
@@ -51,6 +52,7 @@ grpc::ByteBuffer Encode(absl::Span<const effect::ReduceResult* const> results) {
   for (const effect::ReduceResult* further : results.subspan(1)) {
     Describe(*further, *reply.add_further());
   }
+  AddMessageChecksum(&reply);
   return EncodeMessage(reply);
 }
 
@@ -85,13 +87,15 @@ class ReduceReactor final
     v1::ReduceReply reply;
     ToProto(aborted.key, reply.mutable_key());
     reply.set_aborted(aborted.reason);
+    AddMessageChecksum(&reply);
     Send(EncodeMessage(reply));
   }
 
  protected:
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
-    COHORT_ASSIGN_OR_RETURN(const v1::ReduceRequest request,
+    COHORT_ASSIGN_OR_RETURN(v1::ReduceRequest request,
                             DecodeMessage<v1::ReduceRequest>(message));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(request.sender()));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
     takes_further_.store(request.takes_further_results(),

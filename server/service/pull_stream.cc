@@ -13,6 +13,7 @@
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
+#include "common/wire/message_checksum.h"
 #include "server/service/parameters_streams.h"
 #include "server/service/queued_writes.h"
 
@@ -62,6 +63,7 @@ class PullReactor final
     reply.set_partition(static_cast<int32_t>(partition));
     reply.set_encoding(v1::ENCODING_FLOAT32);
     reply.set_xxh3(snapshot_->checksums[partition]);
+    AddMessageChecksum(&reply);
     const ByteRope weights = RopeOf(snapshot_->weights[partition]);
     ServiceCounters::Add(shard_.counters().pull_bytes, weights.size_bytes());
     Send(EncodeFramed(reply, weights));
@@ -79,6 +81,7 @@ class PullReactor final
       return absl::InvalidArgumentError(absl::StrCat(
           "got ", message.Length(), " bytes that are no PullRequest"));
     }
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     if (!request.run_id().empty() && request.run_id() != shard_.run_id()) {
       return absl::FailedPreconditionError(
           absl::StrCat("got run ", request.run_id(), ", want ", shard_.run_id(),
@@ -100,6 +103,7 @@ class PullReactor final
       ToProto(set->layers, header->mutable_statistics());
     }
     if (request.weights()) weights_end_ = snapshot_->weights.size();
+    AddMessageChecksum(&reply);
     Send(EncodeFramed(reply, ByteRope()));
     return absl::OkStatus();
   }

@@ -16,6 +16,7 @@
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
+#include "common/wire/message_checksum.h"
 #include "server/core/initial_values.h"
 #include "server/service/parameters_streams.h"
 #include "server/service/queued_writes.h"
@@ -63,6 +64,7 @@ class RegisterReactor final
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
     COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::RegisterRequest> framed,
                             DecodeFramed<v1::RegisterRequest>(message));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&framed.header));
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(framed.header.sender()));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
     if (!answer_.send_values) return OnLayout(framed.header, sender);
@@ -148,7 +150,8 @@ class RegisterReactor final
   }
 
   // RegisterReply has no payload field.
-  static grpc::ByteBuffer EncodeReply(const v1::RegisterReply& reply) {
+  static grpc::ByteBuffer EncodeReply(v1::RegisterReply& reply) {
+    AddMessageChecksum(&reply);
     return EncodeFrame(reply, ByteRope());
   }
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <filesystem>
 #include <optional>
+#include <random>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -25,6 +26,10 @@ namespace {
 // The newest, and the one before it in case the newest is damaged.
 constexpr int32_t kCheckpointsKept = 2;
 constexpr int kFileMode = 0644;
+constexpr absl::string_view kCheckpointLock = "lock";
+// Hidden: people look at results. Another name than the one above, since both
+// may be one folder.
+constexpr absl::string_view kResultsLock = ".cohort-lock";
 
 absl::Status MakeDirectories(absl::string_view flag, const std::string& path) {
   std::error_code error;
@@ -35,13 +40,15 @@ absl::Status MakeDirectories(absl::string_view flag, const std::string& path) {
                    "; name a folder that this user can write"));
 }
 
-absl::StatusOr<std::unique_ptr<StateLock>> LockCheckpoints(
-    const std::string& path) {
-  absl::StatusOr<std::unique_ptr<StateLock>> lock = StateLock::Acquire(path);
+absl::StatusOr<std::unique_ptr<StateLock>> LockFolder(absl::string_view flag,
+                                                      const std::string& path,
+                                                      absl::string_view name) {
+  absl::StatusOr<std::unique_ptr<StateLock>> lock =
+      StateLock::Acquire(path, name);
   if (lock.ok()) return lock;
   // Whatever it is, the same start would meet it again.
   return absl::FailedPreconditionError(
-      absl::StrCat("--checkpoint_dir: ", lock.status().message(),
+      absl::StrCat("--", flag, ": ", lock.status().message(),
                    absl::IsFailedPrecondition(lock.status())
                        ? ""
                        : "; name a folder that this user can write"));
@@ -80,6 +87,9 @@ absl::Status RunFiles::Prepare() {
   if (keeps_results()) {
     COHORT_RETURN_IF_ERROR(
         MakeDirectories("results_dir", options_.results_dir));
+    COHORT_ASSIGN_OR_RETURN(
+        results_lock_,
+        LockFolder("results_dir", options_.results_dir, kResultsLock));
   }
   if (!keeps_checkpoints()) return absl::OkStatus();
   {
@@ -88,14 +98,35 @@ absl::Status RunFiles::Prepare() {
   }
   COHORT_RETURN_IF_ERROR(
       MakeDirectories("checkpoint_dir", options_.checkpoint_dir));
-  COHORT_ASSIGN_OR_RETURN(lock_, LockCheckpoints(options_.checkpoint_dir));
-  if (options_.resume) return Restore();
+  COHORT_ASSIGN_OR_RETURN(
+      lock_,
+      LockFolder("checkpoint_dir", options_.checkpoint_dir, kCheckpointLock));
+  if (options_.resume) {
+    COHORT_RETURN_IF_ERROR(Restore());
+    return Boot();
+  }
   if (HoldsCheckpoints(files_, options_.checkpoint_dir)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--checkpoint_dir: ", options_.checkpoint_dir,
         " holds checkpoints of an earlier run; continue it with --resume, or "
         "name another directory"));
   }
+  return Boot();
+}
+
+absl::Status RunFiles::Boot() {
+  std::optional<Incarnation> next;
+  if (restored_.has_value()) next = restored_->state.next_incarnation;
+  std::random_device chance;
+  absl::StatusOr<BootNumber> boot =
+      TakeBootNumber(files_, options_.checkpoint_dir, next, chance());
+  if (!boot.ok()) {
+    // Without it this life could repeat the incarnations of another one.
+    return absl::FailedPreconditionError(
+        absl::StrCat("--checkpoint_dir: ", boot.status().message()));
+  }
+  if (!boot->problem.empty()) Log(LogLevel::kWarning, boot->problem);
+  first_incarnation_ = boot->first_incarnation();
   return absl::OkStatus();
 }
 
@@ -263,9 +294,15 @@ absl::StatusOr<CoordinatorOptions> ContinuedOptions(
   }
   const SettingValues told = SettingsOf(options);
   CoordinatorOptions continued = options;
+  if (!given.contains("run_name")) {
+    continued.run_name = checkpoint.identity.run_name;
+  }
   for (const auto& [name, value] : checkpoint.state.settings) {
     const auto flag = flags.find(name);
-    const bool is_new = flag == flags.end() || flag->second != told.at(name);
+    // Unknown names are refused below.
+    const auto now = told.find(name);
+    const bool is_new =
+        flag == flags.end() || now == told.end() || flag->second != now->second;
     if (given.contains(name) && is_new) continue;
     const absl::Status known = SetSetting(name, value, continued);
     if (!known.ok()) {

@@ -14,6 +14,7 @@
 #include "common/mutex.h"
 #include "common/staleness_histogram.h"
 #include "common/timeline.h"
+#include "server/checkpoint/boot_number.h"
 #include "server/checkpoint/checkpoint.h"
 #include "server/checkpoint/state_lock.h"
 #include "server/checkpoint/writer.h"
@@ -38,13 +39,18 @@ struct RunFilesOptions {
 // Thread safety: safe after BeginRun.
 class RunFiles {
  public:
-  // Creates the directories, locks the one of checkpoints for this process,
-  // and reads the newest checkpoint if the run is to be continued.
+  // Creates the directories, locks them for this process, reads the newest
+  // checkpoint if the run is to be continued, and takes a boot number.
   // Errors: FailedPrecondition: flags that do not fit what is there, each
   //   with what to do, or a directory that cannot be used; DataLoss: no
   //   checkpoint is whole.
   static absl::StatusOr<std::unique_ptr<RunFiles>> Open(
       FileSystem& files, const RunFilesOptions& options);
+
+  // Of this life of the server: above those of all earlier ones that used the
+  // same --checkpoint_dir. Without one nothing is continued, and the run's
+  // identifier tells its workers from others.
+  Incarnation first_incarnation() const { return first_incarnation_; }
 
   // None: a new run.
   const std::optional<Checkpoint>& restored() const { return restored_; }
@@ -93,6 +99,7 @@ class RunFiles {
 
   absl::Status Prepare();
   absl::Status Restore();
+  absl::Status Boot();
   // `begin`: of the writing.
   void OnWritten(const Written& written, Instant begin,
                  const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
@@ -100,7 +107,9 @@ class RunFiles {
   // Fixed after construction and BeginRun.
   FileSystem& files_;
   const RunFilesOptions options_;
+  std::unique_ptr<StateLock> results_lock_;
   std::unique_ptr<StateLock> lock_;
+  Incarnation first_incarnation_ = BootNumber().first_incarnation();
   std::optional<Checkpoint> restored_;
   const SteadyClock clock_;
 

@@ -12,6 +12,7 @@
 #include "common/change_headline.h"
 #include "common/check.h"
 #include "common/formats/csv.h"
+#include "common/formats/file_system.h"
 #include "common/log/log.h"
 #include "common/measures.h"
 #include "common/status_macros.h"
@@ -33,11 +34,19 @@ constexpr absl::string_view kClassFile = "class_iou.csv";
 constexpr absl::string_view kClassHeader =
     "version,epoch,bn_statistics,class,iou,intersection,predicted,actual\n";
 constexpr absl::string_view kPolicyHeader =
-    "policy_epoch,version,samples,seconds,changes,text\n";
+    "policy_epoch,version,samples,seconds,changes,text,run_name\n";
 
 // Empty if absent.
 std::string Fraction(std::optional<double> value) {
   return value.has_value() ? absl::StrFormat("%.6f", *value) : "";
+}
+
+// With its newline; empty if it cannot be read.
+std::string HeaderOf(const std::string& path) {
+  std::ifstream file(path);
+  std::string header;
+  std::getline(file, header);
+  return absl::StrCat(header, "\n");
 }
 
 // "aggregation=async normalization=local".
@@ -100,6 +109,11 @@ absl::StatusOr<bool> RunRecorder::OpenTable(absl::string_view name,
                                             absl::string_view header,
                                             std::ofstream& file) const {
   const std::string path = PathOf(name);
+  const absl::Status pipe = CheckNoPipe(path);
+  if (!pipe.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--results_dir: ", pipe.message()));
+  }
   file.open(path, options_.restored.has_value() ? std::ios::app | std::ios::ate
                                                 : std::ios::trunc);
   // A file that is continued has its header.
@@ -143,6 +157,7 @@ absl::Status RunRecorder::OpenFiles() {
       OpenTable(kHistoryFile, kHistoryHeader, history_).status());
   COHORT_ASSIGN_OR_RETURN(const bool is_new,
                           OpenTable(kPolicyFile, kPolicyHeader, policy_));
+  policy_named_ = is_new || HeaderOf(PathOf(kPolicyFile)) == kPolicyHeader;
   // A file that is continued has those of before.
   for (size_t i = is_new ? 0 : options_.policies_before;
        i < options_.policies.size(); ++i) {
@@ -409,8 +424,9 @@ void RunRecorder::WriteChange(const PolicyRecord& record,
     policy_ << absl::StrFormat("%.3f", absl::ToDoubleSeconds(Elapsed(*at)));
   }
   policy_ << ',' << CsvQuoted(ChangesText(record.changed)) << ','
-          << CsvQuoted(record.text) << '\n'
-          << std::flush;
+          << CsvQuoted(record.text);
+  if (policy_named_) policy_ << ',' << options_.run.run_name;
+  policy_ << '\n' << std::flush;
 }
 
 void RunRecorder::PrintChange(const Change& change) {

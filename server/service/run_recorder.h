@@ -181,6 +181,8 @@ class RunRecorder {
   // Used by the recorder's thread, and by Finish after it.
   std::ofstream history_;
   std::ofstream policy_;
+  // It has a column for the run's name: one of an older release has none.
+  bool policy_named_ = false;
   std::ofstream classes_;
   // Null: none are written.
   std::unique_ptr<EventFile> events_;

@@ -43,16 +43,15 @@ std::string RandomRunId() {
 }
 
 // Choices that are the server's own: identity, and incarnations that rise
-// over restarts even if no checkpoint tells where they stood.
-void CompleteOptions(const std::optional<Checkpoint>& restored,
-                     CoordinatorOptions& options) {
+// over restarts whatever the clock does.
+void CompleteOptions(const RunFiles& files, CoordinatorOptions& options) {
+  const std::optional<Checkpoint>& restored = files.restored();
   options.run_id =
       restored.has_value() ? restored->identity.run_id : RandomRunId();
-  options.first_incarnation = Incarnation(absl::ToUnixMillis(absl::Now()));
-  if (restored.has_value()) {
-    options.first_incarnation =
-        std::max(options.first_incarnation, restored->state.next_incarnation);
+  if (options.run_name.empty()) {
+    options.run_name = absl::StrCat("run-", options.run_id);
   }
+  options.first_incarnation = files.first_incarnation();
 }
 
 // An operator's files: what is not a wrong request is our failure.
@@ -207,17 +206,19 @@ Server::~Server() { Stop(); }
 absl::Status Server::Start() {
   const std::optional<Checkpoint>& restored = files_->restored();
   CoordinatorOptions& coordinator = options_.coordinator;
-  CompleteOptions(restored, coordinator);
+  CompleteOptions(*files_, coordinator);
   // The server's incarnation is the first that this life of it hands out.
   SetLogContext(
       {{"run", coordinator.run_id},
+       {"run_name", coordinator.run_name},
        {"incarnation", absl::StrCat(coordinator.first_incarnation.value())}});
   SetLogVersion(restored.has_value() ? restored->state.snapshot->version.value()
                                      : 0);
   if (trace_ != nullptr) trace_->SetIdentity(coordinator.run_id, -1);
   files_->BeginRun({.run_id = coordinator.run_id,
                     .seed = coordinator.seed,
-                    .policy = PolicyText(coordinator.policy)});
+                    .policy = PolicyText(coordinator.policy),
+                    .run_name = coordinator.run_name});
   shard_ = std::make_unique<Shard>(
       ShardOptions{.coordinator = coordinator,
                    .fold_threads = options_.fold_threads,

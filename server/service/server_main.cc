@@ -37,6 +37,9 @@ ABSL_FLAG(std::string, ops_listen, "127.0.0.1:7071",
           "host:port. Port 0 takes a free one; empty: neither is served.");
 ABSL_FLAG(std::string, ops_address_file, "",
           "File that gets the address of the live page.");
+ABSL_FLAG(std::string, run_name, "",
+          "What people call the run, a DNS label; empty: made from its "
+          "identifier.");
 ABSL_FLAG(int32_t, workers, 2,
           "Size of the cohort. Training starts when all have registered.");
 ABSL_FLAG(std::string, aggregation, "sync",
@@ -192,6 +195,7 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   COHORT_RETURN_IF_ERROR(SettingsFromFlags(run));
   run.epochs = absl::GetFlag(FLAGS_epochs);
   run.seed = absl::GetFlag(FLAGS_seed);
+  run.run_name = absl::GetFlag(FLAGS_run_name);
   run.partition_bytes = absl::GetFlag(FLAGS_partition_kib) * kKib;
   options.listen = absl::GetFlag(FLAGS_listen);
   options.insecure = absl::GetFlag(FLAGS_insecure);

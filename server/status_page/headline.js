@@ -24,6 +24,13 @@ function toneOf(status) {
 const waitedFor = (status) =>
     (isWaiting(status) ? status.waited_for ?? [] : []);
 
+// The default name has the identifier in it; an old server has no name.
+function runText(status) {
+  if (!status.run_name) return status.run;
+  return status.run_name.includes(status.run) ?
+      status.run_name : `${status.run_name} (${status.run})`;
+}
+
 function showState(status) {
   const text = capitalised(status.state_text || status.state || UNKNOWN);
   setText(byId('state'), text);
@@ -38,7 +45,7 @@ function showState(status) {
       `${percent(status.test.mean_iou ?? status.test.accuracy)} · ` : '';
   document.title = `${quality}${text} – Cohort`;
   const identity = [];
-  if (status.run) identity.push(`run ${status.run}`);
+  if (status.run) identity.push(`run ${runText(status)}`);
   if (status.address) identity.push(status.address);
   setText(byId('identity'), identity.join(' · '));
 }

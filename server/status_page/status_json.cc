@@ -262,6 +262,7 @@ std::string StatusJson(const RunFigures& figures) {
   const TallySums& sums = figures.sums;
   Json json = {
       {"run", status.run_id},
+      {"run_name", status.run_name},
       {"build",
        {{"version", figures.build_version}, {"commit", figures.build_commit}}},
       {"now", figures.now},

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
@@ -41,11 +42,20 @@ std::string LossText(const std::optional<double>& loss) {
   return loss.has_value() ? absl::StrFormat("%.4f", *loss) : "none yet";
 }
 
+// The default name has the identifier in it.
+std::string RunText(const StatusView& status) {
+  if (status.run_name.empty()) return status.run_id;
+  if (absl::StrContains(status.run_name, status.run_id)) {
+    return status.run_name;
+  }
+  return absl::StrCat(status.run_name, " (", status.run_id, ")");
+}
+
 std::string RunTable(const RunFigures& figures) {
   const StatusView& status = figures.status;
   const TallySums& sums = figures.sums;
   Rows rows = {
-      {"Run", status.run_id},
+      {"Run", RunText(status)},
       {"Policy", status.policy},
       {"Step", absl::StrCat(status.version.value())},
       {"Epoch", absl::StrCat(status.data_epoch, " of ", status.epochs)},

@@ -61,7 +61,7 @@ class CheckpointTest : public testing::Test {
     const std::string body = whole["body"].dump();
     whole["xxh3"] = ChecksumText(Xxh3(absl::MakeConstSpan(
         reinterpret_cast<const std::byte*>(body.data()), body.size())));
-    WriteText(path, whole.dump());
+    WriteText(path, whole.dump(1) + "\n");
   }
 
   const TempDir dir_;
@@ -160,7 +160,7 @@ TEST_F(CheckpointTest, TensorsAreWholeParametersUnderReadableNames) {
   Write(0);
   const std::string path =
       dir_.File("checkpoint-000000000000/state.safetensors");
-  const auto file = files_.ReadFile(path);
+  const auto file = files_.ReadFile(path, kAnyFileSize);
   ASSERT_TRUE(file.ok()) << file.status();
   const auto content = DecodeSafetensors(path, *file);
   ASSERT_TRUE(content.ok()) << content.status();

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "common/byte_rope.h"
 #include "common/wire/convert.h"
+#include "common/wire/message_checksum.h"
 #include "tests/client/fake_server.h"
 #include "worker/client/client.h"
 
@@ -251,6 +253,63 @@ TEST(ClientPullTest, IncompletePullIsUnavailable) {
       client->Pull({.version = Version(9), .weights = true}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("1 of 3"));
+}
+
+// The second partition's payload is not what its checksum says, or the header
+// not what its own says, as often as `damaged` tells.
+void DamagePulls(FakeServer& server, int damaged, bool header, int& pulls) {
+  server.on_pull = [&pulls, damaged, header](const v1::PullRequest&,
+                                             FakeServer::PullIo& io) {
+    const bool bad = pulls++ < damaged;
+    v1::PullReply first = HeaderReply(9);
+    AddMessageChecksum(&first);
+    if (bad && header) {
+      first.mutable_header()->mutable_statistics(0)->set_mean(0, 5);
+    }
+    io.Write(first);
+    io.Write(PartitionReply(0, {1, 2}));
+    v1::PullReply reply = PartitionReply(1, {3});
+    const std::string bytes = FloatBytes({3});
+    reply.set_xxh3(Xxh3(absl::MakeConstSpan(
+        reinterpret_cast<const std::byte*>(bytes.data()), bytes.size())));
+    if (bad && !header) reply.set_payload(FloatBytes({4}));
+    io.Write(reply);
+    io.Write(PartitionReply(2, {4, 5}));
+    return grpc::Status::OK;
+  };
+}
+
+TEST(ClientPullTest, ADamagedPullIsReadAgainAndTold) {
+  for (const bool header : {false, true}) {
+    FakeServer server;
+    int pulls = 0;
+    DamagePulls(server, 2, header, pulls);
+    const auto client = JoinedClient(server.Options());
+    std::vector<std::string> told;
+    client->SetObserver([&told](const std::string& s) { told.push_back(s); });
+    const auto pulled = client->Pull(
+        {.version = Version(9), .weights = true, .statistics = true});
+    ASSERT_TRUE(pulled.ok()) << pulled.status();
+    EXPECT_EQ(pulled->weights[1].ToString(), FloatBytes({3}));
+    EXPECT_EQ(pulled->statistics, InitialStatistics(TestLayout()));
+    EXPECT_EQ(pulls, 3);
+    ASSERT_EQ(told.size(), 2u);
+    EXPECT_THAT(told[0], HasSubstr("reading the weights again: "));
+    EXPECT_THAT(told[0], HasSubstr("got checksum "));
+    // It is no reason to leave the session.
+    EXPECT_EQ(server.joins().size(), 1u);
+  }
+}
+
+TEST(ClientPullTest, APullThatIsNeverWholeIsGivenUp) {
+  FakeServer server;
+  int pulls = 0;
+  DamagePulls(server, 100, /*header=*/false, pulls);
+  const auto client = JoinedClient(server.Options());
+  const absl::Status status =
+      client->Pull({.version = Version(9), .weights = true}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(pulls, 5);
 }
 
 TEST(ClientPullTest, StopReleasesThePull) {

@@ -35,7 +35,7 @@ TEST(FileSystemTest, WritesPiecesOneAfterTheOtherAndReadsThemBack) {
                   .WriteFile(path, 0600, {TextRope("ab"), TextRope("cde")})
                   .ok());
   EXPECT_EQ(ReadText(path), "abcde");
-  const auto read = RealFileSystem().ReadFile(path);
+  const auto read = RealFileSystem().ReadFile(path, kAnyFileSize);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->ToString(), "abcde");
 }
@@ -51,7 +51,7 @@ TEST(FileSystemTest, GivesTheFileItsMode) {
 TEST(FileSystemTest, AnEmptyFileReadsAsAnEmptyRope) {
   const TempDir dir;
   WriteText(dir.File("f"), "");
-  const auto read = RealFileSystem().ReadFile(dir.File("f"));
+  const auto read = RealFileSystem().ReadFile(dir.File("f"), kAnyFileSize);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->size_bytes(), 0);
 }
@@ -59,10 +59,63 @@ TEST(FileSystemTest, AnEmptyFileReadsAsAnEmptyRope) {
 TEST(FileSystemTest, AMissingFileIsNotFoundAndNamed) {
   const TempDir dir;
   const absl::Status status =
-      RealFileSystem().ReadFile(dir.File("none")).status();
+      RealFileSystem().ReadFile(dir.File("none"), kAnyFileSize).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(status.message(),
             dir.File("none") + ": cannot open: No such file or directory");
+}
+
+TEST(FileSystemTest, OnlyRegularFilesOfTheWantedSizeAreRead) {
+  const TempDir dir;
+  ASSERT_EQ(mkfifo(dir.File("pipe").c_str(), 0600), 0);
+  WriteText(dir.File("f"), "abc");
+  std::filesystem::create_symlink(dir.File("f"), dir.File("link"));
+  WriteText(dir.File("sparse"), "");
+  std::filesystem::resize_file(dir.File("sparse"), uintmax_t{1} << 42);
+  const auto nothing = [](absl::Span<const std::byte>) { FAIL(); };
+  struct Case {
+    const char* name;
+    int64_t bytes_max;
+    const char* why;
+  };
+  for (const Case& c :
+       {Case{"pipe", 9, ": got a named pipe, want a regular file"},
+        Case{"", 9, "/: got a directory, want a regular file"},
+        Case{"link", 9, ": got a symbolic link, want a regular file itself"},
+        Case{"f", 2, ": got 3 bytes, want at most 2"},
+        Case{"sparse", 9, ": got 4398046511104 bytes, want at most 9"}}) {
+    const std::string path = dir.File(c.name);
+    for (const absl::Status& status :
+         {RealFileSystem().ReadFile(path, c.bytes_max).status(),
+          ReadFileInPieces(path, c.bytes_max, nothing)}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+      EXPECT_THAT(std::string(status.message()), HasSubstr(c.why));
+    }
+  }
+  // Where nothing else limits it, the memory does.
+  const absl::Status large =
+      RealFileSystem().ReadFile(dir.File("sparse"), kAnyFileSize).status();
+  EXPECT_EQ(large.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(large.message()),
+              HasSubstr("got 4398046511104 bytes, want at most the "));
+}
+
+TEST(FileSystemTest, PiecesAreTheWholeFileInOrder) {
+  const TempDir dir;
+  std::string wanted(2'500'000, 'a');
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    wanted[i] = static_cast<char>(i % 251);
+  }
+  WriteText(dir.File("f"), wanted);
+  std::string seen;
+  ASSERT_TRUE(ReadFileInPieces(
+                  dir.File("f"), kAnyFileSize,
+                  [&seen](absl::Span<const std::byte> piece) {
+                    seen.append(reinterpret_cast<const char*>(piece.data()),
+                                piece.size());
+                  })
+                  .ok());
+  EXPECT_TRUE(seen == wanted);
 }
 
 TEST(FileSystemTest, AFullDiskIsResourceExhausted) {

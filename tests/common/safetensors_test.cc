@@ -238,6 +238,13 @@ TEST(SafetensorsTest, NamesWhatIsWrongWithADamagedHeader) {
   ExpectDamage(HeaderDamage());
 }
 
+TEST(SafetensorsTest, AHeaderThatNestsDeepIsDamage) {
+  const auto read = Decode(FileWith(std::string(1'000'000, '['), 0));
+  EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(read.status().message()),
+              HasSubstr("its header nests deeper than 32 levels"));
+}
+
 TEST(SafetensorsTest, NamesTheTensorThatIsWrong) {
   ExpectDamage(TensorDamage());
 }

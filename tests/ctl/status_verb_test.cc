@@ -5,6 +5,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "server/ctl/status_text.h"
+#include "server/ctl/status_words.h"
 #include "tests/ctl/ctl_harness.h"
 
 namespace cohort {
@@ -58,7 +60,7 @@ TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
   EXPECT_EQ(
       result.out,
       absl::StrCat(
-          R"({"run":"3f2a","server":")", ctl.server.address(),
+          R"({"run":"3f2a","run_name":"","server":")", ctl.server.address(),
           R"(","state":"training, 1 of 2 workers","ended":false,"version":150,)"
           R"("attempt":0,"data_epoch":1,"epochs":4,"samples":150,)"
           R"("samples_total":400,"samples_per_second":10.0,)"
@@ -75,6 +77,18 @@ TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
           R"("phase_seconds":{}}],)"
           R"("staleness_versions":{},"counters":{"pushes_applied":300}})",
           "\n"));
+}
+
+TEST(StatusVerbTest, ShowsTheRunsName) {
+  v1::Status status;
+  status.set_run_id("3f2a");
+  EXPECT_EQ(RunText(status), "3f2a");
+  status.set_run_name("run-3f2a");
+  EXPECT_EQ(RunText(status), "run-3f2a");
+  status.set_run_name("nightly");
+  EXPECT_EQ(RunText(status), "nightly (3f2a)");
+  EXPECT_EQ(nlohmann::json::parse(OverviewJson({.status = status}))["run_name"],
+            "nightly");
 }
 
 TEST(StatusVerbTest, ShowsTheNewestTestMeasures) {

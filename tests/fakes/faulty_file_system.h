@@ -106,9 +106,10 @@ class FaultyFileSystem final : public FileSystem {
     if (dead_) return fault_.error;
     return RealFileSystem().List(path);
   }
-  absl::StatusOr<ByteRope> ReadFile(const std::string& path) override {
+  absl::StatusOr<ByteRope> ReadFile(const std::string& path,
+                                    int64_t bytes_max) override {
     if (dead_) return fault_.error;
-    return RealFileSystem().ReadFile(path);
+    return RealFileSystem().ReadFile(path, bytes_max);
   }
 
  private:

@@ -101,6 +101,10 @@ TEST_F(OpsPortTest, CountsAStepAndItsCalls) {
   EXPECT_THAT(page, HasSubstr("process_resident_memory_bytes"));
   EXPECT_THAT(page, HasSubstr("cohort_log_messages_total{level=\"error\"} "));
   EXPECT_THAT(page, HasSubstr("cohort_build_info{version="));
+  EXPECT_EQ(ValueOf(page, absl::StrCat("cohort_run_info{run=\"",
+                                       server_->run_id(), "\",run_name=\"run-",
+                                       server_->run_id(), "\"}")),
+            1);
 }
 
 TEST_F(OpsPortTest, TheStatusHasTheNumbersOfTheMetrics) {
@@ -126,6 +130,7 @@ TEST_F(OpsPortTest, TheStatusHasTheNumbersOfTheMetrics) {
             *ValueOf(page, "cohort_workers_registered"));
   EXPECT_EQ(status["samples_total"], *ValueOf(page, "cohort_samples_planned"));
   EXPECT_EQ(status["run"], server_->run_id());
+  EXPECT_EQ(status["run_name"], absl::StrCat("run-", server_->run_id()));
 }
 
 TEST_F(OpsPortTest, NamesWhoIsGone) {

@@ -127,7 +127,8 @@ TEST_F(PolicyServiceTest, ChangeWaitsForTheStepInProgressAndIsRecorded) {
       HasSubstr("policy sync -> async, local normalisation at step 1\n"));
   const std::vector<std::string> rows = Lines("policy.csv");
   ASSERT_EQ(rows.size(), 3u);
-  EXPECT_EQ(rows[0], "policy_epoch,version,samples,seconds,changes,text");
+  EXPECT_EQ(rows[0],
+            "policy_epoch,version,samples,seconds,changes,text,run_name");
   EXPECT_THAT(rows[1], HasSubstr("1,0,0,0.000,\""));
   EXPECT_THAT(rows[1], HasSubstr(" aggregation=sync "));
   EXPECT_THAT(rows[2], HasSubstr("2,1,4,"));

@@ -312,6 +312,7 @@ TEST(RunRecorderTest, NoRowHasCommitsOfTwoPolicies) {
   const SteadyClock clock;
   RecorderOptions options;
   options.results_dir = folder.path();
+  options.run.run_name = "nightly";
   options.policies = {FirstPolicy()};
   absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
       RunRecorder::Open(options, out, clock, [] { return Training(); });
@@ -338,7 +339,7 @@ TEST(RunRecorderTest, NoRowHasCommitsOfTwoPolicies) {
   EXPECT_THAT(policy[1], HasSubstr(" aggregation=sync "));
   EXPECT_THAT(policy[2], StartsWith("2,1,4,"));
   EXPECT_THAT(policy[2], EndsWith(",\"aggregation=async normalization=local\","
-                                  "\"a \"\"text\"\", with a comma\""));
+                                  "\"a \"\"text\"\", with a comma\",nightly"));
   EXPECT_THAT(
       out.str(),
       HasSubstr("policy sync -> async, local normalisation at step 1\n"));

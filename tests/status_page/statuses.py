@@ -73,7 +73,7 @@ def training(version=1234, workers=2):
     points = min(240, version)
     done = version / 4690
     return {
-        "run": "ab12cd34ef567890",
+        "run": "ab12cd34ef567890", "run_name": "nightly",
         "build": {"version": "0.6.0", "commit": "0d99786f2ac1"},
         "now": time.time(), "uptime_seconds": 112.3,
         "address": "127.0.0.1:7070", "state": "training",

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <grpcpp/client_context.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/client_callback.h>
 
@@ -12,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/mutex.h"
 #include "common/wire/status.h"
@@ -22,6 +24,10 @@ namespace cohort {
 // one at a time, and the others wait in a queue that the owner bounds; what
 // arrives is read at once.
 //
+// Messages come off the wire as bytes and are parsed here: gRPC reports bytes
+// that it cannot parse as the end of the stream, which the server, who sent
+// them in good faith, would never follow up with one.
+//
 // A write to an idle stream starts on the caller's thread, and messages are
 // swapped rather than copied, so that a caller who reuses its message
 // allocates nothing.
@@ -29,9 +35,10 @@ namespace cohort {
 // Thread safety: safe, but for Start, which comes first, and Close, which
 // comes last. Reactions run on gRPC's threads and must not block.
 template <typename Request, typename Response>
-class BidiStream final : private grpc::ClientBidiReactor<Request, Response> {
+class BidiStream final
+    : private grpc::ClientBidiReactor<Request, grpc::ByteBuffer> {
  public:
-  using Reactor = grpc::ClientBidiReactor<Request, Response>;
+  using Reactor = grpc::ClientBidiReactor<Request, grpc::ByteBuffer>;
 
   struct Reactions {
     // A message arrived. An error ends the stream with that status.
@@ -128,9 +135,25 @@ class BidiStream final : private grpc::ClientBidiReactor<Request, Response> {
     kOver,
   };
 
+  absl::Status HandIn() {
+    if constexpr (std::is_same_v<Response, grpc::ByteBuffer>) {
+      return reactions_.on_message(incoming_);
+    } else {
+      const size_t bytes = incoming_.Length();
+      if (!grpc::SerializationTraits<Response>::Deserialize(&incoming_,
+                                                            &parsed_)
+               .ok()) {
+        return absl::DataLossError(
+            absl::StrCat("got ", bytes, " bytes, want a ",
+                         Response::descriptor()->full_name()));
+      }
+      return reactions_.on_message(parsed_);
+    }
+  }
+
   void OnReadDone(bool ok) override {
     if (ok) {
-      absl::Status status = reactions_.on_message(incoming_);
+      absl::Status status = HandIn();
       if (status.ok()) {
         this->StartRead(&incoming_);
         return;
@@ -226,8 +249,10 @@ class BidiStream final : private grpc::ClientBidiReactor<Request, Response> {
   // Synchronises itself.
   grpc::ClientContext context_;
   CondVar over_;
-  // Belongs to the read in progress.
-  Response incoming_;
+  // Belong to the read in progress; the second is reused, so that a message
+  // allocates little, and stands idle where bytes are handed on.
+  grpc::ByteBuffer incoming_;
+  Response parsed_;
   // Belongs to whoever has set write_busy_.
   Request outgoing_;
 

@@ -47,6 +47,8 @@ struct Membership {
   Version version;
   int32_t workers = 0;
   std::string policy;
+  // Empty: the server is of a release without names.
+  std::string run_name;
 };
 
 struct Registration {
@@ -133,7 +135,8 @@ class Client {
   virtual absl::StatusOr<Assignment> NextAssignment() = 0;
 
   // Reads one version.
-  // Errors: OutOfRange if the version is not held.
+  // Errors: OutOfRange if the version is not held; DataLoss if it arrives
+  //   damaged, however often it is read again.
   virtual absl::StatusOr<PulledVersion> Pull(const PullWish& wish) = 0;
 
   // Contributes to one rendezvous for each of `local`, all at once, and blocks

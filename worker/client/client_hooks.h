@@ -38,6 +38,7 @@ class ClientHooks {
   virtual void OnServerClock(absl::Duration offset, absl::Duration error) = 0;
 };
 
-inline constexpr absl::string_view kRetriedMethods[] = {"Session", "Register"};
+inline constexpr absl::string_view kRetriedMethods[] = {"Session", "Register",
+                                                        "Pull"};
 
 }  // namespace cohort

@@ -11,6 +11,7 @@
 #include "common/wire/channel.h"
 #include "common/wire/convert.h"
 #include "common/wire/grpc_log.h"
+#include "common/wire/message_checksum.h"
 
 namespace cohort {
 namespace {
@@ -22,6 +23,8 @@ constexpr absl::Duration kJoinAttempt = absl::Seconds(10);
 constexpr absl::Duration kLeavePatience = absl::Seconds(2);
 // Between two reports of what is waited for.
 constexpr absl::Duration kRepeatInterval = absl::Seconds(10);
+// Of one pull, before damage on the way is taken for something else.
+constexpr int kPullTriesMax = 5;
 
 absl::StatusOr<Membership> MembershipFromProto(const v1::JoinReply& proto) {
   v1::Sender identity;
@@ -46,7 +49,8 @@ absl::StatusOr<Membership> MembershipFromProto(const v1::JoinReply& proto) {
                     .seed = proto.seed(),
                     .version = Version(proto.version()),
                     .workers = proto.workers(),
-                    .policy = proto.policy()};
+                    .policy = proto.policy(),
+                    .run_name = proto.run_name()};
 }
 
 absl::Status CheckValues(const ModelLayout& layout,
@@ -158,13 +162,22 @@ absl::StatusOr<Assignment> GrpcClient::NextAssignment() {
 }
 
 absl::StatusOr<PulledVersion> GrpcClient::Pull(const PullWish& wish) {
-  COHORT_RETURN_IF_ERROR(Usable());
-  absl::StatusOr<PulledVersion> pulled =
-      PullVersion(MakeTarget(Patience()), wish);
-  if (absl::IsUnavailable(pulled.status())) {
-    link_.Break(pulled.status());
+  Backoff backoff(options_.backoff_seed);
+  for (int tries = 1;; ++tries) {
+    COHORT_RETURN_IF_ERROR(Usable());
+    absl::StatusOr<PulledVersion> pulled =
+        PullVersion(MakeTarget(Patience()), wish);
+    if (absl::IsUnavailable(pulled.status())) link_.Break(pulled.status());
+    // Damage on the way is not the version's: what is sent again is whole. If
+    // it never is, something else is wrong, and someone must look at it.
+    if (!absl::IsDataLoss(pulled.status()) || tries == kPullTriesMax) {
+      return pulled;
+    }
+    Observe(
+        absl::StrCat("reading the weights again: ", pulled.status().message()));
+    TellRetry(kRetriedMethods[2]);
+    COHORT_RETURN_IF_ERROR(link_.Pause(backoff.Next()));
   }
-  return pulled;
 }
 
 absl::StatusOr<std::vector<Moments>> GrpcClient::Reduce(
@@ -227,6 +240,7 @@ absl::Status GrpcClient::Report(AssignmentKind kind,
   }
   ToProto(connection_->sender, request.mutable_sender());
   request.set_sequence(current_->sequence.value());
+  AddMessageChecksum(&request);
   absl::StatusOr<v1::ReportReply> reply =
       CallReport(*membership_stub_, link_, request, Patience());
   if (!reply.ok()) {
@@ -313,7 +327,7 @@ absl::Status GrpcClient::Connect() {
 absl::Status GrpcClient::TryConnect(Instant deadline) {
   auto connection = std::make_unique<Connection>();
   connection->session = std::make_unique<SessionStream>(
-      *membership_stub_, link_, MakeJoin(), options_.hooks);
+      control_, link_, MakeJoin(), options_.hooks);
   const absl::StatusOr<v1::JoinReply> reply = connection->session->AwaitJoined(
       std::min(deadline, clock_.Now() + kJoinAttempt));
   if (absl::IsDeadlineExceeded(reply.status())) {

@@ -37,7 +37,11 @@ class GrpcModelReader final : public ModelReader {
         COHORT_RETURN_IF_ERROR(CheckSameLayout(layout, pulled->layout));
         return pulled;
       }
-      if (!absl::IsUnavailable(pulled.status())) return pulled.status();
+      // Damaged on its way: it is read again, as if it had not come.
+      if (!absl::IsUnavailable(pulled.status()) &&
+          !absl::IsDataLoss(pulled.status())) {
+        return pulled.status();
+      }
       if (clock_.Now() >= deadline) {
         return absl::DeadlineExceededError(
             absl::StrCat(pulled.status().message(), "; gave up after ",

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
+#include "common/wire/message_checksum.h"
 
 namespace cohort {
 
@@ -32,6 +33,7 @@ absl::Status PushStream::Open(const PushKey& key, const PushOpening& opening) {
   }
   v1::ExchangeRequest request = NewRequest();
   ToProto(opening, request.mutable_opening());
+  AddMessageChecksum(&request);
   return Send(request, ByteRope());
 }
 
@@ -51,6 +53,7 @@ absl::Status PushStream::SendGradient(int32_t partition,
   header->set_encoding(v1::ENCODING_FLOAT32);
   COHORT_RETURN_IF_ERROR(CheckPayload(*header, gradient, spec->elements));
   DescribePayload(gradient, header);
+  AddMessageChecksum(&request);
   return Send(request, gradient);
 }
 
@@ -61,6 +64,7 @@ absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
   }
   v1::ExchangeRequest request = NewRequest();
   ToProto(closing, request.mutable_closing());
+  AddMessageChecksum(&request);
   COHORT_RETURN_IF_ERROR(Send(request, ByteRope()));
   open_.reset();
 
@@ -98,6 +102,7 @@ absl::Status PushStream::Send(const v1::ExchangeRequest& request,
 absl::Status PushStream::OnMessage(grpc::ByteBuffer& message) {
   COHORT_ASSIGN_OR_RETURN(Reply reply,
                           DecodeFramed<v1::ExchangeReply>(message));
+  COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&reply.header));
   COHORT_ASSIGN_OR_RETURN(const PushKey key, FromProto(reply.header.key()));
   switch (reply.header.part_case()) {
     case v1::ExchangeReply::kWeights:

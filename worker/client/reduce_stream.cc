@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
+#include "common/wire/message_checksum.h"
 
 namespace cohort {
 namespace {
@@ -32,7 +33,7 @@ ReduceStream::ReduceStream(const std::shared_ptr<grpc::Channel>& channel,
                            Link& link, Options options)
     : link_(link),
       options_(std::move(options)),
-      stub_(v1::Moments::NewStub(channel)),
+      stub_(channel),
       stream_({.on_message =
                    [this](v1::ReduceReply& reply) { return OnReply(reply); },
                .on_written = nullptr,
@@ -43,7 +44,8 @@ ReduceStream::ReduceStream(const std::shared_ptr<grpc::Channel>& channel,
   stream_.Start([this](grpc::ClientContext* context, auto* reactor) {
     // The session is up, so this channel may still be on its way to connect.
     context->set_wait_for_ready(true);
-    stub_->async()->Reduce(context, reactor);
+    stub_.PrepareBidiStreamingCall(context, "/cohort.v1.Moments/Reduce", {},
+                                   reactor);
   });
 }
 
@@ -91,6 +93,7 @@ void ReduceStream::Send(const ReducePass& pass,
   for (const CallMoments& further : local.subspan(1)) {
     Describe(pass, further, *request_.add_further());
   }
+  AddMessageChecksum(&request_);
   // A refused write means that the stream is over; the link says how.
   stream_.Write(request_);
 }
@@ -105,6 +108,7 @@ absl::Status ReduceStream::AwaitLocked(const ReducePass& pass) {
 }
 
 absl::Status ReduceStream::OnReply(v1::ReduceReply& reply) {
+  COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&reply));
   bool changed = false;
   if (reply.aborted().empty()) {
     COHORT_ASSIGN_OR_RETURN(changed, Take(reply));

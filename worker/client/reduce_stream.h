@@ -1,6 +1,7 @@
 #pragma once
 
 #include <grpcpp/channel.h>
+#include <grpcpp/generic/generic_stub.h>
 
 #include <cstddef>
 #include <memory>
@@ -11,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "cohort/v1/moments.grpc.pb.h"
+#include "cohort/v1/moments.pb.h"
 #include "common/assignment.h"
 #include "worker/client/bidi_stream.h"
 #include "worker/client/client.h"
@@ -60,7 +61,7 @@ class ReduceStream {
   // Fixed after construction.
   Link& link_;
   const Options options_;
-  const std::unique_ptr<v1::Moments::Stub> stub_;
+  grpc::TemplatedGenericStub<v1::ReduceRequest, grpc::ByteBuffer> stub_;
 
   // Of the driving thread; reused, so that a rendezvous allocates little.
   v1::ReduceRequest request_;

@@ -8,13 +8,16 @@
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
+#include "common/wire/message_checksum.h"
 
 namespace cohort {
 
-SessionStream::SessionStream(v1::Membership::Stub& stub, Link& link,
-                             const v1::Join& join, ClientHooks* hooks)
+SessionStream::SessionStream(const std::shared_ptr<grpc::Channel>& channel,
+                             Link& link, const v1::Join& join,
+                             ClientHooks* hooks)
     : link_(link),
       hooks_(hooks),
+      stub_(channel),
       stream_({.on_message =
                    [this](v1::SessionReply& reply) { return OnMessage(reply); },
                .on_written = nullptr,
@@ -22,11 +25,13 @@ SessionStream::SessionStream(v1::Membership::Stub& stub, Link& link,
                    [this](const absl::Status& end) {
                      link_.Break(link_.NormalizedEnd("the session", end));
                    }}) {
-  stream_.Start([&stub](grpc::ClientContext* context, auto* reactor) {
-    stub.async()->Session(context, reactor);
+  stream_.Start([this](grpc::ClientContext* context, auto* reactor) {
+    stub_.PrepareBidiStreamingCall(context, "/cohort.v1.Membership/Session", {},
+                                   reactor);
   });
   v1::SessionRequest request;
   *request.mutable_join() = join;
+  AddMessageChecksum(&request);
   stream_.Write(request);
 }
 
@@ -53,18 +58,21 @@ void SessionStream::Heartbeat() {
           absl::ToUnixMicros(absl::Now()));
     }
   }
+  AddMessageChecksum(&request);
   stream_.WriteIfIdle(request);
 }
 
 void SessionStream::Leave(const std::string& reason, absl::Duration patience) {
   v1::SessionRequest request;
   request.mutable_leave()->set_reason(reason);
+  AddMessageChecksum(&request);
   stream_.Write(request);
   stream_.FinishWrites();
   stream_.WaitForEnd(patience);
 }
 
 absl::Status SessionStream::OnMessage(v1::SessionReply& reply) {
+  COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&reply));
   switch (reply.message_case()) {
     case v1::SessionReply::kJoined: {
       MutexLock lock(link_.mu);
@@ -143,6 +151,7 @@ absl::StatusOr<v1::ReportReply> CallReport(v1::Membership::Stub& stub,
     while (!end.has_value()) link.WaitForEndLocked();
   }
   COHORT_RETURN_IF_ERROR(wait);
+  if (end->ok()) end = TakeMessageChecksum(&reply);
   if (!end->ok()) return link.NormalizedEnd("the report", *end);
   return reply;
 }

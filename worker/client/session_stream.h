@@ -1,5 +1,8 @@
 #pragma once
 
+#include <grpcpp/channel.h>
+#include <grpcpp/generic/generic_stub.h>
+
 #include <optional>
 #include <string>
 
@@ -23,10 +26,10 @@ namespace cohort {
 // Thread safety: Heartbeat may be called from another thread.
 class SessionStream {
  public:
-  // Opens the stream and sends `join`. `stub`, `link` and `hooks`, which may be
-  // null, must outlive it.
-  SessionStream(v1::Membership::Stub& stub, Link& link, const v1::Join& join,
-                ClientHooks* hooks = nullptr);
+  // Opens the stream and sends `join`. `link` and `hooks`, which may be null,
+  // must outlive it.
+  SessionStream(const std::shared_ptr<grpc::Channel>& channel, Link& link,
+                const v1::Join& join, ClientHooks* hooks = nullptr);
 
   // Blocks until the server has answered the join.
   // Errors: the stream's end, DeadlineExceeded, Cancelled.
@@ -48,6 +51,7 @@ class SessionStream {
 
   Link& link_;
   ClientHooks* const hooks_;
+  grpc::TemplatedGenericStub<v1::SessionRequest, grpc::ByteBuffer> stub_;
   std::optional<v1::JoinReply> joined_ ABSL_GUARDED_BY(link_.mu);
   // Last, so that it ends before what its reactions use.
   BidiStream<v1::SessionRequest, v1::SessionReply> stream_;

@@ -11,6 +11,7 @@
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
+#include "common/wire/message_checksum.h"
 
 namespace cohort {
 namespace {
@@ -43,6 +44,7 @@ absl::Status SendValues(BulkCall& call, const Sender& sender,
     ToProto(sender, request.mutable_sender());
     request.set_partition(static_cast<int32_t>(i));
     DescribePayload(payload, &request);
+    AddMessageChecksum(&request);
     COHORT_RETURN_IF_ERROR(call.Send(EncodeFramed(request, payload)));
   }
   return absl::OkStatus();
@@ -69,6 +71,9 @@ absl::StatusOr<v1::RegisterReply> ReceiveRegisterReply(BulkCall& call,
     return absl::InvalidArgumentError(
         absl::StrCat(link.server(), ": got bytes that are no RegisterReply"));
   }
+  const absl::Status whole = TakeMessageChecksum(&reply);
+  // Damage on the way: the next try may get through.
+  if (!whole.ok()) return link.NormalizedEnd("the registration", whole);
   return reply;
 }
 
@@ -154,6 +159,7 @@ absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
   ToProto(offer.layout, first.mutable_layout());
   ToProto(offer.plan, first.mutable_plan());
   ToProto(offer.statistics, first.mutable_statistics());
+  AddMessageChecksum(&first);
   COHORT_RETURN_IF_ERROR(call.Send(EncodeFramed(first, ByteRope())));
 
   COHORT_ASSIGN_OR_RETURN(v1::RegisterReply reply,
@@ -197,13 +203,15 @@ absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
   request.set_weights(wish.weights);
   request.set_statistics(wish.statistics);
   request.set_statistics_kind(wish.statistics_kind);
+  AddMessageChecksum(&request);
   COHORT_RETURN_IF_ERROR(call.Send(EncodeFrame(request, ByteRope())));
   call.FinishWrites();
 
   COHORT_ASSIGN_OR_RETURN(const grpc::ByteBuffer first,
                           ReceiveOne(call, link, "the pull"));
-  COHORT_ASSIGN_OR_RETURN(const FramedMessage<v1::PullReply> head,
+  COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::PullReply> head,
                           DecodeFramed<v1::PullReply>(first));
+  COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&head.header));
   COHORT_ASSIGN_OR_RETURN(PulledVersion pulled,
                           PulledFromProto(head.header.header(), wish));
   size_t received = 0;
@@ -213,6 +221,7 @@ absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
     if (!message.has_value()) break;
     COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::PullReply> reply,
                             DecodeFramed<v1::PullReply>(*message));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&reply.header));
     COHORT_RETURN_IF_ERROR(AddPartition(reply, pulled));
     ++received;
   }

@@ -26,6 +26,8 @@ absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
                                            const RegistrationOffer& offer);
 
 // Parameters.Pull. The weights stay where they arrived.
+// Errors: as documented there, and DataLoss: a reply was damaged on its way;
+//   another try may get it whole.
 absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
                                           const PullWish& wish);
 

@@ -1,5 +1,9 @@
 #include "worker/datasets/files.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -17,6 +21,9 @@
 namespace cohort {
 namespace {
 
+// Ample for an image, a list or a batch of CIFAR.
+constexpr int64_t kFileBytesMax = int64_t{1} << 30;
+
 struct FileCloser {
   void operator()(std::FILE* file) const { std::fclose(file); }
 };
@@ -30,26 +37,39 @@ absl::Status CannotRead(const std::string& path, int error) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<uint8_t>> ReadBytes(const std::string& path) {
-  const std::unique_ptr<std::FILE, FileCloser> file(
-      std::fopen(path.c_str(), "rbe"));
-  if (file == nullptr) return CannotRead(path, errno);
-  std::vector<uint8_t> bytes;
-  std::error_code error;
-  const auto size = std::filesystem::file_size(path, error);
-  // One more than the size is asked for, so that the first read already ends
-  // the file. The size is a hint only: a pipe has none.
-  size_t room = error ? size_t{1} << 16 : static_cast<size_t>(size) + 1;
-  size_t done = 0;
-  for (;;) {
-    bytes.resize(done + room);
-    const size_t got = std::fread(bytes.data() + done, 1, room, file.get());
-    done += got;
-    if (got < room) break;
-    room = done;
+absl::StatusOr<int> OpenRegularFile(const std::string& path,
+                                    int64_t* size_bytes) {
+  // Not blocking: a pipe without a writer would be waited for without end.
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) return CannotRead(path, errno);
+  struct stat info = {};
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    close(fd);
+    return absl::DataLossError(
+        absl::StrCat(path, ": got no regular file, want one"));
   }
+  *size_bytes = static_cast<int64_t>(info.st_size);
+  return fd;
+}
+
+absl::StatusOr<std::vector<uint8_t>> ReadBytes(const std::string& path) {
+  int64_t size = 0;
+  COHORT_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path, &size));
+  const std::unique_ptr<std::FILE, FileCloser> file(fdopen(fd, "rb"));
+  if (file == nullptr) {
+    const int error = errno;
+    close(fd);
+    return CannotRead(path, error);
+  }
+  if (size > kFileBytesMax) {
+    return absl::DataLossError(absl::StrCat(
+        path, ": got ", size, " bytes, want at most ", kFileBytesMax));
+  }
+  std::vector<uint8_t> bytes(static_cast<size_t>(size));
+  const size_t got = std::fread(bytes.data(), 1, bytes.size(), file.get());
   if (std::ferror(file.get()) != 0) return CannotRead(path, errno);
-  bytes.resize(done);
+  // Shorter if somebody cut the file meanwhile.
+  bytes.resize(got);
   return bytes;
 }
 

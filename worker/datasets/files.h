@@ -11,10 +11,17 @@ namespace cohort {
 
 // Files of data sets: read once, links followed.
 //
-// Errors: NotFound missing, Internal cannot be read; the path and the
-//   system's text are in the message.
+// Errors: NotFound missing, DataLoss no regular file or absurdly large,
+// Internal
+//   cannot be read; the path, and the system's text if there is one, are in the
+//   message.
 
-// The whole file.
+// Opens a regular file for reading, without waiting for what is none; the
+// caller closes the descriptor.
+absl::StatusOr<int> OpenRegularFile(const std::string& path,
+                                    int64_t* size_bytes);
+
+// The whole file, of at most 1 GiB.
 absl::StatusOr<std::vector<uint8_t>> ReadBytes(const std::string& path);
 
 // Its lines without the blanks around them; empty ones are left out.

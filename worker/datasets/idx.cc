@@ -1,6 +1,7 @@
 #include "worker/datasets/idx.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "common/status_macros.h"
+#include "worker/datasets/files.h"
 
 namespace cohort {
 namespace {
@@ -22,6 +24,7 @@ constexpr uint32_t kLabelsMagic = 0x801;
 constexpr int64_t kClasses = 10;
 // Far above any data set of this layout, far below what could hurt.
 constexpr int64_t kBytesMax = int64_t{1} << 32;
+constexpr size_t kPieceBytes = size_t{1} << 24;
 
 struct GzCloser {
   void operator()(gzFile_s* file) const { gzclose(file); }
@@ -47,31 +50,38 @@ absl::StatusOr<std::string> FindFile(const std::string& dir,
 
 // zlib reads plain files as they are.
 absl::StatusOr<GzFile> OpenFile(const std::string& path) {
-  GzFile file(gzopen(path.c_str(), "rb"));
+  int64_t size = 0;
+  COHORT_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path, &size));
+  GzFile file(gzdopen(fd, "rb"));
   if (file == nullptr) {
+    close(fd);
     return absl::NotFoundError(
         absl::StrCat(path, ": cannot open: ", std::strerror(errno)));
   }
   return file;
 }
 
-absl::Status ReadExactly(gzFile file, const std::string& path,
-                         absl::Span<uint8_t> out) {
-  size_t done = 0;
-  while (done < out.size()) {
-    const auto want = static_cast<unsigned>(
-        std::min<size_t>(out.size() - done, size_t{1} << 30));
-    const int got = gzread(file, out.data() + done, want);
+// Memory is taken for what comes, not for what a header promises.
+absl::StatusOr<std::vector<uint8_t>> ReadExactly(gzFile file,
+                                                 const std::string& path,
+                                                 size_t bytes) {
+  std::vector<uint8_t> out;
+  while (out.size() < bytes) {
+    const size_t done = out.size();
+    const size_t want = std::min(bytes - done, kPieceBytes);
+    out.resize(done + want);
+    const int got =
+        gzread(file, out.data() + done, static_cast<unsigned>(want));
     if (got <= 0) {
       int code = 0;
       const char* text = gzerror(file, &code);
       return absl::DataLossError(absl::StrCat(
-          path, ": truncated or damaged: got ", done, " bytes, want ",
-          out.size(), code == Z_OK ? "" : absl::StrCat(" (", text, ")")));
+          path, ": truncated or damaged: got ", done, " bytes, want ", bytes,
+          code == Z_OK ? "" : absl::StrCat(" (", text, ")")));
     }
-    done += static_cast<size_t>(got);
+    out.resize(done + static_cast<size_t>(got));
   }
-  return absl::OkStatus();
+  return out;
 }
 
 // Reads a header of `dimensions` extents and the bytes it announces.
@@ -79,8 +89,9 @@ absl::StatusOr<std::vector<uint8_t>> ReadTensor(const std::string& path,
                                                 uint32_t magic,
                                                 absl::Span<int64_t> extents) {
   COHORT_ASSIGN_OR_RETURN(GzFile file, OpenFile(path));
-  std::vector<uint8_t> header(4 + 4 * extents.size());
-  COHORT_RETURN_IF_ERROR(ReadExactly(file.get(), path, absl::MakeSpan(header)));
+  COHORT_ASSIGN_OR_RETURN(
+      const std::vector<uint8_t> header,
+      ReadExactly(file.get(), path, 4 + 4 * extents.size()));
   const auto number = [&header](size_t i) {
     const uint8_t* b = header.data() + 4 * i;
     return static_cast<uint32_t>(b[0]) << 24 |
@@ -102,9 +113,9 @@ absl::StatusOr<std::vector<uint8_t>> ReadTensor(const std::string& path,
     }
     bytes *= extents[i];
   }
-  std::vector<uint8_t> content(static_cast<size_t>(bytes));
-  COHORT_RETURN_IF_ERROR(
-      ReadExactly(file.get(), path, absl::MakeSpan(content)));
+  COHORT_ASSIGN_OR_RETURN(
+      std::vector<uint8_t> content,
+      ReadExactly(file.get(), path, static_cast<size_t>(bytes)));
   // Reading on also has zlib compare the checksum at the end.
   uint8_t extra = 0;
   if (gzread(file.get(), &extra, 1) > 0) {

@@ -151,7 +151,8 @@ absl::StatusOr<std::map<std::string, at::Tensor>> Match(
 
 absl::Status LoadStateDict(FileSystem& files, const std::string& path,
                            Model& model) {
-  COHORT_ASSIGN_OR_RETURN(const ByteRope file, files.ReadFile(path));
+  COHORT_ASSIGN_OR_RETURN(const ByteRope file,
+                          files.ReadFile(path, kAnyFileSize));
   COHORT_ASSIGN_OR_RETURN(const SafetensorsContent content,
                           DecodeSafetensors(path, file));
   try {

@@ -20,6 +20,7 @@
 #include "common/clock.h"
 #include "common/listen_address.h"
 #include "common/ops/page_client.h"
+#include "server/ctl/status_words.h"
 #include "server/ctl/table.h"
 
 namespace cohort {
@@ -122,9 +123,9 @@ Check CheckAddress(const std::string& address, absl::Duration timeout) {
 
 Check CheckServer(const absl::Status& answer, const v1::Status& status) {
   if (answer.ok()) {
-    return Of("server", Check::Result::kOk,
-              absl::StrCat("run ", Printable(status.run_id()), ": ",
-                           Printable(status.state())));
+    return Of(
+        "server", Check::Result::kOk,
+        absl::StrCat("run ", RunText(status), ": ", Printable(status.state())));
   }
   const std::string first(
       absl::string_view(answer.message())

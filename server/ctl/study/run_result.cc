@@ -107,7 +107,7 @@ absl::StatusOr<StalenessCounts> ParseStaleness(absl::string_view text) {
 
 absl::StatusOr<std::string> ReadText(const std::string& path) {
   COHORT_ASSIGN_OR_RETURN(const ByteRope content,
-                          RealFileSystem().ReadFile(path));
+                          RealFileSystem().ReadFile(path, kAnyFileSize));
   return content.ToString();
 }
 

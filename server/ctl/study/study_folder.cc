@@ -142,7 +142,7 @@ absl::Status StudyFolder::CheckFlags(const StudyFlags& flags) {
 absl::StatusOr<std::optional<std::string>> StudyFolder::Read(
     const std::string& name) const {
   const absl::StatusOr<ByteRope> content =
-      files_->ReadFile(absl::StrCat(path_, "/", name));
+      files_->ReadFile(absl::StrCat(path_, "/", name), kAnyFileSize);
   if (absl::IsNotFound(content.status())) return std::nullopt;
   COHORT_RETURN_IF_ERROR(content.status());
   return content->ToString();

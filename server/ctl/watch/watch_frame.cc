@@ -236,8 +236,7 @@ std::string WatchFrame(const Overview& overview, const Curve& losses,
                        const std::string& notice, const FrameStyle& style) {
   const v1::Status& status = overview.status;
   Frame frame(style);
-  frame.Text(absl::StrCat("run ", Printable(status.run_id()), " at ",
-                          overview.server));
+  frame.Text(absl::StrCat("run ", RunText(status), " at ", overview.server));
   const std::string state = notice.empty() ? Printable(status.state()) : notice;
   const auto [first, rest] = Wrapped(state, style.size.columns);
   frame.Text(first, /*bold=*/true);

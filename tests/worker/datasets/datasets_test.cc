@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -233,6 +235,38 @@ TEST(IdxDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(c.why));
     EXPECT_THAT(std::string(status.message()), HasSubstr(dir.path()));
   }
+}
+
+// 3.9 GiB that are not there: reading them would end on a machine with less.
+TEST(IdxDatasetTest, MemoryIsTakenForWhatIsThereOnly) {
+  const TempDir dir;
+  Files files;
+  files.train_images = Idx(0x803, {0xf0000000, 1, 1}, "few");
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = rlim_t{1} << 31;
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &small), 0);
+  const absl::Status status =
+      MakeDataset({.name = "mnist", .data_dir = WriteFiles(dir, files)})
+          .status();
+  setrlimit(RLIMIT_AS, &before);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("got 3 bytes, want 4026531840"));
+}
+
+TEST(IdxDatasetTest, APipeInPlaceOfAFileIsNotWaitedFor) {
+  const TempDir dir;
+  WriteFiles(dir, Files());
+  const std::string path = dir.File("train-images-idx3-ubyte");
+  std::filesystem::remove(path);
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  const absl::Status status =
+      MakeDataset({.name = "mnist", .data_dir = dir.path()}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(path + ": got no regular file"));
 }
 
 TEST(IdxDatasetTest, ATruncatedOrChangedGzipFileIsDataLoss) {

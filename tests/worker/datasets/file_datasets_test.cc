@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -116,6 +117,23 @@ TEST(CifarDatasetTest, TrainingIsFlippedAndCroppedUnlessToldNot) {
                   .augment = Augmentations{}})
                 ->name(),
             "cifar10");
+}
+
+TEST(CifarDatasetTest, PipesAndFilesOfATerabyteAreNamed) {
+  const TempDir dir;
+  WriteCifar10(dir);
+  const std::string path = dir.File("data_batch_3.bin");
+  const auto message = [&] {
+    return std::string(MakeDataset({.name = "cifar10", .data_dir = dir.path()})
+                           .status()
+                           .message());
+  };
+  std::filesystem::resize_file(path, uintmax_t{1} << 40);
+  EXPECT_THAT(message(), HasSubstr(absl::StrCat(
+                             path, ": got 1099511627776 bytes, want at most")));
+  std::filesystem::remove(path);
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  EXPECT_THAT(message(), HasSubstr(path + ": got no regular file"));
 }
 
 TEST(CifarDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {

@@ -1,0 +1,47 @@
+#include "common/wire/message_checksum.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/unknown_field_set.h>
+
+#include <cstddef>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "common/byte_rope.h"
+#include "common/checksum.h"
+
+namespace cohort::wire_internal {
+
+uint64_t DigestOf(const google::protobuf::Message& message) {
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream out(&bytes);
+    google::protobuf::io::CodedOutputStream coded(&out);
+    // Only the order of maps depends on it, and no sum may depend on that.
+    coded.SetSerializationDeterministic(true);
+    message.SerializePartialToCodedStream(&coded);
+  }
+  return Xxh3(absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()));
+}
+
+absl::Status CompareDigest(const google::protobuf::Message& message,
+                           const uint64_t* claimed) {
+  if (claimed == nullptr) {
+    const auto& unknown = message.GetReflection()->GetUnknownFields(message);
+    if (unknown.empty()) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat(
+        message.GetTypeName(), ": got no checksum but ", unknown.field_count(),
+        " unknown fields, want a checksum with them: the message was damaged "
+        "on its way"));
+  }
+  const uint64_t seen = DigestOf(message);
+  if (seen == *claimed) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      message.GetTypeName(), ": got checksum ", ChecksumText(seen), ", want ",
+      ChecksumText(*claimed), ": the message was damaged on its way"));
+}
+
+}  // namespace cohort::wire_internal

@@ -1,0 +1,91 @@
+#include "server/checkpoint/boot_number.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "common/byte_rope.h"
+#include "common/checksum.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+constexpr int kBootFileMode = 0600;
+constexpr int64_t kBootFileBytesMax = 256;
+// Such that first_incarnation is an int64.
+constexpr int64_t kNumberMax = (int64_t{1} << 31) - 1;
+constexpr uint32_t kLeapMax = uint32_t{1} << 16;
+
+std::string PathIn(const std::string& dir) {
+  return absl::StrCat(dir, "/boot");
+}
+
+ByteRope RopeOfText(absl::string_view text) {
+  return ByteRope::Copy(absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(text.data()), text.size()));
+}
+
+std::string LineOf(int64_t number) {
+  const std::string text = absl::StrCat("cohort-boot 1 ", number);
+  return absl::StrCat(text, " ", ChecksumText(RopeOfText(text).Checksum()),
+                      "\n");
+}
+
+// The number that a file holds; nothing if it is no such file. The whole line
+// is compared, so any other byte is damage.
+std::optional<int64_t> NumberIn(const std::string& line) {
+  const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
+  int64_t number = 0;
+  if (words.size() != 4 || !absl::SimpleAtoi(words[2], &number) ||
+      number < BootNumber::kFirst || number > kNumberMax ||
+      line != LineOf(number)) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+}  // namespace
+
+absl::StatusOr<BootNumber> TakeBootNumber(FileSystem& files,
+                                          const std::string& dir,
+                                          std::optional<Incarnation> next,
+                                          uint32_t chance) {
+  const std::string path = PathIn(dir);
+  BootNumber boot;
+  // The life that wrote the checkpoint was this one or a later one.
+  if (next.has_value()) {
+    boot.number = std::max(boot.number, (next->value() >> 32) + 1);
+  }
+  const absl::StatusOr<ByteRope> read = files.ReadFile(path, kBootFileBytesMax);
+  const bool missing = absl::IsNotFound(read.status());
+  if (!read.ok() && !missing && !absl::IsDataLoss(read.status())) {
+    return read.status();
+  }
+  std::optional<int64_t> last;
+  if (read.ok()) last = NumberIn(read->ToString());
+  if (last.has_value()) {
+    boot.number = std::max(boot.number, *last + 1);
+  } else if (!missing || next.has_value()) {
+    boot.number += 1 + static_cast<int64_t>(chance % kLeapMax);
+    boot.problem = absl::StrCat(
+        path, missing ? ": it is missing" : ": it is damaged",
+        ", so nothing tells how often a server was started here; starts are "
+        "counted from ",
+        boot.number, " on");
+  }
+  if (boot.number > kNumberMax) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": got start ", boot.number, ", want at most ",
+                     kNumberMax, "; continue in a new run"));
+  }
+  COHORT_RETURN_IF_ERROR(WriteFileAtomically(
+      files, path, kBootFileMode, {RopeOfText(LineOf(boot.number))}));
+  return boot;
+}
+
+}  // namespace cohort

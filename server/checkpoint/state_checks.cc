@@ -1,0 +1,199 @@
+#include "server/checkpoint/state_checks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/dns_label.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+// Numbers of data sets, batches and counters: far above any real one, and such
+// that sums and products of a few cannot overflow.
+constexpr int64_t kSamplesMax = int64_t{1} << 40;
+constexpr int64_t kCountMax = int64_t{1} << 53;
+constexpr size_t kRanksMax = 4096;
+constexpr size_t kTextLengthMax = 1024;
+
+absl::Status Refuse(absl::string_view field, const std::string& seen,
+                    absl::string_view wanted) {
+  return absl::DataLossError(
+      absl::StrCat(field, ": got ", seen, ", want ", wanted));
+}
+
+absl::Status CheckWithin(absl::string_view field, int64_t seen, int64_t least,
+                         int64_t most) {
+  if (seen >= least && seen <= most) return absl::OkStatus();
+  return Refuse(field, absl::StrCat(seen), absl::StrCat(least, " to ", most));
+}
+
+absl::Status CheckIdentity(const RunIdentity& identity) {
+  if (identity.run_id.empty() || identity.run_id.size() > kTextLengthMax) {
+    return Refuse("run_id", absl::StrCat(identity.run_id.size(), " characters"),
+                  absl::StrCat("1 to ", kTextLengthMax));
+  }
+  if (identity.run_name.empty()) return absl::OkStatus();
+  const absl::Status name = CheckDnsLabel("run_name", identity.run_name);
+  return name.ok() ? name : absl::DataLossError(name.message());
+}
+
+absl::Status CheckPlan(const RunPlan& plan) {
+  COHORT_RETURN_IF_ERROR(
+      CheckWithin("plan.train_samples", plan.train_samples, 1, kSamplesMax));
+  COHORT_RETURN_IF_ERROR(
+      CheckWithin("plan.test_samples", plan.test_samples, 0, kSamplesMax));
+  if (!std::isfinite(plan.loss_reference) || plan.loss_reference <= 0) {
+    return Refuse("plan.loss_reference", absl::StrCat(plan.loss_reference),
+                  "a finite number above 0");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckReissue(const RunState& state) {
+  std::vector<RunState::Range> ranges = state.reissue;
+  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.epoch, a.range.begin) < std::tie(b.epoch, b.range.begin);
+  });
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const RunState::Range& r = ranges[i];
+    // Of the epoch that is being cut, only what was cut can have been issued.
+    const int64_t cut = r.epoch == state.data_epoch
+                            ? state.cursor
+                            : state.model->plan.train_samples;
+    const bool apart = i == 0 || ranges[i - 1].epoch != r.epoch ||
+                       ranges[i - 1].range.end <= r.range.begin;
+    if (r.epoch >= 0 && r.epoch <= state.data_epoch && r.range.begin >= 0 &&
+        r.range.begin < r.range.end && r.range.end <= cut && apart) {
+      continue;
+    }
+    return Refuse(
+        "reissue",
+        absl::StrCat("[", r.range.begin, ", ", r.range.end, ") of epoch ",
+                     r.epoch),
+        absl::StrCat("ranges below ", cut, " that were issued, each once"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckProgress(const RunState& state) {
+  COHORT_RETURN_IF_ERROR(
+      CheckWithin("version", state.snapshot->version.value(), 0, kCountMax));
+  COHORT_RETURN_IF_ERROR(CheckWithin("samples", state.samples, 0, kCountMax));
+  COHORT_RETURN_IF_ERROR(
+      CheckWithin("data_epoch", state.data_epoch, 0, kCountMax));
+  // The end of an epoch is the beginning of the next.
+  COHORT_RETURN_IF_ERROR(CheckWithin("cursor", state.cursor, 0,
+                                     state.model->plan.train_samples - 1));
+  COHORT_RETURN_IF_ERROR(CheckWithin(
+      "next_incarnation", state.next_incarnation.value(), 0, INT64_MAX - 1));
+  return CheckReissue(state);
+}
+
+absl::Status CheckRanks(const RunState& state) {
+  const size_t ranks = state.next_sequences.size();
+  if (ranks > kRanksMax || ranks != state.batch_sizes.size()) {
+    return Refuse("next_sequences and batch_sizes",
+                  absl::StrCat(ranks, " and ", state.batch_sizes.size()),
+                  absl::StrCat("one each a rank, at most ", kRanksMax));
+  }
+  for (const Sequence sequence : state.next_sequences) {
+    COHORT_RETURN_IF_ERROR(
+        CheckWithin("next_sequences", sequence.value(), 0, kCountMax));
+  }
+  for (const int64_t size : state.batch_sizes) {
+    // 0: of a rank that was never held.
+    COHORT_RETURN_IF_ERROR(CheckWithin("batch_sizes", size, 0, kSamplesMax));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHistory(const RunState& state) {
+  int64_t before = -1;
+  for (const PolicyRecord& record : state.policy_history) {
+    COHORT_RETURN_IF_ERROR(CheckWithin("policy_history.policy_epoch",
+                                       record.policy_epoch, before + 1,
+                                       state.policy_epoch));
+    before = record.policy_epoch;
+    COHORT_RETURN_IF_ERROR(CheckWithin("policy_history.version",
+                                       record.version.value(), 0, kCountMax));
+    COHORT_RETURN_IF_ERROR(
+        CheckWithin("policy_history.samples", record.samples, 0, kCountMax));
+  }
+  return CheckWithin("policy_epoch", state.policy_epoch, 0, kCountMax);
+}
+
+absl::Status CheckLayer(const std::string& name, const LayerStatistics& layer) {
+  for (const double mean : layer.mean) {
+    if (!std::isfinite(mean)) {
+      return Refuse(absl::StrCat(name, "/mean"), absl::StrCat(mean),
+                    "finite numbers");
+    }
+  }
+  for (const double variance : layer.variance) {
+    if (!std::isfinite(variance) || variance < 0) {
+      return Refuse(absl::StrCat(name, "/variance"), absl::StrCat(variance),
+                    "finite numbers of at least 0");
+    }
+  }
+  return CheckWithin(absl::StrCat(name, ": batches_tracked"),
+                     layer.num_batches_tracked, 0, kCountMax);
+}
+
+absl::Status CheckStatistics(const RunState& state) {
+  for (const StatisticsSet& set : *state.snapshot->statistics) {
+    const absl::string_view kind = StatisticsName(set.kind);
+    if (set.kind == StatisticsKind::kBatch) {
+      return Refuse("statistics", absl::StrCat("kind ", kind),
+                    "kinds that are kept");
+    }
+    if (set.collected.has_value()) {
+      COHORT_RETURN_IF_ERROR(CheckWithin("statistics.collected",
+                                         set.collected->value(), 0, kCountMax));
+    }
+    for (size_t i = 0; i < set.layers.size(); ++i) {
+      COHORT_RETURN_IF_ERROR(
+          CheckLayer(absl::StrCat("statistics/", kind, "/",
+                                  state.model->layout.batch_norms[i].name),
+                     set.layers[i]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckUpdates(const RunState& state) {
+  for (const Slots& slots : state.snapshot->slots) {
+    for (const int64_t updates : slots.updates) {
+      COHORT_RETURN_IF_ERROR(CheckWithin("updates", updates, 0, kCountMax));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAll(const RunIdentity& identity, const RunState& state) {
+  COHORT_RETURN_IF_ERROR(CheckIdentity(identity));
+  COHORT_RETURN_IF_ERROR(CheckPlan(state.model->plan));
+  COHORT_RETURN_IF_ERROR(CheckProgress(state));
+  COHORT_RETURN_IF_ERROR(CheckRanks(state));
+  COHORT_RETURN_IF_ERROR(CheckHistory(state));
+  COHORT_RETURN_IF_ERROR(CheckStatistics(state));
+  return CheckUpdates(state);
+}
+
+}  // namespace
+
+absl::Status CheckRestored(const std::string& path, const RunIdentity& identity,
+                           const RunState& state) {
+  const absl::Status status = CheckAll(identity, state);
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(path, ": ", status.message()));
+}
+
+}  // namespace cohort
