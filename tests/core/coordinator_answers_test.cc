@@ -47,8 +47,9 @@ Received PushAs(FakeCohort& cohort, const PushKey& key) {
   Effects out;
   received.opened = cohort.core().Open(sender, key, {.samples = 3}, now, out);
   auto values = std::make_shared<FloatBuffer>(2);
-  received.gradient = cohort.core().Gradient(
-      sender, key, {.partition = 0, .gradient = RopeOf(values)}, now, out);
+  GradientMessage message{.partition = 0, .gradient = RopeOf(values)};
+  received.gradient =
+      cohort.core().Gradient(sender, key, message, now, out).status();
   EXPECT_THAT(out, IsEmpty());
   received.closed = cohort.core().Close(
       sender, key,
