@@ -110,6 +110,8 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   if (at_version) {
     pending_ = {.target = std::move(target)};
     pending_->changed = Difference(SettingsOf(options_), pending_->target);
+    // What acts at once may have let an earlier request take effect.
+    if (pending_->changed.empty()) pending_.reset();
     WithdrawFromLost("the policy changes", now, out);
     Advance(now, out);
   }
@@ -154,9 +156,11 @@ bool Coordinator::Quiet() const {
 
 void Coordinator::WithdrawFromLost(const std::string& reason, Instant now,
                                    Effects& out) {
-  for (Worker& worker : ranks_.all()) {
-    if (worker.state != Worker::State::kVacant) continue;
-    ReleaseOutstanding(worker, reason, now, out);
+  // Without what one rank holds a step may commit, and a change of the number
+  // of ranks take effect.
+  for (int32_t i = 0; i < ranks_.size(); ++i) {
+    if (ranks_[Rank(i)].state != Worker::State::kVacant) continue;
+    ReleaseOutstanding(Rank(i), reason, now, out);
   }
 }
 
@@ -181,17 +185,24 @@ void Coordinator::TryChange(Instant now, Effects& out) {
   if (options_.workers != workers) ResizeCohort(options_.workers, now, out);
   if (current_ != nullptr) HoldReadVersions();
   Record(change.changed, std::move(text), out);
+  // They may wait for others now.
+  if (!started_) RepeatWaits(now, out);
+}
+
+std::string Coordinator::SizeText() const {
+  return absl::StrCat("the run goes on with ", options_.workers, " workers");
 }
 
 void Coordinator::ResizeCohort(int32_t workers, Instant now, Effects& out) {
   for (Worker& worker : ranks_.all()) {
     if (worker.rank.value() < workers) continue;
     ReturnShard(worker);
+    DismissRegistrant(worker.rank, out);
+    // Where it was asked for its values, the next one is.
+    registrations_.Remove(worker.rank);
     if (worker.state != Worker::State::kLive) continue;
-    out.push_back(
-        effect::Notify{.session = worker.session,
-                       .assignment = FinishedAssignment(absl::StrCat(
-                           "the run goes on with ", workers, " workers"))});
+    out.push_back(effect::Notify{.session = worker.session,
+                                 .assignment = FinishedAssignment(SizeText())});
   }
   ranks_.Resize(workers);
   decided_.resize(static_cast<size_t>(workers));
@@ -237,13 +248,13 @@ absl::Status Coordinator::CheckHeld(Rank rank) const {
 absl::Status Coordinator::Evict(Rank rank, const std::string& reason,
                                 Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(CheckHeld(rank));
-  Worker& worker = ranks_[rank];
+  const Worker& worker = ranks_[rank];
   const std::string why = absl::StrCat("evicted: ", reason);
   if (worker.state == Worker::State::kLive) {
     out.push_back(effect::EndSession{.session = worker.session,
                                      .status = absl::AbortedError(why)});
   }
-  Vacate(worker, VacancyReason::kAdmin, why, now, out);
+  Vacate(rank, VacancyReason::kAdmin, why, now, out);
   return absl::OkStatus();
 }
 
@@ -257,6 +268,11 @@ absl::Status Coordinator::DrainWorker(Rank rank, const std::string& reason,
       .text = absl::StrCat("rank ", rank.value(),
                            " leaves after what it is at: ", reason)});
   // One that waits has nothing to finish.
+  if (registrations_.Contains(rank) && registrations_.asked() != rank) {
+    DismissRegistrant(rank, out);
+    out.push_back(effect::Notify{.session = worker.session,
+                                 .assignment = NextFor(worker, now)});
+  }
   NotifyWaiting(now, out);
   return absl::OkStatus();
 }

@@ -3,15 +3,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "cohort/v1/parameters.pb.h"
 #include "common/byte_rope.h"
 #include "common/float_buffer.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
@@ -42,7 +46,7 @@ absl::Status CheckModelSize(const ModelLayout& layout) {
 }
 
 class RegisterReactor final
-    : public QueuedBidi<grpc::ByteBuffer, grpc::ByteBuffer, Stream> {
+    : public QueuedBidi<grpc::ByteBuffer, grpc::ByteBuffer, RegisterStream> {
  public:
   explicit RegisterReactor(Shard& shard)
       : QueuedBidi(shard.streams()), shard_(shard) {}
@@ -57,36 +61,98 @@ class RegisterReactor final
     }
   }
 
+  void SendAnswer(const absl::StatusOr<RegisterAnswer>& answer) override
+      ABSL_LOCKS_EXCLUDED(answer_mu_) {
+    if (!answer.ok()) {
+      End(answer.status());
+      return;
+    }
+    bool no_more = false;
+    {
+      MutexLock lock(answer_mu_);
+      answer_ = *answer;
+      no_more = half_closed_;
+    }
+    v1::RegisterReply reply;
+    ToProto(answer->partitions, reply.mutable_partitions());
+    reply.set_loss_reference(answer->loss_reference);
+    reply.set_send_values(answer->send_values);
+    reply.set_done(!answer->send_values);
+    Send(EncodeReply(reply));
+    if (!answer->send_values) {
+      End(absl::OkStatus());
+    } else if (no_more) {
+      End(absl::InvalidArgumentError(
+          "register: got the end of the requests, want the initial values"));
+    }
+  }
+
+  // The client has closed its side, which it may while it waits for the
+  // answer, or is gone, which OnCancel tells.
+  void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(answer_mu_) {
+    bool waits = false;
+    size_t wanted = 0;
+    if (!ok) {
+      MutexLock lock(answer_mu_);
+      half_closed_ = true;
+      waits = waiting_ && !answer_.has_value();
+      if (answer_.has_value() && answer_->send_values) {
+        wanted = answer_->partitions.size();
+      }
+    }
+    if (waits) return;
+    if (wanted > 0) {
+      // No-op if they are complete: then the stream has ended.
+      End(absl::InvalidArgumentError(absl::StrCat(
+          "register: got the end of the requests after ",
+          values_.size() - missing_, " partitions, want ", wanted)));
+      return;
+    }
+    QueuedBidi::OnReadDone(ok);
+  }
+
+  void OnCancel() override { End(absl::CancelledError("the peer is gone")); }
+
  protected:
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
     COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::RegisterRequest> framed,
                             DecodeFramed<v1::RegisterRequest>(message));
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(framed.header.sender()));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
-    if (!answer_.send_values) return OnLayout(framed.header, sender);
+    if (!layout_.has_value()) return OnLayout(framed.header, sender);
+    COHORT_RETURN_IF_ERROR(TakeAnswer());
     COHORT_RETURN_IF_ERROR(OnValues(framed.header, framed.payload));
-    return missing_ == 0 ? Finish(sender) : absl::OkStatus();
+    return missing_ == 0 ? Finish(sender) : shard_.RegisterProgress(sender);
   }
 
  private:
   absl::Status OnLayout(const v1::RegisterRequest& request,
-                        const Sender& sender) {
+                        const Sender& sender) ABSL_LOCKS_EXCLUDED(answer_mu_) {
     COHORT_ASSIGN_OR_RETURN(layout_, FromProto(request.layout()));
-    COHORT_RETURN_IF_ERROR(CheckModelSize(layout_));
+    COHORT_RETURN_IF_ERROR(CheckModelSize(*layout_));
     COHORT_ASSIGN_OR_RETURN(plan_, FromProto(request.plan()));
     COHORT_ASSIGN_OR_RETURN(statistics_,
-                            FromProto(request.statistics(), layout_));
-    COHORT_ASSIGN_OR_RETURN(answer_,
-                            shard_.BeginRegister(sender, layout_, plan_));
-    values_.resize(answer_.partitions.size());
+                            FromProto(request.statistics(), *layout_));
+    {
+      MutexLock lock(answer_mu_);
+      waiting_ = true;
+    }
+    return shard_.BeginRegister(
+        sender, *layout_, plan_,
+        std::static_pointer_cast<RegisterReactor>(shared_from_this()));
+  }
+
+  // Prepares for the values that the answer asks for.
+  absl::Status TakeAnswer() ABSL_LOCKS_EXCLUDED(answer_mu_) {
+    if (!partitions_.empty()) return absl::OkStatus();
+    MutexLock lock(answer_mu_);
+    if (!answer_.has_value() || !answer_->send_values) {
+      return absl::InvalidArgumentError(
+          "register: got a partition that was not asked for");
+    }
+    partitions_ = answer_->partitions;
+    values_.resize(partitions_.size());
     missing_ = values_.size();
-    v1::RegisterReply reply;
-    ToProto(answer_.partitions, reply.mutable_partitions());
-    reply.set_loss_reference(answer_.loss_reference);
-    reply.set_send_values(answer_.send_values);
-    reply.set_done(!answer_.send_values);
-    Send(EncodeReply(reply));
-    if (!answer_.send_values) End(absl::OkStatus());
     return absl::OkStatus();
   }
 
@@ -102,8 +168,7 @@ class RegisterReactor final
       return absl::InvalidArgumentError(
           absl::StrCat("register: got partition ", index, " twice"));
     }
-    const int64_t elements =
-        answer_.partitions[static_cast<size_t>(index)].elements;
+    const int64_t elements = partitions_[static_cast<size_t>(index)].elements;
     COHORT_RETURN_IF_ERROR(CheckPayload(request, payload, elements));
     // Copied once: the values outlive every message, and want alignment.
     auto buffer = std::make_shared<FloatBuffer>(elements);
@@ -115,11 +180,12 @@ class RegisterReactor final
   }
 
   absl::Status Finish(const Sender& sender) {
-    COHORT_RETURN_IF_ERROR(shard_.FinishRegister(
-        sender, layout_, plan_, std::move(values_), std::move(statistics_)));
+    COHORT_ASSIGN_OR_RETURN(
+        const RegisterAnswer finished,
+        shard_.FinishRegister(sender, *layout_, plan_, std::move(values_),
+                              std::move(statistics_)));
     v1::RegisterReply reply;
-    // Another registrant may have been first, and its value rules.
-    reply.set_loss_reference(shard_.model()->plan.loss_reference);
+    reply.set_loss_reference(finished.loss_reference);
     reply.set_done(true);
     Send(EncodeReply(reply));
     End(absl::OkStatus());
@@ -135,12 +201,18 @@ class RegisterReactor final
 
   // Used by the reading side only, whose reactions never overlap.
   OneSender one_sender_;
-  ModelLayout layout_;
+  std::optional<ModelLayout> layout_;
   RunPlan plan_;
   std::vector<LayerStatistics> statistics_;
-  RegisterAnswer answer_;
+  std::vector<Partition> partitions_;
   std::vector<SharedFloats> values_;
   size_t missing_ = 0;
+
+  // The answer may come by any thread, long after the layout.
+  Mutex answer_mu_;
+  bool waiting_ ABSL_GUARDED_BY(answer_mu_) = false;
+  bool half_closed_ ABSL_GUARDED_BY(answer_mu_) = false;
+  std::optional<RegisterAnswer> answer_ ABSL_GUARDED_BY(answer_mu_);
 };
 
 }  // namespace

@@ -33,6 +33,16 @@ SimServer::SimServer(World world, int32_t life, const RunState* restored)
       life_(life),
       core_(OptionsOf(world.scenario.run, life, restored), restored) {}
 
+bool SimServer::IsSurplus(const JoinRequest& request,
+                          const absl::Status& status) const {
+  // A server that lost the change may never have had the rank, or may be
+  // about to get it.
+  return request.rank->value() >=
+             core_.Status(world_.scheduler.now()).workers_expected &&
+         (absl::IsOutOfRange(status) || absl::IsInvalidArgument(status) ||
+          absl::IsResourceExhausted(status));
+}
+
 bool SimServer::HasSession(const Connection& connection) const {
   return sessions_.contains(connection.session);
 }
@@ -65,7 +75,8 @@ void SimServer::Join(const SharedConnection& connection,
   });
   if (status.ok()) return;
   sessions_.erase(connection->session);
-  if (!absl::IsAborted(status) && !absl::IsAlreadyExists(status)) {
+  if (!absl::IsAborted(status) && !absl::IsAlreadyExists(status) &&
+      !IsSurplus(request, status)) {
     world_.checker.Fail(absl::StrCat("join: ", status.ToString()));
   }
   world_.network.ToWorker(
@@ -102,21 +113,28 @@ void SimServer::SessionBroken(const SharedConnection& connection) {
   });
 }
 
-absl::StatusOr<RegisterAnswer> SimServer::BeginRegister(const Sender& sender) {
+void SimServer::BeginRegister(const SharedConnection& connection,
+                              const Sender& sender) {
   const RunSpec& run = world_.scenario.run;
-  return Handle([&](Effects& out) {
-    return core_.BeginRegister(sender, run.layout, run.plan,
-                               world_.scheduler.now(), out);
+  Handle([&](Effects& out) {
+    Accept(core_.BeginRegister(sender, run.layout, run.plan,
+                               world_.scheduler.now(), out),
+           connection, StreamKind::kRegister, sender);
   });
 }
 
-absl::Status SimServer::FinishRegister(const Sender& sender,
-                                       std::vector<SharedFloats> values) {
+absl::StatusOr<RegisterAnswer> SimServer::FinishRegister(
+    const Sender& sender, std::vector<SharedFloats> values) {
   const RunSpec& run = world_.scenario.run;
   return Handle([&](Effects& out) {
     return core_.FinishRegister(sender, run.layout, run.plan, std::move(values),
                                 {}, world_.scheduler.now(), out);
   });
+}
+
+SimServer::Places& SimServer::PlacesOf(StreamKind kind) {
+  if (kind == StreamKind::kRegister) return registers_;
+  return kind == StreamKind::kExchange ? exchanges_ : reduces_;
 }
 
 SharedConnection SimServer::Find(const Places& places, Rank rank,
@@ -136,8 +154,7 @@ void SimServer::Accept(const absl::Status& status,
     world_.network.EndFromServer(connection, kind);
     return;
   }
-  Places& places = kind == StreamKind::kExchange ? exchanges_ : reduces_;
-  Place& place = places[sender.rank];
+  Place& place = PlacesOf(kind)[sender.rank];
   if (place.connection == connection) return;
   if (place.connection != nullptr) {
     if (place.incarnation == sender.incarnation &&
@@ -221,6 +238,7 @@ void SimServer::EndData(Places& places, StreamKind kind, Rank rank,
 }
 
 void SimServer::On(const effect::Joined& e) {
+  EndData(registers_, StreamKind::kRegister, e.rank, e.incarnation);
   EndData(exchanges_, StreamKind::kExchange, e.rank, e.incarnation);
   EndData(reduces_, StreamKind::kReduce, e.rank, e.incarnation);
   const auto at = sessions_.find(e.session);
@@ -235,8 +253,8 @@ void SimServer::On(const effect::EndSession& e) {
   if (at == sessions_.end()) return;
   const SharedConnection connection = at->second;
   sessions_.erase(at);
-  for (StreamKind kind :
-       {StreamKind::kSession, StreamKind::kExchange, StreamKind::kReduce}) {
+  for (StreamKind kind : {StreamKind::kSession, StreamKind::kRegister,
+                          StreamKind::kExchange, StreamKind::kReduce}) {
     world_.network.EndFromServer(connection, kind);
   }
 }
@@ -255,6 +273,19 @@ void SimServer::On(const effect::StepAborted& e) {
   world_.network.ToWorker(
       at->second, StreamKind::kSession,
       [e](SimWorker& worker) { worker.OnStepAborted(e.step, e.attempt); });
+}
+
+void SimServer::On(const effect::RegisterAnswered& e) {
+  const SharedConnection to = Find(registers_, e.rank, e.incarnation);
+  if (to == nullptr) return;
+  if (!e.answer.ok()) {
+    world_.checker.Fail(
+        absl::StrCat("register: ", e.answer.status().ToString()));
+    return;
+  }
+  world_.network.ToWorker(to, StreamKind::kRegister, [e](SimWorker& worker) {
+    worker.OnRegisterAnswered(*e.answer);
+  });
 }
 
 void SimServer::On(const effect::ReduceResult& e) {
