@@ -23,13 +23,20 @@ void Checker::Fail(const std::string& what) {
 }
 
 void Checker::OnEffects(const Effects& effects, const Coordinator& core) {
-  const size_t bound = 64 + 24 * static_cast<size_t>(run_.coordinator.workers);
+  const size_t bound =
+      64 + 24 * static_cast<size_t>(std::max<int64_t>(run_.coordinator.workers,
+                                                      Number("workers")));
   if (effects.size() > bound) {
     Fail(absl::StrCat(effects.size(), " effects of one event, want at most ",
                       bound));
   }
   for (const Effect& effect : effects) {
     std::visit([this](const auto& e) { On(e); }, effect);
+  }
+  // In whatever order they have come.
+  if (asked_.has_value() && *asked_ != Rank(0) && core.model() == nullptr &&
+      core.Status(Instant()).counters.at("workers_lost") == 0) {
+    Fail(absl::StrCat("rank ", asked_->value(), " is asked for its values"));
   }
   AfterEvent(core);
 }
@@ -49,10 +56,19 @@ void Checker::OnServerGone() {
                                       : SettingsOf(run_.coordinator);
   finished_.clear();
   lead_unknown_ = false;
+  resized_ = checkpoint_.has_value() && !checkpoint_->never_registered.empty();
+  // Without a checkpoint the run registers its model anew.
+  if (!checkpoint_.has_value()) asked_.reset();
   applied_ = 0;
   transaction_ = 0;
   folds_.clear();
   answered_.clear();
+}
+
+void Checker::On(const effect::RegisterAnswered& answered) {
+  if (answered.answer.ok() && answered.answer->send_values) {
+    asked_ = answered.rank;
+  }
 }
 
 void Checker::On(const effect::Fold& fold) {
@@ -154,11 +170,11 @@ int64_t Checker::Number(const std::string& setting) const {
 void Checker::CheckLead(Rank rank) {
   ++finished_[rank];
   if (!Is("aggregation", "bounded") || !Is("on_worker_loss", "wait") ||
-      lead_unknown_) {
+      lead_unknown_ || resized_) {
     return;
   }
   int64_t least = finished_[rank];
-  for (int32_t r = 0; r < run_.coordinator.workers; ++r) {
+  for (int32_t r = 0; r < Number("workers"); ++r) {
     least = std::min(least, finished_[Rank(r)]);
   }
   if (finished_[rank] - least > Number("max_lead")) {
@@ -178,6 +194,10 @@ void Checker::On(const effect::PolicyChanged& changed) {
   }
   // Who comes under `continue` starts beside the slowest.
   if (changed.record.changed.contains("on_worker_loss")) lead_unknown_ = true;
+  if (changed.record.changed.contains("workers")) {
+    resized_ = true;
+    ++resizes_;
+  }
   NotePolicy();
   if (changed.record.version != now_.version) {
     Fail("a change at another version than the newest");

@@ -44,6 +44,8 @@ bool MustBeIdentical(const Scenario& scenario, const Outcome& outcome) {
       o.policy.pushes_min != 0 || !scenario.changes.empty()) {
     return false;
   }
+  // A rank that was lost while it registered was followed by the next.
+  if (outcome.model_of != Rank(0)) return false;
   return o.on_worker_loss == OnWorkerLoss::kWait || outcome.workers_lost == 0;
 }
 
@@ -99,6 +101,7 @@ TEST(SimulationTest, TenThousandSeedsKeepEveryInvariantAndResult) {
   References references;
   Outcome outcome;
   int failures = 0;
+  int other_models = 0;
   Outcome sum;
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     const std::string failure = RunSeed(seed, references, outcome);
@@ -112,17 +115,21 @@ TEST(SimulationTest, TenThousandSeedsKeepEveryInvariantAndResult) {
     sum.restarts += outcome.restarts;
     sum.dropped += outcome.dropped;
     sum.policy_changes += outcome.policy_changes;
+    sum.resizes += outcome.resizes;
+    if (outcome.model_of != Rank(0)) ++other_models;
   }
   std::printf(
       "%lld events, %lld commits, %lld workers lost, %lld steps "
       "aborted, %lld repeated messages, %lld server restarts, %lld pushes "
-      "dropped, %lld policy changes\n",
+      "dropped, %lld policy changes, %lld of them of the number of workers, "
+      "%d models of another rank than 0\n",
       static_cast<long long>(sum.events), static_cast<long long>(sum.commits),
       static_cast<long long>(sum.workers_lost),
       static_cast<long long>(sum.steps_aborted),
       static_cast<long long>(sum.duplicates),
       static_cast<long long>(sum.restarts), static_cast<long long>(sum.dropped),
-      static_cast<long long>(sum.policy_changes));
+      static_cast<long long>(sum.policy_changes),
+      static_cast<long long>(sum.resizes), other_models);
   // Seeds that disturb nothing would prove nothing.
   EXPECT_GT(sum.workers_lost, 1000);
   EXPECT_GT(sum.steps_aborted, 100);
@@ -130,6 +137,9 @@ TEST(SimulationTest, TenThousandSeedsKeepEveryInvariantAndResult) {
   EXPECT_GT(sum.restarts, 1000);
   EXPECT_GT(sum.dropped, 1000);
   EXPECT_GT(sum.policy_changes, 5000);
+  EXPECT_GT(sum.resizes, 1000);
+  EXPECT_GT(other_models, 10);
+  EXPECT_LT(other_models, 1000);
 }
 
 // Runs one seed and says how it went. Returns the exit status.
