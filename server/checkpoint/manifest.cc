@@ -190,6 +190,21 @@ absl::StatusOr<std::vector<KeptSet>> StatisticsFrom(const std::string& path,
   return sets;
 }
 
+Json RanksJson(const std::vector<Rank>& ranks) {
+  Json json = Json::array();
+  for (Rank rank : ranks) json.push_back(rank.value());
+  return json;
+}
+
+// Absent in checkpoints of releases that waited for every rank.
+std::vector<Rank> RanksFrom(const Json& json, const char* name) {
+  std::vector<Rank> ranks;
+  if (!json.contains(name)) return ranks;
+  for (const Json& rank : json.at(name))
+    ranks.emplace_back(rank.get<int32_t>());
+  return ranks;
+}
+
 Json StateJson(const RunState& state) {
   Json json = {{"samples", state.samples},
                {"data_epoch", state.data_epoch},
@@ -201,6 +216,8 @@ Json StateJson(const RunState& state) {
   for (Sequence s : state.next_sequences) {
     json["next_sequences"].push_back(s.value());
   }
+  json["lost"] = RanksJson(state.lost);
+  json["never_registered"] = RanksJson(state.never_registered);
   json["reissue"] = Json::array();
   for (const RunState::Range& r : state.reissue) {
     json["reissue"].push_back(
@@ -251,6 +268,8 @@ RunState StateFrom(const Json& json) {
                              .range = {.begin = r.at(1).get<int64_t>(),
                                        .end = r.at(2).get<int64_t>()}});
   }
+  state.lost = RanksFrom(json, "lost");
+  state.never_registered = RanksFrom(json, "never_registered");
   PolicyFrom(json, state);
   return state;
 }

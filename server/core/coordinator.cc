@@ -12,14 +12,6 @@
 namespace cohort {
 namespace {
 
-// The error with what it is about and what to do; OK stays OK.
-absl::Status Explained(const absl::Status& status, absl::string_view what,
-                       absl::string_view cure) {
-  if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(what, ": ", status.message(), "; ", cure));
-}
-
 absl::Status ValidatePlan(const RunPlan& plan) {
   if (plan.train_samples < 1 || plan.test_samples < 0 ||
       std::max(plan.train_samples, plan.test_samples) >
@@ -82,12 +74,6 @@ absl::Status CheckStatistics(const ModelLayout& layout,
   return absl::OkStatus();
 }
 
-// The divisor of all loss sums, as a power of two: dividing and multiplying by
-// it is exact, so it leaves no trace in the weights, whoever proposes it.
-double LossReference(const RunPlan& plan) {
-  return std::exp2(std::ceil(std::log2(plan.loss_reference)));
-}
-
 uint64_t ChecksumOf(const SharedFloats& floats) {
   return RopeOf(floats).Checksum();
 }
@@ -117,51 +103,58 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
                  .by_flags = true}};
     return;
   }
-  model_ = restored->model;
-  current_ = restored->snapshot;
+  Restore(*restored);
+}
+
+void Coordinator::Restore(const RunState& restored) {
+  resumed_ = true;
+  model_ = restored.model;
+  current_ = restored.snapshot;
   ChangeOptimizer();
   const std::string adopted = AdoptStatistics();
   for (const Partition& p : model_->partitions) {
     if (p.trainable) ++trainable_partitions_;
   }
-  samples_ = restored->samples;
-  policy_epoch_ = restored->policy_epoch;
-  history_ = restored->policy_history;
-  const SettingValues changed = Difference(restored->settings, options_);
-  if (!restored->settings.empty() && !changed.empty()) {
+  samples_ = restored.samples;
+  policy_epoch_ = restored.policy_epoch;
+  history_ = restored.policy_history;
+  const SettingValues changed = Difference(restored.settings, options_);
+  if (!restored.settings.empty() && !changed.empty()) {
     ++policy_epoch_;
     history_.push_back(
         {.policy_epoch = policy_epoch_,
          .version = current_->version,
-         .samples = restored->samples,
+         .samples = restored.samples,
          .changed = changed,
          .text = absl::StrCat("continued with other flags: ",
-                              ChangeText(restored->settings, changed), ": ",
+                              ChangeText(restored.settings, changed), ": ",
                               PolicyText(policy_), adopted),
          .by_flags = true});
   }
-  next_incarnation_ = std::max(next_incarnation_, restored->next_incarnation);
+  next_incarnation_ = std::max(next_incarnation_, restored.next_incarnation);
   cursor_ = DataCursor(model_->plan.train_samples, options_.epochs);
-  cursor_.Restore(restored->data_epoch, restored->cursor);
+  cursor_.Restore(restored.data_epoch, restored.cursor);
   std::vector<DataCursor::Piece> open;
-  for (const RunState::Range& r : restored->reissue) {
+  for (const RunState::Range& r : restored.reissue) {
     open.push_back({.epoch = r.epoch, .range = r.range});
   }
   cursor_.RestoreOpen(open);
+  lost_before_ = {restored.lost.begin(), restored.lost.end()};
+  never_registered_before_ = {restored.never_registered.begin(),
+                              restored.never_registered.end()};
+  ranks_.RestoreSequences(restored.next_sequences);
   for (Worker& worker : ranks_.all()) {
     const auto at = static_cast<size_t>(worker.rank.value());
-    if (at < restored->next_sequences.size()) {
-      worker.next_sequence = restored->next_sequences[at];
-      decided_[at].ForgetBelow(worker.next_sequence);
-    }
-    if (at < restored->batch_sizes.size()) {
-      worker.batch_size = restored->batch_sizes[at];
-    }
+    decided_[at].ForgetBelow(worker.next_sequence);
+    if (at >= restored.batch_sizes.size()) continue;
+    worker.batch_size = restored.batch_sizes[at];
+    // It is missed from the beginning.
+    worker.ever_registered = !never_registered_before_.contains(worker.rank);
   }
   // The evaluation of an epoch that ended with this version was lost with
   // the old process.
-  if (restored->cursor == 0 && restored->data_epoch > 0 && open.empty()) {
-    EvaluateEpoch(restored->data_epoch);
+  if (restored.cursor == 0 && restored.data_epoch > 0 && open.empty()) {
+    EvaluateEpoch(restored.data_epoch);
   }
   HoldReadVersions();
 }
@@ -173,6 +166,10 @@ absl::StatusOr<Worker*> Coordinator::Check(const Sender& sender, Instant now) {
                      ": this server holds another run"));
   }
   if (!ranks_.Contains(sender.rank)) {
+    // It may not have read yet that it is to leave.
+    if (HadRank(sender.rank)) {
+      return absl::AbortedError(SurplusText(sender.rank));
+    }
     return absl::InvalidArgumentError(absl::StrCat(
         "got rank ", sender.rank.value(), ", want 0 to ", ranks_.size() - 1));
   }
@@ -194,64 +191,75 @@ absl::Status Coordinator::RequireRegistered(const Worker& worker) const {
       "rank ", worker.rank.value(), " has not registered its model"));
 }
 
-absl::StatusOr<RegisterAnswer> Coordinator::BeginRegister(
-    const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
-    Instant now, Effects& out) {
-  COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
+absl::Status Coordinator::BeginRegister(const Sender& sender,
+                                        const ModelLayout& layout,
+                                        const RunPlan& plan, Instant now,
+                                        Effects& out) {
+  COHORT_RETURN_IF_ERROR(Check(sender, now).status());
   COHORT_RETURN_IF_ERROR(Validate(layout));
   COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
   if (model_ == nullptr) {
-    std::vector<Partition> partitions =
-        MakePartitions(layout, options_.partition_bytes);
     COHORT_RETURN_IF_ERROR(
-        MaskFor(options_.optimizer, layout, partitions).status());
+        MaskFor(options_.optimizer, layout,
+                MakePartitions(layout, options_.partition_bytes))
+            .status());
     COHORT_RETURN_IF_ERROR(CheckInflight(options_, layout));
-    return RegisterAnswer{.partitions = std::move(partitions),
-                          .send_values = true,
-                          .loss_reference = LossReference(plan)};
+    const auto* ruling = registrations_.Ruling();
+    // Until somebody is asked, a lower rank may still come.
+    if (registrations_.asked().has_value() && ruling->first != sender.rank) {
+      COHORT_RETURN_IF_ERROR(CheckSameModel(
+          layout, plan, ruling->second.layout, ruling->second.plan,
+          absl::StrCat("that of worker ", ruling->first.value(),
+                       ", which registers it")));
+    }
+    AwaitModel(sender, layout, plan, now, out);
+    return absl::OkStatus();
   }
-  COHORT_RETURN_IF_ERROR(Explained(
-      CheckSameLayout(layout, model_->layout), "another model than the run's",
-      "start the worker with the run's --model, --width, --dataset "
-      "and --classes, or a server of its own"));
   COHORT_RETURN_IF_ERROR(
-      Explained(CheckSamePlan(plan, model_->plan),
-                "another data set or loss than the run's",
-                "start the worker with the run's files and the flags that read "
-                "them, such as --image_size and --augment"));
-  worker->registered = true;
-  worker->ever_registered = true;
-  worker->waiting = true;
+      CheckSameModel(layout, plan, model_->layout, model_->plan, "the run's"));
+  out.push_back(effect::RegisterAnswered{.rank = sender.rank,
+                                         .incarnation = sender.incarnation,
+                                         .answer = AnswerOfModel()});
+  Admit(sender.rank);
   Advance(now, out);
-  RepeatWait(*worker, now, out);
-  return RegisterAnswer{.partitions = model_->partitions,
-                        .send_values = false,
-                        .loss_reference = model_->plan.loss_reference};
+  RepeatWait(sender.rank, now, out);
+  return absl::OkStatus();
 }
 
-absl::Status Coordinator::FinishRegister(
+absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
     const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
     std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics,
     Instant now, Effects& out) {
-  if (model_ == nullptr) {
-    COHORT_RETURN_IF_ERROR(Check(sender, now).status());
-    COHORT_RETURN_IF_ERROR(Validate(layout));
-    COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
-    COHORT_RETURN_IF_ERROR(CheckStatistics(layout, statistics));
-    COHORT_ASSIGN_OR_RETURN(
-        mask_, MaskFor(options_.optimizer, layout,
-                       MakePartitions(layout, options_.partition_bytes)));
-    Install(layout, plan, std::move(values), std::move(statistics));
-    out.push_back(effect::Log{
-        .worker =
-            WorkerLife{.rank = sender.rank, .incarnation = sender.incarnation},
-        .text =
-            absl::StrCat("rank ", sender.rank.value(),
-                         " registered the model: ", layout.parameters.size(),
-                         " parameters, ", layout.batch_norms.size(),
-                         " batch-norm layers, data set ", plan.dataset)});
+  COHORT_RETURN_IF_ERROR(Check(sender, now).status());
+  // The worker is told so on its session.
+  if (ended_) return AnswerOf({.layout = layout, .plan = plan});
+  if (model_ != nullptr) {
+    // The same life has sent them twice.
+    COHORT_RETURN_IF_ERROR(CheckSameModel(layout, plan, model_->layout,
+                                          model_->plan, "the run's"));
+    return AnswerOfModel();
   }
-  return BeginRegister(sender, layout, plan, now, out).status();
+  if (registrations_.asked() != sender.rank) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("register: rank ", sender.rank.value(),
+                     " sent values that it was not asked for"));
+  }
+  COHORT_RETURN_IF_ERROR(Validate(layout));
+  COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
+  COHORT_RETURN_IF_ERROR(CheckStatistics(layout, statistics));
+  COHORT_ASSIGN_OR_RETURN(
+      mask_, MaskFor(options_.optimizer, layout,
+                     MakePartitions(layout, options_.partition_bytes)));
+  Install(layout, plan, std::move(values), std::move(statistics));
+  out.push_back(effect::Log{
+      .worker =
+          WorkerLife{.rank = sender.rank, .incarnation = sender.incarnation},
+      .text = absl::StrCat("rank ", sender.rank.value(),
+                           " registered the model: ", layout.parameters.size(),
+                           " parameters, ", layout.batch_norms.size(),
+                           " batch-norm layers, data set ", plan.dataset)});
+  AdmitRegistrants(sender.rank, now, out);
+  return AnswerOfModel();
 }
 
 void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
@@ -285,24 +293,39 @@ void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
   HoldReadVersions();
 }
 
-bool Coordinator::ReadyToStart() const {
-  return model_ != nullptr &&
-         static_cast<int32_t>(ranks_.Usable().size()) == ranks_.size();
+bool Coordinator::ReadyToStart(Instant now) const {
+  if (model_ == nullptr || ranks_.Usable().empty()) return false;
+  return AwaitedToStart().empty() || StartLeft(now) <= absl::ZeroDuration();
+}
+
+void Coordinator::Start(Instant now, Effects& out) {
+  started_ = true;
+  const auto here = static_cast<int32_t>(ranks_.Usable().size());
+  const std::string who =
+      here == ranks_.size()
+          ? absl::StrCat("all ", here, " workers are registered")
+          : absl::StrCat(here, " of ", ranks_.size(),
+                         " workers are registered, and the run goes on "
+                         "without the others");
+  for (Worker& worker : ranks_.all()) {
+    // As if it had been lost just now, where it is waited for.
+    if (!worker.usable()) worker.missed_since = now;
+  }
+  out.push_back(
+      effect::Log{.text = absl::StrCat(who, "; training starts at version ",
+                                       current_->version.value(), ": ",
+                                       PolicyText(policy_))});
 }
 
 void Coordinator::Advance(Instant now, Effects& out) {
   if (ended_) return;
-  if (!started_) {
-    if (!ReadyToStart()) return;
-    started_ = true;
-    out.push_back(
-        effect::Log{.text = absl::StrCat(
-                        "all ", ranks_.size(),
-                        " workers are registered; training starts at "
-                        "step ",
-                        current_->version.value(), ": ", PolicyText(policy_))});
-  }
+  // First: a cohort of another size is not to be waited for.
   TryChange(now, out);
+  if (!started_) {
+    AskForValues(now, out);
+    if (!ReadyToStart(now)) return;
+    Start(now, out);
+  }
   if (sync() && !round_.has_value()) StartStep();
   if (!sync()) ApplyNext(now, out);
   if (ended_) return;
@@ -331,6 +354,11 @@ void Coordinator::NotifyWaiting(Instant now, Effects& out) {
     out.push_back(effect::Notify{.session = worker.session,
                                  .assignment = std::move(next)});
   }
+}
+
+Assignment Coordinator::NextForRank(Rank rank, Instant now) {
+  if (!ranks_.Contains(rank)) return FinishedAssignment(SizeText());
+  return NextFor(ranks_[rank], now);
 }
 
 Assignment Coordinator::NextFor(Worker& worker, Instant now) {
@@ -424,6 +452,7 @@ void Coordinator::End(RunOutcome outcome, const std::string& reason,
   }
   AnswerAtTheEnd(out);
   for (const Worker& worker : ranks_.all()) {
+    DismissRegistrant(worker.rank, out);
     if (worker.state != Worker::State::kLive) continue;
     out.push_back(
         effect::Notify{.session = worker.session,
@@ -482,10 +511,15 @@ absl::StatusOr<RunState> Coordinator::State() const {
                  .policy_epoch = policy_epoch_,
                  .settings = SettingsOf(options_),
                  .policy_history = history_,
+                 .next_sequences = ranks_.next_sequences(),
                  .next_incarnation = next_incarnation_};
   for (const Worker& worker : ranks_.all()) {
-    state.next_sequences.push_back(worker.next_sequence);
     state.batch_sizes.push_back(worker.batch_size);
+    if (!worker.ever_registered) {
+      state.never_registered.push_back(worker.rank);
+    } else if (worker.state == Worker::State::kVacant) {
+      state.lost.push_back(worker.rank);
+    }
   }
   const auto reissue = [&state](const DataCursor::Piece& piece) {
     state.reissue.push_back({.epoch = piece.epoch, .range = piece.range});

@@ -31,8 +31,10 @@
 #include "server/core/push.h"
 #include "server/core/push_history.h"
 #include "server/core/rank_table.h"
+#include "server/core/registration_book.h"
 #include "server/core/rendezvous.h"
 #include "server/core/requests.h"
+#include "server/core/round.h"
 #include "server/core/statistics_sets.h"
 #include "server/core/transaction.h"
 #include "server/core/views.h"
@@ -70,18 +72,21 @@ class Coordinator {
   void SessionBroken(SessionId session, Instant now, Effects& out);
 
   // ---- registration
+  // Answered with effect RegisterAnswered: at once if the run has a model.
+  // Otherwise once all ranks have come; then the lowest is asked for its
+  // values, and the others are answered when it has sent them.
   // Errors: InvalidArgument, FailedPrecondition naming the difference.
-  absl::StatusOr<RegisterAnswer> BeginRegister(const Sender& sender,
-                                               const ModelLayout& layout,
-                                               const RunPlan& plan, Instant now,
-                                               Effects& out);
-  // `values` has one buffer a partition; `statistics` one entry a layer or
-  // none. If another worker was first, only compares.
-  absl::Status FinishRegister(const Sender& sender, const ModelLayout& layout,
-                              const RunPlan& plan,
-                              std::vector<SharedFloats> values,
-                              std::vector<LayerStatistics> statistics,
-                              Instant now, Effects& out);
+  absl::Status BeginRegister(const Sender& sender, const ModelLayout& layout,
+                             const RunPlan& plan, Instant now, Effects& out);
+  // A part of the values has arrived: the deadline begins anew.
+  absl::Status RegisterProgress(const Sender& sender, Instant now);
+  // Of the worker that was asked. `values` has one buffer a partition;
+  // `statistics` one entry a layer or none.
+  // Errors also: FailedPrecondition if it was not asked.
+  absl::StatusOr<RegisterAnswer> FinishRegister(
+      const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
+      std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics,
+      Instant now, Effects& out);
 
   // ---- one push
   // Every push is answered once (effect SendVerdict): when it is decided, or at
@@ -167,53 +172,6 @@ class Coordinator {
  private:
   // Errors: those of Evict.
   absl::Status CheckHeld(Rank rank) const;
-  // The pushes of one (step, attempt).
-  struct Round {
-    Version step;
-    Attempt attempt;
-    // Ascending; until they are fixed, whoever may become one.
-    std::vector<Rank> members;
-    bool fixed = true;
-    // Not fixed: who has done what makes a member, in order.
-    std::vector<Rank> claims;
-    // No members, because the step was full without them.
-    std::set<Rank> dropped;
-    StepCut cut;
-    // What each is to compute; of a dropped one too.
-    std::map<Rank, IndexRange> ranges;
-    // Of the members.
-    std::map<Rank, Push> pushes;
-    // How many of them are opened, and closed.
-    size_t opened = 0;
-    size_t closed_count = 0;
-    // By partition: how many of them have it.
-    std::vector<size_t> arrived;
-    // All are closed, and made the same batch-norm calls.
-    bool calls_agree = false;
-    // Members that have been given the step.
-    std::set<Rank> issued;
-    RendezvousTable rendezvous;
-    // Set once all members have opened.
-    std::optional<Transaction> transaction;
-    // "rank 3: conv1.weight", of moments or gradients.
-    std::optional<std::string> nonfinite;
-    // In order: who closed, and when.
-    std::vector<std::pair<Rank, Instant>> closed;
-    std::optional<Instant> first_fold;
-  };
-
-  // A complete asynchronous push on its way into the model.
-  struct Arrival {
-    Rank rank;
-    Incarnation incarnation;
-    PushKey key;
-    Push push;
-    DataCursor::Piece piece;
-    // When it was complete.
-    Instant since;
-    std::vector<LayerDrift> drift;
-  };
-
   // What was asked for and waits until nothing is in flight.
   struct PendingChange {
     CoordinatorOptions target;
@@ -221,6 +179,7 @@ class Coordinator {
   };
 
   // coordinator.cc
+  void Restore(const RunState& restored);
   bool sync() const { return policy_.aggregation == AggregationKind::kSync; }
   bool bounded() const {
     return policy_.aggregation == AggregationKind::kBounded;
@@ -234,7 +193,10 @@ class Coordinator {
                std::vector<SharedFloats> values,
                std::vector<LayerStatistics> statistics);
   void Advance(Instant now, Effects& out);
-  bool ReadyToStart() const;
+  bool ReadyToStart(Instant now) const;
+  void Start(Instant now, Effects& out);
+  // NextFor a rank that may have been given up meanwhile.
+  Assignment NextForRank(Rank rank, Instant now);
   Assignment NextFor(Worker& worker, Instant now);
   std::optional<Assignment> NextTraining(Worker& worker);
   Assignment WaitAssignment(const Worker& worker, Instant now) const;
@@ -245,6 +207,24 @@ class Coordinator {
   int64_t samples_total() const;
   // Samples of a nominal global step: the batch sizes of all ranks.
   int64_t samples_reference() const;
+
+  // coordinator_registration.cc
+  // Keeps a registration until the run has a model.
+  void AwaitModel(const Sender& sender, const ModelLayout& layout,
+                  const RunPlan& plan, Instant now, Effects& out);
+  // Asks the next worker for its values if it is time to.
+  void AskForValues(Instant now, Effects& out);
+  // The worker that was asked is lost if it makes no progress.
+  void CheckValuesDeadline(Instant now, Effects& out);
+  // The run has a model: whoever waits for it is registered.
+  void AdmitRegistrants(Rank from, Instant now, Effects& out);
+  void Admit(Rank rank);
+  // Answers a registration that comes to nothing, so that its worker goes on
+  // to read that it has nothing to do. No-op if there is none, or if that
+  // worker was asked for its values: it is answered once they are in.
+  void DismissRegistrant(Rank rank, Effects& out);
+  RegisterAnswer AnswerOf(const RegistrationBook::Entry& entry) const;
+  RegisterAnswer AnswerOfModel() const;
 
   // coordinator_change.cc
   absl::Status CheckChange(const CoordinatorOptions& target) const;
@@ -258,10 +238,18 @@ class Coordinator {
   // Lets the change take effect once it is quiet.
   void TryChange(Instant now, Effects& out);
   void ResizeCohort(int32_t workers, Instant now, Effects& out);
+  // "the run goes on with 2 workers".
+  std::string SizeText() const;
   void Record(SettingValues changed, std::string text, Effects& out);
   std::vector<Rank> InFlight() const;
 
   // coordinator_status.cc
+  // Before the start: ranks that must come first, without those that have.
+  std::vector<Rank> AwaitedToStart() const;
+  std::string StartText(Instant now) const;
+  // Until a continued run goes on without the ranks that have not come back;
+  // infinite where it does not.
+  absl::Duration StartLeft(Instant now) const;
   // Ranks that hold the run up, and since when at the earliest.
   std::vector<Rank> WaitedFor() const;
   std::string WaitText(Instant now) const;
@@ -288,19 +276,29 @@ class Coordinator {
   absl::StatusOr<Worker*> VacantFor(const JoinRequest& request, Instant now);
   // Whether the run had this rank at some time.
   bool HadRank(Rank rank) const;
+  // "rank 2 is not needed any more: the run goes on with 2 workers".
+  std::string SurplusText(Rank rank) const;
+  // Why a worker finds no rank yet, if a change of their number is pending;
+  // empty otherwise.
+  std::string PendingWorkersText(Instant now) const;
+  // The first event tells when this process began to wait.
+  void NoteBegin(Instant now);
   void Welcome(Worker& worker, SessionId session, const JoinRequest& request,
                Instant now, Effects& out);
   // A new life, or the same one after a broken stream, repeats what is
   // outstanding.
   void RepeatOutstanding(Worker& worker);
-  void Vacate(Worker& worker, VacancyReason why, const std::string& reason,
+  void Vacate(Rank rank, VacancyReason why, const std::string& reason,
               Instant now, Effects& out);
-  void ReleaseOutstanding(Worker& worker, const std::string& why, Instant now,
+  void ReleaseOutstanding(Rank rank, const std::string& why, Instant now,
                           Effects& out);
   void GiveUpWaiting(Instant now, Effects& out);
   void CheckStepDeadline(Instant now, Effects& out);
   bool HoldsOthersUp(const Worker& worker) const;
-  void RepeatWait(const Worker& worker, Instant now, Effects& out) const;
+  // Tells a worker that waits what it waits for now. No-op for a rank that is
+  // gone.
+  void RepeatWait(Rank rank, Instant now, Effects& out) const;
+  void RepeatWaits(Instant now, Effects& out) const;
 
   // coordinator_sync.cc
   void StartStep();
@@ -396,6 +394,9 @@ class Coordinator {
   bool MayTake(Rank rank, int64_t bytes) const;
   // No member has sent fewer partitions of this attempt.
   bool IsFurthestBehind(Rank rank) const;
+  bool Stalled(Instant now) const;
+  // Lets those in who are paused while the others wait for each other.
+  void EndStall(Instant now);
   // Lets streams go on for whose message there is room now.
   void ResumePaused(Instant now, Effects& out);
   void ResumeAll(Effects& out);
@@ -483,7 +484,10 @@ class Coordinator {
   PolicyOptions policy_;
   std::unique_ptr<AggregationPolicy> aggregation_;
 
+  // Resized by ResizeCohort, and so by all that may call Advance. No reference
+  // to a worker is kept over such a call: its rank is, and is looked up again.
   RankTable ranks_;
+  RegistrationBook registrations_;
   SharedModel model_;
   int32_t trainable_partitions_ = 0;
   // Frozen elements. Null: none.
@@ -504,6 +508,12 @@ class Coordinator {
   Incarnation next_incarnation_;
   int64_t samples_ = 0;
   bool started_ = false;
+  // Continued from a checkpoint, with what it says of who was there.
+  bool resumed_ = false;
+  std::set<Rank> lost_before_;
+  std::set<Rank> never_registered_before_;
+  // Of the first event of this process.
+  std::optional<Instant> begin_;
   bool draining_ = false;
   std::string drain_reason_;
   bool ended_ = false;
@@ -520,6 +530,8 @@ class Coordinator {
   StatisticsCounts statistics_counts_;
   GradientBudget budget_;
   std::map<Rank, Paused> paused_;
+  // Of this attempt: not paused any more.
+  std::set<Rank> let_in_;
   // By rank: how the last pushes ended, to answer their repetitions.
   std::vector<PushHistory> decided_;
 

@@ -146,13 +146,13 @@ void Coordinator::Fence(Rank rank, const std::string& reason, Instant now,
                         Effects& out) {
   const Version step = round_->step;
   const Attempt attempt = round_->attempt;
-  Worker& worker = ranks_[rank];
+  const Worker& worker = ranks_[rank];
   if (worker.state == Worker::State::kLive) {
     out.push_back(effect::EndSession{.session = worker.session,
                                      .status = absl::AbortedError(reason)});
   }
   if (worker.state != Worker::State::kVacant) {
-    Vacate(worker, VacancyReason::kMismatch, reason, now, out);
+    Vacate(rank, VacancyReason::kMismatch, reason, now, out);
   }
   // The loss alone may leave the attempt as it is: a complete push counts
   // without its sender, and under `wait` its contributions stay.

@@ -115,6 +115,8 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   if (at_version) {
     pending_ = {.target = std::move(target)};
     pending_->changed = Difference(SettingsOf(options_), pending_->target);
+    // What acts at once may have let an earlier request take effect.
+    if (pending_->changed.empty()) pending_.reset();
     WithdrawFromLost("the policy changes", now, out);
     Advance(now, out);
   }
@@ -159,26 +161,20 @@ bool Coordinator::Quiet() const {
 
 void Coordinator::WithdrawFromLost(const std::string& reason, Instant now,
                                    Effects& out) {
-  for (Worker& worker : ranks_.all()) {
-    if (worker.state != Worker::State::kVacant) continue;
-    ReleaseOutstanding(worker, reason, now, out);
+  // Without what one rank holds a step may commit, and a change of the number
+  // of ranks take effect.
+  for (int32_t i = 0; i < ranks_.size(); ++i) {
+    if (ranks_[Rank(i)].state != Worker::State::kVacant) continue;
+    ReleaseOutstanding(Rank(i), reason, now, out);
   }
 }
 
 void Coordinator::TryChange(Instant now, Effects& out) {
   if (!pending_.has_value() || !Quiet()) return;
-  // It may have been asked for before the model was there to check it against.
-  const absl::Status fits = CheckChange(pending_->target);
-  if (!fits.ok()) {
-    out.push_back(effect::Log{
-        .severity = Severity::kError,
-        .text = absl::StrCat("a change that was asked for before the model was "
-                             "registered does not fit it, and is dropped: ",
-                             fits.message())});
-    pending_.reset();
-    return;
-  }
   const PendingChange change = *std::exchange(pending_, std::nullopt);
+  // Nobody is paused whose push is not in flight; those who were told to go on
+  // may not be there after the change.
+  ResumeAll(out);
   // A round that nobody was given leaves no trace.
   round_.reset();
   std::string text = ChangeText(SettingsOf(options_), change.changed);
@@ -197,23 +193,33 @@ void Coordinator::TryChange(Instant now, Effects& out) {
   if (options_.workers != workers) ResizeCohort(options_.workers, now, out);
   if (current_ != nullptr) HoldReadVersions();
   Record(change.changed, std::move(text), out);
+  // They may wait for others now.
+  if (!started_) RepeatWaits(now, out);
+}
+
+std::string Coordinator::SizeText() const {
+  return absl::StrCat("the run goes on with ", options_.workers, " workers");
 }
 
 void Coordinator::ResizeCohort(int32_t workers, Instant now, Effects& out) {
   for (Worker& worker : ranks_.all()) {
     if (worker.rank.value() < workers) continue;
     ReturnShard(worker);
+    DismissRegistrant(worker.rank, out);
+    // Where it was asked for its values, the next one is.
+    registrations_.Remove(worker.rank);
     if (worker.state != Worker::State::kLive) continue;
-    out.push_back(
-        effect::Notify{.session = worker.session,
-                       .assignment = FinishedAssignment(absl::StrCat(
-                           "the run goes on with ", workers, " workers"))});
+    out.push_back(effect::Notify{.session = worker.session,
+                                 .assignment = FinishedAssignment(SizeText())});
   }
   ranks_.Resize(workers);
   decided_.resize(static_cast<size_t>(workers));
   // A rank that comes later may take its time from now on.
   for (Worker& worker : ranks_.all()) {
     if (worker.ever_joined) continue;
+    // Of a rank that comes back: what it was given before is over.
+    decided_[static_cast<size_t>(worker.rank.value())].ForgetBelow(
+        worker.next_sequence);
     worker.lost_at = now;
     worker.missed_since = now;
   }
@@ -253,13 +259,13 @@ absl::Status Coordinator::CheckHeld(Rank rank) const {
 absl::Status Coordinator::Evict(Rank rank, const std::string& reason,
                                 Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(CheckHeld(rank));
-  Worker& worker = ranks_[rank];
+  const Worker& worker = ranks_[rank];
   const std::string why = absl::StrCat("evicted: ", reason);
   if (worker.state == Worker::State::kLive) {
     out.push_back(effect::EndSession{.session = worker.session,
                                      .status = absl::AbortedError(why)});
   }
-  Vacate(worker, VacancyReason::kAdmin, why, now, out);
+  Vacate(rank, VacancyReason::kAdmin, why, now, out);
   return absl::OkStatus();
 }
 
@@ -273,6 +279,11 @@ absl::Status Coordinator::DrainWorker(Rank rank, const std::string& reason,
       .text = absl::StrCat("rank ", rank.value(),
                            " leaves after what it is at: ", reason)});
   // One that waits has nothing to finish.
+  if (registrations_.Contains(rank) && registrations_.asked() != rank) {
+    DismissRegistrant(rank, out);
+    out.push_back(effect::Notify{.session = worker.session,
+                                 .assignment = NextFor(worker, now)});
+  }
   NotifyWaiting(now, out);
   return absl::OkStatus();
 }

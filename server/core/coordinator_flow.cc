@@ -3,8 +3,10 @@
 // Where a step waits for all its members, somebody must always be let in, or
 // what is held would never be folded: those who have sent the fewest partitions
 // are. All workers send partitions in one order, so what the furthest behind
-// sends completes a partition that the others have sent, and frees it.
-// Elsewhere pushes do not complete each other, and each is let in whole.
+// sends completes a partition that the others have sent, and frees it. Only a
+// rank that does not compute what the others do can be paused while they wait
+// for it in a rendezvous; it is let in after a while, and what it does comes to
+// light. Elsewhere pushes do not complete each other, and each is let in whole.
 
 #include <algorithm>
 #include <vector>
@@ -12,6 +14,12 @@
 #include "server/core/coordinator.h"
 
 namespace cohort {
+namespace {
+
+// Longer than messages of an honest member are under way.
+constexpr absl::Duration kStalledMin = absl::Seconds(1);
+
+}  // namespace
 
 bool Coordinator::IsPaused(Rank rank) const {
   const auto at = paused_.find(rank);
@@ -38,9 +46,30 @@ bool Coordinator::MayTake(Rank rank, int64_t bytes) const {
   // What it would push is over: the message will be ignored.
   if (sync() && !IsMember(rank)) return true;
   if (ReservesPushes()) return budget_.HasReserved(rank);
-  if (budget_.Fits(bytes)) return true;
+  if (budget_.Fits(bytes) || let_in_.contains(rank)) return true;
   // What is being folded gives room soon; nobody has to be let in before.
   return !budget_.folding() && IsFurthestBehind(rank);
+}
+
+// Nobody of the step can do anything for it but those who are paused.
+bool Coordinator::Stalled(Instant now) const {
+  return std::all_of(
+      round_->pushes.begin(), round_->pushes.end(), [&](const auto& member) {
+        const auto& [rank, push] = member;
+        const auto paused = paused_.find(rank);
+        if (paused != paused_.end() && !paused->second.resumed) {
+          return now - paused->second.since >= kStalledMin;
+        }
+        return push.closed() || round_->rendezvous.Waits(rank);
+      });
+}
+
+void Coordinator::EndStall(Instant now) {
+  if (paused_.empty() || !sync() || !round_.has_value() || budget_.folding() ||
+      !Stalled(now)) {
+    return;
+  }
+  for (const auto& [rank, paused] : paused_) let_in_.insert(rank);
 }
 
 void Coordinator::ResumePaused(Instant now, Effects& out) {

@@ -13,6 +13,7 @@ namespace cohort {
 
 absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
                                Instant now, Effects& out) {
+  NoteBegin(now);
   if (request.batch_size < 1 || request.batch_size > limits::kBatchSizeMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("join: got batch size ", request.batch_size,
@@ -86,9 +87,10 @@ absl::Status Coordinator::Rejoin(SessionId session, const JoinRequest& request,
         .worker =
             WorkerLife{.rank = worker.rank, .incarnation = worker.incarnation},
         .text = absl::StrCat("rank ", worker.rank.value(), " is back")});
+    const Rank rank = worker.rank;
     // Not only this worker may have waited for its return.
     Advance(now, out);
-    RepeatWait(worker, now, out);
+    RepeatWait(rank, now, out);
     return absl::OkStatus();
   }
   return absl::AbortedError(absl::StrCat("incarnation ",
@@ -123,15 +125,23 @@ absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
   if (!request.rank.has_value()) {
     Worker* vacant = ranks_.LowestVacant();
     if (vacant != nullptr) return vacant;
-    return absl::ResourceExhaustedError(
-        absl::StrCat("all ", ranks_.size(),
-                     " ranks are taken; start the "
-                     "server with more --workers or wait for a vacancy"));
+    const std::string pending = PendingWorkersText(now);
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "all ", ranks_.size(), " ranks are taken; ",
+        pending.empty() ? "start the server with more --workers or wait for a "
+                          "vacancy"
+                        : pending));
   }
   if (!ranks_.Contains(*request.rank)) {
     if (request.rank->value() < 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "join: got --rank=", request.rank->value(), ", want 0 or more"));
+    }
+    if (pending_.has_value() &&
+        request.rank->value() < pending_->target.workers) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("rank ", request.rank->value(), " is not there yet; ",
+                       PendingWorkersText(now)));
     }
     // Not the worker's mistake: what starts workers may count more of them than
     // the server, and must not stop the others because of it.
@@ -154,6 +164,28 @@ absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
       SecondsText(std::max(frees, absl::ZeroDuration())),
       " at the earliest, "
       "once it is silent; another --rank, or none, takes another one"));
+}
+
+std::string Coordinator::PendingWorkersText(Instant now) const {
+  if (!pending_.has_value() || pending_->target.workers == ranks_.size()) {
+    return "";
+  }
+  return absl::StrCat("the change of workers to ", pending_->target.workers,
+                      " is pending: ", WaitText(now));
+}
+
+std::string Coordinator::SurplusText(Rank rank) const {
+  return absl::StrCat("rank ", rank.value(),
+                      " is not needed any more: ", SizeText());
+}
+
+void Coordinator::NoteBegin(Instant now) {
+  if (begin_.has_value()) return;
+  begin_ = now;
+  for (Worker& worker : ranks_.all()) {
+    worker.lost_at = now;
+    worker.missed_since = now;
+  }
 }
 
 bool Coordinator::HadRank(Rank rank) const {
@@ -205,7 +237,7 @@ void Coordinator::Leave(SessionId session, const std::string& reason,
   if (worker == nullptr) return;
   // One that was told to leave says only that it is done.
   const std::string why = worker->leaves_because.value_or(reason);
-  Vacate(*worker, VacancyReason::kLeft, why, now, out);
+  Vacate(worker->rank, VacancyReason::kLeft, why, now, out);
 }
 
 void Coordinator::SessionBroken(SessionId session, Instant now, Effects& out) {
@@ -223,8 +255,9 @@ void Coordinator::SessionBroken(SessionId session, Instant now, Effects& out) {
                            SecondsText(options_.reconnect_grace))});
 }
 
-void Coordinator::Vacate(Worker& worker, VacancyReason why,
+void Coordinator::Vacate(Rank rank, VacancyReason why,
                          const std::string& reason, Instant now, Effects& out) {
+  Worker& worker = ranks_[rank];
   ranks_.Transition(worker, Worker::State::kVacant, now);
   worker.lost_at = now;
   if (worker.registered || !worker.ever_registered) worker.missed_since = now;
@@ -232,45 +265,58 @@ void Coordinator::Vacate(Worker& worker, VacancyReason why,
   worker.waiting = false;
   worker.phases.clear();
   worker.leaves_because.reset();
-  paused_.erase(worker.rank);
+  paused_.erase(rank);
+  registrations_.Remove(rank);
   if (ended_) return;
   ++counters_["workers_lost"];
   ++vacancies_[why];
   const std::string gone =
-      absl::StrCat("rank ", worker.rank.value(),
+      absl::StrCat("rank ", rank.value(),
                    why == VacancyReason::kLeft ? " has left" : " is lost");
   out.push_back(effect::Log{
       .severity = Severity::kWarning,
-      .worker =
-          WorkerLife{.rank = worker.rank, .incarnation = worker.incarnation},
+      .worker = WorkerLife{.rank = rank, .incarnation = worker.incarnation},
       .text = absl::StrCat(
           gone, " at step ",
           current_ == nullptr ? 0 : current_->version.value(), ": ", reason,
           options_.on_worker_loss == OnWorkerLoss::kWait
               ? absl::StrCat(
                     "; waiting for its replacement (cohort-worker --rank=",
-                    worker.rank.value(), "), gives up in ",
+                    rank.value(), "), gives up in ",
                     SecondsText(options_.replacement_deadline))
               : "; going on without it")});
-  if (round_.has_value() && IsMember(worker.rank)) {
-    round_->rendezvous.Forget(worker.rank);
-  }
-  ReleaseOutstanding(worker, absl::StrCat(gone, ": ", reason), now, out);
+  if (round_.has_value() && IsMember(rank)) round_->rendezvous.Forget(rank);
+  ReleaseOutstanding(rank, absl::StrCat(gone, ": ", reason), now, out);
   ResumePaused(now, out);
   Advance(now, out);
   // Whoever waits now waits for someone else, or longer.
-  for (const Worker& other : ranks_.all()) RepeatWait(other, now, out);
+  RepeatWaits(now, out);
 }
 
-void Coordinator::RepeatWait(const Worker& worker, Instant now,
-                             Effects& out) const {
-  if (ended_ || !worker.waiting || !worker.usable()) return;
-  out.push_back(effect::Notify{.session = worker.session,
-                               .assignment = WaitAssignment(worker, now)});
+void Coordinator::RepeatWait(Rank rank, Instant now, Effects& out) const {
+  if (ended_ || !ranks_.Contains(rank)) return;
+  const Worker& worker = ranks_[rank];
+  const bool registers = registrations_.Contains(rank);
+  if (!worker.waiting || worker.state != Worker::State::kLive ||
+      !(worker.registered || registers)) {
+    return;
+  }
+  // Before the start nothing else tells one that is to leave that it may.
+  const bool leaves =
+      worker.leaves_because.has_value() && !worker.outstanding.has_value();
+  out.push_back(effect::Notify{
+      .session = worker.session,
+      .assignment = leaves ? FinishedAssignment(*worker.leaves_because)
+                           : WaitAssignment(worker, now)});
 }
 
-void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& why,
+void Coordinator::RepeatWaits(Instant now, Effects& out) const {
+  for (const Worker& worker : ranks_.all()) RepeatWait(worker.rank, now, out);
+}
+
+void Coordinator::ReleaseOutstanding(Rank rank, const std::string& why,
                                      Instant now, Effects& out) {
+  Worker& worker = ranks_[rank];
   if (worker.outstanding.has_value() &&
       worker.outstanding->kind != AssignmentKind::kTrain) {
     ReturnShard(worker);
@@ -279,44 +325,55 @@ void Coordinator::ReleaseOutstanding(Worker& worker, const std::string& why,
   const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait &&
                      !pending_.has_value() && !draining_;
   if (!sync()) {
-    DropAssembly(worker.rank);
+    DropAssembly(rank);
     if (waits) return;
-    ReissuePiece(worker.rank);
+    ReissuePiece(rank);
     worker.outstanding.reset();
     return;
   }
-  if (!round_.has_value() || !IsMember(worker.rank)) return;
+  if (!round_.has_value() || !IsMember(rank)) return;
   if (waits) {
-    FreeRoomOf(worker.rank);
+    FreeRoomOf(rank);
     return;
   }
   // A complete push counts without its sender.
-  if (round_->pushes.at(worker.rank).Complete(trainable_partitions_)) return;
+  if (round_->pushes.at(rank).Complete(trainable_partitions_)) return;
   const std::vector<Rank>& claims = round_->claims;
   if (!round_->fixed && round_->members.size() > 1 &&
-      std::find(claims.begin(), claims.end(), worker.rank) == claims.end()) {
-    RemoveCandidate(worker.rank, now, out);
+      std::find(claims.begin(), claims.end(), rank) == claims.end()) {
+    RemoveCandidate(rank, now, out);
     return;
   }
   AbortAttempt(why, now, out);
 }
 
 void Coordinator::Tick(Instant now, Effects& out) {
+  NoteBegin(now);
   if (ended_) return;
-  for (Worker& worker : ranks_.all()) {
+  // A loss may let a change of the number of ranks take effect.
+  for (int32_t i = 0; i < ranks_.size(); ++i) {
+    const Rank rank(i);
+    const Worker& worker = ranks_[rank];
     if (worker.state == Worker::State::kReconnecting &&
         now - worker.lost_at >= options_.reconnect_grace) {
-      Vacate(worker, VacancyReason::kDisconnect, "its stream broke", now, out);
+      Vacate(rank, VacancyReason::kDisconnect, "its stream broke", now, out);
     } else if (worker.state == Worker::State::kLive &&
                now - worker.last_heard > options_.lease) {
       const std::string reason =
           absl::StrCat("silent for ", SecondsText(now - worker.last_heard));
       out.push_back(effect::EndSession{.session = worker.session,
                                        .status = absl::AbortedError(reason)});
-      Vacate(worker, VacancyReason::kLease, reason, now, out);
+      Vacate(rank, VacancyReason::kLease, reason, now, out);
     }
   }
-  if (ended_ || !started_) return;
+  if (ended_) return;
+  if (!started_) {
+    CheckValuesDeadline(now, out);
+    // A continued run does not wait without end for all.
+    if (resumed_) Advance(now, out);
+    return;
+  }
+  EndStall(now);
   ResumePaused(now, out);
   CheckStepDeadline(now, out);
   GiveUpWaiting(now, out);
@@ -352,7 +409,7 @@ void Coordinator::CheckStepDeadline(Instant now, Effects& out) {
         "no progress for ", SecondsText(now - worker.last_progress));
     out.push_back(effect::EndSession{.session = worker.session,
                                      .status = absl::AbortedError(reason)});
-    Vacate(worker, VacancyReason::kDeadline, reason, now, out);
+    Vacate(worker.rank, VacancyReason::kDeadline, reason, now, out);
     return;
   }
 }

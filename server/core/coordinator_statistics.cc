@@ -288,7 +288,7 @@ absl::StatusOr<Assignment> Coordinator::ReportEvaluation(
     }
     Advance(now, out);
   }
-  return NextFor(*worker, now);
+  return NextForRank(sender.rank, now);
 }
 
 absl::Status Coordinator::CheckCollected(
@@ -329,7 +329,7 @@ absl::StatusOr<Assignment> Coordinator::ReportMoments(
     }
     Advance(now, out);
   }
-  return NextFor(*worker, now);
+  return NextForRank(sender.rank, now);
 }
 
 }  // namespace cohort

@@ -67,8 +67,58 @@ std::vector<Rank> Coordinator::VacantRanks() const {
   return vacant;
 }
 
+std::vector<Rank> Coordinator::AwaitedToStart() const {
+  const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait;
+  std::vector<Rank> awaited;
+  for (const Worker& worker : ranks_.all()) {
+    if (worker.usable() || registrations_.Contains(worker.rank)) continue;
+    // The run went on without it before it was continued.
+    if (never_registered_before_.contains(worker.rank) ||
+        (!waits && lost_before_.contains(worker.rank))) {
+      continue;
+    }
+    awaited.push_back(worker.rank);
+  }
+  return awaited;
+}
+
+absl::Duration Coordinator::StartLeft(Instant now) const {
+  if (!resumed_ || !begin_.has_value() ||
+      options_.on_worker_loss == OnWorkerLoss::kWait) {
+    return kUnbounded;
+  }
+  return std::max(*begin_ + options_.replacement_deadline - now,
+                  absl::ZeroDuration());
+}
+
+std::string Coordinator::StartText(Instant now) const {
+  const std::vector<Rank> waited = WaitedFor();
+  if (registrations_.asked().has_value()) {
+    const Instant until =
+        ranks_[waited.front()].last_progress + options_.values_deadline;
+    return absl::StrCat(
+        "waiting for ", Ranks(waited), " to register its model, gives up in ",
+        SecondsText(std::max(until - now, absl::ZeroDuration())));
+  }
+  const absl::Duration left = StartLeft(now);
+  std::string limit = "no limit";
+  if (left <= absl::ZeroDuration()) {
+    limit = "starts with the first that comes";
+  } else if (left < kUnbounded) {
+    limit = absl::StrCat("starts without ", waited.size() == 1 ? "it" : "them",
+                         " in ", SecondsText(left));
+  }
+  return absl::StrCat("waiting for ", Ranks(waited), " to join and register, ",
+                      limit);
+}
+
 std::vector<Rank> Coordinator::WaitedFor() const {
-  if (!started_) return VacantRanks();
+  if (!started_) {
+    if (registrations_.asked().has_value()) return {*registrations_.asked()};
+    std::vector<Rank> awaited = AwaitedToStart();
+    // Only those are missing that need not come, but one must.
+    return awaited.empty() ? VacantRanks() : awaited;
+  }
   if (round_.has_value()) {
     const std::vector<Rank> missing = round_->rendezvous.Missing();
     std::vector<Rank> waited =
@@ -118,11 +168,8 @@ std::string Coordinator::LostText(const std::vector<Rank>& lost,
 }
 
 std::string Coordinator::WaitText(Instant now) const {
+  if (!started_) return StartText(now);
   const std::vector<Rank> waited = WaitedFor();
-  if (!started_) {
-    return absl::StrCat("waiting for ", Ranks(waited),
-                        " to join and register, no limit");
-  }
   std::vector<Rank> lost;
   for (Rank rank : waited) {
     if (!ranks_[rank].usable()) lost.push_back(rank);
@@ -217,6 +264,23 @@ Coordinator::HoldUp Coordinator::HeldUp(Instant now) const {
 }
 
 void Coordinator::DescribeState(Instant now, StatusView& view) const {
+  if (ended_) {
+    view.phase = StatusView::Phase::kOver;
+    view.state = absl::StrCat("over: ", end_reason_);
+    return;
+  }
+  if (!started_) {
+    view.phase = StatusView::Phase::kWaiting;
+    view.state = WaitText(now);
+    view.waited_for = WaitedFor();
+    // Nobody is late for a run that begins.
+    if (registrations_.asked().has_value()) {
+      view.waiting = now - ranks_[view.waited_for.front()].last_progress;
+    } else if (resumed_ && begin_.has_value()) {
+      view.waiting = now - *begin_;
+    }
+    return;
+  }
   std::vector<Rank> lost;
   for (const Worker& worker : ranks_.all()) {
     if (worker.ever_registered && !worker.usable()) lost.push_back(worker.rank);
@@ -231,15 +295,7 @@ void Coordinator::DescribeState(Instant now, StatusView& view) const {
       view.waiting = std::max(view.waiting, now - ranks_[rank].missed_since);
     }
   }
-  if (ended_) {
-    view.phase = StatusView::Phase::kOver;
-    view.state = absl::StrCat("over: ", end_reason_);
-    view.waited_for.clear();
-    view.waiting = absl::ZeroDuration();
-    return;
-  }
-  if (!started_ || (waits && (sync() || alone))) {
-    if (!started_) view.waited_for = WaitedFor();
+  if (waits && (sync() || alone)) {
     view.phase = StatusView::Phase::kWaiting;
     view.state = started_ && alone ? LostText(lost, now) : WaitText(now);
     return;

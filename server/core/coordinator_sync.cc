@@ -174,6 +174,7 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
   Round over = *std::move(round_);
   round_.reset();
   for (const auto& [rank, push] : over.pushes) ReleasePush(rank, push);
+  let_in_.clear();
   ResumeAll(out);
   ++counters_["steps_aborted"];
   out.push_back(effect::Log{
@@ -358,6 +359,7 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
   }
   Round round = *std::move(round_);
   round_.reset();
+  let_in_.clear();
 
   CommitRecord record = RecordOf(round);
   // The clock counts what was handed out, so that schedules end with the

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/assignment.h"
 #include "common/float_buffer.h"
 #include "common/ids.h"
@@ -73,9 +74,14 @@ struct RunState {
   // In force; what the process was started with may differ.
   SettingValues settings;
   std::vector<PolicyRecord> policy_history;
-  // By rank: the number of the next assignment and the batch size.
+  // By rank: the number of the next assignment and the batch size. Numbers
+  // are also kept of ranks that a smaller cohort has given up.
   std::vector<Sequence> next_sequences;
   std::vector<int64_t> batch_sizes;
+  // Ranks that nobody held, ascending: those that had taken part, and those
+  // that never had.
+  std::vector<Rank> lost;
+  std::vector<Rank> never_registered;
   Incarnation next_incarnation;
   // Issued but not committed (async); issued again after a restart.
   struct Range {
@@ -151,6 +157,14 @@ struct WorkerLife {
 
 enum class Severity { kInfo, kWarning, kError };
 
+// What a registrant is told.
+struct RegisterAnswer {
+  std::vector<Partition> partitions;
+  // True: call FinishRegister with the initial values.
+  bool send_values = false;
+  double loss_reference = 1;
+};
+
 // What the state machine wants done. Adapters carry it out in order and
 // decide nothing. Anything addressed to a stream that has ended is dropped.
 namespace effect {
@@ -176,6 +190,13 @@ struct StepAborted {
   Attempt attempt;
   std::vector<Rank> members;
   std::string reason;
+};
+// The answer to BeginRegister, which may come long after it. A status that is
+// not OK refuses the registration.
+struct RegisterAnswered {
+  Rank rank;
+  Incarnation incarnation;
+  absl::StatusOr<RegisterAnswer> answer;
 };
 struct ReduceResult {
   Rank rank;
@@ -247,13 +268,12 @@ struct RunEnded {
 
 }  // namespace effect
 
-using Effect =
-    std::variant<effect::Joined, effect::EndSession, effect::Notify,
-                 effect::StepAborted, effect::ReduceResult,
-                 effect::ReduceAborted, effect::SendWeights,
-                 effect::SendVerdict, effect::ResumeGradients, effect::Fold,
-                 effect::Committed, effect::PolicyChanged, effect::Evaluated,
-                 effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
+using Effect = std::variant<
+    effect::Joined, effect::EndSession, effect::Notify, effect::StepAborted,
+    effect::RegisterAnswered, effect::ReduceResult, effect::ReduceAborted,
+    effect::SendWeights, effect::SendVerdict, effect::ResumeGradients,
+    effect::Fold, effect::Committed, effect::PolicyChanged, effect::Evaluated,
+    effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
 
 using Effects = std::vector<Effect>;
 

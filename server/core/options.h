@@ -127,6 +127,9 @@ struct CoordinatorOptions {
   absl::Duration reconnect_grace = absl::Milliseconds(500);
   absl::Duration step_deadline = absl::Minutes(5);
   absl::Duration replacement_deadline = absl::Minutes(10);
+  // For the next part of the initial values, of the worker that was asked for
+  // them.
+  absl::Duration values_deadline = absl::Seconds(30);
   OnWorkerLoss on_worker_loss = OnWorkerLoss::kWait;
   int64_t partition_bytes = int64_t{1} << 20;
   // Commits between checkpoints; 0: only at the end.

@@ -20,6 +20,7 @@ absl::string_view StateName(Worker::State state) {
 RankTable::RankTable(int32_t size) { Resize(size); }
 
 void RankTable::Resize(int32_t size) {
+  const std::vector<Sequence> sequences = next_sequences();
   const auto before = static_cast<int32_t>(workers_.size());
   workers_.resize(static_cast<size_t>(size));
   std::erase_if(sessions_, [size](const auto& entry) {
@@ -27,6 +28,27 @@ void RankTable::Resize(int32_t size) {
   });
   for (int32_t i = before; i < size; ++i) {
     workers_[static_cast<size_t>(i)].rank = Rank(i);
+  }
+  RestoreSequences(sequences);
+}
+
+std::vector<Sequence> RankTable::next_sequences() const {
+  std::vector<Sequence> sequences;
+  for (const Worker& worker : workers_) {
+    sequences.push_back(worker.next_sequence);
+  }
+  sequences.insert(sequences.end(), forgotten_.begin(), forgotten_.end());
+  return sequences;
+}
+
+void RankTable::RestoreSequences(const std::vector<Sequence>& next_sequences) {
+  forgotten_.clear();
+  for (size_t i = 0; i < next_sequences.size(); ++i) {
+    if (i < workers_.size()) {
+      workers_[i].next_sequence = next_sequences[i];
+    } else {
+      forgotten_.push_back(next_sequences[i]);
+    }
   }
 }
 

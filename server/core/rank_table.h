@@ -84,7 +84,9 @@ class RankTable {
  public:
   explicit RankTable(int32_t size);
 
-  // New ranks are vacant; those beyond `size` are forgotten.
+  // New ranks are vacant. Those beyond `size` are forgotten but for the
+  // numbers of their assignments: a rank that comes again goes on with them.
+  // References to workers are invalid afterwards.
   void Resize(int32_t size);
 
   int32_t size() const { return static_cast<int32_t>(workers_.size()); }
@@ -108,12 +110,18 @@ class RankTable {
   std::vector<Rank> Usable() const;
   int32_t live() const;
 
+  // By rank: the numbers of the next assignments, forgotten ranks included.
+  std::vector<Sequence> next_sequences() const;
+  void RestoreSequences(const std::vector<Sequence>& next_sequences);
+
   // Allowed: kVacant -> kLive, kLive <-> kReconnecting, either -> kVacant.
   void Transition(Worker& worker, Worker::State to, Instant now);
 
  private:
   std::vector<Worker> workers_;
   std::map<SessionId, Rank> sessions_;
+  // Next assignments of the forgotten ranks, from `size` on.
+  std::vector<Sequence> forgotten_;
 };
 
 }  // namespace cohort

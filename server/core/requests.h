@@ -42,14 +42,6 @@ enum class Admission {
   kPaused,
 };
 
-// What a registrant is told.
-struct RegisterAnswer {
-  std::vector<Partition> partitions;
-  // True: call FinishRegister with the initial values.
-  bool send_values = false;
-  double loss_reference = 1;
-};
-
 // A change of settings that was asked for.
 struct ChangeRequest {
   // Empty: whatever run this is.

@@ -4,15 +4,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "cohort/v1/parameters.pb.h"
 #include "common/byte_rope.h"
 #include "common/float_buffer.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
@@ -45,7 +49,7 @@ absl::Status CheckModelSize(const ModelLayout& layout) {
 }
 
 class RegisterReactor final
-    : public QueuedBidi<grpc::ByteBuffer, grpc::ByteBuffer, Stream> {
+    : public QueuedBidi<grpc::ByteBuffer, grpc::ByteBuffer, RegisterStream> {
  public:
   explicit RegisterReactor(Shard& shard)
       : QueuedBidi(shard.streams()), shard_(shard) {}
@@ -60,6 +64,48 @@ class RegisterReactor final
     }
   }
 
+  void SendAnswer(const absl::StatusOr<RegisterAnswer>& answer) override
+      ABSL_LOCKS_EXCLUDED(answer_mu_) {
+    if (!answer.ok()) {
+      End(answer.status());
+      return;
+    }
+    bool no_more = false;
+    {
+      MutexLock lock(answer_mu_);
+      answer_ = *answer;
+      no_more = half_closed_;
+    }
+    v1::RegisterReply reply;
+    ToProto(answer->partitions, reply.mutable_partitions());
+    for (int32_t partition : SendOrder(answer->partitions)) {
+      reply.add_send_order(partition);
+    }
+    reply.set_loss_reference(answer->loss_reference);
+    reply.set_send_values(answer->send_values);
+    reply.set_done(!answer->send_values);
+    Send(EncodeReply(reply));
+    if (!answer->send_values) {
+      End(absl::OkStatus());
+    } else if (no_more) {
+      End(absl::InvalidArgumentError(
+          "register: got the end of the requests, want the initial values"));
+    }
+  }
+
+  // The client has closed its side, which it may while it waits for the
+  // answer, or is gone, which OnCancel tells.
+  void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(answer_mu_) {
+    if (!ok) {
+      MutexLock lock(answer_mu_);
+      half_closed_ = true;
+      if (waiting_ && !answer_.has_value()) return;
+    }
+    QueuedBidi::OnReadDone(ok);
+  }
+
+  void OnCancel() override { End(absl::CancelledError("the peer is gone")); }
+
  protected:
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
     COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::RegisterRequest> framed,
@@ -67,17 +113,19 @@ class RegisterReactor final
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&framed.header));
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(framed.header.sender()));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
-    if (!answer_.send_values) return OnLayout(framed.header, sender);
+    if (!layout_.has_value()) return OnLayout(framed.header, sender);
+    COHORT_RETURN_IF_ERROR(TakeAnswer());
     COHORT_RETURN_IF_ERROR(OnValues(framed.header, framed.payload));
-    return missing_ == 0 ? Finish(sender) : absl::OkStatus();
+    return missing_ == 0 ? Finish(sender) : shard_.RegisterProgress(sender);
   }
 
-  absl::Status OnHalfClose() override {
-    if (!answer_.send_values) {
+  absl::Status OnHalfClose() override ABSL_LOCKS_EXCLUDED(answer_mu_) {
+    if (!layout_.has_value()) {
       return absl::InvalidArgumentError(
           "register: the stream was closed before anything came, want layout "
           "and plan first");
     }
+    COHORT_RETURN_IF_ERROR(TakeAnswer());
     if (missing_ == 0) return absl::OkStatus();
     const auto absent = std::find(values_.begin(), values_.end(), nullptr);
     return absl::InvalidArgumentError(
@@ -88,26 +136,32 @@ class RegisterReactor final
 
  private:
   absl::Status OnLayout(const v1::RegisterRequest& request,
-                        const Sender& sender) {
+                        const Sender& sender) ABSL_LOCKS_EXCLUDED(answer_mu_) {
     COHORT_ASSIGN_OR_RETURN(layout_, FromProto(request.layout()));
-    COHORT_RETURN_IF_ERROR(CheckModelSize(layout_));
+    COHORT_RETURN_IF_ERROR(CheckModelSize(*layout_));
     COHORT_ASSIGN_OR_RETURN(plan_, FromProto(request.plan()));
     COHORT_ASSIGN_OR_RETURN(statistics_,
-                            FromProto(request.statistics(), layout_));
-    COHORT_ASSIGN_OR_RETURN(answer_,
-                            shard_.BeginRegister(sender, layout_, plan_));
-    values_.resize(answer_.partitions.size());
-    missing_ = values_.size();
-    v1::RegisterReply reply;
-    ToProto(answer_.partitions, reply.mutable_partitions());
-    for (int32_t partition : SendOrder(answer_.partitions)) {
-      reply.add_send_order(partition);
+                            FromProto(request.statistics(), *layout_));
+    {
+      MutexLock lock(answer_mu_);
+      waiting_ = true;
     }
-    reply.set_loss_reference(answer_.loss_reference);
-    reply.set_send_values(answer_.send_values);
-    reply.set_done(!answer_.send_values);
-    Send(EncodeReply(reply));
-    if (!answer_.send_values) End(absl::OkStatus());
+    return shard_.BeginRegister(
+        sender, *layout_, plan_,
+        std::static_pointer_cast<RegisterReactor>(shared_from_this()));
+  }
+
+  // Prepares for the values that the answer asks for.
+  absl::Status TakeAnswer() ABSL_LOCKS_EXCLUDED(answer_mu_) {
+    if (!partitions_.empty()) return absl::OkStatus();
+    MutexLock lock(answer_mu_);
+    if (!answer_.has_value() || !answer_->send_values) {
+      return absl::InvalidArgumentError(
+          "register: got a partition that was not asked for");
+    }
+    partitions_ = answer_->partitions;
+    values_.resize(partitions_.size());
+    missing_ = values_.size();
     return absl::OkStatus();
   }
 
@@ -123,7 +177,7 @@ class RegisterReactor final
       return absl::InvalidArgumentError(
           absl::StrCat("register: got partition ", index, " twice"));
     }
-    const Partition& partition = answer_.partitions[static_cast<size_t>(index)];
+    const Partition& partition = partitions_[static_cast<size_t>(index)];
     const int64_t elements = partition.elements;
     COHORT_RETURN_IF_ERROR(CheckPayload(request, payload, elements));
     // Copied once: the values outlive every message, and want alignment.
@@ -131,18 +185,19 @@ class RegisterReactor final
     payload.CopyTo(absl::MakeSpan(reinterpret_cast<std::byte*>(buffer->data()),
                                   static_cast<size_t>(payload.size_bytes())));
     COHORT_RETURN_IF_ERROR(
-        CheckInitialValues(layout_, partition, buffer->span()));
+        CheckInitialValues(*layout_, partition, buffer->span()));
     place = std::move(buffer);
     --missing_;
     return absl::OkStatus();
   }
 
   absl::Status Finish(const Sender& sender) {
-    COHORT_RETURN_IF_ERROR(shard_.FinishRegister(
-        sender, layout_, plan_, std::move(values_), std::move(statistics_)));
+    COHORT_ASSIGN_OR_RETURN(
+        const RegisterAnswer finished,
+        shard_.FinishRegister(sender, *layout_, plan_, std::move(values_),
+                              std::move(statistics_)));
     v1::RegisterReply reply;
-    // Another registrant may have been first, and its value rules.
-    reply.set_loss_reference(shard_.model()->plan.loss_reference);
+    reply.set_loss_reference(finished.loss_reference);
     reply.set_done(true);
     Send(EncodeReply(reply));
     End(absl::OkStatus());
@@ -159,12 +214,18 @@ class RegisterReactor final
 
   // Used by the reading side only, whose reactions never overlap.
   OneSender one_sender_;
-  ModelLayout layout_;
+  std::optional<ModelLayout> layout_;
   RunPlan plan_;
   std::vector<LayerStatistics> statistics_;
-  RegisterAnswer answer_;
+  std::vector<Partition> partitions_;
   std::vector<SharedFloats> values_;
   size_t missing_ = 0;
+
+  // The answer may come by any thread, long after the layout.
+  Mutex answer_mu_;
+  bool waiting_ ABSL_GUARDED_BY(answer_mu_) = false;
+  bool half_closed_ ABSL_GUARDED_BY(answer_mu_) = false;
+  std::optional<RegisterAnswer> answer_ ABSL_GUARDED_BY(answer_mu_);
 };
 
 }  // namespace

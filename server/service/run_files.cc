@@ -344,10 +344,10 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
                      StatisticsNames(anew), ": they start from those of ",
                      StatisticsName(held.front().kind)));
   }
-  if (static_cast<int32_t>(state.next_sequences.size()) != options.workers) {
+  if (static_cast<int32_t>(state.batch_sizes.size()) != options.workers) {
     Log(LogLevel::kWarning,
         absl::StrCat("the run goes on with ", options.workers,
-                     " workers, before ", state.next_sequences.size()));
+                     " workers, before ", state.batch_sizes.size()));
   }
   return absl::OkStatus();
 }

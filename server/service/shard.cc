@@ -102,6 +102,12 @@ struct Shard::Dispatcher {
       session->SendStepAborted(aborted);
     }
   }
+  void operator()(effect::RegisterAnswered& answered) const {
+    if (auto stream =
+            shard.streams_.Register(answered.rank, answered.incarnation)) {
+      stream->SendAnswer(answered.answer);
+    }
+  }
   void operator()(effect::ReduceResult& result) {
     results[{result.rank, result.incarnation}].push_back(&result);
   }
@@ -311,19 +317,30 @@ void Shard::SessionBroken(SessionId session) {
   });
 }
 
-absl::StatusOr<RegisterAnswer> Shard::BeginRegister(const Sender& sender,
-                                                    const ModelLayout& layout,
-                                                    const RunPlan& plan) {
-  return Handle([&](Coordinator& core, Instant now, Effects& out) {
-    return core.BeginRegister(sender, layout, plan, now, out);
+absl::Status Shard::BeginRegister(const Sender& sender,
+                                  const ModelLayout& layout,
+                                  const RunPlan& plan,
+                                  const std::shared_ptr<RegisterStream>& from) {
+  std::shared_ptr<Stream> displaced;
+  absl::Status status = Handle([&](Coordinator& core, Instant now,
+                                   Effects& out) {
+    COHORT_RETURN_IF_ERROR(core.BeginRegister(sender, layout, plan, now, out));
+    displaced = streams_.PutRegister(sender.rank, sender.incarnation, from);
+    return absl::OkStatus();
+  });
+  EndDisplaced(displaced);
+  return status;
+}
+
+absl::Status Shard::RegisterProgress(const Sender& sender) {
+  return Handle([&](Coordinator& core, Instant now, Effects&) {
+    return core.RegisterProgress(sender, now);
   });
 }
 
-absl::Status Shard::FinishRegister(const Sender& sender,
-                                   const ModelLayout& layout,
-                                   const RunPlan& plan,
-                                   std::vector<SharedFloats> values,
-                                   std::vector<LayerStatistics> statistics) {
+absl::StatusOr<RegisterAnswer> Shard::FinishRegister(
+    const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
+    std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics) {
   return Handle([&](Coordinator& core, Instant now, Effects& out) {
     return core.FinishRegister(sender, layout, plan, std::move(values),
                                std::move(statistics), now, out);

@@ -104,13 +104,15 @@ class Shard {
   void Leave(SessionId session, const std::string& reason);
   void SessionBroken(SessionId session);
 
-  absl::StatusOr<RegisterAnswer> BeginRegister(const Sender& sender,
-                                               const ModelLayout& layout,
-                                               const RunPlan& plan);
-  absl::Status FinishRegister(const Sender& sender, const ModelLayout& layout,
-                              const RunPlan& plan,
-                              std::vector<SharedFloats> values,
-                              std::vector<LayerStatistics> statistics);
+  // The answer goes to `from`, now or later.
+  absl::Status BeginRegister(const Sender& sender, const ModelLayout& layout,
+                             const RunPlan& plan,
+                             const std::shared_ptr<RegisterStream>& from);
+  absl::Status RegisterProgress(const Sender& sender);
+  absl::StatusOr<RegisterAnswer> FinishRegister(
+      const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
+      std::vector<SharedFloats> values,
+      std::vector<LayerStatistics> statistics);
 
   // Once a message is accepted, `from` is the stream that answers go to.
   absl::Status Open(const Sender& sender, const PushKey& key,

@@ -97,6 +97,7 @@ void StreamRegistry::Forget(const Stream* stream) {
   std::erase_if(sessions_, [stream](const auto& entry) {
     return entry.second.stream.get() == stream;
   });
+  EraseStream(registers_, stream);
   EraseStream(exchanges_, stream);
   EraseStream(reduces_, stream);
 }
@@ -116,6 +117,13 @@ std::shared_ptr<Stream> StreamRegistry::PutLocked(
   std::shared_ptr<Stream> displaced = std::move(place.stream);
   place = {.incarnation = incarnation, .stream = stream};
   return displaced;
+}
+
+std::shared_ptr<Stream> StreamRegistry::PutRegister(
+    Rank rank, Incarnation incarnation,
+    const std::shared_ptr<RegisterStream>& stream) {
+  MutexLock lock(mu_);
+  return PutLocked(registers_, rank, incarnation, stream);
 }
 
 std::shared_ptr<Stream> StreamRegistry::PutExchange(
@@ -142,6 +150,7 @@ StreamRegistry::Streams StreamRegistry::Bind(SessionId session, Rank rank,
   const auto is_older = [incarnation](Incarnation i) {
     return i < incarnation;
   };
+  TakeIf(registers_, rank, is_older, older);
   TakeIf(exchanges_, rank, is_older, older);
   TakeIf(reduces_, rank, is_older, older);
   return older;
@@ -155,6 +164,7 @@ StreamRegistry::Streams StreamRegistry::Unbind(SessionId session) {
     const auto same = [life = at->second.incarnation](Incarnation i) {
       return i == life;
     };
+    TakeIf(registers_, at->first, same, ended);
     TakeIf(exchanges_, at->first, same, ended);
     TakeIf(reduces_, at->first, same, ended);
     bindings_.erase(at);
@@ -168,6 +178,12 @@ std::shared_ptr<SessionStream> StreamRegistry::Session(
   MutexLock lock(mu_);
   const auto at = sessions_.find(session);
   return at == sessions_.end() ? nullptr : at->second.stream;
+}
+
+std::shared_ptr<RegisterStream> StreamRegistry::Register(
+    Rank rank, Incarnation incarnation) const {
+  MutexLock lock(mu_);
+  return Find(registers_, rank, incarnation);
 }
 
 std::shared_ptr<ExchangeStream> StreamRegistry::Exchange(

@@ -21,9 +21,9 @@ namespace cohort {
 // worker that speaks on them. Also counts all open streams, bounds them, and
 // ends them when the server stops.
 //
-// A rank has at most one exchange and one reduce stream. Streams come back to
-// the caller when they lose their place, because End must not run under the
-// registry's lock.
+// A rank has at most one stream each to register, exchange and reduce. Streams
+// come back to the caller when they lose their place, because End must not run
+// under the registry's lock.
 //
 // Thread safety: safe. Never calls a stream.
 class StreamRegistry {
@@ -56,6 +56,9 @@ class StreamRegistry {
   // Effects for this life go to `stream`, which must be admitted, from now on.
   // Returns the stream that lost to it: the one that had its place or, if that
   // one was opened later, `stream` itself. Null if nothing changed.
+  std::shared_ptr<Stream> PutRegister(
+      Rank rank, Incarnation incarnation,
+      const std::shared_ptr<RegisterStream>& stream);
   std::shared_ptr<Stream> PutExchange(
       Rank rank, Incarnation incarnation,
       const std::shared_ptr<ExchangeStream>& stream);
@@ -72,6 +75,8 @@ class StreamRegistry {
 
   // Null if there is none (any more).
   std::shared_ptr<SessionStream> Session(SessionId session) const;
+  std::shared_ptr<RegisterStream> Register(Rank rank,
+                                           Incarnation incarnation) const;
   std::shared_ptr<ExchangeStream> Exchange(Rank rank,
                                            Incarnation incarnation) const;
   std::shared_ptr<ReduceStream> Reduce(Rank rank,
@@ -121,6 +126,7 @@ class StreamRegistry {
   std::map<SessionId, OpenSession> sessions_ ABSL_GUARDED_BY(mu_);
   // Which session speaks for a rank.
   std::map<Rank, Binding> bindings_ ABSL_GUARDED_BY(mu_);
+  Places<RegisterStream> registers_ ABSL_GUARDED_BY(mu_);
   Places<ExchangeStream> exchanges_ ABSL_GUARDED_BY(mu_);
   Places<ReduceStream> reduces_ ABSL_GUARDED_BY(mu_);
 };

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/assignment.h"
 #include "server/core/effects.h"
@@ -29,6 +30,12 @@ class SessionStream : public Stream {
   virtual void SendJoined(const effect::Joined& joined) = 0;
   virtual void SendAssignment(const Assignment& assignment) = 0;
   virtual void SendStepAborted(const effect::StepAborted& aborted) = 0;
+};
+
+class RegisterStream : public Stream {
+ public:
+  // A status that is not OK ends the stream.
+  virtual void SendAnswer(const absl::StatusOr<RegisterAnswer>& answer) = 0;
 };
 
 class ExchangeStream : public Stream {

@@ -102,6 +102,8 @@ RunState ExampleState(int64_t version) {
                  .policy_epoch = 2,
                  .next_sequences = {Sequence(5), Sequence(6)},
                  .batch_sizes = {32, 16},
+                 .lost = {Rank(1)},
+                 .never_registered = {Rank(2)},
                  .next_incarnation = Incarnation(9)};
   state.settings = {{"aggregation", "async"}, {"learning_rate", "0.05"}};
   state.policy_history = {
@@ -153,6 +155,8 @@ void ExpectSameState(const RunState& seen, const RunState& wanted) {
   EXPECT_EQ(seen.policy_history, wanted.policy_history);
   EXPECT_EQ(seen.next_sequences, wanted.next_sequences);
   EXPECT_EQ(seen.batch_sizes, wanted.batch_sizes);
+  EXPECT_EQ(seen.lost, wanted.lost);
+  EXPECT_EQ(seen.never_registered, wanted.never_registered);
   EXPECT_EQ(seen.next_incarnation, wanted.next_incarnation);
   ASSERT_EQ(seen.reissue.size(), wanted.reissue.size());
   for (size_t i = 0; i < seen.reissue.size(); ++i) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -109,6 +110,25 @@ TEST(ClientRegisterTest, RepeatsItselfWhenTheServerRestarts) {
   const auto client = JoinedClient(server.Options());
   RegisterTestModel(*client);
   EXPECT_EQ(tries, 2);
+}
+
+// The server answers once all workers have registered, and says on the session
+// meanwhile whom it waits for.
+TEST(ClientRegisterTest, WhatIsWaitedForIsToldBeforeTheAnswer) {
+  FakeServer server;
+  std::promise<std::string> told;
+  server.on_register = [&](FakeServer::RegisterIo& io) {
+    server.Tell({.kind = AssignmentKind::kWait,
+                 .reason = "waiting for worker 1",
+                 .wait = absl::InfiniteDuration()});
+    // The answer is held until the client has taken note of that.
+    EXPECT_EQ(told.get_future().get(), "waiting for worker 1");
+    return RegisterWithoutValues(io);
+  };
+  const auto client = JoinedClient(server.Options());
+  client->SetObserver(
+      [&](const std::string& sentence) { told.set_value(sentence); });
+  RegisterTestModel(*client);
 }
 
 TEST(ClientRegisterTest, ValuesThatDoNotFitTheLayoutAreRefused) {

@@ -170,5 +170,121 @@ TEST(CoordinatorRestoreTest, AsyncIssuesAgainWhatWasNotCommitted) {
   EXPECT_TRUE(second.All<effect::Committed>()[2].record.epoch_ended);
 }
 
+// ---- who is waited for after a restart
+
+FakeSetup LongContinuing() {
+  FakeSetup setup = SmallSetup();
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  setup.options.replacement_deadline = absl::Minutes(10);
+  setup.options.workers = 3;
+  setup.batch_sizes = {1, 1, 1};
+  setup.plan.train_samples = 60;
+  return setup;
+}
+
+// A checkpoint of a run that has gone on without rank 1.
+RunState StateWithoutRank1(const FakeSetup& setup) {
+  FakeCohort first(setup);
+  first.Start();
+  first.Leave(kRank1);
+  first.Push(kRank0, {});
+  first.Push(kRank2, {});
+  EXPECT_EQ(first.snapshot()->version, Version(1));
+  return *first.core().State();
+}
+
+TEST(CoordinatorRestoreTest, UnderContinueARankThatWasLostIsNotWaitedFor) {
+  const FakeSetup setup = LongContinuing();
+  const RunState state = StateWithoutRank1(setup);
+  EXPECT_THAT(state.lost, ElementsAre(kRank1));
+  FakeCohort second(setup, &state);
+  second.StartOne(kRank0);
+  EXPECT_FALSE(Trains(second, kRank0));
+  EXPECT_EQ(second.told(kRank0).reason,
+            "waiting for worker 2 to join and register, starts without it in "
+            "600 s");
+  second.StartOne(kRank2);
+  EXPECT_THAT(second.told(kRank0).members, ElementsAre(kRank0, kRank2));
+  EXPECT_THAT(second.log(), HasSubstr("2 of 3 workers are registered, and the "
+                                      "run goes on without the others"));
+  // It may still come, and a restart in between knows of it.
+  EXPECT_THAT(second.core().State()->lost, ElementsAre(kRank1));
+  second.StartOne(kRank1);
+  second.Push(kRank0, {});
+  second.Push(kRank2, {});
+  EXPECT_THAT(second.told(kRank0).members, ElementsAre(kRank0, kRank1, kRank2));
+}
+
+TEST(CoordinatorRestoreTest, UnderContinueTheOthersAreWaitedForWithALimit) {
+  const FakeSetup setup = LongContinuing();
+  const RunState state = StateWithoutRank1(setup);
+  FakeCohort second(setup, &state);
+  second.StartOne(kRank0);
+  second.Pass(absl::Minutes(4));
+  StatusView view = second.core().Status(second.now());
+  EXPECT_EQ(view.state,
+            "waiting for worker 2 to join and register, starts without it in "
+            "360 s");
+  EXPECT_THAT(view.waited_for, ElementsAre(kRank2));
+  // What the metric and its alert read.
+  EXPECT_EQ(view.waiting, absl::Minutes(4));
+  second.Pass(absl::Minutes(6));
+  EXPECT_THAT(second.told(kRank0).members, ElementsAre(kRank0));
+}
+
+TEST(CoordinatorRestoreTest, UnderContinueTheFirstThatComesLateStarts) {
+  const FakeSetup setup = LongContinuing();
+  const RunState state = StateWithoutRank1(setup);
+  FakeCohort second(setup, &state);
+  second.Pass(absl::Seconds(1));
+  second.Pass(absl::Minutes(11));
+  EXPECT_EQ(second.core().Status(second.now()).state,
+            "waiting for workers 0, 2 to join and register, starts with the "
+            "first that comes");
+  second.StartOne(kRank2);
+  EXPECT_THAT(second.told(kRank2).members, ElementsAre(kRank2));
+}
+
+// The bits may depend on each of them.
+TEST(CoordinatorRestoreTest, UnderWaitAllWhoTookPartAreWaitedFor) {
+  FakeSetup setup = LongContinuing();
+  setup.options.on_worker_loss = OnWorkerLoss::kWait;
+  FakeCohort first(setup);
+  first.Start();
+  for (Rank rank : {kRank0, kRank1, kRank2}) first.Push(rank, {});
+  first.Leave(kRank1);
+  const RunState state = *first.core().State();
+  FakeCohort second(setup, &state);
+  second.StartOne(kRank0);
+  second.StartOne(kRank2);
+  second.Pass(absl::Hours(1));
+  const StatusView view = second.core().Status(second.now());
+  EXPECT_THAT(view.state, HasSubstr("to join and register, no limit"));
+  EXPECT_EQ(view.waiting, absl::Hours(1));
+  EXPECT_FALSE(Trains(second, kRank0));
+}
+
+// A cohort that was enlarged went on without the new rank.
+TEST(CoordinatorRestoreTest, ARankThatNeverTookPartIsNotWaitedFor) {
+  for (const OnWorkerLoss reaction :
+       {OnWorkerLoss::kWait, OnWorkerLoss::kContinue}) {
+    FakeSetup setup = LongContinuing();
+    setup.options.on_worker_loss = reaction;
+    setup.options.workers = 2;
+    FakeCohort first(setup);
+    first.Start();
+    ASSERT_TRUE(first.Change({{"workers", "3"}}).ok());
+    for (Rank rank : {kRank0, kRank1}) first.Push(rank, {});
+    const RunState state = *first.core().State();
+    EXPECT_THAT(state.never_registered, ElementsAre(kRank2));
+    setup.options.workers = 3;
+    FakeCohort second(setup, &state);
+    second.StartOne(kRank0);
+    EXPECT_FALSE(Trains(second, kRank0));
+    second.StartOne(kRank1);
+    EXPECT_THAT(second.told(kRank0).members, ElementsAre(kRank0, kRank1));
+  }
+}
+
 }  // namespace
 }  // namespace cohort

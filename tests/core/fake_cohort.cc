@@ -71,6 +71,10 @@ void FakeCohort::Note(const Effect& effect) {
     resumed_.push_back(e->rank);
   } else if (const auto* e = std::get_if<effect::Fold>(&effect)) {
     folds_.push_back(*e);
+  } else if (const auto* e = std::get_if<effect::RegisterAnswered>(&effect)) {
+    if (e->incarnation != incarnations_[e->rank]) return;
+    answers_[e->rank] = e->answer;
+    if (e->answer.ok() && e->answer->send_values) asked_.push_back(e->rank);
   }
 }
 
@@ -85,6 +89,25 @@ void FakeCohort::Absorb(Effects effects) {
     Resume(rank);
   }
   if (!hold_folds_) RunFolds();
+  if (!hold_values_) SendValuesWhereAsked();
+}
+
+void FakeCohort::SendValuesWhereAsked() {
+  for (Rank rank : std::exchange(asked_, {})) {
+    const absl::Status sent = SendValues(rank);
+    EXPECT_TRUE(sent.ok()) << sent;
+  }
+}
+
+absl::Status FakeCohort::SendValues(Rank rank, float first) {
+  Effects out;
+  const absl::Status status =
+      core_
+          .FinishRegister(sender(rank), setup_.layout, setup_.plan,
+                          {Buffer({first, 2}), Buffer({3})}, {}, now_, out)
+          .status();
+  Absorb(std::move(out));
+  return status;
 }
 
 void FakeCohort::Resume(Rank rank) {
@@ -167,16 +190,17 @@ absl::Status FakeCohort::Join(Rank rank, Incarnation incarnation) {
 }
 
 absl::Status FakeCohort::Register(Rank rank) {
+  return Register(rank, setup_.layout);
+}
+
+absl::Status FakeCohort::Register(Rank rank, const ModelLayout& layout) {
+  answers_[rank].reset();
   Effects out;
-  absl::StatusOr<RegisterAnswer> answer =
-      core_.BeginRegister(sender(rank), setup_.layout, setup_.plan, now_, out);
-  absl::Status status = answer.status();
-  if (answer.ok() && answer->send_values) {
-    status = core_.FinishRegister(sender(rank), setup_.layout, setup_.plan,
-                                  {Buffer({1, 2}), Buffer({3})}, {}, now_, out);
-  }
+  const absl::Status status =
+      core_.BeginRegister(sender(rank), layout, setup_.plan, now_, out);
   Absorb(std::move(out));
-  return status;
+  return status.ok() && answers_[rank].has_value() ? answers_[rank]->status()
+                                                   : status;
 }
 
 void FakeCohort::StartOne(Rank rank) {

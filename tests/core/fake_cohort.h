@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -67,7 +68,19 @@ class FakeCohort {
                             absl::Duration time);
 
   absl::Status Join(Rank rank, Incarnation incarnation = Incarnation());
+  // Sends the layout, and the initial values once they are asked for. OK if
+  // the answer is not there yet.
   absl::Status Register(Rank rank);
+  // The same with another layout.
+  absl::Status Register(Rank rank, const ModelLayout& layout);
+  // From now on values are sent by SendValues only.
+  void HoldValues() { hold_values_ = true; }
+  // `first` is the first of the three values.
+  absl::Status SendValues(Rank rank, float first = 1);
+  // Nothing if the newest registration of this rank is not answered yet.
+  const std::optional<absl::StatusOr<RegisterAnswer>>& answer(Rank rank) {
+    return answers_[rank];
+  }
   // Every rank joins and registers.
   void Start();
   void StartOne(Rank rank);
@@ -131,6 +144,7 @@ class FakeCohort {
 
  private:
   void Absorb(Effects effects);
+  void SendValuesWhereAsked();
   void Note(const Effect& effect);
   void Resume(Rank rank);
 
@@ -147,6 +161,7 @@ class FakeCohort {
   Instant now_ = absl::Seconds(100);
   int64_t next_session_ = 1;
   bool hold_folds_ = false;
+  bool hold_values_ = false;
   Effects effects_;
   std::vector<effect::Fold> folds_;
   std::map<Rank, Held> held_;
@@ -154,6 +169,8 @@ class FakeCohort {
   std::map<Rank, SessionId> sessions_;
   std::map<Rank, Incarnation> incarnations_;
   std::map<Rank, Assignment> told_;
+  std::map<Rank, std::optional<absl::StatusOr<RegisterAnswer>>> answers_;
+  std::vector<Rank> asked_;
 };
 
 // A push of weight 2 with this gradient for the first element of w.

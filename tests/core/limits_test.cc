@@ -53,11 +53,8 @@ TEST(LimitsTest, PlansThatOverflowTheClockAreRefused) {
   ASSERT_TRUE(cohort.Join(kRank0).ok());
   const auto refused = [&](const RunPlan& plan) {
     Effects out;
-    return absl::IsInvalidArgument(cohort.core()
-                                       .BeginRegister(cohort.sender(kRank0),
-                                                      setup.layout, plan,
-                                                      cohort.now(), out)
-                                       .status());
+    return absl::IsInvalidArgument(cohort.core().BeginRegister(
+        cohort.sender(kRank0), setup.layout, plan, cohort.now(), out));
   };
   EXPECT_FALSE(refused(setup.plan));
   for (int64_t samples : {kHuge, limits::kSplitSamplesMax + 1}) {
@@ -78,13 +75,22 @@ TEST(LimitsTest, PlansThatOverflowTheClockAreRefused) {
 TEST(LimitsTest, InitialStatisticsMustBeFiniteAndTheirVarianceNotNegative) {
   const FakeSetup setup = SmallSetup();
   FakeCohort cohort(setup);
-  ASSERT_TRUE(cohort.Join(kRank0).ok());
+  // Rank 0 is asked for its values once both have come.
+  for (Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(cohort.Join(rank).ok());
+    Effects out;
+    ASSERT_TRUE(cohort.core()
+                    .BeginRegister(cohort.sender(rank), setup.layout,
+                                   setup.plan, cohort.now(), out)
+                    .ok());
+  }
   const auto refusal = [&](const LayerStatistics& layer) {
     Effects out;
     return std::string(cohort.core()
                            .FinishRegister(cohort.sender(kRank0), setup.layout,
                                            setup.plan, {}, {layer},
                                            cohort.now(), out)
+                           .status()
                            .message());
   };
   EXPECT_EQ(refusal({.mean = {kNotANumber}, .variance = {1}}),

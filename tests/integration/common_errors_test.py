@@ -146,8 +146,10 @@ class CommonErrors(unittest.TestCase):
         cohort.start_server(f"--checkpoint_dir={cohort.checkpoints}",
                             f"--ops_address_file={page}")
         cohort.start_worker(0)
-        cohort.wait_until(lambda: "registered the model" in cohort.log(),
-                          "the first model")
+        cohort.wait_until(
+            lambda: "waiting for worker 1 to join"
+            in run("cohortctl", "status", f"--server={cohort.address}").stdout,
+            "the first model")
         cohort.until(page.exists, "the page's address")
         self.names["SERVER"] = cohort.address
         self.names["PAGE"] = page.read_text().strip()

@@ -96,9 +96,8 @@ void HandWorker::BreakSession() {
   session_.End();
 }
 
-grpc::Status HandWorker::Register(
-    const v1::ModelLayout& layout, const v1::RunPlan& plan,
-    const std::vector<std::vector<float>>& values) {
+RegisterCall HandWorker::BeginRegister(const v1::ModelLayout& layout,
+                                       const v1::RunPlan& plan) {
   RegisterCall call;
   SetDeadline(*call.context);
   call.stream = parameters_->Register(call.context.get());
@@ -107,11 +106,23 @@ grpc::Status HandWorker::Register(
   *first.mutable_layout() = layout;
   *first.mutable_plan() = plan;
   call.Write(first);
+  return call;
+}
+
+grpc::Status HandWorker::FinishRegister(
+    RegisterCall& call, const std::vector<std::vector<float>>& values) {
   const std::optional<v1::RegisterReply> reply = call.Read();
-  if (!reply.has_value() || !reply->send_values()) return call.End();
-  for (int32_t i = 0; i < reply->partitions_size(); ++i) {
+  if (reply.has_value() && reply->send_values()) {
+    SendValues(call, *reply, values);
+  }
+  return call.End();
+}
+
+void HandWorker::SendValues(RegisterCall& call, const v1::RegisterReply& reply,
+                            const std::vector<std::vector<float>>& values) {
+  for (int32_t i = 0; i < reply.partitions_size(); ++i) {
     std::vector<float> elements;
-    for (const v1::Slice& slice : reply->partitions(i).slices()) {
+    for (const v1::Slice& slice : reply.partitions(i).slices()) {
       const auto from = values[static_cast<size_t>(slice.parameter())].begin() +
                         slice.offset_elements();
       elements.insert(elements.end(), from, from + slice.count_elements());
@@ -123,7 +134,13 @@ grpc::Status HandWorker::Register(
     next.set_payload(BytesOf(elements));
     call.Write(next);
   }
-  return call.End();
+}
+
+grpc::Status HandWorker::Register(
+    const v1::ModelLayout& layout, const v1::RunPlan& plan,
+    const std::vector<std::vector<float>>& values) {
+  RegisterCall call = BeginRegister(layout, plan);
+  return FinishRegister(call, values);
 }
 
 ExchangeCall HandWorker::OpenExchange() {

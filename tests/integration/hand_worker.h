@@ -73,7 +73,17 @@ class HandWorker {
   // As a crash would.
   void BreakSession();
 
-  // `values` has the elements of each parameter.
+  // Sends the layout. The answer comes once all workers have.
+  RegisterCall BeginRegister(const v1::ModelLayout& layout,
+                             const v1::RunPlan& plan);
+  // Awaits the answer, sends the values if it asks for them, and awaits the
+  // end. `values` has the elements of each parameter.
+  grpc::Status FinishRegister(RegisterCall& call,
+                              const std::vector<std::vector<float>>& values);
+  // Sends the values of what `reply` has cut.
+  void SendValues(RegisterCall& call, const v1::RegisterReply& reply,
+                  const std::vector<std::vector<float>>& values);
+  // Both, of a worker that no other is missing beside.
   grpc::Status Register(const v1::ModelLayout& layout, const v1::RunPlan& plan,
                         const std::vector<std::vector<float>>& values);
 

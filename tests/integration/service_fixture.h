@@ -97,13 +97,17 @@ class ServiceTest : public ::testing::Test {
   void StartWithTwoWorkers(const ServerOptions& options,
                            const v1::ModelLayout& layout = TinyLayout()) {
     Start(options);
+    std::vector<RegisterCall> calls;
     for (int32_t rank : {0, 1}) {
       auto worker = std::make_unique<HandWorker>(server_->address());
       ASSERT_TRUE(worker->Join(rank).ok());
-      ASSERT_TRUE(worker->Register(layout, plan_, kTinyValues).ok());
+      calls.push_back(worker->BeginRegister(layout, plan_));
       worker->batch_norm_calls.assign(
           static_cast<size_t>(layout.batch_norms_size()), 1);
       workers_.push_back(std::move(worker));
+    }
+    for (size_t i = 0; i < calls.size(); ++i) {
+      ASSERT_TRUE(workers_[i]->FinishRegister(calls[i], kTinyValues).ok());
     }
     for (auto& worker : workers_) {
       const auto train = worker->Await(v1::ASSIGNMENT_KIND_TRAIN);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/service/server.h"
 #include "tests/integration/hand_worker.h"
@@ -190,7 +191,7 @@ TEST_F(ServiceTest, ModelOfOtherShapesIsRefusedAndTheRunIsUnharmed) {
   Start(TinyOptions());
   HandWorker first(server_->address());
   ASSERT_TRUE(first.Join(0).ok());
-  ASSERT_TRUE(first.Register(TinyLayout(), TinyPlan(), kTinyValues).ok());
+  RegisterCall right = first.BeginRegister(TinyLayout(), TinyPlan());
   HandWorker second(server_->address());
   ASSERT_TRUE(second.Join(1).ok());
 
@@ -199,11 +200,116 @@ TEST_F(ServiceTest, ModelOfOtherShapesIsRefusedAndTheRunIsUnharmed) {
   const grpc::Status refused =
       second.Register(other, TinyPlan(), {{1, 2, 3, 4, 5}});
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_THAT(refused.error_message(), HasSubstr("w: got"));
+  EXPECT_THAT(refused.error_message(),
+              HasSubstr("another model than that of worker 0, which rules: w: "
+                        "got shape [5], want [4]"));
 
-  EXPECT_TRUE(second.Register(TinyLayout(), TinyPlan(), kTinyValues).ok());
+  RegisterCall again = second.BeginRegister(TinyLayout(), TinyPlan());
+  EXPECT_TRUE(first.FinishRegister(right, kTinyValues).ok());
+  EXPECT_TRUE(second.FinishRegister(again, kTinyValues).ok());
   EXPECT_TRUE(first.Await(v1::ASSIGNMENT_KIND_TRAIN).has_value());
   EXPECT_TRUE(second.Await(v1::ASSIGNMENT_KIND_TRAIN).has_value());
+}
+
+TEST_F(ServiceTest, OnlyTheLowestRankIsAskedForItsValues) {
+  Start(TinyOptions());
+  HandWorker first(server_->address());
+  HandWorker second(server_->address());
+  ASSERT_TRUE(first.Join(0).ok());
+  ASSERT_TRUE(second.Join(1).ok());
+  // Who comes first is told nothing yet, even if it sends no more.
+  RegisterCall early = second.BeginRegister(TinyLayout(), TinyPlan());
+  early.stream->WritesDone();
+  RegisterCall asked = first.BeginRegister(TinyLayout(), TinyPlan());
+  const std::optional<v1::RegisterReply> reply = asked.Read();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_TRUE(reply->send_values());
+
+  grpc::ClientContext context;
+  SetDeadline(context);
+  v1::Status status;
+  ASSERT_TRUE(first.admin().GetStatus(&context, {}, &status).ok());
+  EXPECT_THAT(status.state(),
+              HasSubstr("waiting for worker 0 to register its model"));
+
+  first.SendValues(asked, *reply, {{1, 2, 3, 4}});
+  EXPECT_TRUE(asked.End().ok());
+  const std::optional<v1::RegisterReply> compared = early.Read();
+  ASSERT_TRUE(compared.has_value());
+  EXPECT_FALSE(compared->send_values());
+  EXPECT_TRUE(compared->done());
+  EXPECT_TRUE(early.End().ok());
+  v1::PullRequest request;
+  request.set_run_id(server_->run_id());
+  request.set_weights(true);
+  std::vector<v1::PullReply> replies;
+  ASSERT_TRUE(second.Pull(request, replies).ok());
+  EXPECT_THAT(FloatsOf(replies[1].payload()), ElementsAre(1, 2, 3, 4));
+}
+
+TEST_F(ServiceTest, TheNextIsAskedForItsValuesIfTheLowestIsLost) {
+  Start(TinyOptions());
+  HandWorker first(server_->address());
+  HandWorker second(server_->address());
+  ASSERT_TRUE(first.Join(0).ok());
+  ASSERT_TRUE(second.Join(1).ok());
+  RegisterCall lost = first.BeginRegister(TinyLayout(), TinyPlan());
+  RegisterCall next = second.BeginRegister(TinyLayout(), TinyPlan());
+  ASSERT_TRUE(lost.Read().has_value());
+  EXPECT_TRUE(first.Leave().ok());
+  EXPECT_EQ(lost.End().error_code(), grpc::StatusCode::ABORTED);
+  const std::optional<v1::RegisterReply> reply = next.Read();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_TRUE(reply->send_values());
+}
+
+TEST_F(ServiceTest, ValuesThatAreNotCompleteAreRefused) {
+  ServerOptions options = TinyOptions();
+  options.coordinator.workers = 1;
+  options.coordinator.partition_bytes = 8;
+  Start(options);
+  HandWorker worker(server_->address());
+  ASSERT_TRUE(worker.Join(0).ok());
+  v1::ModelLayout layout = TinyLayout();
+  *layout.add_parameters() = layout.parameters(0);
+  layout.mutable_parameters(1)->set_name("b");
+  RegisterCall half = worker.BeginRegister(layout, TinyPlan());
+  std::optional<v1::RegisterReply> reply = half.Read();
+  ASSERT_TRUE(reply.has_value());
+  ASSERT_GT(reply->partitions_size(), 1);
+  const int total = reply->partitions_size();
+  while (reply->partitions_size() > 1)
+    reply->mutable_partitions()->RemoveLast();
+  worker.SendValues(half, *reply, {{1, 2, 3, 4}, {1, 2, 3, 4}});
+  half.stream->WritesDone();
+  const grpc::Status status = half.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(),
+            absl::StrCat("register: got the end of the requests after 1 "
+                         "partitions, want ",
+                         total));
+  RegisterCall none = worker.BeginRegister(layout, TinyPlan());
+  ASSERT_TRUE(none.Read().has_value());
+  none.stream->WritesDone();
+  EXPECT_EQ(none.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(
+      worker.Register(layout, TinyPlan(), {{1, 2, 3, 4}, {5, 6, 7, 8}}).ok());
+}
+
+TEST_F(ServiceTest, ValuesBeforeTheAnswerAreRefused) {
+  Start(TinyOptions());
+  HandWorker worker(server_->address());
+  ASSERT_TRUE(worker.Join(0).ok());
+  RegisterCall hasty = worker.BeginRegister(TinyLayout(), TinyPlan());
+  v1::RegisterRequest values;
+  *values.mutable_sender() = worker.sender();
+  values.set_encoding(v1::ENCODING_FLOAT32);
+  values.set_payload(BytesOf(std::vector<float>{1, 2, 3, 4}));
+  hasty.Write(values);
+  const grpc::Status status = hasty.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(),
+            "register: got a partition that was not asked for");
 }
 
 TEST_F(ServiceTest, WrongChecksumIsDataLoss) {
@@ -414,7 +520,9 @@ TEST_F(ServiceTest, RendezvousOfAnUnknownLayerIsRefused) {
 }
 
 TEST_F(ServiceTest, PullGivesOneConsistentVersion) {
-  Start(TinyOptions());
+  ServerOptions options = TinyOptions();
+  options.coordinator.workers = 1;
+  Start(options);
   HandWorker worker(server_->address());
   ASSERT_TRUE(worker.Join().ok());
   v1::PullRequest request;

@@ -24,13 +24,20 @@ void Checker::Fail(const std::string& what) {
 }
 
 void Checker::OnEffects(const Effects& effects, const Coordinator& core) {
-  const size_t bound = 64 + 24 * static_cast<size_t>(run_.coordinator.workers);
+  const size_t bound =
+      64 + 24 * static_cast<size_t>(std::max<int64_t>(run_.coordinator.workers,
+                                                      Number("workers")));
   if (effects.size() > bound) {
     Fail(absl::StrCat(effects.size(), " effects of one event, want at most ",
                       bound));
   }
   for (const Effect& effect : effects) {
     std::visit([this](const auto& e) { On(e); }, effect);
+  }
+  // In whatever order they have come.
+  if (asked_.has_value() && *asked_ != Rank(0) && core.model() == nullptr &&
+      core.Status(Instant()).counters.at("workers_lost") == 0) {
+    Fail(absl::StrCat("rank ", asked_->value(), " is asked for its values"));
   }
   AfterEvent(core);
 }
@@ -48,9 +55,12 @@ void Checker::AfterEvent(const Coordinator& core) {
 // Where workers keep to one order, each may be let in over the limit with one
 // partition at most.
 void Checker::CheckRoom(const Coordinator& core) {
-  if (!scenario_.in_order) return;
+  const bool all_alike = std::none_of(
+      scenario_.faults.begin(), scenario_.faults.end(),
+      [](const Fault& fault) { return fault.kind == FaultKind::kMiscount; });
+  if (!scenario_.in_order || !all_alike) return;
   const CoordinatorOptions& o = run_.coordinator;
-  const int64_t limit = o.inflight_bytes_max + o.workers * o.partition_bytes;
+  const int64_t limit = o.inflight_bytes_max + kRanksMax * o.partition_bytes;
   if (core.inflight_bytes() > limit) {
     Fail(absl::StrCat("holds ", core.inflight_bytes(), " bytes of gradients, ",
                       "want at most ", limit));
@@ -63,11 +73,20 @@ void Checker::OnServerGone() {
                                       : SettingsOf(run_.coordinator);
   finished_.clear();
   lead_unknown_ = false;
+  resized_ = checkpoint_.has_value() && !checkpoint_->never_registered.empty();
+  // Without a checkpoint the run registers its model anew.
+  if (!checkpoint_.has_value()) asked_.reset();
   applied_ = 0;
   transaction_ = 0;
   folds_.clear();
   answered_.clear();
   aborted_.clear();
+}
+
+void Checker::On(const effect::RegisterAnswered& answered) {
+  if (answered.answer.ok() && answered.answer->send_values) {
+    asked_ = answered.rank;
+  }
 }
 
 void Checker::On(const effect::Fold& fold) {
@@ -169,11 +188,11 @@ int64_t Checker::Number(const std::string& setting) const {
 void Checker::CheckLead(Rank rank) {
   ++finished_[rank];
   if (!Is("aggregation", "bounded") || !Is("on_worker_loss", "wait") ||
-      lead_unknown_) {
+      lead_unknown_ || resized_) {
     return;
   }
   int64_t least = finished_[rank];
-  for (int32_t r = 0; r < run_.coordinator.workers; ++r) {
+  for (int32_t r = 0; r < Number("workers"); ++r) {
     least = std::min(least, finished_[Rank(r)]);
   }
   if (finished_[rank] - least > Number("max_lead")) {
@@ -193,6 +212,10 @@ void Checker::On(const effect::PolicyChanged& changed) {
   }
   // Who comes under `continue` starts beside the slowest.
   if (changed.record.changed.contains("on_worker_loss")) lead_unknown_ = true;
+  if (changed.record.changed.contains("workers")) {
+    resized_ = true;
+    ++resizes_;
+  }
   NotePolicy();
   if (changed.record.version != now_.version) {
     Fail("a change at another version than the newest");

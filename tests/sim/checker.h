@@ -50,6 +50,9 @@ class Checker {
   }
   const std::optional<effect::RunEnded>& ended() const { return ended_; }
   int64_t commits() const { return commits_; }
+  int64_t resizes() const { return resizes_; }
+  // Who was asked last for the initial values.
+  const std::optional<Rank>& asked() const { return asked_; }
 
  private:
   using Key = std::tuple<Rank, Sequence, Attempt>;
@@ -71,6 +74,7 @@ class Checker {
     std::map<int64_t, std::vector<bool>> samples;
   };
 
+  void On(const effect::RegisterAnswered& answered);
   void On(const effect::Fold& fold);
   void On(const effect::Committed& committed);
   void On(const effect::PolicyChanged& changed);
@@ -105,6 +109,8 @@ class Checker {
   std::map<Rank, int64_t> finished_;
   // Ranks may have come that do not count from 0.
   bool lead_unknown_ = false;
+  // A rank that never took part does not count at all. Until a restart.
+  bool resized_ = false;
   // Of this life of the server.
   int64_t applied_ = 0;
   std::optional<std::string> failure_;
@@ -120,6 +126,8 @@ class Checker {
   std::set<Key> answered_;
   std::set<std::pair<Version, Attempt>> aborted_;
   int64_t commits_ = 0;
+  int64_t resizes_ = 0;
+  std::optional<Rank> asked_;
 };
 
 }  // namespace cohort::sim

@@ -19,7 +19,7 @@ namespace cohort::sim {
 class SimServer;
 class SimWorker;
 
-enum class StreamKind { kSession, kExchange, kReduce };
+enum class StreamKind { kSession, kRegister, kExchange, kReduce };
 
 // The streams of one connection of one process to one life of the server.
 // Each delivers in order; among each other they are not ordered.
@@ -43,7 +43,7 @@ struct Connection {
   bool given_up = false;
   // The server has taken note of its end, or ended it itself.
   bool session_over = false;
-  std::array<Stream, 3> streams;
+  std::array<Stream, 4> streams;
 
   Stream& stream(StreamKind kind) { return streams[static_cast<size_t>(kind)]; }
 };

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "common/permutation.h"
 #include "server/core/gradient_budget.h"
 
@@ -100,15 +101,30 @@ ModelLayout MakeLayout(int32_t variant) {
   return layout;
 }
 
+// Larger or smaller, down to one.
+SettingValues MakeResize(SplitMix64& random) {
+  SettingValues values = {
+      {"workers", absl::StrCat(1 + random.Below(kRanksMax))}};
+  // Otherwise a policy that counts ranks may refuse to shrink.
+  if (random.Below(2) == 0) {
+    values["min_pushes"] = "0";
+    values["normalization_group"] = "0";
+  }
+  return values;
+}
+
 // Any policy may follow any other.
 SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
-  switch (random.Below(8)) {
+  switch (random.Below(10)) {
     case 0:
       return {{"on_worker_loss", random.Below(2) == 0 ? "wait" : "continue"}};
     case 1:
       return {{"lease", random.Below(2) == 0 ? "700ms" : "2s"}};
     case 2:
       return {{"learning_rate", "0.01"}, {"schedule", "constant"}};
+    case 3:
+    case 4:
+      return MakeResize(random);
     default:
       break;
   }
@@ -186,11 +202,12 @@ RunSpec MakeRunSpec(int32_t number) {
   o.checkpoint_every = 2 + variant;
 
   spec.layout = MakeLayout(variant);
-  for (int32_t rank = 0; rank < o.workers; ++rank) {
+  for (int32_t rank = 0; rank < kRanksMax; ++rank) {
     spec.batch_sizes.push_back(1 + (2 * rank + variant) % 3);
   }
-  const int64_t step = std::accumulate(spec.batch_sizes.begin(),
-                                       spec.batch_sizes.end(), int64_t{0});
+  const int64_t step =
+      std::accumulate(spec.batch_sizes.begin(),
+                      spec.batch_sizes.begin() + o.workers, int64_t{0});
   spec.plan = {.dataset = "numbers",
                .dataset_digest = "0123",
                // Epochs end with one sample too many or too few for a step.
@@ -235,8 +252,11 @@ Scenario MakeScenario(uint64_t seed) {
   if (random.Below(2) == 0) return scenario;
   const uint64_t changes = 1 + random.Below(4);
   for (uint64_t i = 0; i < changes; ++i) {
+    // Some come while the workers still join.
+    const absl::Duration within =
+        random.Below(4) == 0 ? scenario.delay_max * 4 : span;
     scenario.changes.push_back(
-        {.at = span * random.Uniform(),
+        {.at = within * random.Uniform(),
          .values = MakeChange(scenario.run.coordinator, random)});
   }
   return scenario;
@@ -272,8 +292,10 @@ std::string Describe(const Scenario& scenario) {
   const CoordinatorOptions& o = scenario.run.coordinator;
   std::string text = absl::StrCat(
       "run ", scenario.run.number, ": ", o.workers, " workers with batches ",
-      absl::StrJoin(scenario.run.batch_sizes, ","), ", ", PolicyText(o.policy),
-      ", on loss ",
+      absl::StrJoin(absl::MakeConstSpan(scenario.run.batch_sizes)
+                        .first(static_cast<size_t>(o.workers)),
+                    ","),
+      ", ", PolicyText(o.policy), ", on loss ",
       o.on_worker_loss == OnWorkerLoss::kWait ? "wait" : "continue", ", ",
       o.epochs, " epochs of ", scenario.run.plan.train_samples,
       " samples, checkpoint every ", o.checkpoint_every, ", delays to ",

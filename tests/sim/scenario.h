@@ -18,9 +18,12 @@ struct RunSpec {
   CoordinatorOptions coordinator;
   ModelLayout layout;
   RunPlan plan;
-  // By rank.
+  // By rank, also of those that a larger cohort would have.
   std::vector<int64_t> batch_sizes;
 };
+
+// The largest cohort that a run is changed to.
+inline constexpr int32_t kRanksMax = 7;
 
 inline constexpr int32_t kPolicyCount = 8;
 inline constexpr int32_t kRunSpecCount = 5 * kPolicyCount * 2 * 3 * 2;

@@ -44,13 +44,13 @@ std::vector<int32_t> CallCounts(const ModelLayout& layout) {
 }
 
 std::vector<SharedFloats> InitialValues(
-    const RunSpec& spec, const std::vector<Partition>& partitions) {
+    const RunSpec& spec, const std::vector<Partition>& partitions, Rank rank) {
   std::vector<SharedFloats> values;
   for (size_t p = 0; p < partitions.size(); ++p) {
     auto buffer = std::make_shared<FloatBuffer>(partitions[p].elements);
     for (int64_t i = 0; i < buffer->size(); ++i) {
-      buffer->data()[i] = static_cast<float>(
-          Noise(spec.number, i, 1000 + static_cast<int64_t>(p)));
+      buffer->data()[i] = static_cast<float>(Noise(
+          spec.number, i, 1000 + 100 * rank.value() + static_cast<int64_t>(p)));
     }
     values.push_back(std::move(buffer));
   }

@@ -42,8 +42,9 @@ struct StepInput {
 std::vector<BatchNormCall> CallsOf(const ModelLayout& layout);
 std::vector<int32_t> CallCounts(const ModelLayout& layout);
 
+// Each rank's own, so that it shows where training began.
 std::vector<SharedFloats> InitialValues(
-    const RunSpec& spec, const std::vector<Partition>& partitions);
+    const RunSpec& spec, const std::vector<Partition>& partitions, Rank rank);
 
 // Deterministic stand-ins for a network's arithmetic. `combined` holds the
 // moments that earlier calls were normalised with, so that a wrong one shows

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "kernels/backend.h"
+#include "server/core/gradient_budget.h"
 #include "tests/sim/sim_worker.h"
 
 namespace cohort::sim {
@@ -32,6 +33,16 @@ SimServer::SimServer(World world, int32_t life, const RunState* restored)
     : world_(world),
       life_(life),
       core_(OptionsOf(world.scenario.run, life, restored), restored) {}
+
+bool SimServer::IsSurplus(const JoinRequest& request,
+                          const absl::Status& status) const {
+  // A server that lost the change may never have had the rank, or may be
+  // about to get it.
+  return request.rank->value() >=
+             core_.Status(world_.scheduler.now()).workers_expected &&
+         (absl::IsOutOfRange(status) || absl::IsInvalidArgument(status) ||
+          absl::IsResourceExhausted(status));
+}
 
 bool SimServer::HasSession(const Connection& connection) const {
   return sessions_.contains(connection.session);
@@ -65,7 +76,8 @@ void SimServer::Join(const SharedConnection& connection,
   });
   if (status.ok()) return;
   sessions_.erase(connection->session);
-  if (!absl::IsAborted(status) && !absl::IsAlreadyExists(status)) {
+  if (!absl::IsAborted(status) && !absl::IsAlreadyExists(status) &&
+      !IsSurplus(request, status)) {
     world_.checker.Fail(absl::StrCat("join: ", status.ToString()));
   }
   world_.network.ToWorker(
@@ -75,7 +87,21 @@ void SimServer::Join(const SharedConnection& connection,
   connection->session_over = true;
 }
 
+// Before there is a model a change that it will not fit is taken, and the model
+// refused, which would end the simulation.
+bool SimServer::LeavesRoom(const SettingValues& values) const {
+  CoordinatorOptions target = world_.scenario.run.coordinator;
+  for (const auto& settings :
+       {core_.Policy(world_.scheduler.now()).settings, values}) {
+    for (const auto& [name, value] : settings) {
+      SetSetting(name, value, target).IgnoreError();
+    }
+  }
+  return CheckInflight(target, world_.scenario.run.layout).ok();
+}
+
 void SimServer::Change(const SettingValues& values) {
+  if (core_.model() == nullptr && !LeavesRoom(values)) return;
   Handle([&](Effects& out) {
     // A change may make no sense with what earlier ones made of the run: then
     // it must leave it unharmed.
@@ -102,21 +128,28 @@ void SimServer::SessionBroken(const SharedConnection& connection) {
   });
 }
 
-absl::StatusOr<RegisterAnswer> SimServer::BeginRegister(const Sender& sender) {
+void SimServer::BeginRegister(const SharedConnection& connection,
+                              const Sender& sender) {
   const RunSpec& run = world_.scenario.run;
-  return Handle([&](Effects& out) {
-    return core_.BeginRegister(sender, run.layout, run.plan,
-                               world_.scheduler.now(), out);
+  Handle([&](Effects& out) {
+    Accept(core_.BeginRegister(sender, run.layout, run.plan,
+                               world_.scheduler.now(), out),
+           connection, StreamKind::kRegister, sender);
   });
 }
 
-absl::Status SimServer::FinishRegister(const Sender& sender,
-                                       std::vector<SharedFloats> values) {
+absl::StatusOr<RegisterAnswer> SimServer::FinishRegister(
+    const Sender& sender, std::vector<SharedFloats> values) {
   const RunSpec& run = world_.scenario.run;
   return Handle([&](Effects& out) {
     return core_.FinishRegister(sender, run.layout, run.plan, std::move(values),
                                 {}, world_.scheduler.now(), out);
   });
+}
+
+SimServer::Places& SimServer::PlacesOf(StreamKind kind) {
+  if (kind == StreamKind::kRegister) return registers_;
+  return kind == StreamKind::kExchange ? exchanges_ : reduces_;
 }
 
 SharedConnection SimServer::Find(const Places& places, Rank rank,
@@ -136,8 +169,7 @@ void SimServer::Accept(const absl::Status& status,
     world_.network.EndFromServer(connection, kind);
     return;
   }
-  Places& places = kind == StreamKind::kExchange ? exchanges_ : reduces_;
-  Place& place = places[sender.rank];
+  Place& place = PlacesOf(kind)[sender.rank];
   if (place.connection == connection) return;
   if (place.connection != nullptr) {
     if (place.incarnation == sender.incarnation &&
@@ -259,6 +291,7 @@ void SimServer::EndData(Places& places, StreamKind kind, Rank rank,
 }
 
 void SimServer::On(const effect::Joined& e) {
+  EndData(registers_, StreamKind::kRegister, e.rank, e.incarnation);
   EndData(exchanges_, StreamKind::kExchange, e.rank, e.incarnation);
   EndData(reduces_, StreamKind::kReduce, e.rank, e.incarnation);
   const auto at = sessions_.find(e.session);
@@ -273,8 +306,8 @@ void SimServer::On(const effect::EndSession& e) {
   if (at == sessions_.end()) return;
   const SharedConnection connection = at->second;
   sessions_.erase(at);
-  for (StreamKind kind :
-       {StreamKind::kSession, StreamKind::kExchange, StreamKind::kReduce}) {
+  for (StreamKind kind : {StreamKind::kSession, StreamKind::kRegister,
+                          StreamKind::kExchange, StreamKind::kReduce}) {
     world_.network.EndFromServer(connection, kind);
   }
 }
@@ -293,6 +326,19 @@ void SimServer::On(const effect::StepAborted& e) {
   world_.network.ToWorker(
       at->second, StreamKind::kSession,
       [e](SimWorker& worker) { worker.OnStepAborted(e.step, e.attempt); });
+}
+
+void SimServer::On(const effect::RegisterAnswered& e) {
+  const SharedConnection to = Find(registers_, e.rank, e.incarnation);
+  if (to == nullptr) return;
+  if (!e.answer.ok()) {
+    world_.checker.Fail(
+        absl::StrCat("register: ", e.answer.status().ToString()));
+    return;
+  }
+  world_.network.ToWorker(to, StreamKind::kRegister, [e](SimWorker& worker) {
+    worker.OnRegisterAnswered(*e.answer);
+  });
 }
 
 void SimServer::On(const effect::ReduceResult& e) {

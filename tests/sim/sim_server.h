@@ -43,9 +43,9 @@ class SimServer {
   void Leave(const SharedConnection& connection);
   void SessionBroken(const SharedConnection& connection);
 
-  absl::StatusOr<RegisterAnswer> BeginRegister(const Sender& sender);
-  absl::Status FinishRegister(const Sender& sender,
-                              std::vector<SharedFloats> values);
+  void BeginRegister(const SharedConnection& connection, const Sender& sender);
+  absl::StatusOr<RegisterAnswer> FinishRegister(
+      const Sender& sender, std::vector<SharedFloats> values);
 
   void Open(const SharedConnection& connection, const Sender& sender,
             const PushKey& key, const PushOpening& opening);
@@ -73,12 +73,16 @@ class SimServer {
   };
   using Places = std::map<Rank, Place>;
 
+  // Refused because the cohort is smaller, now.
+  bool IsSurplus(const JoinRequest& request, const absl::Status& status) const;
+  bool LeavesRoom(const SettingValues& values) const;
   template <typename Call>
   auto Handle(Call call);
   void On(const effect::Joined& e);
   void On(const effect::EndSession& e);
   void On(const effect::Notify& e);
   void On(const effect::StepAborted& e);
+  void On(const effect::RegisterAnswered& e);
   void On(const effect::ReduceResult& e);
   void On(const effect::ReduceAborted& e);
   void On(const effect::SendWeights& e);
@@ -90,6 +94,7 @@ class SimServer {
 
   SharedConnection Find(const Places& places, Rank rank,
                         Incarnation incarnation) const;
+  Places& PlacesOf(StreamKind kind);
   // What the service does with the answer to a data message.
   void Accept(const absl::Status& status, const SharedConnection& connection,
               StreamKind kind, const Sender& sender);
@@ -103,6 +108,7 @@ class SimServer {
   Coordinator core_;
   FloatBufferPool pool_;
   std::map<SessionId, SharedConnection> sessions_;
+  Places registers_;
   Places exchanges_;
   Places reduces_;
   // By the number of the connection: what its exchange stream has brought since

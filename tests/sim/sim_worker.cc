@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/permutation.h"
 
@@ -63,7 +64,7 @@ void SimWorker::Thaw() {
 
 void SimWorker::Hang() {
   // Before that, nothing but its own lease waits for it.
-  if (!joined_ || registered_ != incarnation_) return;
+  if (!joined_) return;
   Abandon();
   hung_ = true;
 }
@@ -103,6 +104,12 @@ void SimWorker::OnBroken() {
 }
 
 void SimWorker::OnRefused(const absl::Status& status) {
+  // The run goes on with fewer workers, or has not got so many yet.
+  if (absl::IsOutOfRange(status) || absl::IsInvalidArgument(status) ||
+      absl::IsResourceExhausted(status)) {
+    finished_ = true;
+    return;
+  }
   if (absl::IsAborted(status)) incarnation_ = Incarnation();
   OnBroken();
 }
@@ -139,26 +146,25 @@ Sender SimWorker::Identity() const {
 }
 
 void SimWorker::Register() {
+  world_.network.ToServer(
+      connection_, StreamKind::kRegister,
+      [connection = connection_, sender = Identity()](SimServer& server) {
+        server.BeginRegister(connection, sender);
+      });
+}
+
+void SimWorker::OnRegisterAnswered(const RegisterAnswer& answer) {
+  partitions_ = answer.partitions;
+  if (!answer.send_values) return OnRegistered();
+  if (hung_) return;
   using Answer = absl::StatusOr<RegisterAnswer>;
   world_.network.Call<Answer>(
       connection_,
-      [sender = Identity()](SimServer& server) {
-        return server.BeginRegister(sender);
-      },
-      [](SimWorker& worker, Answer answer) {
-        if (!answer.ok()) return worker.OnBroken();
-        worker.partitions_ = answer->partitions;
-        if (!answer->send_values) return worker.OnRegistered();
-        worker.world_.network.Call<absl::Status>(
-            worker.connection_,
-            [&worker, sender = worker.Identity()](SimServer& server) {
-              return server.FinishRegister(
-                  sender, InitialValues(worker.world_.scenario.run,
-                                        worker.partitions_));
-            },
-            [](SimWorker& w, absl::Status status) {
-              return status.ok() ? w.OnRegistered() : w.OnBroken();
-            });
+      [sender = Identity(),
+       values = InitialValues(world_.scenario.run, partitions_, rank_)](
+          SimServer& server) { return server.FinishRegister(sender, values); },
+      [](SimWorker& worker, Answer finished) {
+        return finished.ok() ? worker.OnRegistered() : worker.OnBroken();
       });
 }
 
@@ -214,6 +220,11 @@ void SimWorker::Proceed() {
       return Collect(*work_);
     case AssignmentKind::kFinished:
       finished_ = true;
+      if (!world_.checker.ended().has_value() &&
+          !absl::StrContains(work_->reason, "the run goes on with")) {
+        world_.checker.Fail(absl::StrCat("rank ", rank_.value(),
+                                         " is sent home: ", work_->reason));
+      }
       return;
     case AssignmentKind::kWait:
       return;

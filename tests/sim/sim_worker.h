@@ -57,6 +57,7 @@ class SimWorker {
   void OnBroken();
   void OnRefused(const absl::Status& status);
   void OnJoined(Rank rank, Incarnation incarnation);
+  void OnRegisterAnswered(const RegisterAnswer& answer);
   void OnAssignment(const Assignment& assignment);
   void OnStepAborted(Version step, Attempt attempt);
   void OnReduced(const ReduceKey& key, const Moments& moments);

@@ -74,7 +74,7 @@ Simulation::Simulation(const Scenario& scenario)
       random_(MixSeed(scenario.seed, 2)),
       network_(scheduler_, random_, scenario.delay_max),
       checker_(scenario_),
-      newest_(static_cast<size_t>(scenario.run.coordinator.workers)) {}
+      newest_(static_cast<size_t>(kRanksMax)) {}
 
 Outcome Simulation::Run() {
   StartServer();
@@ -107,6 +107,8 @@ Outcome Simulation::Run() {
   }
   outcome_.elapsed = scheduler_.now() - begin;
   outcome_.commits = checker_.commits();
+  outcome_.resizes = checker_.resizes();
+  outcome_.model_of = checker_.asked();
   outcome_.failure = checker_.failure().value_or("");
   if (checker_.ended().has_value()) {
     outcome_.snapshot = checker_.ended()->snapshot;
@@ -164,8 +166,24 @@ void Simulation::StartWorker(Rank rank) {
 void Simulation::Tick() {
   scheduler_.After(kTickInterval, [this] {
     if (server_ != nullptr) server_->Tick();
+    StartMissing();
     Tick();
   });
+}
+
+void Simulation::StartMissing() {
+  // The first ones start by themselves, and who is lost is replaced.
+  if (server_ == nullptr || scenario_.changes.empty() ||
+      checker_.ended().has_value()) {
+    return;
+  }
+  const int32_t workers =
+      server_->core().Status(scheduler_.now()).workers_expected;
+  for (int32_t i = 0; i < workers; ++i) {
+    const SimWorker* worker = newest_[static_cast<size_t>(i)];
+    const bool first = i < scenario_.run.coordinator.workers;
+    if (worker == nullptr ? !first : worker->finished()) StartWorker(Rank(i));
+  }
 }
 
 void Simulation::Inflict(const Fault& fault) {

@@ -35,6 +35,10 @@ struct Outcome {
   int64_t policy_changes = 0;
   // Workers whose batch-norm calls were not those of the others.
   int64_t fenced = 0;
+  // Changes of the number of workers.
+  int64_t resizes = 0;
+  // Whose initial values the run began with.
+  std::optional<Rank> model_of;
 };
 
 // A whole cohort in one thread: a server, its workers and the network between
@@ -53,6 +57,8 @@ class Simulation {
   void StopServer();
   void StartWorker(Rank rank);
   void Tick();
+  // Whoever runs the workers starts one for each rank that has none.
+  void StartMissing();
   void Inflict(const Fault& fault);
   void InflictOn(SimWorker& worker, const Fault& fault);
   void Freeze(SimWorker& worker, const Fault& fault);

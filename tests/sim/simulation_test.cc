@@ -58,6 +58,8 @@ bool MustBeIdentical(const Scenario& scenario, const Outcome& outcome) {
       o.policy.pushes_min != 0 || !scenario.changes.empty()) {
     return false;
   }
+  // A rank that was lost while it registered was followed by the next.
+  if (outcome.model_of != Rank(0)) return false;
   return o.on_worker_loss == OnWorkerLoss::kWait || outcome.workers_lost == 0;
 }
 
@@ -119,6 +121,7 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
   References references;
   Outcome outcome;
   int failures = 0;
+  int other_models = 0;
   Outcome sum;
   const uint64_t seeds = SeedCount(kBaseSeeds);
   for (uint64_t seed = 1; seed <= seeds; ++seed) {
@@ -133,18 +136,22 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
     sum.restarts += outcome.restarts;
     sum.dropped += outcome.dropped;
     sum.policy_changes += outcome.policy_changes;
+    sum.resizes += outcome.resizes;
+    if (outcome.model_of != Rank(0)) ++other_models;
   }
   std::printf(
       "%lld seeds, %lld events, %lld commits, %lld workers lost, %lld steps "
       "aborted, %lld repeated messages, %lld server restarts, %lld pushes "
-      "dropped, %lld policy changes\n",
+      "dropped, %lld policy changes, %lld of them of the number of workers, "
+      "%d models of another rank than 0\n",
       static_cast<long long>(seeds), static_cast<long long>(sum.events),
       static_cast<long long>(sum.commits),
       static_cast<long long>(sum.workers_lost),
       static_cast<long long>(sum.steps_aborted),
       static_cast<long long>(sum.duplicates),
       static_cast<long long>(sum.restarts), static_cast<long long>(sum.dropped),
-      static_cast<long long>(sum.policy_changes));
+      static_cast<long long>(sum.policy_changes),
+      static_cast<long long>(sum.resizes), other_models);
   // Seeds that disturb nothing would prove nothing.
   const auto tenth = static_cast<int64_t>(seeds / 10);
   EXPECT_GT(sum.workers_lost, tenth);
@@ -153,6 +160,9 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
   EXPECT_GT(sum.restarts, tenth);
   EXPECT_GT(sum.dropped, tenth);
   EXPECT_GT(sum.policy_changes, 5 * tenth);
+  EXPECT_GT(sum.resizes, tenth);
+  EXPECT_GT(other_models, tenth / 100);
+  EXPECT_LT(other_models, tenth);
 }
 
 // One worker makes other batch-norm calls than the others, once. Either it is

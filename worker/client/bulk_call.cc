@@ -10,8 +10,8 @@ namespace cohort {
 BulkCall::BulkCall(const BulkTarget& target, const std::string& method,
                    const std::string& name)
     : link_(*target.link),
-      deadline_(target.deadline),
       name_(name),
+      deadline_(target.deadline),
       stream_(
           target.channel, method, link_,
           [this](grpc::ByteBuffer& message) {
@@ -42,6 +42,29 @@ absl::Status BulkCall::Send(const grpc::ByteBuffer& message) {
   return end_->ok() ? link_.NormalizedEnd(name_, *end_) : *end_;
 }
 
+absl::Status BulkCall::WaitLocked() {
+  const absl::Status status = link_.WaitLocked(deadline_);
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  return absl::DeadlineExceededError(
+      absl::StrCat(status.message(), " during ", name_));
+}
+
+absl::Status BulkCall::AwaitAnswer(
+    const std::function<Instant(const Assignment& wait)>& on_wait) {
+  for (;;) {
+    std::optional<Assignment> wait;
+    {
+      MutexLock lock(link_.mu);
+      while (received_.empty() && !end_.has_value() && !wait.has_value()) {
+        wait = link_.tracker.TakeWait();
+        if (!wait.has_value()) COHORT_RETURN_IF_ERROR(WaitLocked());
+      }
+    }
+    if (!wait.has_value()) return absl::OkStatus();
+    deadline_ = on_wait(*wait);
+  }
+}
+
 absl::StatusOr<std::optional<grpc::ByteBuffer>> BulkCall::Receive() {
   MutexLock lock(link_.mu);
   COHORT_RETURN_IF_ERROR(link_.CheckLocked());
@@ -50,12 +73,7 @@ absl::StatusOr<std::optional<grpc::ByteBuffer>> BulkCall::Receive() {
       if (!end_->ok()) return *end_;
       return std::nullopt;
     }
-    const absl::Status status = link_.WaitLocked(deadline_);
-    if (absl::IsDeadlineExceeded(status)) {
-      return absl::DeadlineExceededError(
-          absl::StrCat(status.message(), " during ", name_));
-    }
-    COHORT_RETURN_IF_ERROR(status);
+    COHORT_RETURN_IF_ERROR(WaitLocked());
   }
   std::optional<grpc::ByteBuffer> message(std::move(received_.front()));
   received_.pop_front();

@@ -4,6 +4,7 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/assignment.h"
 #include "common/clock.h"
 #include "worker/client/bulk_stream.h"
 #include "worker/client/link.h"
@@ -41,16 +43,28 @@ class BulkCall {
   absl::Status Send(const grpc::ByteBuffer& message);
   void FinishWrites() { stream_.FinishWrites(); }
 
+  // Returns once Receive has something. The server may tell the session
+  // meanwhile what the worker waits for; `on_wait` is told, and returns when
+  // to give up from then on.
+  // Errors: those of Link::WaitLocked.
+  absl::Status AwaitAnswer(
+      const std::function<Instant(const Assignment& wait)>& on_wait);
+
   // The next message; absent once the server has ended the call with OK.
   // Errors: the call's end as in Link::NormalizedEnd; those of
   //   Link::WaitLocked.
   absl::StatusOr<std::optional<grpc::ByteBuffer>> Receive();
 
  private:
+  // Until the next notification. Errors: those of Link::WaitLocked.
+  absl::Status WaitLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
+
   // Fixed after construction.
   Link& link_;
-  const Instant deadline_;
   const std::string name_;
+
+  // Of the driving thread.
+  Instant deadline_;
 
   std::deque<grpc::ByteBuffer> received_ ABSL_GUARDED_BY(link_.mu);
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(link_.mu);

@@ -96,11 +96,17 @@ absl::StatusOr<Registration> GrpcClient::Register(
     absl::Span<const LayerStatistics> statistics) {
   COHORT_RETURN_IF_ERROR(Validate(layout));
   COHORT_RETURN_IF_ERROR(CheckValues(layout, values));
+  Instant deadline = Patience();
+  const auto on_wait = [this, &deadline](const Assignment& wait) {
+    Observe(wait.reason);
+    deadline = Patience() + wait.wait;
+    return deadline;
+  };
   const RegistrationOffer offer{.layout = layout,
                                 .plan = plan,
                                 .values = values,
-                                .statistics = statistics};
-  const Instant deadline = Patience();
+                                .statistics = statistics,
+                                .on_wait = on_wait};
   Backoff backoff(options_.backoff_seed);
   for (;;) {
     absl::Status status = Usable();
@@ -359,12 +365,17 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
 }
 
 absl::Status GrpcClient::RegisterAgain(Instant deadline) {
+  const auto on_wait = [this](const Assignment& wait) {
+    Observe(wait.reason);
+    return Patience() + wait.wait;
+  };
   COHORT_ASSIGN_OR_RETURN(
       const Registration registration,
       RegisterModel(MakeTarget(deadline), {.layout = registered_->layout,
                                            .plan = registered_->plan,
                                            .values = std::nullopt,
-                                           .statistics = {}}));
+                                           .statistics = {},
+                                           .on_wait = on_wait}));
   // The caller's buffers and losses are made for the first answer.
   if (registration.partitions != registered_->registration.partitions ||
       registration.loss_reference != registered_->registration.loss_reference) {

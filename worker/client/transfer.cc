@@ -162,6 +162,8 @@ absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
   AddMessageChecksum(&first);
   COHORT_RETURN_IF_ERROR(call.Send(EncodeFramed(first, ByteRope())));
 
+  // The server answers once all workers have sent theirs.
+  COHORT_RETURN_IF_ERROR(call.AwaitAnswer(offer.on_wait));
   COHORT_ASSIGN_OR_RETURN(v1::RegisterReply reply,
                           ReceiveRegisterReply(call, link));
   COHORT_ASSIGN_OR_RETURN(Registration registration,
@@ -180,7 +182,6 @@ absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
     COHORT_ASSIGN_OR_RETURN(v1::RegisterReply next,
                             ReceiveRegisterReply(call, link));
     reply.set_done(next.done());
-    // Another worker may have been first meanwhile, and its value rules.
     if (next.done()) {
       COHORT_ASSIGN_OR_RETURN(registration.loss_reference, LossReference(next));
     }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "absl/status/statusor.h"
@@ -17,6 +18,9 @@ struct RegistrationOffer {
   // One span a parameter, of its size; absent: verify only.
   std::optional<absl::Span<const absl::Span<const float>>> values;
   absl::Span<const LayerStatistics> statistics;
+  // Told what the server waits for before it answers; returns when to give up
+  // from then on.
+  std::function<Instant(const Assignment& wait)> on_wait;
 };
 
 // Parameters.Register.

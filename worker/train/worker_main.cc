@@ -65,7 +65,7 @@ ABSL_FLAG(int64_t, width, 0,
           "unet: channels of the first stage; 0: the model's own, 64");
 ABSL_FLAG(std::string, init, "",
           "safetensors file with PyTorch's names that weights and moving "
-          "statistics begin with; the first worker's are used; empty: the "
+          "statistics begin with; the lowest rank's are used; empty: the "
           "model's own");
 ABSL_FLAG(std::string, dataset, "fashion-mnist",
           "data to train on: fashion-mnist, mnist, cifar10, cifar100, voc "

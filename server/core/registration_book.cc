@@ -1,0 +1,91 @@
+#include "server/core/registration_book.h"
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+// The error with what it is about and what to do; OK stays OK.
+absl::Status Explained(const absl::Status& status, absl::string_view what,
+                       absl::string_view hint) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(what, ": ", status.message(), "; ", hint));
+}
+
+}  // namespace
+
+double LossReference(const RunPlan& plan) {
+  return std::exp2(std::ceil(std::log2(plan.loss_reference)));
+}
+
+absl::Status CheckSameModel(const ModelLayout& layout, const RunPlan& plan,
+                            const ModelLayout& wanted_layout,
+                            const RunPlan& wanted_plan,
+                            const std::string& whose) {
+  COHORT_RETURN_IF_ERROR(
+      Explained(CheckSameLayout(layout, wanted_layout),
+                absl::StrCat("another model than ", whose),
+                "start the worker with the run's --model, --width, --dataset "
+                "and --classes, or a server of its own"));
+  return Explained(
+      CheckSamePlan(plan, wanted_plan),
+      absl::StrCat("another data set or loss than ", whose),
+      "start the worker with the run's files and the flags that read them, "
+      "such as --image_size and --augment");
+}
+
+void RegistrationBook::Add(Rank rank, Entry entry) {
+  Remove(rank);
+  entries_.emplace(rank, std::move(entry));
+}
+
+void RegistrationBook::Remove(Rank rank) {
+  entries_.erase(rank);
+  if (asked_ == rank) asked_.reset();
+  // Whoever comes next must not be asked for coming first.
+  if (entries_.empty()) complete_ = false;
+}
+
+bool RegistrationBook::Due(int32_t size) const {
+  if (asked_.has_value() || entries_.empty()) return false;
+  return complete_ || static_cast<int32_t>(entries_.size()) == size;
+}
+
+std::map<Rank, absl::Status> RegistrationBook::TakeDifferent() {
+  std::map<Rank, absl::Status> different;
+  const Entries::value_type* ruling = Ruling();
+  if (ruling == nullptr) return different;
+  const std::string whose =
+      absl::StrCat("that of worker ", ruling->first.value(), ", which rules");
+  for (const auto& [rank, entry] : entries_) {
+    absl::Status same =
+        CheckSameModel(entry.layout, entry.plan, ruling->second.layout,
+                       ruling->second.plan, whose);
+    if (!same.ok()) different.emplace(rank, std::move(same));
+  }
+  for (const auto& [rank, status] : different) entries_.erase(rank);
+  return different;
+}
+
+Rank RegistrationBook::AskLowest() {
+  COHORT_CHECK(!entries_.empty() && !asked_.has_value(), "nobody to ask");
+  complete_ = true;
+  asked_ = entries_.begin()->first;
+  return *asked_;
+}
+
+const RegistrationBook::Entries::value_type* RegistrationBook::Ruling() const {
+  if (entries_.empty()) return nullptr;
+  const auto at =
+      asked_.has_value() ? entries_.find(*asked_) : entries_.begin();
+  return &*at;
+}
+
+}  // namespace cohort

@@ -1,0 +1,357 @@
+// Whose model a run begins with, and who is told what until then.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+FakeSetup ThreeWorkers() {
+  FakeSetup setup = SmallSetup();
+  setup.options.workers = 3;
+  setup.batch_sizes = {1, 1, 1};
+  return setup;
+}
+
+// Joins and sends its layout.
+void Offer(FakeCohort& cohort, Rank rank) {
+  ASSERT_TRUE(cohort.Join(rank).ok());
+  ASSERT_TRUE(cohort.Register(rank).ok());
+}
+
+bool Asked(FakeCohort& cohort, Rank rank) {
+  const auto& answer = cohort.answer(rank);
+  return answer.has_value() && answer->ok() && (*answer)->send_values;
+}
+
+// Whoever comes first, the values of the lowest rank are where it starts.
+TEST(CoordinatorRegistrationTest, TheOrderOfArrivalDoesNotDecideTheValues) {
+  const std::vector<std::vector<Rank>> orders = {{kRank0, kRank1, kRank2},
+                                                 {kRank2, kRank1, kRank0},
+                                                 {kRank1, kRank2, kRank0}};
+  for (const std::vector<Rank>& order : orders) {
+    FakeCohort cohort(ThreeWorkers());
+    cohort.HoldValues();
+    for (Rank rank : order) {
+      EXPECT_FALSE(Asked(cohort, rank));
+      Offer(cohort, rank);
+    }
+    EXPECT_TRUE(Asked(cohort, kRank0));
+    for (Rank rank : {kRank1, kRank2}) {
+      EXPECT_FALSE(cohort.answer(rank).has_value());
+      EXPECT_EQ(cohort.SendValues(rank, 7).code(),
+                absl::StatusCode::kFailedPrecondition);
+    }
+    ASSERT_TRUE(cohort.SendValues(kRank0, 5).ok());
+    EXPECT_EQ(cohort.weights(0)[0], 5);
+    for (Rank rank : {kRank1, kRank2}) {
+      ASSERT_TRUE(cohort.answer(rank).has_value());
+      EXPECT_FALSE((*cohort.answer(rank))->send_values);
+    }
+    for (Rank rank : order) EXPECT_TRUE(Trains(cohort, rank));
+  }
+}
+
+TEST(CoordinatorRegistrationTest, StatusSaysWhoIsWaitedFor) {
+  FakeCohort cohort(SmallSetup());
+  cohort.HoldValues();
+  Offer(cohort, kRank1);
+  StatusView view = cohort.core().Status(cohort.now());
+  EXPECT_EQ(view.state, "waiting for worker 0 to join and register, no limit");
+  // Nobody is late yet.
+  EXPECT_EQ(view.waiting, absl::ZeroDuration());
+  EXPECT_EQ(cohort.told(kRank1).reason, view.state);
+  Offer(cohort, kRank0);
+  EXPECT_EQ(cohort.told(kRank1).reason,
+            "waiting for worker 0 to register its model, gives up in 30 s");
+  // The values may take as long as they take.
+  EXPECT_EQ(cohort.told(kRank1).wait, absl::InfiniteDuration());
+  cohort.Pass(absl::Seconds(10));
+  view = cohort.core().Status(cohort.now());
+  EXPECT_EQ(view.state,
+            "waiting for worker 0 to register its model, gives up in 20 s");
+  EXPECT_EQ(view.phase, StatusView::Phase::kWaiting);
+  EXPECT_EQ(view.waited_for, std::vector<Rank>{kRank0});
+  EXPECT_EQ(view.waiting, absl::Seconds(10));
+}
+
+TEST(CoordinatorRegistrationTest, WithoutProgressTheNextIsAsked) {
+  FakeCohort cohort(ThreeWorkers());
+  cohort.HoldValues();
+  for (Rank rank : {kRank0, kRank1, kRank2}) Offer(cohort, rank);
+  for (int i = 0; i < 3; ++i) {
+    cohort.Pass(absl::Seconds(29));
+    ASSERT_TRUE(cohort.core()
+                    .RegisterProgress(cohort.sender(kRank0), cohort.now())
+                    .ok());
+  }
+  EXPECT_FALSE(Asked(cohort, kRank1));
+  cohort.Pass(absl::Seconds(31));
+  EXPECT_TRUE(Asked(cohort, kRank1));
+  const auto ended = cohort.All<effect::EndSession>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].session, cohort.session(kRank0));
+  EXPECT_EQ(ended[0].status,
+            absl::AbortedError("asked for its initial weights, and nothing "
+                               "came for 31 s"));
+  // What the slow one sends now comes too late.
+  EXPECT_TRUE(absl::IsAborted(cohort.SendValues(kRank0, 5)));
+  ASSERT_TRUE(cohort.SendValues(kRank1, 6).ok());
+  EXPECT_EQ(cohort.weights(0)[0], 6);
+  // Training needs them all; the one that comes back is only compared.
+  EXPECT_FALSE(Trains(cohort, kRank1));
+  Offer(cohort, kRank0);
+  EXPECT_FALSE(Asked(cohort, kRank0));
+  EXPECT_TRUE(Trains(cohort, kRank0));
+}
+
+TEST(CoordinatorRegistrationTest,
+     ARankThatIsLostWhileAskedIsFollowedByTheNext) {
+  FakeCohort cohort(ThreeWorkers());
+  cohort.HoldValues();
+  for (Rank rank : {kRank0, kRank1, kRank2}) Offer(cohort, rank);
+  cohort.Leave(kRank0);
+  EXPECT_TRUE(Asked(cohort, kRank1));
+  // Its replacement does not get ahead of who is asked now.
+  Offer(cohort, kRank0);
+  EXPECT_FALSE(Asked(cohort, kRank0));
+  cohort.Leave(kRank1);
+  EXPECT_TRUE(Asked(cohort, kRank0));
+  ASSERT_TRUE(cohort.SendValues(kRank0, 4).ok());
+  EXPECT_EQ(cohort.weights(0)[0], 4);
+}
+
+// Its answer went to the stream that broke.
+TEST(CoordinatorRegistrationTest, ARankThatRegistersAgainIsAskedAgain) {
+  FakeCohort cohort(SmallSetup());
+  cohort.HoldValues();
+  Offer(cohort, kRank0);
+  Offer(cohort, kRank1);
+  cohort.BreakSession(kRank0);
+  EXPECT_FALSE(Asked(cohort, kRank1));
+  ASSERT_TRUE(cohort.Join(kRank0, cohort.incarnation(kRank0)).ok());
+  ASSERT_TRUE(cohort.Register(kRank0).ok());
+  EXPECT_TRUE(Asked(cohort, kRank0));
+  ASSERT_TRUE(cohort.SendValues(kRank0).ok());
+  // A second time, as over two streams of one life, it changes nothing.
+  ASSERT_TRUE(cohort.SendValues(kRank0, 9).ok());
+  EXPECT_EQ(cohort.weights(0)[0], 1);
+}
+
+// Also where the other had come first.
+TEST(CoordinatorRegistrationTest, TheLowestRanksModelRulesAndNothingIsFixed) {
+  for (const bool lowest_first : {true, false}) {
+    const FakeSetup setup = SmallSetup();
+    ModelLayout other = setup.layout;
+    other.parameters[0].shape = {3};
+    FakeCohort cohort(setup);
+    ASSERT_TRUE(cohort.Join(kRank0).ok());
+    ASSERT_TRUE(cohort.Join(kRank1).ok());
+    if (lowest_first) {
+      EXPECT_TRUE(cohort.Register(kRank0).ok());
+    }
+    cohort.Register(kRank1, other).IgnoreError();
+    if (!lowest_first) {
+      EXPECT_TRUE(cohort.Register(kRank0).ok());
+    }
+    ASSERT_TRUE(cohort.answer(kRank1).has_value());
+    EXPECT_EQ(cohort.answer(kRank1)->status(),
+              absl::FailedPreconditionError(
+                  "another model than that of worker 0, which rules: w: got "
+                  "shape [3], want [2]; start the worker with the run's "
+                  "--model, --width, --dataset and --classes, or a server of "
+                  "its own"));
+    EXPECT_EQ(cohort.core().model(), nullptr);
+    EXPECT_THAT(cohort.log(), HasSubstr("rank 1 is refused: another model"));
+    // It may also be the lowest that is wrong, and is started anew.
+    cohort.Leave(kRank0);
+    ASSERT_TRUE(cohort.Register(kRank1).ok());
+    cohort.StartOne(kRank0);
+    EXPECT_TRUE(Trains(cohort, kRank1));
+  }
+}
+
+TEST(CoordinatorRegistrationTest, WhileOneIsAskedOthersAreComparedWithIt) {
+  const FakeSetup setup = ThreeWorkers();
+  ModelLayout other = setup.layout;
+  other.parameters[1].name = "bias";
+  FakeCohort cohort(setup);
+  cohort.HoldValues();
+  for (Rank rank : {kRank0, kRank1, kRank2}) Offer(cohort, rank);
+  cohort.Leave(kRank2);
+  ASSERT_TRUE(cohort.Join(kRank2).ok());
+  const absl::Status refused = cohort.Register(kRank2, other);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("than that of worker 0, which registers it: parameter "
+                        "number 1: got bias, want b"));
+  EXPECT_TRUE(cohort.Register(kRank2).ok());
+}
+
+TEST(CoordinatorRegistrationTest, LaterModelsAreComparedByName) {
+  const FakeSetup setup = SmallSetup();
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Leave(kRank1);
+  ASSERT_TRUE(cohort.Join(kRank1).ok());
+  cohort.Clear();
+  ModelLayout layout = setup.layout;
+  layout.parameters[0].shape = {3};
+  EXPECT_EQ(
+      cohort.Register(kRank1, layout),
+      absl::FailedPreconditionError(
+          "another model than the run's: w: got shape [3], want [2]; start "
+          "the worker with the run's --model, --width, --dataset and "
+          "--classes, or a server of its own"));
+  RunPlan plan = setup.plan;
+  plan.dataset_digest = "cd";
+  Effects out;
+  EXPECT_EQ(
+      cohort.core().BeginRegister(cohort.sender(kRank1), setup.layout, plan,
+                                  cohort.now(), out),
+      absl::FailedPreconditionError(
+          "another data set or loss than the run's: run plan: got data set "
+          "digest cd, want ab; start the worker with the run's files and the "
+          "flags that read them, such as --image_size and --augment"));
+  EXPECT_THAT(out, IsEmpty());
+}
+
+TEST(CoordinatorRegistrationTest, ALateJoinerIsAnsweredAtOnce) {
+  FakeSetup setup = SmallSetup();
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Leave(kRank1);
+  ASSERT_TRUE(cohort.Join(kRank1).ok());
+  setup.plan.loss_reference = 9;
+  Effects out;
+  ASSERT_TRUE(cohort.core()
+                  .BeginRegister(cohort.sender(kRank1), setup.layout,
+                                 setup.plan, cohort.now(), out)
+                  .ok());
+  ASSERT_TRUE(std::holds_alternative<effect::RegisterAnswered>(out[0]));
+  const auto& answered = std::get<effect::RegisterAnswered>(out[0]);
+  EXPECT_EQ(answered.incarnation, cohort.incarnation(kRank1));
+  EXPECT_FALSE(answered.answer->send_values);
+  // The reference of the worker that registered the model rules.
+  EXPECT_EQ(answered.answer->loss_reference, 4);
+  ASSERT_EQ(answered.answer->partitions.size(), 2);
+  EXPECT_EQ(answered.answer->partitions[0].elements, 2);
+  EXPECT_EQ(answered.answer->partitions[1].elements, 1);
+}
+
+// Only then does it leave no trace in the bits, whoever proposes it.
+TEST(CoordinatorRegistrationTest, TheLossReferenceIsRoundedUpToAPowerOfTwo) {
+  FakeSetup setup = SmallSetup();
+  setup.options.workers = 1;
+  setup.plan.loss_reference = 9;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  EXPECT_EQ(cohort.core().model()->plan.loss_reference, 16);
+}
+
+TEST(CoordinatorRegistrationTest, RefusesPlansAndStatisticsOfTheWrongShape) {
+  FakeSetup setup = SmallSetup();
+  setup.options.workers = 1;
+  FakeCohort cohort(setup);
+  cohort.HoldValues();
+  Offer(cohort, kRank0);
+  Effects out;
+  RunPlan plan = setup.plan;
+  plan.loss_reference = 0;
+  EXPECT_EQ(cohort.core().BeginRegister(cohort.sender(kRank0), setup.layout,
+                                        plan, cohort.now(), out),
+            absl::InvalidArgumentError("run plan: got loss reference 0, want "
+                                       "8.88178e-16 to 1.1259e+15"));
+  const std::vector<LayerStatistics> wide = {
+      {.mean = {0, 0}, .variance = {1, 1}}};
+  EXPECT_EQ(cohort.core()
+                .FinishRegister(cohort.sender(kRank0), setup.layout, setup.plan,
+                                {}, wide, cohort.now(), out)
+                .status(),
+            absl::InvalidArgumentError("bn: got initial statistics of 2 and 2 "
+                                       "channels, want 1"));
+  EXPECT_EQ(cohort.core()
+                .FinishRegister(cohort.sender(kRank0), setup.layout, setup.plan,
+                                {}, {wide[0], wide[0]}, cohort.now(), out)
+                .status(),
+            absl::InvalidArgumentError("got initial statistics of 2 "
+                                       "batch-norm layers, want 1 or none"));
+  EXPECT_EQ(cohort.core().model(), nullptr);
+}
+
+TEST(CoordinatorRegistrationTest, NothingCanBeReadBeforeIt) {
+  Coordinator core(SmallSetup().options);
+  EXPECT_TRUE(absl::IsFailedPrecondition(core.Read(std::nullopt).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(core.State().status()));
+  EXPECT_EQ(core.Status(absl::Seconds(1)).state,
+            "waiting for workers 0, 1 to join and register, no limit");
+}
+
+// They must get as far as reading on their session that it is over.
+TEST(CoordinatorRegistrationTest, TheEndOfTheRunAnswersThoseWhoWait) {
+  FakeCohort cohort(SmallSetup());
+  Offer(cohort, kRank0);
+  cohort.Drain("not needed");
+  ASSERT_TRUE(cohort.answer(kRank0).has_value());
+  ASSERT_TRUE(cohort.answer(kRank0)->ok());
+  EXPECT_EQ((*cohort.answer(kRank0))->partitions.size(), 2);
+  EXPECT_FALSE((*cohort.answer(kRank0))->send_values);
+  EXPECT_EQ(cohort.told(kRank0).reason, "not needed");
+  Offer(cohort, kRank1);
+  EXPECT_TRUE(cohort.answer(kRank1).has_value());
+  EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
+}
+
+TEST(CoordinatorRegistrationTest, TheEndOfTheRunSparesTheWorkerThatWasAsked) {
+  FakeCohort cohort(SmallSetup());
+  cohort.HoldValues();
+  Offer(cohort, kRank0);
+  Offer(cohort, kRank1);
+  cohort.Drain("not needed");
+  EXPECT_TRUE(cohort.SendValues(kRank0).ok());
+  EXPECT_EQ(cohort.core().model(), nullptr);
+}
+
+TEST(CoordinatorRegistrationTest, ADrainedWorkerIsAnsweredAndReplaced) {
+  for (const bool asked : {false, true}) {
+    FakeCohort cohort(SmallSetup());
+    cohort.HoldValues();
+    Offer(cohort, kRank0);
+    if (asked) Offer(cohort, kRank1);
+    ASSERT_TRUE(cohort.DrainWorker(kRank0).ok());
+    if (asked) {
+      ASSERT_TRUE(cohort.SendValues(kRank0).ok());
+    }
+    ASSERT_TRUE(cohort.answer(kRank0).has_value());
+    EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
+    EXPECT_EQ(cohort.told(kRank0).reason, "drained: told to");
+    EXPECT_EQ(cohort.core().model() != nullptr, asked);
+  }
+}
+
+TEST(CoordinatorRegistrationTest, GrowthWhileOneIsAskedAsksNobodyElse) {
+  FakeSetup setup = ThreeWorkers();
+  setup.options.workers = 2;
+  FakeCohort cohort(setup);
+  cohort.HoldValues();
+  Offer(cohort, kRank0);
+  Offer(cohort, kRank1);
+  ASSERT_TRUE(cohort.Change({{"workers", "3"}}).ok());
+  // A rank more is not waited for; it is compared when it comes.
+  ASSERT_TRUE(cohort.SendValues(kRank0).ok());
+  EXPECT_FALSE(Trains(cohort, kRank0));
+  Offer(cohort, kRank2);
+  EXPECT_TRUE(Trains(cohort, kRank2));
+}
+
+}  // namespace
+}  // namespace cohort

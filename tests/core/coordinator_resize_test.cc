@@ -1,0 +1,184 @@
+// The number of workers changes: before the start, and in the middle of
+// events that go on to use a rank afterwards. Freed memory that is read shows
+// under the address sanitizer.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr Rank kRank3{3};
+
+// Batches of 2 and 40 samples an epoch; room for nine ranks.
+FakeSetup ResizeSetup(int32_t workers) {
+  FakeSetup setup = AsyncSetup();
+  setup.options.workers = workers;
+  setup.options.policy = {.normalization = NormalizationKind::kLocal};
+  setup.plan.train_samples = 40;
+  setup.batch_sizes.assign(9, 2);
+  return setup;
+}
+
+SettingValues Workers(int32_t count) {
+  return {{"workers", absl::StrCat(count)}};
+}
+
+TEST(CoordinatorResizeTest, GrowthBeforeTheLastHasRegisteredIsWaitedFor) {
+  FakeCohort cohort(ResizeSetup(2));
+  cohort.StartOne(kRank0);
+  ASSERT_TRUE(cohort.Join(kRank1).ok());
+  ASSERT_TRUE(cohort.Change(Workers(4)).ok());
+  ASSERT_TRUE(cohort.Register(kRank1).ok());
+  EXPECT_FALSE(Trains(cohort, kRank1));
+  EXPECT_EQ(cohort.core().Status(cohort.now()).state,
+            "waiting for workers 2, 3 to join and register, no limit");
+  cohort.StartOne(kRank2);
+  cohort.StartOne(kRank3);
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    EXPECT_TRUE(Trains(cohort, Rank(rank))) << rank;
+  }
+}
+
+TEST(CoordinatorResizeTest, ShrinkBeforeTheStartTakesEffectAtOnce) {
+  FakeCohort cohort(ResizeSetup(2));
+  cohort.StartOne(kRank0);
+  const auto answer = cohort.Change(Workers(1));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_FALSE(answer->pending);
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
+}
+
+TEST(CoordinatorResizeTest, ShrinkBeforeTheStartSendsTheSurplusHome) {
+  FakeCohort cohort(ResizeSetup(3));
+  cohort.StartOne(kRank2);
+  ASSERT_TRUE(cohort.Change(Workers(2)).ok());
+  EXPECT_EQ(cohort.told(kRank2).kind, AssignmentKind::kFinished);
+  EXPECT_EQ(cohort.told(kRank2).reason, "the run goes on with 2 workers");
+  cohort.StartOne(kRank0);
+  cohort.StartOne(kRank1);
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank1));
+}
+
+TEST(CoordinatorResizeTest, AWorkerReturnsToACohortOfAnotherSize) {
+  for (const int32_t workers : {1, 9}) {
+    FakeCohort cohort(ResizeSetup(2));
+    cohort.StartOne(kRank0);
+    cohort.BreakSession(kRank0);
+    ASSERT_TRUE(cohort.Change(Workers(workers)).ok());
+    if (workers > 1) cohort.StartOne(kRank1);
+    ASSERT_TRUE(cohort.Join(kRank0, cohort.incarnation(kRank0)).ok());
+    EXPECT_EQ(cohort.core().Status(cohort.now()).workers_expected, workers);
+    EXPECT_EQ(Trains(cohort, kRank0), workers == 1);
+  }
+}
+
+// The first of two that fall silent together lets the change take effect.
+TEST(CoordinatorResizeTest, TwoRanksAreLostInOneTickWhileAResizeIsPending) {
+  for (const int32_t workers : {1, 2, 9}) {
+    FakeSetup setup = ResizeSetup(3);
+    setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+    FakeCohort cohort(setup);
+    cohort.Start();
+    const auto answer = cohort.Change(Workers(workers));
+    ASSERT_TRUE(answer.ok() && answer->pending);
+    cohort.PassWithHeartbeatsOf({kRank0}, absl::Seconds(11));
+    EXPECT_EQ(cohort.core().Status(cohort.now()).workers_expected, workers);
+    EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
+    EXPECT_EQ(cohort.core().Status(cohort.now()).workers_live, 1);
+  }
+}
+
+// What two lost ranks hold is withdrawn; without the second the step commits,
+// which lets the change take effect in the middle of the withdrawal.
+TEST(CoordinatorResizeTest, AStepCommitsWhileLostRanksAreWithdrawn) {
+  for (const int32_t workers : {2, 9}) {
+    FakeSetup setup = ResizeSetup(3);
+    setup.options.policy.pushes_min = 2;
+    FakeCohort cohort(setup);
+    cohort.Start();
+    cohort.Push(kRank2, PushOf(0));
+    cohort.Leave(kRank0);
+    cohort.Leave(kRank1);
+    ASSERT_TRUE(cohort.Change(Workers(workers)).ok());
+    EXPECT_EQ(cohort.snapshot()->version, Version(1));
+    EXPECT_EQ(cohort.core().Status(cohort.now()).workers_expected, workers);
+  }
+}
+
+// It was told to leave, and what it still sends is no mistake of its own.
+TEST(CoordinatorResizeTest, WhatASurplusRankSendsIsFenced) {
+  FakeCohort cohort(ResizeSetup(2));
+  cohort.Start();
+  const PushKey key = cohort.key(kRank1);
+  ASSERT_TRUE(cohort.Change(Workers(1)).ok());
+  cohort.Push(kRank0, PushOf(0));
+  cohort.Push(kRank1, PushOf(0));
+  ASSERT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
+  Effects out;
+  EXPECT_EQ(
+      cohort.core().Close(cohort.sender(kRank1), key, {}, cohort.now(), out),
+      absl::AbortedError(
+          "rank 1 is not needed any more: the run goes on with 1 workers"));
+  Sender never = cohort.sender(kRank1);
+  never.rank = Rank(7);
+  EXPECT_EQ(cohort.core().Close(never, key, {}, cohort.now(), out),
+            absl::InvalidArgumentError("got rank 7, want 0 to 0"));
+}
+
+// So that a key never names two pushes, whoever sent them.
+TEST(CoordinatorResizeTest, ARankThatComesAgainGoesOnWithItsNumbers) {
+  FakeCohort cohort(ResizeSetup(2));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Change(Workers(1)).ok());
+  cohort.Push(kRank0, PushOf(0));
+  cohort.Push(kRank1, PushOf(0));
+  const RunState small = *cohort.core().State();
+  EXPECT_EQ(small.batch_sizes.size(), 1);
+  ASSERT_TRUE(cohort.Change(Workers(2)).ok());
+  cohort.Push(kRank0, PushOf(0));
+  cohort.StartOne(kRank1);
+  cohort.Push(kRank0, PushOf(0));
+  ASSERT_TRUE(Trains(cohort, kRank1));
+  EXPECT_EQ(cohort.told(kRank1).sequence, Sequence(2));
+
+  FakeCohort restored(ResizeSetup(2), &small);
+  restored.Start();
+  EXPECT_EQ(restored.told(kRank1).sequence, Sequence(2));
+}
+
+TEST(CoordinatorResizeTest, APendingGrowthIsNamedToThoseWhoComeTooEarly) {
+  FakeCohort cohort(ResizeSetup(2));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Change(Workers(3)).ok());
+  const absl::Status named = cohort.Join(kRank2);
+  EXPECT_TRUE(absl::IsResourceExhausted(named));
+  EXPECT_THAT(std::string(named.message()),
+              HasSubstr("the change of workers to 3 is pending: waiting for "
+                        "workers 0, 1"));
+  Effects out;
+  const absl::Status anyone =
+      cohort.core().Join(SessionId(90), {.batch_size = 1}, cohort.now(), out);
+  EXPECT_TRUE(absl::IsResourceExhausted(anyone));
+  EXPECT_THAT(std::string(anyone.message()),
+              HasSubstr("all 2 ranks are taken; the change of workers to 3 is "
+                        "pending: waiting for workers 0, 1"));
+  // A rank that the change does not bring either is a mistake.
+  EXPECT_TRUE(absl::IsOutOfRange(cohort.Join(kRank3)));
+  cohort.Push(kRank0, PushOf(0));
+  cohort.Push(kRank1, PushOf(0));
+  EXPECT_TRUE(cohort.Join(kRank2).ok());
+}
+
+}  // namespace
+}  // namespace cohort
