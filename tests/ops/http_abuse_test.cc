@@ -95,5 +95,21 @@ TEST(HttpAbuseTest, TwoHundredSlowClientsHoldUpNobody) {
   }
 }
 
+// As many as a supervisor's probe must never wait for.
+TEST(HttpAbuseTest, FourHundredUnfinishedRequestsHoldUpNoProbe) {
+  const std::string page = "alive";
+  const std::unique_ptr<HttpServer> server = BigPageServer(page);
+  ASSERT_NE(server, nullptr);
+  std::vector<RawConnection> slow;
+  for (int i = 0; i < 400; ++i) {
+    slow.emplace_back(server->address());
+    ASSERT_TRUE(slow.back().connected()) << i;
+    slow.back().Send("GET / HTTP/1.1\r\nHo");
+  }
+  for (int i = 0; i < 18; ++i) {
+    EXPECT_EQ(HttpGet(server->address(), "/").body, page) << i;
+  }
+}
+
 }  // namespace
 }  // namespace cohort
