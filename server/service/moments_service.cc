@@ -45,14 +45,11 @@ class ReduceReactor final
   explicit ReduceReactor(Shard& shard)
       : QueuedBidi(shard.streams()), shard_(shard) {}
 
-  void Start() {
-    Begin();
-    const absl::Status admitted = shard_.streams().Admit(shared_from_this());
-    if (admitted.ok()) {
-      Read();
-    } else {
-      End(admitted);
-    }
+  void Start(grpc::CallbackServerContext* context) {
+    const bool admitted = Begin(context, [this] {
+      return shard_.AdmitStream(shared_from_this(), /*speaks=*/true);
+    });
+    if (admitted) Read();
   }
 
   void SendResults(
@@ -103,9 +100,9 @@ class MomentsService final : public v1::Moments::CallbackService {
   explicit MomentsService(Shard& shard) : shard_(shard) {}
 
   grpc::ServerBidiReactor<v1::ReduceRequest, v1::ReduceReply>* Reduce(
-      grpc::CallbackServerContext*) override {
+      grpc::CallbackServerContext* context) override {
     const auto stream = std::make_shared<ReduceReactor>(shard_);
-    stream->Start();
+    stream->Start(context);
     return stream.get();
   }
 

@@ -22,45 +22,24 @@
 namespace cohort {
 namespace {
 
-// Largest model, before optimizer slots and spare versions.
-constexpr int64_t kModelBytesMax = int64_t{16} << 30;
-
-absl::Status CheckModelSize(const ModelLayout& layout) {
-  int64_t bytes = 0;
-  for (const ParameterSpec& parameter : layout.parameters) {
-    // Each term is compared before it is added, so the sum cannot overflow.
-    const int64_t elements = ElementCount(parameter);
-    const int64_t left = kModelBytesMax - bytes;
-    if (elements > left / static_cast<int64_t>(sizeof(float))) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("model: got more than ", bytes, " bytes before ",
-                       parameter.name, ", want at most ", kModelBytesMax));
-    }
-    bytes += elements * static_cast<int64_t>(sizeof(float));
-  }
-  return absl::OkStatus();
-}
-
 class RegisterReactor final
     : public QueuedBidi<grpc::ByteBuffer, grpc::ByteBuffer, Stream> {
  public:
   explicit RegisterReactor(Shard& shard)
       : QueuedBidi(shard.streams()), shard_(shard) {}
 
-  void Start() {
-    Begin();
-    const absl::Status admitted = shard_.streams().Admit(shared_from_this());
-    if (admitted.ok()) {
-      Read();
-    } else {
-      End(admitted);
-    }
+  void Start(grpc::CallbackServerContext* context) {
+    const bool admitted = Begin(context, [this] {
+      return shard_.AdmitStream(shared_from_this(), /*speaks=*/true);
+    });
+    if (admitted) Read();
   }
 
  protected:
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
-    COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::RegisterRequest> framed,
-                            DecodeFramed<v1::RegisterRequest>(message));
+    COHORT_ASSIGN_OR_RETURN(
+        FramedMessage<v1::RegisterRequest> framed,
+        DecodeFramed<v1::RegisterRequest>(message, kLayoutBytesMax));
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(framed.header.sender()));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
     if (!answer_.send_values) return OnLayout(framed.header, sender);
@@ -72,12 +51,15 @@ class RegisterReactor final
   absl::Status OnLayout(const v1::RegisterRequest& request,
                         const Sender& sender) {
     COHORT_ASSIGN_OR_RETURN(layout_, FromProto(request.layout()));
-    COHORT_RETURN_IF_ERROR(CheckModelSize(layout_));
+    COHORT_RETURN_IF_ERROR(CheckModelLimits(layout_, shard_.model_needs()));
     COHORT_ASSIGN_OR_RETURN(plan_, FromProto(request.plan()));
     COHORT_ASSIGN_OR_RETURN(statistics_,
                             FromProto(request.statistics(), layout_));
     COHORT_ASSIGN_OR_RETURN(answer_,
                             shard_.BeginRegister(sender, layout_, plan_));
+    if (answer_.send_values) {
+      COHORT_RETURN_IF_ERROR(ExpectValues(sender));
+    }
     values_.resize(answer_.partitions.size());
     missing_ = values_.size();
     v1::RegisterReply reply;
@@ -87,6 +69,20 @@ class RegisterReactor final
     reply.set_done(!answer_.send_values);
     Send(EncodeReply(reply));
     if (!answer_.send_values) End(absl::OkStatus());
+    return absl::OkStatus();
+  }
+
+  // One registration a rank at a time, and a limit on their bytes in all.
+  absl::Status ExpectValues(const Sender& sender) {
+    COHORT_ASSIGN_OR_RETURN(
+        reserved_,
+        shard_.registrations().Take("initial values", WeightBytes(layout_)));
+    const std::shared_ptr<Stream> older = shard_.streams().PutRegister(
+        sender.rank, sender.incarnation, shared_from_this());
+    if (older != nullptr) {
+      older->End(
+          absl::AbortedError("a newer registration of this worker took over"));
+    }
     return absl::OkStatus();
   }
 
@@ -139,15 +135,17 @@ class RegisterReactor final
   RunPlan plan_;
   std::vector<LayerStatistics> statistics_;
   RegisterAnswer answer_;
+  ReservedBytes::Reservation reserved_;
   std::vector<SharedFloats> values_;
   size_t missing_ = 0;
 };
 
 }  // namespace
 
-ByteBidiReactor* StartRegister(Shard& shard) {
+ByteBidiReactor* StartRegister(Shard& shard,
+                               grpc::CallbackServerContext* context) {
   const auto stream = std::make_shared<RegisterReactor>(shard);
-  stream->Start();
+  stream->Start(context);
   return stream.get();
 }
 

@@ -1,7 +1,9 @@
 #include "server/service/shard.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -14,17 +16,18 @@
 #include "kernels/backend.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/settings.h"
+#include "server/service/fault.h"
 
 namespace cohort {
 namespace {
 
 constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
 
-// From the opening of a session to its first message.
-constexpr absl::Duration kJoinDeadline = absl::Seconds(10);
-
-// Small enough that leases can be shortened while a run goes on.
-constexpr absl::Duration kHeartbeatMax = absl::Seconds(1);
+// Small enough that leases can be shortened while a run goes on, and that
+// gRPC's threads stay awake: one that gets nothing for a second sleeps for
+// 100 ms, and while all of them sleep, messages wait. Something every 0.9 s
+// keeps one awake; this leaves a tenth for a late heartbeat.
+constexpr absl::Duration kHeartbeatMax = absl::Milliseconds(800);
 constexpr int kHeartbeatsPerLease = 3;
 
 // Never reached: one commit is folded at a time, and no model has as many
@@ -37,15 +40,41 @@ StreamRegistry::Limits StreamLimits(int32_t workers) {
   return {.sessions = 2 * workers + 64, .streams = 16 * workers + 512};
 }
 
-void EndAll(const StreamRegistry::Streams& streams,
-            const absl::Status& status) {
-  for (const std::shared_ptr<Stream>& stream : streams) stream->End(status);
+PullTable::Limits PullLimits(int32_t workers) {
+  return {.pulls = 4 * workers + 64};
+}
+
+// Values of all ranks may be on their way at once; half of the memory stays
+// for the run itself.
+int64_t RegistrationBytesMax(int64_t memory_bytes) {
+  constexpr int64_t kUnknown = int64_t{16} << 30;
+  return memory_bytes <= 0 ? kUnknown : memory_bytes / 2;
 }
 
 void EndDisplaced(const std::shared_ptr<Stream>& stream) {
   if (stream == nullptr) return;
   stream->End(absl::AbortedError("a newer stream of this worker took over"));
 }
+
+// Tells a stream something; one that cannot take it ends alone.
+template <typename To, typename Message>
+void Tell(const std::shared_ptr<To>& to, void (To::*send)(const Message&),
+          const Message& message) {
+  if (to == nullptr) return;
+  const absl::Status told = ServePeer([&] {
+    (to.get()->*send)(message);
+    return absl::OkStatus();
+  });
+  if (!told.ok()) to->End(told);
+}
+
+// For the log, in the order of the variant.
+constexpr const char* kEffectNames[] = {
+    "joined",        "end session",  "notify",         "step aborted",
+    "reduce result", "reduce abort", "send weights",   "send verdict",
+    "fold",          "committed",    "policy changed", "evaluated",
+    "checkpoint",    "log",          "run ended"};
+static_assert(std::size(kEffectNames) == std::variant_size_v<Effect>);
 
 }  // namespace
 
@@ -67,9 +96,13 @@ struct Shard::Dispatcher {
           shard.trace_->Answered(result->key, result->rank, now);
         }
       }
-      if (auto stream = shard.streams_.Reduce(to.first, to.second)) {
+      const auto stream = shard.streams_.Reduce(to.first, to.second);
+      if (stream == nullptr) continue;
+      const absl::Status told = ServePeer([&stream, &answers = answers] {
         stream->SendResults(answers);
-      }
+        return absl::OkStatus();
+      });
+      if (!told.ok()) stream->End(told);
     }
     results.clear();
   }
@@ -79,9 +112,8 @@ struct Shard::Dispatcher {
            absl::AbortedError(absl::StrCat(
                "rank ", joined.rank.value(),
                ": a newer life of this worker has joined; join again")));
-    if (auto session = shard.streams_.Session(joined.session)) {
-      session->SendJoined(joined);
-    }
+    Tell(shard.streams_.Session(joined.session), &SessionStream::SendJoined,
+         std::as_const(joined));
   }
   void operator()(effect::EndSession& end) const {
     if (auto session = shard.streams_.Session(end.session)) {
@@ -92,38 +124,32 @@ struct Shard::Dispatcher {
                absl::StrCat("the session is over: ", end.status.message())));
   }
   void operator()(effect::Notify& notify) const {
-    if (auto session = shard.streams_.Session(notify.session)) {
-      session->SendAssignment(notify.assignment);
-    }
+    Tell(shard.streams_.Session(notify.session), &SessionStream::SendAssignment,
+         std::as_const(notify.assignment));
   }
   void operator()(effect::StepAborted& aborted) const {
-    if (auto session = shard.streams_.Session(aborted.session)) {
-      session->SendStepAborted(aborted);
-    }
+    Tell(shard.streams_.Session(aborted.session),
+         &SessionStream::SendStepAborted, std::as_const(aborted));
   }
   void operator()(effect::ReduceResult& result) {
     results[{result.rank, result.incarnation}].push_back(&result);
   }
   void operator()(effect::ReduceAborted& aborted) const {
-    if (auto stream =
-            shard.streams_.Reduce(aborted.rank, aborted.incarnation)) {
-      stream->SendAborted(aborted);
-    }
+    Tell(shard.streams_.Reduce(aborted.rank, aborted.incarnation),
+         &ReduceStream::SendAborted, std::as_const(aborted));
   }
   void operator()(effect::SendWeights& weights) const {
-    if (auto stream =
-            shard.streams_.Exchange(weights.rank, weights.incarnation)) {
-      ServiceCounters::Add(
-          shard.counters_.pull_bytes,
-          weights.weights->size() * static_cast<int64_t>(sizeof(float)));
-      stream->SendWeights(weights);
-    }
+    const auto stream =
+        shard.streams_.Exchange(weights.rank, weights.incarnation);
+    if (stream == nullptr) return;
+    ServiceCounters::Add(
+        shard.counters_.pull_bytes,
+        weights.weights->size() * static_cast<int64_t>(sizeof(float)));
+    Tell(stream, &ExchangeStream::SendWeights, std::as_const(weights));
   }
   void operator()(effect::SendVerdict& verdict) const {
-    if (auto stream =
-            shard.streams_.Exchange(verdict.rank, verdict.incarnation)) {
-      stream->SendVerdict(verdict);
-    }
+    Tell(shard.streams_.Exchange(verdict.rank, verdict.incarnation),
+         &ExchangeStream::SendVerdict, std::as_const(verdict));
   }
   void operator()(effect::Fold& fold) const {
     shard.StartFold(std::move(fold.job));
@@ -153,10 +179,16 @@ struct Shard::Dispatcher {
 };
 
 template <typename Call>
-auto Shard::Handle(Call call) {
-  const auto locked = [this, &call] {
+auto Shard::Handle(Call call, const char* doing) {
+  const auto locked = [this, &call, doing] {
     MutexLock lock(mu_);
-    return call(core_, clock_.Now(), outbox_);
+    // As AllOrExit, inside the lock: no other thread goes on with half a
+    // change.
+    try {
+      return call(core_, clock_.Now(), outbox_);
+    } catch (...) {
+      ExitHalfDone(doing);
+    }
   };
   if constexpr (std::is_void_v<decltype(locked())>) {
     locked();
@@ -175,6 +207,8 @@ Shard::Shard(const ShardOptions& options, const RunState* restored,
       listener_(listener),
       budget_(options.inflight_bytes_max),
       streams_(StreamLimits(options.coordinator.workers)),
+      pulls_(PullLimits(options.coordinator.workers)),
+      registrations_(RegistrationBytesMax(options.memory_bytes)),
       trace_(options.timeline == nullptr
                  ? nullptr
                  : std::make_unique<ShardTrace>(*options.timeline)),
@@ -192,24 +226,13 @@ void Shard::Start(const std::string& address) {
     started_ = true;
   }
   DispatchAll();
-  ticker_ = std::make_unique<PeriodicTask>("tick", kTickInterval, [this] {
-    Handle([](Coordinator& core, Instant now, Effects& out) {
-      core.Tick(now, out);
-    });
-    EndAll(streams_.TakeSilent(clock_.Now()),
-           absl::DeadlineExceededError(absl::StrCat(
-               "session: got no join, want one within ",
-               absl::FormatDuration(kJoinDeadline), " of opening it")));
-  });
-}
-
-absl::StatusOr<SessionId> Shard::AdmitSession(
-    const std::shared_ptr<SessionStream>& stream) {
-  return streams_.AdmitSession(stream, clock_.Now() + kJoinDeadline);
-}
-
-void Shard::CloseStreams() {
-  EndAll(streams_.Close(), absl::UnavailableError("the server is stopping"));
+  ticker_ = std::make_unique<PeriodicTask>(
+      "tick", kTickInterval, [this, ticks = int64_t{0}]() mutable {
+        Handle([](Coordinator& core, Instant now,
+                  Effects& out) { core.Tick(now, out); },
+               "Tick");
+        CheckStreams(++ticks);
+      });
 }
 
 void Shard::Stop() {
@@ -244,14 +267,18 @@ void Shard::DispatchAll() {
       }
       batch.swap(outbox_);
     }
+    // An effect that is lost leaves the run and its workers at odds for ever,
+    // and dispatching_ set.
     Dispatcher dispatcher{.shard = *this};
     for (Effect& effect : batch) {
-      if (!std::holds_alternative<effect::ReduceResult>(effect)) {
-        dispatcher.SendResults();
-      }
-      std::visit(dispatcher, effect);
+      AllOrExit(kEffectNames[effect.index()], [&dispatcher, &effect] {
+        if (!std::holds_alternative<effect::ReduceResult>(effect)) {
+          dispatcher.SendResults();
+        }
+        std::visit(dispatcher, effect);
+      });
     }
-    dispatcher.SendResults();
+    AllOrExit("reduce result", [&dispatcher] { dispatcher.SendResults(); });
   }
 }
 
@@ -264,15 +291,19 @@ void Shard::StartFold(FoldJob job) {
   const absl::Status accepted =
       pool_.Submit([this, job = std::move(job)]() mutable {
         const Instant begin = clock_.Now();
-        FoldResult result = RunFold(job, kernels::CpuBackend(), buffers_);
+        FoldResult result = AllOrExit("fold", [&] {
+          return RunFold(job, kernels::CpuBackend(), buffers_);
+        });
         const Instant end = clock_.Now();
         listener_.OnFolded(end - begin);
         if (trace_ != nullptr) trace_->Folded(job, begin, end);
         // Gives the gradients' memory back before anyone is told to send more.
         job = FoldJob();
-        Handle([&result](Coordinator& core, Instant now, Effects& out) {
-          core.FoldDone(std::move(result), now, out);
-        });
+        Handle(
+            [&result](Coordinator& core, Instant now, Effects& out) {
+              core.FoldDone(std::move(result), now, out);
+            },
+            "FoldDone");
         MutexLock lock(mu_);
         --folds_running_;
         folds_done_.NotifyAll();
@@ -329,14 +360,15 @@ absl::Status Shard::FinishRegister(const Sender& sender,
 template <typename Call>
 absl::Status Shard::HandlePush(const Sender& sender,
                                const std::shared_ptr<ExchangeStream>& from,
-                               Call call) {
+                               Call call, const char* doing) {
   std::shared_ptr<Stream> displaced;
-  absl::Status status =
-      Handle([&](Coordinator& core, Instant now, Effects& out) {
+  absl::Status status = Handle(
+      [&](Coordinator& core, Instant now, Effects& out) {
         COHORT_RETURN_IF_ERROR(call(core, now, out));
         displaced = streams_.PutExchange(sender.rank, sender.incarnation, from);
         return absl::OkStatus();
-      });
+      },
+      doing);
   EndDisplaced(displaced);
   return CountRefusal(std::move(status));
 }
