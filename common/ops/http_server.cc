@@ -1,10 +1,13 @@
 #include "common/ops/http_server.h"
 
 #include <microhttpd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <list>
 #include <memory>
 #include <utility>
 
@@ -17,7 +20,12 @@
 namespace cohort {
 namespace {
 
-constexpr unsigned int kConnectionsMax = 256;
+// Connections that are kept. Further ones are accepted all the same, and the
+// one that has been idle for longest ends: a probe of a supervisor must be
+// answered however many others hold connections.
+constexpr size_t kConnectionsKept = 256;
+// For those that end but are not closed yet.
+constexpr unsigned int kConnectionsMax = kConnectionsKept + 64;
 constexpr unsigned int kIdleSecondsMax = 10;
 // Request and response headers of one connection.
 constexpr size_t kHeaderBytesMax = size_t{16} << 10;
@@ -81,6 +89,34 @@ MHD_Result Send(MHD_Connection* connection, HttpResponse answer) {
   return MHD_queue_response(connection, status, response.get());
 }
 
+// Ends the connections that are idle for longest. Used by the server's thread
+// only.
+class IdleConnections {
+ public:
+  void Opened(MHD_Connection* connection) {
+    order_.push_back(connection);
+    if (order_.size() <= kConnectionsKept) return;
+    // The library closes it once it finds that the peer is gone.
+    shutdown(FdOf(order_.front()), SHUT_RDWR);
+    order_.pop_front();
+  }
+  void Active(MHD_Connection* connection) {
+    const auto at = std::find(order_.begin(), order_.end(), connection);
+    if (at != order_.end()) order_.splice(order_.end(), order_, at);
+  }
+  void Closed(MHD_Connection* connection) { order_.remove(connection); }
+
+ private:
+  static int FdOf(MHD_Connection* connection) {
+    const MHD_ConnectionInfo* info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    return info == nullptr ? -1 : info->connect_fd;
+  }
+
+  // The longest idle first. Short enough to be searched.
+  std::list<MHD_Connection*> order_;
+};
+
 class MicroHttpServer final : public HttpServer {
  public:
   MicroHttpServer(const HttpServerOptions& options,
@@ -95,7 +131,8 @@ class MicroHttpServer final : public HttpServer {
     daemon_.reset(MHD_start_daemon(
         MHD_USE_EPOLL_INTERNAL_THREAD, 0, nullptr, nullptr, &OnRequest, this,
         MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT,
-        kConnectionsMax, MHD_OPTION_CONNECTION_TIMEOUT, kIdleSecondsMax,
+        kConnectionsMax, MHD_OPTION_NOTIFY_CONNECTION, &OnConnection, this,
+        MHD_OPTION_CONNECTION_TIMEOUT, kIdleSecondsMax,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, kHeaderBytesMax, MHD_OPTION_END));
     if (daemon_ != nullptr) return absl::OkStatus();
     // The library takes the socket only if it starts.
@@ -109,6 +146,17 @@ class MicroHttpServer final : public HttpServer {
   const std::string& address() const override { return address_; }
 
  private:
+  static void OnConnection(void* self, MHD_Connection* connection,
+                           void** /*socket_context*/,
+                           MHD_ConnectionNotificationCode code) {
+    auto* server = static_cast<MicroHttpServer*>(self);
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+      server->connections_.Opened(connection);
+    } else {
+      server->connections_.Closed(connection);
+    }
+  }
+
   static MHD_Result OnRequest(void* self, MHD_Connection* connection,
                               const char* url, const char* method,
                               const char* /*version*/,
@@ -117,6 +165,7 @@ class MicroHttpServer final : public HttpServer {
                               void** /*request*/) {
     // Answered at once: where a body follows, the connection ends unread.
     auto* server = static_cast<MicroHttpServer*>(self);
+    server->connections_.Active(connection);
     const char* host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND,
                                                    MHD_HTTP_HEADER_HOST);
     return Send(connection,
@@ -155,6 +204,8 @@ class MicroHttpServer final : public HttpServer {
   const std::string host_;
   const bool loopback_;
   const std::string address_;
+
+  IdleConnections connections_;
 
   // Last: its thread uses everything above.
   std::unique_ptr<MHD_Daemon, StopDaemon> daemon_;

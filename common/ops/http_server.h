@@ -40,11 +40,12 @@ struct HttpServerOptions {
 //
 // One thread serves all connections and waits for none of them, so that slow
 // clients cost memory only; there are limits on connections, header bytes and
-// idle time. On loopback only requests whose Host names loopback are answered:
-// a web page that a browser of this machine has open cannot read what is here
-// by pointing its own name at 127.0.0.1. Every answer forbids being framed,
-// stored, or guessed to be another type, and scripts other than the server's
-// own files.
+// idle time. A new connection is always accepted: where there are too many, the
+// one that has been idle for longest ends. On loopback only requests whose Host
+// names loopback are answered: a web page that a browser of this machine has
+// open cannot read what is here by pointing its own name at 127.0.0.1. Every
+// answer forbids being framed, stored, or guessed to be another type, and
+// scripts other than the server's own files.
 class HttpServer {
  public:
   // Stops listening, ends all connections and joins the thread.

@@ -18,7 +18,9 @@
 namespace cohort {
 namespace {
 
-constexpr int kBacklog = 128;
+// Connections that came while the process was busy; the kernel has a limit of
+// its own.
+constexpr int kBacklog = 1024;
 
 struct FreeAddresses {
   void operator()(addrinfo* list) const { freeaddrinfo(list); }

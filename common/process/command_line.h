@@ -24,6 +24,8 @@ enum ExitCode : int {
   kExitWaitTimeout = 6,
   kExitBadCheckpoint = 7,
   kExitNonfinite = 8,
+  // An exception or a failed allocation in the middle of a change.
+  kExitHalfDone = 9,
 };
 
 struct ProgramText {

@@ -20,9 +20,6 @@ constexpr int64_t kLookaheadBytesMin = 64 << 10;
 
 constexpr int kKeepaliveMs = 10'000;
 constexpr int kKeepaliveTimeoutMs = 5'000;
-// A ping's answer queues behind the data of its connection, and a slow link
-// must not be taken for a dead one. Deaths are noticed on the control channel.
-constexpr int kBulkKeepaliveTimeoutMs = 20'000;
 constexpr int kMinPingIntervalMs = 5'000;
 
 struct Setting {
@@ -57,7 +54,10 @@ constexpr Setting kServer[] = {
     {GRPC_ARG_ALLOW_REUSEPORT, 0},
     {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kBulkKeepaliveTimeoutMs},
     {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs},
+    // A connection that says nothing holds a file descriptor for this long.
     {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000},
+    // A connection's calls; a worker has less than ten on each of its own.
+    {GRPC_ARG_MAX_CONCURRENT_STREAMS, 128},
 };
 
 constexpr Setting kClient[] = {

@@ -21,6 +21,10 @@ inline constexpr int kMessageBytesMax = 64 << 20;
 // Measured to help on large partitions.
 inline constexpr int64_t kLookaheadBytesMax = int64_t{64} << 20;
 
+// A ping's answer queues behind the data of its connection, and a slow link
+// must not be taken for a dead one. Deaths are noticed on the control channel.
+inline constexpr int kBulkKeepaliveTimeoutMs = 20'000;
+
 // Applies Cohort's transport settings: message limits, HTTP/2 frames and
 // buffers for large partitions, keepalive, an exclusive port, no compression.
 // Listening port, credentials and services stay the caller's.

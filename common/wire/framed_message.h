@@ -4,6 +4,7 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <climits>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -63,14 +64,24 @@ grpc::ByteBuffer EncodeFramed(const Header& header, const ByteRope& payload) {
   return EncodeFrame(header, payload);
 }
 
-// Errors: InvalidArgument if the bytes are no message of this type.
+// `header_bytes_max` bounds what is parsed: a header of many empty parts takes
+// tens of times as much memory as it had bytes.
+// Errors: InvalidArgument if the bytes are no message of this type;
+//   ResourceExhausted if the header is longer.
 template <typename Header>
 absl::StatusOr<FramedMessage<Header>> DecodeFramed(
-    const grpc::ByteBuffer& message) {
+    const grpc::ByteBuffer& message, int64_t header_bytes_max = INT_MAX) {
   static_assert(Header::kPayloadFieldNumber == kPayloadField);
   absl::StatusOr<FrameParts> parts = SplitFrame(message);
   if (!parts.ok()) return std::move(parts).status();
   FramedMessage<Header> framed;
+  const auto header_bytes = static_cast<int64_t>(parts->header.size());
+  // A payload that could not be cut off counts: it is parsed with the rest.
+  if (header_bytes > header_bytes_max) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        framed.header.GetTypeName(), ": got ", header_bytes,
+        " bytes beside the payload, want at most ", header_bytes_max));
+  }
   if (parts->header.size() > INT_MAX ||
       !framed.header.ParseFromArray(parts->header.data(),
                                     static_cast<int>(parts->header.size()))) {

@@ -104,6 +104,7 @@ class Coordinator {
   void FoldDone(FoldResult result, Instant now, Effects& out);
 
   // ---- rendezvous
+  // Errors also: ResourceExhausted (the rank waits in too many calls).
   absl::Status Reduce(const Sender& sender, const ReduceKey& key,
                       Moments moments, Instant now, Effects& out);
 
@@ -426,6 +427,9 @@ class Coordinator {
   absl::Status CheckClosing(const PushClosing& closing) const;
   absl::Status CheckReduce(const Worker& worker, const ReduceKey& key,
                            const Moments& moments) const;
+  // Errors: ResourceExhausted: the rank waits in, or holds, too many calls.
+  absl::Status CheckHeldMoments(const Worker& worker,
+                                const ReduceKey& key) const;
   // More of it has arrived: it may make a member, or a commit.
   void TakePush(const Worker& worker, Instant now, Effects& out);
   void CountArrival(const Worker& worker, Push::Arrival arrival, Effects& out);

@@ -13,6 +13,16 @@
 #include "server/core/optimizer/schedule.h"
 
 namespace cohort {
+namespace {
+
+// Rendezvous that a rank may wait in beside two a layer: as many siblings as
+// one request holds.
+constexpr int64_t kWaitsMin = 64;
+// Moments of one rank that are kept until the step ends. Those of ResNet-50
+// take 1 MB.
+constexpr int64_t kHeldMomentsBytesMax = int64_t{256} << 20;
+
+}  // namespace
 
 absl::StatusOr<Push*> Coordinator::FindPush(Worker& worker,
                                             const PushKey& key) {
@@ -478,6 +488,31 @@ bool Coordinator::CountNonfinite(const std::string& what, Effects& out) {
   return nonfinite_in_row_ >= options_.nonfinite_max;
 }
 
+absl::Status Coordinator::CheckHeldMoments(const Worker& worker,
+                                           const ReduceKey& key) const {
+  const RendezvousTable& table = round_->rendezvous;
+  const int64_t waits_max =
+      kWaitsMin + 2 * static_cast<int64_t>(model_->layout.batch_norms.size());
+  // Below that no rank can be above it, and nothing is counted.
+  if (table.size() < waits_max || table.Has(key, worker.rank)) {
+    return absl::OkStatus();
+  }
+  const RendezvousTable::Held held = table.HeldOf(worker.rank);
+  if (held.waiting >= waits_max) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "rendezvous: rank ", worker.rank.value(), " waits for others in ",
+        held.waiting, " calls, want at most ", waits_max,
+        ": wait for the answers of some first"));
+  }
+  if (held.bytes >= kHeldMomentsBytesMax) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "rendezvous: got moments of ", held.bytes, " bytes of rank ",
+        worker.rank.value(), " in one step, want below ", kHeldMomentsBytesMax,
+        ": the step has too many batch-norm calls"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Coordinator::CheckReduce(const Worker& worker,
                                       const ReduceKey& key,
                                       const Moments& moments) const {
@@ -492,6 +527,7 @@ absl::Status Coordinator::CheckReduce(const Worker& worker,
   const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
   COHORT_RETURN_IF_ERROR(CheckCallMoments(
       {.layer = key.layer, .call = key.call, .moments = moments}, layers));
+  COHORT_RETURN_IF_ERROR(CheckHeldMoments(worker, key));
   if (key.phase != ReducePhase::kForward) return absl::OkStatus();
   return CheckSpread(layers[static_cast<size_t>(key.layer)], moments);
 }

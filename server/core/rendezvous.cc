@@ -207,6 +207,25 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
   return completed;
 }
 
+RendezvousTable::Held RendezvousTable::HeldOf(Rank rank) const {
+  const size_t at = PositionOf(rank);
+  Held held;
+  for (const auto& [place, entry] : entries_) {
+    if (entry.waiting[at]) ++held.waiting;
+    const std::optional<Moments>& moments = entry.contributions[at];
+    if (!moments.has_value()) continue;
+    held.bytes += static_cast<int64_t>(
+        (moments->first.size() + moments->second.size()) * sizeof(double));
+  }
+  return held;
+}
+
+bool RendezvousTable::Has(const ReduceKey& key, Rank rank) const {
+  const auto at = entries_.find(CallPlace{key.layer, key.call, key.phase});
+  return at != entries_.end() &&
+         at->second.contributions[PositionOf(rank)].has_value();
+}
+
 std::vector<CallPlace> RendezvousTable::WaitsOf(Rank rank) const {
   const size_t at = PositionOf(rank);
   std::vector<CallPlace> places;

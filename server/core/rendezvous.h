@@ -65,6 +65,18 @@ class RendezvousTable {
   std::vector<Completed> Fix(const std::vector<Rank>& members,
                              Instant now = Instant());
 
+  // Calls and phases that somebody has contributed to.
+  int64_t size() const { return static_cast<int64_t>(entries_.size()); }
+  // What `rank` has in them: how many it waits in, and the bytes of its
+  // contributions. Takes time in proportion to size().
+  struct Held {
+    int64_t waiting = 0;
+    int64_t bytes = 0;
+  };
+  Held HeldOf(Rank rank) const;
+  // `rank` has contributed to the rendezvous of `key`.
+  bool Has(const ReduceKey& key, Rank rank) const;
+
   // True if `rank` waits for the others in some rendezvous.
   bool Waits(Rank rank) const { return waits_[PositionOf(rank)] > 0; }
   // How many ranks do.

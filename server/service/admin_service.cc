@@ -30,6 +30,9 @@ constexpr int64_t kIntervalMsMax = 3'600'000;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 constexpr absl::Duration kRateInterval = absl::Milliseconds(500);
 constexpr size_t kReasonLengthMax = 1024;
+// gRPC 1.51 has one limit for all methods of a server, that of partitions, so
+// that of an operator's requests is checked once they have come.
+constexpr size_t kRequestBytesMax = size_t{64} << 10;
 // More settings, and longer texts, than there can ever be.
 constexpr size_t kSettingsMax = 64;
 constexpr size_t kNameLengthMax = 64;
@@ -150,16 +153,16 @@ class WatchReactor final
         actions_(actions),
         interval_(interval) {}
 
-  void Start() {
-    Begin();
-    absl::Status status = shard_.streams().Admit(shared_from_this());
-    if (interval_ < absl::Milliseconds(kIntervalMsMin) ||
-        interval_ > absl::Milliseconds(kIntervalMsMax)) {
-      status = absl::InvalidArgumentError(absl::StrCat(
+  void Start(grpc::CallbackServerContext* context) {
+    Begin(context, [this] {
+      if (interval_ >= absl::Milliseconds(kIntervalMsMin) &&
+          interval_ <= absl::Milliseconds(kIntervalMsMax)) {
+        return shard_.AdmitStream(shared_from_this(), /*speaks=*/false);
+      }
+      return absl::InvalidArgumentError(absl::StrCat(
           "interval_ms: got ", absl::ToInt64Milliseconds(interval_), ", want ",
           kIntervalMsMin, " to ", kIntervalMsMax));
-    }
-    if (!status.ok()) End(status);
+    });
   }
 
   // Sends the status if it is due and the last one has been read. Returns
@@ -190,19 +193,21 @@ class AdminService final : public v1::Admin::CallbackService {
         poller_("watch", kPollInterval, [this] { Poll(); }) {}
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
-                                      const v1::GetStatusRequest*,
+                                      const v1::GetStatusRequest* request,
                                       v1::Status* reply) override {
-    if (actions_.on_status != nullptr) actions_.on_status();
-    *reply = ToProto(shard_.Status(), SamplesPerSecond(), actions_);
-    return Finish(context, absl::OkStatus());
+    return Serve(context, *request, [&] {
+      if (actions_.on_status != nullptr) actions_.on_status();
+      *reply = ToProto(shard_.Status(), SamplesPerSecond(), actions_);
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerWriteReactor<v1::Status>* WatchStatus(
-      grpc::CallbackServerContext*,
+      grpc::CallbackServerContext* context,
       const v1::WatchStatusRequest* request) override {
     const auto watch = std::make_shared<WatchReactor>(
         shard_, actions_, absl::Milliseconds(request->interval_ms()));
-    watch->Start();
+    watch->Start(context);
     MutexLock lock(mu_);
     watches_.push_back(watch);
     return watch.get();
@@ -224,82 +229,110 @@ class AdminService final : public v1::Admin::CallbackService {
       grpc::CallbackServerContext* context,
       const v1::CollectStatisticsRequest* request,
       v1::CollectStatisticsReply* reply) override {
-    const absl::StatusOr<CollectionAnswer> answer =
-        shard_.CollectStatistics(request->run_id());
-    if (answer.ok()) {
-      reply->set_version(answer->version.value());
-      reply->set_batches(answer->batches);
-    }
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(ToGrpcStatus(answer.status()));
-    return reactor;
+    return Serve(context, *request, [&]() -> absl::Status {
+      COHORT_ASSIGN_OR_RETURN(const CollectionAnswer answer,
+                              shard_.CollectStatistics(request->run_id()));
+      reply->set_version(answer.version.value());
+      reply->set_batches(answer.batches);
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
                                   const v1::DrainRequest* request,
                                   v1::DrainReply* reply) override {
-    std::string reason = request->reason().substr(0, kReasonLengthMax);
-    if (reason.empty()) reason = "drained by an operator";
-    const absl::StatusOr<Version> version = shard_.Drain(reason);
-    if (version.ok()) reply->set_version(version->value());
-    return Finish(context, version.status());
+    return Serve(context, *request, [&]() -> absl::Status {
+      std::string reason = request->reason().substr(0, kReasonLengthMax);
+      if (reason.empty()) reason = "drained by an operator";
+      COHORT_ASSIGN_OR_RETURN(const Version version, shard_.Drain(reason));
+      reply->set_version(version.value());
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context,
                                       const v1::SetPolicyRequest* request,
                                       v1::SetPolicyReply* reply) override {
-    const absl::StatusOr<ChangeRequest> change = ChangeFrom(*request);
-    if (!change.ok()) return Finish(context, change.status());
-    const auto every = change->values.find("checkpoint_every");
-    if (every != change->values.end() && every->second != "0" &&
-        !actions_.keeps_checkpoints) {
-      return Finish(context, absl::FailedPreconditionError(absl::StrCat(
-                                 "--checkpoint_every: got ", every->second,
-                                 ", want 0: the server was started without "
-                                 "--checkpoint_dir")));
-    }
-    const absl::StatusOr<ChangeAnswer> answer = shard_.Change(*change);
-    if (answer.ok()) {
-      reply->set_policy_epoch(answer->policy_epoch);
-      reply->set_version(answer->version.value());
-      reply->set_pending(answer->pending);
-      reply->set_text(answer->text);
-    }
-    return Finish(context, answer.status());
+    return Serve(context, *request, [&] { return Change(*request, *reply); });
   }
 
   grpc::ServerUnaryReactor* GetPolicy(grpc::CallbackServerContext* context,
-                                      const v1::GetPolicyRequest*,
+                                      const v1::GetPolicyRequest* request,
                                       v1::GetPolicyReply* reply) override {
-    reply->set_run_id(shard_.run_id());
-    ToProto(shard_.Policy(), reply);
-    return Finish(context, absl::OkStatus());
+    return Serve(context, *request, [&] {
+      reply->set_run_id(shard_.run_id());
+      ToProto(shard_.Policy(), reply);
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerUnaryReactor* Evict(grpc::CallbackServerContext* context,
                                   const v1::EvictRequest* request,
                                   v1::EvictReply* reply) override {
-    std::string reason = request->reason().substr(0, kReasonLengthMax);
-    if (reason.empty()) reason = "asked for by an operator";
-    const Rank rank(request->rank());
-    const absl::StatusOr<Version> version =
-        request->after_step()
-            ? shard_.DrainWorker(request->run_id(), rank, reason)
-            : shard_.Evict(request->run_id(), rank, reason);
-    if (version.ok()) reply->set_version(version->value());
-    return Finish(context, version.status());
+    return Serve(context, *request, [&]() -> absl::Status {
+      std::string reason = request->reason().substr(0, kReasonLengthMax);
+      if (reason.empty()) reason = "asked for by an operator";
+      const Rank rank(request->rank());
+      COHORT_ASSIGN_OR_RETURN(
+          const Version version,
+          request->after_step()
+              ? shard_.DrainWorker(request->run_id(), rank, reason)
+              : shard_.Evict(request->run_id(), rank, reason));
+      reply->set_version(version.value());
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerUnaryReactor* SetLogLevel(grpc::CallbackServerContext* context,
                                         const v1::SetLogLevelRequest* request,
                                         v1::SetLogLevelReply* reply) override {
+    return Serve(context, *request,
+                 [&] { return ChangeLogLevel(*request, *reply); });
+  }
+
+ private:
+  // Finishes a call with the status of `body`.
+  // Errors: ResourceExhausted: the request is too long, or `body` threw.
+  template <typename Request, typename Body>
+  static grpc::ServerUnaryReactor* Serve(grpc::CallbackServerContext* context,
+                                         const Request& request, Body body) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpcStatus(ServePeer([&]() -> absl::Status {
+      const size_t bytes = request.ByteSizeLong();
+      if (bytes <= kRequestBytesMax) return body();
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "request: got ", bytes, " bytes, want at most ", kRequestBytesMax));
+    })));
+    return reactor;
+  }
+
+  absl::Status Change(const v1::SetPolicyRequest& request,
+                      v1::SetPolicyReply& reply) {
+    COHORT_ASSIGN_OR_RETURN(const ChangeRequest change, ChangeFrom(request));
+    const auto every = change.values.find("checkpoint_every");
+    if (every != change.values.end() && every->second != "0" &&
+        !actions_.keeps_checkpoints) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "--checkpoint_every: got ", every->second,
+          ", want 0: the server was started without --checkpoint_dir"));
+    }
+    COHORT_ASSIGN_OR_RETURN(const ChangeAnswer answer, shard_.Change(change));
+    reply.set_policy_epoch(answer.policy_epoch);
+    reply.set_version(answer.version.value());
+    reply.set_pending(answer.pending);
+    reply.set_text(answer.text);
+    return absl::OkStatus();
+  }
+
+  static absl::Status ChangeLogLevel(const v1::SetLogLevelRequest& request,
+                                     v1::SetLogLevelReply& reply) {
     const LogLevel before = CurrentLogLevel();
     LogLevel after = before;
-    if (!request->level().empty()) {
-      const absl::StatusOr<LogLevel> wanted = ParseLogLevel(request->level());
+    if (!request.level().empty()) {
+      const absl::StatusOr<LogLevel> wanted = ParseLogLevel(request.level());
       if (!wanted.ok()) {
-        return Finish(context, absl::InvalidArgumentError(absl::StrCat(
-                                   "log level: ", wanted.status().message())));
+        return absl::InvalidArgumentError(
+            absl::StrCat("log level: ", wanted.status().message()));
       }
       after = *wanted;
     }
@@ -312,17 +345,9 @@ class AdminService final : public v1::Admin::CallbackService {
       Log(std::max(LogLevel::kInfo, std::min(before, after)), change);
       cohort::SetLogLevel(after);
     }
-    reply->set_level(std::string(LogLevelName(after)));
-    reply->set_previous(std::string(LogLevelName(before)));
-    return Finish(context, absl::OkStatus());
-  }
-
- private:
-  static grpc::ServerUnaryReactor* Finish(grpc::CallbackServerContext* context,
-                                          const absl::Status& status) {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(ToGrpcStatus(status));
-    return reactor;
+    reply.set_level(std::string(LogLevelName(after)));
+    reply.set_previous(std::string(LogLevelName(before)));
+    return absl::OkStatus();
   }
 
   // Files are written on a thread of their own: reactions must not block.
@@ -332,9 +357,11 @@ class AdminService final : public v1::Admin::CallbackService {
       const std::function<absl::StatusOr<Version>()>& action, Reply* reply) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const absl::Status accepted = blocking_.Submit([reactor, reply, &action] {
-      const absl::StatusOr<Version> version = action();
-      if (version.ok()) reply->set_version(version->value());
-      reactor->Finish(ToGrpcStatus(version.status()));
+      reactor->Finish(ToGrpcStatus(ServePeer([&]() -> absl::Status {
+        COHORT_ASSIGN_OR_RETURN(const Version version, action());
+        reply->set_version(version.value());
+        return absl::OkStatus();
+      })));
     });
     if (!accepted.ok()) reactor->Finish(ToGrpcStatus(accepted));
     return reactor;

@@ -1,5 +1,6 @@
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <cstdint>
 #include <utility>
 
@@ -35,14 +36,11 @@ class ExchangeReactor final
   explicit ExchangeReactor(Shard& shard)
       : QueuedBidi(shard.streams()), shard_(shard) {}
 
-  void Start() {
-    Begin();
-    const absl::Status admitted = shard_.streams().Admit(shared_from_this());
-    if (admitted.ok()) {
-      Read();
-    } else {
-      End(admitted);
-    }
+  void Start(grpc::CallbackServerContext* context) {
+    const bool admitted = Begin(context, [this] {
+      return shard_.AdmitStream(shared_from_this(), /*speaks=*/true);
+    });
+    if (admitted) Read();
   }
 
   void SendWeights(const effect::SendWeights& weights) override {
@@ -57,7 +55,7 @@ class ExchangeReactor final
     Send(EncodeFramed(reply, RopeOf(weights.weights)));
   }
 
-  void Resume() override {
+  void Resume(const effect::ResumeGradients& /*resume*/) override {
     {
       MutexLock lock(pause_mu_);
       if (state_ != State::kPaused) {
@@ -97,6 +95,7 @@ class ExchangeReactor final
     COHORT_ASSIGN_OR_RETURN(PushKey key, FromProto(request.key()));
     const auto self =
         std::static_pointer_cast<ExchangeReactor>(shared_from_this());
+    if (queue_bytes_max_ == kQueueBytesMax) SetQueueBytes();
     switch (request.part_case()) {
       case v1::ExchangeRequest::kOpening: {
         COHORT_ASSIGN_OR_RETURN(PushOpening opening,
@@ -127,7 +126,13 @@ class ExchangeReactor final
         "exchange: got neither opening, gradient nor closing");
   }
 
+  // The weights of some versions that exist anyway: a worker may read those of
+  // one push while the next one is answered.
+  int64_t QueueBytesMax() const override { return queue_bytes_max_; }
+
  private:
+  static constexpr int64_t kModelsQueued = 3;
+
   // Partition and length are the core's to check: it knows the layout.
   static absl::StatusOr<GradientMessage> GradientFrom(
       const v1::GradientPartition& proto, ByteRope payload) {
@@ -183,7 +188,17 @@ class ExchangeReactor final
     }
   }
 
+  void SetQueueBytes() {
+    const SharedModel model = shard_.model();
+    if (model == nullptr) return;
+    queue_bytes_max_ =
+        kQueueBytesMax + kModelsQueued * WeightBytes(model->layout);
+  }
+
   Shard& shard_;
+  // Set by the reading side before there can be an answer; a counter only, so
+  // any order is enough.
+  std::atomic<int64_t> queue_bytes_max_ = kQueueBytesMax;
   // Used by the reading side only.
   OneSender one_sender_;
   // Used by whoever hands over: the reading side, or Resume while that stands
@@ -198,9 +213,10 @@ class ExchangeReactor final
 
 }  // namespace
 
-ByteBidiReactor* StartExchange(Shard& shard) {
+ByteBidiReactor* StartExchange(Shard& shard,
+                               grpc::CallbackServerContext* context) {
   const auto stream = std::make_shared<ExchangeReactor>(shard);
-  stream->Start();
+  stream->Start(context);
   return stream.get();
 }
 

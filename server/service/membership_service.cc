@@ -25,7 +25,7 @@ namespace {
 // Texts that a stranger sends are shown and logged, so they are bounded.
 constexpr size_t kTextLengthMax = 1024;
 
-absl::StatusOr<JoinRequest> FromProto(const v1::Join& proto) {
+absl::StatusOr<JoinRequest> JoinFrom(const v1::Join& proto) {
   if (proto.has_rank() && proto.rank() < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("join.rank: got ", proto.rank(), ", want 0 or more"));
@@ -81,16 +81,14 @@ class SessionReactor final
   explicit SessionReactor(Shard& shard)
       : QueuedBidi(shard.streams()), shard_(shard) {}
 
-  void Start() {
-    Begin();
-    absl::StatusOr<SessionId> id = shard_.AdmitSession(
-        std::static_pointer_cast<SessionReactor>(shared_from_this()));
-    if (!id.ok()) {
-      End(id.status());
-      return;
-    }
-    id_ = *id;
-    Read();
+  void Start(grpc::CallbackServerContext* context) {
+    const bool admitted = Begin(context, [this]() -> absl::Status {
+      COHORT_ASSIGN_OR_RETURN(
+          id_, shard_.AdmitSession(std::static_pointer_cast<SessionReactor>(
+                   shared_from_this())));
+      return absl::OkStatus();
+    });
+    if (admitted) Read();
   }
 
   void SendJoined(const effect::Joined& joined) override {
@@ -174,7 +172,7 @@ class SessionReactor final
     if (joined_) {
       return absl::InvalidArgumentError("session: got a second join");
     }
-    COHORT_ASSIGN_OR_RETURN(JoinRequest request, FromProto(join));
+    COHORT_ASSIGN_OR_RETURN(JoinRequest request, JoinFrom(join));
     COHORT_RETURN_IF_ERROR(shard_.Join(id_, request));
     joined_ = true;
     return absl::OkStatus();
@@ -206,9 +204,9 @@ class MembershipService final : public RawMembership {
   explicit MembershipService(Shard& shard) : shard_(shard) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(
-      grpc::CallbackServerContext*) override {
+      grpc::CallbackServerContext* context) override {
     const auto session = std::make_shared<SessionReactor>(shard_);
-    session->Start();
+    session->Start(context);
     return session.get();
   }
 
@@ -216,7 +214,8 @@ class MembershipService final : public RawMembership {
                                    const v1::ReportRequest* request,
                                    v1::ReportReply* reply) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(ToGrpcStatus(HandleReport(*request, *reply)));
+    reactor->Finish(ToGrpcStatus(
+        ServePeer([&] { return HandleReport(*request, *reply); })));
     return reactor;
   }
 

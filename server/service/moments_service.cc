@@ -62,14 +62,11 @@ class ReduceReactor final
   explicit ReduceReactor(Shard& shard)
       : QueuedBidi(shard.streams()), shard_(shard) {}
 
-  void Start() {
-    Begin();
-    const absl::Status admitted = shard_.streams().Admit(shared_from_this());
-    if (admitted.ok()) {
-      Read();
-    } else {
-      End(admitted);
-    }
+  void Start(grpc::CallbackServerContext* context) {
+    const bool admitted = Begin(context, [this] {
+      return shard_.AdmitStream(shared_from_this(), /*speaks=*/true);
+    });
+    if (admitted) Read();
   }
 
   void SendResults(absl::Span<const effect::ReduceResult* const> results,
@@ -145,9 +142,9 @@ class MomentsService final : public RawMoments {
   explicit MomentsService(Shard& shard) : shard_(shard) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Reduce(
-      grpc::CallbackServerContext*) override {
+      grpc::CallbackServerContext* context) override {
     const auto stream = std::make_shared<ReduceReactor>(shard_);
-    stream->Start();
+    stream->Start(context);
     return stream.get();
   }
 

@@ -39,6 +39,7 @@ absl::Status CheckOpsListen(const std::string& listen, bool insecure) {
 OpsPort::OpsPort(const OpsPortOptions& options, const Sources& sources)
     : figures_(sources.shard, sources.tally, sources.files, sources.clock,
                options.server_address),
+      reachable_(options.reachable),
       collectors_(MakeCollectors(figures_)),
       ready_(absl::UnavailableError("the server is starting")) {
   for (const auto& collector : collectors_) {
@@ -89,8 +90,11 @@ void OpsPort::SetReady(absl::Status ready) {
 }
 
 absl::Status OpsPort::ready() const {
-  MutexLock lock(mu_);
-  return ready_;
+  {
+    MutexLock lock(mu_);
+    if (!ready_.ok()) return ready_;
+  }
+  return reachable_ == nullptr ? absl::OkStatus() : reachable_();
 }
 
 }  // namespace cohort

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +29,8 @@ struct OpsPortOptions {
   bool insecure = false;
   // Where workers reach the server; shown.
   std::string server_address;
+  // Whether new connections to that address are served; must not block.
+  std::function<absl::Status()> reachable;
 };
 
 // Checks --ops_listen alone.
@@ -56,7 +59,8 @@ class OpsPort {
   ~OpsPort();
 
   const std::string& address() const;
-  // What /readyz answers from now on; the message says why it is not.
+  // What /readyz answers from now on, as long as the server can be reached; the
+  // message says why it is not.
   void SetReady(absl::Status ready) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -64,6 +68,7 @@ class OpsPort {
   absl::Status ready() const ABSL_LOCKS_EXCLUDED(mu_);
 
   FiguresSource figures_;
+  const std::function<absl::Status()> reachable_;
   // What /metrics shows, in this order.
   const std::vector<std::unique_ptr<const prometheus::Collectable>> collectors_;
   std::vector<const prometheus::Collectable*> metrics_;

@@ -16,17 +16,17 @@ class ParametersService final : public RawParameters {
  public:
   explicit ParametersService(Shard& shard) : shard_(shard) {}
 
-  ByteBidiReactor* Register(grpc::CallbackServerContext*) override {
-    return StartRegister(shard_);
+  ByteBidiReactor* Register(grpc::CallbackServerContext* context) override {
+    return StartRegister(shard_, context);
   }
 
-  ByteBidiReactor* Exchange(grpc::CallbackServerContext*) override {
-    return StartExchange(shard_);
+  ByteBidiReactor* Exchange(grpc::CallbackServerContext* context) override {
+    return StartExchange(shard_, context);
   }
 
-  ByteWriteReactor* Pull(grpc::CallbackServerContext*,
+  ByteWriteReactor* Pull(grpc::CallbackServerContext* context,
                          const grpc::ByteBuffer* request) override {
-    return StartPull(shard_, *request);
+    return StartPull(shard_, context, *request);
   }
 
  private:

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
@@ -13,8 +14,11 @@ using ByteBidiReactor =
     grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 using ByteWriteReactor = grpc::ServerWriteReactor<grpc::ByteBuffer>;
 
-ByteBidiReactor* StartExchange(Shard& shard);
-ByteBidiReactor* StartRegister(Shard& shard);
-ByteWriteReactor* StartPull(Shard& shard, const grpc::ByteBuffer& request);
+ByteBidiReactor* StartExchange(Shard& shard,
+                               grpc::CallbackServerContext* context);
+ByteBidiReactor* StartRegister(Shard& shard,
+                               grpc::CallbackServerContext* context);
+ByteWriteReactor* StartPull(Shard& shard, grpc::CallbackServerContext* context,
+                            const grpc::ByteBuffer& request);
 
 }  // namespace cohort

@@ -1,5 +1,6 @@
 #include <grpcpp/grpcpp.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,25 +37,30 @@ absl::StatusOr<const StatisticsSet*> SetOf(const ModelSnapshot& snapshot,
                    snapshot.version.value()));
 }
 
-// Sends one version, a partition at a time, from the memory it lives in. The
-// snapshot stays as it is for as long as this holds it.
+// Sends one version, a partition at a time, from the memory it lives in. Holds
+// the weights of that version only: its optimizer slots can be several times
+// as large.
 class PullReactor final
     : public QueuedWrites<ByteWriteReactor, grpc::ByteBuffer, Stream> {
  public:
   explicit PullReactor(Shard& shard)
       : QueuedWrites(shard.streams()), shard_(shard) {}
 
-  void Start(const grpc::ByteBuffer& request) {
-    Begin();
-    const absl::Status status = Prepare(request);
+  void Start(grpc::CallbackServerContext* context,
+             const grpc::ByteBuffer& request) {
+    const bool admitted =
+        Begin(context, [&] { return Prepare(context->peer(), request); });
     ServiceCounters& counters = shard_.counters();
-    ServiceCounters::Add(status.ok() ? counters.pulls : counters.pulls_refused);
-    if (!status.ok()) End(status);
+    ServiceCounters::Add(admitted ? counters.pulls : counters.pulls_refused);
   }
 
  protected:
+  void OnGone() override { shard_.pulls().Forget(this); }
+  absl::Duration ReaderPatience() const override { return absl::Seconds(15); }
+
   void OnQueueEmpty() override {
-    if (next_ == weights_end_) {
+    shard_.pulls().Progressed(this, shard_.clock().Now());
+    if (next_ == weights_.size()) {
       End(absl::OkStatus());
       return;
     }
@@ -62,17 +68,19 @@ class PullReactor final
     v1::PullReply reply;
     reply.set_partition(static_cast<int32_t>(partition));
     reply.set_encoding(v1::ENCODING_FLOAT32);
-    reply.set_xxh3(snapshot_->checksums[partition]);
+    reply.set_xxh3(checksums_[partition]);
     AddMessageChecksum(&reply);
-    const ByteRope weights = RopeOf(snapshot_->weights[partition]);
+    const ByteRope weights = RopeOf(weights_[partition]);
     ServiceCounters::Add(shard_.counters().pull_bytes, weights.size_bytes());
     Send(EncodeFramed(reply, weights));
   }
 
  private:
   // Queues the header.
-  absl::Status Prepare(const grpc::ByteBuffer& message) {
-    COHORT_RETURN_IF_ERROR(shard_.streams().Admit(shared_from_this()));
+  absl::Status Prepare(const std::string& peer,
+                       const grpc::ByteBuffer& message) {
+    COHORT_RETURN_IF_ERROR(
+        shard_.AdmitStream(shared_from_this(), /*speaks=*/false));
     // A request has no payload, and is no framed message.
     COHORT_ASSIGN_OR_RETURN(FrameParts parts, SplitFrame(message));
     v1::PullRequest request;
@@ -89,38 +97,55 @@ class PullReactor final
     }
     std::optional<Version> version;
     if (request.has_version()) version = Version(request.version());
-    COHORT_ASSIGN_OR_RETURN(snapshot_, shard_.Read(version));
+    COHORT_ASSIGN_OR_RETURN(const SharedSnapshot snapshot,
+                            shard_.Read(version));
+    COHORT_RETURN_IF_ERROR(TakePlace(peer, snapshot->version));
     const SharedModel model = shard_.model();
 
     v1::PullReply reply;
     v1::PullHeader* header = reply.mutable_header();
-    header->set_version(snapshot_->version.value());
+    header->set_version(snapshot->version.value());
     ToProto(model->layout, header->mutable_layout());
     ToProto(model->partitions, header->mutable_partitions());
     if (request.statistics()) {
       COHORT_ASSIGN_OR_RETURN(const StatisticsSet* set,
-                              SetOf(*snapshot_, request.statistics_kind()));
+                              SetOf(*snapshot, request.statistics_kind()));
       ToProto(set->layers, header->mutable_statistics());
     }
-    if (request.weights()) weights_end_ = snapshot_->weights.size();
+    if (request.weights()) {
+      weights_ = snapshot->weights;
+      checksums_ = snapshot->checksums;
+    }
     AddMessageChecksum(&reply);
     Send(EncodeFramed(reply, ByteRope()));
     return absl::OkStatus();
   }
 
+  absl::Status TakePlace(const std::string& peer, Version version) {
+    StreamRegistry::Streams evicted;
+    const absl::Status taken = shard_.pulls().Admit(
+        shared_from_this(), peer, version, shard_.clock().Now(), evicted);
+    for (const std::shared_ptr<Stream>& stream : evicted) {
+      stream->Cut(absl::ResourceExhaustedError(
+          "another pull took the place of this one, which was not read"));
+    }
+    return taken;
+  }
+
   Shard& shard_;
 
   // Fixed before the first write; then used by its reactions only.
-  SharedSnapshot snapshot_;
+  std::vector<SharedFloats> weights_;
+  std::vector<uint64_t> checksums_;
   size_t next_ = 0;
-  size_t weights_end_ = 0;
 };
 
 }  // namespace
 
-ByteWriteReactor* StartPull(Shard& shard, const grpc::ByteBuffer& request) {
+ByteWriteReactor* StartPull(Shard& shard, grpc::CallbackServerContext* context,
+                            const grpc::ByteBuffer& request) {
   const auto stream = std::make_shared<PullReactor>(shard);
-  stream->Start(request);
+  stream->Start(context, request);
   return stream.get();
 }
 

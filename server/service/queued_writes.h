@@ -1,8 +1,12 @@
 #pragma once
 
+#include <grpc/grpc.h>
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -12,11 +16,21 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "common/mutex.h"
+#include "common/status_macros.h"
 #include "common/wire/status.h"
+#include "server/service/fault.h"
 #include "server/service/stream_registry.h"
 #include "server/service/streams.h"
 
 namespace cohort {
+
+inline int64_t BytesOfReply(const grpc::ByteBuffer& reply) {
+  return static_cast<int64_t>(reply.Length());
+}
+template <typename Message>
+int64_t BytesOfReply(const Message& reply) {
+  return static_cast<int64_t>(reply.ByteSizeLong());
+}
 
 // The writing side of a server stream: replies of any thread, in order, one
 // write at a time, and exactly one Finish.
@@ -40,21 +54,57 @@ class QueuedWrites : public Reactor,
     EndLocked(status);
   }
 
+  void Cut(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    EndLocked(status);
+    CutLocked(status);
+  }
+
+  void CheckReader(Instant now) override ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    if (!writing_) return;
+    if (seen_write_ != writes_) {
+      seen_write_ = writes_;
+      seen_since_ = now;
+      return;
+    }
+    // A large message takes its time on a slow link.
+    const absl::Duration patience =
+        ReaderPatience() +
+        absl::Seconds(BytesOfReply(queue_.front()) / kSlowestBytesPerSecond);
+    if (now - seen_since_ < patience) return;
+    const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
+        "an answer was not read within ", absl::FormatDuration(patience),
+        "; read the answers of a call as they come"));
+    EndLocked(late);
+    CutLocked(late);
+  }
+
   void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mu_) {
     {
       MutexLock lock(mu_);
       writing_ = false;
+      queued_bytes_ -= BytesOfReply(queue_.front());
       queue_.pop_front();
       if (!ok) EndLocked(absl::CancelledError("the peer is gone"));
       // Ended before, with answers left to be sent.
-      if (!ok) queue_.clear();
+      if (!ok) TrimLocked(0);
       ContinueLocked();
       if (writing_ || ended_) return;
     }
-    if (ok) OnQueueEmpty();
+    if (!ok) return;
+    const absl::Status status = ServePeer([this] {
+      OnQueueEmpty();
+      return absl::OkStatus();
+    });
+    if (!status.ok()) End(status);
   }
 
   void OnDone() override {
+    {
+      MutexLock lock(mu_);
+      call_ = nullptr;
+    }
     registry_.Forget(this);
     OnGone();
     // Destroys *this, unless someone still holds a reference.
@@ -65,9 +115,24 @@ class QueuedWrites : public Reactor,
   // Replies that wait for a slow reader. Each is a reference to weights that
   // exist anyway; a reader this far behind has stopped reading.
   static constexpr size_t kQueueLengthMax = 1 << 16;
+  static constexpr int64_t kQueueBytesMax = int64_t{16} << 20;
+  static constexpr absl::Duration kReaderPatience = absl::Seconds(60);
+  static constexpr int64_t kSlowestBytesPerSecond = int64_t{1} << 20;
 
-  // Call once, before the reactor is handed to gRPC.
-  void Begin() { self_ = this->shared_from_this(); }
+  // Call once, before the reactor is handed to gRPC. Returns whether `admit`,
+  // which is called once, lets the stream in; ends the stream otherwise.
+  template <typename Admit>
+  bool Begin(grpc::CallbackServerContext* context, Admit admit)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      MutexLock lock(mu_);
+      call_ = context->c_call();
+    }
+    self_ = this->shared_from_this();
+    const absl::Status admitted = ServePeer(std::move(admit));
+    if (!admitted.ok()) End(admitted);
+    return admitted.ok();
+  }
 
   void Send(Response response) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
@@ -77,9 +142,23 @@ class QueuedWrites : public Reactor,
           absl::StrCat("got ", queue_.size(), " replies that were not read")));
       return;
     }
+    const int64_t bytes = BytesOfReply(response);
+    // One reply passes whatever its size.
+    if (!queue_.empty() && queued_bytes_ + bytes > QueueBytesMax()) {
+      EndLocked(absl::ResourceExhaustedError(
+          absl::StrCat("got ", queued_bytes_ + bytes,
+                       " bytes of replies that were not "
+                       "read, want at most ",
+                       QueueBytesMax(), "; read them as they come")));
+      return;
+    }
+    queued_bytes_ += bytes;
     queue_.push_back(std::move(response));
     ContinueLocked();
   }
+
+  // The peer has sent its first message.
+  void Spoke() { registry_.Spoke(this); }
 
   bool ended() const ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
@@ -103,6 +182,10 @@ class QueuedWrites : public Reactor,
   virtual void OnQueueEmpty() {}
   // Last call: gRPC is done with the stream.
   virtual void OnGone() {}
+  // Bytes of replies that may wait for the reader; must not block.
+  virtual int64_t QueueBytesMax() const { return kQueueBytesMax; }
+  // How long one small reply may wait until the peer takes it.
+  virtual absl::Duration ReaderPatience() const { return kReaderPatience; }
 
  private:
   void EndLocked(const absl::Status& status)
@@ -111,14 +194,33 @@ class QueuedWrites : public Reactor,
     ended_ = true;
     status_ = ToGrpcStatus(status);
     // The write in progress must stay where it is.
-    if (!status.ok()) queue_.resize(writing_ ? 1 : 0);
+    if (!status.ok()) TrimLocked(writing_ ? 1 : 0);
     ContinueLocked();
+  }
+
+  void TrimLocked(size_t length) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    queue_.resize(length);
+    queued_bytes_ = length == 0 ? 0 : BytesOfReply(queue_.front());
+  }
+
+  // Takes back a write that the peer does not read; without this the stream
+  // and all that it refers to would stay for as long as the connection does.
+  // Unlike TryCancel, it tells the peer the status.
+  void CutLocked(const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!writing_ || cut_ || call_ == nullptr) return;
+    cut_ = true;
+    const grpc::Status told = ToGrpcStatus(status);
+    grpc_call_cancel_with_status(
+        call_, static_cast<grpc_status_code>(told.error_code()),
+        told.error_message().c_str(), nullptr);
   }
 
   void ContinueLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (writing_) return;
     if (!queue_.empty()) {
       writing_ = true;
+      ++writes_;
       this->StartWrite(&queue_.front());
     } else if (ended_ && !finished_) {
       finished_ = true;
@@ -132,6 +234,14 @@ class QueuedWrites : public Reactor,
   mutable Mutex mu_;
   // The front is being written if writing_.
   std::deque<Response> queue_ ABSL_GUARDED_BY(mu_);
+  int64_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  // Writes that were started; which of them CheckReader saw, and since when.
+  int64_t writes_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t seen_write_ ABSL_GUARDED_BY(mu_) = 0;
+  Instant seen_since_ ABSL_GUARDED_BY(mu_);
+  // Null before Begin and after OnDone.
+  grpc_call* call_ ABSL_GUARDED_BY(mu_) = nullptr;
+  bool cut_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
@@ -155,10 +265,15 @@ class QueuedBidi
     }
     // What arrives on a stream that lost its place must not take it back.
     if (this->ended()) return;
-    const absl::StatusOr<After> after = Handle(request_);
-    if (!after.ok()) {
-      this->End(after.status());
-    } else if (*after == After::kRead) {
+    if (!std::exchange(spoken_, true)) this->Spoke();
+    After after = After::kRead;
+    const absl::Status status = ServePeer([this, &after]() -> absl::Status {
+      COHORT_ASSIGN_OR_RETURN(after, Handle(request_));
+      return absl::OkStatus();
+    });
+    if (!status.ok()) {
+      this->End(status);
+    } else if (after == After::kRead) {
       Read();
     }
     // Paused, another thread may be reading already.
@@ -192,6 +307,8 @@ class QueuedBidi
 
  private:
   Request request_;
+  // Used by the reading side only.
+  bool spoken_ = false;
 };
 
 }  // namespace cohort

@@ -29,39 +29,17 @@
 namespace cohort {
 namespace {
 
-// Largest model, before optimizer slots and spare versions.
-constexpr int64_t kModelBytesMax = int64_t{16} << 30;
-
-absl::Status CheckModelSize(const ModelLayout& layout) {
-  int64_t bytes = 0;
-  for (const ParameterSpec& parameter : layout.parameters) {
-    // Each term is compared before it is added, so the sum cannot overflow.
-    const int64_t elements = ElementCount(parameter);
-    const int64_t left = kModelBytesMax - bytes;
-    if (elements > left / static_cast<int64_t>(sizeof(float))) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("model: got more than ", bytes, " bytes before ",
-                       parameter.name, ", want at most ", kModelBytesMax));
-    }
-    bytes += elements * static_cast<int64_t>(sizeof(float));
-  }
-  return absl::OkStatus();
-}
-
 class RegisterReactor final
     : public QueuedBidi<grpc::ByteBuffer, grpc::ByteBuffer, RegisterStream> {
  public:
   explicit RegisterReactor(Shard& shard)
       : QueuedBidi(shard.streams()), shard_(shard) {}
 
-  void Start() {
-    Begin();
-    const absl::Status admitted = shard_.streams().Admit(shared_from_this());
-    if (admitted.ok()) {
-      Read();
-    } else {
-      End(admitted);
-    }
+  void Start(grpc::CallbackServerContext* context) {
+    const bool admitted = Begin(context, [this] {
+      return shard_.AdmitStream(shared_from_this(), /*speaks=*/true);
+    });
+    if (admitted) Read();
   }
 
   void SendAnswer(const absl::StatusOr<RegisterAnswer>& answer) override
@@ -108,8 +86,9 @@ class RegisterReactor final
 
  protected:
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
-    COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::RegisterRequest> framed,
-                            DecodeFramed<v1::RegisterRequest>(message));
+    COHORT_ASSIGN_OR_RETURN(
+        FramedMessage<v1::RegisterRequest> framed,
+        DecodeFramed<v1::RegisterRequest>(message, kLayoutBytesMax));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&framed.header));
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(framed.header.sender()));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
@@ -138,7 +117,7 @@ class RegisterReactor final
   absl::Status OnLayout(const v1::RegisterRequest& request,
                         const Sender& sender) ABSL_LOCKS_EXCLUDED(answer_mu_) {
     COHORT_ASSIGN_OR_RETURN(layout_, FromProto(request.layout()));
-    COHORT_RETURN_IF_ERROR(CheckModelSize(*layout_));
+    COHORT_RETURN_IF_ERROR(CheckModelLimits(*layout_, shard_.model_needs()));
     COHORT_ASSIGN_OR_RETURN(plan_, FromProto(request.plan()));
     COHORT_ASSIGN_OR_RETURN(statistics_,
                             FromProto(request.statistics(), *layout_));
@@ -159,6 +138,10 @@ class RegisterReactor final
       return absl::InvalidArgumentError(
           "register: got a partition that was not asked for");
     }
+    // A limit on those of all registrants together.
+    COHORT_ASSIGN_OR_RETURN(
+        reserved_,
+        shard_.registrations().Take("initial values", WeightBytes(*layout_)));
     partitions_ = answer_->partitions;
     values_.resize(partitions_.size());
     missing_ = values_.size();
@@ -218,6 +201,7 @@ class RegisterReactor final
   RunPlan plan_;
   std::vector<LayerStatistics> statistics_;
   std::vector<Partition> partitions_;
+  ReservedBytes::Reservation reserved_;
   std::vector<SharedFloats> values_;
   size_t missing_ = 0;
 
@@ -230,9 +214,10 @@ class RegisterReactor final
 
 }  // namespace
 
-ByteBidiReactor* StartRegister(Shard& shard) {
+ByteBidiReactor* StartRegister(Shard& shard,
+                               grpc::CallbackServerContext* context) {
   const auto stream = std::make_shared<RegisterReactor>(shard);
-  stream->Start();
+  stream->Start(context);
   return stream.get();
 }
 

@@ -1,6 +1,5 @@
 #include "server/service/server.h"
 
-#include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/service_type.h>
 
 #include <algorithm>
@@ -19,7 +18,6 @@
 #include "common/ops/process_collector.h"
 #include "common/staleness_histogram.h"
 #include "common/status_macros.h"
-#include "common/wire/channel.h"
 #include "server/core/gradient_budget.h"
 #include "server/service/call_interceptor.h"
 #include "server/service/progress_text.h"
@@ -125,12 +123,6 @@ void KeepFirst(absl::Status& kept, const absl::Status& status) {
 
 }  // namespace
 
-struct Server::Connection {
-  // Destroyed last: the server uses them.
-  std::vector<std::unique_ptr<grpc::Service>> services;
-  std::unique_ptr<grpc::Server> server;
-};
-
 absl::Status Validate(const ServerOptions& options) {
   COHORT_ASSIGN_OR_RETURN(const ListenAddress address,
                           ParseListenAddress("--listen", options.listen));
@@ -222,6 +214,7 @@ absl::Status Server::Start() {
   shard_ = std::make_unique<Shard>(
       ShardOptions{.coordinator = coordinator,
                    .fold_threads = options_.fold_threads,
+                   .memory_bytes = MemoryLimitBytes(),
                    .timeline = trace_.get()},
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here: the base is private.
@@ -281,10 +274,12 @@ absl::Status Server::OpenRecorder() {
 
 absl::Status Server::StartOps() {
   if (options_.ops_listen.empty()) return absl::OkStatus();
+  probe_ = std::make_unique<SelfProbe>(address_);
   absl::StatusOr<std::unique_ptr<OpsPort>> ops =
       OpsPort::Start({.listen = options_.ops_listen,
                       .insecure = options_.insecure,
-                      .server_address = address_},
+                      .server_address = address_,
+                      .reachable = [this] { return probe_->status(); }},
                      {.shard = *shard_,
                       .tally = tally_,
                       .files = *files_,
@@ -306,10 +301,7 @@ std::string Server::ops_address() const {
 }
 
 absl::Status Server::Listen() {
-  COHORT_ASSIGN_OR_RETURN(ListenAddress address,
-                          ParseListenAddress("--listen", options_.listen));
-  connection_ = std::make_unique<Connection>();
-  auto& services = connection_->services;
+  Transport::Services services;
   services.push_back(MakeMembershipService(*shard_));
   services.push_back(MakeParametersService(*shard_));
   services.push_back(MakeMomentsService(*shard_));
@@ -319,27 +311,15 @@ absl::Status Server::Listen() {
                 .keeps_checkpoints = files_->keeps_checkpoints(),
                 .on_status = [this] { watchers_.Asked("status"); },
                 .ops_address = [this] { return ops_address(); }}));
-  grpc::EnableDefaultHealthCheckService(true);
-  grpc::ServerBuilder builder;
-  const CoordinatorOptions& coordinator = options_.coordinator;
-  ApplyServerSettings(builder, LookaheadBytes(coordinator.inflight_bytes_max,
-                                              coordinator.workers));
-  builder.AddListeningPort(address.ToString(),
-                           grpc::InsecureServerCredentials(), &port_);
-  for (const auto& service : services) builder.RegisterService(service.get());
-  std::vector<
-      std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
-      interceptors;
-  interceptors.push_back(MakeCallCounter(grpc_metrics_, clock_));
-  builder.experimental().SetInterceptorCreators(std::move(interceptors));
-  connection_->server = builder.BuildAndStart();
-  if (connection_->server == nullptr || port_ == 0) {
-    return absl::UnavailableError(absl::StrCat(
-        "--listen: cannot listen on ", options_.listen,
-        ": another process uses the port, or it is no address of this "
-        "machine; stop that process or choose another port"));
-  }
-  address.port = port_;
+  absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Start(
+      {.listen = options_.listen,
+       .workers = options_.coordinator.workers,
+       .inflight_bytes_max = options_.coordinator.inflight_bytes_max},
+      std::move(services), grpc_metrics_, clock_);
+  if (!transport.ok()) return transport.status();
+  transport_ = *std::move(transport);
+  const ListenAddress& address = transport_->address();
+  port_ = address.port;
   address_ = address.ToString();
   if (!address.loopback()) {
     Log(LogLevel::kWarning,
@@ -417,15 +397,15 @@ void Server::Stop() {
     WaitForLeavers();
   }
   if (shard_ != nullptr) shard_->CloseStreams();
-  if (connection_ != nullptr && connection_->server != nullptr) {
-    connection_->server->Shutdown(absl::ToChronoTime(absl::Now() + kCallGrace));
-  }
+  if (probe_ != nullptr) probe_->Stop();
+  if (transport_ != nullptr) transport_->Shutdown(kCallGrace);
   if (shard_ != nullptr) shard_->Stop();
   if (recorder_ != nullptr && !concluded) {
     if (!summary.outcome.has_value()) WriteResults(summary);
     Conclude(summary);
   }
   ops_.reset();
+  probe_.reset();
   if (trace_ != nullptr && !trace_->status().ok()) {
     Log(LogLevel::kError, trace_->status().message());
   }

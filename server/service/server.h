@@ -21,7 +21,9 @@
 #include "server/service/ops_port.h"
 #include "server/service/run_files.h"
 #include "server/service/run_recorder.h"
+#include "server/service/self_probe.h"
 #include "server/service/shard.h"
+#include "server/service/transport.h"
 #include "server/service/watchers.h"
 
 namespace cohort {
@@ -105,9 +107,6 @@ class Server : private RunListener {
   friend absl::StatusOr<std::unique_ptr<Server>> StartServer(
       const ServerOptions& options, std::ostream& out);
 
-  // The gRPC services and the server that holds them.
-  struct Connection;
-
   Server(const ServerOptions& options, std::ostream& out,
          std::unique_ptr<TraceFile> trace, std::unique_ptr<RunFiles> files);
 
@@ -165,7 +164,9 @@ class Server : private RunListener {
   std::unique_ptr<RunFiles> files_;
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<RunRecorder> recorder_;
-  std::unique_ptr<Connection> connection_;
+  std::unique_ptr<Transport> transport_;
+  // Null without an operations port.
+  std::unique_ptr<SelfProbe> probe_;
   // Null if there is none.
   std::unique_ptr<OpsPort> ops_;
 };

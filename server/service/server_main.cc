@@ -19,11 +19,13 @@
 #include "common/log/log.h"
 #include "common/process/command_line.h"
 #include "common/process/environment.h"
+#include "common/process/file_limit.h"
 #include "common/process/program.h"
 #include "common/process/signal_watcher.h"
 #include "common/status_macros.h"
 #include "common/wire/grpc_log.h"
 #include "server/core/settings.h"
+#include "server/service/fault.h"
 #include "server/service/server.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:7070",
@@ -214,6 +216,21 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   return options;
 }
 
+// Three connections a worker and those of a replacement; the rest for files,
+// the operations port and people.
+void WarnOfLowFileLimit(int32_t workers) {
+  constexpr int64_t kPerWorker = 6;
+  constexpr int64_t kOthers = 512 + 128;
+  const int64_t limit = RaiseFileLimit();
+  const int64_t wanted = kPerWorker * workers + kOthers;
+  if (limit >= wanted) return;
+  Log(LogLevel::kWarning,
+      absl::StrCat("open files: got a limit of ", limit, ", want at least ",
+                   wanted, " for --workers=", workers,
+                   "; raise the hard limit (ulimit -Hn, LimitNOFILE= of "
+                   "systemd, --ulimit nofile= of a container)"));
+}
+
 int Fail(int code, const absl::Status& status) {
   std::cerr << "cohort-server: " << status.message() << std::endl;
   return code;
@@ -257,8 +274,10 @@ int Main(absl::Span<char* const> arguments) {
   InitLogging({.level = *level, .process = "server"});
   // What goes wrong there comes back as a status, and is told in our words.
   RouteGrpcLog([](absl::string_view text) { Log(LogLevel::kDebug, text); });
+  ExitOnUncaughtExceptions();
   const absl::StatusOr<ServerOptions> options = OptionsFromFlags(given);
   if (!options.ok()) return Fail(kExitConfig, options.status());
+  WarnOfLowFileLimit(options->coordinator.workers);
   absl::StatusOr<std::unique_ptr<Server>> server =
       StartServer(*options, std::cout);
   if (!server.ok()) {

@@ -1,7 +1,9 @@
 #include "server/service/shard.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -14,32 +16,33 @@
 #include "kernels/backend.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/settings.h"
+#include "server/service/fault.h"
 
 namespace cohort {
 namespace {
 
 constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
 
-// From the opening of a session to its first message.
-constexpr absl::Duration kJoinDeadline = absl::Seconds(10);
-
-// Small enough that leases can be shortened while a run goes on.
-constexpr absl::Duration kHeartbeatMax = absl::Seconds(1);
+// Small enough that leases can be shortened while a run goes on, and that
+// gRPC's threads stay awake: one that gets nothing for a second sleeps for
+// 100 ms, and while all of them sleep, messages wait. Something every 0.9 s
+// keeps one awake; this leaves a tenth for a late heartbeat.
+constexpr absl::Duration kHeartbeatMax = absl::Milliseconds(800);
 constexpr int kHeartbeatsPerLease = 3;
 
 // Never reached: one commit is folded at a time, and no model has as many
 // partitions.
 constexpr int64_t kFoldsMax = int64_t{1} << 24;
 
-// Room for processes that wait for a rank which is still alive, and for the
-// streams of a life that is being replaced.
-StreamRegistry::Limits StreamLimits(int32_t workers) {
-  return {.sessions = 2 * workers + 64, .streams = 16 * workers + 512};
+PullTable::Limits PullLimits(int32_t workers) {
+  return {.pulls = 4 * workers + 64};
 }
 
-void EndAll(const StreamRegistry::Streams& streams,
-            const absl::Status& status) {
-  for (const std::shared_ptr<Stream>& stream : streams) stream->End(status);
+// Values of all ranks may be on their way at once; half of the memory stays
+// for the run itself.
+int64_t RegistrationBytesMax(int64_t memory_bytes) {
+  constexpr int64_t kUnknown = int64_t{16} << 30;
+  return memory_bytes <= 0 ? kUnknown : memory_bytes / 2;
 }
 
 void EndDisplaced(const std::shared_ptr<Stream>& stream) {
@@ -49,127 +52,17 @@ void EndDisplaced(const std::shared_ptr<Stream>& stream) {
 
 }  // namespace
 
-// Carries out effects in their order, outside the lock.
-struct Shard::Dispatcher {
-  Shard& shard;
-  // Of the results that were last in a row: those of one stream go in one
-  // message.
-  std::map<std::pair<Rank, Incarnation>,
-           std::vector<const effect::ReduceResult*>>
-      results;
-
-  void SendResults() {
-    if (results.empty()) return;
-    const Instant now = shard.clock_.Now();
-    EncodedResults encoded;
-    for (const auto& [to, answers] : results) {
-      for (const effect::ReduceResult* result : answers) {
-        if (shard.trace_ != nullptr) {
-          shard.trace_->Answered(result->key, result->rank, now);
-        }
-      }
-      if (auto stream = shard.streams_.Reduce(to.first, to.second)) {
-        stream->SendResults(answers, encoded);
-      }
-    }
-    results.clear();
-  }
-
-  void operator()(effect::Joined& joined) const {
-    EndAll(shard.streams_.Bind(joined.session, joined.rank, joined.incarnation),
-           absl::AbortedError(absl::StrCat(
-               "rank ", joined.rank.value(),
-               ": a newer life of this worker has joined; join again")));
-    if (auto session = shard.streams_.Session(joined.session)) {
-      session->SendJoined(joined);
-    }
-  }
-  void operator()(effect::EndSession& end) const {
-    if (auto session = shard.streams_.Session(end.session)) {
-      session->End(end.status);
-    }
-    EndAll(shard.streams_.Unbind(end.session),
-           absl::AbortedError(
-               absl::StrCat("the session is over: ", end.status.message())));
-  }
-  void operator()(effect::Notify& notify) const {
-    if (auto session = shard.streams_.Session(notify.session)) {
-      session->SendAssignment(notify.assignment);
-    }
-  }
-  void operator()(effect::StepAborted& aborted) const {
-    if (auto session = shard.streams_.Session(aborted.session)) {
-      session->SendStepAborted(aborted);
-    }
-  }
-  void operator()(effect::RegisterAnswered& answered) const {
-    if (auto stream =
-            shard.streams_.Register(answered.rank, answered.incarnation)) {
-      stream->SendAnswer(answered.answer);
-    }
-  }
-  void operator()(effect::ReduceResult& result) {
-    results[{result.rank, result.incarnation}].push_back(&result);
-  }
-  void operator()(effect::ReduceAborted& aborted) const {
-    if (auto stream =
-            shard.streams_.Reduce(aborted.rank, aborted.incarnation)) {
-      stream->SendAborted(aborted);
-    }
-  }
-  void operator()(effect::SendWeights& weights) const {
-    if (auto stream =
-            shard.streams_.Exchange(weights.rank, weights.incarnation)) {
-      ServiceCounters::Add(
-          shard.counters_.pull_bytes,
-          weights.weights->size() * static_cast<int64_t>(sizeof(float)));
-      stream->SendWeights(weights);
-    }
-  }
-  void operator()(effect::SendVerdict& verdict) const {
-    if (auto stream =
-            shard.streams_.Exchange(verdict.rank, verdict.incarnation)) {
-      stream->SendVerdict(verdict);
-    }
-  }
-  void operator()(effect::ResumeGradients& resume) const {
-    if (auto stream =
-            shard.streams_.Exchange(resume.rank, resume.incarnation)) {
-      stream->Resume();
-    }
-  }
-  void operator()(effect::Fold& fold) const {
-    shard.StartFold(std::move(fold.job));
-  }
-  void operator()(effect::Committed& committed) const {
-    if (shard.trace_ != nullptr) {
-      shard.trace_->Committed(committed.record, shard.clock_.Now());
-    }
-    shard.listener_.OnCommitted(committed.record, committed.observation);
-  }
-  void operator()(effect::PolicyChanged& changed) const {
-    if (changed.record.changed.contains("workers")) {
-      shard.streams_.SetLimits(StreamLimits(shard.options().workers));
-    }
-    shard.listener_.OnPolicyChanged(changed.record);
-  }
-  void operator()(effect::Evaluated& evaluated) const {
-    shard.listener_.OnEvaluated(evaluated.record);
-  }
-  void operator()(effect::WriteCheckpoint& write) const {
-    shard.listener_.OnCheckpoint(std::move(write.state));
-  }
-  void operator()(effect::Log& log) const { shard.listener_.OnLogged(log); }
-  void operator()(effect::RunEnded& ended) const {
-    shard.listener_.OnEnded(ended);
-  }
-};
-
 template <typename Call>
-auto Shard::Handle(Call call) {
-  const auto locked = [this, &call] {
+auto Shard::Handle(Call call, const char* doing) {
+  const auto locked = [this, &call, doing] {
     MutexLock lock(mu_);
-    return call(core_, clock_.Now(), outbox_);
+    // As AllOrExit, inside the lock: no other thread goes on with half a
+    // change.
+    try {
+      return call(core_, clock_.Now(), outbox_);
+    } catch (...) {
+      ExitHalfDone(doing);
+    }
   };
   if constexpr (std::is_void_v<decltype(locked())>) {
     locked();
@@ -186,7 +79,9 @@ Shard::Shard(const ShardOptions& options, const RunState* restored,
     : options_(options),
       clock_(clock),
       listener_(listener),
-      streams_(StreamLimits(options.coordinator.workers)),
+      streams_(StreamRegistry::LimitsOf(options.coordinator.workers)),
+      pulls_(PullLimits(options.coordinator.workers)),
+      registrations_(RegistrationBytesMax(options.memory_bytes)),
       trace_(options.timeline == nullptr
                  ? nullptr
                  : std::make_unique<ShardTrace>(*options.timeline)),
@@ -204,24 +99,13 @@ void Shard::Start(const std::string& address) {
     started_ = true;
   }
   DispatchAll();
-  ticker_ = std::make_unique<PeriodicTask>("tick", kTickInterval, [this] {
-    Handle([](Coordinator& core, Instant now, Effects& out) {
-      core.Tick(now, out);
-    });
-    EndAll(streams_.TakeSilent(clock_.Now()),
-           absl::DeadlineExceededError(absl::StrCat(
-               "session: got no join, want one within ",
-               absl::FormatDuration(kJoinDeadline), " of opening it")));
-  });
-}
-
-absl::StatusOr<SessionId> Shard::AdmitSession(
-    const std::shared_ptr<SessionStream>& stream) {
-  return streams_.AdmitSession(stream, clock_.Now() + kJoinDeadline);
-}
-
-void Shard::CloseStreams() {
-  EndAll(streams_.Close(), absl::UnavailableError("the server is stopping"));
+  ticker_ = std::make_unique<PeriodicTask>(
+      "tick", kTickInterval, [this, ticks = int64_t{0}]() mutable {
+        Handle([](Coordinator& core, Instant now,
+                  Effects& out) { core.Tick(now, out); },
+               "Tick");
+        CheckStreams(++ticks);
+      });
 }
 
 void Shard::Stop() {
@@ -239,34 +123,6 @@ std::string Shard::address() const {
   return address_;
 }
 
-void Shard::DispatchAll() {
-  {
-    MutexLock lock(mu_);
-    if (dispatching_ || !started_) return;
-    dispatching_ = true;
-  }
-  for (;;) {
-    Effects batch;
-    {
-      MutexLock lock(mu_);
-      if (stopped_) outbox_.clear();
-      if (outbox_.empty()) {
-        dispatching_ = false;
-        return;
-      }
-      batch.swap(outbox_);
-    }
-    Dispatcher dispatcher{.shard = *this};
-    for (Effect& effect : batch) {
-      if (!std::holds_alternative<effect::ReduceResult>(effect)) {
-        dispatcher.SendResults();
-      }
-      std::visit(dispatcher, effect);
-    }
-    dispatcher.SendResults();
-  }
-}
-
 void Shard::StartFold(FoldJob job) {
   {
     MutexLock lock(mu_);
@@ -276,15 +132,19 @@ void Shard::StartFold(FoldJob job) {
   const absl::Status accepted =
       pool_.Submit([this, job = std::move(job)]() mutable {
         const Instant begin = clock_.Now();
-        FoldResult result = RunFold(job, kernels::CpuBackend(), buffers_);
+        FoldResult result = AllOrExit("fold", [&] {
+          return RunFold(job, kernels::CpuBackend(), buffers_);
+        });
         const Instant end = clock_.Now();
         listener_.OnFolded(end - begin);
         if (trace_ != nullptr) trace_->Folded(job, begin, end);
         // Gives the gradients' memory back before anyone is told to send more.
         job = FoldJob();
-        Handle([&result](Coordinator& core, Instant now, Effects& out) {
-          core.FoldDone(std::move(result), now, out);
-        });
+        Handle(
+            [&result](Coordinator& core, Instant now, Effects& out) {
+              core.FoldDone(std::move(result), now, out);
+            },
+            "FoldDone");
         MutexLock lock(mu_);
         --folds_running_;
         folds_done_.NotifyAll();
@@ -352,14 +212,15 @@ absl::StatusOr<RegisterAnswer> Shard::FinishRegister(
 template <typename Call>
 absl::Status Shard::HandlePush(const Sender& sender,
                                const std::shared_ptr<ExchangeStream>& from,
-                               Call call) {
+                               Call call, const char* doing) {
   std::shared_ptr<Stream> displaced;
-  absl::Status status =
-      Handle([&](Coordinator& core, Instant now, Effects& out) {
+  absl::Status status = Handle(
+      [&](Coordinator& core, Instant now, Effects& out) {
         COHORT_RETURN_IF_ERROR(call(core, now, out));
         displaced = streams_.PutExchange(sender.rank, sender.incarnation, from);
         return absl::OkStatus();
-      });
+      },
+      doing);
   EndDisplaced(displaced);
   return CountRefusal(std::move(status));
 }

@@ -22,6 +22,9 @@
 #include "server/core/effects.h"
 #include "server/metrics/run_figures.h"
 #include "server/service/byte_meter.h"
+#include "server/service/model_limits.h"
+#include "server/service/pull_table.h"
+#include "server/service/reserved_bytes.h"
 #include "server/service/service_counters.h"
 #include "server/service/shard_trace.h"
 #include "server/service/stream_registry.h"
@@ -49,6 +52,8 @@ class RunListener {
 struct ShardOptions {
   CoordinatorOptions coordinator;
   int32_t fold_threads = 2;
+  // That the process may use; 0: unknown.
+  int64_t memory_bytes = 0;
   // Gets folds, commits and rendezvous; null: nobody wants them. Must outlive
   // the shard.
   Timeline* timeline = nullptr;
@@ -68,7 +73,9 @@ struct Contribution {
 // its effects to that one.
 //
 // Thread safety: safe. No method waits for anything but the lock.
-// Errors: those of the Coordinator's method of the same name.
+// Errors: those of the Coordinator's method of the same name. An exception in
+//   the core or in an effect ends the process (see fault.h); one in a stream
+//   that is told something ends that stream.
 class Shard {
  public:
   // `listener` and `clock` must outlive the shard. Pass `restored` to
@@ -90,6 +97,13 @@ class Shard {
   // As StreamRegistry; the stream is ended if no join comes in time.
   absl::StatusOr<SessionId> AdmitSession(
       const std::shared_ptr<SessionStream>& stream);
+  // The same for other streams, which are ended if no first message comes in
+  // time. `speaks`: false if the request has come already.
+  absl::Status AdmitStream(const std::shared_ptr<Stream>& stream, bool speaks);
+  PullTable& pulls() { return pulls_; }
+  // Initial values that are being received.
+  ReservedBytes& registrations() { return registrations_; }
+  ModelNeeds model_needs() const;
   const Clock& clock() const { return clock_; }
   std::string address() const;
   const std::string& run_id() const { return options_.coordinator.run_id; }
@@ -173,15 +187,19 @@ class Shard {
   absl::Status CheckRun(const std::string& run_id) const;
   struct Dispatcher;
 
+  // `doing` is for the log line if it throws: the method's name.
   template <typename Call>
-  auto Handle(Call call) ABSL_LOCKS_EXCLUDED(mu_);
+  auto Handle(Call call, const char* doing = __builtin_FUNCTION())
+      ABSL_LOCKS_EXCLUDED(mu_);
   template <typename Call>
   absl::Status HandlePush(const Sender& sender,
                           const std::shared_ptr<ExchangeStream>& from,
-                          Call call);
+                          Call call, const char* doing = __builtin_FUNCTION());
   // Returns `status`, which answers a message of a push.
   absl::Status CountRefusal(absl::Status status);
   void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends streams that say nothing or read nothing.
+  void CheckStreams(int64_t ticks) ABSL_LOCKS_EXCLUDED(mu_);
   void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.
@@ -193,6 +211,8 @@ class Shard {
   ByteMeter gradient_bytes_;
   ServiceCounters counters_;
   StreamRegistry streams_;
+  PullTable pulls_;
+  ReservedBytes registrations_;
   FloatBufferPool buffers_;
   // Null without a timeline.
   const std::unique_ptr<ShardTrace> trace_;

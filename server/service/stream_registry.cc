@@ -40,50 +40,89 @@ void StreamRegistry::SetLimits(Limits limits) {
   limits_ = limits;
 }
 
-absl::Status StreamRegistry::AdmitLocked(
-    const std::shared_ptr<Stream>& stream) {
+std::shared_ptr<Stream> StreamRegistry::TakePlaceLocked(OpenStream& open) {
+  open.evicted = true;
+  open.speak_by.reset();
+  ++evicted_;
+  if (open.session.has_value()) sessions_.erase(*open.session);
+  return open.stream;
+}
+
+bool StreamRegistry::EvictSilentLocked(bool sessions_only, Streams* evicted) {
+  OpenStream* oldest = nullptr;
+  for (auto& [key, open] : open_) {
+    if (!open.speak_by.has_value()) continue;
+    if (sessions_only && !open.session.has_value()) continue;
+    if (oldest == nullptr || open.number < oldest->number) oldest = &open;
+  }
+  if (oldest == nullptr || evicted == nullptr) return false;
+  evicted->push_back(TakePlaceLocked(*oldest));
+  return true;
+}
+
+absl::Status StreamRegistry::AdmitLocked(const std::shared_ptr<Stream>& stream,
+                                         std::optional<Instant> speak_by,
+                                         Streams* evicted) {
   if (closed_) return absl::UnavailableError("the server is stopping");
-  if (open_.size() >= static_cast<size_t>(limits_.streams)) {
+  const size_t counted = open_.size() - static_cast<size_t>(evicted_);
+  if (counted >= static_cast<size_t>(limits_.streams) &&
+      !EvictSilentLocked(/*sessions_only=*/false, evicted)) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("got stream ", open_.size() + 1, ", want at most ",
+        absl::StrCat("got stream ", counted + 1, ", want at most ",
                      limits_.streams, " at a time"));
   }
-  open_[stream.get()] = {.number = next_stream_++, .stream = stream};
+  open_[stream.get()] = {
+      .number = next_stream_++, .stream = stream, .speak_by = speak_by};
   return absl::OkStatus();
 }
 
-absl::Status StreamRegistry::Admit(const std::shared_ptr<Stream>& stream) {
+absl::Status StreamRegistry::Admit(const std::shared_ptr<Stream>& stream,
+                                   std::optional<Instant> speak_by,
+                                   Streams* evicted) {
   MutexLock lock(mu_);
-  return AdmitLocked(stream);
+  return AdmitLocked(stream, speak_by, evicted);
 }
 
 absl::StatusOr<SessionId> StreamRegistry::AdmitSession(
-    const std::shared_ptr<SessionStream>& stream, Instant join_by) {
+    const std::shared_ptr<SessionStream>& stream, Instant join_by,
+    Streams* evicted) {
   MutexLock lock(mu_);
-  if (sessions_.size() >= static_cast<size_t>(limits_.sessions)) {
+  if (sessions_.size() >= static_cast<size_t>(limits_.sessions) &&
+      !EvictSilentLocked(/*sessions_only=*/true, evicted)) {
     return absl::ResourceExhaustedError(
         absl::StrCat("got session ", sessions_.size() + 1, ", want at most ",
                      limits_.sessions, " at a time"));
   }
-  COHORT_RETURN_IF_ERROR(AdmitLocked(stream));
+  COHORT_RETURN_IF_ERROR(AdmitLocked(stream, join_by, evicted));
   const SessionId id(next_session_++);
-  sessions_[id] = {.stream = stream, .join_by = join_by};
+  sessions_[id] = stream;
+  open_[stream.get()].session = id;
   return id;
+}
+
+void StreamRegistry::Spoke(const Stream* stream) {
+  MutexLock lock(mu_);
+  const auto at = open_.find(stream);
+  // A session must join, whatever else it says.
+  if (at == open_.end() || at->second.session.has_value()) return;
+  at->second.speak_by.reset();
 }
 
 StreamRegistry::Streams StreamRegistry::TakeSilent(Instant now) {
   Streams silent;
   MutexLock lock(mu_);
-  for (auto at = sessions_.begin(); at != sessions_.end();) {
-    const std::optional<Instant> join_by = at->second.join_by;
-    if (!join_by.has_value() || now < *join_by) {
-      ++at;
-      continue;
-    }
-    silent.push_back(std::move(at->second.stream));
-    at = sessions_.erase(at);
+  for (auto& [key, open] : open_) {
+    if (!open.speak_by.has_value() || now < *open.speak_by) continue;
+    silent.push_back(TakePlaceLocked(open));
   }
   return silent;
+}
+
+StreamRegistry::Streams StreamRegistry::All() const {
+  Streams all;
+  MutexLock lock(mu_);
+  for (const auto& [key, open] : open_) all.push_back(open.stream);
+  return all;
 }
 
 void StreamRegistry::Forget(const Stream* stream) {
@@ -93,25 +132,27 @@ void StreamRegistry::Forget(const Stream* stream) {
   const auto at = open_.find(stream);
   if (at == open_.end()) return;
   last = std::move(at->second.stream);
+  if (at->second.evicted) --evicted_;
+  if (at->second.session.has_value()) sessions_.erase(*at->second.session);
   open_.erase(at);
-  std::erase_if(sessions_, [stream](const auto& entry) {
-    return entry.second.stream.get() == stream;
-  });
-  EraseStream(registers_, stream);
   EraseStream(exchanges_, stream);
   EraseStream(reduces_, stream);
+  EraseStream(registers_, stream);
 }
 
 template <typename T>
 std::shared_ptr<Stream> StreamRegistry::PutLocked(
     Places<T>& places, Rank rank, Incarnation incarnation,
     const std::shared_ptr<T>& stream) {
+  // It lost its place while its message was on the way.
+  const auto open = open_.find(stream.get());
+  if (open == open_.end() || open->second.evicted) return stream;
   Place<T>& place = places[rank];
   if (place.stream == stream) return nullptr;
   // A message that was still on its way on the older stream must not take the
   // place back.
   if (place.stream != nullptr && place.incarnation == incarnation &&
-      open_[place.stream.get()].number > open_[stream.get()].number) {
+      open_[place.stream.get()].number > open->second.number) {
     return stream;
   }
   std::shared_ptr<Stream> displaced = std::move(place.stream);
@@ -146,7 +187,7 @@ StreamRegistry::Streams StreamRegistry::Bind(SessionId session, Rank rank,
   MutexLock lock(mu_);
   bindings_[rank] = {.session = session, .incarnation = incarnation};
   const auto at = sessions_.find(session);
-  if (at != sessions_.end()) at->second.join_by.reset();
+  if (at != sessions_.end()) open_[at->second.get()].speak_by.reset();
   const auto is_older = [incarnation](Incarnation i) {
     return i < incarnation;
   };
@@ -177,7 +218,7 @@ std::shared_ptr<SessionStream> StreamRegistry::Session(
     SessionId session) const {
   MutexLock lock(mu_);
   const auto at = sessions_.find(session);
-  return at == sessions_.end() ? nullptr : at->second.stream;
+  return at == sessions_.end() ? nullptr : at->second;
 }
 
 std::shared_ptr<RegisterStream> StreamRegistry::Register(

@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/assignment.h"
+#include "common/clock.h"
 #include "server/core/effects.h"
 
 // What a shard says to the streams that workers hold open. Domain types only:
@@ -23,7 +24,17 @@ class Stream {
   // Ends the stream with `status`. With OK, what is queued is sent first;
   // otherwise it is discarded. The first call decides.
   virtual void End(const absl::Status& status) = 0;
+  // The same, without waiting for a peer that does not read.
+  virtual void Cut(const absl::Status& status) { End(status); }
+  // Call it at least every few seconds: cuts the stream if the peer has not
+  // read an answer for too long.
+  virtual void CheckReader(Instant /*now*/) {}
 };
+
+inline void EndAll(const std::vector<std::shared_ptr<Stream>>& streams,
+                   const absl::Status& status) {
+  for (const std::shared_ptr<Stream>& stream : streams) stream->End(status);
+}
 
 class SessionStream : public Stream {
  public:
@@ -41,7 +52,7 @@ class RegisterStream : public Stream {
 class ExchangeStream : public Stream {
  public:
   // There may be room now for the gradient that it holds back.
-  virtual void Resume() = 0;
+  virtual void Resume(const effect::ResumeGradients& resume) = 0;
   // Queues a reference to the weights, never a copy.
   virtual void SendWeights(const effect::SendWeights& weights) = 0;
   virtual void SendVerdict(const effect::SendVerdict& verdict) = 0;

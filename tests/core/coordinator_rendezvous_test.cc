@@ -45,6 +45,21 @@ TEST(CoordinatorRendezvousTest, AnswersAllMembersInRankOrder) {
   EXPECT_THAT(results[0].moments->second, ElementsAre(8));
 }
 
+// One layer: a rank may wait in 66 calls. Nobody else comes to any.
+TEST(CoordinatorRendezvousTest, RankThatWaitsInTooManyCallsIsRefused) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  for (int32_t call = 0; call < 66; ++call) {
+    ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 0, call), kOne(6)).ok());
+  }
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(cohort.Reduce(kRank1, Key(0, 0, 66), kOne(6))));
+  // A repetition holds nothing more, and the others are not concerned.
+  EXPECT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 65), kOne(6)).ok());
+  EXPECT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(2)).ok());
+  EXPECT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 66), kOne(6)).ok());
+}
+
 TEST(CoordinatorRendezvousTest, StatisticsAreUpdatedOnceFromTheCombined) {
   FakeCohort cohort(GlobalSetup());
   cohort.Start();

@@ -155,7 +155,7 @@ TEST_F(PolicyServiceTest, RefusalsAreExactAndChangeNothing) {
        "--normalization: got global"},
       // The good one of a pair does not get through either.
       {{{"learning_rate", "0.25"}, {"momentum", "2"}}, "--momentum: got 2"},
-      {{{"lease", "100ms"}}, "--lease: got 100ms, want at least 3s"},
+      {{{"lease", "100ms"}}, "--lease: got 100ms, want at least 2.4s"},
       {many, "number of settings: got 65, want at most 64"},
       {{{std::string(65, 'n'), "x"}}, "length of a setting's name: got 65"},
       {{{"aggregation", std::string(257, 'v')}},

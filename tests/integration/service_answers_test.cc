@@ -91,6 +91,7 @@ class HalfRegistration : public ServiceTest {
  protected:
   void SetUp() override {
     ServerOptions options = TinyOptions();
+    options.coordinator.workers = 1;
     options.coordinator.partition_bytes = 16;
     Start(options);
     worker_ = std::make_unique<HandWorker>(server_->address());

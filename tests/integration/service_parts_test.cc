@@ -42,7 +42,7 @@ using ::testing::StartsWith;
 
 class FakeExchange final : public ExchangeStream {
  public:
-  void Resume() override {}
+  void Resume(const effect::ResumeGradients&) override {}
   void SendWeights(const effect::SendWeights&) override {}
   void SendVerdict(const effect::SendVerdict&) override {}
   void End(const absl::Status&) override {}
@@ -138,6 +138,39 @@ TEST(StreamRegistryTest, SessionThatDoesNotJoinIsTakenOnceItsTimeIsUp) {
   EXPECT_THAT(registry.TakeSilent(start + 2 * patience), IsEmpty());
   EXPECT_EQ(registry.Session(silent_id), nullptr);
   EXPECT_EQ(registry.Session(joined_id), joined);
+}
+
+TEST(StreamRegistryTest, SilentSessionGivesItsPlaceToANewcomer) {
+  StreamRegistry registry({.sessions = 2, .streams = 8});
+  const auto joined = std::make_shared<FakeSession>();
+  const auto silent = std::make_shared<FakeSession>();
+  const auto newcomer = std::make_shared<FakeSession>();
+  StreamRegistry::Streams evicted;
+  const SessionId joined_id = *registry.AdmitSession(joined, Instant());
+  registry.Bind(joined_id, kRank, kLife);
+  ASSERT_TRUE(registry.AdmitSession(silent, Instant()).ok());
+  ASSERT_TRUE(registry.AdmitSession(newcomer, Instant(), &evicted).ok());
+  EXPECT_THAT(evicted, ElementsAre(silent));
+  EXPECT_EQ(registry.sessions(), 2);
+  EXPECT_EQ(registry.Session(joined_id), joined);
+  registry.Forget(silent.get());
+  EXPECT_EQ(registry.sessions(), 2);
+}
+
+TEST(StreamRegistryTest, StreamThatLostItsPlaceGetsNoEffects) {
+  StreamRegistry registry({.sessions = 1, .streams = 1});
+  const auto silent = std::make_shared<FakeExchange>();
+  const auto newcomer = std::make_shared<FakeExchange>();
+  StreamRegistry::Streams evicted;
+  const Instant patience = absl::Seconds(15);
+  ASSERT_TRUE(registry.Admit(silent, patience).ok());
+  ASSERT_TRUE(registry.Admit(newcomer, patience, &evicted).ok());
+  EXPECT_THAT(evicted, ElementsAre(silent));
+  EXPECT_EQ(registry.PutExchange(kRank, kLife, silent), silent);
+  registry.Spoke(newcomer.get());
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      registry.Admit(std::make_shared<FakeExchange>(), patience, &evicted)));
+  EXPECT_THAT(registry.TakeSilent(patience), IsEmpty());
 }
 
 TEST(StreamRegistryTest, CloseReturnsAllAndRefusesMore) {

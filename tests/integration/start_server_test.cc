@@ -142,8 +142,11 @@ std::string NameOf(const ServerOptions& options, bool train = false) {
   HandWorker other((*server)->address());
   EXPECT_TRUE(other.Join(1).ok());
   if (train) {
-    EXPECT_TRUE(worker.Register(TinyLayout(), TinyPlan(), kTinyValues).ok());
-    EXPECT_TRUE(other.Register(TinyLayout(), TinyPlan(), kTinyValues).ok());
+    // The first is asked for its values once both have come.
+    RegisterCall first = worker.BeginRegister(TinyLayout(), TinyPlan());
+    RegisterCall second = other.BeginRegister(TinyLayout(), TinyPlan());
+    EXPECT_TRUE(worker.FinishRegister(first, kTinyValues).ok());
+    EXPECT_TRUE(other.FinishRegister(second, kTinyValues).ok());
   }
   grpc::ClientContext context;
   SetDeadline(context);

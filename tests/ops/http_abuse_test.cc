@@ -95,5 +95,21 @@ TEST(HttpAbuseTest, TwoHundredSlowClientsHoldUpNobody) {
   }
 }
 
+// Clients that never end their requests and come back when they are closed.
+TEST(HttpAbuseTest, FourHundredUnfinishedRequestsHoldUpNoProbe) {
+  const std::string page = "alive";
+  const std::unique_ptr<HttpServer> server = BigPageServer(page);
+  ASSERT_NE(server, nullptr);
+  std::vector<std::unique_ptr<RawConnection>> slow(400);
+  for (int probe = 0; probe < 18; ++probe) {
+    for (std::unique_ptr<RawConnection>& client : slow) {
+      if (client != nullptr && client->Send("x")) continue;
+      client = std::make_unique<RawConnection>(server->address());
+      client->Send("GET / HTTP/1.1\r\nHo");
+    }
+    EXPECT_EQ(HttpGet(server->address(), "/").body, page) << probe;
+  }
+}
+
 }  // namespace
 }  // namespace cohort

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "common/mutex.h"
+#include "common/periodic_task.h"
+
+namespace cohort {
+
+// Tells whether a new worker could connect: dials the server's own port every
+// few seconds, on a thread of its own, with a fresh connection each time. A
+// connection that is kept open would not notice that no new one is accepted.
+// Thread safety: safe.
+class SelfProbe {
+ public:
+  // `address`: host:port as it is listened on; "all addresses" are dialled by
+  // loopback.
+  explicit SelfProbe(const std::string& address);
+
+  // Dials no more. The status stays what it is.
+  void Stop();
+
+  // OK before the first result. Never blocks.
+  // Errors: Unavailable: the last connection was not answered.
+  absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  void Dial() ABSL_LOCKS_EXCLUDED(mu_);
+
+  const std::string target_;
+  mutable Mutex mu_;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+
+  // Last: its thread uses everything above.
+  std::unique_ptr<PeriodicTask> task_;
+};
+
+}  // namespace cohort
