@@ -77,7 +77,9 @@ class RegisterReactor final
     if (!ok) {
       MutexLock lock(answer_mu_);
       half_closed_ = true;
-      if (waiting_ && !answer_.has_value()) return;
+      // Whoever answers ends the stream, unless values are still to come.
+      const bool asked = answer_.has_value() && answer_->send_values;
+      if (waiting_ && !asked) return;
     }
     QueuedBidi::OnReadDone(ok);
   }

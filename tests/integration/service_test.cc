@@ -285,11 +285,11 @@ TEST_F(ServiceTest, ValuesThatAreNotCompleteAreRefused) {
   half.stream->WritesDone();
   const grpc::Status status = half.End();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(status.error_message(),
-            absl::StrCat("register: the stream was closed without partition "
-                         "1, ",
-                         total - 1, " of ", total,
-                         " are missing, want each once"));
+  EXPECT_EQ(
+      status.error_message(),
+      absl::StrCat("register: the stream was closed without partition "
+                   "1, ",
+                   total - 1, " of ", total, " are missing, want each once"));
   RegisterCall none = worker.BeginRegister(layout, TinyPlan());
   ASSERT_TRUE(none.Read().has_value());
   none.stream->WritesDone();

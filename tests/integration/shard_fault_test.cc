@@ -49,7 +49,7 @@ JoinRequest JoinAs(int32_t rank) {
 TEST(ShardFaultTest, StreamThatCannotBeToldEndsAloneAndOthersAreServed) {
   SilentListener listener;
   const MovedClock clock;
-  Shard shard(TinyShardOptions(), nullptr, clock, listener);
+  Shard shard(TinyShardOptions(/*workers=*/2), nullptr, clock, listener);
   shard.Start("here");
   const auto broken = std::make_shared<NotedSession>(true);
   const auto whole = std::make_shared<NotedSession>(false);
@@ -73,7 +73,7 @@ TEST(ShardFaultDeathTest, EffectThatFailsEndsTheProcessWithItsOwnCode) {
   const MovedClock clock;
   EXPECT_EXIT(
       {
-        Shard shard(TinyShardOptions(), nullptr, clock, listener);
+        Shard shard(TinyShardOptions(/*workers=*/2), nullptr, clock, listener);
         shard.Start("here");
         static_cast<void>(shard.Drain("a test"));
       },

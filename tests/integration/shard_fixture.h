@@ -47,9 +47,11 @@ class SilentListener : public RunListener {
   void OnFolded(absl::Duration) override {}
 };
 
-inline ShardOptions TinyShardOptions() {
+// One worker alone is kept waiting by nobody.
+inline ShardOptions TinyShardOptions(int32_t workers = 1) {
   ShardOptions options;
   options.coordinator = TinyOptions().coordinator;
+  options.coordinator.workers = workers;
   options.coordinator.run_id = "run";
   options.coordinator.first_incarnation = Incarnation(1);
   return options;

@@ -44,7 +44,8 @@ struct Chain : torch::nn::Module {
 class GradientSenderTest : public ::testing::Test {
  protected:
   GradientSenderTest()
-      : client_({{.kind = AssignmentKind::kTrain}}),
+      : client_({{.kind = AssignmentKind::kTrain},
+                 {.kind = AssignmentKind::kTrain}}),
         binding_(*BatchNormBinding::Make(chain_)),
         weights_(*ModelWeights::Make(chain_, binding_)) {
     // Nine floats, so one weight.
@@ -108,6 +109,7 @@ TEST_F(GradientSenderTest, UnusedParameterHoldsTheOthersUpOnlyOnce) {
   EXPECT_THAT(sent_, ElementsAre("unused.weight ", "third.weight ",
                                  "second.weight ", "first.weight "));
   sent_.clear();
+  (void)*client_.NextAssignment();
   sender.Begin();
   sender.SendDuringNextPass();
   chain_.Loss().backward();
