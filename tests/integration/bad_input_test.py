@@ -168,8 +168,8 @@ class RunningCohort(unittest.TestCase):
         with Cohort(workers=2, server_flags=["--epochs=2"]) as cohort:
             cohort.start_server()
             cohort.start_worker(0)
-            cohort.wait_until(lambda: "registered the model" in cohort.log(),
-                              "the first model")
+            cohort.wait_until(lambda: "rank 0 joined" in cohort.log(),
+                              "the first worker")
             other = run("cohort-worker", f"--server={cohort.address}",
                         "--rank=1", "--model=cnn", "--dataset=synthetic")
             self.assertEqual(other.returncode, 3, other.stderr)

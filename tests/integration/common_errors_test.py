@@ -121,6 +121,8 @@ class CommonErrors(unittest.TestCase):
             text = "".join(line for line in text.splitlines(keepends=True)
                            if not line.startswith("{"))
             text = re.sub(r"in \d+(\.\d)? s ", "in N s ", text)
+            text = re.sub(r"\(process \d+ on [\w.-]+\)", "(process N on HOST)",
+                          text)
             text = re.sub(r"\([\w.-]+, process \d+\)", "(HOST, process N)",
                           text)
             self.told.append((title, command, result.returncode, text))

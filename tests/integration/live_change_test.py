@@ -214,7 +214,7 @@ class LiveChange(unittest.TestCase):
             self.assertIn("did you mean --aggregation?", typo.stderr)
             # Before the first step nothing is in flight to wait for.
             at_once = self.ctl(cohort, "policy", "set", "--aggregation=async")
-            self.assertIn("policy sync -> async at version 0", at_once.stdout)
+            self.assertIn("policy sync -> async, local normalisation at step 0", at_once.stdout)
             self.ctl(cohort, "checkpoint", "save", code=3)
             processes.kill(cohort.server)
             gone = self.ctl(cohort, "status", code=5)
