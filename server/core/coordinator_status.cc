@@ -249,7 +249,7 @@ Coordinator::HoldUp Coordinator::HeldUp(Instant now) const {
     if (!worker.usable()) return false;
     if (!sync()) return worker.waiting;
     return IsMember(worker.rank) &&
-           (round_->rendezvous.Waits(worker.rank) ||
+           (IsPaused(worker.rank) || round_->rendezvous.Waits(worker.rank) ||
             round_->pushes.at(worker.rank).Complete(trainable_partitions_));
   };
   const Worker* longest = nullptr;

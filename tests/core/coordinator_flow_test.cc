@@ -111,6 +111,7 @@ TEST(CoordinatorFlowTest, DeadlineHitsTheRankThatIsWaitedForNotThePausedOne) {
   ASSERT_TRUE(cohort.paused(kRank0));
   cohort.Pass(absl::Seconds(3));
   const StatusView status = cohort.core().Status(cohort.now());
+  EXPECT_THAT(status.state, HasSubstr("waiting for worker 1, 3 s"));
   EXPECT_THAT(status.state, HasSubstr("worker 0 paused"));
   EXPECT_THAT(status.state, HasSubstr("--inflight_mib"));
   cohort.Pass(absl::Minutes(5));
