@@ -24,15 +24,9 @@ constexpr absl::string_view kPrefix = "COHORT_";
 
 // Read by deploy/, tests/ and the build, never by a program.
 constexpr std::array<absl::string_view, 10> kOfScripts = {
-    "COHORT_BIN_DIR",
-    "COHORT_CAMVID_DIR",
-    "COHORT_GPU_TEST_ELEMENTS",
-    "COHORT_KILLS",
-    "COHORT_SCREENSHOT_DIR",
-    "COHORT_SIM_SEEDS",
-    "COHORT_SKIP_DEPS",
-    "COHORT_SOURCE_DIR",
-    "COHORT_TAG",
+    "COHORT_BIN_DIR",   "COHORT_CAMVID_DIR",     "COHORT_GPU_TEST_ELEMENTS",
+    "COHORT_KILLS",     "COHORT_SCREENSHOT_DIR", "COHORT_SIM_SEEDS",
+    "COHORT_SKIP_DEPS", "COHORT_SOURCE_DIR",     "COHORT_TAG",
     "COHORT_TORCH_DIR"};
 
 // What kubelet and Docker's links set for a service next to us.

@@ -53,15 +53,15 @@ bool Coordinator::MayTake(Rank rank, int64_t bytes) const {
 
 // Nobody of the step can do anything for it but those who are paused.
 bool Coordinator::Stalled(Instant now) const {
-  return std::all_of(
-      round_->pushes.begin(), round_->pushes.end(), [&](const auto& member) {
-        const auto& [rank, push] = member;
-        const auto paused = paused_.find(rank);
-        if (paused != paused_.end() && !paused->second.resumed) {
-          return now - paused->second.since >= kStalledMin;
-        }
-        return push.closed() || round_->rendezvous.Waits(rank);
-      });
+  return std::all_of(round_->pushes.begin(), round_->pushes.end(),
+                     [&](const auto& member) {
+                       const auto& [rank, push] = member;
+                       const auto paused = paused_.find(rank);
+                       if (paused != paused_.end() && !paused->second.resumed) {
+                         return now - paused->second.since >= kStalledMin;
+                       }
+                       return push.closed() || round_->rendezvous.Waits(rank);
+                     });
 }
 
 void Coordinator::EndStall(Instant now) {
