@@ -401,9 +401,9 @@ class Coordinator {
   // Lets streams go on for whose message there is room now.
   void ResumePaused(Instant now, Effects& out);
   void ResumeAll(Effects& out);
-  // What `rank` holds of `push` goes: the push is over before its end.
+  // Frees what `rank` holds of `push`, which ends before it is complete.
   void ReleasePush(Rank rank, const Push& push);
-  // The push is complete, or a member's: what it holds counts, no more.
+  // Replaces the reservation by what has come of the push.
   void SettlePush(Rank rank, const Push& push);
   // Forgets what has come of an asynchronous push.
   void DropAssembly(Rank rank);

@@ -4,9 +4,10 @@
 // what is held would never be folded: those who have sent the fewest partitions
 // are. All workers send partitions in one order, so what the furthest behind
 // sends completes a partition that the others have sent, and frees it. Only a
-// rank that does not compute what the others do can be paused while they wait
-// for it in a rendezvous; it is let in after a while, and what it does comes to
-// light. Elsewhere pushes do not complete each other, and each is let in whole.
+// rank that does not compute what the others do can keep them waiting in a
+// rendezvous for ever; all who are paused are let in then, so that their
+// closings show who differs. Elsewhere pushes do not complete each other, and
+// each is let in whole.
 
 #include <algorithm>
 #include <vector>
@@ -51,7 +52,7 @@ bool Coordinator::MayTake(Rank rank, int64_t bytes) const {
   return !budget_.folding() && IsFurthestBehind(rank);
 }
 
-// Nobody of the step can do anything for it but those who are paused.
+// True if every member is paused, waits in a rendezvous or has closed its push.
 bool Coordinator::Stalled(Instant now) const {
   return std::all_of(round_->pushes.begin(), round_->pushes.end(),
                      [&](const auto& member) {
