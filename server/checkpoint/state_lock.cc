@@ -21,7 +21,7 @@ std::string OwnText() {
   return absl::StrCat("process ", getpid(), *host == '\0' ? "" : " on ", host);
 }
 
-// What the holder wrote; empty if it cannot be read.
+// The holder's own words; empty if they cannot be read.
 std::string HolderText(int fd) {
   char text[300];
   const ssize_t got = pread(fd, text, sizeof text, 0);

@@ -254,7 +254,7 @@ class Coordinator {
   // Ranks that hold the run up, and since when at the earliest.
   std::vector<Rank> WaitedFor() const;
   std::string WaitText(Instant now) const;
-  // Who is paused for so long that people see it, to be appended.
+  // Names ranks that have been paused for seconds; to be appended.
   std::string PausedText(Instant now) const;
   // Of a replacement, in words.
   std::string LostText(const std::vector<Rank>& lost, Instant now) const;
@@ -343,7 +343,7 @@ class Coordinator {
   void ClaimClosed(Instant now, Effects& out);
   // Every member has closed its push, or waits in a rendezvous.
   bool AllClosedOrWaiting() const;
-  // What is known of one member's calls.
+  // The batch-norm calls of one member, as far as they are known.
   MemberCalls CallsOf(Rank rank) const;
   // A disagreement in which a closed push takes part; absent: there is none.
   std::optional<CallDissent> ClosedDissent() const;
@@ -516,7 +516,7 @@ class Coordinator {
   bool resumed_ = false;
   std::set<Rank> lost_before_;
   std::set<Rank> never_registered_before_;
-  // Of the first event of this process.
+  // Time of the first event of this process.
   std::optional<Instant> begin_;
   bool draining_ = false;
   std::string drain_reason_;
@@ -534,7 +534,7 @@ class Coordinator {
   StatisticsCounts statistics_counts_;
   GradientBudget budget_;
   std::map<Rank, Paused> paused_;
-  // Of this attempt: not paused any more.
+  // Members of this attempt that are never paused again.
   std::set<Rank> let_in_;
   // By rank: how the last pushes ended, to answer their repetitions.
   std::vector<PushHistory> decided_;

@@ -115,7 +115,7 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   if (at_version) {
     pending_ = {.target = std::move(target)};
     pending_->changed = Difference(SettingsOf(options_), pending_->target);
-    // What acts at once may have let an earlier request take effect.
+    // Settings that act at once may have let an earlier request take effect.
     if (pending_->changed.empty()) pending_.reset();
     WithdrawFromLost("the policy changes", now, out);
     Advance(now, out);

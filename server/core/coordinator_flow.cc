@@ -44,11 +44,11 @@ bool Coordinator::IsFurthestBehind(Rank rank) const {
 }
 
 bool Coordinator::MayTake(Rank rank, int64_t bytes) const {
-  // What it would push is over: the message will be ignored.
+  // Its push is over: the message will be ignored.
   if (sync() && !IsMember(rank)) return true;
   if (ReservesPushes()) return budget_.HasReserved(rank);
   if (budget_.Fits(bytes) || let_in_.contains(rank)) return true;
-  // What is being folded gives room soon; nobody has to be let in before.
+  // A fold under way gives room soon; until then no exception is needed.
   return !budget_.folding() && IsFurthestBehind(rank);
 }
 
@@ -75,7 +75,7 @@ void Coordinator::EndStall(Instant now) {
 
 void Coordinator::ResumePaused(Instant now, Effects& out) {
   if (paused_.empty()) return;
-  // What was let in by this loop is not charged yet.
+  // Bytes that this loop let in; they are not charged yet.
   int64_t admitted = 0;
   for (auto& [rank, paused] : paused_) {
     if (paused.resumed || !MayTake(rank, admitted + paused.bytes)) continue;

@@ -17,7 +17,7 @@ namespace cohort {
 absl::StatusOr<Push*> Coordinator::FindPush(Worker& worker,
                                             const PushKey& key) {
   const std::optional<Assignment>& given = worker.outstanding;
-  // What is still under way when the run ends changes nothing any more.
+  // Pushes under way when the run ends change nothing any more.
   if (!ended_ && given.has_value() && given->kind == AssignmentKind::kTrain &&
       given->sequence == key.sequence && given->attempt == key.attempt) {
     if (sync()) return &round_->pushes.at(worker.rank);
@@ -217,7 +217,7 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
   }
   const int32_t partition = message.partition;
   const int64_t bytes = message.gradient.size_bytes();
-  // What is here already takes no room.
+  // A partition that has come before takes no room.
   if (!push->Has(partition)) {
     if (!MayTake(worker->rank, bytes)) {
       Paused& paused = paused_[worker->rank];

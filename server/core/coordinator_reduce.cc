@@ -1,4 +1,4 @@
-// What the coordinator does with moments that meet in a rendezvous.
+// Rendezvous of the coordinator: moments in, combined moments out.
 
 #include <utility>
 

@@ -273,7 +273,7 @@ void Coordinator::DescribeState(Instant now, StatusView& view) const {
     view.phase = StatusView::Phase::kWaiting;
     view.state = WaitText(now);
     view.waited_for = WaitedFor();
-    // Nobody is late for a run that begins.
+    // A new run has no deadline for its first workers.
     if (registrations_.asked().has_value()) {
       view.waiting = now - ranks_[view.waited_for.front()].last_progress;
     } else if (resumed_ && begin_.has_value()) {

@@ -34,7 +34,7 @@ class GradientBudget {
   void Charge(int64_t bytes) { charged_bytes_ += bytes; }
   void Release(int64_t bytes);
 
-  // What is charged goes into a fold, and is released when that has ended.
+  // Charged bytes enter a fold, and are released when it has ended.
   void BeginFold(int64_t bytes) { folding_bytes_ += bytes; }
   void EndFold(int64_t bytes);
   bool folding() const { return folding_bytes_ > 0; }

@@ -34,7 +34,7 @@ class Push {
   }
   // Partitions that have come.
   int32_t received() const { return received_count_; }
-  // Of gradients that have come and were not taken.
+  // Size of the gradients that have come and were not taken.
   int64_t held_bytes() const { return held_bytes_; }
   bool Has(int32_t partition) const {
     return received_[static_cast<size_t>(partition)];

@@ -10,7 +10,7 @@
 #include "common/model_layout.h"
 #include "server/core/settings.h"
 
-// What callers hand to the coordinator, and what it answers.
+// Arguments and answers of the coordinator.
 namespace cohort {
 
 struct JoinRequest {

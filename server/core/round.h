@@ -17,7 +17,7 @@
 #include "server/core/rendezvous.h"
 #include "server/core/transaction.h"
 
-// What is under way towards the next commit.
+// Work under way towards the next commit.
 namespace cohort {
 
 // The pushes of one (step, attempt).

@@ -2,7 +2,7 @@
 
 #include "absl/status/status.h"
 
-// What is done about exceptions, in one place. Abseil, protobuf and the
+// Handling of exceptions, in one place. Abseil, protobuf and the
 // standard library throw when an allocation fails. gRPC swallows whatever
 // leaves a reaction, so an exception that nobody catches leaves the server
 // running in an unknown state.

@@ -10,7 +10,7 @@ namespace cohort {
 // Largest header of a registration, which holds layout, plan and statistics.
 inline constexpr int64_t kLayoutBytesMax = int64_t{8} << 20;
 
-// What decides how much memory a model needs on the server.
+// Settings that decide how much memory a model needs on the server.
 struct ModelNeeds {
   // Optimizer values a trainable weight.
   int32_t slots = 0;

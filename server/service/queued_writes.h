@@ -285,7 +285,7 @@ class QueuedBidi
     this->UnlessEnded([this] { this->StartRead(&request_); });
   }
 
-  // What follows on a message.
+  // The next step after a message.
   enum class After {
     kRead,
     // Nothing, until the stream calls Read itself.

@@ -63,7 +63,7 @@ class ExchangeStream : public Stream {
 struct EncodedResults {
   // The results that it holds, in order; compared by address.
   std::vector<const Moments*> of;
-  // Of a type that the streams agree on.
+  // Its type is the streams' own matter.
   std::shared_ptr<const void> message;
 };
 

@@ -33,7 +33,7 @@ int64_t ConnectionFilesMax() {
 // honest run needs lies below it.
 size_t TransportBytesMax(const TransportOptions& options) {
   constexpr int64_t kMib = 1 << 20;
-  // What its streams may send ahead, and what waits to be read by it.
+  // Room for its streams' look-ahead and its unread answers.
   constexpr int64_t kPerWorker = 128 * kMib;
   constexpr int64_t kOthers = 256 * kMib;
   const int64_t in_flight = options.inflight_bytes_max;

@@ -126,7 +126,7 @@ TEST_F(DamagedCheckpointTest, AFileOfATerabyteIsNotRead) {
   }
 }
 
-// Of a release that did not note how long the tensor file is.
+// For a release that did not note how long the tensor file is.
 TEST_F(DamagedCheckpointTest, NorIsOneWhoseSizeWasNotNoted) {
   Rewrite([](Json& body) { body.erase("tensors_bytes"); });
   EXPECT_EQ(Loaded(), kNewer);

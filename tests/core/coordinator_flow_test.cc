@@ -1,4 +1,4 @@
-// Who is paused when the server has no room for gradients, and who goes on.
+// Pausing and resuming streams when there is no room for gradients.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -87,7 +87,7 @@ TEST(CoordinatorFlowTest, NoLimitStopsAStepAndNoneChangesIt) {
   EXPECT_EQ(limited.weights(1), unlimited.weights(1));
 }
 
-// Nobody is let in over the limit while a fold is about to give room.
+// No rank is let in over the limit while a fold is about to give room.
 TEST(CoordinatorFlowTest, FoldUnderWayIsWaitedFor) {
   FakeCohort cohort(Limited(SmallSetup(), 8));
   cohort.Start();
@@ -153,7 +153,7 @@ TEST(CoordinatorFlowTest, PausedRankThatOthersWaitForIsLetIn) {
   EXPECT_FALSE(cohort.paused(kRank1));
 }
 
-// What is repeated takes no room, however little there is.
+// Repeated messages take no room, however little there is.
 TEST(CoordinatorFlowTest, RepeatedMessagesAreNeverPaused) {
   FakeCohort cohort(Limited(SmallSetup(), 4));
   cohort.Start();

@@ -18,7 +18,7 @@ TEST(GradientBudgetTest, MessagesAreChargedAndReleased) {
   budget.Charge(60);
   EXPECT_FALSE(budget.Fits(41));
   EXPECT_TRUE(budget.Fits(40));
-  // What must get in gets in.
+  // The caller may charge over the limit.
   budget.Charge(60);
   EXPECT_EQ(budget.held_bytes(), 120);
   EXPECT_FALSE(budget.Fits(1));

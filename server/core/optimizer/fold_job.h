@@ -92,14 +92,14 @@ struct SliceNorm {
   double weights = 0;
 };
 
-// Of the contributions.
+// Sum over the contributions.
 int64_t GradientBytes(const FoldJob& job);
 
 struct FoldResult {
   int64_t transaction = 0;
   int32_t partition = 0;
   FoldPass pass = FoldPass::kWhole;
-  // Of the job's contributions, which are gone.
+  // Size of the job's contributions, which are freed by now.
   int64_t gradient_bytes = 0;
   // Null if not finite, and after pass kGradient.
   SharedFloats weights;

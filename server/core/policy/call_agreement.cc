@@ -60,7 +60,7 @@ std::string WithoutText(const MemberCalls& closed, const MemberCalls& waiting,
                       closed.rank.value(), " has closed its push without it");
 }
 
-// Of members that wait for each other.
+// For members that wait for each other.
 std::string CrossedText(const std::vector<MemberCalls>& members, size_t group,
                         const Layers& layers, Version step) {
   std::vector<std::string> waits;

@@ -21,16 +21,16 @@ struct CallPlace {
   friend auto operator<=>(const CallPlace&, const CallPlace&) = default;
 };
 
-// What is known of the batch-norm calls of one member of a step.
+// The batch-norm calls of one member of a step, as far as they are known.
 struct MemberCalls {
   Rank rank;
   // Members of one group normalise together.
   size_t group = 0;
   // By layer, as its closed push tells; null: it is not closed. Borrowed.
   const std::vector<int32_t>* closed = nullptr;
-  // Of a closed member: calls that its group waits in and that it never made.
+  // For a closed member: calls that its group waits in and that it never made.
   std::vector<CallPlace> lacks;
-  // Of another: calls in which it waits for its group, ascending.
+  // For an open member: calls in which it waits for its group, ascending.
   std::vector<CallPlace> waits;
 };
 
