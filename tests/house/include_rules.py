@@ -9,7 +9,6 @@ because a header that pulls gRPC in gives it to everybody who includes it.
 Prints one line a violation and exits with 1 if there is any.
 """
 
-import argparse
 import dataclasses
 import pathlib
 import re
@@ -249,17 +248,9 @@ def violations(root: pathlib.Path) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--root", type=pathlib.Path, required=True)
-    root = parser.parse_args().root
-    found = violations(root)
-    for line in found:
-        print(line)
-    count = len(IncludeGraph(root).files())
-    print(f"include rules: {count} files read, {len(found)} violations")
-    if count == 0:
-        print(f"{root} holds no sources: is it the root of the tree?")
-    return 1 if found or count == 0 else 0
+    return source_tree.report(
+        __doc__, violations, lambda root: len(IncludeGraph(root).files()),
+        "include rules: {count} files read, {found} violations")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Files of the tree that the house rules read."""
 
+import argparse
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 # Written by builds, runs and tools; never by hand.
 SKIPPED_FOLDERS = frozenset(
@@ -25,3 +26,22 @@ def is_under(path: pathlib.PurePosixPath, folder: str) -> bool:
     """Says whether path lies in folder ("" is the root)."""
     parts = pathlib.PurePosixPath(folder).parts
     return path.parts[:len(parts)] == parts
+
+
+def report(doc: str, violations: Callable[[pathlib.Path], list[str]],
+           count: Callable[[pathlib.Path], int], summary: str) -> int:
+    """The main function of a rule: prints what breaks it, and `summary` with
+    {count} and {found}. Returns the exit status; a tree without anything to
+    count is not the one that was meant."""
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument("--root", type=pathlib.Path, required=True)
+    root = parser.parse_args().root
+    found = violations(root)
+    for line in found:
+        print(line)
+    counted = count(root)
+    print(summary.format(count=counted, found=len(found)))
+    if counted == 0:
+        print(f"{root} holds nothing that this rule is about: is it the root "
+              "of the tree?")
+    return 1 if found or counted == 0 else 0

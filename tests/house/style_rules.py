@@ -4,7 +4,6 @@
 Prints one line a violation and exits with 1 if there is any.
 """
 
-import argparse
 import pathlib
 import re
 import sys
@@ -127,17 +126,10 @@ def violations(root: pathlib.Path) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--root", type=pathlib.Path, required=True)
-    root = parser.parse_args().root
-    found = violations(root)
-    for line in found:
-        print(line)
-    count = sum(1 for _ in source_tree.files(root))
-    print(f"style rules: {count} files read, {len(found)} violations")
-    if count == 0:
-        print(f"{root} holds no files: is it the root of the tree?")
-    return 1 if found or count == 0 else 0
+    return source_tree.report(
+        __doc__, violations,
+        lambda root: sum(1 for _ in source_tree.files(root)),
+        "style rules: {count} files read, {found} violations")
 
 
 if __name__ == "__main__":

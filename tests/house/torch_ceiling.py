@@ -6,12 +6,13 @@ build takes. A file counts that includes them itself or through our headers.
 Prints one line a folder that is over its ceiling and exits with 1 if any is.
 """
 
-import argparse
 import collections
+import functools
 import pathlib
 import sys
 
 import include_rules
+import source_tree
 
 # Folder -> source files that may reach LibTorch; elsewhere none may. Before one
 # is raised: can the new code take plain memory (a span, a pointer), or can the
@@ -30,6 +31,7 @@ CEILINGS = {
 }
 
 
+@functools.cache
 def torch_files(root: pathlib.Path) -> dict[str, list[str]]:
     """Folder -> its source files that reach LibTorch's headers."""
     graph = include_rules.IncludeGraph(root)
@@ -53,19 +55,11 @@ def violations(root: pathlib.Path) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--root", type=pathlib.Path, required=True)
-    root = parser.parse_args().root
-    found = violations(root)
-    for line in found:
-        print(line)
-    count = sum(map(len, torch_files(root).values()))
-    print(f"torch ceiling: {count} source files reach LibTorch, "
-          f"{len(found)} folders over their ceiling")
-    if count == 0:
-        print(f"{root} holds no source that reaches LibTorch: is it the root "
-              "of the tree?")
-    return 1 if found or count == 0 else 0
+    return source_tree.report(
+        __doc__, violations,
+        lambda root: sum(map(len, torch_files(root).values())),
+        "torch ceiling: {count} source files reach LibTorch, {found} folders "
+        "over their ceiling")
 
 
 if __name__ == "__main__":

@@ -184,17 +184,20 @@ class LiveRun(unittest.TestCase):
         finally:
             self.browser.set_scripts(True)
 
-    def test_finished_run_stays_shown(self):
-        self.start()
-        self.await_training()
+    def drain_and_await_the_end(self):
+        """The server stays until the page has asked once more."""
         drained = run("cohortctl", "run", "drain",
                       f"--server={self.cohort.address}")
         self.assertEqual(drained.returncode, 0, drained.stderr)
         self.assertEqual(self.cohort.finish(), 0, self.cohort.log())
-        # The server stays until the page has asked once more.
         self.browser.wait_until(
             lambda: "The run is over" in self.say("#banner"),
             "the end to be noticed")
+
+    def test_finished_run_stays_shown(self):
+        self.start()
+        self.await_training()
+        self.drain_and_await_the_end()
         self.assertGreaterEqual(self.last_step(), 20)
         self.assertIn("drained", self.say("h1").lower())
 
@@ -202,13 +205,7 @@ class LiveRun(unittest.TestCase):
         self.cohort.start()
         self.cohort.await_log("server", "workers are registered")
         self.open()
-        drained = run("cohortctl", "run", "drain",
-                      f"--server={self.cohort.address}")
-        self.assertEqual(drained.returncode, 0, drained.stderr)
-        self.assertEqual(self.cohort.finish(), 0, self.cohort.log())
-        self.browser.wait_until(
-            lambda: "The run is over" in self.say("#banner"),
-            "the end to be noticed")
+        self.drain_and_await_the_end()
 
 
 if __name__ == "__main__":
