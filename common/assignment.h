@@ -7,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "common/ids.h"
+#include "common/rank_list.h"
 
 namespace cohort {
 
@@ -48,7 +49,7 @@ struct Assignment {
   Version version;
   int64_t policy_epoch = 0;
   // Ranks whose pushes make up the step (sync only), ascending.
-  std::vector<Rank> members;
+  RankList members;
   // Epoch whose permutation is indexed. The test split is not permuted.
   int64_t data_epoch = 0;
   IndexRange range;

@@ -47,14 +47,16 @@ absl::StatusOr<AssignmentKind> KindFromProto(v1::AssignmentKind kind) {
 
 // The members and the range; `to` has its kind.
 absl::Status FillWork(const v1::Assignment& proto, Assignment& to) {
-  to.members.reserve(static_cast<size_t>(proto.members_size()));
+  std::vector<Rank> members;
+  members.reserve(static_cast<size_t>(proto.members_size()));
   for (int32_t rank : proto.members()) {
     COHORT_RETURN_IF_ERROR(CheckNotNegative("assignment.members", rank));
-    if (!to.members.empty() && to.members.back().value() >= rank) {
+    if (!members.empty() && members.back().value() >= rank) {
       return Refuse("assignment.members", rank, "ascending ranks");
     }
-    to.members.push_back(Rank(rank));
+    members.push_back(Rank(rank));
   }
+  to.members = std::move(members);
   if (proto.range_begin() < 0 || proto.range_end() < proto.range_begin()) {
     return Refuse(
         "assignment.range",

@@ -41,19 +41,20 @@ void Coordinator::StartStep() {
   Round round{.step = current_->version, .attempt = next_attempt_};
   round.cut = cursor_.Cut(batch_sizes);
   const auto partitions = static_cast<int32_t>(model_->partitions.size());
+  std::vector<Rank> members;
   for (size_t i = 0; i < candidates.size(); ++i) {
     // A rank without samples is no member of the step.
     if (round.cut.ranges[i].empty()) continue;
-    round.members.push_back(candidates[i]);
+    members.push_back(candidates[i]);
     round.ranges[candidates[i]] = round.cut.ranges[i];
     round.pushes.try_emplace(candidates[i], partitions);
   }
   round.arrived.resize(model_->partitions.size());
-  round.fixed =
-      policy_.pushes_min == 0 ||
-      policy_.pushes_min >= static_cast<int32_t>(round.members.size());
+  round.fixed = policy_.pushes_min == 0 ||
+                policy_.pushes_min >= static_cast<int32_t>(members.size());
+  round.members = members;
   round.rendezvous = RendezvousTable(
-      round.members,
+      std::move(members),
       {.fixed = round.fixed, .group_size = policy_.normalization_group});
   round_ = std::move(round);
 }
@@ -160,7 +161,7 @@ void Coordinator::DropFromStep(Rank rank, Instant now, Effects& out) {
 
 void Coordinator::RemoveCandidate(Rank rank, Instant now, Effects& out) {
   ErasePush(rank);
-  std::erase(round_->members, rank);
+  round_->members = round_->members.Without(rank);
   ranks_[rank].outstanding.reset();
   const Decision decision = aggregation_->Decide(ViewOfRound());
   if (decision.action == Decision::Action::kFix) {
@@ -221,7 +222,7 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
         .session = worker.session,
         .step = over.step,
         .attempt = over.attempt,
-        .members = round_.has_value() ? round_->members : std::vector<Rank>(),
+        .members = round_.has_value() ? round_->members : RankList(),
         .reason = reason});
   }
   NotifyWaiting(now, out);

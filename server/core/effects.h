@@ -14,6 +14,7 @@
 #include "common/ids.h"
 #include "common/measures.h"
 #include "common/model_layout.h"
+#include "common/rank_list.h"
 #include "server/core/observation.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/settings.h"
@@ -106,7 +107,7 @@ struct CommitRecord {
   int64_t labels = 0;
   double learning_rate = 0;
   int64_t staleness_versions = 0;
-  std::vector<Rank> members;
+  RankList members;
   // Of the mean gradient before it was clipped; absent where no norm was
   // needed.
   std::optional<double> gradient_norm;
@@ -188,7 +189,7 @@ struct StepAborted {
   SessionId session;
   Version step;
   Attempt attempt;
-  std::vector<Rank> members;
+  RankList members;
   std::string reason;
 };
 // The answer to BeginRegister, which may come long after it. A status that is

@@ -11,6 +11,7 @@
 #include "common/assignment.h"
 #include "common/clock.h"
 #include "common/ids.h"
+#include "common/rank_list.h"
 #include "server/core/data_cursor.h"
 #include "server/core/observation.h"
 #include "server/core/push.h"
@@ -25,7 +26,7 @@ struct Round {
   Version step;
   Attempt attempt;
   // Ascending; until they are fixed, whoever may become one.
-  std::vector<Rank> members;
+  RankList members;
   bool fixed = true;
   // Not fixed: who has done what makes a member, in order.
   std::vector<Rank> claims;

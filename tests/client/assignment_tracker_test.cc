@@ -128,7 +128,7 @@ TEST(AssignmentTrackerTest, EndedStepLeavesAsynchronousWorkAlone) {
   AssignmentTracker tracker;
   tracker.Abort(Version(10), Attempt(0), "policy change");
   Assignment work = Train(1, 0);
-  work.members.clear();
+  work.members = {};
   tracker.Offer(work);
   EXPECT_TRUE(tracker.Take().has_value());
   EXPECT_TRUE(tracker.CheckTaken().ok());

@@ -303,7 +303,7 @@ TEST(TrainerTest, NewLifePullsAgain) {
   for (const bool sync : {true, false}) {
     std::vector<Assignment> steps = ThreeSteps();
     for (Assignment& step : steps) {
-      if (!sync) step.members.clear();
+      if (!sync) step.members = {};
     }
     FakeClient client(steps);
     client.on_close = [&client] {
