@@ -347,6 +347,10 @@ class Coordinator {
   MemberCalls CallsOf(Rank rank) const;
   // A disagreement in which a closed push takes part; absent: there is none.
   std::optional<CallDissent> ClosedDissent() const;
+  // Where all members count the same calls: those whose rendezvous contradict
+  // their own count.
+  std::optional<CallDissent> MiscountedDissent(
+      const std::vector<int32_t>& counts) const;
   // That of a group whose members have waited for each other for longer than
   // the step deadline.
   std::optional<CallDissent> CrossedDissent(Instant now) const;

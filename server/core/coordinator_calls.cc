@@ -44,7 +44,7 @@ std::optional<CallDissent> Coordinator::ClosedDissent() const {
                     [&wanted](const auto& member) {
                       return member.second.closing().batch_norm_calls == wanted;
                     });
-    if (equal) return std::nullopt;
+    if (equal) return MiscountedDissent(wanted);
   }
   if (round_->closed_count == 0) return std::nullopt;
   std::vector<MemberCalls> members;
@@ -67,6 +67,26 @@ std::optional<CallDissent> Coordinator::ClosedDissent() const {
             member.rank.value(), ", which has closed its push without it")};
   }
   return std::nullopt;
+}
+
+std::optional<CallDissent> Coordinator::MiscountedDissent(
+    const std::vector<int32_t>& counts) const {
+  if (!global()) return std::nullopt;
+  const auto miscounted = round_->rendezvous.FindMiscounted(counts);
+  if (!miscounted.has_value()) return std::nullopt;
+  const auto& [place, at_fault] = *miscounted;
+  const auto layer = static_cast<size_t>(place.layer);
+  CallDissent dissent{
+      .text = absl::StrCat(model_->layout.batch_norms[layer].name, ": rank ",
+                           at_fault.front().value(), " counts ", counts[layer],
+                           " calls in step ", round_->step.value(),
+                           place.call < counts[layer]
+                               ? ", but made no rendezvous of call "
+                               : ", but made a rendezvous of call ",
+                           place.call)};
+  // Of members that met, or did not, together none can be blamed alone.
+  if (at_fault.size() == 1) dissent.alone = at_fault.front();
+  return dissent;
 }
 
 bool Coordinator::SettleCalls(Instant now, Effects& out) {

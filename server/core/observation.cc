@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "kernels/moments_fold.h"
 
 namespace cohort {
@@ -34,6 +36,11 @@ std::vector<LayerDrift> StepDrift(const std::vector<BatchNormSpec>& layers,
   std::vector<LayerDrift> drift;
   if (ranks.size() < 2) return drift;
   std::vector<const Moments*> parts(ranks.size());
+  for (const RankMoments& rank : ranks) {
+    COHORT_CHECK(rank.calls.size() == ranks.front().calls.size(),
+                 absl::StrCat("rank ", rank.rank.value(), " made ",
+                              rank.calls.size(), " calls"));
+  }
   for (size_t i = 0; i < ranks.front().calls.size(); ++i) {
     for (size_t r = 0; r < ranks.size(); ++r) {
       parts[r] = &ranks[r].calls[i].moments;

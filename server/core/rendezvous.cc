@@ -278,6 +278,25 @@ std::vector<Rank> RendezvousTable::Missing() const {
   return missing;
 }
 
+std::optional<RendezvousTable::Miscounted> RendezvousTable::FindMiscounted(
+    const std::vector<int32_t>& counts) const {
+  for (const auto& [place, entry] : entries_) {
+    if (place.phase != ReducePhase::kForward) continue;
+    const bool counted = place.call < counts[static_cast<size_t>(place.layer)];
+    Miscounted found{.place = place};
+    for (size_t group = 0; group < entry.present.size(); ++group) {
+      const bool met = entry.present[group] > 0;
+      if (met == counted) continue;
+      const Range range = RangeOf(group);
+      for (size_t i = range.begin; i < range.end; ++i) {
+        found.at_fault.push_back(members_[i]);
+      }
+    }
+    if (!found.at_fault.empty()) return found;
+  }
+  return std::nullopt;
+}
+
 std::vector<std::shared_ptr<const Moments>> RendezvousTable::ForwardResults()
     const {
   std::vector<std::shared_ptr<const Moments>> results;

@@ -102,6 +102,20 @@ class RendezvousTable {
   // of the keys are those of the contributions.
   std::vector<Pending> AllPending() const;
 
+  // A forward call whose rendezvous do not match what all members count.
+  struct Miscounted {
+    CallPlace place;
+    // The groups' members that count it without having met in it, or that have
+    // met in it without counting it, ascending. Not empty.
+    std::vector<Rank> at_fault;
+  };
+  // Compares the rendezvous with `counts`, the calls by layer that every member
+  // says it made. All must be complete. Groups meet by themselves, so equal
+  // counts do not show that one of them never met. A call that no group has met
+  // in is not noticed: it changes nothing.
+  std::optional<Miscounted> FindMiscounted(
+      const std::vector<int32_t>& counts) const;
+
   // Ranks that a rendezvous lacks in which others of their group are; empty if
   // none is open.
   std::vector<Rank> Missing() const;

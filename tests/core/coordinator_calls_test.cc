@@ -380,6 +380,39 @@ TEST(CoordinatorCallsTest, AnotherGroupsCountsMakeTheMajority) {
                         "closed its push without it"));
 }
 
+// Alone in its group, rank 2 keeps nobody waiting, and it counts what the
+// others count.
+TEST(CoordinatorCallsTest, AGroupOfOneThatCountsCallsItNeverMetInIsFenced) {
+  FakeCohort cohort(Grouped());
+  cohort.Start();
+  PushWith(cohort, kRank2, {1, 1});
+  ReduceAll(cohort, {kRank0, kRank1});
+  PushWith(cohort, kRank0, {1, 1});
+  PushWith(cohort, kRank1, {1, 1});
+  EXPECT_EQ(cohort.snapshot()->version, Version(0));
+  const auto ended = cohort.All<effect::EndSession>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].session, cohort.session(kRank2));
+  EXPECT_THAT(std::string(ended[0].status.message()),
+              HasSubstr("bn: rank 2 counts 1 calls in step 0, but made no "
+                        "rendezvous of call 0"));
+}
+
+// Nobody can tell which of the two is wrong.
+TEST(CoordinatorCallsTest, AGroupThatDoesNotCountACallItMetInRepeatsTheStep) {
+  FakeCohort cohort(Grouped());
+  cohort.Start();
+  ReduceAll(cohort, {kRank0, kRank1});
+  PushWith(cohort, kRank0, {1, 0});
+  PushWith(cohort, kRank1, {1, 0});
+  ASSERT_TRUE(Reduce(cohort, kRank2, 0).ok());
+  PushWith(cohort, kRank2, {1, 0});
+  EXPECT_THAT(cohort.All<effect::EndSession>(), IsEmpty());
+  EXPECT_EQ(cohort.counter("steps_aborted"), 1);
+  EXPECT_THAT(cohort.log(), HasSubstr("bn2: rank 0 counts 0 calls in step 0, "
+                                      "but made a rendezvous of call 0"));
+}
+
 // Its push is complete, and its process gone: there is nobody to fence, but
 // the push does not count.
 TEST(CoordinatorCallsTest, TheClosedPushOfALostRankDoesNotCountEither) {

@@ -205,6 +205,28 @@ TEST(RendezvousTest, EachGroupIsAnsweredByItself) {
   EXPECT_EQ(again.result, alone.result);
 }
 
+// Groups of two and one. The second never meets.
+TEST(RendezvousTest, AGroupThatCountsACallItNeverMetInIsFound) {
+  RendezvousTable table({kA, kB, kC}, {.group_size = 2});
+  table.Contribute(Key(0, 0), kA, One(1, 0, 0));
+  table.Contribute(Key(0, 0), kB, One(1, 0, 0));
+  const auto found = table.FindMiscounted({1});
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->place, (CallPlace{.layer = 0, .call = 0}));
+  EXPECT_EQ(found->at_fault, std::vector<Rank>{kC});
+  table.Contribute(Key(0, 0), kC, One(1, 0, 0));
+  EXPECT_FALSE(table.FindMiscounted({1}).has_value());
+}
+
+TEST(RendezvousTest, AGroupThatDoesNotCountACallItMetInIsFound) {
+  RendezvousTable table({kA, kB, kC}, {.group_size = 2});
+  table.Contribute(Key(0, 0), kA, One(1, 0, 0));
+  table.Contribute(Key(0, 0), kB, One(1, 0, 0));
+  const auto found = table.FindMiscounted({0});
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->at_fault, (std::vector<Rank>{kA, kB}));
+}
+
 TEST(RendezvousTest, GroupsAreOfTheMembersThatWereFixed) {
   const Rank d(7);
   const Rank e(9);
