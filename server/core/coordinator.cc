@@ -82,9 +82,7 @@ uint64_t ChecksumOf(const SharedFloats& floats) {
 
 Coordinator::Coordinator(const CoordinatorOptions& options,
                          const RunState* restored)
-    : options_(options),
-      policy_(Resolve(options.policy)),
-      aggregation_(MakeAggregationPolicy(policy_)),
+    : settings_(options, restored),
       ranks_(options.workers),
       next_incarnation_(options.first_incarnation),
       budget_(options.inflight_bytes_max),
@@ -96,14 +94,7 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
     counters_[name] = 0;
   }
   for (VacancyReason reason : kVacancyReasons) vacancies_[reason] = 0;
-  if (restored == nullptr) {
-    history_ = {{.policy_epoch = policy_epoch_,
-                 .changed = SettingsOf(options_),
-                 .text = PolicyText(policy_),
-                 .by_flags = true}};
-    return;
-  }
-  Restore(*restored);
+  if (restored != nullptr) Restore(*restored);
 }
 
 void Coordinator::Restore(const RunState& restored) {
@@ -116,23 +107,11 @@ void Coordinator::Restore(const RunState& restored) {
     if (p.trainable) ++trainable_partitions_;
   }
   samples_ = restored.samples;
-  policy_epoch_ = restored.policy_epoch;
-  history_ = restored.policy_history;
-  const SettingValues changed = Difference(restored.settings, options_);
-  if (!restored.settings.empty() && !changed.empty()) {
-    ++policy_epoch_;
-    history_.push_back(
-        {.policy_epoch = policy_epoch_,
-         .version = current_->version,
-         .samples = restored.samples,
-         .changed = changed,
-         .text = absl::StrCat("continued with other flags: ",
-                              ChangeText(restored.settings, changed), ": ",
-                              PolicyText(policy_), adopted),
-         .by_flags = true});
+  if (settings_.history().size() > restored.policy_history.size()) {
+    settings_.AppendToHistory(adopted);
   }
   next_incarnation_ = std::max(next_incarnation_, restored.next_incarnation);
-  cursor_ = DataCursor(model_->plan.train_samples, options_.epochs);
+  cursor_ = DataCursor(model_->plan.train_samples, settings_.options().epochs);
   cursor_.Restore(restored.data_epoch, restored.cursor);
   std::vector<DataCursor::Piece> open;
   for (const RunState::Range& r : restored.reissue) {
@@ -160,14 +139,14 @@ void Coordinator::Restore(const RunState& restored) {
 }
 
 absl::StatusOr<Worker*> Coordinator::Check(const Sender& sender, Instant now) {
-  if (sender.run_id != options_.run_id) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("got run ", sender.run_id, ", want ", options_.run_id,
-                     ": this server holds another run"));
+  if (sender.run_id != settings_.options().run_id) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "got run ", sender.run_id, ", want ", settings_.options().run_id,
+        ": this server holds another run"));
   }
   if (!ranks_.Contains(sender.rank)) {
     // It may not have read yet that it is to leave.
-    if (HadRank(sender.rank)) {
+    if (settings_.HadRank(sender.rank)) {
       return absl::AbortedError(SurplusText(sender.rank));
     }
     return absl::InvalidArgumentError(absl::StrCat(
@@ -200,10 +179,10 @@ absl::Status Coordinator::BeginRegister(const Sender& sender,
   COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
   if (model_ == nullptr) {
     COHORT_RETURN_IF_ERROR(
-        MaskFor(options_.optimizer, layout,
-                MakePartitions(layout, options_.partition_bytes))
+        MaskFor(settings_.options().optimizer, layout,
+                MakePartitions(layout, settings_.options().partition_bytes))
             .status());
-    COHORT_RETURN_IF_ERROR(CheckInflight(options_, layout));
+    COHORT_RETURN_IF_ERROR(CheckInflight(settings_.options(), layout));
     const auto* ruling = registrations_.Ruling();
     // Until somebody is asked, a lower rank may still come.
     if (registrations_.asked().has_value() && ruling->first != sender.rank) {
@@ -248,8 +227,9 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
   COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
   COHORT_RETURN_IF_ERROR(CheckStatistics(layout, statistics));
   COHORT_ASSIGN_OR_RETURN(
-      mask_, MaskFor(options_.optimizer, layout,
-                     MakePartitions(layout, options_.partition_bytes)));
+      mask_,
+      MaskFor(settings_.options().optimizer, layout,
+              MakePartitions(layout, settings_.options().partition_bytes)));
   Install(layout, plan, std::move(values), std::move(statistics));
   out.push_back(effect::Log{
       .worker =
@@ -269,7 +249,8 @@ void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
   model->layout = layout;
   model->plan = plan;
   model->plan.loss_reference = LossReference(plan);
-  model->partitions = MakePartitions(layout, options_.partition_bytes);
+  model->partitions =
+      MakePartitions(layout, settings_.options().partition_bytes);
   COHORT_CHECK(values.size() == model->partitions.size(),
                absl::StrCat("got ", values.size(), " partitions"));
 
@@ -282,14 +263,15 @@ void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
   }
   snapshot->weights = std::move(values);
   snapshot->slots =
-      FitSlots(model->partitions, {}, SlotsOf(options_.optimizer, policy_));
+      FitSlots(model->partitions, {},
+               SlotsOf(settings_.options().optimizer, settings_.policy()));
   if (statistics.empty()) statistics = InitialStatistics(layout);
   snapshot->statistics = std::make_shared<const StatisticsSets>(
-      StartSets(policy_.statistics, statistics));
+      StartSets(settings_.policy().statistics, statistics));
   model_ = std::move(model);
   current_ = std::move(snapshot);
-  cursor_ = DataCursor(plan.train_samples, options_.epochs);
-  statistics_ = KeptStatistics(policy_, layout.batch_norms);
+  cursor_ = DataCursor(plan.train_samples, settings_.options().epochs);
+  statistics_ = KeptStatistics(settings_.policy(), layout.batch_norms);
   HoldReadVersions();
 }
 
@@ -314,7 +296,7 @@ void Coordinator::Start(Instant now, Effects& out) {
   out.push_back(
       effect::Log{.text = absl::StrCat(who, "; training starts at version ",
                                        current_->version.value(), ": ",
-                                       PolicyText(policy_))});
+                                       PolicyText(settings_.policy()))});
 }
 
 void Coordinator::Advance(Instant now, Effects& out) {
@@ -326,13 +308,14 @@ void Coordinator::Advance(Instant now, Effects& out) {
     if (!ReadyToStart(now)) return;
     Start(now, out);
   }
-  if (sync() && !round_.has_value()) StartStep();
-  if (!sync()) ApplyNext(now, out);
+  if (settings_.sync() && !round_.has_value()) StartStep();
+  if (!settings_.sync()) ApplyNext(now, out);
   if (ended_) return;
   if (TrainingDone() && ConcludeStatistics(out) && evaluations_.empty()) {
     End(draining_ ? RunOutcome::kDrained : RunOutcome::kFinished,
         draining_ ? drain_reason_
-                  : absl::StrCat("all ", options_.epochs, " epochs are done"),
+                  : absl::StrCat("all ", settings_.options().epochs,
+                                 " epochs are done"),
         out);
     return;
   }
@@ -341,7 +324,7 @@ void Coordinator::Advance(Instant now, Effects& out) {
 
 bool Coordinator::TrainingDone() const {
   const bool no_more = draining_ || cursor_.exhausted();
-  if (sync()) return no_more && !round_.has_value();
+  if (settings_.sync()) return no_more && !round_.has_value();
   return no_more && pieces_.empty() && arrivals_.empty() &&
          !applying_.has_value();
 }
@@ -387,9 +370,9 @@ std::optional<Assignment> Coordinator::NextTraining(Worker& worker) {
   Assignment next{.kind = AssignmentKind::kTrain,
                   .sequence = worker.next_sequence,
                   .version = current_->version,
-                  .policy_epoch = policy_epoch_,
-                  .global_normalization = global()};
-  if (sync()) {
+                  .policy_epoch = settings_.policy_epoch(),
+                  .global_normalization = settings_.global()};
+  if (settings_.sync()) {
     if (!round_.has_value() || !IsMember(worker.rank)) return std::nullopt;
     if (!round_->issued.insert(worker.rank).second) return std::nullopt;
     next.attempt = round_->attempt;
@@ -397,7 +380,8 @@ std::optional<Assignment> Coordinator::NextTraining(Worker& worker) {
     next.data_epoch = round_->cut.epoch;
     next.range = round_->ranges.at(worker.rank);
   } else {
-    if (draining_ || pending_.has_value() || !Behind(worker.rank).empty()) {
+    if (draining_ || settings_.pending().has_value() ||
+        !Behind(worker.rank).empty()) {
       return std::nullopt;
     }
     const std::optional<DataCursor::Piece> piece =
@@ -418,7 +402,7 @@ Assignment Coordinator::WaitAssignment(const Worker& worker,
   return {.kind = AssignmentKind::kWait,
           .sequence = worker.next_sequence,
           .version = current_ == nullptr ? Version() : current_->version,
-          .policy_epoch = policy_epoch_,
+          .policy_epoch = settings_.policy_epoch(),
           .reason = WaitText(now),
           .wait = WaitLeft(WaitedFor(), now)};
 }
@@ -426,7 +410,7 @@ Assignment Coordinator::WaitAssignment(const Worker& worker,
 Assignment Coordinator::FinishedAssignment(const std::string& reason) const {
   return {.kind = AssignmentKind::kFinished,
           .version = current_ == nullptr ? Version() : current_->version,
-          .policy_epoch = policy_epoch_,
+          .policy_epoch = settings_.policy_epoch(),
           .reason = reason,
           .unfinished = broke_off_};
 }
@@ -508,9 +492,9 @@ absl::StatusOr<RunState> Coordinator::State() const {
                  .samples = samples_,
                  .data_epoch = cursor_.epoch(),
                  .cursor = cursor_.position(),
-                 .policy_epoch = policy_epoch_,
-                 .settings = SettingsOf(options_),
-                 .policy_history = history_,
+                 .policy_epoch = settings_.policy_epoch(),
+                 .settings = SettingsOf(settings_.options()),
+                 .policy_history = settings_.history(),
                  .next_sequences = ranks_.next_sequences(),
                  .next_incarnation = next_incarnation_};
   for (const Worker& worker : ranks_.all()) {
@@ -532,7 +516,9 @@ absl::StatusOr<RunState> Coordinator::State() const {
 }
 
 int64_t Coordinator::samples_total() const {
-  return model_ == nullptr ? 0 : options_.epochs * model_->plan.train_samples;
+  return model_ == nullptr
+             ? 0
+             : settings_.options().epochs * model_->plan.train_samples;
 }
 
 int64_t Coordinator::samples_reference() const {

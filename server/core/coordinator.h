@@ -35,6 +35,7 @@
 #include "server/core/rendezvous.h"
 #include "server/core/requests.h"
 #include "server/core/round.h"
+#include "server/core/run_settings.h"
 #include "server/core/statistics_sets.h"
 #include "server/core/transaction.h"
 #include "server/core/views.h"
@@ -173,21 +174,8 @@ class Coordinator {
  private:
   // Errors: those of Evict.
   absl::Status CheckHeld(Rank rank) const;
-  // What was asked for and waits until nothing is in flight.
-  struct PendingChange {
-    CoordinatorOptions target;
-    SettingValues changed;
-  };
-
   // coordinator.cc
   void Restore(const RunState& restored);
-  bool sync() const { return policy_.aggregation == AggregationKind::kSync; }
-  bool bounded() const {
-    return policy_.aggregation == AggregationKind::kBounded;
-  }
-  bool global() const {
-    return policy_.normalization == NormalizationKind::kGlobal;
-  }
   absl::StatusOr<Worker*> Check(const Sender& sender, Instant now);
   absl::Status RequireRegistered(const Worker& worker) const;
   void Install(const ModelLayout& layout, const RunPlan& plan,
@@ -275,8 +263,6 @@ class Coordinator {
   absl::Status Rejoin(SessionId session, const JoinRequest& request,
                       Instant now, Effects& out);
   absl::StatusOr<Worker*> VacantFor(const JoinRequest& request, Instant now);
-  // Whether the run had this rank at some time.
-  bool HadRank(Rank rank) const;
   // "rank 2 is not needed any more: the run goes on with 2 workers".
   std::string SurplusText(Rank rank) const;
   // Why a worker finds no rank yet, if a change of their number is pending;
@@ -393,7 +379,7 @@ class Coordinator {
     bool resumed = false;
   };
   // Pushes are let in whole; otherwise message by message.
-  bool ReservesPushes() const { return !sync() || !round_->fixed; }
+  bool ReservesPushes() const { return !settings_.sync() || !round_->fixed; }
   bool IsPaused(Rank rank) const;
   std::vector<Rank> PausedRanks() const;
   bool MayTake(Rank rank, int64_t bytes) const;
@@ -487,10 +473,7 @@ class Coordinator {
                                           Sequence sequence) const;
   absl::Status CheckCollected(const std::vector<CallMoments>& calls) const;
 
-  // Changed as a whole by TryChange, and where changes act at once.
-  CoordinatorOptions options_;
-  PolicyOptions policy_;
-  std::unique_ptr<AggregationPolicy> aggregation_;
+  RunSettings settings_;
 
   // Resized by ResizeCohort, and so by all that may call Advance. No reference
   // to a worker is kept over such a call: its rank is, and is looked up again.
@@ -510,9 +493,6 @@ class Coordinator {
   std::optional<Version> uncollectable_;
   // What ConcludeStatistics does is done.
   bool concluded_ = false;
-  int64_t policy_epoch_ = 1;
-  std::optional<PendingChange> pending_;
-  std::vector<PolicyRecord> history_;
   Incarnation next_incarnation_;
   int64_t samples_ = 0;
   bool started_ = false;

@@ -37,7 +37,7 @@ void Coordinator::ReissuePiece(Rank rank) {
 }
 
 std::vector<RankLead> Coordinator::Leads() const {
-  const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait;
+  const bool waits = settings_.waits_for_lost();
   std::vector<RankLead> leads;
   for (const Worker& worker : ranks_.all()) {
     leads.push_back(
@@ -49,7 +49,7 @@ std::vector<RankLead> Coordinator::Leads() const {
 }
 
 std::vector<Rank> Coordinator::Behind(Rank rank) const {
-  if (!bounded()) return {};
+  if (!settings_.bounded()) return {};
   std::vector<RankLead> leads = Leads();
   // A push that waits for its turn is over for the rank that sent it: one that
   // reconnects meanwhile asks for the next.
@@ -57,11 +57,12 @@ std::vector<Rank> Coordinator::Behind(Rank rank) const {
       leads[static_cast<size_t>(rank.value())].assignments_finished;
   for (const Arrival& arrival : arrivals_) finished += arrival.rank == rank;
   if (applying_.has_value()) finished += applying_->rank == rank;
-  return BehindBy(policy_.lead_max, rank, leads);
+  return BehindBy(settings_.policy().lead_max, rank, leads);
 }
 
 void Coordinator::HoldReadVersions() {
-  if (sync() || policy_.staleness.rule != StalenessRule::kCompensate) {
+  if (settings_.sync() ||
+      settings_.policy().staleness.rule != StalenessRule::kCompensate) {
     read_.clear();
     return;
   }
@@ -83,8 +84,8 @@ void Coordinator::HoldReadVersions() {
 SharedSnapshot Coordinator::ReadBy(Version version) const {
   // Of a gradient that is not stale only the mean square is of use.
   if (!judgement_.compensate &&
-      (policy_.staleness.rule != StalenessRule::kCompensate ||
-       !policy_.staleness.compensation_adaptive)) {
+      (settings_.policy().staleness.rule != StalenessRule::kCompensate ||
+       !settings_.policy().staleness.compensation_adaptive)) {
     return nullptr;
   }
   if (version == current_->version) return current_;
@@ -100,7 +101,7 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
   for (const Arrival& arrival : arrivals_) {
     view.pushes.push_back({.rank = arrival.rank, .complete = true});
   }
-  const Decision decision = aggregation_->Decide(view);
+  const Decision decision = settings_.aggregation().Decide(view);
   if (decision.action != Decision::Action::kApply) return;
   COHORT_CHECK(decision.members.front() == arrivals_.front().rank,
                "pushes are applied in order of arrival");
@@ -109,7 +110,7 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
 
   const PushOpening& opening = applying_->push.opening();
   judgement_ =
-      Judge(policy_.staleness,
+      Judge(settings_.policy().staleness,
             current_->version.value() - opening.version.value(), ranks_.size());
   if (judgement_.drop) {
     DropArrival(now, out);
@@ -119,13 +120,13 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
                        static_cast<double>(samples_reference());
   // A damped gradient, not a damped rate: earlier gradients in the momentum
   // are not to blame for this one's age.
-  applying_transaction_ =
-      NewTransaction({.learning_rate = share * learning_rate(),
-                      .loss_weight = opening.loss_weight,
-                      .read = ReadBy(opening.version),
-                      .compensation = policy_.staleness.compensation,
-                      .adaptive = policy_.staleness.compensation_adaptive,
-                      .weight = judgement_.weight});
+  applying_transaction_ = NewTransaction(
+      {.learning_rate = share * learning_rate(),
+       .loss_weight = opening.loss_weight,
+       .read = ReadBy(opening.version),
+       .compensation = settings_.policy().staleness.compensation,
+       .adaptive = settings_.policy().staleness.compensation_adaptive,
+       .weight = judgement_.weight});
   for (size_t p = 0; p < model_->partitions.size(); ++p) {
     const auto partition = static_cast<int32_t>(p);
     if (applying_transaction_->Started(partition)) continue;

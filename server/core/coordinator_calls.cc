@@ -117,7 +117,7 @@ std::optional<CallDissent> Coordinator::CrossedDissent(Instant now) const {
   if (!round_.has_value()) return std::nullopt;
   const auto stuck = [&](Rank rank) {
     return round_->rendezvous.Waits(rank) &&
-           now - ranks_[rank].last_progress > options_.step_deadline;
+           now - ranks_[rank].last_progress > settings_.options().step_deadline;
   };
   // Another group may have finished the step long since.
   const std::vector<std::vector<Rank>> groups = round_->rendezvous.Groups();

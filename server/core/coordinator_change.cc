@@ -14,16 +14,6 @@
 namespace cohort {
 namespace {
 
-// Copies from `target` what acts at once, or what does not.
-void CopySettings(const CoordinatorOptions& target, bool at_once,
-                  CoordinatorOptions& options) {
-  for (const auto& [name, value] : SettingsOf(target)) {
-    if (ActsAtOnce(name) != at_once) continue;
-    const absl::Status read = SetSetting(name, value, options);
-    COHORT_CHECK(read.ok(), read.message());
-  }
-}
-
 std::string OptimizerText(const PolicyOptions& before,
                           const PolicyOptions& after,
                           const OptimizerOptions& optimizer) {
@@ -53,55 +43,51 @@ absl::Status Coordinator::CheckChange(const CoordinatorOptions& target) const {
 
 void Coordinator::ChangeOptimizer() {
   if (model_ == nullptr) return;
-  absl::StatusOr<SharedMask> mask =
-      MaskFor(options_.optimizer, model_->layout, model_->partitions);
+  absl::StatusOr<SharedMask> mask = MaskFor(settings_.options().optimizer,
+                                            model_->layout, model_->partitions);
   COHORT_CHECK(mask.ok(), mask.status().ToString());
   mask_ = *std::move(mask);
   auto fitted = std::make_shared<ModelSnapshot>(*current_);
-  fitted->slots = FitSlots(model_->partitions, current_->slots,
-                           SlotsOf(options_.optimizer, policy_));
+  fitted->slots =
+      FitSlots(model_->partitions, current_->slots,
+               SlotsOf(settings_.options().optimizer, settings_.policy()));
   current_ = std::move(fitted);
 }
 
 absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
                                                  Instant now, Effects& out) {
-  if (!request.run_id.empty() && request.run_id != options_.run_id) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("got run ", request.run_id, ", want ", options_.run_id,
-                     ": this server holds another run"));
+  if (!request.run_id.empty() && request.run_id != settings_.options().run_id) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "got run ", request.run_id, ", want ", settings_.options().run_id,
+        ": this server holds another run"));
   }
   if (ended_) {
     return absl::FailedPreconditionError(
         absl::StrCat("the run is over: ", end_reason_));
   }
-  CoordinatorOptions target =
-      pending_.has_value() ? pending_->target : options_;
-  for (const auto& [name, value] : request.values) {
-    const absl::Status read = SetSetting(name, value, target);
-    if (absl::IsNotFound(read)) {
-      return absl::InvalidArgumentError(read.message());
-    }
-    COHORT_RETURN_IF_ERROR(read);
-  }
+  COHORT_ASSIGN_OR_RETURN(CoordinatorOptions target,
+                          settings_.TargetOf(request.values));
   COHORT_RETURN_IF_ERROR(CheckChange(target));
 
-  const SettingValues changed = Difference(SettingsOf(options_), target);
+  const SettingValues changed =
+      Difference(SettingsOf(settings_.options()), target);
   const bool at_version =
       std::any_of(changed.begin(), changed.end(),
                   [](const auto& change) { return !ActsAtOnce(change.first); });
   ChangeAnswer answer{
-      .policy_epoch = policy_epoch_,
+      .policy_epoch = settings_.policy_epoch(),
       .version = current_ == nullptr ? Version() : current_->version,
-      .text = changed.empty() ? "nothing differs from what is in force"
-                              : ChangeText(SettingsOf(options_), changed)};
+      .text = changed.empty()
+                  ? "nothing differs from what is in force"
+                  : ChangeText(SettingsOf(settings_.options()), changed)};
   // What a setting on auto becomes is part of the change.
-  if (Resolve(target.policy) != policy_) {
+  if (Resolve(target.policy) != settings_.policy()) {
     absl::StrAppend(&answer.text, ": ", PolicyText(target.policy));
   }
   if (changed.empty()) {
     // Asked back to what is in force: nothing is to be waited for any more.
-    if (!request.dry_run && pending_.has_value()) {
-      pending_.reset();
+    if (!request.dry_run && settings_.pending().has_value()) {
+      settings_.ForgetRequest();
       Advance(now, out);
     }
     return answer;
@@ -113,29 +99,24 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   }
   ActAtOnce(target, now, out);
   if (at_version) {
-    pending_ = {.target = std::move(target)};
-    pending_->changed = Difference(SettingsOf(options_), pending_->target);
-    // Settings that act at once may have let an earlier request take effect.
-    if (pending_->changed.empty()) pending_.reset();
+    settings_.Request(std::move(target));
     WithdrawFromLost("the policy changes", now, out);
     Advance(now, out);
   }
-  answer.pending = pending_.has_value();
-  answer.policy_epoch = policy_epoch_ + (answer.pending ? 1 : 0);
+  answer.pending = settings_.pending().has_value();
+  answer.policy_epoch = settings_.policy_epoch() + (answer.pending ? 1 : 0);
   return answer;
 }
 
 void Coordinator::ActAtOnce(const CoordinatorOptions& target, Instant now,
                             Effects& out) {
-  CoordinatorOptions next = options_;
-  CopySettings(target, /*at_once=*/true, next);
-  const SettingValues changed = Difference(SettingsOf(options_), next);
+  const SettingValues before = SettingsOf(settings_.options());
+  const SettingValues changed = settings_.AdoptAtOnce(target);
   if (changed.empty()) return;
-  std::string text = ChangeText(SettingsOf(options_), changed);
-  options_ = std::move(next);
+  std::string text = ChangeText(before, changed);
   Record(changed, std::move(text), out);
   if (changed.contains("on_worker_loss") &&
-      options_.on_worker_loss == OnWorkerLoss::kContinue) {
+      settings_.options().on_worker_loss == OnWorkerLoss::kContinue) {
     WithdrawFromLost("the others go on without it", now, out);
     Advance(now, out);
   }
@@ -150,7 +131,7 @@ std::vector<Rank> Coordinator::InFlight() const {
 }
 
 bool Coordinator::Quiet() const {
-  if (sync()) return !round_.has_value() || round_->issued.empty();
+  if (settings_.sync()) return !round_.has_value() || round_->issued.empty();
   if (!arrivals_.empty() || applying_.has_value()) return false;
   return std::none_of(
       ranks_.all().begin(), ranks_.all().end(), [](const Worker& worker) {
@@ -170,35 +151,36 @@ void Coordinator::WithdrawFromLost(const std::string& reason, Instant now,
 }
 
 void Coordinator::TryChange(Instant now, Effects& out) {
-  if (!pending_.has_value() || !Quiet()) return;
-  const PendingChange change = *std::exchange(pending_, std::nullopt);
+  if (!settings_.pending().has_value() || !Quiet()) return;
+  const SettingValues changed = settings_.pending()->changed;
   // Nobody is paused whose push is not in flight; those who were told to go on
   // may not be there after the change.
   ResumeAll(out);
   // A round that nobody was given leaves no trace.
   round_.reset();
-  std::string text = ChangeText(SettingsOf(options_), change.changed);
-  const PolicyOptions before = policy_;
-  const int32_t workers = options_.workers;
-  CopySettings(change.target, /*at_once=*/false, options_);
-  policy_ = Resolve(options_.policy);
-  aggregation_ = MakeAggregationPolicy(policy_);
+  std::string text = ChangeText(SettingsOf(settings_.options()), changed);
+  const PolicyOptions before = settings_.policy();
+  const int32_t workers = settings_.options().workers;
+  settings_.AdoptPending();
   ChangeOptimizer();
   if (model_ != nullptr) absl::StrAppend(&text, AdoptStatistics());
-  if (before != policy_) {
-    absl::StrAppend(&text, ": ", PolicyText(policy_),
-                    OptimizerText(before, policy_, options_.optimizer));
+  if (before != settings_.policy()) {
+    absl::StrAppend(&text, ": ", PolicyText(settings_.policy()),
+                    OptimizerText(before, settings_.policy(),
+                                  settings_.options().optimizer));
   }
   for (Worker& worker : ranks_.all()) worker.assignments_finished = 0;
-  if (options_.workers != workers) ResizeCohort(options_.workers, now, out);
+  if (settings_.options().workers != workers)
+    ResizeCohort(settings_.options().workers, now, out);
   if (current_ != nullptr) HoldReadVersions();
-  Record(change.changed, std::move(text), out);
+  Record(changed, std::move(text), out);
   // They may wait for others now.
   if (!started_) RepeatWaits(now, out);
 }
 
 std::string Coordinator::SizeText() const {
-  return absl::StrCat("the run goes on with ", options_.workers, " workers");
+  return absl::StrCat("the run goes on with ", settings_.options().workers,
+                      " workers");
 }
 
 void Coordinator::ResizeCohort(int32_t workers, Instant now, Effects& out) {
@@ -227,17 +209,13 @@ void Coordinator::ResizeCohort(int32_t workers, Instant now, Effects& out) {
 
 void Coordinator::Record(SettingValues changed, std::string text,
                          Effects& out) {
-  ++policy_epoch_;
   ++counters_["policy_changes"];
   const Version version = current_ == nullptr ? Version() : current_->version;
   out.push_back(effect::Log{
       .text = absl::StrCat("at step ", version.value(), ": ", text)});
-  history_.push_back({.policy_epoch = policy_epoch_,
-                      .version = version,
-                      .samples = samples_,
-                      .changed = std::move(changed),
-                      .text = std::move(text)});
-  out.push_back(effect::PolicyChanged{.record = history_.back()});
+  out.push_back(effect::PolicyChanged{
+      .record = settings_.Record(std::move(changed), std::move(text), version,
+                                 samples_)});
 }
 
 absl::Status Coordinator::CheckHeld(Rank rank) const {
@@ -289,12 +267,12 @@ absl::Status Coordinator::DrainWorker(Rank rank, const std::string& reason,
 }
 
 PolicyView Coordinator::Policy(Instant now) const {
-  PolicyView view{.policy_epoch = policy_epoch_,
-                  .text = PolicyText(policy_),
-                  .settings = SettingsOf(options_),
-                  .history = history_};
-  if (pending_.has_value()) {
-    view.pending = pending_->changed;
+  PolicyView view{.policy_epoch = settings_.policy_epoch(),
+                  .text = PolicyText(settings_.policy()),
+                  .settings = SettingsOf(settings_.options()),
+                  .history = settings_.history()};
+  if (settings_.pending().has_value()) {
+    view.pending = settings_.pending()->changed;
     view.pending_reason = WaitText(now);
   }
   return view;

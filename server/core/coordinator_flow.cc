@@ -45,7 +45,7 @@ bool Coordinator::IsFurthestBehind(Rank rank) const {
 
 bool Coordinator::MayTake(Rank rank, int64_t bytes) const {
   // Its push is over: the message will be ignored.
-  if (sync() && !IsMember(rank)) return true;
+  if (settings_.sync() && !IsMember(rank)) return true;
   if (ReservesPushes()) return budget_.HasReserved(rank);
   if (budget_.Fits(bytes) || let_in_.contains(rank)) return true;
   // A fold under way gives room soon; until then no exception is needed.
@@ -66,8 +66,8 @@ bool Coordinator::Stalled(Instant now) const {
 }
 
 void Coordinator::EndStall(Instant now) {
-  if (paused_.empty() || !sync() || !round_.has_value() || budget_.folding() ||
-      !Stalled(now)) {
+  if (paused_.empty() || !settings_.sync() || !round_.has_value() ||
+      budget_.folding() || !Stalled(now)) {
     return;
   }
   for (const auto& [rank, paused] : paused_) let_in_.insert(rank);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "server/core/coordinator.h"
@@ -19,10 +18,10 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
         absl::StrCat("join: got batch size ", request.batch_size,
                      ", want 1 to ", limits::kBatchSizeMax));
   }
-  if (!request.run_id.empty() && request.run_id != options_.run_id) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("join: got run ", request.run_id, ", want ",
-                     options_.run_id, ": this server holds another run"));
+  if (!request.run_id.empty() && request.run_id != settings_.options().run_id) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "join: got run ", request.run_id, ", want ", settings_.options().run_id,
+        ": this server holds another run"));
   }
   if (request.incarnation != Incarnation()) {
     return Rejoin(session, request, now, out);
@@ -51,7 +50,8 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
   worker->ever_joined = true;
   // A process that takes a lost rank's place where nobody waited for it
   // starts beside the slowest.
-  if (!replaces || options_.on_worker_loss == OnWorkerLoss::kContinue) {
+  if (!replaces ||
+      settings_.options().on_worker_loss == OnWorkerLoss::kContinue) {
     worker->assignments_finished = StartOfCount(Leads());
   }
   RepeatOutstanding(*worker);
@@ -137,27 +137,27 @@ absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
       return absl::InvalidArgumentError(absl::StrCat(
           "join: got --rank=", request.rank->value(), ", want 0 or more"));
     }
-    if (pending_.has_value() &&
-        request.rank->value() < pending_->target.workers) {
+    if (settings_.pending().has_value() &&
+        request.rank->value() < settings_.pending()->target.workers) {
       return absl::ResourceExhaustedError(
           absl::StrCat("rank ", request.rank->value(), " is not there yet; ",
                        PendingWorkersText(now)));
     }
     // Not the worker's mistake: what starts workers may count more of them than
     // the server, and must not stop the others because of it.
-    return absl::OutOfRangeError(
-        absl::StrCat("rank ", request.rank->value(), " is not needed",
-                     HadRank(*request.rank) ? " any more: the run goes on with "
-                                            : ": the run has ",
-                     ranks_.size(), " workers, ranks 0 to ", ranks_.size() - 1,
-                     "; `cohortctl policy set --workers` changes that"));
+    return absl::OutOfRangeError(absl::StrCat(
+        "rank ", request.rank->value(), " is not needed",
+        settings_.HadRank(*request.rank) ? " any more: the run goes on with "
+                                         : ": the run has ",
+        ranks_.size(), " workers, ranks 0 to ", ranks_.size() - 1,
+        "; `cohortctl policy set --workers` changes that"));
   }
   Worker& worker = ranks_[*request.rank];
   if (worker.state == Worker::State::kVacant) return &worker;
   const absl::Duration frees =
       worker.state == Worker::State::kLive
-          ? worker.last_heard + options_.lease - now
-          : worker.lost_at + options_.reconnect_grace - now;
+          ? worker.last_heard + settings_.options().lease - now
+          : worker.lost_at + settings_.options().reconnect_grace - now;
   return absl::AlreadyExistsError(absl::StrCat(
       "rank ", worker.rank.value(), " is ", StateName(worker.state), " (",
       worker.description, "); it frees in ",
@@ -167,10 +167,12 @@ absl::StatusOr<Worker*> Coordinator::VacantFor(const JoinRequest& request,
 }
 
 std::string Coordinator::PendingWorkersText(Instant now) const {
-  if (!pending_.has_value() || pending_->target.workers == ranks_.size()) {
+  if (!settings_.pending().has_value() ||
+      settings_.pending()->target.workers == ranks_.size()) {
     return "";
   }
-  return absl::StrCat("the change of workers to ", pending_->target.workers,
+  return absl::StrCat("the change of workers to ",
+                      settings_.pending()->target.workers,
                       " is pending: ", WaitText(now));
 }
 
@@ -188,20 +190,8 @@ void Coordinator::NoteBegin(Instant now) {
   }
 }
 
-bool Coordinator::HadRank(Rank rank) const {
-  return rank.value() >= 0 &&
-         std::any_of(history_.begin(), history_.end(),
-                     [rank](const PolicyRecord& record) {
-                       const auto workers = record.changed.find("workers");
-                       int32_t count = 0;
-                       return workers != record.changed.end() &&
-                              absl::SimpleAtoi(workers->second, &count) &&
-                              rank.value() < count;
-                     });
-}
-
 void Coordinator::RepeatOutstanding(Worker& worker) {
-  if (sync() || !worker.outstanding.has_value() ||
+  if (settings_.sync() || !worker.outstanding.has_value() ||
       worker.outstanding->kind != AssignmentKind::kTrain) {
     return;
   }
@@ -252,7 +242,7 @@ void Coordinator::SessionBroken(SessionId session, Instant now, Effects& out) {
       .text = absl::StrCat("rank ", worker->rank.value(),
                            ": its stream broke; it is lost if it is not back "
                            "in ",
-                           SecondsText(options_.reconnect_grace))});
+                           SecondsText(settings_.options().reconnect_grace))});
 }
 
 void Coordinator::Vacate(Rank rank, VacancyReason why,
@@ -279,11 +269,11 @@ void Coordinator::Vacate(Rank rank, VacancyReason why,
       .text = absl::StrCat(
           gone, " at step ",
           current_ == nullptr ? 0 : current_->version.value(), ": ", reason,
-          options_.on_worker_loss == OnWorkerLoss::kWait
+          settings_.waits_for_lost()
               ? absl::StrCat(
                     "; waiting for its replacement (cohort-worker --rank=",
                     rank.value(), "), gives up in ",
-                    SecondsText(options_.replacement_deadline))
+                    SecondsText(settings_.options().replacement_deadline))
               : "; going on without it")});
   if (round_.has_value() && IsMember(rank)) round_->rendezvous.Forget(rank);
   ReleaseOutstanding(rank, absl::StrCat(gone, ": ", reason), now, out);
@@ -322,9 +312,9 @@ void Coordinator::ReleaseOutstanding(Rank rank, const std::string& why,
     ReturnShard(worker);
   }
   // Neither a change of policy nor a drain waits for somebody who is lost.
-  const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait &&
-                     !pending_.has_value() && !draining_;
-  if (!sync()) {
+  const bool waits = settings_.waits_for_lost() &&
+                     !settings_.pending().has_value() && !draining_;
+  if (!settings_.sync()) {
     DropAssembly(rank);
     if (waits) return;
     ReissuePiece(rank);
@@ -355,10 +345,10 @@ void Coordinator::Tick(Instant now, Effects& out) {
     const Rank rank(i);
     const Worker& worker = ranks_[rank];
     if (worker.state == Worker::State::kReconnecting &&
-        now - worker.lost_at >= options_.reconnect_grace) {
+        now - worker.lost_at >= settings_.options().reconnect_grace) {
       Vacate(rank, VacancyReason::kDisconnect, "its stream broke", now, out);
     } else if (worker.state == Worker::State::kLive &&
-               now - worker.last_heard > options_.lease) {
+               now - worker.last_heard > settings_.options().lease) {
       const std::string reason =
           absl::StrCat("silent for ", SecondsText(now - worker.last_heard));
       out.push_back(effect::EndSession{.session = worker.session,
@@ -383,7 +373,8 @@ bool Coordinator::HoldsOthersUp(const Worker& worker) const {
   // It makes no progress because the server reads nothing from it.
   if (IsPaused(worker.rank)) return false;
   if (worker.outstanding.has_value() &&
-      (!sync() || worker.outstanding->kind != AssignmentKind::kTrain)) {
+      (!settings_.sync() ||
+       worker.outstanding->kind != AssignmentKind::kTrain)) {
     return true;
   }
   // A member counts before it was given the step: a replacement that never
@@ -404,7 +395,8 @@ void Coordinator::CheckStepDeadline(Instant now, Effects& out) {
     if (worker.state != Worker::State::kLive || !HoldsOthersUp(worker)) {
       continue;
     }
-    if (now - worker.last_progress <= options_.step_deadline) continue;
+    if (now - worker.last_progress <= settings_.options().step_deadline)
+      continue;
     const std::string reason = absl::StrCat(
         "no progress for ", SecondsText(now - worker.last_progress));
     out.push_back(effect::EndSession{.session = worker.session,
@@ -421,10 +413,12 @@ void Coordinator::GiveUpWaiting(Instant now, Effects& out) {
     if (worker.state != Worker::State::kVacant || !worker.ever_registered) {
       continue;
     }
-    if (options_.on_worker_loss == OnWorkerLoss::kContinue && any_live) {
+    if (settings_.options().on_worker_loss == OnWorkerLoss::kContinue &&
+        any_live) {
       continue;
     }
-    if (now - worker.missed_since <= options_.replacement_deadline) continue;
+    if (now - worker.missed_since <= settings_.options().replacement_deadline)
+      continue;
     End(RunOutcome::kWorkerLost,
         absl::StrCat("no replacement for rank ", worker.rank.value(), " in ",
                      SecondsText(now - worker.missed_since)),

@@ -20,7 +20,7 @@ absl::StatusOr<Push*> Coordinator::FindPush(Worker& worker,
   // Pushes under way when the run ends change nothing any more.
   if (!ended_ && given.has_value() && given->kind == AssignmentKind::kTrain &&
       given->sequence == key.sequence && given->attempt == key.attempt) {
-    if (sync()) return &round_->pushes.at(worker.rank);
+    if (settings_.sync()) return &round_->pushes.at(worker.rank);
     const auto partitions = static_cast<int32_t>(model_->partitions.size());
     return &assembling_.try_emplace(worker.rank, partitions).first->second;
   }
@@ -131,8 +131,9 @@ absl::Status Coordinator::CheckOpening(const Worker& worker,
                      opening.samples, " samples, want ", wanted));
   }
   const Version read = opening.version;
-  const Version oldest = sync() ? round_->step : worker.outstanding->version;
-  const Version newest = sync() ? round_->step : current_->version;
+  const Version oldest =
+      settings_.sync() ? round_->step : worker.outstanding->version;
+  const Version newest = settings_.sync() ? round_->step : current_->version;
   if (read < oldest || read > newest) {
     return absl::InvalidArgumentError(absl::StrCat(
         "push of rank ", worker.rank.value(), ": got version ", read.value(),
@@ -162,7 +163,7 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
   if (ReservesPushes()) {
     budget_.Reserve(worker->rank, PushBytes(model_->layout));
   }
-  if (arrival == Push::Arrival::kNew && sync()) {
+  if (arrival == Push::Arrival::kNew && settings_.sync()) {
     ++round_->opened;
     OpenTransaction(now, out);
   }
@@ -233,7 +234,7 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
       push->Add(partition, std::move(message.gradient), message.checksum,
                 std::move(message.absent_slices));
   CountArrival(*worker, arrival, out);
-  if (!sync()) return Admission::kTaken;
+  if (!settings_.sync()) return Admission::kTaken;
   if (arrival == Push::Arrival::kNew) {
     ++round_->arrived[static_cast<size_t>(partition)];
     StartFoldIfReady(partition, now, out);
@@ -279,7 +280,7 @@ absl::Status Coordinator::CheckClosing(const PushClosing& closing) const {
     }
     calls += count;
   }
-  const int64_t wanted = global() ? 0 : calls;
+  const int64_t wanted = settings_.global() ? 0 : calls;
   if (static_cast<int64_t>(closing.moments.size()) != wanted) {
     return absl::InvalidArgumentError(
         absl::StrCat("closing: got moments of ", closing.moments.size(),
@@ -320,7 +321,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   COHORT_RETURN_IF_ERROR(CheckClosing(closing));
   const Push::Arrival arrival = push->Close(std::move(closing));
   CountArrival(*worker, arrival, out);
-  if (sync()) {
+  if (settings_.sync()) {
     if (arrival == Push::Arrival::kNew) {
       round_->closed.emplace_back(worker->rank, now);
       ++round_->closed_count;
@@ -337,7 +338,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
 
 double Coordinator::learning_rate() const {
   return LearningRate(
-      options_.optimizer,
+      settings_.options().optimizer,
       {.seen = samples_,
        .epoch = model_ == nullptr ? 0 : model_->plan.train_samples,
        .total = samples_total()});
@@ -347,7 +348,7 @@ Transaction Coordinator::NewTransaction(Transaction::Plan plan) {
   plan.id = next_transaction_++;
   plan.model = model_;
   plan.base = current_;
-  plan.optimizer = options_.optimizer;
+  plan.optimizer = settings_.options().optimizer;
   plan.mask = mask_;
   return Transaction(std::move(plan));
 }
@@ -431,8 +432,8 @@ void Coordinator::AfterCommit(const CommitRecord& record,
   if (record.epoch_ended) EvaluateEpoch(record.data_epoch + 1);
   out.push_back(effect::Committed{.record = record,
                                   .observation = std::move(observation)});
-  if (options_.checkpoint_every > 0 &&
-      current_->version.value() % options_.checkpoint_every == 0) {
+  if (settings_.options().checkpoint_every > 0 &&
+      current_->version.value() % settings_.options().checkpoint_every == 0) {
     absl::StatusOr<RunState> state = State();
     COHORT_CHECK(state.ok(), state.status().ToString());
     out.push_back(effect::WriteCheckpoint{.state = *std::move(state)});
@@ -473,9 +474,9 @@ bool Coordinator::CountNonfinite(const std::string& what, Effects& out) {
       .severity = Severity::kWarning,
       .text = absl::StrCat("not finite: ", what, " at step ",
                            current_->version.value(), " (", nonfinite_in_row_,
-                           " in a row, ", options_.nonfinite_max,
+                           " in a row, ", settings_.options().nonfinite_max,
                            " end the run)")});
-  return nonfinite_in_row_ >= options_.nonfinite_max;
+  return nonfinite_in_row_ >= settings_.options().nonfinite_max;
 }
 
 }  // namespace cohort

@@ -67,11 +67,11 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
                                  Moments moments, Instant now, Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
   COHORT_RETURN_IF_ERROR(RequireRegistered(*worker));
-  const bool never = !sync() || !global();
-  if (never && policy_epoch_ == 1) {
+  const bool never = !settings_.sync() || !settings_.global();
+  if (never && settings_.policy_epoch() == 1) {
     return absl::FailedPreconditionError(absl::StrCat(
         "a rendezvous needs sync and global normalisation; the policy is ",
-        PolicyText(policy_)));
+        PolicyText(settings_.policy())));
   }
   if (!ended_ && key.step > current_->version) {
     return absl::FailedPreconditionError(

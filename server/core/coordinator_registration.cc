@@ -12,7 +12,8 @@ namespace cohort {
 
 RegisterAnswer Coordinator::AnswerOf(
     const RegistrationBook::Entry& entry) const {
-  return {.partitions = MakePartitions(entry.layout, options_.partition_bytes),
+  return {.partitions =
+              MakePartitions(entry.layout, settings_.options().partition_bytes),
           .loss_reference = LossReference(entry.plan)};
 }
 
@@ -73,7 +74,7 @@ void Coordinator::CheckValuesDeadline(Instant now, Effects& out) {
   const Rank rank = *registrations_.asked();
   const Worker& worker = ranks_[rank];
   const absl::Duration idle = now - worker.last_progress;
-  if (idle <= options_.values_deadline) return;
+  if (idle <= settings_.options().values_deadline) return;
   const std::string reason =
       absl::StrCat("asked for its initial weights, and nothing came for ",
                    SecondsText(idle));

@@ -42,7 +42,7 @@ bool Coordinator::TracksStatistics() const {
 void Coordinator::CountStatistics(int64_t StatisticsCounts::*what,
                                   int64_t pushes) {
   // Precise statistics are collected after training, not from pushes.
-  const std::vector<StatisticsKind>& kinds = policy_.statistics;
+  const std::vector<StatisticsKind>& kinds = settings_.policy().statistics;
   const bool from_pushes =
       std::any_of(kinds.begin(), kinds.end(), &MovesInTraining);
   if (from_pushes && TracksStatistics()) statistics_counts_.*what += pushes;
@@ -50,20 +50,22 @@ void Coordinator::CountStatistics(int64_t StatisticsCounts::*what,
 
 std::string Coordinator::AdoptStatistics() {
   const StatisticsSets& held = *current_->statistics;
-  const std::vector<StatisticsKind> anew = NotHeld(held, policy_.statistics);
+  const std::vector<StatisticsKind> anew =
+      NotHeld(held, settings_.policy().statistics);
   std::string text;
   if (!anew.empty()) {
     text = absl::StrCat("; the statistics ", StatisticsNames(anew),
                         " start from those of ",
                         StatisticsName(held.front().kind));
   }
-  statistics_ = KeptStatistics(policy_, model_->layout.batch_norms);
-  current_ = WithSets(*current_, CarryOver(held, policy_.statistics));
+  statistics_ = KeptStatistics(settings_.policy(), model_->layout.batch_norms);
+  current_ =
+      WithSets(*current_, CarryOver(held, settings_.policy().statistics));
   return text;
 }
 
 bool Coordinator::EndsWithCollection() const {
-  const std::vector<StatisticsKind>& kinds = policy_.statistics;
+  const std::vector<StatisticsKind>& kinds = settings_.policy().statistics;
   if (!TracksStatistics()) return false;
   // A drained run ends soon: it collects only what it exports.
   if (draining_) return kinds.front() == StatisticsKind::kAfter;
@@ -75,7 +77,8 @@ void Coordinator::StartEvaluation(const SharedSnapshot& snapshot,
                                   EvaluationBook::Plan plan) {
   plan.test_samples = model_->plan.test_samples;
   // After a restart nobody is back yet.
-  plan.shards = started_ ? std::max(ranks_.live(), 1) : options_.workers;
+  plan.shards =
+      started_ ? std::max(ranks_.live(), 1) : settings_.options().workers;
   evaluations_.Start(snapshot, plan);
 }
 
@@ -120,9 +123,9 @@ void Coordinator::StartCollection(Effects& out) {
   std::vector<IndexRange> batches =
       CollectionBatches({.train_samples = model_->plan.train_samples,
                          .batch_sizes = std::move(batch_sizes),
-                         .global_normalization = global(),
-                         .group_size = policy_.normalization_group,
-                         .batches_max = policy_.precise_batches});
+                         .global_normalization = settings_.global(),
+                         .group_size = settings_.policy().normalization_group,
+                         .batches_max = settings_.policy().precise_batches});
   out.push_back(
       effect::Log{.text = absl::StrCat(
                       "collecting batch-norm moments of ", batches.size(),
@@ -176,9 +179,9 @@ void Coordinator::FinishCollection(Effects& out) {
 
 absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
     const std::string& run_id, Instant now, Effects& out) {
-  if (!run_id.empty() && run_id != options_.run_id) {
+  if (!run_id.empty() && run_id != settings_.options().run_id) {
     return absl::FailedPreconditionError(
-        absl::StrCat("got run ", run_id, ", want ", options_.run_id,
+        absl::StrCat("got run ", run_id, ", want ", settings_.options().run_id,
                      ": this server holds another run"));
   }
   if (!started_ || ended_) {
@@ -188,7 +191,7 @@ absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
   }
   if (FindSet(*current_->statistics, StatisticsKind::kAfter) == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "--bn_statistics: got ", StatisticsNames(policy_.statistics),
+        "--bn_statistics: got ", StatisticsNames(settings_.policy().statistics),
         ", want after among them to collect it"));
   }
   if (!TracksStatistics()) {
@@ -212,7 +215,7 @@ absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
 
 std::optional<Assignment> Coordinator::NextShard(Worker& worker) {
   Assignment next{.sequence = worker.next_sequence,
-                  .policy_epoch = policy_epoch_};
+                  .policy_epoch = settings_.policy_epoch()};
   worker.shard = evaluations_.Take();
   if (worker.shard.has_value()) {
     next.kind = AssignmentKind::kEvaluate;
@@ -220,7 +223,7 @@ std::optional<Assignment> Coordinator::NextShard(Worker& worker) {
     next.range = worker.shard->range;
     next.split = DataSplit::kTest;
     next.statistics = std::string(StatisticsName(worker.shard->statistics));
-    next.global_normalization = global();
+    next.global_normalization = settings_.global();
   } else {
     if (collection_.has_value() && !HoldsUpIssuedStep(worker.rank)) {
       worker.batch = collection_->Take();

@@ -68,7 +68,7 @@ std::vector<Rank> Coordinator::VacantRanks() const {
 }
 
 std::vector<Rank> Coordinator::AwaitedToStart() const {
-  const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait;
+  const bool waits = settings_.waits_for_lost();
   std::vector<Rank> awaited;
   for (const Worker& worker : ranks_.all()) {
     if (worker.usable() || registrations_.Contains(worker.rank)) continue;
@@ -83,19 +83,18 @@ std::vector<Rank> Coordinator::AwaitedToStart() const {
 }
 
 absl::Duration Coordinator::StartLeft(Instant now) const {
-  if (!resumed_ || !begin_.has_value() ||
-      options_.on_worker_loss == OnWorkerLoss::kWait) {
+  if (!resumed_ || !begin_.has_value() || settings_.waits_for_lost()) {
     return kUnbounded;
   }
-  return std::max(*begin_ + options_.replacement_deadline - now,
+  return std::max(*begin_ + settings_.options().replacement_deadline - now,
                   absl::ZeroDuration());
 }
 
 std::string Coordinator::StartText(Instant now) const {
   const std::vector<Rank> waited = WaitedFor();
   if (registrations_.asked().has_value()) {
-    const Instant until =
-        ranks_[waited.front()].last_progress + options_.values_deadline;
+    const Instant until = ranks_[waited.front()].last_progress +
+                          settings_.options().values_deadline;
     return absl::StrCat(
         "waiting for ", Ranks(waited), " to register its model, gives up in ",
         SecondsText(std::max(until - now, absl::ZeroDuration())));
@@ -123,7 +122,7 @@ std::vector<Rank> Coordinator::WaitedFor() const {
     const std::vector<Rank> missing = round_->rendezvous.Missing();
     std::vector<Rank> waited =
         missing.empty() || !round_->fixed
-            ? aggregation_->Decide(ViewOfRound()).waiting_for
+            ? settings_.aggregation().Decide(ViewOfRound()).waiting_for
             : missing;
     // They have done what they could.
     std::erase_if(waited, [this](Rank rank) { return IsPaused(rank); });
@@ -138,12 +137,12 @@ absl::Duration Coordinator::WaitLeft(const std::vector<Rank>& ranks,
   absl::Duration left = kUnbounded;
   for (Rank rank : ranks) {
     const Worker& worker = ranks_[rank];
-    Instant until = worker.last_progress + options_.step_deadline;
+    Instant until = worker.last_progress + settings_.options().step_deadline;
     if (worker.state == Worker::State::kVacant) {
-      until = worker.missed_since + options_.replacement_deadline;
+      until = worker.missed_since + settings_.options().replacement_deadline;
     } else if (worker.state == Worker::State::kReconnecting) {
-      until = worker.lost_at + options_.reconnect_grace +
-              options_.replacement_deadline;
+      until = worker.lost_at + settings_.options().reconnect_grace +
+              settings_.options().replacement_deadline;
     }
     left = std::min(left, until - now);
   }
@@ -238,7 +237,7 @@ StatusView::Worker Coordinator::ViewOf(const Worker& worker,
   if (current_ != nullptr && at.has_value()) {
     view.lag_versions = current_->version.value() - at->value();
   }
-  if (!sync() && decided != nullptr) {
+  if (!settings_.sync() && decided != nullptr) {
     view.staleness_versions = decided->staleness_versions;
   }
   return view;
@@ -247,7 +246,7 @@ StatusView::Worker Coordinator::ViewOf(const Worker& worker,
 Coordinator::HoldUp Coordinator::HeldUp(Instant now) const {
   const auto waits = [this](const Worker& worker) {
     if (!worker.usable()) return false;
-    if (!sync()) return worker.waiting;
+    if (!settings_.sync()) return worker.waiting;
     return IsMember(worker.rank) &&
            (IsPaused(worker.rank) || round_->rendezvous.Waits(worker.rank) ||
             round_->pushes.at(worker.rank).Complete(trainable_partitions_));
@@ -260,7 +259,7 @@ Coordinator::HoldUp Coordinator::HeldUp(Instant now) const {
   }
   if (longest == nullptr) return {};
   return {.longest = now - longest->last_progress,
-          .by = sync() ? WaitedFor() : Behind(longest->rank)};
+          .by = settings_.sync() ? WaitedFor() : Behind(longest->rank)};
 }
 
 void Coordinator::DescribeState(Instant now, StatusView& view) const {
@@ -287,15 +286,14 @@ void Coordinator::DescribeState(Instant now, StatusView& view) const {
   }
   // Whatever the rule, nothing goes on without any worker.
   const bool alone = ranks_.live() == 0;
-  const bool waits = !lost.empty() &&
-                     (alone || options_.on_worker_loss == OnWorkerLoss::kWait);
+  const bool waits = !lost.empty() && (alone || settings_.waits_for_lost());
   if (waits) {
     view.waited_for = lost;
     for (Rank rank : lost) {
       view.waiting = std::max(view.waiting, now - ranks_[rank].missed_since);
     }
   }
-  if (waits && (sync() || alone)) {
+  if (waits && (settings_.sync() || alone)) {
     view.phase = StatusView::Phase::kWaiting;
     view.state = started_ && alone ? LostText(lost, now) : WaitText(now);
     return;
@@ -329,13 +327,13 @@ void Coordinator::DescribeState(Instant now, StatusView& view) const {
 }
 
 StatusView Coordinator::Status(Instant now) const {
-  StatusView view{.run_id = options_.run_id,
-                  .run_name = options_.run_name,
+  StatusView view{.run_id = settings_.options().run_id,
+                  .run_name = settings_.options().run_name,
                   .data_epoch = cursor_.epoch(),
-                  .epochs = options_.epochs,
+                  .epochs = settings_.options().epochs,
                   .samples = samples_,
                   .samples_total = samples_total(),
-                  .policy = PolicyText(policy_),
+                  .policy = PolicyText(settings_.policy()),
                   .learning_rate = learning_rate(),
                   .train_loss = train_loss_,
                   .workers_live = ranks_.live(),

@@ -14,7 +14,7 @@ bool Coordinator::IsMember(Rank rank) const {
 }
 
 std::vector<Rank> Coordinator::Candidates() const {
-  const bool waits = options_.on_worker_loss == OnWorkerLoss::kWait;
+  const bool waits = settings_.waits_for_lost();
   std::vector<Rank> candidates;
   for (const Worker& worker : ranks_.all()) {
     // Under `wait` a vacant rank stays a member: its replacement will compute
@@ -30,7 +30,8 @@ std::vector<Rank> Coordinator::Candidates() const {
 }
 
 void Coordinator::StartStep() {
-  if (ended_ || draining_ || pending_.has_value() || cursor_.exhausted()) {
+  if (ended_ || draining_ || settings_.pending().has_value() ||
+      cursor_.exhausted()) {
     return;
   }
   const std::vector<Rank> candidates = Candidates();
@@ -50,12 +51,14 @@ void Coordinator::StartStep() {
     round.pushes.try_emplace(candidates[i], partitions);
   }
   round.arrived.resize(model_->partitions.size());
-  round.fixed = policy_.pushes_min == 0 ||
-                policy_.pushes_min >= static_cast<int32_t>(members.size());
+  round.fixed =
+      settings_.policy().pushes_min == 0 ||
+      settings_.policy().pushes_min >= static_cast<int32_t>(members.size());
   round.members = members;
-  round.rendezvous = RendezvousTable(
-      std::move(members),
-      {.fixed = round.fixed, .group_size = policy_.normalization_group});
+  round.rendezvous =
+      RendezvousTable(std::move(members),
+                      {.fixed = round.fixed,
+                       .group_size = settings_.policy().normalization_group});
   round_ = std::move(round);
 }
 
@@ -69,7 +72,7 @@ RoundView Coordinator::ViewOfRound() const {
 }
 
 bool Coordinator::ClaimedByMoments() const {
-  return global() && !model_->layout.batch_norms.empty();
+  return settings_.global() && !model_->layout.batch_norms.empty();
 }
 
 void Coordinator::Claim(Rank rank, Instant now, Effects& out) {
@@ -79,7 +82,7 @@ void Coordinator::Claim(Rank rank, Instant now, Effects& out) {
     return;
   }
   claims.push_back(rank);
-  const Decision decision = aggregation_->Decide(ViewOfRound());
+  const Decision decision = settings_.aggregation().Decide(ViewOfRound());
   if (decision.action == Decision::Action::kFix) {
     FixMembers(decision.members, now, out);
   }
@@ -163,7 +166,7 @@ void Coordinator::RemoveCandidate(Rank rank, Instant now, Effects& out) {
   ErasePush(rank);
   round_->members = round_->members.Without(rank);
   ranks_[rank].outstanding.reset();
-  const Decision decision = aggregation_->Decide(ViewOfRound());
+  const Decision decision = settings_.aggregation().Decide(ViewOfRound());
   if (decision.action == Decision::Action::kFix) {
     FixMembers(decision.members, now, out);
     TryCommit(now, out);
@@ -267,7 +270,8 @@ void Coordinator::TryCommit(Instant now, Effects& out) {
   if (!round_->transaction.has_value() || !round_->transaction->complete()) {
     return;
   }
-  if (aggregation_->Decide(ViewOfRound()).action == Decision::Action::kApply) {
+  if (settings_.aggregation().Decide(ViewOfRound()).action ==
+      Decision::Action::kApply) {
     CommitStep(now, out);
   }
 }
@@ -277,7 +281,7 @@ std::vector<RankMoments> Coordinator::TakeStepMoments() {
   for (auto& [rank, push] : round_->pushes) {
     moments.push_back({.rank = rank,
                        .samples = push.opening().samples,
-                       .calls = global()
+                       .calls = settings_.global()
                                     ? round_->rendezvous.TakeForwardOf(rank)
                                     : push.TakeMoments()});
   }
@@ -350,7 +354,7 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
     current_ = Successor(*current_, std::move(statistics));
   } else {
     CombinedMoments combined;
-    if (global()) combined = round_->rendezvous.ForwardResults();
+    if (settings_.global()) combined = round_->rendezvous.ForwardResults();
     const std::vector<RankMoments> moments = TakeStepMoments();
     if (current_->version.value() % kDriftEvery == 0) {
       drift = StepDrift(model_->layout.batch_norms, moments);

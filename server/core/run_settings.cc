@@ -1,0 +1,113 @@
+#include "server/core/run_settings.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+// Copies from `target` what acts at once, or what does not.
+void CopySettings(const CoordinatorOptions& target, bool at_once,
+                  CoordinatorOptions& options) {
+  for (const auto& [name, value] : SettingsOf(target)) {
+    if (ActsAtOnce(name) != at_once) continue;
+    const absl::Status read = SetSetting(name, value, options);
+    COHORT_CHECK(read.ok(), read.message());
+  }
+}
+
+}  // namespace
+
+RunSettings::RunSettings(const CoordinatorOptions& options,
+                         const RunState* restored)
+    : options_(options),
+      policy_(Resolve(options.policy)),
+      aggregation_(MakeAggregationPolicy(policy_)) {
+  if (restored == nullptr) {
+    history_ = {{.policy_epoch = policy_epoch_,
+                 .changed = SettingsOf(options_),
+                 .text = PolicyText(policy_),
+                 .by_flags = true}};
+    return;
+  }
+  policy_epoch_ = restored->policy_epoch;
+  history_ = restored->policy_history;
+  const SettingValues changed = Difference(restored->settings, options_);
+  if (restored->settings.empty() || changed.empty()) return;
+  ++policy_epoch_;
+  history_.push_back(
+      {.policy_epoch = policy_epoch_,
+       .version = restored->snapshot->version,
+       .samples = restored->samples,
+       .changed = changed,
+       .text = absl::StrCat("continued with other flags: ",
+                            ChangeText(restored->settings, changed), ": ",
+                            PolicyText(policy_)),
+       .by_flags = true});
+}
+
+bool RunSettings::HadRank(Rank rank) const {
+  return rank.value() >= 0 &&
+         std::any_of(history_.begin(), history_.end(),
+                     [rank](const PolicyRecord& record) {
+                       const auto workers = record.changed.find("workers");
+                       int32_t count = 0;
+                       return workers != record.changed.end() &&
+                              absl::SimpleAtoi(workers->second, &count) &&
+                              rank.value() < count;
+                     });
+}
+
+absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(
+    const SettingValues& values) const {
+  CoordinatorOptions target =
+      pending_.has_value() ? pending_->target : options_;
+  for (const auto& [name, value] : values) {
+    const absl::Status read = SetSetting(name, value, target);
+    if (absl::IsNotFound(read)) {
+      return absl::InvalidArgumentError(read.message());
+    }
+    COHORT_RETURN_IF_ERROR(read);
+  }
+  return target;
+}
+
+SettingValues RunSettings::AdoptAtOnce(const CoordinatorOptions& target) {
+  CoordinatorOptions next = options_;
+  CopySettings(target, /*at_once=*/true, next);
+  const SettingValues changed = Difference(SettingsOf(options_), next);
+  options_ = std::move(next);
+  return changed;
+}
+
+void RunSettings::Request(CoordinatorOptions target) {
+  SettingValues changed = Difference(SettingsOf(options_), target);
+  pending_.reset();
+  if (changed.empty()) return;
+  pending_ = {.target = std::move(target), .changed = std::move(changed)};
+}
+
+void RunSettings::AdoptPending() {
+  CopySettings(pending_->target, /*at_once=*/false, options_);
+  policy_ = Resolve(options_.policy);
+  aggregation_ = MakeAggregationPolicy(policy_);
+  pending_.reset();
+}
+
+const PolicyRecord& RunSettings::Record(SettingValues changed, std::string text,
+                                        Version version, int64_t samples) {
+  ++policy_epoch_;
+  history_.push_back({.policy_epoch = policy_epoch_,
+                      .version = version,
+                      .samples = samples,
+                      .changed = std::move(changed),
+                      .text = std::move(text)});
+  return history_.back();
+}
+
+}  // namespace cohort

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/ids.h"
+#include "server/core/effects.h"
+#include "server/core/options.h"
+#include "server/core/policy/aggregation_policy.h"
+#include "server/core/settings.h"
+
+namespace cohort {
+
+// The settings of a run: those in force, those that were requested, and the
+// history of their changes. It does not decide when a change takes effect.
+class RunSettings {
+ public:
+  // A request that is pending until nothing is in flight.
+  struct Pending {
+    CoordinatorOptions target;
+    SettingValues changed;
+  };
+
+  // `options` must be valid. Pass `restored` to continue its history; flags
+  // that differ from its settings become an entry of it. AppendToHistory adds
+  // to the text of that entry.
+  RunSettings(const CoordinatorOptions& options, const RunState* restored);
+
+  const CoordinatorOptions& options() const { return options_; }
+  // Resolved: nothing in it is `auto`.
+  const PolicyOptions& policy() const { return policy_; }
+  const AggregationPolicy& aggregation() const { return *aggregation_; }
+  bool sync() const { return policy_.aggregation == AggregationKind::kSync; }
+  bool bounded() const {
+    return policy_.aggregation == AggregationKind::kBounded;
+  }
+  bool global() const {
+    return policy_.normalization == NormalizationKind::kGlobal;
+  }
+  bool waits_for_lost() const {
+    return options_.on_worker_loss == OnWorkerLoss::kWait;
+  }
+  // Whether the run had `rank` at some time.
+  bool HadRank(Rank rank) const;
+
+  // Rises by one with each change that takes effect.
+  int64_t policy_epoch() const { return policy_epoch_; }
+  const std::vector<PolicyRecord>& history() const { return history_; }
+  const std::optional<Pending>& pending() const { return pending_; }
+
+  // What was requested before, or is in force, with `values` set.
+  // Errors: InvalidArgument naming the setting.
+  absl::StatusOr<CoordinatorOptions> TargetOf(
+      const SettingValues& values) const;
+  // Puts in force what acts at once. Returns what that changes.
+  SettingValues AdoptAtOnce(const CoordinatorOptions& target);
+  // Makes `target` the pending request; none if it is what is in force.
+  void Request(CoordinatorOptions target);
+  void ForgetRequest() { pending_.reset(); }
+  // Puts the pending request in force. There must be one.
+  void AdoptPending();
+
+  // Enters a change that has taken effect into the history, under a new policy
+  // epoch.
+  const PolicyRecord& Record(SettingValues changed, std::string text,
+                             Version version, int64_t samples);
+  // Before anything is changed: adds to the text of the newest entry.
+  void AppendToHistory(const std::string& text) {
+    history_.back().text += text;
+  }
+
+ private:
+  CoordinatorOptions options_;
+  PolicyOptions policy_;
+  std::unique_ptr<AggregationPolicy> aggregation_;
+  int64_t policy_epoch_ = 1;
+  std::optional<Pending> pending_;
+  std::vector<PolicyRecord> history_;
+};
+
+}  // namespace cohort
