@@ -85,15 +85,9 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
     : settings_(options, restored),
       ranks_(options.workers),
       next_incarnation_(options.first_incarnation),
-      budget_(options.inflight_bytes_max),
-      decided_(static_cast<size_t>(options.workers)) {
-  for (const char* name :
-       {"pushes_applied", "pushes_skipped", "pushes_duplicate",
-        "pushes_rejected_nonfinite", "replay_mismatches", "steps_aborted",
-        "workers_lost", "pushes_damped", "pushes_dropped", "policy_changes"}) {
-    counters_[name] = 0;
-  }
-  for (VacancyReason reason : kVacancyReasons) vacancies_[reason] = 0;
+      ledger_(options.workers),
+      budget_(options.inflight_bytes_max) {
+  for (VacancyReason reason : kVacancyReasons) ledger_.vacancies[reason] = 0;
   if (restored != nullptr) Restore(*restored);
 }
 
@@ -106,25 +100,26 @@ void Coordinator::Restore(const RunState& restored) {
   for (const Partition& p : model_->partitions) {
     if (p.trainable) ++trainable_partitions_;
   }
-  samples_ = restored.samples;
+  ledger_.AddSamples(restored.samples);
   if (settings_.history().size() > restored.policy_history.size()) {
     settings_.AppendToHistory(adopted);
   }
   next_incarnation_ = std::max(next_incarnation_, restored.next_incarnation);
-  cursor_ = DataCursor(model_->plan.train_samples, settings_.options().epochs);
-  cursor_.Restore(restored.data_epoch, restored.cursor);
+  ledger_.cursor() =
+      DataCursor(model_->plan.train_samples, settings_.options().epochs);
+  ledger_.cursor().Restore(restored.data_epoch, restored.cursor);
   std::vector<DataCursor::Piece> open;
   for (const RunState::Range& r : restored.reissue) {
     open.push_back({.epoch = r.epoch, .range = r.range});
   }
-  cursor_.RestoreOpen(open);
+  ledger_.cursor().RestoreOpen(open);
   lost_before_ = {restored.lost.begin(), restored.lost.end()};
   never_registered_before_ = {restored.never_registered.begin(),
                               restored.never_registered.end()};
   ranks_.RestoreSequences(restored.next_sequences);
   for (Worker& worker : ranks_.all()) {
     const auto at = static_cast<size_t>(worker.rank.value());
-    decided_[at].ForgetBelow(worker.next_sequence);
+    ledger_.pushes_of(worker.rank).ForgetBelow(worker.next_sequence);
     if (at >= restored.batch_sizes.size()) continue;
     worker.batch_size = restored.batch_sizes[at];
     // It is missed from the beginning.
@@ -211,7 +206,7 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
     Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(Check(sender, now).status());
   // The worker is told so on its session.
-  if (ended_) return AnswerOf({.layout = layout, .plan = plan});
+  if (ledger_.ended()) return AnswerOf({.layout = layout, .plan = plan});
   if (model_ != nullptr) {
     // The same life has sent them twice.
     COHORT_RETURN_IF_ERROR(CheckSameModel(layout, plan, model_->layout,
@@ -270,7 +265,7 @@ void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
       StartSets(settings_.policy().statistics, statistics));
   model_ = std::move(model);
   current_ = std::move(snapshot);
-  cursor_ = DataCursor(plan.train_samples, settings_.options().epochs);
+  ledger_.cursor() = DataCursor(plan.train_samples, settings_.options().epochs);
   statistics_ = KeptStatistics(settings_.policy(), layout.batch_norms);
   HoldReadVersions();
 }
@@ -300,7 +295,7 @@ void Coordinator::Start(Instant now, Effects& out) {
 }
 
 void Coordinator::Advance(Instant now, Effects& out) {
-  if (ended_) return;
+  if (ledger_.ended()) return;
   // First: a cohort of another size is not to be waited for.
   TryChange(now, out);
   if (!started_) {
@@ -310,12 +305,12 @@ void Coordinator::Advance(Instant now, Effects& out) {
   }
   if (settings_.sync() && !round_.has_value()) StartStep();
   if (!settings_.sync()) ApplyNext(now, out);
-  if (ended_) return;
+  if (ledger_.ended()) return;
   if (TrainingDone() && ConcludeStatistics(out) && evaluations_.empty()) {
-    End(draining_ ? RunOutcome::kDrained : RunOutcome::kFinished,
-        draining_ ? drain_reason_
-                  : absl::StrCat("all ", settings_.options().epochs,
-                                 " epochs are done"),
+    End(ledger_.draining() ? RunOutcome::kDrained : RunOutcome::kFinished,
+        ledger_.draining() ? ledger_.drain_reason()
+                           : absl::StrCat("all ", settings_.options().epochs,
+                                          " epochs are done"),
         out);
     return;
   }
@@ -323,7 +318,7 @@ void Coordinator::Advance(Instant now, Effects& out) {
 }
 
 bool Coordinator::TrainingDone() const {
-  const bool no_more = draining_ || cursor_.exhausted();
+  const bool no_more = ledger_.draining() || ledger_.cursor().exhausted();
   if (settings_.sync()) return no_more && !round_.has_value();
   return no_more && pieces_.empty() && arrivals_.empty() &&
          !applying_.has_value();
@@ -347,7 +342,7 @@ Assignment Coordinator::NextForRank(Rank rank, Instant now) {
 Assignment Coordinator::NextFor(Worker& worker, Instant now) {
   worker.waiting = false;
   worker.last_progress = now;
-  if (ended_) return FinishedAssignment(end_reason_);
+  if (ledger_.ended()) return FinishedAssignment(ledger_.end_reason());
   if (worker.leaves_because.has_value() && !worker.outstanding.has_value()) {
     Assignment leave = FinishedAssignment(*worker.leaves_because);
     leave.unfinished = true;
@@ -380,20 +375,20 @@ std::optional<Assignment> Coordinator::NextTraining(Worker& worker) {
     next.data_epoch = round_->cut.epoch;
     next.range = round_->ranges.at(worker.rank);
   } else {
-    if (draining_ || settings_.pending().has_value() ||
+    if (ledger_.draining() || settings_.pending().has_value() ||
         !Behind(worker.rank).empty()) {
       return std::nullopt;
     }
     const std::optional<DataCursor::Piece> piece =
-        cursor_.Next(worker.batch_size);
+        ledger_.cursor().Next(worker.batch_size);
     if (!piece.has_value()) return std::nullopt;
     pieces_[worker.rank] = *piece;
     next.data_epoch = piece->epoch;
     next.range = piece->range;
   }
   worker.next_sequence = worker.next_sequence.Next();
-  decided_[static_cast<size_t>(worker.rank.value())].Give(
-      {.sequence = next.sequence, .attempt = next.attempt});
+  ledger_.pushes_of(worker.rank)
+      .Give({.sequence = next.sequence, .attempt = next.attempt});
   return next;
 }
 
@@ -412,19 +407,14 @@ Assignment Coordinator::FinishedAssignment(const std::string& reason) const {
           .version = current_ == nullptr ? Version() : current_->version,
           .policy_epoch = settings_.policy_epoch(),
           .reason = reason,
-          .unfinished = broke_off_};
+          .unfinished = ledger_.broke_off()};
 }
 
 void Coordinator::End(RunOutcome outcome, const std::string& reason,
                       Effects& out) {
-  if (ended_) return;
-  ended_ = true;
-  end_reason_ = reason;
+  if (ledger_.ended()) return;
+  ledger_.End(outcome, reason);
   ResumeAll(out);
-  // A server that is started again with --resume goes on from here. Non-finite
-  // weights would be non-finite again.
-  broke_off_ = outcome == RunOutcome::kWorkerLost ||
-               outcome == RunOutcome::kModelMismatch;
   if (round_.has_value()) {
     for (const auto& pending : round_->rendezvous.AllPending()) {
       out.push_back(effect::ReduceAborted{
@@ -440,7 +430,7 @@ void Coordinator::End(RunOutcome outcome, const std::string& reason,
     if (worker.state != Worker::State::kLive) continue;
     out.push_back(
         effect::Notify{.session = worker.session,
-                       .assignment = FinishedAssignment(end_reason_)});
+                       .assignment = FinishedAssignment(ledger_.end_reason())});
   }
   out.push_back(effect::Log{.severity = outcome == RunOutcome::kFinished ||
                                                 outcome == RunOutcome::kDrained
@@ -454,9 +444,8 @@ void Coordinator::End(RunOutcome outcome, const std::string& reason,
 }
 
 void Coordinator::Drain(const std::string& reason, Instant now, Effects& out) {
-  if (ended_ || draining_) return;
-  draining_ = true;
-  drain_reason_ = reason;
+  if (ledger_.ended() || ledger_.draining()) return;
+  ledger_.Drain(reason);
   if (!started_) {
     End(RunOutcome::kDrained, reason, out);
     return;
@@ -489,9 +478,9 @@ absl::StatusOr<RunState> Coordinator::State() const {
   }
   RunState state{.model = model_,
                  .snapshot = current_,
-                 .samples = samples_,
-                 .data_epoch = cursor_.epoch(),
-                 .cursor = cursor_.position(),
+                 .samples = ledger_.samples(),
+                 .data_epoch = ledger_.cursor().epoch(),
+                 .cursor = ledger_.cursor().position(),
                  .policy_epoch = settings_.policy_epoch(),
                  .settings = SettingsOf(settings_.options()),
                  .policy_history = settings_.history(),
@@ -508,7 +497,8 @@ absl::StatusOr<RunState> Coordinator::State() const {
   const auto reissue = [&state](const DataCursor::Piece& piece) {
     state.reissue.push_back({.epoch = piece.epoch, .range = piece.range});
   };
-  for (const DataCursor::Piece& piece : cursor_.reissue()) reissue(piece);
+  for (const DataCursor::Piece& piece : ledger_.cursor().reissue())
+    reissue(piece);
   for (const auto& [rank, piece] : pieces_) reissue(piece);
   for (const Arrival& arrival : arrivals_) reissue(arrival.piece);
   if (applying_.has_value()) reissue(applying_->piece);

@@ -15,8 +15,6 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
-#include "common/staleness_histogram.h"
-#include "server/core/data_cursor.h"
 #include "server/core/effects.h"
 #include "server/core/evaluation.h"
 #include "server/core/gradient_budget.h"
@@ -29,12 +27,12 @@
 #include "server/core/policy/lead.h"
 #include "server/core/policy/staleness_rule.h"
 #include "server/core/push.h"
-#include "server/core/push_history.h"
 #include "server/core/rank_table.h"
 #include "server/core/registration_book.h"
 #include "server/core/rendezvous.h"
 #include "server/core/requests.h"
 #include "server/core/round.h"
+#include "server/core/run_ledger.h"
 #include "server/core/run_settings.h"
 #include "server/core/statistics_sets.h"
 #include "server/core/transaction.h"
@@ -142,7 +140,7 @@ class Coordinator {
   // registration.
   absl::StatusOr<RunState> State() const;
   StatusView Status(Instant now) const;
-  bool ended() const { return ended_; }
+  bool ended() const { return ledger_.ended(); }
   // Gradients held until they are folded, and room reserved for more.
   int64_t inflight_bytes() const { return budget_.held_bytes(); }
 
@@ -478,13 +476,13 @@ class Coordinator {
   // Resized by ResizeCohort, and so by all that may call Advance. No reference
   // to a worker is kept over such a call: its rank is, and is looked up again.
   RankTable ranks_;
+  RunLedger ledger_;
   RegistrationBook registrations_;
   SharedModel model_;
   int32_t trainable_partitions_ = 0;
   // Frozen elements. Null: none.
   SharedMask mask_;
   SharedSnapshot current_;
-  DataCursor cursor_;
   EvaluationBook evaluations_;
   KeptStatistics statistics_;
   std::optional<MomentsCollection> collection_;
@@ -494,7 +492,6 @@ class Coordinator {
   // What ConcludeStatistics does is done.
   bool concluded_ = false;
   Incarnation next_incarnation_;
-  int64_t samples_ = 0;
   bool started_ = false;
   // Continued from a checkpoint, with what it says of who was there.
   bool resumed_ = false;
@@ -502,32 +499,15 @@ class Coordinator {
   std::set<Rank> never_registered_before_;
   // Time of the first event of this process.
   std::optional<Instant> begin_;
-  bool draining_ = false;
-  std::string drain_reason_;
-  bool ended_ = false;
-  std::string end_reason_;
-  // The run has ended, but is not done: a restarted server may go on.
-  bool broke_off_ = false;
   int64_t next_transaction_ = 1;
-  int32_t nonfinite_in_row_ = 0;
-  std::optional<double> train_loss_;
   std::optional<EvaluationRecord> last_evaluation_;
-  std::map<std::string, int64_t> counters_;
-  StalenessCounts staleness_;
-  std::map<VacancyReason, int64_t> vacancies_;
-  StatisticsCounts statistics_counts_;
   GradientBudget budget_;
   std::map<Rank, Paused> paused_;
   // Members of this attempt that are never paused again.
   std::set<Rank> let_in_;
-  // By rank: how the last pushes ended, to answer their repetitions.
-  std::vector<PushHistory> decided_;
 
   // Sync.
   std::optional<Round> round_;
-  // Of the next round of this version: workers know that the attempts before
-  // it are over, also where another policy came between.
-  Attempt next_attempt_;
   // The step that was repeated because its members' batch-norm calls differed.
   std::optional<Version> dissent_step_;
   // Ranks that were fenced for theirs and have not made a step since.

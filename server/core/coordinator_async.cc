@@ -32,7 +32,7 @@ void Coordinator::EnqueueArrival(Worker& worker, Instant now, Effects& out) {
 void Coordinator::ReissuePiece(Rank rank) {
   const auto piece = pieces_.find(rank);
   if (piece == pieces_.end()) return;
-  cursor_.Reissue(piece->second);
+  ledger_.cursor().Reissue(piece->second);
   pieces_.erase(piece);
 }
 
@@ -152,9 +152,9 @@ void Coordinator::ApplyArrival(const Arrival& arrival,
                         usable.empty() ? arrival.rank : usable.front(),
                         samples_reference(), statistics);
   current_ = transaction.Next(std::move(statistics));
-  next_attempt_ = Attempt(0);
-  nonfinite_in_row_ = 0;
-  ++counters_["pushes_applied"];
+  ledger_.BeginAttempts();
+  ledger_.CountFinite();
+  ++ledger_.counts.pushes_applied;
 }
 
 PushVerdict Coordinator::VerdictOn(const Arrival& arrival) const {
@@ -169,7 +169,7 @@ void Coordinator::DropArrival(Instant now, Effects& out) {
   PushVerdict verdict = VerdictOn(arrival);
   verdict.verdict = Verdict::kDropped;
   verdict.reason = judgement_.reason;
-  ++counters_["pushes_dropped"];
+  ++ledger_.counts.pushes_dropped;
   EndArrival(arrival, nullptr, std::move(verdict), now, out);
 }
 
@@ -188,11 +188,11 @@ void Coordinator::CommitArrival(Instant now, Effects& out) {
   if (nonfinite.has_value()) {
     verdict.verdict = Verdict::kRejectedNonfinite;
     verdict.reason = *nonfinite;
-    ++counters_["pushes_rejected_nonfinite"];
+    ++ledger_.counts.pushes_rejected_nonfinite;
   } else {
     if (judgement_.weight < 1) {
       verdict.verdict = Verdict::kDamped;
-      ++counters_["pushes_damped"];
+      ++ledger_.counts.pushes_damped;
     }
     if (current_->version.value() % kDriftEvery == 0) {
       arrival.drift =
@@ -232,12 +232,13 @@ void Coordinator::EndArrival(const Arrival& arrival,
     record.accuracy = static_cast<double>(closing.correct) /
                       static_cast<double>(closing.labels);
   }
-  samples_ += record.commit_samples;
-  record.samples = samples_;
-  record.epoch_ended = cursor_.Finish(arrival.piece).has_value();
+  ledger_.AddSamples(record.commit_samples);
+  record.samples = ledger_.samples();
+  record.epoch_ended = ledger_.cursor().Finish(arrival.piece).has_value();
   ++ranks_[arrival.rank].assignments_finished;
   if (!applied) CountStatistics(&StatisticsCounts::dropped, 1);
-  ++staleness_[std::min(verdict.staleness_versions, kStalenessCountedMax)];
+  ++ledger_
+        .staleness[std::min(verdict.staleness_versions, kStalenessCountedMax)];
   CommitObservation observation{.barrier_waits = {now - arrival.since},
                                 .aggregation = now - arrival.since,
                                 .drift = arrival.drift};
@@ -252,7 +253,8 @@ void Coordinator::EndArrival(const Arrival& arrival,
                 now, out);
   if (stop) {
     End(RunOutcome::kNonfinite,
-        absl::StrCat(nonfinite_in_row_, " pushes in a row were not finite; ",
+        absl::StrCat(ledger_.nonfinite_in_row(),
+                     " pushes in a row were not finite; ",
                      "the last: ", reason),
         out);
     return;
@@ -266,8 +268,7 @@ void Coordinator::AnswerArrival(const Arrival& arrival,
   Worker& worker = ranks_[arrival.rank];
   if (worker.incarnation != arrival.incarnation) {
     // Whoever repeats it under another incarnation is told the truth.
-    decided_[static_cast<size_t>(arrival.rank.value())].Decide(arrival.key,
-                                                               verdict);
+    ledger_.pushes_of(arrival.rank).Decide(arrival.key, verdict);
     return;
   }
   if (applied != nullptr && worker.usable()) {

@@ -176,7 +176,7 @@ void Coordinator::Fence(Rank rank, const std::string& reason, Instant now,
   }
   // The loss alone may leave the attempt as it is: a complete push counts
   // without its sender, and under `wait` its contributions stay.
-  if (ended_ || !IsMember(rank) || round_->step != step ||
+  if (ledger_.ended() || !IsMember(rank) || round_->step != step ||
       round_->attempt != attempt) {
     return;
   }

@@ -61,9 +61,9 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
         "got run ", request.run_id, ", want ", settings_.options().run_id,
         ": this server holds another run"));
   }
-  if (ended_) {
+  if (ledger_.ended()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the run is over: ", end_reason_));
+        absl::StrCat("the run is over: ", ledger_.end_reason()));
   }
   COHORT_ASSIGN_OR_RETURN(CoordinatorOptions target,
                           settings_.TargetOf(request.values));
@@ -195,13 +195,12 @@ void Coordinator::ResizeCohort(int32_t workers, Instant now, Effects& out) {
                                  .assignment = FinishedAssignment(SizeText())});
   }
   ranks_.Resize(workers);
-  decided_.resize(static_cast<size_t>(workers));
+  ledger_.Resize(workers);
   // A rank that comes later may take its time from now on.
   for (Worker& worker : ranks_.all()) {
     if (worker.ever_joined) continue;
     // Of a rank that comes back: what it was given before is over.
-    decided_[static_cast<size_t>(worker.rank.value())].ForgetBelow(
-        worker.next_sequence);
+    ledger_.pushes_of(worker.rank).ForgetBelow(worker.next_sequence);
     worker.lost_at = now;
     worker.missed_since = now;
   }
@@ -209,13 +208,13 @@ void Coordinator::ResizeCohort(int32_t workers, Instant now, Effects& out) {
 
 void Coordinator::Record(SettingValues changed, std::string text,
                          Effects& out) {
-  ++counters_["policy_changes"];
+  ++ledger_.counts.policy_changes;
   const Version version = current_ == nullptr ? Version() : current_->version;
   out.push_back(effect::Log{
       .text = absl::StrCat("at step ", version.value(), ": ", text)});
   out.push_back(effect::PolicyChanged{
       .record = settings_.Record(std::move(changed), std::move(text), version,
-                                 samples_)});
+                                 ledger_.samples())});
 }
 
 absl::Status Coordinator::CheckHeld(Rank rank) const {
@@ -223,9 +222,9 @@ absl::Status Coordinator::CheckHeld(Rank rank) const {
     return absl::InvalidArgumentError(absl::StrCat(
         "got rank ", rank.value(), ", want 0 to ", ranks_.size() - 1));
   }
-  if (ended_) {
+  if (ledger_.ended()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the run is over: ", end_reason_));
+        absl::StrCat("the run is over: ", ledger_.end_reason()));
   }
   if (ranks_[rank].state == Worker::State::kVacant) {
     return absl::FailedPreconditionError(

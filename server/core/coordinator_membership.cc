@@ -114,9 +114,10 @@ void Coordinator::Welcome(Worker& worker, SessionId session,
       .rank = worker.rank,
       .incarnation = worker.incarnation,
       .version = current_ == nullptr ? Version() : current_->version});
-  if (ended_) {
-    out.push_back(effect::Notify{
-        .session = session, .assignment = FinishedAssignment(end_reason_)});
+  if (ledger_.ended()) {
+    out.push_back(
+        effect::Notify{.session = session,
+                       .assignment = FinishedAssignment(ledger_.end_reason())});
   }
 }
 
@@ -202,7 +203,7 @@ void Coordinator::RepeatOutstanding(Worker& worker) {
   const PushKey over{.sequence = given.sequence, .attempt = given.attempt};
   given.attempt = given.attempt.Next();
   given.version = current_->version;
-  PushHistory& history = decided_[static_cast<size_t>(worker.rank.value())];
+  PushHistory& history = ledger_.pushes_of(worker.rank);
   history.Decide(
       over, {.verdict = Verdict::kDropped,
              .version = current_->version,
@@ -234,7 +235,7 @@ void Coordinator::SessionBroken(SessionId session, Instant now, Effects& out) {
   Worker* worker = ranks_.BySession(session);
   if (worker == nullptr) return;
   ranks_.Transition(*worker, Worker::State::kReconnecting, now);
-  if (ended_) return;
+  if (ledger_.ended()) return;
   out.push_back(effect::Log{
       .severity = Severity::kWarning,
       .worker =
@@ -257,9 +258,9 @@ void Coordinator::Vacate(Rank rank, VacancyReason why,
   worker.leaves_because.reset();
   paused_.erase(rank);
   registrations_.Remove(rank);
-  if (ended_) return;
-  ++counters_["workers_lost"];
-  ++vacancies_[why];
+  if (ledger_.ended()) return;
+  ++ledger_.counts.workers_lost;
+  ++ledger_.vacancies[why];
   const std::string gone =
       absl::StrCat("rank ", rank.value(),
                    why == VacancyReason::kLeft ? " has left" : " is lost");
@@ -284,7 +285,7 @@ void Coordinator::Vacate(Rank rank, VacancyReason why,
 }
 
 void Coordinator::RepeatWait(Rank rank, Instant now, Effects& out) const {
-  if (ended_ || !ranks_.Contains(rank)) return;
+  if (ledger_.ended() || !ranks_.Contains(rank)) return;
   const Worker& worker = ranks_[rank];
   const bool registers = registrations_.Contains(rank);
   if (!worker.waiting || worker.state != Worker::State::kLive ||
@@ -313,7 +314,7 @@ void Coordinator::ReleaseOutstanding(Rank rank, const std::string& why,
   }
   // Neither a change of policy nor a drain waits for somebody who is lost.
   const bool waits = settings_.waits_for_lost() &&
-                     !settings_.pending().has_value() && !draining_;
+                     !settings_.pending().has_value() && !ledger_.draining();
   if (!settings_.sync()) {
     DropAssembly(rank);
     if (waits) return;
@@ -339,7 +340,7 @@ void Coordinator::ReleaseOutstanding(Rank rank, const std::string& why,
 
 void Coordinator::Tick(Instant now, Effects& out) {
   NoteBegin(now);
-  if (ended_) return;
+  if (ledger_.ended()) return;
   // A loss may let a change of the number of ranks take effect.
   for (int32_t i = 0; i < ranks_.size(); ++i) {
     const Rank rank(i);
@@ -356,7 +357,7 @@ void Coordinator::Tick(Instant now, Effects& out) {
       Vacate(rank, VacancyReason::kLease, reason, now, out);
     }
   }
-  if (ended_) return;
+  if (ledger_.ended()) return;
   if (!started_) {
     CheckValuesDeadline(now, out);
     // A continued run does not wait without end for all.
@@ -407,7 +408,7 @@ void Coordinator::CheckStepDeadline(Instant now, Effects& out) {
 }
 
 void Coordinator::GiveUpWaiting(Instant now, Effects& out) {
-  if (ended_) return;
+  if (ledger_.ended()) return;
   const bool any_live = ranks_.live() > 0;
   for (const Worker& worker : ranks_.all()) {
     if (worker.state != Worker::State::kVacant || !worker.ever_registered) {

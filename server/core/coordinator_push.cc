@@ -18,13 +18,14 @@ absl::StatusOr<Push*> Coordinator::FindPush(Worker& worker,
                                             const PushKey& key) {
   const std::optional<Assignment>& given = worker.outstanding;
   // Pushes under way when the run ends change nothing any more.
-  if (!ended_ && given.has_value() && given->kind == AssignmentKind::kTrain &&
+  if (!ledger_.ended() && given.has_value() &&
+      given->kind == AssignmentKind::kTrain &&
       given->sequence == key.sequence && given->attempt == key.attempt) {
     if (settings_.sync()) return &round_->pushes.at(worker.rank);
     const auto partitions = static_cast<int32_t>(model_->partitions.size());
     return &assembling_.try_emplace(worker.rank, partitions).first->second;
   }
-  PushHistory& history = decided_[static_cast<size_t>(worker.rank.value())];
+  PushHistory& history = ledger_.pushes_of(worker.rank);
   if (history.Find(key) != nullptr || history.Forgotten(key)) return nullptr;
   return absl::FailedPreconditionError(absl::StrCat(
       "no training assignment ", key.sequence.value(), " attempt ",
@@ -43,11 +44,11 @@ bool Coordinator::InQueue(Rank rank, const PushKey& key) const {
 
 void Coordinator::AnswerOldPush(Worker& worker, const PushKey& key, Instant now,
                                 Effects& out) {
-  PushHistory& history = decided_[static_cast<size_t>(worker.rank.value())];
+  PushHistory& history = ledger_.pushes_of(worker.rank);
   PushHistory::Entry* entry = history.Find(key);
   if (entry == nullptr) {
     // Only of this repetition is it known that it was not applied.
-    ++counters_["pushes_duplicate"];
+    ++ledger_.counts.pushes_duplicate;
     Tell(worker, key,
          {.verdict = Verdict::kDropped,
           .duplicate = true,
@@ -61,36 +62,37 @@ void Coordinator::AnswerOldPush(Worker& worker, const PushKey& key, Instant now,
   }
   if (!entry->verdict.has_value()) {
     // Answered once it is decided.
-    if (!ended_ && InQueue(worker.rank, key)) {
-      ++counters_["pushes_duplicate"];
+    if (!ledger_.ended() && InQueue(worker.rank, key)) {
+      ++ledger_.counts.pushes_duplicate;
       return;
     }
     history.Decide(
         key, {.verdict = Verdict::kDropped,
               .version = current_->version,
-              .reason = ended_ ? absl::StrCat("the run is over: ", end_reason_)
-                               : "its assignment was withdrawn"});
+              .reason = ledger_.ended() ? absl::StrCat("the run is over: ",
+                                                       ledger_.end_reason())
+                                        : "its assignment was withdrawn"});
   }
   PushVerdict verdict = *entry->verdict;
   verdict.duplicate = std::exchange(entry->answered, true);
-  if (verdict.duplicate) ++counters_["pushes_duplicate"];
+  if (verdict.duplicate) ++ledger_.counts.pushes_duplicate;
   Tell(worker, key, std::move(verdict), 0, now, out);
 }
 
 void Coordinator::AnswerAtTheEnd(Effects& out) {
   const auto answer = [&](Rank rank, const PushKey& key) {
     const Worker& worker = ranks_[rank];
-    PushHistory& history = decided_[static_cast<size_t>(rank.value())];
+    PushHistory& history = ledger_.pushes_of(rank);
     PushHistory::Entry* entry = history.Find(key);
     if (entry == nullptr || entry->verdict.has_value()) return;
     PushVerdict verdict{
         .verdict = Verdict::kDropped,
         .version = current_->version,
-        .reason = absl::StrCat("the run is over: ", end_reason_)};
+        .reason = absl::StrCat("the run is over: ", ledger_.end_reason())};
     history.Decide(key, verdict);
     entry->answered = true;
     if (!worker.usable()) return;
-    verdict.next = FinishedAssignment(end_reason_);
+    verdict.next = FinishedAssignment(ledger_.end_reason());
     out.push_back(effect::SendVerdict{.rank = rank,
                                       .incarnation = worker.incarnation,
                                       .key = key,
@@ -110,9 +112,9 @@ void Coordinator::AnswerAtTheEnd(Effects& out) {
 void Coordinator::CountArrival(const Worker& worker, Push::Arrival arrival,
                                Effects& out) {
   if (arrival == Push::Arrival::kNew) return;
-  ++counters_["pushes_duplicate"];
+  ++ledger_.counts.pushes_duplicate;
   if (arrival == Push::Arrival::kRepeated) return;
-  ++counters_["replay_mismatches"];
+  ++ledger_.counts.replay_mismatches;
   out.push_back(effect::Log{
       .severity = Severity::kWarning,
       .worker =
@@ -339,7 +341,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
 double Coordinator::learning_rate() const {
   return LearningRate(
       settings_.options().optimizer,
-      {.seen = samples_,
+      {.seen = ledger_.samples(),
        .epoch = model_ == nullptr ? 0 : model_->plan.train_samples,
        .total = samples_total()});
 }
@@ -375,7 +377,7 @@ void Coordinator::FoldDone(FoldResult result, Instant now, Effects& out) {
                           applying_transaction_->id() == result.transaction;
   // The result of an attempt that was aborted meanwhile, or of a run that is
   // over.
-  if (ended_ || (!of_round && !of_arrival)) return;
+  if (ledger_.ended() || (!of_round && !of_arrival)) return;
   if (of_arrival) {
     for (FoldJob& job : applying_transaction_->Done(std::move(result))) {
       out.push_back(effect::Fold{.job = std::move(job)});
@@ -428,7 +430,8 @@ std::string Coordinator::NonfiniteText(const NonfiniteGradient& where) const {
 
 void Coordinator::AfterCommit(const CommitRecord& record,
                               CommitObservation observation, Effects& out) {
-  if (!record.skipped && record.loss_weight > 0) train_loss_ = record.loss;
+  if (!record.skipped && record.loss_weight > 0)
+    ledger_.train_loss = record.loss;
   if (record.epoch_ended) EvaluateEpoch(record.data_epoch + 1);
   out.push_back(effect::Committed{.record = record,
                                   .observation = std::move(observation)});
@@ -443,7 +446,7 @@ void Coordinator::AfterCommit(const CommitRecord& record,
 void Coordinator::Answer(Worker& worker, const PushKey& key,
                          PushVerdict verdict, int32_t weights_partitions,
                          Instant now, Effects& out) {
-  PushHistory& history = decided_[static_cast<size_t>(worker.rank.value())];
+  PushHistory& history = ledger_.pushes_of(worker.rank);
   history.Decide(key, verdict);
   if (PushHistory::Entry* entry = history.Find(key)) entry->answered = true;
   ++worker.pushes;
@@ -469,14 +472,14 @@ void Coordinator::Tell(Worker& worker, const PushKey& key, PushVerdict verdict,
 }
 
 bool Coordinator::CountNonfinite(const std::string& what, Effects& out) {
-  ++nonfinite_in_row_;
+  ledger_.CountNonfinite();
   out.push_back(effect::Log{
       .severity = Severity::kWarning,
-      .text = absl::StrCat("not finite: ", what, " at step ",
-                           current_->version.value(), " (", nonfinite_in_row_,
-                           " in a row, ", settings_.options().nonfinite_max,
-                           " end the run)")});
-  return nonfinite_in_row_ >= settings_.options().nonfinite_max;
+      .text = absl::StrCat(
+          "not finite: ", what, " at step ", current_->version.value(), " (",
+          ledger_.nonfinite_in_row(), " in a row, ",
+          settings_.options().nonfinite_max, " end the run)")});
+  return ledger_.nonfinite_in_row() >= settings_.options().nonfinite_max;
 }
 
 }  // namespace cohort

@@ -73,14 +73,15 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
         "a rendezvous needs sync and global normalisation; the policy is ",
         PolicyText(settings_.policy())));
   }
-  if (!ended_ && key.step > current_->version) {
+  if (!ledger_.ended() && key.step > current_->version) {
     return absl::FailedPreconditionError(
         absl::StrCat("rendezvous: got step ", key.step.value(), " of rank ",
                      worker->rank.value(), ", want at most ",
                      current_->version.value(), ", the newest version"));
   }
   const bool over =
-      ended_ || never || key.step < current_->version || !round_.has_value() ||
+      ledger_.ended() || never || key.step < current_->version ||
+      !round_.has_value() ||
       (key.step == round_->step && (key.attempt < round_->attempt ||
                                     round_->dropped.contains(worker->rank)));
   if (over) {

@@ -29,7 +29,7 @@ void Coordinator::AwaitModel(const Sender& sender, const ModelLayout& layout,
       {.incarnation = sender.incarnation, .layout = layout, .plan = plan});
   Worker& worker = ranks_[sender.rank];
   worker.waiting = true;
-  if (ended_ || worker.leaves_because.has_value()) {
+  if (ledger_.ended() || worker.leaves_because.has_value()) {
     DismissRegistrant(sender.rank, out);
     out.push_back(effect::Notify{.session = worker.session,
                                  .assignment = NextFor(worker, now)});

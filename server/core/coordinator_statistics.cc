@@ -45,7 +45,8 @@ void Coordinator::CountStatistics(int64_t StatisticsCounts::*what,
   const std::vector<StatisticsKind>& kinds = settings_.policy().statistics;
   const bool from_pushes =
       std::any_of(kinds.begin(), kinds.end(), &MovesInTraining);
-  if (from_pushes && TracksStatistics()) statistics_counts_.*what += pushes;
+  if (from_pushes && TracksStatistics())
+    ledger_.statistics_counts.*what += pushes;
 }
 
 std::string Coordinator::AdoptStatistics() {
@@ -68,7 +69,7 @@ bool Coordinator::EndsWithCollection() const {
   const std::vector<StatisticsKind>& kinds = settings_.policy().statistics;
   if (!TracksStatistics()) return false;
   // A drained run ends soon: it collects only what it exports.
-  if (draining_) return kinds.front() == StatisticsKind::kAfter;
+  if (ledger_.draining()) return kinds.front() == StatisticsKind::kAfter;
   return std::find(kinds.begin(), kinds.end(), StatisticsKind::kAfter) !=
          kinds.end();
 }
@@ -111,7 +112,7 @@ bool Coordinator::ConcludeStatistics(Effects& out) {
     return false;
   }
   concluded_ = true;
-  EvaluateAllKinds(cursor_.epoch());
+  EvaluateAllKinds(ledger_.cursor().epoch());
   return true;
 }
 
@@ -171,10 +172,11 @@ void Coordinator::FinishCollection(Effects& out) {
                                        collection.batches(), " batches")});
   // ConcludeStatistics evaluates what is left at the end of the run.
   if (TrainingDone()) return;
-  StartEvaluation(
-      WithSets(*collection.snapshot(),
-               Replaced(*collection.snapshot()->statistics, set)),
-      {.epochs = cursor_.epoch(), .on_request = true, .kinds = {set.kind}});
+  StartEvaluation(WithSets(*collection.snapshot(),
+                           Replaced(*collection.snapshot()->statistics, set)),
+                  {.epochs = ledger_.cursor().epoch(),
+                   .on_request = true,
+                   .kinds = {set.kind}});
 }
 
 absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
@@ -184,10 +186,11 @@ absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
         absl::StrCat("got run ", run_id, ", want ", settings_.options().run_id,
                      ": this server holds another run"));
   }
-  if (!started_ || ended_) {
+  if (!started_ || ledger_.ended()) {
     return absl::FailedPreconditionError(
-        ended_ ? absl::StrCat("the run is over: ", end_reason_)
-               : "training has not started: there is nobody to compute");
+        ledger_.ended()
+            ? absl::StrCat("the run is over: ", ledger_.end_reason())
+            : "training has not started: there is nobody to compute");
   }
   if (FindSet(*current_->statistics, StatisticsKind::kAfter) == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(

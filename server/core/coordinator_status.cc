@@ -25,24 +25,6 @@ constexpr absl::Duration kHeldUpMin = absl::Seconds(2);
 
 }  // namespace
 
-absl::string_view VacancyReasonName(VacancyReason reason) {
-  switch (reason) {
-    case VacancyReason::kLease:
-      return "lease";
-    case VacancyReason::kDisconnect:
-      return "disconnect";
-    case VacancyReason::kDeadline:
-      return "deadline";
-    case VacancyReason::kAdmin:
-      return "admin";
-    case VacancyReason::kLeft:
-      return "left";
-    case VacancyReason::kMismatch:
-      return "mismatch";
-  }
-  return "";
-}
-
 absl::string_view PhaseName(StatusView::Phase phase) {
   switch (phase) {
     case StatusView::Phase::kWaiting:
@@ -160,10 +142,10 @@ std::string Coordinator::LostText(const std::vector<Rank>& lost,
                                        ? worker.lost_at
                                        : worker.missed_since));
   }
-  return absl::StrCat(draining_ ? "draining after the step in progress; " : "",
-                      "waiting for a replacement of ", Ranks(lost), ", ",
-                      SecondsText(since), ", gives up in ",
-                      SecondsText(WaitLeft(lost, now)));
+  return absl::StrCat(
+      ledger_.draining() ? "draining after the step in progress; " : "",
+      "waiting for a replacement of ", Ranks(lost), ", ", SecondsText(since),
+      ", gives up in ", SecondsText(WaitLeft(lost, now)));
 }
 
 std::string Coordinator::WaitText(Instant now) const {
@@ -196,7 +178,7 @@ absl::string_view Coordinator::ActivityOf(const Worker& worker) const {
   if (worker.state == Worker::State::kVacant) return "vacant";
   if (worker.state == Worker::State::kReconnecting) return "reconnecting";
   if (!worker.registered) return "joining";
-  if (ended_) return "finished";
+  if (ledger_.ended()) return "finished";
   if (!worker.outstanding.has_value()) return "waiting";
   switch (worker.outstanding->kind) {
     case AssignmentKind::kEvaluate:
@@ -229,8 +211,7 @@ StatusView::Worker Coordinator::ViewOf(const Worker& worker,
                           .silent = now - worker.last_heard,
                           .phases = worker.phases,
                           .pushes = worker.pushes};
-  const PushVerdict* decided =
-      decided_[static_cast<size_t>(worker.rank.value())].last_verdict();
+  const PushVerdict* decided = ledger_.pushes_of(worker.rank).last_verdict();
   std::optional<Version> at;
   if (decided != nullptr) at = decided->version;
   if (worker.outstanding.has_value()) at = worker.outstanding->version;
@@ -263,9 +244,9 @@ Coordinator::HoldUp Coordinator::HeldUp(Instant now) const {
 }
 
 void Coordinator::DescribeState(Instant now, StatusView& view) const {
-  if (ended_) {
+  if (ledger_.ended()) {
     view.phase = StatusView::Phase::kOver;
-    view.state = absl::StrCat("over: ", end_reason_);
+    view.state = absl::StrCat("over: ", ledger_.end_reason());
     return;
   }
   if (!started_) {
@@ -329,20 +310,20 @@ void Coordinator::DescribeState(Instant now, StatusView& view) const {
 StatusView Coordinator::Status(Instant now) const {
   StatusView view{.run_id = settings_.options().run_id,
                   .run_name = settings_.options().run_name,
-                  .data_epoch = cursor_.epoch(),
+                  .data_epoch = ledger_.cursor().epoch(),
                   .epochs = settings_.options().epochs,
-                  .samples = samples_,
+                  .samples = ledger_.samples(),
                   .samples_total = samples_total(),
                   .policy = PolicyText(settings_.policy()),
                   .learning_rate = learning_rate(),
-                  .train_loss = train_loss_,
+                  .train_loss = ledger_.train_loss,
                   .workers_live = ranks_.live(),
                   .workers_expected = ranks_.size(),
-                  .counters = counters_,
-                  .vacancies = vacancies_,
-                  .statistics = statistics_counts_,
-                  .staleness = staleness_,
-                  .ended = ended_};
+                  .counts = ledger_.counts,
+                  .vacancies = ledger_.vacancies,
+                  .statistics = ledger_.statistics_counts,
+                  .staleness = ledger_.staleness,
+                  .ended = ledger_.ended()};
   if (current_ != nullptr) view.version = current_->version;
   if (round_.has_value()) view.attempt = round_->attempt;
   if (last_evaluation_.has_value()) view.test = last_evaluation_->sums();

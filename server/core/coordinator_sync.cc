@@ -30,8 +30,8 @@ std::vector<Rank> Coordinator::Candidates() const {
 }
 
 void Coordinator::StartStep() {
-  if (ended_ || draining_ || settings_.pending().has_value() ||
-      cursor_.exhausted()) {
+  if (ledger_.ended() || ledger_.draining() ||
+      settings_.pending().has_value() || ledger_.cursor().exhausted()) {
     return;
   }
   const std::vector<Rank> candidates = Candidates();
@@ -39,8 +39,8 @@ void Coordinator::StartStep() {
   std::vector<int64_t> batch_sizes;
   for (Rank rank : candidates) batch_sizes.push_back(ranks_[rank].batch_size);
 
-  Round round{.step = current_->version, .attempt = next_attempt_};
-  round.cut = cursor_.Cut(batch_sizes);
+  Round round{.step = current_->version, .attempt = ledger_.next_attempt()};
+  round.cut = ledger_.cursor().Cut(batch_sizes);
   const auto partitions = static_cast<int32_t>(model_->partitions.size());
   std::vector<Rank> members;
   for (size_t i = 0; i < candidates.size(); ++i) {
@@ -142,7 +142,7 @@ void Coordinator::DropFromStep(Rank rank, Instant now, Effects& out) {
   const PushKey key{.sequence = worker.outstanding->sequence,
                     .attempt = worker.outstanding->attempt};
   worker.outstanding.reset();
-  ++counters_["pushes_dropped"];
+  ++ledger_.counts.pushes_dropped;
   CountStatistics(&StatisticsCounts::dropped, 1);
   // What it may still be computing is of no use any more.
   if (worker.usable()) {
@@ -158,7 +158,7 @@ void Coordinator::DropFromStep(Rank rank, Instant now, Effects& out) {
     Answer(worker, key, std::move(verdict), 0, now, out);
     return;
   }
-  decided_[static_cast<size_t>(rank.value())].Decide(key, verdict);
+  ledger_.pushes_of(rank).Decide(key, verdict);
   worker.waiting = worker.usable();
 }
 
@@ -180,7 +180,7 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
   for (const auto& [rank, push] : over.pushes) ReleasePush(rank, push);
   let_in_.clear();
   ResumeAll(out);
-  ++counters_["steps_aborted"];
+  ++ledger_.counts.steps_aborted;
   out.push_back(effect::Log{
       .severity = Severity::kWarning,
       .text = absl::StrCat("step ", over.step.value(), " attempt ",
@@ -207,7 +207,7 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
     const PushKey key{.sequence = worker.outstanding->sequence,
                       .attempt = worker.outstanding->attempt};
     // One that is not closed yet is answered when it is.
-    PushHistory& history = decided_[static_cast<size_t>(rank.value())];
+    PushHistory& history = ledger_.pushes_of(rank);
     history.Decide(key, verdict);
     if (over.pushes.at(rank).closed()) {
       closed[rank] = key;
@@ -216,7 +216,7 @@ void Coordinator::AbortAttempt(const std::string& reason, Instant now,
     worker.outstanding.reset();
     worker.waiting = worker.usable();
   }
-  next_attempt_ = over.attempt.Next();
+  ledger_.EndAttempt(over.attempt);
   StartStep();
   for (Rank rank : over.members) {
     const Worker& worker = ranks_[rank];
@@ -369,23 +369,23 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
   CommitRecord record = RecordOf(round);
   // The clock counts what was handed out, so that schedules end with the
   // data whatever is dropped.
-  samples_ += round.cut.end - round.cut.begin;
-  record.samples = samples_;
-  record.epoch_ended = cursor_.Take(round.cut);
+  ledger_.AddSamples(round.cut.end - round.cut.begin);
+  record.samples = ledger_.samples();
+  record.epoch_ended = ledger_.cursor().Take(round.cut);
   const std::map<Rank, PushKey> keys = EndAssignmentsOf(round);
   for (Rank rank : round.members) fenced_.erase(rank);
   CommitObservation observation = ObservationOf(round, now);
   observation.drift = std::move(drift);
   AfterCommit(record, std::move(observation), out);
 
-  counters_[skipped ? "pushes_skipped" : "pushes_applied"] +=
+  (skipped ? ledger_.counts.pushes_skipped : ledger_.counts.pushes_applied) +=
       static_cast<int64_t>(keys.size());
   CountStatistics(
       skipped ? &StatisticsCounts::dropped : &StatisticsCounts::folded,
       static_cast<int64_t>(keys.size()));
   const bool stop = skipped && CountNonfinite(*round.nonfinite, out);
-  if (!skipped) nonfinite_in_row_ = 0;
-  next_attempt_ = Attempt(0);
+  if (!skipped) ledger_.CountFinite();
+  ledger_.BeginAttempts();
   if (!stop) StartStep();
   for (const auto& [rank, key] : keys) {
     Answer(ranks_[rank], key,
@@ -396,7 +396,8 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
   }
   if (stop) {
     End(RunOutcome::kNonfinite,
-        absl::StrCat(nonfinite_in_row_, " steps in a row were not finite; ",
+        absl::StrCat(ledger_.nonfinite_in_row(),
+                     " steps in a row were not finite; ",
                      "the last: ", *round.nonfinite),
         out);
     return;

@@ -13,37 +13,11 @@
 #include "common/staleness_histogram.h"
 #include "server/core/effects.h"
 #include "server/core/rank_table.h"
+#include "server/core/run_counts.h"
 #include "server/core/settings.h"
 
 // What the state machine tells people and tools about itself.
 namespace cohort {
-
-// Why a rank became vacant.
-enum class VacancyReason {
-  kLease,
-  kDisconnect,
-  kDeadline,
-  kAdmin,
-  kLeft,
-  // Its batch-norm calls were not those of the other members.
-  kMismatch,
-};
-
-inline constexpr VacancyReason kVacancyReasons[] = {
-    VacancyReason::kLease,    VacancyReason::kDisconnect,
-    VacancyReason::kDeadline, VacancyReason::kAdmin,
-    VacancyReason::kLeft,     VacancyReason::kMismatch};
-
-// "lease", "disconnect", "deadline", "admin", "left", "mismatch".
-absl::string_view VacancyReasonName(VacancyReason reason);
-
-// Pushes whose moments went into the moving statistics in full, damped, or not
-// at all.
-struct StatisticsCounts {
-  int64_t folded = 0;
-  int64_t damped = 0;
-  int64_t dropped = 0;
-};
 
 // State in numbers and words, for people and tools.
 struct StatusView {
@@ -101,7 +75,7 @@ struct StatusView {
     int64_t pushes = 0;
   };
   std::vector<Worker> workers;
-  std::map<std::string, int64_t> counters;
+  RunCounts counts;
   // How often a rank became vacant, by reason.
   std::map<VacancyReason, int64_t> vacancies;
   // Moments of pushes, and what became of them.

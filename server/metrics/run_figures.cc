@@ -26,19 +26,14 @@ std::optional<int64_t> StalenessBound(const RunFigures& figures) {
 
 std::vector<std::pair<std::string, int64_t>> PushVerdicts(
     const RunFigures& figures) {
-  const auto count = [&figures](const char* name) {
-    const auto found = figures.status.counters.find(name);
-    return found == figures.status.counters.end() ? 0 : found->second;
-  };
-  // The core counts a damped push as applied too.
-  const int64_t damped = count("pushes_damped");
-  return {{"applied", count("pushes_applied") - damped},
-          {"damped", damped},
-          {"dropped", count("pushes_dropped")},
-          {"skipped", count("pushes_skipped")},
-          {"rejected_nonfinite", count("pushes_rejected_nonfinite")},
-          {"duplicate", count("pushes_duplicate")},
-          {"replay_mismatch", count("replay_mismatches")},
+  const RunCounts& counts = figures.status.counts;
+  return {{"applied", counts.pushes_applied - counts.pushes_damped},
+          {"damped", counts.pushes_damped},
+          {"dropped", counts.pushes_dropped},
+          {"skipped", counts.pushes_skipped},
+          {"rejected_nonfinite", counts.pushes_rejected_nonfinite},
+          {"duplicate", counts.pushes_duplicate},
+          {"replay_mismatch", counts.replay_mismatches},
           {"fenced", figures.service.pushes_fenced},
           {"invalid", figures.service.pushes_invalid}};
 }

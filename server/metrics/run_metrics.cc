@@ -86,7 +86,7 @@ void AddRun(const RunFigures& f, Page& page) {
   page.Gauge("cohort_model_version", "Newest version of the weights.")
       .Value(f.status.version.value(), {{"run", run}});
   page.Counter("cohort_policy_changes_total", "Changes of settings in force.")
-      .Value(f.status.counters.at("policy_changes"));
+      .Value(f.status.counts.policy_changes);
   page.Gauge("cohort_parameters", "Elements of all parameters.")
       .Value(f.model.parameters);
   page.Gauge("cohort_state_bytes", "Memory of one version, by kind.")

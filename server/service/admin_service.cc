@@ -137,7 +137,8 @@ v1::Status ToProto(const StatusView& view, double samples_per_second,
   }
   proto.mutable_staleness()->insert(view.staleness.begin(),
                                     view.staleness.end());
-  proto.mutable_counters()->insert(view.counters.begin(), view.counters.end());
+  const std::map<std::string, int64_t> counts = ByName(view.counts);
+  proto.mutable_counters()->insert(counts.begin(), counts.end());
   return proto;
 }
 

@@ -330,7 +330,7 @@ TEST(CoordinatorSyncTest, StatusSaysWhereTheRunIs) {
   EXPECT_EQ(view.samples_total, 8);
   EXPECT_EQ(view.policy, "sync, local normalisation, sync statistics");
   EXPECT_DOUBLE_EQ(*view.train_loss, 2);
-  EXPECT_EQ(view.counters.at("pushes_applied"), 2);
+  EXPECT_EQ(view.counts.pushes_applied, 2);
   ASSERT_EQ(view.workers.size(), 2);
   EXPECT_EQ(view.workers[1].state, "live");
   EXPECT_EQ(view.workers[1].description, "host1");

@@ -358,7 +358,7 @@ std::vector<float> FakeCohort::weights(int32_t partition) const {
 }
 
 int64_t FakeCohort::counter(const std::string& name) const {
-  return core_.Status(now_).counters.at(name);
+  return ByName(core_.Status(now_).counts).at(name);
 }
 
 std::string FakeCohort::log() const {

@@ -30,8 +30,8 @@ RunFigures BusyFigures(int32_t workers) {
   status.samples = 400;
   status.samples_total = 1000;
   status.workers_live = workers;
-  status.counters["pushes_applied"] = 12;
-  status.counters["pushes_damped"] = 2;
+  status.counts.pushes_applied = 12;
+  status.counts.pushes_damped = 2;
   status.staleness = {{0, 5}, {1, 4}, {3, 3}};
   status.statistics = {.folded = 10, .damped = 2, .dropped = 0};
   for (StatusView::Worker& worker : status.workers) {

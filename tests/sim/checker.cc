@@ -36,7 +36,7 @@ void Checker::OnEffects(const Effects& effects, const Coordinator& core) {
   }
   // In whatever order they have come.
   if (asked_.has_value() && *asked_ != Rank(0) && core.model() == nullptr &&
-      core.Status(Instant()).counters.at("workers_lost") == 0) {
+      core.Status(Instant()).counts.workers_lost == 0) {
     Fail(absl::StrCat("rank ", asked_->value(), " is asked for its values"));
   }
   AfterEvent(core);
@@ -227,10 +227,9 @@ void Checker::NotePolicy() {
 }
 
 void Checker::CheckCounts(const StatusView& status) {
-  if (status.counters.at("pushes_applied") != applied_) {
-    Fail(absl::StrCat("pushes_applied is ",
-                      status.counters.at("pushes_applied"), ", want ",
-                      applied_));
+  if (status.counts.pushes_applied != applied_) {
+    Fail(absl::StrCat("pushes_applied is ", status.counts.pushes_applied,
+                      ", want ", applied_));
   }
 }
 

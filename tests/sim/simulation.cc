@@ -147,12 +147,12 @@ void Simulation::StopServer() {
 void Simulation::Count() {
   if (server_ == nullptr) return;
   const StatusView status = server_->core().Status(scheduler_.now());
-  outcome_.workers_lost += status.counters.at("workers_lost");
-  outcome_.steps_aborted += status.counters.at("steps_aborted");
-  outcome_.duplicates += status.counters.at("pushes_duplicate");
-  outcome_.replay_mismatches += status.counters.at("replay_mismatches");
-  outcome_.dropped += status.counters.at("pushes_dropped");
-  outcome_.policy_changes += status.counters.at("policy_changes");
+  outcome_.workers_lost += status.counts.workers_lost;
+  outcome_.steps_aborted += status.counts.steps_aborted;
+  outcome_.duplicates += status.counts.pushes_duplicate;
+  outcome_.replay_mismatches += status.counts.replay_mismatches;
+  outcome_.dropped += status.counts.pushes_dropped;
+  outcome_.policy_changes += status.counts.policy_changes;
   outcome_.fenced += status.vacancies.at(VacancyReason::kMismatch);
   checker_.CheckCounts(status);
 }

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/assignment.h"
+#include "common/ids.h"
+#include "common/staleness_histogram.h"
+#include "server/core/data_cursor.h"
+#include "server/core/effects.h"
+#include "server/core/push_history.h"
+#include "server/core/run_counts.h"
+
+namespace cohort {
+
+// What outlives the way in which pushes are combined, and a live change of it:
+// how pushes ended, which samples come next, the clock of schedules, counts,
+// and how the run ends.
+class RunLedger {
+ public:
+  explicit RunLedger(int32_t workers)
+      : histories_(static_cast<size_t>(workers)) {}
+
+  // ---- pushes
+  // `rank` must be one of the cohort.
+  PushHistory& pushes_of(Rank rank) {
+    return histories_[static_cast<size_t>(rank.value())];
+  }
+  const PushHistory& pushes_of(Rank rank) const {
+    return histories_[static_cast<size_t>(rank.value())];
+  }
+  // The pushes of ranks beyond `workers` are forgotten.
+  void Resize(int32_t workers) {
+    histories_.resize(static_cast<size_t>(workers));
+  }
+
+  // ---- attempts
+  // Of the next round of the present version. Kept over a change of policy:
+  // workers know that the attempts before it are over.
+  Attempt next_attempt() const { return next_attempt_; }
+  void BeginAttempts() { next_attempt_ = Attempt(0); }
+  void EndAttempt(Attempt attempt) { next_attempt_ = attempt.Next(); }
+
+  // ---- data
+  DataCursor& cursor() { return cursor_; }
+  const DataCursor& cursor() const { return cursor_; }
+  // Samples of all pushes decided so far: the clock of schedules.
+  int64_t samples() const { return samples_; }
+  void AddSamples(int64_t samples) { samples_ += samples; }
+
+  // ---- numbers that are not finite
+  // Commits in a row that were not.
+  int32_t nonfinite_in_row() const { return nonfinite_in_row_; }
+  void CountNonfinite() { ++nonfinite_in_row_; }
+  void CountFinite() { nonfinite_in_row_ = 0; }
+
+  // ---- the end
+  // The run is to end at the next commit.
+  void Drain(const std::string& reason) {
+    draining_ = true;
+    drain_reason_ = reason;
+  }
+  bool draining() const { return draining_; }
+  const std::string& drain_reason() const { return drain_reason_; }
+  void End(RunOutcome outcome, const std::string& reason);
+  bool ended() const { return ended_; }
+  const std::string& end_reason() const { return end_reason_; }
+  // The run has ended, but is not done: a server that is started again may go
+  // on.
+  bool broke_off() const { return broke_off_; }
+
+  // ---- counts, for people
+  RunCounts counts;
+  std::map<VacancyReason, int64_t> vacancies;
+  StatisticsCounts statistics_counts;
+  StalenessCounts staleness;
+  std::optional<double> train_loss;
+
+ private:
+  // By rank.
+  std::vector<PushHistory> histories_;
+  Attempt next_attempt_;
+  DataCursor cursor_;
+  int64_t samples_ = 0;
+  int32_t nonfinite_in_row_ = 0;
+  bool draining_ = false;
+  std::string drain_reason_;
+  bool ended_ = false;
+  std::string end_reason_;
+  bool broke_off_ = false;
+};
+
+}  // namespace cohort
