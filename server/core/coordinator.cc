@@ -6,80 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "server/core/limits.h"
-#include "server/core/optimizer/slots.h"
+#include "server/core/initial_values.h"
 
 namespace cohort {
-namespace {
-
-absl::Status ValidatePlan(const RunPlan& plan) {
-  if (plan.train_samples < 1 || plan.test_samples < 0 ||
-      std::max(plan.train_samples, plan.test_samples) >
-          limits::kSplitSamplesMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "run plan: got ", plan.train_samples, " train and ", plan.test_samples,
-        " test samples, want at least 1 and 0, and at most ",
-        limits::kSplitSamplesMax));
-  }
-  if (!(plan.loss_reference >= limits::kLossWeightMin &&
-        plan.loss_reference <= limits::kLossWeightMax)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "run plan: got loss reference ", plan.loss_reference, ", want ",
-        limits::kLossWeightMin, " to ", limits::kLossWeightMax));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckStatisticsValues(const BatchNormSpec& layer,
-                                   const LayerStatistics& statistics) {
-  for (size_t c = 0; c < statistics.mean.size(); ++c) {
-    const double mean = statistics.mean[c];
-    const double variance = statistics.variance[c];
-    if (std::isfinite(mean) && std::isfinite(variance) && variance >= 0) {
-      continue;
-    }
-    return absl::InvalidArgumentError(absl::StrCat(
-        layer.name, ": got the initial mean ", mean, " and variance ", variance,
-        " in channel ", c, ", want finite ones, the variance 0 or more"));
-  }
-  const int64_t tracked = statistics.num_batches_tracked;
-  if (tracked >= 0 && tracked <= limits::kBatchesTrackedMax) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(layer.name, ": got ", tracked,
-                                                 " batches tracked, want 0 to ",
-                                                 limits::kBatchesTrackedMax));
-}
-
-absl::Status CheckStatistics(const ModelLayout& layout,
-                             const std::vector<LayerStatistics>& statistics) {
-  if (statistics.empty()) return absl::OkStatus();
-  if (statistics.size() != layout.batch_norms.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "got initial statistics of ", statistics.size(),
-        " batch-norm layers, want ", layout.batch_norms.size(), " or none"));
-  }
-  for (size_t i = 0; i < statistics.size(); ++i) {
-    const BatchNormSpec& layer = layout.batch_norms[i];
-    const auto channels = static_cast<size_t>(layer.channels);
-    if (statistics[i].mean.size() != channels ||
-        statistics[i].variance.size() != channels) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          layer.name, ": got initial statistics of ", statistics[i].mean.size(),
-          " and ", statistics[i].variance.size(), " channels, want ",
-          channels));
-    }
-    COHORT_RETURN_IF_ERROR(CheckStatisticsValues(layer, statistics[i]));
-  }
-  return absl::OkStatus();
-}
-
-uint64_t ChecksumOf(const SharedFloats& floats) {
-  return RopeOf(floats).Checksum();
-}
-
-}  // namespace
-
 Coordinator::Coordinator(const CoordinatorOptions& options,
                          const RunState* restored)
     : settings_(options, restored),
@@ -93,20 +22,16 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
 
 void Coordinator::Restore(const RunState& restored) {
   resumed_ = true;
-  model_ = restored.model;
-  current_ = restored.snapshot;
-  ChangeOptimizer();
-  const std::string adopted = AdoptStatistics();
-  for (const Partition& p : model_->partitions) {
-    if (p.trainable) ++trainable_partitions_;
-  }
+  model_.Restore(restored.model, restored.snapshot);
+  model_.AdoptOptimizer(settings_.options(), settings_.policy());
+  const std::string adopted = model_.AdoptStatistics(settings_.policy());
   ledger_.AddSamples(restored.samples);
   if (settings_.history().size() > restored.policy_history.size()) {
     settings_.AppendToHistory(adopted);
   }
   next_incarnation_ = std::max(next_incarnation_, restored.next_incarnation);
-  ledger_.cursor() =
-      DataCursor(model_->plan.train_samples, settings_.options().epochs);
+  ledger_.cursor() = DataCursor(model_.model()->plan.train_samples,
+                                settings_.options().epochs);
   ledger_.cursor().Restore(restored.data_epoch, restored.cursor);
   std::vector<DataCursor::Piece> open;
   for (const RunState::Range& r : restored.reissue) {
@@ -160,7 +85,7 @@ absl::StatusOr<Worker*> Coordinator::Check(const Sender& sender, Instant now) {
 }
 
 absl::Status Coordinator::RequireRegistered(const Worker& worker) const {
-  if (model_ != nullptr && worker.registered) return absl::OkStatus();
+  if (model_.registered() && worker.registered) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "rank ", worker.rank.value(), " has not registered its model"));
 }
@@ -171,8 +96,8 @@ absl::Status Coordinator::BeginRegister(const Sender& sender,
                                         Effects& out) {
   COHORT_RETURN_IF_ERROR(Check(sender, now).status());
   COHORT_RETURN_IF_ERROR(Validate(layout));
-  COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
-  if (model_ == nullptr) {
+  COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
+  if (!model_.registered()) {
     COHORT_RETURN_IF_ERROR(
         MaskFor(settings_.options().optimizer, layout,
                 MakePartitions(layout, settings_.options().partition_bytes))
@@ -189,8 +114,8 @@ absl::Status Coordinator::BeginRegister(const Sender& sender,
     AwaitModel(sender, layout, plan, now, out);
     return absl::OkStatus();
   }
-  COHORT_RETURN_IF_ERROR(
-      CheckSameModel(layout, plan, model_->layout, model_->plan, "the run's"));
+  COHORT_RETURN_IF_ERROR(CheckSameModel(layout, plan, model_.layout(),
+                                        model_.model()->plan, "the run's"));
   out.push_back(effect::RegisterAnswered{.rank = sender.rank,
                                          .incarnation = sender.incarnation,
                                          .answer = AnswerOfModel()});
@@ -207,10 +132,10 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
   COHORT_RETURN_IF_ERROR(Check(sender, now).status());
   // The worker is told so on its session.
   if (ledger_.ended()) return AnswerOf({.layout = layout, .plan = plan});
-  if (model_ != nullptr) {
+  if (model_.registered()) {
     // The same life has sent them twice.
-    COHORT_RETURN_IF_ERROR(CheckSameModel(layout, plan, model_->layout,
-                                          model_->plan, "the run's"));
+    COHORT_RETURN_IF_ERROR(CheckSameModel(layout, plan, model_.layout(),
+                                          model_.model()->plan, "the run's"));
     return AnswerOfModel();
   }
   if (registrations_.asked() != sender.rank) {
@@ -219,13 +144,13 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
                      " sent values that it was not asked for"));
   }
   COHORT_RETURN_IF_ERROR(Validate(layout));
-  COHORT_RETURN_IF_ERROR(ValidatePlan(plan));
-  COHORT_RETURN_IF_ERROR(CheckStatistics(layout, statistics));
-  COHORT_ASSIGN_OR_RETURN(
-      mask_,
-      MaskFor(settings_.options().optimizer, layout,
-              MakePartitions(layout, settings_.options().partition_bytes)));
-  Install(layout, plan, std::move(values), std::move(statistics));
+  COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
+  COHORT_RETURN_IF_ERROR(CheckInitialStatistics(layout, statistics));
+  COHORT_RETURN_IF_ERROR(
+      model_.Install(layout, plan, std::move(values), std::move(statistics),
+                     settings_.options(), settings_.policy()));
+  ledger_.cursor() = DataCursor(plan.train_samples, settings_.options().epochs);
+  HoldReadVersions();
   out.push_back(effect::Log{
       .worker =
           WorkerLife{.rank = sender.rank, .incarnation = sender.incarnation},
@@ -237,41 +162,8 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
   return AnswerOfModel();
 }
 
-void Coordinator::Install(const ModelLayout& layout, const RunPlan& plan,
-                          std::vector<SharedFloats> values,
-                          std::vector<LayerStatistics> statistics) {
-  auto model = std::make_shared<RegisteredModel>();
-  model->layout = layout;
-  model->plan = plan;
-  model->plan.loss_reference = LossReference(plan);
-  model->partitions =
-      MakePartitions(layout, settings_.options().partition_bytes);
-  COHORT_CHECK(values.size() == model->partitions.size(),
-               absl::StrCat("got ", values.size(), " partitions"));
-
-  auto snapshot = std::make_shared<ModelSnapshot>();
-  for (size_t i = 0; i < values.size(); ++i) {
-    const Partition& partition = model->partitions[i];
-    COHORT_CHECK(values[i]->size() == partition.elements, "partition size");
-    snapshot->checksums.push_back(ChecksumOf(values[i]));
-    if (partition.trainable) ++trainable_partitions_;
-  }
-  snapshot->weights = std::move(values);
-  snapshot->slots =
-      FitSlots(model->partitions, {},
-               SlotsOf(settings_.options().optimizer, settings_.policy()));
-  if (statistics.empty()) statistics = InitialStatistics(layout);
-  snapshot->statistics = std::make_shared<const StatisticsSets>(
-      StartSets(settings_.policy().statistics, statistics));
-  model_ = std::move(model);
-  current_ = std::move(snapshot);
-  ledger_.cursor() = DataCursor(plan.train_samples, settings_.options().epochs);
-  statistics_ = KeptStatistics(settings_.policy(), layout.batch_norms);
-  HoldReadVersions();
-}
-
 bool Coordinator::ReadyToStart(Instant now) const {
-  if (model_ == nullptr || ranks_.Usable().empty()) return false;
+  if (!model_.registered() || ranks_.Usable().empty()) return false;
   return AwaitedToStart().empty() || StartLeft(now) <= absl::ZeroDuration();
 }
 
@@ -290,7 +182,7 @@ void Coordinator::Start(Instant now, Effects& out) {
   }
   out.push_back(
       effect::Log{.text = absl::StrCat(who, "; training starts at version ",
-                                       current_->version.value(), ": ",
+                                       model_.version().value(), ": ",
                                        PolicyText(settings_.policy()))});
 }
 
@@ -364,7 +256,7 @@ Assignment Coordinator::NextFor(Worker& worker, Instant now) {
 std::optional<Assignment> Coordinator::NextTraining(Worker& worker) {
   Assignment next{.kind = AssignmentKind::kTrain,
                   .sequence = worker.next_sequence,
-                  .version = current_->version,
+                  .version = model_.version(),
                   .policy_epoch = settings_.policy_epoch(),
                   .global_normalization = settings_.global()};
   if (settings_.sync()) {
@@ -396,7 +288,7 @@ Assignment Coordinator::WaitAssignment(const Worker& worker,
                                        Instant now) const {
   return {.kind = AssignmentKind::kWait,
           .sequence = worker.next_sequence,
-          .version = current_ == nullptr ? Version() : current_->version,
+          .version = model_.version(),
           .policy_epoch = settings_.policy_epoch(),
           .reason = WaitText(now),
           .wait = WaitLeft(WaitedFor(), now)};
@@ -404,7 +296,7 @@ Assignment Coordinator::WaitAssignment(const Worker& worker,
 
 Assignment Coordinator::FinishedAssignment(const std::string& reason) const {
   return {.kind = AssignmentKind::kFinished,
-          .version = current_ == nullptr ? Version() : current_->version,
+          .version = model_.version(),
           .policy_epoch = settings_.policy_epoch(),
           .reason = reason,
           .unfinished = ledger_.broke_off()};
@@ -439,8 +331,8 @@ void Coordinator::End(RunOutcome outcome, const std::string& reason,
                             .text = absl::StrCat("the run is over: ", reason)});
   out.push_back(effect::RunEnded{.outcome = outcome,
                                  .reason = reason,
-                                 .model = model_,
-                                 .snapshot = current_});
+                                 .model = model_.model(),
+                                 .snapshot = model_.current()});
 }
 
 void Coordinator::Drain(const std::string& reason, Instant now, Effects& out) {
@@ -456,28 +348,28 @@ void Coordinator::Drain(const std::string& reason, Instant now, Effects& out) {
 
 absl::StatusOr<SharedSnapshot> Coordinator::Read(
     std::optional<Version> version) const {
-  if (current_ == nullptr) {
+  if (!model_.registered()) {
     return absl::FailedPreconditionError("no model is registered yet");
   }
-  if (!version.has_value()) return current_;
+  if (!version.has_value()) return model_.current();
   // First, for the same version may have got new statistics since.
   SharedSnapshot pinned = evaluations_.Pinned(*version);
   if (pinned != nullptr) return pinned;
-  if (*version == current_->version) return current_;
+  if (*version == model_.version()) return model_.current();
   if (collection_.has_value() && collection_->snapshot()->version == *version) {
     return collection_->snapshot();
   }
-  return absl::OutOfRangeError(
-      absl::StrCat("got version ", version->value(), ", want ",
-                   current_->version.value(), ", the newest, or a pinned one"));
+  return absl::OutOfRangeError(absl::StrCat("got version ", version->value(),
+                                            ", want ", model_.version().value(),
+                                            ", the newest, or a pinned one"));
 }
 
 absl::StatusOr<RunState> Coordinator::State() const {
-  if (current_ == nullptr) {
+  if (!model_.registered()) {
     return absl::FailedPreconditionError("no model is registered yet");
   }
-  RunState state{.model = model_,
-                 .snapshot = current_,
+  RunState state{.model = model_.model(),
+                 .snapshot = model_.current(),
                  .samples = ledger_.samples(),
                  .data_epoch = ledger_.cursor().epoch(),
                  .cursor = ledger_.cursor().position(),
@@ -506,9 +398,9 @@ absl::StatusOr<RunState> Coordinator::State() const {
 }
 
 int64_t Coordinator::samples_total() const {
-  return model_ == nullptr
+  return !model_.registered()
              ? 0
-             : settings_.options().epochs * model_->plan.train_samples;
+             : settings_.options().epochs * model_.model()->plan.train_samples;
 }
 
 int64_t Coordinator::samples_reference() const {

@@ -18,9 +18,9 @@
 #include "server/core/effects.h"
 #include "server/core/evaluation.h"
 #include "server/core/gradient_budget.h"
+#include "server/core/model/model_store.h"
 #include "server/core/moments_collection.h"
 #include "server/core/observation.h"
-#include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
 #include "server/core/policy/aggregation_policy.h"
 #include "server/core/policy/call_agreement.h"
@@ -135,7 +135,7 @@ class Coordinator {
   // Errors: FailedPrecondition nothing registered; OutOfRange not held.
   absl::StatusOr<SharedSnapshot> Read(std::optional<Version> version) const;
   // Null before registration.
-  SharedModel model() const { return model_; }
+  SharedModel model() const { return model_.model(); }
   // State for a checkpoint of the current version; FailedPrecondition before
   // registration.
   absl::StatusOr<RunState> State() const;
@@ -176,9 +176,6 @@ class Coordinator {
   void Restore(const RunState& restored);
   absl::StatusOr<Worker*> Check(const Sender& sender, Instant now);
   absl::Status RequireRegistered(const Worker& worker) const;
-  void Install(const ModelLayout& layout, const RunPlan& plan,
-               std::vector<SharedFloats> values,
-               std::vector<LayerStatistics> statistics);
   void Advance(Instant now, Effects& out);
   bool ReadyToStart(Instant now) const;
   void Start(Instant now, Effects& out);
@@ -215,8 +212,6 @@ class Coordinator {
 
   // coordinator_change.cc
   absl::Status CheckChange(const CoordinatorOptions& target) const;
-  // Mask and slots of the options in force.
-  void ChangeOptimizer();
   void ActAtOnce(const CoordinatorOptions& target, Instant now, Effects& out);
   // Nothing is in flight that the settings in force apply to.
   bool Quiet() const;
@@ -423,8 +418,6 @@ class Coordinator {
   void CountArrival(const Worker& worker, Push::Arrival arrival, Effects& out);
   // As the schedule has it now.
   double learning_rate() const;
-  // `plan` without what this knows: the model, its options and its mask.
-  Transaction NewTransaction(Transaction::Plan plan);
   void SendResult(const FoldResult& result, Version version,
                   const Worker& worker, const PushKey& key, Effects& out) const;
   // "rank 2: moments of bn1", if any are not finite.
@@ -442,12 +435,8 @@ class Coordinator {
   bool CountNonfinite(const std::string& what, Effects& out);
 
   // coordinator_statistics.cc
-  bool TracksStatistics() const;
   // Notes what became of the moments of so many pushes.
   void CountStatistics(int64_t StatisticsCounts::*what, int64_t pushes);
-  // Keeps the policy's kinds from now on. Returns what becomes of those that
-  // are new, to be appended to a sentence; empty if none is.
-  std::string AdoptStatistics();
   // kAfter is collected before the run ends.
   bool EndsWithCollection() const;
   void StartEvaluation(const SharedSnapshot& snapshot,
@@ -478,13 +467,8 @@ class Coordinator {
   RankTable ranks_;
   RunLedger ledger_;
   RegistrationBook registrations_;
-  SharedModel model_;
-  int32_t trainable_partitions_ = 0;
-  // Frozen elements. Null: none.
-  SharedMask mask_;
-  SharedSnapshot current_;
+  ModelStore model_;
   EvaluationBook evaluations_;
-  KeptStatistics statistics_;
   std::optional<MomentsCollection> collection_;
   int64_t next_collection_ = 1;
   // Its activations were not finite.
@@ -499,7 +483,6 @@ class Coordinator {
   std::set<Rank> never_registered_before_;
   // Time of the first event of this process.
   std::optional<Instant> begin_;
-  int64_t next_transaction_ = 1;
   std::optional<EvaluationRecord> last_evaluation_;
   GradientBudget budget_;
   std::map<Rank, Paused> paused_;
@@ -520,8 +503,6 @@ class Coordinator {
   std::optional<Arrival> applying_;
   std::optional<Transaction> applying_transaction_;
   StalenessDecision judgement_;
-  // Versions that pushes under way may have read (delay compensation).
-  std::map<Version, SharedSnapshot> read_;
 };
 
 }  // namespace cohort

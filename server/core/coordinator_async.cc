@@ -63,12 +63,11 @@ std::vector<Rank> Coordinator::Behind(Rank rank) const {
 void Coordinator::HoldReadVersions() {
   if (settings_.sync() ||
       settings_.policy().staleness.rule != StalenessRule::kCompensate) {
-    read_.clear();
+    model_.HoldNone();
     return;
   }
-  read_[current_->version] = current_;
   // Nobody under way has read anything older than this.
-  Version oldest = current_->version;
+  Version oldest = model_.version();
   for (const Worker& worker : ranks_.all()) {
     if (worker.outstanding.has_value() &&
         worker.outstanding->kind == AssignmentKind::kTrain) {
@@ -78,7 +77,7 @@ void Coordinator::HoldReadVersions() {
   for (const Arrival& arrival : arrivals_) {
     oldest = std::min(oldest, arrival.push.opening().version);
   }
-  read_.erase(read_.begin(), read_.lower_bound(oldest));
+  model_.HoldFrom(oldest);
 }
 
 SharedSnapshot Coordinator::ReadBy(Version version) const {
@@ -88,11 +87,7 @@ SharedSnapshot Coordinator::ReadBy(Version version) const {
        !settings_.policy().staleness.compensation_adaptive)) {
     return nullptr;
   }
-  if (version == current_->version) return current_;
-  const auto read = read_.find(version);
-  COHORT_CHECK(read != read_.end(),
-               absl::StrCat("version ", version.value(), " is not held"));
-  return read->second;
+  return model_.Held(version);
 }
 
 void Coordinator::ApplyNext(Instant now, Effects& out) {
@@ -111,7 +106,7 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
   const PushOpening& opening = applying_->push.opening();
   judgement_ =
       Judge(settings_.policy().staleness,
-            current_->version.value() - opening.version.value(), ranks_.size());
+            model_.version().value() - opening.version.value(), ranks_.size());
   if (judgement_.drop) {
     DropArrival(now, out);
     return;
@@ -120,14 +115,15 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
                        static_cast<double>(samples_reference());
   // A damped gradient, not a damped rate: earlier gradients in the momentum
   // are not to blame for this one's age.
-  applying_transaction_ = NewTransaction(
-      {.learning_rate = share * learning_rate(),
+  applying_transaction_ = model_.NewTransaction(
+      {.optimizer = settings_.options().optimizer,
+       .learning_rate = share * learning_rate(),
        .loss_weight = opening.loss_weight,
        .read = ReadBy(opening.version),
        .compensation = settings_.policy().staleness.compensation,
        .adaptive = settings_.policy().staleness.compensation_adaptive,
        .weight = judgement_.weight});
-  for (size_t p = 0; p < model_->partitions.size(); ++p) {
+  for (size_t p = 0; p < model_.model()->partitions.size(); ++p) {
     const auto partition = static_cast<int32_t>(p);
     if (applying_transaction_->Started(partition)) continue;
     FoldJob job = applying_transaction_->Fold(
@@ -141,25 +137,25 @@ void Coordinator::ApplyNext(Instant now, Effects& out) {
 void Coordinator::ApplyArrival(const Arrival& arrival,
                                const Transaction& transaction) {
   const std::vector<Rank> usable = ranks_.Usable();
-  StatisticsSets statistics = *current_->statistics;
+  StatisticsSets statistics = *model_.current()->statistics;
   CountStatistics(judgement_.weight < 1 ? &StatisticsCounts::damped
                                         : &StatisticsCounts::folded,
                   1);
-  statistics_.ApplyPush({.rank = arrival.rank,
-                         .samples = arrival.push.opening().samples,
-                         .weight = judgement_.weight,
-                         .calls = arrival.push.closing().moments},
-                        usable.empty() ? arrival.rank : usable.front(),
-                        samples_reference(), statistics);
-  current_ = transaction.Next(std::move(statistics));
+  model_.statistics().ApplyPush({.rank = arrival.rank,
+                                 .samples = arrival.push.opening().samples,
+                                 .weight = judgement_.weight,
+                                 .calls = arrival.push.closing().moments},
+                                usable.empty() ? arrival.rank : usable.front(),
+                                samples_reference(), statistics);
+  model_.Publish(transaction.Next(std::move(statistics)));
   ledger_.BeginAttempts();
   ledger_.CountFinite();
   ++ledger_.counts.pushes_applied;
 }
 
 PushVerdict Coordinator::VerdictOn(const Arrival& arrival) const {
-  return {.staleness_versions = current_->version.value() -
-                                arrival.push.opening().version.value(),
+  return {.staleness_versions =
+              model_.version().value() - arrival.push.opening().version.value(),
           .weight = judgement_.weight};
 }
 
@@ -194,10 +190,10 @@ void Coordinator::CommitArrival(Instant now, Effects& out) {
       verdict.verdict = Verdict::kDamped;
       ++ledger_.counts.pushes_damped;
     }
-    if (current_->version.value() % kDriftEvery == 0) {
+    if (model_.version().value() % kDriftEvery == 0) {
       arrival.drift =
-          PushDrift(model_->layout.batch_norms, arrival.push.closing().moments,
-                    current_->statistics->front().layers);
+          PushDrift(model_.batch_norms(), arrival.push.closing().moments,
+                    model_.current()->statistics->front().layers);
     }
     ApplyArrival(arrival, transaction);
   }
@@ -211,8 +207,8 @@ void Coordinator::EndArrival(const Arrival& arrival,
   const PushClosing& closing = arrival.push.closing();
   const bool applied = IsApplied(verdict.verdict);
   budget_.Release(arrival.push.held_bytes());
-  verdict.version = current_->version;
-  CommitRecord record{.version = current_->version,
+  verdict.version = model_.version();
+  CommitRecord record{.version = model_.version(),
                       .data_epoch = arrival.piece.epoch,
                       .commit_samples = opening.samples,
                       .loss_weight = opening.loss_weight,
@@ -272,15 +268,15 @@ void Coordinator::AnswerArrival(const Arrival& arrival,
     return;
   }
   if (applied != nullptr && worker.usable()) {
-    for (size_t p = 0; p < model_->partitions.size(); ++p) {
+    for (size_t p = 0; p < model_.model()->partitions.size(); ++p) {
       const std::optional<FoldResult>& result =
           applied->result(static_cast<int32_t>(p));
       if (!result.has_value()) continue;
-      SendResult(*result, current_->version, worker, arrival.key, out);
+      SendResult(*result, model_.version(), worker, arrival.key, out);
     }
   }
   Answer(worker, arrival.key, std::move(verdict),
-         applied == nullptr ? 0 : trainable_partitions_, now, out);
+         applied == nullptr ? 0 : model_.trainable_partitions(), now, out);
 }
 
 }  // namespace cohort

@@ -51,7 +51,7 @@ std::optional<CallDissent> Coordinator::ClosedDissent() const {
   for (const auto& [rank, push] : round_->pushes) {
     members.push_back(CallsOf(rank));
   }
-  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
+  const std::vector<BatchNormSpec>& layers = model_.batch_norms();
   std::optional<CallDissent> dissent =
       FindCallDissent(members, layers, round_->step, /*crossed=*/false);
   if (dissent.has_value() || !all_closed) return dissent;
@@ -128,7 +128,7 @@ std::optional<CallDissent> Coordinator::CrossedDissent(Instant now) const {
   if (crossed == groups.end()) return std::nullopt;
   std::vector<MemberCalls> members;
   for (Rank rank : *crossed) members.push_back(CallsOf(rank));
-  return FindCallDissent(members, model_->layout.batch_norms, round_->step,
+  return FindCallDissent(members, model_.batch_norms(), round_->step,
                          /*crossed=*/true);
 }
 

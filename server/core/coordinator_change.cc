@@ -34,24 +34,12 @@ std::string OptimizerText(const PolicyOptions& before,
 
 absl::Status Coordinator::CheckChange(const CoordinatorOptions& target) const {
   COHORT_RETURN_IF_ERROR(Validate(target));
-  if (model_ == nullptr) return absl::OkStatus();
-  COHORT_RETURN_IF_ERROR(CheckInflight(target, model_->layout));
+  if (!model_.registered()) return absl::OkStatus();
+  COHORT_RETURN_IF_ERROR(CheckInflight(target, model_.layout()));
   COHORT_RETURN_IF_ERROR(
-      CheckSlots(SlotsHeld(current_->slots), target.optimizer.kind));
-  return MaskFor(target.optimizer, model_->layout, model_->partitions).status();
-}
-
-void Coordinator::ChangeOptimizer() {
-  if (model_ == nullptr) return;
-  absl::StatusOr<SharedMask> mask = MaskFor(settings_.options().optimizer,
-                                            model_->layout, model_->partitions);
-  COHORT_CHECK(mask.ok(), mask.status().ToString());
-  mask_ = *std::move(mask);
-  auto fitted = std::make_shared<ModelSnapshot>(*current_);
-  fitted->slots =
-      FitSlots(model_->partitions, current_->slots,
-               SlotsOf(settings_.options().optimizer, settings_.policy()));
-  current_ = std::move(fitted);
+      CheckSlots(SlotsHeld(model_.current()->slots), target.optimizer.kind));
+  return MaskFor(target.optimizer, model_.layout(), model_.model()->partitions)
+      .status();
 }
 
 absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
@@ -76,7 +64,7 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
                   [](const auto& change) { return !ActsAtOnce(change.first); });
   ChangeAnswer answer{
       .policy_epoch = settings_.policy_epoch(),
-      .version = current_ == nullptr ? Version() : current_->version,
+      .version = model_.version(),
       .text = changed.empty()
                   ? "nothing differs from what is in force"
                   : ChangeText(SettingsOf(settings_.options()), changed)};
@@ -162,8 +150,8 @@ void Coordinator::TryChange(Instant now, Effects& out) {
   const PolicyOptions before = settings_.policy();
   const int32_t workers = settings_.options().workers;
   settings_.AdoptPending();
-  ChangeOptimizer();
-  if (model_ != nullptr) absl::StrAppend(&text, AdoptStatistics());
+  model_.AdoptOptimizer(settings_.options(), settings_.policy());
+  absl::StrAppend(&text, model_.AdoptStatistics(settings_.policy()));
   if (before != settings_.policy()) {
     absl::StrAppend(&text, ": ", PolicyText(settings_.policy()),
                     OptimizerText(before, settings_.policy(),
@@ -172,7 +160,7 @@ void Coordinator::TryChange(Instant now, Effects& out) {
   for (Worker& worker : ranks_.all()) worker.assignments_finished = 0;
   if (settings_.options().workers != workers)
     ResizeCohort(settings_.options().workers, now, out);
-  if (current_ != nullptr) HoldReadVersions();
+  if (model_.registered()) HoldReadVersions();
   Record(changed, std::move(text), out);
   // They may wait for others now.
   if (!started_) RepeatWaits(now, out);
@@ -209,7 +197,7 @@ void Coordinator::ResizeCohort(int32_t workers, Instant now, Effects& out) {
 void Coordinator::Record(SettingValues changed, std::string text,
                          Effects& out) {
   ++ledger_.counts.policy_changes;
-  const Version version = current_ == nullptr ? Version() : current_->version;
+  const Version version = model_.version();
   out.push_back(effect::Log{
       .text = absl::StrCat("at step ", version.value(), ": ", text)});
   out.push_back(effect::PolicyChanged{

@@ -126,12 +126,11 @@ void Coordinator::DropAssembly(Rank rank) {
 
 void Coordinator::FreeRoomOf(Rank rank) {
   if (round_->fixed ||
-      round_->pushes.at(rank).Complete(trainable_partitions_)) {
+      round_->pushes.at(rank).Complete(model_.trainable_partitions())) {
     return;
   }
   ErasePush(rank);
-  round_->pushes.try_emplace(rank,
-                             static_cast<int32_t>(model_->partitions.size()));
+  round_->pushes.try_emplace(rank, model_.partitions());
 }
 
 }  // namespace cohort

@@ -109,11 +109,10 @@ void Coordinator::Welcome(Worker& worker, SessionId session,
   worker.waiting = true;
   worker.returned = true;
   if (!request.description.empty()) worker.description = request.description;
-  out.push_back(effect::Joined{
-      .session = session,
-      .rank = worker.rank,
-      .incarnation = worker.incarnation,
-      .version = current_ == nullptr ? Version() : current_->version});
+  out.push_back(effect::Joined{.session = session,
+                               .rank = worker.rank,
+                               .incarnation = worker.incarnation,
+                               .version = model_.version()});
   if (ledger_.ended()) {
     out.push_back(
         effect::Notify{.session = session,
@@ -202,11 +201,11 @@ void Coordinator::RepeatOutstanding(Worker& worker) {
   Assignment& given = *worker.outstanding;
   const PushKey over{.sequence = given.sequence, .attempt = given.attempt};
   given.attempt = given.attempt.Next();
-  given.version = current_->version;
+  given.version = model_.version();
   PushHistory& history = ledger_.pushes_of(worker.rank);
   history.Decide(
       over, {.verdict = Verdict::kDropped,
-             .version = current_->version,
+             .version = model_.version(),
              .reason = absl::StrCat("attempt ", over.attempt.value(),
                                     " is over: the assignment was given again "
                                     "as attempt ",
@@ -268,8 +267,7 @@ void Coordinator::Vacate(Rank rank, VacancyReason why,
       .severity = Severity::kWarning,
       .worker = WorkerLife{.rank = rank, .incarnation = worker.incarnation},
       .text = absl::StrCat(
-          gone, " at step ",
-          current_ == nullptr ? 0 : current_->version.value(), ": ", reason,
+          gone, " at step ", model_.version().value(), ": ", reason,
           settings_.waits_for_lost()
               ? absl::StrCat(
                     "; waiting for its replacement (cohort-worker --rank=",
@@ -328,7 +326,7 @@ void Coordinator::ReleaseOutstanding(Rank rank, const std::string& why,
     return;
   }
   // A complete push counts without its sender.
-  if (round_->pushes.at(rank).Complete(trainable_partitions_)) return;
+  if (round_->pushes.at(rank).Complete(model_.trainable_partitions())) return;
   const std::vector<Rank>& claims = round_->claims;
   if (!round_->fixed && round_->members.size() > 1 &&
       std::find(claims.begin(), claims.end(), rank) == claims.end()) {
@@ -382,7 +380,8 @@ bool Coordinator::HoldsOthersUp(const Worker& worker) const {
   // registers must not be waited for without end.
   if (!round_.has_value() || !IsMember(worker.rank)) return false;
   return !round_->rendezvous.Waits(worker.rank) &&
-         !round_->pushes.at(worker.rank).Complete(trainable_partitions_);
+         !round_->pushes.at(worker.rank)
+              .Complete(model_.trainable_partitions());
 }
 
 void Coordinator::CheckStepDeadline(Instant now, Effects& out) {

@@ -22,7 +22,7 @@ absl::StatusOr<Push*> Coordinator::FindPush(Worker& worker,
       given->kind == AssignmentKind::kTrain &&
       given->sequence == key.sequence && given->attempt == key.attempt) {
     if (settings_.sync()) return &round_->pushes.at(worker.rank);
-    const auto partitions = static_cast<int32_t>(model_->partitions.size());
+    const auto partitions = model_.partitions();
     return &assembling_.try_emplace(worker.rank, partitions).first->second;
   }
   PushHistory& history = ledger_.pushes_of(worker.rank);
@@ -52,7 +52,7 @@ void Coordinator::AnswerOldPush(Worker& worker, const PushKey& key, Instant now,
     Tell(worker, key,
          {.verdict = Verdict::kDropped,
           .duplicate = true,
-          .version = current_->version,
+          .version = model_.version(),
           .reason = absl::StrCat(
               "it was decided long ago, and how is not known any more: the "
               "last ",
@@ -68,7 +68,7 @@ void Coordinator::AnswerOldPush(Worker& worker, const PushKey& key, Instant now,
     }
     history.Decide(
         key, {.verdict = Verdict::kDropped,
-              .version = current_->version,
+              .version = model_.version(),
               .reason = ledger_.ended() ? absl::StrCat("the run is over: ",
                                                        ledger_.end_reason())
                                         : "its assignment was withdrawn"});
@@ -87,7 +87,7 @@ void Coordinator::AnswerAtTheEnd(Effects& out) {
     if (entry == nullptr || entry->verdict.has_value()) return;
     PushVerdict verdict{
         .verdict = Verdict::kDropped,
-        .version = current_->version,
+        .version = model_.version(),
         .reason = absl::StrCat("the run is over: ", ledger_.end_reason())};
     history.Decide(key, verdict);
     entry->answered = true;
@@ -135,7 +135,7 @@ absl::Status Coordinator::CheckOpening(const Worker& worker,
   const Version read = opening.version;
   const Version oldest =
       settings_.sync() ? round_->step : worker.outstanding->version;
-  const Version newest = settings_.sync() ? round_->step : current_->version;
+  const Version newest = settings_.sync() ? round_->step : model_.version();
   if (read < oldest || read > newest) {
     return absl::InvalidArgumentError(absl::StrCat(
         "push of rank ", worker.rank.value(), ": got version ", read.value(),
@@ -163,7 +163,7 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
   const Push::Arrival arrival = push->Open(opening);
   CountArrival(*worker, arrival, out);
   if (ReservesPushes()) {
-    budget_.Reserve(worker->rank, PushBytes(model_->layout));
+    budget_.Reserve(worker->rank, PushBytes(model_.layout()));
   }
   if (arrival == Push::Arrival::kNew && settings_.sync()) {
     ++round_->opened;
@@ -173,7 +173,7 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
 }
 
 absl::Status Coordinator::CheckGradient(const GradientMessage& message) const {
-  const std::vector<Partition>& partitions = model_->partitions;
+  const std::vector<Partition>& partitions = model_.model()->partitions;
   if (message.partition < 0 ||
       message.partition >= static_cast<int32_t>(partitions.size())) {
     return absl::InvalidArgumentError(
@@ -255,7 +255,7 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
 
 void Coordinator::TakePush(const Worker& worker, Instant now, Effects& out) {
   if (!ClaimedByMoments() &&
-      round_->pushes.at(worker.rank).Complete(trainable_partitions_)) {
+      round_->pushes.at(worker.rank).Complete(model_.trainable_partitions())) {
     Claim(worker.rank, now, out);
   }
   TryCommit(now, out);
@@ -268,7 +268,7 @@ absl::Status Coordinator::CheckClosing(const PushClosing& closing) const {
         "closing: got ", closing.correct, " of ", closing.labels,
         " labels correct, want 0 or more of at most ", limits::kLabelsMax));
   }
-  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
+  const std::vector<BatchNormSpec>& layers = model_.batch_norms();
   if (closing.batch_norm_calls.size() != layers.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "closing: got call counts of ", closing.batch_norm_calls.size(),
@@ -329,7 +329,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
       ++round_->closed_count;
     }
     TakePush(*worker, now, out);
-  } else if (push->Complete(trainable_partitions_)) {
+  } else if (push->Complete(model_.trainable_partitions())) {
     EnqueueArrival(*worker, now, out);
   } else {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -342,17 +342,8 @@ double Coordinator::learning_rate() const {
   return LearningRate(
       settings_.options().optimizer,
       {.seen = ledger_.samples(),
-       .epoch = model_ == nullptr ? 0 : model_->plan.train_samples,
+       .epoch = !model_.registered() ? 0 : model_.model()->plan.train_samples,
        .total = samples_total()});
-}
-
-Transaction Coordinator::NewTransaction(Transaction::Plan plan) {
-  plan.id = next_transaction_++;
-  plan.model = model_;
-  plan.base = current_;
-  plan.optimizer = settings_.options().optimizer;
-  plan.mask = mask_;
-  return Transaction(std::move(plan));
 }
 
 void Coordinator::SendResult(const FoldResult& result, Version version,
@@ -411,17 +402,17 @@ std::optional<std::string> Coordinator::NonfiniteMoments(
     if (IsFinite(call.moments)) continue;
     return absl::StrCat(
         "rank ", rank.value(), ": moments of ",
-        model_->layout.batch_norms[static_cast<size_t>(call.layer)].name);
+        model_.batch_norms()[static_cast<size_t>(call.layer)].name);
   }
   return std::nullopt;
 }
 
 std::string Coordinator::NonfiniteText(const NonfiniteGradient& where) const {
   const Partition& partition =
-      model_->partitions[static_cast<size_t>(where.partition)];
+      model_.model()->partitions[static_cast<size_t>(where.partition)];
   const Slice& slice = partition.slices[static_cast<size_t>(where.slice)];
   const std::string& name =
-      model_->layout.parameters[static_cast<size_t>(slice.parameter)].name;
+      model_.layout().parameters[static_cast<size_t>(slice.parameter)].name;
   if (where.rank.has_value()) {
     return absl::StrCat("rank ", where.rank->value(), ": gradient of ", name);
   }
@@ -436,7 +427,7 @@ void Coordinator::AfterCommit(const CommitRecord& record,
   out.push_back(effect::Committed{.record = record,
                                   .observation = std::move(observation)});
   if (settings_.options().checkpoint_every > 0 &&
-      current_->version.value() % settings_.options().checkpoint_every == 0) {
+      model_.version().value() % settings_.options().checkpoint_every == 0) {
     absl::StatusOr<RunState> state = State();
     COHORT_CHECK(state.ok(), state.status().ToString());
     out.push_back(effect::WriteCheckpoint{.state = *std::move(state)});
@@ -476,7 +467,7 @@ bool Coordinator::CountNonfinite(const std::string& what, Effects& out) {
   out.push_back(effect::Log{
       .severity = Severity::kWarning,
       .text = absl::StrCat(
-          "not finite: ", what, " at step ", current_->version.value(), " (",
+          "not finite: ", what, " at step ", model_.version().value(), " (",
           ledger_.nonfinite_in_row(), " in a row, ",
           settings_.options().nonfinite_max, " end the run)")});
   return ledger_.nonfinite_in_row() >= settings_.options().nonfinite_max;

@@ -23,7 +23,7 @@ absl::Status Coordinator::CheckHeldMoments(const Worker& worker,
                                            const ReduceKey& key) const {
   const RendezvousTable& table = round_->rendezvous;
   const int64_t waits_max =
-      kWaitsMin + 2 * static_cast<int64_t>(model_->layout.batch_norms.size());
+      kWaitsMin + 2 * static_cast<int64_t>(model_.batch_norms().size());
   // Below that no rank can be above it, and nothing is counted.
   if (table.size() < waits_max || table.Has(key, worker.rank)) {
     return absl::OkStatus();
@@ -55,7 +55,7 @@ absl::Status Coordinator::CheckReduce(const Worker& worker,
                      ", want step ", round_->step.value(), " attempt ",
                      round_->attempt.value(), " of a member"));
   }
-  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
+  const std::vector<BatchNormSpec>& layers = model_.batch_norms();
   COHORT_RETURN_IF_ERROR(CheckCallMoments(
       {.layer = key.layer, .call = key.call, .moments = moments}, layers));
   COHORT_RETURN_IF_ERROR(CheckHeldMoments(worker, key));
@@ -73,14 +73,14 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
         "a rendezvous needs sync and global normalisation; the policy is ",
         PolicyText(settings_.policy())));
   }
-  if (!ledger_.ended() && key.step > current_->version) {
+  if (!ledger_.ended() && key.step > model_.version()) {
     return absl::FailedPreconditionError(
         absl::StrCat("rendezvous: got step ", key.step.value(), " of rank ",
                      worker->rank.value(), ", want at most ",
-                     current_->version.value(), ", the newest version"));
+                     model_.version().value(), ", the newest version"));
   }
   const bool over =
-      ledger_.ended() || never || key.step < current_->version ||
+      ledger_.ended() || never || key.step < model_.version() ||
       !round_.has_value() ||
       (key.step == round_->step && (key.attempt < round_->attempt ||
                                     round_->dropped.contains(worker->rank)));
@@ -104,9 +104,9 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
         out);
   }
   if (!finite && !outcome.repeated && !round_->nonfinite.has_value()) {
-    round_->nonfinite = absl::StrCat(
-        "rank ", worker->rank.value(), ": moments of ",
-        model_->layout.batch_norms[static_cast<size_t>(key.layer)].name);
+    round_->nonfinite =
+        absl::StrCat("rank ", worker->rank.value(), ": moments of ",
+                     model_.batch_norms()[static_cast<size_t>(key.layer)].name);
   }
   AnswerRendezvous(key, outcome, now, out);
   if (key.phase == ReducePhase::kForward && ClaimedByMoments()) {
@@ -120,9 +120,9 @@ void Coordinator::AnswerRendezvous(const ReduceKey& key,
                                    const RendezvousTable::Outcome& outcome,
                                    Instant now, Effects& out) {
   if (outcome.nonfinite && !round_->nonfinite.has_value()) {
-    round_->nonfinite = absl::StrCat(
-        "combined moments of ",
-        model_->layout.batch_norms[static_cast<size_t>(key.layer)].name);
+    round_->nonfinite =
+        absl::StrCat("combined moments of ",
+                     model_.batch_norms()[static_cast<size_t>(key.layer)].name);
   }
   for (Rank rank : outcome.answer) {
     // Only from now on does it hold anyone up.

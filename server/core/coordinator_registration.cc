@@ -18,8 +18,8 @@ RegisterAnswer Coordinator::AnswerOf(
 }
 
 RegisterAnswer Coordinator::AnswerOfModel() const {
-  return {.partitions = model_->partitions,
-          .loss_reference = model_->plan.loss_reference};
+  return {.partitions = model_.model()->partitions,
+          .loss_reference = model_.model()->plan.loss_reference};
 }
 
 void Coordinator::AwaitModel(const Sender& sender, const ModelLayout& layout,
@@ -40,7 +40,7 @@ void Coordinator::AwaitModel(const Sender& sender, const ModelLayout& layout,
 }
 
 void Coordinator::AskForValues(Instant now, Effects& out) {
-  if (model_ != nullptr || !registrations_.Due(ranks_.size())) return;
+  if (model_.registered() || !registrations_.Due(ranks_.size())) return;
   const std::map<Rank, absl::Status> different = registrations_.TakeDifferent();
   for (const auto& [rank, status] : different) {
     const Worker& worker = ranks_[rank];

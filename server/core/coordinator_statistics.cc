@@ -16,12 +16,6 @@ namespace {
 // versions of the weights are described by the same data.
 constexpr int64_t kCollectionEpoch = 0;
 
-SharedSnapshot WithSets(const ModelSnapshot& base, StatisticsSets sets) {
-  auto next = std::make_shared<ModelSnapshot>(base);
-  next->statistics = std::make_shared<const StatisticsSets>(std::move(sets));
-  return next;
-}
-
 // The sets with those of kAfter, if there are any, replaced.
 StatisticsSets Replaced(const StatisticsSets& held, const StatisticsSet& by) {
   StatisticsSets sets = held;
@@ -33,41 +27,19 @@ StatisticsSets Replaced(const StatisticsSets& held, const StatisticsSet& by) {
 
 }  // namespace
 
-bool Coordinator::TracksStatistics() const {
-  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
-  return std::any_of(layers.begin(), layers.end(),
-                     [](const auto& layer) { return layer.track_statistics; });
-}
-
 void Coordinator::CountStatistics(int64_t StatisticsCounts::*what,
                                   int64_t pushes) {
   // Precise statistics are collected after training, not from pushes.
   const std::vector<StatisticsKind>& kinds = settings_.policy().statistics;
   const bool from_pushes =
       std::any_of(kinds.begin(), kinds.end(), &MovesInTraining);
-  if (from_pushes && TracksStatistics())
+  if (from_pushes && model_.TracksStatistics())
     ledger_.statistics_counts.*what += pushes;
-}
-
-std::string Coordinator::AdoptStatistics() {
-  const StatisticsSets& held = *current_->statistics;
-  const std::vector<StatisticsKind> anew =
-      NotHeld(held, settings_.policy().statistics);
-  std::string text;
-  if (!anew.empty()) {
-    text = absl::StrCat("; the statistics ", StatisticsNames(anew),
-                        " start from those of ",
-                        StatisticsName(held.front().kind));
-  }
-  statistics_ = KeptStatistics(settings_.policy(), model_->layout.batch_norms);
-  current_ =
-      WithSets(*current_, CarryOver(held, settings_.policy().statistics));
-  return text;
 }
 
 bool Coordinator::EndsWithCollection() const {
   const std::vector<StatisticsKind>& kinds = settings_.policy().statistics;
-  if (!TracksStatistics()) return false;
+  if (!model_.TracksStatistics()) return false;
   // A drained run ends soon: it collects only what it exports.
   if (ledger_.draining()) return kinds.front() == StatisticsKind::kAfter;
   return std::find(kinds.begin(), kinds.end(), StatisticsKind::kAfter) !=
@@ -76,7 +48,7 @@ bool Coordinator::EndsWithCollection() const {
 
 void Coordinator::StartEvaluation(const SharedSnapshot& snapshot,
                                   EvaluationBook::Plan plan) {
-  plan.test_samples = model_->plan.test_samples;
+  plan.test_samples = model_.model()->plan.test_samples;
   // After a restart nobody is back yet.
   plan.shards =
       started_ ? std::max(ranks_.live(), 1) : settings_.options().workers;
@@ -90,23 +62,23 @@ void Coordinator::EvaluateEpoch(int64_t epochs) {
 }
 
 void Coordinator::EvaluateAllKinds(int64_t epochs) {
-  const StatisticsSets& sets = *current_->statistics;
+  const StatisticsSets& sets = *model_.current()->statistics;
   EvaluationBook::Plan plan{.epochs = epochs};
   for (const StatisticsSet& set : sets) {
-    if (set.Describes(current_->version)) plan.kinds.push_back(set.kind);
+    if (set.Describes(model_.version())) plan.kinds.push_back(set.kind);
   }
   // Without moving statistics all kinds are the same.
-  if (!TracksStatistics()) plan.kinds = {sets.front().kind};
-  StartEvaluation(current_, std::move(plan));
+  if (!model_.TracksStatistics()) plan.kinds = {sets.front().kind};
+  StartEvaluation(model_.current(), std::move(plan));
 }
 
 bool Coordinator::ConcludeStatistics(Effects& out) {
   if (concluded_ || !EndsWithCollection()) return true;
   if (collection_.has_value()) return false;
   const StatisticsSet* set =
-      FindSet(*current_->statistics, StatisticsKind::kAfter);
+      FindSet(*model_.current()->statistics, StatisticsKind::kAfter);
   const bool collected =
-      set->Describes(current_->version) || uncollectable_ == current_->version;
+      set->Describes(model_.version()) || uncollectable_ == model_.version();
   if (!collected) {
     StartCollection(out);
     return false;
@@ -122,7 +94,7 @@ void Coordinator::StartCollection(Effects& out) {
     if (worker.batch_size > 0) batch_sizes.push_back(worker.batch_size);
   }
   std::vector<IndexRange> batches =
-      CollectionBatches({.train_samples = model_->plan.train_samples,
+      CollectionBatches({.train_samples = model_.model()->plan.train_samples,
                          .batch_sizes = std::move(batch_sizes),
                          .global_normalization = settings_.global(),
                          .group_size = settings_.policy().normalization_group,
@@ -131,9 +103,9 @@ void Coordinator::StartCollection(Effects& out) {
       effect::Log{.text = absl::StrCat(
                       "collecting batch-norm moments of ", batches.size(),
                       " batches, ", batches.front().size(),
-                      " samples each, at step ", current_->version.value())});
-  collection_.emplace(next_collection_++, current_, std::move(batches),
-                      model_->layout.batch_norms.size());
+                      " samples each, at step ", model_.version().value())});
+  collection_.emplace(next_collection_++, model_.current(), std::move(batches),
+                      model_.batch_norms().size());
 }
 
 void Coordinator::FinishCollection(Effects& out) {
@@ -141,7 +113,7 @@ void Coordinator::FinishCollection(Effects& out) {
   collection_.reset();
   const Version version = collection.snapshot()->version;
   const StatisticsSet* held =
-      FindSet(*current_->statistics, StatisticsKind::kAfter);
+      FindSet(*model_.current()->statistics, StatisticsKind::kAfter);
   if (held == nullptr) {
     out.push_back(effect::Log{
         .text = absl::StrCat("the moments of step ", version.value(),
@@ -157,15 +129,15 @@ void Coordinator::FinishCollection(Effects& out) {
         .text = absl::StrCat(
             "the statistics 'after' stay as they were: rank ",
             where.rank.value(), ": moments of ",
-            model_->layout.batch_norms[static_cast<size_t>(where.layer)].name,
+            model_.batch_norms()[static_cast<size_t>(where.layer)].name,
             " are not finite in batch ", where.batch, " at step ",
             version.value())});
     return;
   }
   StatisticsSet set = *held;
   set.collected = version;
-  collection.Write(model_->layout.batch_norms, set.layers);
-  current_ = WithSets(*current_, Replaced(*current_->statistics, set));
+  collection.Write(model_.batch_norms(), set.layers);
+  model_.PublishStatistics(Replaced(*model_.current()->statistics, set));
   out.push_back(
       effect::Log{.text = absl::StrCat("statistics 'after' are those of step ",
                                        version.value(), " over ",
@@ -192,12 +164,13 @@ absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
             ? absl::StrCat("the run is over: ", ledger_.end_reason())
             : "training has not started: there is nobody to compute");
   }
-  if (FindSet(*current_->statistics, StatisticsKind::kAfter) == nullptr) {
+  if (FindSet(*model_.current()->statistics, StatisticsKind::kAfter) ==
+      nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--bn_statistics: got ", StatisticsNames(settings_.policy().statistics),
         ", want after among them to collect it"));
   }
-  if (!TracksStatistics()) {
+  if (!model_.TracksStatistics()) {
     return absl::FailedPreconditionError(
         "the model has no batch-norm layer with moving statistics");
   }
@@ -299,7 +272,7 @@ absl::StatusOr<Assignment> Coordinator::ReportEvaluation(
 
 absl::Status Coordinator::CheckCollected(
     const std::vector<CallMoments>& calls) const {
-  const std::vector<BatchNormSpec>& layers = model_->layout.batch_norms;
+  const std::vector<BatchNormSpec>& layers = model_.batch_norms();
   for (size_t i = 0; i < calls.size(); ++i) {
     const CallMoments& call = calls[i];
     COHORT_RETURN_IF_ERROR(CheckCallMoments(call, layers));

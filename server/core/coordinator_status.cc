@@ -192,7 +192,7 @@ absl::string_view Coordinator::ActivityOf(const Worker& worker) const {
   const bool waits =
       round_.has_value() && IsMember(worker.rank) &&
       (round_->rendezvous.Waits(worker.rank) ||
-       round_->pushes.at(worker.rank).Complete(trainable_partitions_));
+       round_->pushes.at(worker.rank).Complete(model_.trainable_partitions()));
   return waits ? "waiting" : "computing";
 }
 
@@ -215,8 +215,8 @@ StatusView::Worker Coordinator::ViewOf(const Worker& worker,
   std::optional<Version> at;
   if (decided != nullptr) at = decided->version;
   if (worker.outstanding.has_value()) at = worker.outstanding->version;
-  if (current_ != nullptr && at.has_value()) {
-    view.lag_versions = current_->version.value() - at->value();
+  if (model_.registered() && at.has_value()) {
+    view.lag_versions = model_.version().value() - at->value();
   }
   if (!settings_.sync() && decided != nullptr) {
     view.staleness_versions = decided->staleness_versions;
@@ -230,7 +230,8 @@ Coordinator::HoldUp Coordinator::HeldUp(Instant now) const {
     if (!settings_.sync()) return worker.waiting;
     return IsMember(worker.rank) &&
            (IsPaused(worker.rank) || round_->rendezvous.Waits(worker.rank) ||
-            round_->pushes.at(worker.rank).Complete(trainable_partitions_));
+            round_->pushes.at(worker.rank)
+                .Complete(model_.trainable_partitions()));
   };
   const Worker* longest = nullptr;
   for (const Worker& worker : ranks_.all()) {
@@ -324,7 +325,7 @@ StatusView Coordinator::Status(Instant now) const {
                   .statistics = ledger_.statistics_counts,
                   .staleness = ledger_.staleness,
                   .ended = ledger_.ended()};
-  if (current_ != nullptr) view.version = current_->version;
+  if (model_.registered()) view.version = model_.version();
   if (round_.has_value()) view.attempt = round_->attempt;
   if (last_evaluation_.has_value()) view.test = last_evaluation_->sums();
   for (const Worker& worker : ranks_.all()) {

@@ -39,9 +39,9 @@ void Coordinator::StartStep() {
   std::vector<int64_t> batch_sizes;
   for (Rank rank : candidates) batch_sizes.push_back(ranks_[rank].batch_size);
 
-  Round round{.step = current_->version, .attempt = ledger_.next_attempt()};
+  Round round{.step = model_.version(), .attempt = ledger_.next_attempt()};
   round.cut = ledger_.cursor().Cut(batch_sizes);
-  const auto partitions = static_cast<int32_t>(model_->partitions.size());
+  const auto partitions = model_.partitions();
   std::vector<Rank> members;
   for (size_t i = 0; i < candidates.size(); ++i) {
     // A rank without samples is no member of the step.
@@ -50,7 +50,7 @@ void Coordinator::StartStep() {
     round.ranges[candidates[i]] = round.cut.ranges[i];
     round.pushes.try_emplace(candidates[i], partitions);
   }
-  round.arrived.resize(model_->partitions.size());
+  round.arrived.resize(model_.model()->partitions.size());
   round.fixed =
       settings_.policy().pushes_min == 0 ||
       settings_.policy().pushes_min >= static_cast<int32_t>(members.size());
@@ -66,13 +66,14 @@ RoundView Coordinator::ViewOfRound() const {
   RoundView view{.fixed = round_->fixed, .claims = round_->claims};
   for (const auto& [rank, push] : round_->pushes) {
     view.pushes.push_back(
-        {.rank = rank, .complete = push.Complete(trainable_partitions_)});
+        {.rank = rank,
+         .complete = push.Complete(model_.trainable_partitions())});
   }
   return view;
 }
 
 bool Coordinator::ClaimedByMoments() const {
-  return settings_.global() && !model_->layout.batch_norms.empty();
+  return settings_.global() && !model_.batch_norms().empty();
 }
 
 void Coordinator::Claim(Rank rank, Instant now, Effects& out) {
@@ -242,9 +243,11 @@ void Coordinator::OpenTransaction(Instant now, Effects& out) {
   for (const auto& [rank, push] : round_->pushes) {
     loss_weight += push.opening().loss_weight;
   }
-  round_->transaction = NewTransaction(
-      {.learning_rate = learning_rate(), .loss_weight = loss_weight});
-  for (size_t p = 0; p < model_->partitions.size(); ++p) {
+  round_->transaction =
+      model_.NewTransaction({.optimizer = settings_.options().optimizer,
+                             .learning_rate = learning_rate(),
+                             .loss_weight = loss_weight});
+  for (size_t p = 0; p < model_.model()->partitions.size(); ++p) {
     StartFoldIfReady(static_cast<int32_t>(p), now, out);
   }
 }
@@ -289,7 +292,7 @@ std::vector<RankMoments> Coordinator::TakeStepMoments() {
 }
 
 CommitRecord Coordinator::RecordOf(const Round& round) const {
-  CommitRecord record{.version = current_->version,
+  CommitRecord record{.version = model_.version(),
                       .data_epoch = round.cut.epoch,
                       .learning_rate = round.transaction->learning_rate(),
                       .members = round.members,
@@ -349,18 +352,19 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
   if (bad.has_value()) round_->nonfinite = NonfiniteText(*bad);
   const bool skipped = round_->nonfinite.has_value();
   std::vector<LayerDrift> drift;
-  StatisticsSets statistics = *current_->statistics;
+  StatisticsSets statistics = *model_.current()->statistics;
   if (skipped) {
-    current_ = Successor(*current_, std::move(statistics));
+    model_.Publish(Successor(*model_.current(), std::move(statistics)));
   } else {
     CombinedMoments combined;
     if (settings_.global()) combined = round_->rendezvous.ForwardResults();
     const std::vector<RankMoments> moments = TakeStepMoments();
-    if (current_->version.value() % kDriftEvery == 0) {
-      drift = StepDrift(model_->layout.batch_norms, moments);
+    if (model_.version().value() % kDriftEvery == 0) {
+      drift = StepDrift(model_.batch_norms(), moments);
     }
-    statistics_.ApplyStep(moments, samples_reference(), statistics, combined);
-    current_ = round_->transaction->Next(std::move(statistics));
+    model_.statistics().ApplyStep(moments, samples_reference(), statistics,
+                                  combined);
+    model_.Publish(round_->transaction->Next(std::move(statistics)));
   }
   Round round = *std::move(round_);
   round_.reset();
@@ -390,9 +394,9 @@ void Coordinator::CommitStep(Instant now, Effects& out) {
   for (const auto& [rank, key] : keys) {
     Answer(ranks_[rank], key,
            {.verdict = skipped ? Verdict::kSkipped : Verdict::kApplied,
-            .version = current_->version,
+            .version = model_.version(),
             .reason = skipped ? *round.nonfinite : ""},
-           skipped ? 0 : trainable_partitions_, now, out);
+           skipped ? 0 : model_.trainable_partitions(), now, out);
   }
   if (stop) {
     End(RunOutcome::kNonfinite,

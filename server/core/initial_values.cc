@@ -5,8 +5,52 @@
 #include <cstddef>
 
 #include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "server/core/limits.h"
 
 namespace cohort {
+namespace {
+
+absl::Status CheckStatisticsValues(const BatchNormSpec& layer,
+                                   const LayerStatistics& statistics) {
+  for (size_t c = 0; c < statistics.mean.size(); ++c) {
+    const double mean = statistics.mean[c];
+    const double variance = statistics.variance[c];
+    if (std::isfinite(mean) && std::isfinite(variance) && variance >= 0) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        layer.name, ": got the initial mean ", mean, " and variance ", variance,
+        " in channel ", c, ", want finite ones, the variance 0 or more"));
+  }
+  const int64_t tracked = statistics.num_batches_tracked;
+  if (tracked >= 0 && tracked <= limits::kBatchesTrackedMax) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(layer.name, ": got ", tracked,
+                                                 " batches tracked, want 0 to ",
+                                                 limits::kBatchesTrackedMax));
+}
+
+}  // namespace
+
+absl::Status CheckRunPlan(const RunPlan& plan) {
+  if (plan.train_samples < 1 || plan.test_samples < 0 ||
+      std::max(plan.train_samples, plan.test_samples) >
+          limits::kSplitSamplesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "run plan: got ", plan.train_samples, " train and ", plan.test_samples,
+        " test samples, want at least 1 and 0, and at most ",
+        limits::kSplitSamplesMax));
+  }
+  if (!(plan.loss_reference >= limits::kLossWeightMin &&
+        plan.loss_reference <= limits::kLossWeightMax)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "run plan: got loss reference ", plan.loss_reference, ", want ",
+        limits::kLossWeightMin, " to ", limits::kLossWeightMax));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckInitialValues(const ModelLayout& layout,
                                 const Partition& partition,
@@ -26,6 +70,29 @@ absl::Status CheckInitialValues(const ModelLayout& layout,
     at -= slice.count;
   }
   return absl::InvalidArgumentError("got more values than the partition has");
+}
+
+absl::Status CheckInitialStatistics(
+    const ModelLayout& layout, const std::vector<LayerStatistics>& statistics) {
+  if (statistics.empty()) return absl::OkStatus();
+  if (statistics.size() != layout.batch_norms.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "got initial statistics of ", statistics.size(),
+        " batch-norm layers, want ", layout.batch_norms.size(), " or none"));
+  }
+  for (size_t i = 0; i < statistics.size(); ++i) {
+    const BatchNormSpec& layer = layout.batch_norms[i];
+    const auto channels = static_cast<size_t>(layer.channels);
+    if (statistics[i].mean.size() != channels ||
+        statistics[i].variance.size() != channels) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          layer.name, ": got initial statistics of ", statistics[i].mean.size(),
+          " and ", statistics[i].variance.size(), " channels, want ",
+          channels));
+    }
+    COHORT_RETURN_IF_ERROR(CheckStatisticsValues(layer, statistics[i]));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace cohort

@@ -1,0 +1,126 @@
+#include "server/core/model/model_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/byte_rope.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "server/core/optimizer/slots.h"
+#include "server/core/registration_book.h"
+
+namespace cohort {
+namespace {
+
+int32_t CountTrainable(const std::vector<Partition>& partitions) {
+  return static_cast<int32_t>(
+      std::count_if(partitions.begin(), partitions.end(),
+                    [](const Partition& p) { return p.trainable; }));
+}
+
+}  // namespace
+
+bool ModelStore::TracksStatistics() const {
+  return std::any_of(batch_norms().begin(), batch_norms().end(),
+                     [](const auto& layer) { return layer.track_statistics; });
+}
+
+absl::Status ModelStore::Install(const ModelLayout& layout, const RunPlan& plan,
+                                 std::vector<SharedFloats> values,
+                                 std::vector<LayerStatistics> statistics,
+                                 const CoordinatorOptions& options,
+                                 const PolicyOptions& policy) {
+  auto model = std::make_shared<RegisteredModel>();
+  model->layout = layout;
+  model->plan = plan;
+  model->plan.loss_reference = LossReference(plan);
+  model->partitions = MakePartitions(layout, options.partition_bytes);
+  COHORT_CHECK(values.size() == model->partitions.size(),
+               absl::StrCat("got ", values.size(), " partitions"));
+  COHORT_ASSIGN_OR_RETURN(
+      mask_, MaskFor(options.optimizer, layout, model->partitions));
+
+  auto snapshot = std::make_shared<ModelSnapshot>();
+  for (size_t i = 0; i < values.size(); ++i) {
+    COHORT_CHECK(values[i]->size() == model->partitions[i].elements,
+                 "partition size");
+    snapshot->checksums.push_back(RopeOf(values[i]).Checksum());
+  }
+  snapshot->weights = std::move(values);
+  snapshot->slots =
+      FitSlots(model->partitions, {}, SlotsOf(options.optimizer, policy));
+  if (statistics.empty()) statistics = InitialStatistics(layout);
+  snapshot->statistics = std::make_shared<const StatisticsSets>(
+      StartSets(policy.statistics, statistics));
+  statistics_ = KeptStatistics(policy, layout.batch_norms);
+  Restore(std::move(model), std::move(snapshot));
+  return absl::OkStatus();
+}
+
+void ModelStore::Restore(SharedModel model, SharedSnapshot snapshot) {
+  model_ = std::move(model);
+  current_ = std::move(snapshot);
+  trainable_partitions_ = CountTrainable(model_->partitions);
+}
+
+void ModelStore::AdoptOptimizer(const CoordinatorOptions& options,
+                                const PolicyOptions& policy) {
+  if (!registered()) return;
+  absl::StatusOr<SharedMask> mask =
+      MaskFor(options.optimizer, model_->layout, model_->partitions);
+  COHORT_CHECK(mask.ok(), mask.status().ToString());
+  mask_ = *std::move(mask);
+  auto fitted = std::make_shared<ModelSnapshot>(*current_);
+  fitted->slots = FitSlots(model_->partitions, current_->slots,
+                           SlotsOf(options.optimizer, policy));
+  current_ = std::move(fitted);
+}
+
+std::string ModelStore::AdoptStatistics(const PolicyOptions& policy) {
+  if (!registered()) return "";
+  const StatisticsSets& held = *current_->statistics;
+  const std::vector<StatisticsKind> anew = NotHeld(held, policy.statistics);
+  std::string text;
+  if (!anew.empty()) {
+    text = absl::StrCat("; the statistics ", StatisticsNames(anew),
+                        " start from those of ",
+                        StatisticsName(held.front().kind));
+  }
+  statistics_ = KeptStatistics(policy, batch_norms());
+  PublishStatistics(CarryOver(held, policy.statistics));
+  return text;
+}
+
+void ModelStore::PublishStatistics(StatisticsSets sets) {
+  current_ = WithSets(*current_, std::move(sets));
+}
+
+Transaction ModelStore::NewTransaction(Transaction::Plan plan) {
+  plan.id = next_transaction_++;
+  plan.model = model_;
+  plan.base = current_;
+  plan.mask = mask_;
+  return Transaction(std::move(plan));
+}
+
+void ModelStore::HoldFrom(Version oldest) {
+  read_[current_->version] = current_;
+  read_.erase(read_.begin(), read_.lower_bound(oldest));
+}
+
+SharedSnapshot ModelStore::Held(Version version) const {
+  if (version == current_->version) return current_;
+  const auto read = read_.find(version);
+  COHORT_CHECK(read != read_.end(),
+               absl::StrCat("version ", version.value(), " is not held"));
+  return read->second;
+}
+
+SharedSnapshot WithSets(const ModelSnapshot& base, StatisticsSets sets) {
+  auto next = std::make_shared<ModelSnapshot>(base);
+  next->statistics = std::make_shared<const StatisticsSets>(std::move(sets));
+  return next;
+}
+
+}  // namespace cohort

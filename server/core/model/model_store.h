@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/float_buffer.h"
+#include "common/ids.h"
+#include "common/model_layout.h"
+#include "server/core/effects.h"
+#include "server/core/optimizer/mask.h"
+#include "server/core/options.h"
+#include "server/core/statistics_sets.h"
+#include "server/core/transaction.h"
+
+namespace cohort {
+
+// The model of a run: its layout, the newest version of everything that
+// training changes, and older versions that pushes under way have read. What
+// the optimizer needs of it (slots, the mask of frozen elements) follows the
+// settings.
+class ModelStore {
+ public:
+  // False until the first registration is complete. Most of what follows needs
+  // it.
+  bool registered() const { return model_ != nullptr; }
+  const SharedModel& model() const { return model_; }
+  const ModelLayout& layout() const { return model_->layout; }
+  const std::vector<BatchNormSpec>& batch_norms() const {
+    return model_->layout.batch_norms;
+  }
+  int32_t partitions() const {
+    return static_cast<int32_t>(model_->partitions.size());
+  }
+  // Those that have a gradient.
+  int32_t trainable_partitions() const { return trainable_partitions_; }
+  // A batch-norm layer keeps moving statistics.
+  bool TracksStatistics() const;
+
+  // Null before registration.
+  const SharedSnapshot& current() const { return current_; }
+  // The newest; 0 before registration.
+  Version version() const {
+    return current_ == nullptr ? Version() : current_->version;
+  }
+
+  // Makes version 0. `values` has one buffer a partition, `statistics` one
+  // entry a layer or none.
+  // Errors: those of MaskFor.
+  absl::Status Install(const ModelLayout& layout, const RunPlan& plan,
+                       std::vector<SharedFloats> values,
+                       std::vector<LayerStatistics> statistics,
+                       const CoordinatorOptions& options,
+                       const PolicyOptions& policy);
+  void Restore(SharedModel model, SharedSnapshot snapshot);
+  // Fits slots and mask to the optimizer. No-op before registration.
+  void AdoptOptimizer(const CoordinatorOptions& options,
+                      const PolicyOptions& policy);
+  // Keeps the policy's kinds of moving statistics from now on. Returns what
+  // becomes of those that are new, to be appended to a sentence; empty if none
+  // is, or before registration.
+  std::string AdoptStatistics(const PolicyOptions& policy);
+
+  void Publish(SharedSnapshot next) { current_ = std::move(next); }
+  // The same version with other moving statistics.
+  void PublishStatistics(StatisticsSets sets);
+  // Updates moving statistics with the moments of pushes.
+  const KeptStatistics& statistics() const { return statistics_; }
+
+  // `plan` without what this knows: its number, the model, what is changed and
+  // the mask.
+  Transaction NewTransaction(Transaction::Plan plan);
+
+  // ---- versions that pushes under way have read
+  // Keeps the present version, and forgets those before `oldest`.
+  void HoldFrom(Version oldest);
+  void HoldNone() { read_.clear(); }
+  // The present version or one that is held.
+  SharedSnapshot Held(Version version) const;
+
+ private:
+  SharedModel model_;
+  int32_t trainable_partitions_ = 0;
+  SharedSnapshot current_;
+  // Frozen elements. Null: none.
+  SharedMask mask_;
+  KeptStatistics statistics_;
+  int64_t next_transaction_ = 1;
+  std::map<Version, SharedSnapshot> read_;
+};
+
+// `base` with other moving statistics.
+SharedSnapshot WithSets(const ModelSnapshot& base, StatisticsSets sets);
+
+}  // namespace cohort
