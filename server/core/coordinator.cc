@@ -13,8 +13,8 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
                          const RunState* restored)
     : settings_(options, restored),
       ranks_(options.workers),
-      next_incarnation_(options.first_incarnation),
       ledger_(options.workers),
+      next_incarnation_(options.first_incarnation),
       budget_(options.inflight_bytes_max) {
   for (VacancyReason reason : kVacancyReasons) ledger_.vacancies[reason] = 0;
   if (restored != nullptr) Restore(*restored);
