@@ -14,6 +14,7 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
     : settings_(options, restored),
       ranks_(options.workers),
       ledger_(options.workers),
+      pinned_(settings_, ledger_, ranks_, model_),
       next_incarnation_(options.first_incarnation),
       budget_(options.inflight_bytes_max) {
   for (VacancyReason reason : kVacancyReasons) ledger_.vacancies[reason] = 0;
@@ -53,7 +54,7 @@ void Coordinator::Restore(const RunState& restored) {
   // The evaluation of an epoch that ended with this version was lost with
   // the old process.
   if (restored.cursor == 0 && restored.data_epoch > 0 && open.empty()) {
-    EvaluateEpoch(restored.data_epoch);
+    pinned_.EvaluateEpoch(restored.data_epoch, TrainingDone());
   }
   HoldReadVersions();
 }
@@ -168,7 +169,7 @@ bool Coordinator::ReadyToStart(Instant now) const {
 }
 
 void Coordinator::Start(Instant now, Effects& out) {
-  started_ = true;
+  ledger_.Start();
   const auto here = static_cast<int32_t>(ranks_.Usable().size());
   const std::string who =
       here == ranks_.size()
@@ -190,7 +191,7 @@ void Coordinator::Advance(Instant now, Effects& out) {
   if (ledger_.ended()) return;
   // First: a cohort of another size is not to be waited for.
   TryChange(now, out);
-  if (!started_) {
+  if (!ledger_.started()) {
     AskForValues(now, out);
     if (!ReadyToStart(now)) return;
     Start(now, out);
@@ -198,7 +199,7 @@ void Coordinator::Advance(Instant now, Effects& out) {
   if (settings_.sync() && !round_.has_value()) StartStep();
   if (!settings_.sync()) ApplyNext(now, out);
   if (ledger_.ended()) return;
-  if (TrainingDone() && ConcludeStatistics(out) && evaluations_.empty()) {
+  if (TrainingDone() && pinned_.Conclude(out) && pinned_.evaluated()) {
     End(ledger_.draining() ? RunOutcome::kDrained : RunOutcome::kFinished,
         ledger_.draining() ? ledger_.drain_reason()
                            : absl::StrCat("all ", settings_.options().epochs,
@@ -240,7 +241,7 @@ Assignment Coordinator::NextFor(Worker& worker, Instant now) {
     leave.unfinished = true;
     return leave;
   }
-  if (started_ && worker.registered) {
+  if (ledger_.started() && worker.registered) {
     if (worker.outstanding.has_value()) return *worker.outstanding;
     std::optional<Assignment> next = NextShard(worker);
     if (!next.has_value()) next = NextTraining(worker);
@@ -338,7 +339,7 @@ void Coordinator::End(RunOutcome outcome, const std::string& reason,
 void Coordinator::Drain(const std::string& reason, Instant now, Effects& out) {
   if (ledger_.ended() || ledger_.draining()) return;
   ledger_.Drain(reason);
-  if (!started_) {
+  if (!ledger_.started()) {
     End(RunOutcome::kDrained, reason, out);
     return;
   }
@@ -353,12 +354,9 @@ absl::StatusOr<SharedSnapshot> Coordinator::Read(
   }
   if (!version.has_value()) return model_.current();
   // First, for the same version may have got new statistics since.
-  SharedSnapshot pinned = evaluations_.Pinned(*version);
+  SharedSnapshot pinned = pinned_.Pinned(*version);
   if (pinned != nullptr) return pinned;
   if (*version == model_.version()) return model_.current();
-  if (collection_.has_value() && collection_->snapshot()->version == *version) {
-    return collection_->snapshot();
-  }
   return absl::OutOfRangeError(absl::StrCat("got version ", version->value(),
                                             ", want ", model_.version().value(),
                                             ", the newest, or a pinned one"));

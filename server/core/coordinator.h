@@ -16,10 +16,9 @@
 #include "common/ids.h"
 #include "common/model_layout.h"
 #include "server/core/effects.h"
-#include "server/core/evaluation.h"
 #include "server/core/gradient_budget.h"
 #include "server/core/model/model_store.h"
-#include "server/core/moments_collection.h"
+#include "server/core/model/pinned_work.h"
 #include "server/core/observation.h"
 #include "server/core/options.h"
 #include "server/core/policy/aggregation_policy.h"
@@ -34,7 +33,6 @@
 #include "server/core/round.h"
 #include "server/core/run_ledger.h"
 #include "server/core/run_settings.h"
-#include "server/core/statistics_sets.h"
 #include "server/core/transaction.h"
 #include "server/core/views.h"
 
@@ -437,18 +435,6 @@ class Coordinator {
   // coordinator_statistics.cc
   // Notes what became of the moments of so many pushes.
   void CountStatistics(int64_t StatisticsCounts::*what, int64_t pushes);
-  // kAfter is collected before the run ends.
-  bool EndsWithCollection() const;
-  void StartEvaluation(const SharedSnapshot& snapshot,
-                       EvaluationBook::Plan plan);
-  // An epoch, the last of `epochs`, has ended with the present version.
-  void EvaluateEpoch(int64_t epochs);
-  void EvaluateAllKinds(int64_t epochs);
-  // At the end of training: collects kAfter and evaluates. Returns true once
-  // there is nothing left to start.
-  bool ConcludeStatistics(Effects& out);
-  void StartCollection(Effects& out);
-  void FinishCollection(Effects& out);
   // Work on a pinned version: an evaluation's or a collection's.
   std::optional<Assignment> NextShard(Worker& worker);
   void ReturnShard(Worker& worker);
@@ -458,7 +444,6 @@ class Coordinator {
   absl::StatusOr<bool> ReportsOutstanding(const Worker& worker,
                                           AssignmentKind kind,
                                           Sequence sequence) const;
-  absl::Status CheckCollected(const std::vector<CallMoments>& calls) const;
 
   RunSettings settings_;
 
@@ -468,22 +453,14 @@ class Coordinator {
   RunLedger ledger_;
   RegistrationBook registrations_;
   ModelStore model_;
-  EvaluationBook evaluations_;
-  std::optional<MomentsCollection> collection_;
-  int64_t next_collection_ = 1;
-  // Its activations were not finite.
-  std::optional<Version> uncollectable_;
-  // What ConcludeStatistics does is done.
-  bool concluded_ = false;
+  PinnedWork pinned_;
   Incarnation next_incarnation_;
-  bool started_ = false;
   // Continued from a checkpoint, with what it says of who was there.
   bool resumed_ = false;
   std::set<Rank> lost_before_;
   std::set<Rank> never_registered_before_;
   // Time of the first event of this process.
   std::optional<Instant> begin_;
-  std::optional<EvaluationRecord> last_evaluation_;
   GradientBudget budget_;
   std::map<Rank, Paused> paused_;
   // Members of this attempt that are never paused again.

@@ -163,7 +163,7 @@ void Coordinator::TryChange(Instant now, Effects& out) {
   if (model_.registered()) HoldReadVersions();
   Record(changed, std::move(text), out);
   // They may wait for others now.
-  if (!started_) RepeatWaits(now, out);
+  if (!ledger_.started()) RepeatWaits(now, out);
 }
 
 std::string Coordinator::SizeText() const {

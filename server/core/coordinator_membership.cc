@@ -356,7 +356,7 @@ void Coordinator::Tick(Instant now, Effects& out) {
     }
   }
   if (ledger_.ended()) return;
-  if (!started_) {
+  if (!ledger_.started()) {
     CheckValuesDeadline(now, out);
     // A continued run does not wait without end for all.
     if (resumed_) Advance(now, out);

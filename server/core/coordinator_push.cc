@@ -423,7 +423,8 @@ void Coordinator::AfterCommit(const CommitRecord& record,
                               CommitObservation observation, Effects& out) {
   if (!record.skipped && record.loss_weight > 0)
     ledger_.train_loss = record.loss;
-  if (record.epoch_ended) EvaluateEpoch(record.data_epoch + 1);
+  if (record.epoch_ended)
+    pinned_.EvaluateEpoch(record.data_epoch + 1, TrainingDone());
   out.push_back(effect::Committed{.record = record,
                                   .observation = std::move(observation)});
   if (settings_.options().checkpoint_every > 0 &&

@@ -94,7 +94,7 @@ std::string Coordinator::StartText(Instant now) const {
 }
 
 std::vector<Rank> Coordinator::WaitedFor() const {
-  if (!started_) {
+  if (!ledger_.started()) {
     if (registrations_.asked().has_value()) return {*registrations_.asked()};
     std::vector<Rank> awaited = AwaitedToStart();
     // Only those are missing that need not come, but one must.
@@ -115,7 +115,7 @@ std::vector<Rank> Coordinator::WaitedFor() const {
 
 absl::Duration Coordinator::WaitLeft(const std::vector<Rank>& ranks,
                                      Instant now) const {
-  if (!started_) return kUnbounded;
+  if (!ledger_.started()) return kUnbounded;
   absl::Duration left = kUnbounded;
   for (Rank rank : ranks) {
     const Worker& worker = ranks_[rank];
@@ -149,7 +149,7 @@ std::string Coordinator::LostText(const std::vector<Rank>& lost,
 }
 
 std::string Coordinator::WaitText(Instant now) const {
-  if (!started_) return StartText(now);
+  if (!ledger_.started()) return StartText(now);
   const std::vector<Rank> waited = WaitedFor();
   std::vector<Rank> lost;
   for (Rank rank : waited) {
@@ -250,7 +250,7 @@ void Coordinator::DescribeState(Instant now, StatusView& view) const {
     view.state = absl::StrCat("over: ", ledger_.end_reason());
     return;
   }
-  if (!started_) {
+  if (!ledger_.started()) {
     view.phase = StatusView::Phase::kWaiting;
     view.state = WaitText(now);
     view.waited_for = WaitedFor();
@@ -277,14 +277,13 @@ void Coordinator::DescribeState(Instant now, StatusView& view) const {
   }
   if (waits && (settings_.sync() || alone)) {
     view.phase = StatusView::Phase::kWaiting;
-    view.state = started_ && alone ? LostText(lost, now) : WaitText(now);
+    view.state =
+        ledger_.started() && alone ? LostText(lost, now) : WaitText(now);
     return;
   }
-  if (collection_.has_value()) {
+  if (pinned_.collecting()) {
     view.phase = StatusView::Phase::kCollecting;
-    view.state =
-        absl::StrCat("collecting batch-norm moments, ", collection_->folded(),
-                     " of ", collection_->batches(), " batches");
+    view.state = pinned_.CollectingText();
     return;
   }
   view.phase = TrainingDone() ? StatusView::Phase::kEvaluating
@@ -327,7 +326,9 @@ StatusView Coordinator::Status(Instant now) const {
                   .ended = ledger_.ended()};
   if (model_.registered()) view.version = model_.version();
   if (round_.has_value()) view.attempt = round_->attempt;
-  if (last_evaluation_.has_value()) view.test = last_evaluation_->sums();
+  if (pinned_.last_evaluation().has_value()) {
+    view.test = pinned_.last_evaluation()->sums();
+  }
   for (const Worker& worker : ranks_.all()) {
     view.workers.push_back(ViewOf(worker, now));
   }

@@ -10,9 +10,6 @@
 #include "common/assignment.h"
 #include "common/clock.h"
 #include "common/ids.h"
-#include "server/core/data_cursor.h"
-#include "server/core/evaluation.h"
-#include "server/core/moments_collection.h"
 
 namespace cohort {
 
@@ -57,8 +54,6 @@ struct Worker {
   Sequence next_sequence{1};
   // Given and not ended; survives a life under on_worker_loss=wait.
   std::optional<Assignment> outstanding;
-  std::optional<EvaluationBook::Shard> shard;
-  std::optional<MomentsCollection::Shard> batch;
   // Told to wait: the next assignment goes to its session.
   bool waiting = false;
   // Has joined since its last verdict, so that the next one may go to a stream

@@ -58,7 +58,10 @@ class RunLedger {
   void CountNonfinite() { ++nonfinite_in_row_; }
   void CountFinite() { nonfinite_in_row_ = 0; }
 
-  // ---- the end
+  // ---- begin and end
+  void Start() { started_ = true; }
+  // Training has begun in this life of the server.
+  bool started() const { return started_; }
   // The run is to end at the next commit.
   void Drain(const std::string& reason) {
     draining_ = true;
@@ -87,6 +90,7 @@ class RunLedger {
   DataCursor cursor_;
   int64_t samples_ = 0;
   int32_t nonfinite_in_row_ = 0;
+  bool started_ = false;
   bool draining_ = false;
   std::string drain_reason_;
   bool ended_ = false;
