@@ -71,7 +71,7 @@ std::optional<CallDissent> Coordinator::ClosedDissent() const {
 
 std::optional<CallDissent> Coordinator::MiscountedDissent(
     const std::vector<int32_t>& counts) const {
-  if (!global()) return std::nullopt;
+  if (!settings_.global()) return std::nullopt;
   const auto miscounted = round_->rendezvous.FindMiscounted(counts);
   if (!miscounted.has_value()) return std::nullopt;
   const auto& [place, at_fault] = *miscounted;
