@@ -77,7 +77,7 @@ std::optional<CallDissent> Coordinator::MiscountedDissent(
   const auto& [place, at_fault] = *miscounted;
   const auto layer = static_cast<size_t>(place.layer);
   CallDissent dissent{
-      .text = absl::StrCat(model_->layout.batch_norms[layer].name, ": rank ",
+      .text = absl::StrCat(model_.batch_norms()[layer].name, ": rank ",
                            at_fault.front().value(), " counts ", counts[layer],
                            " calls in step ", round_->step.value(),
                            place.call < counts[layer]
