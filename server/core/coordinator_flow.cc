@@ -46,8 +46,9 @@ bool Coordinator::IsFurthestBehind(Rank rank) const {
 bool Coordinator::MayTake(Rank rank, int64_t bytes) const {
   // Its push is over: the message will be ignored.
   if (settings_.sync() && !IsMember(rank)) return true;
+  if (let_in_.contains(rank)) return true;
   if (ReservesPushes()) return budget_.HasReserved(rank);
-  if (budget_.Fits(bytes) || let_in_.contains(rank)) return true;
+  if (budget_.Fits(bytes)) return true;
   // A fold under way gives room soon; until then no exception is needed.
   return !budget_.folding() && IsFurthestBehind(rank);
 }
@@ -70,7 +71,11 @@ void Coordinator::EndStall(Instant now) {
       budget_.folding() || !Stalled(now)) {
     return;
   }
-  for (const auto& [rank, paused] : paused_) let_in_.insert(rank);
+  for (const auto& [rank, paused] : paused_) {
+    let_in_.insert(rank);
+    // It is charged message by message, so it must not get room twice.
+    if (!budget_.HasReserved(rank)) budget_.Unreserve(rank);
+  }
 }
 
 void Coordinator::ResumePaused(Instant now, Effects& out) {
@@ -100,11 +105,8 @@ void Coordinator::ResumeAll(Effects& out) {
 
 void Coordinator::ReleasePush(Rank rank, const Push& push) {
   // A reservation covers what has come of the push.
-  if (budget_.HasReserved(rank) || push.held_bytes() == 0) {
-    budget_.Unreserve(rank);
-  } else {
-    budget_.Release(push.held_bytes());
-  }
+  if (!budget_.HasReserved(rank)) budget_.Release(push.held_bytes());
+  budget_.Unreserve(rank);
 }
 
 void Coordinator::SettlePush(Rank rank, const Push& push) {

@@ -162,7 +162,7 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
   COHORT_RETURN_IF_ERROR(CheckOpening(*worker, opening));
   const Push::Arrival arrival = push->Open(opening);
   CountArrival(*worker, arrival, out);
-  if (ReservesPushes()) {
+  if (arrival == Push::Arrival::kNew && ReservesPushes()) {
     budget_.Reserve(worker->rank, PushBytes(model_.layout()));
   }
   if (arrival == Push::Arrival::kNew && settings_.sync()) {
@@ -230,7 +230,7 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
       return Admission::kPaused;
     }
     paused_.erase(worker->rank);
-    if (!ReservesPushes()) budget_.Charge(bytes);
+    if (!budget_.HasReserved(worker->rank)) budget_.Charge(bytes);
   }
   const Push::Arrival arrival =
       push->Add(partition, std::move(message.gradient), message.checksum,

@@ -154,6 +154,34 @@ TEST(CoordinatorFlowTest, PausedRankThatOthersWaitForIsLetIn) {
 }
 
 // Repeated messages take no room, however little there is.
+// Moments would make the step's members, and one of the two candidates that are
+// left sends none: the limit has no room for its whole push.
+TEST(CoordinatorFlowTest, PausedCandidateThatSkipsItsRendezvousIsLetIn) {
+  FakeSetup setup = TwoOfThree();
+  setup.options.policy.normalization = NormalizationKind::kGlobal;
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  FakeCohort cohort(Limited(setup, 1));
+  cohort.Start();
+  cohort.Leave(kRank2);
+  ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, {0}).ok());
+  EXPECT_TRUE(cohort.paused(kRank0));
+  ASSERT_TRUE(cohort
+                  .Reduce(kRank1, {.step = Version(0)},
+                          {.count = 2, .first = {0}, .second = {0}})
+                  .ok());
+  cohort.Pass(absl::Seconds(3));
+  EXPECT_FALSE(cohort.paused(kRank0));
+  EXPECT_EQ(cohort.core().inflight_bytes(), 4);
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {0, 0}).ok());
+  ASSERT_TRUE(
+      cohort.Close(kRank0, PushClosing{.labels = 1, .batch_norm_calls = {1}})
+          .ok());
+  // Its closing shows that it skipped the call; the step is repeated.
+  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
+  EXPECT_EQ(cohort.core().inflight_bytes(), 0);
+}
+
 TEST(CoordinatorFlowTest, RepeatedMessagesAreNeverPaused) {
   FakeCohort cohort(Limited(SmallSetup(), 4));
   cohort.Start();
