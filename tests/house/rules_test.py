@@ -250,6 +250,41 @@ class StyleRulesTest(TreeTest):
         self.assertEqual(style_rules.violations(self.root), [])
 
 
+class OneDefinitionTest(TreeTest):
+    STREAM = ("#pragma once\nnamespace a {\n%s\n}  // namespace a\n")
+
+    def found(self, first: str, second: str) -> list[str]:
+        self.write("server/x.h", self.STREAM % first)
+        self.write("worker/y.h", self.STREAM % second)
+        return style_rules.violations(self.root)
+
+    def test_types_of_one_name_in_two_headers_are_found(self):
+        for second in ("class Stream {\n};", "struct Stream {\n};",
+                       "class Stream final : public Base {\n};",
+                       "class ABSL_LOCKABLE Stream {\n};",
+                       "enum class Stream { kOne };",
+                       "template <typename T>\nclass Stream\n    : Base {};"):
+            with self.subTest(second=second):
+                self.assertEqual(
+                    self.found("class Stream {};", second),
+                    [f"worker/y.h:{3 + second.startswith('template')}: "
+                     "a::Stream: server/x.h defines it too"])
+
+    def test_declarations_nested_types_and_tests_pass(self):
+        self.write("tests/z.h", self.STREAM % "class Stream {};")
+        for second in ("class Stream;", "struct Other {\n  class Stream {};\n};",
+                       "// class Stream {"):
+            with self.subTest(second=second):
+                self.assertEqual(self.found("class Stream {};", second), [])
+
+    def test_another_namespace_passes(self):
+        self.write("server/x.h", self.STREAM % "class Stream {};")
+        self.write("kernels/y.h", "#pragma once\nnamespace {\n}  // namespace"
+                   "\nnamespace a {\nnamespace b {\nclass Stream {};\n"
+                   "}  // namespace b\n}  // namespace a\n")
+        self.assertEqual(style_rules.violations(self.root), [])
+
+
 class TorchCeilingTest(TreeTest):
     def write_sources(self, folder: str, count: int) -> None:
         for i in range(count):

@@ -35,6 +35,12 @@ NAKED_THREAD = re.compile(
 DISABLED_TEST = re.compile(r"\bDISABLED_\w+(?!.*#\d+)")
 SILENT_SKIP = re.compile(r"GTEST_SKIP\(\)\s*;")
 
+NAMESPACE_BEGIN = re.compile(r"namespace ?([\w:]*) ?\{$")
+NAMESPACE_END = re.compile(r"\}  // namespace\b")
+TYPE = re.compile(r"(?:class|struct|enum(?: class)?)\s+"
+                  r"(?:ABSL_\w+(?:\([^)]*\))?\s+)?(\w+)(?:\s+final)?"
+                  r"\s*(?::[^:]|:$|\{|$)")
+
 Path = pathlib.PurePosixPath
 Violation = tuple[int, str]
 
@@ -112,9 +118,38 @@ RULES: tuple[Callable[[Path, str], Iterator[Violation]], ...] = (
     honest_tests)
 
 
+def types(text: str) -> Iterator[tuple[int, str]]:
+    """Yields line and full name of every type that a header defines outside
+    of other types."""
+    namespaces: list[str] = []
+    raw = text.splitlines()
+    for number, line in enumerate(without_comments(text).splitlines(), 1):
+        begin = NAMESPACE_BEGIN.match(line)
+        if begin:
+            namespaces.append(begin.group(1))
+        elif NAMESPACE_END.match(raw[number - 1]) and namespaces:
+            namespaces.pop()
+        else:
+            name = TYPE.match(line)
+            if name:
+                yield number, "::".join([*namespaces, name.group(1)])
+
+
+def one_definition(root: pathlib.Path) -> Iterator[str]:
+    """Two types of one name may meet in one program, where the linker keeps
+    the functions of either. Tests are many programs."""
+    first: dict[str, Path] = {}
+    for path in source_tree.files(root):
+        if path.suffix != ".h" or source_tree.is_under(path, "tests"):
+            continue
+        for line, name in types(source_tree.text(root, path)):
+            if first.setdefault(name, path) != path:
+                yield f"{path}:{line}: {name}: {first[name]} defines it too"
+
+
 def violations(root: pathlib.Path) -> list[str]:
     """Returns one 'file:line: what' for each broken rule."""
-    found = []
+    found = list(one_definition(root))
     for path in source_tree.files(root):
         if path.suffix not in TEXTS:
             continue

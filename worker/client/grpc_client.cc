@@ -197,9 +197,9 @@ absl::StatusOr<std::vector<Moments>> GrpcClient::Reduce(
   }
   COHORT_RETURN_IF_ERROR(Usable());
   if (connection_->reduce == nullptr) {
-    connection_->reduce = std::make_unique<ReduceStream>(
+    connection_->reduce = std::make_unique<ReduceClient>(
         moments_, link_,
-        ReduceStream::Options{
+        ReduceClient::Options{
             .sender = connection_->sender,
             .together = connection_->takes_further_contributions});
   }
@@ -332,7 +332,7 @@ absl::Status GrpcClient::Connect() {
 
 absl::Status GrpcClient::TryConnect(Instant deadline) {
   auto connection = std::make_unique<Connection>();
-  connection->session = std::make_unique<SessionStream>(
+  connection->session = std::make_unique<SessionClient>(
       control_, link_, MakeJoin(), options_.hooks);
   const absl::StatusOr<v1::JoinReply> reply = connection->session->AwaitJoined(
       std::min(deadline, clock_.Now() + kJoinAttempt));
@@ -349,7 +349,7 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
                         .incarnation = membership.incarnation};
   connection->takes_further_contributions =
       reply->takes_further_contributions();
-  SessionStream* session = connection->session.get();
+  SessionClient* session = connection->session.get();
   FollowPeer(session->peer());
   connection->heartbeat = std::make_unique<PeriodicTask>(
       "heartbeat", absl::Milliseconds(reply->heartbeat_interval_ms()),

@@ -14,8 +14,8 @@
 #include "worker/client/client.h"
 #include "worker/client/link.h"
 #include "worker/client/push_stream.h"
-#include "worker/client/reduce_stream.h"
-#include "worker/client/session_stream.h"
+#include "worker/client/reduce_client.h"
+#include "worker/client/session_client.h"
 #include "worker/client/transfer.h"
 
 namespace cohort {
@@ -56,10 +56,10 @@ class GrpcClient final : public Client {
   struct Connection {
     Sender sender;
     bool takes_further_contributions = false;
-    std::unique_ptr<SessionStream> session;
+    std::unique_ptr<SessionClient> session;
     std::unique_ptr<PeriodicTask> heartbeat;
     // Opened on first use.
-    std::unique_ptr<ReduceStream> reduce;
+    std::unique_ptr<ReduceClient> reduce;
     std::unique_ptr<PushStream> push;
   };
 

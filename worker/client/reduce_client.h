@@ -22,7 +22,7 @@ namespace cohort {
 
 // Moments.Reduce: one wait at a time, for one rendezvous or for several that
 // were contributed to together, each as fast as the network.
-class ReduceStream {
+class ReduceClient {
  public:
   struct Options {
     Sender sender;
@@ -32,7 +32,7 @@ class ReduceStream {
   };
 
   // `link` must outlive the stream.
-  ReduceStream(const std::shared_ptr<grpc::Channel>& channel, Link& link,
+  ReduceClient(const std::shared_ptr<grpc::Channel>& channel, Link& link,
                Options options);
 
   // Contributes to each rendezvous and blocks until all members have.

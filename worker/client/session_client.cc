@@ -1,4 +1,4 @@
-#include "worker/client/session_stream.h"
+#include "worker/client/session_client.h"
 
 #include <map>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace cohort {
 
-SessionStream::SessionStream(const std::shared_ptr<grpc::Channel>& channel,
+SessionClient::SessionClient(const std::shared_ptr<grpc::Channel>& channel,
                              Link& link, const v1::Join& join,
                              ClientHooks* hooks)
     : link_(link),
@@ -35,7 +35,7 @@ SessionStream::SessionStream(const std::shared_ptr<grpc::Channel>& channel,
   stream_.Write(request);
 }
 
-absl::StatusOr<v1::JoinReply> SessionStream::AwaitJoined(Instant deadline) {
+absl::StatusOr<v1::JoinReply> SessionClient::AwaitJoined(Instant deadline) {
   MutexLock lock(link_.mu);
   while (!joined_.has_value()) {
     COHORT_RETURN_IF_ERROR(link_.WaitLocked(deadline));
@@ -43,7 +43,7 @@ absl::StatusOr<v1::JoinReply> SessionStream::AwaitJoined(Instant deadline) {
   return *joined_;
 }
 
-void SessionStream::Heartbeat() {
+void SessionClient::Heartbeat() {
   v1::SessionRequest request;
   {
     MutexLock lock(link_.mu);
@@ -62,7 +62,7 @@ void SessionStream::Heartbeat() {
   stream_.WriteIfIdle(request);
 }
 
-void SessionStream::Leave(const std::string& reason, absl::Duration patience) {
+void SessionClient::Leave(const std::string& reason, absl::Duration patience) {
   v1::SessionRequest request;
   request.mutable_leave()->set_reason(reason);
   AddMessageChecksum(&request);
@@ -71,7 +71,7 @@ void SessionStream::Leave(const std::string& reason, absl::Duration patience) {
   stream_.WaitForEnd(patience);
 }
 
-absl::Status SessionStream::OnMessage(v1::SessionReply& reply) {
+absl::Status SessionClient::OnMessage(v1::SessionReply& reply) {
   COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&reply));
   switch (reply.message_case()) {
     case v1::SessionReply::kJoined: {
@@ -102,7 +102,7 @@ absl::Status SessionStream::OnMessage(v1::SessionReply& reply) {
 
 // The server read its clock at some moment of the round trip, so that half of
 // it is how far the estimate may be off.
-void SessionStream::OnHeartbeatEcho(const v1::HeartbeatEcho& echo) const {
+void SessionClient::OnHeartbeatEcho(const v1::HeartbeatEcho& echo) const {
   if (hooks_ == nullptr || echo.sent_unix_us() <= 0) return;
   const absl::Time now = absl::Now();
   const absl::Duration half =
@@ -113,7 +113,7 @@ void SessionStream::OnHeartbeatEcho(const v1::HeartbeatEcho& echo) const {
       absl::FromUnixMicros(echo.server_unix_us()) - (now - half), half);
 }
 
-absl::Status SessionStream::OnStepAborted(const v1::StepAborted& notice) {
+absl::Status SessionClient::OnStepAborted(const v1::StepAborted& notice) {
   if (notice.step() < 0 || notice.attempt() < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("step_aborted: got step ", notice.step(), ", attempt ",

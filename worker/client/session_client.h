@@ -24,11 +24,11 @@ namespace cohort {
 // breaks the link.
 //
 // Thread safety: Heartbeat may be called from another thread.
-class SessionStream {
+class SessionClient {
  public:
   // Opens the stream and sends `join`. `link` and `hooks`, which may be null,
   // must outlive it.
-  SessionStream(const std::shared_ptr<grpc::Channel>& channel, Link& link,
+  SessionClient(const std::shared_ptr<grpc::Channel>& channel, Link& link,
                 const v1::Join& join, ClientHooks* hooks = nullptr);
 
   // Blocks until the server has answered the join.

@@ -1,4 +1,4 @@
-#include "worker/client/reduce_stream.h"
+#include "worker/client/reduce_client.h"
 
 #include <algorithm>
 #include <utility>
@@ -29,7 +29,7 @@ void Describe(const ReducePass& pass, const CallMoments& local, Proto& proto) {
 
 }  // namespace
 
-ReduceStream::ReduceStream(const std::shared_ptr<grpc::Channel>& channel,
+ReduceClient::ReduceClient(const std::shared_ptr<grpc::Channel>& channel,
                            Link& link, Options options)
     : link_(link),
       options_(std::move(options)),
@@ -49,7 +49,7 @@ ReduceStream::ReduceStream(const std::shared_ptr<grpc::Channel>& channel,
   });
 }
 
-absl::StatusOr<std::vector<Moments>> ReduceStream::Reduce(
+absl::StatusOr<std::vector<Moments>> ReduceClient::Reduce(
     const ReducePass& pass, absl::Span<const CallMoments> local) {
   if (local.empty()) return std::vector<Moments>();
   {
@@ -84,7 +84,7 @@ absl::StatusOr<std::vector<Moments>> ReduceStream::Reduce(
   return results;
 }
 
-void ReduceStream::Send(const ReducePass& pass,
+void ReduceClient::Send(const ReducePass& pass,
                         absl::Span<const CallMoments> local) {
   request_.Clear();
   ToProto(options_.sender, request_.mutable_sender());
@@ -98,7 +98,7 @@ void ReduceStream::Send(const ReducePass& pass,
   stream_.Write(request_);
 }
 
-absl::Status ReduceStream::AwaitLocked(const ReducePass& pass) {
+absl::Status ReduceClient::AwaitLocked(const ReducePass& pass) {
   while (open_ > 0) {
     COHORT_RETURN_IF_ERROR(aborted_);
     COHORT_RETURN_IF_ERROR(link_.tracker.CheckStep(pass.step, pass.attempt));
@@ -107,7 +107,7 @@ absl::Status ReduceStream::AwaitLocked(const ReducePass& pass) {
   return absl::OkStatus();
 }
 
-absl::Status ReduceStream::OnReply(v1::ReduceReply& reply) {
+absl::Status ReduceClient::OnReply(v1::ReduceReply& reply) {
   COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&reply));
   bool changed = false;
   if (reply.aborted().empty()) {
@@ -131,7 +131,7 @@ absl::Status ReduceStream::OnReply(v1::ReduceReply& reply) {
 }
 
 template <typename Proto>
-absl::StatusOr<bool> ReduceStream::Take(const Proto& proto) {
+absl::StatusOr<bool> ReduceClient::Take(const Proto& proto) {
   COHORT_ASSIGN_OR_RETURN(const ReduceKey key, FromProto(proto.key()));
   COHORT_ASSIGN_OR_RETURN(
       Moments result, DecodeMoments(key.phase, proto.count(), proto.values()));
@@ -142,7 +142,7 @@ absl::StatusOr<bool> ReduceStream::Take(const Proto& proto) {
   return --open_ == 0;
 }
 
-ReduceStream::Wanted* ReduceStream::FindLocked(const ReduceKey& key) {
+ReduceClient::Wanted* ReduceClient::FindLocked(const ReduceKey& key) {
   const auto wanted =
       std::find_if(wanted_.begin(), wanted_.end(), [&key](const Wanted& w) {
         return w.key == key && !w.result.has_value();
