@@ -77,13 +77,12 @@ std::optional<CallDissent> Coordinator::MiscountedDissent(
   const auto& [place, at_fault] = *miscounted;
   const auto layer = static_cast<size_t>(place.layer);
   CallDissent dissent{
-      .text = absl::StrCat(model_.batch_norms()[layer].name, ": rank ",
-                           at_fault.front().value(), " counts ", counts[layer],
-                           " calls in step ", round_->step.value(),
-                           place.call < counts[layer]
-                               ? ", but made no rendezvous of call "
-                               : ", but made a rendezvous of call ",
-                           place.call)};
+      .text = absl::StrCat(
+          model_.batch_norms()[layer].name, ": rank ", at_fault.front().value(),
+          " counts ", counts[layer], " calls in step ", round_->step.value(),
+          place.call < counts[layer] ? ", but made no rendezvous of call "
+                                     : ", but made a rendezvous of call ",
+          place.call)};
   // Of members that met, or did not, together none can be blamed alone.
   if (at_fault.size() == 1) dissent.alone = at_fault.front();
   return dissent;

@@ -12,7 +12,7 @@
 #include "common/ids.h"
 #include "common/staleness_histogram.h"
 #include "server/core/effects.h"
-#include "server/core/rank_table.h"
+#include "server/core/membership/rank_table.h"
 #include "server/core/run_counts.h"
 #include "server/core/settings.h"
 

@@ -1,4 +1,4 @@
-#include "server/core/registration_book.h"
+#include "server/core/membership/registration_book.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

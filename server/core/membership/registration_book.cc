@@ -1,4 +1,4 @@
-#include "server/core/registration_book.h"
+#include "server/core/membership/registration_book.h"
 
 #include <cmath>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "server/core/rank_table.h"
+#include "server/core/membership/rank_table.h"
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
