@@ -75,7 +75,7 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   if (changed.empty()) {
     // Asked back to what is in force: nothing is to be waited for any more.
     if (!request.dry_run && settings_.pending().has_value()) {
-      settings_.ForgetRequest();
+      settings_.Request(settings_.options());
       Advance(now, out);
     }
     return answer;

@@ -5,6 +5,16 @@
 #include "common/check.h"
 
 namespace cohort {
+namespace {
+
+struct Has {
+  const PushKey& key;
+  bool operator()(const PushHistory::Entry& entry) const {
+    return entry.key == key;
+  }
+};
+
+}  // namespace
 
 void PushHistory::Give(const PushKey& key) {
   COHORT_CHECK(entries_.empty() || entries_.back().key < key,
@@ -27,9 +37,12 @@ void PushHistory::Decide(const PushKey& key, const PushVerdict& verdict) {
 }
 
 PushHistory::Entry* PushHistory::Find(const PushKey& key) {
-  const auto entry = std::find_if(
-      entries_.begin(), entries_.end(),
-      [&key](const Entry& candidate) { return candidate.key == key; });
+  const auto entry = std::find_if(entries_.begin(), entries_.end(), Has{key});
+  return entry == entries_.end() ? nullptr : &*entry;
+}
+
+const PushHistory::Entry* PushHistory::Find(const PushKey& key) const {
+  const auto entry = std::find_if(entries_.begin(), entries_.end(), Has{key});
   return entry == entries_.end() ? nullptr : &*entry;
 }
 

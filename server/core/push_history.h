@@ -38,6 +38,7 @@ class PushHistory {
 
   // Null: never given, or forgotten. Valid until the next Give.
   Entry* Find(const PushKey& key);
+  const Entry* Find(const PushKey& key) const;
   // It may have been given, but too long ago to tell what became of it.
   bool Forgotten(const PushKey& key) const;
   // The verdict decided last; null: none is held.

@@ -63,6 +63,31 @@ bool RunSettings::HadRank(Rank rank) const {
                      });
 }
 
+absl::Status RunSettings::CheckRun(const std::string& run_id) const {
+  if (run_id.empty() || run_id == options_.run_id) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("got run ", run_id, ", want ", options_.run_id,
+                   ": this server holds another run"));
+}
+
+RunSettings::Outlook RunSettings::OutlookOn(
+    const CoordinatorOptions& target) const {
+  const SettingValues before = SettingsOf(options_);
+  const SettingValues changed = Difference(before, target);
+  Outlook outlook{
+      .changes = !changed.empty(),
+      .at_version = std::any_of(
+          changed.begin(), changed.end(),
+          [](const auto& change) { return !ActsAtOnce(change.first); }),
+      .text = changed.empty() ? "nothing differs from what is in force"
+                              : ChangeText(before, changed)};
+  // What a setting on auto becomes is part of the change.
+  if (Resolve(target.policy) != policy_) {
+    absl::StrAppend(&outlook.text, ": ", PolicyText(target.policy));
+  }
+  return outlook;
+}
+
 absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(
     const SettingValues& values) const {
   CoordinatorOptions target =

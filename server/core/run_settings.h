@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/ids.h"
 #include "server/core/effects.h"
@@ -44,6 +45,11 @@ class RunSettings {
   bool waits_for_lost() const {
     return options_.on_worker_loss == OnWorkerLoss::kWait;
   }
+  // Members may meet in rendezvous, under this policy or an earlier one whose
+  // messages may still be under way.
+  bool MayHaveRendezvous() const {
+    return policy_epoch_ > 1 || (sync() && global());
+  }
   // Whether the run had `rank` at some time.
   bool HadRank(Rank rank) const;
 
@@ -52,15 +58,26 @@ class RunSettings {
   const std::vector<PolicyRecord>& history() const { return history_; }
   const std::optional<Pending>& pending() const { return pending_; }
 
+  // Errors: FailedPrecondition: `run_id` is that of another run. Empty: of
+  // whatever run this is.
+  absl::Status CheckRun(const std::string& run_id) const;
+
   // What was requested before, or is in force, with `values` set.
   // Errors: InvalidArgument naming the setting.
   absl::StatusOr<CoordinatorOptions> TargetOf(
       const SettingValues& values) const;
+  // What `target` would change, seen from what is in force.
+  struct Outlook {
+    bool changes = false;
+    // Some of it takes effect at a version, not at once.
+    bool at_version = false;
+    std::string text;
+  };
+  Outlook OutlookOn(const CoordinatorOptions& target) const;
   // Puts in force what acts at once. Returns what that changes.
   SettingValues AdoptAtOnce(const CoordinatorOptions& target);
   // Makes `target` the pending request; none if it is what is in force.
   void Request(CoordinatorOptions target);
-  void ForgetRequest() { pending_.reset(); }
   // Puts the pending request in force. There must be one.
   void AdoptPending();
 

@@ -80,6 +80,14 @@ std::vector<Rank> RankTable::Usable() const {
   return ranks;
 }
 
+std::vector<Rank> RankTable::InFlight() const {
+  std::vector<Rank> ranks;
+  for (const Worker& worker : workers_) {
+    if (worker.outstanding.has_value()) ranks.push_back(worker.rank);
+  }
+  return ranks;
+}
+
 int32_t RankTable::live() const {
   int32_t count = 0;
   for (const Worker& worker : workers_) {

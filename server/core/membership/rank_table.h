@@ -70,6 +70,11 @@ struct Worker {
   int64_t pushes = 0;
 
   bool usable() const { return state == State::kLive && registered; }
+  // It was given a training assignment that has not ended.
+  bool trains() const {
+    return outstanding.has_value() &&
+           outstanding->kind == AssignmentKind::kTrain;
+  }
 };
 
 absl::string_view StateName(Worker::State state);
@@ -103,6 +108,8 @@ class RankTable {
   Worker* BySession(SessionId session);
   Worker* LowestVacant();
   std::vector<Rank> Usable() const;
+  // Ranks that were given something that has not ended.
+  std::vector<Rank> InFlight() const;
   int32_t live() const;
 
   // By rank: the numbers of the next assignments, forgotten ranks included.

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+
+#include "server/core/model/model_store.h"
+#include "server/core/run_ledger.h"
+#include "server/core/run_settings.h"
+
+namespace cohort {
+
+// Samples of the whole run; 0 before a model is registered.
+int64_t SamplesTotal(const RunSettings& settings, const ModelStore& model);
+
+// The learning rate as the schedule has it after what the ledger has counted.
+double LearningRateNow(const RunSettings& settings, const RunLedger& ledger,
+                       const ModelStore& model);
+
+}  // namespace cohort

@@ -1,0 +1,81 @@
+#include "server/core/step/flow_control.h"
+
+namespace cohort {
+
+bool FlowControl::IsPaused(Rank rank) const {
+  const auto at = paused_.find(rank);
+  return at != paused_.end() && !at->second.resumed;
+}
+
+bool FlowControl::IsPausedSince(Rank rank, Instant since) const {
+  return IsPaused(rank) && paused_.at(rank).since <= since;
+}
+
+std::vector<Rank> FlowControl::PausedRanks() const {
+  std::vector<Rank> ranks;
+  for (const auto& [rank, paused] : paused_) {
+    if (!paused.resumed) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void FlowControl::Pause(Rank rank, int64_t bytes, Instant now) {
+  Paused& paused = paused_[rank];
+  if (paused.bytes == 0) paused.since = now;
+  paused.bytes = bytes;
+  paused.resumed = false;
+}
+
+void FlowControl::Resume(MayTake may_take, Turn& turn) {
+  // Bytes that this loop let in; they are not charged yet.
+  int64_t admitted = 0;
+  for (auto& [rank, paused] : paused_) {
+    if (paused.resumed || !may_take(rank, admitted + paused.bytes)) continue;
+    admitted += paused.bytes;
+    paused.resumed = true;
+    Worker& worker = ranks_[rank];
+    // From now on it may be waited for.
+    worker.last_progress = turn.now;
+    turn.out.push_back(effect::ResumeGradients{
+        .rank = rank, .incarnation = worker.incarnation});
+  }
+}
+
+void FlowControl::ResumeAll(Turn& turn) {
+  for (const auto& [rank, paused] : paused_) {
+    if (paused.resumed) continue;
+    turn.out.push_back(effect::ResumeGradients{
+        .rank = rank, .incarnation = ranks_[rank].incarnation});
+  }
+  paused_.clear();
+}
+
+void FlowControl::LetInPaused() {
+  for (const auto& [rank, paused] : paused_) {
+    let_in_.insert(rank);
+    // It is charged message by message, so it must not get room twice.
+    if (!budget_.HasReserved(rank)) budget_.Unreserve(rank);
+  }
+}
+
+void FlowControl::Charge(Rank rank, int64_t bytes) {
+  if (!budget_.HasReserved(rank)) budget_.Charge(bytes);
+}
+
+void FlowControl::Release(Rank rank, const Push& push) {
+  // A reservation covers what has come of the push.
+  if (!budget_.HasReserved(rank)) budget_.Release(push.held_bytes());
+  budget_.Unreserve(rank);
+}
+
+void FlowControl::Settle(Rank rank, const Push& push) {
+  if (!budget_.HasReserved(rank)) {
+    budget_.Unreserve(rank);
+    return;
+  }
+  // In this order, or the room would be given away in between.
+  budget_.Charge(push.held_bytes());
+  budget_.Unreserve(rank);
+}
+
+}  // namespace cohort

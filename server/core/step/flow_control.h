@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "server/core/gradient_budget.h"
+#include "server/core/membership/rank_table.h"
+#include "server/core/push.h"
+#include "server/core/turn.h"
+
+namespace cohort {
+
+// The streams of gradients that are paused for lack of room, and the room
+// itself. Who may go on is decided by how pushes are combined (StepDriver).
+class FlowControl {
+ public:
+  // True if a message of so many bytes of this rank may be taken now.
+  using MayTake = absl::FunctionRef<bool(Rank, int64_t)>;
+
+  // `ranks` must outlive it.
+  FlowControl(int64_t limit_bytes, RankTable& ranks)
+      : ranks_(ranks), budget_(limit_bytes) {}
+
+  GradientBudget& budget() { return budget_; }
+  const GradientBudget& budget() const { return budget_; }
+
+  bool IsPaused(Rank rank) const;
+  // Since `since` or earlier.
+  bool IsPausedSince(Rank rank, Instant since) const;
+  bool AnyPaused() const { return !paused_.empty(); }
+  // Ascending.
+  std::vector<Rank> PausedRanks() const;
+
+  // There is no room for a message of `rank`; its stream waits for Resume.
+  void Pause(Rank rank, int64_t bytes, Instant now);
+  // Its message was taken, or its stream has ended.
+  void Forget(Rank rank) { paused_.erase(rank); }
+  // Streams go on for whose message there is room now.
+  void Resume(MayTake may_take, Turn& turn);
+  void ResumeAll(Turn& turn);
+
+  // Those who are paused now are not paused again before ForgetLetIn.
+  void LetInPaused();
+  bool IsLetIn(Rank rank) const { return let_in_.contains(rank); }
+  void ForgetLetIn() { let_in_.clear(); }
+
+  // Charges a message, unless a reservation covers it.
+  void Charge(Rank rank, int64_t bytes);
+  // Frees what `rank` holds of `push`, which ends before it is complete.
+  void Release(Rank rank, const Push& push);
+  // Replaces the reservation by what has come of the push.
+  void Settle(Rank rank, const Push& push);
+
+ private:
+  // A message that there is no room for.
+  struct Paused {
+    int64_t bytes = 0;
+    Instant since;
+    // Its stream was told to go on, and has not spoken yet.
+    bool resumed = false;
+  };
+
+  RankTable& ranks_;
+  GradientBudget budget_;
+  std::map<Rank, Paused> paused_;
+  std::set<Rank> let_in_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,127 @@
+#include "server/core/step/push_checks.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "server/core/limits.h"
+#include "server/core/moments_checks.h"
+
+namespace cohort {
+
+absl::Status CheckOpening(const PushOpening& opening,
+                          const OpeningBounds& bounds) {
+  if (opening.samples != bounds.samples) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("push of rank ", bounds.rank.value(), ": got ",
+                     opening.samples, " samples, want ", bounds.samples));
+  }
+  const Version read = opening.version;
+  if (read < bounds.oldest || read > bounds.newest) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("push of rank ", bounds.rank.value(), ": got version ",
+                     read.value(), " read, want ", bounds.oldest.value(),
+                     bounds.newest == bounds.oldest
+                         ? ""
+                         : absl::StrCat(" to ", bounds.newest.value())));
+  }
+  const double weight = opening.loss_weight;
+  if (weight == 0 ||
+      (weight >= limits::kLossWeightMin && weight <= limits::kLossWeightMax)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "push of rank ", bounds.rank.value(), ": got loss weight ", weight,
+      ", want 0, or ", limits::kLossWeightMin, " to ", limits::kLossWeightMax));
+}
+
+absl::Status CheckGradient(const GradientMessage& message,
+                           const std::vector<Partition>& partitions) {
+  if (message.partition < 0 ||
+      message.partition >= static_cast<int32_t>(partitions.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient: got partition ", message.partition,
+                     ", want below ", partitions.size()));
+  }
+  const Partition& partition =
+      partitions[static_cast<size_t>(message.partition)];
+  const int64_t wanted =
+      partition.elements * static_cast<int64_t>(sizeof(float));
+  if (!partition.trainable || message.gradient.size_bytes() != wanted) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gradient of partition ", message.partition, ": got ",
+        message.gradient.size_bytes(), " bytes, want ",
+        partition.trainable ? absl::StrCat(wanted) : "none, it is frozen"));
+  }
+  std::vector<bool> absent(partition.slices.size());
+  for (int32_t slice : message.absent_slices) {
+    if (slice < 0 || slice >= static_cast<int32_t>(partition.slices.size()) ||
+        absent[static_cast<size_t>(slice)]) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "gradient of partition ", message.partition, ": got absent slice ",
+          slice, ", want each at most once and below ",
+          partition.slices.size()));
+    }
+    absent[static_cast<size_t>(slice)] = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOpened(const Push& push, const GradientMessage& message) {
+  if (push.opened()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("gradient of partition ", message.partition,
+                   " came before the push was opened"));
+}
+
+absl::Status CheckClosing(const PushClosing& closing,
+                          const std::vector<BatchNormSpec>& layers,
+                          bool global) {
+  if (closing.correct < 0 || closing.correct > closing.labels ||
+      closing.labels > limits::kLabelsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: got ", closing.correct, " of ", closing.labels,
+        " labels correct, want 0 or more of at most ", limits::kLabelsMax));
+  }
+  if (closing.batch_norm_calls.size() != layers.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: got call counts of ", closing.batch_norm_calls.size(),
+        " batch-norm layers, want ", layers.size()));
+  }
+  int64_t calls = 0;
+  for (int32_t count : closing.batch_norm_calls) {
+    if (count < 0 || count > kCallsMax) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "closing: got ", count, " calls, want 0 to ", kCallsMax));
+    }
+    calls += count;
+  }
+  const int64_t wanted = global ? 0 : calls;
+  if (static_cast<int64_t>(closing.moments.size()) != wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("closing: got moments of ", closing.moments.size(),
+                     " batch-norm calls, want ", wanted));
+  }
+  for (size_t i = 0; i < closing.moments.size(); ++i) {
+    const CallMoments& call = closing.moments[i];
+    COHORT_RETURN_IF_ERROR(CheckCallMoments(call, layers));
+    COHORT_RETURN_IF_ERROR(
+        CheckSpread(layers[static_cast<size_t>(call.layer)], call.moments));
+    // Ascending from call 0 of each layer, so that ranks line up by position.
+    const bool follows =
+        call.call == 0 ? i == 0 || closing.moments[i - 1].layer < call.layer
+                       : i > 0 && closing.moments[i - 1].layer == call.layer &&
+                             closing.moments[i - 1].call == call.call - 1;
+    if (!follows ||
+        call.call >=
+            closing.batch_norm_calls[static_cast<size_t>(call.layer)]) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "closing: moments of ", layers[static_cast<size_t>(call.layer)].name,
+          " call ", call.call, " are out of order"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

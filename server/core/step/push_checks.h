@@ -1,0 +1,37 @@
+#pragma once
+
+#include "absl/status/status.h"
+#include "common/assignment.h"
+#include "common/ids.h"
+#include "server/core/effects.h"
+#include "server/core/push.h"
+#include "server/core/requests.h"
+
+// What of a push can be checked without knowing how pushes are combined. Errors
+// are InvalidArgument with the value seen and the values wanted, where nothing
+// else is said.
+namespace cohort {
+
+// What an opening must say.
+struct OpeningBounds {
+  Rank rank;
+  int64_t samples = 0;
+  // The version read is one of these.
+  Version oldest;
+  Version newest;
+};
+absl::Status CheckOpening(const PushOpening& opening,
+                          const OpeningBounds& bounds);
+
+absl::Status CheckGradient(const GradientMessage& message,
+                           const std::vector<Partition>& partitions);
+
+// Errors: FailedPrecondition: gradients come after the opening of their push.
+absl::Status CheckOpened(const Push& push, const GradientMessage& message);
+
+// `global`: moments are combined in rendezvous, so the closing carries none.
+absl::Status CheckClosing(const PushClosing& closing,
+                          const std::vector<BatchNormSpec>& layers,
+                          bool global);
+
+}  // namespace cohort

@@ -1,0 +1,70 @@
+#include "server/core/step/round_pushes.h"
+
+#include <algorithm>
+
+namespace cohort {
+
+RoundPushes::RoundPushes(int32_t partitions, int32_t trainable)
+    : partitions_(partitions),
+      trainable_(trainable),
+      arrived_(static_cast<size_t>(partitions)) {}
+
+void RoundPushes::Erase(Rank rank) {
+  const Push& push = pushes_.at(rank);
+  if (push.opened()) --opened_;
+  if (push.closed()) --closed_count_;
+  for (size_t p = 0; p < arrived_.size(); ++p) {
+    if (push.Has(static_cast<int32_t>(p))) --arrived_[p];
+  }
+  pushes_.erase(rank);
+}
+
+std::vector<std::pair<Rank, Push*>> RoundPushes::Contributions() {
+  std::vector<std::pair<Rank, Push*>> contributions;
+  contributions.reserve(pushes_.size());
+  for (auto& [rank, push] : pushes_) contributions.emplace_back(rank, &push);
+  return contributions;
+}
+
+Push::Arrival RoundPushes::Open(Rank rank, const PushOpening& opening) {
+  const Push::Arrival arrival = pushes_.at(rank).Open(opening);
+  if (arrival == Push::Arrival::kNew) ++opened_;
+  return arrival;
+}
+
+Push::Arrival RoundPushes::Take(Rank rank, GradientMessage& message) {
+  const Push::Arrival arrival =
+      pushes_.at(rank).Add(message.partition, std::move(message.gradient),
+                           message.checksum, std::move(message.absent_slices));
+  if (arrival == Push::Arrival::kNew) {
+    ++arrived_[static_cast<size_t>(message.partition)];
+  }
+  return arrival;
+}
+
+Push::Arrival RoundPushes::Close(Rank rank, PushClosing closing, Instant now) {
+  const Push::Arrival arrival = pushes_.at(rank).Close(std::move(closing));
+  if (arrival == Push::Arrival::kNew) {
+    closed_.emplace_back(rank, now);
+    ++closed_count_;
+  }
+  return arrival;
+}
+
+bool RoundPushes::IsFurthestBehind(Rank rank) const {
+  const int32_t received = pushes_.at(rank).received();
+  return std::all_of(pushes_.begin(), pushes_.end(),
+                     [received](const auto& push) {
+                       return push.second.received() >= received;
+                     });
+}
+
+double RoundPushes::LossWeight() const {
+  double weight = 0;
+  for (const auto& [rank, push] : pushes_) {
+    weight += push.opening().loss_weight;
+  }
+  return weight;
+}
+
+}  // namespace cohort

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "common/assignment.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "server/core/push.h"
+#include "server/core/requests.h"
+
+namespace cohort {
+
+// What has come of the pushes of one round, rank by rank, and in sums that are
+// read with every message.
+class RoundPushes {
+ public:
+  RoundPushes() = default;
+  // The model's partitions, and those of them that have a gradient.
+  RoundPushes(int32_t partitions, int32_t trainable);
+
+  void Add(Rank rank) { pushes_.try_emplace(rank, partitions_); }
+  // `rank` leaves, with what was counted of its push.
+  void Erase(Rank rank);
+
+  bool Contains(Rank rank) const { return pushes_.contains(rank); }
+  const Push& operator[](Rank rank) const { return pushes_.at(rank); }
+  // In rank order.
+  const std::map<Rank, Push>& all() const { return pushes_; }
+  std::vector<std::pair<Rank, Push*>> Contributions();
+
+  // A message of `rank`, which must take part.
+  Push::Arrival Open(Rank rank, const PushOpening& opening);
+  Push::Arrival Take(Rank rank, GradientMessage& message);
+  Push::Arrival Close(Rank rank, PushClosing closing, Instant now);
+
+  bool IsComplete(Rank rank) const {
+    return pushes_.at(rank).Complete(trainable_);
+  }
+  bool AllOpened() const { return opened_ == pushes_.size(); }
+  size_t closed_count() const { return closed_count_; }
+  bool AllClosed() const { return closed_count_ == pushes_.size(); }
+  // All have sent it.
+  bool HasArrived(int32_t partition) const {
+    return arrived_[static_cast<size_t>(partition)] == pushes_.size();
+  }
+  // No rank has sent fewer partitions.
+  bool IsFurthestBehind(Rank rank) const;
+  double LossWeight() const;
+  // Who closed, and when, in order; those that have left too.
+  const std::vector<std::pair<Rank, Instant>>& closed() const {
+    return closed_;
+  }
+
+ private:
+  int32_t partitions_ = 0;
+  int32_t trainable_ = 0;
+  std::map<Rank, Push> pushes_;
+  size_t opened_ = 0;
+  size_t closed_count_ = 0;
+  // By partition: how many have sent it.
+  std::vector<size_t> arrived_;
+  std::vector<std::pair<Rank, Instant>> closed_;
+};
+
+}  // namespace cohort
