@@ -1,0 +1,124 @@
+#include "server/core/membership/registrar.h"
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "server/core/gradient_budget.h"
+#include "server/core/initial_values.h"
+
+namespace cohort {
+
+absl::Status Registrar::Check(Rank rank, const ModelLayout& layout,
+                              const RunPlan& plan) const {
+  COHORT_RETURN_IF_ERROR(Validate(layout));
+  COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
+  if (model_.registered()) {
+    return CheckSameModel(layout, plan, model_.layout(), model_.model()->plan,
+                          "the run's");
+  }
+  const CoordinatorOptions& options = settings_.options();
+  COHORT_RETURN_IF_ERROR(
+      MaskFor(options.optimizer, layout,
+              MakePartitions(layout, options.partition_bytes))
+          .status());
+  COHORT_RETURN_IF_ERROR(CheckInflight(options, layout));
+  // Until a worker is asked, a lower rank may still come.
+  if (!asked().has_value()) return absl::OkStatus();
+  const auto* ruling = book_.Ruling();
+  if (ruling->first == rank) return absl::OkStatus();
+  return CheckSameModel(layout, plan, ruling->second.layout,
+                        ruling->second.plan,
+                        absl::StrCat("that of worker ", ruling->first.value(),
+                                     ", which registers it"));
+}
+
+void Registrar::Await(const Sender& sender, const ModelLayout& layout,
+                      const RunPlan& plan) {
+  book_.Add(
+      sender.rank,
+      {.incarnation = sender.incarnation, .layout = layout, .plan = plan});
+  ranks_[sender.rank].waiting = true;
+}
+
+bool Registrar::Ask(Turn& turn) {
+  if (model_.registered() || !book_.Due(ranks_.size())) return false;
+  const std::map<Rank, absl::Status> different = book_.TakeDifferent();
+  for (const auto& [rank, status] : different) {
+    const Worker& worker = ranks_[rank];
+    turn.out.push_back(effect::Log{
+        .severity = Severity::kWarning,
+        .worker = WorkerLife{.rank = rank, .incarnation = worker.incarnation},
+        .text = absl::StrCat("rank ", rank.value(),
+                             " is refused: ", status.message())});
+    turn.out.push_back(effect::RegisterAnswered{
+        .rank = rank, .incarnation = worker.incarnation, .answer = status});
+  }
+  // Nothing is fixed while there is a doubt which model is meant.
+  if (!different.empty()) return true;
+  const Rank rank = book_.AskLowest();
+  const RegistrationBook::Entry& entry = book_.entries().at(rank);
+  RegisterAnswer answer = AnswerOf(entry.layout, entry.plan);
+  answer.send_values = true;
+  ranks_[rank].last_progress = turn.now;
+  turn.out.push_back(effect::RegisterAnswered{.rank = rank,
+                                              .incarnation = entry.incarnation,
+                                              .answer = std::move(answer)});
+  turn.repeat_waits = true;
+  return true;
+}
+
+std::optional<std::string> Registrar::OverdueText(Instant now) const {
+  if (!asked().has_value()) return std::nullopt;
+  const absl::Duration idle = now - ranks_[*asked()].last_progress;
+  if (idle <= settings_.options().values_deadline) return std::nullopt;
+  return absl::StrCat("asked for its initial weights, and nothing came for ",
+                      SecondsText(idle));
+}
+
+void Registrar::AdmitAll(Rank from, Turn& turn) {
+  std::vector<Rank> admitted;
+  for (const auto& [rank, entry] : book_.entries()) {
+    admitted.push_back(rank);
+    if (rank == from) continue;
+    turn.out.push_back(
+        effect::RegisterAnswered{.rank = rank,
+                                 .incarnation = entry.incarnation,
+                                 .answer = AnswerOfModel()});
+  }
+  for (Rank rank : admitted) Admit(rank);
+}
+
+void Registrar::Admit(Rank rank) {
+  book_.Remove(rank);
+  Worker& worker = ranks_[rank];
+  worker.registered = true;
+  worker.ever_registered = true;
+  worker.waiting = true;
+}
+
+void Registrar::Dismiss(Rank rank, Turn& turn) {
+  if (!Contains(rank) || asked() == rank) return;
+  const RegistrationBook::Entry& entry = book_.entries().at(rank);
+  turn.out.push_back(
+      effect::RegisterAnswered{.rank = rank,
+                               .incarnation = entry.incarnation,
+                               .answer = AnswerOf(entry.layout, entry.plan)});
+  book_.Remove(rank);
+}
+
+RegisterAnswer Registrar::AnswerOf(const ModelLayout& layout,
+                                   const RunPlan& plan) const {
+  return {
+      .partitions = MakePartitions(layout, settings_.options().partition_bytes),
+      .loss_reference = LossReference(plan)};
+}
+
+RegisterAnswer Registrar::AnswerOfModel() const {
+  return {.partitions = model_.model()->partitions,
+          .loss_reference = model_.model()->plan.loss_reference};
+}
+
+}  // namespace cohort

@@ -1,0 +1,363 @@
+#include "server/core/membership/roster.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "server/core/limits.h"
+
+namespace cohort {
+namespace {
+
+WorkerLife LifeOf(const Worker& worker) {
+  return {.rank = worker.rank, .incarnation = worker.incarnation};
+}
+
+}  // namespace
+
+Roster::Roster(const RunSettings& settings, const ModelStore& model,
+               RunLedger& ledger, RankTable& ranks)
+    : settings_(settings),
+      model_(model),
+      ledger_(ledger),
+      ranks_(ranks),
+      next_incarnation_(settings.options().first_incarnation) {
+  for (VacancyReason reason : kVacancyReasons) ledger_.vacancies[reason] = 0;
+}
+
+void Roster::Restore(const RunState& restored) {
+  resumed_ = true;
+  next_incarnation_ = std::max(next_incarnation_, restored.next_incarnation);
+  lost_before_ = {restored.lost.begin(), restored.lost.end()};
+  never_registered_before_ = {restored.never_registered.begin(),
+                              restored.never_registered.end()};
+  ranks_.RestoreSequences(restored.next_sequences);
+  for (Worker& worker : ranks_.all()) {
+    const auto at = static_cast<size_t>(worker.rank.value());
+    ledger_.pushes_of(worker.rank).ForgetBelow(worker.next_sequence);
+    if (at >= restored.batch_sizes.size()) continue;
+    worker.batch_size = restored.batch_sizes[at];
+    // It is missed from the beginning.
+    worker.ever_registered = !never_registered_before_.contains(worker.rank);
+  }
+}
+
+void Roster::NoteBegin(Instant now) {
+  if (begin_.has_value()) return;
+  begin_ = now;
+  for (Worker& worker : ranks_.all()) {
+    worker.lost_at = now;
+    worker.missed_since = now;
+  }
+}
+
+absl::StatusOr<Worker*> Roster::Check(const Sender& sender, Instant now) {
+  const std::string& run_id = settings_.options().run_id;
+  if (sender.run_id != run_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("got run ", sender.run_id, ", want ", run_id,
+                     ": this server holds another run"));
+  }
+  if (!ranks_.Contains(sender.rank)) {
+    // It may not have read yet that it is to leave.
+    if (settings_.HadRank(sender.rank)) {
+      return absl::AbortedError(SurplusText(sender.rank));
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "got rank ", sender.rank.value(), ", want 0 to ", ranks_.size() - 1));
+  }
+  Worker& worker = ranks_[sender.rank];
+  if (worker.incarnation != sender.incarnation ||
+      worker.state == Worker::State::kVacant) {
+    return absl::AbortedError(
+        absl::StrCat("rank ", sender.rank.value(), ": incarnation ",
+                     sender.incarnation.value(), " is over; join again"));
+  }
+  worker.last_heard = now;
+  worker.last_progress = now;
+  return &worker;
+}
+
+absl::Status Roster::CheckHeld(Rank rank) const {
+  if (!ranks_.Contains(rank)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "got rank ", rank.value(), ", want 0 to ", ranks_.size() - 1));
+  }
+  if (ledger_.ended()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the run is over: ", ledger_.end_reason()));
+  }
+  if (ranks_[rank].state == Worker::State::kVacant) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", rank.value(), " is vacant"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Roster::Joined> Roster::Join(
+    SessionId session, const JoinRequest& request,
+    absl::FunctionRef<std::string()> wait_text, Turn& turn) {
+  const std::string& run_id = settings_.options().run_id;
+  if (request.batch_size < 1 || request.batch_size > limits::kBatchSizeMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join: got batch size ", request.batch_size,
+                     ", want 1 to ", limits::kBatchSizeMax));
+  }
+  if (!request.run_id.empty() && request.run_id != run_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("join: got run ", request.run_id, ", want ", run_id,
+                     ": this server holds another run"));
+  }
+  if (request.incarnation != Incarnation()) {
+    return Rejoin(session, request, turn);
+  }
+  COHORT_ASSIGN_OR_RETURN(Worker * worker,
+                          VacantFor(request, wait_text, turn.now));
+  const bool replaces = worker->ever_joined;
+  if (replaces && worker->fingerprint != request.fingerprint) {
+    turn.out.push_back(effect::Log{
+        .severity = Severity::kWarning,
+        .worker =
+            WorkerLife{.rank = worker->rank, .incarnation = next_incarnation_},
+        .text = absl::StrCat("rank ", worker->rank.value(),
+                             ": the replacement differs (", request.fingerprint,
+                             ", before ", worker->fingerprint,
+                             "): its replay is not exact to the bit")});
+  }
+  ranks_.Transition(*worker, Worker::State::kLive, turn.now);
+  worker->incarnation = next_incarnation_;
+  next_incarnation_ = next_incarnation_.Next();
+  worker->registered = false;
+  worker->batch_size = request.batch_size;
+  worker->fingerprint = request.fingerprint;
+  worker->description = request.description;
+  worker->build = request.build;
+  worker->leaves_because.reset();
+  worker->ever_joined = true;
+  Welcome(*worker, session, request, turn);
+  turn.out.push_back(effect::Log{
+      .worker = LifeOf(*worker),
+      .text = absl::StrCat("rank ", worker->rank.value(),
+                           replaces ? ": a replacement" : "", " joined as ",
+                           "incarnation ", worker->incarnation.value(), " (",
+                           worker->description, ")")});
+  return Joined{.rank = worker->rank, .replaces = replaces};
+}
+
+absl::StatusOr<Roster::Joined> Roster::Rejoin(SessionId session,
+                                              const JoinRequest& request,
+                                              Turn& turn) {
+  for (Worker& worker : ranks_.all()) {
+    if (worker.incarnation != request.incarnation ||
+        worker.state == Worker::State::kVacant) {
+      continue;
+    }
+    if (worker.state == Worker::State::kLive) {
+      turn.out.push_back(effect::EndSession{
+          .session = worker.session,
+          .status = absl::AbortedError("a newer stream of this incarnation "
+                                       "took over")});
+    } else {
+      ranks_.Transition(worker, Worker::State::kLive, turn.now);
+    }
+    Welcome(worker, session, request, turn);
+    turn.out.push_back(effect::Log{
+        .worker = LifeOf(worker),
+        .text = absl::StrCat("rank ", worker.rank.value(), " is back")});
+    return Joined{.rank = worker.rank, .back = true};
+  }
+  return absl::AbortedError(absl::StrCat("incarnation ",
+                                         request.incarnation.value(),
+                                         " is over; join as a new one"));
+}
+
+void Roster::Welcome(Worker& worker, SessionId session,
+                     const JoinRequest& request, Turn& turn) {
+  ranks_.BindSession(worker, session);
+  worker.last_heard = turn.now;
+  worker.last_progress = turn.now;
+  worker.waiting = true;
+  worker.returned = true;
+  if (!request.description.empty()) worker.description = request.description;
+  turn.out.push_back(effect::Joined{.session = session,
+                                    .rank = worker.rank,
+                                    .incarnation = worker.incarnation,
+                                    .version = model_.version()});
+}
+
+bool Roster::ResizePending() const {
+  return settings_.pending().has_value() &&
+         settings_.pending()->target.workers != ranks_.size();
+}
+
+absl::StatusOr<Worker*> Roster::VacantFor(
+    const JoinRequest& request, absl::FunctionRef<std::string()> wait_text,
+    Instant now) {
+  const auto pending_text = [&] {
+    return absl::StrCat("the change of workers to ",
+                        settings_.pending()->target.workers,
+                        " is pending: ", wait_text());
+  };
+  if (!request.rank.has_value()) {
+    Worker* vacant = ranks_.LowestVacant();
+    if (vacant != nullptr) return vacant;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("all ", ranks_.size(), " ranks are taken; ",
+                     ResizePending() ? pending_text()
+                                     : "start the server with more --workers "
+                                       "or wait for a vacancy"));
+  }
+  const Rank rank = *request.rank;
+  if (!ranks_.Contains(rank)) {
+    if (rank.value() < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("join: got --rank=", rank.value(), ", want 0 or more"));
+    }
+    if (settings_.pending().has_value() &&
+        rank.value() < settings_.pending()->target.workers) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "rank ", rank.value(), " is not there yet; ", pending_text()));
+    }
+    // Not the worker's mistake: what starts workers may count more of them than
+    // the server, and must not stop the others because of it.
+    return absl::OutOfRangeError(absl::StrCat(
+        "rank ", rank.value(), " is not needed",
+        settings_.HadRank(rank) ? " any more: the run goes on with "
+                                : ": the run has ",
+        ranks_.size(), " workers, ranks 0 to ", ranks_.size() - 1,
+        "; `cohortctl policy set --workers` changes that"));
+  }
+  Worker& worker = ranks_[rank];
+  if (worker.state == Worker::State::kVacant) return &worker;
+  const CoordinatorOptions& options = settings_.options();
+  const absl::Duration frees =
+      worker.state == Worker::State::kLive
+          ? worker.last_heard + options.lease - now
+          : worker.lost_at + options.reconnect_grace - now;
+  return absl::AlreadyExistsError(absl::StrCat(
+      "rank ", worker.rank.value(), " is ", StateName(worker.state), " (",
+      worker.description, "); it frees in ",
+      SecondsText(std::max(frees, absl::ZeroDuration())),
+      " at the earliest, "
+      "once it is silent; another --rank, or none, takes another one"));
+}
+
+std::string Roster::SizeText() const {
+  return absl::StrCat("the run goes on with ", settings_.options().workers,
+                      " workers");
+}
+
+std::string Roster::SurplusText(Rank rank) const {
+  return absl::StrCat("rank ", rank.value(),
+                      " is not needed any more: ", SizeText());
+}
+
+void Roster::Break(SessionId session, Turn& turn) {
+  Worker* worker = ranks_.BySession(session);
+  if (worker == nullptr) return;
+  ranks_.Transition(*worker, Worker::State::kReconnecting, turn.now);
+  if (ledger_.ended()) return;
+  turn.out.push_back(effect::Log{
+      .severity = Severity::kWarning,
+      .worker = LifeOf(*worker),
+      .text = absl::StrCat("rank ", worker->rank.value(),
+                           ": its stream broke; it is lost if it is not back "
+                           "in ",
+                           SecondsText(settings_.options().reconnect_grace))});
+}
+
+void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
+                    Turn& turn) {
+  Worker& worker = ranks_[rank];
+  ranks_.Transition(worker, Worker::State::kVacant, turn.now);
+  worker.lost_at = turn.now;
+  if (worker.registered || !worker.ever_registered) {
+    worker.missed_since = turn.now;
+  }
+  worker.registered = false;
+  worker.waiting = false;
+  worker.phases.clear();
+  worker.leaves_because.reset();
+  if (ledger_.ended()) return;
+  ++ledger_.counts.workers_lost;
+  ++ledger_.vacancies[why];
+  const CoordinatorOptions& options = settings_.options();
+  turn.out.push_back(effect::Log{
+      .severity = Severity::kWarning,
+      .worker = LifeOf(worker),
+      .text = absl::StrCat(
+          GoneText(rank, why), " at step ", model_.version().value(), ": ",
+          reason,
+          settings_.waits_for_lost()
+              ? absl::StrCat(
+                    "; waiting for its replacement (cohort-worker --rank=",
+                    rank.value(), "), gives up in ",
+                    SecondsText(options.replacement_deadline))
+              : "; going on without it")});
+}
+
+std::vector<Roster::Overdue> Roster::FindOverdue(Instant now) const {
+  const CoordinatorOptions& options = settings_.options();
+  std::vector<Overdue> overdue;
+  for (const Worker& worker : ranks_.all()) {
+    if (worker.state == Worker::State::kReconnecting &&
+        now - worker.lost_at >= options.reconnect_grace) {
+      overdue.push_back({.rank = worker.rank,
+                         .why = VacancyReason::kDisconnect,
+                         .reason = "its stream broke"});
+    } else if (worker.state == Worker::State::kLive &&
+               now - worker.last_heard > options.lease) {
+      overdue.push_back(
+          {.rank = worker.rank,
+           .why = VacancyReason::kLease,
+           .reason = absl::StrCat("silent for ",
+                                  SecondsText(now - worker.last_heard))});
+    }
+  }
+  return overdue;
+}
+
+std::optional<Rank> Roster::FindAbandoned(Instant now) const {
+  const bool any_live = ranks_.live() > 0;
+  for (const Worker& worker : ranks_.all()) {
+    if (worker.state != Worker::State::kVacant || !worker.ever_registered) {
+      continue;
+    }
+    if (!settings_.waits_for_lost() && any_live) continue;
+    if (now - worker.missed_since > settings_.options().replacement_deadline) {
+      return worker.rank;
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<Rank> Roster::AwaitedToStart(
+    absl::FunctionRef<bool(Rank)> registered) const {
+  std::vector<Rank> awaited;
+  for (const Worker& worker : ranks_.all()) {
+    if (worker.usable() || registered(worker.rank)) continue;
+    // The run went on without it before it was continued.
+    if (never_registered_before_.contains(worker.rank) ||
+        (!settings_.waits_for_lost() && lost_before_.contains(worker.rank))) {
+      continue;
+    }
+    awaited.push_back(worker.rank);
+  }
+  return awaited;
+}
+
+absl::Duration Roster::StartLeft(Instant now) const {
+  if (!resumed_ || !begin_.has_value() || settings_.waits_for_lost()) {
+    return absl::InfiniteDuration();
+  }
+  return std::max(*begin_ + settings_.options().replacement_deadline - now,
+                  absl::ZeroDuration());
+}
+
+std::string GoneText(Rank rank, VacancyReason why) {
+  return absl::StrCat("rank ", rank.value(),
+                      why == VacancyReason::kLeft ? " has left" : " is lost");
+}
+
+}  // namespace cohort

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/assignment.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "server/core/effects.h"
+#include "server/core/membership/rank_table.h"
+#include "server/core/model/model_store.h"
+#include "server/core/requests.h"
+#include "server/core/run_counts.h"
+#include "server/core/run_ledger.h"
+#include "server/core/run_settings.h"
+#include "server/core/turn.h"
+
+namespace cohort {
+
+// Who holds which rank: joins, incarnations, leases and losses. It answers what
+// happened; what follows from it for the step is for the caller.
+class Roster {
+ public:
+  // What it reads, the counts it keeps and the ranks themselves. All must
+  // outlive it.
+  Roster(const RunSettings& settings, const ModelStore& model,
+         RunLedger& ledger, RankTable& ranks);
+
+  // Continues a run: who was there, and the numbers of their assignments.
+  void Restore(const RunState& restored);
+  Incarnation next_incarnation() const { return next_incarnation_; }
+
+  // The first event tells when this process began to wait.
+  void NoteBegin(Instant now);
+  const std::optional<Instant>& begin() const { return begin_; }
+
+  // A rank that a session holds from now on.
+  struct Joined {
+    Rank rank;
+    // The same incarnation, back from a broken stream.
+    bool back = false;
+    // Another process took part under this rank before.
+    bool replaces = false;
+  };
+  // `wait_text` says whom a pending change waits for.
+  // Errors: those of Coordinator::Join.
+  absl::StatusOr<Joined> Join(SessionId session, const JoinRequest& request,
+                              absl::FunctionRef<std::string()> wait_text,
+                              Turn& turn);
+  // The worker that speaks, whose time-outs begin anew.
+  // Errors: FailedPrecondition (another run), InvalidArgument (no such rank),
+  //   Aborted (an older incarnation, or a rank that is not needed any more).
+  absl::StatusOr<Worker*> Check(const Sender& sender, Instant now);
+  // Errors: InvalidArgument (no such rank), FailedPrecondition (vacant, over).
+  absl::Status CheckHeld(Rank rank) const;
+
+  // The stream of a session ended without farewell. No-op if nobody has it.
+  void Break(SessionId session, Turn& turn);
+  // Nobody holds `rank` any more.
+  void Vacate(Rank rank, VacancyReason why, const std::string& reason,
+              Turn& turn);
+
+  // A rank whose time is over, and why.
+  struct Overdue {
+    Rank rank;
+    VacancyReason why = VacancyReason::kLease;
+    std::string reason;
+  };
+  // Leases and graces that have passed, in rank order.
+  std::vector<Overdue> FindOverdue(Instant now) const;
+  // A rank that no replacement has come for in time.
+  std::optional<Rank> FindAbandoned(Instant now) const;
+
+  // Without `registered`: ranks that must be there before training starts.
+  std::vector<Rank> AwaitedToStart(
+      absl::FunctionRef<bool(Rank)> registered) const;
+  // Until a continued run goes on without the ranks that have not come back;
+  // infinite where it does not.
+  absl::Duration StartLeft(Instant now) const;
+  // Continued from a checkpoint.
+  bool resumed() const { return resumed_; }
+  // "the run goes on with 2 workers".
+  std::string SizeText() const;
+
+ private:
+  absl::StatusOr<Joined> Rejoin(SessionId session, const JoinRequest& request,
+                                Turn& turn);
+  absl::StatusOr<Worker*> VacantFor(const JoinRequest& request,
+                                    absl::FunctionRef<std::string()> wait_text,
+                                    Instant now);
+  void Welcome(Worker& worker, SessionId session, const JoinRequest& request,
+               Turn& turn);
+  // "rank 2 is not needed any more: the run goes on with 2 workers".
+  std::string SurplusText(Rank rank) const;
+  // A change of the number of ranks is pending.
+  bool ResizePending() const;
+
+  const RunSettings& settings_;
+  const ModelStore& model_;
+  RunLedger& ledger_;
+  RankTable& ranks_;
+  Incarnation next_incarnation_;
+  std::optional<Instant> begin_;
+  bool resumed_ = false;
+  // Of the checkpoint.
+  std::set<Rank> lost_before_;
+  std::set<Rank> never_registered_before_;
+};
+
+// "rank 2 is lost", or "rank 2 has left".
+std::string GoneText(Rank rank, VacancyReason why);
+
+}  // namespace cohort
