@@ -1,0 +1,251 @@
+// How an asynchronous push becomes a commit.
+
+#include <algorithm>
+#include <utility>
+
+#include "common/check.h"
+#include "server/core/run_progress.h"
+#include "server/core/step/arrival_queue.h"
+#include "server/core/step/push_outcome.h"
+
+namespace cohort {
+
+void ArrivalQueue::HoldReadVersions() {
+  if (parts_.settings.policy().staleness.rule != StalenessRule::kCompensate) {
+    parts_.model.HoldNone();
+    return;
+  }
+  // No push under way has read anything older than this.
+  Version oldest = parts_.model.version();
+  for (const Worker& worker : parts_.ranks.all()) {
+    if (worker.trains()) {
+      oldest = std::min(oldest, worker.outstanding->version);
+    }
+  }
+  for (const Arrival& arrival : arrivals_) {
+    oldest = std::min(oldest, arrival.push.opening().version);
+  }
+  parts_.model.HoldFrom(oldest);
+}
+
+SharedSnapshot ArrivalQueue::ReadBy(Version version) const {
+  const StalenessOptions& staleness = parts_.settings.policy().staleness;
+  // Of a gradient that is not stale only the mean square is of use.
+  if (!decision_.compensate && (staleness.rule != StalenessRule::kCompensate ||
+                                !staleness.compensation_adaptive)) {
+    return nullptr;
+  }
+  return parts_.model.Held(version);
+}
+
+bool ArrivalQueue::Advance(Turn& turn) {
+  if (applying_.has_value()) {
+    if (!transaction_->complete()) return false;
+    Commit(turn);
+    return true;
+  }
+  if (arrivals_.empty()) return false;
+  ApplyNext(turn);
+  return true;
+}
+
+void ArrivalQueue::ApplyNext(Turn& turn) {
+  RoundView view;
+  for (const Arrival& arrival : arrivals_) {
+    view.pushes.push_back({.rank = arrival.rank, .complete = true});
+  }
+  const Decision decision = parts_.settings.aggregation().Decide(view);
+  COHORT_CHECK(decision.action == Decision::Action::kApply &&
+                   decision.members.front() == arrivals_.front().rank,
+               "pushes are applied in order of arrival");
+  applying_ = std::move(arrivals_.front());
+  arrivals_.erase(arrivals_.begin());
+
+  const StalenessOptions& staleness = parts_.settings.policy().staleness;
+  const PushOpening& opening = applying_->push.opening();
+  decision_ =
+      Judge(staleness, parts_.model.version().value() - opening.version.value(),
+            parts_.ranks.size());
+  if (decision_.drop) {
+    Drop(turn);
+    return;
+  }
+  const double share = static_cast<double>(opening.samples) /
+                       static_cast<double>(SamplesReference(parts_.ranks));
+  // A damped gradient, not a damped rate: earlier gradients in the momentum
+  // are not to blame for this one's age.
+  transaction_ = parts_.model.NewTransaction(
+      {.optimizer = parts_.settings.options().optimizer,
+       .learning_rate = share * LearningRateNow(parts_.settings, parts_.ledger,
+                                                parts_.model),
+       .loss_weight = opening.loss_weight,
+       .read = ReadBy(opening.version),
+       .compensation = staleness.compensation,
+       .adaptive = staleness.compensation_adaptive,
+       .weight = decision_.weight});
+  for (int32_t p = 0; p < parts_.model.partitions(); ++p) {
+    if (transaction_->Started(p)) continue;
+    FoldJob job = transaction_->Fold(p, {{applying_->rank, &applying_->push}});
+    parts_.flow.budget().BeginFold(GradientBytes(job));
+    turn.out.push_back(effect::Fold{.job = std::move(job)});
+  }
+}
+
+void ArrivalQueue::FoldDone(FoldResult result, Turn& turn) {
+  ResumePaused(turn);
+  if (!transaction_.has_value() || transaction_->id() != result.transaction) {
+    return;
+  }
+  for (FoldJob& job : transaction_->Done(std::move(result))) {
+    turn.out.push_back(effect::Fold{.job = std::move(job)});
+  }
+}
+
+void ArrivalQueue::Apply(const Arrival& arrival,
+                         const Transaction& transaction) {
+  const std::vector<Rank> usable = parts_.ranks.Usable();
+  StatisticsSets statistics = *parts_.model.current()->statistics;
+  CountStatistics(parts_,
+                  decision_.weight < 1 ? &StatisticsCounts::damped
+                                       : &StatisticsCounts::folded,
+                  1);
+  parts_.model.statistics().ApplyPush(
+      {.rank = arrival.rank,
+       .samples = arrival.push.opening().samples,
+       .weight = decision_.weight,
+       .calls = arrival.push.closing().moments},
+      usable.empty() ? arrival.rank : usable.front(),
+      SamplesReference(parts_.ranks), statistics);
+  parts_.model.Publish(transaction.Next(std::move(statistics)));
+  parts_.ledger.BeginAttempts();
+  parts_.ledger.CountFinite();
+  ++parts_.ledger.counts.pushes_applied;
+}
+
+PushVerdict ArrivalQueue::VerdictOn(const Arrival& arrival) const {
+  return {.staleness_versions = parts_.model.version().value() -
+                                arrival.push.opening().version.value(),
+          .weight = decision_.weight};
+}
+
+void ArrivalQueue::Drop(Turn& turn) {
+  const Arrival arrival = *std::move(applying_);
+  applying_.reset();
+  PushVerdict verdict = VerdictOn(arrival);
+  verdict.verdict = Verdict::kDropped;
+  verdict.reason = decision_.reason;
+  ++parts_.ledger.counts.pushes_dropped;
+  End(arrival, nullptr, std::move(verdict), turn);
+}
+
+void ArrivalQueue::Commit(Turn& turn) {
+  Arrival arrival = *std::move(applying_);
+  const Transaction transaction = *std::move(transaction_);
+  applying_.reset();
+  transaction_.reset();
+
+  const ModelStore& model = parts_.model;
+  PushVerdict verdict = VerdictOn(arrival);
+  std::optional<std::string> nonfinite =
+      NonfiniteMoments(model, arrival.rank, arrival.push);
+  if (transaction.nonfinite().has_value()) {
+    nonfinite = NonfiniteText(model, *transaction.nonfinite());
+  }
+  if (nonfinite.has_value()) {
+    verdict.verdict = Verdict::kRejectedNonfinite;
+    verdict.reason = *nonfinite;
+    ++parts_.ledger.counts.pushes_rejected_nonfinite;
+  } else {
+    if (decision_.weight < 1) {
+      verdict.verdict = Verdict::kDamped;
+      ++parts_.ledger.counts.pushes_damped;
+    }
+    if (model.version().value() % kDriftEvery == 0) {
+      arrival.drift =
+          PushDrift(model.batch_norms(), arrival.push.closing().moments,
+                    model.current()->statistics->front().layers);
+    }
+    Apply(arrival, transaction);
+  }
+  End(arrival, &transaction, std::move(verdict), turn);
+}
+
+void ArrivalQueue::End(const Arrival& arrival, const Transaction* transaction,
+                       PushVerdict verdict, Turn& turn) {
+  turn.changed = true;
+  RunLedger& ledger = parts_.ledger;
+  const PushOpening& opening = arrival.push.opening();
+  const PushClosing& closing = arrival.push.closing();
+  const bool applied = IsApplied(verdict.verdict);
+  parts_.flow.budget().Release(arrival.push.held_bytes());
+  verdict.version = parts_.model.version();
+  CommitRecord record{.version = parts_.model.version(),
+                      .data_epoch = arrival.piece.epoch,
+                      .commit_samples = opening.samples,
+                      .loss_weight = opening.loss_weight,
+                      .labels = closing.labels,
+                      // The schedule's, not this push's share of it.
+                      .learning_rate = LearningRateNow(
+                          parts_.settings, parts_.ledger, parts_.model),
+                      .staleness_versions = verdict.staleness_versions,
+                      .members = {arrival.rank},
+                      .skipped = !applied};
+  if (transaction != nullptr) {
+    record.gradient_norm = transaction->gradient_norm();
+  }
+  if (opening.loss_weight > 0) {
+    record.loss = closing.loss_sum / opening.loss_weight;
+  }
+  if (closing.labels > 0) {
+    record.accuracy = static_cast<double>(closing.correct) /
+                      static_cast<double>(closing.labels);
+  }
+  ledger.AddSamples(record.commit_samples);
+  record.samples = ledger.samples();
+  record.epoch_ended = ledger.cursor().Finish(arrival.piece).has_value();
+  ++parts_.ranks[arrival.rank].assignments_finished;
+  if (!applied) CountStatistics(parts_, &StatisticsCounts::dropped, 1);
+  ++ledger
+        .staleness[std::min(verdict.staleness_versions, kStalenessCountedMax)];
+  NoteCommit(parts_, record,
+             {.barrier_waits = {turn.now - arrival.since},
+              .aggregation = turn.now - arrival.since,
+              .drift = arrival.drift},
+             TrainingDone(), turn);
+  HoldReadVersions();
+  ResumePaused(turn);
+  if (verdict.verdict == Verdict::kRejectedNonfinite) {
+    CountNonfinite(parts_, verdict.reason, "pushes", turn);
+  }
+  Answer(arrival, applied ? transaction : nullptr, verdict, turn);
+}
+
+void ArrivalQueue::Answer(const Arrival& arrival, const Transaction* applied,
+                          const PushVerdict& verdict, Turn& turn) {
+  Worker& worker = parts_.ranks[arrival.rank];
+  if (worker.incarnation != arrival.incarnation) {
+    // Whoever repeats it under another incarnation is told the truth.
+    parts_.ledger.pushes_of(arrival.rank).Decide(arrival.key, verdict);
+    return;
+  }
+  int32_t partitions = 0;
+  if (applied != nullptr) partitions = parts_.model.trainable_partitions();
+  if (applied != nullptr && worker.usable()) {
+    for (int32_t p = 0; p < parts_.model.partitions(); ++p) {
+      const std::optional<FoldResult>& result = applied->result(p);
+      if (!result.has_value()) continue;
+      SendResult(*result, parts_.model.version(), worker, arrival.key, turn);
+    }
+  }
+  AnswerPush(parts_, worker, arrival.key, verdict, partitions, turn);
+}
+
+void ArrivalQueue::GiveUp(Turn& turn) {
+  const auto answer = [&](const Arrival& arrival) {
+    AnswerGivenUp(parts_, arrival.rank, arrival.key, turn);
+  };
+  if (applying_.has_value()) answer(*applying_);
+  for (const Arrival& arrival : arrivals_) answer(arrival);
+}
+
+}  // namespace cohort

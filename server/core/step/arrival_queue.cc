@@ -1,0 +1,210 @@
+#include "server/core/step/arrival_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "server/core/step/push_checks.h"
+#include "server/core/step/push_outcome.h"
+
+namespace cohort {
+// ---- messages of one push
+
+Push& ArrivalQueue::PushOf(const Worker& worker) {
+  return assembling_.try_emplace(worker.rank, parts_.model.partitions())
+      .first->second;
+}
+
+absl::Status ArrivalQueue::Open(Worker& worker, const PushOpening& opening,
+                                Turn& turn) {
+  COHORT_RETURN_IF_ERROR(
+      CheckOpening(opening, {.rank = worker.rank,
+                             .samples = worker.outstanding->range.size(),
+                             .oldest = worker.outstanding->version,
+                             .newest = parts_.model.version()}));
+  const Push::Arrival arrival = PushOf(worker).Open(opening);
+  CountArrival(worker, arrival, parts_.ledger, turn);
+  // Pushes do not complete each other here: each is let in whole, or what is
+  // held of many could never be folded.
+  if (arrival == Push::Arrival::kNew) {
+    parts_.flow.budget().Reserve(worker.rank, PushBytes(parts_.model.layout()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Admission> ArrivalQueue::Gradient(Worker& worker,
+                                                 GradientMessage& message,
+                                                 Turn& turn) {
+  Push& push = PushOf(worker);
+  COHORT_RETURN_IF_ERROR(CheckOpened(push, message));
+  // A partition that has come before takes no room.
+  if (!push.Has(message.partition)) {
+    if (!parts_.flow.budget().HasReserved(worker.rank)) {
+      parts_.flow.Pause(worker.rank, message.gradient.size_bytes(), turn.now);
+      return Admission::kPaused;
+    }
+    parts_.flow.Forget(worker.rank);
+  }
+  const Push::Arrival arrival =
+      push.Add(message.partition, std::move(message.gradient), message.checksum,
+               std::move(message.absent_slices));
+  CountArrival(worker, arrival, parts_.ledger, turn);
+  return Admission::kTaken;
+}
+
+absl::Status ArrivalQueue::Close(Worker& worker, PushClosing closing,
+                                 Turn& turn) {
+  Push& push = PushOf(worker);
+  CountArrival(worker, push.Close(std::move(closing)), parts_.ledger, turn);
+  if (!push.Complete(parts_.model.trainable_partitions())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", worker.rank.value(), " closed its push before it was whole"));
+  }
+  Enqueue(worker, turn);
+  return absl::OkStatus();
+}
+
+void ArrivalQueue::Enqueue(Worker& worker, Turn& turn) {
+  const auto push = assembling_.find(worker.rank);
+  const auto piece = pieces_.find(worker.rank);
+  COHORT_CHECK(push != assembling_.end() && piece != pieces_.end(),
+               absl::StrCat("rank ", worker.rank.value(), " has no piece"));
+  arrivals_.push_back({.rank = worker.rank,
+                       .incarnation = worker.incarnation,
+                       .key = KeyOf(*worker.outstanding),
+                       .push = std::move(push->second),
+                       .piece = piece->second,
+                       .since = turn.now});
+  parts_.flow.Settle(worker.rank, arrivals_.back().push);
+  assembling_.erase(push);
+  pieces_.erase(piece);
+  worker.outstanding.reset();
+}
+
+absl::Status ArrivalQueue::Reduce(Worker& worker, const ReduceKey& key, Moments,
+                                  Turn& turn) {
+  return RefuseReduce(parts_, worker, key, turn);
+}
+
+bool ArrivalQueue::Holds(Rank rank, const PushKey& key) const {
+  const auto is = [&](const Arrival& arrival) {
+    return arrival.rank == rank && arrival.key == key;
+  };
+  return (applying_.has_value() && is(*applying_)) ||
+         std::any_of(arrivals_.begin(), arrivals_.end(), is);
+}
+
+void ArrivalQueue::ResumePaused(Turn& turn) {
+  if (!parts_.flow.AnyPaused()) return;
+  parts_.flow.Resume(
+      [this](Rank rank, int64_t) {
+        return parts_.flow.budget().HasReserved(rank);
+      },
+      turn);
+}
+
+// ---- assignments
+
+std::optional<Assignment> ArrivalQueue::Next(Worker& worker) {
+  if (parts_.ledger.draining() || parts_.settings.pending().has_value() ||
+      !Behind(worker.rank).empty()) {
+    return std::nullopt;
+  }
+  const std::optional<DataCursor::Piece> piece =
+      parts_.ledger.cursor().Next(worker.batch_size);
+  if (!piece.has_value()) return std::nullopt;
+  pieces_[worker.rank] = *piece;
+  HoldReadVersions();
+  return Assignment{.data_epoch = piece->epoch, .range = piece->range};
+}
+
+void ArrivalQueue::Welcome(Worker& worker, bool anew) {
+  if (anew) worker.assignments_finished = StartOfCount(Leads());
+  if (!worker.trains()) {
+    return;
+  }
+  // The half-assembled push read older weights than the repetition will:
+  // a new attempt keeps the two apart.
+  DropAssembly(worker.rank);
+  Assignment& given = *worker.outstanding;
+  const PushKey over = KeyOf(given);
+  given.attempt = given.attempt.Next();
+  given.version = parts_.model.version();
+  PushHistory& history = parts_.ledger.pushes_of(worker.rank);
+  history.Decide(
+      over, {.verdict = Verdict::kDropped,
+             .version = parts_.model.version(),
+             .reason = absl::StrCat("attempt ", over.attempt.value(),
+                                    " is over: the assignment was given again "
+                                    "as attempt ",
+                                    given.attempt.value())});
+  history.Give(KeyOf(given));
+}
+
+void ArrivalQueue::Release(Rank rank, bool waits, const std::string&,
+                           Turn& turn) {
+  DropAssembly(rank);
+  ResumePaused(turn);
+  if (waits) return;
+  Reissue(rank);
+  parts_.ranks[rank].outstanding.reset();
+}
+
+void ArrivalQueue::DropAssembly(Rank rank) {
+  const auto push = assembling_.find(rank);
+  if (push == assembling_.end()) return;
+  parts_.flow.Release(rank, push->second);
+  assembling_.erase(push);
+}
+
+void ArrivalQueue::Reissue(Rank rank) {
+  const auto piece = pieces_.find(rank);
+  if (piece == pieces_.end()) return;
+  parts_.ledger.cursor().Reissue(piece->second);
+  pieces_.erase(piece);
+}
+
+bool ArrivalQueue::Quiet() const {
+  if (!arrivals_.empty() || applying_.has_value()) return false;
+  const std::vector<Worker>& workers = parts_.ranks.all();
+  return std::none_of(workers.begin(), workers.end(),
+                      [](const Worker& worker) { return worker.trains(); });
+}
+
+std::vector<DataCursor::Piece> ArrivalQueue::Undecided() const {
+  std::vector<DataCursor::Piece> pieces;
+  for (const auto& [rank, piece] : pieces_) pieces.push_back(piece);
+  for (const Arrival& arrival : arrivals_) pieces.push_back(arrival.piece);
+  if (applying_.has_value()) pieces.push_back(applying_->piece);
+  return pieces;
+}
+
+// ---- how far ranks are apart
+
+std::vector<RankLead> ArrivalQueue::Leads() const {
+  const bool waits = parts_.settings.waits_for_lost();
+  std::vector<RankLead> leads;
+  for (const Worker& worker : parts_.ranks.all()) {
+    leads.push_back(
+        {.rank = worker.rank,
+         .assignments_finished = worker.assignments_finished,
+         .counts = worker.usable() || (waits && worker.ever_registered)});
+  }
+  return leads;
+}
+
+std::vector<Rank> ArrivalQueue::Behind(Rank rank) const {
+  if (!parts_.settings.bounded()) return {};
+  std::vector<RankLead> leads = Leads();
+  // A push that waits for its turn is over for the rank that sent it: one that
+  // reconnects meanwhile asks for the next.
+  int64_t& finished =
+      leads[static_cast<size_t>(rank.value())].assignments_finished;
+  for (const Arrival& arrival : arrivals_) finished += arrival.rank == rank;
+  if (applying_.has_value()) finished += applying_->rank == rank;
+  return BehindBy(parts_.settings.policy().lead_max, rank, leads);
+}
+
+}  // namespace cohort

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/core/observation.h"
+#include "server/core/policy/lead.h"
+#include "server/core/policy/staleness_rule.h"
+#include "server/core/push.h"
+#include "server/core/step/step_driver.h"
+#include "server/core/transaction.h"
+
+namespace cohort {
+
+// Asynchronous pushes, applied one by one in the order in which they are
+// complete; `bounded` keeps fast ranks from running ahead of slow ones.
+class ArrivalQueue final : public StepDriver {
+ public:
+  explicit ArrivalQueue(const RunParts& parts) : StepDriver(parts) {}
+
+  absl::Status Open(Worker& worker, const PushOpening& opening,
+                    Turn& turn) override;
+  absl::StatusOr<Admission> Gradient(Worker& worker, GradientMessage& message,
+                                     Turn& turn) override;
+  absl::Status Close(Worker& worker, PushClosing closing, Turn& turn) override;
+  absl::Status Reduce(Worker& worker, const ReduceKey& key, Moments moments,
+                      Turn& turn) override;
+  void FoldDone(FoldResult result, Turn& turn) override;
+  bool Holds(Rank rank, const PushKey& key) const override;
+
+  bool Advance(Turn& turn) override;
+  std::optional<Assignment> Next(Worker& worker) override;
+  bool HoldsUpIssuedStep(Rank) const override { return false; }
+
+  void Welcome(Worker& worker, bool anew) override;
+  void Release(Rank rank, bool waits, const std::string& why,
+               Turn& turn) override;
+
+  void Tick(Turn& turn) override { ResumePaused(turn); }
+
+  bool Quiet() const override;
+  bool Idle() const override {
+    return pieces_.empty() && arrivals_.empty() && !applying_.has_value();
+  }
+  void GiveUp(Turn& turn) override;
+
+  std::vector<DataCursor::Piece> Undecided() const override;
+  std::optional<Attempt> attempt() const override { return std::nullopt; }
+  bool decides_singly() const override { return true; }
+  bool HoldsOthersUp(const Worker& worker) const override {
+    return worker.outstanding.has_value();
+  }
+  bool WaitsForOthers(const Worker&) const override { return false; }
+  std::vector<Rank> WaitedFor() const override {
+    return parts_.ranks.InFlight();
+  }
+  bool IsHeldUp(const Worker& worker) const override { return worker.waiting; }
+  std::vector<Rank> HeldUpBy(const Worker& worker) const override {
+    return Behind(worker.rank);
+  }
+
+ private:
+  // A complete push on its way into the model.
+  struct Arrival {
+    Rank rank;
+    Incarnation incarnation;
+    PushKey key;
+    Push push;
+    DataCursor::Piece piece;
+    // When it was complete.
+    Instant since;
+    std::vector<LayerDrift> drift;
+  };
+
+  // What has come of the push of `worker`.
+  Push& PushOf(const Worker& worker);
+  // Forgets it.
+  void DropAssembly(Rank rank);
+  void Enqueue(Worker& worker, Turn& turn);
+  // Streams go on whose push has room now.
+  void ResumePaused(Turn& turn);
+  void Reissue(Rank rank);
+
+  std::vector<RankLead> Leads() const;
+  // Ranks that `rank` must wait for before it starts another assignment.
+  std::vector<Rank> Behind(Rank rank) const;
+
+  // Keeps the versions that pushes under way have read, as far as the policy
+  // needs them.
+  void HoldReadVersions();
+  // What a push's gradient was computed at, where that is needed to
+  // compensate it; otherwise null.
+  SharedSnapshot ReadBy(Version version) const;
+
+  // Takes the next push out of the queue, and begins to fold it.
+  void ApplyNext(Turn& turn);
+  void Commit(Turn& turn);
+  void Apply(const Arrival& arrival, const Transaction& transaction);
+  // The verdict on the push being applied, as far as it is known yet.
+  PushVerdict VerdictOn(const Arrival& arrival) const;
+  void Drop(Turn& turn);
+  // The push is decided; `transaction` is null if nothing was folded.
+  void End(const Arrival& arrival, const Transaction* transaction,
+           PushVerdict verdict, Turn& turn);
+  // Sends the weights of `applied` and the verdict, unless the sender's life
+  // is over.
+  void Answer(const Arrival& arrival, const Transaction* applied,
+              const PushVerdict& verdict, Turn& turn);
+
+  // Pushes in assembly, and what they are of.
+  std::map<Rank, Push> assembling_;
+  std::map<Rank, DataCursor::Piece> pieces_;
+  // Complete ones in order of arrival, and the one being applied.
+  std::vector<Arrival> arrivals_;
+  std::optional<Arrival> applying_;
+  std::optional<Transaction> transaction_;
+  StalenessDecision decision_;
+};
+
+}  // namespace cohort

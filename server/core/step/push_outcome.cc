@@ -1,0 +1,170 @@
+#include "server/core/step/push_outcome.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/rendezvous.h"
+
+namespace cohort {
+
+void CountArrival(const Worker& worker, Push::Arrival arrival,
+                  RunLedger& ledger, Turn& turn) {
+  if (arrival == Push::Arrival::kNew) return;
+  ++ledger.counts.pushes_duplicate;
+  if (arrival == Push::Arrival::kRepeated) return;
+  ++ledger.counts.replay_mismatches;
+  turn.out.push_back(effect::Log{
+      .severity = Severity::kWarning,
+      .worker =
+          WorkerLife{.rank = worker.rank, .incarnation = worker.incarnation},
+      .text = absl::StrCat("rank ", worker.rank.value(),
+                           " repeated a message with other content; the "
+                           "first one counts")});
+}
+
+void SendResult(const FoldResult& result, Version version, const Worker& worker,
+                const PushKey& key, Turn& turn) {
+  if (result.weights == nullptr) return;
+  turn.out.push_back(effect::SendWeights{.rank = worker.rank,
+                                         .incarnation = worker.incarnation,
+                                         .key = key,
+                                         .partition = result.partition,
+                                         .version = version,
+                                         .weights = result.weights,
+                                         .checksum = result.checksum});
+}
+
+void AnswerPush(const RunParts& parts, Worker& worker, const PushKey& key,
+                const PushVerdict& verdict, int32_t weights_partitions,
+                Turn& turn) {
+  PushHistory& history = parts.ledger.pushes_of(worker.rank);
+  history.Decide(key, verdict);
+  if (PushHistory::Entry* entry = history.Find(key)) entry->answered = true;
+  ++worker.pushes;
+  turn.answers.push_back({.rank = worker.rank,
+                          .incarnation = worker.incarnation,
+                          .key = key,
+                          .verdict = verdict,
+                          .weights_partitions = weights_partitions});
+}
+
+void AnswerGivenUp(const RunParts& parts, Rank rank, const PushKey& key,
+                   Turn& turn) {
+  PushHistory& history = parts.ledger.pushes_of(rank);
+  PushHistory::Entry* entry = history.Find(key);
+  if (entry == nullptr || entry->verdict.has_value()) return;
+  const PushVerdict verdict{
+      .verdict = Verdict::kDropped,
+      .version = parts.model.version(),
+      .reason = absl::StrCat("the run is over: ", parts.ledger.end_reason())};
+  history.Decide(key, verdict);
+  entry->answered = true;
+  turn.answers.push_back({.rank = rank,
+                          .incarnation = parts.ranks[rank].incarnation,
+                          .key = key,
+                          .verdict = verdict});
+}
+
+absl::Status RefuseReduce(const RunParts& parts, const Worker& worker,
+                          const ReduceKey& key, Turn& turn) {
+  if (!parts.settings.MayHaveRendezvous()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "a rendezvous needs sync and global normalisation; the policy is ",
+        PolicyText(parts.settings.policy())));
+  }
+  turn.out.push_back(effect::ReduceAborted{
+      .rank = worker.rank,
+      .incarnation = worker.incarnation,
+      .key = key,
+      .reason = absl::StrCat("step ", key.step.value(), " attempt ",
+                             key.attempt.value(), " is over")});
+  return absl::OkStatus();
+}
+
+Assignment FinishedAssignment(const RunParts& parts,
+                              const std::string& reason) {
+  return {.kind = AssignmentKind::kFinished,
+          .version = parts.model.version(),
+          .policy_epoch = parts.settings.policy_epoch(),
+          .reason = reason,
+          .unfinished = parts.ledger.broke_off()};
+}
+
+std::optional<std::string> NonfiniteMoments(const ModelStore& model, Rank rank,
+                                            const Push& push) {
+  for (const CallMoments& call : push.closing().moments) {
+    if (IsFinite(call.moments)) continue;
+    return absl::StrCat(
+        "rank ", rank.value(), ": moments of ",
+        model.batch_norms()[static_cast<size_t>(call.layer)].name);
+  }
+  return std::nullopt;
+}
+
+std::string NonfiniteText(const ModelStore& model,
+                          const NonfiniteGradient& where) {
+  const Partition& partition =
+      model.model()->partitions[static_cast<size_t>(where.partition)];
+  const Slice& slice = partition.slices[static_cast<size_t>(where.slice)];
+  const std::string& name =
+      model.layout().parameters[static_cast<size_t>(slice.parameter)].name;
+  if (where.rank.has_value()) {
+    return absl::StrCat("rank ", where.rank->value(), ": gradient of ", name);
+  }
+  return absl::StrCat("sum of the gradients of ", name, " overflows");
+}
+
+void CountNonfinite(const RunParts& parts, const std::string& what,
+                    const std::string& units, Turn& turn) {
+  RunLedger& ledger = parts.ledger;
+  const int32_t nonfinite_max = parts.settings.options().nonfinite_max;
+  ledger.CountNonfinite();
+  turn.out.push_back(
+      effect::Log{.severity = Severity::kWarning,
+                  .text = absl::StrCat("not finite: ", what, " at step ",
+                                       parts.model.version().value(), " (",
+                                       ledger.nonfinite_in_row(), " in a row, ",
+                                       nonfinite_max, " end the run)")});
+  if (ledger.nonfinite_in_row() < nonfinite_max) return;
+  turn.end = {
+      .outcome = RunOutcome::kNonfinite,
+      .reason = absl::StrCat(ledger.nonfinite_in_row(), " ", units,
+                             " in a row were not finite; the last: ", what)};
+}
+
+void CountStatistics(const RunParts& parts, int64_t StatisticsCounts::*what,
+                     int64_t pushes) {
+  // Precise statistics are collected after training, not from pushes.
+  const std::vector<StatisticsKind>& kinds = parts.settings.policy().statistics;
+  const bool from_pushes =
+      std::any_of(kinds.begin(), kinds.end(), &MovesInTraining);
+  if (from_pushes && parts.model.TracksStatistics()) {
+    parts.ledger.statistics_counts.*what += pushes;
+  }
+}
+
+int64_t SamplesReference(const RankTable& ranks) {
+  int64_t samples = 0;
+  for (const Worker& worker : ranks.all()) samples += worker.batch_size;
+  return std::max<int64_t>(samples, 1);
+}
+
+void NoteCommit(const RunParts& parts, const CommitRecord& record,
+                CommitObservation observation, bool training_done, Turn& turn) {
+  if (!record.skipped && record.loss_weight > 0) {
+    parts.ledger.train_loss = record.loss;
+  }
+  if (record.epoch_ended) {
+    parts.pinned.EvaluateEpoch(record.data_epoch + 1, training_done);
+  }
+  turn.out.push_back(effect::Committed{.record = record,
+                                       .observation = std::move(observation)});
+  const int64_t every = parts.settings.options().checkpoint_every;
+  if (every > 0 && parts.model.version().value() % every == 0) {
+    turn.checkpoint = true;
+  }
+}
+
+}  // namespace cohort

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/assignment.h"
+#include "common/ids.h"
+#include "server/core/effects.h"
+#include "server/core/membership/rank_table.h"
+#include "server/core/optimizer/fold_job.h"
+#include "server/core/push.h"
+#include "server/core/run_parts.h"
+#include "server/core/turn.h"
+
+// What every way of combining pushes does with one push and one commit.
+namespace cohort {
+
+inline PushKey KeyOf(const Assignment& assignment) {
+  return {.sequence = assignment.sequence, .attempt = assignment.attempt};
+}
+
+// Counts a message that was there before, and reports it if it differs.
+void CountArrival(const Worker& worker, Push::Arrival arrival,
+                  RunLedger& ledger, Turn& turn);
+
+// Sends folded weights to the push of `key`. No-op if there are none.
+void SendResult(const FoldResult& result, Version version, const Worker& worker,
+                const PushKey& key, Turn& turn);
+
+// The push of `key` is decided, and answered once the turn has settled.
+void AnswerPush(const RunParts& parts, Worker& worker, const PushKey& key,
+                const PushVerdict& verdict, int32_t weights_partitions,
+                Turn& turn);
+
+// The same for a complete push that is not applied because the run is over.
+void AnswerGivenUp(const RunParts& parts, Rank rank, const PushKey& key,
+                   Turn& turn);
+// Answers a message of a rendezvous that is over.
+// Errors: FailedPrecondition: the policy never had any.
+absl::Status RefuseReduce(const RunParts& parts, const Worker& worker,
+                          const ReduceKey& key, Turn& turn);
+
+// Tells a worker that there is nothing more to do, and why.
+Assignment FinishedAssignment(const RunParts& parts, const std::string& reason);
+
+// "rank 2: moments of bn1", if any of a closed push are not finite.
+std::optional<std::string> NonfiniteMoments(const ModelStore& model, Rank rank,
+                                            const Push& push);
+std::string NonfiniteText(const ModelStore& model,
+                          const NonfiniteGradient& where);
+// Counts a commit that was not finite; asks for the end of the run if there
+// were too many in a row. `what` names the number, `units` what is committed:
+// "steps".
+void CountNonfinite(const RunParts& parts, const std::string& what,
+                    const std::string& units, Turn& turn);
+
+// Notes what became of the moments of so many pushes.
+void CountStatistics(const RunParts& parts, int64_t StatisticsCounts::*what,
+                     int64_t pushes);
+
+// Samples of a nominal global step: the batch sizes of all ranks.
+int64_t SamplesReference(const RankTable& ranks);
+
+// The present version was committed. `training_done`: no step follows.
+void NoteCommit(const RunParts& parts, const CommitRecord& record,
+                CommitObservation observation, bool training_done, Turn& turn);
+
+}  // namespace cohort

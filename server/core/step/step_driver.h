@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/assignment.h"
+#include "common/ids.h"
+#include "server/core/data_cursor.h"
+#include "server/core/membership/rank_table.h"
+#include "server/core/optimizer/fold_job.h"
+#include "server/core/requests.h"
+#include "server/core/run_parts.h"
+#include "server/core/turn.h"
+
+namespace cohort {
+
+// How pushes become commits: in rounds of all members (SyncRounds), or one by
+// one as they arrive (ArrivalQueue). It owns the pushes under way. A change of
+// policy replaces it while nothing is in flight.
+//
+// A push here belongs to the outstanding training assignment of its rank: the
+// coordinator answers older ones. Messages are checked for what does not depend
+// on the driver (push_checks.h). No method gives out assignments or ends the
+// run; that is asked of the coordinator through the turn.
+class StepDriver {
+ public:
+  virtual ~StepDriver() = default;
+
+  // ---- messages of one push
+  virtual absl::Status Open(Worker& worker, const PushOpening& opening,
+                            Turn& turn) = 0;
+  // Takes from `message` unless it answers kPaused.
+  virtual absl::StatusOr<Admission> Gradient(Worker& worker,
+                                             GradientMessage& message,
+                                             Turn& turn) = 0;
+  virtual absl::Status Close(Worker& worker, PushClosing closing,
+                             Turn& turn) = 0;
+  virtual absl::Status Reduce(Worker& worker, const ReduceKey& key,
+                              Moments moments, Turn& turn) = 0;
+  // The room of its gradients is free. Folds of transactions that were given up
+  // come too.
+  virtual void FoldDone(FoldResult result, Turn& turn) = 0;
+  // A complete push of this key waits for its turn.
+  virtual bool Holds(Rank rank, const PushKey& key) const = 0;
+
+  // ---- what comes next
+  // Begins or commits what it can. Returns true if anything changed; call it
+  // again until it returns false.
+  virtual bool Advance(Turn& turn) = 0;
+  // What `worker` is to compute now: attempt, members, epoch and range of a
+  // training assignment.
+  virtual std::optional<Assignment> Next(Worker& worker) = 0;
+  // Others compute with `rank` and would wait for it in a rendezvous.
+  virtual bool HoldsUpIssuedStep(Rank rank) const = 0;
+
+  // ---- ranks
+  // A session holds the rank of `worker` now: a new incarnation, or the same
+  // one after a broken stream. It repeats what is outstanding. `anew`: nobody
+  // waited for it, and it starts to count assignments.
+  virtual void Welcome(Worker& worker, bool anew) = 0;
+  // `rank` is lost. `waits`: what it was given stays for its replacement.
+  virtual void Release(Rank rank, bool waits, const std::string& why,
+                       Turn& turn) = 0;
+
+  // ---- time
+  // Notices what takes too long, and lets paused streams go on.
+  virtual void Tick(Turn& turn) = 0;
+
+  // ---- the end
+  // Nothing is in flight that the settings in force apply to.
+  virtual bool Quiet() const = 0;
+  // No push is under way, and none is begun.
+  virtual bool Idle() const = 0;
+  // No more steps follow, and the last has ended.
+  bool TrainingDone() const {
+    const RunLedger& ledger = parts_.ledger;
+    return (ledger.draining() || ledger.cursor().exhausted()) && Idle();
+  }
+  // The run is over: rendezvous are given up, and closed pushes that were not
+  // applied are dropped.
+  virtual void GiveUp(Turn& turn) = 0;
+
+  // ---- for people and checkpoints
+  // Ranges that were handed out and are not in the present version.
+  virtual std::vector<DataCursor::Piece> Undecided() const = 0;
+  // Attempt of the step in progress, if there is one.
+  virtual std::optional<Attempt> attempt() const = 0;
+  // Each push is decided by itself and has a staleness of its own.
+  virtual bool decides_singly() const = 0;
+  // Others cannot go on before `worker` does something.
+  virtual bool HoldsOthersUp(const Worker& worker) const = 0;
+  // `worker` has done what it can of its assignment.
+  virtual bool WaitsForOthers(const Worker& worker) const = 0;
+  // Ranks that the next commit waits for.
+  virtual std::vector<Rank> WaitedFor() const = 0;
+  // Ranks that `worker`, which is idle, waits for; empty if it is not idle for
+  // the sake of others.
+  virtual bool IsHeldUp(const Worker& worker) const = 0;
+  virtual std::vector<Rank> HeldUpBy(const Worker& worker) const = 0;
+
+ protected:
+  explicit StepDriver(const RunParts& parts) : parts_(parts) {}
+
+  const RunParts parts_;
+};
+
+// The one that the settings in force ask for.
+std::unique_ptr<StepDriver> MakeStepDriver(const RunParts& parts);
+
+}  // namespace cohort
