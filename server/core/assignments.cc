@@ -1,0 +1,160 @@
+#include "server/core/assignments.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/step/push_outcome.h"
+
+namespace cohort {
+namespace {
+
+std::optional<Assignment> NextWork(const Run& run, Worker& worker) {
+  std::optional<Assignment> next = run.parts.pinned.Next(
+      worker.rank, /*may_collect=*/!run.driver.HoldsUpIssuedStep(worker.rank));
+  if (!next.has_value()) {
+    next = run.driver.Next(worker);
+    if (!next.has_value()) return std::nullopt;
+    next->kind = AssignmentKind::kTrain;
+    next->version = run.parts.model.version();
+    next->global_normalization = run.parts.settings.global();
+    run.parts.ledger.pushes_of(worker.rank)
+        .Give({.sequence = worker.next_sequence, .attempt = next->attempt});
+  }
+  next->sequence = worker.next_sequence;
+  next->policy_epoch = run.parts.settings.policy_epoch();
+  worker.next_sequence = worker.next_sequence.Next();
+  return next;
+}
+
+Assignment WaitAssignment(const Run& run, const Worker& worker, Instant now) {
+  const RunView view = run.view();
+  return {.kind = AssignmentKind::kWait,
+          .sequence = worker.next_sequence,
+          .version = run.parts.model.version(),
+          .policy_epoch = run.parts.settings.policy_epoch(),
+          .reason = WaitText(view, now),
+          .wait = WaitLeft(view, WaitedFor(view), now)};
+}
+
+}  // namespace
+
+Assignment NextFor(const Run& run, Worker& worker, Instant now) {
+  worker.waiting = false;
+  worker.last_progress = now;
+  if (run.parts.ledger.ended()) {
+    return FinishedAssignment(run.parts, run.parts.ledger.end_reason());
+  }
+  if (worker.leaves_because.has_value() && !worker.outstanding.has_value()) {
+    Assignment leave = FinishedAssignment(run.parts, *worker.leaves_because);
+    leave.unfinished = true;
+    return leave;
+  }
+  if (run.parts.ledger.started() && worker.registered) {
+    if (!worker.outstanding.has_value())
+      worker.outstanding = NextWork(run, worker);
+    if (worker.outstanding.has_value()) return *worker.outstanding;
+  }
+  worker.waiting = true;
+  return WaitAssignment(run, worker, now);
+}
+
+Assignment NextForRank(const Run& run, Rank rank, Instant now) {
+  if (run.parts.ranks.Contains(rank))
+    return NextFor(run, run.parts.ranks[rank], now);
+  return FinishedAssignment(run.parts, run.roster.SizeText());
+}
+
+void NotifyWaiting(const Run& run, Turn& turn) {
+  if (run.parts.ledger.ended()) return;
+  for (Worker& worker : run.parts.ranks.all()) {
+    if (!worker.waiting || !worker.usable()) continue;
+    Assignment next = NextFor(run, worker, turn.now);
+    if (next.kind == AssignmentKind::kWait) continue;
+    turn.out.push_back(effect::Notify{.session = worker.session,
+                                      .assignment = std::move(next)});
+  }
+}
+
+void RepeatWait(const Run& run, Rank rank, Turn& turn) {
+  if (run.parts.ledger.ended() || !run.parts.ranks.Contains(rank)) return;
+  const Worker& worker = run.parts.ranks[rank];
+  if (!worker.waiting || worker.state != Worker::State::kLive ||
+      !(worker.registered || run.registrar.Contains(rank))) {
+    return;
+  }
+  // Before the start nothing else tells one that is to leave that it may.
+  const bool leaves =
+      worker.leaves_because.has_value() && !worker.outstanding.has_value();
+  turn.out.push_back(effect::Notify{
+      .session = worker.session,
+      .assignment = leaves
+                        ? FinishedAssignment(run.parts, *worker.leaves_because)
+                        : WaitAssignment(run, worker, turn.now)});
+}
+
+void RepeatWaits(const Run& run, Turn& turn) {
+  for (const Worker& worker : run.parts.ranks.all())
+    RepeatWait(run, worker.rank, turn);
+}
+
+namespace {
+
+void SendAnswer(const Run& run, Turn::Answer answer, Turn& turn) {
+  if (run.parts.ranks.Contains(answer.rank)) {
+    Worker& worker = run.parts.ranks[answer.rank];
+    if (!worker.usable() || worker.incarnation != answer.incarnation) return;
+    answer.verdict.next = NextFor(run, worker, turn.now);
+    if (std::exchange(worker.returned, false)) {
+      // It may repeat a push that was complete, and fail at a rendezvous or a
+      // pull of the old step before it has a stream for the verdict. Only its
+      // session is there for certain to tell it what comes next.
+      turn.out.push_back(effect::Notify{.session = worker.session,
+                                        .assignment = answer.verdict.next});
+    }
+  } else {
+    // The change that its push had kept waiting has made the cohort smaller.
+    answer.verdict.next = FinishedAssignment(run.parts, run.roster.SizeText());
+  }
+  turn.out.push_back(
+      effect::SendVerdict{.rank = answer.rank,
+                          .incarnation = answer.incarnation,
+                          .key = answer.key,
+                          .verdict = std::move(answer.verdict),
+                          .weights_partitions = answer.weights_partitions});
+}
+
+}  // namespace
+
+void SendAnswers(const Run& run, bool session_first, Turn& turn) {
+  std::vector<Turn::Answer> later;
+  for (Turn::Answer& answer : std::exchange(turn.answers, {})) {
+    if (answer.session_first == session_first) {
+      SendAnswer(run, std::move(answer), turn);
+    } else {
+      later.push_back(std::move(answer));
+    }
+  }
+  turn.answers = std::move(later);
+}
+
+absl::StatusOr<bool> ReportsOutstanding(const Worker& worker,
+                                        AssignmentKind kind,
+                                        Sequence sequence) {
+  const std::optional<Assignment>& given = worker.outstanding;
+  if (given.has_value() && given->sequence == sequence && given->kind == kind) {
+    return true;
+  }
+  const bool other = given.has_value() && given->sequence == sequence;
+  // The first is 1: a lower one is no old assignment either.
+  if (!other && sequence >= Sequence(1) && sequence < worker.next_sequence) {
+    return false;
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("no ", other ? "such report belongs to " : "", "assignment ",
+                   sequence.value(), other ? " of" : " was given to", " rank ",
+                   worker.rank.value()));
+}
+
+}  // namespace cohort

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "common/assignment.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "server/core/membership/rank_table.h"
+#include "server/core/run.h"
+#include "server/core/turn.h"
+
+// What each rank is to do next, and how it is told: in the verdict on its push,
+// in the answer to its report, or by a notice on its session.
+namespace cohort {
+
+// What `worker` is to do now. It keeps an assignment until that has ended; if
+// there is none for it, it waits.
+Assignment NextFor(const Run& run, Worker& worker, Instant now);
+// The same for a rank that may have been given up meanwhile.
+Assignment NextForRank(const Run& run, Rank rank, Instant now);
+
+// Gives work to those who wait and for whom there is some.
+void NotifyWaiting(const Run& run, Turn& turn);
+// Tells a worker that waits what it waits for now. No-op for a rank that is
+// gone or does not wait.
+void RepeatWait(const Run& run, Rank rank, Turn& turn);
+void RepeatWaits(const Run& run, Turn& turn);
+
+// Sends the verdicts of this turn that go before the notices on sessions, or
+// after them.
+void SendAnswers(const Run& run, bool session_first, Turn& turn);
+
+// Whether a report of `worker` is of its outstanding assignment. False: of an
+// older one, to be ignored.
+// Errors: FailedPrecondition: there is no such assignment.
+absl::StatusOr<bool> ReportsOutstanding(const Worker& worker,
+                                        AssignmentKind kind, Sequence sequence);
+
+}  // namespace cohort

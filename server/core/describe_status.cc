@@ -1,0 +1,328 @@
+#include "server/core/describe_status.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/core/run_progress.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kUnbounded = absl::InfiniteDuration();
+
+std::string Ranks(const std::vector<Rank>& ranks) {
+  return absl::StrCat(
+      ranks.size() == 1 ? "worker " : "workers ",
+      absl::StrJoin(ranks, ", ", [](std::string* out, Rank rank) {
+        absl::StrAppend(out, rank.value());
+      }));
+}
+
+// Shorter waits come and go with every step, and are nobody's news.
+constexpr absl::Duration kHeldUpMin = absl::Seconds(2);
+
+std::vector<Rank> VacantRanks(const RunView& run) {
+  std::vector<Rank> vacant;
+  for (const Worker& worker : run.ranks.all()) {
+    if (!worker.usable()) vacant.push_back(worker.rank);
+  }
+  return vacant;
+}
+
+std::vector<Rank> AwaitedToStart(const RunView& run) {
+  return run.roster.AwaitedToStart(
+      [&run](Rank rank) { return run.registrar.Contains(rank); });
+}
+
+}  // namespace
+
+absl::string_view PhaseName(StatusView::Phase phase) {
+  switch (phase) {
+    case StatusView::Phase::kWaiting:
+      return "waiting";
+    case StatusView::Phase::kTraining:
+      return "training";
+    case StatusView::Phase::kEvaluating:
+      return "evaluating";
+    case StatusView::Phase::kCollecting:
+      return "collecting";
+    case StatusView::Phase::kOver:
+      return "over";
+  }
+  return "";
+}
+
+std::vector<Rank> WaitedFor(const RunView& run) {
+  if (!run.ledger.started()) {
+    if (run.registrar.asked().has_value()) return {*run.registrar.asked()};
+    std::vector<Rank> awaited = AwaitedToStart(run);
+    // Only those are missing that need not come, but one must.
+    return awaited.empty() ? VacantRanks(run) : awaited;
+  }
+  return run.driver.WaitedFor();
+}
+
+absl::Duration WaitLeft(const RunView& run, const std::vector<Rank>& ranks,
+                        Instant now) {
+  if (!run.ledger.started()) return kUnbounded;
+  absl::Duration left = kUnbounded;
+  for (Rank rank : ranks) {
+    const Worker& worker = run.ranks[rank];
+    Instant until = worker.last_progress + run.settings.options().step_deadline;
+    if (worker.state == Worker::State::kVacant) {
+      until = worker.missed_since + run.settings.options().replacement_deadline;
+    } else if (worker.state == Worker::State::kReconnecting) {
+      until = worker.lost_at + run.settings.options().reconnect_grace +
+              run.settings.options().replacement_deadline;
+    }
+    left = std::min(left, until - now);
+  }
+  return std::max(left, absl::ZeroDuration());
+}
+
+namespace {
+
+std::string StartText(const RunView& run, Instant now) {
+  const std::vector<Rank> waited = WaitedFor(run);
+  if (run.registrar.asked().has_value()) {
+    const Instant until = run.ranks[waited.front()].last_progress +
+                          run.settings.options().values_deadline;
+    return absl::StrCat(
+        "waiting for ", Ranks(waited), " to register its model, gives up in ",
+        SecondsText(std::max(until - now, absl::ZeroDuration())));
+  }
+  const absl::Duration left = run.roster.StartLeft(now);
+  std::string limit = "no limit";
+  if (left <= absl::ZeroDuration()) {
+    limit = "starts with the first that comes";
+  } else if (left < kUnbounded) {
+    limit = absl::StrCat("starts without ", waited.size() == 1 ? "it" : "them",
+                         " in ", SecondsText(left));
+  }
+  return absl::StrCat("waiting for ", Ranks(waited), " to join and register, ",
+                      limit);
+}
+
+std::string LostText(const RunView& run, const std::vector<Rank>& lost,
+                     Instant now) {
+  absl::Duration since;
+  for (Rank rank : lost) {
+    // Of one whose stream has just broken it is not known yet whether it is
+    // missed.
+    const Worker& worker = run.ranks[rank];
+    since = std::max(since, now - (worker.state == Worker::State::kReconnecting
+                                       ? worker.lost_at
+                                       : worker.missed_since));
+  }
+  return absl::StrCat(
+      run.ledger.draining() ? "draining after the step in progress; " : "",
+      "waiting for a replacement of ", Ranks(lost), ", ", SecondsText(since),
+      ", gives up in ", SecondsText(WaitLeft(run, lost, now)));
+}
+
+}  // namespace
+
+std::string WaitText(const RunView& run, Instant now) {
+  if (!run.ledger.started()) return StartText(run, now);
+  const std::vector<Rank> waited = WaitedFor(run);
+  std::vector<Rank> lost;
+  for (Rank rank : waited) {
+    if (!run.ranks[rank].usable()) lost.push_back(rank);
+  }
+  if (!lost.empty()) return LostText(run, lost, now);
+  if (waited.empty()) return "waiting for the next step";
+  return absl::StrCat("waiting for ", Ranks(waited), ", gives up in ",
+                      SecondsText(WaitLeft(run, waited, now)));
+}
+
+namespace {
+
+std::string PausedText(const RunView& run, Instant now) {
+  std::vector<Rank> paused = run.flow.PausedRanks();
+  std::erase_if(paused, [&](Rank rank) {
+    return !run.flow.IsPausedSince(rank, now - kHeldUpMin);
+  });
+  if (paused.empty()) return "";
+  constexpr int64_t kMib = 1 << 20;
+  return absl::StrCat("; ", Ranks(paused), " paused: the server holds ",
+                      run.flow.budget().held_bytes() / kMib, " of ",
+                      run.flow.budget().limit_bytes() / kMib,
+                      " MiB of gradients (--inflight_mib)");
+}
+
+absl::string_view ActivityOf(const RunView& run, const Worker& worker) {
+  if (worker.state == Worker::State::kVacant) return "vacant";
+  if (worker.state == Worker::State::kReconnecting) return "reconnecting";
+  if (!worker.registered) return "joining";
+  if (run.ledger.ended()) return "finished";
+  if (!worker.outstanding.has_value()) return "waiting";
+  switch (worker.outstanding->kind) {
+    case AssignmentKind::kEvaluate:
+      return "evaluating";
+    case AssignmentKind::kCollectMoments:
+      return "collecting";
+    default:
+      break;
+  }
+  if (run.flow.IsPaused(worker.rank)) return "paused";
+  return run.driver.WaitsForOthers(worker) ? "waiting" : "computing";
+}
+
+StatusView::Worker ViewOf(const RunView& run, const Worker& worker,
+                          Instant now) {
+  StatusView::Worker view{.rank = worker.rank,
+                          .state = std::string(StateName(worker.state)),
+                          .activity = ActivityOf(run, worker),
+                          .incarnation = worker.incarnation,
+                          .description = worker.description,
+                          .build = worker.build,
+                          .batch_size = worker.batch_size,
+                          .sequence = worker.outstanding.has_value()
+                                          ? worker.outstanding->sequence
+                                          : Sequence(),
+                          .silent = now - worker.last_heard,
+                          .phases = worker.phases,
+                          .pushes = worker.pushes};
+  const PushVerdict* decided = run.ledger.pushes_of(worker.rank).last_verdict();
+  std::optional<Version> at;
+  if (decided != nullptr) at = decided->version;
+  if (worker.outstanding.has_value()) at = worker.outstanding->version;
+  if (run.model.registered() && at.has_value()) {
+    view.lag_versions = run.model.version().value() - at->value();
+  }
+  if (run.driver.decides_singly() && decided != nullptr) {
+    view.staleness_versions = decided->staleness_versions;
+  }
+  return view;
+}
+
+struct HoldUp {
+  // How long the one has been idle that has waited longest.
+  absl::Duration longest;
+  std::vector<Rank> by;
+};
+
+HoldUp HeldUp(const RunView& run, Instant now) {
+  const Worker* longest = nullptr;
+  for (const Worker& worker : run.ranks.all()) {
+    const bool longer =
+        longest == nullptr || worker.last_progress < longest->last_progress;
+    if (longer && worker.usable() && run.driver.IsHeldUp(worker))
+      longest = &worker;
+  }
+  if (longest == nullptr) return {};
+  return {.longest = now - longest->last_progress,
+          .by = run.driver.HeldUpBy(*longest)};
+}
+
+void DescribeState(const RunView& run, Instant now, StatusView& view) {
+  if (run.ledger.ended()) {
+    view.phase = StatusView::Phase::kOver;
+    view.state = absl::StrCat("over: ", run.ledger.end_reason());
+    return;
+  }
+  if (!run.ledger.started()) {
+    view.phase = StatusView::Phase::kWaiting;
+    view.state = WaitText(run, now);
+    view.waited_for = WaitedFor(run);
+    // A new run has no deadline for its first workers.
+    if (run.registrar.asked().has_value()) {
+      view.waiting = now - run.ranks[view.waited_for.front()].last_progress;
+    } else if (run.roster.resumed() && run.roster.begin().has_value()) {
+      view.waiting = now - *run.roster.begin();
+    }
+    return;
+  }
+  std::vector<Rank> lost;
+  for (const Worker& worker : run.ranks.all()) {
+    if (worker.ever_registered && !worker.usable()) lost.push_back(worker.rank);
+  }
+  // Whatever the rule, nothing goes on without any worker.
+  const bool alone = run.ranks.live() == 0;
+  const bool waits = !lost.empty() && (alone || run.settings.waits_for_lost());
+  if (waits) {
+    view.waited_for = lost;
+    for (Rank rank : lost) {
+      view.waiting = std::max(view.waiting, now - run.ranks[rank].missed_since);
+    }
+  }
+  if (waits && (!run.driver.decides_singly() || alone)) {
+    view.phase = StatusView::Phase::kWaiting;
+    view.state = run.ledger.started() && alone ? LostText(run, lost, now)
+                                               : WaitText(run, now);
+    return;
+  }
+  if (run.pinned.collecting()) {
+    view.phase = StatusView::Phase::kCollecting;
+    view.state = run.pinned.CollectingText();
+    return;
+  }
+  view.phase = run.driver.TrainingDone() ? StatusView::Phase::kEvaluating
+                                         : StatusView::Phase::kTraining;
+  const HoldUp held_up = HeldUp(run, now);
+  // Not if the server itself is at work.
+  if (held_up.longest >= kHeldUpMin && !held_up.by.empty()) {
+    view.waited_for = held_up.by;
+    view.waiting = held_up.longest;
+    view.phase = StatusView::Phase::kWaiting;
+    view.state = absl::StrCat("waiting for ", Ranks(held_up.by), ", ",
+                              SecondsText(held_up.longest), ", gives up in ",
+                              SecondsText(WaitLeft(run, held_up.by, now)),
+                              PausedText(run, now));
+    return;
+  }
+  view.state = absl::StrCat("training, ", run.ranks.live(), " of ",
+                            run.ranks.size(), " workers");
+  absl::StrAppend(&view.state, PausedText(run, now));
+  // The others go on meanwhile.
+  if (waits) absl::StrAppend(&view.state, "; ", LostText(run, lost, now));
+}
+
+}  // namespace
+
+StatusView DescribeStatus(const RunView& run, Instant now) {
+  StatusView view{
+      .run_id = run.settings.options().run_id,
+      .run_name = run.settings.options().run_name,
+      .data_epoch = run.ledger.cursor().epoch(),
+      .epochs = run.settings.options().epochs,
+      .samples = run.ledger.samples(),
+      .samples_total = SamplesTotal(run.settings, run.model),
+      .policy = PolicyText(run.settings.policy()),
+      .learning_rate = LearningRateNow(run.settings, run.ledger, run.model),
+      .train_loss = run.ledger.train_loss,
+      .workers_live = run.ranks.live(),
+      .workers_expected = run.ranks.size(),
+      .counts = run.ledger.counts,
+      .vacancies = run.ledger.vacancies,
+      .statistics = run.ledger.statistics_counts,
+      .staleness = run.ledger.staleness,
+      .ended = run.ledger.ended()};
+  if (run.model.registered()) view.version = run.model.version();
+  view.attempt = run.driver.attempt().value_or(Attempt());
+  if (run.pinned.last_evaluation().has_value()) {
+    view.test = run.pinned.last_evaluation()->sums();
+  }
+  for (const Worker& worker : run.ranks.all()) {
+    view.workers.push_back(ViewOf(run, worker, now));
+  }
+  DescribeState(run, now, view);
+  return view;
+}
+
+PolicyView DescribePolicy(const RunView& run, Instant now) {
+  PolicyView view{.policy_epoch = run.settings.policy_epoch(),
+                  .text = PolicyText(run.settings.policy()),
+                  .settings = SettingsOf(run.settings.options()),
+                  .history = run.settings.history()};
+  if (run.settings.pending().has_value()) {
+    view.pending = run.settings.pending()->changed;
+    view.pending_reason = WaitText(run, now);
+  }
+  return view;
+}
+
+}  // namespace cohort

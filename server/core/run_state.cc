@@ -1,0 +1,60 @@
+#include "server/core/run_state.h"
+
+#include <string>
+#include <vector>
+
+#include "server/core/data_cursor.h"
+
+namespace cohort {
+
+RunState CaptureState(const RunView& run) {
+  RunState state{.model = run.model.model(),
+                 .snapshot = run.model.current(),
+                 .samples = run.ledger.samples(),
+                 .data_epoch = run.ledger.cursor().epoch(),
+                 .cursor = run.ledger.cursor().position(),
+                 .policy_epoch = run.settings.policy_epoch(),
+                 .settings = SettingsOf(run.settings.options()),
+                 .policy_history = run.settings.history(),
+                 .next_sequences = run.ranks.next_sequences(),
+                 .next_incarnation = run.roster.next_incarnation()};
+  for (const Worker& worker : run.ranks.all()) {
+    state.batch_sizes.push_back(worker.batch_size);
+    if (!worker.ever_registered) {
+      state.never_registered.push_back(worker.rank);
+    } else if (worker.state == Worker::State::kVacant) {
+      state.lost.push_back(worker.rank);
+    }
+  }
+  const auto reissue = [&state](const DataCursor::Piece& piece) {
+    state.reissue.push_back({.epoch = piece.epoch, .range = piece.range});
+  };
+  for (const DataCursor::Piece& piece : run.ledger.cursor().reissue()) {
+    reissue(piece);
+  }
+  for (const DataCursor::Piece& piece : run.driver.Undecided()) reissue(piece);
+  return state;
+}
+
+bool RestoreState(const RunState& restored, RunSettings& settings,
+                  const RunParts& parts) {
+  parts.model.Restore(restored.model, restored.snapshot);
+  parts.model.AdoptOptimizer(settings.options(), settings.policy());
+  const std::string adopted = parts.model.AdoptStatistics(settings.policy());
+  if (settings.history().size() > restored.policy_history.size()) {
+    settings.AppendToHistory(adopted);
+  }
+  std::vector<DataCursor::Piece> open;
+  for (const RunState::Range& r : restored.reissue) {
+    open.push_back({.epoch = r.epoch, .range = r.range});
+  }
+  parts.ledger.AddSamples(restored.samples);
+  DataCursor& cursor = parts.ledger.cursor();
+  cursor =
+      DataCursor(restored.model->plan.train_samples, settings.options().epochs);
+  cursor.Restore(restored.data_epoch, restored.cursor);
+  cursor.RestoreOpen(open);
+  return restored.cursor == 0 && restored.data_epoch > 0 && open.empty();
+}
+
+}  // namespace cohort

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "server/core/describe_status.h"
+#include "server/core/effects.h"
+#include "server/core/run_parts.h"
+
+namespace cohort {
+
+// What a restart needs of a run that has a model.
+RunState CaptureState(const RunView& run);
+
+// Puts model, data cursor and moving statistics back where `restored` has them.
+// Returns true if an epoch ended with its version, whose evaluation was lost
+// with the old process.
+bool RestoreState(const RunState& restored, RunSettings& settings,
+                  const RunParts& parts);
+
+}  // namespace cohort

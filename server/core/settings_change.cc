@@ -1,0 +1,118 @@
+#include "server/core/settings_change.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "server/core/gradient_budget.h"
+#include "server/core/optimizer/mask.h"
+#include "server/core/optimizer/slots.h"
+#include "server/core/step/push_outcome.h"
+
+namespace cohort {
+namespace {
+
+std::string OptimizerText(const PolicyOptions& before,
+                          const PolicyOptions& after,
+                          const OptimizerOptions& optimizer) {
+  if (before.aggregation == after.aggregation) return "";
+  std::string text = "; the rate stays that of the whole cohort's batch";
+  if (after.aggregation != AggregationKind::kSync) {
+    absl::StrAppend(&text, ", each push counts by its share of it");
+  }
+  if (optimizer.uses_momentum()) {
+    absl::StrAppend(&text,
+                    "; momentum is kept: it averages mean gradients, whose "
+                    "scale does not depend on how many make up a commit");
+  }
+  return text;
+}
+
+void Record(const ChangeParts& parts, SettingValues changed, std::string text,
+            Turn& turn) {
+  ++parts.run.ledger.counts.policy_changes;
+  const Version version = parts.run.model.version();
+  turn.out.push_back(effect::Log{
+      .text = absl::StrCat("at step ", version.value(), ": ", text)});
+  turn.out.push_back(effect::PolicyChanged{
+      .record = parts.settings.Record(std::move(changed), std::move(text),
+                                      version, parts.run.ledger.samples())});
+}
+
+void ResizeCohort(const ChangeParts& parts, int32_t workers, Turn& turn) {
+  const RunParts& run = parts.run;
+  for (const Worker& worker : run.ranks.all()) {
+    if (worker.rank.value() < workers) continue;
+    run.pinned.Return(worker.rank);
+    parts.registrar.Dismiss(worker.rank, turn);
+    // Where it was asked for its values, the next one is.
+    parts.registrar.Remove(worker.rank);
+    if (worker.state != Worker::State::kLive) continue;
+    turn.out.push_back(effect::Notify{
+        .session = worker.session,
+        .assignment = FinishedAssignment(run, parts.roster.SizeText())});
+  }
+  run.ranks.Resize(workers);
+  run.ledger.Resize(workers);
+  // A rank that comes later may take its time from now on.
+  for (Worker& worker : run.ranks.all()) {
+    if (worker.ever_joined) continue;
+    // Of a rank that comes back: what it was given before is over.
+    run.ledger.pushes_of(worker.rank).ForgetBelow(worker.next_sequence);
+    worker.lost_at = turn.now;
+    worker.missed_since = turn.now;
+  }
+}
+
+}  // namespace
+
+absl::Status CheckChange(const CoordinatorOptions& target,
+                         const ModelStore& model) {
+  COHORT_RETURN_IF_ERROR(Validate(target));
+  if (!model.registered()) return absl::OkStatus();
+  COHORT_RETURN_IF_ERROR(CheckInflight(target, model.layout()));
+  COHORT_RETURN_IF_ERROR(
+      CheckSlots(SlotsHeld(model.current()->slots), target.optimizer.kind));
+  return MaskFor(target.optimizer, model.layout(), model.model()->partitions)
+      .status();
+}
+
+bool ActAtOnce(const ChangeParts& parts, const CoordinatorOptions& target,
+               Turn& turn) {
+  const SettingValues before = SettingsOf(parts.settings.options());
+  const SettingValues changed = parts.settings.AdoptAtOnce(target);
+  if (changed.empty()) return false;
+  Record(parts, changed, ChangeText(before, changed), turn);
+  return changed.contains("on_worker_loss") && !parts.settings.waits_for_lost();
+}
+
+void AdoptPending(const ChangeParts& parts, Turn& turn) {
+  RunSettings& settings = parts.settings;
+  const RunParts& run = parts.run;
+  const SettingValues changed = settings.pending()->changed;
+  // Nobody is paused whose push is not in flight; those who were told to go on
+  // may not be there after the change.
+  run.flow.ResumeAll(turn);
+  std::string text = ChangeText(SettingsOf(settings.options()), changed);
+  const PolicyOptions before = settings.policy();
+  const int32_t workers = settings.options().workers;
+  settings.AdoptPending();
+  const CoordinatorOptions& options = settings.options();
+  const PolicyOptions& policy = settings.policy();
+  run.model.AdoptOptimizer(options, policy);
+  absl::StrAppend(&text, run.model.AdoptStatistics(policy));
+  if (before != policy) {
+    absl::StrAppend(&text, ": ", PolicyText(policy),
+                    OptimizerText(before, policy, options.optimizer));
+  }
+  for (Worker& worker : run.ranks.all()) worker.assignments_finished = 0;
+  if (options.workers != workers) ResizeCohort(parts, options.workers, turn);
+  // Nothing under way has read an older version.
+  run.model.HoldNone();
+  Record(parts, changed, std::move(text), turn);
+  // They may wait for others now.
+  if (!run.ledger.started()) turn.repeat_waits = true;
+}
+
+}  // namespace cohort
