@@ -1,145 +1,219 @@
 #include "server/core/coordinator.h"
 
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "server/core/initial_values.h"
+#include "server/core/membership/losses.h"
+#include "server/core/run_lifecycle.h"
+#include "server/core/run_state.h"
+#include "server/core/step/old_pushes.h"
+#include "server/core/step/push_checks.h"
+#include "server/core/step/push_outcome.h"
 
 namespace cohort {
+
 Coordinator::Coordinator(const CoordinatorOptions& options,
                          const RunState* restored)
     : settings_(options, restored),
       ranks_(options.workers),
       ledger_(options.workers),
       pinned_(settings_, ledger_, ranks_, model_),
-      next_incarnation_(options.first_incarnation),
-      budget_(options.inflight_bytes_max) {
-  for (VacancyReason reason : kVacancyReasons) ledger_.vacancies[reason] = 0;
-  if (restored != nullptr) Restore(*restored);
+      flow_(options.inflight_bytes_max, ranks_),
+      roster_(settings_, model_, ledger_, ranks_),
+      registrar_(settings_, model_, ranks_),
+      driver_(MakeStepDriver(parts())) {
+  if (restored == nullptr) return;
+  const bool epoch_ended = RestoreState(*restored, settings_, parts());
+  roster_.Restore(*restored);
+  if (epoch_ended) {
+    pinned_.EvaluateEpoch(restored->data_epoch, driver_->TrainingDone());
+  }
 }
 
-void Coordinator::Restore(const RunState& restored) {
-  resumed_ = true;
-  model_.Restore(restored.model, restored.snapshot);
-  model_.AdoptOptimizer(settings_.options(), settings_.policy());
-  const std::string adopted = model_.AdoptStatistics(settings_.policy());
-  ledger_.AddSamples(restored.samples);
-  if (settings_.history().size() > restored.policy_history.size()) {
-    settings_.AppendToHistory(adopted);
+// ---- an event to its end
+
+void Coordinator::Settle(Turn& turn) {
+  bool changed = turn.changed;
+  while (Advance(turn)) changed = true;
+  SendAnswers(run(), /*session_first=*/false, turn);
+  if (turn.end.has_value()) {
+    EndRun(run(), *turn.end, turn);
+  } else if ((changed || turn.changed) && ledger_.started()) {
+    EndIfDone(run(), turn);
+    NotifyWaiting(run(), turn);
   }
-  next_incarnation_ = std::max(next_incarnation_, restored.next_incarnation);
-  ledger_.cursor() = DataCursor(model_.model()->plan.train_samples,
-                                settings_.options().epochs);
-  ledger_.cursor().Restore(restored.data_epoch, restored.cursor);
-  std::vector<DataCursor::Piece> open;
-  for (const RunState::Range& r : restored.reissue) {
-    open.push_back({.epoch = r.epoch, .range = r.range});
-  }
-  ledger_.cursor().RestoreOpen(open);
-  lost_before_ = {restored.lost.begin(), restored.lost.end()};
-  never_registered_before_ = {restored.never_registered.begin(),
-                              restored.never_registered.end()};
-  ranks_.RestoreSequences(restored.next_sequences);
-  for (Worker& worker : ranks_.all()) {
-    const auto at = static_cast<size_t>(worker.rank.value());
-    ledger_.pushes_of(worker.rank).ForgetBelow(worker.next_sequence);
-    if (at >= restored.batch_sizes.size()) continue;
-    worker.batch_size = restored.batch_sizes[at];
-    // It is missed from the beginning.
-    worker.ever_registered = !never_registered_before_.contains(worker.rank);
-  }
-  // The evaluation of an epoch that ended with this version was lost with
-  // the old process.
-  if (restored.cursor == 0 && restored.data_epoch > 0 && open.empty()) {
-    pinned_.EvaluateEpoch(restored.data_epoch, TrainingDone());
-  }
-  HoldReadVersions();
+  SendAnswers(run(), /*session_first=*/true, turn);
+  if (turn.repeat_waits) RepeatWaits(run(), turn);
 }
 
-absl::StatusOr<Worker*> Coordinator::Check(const Sender& sender, Instant now) {
-  if (sender.run_id != settings_.options().run_id) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "got run ", sender.run_id, ", want ", settings_.options().run_id,
-        ": this server holds another run"));
+bool Coordinator::Advance(Turn& turn) {
+  if (ledger_.ended() || turn.end.has_value()) return false;
+  if (turn.fencing.has_value()) {
+    Fence(run(), *std::exchange(turn.fencing, std::nullopt), turn);
+    return true;
   }
-  if (!ranks_.Contains(sender.rank)) {
-    // It may not have read yet that it is to leave.
-    if (settings_.HadRank(sender.rank)) {
-      return absl::AbortedError(SurplusText(sender.rank));
-    }
-    return absl::InvalidArgumentError(absl::StrCat(
-        "got rank ", sender.rank.value(), ", want 0 to ", ranks_.size() - 1));
+  // First: a cohort of another size is not to be waited for.
+  if (TryChange(turn)) return true;
+  if (!ledger_.started()) {
+    if (registrar_.Ask(turn)) return true;
+    if (!ReadyToStart(run(), turn.now)) return false;
+    StartTraining(run(), turn);
+    return true;
   }
-  Worker& worker = ranks_[sender.rank];
-  if (worker.incarnation != sender.incarnation ||
-      worker.state == Worker::State::kVacant) {
-    return absl::AbortedError(
-        absl::StrCat("rank ", sender.rank.value(), ": incarnation ",
-                     sender.incarnation.value(), " is over; join again"));
+  const bool advanced = driver_->Advance(turn);
+  if (std::exchange(turn.checkpoint, false)) {
+    absl::StatusOr<RunState> state = State();
+    COHORT_CHECK(state.ok(), state.status().ToString());
+    turn.out.push_back(effect::WriteCheckpoint{.state = *std::move(state)});
   }
-  worker.last_heard = now;
-  worker.last_progress = now;
-  return &worker;
+  return advanced;
 }
 
-absl::Status Coordinator::RequireRegistered(const Worker& worker) const {
-  if (model_.registered() && worker.registered) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "rank ", worker.rank.value(), " has not registered its model"));
+bool Coordinator::TryChange(Turn& turn) {
+  if (!settings_.pending().has_value() || !driver_->Quiet()) return false;
+  AdoptPending({settings_, roster_, registrar_, parts()}, turn);
+  // A round that nobody was given leaves no trace.
+  driver_ = MakeStepDriver(parts());
+  return true;
 }
+
+// ---- sessions
+
+absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
+                               Instant now, Effects& out) {
+  Turn turn{.now = now, .out = out};
+  roster_.NoteBegin(now);
+  COHORT_ASSIGN_OR_RETURN(
+      const Roster::Joined joined,
+      roster_.Join(
+          session, request, [&] { return WaitText(view(), now); }, turn));
+  Worker& worker = ranks_[joined.rank];
+  // Its new streams begin anew.
+  flow_.Forget(joined.rank);
+  // A process that takes a lost rank's place where nobody waited for it
+  // starts beside the slowest.
+  driver_->Welcome(worker,
+                   /*anew=*/!joined.back &&
+                       (!joined.replaces || !settings_.waits_for_lost()));
+  if (ledger_.ended()) {
+    out.push_back(effect::Notify{
+        .session = session,
+        .assignment = FinishedAssignment(parts(), ledger_.end_reason())});
+    return absl::OkStatus();
+  }
+  if (!joined.back) return absl::OkStatus();
+  // Not only this worker may have waited for its return.
+  turn.changed = true;
+  Settle(turn);
+  RepeatWait(run(), joined.rank, turn);
+  return absl::OkStatus();
+}
+
+void Coordinator::Heartbeat(SessionId session, Instant now,
+                            const PhaseSeconds& phases) {
+  Worker* worker = ranks_.BySession(session);
+  if (worker == nullptr) return;
+  worker->last_heard = now;
+  if (!phases.empty()) worker->phases = phases;
+}
+
+void Coordinator::Leave(SessionId session, const std::string& reason,
+                        Instant now, Effects& out) {
+  const Worker* worker = ranks_.BySession(session);
+  if (worker == nullptr) return;
+  Turn turn{.now = now, .out = out};
+  // One that was told to leave says only that it is done.
+  const std::string why = worker->leaves_because.value_or(reason);
+  Lose(run(), worker->rank, VacancyReason::kLeft, why, turn);
+  Settle(turn);
+}
+
+void Coordinator::SessionBroken(SessionId session, Instant now, Effects& out) {
+  Turn turn{.now = now, .out = out};
+  roster_.Break(session, turn);
+}
+
+absl::Status Coordinator::Evict(Rank rank, const std::string& reason,
+                                Instant now, Effects& out) {
+  COHORT_RETURN_IF_ERROR(roster_.CheckHeld(rank));
+  Turn turn{.now = now, .out = out};
+  const std::string why = absl::StrCat("evicted: ", reason);
+  EndSession(run(), rank, why, turn);
+  Lose(run(), rank, VacancyReason::kAdmin, why, turn);
+  Settle(turn);
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::DrainWorker(Rank rank, const std::string& reason,
+                                      Instant now, Effects& out) {
+  COHORT_RETURN_IF_ERROR(roster_.CheckHeld(rank));
+  Turn turn{.now = now, .out = out, .changed = true};
+  Worker& worker = ranks_[rank];
+  worker.leaves_because = absl::StrCat("drained: ", reason);
+  out.push_back(effect::Log{
+      .worker = WorkerLife{.rank = rank, .incarnation = worker.incarnation},
+      .text = absl::StrCat("rank ", rank.value(),
+                           " leaves after what it is at: ", reason)});
+  // One that waits has nothing to finish.
+  if (registrar_.Contains(rank) && registrar_.asked() != rank) {
+    registrar_.Dismiss(rank, turn);
+    out.push_back(effect::Notify{.session = worker.session,
+                                 .assignment = NextFor(run(), worker, now)});
+  }
+  Settle(turn);
+  return absl::OkStatus();
+}
+
+// ---- registration
 
 absl::Status Coordinator::BeginRegister(const Sender& sender,
                                         const ModelLayout& layout,
                                         const RunPlan& plan, Instant now,
                                         Effects& out) {
-  COHORT_RETURN_IF_ERROR(Check(sender, now).status());
-  COHORT_RETURN_IF_ERROR(Validate(layout));
-  COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
-  if (!model_.registered()) {
-    COHORT_RETURN_IF_ERROR(
-        MaskFor(settings_.options().optimizer, layout,
-                MakePartitions(layout, settings_.options().partition_bytes))
-            .status());
-    COHORT_RETURN_IF_ERROR(CheckInflight(settings_.options(), layout));
-    const auto* ruling = registrations_.Ruling();
-    // Until somebody is asked, a lower rank may still come.
-    if (registrations_.asked().has_value() && ruling->first != sender.rank) {
-      COHORT_RETURN_IF_ERROR(CheckSameModel(
-          layout, plan, ruling->second.layout, ruling->second.plan,
-          absl::StrCat("that of worker ", ruling->first.value(),
-                       ", which registers it")));
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, roster_.Check(sender, now));
+  COHORT_RETURN_IF_ERROR(registrar_.Check(sender.rank, layout, plan));
+  Turn turn{.now = now, .out = out, .changed = true};
+  if (model_.registered()) {
+    out.push_back(
+        effect::RegisterAnswered{.rank = sender.rank,
+                                 .incarnation = sender.incarnation,
+                                 .answer = registrar_.AnswerOfModel()});
+    registrar_.Admit(sender.rank);
+  } else {
+    registrar_.Await(sender, layout, plan);
+    if (ledger_.ended() || worker->leaves_because.has_value()) {
+      registrar_.Dismiss(sender.rank, turn);
+      out.push_back(effect::Notify{.session = worker->session,
+                                   .assignment = NextFor(run(), *worker, now)});
+      return absl::OkStatus();
     }
-    AwaitModel(sender, layout, plan, now, out);
-    return absl::OkStatus();
   }
-  COHORT_RETURN_IF_ERROR(CheckSameModel(layout, plan, model_.layout(),
-                                        model_.model()->plan, "the run's"));
-  out.push_back(effect::RegisterAnswered{.rank = sender.rank,
-                                         .incarnation = sender.incarnation,
-                                         .answer = AnswerOfModel()});
-  Admit(sender.rank);
-  Advance(now, out);
-  RepeatWait(sender.rank, now, out);
+  Settle(turn);
+  RepeatWait(run(), sender.rank, turn);
   return absl::OkStatus();
+}
+
+absl::Status Coordinator::RegisterProgress(const Sender& sender, Instant now) {
+  return roster_.Check(sender, now).status();
 }
 
 absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
     const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
     std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics,
     Instant now, Effects& out) {
-  COHORT_RETURN_IF_ERROR(Check(sender, now).status());
+  COHORT_RETURN_IF_ERROR(roster_.Check(sender, now).status());
   // The worker is told so on its session.
-  if (ledger_.ended()) return AnswerOf({.layout = layout, .plan = plan});
+  if (ledger_.ended()) return registrar_.AnswerOf(layout, plan);
   if (model_.registered()) {
     // The same life has sent them twice.
-    COHORT_RETURN_IF_ERROR(CheckSameModel(layout, plan, model_.layout(),
-                                          model_.model()->plan, "the run's"));
-    return AnswerOfModel();
+    COHORT_RETURN_IF_ERROR(registrar_.Check(sender.rank, layout, plan));
+    return registrar_.AnswerOfModel();
   }
-  if (registrations_.asked() != sender.rank) {
+  if (registrar_.asked() != sender.rank) {
     return absl::FailedPreconditionError(
         absl::StrCat("register: rank ", sender.rank.value(),
                      " sent values that it was not asked for"));
@@ -151,7 +225,6 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
       model_.Install(layout, plan, std::move(values), std::move(statistics),
                      settings_.options(), settings_.policy()));
   ledger_.cursor() = DataCursor(plan.train_samples, settings_.options().epochs);
-  HoldReadVersions();
   out.push_back(effect::Log{
       .worker =
           WorkerLife{.rank = sender.rank, .incarnation = sender.incarnation},
@@ -159,193 +232,151 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
                            " registered the model: ", layout.parameters.size(),
                            " parameters, ", layout.batch_norms.size(),
                            " batch-norm layers, data set ", plan.dataset)});
-  AdmitRegistrants(sender.rank, now, out);
-  return AnswerOfModel();
+  Turn turn{.now = now, .out = out, .changed = true, .repeat_waits = true};
+  registrar_.AdmitAll(sender.rank, turn);
+  Settle(turn);
+  return registrar_.AnswerOfModel();
 }
 
-bool Coordinator::ReadyToStart(Instant now) const {
-  if (!model_.registered() || ranks_.Usable().empty()) return false;
-  return AwaitedToStart().empty() || StartLeft(now) <= absl::ZeroDuration();
+// ---- one push
+
+absl::StatusOr<Worker*> Coordinator::CheckRegistered(const Sender& sender,
+                                                     Instant now) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, roster_.Check(sender, now));
+  if (model_.registered() && worker->registered) return worker;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rank ", worker->rank.value(), " has not registered its model"));
 }
 
-void Coordinator::Start(Instant now, Effects& out) {
-  ledger_.Start();
-  const auto here = static_cast<int32_t>(ranks_.Usable().size());
-  const std::string who =
-      here == ranks_.size()
-          ? absl::StrCat("all ", here, " workers are registered")
-          : absl::StrCat(here, " of ", ranks_.size(),
-                         " workers are registered, and the run goes on "
-                         "without the others");
-  for (Worker& worker : ranks_.all()) {
-    // As if it had been lost just now, where it is waited for.
-    if (!worker.usable()) worker.missed_since = now;
-  }
-  out.push_back(
-      effect::Log{.text = absl::StrCat(who, "; training starts at version ",
-                                       model_.version().value(), ": ",
-                                       PolicyText(settings_.policy()))});
+absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
+                               const PushOpening& opening, Instant now,
+                               Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, CheckRegistered(sender, now));
+  COHORT_ASSIGN_OR_RETURN(const bool under_way,
+                          IsUnderWay(ledger_, *worker, key));
+  if (!under_way) return absl::OkStatus();
+  Turn turn{.now = now, .out = out};
+  COHORT_RETURN_IF_ERROR(driver_->Open(*worker, opening, turn));
+  Settle(turn);
+  return absl::OkStatus();
 }
 
-void Coordinator::Advance(Instant now, Effects& out) {
-  if (ledger_.ended()) return;
-  // First: a cohort of another size is not to be waited for.
-  TryChange(now, out);
-  if (!ledger_.started()) {
-    AskForValues(now, out);
-    if (!ReadyToStart(now)) return;
-    Start(now, out);
-  }
-  if (settings_.sync() && !round_.has_value()) StartStep();
-  if (!settings_.sync()) ApplyNext(now, out);
-  if (ledger_.ended()) return;
-  if (TrainingDone() && pinned_.Conclude(out) && pinned_.evaluated()) {
-    End(ledger_.draining() ? RunOutcome::kDrained : RunOutcome::kFinished,
-        ledger_.draining() ? ledger_.drain_reason()
-                           : absl::StrCat("all ", settings_.options().epochs,
-                                          " epochs are done"),
-        out);
-    return;
-  }
-  NotifyWaiting(now, out);
+absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
+                                                const PushKey& key,
+                                                GradientMessage& message,
+                                                Instant now, Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, CheckRegistered(sender, now));
+  COHORT_RETURN_IF_ERROR(CheckGradient(message, model_.model()->partitions));
+  COHORT_ASSIGN_OR_RETURN(const bool under_way,
+                          IsUnderWay(ledger_, *worker, key));
+  if (!under_way) return Admission::kTaken;
+  Turn turn{.now = now, .out = out};
+  COHORT_ASSIGN_OR_RETURN(const Admission admission,
+                          driver_->Gradient(*worker, message, turn));
+  Settle(turn);
+  return admission;
 }
 
-bool Coordinator::TrainingDone() const {
-  const bool no_more = ledger_.draining() || ledger_.cursor().exhausted();
-  if (settings_.sync()) return no_more && !round_.has_value();
-  return no_more && pieces_.empty() && arrivals_.empty() &&
-         !applying_.has_value();
-}
-
-void Coordinator::NotifyWaiting(Instant now, Effects& out) {
-  for (Worker& worker : ranks_.all()) {
-    if (!worker.waiting || !worker.usable()) continue;
-    Assignment next = NextFor(worker, now);
-    if (next.kind == AssignmentKind::kWait) continue;
-    out.push_back(effect::Notify{.session = worker.session,
-                                 .assignment = std::move(next)});
-  }
-}
-
-Assignment Coordinator::NextForRank(Rank rank, Instant now) {
-  if (!ranks_.Contains(rank)) return FinishedAssignment(SizeText());
-  return NextFor(ranks_[rank], now);
-}
-
-Assignment Coordinator::NextFor(Worker& worker, Instant now) {
-  worker.waiting = false;
-  worker.last_progress = now;
-  if (ledger_.ended()) return FinishedAssignment(ledger_.end_reason());
-  if (worker.leaves_because.has_value() && !worker.outstanding.has_value()) {
-    Assignment leave = FinishedAssignment(*worker.leaves_because);
-    leave.unfinished = true;
-    return leave;
-  }
-  if (ledger_.started() && worker.registered) {
-    if (worker.outstanding.has_value()) return *worker.outstanding;
-    std::optional<Assignment> next = NextShard(worker);
-    if (!next.has_value()) next = NextTraining(worker);
-    if (next.has_value()) {
-      worker.outstanding = next;
-      return *next;
-    }
-  }
-  worker.waiting = true;
-  return WaitAssignment(worker, now);
-}
-
-std::optional<Assignment> Coordinator::NextTraining(Worker& worker) {
-  Assignment next{.kind = AssignmentKind::kTrain,
-                  .sequence = worker.next_sequence,
-                  .version = model_.version(),
-                  .policy_epoch = settings_.policy_epoch(),
-                  .global_normalization = settings_.global()};
-  if (settings_.sync()) {
-    if (!round_.has_value() || !IsMember(worker.rank)) return std::nullopt;
-    if (!round_->issued.insert(worker.rank).second) return std::nullopt;
-    next.attempt = round_->attempt;
-    next.members = round_->members;
-    next.data_epoch = round_->cut.epoch;
-    next.range = round_->ranges.at(worker.rank);
+absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
+                                PushClosing closing, Instant now,
+                                Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, CheckRegistered(sender, now));
+  COHORT_ASSIGN_OR_RETURN(const bool under_way,
+                          IsUnderWay(ledger_, *worker, key));
+  Turn turn{.now = now, .out = out};
+  if (under_way) {
+    // Not of an older one: another policy may have been in force.
+    COHORT_RETURN_IF_ERROR(
+        CheckClosing(closing, model_.batch_norms(), settings_.global()));
+    COHORT_RETURN_IF_ERROR(driver_->Close(*worker, std::move(closing), turn));
   } else {
-    if (ledger_.draining() || settings_.pending().has_value() ||
-        !Behind(worker.rank).empty()) {
-      return std::nullopt;
-    }
-    const std::optional<DataCursor::Piece> piece =
-        ledger_.cursor().Next(worker.batch_size);
-    if (!piece.has_value()) return std::nullopt;
-    pieces_[worker.rank] = *piece;
-    next.data_epoch = piece->epoch;
-    next.range = piece->range;
+    AnswerOldPush(parts(), *driver_, *worker, key, turn);
   }
-  worker.next_sequence = worker.next_sequence.Next();
-  ledger_.pushes_of(worker.rank)
-      .Give({.sequence = next.sequence, .attempt = next.attempt});
-  return next;
+  Settle(turn);
+  return absl::OkStatus();
 }
 
-Assignment Coordinator::WaitAssignment(const Worker& worker,
-                                       Instant now) const {
-  return {.kind = AssignmentKind::kWait,
-          .sequence = worker.next_sequence,
-          .version = model_.version(),
-          .policy_epoch = settings_.policy_epoch(),
-          .reason = WaitText(now),
-          .wait = WaitLeft(WaitedFor(), now)};
-}
-
-Assignment Coordinator::FinishedAssignment(const std::string& reason) const {
-  return {.kind = AssignmentKind::kFinished,
-          .version = model_.version(),
-          .policy_epoch = settings_.policy_epoch(),
-          .reason = reason,
-          .unfinished = ledger_.broke_off()};
-}
-
-void Coordinator::End(RunOutcome outcome, const std::string& reason,
-                      Effects& out) {
+void Coordinator::FoldDone(FoldResult result, Instant now, Effects& out) {
+  Turn turn{.now = now, .out = out};
+  flow_.budget().EndFold(result.gradient_bytes);
   if (ledger_.ended()) return;
-  ledger_.End(outcome, reason);
-  ResumeAll(out);
-  if (round_.has_value()) {
-    for (const auto& pending : round_->rendezvous.AllPending()) {
-      out.push_back(effect::ReduceAborted{
-          .rank = pending.rank,
-          .incarnation = ranks_[pending.rank].incarnation,
-          .key = pending.key,
-          .reason = absl::StrCat("the run is over: ", reason)});
-    }
-  }
-  AnswerAtTheEnd(out);
-  for (const Worker& worker : ranks_.all()) {
-    DismissRegistrant(worker.rank, out);
-    if (worker.state != Worker::State::kLive) continue;
-    out.push_back(
-        effect::Notify{.session = worker.session,
-                       .assignment = FinishedAssignment(ledger_.end_reason())});
-  }
-  out.push_back(effect::Log{.severity = outcome == RunOutcome::kFinished ||
-                                                outcome == RunOutcome::kDrained
-                                            ? Severity::kInfo
-                                            : Severity::kError,
-                            .text = absl::StrCat("the run is over: ", reason)});
-  out.push_back(effect::RunEnded{.outcome = outcome,
-                                 .reason = reason,
-                                 .model = model_.model(),
-                                 .snapshot = model_.current()});
+  driver_->FoldDone(std::move(result), turn);
+  Settle(turn);
 }
 
-void Coordinator::Drain(const std::string& reason, Instant now, Effects& out) {
-  if (ledger_.ended() || ledger_.draining()) return;
-  ledger_.Drain(reason);
-  if (!ledger_.started()) {
-    End(RunOutcome::kDrained, reason, out);
-    return;
+absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
+                                 Moments moments, Instant now, Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, CheckRegistered(sender, now));
+  Turn turn{.now = now, .out = out};
+  if (ledger_.ended() || !settings_.MayHaveRendezvous()) {
+    return RefuseReduce(parts(), *worker, key, turn);
   }
-  WithdrawFromLost("the run is drained", now, out);
-  Advance(now, out);
+  if (key.step > model_.version()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rendezvous: got step ", key.step.value(), " of rank ",
+                     worker->rank.value(), ", want at most ",
+                     model_.version().value(), ", the newest version"));
+  }
+  COHORT_RETURN_IF_ERROR(
+      driver_->Reduce(*worker, key, std::move(moments), turn));
+  Settle(turn);
+  return absl::OkStatus();
 }
+
+// ---- evaluation and precise statistics
+
+absl::StatusOr<Assignment> Coordinator::ReportEvaluation(
+    const Sender& sender, Sequence sequence, const EvaluationSums& sums,
+    Instant now, Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, roster_.Check(sender, now));
+  COHORT_RETURN_IF_ERROR(Validate(sums));
+  COHORT_ASSIGN_OR_RETURN(
+      const bool current,
+      ReportsOutstanding(*worker, AssignmentKind::kEvaluate, sequence));
+  if (current) {
+    COHORT_RETURN_IF_ERROR(pinned_.FinishEvaluation(worker->rank, sums, out));
+    worker->outstanding.reset();
+    Turn turn{.now = now, .out = out, .changed = true};
+    Settle(turn);
+  }
+  return NextForRank(run(), sender.rank, now);
+}
+
+absl::StatusOr<Assignment> Coordinator::ReportMoments(
+    const Sender& sender, Sequence sequence, std::vector<CallMoments> calls,
+    Instant now, Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, CheckRegistered(sender, now));
+  COHORT_RETURN_IF_ERROR(pinned_.CheckCollected(calls));
+  COHORT_ASSIGN_OR_RETURN(
+      const bool current,
+      ReportsOutstanding(*worker, AssignmentKind::kCollectMoments, sequence));
+  if (current) {
+    worker->outstanding.reset();
+    pinned_.FinishBatch(worker->rank, std::move(calls), driver_->TrainingDone(),
+                        out);
+    Turn turn{.now = now, .out = out, .changed = true};
+    Settle(turn);
+  }
+  return NextForRank(run(), sender.rank, now);
+}
+
+absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
+    const std::string& run_id, Instant now, Effects& out) {
+  COHORT_RETURN_IF_ERROR(settings_.CheckRun(run_id));
+  if (!ledger_.started() || ledger_.ended()) {
+    return absl::FailedPreconditionError(
+        ledger_.ended()
+            ? absl::StrCat("the run is over: ", ledger_.end_reason())
+            : "training has not started: there is nobody to compute");
+  }
+  COHORT_ASSIGN_OR_RETURN(const CollectionAnswer answer,
+                          pinned_.Collect(driver_->TrainingDone(), out));
+  Turn turn{.now = now, .out = out, .changed = true};
+  Settle(turn);
+  return answer;
+}
+
+// ---- reading
 
 absl::StatusOr<SharedSnapshot> Coordinator::Read(
     std::optional<Version> version) const {
@@ -366,45 +397,83 @@ absl::StatusOr<RunState> Coordinator::State() const {
   if (!model_.registered()) {
     return absl::FailedPreconditionError("no model is registered yet");
   }
-  RunState state{.model = model_.model(),
-                 .snapshot = model_.current(),
-                 .samples = ledger_.samples(),
-                 .data_epoch = ledger_.cursor().epoch(),
-                 .cursor = ledger_.cursor().position(),
-                 .policy_epoch = settings_.policy_epoch(),
-                 .settings = SettingsOf(settings_.options()),
-                 .policy_history = settings_.history(),
-                 .next_sequences = ranks_.next_sequences(),
-                 .next_incarnation = next_incarnation_};
-  for (const Worker& worker : ranks_.all()) {
-    state.batch_sizes.push_back(worker.batch_size);
-    if (!worker.ever_registered) {
-      state.never_registered.push_back(worker.rank);
-    } else if (worker.state == Worker::State::kVacant) {
-      state.lost.push_back(worker.rank);
-    }
+  return CaptureState(view());
+}
+
+StatusView Coordinator::Status(Instant now) const {
+  return DescribeStatus(view(), now);
+}
+
+PolicyView Coordinator::Policy(Instant now) const {
+  return DescribePolicy(view(), now);
+}
+
+// ---- changes
+
+absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
+                                                 Instant now, Effects& out) {
+  COHORT_RETURN_IF_ERROR(settings_.CheckRun(request.run_id));
+  if (ledger_.ended()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the run is over: ", ledger_.end_reason()));
   }
-  const auto reissue = [&state](const DataCursor::Piece& piece) {
-    state.reissue.push_back({.epoch = piece.epoch, .range = piece.range});
-  };
-  for (const DataCursor::Piece& piece : ledger_.cursor().reissue())
-    reissue(piece);
-  for (const auto& [rank, piece] : pieces_) reissue(piece);
-  for (const Arrival& arrival : arrivals_) reissue(arrival.piece);
-  if (applying_.has_value()) reissue(applying_->piece);
-  return state;
+  COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
+                          settings_.TargetOf(request.values));
+  COHORT_RETURN_IF_ERROR(CheckChange(target, model_));
+  const RunSettings::Outlook outlook = settings_.OutlookOn(target);
+  ChangeAnswer answer{.policy_epoch = settings_.policy_epoch(),
+                      .version = model_.version(),
+                      .text = outlook.text};
+  if (request.dry_run) {
+    answer.pending = outlook.at_version;
+    if (outlook.changes) ++answer.policy_epoch;
+    return answer;
+  }
+  // Requested back to what is in force: nothing is pending any more.
+  if (!outlook.changes && !settings_.pending().has_value()) return answer;
+  Turn turn{.now = now, .out = out, .changed = true};
+  if (ActAtOnce({settings_, roster_, registrar_, parts()}, target, turn)) {
+    WithdrawFromLost(run(), "the others go on without it", turn);
+  }
+  // Settings that act at once may have let an earlier request take effect.
+  settings_.Request(target);
+  if (settings_.pending().has_value()) {
+    WithdrawFromLost(run(), "the policy changes", turn);
+  }
+  Settle(turn);
+  if (outlook.changes) {
+    answer.pending = settings_.pending().has_value();
+    answer.policy_epoch = settings_.policy_epoch() + (answer.pending ? 1 : 0);
+  }
+  return answer;
 }
 
-int64_t Coordinator::samples_total() const {
-  return !model_.registered()
-             ? 0
-             : settings_.options().epochs * model_.model()->plan.train_samples;
+// ---- time and people
+
+void Coordinator::Tick(Instant now, Effects& out) {
+  roster_.NoteBegin(now);
+  if (ledger_.ended()) return;
+  Turn turn{.now = now, .out = out};
+  LoseOverdue(run(), turn);
+  if (ledger_.started()) driver_->Tick(turn);
+  Settle(turn);
+  if (!ledger_.started() || ledger_.ended()) return;
+  Turn deadlines{.now = now, .out = out};
+  LoseLate(run(), deadlines);
+  GiveUpAbandoned(run(), deadlines);
+  Settle(deadlines);
 }
 
-int64_t Coordinator::samples_reference() const {
-  int64_t samples = 0;
-  for (const Worker& worker : ranks_.all()) samples += worker.batch_size;
-  return std::max<int64_t>(samples, 1);
+void Coordinator::Drain(const std::string& reason, Instant now, Effects& out) {
+  if (ledger_.ended() || ledger_.draining()) return;
+  Turn turn{.now = now, .out = out, .changed = true};
+  ledger_.Drain(reason);
+  if (ledger_.started()) {
+    WithdrawFromLost(run(), "the run is drained", turn);
+  } else {
+    turn.end = {.outcome = RunOutcome::kDrained, .reason = reason};
+  }
+  Settle(turn);
 }
 
 }  // namespace cohort

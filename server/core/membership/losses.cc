@@ -1,0 +1,106 @@
+#include "server/core/membership/losses.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace cohort {
+namespace {
+
+void Release(const Run& run, Rank rank, const std::string& why, Turn& turn) {
+  Worker& worker = run.parts.ranks[rank];
+  if (worker.outstanding.has_value() &&
+      worker.outstanding->kind != AssignmentKind::kTrain) {
+    run.parts.pinned.Return(rank);
+    worker.outstanding.reset();
+  }
+  // Neither a change of policy nor a drain waits for a rank that is lost.
+  const bool waits = run.parts.settings.waits_for_lost() &&
+                     !run.parts.settings.pending().has_value() &&
+                     !run.parts.ledger.draining();
+  run.driver.Release(rank, waits, why, turn);
+}
+
+bool HoldsOthersUp(const Run& run, const Worker& worker) {
+  // It makes no progress because the server reads nothing from it.
+  if (run.parts.flow.IsPaused(worker.rank)) return false;
+  return (worker.outstanding.has_value() &&
+          worker.outstanding->kind != AssignmentKind::kTrain) ||
+         run.driver.HoldsOthersUp(worker);
+}
+
+}  // namespace
+
+void Lose(const Run& run, Rank rank, VacancyReason why,
+          const std::string& reason, Turn& turn) {
+  run.roster.Vacate(rank, why, reason, turn);
+  run.parts.flow.Forget(rank);
+  run.registrar.Remove(rank);
+  if (run.parts.ledger.ended()) return;
+  Release(run, rank, absl::StrCat(GoneText(rank, why), ": ", reason), turn);
+  turn.changed = true;
+  // Whoever waits now waits for someone else, or longer.
+  turn.repeat_waits = true;
+}
+
+void EndSession(const Run& run, Rank rank, const std::string& reason,
+                Turn& turn) {
+  const Worker& worker = run.parts.ranks[rank];
+  if (worker.state != Worker::State::kLive) return;
+  turn.out.push_back(effect::EndSession{.session = worker.session,
+                                        .status = absl::AbortedError(reason)});
+}
+
+void WithdrawFromLost(const Run& run, const std::string& reason, Turn& turn) {
+  turn.changed = true;
+  for (const Worker& worker : run.parts.ranks.all()) {
+    if (worker.state == Worker::State::kVacant) {
+      Release(run, worker.rank, reason, turn);
+    }
+  }
+}
+
+void Fence(const Run& run, const Turn::Fencing& fencing, Turn& turn) {
+  EndSession(run, fencing.rank, fencing.reason, turn);
+  if (run.parts.ranks[fencing.rank].state == Worker::State::kVacant) return;
+  Lose(run, fencing.rank, VacancyReason::kMismatch, fencing.reason, turn);
+}
+
+void LoseOverdue(const Run& run, Turn& turn) {
+  for (const Roster::Overdue& overdue : run.roster.FindOverdue(turn.now)) {
+    EndSession(run, overdue.rank, overdue.reason, turn);
+    Lose(run, overdue.rank, overdue.why, overdue.reason, turn);
+  }
+  const std::optional<std::string> silent = run.registrar.OverdueText(turn.now);
+  if (run.parts.ledger.started() || !silent.has_value()) return;
+  const Rank rank = *run.registrar.asked();
+  EndSession(run, rank, *silent, turn);
+  Lose(run, rank, VacancyReason::kDeadline, *silent, turn);
+}
+
+void LoseLate(const Run& run, Turn& turn) {
+  const CoordinatorOptions& options = run.parts.settings.options();
+  for (const Worker& worker : run.parts.ranks.all()) {
+    const absl::Duration idle = turn.now - worker.last_progress;
+    if (worker.state != Worker::State::kLive || idle <= options.step_deadline ||
+        !HoldsOthersUp(run, worker)) {
+      continue;
+    }
+    const std::string reason =
+        absl::StrCat("no progress for ", SecondsText(idle));
+    EndSession(run, worker.rank, reason, turn);
+    Lose(run, worker.rank, VacancyReason::kDeadline, reason, turn);
+    return;
+  }
+}
+
+void GiveUpAbandoned(const Run& run, Turn& turn) {
+  const std::optional<Rank> abandoned = run.roster.FindAbandoned(turn.now);
+  if (!abandoned.has_value()) return;
+  const absl::Duration missed =
+      turn.now - run.parts.ranks[*abandoned].missed_since;
+  turn.end = {
+      .outcome = RunOutcome::kWorkerLost,
+      .reason = absl::StrCat("no replacement for rank ", abandoned->value(),
+                             " in ", SecondsText(missed))};
+}
+
+}  // namespace cohort

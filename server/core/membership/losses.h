@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+
+#include "common/ids.h"
+#include "server/core/run.h"
+#include "server/core/run_counts.h"
+#include "server/core/turn.h"
+
+// What becomes of a run when a rank is lost.
+namespace cohort {
+
+// Nobody holds `rank` any more: what it was given stays for its replacement, or
+// is given up, as the settings say.
+void Lose(const Run& run, Rank rank, VacancyReason why,
+          const std::string& reason, Turn& turn);
+// The session of a live rank ends with this reason. No-op if there is none.
+void EndSession(const Run& run, Rank rank, const std::string& reason,
+                Turn& turn);
+// Ends the incarnation that holds a rank, as if it were lost.
+void Fence(const Run& run, const Turn::Fencing& fencing, Turn& turn);
+// Gives up what lost ranks hold. Without that a step may commit, and a change
+// take effect.
+void WithdrawFromLost(const Run& run, const std::string& reason, Turn& turn);
+
+// ---- time
+// Loses ranks whose lease, grace, or time to send the initial values is over.
+void LoseOverdue(const Run& run, Turn& turn);
+// Loses the first rank that has held others up for longer than the step
+// deadline.
+void LoseLate(const Run& run, Turn& turn);
+// Asks for the end of the run if no replacement has come for a rank in time.
+void GiveUpAbandoned(const Run& run, Turn& turn);
+
+}  // namespace cohort

@@ -1,0 +1,84 @@
+#include "server/core/run_lifecycle.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/assignments.h"
+#include "server/core/step/push_outcome.h"
+
+namespace cohort {
+
+bool ReadyToStart(const Run& run, Instant now) {
+  if (!run.parts.model.registered() || run.parts.ranks.Usable().empty())
+    return false;
+  const std::vector<Rank> awaited = run.roster.AwaitedToStart(
+      [&run](Rank rank) { return run.registrar.Contains(rank); });
+  return awaited.empty() || run.roster.StartLeft(now) <= absl::ZeroDuration();
+}
+
+void StartTraining(const Run& run, Turn& turn) {
+  run.parts.ledger.Start();
+  const auto here = static_cast<int32_t>(run.parts.ranks.Usable().size());
+  const std::string who =
+      here == run.parts.ranks.size()
+          ? absl::StrCat("all ", here, " workers are registered")
+          : absl::StrCat(here, " of ", run.parts.ranks.size(),
+                         " workers are registered, and the run goes on "
+                         "without the others");
+  for (Worker& worker : run.parts.ranks.all()) {
+    // As if it had been lost just now, where it is waited for.
+    if (!worker.usable()) worker.missed_since = turn.now;
+  }
+  turn.out.push_back(effect::Log{
+      .text = absl::StrCat(who, "; training starts at version ",
+                           run.parts.model.version().value(), ": ",
+                           PolicyText(run.parts.settings.policy()))});
+}
+
+void EndRun(const Run& run, const Turn::End& end, Turn& turn) {
+  if (run.parts.ledger.ended()) return;
+  const std::string reason = end.reason;
+  run.parts.ledger.End(end.outcome, reason);
+  run.parts.flow.ResumeAll(turn);
+  run.driver.GiveUp(turn);
+  SendAnswers(run, /*session_first=*/false, turn);
+  SendAnswers(run, /*session_first=*/true, turn);
+  for (const Worker& worker : run.parts.ranks.all()) {
+    run.registrar.Dismiss(worker.rank, turn);
+    if (worker.state != Worker::State::kLive) continue;
+    turn.out.push_back(
+        effect::Notify{.session = worker.session,
+                       .assignment = FinishedAssignment(run.parts, reason)});
+  }
+  const bool done = end.outcome == RunOutcome::kFinished ||
+                    end.outcome == RunOutcome::kDrained;
+  turn.out.push_back(
+      effect::Log{.severity = done ? Severity::kInfo : Severity::kError,
+                  .text = absl::StrCat("the run is over: ", reason)});
+  turn.out.push_back(effect::RunEnded{.outcome = end.outcome,
+                                      .reason = reason,
+                                      .model = run.parts.model.model(),
+                                      .snapshot = run.parts.model.current()});
+}
+
+void EndIfDone(const Run& run, Turn& turn) {
+  if (run.parts.ledger.ended() || !run.driver.TrainingDone() ||
+      !run.parts.pinned.Conclude(turn.out) || !run.parts.pinned.evaluated()) {
+    return;
+  }
+  if (run.parts.ledger.draining()) {
+    EndRun(run,
+           {.outcome = RunOutcome::kDrained,
+            .reason = run.parts.ledger.drain_reason()},
+           turn);
+    return;
+  }
+  EndRun(run,
+         {.outcome = RunOutcome::kFinished,
+          .reason = absl::StrCat("all ", run.parts.settings.options().epochs,
+                                 " epochs are done")},
+         turn);
+}
+
+}  // namespace cohort

@@ -1,0 +1,68 @@
+#include "server/core/step/old_pushes.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/push_history.h"
+
+namespace cohort {
+
+absl::StatusOr<bool> IsUnderWay(const RunLedger& ledger, const Worker& worker,
+                                const PushKey& key) {
+  const std::optional<Assignment>& given = worker.outstanding;
+  // Pushes under way when the run ends change nothing any more.
+  if (!ledger.ended() && given.has_value() &&
+      given->kind == AssignmentKind::kTrain &&
+      given->sequence == key.sequence && given->attempt == key.attempt) {
+    return true;
+  }
+  const PushHistory& history = ledger.pushes_of(worker.rank);
+  if (history.Find(key) != nullptr || history.Forgotten(key)) return false;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "no training assignment ", key.sequence.value(), " attempt ",
+      key.attempt.value(), " was given to rank ", worker.rank.value(),
+      "; its next is ", worker.next_sequence.value(),
+      ": push with sequence and attempt of the assignment"));
+}
+
+void AnswerOldPush(const RunParts& parts, const StepDriver& driver,
+                   const Worker& worker, const PushKey& key, Turn& turn) {
+  RunLedger& ledger = parts.ledger;
+  Turn::Answer answer{
+      .rank = worker.rank, .incarnation = worker.incarnation, .key = key};
+  PushHistory& history = ledger.pushes_of(worker.rank);
+  PushHistory::Entry* entry = history.Find(key);
+  if (entry == nullptr) {
+    // Only of this repetition is it known that it was not applied.
+    ++ledger.counts.pushes_duplicate;
+    answer.verdict = {
+        .verdict = Verdict::kDropped,
+        .duplicate = true,
+        .version = parts.model.version(),
+        .reason = absl::StrCat(
+            "it was decided long ago, and how is not known any more: the last ",
+            PushHistory::kKept, " pushes of a rank are remembered")};
+    turn.answers.push_back(std::move(answer));
+    return;
+  }
+  if (!entry->verdict.has_value()) {
+    // Answered once it is decided.
+    if (!ledger.ended() && driver.Holds(worker.rank, key)) {
+      ++ledger.counts.pushes_duplicate;
+      return;
+    }
+    history.Decide(key,
+                   {.verdict = Verdict::kDropped,
+                    .version = parts.model.version(),
+                    .reason = ledger.ended() ? absl::StrCat("the run is over: ",
+                                                            ledger.end_reason())
+                                             : "its assignment was withdrawn"});
+  }
+  answer.verdict = *entry->verdict;
+  answer.verdict.duplicate = std::exchange(entry->answered, true);
+  if (answer.verdict.duplicate) ++ledger.counts.pushes_duplicate;
+  turn.answers.push_back(std::move(answer));
+}
+
+}  // namespace cohort

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "common/assignment.h"
+#include "server/core/membership/rank_table.h"
+#include "server/core/run_parts.h"
+#include "server/core/step/step_driver.h"
+#include "server/core/turn.h"
+
+// Messages of pushes that are decided, or never were given.
+namespace cohort {
+
+// Whether `key` is that of the training assignment of `worker`. False: of an
+// older push of this rank, which changes nothing any more.
+// Errors: FailedPrecondition: it was never given.
+absl::StatusOr<bool> IsUnderWay(const RunLedger& ledger, const Worker& worker,
+                                const PushKey& key);
+
+// Answers the closing of an older push: with its verdict, marked as a duplicate
+// if it was answered before.
+void AnswerOldPush(const RunParts& parts, const StepDriver& driver,
+                   const Worker& worker, const PushKey& key, Turn& turn);
+
+}  // namespace cohort

@@ -1,0 +1,63 @@
+#include "server/core/step/reduce_checks.h"
+
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "server/core/moments_checks.h"
+
+namespace cohort {
+namespace {
+
+// Rendezvous that a rank may wait in beside two a layer: as many siblings as
+// one request holds.
+constexpr int64_t kWaitsMin = 64;
+// Moments of one rank that are kept until the step ends. Those of ResNet-50
+// take 1 MB.
+constexpr int64_t kHeldMomentsBytesMax = int64_t{256} << 20;
+
+absl::Status CheckHeldMoments(const RendezvousTable& table, size_t layers,
+                              Rank rank, const ReduceKey& key) {
+  const int64_t waits_max = kWaitsMin + 2 * static_cast<int64_t>(layers);
+  // Below that no rank can be above it, and nothing is counted.
+  if (table.size() < waits_max || table.Has(key, rank)) {
+    return absl::OkStatus();
+  }
+  const RendezvousTable::Held held = table.HeldOf(rank);
+  if (held.waiting >= waits_max) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("rendezvous: rank ", rank.value(), " waits for others in ",
+                     held.waiting, " calls, want at most ", waits_max,
+                     ": wait for the answers of some first"));
+  }
+  if (held.bytes >= kHeldMomentsBytesMax) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "rendezvous: got moments of ", held.bytes, " bytes of rank ",
+        rank.value(), " in one step, want below ", kHeldMomentsBytesMax,
+        ": the step has too many batch-norm calls"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckReduce(const Round& round,
+                         const std::vector<BatchNormSpec>& layers, Rank rank,
+                         const ReduceKey& key, const Moments& moments) {
+  if (key.step != round.step() || key.attempt != round.attempt() ||
+      !round.IsMember(rank)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rendezvous: got step ", key.step.value(), " attempt ",
+                     key.attempt.value(), " of rank ", rank.value(),
+                     ", want step ", round.step().value(), " attempt ",
+                     round.attempt().value(), " of a member"));
+  }
+  COHORT_RETURN_IF_ERROR(CheckCallMoments(
+      {.layer = key.layer, .call = key.call, .moments = moments}, layers));
+  COHORT_RETURN_IF_ERROR(
+      CheckHeldMoments(round.rendezvous, layers.size(), rank, key));
+  if (key.phase != ReducePhase::kForward) return absl::OkStatus();
+  return CheckSpread(layers[static_cast<size_t>(key.layer)], moments);
+}
+
+}  // namespace cohort

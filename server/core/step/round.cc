@@ -1,0 +1,132 @@
+#include "server/core/step/round.h"
+
+#include <algorithm>
+
+namespace cohort {
+
+Round::Round(Plan plan)
+    : pushes(plan.partitions, plan.trainable), plan_(std::move(plan)) {
+  std::vector<Rank> members;
+  for (size_t i = 0; i < plan_.candidates.size(); ++i) {
+    const Rank rank = plan_.candidates[i];
+    if (plan_.cut.ranges[i].empty()) continue;
+    members.push_back(rank);
+    ranges_[rank] = plan_.cut.ranges[i];
+    pushes.Add(rank);
+  }
+  fixed_ = plan_.pushes_min == 0 ||
+           plan_.pushes_min >= static_cast<int32_t>(members.size());
+  members_ = members;
+  rendezvous = RendezvousTable(
+      std::move(members), {.fixed = fixed_, .group_size = plan_.group_size});
+}
+
+bool Round::Claim(Rank rank) {
+  if (fixed_ ||
+      std::find(claims_.begin(), claims_.end(), rank) != claims_.end()) {
+    return false;
+  }
+  claims_.push_back(rank);
+  return true;
+}
+
+std::vector<Rank> Round::Fix(const std::vector<Rank>& members) {
+  std::vector<Rank> others;
+  for (Rank rank : members_) {
+    if (!std::binary_search(members.begin(), members.end(), rank)) {
+      others.push_back(rank);
+    }
+  }
+  members_ = members;
+  fixed_ = true;
+  return others;
+}
+
+void Round::Drop(Rank rank) {
+  pushes.Erase(rank);
+  dropped_.insert(rank);
+}
+
+void Round::Remove(Rank rank) {
+  pushes.Erase(rank);
+  members_ = members_.Without(rank);
+}
+
+void Round::Restart(Rank rank) {
+  pushes.Erase(rank);
+  pushes.Add(rank);
+}
+
+RoundView ViewOf(const Round& round) {
+  RoundView view{.fixed = round.fixed(), .claims = round.claims()};
+  for (const auto& [rank, push] : round.pushes.all()) {
+    view.pushes.push_back(
+        {.rank = rank, .complete = round.pushes.IsComplete(rank)});
+  }
+  return view;
+}
+
+bool AllClosedOrWaiting(const Round& round) {
+  const std::map<Rank, Push>& pushes = round.pushes.all();
+  // A quick test first: it is almost always false. A member may be counted
+  // twice, so it does not replace the loop.
+  if (round.pushes.closed_count() + round.rendezvous.waiting_count() <
+      pushes.size()) {
+    return false;
+  }
+  return std::all_of(pushes.begin(), pushes.end(), [&round](const auto& push) {
+    return push.second.closed() || round.rendezvous.Waits(push.first);
+  });
+}
+
+std::vector<RankMoments> TakeMoments(Round& round, bool global) {
+  std::vector<RankMoments> moments;
+  for (const auto& [rank, push] : round.pushes.Contributions()) {
+    moments.push_back({.rank = rank,
+                       .samples = push->opening().samples,
+                       .calls = global ? round.rendezvous.TakeForwardOf(rank)
+                                       : push->TakeMoments()});
+  }
+  return moments;
+}
+
+CommitRecord RecordOf(const Round& round) {
+  const Transaction& transaction = *round.progress.transaction;
+  CommitRecord record{.data_epoch = round.cut().epoch,
+                      .learning_rate = transaction.learning_rate(),
+                      .members = round.members(),
+                      .gradient_norm = transaction.gradient_norm(),
+                      .skipped = round.progress.nonfinite.has_value()};
+  int64_t correct = 0;
+  for (const auto& [rank, push] : round.pushes.all()) {
+    record.commit_samples += push.opening().samples;
+    record.loss += push.closing().loss_sum;
+    record.loss_weight += push.opening().loss_weight;
+    correct += push.closing().correct;
+    record.labels += push.closing().labels;
+  }
+  record.loss = record.loss_weight > 0 ? record.loss / record.loss_weight : 0;
+  if (record.labels > 0) {
+    record.accuracy =
+        static_cast<double>(correct) / static_cast<double>(record.labels);
+  }
+  return record;
+}
+
+CommitObservation TakeObservation(Round& round, Instant now) {
+  CommitObservation seen;
+  for (const auto& [rank, closed] : round.pushes.closed()) {
+    if (!round.pushes.Contains(rank)) continue;
+    seen.barrier_waits.push_back(now - closed);
+    seen.last_arrival = rank;
+  }
+  if (round.members().size() < 2) seen.last_arrival.reset();
+  const std::optional<Instant>& first_fold = round.progress.first_fold;
+  if (first_fold.has_value()) seen.aggregation = now - *first_fold;
+  RendezvousTable& rendezvous = round.rendezvous;
+  seen.forward = std::move(rendezvous.observed(ReducePhase::kForward));
+  seen.backward = std::move(rendezvous.observed(ReducePhase::kBackward));
+  return seen;
+}
+
+}  // namespace cohort

@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/assignment.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "common/rank_list.h"
+#include "server/core/data_cursor.h"
+#include "server/core/effects.h"
+#include "server/core/observation.h"
+#include "server/core/policy/aggregation_policy.h"
+#include "server/core/rendezvous.h"
+#include "server/core/step/round_pushes.h"
+#include "server/core/transaction.h"
+
+namespace cohort {
+
+// One (step, attempt), until it is committed or given up: who takes part, and
+// what has come. It decides nothing.
+//
+// Members are those whose pushes make up the step. Where only the first pushes
+// do, all ranks are candidates until the members are fixed; what is said of
+// members below holds for candidates until then.
+class Round {
+ public:
+  struct Plan {
+    Version step;
+    Attempt attempt;
+    // One range a candidate.
+    StepCut cut;
+    // Ascending. Those without samples take no part.
+    std::vector<Rank> candidates;
+    int32_t partitions = 0;
+    // Those that have a gradient.
+    int32_t trainable = 0;
+    // The step is made of so many pushes; 0: of all.
+    int32_t pushes_min = 0;
+    // Members that share their moments; 0: all.
+    int32_t group_size = 0;
+  };
+  // On the way to the commit.
+  struct Progress {
+    // All are closed, and have made the same batch-norm calls.
+    bool calls_agree = false;
+    // Set once all members have opened.
+    std::optional<Transaction> transaction;
+    std::optional<Instant> first_fold;
+    // "rank 3: conv1.weight", of moments or gradients; the first that was seen.
+    std::optional<std::string> nonfinite;
+  };
+
+  explicit Round(Plan plan);
+
+  Version step() const { return plan_.step; }
+  Attempt attempt() const { return plan_.attempt; }
+  const StepCut& cut() const { return plan_.cut; }
+
+  // ---- who takes part
+  const RankList& members() const { return members_; }
+  bool IsMember(Rank rank) const { return pushes.Contains(rank); }
+  bool fixed() const { return fixed_; }
+  // It is no member, because the step was full without it.
+  bool WasDropped(Rank rank) const { return dropped_.contains(rank); }
+  // Who has done what makes a member, in the order in which they did.
+  const std::vector<Rank>& claims() const { return claims_; }
+  // `rank` has done what makes a member. False if that changes nothing.
+  bool Claim(Rank rank);
+  // From now on these are the members. Returns the others, which must be
+  // dropped.
+  std::vector<Rank> Fix(const std::vector<Rank>& members);
+  // The step is full without it.
+  void Drop(Rank rank);
+  // A candidate is lost.
+  void Remove(Rank rank);
+  // What has come of its push is forgotten.
+  void Restart(Rank rank);
+
+  // ---- who was given it
+  // False if `rank` was given it before.
+  bool Issue(Rank rank) { return issued_.insert(rank).second; }
+  bool WasIssued(Rank rank) const { return issued_.contains(rank); }
+  bool AnyIssued() const { return !issued_.empty(); }
+  IndexRange range(Rank rank) const { return ranges_.at(rank); }
+
+  // Of the members.
+  RoundPushes pushes;
+  RendezvousTable rendezvous;
+  Progress progress;
+
+ private:
+  const Plan plan_;
+  RankList members_;
+  bool fixed_ = true;
+  std::vector<Rank> claims_;
+  std::set<Rank> dropped_;
+  std::map<Rank, IndexRange> ranges_;
+  std::set<Rank> issued_;
+};
+
+// What a policy may know of it.
+RoundView ViewOf(const Round& round);
+
+// Every member has closed its push, or waits in a rendezvous.
+bool AllClosedOrWaiting(const Round& round);
+
+// ---- the commit
+// The moments of all members, which the round hands over. `global`: those of
+// the rendezvous.
+std::vector<RankMoments> TakeMoments(Round& round, bool global);
+// Sums over the members, but for the numbers of the run as a whole.
+CommitRecord RecordOf(const Round& round);
+// What it was like, but for the drift. The round hands over what was observed.
+CommitObservation TakeObservation(Round& round, Instant now);
+
+}  // namespace cohort

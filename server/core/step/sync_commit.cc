@@ -1,0 +1,289 @@
+// Rendezvous, folds and the commit of a synchronous step.
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "server/core/run_progress.h"
+#include "server/core/step/call_check.h"
+#include "server/core/step/push_outcome.h"
+#include "server/core/step/reduce_checks.h"
+#include "server/core/step/sync_rounds.h"
+
+namespace cohort {
+
+bool SyncRounds::IsOver(const ReduceKey& key, Rank rank) const {
+  if (!parts_.settings.global() || !round_.has_value() ||
+      key.step < round_->step()) {
+    return true;
+  }
+  return key.step == round_->step() &&
+         (key.attempt < round_->attempt() || round_->WasDropped(rank));
+}
+
+absl::Status SyncRounds::Reduce(Worker& worker, const ReduceKey& key,
+                                Moments moments, Turn& turn) {
+  if (IsOver(key, worker.rank)) {
+    return RefuseReduce(parts_, worker, key, turn);
+  }
+  const std::vector<BatchNormSpec>& layers = parts_.model.batch_norms();
+  COHORT_RETURN_IF_ERROR(
+      CheckReduce(*round_, layers, worker.rank, key, moments));
+  const bool finite = IsFinite(moments);
+  const RendezvousTable::Outcome outcome = round_->rendezvous.Contribute(
+      key, worker.rank, std::move(moments), turn.now);
+  if (outcome.repeated) {
+    CountArrival(
+        worker,
+        outcome.mismatch ? Push::Arrival::kMismatch : Push::Arrival::kRepeated,
+        parts_.ledger, turn);
+  }
+  if (!finite && !outcome.repeated) {
+    NoteNonfinite(absl::StrCat("rank ", worker.rank.value(), ": moments of ",
+                               layers[static_cast<size_t>(key.layer)].name));
+  }
+  AnswerRendezvous(key, outcome, turn);
+  if (key.phase == ReducePhase::kForward && ClaimedByMoments()) {
+    Claim(worker.rank, turn);
+  }
+  return absl::OkStatus();
+}
+
+void SyncRounds::AnswerRendezvous(const ReduceKey& key,
+                                  const RendezvousTable::Outcome& outcome,
+                                  Turn& turn) {
+  if (outcome.nonfinite) {
+    NoteNonfinite(absl::StrCat(
+        "combined moments of ",
+        parts_.model.batch_norms()[static_cast<size_t>(key.layer)].name));
+  }
+  for (Rank rank : outcome.answer) {
+    Worker& worker = parts_.ranks[rank];
+    // Only from now on does it hold anyone up.
+    worker.last_progress = turn.now;
+    turn.out.push_back(effect::ReduceResult{.rank = rank,
+                                            .incarnation = worker.incarnation,
+                                            .key = key,
+                                            .moments = outcome.result});
+  }
+}
+
+void SyncRounds::NoteNonfinite(std::string what) {
+  std::optional<std::string>& nonfinite = round_->progress.nonfinite;
+  if (!nonfinite.has_value()) nonfinite = std::move(what);
+}
+
+void SyncRounds::OpenTransaction(Turn& turn) {
+  if (!round_->fixed() || !round_->pushes.AllOpened()) return;
+  round_->progress.transaction = parts_.model.NewTransaction(
+      {.optimizer = parts_.settings.options().optimizer,
+       .learning_rate =
+           LearningRateNow(parts_.settings, parts_.ledger, parts_.model),
+       .loss_weight = round_->pushes.LossWeight()});
+  for (int32_t p = 0; p < parts_.model.partitions(); ++p) {
+    StartFoldIfReady(p, turn);
+  }
+}
+
+void SyncRounds::StartFoldIfReady(int32_t partition, Turn& turn) {
+  std::optional<Transaction>& transaction = round_->progress.transaction;
+  if (!transaction.has_value() || transaction->Started(partition) ||
+      !round_->pushes.HasArrived(partition)) {
+    return;
+  }
+  std::optional<Instant>& first_fold = round_->progress.first_fold;
+  if (!first_fold.has_value()) first_fold = turn.now;
+  FoldJob job = transaction->Fold(partition, round_->pushes.Contributions());
+  parts_.flow.budget().BeginFold(GradientBytes(job));
+  turn.out.push_back(effect::Fold{.job = std::move(job)});
+}
+
+void SyncRounds::FoldDone(FoldResult result, Turn& turn) {
+  ResumePaused(turn);
+  // Otherwise it is of an attempt that was given up meanwhile.
+  if (!round_.has_value() || !round_->progress.transaction.has_value() ||
+      round_->progress.transaction->id() != result.transaction) {
+    return;
+  }
+  const int32_t partition = result.partition;
+  for (FoldJob& job : round_->progress.transaction->Done(std::move(result))) {
+    turn.out.push_back(effect::Fold{.job = std::move(job)});
+  }
+  const std::optional<FoldResult>& done =
+      round_->progress.transaction->result(partition);
+  if (!done.has_value()) return;
+  for (Rank rank : round_->members()) {
+    const Worker& worker = parts_.ranks[rank];
+    // Nobody waits for tentative weights on a rank that is not there, or
+    // that has not reached this step again.
+    if (!worker.usable() || !worker.outstanding.has_value()) continue;
+    SendResult(*done, round_->step().Next(), worker, KeyOf(*worker.outstanding),
+               turn);
+  }
+}
+
+bool SyncRounds::SettleCalls(Turn& turn) {
+  if (round_->progress.calls_agree || round_->pushes.all().empty() ||
+      !AllClosedOrWaiting(*round_)) {
+    return true;
+  }
+  const std::optional<CallDissent> dissent = FindClosedDissent(
+      *round_, parts_.model.batch_norms(), parts_.settings.global());
+  if (dissent.has_value()) {
+    EndDissent(*dissent, turn);
+    return false;
+  }
+  // A closed push does not change any more.
+  if (!round_->pushes.AllClosed()) return true;
+  round_->progress.calls_agree = true;
+  // Where the first pushes make a step, candidates that closed theirs without
+  // any moments would never claim it otherwise.
+  for (Rank rank : RankList(round_->members())) {
+    if (round_->fixed()) break;
+    Claim(rank, turn);
+  }
+  return true;
+}
+
+void SyncRounds::EndDissent(const CallDissent& dissent, Turn& turn) {
+  turn.changed = true;
+  const bool fenced_before =
+      dissent.alone.has_value() && fenced_.contains(*dissent.alone);
+  if (fenced_before || dissent_step_ == round_->step()) {
+    turn.end = {
+        .outcome = RunOutcome::kModelMismatch,
+        .reason = absl::StrCat(
+            dissent.text, "; ",
+            fenced_before
+                ? absl::StrCat("rank ", dissent.alone->value(),
+                               " was replaced for such a difference before")
+                : absl::StrCat("step ", round_->step().value(),
+                               " was repeated for such a difference before"),
+            ": start all workers with one program and one model")};
+    return;
+  }
+  dissent_step_ = round_->step();
+  if (!dissent.alone.has_value()) {
+    AbortAttempt(
+        absl::StrCat(dissent.text, "; the step is repeated, this once"), turn);
+    return;
+  }
+  fenced_.insert(*dissent.alone);
+  fencing_ = {
+      .rank = *dissent.alone,
+      .step = round_->step(),
+      .attempt = round_->attempt(),
+      .reason = absl::StrCat(dissent.text, "; the other members agree")};
+  turn.fencing = {.rank = fencing_->rank, .reason = fencing_->reason};
+}
+
+// The loss alone may leave the attempt as it is: a complete push counts
+// without its sender, and under `wait` its contributions stay.
+void SyncRounds::EndAttemptOf(const Fenced& fenced, Turn& turn) {
+  if (!IsMember(fenced.rank) || round_->step() != fenced.step ||
+      round_->attempt() != fenced.attempt) {
+    return;
+  }
+  AbortAttempt(fenced.reason, turn);
+}
+
+std::map<Rank, PushKey> SyncRounds::EndAssignments() {
+  std::map<Rank, PushKey> keys;
+  for (Rank rank : round_->members()) {
+    Worker& worker = parts_.ranks[rank];
+    COHORT_CHECK(worker.outstanding.has_value(),
+                 absl::StrCat("rank ", rank.value(), " has no assignment"));
+    keys[rank] = KeyOf(*worker.outstanding);
+    worker.outstanding.reset();
+    fenced_.erase(rank);
+  }
+  return keys;
+}
+
+void SyncRounds::Commit(Turn& turn) {
+  turn.changed = true;
+  RunLedger& ledger = parts_.ledger;
+  ModelStore& model = parts_.model;
+  Transaction& transaction = *round_->progress.transaction;
+  for (const auto& [rank, push] : round_->pushes.all()) {
+    std::optional<std::string> bad = NonfiniteMoments(model, rank, push);
+    if (bad.has_value()) NoteNonfinite(*std::move(bad));
+  }
+  // Of both, the gradient is named.
+  std::optional<std::string> nonfinite = round_->progress.nonfinite;
+  if (transaction.nonfinite().has_value()) {
+    nonfinite = NonfiniteText(model, *transaction.nonfinite());
+    NoteNonfinite(*nonfinite);
+  }
+  const bool skipped = nonfinite.has_value();
+  std::vector<LayerDrift> drift;
+  StatisticsSets statistics = *model.current()->statistics;
+  if (skipped) {
+    model.Publish(Successor(*model.current(), std::move(statistics)));
+  } else {
+    const bool global = parts_.settings.global();
+    CombinedMoments combined;
+    if (global) combined = round_->rendezvous.ForwardResults();
+    const std::vector<RankMoments> moments = TakeMoments(*round_, global);
+    if (model.version().value() % kDriftEvery == 0) {
+      drift = StepDrift(model.batch_norms(), moments);
+    }
+    model.statistics().ApplyStep(moments, SamplesReference(parts_.ranks),
+                                 statistics, combined);
+    model.Publish(transaction.Next(std::move(statistics)));
+  }
+  CommitRecord record = RecordOf(*round_);
+  record.version = model.version();
+  CommitObservation observation = TakeObservation(*round_, turn.now);
+  observation.drift = std::move(drift);
+  const std::map<Rank, PushKey> keys = EndAssignments();
+  const StepCut cut = round_->cut();
+  round_.reset();
+  parts_.flow.ForgetLetIn();
+
+  // The clock counts what was handed out, so that schedules end with the
+  // data whatever is dropped.
+  ledger.AddSamples(cut.end - cut.begin);
+  record.samples = ledger.samples();
+  record.epoch_ended = ledger.cursor().Take(cut);
+  ledger.BeginAttempts();
+  NoteCommit(parts_, record, std::move(observation), TrainingDone(), turn);
+  const auto pushes = static_cast<int64_t>(keys.size());
+  (skipped ? ledger.counts.pushes_skipped : ledger.counts.pushes_applied) +=
+      pushes;
+  CountStatistics(
+      parts_, skipped ? &StatisticsCounts::dropped : &StatisticsCounts::folded,
+      pushes);
+  if (skipped) {
+    CountNonfinite(parts_, *nonfinite, "steps", turn);
+  } else {
+    ledger.CountFinite();
+  }
+  for (const auto& [rank, key] : keys) {
+    AnswerPush(parts_, parts_.ranks[rank], key,
+               {.verdict = skipped ? Verdict::kSkipped : Verdict::kApplied,
+                .version = model.version(),
+                .reason = nonfinite.value_or("")},
+               skipped ? 0 : model.trainable_partitions(), turn);
+  }
+}
+
+void SyncRounds::GiveUp(Turn& turn) {
+  if (!round_.has_value()) return;
+  for (const auto& pending : round_->rendezvous.AllPending()) {
+    turn.out.push_back(effect::ReduceAborted{
+        .rank = pending.rank,
+        .incarnation = parts_.ranks[pending.rank].incarnation,
+        .key = pending.key,
+        .reason =
+            absl::StrCat("the run is over: ", parts_.ledger.end_reason())});
+  }
+  for (const auto& [rank, push] : round_->pushes.all()) {
+    const Worker& worker = parts_.ranks[rank];
+    if (!push.closed() || !worker.outstanding.has_value()) continue;
+    AnswerGivenUp(parts_, rank, KeyOf(*worker.outstanding), turn);
+  }
+}
+
+}  // namespace cohort

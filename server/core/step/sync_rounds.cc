@@ -1,0 +1,305 @@
+#include "server/core/step/sync_rounds.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "server/core/step/call_check.h"
+#include "server/core/step/push_checks.h"
+#include "server/core/step/push_outcome.h"
+
+namespace cohort {
+// ---- rounds
+
+std::vector<Rank> SyncRounds::Candidates() const {
+  const bool waits = parts_.settings.waits_for_lost();
+  std::vector<Rank> candidates;
+  for (const Worker& worker : parts_.ranks.all()) {
+    // Under `wait` a vacant rank stays a member: its replacement will compute
+    // its share. Otherwise a broken stream is no loss yet: if it becomes one,
+    // the attempt ends.
+    const bool takes_part = waits ? worker.ever_registered
+                                  : worker.state != Worker::State::kVacant &&
+                                        worker.registered &&
+                                        !worker.leaves_because.has_value();
+    if (takes_part) candidates.push_back(worker.rank);
+  }
+  return candidates;
+}
+
+void SyncRounds::StartRound() {
+  const RunLedger& ledger = parts_.ledger;
+  if (ledger.ended() || ledger.draining() ||
+      parts_.settings.pending().has_value() || ledger.cursor().exhausted()) {
+    return;
+  }
+  std::vector<Rank> candidates = Candidates();
+  if (candidates.empty()) return;
+  std::vector<int64_t> batch_sizes;
+  for (Rank rank : candidates) {
+    batch_sizes.push_back(parts_.ranks[rank].batch_size);
+  }
+  const PolicyOptions& policy = parts_.settings.policy();
+  round_.emplace(Round::Plan{.step = parts_.model.version(),
+                             .attempt = ledger.next_attempt(),
+                             .cut = ledger.cursor().Cut(batch_sizes),
+                             .candidates = std::move(candidates),
+                             .partitions = parts_.model.partitions(),
+                             .trainable = parts_.model.trainable_partitions(),
+                             .pushes_min = policy.pushes_min,
+                             .group_size = policy.normalization_group});
+}
+
+bool SyncRounds::Advance(Turn& turn) {
+  if (fencing_.has_value()) {
+    EndAttemptOf(*std::exchange(fencing_, std::nullopt), turn);
+  }
+  if (!round_.has_value()) {
+    StartRound();
+    return round_.has_value();
+  }
+  if (!SettleCalls(turn)) return true;
+  if (!round_->progress.transaction.has_value() ||
+      !round_->progress.transaction->complete() ||
+      parts_.settings.aggregation().Decide(ViewOf(*round_)).action !=
+          Decision::Action::kApply) {
+    return false;
+  }
+  Commit(turn);
+  return true;
+}
+
+std::optional<Assignment> SyncRounds::Next(Worker& worker) {
+  if (!IsMember(worker.rank) || !round_->Issue(worker.rank)) {
+    return std::nullopt;
+  }
+  return Assignment{.attempt = round_->attempt(),
+                    .members = round_->members(),
+                    .data_epoch = round_->cut().epoch,
+                    .range = round_->range(worker.rank)};
+}
+
+bool SyncRounds::HoldsUpIssuedStep(Rank rank) const {
+  return IsMember(rank) && round_->AnyIssued() && !round_->WasIssued(rank);
+}
+
+void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
+  turn.changed = true;
+  const Round over = *std::move(round_);
+  round_.reset();
+  for (const auto& [rank, push] : over.pushes.all()) {
+    parts_.flow.Release(rank, push);
+  }
+  parts_.flow.ForgetLetIn();
+  parts_.flow.ResumeAll(turn);
+  ++parts_.ledger.counts.steps_aborted;
+  const std::string name = absl::StrCat("step ", over.step().value(),
+                                        " attempt ", over.attempt().value());
+  turn.out.push_back(
+      effect::Log{.severity = Severity::kWarning,
+                  .text = absl::StrCat(name, " ends: ", reason)});
+  for (const RendezvousTable::Pending& pending : over.rendezvous.AllPending()) {
+    turn.out.push_back(effect::ReduceAborted{
+        .rank = pending.rank,
+        .incarnation = parts_.ranks[pending.rank].incarnation,
+        .key = pending.key,
+        .reason = reason});
+  }
+  const PushVerdict verdict{
+      .verdict = Verdict::kDropped,
+      .version = over.step(),
+      .reason = absl::StrCat(name, " ended early: ", reason)};
+  std::vector<Rank> told;
+  for (Rank rank : over.members()) {
+    Worker& worker = parts_.ranks[rank];
+    if (!worker.trains()) continue;
+    // One that is not closed yet is answered when it is.
+    const PushKey key = KeyOf(*worker.outstanding);
+    PushHistory& history = parts_.ledger.pushes_of(rank);
+    history.Decide(key, verdict);
+    if (over.pushes[rank].closed()) {
+      history.Find(key)->answered = true;
+      // What comes next they are told on their sessions, so that it does not
+      // depend on a stream that the worker may have given up.
+      turn.answers.push_back({.rank = rank,
+                              .incarnation = worker.incarnation,
+                              .key = key,
+                              .verdict = verdict,
+                              .session_first = true});
+    }
+    worker.outstanding.reset();
+    worker.waiting = worker.usable();
+    if (worker.waiting && over.WasIssued(rank)) told.push_back(rank);
+  }
+  parts_.ledger.EndAttempt(over.attempt());
+  StartRound();
+  for (Rank rank : told) {
+    turn.out.push_back(effect::StepAborted{
+        .session = parts_.ranks[rank].session,
+        .step = over.step(),
+        .attempt = over.attempt(),
+        .members = round_.has_value() ? round_->members() : RankList(),
+        .reason = reason});
+  }
+}
+
+// ---- messages of one push
+
+absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
+                              Turn& turn) {
+  COHORT_RETURN_IF_ERROR(
+      CheckOpening(opening, {.rank = worker.rank,
+                             .samples = worker.outstanding->range.size(),
+                             .oldest = round_->step(),
+                             .newest = round_->step()}));
+  const Push::Arrival arrival = round_->pushes.Open(worker.rank, opening);
+  CountArrival(worker, arrival, parts_.ledger, turn);
+  if (arrival != Push::Arrival::kNew) return absl::OkStatus();
+  if (ReservesPushes()) {
+    parts_.flow.budget().Reserve(worker.rank, PushBytes(parts_.model.layout()));
+  }
+  OpenTransaction(turn);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Admission> SyncRounds::Gradient(Worker& worker,
+                                               GradientMessage& message,
+                                               Turn& turn) {
+  const Push& push = round_->pushes[worker.rank];
+  COHORT_RETURN_IF_ERROR(CheckOpened(push, message));
+  const int32_t partition = message.partition;
+  // A partition that has come before takes no room.
+  if (!push.Has(partition)) {
+    const int64_t bytes = message.gradient.size_bytes();
+    if (!MayTake(worker.rank, bytes)) {
+      parts_.flow.Pause(worker.rank, bytes, turn.now);
+      return Admission::kPaused;
+    }
+    parts_.flow.Forget(worker.rank);
+    parts_.flow.Charge(worker.rank, bytes);
+  }
+  const Push::Arrival arrival = round_->pushes.Take(worker.rank, message);
+  CountArrival(worker, arrival, parts_.ledger, turn);
+  if (arrival == Push::Arrival::kNew) {
+    StartFoldIfReady(partition, turn);
+    if (!ClaimedByMoments() && round_->pushes.IsComplete(worker.rank)) {
+      Claim(worker.rank, turn);
+    }
+    // Another one may be furthest behind now.
+    ResumePaused(turn);
+  } else if (round_->progress.transaction.has_value()) {
+    const std::optional<FoldResult>& result =
+        round_->progress.transaction->result(partition);
+    if (result.has_value()) {
+      SendResult(*result, round_->step().Next(), worker,
+                 KeyOf(*worker.outstanding), turn);
+    }
+  }
+  return Admission::kTaken;
+}
+
+absl::Status SyncRounds::Close(Worker& worker, PushClosing closing,
+                               Turn& turn) {
+  const Push::Arrival arrival =
+      round_->pushes.Close(worker.rank, std::move(closing), turn.now);
+  CountArrival(worker, arrival, parts_.ledger, turn);
+  if (!ClaimedByMoments() && round_->pushes.IsComplete(worker.rank)) {
+    Claim(worker.rank, turn);
+  }
+  return absl::OkStatus();
+}
+
+// ---- room for gradients
+//
+// Where a step waits for all its members, somebody must always be let in, or
+// what is held would never be folded: those who have sent the fewest partitions
+// are. All workers send partitions in one order, so what the furthest behind
+// sends completes a partition that the others have sent, and frees it. Only a
+// rank that does not compute what the others do can keep them waiting in a
+// rendezvous for ever; all who are paused are let in then, so that their
+// closings show who differs. Where the first K pushes make a step they do not
+// complete each other, and each is let in whole.
+
+bool SyncRounds::MayTake(Rank rank, int64_t bytes) const {
+  const FlowControl& flow = parts_.flow;
+  // Without a round its push is over: the message will be ignored.
+  if (!IsMember(rank) || flow.IsLetIn(rank)) return true;
+  if (ReservesPushes()) return flow.budget().HasReserved(rank);
+  if (flow.budget().Fits(bytes)) return true;
+  // A fold under way gives room soon; until then no exception is needed.
+  return !flow.budget().folding() && round_->pushes.IsFurthestBehind(rank);
+}
+
+void SyncRounds::ResumePaused(Turn& turn) {
+  if (!parts_.flow.AnyPaused()) return;
+  parts_.flow.Resume(
+      [this](Rank rank, int64_t bytes) { return MayTake(rank, bytes); }, turn);
+}
+
+bool SyncRounds::IsStalled(Instant now) const {
+  // Longer than messages of an honest member are under way.
+  constexpr absl::Duration kStalledMin = absl::Seconds(1);
+  return std::all_of(round_->pushes.all().begin(), round_->pushes.all().end(),
+                     [&](const auto& member) {
+                       const auto& [rank, push] = member;
+                       if (parts_.flow.IsPaused(rank)) {
+                         return parts_.flow.IsPausedSince(rank,
+                                                          now - kStalledMin);
+                       }
+                       return push.closed() || round_->rendezvous.Waits(rank);
+                     });
+}
+
+// ---- time
+
+void SyncRounds::Tick(Turn& turn) {
+  if (!round_.has_value()) return ResumePaused(turn);
+  if (parts_.flow.AnyPaused() && !parts_.flow.budget().folding() &&
+      IsStalled(turn.now)) {
+    parts_.flow.LetInPaused();
+  }
+  ResumePaused(turn);
+  const auto stuck = [&](Rank rank) {
+    return round_->rendezvous.Waits(rank) &&
+           turn.now - parts_.ranks[rank].last_progress >
+               parts_.settings.options().step_deadline;
+  };
+  const std::optional<CallDissent> crossed =
+      FindCrossedDissent(*round_, parts_.model.batch_norms(), stuck);
+  if (crossed.has_value()) EndDissent(*crossed, turn);
+}
+
+// ---- for people
+
+bool SyncRounds::HoldsOthersUp(const Worker& worker) const {
+  // A member counts before it was given the step: a replacement that never
+  // registers must not be waited for without end.
+  return IsMember(worker.rank) && !round_->rendezvous.Waits(worker.rank) &&
+         !round_->pushes.IsComplete(worker.rank);
+}
+
+bool SyncRounds::WaitsForOthers(const Worker& worker) const {
+  return IsMember(worker.rank) && (round_->rendezvous.Waits(worker.rank) ||
+                                   round_->pushes.IsComplete(worker.rank));
+}
+
+bool SyncRounds::IsHeldUp(const Worker& worker) const {
+  return IsMember(worker.rank) &&
+         (parts_.flow.IsPaused(worker.rank) || WaitsForOthers(worker));
+}
+
+std::vector<Rank> SyncRounds::WaitedFor() const {
+  if (!round_.has_value()) return parts_.ranks.InFlight();
+  std::vector<Rank> waited = round_->rendezvous.Missing();
+  if (waited.empty() || !round_->fixed()) {
+    waited = parts_.settings.aggregation().Decide(ViewOf(*round_)).waiting_for;
+  }
+  // They have done what they could.
+  std::erase_if(waited,
+                [this](Rank rank) { return parts_.flow.IsPaused(rank); });
+  return waited;
+}
+
+}  // namespace cohort

@@ -1,0 +1,133 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/core/policy/call_agreement.h"
+#include "server/core/rendezvous.h"
+#include "server/core/step/round.h"
+#include "server/core/step/step_driver.h"
+
+namespace cohort {
+
+// Synchronous steps: each is made of one push of every member, or of the first
+// K, over consecutive samples in rank order. A step that cannot be completed is
+// given up and repeated as another attempt.
+class SyncRounds final : public StepDriver {
+ public:
+  explicit SyncRounds(const RunParts& parts) : StepDriver(parts) {}
+
+  absl::Status Open(Worker& worker, const PushOpening& opening,
+                    Turn& turn) override;
+  absl::StatusOr<Admission> Gradient(Worker& worker, GradientMessage& message,
+                                     Turn& turn) override;
+  absl::Status Close(Worker& worker, PushClosing closing, Turn& turn) override;
+  absl::Status Reduce(Worker& worker, const ReduceKey& key, Moments moments,
+                      Turn& turn) override;
+  void FoldDone(FoldResult result, Turn& turn) override;
+  bool Holds(Rank, const PushKey&) const override { return false; }
+
+  bool Advance(Turn& turn) override;
+  std::optional<Assignment> Next(Worker& worker) override;
+  bool HoldsUpIssuedStep(Rank rank) const override;
+
+  void Welcome(Worker&, bool) override {}
+  void Release(Rank rank, bool waits, const std::string& why,
+               Turn& turn) override;
+
+  void Tick(Turn& turn) override;
+
+  bool Quiet() const override {
+    return !round_.has_value() || !round_->AnyIssued();
+  }
+  bool Idle() const override { return !round_.has_value(); }
+  void GiveUp(Turn& turn) override;
+
+  std::vector<DataCursor::Piece> Undecided() const override { return {}; }
+  std::optional<Attempt> attempt() const override {
+    if (!round_.has_value()) return std::nullopt;
+    return round_->attempt();
+  }
+  bool decides_singly() const override { return false; }
+  bool HoldsOthersUp(const Worker& worker) const override;
+  bool WaitsForOthers(const Worker& worker) const override;
+  std::vector<Rank> WaitedFor() const override;
+  bool IsHeldUp(const Worker& worker) const override;
+  std::vector<Rank> HeldUpBy(const Worker&) const override {
+    return WaitedFor();
+  }
+
+ private:
+  bool IsMember(Rank rank) const {
+    return round_.has_value() && round_->IsMember(rank);
+  }
+  // Ranks that a new round may be made of.
+  std::vector<Rank> Candidates() const;
+  void StartRound();
+  void AbortAttempt(const std::string& reason, Turn& turn);
+
+  // ---- members of the first K
+  // The first moments make a member; otherwise a complete push does.
+  bool ClaimedByMoments() const;
+  void Claim(Rank rank, Turn& turn);
+  void FixMembers(const std::vector<Rank>& members, Turn& turn);
+  // The step is full without `rank`, which takes a new assignment.
+  void DropFromStep(Rank rank, Turn& turn);
+  // A member is lost whose push is not complete.
+  void ReleaseIncomplete(Rank rank, bool waits, const std::string& why,
+                         Turn& turn);
+  // Lost before it could become a member.
+  void RemoveCandidate(Rank rank, Turn& turn);
+
+  // ---- rendezvous
+  // The step of `key` is over for `rank`.
+  bool IsOver(const ReduceKey& key, Rank rank) const;
+  void AnswerRendezvous(const ReduceKey& key,
+                        const RendezvousTable::Outcome& outcome, Turn& turn);
+
+  // ---- room for gradients
+  // Pushes are let in whole; otherwise message by message.
+  bool ReservesPushes() const { return !round_->fixed(); }
+  bool MayTake(Rank rank, int64_t bytes) const;
+  // Streams go on for whose message there is room now.
+  void ResumePaused(Turn& turn);
+  // Every member is paused, waits in a rendezvous or has closed its push.
+  bool IsStalled(Instant now) const;
+
+  // ---- the commit
+  // The first is named in the end.
+  void NoteNonfinite(std::string what);
+  void OpenTransaction(Turn& turn);
+  void StartFoldIfReady(int32_t partition, Turn& turn);
+  // Compares the members' batch-norm calls, once no member computes any more.
+  // False: they differ, and the attempt is over, or the run.
+  bool SettleCalls(Turn& turn);
+  // Repeats the step, and fences the member that is alone in the disagreement.
+  // The second time it ends the run.
+  void EndDissent(const CallDissent& dissent, Turn& turn);
+  void Commit(Turn& turn);
+  // By member: the push it has made.
+  std::map<Rank, PushKey> EndAssignments();
+
+  // A fenced rank whose loss must end this attempt.
+  struct Fenced {
+    Rank rank;
+    Version step;
+    Attempt attempt;
+    std::string reason;
+  };
+  void EndAttemptOf(const Fenced& fenced, Turn& turn);
+
+  std::optional<Round> round_;
+  std::optional<Fenced> fencing_;
+  // The step that was repeated because its members' batch-norm calls differed.
+  std::optional<Version> dissent_step_;
+  // Ranks that were fenced for theirs and have not made a step since.
+  std::set<Rank> fenced_;
+};
+
+}  // namespace cohort
