@@ -31,7 +31,7 @@ void StartTraining(const Run& run, Turn& turn) {
     if (!worker.usable()) worker.missed_since = turn.now;
   }
   turn.out.push_back(effect::Log{
-      .text = absl::StrCat(who, "; training starts at version ",
+      .text = absl::StrCat(who, "; training starts at step ",
                            run.parts.model.version().value(), ": ",
                            PolicyText(run.parts.settings.policy()))});
 }

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace cohort::bench {
+
+// What the events of one kind cost the server's core.
+struct EventCosts {
+  int64_t count = 0;
+  // CPU time of the thread. Every event is handled under one lock, so the
+  // longest is the longest hold of it.
+  double mean_ns = 0;
+  double longest_ns = 0;
+  double mean_allocations = 0;
+};
+
+// In which order the ranks contribute.
+enum class ArrivalOrder {
+  kAscending,
+  // The first rank comes last, so that nothing could be folded before.
+  kFirstLast,
+};
+
+struct CoreShape {
+  int32_t workers = 0;
+  int32_t steps = 0;
+  ArrivalOrder order = ArrivalOrder::kAscending;
+};
+
+// Costs by kind of event, of synchronous steps with global normalisation of the
+// 53 batch-norm layers of ResNet-50: 106 rendezvous a step. There is no gRPC,
+// no encoding and no thread; gradients are four partitions of 16 elements,
+// because larger ones cost the core no more. The first step is not counted.
+absl::StatusOr<std::map<std::string, EventCosts>> MeasureCore(
+    const CoreShape& shape);
+
+}  // namespace cohort::bench
