@@ -323,6 +323,13 @@ absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
   return absl::OkStatus();
 }
 
+void Coordinator::MomentsFolded(MomentsFold done, Instant now, Effects& out) {
+  if (ledger_.ended()) return;
+  Turn turn{.now = now, .out = out};
+  driver_->MomentsFolded(std::move(done), turn);
+  Settle(turn);
+}
+
 // ---- evaluation and precise statistics
 
 absl::StatusOr<Assignment> Coordinator::ReportEvaluation(

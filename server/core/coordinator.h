@@ -98,6 +98,7 @@ class Coordinator {
   // Errors also: ResourceExhausted (the rank waits in too many calls).
   absl::Status Reduce(const Sender& sender, const ReduceKey& key,
                       Moments moments, Instant now, Effects& out);
+  void MomentsFolded(MomentsFold done, Instant now, Effects& out);
 
   // ---- evaluation
   // Returns the next assignment (kWait if there is none yet).

@@ -17,6 +17,7 @@
 #include "common/rank_list.h"
 #include "server/core/observation.h"
 #include "server/core/optimizer/fold_job.h"
+#include "server/core/rendezvous.h"
 #include "server/core/settings.h"
 #include "server/core/statistics_sets.h"
 
@@ -239,6 +240,16 @@ struct ResumeGradients {
 struct Fold {
   FoldJob job;
 };
+// The same for Coordinator::MomentsFolded.
+struct FoldMoments {
+  MomentsFold job;
+};
+// How far the members' moments of a step are apart, for people: StepDrift of
+// this, on a pool. One entry a member.
+struct MeasureDrift {
+  SharedModel model;
+  std::shared_ptr<const std::vector<RankMoments>> moments;
+};
 struct Committed {
   CommitRecord record;
   CommitObservation observation;
@@ -273,8 +284,9 @@ using Effect = std::variant<
     effect::Joined, effect::EndSession, effect::Notify, effect::StepAborted,
     effect::RegisterAnswered, effect::ReduceResult, effect::ReduceAborted,
     effect::SendWeights, effect::SendVerdict, effect::ResumeGradients,
-    effect::Fold, effect::Committed, effect::PolicyChanged, effect::Evaluated,
-    effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
+    effect::Fold, effect::FoldMoments, effect::MeasureDrift, effect::Committed,
+    effect::PolicyChanged, effect::Evaluated, effect::WriteCheckpoint,
+    effect::Log, effect::RunEnded>;
 
 using Effects = std::vector<Effect>;
 

@@ -66,23 +66,27 @@ void MovingStatistics::ApplyStep(const std::vector<RankMoments>& ranks,
     }
     return;
   }
+  if (kind_ == StatisticsKind::kChief) {
+    for (const CallMoments& call : ranks.front().calls) {
+      Update(call.layer, call.moments, {},
+             statistics[static_cast<size_t>(call.layer)]);
+    }
+    return;
+  }
+  for (const CombinedCall& call : combined) {
+    Update(call.layer, *call.moments, {},
+           statistics[static_cast<size_t>(call.layer)]);
+  }
+  if (!combined.empty()) return;
   for (size_t i = 0; i < ranks.front().calls.size(); ++i) {
-    const CallMoments& first = ranks.front().calls[i];
-    LayerStatistics& target = statistics[static_cast<size_t>(first.layer)];
-    if (kind_ == StatisticsKind::kChief) {
-      Update(first.layer, first.moments, {}, target);
-      continue;
-    }
-    if (!combined.empty()) {
-      Update(first.layer, *combined[i], {}, target);
-      continue;
-    }
+    const int32_t layer = ranks.front().calls[i].layer;
     std::vector<const Moments*> parts;
     parts.reserve(ranks.size());
     for (const RankMoments& rank : ranks) {
       parts.push_back(&rank.calls[i].moments);
     }
-    Update(first.layer, kernels::FoldForward(parts), {}, target);
+    Update(layer, kernels::FoldForward(parts), {},
+           statistics[static_cast<size_t>(layer)]);
   }
 }
 

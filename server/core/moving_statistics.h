@@ -23,7 +23,11 @@ struct RankMoments {
 };
 
 // Of all ranks together, one entry a call, ascending by (layer, call).
-using CombinedMoments = std::vector<std::shared_ptr<const Moments>>;
+struct CombinedCall {
+  int32_t layer = 0;
+  std::shared_ptr<const Moments> moments;
+};
+using CombinedMoments = std::vector<CombinedCall>;
 
 // Folds batch moments into moving statistics, one update a call. Pure
 // functions of their arguments; the caller keeps the state.
@@ -50,7 +54,8 @@ class MovingStatistics {
   // kAfter leaves everything as it is.
   // `samples_reference` is the samples of a nominal global step (kAsync).
   // `combined` has what kSync would combine, call by call, where a rendezvous
-  // has done so already; else it is empty.
+  // has done so already; else it is empty. Then kSync needs no moments of the
+  // ranks.
   void ApplyStep(const std::vector<RankMoments>& ranks,
                  int64_t samples_reference,
                  std::vector<LayerStatistics>& statistics,

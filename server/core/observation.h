@@ -36,7 +36,9 @@ struct CommitObservation {
   absl::Duration aggregation;
   RendezvousWaits forward;
   RendezvousWaits backward;
-  // Ascending by layer; empty where this commit was not sampled.
+  // Of a single push, ascending by layer; empty where this commit was not
+  // sampled. That of a synchronous step is measured later (effect
+  // MeasureDrift).
   std::vector<LayerDrift> drift;
 };
 

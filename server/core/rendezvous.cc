@@ -1,25 +1,38 @@
 #include "server/core/rendezvous.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <cstring>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/byte_rope.h"
 #include "common/check.h"
 #include "kernels/moments_fold.h"
 
 namespace cohort {
 namespace {
 
-bool SameBits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() &&
-         std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+uint64_t ChecksumOf(const Moments& moments) {
+  const auto of = [](const auto& values) {
+    const auto bytes = std::as_bytes(std::span(values));
+    return Xxh3(absl::MakeConstSpan(bytes.data(), bytes.size()));
+  };
+  return of(std::array<uint64_t, 3>{static_cast<uint64_t>(moments.count),
+                                    of(moments.first), of(moments.second)});
 }
 
-bool SameBits(const Moments& a, const Moments& b) {
-  return a.count == b.count && SameBits(a.first, b.first) &&
-         SameBits(a.second, b.second);
+void AddTo(Moments& total, ReducePhase phase, const Moments& part) {
+  if (total.first.empty()) {
+    total.first.resize(part.first.size());
+    total.second.resize(part.second.size());
+  }
+  if (phase == ReducePhase::kForward) {
+    kernels::AddForward(part, total);
+  } else {
+    kernels::AddBackward(part, total);
+  }
 }
 
 }  // namespace
@@ -28,6 +41,13 @@ bool IsFinite(const Moments& moments) {
   const auto finite = [](double v) { return std::isfinite(v); };
   return std::all_of(moments.first.begin(), moments.first.end(), finite) &&
          std::all_of(moments.second.begin(), moments.second.end(), finite);
+}
+
+MomentsFold RunMomentsFold(MomentsFold job) {
+  for (const Moments& part : job.parts) {
+    AddTo(job.total, job.key.phase, part);
+  }
+  return job;
 }
 
 RendezvousTable::RendezvousTable(std::vector<Rank> ranks,
@@ -66,11 +86,6 @@ std::vector<std::vector<Rank>> RendezvousTable::Groups() const {
   return groups;
 }
 
-bool RendezvousTable::IsFull(const Entry& entry, size_t group) const {
-  const Range range = RangeOf(group);
-  return entry.present[group] == static_cast<int32_t>(range.end - range.begin);
-}
-
 RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
                                                      Rank rank, Moments moments,
                                                      Instant now) {
@@ -88,43 +103,93 @@ RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
   const size_t at = PositionOf(rank);
   const size_t group = GroupAt(at);
   Outcome outcome;
-  std::optional<Moments>& slot = entry.contributions[at];
-  if (slot.has_value()) {
+  Contribution& slot = entry.contributions[at];
+  const uint64_t checksum = ChecksumOf(moments);
+  if (slot.present) {
     outcome.repeated = true;
-    outcome.mismatch = !SameBits(*slot, moments);
+    outcome.mismatch = slot.checksum != checksum;
     outcome.result = entry.results[group];
     SetWaiting(entry, at, outcome.result == nullptr);
     if (outcome.result == nullptr) entry.since[at] = now;
     if (outcome.result != nullptr) outcome.answer.push_back(rank);
     return outcome;
   }
-  slot = std::move(moments);
+  slot = {.present = true, .checksum = checksum, .moments = std::move(moments)};
   SetWaiting(entry, at, true);
   entry.since[at] = now;
   if (++entry.present[group] == 1) ++open_count_;
-  if (!options_.fixed) return outcome;
-  Extend(entry, group);
-  if (IsFull(entry, group)) Complete(entry, group, now, outcome);
+  if (options_.fixed) Extend(entry, group, now, outcome);
   return outcome;
 }
 
-void RendezvousTable::Extend(Entry& entry, size_t group) {
+void RendezvousTable::Retain(const ReduceKey& key, size_t position,
+                             Contribution& folded) const {
+  const bool kept = key.phase == ReducePhase::kForward &&
+                    (options_.keep == Keep::kAll ||
+                     (options_.keep == Keep::kFirst && position == 0));
+  if (!kept) folded.moments.reset();
+}
+
+void RendezvousTable::Extend(Entry& entry, size_t group, Instant now,
+                             Outcome& outcome) {
   const Range range = RangeOf(group);
   Fold& fold = entry.folds[group];
+  if (fold.running > 0) return;
   fold.end = std::max(fold.end, range.begin);
-  for (; fold.end < range.end; ++fold.end) {
-    const std::optional<Moments>& next = entry.contributions[fold.end];
-    if (!next.has_value()) return;
-    if (fold.end == range.begin) {
-      fold.total.first.resize(next->first.size());
-      fold.total.second.resize(next->second.size());
+  size_t end = fold.end;
+  while (end < range.end && entry.contributions[end].present) ++end;
+  if (end == fold.end) return;
+  const size_t channels = entry.contributions[fold.end].moments->first.size();
+  const size_t ready = end - fold.end;
+  // One alone costs no more than it took to receive it.
+  if (ready > 1 &&
+      static_cast<int64_t>(ready * channels) > options_.inline_max) {
+    fold.running = ready;
+    MomentsFold& job = outcome.fold.emplace(MomentsFold{
+        .key = entry.key, .group = group, .total = std::move(fold.total)});
+    job.parts.reserve(ready);
+    for (size_t i = fold.end; i < end; ++i) {
+      job.parts.push_back(*std::move(entry.contributions[i].moments));
     }
-    if (entry.key.phase == ReducePhase::kForward) {
-      kernels::AddForward(*next, fold.total);
-    } else {
-      kernels::AddBackward(*next, fold.total);
-    }
+    return;
   }
+  for (; fold.end < end; ++fold.end) {
+    Contribution& next = entry.contributions[fold.end];
+    AddTo(fold.total, entry.key.phase, *next.moments);
+    Retain(entry.key, fold.end, next);
+  }
+  if (fold.end == range.end) Complete(entry, group, now, outcome);
+}
+
+RendezvousTable::Outcome RendezvousTable::Folded(MomentsFold done,
+                                                 Instant now) {
+  Outcome outcome;
+  const auto at = entries_.find({.layer = done.key.layer,
+                                 .call = done.key.call,
+                                 .phase = done.key.phase});
+  if (at == entries_.end()) return outcome;
+  Entry& entry = at->second;
+  const bool ours = entry.key.step == done.key.step &&
+                    entry.key.attempt == done.key.attempt &&
+                    done.group < entry.folds.size() &&
+                    entry.folds[done.group].running == done.parts.size();
+  if (!ours) return outcome;
+  Fold& fold = entry.folds[done.group];
+  fold.total = std::move(done.total);
+  for (Moments& part : done.parts) {
+    Contribution& folded = entry.contributions[fold.end];
+    folded.moments = std::move(part);
+    Retain(entry.key, fold.end, folded);
+    ++fold.end;
+  }
+  fold.running = 0;
+  if (fold.end == RangeOf(done.group).end) {
+    Complete(entry, done.group, now, outcome);
+  } else {
+    // More have come meanwhile.
+    Extend(entry, done.group, now, outcome);
+  }
+  return outcome;
 }
 
 void RendezvousTable::Observe(const Entry& entry, Range range, Instant now) {
@@ -181,8 +246,7 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
                                    candidates[i]) != members.end();
       if (!stays) continue;
       const size_t at = kept.contributions.size();
-      if (before.contributions[i].has_value() &&
-          ++kept.present[GroupAt(at)] == 1) {
+      if (before.contributions[i].present && ++kept.present[GroupAt(at)] == 1) {
         ++open_count_;
       }
       kept.contributions.push_back(std::move(before.contributions[i]));
@@ -198,10 +262,10 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
     if (empty) continue;
     Entry& entry = entries_[place] = std::move(kept);
     for (size_t group = 0; group < GroupCount(); ++group) {
-      Extend(entry, group);
-      if (!IsFull(entry, group)) continue;
-      completed.push_back({.key = entry.key});
-      Complete(entry, group, now, completed.back().outcome);
+      Outcome outcome;
+      Extend(entry, group, now, outcome);
+      if (outcome.result == nullptr && !outcome.fold.has_value()) continue;
+      completed.push_back({.key = entry.key, .outcome = std::move(outcome)});
     }
   }
   return completed;
@@ -212,7 +276,7 @@ RendezvousTable::Held RendezvousTable::HeldOf(Rank rank) const {
   Held held;
   for (const auto& [place, entry] : entries_) {
     if (entry.waiting[at]) ++held.waiting;
-    const std::optional<Moments>& moments = entry.contributions[at];
+    const std::optional<Moments>& moments = entry.contributions[at].moments;
     if (!moments.has_value()) continue;
     held.bytes += static_cast<int64_t>(
         (moments->first.size() + moments->second.size()) * sizeof(double));
@@ -223,7 +287,7 @@ RendezvousTable::Held RendezvousTable::HeldOf(Rank rank) const {
 bool RendezvousTable::Has(const ReduceKey& key, Rank rank) const {
   const auto at = entries_.find(CallPlace{key.layer, key.call, key.phase});
   return at != entries_.end() &&
-         at->second.contributions[PositionOf(rank)].has_value();
+         at->second.contributions[PositionOf(rank)].present;
 }
 
 std::vector<CallPlace> RendezvousTable::WaitsOf(Rank rank) const {
@@ -240,7 +304,7 @@ std::vector<CallPlace> RendezvousTable::LackedBy(Rank rank) const {
   const size_t group = GroupAt(at);
   std::vector<CallPlace> places;
   for (const auto& [place, entry] : entries_) {
-    if (entry.present[group] > 0 && !entry.contributions[at].has_value()) {
+    if (entry.present[group] > 0 && !entry.contributions[at].present) {
       places.push_back(place);
     }
   }
@@ -271,7 +335,7 @@ std::vector<Rank> RendezvousTable::Missing() const {
     const bool lacking = std::any_of(
         entries_.begin(), entries_.end(), [i, group](const auto& e) {
           return e.second.present[group] > 0 &&
-                 !e.second.contributions[i].has_value();
+                 !e.second.contributions[i].present;
         });
     if (lacking) missing.push_back(members_[i]);
   }
@@ -297,14 +361,13 @@ std::optional<RendezvousTable::Miscounted> RendezvousTable::FindMiscounted(
   return std::nullopt;
 }
 
-std::vector<std::shared_ptr<const Moments>> RendezvousTable::ForwardResults()
-    const {
-  std::vector<std::shared_ptr<const Moments>> results;
+CombinedMoments RendezvousTable::ForwardResults() const {
+  CombinedMoments results;
   if (GroupCount() != 1) return results;
   for (const auto& [place, entry] : entries_) {
     if (place.phase != ReducePhase::kForward) continue;
     COHORT_CHECK(entry.results[0] != nullptr, "a rendezvous is not complete");
-    results.push_back(entry.results[0]);
+    results.push_back({.layer = place.layer, .moments = entry.results[0]});
   }
   return results;
 }
@@ -314,10 +377,11 @@ std::vector<CallMoments> RendezvousTable::TakeForwardOf(Rank rank) {
   std::vector<CallMoments> calls;
   for (auto& [place, entry] : entries_) {
     if (place.phase != ReducePhase::kForward) continue;
-    if (!entry.contributions[at].has_value()) continue;
+    std::optional<Moments>& moments = entry.contributions[at].moments;
+    if (!moments.has_value()) continue;
     calls.push_back({.layer = place.layer,
                      .call = place.call,
-                     .moments = *std::move(entry.contributions[at])});
+                     .moments = *std::exchange(moments, std::nullopt)});
   }
   return calls;
 }

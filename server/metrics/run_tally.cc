@@ -73,9 +73,16 @@ void RunTally::Committed(const CommitRecord& record,
   for (Rank rank : observation.backward.last) {
     ++sums_.rendezvous_last_arrivals[rank];
   }
-  for (const LayerDrift& drift : observation.drift) {
-    sums_.drift[drift.layer] = drift.ratio;
-  }
+  DriftedLocked(observation.drift);
+}
+
+void RunTally::Drifted(const std::vector<LayerDrift>& drift) {
+  MutexLock lock(mu_);
+  DriftedLocked(drift);
+}
+
+void RunTally::DriftedLocked(const std::vector<LayerDrift>& drift) {
+  for (const LayerDrift& layer : drift) sums_.drift[layer.layer] = layer.ratio;
 }
 
 void RunTally::Evaluated(const EvaluationRecord& record) {

@@ -103,11 +103,16 @@ class RunTally {
   // One partition was folded and the optimizer run on it.
   void Applied(absl::Duration took) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // The drift of a synchronous step.
+  void Drifted(const std::vector<LayerDrift>& drift) ABSL_LOCKS_EXCLUDED(mu_);
+
   TallySums sums() const ABSL_LOCKS_EXCLUDED(mu_);
   // Since the tally was made.
   absl::Duration uptime() const { return clock_.Now() - start_; }
 
  private:
+  void DriftedLocked(const std::vector<LayerDrift>& drift)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddEvaluations(const std::vector<EvaluationPoint>& points)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Of the run so far.

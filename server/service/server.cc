@@ -517,6 +517,10 @@ absl::StatusOr<Version> Server::ExportNow() {
 
 void Server::OnFolded(absl::Duration took) { tally_.Applied(took); }
 
+void Server::OnDrift(const std::vector<LayerDrift>& drift) {
+  tally_.Drifted(drift);
+}
+
 void Server::OnCommitted(const CommitRecord& record,
                          const CommitObservation& observation) {
   tally_.Committed(record, observation);

@@ -134,6 +134,7 @@ class Server : private RunListener {
   void OnCheckpoint(RunState state) override;
   void OnEnded(const effect::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnFolded(absl::Duration took) override;
+  void OnDrift(const std::vector<LayerDrift>& drift) override;
 
   // Fixed after Start.
   ServerOptions options_;

@@ -123,33 +123,58 @@ std::string Shard::address() const {
   return address_;
 }
 
-void Shard::StartFold(FoldJob job) {
+void Shard::RunOnPool(absl::AnyInvocable<void()> work) {
   {
     MutexLock lock(mu_);
     if (stopped_) return;
     ++folds_running_;
   }
   const absl::Status accepted =
-      pool_.Submit([this, job = std::move(job)]() mutable {
-        const Instant begin = clock_.Now();
-        FoldResult result = AllOrExit("fold", [&] {
-          return RunFold(job, kernels::CpuBackend(), buffers_);
-        });
-        const Instant end = clock_.Now();
-        listener_.OnFolded(end - begin);
-        if (trace_ != nullptr) trace_->Folded(job, begin, end);
-        // Gives the gradients' memory back before anyone is told to send more.
-        job = FoldJob();
-        Handle(
-            [&result](Coordinator& core, Instant now, Effects& out) {
-              core.FoldDone(std::move(result), now, out);
-            },
-            "FoldDone");
+      pool_.Submit([this, work = std::move(work)]() mutable {
+        work();
         MutexLock lock(mu_);
         --folds_running_;
         folds_done_.NotifyAll();
       });
   COHORT_CHECK(accepted.ok(), accepted.message());
+}
+
+void Shard::StartFold(FoldJob job) {
+  RunOnPool([this, job = std::move(job)]() mutable {
+    const Instant begin = clock_.Now();
+    FoldResult result = AllOrExit(
+        "fold", [&] { return RunFold(job, kernels::CpuBackend(), buffers_); });
+    const Instant end = clock_.Now();
+    listener_.OnFolded(end - begin);
+    if (trace_ != nullptr) trace_->Folded(job, begin, end);
+    // Gives the gradients' memory back before anyone is told to send more.
+    job = FoldJob();
+    Handle(
+        [&result](Coordinator& core, Instant now, Effects& out) {
+          core.FoldDone(std::move(result), now, out);
+        },
+        "FoldDone");
+  });
+}
+
+void Shard::StartFold(MomentsFold job) {
+  RunOnPool([this, job = std::move(job)]() mutable {
+    MomentsFold done = AllOrExit(
+        "fold moments", [&] { return RunMomentsFold(std::move(job)); });
+    Handle(
+        [&done](Coordinator& core, Instant now, Effects& out) {
+          core.MomentsFolded(std::move(done), now, out);
+        },
+        "MomentsFolded");
+  });
+}
+
+void Shard::StartMeasuring(effect::MeasureDrift measure) {
+  RunOnPool([this, measure = std::move(measure)] {
+    listener_.OnDrift(AllOrExit("measure drift", [&] {
+      return StepDrift(measure.model->layout.batch_norms, *measure.moments);
+    }));
+  });
 }
 
 absl::Status Shard::Join(SessionId session, const JoinRequest& request) {

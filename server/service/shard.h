@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/assignment.h"
@@ -47,6 +48,8 @@ class RunListener {
   // A partition was folded and updated. Unlike the others: by any thread, out
   // of order.
   virtual void OnFolded(absl::Duration took) = 0;
+  // The drift of a synchronous step. As OnFolded.
+  virtual void OnDrift(const std::vector<LayerDrift>& drift) = 0;
 };
 
 struct ShardOptions {
@@ -201,6 +204,10 @@ class Shard {
   // Ends streams that say nothing or read nothing.
   void CheckStreams(int64_t ticks) ABSL_LOCKS_EXCLUDED(mu_);
   void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_);
+  void StartFold(MomentsFold job) ABSL_LOCKS_EXCLUDED(mu_);
+  void StartMeasuring(effect::MeasureDrift measure) ABSL_LOCKS_EXCLUDED(mu_);
+  // Runs `work` on the pool. Stop waits for it; afterwards nothing is run.
+  void RunOnPool(absl::AnyInvocable<void()> work) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.
   const ShardOptions options_;

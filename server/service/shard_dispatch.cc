@@ -38,6 +38,8 @@ constexpr const char* kEffectNames[] = {"joined",
                                         "send verdict",
                                         "resume gradients",
                                         "fold",
+                                        "fold moments",
+                                        "measure drift",
                                         "committed",
                                         "policy changed",
                                         "evaluated",
@@ -133,6 +135,12 @@ struct Shard::Dispatcher {
   }
   void operator()(effect::Fold& fold) const {
     shard.StartFold(std::move(fold.job));
+  }
+  void operator()(effect::FoldMoments& fold) const {
+    shard.StartFold(std::move(fold.job));
+  }
+  void operator()(effect::MeasureDrift& measure) const {
+    shard.StartMeasuring(std::move(measure));
   }
   void operator()(effect::Committed& committed) const {
     if (shard.trace_ != nullptr) {

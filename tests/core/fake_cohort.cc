@@ -71,6 +71,8 @@ void FakeCohort::Note(const Effect& effect) {
     resumed_.push_back(e->rank);
   } else if (const auto* e = std::get_if<effect::Fold>(&effect)) {
     folds_.push_back(*e);
+  } else if (const auto* e = std::get_if<effect::FoldMoments>(&effect)) {
+    moments_folds_.push_back(e->job);
   } else if (const auto* e = std::get_if<effect::RegisterAnswered>(&effect)) {
     if (e->incarnation != incarnations_[e->rank]) return;
     answers_[e->rank] = e->answer;
@@ -125,11 +127,22 @@ void FakeCohort::Resume(Rank rank) {
 }
 
 void FakeCohort::RunFolds() {
+  while (!moments_folds_.empty()) {
+    MomentsFold job = std::move(moments_folds_.front());
+    moments_folds_.erase(moments_folds_.begin());
+    MomentsFolded(RunMomentsFold(std::move(job)));
+  }
   while (!folds_.empty()) {
     const effect::Fold fold = std::move(folds_.front());
     folds_.erase(folds_.begin());
     FoldDone(RunFold(fold.job, kernels::ReferenceBackend(), pool_));
   }
+}
+
+void FakeCohort::MomentsFolded(MomentsFold done) {
+  Effects out;
+  core_.MomentsFolded(std::move(done), now_, out);
+  Absorb(std::move(out));
 }
 
 void FakeCohort::FoldDone(FoldResult result) {

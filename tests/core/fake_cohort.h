@@ -115,6 +115,8 @@ class FakeCohort {
   void RunFolds();
   std::vector<effect::Fold>& held_folds() { return folds_; }
   void FoldDone(FoldResult result);
+  std::vector<MomentsFold>& held_moments_folds() { return moments_folds_; }
+  void MomentsFolded(MomentsFold done);
 
   // The newest assignment that rank was told, by whatever effect.
   const Assignment& told(Rank rank) { return told_[rank]; }
@@ -164,6 +166,7 @@ class FakeCohort {
   bool hold_values_ = false;
   Effects effects_;
   std::vector<effect::Fold> folds_;
+  std::vector<MomentsFold> moments_folds_;
   std::map<Rank, Held> held_;
   std::vector<Rank> resumed_;
   std::map<Rank, SessionId> sessions_;

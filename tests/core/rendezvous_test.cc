@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/moments_fold.h"
@@ -178,6 +179,78 @@ TEST(RendezvousTest, TakeForwardOfHandsOverOnlyOwnForwardMomentsInOrder) {
   EXPECT_EQ(calls[1].call, 1);
   EXPECT_DOUBLE_EQ(calls[2].moments.first[0], 30);
   EXPECT_EQ(calls[2].layer, 1);
+}
+
+TEST(RendezvousTest, MomentsThatAreNotKeptAreGivenUpOnceTheyAreFolded) {
+  using Keep = RendezvousTable::Keep;
+  const std::vector<std::pair<Keep, std::vector<size_t>>> kept = {
+      {Keep::kNone, {0, 0}}, {Keep::kFirst, {1, 0}}, {Keep::kAll, {1, 1}}};
+  for (const auto& [keep, calls] : kept) {
+    RendezvousTable table({kA, kB}, {.keep = keep});
+    table.Contribute(Key(0, 0), kB, One(1, 4, 0));
+    EXPECT_GT(table.HeldOf(kB).bytes, 0);
+    table.Contribute(Key(0, 0), kA, One(3, 0, 6));
+    EXPECT_EQ(table.TakeForwardOf(kA).size(), calls[0]);
+    EXPECT_EQ(table.TakeForwardOf(kB).size(), calls[1]);
+    // Repetitions are recognised all the same.
+    const auto same = table.Contribute(Key(0, 0), kA, One(3, 0, 6));
+    EXPECT_TRUE(same.repeated && !same.mismatch);
+    ASSERT_NE(same.result, nullptr);
+    EXPECT_EQ(same.result->count, 4);
+    EXPECT_TRUE(table.Contribute(Key(0, 0), kA, One(3, 0, 7)).mismatch);
+  }
+}
+
+TEST(RendezvousTest, ALongFoldIsAJobAndHasTheBitsOfAShortOne) {
+  RendezvousTable inline_table({kA, kB, kC});
+  RendezvousTable table({kA, kB, kC}, {.inline_max = 2});
+  const std::vector<std::pair<Rank, Moments>> contributions = {
+      {kC, One(1, 0.3, 0)}, {kB, One(2, 0.2, 1)}, {kA, One(3, 0.1, 2)}};
+  RendezvousTable::Outcome outcome;
+  RendezvousTable::Outcome wanted;
+  for (const auto& [rank, moments] : contributions) {
+    wanted = inline_table.Contribute(Key(0, 0), rank, moments);
+    outcome = table.Contribute(Key(0, 0), rank, moments);
+  }
+  ASSERT_TRUE(outcome.fold.has_value());
+  EXPECT_EQ(outcome.result, nullptr);
+  EXPECT_TRUE(table.Waits(kA));
+  EXPECT_TRUE(table.Missing().empty());
+  // A repetition does not start another one.
+  EXPECT_FALSE(table.Contribute(Key(0, 0), kA, One(3, 0.1, 2)).fold);
+  const auto done = table.Folded(RunMomentsFold(*std::move(outcome.fold)));
+  ASSERT_NE(done.result, nullptr);
+  EXPECT_EQ(done.answer, (std::vector<Rank>{kA, kB, kC}));
+  ASSERT_NE(wanted.result, nullptr);
+  EXPECT_EQ(done.result->count, wanted.result->count);
+  EXPECT_EQ(done.result->first, wanted.result->first);
+  EXPECT_EQ(done.result->second, wanted.result->second);
+  EXPECT_EQ(table.TakeForwardOf(kB).size(), 1);
+}
+
+TEST(RendezvousTest, WhatComesWhileAFoldRunsIsFoldedAfterIt) {
+  RendezvousTable table({kA, kB, kC}, {.inline_max = 1});
+  table.Contribute(Key(0, 0), kB, One(1, 4, 0));
+  auto outcome = table.Contribute(Key(0, 0), kA, One(3, 0, 6));
+  ASSERT_TRUE(outcome.fold.has_value());
+  EXPECT_FALSE(table.Contribute(Key(0, 0), kC, One(4, 1, 0)).fold);
+  // One alone is folded at once.
+  const auto done = table.Folded(RunMomentsFold(*std::move(outcome.fold)));
+  ASSERT_NE(done.result, nullptr);
+  EXPECT_EQ(done.result->count, 8);
+}
+
+TEST(RendezvousTest, AFoldOfAnotherAttemptIsIgnored) {
+  RendezvousTable over({kA, kB}, {.inline_max = 1});
+  over.Contribute(Key(0, 0), kB, One(1, 4, 0));
+  auto outcome = over.Contribute(Key(0, 0), kA, One(3, 0, 6));
+  RendezvousTable table({kA, kB}, {.inline_max = 1});
+  ReduceKey key = Key(0, 0);
+  key.attempt = Attempt(1);
+  table.Contribute(key, kB, One(1, 4, 0));
+  EXPECT_EQ(table.Folded(RunMomentsFold(*std::move(outcome.fold))).result,
+            nullptr);
+  EXPECT_EQ(table.open_count(), 1);
 }
 
 TEST(RendezvousTest, EachGroupIsAnsweredByItself) {

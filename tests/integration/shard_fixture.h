@@ -45,6 +45,7 @@ class SilentListener : public RunListener {
   void OnCheckpoint(RunState) override {}
   void OnEnded(const effect::RunEnded&) override {}
   void OnFolded(absl::Duration) override {}
+  void OnDrift(const std::vector<LayerDrift>&) override {}
 };
 
 // One worker alone is kept waiting by nobody.

@@ -235,6 +235,8 @@ Scenario MakeScenario(uint64_t seed) {
       scenario.delay_max * hops_a_step *
       static_cast<double>(5 * scenario.run.coordinator.epochs);
   scenario.in_order = random.Below(2) == 0;
+  // Moments that come together are folded by jobs, which take their time.
+  if (seed % 3 == 0) scenario.run.coordinator.moments_inline_max = 1;
   scenario.run.coordinator.inflight_bytes_max = MakeLimit(scenario.run, random);
   const auto count = random.Below(8);
   for (uint64_t i = 0; i < count; ++i) {

@@ -282,6 +282,12 @@ void SimServer::FoldDone(FoldResult result) {
   });
 }
 
+void SimServer::MomentsFolded(MomentsFold done) {
+  Handle([&](Effects& out) {
+    core_.MomentsFolded(std::move(done), world_.scheduler.now(), out);
+  });
+}
+
 void SimServer::EndData(Places& places, StreamKind kind, Rank rank,
                         Incarnation below) {
   const auto at = places.find(rank);
@@ -383,6 +389,13 @@ void SimServer::On(const effect::Fold& e) {
   world_.network.AfterFold(
       life_, [result = RunFold(e.job, kernels::ReferenceBackend(), pool_)](
                  SimServer& server) { server.FoldDone(result); });
+}
+
+void SimServer::On(const effect::FoldMoments& e) {
+  world_.network.AfterFold(life_,
+                           [done = RunMomentsFold(e.job)](SimServer& server) {
+                             server.MomentsFolded(done);
+                           });
 }
 
 }  // namespace cohort::sim

@@ -63,6 +63,7 @@ class SimServer {
 
   void Tick();
   void FoldDone(FoldResult result);
+  void MomentsFolded(MomentsFold done);
 
  private:
   using Message = absl::AnyInvocable<void(SimServer&)>;
@@ -89,6 +90,7 @@ class SimServer {
   void On(const effect::SendVerdict& e);
   void On(const effect::ResumeGradients& e);
   void On(const effect::Fold& e);
+  void On(const effect::FoldMoments& e);
   template <typename Other>
   void On(const Other&) {}
 

@@ -29,6 +29,7 @@ class ArrivalQueue final : public StepDriver {
   absl::Status Reduce(Worker& worker, const ReduceKey& key, Moments moments,
                       Turn& turn) override;
   void FoldDone(FoldResult result, Turn& turn) override;
+  void MomentsFolded(MomentsFold, Turn&) override {}
   bool Holds(Rank rank, const PushKey& key) const override;
 
   bool Advance(Turn& turn) override;

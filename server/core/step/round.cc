@@ -17,8 +17,9 @@ Round::Round(Plan plan)
   fixed_ = plan_.pushes_min == 0 ||
            plan_.pushes_min >= static_cast<int32_t>(members.size());
   members_ = members;
-  rendezvous = RendezvousTable(
-      std::move(members), {.fixed = fixed_, .group_size = plan_.group_size});
+  RendezvousTable::Options options = plan_.rendezvous;
+  options.fixed = fixed_;
+  rendezvous = RendezvousTable(std::move(members), options);
 }
 
 bool Round::Claim(Rank rank) {

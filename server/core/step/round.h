@@ -42,8 +42,8 @@ class Round {
     int32_t trainable = 0;
     // The step is made of so many pushes; 0: of all.
     int32_t pushes_min = 0;
-    // Members that share their moments; 0: all.
-    int32_t group_size = 0;
+    // Of the rendezvous, but for `fixed`.
+    RendezvousTable::Options rendezvous;
   };
   // On the way to the commit.
   struct Progress {

@@ -46,6 +46,7 @@ class StepDriver {
   // The room of its gradients is free. Folds of transactions that were given up
   // come too.
   virtual void FoldDone(FoldResult result, Turn& turn) = 0;
+  virtual void MomentsFolded(MomentsFold done, Turn& turn) = 0;
   // A complete push of this key waits for its turn.
   virtual bool Holds(Rank rank, const PushKey& key) const = 0;
 

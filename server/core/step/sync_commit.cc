@@ -31,7 +31,7 @@ absl::Status SyncRounds::Reduce(Worker& worker, const ReduceKey& key,
   COHORT_RETURN_IF_ERROR(
       CheckReduce(*round_, layers, worker.rank, key, moments));
   const bool finite = IsFinite(moments);
-  const RendezvousTable::Outcome outcome = round_->rendezvous.Contribute(
+  RendezvousTable::Outcome outcome = round_->rendezvous.Contribute(
       key, worker.rank, std::move(moments), turn.now);
   if (outcome.repeated) {
     CountArrival(
@@ -43,16 +43,30 @@ absl::Status SyncRounds::Reduce(Worker& worker, const ReduceKey& key,
     NoteNonfinite(absl::StrCat("rank ", worker.rank.value(), ": moments of ",
                                layers[static_cast<size_t>(key.layer)].name));
   }
-  AnswerRendezvous(key, outcome, turn);
+  AnswerRendezvous(key, std::move(outcome), turn);
   if (key.phase == ReducePhase::kForward && ClaimedByMoments()) {
     Claim(worker.rank, turn);
   }
   return absl::OkStatus();
 }
 
+void SyncRounds::MomentsFolded(MomentsFold done, Turn& turn) {
+  // Otherwise it is of an attempt that was given up meanwhile.
+  if (!round_.has_value() || round_->step() != done.key.step ||
+      round_->attempt() != done.key.attempt) {
+    return;
+  }
+  const ReduceKey key = done.key;
+  AnswerRendezvous(key, round_->rendezvous.Folded(std::move(done), turn.now),
+                   turn);
+}
+
 void SyncRounds::AnswerRendezvous(const ReduceKey& key,
-                                  const RendezvousTable::Outcome& outcome,
+                                  RendezvousTable::Outcome outcome,
                                   Turn& turn) {
+  if (outcome.fold.has_value()) {
+    turn.out.push_back(effect::FoldMoments{.job = *std::move(outcome.fold)});
+  }
   if (outcome.nonfinite) {
     NoteNonfinite(absl::StrCat(
         "combined moments of ",
@@ -217,7 +231,6 @@ void SyncRounds::Commit(Turn& turn) {
     NoteNonfinite(*nonfinite);
   }
   const bool skipped = nonfinite.has_value();
-  std::vector<LayerDrift> drift;
   StatisticsSets statistics = *model.current()->statistics;
   if (skipped) {
     model.Publish(Successor(*model.current(), std::move(statistics)));
@@ -225,18 +238,19 @@ void SyncRounds::Commit(Turn& turn) {
     const bool global = parts_.settings.global();
     CombinedMoments combined;
     if (global) combined = round_->rendezvous.ForwardResults();
-    const std::vector<RankMoments> moments = TakeMoments(*round_, global);
-    if (model.version().value() % kDriftEvery == 0) {
-      drift = StepDrift(model.batch_norms(), moments);
-    }
-    model.statistics().ApplyStep(moments, SamplesReference(parts_.ranks),
+    auto moments = std::make_shared<const std::vector<RankMoments>>(
+        TakeMoments(*round_, global));
+    model.statistics().ApplyStep(*moments, SamplesReference(parts_.ranks),
                                  statistics, combined);
+    if (MeasuresDrift() && moments->size() > 1) {
+      turn.out.push_back(effect::MeasureDrift{.model = model.model(),
+                                              .moments = std::move(moments)});
+    }
     model.Publish(transaction.Next(std::move(statistics)));
   }
   CommitRecord record = RecordOf(*round_);
   record.version = model.version();
   CommitObservation observation = TakeObservation(*round_, turn.now);
-  observation.drift = std::move(drift);
   const std::map<Rank, PushKey> keys = EndAssignments();
   const StepCut cut = round_->cut();
   round_.reset();

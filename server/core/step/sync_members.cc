@@ -28,13 +28,13 @@ void SyncRounds::FixMembers(const std::vector<Rank>& members, Turn& turn) {
     parts_.flow.Settle(rank, push);
   }
   ResumePaused(turn);
-  for (const auto& [key, outcome] : round_->rendezvous.Fix(members, turn.now)) {
+  for (auto& [key, outcome] : round_->rendezvous.Fix(members, turn.now)) {
     AnswerRendezvous({.step = round_->step(),
                       .attempt = round_->attempt(),
                       .layer = key.layer,
                       .call = key.call,
                       .phase = key.phase},
-                     outcome, turn);
+                     std::move(outcome), turn);
   }
   OpenTransaction(turn);
 }

@@ -42,14 +42,37 @@ void SyncRounds::StartRound() {
     batch_sizes.push_back(parts_.ranks[rank].batch_size);
   }
   const PolicyOptions& policy = parts_.settings.policy();
-  round_.emplace(Round::Plan{.step = parts_.model.version(),
-                             .attempt = ledger.next_attempt(),
-                             .cut = ledger.cursor().Cut(batch_sizes),
-                             .candidates = std::move(candidates),
-                             .partitions = parts_.model.partitions(),
-                             .trainable = parts_.model.trainable_partitions(),
-                             .pushes_min = policy.pushes_min,
-                             .group_size = policy.normalization_group});
+  round_.emplace(Round::Plan{
+      .step = parts_.model.version(),
+      .attempt = ledger.next_attempt(),
+      .cut = ledger.cursor().Cut(batch_sizes),
+      .candidates = std::move(candidates),
+      .partitions = parts_.model.partitions(),
+      .trainable = parts_.model.trainable_partitions(),
+      .pushes_min = policy.pushes_min,
+      .rendezvous = {
+          .group_size = policy.normalization_group,
+          .keep = KeptMoments(),
+          .inline_max = parts_.settings.options().moments_inline_max}});
+}
+
+RendezvousTable::Keep SyncRounds::KeptMoments() const {
+  using Keep = RendezvousTable::Keep;
+  const PolicyOptions& policy = parts_.settings.policy();
+  const auto keeps = [&policy](StatisticsKind kind) {
+    return std::find(policy.statistics.begin(), policy.statistics.end(),
+                     kind) != policy.statistics.end();
+  };
+  // Groups meet by themselves, so nothing has the moments of all ranks.
+  if (MeasuresDrift() || policy.normalization_group > 0 ||
+      keeps(StatisticsKind::kAsync)) {
+    return Keep::kAll;
+  }
+  return keeps(StatisticsKind::kChief) ? Keep::kFirst : Keep::kNone;
+}
+
+bool SyncRounds::MeasuresDrift() const {
+  return parts_.model.version().value() % kDriftEvery == 0;
 }
 
 bool SyncRounds::Advance(Turn& turn) {

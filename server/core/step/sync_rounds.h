@@ -29,6 +29,7 @@ class SyncRounds final : public StepDriver {
   absl::Status Reduce(Worker& worker, const ReduceKey& key, Moments moments,
                       Turn& turn) override;
   void FoldDone(FoldResult result, Turn& turn) override;
+  void MomentsFolded(MomentsFold done, Turn& turn) override;
   bool Holds(Rank, const PushKey&) const override { return false; }
 
   bool Advance(Turn& turn) override;
@@ -68,6 +69,10 @@ class SyncRounds final : public StepDriver {
   // Ranks that a new round may be made of.
   std::vector<Rank> Candidates() const;
   void StartRound();
+  // Whose moments the commit needs beside the combined ones.
+  RendezvousTable::Keep KeptMoments() const;
+  // The drift of the members is measured at this version.
+  bool MeasuresDrift() const;
   void AbortAttempt(const std::string& reason, Turn& turn);
 
   // ---- members of the first K
@@ -86,8 +91,8 @@ class SyncRounds final : public StepDriver {
   // ---- rendezvous
   // The step of `key` is over for `rank`.
   bool IsOver(const ReduceKey& key, Rank rank) const;
-  void AnswerRendezvous(const ReduceKey& key,
-                        const RendezvousTable::Outcome& outcome, Turn& turn);
+  void AnswerRendezvous(const ReduceKey& key, RendezvousTable::Outcome outcome,
+                        Turn& turn);
 
   // ---- room for gradients
   // Pushes are let in whole; otherwise message by message.
