@@ -250,6 +250,10 @@ struct MeasureDrift {
   SharedModel model;
   std::shared_ptr<const std::vector<RankMoments>> moments;
 };
+// Nothing needs this any more. It is large, and goes outside the lock.
+struct Discard {
+  std::shared_ptr<const void> what;
+};
 struct Committed {
   CommitRecord record;
   CommitObservation observation;
@@ -284,9 +288,9 @@ using Effect = std::variant<
     effect::Joined, effect::EndSession, effect::Notify, effect::StepAborted,
     effect::RegisterAnswered, effect::ReduceResult, effect::ReduceAborted,
     effect::SendWeights, effect::SendVerdict, effect::ResumeGradients,
-    effect::Fold, effect::FoldMoments, effect::MeasureDrift, effect::Committed,
-    effect::PolicyChanged, effect::Evaluated, effect::WriteCheckpoint,
-    effect::Log, effect::RunEnded>;
+    effect::Fold, effect::FoldMoments, effect::MeasureDrift, effect::Discard,
+    effect::Committed, effect::PolicyChanged, effect::Evaluated,
+    effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
 
 using Effects = std::vector<Effect>;
 

@@ -4,12 +4,6 @@
 
 namespace cohort {
 
-Push::Push(int32_t partitions)
-    : received_(static_cast<size_t>(partitions)),
-      gradients_(static_cast<size_t>(partitions)),
-      checksums_(static_cast<size_t>(partitions)),
-      absent_(static_cast<size_t>(partitions)) {}
-
 Push::Arrival Push::Open(const PushOpening& opening) {
   if (opening_.has_value()) {
     return opening_->samples == opening.samples &&
@@ -23,18 +17,19 @@ Push::Arrival Push::Open(const PushOpening& opening) {
 
 Push::Arrival Push::Add(int32_t partition, ByteRope gradient, uint64_t checksum,
                         std::vector<int32_t> absent_slices) {
-  const auto p = static_cast<size_t>(partition);
-  if (received_[p]) {
-    return checksums_[p] == checksum && absent_[p] == absent_slices
+  if (parts_.empty()) parts_.resize(static_cast<size_t>(partitions_));
+  Part& part = parts_[static_cast<size_t>(partition)];
+  if (part.received) {
+    return part.checksum == checksum && part.absent_slices == absent_slices
                ? Arrival::kRepeated
                : Arrival::kMismatch;
   }
-  received_[p] = true;
   ++received_count_;
   held_bytes_ += gradient.size_bytes();
-  gradients_[p] = std::move(gradient);
-  checksums_[p] = checksum;
-  absent_[p] = std::move(absent_slices);
+  part = {.received = true,
+          .gradient = std::move(gradient),
+          .checksum = checksum,
+          .absent_slices = std::move(absent_slices)};
   return Arrival::kNew;
 }
 
@@ -49,7 +44,7 @@ Push::Arrival Push::Close(PushClosing closing) {
 
 ByteRope Push::TakeGradient(int32_t partition) {
   ByteRope taken =
-      std::exchange(gradients_[static_cast<size_t>(partition)], {});
+      std::exchange(parts_[static_cast<size_t>(partition)].gradient, {});
   held_bytes_ -= taken.size_bytes();
   return taken;
 }

@@ -24,7 +24,7 @@ class Push {
     kMismatch,
   };
 
-  explicit Push(int32_t partitions);
+  explicit Push(int32_t partitions) : partitions_(partitions) {}
 
   bool opened() const { return opening_.has_value(); }
   bool closed() const { return closing_.has_value(); }
@@ -37,7 +37,7 @@ class Push {
   // Size of the gradients that have come and were not taken.
   int64_t held_bytes() const { return held_bytes_; }
   bool Has(int32_t partition) const {
-    return received_[static_cast<size_t>(partition)];
+    return !parts_.empty() && parts_[static_cast<size_t>(partition)].received;
   }
   const PushOpening& opening() const { return *opening_; }
   const PushClosing& closing() const { return *closing_; }
@@ -54,16 +54,22 @@ class Push {
   // Hands the gradient over; Has() stays true.
   ByteRope TakeGradient(int32_t partition);
   const std::vector<int32_t>& absent_slices(int32_t partition) const {
-    return absent_[static_cast<size_t>(partition)];
+    return parts_[static_cast<size_t>(partition)].absent_slices;
   }
 
  private:
   std::optional<PushOpening> opening_;
   std::optional<PushClosing> closing_;
-  std::vector<bool> received_;
-  std::vector<ByteRope> gradients_;
-  std::vector<uint64_t> checksums_;
-  std::vector<std::vector<int32_t>> absent_;
+  struct Part {
+    bool received = false;
+    ByteRope gradient;
+    uint64_t checksum = 0;
+    std::vector<int32_t> absent_slices;
+  };
+  int32_t partitions_ = 0;
+  // By partition; empty before the first has come, because a step begins with
+  // a push of every rank at once.
+  std::vector<Part> parts_;
   int32_t received_count_ = 0;
   int64_t held_bytes_ = 0;
 };

@@ -40,6 +40,7 @@ constexpr const char* kEffectNames[] = {"joined",
                                         "fold",
                                         "fold moments",
                                         "measure drift",
+                                        "discard",
                                         "committed",
                                         "policy changed",
                                         "evaluated",
@@ -142,6 +143,7 @@ struct Shard::Dispatcher {
   void operator()(effect::MeasureDrift& measure) const {
     shard.StartMeasuring(std::move(measure));
   }
+  void operator()(effect::Discard& discard) const { discard.what.reset(); }
   void operator()(effect::Committed& committed) const {
     if (shard.trace_ != nullptr) {
       shard.trace_->Committed(committed.record, shard.clock_.Now());

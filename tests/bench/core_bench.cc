@@ -232,6 +232,14 @@ class MeasuredCore {
   }
 
   absl::Status RunFolds() {
+    while (!moments_folds_.empty()) {
+      MomentsFold done = RunMomentsFold(std::move(moments_folds_.back()));
+      moments_folds_.pop_back();
+      COHORT_RETURN_IF_ERROR(Event("moments folded", [&](Effects& out) {
+        core_.MomentsFolded(std::move(done), now_, out);
+        return absl::OkStatus();
+      }));
+    }
     while (!folds_.empty()) {
       const FoldJob job = std::exchange(folds_.back(), {});
       folds_.pop_back();
@@ -254,6 +262,8 @@ class MeasuredCore {
       told_[At(verdict->rank.value())] = verdict->verdict.next;
     } else if (auto* fold = std::get_if<effect::Fold>(&effect)) {
       folds_.push_back(std::move(fold->job));
+    } else if (auto* moments = std::get_if<effect::FoldMoments>(&effect)) {
+      moments_folds_.push_back(std::move(moments->job));
     }
   }
 
@@ -270,6 +280,7 @@ class MeasuredCore {
   std::vector<Assignment> told_;
   std::vector<Incarnation> lives_;
   std::vector<FoldJob> folds_;
+  std::vector<MomentsFold> moments_folds_;
   std::map<std::string, EventCosts> costs_;
 };
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
 namespace cohort {
 
 Round::Round(Plan plan)
@@ -11,7 +14,7 @@ Round::Round(Plan plan)
     const Rank rank = plan_.candidates[i];
     if (plan_.cut.ranges[i].empty()) continue;
     members.push_back(rank);
-    ranges_[rank] = plan_.cut.ranges[i];
+    shares_.push_back({.rank = rank, .range = plan_.cut.ranges[i]});
     pushes.Add(rank);
   }
   fixed_ = plan_.pushes_min == 0 ||
@@ -20,6 +23,20 @@ Round::Round(Plan plan)
   RendezvousTable::Options options = plan_.rendezvous;
   options.fixed = fixed_;
   rendezvous = RendezvousTable(std::move(members), options);
+}
+
+size_t Round::PositionOf(Rank rank) const {
+  const auto at = std::lower_bound(
+      shares_.begin(), shares_.end(), rank,
+      [](const Share& share, Rank wanted) { return share.rank < wanted; });
+  COHORT_CHECK(at != shares_.end() && at->rank == rank,
+               absl::StrCat("rank ", rank.value(), " takes no part"));
+  return static_cast<size_t>(at - shares_.begin());
+}
+
+bool Round::Issue(Rank rank) {
+  any_issued_ = true;
+  return !std::exchange(shares_[PositionOf(rank)].issued, true);
 }
 
 bool Round::Claim(Rank rank) {

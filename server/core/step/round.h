@@ -84,10 +84,10 @@ class Round {
 
   // ---- who was given it
   // False if `rank` was given it before.
-  bool Issue(Rank rank) { return issued_.insert(rank).second; }
-  bool WasIssued(Rank rank) const { return issued_.contains(rank); }
-  bool AnyIssued() const { return !issued_.empty(); }
-  IndexRange range(Rank rank) const { return ranges_.at(rank); }
+  bool Issue(Rank rank);
+  bool WasIssued(Rank rank) const { return shares_[PositionOf(rank)].issued; }
+  bool AnyIssued() const { return any_issued_; }
+  IndexRange range(Rank rank) const { return shares_[PositionOf(rank)].range; }
 
   // Of the members.
   RoundPushes pushes;
@@ -95,13 +95,20 @@ class Round {
   Progress progress;
 
  private:
-  const Plan plan_;
+  Plan plan_;
   RankList members_;
   bool fixed_ = true;
   std::vector<Rank> claims_;
   std::set<Rank> dropped_;
-  std::map<Rank, IndexRange> ranges_;
-  std::set<Rank> issued_;
+  // Of those who take part from the beginning, ascending.
+  struct Share {
+    Rank rank;
+    IndexRange range;
+    bool issued = false;
+  };
+  size_t PositionOf(Rank rank) const;
+  std::vector<Share> shares_;
+  bool any_issued_ = false;
 };
 
 // What a policy may know of it.

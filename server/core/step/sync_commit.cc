@@ -202,13 +202,14 @@ void SyncRounds::EndAttemptOf(const Fenced& fenced, Turn& turn) {
   AbortAttempt(fenced.reason, turn);
 }
 
-std::map<Rank, PushKey> SyncRounds::EndAssignments() {
-  std::map<Rank, PushKey> keys;
+std::vector<std::pair<Rank, PushKey>> SyncRounds::EndAssignments() {
+  std::vector<std::pair<Rank, PushKey>> keys;
+  keys.reserve(round_->members().size());
   for (Rank rank : round_->members()) {
     Worker& worker = parts_.ranks[rank];
     COHORT_CHECK(worker.outstanding.has_value(),
                  absl::StrCat("rank ", rank.value(), " has no assignment"));
-    keys[rank] = KeyOf(*worker.outstanding);
+    keys.emplace_back(rank, KeyOf(*worker.outstanding));
     worker.outstanding.reset();
     fenced_.erase(rank);
   }
@@ -251,8 +252,10 @@ void SyncRounds::Commit(Turn& turn) {
   CommitRecord record = RecordOf(*round_);
   record.version = model.version();
   CommitObservation observation = TakeObservation(*round_, turn.now);
-  const std::map<Rank, PushKey> keys = EndAssignments();
+  const std::vector<std::pair<Rank, PushKey>> keys = EndAssignments();
   const StepCut cut = round_->cut();
+  turn.out.push_back(effect::Discard{
+      .what = std::make_shared<const Round>(*std::move(round_))});
   round_.reset();
   parts_.flow.ForgetLetIn();
 

@@ -84,8 +84,10 @@ bool SyncRounds::Advance(Turn& turn) {
     return round_.has_value();
   }
   if (!SettleCalls(turn)) return true;
-  if (!round_->progress.transaction.has_value() ||
-      !round_->progress.transaction->complete() ||
+  // The policy reads all pushes, so it is asked only when it may say yes.
+  const std::optional<Transaction>& transaction = round_->progress.transaction;
+  if (!round_->progress.calls_agree || !transaction.has_value() ||
+      !transaction->complete() ||
       parts_.settings.aggregation().Decide(ViewOf(*round_)).action !=
           Decision::Action::kApply) {
     return false;

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/core/policy/call_agreement.h"
@@ -116,7 +116,7 @@ class SyncRounds final : public StepDriver {
   void EndDissent(const CallDissent& dissent, Turn& turn);
   void Commit(Turn& turn);
   // By member: the push it has made.
-  std::map<Rank, PushKey> EndAssignments();
+  std::vector<std::pair<Rank, PushKey>> EndAssignments();
 
   // A fenced rank whose loss must end this attempt.
   struct Fenced {
