@@ -12,6 +12,7 @@
 #include "common/log/log.h"
 #include "common/process/command_line.h"
 #include "common/status_macros.h"
+#include "tests/bench/core_bench.h"
 #include "tests/bench/exchange_bench.h"
 #include "tests/bench/kernel_bench.h"
 #include "tests/bench/scrape_bench.h"
@@ -27,9 +28,12 @@ ABSL_FLAG(int64_t, channels, 64, "channels of the rendezvous");
 ABSL_FLAG(int32_t, training_steps, 40, "timed training steps");
 ABSL_FLAG(int32_t, pairs, 3, "timed pairs of runs in overlap and backup");
 ABSL_FLAG(int32_t, kernel_rounds, 21, "timed turns of each kernel");
+ABSL_FLAG(int32_t, core_steps, 5, "timed steps of the core");
+ABSL_FLAG(int32_t, core_workers, 1000,
+          "the largest cohort of the core's table");
 ABSL_FLAG(std::string, table, "",
           "the one table to make: exchange, rendezvous, training, overlap, "
-          "backup, batch_norm, fold or scrape; empty: all");
+          "backup, batch_norm, fold, scrape or core; empty: all");
 
 namespace cohort::bench {
 namespace {
@@ -257,6 +261,33 @@ absl::Status BenchScrape() {
   return absl::OkStatus();
 }
 
+// The state machine alone: what grows with the number of ranks.
+absl::Status BenchCore() {
+  const int32_t steps = absl::GetFlag(FLAGS_core_steps);
+  absl::PrintF(
+      "\nevents of the core in %d steps of ResNet-50's batch norm (CPU time; "
+      "\"last\": rank 0\ncontributes last, so that nothing is folded "
+      "before)\n",
+      steps);
+  absl::PrintF("%-8s %-6s %-16s %10s %12s %12s\n", "workers", "order", "event",
+               "mean ns", "longest us", "allocations");
+  for (const int32_t workers : {2, 8, 64, absl::GetFlag(FLAGS_core_workers)}) {
+    for (const ArrivalOrder order :
+         {ArrivalOrder::kAscending, ArrivalOrder::kFirstLast}) {
+      COHORT_ASSIGN_OR_RETURN(
+          const auto costs,
+          MeasureCore({.workers = workers, .steps = steps, .order = order}));
+      for (const auto& [event, cost] : costs) {
+        absl::PrintF("%-8d %-6s %-16s %10.0f %12.1f %12.1f\n", workers,
+                     order == ArrivalOrder::kFirstLast ? "last" : "rank", event,
+                     cost.mean_ns, cost.longest_ns / 1e3,
+                     cost.mean_allocations);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 struct Table {
   const char* name = nullptr;
   absl::Status (*make)() = nullptr;
@@ -270,7 +301,7 @@ absl::Status RunTables() {
         Table{"training", BenchTraining}, Table{"overlap", BenchOverlap},
         Table{"backup", BenchBackupWorkers},
         Table{"batch_norm", BenchBatchNorm}, Table{"fold", BenchFold},
-        Table{"scrape", BenchScrape}}) {
+        Table{"scrape", BenchScrape}, Table{"core", BenchCore}}) {
     if (!wanted.empty() && wanted != table.name) continue;
     found = true;
     COHORT_RETURN_IF_ERROR(table.make());
@@ -279,7 +310,7 @@ absl::Status RunTables() {
   return absl::InvalidArgumentError(absl::StrCat(
       "--table: got \"", wanted,
       "\", want exchange, rendezvous, training, overlap, backup, batch_norm, "
-      "fold or scrape"));
+      "fold, scrape or core"));
 }
 
 int Main(absl::Span<char* const> arguments) {
