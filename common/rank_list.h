@@ -15,8 +15,10 @@ namespace cohort {
 // thousand ranks would be a million ranks to copy.
 class RankList {
  public:
+  // NOLINTBEGIN(readability-identifier-naming): the names of containers.
   using value_type = Rank;
   using const_iterator = const Rank*;
+  // NOLINTEND(readability-identifier-naming)
 
   RankList() = default;
   // NOLINTNEXTLINE(google-explicit-constructor): a list of ranks is one.
@@ -43,7 +45,7 @@ class RankList {
 
   friend bool operator==(const RankList& a, const RankList& b) {
     return a.ranks_ == b.ranks_ ||
-           (a.size() == b.size() && a.size() > 0 && *a.ranks_ == *b.ranks_);
+           (!a.empty() && !b.empty() && *a.ranks_ == *b.ranks_);
   }
 
  private:

@@ -93,7 +93,7 @@ absl::Status CheckModelLimits(const ModelLayout& layout,
   }
   int64_t statistics = 0;
   for (const BatchNormSpec& layer : layout.batch_norms) {
-    statistics += needs.statistics_kinds * 2 * layer.channels *
+    statistics += int64_t{2} * needs.statistics_kinds * layer.channels *
                   static_cast<int64_t>(sizeof(double));
   }
   const int64_t needed = kVersions * (weights + slots + statistics);
