@@ -122,18 +122,29 @@ absl::Status RemoveTemporaries(FileSystem& files, const std::string& dir) {
 
 absl::Status RemoveOlder(FileSystem& files, const std::string& dir,
                          int32_t keep, const CheckpointName& newest,
-                         std::vector<CheckpointName> names) {
-  std::erase_if(names, [&](const CheckpointName& n) { return n >= newest; });
-  for (size_t i = 0; i + static_cast<size_t>(keep) <= names.size(); ++i) {
-    const absl::Status removed =
-        files.RemoveAll(absl::StrCat(dir, "/", names[i].Text()));
-    if (!removed.ok()) {
-      return absl::Status(
-          removed.code(),
-          absl::StrCat(newest.Text(),
-                       " is written, but an older one cannot be removed: ",
-                       removed.message()));
-    }
+                         const std::vector<CheckpointName>& names,
+                         const std::set<std::string>& damaged) {
+  std::vector<std::string> whole;
+  std::vector<std::string> removed;
+  for (const CheckpointName& name : names) {
+    if (name >= newest) continue;
+    (damaged.contains(name.Text()) ? removed : whole).push_back(name.Text());
+  }
+  const auto kept = static_cast<size_t>(keep - 1);
+  // Until there are enough others, someone may want to look at them.
+  if (whole.size() < kept) removed.clear();
+  while (whole.size() > kept) {
+    removed.push_back(whole.front());
+    whole.erase(whole.begin());
+  }
+  for (const std::string& name : removed) {
+    const absl::Status status = files.RemoveAll(absl::StrCat(dir, "/", name));
+    if (status.ok()) continue;
+    return absl::Status(
+        status.code(),
+        absl::StrCat(newest.Text(),
+                     " is written, but an older one cannot be removed: ",
+                     status.message()));
   }
   return absl::OkStatus();
 }
@@ -394,7 +405,8 @@ bool IsDamage(const absl::Status& status) {
 
 absl::Status WriteCheckpoint(FileSystem& files, const std::string& dir,
                              int32_t keep, const RunIdentity& identity,
-                             const RunState& state) {
+                             const RunState& state,
+                             const std::set<std::string>& damaged) {
   COHORT_CHECK(keep >= 1, absl::StrCat("got ", keep, " to keep"));
   // First, since they may hold the room that this one needs.
   COHORT_RETURN_IF_ERROR(RemoveTemporaries(files, dir));
@@ -417,7 +429,7 @@ absl::Status WriteCheckpoint(FileSystem& files, const std::string& dir,
   absl::Status placed = files.Rename(temporary, final_path);
   if (placed.ok()) placed = files.SyncDirectory(dir);
   if (!placed.ok()) return Indeterminate(std::move(placed));
-  return RemoveOlder(files, dir, keep, name, names);
+  return RemoveOlder(files, dir, keep, name, names, damaged);
 }
 
 bool IsIndeterminate(const absl::Status& write) {
@@ -430,11 +442,16 @@ absl::StatusOr<std::optional<Checkpoint>> LoadNewestCheckpoint(
   COHORT_ASSIGN_OR_RETURN(std::vector<CheckpointName> names,
                           ListCheckpoints(files, dir));
   std::reverse(names.begin(), names.end());
+  std::set<std::string> damaged;
   for (const CheckpointName& name : names) {
     absl::StatusOr<Checkpoint> checkpoint =
         Load(files, absl::StrCat(dir, "/", name.Text()));
-    if (checkpoint.ok()) return *std::move(checkpoint);
+    if (checkpoint.ok()) {
+      checkpoint->damaged = std::move(damaged);
+      return *std::move(checkpoint);
+    }
     if (!IsDamage(checkpoint.status())) return checkpoint.status();
+    damaged.insert(name.Text());
     problems.emplace_back(checkpoint.status().message());
   }
   if (names.empty()) return std::nullopt;

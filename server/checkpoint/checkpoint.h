@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,18 +20,23 @@ struct Checkpoint {
   RunState state;
   // Where it was read from.
   std::string path;
+  // Names of newer ones in the same folder, which are not whole.
+  std::set<std::string> damaged;
 };
 
 // Writes a checkpoint of `state` into `dir` (which must exist), then removes
 // older ones, so that `keep` (at least 1) remain with this one, and leftovers
 // of interrupted writes. Newer ones are left alone: a restart passed them over
-// as damaged, and someone may want to look at them.
+// as damaged, and someone may want to look at them. `damaged` names those that
+// are known not to be whole: they do not count, and are removed once `keep`
+// others are there.
 // Errors: those of FileSystem; earlier checkpoints are then still there, and
 //   unless IsIndeterminate() the new one is not (or, as the message says, only
 //   the removal of older ones failed).
 absl::Status WriteCheckpoint(FileSystem& files, const std::string& dir,
                              int32_t keep, const RunIdentity& identity,
-                             const RunState& state);
+                             const RunState& state,
+                             const std::set<std::string>& damaged = {});
 
 // True of a write that failed where nobody can tell whether the checkpoint
 // will be there after a crash: while it was being put in place.

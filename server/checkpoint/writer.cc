@@ -8,12 +8,14 @@ namespace cohort {
 
 CheckpointWriter::CheckpointWriter(FileSystem& files, std::string dir,
                                    int32_t keep, RunIdentity identity,
-                                   Timeline* timeline)
+                                   Timeline* timeline,
+                                   std::set<std::string> damaged)
     : files_(files),
       dir_(std::move(dir)),
       keep_(keep),
       identity_(std::move(identity)),
       timeline_(timeline),
+      damaged_(std::move(damaged)),
       thread_({.name = "checkpoint"}) {}
 
 absl::Status CheckpointWriter::Submit(RunState state, Done done) {
@@ -35,7 +37,7 @@ absl::Status CheckpointWriter::Submit(RunState state, Done done) {
                          done = std::move(done)] {
     const Instant begin = clock_.Now();
     const absl::Status status =
-        WriteCheckpoint(files_, dir_, keep_, identity_, state);
+        WriteCheckpoint(files_, dir_, keep_, identity_, state, damaged_);
     if (timeline_ != nullptr) {
       timeline_->Add({.name = "checkpoint",
                       .begin = begin,

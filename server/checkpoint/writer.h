@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -26,9 +27,10 @@ class CheckpointWriter {
   using Done = std::function<void(Version, const absl::Status&)>;
 
   // `files` and `timeline`, which gets each write and may be null, must outlive
-  // the writer.
+  // the writer. `damaged` as for WriteCheckpoint.
   CheckpointWriter(FileSystem& files, std::string dir, int32_t keep,
-                   RunIdentity identity, Timeline* timeline = nullptr);
+                   RunIdentity identity, Timeline* timeline = nullptr,
+                   std::set<std::string> damaged = {});
   // Waits for a write in progress.
   ~CheckpointWriter() = default;
 
@@ -45,6 +47,7 @@ class CheckpointWriter {
   const int32_t keep_;
   const RunIdentity identity_;
   Timeline* const timeline_;
+  const std::set<std::string> damaged_;
   const SteadyClock clock_;
 
   Mutex mu_;

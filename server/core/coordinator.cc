@@ -427,7 +427,7 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
                           settings_.TargetOf(request.values));
   COHORT_RETURN_IF_ERROR(CheckChange(target, model_));
-  const RunSettings::Outlook outlook = settings_.OutlookOn(target);
+  const RunSettings::Outlook outlook = settings_.OutlookOn(request.values, target);
   ChangeAnswer answer{.policy_epoch = settings_.policy_epoch(),
                       .version = model_.version(),
                       .text = outlook.text};
@@ -449,7 +449,8 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   }
   Settle(turn);
   if (outlook.changes) {
-    answer.pending = settings_.pending().has_value();
+    // A change that acts at once does not wait for others that are pending.
+    answer.pending = settings_.IsPending(request.values);
     answer.policy_epoch = settings_.policy_epoch() + (answer.pending ? 1 : 0);
   }
   return answer;

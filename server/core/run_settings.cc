@@ -71,21 +71,36 @@ absl::Status RunSettings::CheckRun(const std::string& run_id) const {
 }
 
 RunSettings::Outlook RunSettings::OutlookOn(
-    const CoordinatorOptions& target) const {
+    const SettingValues& values, const CoordinatorOptions& target) const {
   const SettingValues before = SettingsOf(options_);
   const SettingValues changed = Difference(before, target);
   Outlook outlook{
       .changes = !changed.empty(),
-      .at_version = std::any_of(
-          changed.begin(), changed.end(),
-          [](const auto& change) { return !ActsAtOnce(change.first); }),
+      .at_version = std::any_of(changed.begin(), changed.end(),
+                                [&values](const auto& change) {
+                                  return values.contains(change.first) &&
+                                         !ActsAtOnce(change.first);
+                                }),
       .text = changed.empty() ? "nothing differs from what is in force"
                               : ChangeText(before, changed)};
   // What a setting on auto becomes is part of the change.
   if (Resolve(target.policy) != policy_) {
     absl::StrAppend(&outlook.text, ": ", PolicyText(target.policy));
   }
+  if (!pending_.has_value()) return outlook;
+  const SettingValues wanted = SettingsOf(target);
+  for (const auto& [name, value] : pending_->changed) {
+    if (wanted.at(name) == value) continue;
+    absl::StrAppend(&outlook.text, "; replaces the pending ", name, "=", value);
+  }
   return outlook;
+}
+
+bool RunSettings::IsPending(const SettingValues& values) const {
+  return pending_.has_value() &&
+         std::any_of(values.begin(), values.end(), [this](const auto& value) {
+           return pending_->changed.contains(value.first);
+         });
 }
 
 absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(

@@ -66,14 +66,19 @@ class RunSettings {
   // Errors: InvalidArgument naming the setting.
   absl::StatusOr<CoordinatorOptions> TargetOf(
       const SettingValues& values) const;
-  // What `target` would change, seen from what is in force.
+  // What the request of `values`, which makes `target` of what is requested
+  // already, would change, seen from what is in force.
   struct Outlook {
     bool changes = false;
-    // Some of it takes effect at a version, not at once.
+    // Some of the values take effect at a version, not at once.
     bool at_version = false;
+    // With earlier requests that it replaces.
     std::string text;
   };
-  Outlook OutlookOn(const CoordinatorOptions& target) const;
+  Outlook OutlookOn(const SettingValues& values,
+                    const CoordinatorOptions& target) const;
+  // One of these values is pending.
+  bool IsPending(const SettingValues& values) const;
   // Puts in force what acts at once. Returns what that changes.
   SettingValues AdoptAtOnce(const CoordinatorOptions& target);
   // Makes `target` the pending request; none if it is what is in force.

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
@@ -136,18 +137,52 @@ absl::Status Withdrawn() {
       "back, or the server was started anew\n`cohortctl status` tells");
 }
 
+// What the server made of `settings`: pending, or in force.
+Settings AsAccepted(const v1::GetPolicyReply& policy,
+                    const Settings& settings) {
+  Settings accepted;
+  for (const auto& [name, value] : settings) {
+    const auto pending = policy.pending().find(name);
+    const auto in_force = policy.settings().find(name);
+    if (pending != policy.pending().end()) {
+      accepted[name] = pending->second;
+    } else if (in_force != policy.settings().end()) {
+      accepted[name] = in_force->second;
+    }
+  }
+  return accepted;
+}
+
+// Errors: Aborted: `change` has other values than those that were accepted.
+absl::Status CheckNotReplaced(const v1::PolicyChange& change,
+                              const Settings& accepted) {
+  for (const auto& [name, value] : accepted) {
+    const auto found = change.settings().find(name);
+    if (found == change.settings().end() || found->second == value) continue;
+    return absl::AbortedError(absl::StrCat(
+        "the change was replaced by another one before it took effect: ", name,
+        " is ", Printable(found->second), " since step ", change.version(),
+        ", not ", Printable(value),
+        "\n`cohortctl policy history` lists all changes"));
+  }
+  return absl::OkStatus();
+}
+
 // Waits until the change `wanted` (a policy epoch) is in force, and says whom
 // for.
 absl::Status AwaitChange(Context& context, int64_t wanted) {
   CtlIo& io = context.io;
   const Instant start = io.clock.Now();
   Instant word_due = start + kFirstWord;
+  std::optional<Settings> accepted;
   for (;;) {
     COHORT_ASSIGN_OR_RETURN(const v1::GetPolicyReply policy,
                             context.server.GetPolicy());
     const v1::PolicyChange* change =
         FindChange(policy, wanted, context.settings);
+    if (!accepted.has_value()) accepted = AsAccepted(policy, context.settings);
     if (change != nullptr) {
+      COHORT_RETURN_IF_ERROR(CheckNotReplaced(*change, *accepted));
       PrintInForce(context, policy, *change);
       return absl::OkStatus();
     }
@@ -167,9 +202,9 @@ absl::Status AwaitChange(Context& context, int64_t wanted) {
       COHORT_ASSIGN_OR_RETURN(const v1::Status status,
                               context.server.GetStatus());
       if (status.ended()) return Withdrawn();
-      io.err << "not in force yet: " << reason << ", "
-             << SecondsText(now - start) << ", gives up after "
-             << SecondsText(context.timeout) << std::endl;
+      io.err << "not in force yet after " << SecondsText(now - start) << " of "
+             << SecondsText(context.timeout) << " (--timeout): " << reason
+             << std::endl;
     }
     if (!io.pause(std::min(kPoll, context.timeout - (now - start)))) {
       return absl::CancelledError(absl::StrCat("interrupted", kStays));

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -135,8 +136,12 @@ absl::Status RunFiles::Restore() {
   const Instant begin = clock_.Now();
   absl::StatusOr<std::optional<Checkpoint>> newest =
       LoadNewestCheckpoint(files_, options_.checkpoint_dir, problems);
+  const bool older = newest.ok() && newest->has_value();
   for (const std::string& problem : problems) {
-    Log(LogLevel::kWarning, absl::StrCat("damaged checkpoint: ", problem));
+    Log(LogLevel::kWarning,
+        absl::StrCat(
+            "damaged checkpoint: ", problem,
+            older ? absl::StrCat("; continuing from ", (*newest)->path) : ""));
   }
   COHORT_RETURN_IF_ERROR(newest.status());
   restored_ = *std::move(newest);
@@ -161,9 +166,10 @@ absl::Status RunFiles::Restore() {
 
 void RunFiles::BeginRun(const RunIdentity& identity) {
   if (!keeps_checkpoints()) return;
-  writer_ = std::make_unique<CheckpointWriter>(files_, options_.checkpoint_dir,
-                                               kCheckpointsKept, identity,
-                                               options_.timeline);
+  writer_ = std::make_unique<CheckpointWriter>(
+      files_, options_.checkpoint_dir, kCheckpointsKept, identity,
+      options_.timeline,
+      restored_.has_value() ? restored_->damaged : std::set<std::string>());
 }
 
 void RunFiles::OnWritten(const Written& written, Instant begin,
@@ -176,8 +182,11 @@ void RunFiles::OnWritten(const Written& written, Instant begin,
                                            : figures_.failed_io);
     }
     Log(LogLevel::kError,
-        absl::StrCat("checkpoint of step ", version.value(),
-                     " failed, and no more are written: ", status.message()));
+        absl::StrCat("checkpoint of step ", version.value(), " failed; ",
+                     IsIndeterminate(status)
+                         ? "no more are written until a restart: "
+                         : "the next one will be tried: ",
+                     status.message()));
     return;
   }
   Log(LogLevel::kInfo,

@@ -21,6 +21,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::StartsWith;
 
 constexpr int32_t kKeep = 3;
 
@@ -229,6 +230,38 @@ TEST_F(CheckpointTest, KeepsTheNewestAndRemovesTheRest) {
               ElementsAre("checkpoint-000000000003", "checkpoint-000000000004",
                           "checkpoint-000000000005"));
   EXPECT_EQ(LoadedVersion(), 5);
+}
+
+// A restart that passed over 3 goes on from 2, and makes another 3.
+TEST_F(CheckpointTest, ADamagedOneDoesNotCountAsKept) {
+  const auto write = [&](int64_t version) {
+    const absl::Status status =
+        WriteCheckpoint(files_, dir_.path(), 2, ExampleIdentity(),
+                        ExampleState(version), {"checkpoint-000000000003"});
+    ASSERT_TRUE(status.ok()) << status;
+  };
+  Write(3);
+  write(3);
+  // There is no other one to keep in its place.
+  EXPECT_THAT(Names(), ElementsAre("checkpoint-000000000003",
+                                   StartsWith("checkpoint-000000000003.")));
+  write(4);
+  EXPECT_THAT(Names(), ElementsAre(StartsWith("checkpoint-000000000003."),
+                                   "checkpoint-000000000004"));
+}
+
+TEST_F(CheckpointTest, ADamagedOneIsRemovedBeforeTheOlderOneThatIsWhole) {
+  Write(2);
+  Write(3);
+  WriteText(dir_.File("checkpoint-000000000003/manifest.json"), "broken");
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok() && loaded->has_value());
+  EXPECT_THAT((*loaded)->damaged, ElementsAre("checkpoint-000000000003"));
+  ASSERT_TRUE(WriteCheckpoint(files_, dir_.path(), 2, ExampleIdentity(),
+                              ExampleState(3), (*loaded)->damaged)
+                  .ok());
+  EXPECT_THAT(Names(), ElementsAre("checkpoint-000000000002",
+                                   StartsWith("checkpoint-000000000003.")));
 }
 
 TEST_F(CheckpointTest, RemovesLeftoversOfInterruptedWrites) {

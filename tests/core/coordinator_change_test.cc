@@ -16,6 +16,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Pair;
 
 // Two workers with batches of 2 and 40 samples an epoch.
 FakeSetup LongSetup(AggregationKind kind = AggregationKind::kSync) {
@@ -373,6 +374,31 @@ TEST(CoordinatorChangeTest, ASecondRequestAddsToTheFirstOrTakesItBack) {
   for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, PushOf(0));
   EXPECT_EQ(cohort.counter("policy_changes"), 0);
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank1));
+}
+
+TEST(CoordinatorChangeTest, WhatActsAtOnceIsInForceThoughAnotherChangeWaits) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Change(kToAsync).ok());
+  const auto answer = cohort.Change({{"lease", "3s"}});
+  ASSERT_TRUE(answer.ok());
+  EXPECT_FALSE(answer->pending);
+  // The epoch of its own entry in the history.
+  EXPECT_EQ(answer->policy_epoch, 2);
+  EXPECT_EQ(cohort.core().Policy({}).settings.at("lease"), "3s");
+  EXPECT_THAT(cohort.core().Policy({}).pending,
+              ElementsAre(Pair("aggregation", "async")));
+}
+
+TEST(CoordinatorChangeTest, ARequestTellsWhatPendingOneItReplaces) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Change({{"learning_rate", "0.1"}}).ok());
+  const auto answer = cohort.Change({{"learning_rate", "0.2"}});
+  ASSERT_TRUE(answer.ok());
+  EXPECT_TRUE(answer->pending);
+  EXPECT_EQ(answer->text,
+            "learning_rate 0.5 -> 0.2; replaces the pending learning_rate=0.1");
 }
 
 TEST(CoordinatorChangeTest, TakingARequestBackWakesThoseWhoWaitForIt) {

@@ -66,11 +66,34 @@ TEST(PolicySetTest, SaysWhomItWaitsFor) {
   TakeEffectAfter(ctl, absl::Milliseconds(11'500));
   const CtlResult result = ctl.Run(kSetAsync);
   EXPECT_EQ(result.code, 0);
-  EXPECT_EQ(result.err,
-            "not in force yet: waiting for worker 1, gives up in 90 s, 1 s, "
-            "gives up after 60 s\n"
-            "not in force yet: waiting for worker 1, gives up in 90 s, 11 s, "
-            "gives up after 60 s\n");
+  EXPECT_EQ(
+      result.err,
+      "not in force yet after 1 s of 60 s (--timeout): waiting for worker "
+      "1, gives up in 90 s\n"
+      "not in force yet after 11 s of 60 s (--timeout): waiting for "
+      "worker 1, gives up in 90 s\n");
+}
+
+TEST(PolicySetTest, ChangeThatIsReplacedIsAFailureThatNamesTheOther) {
+  CtlHarness ctl;
+  ctl.server.on_set = [&ctl](const v1::SetPolicyRequest&) {
+    ctl.server.on_get = [&ctl] {
+      if (ctl.paused() < absl::Seconds(2)) return PendingPolicy();
+      v1::GetPolicyReply policy = ChangedPolicy();
+      v1::PolicyChange& change =
+          *policy.mutable_history(policy.history_size() - 1);
+      (*change.mutable_settings())["aggregation"] = "bounded";
+      return policy;
+    };
+    return Accepted(2, true);
+  };
+  const CtlResult result = ctl.Run(kSetAsync);
+  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err,
+              HasSubstr("the change was replaced by another one before it took "
+                        "effect: aggregation is bounded since step 1234, not "
+                        "async"));
 }
 
 TEST(PolicySetTest, GivesUpAtTheTimeoutAndTheChangeStays) {
