@@ -52,7 +52,10 @@ MomentsFold RunMomentsFold(MomentsFold job) {
 
 RendezvousTable::RendezvousTable(std::vector<Rank> ranks,
                                  const Options& options)
-    : members_(std::move(ranks)), options_(options), waits_(members_.size()) {}
+    : members_(std::move(ranks)),
+      options_(options),
+      waits_(members_.size()),
+      bytes_(members_.size()) {}
 
 size_t RendezvousTable::PositionOf(Rank rank) const {
   const auto it = std::lower_bound(members_.begin(), members_.end(), rank);
@@ -114,7 +117,12 @@ RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
     if (outcome.result != nullptr) outcome.answer.push_back(rank);
     return outcome;
   }
-  slot = {.present = true, .checksum = checksum, .moments = std::move(moments)};
+  slot = {.present = true,
+          .checksum = checksum,
+          .bytes = static_cast<int64_t>(
+              (moments.first.size() + moments.second.size()) * sizeof(double)),
+          .moments = std::move(moments)};
+  bytes_[at] += slot.bytes;
   SetWaiting(entry, at, true);
   entry.since[at] = now;
   if (++entry.present[group] == 1) ++open_count_;
@@ -233,6 +241,7 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
   const std::vector<Rank> candidates = std::exchange(members_, members);
   options_.fixed = true;
   waits_.assign(members_.size(), 0);
+  bytes_.assign(members_.size(), 0);
   waiting_count_ = 0;
   open_count_ = 0;
   std::vector<Completed> completed;
@@ -250,6 +259,7 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
         ++open_count_;
       }
       kept.contributions.push_back(std::move(before.contributions[i]));
+      bytes_[at] += kept.contributions.back().bytes;
       kept.waiting.push_back(false);
       SetWaiting(kept, at, before.waiting[i]);
       kept.since.push_back(before.since[i]);
@@ -273,15 +283,7 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
 
 RendezvousTable::Held RendezvousTable::HeldOf(Rank rank) const {
   const size_t at = PositionOf(rank);
-  Held held;
-  for (const auto& [place, entry] : entries_) {
-    if (entry.waiting[at]) ++held.waiting;
-    const std::optional<Moments>& moments = entry.contributions[at].moments;
-    if (!moments.has_value()) continue;
-    held.bytes += static_cast<int64_t>(
-        (moments->first.size() + moments->second.size()) * sizeof(double));
-  }
-  return held;
+  return {.waiting = waits_[at], .bytes = bytes_[at]};
 }
 
 bool RendezvousTable::Has(const ReduceKey& key, Rank rank) const {

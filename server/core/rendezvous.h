@@ -22,7 +22,7 @@ namespace cohort {
 struct MomentsFold {
   ReduceKey key;
   size_t group = 0;
-  // What is folded so far, and what comes next, in rank order.
+  // The sum so far, and the moments to add to it, in rank order.
   Moments total;
   std::vector<Moments> parts;
 };
@@ -94,10 +94,8 @@ class RendezvousTable {
   std::vector<Completed> Fix(const std::vector<Rank>& members,
                              Instant now = Instant());
 
-  // Calls and phases that somebody has contributed to.
-  int64_t size() const { return static_cast<int64_t>(entries_.size()); }
-  // What `rank` has in them: how many it waits in, and the bytes of its
-  // contributions. Takes time in proportion to size().
+  // How many rendezvous `rank` waits in, and the bytes that it has contributed
+  // to all of them, folded or not: results are kept, and no larger.
   struct Held {
     int64_t waiting = 0;
     int64_t bytes = 0;
@@ -163,11 +161,12 @@ class RendezvousTable {
   }
 
  private:
-  // What one member has contributed.
+  // One member's moments.
   struct Contribution {
     bool present = false;
-    // Of its bits, to recognise repetitions.
+    // Recognises repetitions.
     uint64_t checksum = 0;
+    int64_t bytes = 0;
     // Until they are folded, or longer; see Options::keep.
     std::optional<Moments> moments;
   };
@@ -219,6 +218,8 @@ class RendezvousTable {
   std::map<CallPlace, Entry> entries_;
   // By position in members_: in how many rendezvous it waits.
   std::vector<int32_t> waits_;
+  // By position: bytes contributed.
+  std::vector<int64_t> bytes_;
   size_t waiting_count_ = 0;
   int64_t open_count_ = 0;
   RendezvousWaits forward_;

@@ -190,6 +190,8 @@ TEST(RendezvousTest, MomentsThatAreNotKeptAreGivenUpOnceTheyAreFolded) {
     table.Contribute(Key(0, 0), kB, One(1, 4, 0));
     EXPECT_GT(table.HeldOf(kB).bytes, 0);
     table.Contribute(Key(0, 0), kA, One(3, 0, 6));
+    // What was received counts, kept or not.
+    EXPECT_EQ(table.HeldOf(kB).bytes, 16);
     EXPECT_EQ(table.TakeForwardOf(kA).size(), calls[0]);
     EXPECT_EQ(table.TakeForwardOf(kB).size(), calls[1]);
     // Repetitions are recognised all the same.

@@ -19,10 +19,7 @@ constexpr int64_t kHeldMomentsBytesMax = int64_t{256} << 20;
 absl::Status CheckHeldMoments(const RendezvousTable& table, size_t layers,
                               Rank rank, const ReduceKey& key) {
   const int64_t waits_max = kWaitsMin + 2 * static_cast<int64_t>(layers);
-  // Below that no rank can be above it, and nothing is counted.
-  if (table.size() < waits_max || table.Has(key, rank)) {
-    return absl::OkStatus();
-  }
+  if (table.Has(key, rank)) return absl::OkStatus();
   const RendezvousTable::Held held = table.HeldOf(rank);
   if (held.waiting >= waits_max) {
     return absl::ResourceExhaustedError(
