@@ -10,12 +10,12 @@
 #include "server/core/run.h"
 #include "server/core/turn.h"
 
-// What each rank is to do next, and how it is told: in the verdict on its push,
-// in the answer to its report, or by a notice on its session.
+// Assignments: the next work of each rank. A rank is told in the verdict on its
+// push, in the answer to its report, or by a notice on its session.
 namespace cohort {
 
-// What `worker` is to do now. It keeps an assignment until that has ended; if
-// there is none for it, it waits.
+// The assignment of `worker` now. It keeps an assignment until that has ended;
+// if there is none for it, it waits.
 Assignment NextFor(const Run& run, Worker& worker, Instant now);
 // The same for a rank that may have been given up meanwhile.
 Assignment NextForRank(const Run& run, Rank rank, Instant now);

@@ -1,6 +1,5 @@
 #include "server/core/coordinator.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -427,7 +426,8 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
                           settings_.TargetOf(request.values));
   COHORT_RETURN_IF_ERROR(CheckChange(target, model_));
-  const RunSettings::Outlook outlook = settings_.OutlookOn(request.values, target);
+  const RunSettings::Outlook outlook =
+      settings_.OutlookOn(request.values, target);
   ChangeAnswer answer{.policy_epoch = settings_.policy_epoch(),
                       .version = model_.version(),
                       .text = outlook.text};

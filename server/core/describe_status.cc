@@ -110,8 +110,7 @@ std::string LostText(const RunView& run, const std::vector<Rank>& lost,
                      Instant now) {
   absl::Duration since;
   for (Rank rank : lost) {
-    // Of one whose stream has just broken it is not known yet whether it is
-    // missed.
+    // A stream that has just broken may come back: the rank is not missed yet.
     const Worker& worker = run.ranks[rank];
     since = std::max(since, now - (worker.state == Worker::State::kReconnecting
                                        ? worker.lost_at

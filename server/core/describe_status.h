@@ -17,8 +17,8 @@
 #include "server/core/step/step_driver.h"
 #include "server/core/views.h"
 
-// What a run says about itself, and whom it waits for. Nothing here changes
-// anything.
+// Describes a run: its status, and the ranks that it waits for. Nothing here
+// changes anything.
 namespace cohort {
 
 // All parts of a run, to read. Borrowed.

@@ -36,8 +36,8 @@ struct CommitObservation {
   absl::Duration aggregation;
   RendezvousWaits forward;
   RendezvousWaits backward;
-  // Of a single push, ascending by layer; empty where this commit was not
-  // sampled. That of a synchronous step is measured later (effect
+  // The drift of a single push, ascending by layer; empty where this commit was
+  // not sampled. That of a synchronous step is measured later (effect
   // MeasureDrift).
   std::vector<LayerDrift> drift;
 };

@@ -8,7 +8,7 @@
 
 namespace cohort {
 
-// What happened in this life of the server, in numbers that only rise.
+// Counters of this life of the server: they only rise.
 struct RunCounts {
   // Damped pushes included.
   int64_t pushes_applied = 0;

@@ -17,7 +17,7 @@
 
 namespace cohort {
 
-// What outlives the way in which pushes are combined, and a live change of it:
+// State that outlives the step driver, and so a live change of aggregation:
 // how pushes ended, which samples come next, the clock of schedules, counts,
 // and how the run ends.
 class RunLedger {
@@ -39,8 +39,8 @@ class RunLedger {
   }
 
   // ---- attempts
-  // Of the next round of the present version. Kept over a change of policy:
-  // workers know that the attempts before it are over.
+  // The number of the next round of the present version. Kept over a change of
+  // policy: workers know that the attempts before it are over.
   Attempt next_attempt() const { return next_attempt_; }
   void BeginAttempts() { next_attempt_ = Attempt(0); }
   void EndAttempt(Attempt attempt) { next_attempt_ = attempt.Next(); }

@@ -83,7 +83,7 @@ RunSettings::Outlook RunSettings::OutlookOn(
                                 }),
       .text = changed.empty() ? "nothing differs from what is in force"
                               : ChangeText(before, changed)};
-  // What a setting on auto becomes is part of the change.
+  // The value that a setting on auto takes is part of the change.
   if (Resolve(target.policy) != policy_) {
     absl::StrAppend(&outlook.text, ": ", PolicyText(target.policy));
   }

@@ -62,12 +62,12 @@ class RunSettings {
   // whatever run this is.
   absl::Status CheckRun(const std::string& run_id) const;
 
-  // What was requested before, or is in force, with `values` set.
+  // The settings that are pending, or in force, with `values` set.
   // Errors: InvalidArgument naming the setting.
   absl::StatusOr<CoordinatorOptions> TargetOf(
       const SettingValues& values) const;
-  // What the request of `values`, which makes `target` of what is requested
-  // already, would change, seen from what is in force.
+  // The effect of requesting `values`, compared with what is in force. `target`
+  // is TargetOf(values).
   struct Outlook {
     bool changes = false;
     // Some of the values take effect at a version, not at once.

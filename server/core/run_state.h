@@ -6,7 +6,7 @@
 
 namespace cohort {
 
-// What a restart needs of a run that has a model.
+// The state that a restart needs; the run must have a model.
 RunState CaptureState(const RunView& run);
 
 // Puts model, data cursor and moving statistics back where `restored` has them.

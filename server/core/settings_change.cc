@@ -58,7 +58,7 @@ void ResizeCohort(const ChangeParts& parts, int32_t workers, Turn& turn) {
   // A rank that comes later may take its time from now on.
   for (Worker& worker : run.ranks.all()) {
     if (worker.ever_joined) continue;
-    // Of a rank that comes back: what it was given before is over.
+    // A rank that comes back: what it was given before is over.
     run.ledger.pushes_of(worker.rank).ForgetBelow(worker.next_sequence);
     worker.lost_at = turn.now;
     worker.missed_since = turn.now;
@@ -91,7 +91,7 @@ void AdoptPending(const ChangeParts& parts, Turn& turn) {
   RunSettings& settings = parts.settings;
   const RunParts& run = parts.run;
   const SettingValues changed = settings.pending()->changed;
-  // Nobody is paused whose push is not in flight; those who were told to go on
+  // No push is in flight, so no rank is paused; those that were told to go on
   // may not be there after the change.
   run.flow.ResumeAll(turn);
   std::string text = ChangeText(SettingsOf(settings.options()), changed);

@@ -7,7 +7,7 @@
 #include "server/core/run_settings.h"
 #include "server/core/turn.h"
 
-// What a change of settings does to the parts of a run.
+// Applies a change of settings to the parts of a run.
 namespace cohort {
 
 // The parts that a change of settings acts on.

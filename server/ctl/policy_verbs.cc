@@ -137,7 +137,7 @@ absl::Status Withdrawn() {
       "back, or the server was started anew\n`cohortctl status` tells");
 }
 
-// What the server made of `settings`: pending, or in force.
+// The values of `settings` as the server has them: pending, or in force.
 Settings AsAccepted(const v1::GetPolicyReply& policy,
                     const Settings& settings) {
   Settings accepted;

@@ -70,7 +70,7 @@ double ThreadNanoseconds() {
          static_cast<double>(now.tv_nsec);
 }
 
-// Of one measurement of nothing.
+// The cost of one measurement of nothing.
 double ClockOverhead() {
   constexpr int kTurns = 1000;
   const double begin = ThreadNanoseconds();

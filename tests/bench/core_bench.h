@@ -8,7 +8,7 @@
 
 namespace cohort::bench {
 
-// What the events of one kind cost the server's core.
+// Costs of the events of one kind in the server's core.
 struct EventCosts {
   int64_t count = 0;
   // CPU time of the thread. Every event is handled under one lock, so the

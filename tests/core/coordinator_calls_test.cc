@@ -398,7 +398,7 @@ TEST(CoordinatorCallsTest, AGroupOfOneThatCountsCallsItNeverMetInIsFenced) {
                         "rendezvous of call 0"));
 }
 
-// Nobody can tell which of the two is wrong.
+// It is not known which of the two is wrong.
 TEST(CoordinatorCallsTest, AGroupThatDoesNotCountACallItMetInRepeatsTheStep) {
   FakeCohort cohort(Grouped());
   cohort.Start();

@@ -7,10 +7,10 @@
 #include "server/core/run_counts.h"
 #include "server/core/turn.h"
 
-// What becomes of a run when a rank is lost.
+// The consequences for a run when a rank is lost.
 namespace cohort {
 
-// Nobody holds `rank` any more: what it was given stays for its replacement, or
+// Vacates `rank`: what it was given stays for its replacement, or
 // is given up, as the settings say.
 void Lose(const Run& run, Rank rank, VacancyReason why,
           const std::string& reason, Turn& turn);

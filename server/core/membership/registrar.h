@@ -21,7 +21,7 @@ namespace cohort {
 // worker for the initial values, and compares later registrations with it.
 class Registrar {
  public:
-  // What it reads, and the ranks that it registers. All must outlive it.
+  // Reads the settings and the model, and registers ranks. All must outlive it.
   Registrar(const RunSettings& settings, const ModelStore& model,
             RankTable& ranks)
       : settings_(settings), model_(model), ranks_(ranks) {}

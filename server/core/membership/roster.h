@@ -23,11 +23,11 @@
 
 namespace cohort {
 
-// Who holds which rank: joins, incarnations, leases and losses. It answers what
+// Holders of ranks: joins, incarnations, leases and losses. It answers what
 // happened; what follows from it for the step is for the caller.
 class Roster {
  public:
-  // What it reads, the counts it keeps and the ranks themselves. All must
+  // Reads settings and model, counts in the ledger, changes the ranks. All must
   // outlive it.
   Roster(const RunSettings& settings, const ModelStore& model,
          RunLedger& ledger, RankTable& ranks);
@@ -62,7 +62,7 @@ class Roster {
 
   // The stream of a session ended without farewell. No-op if nobody has it.
   void Break(SessionId session, Turn& turn);
-  // Nobody holds `rank` any more.
+  // Makes `rank` vacant.
   void Vacate(Rank rank, VacancyReason why, const std::string& reason,
               Turn& turn);
 
@@ -108,7 +108,7 @@ class Roster {
   Incarnation next_incarnation_;
   std::optional<Instant> begin_;
   bool resumed_ = false;
-  // Of the checkpoint.
+  // As the checkpoint has them.
   std::set<Rank> lost_before_;
   std::set<Rank> never_registered_before_;
 };

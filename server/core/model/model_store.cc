@@ -7,8 +7,8 @@
 #include "common/byte_rope.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "server/core/optimizer/slots.h"
 #include "server/core/membership/registration_book.h"
+#include "server/core/optimizer/slots.h"
 
 namespace cohort {
 namespace {

@@ -12,16 +12,16 @@
 #include "common/ids.h"
 #include "server/core/effects.h"
 #include "server/core/evaluation.h"
+#include "server/core/membership/rank_table.h"
 #include "server/core/model/model_store.h"
 #include "server/core/moments_collection.h"
-#include "server/core/membership/rank_table.h"
 #include "server/core/requests.h"
 #include "server/core/run_ledger.h"
 #include "server/core/run_settings.h"
 
 namespace cohort {
 
-// What workers compute over pinned versions, beside training: evaluations, and
+// Work over pinned versions, beside training: evaluations, and
 // the moments of precise statistics (kind `after`). It decides what of both a
 // run does at the end of an epoch, on request, and before it ends.
 class PinnedWork {
@@ -57,7 +57,7 @@ class PinnedWork {
   // The next part nobody computes yet, for `rank`, which then computes it;
   // without sequence and policy epoch.
   std::optional<Assignment> Next(Rank rank, bool may_collect);
-  // What `rank` computes is given to the next that asks. No-op if it computes
+  // Gives what `rank` computes to the next that asks. No-op if it computes
   // nothing.
   void Return(Rank rank);
 
@@ -86,12 +86,12 @@ class PinnedWork {
   EvaluationBook evaluations_;
   std::optional<MomentsCollection> collection_;
   int64_t next_collection_ = 1;
-  // What each rank computes.
+  // The part that each rank computes.
   std::map<Rank, EvaluationBook::Shard> shards_;
   std::map<Rank, MomentsCollection::Shard> batches_;
   // Its activations were not finite.
   std::optional<Version> uncollectable_;
-  // What Conclude does is done.
+  // Conclude has nothing left to do.
   bool concluded_ = false;
   std::optional<EvaluationRecord> last_evaluation_;
 };

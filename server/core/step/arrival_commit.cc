@@ -30,7 +30,7 @@ void ArrivalQueue::HoldReadVersions() {
 
 SharedSnapshot ArrivalQueue::ReadBy(Version version) const {
   const StalenessOptions& staleness = parts_.settings.policy().staleness;
-  // Of a gradient that is not stale only the mean square is of use.
+  // A gradient that is not stale needs it only for its mean square.
   if (!decision_.compensate && (staleness.rule != StalenessRule::kCompensate ||
                                 !staleness.compensation_adaptive)) {
     return nullptr;

@@ -76,7 +76,7 @@ class ArrivalQueue final : public StepDriver {
     std::vector<LayerDrift> drift;
   };
 
-  // What has come of the push of `worker`.
+  // The push of `worker`, as far as it has come.
   Push& PushOf(const Worker& worker);
   // Forgets it.
   void DropAssembly(Rank rank);
@@ -92,7 +92,7 @@ class ArrivalQueue final : public StepDriver {
   // Keeps the versions that pushes under way have read, as far as the policy
   // needs them.
   void HoldReadVersions();
-  // What a push's gradient was computed at, where that is needed to
+  // The version that a push's gradient was computed at, where it is needed to
   // compensate it; otherwise null.
   SharedSnapshot ReadBy(Version version) const;
 

@@ -37,7 +37,7 @@ std::optional<CallDissent> FindMiscounted(
           place.call < counts[layer] ? ", but made no rendezvous of call "
                                      : ", but made a rendezvous of call ",
           place.call)};
-  // Of members that met, or did not, together none can be blamed alone.
+  // Several members did the same: none of them can be blamed alone.
   if (at_fault.size() == 1) dissent.alone = at_fault.front();
   return dissent;
 }

@@ -7,12 +7,12 @@
 #include "server/core/push.h"
 #include "server/core/requests.h"
 
-// What of a push can be checked without knowing how pushes are combined. Errors
+// Checks of a push that do not depend on how pushes are combined. Errors
 // are InvalidArgument with the value seen and the values wanted, where nothing
 // else is said.
 namespace cohort {
 
-// What an opening must say.
+// The values that an opening must have.
 struct OpeningBounds {
   Rank rank;
   int64_t samples = 0;

@@ -14,7 +14,7 @@
 #include "server/core/run_parts.h"
 #include "server/core/turn.h"
 
-// What every way of combining pushes does with one push and one commit.
+// Functions that every step driver needs for one push and one commit.
 namespace cohort {
 
 inline PushKey KeyOf(const Assignment& assignment) {

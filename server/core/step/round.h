@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -42,7 +41,7 @@ class Round {
     int32_t trainable = 0;
     // The step is made of so many pushes; 0: of all.
     int32_t pushes_min = 0;
-    // Of the rendezvous, but for `fixed`.
+    // For the rendezvous; `fixed` is set by the round.
     RendezvousTable::Options rendezvous;
   };
   // On the way to the commit.
@@ -68,7 +67,7 @@ class Round {
   bool fixed() const { return fixed_; }
   // It is no member, because the step was full without it.
   bool WasDropped(Rank rank) const { return dropped_.contains(rank); }
-  // Who has done what makes a member, in the order in which they did.
+  // Ranks that have done what makes a member, in that order.
   const std::vector<Rank>& claims() const { return claims_; }
   // `rank` has done what makes a member. False if that changes nothing.
   bool Claim(Rank rank);
@@ -79,7 +78,7 @@ class Round {
   void Drop(Rank rank);
   // A candidate is lost.
   void Remove(Rank rank);
-  // What has come of its push is forgotten.
+  // Forgets what has come of its push.
   void Restart(Rank rank);
 
   // ---- who was given it
@@ -89,7 +88,7 @@ class Round {
   bool AnyIssued() const { return any_issued_; }
   IndexRange range(Rank rank) const { return shares_[PositionOf(rank)].range; }
 
-  // Of the members.
+  // All three are of the members.
   RoundPushes pushes;
   RendezvousTable rendezvous;
   Progress progress;
@@ -100,7 +99,7 @@ class Round {
   bool fixed_ = true;
   std::vector<Rank> claims_;
   std::set<Rank> dropped_;
-  // Of those who take part from the beginning, ascending.
+  // One entry for each rank that takes part from the beginning, ascending.
   struct Share {
     Rank rank;
     IndexRange range;
@@ -111,7 +110,7 @@ class Round {
   bool any_issued_ = false;
 };
 
-// What a policy may know of it.
+// The round as a policy sees it.
 RoundView ViewOf(const Round& round);
 
 // Every member has closed its push, or waits in a rendezvous.
@@ -123,7 +122,7 @@ bool AllClosedOrWaiting(const Round& round);
 std::vector<RankMoments> TakeMoments(Round& round, bool global);
 // Sums over the members, but for the numbers of the run as a whole.
 CommitRecord RecordOf(const Round& round);
-// What it was like, but for the drift. The round hands over what was observed.
+// The observations of the round, which it hands over, without the drift.
 CommitObservation TakeObservation(Round& round, Instant now);
 
 }  // namespace cohort

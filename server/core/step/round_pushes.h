@@ -14,7 +14,7 @@
 
 namespace cohort {
 
-// What has come of the pushes of one round, rank by rank, and in sums that are
+// The pushes of one round as they arrive, rank by rank, and in sums that are
 // read with every message.
 class RoundPushes {
  public:
@@ -50,7 +50,7 @@ class RoundPushes {
   // No rank has sent fewer partitions.
   bool IsFurthestBehind(Rank rank) const;
   double LossWeight() const;
-  // Who closed, and when, in order; those that have left too.
+  // Ranks that closed, and when, in order; those that have left too.
   const std::vector<std::pair<Rank, Instant>>& closed() const {
     return closed_;
   }

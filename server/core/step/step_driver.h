@@ -54,7 +54,7 @@ class StepDriver {
   // Begins or commits what it can. Returns true if anything changed; call it
   // again until it returns false.
   virtual bool Advance(Turn& turn) = 0;
-  // What `worker` is to compute now: attempt, members, epoch and range of a
+  // The work of `worker` now: attempt, members, epoch and range of a
   // training assignment.
   virtual std::optional<Assignment> Next(Worker& worker) = 0;
   // Others compute with `rank` and would wait for it in a rendezvous.

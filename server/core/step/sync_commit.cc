@@ -129,7 +129,7 @@ void SyncRounds::FoldDone(FoldResult result, Turn& turn) {
   if (!done.has_value()) return;
   for (Rank rank : round_->members()) {
     const Worker& worker = parts_.ranks[rank];
-    // Nobody waits for tentative weights on a rank that is not there, or
+    // Tentative weights are of no use to a rank that is not there, or
     // that has not reached this step again.
     if (!worker.usable() || !worker.outstanding.has_value()) continue;
     SendResult(*done, round_->step().Next(), worker, KeyOf(*worker.outstanding),
@@ -225,7 +225,7 @@ void SyncRounds::Commit(Turn& turn) {
     std::optional<std::string> bad = NonfiniteMoments(model, rank, push);
     if (bad.has_value()) NoteNonfinite(*std::move(bad));
   }
-  // Of both, the gradient is named.
+  // If both are bad, the gradient is named.
   std::optional<std::string> nonfinite = round_->progress.nonfinite;
   if (transaction.nonfinite().has_value()) {
     nonfinite = NonfiniteText(model, *transaction.nonfinite());

@@ -1,4 +1,4 @@
-// Who takes part in a synchronous step: candidates, members, losses.
+// Membership of a synchronous step: candidates, members, losses.
 
 #include <algorithm>
 #include <utility>
@@ -61,7 +61,7 @@ void SyncRounds::DropFromStep(Rank rank, Turn& turn) {
   worker.outstanding.reset();
   ++parts_.ledger.counts.pushes_dropped;
   CountStatistics(parts_, &StatisticsCounts::dropped, 1);
-  // What it may still be computing is of no use any more.
+  // It may still be computing, but its result will not be used.
   if (worker.usable()) {
     turn.out.push_back(effect::StepAborted{.session = worker.session,
                                            .step = round_->step(),
@@ -97,8 +97,9 @@ void SyncRounds::Release(Rank rank, bool waits, const std::string& why,
     // A lost incarnation waits for nothing any more.
     round_->rendezvous.Forget(rank);
     // A complete push counts without its sender.
-    if (!round_->pushes.IsComplete(rank))
+    if (!round_->pushes.IsComplete(rank)) {
       ReleaseIncomplete(rank, waits, why, turn);
+    }
   }
   ResumePaused(turn);
 }

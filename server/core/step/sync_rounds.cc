@@ -11,6 +11,7 @@
 #include "server/core/step/push_outcome.h"
 
 namespace cohort {
+
 // ---- rounds
 
 std::vector<Rank> SyncRounds::Candidates() const {
@@ -146,7 +147,7 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
     history.Decide(key, verdict);
     if (over.pushes[rank].closed()) {
       history.Find(key)->answered = true;
-      // What comes next they are told on their sessions, so that it does not
+      // They learn on their sessions what comes next, so that it does not
       // depend on a stream that the worker may have given up.
       turn.answers.push_back({.rank = rank,
                               .incarnation = worker.incarnation,
