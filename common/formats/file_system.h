@@ -65,6 +65,9 @@ absl::Status CheckNoPipe(const std::string& path);
 // Thread safety: safe.
 FileSystem& RealFileSystem();
 
+// Results that everybody may read.
+inline constexpr int kPublicFileMode = 0644;
+
 // Writes beside `path` under a temporary name, then renames: readers see the
 // old content or the new one, never a part. On failure the temporary file is
 // removed if possible. One writer a path at a time.

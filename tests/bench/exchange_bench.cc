@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/float_buffer.h"
 #include "common/status_macros.h"
-#include "server/service/server.h"
+#include "server/main/server.h"
 #include "worker/client/client.h"
 
 namespace cohort::bench {

@@ -19,7 +19,7 @@
 #include "cohort/v1/membership.grpc.pb.h"
 #include "common/clock.h"
 #include "common/periodic_task.h"
-#include "server/service/server.h"
+#include "server/main/server.h"
 
 namespace cohort {
 namespace {

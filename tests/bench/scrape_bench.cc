@@ -16,7 +16,7 @@
 #include "server/core/coordinator.h"
 #include "server/metrics/grpc_metrics.h"
 #include "server/metrics/run_metrics.h"
-#include "server/service/call_interceptor.h"
+#include "server/rpc/call_interceptor.h"
 #include "tests/bench/tcp_baseline.h"
 #include "tests/fakes/raw_http.h"
 

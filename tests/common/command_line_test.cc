@@ -105,6 +105,13 @@ TEST(HelpTextTest, ExamplesComeFirstThenTheFlagsOfTheFile) {
   EXPECT_THAT(text, Not(HasSubstr("gtest")));
 }
 
+TEST(NearestWordTest, IsTheOneWithTheFewestEdits) {
+  EXPECT_EQ(NearestWord("statsu", {"export", "status"}), "status");
+  EXPECT_EQ(NearestWord("frobnicate", {"export", "status"}), "");
+  // Three edits make any short word of any other.
+  EXPECT_EQ(NearestWord("out", {"quiet", "json"}), "");
+}
+
 TEST(ParseChoiceTest, FindsAChoiceOrNamesThemAll) {
   const std::vector<std::pair<absl::string_view, int>> choices = {{"one", 1},
                                                                   {"two", 2}};

@@ -20,7 +20,7 @@ OVERLAYS = ("cpu", "example", "gpu", "monitoring")
 NO_YAML = "no yaml module for Python (apt-get install python3-yaml)"
 
 FLAG = re.compile(r"ABSL_FLAG\(\s*[\w:]+,\s*(\w+),", re.S)
-MAINS = {"server": "server/service/server_main.cc",
+MAINS = {"server": "server/main/server_main.cc",
          "worker": "worker/train/worker_main.cc"}
 
 

@@ -11,7 +11,7 @@ import sys
 
 # Heading in README.md -> the file that defines the flags.
 TABLES = {
-    "## Flags of cohort-server": "server/service/server_main.cc",
+    "## Flags of cohort-server": "server/main/server_main.cc",
     "## Flags of cohort-worker": "worker/train/worker_main.cc",
 }
 

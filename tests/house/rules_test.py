@@ -59,8 +59,8 @@ class IncludeRulesTest(TreeTest):
         ("kernels/cpu/a.cc", "cuda_runtime.h", "kernels/cuda"),
         ("kernels/cuda/a.cu", "absl/status/status.h", "plain data"),
         ("kernels/cuda/a.cuh", "absl/status/status.h", "plain data"),
-        ("server/service/a.cc", "worker/x.h", "never include each other"),
-        ("server/service/a.cc", "torch/torch.h", "never include each other"),
+        ("server/rpc/a.cc", "worker/x.h", "never include each other"),
+        ("server/rpc/a.cc", "torch/torch.h", "never include each other"),
         ("server/core/a.h", "cohort/v1/x.grpc.pb.h", "without libraries"),
         ("server/core/a.h", "nlohmann/json.hpp", "without libraries"),
         ("server/core/a.h", "common/wire/x.h", "without libraries"),
@@ -77,10 +77,16 @@ class IncludeRulesTest(TreeTest):
         ("server/core/a.h", "absl/synchronization/mutex.h", "no threads"),
         ("server/core/a.h", "common/mutex.h", "no threads, clocks"),
         ("server/checkpoint/a.h", "grpcpp/grpcpp.h", "checkpoints see"),
-        ("server/checkpoint/a.h", "server/service/x.h", "checkpoints see"),
+        ("server/checkpoint/a.h", "server/shard/x.h", "checkpoints see"),
         ("server/metrics/a.h", "server/checkpoint/x.h", "metrics see"),
-        ("server/status_page/a.h", "server/service/x.h", "the page shows"),
-        ("server/ctl/a.cc", "server/service/x.h", "over the wire only"),
+        ("server/shard/a.cc", "grpcpp/grpcpp.h", "thread sanitizer"),
+        ("server/shard/a.h", "server/rpc/x.h", "thread sanitizer"),
+        ("server/records/a.cc", "server/shard/x.h", "files are written"),
+        ("server/rpc/a.cc", "server/records/x.h", "streams and services"),
+        ("server/ops/a.cc", "grpcpp/grpcpp.h", "speaks HTTP only"),
+        ("server/ops/a.cc", "server/main/x.h", "speaks HTTP only"),
+        ("server/status_page/a.h", "server/records/x.h", "the page shows"),
+        ("server/ctl/a.cc", "server/main/x.h", "over the wire only"),
         ("worker/train/a.cc", "server/x.h", "never include each other"),
         ("worker/client/a.h", "torch/torch.h", "no engine"),
         ("worker/client/a.h", "kernels/x.h", "no engine"),
@@ -106,7 +112,9 @@ class IncludeRulesTest(TreeTest):
         ("server/core/policy/a.h", "server/core/x.h"),
         ("server/core/a.h", "kernels/x.h"),
         ("server/core/a.h", "common/x.h"),
-        ("server/service/a.cc", "server/core/x.h"),
+        ("server/rpc/a.cc", "server/core/x.h"),
+        ("server/rpc/a.cc", "server/shard/x.h"),
+        ("server/shard/a.cc", "mutex"),
         ("server/ctl/a.cc", "server/ctl/x.h"),
         ("worker/client/a.cc", "grpcpp/grpcpp.h"),
         ("worker/metrics/a.h", "prometheus/registry.h"),
@@ -121,7 +129,8 @@ class IncludeRulesTest(TreeTest):
         self.write_headers(
             "common/x.h", "common/mutex.h", "common/wire/x.h",
             "common/log/x.h", "common/formats/x.h", "kernels/x.h",
-            "server/x.h", "server/core/x.h", "server/service/x.h",
+            "server/x.h", "server/core/x.h", "server/main/x.h",
+            "server/shard/x.h", "server/rpc/x.h", "server/records/x.h",
             "server/checkpoint/x.h", "server/metrics/x.h", "server/ctl/x.h",
             "worker/x.h", "worker/client/x.h", "tests/x.h")
 
@@ -327,7 +336,7 @@ class ReadmeFlagsTest(TreeTest):
               "## Flags of cohort-worker\n| `--rank` | `-1` | which |\n")
 
     def differences(self, server: str, readme: str) -> list[str]:
-        self.write("server/service/server_main.cc", server)
+        self.write("server/main/server_main.cc", server)
         self.write("worker/train/worker_main.cc", self.WORKER)
         self.write("README.md", readme)
         return readme_flags.differences(self.root)

@@ -9,7 +9,7 @@
 
 #include "common/assignment.h"
 #include "server/core/options.h"
-#include "server/service/server.h"
+#include "server/main/server.h"
 #include "worker/datasets/dataset.h"
 
 namespace cohort {

@@ -21,7 +21,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kFileMode = 0644;
 constexpr int kFolderMode = 0755;
 constexpr char kStudyFile[] = "study.json";
 constexpr char kRuns[] = "runs";
@@ -76,7 +75,7 @@ absl::Status CompareFlags(const std::string& path, const StudyFlags& got,
 absl::Status WriteText(FileSystem& files, const std::string& path,
                        const std::string& text) {
   return WriteFileAtomically(
-      files, path, kFileMode,
+      files, path, kPublicFileMode,
       {ByteRope::Copy(absl::MakeConstSpan(
           reinterpret_cast<const std::byte*>(text.data()), text.size()))});
 }
@@ -89,7 +88,7 @@ class StudyFolder::Lock {
       const std::string& folder) {
     const std::string path = absl::StrCat(folder, "/lock");
     const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC,
-                        kFileMode);
+                        kPublicFileMode);
     if (fd < 0) {
       return absl::FailedPreconditionError(
           absl::StrCat(path, ": cannot open: ", std::strerror(errno)));

@@ -1,0 +1,567 @@
+#include "server/main/server.h"
+
+#include <grpcpp/impl/service_type.h>
+
+#include <algorithm>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "common/byte_rope.h"
+#include "common/formats/file_system.h"
+#include "common/listen_address.h"
+#include "common/log/log.h"
+#include "common/ops/process_collector.h"
+#include "common/staleness_histogram.h"
+#include "common/status_macros.h"
+#include "server/core/gradient_budget.h"
+#include "server/records/progress_text.h"
+#include "server/rpc/call_interceptor.h"
+#include "server/rpc/services.h"
+
+namespace cohort {
+namespace {
+
+// For calls that are still under way when the server stops.
+constexpr absl::Duration kCallGrace = absl::Seconds(2);
+constexpr absl::Duration kLeavePoll = absl::Milliseconds(50);
+constexpr int kAddressFileMode = 0644;
+
+std::string RandomRunId() {
+  std::random_device device;
+  std::string id;
+  for (int i = 0; i < 3; ++i) {
+    absl::StrAppendFormat(&id, "%04x", device() & 0xffff);
+  }
+  return id;
+}
+
+// Choices that are the server's own: identity, and incarnations that rise
+// over restarts whatever the clock does.
+void CompleteOptions(const RunFiles& files, CoordinatorOptions& options) {
+  const std::optional<Checkpoint>& restored = files.restored();
+  options.run_id =
+      restored.has_value() ? restored->identity.run_id : RandomRunId();
+  if (options.run_name.empty()) {
+    options.run_name = absl::StrCat("run-", options.run_id);
+  }
+  options.first_incarnation = files.first_incarnation();
+}
+
+// An operator's files: what is not a wrong request is our failure.
+absl::Status ForOperator(const absl::Status& status) {
+  if (status.ok() || absl::IsFailedPrecondition(status)) return status;
+  return absl::InternalError(status.message());
+}
+
+// Null if `path` is empty.
+absl::StatusOr<std::unique_ptr<TraceFile>> OpenTrace(const std::string& path) {
+  if (path.empty()) return nullptr;
+  absl::StatusOr<std::unique_ptr<TraceFile>> trace =
+      TraceFile::Create(path, "server");
+  if (trace.ok()) return trace;
+  return absl::FailedPreconditionError(
+      absl::StrCat("--trace: ", trace.status().message()));
+}
+
+// Nothing without a path.
+absl::Status WriteLine(const std::string& path, const std::string& text) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string line = absl::StrCat(text, "\n");
+  return WriteFileAtomically(
+      RealFileSystem(), path, kAddressFileMode,
+      {ByteRope::Copy(absl::MakeConstSpan(
+          reinterpret_cast<const std::byte*>(line.data()), line.size()))});
+}
+
+LogLevel LevelOf(Severity severity) {
+  switch (severity) {
+    case Severity::kInfo:
+      return LogLevel::kInfo;
+    case Severity::kWarning:
+      return LogLevel::kWarning;
+    case Severity::kError:
+      return LogLevel::kError;
+  }
+  return LogLevel::kError;
+}
+
+void LogCommit(const CommitRecord& record) {
+  const auto rank = [](std::string* out, Rank member) {
+    absl::StrAppend(out, member.value());
+  };
+  Log(LogLevel::kDebug,
+      absl::StrFormat(
+          "commit%s: %d images of %s, loss %g, learning rate %g, staleness %d",
+          record.skipped ? " skipped" : "", record.commit_samples,
+          absl::StrCat(record.members.size() == 1 ? "worker " : "workers ",
+                       absl::StrJoin(record.members, ", ", rank)),
+          record.loss, record.learning_rate, record.staleness_versions));
+}
+
+// At most half of the memory that this process may use: weights, optimizer and
+// versions need some as well.
+int64_t WithinMemory(int64_t inflight_bytes_max) {
+  constexpr int64_t kMib = 1 << 20;
+  const int64_t limit = MemoryLimitBytes();
+  if (limit <= 0 || inflight_bytes_max <= limit / 2) return inflight_bytes_max;
+  Log(LogLevel::kInfo,
+      absl::StrCat("--inflight_mib: got ", inflight_bytes_max / kMib,
+                   ", more than half of the ", limit / kMib,
+                   " MiB of memory that this process may use; ",
+                   limit / 2 / kMib, " are taken"));
+  return limit / 2;
+}
+
+void KeepFirst(absl::Status& kept, const absl::Status& status) {
+  if (kept.ok()) kept = status;
+}
+
+}  // namespace
+
+absl::Status Validate(const ServerOptions& options) {
+  COHORT_ASSIGN_OR_RETURN(const ListenAddress address,
+                          ParseListenAddress("--listen", options.listen));
+  COHORT_RETURN_IF_ERROR(CheckExposure("--listen", address, options.insecure,
+                                       "train, read and stop this run"));
+  if (!options.ops_listen.empty()) {
+    COHORT_RETURN_IF_ERROR(
+        CheckOpsListen(options.ops_listen, options.insecure));
+  } else if (!options.ops_address_file.empty()) {
+    return absl::InvalidArgumentError(
+        "--ops_address_file: got a file, want --ops_listen too");
+  }
+  if (options.fold_threads < 1 || options.fold_threads > 1024) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--fold_threads: got ", options.fold_threads, ", want 1 to 1024"));
+  }
+  if (options.inflight_bytes_max < 1) {
+    return absl::InvalidArgumentError("--inflight_mib: want 1 or more");
+  }
+  if (options.coordinator.checkpoint_every > 0 &&
+      options.files.checkpoint_dir.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--checkpoint_every: got ", options.coordinator.checkpoint_every,
+        ", want --checkpoint_dir too, or 0"));
+  }
+  return Validate(options.coordinator);
+}
+
+absl::StatusOr<std::unique_ptr<Server>> StartServer(
+    const ServerOptions& options, std::ostream& out) {
+  // With --resume the settings may be those of the checkpoint.
+  if (!options.files.resume) COHORT_RETURN_IF_ERROR(Validate(options));
+  COHORT_ASSIGN_OR_RETURN(std::unique_ptr<TraceFile> trace,
+                          OpenTrace(options.trace));
+  RunFilesOptions file_options = options.files;
+  file_options.timeline = trace.get();
+  COHORT_ASSIGN_OR_RETURN(std::unique_ptr<RunFiles> files,
+                          RunFiles::Open(RealFileSystem(), file_options));
+  ServerOptions complete = options;
+  if (files->restored().has_value()) {
+    COHORT_ASSIGN_OR_RETURN(
+        complete.coordinator,
+        ContinuedOptions(*files->restored(), options.coordinator,
+                         options.given));
+    COHORT_RETURN_IF_ERROR(
+        CheckContinuable(*files->restored(), complete.coordinator));
+  }
+  COHORT_RETURN_IF_ERROR(Validate(complete));
+  complete.coordinator.inflight_bytes_max =
+      WithinMemory(complete.inflight_bytes_max);
+  if (files->restored().has_value()) {
+    COHORT_RETURN_IF_ERROR(CheckInflight(
+        complete.coordinator, files->restored()->state.model->layout));
+  }
+  std::unique_ptr<Server> server(
+      new Server(complete, out, std::move(trace), std::move(files)));
+  COHORT_RETURN_IF_ERROR(server->Start());
+  return server;
+}
+
+Server::Server(const ServerOptions& options, std::ostream& out,
+               std::unique_ptr<TraceFile> trace,
+               std::unique_ptr<RunFiles> files)
+    : options_(options),
+      out_(out),
+      tally_(clock_),
+      grpc_metrics_(ServedMethods()),
+      trace_(std::move(trace)),
+      files_(std::move(files)) {}
+
+Server::~Server() { Stop(); }
+
+absl::Status Server::Start() {
+  const std::optional<Checkpoint>& restored = files_->restored();
+  CoordinatorOptions& coordinator = options_.coordinator;
+  CompleteOptions(*files_, coordinator);
+  // The server's incarnation is the first that this life of it hands out.
+  SetLogContext(
+      {{"run", coordinator.run_id},
+       {"run_name", coordinator.run_name},
+       {"incarnation", absl::StrCat(coordinator.first_incarnation.value())}});
+  SetLogVersion(restored.has_value() ? restored->state.snapshot->version.value()
+                                     : 0);
+  if (trace_ != nullptr) trace_->SetIdentity(coordinator.run_id, -1);
+  files_->BeginRun({.run_id = coordinator.run_id,
+                    .seed = coordinator.seed,
+                    .policy = PolicyText(coordinator.policy),
+                    .run_name = coordinator.run_name});
+  shard_ = std::make_unique<Shard>(
+      ShardOptions{.coordinator = coordinator,
+                   .fold_threads = options_.fold_threads,
+                   .memory_bytes = MemoryLimitBytes(),
+                   .timeline = trace_.get()},
+      restored.has_value() ? &restored->state : nullptr, clock_,
+      // Converted here: the base is private.
+      static_cast<RunListener&>(*this));
+  COHORT_RETURN_IF_ERROR(OpenRecorder());
+  COHORT_RETURN_IF_ERROR(Listen());
+  COHORT_RETURN_IF_ERROR(StartOps());
+  PrintStart();
+  recorder_->Begin();
+  COHORT_RETURN_IF_ERROR(WriteLine(options_.address_file, address_));
+  shard_->Start(address_);
+  if (ops_ != nullptr) ops_->SetReady(absl::OkStatus());
+  return absl::OkStatus();
+}
+
+void Server::PrintStart() {
+  const CoordinatorOptions& coordinator = options_.coordinator;
+  const std::optional<Checkpoint>& restored = files_->restored();
+  out_ << "run " << coordinator.run_id << ": listening on " << address_
+       << ", waiting for " << coordinator.workers << " workers, "
+       << PolicyText(coordinator.policy) << '\n';
+  if (restored.has_value()) {
+    out_ << "continuing from " << restored->path << ", step "
+         << restored->state.snapshot->version << '\n';
+  }
+  if (ops_ != nullptr) out_ << "page: " << UrlHere(ops_->address()) << '\n';
+  out_ << std::flush;
+}
+
+absl::Status Server::OpenRecorder() {
+  const std::optional<Checkpoint>& restored = files_->restored();
+  COHORT_ASSIGN_OR_RETURN(
+      recorder_,
+      RunRecorder::Open(
+          {.results_dir = options_.files.results_dir,
+           .tensorboard_dir = options_.tensorboard_dir,
+           .restored =
+               restored.has_value()
+                   ? std::make_optional(restored->state.snapshot->version)
+                   : std::nullopt,
+           .terminal = options_.terminal,
+           .run = options_.coordinator,
+           .policies = shard_->Policy().history,
+           .policies_before = restored.has_value()
+                                  ? restored->state.policy_history.size()
+                                  : 0},
+          out_, clock_, [this] { return shard_->Status(); }));
+  tally_.Continue(recorder_->earlier());
+  if (restored.has_value()) {
+    tally_.Happened({.text = absl::StrCat(
+                         "the server was started again; the run goes on from "
+                         "step ",
+                         restored->state.snapshot->version.value())});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Server::StartOps() {
+  if (options_.ops_listen.empty()) return absl::OkStatus();
+  probe_ = std::make_unique<SelfProbe>(address_);
+  absl::StatusOr<std::unique_ptr<OpsPort>> ops =
+      OpsPort::Start({.listen = options_.ops_listen,
+                      .insecure = options_.insecure,
+                      .server_address = address_,
+                      .reachable = [this] { return probe_->status(); }},
+                     {.shard = *shard_,
+                      .tally = tally_,
+                      .files = *files_,
+                      .calls = grpc_metrics_,
+                      .clock = clock_,
+                      .watchers = watchers_});
+  if (!ops.ok()) return ops.status();
+  ops_ = *std::move(ops);
+  {
+    MutexLock lock(mu_);
+    ops_address_ = ops_->address();
+  }
+  return WriteLine(options_.ops_address_file, ops_->address());
+}
+
+std::string Server::ops_address() const {
+  MutexLock lock(mu_);
+  return ops_address_;
+}
+
+absl::Status Server::Listen() {
+  Transport::Services services;
+  services.push_back(MakeMembershipService(*shard_));
+  services.push_back(MakeParametersService(*shard_));
+  services.push_back(MakeMomentsService(*shard_));
+  services.push_back(MakeAdminService(
+      *shard_, {.checkpoint = [this] { return CheckpointNow(); },
+                .export_model = [this] { return ExportNow(); },
+                .keeps_checkpoints = files_->keeps_checkpoints(),
+                .on_status = [this] { watchers_.Asked("status"); },
+                .ops_address = [this] { return ops_address(); }}));
+  absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Start(
+      {.listen = options_.listen,
+       .workers = options_.coordinator.workers,
+       .inflight_bytes_max = options_.coordinator.inflight_bytes_max},
+      std::move(services), grpc_metrics_, clock_);
+  if (!transport.ok()) return transport.status();
+  transport_ = *std::move(transport);
+  const ListenAddress& address = transport_->address();
+  port_ = address.port;
+  address_ = address.ToString();
+  if (!address.loopback()) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("--insecure: everyone who can reach ", address_,
+                     " may train, read and stop this run"));
+  }
+  return absl::OkStatus();
+}
+
+RunSummary Server::Wait() {
+  {
+    MutexLock lock(mu_);
+    while (!summary_.outcome.has_value() && !stop_requested_ && !stopping_) {
+      changed_.Wait(mu_);
+    }
+  }
+  if (options_.exit_when_done) {
+    StayForWatchers();
+  } else {
+    StayUntilStopped();
+  }
+  Stop();
+  MutexLock lock(mu_);
+  return summary_;
+}
+
+// Only a run that is done: whoever starts a server again after any other end
+// has it go on.
+void Server::StayUntilStopped() {
+  RunSummary summary;
+  {
+    MutexLock lock(mu_);
+    summary = summary_;
+  }
+  if (summary.outcome != RunOutcome::kFinished &&
+      summary.outcome != RunOutcome::kDrained) {
+    return;
+  }
+  // What the run has given is safe before anything is waited for; Stop then
+  // finds it so.
+  WriteResults(summary);
+  WriteLastCheckpoint(summary);
+  Log(LogLevel::kInfo,
+      "the run is over; staying until stopped, as --exit_when_done is off");
+  MutexLock lock(mu_);
+  while (!stop_requested_ && !stopping_) changed_.Wait(mu_);
+}
+
+void Server::RequestStop() {
+  MutexLock lock(mu_);
+  stop_requested_ = true;
+  changed_.NotifyAll();
+}
+
+void Server::Stop() {
+  RunSummary summary;
+  bool concluded = false;
+  {
+    MutexLock lock(mu_);
+    if (stopping_) {
+      while (!stopped_) changed_.Wait(mu_);
+      return;
+    }
+    stopping_ = true;
+    changed_.NotifyAll();
+    summary = summary_;
+    concluded = concluded_;
+  }
+  if (ops_ != nullptr) {
+    ops_->SetReady(absl::UnavailableError("the server is stopping"));
+  }
+  // Null if the start failed half-way.
+  if (recorder_ != nullptr && summary.outcome.has_value()) {
+    if (!concluded) WriteResults(summary);
+    WaitForLeavers();
+  }
+  if (shard_ != nullptr) shard_->CloseStreams();
+  if (probe_ != nullptr) probe_->Stop();
+  if (transport_ != nullptr) transport_->Shutdown(kCallGrace);
+  if (shard_ != nullptr) shard_->Stop();
+  if (recorder_ != nullptr && !concluded) {
+    if (!summary.outcome.has_value()) WriteResults(summary);
+    Conclude(summary);
+  }
+  ops_.reset();
+  probe_.reset();
+  if (trace_ != nullptr && !trace_->status().ok()) {
+    Log(LogLevel::kError, trace_->status().message());
+  }
+  MutexLock lock(mu_);
+  summary_ = summary;
+  stopped_ = true;
+  changed_.NotifyAll();
+}
+
+void Server::WriteResults(RunSummary& summary) {
+  const absl::StatusOr<RunState> state = shard_->State();
+  if (!state.ok()) return;
+  summary.model = state->model;
+  summary.snapshot = state->snapshot;
+  if (!files_->keeps_results()) return;
+  KeepFirst(summary.files, files_->WriteStaleness(shard_->Status().staleness));
+  const absl::Status written =
+      files_->WriteModel(*state->model, *state->snapshot);
+  KeepFirst(summary.files, written);
+  Log(written.ok() ? LogLevel::kInfo : LogLevel::kError,
+      written.ok()
+          ? absl::StrCat("model of step ", state->snapshot->version.value(),
+                         " is in ", files_->model_path())
+          : absl::StrCat("the model could not be written: ",
+                         written.message()));
+}
+
+void Server::WaitForLeavers() {
+  const Instant deadline = clock_.Now() + options_.leave_grace;
+  MutexLock lock(mu_);
+  while (shard_->streams().sessions() > 0 && !stop_requested_ &&
+         clock_.Now() < deadline) {
+    changed_.WaitFor(mu_, kLeavePoll);
+  }
+}
+
+// Nothing that the run has given waits for those who watch.
+void Server::StayForWatchers() {
+  const absl::Duration patience = watchers_.UntilAllAsk();
+  RunSummary summary;
+  {
+    MutexLock lock(mu_);
+    summary = summary_;
+  }
+  if (!summary.outcome.has_value() || patience <= absl::ZeroDuration()) return;
+  WriteResults(summary);
+  Conclude(summary);
+  Log(LogLevel::kInfo,
+      absl::StrCat("the run can be looked at for ", SecondsText(patience),
+                   ", so that those who watch see the end"));
+  const Instant begin = clock_.Now();
+  MutexLock lock(mu_);
+  summary_ = summary;
+  concluded_ = true;
+  while (!stop_requested_ && !watchers_.HaveSeen(begin, patience)) {
+    changed_.WaitFor(mu_, kLeavePoll);
+  }
+}
+
+void Server::Conclude(RunSummary& summary) {
+  recorder_->Finish();
+  summary.last_evaluation = recorder_->last_evaluation();
+  WriteLastCheckpoint(summary);
+  PrintEnd(summary);
+}
+
+void Server::WriteLastCheckpoint(RunSummary& summary) {
+  if (!files_->keeps_checkpoints()) return;
+  const absl::StatusOr<RunState> state = shard_->State();
+  // Without a model there is nothing to keep.
+  if (!state.ok()) return;
+  KeepFirst(summary.files, files_->WriteCheckpoint(*state));
+}
+
+void Server::PrintEnd(const RunSummary& summary) {
+  if (!summary.outcome.has_value() && summary.snapshot != nullptr) {
+    out_ << "stopped at step " << summary.snapshot->version;
+    if (!files_->keeps_checkpoints()) {
+      out_ << "; no checkpoint was written (no --checkpoint_dir)\n";
+    } else if (summary.files.ok()) {
+      out_ << "; the checkpoint is in " << options_.files.checkpoint_dir
+           << ", continue with the same flags and --resume\n";
+    } else {
+      out_ << "; " << summary.files.message() << '\n';
+    }
+  }
+  const std::string staleness = StalenessText(shard_->Status().staleness);
+  if (!staleness.empty()) {
+    out_ << "staleness of pushes, in steps: " << staleness << '\n';
+  }
+  if (summary.outcome.has_value() && summary.last_evaluation.has_value()) {
+    PrintMeasures(*summary.last_evaluation, summary.snapshot, out_);
+  }
+  out_ << std::flush;
+}
+
+absl::StatusOr<Version> Server::CheckpointNow() {
+  COHORT_ASSIGN_OR_RETURN(const RunState state, shard_->State());
+  COHORT_RETURN_IF_ERROR(ForOperator(files_->WriteCheckpoint(state)));
+  return state.snapshot->version;
+}
+
+absl::StatusOr<Version> Server::ExportNow() {
+  COHORT_ASSIGN_OR_RETURN(const RunState state, shard_->State());
+  COHORT_RETURN_IF_ERROR(
+      ForOperator(files_->WriteModel(*state.model, *state.snapshot)));
+  return state.snapshot->version;
+}
+
+void Server::OnFolded(absl::Duration took) { tally_.Applied(took); }
+
+void Server::OnDrift(const std::vector<LayerDrift>& drift) {
+  tally_.Drifted(drift);
+}
+
+void Server::OnCommitted(const CommitRecord& record,
+                         const CommitObservation& observation) {
+  tally_.Committed(record, observation);
+  SetLogVersion(record.version.value());
+  recorder_->Committed(record);
+  if (CurrentLogLevel() == LogLevel::kDebug) LogCommit(record);
+}
+
+void Server::OnPolicyChanged(const PolicyRecord& record) {
+  recorder_->PolicyChanged(record);
+}
+
+void Server::OnEvaluated(const EvaluationRecord& record) {
+  tally_.Evaluated(record);
+  recorder_->Evaluated(record);
+}
+
+void Server::OnLogged(const effect::Log& log) {
+  tally_.Happened(log);
+  const LogLevel level = LevelOf(log.severity);
+  if (!log.worker.has_value()) {
+    Log(level, log.text);
+    return;
+  }
+  // In place of the server's own incarnation.
+  Log(level, log.text,
+      {{"worker", absl::StrCat(log.worker->rank.value())},
+       {"incarnation", absl::StrCat(log.worker->incarnation.value())}});
+}
+
+void Server::OnCheckpoint(RunState state) {
+  files_->OfferCheckpoint(std::move(state));
+}
+
+void Server::OnEnded(const effect::RunEnded& ended) {
+  MutexLock lock(mu_);
+  summary_.outcome = ended.outcome;
+  summary_.reason = ended.reason;
+  summary_.model = ended.model;
+  summary_.snapshot = ended.snapshot;
+  changed_.NotifyAll();
+}
+
+}  // namespace cohort

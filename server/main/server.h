@@ -1,0 +1,185 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <set>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "common/formats/trace_file.h"
+#include "common/mutex.h"
+#include "server/core/effects.h"
+#include "server/core/options.h"
+#include "server/metrics/grpc_metrics.h"
+#include "server/metrics/run_tally.h"
+#include "server/ops/ops_port.h"
+#include "server/ops/watchers.h"
+#include "server/records/run_files.h"
+#include "server/records/run_recorder.h"
+#include "server/rpc/self_probe.h"
+#include "server/rpc/transport.h"
+#include "server/shard/shard.h"
+
+namespace cohort {
+
+struct ServerOptions {
+  // host:port; port 0 takes a free one.
+  std::string listen = "127.0.0.1:7070";
+  // Allows plaintext on an address that other machines can reach.
+  bool insecure = false;
+  // run_id and first_incarnation are chosen by the server.
+  CoordinatorOptions coordinator;
+  // Names of the settings in `coordinator` that somebody asked for; a resumed
+  // run goes on with its own values of the others.
+  std::set<std::string> given;
+  int32_t fold_threads = 2;
+  int64_t inflight_bytes_max = int64_t{4} << 30;
+  RunFilesOptions files;
+  // Gets event files for TensorBoard; empty: none.
+  std::string tensorboard_dir;
+  // Gets the timeline of this process; empty: none.
+  std::string trace;
+  // Gets the address once the server listens; empty: none.
+  std::string address_file;
+  // host:port of the live page and the metrics; empty: there are none.
+  std::string ops_listen;
+  // Gets its address; empty: none.
+  std::string ops_address_file;
+  // Not: a run that is done leaves the server up, to be looked at, until a
+  // stop is requested.
+  bool exit_when_done = true;
+  // Progress is one line that is rewritten.
+  bool terminal = false;
+  // How long a finished run waits for its workers to leave.
+  absl::Duration leave_grace = absl::Seconds(5);
+};
+
+// Errors: InvalidArgument naming the flag, the value seen and those wanted.
+absl::Status Validate(const ServerOptions& options);
+
+// How it all ended.
+struct RunSummary {
+  // Absent: stopped before the end.
+  std::optional<RunOutcome> outcome;
+  std::string reason;
+  // Null if nothing was ever registered.
+  SharedModel model;
+  SharedSnapshot snapshot;
+  std::optional<EvaluationRecord> last_evaluation;
+  // Not OK: results or the last checkpoint could not be written.
+  absl::Status files;
+};
+
+// One parameter server: a shard, its gRPC services, its files and its
+// progress output, wired together.
+//
+// Thread safety: safe, but only one thread calls Wait.
+class Server : private RunListener {
+ public:
+  ~Server() override;
+
+  // Where it listens.
+  const std::string& address() const { return address_; }
+  int port() const { return port_; }
+  // Of the operations port; empty if there is none.
+  std::string ops_address() const ABSL_LOCKS_EXCLUDED(mu_);
+  const std::string& run_id() const { return shard_->run_id(); }
+
+  // Blocks until the run is over or a stop is requested, and then until those
+  // who watch have seen the end and the server has stopped.
+  RunSummary Wait() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Makes Wait stop the server. Returns at once; for a signal's thread.
+  void RequestStop() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Stops in this order: results of a run that has ended, and patience for
+  // its workers; no new calls, held streams end with Unavailable; tasks are
+  // joined; the last checkpoint. Does nothing the second time.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  friend absl::StatusOr<std::unique_ptr<Server>> StartServer(
+      const ServerOptions& options, std::ostream& out);
+
+  Server(const ServerOptions& options, std::ostream& out,
+         std::unique_ptr<TraceFile> trace, std::unique_ptr<RunFiles> files);
+
+  absl::Status Start();
+  absl::Status OpenRecorder();
+  absl::Status Listen();
+  absl::Status StartOps();
+  void PrintStart();
+  absl::StatusOr<Version> CheckpointNow();
+  absl::StatusOr<Version> ExportNow();
+  void StayUntilStopped() ABSL_LOCKS_EXCLUDED(mu_);
+  void WriteResults(RunSummary& summary);
+  void WaitForLeavers() ABSL_LOCKS_EXCLUDED(mu_);
+  void StayForWatchers() ABSL_LOCKS_EXCLUDED(mu_);
+  // All that follows the results.
+  void Conclude(RunSummary& summary);
+  void WriteLastCheckpoint(RunSummary& summary);
+  void PrintEnd(const RunSummary& summary);
+
+  void OnCommitted(const CommitRecord& record,
+                   const CommitObservation& observation) override;
+  void OnPolicyChanged(const PolicyRecord& record) override;
+  void OnEvaluated(const EvaluationRecord& record) override;
+  void OnLogged(const effect::Log& log) override;
+  void OnCheckpoint(RunState state) override;
+  void OnEnded(const effect::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnFolded(absl::Duration took) override;
+  void OnDrift(const std::vector<LayerDrift>& drift) override;
+
+  // Fixed after Start.
+  ServerOptions options_;
+  std::ostream& out_;
+  std::string address_;
+  int port_ = 0;
+  const SteadyClock clock_;
+
+  // Synchronise themselves.
+  RunTally tally_;
+  GrpcMetrics grpc_metrics_;
+  Watchers watchers_{clock_};
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  // Empty until there is one: calls are served before.
+  std::string ops_address_ ABSL_GUARDED_BY(mu_);
+  bool stop_requested_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  // All that the run has given is written and told.
+  bool concluded_ ABSL_GUARDED_BY(mu_) = false;
+  RunSummary summary_ ABSL_GUARDED_BY(mu_);
+
+  // Destroyed in the reverse order: each uses those before it. Null without
+  // --trace.
+  std::unique_ptr<TraceFile> trace_;
+  std::unique_ptr<RunFiles> files_;
+  std::unique_ptr<Shard> shard_;
+  std::unique_ptr<RunRecorder> recorder_;
+  std::unique_ptr<Transport> transport_;
+  // Null without an operations port.
+  std::unique_ptr<SelfProbe> probe_;
+  // Null if there is none.
+  std::unique_ptr<OpsPort> ops_;
+};
+
+// Starts a server. `out` gets progress and results and must outlive it.
+// Errors:
+//   InvalidArgument     see Validate.
+//   FailedPrecondition  the directories do not fit the flags, or another
+//                       process holds them.
+//   DataLoss            no checkpoint is whole.
+//   Unavailable         the address cannot be listened on.
+absl::StatusOr<std::unique_ptr<Server>> StartServer(
+    const ServerOptions& options, std::ostream& out);
+
+}  // namespace cohort

@@ -1,0 +1,142 @@
+#include "server/ops/figures_source.h"
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "common/build_info.h"
+#include "common/ops/process_collector.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kInterval = absl::Milliseconds(250);
+
+int64_t BytesOf(const SharedFloats& floats) {
+  return floats == nullptr
+             ? 0
+             : floats->size() * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t BytesOf(const Slots& slots) {
+  int64_t bytes = 0;
+  for (const SharedFloats* slot :
+       {&slots.velocity, &slots.scaled_velocity, &slots.first_moment,
+        &slots.second_moment, &slots.mean_square}) {
+    bytes += BytesOf(*slot);
+  }
+  return bytes;
+}
+
+int64_t BytesOf(const StatisticsSets& sets) {
+  size_t numbers = 0;
+  for (const StatisticsSet& set : sets) {
+    for (const LayerStatistics& layer : set.layers) {
+      numbers += layer.mean.size() + layer.variance.size();
+    }
+  }
+  return static_cast<int64_t>(numbers * sizeof(double));
+}
+
+std::optional<int64_t> FreeBytes(const RunFilesOptions& options) {
+  const std::string& dir = options.checkpoint_dir.empty()
+                               ? options.results_dir
+                               : options.checkpoint_dir;
+  if (dir.empty()) return std::nullopt;
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(dir, error);
+  if (error) return std::nullopt;
+  return static_cast<int64_t>(space.available);
+}
+
+// Absent while nobody can tell.
+std::optional<double> SecondsLeft(const StatusView& status,
+                                  double samples_per_second) {
+  const bool waits =
+      status.phase == StatusView::Phase::kWaiting && IsPaused(status);
+  if (status.ended || waits || status.samples_total <= 0 ||
+      samples_per_second <= 0) {
+    return std::nullopt;
+  }
+  return static_cast<double>(status.samples_total - status.samples) /
+         samples_per_second;
+}
+
+}  // namespace
+
+FiguresSource::FiguresSource(const Shard& shard, const RunTally& tally,
+                             const RunFiles& files, const Clock& clock,
+                             std::string address)
+    : shard_(shard),
+      tally_(tally),
+      files_(files),
+      clock_(clock),
+      address_(std::move(address)),
+      memory_limit_bytes_(MemoryLimitBytes()) {
+  Update();
+  task_ = std::make_unique<PeriodicTask>("figures", kInterval,
+                                         [this] { Update(); });
+}
+
+SharedFigures FiguresSource::Newest() const {
+  MutexLock lock(mu_);
+  return newest_;
+}
+
+void FiguresSource::Update() {
+  SharedFigures figures = Gather();
+  // The old ones are freed after the lock.
+  MutexLock lock(mu_);
+  newest_.swap(figures);
+}
+
+ModelFigures FiguresSource::GatherModel() const {
+  ModelFigures figures;
+  const SharedModel model = shard_.model();
+  const absl::StatusOr<SharedSnapshot> read = shard_.Read(std::nullopt);
+  if (model == nullptr || !read.ok()) return figures;
+  const ModelSnapshot& snapshot = **read;
+  for (const Partition& partition : model->partitions) {
+    figures.parameters += partition.elements;
+  }
+  for (const SharedFloats& weights : snapshot.weights) {
+    figures.weights_bytes += BytesOf(weights);
+  }
+  for (const Slots& slots : snapshot.slots) {
+    figures.optimizer_bytes += BytesOf(slots);
+  }
+  figures.batch_norm_bytes = BytesOf(*snapshot.statistics);
+  for (const BatchNormSpec& layer : model->layout.batch_norms) {
+    figures.layers.push_back({.name = layer.name, .channels = layer.channels});
+  }
+  return figures;
+}
+
+SharedFigures FiguresSource::Gather() {
+  auto figures = std::make_shared<RunFigures>();
+  const BuildInfo build = GetBuildInfo();
+  figures->build_version = std::string(build.version);
+  figures->build_commit = std::string(build.commit);
+  figures->now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+  figures->uptime = tally_.uptime();
+  figures->address = address_;
+  figures->status = shard_.Status();
+  figures->policy = shard_.Policy();
+  const CoordinatorOptions options = shard_.options();
+  figures->policy_options = Resolve(options.policy);
+  figures->checkpoint_every = options.checkpoint_every;
+  figures->model = GatherModel();
+  figures->sums = tally_.sums();
+  figures->service = shard_.figures();
+  figures->checkpoint = files_.figures();
+  figures->storage_free_bytes = FreeBytes(files_.options());
+  figures->memory_limit_bytes = memory_limit_bytes_;
+  figures->process = ReadProcessFigures();
+  rate_.Add(clock_.Now(), figures->status);
+  figures->samples_per_second = rate_.now_per_second();
+  figures->seconds_left = SecondsLeft(figures->status, rate_.per_second());
+  return figures;
+}
+
+}  // namespace cohort

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "common/periodic_task.h"
+#include "server/metrics/rate_meter.h"
+#include "server/metrics/run_figures.h"
+#include "server/metrics/run_tally.h"
+#include "server/records/run_files.h"
+#include "server/shard/shard.h"
+
+namespace cohort {
+
+// Gathers the figures of a run four times a second, so that whoever asks for
+// them, however often, takes no lock that training needs.
+// Thread safety: safe.
+class FiguresSource {
+ public:
+  // All must outlive the source. `address`: where workers reach the server.
+  FiguresSource(const Shard& shard, const RunTally& tally,
+                const RunFiles& files, const Clock& clock, std::string address);
+
+  // Never null.
+  SharedFigures Newest() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  SharedFigures Gather();
+  void Update() ABSL_LOCKS_EXCLUDED(mu_);
+  ModelFigures GatherModel() const;
+
+  // Fixed after construction.
+  const Shard& shard_;
+  const RunTally& tally_;
+  const RunFiles& files_;
+  const Clock& clock_;
+  const std::string address_;
+  const int64_t memory_limit_bytes_;
+
+  // Used by the constructor, then by the task only.
+  RateMeter rate_;
+
+  mutable Mutex mu_;
+  SharedFigures newest_ ABSL_GUARDED_BY(mu_);
+
+  // Last: its thread uses everything above.
+  std::unique_ptr<PeriodicTask> task_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,100 @@
+#include "server/ops/ops_port.h"
+
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/listen_address.h"
+#include "common/log/log.h"
+#include "common/ops/http_server.h"
+#include "common/ops/log_collector.h"
+#include "common/ops/ops_routes.h"
+#include "common/ops/process_collector.h"
+#include "server/metrics/run_metrics.h"
+#include "server/status_page/page_routes.h"
+
+namespace cohort {
+namespace {
+
+// As POLL_MS of status_page/page.js.
+constexpr absl::Duration kPageInterval = absl::Seconds(1);
+
+using Collectors = std::vector<std::unique_ptr<const prometheus::Collectable>>;
+
+Collectors MakeCollectors(const FiguresSource& figures) {
+  Collectors collectors;
+  collectors.push_back(
+      std::make_unique<RunCollector>([&figures] { return figures.Newest(); }));
+  collectors.push_back(std::make_unique<LogCollector>());
+  collectors.push_back(std::make_unique<ProcessCollector>());
+  return collectors;
+}
+
+}  // namespace
+
+absl::Status CheckOpsListen(const std::string& listen, bool insecure) {
+  return Validate(HttpServerOptions{.listen = listen, .insecure = insecure});
+}
+
+OpsPort::OpsPort(const OpsPortOptions& options, const Sources& sources)
+    : figures_(sources.shard, sources.tally, sources.files, sources.clock,
+               options.server_address),
+      reachable_(options.reachable),
+      collectors_(MakeCollectors(figures_)),
+      ready_(absl::UnavailableError("the server is starting")) {
+  for (const auto& collector : collectors_) {
+    metrics_.push_back(collector.get());
+  }
+  metrics_.push_back(&sources.calls);
+}
+
+OpsPort::~OpsPort() = default;
+
+absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
+    const OpsPortOptions& options, const Sources& sources) {
+  std::unique_ptr<OpsPort> port(new OpsPort(options, sources));
+  std::map<std::string, HttpHandler> routes =
+      PageRoutes([&figures = port->figures_] { return figures.Newest(); });
+  routes.merge(OpsRoutes({.metrics = port->metrics_,
+                          .ready = [&port = *port] { return port.ready(); }}));
+  const auto watch = [&](const char* watched, absl::Duration again) {
+    HttpHandler& handler = routes.at(watched);
+    handler = [&watchers = sources.watchers, watched, again, answer = handler] {
+      watchers.Asked(watched, again);
+      return answer();
+    };
+  };
+  watch("/status.json", kPageInterval);
+  watch("/metrics", absl::ZeroDuration());
+  absl::StatusOr<std::unique_ptr<HttpServer>> http =
+      StartHttpServer({.listen = options.listen,
+                       .insecure = options.insecure,
+                       .routes = std::move(routes)});
+  if (!http.ok()) return http.status();
+  port->http_ = *std::move(http);
+  const absl::StatusOr<ListenAddress> address =
+      ParseListenAddress("--ops_listen", port->address());
+  if (address.ok() && !address->loopback()) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("--insecure: everyone who can reach ", port->address(),
+                     " sees this run's page and metrics"));
+  }
+  return port;
+}
+
+const std::string& OpsPort::address() const { return http_->address(); }
+
+void OpsPort::SetReady(absl::Status ready) {
+  MutexLock lock(mu_);
+  ready_ = std::move(ready);
+}
+
+absl::Status OpsPort::ready() const {
+  {
+    MutexLock lock(mu_);
+    if (!ready_.ok()) return ready_;
+  }
+  return reachable_ == nullptr ? absl::OkStatus() : reachable_();
+}
+
+}  // namespace cohort

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/mutex.h"
+#include "prometheus/collectable.h"
+#include "server/metrics/grpc_metrics.h"
+#include "server/metrics/run_tally.h"
+#include "server/ops/figures_source.h"
+#include "server/ops/watchers.h"
+#include "server/records/run_files.h"
+#include "server/shard/shard.h"
+
+namespace cohort {
+
+class HttpServer;
+
+struct OpsPortOptions {
+  // host:port; port 0 takes a free one.
+  std::string listen;
+  // Allows an address that other machines can reach.
+  bool insecure = false;
+  // Where workers reach the server; shown.
+  std::string server_address;
+  // Whether new connections to that address are served; must not block.
+  std::function<absl::Status()> reachable;
+};
+
+// Checks --ops_listen alone.
+// Errors: InvalidArgument naming it.
+absl::Status CheckOpsListen(const std::string& listen, bool insecure);
+
+// The server's operations port: live page, metrics and health of a run.
+// Thread safety: safe.
+class OpsPort {
+ public:
+  // What is shown; all must outlive the port.
+  struct Sources {
+    const Shard& shard;
+    const RunTally& tally;
+    const RunFiles& files;
+    const GrpcMetrics& calls;
+    const Clock& clock;
+    // Hears who asks.
+    Watchers& watchers;
+  };
+
+  // Not ready until SetReady says so.
+  // Errors: InvalidArgument as above; Unavailable: it cannot be listened on.
+  static absl::StatusOr<std::unique_ptr<OpsPort>> Start(
+      const OpsPortOptions& options, const Sources& sources);
+  ~OpsPort();
+
+  const std::string& address() const;
+  // What /readyz answers from now on, as long as the server can be reached; the
+  // message says why it is not.
+  void SetReady(absl::Status ready) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  OpsPort(const OpsPortOptions& options, const Sources& sources);
+  absl::Status ready() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  FiguresSource figures_;
+  const std::function<absl::Status()> reachable_;
+  // What /metrics shows, in this order.
+  const std::vector<std::unique_ptr<const prometheus::Collectable>> collectors_;
+  std::vector<const prometheus::Collectable*> metrics_;
+
+  mutable Mutex mu_;
+  absl::Status ready_ ABSL_GUARDED_BY(mu_);
+
+  // Last: its thread uses everything above.
+  std::unique_ptr<HttpServer> http_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,100 @@
+#include "server/records/progress_text.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/measures.h"
+
+namespace cohort {
+namespace {
+
+std::string Epoch(const StatusView& status) {
+  const int64_t per_epoch =
+      status.samples_total / std::max<int64_t>(status.epochs, 1);
+  if (per_epoch <= 0) return "";
+  const int64_t epoch = std::min(status.data_epoch, status.epochs - 1);
+  const int64_t done =
+      std::clamp<int64_t>(status.samples - epoch * per_epoch, 0, per_epoch);
+  return absl::StrFormat("epoch %d of %d, %d %% of it", epoch + 1,
+                         status.epochs, 100 * done / per_epoch);
+}
+
+}  // namespace
+
+std::string RateText(double samples_per_second) {
+  return absl::StrFormat("%.*f images/s", samples_per_second < 10 ? 1 : 0,
+                         samples_per_second);
+}
+
+std::string ProgressText(const StatusView& status, double samples_per_second) {
+  const std::string epoch = Epoch(status);
+  if (epoch.empty() || !absl::StartsWith(status.state, "training")) {
+    return status.state;
+  }
+  std::string text = absl::StrCat("step ", status.version.value(), ", ", epoch);
+  if (status.train_loss.has_value()) {
+    absl::StrAppendFormat(&text, ", loss %.4f", *status.train_loss);
+  }
+  if (samples_per_second > 0) {
+    const auto left =
+        static_cast<double>(status.samples_total - status.samples);
+    absl::StrAppend(&text, ", ", RateText(samples_per_second), ", ETA ",
+                    HumanDuration(absl::Seconds(left / samples_per_second)));
+  }
+  if (status.test.has_value()) {
+    absl::StrAppend(&text, ", test ", MainMeasureText(*status.test));
+  }
+  absl::StrAppend(&text, ", workers ", status.workers_live, "/",
+                  status.workers_expected, ", ", status.policy);
+  return text;
+}
+
+void PrintMeasures(const EvaluationRecord& evaluation,
+                   const SharedSnapshot& model, std::ostream& out) {
+  if (model != nullptr && model->version != evaluation.version) {
+    out << "the test is of step " << evaluation.version
+        << "; the model, of step " << model->version << ", was not tested\n";
+  }
+  const std::vector<EvaluationResult>& results = evaluation.results;
+  for (size_t i = 0; i < results.size() && results.size() > 1; ++i) {
+    const EvaluationSums& sums = results[i].sums;
+    out << "test " << MainMeasureName(sums) << " with "
+        << StatisticsName(results[i].statistics) << " statistics "
+        << PercentText(MainMeasure(sums)) << '\n';
+  }
+  const EvaluationSums& sums = evaluation.sums();
+  for (const std::string& text : ClassIouTexts(sums)) {
+    out << "test " << text << '\n';
+  }
+  const std::string side = SideMeasureText(sums);
+  if (!side.empty()) out << "test " << side << '\n';
+  out << "test " << MainMeasureText(sums) << '\n';
+}
+
+void ProgressLine::Show(std::ostream& out, absl::string_view text,
+                        int columns) {
+  // The last column stays free: a terminal would begin a new line after it.
+  text = text.substr(0, static_cast<size_t>(std::max(columns - 1, 1)));
+  const size_t blanks = width_ > text.size() ? width_ - text.size() : 0;
+  out << '\r' << text << std::string(blanks, ' ') << std::flush;
+  width_ = text.size();
+}
+
+void ProgressLine::Clear(std::ostream& out) {
+  if (width_ == 0) return;
+  out << '\r' << std::string(width_, ' ') << '\r' << std::flush;
+  width_ = 0;
+}
+
+int TerminalColumns() {
+  winsize size = {};
+  const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0;
+  return known && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+}  // namespace cohort

@@ -1,0 +1,473 @@
+#include "server/records/run_recorder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "common/change_headline.h"
+#include "common/check.h"
+#include "common/formats/csv.h"
+#include "common/formats/file_system.h"
+#include "common/log/log.h"
+#include "common/measures.h"
+#include "common/status_macros.h"
+#include "server/core/settings.h"
+#include "server/records/history_course.h"
+#include "server/records/history_table.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
+constexpr absl::Duration kTerminalInterval = absl::Milliseconds(200);
+constexpr absl::Duration kLineInterval = absl::Seconds(10);
+constexpr int64_t kCommitsPerRow = 50;
+
+constexpr absl::string_view kHistoryFile = "history.csv";
+constexpr absl::string_view kPolicyFile = "policy.csv";
+constexpr absl::string_view kClassFile = "class_iou.csv";
+constexpr absl::string_view kClassHeader =
+    "version,epoch,bn_statistics,class,iou,intersection,predicted,actual\n";
+constexpr absl::string_view kPolicyHeader =
+    "policy_epoch,version,samples,seconds,changes,text,run_name\n";
+
+// Empty if absent.
+std::string Fraction(std::optional<double> value) {
+  return value.has_value() ? absl::StrFormat("%.6f", *value) : "";
+}
+
+// With its newline; empty if it cannot be read.
+std::string HeaderOf(const std::string& path) {
+  std::ifstream file(path);
+  std::string header;
+  std::getline(file, header);
+  return absl::StrCat(header, "\n");
+}
+
+// "aggregation=async normalization=local".
+std::string ChangesText(const SettingValues& changes) {
+  return absl::StrJoin(changes, " ", absl::PairFormatter("="));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RunRecorder>> RunRecorder::Open(
+    const RecorderOptions& options, std::ostream& out, const Clock& clock,
+    std::function<StatusView()> status) {
+  std::unique_ptr<RunRecorder> recorder(
+      new RunRecorder(options, out, clock, std::move(status)));
+  if (!options.results_dir.empty()) {
+    COHORT_RETURN_IF_ERROR(recorder->OpenFiles());
+  }
+  COHORT_RETURN_IF_ERROR(recorder->OpenEvents());
+  return recorder;
+}
+
+void RunRecorder::Begin() {
+  poller_ = std::make_unique<PeriodicTask>("recorder", kPollInterval,
+                                           [this] { Poll(); });
+}
+
+RunRecorder::RunRecorder(const RecorderOptions& options, std::ostream& out,
+                         const Clock& clock, std::function<StatusView()> status)
+    : options_(options),
+      out_(out),
+      clock_(clock),
+      status_(std::move(status)),
+      start_(clock.Now()),
+      wall_start_(absl::Now()),
+      run_(options.run) {
+  const std::vector<PolicyRecord>& policies = options.policies;
+  SettingValues settings;
+  for (size_t i = 0; i < policies.size(); ++i) {
+    // The first is what the run began with, and no change.
+    if (i > 0 && i >= options.policies_before) {
+      changes_.push_back(
+          {.record = policies[i],
+           .headline = ChangeHeadline(settings, policies[i].changed),
+           .written = true});
+    }
+    for (const auto& [name, value] : policies[i].changed) {
+      settings[name] = value;
+    }
+    policy_epoch_ = policies[i].policy_epoch;
+  }
+}
+
+RunRecorder::~RunRecorder() { Finish(); }
+
+std::string RunRecorder::PathOf(absl::string_view name) const {
+  return absl::StrCat(options_.results_dir, "/", name);
+}
+
+absl::StatusOr<bool> RunRecorder::OpenTable(absl::string_view name,
+                                            absl::string_view header,
+                                            std::ofstream& file) const {
+  const std::string path = PathOf(name);
+  const absl::Status pipe = CheckNoPipe(path);
+  if (!pipe.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--results_dir: ", pipe.message()));
+  }
+  file.open(path, options_.restored.has_value() ? std::ios::app | std::ios::ate
+                                                : std::ios::trunc);
+  // A file that is continued has its header.
+  const bool is_new = file.tellp() == std::ofstream::pos_type(0);
+  if (is_new) file << header;
+  file.flush();
+  if (file) return is_new;
+  return absl::FailedPreconditionError(
+      absl::StrCat("--results_dir: cannot write ", path));
+}
+
+absl::Status RunRecorder::ContinueFiles(Version restored) {
+  COHORT_ASSIGN_OR_RETURN(const std::vector<std::string> rows,
+                          CutTable(PathOf(kHistoryFile), restored.value()));
+  earlier_ = CourseOf(rows, restored);
+  for (const EvaluationPoint& known : earlier_.evaluations) {
+    known_evaluations_.emplace(known.version, known.statistics);
+  }
+  COHORT_RETURN_IF_ERROR(
+      CutTable(PathOf(kClassFile), restored.value()).status());
+  // A change that is not in the checkpoint has not happened.
+  const size_t kept = options_.policies_before;
+  const int64_t policy_epoch =
+      kept == 0 ? 0 : options_.policies[kept - 1].policy_epoch;
+  return CutTable(PathOf(kPolicyFile), policy_epoch).status();
+}
+
+absl::Status RunRecorder::OpenFiles() {
+  if (options_.restored.has_value()) {
+    const absl::Status status = ContinueFiles(*options_.restored);
+    if (!status.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--results_dir: ", status.message()));
+    }
+  } else {
+    // Made when it is needed; one of an earlier run must not stay.
+    std::error_code ignored;
+    std::filesystem::remove(PathOf(kClassFile), ignored);
+  }
+  COHORT_RETURN_IF_ERROR(
+      OpenTable(kHistoryFile, kHistoryHeader, history_).status());
+  COHORT_ASSIGN_OR_RETURN(const bool is_new,
+                          OpenTable(kPolicyFile, kPolicyHeader, policy_));
+  policy_named_ = is_new || HeaderOf(PathOf(kPolicyFile)) == kPolicyHeader;
+  // A file that is continued has those of before.
+  for (size_t i = is_new ? 0 : options_.policies_before;
+       i < options_.policies.size(); ++i) {
+    std::optional<Instant> at;
+    if (i >= options_.policies_before) at = start_;
+    WriteChange(options_.policies[i], at);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunRecorder::OpenEvents() {
+  if (options_.tensorboard_dir.empty()) return absl::OkStatus();
+  const int64_t restart_at =
+      options_.restored.has_value() ? options_.restored->value() + 1 : 0;
+  absl::StatusOr<std::unique_ptr<EventFile>> file =
+      EventFile::Create(options_.tensorboard_dir, wall_start_, restart_at);
+  if (!file.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--tensorboard: ", file.status().message()));
+  }
+  events_ = *std::move(file);
+  return absl::OkStatus();
+}
+
+void RunRecorder::Add(const CommitRecord& record, Window& window) {
+  ++window.commits;
+  window.last = record;
+  // A skipped step has no loss worth averaging.
+  if (record.skipped) return;
+  window.samples += record.commit_samples;
+  window.loss_sum += record.loss_weight * record.loss;
+  window.loss_weight += record.loss_weight;
+  window.correct += static_cast<double>(record.labels) * record.accuracy;
+  window.labels += record.labels;
+}
+
+void RunRecorder::Committed(const CommitRecord& record) {
+  const Instant now = clock_.Now();
+  MutexLock lock(mu_);
+  if (recent_.commits == 0 && recent_.begin == Instant()) recent_.begin = now;
+  if (epoch_.commits == 0 && epoch_.begin == Instant()) epoch_.begin = now;
+  Add(record, recent_);
+  Add(record, epoch_);
+  if (recent_.commits == kCommitsPerRow) EndWindow(now);
+  if (record.epoch_ended) {
+    ended_epochs_[record.version] = epoch_;
+    epoch_ = Window{.begin = now};
+  }
+}
+
+void RunRecorder::Evaluated(const EvaluationRecord& record) {
+  const Instant now = clock_.Now();
+  MutexLock lock(mu_);
+  if (!record.on_request) last_evaluation_ = record;
+  Row row{.evaluation = record, .policy = PolicyText(run_.policy), .at = now};
+  const auto epoch = ended_epochs_.find(record.version);
+  if (epoch != ended_epochs_.end()) {
+    row.window = epoch->second;
+    ended_epochs_.erase(epoch);
+  }
+  rows_.push_back(row);
+  for (row.result = 1; row.result < record.results.size(); ++row.result) {
+    rows_.push_back(row);
+  }
+}
+
+void RunRecorder::EndWindow(Instant now) {
+  rows_.push_back(
+      {.window = recent_, .policy = PolicyText(run_.policy), .at = now});
+  recent_ = Window{.begin = now};
+}
+
+void RunRecorder::PolicyChanged(const PolicyRecord& record) {
+  const Instant now = clock_.Now();
+  MutexLock lock(mu_);
+  // Told at the start already.
+  if (record.policy_epoch <= policy_epoch_) return;
+  // No row has commits of two policies.
+  if (recent_.commits > 0) EndWindow(now);
+  policy_epoch_ = record.policy_epoch;
+  changes_.push_back(
+      {.record = record,
+       .headline = ChangeHeadline(SettingsOf(run_), record.changed),
+       .at = now});
+  for (const auto& [name, value] : record.changed) {
+    const absl::Status set = SetSetting(name, value, run_);
+    COHORT_CHECK(set.ok(), set.message());
+  }
+}
+
+std::optional<EvaluationRecord> RunRecorder::last_evaluation() const {
+  MutexLock lock(mu_);
+  return last_evaluation_;
+}
+
+void RunRecorder::Finish() {
+  if (poller_ == nullptr) return;
+  poller_.reset();
+  {
+    MutexLock lock(mu_);
+    if (recent_.commits > 0) EndWindow(clock_.Now());
+  }
+  Poll();
+  line_.Clear(out_);
+}
+
+void RunRecorder::Poll() {
+  std::vector<Row> rows;
+  std::vector<Change> changes;
+  {
+    MutexLock lock(mu_);
+    rows.swap(rows_);
+    changes.swap(changes_);
+  }
+  const StatusView status = status_();
+  const Instant now = clock_.Now();
+  // At the end of the run they leave, and its last rows tell who computed it.
+  if (!status.ended) workers_ = status.workers_live;
+  for (const Row& row : rows) {
+    if (!IsKnown(row)) {
+      WriteEvents(row);
+      if (history_.is_open()) WriteRow(row);
+      if (history_.is_open() && row.evaluation.has_value()) WriteClasses(row);
+    }
+    if (row.evaluation.has_value()) PrintEvaluation(row);
+  }
+  for (const Change& change : changes) {
+    if (policy_.is_open() && !change.written) {
+      WriteChange(change.record, change.at);
+    }
+    PrintChange(change);
+  }
+  rate_.Add(now, status);
+  PrintProgress(status, now);
+}
+
+void RunRecorder::WriteRow(const Row& row) {
+  Version version;
+  int64_t epoch = 0;
+  std::string samples;
+  std::string train = ",,,";
+  if (row.window.has_value()) {
+    const Window& w = *row.window;
+    version = w.last.version;
+    epoch = w.last.data_epoch + 1;
+    samples = absl::StrCat(w.last.samples);
+    const auto n = static_cast<double>(w.samples);
+    const double seconds = absl::ToDoubleSeconds(row.at - w.begin);
+    // Once an evaluation, not once a kind of statistics.
+    if (row.result == 0) {
+      train = absl::StrFormat(
+          "%s,%s,%.8g,%s",
+          w.loss_weight > 0 ? Fraction(w.loss_sum / w.loss_weight) : "",
+          w.labels > 0 ? Fraction(w.correct / static_cast<double>(w.labels))
+                       : "",
+          w.last.learning_rate,
+          seconds > 0 ? absl::StrFormat("%.1f", n / seconds) : "");
+    }
+  }
+  int32_t workers = workers_;
+  if (row.window.has_value()) {
+    // Shorter than the first look at the status.
+    const auto members = row.window->last.members.size();
+    workers = std::max(workers, static_cast<int32_t>(members));
+  }
+  std::string test = ",";
+  std::string measures = ",";
+  absl::string_view statistics;
+  if (row.evaluation.has_value()) {
+    version = row.evaluation->version;
+    epoch = row.evaluation->epochs;
+    const EvaluationResult& result = row.evaluation->results[row.result];
+    test =
+        absl::StrCat(Fraction(result.loss()), ",", Fraction(result.accuracy()));
+    measures = absl::StrCat(Fraction(TopFiveAccuracy(result.sums)), ",",
+                            Fraction(MeanIou(result.sums)));
+    statistics = StatisticsName(result.statistics);
+  }
+  history_ << version << ',' << epoch << ',' << samples << ','
+           << absl::StrFormat("%.3f", absl::ToDoubleSeconds(Elapsed(row.at)))
+           << ',' << train << ',' << test << ',' << workers << ",\""
+           << row.policy << "\"," << statistics << ',' << measures << '\n'
+           << std::flush;
+}
+
+bool RunRecorder::IsKnown(const Row& row) const {
+  if (!row.evaluation.has_value() || row.evaluation->on_request) return false;
+  const EvaluationResult& result = row.evaluation->results[row.result];
+  return known_evaluations_.contains(
+      {row.evaluation->version.value(),
+       std::string(StatisticsName(result.statistics))});
+}
+
+void RunRecorder::AddTrainScalars(const Row& row,
+                                  std::vector<EventScalar>& scalars) {
+  if (!row.window.has_value()) return;
+  const Window& w = *row.window;
+  const bool epoch = row.evaluation.has_value();
+  if (w.loss_weight > 0) {
+    scalars.push_back({epoch ? "loss/train_epoch" : "loss/train",
+                       w.loss_sum / w.loss_weight});
+  }
+  if (w.labels > 0) {
+    scalars.push_back({epoch ? "accuracy/train_epoch" : "accuracy/train",
+                       w.correct / static_cast<double>(w.labels)});
+  }
+  const double seconds = absl::ToDoubleSeconds(row.at - w.begin);
+  if (epoch || !(seconds > 0)) return;
+  scalars.push_back({"learning_rate", w.last.learning_rate});
+  scalars.push_back(
+      {"images_per_second", static_cast<double>(w.samples) / seconds});
+  scalars.push_back({"step_seconds", seconds / static_cast<double>(w.commits)});
+}
+
+void RunRecorder::WriteEvents(const Row& row) {
+  if (events_ == nullptr) return;
+  std::vector<EventScalar> scalars;
+  // Once an evaluation, not once a kind of statistics.
+  if (row.result == 0) AddTrainScalars(row, scalars);
+  std::string suffix;
+  if (row.evaluation.has_value()) {
+    const EvaluationResult& result = row.evaluation->results[row.result];
+    // Without a name: the kind that is exported, at an epoch's end.
+    if (row.result > 0 || row.evaluation->on_request) {
+      suffix = absl::StrCat("_", StatisticsName(result.statistics));
+    }
+    scalars.push_back({"loss/test" + suffix, result.loss()});
+    scalars.push_back({"accuracy/test" + suffix, result.accuracy()});
+    const std::optional<double> miou = MeanIou(result.sums);
+    if (miou.has_value()) scalars.push_back({"miou/test" + suffix, *miou});
+  }
+  const Version version = row.evaluation.has_value() ? row.evaluation->version
+                                                     : row.window->last.version;
+  const absl::Status status =
+      events_->Add(version.value(), wall_start_ + (row.at - start_), scalars);
+  if (!status.ok()) Log(LogLevel::kError, status.message());
+}
+
+void RunRecorder::WriteClasses(const Row& row) {
+  const EvaluationResult& result = row.evaluation->results[row.result];
+  const std::vector<std::optional<double>> iou = ClassIou(result.sums);
+  if (iou.empty()) return;
+  if (!classes_.is_open()) {
+    const absl::Status open =
+        OpenTable(kClassFile, kClassHeader, classes_).status();
+    // The others could be opened when the run began.
+    if (!open.ok()) Log(LogLevel::kError, open.message());
+  }
+  for (size_t c = 0; c < iou.size(); ++c) {
+    const ClassSums& sums = result.sums.classes[c];
+    classes_ << row.evaluation->version << ',' << row.evaluation->epochs << ','
+             << StatisticsName(result.statistics) << ',' << c << ','
+             << Fraction(iou[c]) << ',' << sums.intersection << ','
+             << sums.predicted << ',' << sums.actual << '\n';
+  }
+  classes_ << std::flush;
+}
+
+void RunRecorder::WriteChange(const PolicyRecord& record,
+                              std::optional<Instant> at) {
+  policy_ << record.policy_epoch << ',' << record.version << ','
+          << record.samples << ',';
+  if (at.has_value()) {
+    policy_ << absl::StrFormat("%.3f", absl::ToDoubleSeconds(Elapsed(*at)));
+  }
+  policy_ << ',' << CsvQuoted(ChangesText(record.changed)) << ','
+          << CsvQuoted(record.text);
+  if (policy_named_) policy_ << ',' << options_.run.run_name;
+  policy_ << '\n' << std::flush;
+}
+
+void RunRecorder::PrintChange(const Change& change) {
+  line_.Clear(out_);
+  out_ << "policy " << change.headline << " at step " << change.record.version
+       << '\n'
+       << std::flush;
+}
+
+void RunRecorder::PrintEvaluation(const Row& row) {
+  const EvaluationRecord& record = *row.evaluation;
+  const EvaluationResult& result = record.results[row.result];
+  // One kind needs no name, unless something else was asked for.
+  const bool named = record.results.size() > 1 || record.on_request;
+  line_.Clear(out_);
+  const std::string side = SideMeasureText(result.sums);
+  out_ << absl::StrFormat(
+              "epoch %d: test %s, %s%sloss %.4f, %s%s\n", record.epochs,
+              MainMeasureText(result.sums), side, side.empty() ? "" : ", ",
+              result.loss(), HumanDuration(Elapsed(row.at)),
+              named
+                  ? absl::StrCat(", ", StatisticsName(result.statistics),
+                                 " statistics of step ", record.version.value())
+                  : "")
+       << std::flush;
+}
+
+void RunRecorder::PrintProgress(const StatusView& status, Instant now) {
+  const absl::Duration interval =
+      options_.terminal ? kTerminalInterval : kLineInterval;
+  if (status.ended ||
+      (last_print_.has_value() && now - *last_print_ < interval)) {
+    return;
+  }
+  last_print_ = now;
+  const std::string text = ProgressText(status, rate_.per_second());
+  if (options_.terminal) {
+    line_.Show(out_, text, TerminalColumns());
+  } else {
+    out_ << text << '\n' << std::flush;
+  }
+}
+
+}  // namespace cohort

@@ -1,0 +1,122 @@
+#include "server/rpc/accept_loop.h"
+
+#include <fcntl.h>
+#include <grpcpp/server_builder.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/log/log.h"
+#include "common/wire/channel.h"
+
+namespace cohort {
+namespace {
+
+// Between two looks at whether the object is being destroyed.
+constexpr int kAcceptsAtOnce = 64;
+// While the kernel has no memory for a connection.
+constexpr int kNoMemoryPauseMs = 100;
+
+int OpenSpare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
+
+// As gRPC's own listener sets them.
+void SetOptions(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  const unsigned int timeout_ms = kBulkKeepaliveTimeoutMs;
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms,
+             sizeof(timeout_ms));
+}
+
+}  // namespace
+
+AcceptLoop::AcceptLoop(
+    ListenSocket socket,
+    std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server,
+    int64_t files_max)
+    : listen_fd_(socket.Release()),
+      wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      spare_fd_(OpenSpare()),
+      files_max_(files_max),
+      server_(std::move(server)) {
+  COHORT_CHECK(wake_fd_ >= 0, "no eventfd");
+  task_ = std::make_unique<PeriodicTask>("accept", absl::ZeroDuration(),
+                                         [this] { AcceptSome(); });
+}
+
+AcceptLoop::~AcceptLoop() {
+  const uint64_t one = 1;
+  // Cannot fail: the counter is far from full.
+  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
+  task_.reset();
+  close(listen_fd_);
+  close(wake_fd_);
+  if (spare_fd_ >= 0) close(spare_fd_);
+}
+
+void AcceptLoop::AcceptSome() {
+  pollfd waited[] = {{.fd = listen_fd_, .events = POLLIN, .revents = 0},
+                     {.fd = wake_fd_, .events = POLLIN, .revents = 0}};
+  if (poll(waited, 2, -1) <= 0 || waited[1].revents != 0) return;
+  for (int i = 0; i < kAcceptsAtOnce; ++i) {
+    if (!AcceptOne()) return;
+  }
+}
+
+bool AcceptLoop::AcceptOne() {
+  const int fd =
+      accept4(listen_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd >= 0 && fd < files_max_) {
+    SetOptions(fd);
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters
+        connection;
+    connection.listener_fd = listen_fd_;
+    connection.fd = fd;
+    server_->HandleNewConnection(&connection);
+    return true;
+  }
+  if (fd >= 0) {
+    Refuse(fd);
+    return true;
+  }
+  switch (errno) {
+    case EINTR:
+    case ECONNABORTED:
+      return true;
+    case EMFILE:
+    case ENFILE:
+      if (spare_fd_ >= 0) close(spare_fd_);
+      Refuse(accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC));
+      spare_fd_ = OpenSpare();
+      return true;
+    case ENOBUFS:
+    case ENOMEM:
+      poll(nullptr, 0, kNoMemoryPauseMs);
+      return false;
+    default:
+      return false;
+  }
+}
+
+void AcceptLoop::Refuse(int fd) {
+  if (fd < 0) return;
+  close(fd);
+  const int64_t refused = refused_.fetch_add(1, std::memory_order_relaxed) + 1;
+  // Rates of repeated lines are limited.
+  Log(LogLevel::kWarning,
+      absl::StrCat("a connection was refused: connections may take ",
+                   files_max_, " open files, and all are taken; raise the ",
+                   "limit on open files (ulimit -Hn, LimitNOFILE=); refused ",
+                   "so far: ", refused));
+}
+
+}  // namespace cohort

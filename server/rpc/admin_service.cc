@@ -1,0 +1,424 @@
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cohort/v1/admin.grpc.pb.h"
+#include "common/build_info.h"
+#include "common/log/log.h"
+#include "common/measures.h"
+#include "common/mutex.h"
+#include "common/periodic_task.h"
+#include "common/status_macros.h"
+#include "common/thread_pool.h"
+#include "common/wire/status.h"
+#include "server/metrics/rate_meter.h"
+#include "server/rpc/queued_writes.h"
+#include "server/rpc/services.h"
+
+namespace cohort {
+namespace {
+
+constexpr int64_t kIntervalMsMin = 100;
+constexpr int64_t kIntervalMsMax = 3'600'000;
+constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
+constexpr absl::Duration kRateInterval = absl::Milliseconds(500);
+constexpr size_t kReasonLengthMax = 1024;
+// gRPC 1.51 has one limit for all methods of a server, that of partitions, so
+// that of an operator's requests is checked once they have come.
+constexpr size_t kRequestBytesMax = size_t{64} << 10;
+// More settings, and longer texts, than there can ever be.
+constexpr size_t kSettingsMax = 64;
+constexpr size_t kNameLengthMax = 64;
+constexpr size_t kValueLengthMax = 256;
+
+absl::Status CheckLength(absl::string_view what, size_t seen, size_t max) {
+  if (seen <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": got ", seen, ", want at most ", max));
+}
+
+absl::StatusOr<ChangeRequest> ChangeFrom(const v1::SetPolicyRequest& proto) {
+  COHORT_RETURN_IF_ERROR(CheckLength("number of settings",
+                                     static_cast<size_t>(proto.settings_size()),
+                                     kSettingsMax));
+  COHORT_RETURN_IF_ERROR(CheckLength("length of the run's id",
+                                     proto.run_id().size(), kNameLengthMax));
+  ChangeRequest change{.run_id = proto.run_id(), .dry_run = proto.dry_run()};
+  for (const auto& [name, value] : proto.settings()) {
+    COHORT_RETURN_IF_ERROR(
+        CheckLength("length of a setting's name", name.size(), kNameLengthMax));
+    COHORT_RETURN_IF_ERROR(CheckLength(absl::StrCat("length of --", name),
+                                       value.size(), kValueLengthMax));
+    change.values[name] = value;
+  }
+  return change;
+}
+
+void ToProto(const SettingValues& values,
+             google::protobuf::Map<std::string, std::string>* proto) {
+  proto->insert(values.begin(), values.end());
+}
+
+void ToProto(const PolicyView& view, v1::GetPolicyReply* proto) {
+  proto->set_policy_epoch(view.policy_epoch);
+  proto->set_policy(view.text);
+  ToProto(view.settings, proto->mutable_settings());
+  ToProto(view.pending, proto->mutable_pending());
+  proto->set_pending_reason(view.pending_reason);
+  for (const PolicyRecord& record : view.history) {
+    v1::PolicyChange* change = proto->add_history();
+    change->set_policy_epoch(record.policy_epoch);
+    change->set_version(record.version.value());
+    change->set_samples(record.samples);
+    ToProto(record.changed, change->mutable_settings());
+    change->set_text(record.text);
+  }
+}
+
+void ToProto(const EvaluationSums& test, v1::Status& proto) {
+  proto.set_test_accuracy(Accuracy(test));
+  const std::optional<double> top5 = TopFiveAccuracy(test);
+  if (top5.has_value()) proto.set_test_top5_accuracy(*top5);
+  const std::optional<double> miou = MeanIou(test);
+  if (miou.has_value()) proto.set_test_miou(*miou);
+  for (const std::optional<double>& iou : ClassIou(test)) {
+    v1::ClassIou* to = proto.add_test_class_iou();
+    if (iou.has_value()) to->set_iou(*iou);
+  }
+}
+
+v1::Status ToProto(const StatusView& view, double samples_per_second,
+                   const AdminActions& actions) {
+  v1::Status proto;
+  const absl::string_view phase = PhaseName(view.phase);
+  proto.set_phase(phase.data(), phase.size());
+  for (Rank rank : view.waited_for) proto.add_waited_for(rank.value());
+  proto.set_waiting_ms(absl::ToInt64Milliseconds(view.waiting));
+  if (actions.ops_address != nullptr) {
+    proto.set_ops_address(actions.ops_address());
+  }
+  proto.set_run_id(view.run_id);
+  proto.set_run_name(view.run_name);
+  proto.set_state(view.state);
+  proto.set_version(view.version.value());
+  proto.set_attempt(view.attempt.value());
+  proto.set_data_epoch(view.data_epoch);
+  proto.set_epochs(view.epochs);
+  proto.set_samples(view.samples);
+  proto.set_policy(view.policy);
+  proto.set_learning_rate(view.learning_rate);
+  if (view.train_loss.has_value()) proto.set_train_loss(*view.train_loss);
+  if (view.test.has_value()) ToProto(*view.test, proto);
+  proto.set_samples_total(view.samples_total);
+  proto.set_samples_per_second(samples_per_second);
+  proto.set_workers_expected(view.workers_expected);
+  proto.set_ended(view.ended);
+  proto.set_build(BuildText());
+  proto.set_server_unix_us(absl::ToUnixMicros(absl::Now()));
+  for (const StatusView::Worker& worker : view.workers) {
+    v1::WorkerStatus* to = proto.add_workers();
+    to->set_rank(worker.rank.value());
+    to->set_state(worker.state);
+    to->set_incarnation(worker.incarnation.value());
+    to->set_description(worker.description);
+    to->set_build(worker.build);
+    to->set_batch_size(worker.batch_size);
+    to->set_sequence(worker.sequence.value());
+    to->set_silent_ms(absl::ToInt64Milliseconds(worker.silent));
+    to->mutable_phase_seconds()->insert(worker.phases.begin(),
+                                        worker.phases.end());
+  }
+  proto.mutable_staleness()->insert(view.staleness.begin(),
+                                    view.staleness.end());
+  const std::map<std::string, int64_t> counts = ByName(view.counts);
+  proto.mutable_counters()->insert(counts.begin(), counts.end());
+  return proto;
+}
+
+class WatchReactor final
+    : public QueuedWrites<grpc::ServerWriteReactor<v1::Status>, v1::Status,
+                          Stream> {
+ public:
+  // `actions` must outlive the stream.
+  WatchReactor(Shard& shard, const AdminActions& actions,
+               absl::Duration interval)
+      : QueuedWrites(shard.streams()),
+        shard_(shard),
+        actions_(actions),
+        interval_(interval) {}
+
+  void Start(grpc::CallbackServerContext* context) {
+    Begin(context, [this] {
+      if (interval_ >= absl::Milliseconds(kIntervalMsMin) &&
+          interval_ <= absl::Milliseconds(kIntervalMsMax)) {
+        return shard_.AdmitStream(shared_from_this(), /*speaks=*/false);
+      }
+      return absl::InvalidArgumentError(absl::StrCat(
+          "interval_ms: got ", absl::ToInt64Milliseconds(interval_), ", want ",
+          kIntervalMsMin, " to ", kIntervalMsMax));
+    });
+  }
+
+  // Sends the status if it is due and the last one has been read. Returns
+  // false once the stream is over. Called by one thread.
+  bool Poll(Instant now, double samples_per_second) {
+    if (ended()) return false;
+    if (now < due_ || !idle()) return true;
+    due_ = now + interval_;
+    Send(ToProto(shard_.Status(), samples_per_second, actions_));
+    return true;
+  }
+
+  void OnCancel() override { End(absl::CancelledError("cancelled")); }
+
+ private:
+  Shard& shard_;
+  const AdminActions& actions_;
+  const absl::Duration interval_;
+  Instant due_;
+};
+
+class AdminService final : public v1::Admin::CallbackService {
+ public:
+  AdminService(Shard& shard, AdminActions actions)
+      : shard_(shard),
+        actions_(std::move(actions)),
+        blocking_({.name = "admin", .threads = 1, .queue_max = 16}),
+        poller_("watch", kPollInterval, [this] { Poll(); }) {}
+
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
+                                      const v1::GetStatusRequest* request,
+                                      v1::Status* reply) override {
+    return Serve(context, *request, [&] {
+      if (actions_.on_status != nullptr) actions_.on_status();
+      *reply = ToProto(shard_.Status(), SamplesPerSecond(), actions_);
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerWriteReactor<v1::Status>* WatchStatus(
+      grpc::CallbackServerContext* context,
+      const v1::WatchStatusRequest* request) override {
+    const auto watch = std::make_shared<WatchReactor>(
+        shard_, actions_, absl::Milliseconds(request->interval_ms()));
+    watch->Start(context);
+    MutexLock lock(mu_);
+    watches_.push_back(watch);
+    return watch.get();
+  }
+
+  grpc::ServerUnaryReactor* Checkpoint(grpc::CallbackServerContext* context,
+                                       const v1::CheckpointRequest*,
+                                       v1::CheckpointReply* reply) override {
+    return RunBlocking(context, actions_.checkpoint, reply);
+  }
+
+  grpc::ServerUnaryReactor* Export(grpc::CallbackServerContext* context,
+                                   const v1::ExportRequest*,
+                                   v1::ExportReply* reply) override {
+    return RunBlocking(context, actions_.export_model, reply);
+  }
+
+  grpc::ServerUnaryReactor* CollectStatistics(
+      grpc::CallbackServerContext* context,
+      const v1::CollectStatisticsRequest* request,
+      v1::CollectStatisticsReply* reply) override {
+    return Serve(context, *request, [&]() -> absl::Status {
+      COHORT_ASSIGN_OR_RETURN(const CollectionAnswer answer,
+                              shard_.CollectStatistics(request->run_id()));
+      reply->set_version(answer.version.value());
+      reply->set_batches(answer.batches);
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
+                                  const v1::DrainRequest* request,
+                                  v1::DrainReply* reply) override {
+    return Serve(context, *request, [&]() -> absl::Status {
+      std::string reason = request->reason().substr(0, kReasonLengthMax);
+      if (reason.empty()) reason = "drained by an operator";
+      COHORT_ASSIGN_OR_RETURN(const Version version, shard_.Drain(reason));
+      reply->set_version(version.value());
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context,
+                                      const v1::SetPolicyRequest* request,
+                                      v1::SetPolicyReply* reply) override {
+    return Serve(context, *request, [&] { return Change(*request, *reply); });
+  }
+
+  grpc::ServerUnaryReactor* GetPolicy(grpc::CallbackServerContext* context,
+                                      const v1::GetPolicyRequest* request,
+                                      v1::GetPolicyReply* reply) override {
+    return Serve(context, *request, [&] {
+      reply->set_run_id(shard_.run_id());
+      ToProto(shard_.Policy(), reply);
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* Evict(grpc::CallbackServerContext* context,
+                                  const v1::EvictRequest* request,
+                                  v1::EvictReply* reply) override {
+    return Serve(context, *request, [&]() -> absl::Status {
+      std::string reason = request->reason().substr(0, kReasonLengthMax);
+      if (reason.empty()) reason = "asked for by an operator";
+      const Rank rank(request->rank());
+      COHORT_ASSIGN_OR_RETURN(
+          const Version version,
+          request->after_step()
+              ? shard_.DrainWorker(request->run_id(), rank, reason)
+              : shard_.Evict(request->run_id(), rank, reason));
+      reply->set_version(version.value());
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* SetLogLevel(grpc::CallbackServerContext* context,
+                                        const v1::SetLogLevelRequest* request,
+                                        v1::SetLogLevelReply* reply) override {
+    return Serve(context, *request,
+                 [&] { return ChangeLogLevel(*request, *reply); });
+  }
+
+ private:
+  // Finishes a call with the status of `body`.
+  // Errors: ResourceExhausted: the request is too long, or `body` threw.
+  template <typename Request, typename Body>
+  static grpc::ServerUnaryReactor* Serve(grpc::CallbackServerContext* context,
+                                         const Request& request, Body body) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpcStatus(ServePeer([&]() -> absl::Status {
+      const size_t bytes = request.ByteSizeLong();
+      if (bytes <= kRequestBytesMax) return body();
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "request: got ", bytes, " bytes, want at most ", kRequestBytesMax));
+    })));
+    return reactor;
+  }
+
+  absl::Status Change(const v1::SetPolicyRequest& request,
+                      v1::SetPolicyReply& reply) {
+    COHORT_ASSIGN_OR_RETURN(const ChangeRequest change, ChangeFrom(request));
+    const auto every = change.values.find("checkpoint_every");
+    if (every != change.values.end() && every->second != "0" &&
+        !actions_.keeps_checkpoints) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "--checkpoint_every: got ", every->second,
+          ", want 0: the server was started without --checkpoint_dir"));
+    }
+    COHORT_ASSIGN_OR_RETURN(const ChangeAnswer answer, shard_.Change(change));
+    reply.set_policy_epoch(answer.policy_epoch);
+    reply.set_version(answer.version.value());
+    reply.set_pending(answer.pending);
+    reply.set_text(answer.text);
+    return absl::OkStatus();
+  }
+
+  static absl::Status ChangeLogLevel(const v1::SetLogLevelRequest& request,
+                                     v1::SetLogLevelReply& reply) {
+    const LogLevel before = CurrentLogLevel();
+    LogLevel after = before;
+    if (!request.level().empty()) {
+      const absl::StatusOr<LogLevel> wanted = ParseLogLevel(request.level());
+      if (!wanted.ok()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("log level: ", wanted.status().message()));
+      }
+      after = *wanted;
+    }
+    if (after != before) {
+      const std::string change =
+          absl::StrCat("log level ", LogLevelName(before), " -> ",
+                       LogLevelName(after), ", as an operator asked");
+      // Told at a level that both let through, and before fewer do.
+      cohort::SetLogLevel(std::min(before, after));
+      Log(std::max(LogLevel::kInfo, std::min(before, after)), change);
+      cohort::SetLogLevel(after);
+    }
+    reply.set_level(std::string(LogLevelName(after)));
+    reply.set_previous(std::string(LogLevelName(before)));
+    return absl::OkStatus();
+  }
+
+  // Files are written on a thread of their own: reactions must not block.
+  template <typename Reply>
+  grpc::ServerUnaryReactor* RunBlocking(
+      grpc::CallbackServerContext* context,
+      const std::function<absl::StatusOr<Version>()>& action, Reply* reply) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::Status accepted = blocking_.Submit([reactor, reply, &action] {
+      reactor->Finish(ToGrpcStatus(ServePeer([&]() -> absl::Status {
+        COHORT_ASSIGN_OR_RETURN(const Version version, action());
+        reply->set_version(version.value());
+        return absl::OkStatus();
+      })));
+    });
+    if (!accepted.ok()) reactor->Finish(ToGrpcStatus(accepted));
+    return reactor;
+  }
+
+  double SamplesPerSecond() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return rate_.now_per_second();
+  }
+
+  void Poll() ABSL_LOCKS_EXCLUDED(mu_) {
+    const Instant now = shard_.clock().Now();
+    std::optional<StatusView> status;
+    if (now >= rate_due_) {
+      rate_due_ = now + kRateInterval;
+      status = shard_.Status();
+    }
+    std::vector<std::shared_ptr<WatchReactor>> watches;
+    double rate = 0;
+    {
+      MutexLock lock(mu_);
+      if (status.has_value()) rate_.Add(now, *status);
+      rate = rate_.now_per_second();
+      watches = watches_;
+    }
+    std::vector<const WatchReactor*> over;
+    for (const auto& watch : watches) {
+      if (!watch->Poll(now, rate)) over.push_back(watch.get());
+    }
+    if (over.empty()) return;
+    MutexLock lock(mu_);
+    std::erase_if(watches_, [&over](const auto& watch) {
+      return std::find(over.begin(), over.end(), watch.get()) != over.end();
+    });
+  }
+
+  Shard& shard_;
+  const AdminActions actions_;
+
+  // Used by the poller's thread only.
+  Instant rate_due_;
+
+  Mutex mu_;
+  RateMeter rate_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<WatchReactor>> watches_ ABSL_GUARDED_BY(mu_);
+
+  // Last: their threads use everything above.
+  ThreadPool blocking_;
+  PeriodicTask poller_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeAdminService(Shard& shard,
+                                                AdminActions actions) {
+  return std::make_unique<AdminService>(shard, std::move(actions));
+}
+
+}  // namespace cohort

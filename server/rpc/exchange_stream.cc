@@ -1,0 +1,208 @@
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "cohort/v1/parameters.pb.h"
+#include "common/byte_rope.h"
+#include "common/float_buffer.h"
+#include "common/mutex.h"
+#include "common/status_macros.h"
+#include "common/wire/convert.h"
+#include "common/wire/framed_message.h"
+#include "common/wire/message_checksum.h"
+#include "server/rpc/sender_check.h"
+#include "server/rpc/shard_stream.h"
+
+namespace cohort {
+namespace {
+
+// A gradient on its way to the shard, and who sent it.
+struct HeldGradient {
+  Sender sender;
+  PushKey key;
+  GradientMessage message;
+};
+
+class ExchangeReactor final : public ShardStream<ExchangeStream> {
+ public:
+  using ShardStream::ShardStream;
+
+  void SendWeights(const effect::SendWeights& weights) override {
+    v1::ExchangeReply reply;
+    ToProto(weights.key, reply.mutable_key());
+    v1::WeightsPartition* to = reply.mutable_weights();
+    to->set_partition(weights.partition);
+    to->set_version(weights.version.value());
+    to->set_encoding(v1::ENCODING_FLOAT32);
+    to->set_xxh3(weights.checksum);
+    AddMessageChecksum(&reply);
+    Send(EncodeFramed(reply, RopeOf(weights.weights)));
+  }
+
+  void Resume(const effect::ResumeGradients& /*resume*/) override {
+    {
+      MutexLock lock(pause_mu_);
+      if (state_ != State::kPaused) {
+        resumed_ = true;
+        return;
+      }
+      state_ = State::kHandingOver;
+    }
+    const absl::StatusOr<After> after = HandOver();
+    if (!after.ok()) {
+      End(after.status());
+    } else if (*after == After::kRead) {
+      Read();
+    }
+  }
+
+  // Nothing is being read, so no failing read will tell.
+  void OnCancel() override { End(absl::CancelledError("the peer is gone")); }
+
+  void SendVerdict(const effect::SendVerdict& verdict) override {
+    v1::ExchangeReply reply;
+    ToProto(verdict.key, reply.mutable_key());
+    ToProto(verdict.verdict, verdict.weights_partitions,
+            reply.mutable_verdict());
+    AddMessageChecksum(&reply);
+    Send(EncodeFramed(reply, ByteRope()));
+  }
+
+ protected:
+  absl::StatusOr<After> Handle(const grpc::ByteBuffer& message) override {
+    COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::ExchangeRequest> framed,
+                            DecodeFramed<v1::ExchangeRequest>(message));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&framed.header));
+    const v1::ExchangeRequest& request = framed.header;
+    COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(request.sender()));
+    COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
+    COHORT_ASSIGN_OR_RETURN(PushKey key, FromProto(request.key()));
+    const auto self = SharedFrom(this);
+    if (queue_bytes_max_ == kQueueBytesMax) SetQueueBytes();
+    switch (request.part_case()) {
+      case v1::ExchangeRequest::kOpening: {
+        COHORT_ASSIGN_OR_RETURN(PushOpening opening,
+                                FromProto(request.opening()));
+        COHORT_RETURN_IF_ERROR(shard_.Open(sender, key, opening, self));
+        return After::kRead;
+      }
+      case v1::ExchangeRequest::kGradient: {
+        COHORT_ASSIGN_OR_RETURN(
+            GradientMessage gradient,
+            GradientFrom(request.gradient(),
+                         shard_.Counted(std::move(framed.payload))));
+        held_ = HeldGradient{
+            .sender = sender, .key = key, .message = std::move(gradient)};
+        return HandOver();
+      }
+      case v1::ExchangeRequest::kClosing: {
+        COHORT_ASSIGN_OR_RETURN(PushClosing closing,
+                                FromProto(request.closing()));
+        COHORT_RETURN_IF_ERROR(
+            shard_.Close(sender, key, std::move(closing), self));
+        return After::kRead;
+      }
+      case v1::ExchangeRequest::PART_NOT_SET:
+        break;
+    }
+    return absl::InvalidArgumentError(
+        "exchange: got neither opening, gradient nor closing");
+  }
+
+  // The weights of some versions that exist anyway: a worker may read those of
+  // one push while the next one is answered.
+  int64_t QueueBytesMax() const override { return queue_bytes_max_; }
+
+ private:
+  static constexpr int64_t kModelsQueued = 3;
+
+  // Partition and length are the core's to check: it knows the layout.
+  static absl::StatusOr<GradientMessage> GradientFrom(
+      const v1::GradientPartition& proto, ByteRope payload) {
+    COHORT_RETURN_IF_ERROR(CheckPayload(
+        PayloadInfo{.encoding = proto.encoding()}, payload,
+        payload.size_bytes() / static_cast<int64_t>(sizeof(float))));
+    GradientMessage message{.partition = proto.partition(),
+                            .checksum = payload.Checksum(),
+                            .absent_slices = {proto.absent_slices().begin(),
+                                              proto.absent_slices().end()}};
+    // The core wants the checksum in any case, so it is computed once here.
+    if (proto.has_xxh3() && proto.xxh3() != message.checksum) {
+      return absl::DataLossError(absl::StrCat(
+          "gradient of partition ", proto.partition(), ": got checksum ",
+          absl::Hex(message.checksum), ", want ", absl::Hex(proto.xxh3())));
+    }
+    message.gradient = std::move(payload);
+    return message;
+  }
+
+  enum class State {
+    // Reading, or handling something else than a gradient.
+    kReading,
+    kHandingOver,
+    // `held_` waits for Resume, and nothing is read.
+    kPaused,
+  };
+
+  // Hands `held_` to the shard until it takes it or says that it must wait.
+  absl::StatusOr<After> HandOver() {
+    const auto self = SharedFrom(this);
+    for (;;) {
+      {
+        MutexLock lock(pause_mu_);
+        state_ = State::kHandingOver;
+        resumed_ = false;
+      }
+      const absl::StatusOr<Admission> admission =
+          shard_.Gradient(held_.sender, held_.key, held_.message, self);
+      MutexLock lock(pause_mu_);
+      if (!admission.ok() || *admission == Admission::kTaken) {
+        state_ = State::kReading;
+        held_ = {};
+        if (!admission.ok()) return admission.status();
+        return After::kRead;
+      }
+      // The room may have come before this thread knew that there was none.
+      if (resumed_) continue;
+      // From here on Resume may run, and read, at once.
+      state_ = State::kPaused;
+      return After::kPause;
+    }
+  }
+
+  void SetQueueBytes() {
+    const SharedModel model = shard_.model();
+    if (model == nullptr) return;
+    queue_bytes_max_ =
+        kQueueBytesMax + kModelsQueued * WeightBytes(model->layout);
+  }
+
+  // Set by the reading side before there can be an answer; a counter only, so
+  // any order is enough.
+  std::atomic<int64_t> queue_bytes_max_ = kQueueBytesMax;
+  // Used by the reading side only.
+  OneSender one_sender_;
+  // Used by whoever hands over: the reading side, or Resume while that stands
+  // still.
+  HeldGradient held_;
+
+  Mutex pause_mu_;
+  State state_ ABSL_GUARDED_BY(pause_mu_) = State::kReading;
+  // While it was handed over.
+  bool resumed_ ABSL_GUARDED_BY(pause_mu_) = false;
+};
+
+}  // namespace
+
+ByteBidiReactor* StartExchange(Shard& shard,
+                               grpc::CallbackServerContext* context) {
+  return Started<ExchangeReactor>(shard, context);
+}
+
+}  // namespace cohort

@@ -1,0 +1,69 @@
+#include <grpcpp/grpcpp.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cohort/v1/membership.grpc.pb.h"
+#include "common/status_macros.h"
+#include "common/wire/convert.h"
+#include "common/wire/message_checksum.h"
+#include "common/wire/status.h"
+#include "server/rpc/services.h"
+#include "server/rpc/stream_starts.h"
+#include "server/shard/fault.h"
+
+namespace cohort {
+namespace {
+
+using RawMembership = v1::Membership::WithRawCallbackMethod_Session<
+    v1::Membership::WithCallbackMethod_Report<v1::Membership::Service>>;
+
+class MembershipService final : public RawMembership {
+ public:
+  explicit MembershipService(Shard& shard) : shard_(shard) {}
+
+  ByteBidiReactor* Session(grpc::CallbackServerContext* context) override {
+    return StartSession(shard_, context);
+  }
+
+  grpc::ServerUnaryReactor* Report(grpc::CallbackServerContext* context,
+                                   const v1::ReportRequest* request,
+                                   v1::ReportReply* reply) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpcStatus(
+        ServePeer([&] { return HandleReport(*request, *reply); })));
+    return reactor;
+  }
+
+ private:
+  absl::Status HandleReport(v1::ReportRequest request, v1::ReportReply& reply) {
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
+    COHORT_ASSIGN_OR_RETURN(Sender sender, cohort::FromProto(request.sender()));
+    const Sequence sequence(request.sequence());
+    absl::StatusOr<Assignment> next;
+    if (request.has_collected()) {
+      COHORT_ASSIGN_OR_RETURN(std::vector<CallMoments> calls,
+                              cohort::FromProto(request.collected()));
+      next = shard_.ReportMoments(sender, sequence, std::move(calls));
+    } else {
+      COHORT_ASSIGN_OR_RETURN(EvaluationSums sums, cohort::FromProto(request));
+      next = shard_.ReportEvaluation(sender, sequence, sums);
+    }
+    COHORT_RETURN_IF_ERROR(next.status());
+    ToProto(*next, reply.mutable_next());
+    AddMessageChecksum(&reply);
+    return absl::OkStatus();
+  }
+
+  Shard& shard_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard) {
+  return std::make_unique<MembershipService>(shard);
+}
+
+}  // namespace cohort

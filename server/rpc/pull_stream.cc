@@ -1,0 +1,152 @@
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cohort/v1/parameters.pb.h"
+#include "common/byte_rope.h"
+#include "common/float_buffer.h"
+#include "common/status_macros.h"
+#include "common/wire/convert.h"
+#include "common/wire/framed_message.h"
+#include "common/wire/message_checksum.h"
+#include "server/rpc/queued_writes.h"
+#include "server/rpc/stream_starts.h"
+
+namespace cohort {
+namespace {
+
+constexpr size_t kKindLengthMax = 64;
+
+// The moving statistics of that name; the first if it is empty.
+absl::StatusOr<const StatisticsSet*> SetOf(const ModelSnapshot& snapshot,
+                                           const std::string& name) {
+  std::vector<StatisticsKind> kinds;
+  for (const StatisticsSet& set : *snapshot.statistics) {
+    if (name.empty() || StatisticsName(set.kind) == name) return &set;
+    kinds.push_back(set.kind);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("statistics_kind: got '", name.substr(0, kKindLengthMax),
+                   "', want one of ", StatisticsNames(kinds), " at version ",
+                   snapshot.version.value()));
+}
+
+// Sends one version, a partition at a time, from the memory it lives in. Holds
+// the weights of that version only: its optimizer slots can be several times
+// as large.
+class PullReactor final
+    : public QueuedWrites<ByteWriteReactor, grpc::ByteBuffer, Stream> {
+ public:
+  explicit PullReactor(Shard& shard)
+      : QueuedWrites(shard.streams()), shard_(shard) {}
+
+  void Start(grpc::CallbackServerContext* context,
+             const grpc::ByteBuffer& request) {
+    const bool admitted =
+        Begin(context, [&] { return Prepare(context->peer(), request); });
+    ServiceCounters& counters = shard_.counters();
+    ServiceCounters::Add(admitted ? counters.pulls : counters.pulls_refused);
+  }
+
+ protected:
+  void OnGone() override { shard_.pulls().Forget(this); }
+  absl::Duration ReaderPatience() const override { return absl::Seconds(15); }
+
+  void OnQueueEmpty() override {
+    shard_.pulls().Progressed(this, shard_.clock().Now());
+    if (next_ == weights_.size()) {
+      End(absl::OkStatus());
+      return;
+    }
+    const size_t partition = next_++;
+    v1::PullReply reply;
+    reply.set_partition(static_cast<int32_t>(partition));
+    reply.set_encoding(v1::ENCODING_FLOAT32);
+    reply.set_xxh3(checksums_[partition]);
+    AddMessageChecksum(&reply);
+    const ByteRope weights = RopeOf(weights_[partition]);
+    ServiceCounters::Add(shard_.counters().pull_bytes, weights.size_bytes());
+    Send(EncodeFramed(reply, weights));
+  }
+
+ private:
+  // Queues the header.
+  absl::Status Prepare(const std::string& peer,
+                       const grpc::ByteBuffer& message) {
+    COHORT_RETURN_IF_ERROR(
+        shard_.AdmitStream(shared_from_this(), /*speaks=*/false));
+    // A request has no payload, and is no framed message.
+    COHORT_ASSIGN_OR_RETURN(FrameParts parts, SplitFrame(message));
+    v1::PullRequest request;
+    if (!request.ParseFromArray(parts.header.data(),
+                                static_cast<int>(parts.header.size()))) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "got ", message.Length(), " bytes that are no PullRequest"));
+    }
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
+    if (!request.run_id().empty() && request.run_id() != shard_.run_id()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("got run ", request.run_id(), ", want ", shard_.run_id(),
+                       ": this server holds another run"));
+    }
+    std::optional<Version> version;
+    if (request.has_version()) version = Version(request.version());
+    COHORT_ASSIGN_OR_RETURN(const SharedSnapshot snapshot,
+                            shard_.Read(version));
+    COHORT_RETURN_IF_ERROR(TakePlace(peer, snapshot->version));
+    const SharedModel model = shard_.model();
+
+    v1::PullReply reply;
+    v1::PullHeader* header = reply.mutable_header();
+    header->set_version(snapshot->version.value());
+    ToProto(model->layout, header->mutable_layout());
+    ToProto(model->partitions, header->mutable_partitions());
+    if (request.statistics()) {
+      COHORT_ASSIGN_OR_RETURN(const StatisticsSet* set,
+                              SetOf(*snapshot, request.statistics_kind()));
+      ToProto(set->layers, header->mutable_statistics());
+    }
+    if (request.weights()) {
+      weights_ = snapshot->weights;
+      checksums_ = snapshot->checksums;
+    }
+    AddMessageChecksum(&reply);
+    Send(EncodeFramed(reply, ByteRope()));
+    return absl::OkStatus();
+  }
+
+  absl::Status TakePlace(const std::string& peer, Version version) {
+    StreamRegistry::Streams evicted;
+    const absl::Status taken = shard_.pulls().Admit(
+        shared_from_this(), peer, version, shard_.clock().Now(), evicted);
+    for (const std::shared_ptr<Stream>& stream : evicted) {
+      stream->Cut(absl::ResourceExhaustedError(
+          "another pull took the place of this one, which was not read"));
+    }
+    return taken;
+  }
+
+  Shard& shard_;
+
+  // Fixed before the first write; then used by its reactions only.
+  std::vector<SharedFloats> weights_;
+  std::vector<uint64_t> checksums_;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+ByteWriteReactor* StartPull(Shard& shard, grpc::CallbackServerContext* context,
+                            const grpc::ByteBuffer& request) {
+  const auto stream = std::make_shared<PullReactor>(shard);
+  stream->Start(context, request);
+  return stream.get();
+}
+
+}  // namespace cohort

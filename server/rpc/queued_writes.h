@@ -1,0 +1,251 @@
+#pragma once
+
+#include <grpc/grpc.h>
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "common/mutex.h"
+#include "common/status_macros.h"
+#include "common/wire/status.h"
+#include "server/shard/fault.h"
+#include "server/shard/stream_registry.h"
+#include "server/shard/streams.h"
+
+namespace cohort {
+
+inline int64_t BytesOfReply(const grpc::ByteBuffer& reply) {
+  return static_cast<int64_t>(reply.Length());
+}
+template <typename Message>
+int64_t BytesOfReply(const Message& reply) {
+  return static_cast<int64_t>(reply.ByteSizeLong());
+}
+
+// The writing side of a server stream: replies of any thread, in order, one
+// write at a time, and exactly one Finish.
+//
+// Reactor is the gRPC base class, Interface the stream as the shard sees it.
+// The object keeps itself alive from Begin to OnDone.
+//
+// Operations are started under the lock: they only enqueue (gRPC runs the
+// reaction later, never inside the call), and their order must be that of
+// the queue.
+template <typename Reactor, typename Response, typename Interface>
+class QueuedWrites : public Reactor,
+                     public Interface,
+                     public std::enable_shared_from_this<
+                         QueuedWrites<Reactor, Response, Interface>> {
+ public:
+  explicit QueuedWrites(StreamRegistry& registry) : registry_(registry) {}
+
+  void End(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    EndLocked(status);
+  }
+
+  void Cut(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    EndLocked(status);
+    CutLocked(status);
+  }
+
+  void CheckReader(Instant now) override ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    if (!writing_) return;
+    if (seen_write_ != writes_) {
+      seen_write_ = writes_;
+      seen_since_ = now;
+      return;
+    }
+    // A large message takes its time on a slow link.
+    const absl::Duration patience =
+        ReaderPatience() +
+        absl::Seconds(BytesOfReply(queue_.front()) / kSlowestBytesPerSecond);
+    if (now - seen_since_ < patience) return;
+    const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
+        "an answer was not read within ", absl::FormatDuration(patience),
+        "; read the answers of a call as they come"));
+    EndLocked(late);
+    CutLocked(late);
+  }
+
+  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      MutexLock lock(mu_);
+      writing_ = false;
+      queued_bytes_ -= BytesOfReply(queue_.front());
+      queue_.pop_front();
+      if (!ok) EndLocked(absl::CancelledError("the peer is gone"));
+      // Ended before, with answers left to be sent.
+      if (!ok) TrimLocked(0);
+      ContinueLocked();
+      if (writing_ || ended_) return;
+    }
+    if (!ok) return;
+    const absl::Status status = ServePeer([this] {
+      OnQueueEmpty();
+      return absl::OkStatus();
+    });
+    if (!status.ok()) End(status);
+  }
+
+  void OnDone() override {
+    {
+      MutexLock lock(mu_);
+      call_ = nullptr;
+    }
+    registry_.Forget(this);
+    OnGone();
+    // Destroys *this, unless someone still holds a reference.
+    const auto last = std::move(self_);
+  }
+
+ protected:
+  // Replies that wait for a slow reader. Each is a reference to weights that
+  // exist anyway; a reader this far behind has stopped reading.
+  static constexpr size_t kQueueLengthMax = 1 << 16;
+  static constexpr int64_t kQueueBytesMax = int64_t{16} << 20;
+  static constexpr absl::Duration kReaderPatience = absl::Seconds(60);
+  static constexpr int64_t kSlowestBytesPerSecond = int64_t{1} << 20;
+
+  // Call once, before the reactor is handed to gRPC. Returns whether `admit`,
+  // which is called once, lets the stream in; ends the stream otherwise.
+  template <typename Admit>
+  bool Begin(grpc::CallbackServerContext* context, Admit admit)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      MutexLock lock(mu_);
+      call_ = context->c_call();
+    }
+    self_ = this->shared_from_this();
+    const absl::Status admitted = ServePeer(std::move(admit));
+    if (!admitted.ok()) End(admitted);
+    return admitted.ok();
+  }
+
+  void Send(Response response) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    if (ended_) return;
+    if (queue_.size() >= kQueueLengthMax) {
+      EndLocked(absl::ResourceExhaustedError(
+          absl::StrCat("got ", queue_.size(), " replies that were not read")));
+      return;
+    }
+    const int64_t bytes = BytesOfReply(response);
+    // One reply passes whatever its size.
+    if (!queue_.empty() && queued_bytes_ + bytes > QueueBytesMax()) {
+      EndLocked(absl::ResourceExhaustedError(
+          absl::StrCat("got ", queued_bytes_ + bytes,
+                       " bytes of replies that were not "
+                       "read, want at most ",
+                       QueueBytesMax(), "; read them as they come")));
+      return;
+    }
+    queued_bytes_ += bytes;
+    queue_.push_back(std::move(response));
+    ContinueLocked();
+  }
+
+  // The peer has sent its first message.
+  void Spoke() { registry_.Spoke(this); }
+
+  bool ended() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return ended_;
+  }
+
+  bool idle() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return queue_.empty();
+  }
+
+  // Runs `start` unless the stream has ended: no operation may be started
+  // after Finish.
+  template <typename Start>
+  void UnlessEnded(Start start) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    if (!ended_) start();
+  }
+
+  // Everything queued was sent, and the stream goes on.
+  virtual void OnQueueEmpty() {}
+  // Last call: gRPC is done with the stream.
+  virtual void OnGone() {}
+  // Bytes of replies that may wait for the reader; must not block.
+  virtual int64_t QueueBytesMax() const { return kQueueBytesMax; }
+  // How long one small reply may wait until the peer takes it.
+  virtual absl::Duration ReaderPatience() const { return kReaderPatience; }
+
+ private:
+  void EndLocked(const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (ended_) return;
+    ended_ = true;
+    status_ = ToGrpcStatus(status);
+    // The write in progress must stay where it is.
+    if (!status.ok()) TrimLocked(writing_ ? 1 : 0);
+    ContinueLocked();
+  }
+
+  void TrimLocked(size_t length) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    queue_.resize(length);
+    queued_bytes_ = length == 0 ? 0 : BytesOfReply(queue_.front());
+  }
+
+  // Takes back a write that the peer does not read; without this the stream
+  // and all that it refers to would stay for as long as the connection does.
+  // Unlike TryCancel, it tells the peer the status.
+  void CutLocked(const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!writing_ || cut_ || call_ == nullptr) return;
+    cut_ = true;
+    const grpc::Status told = ToGrpcStatus(status);
+    grpc_call_cancel_with_status(
+        call_, static_cast<grpc_status_code>(told.error_code()),
+        told.error_message().c_str(), nullptr);
+  }
+
+  void ContinueLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (writing_) return;
+    if (!queue_.empty()) {
+      writing_ = true;
+      ++writes_;
+      this->StartWrite(&queue_.front());
+    } else if (ended_ && !finished_) {
+      finished_ = true;
+      this->Finish(status_);
+    }
+  }
+
+  StreamRegistry& registry_;
+  std::shared_ptr<QueuedWrites> self_;
+
+  mutable Mutex mu_;
+  // The front is being written if writing_.
+  std::deque<Response> queue_ ABSL_GUARDED_BY(mu_);
+  int64_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  // Writes that were started; which of them CheckReader saw, and since when.
+  int64_t writes_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t seen_write_ ABSL_GUARDED_BY(mu_) = 0;
+  Instant seen_since_ ABSL_GUARDED_BY(mu_);
+  // Null before Begin and after OnDone.
+  grpc_call* call_ ABSL_GUARDED_BY(mu_) = nullptr;
+  bool cut_ ABSL_GUARDED_BY(mu_) = false;
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  grpc::Status status_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace cohort

@@ -1,0 +1,191 @@
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "cohort/v1/membership.pb.h"
+#include "common/status_macros.h"
+#include "common/step_phase.h"
+#include "common/wire/convert.h"
+#include "common/wire/message_bytes.h"
+#include "common/wire/message_checksum.h"
+#include "server/rpc/shard_stream.h"
+
+namespace cohort {
+namespace {
+
+// Texts that a stranger sends are shown and logged, so they are bounded.
+constexpr size_t kTextLengthMax = 1024;
+
+absl::StatusOr<JoinRequest> JoinFrom(const v1::Join& proto) {
+  if (proto.has_rank() && proto.rank() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join.rank: got ", proto.rank(), ", want 0 or more"));
+  }
+  if (proto.incarnation() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "join.incarnation: got ", proto.incarnation(), ", want 0 or more"));
+  }
+  if (proto.fingerprint().size() > kTextLengthMax ||
+      proto.description().size() > kTextLengthMax ||
+      proto.build().size() > kTextLengthMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "join: got a fingerprint of ", proto.fingerprint().size(),
+        ", a description of ", proto.description().size(), " and a build of ",
+        proto.build().size(), " bytes, want at most ", kTextLengthMax));
+  }
+  JoinRequest request{.run_id = proto.run_id(),
+                      .incarnation = Incarnation(proto.incarnation()),
+                      .batch_size = proto.batch_size(),
+                      .fingerprint = proto.fingerprint(),
+                      .description = proto.description(),
+                      .build = proto.build()};
+  if (proto.has_rank()) request.rank = Rank(proto.rank());
+  return request;
+}
+
+// Only names that are known: they come from a stranger and end up on people's
+// screens.
+absl::StatusOr<PhaseSeconds> PhasesFrom(const v1::Heartbeat& heartbeat) {
+  PhaseSeconds phases;
+  for (const auto& [name, seconds] : heartbeat.phase_seconds()) {
+    const auto known = std::find(kStepPhaseNames.begin(), kStepPhaseNames.end(),
+                                 absl::string_view(name));
+    // Of a later release.
+    if (known == kStepPhaseNames.end()) continue;
+    if (!std::isfinite(seconds) || seconds < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("heartbeat.phase_seconds.", name, ": got ", seconds,
+                       ", want a finite number of at least 0"));
+    }
+    phases[name] = seconds;
+  }
+  return phases;
+}
+
+class SessionReactor final : public ShardStream<SessionStream> {
+ public:
+  using ShardStream::ShardStream;
+
+  void SendJoined(const effect::Joined& joined) override {
+    const CoordinatorOptions options = shard_.options();
+    v1::SessionReply reply;
+    v1::JoinReply* to = reply.mutable_joined();
+    to->set_rank(joined.rank.value());
+    to->set_run_id(options.run_id);
+    to->set_incarnation(joined.incarnation.value());
+    to->set_seed(options.seed);
+    to->set_version(joined.version.value());
+    to->set_workers(options.workers);
+    to->set_heartbeat_interval_ms(std::max<int64_t>(
+        1, absl::ToInt64Milliseconds(shard_.heartbeat_interval())));
+    to->set_lease_ms(absl::ToInt64Milliseconds(options.lease));
+    to->add_shards(shard_.address());
+    to->set_policy(PolicyText(options.policy));
+    to->set_takes_further_contributions(true);
+    to->set_run_name(options.run_name);
+    SendMessage(reply);
+  }
+
+  void SendAssignment(const Assignment& assignment) override {
+    v1::SessionReply reply;
+    ToProto(assignment, reply.mutable_assignment());
+    SendMessage(reply);
+  }
+
+  void SendStepAborted(const effect::StepAborted& aborted) override {
+    v1::SessionReply reply;
+    v1::StepAborted* to = reply.mutable_step_aborted();
+    to->set_step(aborted.step.value());
+    to->set_attempt(aborted.attempt.value());
+    for (Rank rank : aborted.members) to->add_members(rank.value());
+    to->set_reason(aborted.reason);
+    SendMessage(reply);
+  }
+
+ protected:
+  absl::Status Admit() override {
+    COHORT_ASSIGN_OR_RETURN(id_, shard_.AdmitSession(SharedFrom(this)));
+    return absl::OkStatus();
+  }
+
+  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
+    COHORT_ASSIGN_OR_RETURN(v1::SessionRequest request,
+                            DecodeMessage<v1::SessionRequest>(message));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
+    switch (request.message_case()) {
+      case v1::SessionRequest::kJoin:
+        return OnJoin(request.join());
+      case v1::SessionRequest::kHeartbeat:
+        if (!joined_) return NotJoined("a heartbeat");
+        return OnHeartbeat(request.heartbeat());
+      case v1::SessionRequest::kLeave:
+        if (!joined_) return NotJoined("a leave");
+        left_ = true;
+        shard_.Leave(id_, request.leave().reason().substr(0, kTextLengthMax));
+        End(absl::OkStatus());
+        return absl::OkStatus();
+      case v1::SessionRequest::MESSAGE_NOT_SET:
+        break;
+    }
+    return absl::InvalidArgumentError("session: got an empty message");
+  }
+
+  absl::Status OnHalfClose() override {
+    return joined_ ? absl::OkStatus() : NotJoined("the end of the stream");
+  }
+
+  void OnGone() override {
+    if (!joined_ || left_) return;
+    shard_.SessionBroken(id_);
+  }
+
+ private:
+  static absl::Status NotJoined(absl::string_view seen) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("session: got ", seen, " first, want a join"));
+  }
+
+  absl::Status OnJoin(const v1::Join& join) {
+    if (joined_) {
+      return absl::InvalidArgumentError("session: got a second join");
+    }
+    COHORT_ASSIGN_OR_RETURN(JoinRequest request, JoinFrom(join));
+    COHORT_RETURN_IF_ERROR(shard_.Join(id_, request));
+    joined_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status OnHeartbeat(const v1::Heartbeat& heartbeat) {
+    COHORT_ASSIGN_OR_RETURN(const PhaseSeconds phases, PhasesFrom(heartbeat));
+    shard_.Heartbeat(id_, phases);
+    if (heartbeat.sent_unix_us() == 0) return absl::OkStatus();
+    v1::SessionReply reply;
+    v1::HeartbeatEcho* echo = reply.mutable_heartbeat_echo();
+    echo->set_sent_unix_us(heartbeat.sent_unix_us());
+    echo->set_server_unix_us(absl::ToUnixMicros(absl::Now()));
+    SendMessage(reply);
+    return absl::OkStatus();
+  }
+
+  SessionId id_;
+
+  // Used by the reading side, and after it by OnGone.
+  bool joined_ = false;
+  bool left_ = false;
+};
+
+}  // namespace
+
+ByteBidiReactor* StartSession(Shard& shard,
+                              grpc::CallbackServerContext* context) {
+  return Started<SessionReactor>(shard, context);
+}
+
+}  // namespace cohort

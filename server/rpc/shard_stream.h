@@ -1,0 +1,121 @@
+#pragma once
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/status_macros.h"
+#include "common/wire/message_bytes.h"
+#include "common/wire/message_checksum.h"
+#include "server/rpc/queued_writes.h"
+#include "server/rpc/stream_starts.h"
+#include "server/shard/fault.h"
+#include "server/shard/shard.h"
+
+namespace cohort {
+
+// A bidirectional stream of raw bytes between one worker and the shard.
+// Requests are handled one at a time. Interface is the stream as the shard
+// sees it (server/shard/streams.h).
+template <typename Interface>
+class ShardStream
+    : public QueuedWrites<ByteBidiReactor, grpc::ByteBuffer, Interface> {
+ public:
+  // `shard` must outlive the stream.
+  explicit ShardStream(Shard& shard)
+      : QueuedWrites<ByteBidiReactor, grpc::ByteBuffer, Interface>(
+            shard.streams()),
+        shard_(shard) {}
+
+  // Call once, before gRPC gets the stream. Reads the first message, or ends
+  // the stream if the shard does not admit it.
+  void Start(grpc::CallbackServerContext* context) {
+    if (this->Begin(context, [this] { return Admit(); })) Read();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      // The client has closed its side, or is gone.
+      this->End(OnHalfClose());
+      return;
+    }
+    // What arrives on a stream that lost its place must not take it back.
+    if (this->ended()) return;
+    if (!std::exchange(spoken_, true)) this->Spoke();
+    After after = After::kRead;
+    const absl::Status status = ServePeer([this, &after]() -> absl::Status {
+      COHORT_ASSIGN_OR_RETURN(after, Handle(request_));
+      return absl::OkStatus();
+    });
+    if (!status.ok()) {
+      this->End(status);
+    } else if (after == After::kRead) {
+      Read();
+    }
+    // Paused, another thread may be reading already.
+  }
+
+ protected:
+  void Read() {
+    request_.Clear();
+    this->UnlessEnded([this] { this->StartRead(&request_); });
+  }
+
+  // Sends a message that has no payload.
+  template <typename Message>
+  void SendMessage(Message& message) {
+    AddMessageChecksum(&message);
+    this->Send(EncodeMessage(message));
+  }
+
+  // A reference to this stream, for the shard to keep.
+  template <typename Stream>
+  std::shared_ptr<Stream> SharedFrom(Stream* stream) {
+    return std::static_pointer_cast<Stream>(stream->shared_from_this());
+  }
+
+  // The next step after a message.
+  enum class After {
+    kRead,
+    // Nothing, until the stream calls Read itself.
+    kPause,
+  };
+
+  // Lets the stream in. Errors: those of Shard::AdmitStream.
+  virtual absl::Status Admit() {
+    return shard_.AdmitStream(this->shared_from_this(), /*speaks=*/true);
+  }
+  // One of these two is overridden, the first where a stream may be paused.
+  // Must not block. A status that is not OK ends the stream.
+  virtual absl::StatusOr<After> Handle(const grpc::ByteBuffer& message) {
+    COHORT_RETURN_IF_ERROR(OnMessage(message));
+    return After::kRead;
+  }
+  virtual absl::Status OnMessage(const grpc::ByteBuffer& /*message*/) {
+    return absl::OkStatus();
+  }
+  // How the stream ends once the client sends nothing more.
+  virtual absl::Status OnHalfClose() { return absl::OkStatus(); }
+
+  Shard& shard_;
+
+ private:
+  // Used by the reading side only.
+  grpc::ByteBuffer request_;
+  bool spoken_ = false;
+};
+
+// Makes a stream and starts it. It owns itself.
+template <typename Stream>
+ByteBidiReactor* Started(Shard& shard, grpc::CallbackServerContext* context) {
+  const auto stream = std::make_shared<Stream>(shard);
+  stream->Start(context);
+  return stream.get();
+}
+
+}  // namespace cohort

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "server/shard/shard.h"
+
+// The streaming calls of the services, each on raw bytes, so that payloads are
+// never copied and garbage can be told from the end of a stream. The reactors
+// own themselves.
+namespace cohort {
+
+using ByteBidiReactor =
+    grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+using ByteWriteReactor = grpc::ServerWriteReactor<grpc::ByteBuffer>;
+
+ByteBidiReactor* StartSession(Shard& shard,
+                              grpc::CallbackServerContext* context);
+ByteBidiReactor* StartRegister(Shard& shard,
+                               grpc::CallbackServerContext* context);
+ByteBidiReactor* StartExchange(Shard& shard,
+                               grpc::CallbackServerContext* context);
+ByteBidiReactor* StartReduce(Shard& shard,
+                             grpc::CallbackServerContext* context);
+ByteWriteReactor* StartPull(Shard& shard, grpc::CallbackServerContext* context,
+                            const grpc::ByteBuffer& request);
+
+}  // namespace cohort

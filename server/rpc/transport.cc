@@ -1,0 +1,94 @@
+#include "server/rpc/transport.h"
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/service_type.h>
+#include <grpcpp/resource_quota.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/ops/listen_socket.h"
+#include "common/ops/process_collector.h"
+#include "common/process/file_limit.h"
+#include "common/status_macros.h"
+#include "common/wire/channel.h"
+#include "server/rpc/call_interceptor.h"
+
+namespace cohort {
+namespace {
+
+// Files and operations connections that must stay possible while others hold
+// all the connections they can.
+int64_t ConnectionFilesMax() {
+  constexpr int64_t kKeptBack = 512;
+  const int64_t limit = FileLimit();
+  return limit - std::min(kKeptBack, limit / 2);
+}
+
+// Bytes that gRPC may hold in all, received gradients included. It has no
+// limit on unfinished messages of its own: one that is announced is buffered
+// whole before its length is checked. At the quota it ends calls, so what an
+// honest run needs lies below it.
+size_t TransportBytesMax(const TransportOptions& options) {
+  constexpr int64_t kMib = 1 << 20;
+  // Room for its streams' look-ahead and its unread answers.
+  constexpr int64_t kPerWorker = 128 * kMib;
+  constexpr int64_t kOthers = 256 * kMib;
+  const int64_t in_flight = options.inflight_bytes_max;
+  const int64_t wanted =
+      in_flight + in_flight / 4 + options.workers * kPerWorker + kOthers;
+  const int64_t memory = MemoryLimitBytes();
+  return static_cast<size_t>(
+      memory <= 0 ? wanted : std::min(wanted, memory - memory / 8));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
+    const TransportOptions& options, Services services, GrpcMetrics& metrics,
+    const Clock& clock) {
+  std::unique_ptr<Transport> transport(new Transport);
+  COHORT_ASSIGN_OR_RETURN(transport->address_,
+                          ParseListenAddress("--listen", options.listen));
+  transport->services_ = std::move(services);
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  ApplyServerSettings(
+      builder, LookaheadBytes(options.inflight_bytes_max, options.workers));
+  grpc::ResourceQuota quota("cohort-server");
+  builder.SetResourceQuota(quota.Resize(TransportBytesMax(options)));
+  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
+  for (const auto& service : transport->services_) {
+    builder.RegisterService(service.get());
+  }
+  std::vector<
+      std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
+      interceptors;
+  interceptors.push_back(MakeCallCounter(metrics, clock));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
+  absl::StatusOr<ListenSocket> socket =
+      ListenSocket::Open("--listen", transport->address_);
+  transport->server_ = socket.ok() ? builder.BuildAndStart() : nullptr;
+  if (transport->server_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat(
+        "--listen: cannot listen on ", options.listen,
+        ": another process uses the port, or it is no address of this "
+        "machine; stop that process or choose another port"));
+  }
+  transport->accept_ = std::make_unique<AcceptLoop>(
+      *std::move(socket), std::move(acceptor), ConnectionFilesMax());
+  return transport;
+}
+
+Transport::~Transport() = default;
+
+void Transport::Shutdown(absl::Duration grace) {
+  accept_.reset();
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+}
+
+}  // namespace cohort

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "common/listen_address.h"
+#include "server/metrics/grpc_metrics.h"
+#include "server/rpc/accept_loop.h"
+
+namespace grpc {
+class Server;
+class Service;
+}  // namespace grpc
+
+namespace cohort {
+
+struct TransportOptions {
+  // host:port; port 0 takes a free one.
+  std::string listen;
+  int32_t workers = 1;
+  int64_t inflight_bytes_max = 0;
+};
+
+// A gRPC server with its services, and what accepts its connections.
+// Thread safety: none.
+class Transport {
+ public:
+  using Services = std::vector<std::unique_ptr<grpc::Service>>;
+
+  // `metrics` and `clock` must outlive it.
+  // Errors: Unavailable: the address cannot be listened on.
+  static absl::StatusOr<std::unique_ptr<Transport>> Start(
+      const TransportOptions& options, Services services, GrpcMetrics& metrics,
+      const Clock& clock);
+  ~Transport();
+
+  const ListenAddress& address() const { return address_; }
+  // Accepts no more; calls that are under way may take until `grace` is over.
+  void Shutdown(absl::Duration grace);
+
+ private:
+  Transport() = default;
+
+  ListenAddress address_;
+  // Destroyed in the reverse order: each uses those before it.
+  Services services_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<AcceptLoop> accept_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,56 @@
+#include "server/shard/fault.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/log/log.h"
+#include "common/process/command_line.h"
+
+namespace cohort {
+namespace {
+
+std::string ExceptionText() {
+  const std::exception_ptr current = std::current_exception();
+  if (current == nullptr) return "no exception";
+  try {
+    std::rethrow_exception(current);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
+}  // namespace
+
+absl::Status PeerFault() noexcept {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the server could not serve this call: ", ExceptionText(),
+                   "; send less at a time or give the server more memory"));
+}
+
+void ExitHalfDone(const char* doing) noexcept {
+  try {
+    Log(LogLevel::kError,
+        absl::StrCat("exception while doing '", doing, "': ", ExceptionText(),
+                     "; the state may be half changed, so the process ends; "
+                     "start the server again with --resume"));
+    FlushLog();
+  } catch (...) {
+    // No memory is left for a log line.
+    std::fprintf(stderr, "exception while doing '%s'; the process ends\n",
+                 doing);
+  }
+  // No destructors: they would wait for threads and write a last checkpoint.
+  _exit(kExitHalfDone);
+}
+
+void ExitOnUncaughtExceptions() {
+  std::set_terminate([] { ExitHalfDone("work on a thread"); });
+}
+
+}  // namespace cohort

@@ -1,0 +1,461 @@
+#include "server/shard/shard.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/log/log.h"
+#include "common/status_macros.h"
+#include "kernels/backend.h"
+#include "server/core/optimizer/fold_job.h"
+#include "server/core/settings.h"
+#include "server/shard/fault.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
+
+// Small enough that leases can be shortened while a run goes on, and that
+// gRPC's threads stay awake: one that gets nothing for a second sleeps for
+// 100 ms, and while all of them sleep, messages wait. Something every 0.9 s
+// keeps one awake; this leaves a tenth for a late heartbeat.
+constexpr absl::Duration kHeartbeatMax = absl::Milliseconds(800);
+constexpr int kHeartbeatsPerLease = 3;
+
+// Never reached: one commit is folded at a time, and no model has as many
+// partitions.
+constexpr int64_t kFoldsMax = int64_t{1} << 24;
+
+PullTable::Limits PullLimits(int32_t workers) {
+  return {.pulls = 4 * workers + 64};
+}
+
+// Values of all ranks may be on their way at once; half of the memory stays
+// for the run itself.
+int64_t RegistrationBytesMax(int64_t memory_bytes) {
+  constexpr int64_t kUnknown = int64_t{16} << 30;
+  return memory_bytes <= 0 ? kUnknown : memory_bytes / 2;
+}
+
+void EndDisplaced(const std::shared_ptr<Stream>& stream) {
+  if (stream == nullptr) return;
+  stream->End(absl::AbortedError("a newer stream of this worker took over"));
+}
+
+}  // namespace
+
+template <typename Call>
+auto Shard::Handle(Call call, const char* doing) {
+  const auto locked = [this, &call, doing] {
+    MutexLock lock(mu_);
+    // As AllOrExit, inside the lock: no other thread goes on with half a
+    // change.
+    try {
+      return call(core_, clock_.Now(), outbox_);
+    } catch (...) {
+      ExitHalfDone(doing);
+    }
+  };
+  if constexpr (std::is_void_v<decltype(locked())>) {
+    locked();
+    DispatchAll();
+  } else {
+    auto answer = locked();
+    DispatchAll();
+    return answer;
+  }
+}
+
+Shard::Shard(const ShardOptions& options, const RunState* restored,
+             const Clock& clock, RunListener& listener)
+    : options_(options),
+      clock_(clock),
+      listener_(listener),
+      streams_(StreamRegistry::LimitsOf(options.coordinator.workers)),
+      pulls_(PullLimits(options.coordinator.workers)),
+      registrations_(RegistrationBytesMax(options.memory_bytes)),
+      trace_(options.timeline == nullptr
+                 ? nullptr
+                 : std::make_unique<ShardTrace>(*options.timeline)),
+      core_(options.coordinator, restored),
+      pool_({.name = "fold",
+             .threads = options.fold_threads,
+             .queue_max = kFoldsMax}) {}
+
+Shard::~Shard() { Stop(); }
+
+void Shard::Start(const std::string& address) {
+  {
+    MutexLock lock(mu_);
+    address_ = address;
+    started_ = true;
+  }
+  DispatchAll();
+  ticker_ = std::make_unique<PeriodicTask>(
+      "tick", kTickInterval, [this, ticks = int64_t{0}]() mutable {
+        Handle([](Coordinator& core, Instant now,
+                  Effects& out) { core.Tick(now, out); },
+               "Tick");
+        CheckStreams(++ticks);
+      });
+}
+
+void Shard::Stop() {
+  {
+    MutexLock lock(mu_);
+    stopped_ = true;
+  }
+  ticker_.reset();
+  MutexLock lock(mu_);
+  while (folds_running_ > 0) folds_done_.Wait(mu_);
+}
+
+std::string Shard::address() const {
+  MutexLock lock(mu_);
+  return address_;
+}
+
+void Shard::RunOnPool(absl::AnyInvocable<void()> work) {
+  {
+    MutexLock lock(mu_);
+    if (stopped_) return;
+    ++folds_running_;
+  }
+  const absl::Status accepted =
+      pool_.Submit([this, work = std::move(work)]() mutable {
+        work();
+        MutexLock lock(mu_);
+        --folds_running_;
+        folds_done_.NotifyAll();
+      });
+  COHORT_CHECK(accepted.ok(), accepted.message());
+}
+
+void Shard::StartFold(FoldJob job) {
+  RunOnPool([this, job = std::move(job)]() mutable {
+    const Instant begin = clock_.Now();
+    FoldResult result = AllOrExit(
+        "fold", [&] { return RunFold(job, kernels::CpuBackend(), buffers_); });
+    const Instant end = clock_.Now();
+    listener_.OnFolded(end - begin);
+    if (trace_ != nullptr) trace_->Folded(job, begin, end);
+    // Gives the gradients' memory back before anyone is told to send more.
+    job = FoldJob();
+    Handle(
+        [&result](Coordinator& core, Instant now, Effects& out) {
+          core.FoldDone(std::move(result), now, out);
+        },
+        "FoldDone");
+  });
+}
+
+void Shard::StartFold(MomentsFold job) {
+  RunOnPool([this, job = std::move(job)]() mutable {
+    MomentsFold done = AllOrExit(
+        "fold moments", [&] { return RunMomentsFold(std::move(job)); });
+    Handle(
+        [&done](Coordinator& core, Instant now, Effects& out) {
+          core.MomentsFolded(std::move(done), now, out);
+        },
+        "MomentsFolded");
+  });
+}
+
+void Shard::StartMeasuring(effect::MeasureDrift measure) {
+  RunOnPool([this, measure = std::move(measure)] {
+    listener_.OnDrift(AllOrExit("measure drift", [&] {
+      return StepDrift(measure.model->layout.batch_norms, *measure.moments);
+    }));
+  });
+}
+
+absl::Status Shard::Join(SessionId session, const JoinRequest& request) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.Join(session, request, now, out);
+  });
+}
+
+void Shard::Heartbeat(SessionId session, const PhaseSeconds& phases) {
+  Handle([&](Coordinator& core, Instant now, Effects&) {
+    core.Heartbeat(session, now, phases);
+  });
+}
+
+void Shard::Leave(SessionId session, const std::string& reason) {
+  Handle([&](Coordinator& core, Instant now, Effects& out) {
+    core.Leave(session, reason, now, out);
+  });
+  EndAll(streams_.Unbind(session), absl::AbortedError("the worker has left"));
+}
+
+void Shard::SessionBroken(SessionId session) {
+  Handle([&](Coordinator& core, Instant now, Effects& out) {
+    core.SessionBroken(session, now, out);
+  });
+}
+
+absl::Status Shard::BeginRegister(const Sender& sender,
+                                  const ModelLayout& layout,
+                                  const RunPlan& plan,
+                                  const std::shared_ptr<RegisterStream>& from) {
+  std::shared_ptr<Stream> displaced;
+  absl::Status status = Handle([&](Coordinator& core, Instant now,
+                                   Effects& out) {
+    COHORT_RETURN_IF_ERROR(core.BeginRegister(sender, layout, plan, now, out));
+    displaced = streams_.PutRegister(sender.rank, sender.incarnation, from);
+    return absl::OkStatus();
+  });
+  EndDisplaced(displaced);
+  return status;
+}
+
+absl::Status Shard::RegisterProgress(const Sender& sender) {
+  return Handle([&](Coordinator& core, Instant now, Effects&) {
+    return core.RegisterProgress(sender, now);
+  });
+}
+
+absl::StatusOr<RegisterAnswer> Shard::FinishRegister(
+    const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
+    std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.FinishRegister(sender, layout, plan, std::move(values),
+                               std::move(statistics), now, out);
+  });
+}
+
+// A stream gets its place in the same critical section in which the core
+// accepts its message, so that no answer is dispatched before.
+template <typename Call>
+absl::Status Shard::HandlePush(const Sender& sender,
+                               const std::shared_ptr<ExchangeStream>& from,
+                               Call call, const char* doing) {
+  std::shared_ptr<Stream> displaced;
+  absl::Status status = Handle(
+      [&](Coordinator& core, Instant now, Effects& out) {
+        COHORT_RETURN_IF_ERROR(call(core, now, out));
+        displaced = streams_.PutExchange(sender.rank, sender.incarnation, from);
+        return absl::OkStatus();
+      },
+      doing);
+  EndDisplaced(displaced);
+  return CountRefusal(std::move(status));
+}
+
+absl::Status Shard::CountRefusal(absl::Status status) {
+  if (absl::IsAborted(status)) {
+    ServiceCounters::Add(counters_.pushes_fenced);
+  } else if (!status.ok()) {
+    ServiceCounters::Add(counters_.pushes_invalid);
+  }
+  return status;
+}
+
+ServiceFigures Shard::figures() const {
+  ServiceFigures figures{
+      .sessions = streams_.sessions(),
+      .inflight_bytes = gradient_bytes_.held_bytes(),
+      .inflight_bytes_max = options_.coordinator.inflight_bytes_max,
+      .inflight_paused = ServiceCounters::Read(counters_.inflight_paused),
+      .push_bytes = ServiceCounters::Read(counters_.push_bytes),
+      .pull_bytes = ServiceCounters::Read(counters_.pull_bytes),
+      .pulls = ServiceCounters::Read(counters_.pulls),
+      .pulls_refused = ServiceCounters::Read(counters_.pulls_refused),
+      .pushes_fenced = ServiceCounters::Read(counters_.pushes_fenced),
+      .pushes_invalid = ServiceCounters::Read(counters_.pushes_invalid)};
+  MutexLock lock(mu_);
+  figures.folds_waiting = folds_running_;
+  return figures;
+}
+
+absl::Status Shard::Open(const Sender& sender, const PushKey& key,
+                         const PushOpening& opening,
+                         const std::shared_ptr<ExchangeStream>& from) {
+  return HandlePush(sender, from,
+                    [&](Coordinator& core, Instant now, Effects& out) {
+                      return core.Open(sender, key, opening, now, out);
+                    });
+}
+
+absl::StatusOr<Admission> Shard::Gradient(
+    const Sender& sender, const PushKey& key, GradientMessage& message,
+    const std::shared_ptr<ExchangeStream>& from) {
+  Admission admission = Admission::kTaken;
+  const int64_t bytes = message.gradient.size_bytes();
+  COHORT_RETURN_IF_ERROR(HandlePush(
+      sender, from,
+      [&](Coordinator& core, Instant now, Effects& out) -> absl::Status {
+        COHORT_ASSIGN_OR_RETURN(admission,
+                                core.Gradient(sender, key, message, now, out));
+        return absl::OkStatus();
+      }));
+  if (admission == Admission::kPaused) {
+    ServiceCounters::Add(counters_.inflight_paused);
+  } else {
+    ServiceCounters::Add(counters_.push_bytes, bytes);
+  }
+  return admission;
+}
+
+absl::Status Shard::Close(const Sender& sender, const PushKey& key,
+                          PushClosing closing,
+                          const std::shared_ptr<ExchangeStream>& from) {
+  return HandlePush(
+      sender, from, [&](Coordinator& core, Instant now, Effects& out) {
+        return core.Close(sender, key, std::move(closing), now, out);
+      });
+}
+
+absl::Status Shard::Reduce(const Sender& sender,
+                           std::vector<Contribution> contributions,
+                           const std::shared_ptr<ReduceStream>& from) {
+  std::shared_ptr<Stream> displaced;
+  absl::Status status =
+      Handle([&](Coordinator& core, Instant now, Effects& out) {
+        for (Contribution& part : contributions) {
+          const size_t before = out.size();
+          COHORT_RETURN_IF_ERROR(
+              core.Reduce(sender, part.key, std::move(part.moments), now, out));
+          if (trace_ == nullptr) continue;
+          const std::vector<BatchNormSpec>& layers =
+              core.model()->layout.batch_norms;
+          trace_->Arrived(
+              part.key, layers[static_cast<size_t>(part.key.layer)].name,
+              sender.rank, now, absl::MakeConstSpan(out).subspan(before));
+        }
+        displaced = streams_.PutReduce(sender.rank, sender.incarnation, from);
+        return absl::OkStatus();
+      });
+  EndDisplaced(displaced);
+  return status;
+}
+
+absl::StatusOr<Assignment> Shard::ReportEvaluation(const Sender& sender,
+                                                   Sequence sequence,
+                                                   const EvaluationSums& sums) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.ReportEvaluation(sender, sequence, sums, now, out);
+  });
+}
+
+absl::StatusOr<Assignment> Shard::ReportMoments(
+    const Sender& sender, Sequence sequence, std::vector<CallMoments> calls) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.ReportMoments(sender, sequence, std::move(calls), now, out);
+  });
+}
+
+absl::StatusOr<CollectionAnswer> Shard::CollectStatistics(
+    const std::string& run_id) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.CollectStatistics(run_id, now, out);
+  });
+}
+
+absl::StatusOr<SharedSnapshot> Shard::Read(
+    std::optional<Version> version) const {
+  MutexLock lock(mu_);
+  return core_.Read(version);
+}
+
+SharedModel Shard::model() const {
+  MutexLock lock(mu_);
+  return core_.model();
+}
+
+absl::StatusOr<RunState> Shard::State() const {
+  MutexLock lock(mu_);
+  return core_.State();
+}
+
+StatusView Shard::Status() const {
+  MutexLock lock(mu_);
+  return core_.Status(clock_.Now());
+}
+
+absl::StatusOr<Version> Shard::Drain(const std::string& reason) {
+  return Handle([&](Coordinator& core, Instant now,
+                    Effects& out) -> absl::StatusOr<Version> {
+    const StatusView view = core.Status(now);
+    if (view.ended) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the run is already over: ", view.state));
+    }
+    core.Drain(reason, now, out);
+    return view.version;
+  });
+}
+
+CoordinatorOptions Shard::options() const {
+  CoordinatorOptions options = options_.coordinator;
+  for (const auto& [name, value] : Policy().settings) {
+    const absl::Status set = SetSetting(name, value, options);
+    COHORT_CHECK(set.ok(), set.message());
+  }
+  return options;
+}
+
+absl::Duration Shard::heartbeat_interval() const {
+  return std::min(options_.coordinator.lease / kHeartbeatsPerLease,
+                  kHeartbeatMax);
+}
+
+absl::StatusOr<ChangeAnswer> Shard::Change(const ChangeRequest& request) {
+  const absl::Duration lease_min = kHeartbeatsPerLease * heartbeat_interval();
+  const auto lease = request.values.find("lease");
+  CoordinatorOptions wanted;
+  if (lease != request.values.end() &&
+      SetSetting(lease->first, lease->second, wanted).ok() &&
+      wanted.lease < lease_min) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--lease: got ", lease->second, ", want at least ",
+        absl::FormatDuration(lease_min), ": workers send a heartbeat every ",
+        absl::FormatDuration(heartbeat_interval()), ", and would all be lost"));
+  }
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.Change(request, now, out);
+  });
+}
+
+PolicyView Shard::Policy() const {
+  MutexLock lock(mu_);
+  return core_.Policy(clock_.Now());
+}
+
+absl::Status Shard::CheckRun(const std::string& run_id) const {
+  if (run_id.empty() || run_id == this->run_id()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("got run ", run_id, ", want ", this->run_id(),
+                   ": this server holds another run"));
+}
+
+absl::StatusOr<Version> Shard::Evict(const std::string& run_id, Rank rank,
+                                     const std::string& reason) {
+  COHORT_RETURN_IF_ERROR(CheckRun(run_id));
+  return Handle([&](Coordinator& core, Instant now,
+                    Effects& out) -> absl::StatusOr<Version> {
+    const Version version = core.Status(now).version;
+    COHORT_RETURN_IF_ERROR(core.Evict(rank, reason, now, out));
+    return version;
+  });
+}
+
+absl::StatusOr<Version> Shard::DrainWorker(const std::string& run_id, Rank rank,
+                                           const std::string& reason) {
+  COHORT_RETURN_IF_ERROR(CheckRun(run_id));
+  return Handle([&](Coordinator& core, Instant now,
+                    Effects& out) -> absl::StatusOr<Version> {
+    COHORT_RETURN_IF_ERROR(core.DrainWorker(rank, reason, now, out));
+    return core.Status(now).version;
+  });
+}
+
+}  // namespace cohort

@@ -1,0 +1,243 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/assignment.h"
+#include "common/clock.h"
+#include "common/float_buffer.h"
+#include "common/ids.h"
+#include "common/mutex.h"
+#include "common/periodic_task.h"
+#include "common/thread_pool.h"
+#include "common/timeline.h"
+#include "server/core/coordinator.h"
+#include "server/core/effects.h"
+#include "server/metrics/run_figures.h"
+#include "server/shard/byte_meter.h"
+#include "server/shard/model_limits.h"
+#include "server/shard/pull_table.h"
+#include "server/shard/reserved_bytes.h"
+#include "server/shard/service_counters.h"
+#include "server/shard/shard_trace.h"
+#include "server/shard/stream_registry.h"
+#include "server/shard/streams.h"
+
+namespace cohort {
+
+// Told what happens to the run, in order, by one thread at a time. Must
+// return at once: everything else waits meanwhile.
+class RunListener {
+ public:
+  virtual ~RunListener() = default;
+  virtual void OnCommitted(const CommitRecord& record,
+                           const CommitObservation& observation) = 0;
+  virtual void OnPolicyChanged(const PolicyRecord& record) = 0;
+  virtual void OnEvaluated(const EvaluationRecord& record) = 0;
+  virtual void OnLogged(const effect::Log& log) = 0;
+  virtual void OnCheckpoint(RunState state) = 0;
+  virtual void OnEnded(const effect::RunEnded& ended) = 0;
+  // A partition was folded and updated. Unlike the others: by any thread, out
+  // of order.
+  virtual void OnFolded(absl::Duration took) = 0;
+  // The drift of a synchronous step. As OnFolded.
+  virtual void OnDrift(const std::vector<LayerDrift>& drift) = 0;
+};
+
+struct ShardOptions {
+  CoordinatorOptions coordinator;
+  int32_t fold_threads = 2;
+  // That the process may use; 0: unknown.
+  int64_t memory_bytes = 0;
+  // Gets folds, commits and rendezvous; null: nobody wants them. Must outlive
+  // the shard.
+  Timeline* timeline = nullptr;
+};
+
+// What a rank says in a rendezvous.
+struct Contribution {
+  ReduceKey key;
+  Moments moments;
+};
+
+// The state machine of one run with everything it needs to run for real: a
+// lock, a clock, threads for heavy effects, and the streams that effects go
+// to. Events come in through the methods; each appends its effects to one
+// outbox under the lock, and one thread at a time carries them out in that
+// order, outside the lock. A caller that finds another thread at it leaves
+// its effects to that one.
+//
+// Thread safety: safe. No method waits for anything but the lock.
+// Errors: those of the Coordinator's method of the same name. An exception in
+//   the core or in an effect ends the process (see fault.h); one in a stream
+//   that is told something ends that stream.
+class Shard {
+ public:
+  // `listener` and `clock` must outlive the shard. Pass `restored` to
+  // continue from a checkpoint. Effects are held back until Start.
+  Shard(const ShardOptions& options, const RunState* restored,
+        const Clock& clock, RunListener& listener);
+  ~Shard();
+
+  // Carries out effects from now on, and keeps time. `address` is what workers
+  // are told to reach this shard at.
+  void Start(const std::string& address);
+  // Ends all streams with Unavailable and admits no more.
+  void CloseStreams();
+  // Stops keeping time and waits for the folds that run. Afterwards effects
+  // are dropped. Call it when no method can be called any more.
+  void Stop();
+
+  StreamRegistry& streams() { return streams_; }
+  // As StreamRegistry; the stream is ended if no join comes in time.
+  absl::StatusOr<SessionId> AdmitSession(
+      const std::shared_ptr<SessionStream>& stream);
+  // The same for other streams, which are ended if no first message comes in
+  // time. `speaks`: false if the request has come already.
+  absl::Status AdmitStream(const std::shared_ptr<Stream>& stream, bool speaks);
+  PullTable& pulls() { return pulls_; }
+  // Initial values that are being received.
+  ReservedBytes& registrations() { return registrations_; }
+  ModelNeeds model_needs() const;
+  const Clock& clock() const { return clock_; }
+  std::string address() const;
+  const std::string& run_id() const { return options_.coordinator.run_id; }
+  // With the settings that are in force now.
+  CoordinatorOptions options() const;
+  // How often workers are told to send a heartbeat: two may be lost before the
+  // lease ends. Fixed, because those that have joined are not told again.
+  absl::Duration heartbeat_interval() const;
+
+  absl::Status Join(SessionId session, const JoinRequest& request);
+  void Heartbeat(SessionId session, const PhaseSeconds& phases);
+  void Leave(SessionId session, const std::string& reason);
+  void SessionBroken(SessionId session);
+
+  // The answer goes to `from`, now or later.
+  absl::Status BeginRegister(const Sender& sender, const ModelLayout& layout,
+                             const RunPlan& plan,
+                             const std::shared_ptr<RegisterStream>& from);
+  absl::Status RegisterProgress(const Sender& sender);
+  absl::StatusOr<RegisterAnswer> FinishRegister(
+      const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
+      std::vector<SharedFloats> values,
+      std::vector<LayerStatistics> statistics);
+
+  // Once a message is accepted, `from` is the stream that answers go to.
+  absl::Status Open(const Sender& sender, const PushKey& key,
+                    const PushOpening& opening,
+                    const std::shared_ptr<ExchangeStream>& from);
+  // The same bytes, as long as they live part of inflight_bytes().
+  ByteRope Counted(ByteRope gradient) {
+    return gradient_bytes_.Count(std::move(gradient));
+  }
+  // Takes from `message` unless it answers kPaused; then `from` is resumed once
+  // there is room, by any thread and at any time after this call began.
+  absl::StatusOr<Admission> Gradient(
+      const Sender& sender, const PushKey& key, GradientMessage& message,
+      const std::shared_ptr<ExchangeStream>& from);
+  absl::Status Close(const Sender& sender, const PushKey& key,
+                     PushClosing closing,
+                     const std::shared_ptr<ExchangeStream>& from);
+  // One after another, as if each came by itself; up to the first that is
+  // refused.
+  absl::Status Reduce(const Sender& sender,
+                      std::vector<Contribution> contributions,
+                      const std::shared_ptr<ReduceStream>& from);
+
+  absl::StatusOr<Assignment> ReportEvaluation(const Sender& sender,
+                                              Sequence sequence,
+                                              const EvaluationSums& sums);
+
+  absl::StatusOr<Assignment> ReportMoments(const Sender& sender,
+                                           Sequence sequence,
+                                           std::vector<CallMoments> calls);
+  absl::StatusOr<CollectionAnswer> CollectStatistics(const std::string& run_id);
+
+  absl::StatusOr<SharedSnapshot> Read(std::optional<Version> version) const;
+  SharedModel model() const;
+  absl::StatusOr<RunState> State() const;
+  StatusView Status() const;
+  // Gradients in memory, whoever holds them.
+  int64_t inflight_bytes() const { return gradient_bytes_.held_bytes(); }
+  ServiceFigures figures() const;
+  ServiceCounters& counters() { return counters_; }
+
+  // Returns the version at the time of the request.
+  // Errors: FailedPrecondition the run is over.
+  absl::StatusOr<Version> Drain(const std::string& reason);
+
+  // Also InvalidArgument: a lease that the heartbeats could not keep up.
+  absl::StatusOr<ChangeAnswer> Change(const ChangeRequest& request);
+  PolicyView Policy() const;
+  // Returns the version at the time of the request. `run_id` is that of the
+  // run that is meant; empty: whatever run this is.
+  absl::StatusOr<Version> Evict(const std::string& run_id, Rank rank,
+                                const std::string& reason);
+  // The same for a worker that leaves by itself after the step in progress.
+  absl::StatusOr<Version> DrainWorker(const std::string& run_id, Rank rank,
+                                      const std::string& reason);
+
+ private:
+  absl::Status CheckRun(const std::string& run_id) const;
+  struct Dispatcher;
+
+  // `doing` is for the log line if it throws: the method's name.
+  template <typename Call>
+  auto Handle(Call call, const char* doing = __builtin_FUNCTION())
+      ABSL_LOCKS_EXCLUDED(mu_);
+  template <typename Call>
+  absl::Status HandlePush(const Sender& sender,
+                          const std::shared_ptr<ExchangeStream>& from,
+                          Call call, const char* doing = __builtin_FUNCTION());
+  // Returns `status`, which answers a message of a push.
+  absl::Status CountRefusal(absl::Status status);
+  void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends streams that say nothing or read nothing.
+  void CheckStreams(int64_t ticks) ABSL_LOCKS_EXCLUDED(mu_);
+  void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_);
+  void StartFold(MomentsFold job) ABSL_LOCKS_EXCLUDED(mu_);
+  void StartMeasuring(effect::MeasureDrift measure) ABSL_LOCKS_EXCLUDED(mu_);
+  // Runs `work` on the pool. Stop waits for it; afterwards nothing is run.
+  void RunOnPool(absl::AnyInvocable<void()> work) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Fixed after construction.
+  const ShardOptions options_;
+  const Clock& clock_;
+  RunListener& listener_;
+
+  // Synchronise themselves.
+  ByteMeter gradient_bytes_;
+  ServiceCounters counters_;
+  StreamRegistry streams_;
+  PullTable pulls_;
+  ReservedBytes registrations_;
+  FloatBufferPool buffers_;
+  // Null without a timeline.
+  const std::unique_ptr<ShardTrace> trace_;
+
+  mutable Mutex mu_;
+  Coordinator core_ ABSL_GUARDED_BY(mu_);
+  Effects outbox_ ABSL_GUARDED_BY(mu_);
+  std::string address_ ABSL_GUARDED_BY(mu_);
+  bool started_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  // A thread carries out effects.
+  bool dispatching_ ABSL_GUARDED_BY(mu_) = false;
+  int32_t folds_running_ ABSL_GUARDED_BY(mu_) = 0;
+  CondVar folds_done_;
+
+  // Last: their threads use everything above.
+  ThreadPool pool_;
+  std::unique_ptr<PeriodicTask> ticker_;
+};
+
+}  // namespace cohort

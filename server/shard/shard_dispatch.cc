@@ -1,0 +1,204 @@
+// How a shard carries out what its core wants done.
+
+#include <iterator>
+#include <map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "server/shard/fault.h"
+#include "server/shard/shard.h"
+
+namespace cohort {
+namespace {
+
+// Tells a stream something; one that cannot take it ends alone.
+template <typename To, typename Message>
+void Tell(const std::shared_ptr<To>& to, void (To::*send)(const Message&),
+          const Message& message) {
+  if (to == nullptr) return;
+  const absl::Status told = ServePeer([&] {
+    (to.get()->*send)(message);
+    return absl::OkStatus();
+  });
+  if (!told.ok()) to->End(told);
+}
+
+// For the log, in the order of the variant.
+constexpr const char* kEffectNames[] = {"joined",
+                                        "end session",
+                                        "notify",
+                                        "step aborted",
+                                        "register answered",
+                                        "reduce result",
+                                        "reduce abort",
+                                        "send weights",
+                                        "send verdict",
+                                        "resume gradients",
+                                        "fold",
+                                        "fold moments",
+                                        "measure drift",
+                                        "discard",
+                                        "committed",
+                                        "policy changed",
+                                        "evaluated",
+                                        "checkpoint",
+                                        "log",
+                                        "run ended"};
+static_assert(std::size(kEffectNames) == std::variant_size_v<Effect>);
+
+}  // namespace
+
+// Carries out effects in their order, outside the lock.
+struct Shard::Dispatcher {
+  Shard& shard;
+  // Of the results that were last in a row: those of one stream go in one
+  // message.
+  std::map<std::pair<Rank, Incarnation>,
+           std::vector<const effect::ReduceResult*>>
+      results;
+
+  void SendResults() {
+    if (results.empty()) return;
+    const Instant now = shard.clock_.Now();
+    EncodedResults encoded;
+    for (const auto& [to, answers] : results) {
+      for (const effect::ReduceResult* result : answers) {
+        if (shard.trace_ != nullptr) {
+          shard.trace_->Answered(result->key, result->rank, now);
+        }
+      }
+      const auto stream = shard.streams_.Reduce(to.first, to.second);
+      if (stream == nullptr) continue;
+      const absl::Status told =
+          ServePeer([&stream, &answers = answers, &encoded] {
+            stream->SendResults(answers, encoded);
+            return absl::OkStatus();
+          });
+      if (!told.ok()) stream->End(told);
+    }
+    results.clear();
+  }
+
+  void operator()(effect::Joined& joined) const {
+    EndAll(shard.streams_.Bind(joined.session, joined.rank, joined.incarnation),
+           absl::AbortedError(absl::StrCat(
+               "rank ", joined.rank.value(),
+               ": a newer life of this worker has joined; join again")));
+    Tell(shard.streams_.Session(joined.session), &SessionStream::SendJoined,
+         std::as_const(joined));
+  }
+  void operator()(effect::EndSession& end) const {
+    if (auto session = shard.streams_.Session(end.session)) {
+      session->End(end.status);
+    }
+    EndAll(shard.streams_.Unbind(end.session),
+           absl::AbortedError(
+               absl::StrCat("the session is over: ", end.status.message())));
+  }
+  void operator()(effect::Notify& notify) const {
+    Tell(shard.streams_.Session(notify.session), &SessionStream::SendAssignment,
+         std::as_const(notify.assignment));
+  }
+  void operator()(effect::StepAborted& aborted) const {
+    Tell(shard.streams_.Session(aborted.session),
+         &SessionStream::SendStepAborted, std::as_const(aborted));
+  }
+  void operator()(effect::RegisterAnswered& answered) const {
+    Tell(shard.streams_.Register(answered.rank, answered.incarnation),
+         &RegisterStream::SendAnswer, std::as_const(answered.answer));
+  }
+  void operator()(effect::ReduceResult& result) {
+    results[{result.rank, result.incarnation}].push_back(&result);
+  }
+  void operator()(effect::ReduceAborted& aborted) const {
+    Tell(shard.streams_.Reduce(aborted.rank, aborted.incarnation),
+         &ReduceStream::SendAborted, std::as_const(aborted));
+  }
+  void operator()(effect::SendWeights& weights) const {
+    const auto stream =
+        shard.streams_.Exchange(weights.rank, weights.incarnation);
+    if (stream == nullptr) return;
+    ServiceCounters::Add(
+        shard.counters_.pull_bytes,
+        weights.weights->size() * static_cast<int64_t>(sizeof(float)));
+    Tell(stream, &ExchangeStream::SendWeights, std::as_const(weights));
+  }
+  void operator()(effect::SendVerdict& verdict) const {
+    Tell(shard.streams_.Exchange(verdict.rank, verdict.incarnation),
+         &ExchangeStream::SendVerdict, std::as_const(verdict));
+  }
+  void operator()(effect::ResumeGradients& resume) const {
+    Tell(shard.streams_.Exchange(resume.rank, resume.incarnation),
+         &ExchangeStream::Resume, std::as_const(resume));
+  }
+  void operator()(effect::Fold& fold) const {
+    shard.StartFold(std::move(fold.job));
+  }
+  void operator()(effect::FoldMoments& fold) const {
+    shard.StartFold(std::move(fold.job));
+  }
+  void operator()(effect::MeasureDrift& measure) const {
+    shard.StartMeasuring(std::move(measure));
+  }
+  void operator()(effect::Discard& discard) const { discard.what.reset(); }
+  void operator()(effect::Committed& committed) const {
+    if (shard.trace_ != nullptr) {
+      shard.trace_->Committed(committed.record, shard.clock_.Now());
+    }
+    shard.listener_.OnCommitted(committed.record, committed.observation);
+  }
+  void operator()(effect::PolicyChanged& changed) const {
+    if (changed.record.changed.contains("workers")) {
+      shard.streams_.SetLimits(
+          StreamRegistry::LimitsOf(shard.options().workers));
+    }
+    shard.listener_.OnPolicyChanged(changed.record);
+  }
+  void operator()(effect::Evaluated& evaluated) const {
+    shard.listener_.OnEvaluated(evaluated.record);
+  }
+  void operator()(effect::WriteCheckpoint& write) const {
+    shard.listener_.OnCheckpoint(std::move(write.state));
+  }
+  void operator()(effect::Log& log) const { shard.listener_.OnLogged(log); }
+  void operator()(effect::RunEnded& ended) const {
+    shard.listener_.OnEnded(ended);
+  }
+};
+
+void Shard::DispatchAll() {
+  {
+    MutexLock lock(mu_);
+    if (dispatching_ || !started_) return;
+    dispatching_ = true;
+  }
+  for (;;) {
+    Effects batch;
+    {
+      MutexLock lock(mu_);
+      if (stopped_) outbox_.clear();
+      if (outbox_.empty()) {
+        dispatching_ = false;
+        return;
+      }
+      batch.swap(outbox_);
+    }
+    // An effect that is lost leaves the run and its workers at odds for ever,
+    // and dispatching_ set.
+    Dispatcher dispatcher{.shard = *this};
+    for (Effect& effect : batch) {
+      AllOrExit(kEffectNames[effect.index()], [&dispatcher, &effect] {
+        if (!std::holds_alternative<effect::ReduceResult>(effect)) {
+          dispatcher.SendResults();
+        }
+        std::visit(dispatcher, effect);
+      });
+    }
+    AllOrExit("reduce result", [&dispatcher] { dispatcher.SendResults(); });
+  }
+}
+
+}  // namespace cohort

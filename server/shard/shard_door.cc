@@ -1,0 +1,73 @@
+// The shard's door: which streams are let in, and which are ended because they
+// say or read nothing.
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/optimizer/slots.h"
+#include "server/shard/shard.h"
+
+namespace cohort {
+namespace {
+
+// From the opening of a stream to its first message.
+constexpr absl::Duration kJoinDeadline = absl::Seconds(5);
+constexpr absl::Duration kFirstMessageDeadline = absl::Seconds(15);
+
+constexpr int kTicksPerReaderCheck = 20;
+
+void EndEvicted(const StreamRegistry::Streams& streams) {
+  EndAll(streams, absl::ResourceExhaustedError(
+                      "all places are taken, and this stream has said nothing "
+                      "yet; try again"));
+}
+
+}  // namespace
+
+void Shard::CheckStreams(int64_t ticks) {
+  const Instant now = clock_.Now();
+  EndAll(streams_.TakeSilent(now),
+         absl::DeadlineExceededError(absl::StrCat(
+             "got no message; after it is opened, a session wants its join "
+             "within ",
+             absl::FormatDuration(kJoinDeadline),
+             " and any other stream its first message within ",
+             absl::FormatDuration(kFirstMessageDeadline))));
+  if (ticks % kTicksPerReaderCheck != 0) return;
+  for (const auto& stream : streams_.All()) stream->CheckReader(now);
+}
+
+absl::StatusOr<SessionId> Shard::AdmitSession(
+    const std::shared_ptr<SessionStream>& stream) {
+  StreamRegistry::Streams evicted;
+  absl::StatusOr<SessionId> id =
+      streams_.AdmitSession(stream, clock_.Now() + kJoinDeadline, &evicted);
+  EndEvicted(evicted);
+  return id;
+}
+
+absl::Status Shard::AdmitStream(const std::shared_ptr<Stream>& stream,
+                                bool speaks) {
+  std::optional<Instant> speak_by;
+  if (speaks) speak_by = clock_.Now() + kFirstMessageDeadline;
+  StreamRegistry::Streams evicted;
+  const absl::Status admitted = streams_.Admit(stream, speak_by, &evicted);
+  EndEvicted(evicted);
+  return admitted;
+}
+
+ModelNeeds Shard::model_needs() const {
+  const CoordinatorOptions options = this->options();
+  return {.slots = static_cast<int32_t>(
+              SlotsOf(options.optimizer, options.policy).size()),
+          .statistics_kinds = std::max<int32_t>(
+              1, static_cast<int32_t>(options.policy.statistics.size())),
+          .memory_bytes = options_.memory_bytes};
+}
+
+void Shard::CloseStreams() {
+  EndAll(streams_.Close(), absl::UnavailableError("the server is stopping"));
+}
+
+}  // namespace cohort

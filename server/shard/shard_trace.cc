@@ -1,0 +1,107 @@
+#include "server/shard/shard_trace.h"
+
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+
+namespace cohort {
+namespace {
+
+absl::string_view PassName(FoldPass pass) {
+  switch (pass) {
+    case FoldPass::kWhole:
+      return "whole";
+    case FoldPass::kGradient:
+      return "gradient";
+    case FoldPass::kUpdate:
+      return "update";
+  }
+  return "";
+}
+
+}  // namespace
+
+void ShardTrace::Arrived(const ReduceKey& key, absl::string_view layer,
+                         Rank rank, Instant now,
+                         absl::Span<const Effect> effects) {
+  MutexLock lock(mu_);
+  std::map<ReduceKey, Waiting>& own = waiting_[rank];
+  std::erase_if(own, [&key](const auto& other) {
+    return other.first.step != key.step || other.first.attempt != key.attempt;
+  });
+  own[key] = {.layer = std::string(layer), .since = now};
+  for (const Effect& effect : effects) {
+    const auto* result = std::get_if<effect::ReduceResult>(&effect);
+    if (result == nullptr) continue;
+    std::map<ReduceKey, Waiting>& member = waiting_[result->rank];
+    const auto at = member.find(result->key);
+    if (at != member.end()) at->second.last = rank;
+  }
+}
+
+void ShardTrace::Answered(const ReduceKey& key, Rank rank, Instant now) {
+  Waiting waited;
+  {
+    MutexLock lock(mu_);
+    std::map<ReduceKey, Waiting>& member = waiting_[rank];
+    const auto at = member.find(key);
+    if (at == member.end()) return;
+    waited = at->second;
+    member.erase(at);
+  }
+  const bool forward = key.phase == ReducePhase::kForward;
+  Span span{.name = "rendezvous",
+            .begin = waited.since,
+            .end = now,
+            .track = absl::StrCat("rendezvous of rank ", rank.value()),
+            .facts = {{"step", key.step.value()},
+                      {"attempt", int64_t{key.attempt.value()}},
+                      {"layer", waited.layer},
+                      {"call", int64_t{key.call}},
+                      {"phase", forward ? "forward" : "backward"}}};
+  if (waited.last.has_value()) {
+    span.facts.emplace_back("last_rank", int64_t{waited.last->value()});
+  }
+  timeline_.Add(std::move(span));
+}
+
+void ShardTrace::Folded(const FoldJob& job, Instant begin, Instant end) {
+  {
+    MutexLock lock(mu_);
+    if (!apply_begin_.has_value() || begin < *apply_begin_) {
+      apply_begin_ = begin;
+    }
+    ++folds_;
+  }
+  timeline_.Add({.name = "fold",
+                 .begin = begin,
+                 .end = end,
+                 .facts = {{"partition", int64_t{job.partition}},
+                           {"pass", std::string(PassName(job.pass))},
+                           {"transaction", job.transaction},
+                           {"contributions",
+                            static_cast<int64_t>(job.contributions.size())}}});
+}
+
+void ShardTrace::Committed(const CommitRecord& record, Instant now) {
+  Instant begin = now;
+  int64_t folds = 0;
+  {
+    MutexLock lock(mu_);
+    if (apply_begin_.has_value()) begin = *apply_begin_;
+    apply_begin_.reset();
+    folds = std::exchange(folds_, 0);
+  }
+  timeline_.Add({.name = "apply",
+                 .begin = begin,
+                 .end = now,
+                 .track = "apply",
+                 .facts = {{"version", record.version.value()},
+                           {"samples", record.commit_samples},
+                           {"folds", folds},
+                           {"staleness_versions", record.staleness_versions},
+                           {"skipped", int64_t{record.skipped}}}});
+}
+
+}  // namespace cohort

@@ -1,0 +1,35 @@
+#include "server/records/history_course.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace cohort {
+namespace {
+
+TEST(HistoryCourseTest, TimeOfCommitsWithoutARowIsEstimated) {
+  const std::string rest = ",0.5,0.25,0.1,9,,,2,sync,,,";
+  const EarlierCourse course =
+      CourseOf({"50,1,200,10" + rest, "100,1,400,30" + rest}, Version(130));
+  ASSERT_EQ(course.training.size(), 2u);
+  EXPECT_EQ(course.training[1].commits, 50);
+  // 200 images of a mean loss of 0.5.
+  EXPECT_EQ(course.training[1].loss_sum, 100);
+  EXPECT_EQ(course.training[1].loss_weight, 200);
+  EXPECT_EQ(course.training[1].correct, 50);
+  // 20 s for 50 commits: 12 s for the 30 that have no row.
+  EXPECT_EQ(course.elapsed, absl::Seconds(42));
+  EXPECT_FALSE(course.test.has_value());
+}
+
+TEST(HistoryCourseTest, NoRowsAreNoCourse) {
+  const EarlierCourse course =
+      CourseOf({"of,another,release", ""}, Version(130));
+  EXPECT_TRUE(course.training.empty());
+  EXPECT_EQ(course.elapsed, absl::ZeroDuration());
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,286 @@
+// Changes of a live run over a real connection, and what is kept of them.
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+
+#include "tests/rpc/hand_worker.h"
+#include "tests/rpc/service_fixture.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using Settings = std::map<std::string, std::string>;
+
+class PolicyServiceTest : public ServiceTest {
+ protected:
+  // Two epochs of one step, so that there is something after the first.
+  void StartTwoSteps() {
+    options_ = TinyOptions();
+    options_.coordinator.epochs = 2;
+    options_.files.checkpoint_dir = TemporaryFolder("state");
+    options_.files.results_dir = TemporaryFolder("results");
+    StartWithTwoWorkers(options_);
+  }
+
+  void CommitOneStep() {
+    TrainOneStep();
+    for (ExchangeCall& exchange : exchanges_) AwaitVerdict(exchange);
+  }
+
+  void StopAll() {
+    server_->Stop();
+    exchanges_.clear();
+    assignments_.clear();
+    workers_.clear();
+    server_.reset();
+  }
+
+  std::unique_ptr<v1::Admin::Stub> Admin() {
+    return v1::Admin::NewStub(grpc::CreateChannel(
+        server_->address(), grpc::InsecureChannelCredentials()));
+  }
+
+  grpc::Status Set(const Settings& settings, v1::SetPolicyReply& reply,
+                   const std::string& run_id = "", bool dry_run = false) {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::SetPolicyRequest request;
+    request.set_run_id(run_id);
+    request.set_dry_run(dry_run);
+    request.mutable_settings()->insert(settings.begin(), settings.end());
+    return Admin()->SetPolicy(&context, request, &reply);
+  }
+
+  v1::GetPolicyReply Policy() {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::GetPolicyReply reply;
+    const grpc::Status status = Admin()->GetPolicy(&context, {}, &reply);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return reply;
+  }
+
+  grpc::Status Evict(int32_t rank, const std::string& run_id = "") {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::EvictRequest request;
+    request.set_run_id(run_id);
+    request.set_rank(rank);
+    request.set_reason("too slow");
+    v1::EvictReply reply;
+    return Admin()->Evict(&context, request, &reply);
+  }
+
+  std::vector<std::string> Lines(const std::string& file) {
+    std::ifstream in(options_.files.results_dir + "/" + file);
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(in, line);) lines.push_back(line);
+    return lines;
+  }
+
+  ServerOptions options_;
+};
+
+TEST_F(PolicyServiceTest, ChangeWaitsForTheStepInProgressAndIsRecorded) {
+  StartTwoSteps();
+  v1::SetPolicyReply reply;
+  const grpc::Status status =
+      Set({{"aggregation", "async"}, {"normalization", "local"}}, reply,
+          server_->run_id());
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_TRUE(reply.pending());
+  EXPECT_EQ(reply.policy_epoch(), 2);
+  EXPECT_EQ(reply.version(), 0);
+
+  v1::GetPolicyReply before = Policy();
+  EXPECT_EQ(before.run_id(), server_->run_id());
+  EXPECT_EQ(before.policy_epoch(), 1);
+  EXPECT_THAT(before.policy(), HasSubstr("sync, global"));
+  EXPECT_EQ(before.pending().at("aggregation"), "async");
+  EXPECT_THAT(before.pending_reason(), HasSubstr("waiting for workers 0, 1"));
+  ASSERT_EQ(before.history_size(), 1);
+  EXPECT_EQ(before.history(0).settings().at("workers"), "2");
+
+  CommitOneStep();
+  const v1::GetPolicyReply after = Policy();
+  EXPECT_EQ(after.policy_epoch(), 2);
+  EXPECT_THAT(after.policy(), HasSubstr("async, local"));
+  EXPECT_TRUE(after.pending().empty());
+  ASSERT_EQ(after.history_size(), 2);
+  EXPECT_EQ(after.history(1).version(), 1);
+  EXPECT_EQ(after.history(1).samples(), 4);
+  EXPECT_EQ(after.history(1).settings().at("normalization"), "local");
+
+  StopAll();
+  EXPECT_THAT(
+      out_.str(),
+      HasSubstr("policy sync -> async, local normalisation at step 1\n"));
+  const std::vector<std::string> rows = Lines("policy.csv");
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(rows[0],
+            "policy_epoch,version,samples,seconds,changes,text,run_name");
+  EXPECT_THAT(rows[1], HasSubstr("1,0,0,0.000,\""));
+  EXPECT_THAT(rows[1], HasSubstr(" aggregation=sync "));
+  EXPECT_THAT(rows[2], HasSubstr("2,1,4,"));
+  EXPECT_THAT(rows[2],
+              HasSubstr(",\"aggregation=async normalization=local\",\""));
+  // The first step was made under the first policy.
+  const std::vector<std::string> history = Lines("history.csv");
+  ASSERT_GE(history.size(), 2u);
+  EXPECT_THAT(history[1], HasSubstr("\"sync, global"));
+}
+
+TEST_F(PolicyServiceTest, RefusalsAreExactAndChangeNothing) {
+  StartTwoSteps();
+  struct Case {
+    Settings settings;
+    const char* text;
+  };
+  Settings many;
+  for (int i = 0; i < 65; ++i) many[absl::StrCat("name", i)] = "x";
+  const Case cases[] = {
+      {{{"agregation", "async"}}, "--agregation: no such setting"},
+      {{{"aggregation", "sometimes"}}, "want one of sync"},
+      {{{"aggregation", "async"}, {"normalization", "global"}},
+       "--normalization: got global"},
+      // The good one of a pair does not get through either.
+      {{{"learning_rate", "0.25"}, {"momentum", "2"}}, "--momentum: got 2"},
+      {{{"lease", "100ms"}}, "--lease: got 100ms, want at least 2.4s"},
+      {many, "number of settings: got 65, want at most 64"},
+      {{{std::string(65, 'n'), "x"}}, "length of a setting's name: got 65"},
+      {{{"aggregation", std::string(257, 'v')}},
+       "length of --aggregation: got 257, want at most 256"}};
+  for (const Case& c : cases) {
+    v1::SetPolicyReply reply;
+    const grpc::Status status = Set(c.settings, reply);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr(c.text));
+  }
+  v1::SetPolicyReply reply;
+  EXPECT_EQ(Set({{"aggregation", "async"}}, reply, "another").error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
+  ASSERT_TRUE(Set({{"aggregation", "async"}}, reply, "", true).ok());
+  EXPECT_TRUE(reply.pending());
+  EXPECT_THAT(reply.text(), HasSubstr("aggregation sync -> async"));
+
+  const v1::GetPolicyReply after = Policy();
+  EXPECT_EQ(after.policy_epoch(), 1);
+  EXPECT_TRUE(after.pending().empty());
+  EXPECT_EQ(after.settings().at("learning_rate"), "0.5");
+}
+
+TEST_F(PolicyServiceTest, CheckpointsCannotBeAskedOfAServerWithoutAPlace) {
+  Start(TinyOptions());
+  v1::SetPolicyReply reply;
+  const grpc::Status status = Set({{"checkpoint_every", "5"}}, reply);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), HasSubstr("--checkpoint_dir"));
+  EXPECT_TRUE(Set({{"checkpoint_every", "0"}}, reply).ok());
+}
+
+TEST_F(PolicyServiceTest, LeaseActsAtOnceAndIsToldToWhoJoinsLater) {
+  Start(TinyOptions());
+  v1::SetPolicyReply reply;
+  ASSERT_TRUE(Set({{"lease", "4s"}}, reply).ok());
+  EXPECT_FALSE(reply.pending());
+  EXPECT_EQ(Policy().policy_epoch(), 2);
+  HandWorker worker(server_->address());
+  ASSERT_TRUE(worker.Join(0).ok());
+  EXPECT_EQ(worker.joined().lease_ms(), 4000);
+}
+
+TEST_F(PolicyServiceTest, EvictedRankIsVacantAndItsSessionOver) {
+  StartTwoSteps();
+  EXPECT_EQ(Evict(1, "another").error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(Evict(2).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  ASSERT_TRUE(Evict(1).ok());
+  const grpc::Status ended = workers_[1]->session().End();
+  EXPECT_EQ(ended.error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_THAT(ended.error_message(), HasSubstr("too slow"));
+  EXPECT_EQ(Evict(1).error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+
+  // The rank is free for a successor at once.
+  HandWorker successor(server_->address());
+  EXPECT_TRUE(successor.Join(1).ok());
+}
+
+TEST_F(PolicyServiceTest, ResumedRunGoesOnWithThePolicyItHad) {
+  StartTwoSteps();
+  v1::SetPolicyReply reply;
+  ASSERT_TRUE(
+      Set({{"aggregation", "async"}, {"learning_rate", "0.25"}}, reply).ok());
+  CommitOneStep();
+  StopAll();
+
+  // The same command line as before, which says sync and, as the default, 0.5.
+  options_.files.resume = true;
+  options_.given = {"aggregation", "workers"};
+  Start(options_);
+  const v1::GetPolicyReply policy = Policy();
+  EXPECT_THAT(policy.policy(), HasSubstr("async, local"));
+  EXPECT_EQ(policy.settings().at("learning_rate"), "0.25");
+  EXPECT_EQ(policy.policy_epoch(), 2);
+  ASSERT_EQ(policy.history_size(), 2);
+  EXPECT_EQ(policy.history(1).version(), 1);
+  StopAll();
+  // No row came twice.
+  EXPECT_EQ(Lines("policy.csv").size(), 3u);
+}
+
+TEST_F(PolicyServiceTest, FlagThatIsGivenOnResumingIsAChangeOfPolicy) {
+  StartTwoSteps();
+  v1::SetPolicyReply reply;
+  ASSERT_TRUE(
+      Set({{"aggregation", "async"}, {"learning_rate", "0.25"}}, reply).ok());
+  CommitOneStep();
+  StopAll();
+  out_.str("");
+
+  options_.files.resume = true;
+  options_.given = {"aggregation", "workers"};
+  options_.coordinator.policy.aggregation = AggregationKind::kBounded;
+  Start(options_);
+  const v1::GetPolicyReply policy = Policy();
+  EXPECT_THAT(policy.policy(), HasSubstr("bounded"));
+  EXPECT_EQ(policy.settings().at("learning_rate"), "0.25");
+  ASSERT_EQ(policy.history_size(), 3);
+  EXPECT_EQ(policy.history(2).version(), 1);
+  EXPECT_EQ(policy.history(2).settings_size(), 1);
+  EXPECT_EQ(policy.history(2).settings().at("aggregation"), "bounded");
+  StopAll();
+  EXPECT_THAT(out_.str(), HasSubstr("policy async -> bounded at step 1\n"));
+  const std::vector<std::string> rows = Lines("policy.csv");
+  ASSERT_EQ(rows.size(), 4u);
+  // Seconds go on from where the process before stopped.
+  EXPECT_THAT(rows[3], AllOf(StartsWith("3,1,4,0."),
+                             HasSubstr(",\"aggregation=bounded\",")));
+}
+
+TEST_F(PolicyServiceTest, FlagsThatDoNotFitTheSettingsOfBeforeAreRefused) {
+  StartTwoSteps();
+  v1::SetPolicyReply reply;
+  ASSERT_TRUE(Set({{"aggregation", "async"}}, reply).ok());
+  CommitOneStep();
+  StopAll();
+  options_.files.resume = true;
+  options_.given = {"normalization"};
+  options_.coordinator.policy.normalization = NormalizationKind::kGlobal;
+  const absl::Status status = StartServer(options_, out_).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("--normalization: got global"));
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,216 @@
+// How streams end that carry no message, half a registration, or a push with
+// an old or impossible key.
+
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <future>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/rpc/hand_worker.h"
+#include "tests/rpc/service_fixture.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A stream on which bytes are sent that no generated stub would send.
+class RawCall final
+    : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  // Sends `bytes` as one message, unless they are empty, and closes its side.
+  // Returns how the server ended the call.
+  grpc::Status Run(const std::string& address, const std::string& method,
+                   const std::string& bytes) {
+    grpc::GenericStub stub(
+        grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+    SetDeadline(context_);
+    stub.PrepareBidiStreamingCall(&context_, method, {}, this);
+    const grpc::Slice slice(bytes);
+    message_ = grpc::ByteBuffer(&slice, 1);
+    StartRead(&reply_);
+    if (bytes.empty()) {
+      StartWritesDone();
+    } else {
+      StartWriteLast(&message_, grpc::WriteOptions());
+    }
+    StartCall();
+    return ended_->get_future().get();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (ok) StartRead(&reply_);
+  }
+  void OnDone(const grpc::Status& status) override {
+    // The caller may destroy *this as soon as it has the value.
+    const std::shared_ptr<std::promise<grpc::Status>> ended = ended_;
+    ended->set_value(status);
+  }
+
+ private:
+  grpc::ClientContext context_;
+  grpc::ByteBuffer message_;
+  grpc::ByteBuffer reply_;
+  const std::shared_ptr<std::promise<grpc::Status>> ended_ =
+      std::make_shared<std::promise<grpc::Status>>();
+};
+
+// A field of two bytes that ends after one.
+const std::string kGarbage("\x0a\x02x", 3);
+
+TEST_F(ServiceTest, BytesThatAreNoMessageEndEveryStreamAsInvalid) {
+  Start(TinyOptions());
+  for (const char* method :
+       {"/cohort.v1.Membership/Session", "/cohort.v1.Moments/Reduce",
+        "/cohort.v1.Parameters/Exchange", "/cohort.v1.Parameters/Register"}) {
+    RawCall call;
+    const grpc::Status status = call.Run(server_->address(), method, kGarbage);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT)
+        << method << ": " << status.error_message();
+  }
+}
+
+TEST_F(ServiceTest, ASessionThatEndsBeforeItsJoinIsInvalid) {
+  Start(TinyOptions());
+  RawCall call;
+  const grpc::Status status =
+      call.Run(server_->address(), "/cohort.v1.Membership/Session", "");
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(),
+            "session: got the end of the stream first, want a join");
+}
+
+// Two parameters of four elements in partitions of their own.
+class HalfRegistration : public ServiceTest {
+ protected:
+  void SetUp() override {
+    ServerOptions options = TinyOptions();
+    options.coordinator.workers = 1;
+    options.coordinator.partition_bytes = 16;
+    Start(options);
+    worker_ = std::make_unique<HandWorker>(server_->address());
+    ASSERT_TRUE(worker_->Join(0).ok());
+    stub_ = v1::Parameters::NewStub(grpc::CreateChannel(
+        server_->address(), grpc::InsecureChannelCredentials()));
+    SetDeadline(*call_.context);
+    call_.stream = stub_->Register(call_.context.get());
+  }
+
+  void SendLayout() {
+    v1::RegisterRequest request;
+    *request.mutable_sender() = worker_->sender();
+    *request.mutable_layout() = TinyLayout();
+    v1::ParameterSpec* second = request.mutable_layout()->add_parameters();
+    *second = request.layout().parameters(0);
+    second->set_name("w2");
+    *request.mutable_plan() = plan_;
+    call_.Write(request);
+    const auto reply = call_.Read();
+    ASSERT_TRUE(reply.has_value());
+    ASSERT_EQ(reply->partitions_size(), 2);
+  }
+
+  void SendPartition(int32_t index, const std::vector<float>& values) {
+    v1::RegisterRequest request;
+    *request.mutable_sender() = worker_->sender();
+    request.set_partition(index);
+    request.set_encoding(v1::ENCODING_FLOAT32);
+    request.set_payload(BytesOf(values));
+    call_.Write(request);
+  }
+
+  std::unique_ptr<HandWorker> worker_;
+  std::unique_ptr<v1::Parameters::Stub> stub_;
+  RegisterCall call_;
+};
+
+TEST_F(HalfRegistration, WithoutALayoutIsInvalid) {
+  call_.stream->WritesDone();
+  const grpc::Status status = call_.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("want layout and plan first"));
+}
+
+TEST_F(HalfRegistration, NamesThePartitionThatIsMissing) {
+  SendLayout();
+  SendPartition(0, {1, 1, 1, 1});
+  call_.stream->WritesDone();
+  const grpc::Status status = call_.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(),
+            "register: the stream was closed without partition 1, 1 of 2 are "
+            "missing, want each once");
+}
+
+TEST_F(HalfRegistration, AValueThatIsNotFiniteIsRefusedByItsName) {
+  SendLayout();
+  SendPartition(1, {1, 1, std::numeric_limits<float>::quiet_NaN(), 1});
+  const grpc::Status status = call_.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(),
+            "w2: got the initial value nan at element 2, want finite ones");
+}
+
+TEST_F(ServiceTest, APushOfAKeyThatWasNeverGivenIsRefused) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker& worker = *workers_[0];
+  const int64_t given = assignments_[0].sequence();
+  for (int64_t sequence : {int64_t{0}, given + 1}) {
+    v1::Assignment other = assignments_[0];
+    other.set_sequence(sequence);
+    ExchangeCall exchange = worker.OpenExchange();
+    exchange.Write(worker.Opening(other, 2));
+    EXPECT_EQ(exchange.End().error_code(),
+              grpc::StatusCode::FAILED_PRECONDITION);
+  }
+  v1::Assignment other = assignments_[0];
+  other.set_attempt(7);
+  ExchangeCall exchange = worker.OpenExchange();
+  exchange.Write(worker.Opening(other, 2));
+  const grpc::Status status = exchange.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), HasSubstr("attempt 7"));
+}
+
+TEST_F(ServiceTest, AnExactRepeatOfAPushDecidedStepsAgoIsADuplicate) {
+  plan_.set_train_samples(400);
+  StartWithTwoWorkers(TinyOptions());
+  const v1::Assignment first = assignments_[0];
+  TrainOneStep();
+  for (int step = 0; step < 3; ++step) {
+    for (size_t i = 0; i < 2; ++i) {
+      assignments_[i] = AwaitVerdict(exchanges_[i]).next();
+    }
+    for (size_t i = 0; i < 2; ++i) {
+      workers_[i]->Push(exchanges_[i], assignments_[i], {1, 1, 1, 1});
+    }
+  }
+  AwaitVerdict(exchanges_[0]);
+  workers_[0]->Push(exchanges_[0], first, {1, 2, 3, 4});
+  const v1::PushVerdict verdict = AwaitVerdict(exchanges_[0]);
+  EXPECT_EQ(verdict.verdict(), v1::VERDICT_APPLIED);
+  EXPECT_TRUE(verdict.duplicate());
+  EXPECT_EQ(verdict.version(), 1);
+}
+
+TEST_F(ServiceTest, AReportOfAnImpossibleNumberIsRefused) {
+  StartWithTwoWorkers(TinyOptions());
+  for (int64_t sequence : {-5, 0}) {
+    v1::Assignment made_up;
+    made_up.set_sequence(sequence);
+    made_up.set_range_end(2);
+    v1::Assignment next;
+    EXPECT_EQ(workers_[0]->Report(made_up, 1, next).error_code(),
+              grpc::StatusCode::FAILED_PRECONDITION)
+        << sequence;
+  }
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,611 @@
+// The server over a real connection, spoken to with plain protobuf messages.
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/main/server.h"
+#include "tests/rpc/hand_worker.h"
+#include "tests/rpc/service_fixture.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST_F(ServiceTest, JoinTellsTheWorkerWhatItNeeds) {
+  ServerOptions options = TinyOptions();
+  options.coordinator.seed = 42;
+  options.coordinator.lease = absl::Seconds(9);
+  Start(options);
+  HandWorker worker(server_->address());
+  ASSERT_TRUE(worker.Join().ok());
+
+  const v1::JoinReply& joined = worker.joined();
+  EXPECT_EQ(joined.rank(), 0);
+  EXPECT_EQ(joined.run_id(), server_->run_id());
+  EXPECT_GT(joined.incarnation(), 0);
+  EXPECT_EQ(joined.seed(), 42u);
+  EXPECT_EQ(joined.workers(), 2);
+  EXPECT_EQ(joined.lease_ms(), 9000);
+  // Less than the second after which gRPC's idle threads sleep.
+  EXPECT_EQ(joined.heartbeat_interval_ms(), 800);
+  EXPECT_THAT(joined.shards(), ElementsAre(server_->address()));
+  EXPECT_THAT(joined.policy(), HasSubstr("sync"));
+}
+
+TEST_F(ServiceTest, OneSynchronousStepGivesTheHandComputedWeights) {
+  StartWithTwoWorkers(TinyOptions());
+  EXPECT_EQ(assignments_[0].range_begin(), 0);
+  EXPECT_EQ(assignments_[0].range_end(), 2);
+  EXPECT_EQ(assignments_[1].range_begin(), 2);
+  EXPECT_EQ(assignments_[1].range_end(), 4);
+  TrainOneStep();
+
+  for (ExchangeCall& exchange : exchanges_) {
+    std::vector<float> weights;
+    const v1::PushVerdict verdict = AwaitVerdict(exchange, &weights);
+    EXPECT_EQ(verdict.verdict(), v1::VERDICT_APPLIED);
+    EXPECT_EQ(verdict.version(), 1);
+    EXPECT_EQ(verdict.weights_partitions(), 1);
+    EXPECT_FALSE(verdict.duplicate());
+    // 10 - 0.5 * ([1, 2, 3, 4] + [1, 1, 1, 1]).
+    EXPECT_THAT(weights, ElementsAre(9.0f, 8.5f, 8.0f, 7.5f));
+  }
+}
+
+TEST_F(ServiceTest, RepeatedPushIsAnsweredAndNotAppliedAgain) {
+  StartWithTwoWorkers(TinyOptions());
+  TrainOneStep();
+  AwaitVerdict(exchanges_[0]);
+  AwaitVerdict(exchanges_[1]);
+
+  workers_[0]->Push(exchanges_[0], assignments_[0], {1, 2, 3, 4});
+  const v1::PushVerdict verdict = AwaitVerdict(exchanges_[0]);
+  EXPECT_TRUE(verdict.duplicate());
+  EXPECT_EQ(verdict.verdict(), v1::VERDICT_APPLIED);
+  EXPECT_EQ(verdict.version(), 1);
+
+  v1::PullRequest request;
+  request.set_run_id(server_->run_id());
+  request.set_weights(true);
+  std::vector<v1::PullReply> replies;
+  ASSERT_TRUE(workers_[0]->Pull(request, replies).ok());
+  EXPECT_EQ(replies[0].header().version(), 1);
+  EXPECT_THAT(FloatsOf(replies[1].payload()),
+              ElementsAre(9.0f, 8.5f, 8.0f, 7.5f));
+}
+
+TEST_F(ServiceTest, PushIsFinishedOnANewStream) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker& worker = *workers_[0];
+  ExchangeCall broken = worker.OpenExchange();
+  broken.Write(worker.Opening(assignments_[0], 2));
+  broken.context->TryCancel();
+  broken.End();
+
+  TrainOneStep();
+  EXPECT_EQ(AwaitVerdict(exchanges_[0]).version(), 1);
+}
+
+TEST_F(ServiceTest, NewerStreamOfOneLifeTakesOver) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker& worker = *workers_[0];
+  ExchangeCall older = worker.OpenExchange();
+  older.Write(worker.Opening(assignments_[0], 2));
+  older.Write(worker.Gradient(assignments_[0], {1, 2, 3, 4}));
+  ReduceCall unrelated = worker.OpenReduce();
+  ExchangeCall newer = worker.OpenExchange();
+  newer.Write(worker.Opening(assignments_[0], 2));
+
+  EXPECT_EQ(older.End().error_code(), grpc::StatusCode::ABORTED);
+  newer.context->TryCancel();
+  newer.End();
+  unrelated.context->TryCancel();
+  unrelated.End();
+}
+
+TEST_F(ServiceTest, AnotherRunIsRefused) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker stranger(server_->address());
+  EXPECT_EQ(stranger.Join(std::nullopt, "elsewhere").error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
+
+  HandWorker& worker = *workers_[0];
+  worker.sender().set_run_id("elsewhere");
+  ExchangeCall exchange = worker.OpenExchange();
+  exchange.Write(worker.Opening(assignments_[0], 2));
+  const grpc::Status status = exchange.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), HasSubstr("elsewhere"));
+
+  v1::PullRequest request;
+  request.set_run_id("elsewhere");
+  std::vector<v1::PullReply> replies;
+  EXPECT_EQ(worker.Pull(request, replies).error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(ServiceTest, ReplacedLifeIsFenced) {
+  ServerOptions options = TinyOptions();
+  options.coordinator.reconnect_grace = absl::Milliseconds(1);
+  StartWithTwoWorkers(options);
+  HandWorker& old_life = *workers_[0];
+  ExchangeCall held = old_life.OpenExchange();
+  held.Write(old_life.Opening(assignments_[0], 2));
+  old_life.BreakSession();
+
+  HandWorker new_life(server_->address());
+  grpc::Status joined = new_life.Join(0);
+  while (joined.error_code() == grpc::StatusCode::ALREADY_EXISTS) {
+    joined = new_life.Join(0);
+  }
+  ASSERT_TRUE(joined.ok()) << joined.error_message();
+  EXPECT_GT(new_life.joined().incarnation(), old_life.joined().incarnation());
+
+  // The stream it held has ended, and a new one is refused.
+  EXPECT_EQ(held.End().error_code(), grpc::StatusCode::ABORTED);
+  ExchangeCall late = old_life.OpenExchange();
+  late.Write(old_life.Gradient(assignments_[0], {1, 2, 3, 4}));
+  EXPECT_EQ(late.End().error_code(), grpc::StatusCode::ABORTED);
+}
+
+TEST_F(ServiceTest, LiveRankIsNotGivenAway) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker third(server_->address());
+  const grpc::Status taken = third.Join(0);
+  EXPECT_EQ(taken.error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_THAT(taken.error_message(), HasSubstr("frees"));
+  EXPECT_EQ(third.Join().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(third.Join(7).error_code(), grpc::StatusCode::OUT_OF_RANGE);
+}
+
+TEST_F(ServiceTest, LeavingFreesTheRankAtOnce) {
+  Start(TinyOptions());
+  HandWorker first(server_->address());
+  ASSERT_TRUE(first.Join(0).ok());
+  EXPECT_TRUE(first.Leave().ok());
+  HandWorker second(server_->address());
+  EXPECT_TRUE(second.Join(0).ok());
+}
+
+TEST_F(ServiceTest, SessionMustBeginWithAJoin) {
+  Start(TinyOptions());
+  const auto stub = v1::Membership::NewStub(grpc::CreateChannel(
+      server_->address(), grpc::InsecureChannelCredentials()));
+  SessionCall session;
+  SetDeadline(*session.context);
+  session.stream = stub->Session(session.context.get());
+  v1::SessionRequest heartbeat;
+  heartbeat.mutable_heartbeat()->set_sequence(1);
+  session.Write(heartbeat);
+  EXPECT_EQ(session.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ServiceTest, ModelOfOtherShapesIsRefusedAndTheRunIsUnharmed) {
+  Start(TinyOptions());
+  HandWorker first(server_->address());
+  ASSERT_TRUE(first.Join(0).ok());
+  RegisterCall right = first.BeginRegister(TinyLayout(), TinyPlan());
+  HandWorker second(server_->address());
+  ASSERT_TRUE(second.Join(1).ok());
+
+  v1::ModelLayout other = TinyLayout();
+  other.mutable_parameters(0)->set_shape(0, 5);
+  const grpc::Status refused =
+      second.Register(other, TinyPlan(), {{1, 2, 3, 4, 5}});
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(refused.error_message(),
+              HasSubstr("another model than that of worker 0, which rules: w: "
+                        "got shape [5], want [4]"));
+
+  RegisterCall again = second.BeginRegister(TinyLayout(), TinyPlan());
+  EXPECT_TRUE(first.FinishRegister(right, kTinyValues).ok());
+  EXPECT_TRUE(second.FinishRegister(again, kTinyValues).ok());
+  EXPECT_TRUE(first.Await(v1::ASSIGNMENT_KIND_TRAIN).has_value());
+  EXPECT_TRUE(second.Await(v1::ASSIGNMENT_KIND_TRAIN).has_value());
+}
+
+TEST_F(ServiceTest, OnlyTheLowestRankIsAskedForItsValues) {
+  Start(TinyOptions());
+  HandWorker first(server_->address());
+  HandWorker second(server_->address());
+  ASSERT_TRUE(first.Join(0).ok());
+  ASSERT_TRUE(second.Join(1).ok());
+  // Who comes first is told nothing yet, even if it sends no more.
+  RegisterCall early = second.BeginRegister(TinyLayout(), TinyPlan());
+  early.stream->WritesDone();
+  RegisterCall asked = first.BeginRegister(TinyLayout(), TinyPlan());
+  const std::optional<v1::RegisterReply> reply = asked.Read();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_TRUE(reply->send_values());
+
+  grpc::ClientContext context;
+  SetDeadline(context);
+  v1::Status status;
+  ASSERT_TRUE(first.admin().GetStatus(&context, {}, &status).ok());
+  EXPECT_THAT(status.state(),
+              HasSubstr("waiting for worker 0 to register its model"));
+
+  first.SendValues(asked, *reply, {{1, 2, 3, 4}});
+  EXPECT_TRUE(asked.End().ok());
+  const std::optional<v1::RegisterReply> compared = early.Read();
+  ASSERT_TRUE(compared.has_value());
+  EXPECT_FALSE(compared->send_values());
+  EXPECT_TRUE(compared->done());
+  EXPECT_TRUE(early.End().ok());
+  v1::PullRequest request;
+  request.set_run_id(server_->run_id());
+  request.set_weights(true);
+  std::vector<v1::PullReply> replies;
+  ASSERT_TRUE(second.Pull(request, replies).ok());
+  EXPECT_THAT(FloatsOf(replies[1].payload()), ElementsAre(1, 2, 3, 4));
+}
+
+TEST_F(ServiceTest, TheNextIsAskedForItsValuesIfTheLowestIsLost) {
+  Start(TinyOptions());
+  HandWorker first(server_->address());
+  HandWorker second(server_->address());
+  ASSERT_TRUE(first.Join(0).ok());
+  ASSERT_TRUE(second.Join(1).ok());
+  RegisterCall lost = first.BeginRegister(TinyLayout(), TinyPlan());
+  RegisterCall next = second.BeginRegister(TinyLayout(), TinyPlan());
+  ASSERT_TRUE(lost.Read().has_value());
+  EXPECT_TRUE(first.Leave().ok());
+  EXPECT_EQ(lost.End().error_code(), grpc::StatusCode::ABORTED);
+  const std::optional<v1::RegisterReply> reply = next.Read();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_TRUE(reply->send_values());
+}
+
+TEST_F(ServiceTest, ValuesThatAreNotCompleteAreRefused) {
+  ServerOptions options = TinyOptions();
+  options.coordinator.workers = 1;
+  options.coordinator.partition_bytes = 8;
+  Start(options);
+  HandWorker worker(server_->address());
+  ASSERT_TRUE(worker.Join(0).ok());
+  v1::ModelLayout layout = TinyLayout();
+  *layout.add_parameters() = layout.parameters(0);
+  layout.mutable_parameters(1)->set_name("b");
+  RegisterCall half = worker.BeginRegister(layout, TinyPlan());
+  std::optional<v1::RegisterReply> reply = half.Read();
+  ASSERT_TRUE(reply.has_value());
+  ASSERT_GT(reply->partitions_size(), 1);
+  const int total = reply->partitions_size();
+  while (reply->partitions_size() > 1)
+    reply->mutable_partitions()->RemoveLast();
+  worker.SendValues(half, *reply, {{1, 2, 3, 4}, {1, 2, 3, 4}});
+  half.stream->WritesDone();
+  const grpc::Status status = half.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(
+      status.error_message(),
+      absl::StrCat("register: the stream was closed without partition "
+                   "1, ",
+                   total - 1, " of ", total, " are missing, want each once"));
+  RegisterCall none = worker.BeginRegister(layout, TinyPlan());
+  ASSERT_TRUE(none.Read().has_value());
+  none.stream->WritesDone();
+  EXPECT_EQ(none.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(
+      worker.Register(layout, TinyPlan(), {{1, 2, 3, 4}, {5, 6, 7, 8}}).ok());
+}
+
+TEST_F(ServiceTest, ValuesBeforeTheAnswerAreRefused) {
+  Start(TinyOptions());
+  HandWorker worker(server_->address());
+  ASSERT_TRUE(worker.Join(0).ok());
+  RegisterCall hasty = worker.BeginRegister(TinyLayout(), TinyPlan());
+  v1::RegisterRequest values;
+  *values.mutable_sender() = worker.sender();
+  values.set_encoding(v1::ENCODING_FLOAT32);
+  values.set_payload(BytesOf(std::vector<float>{1, 2, 3, 4}));
+  hasty.Write(values);
+  const grpc::Status status = hasty.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(),
+            "register: got a partition that was not asked for");
+}
+
+TEST_F(ServiceTest, WrongChecksumIsDataLoss) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker& worker = *workers_[0];
+  ExchangeCall exchange = worker.OpenExchange();
+  exchange.Write(worker.Opening(assignments_[0], 2));
+  v1::ExchangeRequest gradient = worker.Gradient(assignments_[0], {1, 2, 3, 4});
+  gradient.mutable_gradient()->set_xxh3(1);
+  exchange.Write(gradient);
+  EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::DATA_LOSS);
+
+  // Nothing of it was kept: the same push, undamaged, goes through.
+  TrainOneStep();
+  EXPECT_EQ(AwaitVerdict(exchanges_[0]).verdict(), v1::VERDICT_APPLIED);
+}
+
+TEST_F(ServiceTest, MalformedGradientsAreRefused) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker& worker = *workers_[0];
+  v1::ExchangeRequest too_short = worker.Gradient(assignments_[0], {1, 2, 3});
+  v1::ExchangeRequest unknown = worker.Gradient(assignments_[0], {1, 2, 3, 4});
+  unknown.mutable_gradient()->set_partition(1);
+  v1::ExchangeRequest no_encoding =
+      worker.Gradient(assignments_[0], {1, 2, 3, 4});
+  no_encoding.mutable_gradient()->clear_encoding();
+  v1::ExchangeRequest empty;
+  *empty.mutable_sender() = worker.sender();
+
+  for (const v1::ExchangeRequest& bad :
+       {too_short, unknown, no_encoding, empty}) {
+    ExchangeCall exchange = worker.OpenExchange();
+    exchange.Write(worker.Opening(assignments_[0], 2));
+    exchange.Write(bad);
+    EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT)
+        << bad.ShortDebugString();
+  }
+}
+
+// Room for one byte, and a partition for each of the four floats.
+ServerOptions HardlyAnyRoom() {
+  ServerOptions options = TinyOptions();
+  options.inflight_bytes_max = 1;
+  options.coordinator.partition_bytes = 4;
+  return options;
+}
+
+void PushByPartition(HandWorker& worker, ExchangeCall& exchange,
+                     const v1::Assignment& assignment) {
+  exchange.Write(worker.Opening(assignment, 2));
+  for (int32_t partition : {3, 2, 1, 0}) {
+    v1::ExchangeRequest gradient = worker.Gradient(assignment, {1});
+    gradient.mutable_gradient()->set_partition(partition);
+    exchange.Write(gradient);
+  }
+  exchange.Write(worker.Closing(assignment, 1));
+}
+
+// The first to push is paused, not refused, and goes on by itself.
+TEST_F(ServiceTest, GradientsThatThereIsNoRoomForWait) {
+  StartWithTwoWorkers(HardlyAnyRoom());
+  for (size_t i = 0; i < 2; ++i) {
+    exchanges_.push_back(workers_[i]->OpenExchange());
+    PushByPartition(*workers_[i], exchanges_[i], assignments_[i]);
+  }
+  for (ExchangeCall& exchange : exchanges_) {
+    EXPECT_EQ(AwaitVerdict(exchange).verdict(), v1::VERDICT_APPLIED);
+  }
+}
+
+// The client goes away while the server reads nothing from it. What has come is
+// kept, and the rank pushes on a new stream.
+TEST_F(ServiceTest, PausedStreamEndsWithItsClient) {
+  StartWithTwoWorkers(HardlyAnyRoom());
+  {
+    ExchangeCall exchange = workers_[0]->OpenExchange();
+    PushByPartition(*workers_[0], exchange, assignments_[0]);
+    exchange.context->TryCancel();
+    EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  for (size_t i = 0; i < 2; ++i) {
+    exchanges_.push_back(workers_[i]->OpenExchange());
+    PushByPartition(*workers_[i], exchanges_[i], assignments_[i]);
+  }
+  for (ExchangeCall& exchange : exchanges_) {
+    EXPECT_EQ(AwaitVerdict(exchange).verdict(), v1::VERDICT_APPLIED);
+  }
+}
+
+TEST_F(ServiceTest, RendezvousOfTwoGivesBothTheMomentsOfAll) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  std::vector<ReduceCall> reduces;
+  for (size_t i = 0; i < 2; ++i) {
+    ASSERT_TRUE(assignments_[i].global_normalization());
+    reduces.push_back(workers_[i]->OpenReduce());
+    // {0, 2} and {2, 4}: means 1 and 3, M2 2 each.
+    reduces[i].Write(
+        workers_[i]->Contribution(assignments_[i], 2, i == 0 ? 1.0 : 3.0, 2.0));
+  }
+  for (ReduceCall& reduce : reduces) {
+    const std::optional<v1::ReduceReply> reply = reduce.Read();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->aborted(), "");
+    EXPECT_EQ(reply->count(), 4);
+    // {0, 2, 2, 4}: mean 2, M2 4 + 0 + 0 + 4.
+    EXPECT_THAT(DoublesOf(reply->values()), ElementsAre(2.0, 8.0));
+  }
+
+  // The step commits them: r <- 0.9 r + 0.1 s with r = (0, 1) and the
+  // unbiased variance 8/3.
+  TrainOneStep();
+  EXPECT_EQ(AwaitVerdict(exchanges_[0]).verdict(), v1::VERDICT_APPLIED);
+  v1::PullRequest request;
+  request.set_run_id(server_->run_id());
+  request.set_statistics(true);
+  std::vector<v1::PullReply> replies;
+  ASSERT_TRUE(workers_[0]->Pull(request, replies).ok());
+  ASSERT_EQ(replies.size(), 1u);
+  ASSERT_EQ(replies[0].header().statistics_size(), 1);
+  EXPECT_NEAR(replies[0].header().statistics(0).mean(0), 0.2, 1e-12);
+  EXPECT_NEAR(replies[0].header().statistics(0).variance(0), 0.9 + 0.8 / 3,
+              1e-12);
+}
+
+TEST_F(ServiceTest, ContributionsOfOneRequestAreAnsweredTogether) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  std::vector<ReduceCall> reduces;
+  for (size_t i = 0; i < 2; ++i) {
+    reduces.push_back(workers_[i]->OpenReduce());
+    reduces[i].Write(
+        TwoContributions(*workers_[i], assignments_[i], i == 0 ? 1 : 3));
+  }
+  for (ReduceCall& reduce : reduces) {
+    const std::optional<v1::ReduceReply> reply = reduce.Read();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->key().call(), 0);
+    EXPECT_THAT(DoublesOf(reply->values()), ElementsAre(2.0, 8.0));
+    ASSERT_EQ(reply->further_size(), 1);
+    EXPECT_EQ(reply->further(0).key().call(), 1);
+    EXPECT_EQ(reply->further(0).count(), 4);
+    EXPECT_THAT(DoublesOf(reply->further(0).values()), ElementsAre(3.0, 8.0));
+  }
+}
+
+// A client from before results were grouped would never read the second.
+TEST_F(ServiceTest, ResultsAreGroupedOnlyForClientsThatReadThem) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  ReduceCall old = workers_[0]->OpenReduce();
+  ReduceCall present = workers_[1]->OpenReduce();
+  v1::ReduceRequest unsaid = TwoContributions(*workers_[0], assignments_[0], 1);
+  unsaid.clear_takes_further_results();
+  old.Write(unsaid);
+  // Whichever comes second completes both at once.
+  present.Write(TwoContributions(*workers_[1], assignments_[1], 3));
+  for (int call = 0; call < 2; ++call) {
+    const std::optional<v1::ReduceReply> reply = old.Read();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->key().call(), call);
+    EXPECT_EQ(reply->further_size(), 0);
+    EXPECT_THAT(DoublesOf(reply->values()), ElementsAre(2.0 + call, 8.0));
+  }
+}
+
+// What one sends together the other may send one by one.
+TEST_F(ServiceTest, ContributionsOfOneRequestAreAnsweredAsTheyComplete) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  ReduceCall together = workers_[0]->OpenReduce();
+  ReduceCall alone = workers_[1]->OpenReduce();
+  together.Write(TwoContributions(*workers_[0], assignments_[0], 1));
+  for (int call = 0; call < 2; ++call) {
+    v1::ReduceRequest request =
+        workers_[1]->Contribution(assignments_[1], 2, 3 + call, 2);
+    request.mutable_key()->set_call(call);
+    alone.Write(request);
+    for (ReduceCall* reduce : {&together, &alone}) {
+      const std::optional<v1::ReduceReply> reply = reduce->Read();
+      ASSERT_TRUE(reply.has_value());
+      EXPECT_EQ(reply->key().call(), call);
+      EXPECT_EQ(reply->further_size(), 0);
+      EXPECT_THAT(DoublesOf(reply->values()), ElementsAre(2.0 + call, 8.0));
+    }
+  }
+}
+
+TEST_F(ServiceTest, RequestWithTooManyContributionsIsRefused) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  ReduceCall reduce = workers_[0]->OpenReduce();
+  v1::ReduceRequest request =
+      TwoContributions(*workers_[0], assignments_[0], 1);
+  while (request.further_size() < 64) {
+    *request.add_further() = request.further(0);
+  }
+  reduce.Write(request);
+  const grpc::Status status = reduce.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(),
+              HasSubstr("got 65 contributions in one request"));
+}
+
+TEST_F(ServiceTest, RendezvousOfAnUnknownLayerIsRefused) {
+  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
+  ReduceCall reduce = workers_[0]->OpenReduce();
+  v1::ReduceRequest request =
+      workers_[0]->Contribution(assignments_[0], 2, 1.0, 2.0);
+  request.mutable_key()->set_layer(1);
+  reduce.Write(request);
+  EXPECT_EQ(reduce.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ServiceTest, PullGivesOneConsistentVersion) {
+  ServerOptions options = TinyOptions();
+  options.coordinator.workers = 1;
+  Start(options);
+  HandWorker worker(server_->address());
+  ASSERT_TRUE(worker.Join().ok());
+  v1::PullRequest request;
+  request.set_run_id(server_->run_id());
+  request.set_weights(true);
+  std::vector<v1::PullReply> replies;
+  EXPECT_EQ(worker.Pull(request, replies).error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
+
+  ASSERT_TRUE(worker.Register(TinyLayout(), TinyPlan(), kTinyValues).ok());
+  ASSERT_TRUE(worker.Pull(request, replies).ok());
+  ASSERT_EQ(replies.size(), 2u);
+  EXPECT_EQ(replies[0].header().version(), 0);
+  EXPECT_EQ(replies[0].header().layout().parameters(0).name(), "w");
+  EXPECT_EQ(replies[0].header().partitions_size(), 1);
+  EXPECT_EQ(replies[1].encoding(), v1::ENCODING_FLOAT32);
+  EXPECT_THAT(FloatsOf(replies[1].payload()),
+              ElementsAre(10.0f, 10.0f, 10.0f, 10.0f));
+
+  request.set_version(7);
+  EXPECT_EQ(worker.Pull(request, replies).error_code(),
+            grpc::StatusCode::OUT_OF_RANGE);
+}
+
+TEST_F(ServiceTest, StopEndsHeldStreamsAsUnavailable) {
+  StartWithTwoWorkers(TinyOptions());
+  TrainOneStep();
+  AwaitVerdict(exchanges_[0]);
+  AwaitVerdict(exchanges_[1]);
+  server_->Stop();
+  EXPECT_EQ(exchanges_[0].End().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(workers_[0]->session().End().error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+  const RunSummary summary = server_->Wait();
+  EXPECT_FALSE(summary.outcome.has_value());
+  EXPECT_THAT(out_.str(), HasSubstr("stopped at step 1"));
+}
+
+TEST_F(ServiceTest, StatusAndDrainForOperators) {
+  // Two steps an epoch, so that the run is drained in the middle of one.
+  plan_.set_train_samples(8);
+  StartWithTwoWorkers(TinyOptions());
+  v1::Admin::Stub& admin = workers_[0]->admin();
+  v1::Status status;
+  {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    ASSERT_TRUE(admin.GetStatus(&context, {}, &status).ok());
+  }
+  EXPECT_EQ(status.run_id(), server_->run_id());
+  ASSERT_EQ(status.workers_size(), 2);
+  EXPECT_EQ(status.workers(1).state(), "live");
+  {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::WatchStatusRequest request;
+    request.set_interval_ms(100);
+    const auto watch = admin.WatchStatus(&context, request);
+    EXPECT_TRUE(watch->Read(&status));
+    EXPECT_TRUE(watch->Read(&status));
+    context.TryCancel();
+    EXPECT_EQ(watch->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::CheckpointReply reply;
+    EXPECT_EQ(admin.Checkpoint(&context, {}, &reply).error_code(),
+              grpc::StatusCode::FAILED_PRECONDITION);
+  }
+  {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::DrainReply reply;
+    ASSERT_TRUE(admin.Drain(&context, {}, &reply).ok());
+  }
+  TrainOneStep();
+  const RunSummary summary = server_->Wait();
+  EXPECT_EQ(summary.outcome, RunOutcome::kDrained);
+  EXPECT_EQ(summary.snapshot->version, Version(1));
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,52 @@
+// A shard with its services over a real connection, in a time that the test
+// decides.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/rpc/services.h"
+#include "server/shard/shard.h"
+#include "tests/rpc/hand_worker.h"
+#include "tests/shard/shard_fakes.h"
+
+namespace cohort {
+
+class ShardServiceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    services_.push_back(MakeMembershipService(shard_));
+    services_.push_back(MakeParametersService(shard_));
+    services_.push_back(MakeMomentsService(shard_));
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(),
+                             &port);
+    for (const auto& service : services_) {
+      builder.RegisterService(service.get());
+    }
+    server_ = builder.BuildAndStart();
+    ASSERT_NE(server_, nullptr);
+    address_ = absl::StrCat("127.0.0.1:", port);
+    shard_.Start(address_);
+  }
+  void TearDown() override {
+    shard_.CloseStreams();
+    server_->Shutdown();
+    shard_.Stop();
+  }
+
+  SilentListener listener_;
+  MovedClock clock_;
+  Shard shard_{TinyShardOptions(), nullptr, clock_, listener_};
+  std::vector<std::unique_ptr<grpc::Service>> services_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string address_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,188 @@
+// What operators and dashboards are told besides the run itself, over a real
+// connection.
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "common/log/log.h"
+#include "tests/fakes/temp_dir.h"
+#include "tests/rpc/hand_worker.h"
+#include "tests/rpc/service_fixture.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
+
+class TelemetryServiceTest : public ServiceTest {
+ protected:
+  static v1::SessionRequest Heartbeat(
+      const std::map<std::string, double>& phases) {
+    v1::SessionRequest request;
+    request.mutable_heartbeat()->mutable_phase_seconds()->insert(phases.begin(),
+                                                                 phases.end());
+    return request;
+  }
+
+  // The next echo on the session of rank 0.
+  std::optional<v1::HeartbeatEcho> AwaitEcho() {
+    while (std::optional<v1::SessionReply> reply =
+               workers_[0]->session().Read()) {
+      if (reply->has_heartbeat_echo()) return reply->heartbeat_echo();
+    }
+    return std::nullopt;
+  }
+
+  grpc::Status SetLevel(const std::string& level, v1::SetLogLevelReply& reply) {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::SetLogLevelRequest request;
+    request.set_level(level);
+    return workers_[0]->admin().SetLogLevel(&context, request, &reply);
+  }
+
+  // As the status that rank `asking` gets has them for `rank`.
+  std::map<std::string, double> PhasesOf(int rank, size_t asking = 0) {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::Status status;
+    EXPECT_TRUE(
+        workers_[asking]->admin().GetStatus(&context, {}, &status).ok());
+    const auto& phases = status.workers(rank).phase_seconds();
+    return {phases.begin(), phases.end()};
+  }
+};
+
+TEST_F(TelemetryServiceTest, StatusHasThePhasesThatAWorkerToldLast) {
+  StartWithTwoWorkers(TinyOptions());
+  v1::SessionRequest heartbeat =
+      Heartbeat({{"data", 0.25}, {"wait", 0}, {"made-up", 3}});
+  heartbeat.mutable_heartbeat()->set_sent_unix_us(1);
+  workers_[0]->session().stream->Write(heartbeat);
+  // The echo follows the phases; that one and those without news change
+  // nothing.
+  ASSERT_TRUE(AwaitEcho().has_value());
+  EXPECT_THAT(PhasesOf(0),
+              UnorderedElementsAre(Pair("data", 0.25), Pair("wait", 0)));
+  EXPECT_THAT(PhasesOf(1), IsEmpty());
+  heartbeat = Heartbeat({});
+  heartbeat.mutable_heartbeat()->set_sent_unix_us(2);
+  workers_[0]->session().stream->Write(heartbeat);
+  ASSERT_TRUE(AwaitEcho().has_value());
+  EXPECT_EQ(PhasesOf(0).size(), 2u);
+  // A new life has done nothing yet.
+  workers_[0]->Leave();
+  EXPECT_THAT(PhasesOf(0, 1), IsEmpty());
+}
+
+TEST_F(TelemetryServiceTest, PhasesThatAreNoTimesEndTheSession) {
+  for (const double seconds : {-1.0, std::numeric_limits<double>::quiet_NaN(),
+                               std::numeric_limits<double>::infinity()}) {
+    Start(TinyOptions());
+    HandWorker worker(server_->address());
+    ASSERT_TRUE(worker.Join(0).ok());
+    worker.session().stream->Write(Heartbeat({{"data", seconds}}));
+    const grpc::Status end = worker.session().End();
+    EXPECT_EQ(end.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(end.error_message(), HasSubstr("heartbeat.phase_seconds.data"));
+  }
+}
+
+TEST_F(TelemetryServiceTest, HeartbeatIsEchoedWithTheServersClock) {
+  StartWithTwoWorkers(TinyOptions());
+  const int64_t before = absl::ToUnixMicros(absl::Now());
+  v1::SessionRequest heartbeat = Heartbeat({});
+  heartbeat.mutable_heartbeat()->set_sent_unix_us(before);
+  workers_[0]->session().stream->Write(heartbeat);
+  const std::optional<v1::HeartbeatEcho> echo = AwaitEcho();
+  ASSERT_TRUE(echo.has_value());
+  EXPECT_EQ(echo->sent_unix_us(), before);
+  EXPECT_GE(echo->server_unix_us(), before);
+  EXPECT_LE(echo->server_unix_us(), absl::ToUnixMicros(absl::Now()));
+}
+
+TEST_F(TelemetryServiceTest, LogLevelIsToldAndChanged) {
+  StartWithTwoWorkers(TinyOptions());
+  SetLogLevel(LogLevel::kInfo);
+  v1::SetLogLevelReply reply;
+  ASSERT_TRUE(SetLevel("", reply).ok());
+  EXPECT_EQ(reply.level(), "info");
+  ASSERT_TRUE(SetLevel("error", reply).ok());
+  EXPECT_EQ(reply.level(), "error");
+  EXPECT_EQ(reply.previous(), "info");
+  EXPECT_EQ(CurrentLogLevel(), LogLevel::kError);
+  const grpc::Status loud = SetLevel("loud", reply);
+  EXPECT_EQ(loud.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(loud.error_message(), HasSubstr("got 'loud', want debug"));
+  EXPECT_EQ(CurrentLogLevel(), LogLevel::kError);
+  SetLogLevel(LogLevel::kInfo);
+}
+
+TEST_F(TelemetryServiceTest, TimelineHasFoldsCommitsRendezvousAndCheckpoints) {
+  const TempDir folder;
+  ServerOptions options = TinyOptions();
+  options.trace = folder.File("trace.json");
+  options.files.checkpoint_dir = folder.File("state");
+  StartWithTwoWorkers(options, NormalisedLayout());
+  ReduceCall first = workers_[0]->OpenReduce();
+  ReduceCall second = workers_[1]->OpenReduce();
+  // Two calls each, which meet at once.
+  first.stream->Write(TwoContributions(*workers_[0], assignments_[0], 1));
+  second.stream->Write(TwoContributions(*workers_[1], assignments_[1], 3));
+  for (auto& worker : workers_) worker->batch_norm_calls = {2};
+  ASSERT_TRUE(first.Read().has_value());
+  ASSERT_TRUE(second.Read().has_value());
+  TrainOneStep();
+  for (ExchangeCall& exchange : exchanges_) AwaitVerdict(exchange);
+  server_->Stop();
+  server_.reset();
+
+  std::map<std::string, int> spans;
+  std::set<int> last;
+  for (const auto& event : nlohmann::json::parse(ReadText(options.trace))) {
+    if (event.at("ph") != "X") continue;
+    ++spans[event.at("name")];
+    EXPECT_GE(event.at("ts").get<double>(), 0);
+    EXPECT_GE(event.at("dur").get<double>(), 0);
+    if (event.at("name") == "rendezvous") {
+      last.insert(event["args"]["last_rank"].get<int>());
+    }
+  }
+  EXPECT_THAT(spans, UnorderedElementsAre(Pair("fold", 1), Pair("apply", 1),
+                                          Pair("rendezvous", 4),
+                                          Pair("checkpoint", 1)));
+  // All were answered because of the same one.
+  EXPECT_EQ(last.size(), 1u);
+}
+
+TEST_F(TelemetryServiceTest, PathsThatCannotBeWrittenAreRefusedAtTheStart) {
+  const TempDir folder;
+  WriteText(folder.File("file"), "text");
+  ServerOptions options = TinyOptions();
+  options.trace = folder.File("none/trace.json");
+  absl::Status status = StartServer(options, out_).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("--trace: cannot write"));
+  options = TinyOptions();
+  options.tensorboard_dir = folder.File("file");
+  status = StartServer(options, out_).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("--tensorboard: cannot write"));
+}
+
+}  // namespace
+}  // namespace cohort

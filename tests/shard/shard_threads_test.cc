@@ -1,0 +1,176 @@
+// A shard with as many threads as it has in a server, and no gRPC: the thread
+// sanitizer sees every lock.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/shard/shard.h"
+#include "tests/shard/shard_fakes.h"
+#include "tests/shard/thread_worker.h"
+
+namespace cohort {
+namespace {
+
+constexpr int32_t kWorkers = 4;
+constexpr int64_t kSamples = 200;
+
+// Notes how the run went.
+class EndListener final : public SilentListener {
+ public:
+  void OnCommitted(const CommitRecord& record,
+                   const CommitObservation&) override {
+    commits.fetch_add(1);
+    samples.store(record.samples);
+  }
+  void OnEnded(const effect::RunEnded& end) override {
+    outcome.store(static_cast<int>(end.outcome));
+  }
+
+  std::atomic<int64_t> commits = 0;
+  std::atomic<int64_t> samples = 0;
+  std::atomic<int> outcome = -1;
+};
+
+struct ThreadedRun {
+  ShardOptions options;
+  // Rank 1 goes away and comes back.
+  int64_t leave_every = 0;
+  // Runs beside the workers until they are done.
+  std::function<void(Shard&)> operator_does;
+
+  std::vector<float> weights;
+  int64_t commits = 0;
+  int64_t samples = 0;
+  int64_t pauses = 0;
+
+  void Run();
+};
+
+ShardOptions FourWorkers() {
+  ShardOptions options = TinyShardOptions(kWorkers);
+  options.coordinator.partition_bytes = 4000;
+  options.coordinator.epochs = 2;
+  options.fold_threads = 3;
+  return options;
+}
+
+void ThreadedRun::Run() {
+  EndListener listener;
+  const MovedClock clock;
+  Shard shard(options, nullptr, clock, listener);
+  shard.Start("here");
+  std::vector<std::unique_ptr<ThreadWorker>> workers;
+  std::vector<std::thread> threads;
+  for (int32_t rank = 0; rank < kWorkers; ++rank) {
+    workers.push_back(std::make_unique<ThreadWorker>(shard, Rank(rank),
+                                                     ThreadPlan(kSamples)));
+    if (rank == 1) workers.back()->LeaveEvery(leave_every);
+  }
+  for (const auto& worker : workers) {
+    threads.emplace_back([&worker] { worker->Run(); });
+  }
+  std::atomic<bool> done = false;
+  std::thread looker([&shard, &done] {
+    while (!done.load()) {
+      static_cast<void>(shard.Status());
+      static_cast<void>(shard.State());
+      static_cast<void>(shard.Read(std::nullopt));
+      static_cast<void>(shard.Policy());
+      static_cast<void>(shard.figures());
+      std::this_thread::yield();
+    }
+  });
+  if (operator_does) operator_does(shard);
+  for (std::thread& thread : threads) thread.join();
+  done.store(true);
+  looker.join();
+  shard.CloseStreams();
+  shard.Stop();
+  EXPECT_EQ(listener.outcome.load(), static_cast<int>(RunOutcome::kFinished));
+  for (const auto& worker : workers) {
+    EXPECT_EQ(worker->answered(), worker->closed());
+    pauses += worker->pauses();
+  }
+  commits = listener.commits.load();
+  samples = listener.samples.load();
+  const absl::StatusOr<SharedSnapshot> last = shard.Read(std::nullopt);
+  ASSERT_TRUE(last.ok()) << last.status();
+  for (const SharedFloats& partition : (*last)->weights) {
+    weights.insert(weights.end(), partition->data(),
+                   partition->data() + partition->size());
+  }
+}
+
+// Every sample twice, and a rate of 1/2. The losses of a step weigh as much as
+// the reference, so gradients are summed as they are. Nothing is rounded: all
+// of them are eighths.
+std::vector<float> ExpectedWeights() {
+  std::vector<float> expected;
+  for (int64_t element = 0; element < 3000; ++element) {
+    double sum = 0;
+    for (int64_t sample = 0; sample < kSamples; ++sample) {
+      sum += ThreadGradient({.begin = sample, .end = sample + 1},
+                            element % 1000);
+    }
+    expected.push_back(static_cast<float>(1 - 2 * 0.5 * sum));
+  }
+  return expected;
+}
+
+TEST(ShardThreadsTest, StepsOfAllWorkersGiveTheWeightsOfTheSums) {
+  ThreadedRun run{.options = FourWorkers()};
+  run.Run();
+  EXPECT_EQ(run.commits, 2 * kSamples / kWorkers);
+  EXPECT_EQ(run.samples, 2 * kSamples);
+  EXPECT_EQ(run.weights, ExpectedWeights());
+}
+
+// Two partitions have room, four workers send three each.
+TEST(ShardThreadsTest, PausedStreamsGoOnAndGiveTheSameWeights) {
+  ThreadedRun run{.options = FourWorkers()};
+  run.options.coordinator.inflight_bytes_max = 8000;
+  run.Run();
+  EXPECT_GT(run.pauses, 0);
+  EXPECT_EQ(run.weights, ExpectedWeights());
+}
+
+TEST(ShardThreadsTest, WorkerThatComesAndGoesChangesNoWeight) {
+  ThreadedRun run{.options = FourWorkers(), .leave_every = 9};
+  run.Run();
+  EXPECT_EQ(run.samples, 2 * kSamples);
+  EXPECT_EQ(run.weights, ExpectedWeights());
+}
+
+TEST(ShardThreadsTest, PolicyChangesUnderWayAndEveryPushIsAnswered) {
+  ThreadedRun run{.options = FourWorkers(), .leave_every = 25};
+  run.options.coordinator.epochs = 10;
+  run.operator_does = [](Shard& shard) {
+    bool async = false;
+    while (shard.Status().phase != StatusView::Phase::kOver) {
+      async = !async;
+      const absl::Status changed =
+          shard
+              .Change(
+                  {.values = {{"aggregation", async ? "async" : "sync"},
+                              {"normalization", async ? "local" : "global"}}})
+              .status();
+      // The run may just have ended.
+      EXPECT_TRUE(changed.ok() || absl::IsFailedPrecondition(changed))
+          << changed;
+      std::this_thread::yield();
+    }
+  };
+  run.Run();
+  EXPECT_EQ(run.samples, 10 * kSamples);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,127 @@
+// A worker in a thread of its own, which calls a shard as the gRPC adapters do.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/assignment.h"
+#include "common/ids.h"
+#include "common/model_layout.h"
+#include "common/mutex.h"
+#include "server/core/effects.h"
+#include "server/shard/shard.h"
+
+namespace cohort {
+
+// Three partitions of 1,000 elements each where a partition is 4,000 bytes, and
+// one batch-norm layer of two channels.
+ModelLayout ThreadLayout();
+// One epoch of `samples`; the losses of four samples weigh 1 each.
+RunPlan ThreadPlan(int64_t samples);
+
+// Element `element` of the gradient over `range`. Eighths, so that sums of
+// them are exact in whatever order they are made.
+inline float ThreadGradient(const IndexRange& range, int64_t element) {
+  return static_cast<float>(range.begin % 7 + element % 5 - 4) / 8;
+}
+
+// What a worker was told, by whatever thread of the shard.
+class Inbox {
+ public:
+  // How the wait for a message ended.
+  enum class Told { kMessage, kNewAssignment, kEnded };
+
+  void Joined(const effect::Joined& joined) ABSL_LOCKS_EXCLUDED(mu_);
+  void Assigned(const Assignment& assignment) ABSL_LOCKS_EXCLUDED(mu_);
+  void Answered(const absl::StatusOr<RegisterAnswer>& answer)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Decided(const effect::SendVerdict& verdict) ABSL_LOCKS_EXCLUDED(mu_);
+  void Reduced(const ReduceKey& key, const Moments& moments)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Resumed() ABSL_LOCKS_EXCLUDED(mu_);
+  void Ended(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Each waits until its message is there. Fails the test after a minute.
+  Incarnation AwaitJoined() ABSL_LOCKS_EXCLUDED(mu_);
+  std::optional<RegisterAnswer> AwaitAnswer() ABSL_LOCKS_EXCLUDED(mu_);
+  // Of a higher number than `last`; absent if a stream has ended.
+  std::optional<Assignment> AwaitAssignment(Sequence last)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Or until the push is replaced by another assignment.
+  Told AwaitVerdict(const PushKey& key) ABSL_LOCKS_EXCLUDED(mu_);
+  Told AwaitReduced(const ReduceKey& key, Sequence sequence, Moments& result)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  Told AwaitResumed(Sequence sequence) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  template <typename Condition>
+  void Await(Condition condition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Replaced(Sequence sequence) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  Mutex mu_;
+  CondVar changed_;
+  std::optional<Incarnation> incarnation_ ABSL_GUARDED_BY(mu_);
+  std::optional<Assignment> newest_ ABSL_GUARDED_BY(mu_);
+  std::optional<absl::StatusOr<RegisterAnswer>> answer_ ABSL_GUARDED_BY(mu_);
+  std::map<PushKey, int32_t> verdicts_ ABSL_GUARDED_BY(mu_);
+  std::map<ReduceKey, Moments> results_ ABSL_GUARDED_BY(mu_);
+  int64_t resumed_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t resumed_seen_ ABSL_GUARDED_BY(mu_) = 0;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+// Thread safety: none; one thread runs it.
+class ThreadWorker {
+ public:
+  // `shard` must outlive the worker.
+  ThreadWorker(Shard& shard, Rank rank, RunPlan plan)
+      : shard_(shard), rank_(rank), plan_(std::move(plan)) {}
+
+  // The worker leaves in the middle of every push of this many, and comes back
+  // as a new process.
+  void LeaveEvery(int64_t pushes) { leave_every_ = pushes; }
+  // Works until the run is over.
+  void Run();
+
+  // Pushes that were closed, and those of them that a verdict answered.
+  int64_t closed() const { return closed_; }
+  int64_t answered() const { return answered_; }
+  int64_t pauses() const { return pauses_; }
+
+ private:
+  // One process: returns true once the run is over.
+  bool Live();
+  absl::Status Register();
+  // False: the push was replaced, or the worker has left.
+  bool Train(const Assignment& assignment);
+  absl::Status Reduce(const Assignment& assignment);
+  bool SendGradients(const Assignment& assignment);
+
+  // Fixed after construction.
+  Shard& shard_;
+  const Rank rank_;
+  const RunPlan plan_;
+
+  int64_t leave_every_ = 0;
+  int64_t pushes_ = 0;
+  int64_t closed_ = 0;
+  int64_t answered_ = 0;
+  int64_t pauses_ = 0;
+
+  // Of this process.
+  std::shared_ptr<Inbox> inbox_;
+  std::shared_ptr<ExchangeStream> exchange_;
+  std::shared_ptr<ReduceStream> reduce_;
+  SessionId session_;
+  Sender sender_;
+  std::vector<Partition> partitions_;
+};
+
+}  // namespace cohort
