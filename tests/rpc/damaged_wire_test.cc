@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -280,21 +281,43 @@ struct Target {
   bool local = false;
 };
 
+// The runs of a series, several at a time: a damaged one may wait for seconds
+// until a worker gives up.
+std::vector<RunEnd> TrainAll(bool local, const std::vector<BitFlip>& flips) {
+  constexpr size_t kRunsAtATime = 4;
+  std::vector<RunEnd> ends(flips.size());
+  std::atomic<size_t> next = 0;
+  std::vector<std::jthread> lanes;
+  for (size_t lane = 0; lane < kRunsAtATime; ++lane) {
+    lanes.emplace_back([&] {
+      for (size_t i = next++; i < flips.size(); i = next++) {
+        ends[i] = Train(local, flips[i]);
+      }
+    });
+  }
+  lanes.clear();
+  return ends;
+}
+
 void DamageEach(const Target& target, const std::vector<size_t>& bytes) {
   const RunEnd intact = Train(target.local, std::nullopt);
   ASSERT_TRUE(intact.error.ok()) << intact.error;
   ASSERT_FALSE(intact.bits.empty());
+  std::vector<BitFlip> flips;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    flips.push_back({.service = target.service,
+                     .to_server = target.to_server,
+                     .message = static_cast<int>(i % 4) * target.spread,
+                     .bytes_min = target.bytes_min,
+                     .bytes_max = target.bytes_max,
+                     .byte = bytes[i],
+                     .bit = static_cast<int>(i % 8)});
+  }
+  const std::vector<RunEnd> ends = TrainAll(target.local, flips);
   int flipped = 0;
   int named = 0;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    const BitFlip flip{.service = target.service,
-                       .to_server = target.to_server,
-                       .message = static_cast<int>(i % 4) * target.spread,
-                       .bytes_min = target.bytes_min,
-                       .bytes_max = target.bytes_max,
-                       .byte = bytes[i],
-                       .bit = static_cast<int>(i % 8)};
-    const RunEnd end = Train(target.local, flip);
+  for (size_t i = 0; i < ends.size(); ++i) {
+    const RunEnd& end = ends[i];
     flipped += end.flipped;
     if (!end.error.ok()) {
       ++named;
@@ -303,7 +326,7 @@ void DamageEach(const Target& target, const std::vector<size_t>& bytes) {
     }
     EXPECT_EQ(end.bits == intact.bits, true)
         << target.service << (target.to_server ? " request" : " reply")
-        << ", byte " << bytes[i] << ", bit " << i % 8;
+        << ", byte " << flips[i].byte << ", bit " << flips[i].bit;
   }
   // Otherwise the test has looked at intact runs only.
   EXPECT_EQ(flipped, static_cast<int>(bytes.size()));

@@ -1,51 +1,11 @@
 #!/usr/bin/env python3
 """The live page in a real browser, in states that are hard to reach."""
 
-import os
-import pathlib
 import statistics
-import sys
-import unittest
 
-import fixture_server
+import page_case
 import statuses
-import webdriver
 from fixture_server import FixtureServer
-
-STATES = ("empty", "waiting", "finished", "changed", "segmentation",
-          "crowd", "hostile", "wrecked", "training")
-LOOKS = [(width, height, scheme) for width, height in ((1280, 800), (390, 844))
-         for scheme in ("light", "dark")]
-
-# Visible texts that stand out less from what is behind them than WCAG's AA
-# asks: [text, ratio].
-FAINT_TEXTS = """
-const channels = (text) => text.match(/[\\d.]+/g).map(Number);
-const light = ([r, g, b]) => {
-  const [x, y, z] = [r, g, b].map((c) => c / 255).map(
-      (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * x + 0.7152 * y + 0.0722 * z;
-};
-const behind = (node) => {
-  for (; node; node = node.parentElement) {
-    const color = channels(getComputedStyle(node).backgroundColor);
-    if (color.length < 4 || color[3] > 0.99) return color;
-  }
-  return [255, 255, 255];
-};
-const faint = [];
-for (const node of document.body.querySelectorAll('*')) {
-  const own = [...node.childNodes].filter((child) => child.nodeType === 3)
-      .map((child) => child.data).join('').trim();
-  if (!own || !node.checkVisibility() || node.closest('.unseen')) continue;
-  const style = getComputedStyle(node);
-  const [a, b] = [light(channels(style.color)), light(behind(node))];
-  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  const large = parseFloat(style.fontSize) >= 24;
-  if (ratio < (large ? 3 : 4.5)) faint.push([own, ratio]);
-}
-return faint;
-"""
 
 
 def line_at(points, x):
@@ -55,31 +15,7 @@ def line_at(points, x):
     return intercept + slope * x
 
 
-class PageStates(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.browser = webdriver.Browser()
-        cls.addClassCleanup(cls.browser.close)
-
-    def setUp(self):
-        self.browser.set_look(1280, 800)
-        # The page of the test before would go on asking a server that is gone.
-        self.browser.open("about:blank")
-        self.browser.complaints()
-
-    def show(self, status, **options):
-        """Opens the page and waits for the first answer to be on it."""
-        server = FixtureServer(status, **options)
-        self.addCleanup(server.__exit__)
-        self.browser.open(server.url)
-        self.browser.wait_until(
-            lambda: self.browser.text("#fresh").startswith("updated"),
-            "the first answer")
-        return server
-
-    def assertNoComplaints(self):
-        self.assertEqual(self.browser.complaints(), [])
-
+class PageStates(page_case.PageCase):
     def tile(self, name):
         return self.browser.text(f"#tile-{name}").split("\n")
 
@@ -415,26 +351,6 @@ class PageStates(unittest.TestCase):
             self.assertIn("process", self.browser.text(".plain").lower())
             self.assertNotIn("Who holds us up", self.browser.text("body"))
 
-    def test_nothing_is_wider_than_the_screen(self):
-        for state in STATES:
-            self.show(getattr(statuses, state)())
-            for width in (1280, 768, 390, 360, 320):
-                with self.subTest(state=state, width=width):
-                    self.browser.set_look(width, 800)
-                    # Charts follow a moment later.
-                    self.browser.wait_until(
-                        lambda width=width: self.browser.script(
-                            "return document.documentElement.scrollWidth")
-                        <= width, "what fits the screen")
-
-    def test_every_text_stands_out_enough(self):
-        for state in ("changed", "waiting", "crowd"):
-            self.show(getattr(statuses, state)())
-            for width, height, scheme in LOOKS:
-                with self.subTest(state=state, width=width, scheme=scheme):
-                    self.browser.set_look(width, height, scheme)
-                    self.assertEqual(self.browser.script(FAINT_TEXTS), [])
-
     def test_assistive_tools_find_names_and_headers(self):
         self.show(statuses.training())
         self.assertEqual(self.browser.script(
@@ -461,30 +377,6 @@ class PageStates(unittest.TestCase):
                         zip(light, self.browser.script(drawn))),
             "other colours")
 
-    def test_pictures_for_a_person_to_look_at(self):
-        folder = os.environ.get("COHORT_SCREENSHOT_DIR")
-        if not folder:
-            self.skipTest("COHORT_SCREENSHOT_DIR is not set")
-        for state in STATES:
-            server = self.show(getattr(statuses, state)())
-            self.take_pictures(folder, state)
-            self.assertNoComplaints()
-        server.status = None
-        self.browser.wait_until(
-            lambda: "Connection lost" in self.browser.text("main"),
-            "the banner")
-        self.take_pictures(folder, "lost")
-
-    def take_pictures(self, folder, name):
-        for width, height, scheme in LOOKS:
-            self.browser.set_look(width, height, scheme)
-            self.browser.screenshot(pathlib.Path(folder) /
-                                    f"{name}-{width}-{scheme}.png")
-
 
 if __name__ == "__main__":
-    missing = webdriver.why_not() or fixture_server.why_not()
-    if missing:
-        print(f"OK (skipped=all: {missing})")
-        sys.exit(0)
-    unittest.main(verbosity=2)
+    page_case.main()

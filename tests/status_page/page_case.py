@@ -1,0 +1,44 @@
+"""What the tests of the live page in a browser have in common."""
+
+import sys
+import unittest
+
+import fixture_server
+import webdriver
+from fixture_server import FixtureServer
+
+
+class PageCase(unittest.TestCase):
+    """A browser for each class, and a page that starts empty for each test."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.browser = webdriver.Browser()
+        cls.addClassCleanup(cls.browser.close)
+
+    def setUp(self):
+        self.browser.set_look(1280, 800)
+        # The page of the test before would go on asking a server that is gone.
+        self.browser.open("about:blank")
+        self.browser.complaints()
+
+    def show(self, status, **options):
+        """Opens the page and waits for the first answer to be on it."""
+        server = FixtureServer(status, **options)
+        self.addCleanup(server.__exit__)
+        self.browser.open(server.url)
+        self.browser.wait_until(
+            lambda: self.browser.text("#fresh").startswith("updated"),
+            "the first answer")
+        return server
+
+    def assertNoComplaints(self):
+        self.assertEqual(self.browser.complaints(), [])
+
+
+def main():
+    missing = webdriver.why_not() or fixture_server.why_not()
+    if missing:
+        print(f"OK (skipped=all: {missing})")
+        sys.exit(0)
+    unittest.main(module="__main__", verbosity=2)
