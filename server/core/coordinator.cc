@@ -97,7 +97,8 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
   // starts beside the slowest.
   driver_->Welcome(worker,
                    /*anew=*/!joined.back &&
-                       (!joined.replaces || !settings_.waits_for_lost()));
+                       (!joined.replaces || !settings_.waits_for_lost()),
+                   turn);
   if (ledger_.ended()) {
     out.push_back(effect::Notify{
         .session = session,
@@ -295,11 +296,11 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   return absl::OkStatus();
 }
 
-void Coordinator::FoldDone(FoldResult result, Instant now, Effects& out) {
+void Coordinator::Folded(FoldReport report, Instant now, Effects& out) {
   Turn turn{.now = now, .out = out};
-  flow_.budget().EndFold(result.gradient_bytes);
+  flow_.budget().EndFold(report.gradient_bytes);
   if (ledger_.ended()) return;
-  driver_->FoldDone(std::move(result), turn);
+  driver_->Folded(std::move(report), turn);
   Settle(turn);
 }
 

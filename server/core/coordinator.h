@@ -92,7 +92,8 @@ class Coordinator {
                                      Effects& out);
   absl::Status Close(const Sender& sender, const PushKey& key,
                      PushClosing closing, Instant now, Effects& out);
-  void FoldDone(FoldResult result, Instant now, Effects& out);
+  // The data shard reports on a fold.
+  void Folded(FoldReport report, Instant now, Effects& out);
 
   // ---- rendezvous
   // Errors also: ResourceExhausted (the rank waits in too many calls).

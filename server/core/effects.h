@@ -15,38 +15,14 @@
 #include "common/measures.h"
 #include "common/model_layout.h"
 #include "common/rank_list.h"
+#include "server/core/data/commit_plan.h"
+#include "server/core/model/model_snapshot.h"
 #include "server/core/observation.h"
-#include "server/core/optimizer/fold_job.h"
 #include "server/core/rendezvous.h"
 #include "server/core/settings.h"
 #include "server/core/statistics_sets.h"
 
 namespace cohort {
-
-// One version of everything that training changes. Immutable and shared:
-// replies, evaluation and checkpoints read it while newer ones are made.
-struct ModelSnapshot {
-  Version version;
-  // One entry a partition.
-  std::vector<SharedFloats> weights;
-  // XXH3-64 of each.
-  std::vector<uint64_t> checksums;
-  // Of the optimizer; empty entries for partitions without gradients.
-  std::vector<Slots> slots;
-  // Kinds of moving statistics in the policy's order; the first is exported.
-  std::shared_ptr<const StatisticsSets> statistics;
-};
-
-using SharedSnapshot = std::shared_ptr<const ModelSnapshot>;
-
-// Layout and plan of the run, fixed by the first complete registration.
-struct RegisteredModel {
-  ModelLayout layout;
-  std::vector<Partition> partitions;
-  RunPlan plan;
-};
-
-using SharedModel = std::shared_ptr<const RegisteredModel>;
 
 // Settings that took effect together.
 struct PolicyRecord {
@@ -236,11 +212,24 @@ struct ResumeGradients {
   Rank rank;
   Incarnation incarnation;
 };
-// Run on a pool; hand the result to Coordinator::FoldDone.
-struct Fold {
-  FoldJob job;
+// For the data shard (data/data_shard.h), in this order: its methods of the
+// same names. Hand its reports to Coordinator::Folded.
+struct HoldGradient {
+  HeldGradient gradient;
 };
-// The same for Coordinator::MomentsFolded.
+struct DropGradients {
+  PushId push;
+};
+struct Prepare {
+  CommitPlan plan;
+};
+struct Commit {
+  int64_t transaction = 0;
+};
+struct Abort {
+  int64_t transaction = 0;
+};
+// Run on a pool; hand the result to Coordinator::MomentsFolded.
 struct FoldMoments {
   MomentsFold job;
 };
@@ -288,9 +277,10 @@ using Effect = std::variant<
     effect::Joined, effect::EndSession, effect::Notify, effect::StepAborted,
     effect::RegisterAnswered, effect::ReduceResult, effect::ReduceAborted,
     effect::SendWeights, effect::SendVerdict, effect::ResumeGradients,
-    effect::Fold, effect::FoldMoments, effect::MeasureDrift, effect::Discard,
-    effect::Committed, effect::PolicyChanged, effect::Evaluated,
-    effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
+    effect::HoldGradient, effect::DropGradients, effect::Prepare,
+    effect::Commit, effect::Abort, effect::FoldMoments, effect::MeasureDrift,
+    effect::Discard, effect::Committed, effect::PolicyChanged,
+    effect::Evaluated, effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
 
 using Effects = std::vector<Effect>;
 

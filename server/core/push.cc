@@ -4,19 +4,20 @@
 
 namespace cohort {
 
-Push::Arrival Push::Open(const PushOpening& opening) {
+Push::Arrival Push::Open(const PushKey& key, const PushOpening& opening) {
   if (opening_.has_value()) {
     return opening_->samples == opening.samples &&
                    opening_->loss_weight == opening.loss_weight
                ? Arrival::kRepeated
                : Arrival::kMismatch;
   }
+  key_ = key;
   opening_ = opening;
   return Arrival::kNew;
 }
 
-Push::Arrival Push::Add(int32_t partition, ByteRope gradient, uint64_t checksum,
-                        std::vector<int32_t> absent_slices) {
+Push::Arrival Push::Add(int32_t partition, int64_t bytes, uint64_t checksum,
+                        const std::vector<int32_t>& absent_slices) {
   if (parts_.empty()) parts_.resize(static_cast<size_t>(partitions_));
   Part& part = parts_[static_cast<size_t>(partition)];
   if (part.received) {
@@ -25,11 +26,11 @@ Push::Arrival Push::Add(int32_t partition, ByteRope gradient, uint64_t checksum,
                : Arrival::kMismatch;
   }
   ++received_count_;
-  held_bytes_ += gradient.size_bytes();
+  held_bytes_ += bytes;
   part = {.received = true,
-          .gradient = std::move(gradient),
+          .bytes = bytes,
           .checksum = checksum,
-          .absent_slices = std::move(absent_slices)};
+          .absent_slices = absent_slices};
   return Arrival::kNew;
 }
 
@@ -42,11 +43,11 @@ Push::Arrival Push::Close(PushClosing closing) {
   return Arrival::kNew;
 }
 
-ByteRope Push::TakeGradient(int32_t partition) {
-  ByteRope taken =
-      std::exchange(parts_[static_cast<size_t>(partition)].gradient, {});
-  held_bytes_ -= taken.size_bytes();
-  return taken;
+int64_t Push::BeginFold(int32_t partition) {
+  const int64_t bytes =
+      std::exchange(parts_[static_cast<size_t>(partition)].bytes, 0);
+  held_bytes_ -= bytes;
+  return bytes;
 }
 
 }  // namespace cohort

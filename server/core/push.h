@@ -7,12 +7,11 @@
 
 #include "absl/status/statusor.h"
 #include "common/assignment.h"
-#include "common/byte_rope.h"
 #include "common/ids.h"
 
 namespace cohort {
 
-// What has arrived of one rank's push.
+// What has arrived of one rank's push. Its gradients are with the data shard.
 class Push {
  public:
   // How a message relates to what was there.
@@ -34,35 +33,37 @@ class Push {
   }
   // Partitions that have come.
   int32_t received() const { return received_count_; }
-  // Size of the gradients that have come and were not taken.
+  // Size of the gradients that have come and no fold has taken.
   int64_t held_bytes() const { return held_bytes_; }
   bool Has(int32_t partition) const {
     return !parts_.empty() && parts_[static_cast<size_t>(partition)].received;
   }
+  // Both of an opened push.
+  const PushKey& key() const { return key_; }
   const PushOpening& opening() const { return *opening_; }
   const PushClosing& closing() const { return *closing_; }
 
-  Arrival Open(const PushOpening& opening);
-  Arrival Add(int32_t partition, ByteRope gradient, uint64_t checksum,
-              std::vector<int32_t> absent_slices);
+  Arrival Open(const PushKey& key, const PushOpening& opening);
+  // A gradient of so many bytes.
+  Arrival Add(int32_t partition, int64_t bytes, uint64_t checksum,
+              const std::vector<int32_t>& absent_slices);
   Arrival Close(PushClosing closing);
 
   // Hands the moments of the closing over.
   std::vector<CallMoments> TakeMoments() {
     return std::move(closing_->moments);
   }
-  // Hands the gradient over; Has() stays true.
-  ByteRope TakeGradient(int32_t partition);
-  const std::vector<int32_t>& absent_slices(int32_t partition) const {
-    return parts_[static_cast<size_t>(partition)].absent_slices;
-  }
+  // A fold takes the gradient; Has() stays true. Returns its bytes.
+  int64_t BeginFold(int32_t partition);
 
  private:
+  PushKey key_;
   std::optional<PushOpening> opening_;
   std::optional<PushClosing> closing_;
   struct Part {
     bool received = false;
-    ByteRope gradient;
+    // That no fold has taken.
+    int64_t bytes = 0;
     uint64_t checksum = 0;
     std::vector<int32_t> absent_slices;
   };

@@ -139,6 +139,15 @@ void Shard::RunOnPool(absl::AnyInvocable<void()> work) {
   COHORT_CHECK(accepted.ok(), accepted.message());
 }
 
+void Shard::FoldWith(absl::FunctionRef<std::vector<FoldJob>(DataShard&)> call) {
+  std::vector<FoldJob> folds;
+  {
+    MutexLock lock(data_mu_);
+    folds = call(data_);
+  }
+  for (FoldJob& job : folds) StartFold(std::move(job));
+}
+
 void Shard::StartFold(FoldJob job) {
   RunOnPool([this, job = std::move(job)]() mutable {
     const Instant begin = clock_.Now();
@@ -149,11 +158,17 @@ void Shard::StartFold(FoldJob job) {
     if (trace_ != nullptr) trace_->Folded(job, begin, end);
     // Gives the gradients' memory back before anyone is told to send more.
     job = FoldJob();
+    FoldReport report;
+    FoldWith([&result, &report](DataShard& data) {
+      std::vector<FoldJob> next;
+      report = data.FoldDone(std::move(result), next);
+      return next;
+    });
     Handle(
-        [&result](Coordinator& core, Instant now, Effects& out) {
-          core.FoldDone(std::move(result), now, out);
+        [&report](Coordinator& core, Instant now, Effects& out) {
+          core.Folded(std::move(report), now, out);
         },
-        "FoldDone");
+        "Folded");
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/assignment.h"
@@ -20,6 +21,7 @@
 #include "common/thread_pool.h"
 #include "common/timeline.h"
 #include "server/core/coordinator.h"
+#include "server/core/data/data_shard.h"
 #include "server/core/effects.h"
 #include "server/metrics/run_figures.h"
 #include "server/shard/byte_meter.h"
@@ -203,7 +205,10 @@ class Shard {
   void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends streams that say nothing or read nothing.
   void CheckStreams(int64_t ticks) ABSL_LOCKS_EXCLUDED(mu_);
-  void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_);
+  // Starts the folds that `call`, on the data shard, returns.
+  void FoldWith(absl::FunctionRef<std::vector<FoldJob>(DataShard&)> call)
+      ABSL_LOCKS_EXCLUDED(mu_, data_mu_);
+  void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_, data_mu_);
   void StartFold(MomentsFold job) ABSL_LOCKS_EXCLUDED(mu_);
   void StartMeasuring(effect::MeasureDrift measure) ABSL_LOCKS_EXCLUDED(mu_);
   // Runs `work` on the pool. Stop waits for it; afterwards nothing is run.
@@ -223,6 +228,11 @@ class Shard {
   FloatBufferPool buffers_;
   // Null without a timeline.
   const std::unique_ptr<ShardTrace> trace_;
+
+  // Gradients and their folds. Effects come to it in their order, results of
+  // folds by any thread; it never waits for the coordinator's lock.
+  Mutex data_mu_;
+  DataShard data_ ABSL_GUARDED_BY(data_mu_);
 
   mutable Mutex mu_;
   Coordinator core_ ABSL_GUARDED_BY(mu_);

@@ -37,7 +37,11 @@ constexpr const char* kEffectNames[] = {"joined",
                                         "send weights",
                                         "send verdict",
                                         "resume gradients",
-                                        "fold",
+                                        "hold gradient",
+                                        "drop gradients",
+                                        "prepare",
+                                        "commit",
+                                        "abort",
                                         "fold moments",
                                         "measure drift",
                                         "discard",
@@ -134,8 +138,29 @@ struct Shard::Dispatcher {
     Tell(shard.streams_.Exchange(resume.rank, resume.incarnation),
          &ExchangeStream::Resume, std::as_const(resume));
   }
-  void operator()(effect::Fold& fold) const {
-    shard.StartFold(std::move(fold.job));
+  void operator()(effect::HoldGradient& hold) const {
+    shard.FoldWith([&hold](DataShard& data) {
+      return data.Hold(std::move(hold.gradient));
+    });
+  }
+  void operator()(effect::DropGradients& drop) const {
+    // Freed after the lock.
+    std::vector<HeldGradient> dropped;
+    MutexLock lock(shard.data_mu_);
+    dropped = shard.data_.Drop(drop.push);
+  }
+  void operator()(effect::Prepare& prepare) const {
+    shard.FoldWith([&prepare](DataShard& data) {
+      return data.Prepare(std::move(prepare.plan));
+    });
+  }
+  void operator()(effect::Commit& commit) const {
+    MutexLock lock(shard.data_mu_);
+    shard.data_.Commit(commit.transaction);
+  }
+  void operator()(effect::Abort& abort) const {
+    MutexLock lock(shard.data_mu_);
+    shard.data_.Abort(abort.transaction);
   }
   void operator()(effect::FoldMoments& fold) const {
     shard.StartFold(std::move(fold.job));

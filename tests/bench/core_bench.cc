@@ -243,13 +243,18 @@ class MeasuredCore {
     while (!folds_.empty()) {
       const FoldJob job = std::exchange(folds_.back(), {});
       folds_.pop_back();
-      FoldResult result = RunFold(job, kernels::CpuBackend(), pool_);
+      FoldReport report =
+          data_.FoldDone(RunFold(job, kernels::CpuBackend(), pool_), folds_);
       COHORT_RETURN_IF_ERROR(Event("fold done", [&](Effects& out) {
-        core_.FoldDone(std::move(result), now_, out);
+        core_.Folded(std::move(report), now_, out);
         return absl::OkStatus();
       }));
     }
     return absl::OkStatus();
+  }
+
+  void Begin(std::vector<FoldJob> folds) {
+    for (FoldJob& job : folds) folds_.push_back(std::move(job));
   }
 
   void Note(Effect& effect) {
@@ -260,8 +265,12 @@ class MeasuredCore {
     } else if (const auto* verdict =
                    std::get_if<effect::SendVerdict>(&effect)) {
       told_[At(verdict->rank.value())] = verdict->verdict.next;
-    } else if (auto* fold = std::get_if<effect::Fold>(&effect)) {
-      folds_.push_back(std::move(fold->job));
+    } else if (auto* hold = std::get_if<effect::HoldGradient>(&effect)) {
+      Begin(data_.Hold(std::move(hold->gradient)));
+    } else if (auto* prepare = std::get_if<effect::Prepare>(&effect)) {
+      Begin(data_.Prepare(std::move(prepare->plan)));
+    } else if (auto* commit = std::get_if<effect::Commit>(&effect)) {
+      data_.Commit(commit->transaction);
     } else if (auto* moments = std::get_if<effect::FoldMoments>(&effect)) {
       moments_folds_.push_back(std::move(moments->job));
     }
@@ -276,6 +285,7 @@ class MeasuredCore {
   const Instant now_;
   FloatBufferPool pool_;
   Coordinator core_;
+  DataShard data_;
   const ByteRope gradient_ = RopeOf(Zeros(kPartitionElements));
   std::vector<Assignment> told_;
   std::vector<Incarnation> lives_;

@@ -89,7 +89,7 @@ TEST(CoordinatorAsyncTest, PushesAreAppliedOneByOneInOrderOfArrival) {
   cohort.Push(kRank1, kPush);
   cohort.Push(kRank0, kPush);
   ASSERT_EQ(cohort.held_folds().size(), 2);
-  EXPECT_EQ(cohort.held_folds()[0].job.contributions[0].rank, kRank1);
+  EXPECT_EQ(cohort.held_folds()[0].contributions[0].rank, kRank1);
   cohort.RunFolds();
   const auto committed = cohort.All<effect::Committed>();
   ASSERT_EQ(committed.size(), 2);

@@ -48,7 +48,7 @@ TEST(CoordinatorOptimizerTest, ClippingWaitsForEveryPartition) {
   // Of norm 5: 0, 3 and 4.
   Step(cohort, PushOf({0, 1}, {4}), PushOf({0, 2}, {0}));
   ASSERT_EQ(cohort.held_folds().size(), 2);
-  EXPECT_EQ(cohort.held_folds()[0].job.pass, FoldPass::kGradient);
+  EXPECT_EQ(cohort.held_folds()[0].pass, FoldPass::kGradient);
   EXPECT_THAT(cohort.All<effect::SendWeights>(), IsEmpty());
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
   cohort.RunFolds();

@@ -72,7 +72,7 @@ TEST(CoordinatorSyncTest, APartitionFoldsAsSoonAsAllHaveOpenedAndSentIt) {
   EXPECT_THAT(cohort.held_folds(), IsEmpty());
   ASSERT_TRUE(cohort.Gradient(kRank1, 1, kPush1.b).ok());
   ASSERT_EQ(cohort.held_folds().size(), 1);
-  EXPECT_EQ(cohort.held_folds()[0].job.partition, 1);
+  EXPECT_EQ(cohort.held_folds()[0].partition, 1);
   cohort.Clear();
   cohort.RunFolds();
   // Both get the tentative weights before anyone has closed.

@@ -69,8 +69,16 @@ void FakeCohort::Note(const Effect& effect) {
     told_[e->rank] = e->verdict.next;
   } else if (const auto* e = std::get_if<effect::ResumeGradients>(&effect)) {
     resumed_.push_back(e->rank);
-  } else if (const auto* e = std::get_if<effect::Fold>(&effect)) {
-    folds_.push_back(*e);
+  } else if (const auto* e = std::get_if<effect::HoldGradient>(&effect)) {
+    Begin(data_.Hold(e->gradient));
+  } else if (const auto* e = std::get_if<effect::DropGradients>(&effect)) {
+    data_.Drop(e->push);
+  } else if (const auto* e = std::get_if<effect::Prepare>(&effect)) {
+    Begin(data_.Prepare(e->plan));
+  } else if (const auto* e = std::get_if<effect::Commit>(&effect)) {
+    data_.Commit(e->transaction);
+  } else if (const auto* e = std::get_if<effect::Abort>(&effect)) {
+    data_.Abort(e->transaction);
   } else if (const auto* e = std::get_if<effect::FoldMoments>(&effect)) {
     moments_folds_.push_back(e->job);
   } else if (const auto* e = std::get_if<effect::RegisterAnswered>(&effect)) {
@@ -78,6 +86,10 @@ void FakeCohort::Note(const Effect& effect) {
     answers_[e->rank] = e->answer;
     if (e->answer.ok() && e->answer->send_values) asked_.push_back(e->rank);
   }
+}
+
+void FakeCohort::Begin(std::vector<FoldJob> folds) {
+  for (FoldJob& job : folds) folds_.push_back(std::move(job));
 }
 
 void FakeCohort::Absorb(Effects effects) {
@@ -133,9 +145,9 @@ void FakeCohort::RunFolds() {
     MomentsFolded(RunMomentsFold(std::move(job)));
   }
   while (!folds_.empty()) {
-    const effect::Fold fold = std::move(folds_.front());
+    const FoldJob job = std::move(folds_.front());
     folds_.erase(folds_.begin());
-    FoldDone(RunFold(fold.job, kernels::ReferenceBackend(), pool_));
+    FoldDone(RunFold(job, kernels::ReferenceBackend(), pool_));
   }
 }
 
@@ -146,8 +158,11 @@ void FakeCohort::MomentsFolded(MomentsFold done) {
 }
 
 void FakeCohort::FoldDone(FoldResult result) {
+  std::vector<FoldJob> next;
+  FoldReport report = data_.FoldDone(std::move(result), next);
+  Begin(std::move(next));
   Effects out;
-  core_.FoldDone(std::move(result), now_, out);
+  core_.Folded(std::move(report), now_, out);
   Absorb(std::move(out));
 }
 

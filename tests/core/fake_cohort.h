@@ -113,7 +113,7 @@ class FakeCohort {
 
   void HoldFolds() { hold_folds_ = true; }
   void RunFolds();
-  std::vector<effect::Fold>& held_folds() { return folds_; }
+  std::vector<FoldJob>& held_folds() { return folds_; }
   void FoldDone(FoldResult result);
   std::vector<MomentsFold>& held_moments_folds() { return moments_folds_; }
   void MomentsFolded(MomentsFold done);
@@ -148,6 +148,7 @@ class FakeCohort {
   void Absorb(Effects effects);
   void SendValuesWhereAsked();
   void Note(const Effect& effect);
+  void Begin(std::vector<FoldJob> folds);
   void Resume(Rank rank);
 
   // A gradient on a paused stream.
@@ -165,7 +166,8 @@ class FakeCohort {
   bool hold_folds_ = false;
   bool hold_values_ = false;
   Effects effects_;
-  std::vector<effect::Fold> folds_;
+  DataShard data_;
+  std::vector<FoldJob> folds_;
   std::vector<MomentsFold> moments_folds_;
   std::map<Rank, Held> held_;
   std::vector<Rank> resumed_;

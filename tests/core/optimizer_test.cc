@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "server/core/data/transaction.h"
 #include "server/core/optimizer/slots.h"
-#include "server/core/transaction.h"
 #include "tests/core/small_run.h"
 
 namespace cohort {

@@ -2,28 +2,20 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
-
-#include "absl/types/span.h"
-
 namespace cohort {
 namespace {
 
 using Arrival = Push::Arrival;
 
-ByteRope Rope(float value) {
-  const std::array<float, 1> values = {value};
-  return ByteRope::Copy(absl::MakeConstSpan(
-      reinterpret_cast<const std::byte*>(values.data()), sizeof(values)));
-}
+constexpr PushKey kKey{.sequence = Sequence(5), .attempt = Attempt(1)};
 
 TEST(PushTest, IsCompleteOnceOpenedClosedAndWhole) {
   Push push(3);
-  EXPECT_EQ(push.Open({.samples = 4}), Arrival::kNew);
-  EXPECT_EQ(push.Add(2, Rope(1), 11, {}), Arrival::kNew);
+  EXPECT_EQ(push.Open(kKey, {.samples = 4}), Arrival::kNew);
+  EXPECT_EQ(push.Add(2, 4, 11, {}), Arrival::kNew);
   EXPECT_EQ(push.Close({.loss_sum = 1}), Arrival::kNew);
   EXPECT_FALSE(push.Complete(2));
-  EXPECT_EQ(push.Add(0, Rope(2), 12, {}), Arrival::kNew);
+  EXPECT_EQ(push.Add(0, 4, 12, {}), Arrival::kNew);
   EXPECT_TRUE(push.Complete(2));
   EXPECT_TRUE(push.Has(0));
   EXPECT_FALSE(push.Has(1));
@@ -31,25 +23,32 @@ TEST(PushTest, IsCompleteOnceOpenedClosedAndWhole) {
 
 TEST(PushTest, ARepetitionIsToldFromAMismatch) {
   Push push(1);
-  push.Open({.samples = 4, .loss_weight = 2});
-  EXPECT_EQ(push.Open({.samples = 4, .loss_weight = 2}), Arrival::kRepeated);
-  EXPECT_EQ(push.Open({.samples = 4, .loss_weight = 3}), Arrival::kMismatch);
-  push.Add(0, Rope(1), 11, {0});
-  EXPECT_EQ(push.Add(0, Rope(1), 11, {0}), Arrival::kRepeated);
-  EXPECT_EQ(push.Add(0, Rope(2), 12, {0}), Arrival::kMismatch);
-  EXPECT_EQ(push.Add(0, Rope(1), 11, {}), Arrival::kMismatch);
+  push.Open(kKey, {.samples = 4, .loss_weight = 2});
+  EXPECT_EQ(push.Open(kKey, {.samples = 4, .loss_weight = 2}),
+            Arrival::kRepeated);
+  EXPECT_EQ(push.Open(kKey, {.samples = 4, .loss_weight = 3}),
+            Arrival::kMismatch);
+  push.Add(0, 4, 11, {0});
+  EXPECT_EQ(push.Add(0, 4, 11, {0}), Arrival::kRepeated);
+  EXPECT_EQ(push.Add(0, 4, 12, {0}), Arrival::kMismatch);
+  EXPECT_EQ(push.Add(0, 4, 11, {}), Arrival::kMismatch);
   push.Close({.loss_sum = 1});
   EXPECT_EQ(push.Close({.loss_sum = 1}), Arrival::kRepeated);
   EXPECT_EQ(push.Close({.loss_sum = 2}), Arrival::kMismatch);
 }
 
-TEST(PushTest, TheFirstContentCountsAndIsHandedOverOnce) {
-  Push push(1);
-  push.Add(0, Rope(1), 11, {});
-  push.Add(0, Rope(2), 12, {});
-  EXPECT_EQ(push.TakeGradient(0).ToString(), Rope(1).ToString());
-  EXPECT_EQ(push.TakeGradient(0).size_bytes(), 0);
+TEST(PushTest, BytesAreHeldUntilAFoldTakesThem) {
+  Push push(2);
+  push.Open(kKey, {.samples = 4});
+  push.Add(0, 4, 11, {});
+  push.Add(1, 8, 12, {});
+  push.Add(0, 4, 13, {});
+  EXPECT_EQ(push.held_bytes(), 12);
+  EXPECT_EQ(push.BeginFold(0), 4);
+  EXPECT_EQ(push.BeginFold(0), 0);
+  EXPECT_EQ(push.held_bytes(), 8);
   EXPECT_TRUE(push.Has(0));
+  EXPECT_EQ(push.key(), kKey);
 }
 
 }  // namespace

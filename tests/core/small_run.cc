@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <deque>
 #include <memory>
 #include <utility>
 
@@ -97,49 +96,57 @@ void SmallRun::Change(const OptimizerOptions& optimizer) {
 
 std::optional<NonfiniteGradient> SmallRun::Apply(
     const std::vector<ParameterValues>& gradients, const Step& step) {
-  Transaction transaction({.id = 1,
-                           .model = model_,
-                           .base = snapshot_,
-                           .optimizer = optimizer_,
-                           .learning_rate = step.learning_rate,
-                           .loss_weight = step.loss_weight,
-                           .mask = mask_,
-                           .read = step.read,
-                           .compensation = step.compensation,
-                           .adaptive = step.adaptive,
-                           .weight = step.weight});
-  const auto partitions = static_cast<int32_t>(model_->partitions.size());
-  std::vector<Push> pushes(gradients.size(), Push(partitions));
-  std::deque<FoldJob> jobs;
-  for (int32_t p = 0; p < partitions; ++p) {
-    const Partition& partition = model_->partitions[static_cast<size_t>(p)];
-    if (!partition.trainable) continue;
-    std::vector<int32_t> absent;
-    for (size_t i = 0; i < partition.slices.size(); ++i) {
-      for (int32_t parameter : step.absent) {
-        if (partition.slices[i].parameter != parameter) continue;
-        absent.push_back(static_cast<int32_t>(i));
-      }
-    }
-    std::vector<std::pair<Rank, Push*>> ranks;
-    for (size_t k = 0; k < pushes.size(); ++k) {
-      pushes[k].Add(p, Rope(Gather(partition, gradients[k])), 0, absent);
-      ranks.emplace_back(Rank(static_cast<int32_t>(k)), &pushes[k]);
-    }
-    jobs.push_back(transaction.Fold(p, ranks));
+  CommitPlan plan{.transaction = 1,
+                  .model = model_,
+                  .base = snapshot_,
+                  .optimizer = optimizer_,
+                  .learning_rate = step.learning_rate,
+                  .loss_weight = step.loss_weight,
+                  .mask = mask_,
+                  .read = step.read,
+                  .compensation = step.compensation,
+                  .adaptive = step.adaptive,
+                  .weight = step.weight};
+  DataShard data;
+  for (size_t k = 0; k < gradients.size(); ++k) {
+    plan.contributors.push_back({.rank = Rank(static_cast<int32_t>(k))});
+    HoldAll(data, plan.contributors.back(), gradients[k], step.absent);
   }
+  PendingCommit commit(plan);
+  for (size_t p = 0; p < model_->partitions.size(); ++p) {
+    const auto partition = static_cast<int32_t>(p);
+    if (!commit.HasBegun(partition)) commit.Begin(partition);
+  }
+  std::vector<FoldJob> jobs = data.Prepare(std::move(plan));
   // The last first: nothing may depend on which fold ends first.
   while (!jobs.empty()) {
     FoldResult result = RunFold(jobs.back(), backend_, pool_);
     jobs.pop_back();
-    for (FoldJob& job : transaction.Done(std::move(result))) {
-      jobs.push_back(std::move(job));
-    }
+    EXPECT_TRUE(commit.Take(data.FoldDone(std::move(result), jobs)));
   }
-  EXPECT_TRUE(transaction.complete());
-  gradient_norm_ = transaction.gradient_norm();
-  if (!transaction.nonfinite().has_value()) snapshot_ = transaction.Next({});
-  return transaction.nonfinite();
+  EXPECT_TRUE(commit.complete());
+  gradient_norm_ = commit.gradient_norm();
+  if (!commit.nonfinite().has_value()) snapshot_ = commit.Next({});
+  return commit.nonfinite();
+}
+
+void SmallRun::HoldAll(DataShard& data, const PushId& push,
+                       const ParameterValues& gradients,
+                       const std::vector<int32_t>& absent) const {
+  for (size_t p = 0; p < model_->partitions.size(); ++p) {
+    const Partition& partition = model_->partitions[p];
+    if (!partition.trainable) continue;
+    HeldGradient held{.push = push,
+                      .partition = static_cast<int32_t>(p),
+                      .gradient = Rope(Gather(partition, gradients))};
+    for (size_t i = 0; i < partition.slices.size(); ++i) {
+      for (int32_t parameter : absent) {
+        if (partition.slices[i].parameter != parameter) continue;
+        held.absent_slices.push_back(static_cast<int32_t>(i));
+      }
+    }
+    data.Hold(std::move(held));
+  }
 }
 
 ParameterValues SmallRun::Values(

@@ -7,7 +7,9 @@
 
 #include "common/model_layout.h"
 #include "kernels/backend.h"
-#include "server/core/transaction.h"
+#include "server/core/data/data_shard.h"
+#include "server/core/model/model_snapshot.h"
+#include "server/core/step/pending_commit.h"
 
 namespace cohort {
 
@@ -62,6 +64,10 @@ class SmallRun {
   std::optional<double> gradient_norm() const { return gradient_norm_; }
 
  private:
+  // Hands all gradients of one rank to `data`.
+  void HoldAll(DataShard& data, const PushId& push,
+               const ParameterValues& gradients,
+               const std::vector<int32_t>& absent) const;
   ParameterValues Values(const std::vector<SharedFloats>& buffers) const;
 
   OptimizerOptions optimizer_;

@@ -89,15 +89,15 @@ void Checker::On(const effect::RegisterAnswered& answered) {
   }
 }
 
-void Checker::On(const effect::Fold& fold) {
+void Checker::OnFold(const FoldJob& fold) {
   if (ended_.has_value()) Fail("a fold after the end of the run");
-  if (fold.job.transaction < transaction_) {
+  if (fold.transaction < transaction_) {
     Fail("a fold of an older transaction than the newest");
   }
-  if (fold.job.transaction > transaction_) folds_.clear();
-  transaction_ = fold.job.transaction;
+  if (fold.transaction > transaction_) folds_.clear();
+  transaction_ = fold.transaction;
   std::vector<Contribution> contributions;
-  for (const FoldContribution& c : fold.job.contributions) {
+  for (const FoldContribution& c : fold.contributions) {
     const auto* block = static_cast<const GradientBlock*>(
         c.gradient.pieces().front().owner.get());
     if (block->rank != c.rank) Fail("a gradient under another rank's name");
@@ -106,8 +106,8 @@ void Checker::On(const effect::Fold& fold) {
          .epoch = block->epoch,
          .range = block->range});
   }
-  if (!folds_.emplace(fold.job.partition, std::move(contributions)).second) {
-    Fail(absl::StrCat("partition ", fold.job.partition, " is folded twice"));
+  if (!folds_.emplace(fold.partition, std::move(contributions)).second) {
+    Fail(absl::StrCat("partition ", fold.partition, " is folded twice"));
   }
 }
 

@@ -31,6 +31,8 @@ class Checker {
 
   // What one event made the state machine do.
   void OnEffects(const Effects& effects, const Coordinator& core);
+  // The data shard begins a fold.
+  void OnFold(const FoldJob& fold);
   void AfterEvent(const Coordinator& core);
   // The server is gone; the next one goes on from the last checkpoint.
   void OnServerGone();
@@ -75,7 +77,6 @@ class Checker {
   };
 
   void On(const effect::RegisterAnswered& answered);
-  void On(const effect::Fold& fold);
   void On(const effect::Committed& committed);
   void On(const effect::PolicyChanged& changed);
   void On(const effect::SendVerdict& sent);

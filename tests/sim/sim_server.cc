@@ -277,8 +277,11 @@ void SimServer::Tick() {
 }
 
 void SimServer::FoldDone(FoldResult result) {
+  std::vector<FoldJob> next;
+  FoldReport report = data_.FoldDone(std::move(result), next);
+  Begin(next);
   Handle([&](Effects& out) {
-    core_.FoldDone(std::move(result), world_.scheduler.now(), out);
+    core_.Folded(std::move(report), world_.scheduler.now(), out);
   });
 }
 
@@ -384,11 +387,26 @@ void SimServer::On(const effect::ResumeGradients& e) {
                            [to](SimServer& server) { server.Resume(to); });
 }
 
-void SimServer::On(const effect::Fold& e) {
-  // Asks for its server again when it is done: that may be gone by then.
-  world_.network.AfterFold(
-      life_, [result = RunFold(e.job, kernels::ReferenceBackend(), pool_)](
-                 SimServer& server) { server.FoldDone(result); });
+void SimServer::On(const effect::HoldGradient& e) {
+  Begin(data_.Hold(e.gradient));
+}
+
+void SimServer::On(const effect::DropGradients& e) { data_.Drop(e.push); }
+
+void SimServer::On(const effect::Prepare& e) { Begin(data_.Prepare(e.plan)); }
+
+void SimServer::On(const effect::Commit& e) { data_.Commit(e.transaction); }
+
+void SimServer::On(const effect::Abort& e) { data_.Abort(e.transaction); }
+
+void SimServer::Begin(const std::vector<FoldJob>& folds) {
+  for (const FoldJob& job : folds) {
+    world_.checker.OnFold(job);
+    // Asks for its server again when it is done: that may be gone by then.
+    world_.network.AfterFold(
+        life_, [result = RunFold(job, kernels::ReferenceBackend(), pool_)](
+                   SimServer& server) { server.FoldDone(result); });
+  }
 }
 
 void SimServer::On(const effect::FoldMoments& e) {

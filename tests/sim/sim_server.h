@@ -89,7 +89,12 @@ class SimServer {
   void On(const effect::SendWeights& e);
   void On(const effect::SendVerdict& e);
   void On(const effect::ResumeGradients& e);
-  void On(const effect::Fold& e);
+  void On(const effect::HoldGradient& e);
+  void On(const effect::DropGradients& e);
+  void On(const effect::Prepare& e);
+  void On(const effect::Commit& e);
+  void On(const effect::Abort& e);
+  void Begin(const std::vector<FoldJob>& folds);
   void On(const effect::FoldMoments& e);
   template <typename Other>
   void On(const Other&) {}
@@ -108,6 +113,7 @@ class SimServer {
   World world_;
   const int32_t life_;
   Coordinator core_;
+  DataShard data_;
   FloatBufferPool pool_;
   std::map<SessionId, SharedConnection> sessions_;
   Places registers_;

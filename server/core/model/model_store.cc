@@ -96,12 +96,12 @@ void ModelStore::PublishStatistics(StatisticsSets sets) {
   current_ = WithSets(*current_, std::move(sets));
 }
 
-Transaction ModelStore::NewTransaction(Transaction::Plan plan) {
-  plan.id = next_transaction_++;
+CommitPlan ModelStore::Complete(CommitPlan plan) {
+  plan.transaction = next_transaction_++;
   plan.model = model_;
   plan.base = current_;
   plan.mask = mask_;
-  return Transaction(std::move(plan));
+  return plan;
 }
 
 void ModelStore::HoldFrom(Version oldest) {
@@ -115,12 +115,6 @@ SharedSnapshot ModelStore::Held(Version version) const {
   COHORT_CHECK(read != read_.end(),
                absl::StrCat("version ", version.value(), " is not held"));
   return read->second;
-}
-
-SharedSnapshot WithSets(const ModelSnapshot& base, StatisticsSets sets) {
-  auto next = std::make_shared<ModelSnapshot>(base);
-  next->statistics = std::make_shared<const StatisticsSets>(std::move(sets));
-  return next;
 }
 
 }  // namespace cohort

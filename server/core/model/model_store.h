@@ -11,11 +11,11 @@
 #include "common/float_buffer.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
-#include "server/core/effects.h"
+#include "server/core/data/commit_plan.h"
+#include "server/core/model/model_snapshot.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
 #include "server/core/statistics_sets.h"
-#include "server/core/transaction.h"
 
 namespace cohort {
 
@@ -71,9 +71,9 @@ class ModelStore {
   // Updates moving statistics with the moments of pushes.
   const KeptStatistics& statistics() const { return statistics_; }
 
-  // `plan` without what this knows: its number, the model, what is changed and
-  // the mask.
-  Transaction NewTransaction(Transaction::Plan plan);
+  // Adds to `plan` what this knows: a new number, the model, what is changed
+  // and the mask.
+  CommitPlan Complete(CommitPlan plan);
 
   // ---- versions that pushes under way have read
   // Keeps the present version, and forgets those before `oldest`.
@@ -92,8 +92,5 @@ class ModelStore {
   int64_t next_transaction_ = 1;
   std::map<Version, SharedSnapshot> read_;
 };
-
-// `base` with other moving statistics.
-SharedSnapshot WithSets(const ModelSnapshot& base, StatisticsSets sets);
 
 }  // namespace cohort

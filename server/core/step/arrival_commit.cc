@@ -40,7 +40,7 @@ SharedSnapshot ArrivalQueue::ReadBy(Version version) const {
 
 bool ArrivalQueue::Advance(Turn& turn) {
   if (applying_.has_value()) {
-    if (!transaction_->complete()) return false;
+    if (!commit_->complete()) return false;
     Commit(turn);
     return true;
   }
@@ -74,8 +74,9 @@ void ArrivalQueue::ApplyNext(Turn& turn) {
                        static_cast<double>(SamplesReference(parts_.ranks));
   // A damped gradient, not a damped rate: earlier gradients in the momentum
   // are not to blame for this one's age.
-  transaction_ = parts_.model.NewTransaction(
-      {.optimizer = parts_.settings.options().optimizer,
+  CommitPlan plan = parts_.model.Complete(
+      {.contributors = {{.rank = applying_->rank, .key = applying_->key}},
+       .optimizer = parts_.settings.options().optimizer,
        .learning_rate = share * LearningRateNow(parts_.settings, parts_.ledger,
                                                 parts_.model),
        .loss_weight = opening.loss_weight,
@@ -83,26 +84,21 @@ void ArrivalQueue::ApplyNext(Turn& turn) {
        .compensation = staleness.compensation,
        .adaptive = staleness.compensation_adaptive,
        .weight = decision_.weight});
+  commit_.emplace(plan);
+  turn.out.push_back(effect::Prepare{.plan = std::move(plan)});
   for (int32_t p = 0; p < parts_.model.partitions(); ++p) {
-    if (transaction_->Started(p)) continue;
-    FoldJob job = transaction_->Fold(p, {{applying_->rank, &applying_->push}});
-    parts_.flow.budget().BeginFold(GradientBytes(job));
-    turn.out.push_back(effect::Fold{.job = std::move(job)});
+    if (commit_->HasBegun(p)) continue;
+    commit_->Begin(p);
+    parts_.flow.budget().BeginFold(applying_->push.BeginFold(p));
   }
 }
 
-void ArrivalQueue::FoldDone(FoldResult result, Turn& turn) {
+void ArrivalQueue::Folded(FoldReport report, Turn& turn) {
   ResumePaused(turn);
-  if (!transaction_.has_value() || transaction_->id() != result.transaction) {
-    return;
-  }
-  for (FoldJob& job : transaction_->Done(std::move(result))) {
-    turn.out.push_back(effect::Fold{.job = std::move(job)});
-  }
+  if (commit_.has_value()) commit_->Take(std::move(report));
 }
 
-void ArrivalQueue::Apply(const Arrival& arrival,
-                         const Transaction& transaction) {
+void ArrivalQueue::Apply(const Arrival& arrival, const PendingCommit& commit) {
   const std::vector<Rank> usable = parts_.ranks.Usable();
   StatisticsSets statistics = *parts_.model.current()->statistics;
   CountStatistics(parts_,
@@ -116,7 +112,7 @@ void ArrivalQueue::Apply(const Arrival& arrival,
        .calls = arrival.push.closing().moments},
       usable.empty() ? arrival.rank : usable.front(),
       SamplesReference(parts_.ranks), statistics);
-  parts_.model.Publish(transaction.Next(std::move(statistics)));
+  parts_.model.Publish(commit.Next(std::move(statistics)));
   parts_.ledger.BeginAttempts();
   parts_.ledger.CountFinite();
   ++parts_.ledger.counts.pushes_applied;
@@ -140,17 +136,18 @@ void ArrivalQueue::Drop(Turn& turn) {
 
 void ArrivalQueue::Commit(Turn& turn) {
   Arrival arrival = *std::move(applying_);
-  const Transaction transaction = *std::move(transaction_);
+  const PendingCommit commit = *std::move(commit_);
   applying_.reset();
-  transaction_.reset();
+  commit_.reset();
 
   const ModelStore& model = parts_.model;
   PushVerdict verdict = VerdictOn(arrival);
   std::optional<std::string> nonfinite =
       NonfiniteMoments(model, arrival.rank, arrival.push);
-  if (transaction.nonfinite().has_value()) {
-    nonfinite = NonfiniteText(model, *transaction.nonfinite());
+  if (commit.nonfinite().has_value()) {
+    nonfinite = NonfiniteText(model, *commit.nonfinite());
   }
+  EndTransaction(commit, /*committed=*/!nonfinite.has_value(), turn);
   if (nonfinite.has_value()) {
     verdict.verdict = Verdict::kRejectedNonfinite;
     verdict.reason = *nonfinite;
@@ -165,19 +162,22 @@ void ArrivalQueue::Commit(Turn& turn) {
           PushDrift(model.batch_norms(), arrival.push.closing().moments,
                     model.current()->statistics->front().layers);
     }
-    Apply(arrival, transaction);
+    Apply(arrival, commit);
   }
-  End(arrival, &transaction, std::move(verdict), turn);
+  End(arrival, &commit, std::move(verdict), turn);
 }
 
-void ArrivalQueue::End(const Arrival& arrival, const Transaction* transaction,
+void ArrivalQueue::End(const Arrival& arrival, const PendingCommit* commit,
                        PushVerdict verdict, Turn& turn) {
   turn.changed = true;
   RunLedger& ledger = parts_.ledger;
   const PushOpening& opening = arrival.push.opening();
   const PushClosing& closing = arrival.push.closing();
   const bool applied = IsApplied(verdict.verdict);
-  parts_.flow.budget().Release(arrival.push.held_bytes());
+  if (commit == nullptr) {
+    DropGradients(arrival.rank, arrival.push, turn);
+    parts_.flow.budget().Release(arrival.push.held_bytes());
+  }
   verdict.version = parts_.model.version();
   CommitRecord record{.version = parts_.model.version(),
                       .data_epoch = arrival.piece.epoch,
@@ -190,9 +190,7 @@ void ArrivalQueue::End(const Arrival& arrival, const Transaction* transaction,
                       .staleness_versions = verdict.staleness_versions,
                       .members = {arrival.rank},
                       .skipped = !applied};
-  if (transaction != nullptr) {
-    record.gradient_norm = transaction->gradient_norm();
-  }
+  if (commit != nullptr) record.gradient_norm = commit->gradient_norm();
   if (opening.loss_weight > 0) {
     record.loss = closing.loss_sum / opening.loss_weight;
   }
@@ -217,10 +215,10 @@ void ArrivalQueue::End(const Arrival& arrival, const Transaction* transaction,
   if (verdict.verdict == Verdict::kRejectedNonfinite) {
     CountNonfinite(parts_, verdict.reason, "pushes", turn);
   }
-  Answer(arrival, applied ? transaction : nullptr, verdict, turn);
+  Answer(arrival, applied ? commit : nullptr, verdict, turn);
 }
 
-void ArrivalQueue::Answer(const Arrival& arrival, const Transaction* applied,
+void ArrivalQueue::Answer(const Arrival& arrival, const PendingCommit* applied,
                           const PushVerdict& verdict, Turn& turn) {
   Worker& worker = parts_.ranks[arrival.rank];
   if (worker.incarnation != arrival.incarnation) {
@@ -244,6 +242,7 @@ void ArrivalQueue::GiveUp(Turn& turn) {
   const auto answer = [&](const Arrival& arrival) {
     AnswerGivenUp(parts_, arrival.rank, arrival.key, turn);
   };
+  if (commit_.has_value()) EndTransaction(*commit_, /*committed=*/false, turn);
   if (applying_.has_value()) answer(*applying_);
   for (const Arrival& arrival : arrivals_) answer(arrival);
 }

@@ -24,7 +24,8 @@ absl::Status ArrivalQueue::Open(Worker& worker, const PushOpening& opening,
                              .samples = worker.outstanding->range.size(),
                              .oldest = worker.outstanding->version,
                              .newest = parts_.model.version()}));
-  const Push::Arrival arrival = PushOf(worker).Open(opening);
+  const Push::Arrival arrival =
+      PushOf(worker).Open(KeyOf(*worker.outstanding), opening);
   CountArrival(worker, arrival, parts_.ledger, turn);
   // Pushes do not complete each other here: each is let in whole, or what is
   // held of many could never be folded.
@@ -48,9 +49,12 @@ absl::StatusOr<Admission> ArrivalQueue::Gradient(Worker& worker,
     parts_.flow.Forget(worker.rank);
   }
   const Push::Arrival arrival =
-      push.Add(message.partition, std::move(message.gradient), message.checksum,
-               std::move(message.absent_slices));
+      push.Add(message.partition, message.gradient.size_bytes(),
+               message.checksum, message.absent_slices);
   CountArrival(worker, arrival, parts_.ledger, turn);
+  if (arrival == Push::Arrival::kNew) {
+    HoldGradient({.rank = worker.rank, .key = push.key()}, message, turn);
+  }
   return Admission::kTaken;
 }
 
@@ -120,14 +124,12 @@ std::optional<Assignment> ArrivalQueue::Next(Worker& worker) {
   return Assignment{.data_epoch = piece->epoch, .range = piece->range};
 }
 
-void ArrivalQueue::Welcome(Worker& worker, bool anew) {
+void ArrivalQueue::Welcome(Worker& worker, bool anew, Turn& turn) {
   if (anew) worker.assignments_finished = StartOfCount(Leads());
-  if (!worker.trains()) {
-    return;
-  }
+  if (!worker.trains()) return;
   // The half-assembled push read older weights than the repetition will:
   // a new attempt keeps the two apart.
-  DropAssembly(worker.rank);
+  DropAssembly(worker.rank, turn);
   Assignment& given = *worker.outstanding;
   const PushKey over = KeyOf(given);
   given.attempt = given.attempt.Next();
@@ -145,17 +147,17 @@ void ArrivalQueue::Welcome(Worker& worker, bool anew) {
 
 void ArrivalQueue::Release(Rank rank, bool waits, const std::string&,
                            Turn& turn) {
-  DropAssembly(rank);
+  DropAssembly(rank, turn);
   ResumePaused(turn);
   if (waits) return;
   Reissue(rank);
   parts_.ranks[rank].outstanding.reset();
 }
 
-void ArrivalQueue::DropAssembly(Rank rank) {
+void ArrivalQueue::DropAssembly(Rank rank, Turn& turn) {
   const auto push = assembling_.find(rank);
   if (push == assembling_.end()) return;
-  parts_.flow.Release(rank, push->second);
+  parts_.flow.Release(rank, push->second, turn);
   assembling_.erase(push);
 }
 

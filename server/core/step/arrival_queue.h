@@ -10,8 +10,8 @@
 #include "server/core/policy/lead.h"
 #include "server/core/policy/staleness_rule.h"
 #include "server/core/push.h"
+#include "server/core/step/pending_commit.h"
 #include "server/core/step/step_driver.h"
-#include "server/core/transaction.h"
 
 namespace cohort {
 
@@ -28,7 +28,7 @@ class ArrivalQueue final : public StepDriver {
   absl::Status Close(Worker& worker, PushClosing closing, Turn& turn) override;
   absl::Status Reduce(Worker& worker, const ReduceKey& key, Moments moments,
                       Turn& turn) override;
-  void FoldDone(FoldResult result, Turn& turn) override;
+  void Folded(FoldReport report, Turn& turn) override;
   void MomentsFolded(MomentsFold, Turn&) override {}
   bool Holds(Rank rank, const PushKey& key) const override;
 
@@ -36,7 +36,7 @@ class ArrivalQueue final : public StepDriver {
   std::optional<Assignment> Next(Worker& worker) override;
   bool HoldsUpIssuedStep(Rank) const override { return false; }
 
-  void Welcome(Worker& worker, bool anew) override;
+  void Welcome(Worker& worker, bool anew, Turn& turn) override;
   void Release(Rank rank, bool waits, const std::string& why,
                Turn& turn) override;
 
@@ -79,7 +79,7 @@ class ArrivalQueue final : public StepDriver {
   // The push of `worker`, as far as it has come.
   Push& PushOf(const Worker& worker);
   // Forgets it.
-  void DropAssembly(Rank rank);
+  void DropAssembly(Rank rank, Turn& turn);
   void Enqueue(Worker& worker, Turn& turn);
   // Streams go on whose push has room now.
   void ResumePaused(Turn& turn);
@@ -99,16 +99,16 @@ class ArrivalQueue final : public StepDriver {
   // Takes the next push out of the queue, and begins to fold it.
   void ApplyNext(Turn& turn);
   void Commit(Turn& turn);
-  void Apply(const Arrival& arrival, const Transaction& transaction);
+  void Apply(const Arrival& arrival, const PendingCommit& commit);
   // The verdict on the push being applied, as far as it is known yet.
   PushVerdict VerdictOn(const Arrival& arrival) const;
   void Drop(Turn& turn);
-  // The push is decided; `transaction` is null if nothing was folded.
-  void End(const Arrival& arrival, const Transaction* transaction,
+  // The push is decided; `commit` is null if nothing was folded.
+  void End(const Arrival& arrival, const PendingCommit* commit,
            PushVerdict verdict, Turn& turn);
   // Sends the weights of `applied` and the verdict, unless the sender's life
   // is over.
-  void Answer(const Arrival& arrival, const Transaction* applied,
+  void Answer(const Arrival& arrival, const PendingCommit* applied,
               const PushVerdict& verdict, Turn& turn);
 
   // Pushes in assembly, and what they are of.
@@ -117,7 +117,7 @@ class ArrivalQueue final : public StepDriver {
   // Complete ones in order of arrival, and the one being applied.
   std::vector<Arrival> arrivals_;
   std::optional<Arrival> applying_;
-  std::optional<Transaction> transaction_;
+  std::optional<PendingCommit> commit_;
   StalenessDecision decision_;
 };
 

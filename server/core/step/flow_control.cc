@@ -1,5 +1,7 @@
 #include "server/core/step/flow_control.h"
 
+#include "server/core/step/push_outcome.h"
+
 namespace cohort {
 
 bool FlowControl::IsPaused(Rank rank) const {
@@ -62,7 +64,8 @@ void FlowControl::Charge(Rank rank, int64_t bytes) {
   if (!budget_.HasReserved(rank)) budget_.Charge(bytes);
 }
 
-void FlowControl::Release(Rank rank, const Push& push) {
+void FlowControl::Release(Rank rank, const Push& push, Turn& turn) {
+  DropGradients(rank, push, turn);
   // A reservation covers what has come of the push.
   if (!budget_.HasReserved(rank)) budget_.Release(push.held_bytes());
   budget_.Unreserve(rank);

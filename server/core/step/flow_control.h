@@ -52,8 +52,8 @@ class FlowControl {
 
   // Charges a message, unless a reservation covers it.
   void Charge(Rank rank, int64_t bytes);
-  // Frees what `rank` holds of `push`, which ends before it is complete.
-  void Release(Rank rank, const Push& push);
+  // Frees what is held of `push`, which ends before it is folded.
+  void Release(Rank rank, const Push& push, Turn& turn);
   // Replaces the reservation by what has come of the push.
   void Settle(Rank rank, const Push& push);
 

@@ -36,6 +36,28 @@ void SendResult(const FoldResult& result, Version version, const Worker& worker,
                                          .checksum = result.checksum});
 }
 
+void HoldGradient(const PushId& push, GradientMessage& message, Turn& turn) {
+  turn.out.push_back(effect::HoldGradient{
+      .gradient = {.push = push,
+                   .partition = message.partition,
+                   .gradient = std::move(message.gradient),
+                   .absent_slices = std::move(message.absent_slices)}});
+}
+
+void EndTransaction(const PendingCommit& commit, bool committed, Turn& turn) {
+  if (committed) {
+    turn.out.push_back(effect::Commit{.transaction = commit.transaction()});
+  } else {
+    turn.out.push_back(effect::Abort{.transaction = commit.transaction()});
+  }
+}
+
+void DropGradients(Rank rank, const Push& push, Turn& turn) {
+  if (push.received() == 0) return;
+  turn.out.push_back(
+      effect::DropGradients{.push = {.rank = rank, .key = push.key()}});
+}
+
 void AnswerPush(const RunParts& parts, Worker& worker, const PushKey& key,
                 const PushVerdict& verdict, int32_t weights_partitions,
                 Turn& turn) {

@@ -7,11 +7,14 @@
 #include "absl/status/status.h"
 #include "common/assignment.h"
 #include "common/ids.h"
+#include "server/core/data/commit_plan.h"
 #include "server/core/effects.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/push.h"
+#include "server/core/requests.h"
 #include "server/core/run_parts.h"
+#include "server/core/step/pending_commit.h"
 #include "server/core/turn.h"
 
 // Functions that every step driver needs for one push and one commit.
@@ -28,6 +31,13 @@ void CountArrival(const Worker& worker, Push::Arrival arrival,
 // Sends folded weights to the push of `key`. No-op if there are none.
 void SendResult(const FoldResult& result, Version version, const Worker& worker,
                 const PushKey& key, Turn& turn);
+
+// Hands an accepted gradient to the data shard.
+void HoldGradient(const PushId& push, GradientMessage& message, Turn& turn);
+// `commit` is over for the data shard.
+void EndTransaction(const PendingCommit& commit, bool committed, Turn& turn);
+// What the data shard holds of `push` goes into nothing.
+void DropGradients(Rank rank, const Push& push, Turn& turn);
 
 // The push of `key` is decided, and answered once the turn has settled.
 void AnswerPush(const RunParts& parts, Worker& worker, const PushKey& key,

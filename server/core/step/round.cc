@@ -99,21 +99,21 @@ bool AllClosedOrWaiting(const Round& round) {
 
 std::vector<RankMoments> TakeMoments(Round& round, bool global) {
   std::vector<RankMoments> moments;
-  for (const auto& [rank, push] : round.pushes.Contributions()) {
+  for (const auto& [rank, push] : round.pushes.all()) {
     moments.push_back({.rank = rank,
-                       .samples = push->opening().samples,
+                       .samples = push.opening().samples,
                        .calls = global ? round.rendezvous.TakeForwardOf(rank)
-                                       : push->TakeMoments()});
+                                       : round.pushes.TakeMoments(rank)});
   }
   return moments;
 }
 
 CommitRecord RecordOf(const Round& round) {
-  const Transaction& transaction = *round.progress.transaction;
+  const PendingCommit& commit = *round.progress.commit;
   CommitRecord record{.data_epoch = round.cut().epoch,
-                      .learning_rate = transaction.learning_rate(),
+                      .learning_rate = commit.learning_rate(),
                       .members = round.members(),
-                      .gradient_norm = transaction.gradient_norm(),
+                      .gradient_norm = commit.gradient_norm(),
                       .skipped = round.progress.nonfinite.has_value()};
   int64_t correct = 0;
   for (const auto& [rank, push] : round.pushes.all()) {

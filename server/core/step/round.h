@@ -16,8 +16,8 @@
 #include "server/core/observation.h"
 #include "server/core/policy/aggregation_policy.h"
 #include "server/core/rendezvous.h"
+#include "server/core/step/pending_commit.h"
 #include "server/core/step/round_pushes.h"
-#include "server/core/transaction.h"
 
 namespace cohort {
 
@@ -49,7 +49,7 @@ class Round {
     // All are closed, and have made the same batch-norm calls.
     bool calls_agree = false;
     // Set once all members have opened.
-    std::optional<Transaction> transaction;
+    std::optional<PendingCommit> commit;
     std::optional<Instant> first_fold;
     // "rank 3: conv1.weight", of moments or gradients; the first that was seen.
     std::optional<std::string> nonfinite;

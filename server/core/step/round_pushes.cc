@@ -19,23 +19,32 @@ void RoundPushes::Erase(Rank rank) {
   pushes_.erase(rank);
 }
 
-std::vector<std::pair<Rank, Push*>> RoundPushes::Contributions() {
-  std::vector<std::pair<Rank, Push*>> contributions;
-  contributions.reserve(pushes_.size());
-  for (auto& [rank, push] : pushes_) contributions.emplace_back(rank, &push);
-  return contributions;
+std::vector<PushId> RoundPushes::Contributors() const {
+  std::vector<PushId> contributors;
+  contributors.reserve(pushes_.size());
+  for (const auto& [rank, push] : pushes_) {
+    contributors.push_back({.rank = rank, .key = push.key()});
+  }
+  return contributors;
 }
 
-Push::Arrival RoundPushes::Open(Rank rank, const PushOpening& opening) {
-  const Push::Arrival arrival = pushes_.at(rank).Open(opening);
+int64_t RoundPushes::BeginFold(int32_t partition) {
+  int64_t bytes = 0;
+  for (auto& [rank, push] : pushes_) bytes += push.BeginFold(partition);
+  return bytes;
+}
+
+Push::Arrival RoundPushes::Open(Rank rank, const PushKey& key,
+                                const PushOpening& opening) {
+  const Push::Arrival arrival = pushes_.at(rank).Open(key, opening);
   if (arrival == Push::Arrival::kNew) ++opened_;
   return arrival;
 }
 
-Push::Arrival RoundPushes::Take(Rank rank, GradientMessage& message) {
+Push::Arrival RoundPushes::Take(Rank rank, const GradientMessage& message) {
   const Push::Arrival arrival =
-      pushes_.at(rank).Add(message.partition, std::move(message.gradient),
-                           message.checksum, std::move(message.absent_slices));
+      pushes_.at(rank).Add(message.partition, message.gradient.size_bytes(),
+                           message.checksum, message.absent_slices);
   if (arrival == Push::Arrival::kNew) {
     ++arrived_[static_cast<size_t>(message.partition)];
   }

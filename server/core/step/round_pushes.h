@@ -9,6 +9,7 @@
 #include "common/assignment.h"
 #include "common/clock.h"
 #include "common/ids.h"
+#include "server/core/data/commit_plan.h"
 #include "server/core/push.h"
 #include "server/core/requests.h"
 
@@ -30,11 +31,18 @@ class RoundPushes {
   const Push& operator[](Rank rank) const { return pushes_.at(rank); }
   // In rank order.
   const std::map<Rank, Push>& all() const { return pushes_; }
-  std::vector<std::pair<Rank, Push*>> Contributions();
+  // Names their gradients, in rank order. All must be opened.
+  std::vector<PushId> Contributors() const;
 
   // A message of `rank`, which must take part.
-  Push::Arrival Open(Rank rank, const PushOpening& opening);
-  Push::Arrival Take(Rank rank, GradientMessage& message);
+  Push::Arrival Open(Rank rank, const PushKey& key, const PushOpening& opening);
+  Push::Arrival Take(Rank rank, const GradientMessage& message);
+  // A fold takes what all have sent of a partition. Returns its bytes.
+  int64_t BeginFold(int32_t partition);
+  // Hands over the moments of the closing of `rank`.
+  std::vector<CallMoments> TakeMoments(Rank rank) {
+    return pushes_.at(rank).TakeMoments();
+  }
   Push::Arrival Close(Rank rank, PushClosing closing, Instant now);
 
   bool IsComplete(Rank rank) const {

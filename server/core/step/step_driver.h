@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "common/assignment.h"
 #include "common/ids.h"
+#include "server/core/data/data_shard.h"
 #include "server/core/data_cursor.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/optimizer/fold_job.h"
@@ -43,9 +44,9 @@ class StepDriver {
                              Turn& turn) = 0;
   virtual absl::Status Reduce(Worker& worker, const ReduceKey& key,
                               Moments moments, Turn& turn) = 0;
-  // The room of its gradients is free. Folds of transactions that were given up
-  // come too.
-  virtual void FoldDone(FoldResult result, Turn& turn) = 0;
+  // The room of its gradients is free. Reports on transactions that were given
+  // up come too.
+  virtual void Folded(FoldReport report, Turn& turn) = 0;
   virtual void MomentsFolded(MomentsFold done, Turn& turn) = 0;
   // A complete push of this key waits for its turn.
   virtual bool Holds(Rank rank, const PushKey& key) const = 0;
@@ -64,7 +65,7 @@ class StepDriver {
   // A session holds the rank of `worker` now: a new incarnation, or the same
   // one after a broken stream. It repeats what is outstanding. `anew`: nobody
   // waited for it, and it starts to count assignments.
-  virtual void Welcome(Worker& worker, bool anew) = 0;
+  virtual void Welcome(Worker& worker, bool anew, Turn& turn) = 0;
   // `rank` is lost. `waits`: what it was given stays for its replacement.
   virtual void Release(Rank rank, bool waits, const std::string& why,
                        Turn& turn) = 0;

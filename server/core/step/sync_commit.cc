@@ -88,52 +88,50 @@ void SyncRounds::NoteNonfinite(std::string what) {
   if (!nonfinite.has_value()) nonfinite = std::move(what);
 }
 
-void SyncRounds::OpenTransaction(Turn& turn) {
+void SyncRounds::PrepareCommit(Turn& turn) {
   if (!round_->fixed() || !round_->pushes.AllOpened()) return;
-  round_->progress.transaction = parts_.model.NewTransaction(
-      {.optimizer = parts_.settings.options().optimizer,
-       .learning_rate =
-           LearningRateNow(parts_.settings, parts_.ledger, parts_.model),
-       .loss_weight = round_->pushes.LossWeight()});
+  CommitPlan plan =
+      parts_.model.Complete({.contributors = round_->pushes.Contributors(),
+                             .optimizer = parts_.settings.options().optimizer,
+                             .learning_rate = LearningRateNow(
+                                 parts_.settings, parts_.ledger, parts_.model),
+                             .loss_weight = round_->pushes.LossWeight()});
+  round_->progress.commit.emplace(plan);
+  turn.out.push_back(effect::Prepare{.plan = std::move(plan)});
   for (int32_t p = 0; p < parts_.model.partitions(); ++p) {
-    StartFoldIfReady(p, turn);
+    NoteFoldIfComplete(p, turn.now);
   }
 }
 
-void SyncRounds::StartFoldIfReady(int32_t partition, Turn& turn) {
-  std::optional<Transaction>& transaction = round_->progress.transaction;
-  if (!transaction.has_value() || transaction->Started(partition) ||
+void SyncRounds::NoteFoldIfComplete(int32_t partition, Instant now) {
+  std::optional<PendingCommit>& commit = round_->progress.commit;
+  if (!commit.has_value() || commit->HasBegun(partition) ||
       !round_->pushes.HasArrived(partition)) {
     return;
   }
   std::optional<Instant>& first_fold = round_->progress.first_fold;
-  if (!first_fold.has_value()) first_fold = turn.now;
-  FoldJob job = transaction->Fold(partition, round_->pushes.Contributions());
-  parts_.flow.budget().BeginFold(GradientBytes(job));
-  turn.out.push_back(effect::Fold{.job = std::move(job)});
+  if (!first_fold.has_value()) first_fold = now;
+  commit->Begin(partition);
+  parts_.flow.budget().BeginFold(round_->pushes.BeginFold(partition));
 }
 
-void SyncRounds::FoldDone(FoldResult result, Turn& turn) {
+void SyncRounds::Folded(FoldReport report, Turn& turn) {
   ResumePaused(turn);
+  const int32_t partition = report.partition;
+  const bool prepared = report.prepared.has_value();
   // Otherwise it is of an attempt that was given up meanwhile.
-  if (!round_.has_value() || !round_->progress.transaction.has_value() ||
-      round_->progress.transaction->id() != result.transaction) {
+  if (!round_.has_value() || !round_->progress.commit.has_value() ||
+      !round_->progress.commit->Take(std::move(report)) || !prepared) {
     return;
   }
-  const int32_t partition = result.partition;
-  for (FoldJob& job : round_->progress.transaction->Done(std::move(result))) {
-    turn.out.push_back(effect::Fold{.job = std::move(job)});
-  }
-  const std::optional<FoldResult>& done =
-      round_->progress.transaction->result(partition);
-  if (!done.has_value()) return;
+  const FoldResult& result = *round_->progress.commit->result(partition);
   for (Rank rank : round_->members()) {
     const Worker& worker = parts_.ranks[rank];
     // Tentative weights are of no use to a rank that is not there, or
     // that has not reached this step again.
     if (!worker.usable() || !worker.outstanding.has_value()) continue;
-    SendResult(*done, round_->step().Next(), worker, KeyOf(*worker.outstanding),
-               turn);
+    SendResult(result, round_->step().Next(), worker,
+               KeyOf(*worker.outstanding), turn);
   }
 }
 
@@ -220,15 +218,15 @@ void SyncRounds::Commit(Turn& turn) {
   turn.changed = true;
   RunLedger& ledger = parts_.ledger;
   ModelStore& model = parts_.model;
-  Transaction& transaction = *round_->progress.transaction;
+  const PendingCommit& commit = *round_->progress.commit;
   for (const auto& [rank, push] : round_->pushes.all()) {
     std::optional<std::string> bad = NonfiniteMoments(model, rank, push);
     if (bad.has_value()) NoteNonfinite(*std::move(bad));
   }
   // If both are bad, the gradient is named.
   std::optional<std::string> nonfinite = round_->progress.nonfinite;
-  if (transaction.nonfinite().has_value()) {
-    nonfinite = NonfiniteText(model, *transaction.nonfinite());
+  if (commit.nonfinite().has_value()) {
+    nonfinite = NonfiniteText(model, *commit.nonfinite());
     NoteNonfinite(*nonfinite);
   }
   const bool skipped = nonfinite.has_value();
@@ -247,8 +245,9 @@ void SyncRounds::Commit(Turn& turn) {
       turn.out.push_back(effect::MeasureDrift{.model = model.model(),
                                               .moments = std::move(moments)});
     }
-    model.Publish(transaction.Next(std::move(statistics)));
+    model.Publish(commit.Next(std::move(statistics)));
   }
+  EndTransaction(commit, /*committed=*/!skipped, turn);
   CommitRecord record = RecordOf(*round_);
   record.version = model.version();
   CommitObservation observation = TakeObservation(*round_, turn.now);
@@ -288,6 +287,9 @@ void SyncRounds::Commit(Turn& turn) {
 
 void SyncRounds::GiveUp(Turn& turn) {
   if (!round_.has_value()) return;
+  if (round_->progress.commit.has_value()) {
+    EndTransaction(*round_->progress.commit, /*committed=*/false, turn);
+  }
   for (const auto& pending : round_->rendezvous.AllPending()) {
     turn.out.push_back(effect::ReduceAborted{
         .rank = pending.rank,

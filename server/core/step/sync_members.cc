@@ -36,7 +36,7 @@ void SyncRounds::FixMembers(const std::vector<Rank>& members, Turn& turn) {
                       .phase = key.phase},
                      std::move(outcome), turn);
   }
-  OpenTransaction(turn);
+  PrepareCommit(turn);
 }
 
 void SyncRounds::DropFromStep(Rank rank, Turn& turn) {
@@ -45,7 +45,7 @@ void SyncRounds::DropFromStep(Rank rank, Turn& turn) {
       absl::StrCat("step ", round_->step().value(), " is full with the first ",
                    round_->members().size(), " pushes");
   const bool opened = round_->pushes[rank].opened();
-  parts_.flow.Release(rank, round_->pushes[rank]);
+  parts_.flow.Release(rank, round_->pushes[rank], turn);
   round_->Drop(rank);
   Worker& worker = parts_.ranks[rank];
   for (const auto& pending : round_->rendezvous.AllPending()) {
@@ -81,7 +81,7 @@ void SyncRounds::DropFromStep(Rank rank, Turn& turn) {
 }
 
 void SyncRounds::RemoveCandidate(Rank rank, Turn& turn) {
-  parts_.flow.Release(rank, round_->pushes[rank]);
+  parts_.flow.Release(rank, round_->pushes[rank], turn);
   round_->Remove(rank);
   parts_.ranks[rank].outstanding.reset();
   const Decision decision =
@@ -110,7 +110,7 @@ void SyncRounds::ReleaseIncomplete(Rank rank, bool waits,
     // Where others may take its place, what came of its push goes: they need
     // the room.
     if (round_->fixed()) return;
-    parts_.flow.Release(rank, round_->pushes[rank]);
+    parts_.flow.Release(rank, round_->pushes[rank], turn);
     round_->Restart(rank);
     return;
   }

@@ -86,9 +86,9 @@ bool SyncRounds::Advance(Turn& turn) {
   }
   if (!SettleCalls(turn)) return true;
   // The policy reads all pushes, so it is asked only when it may say yes.
-  const std::optional<Transaction>& transaction = round_->progress.transaction;
-  if (!round_->progress.calls_agree || !transaction.has_value() ||
-      !transaction->complete() ||
+  const std::optional<PendingCommit>& commit = round_->progress.commit;
+  if (!round_->progress.calls_agree || !commit.has_value() ||
+      !commit->complete() ||
       parts_.settings.aggregation().Decide(ViewOf(*round_)).action !=
           Decision::Action::kApply) {
     return false;
@@ -115,8 +115,11 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
   turn.changed = true;
   const Round over = *std::move(round_);
   round_.reset();
+  if (over.progress.commit.has_value()) {
+    EndTransaction(*over.progress.commit, /*committed=*/false, turn);
+  }
   for (const auto& [rank, push] : over.pushes.all()) {
-    parts_.flow.Release(rank, push);
+    parts_.flow.Release(rank, push, turn);
   }
   parts_.flow.ForgetLetIn();
   parts_.flow.ResumeAll(turn);
@@ -180,13 +183,14 @@ absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
                              .samples = worker.outstanding->range.size(),
                              .oldest = round_->step(),
                              .newest = round_->step()}));
-  const Push::Arrival arrival = round_->pushes.Open(worker.rank, opening);
+  const Push::Arrival arrival =
+      round_->pushes.Open(worker.rank, KeyOf(*worker.outstanding), opening);
   CountArrival(worker, arrival, parts_.ledger, turn);
   if (arrival != Push::Arrival::kNew) return absl::OkStatus();
   if (ReservesPushes()) {
     parts_.flow.budget().Reserve(worker.rank, PushBytes(parts_.model.layout()));
   }
-  OpenTransaction(turn);
+  PrepareCommit(turn);
   return absl::OkStatus();
 }
 
@@ -209,15 +213,17 @@ absl::StatusOr<Admission> SyncRounds::Gradient(Worker& worker,
   const Push::Arrival arrival = round_->pushes.Take(worker.rank, message);
   CountArrival(worker, arrival, parts_.ledger, turn);
   if (arrival == Push::Arrival::kNew) {
-    StartFoldIfReady(partition, turn);
+    HoldGradient({.rank = worker.rank, .key = KeyOf(*worker.outstanding)},
+                 message, turn);
+    NoteFoldIfComplete(partition, turn.now);
     if (!ClaimedByMoments() && round_->pushes.IsComplete(worker.rank)) {
       Claim(worker.rank, turn);
     }
     // Another one may be furthest behind now.
     ResumePaused(turn);
-  } else if (round_->progress.transaction.has_value()) {
+  } else if (round_->progress.commit.has_value()) {
     const std::optional<FoldResult>& result =
-        round_->progress.transaction->result(partition);
+        round_->progress.commit->result(partition);
     if (result.has_value()) {
       SendResult(*result, round_->step().Next(), worker,
                  KeyOf(*worker.outstanding), turn);

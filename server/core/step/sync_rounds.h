@@ -28,7 +28,7 @@ class SyncRounds final : public StepDriver {
   absl::Status Close(Worker& worker, PushClosing closing, Turn& turn) override;
   absl::Status Reduce(Worker& worker, const ReduceKey& key, Moments moments,
                       Turn& turn) override;
-  void FoldDone(FoldResult result, Turn& turn) override;
+  void Folded(FoldReport report, Turn& turn) override;
   void MomentsFolded(MomentsFold done, Turn& turn) override;
   bool Holds(Rank, const PushKey&) const override { return false; }
 
@@ -36,7 +36,7 @@ class SyncRounds final : public StepDriver {
   std::optional<Assignment> Next(Worker& worker) override;
   bool HoldsUpIssuedStep(Rank rank) const override;
 
-  void Welcome(Worker&, bool) override {}
+  void Welcome(Worker&, bool, Turn&) override {}
   void Release(Rank rank, bool waits, const std::string& why,
                Turn& turn) override;
 
@@ -106,8 +106,11 @@ class SyncRounds final : public StepDriver {
   // ---- the commit
   // The first is named in the end.
   void NoteNonfinite(std::string what);
-  void OpenTransaction(Turn& turn);
-  void StartFoldIfReady(int32_t partition, Turn& turn);
+  // Tells the data shard what goes into the commit, once all members have
+  // opened their pushes.
+  void PrepareCommit(Turn& turn);
+  // The data shard folds a partition as soon as all have sent it.
+  void NoteFoldIfComplete(int32_t partition, Instant now);
   // Compares the members' batch-norm calls, once no member computes any more.
   // False: they differ, and the attempt is over, or the run.
   bool SettleCalls(Turn& turn);

@@ -1,8 +1,9 @@
-#include "server/core/transaction.h"
+#include "server/core/data/transaction.h"
 
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -49,7 +50,7 @@ kernels::AdamStep AdamStepOf(const OptimizerOptions& o, double learning_rate,
 
 }  // namespace
 
-Transaction::Transaction(Plan plan) : plan_(std::move(plan)) {
+Transaction::Transaction(CommitPlan plan) : plan_(std::move(plan)) {
   const std::vector<Partition>& partitions = plan_.model->partitions;
   COHORT_CHECK(plan_.base->slots.size() == partitions.size(),
                absl::StrCat("got slots of ", plan_.base->slots.size(),
@@ -101,11 +102,11 @@ SliceStep Transaction::StepOf(int32_t partition, size_t slice,
 }
 
 FoldJob Transaction::Fold(int32_t partition,
-                          const std::vector<std::pair<Rank, Push*>>& pushes) {
+                          std::vector<HeldGradient> gradients) {
   const auto p = static_cast<size_t>(partition);
   COHORT_CHECK(!started_[p], absl::StrCat("partition ", partition));
   const Partition& shape = plan_.model->partitions[p];
-  FoldJob job{.transaction = plan_.id,
+  FoldJob job{.transaction = plan_.transaction,
               .partition = partition,
               .pass = two_passes() ? FoldPass::kGradient : FoldPass::kWhole,
               .gradient_scale = static_cast<float>(gradient_scale_),
@@ -120,15 +121,15 @@ FoldJob Transaction::Fold(int32_t partition,
                         .adaptive = plan_.adaptive};
   }
   std::vector<size_t> absent(shape.slices.size(), 0);
-  for (const auto& [rank, push] : pushes) {
-    for (int32_t slice : push->absent_slices(partition)) {
+  for (HeldGradient& held : gradients) {
+    for (int32_t slice : held.absent_slices) {
       ++absent[static_cast<size_t>(slice)];
     }
     job.contributions.push_back(
-        {.rank = rank, .gradient = push->TakeGradient(partition)});
+        {.rank = held.push.rank, .gradient = std::move(held.gradient)});
   }
   for (size_t i = 0; i < shape.slices.size(); ++i) {
-    job.slices.push_back(StepOf(partition, i, absent[i] == pushes.size()));
+    job.slices.push_back(StepOf(partition, i, absent[i] == gradients.size()));
   }
   if (two_passes()) {
     FoldJob& second = pending_[p];
@@ -159,6 +160,7 @@ std::vector<FoldJob> Transaction::Done(FoldResult result) {
   if (--missing_first_ > 0) return {};
   // Nothing of it will be used.
   if (nonfinite_.has_value()) {
+    given_up_ = true;
     missing_ = 0;
     return {};
   }
@@ -229,31 +231,9 @@ std::vector<double> Transaction::TrustRatios(double clip) const {
   return ratios;
 }
 
-SharedSnapshot Transaction::Next(StatisticsSets statistics) const {
-  COHORT_CHECK(complete() && !nonfinite_.has_value(), "not ready to commit");
-  auto next = std::make_shared<ModelSnapshot>(
-      *Successor(*plan_.base, std::move(statistics)));
-  for (size_t p = 0; p < results_.size(); ++p) {
-    const std::optional<FoldResult>& result = results_[p];
-    if (!result.has_value()) continue;
-    next->weights[p] = result->weights;
-    next->slots[p] = result->slots;
-    next->checksums[p] = result->checksum;
-  }
-  return next;
-}
-
 bool Decays(const OptimizerOptions& options, const ParameterSpec& parameter) {
   if (Matches(options.no_decay, parameter)) return false;
   return options.decay_everything || !parameter.decay_exempt;
-}
-
-SharedSnapshot Successor(const ModelSnapshot& base, StatisticsSets statistics) {
-  auto next = std::make_shared<ModelSnapshot>(base);
-  next->version = base.version.Next();
-  next->statistics =
-      std::make_shared<const StatisticsSets>(std::move(statistics));
-  return next;
 }
 
 }  // namespace cohort

@@ -1,0 +1,117 @@
+#include "server/core/data/data_shard.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace cohort {
+
+bool DataShard::Contributes(const PushId& push) const {
+  if (!transaction_.has_value()) return false;
+  const std::vector<PushId>& contributors = transaction_->plan().contributors;
+  return std::binary_search(contributors.begin(), contributors.end(), push);
+}
+
+std::vector<FoldJob> DataShard::Hold(HeldGradient gradient) {
+  const PushId push = gradient.push;
+  const int32_t partition = gradient.partition;
+  const bool fresh =
+      pushes_[push].emplace(partition, std::move(gradient)).second;
+  COHORT_CHECK(fresh, absl::StrCat("rank ", push.rank.value(), ", partition ",
+                                   partition, " is held twice"));
+  if (!Contributes(push)) return {};
+  ++arrived_[static_cast<size_t>(partition)];
+  std::vector<FoldJob> folds;
+  if (std::optional<FoldJob> fold = FoldIfComplete(partition)) {
+    folds.push_back(*std::move(fold));
+  }
+  return folds;
+}
+
+std::vector<HeldGradient> DataShard::Drop(const PushId& push) {
+  auto node = pushes_.extract(push);
+  if (node.empty()) return {};
+  std::vector<HeldGradient> dropped;
+  for (auto& [partition, gradient] : node.mapped()) {
+    if (Contributes(push)) --arrived_[static_cast<size_t>(partition)];
+    dropped.push_back(std::move(gradient));
+  }
+  return dropped;
+}
+
+std::vector<FoldJob> DataShard::Prepare(CommitPlan plan) {
+  COHORT_CHECK(!transaction_.has_value(),
+               absl::StrCat("transaction ", plan.transaction,
+                            " begins before another is over"));
+  transaction_.emplace(std::move(plan));
+  const CommitPlan& begun = transaction_->plan();
+  arrived_.assign(begun.model->partitions.size(), 0);
+  for (const PushId& push : begun.contributors) {
+    const auto held = pushes_.find(push);
+    if (held == pushes_.end()) continue;
+    for (const auto& [partition, gradient] : held->second) {
+      ++arrived_[static_cast<size_t>(partition)];
+    }
+  }
+  std::vector<FoldJob> folds;
+  for (size_t p = 0; p < arrived_.size(); ++p) {
+    if (std::optional<FoldJob> fold = FoldIfComplete(static_cast<int32_t>(p))) {
+      folds.push_back(*std::move(fold));
+    }
+  }
+  return folds;
+}
+
+std::optional<FoldJob> DataShard::FoldIfComplete(int32_t partition) {
+  const std::vector<PushId>& contributors = transaction_->plan().contributors;
+  if (transaction_->Started(partition) ||
+      arrived_[static_cast<size_t>(partition)] < contributors.size()) {
+    return std::nullopt;
+  }
+  std::vector<HeldGradient> gradients;
+  gradients.reserve(contributors.size());
+  for (const PushId& push : contributors) {
+    auto node = pushes_.at(push).extract(partition);
+    gradients.push_back(std::move(node.mapped()));
+  }
+  return transaction_->Fold(partition, std::move(gradients));
+}
+
+FoldReport DataShard::FoldDone(FoldResult result, std::vector<FoldJob>& next) {
+  FoldReport report{.transaction = result.transaction,
+                    .partition = result.partition,
+                    .gradient_bytes = result.gradient_bytes};
+  if (!transaction_.has_value() || transaction_->id() != report.transaction) {
+    return report;
+  }
+  for (FoldJob& job : transaction_->Done(std::move(result))) {
+    next.push_back(std::move(job));
+  }
+  report.prepared = transaction_->result(report.partition);
+  report.nonfinite = transaction_->nonfinite();
+  report.gradient_norm = transaction_->gradient_norm();
+  report.given_up = transaction_->given_up();
+  return report;
+}
+
+void DataShard::Commit(int64_t transaction) {
+  COHORT_CHECK(transaction_.has_value() && transaction_->id() == transaction,
+               absl::StrCat("transaction ", transaction, " is not prepared"));
+  for (const PushId& push : transaction_->plan().contributors) {
+    pushes_.erase(push);
+  }
+  transaction_.reset();
+}
+
+void DataShard::Abort(int64_t transaction) {
+  if (!transaction_.has_value() || transaction_->id() != transaction) return;
+  for (const PushId& push : transaction_->plan().contributors) {
+    const auto held = pushes_.find(push);
+    if (held != pushes_.end() && held->second.empty()) pushes_.erase(held);
+  }
+  transaction_.reset();
+}
+
+}  // namespace cohort

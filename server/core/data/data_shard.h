@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "server/core/data/commit_plan.h"
+#include "server/core/data/transaction.h"
+#include "server/core/optimizer/fold_job.h"
+
+namespace cohort {
+
+// What has become of a fold.
+struct FoldReport {
+  int64_t transaction = 0;
+  int32_t partition = 0;
+  // Of gradients that are freed by now.
+  int64_t gradient_bytes = 0;
+  // The partition of the next version. Absent: a pass over it is still to come,
+  // or the transaction was given up.
+  std::optional<FoldResult> prepared;
+  // Of the transaction, as far as it is known; the first that was seen.
+  std::optional<NonfiniteGradient> nonfinite;
+  // Of the mean gradient, before it was clipped and damped; known after the
+  // first pass of a clipped transaction.
+  std::optional<double> gradient_norm;
+  // The other partitions will not be prepared, because the gradient is not
+  // finite.
+  bool given_up = false;
+};
+
+// The partitions of one shard: it holds accepted gradients unfolded until a
+// plan names them, folds them, and prepares the next version beside the present
+// one. The coordinator decides; this carries out, and knows no worker but by
+// the key of its push.
+//
+// Thread safety: none. It shares nothing with the coordinator, so it has a lock
+// of its own (server/shard/shard.h).
+class DataShard {
+ public:
+  // Returns the folds that are complete with it: none or one.
+  std::vector<FoldJob> Hold(HeldGradient gradient);
+  // The gradients of `push` go into nothing. Returns them, so that the caller
+  // can free them without a lock. No-op if there are none.
+  std::vector<HeldGradient> Drop(const PushId& push);
+
+  // Folds what `plan` names, as soon as it is there. The transaction before it
+  // must be over. Returns the folds that are complete by now.
+  std::vector<FoldJob> Prepare(CommitPlan plan);
+  // A fold has ended, of this transaction or of one that is over. Appends to
+  // `next` the folds of a second pass.
+  FoldReport FoldDone(FoldResult result, std::vector<FoldJob>& next);
+  // The transaction is over. Its contributors hold nothing any more.
+  void Commit(int64_t transaction);
+  // The transaction is over. What was not folded yet is held on until it is
+  // dropped. No-op if it is over already.
+  void Abort(int64_t transaction);
+
+ private:
+  // By partition; one that a fold has taken is gone.
+  using Parts = std::map<int32_t, HeldGradient>;
+
+  bool Contributes(const PushId& push) const;
+
+  // The fold of `partition`, if all contributors have sent it.
+  std::optional<FoldJob> FoldIfComplete(int32_t partition);
+
+  std::map<PushId, Parts> pushes_;
+  std::optional<Transaction> transaction_;
+  // Of the transaction, by partition: contributors whose gradient is here.
+  std::vector<size_t> arrived_;
+};
+
+}  // namespace cohort

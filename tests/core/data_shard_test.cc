@@ -1,0 +1,195 @@
+#include "server/core/data/data_shard.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/float_buffer.h"
+#include "kernels/backend.h"
+#include "server/core/step/pending_commit.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+SharedFloats Floats(std::vector<float> values) {
+  auto buffer =
+      std::make_shared<FloatBuffer>(static_cast<int64_t>(values.size()));
+  std::copy(values.begin(), values.end(), buffer->data());
+  return buffer;
+}
+
+PushId PushOfRank(int32_t rank) {
+  return {.rank = Rank(rank), .key = {.sequence = Sequence(3)}};
+}
+
+// Two partitions of one element each, weights 10 and 20.
+class DataShardTest : public ::testing::Test {
+ protected:
+  DataShardTest() {
+    auto model = std::make_shared<RegisteredModel>();
+    model->layout = {.parameters = {{.name = "a", .shape = {1}},
+                                    {.name = "b", .shape = {1}}}};
+    model->plan.loss_reference = 1;
+    model->partitions = MakePartitions(model->layout, sizeof(float));
+    model_ = std::move(model);
+    auto base = std::make_shared<ModelSnapshot>();
+    base->version = Version(7);
+    base->weights = {Floats({10}), Floats({20})};
+    base->checksums = {0, 0};
+    base->slots.resize(2);
+    base->statistics = std::make_shared<StatisticsSets>();
+    base_ = std::move(base);
+  }
+
+  // Sums gradients as they are, with a rate of 1.
+  CommitPlan PlanOf(int64_t transaction, std::vector<int32_t> ranks) const {
+    CommitPlan plan{
+        .transaction = transaction,
+        .model = model_,
+        .base = base_,
+        .optimizer = {.kind = OptimizerKind::kSgd, .weight_decay = 0},
+        .learning_rate = 1,
+        .loss_weight = 1};
+    for (int32_t rank : ranks) plan.contributors.push_back(PushOfRank(rank));
+    return plan;
+  }
+
+  std::vector<FoldJob> Hold(int32_t rank, int32_t partition, float gradient) {
+    return data_.Hold({.push = PushOfRank(rank),
+                       .partition = partition,
+                       .gradient = RopeOf(Floats({gradient}))});
+  }
+
+  // Runs the folds, and those of a second pass, and reports on all of them.
+  void Run(std::vector<FoldJob> jobs, PendingCommit& commit) {
+    while (!jobs.empty()) {
+      const int32_t partition = jobs.back().partition;
+      if (!commit.HasBegun(partition)) commit.Begin(partition);
+      FoldResult result =
+          RunFold(jobs.back(), kernels::ReferenceBackend(), pool_);
+      jobs.pop_back();
+      commit.Take(data_.FoldDone(std::move(result), jobs));
+    }
+  }
+
+  static float WeightOf(const ModelSnapshot& snapshot, size_t partition) {
+    return *snapshot.weights[partition]->data();
+  }
+
+  SharedModel model_;
+  SharedSnapshot base_;
+  FloatBufferPool pool_;
+  DataShard data_;
+};
+
+TEST_F(DataShardTest, GradientsWaitForThePlanThatNamesThem) {
+  EXPECT_THAT(Hold(0, 0, 1), IsEmpty());
+  EXPECT_THAT(Hold(1, 0, 2), IsEmpty());
+  EXPECT_THAT(Hold(2, 0, 4), IsEmpty());
+  const CommitPlan plan = PlanOf(1, {0, 2});
+  PendingCommit commit(plan);
+  Run(data_.Prepare(plan), commit);
+  EXPECT_FALSE(commit.complete());
+  // Rank 1 is not named.
+  EXPECT_THAT(Hold(1, 1, 2), IsEmpty());
+  EXPECT_THAT(Hold(0, 1, 1), IsEmpty());
+  Run(Hold(2, 1, 4), commit);
+  ASSERT_TRUE(commit.complete());
+  const SharedSnapshot next = commit.Next({});
+  EXPECT_EQ(next->version, Version(8));
+  EXPECT_EQ(WeightOf(*next, 0), 5);
+  EXPECT_EQ(WeightOf(*next, 1), 15);
+  data_.Commit(1);
+  EXPECT_THAT(data_.Drop(PushOfRank(0)), IsEmpty());
+  EXPECT_THAT(data_.Drop(PushOfRank(1)), SizeIs(2));
+}
+
+TEST_F(DataShardTest, ContributionsStandInRankOrderWhateverCameFirst) {
+  Hold(2, 0, 4);
+  Hold(0, 0, 1);
+  const std::vector<FoldJob> folds = data_.Prepare(PlanOf(1, {0, 2}));
+  ASSERT_THAT(folds, SizeIs(1));
+  ASSERT_THAT(folds[0].contributions, SizeIs(2));
+  EXPECT_EQ(folds[0].contributions[0].rank, Rank(0));
+  EXPECT_EQ(folds[0].contributions[1].rank, Rank(2));
+}
+
+TEST_F(DataShardTest, AbortKeepsWhatWasNotFoldedUntilItIsDropped) {
+  Hold(0, 0, 1);
+  Hold(0, 1, 1);
+  Hold(1, 1, 1);
+  std::vector<FoldJob> folds = data_.Prepare(PlanOf(1, {0, 1}));
+  ASSERT_THAT(folds, SizeIs(1));
+  data_.Abort(1);
+  // It ends after the transaction.
+  std::vector<FoldJob> next;
+  const FoldReport report = data_.FoldDone(
+      RunFold(folds[0], kernels::ReferenceBackend(), pool_), next);
+  EXPECT_EQ(report.gradient_bytes, 8);
+  EXPECT_FALSE(report.prepared.has_value());
+  EXPECT_THAT(data_.Drop(PushOfRank(0)), SizeIs(1));
+  EXPECT_THAT(data_.Drop(PushOfRank(1)), IsEmpty());
+  // The next one may begin, and a late report changes nothing of it.
+  const CommitPlan plan = PlanOf(2, {0});
+  PendingCommit commit(plan);
+  data_.Prepare(plan);
+  EXPECT_FALSE(commit.Take(report));
+}
+
+TEST_F(DataShardTest, PushThatIsDroppedUnderWayMayComeAgain) {
+  data_.Prepare(PlanOf(1, {0, 1}));
+  Hold(0, 0, 1);
+  data_.Drop(PushOfRank(0));
+  EXPECT_THAT(Hold(1, 0, 1), IsEmpty());
+  EXPECT_THAT(Hold(0, 0, 2), SizeIs(1));
+}
+
+// A norm over all partitions is needed first.
+TEST_F(DataShardTest, ClippedCommitIsPreparedInTwoPasses) {
+  Hold(0, 0, 3);
+  Hold(0, 1, 4);
+  CommitPlan plan = PlanOf(1, {0});
+  plan.optimizer.clip_norm = 1;
+  PendingCommit commit(plan);
+  Run(data_.Prepare(plan), commit);
+  ASSERT_TRUE(commit.complete());
+  EXPECT_EQ(commit.gradient_norm(), 5);
+  const SharedSnapshot next = commit.Next({});
+  EXPECT_FLOAT_EQ(WeightOf(*next, 0), 10 - 0.6);
+  EXPECT_FLOAT_EQ(WeightOf(*next, 1), 20 - 0.8);
+}
+
+TEST_F(DataShardTest, NonfiniteGradientIsNamedAndGivesTheSecondPassUp) {
+  Hold(0, 0, std::numeric_limits<float>::infinity());
+  Hold(0, 1, 4);
+  CommitPlan plan = PlanOf(1, {0});
+  plan.optimizer.clip_norm = 1;
+  PendingCommit commit(plan);
+  Run(data_.Prepare(plan), commit);
+  EXPECT_TRUE(commit.complete());
+  ASSERT_TRUE(commit.nonfinite().has_value());
+  EXPECT_EQ(commit.nonfinite()->rank, Rank(0));
+  EXPECT_EQ(commit.nonfinite()->partition, 0);
+  data_.Abort(1);
+  EXPECT_THAT(data_.Drop(PushOfRank(0)), IsEmpty());
+}
+
+using DataShardDeathTest = DataShardTest;
+
+TEST_F(DataShardDeathTest, SecondPlanWaitsForTheEndOfTheFirst) {
+  data_.Prepare(PlanOf(1, {0}));
+  EXPECT_DEATH(data_.Prepare(PlanOf(2, {0})), "before another is over");
+}
+
+}  // namespace
+}  // namespace cohort
