@@ -5,13 +5,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "server/core/initial_values.h"
 #include "server/core/membership/losses.h"
 #include "server/core/run_lifecycle.h"
 #include "server/core/run_state.h"
 #include "server/core/step/old_pushes.h"
 #include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
+#include "server/core/step/reduce_checks.h"
 
 namespace cohort {
 
@@ -152,18 +152,7 @@ absl::Status Coordinator::DrainWorker(Rank rank, const std::string& reason,
                                       Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(roster_.CheckHeld(rank));
   Turn turn{.now = now, .out = out, .changed = true};
-  Worker& worker = ranks_[rank];
-  worker.leaves_because = absl::StrCat("drained: ", reason);
-  out.push_back(effect::Log{
-      .worker = WorkerLife{.rank = rank, .incarnation = worker.incarnation},
-      .text = absl::StrCat("rank ", rank.value(),
-                           " leaves after what it is at: ", reason)});
-  // One that waits has nothing to finish.
-  if (registrar_.Contains(rank) && registrar_.asked() != rank) {
-    registrar_.Dismiss(rank, turn);
-    out.push_back(effect::Notify{.session = worker.session,
-                                 .assignment = NextFor(run(), worker, now)});
-  }
+  AskToLeave(run(), rank, reason, turn);
   Settle(turn);
   return absl::OkStatus();
 }
@@ -213,45 +202,21 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
     COHORT_RETURN_IF_ERROR(registrar_.Check(sender.rank, layout, plan));
     return registrar_.AnswerOfModel();
   }
-  if (registrar_.asked() != sender.rank) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("register: rank ", sender.rank.value(),
-                     " sent values that it was not asked for"));
-  }
-  COHORT_RETURN_IF_ERROR(Validate(layout));
-  COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
-  COHORT_RETURN_IF_ERROR(CheckInitialStatistics(layout, statistics));
-  COHORT_RETURN_IF_ERROR(
-      model_.Install(layout, plan, std::move(values), std::move(statistics),
-                     settings_.options(), settings_.policy()));
-  ledger_.cursor() = DataCursor(plan.train_samples, settings_.options().epochs);
-  out.push_back(effect::Log{
-      .worker =
-          WorkerLife{.rank = sender.rank, .incarnation = sender.incarnation},
-      .text = absl::StrCat("rank ", sender.rank.value(),
-                           " registered the model: ", layout.parameters.size(),
-                           " parameters, ", layout.batch_norms.size(),
-                           " batch-norm layers, data set ", plan.dataset)});
   Turn turn{.now = now, .out = out, .changed = true, .repeat_waits = true};
-  registrar_.AdmitAll(sender.rank, turn);
+  COHORT_RETURN_IF_ERROR(InstallModel(run(), sender, layout, plan,
+                                      std::move(values), std::move(statistics),
+                                      turn));
   Settle(turn);
   return registrar_.AnswerOfModel();
 }
 
 // ---- one push
 
-absl::StatusOr<Worker*> Coordinator::CheckRegistered(const Sender& sender,
-                                                     Instant now) {
-  COHORT_ASSIGN_OR_RETURN(Worker * worker, roster_.Check(sender, now));
-  if (model_.registered() && worker->registered) return worker;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "rank ", worker->rank.value(), " has not registered its model"));
-}
-
 absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
                                const PushOpening& opening, Instant now,
                                Effects& out) {
-  COHORT_ASSIGN_OR_RETURN(Worker * worker, CheckRegistered(sender, now));
+  COHORT_ASSIGN_OR_RETURN(Worker * worker,
+                          roster_.CheckRegistered(sender, now));
   COHORT_ASSIGN_OR_RETURN(const bool under_way,
                           IsUnderWay(ledger_, *worker, key));
   if (!under_way) return absl::OkStatus();
@@ -265,7 +230,8 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
                                                 const PushKey& key,
                                                 GradientMessage& message,
                                                 Instant now, Effects& out) {
-  COHORT_ASSIGN_OR_RETURN(Worker * worker, CheckRegistered(sender, now));
+  COHORT_ASSIGN_OR_RETURN(Worker * worker,
+                          roster_.CheckRegistered(sender, now));
   COHORT_RETURN_IF_ERROR(CheckGradient(message, model_.model()->partitions));
   COHORT_ASSIGN_OR_RETURN(const bool under_way,
                           IsUnderWay(ledger_, *worker, key));
@@ -280,7 +246,8 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
 absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
                                 PushClosing closing, Instant now,
                                 Effects& out) {
-  COHORT_ASSIGN_OR_RETURN(Worker * worker, CheckRegistered(sender, now));
+  COHORT_ASSIGN_OR_RETURN(Worker * worker,
+                          roster_.CheckRegistered(sender, now));
   COHORT_ASSIGN_OR_RETURN(const bool under_way,
                           IsUnderWay(ledger_, *worker, key));
   Turn turn{.now = now, .out = out};
@@ -306,17 +273,13 @@ void Coordinator::Folded(FoldReport report, Instant now, Effects& out) {
 
 absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
                                  Moments moments, Instant now, Effects& out) {
-  COHORT_ASSIGN_OR_RETURN(Worker * worker, CheckRegistered(sender, now));
+  COHORT_ASSIGN_OR_RETURN(Worker * worker,
+                          roster_.CheckRegistered(sender, now));
   Turn turn{.now = now, .out = out};
   if (ledger_.ended() || !settings_.MayHaveRendezvous()) {
     return RefuseReduce(parts(), *worker, key, turn);
   }
-  if (key.step > model_.version()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("rendezvous: got step ", key.step.value(), " of rank ",
-                     worker->rank.value(), ", want at most ",
-                     model_.version().value(), ", the newest version"));
-  }
+  COHORT_RETURN_IF_ERROR(CheckStep(key, worker->rank, model_.version()));
   COHORT_RETURN_IF_ERROR(
       driver_->Reduce(*worker, key, std::move(moments), turn));
   Settle(turn);
@@ -352,7 +315,8 @@ absl::StatusOr<Assignment> Coordinator::ReportEvaluation(
 absl::StatusOr<Assignment> Coordinator::ReportMoments(
     const Sender& sender, Sequence sequence, std::vector<CallMoments> calls,
     Instant now, Effects& out) {
-  COHORT_ASSIGN_OR_RETURN(Worker * worker, CheckRegistered(sender, now));
+  COHORT_ASSIGN_OR_RETURN(Worker * worker,
+                          roster_.CheckRegistered(sender, now));
   COHORT_RETURN_IF_ERROR(pinned_.CheckCollected(calls));
   COHORT_ASSIGN_OR_RETURN(
       const bool current,
@@ -370,11 +334,10 @@ absl::StatusOr<Assignment> Coordinator::ReportMoments(
 absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
     const std::string& run_id, Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(settings_.CheckRun(run_id));
-  if (!ledger_.started() || ledger_.ended()) {
+  COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
+  if (!ledger_.started()) {
     return absl::FailedPreconditionError(
-        ledger_.ended()
-            ? absl::StrCat("the run is over: ", ledger_.end_reason())
-            : "training has not started: there is nobody to compute");
+        "training has not started: there is no worker to compute");
   }
   COHORT_ASSIGN_OR_RETURN(const CollectionAnswer answer,
                           pinned_.Collect(driver_->TrainingDone(), out));
@@ -387,23 +350,12 @@ absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
 
 absl::StatusOr<SharedSnapshot> Coordinator::Read(
     std::optional<Version> version) const {
-  if (!model_.registered()) {
-    return absl::FailedPreconditionError("no model is registered yet");
-  }
-  if (!version.has_value()) return model_.current();
-  // First, for the same version may have got new statistics since.
-  SharedSnapshot pinned = pinned_.Pinned(*version);
-  if (pinned != nullptr) return pinned;
-  if (*version == model_.version()) return model_.current();
-  return absl::OutOfRangeError(absl::StrCat("got version ", version->value(),
-                                            ", want ", model_.version().value(),
-                                            ", the newest, or a pinned one"));
+  COHORT_RETURN_IF_ERROR(model_.CheckRegistered());
+  return version.has_value() ? pinned_.Read(*version) : model_.current();
 }
 
 absl::StatusOr<RunState> Coordinator::State() const {
-  if (!model_.registered()) {
-    return absl::FailedPreconditionError("no model is registered yet");
-  }
+  COHORT_RETURN_IF_ERROR(model_.CheckRegistered());
   return CaptureState(view());
 }
 
@@ -420,34 +372,18 @@ PolicyView Coordinator::Policy(Instant now) const {
 absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
                                                  Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(settings_.CheckRun(request.run_id));
-  if (ledger_.ended()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the run is over: ", ledger_.end_reason()));
-  }
+  COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
                           settings_.TargetOf(request.values));
   COHORT_RETURN_IF_ERROR(CheckChange(target, model_));
   const RunSettings::Outlook outlook =
       settings_.OutlookOn(request.values, target);
-  ChangeAnswer answer{.policy_epoch = settings_.policy_epoch(),
-                      .version = model_.version(),
-                      .text = outlook.text};
-  if (request.dry_run) {
-    answer.pending = outlook.at_version;
-    if (outlook.changes) ++answer.policy_epoch;
-    return answer;
-  }
+  ChangeAnswer answer = AnswerTo(outlook, settings_, model_.version());
   // Requested back to what is in force: nothing is pending any more.
-  if (!outlook.changes && !settings_.pending().has_value()) return answer;
+  const bool acts = outlook.changes || settings_.pending().has_value();
+  if (request.dry_run || !acts) return answer;
   Turn turn{.now = now, .out = out, .changed = true};
-  if (ActAtOnce({settings_, roster_, registrar_, parts()}, target, turn)) {
-    WithdrawFromLost(run(), "the others go on without it", turn);
-  }
-  // Settings that act at once may have let an earlier request take effect.
-  settings_.Request(target);
-  if (settings_.pending().has_value()) {
-    WithdrawFromLost(run(), "the policy changes", turn);
-  }
+  RequestChange(run(), settings_, target, turn);
   Settle(turn);
   if (outlook.changes) {
     // A change that acts at once does not wait for others that are pending.

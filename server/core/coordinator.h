@@ -181,9 +181,6 @@ class Coordinator {
   bool Advance(Turn& turn);
   bool TryChange(Turn& turn);
 
-  // ---- pushes
-  absl::StatusOr<Worker*> CheckRegistered(const Sender& sender, Instant now);
-
   // The parts; see README.md. Later ones refer to earlier ones.
   RunSettings settings_;
   // Resized by changes: no reference to a worker is kept over Settle.

@@ -1,6 +1,14 @@
 #include "server/core/run_ledger.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace cohort {
+
+absl::Status RunLedger::CheckNotOver() const {
+  if (!ended_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the run is over: ", end_reason_));
+}
 
 void RunLedger::End(RunOutcome outcome, const std::string& reason) {
   ended_ = true;

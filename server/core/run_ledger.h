@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/assignment.h"
 #include "common/ids.h"
 #include "common/staleness_histogram.h"
@@ -71,6 +72,8 @@ class RunLedger {
   const std::string& drain_reason() const { return drain_reason_; }
   void End(RunOutcome outcome, const std::string& reason);
   bool ended() const { return ended_; }
+  // Errors: FailedPrecondition with the reason of the end.
+  absl::Status CheckNotOver() const;
   const std::string& end_reason() const { return end_reason_; }
   // The run has ended, but is not done: a server that is started again may go
   // on.

@@ -1,13 +1,47 @@
 #include "server/core/run_lifecycle.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
 #include "server/core/assignments.h"
+#include "server/core/data_cursor.h"
+#include "server/core/initial_values.h"
+#include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
 
 namespace cohort {
+
+absl::Status InstallModel(const Run& run, const Sender& sender,
+                          const ModelLayout& layout, const RunPlan& plan,
+                          std::vector<SharedFloats> values,
+                          std::vector<LayerStatistics> statistics, Turn& turn) {
+  if (run.registrar.asked() != sender.rank) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("register: rank ", sender.rank.value(),
+                     " sent values that it was not asked for"));
+  }
+  COHORT_RETURN_IF_ERROR(Validate(layout));
+  COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
+  COHORT_RETURN_IF_ERROR(CheckInitialStatistics(layout, statistics));
+  const RunParts& parts = run.parts;
+  COHORT_RETURN_IF_ERROR(parts.model.Install(
+      layout, plan, std::move(values), std::move(statistics),
+      parts.settings.options(), parts.settings.policy()));
+  parts.ledger.cursor() =
+      DataCursor(plan.train_samples, parts.settings.options().epochs);
+  turn.out.push_back(effect::Log{
+      .worker =
+          WorkerLife{.rank = sender.rank, .incarnation = sender.incarnation},
+      .text = absl::StrCat("rank ", sender.rank.value(),
+                           " registered the model: ", layout.parameters.size(),
+                           " parameters, ", layout.batch_norms.size(),
+                           " batch-norm layers, data set ", plan.dataset)});
+  run.registrar.AdmitAll(sender.rank, turn);
+  return absl::OkStatus();
+}
 
 bool ReadyToStart(const Run& run, Instant now) {
   if (!run.parts.model.registered() || run.parts.ranks.Usable().empty())

@@ -1,11 +1,26 @@
 #pragma once
 
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/assignment.h"
 #include "common/clock.h"
+#include "common/float_buffer.h"
+#include "common/model_layout.h"
 #include "server/core/run.h"
 #include "server/core/turn.h"
 
 // The beginning and the end of training in one life of the server.
 namespace cohort {
+
+// Starts the run from the model and the values that `sender` was asked for, and
+// admits all registrations of the same model.
+// Errors: FailedPrecondition (it was not asked); those of the checks and of
+//   ModelStore::Install.
+absl::Status InstallModel(const Run& run, const Sender& sender,
+                          const ModelLayout& layout, const RunPlan& plan,
+                          std::vector<SharedFloats> values,
+                          std::vector<LayerStatistics> statistics, Turn& turn);
 
 // A model is registered, and all ranks that must be there are, or are not
 // waited for any longer.

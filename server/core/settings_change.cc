@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "server/core/gradient_budget.h"
+#include "server/core/membership/losses.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/slots.h"
 #include "server/core/step/push_outcome.h"
@@ -78,13 +79,30 @@ absl::Status CheckChange(const CoordinatorOptions& target,
       .status();
 }
 
-bool ActAtOnce(const ChangeParts& parts, const CoordinatorOptions& target,
-               Turn& turn) {
-  const SettingValues before = SettingsOf(parts.settings.options());
-  const SettingValues changed = parts.settings.AdoptAtOnce(target);
-  if (changed.empty()) return false;
-  Record(parts, changed, ChangeText(before, changed), turn);
-  return changed.contains("on_worker_loss") && !parts.settings.waits_for_lost();
+ChangeAnswer AnswerTo(const RunSettings::Outlook& outlook,
+                      const RunSettings& settings, Version version) {
+  return {.policy_epoch = settings.policy_epoch() + (outlook.changes ? 1 : 0),
+          .version = version,
+          .pending = outlook.at_version,
+          .text = outlook.text};
+}
+
+void RequestChange(const Run& run, RunSettings& settings,
+                   const CoordinatorOptions& target, Turn& turn) {
+  const SettingValues before = SettingsOf(settings.options());
+  const SettingValues at_once = settings.AdoptAtOnce(target);
+  if (!at_once.empty()) {
+    Record({settings, run.roster, run.registrar, run.parts}, at_once,
+           ChangeText(before, at_once), turn);
+  }
+  if (at_once.contains("on_worker_loss") && !settings.waits_for_lost()) {
+    WithdrawFromLost(run, "the others go on without it", turn);
+  }
+  // Settings that act at once may have let an earlier request take effect.
+  settings.Request(target);
+  if (settings.pending().has_value()) {
+    WithdrawFromLost(run, "the policy changes", turn);
+  }
 }
 
 void AdoptPending(const ChangeParts& parts, Turn& turn) {

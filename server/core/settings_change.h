@@ -3,6 +3,8 @@
 #include "absl/status/status.h"
 #include "server/core/membership/registrar.h"
 #include "server/core/membership/roster.h"
+#include "server/core/requests.h"
+#include "server/core/run.h"
 #include "server/core/run_parts.h"
 #include "server/core/run_settings.h"
 #include "server/core/turn.h"
@@ -24,10 +26,14 @@ struct ChangeParts {
 absl::Status CheckChange(const CoordinatorOptions& target,
                          const ModelStore& model);
 
-// Puts in force what acts at once. True if that lets the run go on without lost
-// ranks.
-bool ActAtOnce(const ChangeParts& parts, const CoordinatorOptions& target,
-               Turn& turn);
+// The answer to a request that would have this effect.
+ChangeAnswer AnswerTo(const RunSettings::Outlook& outlook,
+                      const RunSettings& settings, Version version);
+
+// Puts in force what acts at once, and makes the rest pending. `settings` are
+// those of `run`.
+void RequestChange(const Run& run, RunSettings& settings,
+                   const CoordinatorOptions& target, Turn& turn);
 
 // Puts the pending request in force, at the present version. There must be one,
 // and nothing in flight; the step driver must be replaced afterwards.

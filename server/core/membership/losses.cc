@@ -1,6 +1,7 @@
 #include "server/core/membership/losses.h"
 
 #include "absl/strings/str_cat.h"
+#include "server/core/assignments.h"
 
 namespace cohort {
 namespace {
@@ -56,6 +57,21 @@ void WithdrawFromLost(const Run& run, const std::string& reason, Turn& turn) {
       Release(run, worker.rank, reason, turn);
     }
   }
+}
+
+void AskToLeave(const Run& run, Rank rank, const std::string& reason,
+                Turn& turn) {
+  Worker& worker = run.parts.ranks[rank];
+  worker.leaves_because = absl::StrCat("drained: ", reason);
+  turn.out.push_back(effect::Log{
+      .worker = WorkerLife{.rank = rank, .incarnation = worker.incarnation},
+      .text = absl::StrCat("rank ", rank.value(),
+                           " leaves after what it is at: ", reason)});
+  // A worker that waits has nothing to finish.
+  if (!run.registrar.Contains(rank) || run.registrar.asked() == rank) return;
+  run.registrar.Dismiss(rank, turn);
+  turn.out.push_back(effect::Notify{
+      .session = worker.session, .assignment = NextFor(run, worker, turn.now)});
 }
 
 void Fence(const Run& run, const Turn::Fencing& fencing, Turn& turn) {

@@ -17,6 +17,9 @@ void Lose(const Run& run, Rank rank, VacancyReason why,
 // The session of a live rank ends with this reason. No-op if there is none.
 void EndSession(const Run& run, Rank rank, const std::string& reason,
                 Turn& turn);
+// The worker of `rank` leaves once it has finished what it was given.
+void AskToLeave(const Run& run, Rank rank, const std::string& reason,
+                Turn& turn);
 // Ends the incarnation that holds a rank, as if it were lost.
 void Fence(const Run& run, const Turn::Fencing& fencing, Turn& turn);
 // Gives up what lost ranks hold. Without that a step may commit, and a change

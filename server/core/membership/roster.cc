@@ -79,15 +79,20 @@ absl::StatusOr<Worker*> Roster::Check(const Sender& sender, Instant now) {
   return &worker;
 }
 
+absl::StatusOr<Worker*> Roster::CheckRegistered(const Sender& sender,
+                                                Instant now) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, Check(sender, now));
+  if (model_.registered() && worker->registered) return worker;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rank ", worker->rank.value(), " has not registered its model"));
+}
+
 absl::Status Roster::CheckHeld(Rank rank) const {
   if (!ranks_.Contains(rank)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "got rank ", rank.value(), ", want 0 to ", ranks_.size() - 1));
   }
-  if (ledger_.ended()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the run is over: ", ledger_.end_reason()));
-  }
+  COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
   if (ranks_[rank].state == Worker::State::kVacant) {
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", rank.value(), " is vacant"));

@@ -57,6 +57,8 @@ class Roster {
   // Errors: FailedPrecondition (another run), InvalidArgument (no such rank),
   //   Aborted (an older incarnation, or a rank that is not needed any more).
   absl::StatusOr<Worker*> Check(const Sender& sender, Instant now);
+  // The same; also FailedPrecondition if it has not registered its model.
+  absl::StatusOr<Worker*> CheckRegistered(const Sender& sender, Instant now);
   // Errors: InvalidArgument (no such rank), FailedPrecondition (vacant, over).
   absl::Status CheckHeld(Rank rank) const;
 

@@ -21,6 +21,11 @@ int32_t CountTrainable(const std::vector<Partition>& partitions) {
 
 }  // namespace
 
+absl::Status ModelStore::CheckRegistered() const {
+  if (registered()) return absl::OkStatus();
+  return absl::FailedPreconditionError("no model is registered yet");
+}
+
 bool ModelStore::TracksStatistics() const {
   return std::any_of(batch_norms().begin(), batch_norms().end(),
                      [](const auto& layer) { return layer.track_statistics; });

@@ -28,6 +28,8 @@ class ModelStore {
   // False until the first registration is complete. Most of what follows needs
   // it.
   bool registered() const { return model_ != nullptr; }
+  // Errors: FailedPrecondition before that.
+  absl::Status CheckRegistered() const;
   const SharedModel& model() const { return model_; }
   const ModelLayout& layout() const { return model_->layout; }
   const std::vector<BatchNormSpec>& batch_norms() const {

@@ -30,13 +30,17 @@ std::string PinnedWork::CollectingText() const {
                       " of ", collection_->batches(), " batches");
 }
 
-SharedSnapshot PinnedWork::Pinned(Version version) const {
+absl::StatusOr<SharedSnapshot> PinnedWork::Read(Version version) const {
+  // First, for the same version may have got new statistics since.
   SharedSnapshot pinned = evaluations_.Pinned(version);
   if (pinned != nullptr) return pinned;
   if (collecting() && collection_->snapshot()->version == version) {
     return collection_->snapshot();
   }
-  return nullptr;
+  if (version == model_.version()) return model_.current();
+  return absl::OutOfRangeError(absl::StrCat("got version ", version.value(),
+                                            ", want ", model_.version().value(),
+                                            ", the newest, or a pinned one"));
 }
 
 bool PinnedWork::EndsWithCollection() const {

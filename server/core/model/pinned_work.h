@@ -41,8 +41,9 @@ class PinnedWork {
   const std::optional<EvaluationRecord>& last_evaluation() const {
     return last_evaluation_;
   }
-  // Null if that version is not pinned.
-  SharedSnapshot Pinned(Version version) const;
+  // The present version, or one that is pinned.
+  // Errors: OutOfRange, naming the newest.
+  absl::StatusOr<SharedSnapshot> Read(Version version) const;
 
   // An epoch, the last of `epochs`, has ended with the present version.
   void EvaluateEpoch(int64_t epochs, bool training_done);

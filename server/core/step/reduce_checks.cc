@@ -38,6 +38,13 @@ absl::Status CheckHeldMoments(const RendezvousTable& table, size_t layers,
 
 }  // namespace
 
+absl::Status CheckStep(const ReduceKey& key, Rank rank, Version newest) {
+  if (key.step <= newest) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rendezvous: got step ", key.step.value(), " of rank ", rank.value(),
+      ", want at most ", newest.value(), ", the newest version"));
+}
+
 absl::Status CheckReduce(const Round& round,
                          const std::vector<BatchNormSpec>& layers, Rank rank,
                          const ReduceKey& key, const Moments& moments) {

@@ -8,6 +8,9 @@
 
 namespace cohort {
 
+// Errors: FailedPrecondition: the step of `key` is in the future.
+absl::Status CheckStep(const ReduceKey& key, Rank rank, Version newest);
+
 // Whether `rank` may contribute these moments to the rendezvous of `key`, whose
 // step is not over.
 // Errors: FailedPrecondition (another step or attempt, no member),
