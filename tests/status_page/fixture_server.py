@@ -37,6 +37,24 @@ def plain_tables(status):
             f"<th>Process</th></tr>{rows}</table>")
 
 
+def later(status, times):
+    """The same process once it has run `times` as long, at the same rates."""
+    def grown(wait):
+        return {**wait, "count": wait["count"] * times,
+                "seconds": wait["seconds"] * times}
+
+    uptime = status["uptime_seconds"]
+    rendezvous = status["batch_norm"]["rendezvous"]
+    return {
+        **status, "now": status["now"] + uptime * (times - 1),
+        "uptime_seconds": uptime * times,
+        "barrier_waits": grown(status["barrier_waits"]),
+        "batch_norm": {**status["batch_norm"], "rendezvous": {
+            phase: grown(wait) for phase, wait in rendezvous.items()}},
+        "workers": [{**of, "last_arrivals": of["last_arrivals"] * times}
+                    for of in status["workers"]]}
+
+
 class _QuietServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
@@ -49,11 +67,15 @@ class FixtureServer:
 
     `chart`: whether there is a Chart.js. `raw` goes into the page as it is, as
     it would if the server forgot to escape. `pause_s`: how long an answer to
-    /status.json takes.
+    /status.json takes. `goes_on`: the sums of each answer are higher than those
+    of the one before, at the same rates; otherwise nothing happens between
+    answers, and what the page says about the last minute depends on how often it
+    has asked.
     """
 
-    def __init__(self, status, chart=True, raw=""):
+    def __init__(self, status, chart=True, raw="", goes_on=False):
         self.status = status
+        self.goes_on = goes_on
         self.chart = chart
         self.raw = raw
         self.pause_s = 0.0
@@ -62,6 +84,7 @@ class FixtureServer:
         self.asked_at = []
         self.most_at_once = 0
         self._at_once = 0
+        self._began = time.time()
         self._lock = threading.Lock()
         fixture = self
 
@@ -116,6 +139,7 @@ class FixtureServer:
     def _status(self):
         with self._lock:
             self.asked_at.append(time.monotonic())
+            asked = len(self.asked_at)
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
         time.sleep(self.pause_s)
@@ -124,7 +148,11 @@ class FixtureServer:
             self._at_once -= 1
         if status is None:
             return 503, "text/plain", b"stopping"
-        body = json.dumps({**status, "now": time.time()}).encode()
+        if self.goes_on:
+            status = later({**status, "now": self._began}, asked)
+        else:
+            status = {**status, "now": time.time()}
+        body = json.dumps(status).encode()
         return 200, "application/json", body
 
 
