@@ -293,6 +293,14 @@ void Coordinator::MomentsFolded(MomentsFold done, Instant now, Effects& out) {
   Settle(turn);
 }
 
+void Coordinator::StatisticsUpdated(StatisticsUpdate done, Instant now,
+                                    Effects& out) {
+  if (ledger_.ended()) return;
+  Turn turn{.now = now, .out = out};
+  driver_->StatisticsUpdated(std::move(done), turn);
+  Settle(turn);
+}
+
 // ---- evaluation and precise statistics
 
 absl::StatusOr<Assignment> Coordinator::ReportEvaluation(

@@ -100,6 +100,7 @@ class Coordinator {
   absl::Status Reduce(const Sender& sender, const ReduceKey& key,
                       Moments moments, Instant now, Effects& out);
   void MomentsFolded(MomentsFold done, Instant now, Effects& out);
+  void StatisticsUpdated(StatisticsUpdate done, Instant now, Effects& out);
 
   // ---- evaluation
   // Returns the next assignment (kWait if there is none yet).

@@ -233,6 +233,10 @@ struct Abort {
 struct FoldMoments {
   MomentsFold job;
 };
+// The same for Coordinator::StatisticsUpdated.
+struct UpdateStatistics {
+  StatisticsUpdate job;
+};
 // How far the members' moments of a step are apart, for people: StepDrift of
 // this, on a pool. One entry a member.
 struct MeasureDrift {
@@ -278,9 +282,10 @@ using Effect = std::variant<
     effect::RegisterAnswered, effect::ReduceResult, effect::ReduceAborted,
     effect::SendWeights, effect::SendVerdict, effect::ResumeGradients,
     effect::HoldGradient, effect::DropGradients, effect::Prepare,
-    effect::Commit, effect::Abort, effect::FoldMoments, effect::MeasureDrift,
-    effect::Discard, effect::Committed, effect::PolicyChanged,
-    effect::Evaluated, effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
+    effect::Commit, effect::Abort, effect::FoldMoments,
+    effect::UpdateStatistics, effect::MeasureDrift, effect::Discard,
+    effect::Committed, effect::PolicyChanged, effect::Evaluated,
+    effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
 
 using Effects = std::vector<Effect>;
 

@@ -65,6 +65,22 @@ void KeptStatistics::ApplyStep(const std::vector<RankMoments>& ranks,
   }
 }
 
+int64_t ChannelsOf(const std::vector<RankMoments>& moments) {
+  int64_t channels = 0;
+  for (const RankMoments& rank : moments) {
+    for (const CallMoments& call : rank.calls) {
+      channels += static_cast<int64_t>(call.moments.first.size());
+    }
+  }
+  return channels;
+}
+
+StatisticsUpdate RunStatisticsUpdate(StatisticsUpdate job) {
+  job.kept->ApplyStep(*job.moments, job.samples_reference, job.sets,
+                      job.combined);
+  return job;
+}
+
 void KeptStatistics::ApplyPush(const RankMoments& push, Rank chief,
                                int64_t samples_reference,
                                StatisticsSets& sets) const {

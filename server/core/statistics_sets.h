@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -68,5 +69,27 @@ class KeptStatistics {
  private:
   std::vector<MovingStatistics> kinds_;
 };
+
+// What a synchronous step does to the statistics: a value, so that any thread
+// can compute it. With W ranks it is W times as much work as the layers are
+// wide, unless a rendezvous has combined the moments already.
+struct StatisticsUpdate {
+  Version step;
+  Attempt attempt;
+  std::shared_ptr<const KeptStatistics> kept;
+  std::shared_ptr<const std::vector<RankMoments>> moments;
+  int64_t samples_reference = 0;
+  // See MovingStatistics::ApplyStep.
+  CombinedMoments combined;
+  // Those before the step; in the result, those after it.
+  StatisticsSets sets;
+};
+
+// Channels of all moments of the ranks.
+int64_t ChannelsOf(const std::vector<RankMoments>& moments);
+
+// A pure function of the job.
+// Thread safety: safe.
+StatisticsUpdate RunStatisticsUpdate(StatisticsUpdate job);
 
 }  // namespace cohort

@@ -184,6 +184,19 @@ void Shard::StartFold(MomentsFold job) {
   });
 }
 
+void Shard::StartUpdate(StatisticsUpdate job) {
+  RunOnPool([this, job = std::move(job)]() mutable {
+    StatisticsUpdate done = AllOrExit("update statistics", [&] {
+      return RunStatisticsUpdate(std::move(job));
+    });
+    Handle(
+        [&done](Coordinator& core, Instant now, Effects& out) {
+          core.StatisticsUpdated(std::move(done), now, out);
+        },
+        "StatisticsUpdated");
+  });
+}
+
 void Shard::StartMeasuring(effect::MeasureDrift measure) {
   RunOnPool([this, measure = std::move(measure)] {
     listener_.OnDrift(AllOrExit("measure drift", [&] {

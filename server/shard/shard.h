@@ -210,6 +210,7 @@ class Shard {
       ABSL_LOCKS_EXCLUDED(mu_, data_mu_);
   void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_, data_mu_);
   void StartFold(MomentsFold job) ABSL_LOCKS_EXCLUDED(mu_);
+  void StartUpdate(StatisticsUpdate job) ABSL_LOCKS_EXCLUDED(mu_);
   void StartMeasuring(effect::MeasureDrift measure) ABSL_LOCKS_EXCLUDED(mu_);
   // Runs `work` on the pool. Stop waits for it; afterwards nothing is run.
   void RunOnPool(absl::AnyInvocable<void()> work) ABSL_LOCKS_EXCLUDED(mu_);

@@ -43,6 +43,7 @@ constexpr const char* kEffectNames[] = {"joined",
                                         "commit",
                                         "abort",
                                         "fold moments",
+                                        "update statistics",
                                         "measure drift",
                                         "discard",
                                         "committed",
@@ -164,6 +165,9 @@ struct Shard::Dispatcher {
   }
   void operator()(effect::FoldMoments& fold) const {
     shard.StartFold(std::move(fold.job));
+  }
+  void operator()(effect::UpdateStatistics& update) const {
+    shard.StartUpdate(std::move(update.job));
   }
   void operator()(effect::MeasureDrift& measure) const {
     shard.StartMeasuring(std::move(measure));

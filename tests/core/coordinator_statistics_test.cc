@@ -15,6 +15,8 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
 
 constexpr auto kSync = StatisticsKind::kSync;
 constexpr auto kAsync = StatisticsKind::kAsync;
@@ -71,6 +73,49 @@ void Work(FakeCohort& cohort, Rank rank) {
         cohort.ReportMoments(rank, BatchMoments(cohort.told(rank))).status();
     ASSERT_TRUE(status.ok()) << status;
   }
+}
+
+// With many ranks the moments are as much work as a fold.
+TEST(CoordinatorStatisticsTest, LongUpdateIsLeftToThePoolAndGivesTheSameBits) {
+  FakeCohort here(SetupWith({kSync, kAsync}));
+  FakeSetup setup = SetupWith({kSync, kAsync});
+  setup.options.moments_inline_max = 1;
+  FakeCohort there(setup);
+  for (FakeCohort* cohort : {&here, &there}) {
+    cohort->Start();
+    TrainEpoch(*cohort);
+  }
+  EXPECT_THAT(here.All<effect::UpdateStatistics>(), IsEmpty());
+  EXPECT_THAT(there.All<effect::UpdateStatistics>(), SizeIs(2));
+  EXPECT_EQ(*here.snapshot()->statistics, *there.snapshot()->statistics);
+}
+
+TEST(CoordinatorStatisticsTest, CommitWaitsForTheUpdateOnThePool) {
+  FakeSetup setup = SetupWith({kSync});
+  setup.options.moments_inline_max = 1;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.HoldFolds();
+  cohort.Push(kRank0, {.w = {1, 1}});
+  cohort.Push(kRank1, {.w = {1, 1}});
+  cohort.RunFolds();
+  ASSERT_THAT(cohort.All<effect::UpdateStatistics>(), SizeIs(1));
+  EXPECT_EQ(cohort.snapshot()->version, Version(0));
+  cohort.RunFolds();
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+}
+
+// Nothing is computed for a step that is skipped.
+TEST(CoordinatorStatisticsTest, NonfiniteMomentsOfALocalBatchSkipTheStep) {
+  FakeCohort cohort(SetupWith({kSync}));
+  cohort.Start();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  cohort.Push(kRank1, {.moments = {.count = 2, .first = {nan}, .second = {1}}});
+  cohort.Push(kRank0, {.moments = {.count = 2, .first = {1}, .second = {nan}}});
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  // In rank order, whichever came first.
+  EXPECT_THAT(cohort.log(), HasSubstr("rank 0: moments of bn"));
+  EXPECT_EQ(cohort.counter("pushes_skipped"), 2);
 }
 
 TEST(CoordinatorStatisticsTest, KindsAreKeptSideBySide) {

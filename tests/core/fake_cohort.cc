@@ -81,6 +81,8 @@ void FakeCohort::Note(const Effect& effect) {
     data_.Abort(e->transaction);
   } else if (const auto* e = std::get_if<effect::FoldMoments>(&effect)) {
     moments_folds_.push_back(e->job);
+  } else if (const auto* e = std::get_if<effect::UpdateStatistics>(&effect)) {
+    updates_.push_back(e->job);
   } else if (const auto* e = std::get_if<effect::RegisterAnswered>(&effect)) {
     if (e->incarnation != incarnations_[e->rank]) return;
     answers_[e->rank] = e->answer;
@@ -143,6 +145,13 @@ void FakeCohort::RunFolds() {
     MomentsFold job = std::move(moments_folds_.front());
     moments_folds_.erase(moments_folds_.begin());
     MomentsFolded(RunMomentsFold(std::move(job)));
+  }
+  while (!updates_.empty()) {
+    StatisticsUpdate job = std::move(updates_.front());
+    updates_.erase(updates_.begin());
+    Effects out;
+    core_.StatisticsUpdated(RunStatisticsUpdate(std::move(job)), now_, out);
+    Absorb(std::move(out));
   }
   while (!folds_.empty()) {
     const FoldJob job = std::move(folds_.front());

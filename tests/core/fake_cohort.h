@@ -169,6 +169,7 @@ class FakeCohort {
   DataShard data_;
   std::vector<FoldJob> folds_;
   std::vector<MomentsFold> moments_folds_;
+  std::vector<StatisticsUpdate> updates_;
   std::map<Rank, Held> held_;
   std::vector<Rank> resumed_;
   std::map<Rank, SessionId> sessions_;

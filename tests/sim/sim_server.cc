@@ -291,6 +291,12 @@ void SimServer::MomentsFolded(MomentsFold done) {
   });
 }
 
+void SimServer::StatisticsUpdated(StatisticsUpdate done) {
+  Handle([&](Effects& out) {
+    core_.StatisticsUpdated(std::move(done), world_.scheduler.now(), out);
+  });
+}
+
 void SimServer::EndData(Places& places, StreamKind kind, Rank rank,
                         Incarnation below) {
   const auto at = places.find(rank);
@@ -407,6 +413,13 @@ void SimServer::Begin(const std::vector<FoldJob>& folds) {
         life_, [result = RunFold(job, kernels::ReferenceBackend(), pool_)](
                    SimServer& server) { server.FoldDone(result); });
   }
+}
+
+void SimServer::On(const effect::UpdateStatistics& e) {
+  world_.network.AfterFold(
+      life_, [done = RunStatisticsUpdate(e.job)](SimServer& server) {
+        server.StatisticsUpdated(done);
+      });
 }
 
 void SimServer::On(const effect::FoldMoments& e) {

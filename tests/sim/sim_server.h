@@ -64,6 +64,7 @@ class SimServer {
   void Tick();
   void FoldDone(FoldResult result);
   void MomentsFolded(MomentsFold done);
+  void StatisticsUpdated(StatisticsUpdate done);
 
  private:
   using Message = absl::AnyInvocable<void(SimServer&)>;
@@ -96,6 +97,7 @@ class SimServer {
   void On(const effect::Abort& e);
   void Begin(const std::vector<FoldJob>& folds);
   void On(const effect::FoldMoments& e);
+  void On(const effect::UpdateStatistics& e);
   template <typename Other>
   void On(const Other&) {}
 

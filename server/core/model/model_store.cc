@@ -58,7 +58,8 @@ absl::Status ModelStore::Install(const ModelLayout& layout, const RunPlan& plan,
   if (statistics.empty()) statistics = InitialStatistics(layout);
   snapshot->statistics = std::make_shared<const StatisticsSets>(
       StartSets(policy.statistics, statistics));
-  statistics_ = KeptStatistics(policy, layout.batch_norms);
+  statistics_ =
+      std::make_shared<const KeptStatistics>(policy, layout.batch_norms);
   Restore(std::move(model), std::move(snapshot));
   return absl::OkStatus();
 }
@@ -92,7 +93,7 @@ std::string ModelStore::AdoptStatistics(const PolicyOptions& policy) {
                         " start from those of ",
                         StatisticsName(held.front().kind));
   }
-  statistics_ = KeptStatistics(policy, batch_norms());
+  statistics_ = std::make_shared<const KeptStatistics>(policy, batch_norms());
   PublishStatistics(CarryOver(held, policy.statistics));
   return text;
 }

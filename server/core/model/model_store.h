@@ -71,7 +71,9 @@ class ModelStore {
   // The same version with other moving statistics.
   void PublishStatistics(StatisticsSets sets);
   // Updates moving statistics with the moments of pushes.
-  const KeptStatistics& statistics() const { return statistics_; }
+  const std::shared_ptr<const KeptStatistics>& statistics() const {
+    return statistics_;
+  }
 
   // Adds to `plan` what this knows: a new number, the model, what is changed
   // and the mask.
@@ -90,7 +92,7 @@ class ModelStore {
   SharedSnapshot current_;
   // Frozen elements. Null: none.
   SharedMask mask_;
-  KeptStatistics statistics_;
+  std::shared_ptr<const KeptStatistics> statistics_;
   int64_t next_transaction_ = 1;
   std::map<Version, SharedSnapshot> read_;
 };

@@ -105,7 +105,7 @@ void ArrivalQueue::Apply(const Arrival& arrival, const PendingCommit& commit) {
                   decision_.weight < 1 ? &StatisticsCounts::damped
                                        : &StatisticsCounts::folded,
                   1);
-  parts_.model.statistics().ApplyPush(
+  parts_.model.statistics()->ApplyPush(
       {.rank = arrival.rank,
        .samples = arrival.push.opening().samples,
        .weight = decision_.weight,

@@ -30,6 +30,7 @@ class ArrivalQueue final : public StepDriver {
                       Turn& turn) override;
   void Folded(FoldReport report, Turn& turn) override;
   void MomentsFolded(MomentsFold, Turn&) override {}
+  void StatisticsUpdated(StatisticsUpdate, Turn&) override {}
   bool Holds(Rank rank, const PushKey& key) const override;
 
   bool Advance(Turn& turn) override;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -53,6 +54,11 @@ class Round {
     std::optional<Instant> first_fold;
     // "rank 3: conv1.weight", of moments or gradients; the first that was seen.
     std::optional<std::string> nonfinite;
+    // The same, by rank, of the moments of closed pushes.
+    std::map<Rank, std::string> nonfinite_closings;
+    // The step's statistics are being computed on the pool.
+    bool updating_statistics = false;
+    std::optional<StatisticsUpdate> statistics;
   };
 
   explicit Round(Plan plan);

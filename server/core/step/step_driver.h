@@ -48,6 +48,7 @@ class StepDriver {
   // up come too.
   virtual void Folded(FoldReport report, Turn& turn) = 0;
   virtual void MomentsFolded(MomentsFold done, Turn& turn) = 0;
+  virtual void StatisticsUpdated(StatisticsUpdate done, Turn& turn) = 0;
   // A complete push of this key waits for its turn.
   virtual bool Holds(Rank rank, const PushKey& key) const = 0;
 

@@ -214,15 +214,57 @@ std::vector<std::pair<Rank, PushKey>> SyncRounds::EndAssignments() {
   return keys;
 }
 
+void SyncRounds::NoteClosing(Rank rank) {
+  std::optional<std::string> bad =
+      NonfiniteMoments(parts_.model, rank, round_->pushes[rank]);
+  if (!bad.has_value()) return;
+  round_->progress.nonfinite_closings[rank] = *std::move(bad);
+}
+
+bool SyncRounds::UpdateStatistics(Turn& turn) {
+  Round::Progress& progress = round_->progress;
+  if (progress.statistics.has_value()) return true;
+  if (progress.updating_statistics) return false;
+  for (const auto& [rank, text] : progress.nonfinite_closings) {
+    if (round_->IsMember(rank)) NoteNonfinite(text);
+  }
+  if (progress.nonfinite.has_value() ||
+      progress.commit->nonfinite().has_value()) {
+    return true;
+  }
+  const bool global = parts_.settings.global();
+  StatisticsUpdate job{.step = round_->step(),
+                       .attempt = round_->attempt(),
+                       .kept = parts_.model.statistics(),
+                       .samples_reference = SamplesReference(parts_.ranks),
+                       .sets = *parts_.model.current()->statistics};
+  if (global) job.combined = round_->rendezvous.ForwardResults();
+  job.moments = std::make_shared<const std::vector<RankMoments>>(
+      TakeMoments(*round_, global));
+  if (ChannelsOf(*job.moments) <=
+      parts_.settings.options().moments_inline_max) {
+    progress.statistics = RunStatisticsUpdate(std::move(job));
+    return true;
+  }
+  progress.updating_statistics = true;
+  turn.out.push_back(effect::UpdateStatistics{.job = std::move(job)});
+  return false;
+}
+
+void SyncRounds::StatisticsUpdated(StatisticsUpdate done, Turn& /*turn*/) {
+  // Otherwise it is of an attempt that was given up meanwhile.
+  if (!round_.has_value() || round_->step() != done.step ||
+      round_->attempt() != done.attempt) {
+    return;
+  }
+  round_->progress.statistics = std::move(done);
+}
+
 void SyncRounds::Commit(Turn& turn) {
   turn.changed = true;
   RunLedger& ledger = parts_.ledger;
   ModelStore& model = parts_.model;
   const PendingCommit& commit = *round_->progress.commit;
-  for (const auto& [rank, push] : round_->pushes.all()) {
-    std::optional<std::string> bad = NonfiniteMoments(model, rank, push);
-    if (bad.has_value()) NoteNonfinite(*std::move(bad));
-  }
   // If both are bad, the gradient is named.
   std::optional<std::string> nonfinite = round_->progress.nonfinite;
   if (commit.nonfinite().has_value()) {
@@ -230,22 +272,15 @@ void SyncRounds::Commit(Turn& turn) {
     NoteNonfinite(*nonfinite);
   }
   const bool skipped = nonfinite.has_value();
-  StatisticsSets statistics = *model.current()->statistics;
   if (skipped) {
-    model.Publish(Successor(*model.current(), std::move(statistics)));
+    model.Publish(Successor(*model.current(), *model.current()->statistics));
   } else {
-    const bool global = parts_.settings.global();
-    CombinedMoments combined;
-    if (global) combined = round_->rendezvous.ForwardResults();
-    auto moments = std::make_shared<const std::vector<RankMoments>>(
-        TakeMoments(*round_, global));
-    model.statistics().ApplyStep(*moments, SamplesReference(parts_.ranks),
-                                 statistics, combined);
-    if (MeasuresDrift() && moments->size() > 1) {
-      turn.out.push_back(effect::MeasureDrift{.model = model.model(),
-                                              .moments = std::move(moments)});
+    StatisticsUpdate& update = *round_->progress.statistics;
+    if (MeasuresDrift() && update.moments->size() > 1) {
+      turn.out.push_back(effect::MeasureDrift{
+          .model = model.model(), .moments = std::move(update.moments)});
     }
-    model.Publish(commit.Next(std::move(statistics)));
+    model.Publish(commit.Next(std::move(update.sets)));
   }
   EndTransaction(commit, /*committed=*/!skipped, turn);
   CommitRecord record = RecordOf(*round_);

@@ -93,6 +93,7 @@ bool SyncRounds::Advance(Turn& turn) {
           Decision::Action::kApply) {
     return false;
   }
+  if (!UpdateStatistics(turn)) return false;
   Commit(turn);
   return true;
 }
@@ -237,6 +238,7 @@ absl::Status SyncRounds::Close(Worker& worker, PushClosing closing,
   const Push::Arrival arrival =
       round_->pushes.Close(worker.rank, std::move(closing), turn.now);
   CountArrival(worker, arrival, parts_.ledger, turn);
+  if (arrival == Push::Arrival::kNew) NoteClosing(worker.rank);
   if (!ClaimedByMoments() && round_->pushes.IsComplete(worker.rank)) {
     Claim(worker.rank, turn);
   }

@@ -30,6 +30,7 @@ class SyncRounds final : public StepDriver {
                       Turn& turn) override;
   void Folded(FoldReport report, Turn& turn) override;
   void MomentsFolded(MomentsFold done, Turn& turn) override;
+  void StatisticsUpdated(StatisticsUpdate done, Turn& turn) override;
   bool Holds(Rank, const PushKey&) const override { return false; }
 
   bool Advance(Turn& turn) override;
@@ -106,6 +107,8 @@ class SyncRounds final : public StepDriver {
   // ---- the commit
   // The first is named in the end.
   void NoteNonfinite(std::string what);
+  // The push of `rank` is closed: looks at its moments.
+  void NoteClosing(Rank rank);
   // Tells the data shard what goes into the commit, once all members have
   // opened their pushes.
   void PrepareCommit(Turn& turn);
@@ -117,6 +120,9 @@ class SyncRounds final : public StepDriver {
   // Repeats the step, and fences the member that is alone in the disagreement.
   // The second time it ends the run.
   void EndDissent(const CallDissent& dissent, Turn& turn);
+  // Computes the statistics of the commit, unless it will be skipped. False:
+  // they are being computed on the pool.
+  bool UpdateStatistics(Turn& turn);
   void Commit(Turn& turn);
   // By member: the push it has made.
   std::vector<std::pair<Rank, PushKey>> EndAssignments();
