@@ -22,6 +22,9 @@
 
 ABSL_FLAG(int64_t, elements, 25'600'000,
           "float32 weights of the exchange (ResNet-50 has 25.6 million)");
+ABSL_FLAG(std::string, server_program, "",
+          "cohort-server of the exchange and the rendezvous, such as that of "
+          "another build; empty: the one beside this program");
 ABSL_FLAG(int32_t, steps, 10, "timed steps of each exchange");
 ABSL_FLAG(int32_t, rounds, 5000, "timed rendezvous");
 ABSL_FLAG(int64_t, channels, 64, "channels of the rendezvous");
@@ -50,8 +53,10 @@ absl::Status BenchExchange() {
   for (int32_t workers : {1, 2, 4}) {
     COHORT_ASSIGN_OR_RETURN(const double tcp,
                             TcpExchangeSeconds(workers, bytes, steps));
-    COHORT_ASSIGN_OR_RETURN(const std::vector<double> seconds,
-                            ExchangeStepSeconds(workers, elements, steps));
+    COHORT_ASSIGN_OR_RETURN(
+        const std::vector<double> seconds,
+        ExchangeStepSeconds(absl::GetFlag(FLAGS_server_program), workers,
+                            elements, steps));
     const double median = Quantile(seconds, 0.5);
     absl::PrintF("%-10d %10.4f %10.4f %12.1f %12.2f\n", workers, median, tcp,
                  median / copy, median / tcp);
@@ -73,6 +78,7 @@ absl::Status BenchRendezvous() {
     COHORT_ASSIGN_OR_RETURN(
         const std::vector<double> cohort,
         RendezvousSeconds(
+            absl::GetFlag(FLAGS_server_program),
             {.channels = channels, .together = together, .rounds = rounds}));
     for (const double q : {0.5, 0.99}) {
       const double ours = Quantile(cohort, q) * 1e6;

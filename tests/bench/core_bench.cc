@@ -240,6 +240,14 @@ class MeasuredCore {
         return absl::OkStatus();
       }));
     }
+    while (!updates_.empty()) {
+      StatisticsUpdate done = RunStatisticsUpdate(std::move(updates_.back()));
+      updates_.pop_back();
+      COHORT_RETURN_IF_ERROR(Event("statistics updated", [&](Effects& out) {
+        core_.StatisticsUpdated(std::move(done), now_, out);
+        return absl::OkStatus();
+      }));
+    }
     while (!folds_.empty()) {
       const FoldJob job = std::exchange(folds_.back(), {});
       folds_.pop_back();
@@ -273,6 +281,8 @@ class MeasuredCore {
       data_.Commit(commit->transaction);
     } else if (auto* moments = std::get_if<effect::FoldMoments>(&effect)) {
       moments_folds_.push_back(std::move(moments->job));
+    } else if (auto* update = std::get_if<effect::UpdateStatistics>(&effect)) {
+      updates_.push_back(std::move(update->job));
     }
   }
 
@@ -291,6 +301,7 @@ class MeasuredCore {
   std::vector<Incarnation> lives_;
   std::vector<FoldJob> folds_;
   std::vector<MomentsFold> moments_folds_;
+  std::vector<StatisticsUpdate> updates_;
   std::map<std::string, EventCosts> costs_;
 };
 

@@ -1,19 +1,23 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace cohort::bench {
 
+// Server and workers are processes of their own, as they are in use. `server`
+// is the path of a cohort-server; empty: the one beside this program.
+
 // Seconds of each synchronous step in which `workers` push `elements` float32
-// gradients to one in-process server over loopback gRPC, which folds them,
-// applies SGD and sends the weights back. Workers do no arithmetic and keep
-// the received weights where they arrived.
-absl::StatusOr<std::vector<double>> ExchangeStepSeconds(int32_t workers,
-                                                        int64_t elements,
-                                                        int32_t steps);
+// gradients to one server over loopback gRPC, which folds them, applies SGD and
+// sends the weights back. Workers do no arithmetic and keep the received
+// weights where they arrived.
+absl::StatusOr<std::vector<double>> ExchangeStepSeconds(
+    const std::string& server, int32_t workers, int64_t elements,
+    int32_t steps);
 
 // A rendezvous of two workers over `channels` channels (16 bytes a channel each
 // way), or several that are contributed to together.
@@ -26,6 +30,6 @@ struct RendezvousShape {
 
 // Seconds of each wait, as worker 0 sees it.
 absl::StatusOr<std::vector<double>> RendezvousSeconds(
-    const RendezvousShape& shape);
+    const std::string& server, const RendezvousShape& shape);
 
 }  // namespace cohort::bench
