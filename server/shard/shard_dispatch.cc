@@ -2,6 +2,7 @@
 
 #include <iterator>
 #include <map>
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -145,7 +146,7 @@ struct Shard::Dispatcher {
     });
   }
   void operator()(effect::DropGradients& drop) const {
-    // Freed after the lock.
+    // Declared before the lock, and so freed after it, as below.
     std::vector<HeldGradient> dropped;
     MutexLock lock(shard.data_mu_);
     dropped = shard.data_.Drop(drop.push);
@@ -156,12 +157,14 @@ struct Shard::Dispatcher {
     });
   }
   void operator()(effect::Commit& commit) const {
+    std::optional<Transaction> over;
     MutexLock lock(shard.data_mu_);
-    shard.data_.Commit(commit.transaction);
+    over = shard.data_.Commit(commit.transaction);
   }
   void operator()(effect::Abort& abort) const {
+    std::optional<Transaction> over;
     MutexLock lock(shard.data_mu_);
-    shard.data_.Abort(abort.transaction);
+    over = shard.data_.Abort(abort.transaction);
   }
   void operator()(effect::FoldMoments& fold) const {
     shard.StartFold(std::move(fold.job));

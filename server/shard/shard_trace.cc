@@ -1,5 +1,6 @@
 #include "server/shard/shard_trace.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -25,6 +26,14 @@ absl::string_view PassName(FoldPass pass) {
 void ShardTrace::Arrived(const ReduceKey& key, absl::string_view layer,
                          Rank rank, Instant now,
                          absl::Span<const Effect> effects) {
+  // A call that is over has its answer already, and waits for nothing.
+  const bool over =
+      std::any_of(effects.begin(), effects.end(), [&](const Effect& effect) {
+        const auto* aborted = std::get_if<effect::ReduceAborted>(&effect);
+        return aborted != nullptr && aborted->rank == rank &&
+               aborted->key == key;
+      });
+  if (over) return;
   MutexLock lock(mu_);
   std::map<ReduceKey, Waiting>& own = waiting_[rank];
   std::erase_if(own, [&key](const auto& other) {

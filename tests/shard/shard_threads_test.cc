@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/timeline.h"
 #include "server/shard/shard.h"
 #include "tests/shard/shard_fakes.h"
 #include "tests/shard/thread_worker.h"
@@ -39,6 +41,13 @@ class EndListener final : public SilentListener {
   std::atomic<int> outcome = -1;
 };
 
+class CountedTimeline final : public Timeline {
+ public:
+  void Add(Span) override { spans.fetch_add(1); }
+
+  std::atomic<int64_t> spans = 0;
+};
+
 struct ThreadedRun {
   ShardOptions options;
   // Rank 1 goes away and comes back.
@@ -46,7 +55,12 @@ struct ThreadedRun {
   // Runs beside the workers until they are done.
   std::function<void(Shard&)> operator_does;
 
+  bool old_calls = false;
+  RunOutcome outcome = RunOutcome::kFinished;
+
   std::vector<float> weights;
+  int64_t policy_epoch = 0;
+  int64_t steps_aborted = 0;
   int64_t commits = 0;
   int64_t samples = 0;
   int64_t pauses = 0;
@@ -73,6 +87,7 @@ void ThreadedRun::Run() {
     workers.push_back(std::make_unique<ThreadWorker>(shard, Rank(rank),
                                                      ThreadPlan(kSamples)));
     if (rank == 1) workers.back()->LeaveEvery(leave_every);
+    if (old_calls) workers.back()->SendOldCalls();
   }
   for (const auto& worker : workers) {
     threads.emplace_back([&worker] { worker->Run(); });
@@ -94,11 +109,14 @@ void ThreadedRun::Run() {
   looker.join();
   shard.CloseStreams();
   shard.Stop();
-  EXPECT_EQ(listener.outcome.load(), static_cast<int>(RunOutcome::kFinished));
+  EXPECT_EQ(listener.outcome.load(), static_cast<int>(outcome));
+  EXPECT_EQ(shard.inflight_bytes(), 0);
   for (const auto& worker : workers) {
     EXPECT_EQ(worker->answered(), worker->closed());
     pauses += worker->pauses();
   }
+  policy_epoch = shard.Policy().policy_epoch;
+  steps_aborted = shard.Status().counts.steps_aborted;
   commits = listener.commits.load();
   samples = listener.samples.load();
   const absl::StatusOr<SharedSnapshot> last = shard.Read(std::nullopt);
@@ -117,8 +135,8 @@ std::vector<float> ExpectedWeights() {
   for (int64_t element = 0; element < 3000; ++element) {
     double sum = 0;
     for (int64_t sample = 0; sample < kSamples; ++sample) {
-      sum += ThreadGradient({.begin = sample, .end = sample + 1},
-                            element % 1000);
+      sum +=
+          ThreadGradient({.begin = sample, .end = sample + 1}, element % 1000);
     }
     expected.push_back(static_cast<float>(1 - 2 * 0.5 * sum));
   }
@@ -142,6 +160,7 @@ TEST(ShardThreadsTest, PausedStreamsGoOnAndGiveTheSameWeights) {
   EXPECT_EQ(run.weights, ExpectedWeights());
 }
 
+// Under `wait` its replacement repeats the push that it began.
 TEST(ShardThreadsTest, WorkerThatComesAndGoesChangesNoWeight) {
   ThreadedRun run{.options = FourWorkers(), .leave_every = 9};
   run.Run();
@@ -149,27 +168,61 @@ TEST(ShardThreadsTest, WorkerThatComesAndGoesChangesNoWeight) {
   EXPECT_EQ(run.weights, ExpectedWeights());
 }
 
-TEST(ShardThreadsTest, PolicyChangesUnderWayAndEveryPushIsAnswered) {
-  ThreadedRun run{.options = FourWorkers(), .leave_every = 25};
-  run.options.coordinator.epochs = 10;
-  run.operator_does = [](Shard& shard) {
-    bool async = false;
-    while (shard.Status().phase != StatusView::Phase::kOver) {
-      async = !async;
-      const absl::Status changed =
-          shard
-              .Change(
-                  {.values = {{"aggregation", async ? "async" : "sync"},
-                              {"normalization", async ? "local" : "global"}}})
-              .status();
-      // The run may just have ended.
-      EXPECT_TRUE(changed.ok() || absl::IsFailedPrecondition(changed))
-          << changed;
-      std::this_thread::yield();
-    }
-  };
+// Steps are given up and begun again without it.
+TEST(ShardThreadsTest, StepsThatAreGivenUpUseEverySampleOnce) {
+  ThreadedRun run{.options = FourWorkers(), .leave_every = 9};
+  run.options.coordinator.on_worker_loss = OnWorkerLoss::kContinue;
   run.Run();
-  EXPECT_EQ(run.samples, 10 * kSamples);
+  EXPECT_EQ(run.samples, 2 * kSamples);
+  EXPECT_GT(run.steps_aborted, 0);
+}
+
+// Two passes: reports of folds overtake each other between the two locks.
+TEST(ShardThreadsTest, ClippedStepsNeedTwoPasses) {
+  ThreadedRun once{.options = FourWorkers()};
+  once.options.coordinator.optimizer.clip_norm = 1;
+  ThreadedRun again = once;
+  once.Run();
+  again.Run();
+  EXPECT_EQ(once.commits, 2 * kSamples / kWorkers);
+  EXPECT_EQ(once.weights, again.weights);
+}
+
+// The timeline names layers, and what a client sends for a step that is over
+// is not checked against the model.
+TEST(ShardThreadsTest, OldCallsOfNoLayerAreAnsweredWithATimeline) {
+  CountedTimeline timeline;
+  ThreadedRun run{.options = FourWorkers(), .old_calls = true};
+  run.options.timeline = &timeline;
+  run.Run();
+  EXPECT_GT(timeline.spans.load(), 0);
+  EXPECT_EQ(run.weights, ExpectedWeights());
+}
+
+TEST(ShardThreadsTest, PolicyChangesUnderWayAndEveryPushIsAnswered) {
+  constexpr int kChanges = 6;
+  ThreadedRun run{.options = FourWorkers(), .leave_every = 25};
+  run.options.coordinator.epochs = 1000;
+  run.operator_does = [](Shard& shard) {
+    for (int i = 1; i <= kChanges; ++i) {
+      const bool async = i % 2 == 1;
+      // In the middle of training.
+      const Version before = shard.Status().version;
+      while (shard.Status().version <= before) std::this_thread::yield();
+      const absl::StatusOr<ChangeAnswer> changed = shard.Change(
+          {.values = {{"aggregation", async ? "async" : "sync"},
+                      {"normalization", async ? "local" : "global"}}});
+      ASSERT_TRUE(changed.ok()) << changed.status();
+      while (shard.Policy().policy_epoch < changed->policy_epoch) {
+        std::this_thread::yield();
+      }
+    }
+    EXPECT_TRUE(shard.Drain("enough").ok());
+  };
+  run.outcome = RunOutcome::kDrained;
+  run.Run();
+  EXPECT_EQ(run.policy_epoch, 1 + kChanges);
+  EXPECT_GT(run.samples, 0);
 }
 
 }  // namespace

@@ -108,9 +108,8 @@ void Inbox::Await(Condition condition) {
 }
 
 bool Inbox::Replaced(Sequence sequence) const {
-  return newest_.has_value() &&
-         (newest_->kind == AssignmentKind::kFinished ||
-          newest_->sequence > sequence);
+  return newest_.has_value() && (newest_->kind == AssignmentKind::kFinished ||
+                                 newest_->sequence > sequence);
 }
 
 void Inbox::Joined(const effect::Joined& joined) {
@@ -227,7 +226,15 @@ Inbox::Told Inbox::AwaitResumed(Sequence sequence) {
 }
 
 void ThreadWorker::Run() {
-  while (!Live()) {
+  for (bool over = false; !over;) {
+    over = Live();
+    // As an adapter does whose stream is gone.
+    for (const Stream* stream :
+         {static_cast<const Stream*>(session_stream_.get()),
+          static_cast<const Stream*>(exchange_.get()),
+          static_cast<const Stream*>(reduce_.get())}) {
+      shard_.streams().Forget(stream);
+    }
   }
 }
 
@@ -252,10 +259,11 @@ absl::Status ThreadWorker::Register() {
 
 bool ThreadWorker::Live() {
   inbox_ = std::make_shared<Inbox>();
-  const auto session = std::make_shared<NotingSession>(inbox_);
+  session_stream_ = std::make_shared<NotingSession>(inbox_);
   exchange_ = std::make_shared<NotingExchange>(inbox_);
   reduce_ = std::make_shared<NotingReduce>(inbox_);
-  const absl::StatusOr<SessionId> admitted = shard_.AdmitSession(session);
+  const absl::StatusOr<SessionId> admitted =
+      shard_.AdmitSession(session_stream_);
   EXPECT_TRUE(admitted.ok()) << admitted.status();
   session_ = *admitted;
   EXPECT_TRUE(shard_.AdmitStream(exchange_, /*speaks=*/false).ok());
@@ -291,16 +299,13 @@ bool ThreadWorker::Live() {
         break;
       }
       case AssignmentKind::kTrain:
+        if (sends_old_calls_ && next->version > Version(0)) SendOldCall();
         if (leave_every_ > 0 && ++pushes_ % leave_every_ == 0) {
-          static_cast<void>(shard_.Open(sender_, KeyOf(*next),
-                                        {.version = next->version,
-                                         .samples = next->range.size(),
-                                         .loss_weight = 1},
-                                        exchange_));
+          if (OpenPush(*next)) SendGradients(*next, 1);
           shard_.Leave(session_, "told to");
           return false;
         }
-        if (!Train(*next)) break;
+        Train(*next);
         break;
       case AssignmentKind::kWait:
       case AssignmentKind::kCollectMoments:
@@ -329,8 +334,19 @@ absl::Status ThreadWorker::Reduce(const Assignment& assignment) {
   return absl::OkStatus();
 }
 
-bool ThreadWorker::SendGradients(const Assignment& assignment) {
-  for (int32_t partition : SendOrder(partitions_)) {
+void ThreadWorker::SendOldCall() {
+  const ReduceKey key = {.step = Version(0), .layer = 1 << 30};
+  EXPECT_TRUE(shard_
+                  .Reduce(sender_,
+                          {Contribution{.key = key, .moments = {.count = 1}}},
+                          reduce_)
+                  .ok());
+}
+
+bool ThreadWorker::SendGradients(const Assignment& assignment, size_t count) {
+  std::vector<int32_t> order = SendOrder(partitions_);
+  order.resize(std::min(order.size(), count));
+  for (int32_t partition : order) {
     const int64_t elements =
         partitions_[static_cast<size_t>(partition)].elements;
     auto buffer = std::make_shared<FloatBuffer>(elements);
@@ -354,20 +370,23 @@ bool ThreadWorker::SendGradients(const Assignment& assignment) {
   return true;
 }
 
+bool ThreadWorker::OpenPush(const Assignment& assignment) {
+  const int64_t samples = assignment.range.size();
+  return shard_
+      .Open(sender_, KeyOf(assignment),
+            {.version = assignment.version,
+             .samples = samples,
+             .loss_weight = static_cast<double>(samples)},
+            exchange_)
+      .ok();
+}
+
 bool ThreadWorker::Train(const Assignment& assignment) {
   const PushKey key = KeyOf(assignment);
   const int64_t samples = assignment.range.size();
-  if (!shard_
-           .Open(sender_, key,
-                 {.version = assignment.version,
-                  .samples = samples,
-                  .loss_weight = static_cast<double>(samples)},
-                 exchange_)
-           .ok()) {
-    return false;
-  }
+  if (!OpenPush(assignment)) return false;
   if (assignment.global_normalization && !Reduce(assignment).ok()) return false;
-  if (!SendGradients(assignment)) return false;
+  if (!SendGradients(assignment, partitions_.size())) return false;
   PushClosing closing{.loss_sum = static_cast<double>(samples),
                       .labels = samples,
                       .batch_norm_calls = {1}};

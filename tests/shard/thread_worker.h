@@ -84,9 +84,11 @@ class ThreadWorker {
   ThreadWorker(Shard& shard, Rank rank, RunPlan plan)
       : shard_(shard), rank_(rank), plan_(std::move(plan)) {}
 
-  // The worker leaves in the middle of every push of this many, and comes back
-  // as a new process.
+  // The worker leaves in the middle of every push of this many, after its first
+  // gradient, and comes back as a new process.
   void LeaveEvery(int64_t pushes) { leave_every_ = pushes; }
+  // It also contributes to a step that is over, to a layer that is not there.
+  void SendOldCalls() { sends_old_calls_ = true; }
   // Works until the run is over.
   void Run();
 
@@ -102,7 +104,10 @@ class ThreadWorker {
   // False: the push was replaced, or the worker has left.
   bool Train(const Assignment& assignment);
   absl::Status Reduce(const Assignment& assignment);
-  bool SendGradients(const Assignment& assignment);
+  // The first `count` partitions in the order of sending.
+  bool SendGradients(const Assignment& assignment, size_t count);
+  bool OpenPush(const Assignment& assignment);
+  void SendOldCall();
 
   // Fixed after construction.
   Shard& shard_;
@@ -110,6 +115,7 @@ class ThreadWorker {
   const RunPlan plan_;
 
   int64_t leave_every_ = 0;
+  bool sends_old_calls_ = false;
   int64_t pushes_ = 0;
   int64_t closed_ = 0;
   int64_t answered_ = 0;
@@ -117,6 +123,7 @@ class ThreadWorker {
 
   // Of this process.
   std::shared_ptr<Inbox> inbox_;
+  std::shared_ptr<SessionStream> session_stream_;
   std::shared_ptr<ExchangeStream> exchange_;
   std::shared_ptr<ReduceStream> reduce_;
   SessionId session_;

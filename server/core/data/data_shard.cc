@@ -96,22 +96,24 @@ FoldReport DataShard::FoldDone(FoldResult result, std::vector<FoldJob>& next) {
   return report;
 }
 
-void DataShard::Commit(int64_t transaction) {
+std::optional<Transaction> DataShard::Commit(int64_t transaction) {
   COHORT_CHECK(transaction_.has_value() && transaction_->id() == transaction,
                absl::StrCat("transaction ", transaction, " is not prepared"));
   for (const PushId& push : transaction_->plan().contributors) {
     pushes_.erase(push);
   }
-  transaction_.reset();
+  return std::exchange(transaction_, std::nullopt);
 }
 
-void DataShard::Abort(int64_t transaction) {
-  if (!transaction_.has_value() || transaction_->id() != transaction) return;
+std::optional<Transaction> DataShard::Abort(int64_t transaction) {
+  if (!transaction_.has_value() || transaction_->id() != transaction) {
+    return std::nullopt;
+  }
   for (const PushId& push : transaction_->plan().contributors) {
     const auto held = pushes_.find(push);
     if (held != pushes_.end() && held->second.empty()) pushes_.erase(held);
   }
-  transaction_.reset();
+  return std::exchange(transaction_, std::nullopt);
 }
 
 }  // namespace cohort

@@ -51,11 +51,12 @@ class DataShard {
   // A fold has ended, of this transaction or of one that is over. Appends to
   // `next` the folds of a second pass.
   FoldReport FoldDone(FoldResult result, std::vector<FoldJob>& next);
-  // The transaction is over. Its contributors hold nothing any more.
-  void Commit(int64_t transaction);
-  // The transaction is over. What was not folded yet is held on until it is
-  // dropped. No-op if it is over already.
-  void Abort(int64_t transaction);
+  // The transaction is over. Its contributors hold nothing any more. Returns
+  // it, so that its memory can be freed without a lock, as Drop does.
+  std::optional<Transaction> Commit(int64_t transaction);
+  // The transaction is over. Its folds come to nothing; gradients that were not
+  // folded yet are held until they are dropped. No-op if it is over already.
+  std::optional<Transaction> Abort(int64_t transaction);
 
  private:
   // By partition; one that a fold has taken is gone.
