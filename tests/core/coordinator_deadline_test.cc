@@ -38,6 +38,20 @@ TEST(CoordinatorDeadlineTest, SparesWhoWaitsInARendezvous) {
   EXPECT_EQ(ended[0].session, cohort.session(kRank1));
 }
 
+// Its session broke, but its data streams may be as they were, one of them
+// paused with a gradient in hand.
+TEST(CoordinatorDeadlineTest, StreamsOfARankThatDoesNotReturnEndWithItsGrace) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.BreakSession(kRank1);
+  EXPECT_THAT(cohort.All<effect::EndSession>(), IsEmpty());
+  cohort.PassWithHeartbeatsOf({kRank0}, absl::Seconds(1));
+  EXPECT_EQ(cohort.counter("workers_lost"), 1);
+  const auto ended = cohort.All<effect::EndSession>();
+  ASSERT_EQ(ended.size(), 1);
+  EXPECT_EQ(ended[0].session, cohort.session(kRank1));
+}
+
 // Rank 0 waited nine minutes for the replacement of rank 1. Only from the
 // answer on does it hold anyone up.
 TEST(CoordinatorDeadlineTest, CountsFromTheEndOfALongRendezvous) {

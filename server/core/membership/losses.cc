@@ -45,7 +45,8 @@ void Lose(const Run& run, Rank rank, VacancyReason why,
 void EndSession(const Run& run, Rank rank, const std::string& reason,
                 Turn& turn) {
   const Worker& worker = run.parts.ranks[rank];
-  if (worker.state != Worker::State::kLive) return;
+  if (worker.state == Worker::State::kVacant) return;
+  // Where the session broke, the data streams of its incarnation still end.
   turn.out.push_back(effect::EndSession{.session = worker.session,
                                         .status = absl::AbortedError(reason)});
 }

@@ -14,7 +14,8 @@ namespace cohort {
 // is given up, as the settings say.
 void Lose(const Run& run, Rank rank, VacancyReason why,
           const std::string& reason, Turn& turn);
-// The session of a live rank ends with this reason. No-op if there is none.
+// The session of a rank and its data streams end with this reason. No-op if the
+// rank is vacant.
 void EndSession(const Run& run, Rank rank, const std::string& reason,
                 Turn& turn);
 // The worker of `rank` leaves once it has finished what it was given.
