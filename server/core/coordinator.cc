@@ -235,7 +235,11 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
   COHORT_RETURN_IF_ERROR(CheckGradient(message, model_.model()->partitions));
   COHORT_ASSIGN_OR_RETURN(const bool under_way,
                           IsUnderWay(ledger_, *worker, key));
-  if (!under_way) return Admission::kTaken;
+  if (!under_way) {
+    // Its push may have been paused before it was dropped.
+    flow_.Forget(worker->rank);
+    return Admission::kTaken;
+  }
   Turn turn{.now = now, .out = out};
   COHORT_ASSIGN_OR_RETURN(const Admission admission,
                           driver_->Gradient(*worker, message, turn));

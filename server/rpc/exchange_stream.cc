@@ -23,7 +23,7 @@ namespace cohort {
 namespace {
 
 // A gradient on its way to the shard, and who sent it.
-struct HeldGradient {
+struct PausedGradient {
   Sender sender;
   PushKey key;
   GradientMessage message;
@@ -97,7 +97,7 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
             GradientMessage gradient,
             GradientFrom(request.gradient(),
                          shard_.Counted(std::move(framed.payload))));
-        held_ = HeldGradient{
+        held_ = PausedGradient{
             .sender = sender, .key = key, .message = std::move(gradient)};
         return HandOver();
       }
@@ -190,7 +190,7 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
   OneSender one_sender_;
   // Used by whoever hands over: the reading side, or Resume while that stands
   // still.
-  HeldGradient held_;
+  PausedGradient held_;
 
   Mutex pause_mu_;
   State state_ ABSL_GUARDED_BY(pause_mu_) = State::kReading;

@@ -444,5 +444,21 @@ TEST(CoordinatorEvaluationTest, MeasuresThatTheOthersLackAreRefused) {
   EXPECT_EQ(cohort.All<effect::Evaluated>().size(), 1);
 }
 
+// The server stays for people to look at it.
+TEST(CoordinatorLossTest, GradientsOfAStepThatNeverCommitsAreDroppedAtTheEnd) {
+  FakeSetup setup = SmallSetup();
+  setup.options.replacement_deadline = absl::Seconds(10);
+  FakeCohort cohort(setup);
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
+  cohort.Leave(kRank1);
+  cohort.Pass(absl::Seconds(11));
+  ASSERT_EQ(cohort.All<effect::RunEnded>().size(), 1);
+  const auto dropped = cohort.All<effect::DropGradients>();
+  ASSERT_EQ(dropped.size(), 1);
+  EXPECT_EQ(dropped[0].push.rank, kRank0);
+}
+
 }  // namespace
 }  // namespace cohort

@@ -244,7 +244,14 @@ void ArrivalQueue::GiveUp(Turn& turn) {
   };
   if (commit_.has_value()) EndTransaction(*commit_, /*committed=*/false, turn);
   if (applying_.has_value()) answer(*applying_);
-  for (const Arrival& arrival : arrivals_) answer(arrival);
+  for (const Arrival& arrival : arrivals_) {
+    DropGradients(arrival.rank, arrival.push, turn);
+    parts_.flow.budget().Release(arrival.push.held_bytes());
+    answer(arrival);
+  }
+  for (const auto& [rank, push] : assembling_) {
+    parts_.flow.Release(rank, push, turn);
+  }
 }
 
 }  // namespace cohort

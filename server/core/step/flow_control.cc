@@ -66,6 +66,9 @@ void FlowControl::Charge(Rank rank, int64_t bytes) {
 
 void FlowControl::Release(Rank rank, const Push& push, Turn& turn) {
   DropGradients(rank, push, turn);
+  // Its next push asks for room anew: charged and reserved it would be counted
+  // twice.
+  let_in_.erase(rank);
   // A reservation covers what has come of the push.
   if (!budget_.HasReserved(rank)) budget_.Release(push.held_bytes());
   budget_.Unreserve(rank);

@@ -334,6 +334,7 @@ void SyncRounds::GiveUp(Turn& turn) {
             absl::StrCat("the run is over: ", parts_.ledger.end_reason())});
   }
   for (const auto& [rank, push] : round_->pushes.all()) {
+    parts_.flow.Release(rank, push, turn);
     const Worker& worker = parts_.ranks[rank];
     if (!push.closed() || !worker.outstanding.has_value()) continue;
     AnswerGivenUp(parts_, rank, KeyOf(*worker.outstanding), turn);

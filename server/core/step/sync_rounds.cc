@@ -1,6 +1,7 @@
 #include "server/core/step/sync_rounds.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -114,7 +115,8 @@ bool SyncRounds::HoldsUpIssuedStep(Rank rank) const {
 
 void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
   turn.changed = true;
-  const Round over = *std::move(round_);
+  const auto ended = std::make_shared<const Round>(*std::move(round_));
+  const Round& over = *ended;
   round_.reset();
   if (over.progress.commit.has_value()) {
     EndTransaction(*over.progress.commit, /*committed=*/false, turn);
@@ -173,6 +175,7 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
         .members = round_.has_value() ? round_->members() : RankList(),
         .reason = reason});
   }
+  turn.out.push_back(effect::Discard{.what = ended});
 }
 
 // ---- messages of one push
