@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "server/core/membership/losses.h"
+#include "server/core/membership/lost_ranks.h"
 #include "server/core/run_lifecycle.h"
 #include "server/core/run_state.h"
 #include "server/core/step/old_pushes.h"

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "server/core/gradient_budget.h"
-#include "server/core/membership/losses.h"
+#include "server/core/membership/lost_ranks.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/slots.h"
 #include "server/core/step/push_outcome.h"

@@ -31,7 +31,8 @@ TEST(StalenessRuleTest, JudgesAsTheTableSays) {
   };
   for (size_t i = 0; i < table.size(); ++i) {
     const Row& row = table[i];
-    const StalenessDecision decision = Judge(row.options, row.staleness, 4);
+    const StalenessDecision decision =
+        DecideStaleness(row.options, row.staleness, 4);
     EXPECT_EQ(decision.drop, row.drop) << "row " << i;
     EXPECT_EQ(decision.weight, row.weight) << "row " << i;
     EXPECT_EQ(decision.compensate, row.compensate) << "row " << i;
@@ -41,7 +42,8 @@ TEST(StalenessRuleTest, JudgesAsTheTableSays) {
 
 TEST(StalenessRuleTest, ADropSaysHowStaleAndHowMuchIsAllowed) {
   EXPECT_EQ(
-      Judge({.rule = StalenessRule::kDrop, .versions_max = 3}, 9, 2).reason,
+      DecideStaleness({.rule = StalenessRule::kDrop, .versions_max = 3}, 9, 2)
+          .reason,
       "it read weights 9 versions old, want at most 3");
 }
 

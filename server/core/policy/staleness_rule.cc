@@ -6,8 +6,8 @@
 
 namespace cohort {
 
-StalenessDecision Judge(const StalenessOptions& options,
-                        int64_t staleness_versions, int32_t workers) {
+StalenessDecision DecideStaleness(const StalenessOptions& options,
+                                  int64_t staleness_versions, int32_t workers) {
   StalenessDecision decision;
   switch (options.rule) {
     case StalenessRule::kKeep:

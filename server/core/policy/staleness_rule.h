@@ -24,7 +24,7 @@ struct StalenessDecision {
 //   with a free allowance t0, since W equally fast workers are W-1 versions
 //   apart without any delay; compensate: Zheng et al., "Asynchronous
 //   Stochastic Gradient Descent with Delay Compensation", 2017, equation 10.
-StalenessDecision Judge(const StalenessOptions& options,
-                        int64_t staleness_versions, int32_t workers);
+StalenessDecision DecideStaleness(const StalenessOptions& options,
+                                  int64_t staleness_versions, int32_t workers);
 
 }  // namespace cohort

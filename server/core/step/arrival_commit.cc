@@ -63,9 +63,9 @@ void ArrivalQueue::ApplyNext(Turn& turn) {
 
   const StalenessOptions& staleness = parts_.settings.policy().staleness;
   const PushOpening& opening = applying_->push.opening();
-  decision_ =
-      Judge(staleness, parts_.model.version().value() - opening.version.value(),
-            parts_.ranks.size());
+  decision_ = DecideStaleness(
+      staleness, parts_.model.version().value() - opening.version.value(),
+      parts_.ranks.size());
   if (decision_.drop) {
     Drop(turn);
     return;

@@ -1,4 +1,4 @@
-#include "server/core/membership/losses.h"
+#include "server/core/membership/lost_ranks.h"
 
 #include "absl/strings/str_cat.h"
 #include "server/core/assignments.h"
