@@ -115,10 +115,7 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
 
 void Coordinator::Heartbeat(SessionId session, Instant now,
                             const PhaseSeconds& phases) {
-  Worker* worker = ranks_.BySession(session);
-  if (worker == nullptr) return;
-  worker->last_heard = now;
-  if (!phases.empty()) worker->phases = phases;
+  roster_.Hear(session, phases, now);
 }
 
 void Coordinator::Leave(SessionId session, const std::string& reason,
@@ -163,31 +160,15 @@ absl::Status Coordinator::BeginRegister(const Sender& sender,
                                         const ModelLayout& layout,
                                         const RunPlan& plan, Instant now,
                                         Effects& out) {
-  COHORT_ASSIGN_OR_RETURN(Worker * worker, roster_.Check(sender, now));
+  COHORT_RETURN_IF_ERROR(roster_.Check(sender, now).status());
   COHORT_RETURN_IF_ERROR(registrar_.Check(sender.rank, layout, plan));
   Turn turn{.now = now, .out = out, .changed = true};
-  if (model_.registered()) {
-    out.push_back(
-        effect::RegisterAnswered{.rank = sender.rank,
-                                 .incarnation = sender.incarnation,
-                                 .answer = registrar_.AnswerOfModel()});
-    registrar_.Admit(sender.rank);
-  } else {
-    registrar_.Await(sender, layout, plan);
-    if (ledger_.ended() || worker->leaves_because.has_value()) {
-      registrar_.Dismiss(sender.rank, turn);
-      out.push_back(effect::Notify{.session = worker->session,
-                                   .assignment = NextFor(run(), *worker, now)});
-      return absl::OkStatus();
-    }
+  if (!TakeRegistration(run(), sender, layout, plan, turn)) {
+    return absl::OkStatus();
   }
   Settle(turn);
   RepeatWait(run(), sender.rank, turn);
   return absl::OkStatus();
-}
-
-absl::Status Coordinator::RegisterProgress(const Sender& sender, Instant now) {
-  return roster_.Check(sender, now).status();
 }
 
 absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
@@ -346,11 +327,6 @@ absl::StatusOr<Assignment> Coordinator::ReportMoments(
 absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
     const std::string& run_id, Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(settings_.CheckRun(run_id));
-  COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
-  if (!ledger_.started()) {
-    return absl::FailedPreconditionError(
-        "training has not started: there is no worker to compute");
-  }
   COHORT_ASSIGN_OR_RETURN(const CollectionAnswer answer,
                           pinned_.Collect(driver_->TrainingDone(), out));
   Turn turn{.now = now, .out = out, .changed = true};
@@ -369,14 +345,6 @@ absl::StatusOr<SharedSnapshot> Coordinator::Read(
 absl::StatusOr<RunState> Coordinator::State() const {
   COHORT_RETURN_IF_ERROR(model_.CheckRegistered());
   return CaptureState(view());
-}
-
-StatusView Coordinator::Status(Instant now) const {
-  return DescribeStatus(view(), now);
-}
-
-PolicyView Coordinator::Policy(Instant now) const {
-  return DescribePolicy(view(), now);
 }
 
 // ---- changes
@@ -424,12 +392,7 @@ void Coordinator::Tick(Instant now, Effects& out) {
 void Coordinator::Drain(const std::string& reason, Instant now, Effects& out) {
   if (ledger_.ended() || ledger_.draining()) return;
   Turn turn{.now = now, .out = out, .changed = true};
-  ledger_.Drain(reason);
-  if (ledger_.started()) {
-    WithdrawFromLost(run(), "the run is drained", turn);
-  } else {
-    turn.end = {.outcome = RunOutcome::kDrained, .reason = reason};
-  }
+  BeginDrain(run(), reason, turn);
   Settle(turn);
 }
 

@@ -70,7 +70,9 @@ class Coordinator {
   absl::Status BeginRegister(const Sender& sender, const ModelLayout& layout,
                              const RunPlan& plan, Instant now, Effects& out);
   // A part of the values has arrived: the deadline begins anew.
-  absl::Status RegisterProgress(const Sender& sender, Instant now);
+  absl::Status RegisterProgress(const Sender& sender, Instant now) {
+    return roster_.Check(sender, now).status();
+  }
   // Of the worker that was asked. `values` has one buffer a partition;
   // `statistics` one entry a layer or none.
   // Errors also: FailedPrecondition if it was not asked.
@@ -134,7 +136,7 @@ class Coordinator {
   // State for a checkpoint of the current version; FailedPrecondition before
   // registration.
   absl::StatusOr<RunState> State() const;
-  StatusView Status(Instant now) const;
+  StatusView Status(Instant now) const { return DescribeStatus(view(), now); }
   bool ended() const { return ledger_.ended(); }
   // Gradients held until they are folded, and room reserved for more.
   int64_t inflight_bytes() const { return flow_.budget().held_bytes(); }
@@ -155,7 +157,7 @@ class Coordinator {
   // Errors: those of Evict.
   absl::Status DrainWorker(Rank rank, const std::string& reason, Instant now,
                            Effects& out);
-  PolicyView Policy(Instant now) const;
+  PolicyView Policy(Instant now) const { return DescribePolicy(view(), now); }
 
   // ---- time and people
   // Notices leases, graces and deadlines that have passed. Call it at least

@@ -9,10 +9,33 @@
 #include "server/core/assignments.h"
 #include "server/core/data_cursor.h"
 #include "server/core/initial_values.h"
+#include "server/core/membership/lost_ranks.h"
 #include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
 
 namespace cohort {
+
+bool TakeRegistration(const Run& run, const Sender& sender,
+                      const ModelLayout& layout, const RunPlan& plan,
+                      Turn& turn) {
+  if (run.parts.model.registered()) {
+    turn.out.push_back(
+        effect::RegisterAnswered{.rank = sender.rank,
+                                 .incarnation = sender.incarnation,
+                                 .answer = run.registrar.AnswerOfModel()});
+    run.registrar.Admit(sender.rank);
+    return true;
+  }
+  run.registrar.Await(sender, layout, plan);
+  Worker& worker = run.parts.ranks[sender.rank];
+  if (!run.parts.ledger.ended() && !worker.leaves_because.has_value()) {
+    return true;
+  }
+  run.registrar.Dismiss(sender.rank, turn);
+  turn.out.push_back(effect::Notify{
+      .session = worker.session, .assignment = NextFor(run, worker, turn.now)});
+  return false;
+}
 
 absl::Status InstallModel(const Run& run, const Sender& sender,
                           const ModelLayout& layout, const RunPlan& plan,
@@ -94,6 +117,15 @@ void EndRun(const Run& run, const Turn::End& end, Turn& turn) {
                                       .reason = reason,
                                       .model = run.parts.model.model(),
                                       .snapshot = run.parts.model.current()});
+}
+
+void BeginDrain(const Run& run, const std::string& reason, Turn& turn) {
+  run.parts.ledger.Drain(reason);
+  if (run.parts.ledger.started()) {
+    WithdrawFromLost(run, "the run is drained", turn);
+  } else {
+    turn.end = {.outcome = RunOutcome::kDrained, .reason = reason};
+  }
 }
 
 void EndIfDone(const Run& run, Turn& turn) {

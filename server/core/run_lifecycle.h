@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,6 +13,12 @@
 
 // The beginning and the end of training in one life of the server.
 namespace cohort {
+
+// Answers a registration whose model was compared, or keeps it until the run
+// has one. False: its worker has nothing to do, and is told so.
+bool TakeRegistration(const Run& run, const Sender& sender,
+                      const ModelLayout& layout, const RunPlan& plan,
+                      Turn& turn);
 
 // Starts the run from the model and the values that `sender` was asked for, and
 // admits all registrations of the same model.
@@ -27,6 +34,8 @@ absl::Status InstallModel(const Run& run, const Sender& sender,
 bool ReadyToStart(const Run& run, Instant now);
 void StartTraining(const Run& run, Turn& turn);
 
+// The run ends after the steps that are under way; at once before the start.
+void BeginDrain(const Run& run, const std::string& reason, Turn& turn);
 // Ends the run once training is done and evaluated. No-op before that.
 void EndIfDone(const Run& run, Turn& turn);
 // Answers all pushes, tells all workers, and hands over the model. No-op if the

@@ -52,6 +52,13 @@ void Roster::NoteBegin(Instant now) {
   }
 }
 
+void Roster::Hear(SessionId session, const PhaseSeconds& phases, Instant now) {
+  Worker* worker = ranks_.BySession(session);
+  if (worker == nullptr) return;
+  worker->last_heard = now;
+  if (!phases.empty()) worker->phases = phases;
+}
+
 absl::StatusOr<Worker*> Roster::Check(const Sender& sender, Instant now) {
   const std::string& run_id = settings_.options().run_id;
   if (sender.run_id != run_id) {

@@ -53,6 +53,8 @@ class Roster {
   absl::StatusOr<Joined> Join(SessionId session, const JoinRequest& request,
                               absl::FunctionRef<std::string()> wait_text,
                               Turn& turn);
+  // A heartbeat. No-op if no rank has this session.
+  void Hear(SessionId session, const PhaseSeconds& phases, Instant now);
   // The worker that speaks, whose time-outs begin anew.
   // Errors: FailedPrecondition (another run), InvalidArgument (no such rank),
   //   Aborted (an older incarnation, or a rank that is not needed any more).

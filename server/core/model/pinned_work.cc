@@ -159,6 +159,11 @@ void PinnedWork::FinishCollection(bool training_done, Effects& out) {
 
 absl::StatusOr<CollectionAnswer> PinnedWork::Collect(bool training_done,
                                                      Effects& out) {
+  COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
+  if (!ledger_.started()) {
+    return absl::FailedPreconditionError(
+        "training has not started: there is no worker to compute");
+  }
   const StatisticsSets& sets = *model_.current()->statistics;
   if (FindSet(sets, StatisticsKind::kAfter) == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(

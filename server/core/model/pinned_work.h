@@ -51,8 +51,8 @@ class PinnedWork {
   // it. Returns true once there is nothing left to start.
   bool Conclude(Effects& out);
   // Starts a collection on request; if one is under way, only answers.
-  // Errors: FailedPrecondition (the policy does not keep the kind, no layer has
-  //   statistics, training is done).
+  // Errors: FailedPrecondition (training has not started or is done, the policy
+  //   does not keep the kind, no layer has statistics).
   absl::StatusOr<CollectionAnswer> Collect(bool training_done, Effects& out);
 
   // The next part nobody computes yet, for `rank`, which then computes it;
