@@ -384,7 +384,7 @@ void Coordinator::Tick(Instant now, Effects& out) {
   Settle(turn);
   if (!ledger_.started() || ledger_.ended()) return;
   Turn deadlines{.now = now, .out = out};
-  LoseLate(run(), deadlines);
+  LoseStalled(run(), deadlines);
   GiveUpAbandoned(run(), deadlines);
   Settle(deadlines);
 }

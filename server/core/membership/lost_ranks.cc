@@ -6,7 +6,8 @@
 namespace cohort {
 namespace {
 
-void Release(const Run& run, Rank rank, const std::string& why, Turn& turn) {
+void WithdrawFrom(const Run& run, Rank rank, const std::string& why,
+                  Turn& turn) {
   Worker& worker = run.parts.ranks[rank];
   if (worker.outstanding.has_value() &&
       worker.outstanding->kind != AssignmentKind::kTrain) {
@@ -17,7 +18,7 @@ void Release(const Run& run, Rank rank, const std::string& why, Turn& turn) {
   const bool waits = run.parts.settings.waits_for_lost() &&
                      !run.parts.settings.pending().has_value() &&
                      !run.parts.ledger.draining();
-  run.driver.Release(rank, waits, why, turn);
+  run.driver.RankLost(rank, waits, why, turn);
 }
 
 bool HoldsOthersUp(const Run& run, const Worker& worker) {
@@ -36,7 +37,8 @@ void Lose(const Run& run, Rank rank, VacancyReason why,
   run.parts.flow.Forget(rank);
   run.registrar.Remove(rank);
   if (run.parts.ledger.ended()) return;
-  Release(run, rank, absl::StrCat(GoneText(rank, why), ": ", reason), turn);
+  WithdrawFrom(run, rank, absl::StrCat(GoneText(rank, why), ": ", reason),
+               turn);
   turn.changed = true;
   // Whoever waits now waits for someone else, or longer.
   turn.repeat_waits = true;
@@ -55,7 +57,7 @@ void WithdrawFromLost(const Run& run, const std::string& reason, Turn& turn) {
   turn.changed = true;
   for (const Worker& worker : run.parts.ranks.all()) {
     if (worker.state == Worker::State::kVacant) {
-      Release(run, worker.rank, reason, turn);
+      WithdrawFrom(run, worker.rank, reason, turn);
     }
   }
 }
@@ -93,7 +95,7 @@ void LoseOverdue(const Run& run, Turn& turn) {
   Lose(run, rank, VacancyReason::kDeadline, *silent, turn);
 }
 
-void LoseLate(const Run& run, Turn& turn) {
+void LoseStalled(const Run& run, Turn& turn) {
   const CoordinatorOptions& options = run.parts.settings.options();
   for (const Worker& worker : run.parts.ranks.all()) {
     const absl::Duration idle = turn.now - worker.last_progress;

@@ -32,7 +32,7 @@ void WithdrawFromLost(const Run& run, const std::string& reason, Turn& turn);
 void LoseOverdue(const Run& run, Turn& turn);
 // Loses the first rank that has held others up for longer than the step
 // deadline.
-void LoseLate(const Run& run, Turn& turn);
+void LoseStalled(const Run& run, Turn& turn);
 // Asks for the end of the run if no replacement has come for a rank in time.
 void GiveUpAbandoned(const Run& run, Turn& turn);
 

@@ -10,7 +10,7 @@ class SynchronousPolicy final : public AggregationPolicy {
   explicit SynchronousPolicy(int32_t pushes_min) : pushes_min_(pushes_min) {}
 
   Decision Decide(const RoundView& round) const override {
-    return round.fixed ? Complete(round) : Fix(round);
+    return round.fixed ? Complete(round) : ChooseMembers(round);
   }
 
  private:
@@ -29,7 +29,7 @@ class SynchronousPolicy final : public AggregationPolicy {
   }
 
   // Fewer ranks than K are left after a loss: then all of them.
-  Decision Fix(const RoundView& round) const {
+  Decision ChooseMembers(const RoundView& round) const {
     const size_t wanted =
         std::min(static_cast<size_t>(pushes_min_), round.pushes.size());
     const std::vector<Rank>& claims = round.claims;

@@ -145,8 +145,8 @@ void ArrivalQueue::Welcome(Worker& worker, bool anew, Turn& turn) {
   history.Give(KeyOf(given));
 }
 
-void ArrivalQueue::Release(Rank rank, bool waits, const std::string&,
-                           Turn& turn) {
+void ArrivalQueue::RankLost(Rank rank, bool waits, const std::string&,
+                            Turn& turn) {
   DropAssembly(rank, turn);
   ResumePaused(turn);
   if (waits) return;

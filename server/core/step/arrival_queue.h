@@ -38,8 +38,8 @@ class ArrivalQueue final : public StepDriver {
   bool HoldsUpIssuedStep(Rank) const override { return false; }
 
   void Welcome(Worker& worker, bool anew, Turn& turn) override;
-  void Release(Rank rank, bool waits, const std::string& why,
-               Turn& turn) override;
+  void RankLost(Rank rank, bool waits, const std::string& why,
+                Turn& turn) override;
 
   void Tick(Turn& turn) override { ResumePaused(turn); }
 

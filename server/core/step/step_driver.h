@@ -68,8 +68,8 @@ class StepDriver {
   // waited for it, and it starts to count assignments.
   virtual void Welcome(Worker& worker, bool anew, Turn& turn) = 0;
   // `rank` is lost. `waits`: what it was given stays for its replacement.
-  virtual void Release(Rank rank, bool waits, const std::string& why,
-                       Turn& turn) = 0;
+  virtual void RankLost(Rank rank, bool waits, const std::string& why,
+                        Turn& turn) = 0;
 
   // ---- time
   // Notices what takes too long, and lets paused streams go on.

@@ -91,8 +91,8 @@ void SyncRounds::RemoveCandidate(Rank rank, Turn& turn) {
   }
 }
 
-void SyncRounds::Release(Rank rank, bool waits, const std::string& why,
-                         Turn& turn) {
+void SyncRounds::RankLost(Rank rank, bool waits, const std::string& why,
+                          Turn& turn) {
   if (IsMember(rank)) {
     // A lost incarnation waits for nothing any more.
     round_->rendezvous.Forget(rank);

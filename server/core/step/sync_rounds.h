@@ -38,8 +38,8 @@ class SyncRounds final : public StepDriver {
   bool HoldsUpIssuedStep(Rank rank) const override;
 
   void Welcome(Worker&, bool, Turn&) override {}
-  void Release(Rank rank, bool waits, const std::string& why,
-               Turn& turn) override;
+  void RankLost(Rank rank, bool waits, const std::string& why,
+                Turn& turn) override;
 
   void Tick(Turn& turn) override;
 
