@@ -137,8 +137,9 @@ struct CoordinatorOptions {
   // Gradients that are held until they are folded. The process decides, from
   // its flag and its memory: no setting of the run.
   int64_t inflight_bytes_max = int64_t{4} << 30;
-  // Channels times ranks of a rendezvous that are folded under the lock at
-  // once; see RendezvousTable. Not a setting.
+  // Channels times ranks that are folded under the lock: at once in a
+  // rendezvous (see RendezvousTable), and at a commit into the moving
+  // statistics. More of them go to the pool. Not a setting.
   int64_t moments_inline_max = int64_t{64} << 10;
   // Skipped or rejected pushes in a row after which the run stops.
   int32_t nonfinite_max = 10;

@@ -11,7 +11,8 @@
 
 namespace cohort {
 
-// What has arrived of one rank's push. Its gradients are with the data shard.
+// The part of one rank's push that has arrived. Its gradients are with the data
+// shard.
 class Push {
  public:
   // How a message relates to what was there.

@@ -70,9 +70,9 @@ class KeptStatistics {
   std::vector<MovingStatistics> kinds_;
 };
 
-// What a synchronous step does to the statistics: a value, so that any thread
-// can compute it. With W ranks it is W times as much work as the layers are
-// wide, unless a rendezvous has combined the moments already.
+// The effect of a synchronous step on the statistics: a value, so that any
+// thread can compute it. With W ranks it is W times as much work as the layers
+// are wide, unless a rendezvous has combined the moments already.
 struct StatisticsUpdate {
   Version step;
   Attempt attempt;

@@ -44,7 +44,7 @@ class ShardStream
       this->End(OnHalfClose());
       return;
     }
-    // What arrives on a stream that lost its place must not take it back.
+    // A late message must not take back the place that this stream has lost.
     if (this->ended()) return;
     if (!std::exchange(spoken_, true)) this->Spoke();
     After after = After::kRead;

@@ -18,12 +18,13 @@
 #include "absl/strings/strip.h"
 #include "common/status_macros.h"
 #include "server/ctl/cluster/child_process.h"
+#include "server/ctl/cluster/programs.h"
 #include "tests/bench/run_shape.h"
 
 namespace cohort::bench {
 namespace {
 
-// What worker 0 measured, in seconds.
+// The measures of worker 0, in seconds.
 struct WorkerTimes {
   std::vector<double> steps;
   std::vector<double> rendezvous;
@@ -54,26 +55,15 @@ absl::Status ReadUntil(ChildProcess& child, const std::string& name,
   return absl::OkStatus();
 }
 
-// Beside this program.
-absl::StatusOr<std::string> Program(const std::string& name) {
-  std::error_code error;
-  const std::filesystem::path self =
-      std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::filesystem::path path = self.parent_path() / name;
-  if (!error && std::filesystem::exists(path)) return path.string();
-  return absl::FailedPreconditionError(
-      absl::StrCat(path.string(), " is missing: build it first"));
-}
-
 // Starts `server`, or the one beside this program, and workers as processes of
 // their own, and lets them end.
 absl::StatusOr<WorkerTimes> RunShaped(std::string server,
                                       const RunShape& shape) {
-  if (server.empty()) {
-    COHORT_ASSIGN_OR_RETURN(server, Program("cohort-server"));
-  }
-  COHORT_ASSIGN_OR_RETURN(const std::string program,
-                          Program("cohort-exchange-worker"));
+  COHORT_ASSIGN_OR_RETURN(const ClusterPrograms programs, FindPrograms(""));
+  if (server.empty()) server = programs.server;
+  const std::string program = std::filesystem::path(programs.server)
+                                  .replace_filename("cohort-exchange-worker")
+                                  .string();
   COHORT_ASSIGN_OR_RETURN(
       const std::unique_ptr<ChildProcess> serving,
       ChildProcess::Start(

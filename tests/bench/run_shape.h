@@ -9,11 +9,11 @@
 
 namespace cohort::bench {
 
-// What the workers of a run do. They do no arithmetic.
+// The work of all workers of a run. They do no arithmetic.
 struct RunShape {
   int32_t workers = 1;
   int32_t steps = 1;
-  // Of the one batch-norm layer; 0: none.
+  // Channels of the one batch-norm layer; 0: there is none.
   int64_t channels = 0;
   // Rendezvous a step, and how many are waited for at once.
   int32_t calls = 0;

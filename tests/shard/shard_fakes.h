@@ -1,4 +1,4 @@
-// What a shard needs around it, without gRPC.
+// A clock, a listener and options for a shard, without gRPC.
 #pragma once
 
 #include <cstdint>

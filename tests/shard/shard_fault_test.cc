@@ -51,7 +51,7 @@ TEST(ShardFaultTest, StreamThatCannotBeToldEndsAloneAndOthersAreServed) {
   EXPECT_TRUE(whole->joined);
 }
 
-// What cannot be told to a listener is told to nobody, in whatever effect.
+// Fails in an effect that concerns no single peer.
 class ThrowingListener final : public SilentListener {
  public:
   void OnLogged(const effect::Log&) override {

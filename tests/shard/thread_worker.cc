@@ -119,7 +119,7 @@ void Inbox::Joined(const effect::Joined& joined) {
 }
 
 void Inbox::Assigned(const Assignment& assignment) {
-  // What comes after the wait is told by itself, under the same number.
+  // The assignment after a wait comes by itself, under the same number.
   if (assignment.kind == AssignmentKind::kWait) return;
   MutexLock lock(mu_);
   // The end of the run has no number.

@@ -32,7 +32,7 @@ inline float ThreadGradient(const IndexRange& range, int64_t element) {
   return static_cast<float>(range.begin % 7 + element % 5 - 4) / 8;
 }
 
-// What a worker was told, by whatever thread of the shard.
+// Messages to a worker, from any thread of the shard.
 class Inbox {
  public:
   // How the wait for a message ended.
@@ -51,7 +51,8 @@ class Inbox {
   // Each waits until its message is there. Fails the test after a minute.
   Incarnation AwaitJoined() ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<RegisterAnswer> AwaitAnswer() ABSL_LOCKS_EXCLUDED(mu_);
-  // Of a higher number than `last`; absent if a stream has ended.
+  // The newest one with a higher number than `last`; absent if a stream has
+  // ended.
   std::optional<Assignment> AwaitAssignment(Sequence last)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Or until the push is replaced by another assignment.
@@ -121,7 +122,7 @@ class ThreadWorker {
   int64_t answered_ = 0;
   int64_t pauses_ = 0;
 
-  // Of this process.
+  // Replaced with each process.
   std::shared_ptr<Inbox> inbox_;
   std::shared_ptr<SessionStream> session_stream_;
   std::shared_ptr<ExchangeStream> exchange_;

@@ -163,7 +163,7 @@ class PageStates(page_case.PageCase):
         status = statuses.crowd()
         status["barrier_waits"] = statuses.waits(64 * 3100, 1e-4)
         server = self.show(status, goes_on=True)
-        # What a busy machine does by itself: more than one answer comes.
+        # More than one answer comes, as on a busy machine.
         self.browser.wait_until(lambda: len(server.asked_at) > 2, "answers")
         self.assertEqual(self.tile("holdup")[1:], [
             "Nobody", "worker 41 was last in 88\u202f% of steps"])

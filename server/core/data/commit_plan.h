@@ -10,7 +10,7 @@
 #include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
 
-// What the coordinator and a data shard say to each other about gradients.
+// The messages between the coordinator and a data shard.
 namespace cohort {
 
 // Names the gradients of one push.
@@ -38,15 +38,15 @@ struct CommitPlan {
   // In rank order.
   std::vector<PushId> contributors;
   SharedModel model;
-  // What is changed.
+  // The version that is changed.
   SharedSnapshot base;
   OptimizerOptions optimizer;
   double learning_rate = 0;
-  // Of the summed losses of all contributors. 0: there was nothing to learn
-  // from, and weights and slots stay as they are, as where no contributor has
-  // a gradient.
+  // Weight of the summed losses of all contributors. 0: there was nothing to
+  // learn from, and weights and slots stay as they are, as where no contributor
+  // has a gradient.
   double loss_weight = 0;
-  // What stays as it is. Null: nothing.
+  // Elements that stay as they are. Null: none.
   SharedMask mask;
   // Delay compensation with the weights that were read; null: none.
   SharedSnapshot read;

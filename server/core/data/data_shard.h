@@ -11,18 +11,18 @@
 
 namespace cohort {
 
-// What has become of a fold.
+// The result of a fold, for the coordinator.
 struct FoldReport {
   int64_t transaction = 0;
   int32_t partition = 0;
-  // Of gradients that are freed by now.
+  // Size of the gradients, which are freed by now.
   int64_t gradient_bytes = 0;
   // The partition of the next version. Absent: a pass over it is still to come,
   // or the transaction was given up.
   std::optional<FoldResult> prepared;
-  // Of the transaction, as far as it is known; the first that was seen.
+  // The first that was seen in the transaction so far.
   std::optional<NonfiniteGradient> nonfinite;
-  // Of the mean gradient, before it was clipped and damped; known after the
+  // Norm of the mean gradient before clipping and damping; known after the
   // first pass of a clipped transaction.
   std::optional<double> gradient_norm;
   // The other partitions will not be prepared, because the gradient is not
@@ -69,7 +69,7 @@ class DataShard {
 
   std::map<PushId, Parts> pushes_;
   std::optional<Transaction> transaction_;
-  // Of the transaction, by partition: contributors whose gradient is here.
+  // By partition: contributors of the transaction whose gradient is here.
   std::vector<size_t> arrived_;
 };
 

@@ -19,8 +19,9 @@ class PendingCommit {
   int64_t transaction() const { return transaction_; }
   double learning_rate() const { return learning_rate_; }
 
-  // All gradients of `partition` have come, so its fold has begun. Partitions
-  // without gradients count as begun.
+  // All gradients of `partition` have come, so the data shard folds it: it goes
+  // by the same rule, and this keeps the budget of bytes in step with it.
+  // Partitions without gradients count as begun.
   bool HasBegun(int32_t partition) const {
     return begun_[static_cast<size_t>(partition)];
   }

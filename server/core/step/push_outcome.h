@@ -36,7 +36,7 @@ void SendResult(const FoldResult& result, Version version, const Worker& worker,
 void HoldGradient(const PushId& push, GradientMessage& message, Turn& turn);
 // `commit` is over for the data shard.
 void EndTransaction(const PendingCommit& commit, bool committed, Turn& turn);
-// What the data shard holds of `push` goes into nothing.
+// Tells the data shard to discard the gradients of `push`.
 void DropGradients(Rank rank, const Push& push, Turn& turn);
 
 // The push of `key` is decided, and answered once the turn has settled.
