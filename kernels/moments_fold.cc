@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "common/assignment.h"
 #include "common/check.h"
+#include "common/moments.h"
 
 namespace cohort::kernels {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "absl/types/span.h"
-#include "common/assignment.h"
+#include "common/moments.h"
 
 namespace cohort::kernels {
 

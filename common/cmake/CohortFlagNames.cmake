@@ -22,7 +22,7 @@ function(cohort_flag_names)
   list(JOIN names ",\n" lines)
   list(LENGTH names count)
   file(CONFIGURE OUTPUT ${ARG_OUTPUT} @ONLY CONTENT
-"#include \"common/process/flag_names.h\"
+"#include \"common/cli/flag_names.h\"
 
 #include <array>
 

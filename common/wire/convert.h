@@ -14,7 +14,10 @@
 #include "cohort/v1/types.pb.h"
 #include "common/assignment.h"
 #include "common/byte_rope.h"
+#include "common/evaluation_sums.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
+#include "common/push.h"
 
 // Domain types to and from the generated ones. Generated types stop here and
 // in the two gRPC adapters.

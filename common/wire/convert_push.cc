@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/check.h"
-#include "common/measures.h"
+#include "common/measures/measures.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/field_checks.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/measures.h"
+#include "common/measures/measures.h"
 
 namespace cohort {
 

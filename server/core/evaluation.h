@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "common/assignment.h"
+#include "common/evaluation_sums.h"
 #include "common/ids.h"
 #include "server/core/effects.h"
 

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/assignment.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
 
 namespace cohort {
 

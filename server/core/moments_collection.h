@@ -11,6 +11,7 @@
 #include "common/assignment.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
 #include "server/core/effects.h"
 
 namespace cohort {

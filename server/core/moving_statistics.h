@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
-#include "common/assignment.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
 #include "server/core/options.h"
 
 namespace cohort {

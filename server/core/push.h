@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/assignment.h"
 #include "common/ids.h"
+#include "common/moments.h"
+#include "common/push.h"
 
 namespace cohort {
 

@@ -4,8 +4,8 @@
 #include <deque>
 #include <optional>
 
-#include "common/assignment.h"
 #include "common/ids.h"
+#include "common/push.h"
 
 namespace cohort {
 

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/assignment.h"
 #include "common/clock.h"
 #include "common/ids.h"
+#include "common/moments.h"
 #include "server/core/moving_statistics.h"
 #include "server/core/observation.h"
 #include "server/core/policy/call_agreement.h"

@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/assignment.h"
 #include "common/ids.h"
-#include "common/staleness_histogram.h"
+#include "common/measures/staleness_histogram.h"
 #include "server/core/data_cursor.h"
 #include "server/core/effects.h"
 #include "server/core/push_history.h"

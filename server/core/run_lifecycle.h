@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/assignment.h"
 #include "common/clock.h"
 #include "common/float_buffer.h"
 #include "common/model_layout.h"
+#include "common/push.h"
 #include "server/core/run.h"
 #include "server/core/turn.h"
 

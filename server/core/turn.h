@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "common/assignment.h"
 #include "common/clock.h"
 #include "common/ids.h"
+#include "common/push.h"
 #include "server/core/effects.h"
 
 namespace cohort {

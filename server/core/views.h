@@ -8,9 +8,9 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "common/assignment.h"
+#include "common/evaluation_sums.h"
 #include "common/ids.h"
-#include "common/staleness_histogram.h"
+#include "common/measures/staleness_histogram.h"
 #include "server/core/effects.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/run_counts.h"

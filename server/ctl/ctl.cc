@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/build_info.h"
-#include "common/process/environment.h"
+#include "common/cli/environment.h"
 #include "common/status_macros.h"
 #include "server/ctl/help.h"
 

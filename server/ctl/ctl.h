@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "common/process/command_line.h"
+#include "common/cli/command_line.h"
 #include "server/ctl/verb.h"
 
 namespace cohort {

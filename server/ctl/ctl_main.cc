@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "common/cli/environment.h"
+#include "common/cli/signal_watcher.h"
 #include "common/clock.h"
 #include "common/mutex.h"
-#include "common/process/environment.h"
-#include "common/process/signal_watcher.h"
 #include "server/ctl/ctl.h"
 
 namespace cohort {

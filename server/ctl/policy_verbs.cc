@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/change_headline.h"
-#include "common/process/command_line.h"
+#include "common/cli/command_line.h"
+#include "common/measures/change_headline.h"
 #include "common/status_macros.h"
 #include "server/ctl/status_text.h"
 #include "server/ctl/table.h"

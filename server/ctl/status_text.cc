@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/staleness_histogram.h"
+#include "common/measures/staleness_histogram.h"
 #include "server/ctl/status_words.h"
 #include "server/ctl/table.h"
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "common/measures.h"
+#include "common/measures/measures.h"
 
 namespace cohort {
 namespace {

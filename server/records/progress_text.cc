@@ -8,7 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/measures.h"
+#include "common/measures/measures.h"
 
 namespace cohort {
 namespace {

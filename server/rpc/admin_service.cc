@@ -12,7 +12,7 @@
 #include "cohort/v1/admin.grpc.pb.h"
 #include "common/build_info.h"
 #include "common/log/log.h"
-#include "common/measures.h"
+#include "common/measures/measures.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
 #include "common/status_macros.h"

@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/assignment.h"
+#include "common/push.h"
 
 namespace cohort {
 

@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/cli/file_limit.h"
 #include "common/ops/listen_socket.h"
 #include "common/ops/process_collector.h"
-#include "common/process/file_limit.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "server/rpc/call_interceptor.h"

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/cli/command_line.h"
 #include "common/log/log.h"
-#include "common/process/command_line.h"
 
 namespace cohort {
 namespace {

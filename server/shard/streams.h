@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 #include "common/assignment.h"
 #include "common/clock.h"
+#include "common/moments.h"
 #include "server/core/effects.h"
 
 // What a shard says to the streams that workers hold open. Domain types only:

@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "common/clock.h"
-#include "common/measures.h"
+#include "common/measures/measures.h"
 
 namespace cohort {
 namespace {

@@ -1,4 +1,4 @@
-#include "common/change_headline.h"
+#include "common/measures/change_headline.h"
 
 #include <gtest/gtest.h>
 

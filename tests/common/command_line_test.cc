@@ -1,4 +1,4 @@
-#include "common/process/command_line.h"
+#include "common/cli/command_line.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "common/process/environment.h"
+#include "common/cli/environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
-#include "common/process/command_line.h"
+#include "common/cli/command_line.h"
 
 ABSL_FLAG(int32_t, room_count, 3, "how many there are");
 ABSL_FLAG(bool, room_lit, false, "whether it is on");

@@ -1,4 +1,4 @@
-#include "common/measures.h"
+#include "common/measures/measures.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

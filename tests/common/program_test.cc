@@ -1,4 +1,4 @@
-#include "common/process/program.h"
+#include "common/cli/program.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

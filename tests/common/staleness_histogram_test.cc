@@ -1,4 +1,4 @@
-#include "common/staleness_histogram.h"
+#include "common/measures/staleness_histogram.h"
 
 #include <gtest/gtest.h>
 

@@ -14,6 +14,8 @@
 #include "common/float_buffer.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
+#include "common/push.h"
 #include "server/core/coordinator.h"
 #include "server/core/effects.h"
 

@@ -12,7 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "common/assignment.h"
 #include "common/byte_rope.h"
+#include "common/evaluation_sums.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
+#include "common/push.h"
 #include "worker/client/client.h"
 
 namespace cohort {

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/assignment.h"
+#include "common/moments.h"
 #include "common/mutex.h"
 #include "worker/batch_norm/rendezvous.h"
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "common/assignment.h"
+#include "common/moments.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/backend.h"

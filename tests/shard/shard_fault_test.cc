@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 #include "absl/status/status.h"
-#include "common/process/command_line.h"
+#include "common/cli/command_line.h"
 #include "server/shard/shard.h"
 #include "tests/shard/shard_fakes.h"
 

@@ -14,7 +14,9 @@
 #include "common/assignment.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
 #include "common/mutex.h"
+#include "common/push.h"
 #include "server/core/effects.h"
 #include "server/shard/shard.h"
 

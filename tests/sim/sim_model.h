@@ -8,6 +8,8 @@
 #include "common/float_buffer.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
+#include "common/push.h"
 #include "tests/sim/scenario.h"
 
 namespace cohort::sim {

@@ -11,6 +11,8 @@
 #include "absl/time/time.h"
 #include "common/assignment.h"
 #include "common/ids.h"
+#include "common/moments.h"
+#include "common/push.h"
 #include "server/core/coordinator.h"
 #include "server/core/effects.h"
 #include "tests/sim/network.h"

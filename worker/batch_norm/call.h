@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/assignment.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
 #include "kernels/batch_norm_args.h"
 #include "kernels/data_type.h"
 #include "worker/batch_norm/batch_norm_function.h"

@@ -4,7 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/assignment.h"
+#include "common/moments.h"
 
 namespace cohort {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/assignment.h"
+#include "common/moments.h"
 #include "kernels/backend.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/rendezvous.h"

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "common/assignment.h"
 #include "common/clock.h"
+#include "common/push.h"
 #include "worker/client/bulk_stream.h"
 #include "worker/client/link.h"
 

@@ -13,8 +13,11 @@
 #include "absl/types/span.h"
 #include "common/assignment.h"
 #include "common/byte_rope.h"
+#include "common/evaluation_sums.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
+#include "common/push.h"
 #include "worker/client/client_hooks.h"
 
 namespace cohort {

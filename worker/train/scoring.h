@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/assignment.h"
+#include "common/evaluation_sums.h"
 #include "common/ids.h"
 #include "kernels/backend.h"
 #include "worker/batch_norm/binding.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/assignment.h"
+#include "common/push.h"
 #include "worker/device/compute_device.h"
 #include "worker/device/pinned_pool.h"
 #include "worker/train/batch_reader.h"

@@ -15,6 +15,7 @@
 #include "common/byte_rope.h"
 #include "common/clock.h"
 #include "common/mutex.h"
+#include "common/push.h"
 #include "common/timeline.h"
 #include "kernels/backend.h"
 #include "worker/batch_norm/binding.h"

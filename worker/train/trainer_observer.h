@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "common/assignment.h"
 #include "common/ids.h"
+#include "common/push.h"
 #include "worker/train/step_phases.h"
 
 namespace cohort {

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/assignment.h"
 #include "common/byte_rope.h"
 #include "common/ids.h"
+#include "common/push.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/options.h"

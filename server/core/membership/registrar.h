@@ -4,10 +4,10 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "common/assignment.h"
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/push.h"
 #include "server/core/effects.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/membership/registration_book.h"

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "common/assignment.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
 
 namespace cohort {
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "absl/status/statusor.h"
-#include "common/assignment.h"
+#include "common/push.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/run_parts.h"
 #include "server/core/step/step_driver.h"

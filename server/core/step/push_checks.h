@@ -1,8 +1,8 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "common/assignment.h"
 #include "common/ids.h"
+#include "common/push.h"
 #include "server/core/effects.h"
 #include "server/core/push.h"
 #include "server/core/requests.h"

@@ -7,6 +7,8 @@
 #include "absl/status/status.h"
 #include "common/assignment.h"
 #include "common/ids.h"
+#include "common/moments.h"
+#include "common/push.h"
 #include "server/core/data/commit_plan.h"
 #include "server/core/effects.h"
 #include "server/core/membership/rank_table.h"

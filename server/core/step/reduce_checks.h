@@ -1,9 +1,9 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "common/assignment.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
 #include "server/core/step/round.h"
 
 namespace cohort {

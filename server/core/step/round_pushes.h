@@ -6,9 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "common/assignment.h"
 #include "common/clock.h"
 #include "common/ids.h"
+#include "common/moments.h"
+#include "common/push.h"
 #include "server/core/data/commit_plan.h"
 #include "server/core/push.h"
 #include "server/core/requests.h"

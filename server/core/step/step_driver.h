@@ -11,6 +11,8 @@
 #include "absl/time/time.h"
 #include "common/assignment.h"
 #include "common/ids.h"
+#include "common/moments.h"
+#include "common/push.h"
 #include "server/core/data/data_shard.h"
 #include "server/core/data_cursor.h"
 #include "server/core/membership/rank_table.h"

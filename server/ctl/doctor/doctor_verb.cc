@@ -10,7 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "common/build_info.h"
-#include "common/process/command_line.h"
+#include "common/cli/command_line.h"
 #include "server/ctl/doctor/check.h"
 #include "server/ctl/doctor/machine_checks.h"
 #include "server/ctl/doctor/server_checks.h"

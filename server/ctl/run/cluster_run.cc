@@ -8,7 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/process/command_line.h"
+#include "common/cli/command_line.h"
 #include "common/status_macros.h"
 #include "server/ctl/admin_client.h"
 

@@ -12,7 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "common/process/command_line.h"
+#include "common/cli/command_line.h"
 #include "common/status_macros.h"
 #include "server/ctl/cluster/local_cluster.h"
 #include "server/ctl/study/run_result.h"

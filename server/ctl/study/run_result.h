@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "common/staleness_histogram.h"
+#include "common/measures/staleness_histogram.h"
 
 namespace cohort {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "common/staleness_histogram.h"
+#include "common/measures/staleness_histogram.h"
 #include "server/ctl/study/estimate.h"
 #include "server/ctl/study/matrix.h"
 #include "server/ctl/study/run_result.h"

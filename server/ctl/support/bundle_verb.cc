@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/build_info.h"
+#include "common/cli/environment.h"
 #include "common/ops/page_client.h"
-#include "common/process/environment.h"
 #include "common/status_macros.h"
 #include "server/ctl/byte_count.h"
 #include "server/ctl/doctor/server_checks.h"

@@ -12,7 +12,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "common/staleness_histogram.h"
+#include "common/measures/staleness_histogram.h"
 #include "common/step_phase.h"
 #include "server/ctl/status_words.h"
 #include "server/ctl/table.h"

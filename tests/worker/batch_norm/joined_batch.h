@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "common/assignment.h"
+#include "common/moments.h"
 #include "kernels/backend.h"
 
 namespace torch::nn {

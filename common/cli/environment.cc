@@ -1,4 +1,4 @@
-#include "common/process/environment.h"
+#include "common/cli/environment.h"
 
 #include <unistd.h>
 
@@ -13,8 +13,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "common/process/command_line.h"
-#include "common/process/flag_names.h"
+#include "common/cli/command_line.h"
+#include "common/cli/flag_names.h"
 #include "common/status_macros.h"
 
 namespace cohort {

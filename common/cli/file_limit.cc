@@ -1,4 +1,4 @@
-#include "common/process/file_limit.h"
+#include "common/cli/file_limit.h"
 
 #include <sys/resource.h>
 

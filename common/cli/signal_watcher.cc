@@ -1,4 +1,4 @@
-#include "common/process/signal_watcher.h"
+#include "common/cli/signal_watcher.h"
 
 #include <signal.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "common/measures.h"
+#include "common/measures/measures.h"
 
 #include <algorithm>
 #include <cstdint>

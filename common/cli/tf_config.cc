@@ -1,4 +1,4 @@
-#include "common/process/tf_config.h"
+#include "common/cli/tf_config.h"
 
 #include <cstdint>
 #include <nlohmann/json.hpp>

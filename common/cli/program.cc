@@ -1,10 +1,10 @@
-#include "common/process/program.h"
+#include "common/cli/program.h"
 
 #include <algorithm>
 
 #include "absl/status/status.h"
 #include "common/build_info.h"
-#include "common/process/environment.h"
+#include "common/cli/environment.h"
 #include "common/status_macros.h"
 
 namespace cohort {

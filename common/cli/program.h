@@ -7,8 +7,8 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "common/process/command_line.h"
-#include "common/process/tf_config.h"
+#include "common/cli/command_line.h"
+#include "common/cli/tf_config.h"
 
 namespace cohort {
 

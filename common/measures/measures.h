@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "common/assignment.h"
+#include "common/evaluation_sums.h"
 
 // What the sums of an evaluation say about a model.
 namespace cohort {

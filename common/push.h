@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/assignment.h"
+#include "common/ids.h"
+#include "common/moments.h"
+
+namespace cohort {
+
+// Identifies one push of a rank; a partition index completes the key of one
+// message.
+struct PushKey {
+  Sequence sequence;
+  Attempt attempt;
+
+  friend auto operator<=>(const PushKey&, const PushKey&) = default;
+};
+
+// The worker that sent a message.
+struct Sender {
+  std::string run_id;
+  Rank rank;
+  Incarnation incarnation;
+};
+
+struct PushOpening {
+  // Weights that were read; under sync those of the step.
+  Version version;
+  // Images.
+  int64_t samples = 0;
+  // Labels, valid pixels, or sum of class weights. 0: nothing to learn from,
+  // and the push changes no weight.
+  double loss_weight = 0;
+};
+
+struct PushClosing {
+  double loss_sum = 0;
+  int64_t correct = 0;
+  // Valid ones.
+  int64_t labels = 0;
+  // Calls per batch-norm layer, in layout order.
+  std::vector<int32_t> batch_norm_calls;
+  // Ascending by (layer, call).
+  std::vector<CallMoments> moments;
+};
+
+enum class Verdict {
+  kApplied,
+  kDamped,
+  kSkipped,
+  kDropped,
+  kRejectedNonfinite,
+};
+
+// The push is part of the version that its verdict names.
+inline bool IsApplied(Verdict verdict) {
+  return verdict == Verdict::kApplied || verdict == Verdict::kDamped;
+}
+
+// How a push ended.
+struct PushVerdict {
+  Verdict verdict = Verdict::kApplied;
+  // True if this answers a repetition of a push already decided.
+  bool duplicate = false;
+  // Version in which it went, or at which it was decided.
+  Version version;
+  int64_t staleness_versions = 0;
+  double weight = 1;
+  std::string reason;
+  Assignment next;
+};
+
+}  // namespace cohort
