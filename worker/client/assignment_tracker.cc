@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-
+#include "common/push.h"
 namespace cohort {
 namespace {
 
