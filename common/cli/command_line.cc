@@ -1,7 +1,6 @@
 #include "common/cli/command_line.h"
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 
 #include "absl/flags/commandlineflag.h"
@@ -16,7 +15,6 @@ namespace {
 
 // More typing errors than this make no good suggestion.
 constexpr size_t kTyposMax = 3;
-constexpr int kExitCodeMax = 255;
 
 // Number of single-character edits between two words (Levenshtein).
 size_t EditDistance(absl::string_view a, absl::string_view b) {
@@ -86,11 +84,16 @@ std::string NearestWord(absl::string_view word,
   return nearest;
 }
 
-absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments,
-                              std::set<std::string>* given) {
+absl::StatusOr<HelpRequest> SetFlags(absl::Span<char* const> arguments,
+                                     std::set<std::string>* given) {
   for (size_t i = 1; i < arguments.size(); ++i) {
     absl::string_view argument = arguments[i];
-    if (argument == "--help" || argument == "-h") return true;
+    if (argument == "--help" || argument == "-h") {
+      return HelpRequest{.asked = true};
+    }
+    if (absl::ConsumePrefix(&argument, "--help=")) {
+      return HelpRequest{.asked = true, .subject = std::string(argument)};
+    }
     if (!absl::ConsumePrefix(&argument, "--") || argument.empty()) {
       return absl::FailedPreconditionError(
           absl::StrCat("got argument '", arguments[i], "', want only flags"));
@@ -122,38 +125,12 @@ absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments,
     const absl::string_view set = flag->Name();
     given->emplace(set.data(), set.size());
   }
-  return false;
+  return HelpRequest();
 }
 
 ExitCode ExitCodeOf(const absl::Status& flag_error) {
   return flag_error.code() == absl::StatusCode::kInvalidArgument ? kExitConfig
                                                                  : kExitUsage;
-}
-
-absl::Status CheckExitCode(absl::string_view flag, int code) {
-  if (code >= 0 && code <= kExitCodeMax) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, ": got ", code, ", want 0 to ", kExitCodeMax));
-}
-
-std::string HelpText(const ProgramText& program, absl::string_view source) {
-  std::string text =
-      absl::StrCat(program.name, ": ", program.summary, "\n\nExamples:\n");
-  for (absl::string_view example : program.examples) {
-    absl::StrAppend(&text, "  ", example, "\n");
-  }
-  absl::StrAppend(&text, "\nFlags (with defaults):\n");
-  // Sorted by name; the registry is not.
-  std::map<std::string, const absl::CommandLineFlag*> flags;
-  for (const auto& [name, flag] : absl::GetAllFlags()) {
-    if (!absl::StrContains(flag->Filename(), source)) continue;
-    flags.emplace(std::string(name.data(), name.size()), flag);
-  }
-  for (const auto& [name, flag] : flags) {
-    absl::StrAppend(&text, "  --", name, "=", flag->DefaultValue(), "\n      ",
-                    flag->Help(), "\n");
-  }
-  return text;
 }
 
 absl::Status BadChoice(absl::string_view flag, absl::string_view value,

@@ -28,12 +28,10 @@ enum ExitCode : int {
   kExitHalfDone = 9,
 };
 
-struct ProgramText {
-  absl::string_view name;
-  // One sentence.
-  absl::string_view summary;
-  // Command lines that work as they stand.
-  std::vector<absl::string_view> examples;
+// Whether --help was given, and with which subject; empty: none.
+struct HelpRequest {
+  bool asked = false;
+  std::string subject;
 };
 
 // Sets the ABSL_FLAGs of the program from the arguments of main, of which the
@@ -41,13 +39,13 @@ struct ProgramText {
 // --name value, --switch and --noswitch. Not absl::ParseCommandLine, which
 // ends the process itself, with a code of its own.
 //
-// Returns true if --help was asked for; nothing more is read then. The names
-// of the flags that were set are added to `given`.
+// --help, -h or --help=SUBJECT ends the reading. The names of the flags that
+// were set are added to `given`.
 // Errors: NotFound (unknown flag, with a suggestion) and FailedPrecondition
 //   (an argument that is no flag, a value that is missing) are usage;
 //   InvalidArgument is a value that the flag does not take.
-absl::StatusOr<bool> SetFlags(absl::Span<char* const> arguments,
-                              std::set<std::string>* given = nullptr);
+absl::StatusOr<HelpRequest> SetFlags(absl::Span<char* const> arguments,
+                                     std::set<std::string>* given = nullptr);
 
 // Sets one flag. An error calls it `spelled`, as the user wrote it.
 // Errors: NotFound and InvalidArgument as above.
@@ -61,13 +59,6 @@ std::string NearestWord(absl::string_view word,
 
 // kExitUsage or kExitConfig for the errors of SetFlags.
 ExitCode ExitCodeOf(const absl::Status& flag_error);
-
-// Errors: InvalidArgument, a value of `flag` that no process can end with.
-absl::Status CheckExitCode(absl::string_view flag, int code);
-
-// Examples first, then all flags that are defined in source files whose path
-// contains `source`.
-std::string HelpText(const ProgramText& program, absl::string_view source);
 
 // Reads a choice such as --optimizer.
 // Errors: InvalidArgument naming flag, value and the values allowed.

@@ -7,14 +7,11 @@
 #include <regex>
 #include <utility>
 
-#include "absl/flags/commandlineflag.h"
-#include "absl/flags/reflection.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/cli/command_line.h"
-#include "common/cli/flag_names.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -39,21 +36,19 @@ bool IsServiceLink(const std::string& name, const std::string& value) {
          (absl::EndsWith(name, "_PORT") && std::regex_match(value, url));
 }
 
-std::vector<std::string> VariablesOf(absl::string_view source) {
+std::vector<std::string> VariablesOf(absl::Span<const FlagInfo> flags) {
   std::vector<std::string> variables;
-  for (const auto& [name, flag] : absl::GetAllFlags()) {
-    if (absl::StrContains(flag->Filename(), source)) {
-      variables.push_back(VariableOf(name));
-    }
-  }
+  for (const FlagInfo& flag : flags) variables.push_back(VariableOf(flag.name));
   return variables;
 }
 
 // All names that mean something to some program or script of Cohort.
 std::vector<std::string> KnownVariables() {
   std::vector<std::string> known(kOfScripts.begin(), kOfScripts.end());
-  for (absl::string_view flag : AllFlagNames()) {
-    known.push_back(VariableOf(flag));
+  for (const FlagTable* flags : {&ServerFlagTable(), &WorkerFlagTable()}) {
+    for (std::string& variable : VariablesOf(*flags)) {
+      known.push_back(std::move(variable));
+    }
   }
   return known;
 }
@@ -131,9 +126,9 @@ absl::Status CheckVariables(absl::Span<const std::string> environment) {
 }
 
 absl::Status SetFlagsFromEnvironment(absl::Span<const std::string> environment,
-                                     absl::string_view source,
+                                     absl::Span<const FlagInfo> flags,
                                      std::set<std::string>& given) {
-  const std::vector<std::string> own = VariablesOf(source);
+  const std::vector<std::string> own = VariablesOf(flags);
   std::vector<std::string> known = KnownVariables();
   known.insert(known.end(), own.begin(), own.end());
   for (const auto& [name, value] : VariablesIn(environment)) {

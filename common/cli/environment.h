@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "common/flags/flag_table.h"
 
 namespace cohort {
 
@@ -20,10 +21,10 @@ absl::string_view ValueIn(absl::Span<const std::string> environment,
 // "COHORT_WORKERS" for "workers".
 std::string VariableOf(absl::string_view flag);
 
-// Sets the flags defined in source files whose path contains `source` from the
-// variables COHORT_NAME. A flag in `given` stays as it is: the command line
-// wins; those set here are added to it. An empty variable counts as absent,
-// so that a template may always name it.
+// Sets `flags`, rows of ABSL_FLAGs, from the variables COHORT_NAME. A flag in
+// `given` stays as it is: the command line wins; those set here are added to
+// it. An empty variable counts as absent, so that a template may always name
+// it.
 //
 // Passed over: flags of another program of Cohort, so that one environment
 // serves all of them; what Kubernetes and Docker add for a service of the name
@@ -33,7 +34,7 @@ std::string VariableOf(absl::string_view flag);
 // Errors: NotFound, a variable COHORT_* that means nothing to any of them, with
 //   a suggestion; InvalidArgument, a value that the flag does not take.
 absl::Status SetFlagsFromEnvironment(absl::Span<const std::string> environment,
-                                     absl::string_view source,
+                                     absl::Span<const FlagInfo> flags,
                                      std::set<std::string>& given);
 
 // The check alone, for a program whose flags are no ABSL_FLAGs.

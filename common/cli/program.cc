@@ -2,7 +2,10 @@
 
 #include <algorithm>
 
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/reflection.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "common/build_info.h"
 #include "common/cli/environment.h"
 #include "common/status_macros.h"
@@ -22,14 +25,41 @@ absl::Status SetFlagsFromTfConfig(absl::string_view text, TaskRole role,
   return absl::OkStatus();
 }
 
-absl::Status SetFlagsFromSurroundings(const Program& program,
-                                      const ProgramIo& io,
-                                      std::set<std::string>& given) {
+// Checks the flags in `given`.
+absl::Status CheckAllLimits(const FlagTable& flags,
+                            const std::set<std::string>& given) {
+  for (const std::string& name : given) {
+    const FlagInfo* flag = FindFlag(flags, name);
+    // A flag of a library has no row.
+    if (flag == nullptr) continue;
+    COHORT_RETURN_IF_ERROR(
+        CheckLimits(*flag, absl::FindCommandLineFlag(name)->CurrentValue(),
+                    absl::StrCat("--", name)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetFlagsWithEnvironment(const Program& program,
+                                     const ProgramIo& io,
+                                     std::set<std::string>& given) {
   COHORT_RETURN_IF_ERROR(
-      SetFlagsFromEnvironment(io.environment, program.source, given));
+      SetFlagsFromEnvironment(io.environment, program.flags, given));
   const absl::string_view tf_config = ValueIn(io.environment, "TF_CONFIG");
-  if (tf_config.empty()) return absl::OkStatus();
-  return SetFlagsFromTfConfig(tf_config, program.role, given);
+  if (!tf_config.empty()) {
+    COHORT_RETURN_IF_ERROR(
+        SetFlagsFromTfConfig(tf_config, program.role, given));
+  }
+  return CheckAllLimits(program.flags, given);
+}
+
+// The status of wrong flags, said on `err`.
+ExitCode Refuse(absl::string_view name, const absl::Status& status,
+                const ProgramIo& io) {
+  const ExitCode code = ExitCodeOf(status);
+  io.err << name << ": " << status.message() << '\n';
+  if (code == kExitUsage) io.err << name << " --help lists all flags\n";
+  io.err << std::flush;
+  return code;
 }
 
 }  // namespace
@@ -47,21 +77,17 @@ std::optional<ExitCode> ReadFlags(const Program& program,
     return kExitOk;
   }
   std::set<std::string> set;
-  const absl::StatusOr<bool> help = SetFlags(arguments, &set);
-  if (help.ok() && *help) {
-    io.out << HelpText(program.text, program.source) << std::flush;
+  const absl::StatusOr<HelpRequest> help = SetFlags(arguments, &set);
+  if (!help.ok()) return Refuse(name, help.status(), io);
+  if (help->asked) {
+    const absl::StatusOr<std::string> text =
+        HelpText(program.text, program.flags, help->subject);
+    if (!text.ok()) return Refuse(name, text.status(), io);
+    io.out << *text << std::flush;
     return kExitOk;
   }
-  const absl::Status status =
-      help.ok() ? SetFlagsFromSurroundings(program, io, set) : help.status();
-  if (!status.ok()) {
-    io.err << name << ": " << status.message() << '\n';
-    if (ExitCodeOf(status) == kExitUsage) {
-      io.err << name << " --help lists all flags\n";
-    }
-    io.err << std::flush;
-    return ExitCodeOf(status);
-  }
+  const absl::Status status = SetFlagsWithEnvironment(program, io, set);
+  if (!status.ok()) return Refuse(name, status, io);
   if (given != nullptr) given->merge(set);
   return std::nullopt;
 }

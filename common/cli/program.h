@@ -8,15 +8,16 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/cli/command_line.h"
+#include "common/cli/help_text.h"
 #include "common/cli/tf_config.h"
+#include "common/flags/flag_table.h"
 
 namespace cohort {
 
-// A program whose flags are ABSL_FLAGs.
+// A program whose flags are ABSL_FLAGs, one for each row of a table.
 struct Program {
   ProgramText text;
-  // Part of the path of the source file that defines its flags.
-  absl::string_view source;
+  const FlagTable& flags;
   // Which part of a cluster it is, for TF_CONFIG.
   TaskRole role = TaskRole::kServer;
 };
@@ -30,14 +31,15 @@ struct ProgramIo {
   absl::Span<const std::string> environment;
 };
 
-// What main does first: sets the program's flags from the command line, from
+// The first call of main. Sets the program's flags from the command line, from
 // variables COHORT_NAME (see SetFlagsFromEnvironment) and from TF_CONFIG (see
-// FlagsFromTfConfig), of which each yields to those before it; answers --help
-// and --version. The names of the flags that were set are added to `given`.
+// FlagsFromTfConfig), in this order of precedence; checks each against the
+// limits in its row; answers --help and --version. The names of the flags that
+// were set are added to `given`.
 //
 // Returns the exit code if the process is to end now: help or version is on
-// `out`, or an error on `err`. Help and version are to be had whatever the
-// environment says.
+// `out`, or an error on `err`. Help and version do not depend on the
+// environment.
 std::optional<ExitCode> ReadFlags(const Program& program,
                                   absl::Span<char* const> arguments,
                                   const ProgramIo& io,

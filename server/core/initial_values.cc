@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
-#include "server/core/limits.h"
+#include "common/limits.h"
 
 namespace cohort {
 namespace {

@@ -1,7 +1,7 @@
 #include "server/core/moments_checks.h"
 
 #include "absl/strings/str_cat.h"
-#include "server/core/limits.h"
+#include "common/limits.h"
 
 namespace cohort {
 

@@ -28,9 +28,6 @@ using Options = CoordinatorOptions;
 // One setting: its name, and how it is read from a text and printed.
 struct Setting {
   absl::string_view name;
-  bool at_once = false;
-  // The words that it takes; empty: it takes others.
-  std::vector<std::string> words = {};
   // Returns what was wanted, or nothing if `value` was read.
   std::function<std::string(absl::string_view value, Options&)> read;
   std::function<std::string(const Options&)> print;
@@ -73,20 +70,11 @@ inline std::string PrintNumber(absl::Duration value) {
   return absl::FormatDuration(value);
 }
 
-// A number may be any; of what is true or false there are two.
-template <typename T>
-std::vector<std::string> WordsOf() {
-  if constexpr (std::is_same_v<T, bool>) return {"true", "false"};
-  return {};
-}
-
 // A number, a duration, or true or false.
 template <typename Field>
-Setting Number(absl::string_view name, Field field, bool at_once = false) {
+Setting Number(absl::string_view name, Field field) {
   using T = ValueOf<Field>;
   return {.name = name,
-          .at_once = at_once,
-          .words = WordsOf<T>(),
           .read =
               [field](absl::string_view text, Options& options) {
                 T value{};
@@ -111,13 +99,6 @@ std::string ListOf(const Names<T>& names) {
 }
 
 template <typename T>
-std::vector<std::string> WordsOf(const Names<T>& names) {
-  std::vector<std::string> words;
-  for (const auto& [name, value] : names) words.emplace_back(name);
-  return words;
-}
-
-template <typename T>
 const T* Find(const Names<T>& names, absl::string_view text) {
   for (const auto& [name, value] : names) {
     if (name == text) return &value;
@@ -135,11 +116,8 @@ absl::string_view NameOf(const Names<T>& names, T value) {
 
 // One of `names`.
 template <typename T, typename Field>
-Setting Choice(absl::string_view name, Names<T> names, Field field,
-               bool at_once = false) {
+Setting Choice(absl::string_view name, Names<T> names, Field field) {
   return {.name = name,
-          .at_once = at_once,
-          .words = WordsOf(names),
           .read = [names, field](absl::string_view text,
                                  Options& options) -> std::string {
             const T* value = Find(names, text);
@@ -158,10 +136,7 @@ Setting Choice(absl::string_view name, Names<T> names, Field field,
 // Several of `names`, separated by commas; none: "auto".
 template <typename T, typename Field>
 Setting Choices(absl::string_view name, Names<T> names, Field field) {
-  std::vector<std::string> words = WordsOf(names);
-  words.insert(words.begin(), "auto");
   return {.name = name,
-          .words = std::move(words),
           .read = [names, field](absl::string_view text,
                                  Options& options) -> std::string {
             std::vector<T> values;

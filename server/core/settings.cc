@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/flags/flag_table.h"
+#include "common/status_macros.h"
 #include "server/core/setting_kinds.h"
 
 namespace cohort {
@@ -143,28 +145,27 @@ std::vector<Setting> ScheduleSettings() {
 }
 
 std::vector<Setting> MembershipSettings() {
-  constexpr bool kAtOnce = true;
-  return {Number(
-              "workers", [](auto& o) -> auto& { return o.workers; }),
-          Choice<OnWorkerLoss>(
-              "on_worker_loss",
-              {{"wait", OnWorkerLoss::kWait},
-               {"continue", OnWorkerLoss::kContinue}},
-              [](auto& o) -> auto& { return o.on_worker_loss; }, kAtOnce),
-          Number(
-              "lease", [](auto& o) -> auto& { return o.lease; }, kAtOnce),
-          Number(
-              "reconnect_grace",
-              [](auto& o) -> auto& { return o.reconnect_grace; }, kAtOnce),
-          Number(
-              "step_deadline", [](auto& o) -> auto& { return o.step_deadline; },
-              kAtOnce),
-          Number(
-              "replacement_deadline",
-              [](auto& o) -> auto& { return o.replacement_deadline; }, kAtOnce),
-          Number(
-              "checkpoint_every",
-              [](auto& o) -> auto& { return o.checkpoint_every; }, kAtOnce)};
+  return {
+      Number(
+          "workers", [](auto& o) -> auto& { return o.workers; }),
+      Choice<OnWorkerLoss>(
+          "on_worker_loss",
+          {{"wait", OnWorkerLoss::kWait},
+           {"continue", OnWorkerLoss::kContinue}},
+          [](auto& o) -> auto& { return o.on_worker_loss; }),
+      Number(
+          "lease", [](auto& o) -> auto& { return o.lease; }),
+      Number(
+          "reconnect_grace",
+          [](auto& o) -> auto& { return o.reconnect_grace; }),
+      Number(
+          "step_deadline", [](auto& o) -> auto& { return o.step_deadline; }),
+      Number(
+          "replacement_deadline",
+          [](auto& o) -> auto& { return o.replacement_deadline; }),
+      Number(
+          "checkpoint_every",
+          [](auto& o) -> auto& { return o.checkpoint_every; })};
 }
 
 const std::vector<Setting>& All() {
@@ -196,11 +197,18 @@ std::vector<std::string> SettingNames() {
   return names;
 }
 
-std::vector<std::string> SettingWords(absl::string_view name) {
-  return FindSetting(name)->words;
+bool ActsAtOnce(absl::string_view name) {
+  return FindFlag(ServerFlagTable(), name)->change == FlagChange::kAtOnce;
 }
 
-bool ActsAtOnce(absl::string_view name) { return FindSetting(name)->at_once; }
+absl::Status CheckSettingLimits(const CoordinatorOptions& options) {
+  for (const Setting& setting : All()) {
+    const FlagInfo& flag = *FindFlag(ServerFlagTable(), setting.name);
+    COHORT_RETURN_IF_ERROR(CheckLimits(flag, setting.print(options),
+                                       absl::StrCat("--", setting.name)));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status SetSetting(absl::string_view name, absl::string_view value,
                         CoordinatorOptions& options) {

@@ -13,20 +13,21 @@ namespace cohort {
 // Settings by name, as texts: "learning_rate" -> "0.1".
 using SettingValues = std::map<std::string, std::string>;
 
-// The names of all settings of a run that can be given as a flag and changed
-// while the run goes on; flags, Admin.SetPolicy, checkpoints and the history
-// of changes all use this one list.
+// The names of all settings of a run: the rows of ServerFlagTable() that can be
+// changed while it goes on. Flags, Admin.SetPolicy, checkpoints and the history
+// of changes use them.
 std::vector<std::string> SettingNames();
-
-// The words that a setting takes as its value, or as an entry of it, for
-// completion: "sync", "bounded", "async". Empty: a number or free text.
-// The name must be known.
-std::vector<std::string> SettingWords(absl::string_view name);
 
 // True if a change acts at once (leases, deadlines), false if it takes effect
 // at a version, when nothing is in flight.
 // The name must be known.
 bool ActsAtOnce(absl::string_view name);
+
+// Checks each setting against the limits of its flag, apart from how they fit
+// together.
+// Errors: InvalidArgument naming the setting, the value seen and the values
+//   wanted.
+absl::Status CheckSettingLimits(const CoordinatorOptions& options);
 
 // Reads `value` into `options`. Checks the text, not how it fits the others:
 // call Validate afterwards.

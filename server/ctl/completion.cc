@@ -12,7 +12,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "server/core/settings.h"
+#include "common/flags/flag_table.h"
 #include "server/ctl/verb.h"
 
 namespace cohort {
@@ -45,12 +45,23 @@ void AddFlags(absl::Span<const FlagSpec> flags, std::vector<Choice>& choices) {
   }
 }
 
-// Those that Admin.SetPolicy takes, by the server's own table.
-void AddSettings(std::vector<Choice>& choices) {
-  for (const std::string& name : SettingNames()) {
-    const std::string word = absl::StrCat("--", name, "=");
-    Add(choices, word, "a setting of the run");
-    choices.back().values = SettingWords(name);
+// The words that may stand behind the "=" of a flag.
+std::vector<std::string> ValuesOf(const FlagInfo& flag) {
+  if (flag.is_switch()) return {"true", "false"};
+  std::vector<std::string> values;
+  for (const auto& words : {flag.limits.words, flag.limits.entries}) {
+    for (absl::string_view word : words) values.emplace_back(word);
+  }
+  return values;
+}
+
+void AddRows(absl::Span<const FlagInfo> flags, bool settings_only,
+             std::vector<Choice>& choices) {
+  for (const FlagInfo& flag : flags) {
+    if (settings_only && !flag.is_setting()) continue;
+    const size_t before = choices.size();
+    Add(choices, absl::StrCat("--", flag.name, "="), flag.help);
+    if (choices.size() > before) choices.back().values = ValuesOf(flag);
   }
 }
 
@@ -79,7 +90,11 @@ Choices AllChoices() {
     AddWords(verb.words, own);
     AddFlags(verb.flags, own);
     AddFlags(CommonFlags(), own);
-    if (verb.takes_settings) AddSettings(own);
+    if (verb.takes_settings) AddRows(ServerFlagTable(), true, own);
+    if (verb.takes_program_flags) {
+      AddRows(ServerFlagTable(), false, own);
+      AddRows(WorkerFlagTable(), false, own);
+    }
   }
   return all;
 }

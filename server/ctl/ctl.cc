@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "common/build_info.h"
 #include "common/cli/environment.h"
+#include "common/flags/flag_table.h"
 #include "common/status_macros.h"
 #include "server/ctl/help.h"
 
@@ -125,15 +126,20 @@ absl::Status CheckUse(const Verb& verb, const Arguments& arguments) {
   return absl::OkStatus();
 }
 
-// Settings are all flags that nobody else reads.
-absl::Status SortFlags(const Verb& verb, const Arguments& arguments,
-                       std::map<std::string, std::string>& settings) {
-  for (const auto& [name, value] : arguments.flags) {
+// Hands on the flags that cohortctl does not read itself. Unknown ones go to
+// the server, which may be of a newer release and refuses what it does not
+// know.
+absl::Status SortFlags(const Verb& verb, Context& context) {
+  for (const auto& [name, value] : context.arguments.flags) {
     if (Holds(verb.flags, name) || Holds(CommonFlags(), name)) continue;
-    if (!verb.takes_settings && verb.server_flags.empty()) {
+    if (!verb.takes_settings && !verb.takes_program_flags) {
       return UnknownFlag(verb, name);
     }
-    settings[name] = value;
+    if (verb.takes_program_flags && IsForWorkersOnly(name)) {
+      context.worker_flags[name] = value;
+    } else {
+      context.settings[name] = value;
+    }
   }
   return absl::OkStatus();
 }
@@ -159,19 +165,17 @@ std::string ServerAddress(const Arguments& arguments, const CtlIo& io) {
 // Returns the exit code of a verb that ran without an error.
 absl::StatusOr<int> RunVerb(const Verb& verb, const Arguments& arguments,
                             absl::Span<const std::string> words, CtlIo& io) {
-  std::map<std::string, std::string> settings;
   COHORT_RETURN_IF_ERROR(CheckUse(verb, arguments));
-  COHORT_RETURN_IF_ERROR(SortFlags(verb, arguments, settings));
-  COHORT_RETURN_IF_ERROR(CheckVariables(io.environment));
   COHORT_ASSIGN_OR_RETURN(const absl::Duration timeout, Timeout(arguments));
   AdminClient server(ServerAddress(arguments, io), timeout);
   Context context{.server = server,
                   .arguments = arguments,
                   .words = words,
-                  .settings = std::move(settings),
                   .timeout = timeout,
                   .json = arguments.Has("json"),
                   .io = io};
+  COHORT_RETURN_IF_ERROR(SortFlags(verb, context));
+  COHORT_RETURN_IF_ERROR(CheckVariables(io.environment));
   COHORT_RETURN_IF_ERROR(verb.run(context));
   return context.exit_code;
 }

@@ -80,9 +80,11 @@ std::string VerbHelp(const Verb& verb) {
                           "a setting of the run, by the name of the server's "
                           "flag");
   }
-  if (!verb.server_flags.empty()) {
-    absl::StrAppendFormat(&text, "  %-18s %s\n", "--FLAG=VALUE",
-                          verb.server_flags);
+  if (verb.takes_program_flags) {
+    absl::StrAppendFormat(
+        &text, "  %-18s %s\n  %-18s %s\n", "--FLAG=VALUE",
+        "a flag of cohort-server or cohort-worker, whose --help lists them;",
+        "", "one that both have goes to the server, behind -- to the workers");
   }
   for (const FlagSpec& flag : CommonFlags()) {
     if (verb.local && flag.name == "server") continue;

@@ -50,9 +50,11 @@ struct Context {
   const Arguments& arguments;
   // Those behind the verb's name.
   absl::Span<const std::string> words;
-  // Flags that are neither cohortctl's nor the verb's, of a verb that takes
-  // settings.
+  // Flags that are neither cohortctl's nor the verb's: settings of the run, or
+  // flags of the server.
   std::map<std::string, std::string> settings;
+  // Flags of the workers, by name, of a verb that starts them.
+  std::map<std::string, std::string> worker_flags;
   absl::Duration timeout;
   bool json = false;
   CtlIo& io;
@@ -72,9 +74,8 @@ struct Verb {
   std::vector<FlagSpec> flags;
   // Any other flag is the name of a setting.
   bool takes_settings = false;
-  // How the help calls any other flags, if they are the server's; empty: they
-  // are not.
-  absl::string_view server_flags = {};
+  // It starts a server and workers: any other flag is theirs.
+  bool takes_program_flags = false;
   // How the help calls what may stand behind "--"; empty: nothing may.
   absl::string_view rest = {};
   // It speaks to no server that runs already: --server is refused.

@@ -48,12 +48,12 @@ absl::Span<const Verb> Verbs() {
                   .value = "DIR",
                   .help = "has cohort-server and cohort-worker (default: that "
                           "of cohortctl)"}},
-       .server_flags = "a flag of the server, which see: cohort-server --help",
+       .takes_program_flags = true,
        .rest = "FLAGS OF THE WORKERS",
        .local = true,
        .examples = {"cohortctl run --workers=4",
                     "cohortctl run --workers=4 --aggregation=async --epochs=3 "
-                    "-- --model=resnet20 --batch_size=32",
+                    "--model=resnet20 --batch_size=32",
                     "cohortctl run --checkpoint_dir=state --resume"},
        .run = &RunCluster},
       {.name = "study",
@@ -103,15 +103,15 @@ absl::Span<const Verb> Verbs() {
                   .value = "DIR",
                   .help = "has cohort-server and cohort-worker (default: that "
                           "of cohortctl)"}},
-       .server_flags = "a flag of the server for all runs, such as --epochs=4",
+       .takes_program_flags = true,
        .rest = "FLAGS OF THE WORKERS",
        .local = true,
        .examples = {"cohortctl study --batch_size=1,4 --epochs=4 "
-                    "--learning_rate=0.05 --reference_images=64 -- "
+                    "--learning_rate=0.05 --reference_images=64 "
                     "--limit=4000 --test_limit=2000",
                     "cohortctl study --out=camvid --aggregation=sync "
                     "--order=shuffled,sorted --batch_size=1 --seed=1,2 "
-                    "--epochs=16 -- --model=unet --width=16 --dataset=voc "
+                    "--epochs=16 --model=unet --width=16 --dataset=voc "
                     "--data_dir=camvid --image_size=88x120"},
        .run = &RunStudyVerb},
       {.name = "status",

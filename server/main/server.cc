@@ -135,13 +135,6 @@ absl::Status Validate(const ServerOptions& options) {
     return absl::InvalidArgumentError(
         "--ops_address_file: got a file, want --ops_listen too");
   }
-  if (options.fold_threads < 1 || options.fold_threads > 1024) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--fold_threads: got ", options.fold_threads, ", want 1 to 1024"));
-  }
-  if (options.inflight_bytes_max < 1) {
-    return absl::InvalidArgumentError("--inflight_mib: want 1 or more");
-  }
   if (options.coordinator.checkpoint_every > 0 &&
       options.files.checkpoint_dir.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -2,11 +2,15 @@
 // ratios compare numbers of one run; absolute ones depend on the machine.
 
 #include <cstdio>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "absl/flags/commandlineflag.h"
 #include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/cli/command_line.h"
@@ -319,22 +323,31 @@ absl::Status RunTables() {
       "fold, scrape or core"));
 }
 
+void PrintHelp() {
+  absl::PrintF(
+      "cohort-bench: times the exchange, the rendezvous, training and the\n"
+      "kernels, beside plain TCP, memory and LibTorch\n\nExamples:\n"
+      "  cohort-bench\n  cohort-bench --table=batch_norm\n"
+      "  cohort-bench --elements=1000000\n\nFlags with their defaults:\n");
+  std::map<std::string, const absl::CommandLineFlag*> flags;
+  for (const auto& [name, flag] : absl::GetAllFlags()) {
+    if (!absl::StrContains(flag->Filename(), "cohort_bench.cc")) continue;
+    flags.emplace(std::string(name.data(), name.size()), flag);
+  }
+  for (const auto& [name, flag] : flags) {
+    absl::PrintF("  --%s=%s\n      %s\n", name, flag->DefaultValue(),
+                 flag->Help());
+  }
+}
+
 int Main(absl::Span<char* const> arguments) {
-  const absl::StatusOr<bool> help = SetFlags(arguments);
+  const absl::StatusOr<HelpRequest> help = SetFlags(arguments);
   if (!help.ok()) {
     absl::FPrintF(stderr, "cohort-bench: %s\n", help.status().message());
     return ExitCodeOf(help.status());
   }
-  if (*help) {
-    absl::PrintF("%s",
-                 HelpText({.name = "cohort-bench",
-                           .summary = "Times the exchange, the rendezvous, "
-                                      "training and the kernels, beside plain "
-                                      "TCP, memory and LibTorch.",
-                           .examples = {"cohort-bench",
-                                        "cohort-bench --table=batch_norm",
-                                        "cohort-bench --elements=1000000"}},
-                          "cohort_bench.cc"));
+  if (help->asked) {
+    PrintHelp();
     return kExitOk;
   }
   SetArithmeticThreads(1);

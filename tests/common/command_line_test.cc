@@ -24,7 +24,7 @@ using testing::Not;
 
 class SetFlagsTest : public testing::Test {
  protected:
-  absl::StatusOr<bool> Set(std::vector<std::string> arguments) {
+  absl::StatusOr<HelpRequest> Set(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), "program");
     std::vector<char*> raw;
     for (std::string& argument : arguments) raw.push_back(argument.data());
@@ -38,7 +38,7 @@ class SetFlagsTest : public testing::Test {
 TEST_F(SetFlagsTest, TakesEveryFormAndTellsWhatWasGiven) {
   const auto help = Set({"--test_count=7", "--test_name", "a b"});
   ASSERT_TRUE(help.ok()) << help.status();
-  EXPECT_FALSE(*help);
+  EXPECT_FALSE(help->asked);
   EXPECT_EQ(absl::GetFlag(FLAGS_test_count), 7);
   EXPECT_EQ(absl::GetFlag(FLAGS_test_name), "a b");
   EXPECT_THAT(given_, ElementsAre("test_count", "test_name"));
@@ -63,7 +63,12 @@ TEST_F(SetFlagsTest, AnEmptyValueAndAnEqualsSignInAValueAreKept) {
 TEST_F(SetFlagsTest, HelpEndsTheReading) {
   const auto help = Set({"--help", "--no_such_flag"});
   ASSERT_TRUE(help.ok()) << help.status();
-  EXPECT_TRUE(*help);
+  EXPECT_TRUE(help->asked);
+  EXPECT_EQ(help->subject, "");
+  const auto subject = Set({"--help=network", "--no_such_flag"});
+  ASSERT_TRUE(subject.ok()) << subject.status();
+  EXPECT_TRUE(subject->asked);
+  EXPECT_EQ(subject->subject, "network");
 }
 
 TEST_F(SetFlagsTest, AnUnknownFlagIsUsageAndGetsASuggestion) {
@@ -92,17 +97,6 @@ TEST_F(SetFlagsTest, AValueThatDoesNotFitIsNamedOnceAndChangesNothing) {
   EXPECT_EQ(status.message(), "--test_count: got 'many', want a value like 3");
   EXPECT_EQ(ExitCodeOf(status), kExitConfig);
   EXPECT_EQ(absl::GetFlag(FLAGS_test_count), 3);
-}
-
-TEST(HelpTextTest, ExamplesComeFirstThenTheFlagsOfTheFile) {
-  const std::string text = HelpText(
-      {.name = "tool", .summary = "Does it.", .examples = {"tool --a"}},
-      "command_line_test.cc");
-  EXPECT_THAT(
-      text, testing::StartsWith("tool: Does it.\n\nExamples:\n  tool --a\n\n"));
-  EXPECT_THAT(text, HasSubstr("  --test_count=3\n      how many there are\n"));
-  EXPECT_LT(text.find("--test_count"), text.find("--test_name"));
-  EXPECT_THAT(text, Not(HasSubstr("gtest")));
 }
 
 TEST(NearestWordTest, IsTheOneWithTheFewestEdits) {

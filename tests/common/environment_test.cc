@@ -28,7 +28,9 @@ using testing::Not;
 class EnvironmentTest : public testing::Test {
  protected:
   absl::Status Set(const std::vector<std::string>& environment) {
-    return SetFlagsFromEnvironment(environment, "environment_test", given_);
+    static const FlagTable& flags = *new FlagTable{
+        {.name = "room_count"}, {.name = "room_lit"}, {.name = "room_name"}};
+    return SetFlagsFromEnvironment(environment, flags, given_);
   }
   std::string Refusal(const std::string& entry, ExitCode code) {
     const absl::Status status = Set({entry});

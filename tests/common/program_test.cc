@@ -24,6 +24,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 using testing::StartsWith;
 
 constexpr char kTfConfig[] =
@@ -39,11 +40,22 @@ class ProgramTest : public testing::Test {
     for (std::string& argument : arguments) raw.push_back(argument.data());
     return ReadFlags(
         {.text = {.name = "tool", .summary = "Does it.", .examples = {"tool"}},
-         .source = "program_test"},
+         .flags = flags_},
         raw, {.out = out_, .err = err_, .environment = environment}, &given_);
   }
 
   const absl::FlagSaver saver_;
+  const FlagTable flags_ = {{.name = "listen",
+                             .default_text = "127.0.0.1:1",
+                             .subject = "network",
+                             .heading = "Network",
+                             .help = "Where to listen."},
+                            {.name = "workers",
+                             .default_text = "2",
+                             .limits = Between(1, 9),
+                             .subject = "run",
+                             .heading = "The run",
+                             .help = "How many."}};
   std::ostringstream out_;
   std::ostringstream err_;
   std::set<std::string> given_;
@@ -69,6 +81,25 @@ TEST_F(ProgramTest, HelpAndVersionAnswerInAnyEnvironment) {
   EXPECT_EQ(Read({"--workers=x", "--version"}, {"TF_CONFIG=x"}), kExitOk);
   EXPECT_EQ(out_.str(), VersionText("tool") + "\n");
   EXPECT_THAT(err_.str(), IsEmpty());
+}
+
+TEST_F(ProgramTest, HelpOfASubjectHasItsFlagsOnly) {
+  EXPECT_EQ(Read({"--help=run"}, {}), kExitOk);
+  EXPECT_THAT(out_.str(), HasSubstr("--workers=2"));
+  EXPECT_THAT(out_.str(), Not(HasSubstr("--listen")));
+  EXPECT_EQ(Read({"--help=weather"}, {}), kExitUsage);
+  EXPECT_EQ(err_.str(),
+            "tool: --help: got subject 'weather', want one of network, run\n"
+            "tool --help lists all flags\n");
+}
+
+TEST_F(ProgramTest, LimitsHoldWhereverAValueComesFrom) {
+  constexpr char kWanted[] = "tool: --workers: got 10, want 1 to 9\n";
+  EXPECT_EQ(Read({"--workers=10"}, {}), kExitConfig);
+  EXPECT_EQ(err_.str(), kWanted);
+  err_.str("");
+  EXPECT_EQ(Read({}, {"COHORT_WORKERS=10"}), kExitConfig);
+  EXPECT_EQ(err_.str(), kWanted);
 }
 
 TEST_F(ProgramTest, WrongUseIsToldWithWhereToLook) {

@@ -1,7 +1,7 @@
 // Numbers that no run has are refused where they come in, so that no sum or
 // product of numbers that were let in leaves its type.
 
-#include "server/core/limits.h"
+#include "common/limits.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,15 +4,20 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/flags/flag_table.h"
 
 namespace cohort {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAreArray;
 
 TEST(SettingsTest, ReadingAllBackGivesEqualOptions) {
   CoordinatorOptions options;
@@ -50,16 +55,61 @@ TEST(SettingsTest, EveryNameIsPrinted) {
   }
 }
 
-// Completion offers them.
-TEST(SettingsTest, EveryWordOfASettingIsTaken) {
-  EXPECT_EQ(SettingWords("aggregation"),
-            (std::vector<std::string>{"sync", "bounded", "async"}));
-  EXPECT_TRUE(SettingWords("learning_rate").empty());
+TEST(SettingsTest, AreTheFlagsThatCanBeChangedLive) {
+  std::vector<std::string> live;
+  for (const FlagInfo& flag : ServerFlagTable()) {
+    if (flag.is_setting()) live.emplace_back(flag.name);
+  }
+  EXPECT_THAT(SettingNames(), UnorderedElementsAreArray(live));
+}
+
+TEST(SettingsTest, DefaultsOfFlagsAreThoseOfTheOptions) {
+  CoordinatorOptions options;
+  options.workers = 0;
+  options.optimizer.learning_rate = 0;
   for (const std::string& name : SettingNames()) {
-    for (const std::string& word : SettingWords(name)) {
-      CoordinatorOptions options;
-      EXPECT_TRUE(SetSetting(name, word, options).ok()) << name << " " << word;
+    const std::string& value = FindFlag(ServerFlagTable(), name)->default_text;
+    EXPECT_TRUE(SetSetting(name, value, options).ok()) << name << " " << value;
+  }
+  EXPECT_EQ(SettingsOf(options), SettingsOf({}));
+  EXPECT_TRUE(CheckSettingLimits({}).ok());
+}
+
+TEST(SettingsTest, WordsOfTheFlagTableAreThoseThatAreRead) {
+  for (const std::string& name : SettingNames()) {
+    const FlagLimits& limits = FindFlag(ServerFlagTable(), name)->limits;
+    for (const auto& words : {limits.words, limits.entries}) {
+      for (absl::string_view word : words) {
+        CoordinatorOptions options;
+        EXPECT_TRUE(SetSetting(name, word, options).ok())
+            << name << " " << word;
+      }
     }
+    if (limits.words.empty() || limits.bounded()) continue;
+    // A word that is missing in the table would be listed here.
+    CoordinatorOptions options;
+    const absl::Status status = SetSetting(name, "no such word", options);
+    EXPECT_THAT(std::string(status.message()), EndsWith(limits.ToString()));
+  }
+}
+
+TEST(SettingsTest, ValuesOutsideTheLimitsOfTheirFlagsAreRefused) {
+  struct Case {
+    const char* name;
+    const char* value;
+    const char* wanted;
+  };
+  for (const Case& c : {Case{"workers", "0", "1 to 4096"},
+                        Case{"learning_rate", "0", "above 0, up to 1000"},
+                        Case{"momentum", "1", "in [0, 1)"},
+                        Case{"staleness_free", "-1", "auto, or 0 or more"},
+                        Case{"lease", "0", "above 0"}}) {
+    CoordinatorOptions options;
+    ASSERT_TRUE(SetSetting(c.name, c.value, options).ok()) << c.name;
+    const absl::Status status = CheckSettingLimits(options);
+    EXPECT_EQ(status.message(), absl::StrCat("--", c.name, ": got ", c.value,
+                                             ", want ", c.wanted));
+    EXPECT_EQ(Validate(options), status);
   }
 }
 

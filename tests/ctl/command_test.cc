@@ -189,7 +189,7 @@ TEST(CtlCommandTest, HelpOfRunHasExamplesFirst) {
 
 Examples:
   cohortctl run --workers=4
-  cohortctl run --workers=4 --aggregation=async --epochs=3 -- --model=resnet20 --batch_size=32
+  cohortctl run --workers=4 --aggregation=async --epochs=3 --model=resnet20 --batch_size=32
   cohortctl run --checkpoint_dir=state --resume
 
 Flags:
@@ -197,7 +197,8 @@ Flags:
   --max_restarts=N   how often a worker that died is started again (default 3)
   --log_dir=DIR      gets server.log and worker-N.log; of the workers nothing is shown then
   --programs=DIR     has cohort-server and cohort-worker (default: that of cohortctl)
-  --FLAG=VALUE       a flag of the server, which see: cohort-server --help
+  --FLAG=VALUE       a flag of cohort-server or cohort-worker, whose --help lists them;
+                     one that both have goes to the server, behind -- to the workers
   --json             print the result as JSON, in one line
   --timeout=T        longest wait, for an answer and for a change (default 1m)
   --quiet            or -q: of messages only errors; results as usual

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "server/core/settings.h"
+#include "common/flags/flag_table.h"
 #include "server/ctl/cluster/child_process.h"
 #include "server/ctl/verb.h"
 #include "tests/ctl/ctl_harness.h"
@@ -56,7 +56,7 @@ TEST(CompletionTest, BashOffersVerbsThenTheirFlags) {
   EXPECT_THAT(BashOffers({"log", "level", "d"}), ElementsAre("debug"));
   EXPECT_THAT(BashOffers({"completion", ""}),
               IsSupersetOf({"bash", "zsh", "fish"}));
-  EXPECT_THAT(BashOffers({"run", "--lo"}), ElementsAre("--log_dir="));
+  EXPECT_THAT(BashOffers({"run", "--log_d"}), ElementsAre("--log_dir="));
 }
 
 TEST(CompletionTest, BashOffersSettingsAndTheirWords) {
@@ -76,15 +76,25 @@ TEST(CompletionTest, BashOffersSettingsAndTheirWords) {
               Not(Contains("--aggregation=")));
 }
 
-// Names and words are those of the server's own table.
-TEST(CompletionTest, EveryShellKnowsEverySetting) {
+TEST(CompletionTest, BashOffersFlagsOfServerAndWorkersToAVerbThatStartsThem) {
+  EXPECT_THAT(BashOffers({"run", "--bat"}), ElementsAre("--batch_size="));
+  EXPECT_THAT(BashOffers({"run", "--sched"}), ElementsAre("--schedule="));
+  EXPECT_THAT(BashOffers({"run", "--precision", "=", "b"}),
+              ElementsAre("bfloat16"));
+  // A study has a flag of this name of its own.
+  EXPECT_THAT(BashOffers({"study", "--or"}), ElementsAre("--order="));
+  EXPECT_THAT(BashOffers({"status", "--"}), Not(Contains("--batch_size=")));
+}
+
+TEST(CompletionTest, EveryShellKnowsEveryFlagOfEveryProgram) {
   for (const char* shell : {"bash", "zsh", "fish"}) {
     const std::string script = *CompletionScript(shell);
-    for (const std::string& name : SettingNames()) {
-      EXPECT_THAT(script, HasSubstr(name)) << shell;
-      const std::vector<std::string> words = SettingWords(name);
-      if (words.empty()) continue;
-      EXPECT_THAT(script, HasSubstr(absl::StrJoin(words, " "))) << shell;
+    for (const FlagTable* flags : {&ServerFlagTable(), &WorkerFlagTable()}) {
+      for (const FlagInfo& flag : *flags) {
+        EXPECT_THAT(script, HasSubstr(std::string(flag.name))) << shell;
+        EXPECT_THAT(script, HasSubstr(absl::StrJoin(flag.limits.entries, " ")))
+            << shell;
+      }
     }
   }
 }

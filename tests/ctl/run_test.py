@@ -68,13 +68,14 @@ class RunTest(unittest.TestCase):
     def test_shows_each_line_behind_its_process_and_ends_as_the_server(self):
         self.play('echo "$@"; listen; await over1; await over0; exit 8',
                   'echo "$@"; touch over$rank')
-        code, out, err = self.cohort("--aggregation=async", "--seed", "3",
-                                     "--", "--threads=2", "--evaluate")
+        code, out, err = self.cohort("--aggregation=async", "--batch_size",
+                                     "8", "--seed", "3", "--", "--threads=2",
+                                     "--trace=w")
         self.assertEqual(code, 8, err)
         server, = (line for line in out if line.startswith("[server]"))
         self.assertIn(" --aggregation=async --seed 3 ", server)
-        self.assertIn("[worker 1] --server=127.0.0.1:9 --rank=1 --threads=2 "
-                      "--evaluate", out)
+        self.assertIn("[worker 1] --server=127.0.0.1:9 --rank=1 --batch_size "
+                      "8 --threads=2 --trace=w.1", out)
         self.assertIn("run: server ended with exit code 8", err)
 
     def test_log_lines_are_shown_as_their_messages(self):

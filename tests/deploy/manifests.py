@@ -19,14 +19,13 @@ KUBERNETES = DEPLOY / "kubernetes"
 OVERLAYS = ("cpu", "example", "gpu", "monitoring")
 NO_YAML = "no yaml module for Python (apt-get install python3-yaml)"
 
-FLAG = re.compile(r"ABSL_FLAG\(\s*[\w:]+,\s*(\w+),", re.S)
-MAINS = {"server": "server/main/server_main.cc",
-         "worker": "worker/train/worker_main.cc"}
+FLAG = re.compile(r"^COHORT_(?:FLAG|SETTING)\(\s*[\w:]+,\s*(\w+),", re.M)
 
 
 def variables_of(program: str) -> set[str]:
     """Returns the variables that a program ("server", "worker") takes."""
-    text = (ROOT / MAINS[program]).read_text(encoding="utf-8")
+    table = ROOT / f"common/flags/{program}_flags.inc"
+    text = table.read_text(encoding="utf-8")
     return {f"COHORT_{name.upper()}" for name in FLAG.findall(text)}
 
 

@@ -187,7 +187,7 @@ class IncludeGraph:
     def __init__(self, root: pathlib.Path):
         self._includes: dict[str, list[tuple[str, str]]] = {}
         for path in source_tree.files(root):
-            if path.suffix in (".h", ".cc", ".cu", ".cuh"):
+            if path.suffix in (".h", ".inc", ".cc", ".cu", ".cuh"):
                 self._includes[str(path)] = INCLUDE.findall(
                     source_tree.text(root, path))
 

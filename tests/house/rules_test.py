@@ -8,7 +8,6 @@ import tempfile
 import unittest
 
 import include_rules
-import readme_flags
 import style_rules
 import torch_ceiling
 
@@ -327,37 +326,6 @@ class TorchCeilingTest(TreeTest):
     def test_headers_are_not_counted_but_their_readers(self):
         self.write("worker/datasets/x.h", "#include <torch/torch.h>\n")
         self.assertEqual(torch_ceiling.violations(self.root), [])
-
-
-class ReadmeFlagsTest(TreeTest):
-    WORKER = 'ABSL_FLAG(int32_t, rank, -1, "which");\n'
-    TABLES = ("## Flags of cohort-server\n| `--lease` | `10s` | of |\n"
-              "| `--dir` | | to |\n"
-              "## Flags of cohort-worker\n| `--rank` | `-1` | which |\n")
-
-    def differences(self, server: str, readme: str) -> list[str]:
-        self.write("server/main/server_main.cc", server)
-        self.write("worker/train/worker_main.cc", self.WORKER)
-        self.write("README.md", readme)
-        return readme_flags.differences(self.root)
-
-    def test_equal_flags_pass(self):
-        self.assertEqual(self.differences(
-            'ABSL_FLAG(absl::Duration, lease, absl::Seconds(10),\n "of");\n'
-            'ABSL_FLAG(std::string, dir, "", "to");\n', self.TABLES), [])
-
-    def test_other_default_missing_flag_and_surplus_flag_are_found(self):
-        found = self.differences(
-            'ABSL_FLAG(absl::Duration, lease, absl::Minutes(1), "of");\n'
-            'ABSL_FLAG(double, rate, 5e-4, "at");\n', self.TABLES)
-        self.assertEqual(len(found), 3)
-        for line, part in zip(found, ("--dir: default None", "'1m'",
-                                      "--rate: default '0.0005'")):
-            self.assertIn(part, line)
-
-    def test_file_without_flags_is_found(self):
-        self.assertIn("has it moved?",
-                      self.differences("int x;\n", self.TABLES)[0])
 
 
 class CommandLineTest(TreeTest):

@@ -26,8 +26,10 @@
 #include "common/cli/environment.h"
 #include "common/cli/program.h"
 #include "common/cli/signal_watcher.h"
+#include "common/flags/flag_table.h"
 #include "common/formats/file_system.h"
 #include "common/formats/trace_file.h"
+#include "common/limits.h"
 #include "common/log/log.h"
 #include "common/measures/measures.h"
 #include "common/ops/http_server.h"
@@ -54,107 +56,13 @@
 #include "worker/train/trainer.h"
 #include "worker/train/worker_telemetry.h"
 
-ABSL_FLAG(std::string, server, "127.0.0.1:7070", "host:port of the server");
-ABSL_FLAG(int32_t, rank, -1,
-          "rank to take, 0 to workers-1; -1: the lowest vacant one");
-ABSL_FLAG(std::string, model, "cnn",
-          "network to train: cnn, smooth, resnet20, resnet56, resnet18, "
-          "resnet50, unet, pspnet, pspnet18, gru-rows, or a TorchScript file "
-          "(*.pt)");
-ABSL_FLAG(int64_t, width, 0,
-          "unet: channels of the first stage; 0: the model's own, 64");
-ABSL_FLAG(std::string, init, "",
-          "safetensors file with PyTorch's names that weights and moving "
-          "statistics begin with; the lowest rank's are used; empty: the "
-          "model's own");
-ABSL_FLAG(std::string, dataset, "fashion-mnist",
-          "data to train on: fashion-mnist, mnist, cifar10, cifar100, voc "
-          "(any data set in its layout), imagefolder, synthetic or "
-          "synthetic-segmentation");
-ABSL_FLAG(std::string, data_dir, "",
-          "folder of the data set; empty: its usual place");
-ABSL_FLAG(std::string, image_size, "",
-          "HEIGHTxWIDTH that images and masks are resized to when they are "
-          "loaded; empty: as they are, all of one size");
-ABSL_FLAG(int64_t, classes, 0,
-          "voc: classes of the masks; 0: as many as they show");
-ABSL_FLAG(int64_t, ignore_index, 255,
-          "voc: mask value of pixels that do not count; -1: none");
-ABSL_FLAG(std::string, augment, "auto",
-          "random changes of training samples: none, or some of flip, crop, "
-          "scale and jitter, separated by commas; auto: flip,crop for cifar, "
-          "all four for voc, none for others; the same on all workers");
-ABSL_FLAG(std::string, bad_samples, "stop",
-          "what a file that cannot be decoded does: stop (an error that names "
-          "it) or skip (left out, with a warning; by all workers alike)");
-ABSL_FLAG(int32_t, loader_threads, 1,
-          "threads that decode at the start and read training samples ahead; "
-          "0: no thread of their own; never changes what is read");
-ABSL_FLAG(std::string, order, "shuffled",
-          "shuffled: every worker draws from all training images; sorted: from "
-          "its own share of them, sorted by class; the same on all workers");
-ABSL_FLAG(int64_t, limit, 0,
-          "training images of an epoch, drawn anew for each from the run's "
-          "seed; 0: all; the same on all workers");
-ABSL_FLAG(int64_t, test_limit, 0,
-          "test images that the run is evaluated on, spread evenly over the "
-          "split; 0: all; the same on all workers");
-ABSL_FLAG(int64_t, batch_size, 64, "images of this worker in one step");
-ABSL_FLAG(double, share, 1,
-          "multiplies --batch_size: 2 for a worker twice as fast");
-ABSL_FLAG(int64_t, accumulate, 1,
-          "parts that the images of a step are computed in, one after another, "
-          "each a batch of its own to batch norm; the same number on all "
-          "workers");
-ABSL_FLAG(std::string, class_weights, "",
-          "weights of the classes in the loss, separated by commas, one a "
-          "class; empty: all 1; the same on all workers");
-ABSL_FLAG(double, label_smoothing, 0,
-          "share of each label that is spread over all classes; the same on "
-          "all workers");
-ABSL_FLAG(std::string, bn_convention, "pytorch",
-          "variance that batch norm's moving statistics hold: pytorch "
-          "(unbiased) or keras (biased); the same on all workers");
-ABSL_FLAG(std::string, frozen_statistics, "none",
-          "batch-norm layers that are normalised by their moving statistics, "
-          "which stay as they are: names, or beginnings of names with a *, "
-          "separated by commas; the same on all workers");
-ABSL_FLAG(std::string, device, "cpu",
-          "where to compute: cpu, or cuda:N for GPU number N; several workers "
-          "may share a GPU");
-ABSL_FLAG(
-    std::string, precision, "float32",
-    "what convolutions and linear layers compute in: float32, or bfloat16 "
-    "by LibTorch's autocast; weights, statistics and gradients are "
-    "float32 in either case");
-ABSL_FLAG(bool, channels_last, false,
-          "let activations lie pixel by pixel (NHWC) instead of plane by plane "
-          "(NCHW): what is faster depends on the network and the machine; "
-          "results differ in their last bits");
-ABSL_FLAG(int32_t, threads, 1,
-          "threads of this worker's arithmetic; results are the same to the "
-          "bit only for the same number");
-ABSL_FLAG(absl::Duration, server_timeout, absl::Minutes(5),
-          "how long an unreachable server is waited for");
-ABSL_FLAG(std::string, ops_listen, "",
-          "host:port of an operations port with /metrics, /livez and /readyz; "
-          "port 0 takes a free one; empty: none, because several workers "
-          "share a machine");
-ABSL_FLAG(bool, insecure, false,
-          "let --ops_listen be reached from other machines, unencrypted");
-ABSL_FLAG(std::string, trace, "",
-          "file that gets the timeline of this process, as Chrome's and "
-          "Perfetto's viewers read it; see cohortctl trace merge");
-ABSL_FLAG(std::string, log_level, "info",
-          "least important lines that are logged: debug, info, warning or "
-          "error");
-ABSL_FLAG(int32_t, stopped_exit_code, 0,
-          "exit code of a worker that leaves before its rank's work is done "
-          "(a signal, cohortctl workers drain, a run that broke off), for "
-          "starters that take 0 for done and would not replace it");
-ABSL_FLAG(bool, evaluate, false,
-          "score the newest step of a live run on the test split, without "
-          "joining the run, and end");
+// One ABSL_FLAG for each row of the table.
+#define COHORT_FLAG_SUBJECT(name, heading)
+#define COHORT_FLAG(type, name, default_value, limits, help) \
+  ABSL_FLAG(type, name, default_value, help);
+#include "common/flags/worker_flags.inc"
+#undef COHORT_FLAG_SUBJECT
+#undef COHORT_FLAG
 
 namespace cohort {
 namespace {
@@ -162,22 +70,22 @@ namespace {
 // How long a stopped worker may take to finish its step before it hands it
 // back.
 constexpr absl::Duration kStopGrace = absl::Seconds(5);
-// More than any machine has use for.
-constexpr int32_t kLoaderThreadsMax = 256;
 
-const Program kProgram = {
-    .text = {.name = "cohort-worker",
-             .summary = "Computes gradients for a Cohort server.",
-             .examples = {"cohort-worker --server=127.0.0.1:7070 "
-                          "--batch_size=64",
-                          "cohort-worker --server=10.0.0.1:7070 --rank=1 "
-                          "--dataset=synthetic",
-                          "cohort-worker --server=127.0.0.1:7070 --dataset=voc "
-                          "--data_dir=camvid --image_size=180x240 "
-                          "--batch_size=2",
-                          "cohort-worker --server=127.0.0.1:7070 --evaluate"}},
-    .source = "worker_main",
-    .role = TaskRole::kWorker};
+Program WorkerProgram() {
+  return {.text = {.name = "cohort-worker",
+                   .summary = "computes gradients for a Cohort server",
+                   .examples = {"cohort-worker --server=127.0.0.1:7070 "
+                                "--batch_size=64",
+                                "cohort-worker --server=10.0.0.1:7070 --rank=1 "
+                                "--dataset=synthetic",
+                                "cohort-worker --server=127.0.0.1:7070 "
+                                "--dataset=voc --data_dir=camvid "
+                                "--image_size=180x240 --batch_size=2",
+                                "cohort-worker --server=127.0.0.1:7070 "
+                                "--evaluate"}},
+          .flags = WorkerFlagTable(),
+          .role = TaskRole::kWorker};
+}
 
 absl::StatusOr<int64_t> SamplesFromFlags() {
   return SamplesOf({.batch_size = absl::GetFlag(FLAGS_batch_size),
@@ -185,34 +93,12 @@ absl::StatusOr<int64_t> SamplesFromFlags() {
 }
 
 absl::Status Validate() {
-  if (absl::GetFlag(FLAGS_rank) < -1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--rank: got ", absl::GetFlag(FLAGS_rank),
-                     ", want 0 or more, or -1 for any"));
-  }
   COHORT_ASSIGN_OR_RETURN(const int64_t samples, SamplesFromFlags());
   const int64_t parts = absl::GetFlag(FLAGS_accumulate);
-  if (parts < 1 || parts > samples) {
+  if (parts > samples) {
     return absl::InvalidArgumentError(
         absl::StrCat("--accumulate: got ", parts,
                      ", want 1 to --batch_size times --share, ", samples));
-  }
-  if (absl::GetFlag(FLAGS_loader_threads) < 0 ||
-      absl::GetFlag(FLAGS_loader_threads) > kLoaderThreadsMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--loader_threads: got ", absl::GetFlag(FLAGS_loader_threads),
-        ", want 0 to ", kLoaderThreadsMax));
-  }
-  if (absl::GetFlag(FLAGS_threads) < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--threads: got ", absl::GetFlag(FLAGS_threads), ", want 1 or more"));
-  }
-  COHORT_RETURN_IF_ERROR(CheckExitCode("stopped_exit_code",
-                                       absl::GetFlag(FLAGS_stopped_exit_code)));
-  const std::string convention = absl::GetFlag(FLAGS_bn_convention);
-  if (convention != "pytorch" && convention != "keras") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--bn_convention: got ", convention, ", want pytorch or keras"));
   }
   COHORT_RETURN_IF_ERROR(ParseDevice(absl::GetFlag(FLAGS_device)).status());
   return ParsePrecision(absl::GetFlag(FLAGS_precision)).status();
@@ -552,7 +438,7 @@ int Main(absl::Span<char* const> arguments) {
   ExitOnEarlySignals();
   const std::vector<std::string> environment = Environment();
   const std::optional<ExitCode> answered = ReadFlags(
-      kProgram, arguments,
+      WorkerProgram(), arguments,
       {.out = std::cout, .err = std::cerr, .environment = environment});
   if (answered.has_value()) return *answered;
   const absl::StatusOr<LogLevel> level =

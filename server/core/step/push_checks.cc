@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
-#include "server/core/limits.h"
+#include "common/limits.h"
 #include "server/core/moments_checks.h"
 
 namespace cohort {

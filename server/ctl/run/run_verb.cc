@@ -1,3 +1,4 @@
+#include <map>
 #include <string>
 #include <vector>
 
@@ -38,11 +39,13 @@ absl::StatusOr<int32_t> Number(const Arguments& arguments,
                                                  limits.max));
 }
 
-// As typed, but for those that are of `run` itself.
-std::vector<std::string> ServerFlags(const Context& context) {
+// The flags among `wanted`, as typed.
+std::vector<std::string> Typed(
+    const Arguments& arguments,
+    const std::map<std::string, std::string>& wanted) {
   std::vector<std::string> flags;
-  for (const GivenFlag& given : context.arguments.given) {
-    if (!context.settings.contains(given.name)) continue;
+  for (const GivenFlag& given : arguments.given) {
+    if (!wanted.contains(given.name)) continue;
     flags.insert(flags.end(), given.typed.begin(), given.typed.end());
   }
   return flags;
@@ -79,9 +82,13 @@ absl::StatusOr<ClusterRunOptions> RunOptionsOf(const Context& context) {
   COHORT_ASSIGN_OR_RETURN(
       options.spec.programs,
       FindPrograms(arguments.Value("programs").value_or("")));
-  options.spec.server_flags = ServerFlags(context);
-  options.spec.worker_flags =
-      arguments.rest.value_or(std::vector<std::string>());
+  options.spec.server_flags = Typed(arguments, context.settings);
+  options.spec.worker_flags = Typed(arguments, context.worker_flags);
+  if (arguments.rest.has_value()) {
+    options.spec.worker_flags.insert(options.spec.worker_flags.end(),
+                                     arguments.rest->begin(),
+                                     arguments.rest->end());
+  }
   const auto loss = context.settings.find("on_worker_loss");
   if (loss != context.settings.end()) options.on_worker_loss = loss->second;
   options.resume_command = ResumeCommand(context);

@@ -133,7 +133,13 @@ absl::StatusOr<StudyOptions> StudyOptionsOf(const Context& context) {
   for (const auto& [name, value] : context.settings) {
     options.flags.server.push_back(absl::StrCat("--", name, "=", value));
   }
-  options.flags.worker = arguments.rest.value_or(std::vector<std::string>());
+  for (const auto& [name, value] : context.worker_flags) {
+    options.flags.worker.push_back(absl::StrCat("--", name, "=", value));
+  }
+  if (arguments.rest.has_value()) {
+    options.flags.worker.insert(options.flags.worker.end(),
+                                arguments.rest->begin(), arguments.rest->end());
+  }
   COHORT_ASSIGN_OR_RETURN(
       options.programs, FindPrograms(arguments.Value("programs").value_or("")));
   return options;

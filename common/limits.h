@@ -2,10 +2,10 @@
 
 #include <cstdint>
 
-// How large the numbers that a run is made of may be. All of them are far
-// beyond any real run; they are there so that sums, products and conversions
-// of numbers that were each let in cannot leave their types. Whoever adds a
-// number that comes from a peer or a flag bounds it by one of these.
+// Upper bounds of the numbers in a run. All of them are far beyond any real
+// run; with them, sums, products and conversions of accepted numbers cannot
+// leave their types. Bound every new number that comes from a peer or a flag
+// by one of these.
 namespace cohort::limits {
 
 // Ranks of a cohort.
