@@ -12,6 +12,8 @@
 namespace cohort {
 namespace {
 
+constexpr absl::Duration kIntervalMin = absl::Milliseconds(100);
+
 const FlagSpec* Find(absl::Span<const FlagSpec* const> known,
                      absl::string_view name) {
   const auto found =
@@ -42,6 +44,19 @@ std::string ShellWord(const std::string& word) {
   });
   if (plain && !word.empty()) return word;
   return absl::StrCat("'", absl::StrReplaceAll(word, {{"'", R"('\'')"}}), "'");
+}
+
+absl::StatusOr<absl::Duration> IntervalOf(const Arguments& arguments,
+                                          absl::Duration otherwise) {
+  const std::optional<std::string> text = arguments.Value("interval");
+  if (!text.has_value()) return otherwise;
+  absl::Duration interval;
+  if (absl::ParseDuration(*text, &interval) && interval >= kIntervalMin) {
+    return interval;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--interval: got '", *text,
+                   "', want a duration such as 2s, of at least 100ms"));
 }
 
 absl::StatusOr<Arguments> ReadArguments(

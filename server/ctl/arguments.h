@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 
 namespace cohort {
@@ -49,6 +50,11 @@ struct Arguments {
 absl::StatusOr<Arguments> ReadArguments(
     absl::Span<const std::string> arguments,
     absl::Span<const FlagSpec* const> known);
+
+// Time between two looks: --interval.
+// Errors: InvalidArgument, no duration of at least 100 ms.
+absl::StatusOr<absl::Duration> IntervalOf(const Arguments& arguments,
+                                          absl::Duration otherwise);
 
 // `word` as a shell reads it as one word.
 std::string ShellWord(const std::string& word);

@@ -268,8 +268,6 @@ int ExitCodeFor(const std::vector<Found>& all) {
   return code;
 }
 
-}  // namespace
-
 absl::Status RunCheckpointList(Context& context) {
   FileSystem& files = RealFileSystem();
   COHORT_ASSIGN_OR_RETURN(const std::string dir, FolderOf(context, files));
@@ -336,6 +334,37 @@ absl::Status RunCheckpointVerify(Context& context) {
       context.arguments.Has("checkpoint") ? "" : Consequence(all);
   if (!next.empty()) context.io.err << next << std::endl;
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb CheckpointListVerb() {
+  return {
+      .name = "checkpoint list",
+      .summary = "what a server's --checkpoint_dir holds, without the server",
+      .flags = {{.name = "dir",
+                 .value = "DIR",
+                 .help = "what the server has as --checkpoint_dir"}},
+      .local = true,
+      .examples = {"cohortctl checkpoint list --dir=state"},
+      .run = &RunCheckpointList};
+}
+
+Verb CheckpointVerifyVerb() {
+  return {
+      .name = "checkpoint verify",
+      .summary = "reads checkpoints to the last byte, and names damaged files",
+      .flags = {{.name = "dir",
+                 .value = "DIR",
+                 .help = "what the server has as --checkpoint_dir"},
+                {.name = "checkpoint",
+                 .value = "N",
+                 .help = "only those of step N (default: all)"}},
+      .local = true,
+      .examples = {"cohortctl checkpoint verify --dir=state",
+                   "cohortctl checkpoint verify --dir=state "
+                   "--checkpoint=1200"},
+      .run = &RunCheckpointVerify};
 }
 
 }  // namespace cohort

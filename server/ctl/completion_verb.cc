@@ -5,12 +5,24 @@
 #include "server/ctl/verb.h"
 
 namespace cohort {
+namespace {
 
 absl::Status RunCompletion(Context& context) {
   const std::string shell = context.words.size() == 1 ? context.words[0] : "";
   COHORT_ASSIGN_OR_RETURN(const std::string script, CompletionScript(shell));
   context.io.out << script;
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb CompletionVerb() {
+  return {.name = "completion",
+          .summary = "prints what makes a shell complete cohortctl's words",
+          .words = "bash|zsh|fish",
+          .local = true,
+          .examples = {"cohortctl completion bash"},
+          .run = &RunCompletion};
 }
 
 }  // namespace cohort

@@ -163,8 +163,8 @@ std::string ServerAddress(const Arguments& arguments, const CtlIo& io) {
 }
 
 // Returns the exit code of a verb that ran without an error.
-absl::StatusOr<int> RunVerb(const Verb& verb, const Arguments& arguments,
-                            absl::Span<const std::string> words, CtlIo& io) {
+absl::StatusOr<int> CallVerb(const Verb& verb, const Arguments& arguments,
+                             absl::Span<const std::string> words, CtlIo& io) {
   COHORT_RETURN_IF_ERROR(CheckUse(verb, arguments));
   COHORT_ASSIGN_OR_RETURN(const absl::Duration timeout, Timeout(arguments));
   AdminClient server(ServerAddress(arguments, io), timeout);
@@ -259,7 +259,7 @@ int RunCtl(absl::Span<const std::string> arguments, CtlIo& io) {
   }
   std::ostream nowhere(nullptr);
   CtlIo verb_io = IoFor(*read, io, nowhere);
-  const absl::StatusOr<int> code = RunVerb(**verb, *read, operands, verb_io);
+  const absl::StatusOr<int> code = CallVerb(**verb, *read, operands, verb_io);
   io.out << std::flush;
   if (code.ok()) return *code;
   return Fail(ExitCodeForVerb(code.status()), code.status(), io);

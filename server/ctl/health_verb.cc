@@ -14,8 +14,6 @@ namespace {
 constexpr absl::string_view kOpsDefault = "127.0.0.1:7071";
 constexpr int kHttpOk = 200;
 
-}  // namespace
-
 // Asks the operations port, not the server's: that is what an orchestrator
 // asks, and workers have one too.
 absl::Status RunHealth(Context& context) {
@@ -41,6 +39,23 @@ absl::Status RunHealth(Context& context) {
   }
   if (!context.json) context.io.out << said << "\n";
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb HealthVerb() {
+  return {.name = "health",
+          .summary = "asks an operations port whether its process is ready",
+          .flags = {{.name = "ops",
+                     .value = "HOST:PORT",
+                     .help = "operations port of a server or worker (default "
+                             "127.0.0.1:7071)"},
+                    {.name = "live",
+                     .value = "",
+                     .help = "ask only whether it is alive"}},
+          .examples = {"cohortctl health",
+                       "cohortctl health --ops=127.0.0.1:7072 --timeout=3s"},
+          .run = &RunHealth};
 }
 
 }  // namespace cohort

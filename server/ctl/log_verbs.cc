@@ -6,6 +6,7 @@
 #include "server/ctl/verb.h"
 
 namespace cohort {
+namespace {
 
 absl::Status RunLogLevel(Context& context) {
   if (context.words.size() > 1) {
@@ -31,6 +32,16 @@ absl::Status RunLogLevel(Context& context) {
                    << reply->level() << "\n";
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb LogLevelVerb() {
+  return {.name = "log level",
+          .summary = "tells or changes which lines the server logs",
+          .words = "[debug|info|warning|error]",
+          .examples = {"cohortctl log level", "cohortctl log level debug"},
+          .run = &RunLogLevel};
 }
 
 }  // namespace cohort

@@ -212,8 +212,6 @@ absl::Status AwaitChange(Context& context, int64_t wanted) {
   }
 }
 
-}  // namespace
-
 absl::Status RunPolicyGet(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const v1::GetPolicyReply policy,
                           context.server.GetPolicy());
@@ -286,6 +284,38 @@ absl::Status RunPolicySet(Context& context) {
     return AwaitChange(context, reply->policy_epoch());
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb PolicyGetVerb() {
+  return {.name = "policy get",
+          .summary = "the settings in force, and the change under way",
+          .examples = {"cohortctl policy get", "cohortctl policy get --json"},
+          .run = &RunPolicyGet};
+}
+
+Verb PolicySetVerb() {
+  return {.name = "policy set",
+          .summary = "changes settings while the run goes on",
+          .flags = {{.name = "dry_run",
+                     .value = "",
+                     .help = "check and tell, change nothing"},
+                    {.name = "nowait",
+                     .value = "",
+                     .help = "do not wait until the change is in force"}},
+          .takes_settings = true,
+          .examples = {"cohortctl policy set --aggregation=async "
+                       "--normalization=local",
+                       "cohortctl policy set --learning_rate=0.01 --dry_run"},
+          .run = &RunPolicySet};
+}
+
+Verb PolicyHistoryVerb() {
+  return {.name = "policy history",
+          .summary = "every change of settings, and at which step",
+          .examples = {"cohortctl policy history"},
+          .run = &RunPolicyHistory};
 }
 
 }  // namespace cohort

@@ -20,8 +20,6 @@ absl::Status PrintVersion(Context& context, absl::string_view before,
   return absl::OkStatus();
 }
 
-}  // namespace
-
 absl::Status RunDrain(Context& context) {
   v1::DrainRequest request;
   request.set_reason(context.arguments.Value("reason").value_or(""));
@@ -78,6 +76,40 @@ absl::Status RunStatisticsCollect(Context& context) {
                  << "\n";
   context.io.err << "the server evaluates them when all are in" << std::endl;
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb RunDrainVerb() {
+  return {.name = "run drain",
+          .summary = "ends the run after the current step, with its results",
+          .flags = {{.name = "reason",
+                     .value = "TEXT",
+                     .help = "goes into the server's log"}},
+          .examples = {"cohortctl run drain --reason='good enough'"},
+          .run = &RunDrain};
+}
+
+Verb CheckpointSaveVerb() {
+  return {.name = "checkpoint save",
+          .summary = "writes a checkpoint now, and waits until it is safe",
+          .examples = {"cohortctl checkpoint save"},
+          .run = &RunCheckpointSave};
+}
+
+Verb StatisticsCollectVerb() {
+  return {
+      .name = "statistics collect",
+      .summary = "collects the moving statistics `after` over fixed weights",
+      .examples = {"cohortctl statistics collect"},
+      .run = &RunStatisticsCollect};
+}
+
+Verb ExportVerb() {
+  return {.name = "export",
+          .summary = "writes model.safetensors into the server's results_dir",
+          .examples = {"cohortctl export"},
+          .run = &RunExport};
 }
 
 }  // namespace cohort

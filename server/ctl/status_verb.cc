@@ -9,7 +9,6 @@ namespace cohort {
 namespace {
 
 constexpr absl::Duration kIntervalDefault = absl::Seconds(2);
-constexpr absl::Duration kIntervalMin = absl::Milliseconds(100);
 
 // Moves a terminal's cursor home and blanks the screen.
 constexpr absl::string_view kClearScreen = "\x1b[H\x1b[2J";
@@ -38,21 +37,6 @@ absl::Status Watch(Context& context, absl::Duration interval) {
   }
 }
 
-}  // namespace
-
-absl::StatusOr<absl::Duration> IntervalOf(const Arguments& arguments,
-                                          absl::Duration otherwise) {
-  const std::optional<std::string> text = arguments.Value("interval");
-  if (!text.has_value()) return otherwise;
-  absl::Duration interval;
-  if (absl::ParseDuration(*text, &interval) && interval >= kIntervalMin) {
-    return interval;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--interval: got '", *text,
-                   "', want a duration such as 2s, of at least 100ms"));
-}
-
 absl::Status RunStatus(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const absl::Duration interval,
                           IntervalOf(context.arguments, kIntervalDefault));
@@ -61,6 +45,21 @@ absl::Status RunStatus(Context& context) {
   context.io.out << (context.json ? OverviewJson(overview) + "\n"
                                   : OverviewText(overview, context.io.color));
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb StatusVerb() {
+  return {.name = "status",
+          .summary = "state, progress, policy and workers of the run",
+          .flags = {{.name = "watch",
+                     .value = "",
+                     .help = "show it again and again until the run is over"},
+                    {.name = "interval",
+                     .value = "T",
+                     .help = "time between two looks of --watch (default 2s)"}},
+          .examples = {"cohortctl status", "cohortctl status --watch"},
+          .run = &RunStatus};
 }
 
 }  // namespace cohort

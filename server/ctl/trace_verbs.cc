@@ -34,8 +34,6 @@ std::string MergedJson(const MergedTrace& merged, const std::string& out) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-}  // namespace
-
 absl::Status RunTraceMerge(Context& context) {
   if (context.words.empty()) {
     return absl::NotFoundError(
@@ -63,6 +61,20 @@ absl::Status RunTraceMerge(Context& context) {
   context.io.err << out << ": open it in chrome://tracing or ui.perfetto.dev"
                  << std::endl;
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb TraceMergeVerb() {
+  return {.name = "trace merge",
+          .summary = "puts the timelines of all processes on one clock",
+          .words = "FILE...",
+          .flags = {{.name = "out",
+                     .value = "FILE",
+                     .help = "gets the merged timeline (default trace.json)"}},
+          .examples = {"cohortctl trace merge server.json worker0.json "
+                       "worker1.json --out=run.json"},
+          .run = &RunTraceMerge};
 }
 
 }  // namespace cohort

@@ -85,39 +85,12 @@ struct Verb {
   absl::Status (*run)(Context& context) = nullptr;
 };
 
-// All verbs, in the order of the help. A new one is a new row.
+// All verbs, in the order of the help.
 absl::Span<const Verb> Verbs();
+// The verb of that name, which must exist.
+const Verb& VerbNamed(absl::string_view name);
 // Flags that every verb has.
 absl::Span<const FlagSpec> CommonFlags();
-
-// The verbs' functions.
-absl::Status RunCluster(Context& context);
-absl::Status RunStudyVerb(Context& context);
-absl::Status RunStatus(Context& context);
-absl::Status RunWatch(Context& context);
-absl::Status RunHealth(Context& context);
-absl::Status RunPolicyGet(Context& context);
-absl::Status RunPolicySet(Context& context);
-absl::Status RunPolicyHistory(Context& context);
-absl::Status RunWorkersList(Context& context);
-absl::Status RunWorkersEvict(Context& context);
-absl::Status RunWorkersDrain(Context& context);
-absl::Status RunDrain(Context& context);
-absl::Status RunCheckpointSave(Context& context);
-absl::Status RunCheckpointList(Context& context);
-absl::Status RunCheckpointVerify(Context& context);
-absl::Status RunExport(Context& context);
-absl::Status RunStatisticsCollect(Context& context);
-absl::Status RunLogLevel(Context& context);
-absl::Status RunTraceMerge(Context& context);
-absl::Status RunDoctor(Context& context);
-absl::Status RunSupportBundle(Context& context);
-absl::Status RunCompletion(Context& context);
-
-// Time between two looks: --interval.
-// Errors: InvalidArgument, no duration of at least 100 ms.
-absl::StatusOr<absl::Duration> IntervalOf(const Arguments& arguments,
-                                          absl::Duration otherwise);
 
 // `status` with what to do next on a line of its own, if it is `code`.
 absl::Status WithNext(const absl::Status& status, absl::StatusCode code,

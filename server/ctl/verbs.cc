@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "server/ctl/verb.h"
 
 namespace cohort {
@@ -25,267 +27,50 @@ absl::Span<const FlagSpec> CommonFlags() {
   return kFlags;
 }
 
-// A table, not logic.
-// NOLINTNEXTLINE(readability-function-size)
+// A verb is a function in a file of its own that returns its specification. A
+// new one is a line here.
+#define COHORT_VERBS(VERB)    \
+  VERB(RunVerb)               \
+  VERB(StudyVerb)             \
+  VERB(StatusVerb)            \
+  VERB(WatchVerb)             \
+  VERB(DoctorVerb)            \
+  VERB(SupportBundleVerb)     \
+  VERB(HealthVerb)            \
+  VERB(PolicyGetVerb)         \
+  VERB(PolicySetVerb)         \
+  VERB(PolicyHistoryVerb)     \
+  VERB(WorkersListVerb)       \
+  VERB(WorkersDrainVerb)      \
+  VERB(WorkersEvictVerb)      \
+  VERB(RunDrainVerb)          \
+  VERB(CheckpointSaveVerb)    \
+  VERB(CheckpointListVerb)    \
+  VERB(CheckpointVerifyVerb)  \
+  VERB(StatisticsCollectVerb) \
+  VERB(ExportVerb)            \
+  VERB(LogLevelVerb)          \
+  VERB(TraceMergeVerb)        \
+  VERB(CompletionVerb)
+
+#define COHORT_DECLARE_VERB(name) Verb name();
+COHORT_VERBS(COHORT_DECLARE_VERB)
+#undef COHORT_DECLARE_VERB
+
 absl::Span<const Verb> Verbs() {
   // Built once, never changed; leaked, so that no order of destruction
   // matters.
-  static const std::vector<Verb>& verbs = *new std::vector<Verb>{
-      {.name = "run",
-       .summary = "trains on this machine: starts a server and its workers",
-       .flags = {{.name = "workers",
-                  .value = "N",
-                  .help = "how many are started (default 2)"},
-                 {.name = "max_restarts",
-                  .value = "N",
-                  .help = "how often a worker that died is started again "
-                          "(default 3)"},
-                 {.name = "log_dir",
-                  .value = "DIR",
-                  .help = "gets server.log and worker-N.log; of the workers "
-                          "nothing is shown then"},
-                 {.name = "programs",
-                  .value = "DIR",
-                  .help = "has cohort-server and cohort-worker (default: that "
-                          "of cohortctl)"}},
-       .takes_program_flags = true,
-       .rest = "FLAGS OF THE WORKERS",
-       .local = true,
-       .examples = {"cohortctl run --workers=4",
-                    "cohortctl run --workers=4 --aggregation=async --epochs=3 "
-                    "--model=resnet20 --batch_size=32",
-                    "cohortctl run --checkpoint_dir=state --resume"},
-       .run = &RunCluster},
-      {.name = "study",
-       .summary = "measures on this machine which policy to use",
-       .flags = {{.name = "out",
-                  .value = "DIR",
-                  .help = "gets runs, study.csv and report.html; a study that "
-                          "was stopped goes on there (default study)"},
-                 {.name = "aggregation",
-                  .value = "LIST",
-                  .help = "of sync, bounded and async (default sync,async)"},
-                 {.name = "normalization",
-                  .value = "LIST",
-                  .help = "of global and local (default both)"},
-                 {.name = "bn_statistics",
-                  .value = "LIST",
-                  .help = "of sync, async, chief and after, side by side in "
-                          "each run (default all)"},
-                 {.name = "staleness",
-                  .value = "LIST",
-                  .help = "of keep, drop, scale and compensate, without sync "
-                          "(default keep)"},
-                 {.name = "order",
-                  .value = "LIST",
-                  .help = "of the data: shuffled, sorted (default shuffled)"},
-                 {.name = "batch_size",
-                  .value = "LIST",
-                  .help = "images of each worker in a step (default 1,2,4,16)"},
-                 {.name = "workers",
-                  .value = "LIST",
-                  .help = "how many a run has (default 4)"},
-                 {.name = "seed",
-                  .value = "LIST",
-                  .help = "a run each; intervals need two (default 1,2,3)"},
-                 {.name = "reference_images",
-                  .value = "N",
-                  .help = "--learning_rate is for steps of N images, and in "
-                          "proportion for others (default: for all the same)"},
-                 {.name = "target",
-                  .value = "PERCENT",
-                  .help = "accuracy or mIoU whose time is taken (default 90 % "
-                          "of the best, by order)"},
-                 {.name = "parallel",
-                  .value = "N",
-                  .help = "runs at a time (default: a core for each process)"},
-                 {.name = "programs",
-                  .value = "DIR",
-                  .help = "has cohort-server and cohort-worker (default: that "
-                          "of cohortctl)"}},
-       .takes_program_flags = true,
-       .rest = "FLAGS OF THE WORKERS",
-       .local = true,
-       .examples = {"cohortctl study --batch_size=1,4 --epochs=4 "
-                    "--learning_rate=0.05 --reference_images=64 "
-                    "--limit=4000 --test_limit=2000",
-                    "cohortctl study --out=camvid --aggregation=sync "
-                    "--order=shuffled,sorted --batch_size=1 --seed=1,2 "
-                    "--epochs=16 --model=unet --width=16 --dataset=voc "
-                    "--data_dir=camvid --image_size=88x120"},
-       .run = &RunStudyVerb},
-      {.name = "status",
-       .summary = "state, progress, policy and workers of the run",
-       .flags = {{.name = "watch",
-                  .value = "",
-                  .help = "show it again and again until the run is over"},
-                 {.name = "interval",
-                  .value = "T",
-                  .help = "time between two looks of --watch (default 2s)"}},
-       .examples = {"cohortctl status", "cohortctl status --watch"},
-       .run = &RunStatus},
-      {.name = "watch",
-       .summary = "a live view of the run, until it is over",
-       .flags = {{.name = "interval",
-                  .value = "T",
-                  .help = "time between two looks (default 1s; 10s for lines "
-                          "of a log)"}},
-       .examples = {"cohortctl watch", "cohortctl watch --json --interval=5s"},
-       .run = &RunWatch},
-      {.name = "doctor",
-       .summary =
-           "looks for what keeps a run from working, and says what helps",
-       .flags = {{.name = "ops",
-                  .value = "HOST:PORT",
-                  .help =
-                      "operations port of the server (default: the one that "
-                      "it names)"},
-                 {.name = "results_dir",
-                  .value = "DIR",
-                  .help = "a folder that the server is to write into"},
-                 {.name = "checkpoint_dir",
-                  .value = "DIR",
-                  .help = "the same"}},
-       .examples = {"cohortctl doctor",
-                    "cohortctl doctor --server=10.0.0.1:7070 "
-                    "--checkpoint_dir=state"},
-       .run = &RunDoctor},
-      {.name = "support-bundle",
-       .summary = "packs what helps to find out what is wrong with a run",
-       .words = "[LOG...]",
-       .flags = {{.name = "out",
-                  .value = "FILE",
-                  .help = "gets it (default cohort-support.tar.gz)"},
-                 {.name = "ops",
-                  .value = "HOST:PORT",
-                  .help = "operations port of the server, for its metrics "
-                          "(default: the one that it names)"},
-                 {.name = "results_dir",
-                  .value = "DIR",
-                  .help = "the server's; its history.csv is taken"},
-                 {.name = "checkpoint_dir",
-                  .value = "DIR",
-                  .help = "the server's; its checkpoints are listed, none is "
-                          "taken"}},
-       .examples = {"cohortctl support-bundle",
-                    "cohortctl support-bundle server.log worker-0.log "
-                    "--out=friday.tar.gz --results_dir=results "
-                    "--checkpoint_dir=state"},
-       .run = &RunSupportBundle},
-      {.name = "health",
-       .summary = "asks an operations port whether its process is ready",
-       .flags = {{.name = "ops",
-                  .value = "HOST:PORT",
-                  .help = "operations port of a server or worker (default "
-                          "127.0.0.1:7071)"},
-                 {.name = "live",
-                  .value = "",
-                  .help = "ask only whether it is alive"}},
-       .examples = {"cohortctl health",
-                    "cohortctl health --ops=127.0.0.1:7072 --timeout=3s"},
-       .run = &RunHealth},
-      {.name = "policy get",
-       .summary = "the settings in force, and the change under way",
-       .examples = {"cohortctl policy get", "cohortctl policy get --json"},
-       .run = &RunPolicyGet},
-      {.name = "policy set",
-       .summary = "changes settings while the run goes on",
-       .flags = {{.name = "dry_run",
-                  .value = "",
-                  .help = "check and tell, change nothing"},
-                 {.name = "nowait",
-                  .value = "",
-                  .help = "do not wait until the change is in force"}},
-       .takes_settings = true,
-       .examples = {"cohortctl policy set --aggregation=async "
-                    "--normalization=local",
-                    "cohortctl policy set --learning_rate=0.01 --dry_run"},
-       .run = &RunPolicySet},
-      {.name = "policy history",
-       .summary = "every change of settings, and at which step",
-       .examples = {"cohortctl policy history"},
-       .run = &RunPolicyHistory},
-      {.name = "workers list",
-       .summary = "who holds which rank, and when it was last heard from",
-       .examples = {"cohortctl workers list"},
-       .run = &RunWorkersList},
-      {.name = "workers drain",
-       .summary = "has a worker leave after its step, so that nothing is lost",
-       .flags = {{.name = "rank", .value = "N", .help = "whose"},
-                 {.name = "reason",
-                  .value = "TEXT",
-                  .help = "goes into the server's log"}},
-       .examples = {"cohortctl workers drain --rank=1"},
-       .run = &RunWorkersDrain},
-      {.name = "workers evict",
-       .summary = "ends the life that holds a rank, as if it had died",
-       .flags = {{.name = "rank", .value = "N", .help = "whose"},
-                 {.name = "reason",
-                  .value = "TEXT",
-                  .help = "goes into the server's log"}},
-       .examples = {"cohortctl workers evict --rank=1"},
-       .run = &RunWorkersEvict},
-      {.name = "run drain",
-       .summary = "ends the run after the current step, with its results",
-       .flags = {{.name = "reason",
-                  .value = "TEXT",
-                  .help = "goes into the server's log"}},
-       .examples = {"cohortctl run drain --reason='good enough'"},
-       .run = &RunDrain},
-      {.name = "checkpoint save",
-       .summary = "writes a checkpoint now, and waits until it is safe",
-       .examples = {"cohortctl checkpoint save"},
-       .run = &RunCheckpointSave},
-      {.name = "checkpoint list",
-       .summary = "what a server's --checkpoint_dir holds, without the server",
-       .flags = {{.name = "dir",
-                  .value = "DIR",
-                  .help = "what the server has as --checkpoint_dir"}},
-       .local = true,
-       .examples = {"cohortctl checkpoint list --dir=state"},
-       .run = &RunCheckpointList},
-      {.name = "checkpoint verify",
-       .summary = "reads checkpoints to the last byte, and names damaged files",
-       .flags = {{.name = "dir",
-                  .value = "DIR",
-                  .help = "what the server has as --checkpoint_dir"},
-                 {.name = "checkpoint",
-                  .value = "N",
-                  .help = "only those of step N (default: all)"}},
-       .local = true,
-       .examples = {"cohortctl checkpoint verify --dir=state",
-                    "cohortctl checkpoint verify --dir=state "
-                    "--checkpoint=1200"},
-       .run = &RunCheckpointVerify},
-      {.name = "statistics collect",
-       .summary = "collects the moving statistics `after` over fixed weights",
-       .examples = {"cohortctl statistics collect"},
-       .run = &RunStatisticsCollect},
-      {.name = "export",
-       .summary = "writes model.safetensors into the server's results_dir",
-       .examples = {"cohortctl export"},
-       .run = &RunExport},
-      {.name = "log level",
-       .summary = "tells or changes which lines the server logs",
-       .words = "[debug|info|warning|error]",
-       .examples = {"cohortctl log level", "cohortctl log level debug"},
-       .run = &RunLogLevel},
-      {.name = "trace merge",
-       .summary = "puts the timelines of all processes on one clock",
-       .words = "FILE...",
-       .flags = {{.name = "out",
-                  .value = "FILE",
-                  .help = "gets the merged timeline (default trace.json)"}},
-       .examples = {"cohortctl trace merge server.json worker0.json "
-                    "worker1.json --out=run.json"},
-       .run = &RunTraceMerge},
-      {.name = "completion",
-       .summary = "prints what makes a shell complete cohortctl's words",
-       .words = "bash|zsh|fish",
-       .local = true,
-       .examples = {"cohortctl completion bash"},
-       .run = &RunCompletion}};
+#define COHORT_CALL_VERB(name) name(),
+  static const std::vector<Verb>& verbs =
+      *new std::vector<Verb>{COHORT_VERBS(COHORT_CALL_VERB)};
+#undef COHORT_CALL_VERB
   return verbs;
+}
+
+const Verb& VerbNamed(absl::string_view name) {
+  const absl::Span<const Verb> verbs = Verbs();
+  return *std::find_if(verbs.begin(), verbs.end(),
+                       [name](const Verb& verb) { return verb.name == name; });
 }
 
 }  // namespace cohort

@@ -58,8 +58,6 @@ absl::StatusOr<int64_t> AwaitLeave(Context& context, int32_t rank,
   }
 }
 
-}  // namespace
-
 absl::Status RunWorkersList(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const v1::Status status, context.server.GetStatus());
   context.io.out << (context.json ? WorkersJson(status) + "\n"
@@ -120,6 +118,38 @@ absl::Status RunWorkersEvict(Context& context) {
                     "replacement"
                  << std::endl;
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb WorkersListVerb() {
+  return {.name = "workers list",
+          .summary = "who holds which rank, and when it was last heard from",
+          .examples = {"cohortctl workers list"},
+          .run = &RunWorkersList};
+}
+
+Verb WorkersDrainVerb() {
+  return {
+      .name = "workers drain",
+      .summary = "has a worker leave after its step, so that nothing is lost",
+      .flags = {{.name = "rank", .value = "N", .help = "whose"},
+                {.name = "reason",
+                 .value = "TEXT",
+                 .help = "goes into the server's log"}},
+      .examples = {"cohortctl workers drain --rank=1"},
+      .run = &RunWorkersDrain};
+}
+
+Verb WorkersEvictVerb() {
+  return {.name = "workers evict",
+          .summary = "ends the life that holds a rank, as if it had died",
+          .flags = {{.name = "rank", .value = "N", .help = "whose"},
+                    {.name = "reason",
+                     .value = "TEXT",
+                     .help = "goes into the server's log"}},
+          .examples = {"cohortctl workers evict --rank=1"},
+          .run = &RunWorkersEvict};
 }
 
 }  // namespace cohort

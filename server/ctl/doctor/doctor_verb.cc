@@ -142,8 +142,6 @@ std::string ChecksJson(const std::vector<Check>& checks) {
       -1, ' ', false, Json::error_handler_t::replace);
 }
 
-}  // namespace
-
 absl::Status RunDoctor(Context& context) {
   std::vector<Check> checks;
   AddServerChecks(context, checks);
@@ -156,6 +154,26 @@ absl::Status RunDoctor(Context& context) {
   // The table has said all there is to say.
   context.exit_code = AnyFailed(checks) ? kExitFailure : kExitOk;
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb DoctorVerb() {
+  return {
+      .name = "doctor",
+      .summary = "looks for what keeps a run from working, and says what helps",
+      .flags = {{.name = "ops",
+                 .value = "HOST:PORT",
+                 .help = "operations port of the server (default: the one that "
+                         "it names)"},
+                {.name = "results_dir",
+                 .value = "DIR",
+                 .help = "a folder that the server is to write into"},
+                {.name = "checkpoint_dir", .value = "DIR", .help = "the same"}},
+      .examples = {"cohortctl doctor",
+                   "cohortctl doctor --server=10.0.0.1:7070 "
+                   "--checkpoint_dir=state"},
+      .run = &RunDoctor};
 }
 
 }  // namespace cohort

@@ -95,8 +95,6 @@ absl::StatusOr<ClusterRunOptions> RunOptionsOf(const Context& context) {
   return options;
 }
 
-}  // namespace
-
 absl::Status RunCluster(Context& context) {
   COHORT_ASSIGN_OR_RETURN(ClusterRunOptions options, RunOptionsOf(context));
   RunScreen screen(context.io, context.json,
@@ -106,6 +104,37 @@ absl::Status RunCluster(Context& context) {
   ClusterRun run(std::move(options), screen, context.io);
   COHORT_ASSIGN_OR_RETURN(context.exit_code, run.Run());
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb RunVerb() {
+  return {
+      .name = "run",
+      .summary = "trains on this machine: starts a server and its workers",
+      .flags = {{.name = "workers",
+                 .value = "N",
+                 .help = "how many are started (default 2)"},
+                {.name = "max_restarts",
+                 .value = "N",
+                 .help = "how often a worker that died is started again "
+                         "(default 3)"},
+                {.name = "log_dir",
+                 .value = "DIR",
+                 .help = "gets server.log and worker-N.log; of the workers "
+                         "nothing is shown then"},
+                {.name = "programs",
+                 .value = "DIR",
+                 .help = "has cohort-server and cohort-worker (default: that "
+                         "of cohortctl)"}},
+      .takes_program_flags = true,
+      .rest = "FLAGS OF THE WORKERS",
+      .local = true,
+      .examples = {"cohortctl run --workers=4",
+                   "cohortctl run --workers=4 --aggregation=async --epochs=3 "
+                   "--model=resnet20 --batch_size=32",
+                   "cohortctl run --checkpoint_dir=state --resume"},
+      .run = &RunCluster};
 }
 
 }  // namespace cohort

@@ -222,8 +222,6 @@ void ShowOutcome(const StudyOutcome& outcome, const std::string& out,
                  << out << "/study.csv the numbers" << std::endl;
 }
 
-}  // namespace
-
 absl::Status RunStudyVerb(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const StudyOptions options, StudyOptionsOf(context));
   ProgressScreen screen(context.io);
@@ -246,6 +244,70 @@ absl::Status RunStudyVerb(Context& context) {
       outcome.failed.size(), " runs failed, twice each; ", progress, ": ",
       absl::StrJoin(outcome.failed, ", "), "\ntheir logs are in ", options.out,
       "/runs; the same command tries them again"));
+}
+
+}  // namespace
+
+Verb StudyVerb() {
+  return {
+      .name = "study",
+      .summary = "measures on this machine which policy to use",
+      .flags = {{.name = "out",
+                 .value = "DIR",
+                 .help = "gets runs, study.csv and report.html; a study that "
+                         "was stopped goes on there (default study)"},
+                {.name = "aggregation",
+                 .value = "LIST",
+                 .help = "of sync, bounded and async (default sync,async)"},
+                {.name = "normalization",
+                 .value = "LIST",
+                 .help = "of global and local (default both)"},
+                {.name = "bn_statistics",
+                 .value = "LIST",
+                 .help = "of sync, async, chief and after, side by side in "
+                         "each run (default all)"},
+                {.name = "staleness",
+                 .value = "LIST",
+                 .help = "of keep, drop, scale and compensate, without sync "
+                         "(default keep)"},
+                {.name = "order",
+                 .value = "LIST",
+                 .help = "of the data: shuffled, sorted (default shuffled)"},
+                {.name = "batch_size",
+                 .value = "LIST",
+                 .help = "images of each worker in a step (default 1,2,4,16)"},
+                {.name = "workers",
+                 .value = "LIST",
+                 .help = "how many a run has (default 4)"},
+                {.name = "seed",
+                 .value = "LIST",
+                 .help = "a run each; intervals need two (default 1,2,3)"},
+                {.name = "reference_images",
+                 .value = "N",
+                 .help = "--learning_rate is for steps of N images, and in "
+                         "proportion for others (default: for all the same)"},
+                {.name = "target",
+                 .value = "PERCENT",
+                 .help = "accuracy or mIoU whose time is taken (default 90 % "
+                         "of the best, by order)"},
+                {.name = "parallel",
+                 .value = "N",
+                 .help = "runs at a time (default: a core for each process)"},
+                {.name = "programs",
+                 .value = "DIR",
+                 .help = "has cohort-server and cohort-worker (default: that "
+                         "of cohortctl)"}},
+      .takes_program_flags = true,
+      .rest = "FLAGS OF THE WORKERS",
+      .local = true,
+      .examples = {"cohortctl study --batch_size=1,4 --epochs=4 "
+                   "--learning_rate=0.05 --reference_images=64 "
+                   "--limit=4000 --test_limit=2000",
+                   "cohortctl study --out=camvid --aggregation=sync "
+                   "--order=shuffled,sorted --batch_size=1 --seed=1,2 "
+                   "--epochs=16 --model=unet --width=16 --dataset=voc "
+                   "--data_dir=camvid --image_size=88x120"},
+      .run = &RunStudyVerb};
 }
 
 }  // namespace cohort

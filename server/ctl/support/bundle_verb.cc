@@ -40,7 +40,7 @@ std::string FirstLine(absl::string_view text) {
 struct Question {
   const char* name;
   const char* about;
-  absl::Status (*ask)(Context&);
+  const char* verb;
   // Without it, it is not asked; the flag's name for the verb.
   const char* needs = nullptr;
   const char* passed_as = nullptr;
@@ -48,15 +48,15 @@ struct Question {
 };
 
 constexpr Question kQuestions[] = {
-    {"status.json", "state, progress and workers of the run", &RunStatus},
-    {"policy.json", "the settings in force", &RunPolicyGet},
-    {"policy-history.json", "every change of them", &RunPolicyHistory},
+    {"status.json", "state, progress and workers of the run", "status"},
+    {"policy.json", "the settings in force", "policy get"},
+    {"policy-history.json", "every change of them", "policy history"},
     {"workers.json", "who holds which rank, and their steps' phases",
-     &RunWorkersList},
-    {"doctor.json", "what cohortctl doctor finds", &RunDoctor, nullptr, nullptr,
+     "workers list"},
+    {"doctor.json", "what cohortctl doctor finds", "doctor", nullptr, nullptr,
      false},
     {"checkpoints.json", "the checkpoints of --checkpoint_dir, by name",
-     &RunCheckpointList, "checkpoint_dir", "dir", false}};
+     "checkpoint list", "checkpoint_dir", "dir", false}};
 
 class Gatherer {
  public:
@@ -146,7 +146,7 @@ class Gatherer {
                   .timeout = timeout_,
                   .json = true,
                   .io = io};
-    const absl::Status status = question.ask(asked);
+    const absl::Status status = VerbNamed(question.verb).run(asked);
     if (!status.ok()) {
       if (absl::IsUnavailable(status)) {
         unreachable_ = FirstLine(status.message());
@@ -208,8 +208,6 @@ std::string PartsJson(const std::string& out, int64_t bytes,
          "\n";
 }
 
-}  // namespace
-
 absl::Status RunSupportBundle(Context& context) {
   const std::string out =
       context.arguments.Value("out").value_or(std::string(kBundleDefault));
@@ -235,6 +233,34 @@ absl::Status RunSupportBundle(Context& context) {
          "taken out by their names only"
       << std::endl;
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb SupportBundleVerb() {
+  return {
+      .name = "support-bundle",
+      .summary = "packs what helps to find out what is wrong with a run",
+      .words = "[LOG...]",
+      .flags = {{.name = "out",
+                 .value = "FILE",
+                 .help = "gets it (default cohort-support.tar.gz)"},
+                {.name = "ops",
+                 .value = "HOST:PORT",
+                 .help = "operations port of the server, for its metrics "
+                         "(default: the one that it names)"},
+                {.name = "results_dir",
+                 .value = "DIR",
+                 .help = "the server's; its history.csv is taken"},
+                {.name = "checkpoint_dir",
+                 .value = "DIR",
+                 .help = "the server's; its checkpoints are listed, none is "
+                         "taken"}},
+      .examples = {"cohortctl support-bundle",
+                   "cohortctl support-bundle server.log worker-0.log "
+                   "--out=friday.tar.gz --results_dir=results "
+                   "--checkpoint_dir=state"},
+      .run = &RunSupportBundle};
 }
 
 }  // namespace cohort

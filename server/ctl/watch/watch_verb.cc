@@ -174,8 +174,6 @@ class Watch {
   bool drawn_ = false;
 };
 
-}  // namespace
-
 absl::Status RunWatch(Context& context) {
   const bool screen = context.io.terminal || context.json;
   COHORT_ASSIGN_OR_RETURN(
@@ -183,6 +181,20 @@ absl::Status RunWatch(Context& context) {
       IntervalOf(context.arguments,
                  screen ? kIntervalOnScreen : kIntervalInLog));
   return Watch(context, interval).Run();
+}
+
+}  // namespace
+
+Verb WatchVerb() {
+  return {
+      .name = "watch",
+      .summary = "a live view of the run, until it is over",
+      .flags = {{.name = "interval",
+                 .value = "T",
+                 .help = "time between two looks (default 1s; 10s for lines "
+                         "of a log)"}},
+      .examples = {"cohortctl watch", "cohortctl watch --json --interval=5s"},
+      .run = &RunWatch};
 }
 
 }  // namespace cohort
