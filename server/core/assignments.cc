@@ -129,6 +129,8 @@ void SendAnswer(const Run& run, Turn::Answer answer, Turn& turn) {
 
 void SendAnswers(const Run& run, bool session_first, Turn& turn) {
   std::vector<Turn::Answer> later;
+  // A commit answers every rank under the lock; growing would move them all.
+  turn.out.reserve(turn.out.size() + turn.answers.size());
   for (Turn::Answer& answer : std::exchange(turn.answers, {})) {
     if (answer.session_first == session_first) {
       SendAnswer(run, std::move(answer), turn);
