@@ -74,7 +74,7 @@ bool Coordinator::Advance(Turn& turn) {
 
 bool Coordinator::TryChange(Turn& turn) {
   if (!settings_.pending().has_value() || !driver_->Quiet()) return false;
-  AdoptPending({settings_, roster_, registrar_, parts()}, turn);
+  PutChangeInForce({settings_, roster_, registrar_, parts()}, turn);
   // A round that nobody was given leaves no trace.
   driver_ = MakeStepDriver(parts());
   return true;

@@ -105,7 +105,7 @@ void RequestChange(const Run& run, RunSettings& settings,
   }
 }
 
-void AdoptPending(const ChangeParts& parts, Turn& turn) {
+void PutChangeInForce(const ChangeParts& parts, Turn& turn) {
   RunSettings& settings = parts.settings;
   const RunParts& run = parts.run;
   const SettingValues changed = settings.pending()->changed;

@@ -37,6 +37,6 @@ void RequestChange(const Run& run, RunSettings& settings,
 
 // Puts the pending request in force, at the present version. There must be one,
 // and nothing in flight; the step driver must be replaced afterwards.
-void AdoptPending(const ChangeParts& parts, Turn& turn);
+void PutChangeInForce(const ChangeParts& parts, Turn& turn);
 
 }  // namespace cohort

@@ -470,7 +470,7 @@ void Server::WriteLastCheckpoint(RunSummary& summary) {
   const absl::StatusOr<RunState> state = shard_->State();
   // Without a model there is nothing to keep.
   if (!state.ok()) return;
-  KeepFirst(summary.files, files_->WriteCheckpoint(*state));
+  KeepFirst(summary.files, files_->SaveCheckpoint(*state));
 }
 
 void Server::PrintEnd(const RunSummary& summary) {
@@ -497,7 +497,7 @@ void Server::PrintEnd(const RunSummary& summary) {
 
 absl::StatusOr<Version> Server::CheckpointNow() {
   COHORT_ASSIGN_OR_RETURN(const RunState state, shard_->State());
-  COHORT_RETURN_IF_ERROR(ForOperator(files_->WriteCheckpoint(state)));
+  COHORT_RETURN_IF_ERROR(ForOperator(files_->SaveCheckpoint(state)));
   return state.snapshot->version;
 }
 

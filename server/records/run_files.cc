@@ -223,7 +223,7 @@ void RunFiles::OfferCheckpoint(RunState state) {
                    " skipped: ", accepted.message()));
 }
 
-absl::Status RunFiles::WriteCheckpoint(const RunState& state) {
+absl::Status RunFiles::SaveCheckpoint(const RunState& state) {
   if (writer_ == nullptr) {
     return absl::FailedPreconditionError(
         "the server was started without --checkpoint_dir");

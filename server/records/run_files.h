@@ -68,7 +68,7 @@ class RunFiles {
   // Writes a checkpoint and waits for it. OK at once if that version, with the
   // same statistics, is the last one written.
   // Errors: FailedPrecondition no --checkpoint_dir; those of the writer.
-  absl::Status WriteCheckpoint(const RunState& state);
+  absl::Status SaveCheckpoint(const RunState& state);
   // Errors: FailedPrecondition no --results_dir; those of FileSystem.
   absl::Status WriteModel(const RegisteredModel& model,
                           const ModelSnapshot& snapshot);
