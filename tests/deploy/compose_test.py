@@ -101,13 +101,14 @@ class ComposeTest(unittest.TestCase):
         self.assertEqual(sample, dict(VARIABLE.findall(self.text)))
 
     def test_what_is_not_set_is_as_the_programs_have_it(self):
-        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        tables = "".join((ROOT / page).read_text(encoding="utf-8")
+                         for page in ("server/FLAGS.md", "worker/FLAGS.md"))
         own = {"COHORT_TAG", "COHORT_WORKERS", "COHORT_CHECKPOINT_EVERY"}
         for name, default in VARIABLE.findall(self.text):
             if name in own:
                 continue
             flag = name.removeprefix("COHORT_").lower()
-            self.assertIn(f"| `--{flag}` | `{default}` |", readme)
+            self.assertIn(f"| `--{flag}` | `{default}` |", tables)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class WorkerInput(unittest.TestCase):
         # No CUDA in this program, no driver here, or fewer GPUs.
         self.assertRegex(text, "want --device=cpu, or build it with|"
                                "install the NVIDIA driver|want cuda:0")
-        self.assertIn("--precision: got half, want float32 or bfloat16",
+        self.assertIn("--precision: got 'half', want one of float32, bfloat16",
                       self.refused("--precision=half", *flags))
 
     def test_a_missing_folder_is_named(self):
@@ -129,7 +129,7 @@ class WorkerInput(unittest.TestCase):
         for flag, wanted in (
                 ("--image_size=big", "--image_size: got big, want HEIGHTx"),
                 ("--augment=turn", "--augment: got 'turn'"),
-                ("--bad_samples=keep", "want stop or skip"),
+                ("--bad_samples=keep", "want one of stop, skip"),
                 ("--loader_threads=-1", "--loader_threads: got -1"),
                 ("--classes=3", "--classes: got 3"),
                 ("--share=0", "--share: got 0")):
