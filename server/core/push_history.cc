@@ -1,6 +1,6 @@
 #include "server/core/push_history.h"
 
-#include <algorithm>
+#include <cstddef>
 
 #include "common/check.h"
 
@@ -10,25 +10,31 @@ namespace {
 // From the newest on: almost every question is about that one, and at a commit
 // of 1,000 ranks the older ones are in no cache.
 template <typename Entries>
-auto* FindIn(Entries& entries, const PushKey& key) {
-  const auto entry =
-      std::find_if(entries.rbegin(), entries.rend(),
-                   [&key](const auto& entry) { return entry.key == key; });
-  return entry == entries.rend() ? nullptr : &*entry;
+auto FindIn(Entries& entries, size_t oldest, const PushKey& key)
+    -> decltype(entries.data()) {
+  for (size_t age = 1; age <= entries.size(); ++age) {
+    auto& entry = entries[(oldest + entries.size() - age) % entries.size()];
+    if (entry.key == key) return &entry;
+  }
+  return nullptr;
 }
 
 }  // namespace
 
 void PushHistory::Give(const PushKey& key) {
-  COHORT_CHECK(entries_.empty() || entries_.back().key < key,
+  const bool full = entries_.size() == kKept;
+  const size_t newest = (oldest_ + entries_.size() - 1) % kKept;
+  COHORT_CHECK(entries_.empty() || entries_[newest].key < key,
                "keys are given in ascending order");
-  if (entries_.size() == kKept) {
-    const PushKey& oldest = entries_.front().key;
-    forgotten_ = {.sequence = oldest.sequence,
-                  .attempt = oldest.attempt.Next()};
-    entries_.pop_front();
+  if (!full) {
+    entries_.push_back({.key = key});
+    return;
   }
-  entries_.push_back({.key = key});
+  Entry& oldest = entries_[oldest_];
+  forgotten_ = {.sequence = oldest.key.sequence,
+                .attempt = oldest.key.attempt.Next()};
+  oldest = {.key = key};
+  oldest_ = (oldest_ + 1) % kKept;
 }
 
 void PushHistory::Decide(const PushKey& key, const PushVerdict& verdict) {
@@ -40,11 +46,11 @@ void PushHistory::Decide(const PushKey& key, const PushVerdict& verdict) {
 }
 
 PushHistory::Entry* PushHistory::Find(const PushKey& key) {
-  return FindIn(entries_, key);
+  return FindIn(entries_, oldest_, key);
 }
 
 const PushHistory::Entry* PushHistory::Find(const PushKey& key) const {
-  return FindIn(entries_, key);
+  return FindIn(entries_, oldest_, key);
 }
 
 bool PushHistory::Forgotten(const PushKey& key) const {

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
 #include <optional>
+#include <vector>
 
 #include "common/ids.h"
 #include "common/push.h"
@@ -47,8 +47,11 @@ class PushHistory {
   }
 
  private:
-  // Ascending keys.
-  std::deque<Entry> entries_;
+  // At most kKept; the newest overwrites the oldest in its place, so that a
+  // commit allocates nothing here.
+  std::vector<Entry> entries_;
+  // The place of the oldest once all are taken.
+  size_t oldest_ = 0;
   // Keys below this one are not held any more. The first sequence is 1.
   PushKey forgotten_{.sequence = Sequence(1)};
   std::optional<PushVerdict> last_;
