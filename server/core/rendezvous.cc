@@ -130,12 +130,14 @@ RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
   return outcome;
 }
 
-void RendezvousTable::Retain(const ReduceKey& key, size_t position,
-                             Contribution& folded) const {
-  const bool kept = key.phase == ReducePhase::kForward &&
+void RendezvousTable::Retain(Entry& entry, size_t position,
+                             Moments folded) const {
+  const bool kept = entry.key.phase == ReducePhase::kForward &&
                     (options_.keep == Keep::kAll ||
                      (options_.keep == Keep::kFirst && position == 0));
-  if (!kept) folded.moments.reset();
+  if (!kept) return;
+  entry.kept.resize(members_.size());
+  entry.kept[position] = std::move(folded);
 }
 
 void RendezvousTable::Extend(Entry& entry, size_t group, Instant now,
@@ -157,14 +159,16 @@ void RendezvousTable::Extend(Entry& entry, size_t group, Instant now,
         .key = entry.key, .group = group, .total = std::move(fold.total)});
     job.parts.reserve(ready);
     for (size_t i = fold.end; i < end; ++i) {
-      job.parts.push_back(*std::move(entry.contributions[i].moments));
+      job.parts.push_back(
+          *std::exchange(entry.contributions[i].moments, std::nullopt));
     }
     return;
   }
   for (; fold.end < end; ++fold.end) {
-    Contribution& next = entry.contributions[fold.end];
-    AddTo(fold.total, entry.key.phase, *next.moments);
-    Retain(entry.key, fold.end, next);
+    Moments next =
+        *std::exchange(entry.contributions[fold.end].moments, std::nullopt);
+    AddTo(fold.total, entry.key.phase, next);
+    Retain(entry, fold.end, std::move(next));
   }
   if (fold.end == range.end) Complete(entry, group, now, outcome);
 }
@@ -185,9 +189,7 @@ RendezvousTable::Outcome RendezvousTable::Folded(MomentsFold done,
   Fold& fold = entry.folds[done.group];
   fold.total = std::move(done.total);
   for (Moments& part : done.parts) {
-    Contribution& folded = entry.contributions[fold.end];
-    folded.moments = std::move(part);
-    Retain(entry.key, fold.end, folded);
+    Retain(entry, fold.end, std::move(part));
     ++fold.end;
   }
   fold.running = 0;
@@ -374,18 +376,28 @@ CombinedMoments RendezvousTable::ForwardResults() const {
   return results;
 }
 
-std::vector<CallMoments> RendezvousTable::TakeForwardOf(Rank rank) {
-  const size_t at = PositionOf(rank);
-  std::vector<CallMoments> calls;
+KeptForward RendezvousTable::TakeForward() {
+  KeptForward kept{.members = members_};
   for (auto& [place, entry] : entries_) {
-    if (place.phase != ReducePhase::kForward) continue;
-    std::optional<Moments>& moments = entry.contributions[at].moments;
-    if (!moments.has_value()) continue;
-    calls.push_back({.layer = place.layer,
-                     .call = place.call,
-                     .moments = *std::exchange(moments, std::nullopt)});
+    if (entry.kept.empty()) continue;
+    kept.calls.push_back({.layer = place.layer,
+                          .call = place.call,
+                          .moments = std::exchange(entry.kept, {})});
   }
-  return calls;
+  return kept;
+}
+
+std::vector<std::vector<CallMoments>> MomentsByMember(KeptForward kept) {
+  std::vector<std::vector<CallMoments>> members(kept.members.size());
+  for (KeptForward::Call& call : kept.calls) {
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (!call.moments[i].has_value()) continue;
+      members[i].push_back({.layer = call.layer,
+                            .call = call.call,
+                            .moments = *std::move(call.moments[i])});
+    }
+  }
+  return members;
 }
 
 }  // namespace cohort

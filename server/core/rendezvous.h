@@ -32,6 +32,26 @@ struct MomentsFold {
 // Thread safety: safe.
 MomentsFold RunMomentsFold(MomentsFold job);
 
+// Moments that members contributed to the forward calls, by call: what the
+// table holds them in, so that handing them over takes a step for each call and
+// not for each member too.
+struct KeptForward {
+  struct Call {
+    int32_t layer = 0;
+    int32_t call = 0;
+    // By position in `members`. Absent: not kept.
+    std::vector<std::optional<Moments>> moments;
+  };
+  // In rank order.
+  std::vector<Rank> members;
+  // Ascending by (layer, call).
+  std::vector<Call> calls;
+};
+
+// The same moments by member, in the order of `members`, each ascending by
+// (layer, call).
+std::vector<std::vector<CallMoments>> MomentsByMember(KeptForward kept);
+
 // All rendezvous of one attempt of one step. Results are kept, and a checksum
 // of each contribution, so that a replacement that replays the step is answered
 // with the same bits. Contributions themselves are given up as soon as they are
@@ -147,9 +167,8 @@ class RendezvousTable {
   // none is open.
   std::vector<Rank> Missing() const;
 
-  // Local forward moments of `rank`, ascending by (layer, call), out of the
-  // table; none if they are not kept.
-  std::vector<CallMoments> TakeForwardOf(Rank rank);
+  // The forward moments that are kept, out of the table.
+  KeptForward TakeForward();
   // What all members have got in the forward calls, in the same order; empty if
   // they meet in groups, as nobody got the moments of all then. All must be
   // complete.
@@ -167,7 +186,7 @@ class RendezvousTable {
     // Recognises repetitions.
     uint64_t checksum = 0;
     int64_t bytes = 0;
-    // Until they are folded, or longer; see Options::keep.
+    // Until they are folded.
     std::optional<Moments> moments;
   };
   // Of a group, in rank order: as far as nobody is missing. Work that is done
@@ -184,6 +203,8 @@ class RendezvousTable {
     ReduceKey key;
     // By position in members_.
     std::vector<Contribution> contributions;
+    // Folded moments, by position; empty unless some are kept.
+    std::vector<std::optional<Moments>> kept;
     std::vector<bool> waiting;
     // When they came; a replacement comes anew.
     std::vector<Instant> since;
@@ -206,9 +227,8 @@ class RendezvousTable {
   // Folds what has come without a gap, and completes the rendezvous if that is
   // all. A long fold becomes a job of the outcome.
   void Extend(Entry& entry, size_t group, Instant now, Outcome& outcome);
-  // The moments of a member that is folded.
-  void Retain(const ReduceKey& key, size_t position,
-              Contribution& folded) const;
+  // Keeps the moments of a member that is folded, or gives them up.
+  void Retain(Entry& entry, size_t position, Moments folded) const;
   void Complete(Entry& entry, size_t group, Instant now, Outcome& outcome);
   void Observe(const Entry& entry, Range range, Instant now);
 

@@ -1,5 +1,9 @@
 #include "server/core/statistics_sets.h"
 
+#include <algorithm>
+#include <optional>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 
@@ -65,17 +69,48 @@ void KeptStatistics::ApplyStep(const std::vector<RankMoments>& ranks,
   }
 }
 
-int64_t ChannelsOf(const std::vector<RankMoments>& moments) {
+int64_t ChannelsOf(const StatisticsUpdate& job) {
   int64_t channels = 0;
-  for (const RankMoments& rank : moments) {
+  for (const RankMoments& rank : *job.moments) {
     for (const CallMoments& call : rank.calls) {
       channels += static_cast<int64_t>(call.moments.first.size());
+    }
+  }
+  for (const KeptForward::Call& call : job.forward.calls) {
+    for (const std::optional<Moments>& moments : call.moments) {
+      if (!moments.has_value()) continue;
+      // Members have equally many.
+      channels += static_cast<int64_t>(moments->first.size()) *
+                  static_cast<int64_t>(call.moments.size());
+      break;
     }
   }
   return channels;
 }
 
+namespace {
+
+// `moments` with the calls that rendezvous have kept.
+std::vector<RankMoments> WithForward(std::vector<RankMoments> moments,
+                                     KeptForward forward) {
+  const std::vector<Rank> members = forward.members;
+  std::vector<std::vector<CallMoments>> calls =
+      MomentsByMember(std::move(forward));
+  for (RankMoments& rank : moments) {
+    const auto at = std::lower_bound(members.begin(), members.end(), rank.rank);
+    if (at == members.end() || *at != rank.rank) continue;
+    rank.calls = std::move(calls[static_cast<size_t>(at - members.begin())]);
+  }
+  return moments;
+}
+
+}  // namespace
+
 StatisticsUpdate RunStatisticsUpdate(StatisticsUpdate job) {
+  if (!job.forward.calls.empty()) {
+    job.moments = std::make_shared<const std::vector<RankMoments>>(
+        WithForward(*job.moments, std::exchange(job.forward, {})));
+  }
   job.kept->ApplyStep(*job.moments, job.samples_reference, job.sets,
                       job.combined);
   return job;

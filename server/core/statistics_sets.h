@@ -9,6 +9,7 @@
 #include "common/model_layout.h"
 #include "server/core/moving_statistics.h"
 #include "server/core/options.h"
+#include "server/core/rendezvous.h"
 
 namespace cohort {
 
@@ -77,7 +78,10 @@ struct StatisticsUpdate {
   Version step;
   Attempt attempt;
   std::shared_ptr<const KeptStatistics> kept;
+  // Contributors in rank order. Where moments met in rendezvous, their calls
+  // are in `forward`, and come here with the result.
   std::shared_ptr<const std::vector<RankMoments>> moments;
+  KeptForward forward;
   int64_t samples_reference = 0;
   // See MovingStatistics::ApplyStep.
   CombinedMoments combined;
@@ -85,8 +89,8 @@ struct StatisticsUpdate {
   StatisticsSets sets;
 };
 
-// Channels of all moments of the ranks.
-int64_t ChannelsOf(const std::vector<RankMoments>& moments);
+// Channels of all moments in the job.
+int64_t ChannelsOf(const StatisticsUpdate& job);
 
 // A pure function of the job.
 // Thread safety: safe.

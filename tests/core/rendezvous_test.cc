@@ -165,14 +165,18 @@ TEST(RendezvousTest, CountsWhoWaitsAndWhatIsOpen) {
   EXPECT_EQ(table.open_count(), 1);
 }
 
-TEST(RendezvousTest, TakeForwardOfHandsOverOnlyOwnForwardMomentsInOrder) {
+TEST(RendezvousTest, TakeForwardHandsOverForwardMomentsOfEachMemberInOrder) {
   RendezvousTable table({kA, kB});
   table.Contribute(Key(1, 0), kA, One(1, 30, 0));
   table.Contribute(Key(0, 1), kA, One(1, 20, 0));
   table.Contribute(Key(0, 0), kA, One(1, 10, 0));
   table.Contribute(Key(0, 0, ReducePhase::kBackward), kA, One(1, 5, 0));
   table.Contribute(Key(0, 0), kB, One(1, 99, 0));
-  const std::vector<CallMoments> calls = table.TakeForwardOf(kA);
+  const auto members = MomentsByMember(table.TakeForward());
+  ASSERT_EQ(members.size(), 2);
+  ASSERT_EQ(members[1].size(), 1);
+  EXPECT_DOUBLE_EQ(members[1][0].moments.first[0], 99);
+  const std::vector<CallMoments>& calls = members[0];
   ASSERT_EQ(calls.size(), 3);
   EXPECT_DOUBLE_EQ(calls[0].moments.first[0], 10);
   EXPECT_DOUBLE_EQ(calls[1].moments.first[0], 20);
@@ -192,8 +196,9 @@ TEST(RendezvousTest, MomentsThatAreNotKeptAreGivenUpOnceTheyAreFolded) {
     table.Contribute(Key(0, 0), kA, One(3, 0, 6));
     // What was received counts, kept or not.
     EXPECT_EQ(table.HeldOf(kB).bytes, 16);
-    EXPECT_EQ(table.TakeForwardOf(kA).size(), calls[0]);
-    EXPECT_EQ(table.TakeForwardOf(kB).size(), calls[1]);
+    const auto members = MomentsByMember(table.TakeForward());
+    EXPECT_EQ(members[0].size(), calls[0]);
+    EXPECT_EQ(members[1].size(), calls[1]);
     // Repetitions are recognised all the same.
     const auto same = table.Contribute(Key(0, 0), kA, One(3, 0, 6));
     EXPECT_TRUE(same.repeated && !same.mismatch);
@@ -227,7 +232,7 @@ TEST(RendezvousTest, ALongFoldIsAJobAndHasTheBitsOfAShortOne) {
   EXPECT_EQ(done.result->count, wanted.result->count);
   EXPECT_EQ(done.result->first, wanted.result->first);
   EXPECT_EQ(done.result->second, wanted.result->second);
-  EXPECT_EQ(table.TakeForwardOf(kB).size(), 1);
+  EXPECT_EQ(MomentsByMember(table.TakeForward())[1].size(), 1);
 }
 
 TEST(RendezvousTest, WhatComesWhileAFoldRunsIsFoldedAfterIt) {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/status_macros.h"
 #include "common/limits.h"
+#include "common/status_macros.h"
 #include "server/core/moments_checks.h"
 
 namespace cohort {

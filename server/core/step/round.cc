@@ -102,7 +102,7 @@ std::vector<RankMoments> TakeMoments(Round& round, bool global) {
   for (const auto& [rank, push] : round.pushes.all()) {
     moments.push_back({.rank = rank,
                        .samples = push.opening().samples,
-                       .calls = global ? round.rendezvous.TakeForwardOf(rank)
+                       .calls = global ? std::vector<CallMoments>()
                                        : round.pushes.TakeMoments(rank)});
   }
   return moments;

@@ -123,8 +123,9 @@ RoundView ViewOf(const Round& round);
 bool AllClosedOrWaiting(const Round& round);
 
 // ---- the commit
-// The moments of all members, which the round hands over. `global`: those of
-// the rendezvous.
+// The members with the moments that they reported on closing, which the round
+// hands over. `global`: without moments, as those of the rendezvous stand by
+// call.
 std::vector<RankMoments> TakeMoments(Round& round, bool global);
 // Sums over the members, but for the numbers of the run as a whole.
 CommitRecord RecordOf(const Round& round);

@@ -238,11 +238,13 @@ bool SyncRounds::UpdateStatistics(Turn& turn) {
                        .kept = parts_.model.statistics(),
                        .samples_reference = SamplesReference(parts_.ranks),
                        .sets = *parts_.model.current()->statistics};
-  if (global) job.combined = round_->rendezvous.ForwardResults();
+  if (global) {
+    job.combined = round_->rendezvous.ForwardResults();
+    job.forward = round_->rendezvous.TakeForward();
+  }
   job.moments = std::make_shared<const std::vector<RankMoments>>(
       TakeMoments(*round_, global));
-  if (ChannelsOf(*job.moments) <=
-      parts_.settings.options().moments_inline_max) {
+  if (ChannelsOf(job) <= parts_.settings.options().moments_inline_max) {
     progress.statistics = RunStatisticsUpdate(std::move(job));
     return true;
   }
