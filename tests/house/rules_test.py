@@ -8,6 +8,7 @@ import tempfile
 import unittest
 
 import include_rules
+import link_rules
 import style_rules
 import torch_ceiling
 
@@ -326,6 +327,29 @@ class TorchCeilingTest(TreeTest):
     def test_headers_are_not_counted_but_their_readers(self):
         self.write("worker/datasets/x.h", "#include <torch/torch.h>\n")
         self.assertEqual(torch_ceiling.violations(self.root), [])
+
+
+class LinkRulesTest(TreeTest):
+    def violations(self, page: str) -> list[str]:
+        self.write("server/README.md", "# The server\n\n## How it works\n")
+        self.write("README.md", page)
+        return link_rules.violations(self.root)
+
+    def test_files_and_headings_that_exist_pass(self):
+        self.assertEqual(self.violations(
+            "# Top\n[a](server/README.md) [b](server/README.md#how-it-works) "
+            "[c](#top) [d](https://example.org/x)\n"
+            "    code is [no](link)\n"), [])
+
+    def test_missing_file_heading_and_picture_are_found(self):
+        found = self.violations("[a](gone.md) [b](server/README.md#gone)\n"
+                                '<img src="gone.png">\n')
+        self.assertEqual(len(found), 3)
+        for line, part in zip(found, ("gone.md", "no heading", "gone.png")):
+            self.assertIn(part, line)
+
+    def test_long_root_readme_is_found(self):
+        self.assertIn("want at most", self.violations("word " * 901)[0])
 
 
 class CommandLineTest(TreeTest):

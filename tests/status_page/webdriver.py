@@ -164,13 +164,14 @@ class Browser:
         self.devtools("Emulation.setScriptExecutionDisabled",
                       value=not enabled)
 
-    def screenshot(self, path):
-        """Writes the whole page, as high as it is, as a PNG file."""
+    def screenshot(self, path, whole=True):
+        """Writes the page as a PNG file: all of it, or what the window shows."""
         width, height = self._look
         # Not with captureBeyondViewport: it resizes the page for a moment, and
         # charts are then caught half way.
-        self._set_size(width, self.script(
-            "return document.documentElement.scrollHeight"))
+        if whole:
+            self._set_size(width, self.script(
+                "return document.documentElement.scrollHeight"))
         self.command("execute/async", {"script":
             "const done = arguments[0];"
             "requestAnimationFrame(() => requestAnimationFrame(done));",
