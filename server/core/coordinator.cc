@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "server/core/membership/lost_ranks.h"
 #include "server/core/run_lifecycle.h"
@@ -326,7 +327,7 @@ absl::StatusOr<Assignment> Coordinator::ReportMoments(
 
 absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
     const std::string& run_id, Instant now, Effects& out) {
-  COHORT_RETURN_IF_ERROR(settings_.CheckRun(run_id));
+  COHORT_RETURN_IF_ERROR(CheckRunId(run_id, settings_.options().run_id));
   COHORT_ASSIGN_OR_RETURN(const CollectionAnswer answer,
                           pinned_.Collect(driver_->TrainingDone(), out));
   Turn turn{.now = now, .out = out, .changed = true};
@@ -351,7 +352,8 @@ absl::StatusOr<RunState> Coordinator::State() const {
 
 absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
                                                  Instant now, Effects& out) {
-  COHORT_RETURN_IF_ERROR(settings_.CheckRun(request.run_id));
+  COHORT_RETURN_IF_ERROR(
+      CheckRunId(request.run_id, settings_.options().run_id));
   COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
                           settings_.TargetOf(request.values));

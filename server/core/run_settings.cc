@@ -63,13 +63,6 @@ bool RunSettings::HadRank(Rank rank) const {
                      });
 }
 
-absl::Status RunSettings::CheckRun(const std::string& run_id) const {
-  if (run_id.empty() || run_id == options_.run_id) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("got run ", run_id, ", want ", options_.run_id,
-                   ": this server holds another run"));
-}
-
 RunSettings::Outlook RunSettings::OutlookOn(
     const SettingValues& values, const CoordinatorOptions& target) const {
   const SettingValues before = SettingsOf(options_);

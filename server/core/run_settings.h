@@ -58,10 +58,6 @@ class RunSettings {
   const std::vector<PolicyRecord>& history() const { return history_; }
   const std::optional<Pending>& pending() const { return pending_; }
 
-  // Errors: FailedPrecondition: `run_id` is that of another run. Empty: of
-  // whatever run this is.
-  absl::Status CheckRun(const std::string& run_id) const;
-
   // The settings that are pending, or in force, with `values` set.
   // Errors: InvalidArgument naming the setting.
   absl::StatusOr<CoordinatorOptions> TargetOf(

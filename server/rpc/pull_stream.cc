@@ -11,6 +11,7 @@
 #include "cohort/v1/parameters.pb.h"
 #include "common/byte_rope.h"
 #include "common/float_buffer.h"
+#include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
@@ -90,11 +91,7 @@ class PullReactor final
           "got ", message.Length(), " bytes that are no PullRequest"));
     }
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
-    if (!request.run_id().empty() && request.run_id() != shard_.run_id()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("got run ", request.run_id(), ", want ", shard_.run_id(),
-                       ": this server holds another run"));
-    }
+    COHORT_RETURN_IF_ERROR(CheckRunId(request.run_id(), shard_.run_id()));
     std::optional<Version> version;
     if (request.has_version()) version = Version(request.version());
     COHORT_ASSIGN_OR_RETURN(const SharedSnapshot snapshot,

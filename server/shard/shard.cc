@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/log/log.h"
+#include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "kernels/backend.h"
 #include "server/core/optimizer/fold_job.h"
@@ -460,16 +461,9 @@ PolicyView Shard::Policy() const {
   return core_.Policy(clock_.Now());
 }
 
-absl::Status Shard::CheckRun(const std::string& run_id) const {
-  if (run_id.empty() || run_id == this->run_id()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("got run ", run_id, ", want ", this->run_id(),
-                   ": this server holds another run"));
-}
-
 absl::StatusOr<Version> Shard::Evict(const std::string& run_id, Rank rank,
                                      const std::string& reason) {
-  COHORT_RETURN_IF_ERROR(CheckRun(run_id));
+  COHORT_RETURN_IF_ERROR(CheckRunId(run_id, this->run_id()));
   return Handle([&](Coordinator& core, Instant now,
                     Effects& out) -> absl::StatusOr<Version> {
     const Version version = core.Status(now).version;
@@ -480,7 +474,7 @@ absl::StatusOr<Version> Shard::Evict(const std::string& run_id, Rank rank,
 
 absl::StatusOr<Version> Shard::DrainWorker(const std::string& run_id, Rank rank,
                                            const std::string& reason) {
-  COHORT_RETURN_IF_ERROR(CheckRun(run_id));
+  COHORT_RETURN_IF_ERROR(CheckRunId(run_id, this->run_id()));
   return Handle([&](Coordinator& core, Instant now,
                     Effects& out) -> absl::StatusOr<Version> {
     COHORT_RETURN_IF_ERROR(core.DrainWorker(rank, reason, now, out));

@@ -192,7 +192,6 @@ class Shard {
                                       const std::string& reason);
 
  private:
-  absl::Status CheckRun(const std::string& run_id) const;
   struct Dispatcher;
 
   // `doing` is for the log line if it throws: the method's name.

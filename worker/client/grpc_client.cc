@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "common/listen_address.h"
+#include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "common/wire/convert.h"
@@ -420,9 +421,8 @@ v1::Join GrpcClient::MakeJoin() const {
 absl::Status GrpcClient::CheckSameRun(const Membership& membership) const {
   if (!membership_.has_value()) return absl::OkStatus();
   if (membership.run_id != membership_->run_id) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        options_.server, ": got run ", membership.run_id, ", want ",
-        membership_->run_id, ": the server has started another run"));
+    return OtherRunError(membership.run_id, membership_->run_id,
+                         absl::StrCat(options_.server, ": "));
   }
   if (membership.rank != membership_->rank) {
     return absl::FailedPreconditionError(

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "common/limits.h"
 
@@ -62,9 +63,7 @@ void Roster::Hear(SessionId session, const PhaseSeconds& phases, Instant now) {
 absl::StatusOr<Worker*> Roster::Check(const Sender& sender, Instant now) {
   const std::string& run_id = settings_.options().run_id;
   if (sender.run_id != run_id) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("got run ", sender.run_id, ", want ", run_id,
-                     ": this server holds another run"));
+    return OtherRunError(sender.run_id, run_id);
   }
   if (!ranks_.Contains(sender.rank)) {
     // It may not have read yet that it is to leave.
@@ -116,11 +115,7 @@ absl::StatusOr<Roster::Joined> Roster::Join(
         absl::StrCat("join: got batch size ", request.batch_size,
                      ", want 1 to ", limits::kBatchSizeMax));
   }
-  if (!request.run_id.empty() && request.run_id != run_id) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("join: got run ", request.run_id, ", want ", run_id,
-                     ": this server holds another run"));
-  }
+  COHORT_RETURN_IF_ERROR(CheckRunId(request.run_id, run_id, "join: "));
   if (request.incarnation != Incarnation()) {
     return Rejoin(session, request, turn);
   }

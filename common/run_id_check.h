@@ -1,0 +1,20 @@
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace cohort {
+
+// A message that belongs to run `got` reached a server of run `want`, or the
+// other way round. `where`, such as "join: ", opens the message; may be empty.
+// Returns FailedPrecondition.
+absl::Status OtherRunError(absl::string_view got, absl::string_view want,
+                           absl::string_view where = "");
+
+// Checks a request to a server that holds run `want`. An empty `got` means
+// whichever run the server holds.
+// Errors: OtherRunError.
+absl::Status CheckRunId(absl::string_view got, absl::string_view want,
+                        absl::string_view where = "");
+
+}  // namespace cohort
