@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/protobuf_encoding.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -41,13 +42,6 @@ constexpr std::array<uint32_t, 256> CrcTable() {
 
 constexpr std::array<uint32_t, 256> kCrcTable = CrcTable();
 
-enum class WireType : uint32_t {
-  kVarint = 0,
-  kFixed64 = 1,
-  kBytes = 2,
-  kFixed32 = 5
-};
-
 // A protobuf message in the making. Not protobuf itself: formats stand below
 // it, and three messages of five fields need no generated code.
 class Message {
@@ -65,16 +59,14 @@ class Message {
     Raw(value);
   }
   void Bytes(uint32_t field, absl::string_view value) {
-    Tag(field, WireType::kBytes);
+    Tag(field, WireType::kLengthDelimited);
     Varint(value.size());
     bytes_.append(value.data(), value.size());
   }
   const std::string& bytes() const { return bytes_; }
 
  private:
-  void Tag(uint32_t field, WireType type) {
-    Varint(field << 3 | static_cast<uint32_t>(type));
-  }
+  void Tag(uint32_t field, WireType type) { Varint(FieldTag(field, type)); }
   void Varint(uint64_t value) {
     for (; value >= 0x80; value >>= 7) {
       bytes_.push_back(static_cast<char>(value | 0x80));

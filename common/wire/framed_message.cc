@@ -7,23 +7,16 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/protobuf_encoding.h"
+
 namespace cohort {
 namespace {
 
 using google::protobuf::io::CodedOutputStream;
 using Owner = std::shared_ptr<const void>;
 
-// Wire types of the protobuf encoding.
-enum WireType : uint32_t {
-  kVarint = 0,
-  kFixed64 = 1,
-  kLengthDelimited = 2,
-  kStartGroup = 3,
-  kEndGroup = 4,
-  kFixed32 = 5,
-};
-
-constexpr uint32_t kPayloadTag = (kPayloadField << 3) | kLengthDelimited;
+constexpr uint32_t kPayloadTag =
+    FieldTag(kPayloadField, WireType::kLengthDelimited);
 // Ten groups of seven bits hold 64 bits.
 constexpr int kVarintBytesMax = 10;
 
@@ -131,14 +124,14 @@ enum class Scan {
 // Reads past one field that is not the payload.
 bool SkipField(uint64_t tag, SliceCursor& cursor) {
   uint64_t value = 0;
-  switch (tag & 7) {
-    case kVarint:
+  switch (WireTypeOf(tag)) {
+    case WireType::kVarint:
       return cursor.ReadVarint(&value);
-    case kFixed64:
+    case WireType::kFixed64:
       return cursor.Skip(8);
-    case kFixed32:
+    case WireType::kFixed32:
       return cursor.Skip(4);
-    case kLengthDelimited:
+    case WireType::kLengthDelimited:
       return cursor.ReadVarint(&value) && cursor.Skip(value);
     default:
       return false;
@@ -153,8 +146,8 @@ Scan ScanFields(SliceCursor& cursor, size_t total, size_t* header_bytes) {
     if (!cursor.ReadVarint(&tag) || tag > UINT32_MAX || (tag >> 3) == 0) {
       return Scan::kMalformed;
     }
-    const uint32_t wire_type = tag & 7;
-    if (wire_type == kStartGroup || wire_type == kEndGroup) {
+    const WireType type = WireTypeOf(tag);
+    if (type == WireType::kStartGroup || type == WireType::kEndGroup) {
       return Scan::kNeedsFullParse;
     }
     if (tag != kPayloadTag) {
