@@ -37,6 +37,7 @@ LIBRARIES = (
     ("zlib", r"(zlib|zconf)\.h"),
     ("xxhash", r"xxhash\.h"),
     ("openssl", r"openssl/"),
+    ("boost", r"boost/"),
     ("images", r"(png|jpeglib|jerror)\.h"),
     ("tests", r"(gtest|gmock|benchmark)/"),
     ("std threads", r"(thread|mutex|shared_mutex|condition_variable|future|"
@@ -107,7 +108,8 @@ RULES = (
          libraries=("torch",), folders=("worker",)),
     Rule("server/core", "the core is a state machine without libraries",
          libraries=("grpc", "protobuf", "cuda", "highway", "spdlog", "json",
-                    "http", "prometheus", "zlib", "openssl", "images"),
+                    "http", "prometheus", "zlib", "openssl", "boost",
+                    "images"),
          folders=("common/wire", "common/log", "common/formats", "common/ops",
                   "common/cli", "server"),
          except_folders=("server/core",)),

@@ -1,7 +1,9 @@
 #include "server/ctl/study/estimate.h"
 
+#include <algorithm>
+#include <boost/math/distributions/students_t.hpp>
+#include <boost/math/policies/policy.hpp>
 #include <cmath>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -12,48 +14,9 @@ namespace {
 
 constexpr double kTwoSided95 = 0.975;
 
-// I_x(a, b) by the continued fraction, for x below (a+1)/(a+b+2), where it
-// converges fast.
-double IncompleteBetaFraction(double a, double b, double x) {
-  constexpr double kTiny = 1e-300;
-  constexpr int kTermsMax = 500;
-  double c = 1;
-  double d = 1 - (a + b) * x / (a + 1);
-  d = 1 / (std::abs(d) < kTiny ? kTiny : d);
-  double value = d;
-  for (int m = 1; m <= kTermsMax; ++m) {
-    const double even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m));
-    const double odd =
-        -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1));
-    double factor = 1;
-    for (const double term : {even, odd}) {
-      d = 1 + term * d;
-      d = 1 / (std::abs(d) < kTiny ? kTiny : d);
-      c = 1 + term / c;
-      if (std::abs(c) < kTiny) c = kTiny;
-      factor = c * d;
-      value *= factor;
-    }
-    if (std::abs(factor - 1) < 1e-15) break;
-  }
-  const double front =
-      std::exp(std::lgamma(a + b) - std::lgamma(a) - std::lgamma(b) +
-               a * std::log(x) + b * std::log1p(-x));
-  return front * value / a;
-}
-
-double IncompleteBeta(double a, double b, double x) {
-  if (x <= 0) return 0;
-  if (x >= 1) return 1;
-  return x < (a + 1) / (a + b + 2) ? IncompleteBetaFraction(a, b, x)
-                                   : 1 - IncompleteBetaFraction(b, a, 1 - x);
-}
-
-// Share of the distribution below t.
-double StudentCdf(double t, double df) {
-  const double tail = IncompleteBeta(df / 2, 0.5, df / (df + t * t)) / 2;
-  return t > 0 ? 1 - tail : tail;
-}
+// Boost throws by default where the quantile of a tiny `df` exceeds a double.
+using InfiniteOnOverflow = boost::math::policies::policy<
+    boost::math::policies::overflow_error<boost::math::policies::ignore_error>>;
 
 double MeanOf(absl::Span<const double> values) {
   double sum = 0;
@@ -99,15 +62,8 @@ Estimate WelchDifference(const std::vector<double>& a,
 
 double StudentQuantile(double p, double df) {
   COHORT_CHECK(p > 0 && p < 1 && df > 0, absl::StrCat("p ", p, ", df ", df));
-  if (p < 0.5) return -StudentQuantile(1 - p, df);
-  double low = 0;
-  double high = 1;
-  while (StudentCdf(high, df) < p && high < 1e300) high *= 2;
-  for (int i = 0; i < 200 && high - low > 1e-12 * high; ++i) {
-    const double middle = (low + high) / 2;
-    (StudentCdf(middle, df) < p ? low : high) = middle;
-  }
-  return (low + high) / 2;
+  return boost::math::quantile(
+      boost::math::students_t_distribution<double, InfiniteOnOverflow>(df), p);
 }
 
 Estimate EstimateMean(absl::Span<const double> values) {

@@ -12,9 +12,7 @@ namespace cohort {
 
 // Student's t: the value that a share `p` of the distribution with `df` degrees
 // of freedom lies below. 0 < p < 1, df > 0. Within 1e-9.
-// Source: the distribution function is the regularised incomplete beta function
-//   (Abramowitz and Stegun 26.7.1), by its continued fraction (26.5.8),
-//   evaluated by Lentz's method; inverted by bisection.
+// Source: Boost.Math.
 double StudentQuantile(double p, double df);
 
 // A mean and how sure it is.
