@@ -183,6 +183,7 @@ class Client {
 // before any client is made.
 void RouteTransportLog(void (*log)(absl::string_view text));
 
+// A GrpcClient whose calls a RetryingClient repeats.
 // Errors: InvalidArgument if the options are not usable.
 absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(
     const ClientOptions& options);

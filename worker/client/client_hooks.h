@@ -38,7 +38,10 @@ class ClientHooks {
   virtual void OnServerClock(absl::Duration offset, absl::Duration error) = 0;
 };
 
-inline constexpr absl::string_view kRetriedMethods[] = {"Session", "Register",
-                                                        "Pull"};
+inline constexpr absl::string_view kSessionMethod = "Session";
+inline constexpr absl::string_view kRegisterMethod = "Register";
+inline constexpr absl::string_view kPullMethod = "Pull";
+inline constexpr absl::string_view kRetriedMethods[] = {
+    kSessionMethod, kRegisterMethod, kPullMethod};
 
 }  // namespace cohort

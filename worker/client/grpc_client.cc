@@ -5,13 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
-#include "common/listen_address.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "common/wire/convert.h"
-#include "common/wire/grpc_log.h"
 #include "common/wire/message_checksum.h"
 
 namespace cohort {
@@ -22,10 +19,6 @@ namespace {
 constexpr absl::Duration kJoinAttempt = absl::Seconds(10);
 // For the server to take note of a good-bye.
 constexpr absl::Duration kLeavePatience = absl::Seconds(2);
-// Between two reports of what is waited for.
-constexpr absl::Duration kRepeatInterval = absl::Seconds(10);
-// Of one pull, before damage on the way is taken for something else.
-constexpr int kPullTriesMax = 5;
 
 absl::StatusOr<Membership> MembershipFromProto(const v1::JoinReply& proto) {
   v1::Sender identity;
@@ -78,17 +71,42 @@ GrpcClient::GrpcClient(const ClientOptions& options)
     : options_(options),
       control_(MakeChannel(options.server, ChannelPurpose::kControl)),
       membership_stub_(v1::Membership::NewStub(control_)),
-      link_(options.server, clock_),
-      backoff_(options.backoff_seed) {}
+      link_(options.server, clock_) {}
 
 GrpcClient::~GrpcClient() { Disconnect(); }
 
 absl::StatusOr<Membership> GrpcClient::Join() {
-  if (membership_.has_value()) {
-    return absl::FailedPreconditionError("Join was called twice");
+  if (left_) return Usable();
+  const bool again = membership_.has_value();
+  Disconnect();
+  COHORT_RETURN_IF_ERROR(link_.Check());
+  const Instant now = clock_.Now();
+  if (!joining_since_.has_value() ||
+      now >= *joining_since_ + options_.server_timeout) {
+    joining_since_ = now;
   }
-  COHORT_RETURN_IF_ERROR(Connect());
-  return *membership_;
+  const absl::Status status =
+      TryConnect(*joining_since_ + options_.server_timeout);
+  if (absl::IsCancelled(status)) return status;
+  if (IsReconnectable(status)) {
+    // This life is over, or the server has never heard of it.
+    if (absl::IsAborted(status)) return_to_ = Incarnation();
+    return status;
+  }
+  joining_since_.reset();
+  if (status.ok()) {
+    if (options_.hooks != nullptr) {
+      options_.hooks->OnJoined(*membership_, again);
+    }
+    return *membership_;
+  }
+  Disconnect();
+  if (absl::IsOutOfRange(status)) {
+    // The run goes on with fewer workers: no error, and nothing to do.
+    Observe(std::string(status.message()));
+    return final_ = absl::CancelledError(status.message());
+  }
+  return final_ = status;
 }
 
 absl::StatusOr<Registration> GrpcClient::Register(
@@ -97,40 +115,19 @@ absl::StatusOr<Registration> GrpcClient::Register(
     absl::Span<const LayerStatistics> statistics) {
   COHORT_RETURN_IF_ERROR(Validate(layout));
   COHORT_RETURN_IF_ERROR(CheckValues(layout, values));
-  Instant deadline = Patience();
-  const auto on_wait = [this, &deadline](const Assignment& wait) {
-    Observe(wait.reason);
-    deadline = Patience() + wait.wait;
-    return deadline;
-  };
-  const RegistrationOffer offer{.layout = layout,
-                                .plan = plan,
-                                .values = values,
-                                .statistics = statistics,
-                                .on_wait = on_wait};
-  Backoff backoff(options_.backoff_seed);
-  for (;;) {
-    absl::Status status = Usable();
-    if (status.ok()) {
-      absl::StatusOr<Registration> registration =
-          RegisterModel(MakeTarget(deadline), offer);
-      if (registration.ok()) {
-        registered_ = {.layout = layout,
-                       .plan = plan,
-                       .registration = *registration,
-                       .incarnation = membership_->incarnation};
-        return registration;
-      }
-      status = std::move(registration).status();
-    }
-    // The call can be repeated, so that a restart of the server at this
-    // moment is no business of the caller's.
-    if (!IsReconnectable(status) || clock_.Now() >= deadline) return status;
-    Observe(absl::StrCat("registering again: ", status.message()));
-    TellRetry(kRetriedMethods[1]);
-    COHORT_RETURN_IF_ERROR(link_.Pause(backoff.Next()));
-    COHORT_RETURN_IF_ERROR(Connect());
-  }
+  COHORT_RETURN_IF_ERROR(Usable());
+  COHORT_ASSIGN_OR_RETURN(
+      Registration registration,
+      RegisterModel(MakeTarget(Patience()), {.layout = layout,
+                                             .plan = plan,
+                                             .values = values,
+                                             .statistics = statistics,
+                                             .on_wait = WaitTeller()}));
+  registered_ = {.layout = layout,
+                 .plan = plan,
+                 .registration = registration,
+                 .incarnation = membership_->incarnation};
+  return registration;
 }
 
 Incarnation GrpcClient::incarnation() const {
@@ -161,30 +158,16 @@ absl::StatusOr<Assignment> GrpcClient::NextAssignment() {
       return absl::DeadlineExceededError(
           absl::StrCat(options_.server, ": nothing came while ", awaited));
     }
-    if (!IsReconnectable(notice.status())) return notice.status();
-    Observe(absl::StrCat("reconnecting: ", notice.status().message()));
-    COHORT_RETURN_IF_ERROR(Connect());
-    give_up = Patience();
+    return notice.status();
   }
 }
 
 absl::StatusOr<PulledVersion> GrpcClient::Pull(const PullWish& wish) {
-  Backoff backoff(options_.backoff_seed);
-  for (int tries = 1;; ++tries) {
-    COHORT_RETURN_IF_ERROR(Usable());
-    absl::StatusOr<PulledVersion> pulled =
-        PullVersion(MakeTarget(Patience()), wish);
-    if (absl::IsUnavailable(pulled.status())) link_.Break(pulled.status());
-    // Damage on the way is not the version's: what is sent again is whole. If
-    // it never is, something else is wrong, and someone must look at it.
-    if (!absl::IsDataLoss(pulled.status()) || tries == kPullTriesMax) {
-      return pulled;
-    }
-    Observe(
-        absl::StrCat("reading the weights again: ", pulled.status().message()));
-    TellRetry(kRetriedMethods[2]);
-    COHORT_RETURN_IF_ERROR(link_.Pause(backoff.Next()));
-  }
+  COHORT_RETURN_IF_ERROR(Usable());
+  absl::StatusOr<PulledVersion> pulled =
+      PullVersion(MakeTarget(Patience()), wish);
+  if (absl::IsUnavailable(pulled.status())) link_.Break(pulled.status());
+  return pulled;
 }
 
 absl::StatusOr<std::vector<Moments>> GrpcClient::Reduce(
@@ -276,61 +259,6 @@ void GrpcClient::SetObserver(std::function<void(const std::string&)> observer) {
   observer_ = std::move(observer);
 }
 
-absl::Status GrpcClient::Connect() {
-  if (left_) return Usable();
-  const Instant deadline = Patience();
-  std::string told;
-  Instant told_at;
-  std::string reason;
-  backoff_.Reset();
-  const bool again = membership_.has_value();
-  for (;;) {
-    Disconnect();
-    COHORT_RETURN_IF_ERROR(link_.Check());
-    const absl::Status status = TryConnect(deadline);
-    if (status.ok() && options_.hooks != nullptr) {
-      options_.hooks->OnJoined(*membership_, again);
-    }
-    if (status.ok() || absl::IsCancelled(status)) return status;
-    if (absl::IsOutOfRange(status)) {
-      // The run goes on with fewer workers: no error, and nothing to do.
-      Observe(std::string(status.message()));
-      Disconnect();
-      return final_ = absl::CancelledError(status.message());
-    }
-    if (!IsReconnectable(status)) {
-      Disconnect();
-      return final_ = status;
-    }
-    const bool patient = clock_.Now() < deadline;
-    // An attempt that the end of patience cut short knows less than the others.
-    if (patient || reason.empty()) {
-      reason = std::string(absl::StripPrefix(
-          status.message(), absl::StrCat(options_.server, ": ")));
-    }
-    if (!patient) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "could not join ", options_.server, " within ",
-          absl::FormatDuration(options_.server_timeout), ": ", reason));
-    }
-    // A text may count down.
-    const bool soon = clock_.Now() - told_at < kRepeatInterval;
-    if (told.empty() || (told != status.message() && !soon)) {
-      told = std::string(status.message());
-      told_at = clock_.Now();
-      Observe(absl::StrCat("waiting to join: ", told));
-    }
-    TellRetry(kRetriedMethods[0]);
-    if (absl::IsAborted(status) && return_to_ != Incarnation()) {
-      // This life is over, or the server has never heard of it.
-      return_to_ = Incarnation();
-      continue;
-    }
-    COHORT_RETURN_IF_ERROR(
-        link_.Pause(std::min(backoff_.Next(), deadline - clock_.Now())));
-  }
-}
-
 absl::Status GrpcClient::TryConnect(Instant deadline) {
   auto connection = std::make_unique<Connection>();
   connection->session = std::make_unique<SessionClient>(
@@ -366,17 +294,13 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
 }
 
 absl::Status GrpcClient::RegisterAgain(Instant deadline) {
-  const auto on_wait = [this](const Assignment& wait) {
-    Observe(wait.reason);
-    return Patience() + wait.wait;
-  };
   COHORT_ASSIGN_OR_RETURN(
       const Registration registration,
       RegisterModel(MakeTarget(deadline), {.layout = registered_->layout,
                                            .plan = registered_->plan,
                                            .values = std::nullopt,
                                            .statistics = {},
-                                           .on_wait = on_wait}));
+                                           .on_wait = WaitTeller()}));
   // The caller's buffers and losses are made for the first answer.
   if (registration.partitions != registered_->registration.partitions ||
       registration.loss_reference != registered_->registration.loss_reference) {
@@ -485,39 +409,19 @@ BulkTarget GrpcClient::MakeTarget(Instant deadline) const {
           .deadline = deadline};
 }
 
+std::function<Instant(const Assignment&)> GrpcClient::WaitTeller() {
+  return [this](const Assignment& wait) {
+    Observe(wait.reason);
+    return Patience() + wait.wait;
+  };
+}
+
 Instant GrpcClient::Patience() const {
   return clock_.Now() + options_.server_timeout;
 }
 
 void GrpcClient::Observe(const std::string& sentence) {
   if (observer_) observer_(sentence);
-}
-
-void GrpcClient::TellRetry(absl::string_view method) {
-  if (options_.hooks != nullptr) options_.hooks->OnRetry(method);
-}
-
-void RouteTransportLog(void (*log)(absl::string_view text)) {
-  RouteGrpcLog(log);
-}
-
-absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(
-    const ClientOptions& options) {
-  COHORT_RETURN_IF_ERROR(CheckServerAddress("--server", options.server));
-  if (options.rank.has_value() && options.rank->value() < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank: got ", options.rank->value(), ", want at least 0"));
-  }
-  if (options.batch_size <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "batch_size: got ", options.batch_size, ", want at least 1"));
-  }
-  if (options.server_timeout <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "server_timeout: got ", absl::FormatDuration(options.server_timeout),
-        ", want above 0"));
-  }
-  return std::make_unique<GrpcClient>(options);
 }
 
 }  // namespace cohort

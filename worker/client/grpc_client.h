@@ -10,22 +10,24 @@
 #include "cohort/v1/membership.grpc.pb.h"
 #include "common/clock.h"
 #include "common/periodic_task.h"
-#include "worker/client/backoff.h"
 #include "worker/client/client.h"
 #include "worker/client/link.h"
 #include "worker/client/push_stream.h"
 #include "worker/client/reduce_client.h"
 #include "worker/client/session_client.h"
+#include "worker/client/sleeper.h"
 #include "worker/client/transfer.h"
 
 namespace cohort {
 
 // The client over gRPC: three connections (control, rendezvous, bulk), so that
-// nothing small waits behind gradients.
+// nothing small waits behind gradients. Each call is tried once; RetryingClient
+// repeats those that may be.
 //
-// Any stream that ends breaks the whole connection: calls in progress return,
-// and NextAssignment builds it anew, as the same life if the server still
-// knows it, else as a new one of the same rank, which registers again.
+// Any stream that ends breaks the whole connection: calls in progress and later
+// ones return Unavailable or Aborted. Join then builds it anew, as the same
+// life if the server still knows it. If Join returns Aborted, it does not, and
+// the next Join starts a new life of the same rank, which registers again.
 class GrpcClient final : public Client {
  public:
   explicit GrpcClient(const ClientOptions& options);
@@ -51,6 +53,11 @@ class GrpcClient final : public Client {
   void RequestStop() override;
   void SetObserver(std::function<void(const std::string&)> observer) override;
 
+  // For pauses between two calls, which RequestStop ends. Both last as long as
+  // the client.
+  const Clock& clock() const { return clock_; }
+  Sleeper& sleeper() { return link_; }
+
  private:
   // All streams of one session; destroyed from the last to the first.
   struct Connection {
@@ -72,9 +79,7 @@ class GrpcClient final : public Client {
     Incarnation incarnation;
   };
 
-  // Joins, and registers again if this is a new life; retries until
-  // server_timeout.
-  absl::Status Connect();
+  // Joins, and registers again if this is a new life.
   absl::Status TryConnect(Instant deadline);
   // Ends the current assignment, which must be of `kind`.
   absl::Status Report(AssignmentKind kind, v1::ReportRequest& request);
@@ -94,9 +99,10 @@ class GrpcClient final : public Client {
   // The next work, wait or end.
   absl::StatusOr<Assignment> AwaitNotice(Instant deadline);
   BulkTarget MakeTarget(Instant deadline) const;
+  // Tells the observer what a registration waits for; returns when to give up.
+  std::function<Instant(const Assignment&)> WaitTeller();
   Instant Patience() const;
   void Observe(const std::string& sentence);
-  void TellRetry(absl::string_view method);
 
   // Fixed after construction.
   const ClientOptions options_;
@@ -113,12 +119,14 @@ class GrpcClient final : public Client {
   std::shared_ptr<grpc::Channel> moments_;
   std::shared_ptr<grpc::Channel> bulk_;
   std::function<void(const std::string&)> observer_;
-  Backoff backoff_;
   std::optional<Membership> membership_;
   // The life to return to; none after it was fenced.
   Incarnation return_to_;
   std::optional<Registered> registered_;
   std::optional<Assignment> current_;
+  // When the tries to join that go on began; absent while connected. A try ends
+  // with the patience of whoever repeats it, even if it began later.
+  std::optional<Instant> joining_since_;
   // Not OK: the run cannot go on, whatever is tried.
   absl::Status final_;
   bool left_ = false;

@@ -9,6 +9,7 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "worker/client/assignment_tracker.h"
+#include "worker/client/sleeper.h"
 
 namespace cohort {
 
@@ -22,7 +23,7 @@ namespace cohort {
 //   }
 //
 // Thread safety: safe.
-class Link {
+class Link final : public Sleeper {
  public:
   // `clock` must outlive the link. `server` is named in every error.
   Link(std::string server, const Clock& clock);
@@ -41,7 +42,7 @@ class Link {
 
   // Sleeps for `pause` unless RequestStop is or was called.
   // Errors: Cancelled.
-  absl::Status Pause(absl::Duration pause) ABSL_LOCKS_EXCLUDED(mu);
+  absl::Status Pause(absl::Duration pause) override ABSL_LOCKS_EXCLUDED(mu);
 
   void Notify() { changed_.NotifyAll(); }
   void RequestStop() ABSL_LOCKS_EXCLUDED(mu);

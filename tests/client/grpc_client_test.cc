@@ -1,0 +1,96 @@
+// The client without its retries: each call is tried once.
+
+#include "worker/client/grpc_client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/client/fake_server.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(GrpcClientTest, ARefusedJoinIsTriedOnce) {
+  FakeServer server;
+  server.on_join = [](const v1::Join&) -> absl::StatusOr<v1::JoinReply> {
+    return absl::AlreadyExistsError("rank 2 is alive");
+  };
+  GrpcClient client(server.Options());
+  EXPECT_TRUE(absl::IsAlreadyExists(client.Join().status()));
+  EXPECT_EQ(server.joins().size(), 1u);
+}
+
+TEST(GrpcClientTest, ALostSessionIsToldAndJoinReturnsToTheSameLife) {
+  FakeServer server;
+  GrpcClient client(server.Options());
+  ASSERT_TRUE(client.Join().ok());
+  server.EndSession(absl::UnavailableError("restarting"));
+  const absl::Status lost = client.NextAssignment().status();
+  EXPECT_TRUE(absl::IsUnavailable(lost)) << lost;
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("restarting"));
+  EXPECT_EQ(server.joins().size(), 1u);
+
+  const auto again = client.Join();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->incarnation, Incarnation(1));
+  EXPECT_EQ(server.joins().at(1).incarnation(), 1);
+}
+
+TEST(GrpcClientTest, AfterAnAbortedJoinTheNextStartsANewLife) {
+  FakeServer server;
+  GrpcClient client(server.Options());
+  ASSERT_TRUE(client.Join().ok());
+  server.on_join = [&](const v1::Join& join) -> absl::StatusOr<v1::JoinReply> {
+    if (join.incarnation() > 0) {
+      return absl::AbortedError("a newer life of rank 2 exists");
+    }
+    return server.Admit(join);
+  };
+  EXPECT_TRUE(absl::IsAborted(client.Join().status()));
+  const auto again = client.Join();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->incarnation, Incarnation(2));
+}
+
+TEST(GrpcClientTest, AFailedRegistrationIsTriedOnce) {
+  FakeServer server;
+  int tries = 0;
+  server.on_register = [&](FakeServer::RegisterIo&) {
+    ++tries;
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "restarting");
+  };
+  GrpcClient client(server.Options());
+  ASSERT_TRUE(client.Join().ok());
+  const std::vector<float> two = {1, 2};
+  const std::vector<float> one = {3};
+  const std::vector<absl::Span<const float>> values = {two, one, two};
+  EXPECT_TRUE(absl::IsUnavailable(
+      client.Register(TestLayout(), {}, values, {}).status()));
+  EXPECT_EQ(tries, 1);
+}
+
+TEST(GrpcClientTest, ADamagedPullIsTriedOnce) {
+  FakeServer server;
+  int pulls = 0;
+  server.on_pull = [&](const v1::PullRequest&, FakeServer::PullIo& io) {
+    ++pulls;
+    v1::PullReply reply;
+    reply.mutable_header()->set_version(9);
+    reply.set_message_xxh3(1);
+    io.Write(reply);
+    return grpc::Status::OK;
+  };
+  GrpcClient client(server.Options());
+  ASSERT_TRUE(client.Join().ok());
+  const absl::Status status = client.Pull({.version = Version(9)}).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_EQ(pulls, 1);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,42 @@
+#include "worker/client/client.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/listen_address.h"
+#include "common/status_macros.h"
+#include "common/wire/grpc_log.h"
+#include "worker/client/grpc_client.h"
+#include "worker/client/retrying_client.h"
+
+namespace cohort {
+
+void RouteTransportLog(void (*log)(absl::string_view text)) {
+  RouteGrpcLog(log);
+}
+
+absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(
+    const ClientOptions& options) {
+  COHORT_RETURN_IF_ERROR(CheckServerAddress("--server", options.server));
+  if (options.rank.has_value() && options.rank->value() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank: got ", options.rank->value(), ", want at least 0"));
+  }
+  if (options.batch_size <= 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "batch_size: got ", options.batch_size, ", want at least 1"));
+  }
+  if (options.server_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "server_timeout: got ", absl::FormatDuration(options.server_timeout),
+        ", want above 0"));
+  }
+  auto once = std::make_unique<GrpcClient>(options);
+  // They belong to the client that the decorator owns.
+  const Clock& clock = once->clock();
+  Sleeper& sleeper = once->sleeper();
+  return std::make_unique<RetryingClient>(std::move(once), options, clock,
+                                          sleeper);
+}
+
+}  // namespace cohort

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/clock.h"
+#include "worker/client/backoff.h"
+#include "worker/client/client.h"
+#include "worker/client/sleeper.h"
+
+namespace cohort {
+
+// Repeats calls of a client that tries each of them once:
+//
+//   Join            until server_timeout, while the server is away or the rank
+//                   is taken
+//   Register        likewise; joins again before each further try
+//   NextAssignment  joins again whenever the connection or the life is lost
+//   Pull            five times at most, if the reply was damaged on its way
+//
+// Everything else is tried once: it is part of an assignment, which a failure
+// makes void.
+//
+// Thread safety: as Client.
+class RetryingClient final : public Client {
+ public:
+  // `once` implements Client except that none of its calls is repeated, and
+  // that Join, called again, returns to the run after the connection was lost.
+  // `clock` and `sleeper` must last as long as calls are made; they may belong
+  // to `once`. RequestStop of `once` must end a pause of `sleeper`.
+  RetryingClient(std::unique_ptr<Client> once, const ClientOptions& options,
+                 const Clock& clock, Sleeper& sleeper);
+
+  absl::StatusOr<Membership> Join() override;
+  absl::StatusOr<Registration> Register(
+      const ModelLayout& layout, const RunPlan& plan,
+      absl::Span<const absl::Span<const float>> values,
+      absl::Span<const LayerStatistics> statistics) override;
+  Incarnation incarnation() const override { return once_->incarnation(); }
+  absl::StatusOr<Assignment> NextAssignment() override;
+  absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override;
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const CallMoments> local) override;
+  absl::Status OpenPush(const PushOpening& opening) override;
+  absl::Status SendGradient(int32_t partition, ByteRope gradient,
+                            absl::Span<const int32_t> absent_slices) override;
+  absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override;
+  absl::Status ReportEvaluation(const EvaluationSums& sums) override;
+  absl::Status ReportMoments(absl::Span<const CallMoments> calls) override;
+  void Leave(const std::string& reason) override { once_->Leave(reason); }
+  void RequestStop() override { once_->RequestStop(); }
+  void SetObserver(std::function<void(const std::string&)> observer) override;
+
+ private:
+  // Joins, for the first time or again; retries until server_timeout.
+  absl::StatusOr<Membership> Connect();
+  void Observe(const std::string& sentence);
+  void TellRetry(absl::string_view method);
+
+  // Fixed after construction.
+  const std::unique_ptr<Client> once_;
+  const ClientOptions options_;
+  const Clock& clock_;
+  Sleeper& sleeper_;
+
+  // Used by the driving thread only.
+  std::function<void(const std::string&)> observer_;
+  // Whether `once_` has told of a wait since this was last cleared.
+  bool heard_wait_ = false;
+  bool joined_ = false;
+  // Not made anew for each connection: a worker whose server is restarted again
+  // and again draws other pauses each time.
+  Backoff join_backoff_;
+};
+
+}  // namespace cohort
