@@ -1,11 +1,13 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
+#include "common/clock.h"
 
 namespace cohort {
 
@@ -52,6 +54,24 @@ class CondVar {
         cv_.wait_for(lock, absl::ToChronoNanoseconds(timeout));
     lock.release();
     return status == std::cv_status::no_timeout;
+  }
+
+  // Waits for a notification until `deadline` on `clock`, which must run as
+  // real time does. Returns false, without waiting, once that has passed. A
+  // loop ends at its deadline however often it is woken before:
+  //
+  //   while (!done_) {
+  //     if (!changed_.WaitUntil(mu_, clock, deadline)) return false;
+  //   }
+  bool WaitUntil(Mutex& mu, const Clock& clock, Instant deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    // An infinite or very long wait would overflow the deadline that the
+    // standard library computes, and then return at once.
+    constexpr absl::Duration kWaitMax = absl::Hours(1);
+    const absl::Duration left = deadline - clock.Now();
+    if (left <= absl::ZeroDuration()) return false;
+    WaitFor(mu, std::min(left, kWaitMax));
+    return true;
   }
 
   void NotifyOne() { cv_.notify_one(); }

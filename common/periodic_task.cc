@@ -1,19 +1,11 @@
 #include "common/periodic_task.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "common/clock.h"
 #include "common/thread_name.h"
 
 namespace cohort {
-namespace {
-
-// An infinite or very long wait would overflow the deadline that the standard
-// library computes, and then return at once.
-constexpr absl::Duration kWaitMax = absl::Hours(1);
-
-}  // namespace
 
 PeriodicTask::PeriodicTask(std::string name, absl::Duration interval,
                            absl::AnyInvocable<void()> body)
@@ -47,10 +39,7 @@ bool PeriodicTask::WaitForTurn() {
   const SteadyClock clock;
   const Instant due = clock.Now() + interval_;
   MutexLock lock(mu_);
-  while (!stopping_ && !woken_) {
-    const absl::Duration left = due - clock.Now();
-    if (left <= absl::ZeroDuration()) break;
-    changed_.WaitFor(mu_, std::min(left, kWaitMax));
+  while (!stopping_ && !woken_ && changed_.WaitUntil(mu_, clock, due)) {
   }
   woken_ = false;
   return !stopping_;

@@ -31,9 +31,7 @@ class Pauses {
     const Instant end = clock_.Now() + duration;
     MutexLock lock(mu_);
     while (signal_ == 0) {
-      const absl::Duration left = end - clock_.Now();
-      if (left <= absl::ZeroDuration()) return true;
-      changed_.WaitFor(mu_, left);
+      if (!changed_.WaitUntil(mu_, clock_, end)) return true;
     }
     return false;
   }

@@ -14,7 +14,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
+#include "common/clock.h"
 #include "common/mutex.h"
 #include "common/wire/status.h"
 
@@ -109,14 +109,15 @@ class BidiStream final
   // Whom it is connected to, as a channel's target; known once a message came.
   std::string peer() const { return context_.peer(); }
 
-  // Waits until the server has ended the stream; false after `timeout`.
-  bool WaitForEnd(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_) {
+  // Waits until the server has ended the stream; false if `deadline` on `clock`
+  // passes first.
+  bool WaitForEnd(const Clock& clock, Instant deadline)
+      ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
-    bool in_time = true;
-    while (state_ != State::kOver && state_ != State::kNew && in_time) {
-      in_time = over_.WaitFor(mu_, timeout);
+    while (state_ != State::kOver && state_ != State::kNew) {
+      if (!over_.WaitUntil(mu_, clock, deadline)) return false;
     }
-    return in_time;
+    return true;
   }
 
   // Cancels the call and waits until gRPC is done with this object.

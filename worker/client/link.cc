@@ -1,6 +1,5 @@
 #include "worker/client/link.h"
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,10 +10,6 @@
 
 namespace cohort {
 namespace {
-
-// Longer waits are cut: infinite durations overflow the standard library's
-// deadlines, and every caller looks again anyway.
-constexpr absl::Duration kWaitMax = absl::Hours(1);
 
 absl::Status StopRequested() {
   return absl::CancelledError("a stop was requested");
@@ -37,12 +32,10 @@ absl::Status Link::Check() {
 
 absl::Status Link::WaitLocked(Instant deadline) {
   COHORT_RETURN_IF_ERROR(CheckLocked());
-  const absl::Duration left = deadline - clock_.Now();
-  if (left <= absl::ZeroDuration()) {
+  if (!changed_.WaitUntil(mu, clock_, deadline)) {
     return absl::DeadlineExceededError(
         absl::StrCat(server_, ": got no answer in time"));
   }
-  changed_.WaitFor(mu, std::min(left, kWaitMax));
   return CheckLocked();
 }
 
@@ -51,12 +44,10 @@ void Link::WaitForEndLocked() { changed_.Wait(mu); }
 absl::Status Link::Pause(absl::Duration pause) {
   const Instant end = clock_.Now() + pause;
   MutexLock lock(mu);
-  for (;;) {
+  do {
     if (stop_requested_) return StopRequested();
-    const absl::Duration left = end - clock_.Now();
-    if (left <= absl::ZeroDuration()) return absl::OkStatus();
-    changed_.WaitFor(mu, std::min(left, kWaitMax));
-  }
+  } while (changed_.WaitUntil(mu, clock_, end));
+  return absl::OkStatus();
 }
 
 void Link::RequestStop() {

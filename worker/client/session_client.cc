@@ -68,7 +68,7 @@ void SessionClient::Leave(const std::string& reason, absl::Duration patience) {
   AddMessageChecksum(&request);
   stream_.Write(request);
   stream_.FinishWrites();
-  stream_.WaitForEnd(patience);
+  stream_.WaitForEnd(link_.clock(), link_.clock().Now() + patience);
 }
 
 absl::Status SessionClient::OnMessage(v1::SessionReply& reply) {
