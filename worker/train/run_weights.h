@@ -1,0 +1,72 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/assignment.h"
+#include "common/byte_rope.h"
+#include "common/ids.h"
+#include "worker/client/client.h"
+#include "worker/device/compute_device.h"
+#include "worker/train/model_weights.h"
+#include "worker/train/trainer_observer.h"
+#include "worker/train/weight_transfer.h"
+
+namespace cohort {
+
+// The weights in the model: which version of the run they are, and how another
+// one gets there.
+//
+// Thread safety: one thread calls.
+class RunWeights {
+ public:
+  // The worker has joined and registered; `weights` has its partitions.
+  // `client` and `observer`, which may be null, must outlive it.
+  static absl::StatusOr<std::unique_ptr<RunWeights>> Make(
+      Client& client, const Compute& compute, ModelWeights weights,
+      TrainerObserver* observer);
+  // Others refer to the weights in it.
+  RunWeights(const RunWeights&) = delete;
+  RunWeights& operator=(const RunWeights&) = delete;
+
+  ModelWeights& model() { return weights_; }
+  // Null on the CPU.
+  WeightTransfer* transfer() { return transfer_.get(); }
+
+  // Absent: not a version of the server's.
+  const std::optional<Version>& version() const { return version_; }
+
+  // Has the model hold what the assignment is computed from. Afterwards there
+  // is a version.
+  // Errors: those of Client::Pull.
+  absl::Status Read(const Assignment& assignment);
+  // Goes on to what a push was answered with.
+  absl::Status Take(const PushResult& result);
+
+ private:
+  RunWeights(Client& client, ModelWeights weights, TrainerObserver* observer)
+      : client_(client),
+        observer_(observer),
+        weights_(std::move(weights)),
+        incarnation_(client.incarnation()) {}
+
+  absl::Status Load(absl::Span<const ByteRope> weights);
+  // The weights in the model are those of `version`.
+  void Have(Version version);
+
+  // Fixed after construction.
+  Client& client_;
+  TrainerObserver* const observer_;
+
+  ModelWeights weights_;
+  // Refers to the weights.
+  std::unique_ptr<WeightTransfer> transfer_;
+  std::optional<Version> version_;
+  // The life that the version was read in.
+  Incarnation incarnation_;
+};
+
+}  // namespace cohort

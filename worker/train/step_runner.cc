@@ -1,0 +1,271 @@
+#include "worker/train/step_runner.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/permutation.h"
+#include "common/status_macros.h"
+#include "worker/batch_norm/scope.h"
+#include "worker/batch_norm/step_interrupted.h"
+#include "worker/device/out_of_memory.h"
+#include "worker/device/precision.h"
+#include "worker/train/exception_text.h"
+#include "worker/train/scoring.h"
+
+namespace cohort {
+namespace {
+
+// The rendezvous of one assignment, over the client.
+class ClientRendezvous final : public Rendezvous {
+ public:
+  ClientRendezvous(Client& client, const Assignment& assignment)
+      : client_(client), assignment_(assignment) {}
+
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      ReducePhase phase, absl::Span<const CallMoments> local) override {
+    return client_.Reduce({.step = assignment_.version,
+                           .attempt = assignment_.attempt,
+                           .phase = phase},
+                          local);
+  }
+
+ private:
+  Client& client_;
+  const Assignment& assignment_;
+};
+
+}  // namespace
+
+StepRunner::StepRunner(Client& client, const Dataset& dataset,
+                       const TrainerOptions& options, StepPhases& phases,
+                       Parts parts)
+    : dataset_(dataset),
+      options_(options),
+      client_(client),
+      phases_(phases),
+      parts_(std::move(parts)),
+      gradients_(parts_.weights->model(), client, parts_.weights->transfer(),
+                 std::move(parts_.send_order)) {}
+
+absl::Status StepRunner::Run(const Assignment& assignment) {
+  report_.reset();
+  // LibTorch and the standard library throw; nothing of theirs goes further.
+  try {
+    switch (assignment.kind) {
+      case AssignmentKind::kEvaluate:
+        return Evaluate(assignment);
+      case AssignmentKind::kCollectMoments:
+        return CollectMoments(assignment);
+      default:
+        return Train(assignment);
+    }
+  } catch (const StepInterrupted& interrupted) {
+    return interrupted.status();
+  } catch (const std::exception& e) {
+    if (IsOutOfMemory(e)) return NoMemory(e);
+    return absl::InternalError(
+        absl::StrCat("assignment ", assignment.sequence.value(), " at version ",
+                     assignment.version.value(), ": ", TextOf(e)));
+  }
+}
+
+absl::Status StepRunner::Train(const Assignment& assignment) {
+  COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
+  PushOpening opening{.version = *parts_.weights->version()};
+  COHORT_ASSIGN_OR_RETURN(const Batch batch,
+                          ReadTrainingSamples(assignment, opening));
+  const int64_t samples = opening.samples;
+  parts_.weights->model().ClearGradients();
+  gradients_.Begin();
+  parts_.model->train();
+  // Dropout draws from the process-wide generator: a repeated step must find
+  // it in the same state.
+  torch::manual_seed(MixSeed(
+      parts_.seed, static_cast<uint64_t>(parts_.weights->version()->value()),
+      static_cast<uint64_t>(parts_.rank.value())));
+
+  ClientRendezvous rendezvous(client_, assignment);
+  StepContext context{
+      .rendezvous = assignment.global_normalization ? &rendezvous : nullptr,
+      .backend = options_.backend,
+      .compute = options_.compute,
+      .reached = &reached_};
+  StepSums sums(options_.compute);
+  reached_ = {};
+  batch_text_ = TypeAndShapeText(at::kFloat, batch.images.sizes());
+  {
+    const BatchNormScope scope(parts_.binding, &context);
+    // Parts of a short range may be empty and are computed nevertheless: all
+    // members must make equally many batch-norm calls.
+    for (int64_t part = 0; part < options_.accumulate; ++part) {
+      const int64_t begin = samples * part / options_.accumulate;
+      const int64_t end = samples * (part + 1) / options_.accumulate;
+      const Part which{.batch = batch.Part(begin, end),
+                       .opening = part == 0 ? &opening : nullptr,
+                       .last = part + 1 == options_.accumulate};
+      COHORT_RETURN_IF_ERROR(TrainPart(which, sums));
+    }
+  }
+  COHORT_RETURN_IF_ERROR(context.status);
+  COHORT_RETURN_IF_ERROR(gradients_.SendRest());
+  PushClosing closing;
+  COHORT_RETURN_IF_ERROR(sums.AddTo(closing));
+  closing.batch_norm_calls = context.calls;
+  closing.moments = std::move(context.moments);
+  COHORT_ASSIGN_OR_RETURN(const PushResult result, client_.ClosePush(closing));
+  report_ = {.version = result.verdict.version,
+             .verdict = result.verdict.verdict,
+             .samples = samples};
+  if (opening.loss_weight > 0) {
+    report_->loss = closing.loss_sum / opening.loss_weight;
+  }
+  const StepPhases::Scope push(phases_, StepPhase::kPush);
+  return parts_.weights->Take(result);
+}
+
+absl::Status StepRunner::TrainPart(const Part& part, StepSums& sums) {
+  const Batch& batch = part.batch;
+  COHORT_ASSIGN_OR_RETURN(const Losses losses, Forward(batch));
+  if (part.opening != nullptr) {
+    COHORT_RETURN_IF_ERROR(client_.OpenPush(*part.opening));
+  }
+  if (part.last) gradients_.SendDuringNextPass();
+  {
+    const StepPhases::Scope backward(phases_, StepPhase::kBackward);
+    (losses.objective / parts_.loss_reference).backward();
+  }
+  // After the backward pass, during which gradients leave.
+  const StepPhases::Scope forward(phases_, StepPhase::kForward);
+  return sums.Add(losses.loss_sum, losses.logits, batch);
+}
+
+absl::StatusOr<StepRunner::Losses> StepRunner::Forward(const Batch& batch) {
+  const StepPhases::Scope forward(phases_, StepPhase::kForward);
+  const PrecisionScope precision(options_.compute.torch.type(),
+                                 options_.compute.precision);
+  const ModelOutput output = parts_.model->forward(batch.images);
+  // The main head's loss is reported, as in evaluation.
+  COHORT_ASSIGN_OR_RETURN(const at::Tensor loss_sum,
+                          parts_.loss.Sum(output.logits, batch.labels));
+  at::Tensor objective = loss_sum;
+  for (const AuxiliaryOutput& head : output.auxiliary) {
+    COHORT_ASSIGN_OR_RETURN(const at::Tensor auxiliary,
+                            parts_.loss.Sum(head.logits, batch.labels));
+    objective = objective + head.weight * auxiliary;
+  }
+  return Losses{
+      .logits = output.logits, .loss_sum = loss_sum, .objective = objective};
+}
+
+absl::StatusOr<Batch> StepRunner::ReadTrainingSamples(
+    const Assignment& assignment, PushOpening& opening) {
+  const StepPhases::Scope data(phases_, StepPhase::kData);
+  COHORT_ASSIGN_OR_RETURN(Batch batch, parts_.samples->Read(assignment));
+  COHORT_RETURN_IF_ERROR(parts_.samples->PrepareNext(assignment));
+  opening.samples = batch.images.size(0);
+  COHORT_ASSIGN_OR_RETURN(opening.loss_weight,
+                          parts_.loss.WeightOf(batch.host_labels));
+  return batch;
+}
+
+// As a training step up to the gradients. Seeded by the batch and not by the
+// rank, so that whoever computes it draws the same.
+absl::Status StepRunner::CollectMoments(const Assignment& assignment) {
+  COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
+  COHORT_ASSIGN_OR_RETURN(const Batch batch, parts_.samples->Read(assignment));
+  parts_.model->train();
+  torch::manual_seed(MixSeed(parts_.seed,
+                             static_cast<uint64_t>(assignment.version.value()),
+                             static_cast<uint64_t>(assignment.range.begin)));
+  reached_ = {};
+  batch_text_ = TypeAndShapeText(at::kFloat, batch.images.sizes());
+  StepContext context{.backend = options_.backend,
+                      .compute = options_.compute,
+                      .reached = &reached_};
+  {
+    const torch::NoGradGuard no_grad;
+    const PrecisionScope precision(options_.compute.torch.type(),
+                                   options_.compute.precision);
+    const BatchNormScope scope(parts_.binding, &context);
+    parts_.model->forward(batch.images);
+  }
+  COHORT_RETURN_IF_ERROR(context.status);
+  return client_.ReportMoments(context.moments);
+}
+
+absl::Status StepRunner::Evaluate(const Assignment& assignment) {
+  COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
+  COHORT_RETURN_IF_ERROR(LoadStatistics(assignment));
+  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices,
+                          parts_.samples->IndicesOf(assignment));
+  ScoreRequest request{.split = assignment.split,
+                       .indices = indices,
+                       .batch_size = options_.evaluation_batch_size,
+                       .compute = options_.compute,
+                       .batches = parts_.samples->batches()};
+  reached_ = {};
+  batch_text_ = absl::StrCat(request.batch_size, " images in evaluation");
+  if (NormalisesByBatch(assignment)) {
+    request.batch_size = NormalisedTogether(assignment.global_normalization);
+    request.by_batch = &parts_.binding;
+    request.backend = options_.backend;
+  }
+  COHORT_ASSIGN_OR_RETURN(
+      const EvaluationSums sums,
+      ScoreSamples(*parts_.model, dataset_, parts_.loss, request));
+  return client_.ReportEvaluation(sums);
+}
+
+int64_t StepRunner::NormalisedTogether(bool global) const {
+  const int64_t own =
+      std::max<int64_t>(options_.batch_size / options_.accumulate, 1);
+  return global ? own * parts_.workers : own;
+}
+
+absl::Status StepRunner::ReadWeights(const Assignment& assignment) {
+  COHORT_RETURN_IF_ERROR(ReadFrozenStatistics());
+  return parts_.weights->Read(assignment);
+}
+
+absl::Status StepRunner::ReadFrozenStatistics() {
+  // They never move, so those of any version will do.
+  if (frozen_statistics_read_ || !parts_.binding.HasFrozen()) {
+    return absl::OkStatus();
+  }
+  COHORT_ASSIGN_OR_RETURN(const PulledVersion pulled,
+                          client_.Pull({.statistics = true}));
+  COHORT_RETURN_IF_ERROR(parts_.binding.LoadStatistics(pulled.statistics));
+  frozen_statistics_read_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status StepRunner::LoadStatistics(const Assignment& assignment) {
+  if (NormalisesByBatch(assignment)) return ReadFrozenStatistics();
+  COHORT_ASSIGN_OR_RETURN(
+      const PulledVersion pulled,
+      client_.Pull({.version = assignment.version,
+                    .statistics = true,
+                    .statistics_kind = assignment.statistics}));
+  return parts_.binding.LoadStatistics(pulled.statistics);
+}
+
+absl::Status StepRunner::NoMemory(const std::exception& e) {
+  std::string what =
+      reached_.layer.empty()
+          ? "activations before the first batch-norm layer"
+          : absl::StrCat("activations at or behind ", reached_.layer,
+                         " in the ",
+                         reached_.phase == ReducePhase::kForward ? "forward"
+                                                                 : "backward",
+                         " pass, where it is given ",
+                         TypeAndShapeText(reached_.type, reached_.shape));
+  return OutOfMemory(options_.compute,
+                     absl::StrCat(what, ", with a batch of ", batch_text_), e);
+}
+
+}  // namespace cohort

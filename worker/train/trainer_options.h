@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "common/timeline.h"
+#include "kernels/backend.h"
+#include "worker/batch_norm/binding.h"
+#include "worker/datasets/data_order.h"
+#include "worker/device/compute_device.h"
+#include "worker/models/model.h"
+#include "worker/train/loss.h"
+#include "worker/train/scoring.h"
+#include "worker/train/trainer_observer.h"
+
+namespace cohort {
+
+struct TrainerOptions {
+  // Makes the model from the run's seed, so that all workers start alike.
+  std::function<absl::StatusOr<std::shared_ptr<Model>>(uint64_t seed)>
+      make_model;
+  int64_t batch_size = 64;
+  // Parts that an assignment's samples are computed in, one after another;
+  // each is a batch of its own to batch norm. The same on all workers.
+  int64_t accumulate = 1;
+  OrderOptions order;
+  LossOptions loss;
+  // Threads that read training samples, also ahead; 0: read when needed.
+  int32_t loader_threads = 0;
+  // Images of one forward pass in evaluation.
+  int64_t evaluation_batch_size = kEvaluationBatchSize;
+  BindingOptions batch_norm;
+  // Must outlive the trainer, as must those below, which may be null.
+  const kernels::Backend* backend = nullptr;
+  // Where the model is computed; the backend is for the CPU.
+  Compute compute;
+  TrainerObserver* observer = nullptr;
+  // Gets the steps and what they are made of, and evaluations.
+  Timeline* timeline = nullptr;
+};
+
+}  // namespace cohort
