@@ -8,7 +8,7 @@
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "tests/bench/tcp_baseline.h"
-#include "tests/fakes/forwarding_client.h"
+#include "tests/fakes/owning_client.h"
 #include "tests/integration/cluster.h"
 
 namespace cohort::bench {
@@ -31,11 +31,11 @@ struct PushTimes {
 
 // Notes the times of one worker, pauses before each assignment, and holds
 // gradients back, as far as it is told to.
-class TimingClient final : public ForwardingClient {
+class TimingClient final : public OwningClient {
  public:
   TimingClient(std::unique_ptr<Client> client, PushTimes* times,
                absl::Duration pause, bool hold)
-      : ForwardingClient(std::move(client)),
+      : OwningClient(std::move(client)),
         times_(times),
         pause_(pause),
         hold_(hold) {}

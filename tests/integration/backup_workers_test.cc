@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/mutex.h"
-#include "tests/fakes/forwarding_client.h"
+#include "tests/fakes/owning_client.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/reference_training.h"
 #include "worker/train/threads.h"
@@ -59,10 +59,10 @@ class Accepted {
 };
 
 // Begins a step only once the others have finished it if it is the slow one.
-class WatchedClient final : public ForwardingClient {
+class WatchedClient final : public OwningClient {
  public:
   WatchedClient(std::unique_ptr<Client> client, Rank rank, Accepted& accepted)
-      : ForwardingClient(std::move(client)), rank_(rank), accepted_(accepted) {}
+      : OwningClient(std::move(client)), rank_(rank), accepted_(accepted) {}
 
   absl::StatusOr<Assignment> NextAssignment() override {
     absl::StatusOr<Assignment> told = next().NextAssignment();

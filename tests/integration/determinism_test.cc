@@ -9,7 +9,7 @@
 
 #include "common/mutex.h"
 #include "common/permutation.h"
-#include "tests/fakes/forwarding_client.h"
+#include "tests/fakes/owning_client.h"
 #include "tests/integration/cluster.h"
 #include "worker/train/threads.h"
 
@@ -21,10 +21,10 @@ constexpr int64_t kSteps = 10;
 
 // Holds every message of a worker back for a random while, and sends the
 // partitions of a push in random order, some of them twice.
-class ErraticClient final : public ForwardingClient {
+class ErraticClient final : public OwningClient {
  public:
   ErraticClient(std::unique_ptr<Client> client, uint64_t seed)
-      : ForwardingClient(std::move(client)), random_(seed) {}
+      : OwningClient(std::move(client)), random_(seed) {}
 
   absl::StatusOr<Membership> Join() override {
     Pause();

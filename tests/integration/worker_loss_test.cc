@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "common/mutex.h"
-#include "tests/fakes/forwarding_client.h"
+#include "tests/fakes/owning_client.h"
 #include "tests/integration/cluster.h"
 
 namespace cohort {
@@ -34,12 +34,10 @@ class Repeaters {
 
 // Dies in the first rendezvous of the last layer, where the others wait for
 // it; or only watches.
-class MortalClient final : public ForwardingClient {
+class MortalClient final : public OwningClient {
  public:
   MortalClient(std::unique_ptr<Client> client, Rank rank, Repeaters& repeaters)
-      : ForwardingClient(std::move(client)),
-        rank_(rank),
-        repeaters_(repeaters) {}
+      : OwningClient(std::move(client)), rank_(rank), repeaters_(repeaters) {}
 
   absl::StatusOr<std::vector<Moments>> Reduce(
       const ReducePass& pass, absl::Span<const CallMoments> local) override {

@@ -22,7 +22,8 @@ constexpr int kPullTriesMax = 5;
 RetryingClient::RetryingClient(std::unique_ptr<Client> once,
                                const ClientOptions& options, const Clock& clock,
                                Sleeper& sleeper)
-    : once_(std::move(once)),
+    : ForwardingClient(*once),
+      once_(std::move(once)),
       options_(options),
       clock_(clock),
       sleeper_(sleeper),
@@ -86,35 +87,6 @@ absl::StatusOr<PulledVersion> RetryingClient::Pull(const PullWish& wish) {
     TellRetry(kPullMethod);
     COHORT_RETURN_IF_ERROR(sleeper_.Pause(backoff.Next()));
   }
-}
-
-absl::StatusOr<std::vector<Moments>> RetryingClient::Reduce(
-    const ReducePass& pass, absl::Span<const CallMoments> local) {
-  return once_->Reduce(pass, local);
-}
-
-absl::Status RetryingClient::OpenPush(const PushOpening& opening) {
-  return once_->OpenPush(opening);
-}
-
-absl::Status RetryingClient::SendGradient(
-    int32_t partition, ByteRope gradient,
-    absl::Span<const int32_t> absent_slices) {
-  return once_->SendGradient(partition, std::move(gradient), absent_slices);
-}
-
-absl::StatusOr<PushResult> RetryingClient::ClosePush(
-    const PushClosing& closing) {
-  return once_->ClosePush(closing);
-}
-
-absl::Status RetryingClient::ReportEvaluation(const EvaluationSums& sums) {
-  return once_->ReportEvaluation(sums);
-}
-
-absl::Status RetryingClient::ReportMoments(
-    absl::Span<const CallMoments> calls) {
-  return once_->ReportMoments(calls);
 }
 
 void RetryingClient::SetObserver(

@@ -3,11 +3,11 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "common/clock.h"
 #include "worker/client/backoff.h"
 #include "worker/client/client.h"
+#include "worker/client/forwarding_client.h"
 #include "worker/client/sleeper.h"
 
 namespace cohort {
@@ -24,7 +24,7 @@ namespace cohort {
 // makes void.
 //
 // Thread safety: as Client.
-class RetryingClient final : public Client {
+class RetryingClient final : public ForwardingClient {
  public:
   // `once` implements Client except that none of its calls is repeated, and
   // that Join, called again, returns to the run after the connection was lost.
@@ -38,19 +38,8 @@ class RetryingClient final : public Client {
       const ModelLayout& layout, const RunPlan& plan,
       absl::Span<const absl::Span<const float>> values,
       absl::Span<const LayerStatistics> statistics) override;
-  Incarnation incarnation() const override { return once_->incarnation(); }
   absl::StatusOr<Assignment> NextAssignment() override;
   absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override;
-  absl::StatusOr<std::vector<Moments>> Reduce(
-      const ReducePass& pass, absl::Span<const CallMoments> local) override;
-  absl::Status OpenPush(const PushOpening& opening) override;
-  absl::Status SendGradient(int32_t partition, ByteRope gradient,
-                            absl::Span<const int32_t> absent_slices) override;
-  absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override;
-  absl::Status ReportEvaluation(const EvaluationSums& sums) override;
-  absl::Status ReportMoments(absl::Span<const CallMoments> calls) override;
-  void Leave(const std::string& reason) override { once_->Leave(reason); }
-  void RequestStop() override { once_->RequestStop(); }
   void SetObserver(std::function<void(const std::string&)> observer) override;
 
  private:

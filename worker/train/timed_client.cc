@@ -15,19 +15,19 @@ absl::StatusOr<Registration> TimedClient::Register(
   for (const BatchNormSpec& layer : layout.batch_norms) {
     layers_.push_back(layer.name);
   }
-  return client_.Register(layout, plan, values, statistics);
+  return next().Register(layout, plan, values, statistics);
 }
 
 absl::StatusOr<Assignment> TimedClient::NextAssignment() {
   StepPhases::Scope wait(phases_, StepPhase::kWait);
   if (phases_.traced()) wait.AddFact("for", "assignment");
-  return client_.NextAssignment();
+  return next().NextAssignment();
 }
 
 absl::StatusOr<PulledVersion> TimedClient::Pull(const PullWish& wish) {
   StepPhases::Scope wait(phases_, StepPhase::kWait);
   if (phases_.traced()) wait.AddFact("for", "pull");
-  return client_.Pull(wish);
+  return next().Pull(wish);
 }
 
 std::string TimedClient::NamesOf(absl::Span<const CallMoments> calls) const {
@@ -48,12 +48,12 @@ absl::StatusOr<std::vector<Moments>> TimedClient::Reduce(
     rendezvous.AddFact("phase", forward ? "forward" : "backward");
     rendezvous.AddFact("call", int64_t{local.front().call});
   }
-  return client_.Reduce(pass, local);
+  return next().Reduce(pass, local);
 }
 
 absl::Status TimedClient::OpenPush(const PushOpening& opening) {
   const StepPhases::Scope push(phases_, StepPhase::kPush);
-  return client_.OpenPush(opening);
+  return next().OpenPush(opening);
 }
 
 absl::Status TimedClient::SendGradient(
@@ -64,25 +64,25 @@ absl::Status TimedClient::SendGradient(
     push.AddFact("partition", int64_t{partition});
     push.AddFact("bytes", gradient.size_bytes());
   }
-  return client_.SendGradient(partition, std::move(gradient), absent_slices);
+  return next().SendGradient(partition, std::move(gradient), absent_slices);
 }
 
 absl::StatusOr<PushResult> TimedClient::ClosePush(const PushClosing& closing) {
   StepPhases::Scope wait(phases_, StepPhase::kWait);
   if (phases_.traced()) wait.AddFact("for", "verdict");
-  return client_.ClosePush(closing);
+  return next().ClosePush(closing);
 }
 
 absl::Status TimedClient::ReportEvaluation(const EvaluationSums& sums) {
   StepPhases::Scope wait(phases_, StepPhase::kWait);
   if (phases_.traced()) wait.AddFact("for", "report");
-  return client_.ReportEvaluation(sums);
+  return next().ReportEvaluation(sums);
 }
 
 absl::Status TimedClient::ReportMoments(absl::Span<const CallMoments> calls) {
   StepPhases::Scope wait(phases_, StepPhase::kWait);
   if (phases_.traced()) wait.AddFact("for", "report");
-  return client_.ReportMoments(calls);
+  return next().ReportMoments(calls);
 }
 
 }  // namespace cohort

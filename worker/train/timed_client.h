@@ -1,10 +1,10 @@
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "worker/client/client.h"
+#include "worker/client/forwarding_client.h"
 #include "worker/train/step_phases.h"
 
 namespace cohort {
@@ -12,18 +12,16 @@ namespace cohort {
 // A client whose calls count in the phases of a step: handing gradients over as
 // kPush, a rendezvous as kRendezvous, what waits for the server as kWait.
 // Thread safety: as the client's.
-class TimedClient final : public Client {
+class TimedClient final : public ForwardingClient {
  public:
   // Both must outlive it.
   TimedClient(Client& client, StepPhases& phases)
-      : client_(client), phases_(phases) {}
+      : ForwardingClient(client), phases_(phases) {}
 
-  absl::StatusOr<Membership> Join() override { return client_.Join(); }
   absl::StatusOr<Registration> Register(
       const ModelLayout& layout, const RunPlan& plan,
       absl::Span<const absl::Span<const float>> values,
       absl::Span<const LayerStatistics> statistics) override;
-  Incarnation incarnation() const override { return client_.incarnation(); }
   absl::StatusOr<Assignment> NextAssignment() override;
   absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override;
   absl::StatusOr<std::vector<Moments>> Reduce(
@@ -34,16 +32,10 @@ class TimedClient final : public Client {
   absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override;
   absl::Status ReportEvaluation(const EvaluationSums& sums) override;
   absl::Status ReportMoments(absl::Span<const CallMoments> calls) override;
-  void Leave(const std::string& reason) override { client_.Leave(reason); }
-  void RequestStop() override { client_.RequestStop(); }
-  void SetObserver(std::function<void(const std::string&)> observer) override {
-    client_.SetObserver(std::move(observer));
-  }
 
  private:
   std::string NamesOf(absl::Span<const CallMoments> calls) const;
 
-  Client& client_;
   StepPhases& phases_;
   // By number.
   std::vector<std::string> layers_;

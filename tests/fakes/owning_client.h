@@ -1,0 +1,32 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "worker/client/client.h"
+#include "worker/client/forwarding_client.h"
+
+namespace cohort {
+
+// Owns the client that it passes every call on to, and can end it as if the
+// process died. Override what a test wants to change.
+class OwningClient : public ForwardingClient {
+ public:
+  explicit OwningClient(std::unique_ptr<Client> client)
+      : ForwardingClient(*client), client_(std::move(client)) {}
+
+  void Leave(const std::string& reason) override {
+    if (client_ != nullptr) client_->Leave(reason);
+  }
+
+ protected:
+  // The end of a process: all its streams break. Only Leave may be called
+  // afterwards.
+  void Die() { client_.reset(); }
+
+ private:
+  std::unique_ptr<Client> client_;
+};
+
+}  // namespace cohort

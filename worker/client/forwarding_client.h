@@ -1,0 +1,65 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "worker/client/client.h"
+
+namespace cohort {
+
+// Passes every call on to another client. Derive from it to change some calls.
+// Thread safety: as the other client's.
+class ForwardingClient : public Client {
+ public:
+  // `next` must last as long as calls are made.
+  explicit ForwardingClient(Client& next) : next_(next) {}
+
+  absl::StatusOr<Membership> Join() override { return next_.Join(); }
+  absl::StatusOr<Registration> Register(
+      const ModelLayout& layout, const RunPlan& plan,
+      absl::Span<const absl::Span<const float>> values,
+      absl::Span<const LayerStatistics> statistics) override {
+    return next_.Register(layout, plan, values, statistics);
+  }
+  Incarnation incarnation() const override { return next_.incarnation(); }
+  absl::StatusOr<Assignment> NextAssignment() override {
+    return next_.NextAssignment();
+  }
+  absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override {
+    return next_.Pull(wish);
+  }
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const CallMoments> local) override {
+    return next_.Reduce(pass, local);
+  }
+  absl::Status OpenPush(const PushOpening& opening) override {
+    return next_.OpenPush(opening);
+  }
+  absl::Status SendGradient(int32_t partition, ByteRope gradient,
+                            absl::Span<const int32_t> absent_slices) override {
+    return next_.SendGradient(partition, std::move(gradient), absent_slices);
+  }
+  absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override {
+    return next_.ClosePush(closing);
+  }
+  absl::Status ReportEvaluation(const EvaluationSums& sums) override {
+    return next_.ReportEvaluation(sums);
+  }
+  absl::Status ReportMoments(absl::Span<const CallMoments> calls) override {
+    return next_.ReportMoments(calls);
+  }
+  void Leave(const std::string& reason) override { next_.Leave(reason); }
+  void RequestStop() override { next_.RequestStop(); }
+  void SetObserver(std::function<void(const std::string&)> observer) override {
+    next_.SetObserver(std::move(observer));
+  }
+
+ protected:
+  Client& next() const { return next_; }
+
+ private:
+  Client& next_;
+};
+
+}  // namespace cohort
