@@ -58,6 +58,38 @@ absl::StatusOr<int64_t> AwaitLeave(Context& context, int32_t rank,
   }
 }
 
+// Takes the rank from a worker, at once or after its step.
+absl::StatusOr<v1::EvictReply> Evict(Context& context, int32_t rank,
+                                     bool after_step) {
+  v1::EvictRequest request;
+  request.set_rank(rank);
+  request.set_reason(context.arguments.Value("reason").value_or(""));
+  request.set_after_step(after_step);
+  const absl::StatusOr<v1::EvictReply> reply = context.server.Evict(request);
+  constexpr absl::string_view kNext =
+      "`cohortctl workers list` shows who holds which rank";
+  COHORT_RETURN_IF_ERROR(WithNext(
+      WithNext(reply.status(), absl::StatusCode::kInvalidArgument, kNext),
+      absl::StatusCode::kFailedPrecondition, kNext));
+  return reply;
+}
+
+// `what` follows the rank in the sentence, as in "evicted".
+void TellGone(Context& context, int32_t rank, absl::string_view what,
+              int64_t version) {
+  if (context.json) {
+    context.io.out
+        << nlohmann::ordered_json{{"rank", rank}, {"version", version}}.dump()
+        << "\n";
+    return;
+  }
+  context.io.out << "worker " << rank << " " << what << " at step " << version
+                 << "\n";
+  context.io.err << "`cohortctl status` tells whether the run waits for a "
+                    "replacement"
+                 << std::endl;
+}
+
 absl::Status RunWorkersList(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const v1::Status status, context.server.GetStatus());
   context.io.out << (context.json ? WorkersJson(status) + "\n"
@@ -66,57 +98,20 @@ absl::Status RunWorkersList(Context& context) {
 }
 
 absl::Status RunWorkersDrain(Context& context) {
-  v1::EvictRequest request;
   COHORT_ASSIGN_OR_RETURN(const int32_t rank, RankOf(context.arguments));
-  request.set_rank(rank);
-  request.set_reason(context.arguments.Value("reason").value_or(""));
-  request.set_after_step(true);
   COHORT_ASSIGN_OR_RETURN(const v1::Status before, context.server.GetStatus());
-  const absl::StatusOr<v1::EvictReply> reply = context.server.Evict(request);
-  constexpr absl::string_view kNext =
-      "`cohortctl workers list` shows who holds which rank";
-  COHORT_RETURN_IF_ERROR(WithNext(
-      WithNext(reply.status(), absl::StatusCode::kInvalidArgument, kNext),
-      absl::StatusCode::kFailedPrecondition, kNext));
+  COHORT_RETURN_IF_ERROR(Evict(context, rank, /*after_step=*/true).status());
   COHORT_ASSIGN_OR_RETURN(const int64_t version,
                           AwaitLeave(context, rank, HolderOf(before, rank)));
-  if (context.json) {
-    context.io.out
-        << nlohmann::ordered_json{{"rank", rank}, {"version", version}}.dump()
-        << "\n";
-    return absl::OkStatus();
-  }
-  context.io.out << "worker " << rank << " has left at step " << version
-                 << "\n";
-  context.io.err << "`cohortctl status` tells whether the run waits for a "
-                    "replacement"
-                 << std::endl;
+  TellGone(context, rank, "has left", version);
   return absl::OkStatus();
 }
 
 absl::Status RunWorkersEvict(Context& context) {
-  v1::EvictRequest request;
   COHORT_ASSIGN_OR_RETURN(const int32_t rank, RankOf(context.arguments));
-  request.set_rank(rank);
-  request.set_reason(context.arguments.Value("reason").value_or(""));
-  const absl::StatusOr<v1::EvictReply> reply = context.server.Evict(request);
-  constexpr absl::string_view kNext =
-      "`cohortctl workers list` shows who holds which rank";
-  COHORT_RETURN_IF_ERROR(WithNext(
-      WithNext(reply.status(), absl::StatusCode::kInvalidArgument, kNext),
-      absl::StatusCode::kFailedPrecondition, kNext));
-  if (context.json) {
-    context.io.out << nlohmann::ordered_json{{"rank", rank},
-                                             {"version", reply->version()}}
-                          .dump()
-                   << "\n";
-    return absl::OkStatus();
-  }
-  context.io.out << "worker " << rank << " evicted at step " << reply->version()
-                 << "\n";
-  context.io.err << "`cohortctl status` tells whether the run waits for a "
-                    "replacement"
-                 << std::endl;
+  COHORT_ASSIGN_OR_RETURN(const v1::EvictReply reply,
+                          Evict(context, rank, /*after_step=*/false));
+  TellGone(context, rank, "evicted", reply.version());
   return absl::OkStatus();
 }
 
