@@ -107,7 +107,7 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
     return absl::OkStatus();
   }
   if (!joined.back) return absl::OkStatus();
-  // Not only this worker may have waited for its return.
+  // Others may have waited for its return.
   turn.changed = true;
   Settle(turn);
   RepeatWait(run(), joined.rank, turn);
@@ -238,7 +238,8 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
                           IsUnderWay(ledger_, *worker, key));
   Turn turn{.now = now, .out = out};
   if (under_way) {
-    // Not of an older one: another policy may have been in force.
+    // A closing of an older assignment is not checked, because another policy
+    // may have been in force.
     COHORT_RETURN_IF_ERROR(
         CheckClosing(closing, model_.batch_norms(), settings_.global()));
     COHORT_RETURN_IF_ERROR(driver_->Close(*worker, std::move(closing), turn));

@@ -76,8 +76,8 @@ class Coordinator {
   absl::Status RegisterProgress(const Sender& sender, Instant now) {
     return roster_.Check(sender, now).status();
   }
-  // Of the worker that was asked. `values` has one buffer a partition;
-  // `statistics` one entry a layer or none.
+  // Takes the values of the worker that was asked. `values` has one buffer a
+  // partition; `statistics` one entry a layer or none.
   // Errors also: FailedPrecondition if it was not asked.
   absl::StatusOr<RegisterAnswer> FinishRegister(
       const Sender& sender, const ModelLayout& layout, const RunPlan& plan,

@@ -262,7 +262,7 @@ void DescribeState(const RunView& run, Instant now, StatusView& view) {
   view.phase = run.driver.TrainingDone() ? StatusView::Phase::kEvaluating
                                          : StatusView::Phase::kTraining;
   const HoldUp held_up = HeldUp(run, now);
-  // Not if the server itself is at work.
+  // While the server itself is at work, no worker is to blame.
   if (held_up.longest >= kHeldUpMin && !held_up.by.empty()) {
     view.waited_for = held_up.by;
     view.waiting = held_up.longest;

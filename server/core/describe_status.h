@@ -40,7 +40,7 @@ std::vector<Rank> WaitedFor(const RunView& run);
 // start.
 absl::Duration WaitLeft(const RunView& run, const std::vector<Rank>& ranks,
                         Instant now);
-// Whom the run waits for, and for how long still.
+// The workers that the run waits for, and how much longer it will.
 std::string WaitText(const RunView& run, Instant now);
 
 StatusView DescribeStatus(const RunView& run, Instant now);

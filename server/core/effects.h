@@ -34,7 +34,7 @@ struct PolicyRecord {
   // The first version made under them is the one after this.
   Version version;
   int64_t samples = 0;
-  // What changed, and to what; everything, for the first record.
+  // The new values of what changed; in the first record, all settings.
   SettingValues changed;
   // In words, with what becomes of optimizer and statistics.
   std::string text;
@@ -44,7 +44,7 @@ struct PolicyRecord {
   friend bool operator==(const PolicyRecord&, const PolicyRecord&) = default;
 };
 
-// What a restart needs beside the options.
+// The state that a restart needs beside the options.
 struct RunState {
   SharedModel model;
   SharedSnapshot snapshot;
@@ -88,8 +88,7 @@ struct CommitRecord {
   double learning_rate = 0;
   int64_t staleness_versions = 0;
   RankList members;
-  // Of the mean gradient before it was clipped; absent where no norm was
-  // needed.
+  // Norm of the mean gradient before clipping; absent if no norm was needed.
   std::optional<double> gradient_norm;
   bool skipped = false;
   bool epoch_ended = false;
@@ -138,7 +137,7 @@ struct WorkerLife {
 
 enum class Severity { kInfo, kWarning, kError };
 
-// What a registrant is told.
+// The answer to a registration.
 struct RegisterAnswer {
   std::vector<Partition> partitions;
   // True: call FinishRegister with the initial values.
@@ -146,8 +145,9 @@ struct RegisterAnswer {
   double loss_reference = 1;
 };
 
-// What the state machine wants done. Adapters carry it out in order and
-// decide nothing. Anything addressed to a stream that has ended is dropped.
+// The actions that the state machine asks for. Adapters carry them out in
+// order and decide nothing. Anything addressed to a stream that has ended is
+// dropped.
 namespace effect {
 
 struct Joined {
@@ -246,7 +246,8 @@ struct MeasureDrift {
   SharedModel model;
   std::shared_ptr<const std::vector<RankMoments>> moments;
 };
-// Nothing needs this any more. It is large, and goes outside the lock.
+// Carries large objects that are no longer needed, so that they are destroyed
+// outside the lock.
 struct Discard {
   std::shared_ptr<const void> what;
 };
@@ -265,7 +266,7 @@ struct WriteCheckpoint {
 };
 struct Log {
   Severity severity = Severity::kInfo;
-  // Whom it is about, if it is one worker.
+  // The worker that it is about, if it is one.
   std::optional<WorkerLife> worker;
   std::string text;
 };

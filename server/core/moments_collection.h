@@ -19,7 +19,7 @@ namespace cohort {
 // The batches that precise statistics are computed over.
 struct CollectionPlan {
   int64_t train_samples = 0;
-  // Of all ranks, in rank order, each 1 or more.
+  // One entry a rank, in rank order, each 1 or more.
   std::vector<int64_t> batch_sizes;
   // True: a batch is a step's, all ranks' samples together. False: it is one
   // rank's.
@@ -49,7 +49,7 @@ class MomentsCollection {
   struct Shard {
     // Names the collection: shards of one that was given up mean nothing.
     int64_t collection = 0;
-    // Of the batch.
+    // Number of the batch.
     int64_t index = 0;
     IndexRange range;
   };

@@ -17,12 +17,13 @@ struct RankMoments {
   Rank rank;
   // Images behind them.
   int64_t samples = 0;
-  // Of the staleness rule, in [0, 1]: the same as for the push's gradient.
+  // From the staleness rule, in [0, 1]; equal to the weight of the push's
+  // gradient.
   double weight = 1;
   std::vector<CallMoments> calls;
 };
 
-// Of all ranks together, one entry a call, ascending by (layer, call).
+// One call, all ranks combined.
 struct CombinedCall {
   int32_t layer = 0;
   std::shared_ptr<const Moments> moments;

@@ -9,14 +9,14 @@
 #include "common/model_layout.h"
 #include "server/core/moving_statistics.h"
 
-// What a commit was like to watch: for metrics and pages, never for decisions.
+// Observations of a commit, for metrics and pages; never used for decisions.
 namespace cohort {
 
 // The rendezvous of one phase.
 struct RendezvousWaits {
-  // Of each member in each of them; that of the last to come is 0.
+  // One entry for each member and rendezvous; 0 for the last to come.
   std::vector<absl::Duration> waits;
-  // Who came last, one entry each.
+  // The rank that came last, one entry for each rendezvous.
   std::vector<Rank> last;
 };
 
@@ -28,9 +28,9 @@ struct LayerDrift {
 };
 
 struct CommitObservation {
-  // Of each push in it: from its closing message to the commit.
+  // For each push in it: the time from its closing message to the commit.
   std::vector<absl::Duration> barrier_waits;
-  // Who closed last; absent where a commit is of one push.
+  // The rank that closed last; absent if the commit has one push.
   std::optional<Rank> last_arrival;
   // From the first partition that was there of all pushes to the commit.
   absl::Duration aggregation;
@@ -52,12 +52,12 @@ inline constexpr int64_t kDriftEvery = 16;
 double Drift(const Moments& batch, const std::vector<double>& mean,
              const std::vector<double>& variance, double epsilon);
 
-// Of all calls of a synchronous step, each worker against all together; empty
-// for fewer than two workers. `ranks` have the same calls.
+// Drift in all calls of a synchronous step: each worker against all of them
+// combined. Empty for fewer than two workers. `ranks` have the same calls.
 std::vector<LayerDrift> StepDrift(const std::vector<BatchNormSpec>& layers,
                                   const std::vector<RankMoments>& ranks);
 
-// Of one push against the moving statistics.
+// Drift of one push against the moving statistics.
 std::vector<LayerDrift> PushDrift(const std::vector<BatchNormSpec>& layers,
                                   const std::vector<CallMoments>& calls,
                                   const std::vector<LayerStatistics>& moving);

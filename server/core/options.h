@@ -31,9 +31,9 @@ enum class OnWorkerLoss { kWait, kContinue };
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kMomentum;
   double learning_rate = 0.1;
-  // Of momentum, nesterov and lars.
+  // momentum, nesterov, lars.
   double momentum = 0.9;
-  // Of adam and adamw.
+  // adam, adamw.
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_epsilon = 1e-8;
@@ -48,7 +48,7 @@ struct OptimizerOptions {
   double clip_norm = 0;
 
   ScheduleKind schedule = ScheduleKind::kCosine;
-  // Of kStep: milestones in epochs, and what each multiplies the rate by.
+  // kStep: milestones in epochs, and the factor of the rate at each.
   std::vector<double> step_epochs;
   double step_gamma = 0.1;
   double poly_power = 1;
@@ -56,7 +56,7 @@ struct OptimizerOptions {
   // Where kCosine and kPolynomial end.
   double final_learning_rate = 0;
 
-  // What of the model stays as it is; see ParseFreezeSpec.
+  // Weights that stay as they are; see ParseFreezeSpec.
   std::vector<std::string> freeze;
 
   bool uses_momentum() const {
@@ -71,7 +71,7 @@ struct OptimizerOptions {
                          const OptimizerOptions&) = default;
 };
 
-// What becomes of a push that read older weights than those it is applied to
+// Treatment of a push computed from older weights than those it is applied to
 // (bounded and async).
 struct StalenessOptions {
   StalenessRule rule = StalenessRule::kKeep;
@@ -114,7 +114,7 @@ struct PolicyOptions {
 
 struct CoordinatorOptions {
   std::string run_id;
-  // What people call the run: a DNS label. Empty: not chosen yet.
+  // Name of the run, a DNS label. Empty: not chosen yet.
   std::string run_name;
   // Size of the cohort: ranks 0..workers-1. Training starts when all have
   // registered.
@@ -161,7 +161,7 @@ absl::string_view AggregationName(AggregationKind kind);
 // Whether statistics of this kind change with what is trained.
 bool MovesInTraining(StatisticsKind kind);
 absl::string_view StatisticsName(StatisticsKind kind);
-// Nothing for a name that is no kind.
+// Absent if no kind has that name.
 std::optional<StatisticsKind> StatisticsKindOf(absl::string_view name);
 // Such as "sync,chief".
 std::string StatisticsNames(const std::vector<StatisticsKind>& kinds);

@@ -69,7 +69,7 @@ class RendezvousTable {
     bool fixed = true;
     // Members of a group; 0: all are one group.
     int32_t group_size = 0;
-    // Whose forward moments are kept until the step ends.
+    // The members whose forward moments are kept until the step ends.
     Keep keep = Keep::kAll;
     // Channels times ranks that are folded under the caller's lock; more go
     // into a MomentsFold.
@@ -84,7 +84,7 @@ class RendezvousTable {
   struct Outcome {
     // Set once all members of the group have contributed.
     std::shared_ptr<const Moments> result;
-    // Who must be answered with it now, ascending.
+    // The ranks to answer with it now, ascending.
     std::vector<Rank> answer;
     bool repeated = false;
     // Repeated with other bits.
@@ -169,12 +169,12 @@ class RendezvousTable {
 
   // The forward moments that are kept, out of the table.
   KeptForward TakeForward();
-  // What all members have got in the forward calls, in the same order; empty if
-  // they meet in groups, as nobody got the moments of all then. All must be
-  // complete.
+  // The combined moments of the forward calls, in the same order. Empty if
+  // members meet in groups, because then no rendezvous has combined all of
+  // them. All must be complete.
   CombinedMoments ForwardResults() const;
 
-  // Of the rendezvous that are complete, in order of completion.
+  // Waits in the complete rendezvous, in order of completion.
   RendezvousWaits& observed(ReducePhase phase) {
     return phase == ReducePhase::kForward ? forward_ : backward_;
   }
@@ -189,8 +189,9 @@ class RendezvousTable {
     // Until they are folded.
     std::optional<Moments> moments;
   };
-  // Of a group, in rank order: as far as nobody is missing. Work that is done
-  // on arrival does not hold everybody up when the last one comes.
+  // The fold of one group, in rank order, up to the first member that is
+  // missing. Work done on arrival does not delay the members when the last
+  // contribution comes.
   struct Fold {
     // The first member that is not in it.
     size_t end = 0;

@@ -33,7 +33,7 @@ struct GradientMessage {
   std::vector<int32_t> absent_slices;
 };
 
-// What became of a gradient.
+// The outcome of handing over a gradient.
 enum class Admission {
   // It is the core's.
   kTaken,
@@ -62,7 +62,7 @@ struct ChangeAnswer {
 
 // A collection of precise statistics that is under way.
 struct CollectionAnswer {
-  // Whose weights it is over.
+  // The version whose weights the batches run over.
   Version version;
   int64_t batches = 0;
 };

@@ -126,7 +126,7 @@ void PutChangeInForce(const ChangeParts& parts, Turn& turn) {
   }
   for (Worker& worker : run.ranks.all()) worker.assignments_finished = 0;
   if (options.workers != workers) ResizeCohort(parts, options.workers, turn);
-  // Nothing under way has read an older version.
+  // No push under way has read an older version.
   run.model.HoldNone();
   Record(parts, changed, std::move(text), turn);
   // They may wait for others now.

@@ -44,7 +44,7 @@ std::vector<StatisticsKind> NotHeld(const StatisticsSets& held,
                                     const std::vector<StatisticsKind>& kinds) {
   std::vector<StatisticsKind> missing;
   for (StatisticsKind kind : kinds) {
-    // Of kBatch nothing is kept.
+    // kBatch has no kept statistics.
     if (kind != StatisticsKind::kBatch && FindSet(held, kind) == nullptr) {
       missing.push_back(kind);
     }

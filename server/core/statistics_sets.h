@@ -31,7 +31,7 @@ struct StatisticsSet {
   friend bool operator==(const StatisticsSet&, const StatisticsSet&) = default;
 };
 
-// What a run keeps side by side; the first is exported.
+// The sets that a run keeps side by side; the first is exported.
 using StatisticsSets = std::vector<StatisticsSet>;
 
 // Null if `kind` is not among them.

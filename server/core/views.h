@@ -16,7 +16,7 @@
 #include "server/core/run_counts.h"
 #include "server/core/settings.h"
 
-// What the state machine tells people and tools about itself.
+// The state of a run, for people and tools.
 namespace cohort {
 
 // State in numbers and words, for people and tools.
@@ -48,7 +48,7 @@ struct StatusView {
   std::string policy;
   double learning_rate = 0;
   std::optional<double> train_loss;
-  // Of the newest evaluation at an epoch's end, with the first kind of
+  // The newest evaluation at the end of an epoch, with the first kind of
   // statistics.
   std::optional<EvaluationSums> test;
   int32_t workers_live = 0;
@@ -56,7 +56,7 @@ struct StatusView {
   struct Worker {
     Rank rank;
     std::string state;
-    // What it does now, one of kActivityNames.
+    // Its activity now, one of kActivityNames.
     absl::string_view activity;
     Incarnation incarnation;
     std::string description;
@@ -69,7 +69,7 @@ struct StatusView {
     // Versions made since the one that it computes on, or that its last push
     // went into.
     int64_t lag_versions = 0;
-    // Of its last push, where pushes are decided one by one.
+    // Staleness of its last push, if pushes are decided one by one.
     std::optional<int64_t> staleness_versions;
     // Decided in this life of the server.
     int64_t pushes = 0;
@@ -80,7 +80,7 @@ struct StatusView {
   std::map<VacancyReason, int64_t> vacancies;
   // Moments of pushes, and what became of them.
   StatisticsCounts statistics;
-  // Of pushes that were decided one by one (bounded, async) by this process.
+  // Pushes that this process decided one by one (bounded, async).
   StalenessCounts staleness;
   bool ended = false;
 };
@@ -96,8 +96,8 @@ struct PolicyView {
   std::vector<PolicyRecord> history;
 };
 
-// What a worker does, all words of StatusView::Worker::activity. "waiting" is
-// for others; "joining" has not registered its model; "paused" has gradients
+// All words of StatusView::Worker::activity. "waiting" means for other
+// workers; "joining" has not registered its model; "paused" has gradients
 // that the server has no room for.
 inline constexpr absl::string_view kActivityNames[] = {
     "vacant",     "reconnecting", "joining", "waiting", "computing",

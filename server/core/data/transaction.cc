@@ -158,7 +158,7 @@ std::vector<FoldJob> Transaction::Done(FoldResult result) {
   pending_[p].slots.mean_square = std::move(result.slots.mean_square);
   norms_[p] = std::move(result.norms);
   if (--missing_first_ > 0) return {};
-  // Nothing of it will be used.
+  // No part of the transaction will be used.
   if (nonfinite_.has_value()) {
     given_up_ = true;
     missing_ = 0;

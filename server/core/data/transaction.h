@@ -46,17 +46,18 @@ class Transaction {
   const std::optional<NonfiniteGradient>& nonfinite() const {
     return nonfinite_;
   }
-  // Of the mean gradient, before it was clipped and damped; known after the
+  // Norm of the mean gradient before clipping and damping; known after the
   // first pass of a clipped transaction.
   std::optional<double> gradient_norm() const { return gradient_norm_; }
 
  private:
   bool two_passes() const;
-  // Of one slice of `partition`, as far as it depends on no norm.
+  // The step of one slice of `partition`, without factors that depend on a
+  // norm.
   SliceStep StepOf(int32_t partition, size_t slice, bool absent) const;
   std::vector<FoldJob> SecondPass();
-  // What the clipped gradient of each parameter is multiplied by; 1 for those
-  // that are not adapted.
+  // Factor of the clipped gradient, by parameter; 1 for parameters that are not
+  // adapted.
   std::vector<double> TrustRatios(double clip) const;
 
   CommitPlan plan_;

@@ -19,7 +19,7 @@ using PhaseSeconds = std::map<std::string, double>;
 // One rank of the cohort, over all lives of its process.
 struct Worker {
   enum class State {
-    // Nobody holds the rank.
+    // No worker holds the rank.
     kVacant,
     kLive,
     // Its stream broke; the same incarnation may still return.
@@ -43,7 +43,7 @@ struct Worker {
   // It has once taken part, and under `wait` is waited for.
   bool ever_registered = false;
   int64_t batch_size = 0;
-  // Of its present life, as it told last.
+  // Sent by its present incarnation.
   PhaseSeconds phases;
   std::string fingerprint;
   std::string description;

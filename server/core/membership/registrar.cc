@@ -56,7 +56,7 @@ bool Registrar::Ask(Turn& turn) {
     turn.out.push_back(effect::RegisterAnswered{
         .rank = rank, .incarnation = worker.incarnation, .answer = status});
   }
-  // Nothing is fixed while there is a doubt which model is meant.
+  // While layouts differ, the right one is unknown.
   if (!different.empty()) return true;
   const Rank rank = book_.AskLowest();
   const RegistrationBook::Entry& entry = book_.entries().at(rank);

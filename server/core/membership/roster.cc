@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/limits.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
-#include "common/limits.h"
 
 namespace cohort {
 namespace {
@@ -226,8 +226,8 @@ absl::StatusOr<Worker*> Roster::VacantFor(
       return absl::ResourceExhaustedError(absl::StrCat(
           "rank ", rank.value(), " is not there yet; ", pending_text()));
     }
-    // Not the worker's mistake: what starts workers may count more of them than
-    // the server, and must not stop the others because of it.
+    // The worker made no mistake: a process manager may start more workers than
+    // the server counts, and must not stop the others because of it.
     return absl::OutOfRangeError(absl::StrCat(
         "rank ", rank.value(), " is not needed",
         settings_.HadRank(rank) ? " any more: the run goes on with "

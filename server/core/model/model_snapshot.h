@@ -20,7 +20,7 @@ struct ModelSnapshot {
   std::vector<SharedFloats> weights;
   // XXH3-64 of each.
   std::vector<uint64_t> checksums;
-  // Of the optimizer; empty entries for partitions without gradients.
+  // State of the optimizer; empty entries for partitions without gradients.
   std::vector<Slots> slots;
   // Kinds of moving statistics in the policy's order; the first is exported.
   std::shared_ptr<const StatisticsSets> statistics;

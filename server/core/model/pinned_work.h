@@ -28,8 +28,8 @@ namespace cohort {
 // run does at the end of an epoch, on request, and before it ends.
 class PinnedWork {
  public:
-  // What it reads, and the model whose statistics it publishes. All must
-  // outlive it.
+  // It reads settings and ledger and publishes statistics of the model. All
+  // must outlive it.
   PinnedWork(const RunSettings& settings, const RunLedger& ledger,
              const RankTable& ranks, ModelStore& model)
       : settings_(settings), ledger_(ledger), ranks_(ranks), model_(model) {}

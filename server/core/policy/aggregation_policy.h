@@ -39,7 +39,7 @@ struct Decision {
   std::vector<Rank> waiting_for;
 };
 
-// What to do with the pushes held at this moment. Stateless and idempotent:
+// Decides about the pushes held at this moment. Stateless and idempotent:
 // equal rounds give equal decisions, so a test needs no server.
 class AggregationPolicy {
  public:

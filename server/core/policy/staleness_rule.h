@@ -7,14 +7,14 @@
 
 namespace cohort {
 
-// What becomes of one push, its gradient and its moments alike.
+// The decision about one push; it holds for its gradient and its moments.
 struct StalenessDecision {
   bool drop = false;
   // In (0, 1]: multiplies the gradient, and the weight of the moments.
   double weight = 1;
   // Delay compensation of the gradient; moments are kept as they are.
   bool compensate = false;
-  // Of a drop, in words.
+  // Why it is dropped.
   std::string reason;
 };
 

@@ -78,9 +78,9 @@ class StepDriver {
   virtual void Tick(Turn& turn) = 0;
 
   // ---- the end
-  // Nothing is in flight that the settings in force apply to.
+  // True if no work under the settings in force is in flight.
   virtual bool Quiet() const = 0;
-  // No push is under way, and none is begun.
+  // True if no push is under way and none is to begin.
   virtual bool Idle() const = 0;
   // No more steps follow, and the last has ended.
   bool TrainingDone() const {

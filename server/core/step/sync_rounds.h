@@ -70,7 +70,7 @@ class SyncRounds final : public StepDriver {
   // Ranks that a new round may be made of.
   std::vector<Rank> Candidates() const;
   void StartRound();
-  // Whose moments the commit needs beside the combined ones.
+  // The members whose own moments the commit needs.
   RendezvousTable::Keep KeptMoments() const;
   // The drift of the members is measured at this version.
   bool MeasuresDrift() const;
