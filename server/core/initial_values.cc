@@ -5,8 +5,8 @@
 #include <cstddef>
 
 #include "absl/strings/str_cat.h"
-#include "common/status_macros.h"
 #include "common/limits.h"
+#include "common/status_macros.h"
 
 namespace cohort {
 namespace {
