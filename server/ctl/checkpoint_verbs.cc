@@ -339,32 +339,30 @@ absl::Status RunCheckpointVerify(Context& context) {
 }  // namespace
 
 Verb CheckpointListVerb() {
-  return {
-      .name = "checkpoint list",
-      .summary = "what a server's --checkpoint_dir holds, without the server",
-      .flags = {{.name = "dir",
-                 .value = "DIR",
-                 .help = "what the server has as --checkpoint_dir"}},
-      .local = true,
-      .examples = {"cohortctl checkpoint list --dir=state"},
-      .run = &RunCheckpointList};
+  return {.name = "checkpoint list",
+          .summary = "lists the checkpoints in a folder, without a server",
+          .flags = {{.name = "dir",
+                     .value = "DIR",
+                     .help = "the server's --checkpoint_dir"}},
+          .local = true,
+          .examples = {"cohortctl checkpoint list --dir=state"},
+          .run = &RunCheckpointList};
 }
 
 Verb CheckpointVerifyVerb() {
-  return {
-      .name = "checkpoint verify",
-      .summary = "reads checkpoints to the last byte, and names damaged files",
-      .flags = {{.name = "dir",
-                 .value = "DIR",
-                 .help = "what the server has as --checkpoint_dir"},
-                {.name = "checkpoint",
-                 .value = "N",
-                 .help = "only those of step N (default: all)"}},
-      .local = true,
-      .examples = {"cohortctl checkpoint verify --dir=state",
-                   "cohortctl checkpoint verify --dir=state "
-                   "--checkpoint=1200"},
-      .run = &RunCheckpointVerify};
+  return {.name = "checkpoint verify",
+          .summary = "reads every byte of checkpoints and names damaged files",
+          .flags = {{.name = "dir",
+                     .value = "DIR",
+                     .help = "the server's --checkpoint_dir"},
+                    {.name = "checkpoint",
+                     .value = "N",
+                     .help = "only the checkpoint of step N (default: all)"}},
+          .local = true,
+          .examples = {"cohortctl checkpoint verify --dir=state",
+                       "cohortctl checkpoint verify --dir=state "
+                       "--checkpoint=1200"},
+          .run = &RunCheckpointVerify};
 }
 
 }  // namespace cohort

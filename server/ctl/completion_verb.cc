@@ -18,7 +18,7 @@ absl::Status RunCompletion(Context& context) {
 
 Verb CompletionVerb() {
   return {.name = "completion",
-          .summary = "prints what makes a shell complete cohortctl's words",
+          .summary = "prints a completion script for a shell",
           .words = "bash|zsh|fish",
           .local = true,
           .examples = {"cohortctl completion bash"},

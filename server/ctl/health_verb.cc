@@ -44,18 +44,19 @@ absl::Status RunHealth(Context& context) {
 }  // namespace
 
 Verb HealthVerb() {
-  return {.name = "health",
-          .summary = "asks an operations port whether its process is ready",
-          .flags = {{.name = "ops",
-                     .value = "HOST:PORT",
-                     .help = "operations port of a server or worker (default "
-                             "127.0.0.1:7071)"},
-                    {.name = "live",
-                     .value = "",
-                     .help = "ask only whether it is alive"}},
-          .examples = {"cohortctl health",
-                       "cohortctl health --ops=127.0.0.1:7072 --timeout=3s"},
-          .run = &RunHealth};
+  return {
+      .name = "health",
+      .summary = "checks through an operations port whether a process is ready",
+      .flags = {{.name = "ops",
+                 .value = "HOST:PORT",
+                 .help = "operations port of a server or worker (default "
+                         "127.0.0.1:7071)"},
+                {.name = "live",
+                 .value = "",
+                 .help = "check only that the process responds"}},
+      .examples = {"cohortctl health",
+                   "cohortctl health --ops=127.0.0.1:7072 --timeout=3s"},
+      .run = &RunHealth};
 }
 
 }  // namespace cohort

@@ -9,7 +9,7 @@ namespace cohort {
 namespace {
 
 constexpr absl::string_view kSummary =
-    "cohortctl: starts a run, looks at one that goes on, and changes it\n";
+    "cohortctl: starts, observes and changes runs\n";
 
 void AddFlags(absl::Span<const FlagSpec> flags, std::string& text) {
   for (const FlagSpec& flag : flags) {
@@ -66,10 +66,10 @@ std::string FullHelp() {
 }
 
 std::string VerbHelp(const Verb& verb) {
-  std::string text =
-      absl::StrCat("cohortctl ", verb.name, verb.words.empty() ? "" : " ",
-                   verb.words, verb.rest.empty() ? "" : " -- ", verb.rest, ": ",
-                   verb.summary, "\n\nExamples:\n");
+  std::string text = absl::StrCat(
+      "cohortctl ", verb.name, verb.words.empty() ? "" : " ", verb.words,
+      verb.rest.empty() ? "" : " [-- ", verb.rest, verb.rest.empty() ? "" : "]",
+      ": ", verb.summary, "\n\nExamples:\n");
   for (absl::string_view example : verb.examples) {
     absl::StrAppend(&text, "  ", example, "\n");
   }

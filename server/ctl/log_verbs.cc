@@ -38,7 +38,7 @@ absl::Status RunLogLevel(Context& context) {
 
 Verb LogLevelVerb() {
   return {.name = "log level",
-          .summary = "tells or changes which lines the server logs",
+          .summary = "shows or changes the server's log level",
           .words = "[debug|info|warning|error]",
           .examples = {"cohortctl log level", "cohortctl log level debug"},
           .run = &RunLogLevel};

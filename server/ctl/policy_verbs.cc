@@ -290,7 +290,7 @@ absl::Status RunPolicySet(Context& context) {
 
 Verb PolicyGetVerb() {
   return {.name = "policy get",
-          .summary = "the settings in force, and the change under way",
+          .summary = "shows the settings in force and the pending change",
           .examples = {"cohortctl policy get", "cohortctl policy get --json"},
           .run = &RunPolicyGet};
 }
@@ -300,10 +300,10 @@ Verb PolicySetVerb() {
           .summary = "changes settings while the run goes on",
           .flags = {{.name = "dry_run",
                      .value = "",
-                     .help = "check and tell, change nothing"},
+                     .help = "check and report, but change nothing"},
                     {.name = "nowait",
                      .value = "",
-                     .help = "do not wait until the change is in force"}},
+                     .help = "return before the change is in force"}},
           .takes_settings = true,
           .examples = {"cohortctl policy set --aggregation=async "
                        "--normalization=local",
@@ -313,7 +313,7 @@ Verb PolicySetVerb() {
 
 Verb PolicyHistoryVerb() {
   return {.name = "policy history",
-          .summary = "every change of settings, and at which step",
+          .summary = "lists every change of settings with its step",
           .examples = {"cohortctl policy history"},
           .run = &RunPolicyHistory};
 }

@@ -81,18 +81,19 @@ absl::Status RunStatisticsCollect(Context& context) {
 }  // namespace
 
 Verb RunDrainVerb() {
-  return {.name = "run drain",
-          .summary = "ends the run after the current step, with its results",
-          .flags = {{.name = "reason",
-                     .value = "TEXT",
-                     .help = "goes into the server's log"}},
-          .examples = {"cohortctl run drain --reason='good enough'"},
-          .run = &RunDrain};
+  return {
+      .name = "run drain",
+      .summary = "ends the run after the current step and writes its results",
+      .flags = {{.name = "reason",
+                 .value = "TEXT",
+                 .help = "text for the server's log"}},
+      .examples = {"cohortctl run drain --reason='good enough'"},
+      .run = &RunDrain};
 }
 
 Verb CheckpointSaveVerb() {
   return {.name = "checkpoint save",
-          .summary = "writes a checkpoint now, and waits until it is safe",
+          .summary = "writes a checkpoint and waits until it is on disk",
           .examples = {"cohortctl checkpoint save"},
           .run = &RunCheckpointSave};
 }

@@ -51,13 +51,13 @@ absl::Status RunStatus(Context& context) {
 
 Verb StatusVerb() {
   return {.name = "status",
-          .summary = "state, progress, policy and workers of the run",
+          .summary = "shows state, progress, policy and workers of the run",
           .flags = {{.name = "watch",
                      .value = "",
-                     .help = "show it again and again until the run is over"},
+                     .help = "repeat until the run is over"},
                     {.name = "interval",
                      .value = "T",
-                     .help = "time between two looks of --watch (default 2s)"}},
+                     .help = "time between updates of --watch (default 2s)"}},
           .examples = {"cohortctl status", "cohortctl status --watch"},
           .run = &RunStatus};
 }

@@ -12,18 +12,18 @@ absl::Span<const FlagSpec> CommonFlags() {
            "address of the server (default: COHORT_SERVER, or 127.0.0.1:7070)"},
       {.name = "json",
        .value = "",
-       .help = "print the result as JSON, in one line"},
+       .help = "print the result as one line of JSON"},
       {.name = "timeout",
        .value = "T",
-       .help = "longest wait, for an answer and for a change (default 1m)"},
+       .help = "longest wait for an answer or a change (default 1m)"},
       {.name = "quiet",
        .value = "",
-       .help = "or -q: of messages only errors; results as usual"},
+       .help = "or -q: no messages except errors; results as usual"},
       {.name = "no_color",
        .value = "",
-       .help = "as NO_COLOR in the environment: nothing is coloured"},
+       .help = "no colours, as with NO_COLOR in the environment"},
       {.name = "help", .value = "", .help = "explain the verb"},
-      {.name = "version", .value = "", .help = "tell version and commit"}};
+      {.name = "version", .value = "", .help = "print version and commit"}};
   return kFlags;
 }
 

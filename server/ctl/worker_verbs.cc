@@ -119,7 +119,7 @@ absl::Status RunWorkersEvict(Context& context) {
 
 Verb WorkersListVerb() {
   return {.name = "workers list",
-          .summary = "who holds which rank, and when it was last heard from",
+          .summary = "lists ranks, workers and when each was last heard from",
           .examples = {"cohortctl workers list"},
           .run = &RunWorkersList};
 }
@@ -127,24 +127,25 @@ Verb WorkersListVerb() {
 Verb WorkersDrainVerb() {
   return {
       .name = "workers drain",
-      .summary = "has a worker leave after its step, so that nothing is lost",
-      .flags = {{.name = "rank", .value = "N", .help = "whose"},
+      .summary = "lets a worker finish its step and leave",
+      .flags = {{.name = "rank", .value = "N", .help = "rank of the worker"},
                 {.name = "reason",
                  .value = "TEXT",
-                 .help = "goes into the server's log"}},
+                 .help = "text for the server's log"}},
       .examples = {"cohortctl workers drain --rank=1"},
       .run = &RunWorkersDrain};
 }
 
 Verb WorkersEvictVerb() {
-  return {.name = "workers evict",
-          .summary = "ends the life that holds a rank, as if it had died",
-          .flags = {{.name = "rank", .value = "N", .help = "whose"},
-                    {.name = "reason",
-                     .value = "TEXT",
-                     .help = "goes into the server's log"}},
-          .examples = {"cohortctl workers evict --rank=1"},
-          .run = &RunWorkersEvict};
+  return {
+      .name = "workers evict",
+      .summary = "ends a worker's incarnation, as if the process had died",
+      .flags = {{.name = "rank", .value = "N", .help = "rank of the worker"},
+                {.name = "reason",
+                 .value = "TEXT",
+                 .help = "text for the server's log"}},
+      .examples = {"cohortctl workers evict --rank=1"},
+      .run = &RunWorkersEvict};
 }
 
 }  // namespace cohort

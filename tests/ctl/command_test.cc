@@ -24,9 +24,8 @@ TEST(CtlCommandTest, WithoutArgumentsHelpsInShort) {
   const CtlResult result = ctl.RunPlain("");
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(result.err, "");
-  EXPECT_EQ(
-      result.out,
-      R"(cohortctl: starts a run, looks at one that goes on, and changes it
+  EXPECT_EQ(result.out,
+            R"(cohortctl: starts, observes and changes runs
 
 Examples:
   cohortctl run --workers=4
@@ -35,27 +34,27 @@ Examples:
 
 Verbs:
   run                 trains on this machine: starts a server and its workers
-  study               measures on this machine which policy to use
-  status              state, progress, policy and workers of the run
-  watch               a live view of the run, until it is over
-  doctor              looks for what keeps a run from working, and says what helps
-  support-bundle      packs what helps to find out what is wrong with a run
-  health              asks an operations port whether its process is ready
-  policy get          the settings in force, and the change under way
+  study               measures which policy suits a model, on this machine
+  status              shows state, progress, policy and workers of the run
+  watch               shows a live view of the run until it is over
+  doctor              checks a run that does not work, and says how to fix it
+  support-bundle      packs state, settings, metrics and logs for a bug report
+  health              checks through an operations port whether a process is ready
+  policy get          shows the settings in force and the pending change
   policy set          changes settings while the run goes on
-  policy history      every change of settings, and at which step
-  workers list        who holds which rank, and when it was last heard from
-  workers drain       has a worker leave after its step, so that nothing is lost
-  workers evict       ends the life that holds a rank, as if it had died
-  run drain           ends the run after the current step, with its results
-  checkpoint save     writes a checkpoint now, and waits until it is safe
-  checkpoint list     what a server's --checkpoint_dir holds, without the server
-  checkpoint verify   reads checkpoints to the last byte, and names damaged files
+  policy history      lists every change of settings with its step
+  workers list        lists ranks, workers and when each was last heard from
+  workers drain       lets a worker finish its step and leave
+  workers evict       ends a worker's incarnation, as if the process had died
+  run drain           ends the run after the current step and writes its results
+  checkpoint save     writes a checkpoint and waits until it is on disk
+  checkpoint list     lists the checkpoints in a folder, without a server
+  checkpoint verify   reads every byte of checkpoints and names damaged files
   statistics collect  collects the moving statistics `after` over fixed weights
   export              writes model.safetensors into the server's results_dir
-  log level           tells or changes which lines the server logs
-  trace merge         puts the timelines of all processes on one clock
-  completion          prints what makes a shell complete cohortctl's words
+  log level           shows or changes the server's log level
+  trace merge         merges the timelines of all processes on one clock
+  completion          prints a completion script for a shell
 
 `cohortctl help` has flags and exit codes, `cohortctl help VERB` each verb.
 )");
@@ -185,7 +184,7 @@ TEST(CtlCommandTest, HelpOfRunHasExamplesFirst) {
   CtlHarness ctl;
   EXPECT_EQ(
       ctl.RunPlain("help run").out,
-      R"(cohortctl run -- FLAGS OF THE WORKERS: trains on this machine: starts a server and its workers
+      R"(cohortctl run [-- FLAGS OF THE WORKERS]: trains on this machine: starts a server and its workers
 
 Examples:
   cohortctl run --workers=4
@@ -193,18 +192,18 @@ Examples:
   cohortctl run --checkpoint_dir=state --resume
 
 Flags:
-  --workers=N        how many are started (default 2)
-  --max_restarts=N   how often a worker that died is started again (default 3)
-  --log_dir=DIR      gets server.log and worker-N.log; of the workers nothing is shown then
-  --programs=DIR     has cohort-server and cohort-worker (default: that of cohortctl)
+  --workers=N        number of workers (default 2)
+  --max_restarts=N   restarts of each worker that dies (default 3)
+  --log_dir=DIR      folder for server.log and worker-N.log; the screen then shows only the server
+  --programs=DIR     folder of cohort-server and cohort-worker (default: that of cohortctl)
   --FLAG=VALUE       a flag of cohort-server or cohort-worker, whose --help lists them;
                      one that both have goes to the server, behind -- to the workers
-  --json             print the result as JSON, in one line
-  --timeout=T        longest wait, for an answer and for a change (default 1m)
-  --quiet            or -q: of messages only errors; results as usual
-  --no_color         as NO_COLOR in the environment: nothing is coloured
+  --json             print the result as one line of JSON
+  --timeout=T        longest wait for an answer or a change (default 1m)
+  --quiet            or -q: no messages except errors; results as usual
+  --no_color         no colours, as with NO_COLOR in the environment
   --help             explain the verb
-  --version          tell version and commit
+  --version          print version and commit
 )");
 }
 

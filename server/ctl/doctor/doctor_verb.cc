@@ -161,15 +161,19 @@ absl::Status RunDoctor(Context& context) {
 Verb DoctorVerb() {
   return {
       .name = "doctor",
-      .summary = "looks for what keeps a run from working, and says what helps",
-      .flags = {{.name = "ops",
-                 .value = "HOST:PORT",
-                 .help = "operations port of the server (default: the one that "
-                         "it names)"},
-                {.name = "results_dir",
-                 .value = "DIR",
-                 .help = "a folder that the server is to write into"},
-                {.name = "checkpoint_dir", .value = "DIR", .help = "the same"}},
+      .summary = "checks a run that does not work, and says how to fix it",
+      .flags =
+          {{.name = "ops",
+            .value = "HOST:PORT",
+            .help = "operations port of the server (default: the one that it "
+                    "reports)"},
+           {.name = "results_dir",
+            .value = "DIR",
+            .help = "check that the server can write results into this folder"},
+           {.name = "checkpoint_dir",
+            .value = "DIR",
+            .help = "check that the server can write checkpoints into this "
+                    "folder"}},
       .examples = {"cohortctl doctor",
                    "cohortctl doctor --server=10.0.0.1:7070 "
                    "--checkpoint_dir=state"},

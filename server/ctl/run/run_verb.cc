@@ -114,19 +114,18 @@ Verb RunVerb() {
       .summary = "trains on this machine: starts a server and its workers",
       .flags = {{.name = "workers",
                  .value = "N",
-                 .help = "how many are started (default 2)"},
+                 .help = "number of workers (default 2)"},
                 {.name = "max_restarts",
                  .value = "N",
-                 .help = "how often a worker that died is started again "
-                         "(default 3)"},
+                 .help = "restarts of each worker that dies (default 3)"},
                 {.name = "log_dir",
                  .value = "DIR",
-                 .help = "gets server.log and worker-N.log; of the workers "
-                         "nothing is shown then"},
+                 .help = "folder for server.log and worker-N.log; the screen "
+                         "then shows only the server"},
                 {.name = "programs",
                  .value = "DIR",
-                 .help = "has cohort-server and cohort-worker (default: that "
-                         "of cohortctl)"}},
+                 .help = "folder of cohort-server and cohort-worker (default: "
+                         "that of cohortctl)"}},
       .takes_program_flags = true,
       .rest = "FLAGS OF THE WORKERS",
       .local = true,

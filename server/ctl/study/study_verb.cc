@@ -251,52 +251,53 @@ absl::Status RunStudyVerb(Context& context) {
 Verb StudyVerb() {
   return {
       .name = "study",
-      .summary = "measures on this machine which policy to use",
+      .summary = "measures which policy suits a model, on this machine",
       .flags = {{.name = "out",
                  .value = "DIR",
-                 .help = "gets runs, study.csv and report.html; a study that "
-                         "was stopped goes on there (default study)"},
+                 .help = "folder for runs and report; a stopped study "
+                         "continues there (default study)"},
                 {.name = "aggregation",
                  .value = "LIST",
-                 .help = "of sync, bounded and async (default sync,async)"},
+                 .help = "sync, bounded, async (default sync,async)"},
                 {.name = "normalization",
                  .value = "LIST",
-                 .help = "of global and local (default both)"},
+                 .help = "global, local (default both)"},
                 {.name = "bn_statistics",
                  .value = "LIST",
-                 .help = "of sync, async, chief and after, side by side in "
-                         "each run (default all)"},
+                 .help = "sync, async, chief, after; side by side in each run "
+                         "(default all)"},
                 {.name = "staleness",
                  .value = "LIST",
-                 .help = "of keep, drop, scale and compensate, without sync "
+                 .help = "keep, drop, scale, compensate; for bounded and async "
                          "(default keep)"},
                 {.name = "order",
                  .value = "LIST",
-                 .help = "of the data: shuffled, sorted (default shuffled)"},
+                 .help =
+                     "order of the data: shuffled, sorted (default shuffled)"},
                 {.name = "batch_size",
                  .value = "LIST",
                  .help = "images of each worker in a step (default 1,2,4,16)"},
                 {.name = "workers",
                  .value = "LIST",
-                 .help = "how many a run has (default 4)"},
+                 .help = "workers of a run (default 4)"},
                 {.name = "seed",
                  .value = "LIST",
-                 .help = "a run each; intervals need two (default 1,2,3)"},
+                 .help = "seeds; intervals need at least two (default 1,2,3)"},
                 {.name = "reference_images",
                  .value = "N",
-                 .help = "--learning_rate is for steps of N images, and in "
-                         "proportion for others (default: for all the same)"},
+                 .help = "scale --learning_rate, given for steps of N images, "
+                         "to other steps (default: no scaling)"},
                 {.name = "target",
                  .value = "PERCENT",
-                 .help = "accuracy or mIoU whose time is taken (default 90 % "
-                         "of the best, by order)"},
+                 .help = "accuracy or mIoU for the time to accuracy (default "
+                         "90 % of the best, by order)"},
                 {.name = "parallel",
                  .value = "N",
-                 .help = "runs at a time (default: a core for each process)"},
+                 .help = "runs at a time (default: one core for each process)"},
                 {.name = "programs",
                  .value = "DIR",
-                 .help = "has cohort-server and cohort-worker (default: that "
-                         "of cohortctl)"}},
+                 .help = "folder of cohort-server and cohort-worker (default: "
+                         "that of cohortctl)"}},
       .takes_program_flags = true,
       .rest = "FLAGS OF THE WORKERS",
       .local = true,

@@ -240,22 +240,22 @@ absl::Status RunSupportBundle(Context& context) {
 Verb SupportBundleVerb() {
   return {
       .name = "support-bundle",
-      .summary = "packs what helps to find out what is wrong with a run",
+      .summary = "packs state, settings, metrics and logs for a bug report",
       .words = "[LOG...]",
       .flags = {{.name = "out",
                  .value = "FILE",
-                 .help = "gets it (default cohort-support.tar.gz)"},
+                 .help = "file for the bundle (default cohort-support.tar.gz)"},
                 {.name = "ops",
                  .value = "HOST:PORT",
                  .help = "operations port of the server, for its metrics "
-                         "(default: the one that it names)"},
+                         "(default: the one that it reports)"},
                 {.name = "results_dir",
                  .value = "DIR",
-                 .help = "the server's; its history.csv is taken"},
+                 .help = "the server's --results_dir, for its history.csv"},
                 {.name = "checkpoint_dir",
                  .value = "DIR",
-                 .help = "the server's; its checkpoints are listed, none is "
-                         "taken"}},
+                 .help = "the server's --checkpoint_dir; its checkpoints are "
+                         "listed, not packed"}},
       .examples = {"cohortctl support-bundle",
                    "cohortctl support-bundle server.log worker-0.log "
                    "--out=friday.tar.gz --results_dir=results "

@@ -188,11 +188,12 @@ absl::Status RunWatch(Context& context) {
 Verb WatchVerb() {
   return {
       .name = "watch",
-      .summary = "a live view of the run, until it is over",
-      .flags = {{.name = "interval",
-                 .value = "T",
-                 .help = "time between two looks (default 1s; 10s for lines "
-                         "of a log)"}},
+      .summary = "shows a live view of the run until it is over",
+      .flags =
+          {{.name = "interval",
+            .value = "T",
+            .help =
+                "time between updates (default 1s; 10s without a terminal)"}},
       .examples = {"cohortctl watch", "cohortctl watch --json --interval=5s"},
       .run = &RunWatch};
 }
