@@ -107,6 +107,46 @@ uint64_t Xxh3(absl::Span<const std::byte> bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
+template <typename Body>
+void RopeReader::Consume(int64_t bytes, Body body) {
+  COHORT_CHECK(bytes <= remaining_bytes_,
+               absl::StrCat("got ", remaining_bytes_, " bytes, want ", bytes));
+  remaining_bytes_ -= bytes;
+  for (auto left = static_cast<size_t>(bytes); left > 0;) {
+    const auto part = pieces_.front().bytes.subspan(offset_, left);
+    body(part);
+    left -= part.size();
+    offset_ += part.size();
+    if (offset_ == pieces_.front().bytes.size()) {
+      pieces_.remove_prefix(1);
+      offset_ = 0;
+    }
+  }
+}
+
+const std::byte* RopeReader::Peek(int64_t bytes, std::byte* scratch) const {
+  if (bytes == 0) return scratch;
+  COHORT_CHECK(bytes <= remaining_bytes_,
+               absl::StrCat("got ", remaining_bytes_, " bytes, want ", bytes));
+  const auto in_piece = pieces_.front().bytes.subspan(offset_);
+  if (static_cast<int64_t>(in_piece.size()) >= bytes) return in_piece.data();
+  RopeReader ahead = *this;
+  ahead.Read(scratch, bytes);
+  return scratch;
+}
+
+void RopeReader::Read(void* to, int64_t bytes) {
+  Consume(bytes, [at = static_cast<std::byte*>(to)](
+                     absl::Span<const std::byte> part) mutable {
+    std::memcpy(at, part.data(), part.size());
+    at += part.size();
+  });
+}
+
+void RopeReader::Skip(int64_t bytes) {
+  Consume(bytes, [](absl::Span<const std::byte>) {});
+}
+
 void ForEachFloatRun(absl::Span<const ByteRope* const> ropes, int64_t elements,
                      absl::FunctionRef<void(int64_t, int64_t,
                                             absl::Span<const std::byte* const>)>

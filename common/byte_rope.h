@@ -52,6 +52,42 @@ class ByteRope {
 // XXH3-64 of contiguous bytes; equals ByteRope::Checksum of the same bytes.
 uint64_t Xxh3(absl::Span<const std::byte> bytes);
 
+// Reads a rope from front to back, wherever its pieces end.
+//
+// Reading more than remaining_bytes() is a caller bug.
+class RopeReader {
+ public:
+  // `rope` must outlive the reader.
+  explicit RopeReader(const ByteRope& rope)
+      : pieces_(rope.pieces()), remaining_bytes_(rope.size_bytes()) {}
+
+  int64_t remaining_bytes() const { return remaining_bytes_; }
+  // Of the piece that the next byte is in; 0 at the end.
+  int64_t contiguous_bytes() const {
+    if (pieces_.empty()) return 0;
+    return static_cast<int64_t>(pieces_.front().bytes.size() - offset_);
+  }
+
+  // The next `bytes` bytes in one place: where they lie if one piece holds
+  // them all, else copied to `scratch`. They have no alignment. Does not move
+  // the reader.
+  const std::byte* Peek(int64_t bytes, std::byte* scratch) const;
+  // Copies the next `bytes` bytes to `to` and moves behind them.
+  void Read(void* to, int64_t bytes);
+  void Skip(int64_t bytes);
+
+ private:
+  // Calls `body` with the next `bytes` bytes, piece by piece, and moves behind
+  // them.
+  template <typename Body>
+  void Consume(int64_t bytes, Body body);
+
+  absl::Span<const ByteRope::Piece> pieces_;
+  // Bytes of the first piece that are behind the reader.
+  size_t offset_ = 0;
+  int64_t remaining_bytes_ = 0;
+};
+
 // Calls `body(offset, count, pointers)` over runs of float32 elements that
 // are contiguous in every rope; pointers[k] points at element `offset` of
 // ropes[k] and has no alignment. The runs are disjoint, ascending and cover

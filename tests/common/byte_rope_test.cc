@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -131,6 +132,63 @@ TEST(ChecksumTest, StreamingEqualsTheWhole) {
   stream.Update(BytesOf(text).subspan(1, 500));
   stream.Update(BytesOf(text).subspan(501));
   EXPECT_EQ(stream.Digest(), Xxh3(BytesOf(text)));
+}
+
+TEST(RopeReaderTest, ReadsOverPieceBoundaries) {
+  const ByteRope rope = Cut({1, 2, 3}, {1, 6});
+  RopeReader reader(rope);
+  std::vector<float> floats(3);
+  reader.Read(floats.data(), 8);
+  EXPECT_EQ(reader.remaining_bytes(), 4);
+  reader.Read(floats.data() + 2, 4);
+  EXPECT_EQ(reader.remaining_bytes(), 0);
+  EXPECT_THAT(floats, ElementsAre(1, 2, 3));
+}
+
+TEST(RopeReaderTest, SkipsOverPieceBoundaries) {
+  const ByteRope rope = Cut({1, 2, 3}, {1, 6});
+  RopeReader reader(rope);
+  reader.Skip(8);
+  float last = 0;
+  reader.Read(&last, 4);
+  EXPECT_EQ(last, 3);
+}
+
+TEST(RopeReaderTest, PeeksWhereTheBytesLieIfOnePieceHoldsThem) {
+  const ByteRope rope = Cut({1, 2, 3}, {4});
+  RopeReader reader(rope);
+  reader.Skip(4);
+  EXPECT_EQ(reader.contiguous_bytes(), 8);
+  EXPECT_EQ(reader.Peek(8, nullptr), rope.pieces()[1].bytes.data());
+  EXPECT_EQ(reader.remaining_bytes(), 8);
+}
+
+TEST(RopeReaderTest, PeeksACopyOfWhatIsCut) {
+  const ByteRope rope = Cut({1, 2}, {1, 2, 3, 5});
+  RopeReader reader(rope);
+  std::array<std::byte, 8> scratch;
+  EXPECT_EQ(reader.contiguous_bytes(), 1);
+  ASSERT_EQ(reader.Peek(8, scratch.data()), scratch.data());
+  std::vector<float> floats(2);
+  std::memcpy(floats.data(), scratch.data(), scratch.size());
+  EXPECT_THAT(floats, ElementsAre(1, 2));
+  EXPECT_EQ(reader.remaining_bytes(), 8);
+}
+
+TEST(RopeReaderTest, NothingIsContiguousAtTheEnd) {
+  const ByteRope rope = Cut({1}, {2});
+  RopeReader reader(rope);
+  reader.Skip(4);
+  EXPECT_EQ(reader.contiguous_bytes(), 0);
+  EXPECT_EQ(RopeReader(ByteRope()).contiguous_bytes(), 0);
+}
+
+TEST(RopeReaderDeathTest, RefusesToReadPastTheEnd) {
+  const ByteRope rope = Cut({1, 2}, {});
+  RopeReader reader(rope);
+  std::array<std::byte, 12> scratch;
+  EXPECT_DEATH(reader.Skip(12), "got 8 bytes, want 12");
+  EXPECT_DEATH(reader.Peek(12, scratch.data()), "got 8 bytes, want 12");
 }
 
 TEST(ForEachFloatRunTest, OneRunWhereNothingIsCut) {

@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -17,33 +16,6 @@ namespace cohort {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
-
-// Copies the bytes of a rope to one place after the other.
-class RopeReader {
- public:
-  explicit RopeReader(const ByteRope& rope) : pieces_(rope.pieces()) {}
-
-  void Read(void* to, int64_t bytes) {
-    auto* out = static_cast<std::byte*>(to);
-    while (bytes > 0) {
-      const absl::Span<const std::byte> rest =
-          pieces_.front().bytes.subspan(static_cast<size_t>(offset_));
-      const auto count = std::min(bytes, static_cast<int64_t>(rest.size()));
-      std::memcpy(out, rest.data(), static_cast<size_t>(count));
-      out += count;
-      bytes -= count;
-      offset_ += count;
-      if (count == static_cast<int64_t>(rest.size())) {
-        pieces_.remove_prefix(1);
-        offset_ = 0;
-      }
-    }
-  }
-
- private:
-  absl::Span<const ByteRope::Piece> pieces_;
-  int64_t offset_ = 0;
-};
 
 void AppendZeros(int64_t bytes, ByteRope& rope) {
   auto zeros = std::make_shared<const std::vector<std::byte>>(
