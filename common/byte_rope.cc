@@ -1,7 +1,5 @@
 #include "common/byte_rope.h"
 
-#include <algorithm>
-#include <array>
 #include <cstring>
 
 #define XXH_INLINE_ALL
@@ -11,54 +9,6 @@
 #include "common/check.h"
 
 namespace cohort {
-namespace {
-
-constexpr int64_t kFloatBytes = 4;
-
-// A position in a rope: `offset` bytes into piece number `piece`.
-struct Cursor {
-  const ByteRope* rope = nullptr;
-  size_t piece = 0;
-  int64_t offset = 0;
-  // Where a float cut by a piece boundary is put together.
-  std::array<std::byte, kFloatBytes> stitched = {};
-
-  int64_t WholeFloatsLeftInPiece() const {
-    const auto& bytes = rope->pieces()[piece].bytes;
-    return (static_cast<int64_t>(bytes.size()) - offset) / kFloatBytes;
-  }
-
-  const std::byte* Pointer() const {
-    return rope->pieces()[piece].bytes.data() + offset;
-  }
-
-  void Advance(int64_t bytes) {
-    while (bytes > 0) {
-      const int64_t left =
-          static_cast<int64_t>(rope->pieces()[piece].bytes.size()) - offset;
-      const int64_t step = std::min(left, bytes);
-      offset += step;
-      bytes -= step;
-      if (step == left) {
-        ++piece;
-        offset = 0;
-      }
-    }
-  }
-
-  // Copies the next four bytes, over piece boundaries, without advancing.
-  const std::byte* Stitch() {
-    Cursor copy = *this;
-    for (std::byte& b : stitched) {
-      b = *copy.Pointer();
-      copy.Advance(1);
-    }
-    return stitched.data();
-  }
-};
-
-}  // namespace
-
 ByteRope::ByteRope(absl::Span<const std::byte> bytes,
                    std::shared_ptr<const void> owner) {
   Append(bytes, std::move(owner));
@@ -145,36 +95,6 @@ void RopeReader::Read(void* to, int64_t bytes) {
 
 void RopeReader::Skip(int64_t bytes) {
   Consume(bytes, [](absl::Span<const std::byte>) {});
-}
-
-void ForEachFloatRun(absl::Span<const ByteRope* const> ropes, int64_t elements,
-                     absl::FunctionRef<void(int64_t, int64_t,
-                                            absl::Span<const std::byte* const>)>
-                         body) {
-  std::vector<Cursor> cursors;
-  cursors.reserve(ropes.size());
-  for (const ByteRope* rope : ropes) {
-    COHORT_CHECK(rope->size_bytes() == elements * kFloatBytes,
-                 absl::StrCat("got ", rope->size_bytes(), " bytes, want ",
-                              elements * kFloatBytes));
-    cursors.push_back({.rope = rope});
-  }
-  std::vector<const std::byte*> pointers(ropes.size());
-  for (int64_t done = 0; done < elements;) {
-    int64_t run = elements - done;
-    for (const Cursor& c : cursors) {
-      run = std::min(run, c.WholeFloatsLeftInPiece());
-    }
-    const bool cut = run == 0;
-    if (cut) run = 1;
-    for (size_t k = 0; k < cursors.size(); ++k) {
-      Cursor& c = cursors[k];
-      pointers[k] = c.WholeFloatsLeftInPiece() > 0 ? c.Pointer() : c.Stitch();
-    }
-    body(done, run, pointers);
-    for (Cursor& c : cursors) c.Advance(run * kFloatBytes);
-    done += run;
-  }
 }
 
 }  // namespace cohort

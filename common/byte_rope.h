@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 
 namespace cohort {
@@ -87,18 +86,5 @@ class RopeReader {
   size_t offset_ = 0;
   int64_t remaining_bytes_ = 0;
 };
-
-// Calls `body(offset, count, pointers)` over runs of float32 elements that
-// are contiguous in every rope; pointers[k] points at element `offset` of
-// ropes[k] and has no alignment. The runs are disjoint, ascending and cover
-// [0, elements). A float that a piece boundary cuts in two is handed over in
-// a run of its own.
-//
-// Every rope must hold exactly 4 * elements bytes (a caller bug otherwise).
-void ForEachFloatRun(
-    absl::Span<const ByteRope* const> ropes, int64_t elements,
-    absl::FunctionRef<void(int64_t offset, int64_t count,
-                           absl::Span<const std::byte* const> pointers)>
-        body);
 
 }  // namespace cohort

@@ -42,38 +42,6 @@ ByteRope Cut(const std::vector<float>& floats,
   return rope;
 }
 
-struct Stretch {
-  int64_t offset = 0;
-  int64_t count = 0;
-  friend bool operator==(const Stretch&, const Stretch&) = default;
-};
-
-// Runs seen, and each rope's floats put together again from them.
-struct Walk {
-  std::vector<Stretch> runs;
-  std::vector<std::vector<float>> floats;
-};
-
-Walk WalkRuns(const std::vector<ByteRope>& ropes, int64_t elements) {
-  Walk walk;
-  walk.floats.resize(ropes.size());
-  std::vector<const ByteRope*> pointers;
-  for (const ByteRope& rope : ropes) pointers.push_back(&rope);
-  ForEachFloatRun(pointers, elements,
-                  [&](int64_t offset, int64_t count,
-                      absl::Span<const std::byte* const> at) {
-                    walk.runs.push_back({.offset = offset, .count = count});
-                    for (size_t k = 0; k < ropes.size(); ++k) {
-                      const auto n = static_cast<size_t>(count);
-                      std::vector<float> run(n);
-                      std::memcpy(run.data(), at[k], n * sizeof(float));
-                      walk.floats[k].insert(walk.floats[k].end(), run.begin(),
-                                            run.end());
-                    }
-                  });
-  return walk;
-}
-
 TEST(ByteRopeTest, IsTheConcatenationOfItsPieces) {
   const std::string head = "abc";
   const std::string tail = "defg";
@@ -189,60 +157,6 @@ TEST(RopeReaderDeathTest, RefusesToReadPastTheEnd) {
   std::array<std::byte, 12> scratch;
   EXPECT_DEATH(reader.Skip(12), "got 8 bytes, want 12");
   EXPECT_DEATH(reader.Peek(12, scratch.data()), "got 8 bytes, want 12");
-}
-
-TEST(ForEachFloatRunTest, OneRunWhereNothingIsCut) {
-  const Walk walk = WalkRuns({Cut({1, 2, 3}, {}), Cut({4, 5, 6}, {})}, 3);
-  EXPECT_THAT(walk.runs, ElementsAre(Stretch{0, 3}));
-  EXPECT_THAT(walk.floats[0], ElementsAre(1, 2, 3));
-  EXPECT_THAT(walk.floats[1], ElementsAre(4, 5, 6));
-}
-
-TEST(ForEachFloatRunTest, RunsEndWhereAnyRopeIsCut) {
-  // Cut after one float in the first, after three in the second.
-  const Walk walk =
-      WalkRuns({Cut({1, 2, 3, 4}, {4}), Cut({5, 6, 7, 8}, {12})}, 4);
-  EXPECT_THAT(walk.runs,
-              ElementsAre(Stretch{0, 1}, Stretch{1, 2}, Stretch{3, 1}));
-  EXPECT_THAT(walk.floats[0], ElementsAre(1, 2, 3, 4));
-  EXPECT_THAT(walk.floats[1], ElementsAre(5, 6, 7, 8));
-}
-
-TEST(ForEachFloatRunTest, ACutFloatIsARunOfItsOwn) {
-  // Byte 6 is inside the second float.
-  const Walk walk = WalkRuns({Cut({1, 2, 3, 4}, {6})}, 4);
-  EXPECT_THAT(walk.runs,
-              ElementsAre(Stretch{0, 1}, Stretch{1, 1}, Stretch{2, 2}));
-  EXPECT_THAT(walk.floats[0], ElementsAre(1, 2, 3, 4));
-}
-
-TEST(ForEachFloatRunTest, AFloatMayBeCutIntoItsBytes) {
-  const Walk walk = WalkRuns({Cut({1, 2}, {1, 2, 3, 4, 5, 6, 7})}, 2);
-  EXPECT_THAT(walk.runs, ElementsAre(Stretch{0, 1}, Stretch{1, 1}));
-  EXPECT_THAT(walk.floats[0], ElementsAre(1, 2));
-}
-
-TEST(ForEachFloatRunTest, EveryPairOfCutsGivesTheSameFloats) {
-  const std::vector<float> a = {1, 2, 3, 4};
-  const std::vector<float> b = {-1, -2, -3, -4};
-  for (size_t cut_a = 1; cut_a < 16; ++cut_a) {
-    for (size_t cut_b = 1; cut_b < 16; ++cut_b) {
-      const Walk walk = WalkRuns({Cut(a, {cut_a}), Cut(b, {cut_b})}, 4);
-      ASSERT_EQ(walk.floats[0], a) << cut_a << " and " << cut_b;
-      ASSERT_EQ(walk.floats[1], b) << cut_a << " and " << cut_b;
-    }
-  }
-}
-
-TEST(ForEachFloatRunTest, NothingToDoForNoElements) {
-  EXPECT_TRUE(WalkRuns({ByteRope()}, 0).runs.empty());
-}
-
-TEST(ForEachFloatRunDeathTest, RefusesARopeOfAnotherLength) {
-  const ByteRope rope = Cut({1, 2}, {});
-  const std::vector<const ByteRope*> ropes = {&rope};
-  EXPECT_DEATH(ForEachFloatRun(ropes, 3, [](int64_t, int64_t, auto) {}),
-               "got 8 bytes, want 12");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -138,6 +139,62 @@ TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
       EXPECT_EQ(Values(result.slots.velocity), Values(whole.slots.velocity));
     }
   }
+}
+
+// Pieces as HTTP/2 delivers them: frames of 64 KiB, after a shorter piece whose
+// odd length makes every boundary cut a float. The reference is one loop in
+// float64.
+TEST(FoldJobTest, PiecesOfTheNetworkGiveTheNumbersOfFloat64) {
+  constexpr size_t kElements = 50'000;
+  SplitMix64 random(6);
+  const auto draw = [&random] {
+    Floats values(kElements);
+    for (float& value : values) {
+      value = static_cast<float>(random.Uniform() - 0.5);
+    }
+    return values;
+  };
+  const Floats weights = draw();
+  const Floats velocity = draw();
+  FoldJob job{.gradient_scale = 0.5f,
+              .slices = {{.count = kElements,
+                          .step = {.learning_rate = 0.25f, .momentum = 0.9f}}},
+              .weights = BufferOf(weights),
+              .slots = {.velocity = BufferOf(velocity)}};
+  std::vector<double> sum(kElements, 0.0);
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    const Floats gradient = draw();
+    for (size_t i = 0; i < kElements; ++i) sum[i] += gradient[i];
+    ByteRope rope;
+    absl::Span<const std::byte> left = Bytes(gradient);
+    for (size_t size = 32'259; !left.empty(); size = 65'536) {
+      const ByteRope piece = ByteRope::Copy(left.subspan(0, size));
+      rope.Append(piece.pieces()[0].bytes, piece.pieces()[0].owner);
+      left.remove_prefix(piece.pieces()[0].bytes.size());
+    }
+    job.contributions.push_back({.rank = Rank(rank), .gradient = rope});
+  }
+  FloatBufferPool pool;
+  const FoldResult result = RunFold(job, kernels::CpuBackend(), pool);
+  const Floats got_velocity = Values(result.slots.velocity);
+  const Floats got_weights = Values(result.weights);
+  for (size_t i = 0; i < kElements; ++i) {
+    const double v = 0.9 * velocity[i] + 0.5 * sum[i];
+    // Five roundings of values below 2 with a relative error of 2^-24 each.
+    ASSERT_NEAR(got_velocity[i], v, 6e-7) << i;
+    ASSERT_NEAR(got_weights[i], weights[i] - 0.25 * v, 6e-7) << i;
+  }
+}
+
+TEST(FoldJobTest, TheRankNamedDoesNotDependOnCuts) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  FoldJob job{.contributions = {{.rank = Rank(0), .gradient = Rope({1, nan})},
+                                {.rank = Rank(1), .gradient = Rope({nan, 2})}},
+              .slices = {{.count = 2, .step = kPlain}},
+              .weights = BufferOf({0, 0})};
+  EXPECT_EQ(Fold(job).nonfinite->rank, Rank(0));
+  job.contributions[0].gradient = CutRope({1, nan}, 4);
+  EXPECT_EQ(Fold(job).nonfinite->rank, Rank(0));
 }
 
 TEST(FoldJobTest, NonfiniteNamesTheRankAndTheSlice) {

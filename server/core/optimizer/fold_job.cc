@@ -1,110 +1,95 @@
 #include "server/core/optimizer/fold_job.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
+#include <memory>
+#include <utility>
 
+#include "server/core/optimizer/slice_walker.h"
 #include "server/core/optimizer/staged_fold.h"
 
 namespace cohort {
 namespace {
 
-// A run of elements that lies in one slice and is contiguous in every rope.
-struct Run {
-  int64_t offset = 0;
-  int64_t count = 0;
-};
-
-bool AllFinite(const std::byte* floats, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    float value = 0;
-    std::memcpy(&value, floats + i * 4, sizeof(value));
-    if (!std::isfinite(value)) return false;
-  }
-  return true;
-}
-
-// The first contributor with a non-finite value, or none if only the sum is
-// not finite.
-std::optional<Rank> Culprit(const FoldJob& job,
-                            absl::Span<const std::byte* const> gradients,
-                            int64_t count) {
-  for (size_t k = 0; k < gradients.size(); ++k) {
-    if (!AllFinite(gradients[k], count)) return job.contributions[k].rank;
-  }
-  return std::nullopt;
-}
-
-// Walks one partition slice by slice while the ropes' pieces go by.
+// Gradients, weights and velocities in one pass of the fused kernel.
 class Folder {
  public:
-  // `velocity` null: the job moves none.
   Folder(const FoldJob& job, const kernels::Backend& backend,
-         FloatBuffer& weights, const FloatBuffer* velocity,
-         FloatBuffer* new_velocity)
+         FloatBufferPool& pool)
       : job_(job),
         backend_(backend),
-        weights_(weights),
-        velocity_(velocity),
-        new_velocity_(new_velocity) {}
-
-  void Fold(int64_t offset, int64_t count,
-            absl::Span<const std::byte* const> gradients) {
-    std::vector<const std::byte*> at(gradients.begin(), gradients.end());
-    while (count > 0 && !nonfinite_.has_value()) {
-      const SliceStep& slice = job_.slices[slice_];
-      const int64_t run = std::min(count, slice_begin_ + slice.count - offset);
-      FoldRun({.offset = offset, .count = run}, slice, at);
-      for (const std::byte*& pointer : at) pointer += run * 4;
-      offset += run;
-      count -= run;
-      if (offset == slice_begin_ + slice.count) {
-        slice_begin_ += slice.count;
-        ++slice_;
-      }
-    }
+        walker_(job, job.weights->size()),
+        slot_(VelocityOf(job.slots)),
+        weights_(pool.Take(job.weights->size())) {
+    if (slot_ != nullptr) velocity_ = pool.Take(job.weights->size());
   }
 
-  const std::optional<NonfiniteGradient>& nonfinite() const {
-    return nonfinite_;
+  FoldResult Run() {
+    while (!nonfinite_.has_value() && walker_.Next()) FoldBlock();
+    FoldResult result{.transaction = job_.transaction,
+                      .partition = job_.partition,
+                      .gradient_bytes = GradientBytes(job_),
+                      .nonfinite = nonfinite_};
+    if (result.nonfinite.has_value()) return result;
+    // Computed here because the weights are still in this core's cache.
+    result.checksum = Xxh3(absl::MakeConstSpan(
+        reinterpret_cast<const std::byte*>(weights_->data()),
+        static_cast<size_t>(weights_->size()) * sizeof(float)));
+    result.weights = std::move(weights_);
+    result.slots = job_.slots;
+    if (slot_ != nullptr) result.slots.*slot_ = std::move(velocity_);
+    return result;
   }
 
  private:
-  void FoldRun(const Run& run, const SliceStep& slice,
-               absl::Span<const std::byte* const> gradients) {
-    const float* weights = job_.weights->data() + run.offset;
-    const bool moves = velocity_ != nullptr;
+  void FoldBlock() {
+    const SliceBlock& block = walker_.block();
+    const SliceStep& slice = walker_.step();
     if (slice.skip) {
-      std::copy_n(weights, run.count, weights_.data() + run.offset);
-      if (moves) {
-        std::copy_n(velocity_->data() + run.offset, run.count,
-                    new_velocity_->data() + run.offset);
-      }
+      Keep(block);
       return;
     }
     kernels::SgdStep step = slice.step;
     step.gradient_scale *= job_.gradient_scale;
-    const bool finite = backend_.FoldSgd(
-        step,
-        {.gradients = gradients,
-         .count = run.count,
-         .weights_in = weights,
-         .weights_out = weights_.data() + run.offset,
-         .velocity_in = moves ? velocity_->data() + run.offset : nullptr,
-         .velocity_out = moves ? new_velocity_->data() + run.offset : nullptr});
+    bool finite = true;
+    walker_.ForEachRun([&](int64_t begin, int64_t count,
+                           absl::Span<const std::byte* const> gradients) {
+      finite = backend_.FoldSgd(step, RunAt(begin, count, gradients));
+      return finite;
+    });
     if (finite) return;
-    nonfinite_ = {.rank = Culprit(job_, gradients, run.count),
+    nonfinite_ = {.rank = walker_.NonfiniteRank(),
                   .partition = job_.partition,
-                  .slice = static_cast<int32_t>(slice_)};
+                  .slice = static_cast<int32_t>(block.slice)};
+  }
+
+  void Keep(const SliceBlock& block) {
+    std::copy_n(job_.weights->data() + block.begin, block.count(),
+                weights_->data() + block.begin);
+    if (slot_ == nullptr) return;
+    std::copy_n((job_.slots.*slot_)->data() + block.begin, block.count(),
+                velocity_->data() + block.begin);
+  }
+
+  kernels::SgdRun RunAt(int64_t begin, int64_t count,
+                        absl::Span<const std::byte* const> gradients) {
+    kernels::SgdRun run{.gradients = gradients,
+                        .count = count,
+                        .weights_in = job_.weights->data() + begin,
+                        .weights_out = weights_->data() + begin};
+    if (slot_ != nullptr) {
+      run.velocity_in = (job_.slots.*slot_)->data() + begin;
+      run.velocity_out = velocity_->data() + begin;
+    }
+    return run;
   }
 
   const FoldJob& job_;
   const kernels::Backend& backend_;
-  FloatBuffer& weights_;
-  const FloatBuffer* velocity_;
-  FloatBuffer* new_velocity_;
-  size_t slice_ = 0;
-  int64_t slice_begin_ = 0;
+  SliceWalker walker_;
+  // Null: the job moves no velocity.
+  SharedFloats Slots::*const slot_;
+  std::shared_ptr<FloatBuffer> weights_;
+  std::shared_ptr<FloatBuffer> velocity_;
   std::optional<NonfiniteGradient> nonfinite_;
 };
 
@@ -127,38 +112,7 @@ int64_t GradientBytes(const FoldJob& job) {
 FoldResult RunFold(const FoldJob& job, const kernels::Backend& backend,
                    FloatBufferPool& pool) {
   if (IsStaged(job)) return RunStagedFold(job, backend, pool);
-  const int64_t elements = job.weights->size();
-  std::shared_ptr<FloatBuffer> weights = pool.Take(elements);
-  SharedFloats Slots::*const slot = VelocityOf(job.slots);
-  std::shared_ptr<FloatBuffer> velocity;
-  if (slot != nullptr) velocity = pool.Take(elements);
-
-  std::vector<const ByteRope*> ropes;
-  ropes.reserve(job.contributions.size());
-  for (const FoldContribution& c : job.contributions) {
-    ropes.push_back(&c.gradient);
-  }
-  Folder folder(job, backend, *weights,
-                slot == nullptr ? nullptr : (job.slots.*slot).get(),
-                velocity.get());
-  ForEachFloatRun(ropes, elements,
-                  [&folder](int64_t offset, int64_t count,
-                            absl::Span<const std::byte* const> gradients) {
-                    folder.Fold(offset, count, gradients);
-                  });
-  FoldResult result{.transaction = job.transaction,
-                    .partition = job.partition,
-                    .gradient_bytes = GradientBytes(job),
-                    .nonfinite = folder.nonfinite()};
-  if (result.nonfinite.has_value()) return result;
-  // Computed here because the weights are still in this core's cache.
-  result.checksum = Xxh3(
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(weights->data()),
-                          static_cast<size_t>(elements) * sizeof(float)));
-  result.weights = std::move(weights);
-  result.slots = job.slots;
-  if (slot != nullptr) result.slots.*slot = std::move(velocity);
-  return result;
+  return Folder(job, backend, pool).Run();
 }
 
 }  // namespace cohort
