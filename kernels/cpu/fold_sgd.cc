@@ -77,6 +77,9 @@ HWY_INLINE bool UpdateElement(const SgdStep& step, const SgdRun& run, int64_t i,
 
 // Elements whose sums are kept in the first-level cache.
 constexpr int64_t kTile = 1024;
+// The sums before the first group. A call may be for a single float that the
+// network cut in two, so it must not begin with clearing 8 KiB.
+HWY_ALIGN constexpr double kNoSums[kTile] = {};
 // Contributors read side by side. With more streams than the prefetcher
 // follows, sixteen contributors ran at half the speed.
 constexpr size_t kGroupMax = 8;
@@ -168,8 +171,7 @@ bool FoldWith(const SgdStep step, const SgdRun run) {
   const size_t earlier =
       contributors == 0 ? 0 : (contributors - 1) / kGroupMax * kGroupMax;
   const Group last_group = run.gradients.subspan(earlier);
-  // Stays zero where there is but one group.
-  HWY_ALIGN double sums[kTile] = {};
+  HWY_ALIGN double sums[kTile];
   bool all_finite = true;
   for (int64_t begin = 0; begin < run.count; begin += kTile) {
     const int64_t n = std::min(kTile, run.count - begin);
@@ -177,7 +179,8 @@ bool FoldWith(const SgdStep step, const SgdRun run) {
     for (size_t k = 0; k < earlier; k += kGroupMax) {
       AddGroup(run.gradients.subspan(k, kGroupMax), begin, n, sums);
     }
-    if (!FinishTile<kRule>(step, run, last_group, begin, n, sums)) {
+    const double* const before = earlier > 0 ? sums : kNoSums;
+    if (!FinishTile<kRule>(step, run, last_group, begin, n, before)) {
       if (kRule != Rule::kFold) return false;
       all_finite = false;
     }
