@@ -234,20 +234,24 @@ absl::Status BenchFold() {
   const int32_t rounds = absl::GetFlag(FLAGS_kernel_rounds);
   const int64_t elements = absl::GetFlag(FLAGS_elements);
   absl::PrintF(
-      "\nfold and update of %.1f M float32, beside a sweep over the same "
-      "memory (medians\nof %d turns)\n",
+      "\nfold and update of %.1f M float32, with gradients whole and in 17 "
+      "pieces a MiB,\nbeside a sweep over the same memory (medians of %d "
+      "turns)\n",
       static_cast<double>(elements) / 1e6, rounds);
-  absl::PrintF("%-10s %10s %10s %10s %10s\n", "optimizer", "workers", "fold s",
-               "sweep s", "x sweep");
+  absl::PrintF("%-10s %8s %10s %10s %10s %10s %10s\n", "optimizer", "workers",
+               "whole s", "pieces s", "sweep s", "x whole", "x sweep");
   for (const FoldRule rule :
        {FoldRule::kSgd, FoldRule::kMomentum, FoldRule::kAdam}) {
     const char* name = rule == FoldRule::kAdam       ? "adam"
                        : rule == FoldRule::kMomentum ? "momentum"
                                                      : "sgd";
     for (const int32_t workers : {1, 2, 4, 16}) {
-      const Duel duel = TimeFold(rule, workers, elements, rounds);
-      absl::PrintF("%-10s %10d %10.4f %10.4f %10.2f\n", name, workers,
-                   duel.cohort, duel.other, duel.Ratio());
+      const FoldTimes times = TimeFold(
+          {.rule = rule, .contributors = workers, .elements = elements},
+          rounds);
+      absl::PrintF("%-10s %8d %10.4f %10.4f %10.2f %10.4f %10.2f\n", name,
+                   workers, times.whole, times.pieces, times.sweep,
+                   times.whole / times.pieces, times.sweep / times.pieces);
     }
   }
   return absl::OkStatus();

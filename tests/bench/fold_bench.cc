@@ -3,139 +3,171 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
+#include "common/byte_rope.h"
+#include "common/float_buffer.h"
 #include "kernels/backend.h"
+#include "server/core/optimizer/fold_job.h"
 #include "tests/bench/kernel_bench.h"
 #include "tests/bench/tcp_baseline.h"
 
 namespace cohort::bench {
 namespace {
 
-// Elements of a partition, and of the blocks that the server folds for Adam.
+// Elements of a partition.
 constexpr int64_t kPartition = 1 << 18;
-constexpr int64_t kBlock = 1 << 12;
+// 17 pieces a MiB, as seen in a server under cohort-bench --table=exchange:
+// frames of 64 KiB, and a shorter piece where gRPC began to read. Its length is
+// odd, so that every boundary after it cuts a float in two.
+constexpr int64_t kFirstPieceBytes = 32'259;
+constexpr int64_t kPieceBytes = 65'536;
 
-using Floats = std::vector<float>;
+SharedFloats Filled(int64_t elements, float value) {
+  auto buffer = std::make_shared<FloatBuffer>(elements);
+  std::fill_n(buffer->data(), elements, value);
+  return buffer;
+}
 
-// Weights and two slots, before and after.
+// Copies, because the network gives each piece memory of its own.
+ByteRope InPieces(const SharedFloats& floats) {
+  const ByteRope whole = RopeOf(floats);
+  absl::Span<const std::byte> left = whole.pieces()[0].bytes;
+  ByteRope rope;
+  for (int64_t size = kFirstPieceBytes; !left.empty(); size = kPieceBytes) {
+    const ByteRope copy =
+        ByteRope::Copy(left.subspan(0, static_cast<size_t>(size)));
+    const ByteRope::Piece& piece = copy.pieces()[0];
+    rope.Append(piece.bytes, piece.owner);
+    left.remove_prefix(piece.bytes.size());
+  }
+  return rope;
+}
+
+SliceStep StepOf(FoldRule rule, int64_t elements) {
+  SliceStep slice{.count = elements,
+                  .step = {.learning_rate = 1e-3F,
+                           .weight_decay = 1e-4F,
+                           .momentum = rule == FoldRule::kMomentum ? 0.9F : 0}};
+  if (rule == FoldRule::kAdam) {
+    slice.adam = kernels::AdamStep{.rate = 1e-3F,
+                                   .first_decay = 0.9F,
+                                   .first_gain = 0.1F,
+                                   .second_decay = 0.999F,
+                                   .second_gain = 0.001F};
+  }
+  return slice;
+}
+
+// Weights and slots of a partition.
 struct State {
-  explicit State(size_t elements)
-      : weights(elements, 1), first(elements, 0.1F), second(elements, 0.1F) {}
-
-  Floats weights;
-  Floats first;
-  Floats second;
+  SharedFloats weights;
+  Slots slots;
 };
 
-class FoldedArrays {
- public:
-  FoldedArrays(FoldRule rule, int32_t contributors, int64_t elements)
-      : rule_(rule),
-        elements_(elements),
-        gradients_(static_cast<size_t>(contributors),
-                   Floats(static_cast<size_t>(elements), 0.01F)),
-        before_(static_cast<size_t>(elements)),
-        after_(static_cast<size_t>(elements)) {}
+State FirstState(FoldRule rule, int64_t elements) {
+  State state{.weights = Filled(elements, 1)};
+  if (rule == FoldRule::kMomentum) {
+    state.slots.velocity = Filled(elements, 0.1F);
+  } else if (rule == FoldRule::kAdam) {
+    state.slots.first_moment = Filled(elements, 0.1F);
+    state.slots.second_moment = Filled(elements, 0.1F);
+    state.slots.updates = {0};
+  }
+  return state;
+}
 
-  void Fold() {
-    for (int64_t begin = 0; begin < elements_; begin += kPartition) {
-      const int64_t end = std::min(begin + kPartition, elements_);
-      if (rule_ != FoldRule::kAdam) {
-        FoldSgd(begin, end - begin);
-        continue;
-      }
-      for (int64_t at = begin; at < end; at += kBlock) {
-        FoldAdam(at, std::min(kBlock, end - at));
-      }
+std::vector<SharedFloats> ArraysOf(const State& state) {
+  std::vector<SharedFloats> arrays;
+  for (const SharedFloats& array :
+       {state.weights, state.slots.velocity, state.slots.first_moment,
+        state.slots.second_moment}) {
+    if (array != nullptr) arrays.push_back(array);
+  }
+  return arrays;
+}
+
+class FoldedModel {
+ public:
+  explicit FoldedModel(const FoldSetup& setup) {
+    for (int64_t begin = 0; begin < setup.elements; begin += kPartition) {
+      AddPartition(setup, std::min(kPartition, setup.elements - begin));
     }
+    after_.resize(before_.size());
   }
 
+  void FoldWhole() { Fold(whole_); }
+  void FoldPieces() { Fold(pieces_); }
+
   void Sweep() {
-    for (int64_t begin = 0; begin < elements_; begin += kPartition) {
-      SweepBlock(begin, std::min(kPartition, elements_ - begin));
+    for (size_t p = 0; p < before_.size(); ++p) {
+      for (const SharedFloats& gradient : gradients_[p]) Read(*gradient);
+      for (const SharedFloats& array : ArraysOf(before_[p])) Read(*array);
+      for (const auto& array : swept_[p]) {
+        std::fill_n(array->data(), array->size(), 0.5F);
+      }
     }
   }
 
  private:
-  std::vector<const std::byte*> GradientsAt(int64_t begin) const {
-    std::vector<const std::byte*> at;
-    for (const Floats& gradient : gradients_) {
-      at.push_back(reinterpret_cast<const std::byte*>(gradient.data() + begin));
+  void AddPartition(const FoldSetup& setup, int64_t elements) {
+    before_.push_back(FirstState(setup.rule, elements));
+    swept_.emplace_back();
+    for (const SharedFloats& array : ArraysOf(before_.back())) {
+      swept_.back().push_back(std::make_shared<FloatBuffer>(array->size()));
     }
-    return at;
-  }
-
-  void FoldSgd(int64_t begin, int64_t count) {
-    const std::vector<const std::byte*> gradients = GradientsAt(begin);
-    const bool moves = rule_ == FoldRule::kMomentum;
-    backend_.FoldSgd({.gradient_scale = 0.5F,
-                      .learning_rate = 1e-3F,
-                      .weight_decay = 1e-4F,
-                      .momentum = moves ? 0.9F : 0},
-                     {.gradients = gradients,
-                      .count = count,
-                      .weights_in = before_.weights.data() + begin,
-                      .weights_out = after_.weights.data() + begin,
-                      .velocity_in = before_.first.data() + begin,
-                      .velocity_out = after_.first.data() + begin});
-  }
-
-  void FoldAdam(int64_t begin, int64_t count) {
-    const std::vector<const std::byte*> gradients = GradientsAt(begin);
-    backend_.FoldGradient({.gradients = gradients,
-                           .scale = 0.5F,
-                           .count = count,
-                           .out = block_.data()});
-    backend_.UpdateAdam({.rate = 1e-3F,
-                         .first_decay = 0.9F,
-                         .first_gain = 0.1F,
-                         .second_decay = 0.999F,
-                         .second_gain = 0.001F},
-                        {.gradient = block_.data(),
-                         .count = count,
-                         .weights_in = before_.weights.data() + begin,
-                         .weights_out = after_.weights.data() + begin,
-                         .first_in = before_.first.data() + begin,
-                         .first_out = after_.first.data() + begin,
-                         .second_in = before_.second.data() + begin,
-                         .second_out = after_.second.data() + begin});
-  }
-
-  // Weights and slots that the rule reads, and as many that it writes.
-  int StateArrays() const {
-    if (rule_ == FoldRule::kAdam) return 3;
-    return rule_ == FoldRule::kMomentum ? 2 : 1;
-  }
-
-  void SweepBlock(int64_t begin, int64_t count) {
-    for (const Floats& gradient : gradients_) Read(gradient, begin, count);
-    for (int k = 0; k < StateArrays(); ++k) {
-      Read(before_.*kState[k], begin, count);
-      std::fill_n((after_.*kState[k]).data() + begin, count, 0.5F);
+    FoldJob whole{.partition = static_cast<int32_t>(whole_.size()),
+                  .gradient_scale = 0.5F,
+                  .slices = {StepOf(setup.rule, elements)}};
+    FoldJob pieces = whole;
+    gradients_.emplace_back();
+    for (int32_t k = 0; k < setup.contributors; ++k) {
+      const SharedFloats gradient = Filled(elements, 0.01F);
+      whole.contributions.push_back(
+          {.rank = Rank(k), .gradient = RopeOf(gradient)});
+      pieces.contributions.push_back(
+          {.rank = Rank(k), .gradient = InPieces(gradient)});
+      gradients_.back().push_back(gradient);
     }
+    whole_.push_back(std::move(whole));
+    pieces_.push_back(std::move(pieces));
+  }
+
+  // One version. The one before it stays until the next, as in the server;
+  // otherwise each fold would write to memory that is still in the cache.
+  void Fold(std::vector<FoldJob>& jobs) {
+    for (size_t p = 0; p < jobs.size(); ++p) {
+      FoldJob& job = jobs[p];
+      job.weights = before_[p].weights;
+      job.slots = before_[p].slots;
+      FoldResult result = RunFold(job, kernels::CpuBackend(), pool_);
+      after_[p] = {.weights = std::move(result.weights),
+                   .slots = std::move(result.slots)};
+      job.weights = nullptr;
+      job.slots = {};
+    }
+    before_.swap(after_);
   }
 
   // Their bits as integers: the compiler may add those in any order.
-  void Read(const Floats& from, int64_t begin, int64_t count) {
+  void Read(const FloatBuffer& from) {
     uint32_t sum = 0;
-    for (int64_t i = begin; i < begin + count; ++i) {
-      sum += std::bit_cast<uint32_t>(from[static_cast<size_t>(i)]);
-    }
+    for (const float value : from.span()) sum += std::bit_cast<uint32_t>(value);
     bits_ += sum;
   }
 
-  static constexpr Floats State::*kState[] = {&State::weights, &State::first,
-                                              &State::second};
-
-  const kernels::Backend& backend_ = kernels::CpuBackend();
-  const FoldRule rule_;
-  const int64_t elements_;
-  const std::vector<Floats> gradients_;
-  const State before_;
-  State after_;
-  Floats block_ = Floats(kBlock);
+  FloatBufferPool pool_;
+  // All by partition.
+  std::vector<FoldJob> whole_;
+  std::vector<FoldJob> pieces_;
+  std::vector<std::vector<SharedFloats>> gradients_;
+  std::vector<State> before_;
+  std::vector<State> after_;
+  // What the sweep writes to.
+  std::vector<std::vector<std::shared_ptr<FloatBuffer>>> swept_;
   // Of all that the sweep has read.
   uint32_t bits_ = 0;
 };
@@ -149,22 +181,28 @@ double ThreadSeconds() {
          static_cast<double>(now.tv_nsec) / 1e9;
 }
 
-Duel TimeFold(FoldRule rule, int32_t contributors, int64_t elements,
-              int32_t rounds) {
-  FoldedArrays arrays(rule, contributors, elements);
-  arrays.Fold();
-  arrays.Sweep();
-  std::vector<double> folds;
-  std::vector<double> sweeps;
-  for (int32_t round = 0; round < rounds; ++round) {
+FoldTimes TimeFold(const FoldSetup& setup, int32_t rounds) {
+  FoldedModel model(setup);
+  std::vector<double> whole;
+  std::vector<double> pieces;
+  std::vector<double> sweep;
+  // The first round, which is not counted, maps the memory.
+  for (int32_t round = 0; round <= rounds; ++round) {
     const double start = ThreadSeconds();
-    arrays.Fold();
-    const double middle = ThreadSeconds();
-    arrays.Sweep();
-    folds.push_back(middle - start);
-    sweeps.push_back(ThreadSeconds() - middle);
+    model.FoldWhole();
+    const double folded_whole = ThreadSeconds();
+    model.FoldPieces();
+    const double folded_pieces = ThreadSeconds();
+    model.Sweep();
+    const double swept = ThreadSeconds();
+    if (round == 0) continue;
+    whole.push_back(folded_whole - start);
+    pieces.push_back(folded_pieces - folded_whole);
+    sweep.push_back(swept - folded_pieces);
   }
-  return {.cohort = Quantile(folds, 0.5), .other = Quantile(sweeps, 0.5)};
+  return {.whole = Quantile(whole, 0.5),
+          .pieces = Quantile(pieces, 0.5),
+          .sweep = Quantile(sweep, 0.5)};
 }
 
 }  // namespace cohort::bench

@@ -45,11 +45,26 @@ BatchNormDuel TimeBatchNorm(const BatchNormSetup& setup, int32_t rounds);
 
 enum class FoldRule { kSgd, kMomentum, kAdam };
 
-// The fold of `contributors` gradients and the update of `elements` weights in
-// partitions of 1 MiB, as the server runs it, beside a sweep over the same
-// arrays: plain loops that read each element the fold reads and write each that
-// it writes, and compute nothing.
-Duel TimeFold(FoldRule rule, int32_t contributors, int64_t elements,
-              int32_t rounds);
+struct FoldSetup {
+  FoldRule rule = FoldRule::kSgd;
+  int32_t contributors = 1;
+  // float32 weights, in partitions of 1 MiB.
+  int64_t elements = 0;
+};
+
+// Medians of contenders that took turns, in ThreadSeconds().
+struct FoldTimes {
+  // Gradients that lie in one piece.
+  double whole = 0;
+  // Gradients in pieces, as the network delivers them.
+  double pieces = 0;
+  // A sweep over the same arrays: plain loops that read each element the fold
+  // reads and write each that it writes, and compute nothing.
+  double sweep = 0;
+};
+
+// The server's folds of one step, from RunFold on: gradients, update, new
+// buffers and checksum of the weights.
+FoldTimes TimeFold(const FoldSetup& setup, int32_t rounds);
 
 }  // namespace cohort::bench
