@@ -102,10 +102,17 @@ struct SavedCalls : torch::CustomClassHolder {
   std::vector<SavedCall> calls;
 };
 
-// Tensors of one call that gradients are for: input, scale, shift, addend.
-constexpr size_t kOperands = 4;
-// And those that are kept: input, scale, and for the mask shift or output.
-constexpr size_t kKept = 4;
+// Tensors of one call that gradients are for.
+enum Operand : size_t { kInput, kScale, kShift, kAddend, kOperands };
+// Those that are kept for the backward pass. The mask of a ReLU needs the shift
+// or the output.
+enum Kept : size_t {
+  kKeptInput,
+  kKeptScale,
+  kKeptShift,
+  kKeptOutput,
+  kKept,
+};
 
 // What is added to call i - 1 is the output of call i.
 bool IsAdded(const std::vector<SavedCall>& calls, size_t i) {
@@ -122,15 +129,15 @@ void Describe(std::vector<SavedCall>& calls,
               absl::Span<const OptionalTensor> operands) {
   for (size_t i = 0; i < calls.size(); ++i) {
     SavedCall& saved = calls[i];
-    const at::Tensor& input = *operands[kOperands * i];
-    const at::Tensor beta = ValueOr(operands[kOperands * i + 2]);
+    const at::Tensor& input = *operands[kOperands * i + kInput];
+    const at::Tensor beta = ValueOr(operands[kOperands * i + kShift]);
     saved.format =
         IsAdded(calls, i) ? calls[i - 1].format : input.suggest_memory_format();
     saved.shape = ShapeOf(input, saved.format);
-    saved.has_weight = ValueOr(operands[kOperands * i + 1]).defined();
+    saved.has_weight = ValueOr(operands[kOperands * i + kScale]).defined();
     if (beta.defined()) saved.bias_type = beta.scalar_type();
-    saved.has_addend =
-        saved.call.adds_next || ValueOr(operands[kOperands * i + 3]).defined();
+    saved.has_addend = saved.call.adds_next ||
+                       ValueOr(operands[kOperands * i + kAddend]).defined();
   }
 }
 
@@ -161,7 +168,8 @@ variable_list Forward(AutogradContext* ctx,
   Describe(calls, operands);
   std::vector<at::Tensor> inputs;
   for (size_t i = 0; i < calls.size(); ++i) {
-    inputs.push_back(operands[kOperands * i]->contiguous(calls[i].format));
+    inputs.push_back(
+        operands[kOperands * i + kInput]->contiguous(calls[i].format));
   }
   MeetOthers(calls, inputs);
 
@@ -171,18 +179,20 @@ variable_list Forward(AutogradContext* ctx,
   for (size_t i = calls.size(); i-- > 0;) {
     const SavedCall& one = calls[i];
     const OptionalTensor* const own = &operands[kOperands * i];
-    const at::Tensor gamma = ValueOr(own[1]);
-    const at::Tensor beta = ValueOr(own[2]);
-    if (ValueOr(own[3]).defined()) added = own[3]->contiguous(one.format);
+    const at::Tensor gamma = ValueOr(own[kScale]);
+    const at::Tensor beta = ValueOr(own[kShift]);
+    if (ValueOr(own[kAddend]).defined()) {
+      added = own[kAddend]->contiguous(one.format);
+    }
     at::Tensor y = at::empty_like(inputs[i]);
     EngineOf(one.call).Normalize(one, ParametersOf(gamma, beta), inputs[i],
                                  std::exchange(added, at::Tensor()), y);
     const bool masked_by_y = one.call.relu && one.has_addend;
     const bool masked_by_x = one.call.relu && !one.has_addend;
-    kept[kKept * i] = *own[0];
-    kept[kKept * i + 1] = gamma;
-    if (masked_by_x) kept[kKept * i + 2] = beta;
-    if (masked_by_y) kept[kKept * i + 3] = y;
+    kept[kKept * i + kKeptInput] = *own[kInput];
+    kept[kKept * i + kKeptScale] = gamma;
+    if (masked_by_x) kept[kKept * i + kKeptShift] = beta;
+    if (masked_by_y) kept[kKept * i + kKeptOutput] = y;
     if (IsAdded(calls, i)) {
       added = std::move(y);
     } else {
@@ -219,12 +229,12 @@ std::vector<BackwardCall> CallsOf(AutogradContext* ctx,
   for (size_t i = 0; i < saved.size(); ++i) {
     const SavedCall& one = saved[i];
     const at::Tensor* const own = &kept[kKept * i];
-    Mark(one.call, ReducePhase::kBackward, own[0]);
+    Mark(one.call, ReducePhase::kBackward, own[kKeptInput]);
     BackwardCall call{.saved = &one,
-                      .tensors = {.x = own[0].contiguous(one.format),
-                                  .weight = own[1],
-                                  .bias = own[2],
-                                  .y = own[3]},
+                      .tensors = {.x = own[kKeptInput].contiguous(one.format),
+                                  .weight = own[kKeptScale],
+                                  .bias = own[kKeptShift],
+                                  .y = own[kKeptOutput]},
                       .wishes = WishesOf(*ctx, one, edge)};
     call.tensors.dy = IsAdded(saved, i)
                           ? calls.back().tensors.dz
