@@ -249,7 +249,7 @@ absl::Status BenchFold() {
       const FoldTimes times = TimeFold(
           {.rule = rule, .contributors = workers, .elements = elements},
           rounds);
-      absl::PrintF("%-10s %8d %10.4f %10.4f %10.2f %10.4f %10.2f\n", name,
+      absl::PrintF("%-10s %8d %10.4f %10.4f %10.4f %10.2f %10.2f\n", name,
                    workers, times.whole, times.pieces, times.sweep,
                    times.whole / times.pieces, times.sweep / times.pieces);
     }
