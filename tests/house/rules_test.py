@@ -10,6 +10,7 @@ import unittest
 import include_rules
 import link_rules
 import style_rules
+import test_rules
 import torch_ceiling
 
 HERE = pathlib.Path(__file__).parent
@@ -352,6 +353,31 @@ class LinkRulesTest(TreeTest):
 
     def test_long_root_readme_is_found(self):
         self.assertIn("want at most", self.violations("word " * 901)[0])
+
+
+class TestRulesTest(TreeTest):
+    TABLE = ("# A folder\n\n## Tests\n\n| source | tested in |\n|---|---|\n"
+             "| `b`, `c` | `tests/d_test.cc` |\n")
+
+    def test_test_of_its_name_or_a_row_in_the_readme_passes(self):
+        for path in ("server/a.cc", "server/x/b.cc", "server/x/c.cc",
+                     "server/run_main.cc", "tests/a_test.cc",
+                     "tests/d_test.cc", "tests/fake.cc"):
+            self.write(path, "int x;\n")
+        self.write("server/README.md", self.TABLE)
+        self.assertEqual(test_rules.violations(self.root), [])
+
+    def test_source_without_a_test_is_found(self):
+        self.write("server/a.cc", "int x;\n")
+        self.write("server/README.md", "# `a`, not in a table\n")
+        self.assertIn("has no a_test.cc",
+                      test_rules.violations(self.root)[0])
+
+    def test_test_that_does_not_exist_is_found(self):
+        self.write("server/b.cc", "int x;\n")
+        self.write("server/README.md", self.TABLE)
+        self.assertEqual(test_rules.violations(self.root), [
+            "server/README.md: tests/d_test.cc does not exist"])
 
 
 class CommandLineTest(TreeTest):

@@ -21,11 +21,11 @@ CEILINGS = {
     "worker/batch_norm": 8,  # The module itself, an autograd function.
     "worker/device": 5,  # Where tensors are: CPU, GPU, pinned memory.
     "worker/models": 11,  # Networks are LibTorch modules.
-    "worker/train": 12,  # The step: forward, backward, losses, scores.
+    "worker/train": 15,  # The step: forward, backward, losses, scores.
     "tests/worker/batch_norm": 6,
     "tests/worker/device": 1,
     "tests/worker/models": 3,
-    "tests/worker/train": 15,
+    "tests/worker/train": 16,
     "tests/integration": 4,  # The same training by LibTorch alone, to compare.
     "tests/bench": 1,
 }

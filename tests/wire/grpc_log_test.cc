@@ -1,0 +1,26 @@
+#include "common/wire/grpc_log.h"
+
+#include <gmock/gmock.h>
+#include <grpc/support/log.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace cohort {
+namespace {
+
+std::string* last_line = nullptr;
+
+TEST(GrpcLogTest, LinesOfGrpcComeWithFileAndLine) {
+  std::string line;
+  last_line = &line;
+  RouteGrpcLog([](absl::string_view text) {
+    if (last_line != nullptr) *last_line = std::string(text);
+  });
+  gpr_log("some/folder/file.cc", 7, GPR_LOG_SEVERITY_ERROR, "%d of %d", 2, 3);
+  last_line = nullptr;
+  EXPECT_EQ(line, "gRPC: 2 of 3 (file.cc:7)");
+}
+
+}  // namespace
+}  // namespace cohort
