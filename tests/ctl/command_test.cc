@@ -68,11 +68,12 @@ TEST(CtlCommandTest, HelpExplainsEveryVerbItsFlagsAndExitCodes) {
     const std::string name(verb.name);
     const CtlResult help = ctl.RunPlain(absl::StrCat("help ", name));
     EXPECT_EQ(help.code, 0);
-    EXPECT_THAT(help.out,
-                StartsWith(absl::StrCat(
-                    "cohortctl ", name, verb.words.empty() ? "" : " ",
-                    std::string(verb.words), verb.rest.empty() ? "" : " -- ",
-                    std::string(verb.rest), ": ")));
+    EXPECT_THAT(
+        help.out,
+        StartsWith(absl::StrCat(
+            "cohortctl ", name, verb.words.empty() ? "" : " ",
+            std::string(verb.words), verb.rest.empty() ? "" : " [-- ",
+            std::string(verb.rest), verb.rest.empty() ? "" : "]", ": ")));
     EXPECT_EQ(ctl.RunPlain(absl::StrCat(name, " -h")).out, help.out);
     for (const FlagSpec& flag : verb.flags) {
       EXPECT_THAT(help.out,

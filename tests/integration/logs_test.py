@@ -70,8 +70,8 @@ class Logs(unittest.TestCase):
         for program in ("cohort-server", "cohort-worker"):
             result = run(program, "--log_level=loud")
             self.assertEqual(result.returncode, 3, result.stderr)
-            self.assertIn("--log_level: got 'loud', want debug, "
-                          "info, warning or error", result.stderr)
+            self.assertIn("--log_level: got 'loud', want one of "
+                          "debug, info, warning, error", result.stderr)
 
 
 if __name__ == "__main__":
