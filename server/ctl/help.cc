@@ -48,7 +48,7 @@ std::string FullHelp() {
   std::string text = absl::StrCat(
       kSummary,
       "\nExamples:\n"
-      "  cohortctl run --workers=4 --epochs=3 -- --model=resnet20\n"
+      "  cohortctl run --workers=4 --epochs=3 --model=resnet20\n"
       "  cohortctl watch --server=127.0.0.1:7070\n"
       "  cohortctl doctor\n"
       "  cohortctl policy set --aggregation=async --normalization=local\n"
@@ -60,7 +60,8 @@ std::string FullHelp() {
       &text,
       "\nResults go to stdout, messages to stderr. Exit codes: 0 done; 1 "
       "failure;\n2 wrong use; 3 refused by the server; 5 server unreachable; "
-      "6 gave up waiting;\n7 a checkpoint is damaged; of `run` those of the "
+      "6 gave up waiting;\n7 a checkpoint is damaged. `run` ends with the code "
+      "of the "
       "server.\n");
   return text;
 }
