@@ -88,7 +88,7 @@ void Mark(const BatchNormCall& call, ReducePhase phase,
               .shape = input.sizes().vec()};
 }
 
-// What a call repeats within a RecomputeScope.
+// The normalizer that a call recomputed within a RecomputeScope had at first.
 std::shared_ptr<const Normalizer> Repeated(const BatchNormCall& call) {
   const auto& made = call.step->normalizers;
   const auto entry = made.find({call.layer, call.call});
@@ -97,15 +97,15 @@ std::shared_ptr<const Normalizer> Repeated(const BatchNormCall& call) {
   return entry->second;
 }
 
-// What calls that are answered together leave to their backward pass.
+// State of calls that are answered together, saved for their backward pass.
 struct SavedCalls : torch::CustomClassHolder {
   std::vector<SavedCall> calls;
 };
 
-// Tensors of one call that gradients are for.
+// Tensors of one call that may have gradients.
 enum Operand : size_t { kInput, kScale, kShift, kAddend, kOperands };
-// Those that are kept for the backward pass. The mask of a ReLU needs the shift
-// or the output.
+// Tensors of one call that are saved for the backward pass. The mask of a ReLU
+// needs the shift or the output.
 enum Kept : size_t {
   kKeptInput,
   kKeptScale,
@@ -114,17 +114,17 @@ enum Kept : size_t {
   kKept,
 };
 
-// What is added to call i - 1 is the output of call i.
+// Whether the output of call i is the addend of call i - 1.
 bool IsAdded(const std::vector<SavedCall>& calls, size_t i) {
   return i > 0 && calls[i - 1].call.adds_next;
 }
 
-// What is added is an operand of the call itself.
+// Whether the addend is an operand of the call itself, not the next output.
 bool HasOwnAddend(const SavedCall& saved) {
   return saved.has_addend && !saved.call.adds_next;
 }
 
-// Fills in what follows from the tensors.
+// Fills in the fields that follow from the tensors.
 void Describe(std::vector<SavedCall>& calls,
               absl::Span<const OptionalTensor> operands) {
   for (size_t i = 0; i < calls.size(); ++i) {
@@ -141,7 +141,7 @@ void Describe(std::vector<SavedCall>& calls,
   }
 }
 
-// Normalises by the moments of the step where nothing else is known.
+// Normalises the calls that have no normalizer yet by the moments of the step.
 void MeetOthers(std::vector<SavedCall>& calls,
                 const std::vector<at::Tensor>& inputs) {
   std::vector<ForwardCall> meeting;
@@ -205,15 +205,14 @@ variable_list Forward(AutogradContext* ctx,
   return outputs;
 }
 
-// `edge` counts the operands of all calls that are defined: so autograd numbers
-// them.
+// `edge` counts the defined operands of all calls, as autograd numbers them.
 GradientWishes WishesOf(const AutogradContext& ctx, const SavedCall& saved,
                         size_t& edge) {
   GradientWishes wishes;
   wishes.dx = ctx.needs_input_grad(edge++);
   wishes.dgamma = saved.has_weight && ctx.needs_input_grad(edge++);
   wishes.dbeta = saved.bias_type.has_value() && ctx.needs_input_grad(edge++);
-  // Of an addend; its gradient is there in any case.
+  // Skip the addend: its gradient is computed in any case.
   if (HasOwnAddend(saved)) ++edge;
   return wishes;
 }
@@ -248,7 +247,7 @@ std::vector<BackwardCall> CallsOf(AutogradContext* ctx,
 // One node of the graph for calls that are answered together.
 class BatchNormFunction : public torch::autograd::Function<BatchNormFunction> {
  public:
-  // kOperands a call.
+  // `operands` are kOperands for each call.
   template <typename... Operands>
   static variable_list forward(AutogradContext* ctx,
                                const c10::intrusive_ptr<SavedCalls>& saved,
@@ -265,7 +264,7 @@ variable_list BatchNormFunction::backward(AutogradContext* ctx,
   const auto saved = c10::static_intrusive_pointer_cast<SavedCalls>(
       ctx->saved_data["calls"].toCapsule());
   const BatchNormCall& any = saved->calls.front().call;
-  // The binding may be gone as well by now, so the layer has no name here.
+  // The binding may be gone too, so the error cannot name the layer.
   if (any.step->context == nullptr) {
     throw StepInterrupted(absl::FailedPreconditionError(
         absl::StrCat("batch-norm layer ", any.layer,
@@ -289,8 +288,8 @@ variable_list BatchNormFunction::backward(AutogradContext* ctx,
   return out;
 }
 
-// Counts the call, and finds what it is normalised by if that is known without
-// its batch.
+// Counts the call, and finds its normalizer if that does not depend on the
+// batch.
 SavedCall Prepare(const BoundCall& bound, bool added) {
   SavedCall saved{.call = bound.call};
   BatchNormCall& call = saved.call;

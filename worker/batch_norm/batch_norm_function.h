@@ -26,19 +26,19 @@ struct BatchNormCall {
   std::shared_ptr<BatchNormScope::Step> step;
   int32_t layer = 0;
   double epsilon = 0;
-  // False: by the moving statistics. A layer that the binding holds frozen is
-  // normalised by them in any case.
+  // If false, the moving statistics are used. A layer that the binding holds
+  // frozen uses them in any case.
   bool batch_statistics = true;
   bool relu = false;
-  // What is added before the ReLU is the output of the next call of the list;
-  // needs `relu`.
+  // The output of the next call in the list is added before the ReLU; needs
+  // `relu`.
   bool adds_next = false;
   // Assigned by CohortBatchNorm.
   int32_t call = 0;
 };
 
-// What a call works on; absent and undefined mean the same. The moving
-// statistics are read only where they normalise.
+// Operands of a call; absent and undefined mean the same. The moving statistics
+// are read only if the call is normalised by them.
 struct BatchNormTensors {
   at::Tensor input;
   OptionalTensor weight;
@@ -54,16 +54,16 @@ struct BoundCall {
   BatchNormCall call;
 };
 
-// So many calls can be answered together.
+// The number of calls that can be answered together.
 inline constexpr size_t kSiblingsMax = 4;
 
-// Batch norm with the moments of the whole step, or with moving statistics;
-// see BatchNormScope for shapes, types and what it throws. The calls, at most
+// Batch norm with the moments of the whole step, or with moving statistics; see
+// BatchNormScope for shapes, types and what it throws. The calls, at most
 // kSiblingsMax of one step, meet the other members together, once in each pass;
-// no input may depend on another's output. Returns one output a call, without
-// those that are added to others.
+// no input may depend on another's output. Returns one output a call, except
+// for outputs that are added to another call's.
 //
-// Results are the bits of calls made one by one.
+// Results are bit-identical to calls made one by one.
 // Gradients: dx from the sums over all members; those of weight and bias from
 //   the local sums only, because the push adds them over the members. With
 //   moving statistics all are local.

@@ -26,7 +26,7 @@ absl::StatusOr<BatchNormBinding> BatchNormBinding::Make(
     torch::nn::Module& model, const BindingOptions& options) {
   InstallBatchNormKernel();
   BatchNormBinding binding;
-  // A model that is itself a single layer has no path to be named by.
+  // A model that is itself a single layer has no path to name it by.
   auto add = [&binding, &options](const std::string& name,
                                   torch::nn::Module& module) {
     COHORT_RETURN_IF_ERROR(binding.AddIfBatchNorm<torch::nn::BatchNorm1dImpl>(

@@ -22,23 +22,22 @@ namespace cohort {
 
 // How a model's batch-norm layers are taken.
 struct BindingOptions {
-  // Of all layers. A layer's momentum is the weight of the newest batch in
-  // both conventions; Keras calls one minus that momentum.
+  // Applies to all layers. A layer's momentum is the weight of the newest batch
+  // in both conventions; Keras calls one minus that value momentum.
   StatisticsConvention convention = StatisticsConvention::kPyTorch;
-  // Layers that are normalised by their moving statistics even in training
-  // mode, which then never change: names as in BatchNormBinding::layers(), or
-  // beginnings of names that end in `*`.
+  // Layers that use their moving statistics even in training mode, so that
+  // these never change. Names as in BatchNormBinding::layers(), or prefixes of
+  // names followed by `*`.
   std::vector<std::string> frozen_statistics;
-  // Where the model lies.
+  // Where the model's tensors are.
   at::Device device = at::kCPU;
 };
 
 // The batch-norm layers of one model, as Cohort numbers them.
 //
-// Built from any tree of torch::nn modules; the modules stay what they are.
-// A layer is known by the identity of its tensors, so a call is recognised
-// wherever in the model it is made from, and a layer called twice is one
-// layer with two calls.
+// Built from any tree of torch::nn modules, which are not replaced. A layer is
+// known by the identity of its tensors, so a call is recognised wherever in the
+// model it is made from, and a layer called twice is one layer with two calls.
 //
 // The binding keeps the tensors, not the modules. Build it once the model is
 // on its device and has its type; replacing a layer's weight or running_mean
@@ -47,15 +46,15 @@ struct BindingOptions {
 // Thread safety: const methods are safe; LoadStatistics writes the model.
 class BatchNormBinding {
  public:
-  // Lists the BatchNorm1d, 2d and 3d modules of `model` in module order, a
-  // module that appears twice once. A layer that has neither scale nor
-  // moving statistics is given a constant weight of ones as its identity,
-  // which is no parameter and does not change what it computes.
+  // Lists the BatchNorm1d, 2d and 3d modules of `model` in module order; a
+  // module that appears twice is listed once. A layer that has neither scale
+  // nor moving statistics is given a constant weight of ones as its identity,
+  // which is not a parameter and does not change its result.
   //
   // The first binding of a process installs the batch-norm kernel that
   // BatchNormScope relies on.
-  // Errors: InvalidArgument if two layers cannot be told apart, if no layer has
-  //   a name that is to be frozen, or one that has keeps no statistics.
+  // Errors: InvalidArgument if two layers cannot be told apart, if a name to
+  //   freeze matches no layer, or if a layer to freeze keeps no statistics.
   static absl::StatusOr<BatchNormBinding> Make(
       torch::nn::Module& model, const BindingOptions& options = {});
 
@@ -66,7 +65,7 @@ class BatchNormBinding {
   std::optional<int32_t> LayerOf(const at::Tensor& weight,
                                  const at::Tensor& running_mean) const;
 
-  // Whether a layer is normalised by its moving statistics in any mode.
+  // Whether a layer uses its moving statistics in every mode.
   bool IsFrozen(int32_t layer) const {
     return layers_[static_cast<size_t>(layer)].frozen;
   }

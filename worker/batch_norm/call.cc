@@ -95,8 +95,8 @@ std::shared_ptr<Normalizer> NormalizerOf(Moments moments, double epsilon) {
   auto by = std::make_shared<Normalizer>();
   by->count = moments.count;
   by->invstd.resize(moments.second.size());
-  // With nobody's samples there is nothing to normalise; the divisor only
-  // keeps 0/0 out of what is saved.
+  // If no member has samples, there is nothing to normalise; the divisor only
+  // keeps 0/0 out of the saved values.
   const double count = static_cast<double>(std::max<int64_t>(moments.count, 1));
   for (size_t c = 0; c < by->invstd.size(); ++c) {
     by->invstd[c] = 1.0 / std::sqrt(moments.second[c] / count + epsilon);

@@ -14,19 +14,19 @@
 #include "worker/batch_norm/batch_norm_function.h"
 #include "worker/batch_norm/scope.h"
 
-// What the two passes of a batch-norm call share, wherever its tensors lie.
+// State that the two passes of a batch-norm call share, on any device.
 namespace cohort {
 
-// Everything of a call that its backward pass needs besides tensors.
+// Everything that the backward pass of a call needs besides tensors.
 struct SavedCall {
   BatchNormCall call;
-  // Moving statistics: constants to the backward pass.
+  // The moving statistics were used: constants to the backward pass.
   bool frozen = false;
   kernels::BatchShape shape;
   at::MemoryFormat format = at::MemoryFormat::Contiguous;
   std::shared_ptr<const Normalizer> by;
   bool has_weight = false;
-  // Of the call's own, or the output of the next.
+  // The call's own addend, or the output of the next call.
   bool has_addend = false;
   std::optional<at::ScalarType> bias_type;
 };
@@ -36,11 +36,11 @@ struct BackwardTensors {
   at::Tensor x;
   at::Tensor dy;
   at::Tensor weight;
-  // For the ReLU's mask, which is read off the output where something was
-  // added and off the other two where nothing was.
+  // For the ReLU's mask, which is computed from the output if there was an
+  // addend and from bias and weight otherwise.
   at::Tensor bias;
   at::Tensor y;
-  // Out: dy after the mask. Defined where something was added.
+  // Out: dy after the mask. Defined if there was an addend.
   at::Tensor dz;
 };
 
@@ -51,14 +51,14 @@ struct Parameters {
   kernels::DataType type = kernels::DataType::kFloat32;
 };
 
-// Gradients that are wanted of a backward pass.
+// The gradients that a backward pass must compute.
 struct GradientWishes {
   bool dx = false;
   bool dgamma = false;
   bool dbeta = false;
 };
 
-// Undefined where not wanted.
+// Gradients that were not requested are undefined.
 struct BatchNormGradients {
   at::Tensor dx;
   at::Tensor dgamma;
@@ -71,14 +71,14 @@ struct ForwardCall {
   at::Tensor x;
 };
 
-// And in the backward pass.
+// One call in the backward pass.
 struct BackwardCall {
   const SavedCall* saved = nullptr;
   BackwardTensors tensors;
   GradientWishes wishes;
 
-  // The sums of all members are needed. Needed or not is a property of the
-  // model, so all members agree on whether this rendezvous takes place.
+  // Whether the sums of all members are needed. This is a property of the
+  // model, so all members agree on whether the rendezvous takes place.
   bool NeedsAll() const { return wishes.dx && !saved->frozen; }
   bool NeedsSums() const {
     return NeedsAll() || wishes.dgamma || wishes.dbeta || saved->has_addend;
@@ -87,7 +87,7 @@ struct BackwardCall {
 
 const BatchNormSpec& SpecOf(const BatchNormCall& call);
 
-// Absent for a type that no kernel has.
+// Absent if no kernel supports the type.
 std::optional<kernels::DataType> FindType(const at::Tensor& tensor);
 kernels::DataType TypeOf(const at::Tensor& tensor);
 
@@ -97,8 +97,8 @@ std::vector<double> ToDoubles(const at::Tensor& tensor);
 void* DataOrNull(const at::Tensor& tensor);
 Parameters ParametersOf(const at::Tensor& weight, const at::Tensor& bias);
 
-// Moments of all members, in the same order, or the local ones without a
-// rendezvous.
+// The moments of all members, in the same order. Without a rendezvous, the
+// local ones.
 // Throws: StepInterrupted.
 std::vector<Moments> Exchange(const BatchNormScope::Step& step,
                               ReducePhase phase,
@@ -110,7 +110,7 @@ inline CallMoments At(const SavedCall& saved, Moments moments) {
           .moments = std::move(moments)};
 }
 
-// What a call is normalised by, in the host's memory.
+// Mean and deviation to normalise a call by, in host memory.
 std::shared_ptr<Normalizer> NormalizerOf(Moments moments, double epsilon);
 
 }  // namespace cohort

@@ -21,7 +21,7 @@ const Compute& ComputeOf(const SavedCall& saved) {
   return saved.call.step->context->compute;
 }
 
-// What is wrong with the device ends the step, and names the layer.
+// An error of the device ends the step; the message names the layer.
 void Expect(const SavedCall& saved, const absl::Status& status) {
   if (status.ok()) return;
   throw StepInterrupted(absl::Status(
@@ -35,7 +35,7 @@ T Expect(const SavedCall& saved, absl::StatusOr<T> result) {
   return *std::move(result);
 }
 
-// Float64 [rows, channels] on the device, not filled.
+// An uninitialised float64 tensor [rows, channels] on the device.
 at::Tensor PerChannel(const SavedCall& saved, int64_t rows) {
   return at::empty(
       {rows, saved.shape.channels},
@@ -51,7 +51,7 @@ std::shared_ptr<PinnedBlock> TakeRows(const SavedCall& saved, int64_t rows) {
                            rows * saved.shape.channels * kDoubleBytes));
 }
 
-// The rows on the device, for what its lane does from now on.
+// Copies the rows to the device; later work in the compute lane sees them.
 at::Tensor Upload(const SavedCall& saved,
                   std::initializer_list<const std::vector<double>*> rows) {
   const auto channels = static_cast<size_t>(saved.shape.channels);
@@ -71,8 +71,8 @@ at::Tensor Upload(const SavedCall& saved,
   return values;
 }
 
-// Two rows that the device has been told to write to pinned memory, or zeros
-// where there is none. The only place where a step waits for the device.
+// Two rows that the device writes to pinned memory; zeros if `block` is null.
+// This is the only place where a step waits for the device.
 Moments Await(const SavedCall& saved,
               const std::shared_ptr<PinnedBlock>& block) {
   const auto channels = static_cast<size_t>(saved.shape.channels);
@@ -97,8 +97,8 @@ void LaunchMoments(const SavedCall& saved, const at::Tensor& x, double* mean,
                                                        .m2 = m2}));
 }
 
-// Normalised by the local batch: the host need not know by what until the step
-// is over.
+// Normalises by the local batch. The host does not need the numbers before the
+// step ends, so nothing waits for them.
 std::shared_ptr<Normalizer> ByLocalBatch(const SavedCall& saved,
                                          const at::Tensor& x) {
   const BatchNormCall& call = saved.call;
@@ -119,7 +119,7 @@ std::shared_ptr<Normalizer> ByLocalBatch(const SavedCall& saved,
   auto by = std::make_shared<Normalizer>();
   by->count = count;
   by->values = moments;
-  // In place of M2.
+  // Replaces M2 by 1 / sqrt(variance + epsilon).
   moments[1]
       .div_(static_cast<double>(std::max<int64_t>(count, 1)))
       .add_(call.epsilon)
@@ -128,8 +128,8 @@ std::shared_ptr<Normalizer> ByLocalBatch(const SavedCall& saved,
   return by;
 }
 
-// Moments of the local batch on their way to pinned memory; null for a member
-// without samples.
+// Starts sending the moments of the local batch to pinned memory. Returns null
+// for a member without samples.
 std::shared_ptr<PinnedBlock> SendMoments(const ForwardCall& call) {
   const SavedCall& saved = *call.saved;
   if (saved.shape.count() == 0) return nullptr;
@@ -140,8 +140,8 @@ std::shared_ptr<PinnedBlock> SendMoments(const ForwardCall& call) {
   return block;
 }
 
-// Sums of the backward pass over the local batch, to where `first` and `second`
-// point; fills tensors.dz.
+// Writes the backward sums over the local batch to `first` and `second`; fills
+// tensors.dz.
 void LaunchSums(const BackwardCall& call, double* first, double* second) {
   const SavedCall& saved = *call.saved;
   const BackwardTensors& tensors = call.tensors;
@@ -173,9 +173,9 @@ std::shared_ptr<PinnedBlock> SendSums(const BackwardCall& call) {
   return block;
 }
 
-// What the backward pass needs per channel, on the device.
+// Per-channel values that the backward pass needs, on the device.
 struct Sums {
-  // Of all members, [2, channels]; undefined with frozen statistics.
+  // Sums over all members, [2, channels]; undefined with frozen statistics.
   at::Tensor all;
   // Gradients of scale and shift in float64.
   at::Tensor dgamma;

@@ -11,20 +11,20 @@
 
 namespace cohort {
 
-// The arithmetic of a batch-norm call, and its meeting with the other members,
-// for tensors that lie in one kind of memory.
+// The arithmetic of batch-norm calls, including the rendezvous with the other
+// members, for tensors in one kind of memory.
 //
 // Throws: StepInterrupted if a rendezvous fails; c10::Error for types that the
-//   kernels there do not have and for errors of the device.
+//   kernels do not support and for errors of the device.
 class BatchNormEngine {
  public:
   virtual ~BatchNormEngine() = default;
 
-  // Finds the moments of the inputs, meets the others once for all of them, and
-  // says what each is normalised by.
+  // Computes the moments of the inputs, exchanges all of them in one
+  // rendezvous, and returns a normalizer for each call.
   virtual std::vector<std::shared_ptr<const Normalizer>> ByBatch(
       absl::Span<const ForwardCall> calls) const = 0;
-  // What to normalise by instead; both are per channel.
+  // A normalizer from given statistics, both per channel.
   virtual std::shared_ptr<const Normalizer> ByStatistics(
       const BatchNormCall& call, const at::Tensor& mean,
       const at::Tensor& variance) const = 0;
@@ -32,20 +32,20 @@ class BatchNormEngine {
   virtual void Normalize(const SavedCall& saved, const Parameters& parameters,
                          const at::Tensor& x, const at::Tensor& addend,
                          at::Tensor& y) const = 0;
-  // In the order of the calls, of which a later one may find its dy in the dz
-  // of an earlier one; meets the others once for all of them.
+  // Gradients in the order of the calls. A later call may use the dz of an
+  // earlier one as its dy. All calls share one rendezvous.
   virtual std::vector<BatchNormGradients> Backward(
       absl::Span<const BackwardCall> calls) const = 0;
 };
 
-// On the CPU, by the backend of the step.
+// For tensors on the CPU; uses the step's backend.
 const BatchNormEngine& HostEngine();
 
-// On the accelerator of the step. Nothing waits for the device but a
-// rendezvous, for the moments that it sends.
+// For tensors on the step's accelerator. It waits for the device only where a
+// rendezvous has to send moments.
 const BatchNormEngine& DeviceEngine();
 
-// Of the step that a call belongs to.
+// The engine of the step that the call belongs to.
 const BatchNormEngine& EngineOf(const BatchNormCall& call);
 
 }  // namespace cohort

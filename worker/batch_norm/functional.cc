@@ -18,7 +18,7 @@ bool UsesBatchStatistics(const BatchNormOperands& layer) {
   return layer.training || !layer.running_mean.defined();
 }
 
-// As the module's forward, without its check.
+// The module's forward without its check of the batch size.
 at::Tensor StockBatchNorm(const at::Tensor& x, const BatchNormOperands& layer) {
   const bool by_batch = UsesBatchStatistics(layer);
   // One element has no unbiased variance: the operator would store NaN.
@@ -35,7 +35,7 @@ at::Tensor StockBatchNorm(const at::Tensor& x, const BatchNormOperands& layer) {
       at::globalContext().userEnabledCuDNN());
 }
 
-// Absent where no scope binds the layer.
+// Absent if no scope binds the layer.
 std::optional<BoundCall> Bound(const BatchNormUse& use) {
   const std::shared_ptr<BatchNormScope::Step>& step = BatchNormScope::Current();
   if (step == nullptr) return std::nullopt;
@@ -57,7 +57,8 @@ std::optional<BoundCall> Bound(const BatchNormUse& use) {
                             .adds_next = use.adds_next}};
 }
 
-// One by one, each by whoever answers it.
+// Makes the calls one by one; layers that no scope binds use the stock
+// operator.
 std::vector<at::Tensor> CallEach(absl::Span<const BatchNormUse> uses) {
   std::vector<at::Tensor> outputs;
   at::Tensor added;
@@ -95,7 +96,7 @@ std::vector<at::Tensor> CallBatchNorm(absl::Span<const BatchNormUse> uses) {
   std::vector<at::Tensor> outputs;
   for (size_t begin = 0, end = 0; begin < calls.size(); begin = end) {
     end = std::min(begin + kSiblingsMax, calls.size());
-    // What is added stays with whom it is added to.
+    // A call and the output that is added to it stay in one group.
     if (calls[end - 1].call.adds_next) --end;
     for (at::Tensor& y :
          CohortBatchNorm(absl::MakeSpan(calls).subspan(begin, end - begin))) {

@@ -23,20 +23,20 @@ struct BatchNormOperands {
   bool training = false;
 };
 
-// One call of a layer, and what follows the normalisation in the same pass over
-// memory.
+// One call of a layer, and the operations that follow the normalisation in the
+// same pass over memory.
 struct BatchNormUse {
   at::Tensor x;
   BatchNormOperands layer;
   bool relu = false;
-  // Added before the ReLU; undefined: nothing. Needs `relu`.
+  // Added before the ReLU; needs `relu`. May be undefined.
   at::Tensor addend;
-  // Added before the ReLU is the output of the next use. Needs `relu`.
+  // Adds the output of the next use before the ReLU. Needs `relu`.
   bool adds_next = false;
 };
 
-// What the functions below do; one output a use, without those that are added
-// to others.
+// Implements the functions below. Returns one output a use, except for outputs
+// that are added to another use's.
 std::vector<at::Tensor> CallBatchNorm(absl::Span<const BatchNormUse> uses);
 
 template <typename Norm>
@@ -55,26 +55,26 @@ BatchNormOperands OperandsOf(const Norm& norm) {
   return operands;
 }
 
-// norm(x), for a model of one's own; `norm` is a torch::nn::BatchNorm1d, 2d or
-// 3d. Unlike the module's forward it takes a batch with one element a channel:
-// an image a worker and a map of 1x1 are no less a part of the cohort's batch.
-// Where that is all there is, it comes out as the layer's shift, and moves no
-// statistics.
+// norm(x), for user-defined models; `norm` is a torch::nn::BatchNorm1d, 2d or
+// 3d. Unlike the module's forward it accepts a batch with one element a
+// channel: one image a worker on a 1x1 map is still a part of the cohort's
+// batch. If the whole cohort has only one element, the output is the layer's
+// shift, and the statistics do not change.
 template <typename Norm>
 at::Tensor BatchNorm(Norm& norm, const at::Tensor& x) {
   return CallBatchNorm({{.x = x, .layer = OperandsOf(norm)}}).front();
 }
 
-// relu(norm(x)), as above. Where a BatchNormScope binds the layer it is one
+// relu(norm(x)), as above. If a BatchNormScope binds the layer, it takes one
 // pass over memory instead of two, forward and backward, and the backward pass
-// keeps one tensor less.
+// keeps one tensor fewer.
 template <typename Norm>
 at::Tensor BatchNormRelu(Norm& norm, const at::Tensor& x) {
   return CallBatchNorm({{.x = x, .layer = OperandsOf(norm), .relu = true}})
       .front();
 }
 
-// relu(norm(x) + z), as above; z is of the shape and type of x.
+// relu(norm(x) + z), as above; z has the shape and type of x.
 template <typename Norm>
 at::Tensor BatchNormAddRelu(Norm& norm, const at::Tensor& x,
                             const at::Tensor& z) {
@@ -84,8 +84,8 @@ at::Tensor BatchNormAddRelu(Norm& norm, const at::Tensor& x,
 }
 
 // relu(norm(x) + other(z)), as above: the end of a residual block whose
-// shortcut has a batch norm of its own. Both layers meet the other workers in
-// one rendezvous instead of two, in each pass; the results are the same bits.
+// shortcut has a batch norm of its own. Both layers share one rendezvous with
+// the other workers in each pass; the results are bit-identical to two calls.
 template <typename Norm>
 at::Tensor BatchNormPairAddRelu(Norm& norm, const at::Tensor& x, Norm& other,
                                 const at::Tensor& z) {
@@ -97,8 +97,8 @@ at::Tensor BatchNormPairAddRelu(Norm& norm, const at::Tensor& x, Norm& other,
       .front();
 }
 
-// relu(norm(x)) of each pair, of which no input may depend on another's output;
-// as above, up to four in one rendezvous.
+// relu(norm(x)) of each pair, as above. Up to four share a rendezvous. No input
+// may depend on another's output.
 template <typename Norm>
 std::vector<at::Tensor> BatchNormReluEach(
     absl::Span<const std::pair<Norm, at::Tensor>> siblings) {

@@ -26,7 +26,7 @@ Moments LocalMoments(const ForwardCall& call) {
   return local;
 }
 
-// The sums of the local batch; fills tensors.dz.
+// The backward sums over the local batch; fills tensors.dz.
 Moments BackwardSums(const BackwardCall& call) {
   const SavedCall& saved = *call.saved;
   const BackwardTensors& tensors = call.tensors;
@@ -54,7 +54,7 @@ Moments BackwardSums(const BackwardCall& call) {
   return sums;
 }
 
-// `all` is null where the statistics are constants.
+// `all` is null if the statistics are constants.
 at::Tensor InputGradient(const BackwardCall& call, const Moments* all) {
   const SavedCall& saved = *call.saved;
   const BackwardTensors& tensors = call.tensors;

@@ -46,9 +46,9 @@ at::Tensor BatchNormKernel(const at::Tensor& input,
 
 void InstallBatchNormKernel() {
   // The stock operator is composite: it has no kernels of its own for autograd
-  // on CPU and CUDA, so these entries take nothing away and are reached by
-  // every tensor there outside inference mode. Never destroyed, because modules
-  // may still run while static objects are torn down.
+  // on CPU and CUDA. So these entries replace nothing, and every tensor there
+  // outside inference mode reaches them. They are never destroyed, because
+  // modules may still run during static destruction.
   const auto install = [](c10::DispatchKey key) {
     auto* made = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__,
                                     __LINE__);

@@ -2,9 +2,9 @@
 
 namespace cohort {
 
-// Makes aten::batch_norm, and so every batch-norm module, layer expression
-// and TorchScript call of this process, ask BatchNormScope first. Without a
-// scope the stock operator runs as before. Idempotent.
+// Makes aten::batch_norm, and so every batch-norm module, layer expression and
+// TorchScript call of this process, try BatchNormScope first. Without a scope
+// the stock operator runs as before. Idempotent.
 //
 // Thread safety: safe.
 void InstallBatchNormKernel();

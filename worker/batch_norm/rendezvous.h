@@ -8,15 +8,16 @@
 
 namespace cohort {
 
-// Where batch-norm calls of one training step exchange their moments. The
-// caller of each method is the thread that runs the model.
+// Where batch-norm calls of one training step exchange their moments. Methods
+// are called on the thread that runs the model.
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
 
-  // Combines each of `local` with the same call of all members, waiting once
-  // for all of them; the results are in the same order. The layers index
-  // ModelLayout::batch_norms, the calls count those of a layer within the step.
+  // Combines each entry of `local` with the same call of all members, and waits
+  // once for all results, which are in the same order. `layers` are indices
+  // into ModelLayout::batch_norms; `calls` count the calls of a layer within
+  // the step.
   // Errors: Aborted or Unavailable: the step is void.
   virtual absl::StatusOr<std::vector<Moments>> Reduce(
       ReducePhase phase, absl::Span<const CallMoments> local) = 0;

@@ -10,11 +10,11 @@
 namespace cohort {
 namespace {
 
-// The operator that is overridden has a fixed signature, so the step reaches
-// it by the thread that runs the model.
+// The overridden operator has a fixed signature, so the step is passed to it in
+// a thread-local variable of the thread that runs the model.
 thread_local std::shared_ptr<BatchNormScope::Step> current_step;
 
-// Takes what the device has sent meanwhile.
+// Collects the moments that the device has sent.
 absl::Status TakePending(BatchNormScope::Step& step) {
   StepContext& context = *step.context;
   for (const PendingMoments& pending : step.pending) {

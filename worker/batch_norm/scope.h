@@ -19,27 +19,27 @@
 
 namespace cohort {
 
-// The batch-norm call that a pass reached last, for whoever wants to know where
-// it ended.
+// The last batch-norm call that a pass reached, for error messages.
 struct LayerMark {
   std::string layer;
   ReducePhase phase = ReducePhase::kForward;
-  // Its input, which is let go of with the graph.
+  // The call's input; the tensor itself is released with the graph.
   at::ScalarType type = at::kFloat;
   std::vector<int64_t> shape;
 };
 
-// What the batch-norm calls of one training step need, and what they report.
+// Inputs and results of the batch-norm calls of one training step.
 struct StepContext {
-  // Null: every call is normalised by its own batch.
+  // If null, every call is normalised by its own batch.
   Rendezvous* rendezvous = nullptr;
   const kernels::Backend* backend = nullptr;
-  // Where the tensors lie; the backend is for those on the CPU.
+  // Where the tensors are; the backend is for tensors on the CPU.
   Compute compute;
-  // Kept up to date if not null.
+  // Updated at every call. May be null.
   LayerMark* reached = nullptr;
-  // Layers in eval mode are normalised by their batch, too, unless they are
-  // frozen: a model can be scored as it was trained, with dropout off.
+  // If true, layers in eval mode are also normalised by their batch, unless
+  // they are frozen: a model can be scored the way it was trained, with dropout
+  // off.
   bool normalises_by_batch_in_evaluation = false;
 
   // Out: forward calls per layer, in the order of BatchNormBinding::layers().
@@ -47,19 +47,19 @@ struct StepContext {
   // Out, without a rendezvous: the moments of each call, ascending by
   // (layer, call) once the scope has ended.
   std::vector<CallMoments> moments;
-  // Out, once the scope has ended: why moments are missing.
+  // Out, once the scope has ended: not OK if moments are missing.
   absl::Status status;
 };
 
-// What one call is normalised by, float64 [channels] each; in the host's memory
-// on the CPU and where the members met.
+// Mean and deviation that one call is normalised by, float64, [channels] each.
+// Set in host memory on the CPU and after a rendezvous.
 struct Normalizer {
   std::vector<double> mean;
   // 1 / sqrt(variance + epsilon).
   std::vector<double> invstd;
-  // Elements per channel behind them, of all members.
+  // Elements per channel of all members.
   int64_t count = 0;
-  // Both, [2, channels], on the device; undefined on the CPU.
+  // Mean and invstd, [2, channels], on the device; undefined on the CPU.
   at::Tensor values;
 };
 
@@ -69,23 +69,23 @@ struct PendingMoments {
   int32_t call = 0;
   int64_t count = 0;
   int64_t channels = 0;
-  // Means, then sums of squares; there once its event has happened.
+  // Means, then sums of squares; valid once the block's event has happened.
   std::shared_ptr<PinnedBlock> block;
 };
 
-// While it lives, batch norm of the bound layers, called from this thread, is
-// Cohort's:
+// While it lives, Cohort computes the batch norm of the bound layers in calls
+// from this thread:
 //   y = (x - mean) / sqrt(M2/N + eps) * weight + bias
-// with the moments of all members (or of this batch, without a rendezvous).
-// A layer in eval mode (unless the context says otherwise), or frozen by the
-// binding, is normalised by its moving statistics instead: no rendezvous, no
-// call counted, nothing reported.
-// The backward pass of those calls must run before the scope ends, while this
-// thread waits for it (autograd has threads of its own for devices). Moving
-// statistics are left alone: the server owns them.
+// with the moments of all members or, without a rendezvous, of this batch. A
+// layer that is in eval mode (unless the context says otherwise) or frozen by
+// the binding is normalised by its moving statistics instead. It has no
+// rendezvous, and its call is neither counted nor reported. The backward pass
+// of those calls must run before the scope ends, while this thread waits for it
+// (autograd has threads of its own for devices). Moving statistics do not
+// change: the server owns them.
 //
 // Layers that are not bound and other threads are not affected and get the
-// stock operator. Scopes nest; the inner one counts.
+// stock operator. Scopes nest; the inner one applies.
 //
 // Shapes: [N, C] up to [N, C, D, H, W], any N including 0; contiguous and
 //   channels last come out as they went in, other strides contiguous.
@@ -104,15 +104,15 @@ class BatchNormScope {
   BatchNormScope& operator=(const BatchNormScope&) = delete;
   ~BatchNormScope();
 
-  // Shared with the autograd nodes of the step, which may outlive it.
+  // State shared with the autograd nodes of the step, which may outlive it.
   struct Step {
     const BatchNormBinding* binding = nullptr;
     // Null once the scope has ended.
     StepContext* context = nullptr;
-    // By (layer, call): what every call so far was normalised by.
+    // By (layer, call): the normalizer of every call so far.
     std::map<std::pair<int32_t, int32_t>, std::shared_ptr<const Normalizer>>
         normalizers;
-    // Without a rendezvous, on a device.
+    // Moments on their way from a device; used without a rendezvous.
     std::vector<PendingMoments> pending;
     // True within a RecomputeScope.
     bool recomputing = false;
@@ -126,11 +126,11 @@ class BatchNormScope {
 };
 
 // While it lives, forward calls of this thread repeat calls that the step has
-// made: activation checkpointing drops what a segment of the model computed
-// and computes it again before the segment's backward pass. A repeated call is
-// normalised by what it was normalised by at first; it is no call of its own,
-// meets nobody in a rendezvous and leaves no trace in the moving statistics.
-// Its backward pass is that of the call it repeats.
+// already made. Activation checkpointing drops the results of a segment of the
+// model and computes them again before the segment's backward pass. A repeated
+// call uses the normalizer of the original call. It is not counted, takes part
+// in no rendezvous and does not change the moving statistics. Its backward pass
+// is that of the call it repeats.
 //
 //   const RecomputeScope::Mark mark = RecomputeScope::Here();
 //   y = segment(x);                      // without autograd
@@ -138,21 +138,22 @@ class BatchNormScope {
 //   const RecomputeScope again(mark);
 //   y = segment(x);                      // with autograd
 //
-// May be on another thread than the mark was made on, which must wait
-// meanwhile: autograd runs the backward passes of a GPU on a thread of its own.
-// Must end before its BatchNormScope does; for a mark outside of one, or of one
-// that has ended, it does nothing, and a layer in training mode then updates
-// its statistics twice, as everywhere. Throws: c10::Error, from forward, if a
-// call is repeated that was not made.
+// It may run on another thread than the mark's, which must wait meanwhile:
+// autograd runs the backward passes of a GPU on a thread of its own. It must
+// end before its BatchNormScope does. If the mark was made outside a
+// BatchNormScope, or the scope has ended, it does nothing; a layer in training
+// mode then updates its statistics twice, as without Cohort. Throws:
+// c10::Error, from forward, if a repeated call was never made.
 class RecomputeScope {
  public:
-  // A place in the sequence of the step's calls.
+  // A position in the sequence of the step's calls.
   class Mark {
     friend class RecomputeScope;
     std::shared_ptr<BatchNormScope::Step> step_;
     std::vector<int32_t> calls_;
   };
-  // Here and now, of this thread; a recomputed segment may have marks, too.
+  // The current position of this thread. A recomputed segment may have marks,
+  // too.
   static Mark Here();
 
   explicit RecomputeScope(const Mark& from);
@@ -161,9 +162,9 @@ class RecomputeScope {
   ~RecomputeScope();
 
  private:
-  // Null: it does nothing.
+  // If null, the scope does nothing.
   const std::shared_ptr<BatchNormScope::Step> step_;
-  // What this thread goes back to.
+  // The step that this thread returns to.
   std::shared_ptr<BatchNormScope::Step> outer_;
   std::vector<int32_t> calls_;
   bool nested_ = false;

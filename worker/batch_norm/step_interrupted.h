@@ -8,8 +8,8 @@
 
 namespace cohort {
 
-// Leaves a batch-norm layer's forward or backward pass when the step it
-// belongs to cannot go on: a rendezvous failed. The only exception of ours,
+// Thrown from a batch-norm layer's forward or backward pass when its step
+// cannot continue because a rendezvous failed. This is our only exception,
 // because nothing else passes through a module tree and autograd; its type
 // survives both. Only the trainer catches it.
 class StepInterrupted : public std::exception {

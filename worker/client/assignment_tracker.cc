@@ -11,7 +11,7 @@ PushKey KeyOf(const Assignment& assignment) {
   return {.sequence = assignment.sequence, .attempt = assignment.attempt};
 }
 
-// Only a synchronous step can end early; elsewhere `version` is no step.
+// Only a synchronous step can end early; otherwise `version` is not a step.
 bool IsStep(const Assignment& assignment) {
   return assignment.kind == AssignmentKind::kTrain &&
          !assignment.members.empty();
@@ -31,7 +31,7 @@ void AssignmentTracker::Offer(const Assignment& assignment) {
                                KeyOf(assignment) <= KeyOf(*newest))) {
       return;
     }
-    // A step that ended before its assignment arrived over another stream.
+    // The step ended before its assignment arrived over another stream.
     if (IsStep(assignment) &&
         !CheckStep(assignment.version, assignment.attempt).ok()) {
       return;

@@ -8,9 +8,9 @@
 
 namespace cohort {
 
-// Growing pauses between tries: 50 ms, doubled each time up to 2 s, each cut
-// by a random part of up to a half so that the workers of a restarted server
-// do not return in one burst.
+// Growing pauses between tries: 50 ms, doubled each time up to 2 s. Each pause
+// is shortened by a random part, at most half, so that the workers of a
+// restarted server do not return in one burst.
 class Backoff {
  public:
   explicit Backoff(uint64_t seed) : random_(seed) {}

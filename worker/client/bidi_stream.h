@@ -20,20 +20,20 @@
 
 namespace cohort {
 
-// One bidirectional call, seen from the client. Messages are written in order,
-// one at a time, and the others wait in a queue that the owner bounds; what
-// arrives is read at once.
+// The client side of one bidirectional call. Messages are written in order, one
+// at a time; the others wait in a queue that the owner bounds. Incoming
+// messages are read at once.
 //
 // Messages come off the wire as bytes and are parsed here: gRPC reports bytes
-// that it cannot parse as the end of the stream, which the server, who sent
-// them in good faith, would never follow up with one.
+// that it cannot parse as the end of the stream, but the server has not ended
+// it, so no status would follow.
 //
 // A write to an idle stream starts on the caller's thread, and messages are
-// swapped rather than copied, so that a caller who reuses its message
-// allocates nothing.
+// swapped rather than copied, so a caller that reuses its message allocates
+// nothing.
 //
-// Thread safety: safe, but for Start, which comes first, and Close, which
-// comes last. Reactions run on gRPC's threads and must not block.
+// Thread safety: safe, except that Start must come first and Close last.
+// Reactions run on gRPC's threads and must not block.
 template <typename Request, typename Response>
 class BidiStream final
     : private grpc::ClientBidiReactor<Request, grpc::ByteBuffer> {
@@ -43,9 +43,9 @@ class BidiStream final
   struct Reactions {
     // A message arrived. An error ends the stream with that status.
     std::function<absl::Status(Response&)> on_message;
-    // A message was taken over by gRPC. May be empty.
+    // gRPC has taken over a message. May be empty.
     std::function<void(const Request&)> on_written;
-    // The stream is over; called once, after all the others.
+    // The stream has ended. Called once, after all other reactions.
     std::function<void(const absl::Status&)> on_end;
   };
 
@@ -65,8 +65,8 @@ class BidiStream final
     this->StartCall();
   }
 
-  // Takes `message`, leaving another one in its place. False if the stream is
-  // over or FinishWrites was called.
+  // Takes `message`, leaving another one in its place. Returns false if the
+  // stream has ended or FinishWrites was called.
   bool Write(Request& message) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       MutexLock lock(mu_);
@@ -83,7 +83,7 @@ class BidiStream final
     return true;
   }
 
-  // The same, but gives up if another message is on its way.
+  // Like Write, but returns false if another message is being written.
   bool WriteIfIdle(Request& message) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       MutexLock lock(mu_);
@@ -92,7 +92,7 @@ class BidiStream final
     return Write(message);
   }
 
-  // Tells the server, after what is queued, that no more messages follow.
+  // Tells the server that no messages follow the queued ones.
   void FinishWrites() ABSL_LOCKS_EXCLUDED(mu_) {
     {
       MutexLock lock(mu_);
@@ -106,11 +106,11 @@ class BidiStream final
 
   void Cancel() { context_.TryCancel(); }
 
-  // Whom it is connected to, as a channel's target; known once a message came.
+  // The connected server, as a channel's target; known after the first message.
   std::string peer() const { return context_.peer(); }
 
-  // Waits until the server has ended the stream; false if `deadline` on `clock`
-  // passes first.
+  // Waits until the server has ended the stream. Returns false if `deadline` on
+  // `clock` passes first.
   bool WaitForEnd(const Clock& clock, Instant deadline)
       ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
@@ -193,8 +193,8 @@ class BidiStream final
       } else if (ok && finish_wanted_) {
         finish = true;
       } else {
-        // Kept by a protobuf message for its next use; a byte buffer would
-        // keep tensors alive.
+        // A protobuf message keeps its memory for the next use; a byte buffer
+        // would keep tensors alive.
         if constexpr (std::is_same_v<Request, grpc::ByteBuffer>) {
           written.Swap(&outgoing_);
         }
@@ -225,17 +225,17 @@ class BidiStream final
       if (!failure_.ok()) end = failure_;
     }
     reactions_.on_end(end);
-    // Notified under the lock, because the waiting thread destroys this
-    // object as soon as it sees the state.
+    // Notify under the lock, because the waiting thread destroys this object as
+    // soon as it sees the state.
     MutexLock lock(mu_);
     state_ = State::kOver;
     over_.NotifyAll();
   }
 
-  // gRPC must not finish the call between the decision to write and the
-  // write, which come from any thread. One hold prevents it, and goes when
-  // nothing can be written any more: after the last read, unless a write has
-  // been decided on (write_busy_), whose own end then releases the hold.
+  // gRPC must not finish the call between the decision to write and the write,
+  // which can come from any thread. One hold prevents it. The hold is released
+  // when nothing can be written any more: after the last read or, if a write
+  // has been decided on by then (write_busy_), at the end of that write.
   bool ReleaseHoldLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (state_ != State::kReadOver || write_busy_ || hold_released_) {
       return false;
@@ -250,11 +250,11 @@ class BidiStream final
   // Synchronises itself.
   grpc::ClientContext context_;
   CondVar over_;
-  // Belong to the read in progress; the second is reused, so that a message
-  // allocates little, and stands idle where bytes are handed on.
+  // Used by the read in progress. The second is reused, so that a message
+  // allocates little, and is not used if messages are handed on as bytes.
   grpc::ByteBuffer incoming_;
   Response parsed_;
-  // Belongs to whoever has set write_busy_.
+  // Owned by the thread that has set write_busy_.
   Request outgoing_;
 
   Mutex mu_;
@@ -262,7 +262,7 @@ class BidiStream final
   bool write_busy_ ABSL_GUARDED_BY(mu_) = false;
   bool finish_wanted_ ABSL_GUARDED_BY(mu_) = false;
   bool hold_released_ ABSL_GUARDED_BY(mu_) = false;
-  // What a reaction refused; replaces gRPC's status.
+  // The error of a reaction; replaces gRPC's status.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   std::deque<Request> queue_ ABSL_GUARDED_BY(mu_);
 };

@@ -34,7 +34,7 @@ BulkCall::BulkCall(const BulkTarget& target, const std::string& method,
 absl::Status BulkCall::Send(const grpc::ByteBuffer& message) {
   const absl::Status status = stream_.Send(message, deadline_);
   if (!absl::IsUnavailable(status)) return status;
-  // The call's end, which is on its way, says more than that it is over.
+  // The call's final status, which is on its way, says why the stream is over.
   MutexLock lock(link_.mu);
   while (!end_.has_value()) {
     COHORT_RETURN_IF_ERROR(link_.WaitLocked(deadline_));

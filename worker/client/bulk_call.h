@@ -20,19 +20,18 @@
 
 namespace cohort {
 
-// What a call on the bulk channel needs.
+// Where a call on the bulk channel goes, and until when.
 struct BulkTarget {
   std::shared_ptr<grpc::Channel> channel;
-  // Outlives the call.
+  // Must outlive the call.
   Link* link = nullptr;
   Sender sender;
-  // When to give up.
   Instant deadline;
 };
 
 // One call whose answers the driving thread reads in order. Its end does not
-// break the link. What has arrived and is not yet read is bounded by the
-// call itself: at most one whole model.
+// break the link. The protocol bounds the data that has arrived and is not yet
+// read: at most one whole model.
 class BulkCall {
  public:
   // `name` is used in errors, such as "the pull".
@@ -44,9 +43,9 @@ class BulkCall {
   absl::Status Send(const grpc::ByteBuffer& message);
   void FinishWrites() { stream_.FinishWrites(); }
 
-  // Returns once Receive has something. The server may tell the session
-  // meanwhile what the worker waits for; `on_wait` is told, and returns when
-  // to give up from then on.
+  // Returns once Receive has something. Meanwhile the server may report over
+  // the session what the worker waits for; `on_wait` is called with it and
+  // returns the new deadline.
   // Errors: those of Link::WaitLocked.
   absl::Status AwaitAnswer(
       const std::function<Instant(const Assignment& wait)>& on_wait);
@@ -57,20 +56,20 @@ class BulkCall {
   absl::StatusOr<std::optional<grpc::ByteBuffer>> Receive();
 
  private:
-  // Until the next notification. Errors: those of Link::WaitLocked.
+  // Waits until the next notification. Errors: those of Link::WaitLocked.
   absl::Status WaitLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
 
   // Fixed after construction.
   Link& link_;
   const std::string name_;
 
-  // Of the driving thread.
+  // Used by the driving thread only.
   Instant deadline_;
 
   std::deque<grpc::ByteBuffer> received_ ABSL_GUARDED_BY(link_.mu);
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(link_.mu);
 
-  // Last, so that it ends before what its reactions use.
+  // Last, so that it is destroyed before the members that its reactions use.
   BulkStream stream_;
 };
 

@@ -24,7 +24,7 @@ BulkStream::BulkStream(
                    },
                .on_end =
                    [this, on_end = std::move(on_end)](const absl::Status& end) {
-                     // First, so that a blocked Send finds out why.
+                     // First, so that a blocked Send sees the reason.
                      on_end(end);
                      {
                        MutexLock lock(link_.mu);
@@ -33,7 +33,7 @@ BulkStream::BulkStream(
                      link_.Notify();
                    }}) {
   stream_.Start([this, &method](grpc::ClientContext* context, auto* reactor) {
-    // The session is up, so this channel may still be on its way to connect.
+    // The session is up, but this channel may still be connecting.
     context->set_wait_for_ready(true);
     stub_.PrepareBidiStreamingCall(context, method, {}, reactor);
   });
@@ -45,7 +45,8 @@ absl::Status BulkStream::Send(grpc::ByteBuffer message, Instant deadline) {
     MutexLock lock(link_.mu);
     COHORT_RETURN_IF_ERROR(link_.CheckLocked());
     COHORT_RETURN_IF_ERROR(link_.tracker.CheckTaken());
-    // One message passes whatever its size, or it would wait for ever.
+    // A message that is larger than the limit passes alone, or it would wait
+    // for ever.
     while (queued_bytes_ > 0 && queued_bytes_ + bytes > queued_bytes_max_) {
       if (over_) return absl::UnavailableError("the stream is over");
       COHORT_RETURN_IF_ERROR(link_.WaitLocked(deadline));

@@ -17,14 +17,14 @@
 
 namespace cohort {
 
-// A streaming call of framed messages, by name. What waits to be sent is
-// bounded in bytes.
+// A streaming call of framed messages, by name. The send queue is bounded in
+// bytes.
 class BulkStream {
  public:
   using Stream = BidiStream<grpc::ByteBuffer, grpc::ByteBuffer>;
 
-  // Ample for the gradients of one step of most models, and small next to
-  // the memory that a worker needs for them anyway.
+  // Enough for the gradients of one step of most models, and small compared
+  // with the memory that a worker needs for them anyway.
   static constexpr int64_t kQueuedBytesMax = int64_t{256} << 20;
 
   // `on_message` and `on_end` as in BidiStream; `link` must outlive it.
@@ -34,7 +34,7 @@ class BulkStream {
              std::function<void(const absl::Status&)> on_end,
              int64_t queued_bytes_max = kQueuedBytesMax);
 
-  // Queues `message`; blocks while it would not fit into the queue.
+  // Queues `message`; blocks until it fits into the queue.
   // Errors: Aborted if the step in progress ends meanwhile; Unavailable if
   //   the stream is over; those of Link::WaitLocked.
   absl::Status Send(grpc::ByteBuffer message, Instant deadline);
@@ -49,7 +49,7 @@ class BulkStream {
   grpc::GenericStub stub_;
   int64_t queued_bytes_ ABSL_GUARDED_BY(link_.mu) = 0;
   bool over_ ABSL_GUARDED_BY(link_.mu) = false;
-  // Last, so that it ends before what its reactions use.
+  // Last, so that it is destroyed before the members that its reactions use.
   Stream stream_;
 };
 

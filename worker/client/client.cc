@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(
         ", want above 0"));
   }
   auto once = std::make_unique<GrpcClient>(options);
-  // They belong to the client that the decorator owns.
+  // Clock and sleeper belong to the client that the decorator owns.
   const Clock& clock = once->clock();
   Sleeper& sleeper = once->sleeper();
   return std::make_unique<RetryingClient>(std::move(once), options, clock,

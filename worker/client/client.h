@@ -25,23 +25,23 @@ namespace cohort {
 struct ClientOptions {
   // host:port of the server.
   std::string server;
-  // Absent: the lowest vacant rank.
+  // If absent, the lowest vacant rank.
   std::optional<Rank> rank;
   int64_t batch_size = 0;
   std::string fingerprint;
   std::string description;
   // Version and commit of the program, for people.
   std::string build;
-  // How long an unreachable server, or a rank that is still taken, is waited
-  // for before the client gives up.
+  // How long the client waits for an unreachable server, or for a rank that is
+  // still taken, before it gives up.
   absl::Duration server_timeout = absl::Minutes(5);
   // Seeds the jitter of the back-off.
   uint64_t backoff_seed = 0;
-  // Must outlive the client; null: nobody wants to hear of it.
+  // Must outlive the client. May be null.
   ClientHooks* hooks = nullptr;
 };
 
-// What the server said on joining.
+// The server's answer to a join.
 struct Membership {
   Rank rank;
   std::string run_id;
@@ -50,27 +50,28 @@ struct Membership {
   Version version;
   int32_t workers = 0;
   std::string policy;
-  // Empty: the server is of a release without names.
+  // Empty if the server's release has no run names.
   std::string run_name;
 };
 
 struct Registration {
   std::vector<Partition> partitions;
   double loss_reference = 1;
-  // Every trainable partition once: the order in which all workers send their
-  // gradients. Empty: any order.
+  // Every trainable partition once, in the order in which all workers send
+  // their gradients. If empty, any order.
   std::vector<int32_t> send_order;
 };
 
-// A pass of one attempt of a step: what its rendezvous have in common.
+// One pass of one attempt of a step: the part that the keys of its rendezvous
+// have in common.
 struct ReducePass {
   Version step;
   Attempt attempt;
   ReducePhase phase = ReducePhase::kForward;
 };
 
-// One consistent version. `weights` has one rope a partition (empty if not
-// asked for), `statistics` one entry a batch-norm layer (same).
+// One consistent version. `weights` has one rope a partition, `statistics` one
+// entry a batch-norm layer; each is empty if not requested.
 struct PulledVersion {
   Version version;
   ModelLayout layout;
@@ -79,18 +80,19 @@ struct PulledVersion {
   std::vector<LayerStatistics> statistics;
 };
 
-// Which version, and what of it.
+// Which version to read, and which parts of it.
 struct PullWish {
-  // Absent: the newest.
+  // If absent, the newest.
   std::optional<Version> version;
   bool weights = false;
   bool statistics = false;
-  // Which of the moving statistics, by name; empty: the first.
+  // The name of the moving statistics to read; if empty, the first.
   std::string statistics_kind;
 };
 
 // A push that was decided, and the weights that came with it: one rope a
-// partition, empty for frozen partitions and where the verdict carries none.
+// partition. The rope is empty for frozen partitions and if the verdict carries
+// no weights.
 struct PushResult {
   PushVerdict verdict;
   std::vector<ByteRope> weights;
@@ -98,43 +100,44 @@ struct PushResult {
 
 // A worker's side of the protocol. Knows nothing of LibTorch.
 //
-// One life: Join, Register, then for each assignment the calls that end it.
-// Whenever a call answers Aborted or Unavailable the assignment in progress
-// is void: call NextAssignment, which reconnects if it must (same rank, same
-// incarnation if the server still knows it) and returns what to do now.
-// Contributions are pure functions of the assignment, so repeating one is
-// harmless.
+// One incarnation: Join, Register, then for each assignment the calls that end
+// it. Whenever a call returns Aborted or Unavailable, the assignment in
+// progress is void: call NextAssignment, which reconnects if it must (same
+// rank, same incarnation if the server still knows it) and returns the next
+// assignment. Contributions are pure functions of the assignment, so repeating
+// one is harmless.
 //
 // Thread safety: one thread drives the client. RequestStop may be called
 // from any thread or a signal-watching thread.
 // Errors of every call, besides its own: Aborted (the assignment is void),
-//   Unavailable (connection lost, the assignment is void),
-//   FailedPrecondition (wrong run or layout: final),
-//   Cancelled (RequestStop, or the run needs this rank no more),
-//   DeadlineExceeded (server_timeout passed; says what was waited for).
+//   Unavailable (connection lost, the assignment is void), FailedPrecondition
+//   (wrong run or layout: final), Cancelled (RequestStop, or the run no longer
+//   needs this rank), DeadlineExceeded (server_timeout passed; says what was
+//   waited for).
 class Client {
  public:
   virtual ~Client() = default;
 
-  // Connects and joins; retries until server_timeout while the server is not
-  // reachable or the rank is alive.
+  // Connects and joins. While the server is not reachable or the rank is still
+  // taken, retries until server_timeout.
   virtual absl::StatusOr<Membership> Join() = 0;
 
-  // Registers the model or has it verified. `values[i]` are the float32
-  // elements of layout.parameters[i]; they must stay valid during the call
-  // and are sent only if the server asks for them. `statistics` may be empty.
+  // Registers the model, or verifies it if it is registered already.
+  // `values[i]` are the float32 elements of layout.parameters[i]. They must
+  // stay valid during the call and are sent only if the server requests them.
+  // `statistics` may be empty.
   virtual absl::StatusOr<Registration> Register(
       const ModelLayout& layout, const RunPlan& plan,
       absl::Span<const absl::Span<const float>> values,
       absl::Span<const LayerStatistics> statistics) = 0;
 
-  // The life of this worker that the newest assignment belongs to. When it
-  // changes, the server may have been restarted from an older version, and
-  // versions that were read before mean nothing any more.
+  // The incarnation of this worker that the newest assignment belongs to. When
+  // it changes, the server may have been restarted from an older version, so
+  // version numbers read before are no longer valid.
   virtual Incarnation incarnation() const = 0;
 
-  // Blocks until the server says what to do: work, or kFinished;
-  // kWait is waited out here and told to the observer.
+  // Blocks until there is work or the run has finished (kFinished). kWait is
+  // waited out here and reported to the observer.
   virtual absl::StatusOr<Assignment> NextAssignment() = 0;
 
   // Reads one version.
@@ -149,15 +152,15 @@ class Client {
       const ReducePass& pass, absl::Span<const CallMoments> local) = 0;
 
   // The push of the current training assignment: open once after the forward
-  // pass, then each trainable partition once, then close. `gradient` holds
-  // the partition's slices concatenated, float32; it is sent from where it
-  // lies and kept alive by its owners. `absent_slices` are positions in
+  // pass, then each trainable partition once, then close. `gradient` holds the
+  // partition's slices concatenated, float32; it is sent without a copy and
+  // kept alive by its owners. `absent_slices` are positions in
   // Partition::slices without a gradient (their bytes must be zeros).
   virtual absl::Status OpenPush(const PushOpening& opening) = 0;
   virtual absl::Status SendGradient(
       int32_t partition, ByteRope gradient,
       absl::Span<const int32_t> absent_slices) = 0;
-  // Blocks until the verdict, and the weights it announces, are there.
+  // Blocks until the verdict and the weights that it announces have arrived.
   virtual absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) = 0;
 
   // Ends an evaluation assignment.
@@ -167,7 +170,7 @@ class Client {
   // call).
   virtual absl::Status ReportMoments(absl::Span<const CallMoments> calls) = 0;
 
-  // Leaves on purpose; the rank is vacant at once.
+  // Leaves on purpose; the rank becomes vacant at once.
   virtual void Leave(const std::string& reason) = 0;
 
   // Makes the call in progress, and later ones, end with Cancelled.
@@ -179,12 +182,12 @@ class Client {
       std::function<void(const std::string&)> observer) = 0;
 };
 
-// Hands what the network library would print to `log`, from any thread. Call it
-// before any client is made.
+// Passes what the network library would print to `log`, from any thread. Call
+// it before creating any client.
 void RouteTransportLog(void (*log)(absl::string_view text));
 
 // A GrpcClient whose calls a RetryingClient repeats.
-// Errors: InvalidArgument if the options are not usable.
+// Errors: InvalidArgument if the options are invalid.
 absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(
     const ClientOptions& options);
 

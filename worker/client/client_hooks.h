@@ -10,8 +10,8 @@ namespace cohort {
 
 struct Membership;
 
-// What a process around a client hears from it, and has it tell the server: for
-// its log, metrics, heartbeats and timeline. Nothing depends on the answers.
+// Callbacks from a client to the process around it, for its log, metrics,
+// heartbeats and timeline. Their results do not affect the client's calls.
 //
 // Called on the thread that drives the client unless said otherwise; must
 // return at once.
@@ -19,21 +19,21 @@ class ClientHooks {
  public:
   virtual ~ClientHooks() = default;
 
-  // Joined. `again`: has come back after the connection broke, as the same life
-  // or as a new one.
+  // The client has joined. `again`: it has returned after the connection broke,
+  // as the same incarnation or a new one.
   virtual void OnJoined(const Membership& membership, bool again) = 0;
 
-  // A call did not succeed and is tried again. `method` is one of
-  // kRetriedMethods.
+  // A call failed and is tried again. `method` is one of kRetriedMethods.
   virtual void OnRetry(absl::string_view method) = 0;
 
   // Mean seconds of a step by phase (see common/step_phase.h), over the steps
-  // since the last call; none: no step ended. On the thread of heartbeats.
+  // since the last call; empty if no step ended. Called on the heartbeat
+  // thread.
   virtual std::map<std::string, double> TakePhaseSeconds() = 0;
 
-  // Whether the server's clock is to be asked for with each heartbeat, and what
-  // came of it: it shows `offset` more than the system's clock here, give or
-  // take `error`. On threads of the client's own.
+  // Whether each heartbeat requests the server's clock, and the result: the
+  // server's clock is ahead of the system clock here by `offset`, give or take
+  // `error`. Called on threads of the client.
   virtual bool WantsServerClock() const = 0;
   virtual void OnServerClock(absl::Duration offset, absl::Duration error) = 0;
 };

@@ -8,11 +8,11 @@
 
 namespace cohort {
 
-// Passes every call on to another client. Derive from it to change some calls.
+// Forwards every call to another client. Derive from it to change some calls.
 // Thread safety: as the other client's.
 class ForwardingClient : public Client {
  public:
-  // `next` must last as long as calls are made.
+  // `next` must outlive all calls.
   explicit ForwardingClient(Client& next) : next_(next) {}
 
   absl::StatusOr<Membership> Join() override { return next_.Join(); }

@@ -14,10 +14,10 @@
 namespace cohort {
 namespace {
 
-// A server that takes the connection but does not answer is given up sooner
-// than one that is away: another may have taken its address.
+// Shorter than the limit for a server that is away: a server that accepts the
+// connection but does not answer may be another program at its address.
 constexpr absl::Duration kJoinAttempt = absl::Seconds(10);
-// For the server to take note of a good-bye.
+// Time for the server to process the good-bye.
 constexpr absl::Duration kLeavePatience = absl::Seconds(2);
 
 absl::StatusOr<Membership> MembershipFromProto(const v1::JoinReply& proto) {
@@ -89,7 +89,7 @@ absl::StatusOr<Membership> GrpcClient::Join() {
       TryConnect(*joining_since_ + options_.server_timeout);
   if (absl::IsCancelled(status)) return status;
   if (IsReconnectable(status)) {
-    // This life is over, or the server has never heard of it.
+    // This incarnation is over, or the server does not know it.
     if (absl::IsAborted(status)) return_to_ = Incarnation();
     return status;
   }
@@ -102,7 +102,8 @@ absl::StatusOr<Membership> GrpcClient::Join() {
   }
   Disconnect();
   if (absl::IsOutOfRange(status)) {
-    // The run goes on with fewer workers: no error, and nothing to do.
+    // The run continues with fewer workers. This is no error, and there is
+    // nothing to do.
     Observe(std::string(status.message()));
     return final_ = absl::CancelledError(status.message());
   }
@@ -301,7 +302,7 @@ absl::Status GrpcClient::RegisterAgain(Instant deadline) {
                                            .values = std::nullopt,
                                            .statistics = {},
                                            .on_wait = WaitTeller()}));
-  // The caller's buffers and losses are made for the first answer.
+  // The caller's buffers and losses fit the first answer only.
   if (registration.partitions != registered_->registration.partitions ||
       registration.loss_reference != registered_->registration.loss_reference) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -323,7 +324,7 @@ void GrpcClient::FollowPeer(const std::string& peer) {
   peer_ = peer;
   moments_ = MakeChannel(peer, ChannelPurpose::kMoments);
   bulk_ = MakeChannel(peer, ChannelPurpose::kBulk);
-  // Before they are needed.
+  // Connect before the first use.
   moments_->GetState(/*try_to_connect=*/true);
   bulk_->GetState(/*try_to_connect=*/true);
 }
@@ -391,7 +392,8 @@ absl::StatusOr<PushStream*> GrpcClient::OpenedPushStream() {
 absl::StatusOr<Assignment> GrpcClient::AwaitNotice(Instant deadline) {
   const absl::Status usable = Usable();
   MutexLock lock(link_.mu);
-  // A server whose run is over closes its streams; what it said counts.
+  // A server whose run is over closes its streams; its last notice still
+  // applies.
   if (link_.tracker.finished()) return *link_.tracker.Take();
   COHORT_RETURN_IF_ERROR(usable);
   for (;;) {

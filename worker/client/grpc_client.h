@@ -22,12 +22,13 @@ namespace cohort {
 
 // The client over gRPC: three connections (control, rendezvous, bulk), so that
 // nothing small waits behind gradients. Each call is tried once; RetryingClient
-// repeats those that may be.
+// repeats those that may be repeated.
 //
-// Any stream that ends breaks the whole connection: calls in progress and later
-// ones return Unavailable or Aborted. Join then builds it anew, as the same
-// life if the server still knows it. If Join returns Aborted, it does not, and
-// the next Join starts a new life of the same rank, which registers again.
+// The end of any stream breaks the whole connection: calls in progress and
+// later ones return Unavailable or Aborted. Join then reconnects, as the same
+// incarnation if the server still knows it. If it does not, Join returns
+// Aborted, and the next Join starts a new incarnation of the same rank, which
+// registers again.
 class GrpcClient final : public Client {
  public:
   explicit GrpcClient(const ClientOptions& options);
@@ -53,7 +54,7 @@ class GrpcClient final : public Client {
   void RequestStop() override;
   void SetObserver(std::function<void(const std::string&)> observer) override;
 
-  // For pauses between two calls, which RequestStop ends. Both last as long as
+  // For pauses between two calls, which RequestStop ends. Both live as long as
   // the client.
   const Clock& clock() const { return clock_; }
   Sleeper& sleeper() { return link_; }
@@ -70,36 +71,37 @@ class GrpcClient final : public Client {
     std::unique_ptr<PushStream> push;
   };
 
-  // What a new life of this rank registers again.
+  // The data that a new incarnation of this rank registers again.
   struct Registered {
     ModelLayout layout;
     RunPlan plan;
     Registration registration;
-    // The life that has registered.
+    // The incarnation that has registered.
     Incarnation incarnation;
   };
 
-  // Joins, and registers again if this is a new life.
+  // Joins, and registers again if this is a new incarnation.
   absl::Status TryConnect(Instant deadline);
   // Ends the current assignment, which must be of `kind`.
   absl::Status Report(AssignmentKind kind, v1::ReportRequest& request);
   absl::Status RegisterAgain(Instant deadline);
   void Disconnect();
-  // Connects everything else to the process that has answered the join. Its
-  // name may have other addresses, or not be found a second time.
+  // Connects the other channels to the process that answered the join. Its name
+  // may have other addresses, or may not resolve a second time.
   void FollowPeer(const std::string& peer);
   v1::Join MakeJoin() const;
   // Errors: FailedPrecondition if this is not the run or rank joined before.
   absl::Status CheckSameRun(const Membership& membership) const;
 
-  // Errors: why no call can be made now.
+  // Errors: the reason why no call can be made now.
   absl::Status Usable();
-  // The stream of the push in progress, opened if need be.
+  // The stream of the push in progress; opened if necessary.
   absl::StatusOr<PushStream*> OpenedPushStream();
   // The next work, wait or end.
   absl::StatusOr<Assignment> AwaitNotice(Instant deadline);
   BulkTarget MakeTarget(Instant deadline) const;
-  // Tells the observer what a registration waits for; returns when to give up.
+  // Returns a function that tells the observer what a registration waits for,
+  // and returns the new deadline.
   std::function<Instant(const Assignment&)> WaitTeller();
   Instant Patience() const;
   void Observe(const std::string& sentence);
@@ -113,21 +115,23 @@ class GrpcClient final : public Client {
   // Synchronises itself.
   mutable Link link_;
 
-  // Of the driving thread.
-  // Whom the next two are connected to; they are null before the first join.
+  // Used by the driving thread only.
+  // The server that the next two are connected to; they are null before the
+  // first join.
   std::string peer_;
   std::shared_ptr<grpc::Channel> moments_;
   std::shared_ptr<grpc::Channel> bulk_;
   std::function<void(const std::string&)> observer_;
   std::optional<Membership> membership_;
-  // The life to return to; none after it was fenced.
+  // The incarnation to return to; none after it was fenced.
   Incarnation return_to_;
   std::optional<Registered> registered_;
   std::optional<Assignment> current_;
-  // When the tries to join that go on began; absent while connected. A try ends
-  // with the patience of whoever repeats it, even if it began later.
+  // When the current series of tries to join began; absent while connected. A
+  // single try ends with the patience of the whole series, even if it began
+  // later.
   std::optional<Instant> joining_since_;
-  // Not OK: the run cannot go on, whatever is tried.
+  // Not OK if the run cannot continue, whatever is tried.
   absl::Status final_;
   bool left_ = false;
   std::unique_ptr<Connection> connection_;

@@ -13,9 +13,9 @@
 
 namespace cohort {
 
-// Where the streams of one client, on gRPC's threads, meet the one thread
-// that drives it. What a stream receives is guarded by `mu`; after changing it
-// the stream calls Notify, and the driving thread looks again:
+// Where the streams of one client, on gRPC's threads, meet the one thread that
+// drives it. `mu` guards the data that a stream receives. After changing it,
+// the stream calls Notify, and the driving thread checks again:
 //
 //   MutexLock lock(link.mu);
 //   while (!what_i_need) {
@@ -25,39 +25,39 @@ namespace cohort {
 // Thread safety: safe.
 class Link final : public Sleeper {
  public:
-  // `clock` must outlive the link. `server` is named in every error.
+  // `clock` must outlive the link. Every error names `server`.
   Link(std::string server, const Clock& clock);
 
-  // Waits for the next notification; OK means look again.
+  // Waits for the next notification. OK means check again.
   // Errors: those of CheckLocked, and DeadlineExceeded.
   absl::Status WaitLocked(Instant deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
-  // Waits for the next notification whatever the state: for the end of a call
-  // that has been cancelled, which always comes.
+  // Waits for the next notification whatever the state. Used for the end of a
+  // cancelled call, which always comes.
   void WaitForEndLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
-  // Errors: Cancelled after RequestStop; how the connection broke, if it did.
+  // Errors: Cancelled after RequestStop; the reason if the connection broke.
   absl::Status CheckLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   absl::Status Check() ABSL_LOCKS_EXCLUDED(mu);
 
-  // Sleeps for `pause` unless RequestStop is or was called.
+  // Sleeps for `pause`. Returns early if RequestStop is or was called.
   // Errors: Cancelled.
   absl::Status Pause(absl::Duration pause) override ABSL_LOCKS_EXCLUDED(mu);
 
   void Notify() { changed_.NotifyAll(); }
   void RequestStop() ABSL_LOCKS_EXCLUDED(mu);
 
-  // Records that the connection is broken, and wakes whoever waits. The first
-  // reason counts; it is one of NormalizedEnd.
+  // Records that the connection is broken, and wakes waiting threads. The first
+  // reason is kept; it comes from NormalizedEnd.
   void Break(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu);
 
-  // Forgets all that the last connection left behind. No stream may be open.
+  // Forgets everything about the last connection. No stream may be open.
   void Mend() ABSL_LOCKS_EXCLUDED(mu);
 
-  // How `end` of the stream `name` is reported. Everything after which
-  // another try makes sense becomes Unavailable, so that Cancelled and
-  // DeadlineExceeded keep the one meaning they have for callers. Aborted,
-  // AlreadyExists and what can never be right stay what they are.
+  // The status to report for `end` of the stream `name`. Every error that
+  // another try may cure becomes Unavailable, so that Cancelled and
+  // DeadlineExceeded have only one meaning for callers. Aborted, AlreadyExists
+  // and permanent errors are kept.
   absl::Status NormalizedEnd(absl::string_view name,
                              const absl::Status& end) const;
 
@@ -80,7 +80,7 @@ class Link final : public Sleeper {
   absl::Status broken_ ABSL_GUARDED_BY(mu);
 };
 
-// True if the connection, or the life, is lost but the run is not.
+// True if the connection, or the incarnation, is lost but the run is not.
 bool IsReconnectable(const absl::Status& status);
 
 }  // namespace cohort

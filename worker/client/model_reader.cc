@@ -29,7 +29,7 @@ class GrpcModelReader final : public ModelReader {
     const Instant deadline = clock_.Now() + options_.server_timeout;
     Backoff backoff(options_.backoff_seed);
     for (;;) {
-      // A sender without a run's id: whatever run the server holds.
+      // Without a run id the server sends whatever run it holds.
       absl::StatusOr<PulledVersion> pulled = PullVersion(
           {.channel = bulk_, .link = &link_, .deadline = deadline},
           {.version = version, .weights = true, .statistics = true});
@@ -37,7 +37,7 @@ class GrpcModelReader final : public ModelReader {
         COHORT_RETURN_IF_ERROR(CheckSameLayout(layout, pulled->layout));
         return pulled;
       }
-      // Damaged on its way: it is read again, as if it had not come.
+      // A damaged reply is requested again, as if it had not come.
       if (!absl::IsUnavailable(pulled.status()) &&
           !absl::IsDataLoss(pulled.status())) {
         return pulled.status();

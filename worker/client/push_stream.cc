@@ -78,7 +78,7 @@ absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
   result.weights.resize(partitions_.size());
   for (size_t i = 0; i < received_.size(); ++i) {
     std::optional<Received>& received = received_[i];
-    // Tentative weights of a step that was not committed are no weights.
+    // Tentative weights of a step that was not committed must not be used.
     if (weights_announced_ > 0 && received.has_value() &&
         received->version == result.verdict.version) {
       result.weights[i] = std::move(received->weights);
@@ -94,7 +94,7 @@ absl::Status PushStream::Send(const v1::ExchangeRequest& request,
                               const ByteRope& payload) {
   const absl::Status status =
       stream_.Send(EncodeFramed(request, payload), absl::InfiniteDuration());
-  // How the link broke says more than that the stream is over.
+  // The link's status says why the stream is over.
   const absl::Status link = link_.Check();
   return link.ok() ? status : link;
 }
@@ -123,7 +123,7 @@ absl::Status PushStream::OnWeights(const PushKey& key, Reply& reply) {
   const v1::WeightsPartition& weights = reply.header.weights();
   COHORT_ASSIGN_OR_RETURN(const Partition* spec,
                           FindTrainable(weights.partition()));
-  // Here and not on the driving thread, which computes meanwhile.
+  // Checked here and not on the driving thread, which computes meanwhile.
   COHORT_RETURN_IF_ERROR(CheckPayload(weights, reply.payload, spec->elements));
   const Version version(weights.version());
   MutexLock lock(link_.mu);
@@ -148,7 +148,8 @@ absl::Status PushStream::OnVerdict(const PushKey& key,
                      proto.weights_partitions(), ", want at most ", trainable));
   }
   MutexLock lock(link_.mu);
-  // Also of a push that nobody waits for any more: what to do next holds.
+  // The next assignment is valid even if the driving thread no longer waits for
+  // this push.
   link_.tracker.Offer(verdict.next);
   if (awaited_ != key) return absl::OkStatus();
   weights_announced_ = proto.weights_partitions();

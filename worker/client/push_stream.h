@@ -22,12 +22,12 @@
 
 namespace cohort {
 
-// Parameters.Exchange: one push after the other, and the weights that answer
-// them. Weights may arrive at any time after the push was opened, also before
-// its verdict; they stay where they arrived.
+// Parameters.Exchange: a sequence of pushes, and the weights that answer them.
+// Weights may arrive at any time after the push was opened, even before its
+// verdict; they are not copied.
 //
 // Errors of every method: Aborted if the step ends early; those of
-// Link::CheckLocked.
+//   Link::CheckLocked.
 class PushStream {
  public:
   // `link` and `partitions` must outlive the stream.
@@ -46,7 +46,7 @@ class PushStream {
  private:
   using Reply = FramedMessage<v1::ExchangeReply>;
 
-  // Newest weights of one partition in answer to the push in progress.
+  // The newest weights of one partition received for the push in progress.
   struct Received {
     Version version;
     ByteRope weights;
@@ -68,17 +68,17 @@ class PushStream {
   const Sender sender_;
   const std::vector<Partition>& partitions_;
 
-  // Of the driving thread: the push in progress.
+  // Used by the driving thread only: the push in progress.
   std::optional<PushKey> open_;
 
-  // The same push, for the reactions, and what came in answer to it.
+  // The same push, for the reactions, and the answers to it.
   std::optional<PushKey> awaited_ ABSL_GUARDED_BY(link_.mu);
   // One entry a partition.
   std::vector<std::optional<Received>> received_ ABSL_GUARDED_BY(link_.mu);
   std::optional<PushVerdict> verdict_ ABSL_GUARDED_BY(link_.mu);
   int32_t weights_announced_ ABSL_GUARDED_BY(link_.mu) = 0;
 
-  // Last, so that it ends before what its reactions use.
+  // Last, so that it is destroyed before the members that its reactions use.
   BulkStream stream_;
 };
 

@@ -19,7 +19,7 @@ ReduceKey KeyOf(const ReducePass& pass, const CallMoments& of) {
           .phase = pass.phase};
 }
 
-// In a request or its part.
+// `Proto` is a request or a part of one.
 template <typename Proto>
 void Describe(const ReducePass& pass, const CallMoments& local, Proto& proto) {
   ToProto(KeyOf(pass, local), proto.mutable_key());
@@ -42,7 +42,7 @@ ReduceClient::ReduceClient(const std::shared_ptr<grpc::Channel>& channel,
                      link_.Break(link_.NormalizedEnd("the rendezvous", end));
                    }}) {
   stream_.Start([this](grpc::ClientContext* context, auto* reactor) {
-    // The session is up, so this channel may still be on its way to connect.
+    // The session is up, but this channel may still be connecting.
     context->set_wait_for_ready(true);
     stub_.PrepareBidiStreamingCall(context, "/cohort.v1.Moments/Reduce", {},
                                    reactor);
@@ -61,7 +61,7 @@ absl::StatusOr<std::vector<Moments>> ReduceClient::Reduce(
     open_ = local.size();
     aborted_ = absl::OkStatus();
   }
-  // An old server takes them one by one, and answers them so.
+  // An old server accepts and answers contributions one by one.
   const size_t each = options_.together ? local.size() : 1;
   for (size_t i = 0; i < local.size(); i += each) {
     Send(pass, local.subspan(i, each));
@@ -94,7 +94,7 @@ void ReduceClient::Send(const ReducePass& pass,
     Describe(pass, further, *request_.add_further());
   }
   AddMessageChecksum(&request_);
-  // A refused write means that the stream is over; the link says how.
+  // A refused write means that the stream has ended; the link holds the reason.
   stream_.Write(request_);
 }
 

@@ -21,14 +21,14 @@
 
 namespace cohort {
 
-// Moments.Reduce: one wait at a time, for one rendezvous or for several that
-// were contributed to together, each as fast as the network.
+// Moments.Reduce. One wait at a time, either for one rendezvous or for several
+// that were contributed to together.
 class ReduceClient {
  public:
   struct Options {
     Sender sender;
-    // Whether the server takes several contributions in one request; otherwise
-    // each goes in one of its own.
+    // Whether the server accepts several contributions in one request; if not,
+    // each is sent in a request of its own.
     bool together = false;
   };
 
@@ -42,7 +42,7 @@ class ReduceClient {
       const ReducePass& pass, absl::Span<const CallMoments> local);
 
  private:
-  // A rendezvous that is waited for.
+  // A rendezvous that the driving thread waits for.
   struct Wanted {
     ReduceKey key;
     std::optional<Moments> result;
@@ -52,10 +52,10 @@ class ReduceClient {
   absl::Status AwaitLocked(const ReducePass& pass)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
   absl::Status OnReply(v1::ReduceReply& reply);
-  // Keeps what a reply or its part holds; true if nothing is open any more.
+  // Stores the result in a reply or its part; true if no result is missing.
   template <typename Proto>
   absl::StatusOr<bool> Take(const Proto& proto) ABSL_LOCKS_EXCLUDED(link_.mu);
-  // Null for what nobody waits for any more: it belongs to an ended step.
+  // Null if the result is no longer awaited: it belongs to an ended step.
   Wanted* FindLocked(const ReduceKey& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
 
@@ -64,16 +64,17 @@ class ReduceClient {
   const Options options_;
   grpc::TemplatedGenericStub<v1::ReduceRequest, grpc::ByteBuffer> stub_;
 
-  // Of the driving thread; reused, so that a rendezvous allocates little.
+  // Used by the driving thread only; reused, so that a rendezvous allocates
+  // little.
   v1::ReduceRequest request_;
 
-  // What was contributed last, and how many of it have no result yet.
+  // The last contributions, and the number without a result yet.
   std::vector<Wanted> wanted_ ABSL_GUARDED_BY(link_.mu);
   size_t open_ ABSL_GUARDED_BY(link_.mu) = 0;
-  // Why one of them never will.
+  // Not OK if a result will never arrive.
   absl::Status aborted_ ABSL_GUARDED_BY(link_.mu);
 
-  // Last, so that it ends before what its reactions use.
+  // Last, so that it is destroyed before the members that its reactions use.
   BidiStream<v1::ReduceRequest, v1::ReduceReply> stream_;
 };
 

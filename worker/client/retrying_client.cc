@@ -12,9 +12,9 @@
 namespace cohort {
 namespace {
 
-// Between two reports of what is waited for.
+// Time between two reports of the same wait.
 constexpr absl::Duration kRepeatInterval = absl::Seconds(10);
-// Damage on the way that comes more often has another cause.
+// Damage that occurs more often than this has another cause than the network.
 constexpr int kPullTriesMax = 5;
 
 }  // namespace
@@ -53,7 +53,7 @@ absl::StatusOr<Registration> RetryingClient::Register(
     // server was restarted at this moment.
     if (!IsReconnectable(registration.status())) return registration;
     // The server was there and waited for other workers. That may take longer
-    // than server_timeout, which is for a server that is away.
+    // than server_timeout, which applies to a server that is away.
     if (heard_wait_) deadline = clock_.Now() + options_.server_timeout;
     if (clock_.Now() >= deadline) return registration;
     Observe(
@@ -77,8 +77,9 @@ absl::StatusOr<PulledVersion> RetryingClient::Pull(const PullWish& wish) {
   Backoff backoff(options_.backoff_seed);
   for (int tries = 1;; ++tries) {
     absl::StatusOr<PulledVersion> pulled = once_->Pull(wish);
-    // Damage on the way is not the version's: what is sent again is whole. If
-    // it never is, something else is wrong, and someone must look at it.
+    // The reply was damaged on its way, not the version itself, so the next one
+    // should be whole. If it never is, something else is wrong and needs a
+    // person's attention.
     if (!absl::IsDataLoss(pulled.status()) || tries == kPullTriesMax) {
       return pulled;
     }
@@ -107,13 +108,13 @@ absl::StatusOr<Membership> RetryingClient::Connect() {
     if (status.ok()) joined_ = true;
     if (!IsReconnectable(status)) return membership;
     const bool patient = clock_.Now() < deadline;
-    // An attempt that the end of patience cut short knows less than the others.
+    // An attempt that the deadline cut short knows less than the earlier ones.
     if (patient || reason.empty()) {
       reason = std::string(absl::StripPrefix(
           status.message(), absl::StrCat(options_.server, ": ")));
     }
     if (patient) {
-      // A text may count down.
+      // The text may contain a countdown, so it is reported at an interval.
       const bool soon = clock_.Now() - told_at < kRepeatInterval;
       if (told.empty() || (told != status.message() && !soon)) {
         told = std::string(status.message());
@@ -122,8 +123,8 @@ absl::StatusOr<Membership> RetryingClient::Connect() {
       }
       TellRetry(kSessionMethod);
       if (absl::IsAborted(status) && may_return) {
-        // The old life is over, or the server has never heard of it. The next
-        // try starts a new one, so nothing need pass before it.
+        // The old incarnation is over, or the server does not know it. The next
+        // try starts a new one, so it need not pause first.
         may_return = false;
         continue;
       }

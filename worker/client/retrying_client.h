@@ -16,20 +16,20 @@ namespace cohort {
 //
 //   Join            until server_timeout, while the server is away or the rank
 //                   is taken
-//   Register        likewise; joins again before each further try
-//   NextAssignment  joins again whenever the connection or the life is lost
-//   Pull            five times at most, if the reply was damaged on its way
+//   Register likewise; joins again before each further try NextAssignment joins
+//   again whenever the connection or incarnation is lost Pull five times at
+//   most, if the reply was damaged on its way
 //
-// Everything else is tried once: it is part of an assignment, which a failure
-// makes void.
+// Every other call is tried once: it is part of an assignment, and a failure
+// makes the assignment void.
 //
 // Thread safety: as Client.
 class RetryingClient final : public ForwardingClient {
  public:
   // `once` implements Client except that none of its calls is repeated, and
   // that Join, called again, returns to the run after the connection was lost.
-  // `clock` and `sleeper` must last as long as calls are made; they may belong
-  // to `once`. RequestStop of `once` must end a pause of `sleeper`.
+  // `clock` and `sleeper` must outlive all calls; they may belong to `once`.
+  // RequestStop of `once` must end a pause of `sleeper`.
   RetryingClient(std::unique_ptr<Client> once, const ClientOptions& options,
                  const Clock& clock, Sleeper& sleeper);
 
@@ -56,11 +56,11 @@ class RetryingClient final : public ForwardingClient {
 
   // Used by the driving thread only.
   std::function<void(const std::string&)> observer_;
-  // Whether `once_` has told of a wait since this was last cleared.
+  // Whether `once_` has reported a wait since this was last cleared.
   bool heard_wait_ = false;
   bool joined_ = false;
-  // Not made anew for each connection: a worker whose server is restarted again
-  // and again draws other pauses each time.
+  // Shared by all connections: a worker whose server restarts repeatedly draws
+  // different pauses each time.
   Backoff join_backoff_;
 };
 

@@ -93,21 +93,21 @@ absl::Status SessionClient::OnMessage(v1::SessionReply& reply) {
       OnHeartbeatEcho(reply.heartbeat_echo());
       return absl::OkStatus();
     case v1::SessionReply::MESSAGE_NOT_SET:
-      // A notice of a later protocol version, which this one can do without.
+      // A notice of a later protocol version; it can be ignored.
       return absl::OkStatus();
   }
   link_.Notify();
   return absl::OkStatus();
 }
 
-// The server read its clock at some moment of the round trip, so that half of
-// it is how far the estimate may be off.
+// The server read its clock at some moment of the round trip, so the error of
+// the estimate is at most half of it.
 void SessionClient::OnHeartbeatEcho(const v1::HeartbeatEcho& echo) const {
   if (hooks_ == nullptr || echo.sent_unix_us() <= 0) return;
   const absl::Time now = absl::Now();
   const absl::Duration half =
       (now - absl::FromUnixMicros(echo.sent_unix_us())) / 2;
-  // The clock here was set back meanwhile.
+  // The local clock was set back meanwhile.
   if (half < absl::ZeroDuration()) return;
   hooks_->OnServerClock(
       absl::FromUnixMicros(echo.server_unix_us()) - (now - half), half);
@@ -134,8 +134,9 @@ absl::StatusOr<v1::ReportReply> CallReport(v1::Membership::Stub& stub,
   std::optional<absl::Status> end;
   stub.async()->Report(&context, &request, &reply,
                        [&link, &end](const grpc::Status& status) {
-                         // Notified under the lock: what is captured goes as
-                         // soon as the waiting thread sees the end.
+                         // Notify under the lock: the captured objects are
+                         // destroyed as soon as the waiting thread sees the
+                         // end.
                          MutexLock lock(link.mu);
                          end = FromGrpcStatus(status);
                          link.Notify();

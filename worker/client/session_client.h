@@ -19,7 +19,7 @@
 
 namespace cohort {
 
-// Membership.Session: one life of this worker, or its return to one.
+// Membership.Session: one incarnation of this worker, or its return to one.
 // Assignments and ended steps go to the link's tracker; the end of the stream
 // breaks the link.
 //
@@ -53,7 +53,7 @@ class SessionClient {
   ClientHooks* const hooks_;
   grpc::TemplatedGenericStub<v1::SessionRequest, grpc::ByteBuffer> stub_;
   std::optional<v1::JoinReply> joined_ ABSL_GUARDED_BY(link_.mu);
-  // Last, so that it ends before what its reactions use.
+  // Last, so that it is destroyed before the members that its reactions use.
   BidiStream<v1::SessionRequest, v1::SessionReply> stream_;
 };
 

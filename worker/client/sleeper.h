@@ -11,7 +11,7 @@ class Sleeper {
   virtual ~Sleeper() = default;
 
   // Sleeps for `pause`.
-  // Errors: Cancelled if the process is asked to stop before or meanwhile.
+  // Errors: Cancelled if a stop is requested before or during the pause.
   virtual absl::Status Pause(absl::Duration pause) = 0;
 };
 

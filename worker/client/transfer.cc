@@ -18,9 +18,8 @@ namespace {
 
 using Values = absl::Span<const absl::Span<const float>>;
 
-// The values of one partition, as a copy. Values are sent once a run, and
-// without a copy a cancelled call could read the caller's memory after it
-// has returned.
+// Copies the values of one partition. Values are sent once a run, and without a
+// copy a cancelled call could read the caller's memory after it has returned.
 ByteRope GatherValues(const Partition& partition, Values values) {
   auto floats = std::make_shared<std::vector<float>>();
   floats->reserve(static_cast<size_t>(partition.elements));
@@ -50,7 +49,7 @@ absl::Status SendValues(BulkCall& call, const Sender& sender,
   return absl::OkStatus();
 }
 
-// The next answer; Unavailable if the server has ended the call before it.
+// The next answer; Unavailable if the server ends the call before it.
 absl::StatusOr<grpc::ByteBuffer> ReceiveOne(BulkCall& call, const Link& link,
                                             absl::string_view name) {
   COHORT_ASSIGN_OR_RETURN(std::optional<grpc::ByteBuffer> message,
@@ -63,7 +62,7 @@ absl::StatusOr<v1::RegisterReply> ReceiveRegisterReply(BulkCall& call,
                                                        const Link& link) {
   COHORT_ASSIGN_OR_RETURN(const grpc::ByteBuffer message,
                           ReceiveOne(call, link, "the registration"));
-  // The reply has no payload; cutting gives its bytes in one piece.
+  // The reply has no payload, so its bytes are in one piece after the split.
   COHORT_ASSIGN_OR_RETURN(const FrameParts parts, SplitFrame(message));
   v1::RegisterReply reply;
   if (!reply.ParseFromArray(parts.header.data(),
@@ -72,7 +71,7 @@ absl::StatusOr<v1::RegisterReply> ReceiveRegisterReply(BulkCall& call,
         absl::StrCat(link.server(), ": got bytes that are no RegisterReply"));
   }
   const absl::Status whole = TakeMessageChecksum(&reply);
-  // Damage on the way: the next try may get through.
+  // Damaged on its way: the next try may succeed.
   if (!whole.ok()) return link.NormalizedEnd("the registration", whole);
   return reply;
 }
@@ -88,7 +87,7 @@ absl::StatusOr<double> LossReference(const v1::RegisterReply& reply) {
 
 absl::Status CheckSendOrder(const std::vector<int32_t>& order,
                             const std::vector<Partition>& partitions) {
-  // An older server.
+  // An older server sends no order.
   if (order.empty()) return absl::OkStatus();
   std::vector<int32_t> sorted = order;
   std::sort(sorted.begin(), sorted.end());
@@ -113,7 +112,7 @@ absl::StatusOr<Registration> RegistrationFromProto(
   return registration;
 }
 
-// The first reply of a pull.
+// Reads the first reply of a pull.
 absl::StatusOr<PulledVersion> PulledFromProto(const v1::PullHeader& header,
                                               const PullWish& wish) {
   PulledVersion pulled;
@@ -132,7 +131,7 @@ absl::StatusOr<PulledVersion> PulledFromProto(const v1::PullHeader& header,
   return pulled;
 }
 
-// Puts one partition in its place.
+// Stores one partition at its index.
 absl::Status AddPartition(FramedMessage<v1::PullReply>& reply,
                           PulledVersion& pulled) {
   const auto index = static_cast<size_t>(reply.header.partition());
@@ -162,7 +161,7 @@ absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
   AddMessageChecksum(&first);
   COHORT_RETURN_IF_ERROR(call.Send(EncodeFramed(first, ByteRope())));
 
-  // The server answers once all workers have sent theirs.
+  // The server answers once all workers have sent their values.
   COHORT_RETURN_IF_ERROR(call.AwaitAnswer(offer.on_wait));
   COHORT_ASSIGN_OR_RETURN(v1::RegisterReply reply,
                           ReceiveRegisterReply(call, link));
@@ -186,7 +185,7 @@ absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
       COHORT_ASSIGN_OR_RETURN(registration.loss_reference, LossReference(next));
     }
   }
-  // Read to its end, or destroying the call would cancel it.
+  // Read to the end; destroying an unfinished call would cancel it.
   for (;;) {
     COHORT_ASSIGN_OR_RETURN(const std::optional<grpc::ByteBuffer> rest,
                             call.Receive());

@@ -11,25 +11,26 @@
 
 namespace cohort {
 
-// What is registered. Everything is borrowed for the call.
+// The model to register. Everything is borrowed for the call.
 struct RegistrationOffer {
   const ModelLayout& layout;
   const RunPlan& plan;
-  // One span a parameter, of its size; absent: verify only.
+  // One span a parameter, of the parameter's size. If absent, the model is only
+  // verified.
   std::optional<absl::Span<const absl::Span<const float>>> values;
   absl::Span<const LayerStatistics> statistics;
-  // Told what the server waits for before it answers; returns when to give up
-  // from then on.
+  // Called with what the server waits for before it answers; returns the new
+  // deadline.
   std::function<Instant(const Assignment& wait)> on_wait;
 };
 
 // Parameters.Register.
-// Errors: as documented there, and FailedPrecondition if the server asks for
+// Errors: as documented there, and FailedPrecondition if the server requests
 //   values and none are offered: it has lost the run.
 absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
                                            const RegistrationOffer& offer);
 
-// Parameters.Pull. The weights stay where they arrived.
+// Parameters.Pull. The weights are not copied.
 // Errors: as documented there, and DataLoss: a reply was damaged on its way;
 //   another try may get it whole.
 absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,

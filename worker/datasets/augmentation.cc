@@ -14,19 +14,19 @@ constexpr double kScaleMin = 0.5;
 constexpr double kScaleMax = 2;
 constexpr double kJitter = 0.2;
 constexpr int64_t kCropPaddingShare = 8;
-// Keeps these draws apart from those of the epoch's order, which are seeded
-// with the same two numbers. "augment".
+// Separates these draws from those of the epoch's order, which are seeded with
+// the same two numbers. The value spells "augment".
 constexpr uint64_t kStream = 0x6175676d656e74;
 
-// Where an output row or column lies between two of the image's.
+// The two image rows or columns that an output row or column lies between.
 struct Between {
   int64_t first = 0;
   int64_t second = 0;
   double second_share = 0;
 };
 
-// One axis of the change: `extent` pixels scaled to `scaled`, of which the
-// output shows those from `offset` on, between `begin` and `end` of its own.
+// One axis of the change: `extent` pixels are scaled to `scaled` pixels. The
+// output shows them from `offset` on, in its own range `begin` to `end`.
 struct Axis {
   int64_t extent = 0;
   int64_t scaled = 0;
@@ -64,7 +64,7 @@ double CentreOf(const Axis& axis, int64_t at) {
   return axis.flip ? static_cast<double>(axis.extent) - centre : centre;
 }
 
-// For each pixel of the window along this axis.
+// One entry for each pixel of the window along this axis.
 std::vector<Between> Neighbours(const Axis& axis) {
   std::vector<Between> found;
   const auto last = static_cast<double>(axis.extent - 1);
@@ -87,7 +87,7 @@ std::vector<int64_t> Nearest(const Axis& axis) {
   return found;
 }
 
-// One plane of the image, bilinear, into one plane of the output.
+// Draws one plane of the image into one plane of the output, bilinear.
 void ChangePlane(const uint8_t* plane, const ImageSize& size,
                  const OutputWindow& window, const std::vector<Between>& rows,
                  const std::vector<Between>& columns, float* out) {
@@ -109,7 +109,7 @@ void ChangePlane(const uint8_t* plane, const ImageSize& size,
   }
 }
 
-// The grey of one pixel, whose channels lie `plane` elements apart.
+// Grey value of one pixel, whose channels are `plane` elements apart.
 double GreyOf(const float* pixel, int64_t channels, int64_t plane) {
   if (channels == 3) {
     return 0.299 * pixel[0] + 0.587 * pixel[plane] + 0.114 * pixel[2 * plane];
@@ -153,9 +153,9 @@ bool ChangesColours(const SampleChange& change) {
          change.saturation != 1;
 }
 
-// Where a window of `extent` begins in an axis of `scaled` pixels, with this
-// much padding on both sides: from end to end, or wherever the smaller one
-// fits into the larger.
+// Where a window of `extent` begins in an axis of `scaled` pixels with this
+// much padding on both sides: anywhere from end to end or, if one is smaller,
+// anywhere that it fits into the other.
 int64_t PlaceWindow(int64_t extent, int64_t scaled, int64_t padding,
                     double chance) {
   const int64_t slack = scaled - extent;

@@ -6,16 +6,16 @@
 
 namespace cohort {
 
-// How one training sample is changed. An output pixel (y, x) shows the pixel
-// (y + top, x + left) of the flipped image brought to height x width; where
-// there is none it is padding.
+// How one training sample is changed. An output pixel (y, x) shows the pixel (y
+// + top, x + left) of the flipped image brought to height x width; outside the
+// image it is padding.
 struct SampleChange {
   bool flip = false;
   int64_t height = 0;
   int64_t width = 0;
   int64_t top = 0;
   int64_t left = 0;
-  // Factors of colour; 1 changes nothing.
+  // Colour factors; 1 changes nothing.
   double brightness = 1;
   double contrast = 1;
   double saturation = 1;
@@ -28,8 +28,8 @@ struct ChangeKey {
   int64_t sample = 0;
 };
 
-// Draws how a sample of this size is changed: a pure function of its
-// arguments. What is switched off has no influence on what the rest draws.
+// Draws how a sample of this size is changed: a pure function of its arguments.
+// Augmentations that are switched off do not affect the draws of the others.
 //
 //   flip: left to right, every other time.
 //   scale: by a factor from 0.5 to 2, uniform, the same for both sides.
@@ -62,14 +62,14 @@ struct OutputWindow {
 
 OutputWindow WindowOf(const SampleChange& change, const ImageSize& size);
 
-// Writes the changed image as numbers from 0 to 255, bilinear between
-// pixels, [channels, height, width]; what lies outside the window is not
-// touched. Where nothing is scaled and no colour changes, pixels are exact.
+// Writes the changed image as numbers from 0 to 255, bilinear between pixels,
+// [channels, height, width]; elements outside the window are not written. If
+// nothing is scaled and no colour changes, pixels are exact.
 //
 // Colours: v' = b v; then c v' + (1 - c) m with m the mean grey of the window;
-// then s v'' + (1 - s) g with g the pixel's grey (three channels only); cut
-// to 0 to 255 at the end. Grey is 0.299 R + 0.587 G + 0.114 B (ITU-R BT.601),
-// or the mean of the channels where there are not three.
+// then s v'' + (1 - s) g with g the pixel's grey (three channels only); cut to
+// 0 to 255 at the end. Grey is 0.299 R + 0.587 G + 0.114 B (ITU-R BT.601), or
+// the mean of the channels if there are not three.
 void ChangeImage(const SampleChange& change, const ImagePlanes& image,
                  float* out);
 

@@ -19,7 +19,7 @@ struct Layout {
   std::vector<std::string> train;
   std::vector<std::string> test;
   int64_t classes = 0;
-  // Before each image; the last one is the class.
+  // Label bytes before each image; the last one is the class.
   size_t label_bytes = 1;
 };
 

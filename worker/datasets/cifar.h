@@ -12,9 +12,9 @@ namespace cohort {
 // cifar-100-binary):
 //   cifar10: data_batch_1.bin to data_batch_5.bin, test_batch.bin
 //   cifar100: train.bin, test.bin
-// A record is the class (cifar100: a coarse class, which is passed over, then
-// the class) and 3072 bytes: 32x32 red, green, blue. A file holds any number
-// of records.
+// A record is the class (cifar100: a coarse class, which is ignored, then the
+// class) and 3072 bytes: 32x32 red, green, blue. A file holds any number of
+// records.
 // Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images",
 //   2009, and the README of its binary version.
 //

@@ -17,7 +17,7 @@ absl::Status CheckLimit(absl::string_view flag, int64_t limit, int64_t size,
                    ", all that ", dataset.name(), " has, or 0 for all"));
 }
 
-// Keeps the seeds of shares apart from that of the whole.
+// Separates the seeds of shares from the seed of the whole.
 uint64_t ShareSeed(uint64_t seed, int64_t share) {
   return MixSeed(seed, static_cast<uint64_t>(share) + 1);
 }

@@ -25,7 +25,7 @@ enum class OrderKind {
 
 struct OrderOptions {
   OrderKind kind = OrderKind::kShuffled;
-  // Training samples of an epoch, drawn anew for each; 0: all.
+  // Training samples of an epoch, drawn again for each epoch; 0: all.
   int64_t limit = 0;
   // Test samples that are scored, spread evenly over the split; 0: all.
   int64_t test_limit = 0;
@@ -40,55 +40,55 @@ absl::StatusOr<OrderKind> ParseOrderKind(absl::string_view text);
 //   the data set.
 absl::Status CheckFits(const OrderOptions& options, const Dataset& dataset);
 
-// Positions of an epoch, and of the test split.
+// The number of positions of an epoch, and of the test split.
 int64_t EpochSize(const OrderOptions& options, const Dataset& dataset);
 int64_t TestSize(const OrderOptions& options, const Dataset& dataset);
 
-// The data set's name for comparing workers, with what the order makes of it.
+// The data set's name and order options, for comparing workers.
 std::string PlanName(const OrderOptions& options, const Dataset& dataset);
 
-// Who draws.
+// The rank that draws, and the size of its batches.
 struct OrderPlace {
   uint64_t seed = 1;
   Rank rank{0};
   int32_t workers = 1;
-  // Of this rank in one step.
+  // Samples of this rank in one step.
   int64_t batch_size = 1;
 };
 
-// Which samples the positions stand for that the server hands out.
+// Maps the positions that the server hands out to sample numbers.
 //
-// Shuffled: position p of an epoch is the sample at p of the permutation
-// (seed, epoch), the first `limit` of it.
-// Sorted: share r of W holds the samples [r*n/W, (r+1)*n/W) of all n sorted by
-// class (of a mask: its commonest), and is permuted by (seed, r, epoch). The
-// server counts positions of all ranks together, so a rank that is handed
-// [b, e) draws e-b samples from place b/W of its share on. In a synchronous
-// step of equal batches that is each sample once an epoch. An asynchronous rank
-// goes over its share as fast as it works: of samples drawn twice or not at all
-// in an epoch there are few, and the number of samples is exact. A lost rank's
-// share is not read by the others, as where data lies with the worker.
+// Shuffled: position p of an epoch is the sample at p of the permutation (seed,
+// epoch), the first `limit` of it. Sorted: share r of W holds the samples
+// [r*n/W, (r+1)*n/W) of all n sorted by class (of a mask: its commonest), and
+// is permuted by (seed, r, epoch). The server counts positions of all ranks
+// together, so a rank that is handed [b, e) draws e-b samples from place b/W of
+// its share on. In a synchronous step of equal batches that is each sample once
+// an epoch. An asynchronous rank goes through its share at its own speed, so a
+// few samples are drawn twice or not at all in an epoch; the number of samples
+// is exact. The other ranks do not read a lost rank's share, as if the data
+// were stored with the worker.
 //
 // Thread safety: none; it keeps the permutations of the newest epoch.
 class DataOrder {
  public:
   // `dataset` must outlive it.
-  // Errors: InvalidArgument, a share would be empty.
+  // Errors: InvalidArgument if a share would be empty.
   static absl::StatusOr<DataOrder> Make(const Dataset& dataset,
                                         const OrderOptions& options,
                                         const OrderPlace& place);
 
-  // What this rank trains on. The range must be within an epoch.
+  // Samples that this rank trains on. The range must be within an epoch.
   std::vector<int64_t> Training(int64_t epoch, const IndexRange& range);
-  // A batch that any rank may compute, the same whoever does: sorted, as
-  // training cuts it when all ranks have equal batches.
+  // A batch that any rank may compute, with the same samples for every rank.
+  // For kSorted, cut as training cuts it when all ranks have equal batches.
   std::vector<int64_t> Common(int64_t epoch, const IndexRange& range);
   std::vector<int64_t> Test(const IndexRange& range) const;
-  // Test samples in an order of their own, so that neighbours in the split
-  // (frames of one drive) do not stand side by side.
+  // Test samples in an order of their own, which separates neighbours of the
+  // split (frames of one drive).
   std::vector<int64_t> MixedTest(const IndexRange& range) const;
 
-  // Of an epoch and of the test split.
+  // Positions of an epoch, and of the test split.
   int64_t epoch_size() const { return EpochSize(options_, *dataset_); }
   int64_t test_size() const { return TestSize(options_, *dataset_); }
 
@@ -104,9 +104,9 @@ class DataOrder {
   const Dataset* dataset_;
   OrderOptions options_;
   OrderPlace place_;
-  // kSorted: sample numbers by class.
+  // For kSorted: sample numbers ordered by class.
   std::vector<int64_t> sorted_;
-  // By share (shuffled: 0): the epoch, and its permutation.
+  // By share (for kShuffled: 0): the epoch, and its permutation.
   std::map<int64_t, std::pair<int64_t, std::vector<int64_t>>> permutations_;
 };
 

@@ -21,7 +21,7 @@
 namespace cohort {
 namespace {
 
-// Ample for an image, a list or a batch of CIFAR.
+// Enough for an image, a list or a batch of CIFAR.
 constexpr int64_t kFileBytesMax = int64_t{1} << 30;
 
 struct FileCloser {
@@ -39,7 +39,7 @@ absl::Status CannotRead(const std::string& path, int error) {
 
 absl::StatusOr<int> OpenRegularFile(const std::string& path,
                                     int64_t* size_bytes) {
-  // Not blocking: a pipe without a writer would be waited for without end.
+  // Non-blocking: opening a pipe without a writer would block for ever.
   const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return CannotRead(path, errno);
   struct stat info = {};
@@ -68,7 +68,7 @@ absl::StatusOr<std::vector<uint8_t>> ReadBytes(const std::string& path) {
   std::vector<uint8_t> bytes(static_cast<size_t>(size));
   const size_t got = std::fread(bytes.data(), 1, bytes.size(), file.get());
   if (std::ferror(file.get()) != 0) return CannotRead(path, errno);
-  // Shorter if somebody cut the file meanwhile.
+  // Shorter if the file was truncated meanwhile.
   bytes.resize(got);
   return bytes;
 }

@@ -11,12 +11,11 @@ namespace cohort {
 
 // Files of data sets: read once, links followed.
 //
-// Errors: NotFound missing, DataLoss no regular file or absurdly large,
-// Internal
-//   cannot be read; the path, and the system's text if there is one, are in the
-//   message.
+// Errors: NotFound missing; DataLoss not a regular file or absurdly large;
+//   Internal cannot be read. The message has the path, and the system's text if
+//   there is one.
 
-// Opens a regular file for reading, without waiting for what is none; the
+// Opens a regular file for reading. Does not block on other kinds of file. The
 // caller closes the descriptor.
 absl::StatusOr<int> OpenRegularFile(const std::string& path,
                                     int64_t* size_bytes);
@@ -24,7 +23,7 @@ absl::StatusOr<int> OpenRegularFile(const std::string& path,
 // The whole file, of at most 1 GiB.
 absl::StatusOr<std::vector<uint8_t>> ReadBytes(const std::string& path);
 
-// Its lines without the blanks around them; empty ones are left out.
+// The file's lines, trimmed, without empty ones.
 absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path);
 
 // Names in a folder, sorted, without those that begin with a dot.
@@ -34,7 +33,7 @@ bool IsFile(const std::string& path);
 bool IsFolder(const std::string& path);
 
 // Errors: InvalidArgument no folder was given, NotFound it is missing; each
-//   says that --data_dir names it and what is wanted there.
+//   says that --data_dir names it and what it must contain.
 absl::Status CheckDataDir(const std::string& dataset, const std::string& dir,
                           const std::string& wanted);
 

@@ -22,7 +22,7 @@ namespace {
 constexpr uint32_t kImagesMagic = 0x803;
 constexpr uint32_t kLabelsMagic = 0x801;
 constexpr int64_t kClasses = 10;
-// Far above any data set of this layout, far below what could hurt.
+// Far above any data set of this layout, and far below a harmful size.
 constexpr int64_t kBytesMax = int64_t{1} << 32;
 constexpr size_t kPieceBytes = size_t{1} << 24;
 
@@ -48,7 +48,7 @@ absl::StatusOr<std::string> FindFile(const std::string& dir,
                    "folder that holds it with --data_dir"));
 }
 
-// zlib reads plain files as they are.
+// zlib also reads uncompressed files.
 absl::StatusOr<GzFile> OpenFile(const std::string& path) {
   int64_t size = 0;
   COHORT_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path, &size));
@@ -61,7 +61,7 @@ absl::StatusOr<GzFile> OpenFile(const std::string& path) {
   return file;
 }
 
-// Memory is taken for what comes, not for what a header promises.
+// Memory grows with the data read, not with the size that a header claims.
 absl::StatusOr<std::vector<uint8_t>> ReadExactly(gzFile file,
                                                  const std::string& path,
                                                  size_t bytes) {
@@ -116,7 +116,7 @@ absl::StatusOr<std::vector<uint8_t>> ReadTensor(const std::string& path,
   COHORT_ASSIGN_OR_RETURN(
       std::vector<uint8_t> content,
       ReadExactly(file.get(), path, static_cast<size_t>(bytes)));
-  // Reading on also has zlib compare the checksum at the end.
+  // Reading past the data also makes zlib verify the checksum at the end.
   uint8_t extra = 0;
   if (gzread(file.get(), &extra, 1) > 0) {
     return absl::DataLossError(absl::StrCat(path, ": got more than the ", bytes,

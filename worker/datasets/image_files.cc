@@ -19,27 +19,27 @@ namespace cohort {
 namespace {
 
 constexpr int64_t kImageChannels = 3;
-// Samples decoded at a time, a thread: they are held twice until they are in
+// Samples decoded at a time per thread. They are held twice until they are in
 // the table.
 constexpr int64_t kBlockPerThread = 16;
-// More bad samples than these are counted only.
+// Further bad samples are only counted.
 constexpr int64_t kWarningsMax = 10;
 
-// What became of one sample.
+// The result of decoding one sample.
 struct Decoded {
   absl::Status status;
-  // The failure is one that BadSamples::kSkip passes over.
+  // Whether BadSamples::kSkip applies to the failure.
   bool skippable = false;
   Raster image;
   Raster mask;
 };
 
-// The file's name before what is wrong with it.
+// Puts the file's name before the message.
 absl::Status InFile(const std::string& path, const absl::Status& status) {
   return {status.code(), absl::StrCat(path, ": ", status.message())};
 }
 
-// Class numbers as ImageSplit::masks holds them.
+// Maps class numbers to the representation of ImageSplit::masks.
 absl::Status MapClasses(const std::string& path, const DatasetOptions& options,
                         Raster& mask) {
   const int64_t classes = options.classes.value_or(kMaskClassesMax);
@@ -67,7 +67,8 @@ absl::Status DecodeMaskOf(const ImageFile& file, const DatasetOptions& options,
                           ReadBytes(file.mask));
   absl::StatusOr<Raster> mask = DecodeMask(bytes);
   if (!mask.ok()) {
-    // A mask of the wrong kind is a mistake in the making of all of them.
+    // A mask of the wrong kind is not skipped: it is a mistake in how all masks
+    // were made.
     sample.skippable = absl::IsDataLoss(mask.status());
     return InFile(file.mask, mask.status());
   }
@@ -105,7 +106,7 @@ absl::Status DecodeSample(const ImageFile& file, const DatasetOptions& options,
   return absl::OkStatus();
 }
 
-// Gives the split room for this many samples.
+// Reserves memory for this many samples.
 absl::Status Reserve(const ImageTable& table, size_t samples,
                      ImageSplit& split) {
   const auto pixels = static_cast<size_t>(table.height * table.width);

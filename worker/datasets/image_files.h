@@ -11,25 +11,25 @@
 
 namespace cohort {
 
-// One sample of a data set that lies in files.
+// One sample of a data set that is stored in files.
 struct ImageFile {
   std::string image;
-  // Of segmentation; empty otherwise.
+  // For segmentation; empty otherwise.
   std::string mask;
-  // Of classification.
+  // For classification.
   uint16_t label = 0;
 };
 
-// The first `limit` of them, if there is a limit.
+// Keeps the first `limit` files, if there is a limit.
 void Shorten(const std::optional<int64_t>& limit,
              std::vector<ImageFile>& files);
 
-// Decodes files into a split of the table, in their order. What is loaded does
-// not depend on the number of threads. The first image loaded into a table
-// without a size decides it, unless the options do.
+// Decodes files into a split of the table, in their order. The result does not
+// depend on the number of threads. If neither the table nor the options have an
+// image size, the first image decides it.
 //
-// Samples that cannot be decoded are left out under BadSamples::kSkip, each
-// with a warning, up to a limit, and their number with a last one.
+// Under BadSamples::kSkip, samples that cannot be decoded are left out. A
+// limited number of them get a warning each; a last warning gives the total.
 //
 // Errors, each with the file: NotFound missing; DataLoss cannot be decoded;
 //   InvalidArgument an image of a kind or size that does not fit, a mask of

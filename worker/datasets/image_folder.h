@@ -10,7 +10,7 @@ namespace cohort {
 //   train/CLASS/*.jpg, *.jpeg, *.png
 //   val/CLASS/...   or, where there is no val, test/CLASS/...
 // Classes are the sorted names of train's folders; within one, samples are
-// sorted by name. Other files are passed over.
+// sorted by name. Other files are ignored.
 //
 // Errors: those of LoadFiles; NotFound a folder; InvalidArgument no class,
 //   a class of train without an image, a class that train does not have.

@@ -64,11 +64,11 @@ int64_t CommonestClass(absl::Span<const uint8_t> mask, int64_t classes) {
   return *most == 0 ? classes : most - pixels.begin();
 }
 
-// What makes one channel's numbers have mean 0 and deviation 1.
+// Normalises the values of one channel to mean 0 and deviation 1.
 struct Normaliser {
   double mean = 0;
   double deviation = 1;
-  // By pixel value: 256 numbers instead of arithmetic a pixel.
+  // By pixel value: a table of 256 numbers replaces arithmetic per pixel.
   std::array<float, 256> of_value = {};
 
   float Of(double value) const {
@@ -270,9 +270,9 @@ class ImageDataset final : public Dataset {
   const Augmentations augmentations_;
   const std::string name_;
   const std::string digest_;
-  // One a channel.
+  // One entry a channel.
   std::vector<Normaliser> normalisers_;
-  // Theirs, one after the other.
+  // The tables of all normalisers, one after the other.
   std::vector<float> values_;
 };
 

@@ -9,10 +9,10 @@
 
 namespace cohort {
 
-// The number under which ImageSplit::masks holds kIgnoredLabel: one no class
-// can have, so that a label takes one byte.
+// The number that stands for kIgnoredLabel in ImageSplit::masks. No class can
+// have it, so a label takes one byte.
 inline constexpr uint8_t kIgnoredInMask = 255;
-// Classes that a mask, and that a list of labels can tell apart.
+// The largest number of classes in a mask, and in a list of labels.
 inline constexpr int64_t kMaskClassesMax = kIgnoredInMask;
 inline constexpr int64_t kLabelClassesMax = 65536;
 
@@ -45,9 +45,9 @@ void Shorten(const ImageTable& table, int64_t samples, ImageSplit& split);
 // Brings all images (bilinear) and masks (nearest) to this size.
 void Resize(const ImageSize& size, ImageTable& table);
 
-// A data set over images in memory. Computes the digest, and mean and
-// deviation of each channel over the train split, once: exactly, from sums of
-// integers. Padding that augmentation adds has the mean's colour, zero once
+// A data set over images in memory. Computes the digest, and the mean and
+// deviation of each channel over the train split, once and exactly, from
+// integer sums. Padding that augmentation adds has the mean's colour, zero once
 // normalised, and kIgnoredLabel.
 std::unique_ptr<Dataset> MakeImageDataset(ImageTable table,
                                           const Augmentations& augmentations);

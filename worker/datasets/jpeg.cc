@@ -16,9 +16,9 @@ namespace {
 
 constexpr int kJpegChannels = 3;
 
-// libjpeg leaves through longjmp, which runs no destructors. So everything
-// with one lives in a JpegDecoding, outside the functions that longjmp crosses,
-// and those hold plain values only.
+// libjpeg leaves through longjmp, which runs no destructors. So every object
+// with a destructor lives in a JpegDecoding, outside the functions that longjmp
+// crosses, and those functions hold plain values only.
 struct JpegDecoding {
   jpeg_error_mgr errors = {};
   jpeg_decompress_struct jpeg = {};
@@ -26,11 +26,11 @@ struct JpegDecoding {
   // The error, or the first warning that means damage.
   char message[JMSG_LENGTH_MAX] = {};
   bool damaged = false;
-  // False: a kind of image that cannot be used.
+  // False for a kind of image that cannot be used.
   bool usable = true;
 
   Raster raster;
-  // One row as libjpeg gives it, [width, channels].
+  // One row in libjpeg's layout, [width, channels].
   std::vector<uint8_t> row;
 };
 
@@ -63,7 +63,7 @@ void OnMessage(j_common_ptr jpeg, int level) {
   }
 }
 
-// True: the header is read and the image can be used.
+// True if the header was read and the image can be used.
 bool ReadHeader(JpegDecoding& decoding, const uint8_t* bytes, size_t size) {
   if (setjmp(decoding.on_error) != 0) return false;
   jpeg_create_decompress(&decoding.jpeg);
@@ -75,7 +75,7 @@ bool ReadHeader(JpegDecoding& decoding, const uint8_t* bytes, size_t size) {
   return decoding.usable;
 }
 
-// Room for the image; out of reach of longjmp. False: too large.
+// Allocates the image, where longjmp cannot reach. False if it is too large.
 bool MakeRoom(JpegDecoding& decoding) {
   const auto height = static_cast<int64_t>(decoding.jpeg.image_height);
   const auto width = static_cast<int64_t>(decoding.jpeg.image_width);

@@ -21,7 +21,7 @@ constexpr std::array<std::pair<const char*, bool Augmentations::*>, 4> kNames =
       {"scale", &Augmentations::scale},
       {"jitter", &Augmentations::jitter}}};
 
-// The member of this name; null if there is none.
+// The member with this name; null if there is none.
 bool Augmentations::*MemberOf(absl::string_view name) {
   for (const auto& [known, member] : kNames) {
     if (name == known) return member;

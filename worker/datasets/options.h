@@ -16,10 +16,10 @@ struct ImageSize {
   friend bool operator==(const ImageSize&, const ImageSize&) = default;
 };
 
-// "240x180" and the like, height first.
+// Such as "240x180", height first.
 std::string ToText(const ImageSize& size);
 
-// Which random changes training samples get. What each does: augmentation.h.
+// The random changes to training samples; augmentation.h describes each.
 struct Augmentations {
   bool flip = false;
   bool crop = false;
@@ -33,12 +33,12 @@ struct Augmentations {
 // "none", or the names in the order above, separated by commas.
 std::string ToText(const Augmentations& augmentations);
 
-// What happens to a sample whose file cannot be decoded.
+// How to treat a sample whose file cannot be decoded.
 enum class BadSamples {
-  // Making the data set fails with an error that names the file.
+  // Creating the data set fails with an error that names the file.
   kStop,
-  // The sample is left out, with a warning. The digest tells workers that
-  // left out different samples apart.
+  // The sample is left out, with a warning. The digest distinguishes workers
+  // that left out different samples.
   kSkip,
 };
 
@@ -46,22 +46,23 @@ struct DatasetOptions {
   // One of: fashion-mnist, mnist, cifar10, cifar100, voc, imagefolder,
   // synthetic, synthetic-segmentation.
   std::string name;
-  // Folder of the files; empty: the data set's usual place.
+  // Folder of the files; if empty, the data set's usual place.
   std::string data_dir;
   // Images (bilinear) and masks (nearest) are resized to this when they are
-  // loaded. Absent: as they are; all must then be of one size.
+  // loaded. If absent, they are not resized, and all must have one size.
   std::optional<ImageSize> image_size;
-  // voc: classes of the masks; absent: one more than the largest label found.
+  // voc: number of classes in the masks; if absent, one more than the largest
+  // label found.
   std::optional<int64_t> classes;
-  // voc: the mask value of pixels that do not count; -1: there is none.
+  // voc: the mask value of ignored pixels; -1: there is none.
   int64_t ignore_index = 255;
-  // Absent: what is usual for the data set (DefaultAugmentations).
+  // If absent, the data set's default (DefaultAugmentations).
   std::optional<Augmentations> augment;
   BadSamples bad_samples = BadSamples::kStop;
-  // Threads that decode while the data set is loaded, 1 or more; the result
-  // is the same for any number.
+  // Threads that decode while the data set is loaded, 1 or more; the result is
+  // the same for any number.
   int32_t loader_threads = 1;
-  // Only the first samples of a split are used; absent: all.
+  // Only the first samples of a split are used; if absent, all.
   std::optional<int64_t> train_limit;
   std::optional<int64_t> test_limit;
 };
@@ -70,10 +71,10 @@ struct DatasetOptions {
 // none.
 Augmentations DefaultAugmentations(absl::string_view dataset);
 
-// Read what the flags of these names say.
+// Parse the values of the flags of the same names.
 //
-// Errors: InvalidArgument, with the flag, the text seen and what is wanted.
-//   ParseImageSize: "" (absent) or HxW, each 1 to 16384.
+// Errors: InvalidArgument, with the flag, the text seen and the accepted
+//   values. ParseImageSize: "" (absent) or HxW, each 1 to 16384.
 //   ParseAugmentations: "auto" (absent), "none" or a list of flip, crop,
 //     scale and jitter.
 //   ParseBadSamples: "stop" or "skip".

@@ -14,9 +14,9 @@ namespace {
 
 enum class Wanted { kColours, kClassNumbers };
 
-// libpng leaves through longjmp, which runs no destructors. So everything
-// with one lives in a PngDecoding, outside the functions that longjmp crosses,
-// and those hold plain values only.
+// libpng leaves through longjmp, which runs no destructors. So every object
+// with a destructor lives in a PngDecoding, outside the functions that longjmp
+// crosses, and those functions hold plain values only.
 struct PngDecoding {
   png_structp png = nullptr;
   png_infop info = nullptr;
@@ -26,7 +26,7 @@ struct PngDecoding {
   bool damaged = false;
 
   Raster raster;
-  // The image as libpng gives it, [height, width, channels], and its rows.
+  // The image in libpng's layout, [height, width, channels], and its rows.
   std::vector<uint8_t> interleaved;
   std::vector<png_bytep> rows;
 };
@@ -38,7 +38,7 @@ struct PngDecoding {
   png_longjmp(png, 1);
 }
 
-// What libpng warns of are odd side pieces (profiles, times), not pixels.
+// libpng's warnings concern auxiliary chunks (profiles, times), not pixels.
 void OnWarning(png_structp, png_const_charp) {}
 
 void Feed(png_structp png, png_bytep out, size_t bytes) {
@@ -55,7 +55,7 @@ void ReadHeader(PngDecoding& decoding) {
   png_read_info(decoding.png, decoding.info);
 }
 
-// Tells libpng what to make of the pixels.
+// Tells libpng how to convert the pixels.
 void Convert(PngDecoding& decoding, Wanted wanted) {
   if (setjmp(png_jmpbuf(decoding.png)) != 0) return;
   if (wanted == Wanted::kColours) {
@@ -64,7 +64,7 @@ void Convert(PngDecoding& decoding, Wanted wanted) {
     png_set_strip_alpha(decoding.png);
     png_set_gray_to_rgb(decoding.png);
   } else {
-    // To bytes, the numbers as they are.
+    // Unpacks to bytes; the values do not change.
     png_set_packing(decoding.png);
   }
   png_set_interlace_handling(decoding.png);
@@ -74,7 +74,7 @@ void Convert(PngDecoding& decoding, Wanted wanted) {
 void ReadRows(PngDecoding& decoding) {
   if (setjmp(png_jmpbuf(decoding.png)) != 0) return;
   png_read_image(decoding.png, decoding.rows.data());
-  // Also compares the checksums of what follows the pixels.
+  // Also verifies the checksums of the chunks after the pixels.
   png_read_end(decoding.png, nullptr);
 }
 

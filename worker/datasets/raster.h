@@ -17,29 +17,28 @@ struct Raster {
   std::vector<uint8_t> pixels;
 };
 
-// Pixels of one image at most: far above any photograph, far below what could
-// hurt. A header of a few bytes may claim anything.
+// Pixels of one image at most: far above any photograph, and far below a
+// harmful size. A header of a few bytes may claim any size.
 inline constexpr int64_t kImagePixelsMax = int64_t{1} << 27;
 
-// The errors below name no file: they say what is wrong with these bytes, and
-// the caller, who knows their file, puts its name before it.
+// The errors below name no file: they describe the bytes, and the caller, which
+// knows the file, adds its name.
 //
-// Errors: DataLoss truncated or damaged, or no such file at all;
-//   InvalidArgument a kind that cannot be used (says which, and what is
-//   wanted).
+// Errors: DataLoss truncated, damaged, or not in this format; InvalidArgument a
+//   kind that cannot be used (says which, and which kinds can).
 // Thread safety: safe.
 
 // JPEG, baseline or progressive, as three channels; grey becomes colour with
-// equal channels. What libjpeg calls a warning (an early end, a bad code) is
-// damage here: it would go on with grey areas where the image was. Bytes
-// between segments are harmless and let pass.
+// equal channels. A libjpeg warning (an early end, a bad code) counts as damage
+// here: libjpeg would go on with grey areas in place of the image. Bytes
+// between segments are harmless and accepted.
 absl::StatusOr<Raster> DecodeJpeg(absl::Span<const uint8_t> bytes);
 
 // PNG of any kind as three channels of 8 bits; grey and palette become colour,
-// 16 bits are shortened, transparency is dropped.
+// 16 bits are reduced to 8, transparency is dropped.
 absl::StatusOr<Raster> DecodePng(absl::Span<const uint8_t> bytes);
 
-// JPEG or PNG, told by the first bytes and not by the file's name.
+// JPEG or PNG, recognised by the first bytes and not by the file's name.
 absl::StatusOr<Raster> DecodeImage(absl::Span<const uint8_t> bytes);
 
 // A PNG mask as one channel of class numbers: palette positions, or grey

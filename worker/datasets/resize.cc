@@ -9,7 +9,7 @@
 namespace cohort {
 namespace {
 
-// What one output pixel of an axis is made of: weights of neighbours, sum 1.
+// How one output pixel of an axis is computed: weights of neighbours, sum 1.
 struct Mixture {
   int64_t first = 0;
   std::vector<double> weights;

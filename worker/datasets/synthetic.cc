@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint8_t kRim = kIgnoredInMask;
 
-// The classes beside the ground, which is 0.
+// The classes besides the ground, which is 0.
 enum ShapeKind : uint8_t { kDisc = 1, kSquare, kCross };
 
 ImageSplit BarsSplit(uint64_t seed, int64_t samples, const ImageTable& shape) {
@@ -54,8 +54,8 @@ struct Shape {
   std::array<double, 3> colour = {};
 };
 
-// Negative inside, positive outside, in pixels (for a cross outside its
-// square: at least that much).
+// Distance to the edge in pixels: negative inside, positive outside. For a
+// cross, a lower bound outside its square.
 double DistanceTo(const Shape& shape, int64_t x, int64_t y) {
   const double dx = std::abs(static_cast<double>(x) - shape.x);
   const double dy = std::abs(static_cast<double>(y) - shape.y);
@@ -77,7 +77,7 @@ Shape DrawShape(SplitMix64& random, const ImageTable& table) {
   return shape;
 }
 
-// One image, and its mask; later shapes lie on top of earlier ones.
+// Paints one image and its mask; later shapes cover earlier ones.
 void PaintShapes(SplitMix64& random, const ImageTable& table, uint8_t* pixels,
                  uint8_t* mask) {
   const int64_t plane = table.height * table.width;

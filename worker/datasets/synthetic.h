@@ -11,14 +11,15 @@ struct SyntheticSize {
   int64_t test = 0;
 };
 
-// Ten classes of 28x28 grey images: a bright bar whose angle tells the class,
-// at a random place, in noise. Learnable, but not at a glance. The same on
-// every machine.
+// Ten classes of 28x28 grey images: a bright bar at a random place in noise;
+// its angle is the class. Learnable, but not at once. The same on every
+// machine.
 ImageTable SyntheticBars(const SyntheticSize& size);
 
 // 48x48 colour images of two to four shapes on noise, and their masks. Classes:
-// 0 ground, 1 discs, 2 squares, 3 crosses. Colours tell nothing, only forms
-// do. A rim of one pixel around each shape is ignored, as annotators leave it.
+// 0 ground, 1 discs, 2 squares, 3 crosses. Only the form tells the class, not
+// the colour. A rim of one pixel around each shape is ignored, as in annotated
+// data.
 ImageTable SyntheticShapes(const SyntheticSize& size);
 
 }  // namespace cohort

@@ -55,7 +55,7 @@ absl::StatusOr<std::vector<ImageFile>> ListSplit(const std::string& dir,
   return files;
 }
 
-// One more than the largest class there is.
+// One more than the largest class in the masks.
 int64_t ClassesIn(const ImageTable& table) {
   int64_t classes = 0;
   for (const ImageSplit* split : {&table.train, &table.test}) {

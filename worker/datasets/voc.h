@@ -10,8 +10,8 @@ namespace cohort {
 //   ImageSets/Segmentation/train.txt, val.txt   one name a line
 //   JPEGImages/NAME.jpg (or .jpeg, .png)        the image
 //   SegmentationClass/NAME.png                  its mask, palette or grey
-// The mask's numbers are the classes; options.ignore_index marks pixels that do
-// not count. val is the test split.
+// The mask's numbers are the classes; options.ignore_index marks ignored
+// pixels. val is the test split.
 //
 // Errors: those of LoadFiles; NotFound a folder, a split file, or an image or
 //   mask that a split file names; InvalidArgument an empty split file, or an

@@ -38,7 +38,8 @@ absl::StatusOr<std::optional<int32_t>> ParseDevice(const std::string& text) {
   if (text == "cuda") return std::optional<int32_t>(0);
   absl::string_view rest = text;
   int32_t index = 0;
-  // Written so that signs and blanks, which SimpleAtoi takes, fail it.
+  // Compared with the text so that signs and blanks, which SimpleAtoi accepts,
+  // are refused.
   if (absl::ConsumePrefix(&rest, "cuda:") && absl::SimpleAtoi(rest, &index) &&
       index >= 0 && absl::StrCat(index) == rest) {
     return std::optional<int32_t>(index);
@@ -53,7 +54,7 @@ absl::StatusOr<ComputeDevice> OpenComputeDevice(const std::string& text) {
   if (!index.has_value()) return ComputeDevice();
   absl::StatusOr<ComputeDevice> device = OpenCudaDevice(*index);
   if (device.ok()) return device;
-  // What is below names the GPU, too.
+  // The status message already names the GPU.
   return absl::Status(
       device.status().code(),
       absl::StrCat("--device: got ", text, ": ",

@@ -19,10 +19,10 @@ class Module;
 
 namespace cohort {
 
-// Where a worker's tensors lie and are computed.
+// The device that holds a worker's tensors and computes on them.
 struct ComputeDevice {
   at::Device torch = at::kCPU;
-  // Null on the CPU; then the pool is, too.
+  // Null on the CPU, where the pool is null too.
   std::unique_ptr<Accelerator> accelerator;
   std::unique_ptr<PinnedPool> pinned;
 
@@ -30,13 +30,13 @@ struct ComputeDevice {
   std::string name() const;
 };
 
-// The same, borrowed, and how to compute there.
+// A ComputeDevice, borrowed, and how to compute there.
 struct Compute {
   at::Device torch = at::kCPU;
   Accelerator* accelerator = nullptr;
   PinnedPool* pinned = nullptr;
   Precision precision = Precision::kFloat32;
-  // How images, and so activations, lie in memory.
+  // Memory layout of images, and so of activations.
   at::MemoryFormat activations = at::MemoryFormat::Contiguous;
 };
 
@@ -44,17 +44,17 @@ struct Compute {
 // Errors: InvalidArgument for anything else.
 absl::StatusOr<std::optional<int32_t>> ParseDevice(const std::string& text);
 
-// Opens what `text` names, and tries LibTorch on it.
+// Opens the device named by `text`, and tries LibTorch on it.
 // Errors: those of ParseDevice; FailedPrecondition if this program or its
 //   LibTorch has no CUDA, there is no driver, no GPU, or no code for it;
 //   InvalidArgument if there is no GPU of this number. All begin with
 //   "--device".
 absl::StatusOr<ComputeDevice> OpenComputeDevice(const std::string& text);
 
-// As OpenComputeDevice, of GPU number `index`.
+// Like OpenComputeDevice, for GPU number `index`.
 absl::StatusOr<ComputeDevice> OpenCudaDevice(int32_t index);
 
-// Moves parameters and buffers; each stays the tensor that it is.
+// Moves parameters and buffers; each stays the same tensor object.
 // Errors: ResourceExhausted naming the tensor that did not fit.
 absl::Status MoveTo(const Compute& to, torch::nn::Module& model);
 

@@ -16,7 +16,7 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
-// So much at once, to grow seldom.
+// Large enough that the workspace seldom grows.
 constexpr int64_t kWorkspaceBytesMin = int64_t{1} << 20;
 
 class CudaEvent final : public LaneEvent {
@@ -33,7 +33,7 @@ CUevent_st* EventOf(LaneEvent& event) {
   return static_cast<CudaEvent&>(event).get();
 }
 
-// The client takes Unavailable for a broken connection, and would try again.
+// The client would take Unavailable for a broken connection and try again.
 absl::Status Final(const absl::Status& status) {
   if (!absl::IsUnavailable(status)) return status;
   return absl::InternalError(status.message());
@@ -153,7 +153,8 @@ class CudaAccelerator final : public Accelerator {
     return {.stream = StreamOf(lane), .multiprocessors = multiprocessors_};
   }
 
-  // Autograd calls from threads of its own, whose device may be another.
+  // Autograd calls from threads of its own, whose current device may be
+  // another.
   absl::Status Enter() const {
     return Final(cuda::StatusOf(cuda::SetDevice(device_), name_));
   }
@@ -164,8 +165,8 @@ class CudaAccelerator final : public Accelerator {
     return Final(cuda::StatusOf(call(), absl::StrCat(name_, ": ", what)));
   }
 
-  // With a workspace that suffices. A smaller one may be in use by work that
-  // is queued, and to free it would wait for the device: it is kept.
+  // A queue with a large enough workspace. A smaller workspace is kept, because
+  // queued work may be using it, and freeing it would wait for the device.
   absl::StatusOr<cuda::Queue> SummingQueue(const kernels::BatchShape& shape,
                                            kernels::DataType type) {
     COHORT_RETURN_IF_ERROR(Enter());
@@ -197,8 +198,8 @@ class CudaAccelerator final : public Accelerator {
   const std::function<CUstream_st*()> compute_stream_;
   CUstream_st* const copy_stream_;
 
-  // The newest is the one in use. Only the thread that computes sums, and it
-  // is one at a time.
+  // The last one is in use. Accessed only by the thread that computes sums;
+  // there is one at a time.
   std::vector<void*> workspaces_;
   int64_t workspace_bytes_ = 0;
 };

@@ -11,8 +11,8 @@ struct CUstream_st;
 
 namespace cohort {
 
-// GPU number `device`. `compute_stream` tells which stream the calling thread's
-// tensors are computed in; it must stay callable as long as the accelerator
+// GPU number `device`. `compute_stream` returns the stream that computes the
+// calling thread's tensors; it must stay callable as long as the accelerator
 // lives.
 // Errors: those of kernels::cuda::OpenDevice.
 absl::StatusOr<std::unique_ptr<Accelerator>> OpenCudaAccelerator(

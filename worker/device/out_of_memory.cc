@@ -16,8 +16,8 @@ bool IsOutOfMemory(const std::exception& e) {
       dynamic_cast<const std::bad_alloc*>(&e) != nullptr) {
     return true;
   }
-  // What the libraries below LibTorch, and its allocator for the host, throw
-  // has no type of its own.
+  // The libraries below LibTorch, and its host allocator, throw exceptions
+  // without a type of their own, so only the text tells.
   const absl::string_view text = e.what();
   return absl::StrContains(text, "out of memory") ||
          absl::StrContains(text, "can't allocate memory") ||

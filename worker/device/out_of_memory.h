@@ -11,7 +11,7 @@
 
 namespace cohort {
 
-// Whether LibTorch threw it for want of memory, of the host or of a device.
+// Whether LibTorch threw `e` because memory of the host or of a device ran out.
 bool IsOutOfMemory(const std::exception& e);
 
 // Such as "conv1.weight, Float [64,3,7,7], 37632 bytes".
@@ -20,8 +20,8 @@ std::string TensorText(absl::string_view name, const at::Tensor& tensor);
 // Such as "Float [64,3,7,7], 37632 bytes".
 std::string TypeAndShapeText(at::ScalarType type, at::IntArrayRef shape);
 
-// ResourceExhausted: what did not fit where, what was free, what LibTorch says
-// and what to do.
+// A ResourceExhausted error that says what did not fit where, what was free,
+// what LibTorch reported, and what to do.
 absl::Status OutOfMemory(const Compute& compute, absl::string_view what,
                          const std::exception& e);
 absl::Status OutOfMemory(const Compute& compute, absl::string_view what,

@@ -10,7 +10,7 @@
 namespace cohort {
 namespace {
 
-// Sizes are rounded up to these, so that few differ.
+// Sizes are rounded up to multiples of this, so that there are few sizes.
 constexpr int64_t kGranularityBytes = 512;
 
 }  // namespace
@@ -20,14 +20,14 @@ struct PinnedPool::Shelf {
   explicit Shelf(Accelerator& device) : accelerator(device) {}
   ~Shelf() {
     for (const std::unique_ptr<PinnedBlock>& block : idle) {
-      // The device may not be done with it; if it cannot be asked any more,
-      // nothing of it runs.
+      // The device may still be using the block. If the wait fails, none of its
+      // work runs any more.
       accelerator.Await(block->event()).IgnoreError();
       accelerator.FreePinned(block->memory());
     }
   }
 
-  // The first of this size; null: none.
+  // The oldest block of this size; null if there is none.
   std::unique_ptr<PinnedBlock> TakeOldest(int64_t bytes)
       ABSL_LOCKS_EXCLUDED(mu) {
     MutexLock lock(mu);
@@ -77,7 +77,7 @@ absl::StatusOr<std::shared_ptr<PinnedBlock>> PinnedPool::Take(int64_t bytes) {
   const int64_t rounded =
       std::max<int64_t>(bytes + kGranularityBytes - 1, kGranularityBytes) /
       kGranularityBytes * kGranularityBytes;
-  // The one that came back first is the one that is done first.
+  // The block that came back first is likely to be free first.
   std::unique_ptr<PinnedBlock> block = shelf_->TakeOldest(rounded);
   if (block != nullptr) {
     const absl::StatusOr<bool> done = accelerator_.HasHappened(block->event());

@@ -10,7 +10,7 @@
 
 namespace cohort {
 
-// Pinned memory, and how far the device is with it.
+// Pinned memory, and an event for the device's last work on it.
 class PinnedBlock {
  public:
   PinnedBlock(void* memory, int64_t bytes, std::unique_ptr<LaneEvent> event)
@@ -21,7 +21,7 @@ class PinnedBlock {
   T* as() const {
     return static_cast<T*>(memory_);
   }
-  // At least as many as were asked for.
+  // At least the number of bytes requested.
   int64_t bytes() const { return bytes_; }
   // Where the lane's last work on the block is recorded.
   LaneEvent& event() const { return *event_; }
@@ -32,9 +32,9 @@ class PinnedBlock {
   const std::unique_ptr<LaneEvent> event_;
 };
 
-// Hands out pinned memory again and again: to allocate it takes as long as a
-// step. A block comes back when the last owner lets go of it, from any thread,
-// and is handed out again once its event has happened, so an owner may let go
+// Hands out pinned memory and reuses it: allocating it takes as long as a step.
+// A block comes back when its last owner releases it, from any thread. It is
+// handed out again once its event has happened, so an owner may release it
 // while the device still reads.
 //
 // Thread safety: safe.
@@ -44,9 +44,9 @@ class PinnedPool {
   explicit PinnedPool(Accelerator& accelerator);
   ~PinnedPool();
 
-  // Errors: those of the accelerator; the text says how much was asked for.
+  // Errors: those of the accelerator; the text gives the number of bytes.
   absl::StatusOr<std::shared_ptr<PinnedBlock>> Take(int64_t bytes);
-  // Records that `lane` works on the block up to here.
+  // Records that `lane` uses the block up to this point.
   absl::Status MarkUse(Lane lane, const PinnedBlock& block);
 
  private:
@@ -55,7 +55,7 @@ class PinnedPool {
   absl::StatusOr<std::unique_ptr<PinnedBlock>> Allocate(int64_t bytes);
 
   Accelerator& accelerator_;
-  // Also owned by the blocks that are out.
+  // Also owned by the blocks in use.
   const std::shared_ptr<Shelf> shelf_;
 };
 

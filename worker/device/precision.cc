@@ -8,8 +8,8 @@
 namespace cohort {
 namespace {
 
-// The only place where this project's LibTorch versions differ: from 2.4 on
-// autocast is asked by type of device.
+// The only place where this project's LibTorch versions differ: from 2.4 on,
+// autocast functions take a device type.
 #if TORCH_VERSION_MAJOR > 2 || \
     (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
 

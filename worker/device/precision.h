@@ -8,11 +8,11 @@
 
 namespace cohort {
 
-// What layers compute in. Weights, gradients, statistics and losses are float32
-// or wider in either case.
+// The number type that layers compute in. Weights, gradients, statistics and
+// losses are float32 or wider in either case.
 enum class Precision {
   kFloat32,
-  // Convolutions and linear layers in bfloat16, as LibTorch's autocast has it.
+  // Convolutions and linear layers compute in bfloat16, by LibTorch's autocast.
   kBFloat16,
 };
 
@@ -20,8 +20,8 @@ enum class Precision {
 absl::StatusOr<Precision> ParsePrecision(const std::string& text);
 
 // While it lives, the calling thread's layers on devices of this type compute
-// in `precision`. Copies of weights that LibTorch keeps for that are forgotten
-// at its end, as the weights are overwritten between steps.
+// in `precision`. LibTorch's cached casts of weights are dropped at the end,
+// because the weights are overwritten between steps.
 class PrecisionScope {
  public:
   PrecisionScope(at::DeviceType type, Precision precision);

@@ -1,5 +1,5 @@
-// The only file that needs LibTorch's CUDA part; no_torch_cuda.cc stands in for
-// it where there is none.
+// The only file that needs LibTorch's CUDA part; no_torch_cuda.cc replaces it
+// in builds without CUDA.
 #include <ATen/Context.h>
 #include <ATen/ops/ones.h>
 #include <c10/cuda/CUDAStream.h>
@@ -18,7 +18,8 @@
 namespace cohort {
 namespace {
 
-// One sum on the device: LibTorch may have no code for it, or find no memory.
+// Computes one sum on the device: LibTorch may have no code for it, or find no
+// memory.
 absl::Status TryLibTorch(at::Device device) {
   try {
     const double sum =
@@ -48,10 +49,11 @@ absl::StatusOr<ComputeDevice> OpenCudaDevice(int32_t index) {
                                        static_cast<c10::DeviceIndex>(index))
                                 .stream();
                           }));
-  // float32 means float32: 10 bits of a convolution's are no rounding.
+  // float32 means float32: TF32 would keep only 10 bits of a convolution's
+  // inputs.
   at::globalContext().setAllowTF32CuDNN(false);
   at::globalContext().setAllowTF32CuBLAS(false);
-  // A repeated step should give the bits that it gave.
+  // A repeated step should give the same bits.
   at::globalContext().setDeterministicCuDNN(true);
   at::globalContext().setBenchmarkCuDNN(false);
   COHORT_RETURN_IF_ERROR(TryLibTorch(torch_device));

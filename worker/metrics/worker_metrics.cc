@@ -5,7 +5,7 @@
 namespace cohort {
 namespace {
 
-// From a rendezvous on one machine to a step that waits for a replacement.
+// Covers a rendezvous on one machine up to a step that waits for a replacement.
 const prometheus::Histogram::BucketBoundaries& PhaseBuckets() {
   static const auto& buckets = *new prometheus::Histogram::BucketBoundaries{
       0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2,

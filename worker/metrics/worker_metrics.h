@@ -20,11 +20,12 @@
 
 namespace cohort {
 
-// What a worker shows on its operations port, but for the process and the
-// build. All values of all labels are there from the start.
+// The worker's metrics on its operations port, besides those of the process and
+// the build. All values of all labels exist from the start.
 //
 //   cohort_worker_steps_total                    steps that ended with a
-//   verdict cohort_worker_samples_total                  images of those
+//                                                verdict
+//   cohort_worker_samples_total                  images of those steps
 //   cohort_worker_step_duration_seconds{phase}   seconds of a step in a phase
 //   cohort_worker_rpc_retries_total{grpc_method} calls that were tried again
 //   cohort_worker_reconnects_total               returns after a broken
@@ -38,7 +39,7 @@ namespace cohort {
 // Thread safety: safe.
 class WorkerMetrics {
  public:
-  // `states` and `retried_methods` are all there are.
+  // `states` and `retried_methods` list all values of these labels.
   WorkerMetrics(absl::Span<const absl::string_view> states,
                 absl::Span<const absl::string_view> retried_methods);
 
@@ -51,7 +52,7 @@ class WorkerMetrics {
   void AddRetry(absl::string_view method);
   void AddReconnect();
 
-  // For the operations port; live as long as this.
+  // For the operations port; they live as long as this object.
   std::vector<const prometheus::Collectable*> collectables() const;
 
  private:

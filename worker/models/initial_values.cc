@@ -11,8 +11,8 @@ namespace {
 
 namespace nn = torch::nn;
 
-// Uniform in [-bound, bound), from a generator of our own: LibTorch's is
-// shared by the process, and its stream differs between releases.
+// Uniform in [-bound, bound), from a generator of our own: LibTorch's is shared
+// by the whole process, and its stream differs between releases.
 void FillUniform(const at::Tensor& tensor, double bound, SplitMix64& random) {
   if (!tensor.defined()) return;
   at::Tensor flat = tensor.view(-1);
@@ -22,7 +22,7 @@ void FillUniform(const at::Tensor& tensor, double bound, SplitMix64& random) {
   }
 }
 
-// Inputs of one output, `axis` being that of the outputs in the weight.
+// Number of inputs of one output; `axis` is the axis of the outputs.
 double FanIn(const at::Tensor& weight, int64_t axis) {
   return static_cast<double>(weight.numel()) /
          static_cast<double>(weight.size(axis));

@@ -8,7 +8,7 @@ namespace cohort {
 
 // Overwrites the weights of a model that ships with the worker, from `seed`
 // alone: the same seed gives the same bits under every release of LibTorch.
-// Batch norm is left at 1 and 0.
+// Batch norm keeps scale 1 and shift 0.
 //   convolution without bias (batch norm and ReLU follow): Kaiming-uniform
 //     with gain sqrt(2), U(-b, b) with b = sqrt(6 / fan_in);
 //   convolution with bias, transposed convolution, linear layer: weight and

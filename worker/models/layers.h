@@ -18,8 +18,8 @@ struct ConvShape {
   int64_t dilation = 1;
 };
 
-// A convolution as it stands before batch norm: no bias, and padded so that
-// with stride 1 the map keeps its size. `kernel` is odd.
+// A convolution that precedes batch norm: no bias, and padded so that the map
+// keeps its size with stride 1. `kernel` is odd.
 torch::nn::Conv2d Conv(const ConvShape& shape);
 
 // Convolution `conv`, batch norm `bn`, ReLU.
@@ -37,8 +37,8 @@ class ConvBnReluImpl final : public torch::nn::Module {
 };
 TORCH_MODULE(ConvBnRelu);
 
-// Each of its input, none of which may depend on another's output: their batch
-// norms share a rendezvous.
+// Applies each layer to its input. Their batch norms share a rendezvous, so no
+// input may depend on another's output.
 std::vector<at::Tensor> ForwardEach(
     absl::Span<const std::pair<ConvBnRelu, at::Tensor>> siblings);
 

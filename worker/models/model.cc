@@ -28,7 +28,7 @@ struct KnownModel {
   std::shared_ptr<Model> (*make)(const ModelOptions& options);
 };
 
-// In the order in which they are told.
+// In the order of messages and help.
 constexpr std::array kModels = {
     KnownModel{
         "cnn",
@@ -86,7 +86,7 @@ absl::Status CheckOptions(const ModelOptions& options) {
         "model ", options.name, ": got ", options.channels, " channels and ",
         options.classes, " classes, want at least 1 each"));
   }
-  // The widest convolution's weight then has 2.4 GB.
+  // The weight of the widest convolution then takes 2.4 GB.
   constexpr int64_t kWidthMax = 512;
   if (options.width < 0 || options.width > kWidthMax) {
     return absl::InvalidArgumentError(

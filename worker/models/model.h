@@ -13,11 +13,11 @@
 
 namespace cohort {
 
-// Class scores of a head that only helps training.
+// Class scores of a head that is used in training only.
 struct AuxiliaryOutput {
-  // Of the shape of the main head's.
+  // Has the shape of the main head's logits.
   at::Tensor logits;
-  // What its loss is multiplied by before it is added to the main one.
+  // Factor of its loss in the sum with the main loss.
   double weight = 0;
 };
 
@@ -41,14 +41,13 @@ struct ModelOptions {
   std::string name;
   int64_t channels = 1;
   int64_t classes = 10;
-  // Pixels of an image's row; only gru-rows depends on it.
+  // Pixels in a row of an image; only gru-rows depends on it.
   int64_t image_width = 28;
-  // unet: channels of its first stage; 0: 64. Others have no such choice.
+  // unet: channels of its first stage; 0: 64. Other models must leave it 0.
   int64_t width = 0;
   // Decides the initial values; the process-wide generator is not used.
   uint64_t seed = 1;
-  // Called with what a user should know about a TorchScript file that is
-  // accepted; may be empty.
+  // Called with warnings about an accepted TorchScript file; may be empty.
   std::function<void(const std::string&)> warn;
 };
 
@@ -66,8 +65,8 @@ struct ModelOptions {
 // A name that ends in .pt, .pth or .ts, or holds a slash, is a TorchScript
 // file; see script_model.h.
 //
-// Convolutions before batch norm have no bias. Initial values: see
-// initial_values.h; those of a TorchScript file are its own.
+// Convolutions before batch norm have no bias. For initial values see
+// initial_values.h; a TorchScript file has its own.
 // Errors: InvalidArgument unknown name (lists the known ones), channels,
 //   classes or width out of range, a width for another model than unet; those
 //   of LoadScriptModel.

@@ -15,18 +15,18 @@ namespace {
 
 namespace nn = torch::nn;
 
-// Output channels of a bottleneck over those of its 3x3 convolution.
+// Ratio of a bottleneck's output channels to those of its 3x3 convolution.
 constexpr int64_t kExpansion = 4;
 
 struct BlockShape {
   int64_t in = 0;
-  // Of the 3x3 convolutions.
+  // Channels of the 3x3 convolutions.
   int64_t planes = 0;
   int64_t stride = 1;
   int64_t dilation = 1;
   bool bottleneck = false;
-  // A shortcut that changes the shape is a projection (option B), or has no
-  // parameters (option A).
+  // Kind of a shortcut that changes the shape: a projection (option B) or, if
+  // false, one without parameters (option A).
   bool projection = true;
 
   int64_t out() const { return bottleneck ? planes * kExpansion : planes; }
@@ -82,7 +82,7 @@ class BlockImpl final : public nn::Module {
     return shape_.stride != 1 || shape_.in != shape_.out();
   }
 
-  // Without parameters.
+  // A shortcut without parameters.
   at::Tensor Shortcut(const at::Tensor& x) const {
     if (!ChangesShape()) return x;
     const at::Tensor every = x.slice(2, 0, torch::nullopt, shape_.stride)
@@ -98,7 +98,7 @@ class BlockImpl final : public nn::Module {
   nn::BatchNorm2d projection_norm_{nullptr};
 };
 
-// `first` says the first block; the others follow with stride 1 and
+// `first` describes the first block; the others follow with stride 1 and
 // `dilation`.
 nn::Sequential Stage(BlockShape first, int64_t blocks, int64_t dilation) {
   nn::Sequential stage;

@@ -9,12 +9,12 @@
 
 namespace cohort {
 
-// resnet20, resnet56: conv3x3 to 16 channels, then three stages of
-// (depth - 2) / 6 blocks of two 3x3 convolutions with 16, 32 and 64 channels,
-// the first of a later stage with stride 2; global average pooling; linear.
-// Shortcuts are option A: identity, where the shape changes every second
-// pixel with zeros for the new channels, so they have no parameters.
-// `depth` is 6k + 2. Without initial values.
+// resnet20, resnet56: conv3x3 to 16 channels, then three stages of (depth - 2)
+// / 6 blocks of two 3x3 convolutions with 16, 32 and 64 channels, the first of
+// a later stage with stride 2; global average pooling; linear. Shortcuts are
+// option A: identity or, if the shape changes, every second pixel with zeros
+// for the new channels; so they have no parameters. `depth` is 6k + 2. Initial
+// values are not set.
 // Source: He et al., "Deep Residual Learning for Image Recognition", 2015,
 //   section 4.2.
 std::shared_ptr<Model> MakeCifarResNet(int64_t depth, int64_t channels,
@@ -55,8 +55,8 @@ class ResNetTrunkImpl final : public torch::nn::Module {
 };
 TORCH_MODULE(ResNetTrunk);
 
-// resnet18, resnet50: the trunk, global average pooling, linear `fc`; the
-// state dict has torchvision's names. Without initial values.
+// resnet18, resnet50: the trunk, global average pooling, linear `fc`; the state
+// dict has torchvision's names. Initial values are not set.
 std::shared_ptr<Model> MakeResNet(ResNetSize size, int64_t channels,
                                   int64_t classes);
 

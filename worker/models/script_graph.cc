@@ -27,12 +27,12 @@ using torch::jit::Block;
 using torch::jit::Node;
 using torch::jit::Value;
 
-// Where a value of the graph may come from. A branch has several origins.
+// Possible origins of a value of the graph. A branch has several.
 struct Origins {
   // Dotted paths of attributes.
   std::set<std::string> attributes;
   std::vector<c10::IValue> constants;
-  // Anything else: it is computed.
+  // True if any origin is neither an attribute nor a constant.
   bool computed = false;
 };
 
@@ -77,8 +77,8 @@ bool PassesOn(const Node& node) {
          schema->returns()[0].alias_info() != nullptr && !node.inputs().empty();
 }
 
-// Follows a value to where it comes from; through views only if wanted,
-// because a view is another tensor than what it shows.
+// Follows a value to its origins. It follows views only if told to, because a
+// view is another tensor than the one it shows.
 class OriginFinder {
  public:
   OriginFinder(const torch::jit::Graph& graph, bool through_views)
@@ -123,7 +123,7 @@ class OriginFinder {
   const bool through_views_;
 };
 
-// The attribute's value; None where there is no such path.
+// The attribute's value; None if there is no such path.
 c10::IValue AttributeAt(const torch::jit::Module& module,
                         const std::string& path) {
   c10::IValue value = module._ivalue();
@@ -144,7 +144,7 @@ class Surveyor {
         exact_(graph, /*through_views=*/false),
         loose_(graph, /*through_views=*/true) {}
 
-  // Batch norms first: which state is theirs decides about writes.
+  // Batch norms first: the check of writes has to know which state is theirs.
   absl::StatusOr<ScriptSurvey> Survey(const Block& body) {
     COHORT_RETURN_IF_ERROR(
         Visit(body, [this](const Node& node) { return ReadNorm(node); }));
@@ -253,8 +253,8 @@ class Surveyor {
                                         "constant"));
     }
     norm.epsilon = epsilon->toDouble();
-    // PyTorch's modules compute it for the cumulative average only, and give 0
-    // where it is not used.
+    // PyTorch's modules compute the momentum for the cumulative average only,
+    // and pass 0 if it is not used.
     const Origins momentum = exact_.Of(InputNamed(node, "momentum"));
     std::set<double> constants;
     for (const c10::IValue& constant : momentum.constants) {
@@ -309,7 +309,7 @@ class Surveyor {
     return Refusal(node, absl::StrCat("sets ", name, StateIsRefused()));
   }
 
-  // The operator's own word on what it writes to.
+  // Checks the writes that the operator's schema declares.
   absl::Status CheckWrites(const Node& node) {
     const c10::FunctionSchema* schema = node.maybeSchema();
     if (schema == nullptr) return absl::OkStatus();
@@ -348,7 +348,7 @@ class Surveyor {
            "norm's: workers would not agree on it, and it is not saved";
   }
 
-  // The server counts these itself.
+  // The server does this counting itself.
   bool IsCounter(const std::string& path) const {
     for (const ScriptBatchNorm& norm : survey_.batch_norms) {
       if (path == Join(norm.path, "num_batches_tracked")) return true;

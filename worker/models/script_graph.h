@@ -18,7 +18,7 @@ struct ScriptBatchNorm {
   std::string path;
   int64_t channels = 0;
   double epsilon = 0;
-  // Absent: cumulative average.
+  // If absent, cumulative average.
   std::optional<double> momentum;
   bool affine = false;
   bool track_statistics = false;
@@ -27,11 +27,11 @@ struct ScriptBatchNorm {
 struct ScriptSurvey {
   // In the order of their first calls.
   std::vector<ScriptBatchNorm> batch_norms;
-  // What a user should know, a sentence each.
+  // Warnings for the user, one sentence each.
   std::vector<std::string> warnings;
 };
 
-// Reads the graph of forward and of all it calls. Nothing is run.
+// Reads the graph of forward and of all functions that it calls. Runs nothing.
 //
 // Cohort trains a graph if every batch norm in it is a call of
 // aten::batch_norm whose tensors are those of one module, so that calls can be
@@ -40,18 +40,18 @@ struct ScriptSurvey {
 // images alone.
 //
 // Errors: InvalidArgument naming the node, with module path or source line: a
-//   batch norm whose `training` is a constant although it has moving
-//   statistics (a trace), whose tensors are constants (a frozen module),
-//   computed, or of several modules, or are none; one whose epsilon or
-//   momentum is computed; a batch norm of another form; a write to an
-//   attribute or in place to a parameter or buffer; a task of its own thread;
-//   a call that is only known when it is made.
+//   batch norm whose `training` is a constant although it has moving statistics
+//   (a trace), whose tensors are constants (a frozen module), computed, or of
+//   several modules, or are none; one whose epsilon or momentum is computed; a
+//   batch norm of another form; a write to an attribute or in place to a
+//   parameter or buffer; a forked task; a call whose target is known only at
+//   run time.
 absl::StatusOr<ScriptSurvey> SurveyScript(const torch::jit::Module& module);
 
-// Takes PyTorch's check of the batch's size out of the module's functions: it
-// refuses one element a channel, which for one worker of many is no error.
-// Call before anything else looks at the module: what a graph looks like
-// inlined is remembered from the first time on.
+// Removes PyTorch's check of the batch size from the module's functions: the
+// check refuses one element a channel, which is valid for one worker of many.
+// Call before anything else inspects the module: the inlined graph is cached at
+// its first use.
 void AllowOneElementAChannel(torch::jit::Module& module);
 
 }  // namespace cohort

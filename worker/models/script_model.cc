@@ -25,13 +25,13 @@ namespace {
 
 namespace nn = torch::nn;
 
-// One line of what LibTorch has to say.
+// The first line of LibTorch's message.
 std::string FirstLine(const std::exception& error) {
   const std::vector<std::string> lines = absl::StrSplit(error.what(), '\n');
   return lines[0];
 }
 
-// Parameters over the same memory, seen so far.
+// Identifies the memory of a parameter, to find parameters that share it.
 struct MemoryView {
   const void* data = nullptr;
   std::vector<int64_t> sizes;
@@ -40,8 +40,9 @@ struct MemoryView {
   friend auto operator<=>(const MemoryView&, const MemoryView&) = default;
 };
 
-// The file's modules as torch::nn modules over the same tensors: what lists
-// parameters, batch norms and buffers of a model then works on this one too.
+// The file's modules as torch::nn modules over the same tensors, so that code
+// that lists a model's parameters, batch norms and buffers also works on this
+// one.
 class ScriptModel final : public Model {
  public:
   ScriptModel(const ModelOptions& options, const torch::jit::Module& script,
@@ -54,7 +55,7 @@ class ScriptModel final : public Model {
     Mirror(*this, script_, "", norms);
   }
 
-  // Names of buffers that only the file holds.
+  // Names of buffers that are not exported with the model.
   const std::vector<std::string>& kept_in_file() const { return kept_in_file_; }
 
   void train(bool on) override {
@@ -63,9 +64,9 @@ class ScriptModel final : public Model {
   }
 
   ModelOutput forward(const at::Tensor& images) override {
-    // As it stands: optimised graphs replace aten::batch_norm by an operator
-    // of their own where they derive it, and the step would be normalised by
-    // this worker's batch alone. The switch is one of the thread.
+    // Run unoptimised: in derivatives, optimised graphs replace
+    // aten::batch_norm by an operator of their own, so the step would be
+    // normalised by this worker's batch alone. The switch is per thread.
     const torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
     const c10::IValue result = script_.forward({images});
     at::Tensor logits = LogitsOf(result);
@@ -113,7 +114,7 @@ class ScriptModel final : public Model {
       torch::jit::Module child = item.value;
       const std::string child_path =
           path.empty() ? item.name : absl::StrCat(path, ".", item.name);
-      // The same module under a second name is one.
+      // A module under a second name is mirrored once.
       std::shared_ptr<nn::Module>& mirrored = mirrored_[child._ivalue().get()];
       if (mirrored == nullptr) {
         const auto norm = norms.find(child_path);
@@ -142,8 +143,9 @@ class ScriptModel final : public Model {
     return std::make_shared<nn::BatchNorm2dImpl>(options);
   }
 
-  // The script is given the module's tensors, with its own values: what the
-  // graph hands to the operator then is what the module is known by.
+  // Gives the script the module's tensors, holding the script's values. The
+  // graph then passes to the operator the tensors by which the module is
+  // recognised.
   static void AdoptNorm(nn::BatchNorm2dImpl& norm, torch::jit::Module& script) {
     const torch::NoGradGuard no_grad;
     const auto adopt = [&script](const char* name, at::Tensor& tensor) {
@@ -160,7 +162,8 @@ class ScriptModel final : public Model {
     adopt("num_batches_tracked", norm.num_batches_tracked);
   }
 
-  // The parameter; if another one has its memory, that one, for both.
+  // The parameter, or an earlier one that has the same memory; the script then
+  // uses that one under both names.
   at::Tensor Shared(torch::jit::Module& script, const std::string& name) {
     const at::Tensor own = script.attr(name).toTensor();
     const auto [entry, inserted] =
@@ -234,7 +237,7 @@ absl::Status CheckForward(const torch::jit::Module& script) {
   for (const c10::Argument& argument : schema.arguments()) {
     if (!argument.default_value().has_value()) ++required;
   }
-  // Self, and the images.
+  // The two arguments are self and the images.
   if (required > 2 || schema.arguments().size() < 2 ||
       !schema.arguments()[1].type()->isSubtypeOf(*c10::TensorType::get())) {
     std::string text = toString(schema);
@@ -287,9 +290,8 @@ absl::StatusOr<std::shared_ptr<Model>> Load(const ModelOptions& options) {
 
 absl::StatusOr<std::shared_ptr<Model>> LoadScriptModel(
     const ModelOptions& options) {
-  // By itself the interpreter turns every exception into a runtime_error of
-  // the same text; a step that is interrupted in a rendezvous is told by its
-  // type.
+  // By default the interpreter turns every exception into a runtime_error with
+  // the same text, but an interrupted step is recognised by its type.
   FLAGS_torch_jit_enable_rethrow_caught_exception = true;
   try {
     return Load(options);

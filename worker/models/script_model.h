@@ -13,12 +13,12 @@ namespace cohort {
 //   batch norm's moving statistics are the server's;
 //   other float32 buffers are parameters that are not trained, so that all
 //     workers have the same and the exported model has them;
-//   those of other types stay as they are in the file, and are not exported.
+//   buffers of other types keep the file's values, and are not exported.
 // Initial values and statistics are the file's, whatever the seed. Two
 // parameters over the same memory become one.
 //
-// forward(images) returns the logits, or a tuple whose first entry, or a
-// dictionary whose entry `out` they are; other entries are not used.
+// forward(images) returns the logits, a tuple whose first entry is the logits,
+// or a dictionary whose entry `out` is the logits; other entries are not used.
 //
 // Warnings go to options.warn: dropout that does not follow train() and
 // eval(), and buffers that are not exported.

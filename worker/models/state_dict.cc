@@ -20,10 +20,10 @@
 namespace cohort {
 namespace {
 
-// What is wrong with a file, gathered so that a user sees all of it at once.
+// Collects all problems of a file, so that the user sees all of them at once.
 class Complaints {
  public:
-  // `what` such as "missing"; `name` one tensor, with what is wrong about it.
+  // `what` is such as "missing"; `name` is one tensor, with its problem.
   void Add(const std::string& what, std::string name) {
     names_[what].push_back(std::move(name));
   }
@@ -78,7 +78,7 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ","), "]");
 }
 
-// A tensor of its own over the file's values.
+// A new tensor over the file's values.
 at::Tensor ValuesOf(const NamedTensor& from) {
   at::Tensor values =
       torch::empty(from.shape, torch::dtype(ScalarTypeOf(from.type)));
@@ -87,7 +87,7 @@ at::Tensor ValuesOf(const NamedTensor& from) {
   return values;
 }
 
-// By name, in the model's memory.
+// Tensors by name, in the model's memory.
 std::map<std::string, at::Tensor> StateOf(Model& model) {
   std::map<std::string, at::Tensor> state;
   for (const auto& item : model.named_parameters()) {
@@ -99,7 +99,7 @@ std::map<std::string, at::Tensor> StateOf(Model& model) {
   return state;
 }
 
-// The values to write, in the order of `state`; those missing are undefined.
+// The values to write, in the order of `state`; missing ones are undefined.
 absl::StatusOr<std::map<std::string, at::Tensor>> Match(
     const std::string& path, const SafetensorsContent& content,
     const std::map<std::string, at::Tensor>& state) {

@@ -8,14 +8,14 @@
 
 namespace cohort {
 
-// Overwrites the model's parameters and buffers, batch norm's moving
-// statistics among them, by those of a safetensors file with PyTorch's
-// state-dict names, such as the model.safetensors of a run. Everything is
-// checked before anything is written.
+// Overwrites the model's parameters and buffers, including batch norm's moving
+// statistics, with those of a safetensors file that has PyTorch's state-dict
+// names, such as the model.safetensors of a run. Everything is checked before
+// anything is written.
 //
 // Counters (num_batches_tracked) may be missing, as in old checkpoints; they
-// keep their value. Everything else must be there, in its shape and type, and
-// nothing that the model does not have.
+// keep their value. Every other tensor must be there with the model's shape and
+// type, and the file may have no further tensor.
 // Errors: those of FileSystem::ReadFile and DecodeSafetensors;
 //   InvalidArgument with the names that are missing, unknown, of another shape
 //   or type, or not finite.

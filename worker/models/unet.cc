@@ -73,7 +73,7 @@ class Unet final : public Model {
     for (size_t i = 0; i < decoder_.size(); ++i) {
       const at::Tensor skip = std::exchange(skips.back(), at::Tensor());
       skips.pop_back();
-      // Transposed convolutions of LibTorch 1.13 forget the layout.
+      // Transposed convolutions of LibTorch 1.13 lose the memory layout.
       x = up_[i](x).contiguous(skip.suggest_memory_format());
       x = x.narrow(2, 0, skip.size(2)).narrow(3, 0, skip.size(3));
       x = decoder_[i](torch::cat({skip, x}, 1));

@@ -15,11 +15,10 @@
 
 namespace cohort {
 
-// True for an evaluation without moving statistics.
+// True for an evaluation that uses no moving statistics.
 bool NormalisesByBatch(const Assignment& assignment);
 
-// The samples that the assignments of a run are about, read ahead where that
-// helps.
+// Reads the samples of a run's assignments, ahead of need if that helps.
 //
 // Thread safety: one thread calls.
 class AssignmentSamples {
@@ -34,15 +33,15 @@ class AssignmentSamples {
   AssignmentSamples(const Dataset& dataset, const Compute& compute,
                     const Options& options, DataOrder order);
 
-  // Brings the images to an accelerator if they fit; see DeviceBatches::Hold.
+  // Copies the images to an accelerator if they fit; see DeviceBatches::Hold.
   absl::Status HoldOnDevice();
 
-  // Errors: Internal, a range beyond the data set.
+  // Errors: Internal for a range beyond the data set.
   absl::StatusOr<std::vector<int64_t>> IndicesOf(const Assignment& assignment);
-  // Those of a training or collecting assignment, augmented, where the model
-  // is computed.
+  // The augmented samples of a training or collecting assignment, on the device
+  // that computes the model.
   absl::StatusOr<Batch> Read(const Assignment& assignment);
-  // Has what will probably come after this assignment read meanwhile.
+  // Starts reading the samples that will probably follow this assignment's.
   absl::Status PrepareNext(const Assignment& assignment);
 
   // Null on the CPU.

@@ -24,8 +24,8 @@ Batch Allocate(const Dataset& dataset, size_t samples) {
   return batch;
 }
 
-// Where the samples of a batch lie, without the tensors: LibTorch counts
-// references to those, and threads that only write have no use for that.
+// Memory of a batch's samples, without the tensors: copying a tensor counts
+// references, which threads that only write do not need.
 struct Memory {
   float* images = nullptr;
   int64_t* labels = nullptr;
@@ -36,7 +36,7 @@ Memory MemoryOf(const Batch& batch) {
           .labels = batch.labels.data_ptr<int64_t>()};
 }
 
-// Reads the samples begin to end - 1 of a request to their places.
+// Reads the samples begin to end - 1 of a request into their places.
 void ReadPart(const Dataset& dataset, SampleRequest request,
               const IndexRange& part, const Memory& to) {
   const auto samples = static_cast<size_t>(part.size());
@@ -67,9 +67,9 @@ Batch ReadBatch(const Dataset& dataset, const SampleRequest& request) {
   return batch;
 }
 
-// One batch under way.
+// One batch that is being read.
 struct BatchReader::Reading {
-  // Fixed once the first job is submitted.
+  // Does not change after the first job is submitted.
   DataSplit split = DataSplit::kTrain;
   std::vector<int64_t> indices;
   std::optional<AugmentationKey> augmentation;
@@ -134,8 +134,8 @@ std::shared_ptr<BatchReader::Reading> BatchReader::Begin(
   for (int64_t i = 0; i < parts; ++i) {
     const IndexRange part{.begin = samples * i / parts,
                           .end = samples * (i + 1) / parts};
-    // Jobs of a dropped batch run out quickly, so the queue stays short: two
-    // batches at most are under way.
+    // Jobs of a dropped batch end quickly, so the queue stays short: at most
+    // two batches are being read.
     const absl::Status accepted = pool_->Submit([this, reading, part, memory] {
       if (!reading->IsDropped()) {
         ReadPart(dataset_, reading->request(), part, memory);

@@ -17,7 +17,7 @@ struct Batch {
   at::Tensor images;
   // Class numbers or kIgnoredLabel: [n] or [n, height, width].
   at::Tensor labels;
-  // The labels on the CPU: the same tensor, or what was copied from there.
+  // The labels on the CPU: the same tensor, or the one that was copied.
   at::Tensor host_labels;
 
   // The samples begin to end - 1, over the same memory.
@@ -27,22 +27,22 @@ struct Batch {
 // Reads in the calling thread.
 Batch ReadBatch(const Dataset& dataset, const SampleRequest& request);
 
-// Reads batches with several threads, and one batch ahead of need. What a
-// batch holds depends on the request alone: neither the number of threads nor
-// what was read ahead can change it.
+// Reads batches with several threads, and one batch ahead of need. The content
+// of a batch depends on the request alone, not on the number of threads or on
+// reading ahead.
 //
-// Thread safety: one thread calls; others only write to batches under way.
+// Thread safety: one thread calls; others only write to batches being read.
 class BatchReader {
  public:
-  // 0 threads: everything is read in the calling thread, when it is asked
-  // for. `dataset` must outlive the reader.
+  // With 0 threads every batch is read in the calling thread when requested.
+  // `dataset` must outlive the reader.
   BatchReader(const Dataset& dataset, int32_t threads);
   ~BatchReader();
 
-  // Blocks until the batch is whole.
+  // Blocks until the whole batch is read.
   Batch Read(const SampleRequest& request);
-  // Begins to read what will probably be asked for next; a guess that is not
-  // asked for is dropped. At most one is held.
+  // Starts reading the batch that will probably be requested next. A wrong
+  // guess is dropped. At most one batch is read ahead.
   void Prepare(const SampleRequest& request);
 
  private:
@@ -54,21 +54,22 @@ class BatchReader {
   const Dataset& dataset_;
   const int32_t threads_;
 
-  // Read ahead and not asked for yet; null: nothing.
+  // Read ahead and not requested yet. May be null.
   std::shared_ptr<Reading> prepared_;
-  // Last, so that its jobs end before anything they use. Null: 0 threads.
+  // Last, so that its jobs end before the members that they use are destroyed.
+  // Null with 0 threads.
   std::unique_ptr<ThreadPool> pool_;
 };
 
-// Guesses which range of training samples a worker gets next. In a
-// synchronous step a rank's ranges lie equally far apart within an epoch;
-// elsewhere they mostly do. A wrong guess costs time, nothing else.
+// Guesses which range of training samples a worker gets next. In a synchronous
+// step a rank's ranges are equally far apart within an epoch; elsewhere they
+// mostly are. A wrong guess only costs time.
 class RangeForecast {
  public:
-  // Takes note of a range that was handed out, of `samples` an epoch, and
-  // returns the guess: as far on as this one is from the one before, as long,
-  // and cut at the epoch's end. Absent: no range before it in this epoch, or
-  // none left behind it.
+  // Records a range that was handed out, in an epoch of `samples`, and returns
+  // the guess: the same length, and as far from this range as this range is
+  // from the one before, cut at the epoch's end. Absent if this is the first
+  // range of the epoch, or if none is left after it.
   std::optional<IndexRange> After(int64_t data_epoch, const IndexRange& range,
                                   int64_t samples);
 

@@ -18,7 +18,7 @@ absl::StatusOr<int64_t> SamplesOf(const BatchShare& share) {
   }
   const double samples =
       std::floor(static_cast<double>(share.batch_size) * share.share + 0.5);
-  // Written so that NaN fails it.
+  // Written so that NaN is refused.
   if (!(samples >= 1 && samples <= static_cast<double>(kSamplesMax))) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--share: got ", share.share, " of --batch_size=", share.batch_size,

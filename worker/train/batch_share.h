@@ -12,9 +12,9 @@ struct BatchShare {
 };
 
 // The images of a worker in one step: batch size times share, rounded to the
-// nearest (halves up). Each worker registers its own number, and all sums
-// are weighted by it, so workers of different speed can do steps of equal
-// length and a step stays exact.
+// nearest (halves up). Each worker registers its own number, and all sums are
+// weighted by it. So workers of different speed can do steps of equal length,
+// and a step stays exact.
 //
 // Errors: InvalidArgument a batch size below 1; a share that is not a number
 //   above 0, leaves less than one image, or more than 2^31.

@@ -16,7 +16,7 @@
 namespace cohort {
 namespace {
 
-// What images may take of the memory that is free.
+// The images may take this fraction of the free memory.
 constexpr int64_t kShareOfFree = 8;
 constexpr int64_t kPixelValues = 256;
 
@@ -24,7 +24,8 @@ int64_t BytesOf(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<int64_t>(tensor.element_size());
 }
 
-// Brings contiguous memory of the host into a new tensor, by pinned memory.
+// Copies contiguous host memory into a new device tensor, through pinned
+// memory.
 absl::StatusOr<at::Tensor> Upload(const Compute& compute,
                                   const at::Tensor& host) {
   const at::Tensor from = host.contiguous();
@@ -91,7 +92,7 @@ absl::StatusOr<int64_t> DeviceBatches::Hold() {
   try {
     for (size_t i = 0; i < stored.size(); ++i) {
       const auto size = static_cast<int64_t>(stored[i]->pixels.size());
-      // Once and for all, so the simplest way will do.
+      // Done once only, so the simplest copy is good enough.
       pixels_[i] = torch::empty({size}, torch::kByte);
       if (size > 0) {
         std::memcpy(pixels_[i].data_ptr(), stored[i]->pixels.data(),
@@ -125,7 +126,7 @@ at::Tensor DeviceBatches::ImagesAt(const at::Tensor& pixels,
   const at::Tensor inside = (y.ge(0) & y.lt(height)).view({-1, 1, height, 1}) &
                             (x.ge(0) & x.lt(width)).view({-1, 1, 1, width});
   x = at::where(column(1).ne(0), width - 1 - x, x);
-  // Any pixel will do for one outside: it is not shown.
+  // A pixel outside the image may have any position: it is not shown.
   y = y.clamp(0, height - 1);
   x = x.clamp(0, width - 1);
   const at::Tensor channel =

@@ -5,7 +5,7 @@
 
 namespace cohort {
 
-// What it says, without the stack that LibTorch appends to it.
+// The message of `e`, without the stack trace that LibTorch appends.
 std::string TextOf(const std::exception& e);
 
 }  // namespace cohort

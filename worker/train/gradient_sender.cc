@@ -62,14 +62,14 @@ GradientSender::GradientSender(const ModelWeights& weights, Client& client,
 }
 
 GradientSender::~GradientSender() {
-  // A graph that still lives may hold an accumulator, and with it the hook.
+  // A graph that is still alive may hold an accumulator, and with it the hook.
   for (size_t i = 0; i < accumulators_.size(); ++i) {
     if (accumulators_[i] != nullptr) accumulators_[i]->del_post_hook(hooks_[i]);
   }
 }
 
 void GradientSender::Begin() {
-  // Of a push that was given up.
+  // Drops gradients of a push that was given up.
   if (transfer_ != nullptr) transfer_->Drop();
   sending_ = false;
   final_.assign(partitions_of_.size(), false);

@@ -14,14 +14,14 @@
 namespace cohort {
 namespace {
 
-// What the autograd function needs beside its tensors.
+// Inputs of the autograd function besides its tensors.
 struct Terms {
-  // As CrossEntropy's.
+  // The same as CrossEntropy's.
   at::Tensor class_weights;
   double label_smoothing = 0;
 };
 
-// Dimension 1 of `values` [classes], to be spread over all others.
+// Shapes `values` [classes] so that it broadcasts along dimension 1.
 at::Tensor AlongClasses(const at::Tensor& values, int64_t dimensions) {
   std::vector<int64_t> shape(static_cast<size_t>(dimensions), 1);
   shape[1] = -1;
@@ -43,7 +43,7 @@ class CrossEntropyFunction final
     const at::TensorOptions options = wide.options();
     at::Tensor buffer = at::log_softmax(wide, 1);
     const at::Tensor valid = labels.ne(kIgnoredLabel).unsqueeze(1).to(options);
-    // Any class will do for an ignored label: it is multiplied by 0.
+    // An ignored label may use any class: the term is multiplied by 0.
     const at::Tensor index = labels.clamp_min(0).unsqueeze(1);
     at::Tensor own = valid * (1 - terms.label_smoothing);
     const at::Tensor weights = terms.class_weights.defined()
@@ -60,7 +60,7 @@ class CrossEntropyFunction final
       sum.sub_((valid * (buffer * spread).sum(1, true)).sum(torch::kDouble));
       scale = own + valid * spread.sum();
     }
-    // From here on the gradient.
+    // From here on the buffer holds the gradient.
     buffer.exp_().mul_(scale).scatter_add_(1, index, own.neg());
     if (spread.defined()) buffer.sub_(valid * spread);
     context->save_for_backward({buffer});
@@ -105,7 +105,7 @@ absl::Status Validate(const LossOptions& options, int64_t classes) {
                   absl::StrCat(classes, ", one a class"));
   }
   for (const double weight : weights) {
-    // Beyond float32's range it would be infinite.
+    // A weight beyond float32's range would become infinite.
     if (weight >= 0 && std::isfinite(static_cast<float>(weight))) continue;
     return Refuse("--class_weights", absl::StrCat(weight),
                   "finite numbers of 0 or more");

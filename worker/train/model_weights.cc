@@ -23,7 +23,7 @@ void AppendZeros(int64_t bytes, ByteRope& rope) {
   rope.Append(absl::MakeConstSpan(*zeros), zeros);
 }
 
-// "fc.bias", "bias" and, of a recurrent layer, "gru.bias_ih_l0".
+// Such as "fc.bias", "bias" and, in a recurrent layer, "gru.bias_ih_l0".
 bool IsBias(absl::string_view name) {
   return absl::StartsWith(name.substr(name.rfind('.') + 1), "bias");
 }

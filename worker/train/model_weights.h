@@ -19,14 +19,14 @@ class Module;
 namespace cohort {
 
 // A model's parameters as the server sees them: a layout, and partitions of
-// bytes. Parameters must be float32 on one device; they keep their names.
+// bytes. Parameters must be float32 and on one device. They keep their names.
 //
 // Thread safety: none.
 class ModelWeights {
  public:
   // Biases and the scale and shift of batch norm are exempt from decay;
-  // parameters that need no gradient are not trainable; one that the model
-  // lists under several names keeps the first.
+  // parameters that need no gradient are not trainable; a parameter that the
+  // model lists under several names keeps the first.
   // Errors: InvalidArgument naming a parameter of another type or on another
   //   device.
   static absl::StatusOr<ModelWeights> Make(torch::nn::Module& model,
@@ -36,11 +36,11 @@ class ModelWeights {
   const ModelLayout& layout() const { return layout_; }
   // The model's own tensors, in layout order.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  // Elements of each parameter, where they lie; of one on another device than
-  // the CPU a copy, made by Make. Valid as long as the weights and the model.
+  // Elements of each parameter, without a copy on the CPU; on another device a
+  // copy, made by Make. Valid as long as the weights and the model.
   std::vector<absl::Span<const float>> Values() const;
 
-  // How the server cuts the model.
+  // Sets how the server splits the model.
   void SetPartitions(std::vector<Partition> partitions);
   const std::vector<Partition>& partitions() const { return partitions_; }
 
@@ -48,13 +48,13 @@ class ModelWeights {
     ByteRope bytes;
     std::vector<int32_t> absent_slices;
   };
-  // On the CPU: the gradient of one partition, referenced where autograd left
-  // it and kept alive; zeros and a mark for parameters without one.
+  // On the CPU: the gradient of one partition. It refers to autograd's memory
+  // and keeps it alive. A parameter without a gradient has zeros and a mark.
   Gradient GradientOf(int32_t partition) const;
-  // Lets go of all gradients; the next backward pass makes new ones.
+  // Releases all gradients; the next backward pass creates new ones.
   void ClearGradients();
 
-  // The ropes are as long as the partitions, or empty.
+  // Checks that every rope has its partition's length, or is empty.
   // Errors: InvalidArgument.
   absl::Status CheckSizes(absl::Span<const ByteRope> ropes) const;
   // On the CPU: overwrites the parameters of each partition whose rope is not
@@ -65,7 +65,7 @@ class ModelWeights {
  private:
   ModelLayout layout_;
   std::vector<at::Tensor> parameters_;
-  // The same ones on the CPU, or copies.
+  // The parameters on the CPU: the same tensors, or copies.
   std::vector<at::Tensor> on_host_;
   std::vector<Partition> partitions_;
 };

@@ -19,14 +19,15 @@ absl::StatusOr<std::unique_ptr<RunWeights>> RunWeights::Make(
 }
 
 absl::Status RunWeights::Read(const Assignment& assignment) {
-  // The server of another life may not know the version in the model, or know
-  // another one by its number.
+  // In another incarnation, the server may not know the version in the model,
+  // or may use its number for another version.
   if (incarnation_ != client_.incarnation()) {
     incarnation_ = client_.incarnation();
     version_.reset();
   }
-  // All but an asynchronous step needs one exact version; that takes what it
-  // was sent, but nothing older than was there when it was handed out.
+  // Every assignment but an asynchronous step needs one exact version. An
+  // asynchronous step uses the weights it was last sent, unless they are older
+  // than the version that was current when the step was handed out.
   const bool exact =
       assignment.kind != AssignmentKind::kTrain || !assignment.members.empty();
   if (version_.has_value() && (exact ? *version_ == assignment.version
@@ -50,8 +51,8 @@ absl::Status RunWeights::Take(const PushResult& result) {
   }
   version_.reset();
   const bool applied = IsApplied(verdict.verdict);
-  // A verdict without weights (a repetition was answered) leaves the version
-  // unknown, and the next step pulls.
+  // A verdict without weights (the answer to a repeated push) leaves the
+  // version unknown, so the next step pulls.
   for (size_t p = 0; p < result.weights.size(); ++p) {
     if (!applied || (weights_.partitions()[p].trainable &&
                      result.weights[p].size_bytes() == 0)) {

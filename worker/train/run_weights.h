@@ -17,18 +17,18 @@
 
 namespace cohort {
 
-// The weights in the model: which version of the run they are, and how another
-// one gets there.
+// The weights in the model: tracks their version, and loads other versions.
 //
 // Thread safety: one thread calls.
 class RunWeights {
  public:
-  // The worker has joined and registered; `weights` has its partitions.
-  // `client` and `observer`, which may be null, must outlive it.
+  // Call once the worker has joined and registered; `weights` must have its
+  // partitions. `client` must outlive it, and so must `observer`, which may be
+  // null.
   static absl::StatusOr<std::unique_ptr<RunWeights>> Make(
       Client& client, const Compute& compute, ModelWeights weights,
       TrainerObserver* observer);
-  // Others refer to the weights in it.
+  // Not copyable, because other objects refer to the weights in it.
   RunWeights(const RunWeights&) = delete;
   RunWeights& operator=(const RunWeights&) = delete;
 
@@ -36,14 +36,14 @@ class RunWeights {
   // Null on the CPU.
   WeightTransfer* transfer() { return transfer_.get(); }
 
-  // Absent: not a version of the server's.
+  // Absent if the weights are not a version of the server's.
   const std::optional<Version>& version() const { return version_; }
 
-  // Has the model hold what the assignment is computed from. Afterwards there
-  // is a version.
+  // Loads the weights that the assignment is computed from. Afterwards there is
+  // a version.
   // Errors: those of Client::Pull.
   absl::Status Read(const Assignment& assignment);
-  // Goes on to what a push was answered with.
+  // Moves on to the weights that answered a push.
   absl::Status Take(const PushResult& result);
 
  private:
@@ -54,7 +54,7 @@ class RunWeights {
         incarnation_(client.incarnation()) {}
 
   absl::Status Load(absl::Span<const ByteRope> weights);
-  // The weights in the model are those of `version`.
+  // Records that the weights in the model are those of `version`.
   void Have(Version version);
 
   // Fixed after construction.
@@ -62,10 +62,10 @@ class RunWeights {
   TrainerObserver* const observer_;
 
   ModelWeights weights_;
-  // Refers to the weights.
+  // Refers to `weights_`.
   std::unique_ptr<WeightTransfer> transfer_;
   std::optional<Version> version_;
-  // The life that the version was read in.
+  // The incarnation that the version was read in.
   Incarnation incarnation_;
 };
 

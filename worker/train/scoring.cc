@@ -24,14 +24,14 @@ namespace cohort {
 
 namespace {
 
-// Pixels of one forward pass in an evaluation: 256 images of 32 x 32.
+// Most pixels of one forward pass in an evaluation: 256 images of 32 x 32.
 constexpr int64_t kEvaluationPixels = int64_t{1} << 18;
 
 constexpr int64_t kTopClasses = 5;
 
-// Classes that come before class `label` in the order of `scores`: NaN first,
-// then the highest, and the lowest class among equals, so that the first is
-// what argmax finds.
+// Number of classes before class `label` in the order of `scores`: NaN first,
+// then the highest, and the lowest class among equals. So the first class is
+// argmax's result.
 int64_t Before(absl::Span<const double> scores, int64_t label) {
   const double own = scores[static_cast<size_t>(label)];
   int64_t before = 0;
@@ -64,7 +64,7 @@ at::Tensor Logits(Model& model, const Batch& batch,
   const PrecisionScope precision(request.compute.torch.type(),
                                  request.compute.precision);
   if (request.by_batch == nullptr) return model.forward(batch.images).logits;
-  // One a batch: a scope remembers each call that is made in it.
+  // One context a batch: a scope remembers each call that is made in it.
   StepContext context{.backend = request.backend,
                       .compute = request.compute,
                       .normalises_by_batch_in_evaluation = true};
@@ -189,7 +189,7 @@ absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
   COHORT_RETURN_IF_ERROR(binding.LoadStatistics(pulled.statistics));
   std::vector<int64_t> indices(static_cast<size_t>(dataset.test_size()));
   std::iota(indices.begin(), indices.end(), int64_t{0});
-  // LibTorch and the standard library throw; nothing of theirs goes further.
+  // LibTorch and the standard library throw; the exceptions stop here.
   try {
     COHORT_RETURN_IF_ERROR(MoveTo(compute, model));
     CrossEntropy moved_loss = loss;

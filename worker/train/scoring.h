@@ -20,46 +20,46 @@
 
 namespace cohort {
 
-// Images of one forward pass where no gradients are wanted, at most.
+// Most images of one forward pass without gradients.
 inline constexpr int64_t kEvaluationBatchSize = 256;
 
 // Images of one forward pass in an evaluation of this data set: at most
-// kEvaluationBatchSize, and few if they are large.
+// kEvaluationBatchSize, and fewer if the images are large.
 int64_t EvaluationBatchSize(const Dataset& dataset);
 
-// Counts what the logits get right, in all fields of `sums` but samples and
-// loss. Among equal highest scores the lowest class is the prediction.
+// Counts correct predictions, in all fields of `sums` except samples and loss.
+// Among equal highest scores the lowest class is the prediction.
 // Shapes: as CrossEntropy::Sum; labels must have passed its WeightOf.
 void CountMeasures(const at::Tensor& logits, const at::Tensor& labels,
                    EvaluationSums& sums);
 
-// Which samples are scored, and how.
+// Which samples to score, and how.
 struct ScoreRequest {
   DataSplit split = DataSplit::kTest;
   absl::Span<const int64_t> indices;
-  // At a time.
+  // Samples of one forward pass.
   int64_t batch_size = kEvaluationBatchSize;
-  // Not null: these layers, unless frozen, are normalised by each batch itself
-  // instead of by their moving statistics, with this backend.
+  // If set, these layers, unless frozen, are normalised by each batch instead
+  // of by their moving statistics, with this backend.
   const BatchNormBinding* by_batch = nullptr;
   const kernels::Backend* backend = nullptr;
-  // Where the model lies, and in what it computes.
+  // Where the model is, and its precision.
   Compute compute;
-  // Not null: makes the batches that it can.
+  // Makes batches on the device if it can. May be null.
   DeviceBatches* batches = nullptr;
 };
 
-// Scores the model as it is, in evaluation mode, which it is left in.
-// What is counted is counted on the CPU, of what was predicted where the model
-// lies; each batch is waited for.
+// Scores the model with its present weights. The model is put into evaluation
+// mode and stays in it. Predictions are counted on the CPU, and each batch is
+// waited for.
 // Errors: those of `loss`, ResourceExhausted.
 absl::StatusOr<EvaluationSums> ScoreSamples(Model& model,
                                             const Dataset& dataset,
                                             const CrossEntropy& loss,
                                             const ScoreRequest& request);
 
-// Scores one training image, before anybody else hears of the model. Leaves it
-// in evaluation mode.
+// Scores one training image, as a check before the model is used elsewhere.
+// Leaves the model in evaluation mode.
 // Errors: InvalidArgument if the model does not take the images, or if its
 //   logits do not fit the labels; ResourceExhausted if there is no memory for
 //   it.
@@ -72,8 +72,8 @@ struct VersionScore {
 };
 
 // Scores the newest version of the run that `reader` reads on the whole test
-// split. Loads it into `model`, which lies on the CPU, and moves that to where
-// it is computed.
+// split. Loads it into `model`, which must be on the CPU, and moves the model
+// to its device.
 // Errors: those of the reader; InvalidArgument if the model cannot be used or
 //   there are no test samples; Internal if LibTorch fails.
 absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,

@@ -15,13 +15,13 @@ namespace cohort {
 // Time by phase.
 using PhaseTimes = std::array<absl::Duration, kStepPhases>;
 
-// Tells into which phases the time of a step goes. There is one phase at a
-// time: within a scope it is that of the scope, and when another scope begins
-// in it, as a rendezvous does in a forward pass, the outer phase stands still
-// meanwhile. So the times of all phases are the time of the step, exactly. What
-// is in no scope counts as kWait.
+// Measures how the time of a step splits into phases. There is one phase at a
+// time, that of the innermost scope. When a scope begins within another one,
+// such as a rendezvous in a forward pass, the outer phase is paused. So the
+// times of all phases add up to the time of the step exactly. Time outside all
+// scopes counts as kWait.
 //
-// With a timeline, each scope is a span of it; spans of inner scopes lie within
+// With a timeline, each scope becomes a span; spans of inner scopes lie within
 // those of the outer ones.
 //
 // Thread safety: one thread at a time.
@@ -29,16 +29,16 @@ class StepPhases {
  public:
   using Facts = std::vector<std::pair<std::string, Span::Value>>;
 
-  // `clock` and `timeline` (null: none) must outlive it.
+  // `clock` and `timeline` must outlive it; `timeline` may be null.
   StepPhases(const Clock& clock, Timeline* timeline)
       : clock_(clock), timeline_(timeline) {}
   StepPhases(const StepPhases&) = delete;
   StepPhases& operator=(const StepPhases&) = delete;
 
-  // A step begins now. What came before is forgotten.
+  // Starts a step. Earlier times are forgotten.
   void Begin();
-  // It is over. Returns the times of its phases; on the timeline it is a span
-  // of this name.
+  // Ends the step. Returns the times of its phases; on the timeline the step is
+  // a span of this name.
   PhaseTimes End(const std::string& name, Facts facts);
 
   bool traced() const { return timeline_ != nullptr; }
@@ -51,7 +51,7 @@ class StepPhases {
     Scope& operator=(const Scope&) = delete;
     ~Scope();
 
-    // What the span says besides; ask traced() before making it.
+    // Adds a fact to the span; check traced() before computing it.
     void AddFact(std::string name, Span::Value value);
 
    private:
@@ -63,7 +63,7 @@ class StepPhases {
   };
 
  private:
-  // Returns the time.
+  // Returns the present time.
   Instant Switch(StepPhase to);
 
   const Clock& clock_;
@@ -72,7 +72,7 @@ class StepPhases {
   PhaseTimes times_ = {};
   StepPhase phase_ = StepPhase::kWait;
   Instant begin_;
-  // Since when `phase_` holds.
+  // When `phase_` began.
   Instant since_;
 };
 

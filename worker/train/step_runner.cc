@@ -54,7 +54,7 @@ StepRunner::StepRunner(Client& client, const Dataset& dataset,
 
 absl::Status StepRunner::Run(const Assignment& assignment) {
   report_.reset();
-  // LibTorch and the standard library throw; nothing of theirs goes further.
+  // LibTorch and the standard library throw; the exceptions stop here.
   try {
     switch (assignment.kind) {
       case AssignmentKind::kEvaluate:
@@ -83,7 +83,7 @@ absl::Status StepRunner::Train(const Assignment& assignment) {
   parts_.weights->model().ClearGradients();
   gradients_.Begin();
   parts_.model->train();
-  // Dropout draws from the process-wide generator: a repeated step must find
+  // Dropout draws from the process-wide generator, so a repeated step must find
   // it in the same state.
   torch::manual_seed(MixSeed(
       parts_.seed, static_cast<uint64_t>(parts_.weights->version()->value()),
@@ -100,8 +100,8 @@ absl::Status StepRunner::Train(const Assignment& assignment) {
   batch_text_ = TypeAndShapeText(at::kFloat, batch.images.sizes());
   {
     const BatchNormScope scope(parts_.binding, &context);
-    // Parts of a short range may be empty and are computed nevertheless: all
-    // members must make equally many batch-norm calls.
+    // Parts of a short range may be empty. They are computed nevertheless,
+    // because all members must make the same number of batch-norm calls.
     for (int64_t part = 0; part < options_.accumulate; ++part) {
       const int64_t begin = samples * part / options_.accumulate;
       const int64_t end = samples * (part + 1) / options_.accumulate;
@@ -139,7 +139,7 @@ absl::Status StepRunner::TrainPart(const Part& part, StepSums& sums) {
     const StepPhases::Scope backward(phases_, StepPhase::kBackward);
     (losses.objective / parts_.loss_reference).backward();
   }
-  // After the backward pass, during which gradients leave.
+  // After the backward pass, which overlaps with sending gradients.
   const StepPhases::Scope forward(phases_, StepPhase::kForward);
   return sums.Add(losses.loss_sum, losses.logits, batch);
 }
@@ -149,7 +149,7 @@ absl::StatusOr<StepRunner::Losses> StepRunner::Forward(const Batch& batch) {
   const PrecisionScope precision(options_.compute.torch.type(),
                                  options_.compute.precision);
   const ModelOutput output = parts_.model->forward(batch.images);
-  // The main head's loss is reported, as in evaluation.
+  // Reports the main head's loss, as in evaluation.
   COHORT_ASSIGN_OR_RETURN(const at::Tensor loss_sum,
                           parts_.loss.Sum(output.logits, batch.labels));
   at::Tensor objective = loss_sum;
@@ -173,8 +173,8 @@ absl::StatusOr<Batch> StepRunner::ReadTrainingSamples(
   return batch;
 }
 
-// As a training step up to the gradients. Seeded by the batch and not by the
-// rank, so that whoever computes it draws the same.
+// A training step up to the gradients. The seed depends on the batch and not on
+// the rank, so that every worker draws the same numbers.
 absl::Status StepRunner::CollectMoments(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
   COHORT_ASSIGN_OR_RETURN(const Batch batch, parts_.samples->Read(assignment));
@@ -233,7 +233,7 @@ absl::Status StepRunner::ReadWeights(const Assignment& assignment) {
 }
 
 absl::Status StepRunner::ReadFrozenStatistics() {
-  // They never move, so those of any version will do.
+  // Frozen statistics never change, so those of any version will do.
   if (frozen_statistics_read_ || !parts_.binding.HasFrozen()) {
     return absl::OkStatus();
   }

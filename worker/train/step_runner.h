@@ -29,20 +29,20 @@
 namespace cohort {
 
 // Computes assignments, one after another: reads samples and weights, runs the
-// model, and hands the client what comes of it.
+// model, and passes the results to the client.
 //
 // Thread safety: one thread calls.
 class StepRunner {
  public:
-  // Made once the worker has joined and registered.
+  // Created once the worker has joined and registered.
   struct Parts {
     std::shared_ptr<Model> model;
     CrossEntropy loss;
     BatchNormBinding binding;
-    // Neither may be null.
+    // Neither pointer may be null.
     std::unique_ptr<RunWeights> weights;
     std::unique_ptr<AssignmentSamples> samples;
-    // The run's.
+    // The seed of the run.
     uint64_t seed = 0;
     Rank rank;
     int32_t workers = 1;
@@ -51,26 +51,26 @@ class StepRunner {
     std::vector<int32_t> send_order;
   };
 
-  // All but the parts must outlive it.
+  // All arguments except the parts must outlive it.
   StepRunner(Client& client, const Dataset& dataset,
              const TrainerOptions& options, StepPhases& phases, Parts parts);
   StepRunner(const StepRunner&) = delete;
   StepRunner& operator=(const StepRunner&) = delete;
 
-  // Trains, evaluates or collects moments. What LibTorch throws comes out as
-  // an error.
+  // Trains, evaluates or collects moments. LibTorch's exceptions are returned
+  // as errors.
   // Errors: those of the client; ResourceExhausted naming what there was no
   //   memory for; Internal if LibTorch or the device fails.
   absl::Status Run(const Assignment& assignment);
 
-  // The step that the last call made, if it has its verdict.
+  // The step of the last call, if its verdict has arrived.
   const std::optional<StepReport>& report() const { return report_; }
 
  private:
   // One part of an assignment.
   struct Part {
     Batch batch;
-    // Opens the push once the forward pass is done; null: it is open.
+    // Opens the push once the forward pass is done. Null if it is open already.
     const PushOpening* opening = nullptr;
     bool last = true;
   };
@@ -79,29 +79,29 @@ class StepRunner {
   struct Losses {
     at::Tensor logits;
     at::Tensor loss_sum;
-    // This one is differentiated.
+    // The loss that is differentiated.
     at::Tensor objective;
   };
 
   absl::Status Train(const Assignment& assignment);
-  // Forward and backward of one part; gradients add up in the model, and leave
-  // during the last.
+  // Runs forward and backward pass of one part. Gradients add up in the model
+  // and are sent during the last part.
   absl::Status TrainPart(const Part& part, StepSums& sums);
   absl::StatusOr<Losses> Forward(const Batch& batch);
-  // Completes the opening with what the samples count.
+  // Completes `opening` with the number and weight of the samples.
   absl::StatusOr<Batch> ReadTrainingSamples(const Assignment& assignment,
                                             PushOpening& opening);
   absl::Status CollectMoments(const Assignment& assignment);
   absl::Status Evaluate(const Assignment& assignment);
-  // Images that share batch statistics in training, where all workers have
-  // equal batches.
+  // Number of images that share batch statistics in training, if all workers
+  // have equal batches.
   int64_t NormalisedTogether(bool global) const;
   absl::Status ReadWeights(const Assignment& assignment);
-  // Once: frozen layers are normalised by what the server holds.
+  // Reads the server's statistics of the frozen layers; once only.
   absl::Status ReadFrozenStatistics();
-  // Those that an evaluation normalises by.
+  // Loads the moving statistics that an evaluation uses.
   absl::Status LoadStatistics(const Assignment& assignment);
-  // Names what the device had no memory for, as far as is known.
+  // An error that names what the device had no memory for, as far as known.
   absl::Status NoMemory(const std::exception& e);
 
   // Fixed after construction.

@@ -11,7 +11,7 @@ namespace cohort {
 
 absl::Status StepSums::Add(const at::Tensor& loss_sum, const at::Tensor& logits,
                            const Batch& batch) {
-  // An ignored label is no class, so no prediction equals it.
+  // An ignored label is not a class, so no prediction equals it.
   const at::Tensor correct = logits.detach().argmax(1).eq(batch.labels).sum();
   Part part{.labels =
                 batch.host_labels.ne(kIgnoredLabel).sum().item<int64_t>()};

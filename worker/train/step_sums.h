@@ -14,9 +14,9 @@
 
 namespace cohort {
 
-// What the parts of a step add to its closing message: losses, and labels that
-// were predicted. On an accelerator they are asked for without waiting, and
-// come in while gradients leave.
+// The sums of a step's parts for its closing message: losses, and labels that
+// were predicted. On an accelerator they are copied without waiting, and arrive
+// while gradients are sent.
 class StepSums {
  public:
   explicit StepSums(const Compute& compute) : compute_(compute) {}
@@ -24,7 +24,7 @@ class StepSums {
   // Errors: those of the accelerator.
   absl::Status Add(const at::Tensor& loss_sum, const at::Tensor& logits,
                    const Batch& batch);
-  // Waits for what is under way, and adds everything in the order of the parts.
+  // Waits for pending copies, and adds everything in the order of the parts.
   absl::Status AddTo(PushClosing& closing);
 
  private:
@@ -32,7 +32,8 @@ class StepSums {
     double loss_sum = 0;
     int64_t correct = 0;
     int64_t labels = 0;
-    // The first two, as doubles; null: they are here.
+    // The first two, as doubles, if they are on their way; null if they are
+    // set.
     std::shared_ptr<PinnedBlock> block;
   };
 

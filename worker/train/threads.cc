@@ -9,8 +9,8 @@ namespace cohort {
 
 namespace {
 
-// LibTorch does not tell OpenBLAS, which then takes all cores, and waits for
-// work by spinning.
+// LibTorch does not pass the number on to OpenBLAS, which then uses all cores
+// and spins while it waits for work.
 void SetOpenBlasThreads(int32_t threads) {
   using Setter = void (*)(int);
   const auto set =
@@ -22,7 +22,7 @@ void SetOpenBlasThreads(int32_t threads) {
 
 void SetArithmeticThreads(int32_t threads) {
   at::set_num_threads(threads);
-  // May be set once only.
+  // May be set only once.
   if (at::get_num_interop_threads() != 1) at::set_num_interop_threads(1);
   SetOpenBlasThreads(threads);
 }

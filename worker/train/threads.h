@@ -11,7 +11,7 @@ namespace cohort {
 // arithmetic.
 void SetArithmeticThreads(int32_t threads);
 
-// Hands ranges of [0, tasks) to the same threads, as kernels::ParallelFor.
+// Runs ranges of [0, tasks) on the same threads, as kernels::ParallelFor does.
 void RunOnArithmeticThreads(
     int64_t tasks, absl::FunctionRef<void(int64_t begin, int64_t end)> run);
 

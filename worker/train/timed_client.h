@@ -9,12 +9,12 @@
 
 namespace cohort {
 
-// A client whose calls count in the phases of a step: handing gradients over as
-// kPush, a rendezvous as kRendezvous, what waits for the server as kWait.
+// A client whose calls count in the phases of a step: sending gradients as
+// kPush, a rendezvous as kRendezvous, waiting for the server as kWait.
 // Thread safety: as the client's.
 class TimedClient final : public ForwardingClient {
  public:
-  // Both must outlive it.
+  // Both arguments must outlive it.
   TimedClient(Client& client, StepPhases& phases)
       : ForwardingClient(client), phases_(phases) {}
 
@@ -37,7 +37,7 @@ class TimedClient final : public ForwardingClient {
   std::string NamesOf(absl::Span<const CallMoments> calls) const;
 
   StepPhases& phases_;
-  // By number.
+  // Layer names, by number.
   std::vector<std::string> layers_;
 };
 

@@ -62,13 +62,13 @@ absl::Status Trainer::Run() {
   if (status.ok()) status = Loop();
   client_.Leave(status.ok() ? "done" : std::string(status.message()));
   if (!absl::IsCancelled(status)) return status;
-  // Without a stop it was the server that needs this rank no more.
+  // Cancelled without a stop request: the server no longer needs this rank.
   left_early_ = Stopped();
   return absl::OkStatus();
 }
 
 absl::Status Trainer::PrepareOrTell() {
-  // LibTorch throws; nothing of it goes further.
+  // LibTorch throws; the exceptions stop here.
   try {
     return Prepare();
   } catch (const std::exception& e) {

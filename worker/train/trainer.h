@@ -21,27 +21,27 @@
 
 namespace cohort {
 
-// What a worker does: asks for an assignment, computes it, pushes the result,
-// until the run is over. An assignment that becomes void (a rank was lost,
-// the connection broke) is dropped and the next one asked for.
+// The main loop of a worker: requests an assignment, computes it and pushes the
+// result, until the run is over. If an assignment becomes void (a rank was
+// lost, the connection broke), it is dropped and the next one requested.
 //
 // Thread safety: one thread calls Run; RequestStop is safe from any.
 class Trainer {
  public:
-  // All must outlive the trainer.
+  // All arguments must outlive the trainer.
   Trainer(Client& client, const Dataset& dataset,
           const TrainerOptions& options);
   ~Trainer();
 
   // Errors: those of the client that are final, InvalidArgument if the model
   //   cannot be used, ResourceExhausted naming what there was no memory for,
-  //   Internal if LibTorch or the device fails. OK: the run is over, or a
-  //   stop was requested; the worker has left.
+  //   Internal if LibTorch or the device fails. OK if the run is over or a stop
+  //   was requested; the worker has then left.
   absl::Status Run();
 
-  // After Run: the worker left before its rank's work was done: it was drained
-  // or stopped, or the run broke off. False if the run is over or does not need
-  // this rank.
+  // After Run: whether the worker left before its rank's work was done, because
+  // it was drained or stopped, or the run broke off. False if the run is over
+  // or no longer needs this rank.
   bool left_early() const { return left_early_; }
 
   // Ends Run after the step in progress, or at once between steps.
@@ -67,7 +67,7 @@ class Trainer {
   StepPhases phases_;
   TimedClient client_;
   bool left_early_ = false;
-  // Made in Prepare.
+  // Created in Prepare.
   std::unique_ptr<StepRunner> steps_;
 
   Mutex mu_;

@@ -9,22 +9,22 @@
 
 namespace cohort {
 
-// What a trainer is doing.
+// The activity of a trainer.
 enum class TrainerState { kWaiting, kTraining, kEvaluating, kCollecting };
 
 // One step that ended with a verdict.
 struct StepReport {
-  // After the verdict.
+  // The version after the verdict.
   Version version;
   Verdict verdict = Verdict::kApplied;
   int64_t samples = 0;
-  // Mean of this worker's samples; absent: none had a valid label.
+  // Mean over this worker's samples; absent if none had a valid label.
   std::optional<double> loss;
   PhaseTimes phases = {};
 };
 
-// Hears what a trainer does, for the log, metrics and heartbeats. Called on the
-// thread that trains, and must return at once.
+// Receives a trainer's events, for the log, metrics and heartbeats. Called on
+// the thread that trains, and must return at once.
 class TrainerObserver {
  public:
   virtual ~TrainerObserver() = default;

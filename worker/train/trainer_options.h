@@ -18,26 +18,28 @@
 namespace cohort {
 
 struct TrainerOptions {
-  // Makes the model from the run's seed, so that all workers start alike.
+  // Creates the model from the run's seed, so that all workers start with equal
+  // weights.
   std::function<absl::StatusOr<std::shared_ptr<Model>>(uint64_t seed)>
       make_model;
   int64_t batch_size = 64;
-  // Parts that an assignment's samples are computed in, one after another;
-  // each is a batch of its own to batch norm. The same on all workers.
+  // Number of parts that an assignment's samples are computed in, one after
+  // another; each is a separate batch to batch norm. The same on all workers.
   int64_t accumulate = 1;
   OrderOptions order;
   LossOptions loss;
-  // Threads that read training samples, also ahead; 0: read when needed.
+  // Threads that read training samples, also ahead of need. With 0, samples are
+  // read when needed.
   int32_t loader_threads = 0;
   // Images of one forward pass in evaluation.
   int64_t evaluation_batch_size = kEvaluationBatchSize;
   BindingOptions batch_norm;
-  // Must outlive the trainer, as must those below, which may be null.
+  // Must outlive the trainer, as must the pointers below, which may be null.
   const kernels::Backend* backend = nullptr;
   // Where the model is computed; the backend is for the CPU.
   Compute compute;
   TrainerObserver* observer = nullptr;
-  // Gets the steps and what they are made of, and evaluations.
+  // Records steps, their phases, and evaluations.
   Timeline* timeline = nullptr;
 };
 

@@ -12,14 +12,14 @@ namespace cohort {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
-// A partition of more slices is packed by one kernel: a copy takes a few
-// microseconds of the host's time, however small it is.
+// A partition with more slices is packed by one kernel: each copy takes a few
+// microseconds of host time, however small it is.
 constexpr size_t kCopiesMax = 4;
 
 // A slice on the device, and its place in the partition.
 using Segments = std::vector<kernels::cuda::PackSegment>;
 
-// Slices into the partition that is pushed, in the copy lane.
+// Copies slices into the packed partition to push, in the copy lane.
 absl::Status CopyOut(Accelerator& accelerator, const Segments& segments,
                      float* packed) {
   if (segments.size() > kCopiesMax) {
@@ -33,7 +33,7 @@ absl::Status CopyOut(Accelerator& accelerator, const Segments& segments,
   return absl::OkStatus();
 }
 
-// The same of a partition that was pulled, the other way.
+// Copies a packed partition that was pulled into its slices.
 absl::Status CopyIn(Accelerator& accelerator, const float* packed,
                     const Segments& segments) {
   if (segments.size() > kCopiesMax) {
@@ -135,7 +135,7 @@ absl::StatusOr<std::optional<WeightTransfer::Fetched>> WeightTransfer::Take(
 
 void WeightTransfer::Drop() {
   for (const Pending& pending : pending_) {
-    // A device that cannot be waited for copies nothing any more.
+    // If the wait fails, the device no longer copies anything.
     accelerator_.Await(pending.block->event()).IgnoreError();
   }
   pending_.clear();

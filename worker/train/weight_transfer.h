@@ -18,43 +18,43 @@
 
 namespace cohort {
 
-// Gradients on their way from an accelerator, and weights on their way to it,
-// by its copy lane and pinned memory, while the compute lane goes on.
+// Copies gradients from an accelerator and weights to it, through its copy lane
+// and pinned memory, while the compute lane goes on.
 //
 // Thread safety: one thread at a time, which may be one of autograd's.
 // Errors of every call: those of the accelerator.
 class WeightTransfer {
  public:
-  // `weights`, with partitions, and the accelerator must outlive it.
+  // `weights`, which must have partitions, and the accelerator must outlive it.
   static absl::StatusOr<std::unique_ptr<WeightTransfer>> Make(
       const Compute& compute, const ModelWeights& weights);
   ~WeightTransfer();
   WeightTransfer(const WeightTransfer&) = delete;
   WeightTransfer& operator=(const WeightTransfer&) = delete;
 
-  // Begins to fetch the gradient of a partition as the compute lane leaves it
-  // here; it is kept alive until it has been fetched.
+  // Starts to fetch the gradient of a partition, as it is after the work given
+  // to the compute lane so far. The gradient is kept alive until then.
   absl::Status Fetch(int32_t partition);
 
   struct Fetched {
     int32_t partition = 0;
     ModelWeights::Gradient gradient;
   };
-  // The one whose fetching began first, if it is there. With `wait` the calling
-  // thread waits for it; absent: none is under way.
+  // The gradient whose fetch started first, if it has arrived. With `wait`, the
+  // calling thread waits for it. Absent if none is available.
   absl::StatusOr<std::optional<Fetched>> Take(bool wait);
-  // Waits for what is under way, and forgets it.
+  // Waits for all fetches, and discards the results.
   void Drop();
 
-  // As ModelWeights::Load. What the compute lane is given from now on sees the
-  // new values, what it was given before the old ones.
+  // Like ModelWeights::Load. Work given to the compute lane from now on sees
+  // the new values; earlier work sees the old ones.
   absl::Status Load(absl::Span<const ByteRope> ropes);
 
  private:
   struct Pending {
     int32_t partition = 0;
     std::shared_ptr<PinnedBlock> block;
-    // What is copied from.
+    // The tensors that are copied from; kept alive until then.
     std::vector<at::Tensor> sources;
     std::vector<int32_t> absent_slices;
   };
@@ -63,7 +63,7 @@ class WeightTransfer {
                  std::unique_ptr<LaneEvent> computed,
                  std::unique_ptr<LaneEvent> copied);
 
-  // The copy lane goes on only after what the compute lane has so far.
+  // Makes the copy lane wait for the compute lane's work so far.
   absl::Status CopyAfterCompute();
 
   // Fixed after construction.

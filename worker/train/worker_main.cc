@@ -56,7 +56,7 @@
 #include "worker/train/trainer.h"
 #include "worker/train/worker_telemetry.h"
 
-// One ABSL_FLAG for each row of the table.
+// Defines one ABSL_FLAG for each row of the table.
 #define COHORT_FLAG_SUBJECT(name, heading)
 #define COHORT_FLAG(type, name, default_value, limits, help) \
   ABSL_FLAG(type, name, default_value, help);
@@ -67,8 +67,8 @@
 namespace cohort {
 namespace {
 
-// How long a stopped worker may take to finish its step before it hands it
-// back.
+// How long a stopped worker may take to finish its step before it gives the
+// step back.
 constexpr absl::Duration kStopGrace = absl::Seconds(5);
 
 Program WorkerProgram() {
@@ -239,7 +239,7 @@ absl::StatusOr<std::shared_ptr<Model>> ModelFor(const Dataset& dataset,
   return model;
 }
 
-// The measure that a run is judged by stands last.
+// The main measure of the task comes last.
 std::string ScoreText(const VersionScore& score) {
   const EvaluationSums& sums = score.sums;
   std::string text;
@@ -257,7 +257,7 @@ Compute ComputeFromFlags(const ComputeDevice& device) {
   return {.torch = device.torch,
           .accelerator = device.accelerator.get(),
           .pinned = device.pinned.get(),
-          // Valid by now.
+          // Validated before.
           .precision = *ParsePrecision(absl::GetFlag(FLAGS_precision)),
           .activations = absl::GetFlag(FLAGS_channels_last)
                              ? at::MemoryFormat::ChannelsLast
@@ -278,17 +278,17 @@ int RunEvaluation(const Dataset& dataset, Model& model,
   return kExitOk;
 }
 
-// What others may look at while the worker trains. Null where nobody asked.
-struct Surroundings {
+// Objects that make a worker observable while it trains. Null unless requested.
+struct Telemetry {
   std::unique_ptr<TraceFile> trace;
   std::unique_ptr<WorkerMetrics> metrics;
   std::unique_ptr<WorkerTelemetry> telemetry;
   std::unique_ptr<ProcessCollector> process;
-  // Last: shows what is above.
+  // Last: it serves the objects above.
   std::unique_ptr<HttpServer> ops;
 };
 
-absl::StatusOr<std::unique_ptr<HttpServer>> StartOps(Surroundings& around) {
+absl::StatusOr<std::unique_ptr<HttpServer>> StartOps(Telemetry& around) {
   around.process = std::make_unique<ProcessCollector>();
   OpsPages pages{.metrics = around.metrics->collectables(),
                  .ready = [telemetry = around.telemetry.get()] {
@@ -305,8 +305,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOps(Surroundings& around) {
   return ops;
 }
 
-absl::StatusOr<Surroundings> SurroundingsFromFlags() {
-  Surroundings around;
+absl::StatusOr<Telemetry> TelemetryFromFlags() {
+  Telemetry around;
   const std::string trace = absl::GetFlag(FLAGS_trace);
   if (!trace.empty()) {
     absl::StatusOr<std::unique_ptr<TraceFile>> file =
@@ -330,7 +330,7 @@ absl::StatusOr<Surroundings> SurroundingsFromFlags() {
   return around;
 }
 
-// What is learned from, and towards what.
+// The training task: data, device and loss.
 struct Task {
   const Dataset& dataset;
   const ComputeDevice& device;
@@ -341,9 +341,9 @@ struct Task {
 
 // Joins the run and trains until it is over.
 int Train(const Task& task) {
-  const absl::StatusOr<Surroundings> around = SurroundingsFromFlags();
+  const absl::StatusOr<Telemetry> around = TelemetryFromFlags();
   if (!around.ok()) {
-    // A port that is in use is no wrong flag.
+    // A port that is in use is not a configuration error.
     return Fail(around.status(), absl::IsUnavailable(around.status())
                                      ? kExitFailure
                                      : kExitConfig);
@@ -412,7 +412,7 @@ int RunWorker() {
   if (!order.ok()) return Fail(order.status(), kExitConfig);
   const absl::StatusOr<int64_t> samples = SamplesFromFlags();
   if (!samples.ok()) return Fail(samples.status(), kExitConfig);
-  // What does not fit is told before a server is looked for, and once.
+  // A model that does not fit is reported once, before a server is contacted.
   auto model = ModelFor(**dataset, 0, [](const std::string& text) {
     Log(LogLevel::kWarning, text);
   });
@@ -449,7 +449,8 @@ int Main(absl::Span<char* const> arguments) {
                 kExitConfig);
   }
   InitLogging({.level = *level, .process = "worker"});
-  // What goes wrong there comes back as a status, and is told in our words.
+  // Transport errors also come back as a status, which is reported in our
+  // words.
   RouteTransportLog(
       [](absl::string_view text) { Log(LogLevel::kDebug, text); });
   const absl::Status valid = Validate();

@@ -10,7 +10,7 @@
 namespace cohort {
 namespace {
 
-// The first until the worker has joined; then in the order of TrainerState.
+// The first holds until the worker has joined; the rest follow TrainerState.
 constexpr absl::string_view kStates[] = {"joining", "waiting", "training",
                                          "evaluating", "collecting"};
 
@@ -18,7 +18,7 @@ absl::string_view NameOf(TrainerState state) {
   return kStates[1 + static_cast<size_t>(state)];
 }
 
-// "step of 64 images, loss 0.5: data 1ms, rendezvous 2ms, ...".
+// Such as "step of 64 images, loss 0.5: data 1ms, rendezvous 2ms, ...".
 void LogStep(const StepReport& report) {
   std::string text = absl::StrFormat(
       "step of %d images, loss %s", report.samples,

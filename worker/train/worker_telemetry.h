@@ -15,17 +15,17 @@
 
 namespace cohort {
 
-// Carries what trainer and client tell to those who want it: the log's lines
-// get run, rank, incarnation and version; heartbeats the phases of the steps
-// since the last one; metrics and timeline, where there are any, theirs.
+// Distributes the events of trainer and client. The log's lines get run, rank,
+// incarnation and version. Heartbeats get the phases of the steps since the
+// last one. Metrics and timeline, if present, get their share.
 // Thread safety: safe.
 class WorkerTelemetry final : public TrainerObserver, public ClientHooks {
  public:
-  // Null: none. Must outlive this.
+  // Both must outlive this object. May be null.
   WorkerTelemetry(WorkerMetrics* metrics, TraceFile* trace)
       : metrics_(metrics), trace_(trace) {}
 
-  // All there are; the first at the beginning.
+  // All states; a worker starts in the first.
   static absl::Span<const absl::string_view> StateNames();
 
   void OnState(TrainerState state) override;
@@ -49,7 +49,7 @@ class WorkerTelemetry final : public TrainerObserver, public ClientHooks {
 
   mutable Mutex mu_;
   bool joined_ ABSL_GUARDED_BY(mu_) = false;
-  // Since the last heartbeat.
+  // Times since the last heartbeat.
   PhaseTimes phases_ ABSL_GUARDED_BY(mu_) = {};
   int64_t steps_ ABSL_GUARDED_BY(mu_) = 0;
 };
