@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kEpsilon = 1e-5;
 
-// One layer in training, its statistics between the two passes included.
+// One layer in training, including its statistics between the two passes.
 struct Layer {
   at::Tensor x;
   at::Tensor dy;
@@ -140,7 +140,7 @@ struct PassSeconds {
 template <typename Contender>
 void TimeOnce(Contender& contender, PassSeconds& seconds) {
   const double start = ThreadSeconds();
-  // Held until the clock has stopped: freeing is no part of a layer.
+  // Kept until the clock has stopped: freeing it is not part of the layer.
   const at::Tensor y = contender.Forward();
   const double middle = ThreadSeconds();
   const at::Tensor dx = contender.Backward();
@@ -150,8 +150,9 @@ void TimeOnce(Contender& contender, PassSeconds& seconds) {
   seconds.both.push_back(end - start);
 }
 
-// Has the allocator keep what is freed. Otherwise the first touch of fresh
-// pages takes longer than the kernels, and falls on whoever comes first.
+// Makes the allocator keep freed memory. Otherwise the first touch of fresh
+// pages takes longer than the kernels, and only the first contender pays for
+// it.
 void KeepFreedMemory() {
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
@@ -169,7 +170,7 @@ BatchNormDuel TimeBatchNorm(const BatchNormSetup& setup, int32_t rounds) {
   PassSeconds other_seconds;
   for (int32_t round = 0; round < rounds + 1; ++round) {
     if (round == 1) {
-      // The first one found memory and caches cold.
+      // The first round found memory and caches cold.
       cohort_seconds = {};
       other_seconds = {};
     }

@@ -1,5 +1,6 @@
-// cohort-bench: what the exchange costs, beside what the machine can do. All
-// ratios compare numbers of one run; absolute ones depend on the machine.
+// cohort-bench: the cost of the exchange, compared with the speed of the
+// machine. All ratios compare numbers of one run; absolute numbers depend on
+// the machine.
 
 #include <cstdio>
 #include <map>
@@ -117,7 +118,7 @@ struct BackupSeconds {
   double with_slow = 0;
 };
 
-// One measurement of a pair: a machine's speed changes over minutes.
+// Measures a pair in turns, because a machine's speed changes over minutes.
 absl::StatusOr<BackupSeconds> TimeBackupWorkers(NormalizationKind kind) {
   const int32_t steps = absl::GetFlag(FLAGS_training_steps);
   COHORT_ASSIGN_OR_RETURN(
@@ -133,8 +134,8 @@ absl::StatusOr<BackupSeconds> TimeBackupWorkers(NormalizationKind kind) {
   return BackupSeconds{.alone = alone.step, .with_slow = with_slow.step};
 }
 
-// What the backward pass hides of the exchange: the same steps with gradients
-// that leave during it, and after it.
+// The part of the exchange that the backward pass hides: the same steps with
+// gradients sent during it, and after it.
 absl::Status BenchOverlap() {
   const int32_t steps = absl::GetFlag(FLAGS_training_steps);
   const int32_t pairs = absl::GetFlag(FLAGS_pairs);
@@ -197,8 +198,8 @@ absl::Status BenchBackupWorkers() {
   return absl::OkStatus();
 }
 
-// One thread. 3 and 5 sweeps over the tensor are the least that forward and
-// backward passes with statistics of a whole cohort need.
+// One thread. 3 and 5 sweeps over the tensor are the minimum for forward and
+// backward passes with statistics of a whole cohort.
 absl::Status BenchBatchNorm() {
   const int32_t rounds = absl::GetFlag(FLAGS_kernel_rounds);
   absl::PrintF(
@@ -257,7 +258,7 @@ absl::Status BenchFold() {
   return absl::OkStatus();
 }
 
-// Being watched: what one scrape a second costs.
+// The cost of one scrape a second.
 absl::Status BenchScrape() {
   const int32_t scrapes = absl::GetFlag(FLAGS_kernel_rounds);
   absl::PrintF("\nscrape of a server's metrics (medians and means of %d)\n",
@@ -275,7 +276,7 @@ absl::Status BenchScrape() {
   return absl::OkStatus();
 }
 
-// The state machine alone: what grows with the number of ranks.
+// The state machine alone: costs that grow with the number of ranks.
 absl::Status BenchCore() {
   const int32_t steps = absl::GetFlag(FLAGS_core_steps);
   absl::PrintF(
@@ -355,7 +356,7 @@ int Main(absl::Span<char* const> arguments) {
     return kExitOk;
   }
   SetArithmeticThreads(1);
-  // The servers and workers of this process would write between the rows.
+  // Otherwise the servers and workers of this process would log between rows.
   SetLogLevel(LogLevel::kWarning);
   const absl::Status status = RunTables();
   if (status.ok()) return kExitOk;

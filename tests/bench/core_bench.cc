@@ -17,7 +17,7 @@
 
 namespace {
 
-// Allocations of this thread, by the replaced operators below.
+// Allocations of this thread, counted by the operators replaced below.
 thread_local int64_t allocations = 0;
 
 }  // namespace
@@ -70,7 +70,7 @@ double ThreadNanoseconds() {
          static_cast<double>(now.tv_nsec);
 }
 
-// The cost of one measurement of nothing.
+// The cost of an empty measurement.
 double ClockOverhead() {
   constexpr int kTurns = 1000;
   const double begin = ThreadNanoseconds();
@@ -78,7 +78,7 @@ double ClockOverhead() {
   return (ThreadNanoseconds() - begin) / kTurns;
 }
 
-// A core, what its workers were told, and what its events cost.
+// A core, the messages to its workers, and the costs of its events.
 class MeasuredCore {
  public:
   explicit MeasuredCore(const CoreShape& shape)
@@ -201,7 +201,7 @@ class MeasuredCore {
     return status;
   }
 
-  // The ranks in the order of their contributions.
+  // The ranks, in the order in which they contribute.
   std::vector<int32_t> Order() const {
     std::vector<int32_t> order;
     const int32_t first = shape_.order == ArrivalOrder::kFirstLast ? 1 : 0;

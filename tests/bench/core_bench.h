@@ -12,16 +12,16 @@ namespace cohort::bench {
 struct EventCosts {
   int64_t count = 0;
   // CPU time of the thread. Every event is handled under one lock, so the
-  // longest is the longest hold of it.
+  // longest event is the longest hold of the lock.
   double mean_ns = 0;
   double longest_ns = 0;
   double mean_allocations = 0;
 };
 
-// In which order the ranks contribute.
+// The order in which the ranks contribute.
 enum class ArrivalOrder {
   kAscending,
-  // The first rank comes last, so that nothing could be folded before.
+  // The first rank contributes last, so that nothing can be folded before.
   kFirstLast,
 };
 

@@ -30,8 +30,8 @@ struct WorkerTimes {
   std::vector<double> rendezvous;
 };
 
-// Reads lines of `child` until it has ended, or until `enough` says so.
-// Errors: Internal if it ended with another code than 0.
+// Reads lines of `child` until it has ended, or until `enough` returns true.
+// Errors: Internal if its exit code is not 0.
 absl::Status ReadUntil(ChildProcess& child, const std::string& name,
                        const std::function<void(absl::string_view)>& on_line,
                        const std::function<bool()>& enough) {
@@ -55,8 +55,8 @@ absl::Status ReadUntil(ChildProcess& child, const std::string& name,
   return absl::OkStatus();
 }
 
-// Starts `server`, or the one beside this program, and workers as processes of
-// their own, and lets them end.
+// Starts `server`, or the one beside this program if empty, and workers as
+// processes of their own, and waits for their end.
 absl::StatusOr<WorkerTimes> RunShaped(std::string server,
                                       const RunShape& shape) {
   COHORT_ASSIGN_OR_RETURN(const ClusterPrograms programs, FindPrograms(""));
@@ -114,7 +114,7 @@ absl::StatusOr<WorkerTimes> RunShaped(std::string server,
 absl::StatusOr<std::vector<double>> ExchangeStepSeconds(
     const std::string& server, int32_t workers, int64_t elements,
     int32_t steps) {
-  // Parameters of 2 MiB, as a network of this size has many.
+  // Parameters of 2 MiB, as in a typical network of this size.
   RunShape shape{.workers = workers, .steps = steps + 2};
   constexpr int64_t kParameter = int64_t{1} << 19;
   for (int64_t left = elements; left > 0; left -= kParameter) {

@@ -8,13 +8,13 @@
 
 namespace cohort::bench {
 
-// Server and workers are processes of their own, as they are in use. `server`
-// is the path of a cohort-server; empty: the one beside this program.
+// Server and workers are separate processes, as in use. `server` is the path of
+// a cohort-server; if empty, the one beside this program.
 
 // Seconds of each synchronous step in which `workers` push `elements` float32
 // gradients to one server over loopback gRPC, which folds them, applies SGD and
-// sends the weights back. Workers do no arithmetic and keep the received
-// weights where they arrived.
+// sends the weights back. Workers do no arithmetic and do not copy the received
+// weights.
 absl::StatusOr<std::vector<double>> ExchangeStepSeconds(
     const std::string& server, int32_t workers, int64_t elements,
     int32_t steps);
@@ -24,11 +24,11 @@ absl::StatusOr<std::vector<double>> ExchangeStepSeconds(
 struct RendezvousShape {
   int64_t channels = 0;
   int32_t together = 1;
-  // Timed ones.
+  // Number of rounds that are timed.
   int32_t rounds = 0;
 };
 
-// Seconds of each wait, as worker 0 sees it.
+// Seconds of each wait, measured by worker 0.
 absl::StatusOr<std::vector<double>> RendezvousSeconds(
     const std::string& server, const RendezvousShape& shape);
 

@@ -1,6 +1,6 @@
-// cohort-exchange-worker ADDRESS RANK SHAPE: a worker of cohort-bench, which
-// pushes a constant gradient whenever it is told to train. Prints what each
-// step and each rendezvous took, in seconds.
+// cohort-exchange-worker ADDRESS RANK SHAPE: a worker of cohort-bench that
+// pushes a constant gradient for every training assignment. Prints the seconds
+// of each step and each rendezvous.
 
 #include <algorithm>
 #include <chrono>
@@ -47,7 +47,7 @@ ModelLayout LayoutOf(const RunShape& shape) {
   return layout;
 }
 
-// Pushes a constant gradient whenever it is told to train.
+// Pushes a constant gradient for every training assignment.
 class BenchWorker {
  public:
   BenchWorker(std::string server, Rank rank, const RunShape& shape)

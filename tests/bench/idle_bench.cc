@@ -1,7 +1,7 @@
-// How long a call takes after nothing has happened for a while, on loopback.
+// Measures how long a call takes after a while without events, on loopback.
 //
-// The client uses gRPC's blocking calls, which poll for themselves, so what is
-// seen is the server alone: its threads are those of the callback API.
+// The client uses gRPC's blocking calls, which poll for themselves, so only the
+// server's threads, those of the callback API, are measured.
 
 #include <grpcpp/grpcpp.h>
 
@@ -95,8 +95,8 @@ int Main() {
       (*server)->address(), grpc::InsecureChannelCredentials()));
   absl::PrintF("%10s %8s %10s %10s\n", "heartbeat", "pause", "median ms",
                "worst ms");
-  // 0: no heartbeat. A thread that got nothing for 1000 ms sleeps for 100 ms,
-  // so pauses end in the middle of the first, second and third sleep.
+  // 0: no heartbeat. A thread without events for 1000 ms sleeps for 100 ms, so
+  // pauses end in the middle of the first, second and third sleep.
   for (const int heartbeat_ms : {0, 1000, 800}) {
     std::unique_ptr<QuietWorker> worker;
     if (heartbeat_ms > 0) {

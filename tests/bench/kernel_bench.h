@@ -6,16 +6,16 @@
 
 namespace cohort::bench {
 
-// Processor time of the calling thread: what other programs of the machine
-// take is not in it.
+// CPU time of the calling thread, so that other programs of the machine do not
+// count.
 double ThreadSeconds();
 
-// Medians of two contenders that took turns, in ThreadSeconds().
+// Median ThreadSeconds() of two contenders that took turns.
 struct Duel {
   double cohort = 0;
   double other = 0;
 
-  // Above 1 where Cohort is faster.
+  // Above 1 if Cohort is faster.
   double Ratio() const { return other / cohort; }
 };
 
@@ -34,7 +34,7 @@ struct BatchNormSetup {
 struct BatchNormDuel {
   Duel forward;
   Duel backward;
-  // Forward and backward.
+  // Forward and backward together.
   Duel both;
 };
 
@@ -54,12 +54,12 @@ struct FoldSetup {
 
 // Medians of contenders that took turns, in ThreadSeconds().
 struct FoldTimes {
-  // Gradients that lie in one piece.
+  // Gradients in one piece.
   double whole = 0;
   // Gradients in pieces, as the network delivers them.
   double pieces = 0;
-  // A sweep over the same arrays: plain loops that read each element the fold
-  // reads and write each that it writes, and compute nothing.
+  // A sweep over the same arrays: plain loops that read and write the same
+  // elements, and compute nothing.
   double sweep = 0;
 };
 

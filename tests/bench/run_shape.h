@@ -15,7 +15,7 @@ struct RunShape {
   int32_t steps = 1;
   // Channels of the one batch-norm layer; 0: there is none.
   int64_t channels = 0;
-  // Rendezvous a step, and how many are waited for at once.
+  // Rendezvous a step, and how many of them share a wait.
   int32_t calls = 0;
   int32_t together = 1;
   // Elements of each parameter.

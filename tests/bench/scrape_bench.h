@@ -8,16 +8,16 @@ namespace cohort::bench {
 
 struct ScrapeCost {
   int64_t page_bytes = 0;
-  // Median, from the request to the last byte, on loopback.
+  // Median time from the request to the last byte, on loopback.
   double seconds = 0;
-  // Of one scrape, both sides of the connection.
+  // CPU time of one scrape, on both sides of the connection.
   double cpu_seconds = 0;
-  // Of gathering the figures, which happens four times a second whether
-  // anybody asks or not.
+  // CPU time of gathering the numbers, which happens four times a second with
+  // or without scrapes.
   double gather_cpu_seconds = 0;
 };
 
-// Scrapes the metrics of a server whose `workers` have joined.
+// Scrapes the metrics of a server with `workers` joined workers.
 absl::StatusOr<ScrapeCost> TimeScrapes(int32_t workers, int32_t scrapes);
 
 }  // namespace cohort::bench

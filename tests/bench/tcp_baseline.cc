@@ -122,7 +122,7 @@ double MemcpySeconds(int64_t bytes, int32_t rounds) {
   for (int32_t i = 0; i < rounds; ++i) {
     const auto start = std::chrono::steady_clock::now();
     std::memcpy(to.data(), from.data(), from.size());
-    // Keeps the copy: the next one reads what this one wrote.
+    // The next copy reads what this one wrote, so that no copy can be left out.
     std::swap(from, to);
     seconds.push_back(SecondsSince(start));
   }

@@ -7,8 +7,8 @@
 
 namespace cohort::bench {
 
-// What the machine gives without any protocol: plain sockets on loopback,
-// TCP_NODELAY, blocking calls, one thread an end.
+// The speed of the machine without any protocol: plain sockets on loopback,
+// TCP_NODELAY, blocking calls, one thread for each end.
 
 // Seconds a round in which each of `workers` peers sends `bytes` to one server
 // and gets as many back, all at the same time; median of `rounds`.
@@ -16,7 +16,7 @@ absl::StatusOr<double> TcpExchangeSeconds(int32_t workers, int64_t bytes,
                                           int32_t rounds);
 
 // Seconds of each of `rounds` exchanges of `bytes` between two peers through
-// one server, which answers both when it has heard both.
+// one server, which answers both once both have sent.
 absl::StatusOr<std::vector<double>> TcpRendezvousSeconds(int64_t bytes,
                                                          int32_t rounds);
 

@@ -14,7 +14,7 @@
 namespace cohort::bench {
 namespace {
 
-// Steps before the clock starts: oneDNN compiles, memory is mapped.
+// Steps before the clock starts: oneDNN compiles, and memory is mapped.
 constexpr int64_t kWarmUp = 5;
 
 using Steady = std::chrono::steady_clock;
@@ -23,14 +23,14 @@ double SecondsBetween(Steady::time_point begin, Steady::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
-// When the push of each step of one worker was closed and answered.
+// When each push of one worker was closed, and when it was answered.
 struct PushTimes {
   std::vector<Steady::time_point> closed;
   std::vector<Steady::time_point> answered;
 };
 
-// Notes the times of one worker, pauses before each assignment, and holds
-// gradients back, as far as it is told to.
+// Records the times of one worker. If configured, pauses before each assignment
+// and holds gradients back.
 class TimingClient final : public OwningClient {
  public:
   TimingClient(std::unique_ptr<Client> client, PushTimes* times,

@@ -9,27 +9,27 @@
 
 namespace cohort::bench {
 
-// Images of one worker and step, as the quickstart has them.
+// Images of one worker and step, as in the quickstart.
 inline constexpr int64_t kTrainingBatch = 64;
 
 struct TrainingSetup {
   int32_t workers = 1;
   std::string model = "cnn";
   int64_t batch_size = kTrainingBatch;
-  // Timed ones; a few more warm up.
+  // Timed steps; a few more warm up.
   int32_t steps = 40;
   PolicyOptions policy;
-  // How long the worker of the highest rank does nothing before each step.
+  // How long the worker of the highest rank pauses before each step.
   absl::Duration pause;
-  // Gradients are held back until the backward pass is over.
+  // If true, gradients are held back until the backward pass is over.
   bool send_after_backward = false;
 };
 
 struct TrainingSeconds {
-  // Mean of a whole step.
+  // Mean seconds of a whole step.
   double step = 0;
-  // Median from the end of the backward pass to the weights of the next
-  // version: what of the exchange nothing hides.
+  // Median seconds from the end of the backward pass to the weights of the next
+  // version: the part of the exchange that is not hidden.
   double exposed = 0;
 };
 

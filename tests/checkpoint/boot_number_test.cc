@@ -27,21 +27,21 @@ BootNumber Take(const TempDir& dir,
   return boot.ok() ? *boot : BootNumber();
 }
 
-// No clock is asked, so none can be set back: a start is above all before it,
-// with any checkpoint of theirs or without one.
+// Boot numbers do not depend on a clock, so setting one back is harmless. Each
+// start is above all earlier ones, with or without one of their checkpoints.
 TEST(BootNumberTest, EachStartIsAboveAllIncarnationsOfThoseBefore) {
   const TempDir dir;
   const BootNumber first = Take(dir);
   EXPECT_EQ(first.number, 1000);
   EXPECT_EQ(first.problem, "");
-  // Milliseconds since 1970 until 2106, which releases before counted from.
+  // Earlier releases counted from the milliseconds since 1970, here until 2106.
   EXPECT_GT(first.first_incarnation().value(), 4'200'000'000'000);
-  // Three joins of the first start are in the checkpoint, five were made.
+  // Three joins of the first start are in the checkpoint; five happened.
   const Incarnation in_checkpoint(first.first_incarnation().value() + 3);
   const BootNumber second = Take(dir, in_checkpoint);
   EXPECT_EQ(second.first_incarnation().value(), 1001 * kJoins);
-  // A start that crashed before it listened, and the next from the same
-  // checkpoint.
+  // A start that crashed before it listened is followed by one from the same
+  // checkpoint, and one without it.
   EXPECT_EQ(Take(dir, in_checkpoint).number, 1002);
   EXPECT_EQ(Take(dir).number, 1003);
 }
@@ -58,7 +58,8 @@ TEST(BootNumberTest, ACrashWhileItIsWrittenNeverGivesANumberTwice) {
       const auto boot = TakeBootNumber(files, dir.path(), std::nullopt, 0);
       const BootNumber next = Take(dir);
       EXPECT_EQ(next.problem, "") << at;
-      // 1001 if nobody got it, and above it if a server may have used it.
+      // 1001 if the number was not returned, and above it if a server may have
+      // used it.
       EXPECT_GE(next.number, boot.ok() ? 1002 : 1001) << at;
     }
   }
@@ -77,7 +78,7 @@ TEST(BootNumberTest, ACopyOfACheckpointLeapsAheadOfTheOriginal) {
   EXPECT_THAT(there.problem, HasSubstr(copy.path() + "/boot: it is missing"));
   const TempDir another;
   EXPECT_NE(Take(another, next, 78).number, there.number);
-  // Then it is counted on.
+  // From then on the copy counts on.
   EXPECT_EQ(Take(copy, next, 5).number, there.number + 1);
 }
 

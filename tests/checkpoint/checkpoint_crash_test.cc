@@ -1,5 +1,5 @@
 // Every operation of a checkpoint's write fails once, in every way that a
-// process or a machine can die, and the state must survive.
+// process or a machine can die. The state must survive.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 namespace cohort {
 namespace {
 
-// What was there before, and what is written when the crash comes.
+// The checkpoints before the crash, and the one written when it happens.
 struct CrashCase {
   const char* name = "";
   std::vector<int64_t> before;
@@ -25,11 +25,11 @@ struct CrashCase {
   friend void PrintTo(const CrashCase& c, std::ostream* out) { *out << c.name; }
 };
 
-// How it dies.
+// How the process or machine dies.
 struct Death {
   // The fatal operation still takes effect.
   bool takes_effect = false;
-  // What was not synced is lost, as in a power cut.
+  // Data that was not synced is lost, as in a power cut.
   bool power_cut = false;
 };
 
@@ -40,7 +40,7 @@ void WriteReal(const TempDir& dir, int64_t version, int32_t keep) {
   ASSERT_TRUE(status.ok()) << status;
 }
 
-// The newest state in `dir`, checked against what that version must be.
+// The newest state in `dir`, compared with the expected state of its version.
 int64_t LoadIntact(const TempDir& dir) {
   std::vector<std::string> problems;
   const auto loaded =
@@ -88,7 +88,7 @@ class CheckpointCrashTest : public testing::TestWithParam<CrashCase> {
     const int64_t version = LoadIntact(dir);
     EXPECT_TRUE(version == old_version || version == GetParam().version)
         << "loaded " << version;
-    // The next life goes on.
+    // The next process continues.
     WriteReal(dir, GetParam().version + 1, GetParam().keep);
     EXPECT_EQ(LoadIntact(dir), GetParam().version + 1);
     const auto names = RealFileSystem().List(dir.path());
@@ -115,7 +115,7 @@ TEST_P(CheckpointCrashTest, TheStateSurvivesADeathAtAnyOperation) {
   }
 }
 
-// Success means that nothing later can lose it.
+// Success means that no later crash can lose it.
 TEST_P(CheckpointCrashTest, WhatWasReportedWrittenSurvivesAPowerCut) {
   const TempDir dir;
   Prepare(dir);
@@ -134,8 +134,8 @@ INSTANTIATE_TEST_SUITE_P(
             .name = "SeveralKept", .before = {1, 2}, .version = 3, .keep = 2}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Nobody knows what a crash would leave when putting in place fails: that is
-// what the writer must stop at.
+// If the rename into place fails, the state after a crash is unknown. The
+// writer must stop on exactly these errors.
 TEST(IndeterminateTest, IsWhatFailsFromTheRenameToTheSync) {
   // Directory, two files, sync, rename, sync of the parent.
   const std::vector<bool> wanted = {false, false, false, false, true, true};

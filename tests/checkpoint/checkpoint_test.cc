@@ -52,8 +52,8 @@ class CheckpointTest : public testing::Test {
     return *std::move(names);
   }
 
-  // Replaces the manifest's body by what `change` makes of it, checksum
-  // included.
+  // Replaces the manifest's body with the result of `change`, and updates the
+  // checksum.
   template <typename Change>
   void Rewrite(const std::string& name, Change change) {
     const std::string path = dir_.File(name + "/manifest.json");
@@ -83,7 +83,7 @@ TEST_F(CheckpointTest, LoadsEverythingThatWasWritten) {
   EXPECT_THAT(problems_, IsEmpty());
 }
 
-// Written when the settings of a run could not be changed.
+// Such a state was written before settings of a run could be changed.
 TEST_F(CheckpointTest, LoadsAStateWithoutSettings) {
   Write(7);
   Rewrite("checkpoint-000000000007", [](auto& body) {
@@ -98,7 +98,7 @@ TEST_F(CheckpointTest, LoadsAStateWithoutSettings) {
   ExpectSameState((*loaded)->state, wanted);
 }
 
-// Written when a manifest did not tell how long the tensor file is.
+// Such a state was written before manifests held the tensor file's length.
 TEST_F(CheckpointTest, ATensorFileOfUnknownLengthIsStillChecked) {
   Write(7);
   Rewrite("checkpoint-000000000007",
@@ -184,7 +184,7 @@ TEST_F(CheckpointTest, TensorsAreWholeParametersUnderReadableNames) {
   EXPECT_THAT(content->tensors[0].shape, ElementsAre(2, 3));
 }
 
-// Policies may hold secrets of a site; weights are the owner's.
+// Policies may hold secrets of a site; weights belong to the owner.
 TEST_F(CheckpointTest, OnlyTheOwnerMayReadIt) {
   Write(1);
   struct stat info = {};
@@ -232,7 +232,7 @@ TEST_F(CheckpointTest, KeepsTheNewestAndRemovesTheRest) {
   EXPECT_EQ(LoadedVersion(), 5);
 }
 
-// A restart that passed over 3 goes on from 2, and makes another 3.
+// A restart that ignored version 3 continues from 2, and writes another 3.
 TEST_F(CheckpointTest, ADamagedOneDoesNotCountAsKept) {
   const auto write = [&](int64_t version) {
     const absl::Status status =
@@ -242,7 +242,7 @@ TEST_F(CheckpointTest, ADamagedOneDoesNotCountAsKept) {
   };
   Write(3);
   write(3);
-  // There is no other one to keep in its place.
+  // There is no other checkpoint to keep in its place.
   EXPECT_THAT(Names(), ElementsAre("checkpoint-000000000003",
                                    StartsWith("checkpoint-000000000003.")));
   write(4);
@@ -271,8 +271,8 @@ TEST_F(CheckpointTest, RemovesLeftoversOfInterruptedWrites) {
   EXPECT_THAT(Names(), ElementsAre("checkpoint-000000000005"));
 }
 
-// A run that was taken back to an older version comes by the newer one again;
-// the order is by number and not by text.
+// A run that was restored to an older version reaches the newer one again. The
+// order is by number and not by text.
 TEST_F(CheckpointTest, TheSameVersionAgainIsTheNewer) {
   for (int i = 0; i < 12; ++i) Write(5, /*keep=*/2);
   EXPECT_THAT(Names(), ElementsAre("checkpoint-000000000005.000010",
@@ -321,8 +321,8 @@ TEST_F(CheckpointTest, NothingWholeIsDataLoss) {
   EXPECT_TRUE(HoldsCheckpoints(files_, dir_.path()));
 }
 
-// With one to keep, the newer but damaged checkpoint must not push out the
-// only whole one.
+// If one is kept, the newer but damaged checkpoint must not push out the only
+// intact one.
 TEST_F(CheckpointTest, ADamagedNewerOneDoesNotCostTheWrittenOne) {
   Write(9);
   WriteText(dir_.File("checkpoint-000000000009/manifest.json"), "broken");
@@ -333,7 +333,7 @@ TEST_F(CheckpointTest, ADamagedNewerOneDoesNotCostTheWrittenOne) {
                                    "checkpoint-000000000009"));
 }
 
-// Every seventh byte, for the sake of time.
+// Checks only every seventh byte, to save time.
 TEST_F(CheckpointTest, AChangedByteIsNoticed) {
   Write(1);
   for (const char* file : {"manifest.json", "state.safetensors"}) {
@@ -345,7 +345,7 @@ TEST_F(CheckpointTest, AChangedByteIsNoticed) {
       bad[i] = static_cast<char>(bad[i] ^ 1);
       WriteText(path, bad);
       const absl::Status status = Load().status();
-      // A changed format number is damage too: the checksum is looked at first.
+      // A changed format number is damage too: the checksum is checked first.
       ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss)
           << file << ", byte " << i << ": " << status;
     }
@@ -354,7 +354,7 @@ TEST_F(CheckpointTest, AChangedByteIsNoticed) {
   EXPECT_EQ(LoadedVersion(), 1);
 }
 
-// A server of an older release must not go on from an older checkpoint as if
+// A server of an older release must not continue from an older checkpoint as if
 // nothing had happened.
 TEST_F(CheckpointTest, AnotherFormatIsAnErrorAndNotPassedOver) {
   Write(1);

@@ -1,5 +1,5 @@
-// Whatever lies where a checkpoint should: it is named, and the one before it
-// is used.
+// Any damaged file in place of a checkpoint is reported by name, and the
+// checkpoint before it is used.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,8 @@ class DamagedCheckpointTest : public testing::Test {
     return dir_.File("checkpoint-000000000007/" + file);
   }
 
-  // The version that a server would go on from; what it said of others.
+  // The version that a server would continue from; records its messages about
+  // other checkpoints.
   int64_t Loaded() {
     problems_.clear();
     const auto loaded =
@@ -52,7 +53,7 @@ class DamagedCheckpointTest : public testing::Test {
     return version;
   }
 
-  // The newest one with this body, under a checksum that is right.
+  // Rewrites the newest manifest with this body, under a correct checksum.
   void Rewrite(const std::function<void(Json&)>& change) {
     Json whole = Json::parse(ReadText(Newest("manifest.json")));
     change(whole["body"]);
@@ -66,7 +67,7 @@ class DamagedCheckpointTest : public testing::Test {
   std::vector<std::string> problems_;
 };
 
-// Each byte with one bit turned over, gone, twice, and with a space before it.
+// Each byte with one bit flipped, removed, doubled, and with a space before it.
 std::vector<std::string> MutationsAt(const std::string& good, size_t at) {
   std::string flipped = good;
   flipped[at] = static_cast<char>(flipped[at] ^ (1 << (at % 8)));
@@ -126,7 +127,7 @@ TEST_F(DamagedCheckpointTest, AFileOfATerabyteIsNotRead) {
   }
 }
 
-// For a release that did not note how long the tensor file is.
+// Written by a release that did not record the tensor file's length.
 TEST_F(DamagedCheckpointTest, NorIsOneWhoseSizeWasNotNoted) {
   Rewrite([](Json& body) { body.erase("tensors_bytes"); });
   EXPECT_EQ(Loaded(), kNewer);
@@ -168,7 +169,7 @@ TEST_F(DamagedCheckpointTest, DeepNestingDoesNotExhaustTheStack) {
   }
 }
 
-// A checksum proves only that the file is as it was written.
+// A checksum only proves that the file is unchanged since it was written.
 TEST_F(DamagedCheckpointTest, NumbersUnderAValidChecksumAreCheckedToo) {
   const std::string good = ReadText(Newest("manifest.json"));
   struct Case {
@@ -240,7 +241,8 @@ TEST_F(DamagedCheckpointTest, NumbersUnderAValidChecksumAreCheckedToo) {
   EXPECT_EQ(Loaded(), kNewer);
 }
 
-// No memory is taken for what the manifest promises and the tensor file lacks.
+// Memory is not allocated for data that the manifest claims but the tensor file
+// lacks.
 TEST_F(DamagedCheckpointTest, AParameterOfATerabyteThatIsNotThere) {
   Rewrite([](Json& body) {
     Json& model = body["model"];

@@ -122,7 +122,7 @@ RunState ExampleState(int64_t version) {
 }
 
 RunIdentity ExampleIdentity() {
-  // Above 2^53, where numbers of other JSON readers lose bits.
+  // Above 2^53, where other JSON readers lose bits.
   return {.run_id = "run-\"1\"",
           .seed = 0xfedcba9876543210u,
           .policy = R"({"aggregation":"sync"})"};

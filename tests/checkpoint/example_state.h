@@ -16,8 +16,8 @@ namespace cohort {
 //   bn.bias [1]                         7
 //   head.weight [3], frozen                8 9 10
 // Each weight is its number above plus 100 times the version, each velocity
-// (none where frozen) minus that. Layer `bn` keeps statistics of one channel,
-// `bn_plain` of two does not keep any.
+// (none if frozen) is the negative of that. Layer `bn` keeps statistics of one
+// channel; `bn_plain`, with two channels, keeps none.
 RunState ExampleState(int64_t version);
 
 RunIdentity ExampleIdentity();

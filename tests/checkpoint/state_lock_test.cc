@@ -41,7 +41,7 @@ TEST(StateLockTest, TheHolderIsNamed) {
               HasSubstr(absl::StrCat("(process ", getpid(), " on ")));
 }
 
-// Such as results and checkpoints in one folder.
+// Such as locks of results and checkpoints in one folder.
 TEST(StateLockTest, LocksOfTwoNamesAreIndependent) {
   const TempDir dir;
   const auto a = StateLock::Acquire(dir.path(), "lock");

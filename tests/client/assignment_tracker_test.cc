@@ -33,7 +33,7 @@ TEST(AssignmentTrackerTest, WorkIsTakenOnce) {
   tracker.Offer(Train(1, 0));
   ASSERT_TRUE(tracker.Take().has_value());
   EXPECT_EQ(tracker.sequence(), Sequence(1));
-  // The verdict and the session may both tell it.
+  // The verdict and the session may both report it.
   tracker.Offer(Train(1, 0));
   EXPECT_FALSE(tracker.Take().has_value());
 }
@@ -82,7 +82,7 @@ TEST(AssignmentTrackerTest, EndedStepVoidsItsWorkOnly) {
   EXPECT_TRUE(tracker.CheckTaken().ok());
 }
 
-// A slow worker is told of a later step that went on without it.
+// A slow worker hears of a later step that went on without it.
 TEST(AssignmentTrackerTest, AStepIsOverWithEveryLaterOne) {
   AssignmentTracker tracker;
   tracker.Offer(Train(1, 0));
@@ -123,7 +123,7 @@ TEST(AssignmentTrackerTest, WorkOfAnEndedStepIsNotHandedOut) {
   EXPECT_TRUE(after.Take().has_value());
 }
 
-// After a switch to an asynchronous policy `version` is no step any more.
+// After a switch to an asynchronous policy `version` is no longer a step.
 TEST(AssignmentTrackerTest, EndedStepLeavesAsynchronousWorkAlone) {
   AssignmentTracker tracker;
   tracker.Abort(Version(10), Attempt(0), "policy change");
@@ -146,7 +146,7 @@ TEST(AssignmentTrackerTest, EndOfTheRunWinsWhateverItsNumber) {
   EXPECT_FALSE(tracker.finished());
 }
 
-// A restored server counts from further back.
+// A restored server counts from an earlier number.
 TEST(AssignmentTrackerTest, ResetAcceptsLowerNumbers) {
   AssignmentTracker tracker;
   tracker.Offer(Train(5, 0));

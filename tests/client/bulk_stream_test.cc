@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kQueuedBytesMax = 8 << 20;
 
-// Something that happens once.
+// An event that happens once.
 class Event {
  public:
   void Set() {
@@ -42,7 +42,7 @@ grpc::ByteBuffer FourMegabytes() {
   return EncodeFramed(v1::ExchangeRequest(), payload);
 }
 
-// Sends until a message finds no room; gRPC and the kernel buffer some too.
+// Sends until a message does not fit; gRPC and the kernel buffer some too.
 absl::Status FillUp(BulkStream& stream, const Clock& clock) {
   for (int i = 0; i < 100; ++i) {
     const absl::Status status =

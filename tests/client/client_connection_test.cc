@@ -94,7 +94,7 @@ TEST(ClientConnectionTest, JoinWaitsUntilTheRankIsFree) {
   (*client)->SetObserver([&](const std::string& s) { told.push_back(s); });
   EXPECT_TRUE((*client)->Join().ok());
   EXPECT_EQ(server.joins().size(), 3u);
-  // Told once, not at every try, though the text counts down.
+  // Reported once, not at every try, although the text counts down.
   ASSERT_EQ(told.size(), 1u);
   EXPECT_THAT(told[0], HasSubstr("rank 2 is alive for 3 s"));
 }
@@ -149,7 +149,7 @@ TEST(ClientConnectionTest, UnreachableServerIsGivenUpByName) {
   ASSERT_TRUE(client.ok());
   const absl::Status status = (*client)->Join().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-  // What stood in the way, and not that the last attempt ran out of time.
+  // The reason, and not that the last attempt ran out of time.
   EXPECT_EQ(status.message(),
             "could not join " + options.server +
                 " within 2s: cannot be reached (Connection refused); is a "
@@ -172,7 +172,8 @@ TEST(ClientConnectionTest, WaitsAreToldAndWaitedOut) {
     server.Tell(wait);
     server.Tell(TrainAssignment(1, 0, 10));
   };
-  // The work may overtake the look at the wait, so only the result is sure.
+  // The work may overtake the check for the wait, so only the result is
+  // certain.
   const auto client = JoinedClient(server.Options());
   const auto assignment = client->NextAssignment();
   ASSERT_TRUE(assignment.ok()) << assignment.status();
@@ -234,7 +235,7 @@ TEST(ClientConnectionTest, BrokenSessionIsResumedAsTheSameLife) {
   ASSERT_TRUE(client->NextAssignment().ok());
 
   server.EndSession(absl::UnavailableError("restarting"));
-  // The same assignment again, as told on the second session.
+  // The same assignment again, as sent on the second session.
   const auto again = client->NextAssignment();
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->sequence, Sequence(1));
@@ -300,7 +301,7 @@ TEST(ClientConnectionTest, ServerThatLostTheRunEndsTheWorker) {
   RegisterTestModel(*client);
   lost = true;
   server.on_join = [&](v1::Join join) -> absl::StatusOr<v1::JoinReply> {
-    // The server knows no life and starts a new one.
+    // The server knows no incarnation and starts a new one.
     join.set_incarnation(0);
     return server.Admit(join);
   };
@@ -308,7 +309,7 @@ TEST(ClientConnectionTest, ServerThatLostTheRunEndsTheWorker) {
   const absl::Status status = client->NextAssignment().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("lost the run"));
-  // And stays so.
+  // The error is permanent.
   EXPECT_EQ(client->NextAssignment().status(), status);
 }
 
@@ -339,7 +340,7 @@ TEST(ClientConnectionTest, HeartbeatsNameTheWorkInProgress) {
   });
 }
 
-// Notes what a client tells, and has it say and ask something.
+// Records what a client reports, and gives it phases and a clock request.
 class RecordedHooks final : public ClientHooks {
  public:
   void OnJoined(const Membership& membership, bool again) override {
@@ -458,8 +459,8 @@ TEST(ClientConnectionTest, LostServerIsLookedForUntilStopped) {
   auto first = std::make_unique<FakeServer>();
   const auto client = JoinedClient(first->Options());
   first->Shutdown();
-  // Until somebody listens there again; the stop stands for that here,
-  // because another process could take the port meanwhile.
+  // The client goes on until a server listens there again. The stop replaces
+  // that here, because another process could take the port meanwhile.
   int told = 0;
   client->SetObserver([&](const std::string&) {
     if (++told == 2) client->RequestStop();

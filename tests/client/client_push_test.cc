@@ -121,7 +121,7 @@ TEST(ClientPushTest, PushCarriesGradientsAndCounts) {
   EXPECT_EQ(push[3].closing().labels(), 8);
 }
 
-// Tentative weights come early, replaced ones count in their last version,
+// Tentative weights come early, only the last version of replaced ones counts,
 // and the verdict may overtake the rest.
 TEST(ClientPushTest, WeightsAndVerdictMayComeInAnyOrder) {
   FakeServer server;
@@ -147,7 +147,7 @@ TEST(ClientPushTest, WeightsAndVerdictMayComeInAnyOrder) {
   EXPECT_EQ(result->weights[0].ToString(), FloatBytes({5, 6}));
   EXPECT_EQ(result->weights[1].size_bytes(), 0);
   EXPECT_EQ(result->weights[2].ToString(), FloatBytes({7, 8}));
-  // The verdict says what comes next.
+  // The verdict contains the next assignment.
   const auto next = client->NextAssignment();
   ASSERT_TRUE(next.ok()) << next.status();
   EXPECT_EQ(next->sequence, Sequence(2));
@@ -228,7 +228,7 @@ TEST(ClientPushTest, StepThatEndsEarlyReleasesThePush) {
   const auto again = client->NextAssignment();
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->attempt, Attempt(1));
-  // The connection was never in doubt.
+  // The connection never broke.
   EXPECT_EQ(server.joins().size(), 1u);
 }
 
@@ -302,7 +302,7 @@ const std::vector<CallMoments> kTwo = {
 const Moments kAllOfFirst{.count = 9, .first = {10, 20}, .second = {30, 40}};
 const Moments kAllOfSecond{.count = 7, .first = {3}, .second = {4}};
 
-// The further part of a request as if it had come by itself.
+// Builds the further part of a request as if it had been sent alone.
 v1::ReduceRequest FurtherOf(const v1::ReduceRequest& request) {
   v1::ReduceRequest alone;
   EXPECT_EQ(request.further_size(), 1);
@@ -358,7 +358,7 @@ TEST(ClientReduceTest, SeveralMayBeAnsweredOneByOneInAnyOrder) {
   ExpectBoth(client->Reduce(kPass, kTwo));
 }
 
-// A server of an older release would leave what it does not know unanswered.
+// A server of an older release would not answer fields that it does not know.
 TEST(ClientReduceTest, SeveralGoOneByOneToAServerThatDoesNotTakeThemTogether) {
   FakeServer server;
   server.on_join = [&](const v1::Join& join) -> absl::StatusOr<v1::JoinReply> {

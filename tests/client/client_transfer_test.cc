@@ -20,7 +20,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Takes the values of every partition, as a server does of the first worker.
+// Receives the values of every partition, as a server does from the first
+// worker.
 class ValueTaker {
  public:
   grpc::Status operator()(FakeServer::RegisterIo& io) {
@@ -112,8 +113,8 @@ TEST(ClientRegisterTest, RepeatsItselfWhenTheServerRestarts) {
   EXPECT_EQ(tries, 2);
 }
 
-// The server answers once all workers have registered, and says on the session
-// meanwhile whom it waits for.
+// The server answers once all workers have registered. Meanwhile it reports on
+// the session which worker it waits for.
 TEST(ClientRegisterTest, WhatIsWaitedForIsToldBeforeTheAnswer) {
   FakeServer server;
   std::promise<std::string> told;
@@ -121,7 +122,7 @@ TEST(ClientRegisterTest, WhatIsWaitedForIsToldBeforeTheAnswer) {
     server.Tell({.kind = AssignmentKind::kWait,
                  .reason = "waiting for worker 1",
                  .wait = absl::InfiniteDuration()});
-    // The answer is held until the client has taken note of that.
+    // The answer is held back until the client has processed the notice.
     EXPECT_EQ(told.get_future().get(), "waiting for worker 1");
     return RegisterWithoutValues(io);
   };
@@ -275,8 +276,8 @@ TEST(ClientPullTest, IncompletePullIsUnavailable) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("1 of 3"));
 }
 
-// The second partition's payload is not what its checksum says, or the header
-// not what its own says, as often as `damaged` tells.
+// Damages the second partition's payload, or the header, so that its checksum
+// does not match, in the first `damaged` pulls.
 void DamagePulls(FakeServer& server, int damaged, bool header, int& pulls) {
   server.on_pull = [&pulls, damaged, header](const v1::PullRequest&,
                                              FakeServer::PullIo& io) {
@@ -316,7 +317,7 @@ TEST(ClientPullTest, ADamagedPullIsReadAgainAndTold) {
     ASSERT_EQ(told.size(), 2u);
     EXPECT_THAT(told[0], HasSubstr("reading the weights again: "));
     EXPECT_THAT(told[0], HasSubstr("got checksum "));
-    // It is no reason to leave the session.
+    // A damaged pull does not end the session.
     EXPECT_EQ(server.joins().size(), 1u);
   }
 }

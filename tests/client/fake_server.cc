@@ -107,7 +107,7 @@ v1::JoinReply FakeServer::Admit(const v1::Join& join) {
   reply.set_workers(4);
   reply.set_policy("sync");
   reply.set_takes_further_contributions(true);
-  // Short, because EndSession waits for the next one.
+  // Short, because EndSession waits for the next heartbeat.
   reply.set_heartbeat_interval_ms(2);
   MutexLock lock(mu_);
   reply.set_incarnation(join.incarnation() > 0 ? join.incarnation()
@@ -129,7 +129,8 @@ grpc::Status FakeServer::Session(SessionIo& io) {
   v1::SessionReply reply;
   *reply.mutable_joined() = *std::move(admitted);
   {
-    // The client may go on, and the test call Tell, as soon as this is out.
+    // As soon as this is sent, the client may continue and the test may call
+    // Tell.
     MutexLock lock(mu_);
     open_ = &io;
     end_.reset();

@@ -20,7 +20,7 @@
 
 namespace cohort {
 
-// A server on a free port of this machine that does what a test tells it.
+// A server on a free port of this machine that follows the hooks of a test.
 // Hooks run on gRPC's threads; set them before the client calls.
 class FakeServer {
  public:
@@ -39,8 +39,8 @@ class FakeServer {
   const std::string& address() const { return address_; }
   // Options of a client that joins here as rank 2.
   ClientOptions Options() const;
-  // A reply that admits `join` to run "run-1", with the incarnation it wants
-  // to return to, or else with a new one: 1, 2, ...
+  // A reply that admits `join` to run "run-1", with the incarnation that it
+  // requests or else a new one: 1, 2, ...
   v1::JoinReply Admit(const v1::Join& join);
 
   // Sends a notice on the open session; there must be one.
@@ -54,7 +54,8 @@ class FakeServer {
   // Everything received on sessions, in order.
   std::vector<v1::SessionRequest> received();
   std::vector<v1::Join> joins();
-  // Blocks until the session has received `count` messages that `matches`.
+  // Blocks until the session has received `count` messages that `matches`
+  // accepts.
   void AwaitReceived(
       const std::function<bool(const v1::SessionRequest&)>& matches);
 
@@ -67,7 +68,8 @@ class FakeServer {
   std::function<grpc::Status(ReduceIo&)> on_reduce;
   std::function<grpc::Status(const v1::PullRequest&, PullIo&)> on_pull;
   std::function<absl::StatusOr<Assignment>(const v1::ReportRequest&)> on_report;
-  // Heartbeats that ask for it are answered with a clock this far ahead.
+  // If set, heartbeats that request a clock are answered with one this far
+  // ahead.
   std::optional<absl::Duration> echo_ahead;
 
  private:
@@ -96,12 +98,12 @@ std::unique_ptr<Client> JoinedClient(const ClientOptions& options);
 ModelLayout TestLayout();
 std::vector<Partition> TestPartitions();
 
-// Answers every registration with TestPartitions, wanting no values.
+// Answers every registration with TestPartitions, and requests no values.
 grpc::Status RegisterWithoutValues(FakeServer::RegisterIo& io);
 // Registers TestLayout; fails the test if it cannot.
 void RegisterTestModel(Client& client);
 
-// Step `step` as assignment `sequence`, of rank 2 alone.
+// Step `step` as assignment `sequence`, with rank 2 as its only member.
 Assignment TrainAssignment(int64_t sequence, int32_t attempt, int64_t step);
 
 // The bytes of little-endian floats.

@@ -24,7 +24,7 @@ std::unique_ptr<ModelReader> Reader(
   return *std::move(reader);
 }
 
-// Version 9 of the test model, all of it.
+// Sends all of version 9 of the test model.
 grpc::Status SendVersion(FakeServer::PullIo& io) {
   v1::PullReply header;
   header.mutable_header()->set_version(9);

@@ -29,7 +29,7 @@ class HandClock final : public Clock {
   Instant now = absl::Hours(1);
 };
 
-// Notes the pauses, which pass at once.
+// Records the pauses and returns at once.
 class RecordedSleeper final : public Sleeper {
  public:
   explicit RecordedSleeper(HandClock& clock) : clock_(clock) {}
@@ -48,8 +48,8 @@ class RecordedSleeper final : public Sleeper {
   HandClock& clock_;
 };
 
-// Returns what a test has put in line for each call, in order, and OK once the
-// line is empty.
+// Returns the results that a test has queued for each call, in order, and OK
+// once the queue is empty.
 class ScriptedClient final : public Client {
  public:
   absl::StatusOr<Membership> Join() override {
@@ -97,7 +97,7 @@ class ScriptedClient final : public Client {
     tell = std::move(observer);
   }
 
-  // By method.
+  // Results by method.
   std::map<std::string, std::deque<absl::Status>> script;
   std::vector<std::string> calls;
   std::function<void(const std::string&)> tell;
@@ -150,7 +150,7 @@ class RetryingClientTest : public ::testing::Test {
   void Script(const std::string& method, std::deque<absl::Status> statuses) {
     once_->script[method] = std::move(statuses);
   }
-  // Joins, and forgets that it did.
+  // Joins, and clears the recorded calls.
   void Joined() {
     ASSERT_TRUE(client_->Join().ok());
     once_->calls.clear();
@@ -167,7 +167,7 @@ class RetryingClientTest : public ::testing::Test {
   std::unique_ptr<RetryingClient> client_;
 };
 
-// A pause whose random cut is at most a half.
+// A pause that is shortened at random by at most a half.
 auto UpTo(int64_t ms) {
   return AllOf(Ge(absl::Milliseconds(ms) / 2), Le(absl::Milliseconds(ms)));
 }
@@ -180,7 +180,7 @@ TEST_F(RetryingClientTest, JoinIsRepeatedAfterGrowingPauses) {
                           UpTo(1600), UpTo(2000), UpTo(2000)));
   EXPECT_EQ(once_->calls.size(), 9u);
   EXPECT_EQ(hooks_.methods, std::vector<std::string>(8, "Session"));
-  // Once, since the text stays the same.
+  // Reported once, since the text stays the same.
   EXPECT_THAT(told_, ElementsAre("waiting to join: host:1: away"));
 }
 
@@ -190,7 +190,7 @@ TEST_F(RetryingClientTest, JoinGivesUpWhenPatienceEnds) {
   EXPECT_EQ(
       client_->Join().status(),
       absl::DeadlineExceededError("could not join host:1 within 30s: away"));
-  // The last pause is cut, and no try follows it.
+  // The last pause is shortened, and no try follows it.
   EXPECT_EQ(clock_.now - begin, kPatience);
   EXPECT_EQ(once_->calls.size(), sleeper_.waits.size());
 }
@@ -240,7 +240,7 @@ TEST_F(RetryingClientTest, AnEndedLifeIsFollowedByANewOneWithoutAPause) {
   EXPECT_THAT(hooks_.methods, ElementsAre("Session"));
 }
 
-// A server that takes no new life either is not asked again at once.
+// If the server refuses the new incarnation too, the next try waits.
 TEST_F(RetryingClientTest, ANewLifeThatIsRefusedIsTriedAgainAfterAPause) {
   Joined();
   Script("NextAssignment", {kAway});
@@ -267,8 +267,8 @@ TEST_F(RetryingClientTest, RegisteringIsGivenUpWhenPatienceEnds) {
   EXPECT_THAT(once_->calls, ElementsAre("Register", "Join", "Register"));
 }
 
-// The server is there and waits for other workers, for longer than a server
-// that is away is waited for.
+// The server is there and waits for other workers, for longer than the client
+// waits for a server that is away.
 TEST_F(RetryingClientTest, AToldWaitRenewsThePatienceOfRegistering) {
   Joined();
   Script("Register", std::deque<absl::Status>(3, kAway));

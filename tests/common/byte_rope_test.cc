@@ -21,8 +21,8 @@ absl::Span<const std::byte> BytesOf(const std::string& text) {
                              text.size());
 }
 
-// The floats' bytes, cut before the given byte offsets. Every piece owns a
-// copy of its own, so that reading past one is seen by the sanitizer.
+// The floats' bytes, cut before the given byte offsets. Every piece has its own
+// copy, so that the sanitizer sees reads beyond a piece.
 ByteRope Cut(const std::vector<float>& floats,
              const std::vector<size_t>& cuts) {
   const auto bytes =

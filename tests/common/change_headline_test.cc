@@ -37,7 +37,7 @@ TEST(ChangeHeadlineTest, NormalisationOnAutoFollowsTheAggregation) {
       "async -> bounded");
 }
 
-// Written by a release that did not have the setting.
+// The record was written by a release that did not have the setting.
 TEST(ChangeHeadlineTest, AValueThatWasNotThereIsSaidToBeUnset) {
   EXPECT_EQ(ChangeHeadline({}, {{"lease", "5s"}}), "lease (unset) -> 5s");
 }

@@ -87,7 +87,7 @@ TEST_F(SetFlagsTest, StrayArgumentsAndMissingValuesAreUsage) {
   const absl::Status missing = Set({"--test_count"}).status();
   EXPECT_EQ(missing.message(), "--test_count wants a value");
   EXPECT_EQ(ExitCodeOf(missing), kExitUsage);
-  // Only a switch has a no.
+  // Only a switch has a form with "no".
   EXPECT_THAT(std::string(Set({"--notest_count"}).status().message()),
               HasSubstr("unknown flag --notest_count"));
 }
@@ -102,7 +102,7 @@ TEST_F(SetFlagsTest, AValueThatDoesNotFitIsNamedOnceAndChangesNothing) {
 TEST(NearestWordTest, IsTheOneWithTheFewestEdits) {
   EXPECT_EQ(NearestWord("statsu", {"export", "status"}), "status");
   EXPECT_EQ(NearestWord("frobnicate", {"export", "status"}), "");
-  // Three edits make any short word of any other.
+  // Three edits turn any short word into any other.
   EXPECT_EQ(NearestWord("out", {"quiet", "json"}), "");
 }
 

@@ -92,7 +92,7 @@ TEST(FileSystemTest, OnlyRegularFilesOfTheWantedSizeAreRead) {
       EXPECT_THAT(std::string(status.message()), HasSubstr(c.why));
     }
   }
-  // Where nothing else limits it, the memory does.
+  // Without another limit, memory is the limit.
   const absl::Status large =
       RealFileSystem().ReadFile(dir.File("sparse"), kAnyFileSize).status();
   EXPECT_EQ(large.code(), absl::StatusCode::kResourceExhausted);
@@ -129,7 +129,7 @@ TEST(FileSystemTest, AFullDiskIsResourceExhausted) {
               HasSubstr("No space left on device"));
 }
 
-// Someone who may write into the directory must not redirect the write.
+// A user that may write into the directory must not redirect the write.
 TEST(FileSystemTest, LinksAreNotFollowed) {
   const TempDir dir;
   WriteText(dir.File("target"), "precious");
@@ -175,7 +175,7 @@ TEST(WriteFileAtomicallyTest, ReplacesTheFileAndLeavesNothingElse) {
 }
 
 // Write, rename and sync of the directory, each failing once: the error is
-// told, and readers find the old content or the new one.
+// reported, and readers find the old content or the new one.
 TEST(WriteFileAtomicallyTest, AFailureLeavesTheOldContentOrTheNew) {
   for (int32_t at = 1; at <= 3; ++at) {
     SCOPED_TRACE(at);

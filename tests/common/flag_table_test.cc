@@ -33,7 +33,7 @@ TEST(FlagTableTest, EveryRowIsWhole) {
   }
 }
 
-// A subject that comes back later would have two tables.
+// If a subject came back later, it would have two tables.
 TEST(FlagTableTest, RowsOfASubjectStandTogether) {
   for (const FlagTable* flags : {&ServerFlagTable(), &WorkerFlagTable()}) {
     size_t changes = 0;

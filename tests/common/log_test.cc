@@ -17,14 +17,14 @@ namespace {
 using testing::HasSubstr;
 using testing::MatchesRegex;
 
-// What a test writes to stderr. The log is one for the process, so that each
-// test sets it up anew.
+// Captures what a test writes to stderr. The process has one log, so each test
+// sets it up again.
 class LogTest : public testing::Test {
  protected:
   void SetUp() override {
     SetLogContext({});
     SetLogVersion(-1);
-    // What an earlier test left over.
+    // Discards output of earlier tests.
     FlushLog();
     testing::internal::CaptureStderr();
   }
@@ -53,7 +53,7 @@ TEST_F(LogTest, JsonLinesAreOneObjectEach) {
               MatchesRegex("....-..-..T..:..:......Z"));
 }
 
-// The captured stderr is a file and no terminal.
+// The captured stderr is a file, not a terminal.
 TEST_F(LogTest, AutoMeansJsonWhereThereIsNoTerminal) {
   InitLogging({.format = LogFormat::kAuto, .process = "worker"});
   Log(LogLevel::kInfo, "text");
@@ -77,7 +77,7 @@ TEST_F(LogTest, TheContextIsOnEveryLine) {
   EXPECT_THAT(Written(), HasSubstr(": text run=r1 rank=0\n"));
 }
 
-// Names come from other machines.
+// Names come from other machines, so they are untrusted.
 TEST_F(LogTest, InputCannotForgeALine) {
   InitLogging({.format = LogFormat::kHuman});
   Log(LogLevel::kInfo, "a\nb", {{"name", "x\ny\x1b[31m"}});
@@ -113,7 +113,7 @@ TEST_F(LogTest, RepetitionsAreLeftOutAndCounted) {
   }
   Log(LogLevel::kWarning, "something else");
   FlushLog();
-  // Told once.
+  // Reported once.
   FlushLog();
   const std::vector<std::string> lines =
       absl::StrSplit(Written(), '\n', absl::SkipEmpty());
@@ -158,9 +158,9 @@ TEST(LogLimiterTest, AnIntervalLaterLinesComeThroughAgain) {
   EXPECT_TRUE(limiter.Admit("step 23", absl::Seconds(10)));
 }
 
-// Names of strangers make ever new texts.
+// Names chosen by strangers produce ever new texts.
 TEST(LogLimiterTest, ManyKindsAreLimitedTogether) {
-  // Twelve letters, another text for each number.
+  // Twelve letters, a different text for each number.
   const auto name = [](int number) {
     std::string text;
     for (int bit = 0; bit < 12; ++bit) {
@@ -177,7 +177,7 @@ TEST(LogLimiterTest, ManyKindsAreLimitedTogether) {
     admitted += limiter.Admit(name(1000 + i), absl::ZeroDuration());
   }
   EXPECT_EQ(admitted, LogLimiter::kLinesMax);
-  // Those that were there first are not affected.
+  // Texts that were seen earlier are not affected.
   EXPECT_TRUE(limiter.Admit(name(0), absl::ZeroDuration()));
 }
 

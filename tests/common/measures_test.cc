@@ -14,9 +14,9 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Optional;
 
-// Ten pixels of classes 0 to 3. Class 0: 4 found of 5 there, 6 predicted;
-// class 1: 1 of 3, 2 predicted; class 2 is predicted twice and never there;
-// class 3 is nowhere; class 4: never predicted, twice there.
+// Ten pixels of classes 0 to 3. Class 0: 5 labels, 6 predictions, 4 correct.
+// Class 1: 3 labels, 2 predictions, 1 correct. Class 2: no label, 2
+// predictions. Class 3: neither. Class 4: 2 labels, no prediction.
 EvaluationSums Pixels() {
   return {.samples = 1,
           .loss_sum = 6,
@@ -46,7 +46,7 @@ TEST(MeasuresTest, IntersectionOverUnionOfEachClass) {
   EXPECT_THAT(ClassIou(Images()), IsEmpty());
 }
 
-// The class that is nowhere says nothing about the model.
+// A class without labels and predictions says nothing about the model.
 TEST(MeasuresTest, MeanIouLeavesOutClassesThatAreNowhere) {
   EXPECT_DOUBLE_EQ(*MeanIou(Pixels()), (4.0 / 7 + 1.0 / 4) / 4);
   EXPECT_FALSE(MeanIou(Images()).has_value());

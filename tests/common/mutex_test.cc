@@ -13,8 +13,8 @@ class HandClock final : public Clock {
   Instant now;
 };
 
-// A wait that began anew at each notification would outlast them all: here one
-// follows the other for as long as the wait lasts.
+// If a wait started over at each notification, it would outlast them all: here
+// notifications follow each other for as long as the wait lasts.
 TEST(CondVarTest, WaitUntilEndsAtItsDeadlineHoweverOftenItIsWoken) {
   Mutex mu;
   CondVar changed;

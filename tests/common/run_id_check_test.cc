@@ -22,7 +22,7 @@ TEST(RunIdCheckTest, TheMessageSaysWhereItHappened) {
                 "join: got run b, want a: this server holds another run"));
 }
 
-// Where a run must be named, none is another run.
+// If a run must be named, an empty name is a different run.
 TEST(RunIdCheckTest, TheErrorAlsoNamesAnEmptyRun) {
   EXPECT_EQ(OtherRunError("", "a"),
             absl::FailedPreconditionError(

@@ -25,7 +25,7 @@ T Raw(const std::string& bytes, size_t at) {
   return value;
 }
 
-// Data of the records of a file whose checksums are all right.
+// Data of a file's records, provided that all checksums are correct.
 std::vector<std::string> Records(const std::string& bytes) {
   std::vector<std::string> records;
   for (size_t at = 0; at < bytes.size();) {
@@ -39,7 +39,7 @@ std::vector<std::string> Records(const std::string& bytes) {
   return records;
 }
 
-// 0xe3069283 is the check value of CRC-32C in catalogues of such sums.
+// 0xe3069283 is CRC-32C's check value in catalogues of checksums.
 TEST(TensorBoardTest, ChecksumIsTheMaskedCastagnoliSum) {
   const uint32_t crc = 0xe3069283;
   EXPECT_EQ(MaskedCrc32c("123456789"),

@@ -14,7 +14,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Pair;
 
-// As Kubeflow writes it, with a chief and two workers.
+// The format of Kubeflow, with a chief and two workers.
 std::string Config(const std::string& task) {
   return absl::StrCat(
       R"({"cluster":{"chief":["run-chief-0.ns.svc:2222"],)"

@@ -82,7 +82,7 @@ TEST(ThreadPoolTest, AJobMaySubmitAnother) {
   done.get_future().wait();
 }
 
-// A job that tries until the destructor, which waits for it, has begun.
+// A job that keeps trying until the destructor, which waits for it, has begun.
 TEST(ThreadPoolTest, RefusesJobsWhileBeingDestroyed) {
   std::promise<void> started;
   absl::Status answer;

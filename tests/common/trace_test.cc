@@ -51,7 +51,7 @@ TEST(TraceFileTest, IsAnArrayOfEventsOnceItIsClosed) {
     ASSERT_TRUE(trace.ok()) << trace.status();
     (*trace)->SetIdentity("3f2a", 1);
     (*trace)->SetServerClock(absl::Microseconds(5), absl::Microseconds(9));
-    // Worse than what is known.
+    // Less exact than the known value.
     (*trace)->SetServerClock(absl::Microseconds(70), absl::Microseconds(80));
     const Instant begin = clock.Now();
     (*trace)->Add(
@@ -113,7 +113,7 @@ TEST(TraceFileTest, PathThatCannotBeWrittenIsNamed) {
 TEST(TraceMergeTest, PutsAllOnTheServersClock) {
   const TempDir folder;
   // The worker's clock is 3000 us behind, and its file is 1000 us younger. The
-  // other worker found nothing out.
+  // other worker has no estimate.
   WriteText(folder.File("w0"),
             Example("worker", "r", 0, 1'700'000'000'000'000 - 2000, 3000, 20));
   WriteText(folder.File("w1"),
@@ -140,7 +140,7 @@ TEST(TraceMergeTest, PutsAllOnTheServersClock) {
   EXPECT_EQ(spans[1]["ts"], 500);
   EXPECT_EQ(spans[2]["pid"], 2);
   EXPECT_EQ(spans[2]["ts"], 1100);
-  // They were threads of one number, on three machines.
+  // Thread numbers were equal, but on three machines.
   EXPECT_NE(spans[0]["tid"], spans[1]["tid"]);
   EXPECT_NE(spans[0]["tid"], spans[2]["tid"]);
   EXPECT_NE(spans[1]["tid"], spans[2]["tid"]);

@@ -26,7 +26,7 @@ std::vector<Rank> Ranks(const std::vector<int32_t>& numbers) {
 RoundView Fixed(std::vector<PushView> pushes) {
   return {.pushes = std::move(pushes)};
 }
-// Three candidates, and those that claim to be members.
+// Three candidates, and the ranks among them that claim to be members.
 RoundView Open(const std::vector<int32_t>& claims) {
   return {.pushes = {Partial(0), Partial(1), Partial(2)},
           .fixed = false,
@@ -37,7 +37,7 @@ void ExpectAsTheTableSays(const std::vector<Row>& table) {
   for (size_t i = 0; i < table.size(); ++i) {
     const Row& row = table[i];
     const auto policy = MakeAggregationPolicy(row.policy);
-    // Twice: it remembers nothing.
+    // Twice, because the policy must not keep state.
     for (int times = 0; times < 2; ++times) {
       const Decision decision = policy->Decide(row.round);
       EXPECT_EQ(decision.action, row.action) << "row " << i;
@@ -74,14 +74,14 @@ TEST(AggregationPolicyTest, BackupWorkersFixTheFirstThatClaim) {
       {two, Open({1}), Action::kWait, {}, Ranks({0, 2})},
       {two, Open({2, 0}), Action::kFix, Ranks({0, 2}), {}},
       {two, Open({2, 0, 1}), Action::kFix, Ranks({0, 2}), {}},
-      // Once fixed, all of them.
+      // Once the members are fixed, all of them are needed.
       {two, Fixed({Complete(0), Partial(2)}), Action::kWait, {}, Ranks({2})},
       {two,
        Fixed({Complete(0), Complete(2)}),
        Action::kApply,
        Ranks({0, 2}),
        {}},
-      // Fewer are left than were wanted.
+      // Fewer are left than the policy needs.
       {two,
        {.pushes = {Partial(1)}, .fixed = false, .claims = Ranks({1})},
        Action::kFix,

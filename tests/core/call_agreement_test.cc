@@ -80,7 +80,7 @@ TEST(CallAgreementTest, OneThatWaitsInACallTooManyIsAlone) {
             "push without it");
 }
 
-// B's sibling contribution has arrived, C's is still under way.
+// B's sibling contribution has arrived; C's is still on its way.
 TEST(CallAgreementTest, WhoWaitsInOneOfTwoSiblingsAgreesWithWhoWaitsInBoth) {
   const CallPlace bn{.layer = 0};
   const CallPlace bn2{.layer = 1};
@@ -104,13 +104,13 @@ TEST(CallAgreementTest, CrossedCallsCountOnlyWhenToldSo) {
             "bn, rank 1 in call 0 of bn2, rank 2 in call 0 of bn");
 }
 
-// Members of two groups wait for nobody in common.
+// Members of different groups share no rendezvous.
 TEST(CallAgreementTest, GroupsMayWaitInDifferentCalls) {
   EXPECT_EQ(Dissent({Waiting(kA, {{.layer = 0}}),
                      Waiting(kB, {{.layer = 1}}, /*group=*/1)},
                     /*crossed=*/true),
             std::nullopt);
-  // A later call than another group's members made at all.
+  // A later call than any that the members of another group made.
   EXPECT_TRUE(Dissent({Waiting(kA, {{.layer = 0, .call = 1}}),
                        Closed(kB, kOnce, {}, /*group=*/1)})
                   .has_value());

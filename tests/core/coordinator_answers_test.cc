@@ -1,5 +1,5 @@
-// Every push is answered, once: also one that comes too late, twice, or with
-// a key that was never given.
+// Every push is answered exactly once, even if it comes too late or twice, or
+// has a key that the server never gave out.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,12 +31,12 @@ PushKey PushKeyOf(int64_t sequence, int32_t attempt = 0) {
   return {.sequence = Sequence(sequence), .attempt = Attempt(attempt)};
 }
 
-// The three parts of a push of rank 0 under `key`, and how each was received.
+// The three parts of a push of rank 0 under `key`, and the answer to each.
 struct Received {
   absl::Status opened;
   absl::Status gradient;
   absl::Status closed;
-  // What the closing was answered with.
+  // The verdicts that answered the closing.
   std::vector<effect::SendVerdict> verdicts;
 };
 
@@ -73,7 +73,7 @@ TEST(CoordinatorAnswersTest, AKeyThatWasNeverGivenIsRefusedInEveryPart) {
   FakeCohort cohort(Long(SmallSetup()));
   cohort.Start();
   TakeStep(cohort);
-  // Given: 1 and 2, attempt 0 each.
+  // The server has given out sequences 1 and 2, attempt 0 each.
   for (const PushKey& key :
        {PushKeyOf(0), PushKeyOf(-1), PushKeyOf(1, 1), PushKeyOf(2, 1),
         PushKeyOf(2, -1), PushKeyOf(3), PushKeyOf(int64_t{1} << 62)}) {
@@ -192,7 +192,7 @@ TEST(CoordinatorAnswersTest, APushClosedAfterTheRunsEndIsAnswered) {
   cohort.Leave(kRank1);
   for (int i = 0; i < 3; ++i) {
     cohort.Pass(absl::Minutes(3));
-    // It is at work all the time.
+    // Rank 0 is working all the time.
     ASSERT_TRUE(cohort.Open(kRank0, kAnyPush).ok());
   }
   cohort.Pass(absl::Minutes(3));
@@ -204,8 +204,8 @@ TEST(CoordinatorAnswersTest, APushClosedAfterTheRunsEndIsAnswered) {
   EXPECT_TRUE(absl::IsFailedPrecondition(PushAs(cohort, PushKeyOf(99)).closed));
 }
 
-// Rank 0's is being folded, rank 1's waits for its turn, and the run ends for
-// a third push that is not finite.
+// Rank 0's push is being folded and rank 1's is queued. The run ends because
+// rank 0's push is not finite.
 TEST(CoordinatorAnswersTest, AnAsynchronousPushInTheQueueIsAnsweredOnce) {
   FakeSetup setup = Long(AsyncSetup());
   setup.options.nonfinite_max = 1;
@@ -217,7 +217,7 @@ TEST(CoordinatorAnswersTest, AnAsynchronousPushInTheQueueIsAnsweredOnce) {
   const PushKey first = cohort.key(kRank0);
   cohort.Push(kRank0, bad);
   cohort.Push(kRank1, kAnyPush);
-  // A repetition of what is in the queue waits with it.
+  // A repetition of the push is not answered before the push itself.
   EXPECT_THAT(PushAs(cohort, first).verdicts, IsEmpty());
   cohort.RunFolds();
   ASSERT_TRUE(cohort.core().ended());
@@ -229,7 +229,7 @@ TEST(CoordinatorAnswersTest, AnAsynchronousPushInTheQueueIsAnsweredOnce) {
   EXPECT_THAT(verdicts[1].verdict.reason, HasSubstr("the run is over"));
 }
 
-// Its stream broke half-way; the assignment was given again.
+// The stream broke half-way, and the assignment was given again.
 TEST(CoordinatorAnswersTest, AnAsynchronousAttemptThatIsOverIsAnswered) {
   FakeCohort cohort(Long(AsyncSetup()));
   cohort.Start();
@@ -269,7 +269,7 @@ TEST(CoordinatorAnswersTest, AReportOfAnImpossibleNumberIsRefused) {
   }
 }
 
-// There is no step 5, whether or not a round is under way.
+// There is no step 5, whether or not a round is in progress.
 TEST(CoordinatorAnswersTest, ARendezvousOfALaterStepIsRefused) {
   FakeSetup setup = GlobalSetup();
   setup.plan.test_samples = 0;

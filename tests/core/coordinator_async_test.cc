@@ -39,7 +39,7 @@ TEST(CoordinatorAsyncTest, APushIsAppliedOnArrivalWithItsShareOfTheRate) {
   const CommitRecord record = cohort.All<effect::Committed>()[0].record;
   EXPECT_DOUBLE_EQ(record.loss, 3);
   EXPECT_EQ(record.commit_samples, 2);
-  // The schedule's: what its share comes to is in the weights.
+  // The rate of the schedule; the push's share of it shows in the weights.
   EXPECT_DOUBLE_EQ(record.learning_rate, 0.5);
 }
 
@@ -63,7 +63,7 @@ TEST(CoordinatorAsyncTest, APushWithoutWeightChangesNoWeights) {
   EXPECT_EQ(record.commit_samples, 2);
   EXPECT_EQ(record.loss_weight, 0);
   EXPECT_EQ(record.labels, 0);
-  // It has no loss: the newest is still that of the first.
+  // The push has no loss, so the newest loss is still that of the first.
   EXPECT_DOUBLE_EQ(*cohort.core().Status(absl::Seconds(101)).train_loss, 3);
 }
 
@@ -207,7 +207,7 @@ TEST(CoordinatorAsyncTest, WaitKeepsTheRangeForTheReplacement) {
   cohort.StartOne(kRank1);
   EXPECT_EQ(cohort.told(kRank1).range, before.range);
   EXPECT_EQ(cohort.told(kRank1).sequence, before.sequence);
-  // It reads newer weights, so it is not the same push.
+  // The worker reads newer weights, so this is not the same push.
   EXPECT_EQ(cohort.told(kRank1).attempt, before.attempt.Next());
   EXPECT_EQ(cohort.told(kRank1).version, Version(1));
   cohort.Push(kRank1, kPush);
@@ -223,7 +223,7 @@ TEST(CoordinatorAsyncTest, AReconnectStartsTheHalfPushAgain) {
   cohort.BreakSession(kRank0);
   ASSERT_TRUE(cohort.Join(kRank0, cohort.incarnation(kRank0)).ok());
   EXPECT_EQ(cohort.told(kRank0).attempt, old.attempt.Next());
-  // What the old stream still delivers is ignored.
+  // Messages of the old stream are ignored.
   Effects out;
   GradientMessage late{.gradient = RopeOf(cohort.snapshot()->weights[0])};
   EXPECT_TRUE(

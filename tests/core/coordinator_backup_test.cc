@@ -15,7 +15,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// Three workers with batches of 2, of which two make a step.
+// Three workers with batches of 2; two of them make a step.
 FakeSetup BackupSetup() {
   FakeSetup setup = SmallSetup();
   setup.options.workers = 3;
@@ -63,7 +63,8 @@ TEST(CoordinatorBackupTest, WhoIsLateIsToldAndGetsTheNextStep) {
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kTrain);
   EXPECT_EQ(cohort.told(kRank1).version, Version(1));
 
-  // Its push of the old step changes nothing, and closing it is answered.
+  // The worker's push of the old step changes nothing, and closing it is
+  // answered.
   cohort.Clear();
   Effects out;
   const Sender sender = cohort.sender(kRank1);
@@ -109,7 +110,7 @@ TEST(CoordinatorBackupTest, DroppedRangesAreNotIssuedAgain) {
     cohort.Push(kRank1, PushOf(0));
   }
   EXPECT_THAT(begins, ElementsAre(0, 6));
-  // The clock of schedules counts what was handed out.
+  // Schedules count the samples that were handed out.
   EXPECT_EQ(cohort.core().Status(absl::Seconds(200)).samples, 12);
   EXPECT_EQ(cohort.All<effect::Committed>()[0].record.commit_samples, 4);
 }
@@ -130,7 +131,7 @@ TEST(CoordinatorBackupTest, UnderGlobalNormalisationTheFirstMomentsDecide) {
   EXPECT_THAT(results[0].moments->first, ElementsAre(2));
   EXPECT_EQ(cohort.All<effect::StepAborted>().size(), 1);
 
-  // The third comes too late for the rendezvous and for the push.
+  // The third worker is too late for the rendezvous and for the push.
   cohort.Clear();
   ASSERT_TRUE(cohort.Reduce(kRank0, Forward(0), one).ok());
   ASSERT_EQ(cohort.All<effect::ReduceAborted>().size(), 1);
@@ -177,7 +178,7 @@ TEST(CoordinatorBackupTest, ALostMemberEndsTheAttempt) {
   ASSERT_TRUE(cohort.Reduce(kRank1, Forward(0), moments).ok());
   cohort.Leave(kRank1);
   EXPECT_EQ(cohort.counter("steps_aborted"), 1);
-  // Everyone left takes part in the repetition, the dropped one too.
+  // All remaining ranks take part in the repetition, including the dropped one.
   EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
   EXPECT_EQ(cohort.told(kRank2).attempt, Attempt(1));
 }

@@ -1,4 +1,4 @@
-// Bounded lead (SSP), and what becomes of stale pushes.
+// Bounded lead (SSP), and the handling of stale pushes.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(CoordinatorBoundedTest, ARankWaitsForTheSlowestAtTheBound) {
   cohort.Push(kRank0, PushOf(0));
   EXPECT_FALSE(Trains(cohort, kRank0));
   EXPECT_THAT(cohort.told(kRank0).reason, HasSubstr("worker 1"));
-  // One push of the slowest lets it go on.
+  // One push of the slowest rank lets it continue.
   cohort.Push(kRank1, PushOf(0));
   EXPECT_TRUE(Trains(cohort, kRank0));
 }
@@ -127,7 +127,7 @@ TEST(CoordinatorStalenessTest, DropLeavesWeightsStatisticsAndVersionAlone) {
   EXPECT_EQ(cohort.snapshot(), before);
   EXPECT_EQ(cohort.counter("pushes_applied"), 3);
   EXPECT_EQ(cohort.counter("pushes_dropped"), 1);
-  // Its samples are not issued again.
+  // Samples of the dropped push are not issued again.
   EXPECT_GE(cohort.told(kRank1).range.begin, dropped.end);
   EXPECT_EQ(cohort.core().Status(absl::Seconds(200)).samples, 8);
 }

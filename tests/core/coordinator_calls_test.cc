@@ -44,7 +44,7 @@ absl::Status Reduce(FakeCohort& cohort, Rank rank, int32_t layer,
                        {.count = 1, .first = {0}, .second = {0}});
 }
 
-// The whole push of `rank`, which says that it made these calls.
+// Pushes everything of `rank`, and reports these calls.
 void PushWith(FakeCohort& cohort, Rank rank,
               const std::vector<int32_t>& calls) {
   const bool local = !cohort.told(rank).global_normalization;
@@ -80,7 +80,7 @@ std::vector<effect::SendVerdict> VerdictsOn(const FakeCohort& cohort,
   return found;
 }
 
-// Rank 1 says that it has called bn2 twice; ranks 0 and 2 agree against it.
+// Rank 1 reports that it called bn2 twice; ranks 0 and 2 agree on once.
 TEST(CoordinatorCallsTest, TheOneThatAllOthersAgreeAgainstIsFenced) {
   FakeCohort cohort(Local(3));
   cohort.Start();
@@ -101,7 +101,7 @@ TEST(CoordinatorCallsTest, TheOneThatAllOthersAgreeAgainstIsFenced) {
   EXPECT_EQ(
       cohort.core().Status(cohort.now()).vacancies.at(VacancyReason::kMismatch),
       1);
-  // The pushes of the attempt are answered, each once.
+  // Each push of the attempt is answered once.
   for (Rank rank : {kRank0, kRank2}) {
     const auto verdicts = VerdictsOn(cohort, rank);
     ASSERT_EQ(verdicts.size(), 1);
@@ -138,7 +138,7 @@ TEST(CoordinatorCallsTest, UnderContinueTheOthersMakeTheStepWithoutIt) {
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
 }
 
-// A later step, another life: the rank has not made one step in between.
+// A later step and a new incarnation, which has not made a step in between.
 TEST(CoordinatorCallsTest, AReplacementThatDoesItAgainEndsTheRun) {
   FakeSetup setup = OnLossContinue(Local(3));
   setup.options.epochs = 5;
@@ -180,7 +180,7 @@ TEST(CoordinatorCallsTest, ARankThatHasMadeAStepSinceIsFencedAgain) {
   EXPECT_EQ(cohort.counter("workers_lost"), 2);
 }
 
-// Rank 1 skips bn2, in which the others wait for it.
+// Rank 1 skips bn2, where the others wait for it.
 TEST(CoordinatorCallsTest, AMemberThatClosesWithoutALayerIsFencedAndItIsNamed) {
   FakeCohort cohort(Global(3));
   cohort.Start();
@@ -203,7 +203,7 @@ TEST(CoordinatorCallsTest, AMemberThatClosesWithoutALayerIsFencedAndItIsNamed) {
   EXPECT_EQ(aborted[1].rank, kRank2);
 }
 
-// It says the right counts, but has sent no moments at all.
+// It reports the right counts, but has sent no moments.
 TEST(CoordinatorCallsTest, AMemberThatClosesWithoutItsMomentsIsFenced) {
   FakeCohort cohort(OnLossContinue(Global(3)));
   cohort.Start();
@@ -218,7 +218,7 @@ TEST(CoordinatorCallsTest, AMemberThatClosesWithoutItsMomentsIsFenced) {
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
 }
 
-// Nobody can tell which of two is right.
+// With two members, it is unknown which one is right.
 TEST(CoordinatorCallsTest, TwoMembersRepeatTheStepOnceAndThenTheRunEnds) {
   FakeCohort cohort(Local(2));
   cohort.Start();
@@ -265,7 +265,7 @@ TEST(CoordinatorCallsTest, ARepetitionThatAgreesIsCommitted) {
   EXPECT_EQ(cohort.counter("workers_lost"), 0);
 }
 
-// Two against two.
+// Two against two: no majority.
 TEST(CoordinatorCallsTest, WithoutAMajorityNobodyIsFenced) {
   FakeCohort cohort(Local(4));
   cohort.Start();
@@ -277,8 +277,8 @@ TEST(CoordinatorCallsTest, WithoutAMajorityNobodyIsFenced) {
   EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
 }
 
-// Rank 0 calls bn twice, rank 1 goes on to bn2: neither can ever be answered,
-// and neither holds the other up more than it is held up.
+// Rank 0 calls bn twice, and rank 1 goes on to bn2. Neither call can ever be
+// answered, and neither rank holds up the other more than it is held up.
 TEST(CoordinatorCallsTest, CrossedCallsOfTwoRepeatTheStepAtTheStepDeadline) {
   FakeCohort cohort(Global(2));
   cohort.Start();
@@ -318,7 +318,7 @@ TEST(CoordinatorCallsTest, TheOneThatWaitsElsewhereThanAllOthersIsFenced) {
               HasSubstr("rank 1 in call 0 of bn2"));
 }
 
-// The first life of rank 0 made a call that its replacement does not make.
+// The first incarnation of rank 0 made a call that its replacement omits.
 TEST(CoordinatorCallsTest, ACallThatNobodyWaitsInAnyMoreIsNotCommitted) {
   FakeCohort cohort(Global(2));
   cohort.Start();
@@ -338,14 +338,14 @@ TEST(CoordinatorCallsTest, ACallThatNobodyWaitsInAnyMoreIsNotCommitted) {
                         "its push without it"));
 }
 
-// Ranks 0 and 1 are one group, rank 2 is what is left.
+// Ranks 0 and 1 are one group; rank 2 is alone in the other.
 FakeSetup Grouped() {
   FakeSetup setup = Global(3);
   setup.options.policy.normalization_group = 2;
   return setup;
 }
 
-// Rank 2 has finished the step; the pair can never.
+// Rank 2 has finished the step; the pair never can.
 TEST(CoordinatorCallsTest, CrossedCallsOfOneGroupRepeatTheStep) {
   FakeCohort cohort(Grouped());
   cohort.Start();
@@ -363,7 +363,7 @@ TEST(CoordinatorCallsTest, CrossedCallsOfOneGroupRepeatTheStep) {
   ASSERT_EQ(VerdictsOn(cohort, kRank2).size(), 1);
 }
 
-// Within the pair it is one against one; rank 2's counts decide.
+// Within the pair it is one against one, so rank 2's counts decide.
 TEST(CoordinatorCallsTest, AnotherGroupsCountsMakeTheMajority) {
   FakeCohort cohort(Grouped());
   cohort.Start();
@@ -380,8 +380,8 @@ TEST(CoordinatorCallsTest, AnotherGroupsCountsMakeTheMajority) {
                         "closed its push without it"));
 }
 
-// Alone in its group, rank 2 keeps nobody waiting, and it counts what the
-// others count.
+// Alone in its group, rank 2 keeps no rank waiting, and it counts the same
+// calls as the others.
 TEST(CoordinatorCallsTest, AGroupOfOneThatCountsCallsItNeverMetInIsFenced) {
   FakeCohort cohort(Grouped());
   cohort.Start();
@@ -398,7 +398,7 @@ TEST(CoordinatorCallsTest, AGroupOfOneThatCountsCallsItNeverMetInIsFenced) {
                         "rendezvous of call 0"));
 }
 
-// It is not known which of the two is wrong.
+// It is unknown which of the two is wrong.
 TEST(CoordinatorCallsTest, AGroupThatDoesNotCountACallItMetInRepeatsTheStep) {
   FakeCohort cohort(Grouped());
   cohort.Start();
@@ -413,8 +413,8 @@ TEST(CoordinatorCallsTest, AGroupThatDoesNotCountACallItMetInRepeatsTheStep) {
                                       "but made a rendezvous of call 0"));
 }
 
-// Its push is complete, and its process gone: there is nobody to fence, but
-// the push does not count.
+// The rank's push is complete, but its process is gone. There is no session to
+// end, but the push does not count.
 TEST(CoordinatorCallsTest, TheClosedPushOfALostRankDoesNotCountEither) {
   FakeCohort cohort(Local(3));
   cohort.Start();
@@ -427,8 +427,8 @@ TEST(CoordinatorCallsTest, TheClosedPushOfALostRankDoesNotCountEither) {
   EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
 }
 
-// The first moments make a member, but the only candidate that is left has
-// closed its push without any.
+// The first moments would fix the members, but the only remaining candidate has
+// closed its push without moments.
 TEST(CoordinatorCallsTest, ACandidateThatClosedWithoutMomentsIsNotStuck) {
   FakeSetup setup = OnLossContinue(Global(3));
   setup.options.policy.pushes_min = 1;

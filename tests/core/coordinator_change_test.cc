@@ -1,4 +1,4 @@
-// Settings that change while the run goes on.
+// Changing settings during the run.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ TEST(CoordinatorChangeTest, SyncTurnsAsyncAfterTheStepUnderWay) {
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_TRUE(answer->pending);
   EXPECT_EQ(answer->policy_epoch, 2);
-  // Normalisation and statistics are on auto, and follow.
+  // Normalisation and statistics are `auto`, so they follow.
   EXPECT_EQ(answer->text,
             "aggregation sync -> async: async, local normalisation, async "
             "statistics");
@@ -52,7 +52,7 @@ TEST(CoordinatorChangeTest, SyncTurnsAsyncAfterTheStepUnderWay) {
   EXPECT_EQ(changed[0].record.version, Version(1));
   EXPECT_EQ(changed[0].record.policy_epoch, 2);
   EXPECT_EQ(changed[0].record.changed, kToAsync);
-  // Each is given its own range, and is applied alone.
+  // Each rank gets its own range, and its push is applied alone.
   ASSERT_TRUE(Trains(cohort, kRank0));
   EXPECT_THAT(cohort.told(kRank0).members, IsEmpty());
   EXPECT_EQ(cohort.told(kRank0).policy_epoch, 2);
@@ -65,7 +65,7 @@ TEST(CoordinatorChangeTest, AsyncTurnsSyncOnceNothingIsInFlight) {
   cohort.Start();
   ASSERT_TRUE(cohort.Change(kToSync).ok());
   cohort.Push(kRank0, PushOf(0));
-  // The other is still at it: nobody is given anything.
+  // The other rank is still working, so no rank gets an assignment.
   EXPECT_FALSE(Trains(cohort, kRank0));
   EXPECT_THAT(cohort.told(kRank0).reason, HasSubstr("worker 1"));
   EXPECT_THAT(cohort.All<effect::PolicyChanged>(), IsEmpty());
@@ -85,7 +85,8 @@ TEST(CoordinatorChangeTest, WhatALostRankHeldIsWithdrawnAndIssuedAgain) {
   ASSERT_TRUE(cohort.Change(kToSync).ok());
   cohort.Push(kRank0, PushOf(0));
   ASSERT_EQ(cohort.All<effect::PolicyChanged>().size(), 1);
-  // Under `wait` the step needs both; the withdrawn range comes first.
+  // Under `wait` the step needs both ranks; the withdrawn range is issued
+  // first.
   cohort.StartOne(kRank1);
   ASSERT_TRUE(Trains(cohort, kRank0));
   EXPECT_EQ(cohort.told(kRank0).range, lost);
@@ -103,7 +104,8 @@ TEST(CoordinatorChangeTest, AStepThatWaitsForALostRankGivesWay) {
   ASSERT_TRUE(cohort.Change(kToAsync).ok());
   ASSERT_EQ(cohort.All<effect::PolicyChanged>().size(), 1);
   EXPECT_EQ(cohort.All<effect::PolicyChanged>()[0].record.version, Version(0));
-  // Its share is computed anew, and the push of the old step is not applied.
+  // Rank 0's share is computed again, and the push of the old step is not
+  // applied.
   EXPECT_TRUE(Trains(cohort, kRank0));
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 2}));
   EXPECT_THAT(cohort.weights(0), ElementsAre(1, 2));
@@ -111,7 +113,7 @@ TEST(CoordinatorChangeTest, AStepThatWaitsForALostRankGivesWay) {
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
 }
 
-// Workers have been told that attempt 0 of the step is over.
+// Workers know already that attempt 0 of the step is over.
 TEST(CoordinatorChangeTest, AnAttemptThatGaveWayIsNotRepeatedUnderItsNumber) {
   FakeCohort cohort(LongSetup());
   cohort.Start();
@@ -167,7 +169,7 @@ TEST(CoordinatorChangeTest, ALearningRateTakesEffectAtAVersion) {
   cohort.Start();
   cohort.Push(kRank0, PushOf(2));
   ASSERT_TRUE(cohort.Change({{"learning_rate", "0.25"}}).ok());
-  // The step under way has the old rate: scale 4/4, gradient 2, rate 0.5.
+  // The step in progress keeps the old rate: scale 4/4, gradient 2, rate 0.5.
   cohort.Push(kRank1, PushOf(0));
   EXPECT_THAT(cohort.weights(0), ElementsAre(1 - 1, 2));
   cohort.Push(kRank0, PushOf(2));
@@ -208,7 +210,7 @@ TEST(CoordinatorChangeTest, MoreWorkersJoinAndFewerAreSentHome) {
   ASSERT_TRUE(cohort.Change({{"workers", "3"}}).ok());
   cohort.Push(kRank0, PushOf(0));
   cohort.Push(kRank1, PushOf(0));
-  // Nobody waits for a rank that never came.
+  // The server does not wait for a rank that never came.
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank1));
   cohort.StartOne(kRank2);
   cohort.Push(kRank0, PushOf(0));
@@ -222,7 +224,7 @@ TEST(CoordinatorChangeTest, MoreWorkersJoinAndFewerAreSentHome) {
   EXPECT_EQ(cohort.told(kRank1).reason, "the run goes on with 1 workers");
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
   EXPECT_TRUE(Trains(cohort, kRank0));
-  // A replacement that its starter had already ordered is no mistake.
+  // A replacement that was ordered before the change is not an error.
   EXPECT_EQ(
       cohort.Join(kRank2),
       absl::OutOfRangeError(
@@ -263,7 +265,7 @@ TEST(CoordinatorChangeTest, ADrainedWorkerLeavesAfterItsPushCounted) {
     EXPECT_TRUE(Trains(cohort, kRank0));
     const Version before = cohort.snapshot()->version;
     cohort.Leave(kRank1);
-    // The step that is under way is not begun anew for its sake.
+    // The step in progress is not restarted for it.
     EXPECT_EQ(cohort.counter("steps_aborted"), 0);
     cohort.Push(kRank0, PushOf(0));
     EXPECT_EQ(cohort.snapshot()->version, before.Next());
@@ -278,7 +280,7 @@ TEST(CoordinatorChangeTest, ADrainedWorkerIsReplacedUnderWait) {
   cohort.Push(kRank1, PushOf(0));
   cohort.Leave(kRank1);
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
-  // Its next life stays.
+  // Its next incarnation stays.
   for (int step = 0; step < 2; ++step) {
     if (step == 0) cohort.StartOne(kRank1);
     EXPECT_TRUE(Trains(cohort, kRank1));
@@ -423,7 +425,7 @@ TEST(CoordinatorChangeTest, TheHistoryIsKeptAndRestored) {
   EXPECT_EQ(state.policy_history[1].version, Version(1));
   EXPECT_EQ(state.settings.at("aggregation"), "async");
 
-  // Continued with what the process is told, which is sync again.
+  // Continued with the process's own flags, which say sync again.
   FakeCohort restored(setup, &state);
   const PolicyView view = restored.core().Policy({});
   EXPECT_EQ(view.policy_epoch, 3);

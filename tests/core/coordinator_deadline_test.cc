@@ -38,8 +38,8 @@ TEST(CoordinatorDeadlineTest, SparesWhoWaitsInARendezvous) {
   EXPECT_EQ(ended[0].session, cohort.session(kRank1));
 }
 
-// Its session broke, but its data streams may be as they were, one of them
-// paused with a gradient in hand.
+// The session broke, but the data streams may be intact, one of them paused
+// with a gradient in hand.
 TEST(CoordinatorDeadlineTest, StreamsOfARankThatDoesNotReturnEndWithItsGrace) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();
@@ -52,8 +52,8 @@ TEST(CoordinatorDeadlineTest, StreamsOfARankThatDoesNotReturnEndWithItsGrace) {
   EXPECT_EQ(ended[0].session, cohort.session(kRank1));
 }
 
-// Rank 0 waited nine minutes for the replacement of rank 1. Only from the
-// answer on does it hold anyone up.
+// Rank 0 waited nine minutes for the replacement of rank 1. It holds up others
+// only from the moment when it gets its answer.
 TEST(CoordinatorDeadlineTest, CountsFromTheEndOfALongRendezvous) {
   FakeCohort cohort(GlobalSetup());
   cohort.Start();
@@ -92,7 +92,7 @@ TEST(CoordinatorDeadlineTest, HitsAnEvaluationThatDoesNotCome) {
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
 }
 
-// A process that joined and hangs before it registers keeps its lease.
+// A process that joined and hangs before it registers still renews its lease.
 TEST(CoordinatorDeadlineTest, HitsAReplacementThatNeverRegisters) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();
@@ -120,11 +120,11 @@ TEST(CoordinatorDeadlineTest, WithoutAReplacementTheRunEnds) {
   EXPECT_EQ(ended[0].reason, "no replacement for rank 0 in 601 s");
   EXPECT_NE(ended[0].snapshot, nullptr);
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
-  // A server that is started again needs it.
+  // A restarted server needs this rank.
   EXPECT_TRUE(cohort.told(kRank1).unfinished);
 }
 
-// Rank 0's push was complete when it was lost, so rank 1's would commit.
+// Rank 0's push was complete when the rank was lost, so rank 1's would commit.
 TEST(CoordinatorDeadlineTest, NothingIsCommittedAfterTheEnd) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();

@@ -20,7 +20,7 @@ FakeSetup Limited(FakeSetup setup, int64_t limit_bytes) {
   return setup;
 }
 
-// Three workers, of which the first two pushes make a step.
+// Three workers; the first two pushes make a step.
 FakeSetup TwoOfThree() {
   FakeSetup setup = SmallSetup();
   setup.options.workers = 3;
@@ -49,7 +49,7 @@ TEST(CoordinatorFlowTest, RankAheadIsPausedUntilTheOthersCatchUp) {
 
   ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
   ASSERT_TRUE(cohort.Gradient(kRank1, 1, {1}).ok());
-  // Partition 1 is folded, and gave room.
+  // Folding partition 1 made room.
   EXPECT_FALSE(cohort.paused(kRank0));
   ASSERT_TRUE(cohort.Gradient(kRank1, 0, {1, 2}).ok());
   ASSERT_TRUE(cohort.Close(kRank0, FakePush{}).ok());
@@ -87,7 +87,7 @@ TEST(CoordinatorFlowTest, NoLimitStopsAStepAndNoneChangesIt) {
   EXPECT_EQ(limited.weights(1), unlimited.weights(1));
 }
 
-// No rank is let in over the limit while a fold is about to give room.
+// While a fold is about to make room, no rank is let in over the limit.
 TEST(CoordinatorFlowTest, FoldUnderWayIsWaitedFor) {
   FakeCohort cohort(Limited(SmallSetup(), 8));
   cohort.Start();
@@ -135,8 +135,8 @@ TEST(CoordinatorFlowTest, ReplacementIsLetInAndTheOthersGoOn) {
   EXPECT_FALSE(cohort.paused(kRank0));
 }
 
-// It has skipped the batch norm that the other one waits in, and is ahead:
-// nobody would ever learn why.
+// The paused rank has skipped the batch norm that the other one waits in. If it
+// stayed paused, the reason would never be found.
 TEST(CoordinatorFlowTest, PausedRankThatOthersWaitForIsLetIn) {
   FakeCohort cohort(Limited(GlobalSetup(), 4));
   cohort.Start();
@@ -153,9 +153,8 @@ TEST(CoordinatorFlowTest, PausedRankThatOthersWaitForIsLetIn) {
   EXPECT_FALSE(cohort.paused(kRank1));
 }
 
-// Repeated messages take no room, however little there is.
-// Moments would make the step's members, and one of the two candidates that are
-// left sends none: the limit has no room for its whole push.
+// The first moments fix the step's members. One of the two remaining candidates
+// sends none, and the limit has no room for its whole push.
 TEST(CoordinatorFlowTest, PausedCandidateThatSkipsItsRendezvousIsLetIn) {
   FakeSetup setup = TwoOfThree();
   setup.options.policy.normalization = NormalizationKind::kGlobal;
@@ -182,6 +181,7 @@ TEST(CoordinatorFlowTest, PausedCandidateThatSkipsItsRendezvousIsLetIn) {
   EXPECT_EQ(cohort.core().inflight_bytes(), 0);
 }
 
+// Repeated messages take no room, however little there is.
 TEST(CoordinatorFlowTest, RepeatedMessagesAreNeverPaused) {
   FakeCohort cohort(Limited(SmallSetup(), 4));
   cohort.Start();
@@ -246,8 +246,8 @@ TEST(CoordinatorFlowTest, LostRankGivesItsRoomBack) {
   }
 }
 
-// A rank that dies with the room of its push must not keep the others of a step
-// that does not need it from being the first.
+// A rank that dies while its push has a reservation must not block the other
+// ranks of a step that does not need it.
 TEST(CoordinatorFlowTest, BackupRankTakesTheRoomOfALostOne) {
   FakeCohort cohort(Limited(TwoOfThree(), 2 * kPushBytes));
   cohort.Start();
@@ -303,8 +303,8 @@ TEST(CoordinatorFlowTest, PolicyThatThereIsNoRoomForIsRefused) {
   EXPECT_THAT(answer.status().message(), HasSubstr("--inflight_mib"));
 }
 
-// Before there is a model nothing speaks against the change; then its room is
-// found to be too small.
+// Without a model the change is accepted. At the registration the limit then
+// proves too small.
 TEST(CoordinatorFlowTest, ChangeFromBeforeTheModelIsCheckedAtItsRegistration) {
   FakeCohort cohort(Limited(SmallSetup(), kPushBytes - 1));
   ASSERT_TRUE(cohort.Change({{"aggregation", "async"}}).ok());

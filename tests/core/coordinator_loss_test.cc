@@ -82,8 +82,8 @@ TEST(CoordinatorWaitTest, ACompletePushOfALostRankCounts) {
   EXPECT_EQ(cohort.snapshot()->version, Version(2));
 }
 
-// The replacement is at the forward pass of a step whose push its predecessor
-// had completed; there is no stream that the verdict could reach.
+// The replacement is in the forward pass of a step whose push its predecessor
+// had completed; it has no stream that the verdict could reach.
 TEST(CoordinatorWaitTest, WhoIsOvertakenByTheCommitIsToldOverItsSession) {
   FakeCohort cohort(GlobalSetup());
   cohort.Start();
@@ -100,8 +100,7 @@ TEST(CoordinatorWaitTest, WhoIsOvertakenByTheCommitIsToldOverItsSession) {
   ASSERT_EQ(notices.size(), 2);
   EXPECT_EQ(notices[0].session, cohort.session(kRank0));
   EXPECT_EQ(notices[0].assignment.range, (IndexRange{4, 7}));
-  // Rank 1 is told too: it has joined since its last verdict, of which there
-  // was none.
+  // Rank 1 is notified too: it has had no verdict since it joined.
   EXPECT_EQ(notices[1].session, cohort.session(kRank1));
 }
 
@@ -153,8 +152,8 @@ TEST(CoordinatorWaitTest, WhoWaitsIsToldForWhomAndForHowLong) {
   EXPECT_EQ(cohort.told(kRank1).wait, absl::Minutes(10));
 }
 
-// A worker of another model, started again and again, must not keep the run
-// waiting for ever.
+// A worker with another model that is restarted again and again must not keep
+// the run waiting for ever.
 TEST(CoordinatorWaitTest, ARefusedReplacementDoesNotStartTheWaitAnew) {
   FakeSetup setup = SmallSetup();
   setup.plan.train_samples = 3;
@@ -186,7 +185,7 @@ TEST(CoordinatorWaitTest, ADrainThatWaitsSaysSo) {
                         "replacement of worker 0"));
 }
 
-// Nobody starts a replacement for a run that is to end.
+// A run that is about to end gets no replacement.
 TEST(CoordinatorWaitTest, ADrainWaitsForNobodyWhoIsLost) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();
@@ -197,7 +196,7 @@ TEST(CoordinatorWaitTest, ADrainWaitsForNobodyWhoIsLost) {
   const auto ended = cohort.All<effect::RunEnded>();
   ASSERT_EQ(ended.size(), 1);
   EXPECT_EQ(ended[0].outcome, RunOutcome::kDrained);
-  // The step that it was missing in never was.
+  // The step that the lost rank was missing in is not committed.
   EXPECT_EQ(ended[0].snapshot->version, Version(0));
 }
 
@@ -233,7 +232,7 @@ TEST(CoordinatorContinueTest, TheOthersRepeatTheStepWithoutTheLostRank) {
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 3}));
   EXPECT_EQ(cohort.counter("steps_aborted"), 1);
 
-  // Exactly the step of one worker: scale 4 / 4, rate 0.5.
+  // This is exactly the step of one worker: scale 4 / 4, rate 0.5.
   FakePush alone = kPush0;
   alone.loss_weight = 4;
   cohort.Push(kRank0, alone);
@@ -318,8 +317,8 @@ TEST(CoordinatorContinueTest, FoldsOfTheOldAttemptAreIgnored) {
   EXPECT_THAT(cohort.weights(0), ElementsAre(0.5, 2));
 }
 
-// A stream that broke is no loss: the step that starts meanwhile must not
-// leave its rank out.
+// A broken stream is not a loss: a step that starts meanwhile must include the
+// rank.
 TEST(CoordinatorContinueTest, AReconnectingRankIsAMemberOfTheNextStep) {
   FakeCohort cohort(Continuing(SmallSetup()));
   cohort.Start();
@@ -418,8 +417,8 @@ TEST(CoordinatorEvaluationTest, ARepeatedReportCountsOnce) {
   EXPECT_EQ(evaluated[0].record.sums().samples, 4);
 }
 
-// Such a report is refused and its assignment stays, so that the run can go on
-// once another process has taken the rank.
+// Such a report is refused and its assignment stays, so that the run can
+// continue once another process has taken the rank.
 TEST(CoordinatorEvaluationTest, MeasuresThatTheOthersLackAreRefused) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();
@@ -444,7 +443,7 @@ TEST(CoordinatorEvaluationTest, MeasuresThatTheOthersLackAreRefused) {
   EXPECT_EQ(cohort.All<effect::Evaluated>().size(), 1);
 }
 
-// The server stays for people to look at it.
+// The server stays up so that people can inspect it.
 TEST(CoordinatorLossTest, GradientsOfAStepThatNeverCommitsAreDroppedAtTheEnd) {
   FakeSetup setup = SmallSetup();
   setup.options.replacement_deadline = absl::Seconds(10);

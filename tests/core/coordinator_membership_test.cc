@@ -26,7 +26,7 @@ TEST(CoordinatorMembershipTest, WithoutARankTheLowestVacantOneIsGiven) {
   EXPECT_THAT(std::string(full.message()), HasSubstr("all 2 ranks are taken"));
 }
 
-// What starts workers may count one more than the server.
+// The system that starts workers may count one more than the server.
 TEST(CoordinatorMembershipTest, ARankBeyondTheCohortIsNotNeeded) {
   Coordinator core(SmallSetup().options);
   Effects out;
@@ -82,8 +82,8 @@ TEST(CoordinatorMembershipTest, TrainingStartsWhenAllHaveRegistered) {
   EXPECT_EQ(cohort.told(kRank1).range, (IndexRange{3, 4}));
 }
 
-// The last to register finds the first without a stream; the start must not
-// be forgotten when that one returns.
+// When the last rank registers, the first one has no stream. Training must
+// start when that rank returns.
 TEST(CoordinatorMembershipTest, TrainingStartsWhenABrokenStreamIsBack) {
   FakeCohort cohort(SmallSetup());
   cohort.StartOne(kRank0);

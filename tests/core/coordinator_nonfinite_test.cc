@@ -91,7 +91,7 @@ TEST(CoordinatorNonfiniteTest, GlobalMomentsNameRankAndLayer) {
   ASSERT_TRUE(
       cohort.Reduce(kRank1, {}, {.count = 1, .first = {0}, .second = {0}})
           .ok());
-  // The rendezvous completes all the same.
+  // The rendezvous completes nevertheless.
   EXPECT_EQ(cohort.All<effect::ReduceResult>().size(), 2);
   cohort.Push(kRank0, {});
   cohort.Push(kRank1, {});
@@ -115,7 +115,7 @@ TEST(CoordinatorNonfiniteTest, MomentsThatOverflowTogetherSkipTheStep) {
   EXPECT_EQ(verdicts[0].verdict.reason, "combined moments of bn");
 }
 
-// The repetition does not count, so neither does what is wrong with it.
+// A repetition is ignored, so its non-finite values do not matter either.
 TEST(CoordinatorNonfiniteTest, ARepetitionCannotSpoilAStep) {
   FakeCohort cohort(LongRun(SmallSetup()));
   cohort.Start();
@@ -154,7 +154,7 @@ TEST(CoordinatorNonfiniteTest, AsyncRejectionsInARowEndTheRun) {
   ASSERT_EQ(ended.size(), 1);
   EXPECT_EQ(ended[0].outcome, RunOutcome::kNonfinite);
   EXPECT_THAT(ended[0].reason, HasSubstr("3 pushes in a row"));
-  // What comes later changes nothing.
+  // Later messages change nothing.
   Effects out;
   EXPECT_TRUE(cohort.core()
                   .Open(cohort.sender(kRank1), under_way,

@@ -1,4 +1,4 @@
-// Optimizers, clipping and masks seen through the coordinator.
+// Optimizers, clipping and masks, tested through the coordinator.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,13 +27,13 @@ FakeSetup FortySampleSetup() {
   return setup;
 }
 
-// Mean gradients are the sums of both, w {1, 2} and b {3} at the start.
+// Mean gradients are the sums of both; w starts at {1, 2} and b at {3}.
 void Step(FakeCohort& cohort, const FakePush& one, const FakePush& other) {
   cohort.Push(kRank0, one);
   cohort.Push(kRank1, other);
 }
 
-// Of loss weight 2 each, so that sums are means.
+// Loss weight 2 each, so that sums are means.
 FakePush PushOf(std::vector<float> w, std::vector<float> b) {
   return {.w = std::move(w), .b = std::move(b), .loss_weight = 2};
 }
@@ -45,7 +45,7 @@ TEST(CoordinatorOptimizerTest, ClippingWaitsForEveryPartition) {
   cohort.Start();
   cohort.Clear();
   cohort.HoldFolds();
-  // Of norm 5: 0, 3 and 4.
+  // A gradient of norm 5: 0, 3 and 4.
   Step(cohort, PushOf({0, 1}, {4}), PushOf({0, 2}, {0}));
   ASSERT_EQ(cohort.held_folds().size(), 2);
   EXPECT_EQ(cohort.held_folds()[0].pass, FoldPass::kGradient);
@@ -94,9 +94,9 @@ TEST(CoordinatorOptimizerTest, AStepWithoutWeightLeavesWeightsAndSlots) {
           EXPECT_THAT(seen->span(), ElementsAreArray(held->span()));
         }
       }
-      // The images were seen: their moments count.
+      // The images were seen, so their moments count.
       EXPECT_EQ(after->statistics->front().layers[0].num_batches_tracked, 2);
-      // And the next step is an ordinary one.
+      // The next step is an ordinary one.
       Step(cohort, PushOf({1, 1}, {1}), PushOf({2, 1}, {0}));
       EXPECT_NE(cohort.snapshot()->checksums, before->checksums);
     }
@@ -177,7 +177,7 @@ TEST(CoordinatorOptimizerTest, MasksAreChangedWhileTheRunGoesOn) {
   const FakePush push = PushOf({1, 1}, {1});
   Step(cohort, push, push);
   EXPECT_THAT(cohort.weights(0), ElementsAre(0, 1));
-  // Acts from the step after the one that is under way.
+  // Takes effect from the step after the one in progress.
   ASSERT_TRUE(cohort.Change({{"freeze", "w[1];b"}}).ok());
   Step(cohort, push, push);
   EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 0));

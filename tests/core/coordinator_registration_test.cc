@@ -1,4 +1,4 @@
-// Whose model a run begins with, and who is told what until then.
+// Which worker's model a run begins with, and what the workers are told before.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ bool Asked(FakeCohort& cohort, Rank rank) {
   return answer.has_value() && answer->ok() && (*answer)->send_values;
 }
 
-// Whoever comes first, the values of the lowest rank are where it starts.
+// Whichever rank comes first, training starts from the lowest rank's values.
 TEST(CoordinatorRegistrationTest, TheOrderOfArrivalDoesNotDecideTheValues) {
   const std::vector<std::vector<Rank>> orders = {{kRank0, kRank1, kRank2},
                                                  {kRank2, kRank1, kRank0},
@@ -67,13 +67,13 @@ TEST(CoordinatorRegistrationTest, StatusSaysWhoIsWaitedFor) {
   Offer(cohort, kRank1);
   StatusView view = cohort.core().Status(cohort.now());
   EXPECT_EQ(view.state, "waiting for worker 0 to join and register, no limit");
-  // Nobody is late yet.
+  // No worker is late yet.
   EXPECT_EQ(view.waiting, absl::ZeroDuration());
   EXPECT_EQ(cohort.told(kRank1).reason, view.state);
   Offer(cohort, kRank0);
   EXPECT_EQ(cohort.told(kRank1).reason,
             "waiting for worker 0 to register its model, gives up in 30 s");
-  // The values may take as long as they take.
+  // Sending the values has no time limit.
   EXPECT_EQ(cohort.told(kRank1).wait, absl::InfiniteDuration());
   cohort.Pass(absl::Seconds(10));
   view = cohort.core().Status(cohort.now());
@@ -103,11 +103,11 @@ TEST(CoordinatorRegistrationTest, WithoutProgressTheNextIsAsked) {
   EXPECT_EQ(ended[0].status,
             absl::AbortedError("asked for its initial weights, and nothing "
                                "came for 31 s"));
-  // What the slow one sends now comes too late.
+  // The slow worker's values now come too late.
   EXPECT_TRUE(absl::IsAborted(cohort.SendValues(kRank0, 5)));
   ASSERT_TRUE(cohort.SendValues(kRank1, 6).ok());
   EXPECT_EQ(cohort.weights(0)[0], 6);
-  // Training needs them all; the one that comes back is only compared.
+  // Training needs all ranks; the model of the returning one is only compared.
   EXPECT_FALSE(Trains(cohort, kRank1));
   Offer(cohort, kRank0);
   EXPECT_FALSE(Asked(cohort, kRank0));
@@ -121,7 +121,7 @@ TEST(CoordinatorRegistrationTest,
   for (Rank rank : {kRank0, kRank1, kRank2}) Offer(cohort, rank);
   cohort.Leave(kRank0);
   EXPECT_TRUE(Asked(cohort, kRank1));
-  // Its replacement does not get ahead of who is asked now.
+  // The replacement does not overtake the rank whose values are requested now.
   Offer(cohort, kRank0);
   EXPECT_FALSE(Asked(cohort, kRank0));
   cohort.Leave(kRank1);
@@ -130,7 +130,7 @@ TEST(CoordinatorRegistrationTest,
   EXPECT_EQ(cohort.weights(0)[0], 4);
 }
 
-// Its answer went to the stream that broke.
+// The answer went to the stream that broke.
 TEST(CoordinatorRegistrationTest, ARankThatRegistersAgainIsAskedAgain) {
   FakeCohort cohort(SmallSetup());
   cohort.HoldValues();
@@ -142,12 +142,12 @@ TEST(CoordinatorRegistrationTest, ARankThatRegistersAgainIsAskedAgain) {
   ASSERT_TRUE(cohort.Register(kRank0).ok());
   EXPECT_TRUE(Asked(cohort, kRank0));
   ASSERT_TRUE(cohort.SendValues(kRank0).ok());
-  // A second time, as over two streams of one life, it changes nothing.
+  // A second copy, as over two streams of one incarnation, changes nothing.
   ASSERT_TRUE(cohort.SendValues(kRank0, 9).ok());
   EXPECT_EQ(cohort.weights(0)[0], 1);
 }
 
-// Also where the other had come first.
+// This holds even if the other rank came first.
 TEST(CoordinatorRegistrationTest, TheLowestRanksModelRulesAndNothingIsFixed) {
   for (const bool lowest_first : {true, false}) {
     const FakeSetup setup = SmallSetup();
@@ -172,7 +172,7 @@ TEST(CoordinatorRegistrationTest, TheLowestRanksModelRulesAndNothingIsFixed) {
                   "its own"));
     EXPECT_EQ(cohort.core().model(), nullptr);
     EXPECT_THAT(cohort.log(), HasSubstr("rank 1 is refused: another model"));
-    // It may also be the lowest that is wrong, and is started anew.
+    // The lowest rank may also be the wrong one, and be restarted.
     cohort.Leave(kRank0);
     ASSERT_TRUE(cohort.Register(kRank1).ok());
     cohort.StartOne(kRank0);
@@ -241,14 +241,14 @@ TEST(CoordinatorRegistrationTest, ALateJoinerIsAnsweredAtOnce) {
   const auto& answered = std::get<effect::RegisterAnswered>(out[0]);
   EXPECT_EQ(answered.incarnation, cohort.incarnation(kRank1));
   EXPECT_FALSE(answered.answer->send_values);
-  // The reference of the worker that registered the model rules.
+  // The reference of the worker that registered the model applies.
   EXPECT_EQ(answered.answer->loss_reference, 4);
   ASSERT_EQ(answered.answer->partitions.size(), 2);
   EXPECT_EQ(answered.answer->partitions[0].elements, 2);
   EXPECT_EQ(answered.answer->partitions[1].elements, 1);
 }
 
-// Only then does it leave no trace in the bits, whoever proposes it.
+// Only a power of two leaves the bits unchanged, whichever worker proposes it.
 TEST(CoordinatorRegistrationTest, TheLossReferenceIsRoundedUpToAPowerOfTwo) {
   FakeSetup setup = SmallSetup();
   setup.options.workers = 1;
@@ -296,7 +296,7 @@ TEST(CoordinatorRegistrationTest, NothingCanBeReadBeforeIt) {
             "waiting for workers 0, 1 to join and register, no limit");
 }
 
-// They must get as far as reading on their session that it is over.
+// They must get far enough to read on their session that the run is over.
 TEST(CoordinatorRegistrationTest, TheEndOfTheRunAnswersThoseWhoWait) {
   FakeCohort cohort(SmallSetup());
   Offer(cohort, kRank0);
@@ -346,7 +346,8 @@ TEST(CoordinatorRegistrationTest, GrowthWhileOneIsAskedAsksNobodyElse) {
   Offer(cohort, kRank0);
   Offer(cohort, kRank1);
   ASSERT_TRUE(cohort.Change({{"workers", "3"}}).ok());
-  // A rank more is not waited for; it is compared when it comes.
+  // The server does not wait for an additional rank; it compares its model
+  // later.
   ASSERT_TRUE(cohort.SendValues(kRank0).ok());
   EXPECT_FALSE(Trains(cohort, kRank0));
   Offer(cohort, kRank2);

@@ -45,7 +45,7 @@ TEST(CoordinatorRendezvousTest, AnswersAllMembersInRankOrder) {
   EXPECT_THAT(results[0].moments->second, ElementsAre(8));
 }
 
-// One layer: a rank may wait in 66 calls. Nobody else comes to any.
+// There is one layer, so a rank may wait in 66 calls. No other rank comes.
 TEST(CoordinatorRendezvousTest, RankThatWaitsInTooManyCallsIsRefused) {
   FakeCohort cohort(GlobalSetup());
   cohort.Start();
@@ -54,7 +54,7 @@ TEST(CoordinatorRendezvousTest, RankThatWaitsInTooManyCallsIsRefused) {
   }
   EXPECT_TRUE(
       absl::IsResourceExhausted(cohort.Reduce(kRank1, Key(0, 0, 66), kOne(6))));
-  // A repetition holds nothing more, and the others are not concerned.
+  // A repetition holds nothing more, and the other ranks are not affected.
   EXPECT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 65), kOne(6)).ok());
   EXPECT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(2)).ok());
   EXPECT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 66), kOne(6)).ok());
@@ -139,7 +139,7 @@ TEST(CoordinatorRendezvousTest, AfterTheEndAContributionIsAborted) {
   EXPECT_EQ(cohort.All<effect::ReduceAborted>().size(), 1);
 }
 
-// Ranks 0 and 1 are one group, rank 2 is what is left.
+// Ranks 0 and 1 are one group; rank 2 is alone in the other.
 FakeSetup GroupedSetup() {
   FakeSetup setup = TwoLayers();
   setup.options.workers = 3;

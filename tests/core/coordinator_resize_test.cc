@@ -1,6 +1,6 @@
-// The number of workers changes: before the start, and in the middle of
-// events that go on to use a rank afterwards. Freed memory that is read shows
-// under the address sanitizer.
+// The number of workers changes: before the start, and in the middle of events
+// that use a rank afterwards. The address sanitizer finds reads of freed
+// memory.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -83,7 +83,8 @@ TEST(CoordinatorResizeTest, AWorkerReturnsToACohortOfAnotherSize) {
   }
 }
 
-// The first of two that fall silent together lets the change take effect.
+// Two ranks fall silent together; losing the first one lets the change take
+// effect.
 TEST(CoordinatorResizeTest, TwoRanksAreLostInOneTickWhileAResizeIsPending) {
   for (const int32_t workers : {1, 2, 9}) {
     FakeSetup setup = ResizeSetup(3);
@@ -99,8 +100,8 @@ TEST(CoordinatorResizeTest, TwoRanksAreLostInOneTickWhileAResizeIsPending) {
   }
 }
 
-// What two lost ranks hold is withdrawn; without the second the step commits,
-// which lets the change take effect in the middle of the withdrawal.
+// The work of two lost ranks is withdrawn. Without the second rank the step
+// commits, which lets the change take effect in the middle of the withdrawal.
 TEST(CoordinatorResizeTest, AStepCommitsWhileLostRanksAreWithdrawn) {
   for (const int32_t workers : {2, 9}) {
     FakeSetup setup = ResizeSetup(3);
@@ -116,7 +117,7 @@ TEST(CoordinatorResizeTest, AStepCommitsWhileLostRanksAreWithdrawn) {
   }
 }
 
-// It was told to leave, and what it still sends is no mistake of its own.
+// The rank was told to leave, so messages that it still sends are not errors.
 TEST(CoordinatorResizeTest, WhatASurplusRankSendsIsFenced) {
   FakeCohort cohort(ResizeSetup(2));
   cohort.Start();
@@ -136,7 +137,7 @@ TEST(CoordinatorResizeTest, WhatASurplusRankSendsIsFenced) {
             absl::InvalidArgumentError("got rank 7, want 0 to 0"));
 }
 
-// So that a key never names two pushes, whoever sent them.
+// Ensures that a key never names two pushes, even of different processes.
 TEST(CoordinatorResizeTest, ARankThatComesAgainGoesOnWithItsNumbers) {
   FakeCohort cohort(ResizeSetup(2));
   cohort.Start();
@@ -173,7 +174,7 @@ TEST(CoordinatorResizeTest, APendingGrowthIsNamedToThoseWhoComeTooEarly) {
   EXPECT_THAT(std::string(anyone.message()),
               HasSubstr("all 2 ranks are taken; the change of workers to 3 is "
                         "pending: waiting for workers 0, 1"));
-  // A rank that the change does not bring either is a mistake.
+  // A rank that the change does not add either is an error.
   EXPECT_TRUE(absl::IsOutOfRange(cohort.Join(kRank3)));
   cohort.Push(kRank0, PushOf(0));
   cohort.Push(kRank1, PushOf(0));

@@ -26,7 +26,7 @@ FakeSetup ThreeEpochSetup() {
   return setup;
 }
 
-// A contribution that depends on the weights and the assignment only.
+// A contribution that depends only on the weights and the assignment.
 FakePush Contribution(FakeCohort& cohort, Rank rank) {
   const Assignment& told = cohort.told(rank);
   const float seed = static_cast<float>(10 * told.data_epoch +
@@ -145,8 +145,8 @@ TEST(CoordinatorRestoreTest, AnEvaluationThatWasLostIsDoneAgain) {
   EXPECT_EQ(second.All<effect::RunEnded>().size(), 1);
 }
 
-// Rank 1's [2, 4) was out when rank 0's first push was committed; so was the
-// push of rank 0 that came after.
+// When rank 0's first push is committed, rank 1's [2, 4) has been handed out
+// and not committed.
 TEST(CoordinatorRestoreTest, AsyncIssuesAgainWhatWasNotCommitted) {
   FakeSetup setup = AsyncSetup();
   setup.options.checkpoint_every = 1;
@@ -170,7 +170,7 @@ TEST(CoordinatorRestoreTest, AsyncIssuesAgainWhatWasNotCommitted) {
   EXPECT_TRUE(second.All<effect::Committed>()[2].record.epoch_ended);
 }
 
-// ---- who is waited for after a restart
+// ---- ranks that are waited for after a restart
 
 FakeSetup LongContinuing() {
   FakeSetup setup = SmallSetup();
@@ -207,7 +207,7 @@ TEST(CoordinatorRestoreTest, UnderContinueARankThatWasLostIsNotWaitedFor) {
   EXPECT_THAT(second.told(kRank0).members, ElementsAre(kRank0, kRank2));
   EXPECT_THAT(second.log(), HasSubstr("2 of 3 workers are registered, and the "
                                       "run goes on without the others"));
-  // It may still come, and a restart in between knows of it.
+  // It may still come, and a restart in between remembers it.
   EXPECT_THAT(second.core().State()->lost, ElementsAre(kRank1));
   second.StartOne(kRank1);
   second.Push(kRank0, {});
@@ -226,7 +226,7 @@ TEST(CoordinatorRestoreTest, UnderContinueTheOthersAreWaitedForWithALimit) {
             "waiting for worker 2 to join and register, starts without it in "
             "360 s");
   EXPECT_THAT(view.waited_for, ElementsAre(kRank2));
-  // What the metric and its alert read.
+  // The value behind the metric and its alert.
   EXPECT_EQ(view.waiting, absl::Minutes(4));
   second.Pass(absl::Minutes(6));
   EXPECT_THAT(second.told(kRank0).members, ElementsAre(kRank0));
@@ -245,7 +245,7 @@ TEST(CoordinatorRestoreTest, UnderContinueTheFirstThatComesLateStarts) {
   EXPECT_THAT(second.told(kRank2).members, ElementsAre(kRank2));
 }
 
-// The bits may depend on each of them.
+// The bits may depend on each of these ranks.
 TEST(CoordinatorRestoreTest, UnderWaitAllWhoTookPartAreWaitedFor) {
   FakeSetup setup = LongContinuing();
   setup.options.on_worker_loss = OnWorkerLoss::kWait;
@@ -264,7 +264,7 @@ TEST(CoordinatorRestoreTest, UnderWaitAllWhoTookPartAreWaitedFor) {
   EXPECT_FALSE(Trains(second, kRank0));
 }
 
-// A cohort that was enlarged went on without the new rank.
+// A cohort that was enlarged continued without the new rank.
 TEST(CoordinatorRestoreTest, ARankThatNeverTookPartIsNotWaitedFor) {
   for (const OnWorkerLoss reaction :
        {OnWorkerLoss::kWait, OnWorkerLoss::kContinue}) {

@@ -52,7 +52,7 @@ void TrainEpoch(FakeCohort& cohort) {
   }
 }
 
-// As TrainEpoch, with both ranks' moments combined.
+// Like TrainEpoch, with both ranks' moments combined.
 void TrainEpochTogether(FakeCohort& cohort) {
   for (int64_t step = 0; step < 2; ++step) {
     for (Rank rank : {kRank0, kRank1}) {
@@ -66,7 +66,7 @@ void TrainEpochTogether(FakeCohort& cohort) {
   }
 }
 
-// Reports whatever `rank` was told to collect or evaluate.
+// Reports whatever `rank` is assigned to collect or evaluate.
 void Work(FakeCohort& cohort, Rank rank) {
   while (cohort.told(rank).kind == AssignmentKind::kCollectMoments) {
     const absl::Status status =
@@ -75,7 +75,7 @@ void Work(FakeCohort& cohort, Rank rank) {
   }
 }
 
-// With many ranks the moments are as much work as a fold.
+// With many ranks the moments take as much work as a fold.
 TEST(CoordinatorStatisticsTest, LongUpdateIsLeftToThePoolAndGivesTheSameBits) {
   FakeCohort here(SetupWith({kSync, kAsync}));
   FakeSetup setup = SetupWith({kSync, kAsync});
@@ -105,7 +105,7 @@ TEST(CoordinatorStatisticsTest, CommitWaitsForTheUpdateOnThePool) {
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
 }
 
-// Nothing is computed for a step that is skipped.
+// A skipped step computes no statistics.
 TEST(CoordinatorStatisticsTest, NonfiniteMomentsOfALocalBatchSkipTheStep) {
   FakeCohort cohort(SetupWith({kSync}));
   cohort.Start();
@@ -113,7 +113,7 @@ TEST(CoordinatorStatisticsTest, NonfiniteMomentsOfALocalBatchSkipTheStep) {
   cohort.Push(kRank1, {.moments = {.count = 2, .first = {nan}, .second = {1}}});
   cohort.Push(kRank0, {.moments = {.count = 2, .first = {1}, .second = {nan}}});
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
-  // In rank order, whichever came first.
+  // Reported in rank order, whichever came first.
   EXPECT_THAT(cohort.log(), HasSubstr("rank 0: moments of bn"));
   EXPECT_EQ(cohort.counter("pushes_skipped"), 2);
 }
@@ -178,8 +178,8 @@ TEST(CoordinatorStatisticsTest, EachKindIsEvaluated) {
   EXPECT_TRUE(cohort.core().ended());
 }
 
-// Of the batch's own statistics nothing is kept; evaluation is told to do
-// without, and how the policy trains.
+// The batch's own statistics are not stored. The evaluation's assignment says
+// to use them, and which normalisation the policy trains with.
 TEST(CoordinatorStatisticsTest, TheBatchesOwnAreEvaluatedAndNotKept) {
   constexpr StatisticsKind kBatch = StatisticsKind::kBatch;
   FakeCohort cohort(SetupWith({kSync, kBatch}));
@@ -209,8 +209,8 @@ TEST(CoordinatorStatisticsTest, AnEvaluationIsToldHowThePolicyTrains) {
   EXPECT_TRUE(cohort.told(kRank0).global_normalization);
 }
 
-// The batches are each rank's own, {0 1 2} {3} {4 5 6} {7}, of which
-// BatchMoments makes {0 2} {3 3} {4 6} {7 7}: mean 4, M2 44.
+// The batches are each rank's own, {0 1 2} {3} {4 5 6} {7}. BatchMoments maps
+// them to {0 2} {3 3} {4 6} {7 7}: mean 4, M2 44.
 TEST(CoordinatorStatisticsTest, AfterIsCollectedAtTheEndThenAllAreEvaluated) {
   FakeCohort cohort(SetupWith({kSync, kAfter}));
   cohort.Start();
@@ -268,7 +268,7 @@ TEST(CoordinatorStatisticsTest, WhoComputesWhatLeavesNoTrace) {
     TrainEpoch(cohort);
     if (who == 0) Work(cohort, kRank0);
     if (who == 2) {
-      // Alternating, the later batches first.
+      // Reports alternate, the later batches first.
       for (int i = 0; i < 3; ++i) {
         const Rank rank = i % 2 == 0 ? kRank1 : kRank0;
         const auto& told = cohort.told(rank);
@@ -351,7 +351,7 @@ TEST(CoordinatorStatisticsTest, RefusesMomentsThatDoNotFit) {
               HasSubstr("no such report belongs to assignment"));
 }
 
-// Nothing describes the weights of an epoch's end but what is collected.
+// Only the collected statistics describe the weights at an epoch's end.
 TEST(CoordinatorStatisticsTest, AfterAloneIsEvaluatedAtTheEndOnly) {
   FakeSetup setup = SetupWith({kAfter});
   setup.options.epochs = 2;
@@ -438,9 +438,9 @@ TEST(CoordinatorStatisticsTest, WithoutBatchNormThereIsNothingToCollect) {
   EXPECT_EQ(cohort.All<effect::Evaluated>()[0].record.results.size(), 1);
 }
 
-// Asked for after the first of four steps: the weights of version 1 are
-// collected while the second step waits, published beside those of version 1,
-// and evaluated.
+// Requested after the first of four steps: the statistics of version 1 are
+// collected while the second step waits, published beside that version, and
+// evaluated.
 TEST(CoordinatorStatisticsTest, IsCollectedOnRequestWhileTrainingGoesOn) {
   FakeSetup setup = SetupWith({kSync, kAfter});
   setup.options.epochs = 2;
@@ -451,9 +451,9 @@ TEST(CoordinatorStatisticsTest, IsCollectedOnRequestWhileTrainingGoesOn) {
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(answer->version, Version(0));
   EXPECT_EQ(answer->batches, 4);
-  // Asking again changes nothing.
+  // A second request changes nothing.
   EXPECT_EQ(cohort.Collect()->version, Version(0));
-  // The step that rank 0 has computed comes first.
+  // The step that rank 0 has computed is committed first.
   cohort.Push(kRank1, {.w = {1, 1}});
   ASSERT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kCollectMoments);
@@ -471,7 +471,7 @@ TEST(CoordinatorStatisticsTest, IsCollectedOnRequestWhileTrainingGoesOn) {
   EXPECT_TRUE(evaluated[0].record.on_request);
   EXPECT_EQ(evaluated[0].record.version, Version(0));
   EXPECT_EQ(evaluated[0].record.results[0].statistics, kAfter);
-  // Training goes on, and the end of the run collects afresh.
+  // Training goes on, and the end of the run collects again.
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kTrain);
   cohort.Push(kRank0, {});
   cohort.Push(kRank1, {});
@@ -511,7 +511,7 @@ TEST(CoordinatorStatisticsTest,
   ASSERT_EQ(snapshot->statistics->size(), 2);
   EXPECT_DOUBLE_EQ(Of(snapshot, kSync).mean[0], 0.36);
   EXPECT_EQ(Of(snapshot, kAsync), Of(state.snapshot, kChief));
-  // Each goes its own way from there.
+  // From here on each run continues alone.
   restored.Start();
   restored.Push(kRank0, {});
   restored.Push(kRank1, {});
@@ -526,7 +526,7 @@ TEST(CoordinatorStatisticsTest, AChangeOfTheLiveRunCarriesKindsOver) {
   cohort.Start();
   cohort.Push(kRank0, {.moments = {.count = 3, .first = {2}, .second = {2}}});
   cohort.Push(kRank1, {.moments = {.count = 2, .first = {6}, .second = {8}}});
-  // The step that was given out still counts for the old kinds.
+  // The step in progress still uses the old kinds.
   ASSERT_TRUE(cohort.Change({{"bn_statistics", "chief,after"}}).ok());
   cohort.Push(kRank0, {});
   cohort.Push(kRank1, {});
@@ -555,7 +555,7 @@ TEST(CoordinatorStatisticsTest, ARestartAfterTrainingCollectsThenEnds) {
   restored.EvaluateAll();
   EXPECT_TRUE(restored.core().ended());
 
-  // Once they are collected, only the evaluation is left.
+  // Once they are collected, only the evaluation remains.
   FakeCohort again(SetupWith({kAfter}), &collected);
   again.Start();
   EXPECT_EQ(again.told(kRank0).kind, AssignmentKind::kEvaluate);

@@ -260,7 +260,7 @@ TEST(CoordinatorSyncTest, AParameterAbsentOnAllRanksIsLeftAlone) {
     ASSERT_TRUE(cohort.Close(rank, kPush0).ok());
   }
   EXPECT_THAT(cohort.weights(0), ElementsAre(1, 2));
-  // Decayed: 3 - 0.5 * 3.
+  // With decay: 3 - 0.5 * 3.
   EXPECT_THAT(cohort.weights(1), ElementsAre(1.5));
 }
 
@@ -347,7 +347,7 @@ TEST(CoordinatorSyncTest, OldVersionsAreNotHeld) {
   EXPECT_TRUE(absl::IsOutOfRange(cohort.core().Read(Version(2)).status()));
 }
 
-// ---- what is refused
+// ---- refusals
 
 TEST(CoordinatorRefusalTest, OpeningsThatDoNotFitTheAssignment) {
   FakeCohort cohort(SmallSetup());
@@ -392,7 +392,7 @@ TEST(CoordinatorRefusalTest, GradientsOfTheWrongShape) {
                 "gradient of partition 0: got 4 bytes, want 8"));
 }
 
-// Counted twice, an absence on one rank would pass for one on all.
+// If counted twice, an absence on one rank would pass for one on all.
 TEST(CoordinatorRefusalTest, AnAbsentSliceNamedTwiceOrUnknown) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();

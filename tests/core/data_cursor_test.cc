@@ -77,8 +77,8 @@ TEST(DataCursorTest, AnEpochEndsWithItsLastDecidedPieceNotItsLastIssued) {
   EXPECT_EQ(cursor.Finish(first), 0);
 }
 
-// Restored at position 3 of 6 of epoch 1, while [4, 6) of epoch 0 and [0, 1)
-// of epoch 1 had been handed out and were not decided.
+// Restored at position 3 of 6 of epoch 1. [4, 6) of epoch 0 and [0, 1) of epoch
+// 1 had been handed out and not decided.
 TEST(DataCursorTest, RestoreKeepsOpenPiecesAndTheEndsOfEpochs) {
   DataCursor cursor(6, 2);
   cursor.Restore(1, 3);

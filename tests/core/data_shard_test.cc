@@ -51,7 +51,7 @@ class DataShardTest : public ::testing::Test {
     base_ = std::move(base);
   }
 
-  // Sums gradients as they are, with a rate of 1.
+  // Sums gradients without scaling, with a rate of 1.
   CommitPlan PlanOf(int64_t transaction, std::vector<int32_t> ranks) const {
     CommitPlan plan{
         .transaction = transaction,
@@ -70,7 +70,7 @@ class DataShardTest : public ::testing::Test {
                        .gradient = RopeOf(Floats({gradient}))});
   }
 
-  // Runs the folds, and those of a second pass, and reports on all of them.
+  // Runs the folds, and those of a second pass, and reports all of them.
   void Run(std::vector<FoldJob> jobs, PendingCommit& commit) {
     while (!jobs.empty()) {
       const int32_t partition = jobs.back().partition;
@@ -100,7 +100,7 @@ TEST_F(DataShardTest, GradientsWaitForThePlanThatNamesThem) {
   PendingCommit commit(plan);
   Run(data_.Prepare(plan), commit);
   EXPECT_FALSE(commit.complete());
-  // Rank 1 is not named.
+  // The request does not name rank 1.
   EXPECT_THAT(Hold(1, 1, 2), IsEmpty());
   EXPECT_THAT(Hold(0, 1, 1), IsEmpty());
   Run(Hold(2, 1, 4), commit);
@@ -131,7 +131,7 @@ TEST_F(DataShardTest, AbortKeepsWhatWasNotFoldedUntilItIsDropped) {
   std::vector<FoldJob> folds = data_.Prepare(PlanOf(1, {0, 1}));
   ASSERT_THAT(folds, SizeIs(1));
   data_.Abort(1);
-  // It ends after the transaction.
+  // The fold ends after its transaction was aborted.
   std::vector<FoldJob> next;
   const FoldReport report = data_.FoldDone(
       RunFold(folds[0], kernels::ReferenceBackend(), pool_), next);
@@ -139,7 +139,7 @@ TEST_F(DataShardTest, AbortKeepsWhatWasNotFoldedUntilItIsDropped) {
   EXPECT_FALSE(report.prepared.has_value());
   EXPECT_THAT(data_.Drop(PushOfRank(0)), SizeIs(1));
   EXPECT_THAT(data_.Drop(PushOfRank(1)), IsEmpty());
-  // The next one may begin, and a late report changes nothing of it.
+  // The next transaction may begin, and the late report does not affect it.
   const CommitPlan plan = PlanOf(2, {0});
   PendingCommit commit(plan);
   data_.Prepare(plan);
@@ -154,7 +154,7 @@ TEST_F(DataShardTest, PushThatIsDroppedUnderWayMayComeAgain) {
   EXPECT_THAT(Hold(0, 0, 2), SizeIs(1));
 }
 
-// A norm over all partitions is needed first.
+// Clipping first needs a norm over all partitions.
 TEST_F(DataShardTest, ClippedCommitIsPreparedInTwoPasses) {
   Hold(0, 0, 3);
   Hold(0, 1, 4);

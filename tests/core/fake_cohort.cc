@@ -325,7 +325,7 @@ absl::Status FakeCohort::Close(Rank rank, PushClosing closing) {
 }
 
 void FakeCohort::Push(Rank rank, const FakePush& push) {
-  // The verdict of the push changes the key.
+  // The verdict of the push changes the key of the rank.
   const absl::Status opened = Open(rank, push);
   EXPECT_TRUE(opened.ok()) << opened;
   const absl::Status w = Gradient(rank, 0, push.w);

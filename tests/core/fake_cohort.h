@@ -37,12 +37,12 @@ struct FakeSetup {
 // partition 1; batch norm "bn" has one channel. Plain SGD with rate 0.5, loss
 // reference 4, sync, local normalisation, one epoch.
 FakeSetup SmallSetup();
-// The same with global normalisation.
+// SmallSetup with global normalisation.
 FakeSetup GlobalSetup();
-// The same with async aggregation, batches of 2.
+// SmallSetup with async aggregation, batches of 2.
 FakeSetup AsyncSetup();
 
-// What a worker pushes.
+// The content of a worker's push.
 struct FakePush {
   std::vector<float> w = {0, 0};
   std::vector<float> b = {0};
@@ -53,8 +53,8 @@ struct FakePush {
   Moments moments{.count = 2, .first = {0}, .second = {2}};
 };
 
-// A coordinator, the calls that workers would cause, and what it answered.
-// Folds are run at once unless they are held.
+// A coordinator, the calls that workers would cause, and its effects. Folds run
+// at once unless they are held.
 class FakeCohort {
  public:
   explicit FakeCohort(const FakeSetup& setup,
@@ -63,23 +63,23 @@ class FakeCohort {
   Coordinator& core() { return core_; }
   Instant now() const { return now_; }
 
-  // Time goes on, all live workers send heartbeats, the clock ticks.
+  // Advances time: all live workers send heartbeats, and the clock ticks.
   void Pass(absl::Duration time);
-  // The same, with heartbeats of `rank` only.
+  // Pass with heartbeats of `ranks` only.
   void PassWithHeartbeatsOf(const std::vector<Rank>& ranks,
                             absl::Duration time);
 
   absl::Status Join(Rank rank, Incarnation incarnation = Incarnation());
-  // Sends the layout, and the initial values once they are asked for. OK if
-  // the answer is not there yet.
+  // Sends the layout, and the initial values once they are requested. OK if the
+  // answer has not come yet.
   absl::Status Register(Rank rank);
-  // The same with another layout.
+  // Registers with another layout.
   absl::Status Register(Rank rank, const ModelLayout& layout);
-  // From now on values are sent by SendValues only.
+  // From now on only SendValues sends values.
   void HoldValues() { hold_values_ = true; }
   // `first` is the first of the three values.
   absl::Status SendValues(Rank rank, float first = 1);
-  // Nothing if the newest registration of this rank is not answered yet.
+  // Absent if the newest registration of this rank is not answered yet.
   const std::optional<absl::StatusOr<RegisterAnswer>>& answer(Rank rank) {
     return answers_[rank];
   }
@@ -95,7 +95,7 @@ class FakeCohort {
                         const std::vector<int32_t>& absent_slices = {});
   absl::Status Close(Rank rank, const FakePush& push);
   absl::Status Close(Rank rank, PushClosing closing);
-  // All of a push. Fails the test if a part is refused.
+  // Sends a whole push. Fails the test if a part is refused.
   void Push(Rank rank, const FakePush& push);
   absl::Status Reduce(Rank rank, const ReduceKey& key, const Moments& moments);
   absl::StatusOr<Assignment> Report(Rank rank);
@@ -103,14 +103,14 @@ class FakeCohort {
   absl::StatusOr<Assignment> ReportMoments(Rank rank,
                                            const std::vector<CallMoments>& of);
   absl::StatusOr<CollectionAnswer> Collect();
-  // Reports every evaluation that was assigned, until there is none.
+  // Reports every assigned evaluation, until there is none.
   void EvaluateAll();
   void Drain(const std::string& reason);
   absl::StatusOr<ChangeAnswer> Change(const SettingValues& values);
   absl::Status Evict(Rank rank);
   absl::Status DrainWorker(Rank rank);
 
-  // The server has no room for what `rank` has sent last.
+  // True if the server has no room for the last gradient of `rank`.
   bool paused(Rank rank) const { return held_.contains(rank); }
 
   void HoldFolds() { hold_folds_ = true; }
@@ -120,7 +120,7 @@ class FakeCohort {
   std::vector<MomentsFold>& held_moments_folds() { return moments_folds_; }
   void MomentsFolded(MomentsFold done);
 
-  // The newest assignment that rank was told, by whatever effect.
+  // The newest assignment sent to the rank, by any effect.
   const Assignment& told(Rank rank) { return told_[rank]; }
   PushKey key(Rank rank) { return KeyOf(told_[rank]); }
   static PushKey KeyOf(const Assignment& assignment) {

@@ -52,8 +52,8 @@ TEST_F(FlowControlTest, ReleaseGivesTheRoomBackAndDropsTheGradients) {
   EXPECT_EQ(std::get<effect::DropGradients>(out_[0]).push.key, push_.key());
 }
 
-// Otherwise what its next push is charged and what it reserves would be counted
-// together, and never given back.
+// Otherwise the charge of its next push and its reservation would be added up,
+// and never given back.
 TEST_F(FlowControlTest, RankThatWasLetInAsksForRoomAnewAfterItsPushIsOver) {
   flow_.budget().Charge(kLimit);
   flow_.budget().Reserve(kRank, 8);

@@ -41,7 +41,7 @@ TEST(GradientBudgetTest, ReservationsAreGrantedInOrderOfTheirComing) {
   GradientBudget budget(100);
   budget.Reserve(kFirst, 60);
   budget.Reserve(kSecond, 60);
-  // It would fit, but it came later.
+  // It would fit, but another reservation came first.
   budget.Reserve(kThird, 40);
   EXPECT_TRUE(budget.HasReserved(kFirst));
   EXPECT_FALSE(budget.HasReserved(kSecond));
@@ -92,7 +92,7 @@ TEST(CheckInflightTest, FirstPushesOfAStepMustFitTogether) {
   EXPECT_TRUE(CheckInflight(options, TenFloats()).ok());
   options.inflight_bytes_max = 79;
   EXPECT_FALSE(CheckInflight(options, TenFloats()).ok());
-  // Moments make the members before gradients come.
+  // Moments fix the members before gradients come.
   ModelLayout normalised = TenFloats();
   normalised.batch_norms = {{.name = "bn", .channels = 2}};
   EXPECT_TRUE(CheckInflight(options, normalised).ok());

@@ -28,7 +28,7 @@ TEST(LeadTest, ARankWaitsWhenItIsTheBoundAheadOfTheSlowest) {
       {3, {Counts(0, 5), Counts(1, 2)}, {Rank(1)}},
       {3, {Counts(0, 5), Counts(1, 2), Counts(2, 0)}, {Rank(1), Rank(2)}},
       {3, {Counts(0, 5), Counts(1, 9)}, {}},
-      // Who has left under `continue` holds nobody up.
+      // A rank that has left under `continue` does not hold up the others.
       {3, {Counts(0, 5), Left(1, 0)}, {}},
       {1, {}, {}},
   };

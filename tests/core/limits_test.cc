@@ -1,5 +1,5 @@
-// Numbers that no run has are refused where they come in, so that no sum or
-// product of numbers that were let in leaves its type.
+// Numbers that no run can have are refused where they enter, so that no sum or
+// product of accepted numbers overflows its type.
 
 #include "common/limits.h"
 
@@ -75,7 +75,7 @@ TEST(LimitsTest, PlansThatOverflowTheClockAreRefused) {
 TEST(LimitsTest, InitialStatisticsMustBeFiniteAndTheirVarianceNotNegative) {
   const FakeSetup setup = SmallSetup();
   FakeCohort cohort(setup);
-  // Rank 0 is asked for its values once both have come.
+  // Rank 0's values are requested once both ranks have come.
   for (Rank rank : {kRank0, kRank1}) {
     ASSERT_TRUE(cohort.Join(rank).ok());
     Effects out;

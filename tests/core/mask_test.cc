@@ -77,7 +77,7 @@ TEST(FreezeSpecTest, BadTextIsNamedWithWhatIsWrong) {
   }
 }
 
-// What of SmallRunLayout() is frozen, by parameter and element.
+// Which elements of SmallRunLayout() are frozen, by parameter and element.
 std::vector<std::vector<bool>> Frozen(const std::vector<std::string>& specs,
                                       int64_t partition_bytes) {
   const ModelLayout layout = SmallRunLayout();
@@ -119,7 +119,7 @@ std::vector<std::vector<bool>> Frozen(const std::vector<std::string>& specs,
 }
 
 TEST(MaskTest, SlicesFreezeWhatNumpyWouldSelect) {
-  // However the parameters are cut.
+  // The result does not depend on how the parameters are cut.
   for (int64_t partition_bytes : {4, 28, 400, 20000, 1 << 20}) {
     const auto frozen = Frozen({"conv.weight[:,1,0:2,-1]", "conv.weight[3]",
                                 "bn.*", "big.weight[10:12]"},
@@ -147,7 +147,7 @@ TEST(MaskTest, ConsecutiveElementsAreOneRun) {
   const auto mask = MakeMask({"fc.weight[2:4]", "fc.weight[4,0:3]"}, layout,
                              MakePartitions(layout, 1 << 20));
   ASSERT_TRUE(mask.ok());
-  // After the frozen head come big.weight and fc.weight.
+  // big.weight and fc.weight follow the frozen head.
   EXPECT_THAT(*(*mask)->partitions.back().runs,
               ElementsAre(ElementRun{.offset = 7014, .count = 17}));
 }
@@ -190,7 +190,7 @@ constexpr int kMaskedSteps = 100;
 void ExpectFrozen(const std::vector<std::vector<bool>>& frozen,
                   const ParameterValues& before, const ParameterValues& after) {
   for (size_t k = 0; k < frozen.size(); ++k) {
-    // Not trained, or no such slot.
+    // The parameter is not trained, or has no such slot.
     if (k == 3 || before[k].empty()) continue;
     for (size_t i = 0; i < frozen[k].size(); ++i) {
       const bool same =
@@ -223,7 +223,7 @@ TEST(MaskTest, FrozenElementsAndTheirSlotsStayToTheBit) {
       SmallRun run(options, kernels::CpuBackend());
       // LARS multiplies it by some thousandths.
       const double rate = kind == OptimizerKind::kLars ? 10 : 0.01;
-      // So that there is something in the slots to keep.
+      // Fills the slots, so that there is something to keep.
       run.Apply({RandomValues(run.layout(), 7, 1)}, {.learning_rate = rate});
       options.freeze = FrozenSpecs();
       run.Change(options);
@@ -274,7 +274,7 @@ TEST(MaskTest, FrozenElementsAreLeftOutOfTheNorm) {
   SmallRun run({.clip_norm = 1, .freeze = {"*"}}, kernels::CpuBackend());
   run.Apply({RandomValues(run.layout(), 1, 1)}, {});
   EXPECT_EQ(run.gradient_norm(), 0);
-  // Of big.weight only [69,99] is left: 4/8 * 6 = 3.
+  // Only [69,99] of big.weight remains: 4/8 * 6 = 3.
   SmallRun one({.clip_norm = 1,
                 .freeze = {"conv.*", "bn.*", "fc.*", "big.weight[:69]",
                            "big.weight[69,0:99]"}},

@@ -127,7 +127,7 @@ std::vector<BatchNormSpec> Layers() {
 }
 
 // `workers` take batches as they become free, in an order drawn from `seed`,
-// and each loses its batch once in a while.
+// and each loses a batch now and then.
 std::vector<LayerStatistics> Collect(const Activations& activations,
                                      int32_t workers, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -163,9 +163,9 @@ TEST(MomentsCollectionTest, AnyShardingGivesTheSameBits) {
   }
 }
 
-// Tolerance: what the collection promises. Float64 rounding of 37 folds stays
-// near 1e-14 of the values; float32 anywhere on the way, or raw moments at a
-// mean of 1e4, would be above it.
+// Tolerance: as promised by the collection. Float64 rounding of 37 folds stays
+// near 1e-14 of the values; float32 at any point, or raw moments at a mean of
+// 1e4, would exceed it.
 TEST(MomentsCollectionTest, TheFoldIsTheMomentsOfAllActivations) {
   const Activations activations;
   const std::vector<LayerStatistics> seen = Collect(activations, 3, 1);
@@ -238,7 +238,7 @@ TEST(MomentsCollectionTest, ABatchCountsOnce) {
   collection.Finish(second, Rank(0), {Call(0, 0, a)});
   collection.Finish(second, Rank(1), {Call(0, 0, b)});
   EXPECT_EQ(collection.folded(), 0);
-  // Of a collection that was given up.
+  // A report of a collection that was given up.
   collection.Finish({.collection = 1, .index = 0}, Rank(0), {Call(0, 0, b)});
   EXPECT_EQ(collection.folded(), 0);
   collection.Finish(first, Rank(0), {Call(0, 0, a)});

@@ -187,10 +187,10 @@ TEST(MovingStatisticsTest, WorkersWithTheSameDataAreTheSynchronousAverage) {
   }
 }
 
-// Eight workers, each push a whole step with a = 0.9, so that N*a is 7.2. All
-// push what they computed from the same weights. Updates that read before
-// others wrote would add up to r <- r + sum a(m_k - r), which the last loop
-// shows to run away.
+// Eight workers; each push is a whole step with a = 0.9, so that N*a is 7.2.
+// All pushes were computed from the same weights. If updates read before the
+// others wrote, they would add up to r <- r + sum a(m_k - r); the last loop
+// shows that this diverges.
 TEST(MovingStatisticsTest, RacingPushesStayBounded) {
   BatchNormSpec layer = Layer();
   layer.momentum = 0.9;
@@ -204,8 +204,8 @@ TEST(MovingStatisticsTest, RacingPushesStayBounded) {
       const Moments m{.count = 5, .first = {mean}, .second = {12}};
       moving.ApplyPush(Of(rank, 6, m), Rank(0), 6, statistics);
       change += 0.9 * (mean - lockless);
-      // Between all that was held and seen: mean 0, -0.5 and 1; variance 1
-      // and 12/4.
+      // Between all values held and seen: mean 0, -0.5 and 1; variance 1 and
+      // 12/4.
       ASSERT_GE(statistics[0].mean[0], -0.5);
       ASSERT_LE(statistics[0].mean[0], 1);
       ASSERT_GE(statistics[0].variance[0], 1);
@@ -245,8 +245,8 @@ TEST(MovingStatisticsTest, AStaleFirstBatchOverwritesACumulativeAverage) {
   EXPECT_DOUBLE_EQ(statistics[0].mean[0], 0.75 * 2 + 0.25 * 6);
 }
 
-// Held: the moments of 30 values; arriving: 10 more, of another mean. With
-// a = 1/4 the mixture is the 40 values together.
+// Held: the moments of 30 values. Arriving: 10 more, with another mean. With a
+// = 1/4 the mixture is that of all 40 values.
 TEST(MovingStatisticsTest, MixtureVarianceIsThatOfTheConcatenation) {
   std::mt19937_64 random(5);
   std::vector<double> held;
@@ -269,7 +269,7 @@ TEST(MovingStatisticsTest, MixtureVarianceIsThatOfTheConcatenation) {
     EXPECT_NEAR(statistics[0].mean[0], wanted.first[0], 1e-12);
     const double error =
         std::abs(statistics[0].variance[0] - wanted.second[0] / 40);
-    // Without the term the distance of the means, 41^2 * 3/16, is missing.
+    // Without this term the distance of the means, 41^2 * 3/16, is missing.
     if (mixture) {
       EXPECT_LT(error, 1e-12 * wanted.second[0]);
     } else {
@@ -278,8 +278,8 @@ TEST(MovingStatisticsTest, MixtureVarianceIsThatOfTheConcatenation) {
   }
 }
 
-// A cumulative average of equal batches weighs them all alike, so the mixture
-// is the whole stream.
+// A cumulative average weighs equal batches equally, so the mixture is the
+// whole stream.
 TEST(MovingStatisticsTest, CumulativeMixtureVarianceIsThatOfTheWholeStream) {
   std::mt19937_64 random(11);
   BatchNormSpec layer = Layer(StatisticsConvention::kKeras);

@@ -1,4 +1,4 @@
-// What commits tell to those who watch.
+// The observations that commits report.
 
 #include "server/core/observation.h"
 
@@ -37,7 +37,7 @@ CommitObservation Last(const FakeCohort& cohort) {
 }
 
 TEST(DriftTest, CountsStandardDeviations) {
-  // Channels 2 and 0 deviations off: root of (4 + 0) / 2.
+  // Channels are 2 and 0 deviations off: root of (4 + 0) / 2.
   const Moments batch{.count = 4, .first = {5, 7}, .second = {0, 0}};
   EXPECT_DOUBLE_EQ(Drift(batch, {1, 7}, {3, 100}, 1), std::sqrt(2.0));
   EXPECT_EQ(Drift({.count = 0, .first = {5}, .second = {0}}, {1}, {3}, 1), 0);
@@ -103,7 +103,7 @@ TEST(CommitObservationTest, TellsHowLongEachRendezvousHeldItsMembers) {
 TEST(CommitObservationTest, DriftIsSampled) {
   FakeSetup setup = SmallSetup();
   setup.options.epochs = kDriftEvery;
-  // No evaluation comes between.
+  // No evaluation comes between the steps.
   setup.plan.test_samples = 0;
   FakeCohort cohort(setup);
   cohort.Start();

@@ -1,4 +1,5 @@
-// Every optimizer against its formula in float64, through whole transactions.
+// Compares every optimizer with its formula in float64, through whole
+// transactions.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -133,7 +134,7 @@ class Reference {
   }
 
  public:
-  // Weights that gradients were computed at; empty: no compensation.
+  // Weights that the gradients were computed at; if empty, no compensation.
   std::vector<Doubles> read;
 
  private:
@@ -174,9 +175,9 @@ double Difference(const SmallRun& run, const Reference& reference) {
 
 constexpr int kSteps = 10;
 // Weights stay below 4, and each step rounds a dozen float32 values of at most
-// that size, by 2^-24 each; Adam's quotient of moments is of the order of 1
-// but for elements whose gradients are tiny, which are the reason for a
-// factor of ten. Any term of the formulas is larger than 1e-3.
+// that size, by 2^-24 each. Adam's quotient of moments is of the order of 1,
+// except for elements with tiny gradients, which are the reason for a factor of
+// ten. Any term of the formulas is larger than 1e-3.
 constexpr double kTolerance = kSteps * 12 * 4 * 0x1p-24;
 
 const OptimizerOptions kBase{.momentum = 0.9, .weight_decay = 0.05};
@@ -211,7 +212,7 @@ std::string Describe(const OptimizerOptions& options) {
          (options.clip_norm > 0 ? ", clipped" : "");
 }
 
-// Of the rate; so that weights move by about a tenth a step under each rule.
+// Rates chosen so that weights move by about a tenth a step under each rule.
 SmallRun::Step StepFor(const OptimizerOptions& options) {
   return {.learning_rate = options.kind == OptimizerKind::kLars ? 10.0 : 0.05};
 }
@@ -231,7 +232,7 @@ TEST(OptimizerTest, FollowsItsFormulaInFloat64) {
       }
       EXPECT_LT(Difference(run, reference), kTolerance) << backend->name();
       EXPECT_NE(run.weights()[0], before[0]);
-      // Not trained.
+      // This parameter is not trained.
       EXPECT_EQ(run.weights()[3], before[3]);
     }
   }
@@ -258,7 +259,7 @@ TEST(OptimizerTest, TheNormIsExactOverAllPartitions) {
   for (size_t k = 0; k < run.layout().parameters.size(); ++k) {
     if (!run.layout().parameters[k].trainable) continue;
     for (size_t i = 0; i < gradients[0][k].size(); ++i) {
-      // Rounded as the mean gradient is.
+      // Rounded like the mean gradient.
       const float g =
           0.5f * static_cast<float>(static_cast<double>(gradients[0][k][i]) +
                                     static_cast<double>(gradients[1][k][i]));
@@ -312,7 +313,8 @@ TEST(OptimizerTest, StaleGradientsAreCompensated) {
       for (int step = 0; step < kSteps; ++step) {
         const auto gradients = TwoRanks(run, step);
         reference.read = Wide(read_weights);
-        // What the next one reads is one version old when it is applied.
+        // The weights that the next step reads are one version old when it is
+        // applied.
         const SmallRun::Step options_of_step{
             .read = read, .compensation = 0.5, .adaptive = adaptive};
         read = run.snapshot();
@@ -327,8 +329,8 @@ TEST(OptimizerTest, StaleGradientsAreCompensated) {
   }
 }
 
-// A gradient of weight 1/2 does half of what it would have done, in this step
-// and through the velocity in all later ones.
+// A gradient of weight 1/2 has half its effect, in this step and through the
+// velocity in all later ones.
 TEST(OptimizerTest, AWeightDampsTheGradient) {
   for (const OptimizerOptions& options : AllOptions()) {
     SmallRun run(options, kernels::CpuBackend());
@@ -349,7 +351,7 @@ TEST(OptimizerTest, NamedParametersAreNotDecayed) {
   options.no_decay = {"fc.*", "c?nv.weight"};
   SmallRun run(options, kernels::CpuBackend());
   const ParameterValues before = run.weights();
-  // Only decay moves anything.
+  // Only decay changes the weights.
   run.Apply({RandomValues(run.layout(), 1, 0)}, {.learning_rate = 1});
   const ParameterValues after = run.weights();
   for (size_t k : {0u, 5u, 6u}) EXPECT_EQ(after[k], before[k]);

@@ -117,7 +117,7 @@ TEST(RendezvousTest, TellsWhenTheCombinedMomentsAreNotFinite) {
   EXPECT_TRUE(table.Contribute(Key(0, 0), kB, One(1, -1e200, 0)).nonfinite);
 }
 
-// What arrives early is folded early, but always in rank order.
+// Early contributions are folded early, but always in rank order.
 TEST(RendezvousTest, AnyOrderOfArrivalGivesTheBitsOfAFoldInRankOrder) {
   const std::vector<Rank> ranks = {Rank(0), Rank(1), Rank(2), Rank(5)};
   const std::vector<Moments> moments = {One(3, 0.1, 0.7), One(0, 8, 0),
@@ -161,7 +161,7 @@ TEST(RendezvousTest, CountsWhoWaitsAndWhatIsOpen) {
   table.Forget(kA);
   EXPECT_FALSE(table.Waits(kA));
   EXPECT_EQ(table.waiting_count(), 0);
-  // Its moments are there all the same.
+  // The call's moments are held nevertheless.
   EXPECT_EQ(table.open_count(), 1);
 }
 
@@ -194,12 +194,12 @@ TEST(RendezvousTest, MomentsThatAreNotKeptAreGivenUpOnceTheyAreFolded) {
     table.Contribute(Key(0, 0), kB, One(1, 4, 0));
     EXPECT_GT(table.HeldOf(kB).bytes, 0);
     table.Contribute(Key(0, 0), kA, One(3, 0, 6));
-    // What was received counts, kept or not.
+    // All received bytes count, kept or not.
     EXPECT_EQ(table.HeldOf(kB).bytes, 16);
     const auto members = MomentsByMember(table.TakeForward());
     EXPECT_EQ(members[0].size(), calls[0]);
     EXPECT_EQ(members[1].size(), calls[1]);
-    // Repetitions are recognised all the same.
+    // Repetitions are recognised nevertheless.
     const auto same = table.Contribute(Key(0, 0), kA, One(3, 0, 6));
     EXPECT_TRUE(same.repeated && !same.mismatch);
     ASSERT_NE(same.result, nullptr);
@@ -241,7 +241,7 @@ TEST(RendezvousTest, WhatComesWhileAFoldRunsIsFoldedAfterIt) {
   auto outcome = table.Contribute(Key(0, 0), kA, One(3, 0, 6));
   ASSERT_TRUE(outcome.fold.has_value());
   EXPECT_FALSE(table.Contribute(Key(0, 0), kC, One(4, 1, 0)).fold);
-  // One alone is folded at once.
+  // A single contribution is folded at once.
   const auto done = table.Folded(RunMomentsFold(*std::move(outcome.fold)));
   ASSERT_NE(done.result, nullptr);
   EXPECT_EQ(done.result->count, 8);
@@ -265,12 +265,12 @@ TEST(RendezvousTest, EachGroupIsAnsweredByItself) {
   EXPECT_EQ(table.Groups(), (std::vector<std::vector<Rank>>{{kA, kB}, {kC}}));
   EXPECT_EQ(table.GroupOf(kA), table.GroupOf(kB));
   EXPECT_NE(table.GroupOf(kB), table.GroupOf(kC));
-  // The last group is of one, which waits for nobody.
+  // The last group has one member, which waits for no other.
   const auto alone = table.Contribute(Key(0, 0), kC, One(2, 7, 1));
   EXPECT_EQ(alone.answer, std::vector<Rank>{kC});
   EXPECT_DOUBLE_EQ(alone.result->first[0], 7);
   EXPECT_EQ(alone.result->count, 2);
-  // A group that has not begun lacks nobody.
+  // A group that has not begun has no missing members.
   EXPECT_TRUE(table.Missing().empty());
 
   table.Contribute(Key(0, 0), kB, One(1, 4, 0));
@@ -285,7 +285,7 @@ TEST(RendezvousTest, EachGroupIsAnsweredByItself) {
   EXPECT_EQ(again.result, alone.result);
 }
 
-// Groups of two and one. The second never meets.
+// Groups of two and one. The second group has no rendezvous.
 TEST(RendezvousTest, AGroupThatCountsACallItNeverMetInIsFound) {
   RendezvousTable table({kA, kB, kC}, {.group_size = 2});
   table.Contribute(Key(0, 0), kA, One(1, 0, 0));
@@ -330,7 +330,7 @@ TEST(RendezvousTest, WaitsCountFromEachArrivalToTheFixing) {
   table.Contribute(Key(0, 0), kC, One(1, 0, 0), absl::Seconds(1));
   table.Contribute(Key(0, 0), kA, One(1, 0, 0), absl::Seconds(3));
   table.Contribute(Key(0, 0), kB, One(1, 0, 0), absl::Seconds(4));
-  // Without kB: what it waited is nobody's.
+  // Without kB: its waiting time is not counted.
   table.Fix({kA, kC}, absl::Seconds(6));
   const RendezvousWaits& seen = table.observed(ReducePhase::kForward);
   EXPECT_EQ(seen.waits,
@@ -338,7 +338,7 @@ TEST(RendezvousTest, WaitsCountFromEachArrivalToTheFixing) {
   EXPECT_EQ(seen.last, std::vector<Rank>{kA});
 }
 
-// The life that waited is over; its replacement comes anew.
+// The incarnation that waited is over; its replacement contributes again.
 TEST(RendezvousTest, AReplacementWaitsFromItsOwnArrival) {
   RendezvousTable table({kA, kB});
   table.Contribute(Key(0, 0), kA, One(1, 0, 0), absl::Seconds(1));

@@ -77,7 +77,8 @@ TEST(ScheduleTest, PolynomialOfPower09IsThePolyRate) {
         0.05 * std::pow(1 - static_cast<double>(step) / 50, 0.9);
     ExpectRates(options, {{step * 20, wanted}});
   }
-  // 0.5^0.9; and not negative or NaN if more is seen than was planned.
+  // 0.5^0.9; and neither negative nor NaN if more samples are seen than
+  // planned.
   ExpectRates(options, {{500, 0.05 * 0.5358867312681466}, {1001, 0}});
 }
 

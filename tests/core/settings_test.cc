@@ -86,7 +86,7 @@ TEST(SettingsTest, WordsOfTheFlagTableAreThoseThatAreRead) {
       }
     }
     if (limits.words.empty() || limits.bounded()) continue;
-    // A word that is missing in the table would be listed here.
+    // A word that is missing in the table would show up here.
     CoordinatorOptions options;
     const absl::Status status = SetSetting(name, "no such word", options);
     EXPECT_THAT(std::string(status.message()), EndsWith(limits.ToString()));

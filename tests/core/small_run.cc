@@ -13,7 +13,7 @@
 namespace cohort {
 namespace {
 
-// 5000 elements: "big" is cut, and the rest of a block is left behind.
+// 5000 elements: "big" is cut, with a rest that is shorter than a block.
 constexpr int64_t kPartitionBytes = 20000;
 
 // The elements of `values` that lie in `partition`, in its order.
@@ -118,7 +118,7 @@ std::optional<NonfiniteGradient> SmallRun::Apply(
     if (!commit.HasBegun(partition)) commit.Begin(partition);
   }
   std::vector<FoldJob> jobs = data.Prepare(std::move(plan));
-  // The last first: nothing may depend on which fold ends first.
+  // The last job first: the result must not depend on which fold ends first.
   while (!jobs.empty()) {
     FoldResult result = RunFold(jobs.back(), backend_, pool_);
     jobs.pop_back();

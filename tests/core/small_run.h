@@ -16,55 +16,56 @@ namespace cohort {
 // By parameter of the layout, in full.
 using ParameterValues = std::vector<std::vector<float>>;
 
-// Parameters around what the folds cut at: of a few elements, of more than a
-// block, of more than a partition, exempt from decay, and frozen.
+// Parameters around the sizes that the folds cut at: of a few elements, of more
+// than a block, of more than a partition, exempt from decay, and frozen.
 ModelLayout SmallRunLayout();
 
 // Uniform in [-scale, scale), one entry a parameter.
 ParameterValues RandomValues(const ModelLayout& layout, uint64_t seed,
                              double scale);
 
-// A model that is changed by transactions whose folds are run at once.
+// A model that transactions change; their folds run at once.
 class SmallRun {
  public:
   static constexpr double kLossReference = 4;
 
-  // Options of one step beside the gradients.
+  // Options of one step besides the gradients.
   struct Step {
     double learning_rate = 0.1;
     double loss_weight = 8;
-    // The gradients were computed at these; null: no compensation.
+    // The weights that the gradients were computed at. If null, no
+    // compensation.
     SharedSnapshot read;
     double compensation = 0;
     bool adaptive = false;
     double weight = 1;
-    // Parameters that no rank has a gradient of.
+    // Parameters for which no rank has a gradient.
     std::vector<int32_t> absent;
   };
 
   SmallRun(const OptimizerOptions& optimizer, const kernels::Backend& backend,
            const PolicyOptions& policy = {});
 
-  // One commit; `gradients` has one entry a rank. Fails the running test
-  // unless every fold ends. Returns what was not finite; nothing is changed
-  // then.
+  // One commit; `gradients` has one entry a rank. Fails the running test unless
+  // every fold ends. Returns the non-finite gradient, if any; then nothing has
+  // changed.
   std::optional<NonfiniteGradient> Apply(
       const std::vector<ParameterValues>& gradients, const Step& step);
 
-  // Goes on under other options, with the slots that fit.
+  // Continues with other options; slots that fit are kept.
   void Change(const OptimizerOptions& optimizer);
 
   const ModelLayout& layout() const { return model_->layout; }
   const SharedModel& model() const { return model_; }
   const SharedSnapshot& snapshot() const { return snapshot_; }
   ParameterValues weights() const;
-  // Of one slot, parameters without it empty.
+  // The values of one slot; empty for parameters without it.
   ParameterValues slot(SharedFloats Slots::*buffer) const;
-  // Of the last commit.
+  // The gradient norm of the last commit.
   std::optional<double> gradient_norm() const { return gradient_norm_; }
 
  private:
-  // Hands all gradients of one rank to `data`.
+  // Passes all gradients of one rank to `data`.
   void HoldAll(DataShard& data, const PushId& push,
                const ParameterValues& gradients,
                const std::vector<int32_t>& absent) const;

@@ -23,8 +23,8 @@ using ::testing::StartsWith;
 constexpr char kFirst[] = "checkpoint-000000000007";
 constexpr char kSecond[] = "checkpoint-000000001200";
 
-// A server's folder with two checkpoints, as the server writes them; no server
-// is asked anything.
+// A server's folder with two checkpoints, as the server writes them. No server
+// runs.
 class CheckpointVerbsTest : public testing::Test {
  protected:
   CheckpointVerbsTest() {
@@ -82,7 +82,7 @@ TEST_F(CheckpointVerbsTest, ListTellsVersionAgeSizeAndWhetherComplete) {
   EXPECT_EQ(json["checkpoints"][1]["version"], 1200);
 }
 
-// Of a copy that was cut short, and of a write that was.
+// One copy was cut short, and so was one write.
 TEST_F(CheckpointVerbsTest, ListNamesWhatIsIncomplete) {
   const auto bytes = fs::file_size(Tensors(kFirst));
   fs::resize_file(Tensors(kFirst), 100);
@@ -120,7 +120,7 @@ TEST_F(CheckpointVerbsTest, VerifyNamesTheDamagedFileAndIsExitCode7) {
   std::string tensors = ReadText(Tensors(kSecond));
   tensors.back() = static_cast<char>(tensors.back() ^ 1);
   WriteText(Tensors(kSecond), tensors);
-  // Its length is right: only reading it all tells.
+  // The length is right, so only reading all of it shows the damage.
   EXPECT_EQ(Json("checkpoint list")["checkpoints"][1]["complete"], true);
   const CtlResult verified = Run("checkpoint verify");
   EXPECT_EQ(verified.code, 7);
@@ -142,7 +142,7 @@ TEST_F(CheckpointVerbsTest, VerifyNamesTheDamagedFileAndIsExitCode7) {
                         "code 7\n"));
 }
 
-// What verify says is what a server finds.
+// `verify` reports what a server would find.
 TEST_F(CheckpointVerbsTest, VerifyAgreesWithTheServer) {
   for (const char* file : {"/manifest.json", "/state.safetensors"}) {
     const std::string path = dir_.File(kSecond) + file;
@@ -214,7 +214,7 @@ TEST_F(CheckpointVerbsTest, FoldersThatAreNoServersAreRefused) {
   }
 }
 
-// A server that has just begun.
+// The folder of a server that has just started.
 TEST_F(CheckpointVerbsTest, AFolderWithoutOneYetIsListedAndNotVerified) {
   const TempDir begun;
   WriteText(begun.File("lock"), "");

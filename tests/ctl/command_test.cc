@@ -1,4 +1,4 @@
-// What cohortctl makes of its command line, and of servers that are not there.
+// How cohortctl handles its command line, and servers that are not there.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -79,8 +79,8 @@ TEST(CtlCommandTest, HelpExplainsEveryVerbItsFlagsAndExitCodes) {
       EXPECT_THAT(help.out,
                   HasSubstr(absl::StrCat("--", std::string(flag.name))));
     }
-    // Examples are commands: with --help they are understood as far as the
-    // verb, and name it.
+    // Examples are commands: with --help they parse up to the verb, and name
+    // it.
     ASSERT_FALSE(verb.examples.empty()) << name;
     for (absl::string_view example : verb.examples) {
       ASSERT_TRUE(absl::ConsumePrefix(&example, "cohortctl "));
@@ -112,7 +112,7 @@ TEST(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
       {"status --wach",
        "'status' has no flag --wach; did you mean --watch?\n"
        "`cohortctl help status` lists its flags"},
-      // A flag of another verb.
+      // This flag belongs to another verb.
       {"export --dry_run",
        "'export' has no flag --dry_run\n"
        "`cohortctl help export` lists its flags"},
@@ -211,7 +211,7 @@ Flags:
 TEST(CtlCommandTest, TheEnvironmentNamesTheServerAndAFlagWins) {
   CtlHarness ctl;
   ctl.environment = {absl::StrCat("COHORT_SERVER=", ctl.server.address()),
-                     // Of other programs.
+                     // Variables of other programs.
                      "COHORT_WORKERS=4", "COHORT_MODEL=cnn"};
   EXPECT_EQ(ctl.RunPlain("status").code, 0);
   ctl.environment = {"COHORT_SERVER=127.0.0.1:1"};

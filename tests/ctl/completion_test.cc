@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using ::testing::Not;
 
-// What bash offers for the last of these words.
+// The words that bash offers for the last of these words.
 std::vector<std::string> BashOffers(const std::vector<std::string>& words) {
   std::string quoted;
   for (const std::string& word : words) {
@@ -48,10 +48,10 @@ TEST(CompletionTest, BashOffersVerbsThenTheirFlags) {
   EXPECT_THAT(BashOffers({"policy", ""}),
               IsSupersetOf({"get", "set", "history"}));
   EXPECT_THAT(BashOffers({"policy", "set", "--dr"}), ElementsAre("--dry_run"));
-  // Flags may stand before, with their values.
+  // Flags may come first, with their values.
   EXPECT_THAT(BashOffers({"--server", "=", "a:1", "workers", "e"}),
               ElementsAre("evict"));
-  // "run" is a verb, and begins another one.
+  // "run" is a verb, and also the beginning of another one.
   EXPECT_THAT(BashOffers({"run", ""}), IsSupersetOf({"drain", "--workers="}));
   EXPECT_THAT(BashOffers({"log", "level", "d"}), ElementsAre("debug"));
   EXPECT_THAT(BashOffers({"completion", ""}),
@@ -71,7 +71,7 @@ TEST(CompletionTest, BashOffersSettingsAndTheirWords) {
   EXPECT_THAT(BashOffers({"--server", "=", "a:1", "policy", "set",
                           "--on_worker_loss", "=", "c"}),
               ElementsAre("continue"));
-  // Not of a verb that changes nothing.
+  // Not offered for a verb that changes nothing.
   EXPECT_THAT(BashOffers({"policy", "get", "--"}),
               Not(Contains("--aggregation=")));
 }
@@ -81,7 +81,7 @@ TEST(CompletionTest, BashOffersFlagsOfServerAndWorkersToAVerbThatStartsThem) {
   EXPECT_THAT(BashOffers({"run", "--sched"}), ElementsAre("--schedule="));
   EXPECT_THAT(BashOffers({"run", "--precision", "=", "b"}),
               ElementsAre("bfloat16"));
-  // A study has a flag of this name of its own.
+  // `study` has its own flag of this name.
   EXPECT_THAT(BashOffers({"study", "--or"}), ElementsAre("--order="));
   EXPECT_THAT(BashOffers({"status", "--"}), Not(Contains("--batch_size=")));
 }

@@ -13,8 +13,8 @@
 
 namespace cohort {
 
-// An Admin service on a free port of this machine that answers what a test
-// says. Hooks run on gRPC's threads, one call at a time.
+// An Admin service on a free port of this machine that answers as a test says.
+// Hooks run on gRPC's threads, one call at a time.
 class FakeAdmin {
  public:
   FakeAdmin();
@@ -46,25 +46,25 @@ class FakeAdmin {
   std::unique_ptr<Connection> connection_;
 };
 
-// What a run of cohortctl left behind.
+// The results of a run of cohortctl.
 struct CtlResult {
   int code = 0;
   std::string out;
   std::string err;
 };
 
-// Runs cohortctl in this process, in a time that passes only while it pauses.
+// Runs cohortctl in this process. Time passes only while it pauses.
 class CtlHarness {
  public:
   // `arguments` are separated by blanks; --server is added.
   CtlResult Run(const std::string& arguments);
-  // Without a server's address.
+  // Like Run, without a server's address.
   CtlResult RunPlain(const std::string& arguments);
 
   absl::Duration paused() const { return now_; }
 
   FakeAdmin server;
-  // Ctrl-C comes at this time.
+  // When Ctrl-C comes.
   absl::Duration interrupt_at = absl::InfiniteDuration();
   bool terminal = false;
   bool color = false;
@@ -76,11 +76,11 @@ class CtlHarness {
 
 // A run in its second epoch of four, with a worker that is away.
 v1::Status ExampleStatus();
-// That run's policy, which it began with: synchronous.
+// That run's initial policy: synchronous.
 v1::GetPolicyReply ExamplePolicy();
 // After a change to async and local normalisation at version 1234.
 v1::GetPolicyReply ChangedPolicy();
-// While that change waits.
+// The policy while that change is pending.
 v1::GetPolicyReply PendingPolicy();
 
 }  // namespace cohort

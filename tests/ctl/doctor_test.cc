@@ -24,7 +24,7 @@ using Result = Check::Result;
 
 constexpr uint64_t kMib = uint64_t{1} << 20;
 
-// The checks of a run of doctor, by name.
+// The checks of one run of doctor, by name.
 std::map<std::string, nlohmann::json> ChecksOf(const CtlResult& result) {
   std::map<std::string, nlohmann::json> checks;
   const nlohmann::json all = nlohmann::json::parse(result.out);
@@ -77,7 +77,7 @@ TEST(DoctorTest, FindsAWrongAddress) {
   }
 }
 
-// At the width of the terminal, 80 columns here, and between words.
+// Wraps between words at the terminal's width, here 80 columns.
 TEST(DoctorTest, WrapsItsSentencesOnATerminal) {
   CtlHarness ctl;
   ctl.server.Shutdown();
@@ -162,7 +162,7 @@ TEST(RunCheckTest, TellsAHaltFromADelayAndFromTheEnd) {
   EXPECT_EQ(CheckRun(status).result, Result::kWarning);
   status.add_waited_for(1);  // Vacant.
   EXPECT_EQ(CheckRun(status).result, Result::kFailed);
-  // A server from before the phase.
+  // A server of a release without the phase.
   status.clear_phase();
   status.clear_waited_for();
   EXPECT_EQ(CheckRun(status).result, Result::kFailed);
@@ -228,7 +228,8 @@ TEST(ClockCheckTest, TellsByHowMuchAndWhichWay) {
     status.set_server_unix_us(1'000'000L * seconds);
     return CheckClock(status, asked, answered);
   };
-  // Within the call nothing can be said against it.
+  // The difference is within the duration of the call, so the clock may be
+  // right.
   EXPECT_EQ(at(1'001).result, Result::kOk);
   EXPECT_EQ(at(1'012).result, Result::kWarning);
   EXPECT_EQ(at(1'012).found, "the server's is 10 s ahead");
@@ -278,7 +279,7 @@ TEST_F(FolderTest, FolderThatIsNotThereYetIsTriedWhereItWouldBe) {
   const std::string wanted = (folder_ / "a/b").string();
   EXPECT_NE(CheckFolder("results_dir", wanted).result, Result::kSkipped);
   EXPECT_THAT(CheckFolder("results_dir", wanted).found, HasSubstr("writable"));
-  // It leaves nothing behind.
+  // The check leaves nothing behind.
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
@@ -290,7 +291,7 @@ TEST_F(FolderTest, FileInTheWayFails) {
 }
 
 TEST_F(FolderTest, FolderThatCannotBeWrittenFails) {
-  // Nobody may make files there, not even root.
+  // No user may create files there, not even root.
   const Check check = CheckFolder("checkpoint_dir", "/proc/self");
   EXPECT_EQ(check.result, Result::kFailed);
   EXPECT_THAT(check.fix, HasSubstr("--checkpoint_dir"));
@@ -307,7 +308,8 @@ TEST_F(FolderTest, MemoryLimitIsReadFromBothVersionsOfControlGroups) {
   Write("sys/fs/cgroup/a/b/memory.max", "1050000\n");
   EXPECT_EQ(ReadMemoryUse(root)->limit_bytes, 1'050'000U);
   EXPECT_EQ(CheckMemory(ReadMemoryUse(root)).result, Result::kWarning);
-  // Version 1, in a container that does not see the host's path.
+  // Control groups, version 1, in a container that does not see the host's
+  // path.
   Write("proc/self/cgroup", "9:cpu:/x\n7:memory:/docker/x\n");
   Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "4194304\n");
   Write("sys/fs/cgroup/memory/memory.usage_in_bytes", "1048576\n");

@@ -14,7 +14,7 @@ BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
 class FullDiskTest(unittest.TestCase):
 
     def on_small_disk(self, command: str) -> subprocess.CompletedProcess:
-        """Runs it with $DISK, which has 64 KiB and goes with the command."""
+        """Runs it with $DISK, a temporary disk of 64 KiB."""
         with tempfile.TemporaryDirectory() as folder:
             return subprocess.run(
                 ["unshare", "--mount", "--map-root-user", "bash", "-c",
@@ -35,7 +35,7 @@ class FullDiskTest(unittest.TestCase):
                   for check in json.loads(result.stdout)["checks"]}
         self.assertEqual(checks["results_dir"]["result"], "failed")
         self.assertIn("the disk is full", checks["results_dir"]["found"])
-        # What it tried with is gone again.
+        # The check has removed its trial file.
         self.assertEqual(result.stderr, "")
 
 

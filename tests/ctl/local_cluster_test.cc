@@ -1,4 +1,4 @@
-// Clusters of small scripts that do what a test says.
+// Clusters of small scripts that a test defines.
 
 #include "server/ctl/cluster/local_cluster.h"
 
@@ -97,7 +97,7 @@ class LocalClusterTest : public ::testing::Test {
     return cluster.status();
   }
 
-  // Returns the first error, and polls on.
+  // Polls until the condition holds; returns the first error.
   absl::Status PollUntil(const std::function<bool()>& condition) {
     absl::Status first;
     const Instant end = clock_.Now() + kTestMax;
@@ -115,8 +115,8 @@ class LocalClusterTest : public ::testing::Test {
     return std::filesystem::exists(folder_ / name);
   }
   void Touch(const std::string& name) { std::ofstream(folder_ / name); }
-  // The process whose number a file holds ends soon, or only waits for its
-  // parent to take note.
+  // Expects that the process whose number a file holds ends soon, or is a
+  // zombie that its parent has not reaped yet.
   void ExpectGone(const std::string& file) {
     pid_t pid = 0;
     std::ifstream(folder_ / file) >> pid;

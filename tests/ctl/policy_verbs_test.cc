@@ -142,8 +142,8 @@ TEST(PolicySetTest, RunThatEndsMeanwhileIsAFailure) {
   EXPECT_THAT(result.err, HasSubstr("the run has ended"));
 }
 
-// A lease that somebody else changes meanwhile acts at once, under a number
-// between.
+// A lease that another user changes meanwhile takes effect at once, with a
+// number in between.
 TEST(PolicySetTest, ChangeOfSomethingElseIsNotMistakenForItsOwn) {
   CtlHarness ctl;
   ctl.server.on_set = [&ctl](const v1::SetPolicyRequest&) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""cohortctl run, with a server and workers that do what a test says."""
+"""cohortctl run, with a server and workers that a test defines."""
 
 import fcntl
 import json
@@ -30,7 +30,7 @@ await() { until [[ -e "$1" ]]; do sleep 0.02; done; }
 
 def setUpModule():
     # A test that was started in the background ignores interrupts, and so
-    # would what it starts.
+    # would the processes that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -136,7 +136,7 @@ class RunTest(unittest.TestCase):
             process.send_signal(number)
             out, err = process.communicate(timeout=DEADLINE_S)
             self.assertEqual(process.returncode, 128 + number, err)
-            # The shell's own word for its sleep that the signal ended.
+            # The shell's own message about its sleep, which the signal ended.
             lines = [line for line in out.splitlines()
                      if not line.endswith("Terminated")]
             self.assertEqual(lines, ["[server]   saved", "[worker 0] after"])
@@ -175,13 +175,13 @@ class RunTest(unittest.TestCase):
         shown = b""
         while b"ready" not in shown:
             shown += os.read(ours, 4096)
-        # What a window does that is closed.
+        # As when a terminal window is closed.
         os.close(ours)
         self.assertEqual(process.wait(DEADLINE_S), 128 + signal.SIGHUP)
         self.assertTrue((self.dir / "saved").exists())
         self.assert_ended("server", "worker0")
 
-    # A shell passes it on, and the system sends it again as the shell ends.
+    # A shell forwards it, and the system sends it again when the shell ends.
     def test_second_hangup_does_not_kill(self):
         self.play("trap 'echo told; await more; touch saved; exit 0' TERM\n"
                   "listen; await worker0.pid; echo ready; await never",
@@ -209,7 +209,7 @@ class RunTest(unittest.TestCase):
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=DEADLINE_S)
-        # Of the two it saw the second only.
+        # Of the two signals it saw only the second.
         self.assertEqual(process.returncode, 128 + signal.SIGTERM)
 
     def test_kill_of_cohortctl_leaves_nothing_behind(self):
@@ -219,7 +219,7 @@ class RunTest(unittest.TestCase):
         while "ready" not in process.stdout.readline():
             self.assertIsNone(process.poll())
         process.kill()
-        # The end of their output is that of all who could write it.
+        # The output ends when all processes that could write it have ended.
         process.communicate(timeout=DEADLINE_S)
 
     def test_json_is_an_object_a_line(self):

@@ -51,7 +51,7 @@ TEST(WorkersDrainTest, WaitsUntilTheWorkerHasLeft) {
   int looks = 0;
   ctl.server.on_status = [&] {
     v1::Status status = ExampleStatus();
-    // The first look is before the request.
+    // The first status is read before the request.
     if (++looks < 4) return status;
     status.set_version(152);
     status.mutable_workers(0)->set_state("vacant");

@@ -162,7 +162,7 @@ TEST(StatusVerbTest, WatchOfATerminalStaysInPlaceUntilCtrlC) {
   const CtlResult result = ctl.Run("status --watch");
   EXPECT_EQ(result.code, 0);
   EXPECT_THAT(result.out, StartsWith("\x1b[H\x1b[2Jrun "));
-  // NO_COLOR: the place, but no other attributes.
+  // NO_COLOR: cursor positions remain, but no other attributes.
   EXPECT_THAT(result.out, Not(HasSubstr("\x1b[1m")));
   ctl.color = true;
   EXPECT_THAT(ctl.Run("status --watch").out, HasSubstr("\x1b[1mrank"));
@@ -180,7 +180,7 @@ TEST(StatusVerbTest, WatchEndsWithTheServersAbsence) {
   EXPECT_THAT(result.err, HasSubstr("the server is stopping"));
 }
 
-// A description is any worker's text: it must not move the cursor or break
+// A description is text from any worker: it must not move the cursor or break
 // the JSON.
 TEST(StatusVerbTest, TextsOfWorkersAreMadeHarmless) {
   CtlHarness ctl;

@@ -1,5 +1,5 @@
-// The command line of `cohortctl study`. What it does is in tests/ctl/study,
-// and in tests/integration/study_test.py.
+// The command line of `cohortctl study`. tests/ctl/study and
+// tests/integration/study_test.py test its work.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -34,7 +34,7 @@ TEST(RedactTest, ValuesBehindNamesOfSecretsAreTakenOut) {
       {"Authorization: Bearer abc def", "Authorization: [redacted]"},
       {"at http://me:abc@host/x?token=d&n=1",
        "at http://me:[redacted]@host/x?token=[redacted]&n=1"},
-      // What only sounds so.
+      // Words that only look like a secret.
       {"1200 tokens a second", "1200 tokens a second"},
       {"mail a@b, see http://host:80/", "mail a@b, see http://host:80/"},
       {"learning_rate=0.1\nseed=3\n", "learning_rate=0.1\nseed=3\n"},
@@ -69,7 +69,7 @@ class SupportBundleTest : public testing::Test {
                      out_, " ", arguments));
   }
 
-  // Unpacks the bundle, and returns the path of a file of it.
+  // Unpacks the bundle, and returns the path of one of its files.
   std::string File(const std::string& name) {
     const std::string to = dir_.File("unpacked");
     fs::create_directory(to);
@@ -108,7 +108,7 @@ TEST_F(SupportBundleTest, HoldsWhatTheServerTellsAndTheEndsOfLogs) {
   EXPECT_THAT(contents, HasSubstr("  logs/server.log          the end of a "
                                   "log\n"));
   EXPECT_THAT(contents, HasSubstr("\nMissing:\n  metrics.txt  "));
-  // Nothing is left beside it, and it is its owner's.
+  // No other file is left beside it, and only its owner may read it.
   for (const auto& entry : fs::directory_iterator(dir_.path())) {
     EXPECT_THAT(entry.path().string(), Not(HasSubstr(".tmp-")));
   }

@@ -178,7 +178,7 @@ TEST(CurveTest, KeepsTheWholeRunInBoundedRoom) {
   EXPECT_GT(curve.values().back(), 99'000);
 }
 
-// A run that answers `looks` times and then is over.
+// A run that answers `looks` requests and then ends.
 void EndAfter(CtlHarness& ctl, int looks, int& seen) {
   ctl.server.on_status = [&seen, looks] {
     v1::Status status = ExampleStatus();

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""deploy/compose.yaml, as it would be read."""
+"""deploy/compose.yaml, as a tool would parse it."""
 
 import re
 import unittest
@@ -18,7 +18,7 @@ class ComposeTest(unittest.TestCase):
 
     def setUp(self):
         self.text = COMPOSE.read_text(encoding="utf-8")
-        # As with nothing set.
+        # With no variable set.
         self.compose = manifests.yaml.safe_load(
             VARIABLE.sub(lambda match: match.group(2), self.text))
         self.services = self.compose["services"]

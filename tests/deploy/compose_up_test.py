@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """deploy/compose.yaml brought up by podman-compose, Prometheus beside it.
 
-The images are those of images_test.py; where they, the tools or the file's
-fixed ports are missing, this is skipped and says why. Without Prometheus's image
-the rest is brought up alone.
+The images are those of images_test.py. Without them, the tools or the file's
+fixed ports, the test is skipped with a reason. Without Prometheus's image the
+rest is brought up alone.
 """
 
 import json

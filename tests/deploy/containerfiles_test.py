@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""deploy/containers: what the Containerfiles say, and the script around them."""
+"""deploy/containers: the Containerfiles, and the script that uses them."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def instructions(path: pathlib.Path) -> list[tuple[str, str]]:
 
 
 def last_stage(path: pathlib.Path) -> list[tuple[str, str]]:
-    """Returns what makes up the image itself."""
+    """Returns the instructions of the image itself."""
     all_of_it = instructions(path)
     begin = max(i for i, (word, _) in enumerate(all_of_it) if word == "FROM")
     return all_of_it[begin:]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The dashboards' files: what a reader and a Grafana expect of them."""
+"""Checks that the dashboards' files suit readers and Grafana."""
 
 import re
 import unittest

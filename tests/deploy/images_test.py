@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The images, run as they are meant to be: confined, on a network of their own.
+"""The images, run as intended: confined, on a network of their own.
 
-The images are those of deploy/containers/build; where there are none, or where
-podman cannot run them, all of this is skipped and says why.
+The images are those of deploy/containers/build. Without them, or if podman
+cannot run them, the tests are skipped with a reason.
 """
 
 import json
@@ -36,7 +36,7 @@ def start(network: Network, volume: str, *worker_options: str,
 
 def added_bytes(image: str) -> int:
     layers = json.loads(podman.podman("history", "--format=json", image).stdout)
-    # The base is the last of them.
+    # The base image's layer is the last one.
     return sum(layer["size"] for layer in layers[:-1])
 
 
@@ -104,7 +104,7 @@ class ImagesTest(unittest.TestCase):
                 if disturbed:
                     podman.until(lambda: "of step 40 is safe" in podman.log(
                         server), "version 40")
-                    # Not podman's kill, which counts as a wish to stop.
+                    # podman's own kill would count as a requested stop.
                     os.kill(podman.inspect(workers[1])["State"]["Pid"],
                             signal.SIGKILL)
                 self.assertEqual(podman.wait(server), 0, podman.log(server))
@@ -155,8 +155,8 @@ class PodsTest(unittest.TestCase):
     def pod(self, pod: manifests.Pod, rank: int, network: Network,
             volume: str) -> dict:
         spec = dict(pod.spec)
-        # Podman has no curl to ask with in these images, and would publish the
-        # same ports of this machine for each pod.
+        # The images have no curl for podman to probe with, and podman would
+        # publish the same ports of this machine for each pod.
         spec["containers"] = [{
             key: value for key, value in pod.container.items()
             if key != "ports" and not key.endswith("Probe")}]

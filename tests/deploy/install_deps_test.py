@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""deploy/install-deps, with a dpkg and an apt that only take notes."""
+"""deploy/install-deps, with a dpkg and an apt that only record their calls."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "deploy/install-deps"
 
-# Says that the packages named in the file `installed` are installed.
+# Reports the packages named in the file `installed` as installed.
 DPKG_QUERY = r"""#!/bin/bash
 for package in "$@"; do
   if grep -qxF -- "$package" "$NOTES/installed"; then

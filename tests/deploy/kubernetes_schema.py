@@ -1,8 +1,8 @@
 """The fields of Kubernetes that deploy/kubernetes uses.
 
-An API server refuses a misspelt field only when it is asked to, and there is
-none where these tests run. So this is a white list: a field that it does not
-have is either a mistake or to be entered here.
+An API server refuses misspelt fields only on request, and there is no API
+server where these tests run. So this is an allow list: a field that is not in
+it is either a mistake or must be added here.
 """
 
 from collections.abc import Iterator
@@ -135,7 +135,7 @@ def _mismatches(value: object, schema: object, where: str) -> Iterator[str]:
 
 
 def mismatches(document: dict) -> list[str]:
-    """Returns what of an object is not of its kind's shape."""
+    """Returns the fields of an object that do not fit its kind's schema."""
     key = (document.get("apiVersion"), document.get("kind"))
     name = f"{key[1]} {document.get('metadata', {}).get('name')}"
     schema = {"apiVersion": str, "kind": str, "metadata": METADATA}

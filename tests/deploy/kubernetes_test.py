@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""deploy/kubernetes: what a cluster would be given, rendered and read."""
+"""deploy/kubernetes: the objects for a cluster, rendered and parsed."""
 
 import copy
 import re
@@ -15,7 +15,7 @@ COMPONENT = "app.kubernetes.io/component"
 
 
 def unsafe(pod: Pod) -> list[str]:
-    """Returns what of a pod a cluster's `restricted` level, or we, refuse."""
+    """Returns the pod settings that the `restricted` level, or we, refuse."""
     spec, container = pod.spec, pod.container
     security = spec.get("securityContext", {})
     inner = container.get("securityContext", {})
@@ -27,7 +27,7 @@ def unsafe(pod: Pod) -> list[str]:
         "writable root": (inner.get("readOnlyRootFilesystem"), True),
         "capabilities": (inner.get("capabilities"), {"drop": ["ALL"]}),
         "has a token": (spec.get("automountServiceAccountToken"), False),
-        # Would set COHORT_SERVER_PORT and the like.
+        # Service links would set COHORT_SERVER_PORT and the like.
         "service links": (spec.get("enableServiceLinks"), False),
     }
     found = [what for what, (got, want) in wanted.items() if got != want]
@@ -47,7 +47,7 @@ def unsafe(pod: Pod) -> list[str]:
 
 
 def unprobed(pod: Pod) -> list[str]:
-    """Returns which probes do not ask the operations port."""
+    """Returns the probes that do not use the operations port."""
     wanted = {"startupProbe": "/livez", "livenessProbe": "/livez"}
     if pod.program == "server" and pod.owner.get("kind") == "StatefulSet":
         wanted["readinessProbe"] = "/readyz"
@@ -65,7 +65,7 @@ def unprobed(pod: Pod) -> list[str]:
 
 @unittest.skipIf(manifests.yaml is None, manifests.NO_YAML)
 class ManifestsTest(unittest.TestCase):
-    """What holds for all: the base's files, examples, rendered overlays."""
+    """Rules for the base's files, the examples and the rendered overlays."""
 
     def all_documents(self) -> dict[str, list[dict]]:
         sources = {path.name: manifests.load(path)
@@ -73,8 +73,8 @@ class ManifestsTest(unittest.TestCase):
         self.assertEqual(set(sources), {"jobset.yaml", "tfjob.yaml"})
         why_not = manifests.why_not_rendered()
         if why_not:
-            # What can be looked at without; that the rest was not, the skipped
-            # RenderedTest says.
+            # Checks that need no rendering; the skipped RenderedTest reports
+            # the rest.
             sources["base"] = [
                 document for path in sorted((KUBERNETES / "base").glob("*.yaml"))
                 for document in manifests.load(path)
@@ -160,7 +160,7 @@ class ManifestsTest(unittest.TestCase):
 
 @unittest.skipIf(manifests.yaml is None, manifests.NO_YAML)
 class FaultsTest(unittest.TestCase):
-    """That the checks above can fail."""
+    """Shows that the checks above can fail."""
 
     def pod(self) -> Pod:
         return copy.deepcopy(manifests.pods(

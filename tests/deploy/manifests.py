@@ -1,4 +1,4 @@
-"""What deploy/ asks of containers and clusters, as Python sees it."""
+"""The manifests of deploy/ as Python objects."""
 
 import functools
 import pathlib
@@ -36,7 +36,7 @@ def load(path: pathlib.Path) -> list[dict]:
 
 
 def why_not_rendered() -> str:
-    """Says why overlays cannot be rendered here; empty if they can."""
+    """The reason why overlays cannot be rendered here; empty if they can."""
     if yaml is None:
         return NO_YAML
     if shutil.which("kubectl") is None:
@@ -44,7 +44,7 @@ def why_not_rendered() -> str:
     result = subprocess.run(
         ["kubectl", "kustomize", KUBERNETES / "base"], capture_output=True,
         text=True, check=False)
-    # An old one knows less of kustomize; any other error is ours.
+    # An old kubectl knows fewer kustomize features; any other error is ours.
     if result.returncode != 0 and "unknown" in result.stderr:
         return f"this kubectl cannot render: {result.stderr.splitlines()[0]}"
     return ""
@@ -72,13 +72,13 @@ def render(overlay: str) -> list[dict]:
 
 
 class Pod(NamedTuple):
-    """One pod template with what is around it."""
+    """One pod template and its context."""
     # "server" or "worker".
     program: str
-    # The Job, StatefulSet, or what stands for one, that it belongs to.
+    # The Job, StatefulSet or similar object that the pod belongs to.
     owner: dict
     spec: dict
-    # By name; None where it is not written down but found out.
+    # By name; None if the value is not written down but looked up.
     environment: dict[str, str | None]
 
     @property

@@ -1,4 +1,4 @@
-"""What deploy/prometheus and deploy/grafana ask of Prometheus."""
+"""The queries of deploy/prometheus and deploy/grafana."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ PROMETHEUS = DEPLOY / "prometheus"
 DASHBOARDS = DEPLOY / "grafana/dashboards"
 RULE_FILES = ("recording.yml", "alerts.yml")
 
-# Made by Prometheus itself.
+# Provided by Prometheus itself.
 BUILT_IN = frozenset({"up", "ALERTS"})
 
 STRING = re.compile(r'"(?:\\.|[^"\\])*"')
@@ -24,7 +24,7 @@ SELECTOR = re.compile(r"([A-Za-z_:][\w:]*)\{([^}]*)\}")
 MATCHER = re.compile(r'(\w+)\s*(=~|=|!~|!=)\s*"([^"]*)"')
 LABEL_LIST = re.compile(
     r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
-# Neither part of a number or a variable nor the name of a function.
+# Neither part of a number or a variable nor a function's name.
 NAME = re.compile(r"(?<![\w:.$])([A-Za-z_:][\w:]*)(?!\w)(?!\s*\()")
 KEYWORDS = frozenset({"and", "or", "unless", "bool", "by", "without", "on",
                       "ignoring", "group_left", "group_right", "offset",
@@ -37,7 +37,7 @@ def metric_names(query: str) -> set[str]:
     text = STRING.sub('""', query)
     for part in (r"\{[^}]*\}", r"\[[^\]]*\]", DURATION, LABEL_LIST):
         text = re.sub(part, " ", text)
-    # A function is followed by "(", if need be behind `by (...)`, now gone.
+    # A function is followed by "(", possibly behind `by (...)`, removed above.
     return {name for name in NAME.findall(text)
             if name.lower() not in KEYWORDS}
 
@@ -82,7 +82,7 @@ def dashboards() -> dict[str, dict]:
 
 
 def panels(dashboard: dict) -> Iterator[dict]:
-    """Yields what shows something: rows are headings."""
+    """Yields panels that show data; rows are only headings."""
     for panel in dashboard["panels"]:
         if panel["type"] != "row":
             yield panel

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Debian packages and systemd's units: what is in them."""
+"""The Debian packages and systemd's units: their content."""
 
 import os
 import pathlib
@@ -49,7 +49,8 @@ class UnitsTest(unittest.TestCase):
     def test_systemd_knows_every_line(self):
         with tempfile.TemporaryDirectory() as folder:
             for program, name in UNITS.items():
-                # With a program that is there, as ours may not be installed.
+                # Uses a program that exists, because ours may not be
+                # installed.
                 text = (DEPLOY / "systemd" / name).read_text(encoding="utf-8")
                 path = pathlib.Path(folder) / name.replace("@", "@0")
                 path.write_text(text.replace(f"/usr/bin/cohort-{program}",

@@ -1,4 +1,4 @@
-"""Containers on a network of their own, which nothing can leave."""
+"""Containers on a network of their own without access to others."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ TIMEOUT_S = 300
 
 def podman(*arguments: str, check: bool = True
            ) -> subprocess.CompletedProcess:
-    """Runs podman and returns what it said."""
+    """Runs podman and returns its output."""
     result = subprocess.run(
         ["podman", *arguments], capture_output=True, text=True, check=False,
         stdin=subprocess.DEVNULL, env=ENVIRONMENT, timeout=TIMEOUT_S)
@@ -109,7 +109,7 @@ def log(container: str) -> str:
 
 
 def page(address: str, port: int, path: str) -> str:
-    """Returns what is served there; nothing while nobody listens yet."""
+    """Returns the page served there; empty while nothing listens yet."""
     try:
         with urllib.request.urlopen(f"http://{address}:{port}{path}",
                                     timeout=20) as answer:
@@ -121,7 +121,7 @@ def page(address: str, port: int, path: str) -> str:
 
 
 def until(condition, what: str, timeout_s: float = 120) -> None:
-    """Polls, and tells what did not come."""
+    """Polls, and names what did not come on failure."""
     end = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""deploy/quickstart, with a build and binaries that do what a test says.
+"""deploy/quickstart, with a build and binaries that a test defines.
 
 Nothing is installed, compiled or trained: cmake, the server and the workers
-are small scripts, so that what is tested is the starting, watching, stopping
-and printing around them. cohortctl is the real one.
+are small scripts, so the tests cover the starting, watching, stopping and
+printing around them. cohortctl is the real one.
 """
 
 import os
@@ -18,7 +18,7 @@ BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_S = 60
 
-# Writes its arguments, one a line, and gives its address. PLAY follows.
+# Writes its arguments, one a line, and its address. PLAY follows.
 SERVER = r"""#!/bin/bash
 printf '%s\n' "$@" >"$PLAYS/server.args"
 for flag in "$@"; do
@@ -57,7 +57,7 @@ echo 'test accuracy 88.5 %'
 
 def setUpModule():
     # A test that was started in the background ignores interrupts, and so
-    # would what it starts.
+    # would the processes that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -79,7 +79,7 @@ class QuickstartTest(unittest.TestCase):
                     '#!/bin/sh\necho "$@" >>"$PLAYS/cmake.args"\n')
         self.script(binaries / "cohort-server", SERVER)
         self.script(binaries / "cohort-worker", WORKER)
-        # No link: it looks for the others beside itself.
+        # A copy and not a link: it looks for the other programs beside itself.
         shutil.copy(BIN / "cohortctl", binaries)
         self.play("server", GOOD_SERVER)
         self.play("worker", "")

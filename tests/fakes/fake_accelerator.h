@@ -18,28 +18,30 @@
 
 namespace cohort {
 
-// An accelerator whose memory is the CPU's. Its compute lane is done at once,
-// as LibTorch's operators on the CPU are; its copy lane does nothing before
-// somebody waits for it, so what is read too early, or let go of too early, is
-// wrong. Batch norm is the CPU backend's, so results are the CPU's to the bit.
+// An accelerator whose memory is the CPU's. Its compute lane finishes at once,
+// as LibTorch's operators on the CPU do. Its copy lane does nothing until a
+// caller waits for it, so memory that is read or released too early gives wrong
+// results. Batch norm is the CPU backend's, so results equal the CPU's bit for
+// bit.
 //
 // Thread safety: none.
 class FakeAccelerator final : public Accelerator {
  public:
   // How often a caller waited for the device.
   int32_t awaits = 0;
-  // Of the copy lane, and times that lane was told to follow the compute lane.
+  // Jobs of the copy lane, and how often that lane was told to follow the
+  // compute lane.
   int32_t copies = 0;
   int32_t packs = 0;
   int32_t copies_follow_compute = 0;
-  // What AllocatePinned may hand out, and has.
+  // Limit of the bytes that AllocatePinned hands out, and the bytes so far.
   int64_t pinned_bytes_max = int64_t{1} << 40;
   int64_t pinned_bytes = 0;
   int32_t allocations = 0;
   int64_t free_bytes = int64_t{1} << 40;
-  // Whether a question lets time pass for the copy lane.
+  // If true, HasHappened runs the copy lane's jobs up to the event.
   bool asking_helps = false;
-  // Not OK: what kernels answer.
+  // If not OK, kernels return it.
   absl::Status kernel_status;
 
   absl::string_view name() const override { return "fake:0"; }
@@ -140,7 +142,7 @@ class FakeAccelerator final : public Accelerator {
   }
 
  private:
-  // Happens when so many jobs of the copy lane are done.
+  // Happens once this many jobs of the copy lane are done.
   struct Event final : LaneEvent {
     int64_t after = 0;
   };

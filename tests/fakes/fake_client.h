@@ -20,9 +20,9 @@
 
 namespace cohort {
 
-// A parameter server for one worker, without a network: plain SGD, and a
-// script of assignments. Each is handed out, with the version it is to read
-// and attempts counted up, until it has ended; then the run is finished.
+// A parameter server for one worker, without a network: plain SGD, and a script
+// of assignments. Each is handed out until it has ended, with the version to
+// read and a rising attempt number. Then the run is finished.
 //
 // Thread safety: none; RequestStop too must come from the driving thread.
 class FakeClient final : public Client {
@@ -31,34 +31,34 @@ class FakeClient final : public Client {
     Assignment assignment;
     PushOpening opening;
     PushClosing closing;
-    // One entry a partition; empty where none was sent.
+    // One entry a partition; empty if none was sent.
     std::vector<std::vector<float>> gradients;
     std::vector<std::vector<int32_t>> absent_slices;
-    // How many rendezvous there had been in all when each was sent.
+    // For each partition: total number of rendezvous when it was sent.
     std::vector<size_t> reduced_before;
   };
 
   explicit FakeClient(std::vector<Assignment> script)
       : script_(std::move(script)) {}
 
-  // What the server would be started with.
+  // Settings of the server.
   uint64_t seed = 11;
   double learning_rate = 0.5;
   int64_t partition_bytes = 1 << 20;
   std::vector<LayerStatistics> statistics;
-  // What the end of the script says of the rank's work.
+  // Whether the script's end tells the rank that its work is unfinished.
   bool ends_unfinished = false;
-  // Of the worker, as the server counts them.
+  // The worker's incarnation, as counted by the server.
   Incarnation life{1};
-  // Called first by the method named; not OK: what it answers.
+  // Each is called first by the method it is named after; an error is returned.
   std::function<absl::Status(const ReduceKey&)> on_reduce;
   std::function<absl::Status()> on_pull;
   std::function<absl::Status(int32_t partition)> on_gradient;
   std::function<absl::Status()> on_close;
-  // How pushes are decided, one after the other; kApplied after the last.
+  // Verdicts of the pushes, in order; kApplied after the last.
   std::vector<Verdict> verdicts;
 
-  // What the worker did.
+  // Records of the worker's calls.
   ModelLayout layout;
   RunPlan plan;
   std::vector<Partition> partitions;
@@ -66,14 +66,14 @@ class FakeClient final : public Client {
   std::vector<Push> pushes;
   std::vector<ReduceKey> reduced;
   std::vector<EvaluationSums> evaluations;
-  // Kinds of statistics that were asked for, and batches collected.
+  // Kinds of statistics that were requested, and batches collected.
   std::vector<std::string> kinds_pulled;
   std::vector<std::vector<CallMoments>> collected;
   int32_t weight_pulls = 0;
   std::optional<std::string> left;
 
-  // Rendezvous that there had been when the first push sent the partition that
-  // begins with the parameter `name`.
+  // Number of rendezvous before the first push sent the partition that begins
+  // with the parameter `name`.
   size_t ReducedBefore(const std::string& name) const {
     for (size_t p = 0; p < partitions.size(); ++p) {
       const auto first =

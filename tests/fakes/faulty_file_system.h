@@ -14,19 +14,19 @@
 
 namespace cohort {
 
-// What goes wrong, and at which changing operation (the first is 1; reading
-// and listing are not counted).
+// The fault, and the changing operation that it happens at (the first is 1;
+// reading and listing are not counted).
 struct FileFault {
   int32_t at = 0;
   absl::Status error = absl::InternalError("the process died");
-  // The operation takes effect and only its success is lost. Otherwise it
-  // does nothing, or for a write, half of it.
+  // If true, the operation takes effect and only its success is lost. If false,
+  // it does nothing or, for a write, half of it.
   bool takes_effect = false;
-  // Nothing works any more afterwards, as after a crash.
+  // If true, all later operations fail, as after a crash.
   bool dead_after = false;
 };
 
-// The real file system, made to fail at a chosen operation.
+// The real file system with a failure at a chosen operation.
 // Thread safety: none beyond the caller's own order.
 class FaultyFileSystem final : public FileSystem {
  public:
@@ -36,8 +36,8 @@ class FaultyFileSystem final : public FileSystem {
   // Called before each changing operation, with its number.
   std::function<void(int32_t)> before;
 
-  // Takes back creations and renames that no SyncDirectory followed, as a
-  // power cut would.
+  // Undoes creations and renames without a later SyncDirectory, as a power cut
+  // would.
   void LoseUnsynced() {
     for (auto it = unsynced_.rbegin(); it != unsynced_.rend(); ++it) {
       if (it->renamed_from.empty()) {
@@ -75,7 +75,7 @@ class FaultyFileSystem final : public FileSystem {
     return Run([&] {
       const absl::Status status = RealFileSystem().Rename(from, to);
       if (!status.ok()) return status;
-      // What lies in a renamed directory moves along.
+      // Files in a renamed directory move along.
       for (Change& change : unsynced_) {
         if (!absl::StartsWith(change.path, from + "/")) continue;
         change.path = to + change.path.substr(from.size());
@@ -115,7 +115,7 @@ class FaultyFileSystem final : public FileSystem {
  private:
   struct Change {
     std::string path;
-    // Empty: created.
+    // Empty if the path was created.
     std::string renamed_from;
   };
 
@@ -143,7 +143,7 @@ class FaultyFileSystem final : public FileSystem {
   const FileFault fault_;
   int32_t operations_ = 0;
   bool dead_ = false;
-  // In order.
+  // In the order of the operations.
   std::vector<Change> unsynced_;
 };
 

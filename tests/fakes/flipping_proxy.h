@@ -24,24 +24,25 @@
 
 namespace cohort {
 
-// One bit of one gRPC message that a FlippingProxy turns over.
+// The bit of a gRPC message that a FlippingProxy flips.
 struct BitFlip {
-  // What the connection's calls begin with, such as "/cohort.v1.Moments/".
+  // How the method names of the connection's calls begin, such as
+  // "/cohort.v1.Moments/".
   std::string service;
   bool to_server = true;
-  // The `message`-th message, from 0, of a length within these that goes
-  // this way on any connection of the service.
+  // Index, from 0, among the messages of a length in this range that go in this
+  // direction on any connection of the service.
   int message = 0;
   size_t bytes_min = 1;
   size_t bytes_max = size_t{1} << 30;
-  // Modulo the length of the message.
+  // Index of the byte, modulo the message's length.
   size_t byte = 0;
   int bit = 0;
 };
 
 // A network between a server and its clients on loopback that damages one bit
-// of one message, where TCP's checksum would not see it. It reads the frames of
-// HTTP/2, so that nothing but the message is hit.
+// of one message, where TCP's checksum cannot see it. It parses HTTP/2 frames,
+// so that only the message is damaged.
 class FlippingProxy {
  public:
   // `server` is host:port.
@@ -85,7 +86,7 @@ class FlippingProxy {
     std::string requests ABSL_GUARDED_BY(mu);
   };
 
-  // Where in its messages one stream of a connection stands.
+  // Position of one stream of a connection within its messages.
   struct Place {
     std::string prefix;
     uint32_t length = 0;
@@ -109,11 +110,11 @@ class FlippingProxy {
       connection->client = client;
       connection->server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
       const sockaddr_in there = Loopback(server_port_);
-      // If the server is gone, the client finds its connection closed.
+      // If the server is gone, the client's connection is closed.
       const bool reached =
           connect(connection->server, reinterpret_cast<const sockaddr*>(&there),
                   sizeof there) == 0;
-      // Small messages are not to wait for others.
+      // Small messages must not wait for others.
       const int on = 1;
       for (const int fd : {client, connection->server}) {
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -133,7 +134,7 @@ class FlippingProxy {
   void Pump(Connection& connection, bool to_server) {
     const int from = to_server ? connection.client : connection.server;
     const int to = to_server ? connection.server : connection.client;
-    // Bytes of the client's preface that are still to come.
+    // Bytes of the client's preface that have not arrived yet.
     size_t preface = to_server ? 24 : 0;
     std::map<uint32_t, Place> places;
     std::string held;
@@ -177,7 +178,7 @@ class FlippingProxy {
                 size_t{ByteAt(bytes, at + 2)});
   }
 
-  // Bytes of the frames that are there as a whole, from `begin` on.
+  // Bytes of the frames that are complete, from `begin` on.
   static size_t WholeFrames(const std::string& bytes, size_t begin) {
     size_t at = begin;
     while (at + 9 <= bytes.size() && at + FrameBytes(bytes, at) <= bytes.size())

@@ -9,8 +9,8 @@
 
 namespace cohort {
 
-// Owns the client that it passes every call on to, and can end it as if the
-// process died. Override what a test wants to change.
+// Owns the client that it forwards every call to, and can end it as if the
+// process died. Override the calls that a test changes.
 class OwningClient : public ForwardingClient {
  public:
   explicit OwningClient(std::unique_ptr<Client> client)

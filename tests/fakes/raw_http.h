@@ -17,10 +17,11 @@
 
 namespace cohort {
 
-// A bare TCP connection to 127.0.0.1, for requests that no client would send.
+// A bare TCP connection to 127.0.0.1, for requests that no HTTP client would
+// send.
 class RawConnection {
  public:
-  // `address` is host:port of which the port counts.
+  // `address` is host:port; only the port is used.
   explicit RawConnection(const std::string& address) {
     int port = 0;
     (void)absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port);
@@ -47,7 +48,7 @@ class RawConnection {
     return send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
            static_cast<ssize_t>(bytes.size());
   }
-  // What comes first, if anything does within `milliseconds`.
+  // The first bytes that arrive within `milliseconds`, if any.
   std::string ReadSome(int milliseconds) const {
     pollfd wanted = {.fd = fd_, .events = POLLIN, .revents = 0};
     if (poll(&wanted, 1, milliseconds) <= 0) return "";
@@ -55,7 +56,7 @@ class RawConnection {
     const ssize_t n = recv(fd_, buffer, sizeof(buffer), 0);
     return n > 0 ? std::string(buffer, static_cast<size_t>(n)) : "";
   }
-  // Until the other side closes, or is silent for 20 s.
+  // Reads until the other side closes, or is silent for 20 s.
   std::string ReadAll() const {
     std::string all;
     char buffer[4096];
@@ -71,7 +72,7 @@ class RawConnection {
 };
 
 struct HttpAnswer {
-  // 0: no answer.
+  // 0 if there was no answer.
   int status = 0;
   std::string headers;
   std::string body;

@@ -11,7 +11,7 @@
 
 namespace cohort {
 
-// An empty directory of its own for one test, removed with everything in it.
+// An empty directory for one test, removed with all its content.
 class TempDir {
  public:
   TempDir() {

@@ -17,8 +17,8 @@ namespace cohort {
 
 // The rendezvous of one step among threads of this process: every call waits
 // until all ranks have contributed and is answered with their moments, folded
-// in rank order. Written on its own, so that it shares no mistake with the
-// server's fold.
+// in rank order. Implemented independently, so that it shares no mistake with
+// the server's fold.
 class ThreadRendezvous {
  public:
   explicit ThreadRendezvous(size_t workers) : workers_(workers) {
@@ -27,7 +27,7 @@ class ThreadRendezvous {
     }
   }
 
-  // Where `rank` exchanges its moments; lives as long as this object.
+  // The rendezvous that `rank` uses; lives as long as this object.
   Rendezvous& OfRank(size_t rank) { return *members_[rank]; }
 
  private:

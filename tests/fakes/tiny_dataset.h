@@ -9,8 +9,8 @@
 
 namespace cohort {
 
-// 14 training and 5 test images of 1 x 8 x 8 in three classes, made from the
-// sample's number alone.
+// 14 training and 5 test images of 1 x 8 x 8 in three classes; each depends
+// only on the sample's number.
 class TinyDataset : public Dataset {
  public:
   const std::string& name() const override { return name_; }

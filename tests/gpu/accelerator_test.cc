@@ -58,7 +58,8 @@ TEST_F(AcceleratorTest, CopyLaneFollowsTheComputeLaneAndIsFollowed) {
   const auto computed = *accelerator_->NewEvent();
   const auto copied = *accelerator_->NewEvent();
   Accelerator& lanes = *accelerator_;
-  // In by one lane, across and out by the other, and out again by the first.
+  // In through one lane, across and out through the other, and out again
+  // through the first.
   ASSERT_TRUE(
       lanes.Copy(Lane::kCompute, device, in->memory(), 4 * kCount).ok());
   ASSERT_TRUE(lanes.Record(Lane::kCompute, *computed).ok());
@@ -121,7 +122,7 @@ TEST_F(AcceleratorTest, MomentsArriveInPinnedMemory) {
                                  .m2 = m2.data()});
   Accelerator& lanes = *accelerator_;
   ASSERT_TRUE(lanes.Copy(Lane::kCompute, x, in->memory(), 4 * count).ok());
-  // Twice: the workspace must be ready again.
+  // Twice: the workspace must be ready for reuse.
   for (int i = 0; i < 2; ++i) {
     const auto out = *pool_->Take(2 * 48 * 8);
     auto* const seen = out->as<double>();

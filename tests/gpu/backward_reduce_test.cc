@@ -25,9 +25,9 @@ typename Layer<T>::Sums SumsOf(Machine& machine, const Layer<T>& layer,
                       kind == Kind::kFromY ? &y : nullptr, stores_dz);
 }
 
-// The sums in long double over what the mask of the machine's own y leaves.
-// Tolerance: a batch of at most 64 elements errs by 2^-24 of at most 64 terms,
-// each no more than 4; batches are summed in float64.
+// The sums in long double over the elements that the mask of the machine's own
+// y keeps. Tolerance: a batch of at most 64 elements errs by 2^-24 of at most
+// 64 terms, each no more than 4; batches are summed in float64.
 template <typename T>
 void ExpectSums(const Layer<T>& layer, const typename Layer<T>::Sums& got,
                 bool masked, const std::vector<T>& y) {
@@ -52,7 +52,7 @@ class BackwardReduceTest : public LayerTest {};
 
 TEST_P(BackwardReduceTest, SumsAreThoseOfTheMaskedGradient) {
   ForEachLayer([&]<typename T>(const Layer<T>& layer) {
-    // With an addition the sign of y cannot be seen from x.
+    // With an addend, the sign of y does not follow from x.
     const std::vector<T> plain = layer.Forward(machine(), true, false);
     const std::vector<T> added = layer.Forward(machine(), true, true);
     ExpectSums(layer, SumsOf(machine(), layer, Kind::kPlain, plain, false),
@@ -93,7 +93,7 @@ TEST_P(BackwardReduceTest, RepeatsBitForBit) {
   });
 }
 
-// As CpuBackend gives them, with the tolerance of ExpectSums.
+// Compares with CpuBackend, with the tolerance of ExpectSums.
 TEST_P(BackwardReduceTest, AgreesWithTheCpu) {
   for (int64_t inner : {1, 49, 600}) {
     const Layer<float> layer({{.outer = 31, .channels = 5, .inner = inner}});
@@ -114,8 +114,8 @@ TEST_P(BackwardReduceTest, AgreesWithTheCpu) {
   }
 }
 
-// Around a mean of 1e4, which float32 holds to 5e-4: what is left of it must
-// not be lost, though it is multiplied by the sum of all gradients.
+// Around a mean of 1e4, which float32 holds to 5e-4. The rest of the mean must
+// not be lost, although it is multiplied by the sum of all gradients.
 TEST_P(BackwardReduceTest, MeanIsNotRoundedToFloat32) {
   for (int64_t inner : {1, 49, 600}) {
     Layer<float> layer({{.outer = 16, .channels = 3, .inner = inner}});
@@ -145,8 +145,8 @@ TEST_P(BackwardReduceTest, NonfiniteElementSpoilsItsChannelOnly) {
   }
 }
 
-// Activations around the smallest number of the type: some become 0 when they
-// are stored, and then pass nothing.
+// Activations near the smallest number of the type: some become 0 when they are
+// stored, and then pass no gradient.
 TEST_P(BackwardReduceTest, MaskIsThatOfTheStoredOutput) {
   ForEachTensorType([&]<typename T>(std::type_identity<T>) {
     const double smallest =

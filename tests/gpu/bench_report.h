@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-// The table of the bench and its verdict; without a device in it, so that its
-// arithmetic is tested.
+// The table of the bench and its verdict. Needs no device, so that its
+// arithmetic can be tested.
 namespace cohort::kernels::cuda {
 
-// The share of a device copy's bandwidth that the batch-norm kernels are to
-// reach on activations of 64 MB and more.
+// The share of a device copy's bandwidth that the batch-norm kernels must reach
+// on activations of 64 MB and more.
 inline constexpr double kGoalShare = 0.9;
 
 struct Measurement {
@@ -18,10 +18,10 @@ struct Measurement {
   std::string work;
   // Such as "bfloat16 channels_last [64, 256, 56, 56]".
   std::string tensor;
-  // The fewest bytes that the work moves.
+  // The minimum number of bytes that the work moves.
   int64_t floor_bytes = 0;
   double seconds = 0;
-  // False: shown, not judged.
+  // If false, the line is shown but not judged.
   bool has_goal = true;
 };
 
@@ -34,7 +34,7 @@ struct Report {
     return static_cast<double>(m.floor_bytes) / m.seconds / copy_bandwidth;
   }
   bool Fails(const Measurement& m) const {
-    // So that a NaN fails.
+    // Written so that a NaN fails.
     return m.has_goal && !(ShareOf(m) >= kGoalShare);
   }
   int64_t goals() const {
@@ -47,7 +47,7 @@ struct Report {
     for (const Measurement& m : measurements) count += Fails(m) ? 1 : 0;
     return count;
   }
-  // A run that judged nothing has shown nothing.
+  // A run without judged lines does not pass.
   bool Passes() const { return goals() > 0 && failures() == 0; }
 };
 

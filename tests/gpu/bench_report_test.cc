@@ -10,7 +10,7 @@ namespace {
 
 using testing::StartsWith;
 
-// A copy of 100 bytes a second; 90 bytes in a second are the goal.
+// A copy moves 100 bytes a second; the goal is 90 bytes in a second.
 Report ReportOf(double seconds) {
   return {.copy_bandwidth = 100,
           .measurements = {{.floor_bytes = 90, .seconds = seconds}}};

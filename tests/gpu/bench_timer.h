@@ -29,7 +29,7 @@ inline void Expect(const absl::Status& status) {
   std::exit(2);
 }
 
-// Memory of the device that lives as long as this.
+// Device memory, freed with this object.
 class DeviceMemory {
  public:
   explicit DeviceMemory(int64_t bytes) : bytes_(bytes) {
@@ -59,9 +59,9 @@ class DeviceMemory {
   int64_t bytes_ = 0;
 };
 
-// Median time of work(i) on the device, i going round `sets` in turn, in
-// seconds. All of it is in the stream before the first begins, so the time of
-// launching is hidden as it is in a training step.
+// Median seconds of work(i) on the device, with i cycling through `sets`. All
+// calls are queued before the first begins, so launch times are hidden as in a
+// training step.
 inline double MedianSeconds(cudaStream_t stream, int32_t rounds, int32_t sets,
                             const std::function<void(int32_t)>& work) {
   for (int32_t i = 0; i < sets; ++i) work(i);

@@ -1,4 +1,4 @@
-// Times the CUDA kernels beside a device copy of the same run.
+// Times the CUDA kernels, and a device copy in the same run.
 
 #include <cuda_runtime.h>
 
@@ -39,7 +39,8 @@ constexpr int kExitSkipped = 77;
 struct Options {
   int32_t device = 0;
   int32_t rounds = 60;
-  // "": not written. A line a measurement, for the comparison with PyTorch.
+  // If not empty, results are written there, a line a measurement, for the
+  // comparison with PyTorch.
   std::string csv;
 };
 
@@ -63,14 +64,14 @@ struct Activation {
   int64_t elements() const { return images * channels * side * side; }
 };
 
-// Random numbers that memory is filled with; a period that fits no channel.
+// Random numbers to fill memory with; the period fits no channel.
 template <typename T>
 std::vector<T> Pattern() {
   return Numbers(7).Take<T>(1000003, 0.5);
 }
 
-// The tensors of one layer. Several sets, taken in turn, are four times the
-// cache, so that no pass finds its input there but what the pass before left.
+// The tensors of one layer. Several sets are used in turn. Together they are
+// four times the cache, so a pass finds only the previous pass's data there.
 template <typename T>
 class LayerMemory {
  public:
@@ -118,7 +119,7 @@ class LayerMemory {
                      queue));
   }
 
-  // After an addition the mask is read and the masked gradient stored.
+  // With an addend the mask is read and the masked gradient stored.
   void Backward(const Queue& queue, int32_t set, bool relu, bool add) const {
     Expect(BackwardReduce({.shape = shape_,
                            .type = TypeOf<T>(),
@@ -163,7 +164,7 @@ class LayerMemory {
   std::unique_ptr<DeviceMemory> gamma_;
 };
 
-// What is timed, and its floor: passes over the activation.
+// Work to time, and its minimum: passes over the activation.
 struct Work {
   const char* name;
   bool backward;
@@ -207,7 +208,7 @@ void TimeLayer(const Activation& activation, Bench& bench) {
   }
 }
 
-// Reads and writes of a large copy by the runtime.
+// Bytes read and written a second by a large copy of the runtime.
 double CopyBandwidth(const Bench& bench) {
   constexpr int64_t kBytes = int64_t{1} << 30;
   const DeviceMemory from(kBytes), to(kBytes);
@@ -279,7 +280,8 @@ void TimePack(bool pack, Bench& bench) {
        .has_goal = false});
 }
 
-// 64 MB and more of each type; channels that fill vectors and that do not.
+// 64 MB and more of each type; channels that fill vectors, and channels that do
+// not.
 void TimeAll(Bench& bench) {
   bench.report.copy_bandwidth = CopyBandwidth(bench);
   for (bool channels_last : {false, true}) {
@@ -313,7 +315,7 @@ void WriteCsv(const Report& report, const std::string& path) {
   std::fclose(file);
 }
 
-// False if an argument is not understood.
+// Returns false for an unknown argument.
 bool Read(int argc, char** argv, Options& options) {
   for (int i = 1; i < argc; ++i) {
     absl::string_view argument = argv[i];

@@ -93,7 +93,7 @@ class DeviceMachine final : public Machine {
     return true;
   }
 
-  // Fewer where a checker slows every access down.
+  // Fewer if a checker slows every access down.
   int64_t elements_max() const override {
     const char* wanted = std::getenv("COHORT_GPU_TEST_ELEMENTS");
     int64_t elements = 0;

@@ -22,7 +22,7 @@ double Value(T value) {
   return static_cast<double>(value);
 }
 
-// Without rounding, and the size of what was added up.
+// The exact result, and the magnitude of its terms.
 struct Sum {
   double value = 0;
   double magnitude = 0;
@@ -63,7 +63,7 @@ TEST_P(ElementwiseTest, ForwardEqualsTheFormula) {
   });
 }
 
-// What the CPU gives, but for float32 on the way.
+// Equals the CPU's result, except for float32 intermediates.
 TEST_P(ElementwiseTest, ForwardAgreesWithTheCpu) {
   ForEachLayer([&]<typename T>(const Layer<T>& layer) {
     std::vector<T> cpu(layer.x.size());
@@ -122,8 +122,8 @@ TEST_P(ElementwiseTest, BackwardEqualsTheFormula) {
   });
 }
 
-// Mean 1e4 and deviation 1: the elements themselves are rounded by 2^-11, the
-// normalised ones must not lose more.
+// Mean 1e4 and deviation 1: the elements themselves are rounded by 2^-11, and
+// the normalised ones must not lose more.
 TEST_P(ElementwiseTest, NormalizeKeepsItsPrecisionFarFromZero) {
   for (int64_t inner : {1, 49, 600}) {
     Layer<float> layer({{.outer = 12, .channels = 3, .inner = inner}});
@@ -151,7 +151,7 @@ TEST_P(ElementwiseTest, NanStaysInItsElementAndPassesTheRelu) {
       ASSERT_EQ(std::isnan(y[i]), i == bad) << i;
       ASSERT_EQ(std::isnan(dx[i]), i == bad) << i;
     }
-    // A mask that is NaN passes.
+    // NaN in the mask passes the gradient.
     const std::vector<float> frozen = layer.Backward(machine(), true, true);
     EXPECT_FALSE(std::isnan(frozen[bad]));
     EXPECT_NE(frozen[bad], 0);
@@ -195,7 +195,7 @@ TEST_P(ElementwiseTest, OutputsMayBeInputs) {
   });
 }
 
-// Tensors that do not lie alike are read one element at a time.
+// Tensors of different alignment are read one element at a time.
 TEST_P(ElementwiseTest, TensorsMayLieDifferently) {
   for (int64_t inner : {1, 49, 600}) {
     const Layer<BFloat16> layer({{.outer = 7, .channels = 5, .inner = inner}});

@@ -1,4 +1,4 @@
-// The checked longjmp takes a jump to another stack for an error.
+// The checked longjmp would treat a jump to another stack as an error.
 #undef _FORTIFY_SOURCE
 
 #include "tests/gpu/emulated_gpu.h"
@@ -25,7 +25,7 @@ constexpr size_t kStackBytes = 128 << 10;
 
 struct FiberBlock::State {
   struct Fiber {
-    // Where it begins, and where it waits.
+    // The context where the fibre begins, and the one where it waits.
     ucontext_t start;
     jmp_buf waiting;
     std::unique_ptr<char[]> stack;
@@ -33,8 +33,8 @@ struct FiberBlock::State {
     bool ended = false;
   };
 
-  // Fibres begin by a context and go on by jumps: swapcontext calls the kernel
-  // each time, which took half of the tests' time.
+  // Fibres start through a context and continue through jumps: swapcontext
+  // makes a system call each time, which took half of the tests' time.
   jmp_buf scheduler;
   std::vector<Fiber> fibers;
   int32_t current = 0;
@@ -81,7 +81,7 @@ FiberBlock::FiberBlock(int32_t threads_max)
     : state_(std::make_unique<State>()) {
   state_->fibers.resize(threads_max);
   for (State::Fiber& fiber : state_->fibers) {
-    // Not cleared: what is never touched is never there.
+    // Not cleared: pages that are never touched take no memory.
     fiber.stack.reset(new char[kStackBytes]);
   }
 }

@@ -11,13 +11,13 @@
 #include "kernels/cuda/block.h"
 
 // Runs the templates of the CUDA kernels on this processor: blocks one after
-// another, the threads of a block as fibres that take turns at each barrier.
-// It finds wrong indices, missing and diverging barriers, and answers that
-// depend on the order of blocks or threads; not what only the hardware can
-// show, which is the speed and the visibility of memory.
+// another, the threads of a block as fibres that take turns at each barrier. It
+// finds wrong indices, missing and diverging barriers, and results that depend
+// on the order of blocks or threads. It cannot show speed or the visibility of
+// memory between threads.
 namespace cohort::kernels::cuda {
 
-// In which order blocks, and threads between two barriers, run.
+// The order in which blocks, and threads between two barriers, run.
 enum class Order { kAscending, kDescending, kShuffled };
 
 // The threads of one block.
@@ -76,7 +76,7 @@ class EmulatedThread {
 // The numbers [0, count) in an order.
 std::vector<int64_t> Ordered(int64_t count, Order order);
 
-// What StreamLauncher is for the device.
+// The counterpart of StreamLauncher.
 struct EmulatedLauncher {
   template <typename Kernel>
   void Launch(const typename Kernel::Args& args,
@@ -84,14 +84,14 @@ struct EmulatedLauncher {
     using Shared = typename Kernel::Shared;
     const auto shared = std::make_unique<Shared>();
     for (int64_t block : Ordered(blocks, order)) {
-      // Shared memory holds anything when a block begins: here, NaN.
+      // Shared memory is undefined when a block begins; here it is NaN.
       std::memset(static_cast<void*>(shared.get()), 0xff, sizeof(Shared));
       const auto body = [&](int32_t thread) {
         Kernel::Run(EmulatedThread(fibers, thread, block, blocks), *shared,
                     args, plan, exchange);
       };
       if (std::is_empty_v<Shared>) {
-        // Without shared memory, no barrier.
+        // A kernel without shared memory has no barrier.
         for (int64_t t : Ordered(Kernel::kThreads, order)) {
           body(static_cast<int32_t>(t));
         }

@@ -14,8 +14,8 @@
 
 namespace cohort::kernels::cuda {
 
-// A layer in the middle of a step, at uneven values, and what the kernels make
-// of it on a machine. Parameters are float32.
+// A layer in the middle of a step, with uneven values, and the kernels' results
+// on a machine. Parameters are float32.
 template <typename T>
 struct Layer {
   explicit Layer(const Layout& the_layout)
@@ -61,13 +61,13 @@ struct Layer {
   struct Sums {
     std::vector<double> dy;
     std::vector<double> dy_xmu;
-    // Empty unless asked for.
+    // Empty unless requested.
     std::vector<T> dz;
 
     friend bool operator==(const Sums&, const Sums&) = default;
   };
 
-  // `y` null: the mask is recomputed.
+  // If `y` is null, the mask is recomputed.
   Sums Reduce(Machine& machine, bool relu, const std::vector<T>* y,
               bool stores_dz) const {
     const Tensor<T> put_x = Put(machine, x), put_dy = Put(machine, dy);

@@ -21,14 +21,14 @@ class Machine {
  public:
   virtual ~Machine() = default;
 
-  // At a multiple of 256 bytes. Freed with the machine.
+  // Aligned to 256 bytes. Freed with the machine.
   virtual void* Allocate(int64_t bytes) = 0;
   virtual void CopyIn(void* to, const void* from, int64_t bytes) = 0;
   virtual void CopyOut(void* to, const void* from, int64_t bytes) = 0;
   // Frees everything.
   virtual void Clear() = 0;
 
-  // The functions of cuda_kernels.h, each waited for.
+  // The functions of cuda_kernels.h; each returns when its work is done.
   virtual absl::Status Moments(const MomentsArgs& args) = 0;
   virtual absl::Status Normalize(const NormalizeArgs& args) = 0;
   virtual absl::Status BackwardReduce(const BackwardReduceArgs& args) = 0;
@@ -44,14 +44,14 @@ class Machine {
 
   // True if all counters of the workspace are zero.
   virtual bool WorkspaceIsReady() = 0;
-  // Elements of a tensor that a test may take in reasonable time.
+  // Largest number of elements that a test can handle in reasonable time.
   virtual int64_t elements_max() const = 0;
 };
 
 std::unique_ptr<Machine> NewEmulatedMachine(int32_t multiprocessors,
                                             Order order);
 
-// Null without a GPU; `why_not` says why.
+// Null without a GPU; `why_not` then gives the reason.
 std::unique_ptr<Machine> NewDeviceMachine(std::string& why_not);
 
 struct MachineCase {
@@ -96,7 +96,7 @@ inline std::string MachineCaseName(
 }
 
 // A tensor in a machine's memory, `shift` elements behind a boundary of 16
-// bytes, between elements that nobody may touch.
+// bytes, between elements that must not be written.
 template <typename T>
 class Tensor {
  public:
@@ -115,7 +115,7 @@ class Tensor {
 
   T* get() const { return memory_ + before_; }
 
-  // The elements; fails the test if something beside them was written.
+  // The elements; fails the test if anything beside them was written.
   std::vector<T> Take() const {
     std::vector<unsigned char> bytes(Bytes());
     machine_.CopyOut(bytes.data(), memory_, Bytes());

@@ -41,7 +41,7 @@ Pairs MomentsOf(Machine& machine, const Layout& layout,
   return pairs;
 }
 
-// The CPU's, which sum in float64 only.
+// The CPU's moments, summed in float64 only.
 template <typename T>
 Pairs CpuMomentsOf(const Layout& layout, const std::vector<T>& values) {
   Pairs pairs = {std::vector<double>(layout.shape.channels),
@@ -71,9 +71,9 @@ Pairs ExactMomentsOf(const Layout& layout, const std::vector<T>& values) {
   return {{mean.begin(), mean.end()}, {m2.begin(), m2.end()}};
 }
 
-// A batch of at most 64 elements is summed in float32 around one of them: each
-// addition errs by 2^-24 of a sum that is at most 64 deviations; its squares
-// likewise, and their sum around the pivot is a few times M2.
+// A batch of at most 64 elements is summed in float32 around one of them. Each
+// addition errs by 2^-24 of a sum of at most 64 deviations. The same holds for
+// the squares, and their sum around the pivot is a few times M2.
 constexpr double kBatchError = 64 * 0x1p-24;
 
 void ExpectNear(const Pairs& got, const Pairs& want, const BatchShape& shape,
@@ -125,9 +125,9 @@ TEST_P(MomentsTest, KeepTheVarianceFarFromZero) {
   }
 }
 
-// The first element, which is the shift and the first batch's pivot, lies 1e6
-// deviations away. Around it the squares of the batch's other 63 add up to 63
-// times M2, which multiplies what float32 rounds of them.
+// The first element, which is the shift and the first batch's pivot, is 1e6
+// deviations away. The squares of the batch's other 63 elements around it add
+// up to 63 times M2, which multiplies float32's rounding errors.
 TEST_P(MomentsTest, OutlierAsFirstElementSpoilsNothing) {
   for (int64_t inner : {1, 49, 3136}) {
     const Layout layout = {{.outer = 6, .channels = 5, .inner = inner}};

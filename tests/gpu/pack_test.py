@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What tests/gpu/pack bundles is whole: a machine without a package registry
-builds with it, and the programs find their libraries when they run."""
+"""The bundle of tests/gpu/pack is complete: a machine without a package
+registry builds with it, and the programs find their libraries at run time."""
 
 import pathlib
 import re
@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 PACK = pathlib.Path(__file__).resolve().parent / "pack"
-# Of the C and C++ runtime, which every machine has its own of.
+# Libraries of the C and C++ runtime, which every machine has already.
 OF_THE_SYSTEM = re.compile(
     r"(ld-linux|lib(c|m|dl|rt|pthread|resolv|stdc\+\+|gcc_s|gomp))[-.]")
 

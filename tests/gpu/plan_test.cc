@@ -32,7 +32,7 @@ void VisitRuns(const RunPlan& plan, Direction direction,
         const int64_t offset = cursor.Next();
         if (offset < 0) continue;
         ASSERT_EQ((offset + plan.shift) % plan.width, 0);
-        // A vector lies in one run, that of the channel.
+        // A vector lies in one run, the one of its channel.
         ASSERT_EQ(offset / plan.inner, (offset + plan.width - 1) / plan.inner);
         ASSERT_EQ(offset / plan.inner % plan.channels, channel);
         Count(visits, offset, plan.width);
@@ -95,7 +95,7 @@ TEST(PlanTest, EachElementIsVisitedOnceInEveryLayout) {
   }
 }
 
-// What the last block adds up: every run of every tile, once, for its channel.
+// The last block adds up every run of every tile once, for its channel.
 TEST(PlanTest, PartsOfTheChannelsAreTheRunsOfTheTiles) {
   for (const Layout& layout : Layouts(120000)) {
     const Plan plan = MakePlan(layout.shape, {8, 3}, kMultiprocessors);
@@ -135,7 +135,7 @@ TEST(PlanTest, ChannelsOfAColumnAreThoseOfItsElements) {
   }
 }
 
-// 2^33 elements: the last thread's offsets, which 32 bits cannot hold.
+// 2^33 elements: 32 bits cannot hold the last thread's offsets.
 TEST(PlanTest, OffsetsAbove2To31AreRight) {
   const BatchShape runs = {
       .outer = 1 << 10, .channels = 1 << 11, .inner = 1 << 12};
@@ -158,7 +158,7 @@ TEST(PlanTest, OffsetsAbove2To31AreRight) {
   EXPECT_EQ(highest, (int64_t{1} << 33) - 8);
 }
 
-// 64 MiB and more: at least nine tenths of the last wave of blocks are used.
+// 64 MiB and more: at least nine tenths of the last wave of blocks are busy.
 TEST(PlanTest, LargeTensorsFillAGpu) {
   for (int64_t channels : {3, 48, 64, 65, 100, 256, 2048, 2049}) {
     for (int64_t side : {7, 14, 28, 56, 112}) {
@@ -220,7 +220,8 @@ TEST(PlanTest, PiecesFillTheLastWave) {
   EXPECT_EQ(ChoosePieces(1 << 20, 264, 1000), 1);
 }
 
-// Where counters would run out, blocks have nothing to count.
+// If there are not enough counters, tiles are not cut, so that blocks have
+// nothing to count.
 TEST(PlanTest, TilesThatAreCutHaveACounter) {
   for (int64_t channels : {1000, 8191, 8192, 100000}) {
     for (int64_t inner : {1, 600}) {

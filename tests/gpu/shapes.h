@@ -13,15 +13,16 @@
 
 namespace cohort::kernels::cuda {
 
-// A shape and where its tensors lie: elements behind a boundary of 16 bytes.
+// A shape, and its tensors' alignment: elements behind a boundary of 16 bytes.
 struct Layout {
   BatchShape shape;
   int32_t shift = 0;
 };
 
-// Channels around the widths of accesses, runs of every length, both layouts,
-// slices; as large as `elements_max` permits, with several images. With
-// `every_shape` those that exceed it have one image instead of none.
+// Channel counts around the access widths, runs of every length, both layouts,
+// and slices. Tensors are as large as `elements_max` permits, with several
+// images. With `every_shape`, shapes that exceed it have one image instead of
+// none.
 inline std::vector<Layout> Layouts(int64_t elements_max,
                                    bool every_shape = false) {
   std::vector<Layout> layouts;
@@ -30,7 +31,7 @@ inline std::vector<Layout> Layouts(int64_t elements_max,
       int64_t images = elements_max / (channels * inner);
       if (images == 0 && !every_shape) continue;
       images = std::max<int64_t>(images, 1);
-      // Contiguous; then channels_last, whose runs have one element.
+      // Contiguous first; then channels_last, whose runs have one element.
       const int64_t outer = std::min<int64_t>(images, 37);
       layouts.push_back({{outer, channels, inner}, 0});
       layouts.push_back({{outer, channels, inner}, 1});

@@ -53,7 +53,7 @@ Folded FoldOn(Machine& machine, const FoldCase& in) {
   const Tensor<float> velocity(machine, in.velocity, in.shift);
   const Tensor<int32_t> nonfinite(machine, {0});
   const bool moves = in.step.momentum != 0;
-  // Outputs over inputs, as a server without spare buffers would have them.
+  // Outputs overwrite inputs, as on a server without spare buffers.
   const absl::Status status =
       machine.FoldSgd(in.step,
                       {.gradients = gradients,
@@ -186,14 +186,14 @@ TEST_P(PackTest, UnpacksRoundedToNearest) {
   });
 }
 
-// More segments than one launch has room for.
+// More segments than fit into one launch.
 TEST_P(PackTest, TakesAnyNumberOfSegments) {
   constexpr int64_t kSegments = 1300;
   const auto values = Numbers(5).Take<float>(kSegments * 3);
   const Tensor<float> from(machine(), values);
   const Tensor<float> packed(machine(), std::vector<float>(values.size()));
   std::vector<PackSegment> segments;
-  // Backwards, so that a segment's place matters.
+  // Backwards, so that the order of segments matters.
   std::vector<float> want(values.size());
   for (int64_t s = 0; s < kSegments; ++s) {
     const int64_t offset = (kSegments - 1 - s) * 3;

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Times PyTorch's own sync-BN kernels beside cohort_cuda_bench's figures.
+"""Compares PyTorch's own sync-BN kernels with cohort_cuda_bench's results.
 
 Reads the file that cohort_cuda_bench --csv wrote, times batch_norm_stats +
 batch_norm_elemt and batch_norm_backward_reduce + batch_norm_backward_elemt on
 tensors of the same shapes, and prints how many times faster Cohort's kernels
-are. Ends with PASS or FAIL; exit code 0, or 1 where a goal was missed, and 77
-where there is no PyTorch with a GPU.
+are. Ends with PASS or FAIL; exit code 0, or 1 if a goal was missed, and 77
+without a PyTorch with a GPU.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def median_seconds(torch, work: Callable[[], object], rounds: int) -> float:
 
 
 class Layer:
-    """One batch-norm layer's tensors and what PyTorch does to them."""
+    """One batch-norm layer's tensors, and PyTorch's operations on them."""
 
     def __init__(self, torch, match: re.Match[str]):
         dtype, layout, *sizes = match.groups()

@@ -3,7 +3,7 @@
 
 Random images of the size of `synthetic`, SGD with momentum, batches as large as
 those of 2 and 4 workers together; float32 without TF32, and bfloat16 by
-autocast. Exit code 77 where there is no PyTorch with a GPU.
+autocast. Exit code 77 without a PyTorch with a GPU.
 """
 
 import sys
@@ -15,7 +15,7 @@ STEPS = 60
 
 
 def resnet20(torch):
-    """As worker/models/resnet.cc: shortcuts without parameters."""
+    """Like worker/models/resnet.cc: shortcuts without parameters."""
     nn = torch.nn
 
     class Block(nn.Module):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Trains resnet20 and unet on a GPU with one server and 2 and 4 workers, and
-prints how.
+prints the results.
 
 Each run is one of cohortctl run: sync with global and async with local
 normalisation, float32 and bfloat16, once channels_last, and once on the CPU for
@@ -20,7 +20,7 @@ import tempfile
 import time
 
 EPOCHS = 2
-# What noise may take from the CPU's accuracy.
+# How much accuracy noise may cost, compared with the CPU's.
 ACCURACY_SLACK = 0.05
 
 
@@ -72,7 +72,7 @@ RUNS = (
     Run(UNET, 4, "sync"),
     Run(UNET, 2, "sync", precision="bfloat16"),
     Run(UNET, 2, "sync", precision="bfloat16", channels_last=True),
-    # Last: the slowest, and the others say something without them.
+    # Last: it is the slowest, and the others are useful without it.
     Run(RESNET20, 2, "sync", device="cpu"),
     Run(UNET, 2, "sync", device="cpu"),
 )
@@ -95,7 +95,7 @@ def command(binaries: pathlib.Path, folder: pathlib.Path, run: Run) -> list[str]
     server = []
     if run.traced:
         worker.append(f"--trace={folder / 'worker.json'}")
-        # Small ones: resnet20 would be two.
+        # Small partitions: resnet20 would otherwise have only two.
         server.append("--partition_kib=64")
     return [str(binaries / "cohortctl"), "run", f"--workers={run.workers}",
             f"--log_dir={folder}", "--max_restarts=0",
@@ -110,7 +110,7 @@ def read_history(path: pathlib.Path, measure: str, outcome: Outcome) -> None:
         rows = list(csv.DictReader(file))
     speeds = sorted(float(row["samples_per_second"]) for row in rows
                     if row["samples_per_second"])
-    # The first steps tune and allocate.
+    # The first steps tune algorithms and allocate memory.
     if speeds:
         outcome.images_per_second = speeds[len(speeds) // 2]
     scored = [row[measure] for row in rows if row[measure]]
@@ -201,7 +201,7 @@ def main() -> int:
         print(f"{run.name} ...", flush=True)
         outcomes[run] = run_one(arguments.bin, run, left)
     on_cpu = {r.network: o for r, o in outcomes.items() if r.device == "cpu"}
-    # A CPU that needs longer says nothing against the GPU.
+    # A CPU that needs longer is no evidence against the GPU.
     for outcome in on_cpu.values():
         if outcome.fault.startswith("not over"):
             outcome.fault = ""

@@ -3,8 +3,9 @@
 # shellcheck shell=bash disable=SC2317,SC2154
 
 readonly worker_build_dir=$source_dir/build/gpu-worker
-# Seconds. The whole stays inside ten minutes, the kernels' part included: a
-# step gets what is left if that is less than its own limit.
+# In seconds. Everything together, including the kernels' part, takes at most
+# ten minutes: a step gets the remaining time if that is less than its own
+# limit.
 readonly whole_limit=570
 readonly build_limit=300
 readonly tests_limit=60
@@ -17,7 +18,7 @@ limited() {
   printf '%s\n' $(($1 < left ? $1 : left))
 }
 
-# Unpacks what tests/gpu/pack made; a folder is taken as it is.
+# Unpacks the result of tests/gpu/pack; a folder is used as it is.
 unpack_deps() {
   if [[ -d $deps ]]; then
     deps_root=$deps
@@ -32,7 +33,8 @@ torch_folder() {
   python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))'
 }
 
-# Of the GPU here, such as 90; all that are built for otherwise.
+# The architecture of the GPU here, such as 90; otherwise all that builds
+# support.
 architectures() {
   local found
   found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
@@ -40,14 +42,14 @@ architectures() {
   printf '%s\n' "${found:-80;90}"
 }
 
-# Sets from_deps: how CMake finds what is in the bundle.
+# Sets from_deps: how CMake finds the bundle's content.
 find_deps() {
   from_deps=()
   [[ -n $deps ]] || return 0
   unpack_deps || return 1
   local usr=$deps_root/usr
   local lib=$usr/lib/x86_64-linux-gnu
-  # By DT_RPATH, which counts for the libraries behind the libraries too.
+  # By DT_RPATH, which also applies to the libraries that libraries need.
   from_deps=(
     -DCMAKE_PREFIX_PATH="$usr"
     -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu
@@ -70,7 +72,7 @@ build_worker() {
   cmake -S "$source_dir" -B "$worker_build_dir" -G Ninja \
     -DCMAKE_BUILD_TYPE=Release -DCOHORT_TORCH_DIR="$torch_dir" \
     -DCOHORT_CUDA_ARCHITECTURES="$(architectures)" "${from_deps[@]}" || return 1
-  # A target that fails does not keep the others from being built.
+  # If one target fails, the others are still built.
   timeout "$(limited $build_limit)" cmake --build "$worker_build_dir" \
     --parallel "$(nproc)" --target cohort-server cohort-worker cohortctl \
     cohort_accelerator_test cohort_device_test cohort_train_test -- -k 0
@@ -88,7 +90,7 @@ run_worker_test() {
   timeout "$(limited $tests_limit)" "$program" --gtest_brief=1 "$@" 2>&1 |
     tee "$output"
   code=${PIPESTATUS[0]}
-  # What did not run on the GPU has not passed.
+  # A test that did not run on the GPU has not passed.
   if [[ $code == 0 ]] && grep -q '^\[  SKIPPED \]' "$output"; then
     code=$exit_skipped
   fi
@@ -96,7 +98,7 @@ run_worker_test() {
   return "$code"
 }
 
-# What cannot be is refused, before anybody is spoken to.
+# Impossible devices are refused before the worker connects to a server.
 run_refusals() {
   local text code
   text=$(timeout "$(limited 30)" "$worker_build_dir/bin/cohort-worker" --device=cuda:99 \
@@ -104,7 +106,7 @@ run_refusals() {
   code=$?
   printf '%s\n' "$text"
   [[ $code == 3 && $text == *"--device: got cuda:99"* ]] || return 1
-  # Without a GPU the answer is another one.
+  # Without a GPU the message is a different one.
   [[ $text == *"numbered from 0"* ]] || return "$exit_skipped"
 }
 

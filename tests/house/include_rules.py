@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Holds the dependency table: who may include whom.
+"""Enforces the dependency table: which files may include which.
 
-Reads every #include of the tree's C++ and CUDA files. A row of RULES speaks
-about the files of one folder; all rows that match a file apply to it. A row's
-forbidden libraries are looked for through the project's own headers too,
-because a header that pulls gRPC in gives it to everybody who includes it.
+Reads every #include of the tree's C++ and CUDA files. A row of RULES covers
+the files of one folder; all rows that match a file apply to it. A row's
+forbidden libraries are also searched through the project's own headers,
+because a header that includes gRPC gives it to every file that includes it.
 
 Prints one line a violation and exits with 1 if there is any.
 """
@@ -18,8 +18,8 @@ import source_tree
 
 TOP_FOLDERS = frozenset({"common", "kernels", "server", "worker", "tests"})
 
-# First match wins. A header outside this list is refused, so a new library
-# is entered here first and its place in the table is thought about.
+# First match wins. A header outside this list is refused, so each new library
+# is entered here first, which forces a decision about its place in the table.
 LIBRARIES = (
     ("grpc", r"(grpc|grpcpp|grpc\+\+)/|.*\.grpc\.pb\.h$"),
     ("protobuf", r"google/protobuf/|.*\.pb\.h$"),
@@ -54,14 +54,14 @@ LIBRARIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What the files in `folder` may not include, and why.
+    """The includes that are forbidden for the files in `folder`, and why.
 
     libraries: names of LIBRARIES, refused directly and through our headers.
     direct: names of LIBRARIES, refused as direct includes only.
     folders: folders or files of the tree, refused as direct includes;
       `except_folders` takes a part of them out again.
-    except_in: sub-folders that this row does not speak about.
-    suffixes: of the files that this row speaks about; none: all.
+    except_in: sub-folders that this row does not cover.
+    suffixes: of the files that this row covers; if empty, all.
     """
 
     folder: str

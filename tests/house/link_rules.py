@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the links of all Markdown pages, and the length of the root README.
+"""Checks the links of all Markdown pages, and the length of the root README.
 
 A link to a file or heading of the tree must lead somewhere. Links to other
 hosts are not followed. Prints one line a violation and exits with 1 if there
@@ -16,12 +16,12 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.M)
 CODE = re.compile(r"^(    .*|```.*?^```)$", re.M | re.S)
 PICTURE = re.compile(r"(?:srcset|src)=\"([^\"]+)\"")
-# What a reader takes in before the first command.
+# The number of words a reader can take in before the first command.
 README_WORDS_MAX = 900
 
 
 def anchors(text: str) -> set[str]:
-    """The fragments that headings of a page can be reached by."""
+    """The fragments under which links can reach a page's headings."""
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
             for heading in HEADING.findall(text)}
 

@@ -30,9 +30,9 @@ def is_under(path: pathlib.PurePosixPath, folder: str) -> bool:
 
 def report(doc: str, violations: Callable[[pathlib.Path], list[str]],
            count: Callable[[pathlib.Path], int], summary: str) -> int:
-    """The main function of a rule: prints what breaks it, and `summary` with
-    {count} and {found}. Returns the exit status; a tree without anything to
-    count is not the one that was meant."""
+    """The main function of a rule: prints the violations, and `summary` with
+    {count} and {found}. Returns the exit status; a tree with nothing to
+    count is taken for a wrong --root."""
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
     parser.add_argument("--root", type=pathlib.Path, required=True)
     root = parser.parse_args().root

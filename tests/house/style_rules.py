@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the house rules that a line of text can show.
+"""Checks the house rules that a line of text can break.
 
 Prints one line a violation and exits with 1 if there is any.
 """
@@ -18,7 +18,7 @@ SCRIPTS = frozenset({".py", ".sh", ".cmake"})
 TEXTS = CODE | SCRIPTS | {".proto", ".md", ".txt", ".json", ".yml", ".yaml",
                           ".toml", ""}
 
-# The checker and its fixtures spell the forbidden words out.
+# The checker and its fixtures contain the forbidden words.
 HOUSE = "tests/house"
 
 COMMENT_OR_STRING = re.compile(
@@ -28,7 +28,7 @@ MACHINE_PATH = re.compile(
     r"(?<![\w./~$}-])/(home|root|work|workspace|mnt|media|Users)/")
 SLEEP = re.compile(
     r"\b(sleep_for|sleep_until|SleepFor|usleep|nanosleep|sleep)\s*\(")
-# As a statement of its own: a tensor's detach() has its result used.
+# Only as a statement of its own: a tensor's detach() has its result used.
 DETACH = re.compile(r"(^\s*[\w.\[\]>*-]+|std::j?thread\b.*)\.detach\(\)")
 NAKED_THREAD = re.compile(
     r"\bstd::(jthread|thread|async)\b(?!::)|\bpthread_create\b")
@@ -74,7 +74,7 @@ def last_line(path: Path, text: str) -> Iterator[Violation]:
 
 
 def pragma_once(path: Path, text: str) -> Iterator[Violation]:
-    # Highway compiles an -inl header once a target: it has its own guard.
+    # Highway compiles an -inl header once per target, so it has its own guard.
     per_target = "HWY_TARGET_TOGGLE" in text
     if path.suffix in {".h", ".cuh"} and not per_target:
         if not re.search(r"^#pragma once$", text, re.M):
@@ -136,8 +136,8 @@ def types(text: str) -> Iterator[tuple[int, str]]:
 
 
 def one_definition(root: pathlib.Path) -> Iterator[str]:
-    """Two types of one name may meet in one program, where the linker keeps
-    the functions of either. Tests are many programs."""
+    """Two types of one name may end up in one program, where the linker keeps
+    the functions of one of them. Tests are exempt, being many programs."""
     first: dict[str, Path] = {}
     for path in source_tree.files(root):
         if path.suffix != ".h" or source_tree.is_under(path, "tests"):

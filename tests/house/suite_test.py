@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tests/run: which parts there are, what each runs, and what it prints."""
+"""tests/run: its parts, the tests that each runs, and the output."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = ("format", "clang", "tidy", "asan", "tsan", "sim", "kills")
 
-# Stands in for cmake and ctest: notes how it was called, fails if told to.
+# Replaces cmake and ctest: records its arguments, and fails if told to.
 TOOL = r"""#!/bin/bash
 echo "$(basename "$0") $* seeds=${COHORT_SIM_SEEDS-} kills=${COHORT_KILLS-}" \
   >>"$NOTES"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Holds how many source files reach LibTorch's headers, folder by folder.
+"""Limits how many source files reach LibTorch's headers, folder by folder.
 
-LibTorch's headers are most of what the compiler reads: they decide how long a
-build takes. A file counts that includes them itself or through our headers.
+The compiler reads mostly LibTorch's headers, so they decide how long a build
+takes. A file counts if it includes them itself or through our headers.
 Prints one line a folder that is over its ceiling and exits with 1 if any is.
 """
 
@@ -14,9 +14,10 @@ import sys
 import include_rules
 import source_tree
 
-# Folder -> source files that may reach LibTorch; elsewhere none may. Before one
-# is raised: can the new code take plain memory (a span, a pointer), or can the
-# header that brings LibTorch in declare what it needs?
+# Folder -> source files that may reach LibTorch; other folders may have none.
+# Before raising a number, check whether the new code can take plain memory (a
+# span, a pointer), or whether the header that brings LibTorch in can declare
+# what it needs.
 CEILINGS = {
     "worker/batch_norm": 8,  # The module itself, an autograd function.
     "worker/device": 5,  # Where tensors are: CPU, GPU, pinned memory.

@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kSamples = 96;
 constexpr Rank kSlow{2};
 
-// Which ranges went into which version, as the workers were told.
+// Records which ranges went into which version, as reported to the workers.
 class Accepted {
  public:
   void Note(Version version, Rank rank, const IndexRange& range) {
@@ -58,7 +58,7 @@ class Accepted {
       ABSL_GUARDED_BY(mu_);
 };
 
-// Begins a step only once the others have finished it if it is the slow one.
+// The slow worker begins a step only once the others have finished it.
 class WatchedClient final : public OwningClient {
  public:
   WatchedClient(std::unique_ptr<Client> client, Rank rank, Accepted& accepted)
@@ -103,7 +103,7 @@ TEST_P(BackupWorkersTest, WeightsAreThoseOfTheAcceptedSamples) {
   };
   const absl::StatusOr<RunSummary> summary = RunCluster(options);
   ASSERT_TRUE(summary.ok()) << summary.status();
-  // Eight steps of 12 samples, of which 8 are used.
+  // Eight steps of 12 samples; 8 samples of each step are used.
   EXPECT_EQ(summary->snapshot->version, Version(8));
   const std::vector<ReferenceStep> steps = accepted.Steps();
   ASSERT_EQ(steps.size(), 8);

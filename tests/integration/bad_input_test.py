@@ -1,4 +1,4 @@
-"""What users get wrong, and what they are told."""
+"""Mistakes of users, and the messages they get."""
 
 import gzip
 import pathlib
@@ -96,7 +96,8 @@ class WorkerInput(unittest.TestCase):
                       self.refused("--device=gpu", *flags))
         text = self.refused("--device=cuda:99", *flags)
         self.assertIn("--device: got cuda:99: ", text)
-        # No CUDA in this program, no driver here, or fewer GPUs.
+        # This program has no CUDA, or there is no driver, or there are fewer
+        # GPUs.
         self.assertRegex(text, "want --device=cpu, or build it with|"
                                "install the NVIDIA driver|want cuda:0")
         self.assertIn("--precision: got 'half', want one of float32, bfloat16",
@@ -162,7 +163,7 @@ class WorkerInput(unittest.TestCase):
 
 
 class RunningCohort(unittest.TestCase):
-    """The run goes on, whoever else knocks."""
+    """The run continues, whatever else connects."""
 
     def test_a_second_model_and_a_taken_rank_do_not_harm(self):
         with Cohort(workers=2, server_flags=["--epochs=2"]) as cohort:
@@ -184,7 +185,7 @@ class RunningCohort(unittest.TestCase):
             self.assertEqual(cohort.finish(), 0, cohort.log())
 
     def test_gradients_that_are_not_finite_are_named_and_skipped(self):
-        # A decay that sends the weights out of range within a few steps.
+        # A decay that makes the weights overflow within a few steps.
         with Cohort(workers=2,
                     server_flags=["--weight_decay=1e6",
                                   "--learning_rate=1000"]) as cohort:

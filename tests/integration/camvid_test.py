@@ -18,7 +18,7 @@ CLASSES = 11
                      "train on")
 class CamVid(unittest.TestCase):
     def train(self, network, batch_size, normalization):
-        """Two epochs of 367 images; checks what a user looks at."""
+        """Two epochs of 367 images; checks the results that a user looks at."""
         cohort = Cohort(
             workers=4,
             server_flags=["--epochs=2", "--learning_rate=0.02",
@@ -43,7 +43,7 @@ class CamVid(unittest.TestCase):
         self.assertGreater(losses[0], losses[-1])
         miou = re.search(r"^test mIoU ([0-9.]+) %$", log, re.MULTILINE)
         self.assertIsNotNone(miou, log)
-        # One class told everywhere gives less than 3.
+        # Predicting one class everywhere gives less than 3.
         self.assertGreater(float(miou.group(1)), 5.0, log)
         texts = re.findall(r"^test IoU of class (\d+) ", log, re.MULTILINE)
         self.assertEqual([int(text) for text in texts], list(range(CLASSES)))

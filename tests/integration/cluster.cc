@@ -58,7 +58,7 @@ absl::StatusOr<RunSummary> RunCluster(ClusterOptions options) {
       if (options.expendable.contains(Rank(static_cast<int32_t>(r)))) {
         statuses[r] = absl::OkStatus();
       }
-      // A run that cannot go on must not keep the test waiting.
+      // A run that cannot continue must not keep the test waiting.
       if (!statuses[r].ok()) server->RequestStop();
     });
   }

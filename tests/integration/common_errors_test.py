@@ -1,7 +1,7 @@
 """The commonest errors, word for word: common_errors.txt holds what users get.
 
-After a change of texts on purpose, UPDATE_GOLDEN=1 writes that file
-anew; its diff is then what users will read.
+After an intended change of texts, UPDATE_GOLDEN=1 rewrites that file; its
+diff then shows what users will read.
 """
 
 import os
@@ -16,7 +16,7 @@ from processes import Cohort, run
 GOLDEN = pathlib.Path(__file__).with_name("common_errors.txt")
 COUNT_MIN = 25
 
-# Each a title and a command: what anyone may type.
+# Each entry is a title and a command that a user may type.
 BEFORE_A_RUN = [
     ("a port that another process uses", "cohort-server --listen=TAKEN"),
     ("an operations port that another process uses",
@@ -56,7 +56,7 @@ BEFORE_A_RUN = [
      "cohortctl checkpoint verify --dir=DIR/nothing"),
 ]
 
-# The same beside a run of two workers, of whom rank 0 is there.
+# The same next to a run of two workers whose rank 0 has joined.
 BESIDE_A_RUN = [
     ("another model than the run's",
      "cohort-worker --server=SERVER --model=cnn --dataset=synthetic"),
@@ -97,7 +97,8 @@ class CommonErrors(unittest.TestCase):
     maxDiff = None
 
     def setUp(self):
-        # What stands in commands and texts for what differs from run to run.
+        # Placeholders for the parts of commands and texts that vary between
+        # runs.
         self.names = {}
         self.told = []
 
@@ -112,12 +113,12 @@ class CommonErrors(unittest.TestCase):
                 name, value = words.pop(0).split("=", 1)
                 variables[name] = value
             result = run(*words, environment=variables)
-            # Longest first: a folder begins as those in it do.
+            # Longest first: a folder is a prefix of the folders in it.
             text = result.stderr
             for name, value in sorted(self.names.items(),
                                       key=lambda item: -len(item[1])):
                 text = text.replace(value, name)
-            # Log lines are no answer to what was typed.
+            # Log lines are not part of the answer to the command.
             text = "".join(line for line in text.splitlines(keepends=True)
                            if not line.startswith("{"))
             text = re.sub(r"in \d+(\.\d)? s ", "in N s ", text)

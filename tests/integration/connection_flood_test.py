@@ -81,7 +81,7 @@ class ConnectionFlood(unittest.TestCase):
             return error.code
 
     def flood(self, stack):
-        """Connections that say nothing."""
+        """Opens connections that send nothing."""
         host, port = self.address.rsplit(":", 1)
         for _ in range(FLOOD):
             peer = stack.enter_context(socket.socket())
@@ -90,8 +90,8 @@ class ConnectionFlood(unittest.TestCase):
                 peer.connect((host, int(port)))
 
     def unready_while_full(self, stack):
-        """Whether readyz says so; connects anew once the server has closed
-        the connections that say nothing."""
+        """Whether readyz reports it; connects again once the server has closed
+        the connections that send nothing."""
         if self.files_open() < FILES // 3:
             stack.close()
             self.flood(stack)
@@ -116,7 +116,7 @@ class ConnectionFlood(unittest.TestCase):
             self.flood(stack)
             self.await_true(lambda: "a connection was refused" in self.log(),
                             "a refusal")
-            # Files and the operations port have their own.
+            # Files and the operations port have a reserved part of the limit.
             self.assertEqual(self.http("/livez"), 200)
             self.await_true(lambda: self.unready_while_full(stack),
                             "readyz to notice")

@@ -1,4 +1,4 @@
-// Timing never reaches the weights.
+// Timing never affects the weights.
 
 #include <gtest/gtest.h>
 
@@ -19,8 +19,8 @@ namespace {
 constexpr int kRuns = 50;
 constexpr int64_t kSteps = 10;
 
-// Holds every message of a worker back for a random while, and sends the
-// partitions of a push in random order, some of them twice.
+// Delays every message of a worker by a random time, and sends the partitions
+// of a push in random order, some of them twice.
 class ErraticClient final : public OwningClient {
  public:
   ErraticClient(std::unique_ptr<Client> client, uint64_t seed)
@@ -68,7 +68,8 @@ class ErraticClient final : public OwningClient {
     std::vector<int32_t> absent;
   };
 
-  // Up to a millisecond: long beside a message's way, short beside a test.
+  // Up to a millisecond: long compared with a message, short compared with a
+  // test.
   void Pause() {
     MutexLock lock(mu_);
     never_.WaitFor(mu_, absl::Microseconds(random_.Below(1000)));
@@ -83,7 +84,7 @@ class ErraticClient final : public OwningClient {
 ClusterOptions SmallRun(const Dataset& dataset) {
   ClusterOptions options{.batch_sizes = {5, 3, 4}, .dataset = &dataset};
   options.server.coordinator.epochs = 1;
-  // Many partitions, so that there is an order to get wrong.
+  // Many partitions, so that their order matters.
   options.server.coordinator.partition_bytes = 512;
   return options;
 }

@@ -7,7 +7,7 @@ import unittest
 import processes
 from processes import KILLS, Cohort, kill
 
-# Much longer than until a fault is injected, so that there is a run to hit.
+# Much longer than the time before a fault, so that the run is still going on.
 EPOCHS = "--epochs=4"
 
 
@@ -33,7 +33,7 @@ class KilledProcesses(unittest.TestCase):
         return cohort
 
     def versions(self):
-        """The versions from which on to kill, one for each run."""
+        """The version after which to kill, for each run."""
         return [self.random.randrange(8, 100) for _ in range(KILLS)]
 
     def test_two_undisturbed_runs_are_equal_to_the_bit(self):
@@ -88,7 +88,7 @@ class KilledProcesses(unittest.TestCase):
             kill(cohort.workers[1])
             self.assertEqual(cohort.finish(), 6, cohort.log())
             self.assertIn("no replacement for rank 1", cohort.log())
-            # A server that is started again with --resume needs it.
+            # A server that is restarted with --resume needs this rank.
             self.assertEqual(cohort.workers[0].wait(30), 143,
                              cohort.log("worker0"))
             self.assertTrue((cohort.results / "model.safetensors").exists())

@@ -1,4 +1,4 @@
-"""A run that is looked at and changed by cohortctl while it goes on."""
+"""A run that cohortctl inspects and changes while it goes on."""
 
 import csv
 import json
@@ -8,8 +8,8 @@ import unittest
 import processes
 from processes import Cohort, run
 
-# Long enough that both changes and what is checked between them find it still
-# training; what is left of it is then drained.
+# Long enough that the run is still training after both changes and the checks
+# between them. The rest of it is then drained.
 EPOCHS = "--epochs=1000"
 RATE = "--learning_rate=0.02"
 
@@ -86,7 +86,7 @@ class LiveChange(unittest.TestCase):
         seen = set()
         for row in rows:
             version = int(row["version"])
-            # Rows of an epoch span changes; those of commits do not.
+            # Rows of an epoch span changes; rows of commits do not.
             if row["test_loss"]:
                 continue
             wanted = "async" if to_async < version <= to_sync else "sync"
@@ -119,14 +119,14 @@ class LiveChange(unittest.TestCase):
             self.assertIn("got shape", other.stderr)
 
     def test_score_of_a_finished_version_is_that_of_the_run_itself(self):
-        """Weights and statistics fit together: the server, which has the
-        workers evaluate, comes to the same accuracy."""
+        """Weights and statistics fit together: the evaluation by the server's
+        workers gives the same accuracy."""
         with Cohort(server_flags=["--epochs=2"]) as cohort:
             cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
             cohort.start()
             self.assertEqual(cohort.finish(), 0, cohort.log())
             own = re.search(r"^test accuracy ([\d.]+ %)$", cohort.log(), re.M)
-            # Nobody joins the resumed server: it holds the last version.
+            # No worker joins the resumed server: it holds the last version.
             cohort.start_server("--resume")
             result = run("cohort-worker", f"--server={cohort.address}",
                          "--evaluate", *cohort.worker_flags)
@@ -136,8 +136,8 @@ class LiveChange(unittest.TestCase):
                 f"{result.stdout} {own.group(0)}")
 
     def test_precise_statistics_are_collected_by_command_and_at_the_end(self):
-        """Beside those of training; each kind is scored, and collecting
-        leaves the weights alone."""
+        """In addition to the statistics of training. Each kind is scored, and
+        collecting does not change the weights."""
         with Cohort(server_flags=["--epochs=3", RATE, "--precise_batches=4",
                                   "--bn_statistics=sync,after"]) as cohort:
             cohort.start()
@@ -192,7 +192,7 @@ class LiveChange(unittest.TestCase):
             cohort.wait_until(lambda: cohort.newest_checkpoint() > at,
                               "a checkpoint under the new policy")
             processes.kill(cohort.server)
-            # The same command line: it takes back nothing.
+            # The same command line does not undo the change.
             cohort.start_server("--resume")
             policy = json.loads(
                 self.ctl(cohort, "policy", "get", "--json").stdout)
@@ -212,14 +212,15 @@ class LiveChange(unittest.TestCase):
             typo = self.ctl(cohort, "policy", "set", "--agregation=async",
                             code=2)
             self.assertIn("did you mean --aggregation?", typo.stderr)
-            # Before the first step nothing is in flight to wait for.
+            # Before the first step no work is in flight that the change waits
+            # for.
             at_once = self.ctl(cohort, "policy", "set", "--aggregation=async")
             self.assertIn("policy sync -> async, local normalisation at step 0", at_once.stdout)
             self.ctl(cohort, "checkpoint", "save", code=3)
             processes.kill(cohort.server)
             gone = self.ctl(cohort, "status", code=5)
             self.assertIn("cannot be reached", gone.stderr)
-            # Found out, and not waited for.
+            # It noticed, rather than waiting for a timeout.
             self.assertNotIn("no answer", gone.stderr)
 
 

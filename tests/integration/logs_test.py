@@ -1,4 +1,4 @@
-"""What the log says, and what it does not."""
+"""The content of the log."""
 
 import json
 import socket
@@ -8,7 +8,7 @@ from processes import Cohort, run
 
 
 def lines(cohort, name):
-    """The log's lines; the server's progress is none."""
+    """The log's lines, without the server's progress lines."""
     return [json.loads(line) for line in cohort.log(name).splitlines()
             if line.startswith("{")]
 
@@ -30,7 +30,7 @@ class Logs(unittest.TestCase):
             for field in ("time", "level", "run", "incarnation", "version"):
                 self.assertIn(field, line)
             self.assertEqual(line["process"], "server")
-        # From the time at which it knows.
+        # From the moment when the worker knows its rank and run.
         last = worker[-1]
         self.assertEqual(last["message"], "left")
         self.assertEqual(last["run"], server[0]["run"])

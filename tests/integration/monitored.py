@@ -13,7 +13,7 @@ import urllib.request
 
 from processes import Cohort
 
-# What the files of deploy/ are read with.
+# The folder of the module that reads the files of deploy/.
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "deploy"))
 import monitoring_files  # noqa: E402
 
@@ -142,7 +142,7 @@ class Prometheus:
         return {"job_name": name, "static_configs": [{"targets": targets}]}
 
     def _is_ready(self):
-        # Port 0: only the log knows which one it became.
+        # Port 0: only the log shows the real port.
         found = re.search(r'msg="Listening on" address=([\d.:]+)', self.log())
         if not found:
             return False

@@ -1,7 +1,7 @@
 """A name service that answers a worker once, and then never again.
 
-In a network and a file tree of their own, where this test is the only name
-service, so that it needs root.
+Server and workers run in a network and a file tree of their own, where this
+test is the only name service. This needs root.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ def set_loopback_up():
 
 
 class NameService:
-    """Answers 127.0.0.1 to the first `askers` sockets that ask."""
+    """Answers 127.0.0.1 to the first `askers` sockets that send a query."""
 
     def __init__(self, askers):
         self._askers = askers
@@ -58,7 +58,7 @@ class NameService:
 
 
 def own_world():
-    """Returns why there is none here, or nothing."""
+    """The reason why there can be none here; empty if there can."""
     try:
         made = subprocess.run(
             [*WORLD, "mount", "--bind", RESOLVER, RESOLVER],
@@ -81,7 +81,7 @@ class OutsideTest(unittest.TestCase):
 
 
 def train_inside():
-    # After this file was started anew: the flags of processes.py's programs.
+    # Imported here because only the restarted process needs it.
     from processes import Cohort
 
     set_loopback_up()
@@ -98,8 +98,8 @@ def train_inside():
                 cohort.wait_until(
                     lambda: f"rank {rank} joined" in cohort.log(),
                     f"worker {rank} to join")
-            # Whoever asks a second time asks for ever. (When the server ends,
-            # gRPC asks once more; nobody waits for that.)
+            # A process that asks a second time gets no answer. (When the
+            # server ends, gRPC asks once more; nothing waits for that.)
             if cohort.finish(timeout_s=120) != 0:
                 raise SystemExit(cohort.log())
 

@@ -56,7 +56,7 @@ ReferenceOptions ReferenceFor(const ParityCase& c, const std::string& model,
           .optimizer = optimizer};
 }
 
-// `allowed` beyond float64, by the name of the tensor; 1e-5 where it is less.
+// The distance allowed from float64, by tensor name; 1e-5 for all others.
 void ExpectFloat64AfterOneStep(
     const ParityCase& split, const std::string& model,
     const std::map<std::string, double>& allowed = {}) {
@@ -74,8 +74,8 @@ void ExpectFloat64AfterOneStep(
   }
 }
 
-// ReLU and max pooling make rounding grow, so the measure is what one float32
-// process does with the same batches: no further from float64 than 4 times.
+// ReLU and max pooling amplify rounding. So the measure is one float32 process
+// with the same batches: at most 4 times its distance from float64.
 void ExpectAsCloseAsOneProcessAfter20Steps(const ParityCase& split,
                                            const std::string& model) {
   const auto dataset = Synthetic(20 * kBatch);
@@ -92,8 +92,8 @@ void ExpectAsCloseAsOneProcessAfter20Steps(const ParityCase& split,
 
 class ParityTest : public testing::TestWithParam<ParityCase> {};
 
-// float32 has 6e-8 a rounding; through 20 steps of a function without kinks
-// that stays far below 1e-4 of each tensor's norm, and any wrong weighting of
+// float32 has 6e-8 a rounding. Through 20 steps of a function without kinks
+// that stays far below 1e-4 of each tensor's norm, while any wrong weighting of
 // unequal batches, moments or statistics is far above it.
 TEST_P(ParityTest, SmoothNetworkMatchesFloat64After20Steps) {
   const auto dataset = Synthetic(20 * kBatch);
@@ -137,11 +137,12 @@ TEST(ParityTest, CnnStaysAsCloseToFloat64AsOneProcessAfter20Steps) {
 
 class ResNetParityTest : public testing::TestWithParam<ParityCase> {};
 
-// The biases of batch norm begin at 0: after one step they are nothing but a
-// gradient that came through up to nineteen ReLUs, which flip at rounding, and
-// differently on different processors. One float32 process says how far that
-// takes each, but may flip none where the cohort flips one of a channel's
-// thousands: 2e-4 of a bias has been seen. All together stay within 1e-5.
+// The biases of batch norm begin at 0, so after one step they consist only of a
+// gradient that came through up to nineteen ReLUs. Rounding flips ReLUs, and
+// differently on different processors. One float32 process shows how far that
+// moves each bias, but it may flip no ReLU where the cohort flips one of a
+// channel's thousands: 2e-4 of a bias has been seen. All biases together stay
+// within 1e-5.
 TEST_P(ResNetParityTest, MatchesFloat64AfterOneStep) {
   const auto dataset = Synthetic(kBatch);
   ReferenceOptions reference = ReferenceFor(GetParam(), "resnet20", *dataset);

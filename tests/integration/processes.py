@@ -14,7 +14,7 @@ BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
 # How often a test repeats a kill at a random moment.
 KILLS = int(os.environ.get("COHORT_KILLS", "1"))
 
-# Small and quick, but real: a network with three batch norms, two workers.
+# Small and fast, but real: a network with three batch norms, two workers.
 WORKER_FLAGS = ["--model=smooth", "--dataset=synthetic", "--batch_size=32"]
 
 
@@ -30,7 +30,7 @@ class Cohort:
         self.size = workers
         self.worker_flags = list(worker_flags)
         self.server_flags = [f"--workers={workers}", *server_flags]
-        # Variables that processes get on top of those there are.
+        # Variables that processes get in addition to the present ones.
         self.environment = {}
         self.address = None
         self.server = None
@@ -48,7 +48,7 @@ class Cohort:
         self._folder.cleanup()
 
     def start_process(self, name, command):
-        """Starts it with a log of its own, and ends it with the others."""
+        """Starts a process with its own log; it ends with the others."""
         with open(self.dir / f"{name}.log", "ab") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
                                        stdout=log, stderr=log,
@@ -57,7 +57,7 @@ class Cohort:
         return process
 
     def start_server(self, *flags):
-        """Starts it, on the same address as before if there was one."""
+        """Starts the server, on its previous address if it had one."""
         file = self.dir / "address"
         file.unlink(missing_ok=True)
         listen = self.address or "127.0.0.1:0"
@@ -139,7 +139,7 @@ def kill(process):
 def run(program, *flags, timeout_s=60, environment=None):
     """Runs a program that is expected to end by itself.
 
-    `environment`: variables on top of those there are.
+    `environment`: variables in addition to the present ones.
     """
     return subprocess.run([BIN / program, *flags], stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=timeout_s,

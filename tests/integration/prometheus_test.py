@@ -12,14 +12,14 @@ from monitored import (MonitoredCohort, Prometheus, faster, has_prometheus,
 SEGMENTATION = ["--model=unet", "--width=4", "--batch_size=32",
                 "--dataset=synthetic-segmentation"]
 EPOCHS = "--epochs=1000"
-# Until every metric and panel should be there, on a busy machine.
+# How long every metric and panel may take to appear on a busy machine.
 PATIENCE_S = 120
 # Values of these labels are all exported from the start, so a condition that
 # names another value would never be met.
 CLOSED_LABELS = frozenset({"action", "kind", "level", "phase", "reason",
                            "result", "split", "state"})
 
-# Nothing has happened that they would show.
+# These panels would only show events that have not happened.
 SILENT_PANELS = frozenset({
     ("overview.json", "Alerts"),
     ("server.json", "Calls by code"),
@@ -46,7 +46,7 @@ class Exported:
                     known.setdefault(label, set()).add(value)
 
     def unmet(self, matcher):
-        """Says why a condition can never be met, or None."""
+        """The reason why a condition can never be met, or None."""
         known = self.values.get(matcher.metric)
         if known is None or matcher.label in ("job", "instance"):
             return None
@@ -61,7 +61,7 @@ class Exported:
 
 
 def wanted_names():
-    """Returns (name, where) of every exported metric that is asked for."""
+    """Returns (name, where) of every exported metric that a query uses."""
     not_exported = set(files.recorded()) | files.BUILT_IN
     return {(name, where) for where, query in files.all_queries()
             for name in files.metric_names(query) - not_exported}
@@ -73,7 +73,7 @@ def missing_names(wanted, exported):
 
 
 def monitored_segmentation():
-    """Exports all that there is: a mean IoU, a gradient norm, checkpoints."""
+    """Exports every metric: a mean IoU, a gradient norm, checkpoints."""
     cohort = MonitoredCohort(
         server_flags=[EPOCHS, "--clip_norm=1", "--checkpoint_every=4"],
         worker_flags=SEGMENTATION)
@@ -82,7 +82,7 @@ def monitored_segmentation():
 
 
 def empty_panels(prometheus):
-    """Asks every query of every dashboard; one that is refused raises."""
+    """Runs every query of every dashboard; raises if one is refused."""
     empty = []
     for name, dashboard in files.dashboards().items():
         for panel in files.panels(dashboard):
@@ -94,7 +94,7 @@ def empty_panels(prometheus):
 
 
 def last_of(what):
-    """Returns what is still wrong when nothing is, or time is up."""
+    """Polls until nothing is wrong or time is up; returns the problems."""
     end = time.monotonic() + PATIENCE_S
     while True:
         result = what()
@@ -111,8 +111,8 @@ class Names(unittest.TestCase):
         wanted = wanted_names()
         with monitored_segmentation() as cohort:
             cohort.start()
-            # Some come with the first evaluation, or with the first sample of
-            # batch norm's drift.
+            # Some appear with the first evaluation, or with the first sample
+            # of batch norm's drift.
             self.assertEqual(last_of(lambda: missing_names(
                 wanted, Exported(cohort.pages()))), [])
             exported = Exported(cohort.pages())
@@ -177,11 +177,11 @@ class RealPrometheus(unittest.TestCase):
             lambda: [value for _, value in
                      prometheus.query('up{job=~"cohort-.*"}')] == [1, 1, 1],
             "all three targets")
-        # From the start of the run it may be pending for a moment.
+        # At the start of the run it may be pending for a moment.
         prometheus.wait_until(
             lambda: prometheus.alert_state("CohortWorkersMissing") is None,
             "the alert to be silent")
-        # A query that fails on real labels would otherwise just be silent.
+        # Otherwise a query that fails on real labels would go unnoticed.
         rules = prometheus.wait_until(
             lambda: all(rule["health"] != "unknown"
                         for rule in prometheus.rules())
@@ -197,7 +197,7 @@ class RealPrometheus(unittest.TestCase):
         prometheus.wait_until(
             lambda: prometheus.alert_state("CohortWorkersMissing") == "firing",
             "the alert")
-        # It waited for its `for`; the record of it cannot be missed.
+        # The alert waited for its `for`, and its record cannot be missed.
         self.assertGreater(prometheus.value(
             'count_over_time(ALERTS{alertname="CohortWorkersMissing", '
             'alertstate="pending"}[1m])'), 1)

@@ -17,7 +17,8 @@
 namespace cohort {
 namespace {
 
-// Of weight decay: biases and the parameters of batch norm, the only vectors.
+// Exempt from weight decay: biases and the parameters of batch norm, which are
+// the only vectors.
 bool IsExempt(const at::Tensor& parameter) { return parameter.dim() < 2; }
 
 torch::optim::SGD MakeOptimizer(Model& model, const OptimizerOptions& o) {
@@ -45,7 +46,7 @@ double CosineRate(double base, int64_t samples, int64_t total) {
          2;
 }
 
-// The mean loss over all ranges, each normalised by itself or all together.
+// The mean loss over all ranges, normalised separately or all together.
 at::Tensor Loss(const ReferenceOptions& options, Model& model,
                 const std::vector<std::vector<int64_t>>& parts) {
   const Dataset& dataset = *options.dataset;

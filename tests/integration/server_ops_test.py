@@ -63,7 +63,7 @@ class ServerOps(unittest.TestCase):
                           if name.startswith("cohort_run_active"))
             time.sleep(1)
 
-        # As one who scrapes: at an interval, whatever happens in between.
+        # Like a scraper: at an interval, whatever happens in between.
         for _ in range(4):
             scrape()
         with subprocess.Popen(
@@ -96,7 +96,7 @@ class ServerOps(unittest.TestCase):
         self.assertIn('"ended":true', lines.splitlines()[-1])
 
     def test_nobody_who_watches_is_nobody_to_wait_for(self):
-        # Not by asking: that would be to watch.
+        # Read from the log: a request would count as watching.
         self.cohort.await_log("server", "workers are registered")
         drained = run("cohortctl", "run", "drain",
                       f"--server={self.cohort.address}")
@@ -109,7 +109,7 @@ class ServerOps(unittest.TestCase):
         seen = self.series()
         steps = seen["cohort_aggregation_duration_seconds_count"]
         self.assertGreaterEqual(steps, 40)
-        # Of 2 workers with batches of 32 and a network of 3 batch norms.
+        # 2 workers with batches of 32, and a network of 3 batch norms.
         self.assertEqual(seen["cohort_samples_total"], 64 * steps)
         self.assertEqual(seen["cohort_barrier_wait_seconds_count"], 2 * steps)
 
@@ -135,7 +135,7 @@ class ServerOps(unittest.TestCase):
             for i in range(200):
                 client = slow.enter_context(
                     socket.create_connection((host, int(port)), timeout=10))
-                # Asks for much and reads nothing, or never ends its request.
+                # Requests a lot and reads nothing, or never ends its request.
                 client.sendall(b"GET /chart.js HTTP/1.1\r\nHost: localhost"
                                + (b"\r\n\r\n" if i % 2 else b""))
             self.await_version(self.version() + 20)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How processes start and stop where something else starts and stops them:
+"""How processes start and stop under a supervisor:
 variables instead of flags, any order, signals, exit codes."""
 
 import json
@@ -13,7 +13,7 @@ import unittest
 
 from processes import BIN, WORKER_FLAGS, Cohort, run
 
-# Long enough that nothing ends by itself before it is told to.
+# Long enough that nothing ends before it is told to.
 LONG = "--epochs=10000"
 DEADLINE_S = 60
 
@@ -85,7 +85,7 @@ class Variables(unittest.TestCase):
                                 "worker": ["unused:2", "unused:3"]},
                     "task": {"type": role, "index": index}})
             cohort.server_flags.remove("--workers=2")
-            # The port must be a free one here; the rest is TF_CONFIG's.
+            # The port must be free on this machine; the rest is TF_CONFIG's.
             cohort.environment = {"TF_CONFIG": config("ps", 0)}
             cohort.start_server()
             for index in range(2):
@@ -113,7 +113,7 @@ class Start(unittest.TestCase):
     def test_all_addresses_of_a_name_are_tried(self):
         with Cohort(workers=1, server_flags=["--epochs=1"]) as cohort:
             hosts = cohort.dir / "hosts"
-            # Nobody listens at the first.
+            # Nothing listens at the first address.
             hosts.write_text("127.0.0.2 two.test\n127.0.0.1 two.test\n")
             wrapper = ["unshare", "--mount", "sh", "-c",
                        f"mount --bind {hosts} /etc/hosts && exec \"$0\" \"$@\""]
@@ -131,7 +131,8 @@ class Start(unittest.TestCase):
             training(cohort)
             result = run("cohort-worker", f"--server={cohort.address}",
                          "--rank=2", *WORKER_FLAGS)
-            # Not a failure, which would fail the others' Job as well.
+            # Success, because a failure would also fail the other workers'
+            # Job.
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn("rank 2 is not needed: the run has 2 workers, ranks "
                           "0 to 1", result.stderr)
@@ -186,14 +187,14 @@ class Stop(unittest.TestCase):
             cohort.await_log("worker0", "waiting to join")
             worker.send_signal(signal.SIGTERM)
             worker.send_signal(signal.SIGINT)
-            # Of two signals that are pending either may come first.
+            # If two signals are pending, either may come first.
             self.assertIn(worker.wait(DEADLINE_S), (130, 143))
 
     def test_a_signal_during_the_start_ends_at_once(self):
         with Cohort(workers=1) as cohort:
             cohort.address = "127.0.0.1:9"
-            # Making a network of this size takes longer than noticing that
-            # signals are handled, which is the first thing that a worker does.
+            # Creating a network of this size takes longer than installing the
+            # signal handlers, which is the first thing that a worker does.
             worker = cohort.start_worker(0, "--model=resnet50")
             cohort.until(lambda: handles(worker, signal.SIGTERM),
                          "the worker to handle signals")
@@ -214,7 +215,7 @@ class ExitWhenDone(unittest.TestCase):
             status = run("cohortctl", "status", "--json",
                          f"--server={cohort.address}")
             self.assertTrue(json.loads(status.stdout)["ended"])
-            # A worker that comes late is told so.
+            # A worker that comes late gets a clear answer.
             late = cohort.start_worker(0)
             self.assertEqual(late.wait(DEADLINE_S), 0, cohort.log("worker0"))
             self.assertEqual(stop(cohort.server), 0, cohort.log())

@@ -27,7 +27,7 @@ WORKER = ["--", "--model=smooth", "--dataset=synthetic", "--limit=160",
 
 
 class Page(html.parser.HTMLParser):
-    """Checks that every element is closed, and remembers which there were."""
+    """Checks that every element is closed, and records the elements."""
 
     EMPTY = {"meta"}
 
@@ -119,7 +119,7 @@ class StudyTest(unittest.TestCase):
         self.assertEqual((result["runs"], result["done"], result["failed"]),
                          (4, 4, []))
         self.assertEqual(len(self.done()), 4)
-        # What was done is not done again.
+        # Finished runs are not repeated.
         for name, time_written in written.items():
             path = self.out / "runs" / name / "run.json"
             self.assertEqual(path.stat().st_mtime, time_written)
@@ -143,7 +143,7 @@ class StudyTest(unittest.TestCase):
             self.assertEqual(row["measure"], "accuracy")
             self.assertTrue(0 <= float(row["percent"]) <= 100, row)
             self.assertGreater(float(row["seconds"]), 0)
-        # The numbers are those of the runs' own files.
+        # The numbers come from the runs' own files.
         name = "sync-local-shuffled-w2-b8-s1"
         with open(self.out / "runs" / name / "history.csv", newline="",
                   encoding="utf-8") as file:
@@ -188,11 +188,11 @@ class StudyTest(unittest.TestCase):
         self.assertEqual(study.returncode, 1, err)
         self.assertIn("stopped: ", err)
         self.assertIn("\ngo on with: cohortctl study --out=", err)
-        # What is done so far is told.
+        # The results so far are reported.
         self.assertIn("shuffled, 2 workers x 8 images: ", out)
         self.await_no_processes()
         self.assertGreaterEqual(len(self.rows()), 3)
-        # Nothing of a run that was ended early counts.
+        # A run that was ended early does not count.
         self.assertLess(len(self.done()), 4)
 
         other = run("cohortctl", *self.command("--epochs=3"))
@@ -216,7 +216,8 @@ class StudyTest(unittest.TestCase):
                                             f"exit code {code}: ")
             self.assertNotIn("w1-b2-s1", result.stderr)
             self.assertIn(text, result.stderr.splitlines()[-1])
-            # Neither is the folder bound to them, as the second round shows.
+            # The failed study does not bind the folder to its flags either, as
+            # the second round shows.
             self.assertEqual(self.done(), [])
 
 

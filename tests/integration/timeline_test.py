@@ -15,7 +15,7 @@ def load(path):
 
 
 def check_schema(test, events):
-    """What the format's description asks of the kinds of events there are."""
+    """Checks the fields that the format requires of each kind of event."""
     test.assertTrue(events)
     for event in events:
         test.assertIn(event["ph"], ("X", "M", "C"), event)
@@ -49,11 +49,11 @@ def end_of(span):
 
 
 def own_times(test, spans):
-    """Yields (span, outermost span, time that is no inner span's), and holds
+    """Yields (span, outermost span, time outside inner spans), and checks
     that the spans of a track nest."""
     stack = []
     own = []
-    # Times are rounded to nanoseconds when they are written.
+    # Times are rounded to nanoseconds in the file.
     slack = 0.01
     for span in spans:
         while stack and span["ts"] + slack >= end_of(stack[-1][0]):
@@ -136,7 +136,7 @@ class Timeline(unittest.TestCase):
             e["name"] for e in events if e["ph"] == "X" and e["pid"] == 1)
         for name in ("fold", "apply", "rendezvous", "checkpoint"):
             self.assertGreater(server[name], 0, name)
-        # Each rendezvous of a worker lies around the server's part of it.
+        # Each rendezvous of a worker encloses the server's part of it.
         steps = [e for e in events if e["name"] == "step"]
         self.assertEqual(len(steps), 2 * server["apply"])
         for step in steps[:10]:

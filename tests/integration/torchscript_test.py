@@ -75,7 +75,7 @@ class TorchScript(unittest.TestCase):
                 f"--data_dir={self.dir}", f"--batch_size={batch_size}"]
 
     def train(self, model, *worker_flags, server_flags=(), batch_size=8):
-        """Two epochs of 48 images; returns the cohort, which has ended well.
+        """Two epochs of 48 images; returns the successfully ended cohort.
 
         By default that is six steps.
         """
@@ -101,7 +101,7 @@ class TorchScript(unittest.TestCase):
             self.dir))
         self.assertAlmostEqual(float(rows[-1]["test_loss"]), wanted["loss"],
                                delta=1e-5)
-        # Six decimals are written.
+        # The file has six decimals.
         self.assertAlmostEqual(float(rows[-1]["test_accuracy"]),
                                wanted["accuracy"], delta=1e-6)
 
@@ -130,16 +130,16 @@ class TorchScript(unittest.TestCase):
         for name, content in wanted.items():
             if "running_" not in name and "num_batches" not in name:
                 self.assertEqual(seen[name], content, name)
-        # Six more steps were counted, from where the first run ended.
+        # Six more steps were counted, from the end of the first run on.
         counts = [struct.unpack("<q", t["bn1.num_batches_tracked"])[0]
                   for t in (wanted, seen)]
         self.assertEqual(counts, [6, 12])
 
     def test_one_image_a_worker_passes_batch_norm(self):
-        """A check of PyTorch's would refuse one element a channel."""
+        """One of PyTorch's checks would refuse one element a channel."""
         file = self.dir / "resnet.pt"
         networks("export", "resnet", file)
-        # layer4 of an image of 28x28 is a map of 1x1.
+        # For an image of 28x28, layer4 has a map of 1x1.
         self.check_evaluation("resnet", self.train(file, batch_size=1))
 
     def test_a_trace_around_scripted_batch_norms_trains(self):

@@ -7,7 +7,7 @@ import unittest
 
 from processes import Cohort, run
 
-# Long enough for a drain and a replacement in its middle.
+# Long enough for a drain and a replacement in the middle.
 EPOCH_COUNT = 5
 EPOCHS = f"--epochs={EPOCH_COUNT}"
 # As under Kubernetes, where 0 would mean that a rank's work is done.
@@ -52,7 +52,8 @@ class WorkerDrain(unittest.TestCase):
             self.assertEqual(cohort.workers[1].wait(30), 143,
                              cohort.log("worker1"))
             status = self.status(cohort)
-            # The step that it was at counts, and the next waits for another.
+            # The worker's last step counts, and the next step waits for a
+            # replacement.
             self.assertEqual(status["version"], at)
             self.assertEqual(status["workers"][1]["state"], "vacant")
             self.assertIn("waiting for a replacement of worker 1",
@@ -66,7 +67,7 @@ class WorkerDrain(unittest.TestCase):
             self.check_each_push_counts_once(self.status(cohort))
             self.assertEqual(cohort.finish(), 0, cohort.log())
             self.assertEqual(cohort.model_digest(), digest)
-            # The end of the run is no early end.
+            # The end of the run does not count as leaving early.
             for rank in range(2):
                 self.assertEqual(cohort.workers[rank].wait(30), 0,
                                  cohort.log(f"worker{rank}"))
@@ -97,7 +98,7 @@ class WorkerDrain(unittest.TestCase):
             with open(cohort.results / "history.csv",
                       encoding="utf-8") as file:
                 last = list(csv.DictReader(file))[-1]
-            # Every image of each epoch once: the data set has 4096.
+            # Every image once an epoch: the data set has 4096.
             self.assertEqual(int(last["samples"]), EPOCH_COUNT * 4096)
             self.assertEqual(int(last["version"]), EPOCH_COUNT * 4096 // 32)
 

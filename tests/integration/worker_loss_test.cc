@@ -15,7 +15,7 @@ namespace {
 
 constexpr Rank kVictim{2};
 
-// Which ranks were in the repeated step.
+// Records which ranks were in the repeated step.
 class Repeaters {
  public:
   void Repeats(Rank rank) {
@@ -32,8 +32,8 @@ class Repeaters {
   std::set<Rank> ranks_ ABSL_GUARDED_BY(mu_);
 };
 
-// Dies in the first rendezvous of the last layer, where the others wait for
-// it; or only watches.
+// Dies in the first rendezvous of the last layer, where the others wait for it;
+// or only records.
 class MortalClient final : public OwningClient {
  public:
   MortalClient(std::unique_ptr<Client> client, Rank rank, Repeaters& repeaters)
@@ -73,7 +73,7 @@ TEST(WorkerLossTest, ContinuingEqualsARunOfTheSurvivorsAlone) {
   Repeaters repeaters;
   ClusterOptions options = ContinuingRun(*dataset, {5, 4, 5});
   options.expendable = {kVictim};
-  // The broken stream has to tell: the lease outlasts the test.
+  // Only the broken stream can reveal the loss: the lease outlasts the test.
   options.server.coordinator.lease = absl::Hours(1);
   options.wrap = [&repeaters](std::unique_ptr<Client> client, Rank rank) {
     return std::make_unique<MortalClient>(std::move(client), rank, repeaters);

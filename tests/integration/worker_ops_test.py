@@ -55,7 +55,7 @@ class WorkerOps(unittest.TestCase):
                 self.assertGreater(
                     told[f"cohort_worker_step_duration_seconds_sum{label}"], 0)
             get(url + "/readyz")
-            # They travel with the next heartbeat.
+            # They are sent with the next heartbeat.
             cohort.wait_until(
                 lambda: '"phase_seconds":{"backward":' in run(
                     "cohortctl", "status", "--json",

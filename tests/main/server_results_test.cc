@@ -1,4 +1,4 @@
-// What a run ends with, and how it continues, over a real connection.
+// The results of a run, and its continuation, over a real connection.
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -61,15 +61,15 @@ TEST_F(ServiceTest, RunEndsWithEvaluationAndResults) {
   std::getline(history, header);
   std::getline(history, first_row);
   EXPECT_THAT(header, HasSubstr("version,epoch,samples,seconds,train_loss"));
-  // Both losses are 1 over 2 samples each: 0.5 a sample, half of the labels
+  // Both losses are 1 over 2 samples each: 0.5 a sample, and half of the labels
   // correct.
   EXPECT_THAT(first_row, HasSubstr("1,1,4,"));
   EXPECT_THAT(first_row, HasSubstr(",0.500000,0.500000,0.5,"));
 }
 
-// One step under local normalisation, in which rank 0 sees {0, 2} and rank 1
-// {2, 4}. Then the moments of two batches, {0, 2} and {6, 8}, are collected:
-// mean 4, M2 40.
+// One step under local normalisation: rank 0 sees {0, 2} and rank 1 {2, 4}.
+// Then the moments of two batches, {0, 2} and {6, 8}, are collected: mean 4, M2
+// 40.
 TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
   ServerOptions options = TinyOptions();
   options.files.results_dir = TemporaryFolder("results");
@@ -127,7 +127,7 @@ TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
   EXPECT_DOUBLE_EQ(mean_of("after"), 4);
   mean_of("async");
 
-  // Of the two test samples, chief gets none right and the others both.
+  // Of the two test samples, chief gets none right, and the others get both.
   const auto report_all = [this](size_t i, v1::Assignment evaluate) {
     while (evaluate.kind() == v1::ASSIGNMENT_KIND_EVALUATE) {
       const int64_t correct = evaluate.statistics_kind() == "chief" ? 0 : 1;
@@ -152,7 +152,8 @@ TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
   for (std::string row; std::getline(history, row);) rows.push_back(row);
   ASSERT_EQ(rows.size(), 5u);
   EXPECT_THAT(rows[0], EndsWith(",bn_statistics,test_top5_accuracy,test_miou"));
-  // One row a kind, the first with the means of the epoch, and the commits.
+  // One row for each kind. The first has the means of the epoch, and the
+  // commits.
   EXPECT_THAT(rows[1], HasSubstr(",1.000000,1.000000,2,"));
   EXPECT_THAT(rows[1], EndsWith(",sync,,"));
   EXPECT_THAT(rows[2], StartsWith("1,1,4,"));
@@ -160,7 +161,7 @@ TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
   EXPECT_THAT(rows[2], EndsWith(",chief,,"));
   EXPECT_THAT(rows[3], EndsWith(",after,,"));
   EXPECT_THAT(rows[4], EndsWith(",,,"));
-  // The checkpoint of the commit had none of `after`; the last one has.
+  // The commit's checkpoint had no `after` statistics; the last one does.
   std::vector<std::string> problems;
   const auto checkpoint = LoadNewestCheckpoint(
       RealFileSystem(), options.files.checkpoint_dir, problems);

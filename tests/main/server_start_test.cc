@@ -1,4 +1,4 @@
-// Servers that start, or say why they do not.
+// Servers that start, or report why they do not.
 
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -101,8 +101,8 @@ TEST(StartServerTest, APipeInPlaceOfAResultIsRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("a named pipe"));
 }
 
-// Each start counts, whatever the checkpoints say and whatever the time is:
-// nothing of an earlier life can be taken for one of a later.
+// Each start is counted, regardless of checkpoints and time, so that an earlier
+// incarnation is never mistaken for a later one.
 TEST(StartServerTest, IncarnationsRiseFromStartToStart) {
   const TempDir folder;
   std::ostringstream out;
@@ -131,7 +131,7 @@ TEST(StartServerTest, TheRunsNameIsADnsLabel) {
               HasSubstr("--run_name: got 'Not a label', want a DNS label"));
 }
 
-// What the server says of itself to a worker and to people.
+// How the server names itself to a worker and to people.
 std::string NameOf(const ServerOptions& options, bool train = false) {
   std::ostringstream out;
   absl::StatusOr<std::unique_ptr<Server>> server = StartServer(options, out);
@@ -142,7 +142,7 @@ std::string NameOf(const ServerOptions& options, bool train = false) {
   HandWorker other((*server)->address());
   EXPECT_TRUE(other.Join(1).ok());
   if (train) {
-    // The first is asked for its values once both have come.
+    // The first worker's values are requested once both have come.
     RegisterCall first = worker.BeginRegister(TinyLayout(), TinyPlan());
     RegisterCall second = other.BeginRegister(TinyLayout(), TinyPlan());
     EXPECT_TRUE(worker.FinishRegister(first, kTinyValues).ok());
@@ -167,7 +167,7 @@ TEST(StartServerTest, TheRunsNameIsToldAndKept) {
   options.coordinator.run_name = "nightly";
   options.given = {"run_name"};
   EXPECT_EQ(NameOf(options, /*train=*/true), "nightly");
-  // Resumed without the flag, then with another.
+  // Resumed without the flag, then with a different value.
   options.files.resume = true;
   options.coordinator.run_name = "";
   options.given = {};

@@ -6,11 +6,11 @@
 
 namespace cohort {
 
-// A run in which nobody has done anything, with so many ranks: all that is
-// always there, is.
+// A run with `workers` ranks in which nothing has happened. All metrics that
+// always exist are there.
 RunFigures EmptyFigures(int32_t workers);
 
-// The same in the middle of training, of all ranks.
+// The same run in the middle of training, with all ranks busy.
 RunFigures BusyFigures(int32_t workers);
 
 }  // namespace cohort

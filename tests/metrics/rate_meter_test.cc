@@ -21,7 +21,7 @@ TEST(RateMeterTest, IsThatOfTheLastTenSeconds) {
   add(20, 1000);
   add(25, 1010);
   EXPECT_EQ(rate.per_second(), 2);
-  // A slow worker makes it slow.
+  // A slow worker lowers the rate.
   status.phase = StatusView::Phase::kWaiting;
   status.workers = {{.rank = Rank(0), .activity = "computing"}};
   status.waited_for = {Rank(0)};

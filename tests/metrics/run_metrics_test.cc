@@ -39,7 +39,7 @@ TEST(RunMetricsTest, KnownLabelsAreThereFromTheStart) {
         "\"global\",bn_statistics=\"sync\",staleness_rule=\"keep\"} 1\n"}) {
     EXPECT_THAT(page, HasSubstr(line));
   }
-  // What is not known has no value, rather than a wrong one.
+  // Unknown values are absent rather than wrong.
   for (const char* name : {"cohort_mean_iou_ratio", "cohort_gradient_norm",
                            "cohort_loss", "cohort_storage_free_bytes"}) {
     EXPECT_THAT(page, Not(HasSubstr(name)));
@@ -50,7 +50,7 @@ TEST(RunMetricsTest, NumbersAreThoseOfTheFigures) {
   const std::string page = PageOf(BusyFigures(2));
   for (const char* line :
        {"cohort_model_version{run=\"run1\"} 40\n",
-        // 12 applied, of which 2 damped.
+        // 12 applied; 2 of them were damped.
         "cohort_pushes_total{result=\"applied\"} 10\n",
         "cohort_pushes_total{result=\"damped\"} 2\n",
         "cohort_push_staleness_versions_bucket{le=\"1\"} 9\n",

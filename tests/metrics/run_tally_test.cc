@@ -53,7 +53,7 @@ TEST(RunTallyTest, AddsUpCommits) {
                   seen);
   const TallySums sums = tally.sums();
   EXPECT_EQ(sums.samples, 8);
-  // A skipped commit has no loss to tell.
+  // A skipped commit has no loss.
   EXPECT_EQ(sums.train_loss, 2);
   EXPECT_EQ(sums.train_accuracy, 0.5);
   EXPECT_EQ(sums.gradient_norm, 3);
@@ -86,7 +86,7 @@ TEST(RunTallyTest, GoesOnWhereEarlierProcessesWere) {
   EXPECT_EQ(points[2].seconds, 15);
   ASSERT_EQ(sums.evaluations.size(), 1u);
   EXPECT_EQ(sums.evaluations[0].seconds, 15);
-  // Of this process alone.
+  // Counts this process only.
   EXPECT_EQ(tally.uptime(), absl::Seconds(3));
 }
 

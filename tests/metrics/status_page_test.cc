@@ -1,4 +1,4 @@
-// What the live page is made of.
+// The files of the live page.
 
 #include <limits>
 #include <memory>
@@ -123,7 +123,7 @@ TEST(PageRoutesTest, ThePageAndItsFilesAreInTheProgram) {
   EXPECT_THAT(routes.at("/page.js")().content_type,
               HasSubstr("text/javascript"));
   EXPECT_EQ(routes.count("/page.html"), 0);
-  // Every script that another one, or the page, asks for.
+  // Every script that the page or another script requests.
   for (const EmbeddedFile& file : EmbeddedFiles()) {
     if (file.path == "/chart.js") continue;
     const std::string text(file.content);

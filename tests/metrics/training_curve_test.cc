@@ -7,8 +7,8 @@
 namespace cohort {
 namespace {
 
-// Commit number i, of 10 samples, half a second after the one before, with
-// loss i.
+// Commit number i: 10 samples, half a second after the previous one, with loss
+// i.
 TrainingSample Commit(int64_t i) {
   return {.version = i,
           .samples = 10 * i,
@@ -39,7 +39,7 @@ TEST(TrainingCurveTest, LongOnesAreThinnedEvenlyWithMeans) {
   for (size_t i = 0; i < 4; ++i) {
     const auto k = static_cast<int64_t>(i);
     EXPECT_EQ(points[i].version, 4 * (k + 1));
-    // Of commits 4k+1 to 4k+4.
+    // The mean of commits 4k+1 to 4k+4.
     EXPECT_EQ(points[i].loss, 4 * static_cast<double>(k) + 2.5);
   }
   EXPECT_EQ(points[3].samples_per_second, 20);

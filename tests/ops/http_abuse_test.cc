@@ -1,4 +1,4 @@
-// What a port must survive: garbage, and clients that take for ever.
+// A port must survive garbage, and clients that take for ever.
 
 #include <memory>
 #include <random>
@@ -61,7 +61,8 @@ TEST(HttpAbuseTest, MalformedRequestsNeverBringItDown) {
     const RawConnection connection(server->address());
     ASSERT_TRUE(connection.connected()) << "round " << round;
     connection.Send(request);
-    // Some are answered, some are waited on for their end, which never comes.
+    // Some requests are answered; for others the server waits for an end that
+    // never comes.
     connection.ReadSome(10);
   }
   EXPECT_EQ(HttpGet(server->address(), "/").body, page);
@@ -77,7 +78,7 @@ TEST(HttpAbuseTest, TooLongHeadersAreRefusedNotKept) {
   EXPECT_NE(answer.status, 200);
 }
 
-// 200 clients that ask for a large page and read nothing, or never end their
+// 200 clients that request a large page and read nothing, or never end their
 // request.
 TEST(HttpAbuseTest, TwoHundredSlowClientsHoldUpNobody) {
   const std::string page(size_t{4} << 20, 'p');
@@ -95,7 +96,7 @@ TEST(HttpAbuseTest, TwoHundredSlowClientsHoldUpNobody) {
   }
 }
 
-// Clients that never end their requests and come back when they are closed.
+// Clients that never end their requests, and reconnect when they are closed.
 TEST(HttpAbuseTest, FourHundredUnfinishedRequestsHoldUpNoProbe) {
   const std::string page = "alive";
   const std::unique_ptr<HttpServer> server = BigPageServer(page);

@@ -79,7 +79,7 @@ TEST_F(HttpServerTest, OtherMethodsAreRefused) {
   }
 }
 
-// A web page elsewhere that has pointed its own name at 127.0.0.1.
+// A foreign web page that has pointed its own name at 127.0.0.1.
 TEST_F(HttpServerTest, ForeignHostIsRefused) {
   const HttpAnswer answer =
       HttpRequest(server_->address(), "GET", "/", "evil.example:80");
@@ -115,7 +115,7 @@ TEST(HttpServerStartTest, AddressesThatCannotWorkAreRefused) {
       StartHttpServer({.listen = "nonsense"}).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(
       StartHttpServer({.listen = "0.0.0.0:0"}).status()));
-  // Documentation addresses are nobody's.
+  // Addresses reserved for documentation belong to no machine.
   EXPECT_TRUE(absl::IsUnavailable(
       StartHttpServer({.listen = "192.0.2.1:0", .insecure = true}).status()));
 }

@@ -28,7 +28,7 @@ ServerOptions WithOps() {
   return options;
 }
 
-// Of the series that is written exactly so.
+// The value of the series with exactly this text.
 std::optional<double> ValueOf(const std::string& page,
                               const std::string& series) {
   const size_t at = page.find("\n" + series + " ");
@@ -51,7 +51,7 @@ class OpsPortTest : public ServiceTest {
     return nlohmann::json::parse(
         HttpGet(server_->ops_address(), "/status.json").body);
   }
-  // Figures are gathered four times a second.
+  // Numbers are gathered four times a second.
   double AwaitValue(const std::string& series, double wanted) {
     const SteadyClock clock;
     const Instant end = clock.Now() + absl::Seconds(10);
@@ -89,7 +89,7 @@ TEST_F(OpsPortTest, CountsAStepAndItsCalls) {
   EXPECT_EQ(ValueOf(page, "cohort_aggregation_duration_seconds_count"), 1);
   EXPECT_EQ(ValueOf(page, "cohort_apply_duration_seconds_count"), 1);
   EXPECT_EQ(ValueOf(page, "cohort_parameters"), 4);
-  // Two gradients of four floats; to each the new weights.
+  // Two gradients of four floats; each is answered with the new weights.
   const std::string encoding = "{encoding=\"float32\"}";
   EXPECT_EQ(ValueOf(page, "cohort_push_bytes_total" + encoding), 32);
   EXPECT_EQ(ValueOf(page, "cohort_pull_bytes_total" + encoding), 32);
@@ -179,7 +179,7 @@ TEST_F(OpsPortTest, TellsOfCheckpointsAndWhatARestartContinues) {
   const std::string after = Metrics();
   EXPECT_EQ(ValueOf(after, "cohort_restores_total{result=\"ok\"}"), 1);
   EXPECT_EQ(ValueOf(after, "cohort_checkpoint_last_version"), 1);
-  // The process before wrote it, a moment ago.
+  // The previous process wrote it a moment ago.
   const std::optional<double> written =
       ValueOf(after, "cohort_checkpoint_last_success_timestamp_seconds");
   ASSERT_TRUE(written.has_value());

@@ -27,7 +27,7 @@ std::unique_ptr<HttpServer> Serve() {
   return *std::move(server);
 }
 
-// Listens, and never answers: the system takes connections for it.
+// Listens, and never answers: the system accepts connections for it.
 class SilentServer {
  public:
   SilentServer() : fd_(ListenSocket::Open("--x", address_)->Release()) {}
@@ -57,7 +57,7 @@ TEST(PageClientTest, TriesAllAddressesOfAName) {
   const std::unique_ptr<HttpServer> server = Serve();
   const std::string port =
       server->address().substr(server->address().rfind(':'));
-  // Usually [::1] too, where nobody listens.
+  // The name usually has [::1] too, where nothing listens.
   const auto page =
       FetchPage(absl::StrCat("localhost", port), "/good", absl::Seconds(20));
   ASSERT_TRUE(page.ok()) << page.status();

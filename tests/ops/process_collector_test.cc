@@ -32,7 +32,7 @@ TEST(ProcessCollectorTest, CountsWhatThisProcessUses) {
 
 TEST(ProcessCollectorTest, CpuTimeRisesWithWork) {
   const double before = ReadProcessFigures().cpu_seconds;
-  // Until the clock of the system, which ticks every 10 ms, has seen it.
+  // Runs until the system's CPU clock, which ticks every 10 ms, has moved.
   volatile uint64_t sum = 0;
   for (uint64_t i = 0; i < 20'000'000'000; ++i) {
     sum = sum + i;

@@ -33,13 +33,13 @@ class WatchersTest : public ::testing::Test {
 
 TEST_F(WatchersTest, WhoNeverAsksIsNotWaitedFor) {
   EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
-  // Somebody who looked twice.
+  // A page that has asked twice.
   Ask("/status.json", {1, 2});
   EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
 }
 
-// It says when it asks again, so that one who opens it in a run's last second
-// sees the end.
+// The page announces when it asks again, so that a page opened in a run's last
+// second sees the end.
 TEST_F(WatchersTest, APageThatHasJustBeenOpenedIsWaitedFor) {
   Ask("/status.json", {1}, absl::Seconds(1));
   EXPECT_EQ(watchers_.UntilAllAsk(), absl::Seconds(2.25));
@@ -61,7 +61,7 @@ TEST_F(WatchersTest, APageThatIsLateIsWaitedForLonger) {
   EXPECT_TRUE(seen(14.75));
   Ask("/status.json", {9}, absl::Seconds(1));
   EXPECT_TRUE(seen(9));
-  // Others may look at it as well.
+  // Other pages may be open as well.
   EXPECT_FALSE(seen(4.7));
 }
 
@@ -81,7 +81,7 @@ TEST_F(WatchersTest, WhoHasGoneIsNotWaitedFor) {
   EXPECT_GT(watchers_.UntilAllAsk(), absl::ZeroDuration());
   clock_.now = absl::Seconds(10);
   EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
-  // Back an hour later, as somebody new.
+  // A page that returns an hour later counts as a new one.
   Ask("/status.json", {3600, 3601});
   EXPECT_EQ(watchers_.UntilAllAsk(), absl::ZeroDuration());
   Ask("/status.json", {3602});

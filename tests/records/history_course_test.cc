@@ -15,7 +15,7 @@ TEST(HistoryCourseTest, TimeOfCommitsWithoutARowIsEstimated) {
       CourseOf({"50,1,200,10" + rest, "100,1,400,30" + rest}, Version(130));
   ASSERT_EQ(course.training.size(), 2u);
   EXPECT_EQ(course.training[1].commits, 50);
-  // 200 images of a mean loss of 0.5.
+  // 200 images with a mean loss of 0.5.
   EXPECT_EQ(course.training[1].loss_sum, 100);
   EXPECT_EQ(course.training[1].loss_weight, 200);
   EXPECT_EQ(course.training[1].correct, 50);

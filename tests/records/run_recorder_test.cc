@@ -36,8 +36,9 @@ TEST(RunRecorderTest, RowsHoldMeansByLossWeightAndLabels) {
       RunRecorder::Open(options, out, clock, [] { return Training(); });
   ASSERT_TRUE(recorder.ok()) << recorder.status();
   (*recorder)->Begin();
-  // Of weight 1 with loss 1, and 3 with loss 5: mean 4; 2 of 8 labels. The
-  // skipped one adds nothing, nor the one whose labels were all ignored.
+  // Weight 1 with loss 1, and weight 3 with loss 5: mean 4; 2 of 8 labels. The
+  // skipped commit adds nothing, and neither does the one whose labels were all
+  // ignored.
   (*recorder)->Committed({.version = Version(1),
                           .samples = 1,
                           .commit_samples = 1,
@@ -78,7 +79,7 @@ std::vector<std::string> Lines(const std::string& path) {
   return lines;
 }
 
-// What a run begins with.
+// The initial policy of a run.
 PolicyRecord FirstPolicy() {
   return {.policy_epoch = 1, .changed = SettingsOf({}), .text = "sync"};
 }
@@ -106,7 +107,7 @@ TEST(RunRecorderTest, NoRowHasCommitsOfTwoPolicies) {
   (*recorder)->Committed(
       {.version = Version(1), .samples = 4, .commit_samples = 4});
   (*recorder)->PolicyChanged(ToAsync());
-  // Told twice, recorded once.
+  // Reported twice, recorded once.
   (*recorder)->PolicyChanged(ToAsync());
   (*recorder)->Committed(
       {.version = Version(2), .samples = 6, .commit_samples = 2});
@@ -130,7 +131,7 @@ TEST(RunRecorderTest, NoRowHasCommitsOfTwoPolicies) {
       HasSubstr("policy sync -> async, local normalisation at step 1\n"));
 }
 
-// The results of before may lie elsewhere, or here.
+// The earlier results may be in another folder, or in this one.
 TEST(RunRecorderTest, ContinuedRunHasEachChangeOnce) {
   const TempDir folder;
   const SteadyClock clock;
@@ -145,7 +146,7 @@ TEST(RunRecorderTest, ContinuedRunHasEachChangeOnce) {
   options.policies = {FirstPolicy(), ToAsync(), resumed};
   for (int times = 0; times < 2; ++times) {
     std::ostringstream out;
-    // The second time, the third is old too.
+    // In the second round the third policy is old too.
     options.policies_before = times == 0 ? 2 : 3;
     absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
         RunRecorder::Open(options, out, clock, [] { return Training(); });
@@ -159,13 +160,13 @@ TEST(RunRecorderTest, ContinuedRunHasEachChangeOnce) {
   }
   const std::vector<std::string> policy = Lines(folder.File("policy.csv"));
   ASSERT_EQ(policy.size(), 4u);
-  // This process cannot tell when.
+  // This process does not know the time of the change.
   EXPECT_THAT(policy[2], StartsWith("2,1,4,,\""));
   EXPECT_THAT(policy[3], StartsWith("3,5,20,0.000,\"learning_rate=0.5\""));
 }
 
-// A run that got as far as version 9 after its checkpoint of version 4, with
-// both kinds evaluated at 4, and was killed while it wrote.
+// A run that reached version 9 after its checkpoint of version 4, with both
+// kinds evaluated at 4, and was killed while it wrote.
 TEST(RunRecorderTest, ContinuedFilesLoseWhatIsComputedAgain) {
   const TempDir folder;
   const std::string head = "version,epoch,samples,seconds,train_loss,...\n";
@@ -200,7 +201,7 @@ TEST(RunRecorderTest, ContinuedFilesLoseWhatIsComputedAgain) {
   EXPECT_EQ(earlier.evaluations[1].statistics, "chief");
   ASSERT_TRUE(earlier.test.has_value());
   EXPECT_EQ(earlier.test->accuracy, 0.6);
-  // The first kind is evaluated once more, and another one for the first time.
+  // The first kind is evaluated again, and another kind for the first time.
   (*recorder)->Evaluated({.version = Version(4),
                           .epochs = 1,
                           .results = {{.statistics = StatisticsKind::kSync},

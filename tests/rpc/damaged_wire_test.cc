@@ -1,5 +1,5 @@
-// A network that damages what it carries: the weights are those of an intact
-// one, or the run says what it was, but they are never others.
+// A network that damages messages: the weights equal those of an intact run, or
+// the run reports the damage. They are never different.
 
 #include <gtest/gtest.h>
 
@@ -35,8 +35,8 @@ ModelLayout SmallLayout() {
               {.name = "bn", .channels = static_cast<int64_t>(kChannels)}}};
 }
 
-// One rank of a made-up model whose gradient depends on everything that a
-// worker is told: weights, moments, seed, range and version.
+// One rank of a made-up model whose gradient depends on all inputs of a worker:
+// weights, moments, seed, range and version.
 class SmallWorker {
  public:
   SmallWorker(const std::string& server, Rank rank, bool local)
@@ -202,7 +202,7 @@ class SmallWorker {
 };
 
 struct RunEnd {
-  // What any worker, or the run, said went wrong.
+  // The error that any worker, or the run, reported.
   absl::Status error;
   // Weights and statistics; empty after an error.
   std::string bits;
@@ -269,20 +269,20 @@ RunEnd Train(bool local, const std::optional<BitFlip>& flip) {
   return end;
 }
 
-// What is hit in a series of runs.
+// The messages that a series of runs damages.
 struct Target {
   std::string service;
   bool to_server = true;
   size_t bytes_min = 1;
   size_t bytes_max = size_t{1} << 30;
-  // Messages between one that is hit in a run and that of the next run.
+  // Distance between the damaged message of one run and that of the next.
   int spread = 1;
   // Normalisation by local batches: moments travel in closing messages.
   bool local = false;
 };
 
-// The runs of a series, several at a time: a damaged one may wait for seconds
-// until a worker gives up.
+// The runs of a series, several at a time, because a damaged run may wait for
+// seconds until a worker gives up.
 std::vector<RunEnd> TrainAll(bool local, const std::vector<BitFlip>& flips) {
   constexpr size_t kRunsAtATime = 4;
   std::vector<RunEnd> ends(flips.size());
@@ -328,14 +328,14 @@ void DamageEach(const Target& target, const std::vector<size_t>& bytes) {
         << target.service << (target.to_server ? " request" : " reply")
         << ", byte " << flips[i].byte << ", bit " << flips[i].bit;
   }
-  // Otherwise the test has looked at intact runs only.
+  // Otherwise the test would have looked only at intact runs.
   EXPECT_EQ(flipped, static_cast<int>(bytes.size()));
   std::cout << target.service
             << (target.to_server ? " requests: " : " replies: ") << named
             << " of " << flipped << " runs ended with an error that says why\n";
 }
 
-// Places all over a message of some 300 bytes.
+// Positions all over a message of some 300 bytes.
 const std::vector<size_t> kPlaces = {0,  5,   13,  21,  34,  47,
                                      60, 101, 150, 203, 250, 290};
 

@@ -15,14 +15,14 @@
 
 namespace cohort {
 
-// Raw little-endian values, as they travel.
+// Raw little-endian values, as sent over the wire.
 std::string BytesOf(const std::vector<float>& values);
 std::string BytesOf(const std::vector<double>& values);
 std::vector<float> FloatsOf(const std::string& bytes);
 std::vector<double> DoublesOf(const std::string& bytes);
 
-// A bidirectional call with its context, which ends with the object. Every
-// call has a deadline, so that a test which waits in vain fails.
+// A bidirectional call and its context, which ends with the object. Every call
+// has a deadline, so that a test that waits in vain fails.
 template <typename Request, typename Reply>
 struct Call {
   using Stream = grpc::ClientReaderWriter<Request, Reply>;
@@ -33,13 +33,13 @@ struct Call {
 
   bool open() const { return stream != nullptr; }
   bool Write(const Request& request) { return stream->Write(request); }
-  // Nothing once the stream has ended.
+  // Absent once the stream has ended.
   std::optional<Reply> Read() {
     Reply reply;
     if (!stream->Read(&reply)) return std::nullopt;
     return reply;
   }
-  // Reads what is left and returns how the call ended.
+  // Reads the rest and returns how the call ended.
   grpc::Status End() {
     Reply rest;
     while (stream->Read(&rest)) {
@@ -55,35 +55,35 @@ using RegisterCall = Call<v1::RegisterRequest, v1::RegisterReply>;
 using ExchangeCall = Call<v1::ExchangeRequest, v1::ExchangeReply>;
 using ReduceCall = Call<v1::ReduceRequest, v1::ReduceReply>;
 
-// A worker driven by hand, with nothing but the generated stubs and ordinary
-// protobuf messages: what any client in any language could do.
+// A worker driven by hand, with only the generated stubs and ordinary protobuf
+// messages, as any client in any language could do.
 class HandWorker {
  public:
   explicit HandWorker(const std::string& address);
-  // Cancels what is still open.
+  // Cancels all open calls.
   ~HandWorker();
 
-  // Opens a session and joins. The status of a refusal, or OK.
+  // Opens a session and joins. Returns the status of a refusal, or OK.
   grpc::Status Join(std::optional<int32_t> rank = std::nullopt,
                     const std::string& run_id = "");
-  // The next assignment of this kind on the session; others are passed over.
+  // The next assignment of this kind on the session; others are skipped.
   std::optional<v1::Assignment> Await(v1::AssignmentKind kind);
   // Leaves and returns how the session ended.
   grpc::Status Leave();
-  // As a crash would.
+  // Breaks the session as a crash would.
   void BreakSession();
 
   // Sends the layout. The answer comes once all workers have.
   RegisterCall BeginRegister(const v1::ModelLayout& layout,
                              const v1::RunPlan& plan);
-  // Awaits the answer, sends the values if it asks for them, and awaits the
+  // Awaits the answer, sends the values if it requests them, and awaits the
   // end. `values` has the elements of each parameter.
   grpc::Status FinishRegister(RegisterCall& call,
                               const std::vector<std::vector<float>>& values);
-  // Sends the values of what `reply` has cut.
+  // Sends the values in the partitions of `reply`.
   void SendValues(RegisterCall& call, const v1::RegisterReply& reply,
                   const std::vector<std::vector<float>>& values);
-  // Both, of a worker that no other is missing beside.
+  // Both of the above, for a worker that waits for no other.
   grpc::Status Register(const v1::ModelLayout& layout, const v1::RunPlan& plan,
                         const std::vector<std::vector<float>>& values);
 
@@ -95,7 +95,7 @@ class HandWorker {
                                const std::vector<float>& gradient);
   v1::ExchangeRequest Closing(const v1::Assignment& assignment,
                               double loss_sum);
-  // Sends all three.
+  // Sends all three messages.
   void Push(ExchangeCall& exchange, const v1::Assignment& assignment,
             const std::vector<float>& gradient);
 
@@ -103,15 +103,15 @@ class HandWorker {
   v1::ReduceRequest Contribution(const v1::Assignment& assignment,
                                  int64_t count, double mean, double m2);
 
-  // All replies, the header first.
+  // Reads all replies, the header first.
   grpc::Status Pull(const v1::PullRequest& request,
                     std::vector<v1::PullReply>& replies);
   grpc::Status Report(const v1::Assignment& assignment, int64_t correct,
                       v1::Assignment& next);
-  // The same with these counts.
+  // Reports the given counts.
   grpc::Status Report(const v1::Assignment& assignment,
                       v1::ReportRequest counts, v1::Assignment& next);
-  // Of one call of layer 0.
+  // Reports moments of one call of layer 0.
   grpc::Status ReportMoments(const v1::Assignment& assignment, int64_t count,
                              double mean, double m2, v1::Assignment& next);
 

@@ -1,4 +1,5 @@
-// Reading a run that goes on: each pull is one version, and nobody waits.
+// Reading from a running run: each pull is one version, and training does not
+// wait.
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -18,12 +19,12 @@
 namespace cohort {
 namespace {
 
-// 8 MiB: more than a connection takes whose reader does not read.
+// 8 MiB: more than a connection buffers for a client that does not read.
 constexpr int64_t kElements = int64_t{2} << 20;
 constexpr int64_t kPartitionElements = kElements / 8;
 
-// One worker whose every push takes 1 from all elements, under SGD with rate
-// 1 and none of what else would change them: the weights are minus the
+// One worker whose every push subtracts 1 from all elements: SGD with rate 1,
+// without anything else that changes weights. So each weight is minus the
 // version.
 class LivePullTest : public ServiceTest {
  protected:
@@ -77,7 +78,7 @@ class LivePullTest : public ServiceTest {
     return verdict.version();
   }
 
-  // Checks that all elements are those of one version, and returns it.
+  // Checks that all elements belong to one version, and returns it.
   static int64_t ExpectOneVersion(const std::vector<v1::PullReply>& replies) {
     EXPECT_EQ(replies.size(),
               static_cast<size_t>(1 + kElements / kPartitionElements));
@@ -101,7 +102,7 @@ class LivePullTest : public ServiceTest {
 TEST_F(LivePullTest, EachPullIsOneVersionWhileCommitsGoOn) {
   std::atomic<bool> stop = false;
   std::vector<int64_t> versions;
-  // No session and no run id: nobody in the run knows of the reader.
+  // There is no session and no run id, so the run does not know of the reader.
   std::jthread reader([&] {
     HandWorker stranger(server_->address());
     v1::PullRequest request;
@@ -118,7 +119,7 @@ TEST_F(LivePullTest, EachPullIsOneVersionWhileCommitsGoOn) {
   stop = true;
   reader.join();
   EXPECT_EQ(version, 60);
-  // They were read while others were made, and never went back.
+  // Versions were read while others were made, and never decreased.
   ASSERT_GE(versions.size(), 2u);
   EXPECT_LT(versions.front(), 60);
   EXPECT_GT(versions.back(), versions.front());
@@ -137,14 +138,14 @@ TEST_F(LivePullTest, ReaderThatStopsReadingHoldsUpNobody) {
   std::vector<v1::PullReply> replies(1);
   ASSERT_TRUE(stalled->Read(&replies[0]));
 
-  // Training and other readers go on while it holds version 1.
+  // Training and other readers continue while it holds version 1.
   for (int i = 0; i < 20; ++i) TrainOnce();
   HandWorker stranger(server_->address());
   std::vector<v1::PullReply> newest;
   ASSERT_TRUE(stranger.Pull(request, newest).ok());
   EXPECT_EQ(ExpectOneVersion(newest), 21);
 
-  // What it reads later is still the version it began with.
+  // The rest of its messages still belong to the version it began with.
   for (v1::PullReply reply; stalled->Read(&reply);) replies.push_back(reply);
   EXPECT_TRUE(stalled->Finish().ok());
   EXPECT_EQ(ExpectOneVersion(replies), 1);

@@ -1,4 +1,4 @@
-// What a server makes of its workers' counts: lines, files, status.
+// The lines, files and status that a server makes from its workers' counts.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ std::vector<std::string> LinesOf(const std::string& path) {
   return lines;
 }
 
-// Commas outside of quotes, and one.
+// Number of commas outside quotes, plus one.
 int64_t Columns(const std::string& line) {
   bool quoted = false;
   int64_t columns = 1;
@@ -82,8 +82,8 @@ class MeasuresServiceTest : public ServiceTest {
   }
 };
 
-// Class 0: 3 found, 5 predicted, 3 there: 3 / 5. Class 1: 2 / (2 + 4 - 2).
-// Class 2 is nowhere. Of 7 valid pixels 5 are right.
+// Class 0: 3 correct, 5 predictions, 3 labels: 3 / 5. Class 1: 2 / (2 + 4 - 2).
+// Class 2 does not occur. 5 of 7 valid pixels are right.
 std::vector<v1::ReportRequest> TwoImages() {
   return {Pixels({{2, 3, 2}, {1, 1, 2}, {0, 0, 0}}),
           Pixels({{1, 2, 1}, {1, 1, 2}, {0, 0, 0}})};
@@ -125,7 +125,7 @@ TEST_F(MeasuresServiceTest, ARunOverPixelsEndsWithItsMeanIou) {
 TEST_F(MeasuresServiceTest, ARunOverManyClassesTellsItsTopFive) {
   ServerOptions options = TinyOptions();
   options.files.results_dir = TemporaryFolder("results");
-  // One of two is right, both are among the five highest.
+  // One of two is right; both are among the five highest scores.
   v1::ReportRequest counts;
   counts.set_samples(1);
   counts.set_loss_sum(0.25);

@@ -1,5 +1,5 @@
-// Policies that change under load, while workers die: every push is applied
-// once, whatever becomes of its sender.
+// Policies that change under load while workers die: every push is applied
+// once, whatever happens to its sender.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -33,12 +33,12 @@ constexpr double kLossReference = kWorkers;
 
 using Settings = std::map<std::string, std::string>;
 
-// What workers were told about pushes, by the cell that each adds 1 to.
+// Verdicts that workers received, by the cell to which each push adds 1.
 class Verdicts {
  public:
   void Note(int64_t cell, const PushVerdict& verdict) {
     MutexLock lock(mu_);
-    // It was complete when its attempt ended; the cell comes again.
+    // The push was complete when its attempt ended; the cell comes again.
     if (verdict.verdict == Verdict::kDropped &&
         absl::StrContains(verdict.reason, "ended early")) {
       return;
@@ -69,9 +69,9 @@ class Verdicts {
   int64_t deaths_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// One rank, over several lives. Its push of sample s of epoch e adds exactly 1
-// to cell e * kSamples + s under every policy: the learning rate is 1, and the
-// weights of the losses are such that the scale of a step is 1.
+// One rank through several incarnations. Its push of sample s of epoch e adds
+// exactly 1 to cell e * kSamples + s under every policy: the learning rate is
+// 1, and the losses have weights that make the scale of a step 1.
 class CellWorker {
  public:
   CellWorker(std::string server, Rank rank, Verdicts& verdicts)
@@ -86,13 +86,13 @@ class CellWorker {
   }
 
  private:
-  // Returns false if this life ended before the run.
+  // Returns false if this incarnation ended before the run.
   bool Live() {
     auto client = MakeGrpcClient({.server = server_,
                                   .rank = rank_,
                                   .batch_size = 1,
                                   .server_timeout = absl::Minutes(1)});
-    // Where the others go on, the run may have ended without this rank.
+    // If the others go on, the run may have ended without this rank.
     if (!client.ok() || !Begin(**client).ok()) return true;
     for (;;) {
       const absl::StatusOr<Assignment> next = (*client)->NextAssignment();
@@ -126,7 +126,7 @@ class CellWorker {
     return registered.status();
   }
 
-  // Returns false if this life ends within the push.
+  // Returns false if this incarnation ends within the push.
   bool Train(Client& client, const Assignment& told) {
     const int64_t cell = told.data_epoch * kSamples + told.range.begin;
     const int64_t dies_after =
@@ -261,7 +261,7 @@ void RunThroughThePolicies(OnWorkerLoss on_worker_loss) {
     }
   }
   EXPECT_EQ(cell, kCells);
-  // Whoever died may not have heard the verdict on its last push.
+  // A worker that died may not have received the verdict on its last push.
   EXPECT_LE(verdicts.applied(), static_cast<size_t>(kCells));
   EXPECT_GE(verdicts.applied() + static_cast<size_t>(verdicts.deaths()),
             static_cast<size_t>(kCells));

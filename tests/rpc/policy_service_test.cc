@@ -1,4 +1,4 @@
-// Changes of a live run over a real connection, and what is kept of them.
+// Changes of a live run over a real connection, and the records of them.
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -23,7 +23,7 @@ using Settings = std::map<std::string, std::string>;
 
 class PolicyServiceTest : public ServiceTest {
  protected:
-  // Two epochs of one step, so that there is something after the first.
+  // Two epochs of one step each, so that training continues after the first.
   void StartTwoSteps() {
     options_ = TinyOptions();
     options_.coordinator.epochs = 2;
@@ -153,7 +153,7 @@ TEST_F(PolicyServiceTest, RefusalsAreExactAndChangeNothing) {
       {{{"aggregation", "sometimes"}}, "want one of sync"},
       {{{"aggregation", "async"}, {"normalization", "global"}},
        "--normalization: got global"},
-      // The good one of a pair does not get through either.
+      // The valid value of a pair is refused with the invalid one.
       {{{"learning_rate", "0.25"}, {"momentum", "2"}}, "--momentum: got 2"},
       {{{"lease", "100ms"}}, "--lease: got 100ms, want at least 2.4s"},
       {many, "number of settings: got 65, want at most 64"},
@@ -223,7 +223,7 @@ TEST_F(PolicyServiceTest, ResumedRunGoesOnWithThePolicyItHad) {
   CommitOneStep();
   StopAll();
 
-  // The same command line as before, which says sync and, as the default, 0.5.
+  // The same command line as before, with sync and the default 0.5.
   options_.files.resume = true;
   options_.given = {"aggregation", "workers"};
   Start(options_);
@@ -234,7 +234,7 @@ TEST_F(PolicyServiceTest, ResumedRunGoesOnWithThePolicyItHad) {
   ASSERT_EQ(policy.history_size(), 2);
   EXPECT_EQ(policy.history(1).version(), 1);
   StopAll();
-  // No row came twice.
+  // No row was written twice.
   EXPECT_EQ(Lines("policy.csv").size(), 3u);
 }
 
@@ -262,7 +262,7 @@ TEST_F(PolicyServiceTest, FlagThatIsGivenOnResumingIsAChangeOfPolicy) {
   EXPECT_THAT(out_.str(), HasSubstr("policy async -> bounded at step 1\n"));
   const std::vector<std::string> rows = Lines("policy.csv");
   ASSERT_EQ(rows.size(), 4u);
-  // Seconds go on from where the process before stopped.
+  // Seconds continue from where the previous process stopped.
   EXPECT_THAT(rows[3], AllOf(StartsWith("3,1,4,0."),
                              HasSubstr(",\"aggregation=bounded\",")));
 }

@@ -1,4 +1,4 @@
-// Peers that ask for too much, say nothing or read nothing.
+// Peers that request too much, send nothing or read nothing.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,8 +22,8 @@ using ::testing::HasSubstr;
 class LargeLayoutTest : public ServiceTest,
                         public ::testing::WithParamInterface<int64_t> {};
 
-// A layer of so many channels is 100 bytes on the wire, and took the memory of
-// the machine once training started.
+// A layer with this many channels takes 100 bytes on the wire, and once used up
+// the machine's memory when training started.
 TEST_P(LargeLayoutTest, IsRefusedAndOthersTrain) {
   ServerOptions options = TinyOptions();
   options.coordinator.workers = 2;
@@ -58,7 +58,7 @@ TEST_F(ShardServiceTest, SilentSessionsKeepNobodyOut) {
   const auto stub = v1::Membership::NewStub(
       grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
   std::vector<SessionCall> silent;
-  // As many as there are places, and some more.
+  // As many as there are places, and a few more.
   for (int i = 0; i < 80; ++i) {
     SessionCall& call = silent.emplace_back();
     SetDeadline(*call.context);
@@ -90,7 +90,7 @@ TEST_F(ShardServiceTest, SilentStreamsAreEnded) {
   ExpectEndedAsSilent(reduce);
 }
 
-// 4 MiB, more than a connection holds of what is not read.
+// 4 MiB, more than a connection buffers for a client that does not read.
 constexpr int64_t kLargeElements = 1 << 20;
 constexpr int kWindowBytes = 1 << 16;
 
@@ -126,7 +126,7 @@ class UnreadPullTest : public ShardServiceTest {
       return reader->Finish();
     }
   };
-  // Returns once the server has answered it, one way or the other.
+  // Returns once the server has answered or refused.
   PullCall Pull() {
     const ServiceCounters& counters = shard_.counters();
     const auto answered = [&counters] {
@@ -159,7 +159,7 @@ TEST_F(UnreadPullTest, OneConnectionHasEightAtATime) {
 
 TEST_F(UnreadPullTest, IsCutOnceItsTimeIsUp) {
   PullCall call = Pull();
-  // The session, and the pull until it is cut.
+  // The session, and the pull until it is cut off.
   Instant now = clock_.Now();
   while (shard_.streams().All().size() > 1) {
     // One message may take 15 s and a second for its 1 MiB.
@@ -199,7 +199,7 @@ TEST_F(ShardServiceTest, RankHasOneRegistrationAtATime) {
 
 TEST(SelfProbeTest, PortThatNobodyServesIsNoticed) {
   ListenAddress address{.host = "127.0.0.1", .port = 0};
-  // The kernel completes connections to it; nobody accepts them.
+  // The kernel completes connections to it, but they are never accepted.
   const absl::StatusOr<ListenSocket> socket =
       ListenSocket::Open("--listen", address);
   ASSERT_TRUE(socket.ok());

@@ -1,5 +1,5 @@
-// How streams end that carry no message, half a registration, or a push with
-// an old or impossible key.
+// How the server ends streams without a message, with half a registration, or
+// with a push whose key is old or impossible.
 
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A stream on which bytes are sent that no generated stub would send.
+// A stream for bytes that no generated stub would send.
 class RawCall final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -86,7 +86,7 @@ TEST_F(ServiceTest, ASessionThatEndsBeforeItsJoinIsInvalid) {
             "session: got the end of the stream first, want a join");
 }
 
-// Two parameters of four elements in partitions of their own.
+// Two parameters of four elements, each in its own partition.
 class HalfRegistration : public ServiceTest {
  protected:
   void SetUp() override {

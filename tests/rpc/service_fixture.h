@@ -60,8 +60,9 @@ inline v1::ReduceRequest TwoContributions(HandWorker& worker,
   return request;
 }
 
-// Two workers with batches of two: one step an epoch. The losses of a step
-// weigh 4 together, which is the reference: gradients are summed as they are.
+// Two workers with batches of two: one step an epoch. The loss weights of a
+// step add up to 4, which is the reference, so gradients are summed without
+// scaling.
 inline v1::RunPlan TinyPlan() {
   v1::RunPlan plan;
   plan.set_dataset("tiny");

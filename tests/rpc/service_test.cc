@@ -1,4 +1,4 @@
-// The server over a real connection, spoken to with plain protobuf messages.
+// Tests the server over a real connection, with plain protobuf messages.
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -149,7 +149,7 @@ TEST_F(ServiceTest, ReplacedLifeIsFenced) {
   ASSERT_TRUE(joined.ok()) << joined.error_message();
   EXPECT_GT(new_life.joined().incarnation(), old_life.joined().incarnation());
 
-  // The stream it held has ended, and a new one is refused.
+  // The held stream has ended, and a new one is refused.
   EXPECT_EQ(held.End().error_code(), grpc::StatusCode::ABORTED);
   ExchangeCall late = old_life.OpenExchange();
   late.Write(old_life.Gradient(assignments_[0], {1, 2, 3, 4}));
@@ -218,7 +218,7 @@ TEST_F(ServiceTest, OnlyTheLowestRankIsAskedForItsValues) {
   HandWorker second(server_->address());
   ASSERT_TRUE(first.Join(0).ok());
   ASSERT_TRUE(second.Join(1).ok());
-  // Who comes first is told nothing yet, even if it sends no more.
+  // The first worker gets no answer yet, even if it sends no more.
   RegisterCall early = second.BeginRegister(TinyLayout(), TinyPlan());
   early.stream->WritesDone();
   RegisterCall asked = first.BeginRegister(TinyLayout(), TinyPlan());
@@ -324,7 +324,7 @@ TEST_F(ServiceTest, WrongChecksumIsDataLoss) {
   exchange.Write(gradient);
   EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::DATA_LOSS);
 
-  // Nothing of it was kept: the same push, undamaged, goes through.
+  // Nothing of the damaged push was kept: the same push, undamaged, succeeds.
   TrainOneStep();
   EXPECT_EQ(AwaitVerdict(exchanges_[0]).verdict(), v1::VERDICT_APPLIED);
 }
@@ -370,7 +370,7 @@ void PushByPartition(HandWorker& worker, ExchangeCall& exchange,
   exchange.Write(worker.Closing(assignment, 1));
 }
 
-// The first to push is paused, not refused, and goes on by itself.
+// The first rank to push is paused, not refused, and later continues by itself.
 TEST_F(ServiceTest, GradientsThatThereIsNoRoomForWait) {
   StartWithTwoWorkers(HardlyAnyRoom());
   for (size_t i = 0; i < 2; ++i) {
@@ -382,8 +382,8 @@ TEST_F(ServiceTest, GradientsThatThereIsNoRoomForWait) {
   }
 }
 
-// The client goes away while the server reads nothing from it. What has come is
-// kept, and the rank pushes on a new stream.
+// The client leaves while the server reads nothing from it. The data received
+// is kept, and the rank pushes on a new stream.
 TEST_F(ServiceTest, PausedStreamEndsWithItsClient) {
   StartWithTwoWorkers(HardlyAnyRoom());
   {
@@ -456,7 +456,7 @@ TEST_F(ServiceTest, ContributionsOfOneRequestAreAnsweredTogether) {
   }
 }
 
-// A client from before results were grouped would never read the second.
+// A client from a release before grouped results would never read the second.
 TEST_F(ServiceTest, ResultsAreGroupedOnlyForClientsThatReadThem) {
   StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
   ReduceCall old = workers_[0]->OpenReduce();
@@ -464,7 +464,7 @@ TEST_F(ServiceTest, ResultsAreGroupedOnlyForClientsThatReadThem) {
   v1::ReduceRequest unsaid = TwoContributions(*workers_[0], assignments_[0], 1);
   unsaid.clear_takes_further_results();
   old.Write(unsaid);
-  // Whichever comes second completes both at once.
+  // Whichever contribution comes second completes both calls at once.
   present.Write(TwoContributions(*workers_[1], assignments_[1], 3));
   for (int call = 0; call < 2; ++call) {
     const std::optional<v1::ReduceReply> reply = old.Read();
@@ -475,7 +475,7 @@ TEST_F(ServiceTest, ResultsAreGroupedOnlyForClientsThatReadThem) {
   }
 }
 
-// What one sends together the other may send one by one.
+// One worker may send together the contributions that another sends one by one.
 TEST_F(ServiceTest, ContributionsOfOneRequestAreAnsweredAsTheyComplete) {
   StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
   ReduceCall together = workers_[0]->OpenReduce();
@@ -564,7 +564,7 @@ TEST_F(ServiceTest, StopEndsHeldStreamsAsUnavailable) {
 }
 
 TEST_F(ServiceTest, StatusAndDrainForOperators) {
-  // Two steps an epoch, so that the run is drained in the middle of one.
+  // Two steps an epoch, so that the run is drained in the middle of an epoch.
   plan_.set_train_samples(8);
   StartWithTwoWorkers(TinyOptions());
   v1::Admin::Stub& admin = workers_[0]->admin();

@@ -1,5 +1,5 @@
-// A shard with its services over a real connection, in a time that the test
-// decides.
+// A shard with its services over a real connection, with time controlled by the
+// test.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -1,4 +1,4 @@
-// What operators and dashboards are told besides the run itself, over a real
+// Information for operators and dashboards besides the run itself, over a real
 // connection.
 
 #include <gmock/gmock.h>
@@ -53,7 +53,7 @@ class TelemetryServiceTest : public ServiceTest {
     return workers_[0]->admin().SetLogLevel(&context, request, &reply);
   }
 
-  // As the status that rank `asking` gets has them for `rank`.
+  // The phases of `rank`, as shown in the status that rank `asking` gets.
   std::map<std::string, double> PhasesOf(int rank, size_t asking = 0) {
     grpc::ClientContext context;
     SetDeadline(context);
@@ -71,7 +71,7 @@ TEST_F(TelemetryServiceTest, StatusHasThePhasesThatAWorkerToldLast) {
       Heartbeat({{"data", 0.25}, {"wait", 0}, {"made-up", 3}});
   heartbeat.mutable_heartbeat()->set_sent_unix_us(1);
   workers_[0]->session().stream->Write(heartbeat);
-  // The echo follows the phases; that one and those without news change
+  // The echo follows the phases. That heartbeat and those without news change
   // nothing.
   ASSERT_TRUE(AwaitEcho().has_value());
   EXPECT_THAT(PhasesOf(0),
@@ -82,7 +82,7 @@ TEST_F(TelemetryServiceTest, StatusHasThePhasesThatAWorkerToldLast) {
   workers_[0]->session().stream->Write(heartbeat);
   ASSERT_TRUE(AwaitEcho().has_value());
   EXPECT_EQ(PhasesOf(0).size(), 2u);
-  // A new life has done nothing yet.
+  // A new incarnation has done nothing yet.
   workers_[0]->Leave();
   EXPECT_THAT(PhasesOf(0, 1), IsEmpty());
 }
@@ -163,7 +163,7 @@ TEST_F(TelemetryServiceTest, TimelineHasFoldsCommitsRendezvousAndCheckpoints) {
   EXPECT_THAT(spans, UnorderedElementsAre(Pair("fold", 1), Pair("apply", 1),
                                           Pair("rendezvous", 4),
                                           Pair("checkpoint", 1)));
-  // All were answered because of the same one.
+  // All were answered because of the same contribution.
   EXPECT_EQ(last.size(), 1u);
 }
 

@@ -42,7 +42,7 @@ class SilentListener : public RunListener {
   void OnDrift(const std::vector<LayerDrift>&) override {}
 };
 
-// One worker alone is kept waiting by nobody.
+// A single worker never waits for another.
 inline ShardOptions TinyShardOptions(int32_t workers = 1) {
   ShardOptions options;
   options.coordinator.workers = workers;

@@ -51,7 +51,7 @@ TEST(ShardFaultTest, StreamThatCannotBeToldEndsAloneAndOthersAreServed) {
   EXPECT_TRUE(whole->joined);
 }
 
-// Fails in an effect that concerns no single peer.
+// Throws in an effect that concerns no single peer.
 class ThrowingListener final : public SilentListener {
  public:
   void OnLogged(const effect::Log&) override {

@@ -1,5 +1,5 @@
-// A shard with as many threads as it has in a server, and no gRPC: the thread
-// sanitizer sees every lock.
+// A shard with as many threads as in a server, and without gRPC, so that the
+// thread sanitizer sees every lock.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ namespace {
 constexpr int32_t kWorkers = 4;
 constexpr int64_t kSamples = 200;
 
-// Notes how the run went.
+// Records how the run ended.
 class EndListener final : public SilentListener {
  public:
   void OnCommitted(const CommitRecord& record,
@@ -50,7 +50,7 @@ class CountedTimeline final : public Timeline {
 
 struct ThreadedRun {
   ShardOptions options;
-  // Rank 1 goes away and comes back.
+  // If not 0, rank 1 leaves and comes back.
   int64_t leave_every = 0;
   // Runs beside the workers until they are done.
   std::function<void(Shard&)> operator_does;
@@ -128,8 +128,8 @@ void ThreadedRun::Run() {
 }
 
 // Every sample twice, and a rate of 1/2. The losses of a step weigh as much as
-// the reference, so gradients are summed as they are. Nothing is rounded: all
-// of them are eighths.
+// the reference, so gradients are summed without scaling. All values are
+// eighths, so nothing is rounded.
 std::vector<float> ExpectedWeights() {
   std::vector<float> expected;
   for (int64_t element = 0; element < 3000; ++element) {
@@ -151,7 +151,7 @@ TEST(ShardThreadsTest, StepsOfAllWorkersGiveTheWeightsOfTheSums) {
   EXPECT_EQ(run.weights, ExpectedWeights());
 }
 
-// Two partitions have room, four workers send three each.
+// There is room for two partitions, and four workers send three each.
 TEST(ShardThreadsTest, PausedStreamsGoOnAndGiveTheSameWeights) {
   ThreadedRun run{.options = FourWorkers()};
   run.options.coordinator.inflight_bytes_max = 8000;
@@ -168,7 +168,7 @@ TEST(ShardThreadsTest, WorkerThatComesAndGoesChangesNoWeight) {
   EXPECT_EQ(run.weights, ExpectedWeights());
 }
 
-// Steps are given up and begun again without it.
+// Under `continue` steps are given up and begun again without it.
 TEST(ShardThreadsTest, StepsThatAreGivenUpUseEverySampleOnce) {
   ThreadedRun run{.options = FourWorkers(), .leave_every = 9};
   run.options.coordinator.on_worker_loss = OnWorkerLoss::kContinue;
@@ -188,8 +188,8 @@ TEST(ShardThreadsTest, ClippedStepsNeedTwoPasses) {
   EXPECT_EQ(once.weights, again.weights);
 }
 
-// The timeline names layers, and what a client sends for a step that is over
-// is not checked against the model.
+// The timeline names layers, and the contributions of clients to ended steps
+// are not checked against the model.
 TEST(ShardThreadsTest, OldCallsOfNoLayerAreAnsweredWithATimeline) {
   CountedTimeline timeline;
   ThreadedRun run{.options = FourWorkers(), .old_calls = true};

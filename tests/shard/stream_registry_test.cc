@@ -72,7 +72,7 @@ TEST(StreamRegistryTest, NewerLifeEndsTheStreamsOfOlderOnes) {
   EXPECT_EQ(ended[0], stream);
 }
 
-// A reconnected worker's first session ends after the second has begun.
+// The first session of a reconnected worker ends after the second has begun.
 TEST(StreamRegistryTest, EndOfAReplacedSessionLeavesTheLifeAlone) {
   StreamRegistry registry({});
   const auto stream = Admitted(registry);

@@ -67,7 +67,7 @@ class NotingReduce final : public ReduceStream {
       inbox_->Reduced(result->key, *result->moments);
     }
   }
-  // The notice on the session says what comes next.
+  // The notice on the session gives the next assignment.
   void SendAborted(const effect::ReduceAborted&) override {}
   void End(const absl::Status& status) override { inbox_->Ended(status); }
 
@@ -119,7 +119,7 @@ void Inbox::Joined(const effect::Joined& joined) {
 }
 
 void Inbox::Assigned(const Assignment& assignment) {
-  // The assignment after a wait comes by itself, under the same number.
+  // The assignment after a wait comes without a request, under the same number.
   if (assignment.kind == AssignmentKind::kWait) return;
   MutexLock lock(mu_);
   // The end of the run has no number.
@@ -228,7 +228,7 @@ Inbox::Told Inbox::AwaitResumed(Sequence sequence) {
 void ThreadWorker::Run() {
   for (bool over = false; !over;) {
     over = Live();
-    // As an adapter does whose stream is gone.
+    // As an adapter does when its stream is gone.
     for (const Stream* stream :
          {static_cast<const Stream*>(session_stream_.get()),
           static_cast<const Stream*>(exchange_.get()),

@@ -28,8 +28,8 @@ ModelLayout ThreadLayout();
 // One epoch of `samples`; the losses of four samples weigh 1 each.
 RunPlan ThreadPlan(int64_t samples);
 
-// Element `element` of the gradient over `range`. Eighths, so that sums of
-// them are exact in whatever order they are made.
+// Element `element` of the gradient over `range`. Values are eighths, so that
+// their sums are exact in any order.
 inline float ThreadGradient(const IndexRange& range, int64_t element) {
   return static_cast<float>(range.begin % 7 + element % 5 - 4) / 8;
 }
@@ -50,14 +50,14 @@ class Inbox {
   void Resumed() ABSL_LOCKS_EXCLUDED(mu_);
   void Ended(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Each waits until its message is there. Fails the test after a minute.
+  // Each waits until its message has arrived. Fails the test after a minute.
   Incarnation AwaitJoined() ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<RegisterAnswer> AwaitAnswer() ABSL_LOCKS_EXCLUDED(mu_);
   // The newest one with a higher number than `last`; absent if a stream has
   // ended.
   std::optional<Assignment> AwaitAssignment(Sequence last)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Or until the push is replaced by another assignment.
+  // Also returns if another assignment replaces the push.
   Told AwaitVerdict(const PushKey& key) ABSL_LOCKS_EXCLUDED(mu_);
   Told AwaitReduced(const ReduceKey& key, Sequence sequence, Moments& result)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -87,15 +87,15 @@ class ThreadWorker {
   ThreadWorker(Shard& shard, Rank rank, RunPlan plan)
       : shard_(shard), rank_(rank), plan_(std::move(plan)) {}
 
-  // The worker leaves in the middle of every push of this many, after its first
-  // gradient, and comes back as a new process.
+  // In every push whose number is a multiple of this, the worker leaves after
+  // its first gradient, and comes back as a new process.
   void LeaveEvery(int64_t pushes) { leave_every_ = pushes; }
-  // It also contributes to a step that is over, to a layer that is not there.
+  // It also contributes to an ended step, for a layer that does not exist.
   void SendOldCalls() { sends_old_calls_ = true; }
   // Works until the run is over.
   void Run();
 
-  // Pushes that were closed, and those of them that a verdict answered.
+  // Closed pushes, and those of them that a verdict answered.
   int64_t closed() const { return closed_; }
   int64_t answered() const { return answered_; }
   int64_t pauses() const { return pauses_; }
@@ -104,7 +104,7 @@ class ThreadWorker {
   // One process: returns true once the run is over.
   bool Live();
   absl::Status Register();
-  // False: the push was replaced, or the worker has left.
+  // Returns false if the push was replaced, or the worker has left.
   bool Train(const Assignment& assignment);
   absl::Status Reduce(const Assignment& assignment);
   // The first `count` partitions in the order of sending.

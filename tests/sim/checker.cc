@@ -34,7 +34,7 @@ void Checker::OnEffects(const Effects& effects, const Coordinator& core) {
   for (const Effect& effect : effects) {
     std::visit([this](const auto& e) { On(e); }, effect);
   }
-  // In whatever order they have come.
+  // The lowest rank's values are requested, whatever order the ranks came in.
   if (asked_.has_value() && *asked_ != Rank(0) && core.model() == nullptr &&
       core.Status(Instant()).counts.workers_lost == 0) {
     Fail(absl::StrCat("rank ", asked_->value(), " is asked for its values"));
@@ -52,7 +52,7 @@ void Checker::AfterEvent(const Coordinator& core) {
   }
 }
 
-// Where workers keep to one order, each may be let in over the limit with one
+// If workers send in one order, each may be let in over the limit with one
 // partition at most.
 void Checker::CheckRoom(const Coordinator& core) {
   const bool all_alike = std::none_of(
@@ -74,7 +74,7 @@ void Checker::OnServerGone() {
   finished_.clear();
   lead_unknown_ = false;
   resized_ = checkpoint_.has_value() && !checkpoint_->never_registered.empty();
-  // Without a checkpoint the run registers its model anew.
+  // Without a checkpoint the run registers its model again.
   if (!checkpoint_.has_value()) asked_.reset();
   applied_ = 0;
   transaction_ = 0;
@@ -118,7 +118,7 @@ void Checker::On(const effect::Committed& committed) {
   if (record.staleness_versions < 0) Fail("negative staleness");
   if (!Is("aggregation", "sync")) CheckLead(record.members.front());
   if (record.skipped) {
-    // Only a stale push may go without a trace.
+    // Only a stale push may be skipped without leaving a trace.
     if (!Is("staleness", "drop")) Fail("a finite step was skipped");
     if (record.version != now_.version) Fail("a drop made a version");
     return;
@@ -184,7 +184,7 @@ int64_t Checker::Number(const std::string& setting) const {
   return value;
 }
 
-// Under `wait` every rank counts, whoever is lost.
+// Under `wait` every rank counts, even lost ones.
 void Checker::CheckLead(Rank rank) {
   ++finished_[rank];
   if (!Is("aggregation", "bounded") || !Is("on_worker_loss", "wait") ||
@@ -204,13 +204,13 @@ void Checker::CheckLead(Rank rank) {
 void Checker::On(const effect::PolicyChanged& changed) {
   for (const auto& [name, value] : changed.record.changed) {
     settings_[name] = value;
-    // What acts at once does not start the count anew.
+    // Settings that take effect at once do not restart the count.
     if (!ActsAtOnce(name)) {
       finished_.clear();
       lead_unknown_ = false;
     }
   }
-  // Who comes under `continue` starts beside the slowest.
+  // Under `continue` a new rank starts beside the slowest.
   if (changed.record.changed.contains("on_worker_loss")) lead_unknown_ = true;
   if (changed.record.changed.contains("workers")) {
     resized_ = true;
@@ -240,7 +240,7 @@ void Checker::CheckClock(const StatusView& status) {
   }
 }
 
-// Its attempt ended early, or was given again (asynchronous policies).
+// The attempt ended early or, under asynchronous policies, was given again.
 bool Checker::IsOver(const effect::SendVerdict& sent) const {
   return aborted_.contains({sent.verdict.version, sent.key.attempt}) ||
          absl::StrContains(sent.verdict.reason, "was given again as attempt");

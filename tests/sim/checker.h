@@ -18,8 +18,8 @@
 
 namespace cohort::sim {
 
-// Watches what the state machine does, from outside: whose gradients went
-// into a commit is read from the gradients themselves.
+// Observes the state machine from outside. The gradients themselves show whose
+// contributions went into a commit.
 class Checker {
  public:
   explicit Checker(const Scenario& scenario)
@@ -29,20 +29,20 @@ class Checker {
     NotePolicy();
   }
 
-  // What one event made the state machine do.
+  // Takes the effects of one event of the state machine.
   void OnEffects(const Effects& effects, const Coordinator& core);
   // The data shard begins a fold.
   void OnFold(const FoldJob& fold);
   void AfterEvent(const Coordinator& core);
-  // The server is gone; the next one goes on from the last checkpoint.
+  // The server is gone; the next one continues from the last checkpoint.
   void OnServerGone();
 
-  // The counters of this life are what was seen of it.
+  // Compares the server's counters with the events since its start.
   void CheckCounts(const StatusView& status);
-  // Once the run is over, the clock stands at the end of its data.
+  // Once the run is over, the clock must be at the end of the data.
   void CheckClock(const StatusView& status);
 
-  // The first failure counts.
+  // The first failure is kept.
   void Fail(const std::string& what);
   const std::optional<std::string>& failure() const { return failure_; }
 
@@ -53,7 +53,7 @@ class Checker {
   const std::optional<effect::RunEnded>& ended() const { return ended_; }
   int64_t commits() const { return commits_; }
   int64_t resizes() const { return resizes_; }
-  // Who was asked last for the initial values.
+  // The rank whose initial values were requested last.
   const std::optional<Rank>& asked() const { return asked_; }
 
  private:
@@ -65,14 +65,14 @@ class Checker {
 
     friend bool operator==(const Contribution&, const Contribution&) = default;
   };
-  // What holds for the versions up to the present one. A restart returns to
-  // that of the checkpoint.
+  // State that belongs to the versions up to the present one. A restart returns
+  // to the checkpoint's state.
   struct Lineage {
     Version version;
     std::set<Key> applied;
     // Pushes that were answered as dropped.
     std::set<Key> dropped;
-    // By epoch: samples that went in.
+    // By epoch: the samples that were used.
     std::map<int64_t, std::vector<bool>> samples;
   };
 
@@ -102,28 +102,29 @@ class Checker {
 
   const Scenario& scenario_;
   const RunSpec& run_;
-  // In force.
+  // The settings in force.
   SettingValues settings_;
-  // A policy that drops was in force: not every sample is used.
+  // A policy that drops pushes was in force: not every sample is used.
   bool may_drop_ = false;
-  // Bounded: commits by rank since the policy changed or the server started.
+  // For `bounded`: commits by rank since the policy changed or the server
+  // started.
   std::map<Rank, int64_t> finished_;
-  // Ranks may have come that do not count from 0.
+  // Ranks may have joined whose count does not start at 0.
   bool lead_unknown_ = false;
-  // A rank that never took part does not count at all. Until a restart.
+  // A rank that never took part does not count at all, until a restart.
   bool resized_ = false;
-  // Of this life of the server.
+  // Pushes applied since the server's last start.
   int64_t applied_ = 0;
   std::optional<std::string> failure_;
   Lineage now_;
   Lineage at_checkpoint_;
   std::optional<RunState> checkpoint_;
   std::optional<effect::RunEnded> ended_;
-  // The newest transaction, whose folds are what the next commit is made of:
-  // by partition.
+  // The newest transaction and its folds by partition, which the next commit
+  // consists of.
   int64_t transaction_ = 0;
   std::map<int32_t, std::vector<Contribution>> folds_;
-  // Of this life of the server.
+  // Pushes answered since the server's last start.
   std::set<Key> answered_;
   std::set<std::pair<Version, Attempt>> aborted_;
   int64_t commits_ = 0;

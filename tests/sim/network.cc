@@ -98,7 +98,7 @@ void Network::Break(const SharedConnection& connection, StreamKind kind,
 void Network::CloseFromWorker(const SharedConnection& connection) {
   connection->given_up = true;
   Connection::Stream& session = connection->stream(StreamKind::kSession);
-  // A cut session is noticed when Break said.
+  // Break decides when the server notices a cut session.
   if (session.cut) return;
   session.to_server = std::max(scheduler_.now() + Delay(), session.to_server);
   SessionEnds(connection, session.to_server - scheduler_.now());

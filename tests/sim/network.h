@@ -21,11 +21,11 @@ class SimWorker;
 
 enum class StreamKind { kSession, kRegister, kExchange, kReduce };
 
-// The streams of one connection of one process to one life of the server.
-// Each delivers in order; among each other they are not ordered.
+// The streams of one connection from one process to one incarnation of the
+// server. Each stream delivers in order; different streams are not ordered.
 struct Connection {
   struct Stream {
-    // Lost: nothing that is on its way arrives.
+    // The stream is lost: messages on their way do not arrive.
     bool cut = false;
     // The server has ended it.
     bool ended = false;
@@ -36,12 +36,12 @@ struct Connection {
   SimWorker* worker = nullptr;
   // Later connections have higher numbers.
   int64_t number = 0;
-  // 0: nobody was there.
+  // 0 if no server was there.
   int32_t server_life = 0;
   SessionId session;
   // The worker has closed it, or is dead.
   bool given_up = false;
-  // The server has taken note of its end, or ended it itself.
+  // The server has noticed the session's end, or ended it itself.
   bool session_over = false;
   std::array<Stream, 4> streams;
 
@@ -50,7 +50,7 @@ struct Connection {
 
 using SharedConnection = std::shared_ptr<Connection>;
 
-// Carries messages between the workers and the one server, late.
+// Carries messages between the workers and the one server, with delays.
 class Network {
  public:
   using ServerEvent = absl::AnyInvocable<void(SimServer&)>;
@@ -61,7 +61,7 @@ class Network {
 
   absl::Duration Delay();
 
-  // Null: the server is gone; its connections break. `life` counts from 1.
+  // Null if the server is gone; its connections break. `life` counts from 1.
   void SetServer(SimServer* server, int32_t life);
 
   SharedConnection Connect(SimWorker& worker);
@@ -75,17 +75,17 @@ class Network {
             absl::AnyInvocable<Answer(SimServer&)> ask,
             absl::AnyInvocable<void(SimWorker&, Answer)> answer);
 
-  // The network loses a stream. The worker soon notices, the server of a
-  // session after `unnoticed`.
+  // The network loses a stream. The worker notices soon; the server notices a
+  // session's loss after `unnoticed`.
   void Break(const SharedConnection& connection, StreamKind kind,
              absl::Duration unnoticed);
   // The worker's side is closed; what was sent may still arrive.
   void CloseFromWorker(const SharedConnection& connection);
-  // The machine is gone: the server never hears of it.
+  // The machine is gone: the server gets no notice of it.
   void Vanish(const SharedConnection& connection);
   void EndFromServer(const SharedConnection& connection, StreamKind kind);
 
-  // Something that this life of the server waits for, done after a delay.
+  // Runs an event that this server process waits for, after a delay.
   void AfterFold(int32_t life, ServerEvent event);
 
  private:

@@ -18,7 +18,7 @@ constexpr std::array<const char*, 10> kFaultNames = {
     "break session",  "break exchange", "break reduce", "kill",
     "vanish",         "freeze",         "hang",         "leave",
     "restart server", "miscount"};
-// Those that any run must survive without a trace in its result.
+// The faults that any run must survive without an effect on its result.
 constexpr uint64_t kHarmlessFaults = 9;
 
 absl::Duration Between(SplitMix64& random, absl::Duration low,
@@ -79,7 +79,7 @@ PolicyOptions MakePolicy(int32_t choice, int32_t variant) {
   }
 }
 
-// A small cohort takes what it can of a policy.
+// Limits a policy to what a small cohort can satisfy.
 void FitTo(int32_t workers, PolicyOptions& policy) {
   policy.pushes_min = std::min(policy.pushes_min, workers);
   if (policy.normalization_group > workers) policy.normalization_group = 0;
@@ -132,7 +132,7 @@ SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
   target.policy = MakePolicy(static_cast<int32_t>(random.Below(kPolicyCount)),
                              static_cast<int32_t>(random.Below(2)));
   FitTo(run.workers, target.policy);
-  // What it does not change stays as it was before the last change.
+  // Settings that it does not change stay as they were before the last change.
   SettingValues values = Difference({}, target);
   std::erase_if(values, [](const auto& value) {
     static const std::set<std::string> kOfPolicy = {
@@ -144,7 +144,7 @@ SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
   return values;
 }
 
-// Room for anything between one element and two models, or for everything.
+// A limit between one element and two models, or the original one.
 int64_t MakeLimit(const RunSpec& run, SplitMix64& random) {
   CoordinatorOptions limited = run.coordinator;
   if (random.Below(3) == 0) return limited.inflight_bytes_max;
@@ -160,7 +160,7 @@ int64_t MakeLimit(const RunSpec& run, SplitMix64& random) {
 absl::Duration FaultLength(FaultKind kind, SplitMix64& random) {
   switch (kind) {
     case FaultKind::kBreakSession:
-      // Sometimes not before the lease is over.
+      // Sometimes the server notices only after the lease has expired.
       return random.Below(5) == 0 ? absl::Seconds(5)
                                   : Between(random, absl::ZeroDuration(),
                                             absl::Milliseconds(100));
@@ -195,7 +195,7 @@ RunSpec MakeRunSpec(int32_t number) {
   o.seed = 7;
   o.lease = absl::Seconds(1);
   o.reconnect_grace = absl::Milliseconds(300);
-  // Out of reach: a wait without end must not be cured by a deadline.
+  // Out of reach: a deadline must not hide a wait without end.
   o.step_deadline = absl::Hours(10);
   o.replacement_deadline = absl::Hours(10);
   o.partition_bytes = 16;
@@ -210,7 +210,7 @@ RunSpec MakeRunSpec(int32_t number) {
                       spec.batch_sizes.begin() + o.workers, int64_t{0});
   spec.plan = {.dataset = "numbers",
                .dataset_digest = "0123",
-               // Epochs end with one sample too many or too few for a step.
+               // The last step of an epoch has one sample too many or too few.
                .train_samples = 4 * step + (variant == 0 ? 1 : -1),
                .test_samples = 3,
                .loss_reference = static_cast<double>(step)};
@@ -226,7 +226,8 @@ Scenario MakeScenario(uint64_t seed) {
   scenario.delay_max =
       absl::Milliseconds(kDelaysMs[static_cast<size_t>(random.Below(3))]);
   if (random.Below(2) == 0) scenario.duplicates = 0.3 * random.Uniform();
-  // Roughly how long an undisturbed run takes, so that faults hit all of it.
+  // Approximate duration of an undisturbed run, so that faults are spread over
+  // all of it.
   const double hops_a_step =
       scenario.run.coordinator.policy.normalization == NormalizationKind::kAuto
           ? 14
@@ -235,7 +236,7 @@ Scenario MakeScenario(uint64_t seed) {
       scenario.delay_max * hops_a_step *
       static_cast<double>(5 * scenario.run.coordinator.epochs);
   scenario.in_order = random.Below(2) == 0;
-  // Moments that come together are folded by jobs, which take their time.
+  // Moments that complete together are folded by jobs, which take time.
   if (seed % 3 == 0) scenario.run.coordinator.moments_inline_max = 1;
   scenario.run.coordinator.inflight_bytes_max = MakeLimit(scenario.run, random);
   const auto count = random.Below(8);
@@ -254,7 +255,7 @@ Scenario MakeScenario(uint64_t seed) {
   if (random.Below(2) == 0) return scenario;
   const uint64_t changes = 1 + random.Below(4);
   for (uint64_t i = 0; i < changes; ++i) {
-    // Some come while the workers still join.
+    // Some changes come while the workers still join.
     const absl::Duration within =
         random.Below(4) == 0 ? scenario.delay_max * 4 : span;
     scenario.changes.push_back(
@@ -276,7 +277,8 @@ Scenario MakeMiscount(uint64_t seed) {
   scenario.changes.clear();
   const Rank rank(static_cast<int32_t>(
       random.Below(static_cast<uint64_t>(scenario.run.coordinator.workers))));
-  // Wrong gradients that a replacement would have to repeat are another story.
+  // Wrong gradients that a replacement would have to repeat are not tested
+  // here.
   std::erase_if(scenario.faults, [rank](const Fault& fault) {
     return fault.kind != FaultKind::kRestartServer && fault.rank == rank;
   });

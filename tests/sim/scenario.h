@@ -18,11 +18,11 @@ struct RunSpec {
   CoordinatorOptions coordinator;
   ModelLayout layout;
   RunPlan plan;
-  // By rank, also of those that a larger cohort would have.
+  // By rank, including the ranks of a larger cohort.
   std::vector<int64_t> batch_sizes;
 };
 
-// The largest cohort that a run is changed to.
+// The largest size that a change gives a cohort.
 inline constexpr int32_t kRanksMax = 7;
 
 inline constexpr int32_t kPolicyCount = 8;
@@ -36,57 +36,58 @@ enum class FaultKind {
   kBreakSession,
   kBreakExchange,
   kBreakReduce,
-  // The process is gone, and its machine says so.
+  // The process is gone, and its machine closes the streams.
   kKill,
-  // The machine is gone: nobody closes the streams.
+  // The machine is gone: its streams are not closed.
   kVanish,
-  // The process stands still, then goes on.
+  // The process stops, and continues later.
   kFreeze,
-  // The process does nothing any more, but its heartbeats go on. Only the
+  // The process does nothing any more, but its heartbeats continue. Only the
   // step deadline helps.
   kHang,
   kLeave,
   // The server is gone and comes back with its last checkpoint.
   kRestartServer,
-  // The process makes other batch-norm calls than the others in its next step.
+  // In its next step, the process makes other batch-norm calls than the others.
   kMiscount,
 };
 
 struct Fault {
   FaultKind kind = FaultKind::kKill;
   absl::Duration at;
-  // Which worker, unless it is the server.
+  // The affected worker, unless the fault hits the server.
   Rank rank;
-  // Until the replacement, the thaw, or the server's return; for a broken
-  // session until the server notices.
+  // Time until the replacement, the thaw, or the server's return; for a broken
+  // session, until the server notices.
   absl::Duration lasts;
   // A frozen process is replaced meanwhile.
   bool replaced = false;
 };
 
-// Somebody changes settings of the run.
+// A change of the run's settings.
 struct ChangeAt {
   absl::Duration at;
   SettingValues values;
 };
 
-// What happens to the run on the way; nothing but changes of its settings may
-// change its result.
+// The disturbances of a run. Only changes of its settings may change its
+// result.
 struct Scenario {
   uint64_t seed = 0;
   RunSpec run;
   absl::Duration delay_max = absl::Milliseconds(1);
   // Probability that a push, or a contribution, is sent twice.
   double duplicates = 0;
-  // Workers send partitions in the order that they are told; otherwise in any.
+  // If true, workers send partitions in the given order; otherwise in any
+  // order.
   bool in_order = true;
   std::vector<Fault> faults;
   std::vector<ChangeAt> changes;
 };
 
 Scenario MakeScenario(uint64_t seed);
-// A synchronous run of two workers or more, one of which makes other batch-norm
-// calls than the others in one step; faults that hit the others.
+// A synchronous run of two workers or more. One of them makes other batch-norm
+// calls than the others in one step; faults hit the others.
 Scenario MakeMiscount(uint64_t seed);
 // The run of `number` without any disturbance.
 Scenario MakeUndisturbed(int32_t number);

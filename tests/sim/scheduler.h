@@ -11,8 +11,8 @@
 
 namespace cohort::sim {
 
-// Virtual time. Events run one after the other in the order of (time,
-// insertion number), so that a run depends on nothing but its seed.
+// Virtual time. Events run one after the other in the order of (time, insertion
+// number), so that a run depends only on its seed.
 class Scheduler {
  public:
   using Event = absl::AnyInvocable<void()>;
@@ -45,7 +45,7 @@ class Scheduler {
     return a.at != b.at ? a.at > b.at : a.number > b.number;
   }
 
-  // Not zero: an instant that was never set must not look like the start.
+  // Not zero, because an instant that was never set must not equal the start.
   Instant now_ = absl::Seconds(1000);
   int64_t next_ = 0;
   std::vector<Entry> heap_;

@@ -14,7 +14,7 @@
 
 namespace cohort::sim {
 
-// A gradient in memory. Whoever holds a rope over it can tell whose it is,
+// A gradient in memory. Any holder of a rope over it can tell whose it is,
 // whatever the server believes.
 struct GradientBlock {
   std::vector<float> values;
@@ -30,7 +30,7 @@ struct BatchNormCall {
   int32_t call = 0;
 };
 
-// What a contribution is a function of.
+// The inputs that determine a contribution.
 struct StepInput {
   const RunSpec* spec = nullptr;
   int64_t epoch = 0;
@@ -44,13 +44,13 @@ struct StepInput {
 std::vector<BatchNormCall> CallsOf(const ModelLayout& layout);
 std::vector<int32_t> CallCounts(const ModelLayout& layout);
 
-// Each rank's own, so that it shows where training began.
+// Different for each rank, to show where training began.
 std::vector<SharedFloats> InitialValues(
     const RunSpec& spec, const std::vector<Partition>& partitions, Rank rank);
 
-// Deterministic stand-ins for a network's arithmetic. `combined` holds the
-// moments that earlier calls were normalised with, so that a wrong one shows
-// in everything that follows.
+// Deterministic replacements for a network's arithmetic. `combined` holds the
+// moments that earlier calls were normalised with, so that a wrong one changes
+// everything that follows.
 Moments ForwardMoments(const StepInput& input, size_t call,
                        const std::vector<Moments>& combined);
 Moments BackwardMoments(const StepInput& input, size_t call,
@@ -58,12 +58,12 @@ Moments BackwardMoments(const StepInput& input, size_t call,
 // `forward` and `backward` are those of call GradientCall(partition).
 std::vector<float> Gradient(const StepInput& input, int32_t partition,
                             const Moments& forward, const Moments& backward);
-// Slices that have no gradient in this batch; theirs are zeros.
+// Slices without a gradient in this batch; their values are zeros.
 std::vector<int32_t> AbsentSlices(const StepInput& input,
                                   const Partition& partition);
 size_t GradientCall(const ModelLayout& layout, int32_t partition);
-// 0 for every fourth place that a range can begin at: a batch whose labels are
-// all ignored.
+// 0 for every fourth possible begin of a range: a batch whose labels are all
+// ignored.
 double LossWeight(const IndexRange& range);
 
 }  // namespace cohort::sim

@@ -13,8 +13,8 @@
 namespace cohort::sim {
 namespace {
 
-// A new life gives incarnations that no earlier one gave, and goes on with
-// the settings of its checkpoint.
+// Each restart uses new incarnations, and continues with the settings of its
+// checkpoint.
 CoordinatorOptions OptionsOf(const RunSpec& run, int32_t life,
                              const RunState* restored) {
   CoordinatorOptions options = run.coordinator;
@@ -36,8 +36,8 @@ SimServer::SimServer(World world, int32_t life, const RunState* restored)
 
 bool SimServer::IsSurplus(const JoinRequest& request,
                           const absl::Status& status) const {
-  // A server that lost the change may never have had the rank, or may be
-  // about to get it.
+  // A server that lost the change may never have had the rank, or may be about
+  // to add it.
   return request.rank->value() >=
              core_.Status(world_.scheduler.now()).workers_expected &&
          (absl::IsOutOfRange(status) || absl::IsInvalidArgument(status) ||
@@ -87,8 +87,8 @@ void SimServer::Join(const SharedConnection& connection,
   connection->session_over = true;
 }
 
-// Before there is a model a change that it will not fit is taken, and the model
-// refused, which would end the simulation.
+// Before there is a model, the server would accept a change that the model will
+// not fit, and then refuse the model, which would end the simulation.
 bool SimServer::LeavesRoom(const SettingValues& values) const {
   CoordinatorOptions target = world_.scenario.run.coordinator;
   for (const auto& settings :
@@ -103,8 +103,8 @@ bool SimServer::LeavesRoom(const SettingValues& values) const {
 void SimServer::Change(const SettingValues& values) {
   if (core_.model() == nullptr && !LeavesRoom(values)) return;
   Handle([&](Effects& out) {
-    // A change may make no sense with what earlier ones made of the run: then
-    // it must leave it unharmed.
+    // A change may be invalid after earlier ones; then it must leave the run
+    // unharmed.
     core_.Change({.values = values}, world_.scheduler.now(), out).IgnoreError();
   });
 }
@@ -182,7 +182,7 @@ void SimServer::Accept(const absl::Status& status,
   place = {.incarnation = sender.incarnation, .connection = connection};
 }
 
-// As in the service, a stream has its place before the effects of its message
+// As in the service, a stream is registered before the effects of its message
 // are carried out.
 void SimServer::Open(const SharedConnection& connection, const Sender& sender,
                      const PushKey& key, const PushOpening& opening) {
@@ -229,7 +229,7 @@ void SimServer::Resume(const SharedConnection& connection) {
   held_.erase(held);
   const Connection::Stream& stream = connection->stream(StreamKind::kExchange);
   for (Message& message : messages) {
-    // If the stream is paused again, the rest queues up again.
+    // If the stream is paused again, the rest is queued again.
     if (!stream.cut && !stream.ended) message(*this);
   }
 }
@@ -408,7 +408,8 @@ void SimServer::On(const effect::Abort& e) { data_.Abort(e.transaction); }
 void SimServer::Begin(const std::vector<FoldJob>& folds) {
   for (const FoldJob& job : folds) {
     world_.checker.OnFold(job);
-    // Asks for its server again when it is done: that may be gone by then.
+    // The result looks up its server when it is done, because that may be gone
+    // by then.
     world_.network.AfterFold(
         life_, [result = RunFold(job, kernels::ReferenceBackend(), pool_)](
                    SimServer& server) { server.FoldDone(result); });

@@ -17,7 +17,7 @@
 
 namespace cohort::sim {
 
-// What the processes of a simulation share.
+// State shared by the processes of a simulation.
 struct World {
   Scheduler& scheduler;
   SplitMix64& random;
@@ -26,15 +26,15 @@ struct World {
   const Scenario& scenario;
 };
 
-// One life of the server: does with effects what the service does, over a
-// simulated network.
+// One server process: carries out effects as the service does, over a simulated
+// network.
 class SimServer {
  public:
   SimServer(World world, int32_t life, const RunState* restored);
 
   Coordinator& core() { return core_; }
   int32_t life() const { return life_; }
-  // Joined, and the server has not heard otherwise.
+  // True if it has joined and the server has not noticed an end.
   bool HasSession(const Connection& connection) const;
 
   void Join(const SharedConnection& connection, const JoinRequest& request);
@@ -68,14 +68,14 @@ class SimServer {
 
  private:
   using Message = absl::AnyInvocable<void(SimServer&)>;
-  // Whose data stream effects for a rank go to.
+  // The data stream that receives a rank's effects.
   struct Place {
     Incarnation incarnation;
     SharedConnection connection;
   };
   using Places = std::map<Rank, Place>;
 
-  // Refused because the cohort is smaller, now.
+  // True if it was refused because the cohort is smaller now.
   bool IsSurplus(const JoinRequest& request, const absl::Status& status) const;
   bool LeavesRoom(const SettingValues& values) const;
   template <typename Call>
@@ -104,10 +104,10 @@ class SimServer {
   SharedConnection Find(const Places& places, Rank rank,
                         Incarnation incarnation) const;
   Places& PlacesOf(StreamKind kind);
-  // What the service does with the answer to a data message.
+  // Handles the answer to a data message as the service does.
   void Accept(const absl::Status& status, const SharedConnection& connection,
               StreamKind kind, const Sender& sender);
-  // True if `message` waits, because its stream is paused.
+  // True if `message` waits because its stream is paused.
   bool IsHeld(const SharedConnection& connection, Message message);
   void Resume(const SharedConnection& connection);
   void EndData(Places& places, StreamKind kind, Rank rank, Incarnation below);
@@ -121,8 +121,7 @@ class SimServer {
   Places registers_;
   Places exchanges_;
   Places reduces_;
-  // By the number of the connection: what its exchange stream has brought since
-  // it was paused.
+  // By connection number: messages of its exchange stream since it was paused.
   std::map<int64_t, std::deque<Message>> held_;
 };
 

@@ -63,7 +63,7 @@ void SimWorker::Thaw() {
 }
 
 void SimWorker::Hang() {
-  // Before that, nothing but its own lease waits for it.
+  // Before the join, only its own lease waits for it.
   if (!joined_) return;
   Abandon();
   hung_ = true;
@@ -104,7 +104,7 @@ void SimWorker::OnBroken() {
 }
 
 void SimWorker::OnRefused(const absl::Status& status) {
-  // The run goes on with fewer workers, or has not got so many yet.
+  // The run continues with fewer workers, or does not have this many yet.
   if (absl::IsOutOfRange(status) || absl::IsInvalidArgument(status) ||
       absl::IsResourceExhausted(status)) {
     finished_ = true;
@@ -116,7 +116,8 @@ void SimWorker::OnRefused(const absl::Status& status) {
 
 void SimWorker::OnJoined(Rank rank, Incarnation incarnation) {
   if (rank != rank_) world_.checker.Fail("joined as another rank");
-  // What an older life has read, another server may know by other numbers.
+  // Versions read in an older incarnation may have other numbers on this
+  // server.
   if (incarnation_ != incarnation) weights_.clear();
   incarnation_ = incarnation;
   joined_ = true;
@@ -183,8 +184,8 @@ bool SimWorker::StepEnded(const Assignment& assignment) const {
          *ended_step_ >= std::pair(assignment.version, assignment.attempt);
 }
 
-// As AssignmentTracker of the client: what is older than what is known
-// already, over whatever stream it comes, is ignored.
+// Like the client's AssignmentTracker: anything older than what is already
+// known is ignored, over whatever stream it comes.
 void SimWorker::Offer(const Assignment& assignment) {
   if (assignment.kind == AssignmentKind::kWait) return;
   if (assignment.kind != AssignmentKind::kFinished) {
@@ -244,7 +245,7 @@ void SimWorker::OnStepAborted(Version step, Attempt attempt) {
   taken_ = true;
   if (step_ == nullptr) return;
   step_->aborted = true;
-  // Anyone else goes on and sends until it would wait.
+  // The others continue and send until they would have to wait.
   if (step_->phase == Phase::kComputing && world_.random.Below(2) == 0) return;
   Abandon();
   Proceed();
@@ -364,7 +365,7 @@ void SimWorker::Compute(const Assignment& assignment) {
   step_->opening = {.version = version_,
                     .samples = assignment.range.size(),
                     .loss_weight = LossWeight(assignment.range)};
-  // Alone it would be right.
+  // In a step with one member the calls would count as right.
   if (assignment.members.size() > 1 && std::exchange(miscounts_, false)) {
     step_->miscounts = static_cast<Miscounts>(
         1 + world_.random.Below(assignment.global_normalization ? 3 : 2));

@@ -22,9 +22,9 @@
 
 namespace cohort::sim {
 
-// One worker process: client and trainer as a state machine. Behaves as
-// worker/client does: whatever stream breaks, all are closed, and it joins
-// again as the same incarnation, or as a new one if that is over.
+// One worker process: client and trainer as a state machine. Behaves like
+// worker/client: if any stream breaks, all are closed, and it joins again as
+// the same incarnation, or as a new one if that has ended.
 class SimWorker {
  public:
   SimWorker(World world, Rank rank) : world_(world), rank_(rank) {}
@@ -46,7 +46,7 @@ class SimWorker {
   // Runs `event` in this process: never if it is dead, later if it is frozen.
   void Do(Scheduler::Event event);
 
-  // ---- what may happen to a process
+  // ---- faults of a process
   void Kill();
   void Vanish();
   void Leave();
@@ -55,7 +55,7 @@ class SimWorker {
   void Hang();
   void Miscount() { miscounts_ = true; }
 
-  // ---- what the network brings
+  // ---- messages from the network
   void OnBroken();
   void OnRefused(const absl::Status& status);
   void OnJoined(Rank rank, Incarnation incarnation);
@@ -69,13 +69,13 @@ class SimWorker {
 
  private:
   enum class Phase { kComputing, kReducing, kAwaitingVerdict };
-  // What its batch-norm calls differ by from those of the others.
+  // How its batch-norm calls differ from those of the others.
   enum class Miscounts {
     kNothing,
-    // It tells one more than it made, or one fewer.
+    // It reports one call more than it made, or one fewer.
     kOneMore,
     kOneFewer,
-    // It takes part in no rendezvous, and tells nothing of that.
+    // It takes part in no rendezvous, and does not report that.
     kNoRendezvous,
   };
 
@@ -86,14 +86,14 @@ class SimWorker {
     StepInput input;
     Phase phase = Phase::kComputing;
     Miscounts miscounts = Miscounts::kNothing;
-    // Told that it is void; dropped where the client would notice.
+    // Set when the step became void; acted on where the client would notice.
     bool aborted = false;
     ReduceKey reduce;
-    // By call: of this batch, and as the server has combined them.
+    // By call: the moments of this batch, and the combined ones.
     std::vector<Moments> local;
     std::vector<Moments> forward;
     std::vector<std::optional<Moments>> backward;
-    // Calls whose backward pass is still to be done, the last one first.
+    // Calls whose backward pass is not done yet, the last one first.
     size_t backward_left = 0;
     // Trainable partitions whose gradient is not sent yet, in random order.
     std::vector<int32_t> unsent;
@@ -114,15 +114,15 @@ class SimWorker {
 
   void Offer(const Assignment& assignment);
   bool StepEnded(const Assignment& assignment) const;
-  // Takes up the next assignment, if there is one.
+  // Takes the next assignment, if there is one.
   void Proceed();
-  // Gives up what it does; the next assignment will come.
+  // Gives up the current assignment; the next one will come.
   void Abandon();
 
-  // What to do with a snapshot that was read.
+  // Uses a snapshot that was read.
   using WithSnapshot = std::function<void(SimWorker&, const ModelSnapshot&)>;
 
-  // Reads the version that the assignment pins, and goes on after a while.
+  // Reads the version that the assignment pins, and continues after a while.
   void ReadPinned(const Assignment& assignment, WithSnapshot then);
   void Evaluate(const Assignment& assignment);
   void Report(const Assignment& assignment);
@@ -136,8 +136,7 @@ class SimWorker {
   void Contribute(ReducePhase phase, const Moments& moments);
   void OpenPush();
   void Backward();
-  // Sends gradients whose batch-norm call has been passed; `all` of them or
-  // some.
+  // Sends gradients whose batch-norm call is done; `all` of them or some.
   void SendGradients(bool all);
   void SendGradient(int32_t partition);
   bool MeetsOthers() const {
@@ -164,14 +163,14 @@ class SimWorker {
   Incarnation registered_;
   std::vector<Partition> partitions_;
 
-  // Raised whenever what was planned is void.
+  // Incremented whenever planned events become void.
   int64_t task_ = 0;
   bool busy_ = false;
   std::optional<Assignment> work_;
   bool taken_ = false;
   std::optional<std::pair<Version, Attempt>> ended_step_;
   std::unique_ptr<Step> step_;
-  // The newest weights at hand.
+  // The newest weights that it has.
   Version version_;
   std::vector<SharedFloats> weights_;
 };

@@ -1,4 +1,4 @@
-// How a simulated worker pushes what it has computed.
+// How a simulated worker pushes its results.
 
 #include <algorithm>
 #include <memory>
@@ -142,8 +142,7 @@ void SimWorker::MiscountClosing() {
   }
 }
 
-// The whole push a second time on the same stream, now or while the next step
-// is under way.
+// Sends the whole push again on the same stream, now or during the next step.
 void SimWorker::RepeatPush() {
   const Step& step = *step_;
   world_.scheduler.After(
@@ -178,7 +177,8 @@ void SimWorker::OnWeights(const effect::SendWeights& weights) {
 }
 
 void SimWorker::OnVerdict(const effect::SendVerdict& verdict) {
-  // Also of a push that nobody waits for any more: what to do next holds.
+  // The next assignment is valid even if the worker no longer waits for this
+  // push.
   Offer(verdict.verdict.next);
   if (step_ != nullptr && step_->key == verdict.key) {
     step_->verdict = verdict;

@@ -172,7 +172,7 @@ void Simulation::Tick() {
 }
 
 void Simulation::StartMissing() {
-  // The first ones start by themselves, and who is lost is replaced.
+  // The first workers start by themselves, and lost workers are replaced.
   if (server_ == nullptr || scenario_.changes.empty() ||
       checker_.ended().has_value()) {
     return;
@@ -238,7 +238,7 @@ void Simulation::Freeze(SimWorker& worker, const Fault& fault) {
   scheduler_.After(fault.lasts, [this, &worker, replaced = fault.replaced] {
     worker.Thaw();
     if (!replaced) return;
-    // What it sends until it is told must do no harm.
+    // Messages that it sends before it is told must do no harm.
     scheduler_.After(scenario_.delay_max * 4, [&worker] {
       if (worker.alive()) worker.Kill();
     });

@@ -18,14 +18,14 @@
 namespace cohort::sim {
 
 struct Outcome {
-  // Empty: every invariant held and the run finished.
+  // Empty if every invariant held and the run finished.
   std::string failure;
   SharedSnapshot snapshot;
   int64_t events = 0;
   // Virtual time.
   absl::Duration elapsed;
   int64_t commits = 0;
-  // Over all lives of the server.
+  // Over all starts of the server.
   int64_t workers_lost = 0;
   int64_t steps_aborted = 0;
   int64_t duplicates = 0;
@@ -33,11 +33,11 @@ struct Outcome {
   int64_t restarts = 0;
   int64_t dropped = 0;
   int64_t policy_changes = 0;
-  // Workers whose batch-norm calls were not those of the others.
+  // Workers whose batch-norm calls differed from those of the others.
   int64_t fenced = 0;
   // Changes of the number of workers.
   int64_t resizes = 0;
-  // Whose initial values the run began with.
+  // The rank whose initial values the run began with.
   std::optional<Rank> model_of;
 };
 
@@ -57,16 +57,16 @@ class Simulation {
   void StopServer();
   void StartWorker(Rank rank);
   void Tick();
-  // Whoever runs the workers starts one for each rank that has none.
+  // Starts a worker for each rank that has none, as an operator would.
   void StartMissing();
   void Inflict(const Fault& fault);
   void InflictOn(SimWorker& worker, const Fault& fault);
   void Freeze(SimWorker& worker, const Fault& fault);
   void Replace(SimWorker& worker, absl::Duration delay);
-  // Where the server stands, in words.
+  // Describes the server's state in words.
   std::string StateText() const;
   void Count();
-  // Lets the news of the end arrive, and checks that it does.
+  // Lets the notices of the end arrive, and checks that they do.
   void Drain();
 
   const Scenario scenario_;
@@ -76,13 +76,13 @@ class Simulation {
   Checker checker_;
   int32_t life_ = 0;
   std::unique_ptr<SimServer> server_;
-  // All processes ever; the last of a rank is the one that counts.
+  // All processes so far; the last of a rank is the current one.
   std::vector<std::unique_ptr<SimWorker>> processes_;
   std::vector<SimWorker*> newest_;
   Outcome outcome_;
 };
 
-// Differences to the bit between two versions of the model; empty if none.
+// Bitwise differences between two versions of the model; empty if none.
 std::string Differences(const ModelSnapshot& seen, const ModelSnapshot& wanted);
 
 }  // namespace cohort::sim

@@ -18,8 +18,8 @@
 namespace cohort::sim {
 namespace {
 
-// How many seeds a scenario runs: 10,000 of the base scenario and 1,000 of each
-// further one, or what COHORT_SIM_SEEDS says for all of them.
+// Seeds that a scenario runs: 10,000 of the base scenario and 1,000 of each
+// further one, or COHORT_SIM_SEEDS for all of them.
 constexpr uint64_t kBaseSeeds = 10000;
 constexpr uint64_t kMiscountSeeds = 1000;
 
@@ -50,10 +50,10 @@ class References {
   std::array<SharedSnapshot, kRunSpecCount> snapshots_;
 };
 
-// True if nothing that happened may have changed the result.
+// True if no event may have changed the result.
 bool MustBeIdentical(const Scenario& scenario, const Outcome& outcome) {
   const CoordinatorOptions& o = scenario.run.coordinator;
-  // Elsewhere the order of arrival is part of the result.
+  // Under other policies the order of arrival is part of the result.
   if (o.policy.aggregation != AggregationKind::kSync ||
       o.policy.pushes_min != 0 || !scenario.changes.empty()) {
     return false;
@@ -63,7 +63,7 @@ bool MustBeIdentical(const Scenario& scenario, const Outcome& outcome) {
   return o.on_worker_loss == OnWorkerLoss::kWait || outcome.workers_lost == 0;
 }
 
-// Returns what went wrong; empty if nothing did.
+// Returns a description of the failure; empty if there is none.
 std::string RunScenario(const Scenario& scenario, References& references,
                         Outcome& outcome) {
   outcome = Simulation(scenario).Run();
@@ -98,8 +98,8 @@ TEST(SimulationTest, TheSameSeedGivesTheSameRunToTheBit) {
   }
 }
 
-// Every combination of options, without any disturbance; the order in which
-// messages arrive does not show in a synchronous run.
+// Every combination of options, without any disturbance. The order in which
+// messages arrive must not affect a synchronous run.
 TEST(SimulationTest, UndisturbedRunsFinishAndDoNotDependOnDelays) {
   References references;
   for (int32_t number = 0; number < kRunSpecCount; ++number) {
@@ -152,7 +152,7 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
       static_cast<long long>(sum.restarts), static_cast<long long>(sum.dropped),
       static_cast<long long>(sum.policy_changes),
       static_cast<long long>(sum.resizes), other_models);
-  // Seeds that disturb nothing would prove nothing.
+  // Seeds without disturbances would prove nothing.
   const auto tenth = static_cast<int64_t>(seeds / 10);
   EXPECT_GT(sum.workers_lost, tenth);
   EXPECT_GT(sum.steps_aborted, tenth / 10);
@@ -185,7 +185,7 @@ TEST(SimulationTest, AWorkerThatMiscountsItsCallsLeavesNoTrace) {
   EXPECT_GT(repeated, static_cast<int64_t>(seeds / 20));
 }
 
-// Runs one seed and says how it went. Returns the exit status.
+// Runs one seed and prints the outcome. Returns the exit status.
 int Replay(const Scenario& scenario) {
   References references;
   Outcome outcome;
@@ -199,8 +199,8 @@ int Replay(const Scenario& scenario) {
 }  // namespace
 }  // namespace cohort::sim
 
-// With --seed=N replays one seed of the ten thousand instead of testing, with
-// --miscount=N one of a worker that miscounts.
+// With --seed=N, replays one seed of the ten thousand instead of testing; with
+// --miscount=N, one of a worker that miscounts.
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {

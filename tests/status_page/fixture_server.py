@@ -1,4 +1,4 @@
-"""Serves the page's files with a status that the test makes up.
+"""Serves the page's files with a status that the test invents.
 
     python3 fixture_server.py crowd      to look at one of statuses.py
 """
@@ -15,19 +15,19 @@ PAGE = pathlib.Path(__file__).resolve().parents[2] / "server/status_page"
 CHART = pathlib.Path("/usr/share/javascript/chart.js/chart.min.js")
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css",
          ".js": "text/javascript"}
-# As the server sends it.
+# The header that the server sends.
 POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; "
           "img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; "
           "base-uri 'none'; form-action 'none'")
 
 
 def why_not():
-    """Says what is missing for a fixture; None if nothing is."""
+    """Names what is missing for a fixture; None if nothing is."""
     return None if CHART.exists() else "no Chart.js (package libjs-chart.js)"
 
 
 def plain_tables(status):
-    """What the server puts in for people without JavaScript."""
+    """The server's text for readers without JavaScript."""
     rows = "".join(
         f"<tr><td>{worker['rank']}</td><td>{html.escape(worker['state'])}</td>"
         f"<td>{html.escape(worker.get('description', ''))}</td></tr>"
@@ -59,11 +59,11 @@ class _QuietServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        """A browser that leaves a page hangs up: nothing to be said."""
+        """Silent: a browser that leaves a page closes the connection."""
 
 
 class FixtureServer:
-    """`status` is what the page reads next; None: there is no good answer.
+    """`status` is the next answer to the page; None: an error.
 
     `chart`: whether there is a Chart.js. `raw` goes into the page as it is, as
     it would if the server forgot to escape. `pause_s`: how long an answer to
@@ -79,8 +79,7 @@ class FixtureServer:
         self.chart = chart
         self.raw = raw
         self.pause_s = 0.0
-        # Of requests for the status: when each came, and how many there were
-        # at once.
+        # For status requests: when each came, and how many were open at once.
         self.asked_at = []
         self.most_at_once = 0
         self._at_once = 0

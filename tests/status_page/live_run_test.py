@@ -19,8 +19,8 @@ from processes import Cohort, kill, run  # noqa: E402
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
-# A worker introduces itself with the name of its machine: here one that is
-# markup, in a name space of its own.
+# A worker gives the name of its machine: here a name that is markup, in a
+# namespace of its own.
 RENAMED = ["unshare", "--uts", sys.executable, "-c",
            "import os, socket, sys; socket.sethostname(sys.argv[1]); "
            "os.execv(sys.argv[2], sys.argv[2:])", HOSTILE]
@@ -45,7 +45,7 @@ class LiveRun(unittest.TestCase):
         cls.addClassCleanup(cls.browser.close)
 
     def setUp(self):
-        # Long enough for what is checked; the rest is not waited for.
+        # Long enough for the checks; the rest is not waited for.
         self.cohort = Cohort(server_flags=["--epochs=1000",
                                            "--learning_rate=0.02"])
         self.addCleanup(self.cohort.__exit__)
@@ -54,7 +54,7 @@ class LiveRun(unittest.TestCase):
             "--ops_listen=127.0.0.1:0",
             f"--ops_address_file={self.address_file}"]
         self.browser.set_look(1280, 800)
-        # The page of the test before would go on asking a server that is gone.
+        # The previous test's page would go on asking a server that is gone.
         self.browser.open("about:blank")
         self.browser.complaints()
 
@@ -98,7 +98,7 @@ class LiveRun(unittest.TestCase):
         before = self.last_step()
         self.browser.wait_until(lambda: self.last_step() > before + 5,
                                 "longer curves")
-        # A step that takes long is waited for, and said so, in between.
+        # The page reports a step that takes long while it waits.
         self.browser.wait_until(
             lambda: "Training, 2 of 2 workers" in self.say("h1") and
             re.search(r"^[\d,.]+ images/s$", self.say("#tile-speed .value")),
@@ -118,7 +118,7 @@ class LiveRun(unittest.TestCase):
         self.start()
         self.await_training()
         kill(self.cohort.workers[1])
-        # Three commands to the browser, between which the page may change.
+        # Three commands to the browser; the page may change between them.
         self.browser.wait_until(
             lambda: "worker 1" in self.say("h1") and
             "Worker 1" in self.say("#tile-holdup") and
@@ -129,7 +129,7 @@ class LiveRun(unittest.TestCase):
         self.browser.wait_until(
             lambda: "Training, 2 of 2 workers" in self.say("h1"),
             "the replacement", timeout_s=60)
-        # Whoever comes back to the page later reads of it as well.
+        # A page that returns later shows it as well.
         self.browser.wait_until(
             lambda: "a replacement joined" in self.say("#event-rows") and
             "Rank 1 is lost" in self.say("#event-rows"), "the events")
@@ -165,7 +165,7 @@ class LiveRun(unittest.TestCase):
         self.cohort.start_worker(0)
         self.cohort.start_worker(1, wrapper=RENAMED)
         self.open()
-        # A dialog that opened would fail each later command.
+        # An open dialog would fail each later command.
         self.browser.wait_until(lambda: HOSTILE in self.say("#worker-rows"),
                                 "the name", timeout_s=60)
         self.assertEqual(self.browser.script(
@@ -185,7 +185,7 @@ class LiveRun(unittest.TestCase):
             self.browser.set_scripts(True)
 
     def drain_and_await_the_end(self):
-        """The server stays until the page has asked once more."""
+        """The server stays until the page's next request."""
         drained = run("cohortctl", "run", "drain",
                       f"--server={self.cohort.address}")
         self.assertEqual(drained.returncode, 0, drained.stderr)

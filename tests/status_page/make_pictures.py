@@ -31,7 +31,7 @@ except ImportError:
 WORKERS = 4
 WIDTH, HEIGHT = 1280, 890
 COLUMNS, ROWS = 100, 30
-# Enough of a curve, and two evaluations.
+# Long enough for a curve and two evaluations.
 RUN_S = 60
 ESCAPE = re.compile(r"\x1b\[([0-9;]*)([A-Za-z])")
 TERMINAL = """<!doctype html><meta charset="utf-8"><style>
@@ -102,7 +102,7 @@ def main() -> None:
         cohort.start_server("--ops_listen=127.0.0.1:0",
                             f"--ops_address_file={ops}")
         for rank in range(WORKERS):
-            # One worker computes more than the others, and shows.
+            # One worker computes more than the others, which is visible.
             cohort.start_worker(rank, *(["--share=1.5"] if rank == 2 else []))
         browser.set_look(WIDTH, HEIGHT)
         browser.open(f"http://{ops.read_text(encoding='utf-8').strip()}/")

@@ -1,4 +1,4 @@
-"""What the tests of the live page in a browser have in common."""
+"""Shared parts of the tests of the live page in a browser."""
 
 import sys
 import unittest
@@ -18,7 +18,7 @@ class PageCase(unittest.TestCase):
 
     def setUp(self):
         self.browser.set_look(1280, 800)
-        # The page of the test before would go on asking a server that is gone.
+        # The previous test's page would go on asking a server that is gone.
         self.browser.open("about:blank")
         self.browser.complaints()
 

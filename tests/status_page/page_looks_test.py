@@ -12,8 +12,8 @@ STATES = ("empty", "waiting", "finished", "changed", "segmentation",
 LOOKS = [(width, height, scheme) for width, height in ((1280, 800), (390, 844))
          for scheme in ("light", "dark")]
 
-# Visible texts that stand out less from what is behind them than WCAG's AA
-# asks: [text, ratio].
+# Visible texts whose contrast with their background is below WCAG AA: [text,
+# ratio].
 FAINT_TEXTS = """
 const channels = (text) => text.match(/[\\d.]+/g).map(Number);
 const light = ([r, g, b]) => {

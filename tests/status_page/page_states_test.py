@@ -25,8 +25,8 @@ class PageStates(page_case.PageCase):
         self.assertEqual(self.browser.text("#progress-facts").split("\n"),
                          ["step 1,234", "epoch 2 of 5",
                           "26\u202f% of 300,000 images"])
-        # Of 240 points the newest six, a fortieth of the steps, as the curve's
-        # key has it.
+        # The newest six of 240 points, a fortieth of the steps, as the curve's
+        # key says.
         losses = [{"x": p["version"], "y": p["loss"]}
                   for p in statuses.training()["curves"]["train"][-6:]]
         self.assertEqual(self.tile("learning"), [
@@ -57,7 +57,7 @@ class PageStates(page_case.PageCase):
                          [(p["version"], p["loss"])
                           for p in status["curves"]["train"]])
         self.assertEqual(len(drawn[1]), 1)
-        # The smooth one: neighbours within a fortieth of the steps.
+        # The smooth line: neighbours within a fortieth of the steps.
         self.assertEqual(len(drawn[2]), len(drawn[0]))
         reach = (drawn[0][-1]["x"] - drawn[0][0]["x"]) / 40
         for i in (0, 50, 239):
@@ -85,13 +85,13 @@ class PageStates(page_case.PageCase):
             "return Chart.getChart(document.querySelector("
             "'#curve-speed canvas')).data.datasets[0].data")]
         self.assertGreater(len(speeds), 150)
-        # 400 images a second, give or take a pair at the beginning.
+        # 400 images a second, except for a pair at the beginning.
         self.assertGreater(min(speeds), 350)
         self.assertLess(max(speeds), 650)
 
     def test_pause_does_not_slow_the_steps_behind_it(self):
         status = statuses.training()
-        # 400 images a second, and 30 s in which nothing happens.
+        # 400 images a second, with a pause of 30 s.
         status["curves"]["train"] = [
             {**statuses.train_point(i, 200, 200), "samples": 100 * i,
              "seconds": i * 0.25 + (30 if i >= 100 else 0)}
@@ -163,7 +163,7 @@ class PageStates(page_case.PageCase):
         status = statuses.crowd()
         status["barrier_waits"] = statuses.waits(64 * 3100, 1e-4)
         server = self.show(status, goes_on=True)
-        # More than one answer comes, as on a busy machine.
+        # More than one answer arrives, as on a busy machine.
         self.browser.wait_until(lambda: len(server.asked_at) > 2, "answers")
         self.assertEqual(self.tile("holdup")[1:], [
             "Nobody", "worker 41 was last in 88\u202f% of steps"])
@@ -318,7 +318,7 @@ class PageStates(page_case.PageCase):
         self.assertEqual(server.most_at_once, 1)
 
     def test_hostile_names_are_shown_and_inject_nothing(self):
-        # A dialog that opened would fail each later command.
+        # An open dialog would fail each later command.
         self.show(statuses.hostile())
         self.assertIn(statuses.HOSTILE, self.browser.text("h1"))
         self.assertIn(statuses.HOSTILE, self.browser.text("#worker-rows"))

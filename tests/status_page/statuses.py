@@ -28,7 +28,7 @@ def phases(rank=0, slow=1.0):
 
 
 def waits(count, mean=None):
-    """Waits of so many, of so many seconds each."""
+    """The given number of waits, of the given seconds each."""
     return {"count": count, "seconds": count * (mean or 0),
             "mean_seconds": mean if count else None}
 
@@ -128,7 +128,7 @@ def training(version=1234, workers=2):
 
 
 def empty():
-    """A server that nobody has joined."""
+    """A server without workers so far."""
     status = training(version=0)
     status.update(
         state="waiting", waited_for=[0, 1],
@@ -170,7 +170,7 @@ def finished():
 
 
 def drained():
-    """Ended early, at a version that nobody has tested."""
+    """Ended early, at a version without an evaluation."""
     status = training(version=3000)
     status.update(state="over", state_text="over: drained", ended=True,
                   eta_seconds=None, samples_per_second=0)
@@ -187,7 +187,7 @@ def resumed():
 
 
 def changed():
-    """Switched to async and to another rate; a further change is waited for."""
+    """Switched to async and to another rate; a further change is pending."""
     status = training(version=3000, workers=4)
     policy = status["policy"]
     policy.update(
@@ -238,7 +238,7 @@ def crowd():
         slow = 3.0 if of["rank"] == 41 else 1.0 + 0.1 * abs(wobble(of["rank"]))
         of.update(phases=phases(of["rank"], slow),
                   last_arrivals=2710 if of["rank"] == 41 else 6)
-    # A third of the time of all.
+    # A third of the total time.
     status["barrier_waits"] = waits(
         64 * 3100, status["uptime_seconds"] / 3 / 3100)
     status["batch_norm"]["rendezvous"] = {
@@ -274,7 +274,7 @@ def hostile():
 
 
 def wrecked():
-    """Fields that are missing or unknown: the page must live with both."""
+    """Fields that are missing or unknown: the page must cope with both."""
     return {"run": "ab12", "now": time.time(), "state": "training",
             "state_text": "training", "ended": False, "version": 3,
             "workers": [{"rank": 0, "state": "live"}], "later": {"x": 1}}

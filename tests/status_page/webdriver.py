@@ -15,7 +15,7 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 DRIVER = ("chromedriver",)
 ELEMENT_KEY = "element-6066-11e4-a52e-4f735466cecf"
 
-# Notes what the page's own policy blocked, from before its first byte.
+# Records what the page's own policy blocked, starting before its first byte.
 NOTE_VIOLATIONS = """
 window.violations = [];
 document.addEventListener('securitypolicyviolation', (event) =>
@@ -28,7 +28,7 @@ def _found(names):
 
 
 def why_not():
-    """Says what is missing for a browser test; None if nothing is."""
+    """Names what is missing for a browser test; None if nothing is."""
     if _found(CHROMIUM) is None:
         return "no Chromium (Debian package chromium)"
     if _found(DRIVER) is None:
@@ -103,7 +103,7 @@ class Browser:
         request = urllib.request.Request(
             self._url + path, data, {"Content-Type": "application/json"},
             method=method)
-        # Never through a proxy of the environment: the driver is local.
+        # Never through a proxy from the environment: the driver is local.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=60) as response:
@@ -129,7 +129,7 @@ class Browser:
                             {"script": text, "args": list(arguments)})
 
     def text(self, selector):
-        """What a person reads in the first such element."""
+        """The visible text of the first such element."""
         element = self.command("element", {"using": "css selector",
                                            "value": selector})
         return self.command(f"element/{element[ELEMENT_KEY]}/text",
@@ -165,10 +165,10 @@ class Browser:
                       value=not enabled)
 
     def screenshot(self, path, whole=True):
-        """Writes the page as a PNG file: all of it, or what the window shows."""
+        """Writes the page as a PNG file: all of it, or the window's part."""
         width, height = self._look
-        # Not with captureBeyondViewport: it resizes the page for a moment, and
-        # charts are then caught half way.
+        # captureBeyondViewport is not used: it resizes the page for a moment,
+        # and charts are then captured half-drawn.
         if whole:
             self._set_size(width, self.script(
                 "return document.documentElement.scrollHeight"))
@@ -183,8 +183,8 @@ class Browser:
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def complaints(self):
-        """Console warnings and errors, and what the policy of the page
-        blocked, since the last call (console) or opening (policy)."""
+        """Console warnings and errors since the last call, and the requests
+        that the page's policy blocked since it was opened."""
         logged = self.command("se/log", {"type": "browser"})
         found = [entry["message"] for entry in logged
                  if entry["level"] in ("WARNING", "SEVERE")]

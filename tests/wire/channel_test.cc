@@ -22,7 +22,7 @@ std::unique_ptr<grpc::Server> Listen(grpc::Service& service, int wanted_port,
   return builder.BuildAndStart();
 }
 
-// Answers a report with the length of what it got.
+// Answers a report with its length.
 class ReportLength final : public v1::Membership::Service {
   grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest* request,
                       v1::ReportReply* reply) override {

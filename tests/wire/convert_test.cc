@@ -63,7 +63,7 @@ void ExpectEqual(const Assignment& a, const Assignment& b) {
   EXPECT_EQ(a.wait, b.wait);
 }
 
-// The message of `Proto` that stands for `value`.
+// The message of `Proto` that represents `value`.
 template <typename Proto, typename Value>
 Proto Encoded(const Value& value) {
   Proto proto;
@@ -440,7 +440,7 @@ TEST(ConvertTest, MomentsAreLittleEndianDoublesInTwoHalves) {
 TEST(ConvertTest, BadMomentsAreRefused) {
   std::string bytes;
   EncodeMoments({.count = 1, .first = {1}, .second = {-2}}, &bytes);
-  // The sum of the backward pass may be negative, M2 may not.
+  // Sums of the backward pass may be negative; M2 may not.
   EXPECT_TRUE(DecodeMoments(ReducePhase::kBackward, 1, bytes).ok());
   EXPECT_FALSE(DecodeMoments(ReducePhase::kForward, 1, bytes).ok());
   EXPECT_FALSE(DecodeMoments(ReducePhase::kBackward, -1, bytes).ok());

@@ -193,11 +193,11 @@ TEST(FramedMessageTest, MalformedBytesAreInvalidArgument) {
       std::string(11, '\x80'),
       // Field number 0.
       std::string("\x02\x00", 2),
-      // An end of a group that never began.
+      // The end of a group that never began.
       std::string("\x74"),
       // The length 2^64 - 1.
       std::string("\x7a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
-      // A sender that is no message.
+      // A sender field that holds no message.
       BytesField(1, "\xff\xff"),
   };
   for (const std::string& bytes : cases) {
@@ -239,7 +239,7 @@ TEST(FramedMessageTest, TruncationAgreesWithProtobuf) {
 TEST(FramedMessageTest, MutationAgreesWithProtobuf) {
   const std::string bytes =
       Flat(EncodeFramed(Header(), RopeOfText(std::string(40, 'x'))));
-  // Mutated names are no UTF-8, which protobuf would log each time.
+  // Mutated names are not UTF-8, which protobuf would log each time.
   const google::protobuf::LogSilencer silencer;
   std::mt19937 random(1);
   for (int round = 0; round < 20000; ++round) {

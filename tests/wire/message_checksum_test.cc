@@ -39,8 +39,8 @@ TEST(MessageChecksumTest, AMessageOfAnOlderReleasePasses) {
   EXPECT_TRUE(TakeMessageChecksum(&request).ok());
 }
 
-// No bit of the encoding, the checksum's own included, can be turned over
-// without notice, unless nothing changes that anyone could read.
+// Every flipped bit of the encoding, including the checksum's own, is noticed,
+// unless no reader could see the change.
 TEST(MessageChecksumTest, EveryFlippedBitIsNoticed) {
   v1::ReduceRequest sealed = Request();
   AddMessageChecksum(&sealed);
@@ -65,8 +65,7 @@ TEST(MessageChecksumTest, EveryFlippedBitIsNoticed) {
   EXPECT_GT(noticed, 300);
 }
 
-// A later release may send fields that this one does not know: they are part of
-// the sum.
+// A later release may send unknown fields; the checksum covers them.
 TEST(MessageChecksumTest, UnknownFieldsAreCovered) {
   v1::JoinReply later;
   later.set_rank(3);
@@ -78,7 +77,7 @@ TEST(MessageChecksumTest, UnknownFieldsAreCovered) {
   v1::SessionReply same;
   ASSERT_TRUE(same.ParseFromString(bytes));
   EXPECT_TRUE(TakeMessageChecksum(&same).ok());
-  // Field 100, a varint, that nobody summed.
+  // Field 100, a varint that the checksum does not cover.
   bytes += std::string("\xa0\x06\x01", 3);
   v1::SessionReply more;
   ASSERT_TRUE(more.ParseFromString(bytes));

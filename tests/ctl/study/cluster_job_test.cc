@@ -22,7 +22,7 @@ StudyRun AsyncRun() {
           .kinds = {"async", "after"}};
 }
 
-// A program in the place of server or worker.
+// A program that replaces the server or worker.
 std::string Script(const TempDir& dir, const std::string& name,
                    const std::string& text) {
   const std::string path = dir.File(name);
@@ -31,7 +31,7 @@ std::string Script(const TempDir& dir, const std::string& name,
   return path;
 }
 
-// Writes the address that its --address_file= asks for.
+// Writes its address to the file of --address_file=.
 constexpr char kListen[] =
     "for flag; do case $flag in\n"
     "--address_file=*) echo 127.0.0.1:1 > ${flag#*=};;\n"

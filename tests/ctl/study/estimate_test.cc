@@ -43,7 +43,7 @@ TEST(EstimateTest, OneValueHasNoInterval) {
 }
 
 TEST(CompareTest, SharedSeedsArePaired) {
-  // Seeds differ by ten points, the two by 1.0, 1.1 and 0.9.
+  // Seeds differ by ten points, the two policies by 1.0, 1.1 and 0.9.
   const Difference difference = Compare({{1, 71.0}, {2, 81.1}, {3, 90.9}},
                                         {{1, 70.0}, {2, 80.0}, {3, 90.0}});
   EXPECT_TRUE(difference.paired);

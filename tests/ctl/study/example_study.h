@@ -14,7 +14,7 @@ struct ExampleRun {
   int64_t batch_size = 1;
   int64_t seed = 1;
   double seconds = 10;
-  // At the end, by kind of statistics; kOwnBatch is 95 if it is not there.
+  // Values at the end, by kind of statistics; kOwnBatch is 95 if missing.
   std::vector<std::pair<std::string, double>> measure;
 };
 
@@ -32,7 +32,7 @@ inline FinishedRun Finished(const ExampleRun& example) {
   result.curves[kOwnBatch] = {{.samples = 1, .seconds = 1, .measure = 95}};
   for (const auto& [kind, measure] : example.measure) {
     finished.run.kinds.push_back(kind);
-    // Half way there in half the time.
+    // Half of the final value after half of the time.
     result.curves[kind] = {
         {.samples = 50, .seconds = example.seconds / 2, .measure = measure / 2},
         {.samples = 100, .seconds = example.seconds, .measure = measure}};

@@ -1,5 +1,5 @@
-// What can be told of plots and reports without looking at them. That they are
-// well-formed is tested by study_test.py, on a real study.
+// Checks on plots and reports that need no eyes. study_test.py tests on a real
+// study that they are well-formed.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ TEST(StyleTest, SeriesDifferInColourAndInMarker) {
 TEST(DrawStudyTest, AxesAreLabelledWithUnits) {
   const std::vector<StudyPlot> plots =
       DrawStudy(Summarise(TwoBatchSizes(), std::nullopt));
-  // Under sync nothing is stale.
+  // Under sync no push is stale.
   ASSERT_EQ(plots.size(), 3U);
   EXPECT_THAT(plots[0].svg, HasSubstr("test accuracy (%)"));
   EXPECT_THAT(plots[1].svg, HasSubstr("gap in accuracy (points)"));
@@ -86,9 +86,9 @@ TEST(DrawStudyTest, StalenessIsDrawnWhereThereIsAny) {
   ASSERT_EQ(plots.size(), 4U);
   EXPECT_EQ(plots[3].file, "staleness.svg");
   EXPECT_THAT(plots[3].svg, HasSubstr("share of pushes (%)"));
-  // All above are in one bar, and its tick says so.
+  // All values above are in one bar, and its tick says so.
   EXPECT_THAT(plots[3].svg, HasSubstr(">12+<"));
-  // Its neighbour's would touch it.
+  // This tick's label would touch its neighbour's.
   EXPECT_THAT(plots[3].svg, HasSubstr(">10<"));
   EXPECT_THAT(plots[3].svg, Not(HasSubstr(">11<")));
 }

@@ -36,7 +36,7 @@ TEST(RecommendTest, TheBestOfOneRunIsTakenIfOthersAreWorse) {
 }
 
 TEST(RecommendTest, EqualKindsOfOneRunAreChosenByTheirNeeds) {
-  // Chief is best by a hair that the seeds do not agree on.
+  // Chief is best by a small difference that the seeds do not agree on.
   const Advised advised(
       {Finished(
            {.seed = 1,
@@ -46,7 +46,7 @@ TEST(RecommendTest, EqualKindsOfOneRunAreChosenByTheirNeeds) {
             .measure = {{"chief", 90.0}, {"after", 90.1}, {"sync", 90.1}}})});
   EXPECT_EQ(advised.first().best->kind, "chief");
   EXPECT_EQ(advised.first().chosen->kind, "sync");
-  // And over all, though chief is behind by less.
+  // Sync is also the overall choice, although chief is closer to the best.
   EXPECT_EQ(advised.recommendation.overall.front().kind, "sync");
   EXPECT_THAT(advised.words, HasSubstr("as good as the best mean, sync, global "
                                        "normalisation, chief statistics"));
@@ -99,7 +99,8 @@ TEST(RecommendTest, TheOverallChoiceIsGoodUnderMostConditions) {
       {Finished({.batch_size = 1, .measure = {{"sync", 90}, {"after", 80}}}),
        Finished({.batch_size = 4, .measure = {{"sync", 90}, {"after", 80}}}),
        Finished({.batch_size = 16, .measure = {{"sync", 80}, {"after", 90}}}),
-       // Run under one condition only: no candidate over all.
+       // Run under one condition only, so it is no candidate over all
+       // conditions.
        Finished({.normalization = "local",
                  .batch_size = 1,
                  .measure = {{"sync", 99}}})});

@@ -44,7 +44,7 @@ TEST(RunResultTest, TheTargetIsReachedByTheFirstEvaluationAtOrAboveIt) {
   EXPECT_EQ(result->SecondsTo("sync", 70), 2.0);
   EXPECT_EQ(result->SecondsTo("sync", 70.1), 4.0);
   EXPECT_EQ(result->SecondsTo("sync", 85.1), std::nullopt);
-  // Known at the end only.
+  // The value is known only at the end.
   EXPECT_EQ(result->SecondsTo("after", 10), std::nullopt);
 }
 

@@ -43,7 +43,7 @@ TEST(StudyFolderTest, ARunIsDoneOnceItIsMarked) {
     EXPECT_THAT(*folder.DoneNames(), IsEmpty());
     ASSERT_TRUE(folder.MarkDone(run).ok());
   }
-  // As the next cohortctl finds it.
+  // The folder as the next cohortctl opens it.
   const StudyFolder again = OpenIn(dir);
   EXPECT_TRUE(*again.IsDone(run));
   EXPECT_THAT(*again.DoneNames(), ElementsAre(run.Name()));

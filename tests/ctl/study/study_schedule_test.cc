@@ -31,7 +31,7 @@ class FakeClock final : public Clock {
   Instant now_;
 };
 
-// A schedule whose runs take two polls each and fail on demand.
+// A schedule whose runs take two polls each, and fail if the test says so.
 class ScheduleTest : public testing::Test {
  protected:
   class Job final : public StudyJob {
@@ -143,7 +143,7 @@ TEST_F(ScheduleTest, AStopEndsWhatRunsAndStartsNothing) {
   Finish(schedule);
   EXPECT_THAT(started_, ElementsAre(1));
   EXPECT_THAT(done_, IsEmpty());
-  // It was not at fault.
+  // The run itself had not failed.
   EXPECT_THAT(told_, IsEmpty());
   EXPECT_THAT(schedule.failed(), IsEmpty());
 }

@@ -1,5 +1,5 @@
-// What the layers compute: several workers, each a thread, against the stock
-// operator in float64 on the joined batch.
+// The results of the layers: several workers, each a thread, compared with the
+// stock operator in float64 on the joined batch.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -91,7 +91,7 @@ TEST(BatchNormTest, LargeMeanKeepsItsVarianceInFloat32) {
 }
 
 TEST(BatchNormTest, WorkerZerosInputMovesWorkerOnesLoss) {
-  // Only worker 1 has a loss, sum(y * dy); worker 0 feels it through the
+  // Only worker 1 has a loss, sum(y * dy); it affects worker 0 through the
   // moments alone.
   Case values = RandomCase({3, 4}, 2, {}, at::kDouble);
   values.dy[0].zero_();

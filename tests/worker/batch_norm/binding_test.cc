@@ -1,4 +1,4 @@
-// Which calls are Cohort's, and what happens around the arithmetic.
+// Which calls Cohort answers, and everything around the arithmetic.
 #include "worker/batch_norm/binding.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// A cohort of one that notes what it is asked and fails where it is told to.
+// A cohort of one that records its calls and fails where it is told to.
 class RecordingRendezvous final : public Rendezvous {
  public:
   absl::StatusOr<std::vector<Moments>> Reduce(
@@ -55,7 +55,8 @@ std::tuple<int32_t, int32_t, ReducePhase> Key(int32_t layer, int32_t call,
   return {layer, call, phase};
 }
 
-// Layers as members, in a Sequential, without anything, and a shared one.
+// Layers as members, in a Sequential, without parameters and statistics, and a
+// shared one.
 struct MixedNetImpl : torch::nn::Module {
   MixedNetImpl() {
     conv = register_module(
@@ -339,7 +340,7 @@ TEST(BatchNormScopeTest, UnboundLayersAndGroupedOperatorsAreStockTorch) {
   stranger->forward(at::randn({4, 2}));
   EXPECT_EQ(stranger->num_batches_tracked.item<int64_t>(), 1);
   EXPECT_FALSE(at::equal(stranger->running_mean, at::zeros({2})));
-  // Instance norm reaches the same operator with tensors of its own.
+  // Instance norm calls the same operator with its own tensors.
   torch::nn::InstanceNorm1d(2)->forward(at::randn({4, 2, 3}));
   EXPECT_TRUE(step.moments.empty());
 }
@@ -428,7 +429,7 @@ TEST(BatchNormScopeTest, FrozenScaleAndShiftGetNoGradient) {
   EXPECT_TRUE(x.grad().defined());
 }
 
-// Passes its input on and has no gradient to give.
+// Returns its input and provides no gradient.
 struct NoGradient : torch::autograd::Function<NoGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext*,
                             const at::Tensor& x) {

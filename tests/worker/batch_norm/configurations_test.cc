@@ -1,6 +1,6 @@
-// Every configuration of a layer against the stock operator in float64 on the
-// joined batch: outputs, gradients and moving statistics over several steps,
-// for one, two and three workers, even and uneven.
+// Compares every configuration of a layer with the stock operator in float64 on
+// the joined batch: outputs, gradients and moving statistics over several
+// steps, for one, two and three workers, even and uneven.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -27,11 +27,11 @@ struct TypeCase {
   Tolerance tolerance;
 };
 
-// Outputs are computed in float64 from the inputs as they are and rounded
-// once: half an ulp, 2^-24, 2^-11 and 2^-8 of the value, and a little for
-// float64's own rounding, amplified by a deviation of 1/2. Gradients of scale
-// and shift are rounded to float32 once a worker, and cancel across workers by
-// a factor of ten at most.
+// Outputs are computed in float64 from the given inputs and rounded once: half
+// an ulp, 2^-24, 2^-11 and 2^-8 of the value, and a little for float64's own
+// rounding, amplified by a deviation of 1/2. Gradients of scale and shift are
+// rounded to float32 once a worker, and cancel across workers by a factor of
+// ten at most.
 const std::vector<TypeCase>& AllTypes() {
   static const std::vector<TypeCase>* const kTypes = new std::vector<TypeCase>{
       {at::kDouble, {.tensors = 1e-12, .parameters = 1e-11}},
@@ -94,7 +94,7 @@ std::vector<RankMoments> MomentsOf(const std::vector<Outcome>& parts) {
   return ranks;
 }
 
-// What the server keeps of a layer's steps.
+// The server's statistics over the steps of a layer.
 struct ServerSide {
   explicit ServerSide(const BatchNormBinding& binding)
       : rule(StatisticsKind::kSync,
@@ -184,7 +184,8 @@ TEST(BatchNormConfigurationsTest, WithoutAnything) {
   ExpectTrainsLikeOneProcess({.affine = false, .track = false});
 }
 
-// Nothing to be frozen by: the moments of the step, as in training mode.
+// There are no statistics to freeze: the moments of the step are used, as in
+// training mode.
 TEST(BatchNormConfigurationsTest, EvalModeWithoutMovingStatistics) {
   ExpectTrainsLikeOneProcess({.track = false, .eval = true});
 }
@@ -216,7 +217,7 @@ TEST(BatchNormConfigurationsTest, FusedAddAndRelu) {
   ExpectTrainsLikeOneProcess({.eval = true, .relu = true, .add = true});
 }
 
-// Each call is a batch of its own: two updates a step, in call order.
+// Each call is a separate batch: two updates a step, in call order.
 TEST(BatchNormConfigurationsTest, LayerCalledTwiceInAStep) {
   for (const std::vector<int64_t>& rows : AllCohorts()) {
     const TypeCase exact = AllTypes()[0];
@@ -261,7 +262,7 @@ TEST(BatchNormConfigurationsTest, OneElementAWorkerIsPartOfTheBatch) {
   }
 }
 
-// PyTorch refuses it, so the values are by hand: x - mean is 0.
+// PyTorch refuses this case, so the expected values are by hand: x - mean is 0.
 TEST(BatchNormConfigurationsTest, OneElementInAllBecomesTheShift) {
   const Case values = CaseOf({1}, {.rest = {1, 1}}, at::kDouble, 3);
   const LayerConfig config{.own_call = true};
@@ -307,7 +308,7 @@ TEST(BatchNormConfigurationsTest, NobodyHasElementsAndNothingMoves) {
   }
 }
 
-// Slices, transposes and broadcast gradients are what models hand over.
+// Models pass slices, transposes and broadcast gradients.
 TEST(BatchNormConfigurationsTest, OtherStridesAreMadeContiguous) {
   torch::manual_seed(5);
   const at::Tensor wide =

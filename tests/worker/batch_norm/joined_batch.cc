@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kEpsilon = 1e-5;
 
-// Notes what its worker contributes to forward rendezvous.
+// Records its worker's contributions to forward rendezvous.
 class NotingRendezvous final : public Rendezvous {
  public:
   explicit NotingRendezvous(Rendezvous& next) : next_(next) {}
@@ -211,7 +211,7 @@ void ExpectSame(const std::vector<Outcome>& parts, const Outcome& whole,
     y.push_back(part.y);
     dx.push_back(part.dx);
     if (part.dz.defined()) dz.push_back(part.dz);
-    // Local on purpose: the push sums them over the ranks.
+    // Local on purpose: the push adds them up over the ranks.
     AddTo(dgamma, part.dgamma);
     AddTo(dbeta, part.dbeta);
   }

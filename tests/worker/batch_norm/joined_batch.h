@@ -27,13 +27,13 @@ struct LayerConfig {
   bool eval = false;
   // Scale and shift need no gradient.
   bool frozen_affine = false;
-  // The functions of functional.h instead of the module's forward.
+  // Uses the functions of functional.h instead of the module's forward.
   bool own_call = false;
   bool relu = false;
-  // With relu: something is added before it.
+  // With relu: there is an addend before it.
   bool add = false;
-  // Without relu: the layer is called so often, call i with (i + 1) * x, and
-  // the outputs are added.
+  // Without relu: number of calls. Call i gets (i + 1) * x, and the outputs are
+  // added up.
   int32_t calls = 1;
 };
 
@@ -53,11 +53,11 @@ struct Case {
 struct Outcome {
   at::Tensor y;
   at::Tensor dx;
-  // Undefined where the configuration has no such gradient.
+  // Undefined if the configuration has no such gradient.
   at::Tensor dz;
   at::Tensor dgamma;
   at::Tensor dbeta;
-  // Of a worker: what it contributed to forward rendezvous.
+  // One worker's contributions to forward rendezvous.
   std::vector<CallMoments> moments;
 };
 
@@ -71,8 +71,8 @@ Case RandomCase(const std::vector<int64_t>& rows, int64_t channels,
 // and statistics, of the type of its gamma.
 struct Layer {
   std::shared_ptr<torch::nn::Module> module;
-  // (x, z) to y; `own` as the configuration says, `stock` by LibTorch's
-  // module and operators alone.
+  // Maps (x, z) to y: `own` as the configuration says, `stock` with LibTorch's
+  // module and operators only.
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> own;
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> stock;
 };
@@ -88,20 +88,20 @@ Outcome RunJoined(Layer& layer, const LayerConfig& config, const Case& values);
 
 // Largest errors, relative to 1 + |wanted|.
 struct Tolerance {
-  // Of y, dx and dz.
+  // For y, dx and dz.
   double tensors = 1e-10;
-  // Of the gradients of scale and shift, summed over workers.
+  // For the gradients of scale and shift, summed over workers.
   double parameters = 1e-10;
 };
 
 ::testing::AssertionResult Close(const at::Tensor& seen,
                                  const at::Tensor& wanted, double tolerance);
 
-// The workers' results put together are the joined batch's.
+// Expects that the workers' joined results equal those of the joined batch.
 void ExpectSame(const std::vector<Outcome>& parts, const Outcome& whole,
                 const Case& values, const Tolerance& tolerance);
 
-// Both of the above in one step with a layer of its own.
+// Runs both functions above in one step with a new layer, and compares.
 void ExpectEqualsJoinedBatch(const LayerConfig& config, const Case& values,
                              const kernels::Backend& backend,
                              const Tolerance& tolerance);

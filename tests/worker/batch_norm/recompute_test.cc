@@ -1,5 +1,5 @@
 // Activation checkpointing: a segment of the model is computed again in the
-// backward pass, and neither the other workers nor the statistics notice.
+// backward pass, without an effect on the other workers or the statistics.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -31,8 +31,8 @@ struct SavedSegment : torch::CustomClassHolder {
   bool on_another_thread = false;
 };
 
-// What torch.utils.checkpoint does in Python: keeps the input, and computes
-// the segment again when its gradient is asked for.
+// Like torch.utils.checkpoint in Python: keeps the input, and computes the
+// segment again when its gradient is needed.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
                             const Segment& segment, bool on_another_thread) {
@@ -60,7 +60,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
       torch::autograd::backward({y}, {grads[0]});
     };
     if (saved->on_another_thread) {
-      // As autograd does for a GPU.
+      // On another thread, as autograd does for a GPU.
       std::thread(recompute).join();
     } else {
       recompute();
@@ -173,7 +173,7 @@ TEST(RecomputeScopeTest, CheckpointedSegmentsGiveTheSameBits) {
     for (size_t rank = 0; rank < plain.size(); ++rank) {
       EXPECT_TRUE(at::equal(checkpointed[rank].dx, plain[rank].dx));
       ASSERT_EQ(checkpointed[rank].gradients.size(), 6U);
-      // Of a layer with several calls, added up in another order.
+      // Gradients of a layer with several calls are added up in another order.
       for (size_t i = 0; i < plain[rank].gradients.size(); ++i) {
         EXPECT_TRUE(at::allclose(checkpointed[rank].gradients[i],
                                  plain[rank].gradients[i], 1e-5, 1e-6))
@@ -208,7 +208,7 @@ TEST(RecomputeScopeTest, LocalMomentsAreReportedOnce) {
     {
       const RecomputeScope again(mark);
       EXPECT_TRUE(at::equal(norm->forward(x), first));
-      // By the moments that were, whatever comes.
+      // Normalised by the recorded moments, whatever the input.
       EXPECT_FALSE(at::equal(norm->forward(x), first));
     }
     norm->forward(x + 2);

@@ -1,5 +1,5 @@
-// Batch-norm calls that meet the other workers together: the bits are those of
-// calls made one by one, and there are fewer waits.
+// Batch-norm calls that share a rendezvous: results are bit-identical to calls
+// made one by one, and there are fewer waits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -43,7 +43,7 @@ class CountingRendezvous final : public Rendezvous {
     if (fail == phase) return absl::AbortedError("rank 3 is lost");
     return next_.Reduce(phase, local);
   }
-  // Contributions of each wait.
+  // Number of contributions in each wait.
   std::vector<size_t> together;
   std::optional<ReducePhase> fail;
 
@@ -56,7 +56,7 @@ at::Generator Seeded(uint64_t seed) {
   return at::make_generator<at::CPUGeneratorImpl>(seed);
 }
 
-// As many layers as a test wants, each with scale and shift of its own.
+// A given number of layers, each with its own scale and shift.
 struct NormsImpl : torch::nn::Module {
   explicit NormsImpl(size_t count) {
     at::Generator random = Seeded(3);
@@ -109,16 +109,16 @@ std::vector<at::Tensor> EachOneByOne(Norms& net,
 struct Setting {
   at::ScalarType type = at::kFloat;
   at::MemoryFormat format = at::MemoryFormat::Contiguous;
-  // Images of each worker.
+  // Number of images of each worker.
   std::vector<int64_t> images = {2, 3};
-  // Whether the inputs have the layout that `format` says in turns only.
+  // If true, only every other input has the layout `format`.
   bool mixed_layouts = false;
-  // False: each by its own batch.
+  // If false, each worker normalises by its own batch.
   bool global = true;
   bool device = false;
-  // By name, as --frozen_statistics.
+  // Layer names, as in --frozen_statistics.
   std::vector<std::string> frozen;
-  // Which inputs need no gradient.
+  // Indices of the inputs that need no gradient.
   std::vector<size_t> constant;
 };
 
@@ -212,7 +212,8 @@ void ExpectSameBits(const std::vector<at::Tensor>& seen,
   }
 }
 
-// Returns what was contributed in each wait, by the calls made together.
+// Returns the number of contributions in each wait, for the calls made
+// together.
 std::vector<size_t> ExpectTheBitsOfOneByOne(const Setting& setting,
                                             size_t layers,
                                             const Forward& together,
@@ -266,7 +267,8 @@ TEST(BatchNormPairTest, WithoutRendezvousEachReportsItsMoments) {
   }
 }
 
-// A frozen layer, or one whose input needs no gradient, has nothing to ask.
+// A frozen layer, and a layer whose input needs no gradient, need no
+// rendezvous.
 TEST(BatchNormPairTest, OnlyWhoNeedsTheOthersMeetsThem) {
   for (const bool device : {false, true}) {
     EXPECT_EQ(ExpectPair({.device = device, .frozen = {"norm0"}}),
@@ -280,8 +282,8 @@ TEST(BatchNormPairTest, OnlyWhoNeedsTheOthersMeetsThem) {
   }
 }
 
-// Against LibTorch's operators in float64 on the images of all workers; the
-// tolerance is that of single calls, see configurations_test.cc.
+// Compares with LibTorch's operators in float64 on the images of all workers.
+// The tolerance is that of single calls; see configurations_test.cc.
 TEST(BatchNormPairTest, EqualsTheJoinedBatch) {
   const Setting setting{.type = at::kDouble, .images = {2, 1, 3}};
   const std::vector<Seen> parts = RunAll(setting, 2, PairTogether);
@@ -376,8 +378,8 @@ TEST(BatchNormEachTest, UpToFourShareAWait) {
   }
 }
 
-// One of them leads nowhere: its gradient is zero, and the others' is what it
-// would be without it.
+// One output is unused: its gradient is zero, and the others' gradients are the
+// same as without it.
 TEST(BatchNormEachTest, UnusedOutputHasAGradientOfZero) {
   ThreadRendezvous alone(1);
   const Forward first_of_two = [](Norms& net,

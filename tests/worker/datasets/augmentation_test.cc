@@ -111,7 +111,7 @@ TEST(DrawChangeTest, ScalesLieBetweenHalfAndDoubleAndKeepTheShape) {
     const double scale = static_cast<double>(change.width) / 32;
     smallest = std::min(smallest, scale);
     largest = std::max(largest, scale);
-    // Each side is rounded by itself: half a pixel of either.
+    // Each side is rounded separately: half a pixel each.
     EXPECT_NEAR(static_cast<double>(change.height), 24 * scale, 0.5 + 0.375);
     // A larger image fills the frame, a smaller one lies within it.
     const int64_t slack = change.height - 24;
@@ -169,7 +169,7 @@ TEST(ChangeTest, ACropMovesAndPads) {
   const ImageSize size{.height = 2, .width = 3};
   const SampleChange down{.height = 2, .width = 3, .top = -1, .left = 1};
   const std::vector<uint8_t> numbers = {1, 2, 3, 4, 5, 6};
-  // -1 is what the output held before: padding is not touched.
+  // -1 is the output's previous content: padding is not written.
   EXPECT_THAT(Changed(down, numbers, size), ElementsAre(-1, -1, -1, 2, 3, -1));
   EXPECT_THAT(ChangedMask(down, numbers, size),
               ElementsAre(-1, -1, -1, 2, 3, -1));
@@ -181,8 +181,8 @@ TEST(ChangeTest, TheIgnoredLabelStaysIgnored) {
               ElementsAre(0, -1, 7));
 }
 
-// As in ResizeImageTest: 0, 50, 150, 200, of which the middle two are shown;
-// labels double.
+// As in ResizeImageTest: 0, 50, 150, 200. The middle two are shown; labels
+// double.
 TEST(ChangeTest, ADoubledImageInterpolatesAndADoubledMaskDoesNot) {
   const SampleChange twice{.height = 2, .width = 4, .top = 0, .left = 1};
   const ImageSize size{.height = 1, .width = 2};
@@ -216,8 +216,8 @@ double Reference(const std::vector<uint8_t>& pixels, const ImageSize& size,
   return sum;
 }
 
-// Where nothing but places changes, float's rounding of numbers up to 255 is
-// all that differs: 255 * 2^-24 < 2e-5.
+// Only positions change, so float's rounding of numbers up to 255 is the only
+// difference: 255 * 2^-24 < 2e-5.
 TEST(ChangeTest, AnyScaleFollowsTheDefinitionInItsWindowAndNowhereElse) {
   SplitMix64 random(5);
   std::vector<uint8_t> pixels;
@@ -239,8 +239,8 @@ TEST(ChangeTest, AnyScaleFollowsTheDefinitionInItsWindowAndNowhereElse) {
   }
 }
 
-// Every pixel's label is its own grey value, in steps of two columns: away
-// from steps both must agree, however the sample was flipped, scaled and cut.
+// Every pixel's label is its own grey value, in steps of two columns. Away from
+// steps both must agree, however the sample was flipped, scaled and cropped.
 TEST(ChangeTest, ImageAndMaskAreChangedAlike) {
   std::vector<uint8_t> pixels;
   for (int64_t i = 0; i < kSize.height * kSize.width; ++i) {
@@ -256,9 +256,9 @@ TEST(ChangeTest, ImageAndMaskAreChangedAlike) {
       EXPECT_EQ(image[i] < 0, mask[i] < 0) << "padding at " << i;
       equal += std::abs(image[i] - static_cast<double>(mask[i])) < 1e-4 ? 1 : 0;
     }
-    // Interpolated are at most 2 columns of each of 4 steps of 8 columns, and
-    // 2 rows of a step of 12, both more where the image is enlarged by less
-    // than 2, but never half of all.
+    // At most 2 columns of each of 4 steps of 8 columns are interpolated, and 2
+    // rows of a step of 12; more if the image is enlarged by less than 2, but
+    // never half of all pixels.
     EXPECT_GT(equal, static_cast<int64_t>(image.size()) / 2);
   }
 }
@@ -379,8 +379,8 @@ TEST(AugmentedDatasetTest, ASampleDoesNotDependOnItsNeighbours) {
 }
 
 TEST(NormalisationTest, EachChannelHasItsOwnMeanAndDeviation) {
-  // Channels: 0 and 200 (mean 100, deviation 100); 0 and 200 the other way
-  // round; always 0, which has no deviation and becomes 0.
+  // Channels: 0 and 200 (mean 100, deviation 100); 200 and 0; always 0, which
+  // has no deviation and becomes 0.
   const auto data = TwoColours({});
   const std::vector<int64_t> first = {0};
   const Samples samples = ReadSamples(*data, {.indices = first});

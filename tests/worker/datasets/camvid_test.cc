@@ -1,5 +1,5 @@
 // Real data: CamVid in VOC's layout, eleven classes and 255 for void, split
-// into 367 and 101. COHORT_CAMVID_DIR says where it lies.
+// into 367 and 101. COHORT_CAMVID_DIR names its folder.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

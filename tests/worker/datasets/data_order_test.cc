@@ -48,12 +48,12 @@ TEST(DataOrderTest, ALimitDrawsOtherSamplesEachEpoch) {
   const IndexRange epoch = {.begin = 0, .end = 4};
   const std::vector<int64_t> first = order.Training(0, epoch);
   EXPECT_NE(first, order.Training(1, epoch));
-  // And the same for everybody.
+  // The order is the same for any cohort.
   EXPECT_EQ(first, Order(dataset, {.limit = 4}, {.seed = kSeed, .workers = 1})
                        .Training(0, epoch));
 }
 
-// Two workers with batches of 3: as the server cuts synchronous steps.
+// Two workers with batches of 3, cut as the server cuts synchronous steps.
 TEST(DataOrderTest, SortedSharesAreByClassAndReadOnceAnEpoch) {
   const Threes dataset;
   const OrderOptions sorted = {.kind = OrderKind::kSorted};
@@ -83,7 +83,8 @@ TEST(DataOrderTest, SharesAreInAnotherOrderEachEpoch) {
   EXPECT_NE(order.Training(0, range), order.Training(1, range));
 }
 
-// Whoever collects moments draws the same, and what training's batches have.
+// All ranks draw the same common batch, and it has the same samples as
+// training's batches.
 TEST(DataOrderTest, ASortedCommonBatchIsThatOfTheRankWhoseTurnItIs) {
   const Threes dataset;
   const OrderOptions sorted = {.kind = OrderKind::kSorted};

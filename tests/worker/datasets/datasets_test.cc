@@ -237,7 +237,8 @@ TEST(IdxDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {
   }
 }
 
-// 3.9 GiB that are not there: reading them would end on a machine with less.
+// The header claims 3.9 GiB that the file lacks: allocating them would fail on
+// a machine with less memory.
 TEST(IdxDatasetTest, MemoryIsTakenForWhatIsThereOnly) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer itself needs more than the limit";
@@ -388,8 +389,8 @@ TEST(SyntheticShapesTest, HaveMasksOfFourClassesAndIgnoredRims) {
   EXPECT_EQ(data->digest(), Make({.name = "synthetic-segmentation"})->digest());
 }
 
-// Brightness alone finds the shapes, and says nothing about which they are:
-// what remains to be learned is form.
+// Brightness alone finds the shapes, but does not tell them apart: only form
+// remains to be learned.
 TEST(SyntheticShapesTest, BrightnessTellsShapesFromGroundAndNotApart) {
   const auto data = Make({.name = "synthetic-segmentation"});
   ASSERT_NE(data, nullptr);
@@ -429,7 +430,7 @@ TEST(FashionMnistTest, IsReadFromItsUsualPlace) {
   EXPECT_EQ(data->test_size(), 10000);
   EXPECT_EQ(data->height(), 28);
   EXPECT_EQ(data->width(), 28);
-  // As anyone sees them who opens the label files.
+  // The first labels of the files, as any other reader shows them.
   EXPECT_THAT(Labels(*data, DataSplit::kTrain, {0, 1, 2, 3, 4}),
               ElementsAre(9, 0, 0, 3, 0));
   EXPECT_THAT(Labels(*data, DataSplit::kTest, {0, 1, 2, 3, 4}),

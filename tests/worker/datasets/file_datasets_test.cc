@@ -1,4 +1,4 @@
-// Data sets that lie in files: CIFAR, VOC and image folders.
+// Data sets stored in files: CIFAR, VOC and image folders.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ void WriteFile(const TempDir& dir, const std::string& name,
   WriteText(path, content);
 }
 
-// One record of CIFAR whose channels are plain.
+// One record of CIFAR with a constant value in each channel.
 std::string Record(const std::string& labels, const std::string& colour) {
   std::string record = labels;
   for (const char value : colour) record += std::string(32 * 32, value);
@@ -275,7 +275,7 @@ TEST(VocDatasetTest, AnyNumberOfThreadsLoadsTheSame) {
         dir, absl::StrCat("SegmentationClass/", name, ".png"),
         MaskBytes(2, 4, std::vector<uint8_t>(8, static_cast<uint8_t>(i % 5))));
   }
-  // One that is left out, in the middle.
+  // One sample, in the middle, is left out.
   WriteFile(dir, "JPEGImages/n30.jpg", "no image");
   WriteFile(dir, "ImageSets/Segmentation/train.txt", names);
   DatasetOptions options = Voc(dir);
@@ -305,7 +305,7 @@ TEST(VocDatasetTest, SkippedSamplesAreToldAndChangeTheDigest) {
   const std::string log = testing::internal::GetCapturedStderr();
   ASSERT_TRUE(whole != nullptr && data != nullptr);
   EXPECT_EQ(data->train_size(), 2);
-  // a and c are left; c is class 1 all over.
+  // Samples a and c remain; c is class 1 everywhere.
   EXPECT_EQ(LabelsOf(*data, DataSplit::kTrain, {1})[0], 1);
   EXPECT_NE(data->digest(), whole->digest());
   EXPECT_THAT(log, HasSubstr(path));
@@ -318,7 +318,7 @@ struct FileErrorCase {
   std::function<void(DatasetOptions&)> change = [](DatasetOptions&) {};
   absl::StatusCode code = absl::StatusCode::kInvalidArgument;
   std::string why;
-  // Errors that hold under either policy of bad samples.
+  // If false, the error is reported under either policy of bad samples.
   bool skippable = false;
 };
 
@@ -519,7 +519,7 @@ TEST(ImageFolderTest, FoldersAreClassesInTheOrderOfTheirNames) {
     EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, {0, 1, 2}),
                 ElementsAre(0, 1, 1));
     EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}), ElementsAre(1));
-    // 30, 20, 40, within what JPEG rounds: 1.PNG is the darkest.
+    // 30, 20, 40, within JPEG's rounding: 1.PNG is the darkest.
     const std::vector<int64_t> all = {0, 1, 2};
     const std::vector<float> images =
         ReadSamples(*data, {.indices = all}).images;

@@ -21,8 +21,8 @@ absl::Span<const uint8_t> Bytes(const std::string& text) {
                              text.size());
 }
 
-// What JPEG cannot promise exactly: the colour space's and the transform's
-// rounding are one each.
+// JPEG is not exact: the rounding of the colour space and of the transform is
+// one each.
 void ExpectNear(const std::vector<uint8_t>& got,
                 const std::vector<uint8_t>& want) {
   ASSERT_EQ(got.size(), want.size());
@@ -39,8 +39,8 @@ std::vector<uint8_t> Planes(int64_t pixels, const std::vector<uint8_t>& pixel) {
   return planes;
 }
 
-// Left half one colour and right half another, so that an edge of blocks, not
-// of pixels, parts them.
+// Left half one colour and right half another, so that the boundary is one of
+// blocks, not only of pixels.
 Picture TwoHalves() {
   Picture picture{.height = 8, .width = 16};
   for (int64_t i = 0; i < 8 * 16; ++i) {
@@ -126,8 +126,8 @@ TEST(DecodePngTest, EveryChangedByteIsAnError) {
   }
 }
 
-// JPEG has no checksums: a changed byte may well give another image, but
-// nothing worse. The sanitizers read along.
+// JPEG has no checksums: a changed byte may give another image, but nothing
+// worse. The sanitizers check this.
 TEST(DecodeJpegTest, AnyChangedByteIsAnImageOrAnError) {
   const std::string whole = JpegBytes(Noise(16));
   int refused = 0;

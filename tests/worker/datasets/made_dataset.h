@@ -9,7 +9,7 @@
 
 namespace cohort {
 
-// Null, and the test has failed, if there is none to be made.
+// Null, with a failed test, if the data set cannot be created.
 inline std::unique_ptr<Dataset> Make(const DatasetOptions& options) {
   auto dataset = MakeDataset(options);
   EXPECT_TRUE(dataset.ok()) << dataset.status();

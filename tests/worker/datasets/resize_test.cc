@@ -24,8 +24,8 @@ TEST(ResizeImageTest, TheSameSizeIsTheSameImage) {
   EXPECT_EQ(ResizeImage(pixels, 2, size, size), pixels);
 }
 
-// Centres at 1/4, 3/4, 5/4, 7/4 of two pixels with centres 1/2 and 3/2: the
-// outer ones lie beyond the centres and take the edge, the inner ones a
+// Centres at 1/4, 3/4, 5/4, 7/4 of two pixels with centres 1/2 and 3/2. The
+// outer ones lie beyond the centres and take the edge; the inner ones lie a
 // quarter of the way.
 TEST(ResizeImageTest, TwiceTheWidthInterpolates) {
   EXPECT_THAT(ResizeImage({0, 200}, 1, {.height = 1, .width = 2},
@@ -69,7 +69,7 @@ double Reference(const std::vector<uint8_t>& pixels, const ImageSize& from,
   return sum / weights;
 }
 
-// Half a unit of rounding, and nothing to speak of from double sums.
+// Half a unit of rounding; the error of double sums is negligible.
 TEST(ResizeImageTest, AnySizeFollowsTheDefinition) {
   const ImageSize from{.height = 7, .width = 11};
   SplitMix64 random(3);

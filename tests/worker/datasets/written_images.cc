@@ -100,7 +100,8 @@ std::string PngBytes(const Picture& picture, PngKind kind, int bits) {
                static_cast<png_uint_32>(picture.height), bits, ColourType(kind),
                PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_BASE,
                PNG_FILTER_TYPE_BASE);
-  // Position i is (i, 2 i, 3 i): a reader that looks up colours shows it.
+  // Position i has the colour (i, 2 i, 3 i), to detect a reader that looks up
+  // colours.
   std::vector<png_color> palette(size_t{1} << std::min(bits, 8));
   for (size_t i = 0; i < palette.size(); ++i) {
     palette[i] = {.red = static_cast<png_byte>(i),

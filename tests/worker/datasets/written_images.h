@@ -8,8 +8,8 @@
 
 namespace cohort {
 
-// Images as files, made by libjpeg and libpng's own writers. Pixels are
-// [height, width, channels] here, as people write them down.
+// Image files made by the writers of libjpeg and libpng. Pixels are [height,
+// width, channels] here, which is easy to read.
 struct Picture {
   int64_t height = 0;
   int64_t width = 0;
@@ -26,7 +26,8 @@ enum class JpegKind { kBaseline, kProgressive, kCmyk };
 std::string JpegBytes(const Picture& picture,
                       JpegKind kind = JpegKind::kBaseline);
 
-// `bits`: of a grey value or palette position; the pixels are the values.
+// `bits`: the size of a grey value or palette position; the pixels are the
+// values.
 enum class PngKind { kGrey, kGreyAlpha, kPalette, kRgb, kRgba };
 std::string PngBytes(const Picture& picture, PngKind kind, int bits = 8);
 

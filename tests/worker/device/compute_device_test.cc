@@ -47,7 +47,7 @@ TEST(ComputeDeviceTest, CpuNeedsNoAccelerator) {
   EXPECT_EQ(device->name(), "cpu");
 }
 
-// Whatever is missing here: CUDA in this build, the driver, or so many GPUs.
+// One of these is missing here: CUDA in this build, the driver, or the GPUs.
 TEST(ComputeDeviceTest, GpuThatIsNotThereIsRefusedWithWhatToDo) {
   const absl::Status status = OpenComputeDevice("cuda:99").status();
   EXPECT_THAT(status.code(), AnyOf(absl::StatusCode::kFailedPrecondition,
@@ -136,7 +136,7 @@ TEST(PrecisionTest, NewWeightsAreSeenByTheNextScope) {
   torch::NoGradGuard no_grad;
   layer->bias.zero_();
   for (const float weight : {1.0F, 2.0F}) {
-    // As weights are loaded: behind LibTorch's back.
+    // Weights are loaded without LibTorch's knowledge.
     *layer->weight.data_ptr<float>() = weight;
     const torch::AutoGradMode on(true);
     EXPECT_EQ(output(), weight);

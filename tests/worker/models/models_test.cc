@@ -46,8 +46,8 @@ std::vector<std::string> NamesUnder(const Model& model,
   return names;
 }
 
-// One training step's forward and backward with the cohort's batch norm;
-// without a rendezvous each batch is normalised by itself.
+// One training step's forward and backward pass with the cohort's batch norm.
+// Without a rendezvous each batch is normalised separately.
 ModelOutput TrainOn(Model& model, const at::Tensor& images,
                     Rendezvous* rendezvous = nullptr) {
   model.train();
@@ -64,7 +64,7 @@ ModelOutput TrainOn(Model& model, const at::Tensor& images,
   return output;
 }
 
-// A cohort of one, which counts.
+// A cohort of one that counts.
 class OneMember final : public Rendezvous {
  public:
   absl::StatusOr<std::vector<Moments>> Reduce(
@@ -88,8 +88,8 @@ struct Known {
 };
 
 // ResNets: the counts that papers and libraries give (0.27 M, 0.85 M, 11.7 M,
-// 25.6 M), to the last one. The others, added up by hand:
-// unet (width 16, 12 classes): encoder 432 + 2 304 + 4 608 + 9 216 + 18 432 +
+// 25.6 M), exactly. The others, added up by hand: unet (width 16, 12 classes):
+// encoder 432 + 2 304 + 4 608 + 9 216 + 18 432 +
 //   36 864 + 73 728 + 147 456 + 294 912 + 589 824; way up with its biases
 //   131 200 + 32 832 + 8 224 + 2 064; decoder 294 912 + 147 456 + 73 728 +
 //   36 864 + 18 432 + 9 216 + 4 608 + 2 304; batch norm 2 * (2 * (16 + 32 +
@@ -173,9 +173,9 @@ TEST(ModelsTest, ClassifiersReturnOneScoreAClass) {
   }
 }
 
-// A projection's batch norm meets the others with the main path's last, the
-// levels of a pyramid together, and so do the two heads: of 20, 53 and 26
-// layers 3, 4 and 7 ask for no wait of their own, in either pass.
+// A projection's batch norm shares a rendezvous with the main path's last one;
+// so do the levels of a pyramid, and the two heads. Of 20, 53 and 26 layers, 3,
+// 4 and 7 need no wait of their own, in either pass.
 TEST(ModelsTest, SiblingLayersShareARendezvous) {
   struct Expected {
     std::string name;
@@ -193,9 +193,10 @@ TEST(ModelsTest, SiblingLayersShareARendezvous) {
   }
 }
 
-// From the images to the logits, and with the same results. In float64, where
-// another order of additions changes next to nothing; gradients are compared
-// with their size, as small ones are differences of large numbers.
+// The layout is kept from the images to the logits, and the results are the
+// same. The test uses float64, where the order of additions hardly matters.
+// Gradients are compared with their size, as small ones are differences of
+// large numbers.
 TEST(ModelsTest, ActivationsKeepTheLayoutOfTheImages) {
   for (const std::string name : {"unet", "pspnet18"}) {
     SCOPED_TRACE(name);
@@ -248,7 +249,7 @@ TEST(ModelsTest, OneImageWithOneElementAChannelTrainsAsTheLayersShift) {
   }
   const ModelOutput output = TrainOn(*model, at::randn({1, 3, 40, 40}));
   EXPECT_EQ(output.logits.sizes(), at::IntArrayRef({1, 4, 40, 40}));
-  // The layer's input does not matter, so what is before it learns nothing.
+  // The layer's input does not matter, so the layers before it learn nothing.
   EXPECT_EQ(
       parameters["pyramid.0.conv.weight"].grad().abs().max().item<float>(),
       0.0F);
@@ -283,8 +284,8 @@ TEST(ModelsTest, EmptyBatchTrains) {
   }
 }
 
-// The rows are the sequence: with rows in reverse order the last output is
-// another one, with another order of the samples it is the same.
+// The rows are the sequence: reversing the rows changes the last output;
+// reversing the samples does not.
 TEST(ModelsTest, GruReadsRowsInOrder) {
   const auto model = Make("gru-rows", 2, 3);
   model->eval();
@@ -308,7 +309,7 @@ TEST(ModelsTest, GruNamesTheWidthItWasMadeFor) {
   }
 }
 
-// Shortcut of option A: with weights that make a block's own part vanish, the
+// Shortcut of option A: with weights that make a block's own branch vanish, the
 // block passes on every second pixel and zeros for the new channels.
 TEST(ModelsTest, ParameterFreeShortcutTakesEverySecondPixel) {
   const auto model = Make("resnet20", 1, 2);
@@ -352,8 +353,8 @@ TEST(ModelsTest, InitialValuesDependOnTheSeedAlone) {
   }
 }
 
-// Of U(-b, b): no value beyond b, and a deviation of b/sqrt(3), which of 18432
-// and more values is met to a few percent.
+// U(-b, b): no value beyond b, and a deviation of b/sqrt(3), which 18432 and
+// more values match to a few percent.
 TEST(ModelsTest, InitialValuesHaveTheStatedBounds) {
   const auto resnet = Make("resnet20");
   const at::Tensor conv = resnet->named_parameters()["layer3.0.conv1.weight"];

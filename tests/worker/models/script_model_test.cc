@@ -1,6 +1,6 @@
-// A user's own network as a TorchScript file. The files are written here, in
-// the form that torch.jit.script and torch.jit.trace give to them; those of
-// PyTorch itself are read in tests/integration.
+// Users' networks as TorchScript files. The files are written here in the form
+// that torch.jit.script and torch.jit.trace give them; tests/integration reads
+// files written by PyTorch itself.
 #include "worker/models/script_model.h"
 
 #include <gmock/gmock.h>
@@ -46,7 +46,7 @@ at::Tensor Trainable(const at::Tensor& values) {
   return values.detach().requires_grad_();
 }
 
-// What torch.nn.BatchNorm2d has, with `call` as its forward.
+// The attributes of torch.nn.BatchNorm2d, with `call` as its forward.
 torch::jit::Module NormModule(const std::string& call, int64_t channels) {
   torch::jit::Module norm = NewModule("Norm");
   norm.register_parameter("weight", Trainable(torch::rand({channels}) + 0.5),
@@ -59,7 +59,7 @@ torch::jit::Module NormModule(const std::string& call, int64_t channels) {
   return norm;
 }
 
-// Convolution, batch norm, mean over pixels. `body` is that of forward.
+// Convolution, batch norm, mean over pixels. `body` is the body of forward.
 struct Source {
   std::string norm = kNormCall;
   std::string body =
@@ -92,7 +92,7 @@ class ScriptModelTest : public ::testing::Test {
                       }});
   }
 
-  // The refusal's text.
+  // The text of the refusal.
   std::string Refused(const Source& source) {
     const absl::Status status = Load(NetModule(source)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
@@ -107,7 +107,7 @@ class ScriptModelTest : public ::testing::Test {
   std::vector<std::string> warnings_;
 };
 
-// Answers with what it is given, or fails one phase.
+// Returns its input, or fails one phase.
 class FailingMember final : public Rendezvous {
  public:
   absl::StatusOr<std::vector<Moments>> Reduce(
@@ -153,8 +153,8 @@ TEST_F(ScriptModelTest, ValuesAndStatisticsAreTheFiles) {
       BatchNormBinding::Make(**model)->Statistics()[0].num_batches_tracked, 4);
 }
 
-// A graph that the executor has seen a few times would be replaced by an
-// optimised one, whose batch norm is another operator.
+// After a few runs the executor would replace the graph by an optimised one,
+// whose batch norm is another operator.
 TEST_F(ScriptModelTest, EveryStepReachesTheRendezvous) {
   const auto model = Load(NetModule({}));
   ASSERT_TRUE(model.ok()) << model.status();
@@ -345,7 +345,7 @@ TEST_F(ScriptModelTest, OtherBuffersAreFrozenParametersOrStayInTheFile) {
   EXPECT_TRUE(parameters["kernel"].requires_grad());
   ASSERT_EQ(warnings_.size(), 1U);
   EXPECT_THAT(warnings_[0], HasSubstr("not exported: steps"));
-  // What is written to the parameter is what the script reads.
+  // The script reads values written to the parameter.
   const torch::NoGradGuard no_grad;
   const at::Tensor x = at::rand({1, 1, 4, 4});
   const at::Tensor before = (*model)->forward(x).logits - 3;
@@ -395,7 +395,7 @@ TEST_F(ScriptModelTest, AFileThatIsNoneIsRefused) {
   EXPECT_EQ(LoadFile().status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(LoadFile().status().message()),
               HasSubstr("net.pt: not a TorchScript file"));
-  // What torch.save() writes, which is an archive of the same kind.
+  // A file of torch.save(), which is an archive of the same kind.
   torch::save(torch::ones({3}), File());
   EXPECT_EQ(LoadFile().status().code(), absl::StatusCode::kInvalidArgument);
 }

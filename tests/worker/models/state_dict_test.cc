@@ -40,7 +40,7 @@ NamedTensor FromTensor(const std::string& name, const at::Tensor& tensor) {
           static_cast<const std::byte*>(tensor.data_ptr()), tensor.nbytes()))};
 }
 
-// Everything that a state dict of the model has.
+// All tensors of the model's state dict.
 SafetensorsContent StateOf(Model& model) {
   SafetensorsContent content;
   for (const auto& item : model.named_parameters()) {
@@ -64,8 +64,8 @@ class StateDictTest : public ::testing::Test {
     return LoadStateDict(RealFileSystem(), File(), model);
   }
 
-  // The refusal of a state dict of which one tensor was changed; the model is
-  // as it was.
+  // The refusal of a state dict with one changed tensor; the model must not
+  // change.
   std::string RefusedWith(
       const std::function<void(std::vector<NamedTensor>&)>& change) {
     SafetensorsContent content = StateOf(*MakeSmooth(7));
@@ -169,7 +169,7 @@ TEST_F(StateDictTest, ALongListIsCut) {
   EXPECT_THAT(text, HasSubstr(" more)"));
 }
 
-// A header that promises more than the file holds.
+// A header that claims more than the file holds.
 TEST_F(StateDictTest, LyingHeaderIsDataLossThatNamesTheTensor) {
   const std::string header =
       R"({"fc.bias":{"dtype":"F32","shape":[3],"data_offsets":[0,12]}})";

@@ -19,7 +19,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Augmented in every way, masks and all.
+// A segmentation data set with every augmentation.
 std::unique_ptr<Dataset> Shapes() {
   return *MakeDataset(
       {.name = "synthetic-segmentation",
@@ -67,7 +67,7 @@ TEST(BatchReaderTest, WhatWasPreparedIsNeverTakenForSomethingElse) {
     };
     reader.Prepare(Request(kFirst, 0));
     expect_read(Request(kFirst, 0));
-    // Other samples, another epoch, another split, not augmented.
+    // Other samples, another epoch, another split, without augmentation.
     reader.Prepare(Request(kFirst, 0));
     expect_read(Request(kSecond, 0));
     reader.Prepare(Request(kFirst, 0));
@@ -76,7 +76,7 @@ TEST(BatchReaderTest, WhatWasPreparedIsNeverTakenForSomethingElse) {
     expect_read({.split = DataSplit::kTest, .indices = {0, 1}});
     reader.Prepare(Request(kFirst, 0));
     expect_read({.indices = kFirst});
-    // A second guess takes the place of the first.
+    // A second guess replaces the first.
     reader.Prepare(Request(kFirst, 0));
     reader.Prepare(Request(kSecond, 0));
     expect_read(Request(kSecond, 0));
@@ -93,7 +93,7 @@ TEST(BatchReaderTest, AnEmptyBatchHasItsShape) {
   }
 }
 
-// Counts the samples that were read, and can hold reading up.
+// Counts the samples that were read, and can block reading.
 class CountingDataset final : public TinyDataset {
  public:
   void Read(const SampleRequest& request, absl::Span<float> images,
@@ -127,7 +127,7 @@ TEST(BatchReaderTest, ReadsAheadWithoutBeingAskedAndOnlyOnce) {
   const Batch batch = reader.Read(Request({1, 2, 3}, 0));
   EXPECT_EQ(dataset.read(), 3);
   EXPECT_EQ(batch.labels[2].item<int64_t>(), 0);
-  // Taken: the next time it is read anew.
+  // The batch was taken, so the next request reads again.
   reader.Read(Request({1, 2, 3}, 0));
   EXPECT_EQ(dataset.read(), 6);
 }

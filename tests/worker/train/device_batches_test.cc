@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kSamples = 6;
 
-// Images of 3 x 5 x 7 with a label, or a mask of four classes.
+// Images of 3 x 5 x 7 with a label, or with a mask of four classes.
 ImageTable Table(DatasetTask task) {
   ImageTable table{.name = "made",
                    .task = task,
@@ -53,7 +53,7 @@ class DeviceBatchesTest : public ::testing::Test {
 
   Compute compute() { return {.accelerator = &accelerator_, .pinned = &pool_}; }
 
-  // What was made is what Read writes; false if it was not made.
+  // Checks that the batch equals Read's; false if none was made.
   bool MakesTheSame(const Dataset& dataset, const SampleRequest& request) {
     DeviceBatches batches(compute(), dataset);
     EXPECT_GT(*batches.Hold(), 0);
@@ -112,7 +112,7 @@ TEST_F(DeviceBatchesTest, BlendedPixelsAreLeftToTheCpu) {
 TEST_F(DeviceBatchesTest, ImagesThatTakeTooMuchMemoryAreNotHeld) {
   const auto dataset =
       MakeImageDataset(Table(DatasetTask::kClassification), {});
-  // Twice six images of 105 bytes, and an eighth of what is free.
+  // Twice six images of 105 bytes, and an eighth of the free memory.
   for (const int64_t free_bytes : {8 * 1260, 8 * 1260 - 8}) {
     accelerator_.free_bytes = free_bytes;
     DeviceBatches batches(compute(), *dataset);

@@ -1,5 +1,5 @@
-// The trainer on an accelerator: a fake one here, whose results must be the
-// CPU's to the bit, and a GPU where there is one.
+// The trainer on an accelerator: a fake one, whose results must equal the CPU's
+// bit for bit, and a GPU if there is one.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ std::vector<Assignment> Script(bool global) {
   Assignment collect = TrainOn(2, 6);
   collect.kind = AssignmentKind::kCollectMoments;
   script.push_back(collect);
-  // Images without a label that counts, and none at all.
+  // Images without a valid label, and no images.
   script.push_back(TrainOn(3, 3));
   return script;
 }
@@ -97,7 +97,7 @@ void ExpectSameRuns(const FakeClient& seen, const FakeClient& wanted) {
 TEST_F(FakeDeviceTrainerTest, RunIsTheCpusToTheBit) {
   for (const bool global : {true, false}) {
     for (const int64_t accumulate : {1, 3}) {
-      // One slice a partition, some, and all in one, which is packed.
+      // One slice a partition; several; and all in one, which is packed.
       for (const int64_t partition_bytes : {40, 700, 1 << 20}) {
         SCOPED_TRACE(
             absl::StrCat(global, " ", accumulate, " ", partition_bytes));
@@ -145,8 +145,8 @@ TEST_F(FakeDeviceTrainerTest, HeldImagesAreTrainedOnAndScoredAsOnTheCpu) {
   ExpectSameRuns(seen, wanted);
 }
 
-// Normalised locally, the passes wait for nothing: what is waited for are the
-// moments, gradients and sums that leave afterwards.
+// Under local normalisation the passes do not wait. Only the moments, gradients
+// and sums that leave afterwards are waited for.
 TEST_F(FakeDeviceTrainerTest, PassesOfALocalStepWaitForNothing) {
   Assignment step = TrainOn(0, 5);
   step.global_normalization = false;
@@ -175,8 +175,8 @@ TEST_F(FakeDeviceTrainerTest, GlobalStepWaitsForItsRendezvousOnly) {
   EXPECT_EQ(awaits, (std::vector<int32_t>{1, 2, 3, 4, 5, 6}));
 }
 
-// On a device that is done as soon as it is asked, gradients leave between the
-// rendezvous of the backward pass, as on the CPU.
+// On a device that has finished whenever it is queried, gradients leave between
+// the rendezvous of the backward pass, as on the CPU.
 TEST_F(FakeDeviceTrainerTest, LastLayersTravelBeforeTheFirstAreComputed) {
   accelerator_.asking_helps = true;
   FakeClient client({TrainOn(0, 5)});
@@ -187,7 +187,7 @@ TEST_F(FakeDeviceTrainerTest, LastLayersTravelBeforeTheFirstAreComputed) {
   EXPECT_EQ(client.ReducedBefore("conv3.weight"), 4U);
   EXPECT_EQ(client.ReducedBefore("conv2.weight"), 5U);
   EXPECT_EQ(client.ReducedBefore("conv1.weight"), 6U);
-  // Each waits for what the compute lane had been given.
+  // Each copy waits for the work given to the compute lane before.
   EXPECT_GE(accelerator_.copies_follow_compute,
             static_cast<int32_t>(client.partitions.size()));
 }
@@ -236,7 +236,7 @@ TEST_F(FakeDeviceTrainerTest, WithoutPinnedMemoryTheWorkerEnds) {
   EXPECT_TRUE(client.left.has_value());
 }
 
-// `smooth`, whose memory runs out behind its second layer when it trains.
+// `smooth`, which runs out of memory behind its second layer in training.
 class Hungry final : public Model {
  public:
   explicit Hungry(uint64_t seed)
@@ -272,8 +272,8 @@ TEST_F(FakeDeviceTrainerTest, OutOfMemoryNamesLayerBatchAndSizesAndIsTold) {
   EXPECT_EQ(client.left, std::string(status.message()));
 }
 
-// Relative to the largest gradient: bfloat16 has 8 bits, and three layers add
-// their roundings up.
+// Relative to the largest gradient: bfloat16 has 8 bits, and the rounding
+// errors of three layers add up.
 TEST_F(FakeDeviceTrainerTest, BFloat16FollowsFloat32) {
   for (const bool device : {false, true}) {
     FakeClient wanted({TrainOn(0, 14)});
@@ -296,7 +296,7 @@ TEST_F(FakeDeviceTrainerTest, BFloat16FollowsFloat32) {
   }
 }
 
-// The same run on a GPU, where there is one: float32 sums in another order.
+// The same run on a GPU, if there is one: float32 sums in another order.
 TEST(GpuTrainerTest, RunFollowsTheCpus) {
   const absl::StatusOr<ComputeDevice> device = OpenComputeDevice("cuda:0");
   if (!device.ok()) GTEST_SKIP() << device.status().message();
@@ -313,7 +313,7 @@ TEST(GpuTrainerTest, RunFollowsTheCpus) {
     ASSERT_EQ(seen.values.size(), wanted.values.size());
     for (size_t i = 0; i < seen.values.size(); ++i) {
       for (size_t j = 0; j < seen.values[i].size(); ++j) {
-        // TF32 is off unless asked for; steps of 0.5 add roundings up.
+        // TF32 is off by default; steps of 0.5 add up rounding errors.
         EXPECT_NEAR(seen.values[i][j], wanted.values[i][j], 1e-3);
       }
     }

@@ -24,8 +24,8 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// y = third(second(first(x))), and a layer that is not used. Each is one
-// weight of nine floats.
+// y = third(second(first(x))), and an unused layer. Each has one weight of nine
+// floats.
 struct Chain : torch::nn::Module {
   torch::nn::Linear first = Layer("first");
   torch::nn::Linear second = Layer("second");
@@ -40,7 +40,7 @@ struct Chain : torch::nn::Module {
   at::Tensor Loss() { return third(second(first(torch::ones({4, 3})))).sum(); }
 };
 
-// A push that is open, of a model that is cut into one partition a parameter.
+// An open push of a model that is cut into one partition a parameter.
 class GradientSenderTest : public ::testing::Test {
  protected:
   GradientSenderTest()
@@ -217,8 +217,8 @@ TEST_F(GradientSenderTest, GoneSenderIsNotReached) {
   EXPECT_TRUE(sent_.empty());
 }
 
-// With batch norm over the cohort the backward pass waits in a rendezvous at
-// each layer; what is behind that layer is on its way by then.
+// With batch norm over the cohort, the backward pass waits in a rendezvous at
+// each layer. By then the gradients of later layers are on their way.
 TEST(TrainerOverlapTest, LastLayersTravelBeforeTheFirstAreComputed) {
   FakeClient client({{.kind = AssignmentKind::kTrain,
                       .members = {Rank(0)},
@@ -236,8 +236,8 @@ TEST(TrainerOverlapTest, LastLayersTravelBeforeTheFirstAreComputed) {
       .backend = &kernels::CpuBackend()};
   ASSERT_TRUE(Trainer(client, dataset, options).Run().ok());
   ASSERT_EQ(client.pushes.size(), 1U);
-  // Three layers forward and three backward in each of two parts; nothing
-  // leaves in the first part.
+  // Three layers forward and three backward in each of two parts; nothing is
+  // sent in the first part.
   EXPECT_EQ(client.ReducedBefore("fc.weight"), 9U);
   EXPECT_EQ(client.ReducedBefore("conv3.weight"), 10U);
   EXPECT_EQ(client.ReducedBefore("conv2.weight"), 11U);

@@ -28,7 +28,7 @@ struct Sample {
   at::Tensor labels;
 };
 
-// About one label in five is ignored. `shape` is that of the labels.
+// About one label in five is ignored. `shape` is the shape of the labels.
 Sample Random(std::vector<int64_t> shape, uint64_t seed) {
   torch::manual_seed(seed);
   Sample sample{
@@ -38,9 +38,9 @@ Sample Random(std::vector<int64_t> shape, uint64_t seed) {
   return sample;
 }
 
-// All combinations that matter, with weights that float32 holds exactly: what
-// it rounds is the same in the sum and in the weight, but not in a reference
-// in float64.
+// All relevant combinations, with weights that float32 holds exactly: their
+// rounding is the same in the sum and in the weight, but a float64 reference
+// would not have it.
 std::vector<LossOptions> AllOptions() {
   const std::vector<double> weights = {0.5, 2, 0, 1.25};
   return {{},
@@ -149,12 +149,12 @@ TEST(CrossEntropyTest, SumAndGradientAreLibTorchs) {
   }
 }
 
-// In float32 the sum is still one of float64, of terms with a rounding of
+// With float32 logits the sum is still float64, over terms with a rounding of
 // some 2^-24 of 10 each.
 TEST(CrossEntropyTest, Float32IsNearFloat64) {
   for (const LossOptions& options : AllOptions()) {
     Sample sample = Random({2, 16, 16}, 6);
-    // Float32 has them exactly.
+    // Values that float32 holds exactly.
     sample.logits = sample.logits.to(torch::kFloat).to(torch::kDouble);
     const Outcome wanted = OutcomeOf(options, sample);
     sample.logits = sample.logits.to(torch::kFloat);
@@ -166,7 +166,7 @@ TEST(CrossEntropyTest, Float32IsNearFloat64) {
   }
 }
 
-// Narrow logits are widened: the loss is that of their values in float32.
+// Narrow logits are widened: the loss equals that of their values in float32.
 TEST(CrossEntropyTest, NarrowLogitsGiveTheLossOfTheirValues) {
   for (const auto type : {torch::kBFloat16, torch::kHalf}) {
     Sample sample = Random({2, 3, 5}, 7);
@@ -180,7 +180,8 @@ TEST(CrossEntropyTest, NarrowLogitsGiveTheLossOfTheirValues) {
   }
 }
 
-// What makes unequal batches exact: two parts are as good as one batch.
+// Two parts give the same result as one batch, which makes unequal batches
+// exact.
 TEST(CrossEntropyTest, SumsWeightsAndGradientsOfPartsAddUp) {
   const Sample whole = Random({5, 3, 4}, 8);
   for (const LossOptions& options : AllOptions()) {

@@ -1,4 +1,4 @@
-// The server's optimizers against LibTorch's, in float64.
+// Compares the server's optimizers with LibTorch's, in float64.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -31,7 +31,7 @@ std::vector<at::Tensor> Tensors(const ModelLayout& layout,
   return tensors;
 }
 
-// One group that is decayed, and one of biases and batch norm that is not.
+// One group with decay, and one of biases and batch norm without.
 template <typename Options>
 std::vector<torch::optim::OptimizerParamGroup> Groups(
     const ModelLayout& layout, const std::vector<at::Tensor>& parameters,
@@ -103,7 +103,7 @@ double Difference(OptimizerKind kind, double clip_norm) {
   return largest;
 }
 
-// A dozen float32 roundings of values below 4 a step, by 2^-24 each.
+// Each step rounds a dozen float32 values below 4, by 2^-24 each.
 constexpr double kTolerance = kSteps * 12 * 4 * 0x1p-24;
 
 TEST(OptimizerParityTest, EqualsLibTorchs) {
@@ -114,7 +114,7 @@ TEST(OptimizerParityTest, EqualsLibTorchs) {
   }
 }
 
-// LibTorch adds 1e-6 to the norm, here of the order of 50, that it divides by.
+// LibTorch adds 1e-6 to the norm that it divides by, which is about 50 here.
 TEST(OptimizerParityTest, ClippingEqualsLibTorchs) {
   EXPECT_LT(Difference(OptimizerKind::kMomentum, 5), kTolerance);
   EXPECT_LT(Difference(OptimizerKind::kAdamW, 5), kTolerance);

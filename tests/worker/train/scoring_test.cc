@@ -43,8 +43,8 @@ TEST(CountMeasuresTest, FiveClassesHaveNoTopFive) {
   EXPECT_THAT(sums.top5_correct, Eq(std::nullopt));
 }
 
-// A network that says nothing must not look good, and what is right must be
-// among the five: the server refuses anything else.
+// A network without any information must not score well, and the top prediction
+// must be among the top five: the server refuses anything else.
 TEST(CountMeasuresTest, AmongEqualScoresTheLowestClassComesFirst) {
   const at::Tensor labels = Labels({0, 1, 2, 3, 4, 5, 6, 7});
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -53,7 +53,7 @@ TEST(CountMeasuresTest, AmongEqualScoresTheLowestClassComesFirst) {
     EXPECT_EQ(sums.correct, 1) << score;
     EXPECT_THAT(sums.top5_correct, Optional(5)) << score;
   }
-  // One that is not a number comes before all that are.
+  // A NaN score comes before all numbers.
   at::Tensor logits = torch::arange(8).to(torch::kFloat).repeat({8, 1});
   logits.select(1, 0).fill_(nan);
   const EvaluationSums sums = Counted(logits, labels);
@@ -61,8 +61,8 @@ TEST(CountMeasuresTest, AmongEqualScoresTheLowestClassComesFirst) {
   EXPECT_THAT(sums.top5_correct, Optional(5));
 }
 
-// Two images of 1 x 3: predicted {0, 1, 2}, {2, 2, 0}; there {0, 2, -1},
-// {2, 2, 2}.
+// Two images of 1 x 3: predictions {0, 1, 2}, {2, 2, 0}; labels {0, 2, -1}, {2,
+// 2, 2}.
 TEST(CountMeasuresTest, PixelsAreCountedByClass) {
   const at::Tensor predicted = Labels({0, 1, 2, 2, 2, 0}).view({2, 1, 3});
   const at::Tensor logits =

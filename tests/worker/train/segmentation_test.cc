@@ -1,4 +1,4 @@
-// The trainer where each pixel has a label.
+// The trainer with a label for each pixel.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,11 +29,11 @@ constexpr uint64_t kPixelSeed = 11;
 constexpr int64_t kBatchSize = 5;
 constexpr int64_t kPixelClasses = 3;
 
-// The images of TinyDataset. Of sample s the first (s modulo 5) fifths of the
-// pixels are ignored, of every fifth sample all.
+// The images of TinyDataset. The first (s modulo 5) fifths of the pixels of
+// sample s are ignored; in every fifth sample all are.
 class TinyMasks final : public TinyDataset {
  public:
-  // `odd`: the label of the last pixel of each image.
+  // `odd` is the label of the last pixel of each image.
   explicit TinyMasks(std::optional<int64_t> odd = std::nullopt) : odd_(odd) {}
 
   DatasetTask task() const override { return DatasetTask::kSegmentation; }
@@ -113,8 +113,8 @@ double WeightOf(const at::Tensor& labels, const std::vector<double>& weights) {
   return sum;
 }
 
-// Plain LibTorch: the mean loss of the step, w -= rate * g. With several
-// parts, each is a batch of its own to batch norm.
+// Plain LibTorch: the mean loss of the step, w -= rate * g. With several parts,
+// each is a separate batch to batch norm.
 std::shared_ptr<Model> TrainByHand(const std::vector<Assignment>& steps,
                                    const TrainerOptions& options, double rate) {
   const TinyMasks dataset;
@@ -200,7 +200,7 @@ TEST(SegmentationTest, ThePlanTellsTheLossAndAReferenceOfItsSize) {
   EXPECT_EQ(client.plan.loss_reference, 5 * 64);
 }
 
-// Samples 4 and 9 are ignored as a whole; the batch is made of them.
+// The batch consists of samples 4 and 9, which are entirely ignored.
 TEST(SegmentationTest, ABatchWithoutValidPixelsPushesZerosOfWeightZero) {
   const std::vector<int64_t> order = EpochPermutation(kPixelSeed, 0, 14);
   const auto at = std::find(order.begin(), order.end(), 4) - order.begin();

@@ -30,8 +30,8 @@ int64_t Ms(const PhaseTimes& times, StepPhase phase) {
   return absl::ToInt64Milliseconds(times[static_cast<size_t>(phase)]);
 }
 
-// A forward pass of 10 ms with 4 ms of waiting in it; the outer phase stands
-// still meanwhile.
+// A forward pass of 10 ms that includes 4 ms of waiting; the outer phase is
+// paused meanwhile.
 TEST(StepPhasesTest, PhasesDoNotOverlapAndAddUpToTheStep) {
   HandClock clock;
   Recorded timeline;
@@ -57,7 +57,7 @@ TEST(StepPhasesTest, PhasesDoNotOverlapAndAddUpToTheStep) {
   EXPECT_EQ(Ms(times, StepPhase::kData), 5);
   EXPECT_EQ(Ms(times, StepPhase::kForward), 6);
   EXPECT_EQ(Ms(times, StepPhase::kRendezvous), 4);
-  // What was in no scope.
+  // Time outside all scopes.
   EXPECT_EQ(Ms(times, StepPhase::kWait), 1);
   EXPECT_EQ(std::accumulate(times.begin(), times.end(), absl::ZeroDuration()),
             absl::Milliseconds(16));
@@ -84,7 +84,7 @@ TEST(StepPhasesTest, ASecondStepStartsFromNothing) {
     const StepPhases::Scope push(phases, StepPhase::kPush);
     clock.Advance(9);
   }
-  // Given up: nobody asks for its times.
+  // A step that was given up: its times are not read.
   phases.Begin();
   clock.Advance(2);
   const PhaseTimes times = phases.End("step", {});

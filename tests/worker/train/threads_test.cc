@@ -15,8 +15,8 @@ TEST(SetArithmeticThreadsTest, EveryLibraryHasThatMany) {
   }
 }
 
-// Else each worker computes on all cores, whatever --threads says, and its
-// bits depend on how many there are.
+// Otherwise each worker would compute on all cores, whatever --threads says,
+// and its bits would depend on their number.
 TEST(SetArithmeticThreadsTest, OpenBlasToo) {
   const auto get = reinterpret_cast<int (*)()>(
       dlsym(RTLD_DEFAULT, "openblas_get_num_threads"));

@@ -1,4 +1,4 @@
-// What the trainer asks its data set for.
+// The trainer's requests to its data set.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ TrainerOptions OptionsFor(const Dataset& dataset, int32_t loader_threads) {
           .backend = &kernels::CpuBackend()};
 }
 
-// Remembers what was asked for.
+// Records the requests.
 class RecordingDataset final : public TinyDataset {
  public:
   struct Asked {
@@ -87,7 +87,7 @@ TEST(TrainerDataTest, TrainingIsAugmentedBySeedAndEpochAndEvaluationNever) {
   ASSERT_TRUE(Trainer(client, dataset, OptionsFor(dataset, 0)).Run().ok());
   auto asked = dataset.asked();
   ASSERT_EQ(asked.size(), 4U);
-  // The first is the look whether the model fits.
+  // The first request checks whether the model fits.
   EXPECT_EQ(asked[0].augmentation, std::nullopt);
   asked.erase(asked.begin());
   const std::vector<int64_t> order = EpochPermutation(kDataSeed, 3, 14);
@@ -125,8 +125,7 @@ TEST(TrainerDataTest, NeitherThreadsNorGuessesChangeAResult) {
   }
 }
 
-// The sums of the test samples that the dataset was asked for, `batch` at a
-// time, in training mode.
+// The sums of these test samples, `batch` at a time, in training mode.
 EvaluationSums TrainingModeSums(const Dataset& dataset,
                                 const std::vector<int64_t>& samples,
                                 size_t batch) {
@@ -171,7 +170,7 @@ TEST(TrainerDataTest, TheBatchesOwnStatisticsAreThoseOfTraining) {
       TrainingModeSums(dataset, order.MixedTest({.begin = 0, .end = 5}), 4);
   EXPECT_EQ(client.evaluations[0].samples, 5);
   EXPECT_EQ(client.evaluations[0].correct, wanted.correct);
-  // Ours sum in float64, LibTorch's in float32.
+  // Cohort sums in float64, LibTorch in float32.
   EXPECT_NEAR(client.evaluations[0].loss_sum, wanted.loss_sum,
               1e-4 * wanted.loss_sum);
 }

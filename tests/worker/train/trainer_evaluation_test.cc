@@ -1,4 +1,4 @@
-// What the trainer evaluates and collects.
+// Evaluation and collection of moments by the trainer.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using ::testing::ElementsAre;
 
 TEST(TrainerTest, EvaluationUsesThePulledStatistics) {
   FakeClient client({EvaluateOn(0, 5)});
-  // Not what the untrained model would have.
+  // Different from the statistics of the untrained model.
   for (const int64_t channels : {8, 16, 16}) {
     client.statistics.push_back(
         {.mean = std::vector<double>(static_cast<size_t>(channels), 0.25),
@@ -65,7 +65,7 @@ Assignment CollectOn(int64_t begin, int64_t end) {
           .range = {.begin = begin, .end = end}};
 }
 
-// Against the stock layers with momentum 1, which then hold the mean and the
+// Compares with stock layers of momentum 1, which hold the mean and the
 // unbiased variance of their last batch. Tolerance: theirs are float32.
 TEST(TrainerTest, CollectsTheMomentsOfEveryCallOfTheBatch) {
   FakeClient client({CollectOn(0, 9)});
@@ -97,13 +97,13 @@ TEST(TrainerTest, CollectsTheMomentsOfEveryCallOfTheBatch) {
                   wanted[i].variance[c], 1e-5 * (1 + wanted[i].variance[c]));
     }
   }
-  // Nothing was trained, and nobody was met.
+  // There was no training and no rendezvous.
   EXPECT_TRUE(client.pushes.empty());
   EXPECT_TRUE(client.reduced.empty());
   EXPECT_EQ(client.version(), Version());
 }
 
-// Keeps what all members together saw in the forward pass.
+// Records the combined moments of all members in the forward pass.
 class RecordingRendezvous final : public Rendezvous {
  public:
   explicit RecordingRendezvous(Rendezvous& inner) : inner_(inner) {}
@@ -119,8 +119,8 @@ class RecordingRendezvous final : public Rendezvous {
   Rendezvous& inner_;
 };
 
-// Moments of all batch-norm layers, where `workers` normalise their parts of
-// the first 13 samples over all of them.
+// Moments of all batch-norm layers when `workers` normalise their parts of the
+// first 13 samples over all of them.
 std::vector<Moments> JoinedMoments(size_t workers) {
   const std::vector<int64_t> order = EpochPermutation(kSeed, 0, 14);
   ThreadRendezvous rendezvous(workers);
@@ -147,11 +147,11 @@ std::vector<Moments> JoinedMoments(size_t workers) {
   return recorders[0]->seen;
 }
 
-// A global batch that one rank computes alone, against the rendezvous of 1 to
-// 8 ranks that share it. Tolerance: activations are float32, and a convolution
-// may round otherwise with another batch size: 1e-6 of a deviation, which is
-// what server/core/README.md states. Normalising each part by itself would be
-// off by about a tenth.
+// Compares a global batch that one rank computes alone with the rendezvous of 1
+// to 8 ranks that share it. Tolerance: activations are float32, and a
+// convolution may round differently with another batch size: 1e-6 of a
+// deviation, as server/core/README.md states. Normalising each part by itself
+// would be off by about a tenth.
 TEST(TrainerTest, ABatchComputedAloneHasTheMomentsOfTheRendezvous) {
   FakeClient client({CollectOn(0, 13)});
   ASSERT_TRUE(RunTrainer(client).ok());

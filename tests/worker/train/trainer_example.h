@@ -11,13 +11,13 @@
 #include "torch/torch.h"
 #include "worker/train/trainer.h"
 
-// A small training that the tests of the trainer share.
+// A small training that the trainer's tests share.
 namespace cohort {
 
 inline constexpr uint64_t kSeed = 11;
 inline constexpr int64_t kBatchSize = 5;
 
-// A training assignment; one with members is a step of a synchronous run.
+// A training assignment. With members it is a step of a synchronous run.
 inline Assignment TrainOn(int64_t begin, int64_t end, int64_t data_epoch = 0) {
   return {.kind = AssignmentKind::kTrain,
           .members = {Rank(0)},
@@ -72,8 +72,8 @@ inline Samples Read(DataSplit split, const std::vector<int64_t>& indices) {
   return samples;
 }
 
-// What training is, in plain LibTorch: mean loss of the batch, w -= rate * g.
-// `parts`: of each batch, one after another.
+// The expected training in plain LibTorch: mean loss of the batch, w -= rate *
+// g. Each batch is computed in `parts`, one after another.
 inline std::shared_ptr<Model> TrainByHand(const std::vector<Assignment>& steps,
                                           double rate, int64_t parts = 1) {
   std::shared_ptr<Model> model = *Smooth(kSeed);

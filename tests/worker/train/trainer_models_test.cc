@@ -1,4 +1,4 @@
-// Models that are special, or do not fit.
+// Special models, and models that do not fit.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -62,8 +62,8 @@ TEST(TrainerTest, FrozenAndUnreachedParametersAreToldApart) {
   EXPECT_EQ(absent, 1);
 }
 
-// A first worker's layout is the run's: one that cannot compute must not set
-// it.
+// The first worker's layout becomes the run's, so a model that cannot compute
+// must not set it.
 TEST(TrainerTest, AModelThatDoesNotFitIsRefusedBeforeItIsRegistered) {
   struct Misfit {
     int64_t channels;
@@ -84,7 +84,7 @@ TEST(TrainerTest, AModelThatDoesNotFitIsRefusedBeforeItIsRegistered) {
     const absl::Status status = RunTrainer(client, options);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr(misfit.text));
-    // LibTorch's own words, without its stack.
+    // The message is LibTorch's, without its stack trace.
     EXPECT_THAT(std::string(status.message()), Not(HasSubstr("frame #")));
     EXPECT_TRUE(client.layout.parameters.empty());
   }
@@ -118,7 +118,7 @@ TEST(TrainerTest, FailureInTheModelIsAnErrorThatNamesTheStep) {
   EXPECT_THAT(std::string(status.message()), Not(HasSubstr("frame #")));
 }
 
-// `smooth` whose logits count once as its own and once as an auxiliary head's.
+// `smooth` whose logits are returned as its own and as an auxiliary head's.
 class WithAuxiliaryHead final : public Model {
  public:
   explicit WithAuxiliaryHead(uint64_t seed)
@@ -133,8 +133,8 @@ class WithAuxiliaryHead final : public Model {
   std::shared_ptr<Model> inner_;
 };
 
-// The loss is then 1.25 times the model's own, whose gradients are therefore
-// 1.25 times as large. A factor that is no power of two rounds anew.
+// The loss is then 1.25 times the model's own, so its gradients are 1.25 times
+// as large. A factor that is not a power of two adds rounding.
 TEST(TrainerTest, AuxiliaryHeadAddsItsWeightedLossButIsNotReported) {
   FakeClient plain({TrainOn(0, 5)});
   ASSERT_TRUE(RunTrainer(plain).ok());

@@ -1,4 +1,4 @@
-// What a trainer tells about its steps.
+// The events that a trainer reports about its steps.
 
 #include "worker/train/trainer_observer.h"
 
@@ -81,7 +81,7 @@ TEST(TrainerObserverTest, HearsOfStatesVersionsAndSteps) {
   EXPECT_THAT(told.observer.states,
               ElementsAre(S::kWaiting, S::kTraining, S::kWaiting, S::kTraining,
                           S::kWaiting, S::kEvaluating, S::kWaiting));
-  // Those it began with were pulled, the others came with verdicts.
+  // The first weights were pulled; the others came with verdicts.
   EXPECT_THAT(told.observer.versions, ElementsAre(0, 1, 2));
   ASSERT_EQ(told.observer.steps.size(), 2u);
   const StepReport& second = told.observer.steps[1];
@@ -104,7 +104,7 @@ TEST(TrainerObserverTest, PhasesOfAStepAreOnTheTimeline) {
     EXPECT_GT(count[std::string(phase)], 0) << phase;
   }
   ASSERT_NE(step, nullptr);
-  // Each batch norm meets the others once in each pass.
+  // Each batch norm has one rendezvous in each pass.
   EXPECT_EQ(count["rendezvous"], static_cast<int>(client.reduced.size()));
   ASSERT_EQ(told.observer.steps.size(), 1u);
   const PhaseTimes& phases = told.observer.steps[0].phases;

@@ -45,7 +45,7 @@ TEST(TrainerTest, WeightsEqualTrainingByHand) {
   EXPECT_EQ(client.left, "done");
 }
 
-// Each part is normalised by itself.
+// Each part is normalised separately.
 TEST(TrainerTest, AccumulatedPartsEqualTrainingByHand) {
   TrainerOptions options = Options();
   options.accumulate = 3;
@@ -180,7 +180,7 @@ TEST(TrainerTest, LocalNormalizationReportsMomentsInsteadOfMeeting) {
   EXPECT_EQ(moments[2].moments.first.size(), 16U);
 }
 
-// The server's statistics rule, whatever the worker's model was made with.
+// The server's statistics apply, whatever the worker's model was created with.
 TEST(TrainerTest, FrozenLayerIsNormalisedByTheServersStatistics) {
   TrainerOptions options = Options();
   options.batch_norm.frozen_statistics = {"bn2"};
@@ -205,7 +205,7 @@ TEST(TrainerTest, FrozenLayerIsNormalisedByTheServersStatistics) {
 TEST(TrainerTest, PartitionsThatCutParametersChangeNoBit) {
   FakeClient whole(ThreeSteps());
   FakeClient cut(ThreeSteps());
-  // 25 floats: larger parameters are cut, small ones share.
+  // 25 floats: larger parameters are cut, and small ones share a partition.
   cut.partition_bytes = 100;
   ASSERT_TRUE(RunTrainer(whole).ok());
   ASSERT_TRUE(RunTrainer(cut).ok());
@@ -231,7 +231,7 @@ TEST(TrainerTest, RepeatedStepGivesTheSameBits) {
   }
 }
 
-// `smooth` on images of which a random half is blanked.
+// `smooth` on images with a random half blanked.
 class WithDropout final : public Model {
  public:
   explicit WithDropout(uint64_t seed)
@@ -298,7 +298,7 @@ TEST(TrainerTest, WeightsOfTheVerdictSaveThePull) {
   EXPECT_EQ(client.weight_pulls, 1);
 }
 
-// As after a restart of the server from an older version.
+// The situation after a restart of the server from an older version.
 TEST(TrainerTest, NewLifePullsAgain) {
   for (const bool sync : {true, false}) {
     std::vector<Assignment> steps = ThreeSteps();
