@@ -3,9 +3,11 @@
 #include <optional>
 #include <ostream>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/cli/command_line.h"
+#include "common/flags/flag_table.h"
 #include "common/measures/change_headline.h"
 #include "common/status_macros.h"
 #include "server/ctl/status_text.h"
@@ -212,6 +214,18 @@ absl::Status AwaitChange(Context& context, int64_t wanted) {
   }
 }
 
+// Settings that differ from their defaults. One that only a newer server has is
+// among them, since its default is unknown here.
+Table ChangedTable(const v1::GetPolicyReply& policy) {
+  Table table({"setting", "value", "default"});
+  for (const auto& [name, value] : Sorted(policy.settings())) {
+    const FlagInfo* flag = FindFlag(ServerFlagTable(), name);
+    if (flag != nullptr && flag->default_text == value) continue;
+    table.Add({name, value, flag == nullptr ? "unknown" : flag->default_text});
+  }
+  return table;
+}
+
 absl::Status RunPolicyGet(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const v1::GetPolicyReply policy,
                           context.server.GetPolicy());
@@ -225,6 +239,10 @@ absl::Status RunPolicyGet(Context& context) {
   if (!pending.empty()) {
     out << "change to " << absl::StrJoin(pending, " ", absl::PairFormatter("="))
         << ": " << Printable(policy.pending_reason()) << "\n";
+  }
+  if (context.arguments.Has("changed")) {
+    out << "\n" << ChangedTable(policy).ToString(context.io.color);
+    return absl::OkStatus();
   }
   Table table({"setting", "value"});
   for (const auto& [name, value] : Sorted(policy.settings())) {
@@ -286,12 +304,70 @@ absl::Status RunPolicySet(Context& context) {
   return absl::OkStatus();
 }
 
+// The settings that were in force after the change `epoch`.
+Settings SettingsAfter(const v1::GetPolicyReply& policy, int64_t epoch) {
+  Settings settings;
+  for (const v1::PolicyChange& change : policy.history()) {
+    if (change.policy_epoch() > epoch) break;
+    for (const auto& [name, value] : change.settings()) settings[name] = value;
+  }
+  return settings;
+}
+
+// --to, or the change before the newest.
+// Errors: InvalidArgument, the history has no such change.
+absl::StatusOr<int64_t> ChangeToRevertTo(const Arguments& arguments,
+                                         const v1::GetPolicyReply& policy) {
+  const int64_t newest =
+      policy.history_size() == 0
+          ? 0
+          : policy.history(policy.history_size() - 1).policy_epoch();
+  const std::optional<std::string> text = arguments.Value("to");
+  int64_t epoch = newest - 1;
+  const bool read = !text.has_value() || absl::SimpleAtoi(*text, &epoch);
+  const auto is_it = [epoch](const v1::PolicyChange& change) {
+    return change.policy_epoch() == epoch;
+  };
+  if (read &&
+      std::any_of(policy.history().begin(), policy.history().end(), is_it)) {
+    return epoch;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--to: got ", text.value_or("no change to go back to"),
+                   ", want the number of a change\n`cohortctl policy history` "
+                   "lists them"));
+}
+
+absl::Status RunPolicyRevert(Context& context) {
+  COHORT_ASSIGN_OR_RETURN(const v1::GetPolicyReply policy,
+                          context.server.GetPolicy());
+  COHORT_ASSIGN_OR_RETURN(const int64_t epoch,
+                          ChangeToRevertTo(context.arguments, policy));
+  for (const auto& [name, value] : SettingsAfter(policy, epoch)) {
+    const auto now = policy.settings().find(name);
+    if (now != policy.settings().end() && now->second != value) {
+      context.settings[name] = value;
+    }
+  }
+  if (context.settings.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the settings after change ", epoch,
+        " are in force already\nNothing was changed; `cohortctl policy "
+        "history` lists all changes"));
+  }
+  return RunPolicySet(context);
+}
+
 }  // namespace
 
 Verb PolicyGetVerb() {
   return {.name = "policy get",
           .summary = "shows the settings in force and the pending change",
-          .examples = {"cohortctl policy get", "cohortctl policy get --json"},
+          .flags = {{.name = "changed",
+                     .value = "",
+                     .help = "only settings that differ from their defaults"}},
+          .examples = {"cohortctl policy get", "cohortctl policy get --changed",
+                       "cohortctl policy get --json"},
           .run = &RunPolicyGet};
 }
 
@@ -309,6 +385,24 @@ Verb PolicySetVerb() {
                        "--normalization=local",
                        "cohortctl policy set --learning_rate=0.01 --dry_run"},
           .run = &RunPolicySet};
+}
+
+Verb PolicyRevertVerb() {
+  return {.name = "policy revert",
+          .summary = "goes back to the settings after an earlier change",
+          .flags = {{.name = "to",
+                     .value = "N",
+                     .help = "number of the change, from policy history "
+                             "(default: the one before the newest)"},
+                    {.name = "dry_run",
+                     .value = "",
+                     .help = "check and report, but change nothing"},
+                    {.name = "nowait",
+                     .value = "",
+                     .help = "return before the change is in force"}},
+          .examples = {"cohortctl policy revert",
+                       "cohortctl policy revert --to=1 --dry_run"},
+          .run = &RunPolicyRevert};
 }
 
 Verb PolicyHistoryVerb() {

@@ -39,6 +39,7 @@ absl::Span<const FlagSpec> CommonFlags() {
   VERB(HealthVerb)            \
   VERB(PolicyGetVerb)         \
   VERB(PolicySetVerb)         \
+  VERB(PolicyRevertVerb)      \
   VERB(PolicyHistoryVerb)     \
   VERB(WorkersListVerb)       \
   VERB(WorkersDrainVerb)      \

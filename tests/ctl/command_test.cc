@@ -42,6 +42,7 @@ Verbs:
   health              checks through an operations port whether a process is ready
   policy get          shows the settings in force and the pending change
   policy set          changes settings while the run goes on
+  policy revert       goes back to the settings after an earlier change
   policy history      lists every change of settings with its step
   workers list        lists ranks, workers and when each was last heard from
   workers drain       lets a worker finish its step and leave
@@ -103,7 +104,7 @@ TEST(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
        "`cohortctl help` lists all verbs"},
       {"policy",
        "unknown verb 'policy'; there are 'policy get', 'policy set', 'policy "
-       "history'\n`cohortctl help` lists all verbs"},
+       "revert', 'policy history'\n`cohortctl help` lists all verbs"},
       {"frobnicate",
        "unknown verb 'frobnicate'\n`cohortctl help` lists all verbs"},
       {"--json",

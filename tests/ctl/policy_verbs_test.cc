@@ -277,6 +277,58 @@ TEST(PolicyGetTest, ListsSettingsAndTheChangeUnderWay) {
             "normalization  auto\n");
 }
 
+TEST(PolicyGetTest, ChangedListsOnlyWhatDiffersFromTheDefaults) {
+  CtlHarness ctl;
+  ctl.server.on_get = [] { return ChangedPolicy(); };
+  EXPECT_EQ(ctl.Run("policy get --changed").out,
+            "async, local normalisation, async statistics, since step 1234\n"
+            "\n"
+            "setting        value  default\n"
+            "aggregation    async  sync\n"
+            "normalization  local  auto\n");
+}
+
+// A server on which a change has been made, and the next one acts at once.
+v1::SetPolicyRequest Reverted(CtlHarness& ctl, const std::string& command,
+                              CtlResult& result) {
+  v1::SetPolicyRequest seen;
+  ctl.server.on_get = [] { return ChangedPolicy(); };
+  ctl.server.on_set = [&seen](const v1::SetPolicyRequest& request) {
+    seen = request;
+    return Accepted(3, true);
+  };
+  result = ctl.Run(command);
+  return seen;
+}
+
+TEST(PolicyRevertTest, SetsWhatThatChangeAndThoseBeforeItHadSet) {
+  for (const char* command :
+       {"policy revert --nowait", "policy revert --to=1 --nowait"}) {
+    CtlHarness ctl;
+    CtlResult result;
+    const v1::SetPolicyRequest seen = Reverted(ctl, command, result);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(seen.settings().size(), 2);
+    EXPECT_EQ(seen.settings().at("aggregation"), "sync");
+    EXPECT_EQ(seen.settings().at("normalization"), "auto");
+  }
+}
+
+TEST(PolicyRevertTest, TheSettingsInForceAndUnknownChangesAreRefused) {
+  CtlHarness ctl;
+  CtlResult result;
+  Reverted(ctl, "policy revert --to=2", result);
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(result.err, HasSubstr("change 2 are in force already"));
+  Reverted(ctl, "policy revert --to=9", result);
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(result.err,
+              HasSubstr("--to: got 9, want the number of a change"));
+  ctl.server.on_get = [] { return ExamplePolicy(); };
+  EXPECT_THAT(ctl.Run("policy revert").err,
+              HasSubstr("got no change to go back to"));
+}
+
 TEST(PolicyGetTest, Json) {
   CtlHarness ctl;
   ctl.server.on_get = [] { return ChangedPolicy(); };
