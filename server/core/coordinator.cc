@@ -328,7 +328,7 @@ absl::StatusOr<Assignment> Coordinator::ReportMoments(
 
 absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
     const std::string& run_id, Instant now, Effects& out) {
-  COHORT_RETURN_IF_ERROR(CheckRunId(run_id, settings_.options().run_id));
+  COHORT_RETURN_IF_ERROR(CheckRunId(run_id, settings_.run_id()));
   COHORT_ASSIGN_OR_RETURN(const CollectionAnswer answer,
                           pinned_.Collect(driver_->TrainingDone(), out));
   Turn turn{.now = now, .out = out, .changed = true};
@@ -353,8 +353,7 @@ absl::StatusOr<RunState> Coordinator::State() const {
 
 absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
                                                  Instant now, Effects& out) {
-  COHORT_RETURN_IF_ERROR(
-      CheckRunId(request.run_id, settings_.options().run_id));
+  COHORT_RETURN_IF_ERROR(CheckRunId(request.run_id, settings_.run_id()));
   COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
                           settings_.TargetOf(request.values));
@@ -362,9 +361,9 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   const RunSettings::Outlook outlook =
       settings_.OutlookOn(request.values, target);
   ChangeAnswer answer = AnswerTo(outlook, settings_, model_.version());
-  // Requested back to what is in force: nothing is pending any more.
-  const bool acts = outlook.changes || settings_.pending().has_value();
-  if (request.dry_run || !acts) return answer;
+  // A request for what is in force withdraws a pending change.
+  if (request.dry_run || !(outlook.changes || settings_.pending()))
+    return answer;
   Turn turn{.now = now, .out = out, .changed = true};
   RequestChange(run(), settings_, target, turn);
   Settle(turn);

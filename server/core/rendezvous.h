@@ -11,6 +11,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/moments.h"
+#include "server/core/kept_forward.h"
 #include "server/core/moving_statistics.h"
 #include "server/core/observation.h"
 #include "server/core/policy/call_agreement.h"
@@ -31,26 +32,6 @@ struct MomentsFold {
 // for the parts, which the result carries on.
 // Thread safety: safe.
 MomentsFold RunMomentsFold(MomentsFold job);
-
-// Moments that members contributed to the forward calls, by call: what the
-// table holds them in, so that handing them over takes a step for each call and
-// not for each member too.
-struct KeptForward {
-  struct Call {
-    int32_t layer = 0;
-    int32_t call = 0;
-    // By position in `members`. Absent: not kept.
-    std::vector<std::optional<Moments>> moments;
-  };
-  // In rank order.
-  std::vector<Rank> members;
-  // Ascending by (layer, call).
-  std::vector<Call> calls;
-};
-
-// The same moments by member, in the order of `members`, each ascending by
-// (layer, call).
-std::vector<std::vector<CallMoments>> MomentsByMember(KeptForward kept);
 
 // All rendezvous of one attempt of one step. Results are kept, and a checksum
 // of each contribution, so that a replacement that replays the step is answered

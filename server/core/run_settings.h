@@ -53,6 +53,7 @@ class RunSettings {
   // Whether the run had `rank` at some time.
   bool HadRank(Rank rank) const;
 
+  const std::string& run_id() const { return options_.run_id; }
   // Rises by one with each change that takes effect.
   int64_t policy_epoch() const { return policy_epoch_; }
   const std::vector<PolicyRecord>& history() const { return history_; }

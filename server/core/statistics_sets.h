@@ -7,9 +7,9 @@
 
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "server/core/kept_forward.h"
 #include "server/core/moving_statistics.h"
 #include "server/core/options.h"
-#include "server/core/rendezvous.h"
 
 namespace cohort {
 

@@ -61,7 +61,7 @@ void Roster::Hear(SessionId session, const PhaseSeconds& phases, Instant now) {
 }
 
 absl::StatusOr<Worker*> Roster::Check(const Sender& sender, Instant now) {
-  const std::string& run_id = settings_.options().run_id;
+  const std::string& run_id = settings_.run_id();
   if (sender.run_id != run_id) {
     return OtherRunError(sender.run_id, run_id);
   }
@@ -109,7 +109,7 @@ absl::Status Roster::CheckHeld(Rank rank) const {
 absl::StatusOr<Roster::Joined> Roster::Join(
     SessionId session, const JoinRequest& request,
     absl::FunctionRef<std::string()> wait_text, Turn& turn) {
-  const std::string& run_id = settings_.options().run_id;
+  const std::string& run_id = settings_.run_id();
   if (request.batch_size < 1 || request.batch_size > limits::kBatchSizeMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("join: got batch size ", request.batch_size,
