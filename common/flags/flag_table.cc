@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 
 #include "absl/flags/marshalling.h"
 #include "absl/strings/str_cat.h"
@@ -41,12 +40,13 @@ std::string DefaultText(const T& value) {
 // double.
 template <typename T>
 FlagInfo Row(const Subject& subject, absl::string_view name,
-             const std::type_identity_t<T>& default_value, FlagLimits limits,
-             FlagChange change, absl::string_view help) {
+             const std::type_identity_t<T>& default_value,
+             const FlagLimits& limits, FlagChange change,
+             absl::string_view help) {
   return {.name = name,
           .type = TypeName<T>(),
           .default_text = DefaultText<T>(default_value),
-          .limits = std::move(limits),
+          .limits = limits,
           .change = change,
           .subject = subject.name,
           .heading = subject.heading,
