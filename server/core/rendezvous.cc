@@ -117,10 +117,11 @@ RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
     if (outcome.result != nullptr) outcome.answer.push_back(rank);
     return outcome;
   }
+  const auto bytes = static_cast<int64_t>(
+      (moments.first.size() + moments.second.size()) * sizeof(double));
   slot = {.present = true,
           .checksum = checksum,
-          .bytes = static_cast<int64_t>(
-              (moments.first.size() + moments.second.size()) * sizeof(double)),
+          .bytes = bytes,
           .moments = std::move(moments)};
   bytes_[at] += slot.bytes;
   SetWaiting(entry, at, true);
