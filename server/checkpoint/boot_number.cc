@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kBootFileMode = 0600;
 constexpr int64_t kBootFileBytesMax = 256;
-// Such that first_incarnation is an int64.
+// The largest number for which first_incarnation fits into an int64.
 constexpr int64_t kNumberMax = (int64_t{1} << 31) - 1;
 constexpr uint32_t kLeapMax = uint32_t{1} << 16;
 
@@ -36,8 +36,8 @@ std::string LineOf(int64_t number) {
                       "\n");
 }
 
-// The number that a file holds; nothing if it is no such file. The whole line
-// is compared, so any other byte is damage.
+// The number in the file; nullopt if the line is not valid. The whole line is
+// compared, so any other byte is damage.
 std::optional<int64_t> NumberIn(const std::string& line) {
   const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
   int64_t number = 0;
@@ -57,7 +57,7 @@ absl::StatusOr<BootNumber> TakeBootNumber(FileSystem& files,
                                           uint32_t chance) {
   const std::string path = PathIn(dir);
   BootNumber boot;
-  // The life that wrote the checkpoint was this one or a later one.
+  // Starts up to number `next` >> 32 have certainly happened.
   if (next.has_value()) {
     boot.number = std::max(boot.number, (next->value() >> 32) + 1);
   }

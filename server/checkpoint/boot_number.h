@@ -10,40 +10,40 @@
 
 namespace cohort {
 
-// Counts the starts of servers on one --checkpoint_dir. It is what makes the
-// incarnations of one start larger than those of all starts before it, whatever
-// became of the clock and of checkpoints in between:
+// Counts the starts of servers on one --checkpoint_dir. The count makes the
+// incarnations of a start larger than those of all earlier starts, even if the
+// clock was set back or checkpoints were removed in between:
 //
 //   incarnation = boot number * 2^32 + number of the join since that start
 //
-// The number lies in the file `boot` beside the checkpoints, one line:
+// The number is stored in the file `boot` beside the checkpoints, one line:
 //
 //   cohort-boot 1 <number, decimal> <XXH3-64 of "cohort-boot 1 <number>">
 //
 // It is written and synced before the server listens, so a number may be
-// passed over, but is never used twice. 2^32 joins a start are not checked: at
-// a thousand a second they take 50 days.
+// skipped but is never used twice. There is no check for more than 2^32 joins
+// in one start: at a thousand a second they take 50 days.
 struct BootNumber {
   // Earlier releases counted incarnations from the milliseconds since 1970,
-  // about 2^41 by now, which 1000 * 2^32 is above until the year 2106.
+  // about 2^41 by now. 1000 * 2^32 stays above that until the year 2106.
   static constexpr int64_t kFirst = 1000;
 
   int64_t number = kFirst;
-  // Not empty: what was wrong with the file, and how the number was found.
+  // If not empty: what was wrong with the file, and how the number was chosen.
   std::string problem;
 
   Incarnation first_incarnation() const { return Incarnation(number << 32); }
 };
 
-// Takes the next number of `dir`, which the caller holds locked. `next` is that
-// of the checkpoint which is continued; none: a new run.
+// Takes the next number of `dir`, which the caller holds locked. `next` is the
+// next incarnation of the checkpoint that is continued; nullopt for a new run.
 //
-// If the file is missing although something is continued, or is damaged,
-// nothing tells how many starts there were: the checkpoint may be a copy, or
-// older than the last start. The number then leaps by `chance` modulo 2^16 and
-// one, which two copies of one checkpoint, or a forgotten start, do not share
-// but with a probability of 2^-16.
-// Errors: those of FileSystem (the number is then not to be used);
+// If the file is damaged, or is missing although a run is continued, the number
+// of starts is unknown: the checkpoint may be a copy, or older than the last
+// start. The number then leaps by 1 + `chance` modulo 2^16. Two copies of one
+// checkpoint, or a forgotten start, then use the same number only with a
+// probability of 2^-16.
+// Errors: those of FileSystem (the number must then not be used);
 //   FailedPrecondition: no number is left.
 absl::StatusOr<BootNumber> TakeBootNumber(FileSystem& files,
                                           const std::string& dir,

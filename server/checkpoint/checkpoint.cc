@@ -41,7 +41,7 @@ std::vector<SharedFloats> BuffersOf(const std::vector<Slots>& slots,
   return buffers;
 }
 
-// How often each parameter was updated, one number a slice: its slices are
+// How often each parameter was updated, one number a slice, because slices are
 // skipped one by one.
 void AddUpdates(const RegisteredModel& model, const std::vector<Slots>& slots,
                 SafetensorsContent& content) {
@@ -131,7 +131,7 @@ absl::Status RemoveOlder(FileSystem& files, const std::string& dir,
     (damaged.contains(name.Text()) ? removed : whole).push_back(name.Text());
   }
   const auto kept = static_cast<size_t>(keep - 1);
-  // Until there are enough others, someone may want to look at them.
+  // Damaged ones are kept for inspection until there are enough others.
   if (whole.size() < kept) removed.clear();
   while (whole.size() > kept) {
     removed.push_back(whole.front());
@@ -154,7 +154,7 @@ absl::Status Indeterminate(absl::Status status) {
   return status;
 }
 
-// The checkpoint's files, synced, in a directory that did not exist.
+// Writes the checkpoint's files, synced, into a new directory.
 absl::Status WriteFiles(FileSystem& files, const std::string& dir,
                         const RunIdentity& identity, const RunState& state) {
   COHORT_ASSIGN_OR_RETURN(const std::vector<ByteRope> tensors,
@@ -171,7 +171,7 @@ absl::Status WriteFiles(FileSystem& files, const std::string& dir,
     manifest.statistics.push_back(std::move(kept));
   }
   const std::string text = EncodeManifest(manifest);
-  // Or it could not be read again.
+  // A larger manifest could not be read again.
   if (static_cast<int64_t>(text.size()) > kManifestBytesMax) {
     return absl::ResourceExhaustedError(
         absl::StrCat(dir, "/", kCheckpointManifest, ": got ", text.size(),
@@ -251,7 +251,7 @@ absl::StatusOr<StatisticsSet> SetFrom(const std::string& path,
   return set;
 }
 
-// By parameter; empty where none were written.
+// By parameter; empty where no counts were written.
 absl::StatusOr<std::vector<std::vector<int64_t>>> UpdatesOf(
     const std::string& path, const RegisteredModel& model,
     const TensorMap& tensors) {
@@ -276,7 +276,7 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> UpdatesOf(
 absl::Status ReadUpdates(const std::string& path, const RegisteredModel& model,
                          const TensorMap& tensors, std::vector<Slots>& slots) {
   COHORT_ASSIGN_OR_RETURN(const auto updates, UpdatesOf(path, model, tensors));
-  // By parameter: how many of its slices have been read.
+  // How many slices of each parameter have been read.
   std::vector<size_t> done(updates.size());
   for (size_t p = 0; p < slots.size(); ++p) {
     if (slots[p].first_moment == nullptr) continue;
@@ -293,7 +293,7 @@ absl::Status ReadUpdates(const std::string& path, const RegisteredModel& model,
   return absl::OkStatus();
 }
 
-// A slot that was not written is null.
+// Slots that were not written are null.
 absl::StatusOr<std::vector<Slots>> SlotsFrom(const std::string& path,
                                              const RegisteredModel& model,
                                              const TensorMap& tensors) {
@@ -338,8 +338,9 @@ absl::StatusOr<SharedSnapshot> SnapshotFrom(const std::string& path,
   return snapshot;
 }
 
-// What the tensor file may hold. A release that did not note its size wrote
-// weights and at most four slots, and statistics, in a header below 100 MB.
+// The largest size that the tensor file may have. Releases that did not record
+// the size wrote weights, at most four slots and statistics, with a header
+// below 100 MB.
 int64_t TensorBytesMax(const CheckpointManifest& read,
                        const RegisteredModel& model) {
   if (read.tensors_bytes.has_value()) return *read.tensors_bytes;
@@ -394,7 +395,7 @@ absl::StatusOr<Checkpoint> Load(FileSystem& files, const std::string& path) {
   }
 }
 
-// False if the checkpoint may be good and only cannot be read by this process.
+// False if the checkpoint may be intact but this process cannot read it.
 bool IsDamage(const absl::Status& status) {
   return status.code() != absl::StatusCode::kFailedPrecondition &&
          status.code() != absl::StatusCode::kPermissionDenied &&
@@ -408,7 +409,8 @@ absl::Status WriteCheckpoint(FileSystem& files, const std::string& dir,
                              const RunState& state,
                              const std::set<std::string>& damaged) {
   COHORT_CHECK(keep >= 1, absl::StrCat("got ", keep, " to keep"));
-  // First, since they may hold the room that this one needs.
+  // Temporaries go first, because they may take the space that this checkpoint
+  // needs.
   COHORT_RETURN_IF_ERROR(RemoveTemporaries(files, dir));
   COHORT_ASSIGN_OR_RETURN(const std::vector<CheckpointName> names,
                           ListCheckpoints(files, dir));
@@ -422,7 +424,7 @@ absl::Status WriteCheckpoint(FileSystem& files, const std::string& dir,
       absl::StrCat(dir, "/", kCheckpointTemporary, name.Text());
   const absl::Status written = WriteFiles(files, temporary, identity, state);
   if (!written.ok()) {
-    // The first error is the one that tells why.
+    // The first error names the cause.
     files.RemoveAll(temporary).IgnoreError();
     return written;
   }
@@ -470,7 +472,7 @@ int64_t NewestCheckpointBytes(FileSystem& files, const std::string& dir) {
   int64_t bytes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(newest, error)) {
     const uintmax_t size = entry.file_size(error);
-    // It may be removed meanwhile.
+    // The file may have been removed meanwhile.
     if (!error) bytes += static_cast<int64_t>(size);
   }
   return bytes;

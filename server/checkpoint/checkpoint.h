@@ -18,36 +18,36 @@ namespace cohort {
 struct Checkpoint {
   RunIdentity identity;
   RunState state;
-  // Where it was read from.
+  // The directory it was read from.
   std::string path;
-  // Names of newer ones in the same folder, which are not whole.
+  // Names of newer checkpoints in the same folder that are not whole.
   std::set<std::string> damaged;
 };
 
-// Writes a checkpoint of `state` into `dir` (which must exist), then removes
-// older ones, so that `keep` (at least 1) remain with this one, and leftovers
-// of interrupted writes. Newer ones are left alone: a restart passed them over
-// as damaged, and someone may want to look at them. `damaged` names those that
-// are known not to be whole: they do not count, and are removed once `keep`
-// others are there.
-// Errors: those of FileSystem; earlier checkpoints are then still there, and
-//   unless IsIndeterminate() the new one is not (or, as the message says, only
-//   the removal of older ones failed).
+// Writes a checkpoint of `state` into `dir` (which must exist). Then removes
+// older ones, so that `keep` (at least 1) remain including this one, and
+// leftovers of interrupted writes. Newer checkpoints are left alone: a restart
+// skipped them as damaged, and an operator may want to inspect them. `damaged`
+// names the checkpoints known not to be whole. They do not count, and are
+// removed once `keep` others exist.
+// Errors: those of FileSystem. Earlier checkpoints then still exist. Unless
+//   IsIndeterminate(), the new one does not (or, as the message says, only the
+//   removal of older ones failed).
 absl::Status WriteCheckpoint(FileSystem& files, const std::string& dir,
                              int32_t keep, const RunIdentity& identity,
                              const RunState& state,
                              const std::set<std::string>& damaged = {});
 
-// True of a write that failed where nobody can tell whether the checkpoint
-// will be there after a crash: while it was being put in place.
+// True if a write failed while the checkpoint was being put in place, so that
+// it is unknown whether the checkpoint will exist after a crash.
 bool IsIndeterminate(const absl::Status& write);
 
-// The newest checkpoint in `dir` that is whole; none if there is none.
-// Damaged ones are passed over and named in `problems`.
+// The newest whole checkpoint in `dir`; nullopt if there are no checkpoints.
+// Damaged ones are skipped and named in `problems`.
 // Errors: DataLoss if there are checkpoints but none is whole;
 //   FailedPrecondition if the newest was written by another release,
-//   PermissionDenied or ResourceExhausted if it cannot be read here: passing
-//   over a good one would lose work silently; those of FileSystem.
+//   PermissionDenied or ResourceExhausted if it cannot be read here, because
+//   skipping a good one would lose work silently; those of FileSystem.
 absl::StatusOr<std::optional<Checkpoint>> LoadNewestCheckpoint(
     FileSystem& files, const std::string& dir,
     std::vector<std::string>& problems);

@@ -196,7 +196,7 @@ Json RanksJson(const std::vector<Rank>& ranks) {
   return json;
 }
 
-// Absent in checkpoints of releases that waited for every rank.
+// Absent in checkpoints of releases that always waited for every rank.
 std::vector<Rank> RanksFrom(const Json& json, const char* name) {
   std::vector<Rank> ranks;
   if (!json.contains(name)) return ranks;

@@ -21,7 +21,7 @@ struct KeptSet {
 // Everything of a checkpoint that is not a tensor.
 struct Manifest {
   RunIdentity identity;
-  // Without snapshot tensors: those are in the tensor file.
+  // Without snapshot tensors, which are in the tensor file.
   RunState state;
   Version version;
   // In the order in which the run keeps them; at least one.

@@ -75,8 +75,8 @@ std::vector<SharedFloats> PartitionBuffers(const RegisteredModel& model,
         [&ropes](const Slice& slice) {
           return ropes[static_cast<size_t>(slice.parameter)].size_bytes() > 0;
         });
-    // Memory only for what is there: its size was checked, the layout's was
-    // not.
+    // Allocate only for tensors that are present: their size was checked, the
+    // layout's was not.
     if (!present) {
       buffers.push_back(nullptr);
       continue;

@@ -11,19 +11,19 @@
 
 namespace cohort {
 
-// One rope a parameter over what lies in partitions, by reference. Parameters
+// One rope a parameter, referencing the bytes in the partitions. Parameters
 // whose partitions are null (no such slot) get an empty rope.
 std::vector<ByteRope> ParameterRopes(const RegisteredModel& model,
                                      const std::vector<SharedFloats>& buffers);
 
-// The reverse: partitions filled from one rope a parameter; null where a
-// partition's parameters have none. Sizes must fit.
+// The reverse: fills partitions from one rope a parameter. A partition is null
+// if its parameters have no ropes. Sizes must match.
 std::vector<SharedFloats> PartitionBuffers(const RegisteredModel& model,
                                            const std::vector<ByteRope>& ropes);
 
-// The model in PyTorch's state-dict names: parameters as they are, and for
-// each layer that keeps statistics, from the first kind, running_mean,
-// running_var (float32) and num_batches_tracked (int64, no dimensions).
+// The model in PyTorch's state-dict names. Parameters keep their names. Each
+// layer with statistics gets those of the first kind: running_mean, running_var
+// (float32) and num_batches_tracked (int64, no dimensions).
 SafetensorsContent StateDict(const RegisteredModel& model,
                              const ModelSnapshot& snapshot);
 

@@ -15,8 +15,8 @@
 namespace cohort {
 namespace {
 
-// Numbers of data sets, batches and counters: far above any real one, and such
-// that sums and products of a few cannot overflow.
+// Limit on sizes of data sets and batches and on counters: far above any real
+// one, and small enough that sums and products of a few cannot overflow.
 constexpr int64_t kSamplesMax = int64_t{1} << 40;
 constexpr int64_t kCountMax = int64_t{1} << 53;
 constexpr size_t kRanksMax = 4096;
@@ -63,7 +63,8 @@ absl::Status CheckReissue(const RunState& state) {
   });
   for (size_t i = 0; i < ranges.size(); ++i) {
     const RunState::Range& r = ranges[i];
-    // Of the epoch that is being cut, only what was cut can have been issued.
+    // In the epoch in progress, only data before the cursor can have been
+    // issued.
     const int64_t cut = r.epoch == state.data_epoch
                             ? state.cursor
                             : state.model->plan.train_samples;
@@ -88,7 +89,7 @@ absl::Status CheckProgress(const RunState& state) {
   COHORT_RETURN_IF_ERROR(CheckWithin("samples", state.samples, 0, kCountMax));
   COHORT_RETURN_IF_ERROR(
       CheckWithin("data_epoch", state.data_epoch, 0, kCountMax));
-  // The end of an epoch is the beginning of the next.
+  // The cursor at the end of an epoch is 0 of the next.
   COHORT_RETURN_IF_ERROR(CheckWithin("cursor", state.cursor, 0,
                                      state.model->plan.train_samples - 1));
   COHORT_RETURN_IF_ERROR(CheckWithin(
@@ -108,7 +109,7 @@ absl::Status CheckRanks(const RunState& state) {
         CheckWithin("next_sequences", sequence.value(), 0, kCountMax));
   }
   for (const int64_t size : state.batch_sizes) {
-    // 0: of a rank that was never held.
+    // 0 if the rank was never held.
     COHORT_RETURN_IF_ERROR(CheckWithin("batch_sizes", size, 0, kSamplesMax));
   }
   return absl::OkStatus();

@@ -21,7 +21,7 @@ std::string OwnText() {
   return absl::StrCat("process ", getpid(), *host == '\0' ? "" : " on ", host);
 }
 
-// The holder's own words; empty if they cannot be read.
+// The line that the holder wrote; empty if it cannot be read.
 std::string HolderText(int fd) {
   char text[300];
   const ssize_t got = pread(fd, text, sizeof text, 0);
@@ -31,7 +31,7 @@ std::string HolderText(int fd) {
       absl::StripAsciiWhitespace(line.substr(0, line.find('\n'))));
 }
 
-// Only for people: a lock that cannot tell its holder is a lock all the same.
+// The line is informational only: a lock without it is still a lock.
 void WriteHolder(int fd) {
   const std::string line = absl::StrCat(OwnText(), "\n");
   if (ftruncate(fd, 0) != 0) return;
@@ -43,7 +43,7 @@ void WriteHolder(int fd) {
 absl::StatusOr<std::unique_ptr<StateLock>> StateLock::Acquire(
     const std::string& dir, absl::string_view name) {
   const std::string path = absl::StrCat(dir, "/", name);
-  // Not blocking: a FIFO in its place would be waited on without end.
+  // Non-blocking: opening a FIFO in its place would otherwise wait forever.
   const int fd =
       open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
            0600);

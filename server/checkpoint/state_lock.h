@@ -8,15 +8,16 @@
 
 namespace cohort {
 
-// Holds a directory for one process, so that two servers never write into
-// the same state. The lock ends with this object or with the process,
-// however it dies.
+// Locks a directory for one process, so that two servers never write to the
+// same state. The lock ends with this object or with the process, even if it is
+// killed.
 class StateLock {
  public:
-  // `name`: of the lock file in `dir`, which says which process holds it.
+  // `name` is the lock file's name in `dir`. The file says which process holds
+  // the lock.
   // Errors: FailedPrecondition: another process holds it, with its number and
   //   machine if they can be read; NotFound or PermissionDenied: the lock file
-  //   cannot be made.
+  //   cannot be created.
   static absl::StatusOr<std::unique_ptr<StateLock>> Acquire(
       const std::string& dir, absl::string_view name = "lock");
   StateLock(const StateLock&) = delete;

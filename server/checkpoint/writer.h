@@ -14,28 +14,28 @@
 
 namespace cohort {
 
-// Writes checkpoints on a thread of its own, one at a time.
+// Writes checkpoints on its own thread, one at a time.
 //
-// After a write that failed indeterminately (see IsIndeterminate) nobody knows
-// what the directory holds, so the writer refuses further ones and says why;
-// only a restart looks afresh. After other failures, such as a full disk, the
-// next write is tried as usual.
+// After a write that failed indeterminately (see IsIndeterminate) the content
+// of the directory is unknown, so the writer refuses further writes and says
+// why, until the server is restarted. After other failures, such as a full
+// disk, the next write is tried as usual.
 // Thread safety: safe.
 class CheckpointWriter {
  public:
-  // Called on the writer's thread when a checkpoint is safe, or not.
+  // Called on the writer's thread when a checkpoint is safe or has failed.
   using Done = std::function<void(Version, const absl::Status&)>;
 
-  // `files` and `timeline`, which gets each write and may be null, must outlive
-  // the writer. `damaged` as for WriteCheckpoint.
+  // `files` and `timeline` must outlive the writer. `timeline` gets each write
+  // and may be null. `damaged` as for WriteCheckpoint.
   CheckpointWriter(FileSystem& files, std::string dir, int32_t keep,
                    RunIdentity identity, Timeline* timeline = nullptr,
                    std::set<std::string> damaged = {});
   // Waits for a write in progress.
   ~CheckpointWriter() = default;
 
-  // Errors: Unavailable: busy with an earlier one, `done` included; the sticky
-  //   error of an earlier write. `done` is then not called.
+  // Errors: Unavailable: still busy with an earlier checkpoint, including its
+  //   `done`; the sticky error of an earlier write. `done` is then not called.
   absl::Status Submit(RunState state, Done done) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Waits until nothing is being written.
