@@ -23,8 +23,8 @@ enum class AssignmentKind {
 
 enum class DataSplit { kTrain, kTest };
 
-// What Assignment::statistics says where an evaluation reads no moving
-// statistics: each batch is normalised by its own, as in training.
+// Value of Assignment::statistics for an evaluation without moving statistics:
+// each batch is normalised by its own, as in training.
 inline constexpr char kBatchStatistics[] = "batch";
 
 // Half-open range of positions in an epoch's permutation.
@@ -37,36 +37,36 @@ struct IndexRange {
   friend bool operator==(const IndexRange&, const IndexRange&) = default;
 };
 
-// What a worker is told to do next. Together with the run's seed and the
-// weights of `version` it determines the worker's contribution.
+// A worker's next task. Together with the run's seed and the weights of
+// `version` it determines the worker's contribution.
 struct Assignment {
   AssignmentKind kind = AssignmentKind::kWait;
   // The rank's own assignment number.
   Sequence sequence;
-  // Counts repetitions of this assignment's step after a loss.
+  // Number of repetitions of this assignment's step after a loss.
   Attempt attempt;
   // Weights to read; under sync also the step to compute.
   Version version;
   int64_t policy_epoch = 0;
   // Ranks whose pushes make up the step (sync only), ascending.
   RankList members;
-  // Epoch whose permutation is indexed. The test split is not permuted.
+  // Epoch whose permutation the range indexes. The test split is not permuted.
   int64_t data_epoch = 0;
   IndexRange range;
   DataSplit split = DataSplit::kTrain;
-  // For kEvaluate: which of the version's moving statistics to read, by name;
-  // empty: the first.
+  // For kEvaluate: name of the version's moving statistics to read; the first
+  // if empty.
   std::string statistics;
-  // For kTrain, true: moments go through the rendezvous. False: normalise by
-  // the local batch and report moments on closing. For kEvaluate: how the
-  // policy trains.
+  // For kTrain: if true, moments go through the rendezvous; if false, the
+  // worker normalises by the local batch and reports moments on closing. For
+  // kEvaluate: how the policy trains.
   bool global_normalization = false;
-  // For kWait and kFinished: whom or what for, in words.
+  // For kWait and kFinished: what the worker waits for, or why it is finished.
   std::string reason;
-  // For kFinished, true: the rank's work is not done: this worker was drained,
-  // or the run broke off. What starts workers has to start another one.
+  // For kFinished: if true, the rank's work is not done, because this worker
+  // was drained or the run broke off. The supervisor must start another worker.
   bool unfinished = false;
-  // For kWait: until it is given up; infinite if unbounded.
+  // For kWait: time until the wait is given up; infinite if unbounded.
   absl::Duration wait = absl::InfiniteDuration();
 };
 

@@ -6,12 +6,12 @@
 
 namespace cohort {
 
-// What this program was built from.
+// The version and commit that this program was built from.
 struct BuildInfo {
-  // Of the release, such as "0.1.0".
+  // The release, such as "0.1.0".
   absl::string_view version;
-  // Abbreviated commit, with "-dirty" if the tree had changes; "unknown" if
-  // it was built outside of a checkout and not told.
+  // Abbreviated commit, with "-dirty" if the tree had changes; "unknown" if the
+  // program was built outside of a checkout without naming a commit.
   absl::string_view commit;
 };
 

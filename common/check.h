@@ -11,9 +11,9 @@ namespace cohort {
 
 }  // namespace cohort
 
-// Asserts, in release builds too, what only a bug of our own can break. Never
-// for input. The second argument is a text that may use absl::StrCat; it is
-// evaluated only on failure.
+// Asserts, also in release builds, a condition that only our own bug can break.
+// Never for input. The second argument is a text that may use absl::StrCat; it
+// is evaluated only on failure.
 #define COHORT_CHECK(condition, message)                                \
   do {                                                                  \
     if (!(condition)) {                                                 \

@@ -6,7 +6,7 @@
 
 namespace cohort {
 
-// Valid labels of one class: rightly found, found, and there.
+// Counts of one class's valid labels: found correctly, predicted, and actual.
 struct ClassSums {
   int64_t intersection = 0;
   int64_t predicted = 0;
@@ -15,8 +15,8 @@ struct ClassSums {
   friend bool operator==(const ClassSums&, const ClassSums&) = default;
 };
 
-// Sums of one shard of an evaluation, or of several. What they say is in
-// common/measures/measures.h.
+// Sums of one shard of an evaluation, or of several. common/measures/measures.h
+// derives the measures from them.
 struct EvaluationSums {
   // Images.
   int64_t samples = 0;
@@ -24,12 +24,12 @@ struct EvaluationSums {
   // Divisor of loss_sum.
   double loss_weight = 0;
   int64_t correct = 0;
-  // Valid ones: images, or pixels that are not ignored.
+  // Valid labels: images, or pixels that are not ignored.
   int64_t labels = 0;
-  // Labels among the five highest scores. Absent: no more than five classes,
-  // or a label a pixel.
+  // Labels among the five highest scores. Absent if there are five classes or
+  // fewer, or one label a pixel.
   std::optional<int64_t> top5_correct;
-  // One entry a class where there is a label a pixel; otherwise empty.
+  // One entry a class if there is a label a pixel; otherwise empty.
   std::vector<ClassSums> classes;
 };
 

@@ -10,8 +10,8 @@
 
 namespace cohort {
 
-// 64-byte aligned float32 memory. Written once by whoever took it from the
-// pool, then shared as `const` and never written again.
+// 64-byte aligned float32 memory. The caller that took it from the pool writes
+// it once; then it is shared as `const` and never written again.
 class FloatBuffer {
  public:
   explicit FloatBuffer(int64_t elements);
@@ -46,7 +46,7 @@ class FloatBufferPool {
  public:
   FloatBufferPool();
 
-  // A buffer of exactly `elements`, contents unspecified.
+  // A buffer of exactly `elements`; its contents are unspecified.
   std::shared_ptr<FloatBuffer> Take(int64_t elements);
 
  private:

@@ -35,7 +35,7 @@ class Id {
 
 // A worker's stable number, 0-based.
 using Rank = Id<struct RankTag, int32_t>;
-// Fencing number of one life of a worker; 0 means none.
+// Fencing number of one incarnation of a worker; 0 means none.
 using Incarnation = Id<struct IncarnationTag, int64_t>;
 // A rank's own assignment number, rising over restarts; the first is 1.
 using Sequence = Id<struct SequenceTag, int64_t>;

@@ -41,16 +41,16 @@ inline constexpr int64_t kBatchesTrackedMax = int64_t{1} << 50;
 inline constexpr double kLossWeightMin = 0x1p-50;
 inline constexpr double kLossWeightMax = 0x1p50;
 
-// Of --learning_rate at any point of its schedule. Beyond what any optimizer
-// here is run with (LARS takes about 10); a slip of the keyboard must not
-// destroy a run.
+// Limit on --learning_rate at any point of its schedule. It is above what any
+// optimizer here is run with (LARS takes about 10), and low enough that a
+// typing error does not destroy a run.
 inline constexpr double kLearningRateMax = 1000;
 
-// Of weight decay, LARS' trust and the lambda of delay compensation. Products
-// with kLearningRateMax stay far inside float32.
+// Limit on weight decay, LARS' trust and the lambda of delay compensation.
+// Products with kLearningRateMax stay far inside float32.
 inline constexpr double kFactorMax = 1e6;
 
-// Numbers that are computed with as float32 stay inside it.
+// Bounds that keep numbers used in float32 arithmetic inside float32.
 inline constexpr double kFloatMin = 1e-30;
 inline constexpr double kFloatMax = 1e30;
 

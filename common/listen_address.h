@@ -13,7 +13,7 @@ struct ListenAddress {
   std::string host;
   int port = 0;
 
-  // Only processes of this machine can reach it.
+  // True if only processes of this machine can reach it.
   bool loopback() const;
   std::string ToString() const;
 };
@@ -23,13 +23,13 @@ struct ListenAddress {
 absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag,
                                                  absl::string_view text);
 
-// Whether processes can connect to it: host:port, or one of gRPC's names with a
-// scheme (dns, ipv4, ipv6, unix), which gRPC reads itself.
+// Checks whether processes can connect to it: host:port, or one of gRPC's names
+// with a scheme (dns, ipv4, ipv6, unix), which gRPC parses.
 // Errors: InvalidArgument naming `flag`.
 absl::Status CheckServerAddress(absl::string_view flag, absl::string_view text);
 
-// What a browser on this machine opens for an address that is listened on; none
-// can go to "all addresses" (0.0.0.0 and [::]).
+// The URL that a browser on this machine opens for a listening address. "All
+// addresses" (0.0.0.0 and [::]) is replaced, because a browser cannot open it.
 std::string UrlHere(absl::string_view address);
 
 // Refuses an address that other machines can reach unless `insecure` allows it.

@@ -116,7 +116,7 @@ absl::Status CheckSameBatchNorm(const BatchNormSpec& seen,
 }
 
 // Walks two lists of named specs in step, so that a missing, added or moved
-// entry is told by its name.
+// entry is reported by name.
 template <typename Spec, typename Compare>
 absl::Status CheckSameList(const std::vector<Spec>& seen,
                            const std::vector<Spec>& wanted, const char* kind,

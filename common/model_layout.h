@@ -15,9 +15,9 @@ struct ParameterSpec {
   // Dotted path in the module tree, such as "layer1.0.conv1.weight".
   std::string name;
   std::vector<int64_t> shape;
-  // False: the server keeps the value, no gradient is exchanged.
+  // If false, the server keeps the value and no gradient is exchanged.
   bool trainable = true;
-  // True for what weight decay leaves alone by default: biases, and the scale
+  // True if weight decay skips this parameter by default: biases, and the scale
   // and shift of batch norm.
   bool decay_exempt = false;
 
@@ -94,7 +94,7 @@ struct Partition {
 std::vector<Partition> MakePartitions(const ModelLayout& layout,
                                       int64_t target_bytes);
 
-// What is trained on; compared across workers.
+// The data and loss of a run; compared across workers.
 struct RunPlan {
   std::string dataset;
   // Digest of the data set's content, lower-case hexadecimal.
@@ -103,7 +103,7 @@ struct RunPlan {
   int64_t test_samples = 0;
   // n_ref: constant divisor of every worker's loss sum.
   double loss_reference = 1;
-  // The loss in words, with all that makes it differ.
+  // The loss in words, with every setting that changes it.
   std::string loss;
 };
 

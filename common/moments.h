@@ -9,7 +9,7 @@ namespace cohort {
 
 enum class ReducePhase { kForward, kBackward };
 
-// Which rendezvous. Never inferred from the order of arrival.
+// Identifies a rendezvous. Never inferred from the order of arrival.
 struct ReduceKey {
   Version step;
   Attempt attempt;
@@ -32,8 +32,8 @@ struct Moments {
   std::vector<double> second;
 };
 
-// Moments of one call: contributed to its rendezvous, or reported on closing
-// where there is none.
+// Moments of one call: contributed to its rendezvous, or reported on closing if
+// there is none.
 struct CallMoments {
   int32_t layer = 0;
   int32_t call = 0;

@@ -10,9 +10,9 @@
 
 namespace cohort {
 
-// Calls `body` on a thread of its own until destroyed: every `interval`,
-// counted from the end of the previous call, and whenever it is woken. The
-// first call comes after one interval. An infinite interval means: only when
+// Calls `body` on its own thread until destroyed: every `interval`, counted
+// from the end of the previous call, and whenever it is woken. The first call
+// comes after one interval. With an infinite interval it is called only when
 // woken.
 //
 // The destructor waits for a call in progress and makes no further one, so
@@ -27,13 +27,13 @@ class PeriodicTask {
   PeriodicTask(const PeriodicTask&) = delete;
   PeriodicTask& operator=(const PeriodicTask&) = delete;
 
-  // Has `body` called soon. Any number of wakes before that call begins make
-  // one call; a wake during a call makes another one.
+  // Makes `body` run soon. Any number of wakes before that call begins make one
+  // call; a wake during a call makes another one.
   void Wake() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   void Run(const std::string& name);
-  // Returns false if the task is to end.
+  // Returns false if the task must end.
   bool WaitForTurn() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.

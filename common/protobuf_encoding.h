@@ -4,7 +4,7 @@
 
 namespace cohort {
 
-// How a field of an encoded protobuf message is laid out. Written here because
+// The layout of a field in an encoded protobuf message. Defined here because
 // protobuf's own list is part of its internal headers, and because
 // common/formats writes messages without protobuf.
 // Source: protobuf.dev/programming-guides/encoding, "Message Structure".
@@ -22,7 +22,7 @@ constexpr uint32_t FieldTag(uint32_t field, WireType type) {
   return field << 3 | static_cast<uint32_t>(type);
 }
 
-// The type that `tag` names; may be none of the above in a damaged message.
+// The type in `tag`; in a damaged message it may be none of the above.
 constexpr WireType WireTypeOf(uint64_t tag) {
   return static_cast<WireType>(tag & 7);
 }

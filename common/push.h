@@ -27,19 +27,19 @@ struct Sender {
 };
 
 struct PushOpening {
-  // Weights that were read; under sync those of the step.
+  // Version of the weights that were read; under sync, of the step.
   Version version;
   // Images.
   int64_t samples = 0;
-  // Labels, valid pixels, or sum of class weights. 0: nothing to learn from,
-  // and the push changes no weight.
+  // Labels, valid pixels, or sum of class weights. If 0, there is nothing to
+  // learn from, and the push changes no weight.
   double loss_weight = 0;
 };
 
 struct PushClosing {
   double loss_sum = 0;
   int64_t correct = 0;
-  // Valid ones.
+  // Valid labels.
   int64_t labels = 0;
   // Calls per batch-norm layer, in layout order.
   std::vector<int32_t> batch_norm_calls;
@@ -55,17 +55,17 @@ enum class Verdict {
   kRejectedNonfinite,
 };
 
-// The push is part of the version that its verdict names.
+// True if the push is part of the version that its verdict names.
 inline bool IsApplied(Verdict verdict) {
   return verdict == Verdict::kApplied || verdict == Verdict::kDamped;
 }
 
-// How a push ended.
+// The result of a push.
 struct PushVerdict {
   Verdict verdict = Verdict::kApplied;
-  // True if this answers a repetition of a push already decided.
+  // True if this answers a repetition of a push that was already decided.
   bool duplicate = false;
-  // Version in which it went, or at which it was decided.
+  // The version that includes the push, or at which it was decided.
   Version version;
   int64_t staleness_versions = 0;
   double weight = 1;

@@ -11,8 +11,8 @@
 namespace cohort {
 
 // Ranks that do not change once the list is made. Copies share them: every
-// assignment of a step names all its members, and a thousand assignments of a
-// thousand ranks would be a million ranks to copy.
+// assignment of a step names all its members, so a thousand assignments of a
+// thousand ranks would otherwise copy a million ranks.
 class RankList {
  public:
   // NOLINTBEGIN(readability-identifier-naming): the names of containers.

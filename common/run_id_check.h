@@ -5,8 +5,9 @@
 
 namespace cohort {
 
-// A message that belongs to run `got` reached a server of run `want`, or the
-// other way round. `where`, such as "join: ", opens the message; may be empty.
+// The error for a message of run `got` that reached a server of run `want`, or
+// the other way round. `where`, such as "join: ", begins the message and may be
+// empty.
 // Returns FailedPrecondition.
 absl::Status OtherRunError(absl::string_view got, absl::string_view want,
                            absl::string_view where = "");

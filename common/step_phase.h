@@ -7,7 +7,8 @@
 
 namespace cohort {
 
-// What a worker does during one step. A step is in exactly one phase at a time.
+// The activity of a worker during a step. A step is in exactly one phase at a
+// time.
 enum class StepPhase {
   // Reading, decoding and augmenting samples.
   kData,
@@ -15,15 +16,15 @@ enum class StepPhase {
   // Batch norm of the forward or backward pass waits for the other members.
   kRendezvous,
   kBackward,
-  // Handing gradients to the network, and new weights to the model.
+  // Passing gradients to the network, and new weights to the model.
   kPush,
-  // For other workers, the server or its weights.
+  // Waiting for other workers, the server or its weights.
   kWait,
 };
 
 inline constexpr size_t kStepPhases = 6;
 
-// By phase; in metrics, timelines and heartbeats.
+// Names by phase, for metrics, timelines and heartbeats.
 inline constexpr std::array<absl::string_view, kStepPhases> kStepPhaseNames = {
     "data", "forward", "rendezvous", "backward", "push", "wait"};
 

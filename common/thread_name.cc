@@ -5,7 +5,7 @@
 namespace cohort {
 
 void SetThreadName(absl::string_view name) {
-  // Longer names are refused by the system, not cut.
+  // The system refuses longer names; it does not cut them.
   constexpr size_t kLengthMax = 15;
   pthread_setname_np(pthread_self(),
                      std::string(name.substr(0, kLengthMax)).c_str());

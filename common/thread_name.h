@@ -6,11 +6,11 @@
 
 namespace cohort {
 
-// Names the calling thread for debuggers and top; the system keeps the first
-// 15 characters.
+// Names the calling thread for debuggers and top. Only the first 15 characters
+// are used.
 void SetThreadName(absl::string_view name);
 
-// The name of the calling thread; that of the program if it was given none.
+// The name of the calling thread; the program's name if none was set.
 std::string ThreadName();
 
 }  // namespace cohort

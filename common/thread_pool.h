@@ -14,11 +14,11 @@
 namespace cohort {
 
 struct ThreadPoolOptions {
-  // Shown by debuggers and top (the first 15 characters).
-  // Of the threads; several are numbered: "pool-0".
+  // Name of the threads, shown by debuggers and top (the first 15 characters).
+  // Several threads are numbered: "pool-0".
   std::string name = "pool";
   int32_t threads = 1;
-  // Jobs that may wait; those that run are not counted.
+  // Number of jobs that may wait; running jobs are not counted.
   int64_t queue_max = 1024;
 };
 

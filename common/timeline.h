@@ -10,23 +10,23 @@
 
 namespace cohort {
 
-// A stretch of time in which a process did, or waited for, one thing.
+// A period in which a process did, or waited for, one thing.
 struct Span {
   using Value = std::variant<int64_t, double, std::string>;
 
   std::string name;
   Instant begin;
   Instant end;
-  // The line it is drawn on; empty: that of the calling thread. Spans of one
-  // track must nest or follow each other.
+  // The line on which the span is drawn; the calling thread's if empty. Spans
+  // of one track must nest or follow each other.
   std::string track;
-  // What a reader of the timeline wants to know of it.
+  // Details for readers of the timeline.
   std::vector<std::pair<std::string, Value>> facts;
 };
 
-// Takes the spans of one process. Passed by pointer; null means that nobody
-// wants them, and then nothing is measured for it.
-// Thread safety: safe; adding waits for no disk.
+// Receives the spans of one process. Passed by pointer; if it is null, nothing
+// is measured.
+// Thread safety: safe; Add does not wait for the disk.
 class Timeline {
  public:
   virtual ~Timeline() = default;

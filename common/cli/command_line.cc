@@ -13,7 +13,7 @@
 namespace cohort {
 namespace {
 
-// More typing errors than this make no good suggestion.
+// Words with more typing errors than this are not suggested.
 constexpr size_t kTyposMax = 3;
 
 // Number of single-character edits between two words (Levenshtein).
@@ -47,7 +47,8 @@ absl::Status AssignFlag(absl::CommandLineFlag& flag, absl::string_view value,
                         absl::string_view spelled) {
   std::string error;
   if (flag.ParseFrom(value, &error)) return absl::OkStatus();
-  // Abseil repeats the value and the name; a type's own reason follows them.
+  // Abseil's error repeats the value and the name; the type's own reason comes
+  // after.
   absl::string_view reason = error;
   const size_t separator = reason.find("; ");
   reason.remove_prefix(separator == reason.npos ? reason.size()
@@ -72,7 +73,7 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value,
 
 std::string NearestWord(absl::string_view word,
                         const std::vector<std::string>& known) {
-  // A short word has every other short word near.
+  // A short word is close to every other short word.
   size_t best = std::min(kTyposMax, (word.size() + 1) / 2) + 1;
   std::string nearest;
   for (const std::string& candidate : known) {

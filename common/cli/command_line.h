@@ -28,40 +28,40 @@ enum ExitCode : int {
   kExitHalfDone = 9,
 };
 
-// Whether --help was given, and with which subject; empty: none.
+// Whether --help was given, and its subject, if any.
 struct HelpRequest {
   bool asked = false;
   std::string subject;
 };
 
-// Sets the ABSL_FLAGs of the program from the arguments of main, of which the
-// first, the program's name, is passed over: --name=value,
-// --name value, --switch and --noswitch. Not absl::ParseCommandLine, which
-// ends the process itself, with a code of its own.
+// Sets the program's ABSL_FLAGs from the arguments of main: --name=value,
+// --name value, --switch and --noswitch. The first argument, the program's
+// name, is skipped. absl::ParseCommandLine is not used because it ends the
+// process itself, with an exit code of its own.
 //
-// --help, -h or --help=SUBJECT ends the reading. The names of the flags that
+// Reading stops at --help, -h or --help=SUBJECT. The names of the flags that
 // were set are added to `given`.
-// Errors: NotFound (unknown flag, with a suggestion) and FailedPrecondition
-//   (an argument that is no flag, a value that is missing) are usage;
-//   InvalidArgument is a value that the flag does not take.
+// Errors: NotFound (unknown flag, with a suggestion) and FailedPrecondition (an
+//   argument that is not a flag, or a missing value) are usage errors;
+//   InvalidArgument is a value that the flag does not accept.
 absl::StatusOr<HelpRequest> SetFlags(absl::Span<char* const> arguments,
                                      std::set<std::string>* given = nullptr);
 
-// Sets one flag. An error calls it `spelled`, as the user wrote it.
+// Sets one flag. Errors name it `spelled`, as the user wrote it.
 // Errors: NotFound and InvalidArgument as above.
 absl::Status SetFlag(absl::string_view name, absl::string_view value,
                      absl::string_view spelled);
 
-// The one of `known` that `word` was probably meant to be; empty if none is
-// near.
+// The entry of `known` that `word` was probably meant to be; empty if none is
+// close.
 std::string NearestWord(absl::string_view word,
                         const std::vector<std::string>& known);
 
-// kExitUsage or kExitConfig for the errors of SetFlags.
+// kExitUsage or kExitConfig for an error of SetFlags.
 ExitCode ExitCodeOf(const absl::Status& flag_error);
 
 // Reads a choice such as --optimizer.
-// Errors: InvalidArgument naming flag, value and the values allowed.
+// Errors: InvalidArgument naming the flag, the value and the allowed values.
 template <typename T>
 absl::StatusOr<T> ParseChoice(
     absl::string_view flag, absl::string_view value,

@@ -19,14 +19,15 @@ namespace {
 
 constexpr absl::string_view kPrefix = "COHORT_";
 
-// Read by deploy/, tests/ and the build, never by a program.
+// Variables that deploy/, tests/ and the build read, but no program does.
 constexpr std::array<absl::string_view, 10> kOfScripts = {
     "COHORT_BIN_DIR",   "COHORT_CAMVID_DIR",     "COHORT_GPU_TEST_ELEMENTS",
     "COHORT_KILLS",     "COHORT_SCREENSHOT_DIR", "COHORT_SIM_SEEDS",
     "COHORT_SKIP_DEPS", "COHORT_SOURCE_DIR",     "COHORT_TAG",
     "COHORT_TORCH_DIR"};
 
-// What kubelet and Docker's links set for a service next to us.
+// True for variables that kubelet and Docker's links set for a neighbouring
+// service.
 bool IsServiceLink(const std::string& name, const std::string& value) {
   static const std::regex& links = *new std::regex(
       "\\w+_(SERVICE_HOST|SERVICE_PORT(_\\w+)?|"
@@ -42,7 +43,7 @@ std::vector<std::string> VariablesOf(absl::Span<const FlagInfo> flags) {
   return variables;
 }
 
-// All names that mean something to some program or script of Cohort.
+// Every name that a program or script of Cohort reads.
 std::vector<std::string> KnownVariables() {
   std::vector<std::string> known(kOfScripts.begin(), kOfScripts.end());
   for (const FlagTable* flags : {&ServerFlagTable(), &WorkerFlagTable()}) {
@@ -62,7 +63,7 @@ struct Variable {
   std::string value;
 };
 
-// Those that may be meant for a program of Cohort.
+// The variables that may be meant for a program of Cohort.
 std::vector<Variable> VariablesIn(absl::Span<const std::string> environment) {
   std::vector<Variable> variables;
   for (const std::string& entry : environment) {

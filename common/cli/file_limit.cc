@@ -27,7 +27,7 @@ int64_t RaiseFileLimit() {
   if (limit.rlim_cur < limit.rlim_max) {
     const rlimit raised = {.rlim_cur = limit.rlim_max,
                            .rlim_max = limit.rlim_max};
-    // Where it is refused, the limit stays as it was.
+    // If this is refused, the limit stays as it was.
     setrlimit(RLIMIT_NOFILE, &raised);
   }
   return FileLimit();

@@ -4,7 +4,8 @@
 
 namespace cohort {
 
-// Files and connections that this process may have open at a time.
+// The number of files and connections that this process may have open at a
+// time.
 int64_t FileLimit();
 
 // Raises that limit as far as the process may without privileges, and returns

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kColumns = 78;
 
-// `text` in lines of at most kColumns, each behind `indent`.
+// `text` wrapped at kColumns, with `indent` before each line.
 std::string Wrapped(absl::string_view text, absl::string_view indent) {
   std::string lines;
   size_t column = kColumns;

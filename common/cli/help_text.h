@@ -14,14 +14,13 @@ struct ProgramText {
   absl::string_view name;
   // One sentence.
   absl::string_view summary;
-  // Command lines that work as they stand.
+  // Command lines that work as given.
   std::vector<absl::string_view> examples;
 };
 
-// The answer to --help: examples, then the flags by subject. With a `subject`
-// only its flags.
-// Errors: NotFound, no flag has that subject; the message lists those there
-//   are.
+// The answer to --help: examples, then the flags by subject, or only the flags
+// of `subject` if one is given.
+// Errors: NotFound: no flag has that subject; the message lists the subjects.
 absl::StatusOr<std::string> HelpText(const ProgramText& program,
                                      absl::Span<const FlagInfo> flags,
                                      absl::string_view subject = "");

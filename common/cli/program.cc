@@ -30,7 +30,7 @@ absl::Status CheckAllLimits(const FlagTable& flags,
                             const std::set<std::string>& given) {
   for (const std::string& name : given) {
     const FlagInfo* flag = FindFlag(flags, name);
-    // A flag of a library has no row.
+    // Flags of libraries have no row.
     if (flag == nullptr) continue;
     COHORT_RETURN_IF_ERROR(
         CheckLimits(*flag, absl::FindCommandLineFlag(name)->CurrentValue(),
@@ -52,7 +52,7 @@ absl::Status SetFlagsWithEnvironment(const Program& program,
   return CheckAllLimits(program.flags, given);
 }
 
-// The status of wrong flags, said on `err`.
+// Prints the error about wrong flags on `err`.
 ExitCode Refuse(absl::string_view name, const absl::Status& status,
                 const ProgramIo& io) {
   const ExitCode code = ExitCodeOf(status);

@@ -18,11 +18,11 @@ namespace cohort {
 struct Program {
   ProgramText text;
   const FlagTable& flags;
-  // Which part of a cluster it is, for TF_CONFIG.
+  // The program's role in a cluster, for TF_CONFIG.
   TaskRole role = TaskRole::kServer;
 };
 
-// Where a program writes and what surrounds it; main and tests each make their
+// A program's output streams and environment. main and tests each make their
 // own.
 struct ProgramIo {
   std::ostream& out;
@@ -31,13 +31,13 @@ struct ProgramIo {
   absl::Span<const std::string> environment;
 };
 
-// The first call of main. Sets the program's flags from the command line, from
-// variables COHORT_NAME (see SetFlagsFromEnvironment) and from TF_CONFIG (see
-// FlagsFromTfConfig), in this order of precedence; checks each against the
-// limits in its row; answers --help and --version. The names of the flags that
-// were set are added to `given`.
+// Must be the first call of main. Sets the program's flags from the command
+// line, from variables COHORT_NAME (see SetFlagsFromEnvironment) and from
+// TF_CONFIG (see FlagsFromTfConfig), in this order of precedence; checks each
+// against the limits in its row; answers --help and --version. The names of the
+// flags that were set are added to `given`.
 //
-// Returns the exit code if the process is to end now: help or version is on
+// Returns the exit code if the process must end now: help or version is on
 // `out`, or an error on `err`. Help and version do not depend on the
 // environment.
 std::optional<ExitCode> ReadFlags(const Program& program,

@@ -9,24 +9,24 @@
 namespace cohort {
 namespace {
 
-// A person does not notice this much delay.
+// Too short for a person to notice.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 
-// The first signal, 0 before it. A handler can reach nothing but a global.
+// The first signal; 0 before that. A handler can access only globals.
 std::atomic<int> first_signal{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
 // A handler rather than a mask and sigwait: libraries start threads before
 // main, and a signal that any of them does not block would end the process.
 void HandleSignal(int signal) {
-  // Who reads our output may go with the terminal.
+  // The reader of our output may disappear with the terminal.
   if (signal == SIGHUP) ::signal(SIGPIPE, SIG_IGN);
   int none = 0;
-  // Relaxed: nothing else is published with it.
+  // Relaxed: no other data is published with it.
   const bool first = first_signal.compare_exchange_strong(
       none, signal, std::memory_order_relaxed);
-  // A terminal that closes sends its signal more than once: by its shell, and
-  // by the system when the shell has gone.
+  // A closing terminal sends SIGHUP more than once: from its shell, and from
+  // the system when the shell has gone.
   if (!first && signal != SIGHUP) _exit(128 + signal);
 }
 
@@ -41,7 +41,7 @@ void Install(void (*handler)(int)) {
   sigaction(SIGTERM, &action, nullptr);
   struct sigaction hangup = {};
   sigaction(SIGHUP, nullptr, &hangup);
-  // It stays ignored where nohup has arranged for that.
+  // nohup has the signal ignored; keep it so.
   if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 

@@ -6,20 +6,20 @@
 
 namespace cohort {
 
-// Makes SIGINT, SIGTERM and SIGHUP end the process at once, with 128 + the
-// number, until a SignalWatcher is made. That is what they do anyhow, except to
-// the first process of a container, which the system does not end by a signal
-// that it has no handler for. Called by main before anything slow.
+// Makes SIGINT, SIGTERM and SIGHUP end the process at once, with exit code 128
+// + the number, until a SignalWatcher is made. This is the default action,
+// except for the first process of a container: the system does not end it by a
+// signal that it has no handler for. main calls this before anything slow.
 void ExitOnEarlySignals();
 
 // Turns SIGINT, SIGTERM and SIGHUP into an ordinary call on an ordinary thread.
-// The first signal calls `on_signal`; a second one ends the process at once
-// with 128 + its number, but not SIGHUP: a terminal that closes sends several.
-// SIGHUP stays ignored in a process that was started so, by nohup. One watcher
-// a process, made by main.
+// The first signal calls `on_signal`. A second one ends the process at once
+// with 128 + its number, except SIGHUP, because a closing terminal sends
+// several. SIGHUP stays ignored if the process was started that way, by nohup.
+// main makes one watcher a process.
 class SignalWatcher {
  public:
-  // `on_signal` is given the signal's number and must return at once.
+  // `on_signal` gets the signal's number and must return at once.
   explicit SignalWatcher(std::function<void(int)> on_signal);
 
  private:

@@ -18,7 +18,7 @@ using Flags = std::map<std::string, std::string>;
 
 struct Cluster {
   std::vector<std::string> servers;
-  // Chief first: what is rank 0 to Cohort.
+  // The chief comes first and becomes rank 0.
   std::vector<std::string> chiefs;
   std::vector<std::string> workers;
   std::string task_type;
@@ -67,7 +67,7 @@ absl::StatusOr<Cluster> ParseCluster(absl::string_view text) {
     return Unusable("got no task.type, want ps, chief or worker");
   }
   cluster.task_type = task["type"].get<std::string>();
-  // Some write the index as a string.
+  // Some tools write the index as a string.
   const bool is_index =
       index.is_string()
           ? absl::SimpleAtoi(index.get<std::string>(), &cluster.task_index)

@@ -8,12 +8,11 @@
 
 namespace cohort {
 
-// What a program is within a cluster.
+// The role of a program within a cluster.
 enum class TaskRole { kServer, kWorker };
 
-// What TensorFlow's TF_CONFIG says, as flags by name, so that the programs run
-// under whatever starts TensorFlow's parameter servers: Kubeflow's TFJob, for
-// one.
+// TensorFlow's TF_CONFIG as flags by name, so that the programs run under tools
+// that start TensorFlow's parameter servers, such as Kubeflow's TFJob.
 //
 //   server, a task of type ps:    listen (all addresses, the port of this
 //                                 task), workers (chief and workers together)
@@ -21,9 +20,9 @@ enum class TaskRole { kServer, kWorker };
 //                                 chief, or master, is 0; then the workers by
 //                                 index)
 //
-// Errors: InvalidArgument saying what of TF_CONFIG cannot be used: it is no
-//   JSON of that shape, the task is none for this program, or it has another
-//   number of parameter servers than one.
+// Errors: InvalidArgument naming the part of TF_CONFIG that cannot be used: it
+//   is not JSON of that shape, the task is not one for this program, or the
+//   number of parameter servers is not one.
 // Source: tensorflow.org/guide/distributed_training, "Setting up the
 //   TF_CONFIG environment variable".
 absl::StatusOr<std::map<std::string, std::string>> FlagsFromTfConfig(

@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr char kPrefix[] = "checkpoint-";
-// 3: several sets of moving statistics.
+// Format 3 has several sets of moving statistics.
 constexpr int64_t kFormat = 3;
 
 absl::Status DamagedCheckpoint(const std::string& path,
@@ -52,9 +52,9 @@ CheckpointManifest ManifestFrom(const Json& body) {
   return manifest;
 }
 
-// In pieces, so that a large model needs no room for itself beside the server
-// that may be training it. A file that is larger than it was written is not
-// read at all.
+// Reads in pieces, so that a large model does not need as much memory again
+// beside the server that may be training it. A file larger than it was written
+// is not read at all.
 absl::StatusOr<TensorFileSum> SumOf(const std::string& path,
                                     int64_t bytes_max) {
   TensorFileSum sum;
@@ -121,8 +121,7 @@ std::string EncodeCheckpointManifest(const CheckpointManifest& manifest) {
 
 absl::StatusOr<CheckpointManifest> DecodeCheckpointManifest(
     const std::string& path, const std::string& text) {
-  // Writing JSON calls itself for each level, so a file could exhaust the
-  // stack.
+  // The JSON writer recurses once a level, so a file could exhaust the stack.
   if (NestsDeeperThan(text, kJsonNestingMax)) {
     return DamagedCheckpoint(path, absl::StrCat("it nests deeper than ",
                                                 kJsonNestingMax, " levels"));
@@ -137,8 +136,8 @@ absl::StatusOr<CheckpointManifest> DecodeCheckpointManifest(
           absl::StrCat(path, ": checksum: got ", sum, ", want ",
                        whole.at("xxh3").get<std::string>()));
     }
-    // The checksum is of the body as it would be written. Only together with
-    // this does it hold every byte of the file: spaces, order and spelling.
+    // The checksum covers the body as this code writes it. Only this comparison
+    // covers every byte of the file, including spaces, order and spelling.
     if (WholeText(whole) != text) {
       return DamagedCheckpoint(path,
                                "its bytes are not those that were written");

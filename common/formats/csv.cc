@@ -10,7 +10,8 @@ std::vector<std::string> CsvFields(absl::string_view line) {
   bool quoted = false;
   for (const char c : line) {
     if (c == '"') {
-      // A doubled quote closes and opens again, and loses nothing we read.
+      // A doubled quote closes and reopens the field; no field that we read
+      // needs the quote.
       quoted = !quoted;
     } else if (c == ',' && !quoted) {
       fields.emplace_back();

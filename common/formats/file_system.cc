@@ -85,7 +85,7 @@ struct RegularFile {
 
 absl::StatusOr<RegularFile> OpenRegular(const std::string& path,
                                         int64_t bytes_max) {
-  // Not blocking: a pipe without a writer would be waited for without end.
+  // Non-blocking: opening a pipe without a writer would otherwise wait forever.
   RegularFile file{
       .descriptor = Descriptor(
           open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC))};
@@ -240,7 +240,7 @@ absl::Status ReadFileInPieces(
 
 absl::Status CheckNoPipe(const std::string& path) {
   struct stat info = {};
-  // What is not there, or cannot be looked at, is the opener's to report.
+  // If the file is missing or cannot be examined, the caller's open reports it.
   if (stat(path.c_str(), &info) != 0) return absl::OkStatus();
   if (!S_ISFIFO(info.st_mode) && !S_ISSOCK(info.st_mode)) {
     return absl::OkStatus();
@@ -256,7 +256,7 @@ absl::Status WriteFileAtomically(FileSystem& files, const std::string& path,
   absl::Status status = files.WriteFile(temporary, mode, content);
   if (status.ok()) status = files.Rename(temporary, path);
   if (!status.ok()) {
-    // The first error is the one that tells why.
+    // The first error names the cause.
     files.RemoveAll(temporary).IgnoreError();
     return status;
   }

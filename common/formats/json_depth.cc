@@ -10,7 +10,7 @@ bool NestsDeeperThan(absl::string_view json, int levels) {
   for (size_t i = 0; i < json.size(); ++i) {
     const char c = json[i];
     if (in_text) {
-      // The escaped character, which may be a quote, does not end the text.
+      // The escaped character may be a quote, which does not end the text.
       if (c == '\\') ++i;
       in_text = c != '"';
     } else if (c == '"') {

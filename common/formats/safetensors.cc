@@ -137,7 +137,8 @@ absl::StatusOr<Entry> ParseEntry(const std::string& path,
   entry.begin = json["data_offsets"][0].get<int64_t>();
   entry.end = json["data_offsets"][1].get<int64_t>();
   const int64_t wanted = BytesOf(*type, entry.tensor.shape);
-  // In this order, no difference of two numbers from the file overflows.
+  // Checked in this order, no difference of two numbers from the file
+  // overflows.
   if (wanted < 0 || entry.begin < 0 || entry.end < entry.begin ||
       entry.end - entry.begin != wanted) {
     return bad(absl::StrCat("got bytes ", entry.begin, " to ", entry.end,
@@ -230,7 +231,8 @@ absl::StatusOr<SafetensorsContent> DecodeSafetensors(const std::string& path,
     COHORT_ASSIGN_OR_RETURN(Entry entry, ParseEntry(path, name, json));
     entries.push_back(std::move(entry));
   }
-  // By end too: a tensor without elements begins where its neighbour does.
+  // Also by end, because a tensor without elements begins where its neighbour
+  // does.
   std::stable_sort(entries.begin(), entries.end(),
                    [](const Entry& a, const Entry& b) {
                      return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);

@@ -42,10 +42,10 @@ struct SafetensorsContent {
 absl::StatusOr<std::vector<ByteRope>> EncodeSafetensors(
     const SafetensorsContent& content);
 
-// Tensors reference `file`. `path` names it in errors.
-// Errors: DataLoss naming the file and the tensor: header too long (100 MB)
-//   or no JSON of the right form, unknown type, offsets outside the file,
-//   overlapping or leaving gaps, size that does not fit the shape.
+// Tensors reference `file`. Errors name `path`.
+// Errors: DataLoss naming the file and the tensor: header too long (100 MB) or
+//   not JSON of the right form, unknown type, offsets outside the file,
+//   overlapping or leaving gaps, size that does not match the shape.
 absl::StatusOr<SafetensorsContent> DecodeSafetensors(const std::string& path,
                                                      const ByteRope& file);
 

@@ -42,8 +42,9 @@ constexpr std::array<uint32_t, 256> CrcTable() {
 
 constexpr std::array<uint32_t, 256> kCrcTable = CrcTable();
 
-// A protobuf message in the making. Not protobuf itself: formats stand below
-// it, and three messages of five fields need no generated code.
+// Builds a protobuf message. It does not use protobuf, because formats are
+// below it in the build, and three messages of five fields do not need
+// generated code.
 class Message {
  public:
   void Int(uint32_t field, int64_t value) {
@@ -106,9 +107,9 @@ std::string Record(absl::string_view data) {
   return record;
 }
 
-// The number that orders a directory's files: seconds since 1970, but above
-// those that are there, also if the clock was set back or two processes start
-// within a second.
+// The number that orders a directory's files: seconds since 1970, but larger
+// than those of existing files, even if the clock was set back or two processes
+// start within a second.
 int64_t NextNumber(const std::string& directory, absl::Time now) {
   int64_t next = absl::ToUnixSeconds(now);
   std::error_code error;
@@ -151,7 +152,7 @@ absl::StatusOr<std::unique_ptr<EventFile>> EventFile::Create(
   char host[256] = "localhost";
   if (gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
   std::unique_ptr<EventFile> file(new EventFile);
-  // Zeros in front keep the order of names that of the numbers.
+  // Leading zeros make the order of names that of the numbers.
   file->path_ =
       absl::StrFormat("%s/%s%010d.%s.%d.cohort", directory, kEventPrefix,
                       NextNumber(directory, now), host, getpid());

@@ -51,16 +51,16 @@ uint32_t MaskedCrc32c(absl::string_view data);
 // Thread safety: none.
 class EventFile {
  public:
-  // Makes the directory if need be, and in it a file that readers take for the
-  // newest one. What earlier files say of step `restart_at` and later ones no
-  // longer holds: 0 for a new run.
+  // Creates the directory if needed, and in it a file that readers take for the
+  // newest. Readers discard data of earlier files for step `restart_at` and
+  // later; pass 0 for a new run.
   // Errors: FailedPrecondition naming the path and why it cannot be written.
   static absl::StatusOr<std::unique_ptr<EventFile>> Create(
       const std::string& directory, absl::Time now, int64_t restart_at);
 
   // Appends one event, and hands it to the system.
-  // Errors: Internal naming the path, once; later calls do nothing, and a
-  //   record that was cut off is the file's last.
+  // Errors: Internal naming the path, once. Later calls do nothing, so a
+  //   truncated record is the file's last.
   absl::Status Add(int64_t step, absl::Time at,
                    absl::Span<const EventScalar> scalars);
 

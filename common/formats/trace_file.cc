@@ -22,8 +22,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr absl::Duration kWriteInterval = absl::Milliseconds(100);
-// Numbers of tracks that are no threads: above those of any thread, and such
-// that viewers can hold them in 32 bits.
+// Numbers of tracks that are not threads: above any thread's number, and small
+// enough for viewers that hold them in 32 bits.
 constexpr int64_t kTracksBegin = int64_t{1} << 30;
 
 int64_t ThreadNumber() {
@@ -69,7 +69,7 @@ TraceFile::TraceFile(const std::string& path, const std::string& process)
       wall_start_(absl::Now()) {}
 
 TraceFile::~TraceFile() {
-  // Never opened.
+  // The file was never opened.
   if (writer_ == nullptr) return;
   writer_.reset();
   Write();

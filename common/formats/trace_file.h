@@ -18,10 +18,10 @@
 
 namespace cohort {
 
-// The timeline of a process as a file that Chrome's and Perfetto's viewers
-// open: a JSON array of trace events, one a line. A process that is killed
-// leaves the array without its closing bracket, which those viewers, and
-// MergeTraces, take.
+// Writes the timeline of a process as a file that Chrome's and Perfetto's
+// viewers open: a JSON array of trace events, one a line. If the process is
+// killed, the closing bracket of the array is missing, which those viewers, and
+// MergeTraces, accept.
 //
 //   {"ph":"X","name":"forward","pid":7,"tid":7,"ts":12.5,"dur":3.25,"args":{}}
 //       a span; microseconds since the file was made
@@ -31,39 +31,41 @@ namespace cohort {
 //       how these times relate to those of others: process ("server",
 //       "worker"), run, rank (-1: none), wall_us (the wall clock at time 0,
 //       microseconds since 1970), server_offset_us and server_error_us (what
-//       must be added to that clock to have the server's, and by how much that
-//       may be wrong; negative: unknown). The last one counts.
-//   {"ph":"C","name":"dropped
-//   spans","pid":7,"tid":0,"ts":99,"args":{"spans":5}}
+//       must be added to that clock to get the server's, and by how much that
+//       may be wrong; negative: unknown). The last such event counts.
+//   {"ph":"C","name":"dropped spans","pid":7,"tid":0,"ts":99,
+//    "args":{"spans":5}}
 //       spans that came faster than they could be written, in total
 //
 // Source: "Trace Event Format" of the Chromium project.
 //
-// Thread safety: safe. A thread of its own writes; adding a span takes a lock
-// for as long as a vector grows.
+// Thread safety: safe. Its own thread writes; adding a span holds a lock only
+// while a vector grows.
 class TraceFile final : public Timeline {
  public:
-  // Spans held at most until they are written; more are dropped and counted.
+  // Limit on spans waiting to be written; more are dropped and counted.
   static constexpr size_t kSpansMax = 1 << 16;
 
-  // `process` is "server" or "worker". Replaces what is at `path`.
+  // `process` is "server" or "worker". Replaces an existing file at `path`.
   // Errors: FailedPrecondition naming the path and why it cannot be written.
   static absl::StatusOr<std::unique_ptr<TraceFile>> Create(
       const std::string& path, const std::string& process);
-  // Writes what is left and closes the array.
+  // Writes the remaining spans and closes the array.
   ~TraceFile() override;
 
   void Add(Span span) override ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Who this process is; `rank` -1: none.
+  // Identifies this process; `rank` is -1 if it has none.
   void SetIdentity(const std::string& run, int32_t rank)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // What the server's clock shows more than this one, give or take `error`. Of
-  // several the one with the smallest error counts.
+  // Sets how far the server's clock is ahead of this one, with a possible error
+  // of `error`. If called several times, the offset with the smallest error is
+  // used.
   void SetServerClock(absl::Duration offset, absl::Duration error)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Not OK: the file could not be written to its end, and nothing more is.
+  // Not OK if the file could not be written completely; then nothing more is
+  // written.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

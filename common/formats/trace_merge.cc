@@ -30,7 +30,7 @@ constexpr int kFileMode = 0644;
 // First characters of a merged timeline.
 constexpr absl::string_view kMergedBegin = R"({"displayTimeUnit":"ms",)";
 
-// What one process wrote.
+// The timeline that one process wrote.
 struct Trace {
   std::string path;
   std::vector<Json> events;
@@ -95,7 +95,7 @@ absl::Status TakeEvent(Json event, size_t line, Trace& trace) {
   if (event["ph"] == "M" && event["name"] == "cohort_clock") {
     return ReadClock(event["args"], line, trace);
   }
-  // Of those of a process that learned its rank, the last one counts.
+  // A process that learned its rank wrote several; the last one counts.
   if (event["ph"] == "M" && event["name"] == "process_name") {
     const Json& args = event["args"];
     if (args.contains("name") && args["name"].is_string()) {
@@ -117,8 +117,8 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path) {
     absl::string_view line = absl::StripAsciiWhitespace(lines[i]);
     absl::ConsumeSuffix(&line, ",");
     if (line.empty() || line == "[" || line == "]") continue;
-    // An event holds flat facts; the writer of what is merged calls itself for
-    // each level.
+    // Events are flat, so deep nesting is damage; the JSON writer recurses once
+    // a level.
     if (NestsDeeperThan(line, kJsonNestingMax)) {
       return Damaged(trace, i + 1, "it nests too deep");
     }
@@ -130,7 +130,7 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path) {
           ": got a merged timeline, want the files that it was merged from"));
     }
     if (event.is_discarded()) {
-      // Cut off when the process was killed.
+      // The line was cut off when the process was killed.
       if (i + 1 == lines.size()) break;
       return Damaged(trace, i + 1, "got no JSON");
     }
@@ -145,8 +145,8 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path) {
   return trace;
 }
 
-// "3f2a", or the error that they are of two runs. A worker that was refused
-// knows none.
+// The run, such as "3f2a", or an error if the traces are of two runs. A worker
+// that was refused does not know its run.
 absl::StatusOr<std::string> RunOf(const std::vector<Trace>& traces) {
   const Trace* first = nullptr;
   for (const Trace& trace : traces) {
@@ -166,7 +166,7 @@ Json Metadata(const char* name, size_t pid, const Json& args) {
       {"ph", "M"}, {"name", name}, {"pid", pid}, {"tid", 0}, {"args", args}};
 }
 
-// `traces` in their final order. Their own numbers of processes may be equal.
+// `traces` are in their final order. Process numbers in the files may collide.
 std::string MergedText(std::vector<Trace>& traces) {
   double begin_us = std::numeric_limits<double>::infinity();
   for (const Trace& trace : traces) {
@@ -174,8 +174,8 @@ std::string MergedText(std::vector<Trace>& traces) {
   }
   std::vector<Json> events;
   std::vector<std::pair<double, Json>> timed;
-  // New numbers of tracks: viewers take equal ones for one thread, whatever
-  // process they are of.
+  // Tracks get new numbers: viewers take equal numbers for one thread, even in
+  // different processes.
   std::map<std::pair<size_t, int64_t>, size_t> tids;
   for (size_t i = 0; i < traces.size(); ++i) {
     Trace& trace = traces[i];
@@ -209,7 +209,7 @@ std::string MergedText(std::vector<Trace>& traces) {
   return absl::StrCat(text, "\n]}\n");
 }
 
-// Two lives of a worker have one name: the later ones get a number.
+// Incarnations of one worker have the same name: the later ones get a number.
 void NumberLives(std::vector<Trace>& traces) {
   std::map<std::string, int> lives;
   for (Trace& trace : traces) {
@@ -218,7 +218,7 @@ void NumberLives(std::vector<Trace>& traces) {
   }
 }
 
-// Errors: two of them are of one process.
+// Errors: two traces are of the same process.
 absl::Status CheckDistinct(const std::vector<Trace>& traces) {
   std::map<std::tuple<std::string, int64_t, double>, std::string> files;
   for (const Trace& trace : traces) {

@@ -27,9 +27,9 @@ using Fields = std::vector<std::pair<std::string, std::string>>;
 constexpr std::array<LogLevel, 4> kLevels = {
     LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError};
 
-// Everything that log lines share. One object for the process, because log
-// lines come from everywhere; never destroyed, because they come until the
-// last moment.
+// State shared by all log lines. There is one object for the process, because
+// lines are logged from everywhere; it is never destroyed, because they are
+// logged until the end.
 class Logger {
  public:
   static Logger& Get() {
@@ -150,7 +150,7 @@ class Logger {
     }
   }
 
-  // What every line has, but for what this one says itself.
+  // The fields of every line, except those that this line sets itself.
   Fields ContextFor(std::initializer_list<LogField> fields) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     Fields context = context_;
@@ -203,7 +203,7 @@ class Logger {
 
   const SteadyClock clock_;
   const std::shared_ptr<spdlog::logger> sink_;
-  // Numbers that nothing else depends on, so their order does not matter.
+  // Nothing else depends on these numbers, so relaxed order is enough.
   std::atomic<int64_t> version_ = -1;
   std::array<std::atomic<int64_t>, kLevels.size()> counts_ = {};
 

@@ -7,10 +7,10 @@
 namespace cohort {
 namespace {
 
-// Longer beginnings would only cost memory.
+// Longer prefixes would only cost memory.
 constexpr size_t kKindLengthMax = 96;
 
-// The text with each number as one '#'.
+// The text with each number replaced by '#'.
 std::string KindOf(absl::string_view text) {
   std::string kind;
   for (const char c : text.substr(0, kKindLengthMax)) {

@@ -10,33 +10,35 @@
 
 namespace cohort {
 
-// Decides which log lines are left out because too many like them came before.
+// Decides which log lines are suppressed because too many similar ones came
+// before.
 //
-// Lines are alike if their texts differ in numbers only: "checkpoint of version
-// 7 is safe" is like that of version 8. Of one kind kLinesMax come through in
-// kInterval; what is left out is counted, and told once the interval is over.
+// Lines are of the same kind if their texts differ only in numbers: "checkpoint
+// of version 7 is safe" is like that of version 8. For each kind, kLinesMax
+// lines pass in kInterval. The rest are counted and reported once the interval
+// is over.
 //
 // Thread safety: none.
 class LogLimiter {
  public:
   static constexpr int64_t kLinesMax = 20;
   static constexpr absl::Duration kInterval = absl::Seconds(10);
-  // Kinds that are told apart at a time; further ones count as one kind, so
-  // that texts that strangers choose flood nothing.
+  // Number of kinds that are distinguished at a time. Further kinds count as
+  // one, so that texts chosen by strangers cannot flood the log.
   static constexpr size_t kKindsMax = 256;
 
   // Lines that were left out.
   struct Suppressed {
     int64_t lines = 0;
-    // One of them.
+    // An example of these lines.
     std::string text;
   };
 
   // True if a line with this text may be written now.
   bool Admit(absl::string_view text, Instant now);
 
-  // What was left out in intervals that are over, or in all of them. Each is
-  // told once.
+  // Suppressed lines of the intervals that are over, or of all intervals. Each
+  // is returned once.
   std::vector<Suppressed> TakeEnded(Instant now);
   std::vector<Suppressed> TakeAll();
 

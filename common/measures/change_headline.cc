@@ -15,7 +15,7 @@ std::string ValueIn(const Settings& settings, const std::string& name) {
   return found == settings.end() ? "" : found->second;
 }
 
-// What --normalization=auto comes to; empty: not known from these.
+// Resolves --normalization=auto; empty if these settings are not enough.
 std::string NormalizationOf(const Settings& settings) {
   const std::string value = ValueIn(settings, "normalization");
   const std::string aggregation = ValueIn(settings, "aggregation");
@@ -35,7 +35,7 @@ std::string ChangeHeadline(const std::map<std::string, std::string>& before,
   Settings after = changed;
   after.insert(before.begin(), before.end());
   const std::string normalization = NormalizationOf(after);
-  // What everybody calls the policy stands first, without its name.
+  // The policy itself comes first, without the setting's name.
   std::vector<std::string> parts;
   for (const auto& change : changed) {
     if (change.first == "aggregation") {
@@ -46,7 +46,7 @@ std::string ChangeHeadline(const std::map<std::string, std::string>& before,
       parts.push_back(absl::StrCat(change.first, " ", arrow(change)));
     }
   }
-  // On auto it changes with the aggregation.
+  // With auto, normalisation changes with the aggregation.
   if (!changed.contains("normalization") &&
       normalization != NormalizationOf(before)) {
     parts.push_back(absl::StrCat(normalization, " normalisation"));

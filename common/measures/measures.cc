@@ -12,7 +12,7 @@ namespace cohort {
 namespace {
 
 constexpr int64_t kCountMax = int64_t{1} << 50;
-// As many labels, each of a class that weighs at most as much as all of them.
+// kCountMax labels, each of a class with a weight of at most kCountMax.
 constexpr double kWeightMax = 0x1p100;
 
 absl::Status CheckCount(absl::string_view name, int64_t count, int64_t most) {
@@ -22,7 +22,8 @@ absl::Status CheckCount(absl::string_view name, int64_t count, int64_t most) {
 }
 
 absl::Status CheckClasses(const EvaluationSums& sums) {
-  // What is not accounted for yet: a sum of the counts could overflow.
+  // Counts not yet attributed to a class. Summing the classes' counts could
+  // overflow.
   int64_t correct = sums.correct;
   int64_t predicted = sums.labels;
   int64_t actual = sums.labels;

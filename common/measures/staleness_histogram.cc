@@ -8,7 +8,7 @@
 namespace cohort {
 namespace {
 
-// 0, 1, 2-3, 4-7, ...: by its first member.
+// The first value of the range: 0, 1, 2-3, 4-7, ...
 int64_t RangeOf(int64_t staleness) {
   int64_t first = staleness > 0 ? 1 : 0;
   while (2 * first <= staleness && first > 0) first *= 2;

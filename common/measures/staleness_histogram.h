@@ -6,13 +6,13 @@
 
 namespace cohort {
 
-// How many pushes were decided with which staleness, in versions.
+// The number of pushes decided at each staleness, in versions.
 using StalenessCounts = std::map<int64_t, int64_t>;
 
-// Counts of this staleness and above are kept as one.
+// Counts of this staleness and above are combined.
 inline constexpr int64_t kStalenessCountedMax = 256;
 
-// Shares in ranges whose ends double: "0: 12.5 %, 1: 75 %, 2-3: 12.5 %".
+// Shares in ranges whose bounds double: "0: 12.5 %, 1: 75 %, 2-3: 12.5 %".
 // Empty if nothing was counted.
 std::string StalenessText(const StalenessCounts& counts);
 

@@ -21,10 +21,10 @@ namespace cohort {
 namespace {
 
 // Connections that are kept. Further ones are accepted all the same, and the
-// one that has been idle for longest ends: a probe of a supervisor must be
-// answered however many others hold connections.
+// connection that has been idle longest is closed: a supervisor's probe must be
+// answered however many connections others hold.
 constexpr size_t kConnectionsKept = 256;
-// For those that end but are not closed yet.
+// Includes room for connections that are ending but not closed yet.
 constexpr unsigned int kConnectionsMax = kConnectionsKept + 64;
 constexpr unsigned int kIdleSecondsMax = 10;
 // Request and response headers of one connection.
@@ -33,7 +33,7 @@ constexpr size_t kHeaderBytesMax = size_t{16} << 10;
 constexpr absl::string_view kRisk =
     "see this run's state, its workers' names and its losses";
 
-// Scripts, styles and requests: this server's own, and nothing inline.
+// Scripts, styles and requests only from this server, and nothing inline.
 constexpr const char* kSecurityHeaders[][2] = {
     {"Content-Security-Policy",
      "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -89,8 +89,8 @@ MHD_Result Send(MHD_Connection* connection, HttpResponse answer) {
   return MHD_queue_response(connection, status, response.get());
 }
 
-// Ends the connections that are idle for longest. Used by the server's thread
-// only.
+// Closes the connections that have been idle longest. Used by the server's
+// thread only.
 class IdleConnections {
  public:
   void Opened(MHD_Connection* connection) {
@@ -113,7 +113,7 @@ class IdleConnections {
     return info == nullptr ? -1 : info->connect_fd;
   }
 
-  // The longest idle first. Short enough to be searched.
+  // The longest idle first. Short enough for a linear search.
   std::list<MHD_Connection*> order_;
 };
 
@@ -135,7 +135,7 @@ class MicroHttpServer final : public HttpServer {
         MHD_OPTION_CONNECTION_TIMEOUT, kIdleSecondsMax,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, kHeaderBytesMax, MHD_OPTION_END));
     if (daemon_ != nullptr) return absl::OkStatus();
-    // The library takes the socket only if it starts.
+    // The library takes ownership of the socket only if it starts.
     const int error = errno;
     close(fd);
     return absl::UnavailableError(
@@ -163,7 +163,8 @@ class MicroHttpServer final : public HttpServer {
                               const char* /*upload_data*/,
                               size_t* /*upload_data_size*/,
                               void** /*request*/) {
-    // Answered at once: where a body follows, the connection ends unread.
+    // The answer is sent before any request body is read; the connection then
+    // ends.
     auto* server = static_cast<MicroHttpServer*>(self);
     server->connections_.Active(connection);
     const char* host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND,
@@ -220,7 +221,8 @@ absl::string_view HostName(absl::string_view host) {
   return has_port ? host.substr(0, colon) : host;
 }
 
-// Names may look alike ("127.evil.example"); only digits and dots do.
+// Names may look similar ("127.evil.example"), so only digits and dots are
+// accepted.
 bool IsLoopbackNumber(absl::string_view name) {
   return absl::StartsWith(name, "127.") &&
          name.find_first_not_of("0123456789.") == absl::string_view::npos;

@@ -18,8 +18,7 @@
 namespace cohort {
 namespace {
 
-// Connections that came while the process was busy; the kernel has a limit of
-// its own.
+// Connections that wait while the process is busy; the kernel has a limit too.
 constexpr int kBacklog = 1024;
 
 struct FreeAddresses {
@@ -91,7 +90,7 @@ absl::StatusOr<ListenSocket> ListenSocket::Open(absl::string_view flag,
   ListenSocket socket(
       ::socket(first.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (socket.fd_ < 0) return CannotListen(flag, address, errno);
-  // A server that is started again does not wait for old connections to fade.
+  // A restarted server need not wait for old connections to time out.
   const int on = 1;
   setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (bind(socket.fd_, first.ai_addr, first.ai_addrlen) != 0 ||

@@ -6,18 +6,18 @@
 
 namespace cohort {
 
-// A TCP socket that listens. Closes it unless it is given away.
+// A listening TCP socket. The destructor closes it unless it was released.
 class ListenSocket {
  public:
-  // Gives `address` the port that was taken if it asks for 0.
-  // Errors: Unavailable naming `flag`, the reason and a way out.
+  // If `address` has port 0, it is set to the actual port.
+  // Errors: Unavailable naming `flag`, the reason and a remedy.
   static absl::StatusOr<ListenSocket> Open(absl::string_view flag,
                                            ListenAddress& address);
   ListenSocket(ListenSocket&& other) noexcept;
   ListenSocket& operator=(ListenSocket&&) = delete;
   ~ListenSocket();
 
-  // The caller closes it.
+  // The caller must close it.
   int Release();
 
  private:

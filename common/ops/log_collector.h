@@ -7,7 +7,7 @@
 
 namespace cohort {
 
-// cohort_log_messages_total, counted by the log itself.
+// cohort_log_messages_total, from the log's own counters.
 // Thread safety: safe.
 class LogCollector final : public prometheus::Collectable {
  public:

@@ -11,11 +11,12 @@
 
 namespace cohort {
 
-// What every process of Cohort shows on its operations port.
+// The parts of the operations port that every process of Cohort has.
 struct OpsPages {
-  // Not null; they outlive the server.
+  // Must not be null; must outlive the server.
   std::vector<const prometheus::Collectable*> metrics;
-  // OK once the process can do its work; the message says what it waits for.
+  // OK once the process can do its work; otherwise the message says what it
+  // waits for.
   std::function<absl::Status()> ready;
 };
 

@@ -28,7 +28,7 @@ struct FreeAddresses {
 };
 using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 
-// A connection that closes itself and gives up at a deadline.
+// A connection that closes itself and times out at a deadline.
 class Connection {
  public:
   Connection(absl::string_view address, Instant deadline)
@@ -41,7 +41,7 @@ class Connection {
     Close();
     fd_ = socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd_ < 0) return Failed();
-    // Linux bounds connect by the send timeout.
+    // On Linux the send timeout also limits connect.
     COHORT_RETURN_IF_ERROR(SetTimeouts());
     if (connect(fd_, to.ai_addr, to.ai_addrlen) != 0) return Failed();
     return absl::OkStatus();
@@ -84,11 +84,11 @@ class Connection {
         absl::StrCat(address_, ": no answer in time"));
   }
 
-  // What is left until the deadline.
+  // Sets the timeouts to the time left until the deadline.
   absl::Status SetTimeouts() {
     const absl::Duration left = deadline_ - clock_.Now();
     if (left <= absl::ZeroDuration()) return Late();
-    // Zero would mean for ever.
+    // Zero would mean no timeout.
     const timeval limit =
         absl::ToTimeval(std::max(left, absl::Milliseconds(1)));
     setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));

@@ -9,18 +9,17 @@
 namespace cohort {
 
 struct Page {
-  // HTTP's.
+  // The HTTP status code.
   int status = 0;
   std::string body;
 };
 
-// Gets a page of an operations port over plain HTTP: enough for a health check
-// in an image that has no other client. Tries every address of the name in
-// turn.
+// Gets a page of an operations port over plain HTTP. Meant for a health check
+// in an image without another client. Tries every address of the name in turn.
 // Errors:
 //   InvalidArgument   `address` is not host:port.
-//   Unavailable       nobody answers there; it is not HTTP; more than 1 MiB.
-//   DeadlineExceeded  not all of it came within `timeout`.
+//   Unavailable       no answer there; not HTTP; more than 1 MiB.
+//   DeadlineExceeded  the page was not complete within `timeout`.
 absl::StatusOr<Page> FetchPage(absl::string_view address,
                                absl::string_view path, absl::Duration timeout);
 

@@ -23,8 +23,8 @@ std::string ReadText(const std::string& path) {
   return text.str();
 }
 
-// Fields of /proc/self/stat from the third on: the second, the program's name
-// in brackets, may hold anything.
+// Fields of /proc/self/stat from the third on. The second, the program's name
+// in brackets, may contain anything.
 std::vector<double> StatFields() {
   const std::string text = ReadText("/proc/self/stat");
   const size_t name_end = text.rfind(')');
@@ -38,7 +38,7 @@ std::vector<double> StatFields() {
   return fields;
 }
 
-// Source: proc(5); numbers count from 1.
+// Source: proc(5); fields are numbered from 1.
 double Field(const std::vector<double>& fields, size_t number) {
   constexpr size_t kFirst = 3;
   const size_t at = number - kFirst;
@@ -60,7 +60,7 @@ int64_t OpenFds() {
   std::error_code error;
   const std::filesystem::directory_iterator all("/proc/self/fd", error);
   if (error) return 0;
-  // The one that reads the folder is no longer open when it is counted.
+  // Excludes the descriptor that the iterator itself holds.
   return std::distance(begin(all), end(all)) - 1;
 }
 
@@ -85,7 +85,7 @@ ProcessFigures ReadProcessFigures() {
   constexpr size_t kResidentPages = 24;
   const std::vector<double> fields = StatFields();
   const auto ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
-  // Read once: it has a line for every processor.
+  // Read once, because the file has a line for every processor.
   static const double kBootTime = BootTimeSeconds();
   return {
       .cpu_seconds =
@@ -99,13 +99,13 @@ ProcessFigures ReadProcessFigures() {
 
 int64_t MemoryLimitBytes() {
   int64_t limit = MachineMemoryBytes();
-  // Version 2 of control groups, then version 1; inside a container its own
-  // group is the root of what it sees.
+  // Control groups version 2, then version 1. Inside a container its own group
+  // appears as the root.
   for (const char* path : {"/sys/fs/cgroup/memory.max",
                            "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     std::ifstream file(path);
     int64_t bytes = 0;
-    // "max" is no number.
+    // "max" does not parse as a number.
     if (file >> bytes && bytes > 0) limit = std::min(limit, bytes);
   }
   return limit;

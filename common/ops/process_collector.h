@@ -8,7 +8,8 @@
 
 namespace cohort {
 
-// What this process uses. What the system does not tell is 0.
+// Resources that this process uses. Values that the system does not provide are
+// 0.
 struct ProcessFigures {
   double cpu_seconds = 0;
   int64_t resident_bytes = 0;
@@ -21,10 +22,10 @@ struct ProcessFigures {
 ProcessFigures ReadProcessFigures();
 
 // Memory that this process may use, bytes: the control group's limit, or the
-// machine's memory where there is none.
+// machine's memory if there is none.
 int64_t MemoryLimitBytes();
 
-// The process_* metrics under the names that every Prometheus client uses.
+// The process_* metrics under the names used by every Prometheus client.
 // Thread safety: safe.
 class ProcessCollector final : public prometheus::Collectable {
  public:

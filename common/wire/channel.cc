@@ -11,11 +11,11 @@ namespace {
 
 constexpr int kMiB = 1 << 20;
 
-// The largest frame HTTP/2 allows. Large frames cost less CPU a byte; nothing
-// small shares a connection with them.
+// The largest frame that HTTP/2 allows. Large frames cost less CPU a byte, and
+// no small messages share a connection with them.
 constexpr int kFrameBytesMax = 16 * kMiB - 1;
 
-// gRPC's own; below it a stream does not fill a link any more.
+// gRPC's default; with less, a stream cannot use a link fully.
 constexpr int64_t kLookaheadBytesMin = 64 << 10;
 
 constexpr int kKeepaliveMs = 10'000;
@@ -27,10 +27,11 @@ struct Setting {
   int value;
 };
 
-// Measured to help on large partitions (DESIGN.md, section 4), on both sides.
+// Measured to help with large partitions (DESIGN.md, section 4), on both sides.
 constexpr Setting kThroughput[] = {
     {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytesMax},
-    // The probe resizes windows by guesses; the look-ahead is fixed instead.
+    // The probe resizes windows by estimates; a fixed look-ahead is used
+    // instead.
     {GRPC_ARG_HTTP2_BDP_PROBE, 0},
     {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 8 * kMiB},
     {GRPC_ARG_TCP_READ_CHUNK_SIZE, kMiB},
@@ -43,8 +44,8 @@ constexpr Setting kCommon[] = {
     {GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs},
     {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
     {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
-    // Identity only. Gradients do not compress, and a message that inflates
-    // beyond its limit cannot exist.
+    // No compression. Gradients do not compress, and without it no message can
+    // inflate beyond its limit.
     {GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
      1 << GRPC_COMPRESS_NONE},
 };
@@ -54,27 +55,27 @@ constexpr Setting kServer[] = {
     {GRPC_ARG_ALLOW_REUSEPORT, 0},
     {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kBulkKeepaliveTimeoutMs},
     {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs},
-    // A connection that says nothing holds a file descriptor for this long.
+    // Limits how long an idle new connection holds a file descriptor.
     {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000},
-    // A connection's calls; a worker has less than ten on each of its own.
+    // Limits the calls of a connection; a worker has fewer than ten on each.
     {GRPC_ARG_MAX_CONCURRENT_STREAMS, 128},
 };
 
 constexpr Setting kClient[] = {
     {GRPC_ARG_ENABLE_HTTP_PROXY, 0},
-    // The client re-sends with the same identity; gRPC's own retries cannot
-    // cover gradients and would buffer every message for nothing.
+    // The client re-sends with the same identity. gRPC's own retries cannot
+    // cover gradients and would buffer every message needlessly.
     {GRPC_ARG_ENABLE_RETRIES, 0},
     {GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1},
     {GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100},
     {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1'000},
     {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000},
     {GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1'000},
-    // A question that got lost is asked again after this; by itself the
-    // resolver waits for more than a minute.
+    // A lost DNS query is repeated after this time; by default the resolver
+    // waits for more than a minute.
     {GRPC_ARG_DNS_ARES_QUERY_TIMEOUT_MS, 5'000},
-    // Connections are otherwise shared by all channels of a process with
-    // equal arguments, over purposes and over clients.
+    // By default all channels of a process with equal arguments share
+    // connections, even across purposes and clients.
     {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},
 };
 

@@ -10,34 +10,34 @@
 
 namespace cohort {
 
-// What a client's connection carries. One connection a purpose: a heartbeat or
-// a rendezvous must never wait behind 100 MB of gradients.
+// The traffic of a client's connection. Each purpose has its own connection: a
+// heartbeat or a rendezvous must never wait behind 100 MB of gradients.
 enum class ChannelPurpose { kControl, kMoments, kBulk };
 
 // Largest message either side accepts. A partition is about 1 MiB, but one
 // message carries the whole layout with its moving statistics.
 inline constexpr int kMessageBytesMax = 64 << 20;
 
-// Measured to help on large partitions.
+// Measured to help with large partitions.
 inline constexpr int64_t kLookaheadBytesMax = int64_t{64} << 20;
 
-// A ping's answer queues behind the data of its connection, and a slow link
-// must not be taken for a dead one. Deaths are noticed on the control channel.
+// The reply to a ping queues behind the data of its connection, and a slow link
+// must not be taken for a dead one. The control channel detects dead peers.
 inline constexpr int kBulkKeepaliveTimeoutMs = 20'000;
 
 // Applies Cohort's transport settings: message limits, HTTP/2 frames and
 // buffers for large partitions, keepalive, an exclusive port, no compression.
-// Listening port, credentials and services stay the caller's.
+// The caller sets the listening port, credentials and services.
 void ApplyServerSettings(grpc::ServerBuilder& builder,
                          int64_t lookahead_bytes = kLookaheadBytesMax);
 
-// What each stream may send ahead of being read, so that all streams of
-// `workers` workers that are paused hold at most half of the limit on gradients
-// once more. Between 64 KiB and kLookaheadBytesMax.
+// The number of bytes that each stream may send before they are read. Chosen so
+// that all paused streams of `workers` workers hold at most another half of the
+// limit on gradients. Between 64 KiB and kLookaheadBytesMax.
 int64_t LookaheadBytes(int64_t inflight_bytes_max, int32_t workers);
 
-// The same for a client's channel. Two channels made with these arguments
-// never share a connection, whatever their purpose.
+// The same settings for a client's channel. Two channels made with these
+// arguments never share a connection, whatever their purpose.
 grpc::ChannelArguments MakeChannelArguments(ChannelPurpose purpose);
 
 // A plaintext channel to `server` (host:port). Connects on first use.

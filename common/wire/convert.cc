@@ -45,7 +45,7 @@ absl::StatusOr<AssignmentKind> KindFromProto(v1::AssignmentKind kind) {
   }
 }
 
-// The members and the range; `to` has its kind.
+// Fills members and range; the kind of `to` is already set.
 absl::Status FillWork(const v1::Assignment& proto, Assignment& to) {
   std::vector<Rank> members;
   members.reserve(static_cast<size_t>(proto.members_size()));
@@ -74,7 +74,7 @@ absl::Status FillWork(const v1::Assignment& proto, Assignment& to) {
       to.split = DataSplit::kTest;
       return absl::OkStatus();
     default:
-      // Waiting and finishing read no data.
+      // kWait and kFinished read no data.
       if (!works) return absl::OkStatus();
       return Refuse("assignment.split", static_cast<int>(proto.split()),
                     "train or test");

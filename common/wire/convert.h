@@ -19,11 +19,11 @@
 #include "common/moments.h"
 #include "common/push.h"
 
-// Domain types to and from the generated ones. Generated types stop here and
-// in the two gRPC adapters.
+// Converts domain types to and from the generated ones. Only this folder and
+// the two gRPC adapters use generated types.
 //
 // ToProto writes every field of `proto`, which must be empty. FromProto checks
-// all it can without knowing the run. Errors of every FromProto:
+// everything it can without knowing the run. Errors of every FromProto:
 // InvalidArgument naming the field, the value seen and the value wanted.
 namespace cohort {
 
@@ -39,21 +39,21 @@ void ToProto(const Assignment& assignment, v1::Assignment* proto);
 absl::StatusOr<Assignment> FromProto(const v1::Assignment& proto);
 
 void ToProto(const ModelLayout& layout, v1::ModelLayout* proto);
-// Also errors as Validate(ModelLayout) does.
+// Errors also: those of Validate(ModelLayout).
 absl::StatusOr<ModelLayout> FromProto(const v1::ModelLayout& proto);
 
 void ToProto(const RunPlan& plan, v1::RunPlan* proto);
 absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto);
 
 void ToProto(absl::Span<const Partition> partitions, PartitionProtos* protos);
-// Also checks that the slices lie inside the parameters of `layout` and hold
-// as many elements as it has.
+// Also checks that the slices lie inside the parameters of `layout` and
+// together have as many elements as it has.
 absl::StatusOr<std::vector<Partition>> FromProto(const PartitionProtos& protos,
                                                  const ModelLayout& layout);
 
 void ToProto(absl::Span<const LayerStatistics> statistics,
              StatisticsProtos* protos);
-// None, or exactly one entry a layer of `layout`, in any order.
+// Either empty, or exactly one entry a layer of `layout`, in any order.
 absl::StatusOr<std::vector<LayerStatistics>> FromProto(
     const StatisticsProtos& protos, const ModelLayout& layout);
 
@@ -71,7 +71,7 @@ void ToProto(const PushClosing& closing, v1::PushClosing* proto);
 // diverged run is reported, not refused.
 absl::StatusOr<PushClosing> FromProto(const v1::PushClosing& proto);
 
-// `weights_partitions` has no place in PushVerdict: callers of FromProto read
+// PushVerdict has no field for `weights_partitions`: callers of FromProto read
 // it from the message, where it has been checked to be non-negative.
 void ToProto(const PushVerdict& verdict, int32_t weights_partitions,
              v1::PushVerdict* proto);
@@ -80,7 +80,7 @@ absl::StatusOr<PushVerdict> FromProto(const v1::PushVerdict& proto);
 void ToProto(const ReduceKey& key, v1::ReduceKey* proto);
 absl::StatusOr<ReduceKey> FromProto(const v1::ReduceKey& proto);
 
-// Writes the counts of `proto`; sender and sequence are left alone.
+// Writes the counts of `proto`; does not change sender and sequence.
 void ToProto(const EvaluationSums& sums, v1::ReportRequest* proto);
 absl::StatusOr<EvaluationSums> FromProto(const v1::ReportRequest& proto);
 
@@ -89,16 +89,16 @@ void ToProto(absl::Span<const CallMoments> calls, v1::CollectedMoments* proto);
 absl::StatusOr<std::vector<CallMoments>> FromProto(
     const v1::CollectedMoments& proto);
 
-// `first`, then `second`, as little-endian float64; replaces `bytes`. Both
-// must have one length (a caller bug otherwise).
+// Encodes `first`, then `second`, as little-endian float64; replaces `bytes`.
+// Both must have the same length (a caller bug otherwise).
 void EncodeMoments(const Moments& moments, std::string* bytes);
-// Errors: InvalidArgument if the length is no multiple of 16, the count is
-//   negative, or a forward M2 is negative. NaN passes: the rule for it is the
-//   server's.
+// Errors: InvalidArgument if the length is not a multiple of 16, the count is
+//   negative, or a forward M2 is negative. NaN passes: the server decides what
+//   to do with it.
 absl::StatusOr<Moments> DecodeMoments(ReducePhase phase, int64_t count,
                                       absl::string_view bytes);
 
-// What a message says about its payload.
+// A message's description of its payload.
 struct PayloadInfo {
   v1::Encoding encoding = v1::ENCODING_UNSPECIFIED;
   bool has_checksum = false;
@@ -120,7 +120,7 @@ absl::Status CheckPayload(const Message& message, const ByteRope& payload,
                       payload, elements);
 }
 
-// Declares float32 with a checksum for `payload`, read by CheckPayload.
+// Declares `payload` as float32 and sets its checksum, for CheckPayload.
 template <typename Message>
 void DescribePayload(const ByteRope& payload, Message* message) {
   message->set_encoding(v1::ENCODING_FLOAT32);

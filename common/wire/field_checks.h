@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
-// Checks that the two halves of the conversions share.
+// Checks shared by the two halves of the conversions.
 namespace cohort::wire_internal {
 
 template <typename Seen>

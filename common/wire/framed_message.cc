@@ -23,7 +23,7 @@ constexpr int kVarintBytesMax = 10;
 void ReleaseOwner(void* owner) { delete static_cast<Owner*>(owner); }
 
 grpc::Slice ReferencingSlice(const ByteRope::Piece& piece) {
-  // gRPC takes a pointer to mutable bytes but only reads what it sends.
+  // gRPC takes a pointer to mutable bytes but only reads the bytes it sends.
   void* bytes = const_cast<std::byte*>(piece.bytes.data());
   return grpc::Slice(bytes, piece.bytes.size(), &ReleaseOwner,
                      new Owner(piece.owner));
@@ -114,7 +114,7 @@ class SliceCursor {
 };
 
 enum class Scan {
-  // The cursor stands at the payload, which is the rest of the message.
+  // The cursor is at the payload, which is the rest of the message.
   kPayloadIsRest,
   kNoPayload,
   kNeedsFullParse,
@@ -138,7 +138,8 @@ bool SkipField(uint64_t tag, SliceCursor& cursor) {
   }
 }
 
-// Looks for the payload. `header_bytes` is what lies before it.
+// Searches for the payload and sets `header_bytes` to the number of bytes
+// before it.
 Scan ScanFields(SliceCursor& cursor, size_t total, size_t* header_bytes) {
   while (cursor.remaining() > 0) {
     *header_bytes = total - cursor.remaining();
@@ -165,8 +166,8 @@ Scan ScanFields(SliceCursor& cursor, size_t total, size_t* header_bytes) {
   return Scan::kNoPayload;
 }
 
-// The first `size` bytes in one piece: where they are if they lie in the first
-// slice, else a copy, which then becomes `*owner`.
+// The first `size` bytes as one piece: in place if they are in the first slice;
+// otherwise a copy, which becomes `*owner`.
 absl::string_view Flatten(const std::vector<grpc::Slice>& slices, size_t size,
                           Owner* owner) {
   if (size == 0) return absl::string_view();
@@ -199,8 +200,8 @@ grpc::ByteBuffer EncodeFrame(const google::protobuf::MessageLite& header,
 }
 
 absl::StatusOr<FrameParts> SplitFrame(const grpc::ByteBuffer& message) {
-  // Short slices hold their bytes inside the Slice object, so pieces may only
-  // point into the objects that stay: one vector, shared by all pieces.
+  // Short slices store their bytes inside the Slice object, so pieces may only
+  // point into objects that stay alive: one vector, shared by all pieces.
   auto slices = std::make_shared<std::vector<grpc::Slice>>();
   if (message.Valid() && !message.Dump(slices.get()).ok()) {
     return absl::InvalidArgumentError("got a message that cannot be read");

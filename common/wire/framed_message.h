@@ -16,12 +16,13 @@
 #include "common/byte_rope.h"
 #include "common/check.h"
 
-// Messages that end in `bytes payload = 15`, without copying the payload.
+// Messages that end in `bytes payload = 15`, encoded and decoded without
+// copying the payload.
 //
-// On the wire such a message is plain protobuf, so any gRPC client can speak
-// it. Ours writes the other fields first and the payload last, as slices that
-// reference the memory the tensor lives in; the receiver keeps the payload in
-// the slices it arrived in.
+// On the wire such a message is plain protobuf, so any gRPC client can read and
+// write it. This code writes the other fields first and the payload last, as
+// slices that reference the tensor's memory. The receiver keeps the payload in
+// the slices in which it arrived.
 namespace cohort {
 
 // Field number of the payload in every framed message.
@@ -34,22 +35,22 @@ struct FramedMessage {
   ByteRope payload;
 };
 
-// Appends `payload` as field 15 to the serialised `header`. Payload memory is
-// referenced, and its owners are held, until gRPC has sent it.
+// Appends `payload` as field 15 to the serialised `header`. The payload is
+// referenced, not copied, and its owners are kept alive until gRPC has sent it.
 grpc::ByteBuffer EncodeFrame(const google::protobuf::MessageLite& header,
                              const ByteRope& payload);
 
-// The bytes of a received message, cut in two.
+// The bytes of a received message, split into header and payload.
 struct FrameParts {
-  // Serialised fields before the payload; the whole message if it could not
-  // be cut.
+  // Serialised fields before the payload; the whole message if it could not be
+  // split.
   absl::string_view header;
   // Pieces of the received slices.
   ByteRope payload;
-  // False: the payload is not the last field, or unknown groups are present.
-  // An ordinary parse of `header` then finds the payload inside.
+  // False if the payload is not the last field, or unknown groups are present.
+  // Parsing `header` as usual then finds the payload inside.
   bool separated = false;
-  // Keeps what `header` refers to alive.
+  // Keeps the memory of `header` alive.
   std::shared_ptr<const void> owner;
 };
 
@@ -64,9 +65,9 @@ grpc::ByteBuffer EncodeFramed(const Header& header, const ByteRope& payload) {
   return EncodeFrame(header, payload);
 }
 
-// `header_bytes_max` bounds what is parsed: a header of many empty parts takes
-// tens of times as much memory as it had bytes.
-// Errors: InvalidArgument if the bytes are no message of this type;
+// `header_bytes_max` limits the header, because parsing a header of many empty
+// parts takes tens of times as much memory as it has bytes.
+// Errors: InvalidArgument if the bytes are not a message of this type;
 //   ResourceExhausted if the header is longer.
 template <typename Header>
 absl::StatusOr<FramedMessage<Header>> DecodeFramed(
@@ -76,7 +77,7 @@ absl::StatusOr<FramedMessage<Header>> DecodeFramed(
   if (!parts.ok()) return std::move(parts).status();
   FramedMessage<Header> framed;
   const auto header_bytes = static_cast<int64_t>(parts->header.size());
-  // A payload that could not be cut off counts: it is parsed with the rest.
+  // A payload that could not be split off counts: it is parsed with the rest.
   if (header_bytes > header_bytes_max) {
     return absl::ResourceExhaustedError(absl::StrCat(
         framed.header.GetTypeName(), ": got ", header_bytes,

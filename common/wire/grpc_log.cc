@@ -9,7 +9,8 @@
 namespace cohort {
 namespace {
 
-// gRPC takes a bare function. Set before its threads start.
+// A global, because gRPC takes a plain function. Set before gRPC's threads
+// start.
 std::atomic<void (*)(absl::string_view)> grpc_sink = nullptr;
 
 absl::string_view FileName(absl::string_view path) {

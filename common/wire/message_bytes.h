@@ -9,15 +9,15 @@
 #include "common/byte_rope.h"
 #include "common/wire/framed_message.h"
 
-// Whole messages as the bytes that gRPC carries. Streams take theirs so and
-// parse them by hand: where gRPC parses, a read that fails looks the same
-// whether the peer has closed its side or has sent garbage.
+// Whole messages as the bytes that gRPC carries. Streams read raw bytes and
+// parse them here: if gRPC parses, a read fails in the same way whether the
+// peer has closed its side or has sent garbage.
 namespace cohort {
 
-// Errors: InvalidArgument if the bytes are no message of this type.
+// Errors: InvalidArgument if the bytes are not a message of this type.
 template <typename Message>
 absl::StatusOr<Message> DecodeMessage(const grpc::ByteBuffer& bytes) {
-  // The reader wants one to change; this shares the memory.
+  // ProtoBufferReader takes a mutable buffer; this copy shares the memory.
   grpc::ByteBuffer shared = bytes;
   grpc::ProtoBufferReader reader(&shared);
   Message message;

@@ -19,7 +19,7 @@ uint64_t DigestOf(const google::protobuf::Message& message) {
   {
     google::protobuf::io::StringOutputStream out(&bytes);
     google::protobuf::io::CodedOutputStream coded(&out);
-    // Only the order of maps depends on it, and no sum may depend on that.
+    // Affects only the order of maps, on which no checksum may depend.
     coded.SetSerializationDeterministic(true);
     message.SerializePartialToCodedStream(&coded);
   }

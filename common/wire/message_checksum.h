@@ -8,11 +8,11 @@
 
 // Checksums of whole messages: the field `message_xxh3` that types.proto
 // describes. TCP's own checksum has 16 bits and ends at each proxy; a flipped
-// bit that it lets through would become another model without a word.
+// bit that it misses would silently become another model.
 //
-// The sum is over the encoding of what was parsed, not over the bytes that
-// came: a parsed message is all that acts, and generated code does not keep the
-// bytes. What was sent in another order of fields still fits.
+// The checksum covers the encoding of the parsed message, not the received
+// bytes: only the parsed message is used, and generated code does not keep the
+// bytes. A message whose fields were sent in another order still matches.
 namespace cohort {
 namespace wire_internal {
 
@@ -23,18 +23,18 @@ absl::Status CompareDigest(const google::protobuf::Message& message,
 
 }  // namespace wire_internal
 
-// Sets the checksum of a message that is complete but for its payload. Call it
-// last.
+// Sets the checksum of a message that is complete except for its payload. Call
+// it last.
 template <typename Message>
 void AddMessageChecksum(Message* message) {
   message->clear_message_xxh3();
   message->set_message_xxh3(wire_internal::DigestOf(*message));
 }
 
-// Takes the checksum out of a received message and compares it. A message
-// without one passes: it is of a release that sends none. But if it has fields
-// that this release does not know, it is of a newer one that does, and the
-// checksum itself was hit.
+// Removes the checksum from a received message and compares it. A message
+// without a checksum passes, because older releases send none. But if such a
+// message has fields that this release does not know, it is of a newer release
+// that sends checksums, and the checksum field itself was damaged.
 // Errors: DataLoss; the message must then not be used.
 template <typename Message>
 absl::Status TakeMessageChecksum(Message* message) {

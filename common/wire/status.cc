@@ -5,7 +5,7 @@
 namespace cohort {
 namespace {
 
-// absl::StatusCode was defined after gRPC's numbers.
+// absl::StatusCode uses gRPC's numbers.
 static_assert(static_cast<int>(absl::StatusCode::kOk) == grpc::OK);
 static_assert(static_cast<int>(absl::StatusCode::kCancelled) ==
               grpc::CANCELLED);
@@ -36,7 +36,7 @@ std::optional<std::string> ConnectionFailure(absl::string_view message) {
       !absl::StrContains(message, "DNS resolution failed")) {
     return std::nullopt;
   }
-  // It ends with the system's word, behind addresses and gRPC's own words.
+  // The system's error text comes last, after addresses and gRPC's own text.
   const size_t colon = message.rfind(": ");
   if (colon != absl::string_view::npos) message.remove_prefix(colon + 2);
   if (absl::StrContains(message, "http1.x server")) {

@@ -17,8 +17,8 @@ grpc::Status ToGrpcStatus(const absl::Status& status);
 // The reverse. A code that gRPC does not define becomes Unknown.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
-// The system's word for it ("Connection refused") where `message` is gRPC's
-// account of a connection that could not be made; nullopt for all others.
+// The system's error text ("Connection refused") if `message` is gRPC's report
+// of a failed connection; nullopt otherwise.
 std::optional<std::string> ConnectionFailure(absl::string_view message);
 
 }  // namespace cohort
