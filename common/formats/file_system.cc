@@ -206,7 +206,7 @@ class PosixFileSystem final : public FileSystem {
           absl::StrCat(path, ": got ", file.bytes, " bytes, want at most the ",
                        MachineMemory(), " bytes of memory of this machine"));
     }
-    // Not mapped: a bad disk block would then kill the process with SIGBUS
+    // Read, not mapped: a bad disk block would kill the process with SIGBUS
     // instead of giving an error.
     auto content = std::make_shared<std::vector<std::byte>>(
         static_cast<size_t>(file.bytes));

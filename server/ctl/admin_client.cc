@@ -17,10 +17,10 @@
 namespace cohort {
 namespace {
 
-// gRPC's clocks overflow on what never ends.
+// gRPC's clocks overflow on longer timeouts.
 constexpr absl::Duration kTimeoutMax = absl::Hours(24);
 
-// What people can act on, instead of gRPC's words for it.
+// Replaces gRPC's error text by one that people can act on.
 absl::Status Explained(const std::string& server, absl::Duration timeout,
                        const absl::Status& status) {
   switch (status.code()) {
@@ -57,7 +57,7 @@ AdminClient::AdminClient(const std::string& server, absl::Duration timeout)
     : server_(server),
       timeout_(std::min(timeout, kTimeoutMax)),
       connection_(std::make_unique<Connection>()) {
-  // Without one each call says what is wrong.
+  // Without a stub, each call reports what is wrong with the address.
   if (!CheckServerAddress("--server", server).ok()) return;
   connection_->stub =
       v1::Admin::NewStub(MakeChannel(server, ChannelPurpose::kControl));

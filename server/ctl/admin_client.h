@@ -11,14 +11,14 @@ namespace cohort {
 
 // The Admin service of one server, one call a method. Connects on first use.
 //
-// Errors of every method: those of the rpc, in the server's words;
-//   Unavailable if the server cannot be reached or does not answer within
-//   the timeout (and what to look at); Unimplemented by an older server.
-// Retry: safe, as that of the rpcs.
+// Errors of every method: those of the rpc, with the server's message;
+//   Unavailable if the server cannot be reached or does not answer within the
+//   timeout (the message says what to check); Unimplemented by an older server.
+// Retry: safe, like the rpcs.
 // Thread safety: none.
 class AdminClient {
  public:
-  // `server` is host:port; `timeout` is that of each call.
+  // `server` is host:port; `timeout` applies to each call.
   AdminClient(const std::string& server, absl::Duration timeout);
   ~AdminClient();
 

@@ -12,10 +12,10 @@
 
 namespace cohort {
 
-// A flag that cohortctl itself reads, of one verb or of all.
+// A flag that cohortctl itself reads, for one verb or for all.
 struct FlagSpec {
   absl::string_view name;
-  // What stands for its value in help, such as "N"; empty: a switch.
+  // Placeholder for its value in help, such as "N"; empty for a switch.
   absl::string_view value;
   absl::string_view help;
 };
@@ -26,14 +26,14 @@ struct GivenFlag {
   std::vector<std::string> typed;
 };
 
-// A command line taken apart: words that are no flags, and flags by name.
-// Switches have the value "true".
+// A parsed command line: words that are not flags, and flags by name. Switches
+// have the value "true".
 struct Arguments {
   std::vector<std::string> words;
   std::map<std::string, std::string> flags;
-  // In their order, for another program.
+  // The flags in the order they were typed, to pass to another program.
   std::vector<GivenFlag> given;
-  // What stands behind "--", untouched; absent if there was none.
+  // The words after "--", unchanged; absent if there was no "--".
   std::optional<std::vector<std::string>> rest;
 
   bool Has(const std::string& flag) const { return flags.contains(flag); }
@@ -43,20 +43,20 @@ struct Arguments {
 
 // Reads --name=value, --name value and --switch, in any order, with -h for
 // --help and -q for --quiet, until "--". A flag that is not in `known` takes
-// the next word as its value unless it has one or no word follows; whether it
-// may be there at all is for the caller to say. Errors: InvalidArgument: a flag
-// twice, without its value or without a name, or
-//   a switch with a value.
+// the next word as its value unless it has one or no word follows; the caller
+// decides whether it is allowed.
+// Errors: InvalidArgument: a flag given twice, without its value or without a
+//   name, or a switch with a value.
 absl::StatusOr<Arguments> ReadArguments(
     absl::Span<const std::string> arguments,
     absl::Span<const FlagSpec* const> known);
 
-// Time between two looks: --interval.
-// Errors: InvalidArgument, no duration of at least 100 ms.
+// Time between two polls: --interval.
+// Errors: InvalidArgument: not a duration of at least 100 ms.
 absl::StatusOr<absl::Duration> IntervalOf(const Arguments& arguments,
                                           absl::Duration otherwise);
 
-// `word` as a shell reads it as one word.
+// Quotes `word` so that a shell reads it as one word.
 std::string ShellWord(const std::string& word);
 
 }  // namespace cohort

@@ -25,12 +25,12 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// One directory of a server's --checkpoint_dir, as it was found.
+// One directory in a server's --checkpoint_dir, as found.
 struct Found {
   enum class Result { kOk, kDamaged, kOtherRelease, kUnreadable, kUnfinished };
 
   std::string name;
-  // Absent: its name does not tell.
+  // Absent if the name does not contain one.
   std::optional<int64_t> version;
   absl::Duration age;
   int64_t bytes = 0;
@@ -69,8 +69,8 @@ Found::Result ResultOf(const absl::Status& status) {
   }
 }
 
-// Whether the manifest is whole and its tensor file as long as it says; all the
-// bytes are for `checkpoint verify`.
+// Checks whether the manifest is whole and the tensor file has the size that it
+// says. Only `checkpoint verify` reads all bytes.
 absl::Status LookAt(FileSystem& files, const std::string& path) {
   COHORT_ASSIGN_OR_RETURN(const CheckpointManifest manifest,
                           ReadCheckpointManifest(files, path));
@@ -85,7 +85,7 @@ absl::Status LookAt(FileSystem& files, const std::string& path) {
       {.bytes = static_cast<int64_t>(bytes), .xxh3 = manifest.tensors_xxh3});
 }
 
-// Sizes and age only; absent if it is no longer there.
+// Reads only sizes and age; nullopt if the directory no longer exists.
 std::optional<Found> Measure(const std::string& dir, const std::string& name) {
   Found found{.name = name};
   const fs::path path = fs::path(dir) / name;
@@ -101,7 +101,7 @@ std::optional<Found> Measure(const std::string& dir, const std::string& name) {
 }
 
 // The folder that --dir names.
-// Errors: NotFound without one; InvalidArgument if it is none of a server's.
+// Errors: NotFound without --dir; InvalidArgument if it is not a server's.
 absl::StatusOr<std::string> FolderOf(const Context& context,
                                      FileSystem& files) {
   const std::optional<std::string> dir = context.arguments.Value("dir");
@@ -130,7 +130,7 @@ absl::StatusOr<std::string> FolderOf(const Context& context,
       return refuse("which is one checkpoint, not the folder of them",
                     absl::StrCat("Try --dir=", self.parent_path().string()));
     }
-    // A server that has not written one yet has only locked it.
+    // A server that has not written a checkpoint yet has only created its lock.
     servers |= entry == "lock" || CheckpointName::Parse(entry).has_value() ||
                absl::StartsWith(entry, kCheckpointTemporary);
   }
@@ -138,14 +138,14 @@ absl::StatusOr<std::string> FolderOf(const Context& context,
   return *dir;
 }
 
-// In the order of age, those that are being written last.
+// Ordered by age; checkpoints that are being written come last.
 absl::StatusOr<std::vector<Found>> FindAll(FileSystem& files,
                                            const std::string& dir) {
   COHORT_ASSIGN_OR_RETURN(const std::vector<CheckpointName> names,
                           ListCheckpoints(files, dir));
   std::vector<Found> all;
   for (const CheckpointName& name : names) {
-    // The server may remove it meanwhile.
+    // The server may have removed it meanwhile.
     if (std::optional<Found> found = Measure(dir, name.Text())) {
       found->version = name.version;
       all.push_back(*std::move(found));
@@ -166,8 +166,8 @@ absl::StatusOr<std::vector<Found>> FindAll(FileSystem& files,
   return all;
 }
 
-// Sets what `look` finds of each that is finished, and drops those that the
-// server removes meanwhile.
+// Stores the result of `look` for each finished checkpoint, and drops those
+// that the server has removed meanwhile.
 template <typename Look>
 void LookAtEach(const std::string& dir, std::vector<Found>& all, Look look) {
   std::vector<Found> there;
@@ -200,7 +200,7 @@ std::string Line(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// One line each: what is wrong, in the order of the table.
+// Prints one line for each problem, in the order of the table.
 void TellProblems(const std::vector<Found>& all, std::ostream& err) {
   for (const Found& found : all) {
     if (!found.problem.empty()) {
@@ -213,7 +213,7 @@ std::string VersionOf(const Found& found) {
   return found.version ? absl::StrCat(*found.version) : "-";
 }
 
-// Those of `all` that --checkpoint asks for, or all that are finished.
+// The checkpoints of `all` that --checkpoint selects, or all that are finished.
 absl::StatusOr<std::vector<Found>> Asked(const Context& context,
                                          std::vector<Found> all) {
   std::erase_if(all, [](const Found& f) { return !f.version.has_value(); });
@@ -241,7 +241,7 @@ absl::StatusOr<std::vector<Found>> Asked(const Context& context,
                          there));
 }
 
-// What a server does with what was found, in words.
+// What a server does in this situation, in words.
 std::string Consequence(const std::vector<Found>& all) {
   const auto whole = [](const Found& f) {
     return f.result == Found::Result::kOk;
@@ -329,7 +329,7 @@ absl::Status RunCheckpointVerify(Context& context) {
   }
   context.io.out << table.ToString(context.io.color) << std::flush;
   TellProblems(all, context.io.err);
-  // Of one that was asked for, nothing follows for the others.
+  // The result for one selected checkpoint says nothing about the others.
   const std::string next =
       context.arguments.Has("checkpoint") ? "" : Consequence(all);
   if (!next.empty()) context.io.err << next << std::endl;

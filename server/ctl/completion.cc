@@ -22,11 +22,12 @@ namespace {
 struct Choice {
   std::string word;
   std::string help;
-  // Of a flag: what may stand behind its "="; empty: a file, or anything.
+  // For a flag: the values that may follow its "="; empty for a file or free
+  // text.
   std::vector<std::string> values = {};
 };
 
-// By the words that stand before, without flags: "", "policy", "policy set".
+// Choices by the words before them, without flags: "", "policy", "policy set".
 using Choices = std::map<std::string, std::vector<Choice>>;
 
 void Add(std::vector<Choice>& choices, absl::string_view word,
@@ -45,7 +46,7 @@ void AddFlags(absl::Span<const FlagSpec> flags, std::vector<Choice>& choices) {
   }
 }
 
-// The words that may stand behind the "=" of a flag.
+// The values that may follow the "=" of a flag.
 std::vector<std::string> ValuesOf(const FlagInfo& flag) {
   if (flag.is_switch()) return {"true", "false"};
   std::vector<std::string> values;
@@ -65,7 +66,7 @@ void AddRows(absl::Span<const FlagInfo> flags, bool settings_only,
   }
 }
 
-// "[debug|info]" and "bash|zsh" are words to choose from; "FILE..." is not.
+// Adds the words of a choice: "[debug|info]" and "bash|zsh", but not "FILE...".
 void AddWords(absl::string_view words, std::vector<Choice>& choices) {
   if (!absl::StrContains(words, '|')) return;
   for (absl::string_view word : absl::StrSplit(
@@ -110,7 +111,7 @@ std::string Quoted(absl::string_view text) {
   return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", R"('\'')"}}), "'");
 }
 
-// Lines of a shell's `case` over what was typed, a bar and the flag, that set
+// Lines of a shell's `case` over the typed words, a bar and the flag. They set
 // `values` to words between `open` and `close`.
 std::string ValueCases(const Choices& all, absl::string_view open,
                        absl::string_view close) {
@@ -127,7 +128,7 @@ std::string ValueCases(const Choices& all, absl::string_view open,
   return cases;
 }
 
-// In bash '=' is a word of its own, and a value follows it.
+// bash treats '=' as a separate word, which the value follows.
 std::string BashScript(const Choices& all) {
   std::string script =
       R"sh(# To be read by bash: eval "$(cohortctl completion bash)"

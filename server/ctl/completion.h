@@ -7,9 +7,9 @@
 
 namespace cohort {
 
-// The script that makes a shell complete cohortctl's verbs and flags, made
+// A script that makes a shell complete cohortctl's verbs and flags, generated
 // from the table of verbs. `shell` is bash, zsh or fish.
-// Errors: NotFound, another shell.
+// Errors: NotFound: another shell.
 absl::StatusOr<std::string> CompletionScript(absl::string_view shell);
 
 }  // namespace cohort

@@ -17,8 +17,8 @@ namespace {
 constexpr absl::string_view kServerDefault = "127.0.0.1:7070";
 constexpr absl::Duration kTimeoutDefault = absl::Minutes(1);
 
-// All that any verb reads: a flag means the same everywhere, so it is read the
-// same way wherever it stands.
+// The flags of all verbs. A flag means the same for every verb, so it is parsed
+// the same way everywhere.
 std::vector<const FlagSpec*> AllFlags() {
   std::vector<const FlagSpec*> all;
   for (const FlagSpec& flag : CommonFlags()) all.push_back(&flag);
@@ -50,10 +50,10 @@ absl::Status UnknownVerb(absl::Span<const std::string> words) {
       absl::StrCat(text, "\n`cohortctl help` lists all verbs"));
 }
 
-// Words behind a verb of which positions mean nothing.
+// The error for extra words after a verb that takes none.
 absl::Status SurplusWords(const Verb& verb,
                           absl::Span<const std::string> words) {
-  // Of a verb such as "run" that "run drain" begins with, too.
+  // For a verb such as "run", which "run drain" begins with too.
   const std::string got = absl::StrJoin(words, " ");
   for (const Verb& other : Verbs()) {
     if (other.name == words.back() ||
@@ -69,10 +69,10 @@ absl::Status SurplusWords(const Verb& verb,
       "', want only flags\n`cohortctl help ", verb.name, "` lists them"));
 }
 
-// `words` loses those that name the verb.
+// Removes the words that name the verb from `words`.
 absl::StatusOr<const Verb*> FindVerb(absl::Span<const std::string>& words) {
   const std::string name = absl::StrJoin(words, " ");
-  // The longest name counts: "run drain" is not "run".
+  // The longest name wins: "run drain" is not "run".
   const Verb* found = nullptr;
   for (const Verb& verb : Verbs()) {
     if (absl::StartsWith(absl::StrCat(name, " "),
@@ -109,7 +109,7 @@ absl::Status UnknownFlag(const Verb& verb, const std::string& name) {
                    "` lists its flags"));
 }
 
-// The other ways to ask a verb for what it does not do.
+// Other errors in how a verb is used.
 absl::Status CheckUse(const Verb& verb, const Arguments& arguments) {
   if (verb.local && arguments.Has("server")) {
     return absl::NotFoundError(
@@ -126,9 +126,9 @@ absl::Status CheckUse(const Verb& verb, const Arguments& arguments) {
   return absl::OkStatus();
 }
 
-// Hands on the flags that cohortctl does not read itself. Unknown ones go to
-// the server, which may be of a newer release and refuses what it does not
-// know.
+// Passes on the flags that cohortctl does not read itself. Unknown ones go to
+// the server, which may be of a newer release; it refuses flags that it does
+// not know.
 absl::Status SortFlags(const Verb& verb, Context& context) {
   for (const auto& [name, value] : context.arguments.flags) {
     if (Holds(verb.flags, name) || Holds(CommonFlags(), name)) continue;
@@ -155,7 +155,7 @@ absl::StatusOr<absl::Duration> Timeout(const Arguments& arguments) {
       "--timeout: got '", *text, "', want a duration such as 30s or 5m"));
 }
 
-// A flag wins over its variable, as in the other programs.
+// The flag takes precedence over the variable, as in the other programs.
 std::string ServerAddress(const Arguments& arguments, const CtlIo& io) {
   if (auto given = arguments.Value("server")) return *std::move(given);
   const absl::string_view variable = ValueIn(io.environment, "COHORT_SERVER");
@@ -180,7 +180,7 @@ absl::StatusOr<int> CallVerb(const Verb& verb, const Arguments& arguments,
   return context.exit_code;
 }
 
-// What --quiet and --no_color leave of `io`.
+// `io` with --quiet and --no_color applied.
 CtlIo IoFor(const Arguments& arguments, const CtlIo& io,
             std::ostream& nowhere) {
   return {.out = io.out,

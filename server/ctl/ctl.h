@@ -9,11 +9,11 @@
 
 namespace cohort {
 
-// cohortctl: runs the verb that `arguments` (without the program's name) ask
-// for and returns the exit code. Results go to io.out, messages to io.err.
+// cohortctl: runs the verb named in `arguments` (without the program's name)
+// and returns the exit code. Results go to io.out, messages to io.err.
 int RunCtl(absl::Span<const std::string> arguments, CtlIo& io);
 
-// What a verb's error means to the shell:
+// The exit code for a verb's error:
 //   NotFound                             kExitUsage: no such verb, flag or
 //                                        setting, or one is missing
 //   InvalidArgument, FailedPrecondition  kExitConfig: the server refuses

@@ -1,4 +1,4 @@
-// cohortctl: starts runs, looks at those that go on, and changes them.
+// cohortctl: starts runs, shows them, and changes them.
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -18,8 +18,8 @@
 namespace cohort {
 namespace {
 
-// What waits here ends at Ctrl-C. Until something does, Ctrl-C ends the process
-// as usual.
+// Pauses that Ctrl-C interrupts. Before the first pause, Ctrl-C ends the
+// process as usual.
 class Pauses {
  public:
   // Returns false if interrupted. Called by one thread.
@@ -36,7 +36,7 @@ class Pauses {
     return false;
   }
 
-  // 0 as long as there was none.
+  // The number of the first signal; 0 if there was none.
   int signal() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     return signal_;

@@ -14,8 +14,8 @@ namespace {
 constexpr absl::string_view kOpsDefault = "127.0.0.1:7071";
 constexpr int kHttpOk = 200;
 
-// Asks the operations port, not the server's: that is what an orchestrator
-// asks, and workers have one too.
+// Queries the operations port, not the server's port, because orchestrators do,
+// and because workers have one too.
 absl::Status RunHealth(Context& context) {
   const std::string address =
       context.arguments.Value("ops").value_or(std::string(kOpsDefault));

@@ -6,9 +6,9 @@
 
 namespace cohort {
 
-// What cohortctl says without arguments: two examples and the verbs.
+// The output of cohortctl without arguments: two examples and the verbs.
 std::string ShortHelp();
-// Also the flags that all verbs have, and exit codes.
+// Like ShortHelp, with the flags that all verbs have, and exit codes.
 std::string FullHelp();
 std::string VerbHelp(const Verb& verb);
 

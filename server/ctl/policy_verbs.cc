@@ -22,8 +22,8 @@ using Settings = std::map<std::string, std::string>;
 using ProtoSettings = google::protobuf::Map<std::string, std::string>;
 
 constexpr absl::Duration kPoll = absl::Milliseconds(100);
-// Whom a change waits for is told once it takes longer than people notice, and
-// then now and again.
+// What a change waits for is printed once the wait is noticeable, then at
+// intervals.
 constexpr absl::Duration kFirstWord = absl::Seconds(1);
 constexpr absl::Duration kNextWord = absl::Seconds(10);
 
@@ -53,8 +53,9 @@ Json PolicyJson(const v1::GetPolicyReply& policy) {
           {"pending_reason", policy.pending_reason()}};
 }
 
-// Errors: NotFound if there are none, or one whose name the server does not
-//   have. The server checks everything; here a name gets its suggestion.
+// Errors: NotFound if there are no settings, or one has a name that the server
+//   does not know. The server checks everything; the check here adds a
+//   suggestion for the name.
 absl::Status CheckNames(const Settings& settings,
                         const v1::GetPolicyReply& policy) {
   if (settings.empty()) {
@@ -83,8 +84,8 @@ bool HaveCommonName(const ProtoSettings& a, const Settings& b) {
   });
 }
 
-// The change that brought `settings`, asked for as `policy_epoch` or later: a
-// change that acts at once, of other settings, may come in between.
+// The change that set `settings`, which has `policy_epoch` or a later one:
+// another change that takes effect at once may come in between.
 const v1::PolicyChange* FindChange(const v1::GetPolicyReply& policy,
                                    int64_t policy_epoch,
                                    const Settings& settings) {
@@ -97,7 +98,7 @@ const v1::PolicyChange* FindChange(const v1::GetPolicyReply& policy,
   return found == policy.history().end() ? nullptr : &*found;
 }
 
-// A change in a few words: old values come from those before it.
+// A change in a few words; old values come from the changes before it.
 std::string Headline(const v1::GetPolicyReply& policy,
                      const v1::PolicyChange& wanted) {
   Settings before;
@@ -120,7 +121,7 @@ void PrintInForce(Context& context, const v1::GetPolicyReply& policy,
                  << change.version() << "\n";
 }
 
-// What was accepted but is not, or not known to be, in force.
+// Prints a change that was accepted but is not, or not known to be, in force.
 void PrintAccepted(Context& context, const v1::SetPolicyReply& reply,
                    absl::string_view prefix) {
   if (context.json) {
@@ -139,7 +140,7 @@ absl::Status Withdrawn() {
       "back, or the server was started anew\n`cohortctl status` tells");
 }
 
-// The values of `settings` as the server has them: pending, or in force.
+// The server's values of `settings`: pending, or in force.
 Settings AsAccepted(const v1::GetPolicyReply& policy,
                     const Settings& settings) {
   Settings accepted;
@@ -155,7 +156,7 @@ Settings AsAccepted(const v1::GetPolicyReply& policy,
   return accepted;
 }
 
-// Errors: Aborted: `change` has other values than those that were accepted.
+// Errors: Aborted: `change` has values other than the accepted ones.
 absl::Status CheckNotReplaced(const v1::PolicyChange& change,
                               const Settings& accepted) {
   for (const auto& [name, value] : accepted) {
@@ -170,8 +171,8 @@ absl::Status CheckNotReplaced(const v1::PolicyChange& change,
   return absl::OkStatus();
 }
 
-// Waits until the change `wanted` (a policy epoch) is in force, and says whom
-// for.
+// Waits until the change `wanted` (a policy epoch) is in force, and prints what
+// it waits for.
 absl::Status AwaitChange(Context& context, int64_t wanted) {
   CtlIo& io = context.io;
   const Instant start = io.clock.Now();
@@ -279,7 +280,7 @@ absl::Status RunPolicySet(Context& context) {
                           context.server.GetPolicy());
   COHORT_RETURN_IF_ERROR(CheckNames(context.settings, before));
   v1::SetPolicyRequest request;
-  // Not into another run that has taken the port meanwhile.
+  // Prevents changing another run that has taken the port meanwhile.
   request.set_run_id(before.run_id());
   request.set_dry_run(context.arguments.Has("dry_run"));
   request.mutable_settings()->insert(context.settings.begin(),

@@ -8,7 +8,7 @@
 namespace cohort {
 namespace {
 
-// The one number that these requests answer, within a sentence.
+// Prints the one number that these requests return, within a sentence.
 absl::Status PrintVersion(Context& context, absl::string_view before,
                           int64_t version, absl::string_view after) {
   if (context.json) {

@@ -59,7 +59,8 @@ Json WorkersToJson(const v1::Status& status) {
   return workers;
 }
 
-// Bytes that are not UTF-8 are replaced: descriptions come from anywhere.
+// Bytes that are not UTF-8 are replaced, because descriptions come from
+// outside.
 std::string OneLine(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -6,18 +6,18 @@
 
 namespace cohort {
 
-// A server's state as cohortctl got it, at about one moment.
+// A server's state, read at about the same moment.
 struct Overview {
   std::string server;
   v1::Status status;
   v1::GetPolicyReply policy;
 };
 
-// The version from which the policy in force is in force: of the newest change,
-// 0 if there was none.
+// The version at which the policy in force took effect: that of the newest
+// change, or 0 if there was none.
 int64_t PolicyVersion(const v1::GetPolicyReply& policy);
 
-// Several lines, the workers included.
+// Several lines, including the workers.
 std::string OverviewText(const Overview& overview, bool bold);
 // One line, for a log.
 std::string OverviewLine(const Overview& overview);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr absl::Duration kIntervalDefault = absl::Seconds(2);
 
-// Moves a terminal's cursor home and blanks the screen.
+// Moves the terminal's cursor home and clears the screen.
 constexpr absl::string_view kClearScreen = "\x1b[H\x1b[2J";
 
 absl::StatusOr<Overview> Look(AdminClient& server) {

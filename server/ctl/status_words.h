@@ -8,25 +8,24 @@
 
 namespace cohort {
 
-// Parts of a status as people read them.
+// Parts of a status, formatted for people.
 
-// The name of the measure that has a value for each class.
+// The name of the measure with a value for each class.
 inline constexpr char kIouByClass[] = "IoU by class";
 
-// "nightly (3f2a)"; the identifier alone if the name has it in it, or if there
-// is none.
+// "nightly (3f2a)"; only the identifier if the name contains it or is absent.
 std::string RunText(const v1::Status& status);
-// The one that is trained, from 1; 0: there is none.
+// The epoch that is being trained, from 1; 0 if there is none.
 int64_t EpochNumber(const v1::Status& status);
 // "2 of 4, 37 % of it".
 std::string EpochText(const v1::Status& status);
 // "10 images/s, ETA 25 s".
 std::string RateText(const v1::Status& status);
-// The change under way and whom it waits for.
+// The change under way and what it waits for.
 std::string PendingText(const v1::GetPolicyReply& policy);
-// "0.3 s ago"; a rank that nobody ever held was never heard from.
+// "0.3 s ago"; "never" for a rank that was never held.
 std::string AgeText(const v1::WorkerStatus& worker);
-// Names and values of the newest evaluation, the one that counts first.
+// Names and values of the newest evaluation, the main measure first.
 std::vector<std::pair<std::string, std::string>> TestMeasures(
     const v1::Status& status);
 

@@ -22,11 +22,11 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// `text` as a terminal shows it bold, or as it is.
+// `text` in bold for a terminal, or unchanged.
 std::string Bold(absl::string_view text, bool bold);
 
-// What comes from other machines, without control characters: a name must not
-// move the cursor of an operator's terminal.
+// Text from other machines without control characters: a name must not move the
+// cursor of an operator's terminal.
 std::string Printable(absl::string_view text);
 
 }  // namespace cohort

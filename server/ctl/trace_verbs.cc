@@ -43,7 +43,7 @@ absl::Status RunTraceMerge(Context& context) {
   const std::string out =
       context.arguments.Value("out").value_or(std::string(kTraceDefault));
   absl::StatusOr<MergedTrace> result = MergeTraces(context.words, out);
-  // Of verbs, NotFound means that there is no such one.
+  // A verb's NotFound would mean that there is no such verb.
   if (absl::IsNotFound(result.status())) {
     return absl::FailedPreconditionError(result.status().message());
   }

@@ -22,77 +22,77 @@ struct ScreenSize {
   int rows = 24;
 };
 
-// Where cohortctl reads and writes; main and tests each make their own.
+// cohortctl's streams and environment. main and tests each make their own.
 struct CtlIo {
   // Results.
   std::ostream& out;
-  // Everything else: errors, and whom is waited for.
+  // Everything else: errors, and what a verb waits for.
   std::ostream& err;
   const Clock& clock;
-  // What this program was called as, for commands that it suggests.
+  // The name this program was called by, for commands that it suggests.
   std::string program = "cohortctl";
-  // Sleeps; returns false if Ctrl-C came.
+  // Sleeps; returns false after Ctrl-C.
   std::function<bool(absl::Duration)> pause;
-  // The number of the signal that came, once `pause` has returned false.
+  // The number of the signal, once `pause` has returned false.
   std::function<int()> signal = [] { return 0; };
-  // `out` may be rewritten in place, and coloured.
+  // True if `out` may be rewritten in place.
   bool terminal = false;
   bool color = false;
   // "NAME=value" each.
   absl::Span<const std::string> environment = {};
-  // Of the terminal, at this moment.
+  // The size of the terminal now.
   std::function<ScreenSize()> screen = [] { return ScreenSize(); };
 };
 
-// What a verb gets to work with.
+// The inputs and outputs of a verb.
 struct Context {
   AdminClient& server;
   const Arguments& arguments;
-  // Those behind the verb's name.
+  // The words after the verb's name.
   absl::Span<const std::string> words;
-  // Flags that are neither cohortctl's nor the verb's: settings of the run, or
-  // flags of the server.
+  // Flags that belong neither to cohortctl nor to the verb: settings of the
+  // run, or flags of the server.
   std::map<std::string, std::string> settings;
-  // Flags of the workers, by name, of a verb that starts them.
+  // Flags of the workers, by name, for a verb that starts them.
   std::map<std::string, std::string> worker_flags;
   absl::Duration timeout;
   bool json = false;
   CtlIo& io;
-  // cohortctl's if the verb returns no error, such as that of a program which
-  // it ran.
+  // cohortctl's exit code if the verb returns no error, such as that of a
+  // program which it ran.
   int exit_code = 0;
 };
 
-// One thing that cohortctl can do.
+// A command of cohortctl.
 struct Verb {
   // "status", or noun and verb: "policy set".
   absl::string_view name;
   absl::string_view summary;
-  // What stands in the help for words behind the name, such as "FILE...";
-  // empty: there may be none.
+  // Placeholder in help for words after the name, such as "FILE..."; empty if
+  // no words are allowed.
   absl::string_view words = {};
   std::vector<FlagSpec> flags;
-  // Any other flag is the name of a setting.
+  // If true, any other flag is the name of a setting.
   bool takes_settings = false;
-  // It starts a server and workers: any other flag is theirs.
+  // If true, it starts a server and workers, and any other flag is theirs.
   bool takes_program_flags = false;
-  // How the help calls what may stand behind "--"; empty: nothing may.
+  // Placeholder in help for words after "--"; empty if none are allowed.
   absl::string_view rest = {};
-  // It speaks to no server that runs already: --server is refused.
+  // If true, it contacts no running server, and --server is refused.
   bool local = false;
   std::vector<absl::string_view> examples;
-  // Errors decide the exit code: see ExitCodeForVerb.
+  // The status decides the exit code: see ExitCodeForVerb.
   absl::Status (*run)(Context& context) = nullptr;
 };
 
 // All verbs, in the order of the help.
 absl::Span<const Verb> Verbs();
-// The verb of that name, which must exist.
+// The verb with that name, which must exist.
 const Verb& VerbNamed(absl::string_view name);
 // Flags that every verb has.
 absl::Span<const FlagSpec> CommonFlags();
 
-// `status` with what to do next on a line of its own, if it is `code`.
+// `status`, with the next step added on its own line if it has `code`.
 absl::Status WithNext(const absl::Status& status, absl::StatusCode code,
                       absl::string_view next);
 

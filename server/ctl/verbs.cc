@@ -27,8 +27,8 @@ absl::Span<const FlagSpec> CommonFlags() {
   return kFlags;
 }
 
-// A verb is a function in a file of its own that returns its specification. A
-// new one is a line here.
+// Each verb is a function, in a file of its own, that returns its
+// specification. To add a verb, add a line here.
 #define COHORT_VERBS(VERB)    \
   VERB(RunVerb)               \
   VERB(StudyVerb)             \
@@ -59,8 +59,8 @@ COHORT_VERBS(COHORT_DECLARE_VERB)
 #undef COHORT_DECLARE_VERB
 
 absl::Span<const Verb> Verbs() {
-  // Built once, never changed; leaked, so that no order of destruction
-  // matters.
+  // Built once and never changed. Leaked, so that the order of destruction does
+  // not matter.
 #define COHORT_CALL_VERB(name) name(),
   static const std::vector<Verb>& verbs =
       *new std::vector<Verb>{COHORT_VERBS(COHORT_CALL_VERB)};

@@ -25,7 +25,7 @@ absl::StatusOr<int32_t> RankOf(const Arguments& arguments) {
       absl::StrCat("--rank: got '", *text, "', want 0 or more"));
 }
 
-// The life that holds a rank; 0 if nobody does.
+// The incarnation that holds a rank; 0 if the rank is vacant.
 int64_t HolderOf(const v1::Status& status, int32_t rank) {
   for (const v1::WorkerStatus& worker : status.workers()) {
     if (worker.rank() != rank) continue;
@@ -34,7 +34,7 @@ int64_t HolderOf(const v1::Status& status, int32_t rank) {
   return 0;
 }
 
-// Returns the version at which the life that holds the rank has gone.
+// Returns the version at which the incarnation that holds the rank has left.
 absl::StatusOr<int64_t> AwaitLeave(Context& context, int32_t rank,
                                    int64_t holder) {
   const Instant deadline = context.io.clock.Now() + context.timeout;
@@ -58,7 +58,7 @@ absl::StatusOr<int64_t> AwaitLeave(Context& context, int32_t rank,
   }
 }
 
-// Takes the rank from a worker, at once or after its step.
+// Takes the rank from a worker, at once or after its current step.
 absl::StatusOr<v1::EvictReply> Evict(Context& context, int32_t rank,
                                      bool after_step) {
   v1::EvictRequest request;

@@ -20,12 +20,12 @@ namespace cohort {
 namespace {
 
 constexpr size_t kChunkBytes = size_t{16} << 10;
-// One process that writes without end must not keep the others waiting.
+// Limit, so that one process that writes without end does not block the others.
 constexpr int kChunksAtOnce = 16;
-// What a child leaves with if it cannot become the program, as shells do.
+// Exit code of a child that cannot become the program, as in shells.
 constexpr int kExitNoExec = 127;
 
-// A file descriptor that closes itself, and that no program inherits.
+// A file descriptor that closes itself and is not inherited by programs.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -86,8 +86,8 @@ absl::Status OpenPipe(Pipe& pipe) {
   return absl::OkStatus();
 }
 
-// Signals that this process ignores or holds back would stay so in the
-// program, which could then not be stopped.
+// The program would inherit signals that this process ignores or blocks, and
+// could then not be stopped.
 void DefaultSignals() {
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGCHLD}) {
     signal(number, SIG_DFL);
@@ -97,28 +97,28 @@ void DefaultSignals() {
   sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// The child's part between fork and exec, where other threads are missing and
-// only the plainest calls of the system are safe.
+// Runs in the child between fork and exec, where other threads do not exist and
+// only async-signal-safe system calls are allowed.
 [[noreturn]] void BecomeProgram(char* const* arguments, pid_t parent,
                                 int nothing, int output, int failure) {
   setpgid(0, 0);
   DefaultSignals();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // The parent may have gone before that took effect.
+  // The parent may have ended before the prctl took effect.
   if (getppid() != parent) _exit(kExitNoExec);
   if (dup2(nothing, STDIN_FILENO) >= 0 && dup2(output, STDOUT_FILENO) >= 0 &&
       dup2(output, STDERR_FILENO) >= 0) {
     execv(arguments[0], arguments);
   }
   const int number = errno;
-  // A pipe takes these few bytes whole; if not, the parent sees code 127.
+  // A pipe takes these few bytes at once; if not, the parent sees code 127.
   [[maybe_unused]] const ssize_t written =
       write(failure, &number, sizeof(number));
   _exit(kExitNoExec);
 }
 
-// 0 once the program runs, otherwise the errno that kept it from it. Waits
-// until the pipe's other end is closed, which exec does.
+// Returns 0 once the program runs, otherwise the errno of the failed start.
+// Waits until the pipe's other end is closed, which exec does.
 int ExecError(int failure) {
   int number = 0;
   ssize_t got = 0;
@@ -153,7 +153,7 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
   const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (nothing.get() < 0) return SystemError("/dev/null", errno);
   fcntl(output.read.get(), F_SETFL, O_NONBLOCK);
-  // Made before the fork: the child must not allocate.
+  // Built before the fork, because the child must not allocate.
   std::vector<char*> arguments;
   arguments.reserve(command.size() + 1);
   for (const std::string& word : command) {
@@ -167,7 +167,8 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
     BecomeProgram(arguments.data(), parent, nothing.get(), output.write.get(),
                   failure.write.get());
   }
-  // Here too: a signal to the group may come before the child has made it.
+  // Also called here: a signal to the group may come before the child has set
+  // it.
   setpgid(pid, pid);
   failure.write.Close();
   const int error = ExecError(failure.read.get());
@@ -212,8 +213,8 @@ void ChildProcess::ReadLines(OnLine on_line) {
 std::optional<ProcessEnd> ChildProcess::TryReap(OnLine on_line) {
   if (reaped_) return std::nullopt;
   siginfo_t info = {};
-  // Looks without taking: while the process can still be waited for, no other
-  // one gets its number, so the group that is killed is its own.
+  // Checks without reaping. Until the process is reaped its number cannot be
+  // reused, so the signal goes to its own group.
   if (waitid(P_PID, static_cast<id_t>(pid_), &info,
              WEXITED | WNOHANG | WNOWAIT) != 0 ||
       info.si_pid != pid_) {

@@ -16,21 +16,22 @@ namespace cohort {
 
 // How a process ended.
 struct ProcessEnd {
-  // Its exit code; 128 + signal if a signal ended it, as shells tell it.
+  // Its exit code; 128 + signal if a signal ended it, as in shells.
   int code = 0;
-  // 0: it ended by itself.
+  // 0 if it ended by itself.
   int signal = 0;
 
   // "ended with exit code 3", "was ended by signal 9 (Killed)".
   std::string Text() const;
 };
 
-// A process that this one started, and all that it starts in turn: a process
-// group of its own, without a terminal, so that Ctrl-C reaches this process
-// alone. stdout and stderr come here, in the order they were written.
+// A process that this one started, with all its descendants. They are a process
+// group of their own, without a terminal, so that Ctrl-C reaches only this
+// process. stdout and stderr come here, in the order they were written.
 //
 // It never outlives this process: the system kills it when the thread that
-// started it ends, however that came. So that thread must live as long as it.
+// started it ends for any reason. So that thread must live as long as the
+// child.
 // Thread safety: none.
 class ChildProcess {
  public:
@@ -41,27 +42,27 @@ class ChildProcess {
   //   ResourceExhausted (no process or file left), Internal for the rest.
   static absl::StatusOr<std::unique_ptr<ChildProcess>> Start(
       absl::Span<const std::string> command);
-  // Kills what still runs, and waits for it.
+  // Kills the child if it still runs, and waits for it.
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
   pid_t pid() const { return pid_; }
-  // Readable when there is something for ReadLines; -1 at the end of output.
+  // Readable when ReadLines has something to read; -1 at the end of output.
   int output() const { return output_; }
 
-  // Gives out the lines that came since; does not wait.
+  // Passes the lines that have arrived to `on_line`; does not wait.
   void ReadLines(OnLine on_line);
-  // Once it has ended: gives out its last lines, kills what it left behind
-  // and tells how it ended. Does not wait.
+  // If the process has ended, passes on its last lines, kills remaining
+  // descendants and returns how it ended. Does not wait.
   std::optional<ProcessEnd> TryReap(OnLine on_line);
-  // To the whole group. Nothing happens once it is reaped.
+  // Signals the whole group. No-op once the process is reaped.
   void Signal(int number);
 
  private:
   ChildProcess(pid_t pid, int output) : pid_(pid), output_(output) {}
 
-  // Returns false if there is nothing more to read for now.
+  // Returns false if there is nothing to read for now.
   bool ReadOnce(OnLine on_line);
 
   const pid_t pid_;

@@ -7,14 +7,14 @@
 
 namespace cohort {
 
-// Makes lines of what a process wrote, however it was cut on its way.
-// A line that never ends is given out in pieces of 64 KiB.
+// Splits the output of a process into lines, however it arrives. A line without
+// an end is passed on in pieces of 64 KiB.
 class LineBuffer {
  public:
-  // Calls `on_line` with each line that is whole, without its end.
+  // Calls `on_line` with each complete line, without its newline.
   void Append(absl::string_view bytes,
               absl::FunctionRef<void(absl::string_view)> on_line);
-  // Gives out what is left: its writer is gone.
+  // Passes on the rest once the writer has ended.
   void Flush(absl::FunctionRef<void(absl::string_view)> on_line);
 
  private:

@@ -22,7 +22,7 @@
 namespace cohort {
 namespace {
 
-// How soon a process's end, and the server's address, are seen.
+// The delay until a process's end, or the server's address, is noticed.
 constexpr absl::Duration kRoundMax = absl::Milliseconds(50);
 
 // "folder/w.json" as "folder/w.1.json".
@@ -33,7 +33,8 @@ std::string NumberedFile(const std::string& file, int32_t number) {
   return (path.parent_path() / name).string();
 }
 
-// Several workers cannot write one timeline.
+// Numbers the file of --trace, because several workers cannot write one
+// timeline.
 std::vector<std::string> FlagsOfRank(std::vector<std::string> flags,
                                      int32_t rank) {
   constexpr absl::string_view kTrace = "--trace";
@@ -78,7 +79,7 @@ absl::Status Check(const ClusterSpec& spec) {
   return CheckFlags("workers", spec.worker_flags, {"server", "rank"});
 }
 
-// A port of its own, so that clusters do not meet, unless the user says which:
+// Adds a free port, so that clusters do not collide, unless the user sets one
 // by flag or by the variable that the server reads.
 void AddFreePort(absl::string_view name, absl::string_view variable,
                  std::vector<std::string>& flags) {
@@ -214,7 +215,7 @@ void LocalCluster::AwaitOutput(absl::Duration timeout) {
     if (child->output() < 0) continue;
     outputs.push_back({.fd = child->output(), .events = POLLIN});
   }
-  // Interrupted or not: what there is to do is looked for anew.
+  // An interrupted poll needs no handling: the caller checks everything again.
   poll(outputs.data(), outputs.size(),
        static_cast<int>(absl::ToInt64Milliseconds(timeout)));
 }
@@ -224,7 +225,7 @@ void LocalCluster::Tell(const ClusterProcess& process, absl::string_view line) {
 }
 
 void LocalCluster::ReadAll() {
-  // Over a copy: a hook may start a worker.
+  // Iterates over a copy, because a hook may start a worker.
   for (const ClusterProcess& process : Running()) {
     children_.at(process)->ReadLines(
         [&](absl::string_view line) { Tell(process, line); });
@@ -246,7 +247,7 @@ absl::Status LocalCluster::AwaitAddress() {
   if (server_end_.has_value()) return absl::OkStatus();
   std::ifstream file(absl::StrCat(scratch_, "/address"));
   std::string line;
-  // A line that has no end yet is still being written.
+  // A line without an end is still being written.
   if (!std::getline(file, line) || file.eof()) {
     if (clock_.Now() < deadline_) return absl::OkStatus();
     return absl::DeadlineExceededError(absl::StrCat(
@@ -287,7 +288,8 @@ void LocalCluster::AdvanceStop() {
   switch (phase_) {
     case Phase::kRunning:
       if (!server_end_.has_value()) return;
-      // Of one that was killed they hear nothing, and would seek it on.
+      // Workers hear nothing from a killed server and would keep trying to
+      // reach it.
       return Enter(server_end_->signal == 0 ? Phase::kWorkersLeave
                                             : Phase::kWorkersStop);
     case Phase::kServerStops:
@@ -306,7 +308,7 @@ void LocalCluster::AdvanceStop() {
 void LocalCluster::Stop() {
   RequestStop();
   while (!done()) {
-    // Its errors are about starting, which is over.
+    // Poll's errors are about starting, which is over.
     Poll(kRoundMax).IgnoreError();
   }
 }

@@ -33,65 +33,67 @@ struct ClusterProcess {
 struct ClusterSpec {
   ClusterPrograms programs;
   int32_t workers = 1;
-  // As on the command line, "--name=value" or "--name", "value". The cluster
-  // itself sets --workers and --address_file of the server, --server and
-  // --rank of the workers, and free ports unless others are asked for. Of
-  // several workers each has its own --trace: FILE.json is FILE.1.json.
+  // As on the command line: "--name=value", or "--name", "value". The cluster
+  // itself sets --workers and --address_file of the server, --server and --rank
+  // of the workers, and free ports unless ports are given. With several workers
+  // each has its own --trace: FILE.json becomes FILE.1.json.
   std::vector<std::string> server_flags;
   std::vector<std::string> worker_flags;
-  // Until the server listens; restoring a large checkpoint takes its time.
+  // Limit on the time until the server listens; restoring a large checkpoint
+  // takes time.
   absl::Duration listen_patience = absl::Minutes(5);
-  // Between a request to end and the kill; and between the server's end and
-  // that request, since workers end themselves once they have heard of it.
+  // Time between a request to end and the kill. Also the time between the
+  // server's end and that request, because workers end by themselves once they
+  // learn of it.
   absl::Duration stop_patience = absl::Seconds(20);
 };
 
-// What one hears of a cluster, on the thread that polls it. They may call
-// anything of the cluster but Poll and Stop.
+// Callbacks of a cluster, run on the thread that polls it. They may call any
+// method of the cluster except Poll and Stop.
 struct ClusterHooks {
   std::function<void(const ClusterProcess&, pid_t)> on_start;
-  // A line of stdout or stderr.
+  // Called with a line of stdout or stderr.
   std::function<void(const ClusterProcess&, absl::string_view)> on_line;
-  // After its last line.
+  // Called after the process's last line.
   std::function<void(const ClusterProcess&, const ProcessEnd&)> on_end;
 };
 
 // A server and its workers as processes of this machine. The workers are
-// started once the server listens. Nothing is started again by itself:
-// StartWorker does that.
+// started once the server listens. The cluster never restarts a process by
+// itself; StartWorker does.
 //
-// Everything happens within Poll, which is to be called until done():
+// All work happens in Poll, which must be called until done():
 //
 //   while (!(*cluster)->done()) {
 //     COHORT_RETURN_IF_ERROR((*cluster)->Poll(absl::Milliseconds(100)));
 //   }
 //
-// Once the server has ended, the workers are given time to end themselves and
-// are ended after it. Several clusters may be polled in turn. None of the
-// processes outlives this one; the thread that polls must outlive them.
+// Once the server has ended, the workers get time to end by themselves and are
+// then stopped. Several clusters may be polled in turn. None of the processes
+// outlives this one; the thread that polls must outlive them.
 // Thread safety: none.
 class LocalCluster {
  public:
   // Starts the server. `clock` must outlive the cluster.
-  // Errors: InvalidArgument, a flag that the cluster itself sets, or no
-  //   worker; those of ChildProcess::Start; Internal, no scratch folder.
+  // Errors: InvalidArgument: a flag that the cluster itself sets, or no worker;
+  //   those of ChildProcess::Start; Internal: no scratch folder.
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(
       ClusterSpec spec, ClusterHooks hooks, const Clock& clock);
-  // Kills what still runs.
+  // Kills the processes that still run.
   ~LocalCluster();
   LocalCluster(const LocalCluster&) = delete;
   LocalCluster& operator=(const LocalCluster&) = delete;
 
-  // Waits at most `timeout` (and never longer than 50 ms) for something to
-  // happen, and does what follows from it.
-  // Errors, told once each, after which the cluster stops itself (poll on
-  //   until done()): DeadlineExceeded, the server does not listen; those of
-  //   ChildProcess::Start for a worker.
+  // Waits at most `timeout` (and never longer than 50 ms) for an event, and
+  // reacts to it.
+  // Errors, returned once each: DeadlineExceeded: the server does not listen;
+  //   those of ChildProcess::Start for a worker. The cluster then stops itself;
+  //   poll on until done().
   absl::Status Poll(absl::Duration timeout);
 
-  // All processes have ended, and none will be started.
+  // True once all processes have ended and none will be started.
   bool done() const;
-  // Where the server listens; empty before.
+  // The server's address; empty before it listens.
   const std::string& address() const { return address_; }
   // How the server ended; absent while it runs.
   const std::optional<ProcessEnd>& server_end() const { return server_end_; }
@@ -99,28 +101,29 @@ class LocalCluster {
     return children_.contains(process);
   }
   int32_t workers_running() const;
-  // What starts the worker of a rank; empty before the server listens.
+  // The command that starts the worker of a rank; empty before the server
+  // listens.
   std::vector<std::string> WorkerCommand(int32_t rank) const;
 
   // Starts the worker of a rank again.
-  // Errors: FailedPrecondition, it runs, the server does not listen or has
+  // Errors: FailedPrecondition: it runs, the server does not listen or has
   //   ended, or the cluster stops; those of ChildProcess::Start.
   absl::Status StartWorker(int32_t rank);
 
-  // Asks the server to end, then the workers; kills those that do not end
-  // within the spec's patience. Returns at once: Poll does it.
+  // Stops the server, then the workers, and kills those that do not end within
+  // the spec's patience. Returns at once; Poll does the work.
   void RequestStop();
-  // The same, and waits for the end.
+  // Requests a stop and waits for the end.
   void Stop();
 
  private:
   enum class Phase {
     kRunning,
-    // It was asked to end.
+    // The server was asked to end.
     kServerStops,
-    // It has ended; they end themselves.
+    // The server has ended; the workers end by themselves.
     kWorkersLeave,
-    // They were asked to end.
+    // The workers were asked to end.
     kWorkersStop,
   };
 
@@ -147,7 +150,7 @@ class LocalCluster {
   const Clock& clock_;
 
   Phase phase_ = Phase::kRunning;
-  // Of the phase; before the address is known, of that.
+  // Deadline of the phase, or of the address while it is unknown.
   Instant deadline_;
   // Holds the address file; empty once it is removed.
   std::string scratch_;

@@ -4,15 +4,15 @@
 
 namespace cohort {
 
-// What one look of `cohortctl doctor` found.
+// The result of one check of `cohortctl doctor`.
 struct Check {
   enum class Result { kOk, kWarning, kFailed, kSkipped };
 
-  // What was looked at, such as "clock".
+  // The name of the check, such as "clock".
   std::string name;
   Result result = Result::kOk;
   std::string found;
-  // What helps; empty if nothing is wrong.
+  // How to fix it; empty if nothing is wrong.
   std::string fix;
 };
 

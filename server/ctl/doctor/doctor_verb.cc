@@ -20,7 +20,7 @@
 namespace cohort {
 namespace {
 
-// Nobody waits a minute for each of a doctor's questions.
+// Shorter than the default timeout, because there are several checks.
 constexpr absl::Duration kAnswerMax = absl::Seconds(5);
 
 absl::string_view ResultName(Check::Result result) {
@@ -79,7 +79,7 @@ void AddMachineChecks(const Arguments& arguments, std::vector<Check>& checks) {
   }
 }
 
-// `text` in lines of whole words, of at most `columns` where words allow.
+// `text` as lines of whole words, of at most `columns` where words allow.
 std::vector<std::string> Wrapped(absl::string_view text, size_t columns) {
   std::vector<std::string> lines;
   for (const absl::string_view word : absl::StrSplit(text, ' ')) {
@@ -92,8 +92,8 @@ std::vector<std::string> Wrapped(absl::string_view text, size_t columns) {
   return lines;
 }
 
-// Columns that the table's last cells have on a terminal, and its sentences;
-// elsewhere a line is a line, for who searches it.
+// Widths of the table's last column and of sentences on a terminal. Elsewhere
+// lines are not wrapped, so that they can be searched.
 struct Widths {
   size_t found = std::string::npos / 2;
   size_t sentence = std::string::npos / 2;
@@ -151,7 +151,7 @@ absl::Status RunDoctor(Context& context) {
   } else {
     context.io.out << ChecksText(checks, context.io);
   }
-  // The table has said all there is to say.
+  // No error is returned, because the table has already shown every problem.
   context.exit_code = AnyFailed(checks) ? kExitFailure : kExitOk;
   return absl::OkStatus();
 }

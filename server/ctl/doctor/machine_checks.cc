@@ -24,13 +24,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kMib = uint64_t{1} << 20;
-// A worker takes a few connections, each a file; libraries take the rest.
+// A worker needs a few connections, each one file; libraries need the rest.
 constexpr uint64_t kOpenFilesMin = 1024;
-// A small network's checkpoints; below it the next one may already fail.
+// Room for a small network's checkpoints; with less the next one may fail.
 constexpr uint64_t kRoomMin = 100 * kMib;
 constexpr uint64_t kRoomWanted = 1024 * kMib;
 constexpr double kMemoryShareMax = 0.9;
-// A disk that is full, or a quota, may still take an empty file.
+// With a full disk or quota, an empty file may still be written.
 constexpr size_t kProbeBytes = size_t{256} << 10;
 
 std::string Mib(uint64_t bytes) { return absl::StrCat(bytes / kMib, " MiB"); }
@@ -43,7 +43,7 @@ Check Failed(const std::string& name, const std::string& found,
           .fix = fix};
 }
 
-// The folder itself, or that in which it would be made.
+// The folder itself, or the one in which it would be created.
 fs::path Existing(fs::path folder) {
   std::error_code error;
   folder = fs::absolute(folder, error);
@@ -53,7 +53,7 @@ fs::path Existing(fs::path folder) {
   return folder;
 }
 
-// Writes a file and removes it. Returns the errno of what failed, or 0.
+// Writes a file and removes it. Returns the errno of the failed call, or 0.
 int Probe(const fs::path& folder) {
   std::string path = (folder / ".cohort-doctor-XXXXXX").string();
   const int file = mkostemp(path.data(), O_CLOEXEC);
@@ -79,7 +79,7 @@ std::optional<uint64_t> ReadNumber(const fs::path& path) {
   return number;
 }
 
-// The folder of this process's group for memory, and the names of its files.
+// The memory control group's folder of this process, and its file names.
 struct MemoryFiles {
   fs::path folder;
   const char* limit = "";
@@ -93,7 +93,7 @@ std::optional<MemoryFiles> FindMemoryFiles(const std::string& root) {
     const size_t colon = line.rfind(':');
     if (colon == std::string::npos) continue;
     const fs::path own = fs::path(line.substr(colon + 1)).relative_path();
-    // Within a container the path may be that of the host.
+    // Inside a container the path may be that of the host.
     const auto at = [&own](const fs::path& mount) {
       std::error_code error;
       return fs::exists(mount / own, error) ? mount / own : mount;
@@ -193,7 +193,7 @@ std::optional<MemoryUse> ReadMemoryUse(const std::string& root) {
   const std::optional<uint64_t> used = ReadNumber(files->folder / files->used);
   if (!used.has_value()) return std::nullopt;
   MemoryUse use{.used_bytes = *used};
-  // Version 2 says "max", version 1 a number that no machine has.
+  // Version 2 says "max", version 1 a number larger than any machine's memory.
   use.limit_bytes = ReadNumber(files->folder / files->limit);
   constexpr uint64_t kNoLimit = uint64_t{1} << 60;
   if (use.limit_bytes.has_value() && *use.limit_bytes >= kNoLimit) {

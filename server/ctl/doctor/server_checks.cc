@@ -29,7 +29,8 @@ namespace {
 constexpr int kHttpStatusOk = 200;
 // The default of --ops_listen.
 constexpr absl::string_view kOpsPort = "7071";
-// Timelines and logs of several machines cannot be read together beyond this.
+// With a larger difference, timelines and logs of several machines cannot be
+// read together.
 constexpr absl::Duration kClockWarning = absl::Seconds(1);
 constexpr absl::Duration kClockFailure = absl::Minutes(5);
 
@@ -76,7 +77,7 @@ std::string FixOf(int error, const std::string& address) {
   }
 }
 
-// "0.1.0" of "0.1.0 (commit 0f79f3a0b1c2)".
+// The release of a build: "0.1.0" for "0.1.0 (commit 0f79f3a0b1c2)".
 absl::string_view ReleaseOf(absl::string_view build) {
   return build.substr(0, build.find(' '));
 }
@@ -91,7 +92,7 @@ Check CheckAddress(const std::string& address, absl::Duration timeout) {
               std::string(parts.status().message()),
               "pass --server=HOST:PORT, such as 127.0.0.1:7070");
   }
-  // The system wants an IPv6 address without its brackets.
+  // getaddrinfo takes an IPv6 address without its brackets.
   const std::string host(
       absl::StripSuffix(absl::StripPrefix(parts->host, "["), "]"));
   const std::string port = absl::StrCat(parts->port);
@@ -144,7 +145,7 @@ Check CheckRun(const v1::Status& status) {
                     absl::StrCat("it ended before its last image: ", state),
                     "if it is to go on, start the server again with --resume");
   }
-  // An older server has only the sentence.
+  // An older server sends only the sentence.
   const bool waits = status.phase().empty()
                          ? absl::StartsWith(status.state(), "waiting")
                          : status.phase() == "waiting";
@@ -172,7 +173,7 @@ Check CheckRun(const v1::Status& status) {
 }
 
 Check CheckVersions(absl::string_view own, const v1::Status& status) {
-  // By build, those that have it.
+  // By build: the processes that have it.
   std::map<std::string, std::vector<std::string>> others;
   const auto add = [&](const std::string& build, const std::string& who) {
     const std::string said =
@@ -208,7 +209,7 @@ Check CheckClock(const v1::Status& status, absl::Time asked,
     return Of("clock", Check::Result::kSkipped, "the server does not tell it");
   }
   const absl::Time server = absl::FromUnixMicros(status.server_unix_us());
-  // By how much it lies outside of the call.
+  // How far the server's time lies outside of the call.
   absl::Duration off;
   if (server < asked) off = asked - server;
   if (server > answered) off = server - answered;
@@ -256,7 +257,7 @@ OpsAddress OpsAddressOf(const std::optional<std::string>& named,
   }
   const std::string& told = status.ops_address();
   if (told.empty()) return {.from = OpsAddress::From::kServer};
-  // One that listens everywhere is where the server is, seen from here.
+  // If it listens everywhere, use the host under which the server was reached.
   const size_t colon = told.rfind(':');
   const std::string own = told.substr(0, colon);
   const bool everywhere = own == "0.0.0.0" || own == "[::]" || own == "*";

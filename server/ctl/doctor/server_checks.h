@@ -11,41 +11,42 @@
 
 namespace cohort {
 
-// Whether an address can be understood, its name be found and a connection be
-// made to it within `timeout`.
+// Checks whether an address is valid, its name can be resolved and a connection
+// can be made within `timeout`.
 Check CheckAddress(const std::string& address, absl::Duration timeout);
 
-// Whether what listens is a Cohort server, by how it answered GetStatus.
+// Checks whether the listener is a Cohort server, by its answer to GetStatus.
 Check CheckServer(const absl::Status& answer, const v1::Status& status);
 
-// Whether the run goes on: failed while it waits for workers that are away, a
-// warning while one that is there holds it up.
+// Checks whether the run goes on: failed while it waits for workers that are
+// away, a warning while a worker that is present delays it.
 Check CheckRun(const v1::Status& status);
 
-// Whether this program, the server and the workers are of one build.
+// Checks whether this program, the server and the workers are of one build.
 Check CheckVersions(absl::string_view own, const v1::Status& status);
 
-// Whether the server's clock and this machine's agree: the server read its own
-// between `asked` and `answered`.
+// Checks whether the clocks of the server and this machine agree: the server
+// read its clock between `asked` and `answered`.
 Check CheckClock(const v1::Status& status, absl::Time asked,
                  absl::Time answered);
 
-// Whether all workers are there.
+// Checks whether all workers are present.
 Check CheckWorkers(const v1::Status& status);
 
-// An operations port, and who says that it is there.
+// The address of an operations port, and its source.
 struct OpsAddress {
   enum class From { kFlag, kServer, kGuess };
-  // host:port; empty: the server says that it has none.
+  // host:port; empty if the server says that it has none.
   std::string address;
   From from = From::kGuess;
 };
 
-// `named`: what the user gave as --ops. `server`: where the server was reached.
+// `named` is the user's --ops. `server` is the address where the server was
+// reached.
 OpsAddress OpsAddressOf(const std::optional<std::string>& named,
                         const std::string& server, const v1::Status& status);
 
-// Whether an operations port answers and is ready.
+// Checks whether an operations port answers and is ready.
 Check CheckOpsPort(const OpsAddress& ops, absl::Duration timeout);
 
 }  // namespace cohort

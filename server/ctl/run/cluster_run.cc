@@ -16,18 +16,18 @@ namespace cohort {
 namespace {
 
 constexpr absl::Duration kRound = absl::Milliseconds(50);
-// What ended a worker may be about to end the server, whose exit code is then
-// the better one.
+// The cause of a worker's end may also be about to end the server, whose exit
+// code then says more.
 constexpr absl::Duration kServerEndMax = absl::Seconds(5);
-// It is on this machine; nothing else may wait for its answer for long.
+// The server is on this machine; nothing else may wait long for its answer.
 constexpr absl::Duration kAskMax = absl::Seconds(2);
 
-// A process with the same flags would end so again.
+// True if a process with the same flags would end in the same way.
 bool EndsSoAgain(const ProcessEnd& end) {
   return end.code == kExitUsage || end.code == kExitConfig;
 }
 
-// Why a server ended before anybody could reach it.
+// Explains why a server ended before it could be reached.
 std::string WhyNotListening(const ProcessEnd& end) {
   constexpr absl::string_view kAbove =
       "it did not come to listen; why stands above";
@@ -38,7 +38,7 @@ std::string WhyNotListening(const ProcessEnd& end) {
                       "server: run --epochs=2 -- --model=cnn");
 }
 
-// Of a server that was killed and had a place for checkpoints.
+// For a server that was killed and had a folder for checkpoints.
 std::string HowToGoOn(const ClusterSpec& spec, const ProcessEnd& end) {
   const bool keeps =
       std::any_of(spec.server_flags.begin(), spec.server_flags.end(),
@@ -89,7 +89,7 @@ absl::StatusOr<int> ClusterRun::Run() {
 void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
   screen_.RecordEnd(process, end);
   if (process.is_server()) {
-    // As it was asked to.
+    // The server ended as requested.
     const bool stopped = stopping_ && end.signal == SIGTERM;
     if (end.code == 0 || interrupted_ || stopped) return;
     const bool listened = !cluster_->address().empty();
@@ -100,14 +100,14 @@ void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
   }
   if (end.code == 0) return OnWorkerLeft(process);
   if (cluster_->server_end().has_value() || stopping_ || given_up_) {
-    // One that is stopped is told by its signal's number.
+    // If it was stopped, its signal number needs no message.
     if (end.signal == 0 || !stopping_) screen_.ShowEnd(process, end, "");
     return;
   }
   OnWorkerLost(process, end);
 }
 
-// One that was drained, as against one whose run is over.
+// Reports a worker that was drained, but not one whose run is over.
 void ClusterRun::OnWorkerLeft(const ClusterProcess& worker) {
   if (cluster_->server_end().has_value() || stopping_ || given_up_) return;
   const absl::StatusOr<v1::Status> status =
@@ -120,8 +120,8 @@ void ClusterRun::OnWorkerLeft(const ClusterProcess& worker) {
                    cluster_->address(), " and --rank=", worker.rank));
 }
 
-// The server's word counts: its policy may have been changed while it runs,
-// and a checkpoint brings its own.
+// The server's setting takes precedence: its policy may have been changed while
+// it runs, and a checkpoint has its own.
 std::string ClusterRun::OnWorkerLoss() const {
   AdminClient server(cluster_->address(), kAskMax);
   const absl::StatusOr<v1::GetPolicyReply> policy = server.GetPolicy();
@@ -198,11 +198,11 @@ absl::StatusOr<int> ClusterRun::Outcome() const {
                     ? "nothing was kept to go on from; --checkpoint_dir=DIR "
                       "keeps it"
                     : absl::StrCat("to go on: ", options_.resume_command));
-    // That it was killed, or could not keep its state, counts more.
+    // If the server was killed, or could not save its state, that matters more.
     const bool as_asked = server.code == 0 || server.signal == SIGTERM;
     return as_asked ? 128 + io_.signal() : server.code;
   }
-  // The server was stopped for the worker's sake.
+  // The server was stopped because of the worker.
   if (given_up_.has_value() && stopping_) return given_up_->code;
   return server.code;
 }

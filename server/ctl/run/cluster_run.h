@@ -16,34 +16,34 @@ namespace cohort {
 
 struct ClusterRunOptions {
   ClusterSpec spec;
-  // A rank is started again at most this often.
+  // Limit on restarts of each rank.
   int32_t max_restarts = 3;
-  // What the server does about a lost worker, if it cannot be asked: "wait"
-  // or "continue".
+  // The server's reaction to a lost worker, used if it cannot be queried:
+  // "wait" or "continue".
   std::string on_worker_loss = "wait";
-  // Command that goes on where a stopped run was; empty: nothing was kept.
+  // Command that continues a stopped run; empty if nothing was saved.
   std::string resume_command;
 };
 
 // One run of a cluster on this machine, from its start to its end.
 //
 // A worker that dies is started again if the server waits for it, unless it
-// would die again: it ended with the code of a wrong command line or value, or
-// was started again often enough. Then the run is stopped.
+// would die again: it ended with the code for a wrong command line or value, or
+// has used up its restarts. Then the run is stopped.
 class ClusterRun {
  public:
   // Both must outlive it.
   ClusterRun(ClusterRunOptions options, RunScreen& screen, CtlIo& io);
 
-  // Returns the exit code: the server's; the worker's for which the run was
-  // stopped; 128 + the signal's number if a signal stopped it and the server
-  // ended well.
+  // Returns the exit code: the server's; or that of the worker for which the
+  // run was stopped; or 128 + the signal's number if a signal stopped it and
+  // the server ended well.
   // Errors: those of LocalCluster.
   absl::StatusOr<int> Run();
 
  private:
-  // The run ends for the sake of a worker, if the server does not end it for
-  // a reason of its own before `deadline`.
+  // The run ends because of a worker, unless the server ends it for a reason of
+  // its own before `deadline`.
   struct GivenUp {
     int code = 0;
     Instant deadline;

@@ -17,11 +17,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Enough to see what a worker died of.
+// Enough lines to see why a worker died.
 constexpr size_t kLastLines = 8;
 
-// Terminal colours that are told apart on dark and on light; the server's is
-// bold.
+// Terminal colours that can be told apart on dark and light backgrounds; the
+// server's is bold.
 constexpr absl::string_view kServerColor = "\x1b[1m";
 constexpr std::array<absl::string_view, 6> kWorkerColors = {
     "\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[32m", "\x1b[34m", "\x1b[31m"};
@@ -31,7 +31,7 @@ std::string OneLine(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// Of a log's line; empty if it has none.
+// A field of a log line; empty if it is absent.
 std::string Field(const Json& line, const char* name) {
   const auto found = line.find(name);
   return found != line.end() && found->is_string() ? found->get<std::string>()
@@ -116,7 +116,7 @@ void RunScreen::ShowLine(const ClusterProcess& process,
 }
 
 void RunScreen::ShowStart(const ClusterProcess& process, pid_t pid) {
-  // Of the last life of this rank.
+  // These lines are from the last incarnation of this rank.
   last_lines_.erase(process);
   if (json_) {
     io_.out << OneLine({{"event", "started"},

@@ -14,31 +14,31 @@
 
 namespace cohort {
 
-// A line of a log in JSON as its message, behind the level if that is above
-// info; any other line as it is.
+// The message of a JSON log line, after its level if that is above info; any
+// other line unchanged.
 std::string LogLineText(absl::string_view line);
 
-// What `cohortctl run` shows of its processes and of what it does itself.
+// The output of `cohortctl run`: lines of its processes and its own messages.
 //
-// Lines of the processes go to io.out, each behind its process's name; what
-// `run` has to say goes to io.err. With a folder for logs, each process's lines
-// go into a file of its own as they were written, and only the server's are
-// shown, without a name. With JSON everything goes to io.out, an object a line.
+// Lines of the processes go to io.out, each prefixed with its process's name;
+// messages of `run` go to io.err. With a folder for logs, each process's lines
+// go unchanged into a file of their own, and only the server's are shown,
+// without a prefix. With JSON everything goes to io.out, one object a line.
 class RunScreen {
  public:
-  // `io` must outlive it. An empty `log_dir`: no logs.
+  // `io` must outlive it. If `log_dir` is empty, no logs are written.
   RunScreen(CtlIo& io, bool json, std::string log_dir, int32_t workers);
 
-  // Makes the folder. Errors: FailedPrecondition, it cannot be written.
+  // Creates the folder. Errors: FailedPrecondition: it cannot be written.
   absl::Status OpenLogs();
 
   void ShowLine(const ClusterProcess& process, absl::string_view line);
   void ShowStart(const ClusterProcess& process, pid_t pid);
-  // Says how a process ended, and what became of that; for one whose lines
-  // are not shown, the last of them too.
+  // Reports how a process ended and the consequence. If its lines are not
+  // shown, also prints the last of them.
   void ShowEnd(const ClusterProcess& process, const ProcessEnd& end,
                absl::string_view consequence);
-  // To JSON's readers alone: the others have the process's own word for it.
+  // Reports the end in JSON only; otherwise the process's own lines show it.
   void RecordEnd(const ClusterProcess& process, const ProcessEnd& end);
   void Say(absl::string_view text);
 
@@ -52,7 +52,7 @@ class RunScreen {
   CtlIo& io_;
   const bool json_;
   const std::string log_dir_;
-  // Of the longest name of a process.
+  // Length of the longest process name.
   const size_t name_width_;
   std::map<ClusterProcess, std::ofstream> logs_;
   std::map<ClusterProcess, std::deque<std::string>> last_lines_;

@@ -14,7 +14,7 @@ namespace cohort {
 namespace {
 
 constexpr int32_t kWorkersDefault = 2;
-// One machine holds no more.
+// More do not fit on one machine.
 constexpr int32_t kWorkersMax = 999;
 constexpr int32_t kRestartsDefault = 3;
 constexpr int32_t kRestartsMax = 1'000'000;
@@ -51,7 +51,7 @@ std::vector<std::string> Typed(
   return flags;
 }
 
-// The command line of this run, made to go on from its checkpoints.
+// The command line that continues this run from its checkpoints.
 std::string ResumeCommand(const Context& context) {
   if (!context.settings.contains("checkpoint_dir")) return "";
   std::string command = absl::StrCat(context.io.program, " run");

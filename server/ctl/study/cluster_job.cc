@@ -20,7 +20,7 @@
 namespace cohort {
 namespace {
 
-// What the study sets for each run.
+// Flags that the study sets for each run.
 constexpr std::array<const char*, 13> kOwnFlags = {
     "aggregation", "staleness",   "normalization", "bn_statistics",  "seed",
     "workers",     "results_dir", "address_file",  "exit_when_done", "order",
@@ -87,9 +87,9 @@ class ClusterJob final : public StudyJob {
   }
 
   void OnLine(const ClusterProcess& process, absl::string_view line) {
-    // An early look must show what there is.
+    // Flushed, so that the log is current while the run goes on.
     logs_[process] << line << std::endl;
-    // What a program says of its own end counts more than the hint below it.
+    // A program's message about its own end says more than the hint after it.
     for (const char* program : {"cohort-server: ", "cohort-worker: "}) {
       if (absl::StartsWith(line, program)) told_[process] = std::string(line);
     }
@@ -107,7 +107,7 @@ class ClusterJob final : public StudyJob {
     const auto told = told_.find(process);
     const std::string& last =
         told == told_.end() ? last_line_[process] : told->second;
-    // Started again it would end so again.
+    // A restart would end in the same way.
     const bool refused = end.code == kExitUsage || end.code == kExitConfig;
     return absl::Status(
         refused ? absl::StatusCode::kInvalidArgument
@@ -130,7 +130,7 @@ class ClusterJob final : public StudyJob {
     return folder_.MarkDone(run_);
   }
 
-  // The first failure is the cause of those that follow.
+  // Keeps the first failure, which is the cause of the later ones.
   void Fail(const absl::Status& status) { status_.Update(status); }
 
   // Fixed after construction.
@@ -162,7 +162,7 @@ absl::Status CheckOwn(const std::vector<std::string>& flags,
   return absl::OkStatus();
 }
 
-// The rate as given; nothing if it is not.
+// The rate as given; nullopt if it is not given.
 std::optional<double> LearningRate(const StudyFlags& flags) {
   for (const std::string& flag : flags.server) {
     double rate = 0;

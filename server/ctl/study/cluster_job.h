@@ -13,8 +13,8 @@
 
 namespace cohort {
 
-// The flags of a run's server, and of its workers: what all runs share, then
-// what this one is about.
+// The flags of a run's server, and of its workers: first those that all runs
+// share, then those of this run.
 std::vector<std::string> ServerFlags(const StudyRun& run,
                                      const StudyFlags& flags,
                                      const std::string& results_dir);
@@ -30,10 +30,10 @@ struct ClusterJobOptions {
   StudyFlags flags;
 };
 
-// Starts a run as processes of this machine. What they write goes into
-// server.log and worker-N.log of the run's folder, which is emptied first. A
-// worker that dies ends the run. Once it is over and its results can be read,
-// it is marked as done; its model is not kept, for a study is about numbers.
+// Starts a run as processes of this machine. Their output goes into server.log
+// and worker-N.log of the run's folder, which is emptied first. A worker that
+// dies ends the run. Once the run is over and its results can be read, it is
+// marked as done. Its model is deleted, because a study needs only numbers.
 //
 // `folder` and `clock` must outlive the job.
 // Errors: those of StudyFolder, LocalCluster::Start and of opening the logs.

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kTwoSided95 = 0.975;
 
-// Boost throws by default where the quantile of a tiny `df` exceeds a double.
+// By default Boost throws if the quantile of a tiny `df` exceeds a double.
 using InfiniteOnOverflow = boost::math::policies::policy<
     boost::math::policies::overflow_error<boost::math::policies::ignore_error>>;
 
@@ -24,7 +24,7 @@ double MeanOf(absl::Span<const double> values) {
   return sum / static_cast<double>(values.size());
 }
 
-// Of the mean, squared: s^2 / n.
+// The squared standard error of the mean: s^2 / n.
 double ErrorSquared(absl::Span<const double> values) {
   const double mean = MeanOf(values);
   const auto n = static_cast<double>(values.size());

@@ -10,12 +10,12 @@
 
 namespace cohort {
 
-// Student's t: the value that a share `p` of the distribution with `df` degrees
-// of freedom lies below. 0 < p < 1, df > 0. Within 1e-9.
+// Student's t quantile: the value below which a share `p` of the distribution
+// with `df` degrees of freedom lies. 0 < p < 1, df > 0. Accurate to 1e-9.
 // Source: Boost.Math.
 double StudentQuantile(double p, double df);
 
-// A mean and how sure it is.
+// A mean with its confidence interval.
 struct Estimate {
   int64_t n = 0;
   double mean = 0;
@@ -30,19 +30,19 @@ Estimate EstimateMean(absl::Span<const double> values);
 // "91.23 ± 0.45", with `decimals` digits; "91.23" for one value.
 std::string ToText(const Estimate& estimate, int decimals);
 
-// By seed.
+// Values by seed.
 using SeedValues = std::map<int64_t, double>;
 
 Estimate EstimateMean(const SeedValues& values);
 
-// How far one is above another.
+// The difference of two means.
 struct Difference {
   Estimate estimate;
-  // By seeds that both have, so that what a seed does to both cancels.
-  // Otherwise Welch's interval.
+  // If true, only seeds that both have are compared, so that a seed's effect on
+  // both cancels. Otherwise the interval is Welch's.
   bool paired = false;
 
-  // The interval holds 0, or there is none: no difference was shown.
+  // True if the interval contains 0, or there is none: no difference was shown.
   bool WithinNoise() const;
 };
 

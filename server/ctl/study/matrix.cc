@@ -15,7 +15,7 @@ namespace {
 
 constexpr char kSync[] = "sync";
 
-// Collects runs, each once.
+// Collects runs without duplicates.
 class PlanBuilder {
  public:
   void Add(StudyRun run) {
@@ -35,7 +35,8 @@ class PlanBuilder {
     }
   }
 
-  // Takes out kinds that there cannot be; false if there can be no such run.
+  // Removes invalid kinds of statistics; returns false if the run itself is
+  // invalid.
   bool Possible(StudyRun& run) {
     const std::string& aggregation = run.policy.aggregation;
     if (aggregation == kSync) return true;
@@ -53,7 +54,7 @@ class PlanBuilder {
     return !run.kinds.empty();
   }
 
-  // Gives runs that are the same one name.
+  // Gives identical runs the same name.
   void Unify(StudyRun& run) {
     if (run.policy.aggregation != kSync) return;
     run.policy.staleness.clear();

@@ -9,15 +9,14 @@
 
 namespace cohort {
 
-// What evaluation calls the batch's own statistics: no candidate, but what
-// moving statistics are compared with.
+// Evaluation's name for the batch's own statistics. It is not a candidate;
+// moving statistics are compared with it.
 inline constexpr char kOwnBatch[] = "batch";
 
-// How a run combines what its workers compute; words are those of the server's
-// flags.
+// How a run combines its workers' results, in the words of the server's flags.
 struct StudyPolicy {
   std::string aggregation;
-  // Empty under sync, where nothing is stale.
+  // Empty under sync, where no push is stale.
   std::string staleness;
   std::string normalization;
 
@@ -26,7 +25,7 @@ struct StudyPolicy {
   friend auto operator<=>(const StudyPolicy&, const StudyPolicy&) = default;
 };
 
-// Under what circumstances policies are compared with each other.
+// The conditions under which policies are compared.
 struct StudyCondition {
   std::string order;
   int64_t workers = 0;
@@ -39,8 +38,8 @@ struct StudyCondition {
                           const StudyCondition&) = default;
 };
 
-// One run: a server and its workers. The kinds of statistics are kept side by
-// side in it, for they never touch the weights.
+// One run: a server and its workers. One run keeps all kinds of statistics side
+// by side, because they never affect the weights.
 struct StudyRun {
   StudyPolicy policy;
   StudyCondition condition;
@@ -48,12 +47,12 @@ struct StudyRun {
   // Without kOwnBatch, which every run evaluates.
   std::vector<std::string> kinds;
 
-  // Tells it from all others of a study whatever its kinds, and is a file
-  // name: "sync-global-shuffled-w4-b2-s1".
+  // Unique within a study except for the kinds, and usable as a file name:
+  // "sync-global-shuffled-w4-b2-s1".
   std::string Name() const;
 };
 
-// What is to be compared: every value with every other.
+// The values to compare: every value with every other.
 struct StudyAxes {
   std::vector<std::string> aggregation = {"sync", "async"};
   std::vector<std::string> normalization = {"global", "local"};
@@ -66,22 +65,22 @@ struct StudyAxes {
 };
 
 struct StudyPlan {
-  // Seed by seed, so that a study that is stopped early has compared all there
-  // is with the seeds it got to.
+  // Ordered by seed, so that a study that is stopped early has compared
+  // everything with the seeds that it reached.
   std::vector<StudyRun> runs;
-  // Sentences: what is asked for and not run, and why. Each once.
+  // Sentences that say which requested runs are left out, and why. Each once.
   std::vector<std::string> left_out;
 };
 
-// The runs that the axes ask for. Left out is what no run can be (global
-// normalisation, or sync statistics, without sync aggregation) and what is the
-// same run twice (staleness rules under sync; with one worker, global and local
-// normalisation under sync).
+// The runs for these axes. Invalid runs are left out (global normalisation, or
+// sync statistics, without sync aggregation), and so are duplicates (staleness
+// rules under sync; with one worker, global and local normalisation under
+// sync).
 StudyPlan PlanStudy(const StudyAxes& axes);
 
-// Read lists separated by commas.
-// Errors: InvalidArgument naming the flag and the value: not one of `known`, no
-//   number of at least 1, one twice, or none.
+// Parse lists separated by commas.
+// Errors: InvalidArgument naming the flag and the value: not one of `known`,
+//   not a number of at least 1, a duplicate, or an empty list.
 absl::StatusOr<std::vector<std::string>> ParseWords(
     absl::string_view flag, absl::string_view text,
     const std::vector<std::string>& known);

@@ -28,14 +28,14 @@ constexpr char kAxisColor[] = "#555555";
 constexpr char kGridColor[] = "#dddddd";
 // Width of a digit below the x axis.
 constexpr double kTickCharacter = 6;
-// Share of a tick's room that series are spread over.
+// Share of a tick's width over which series are spread.
 constexpr double kSpread = 0.45;
 constexpr double kBarSpread = 0.8;
 
-// What all panels share.
+// Layout shared by all panels.
 struct Layout {
   std::vector<std::string> names;
-  // Places of names that have points.
+  // Indices of the names that have points.
   std::set<size_t> shown;
   std::vector<int64_t> xs;
   std::vector<double> y_ticks;
@@ -91,7 +91,7 @@ Layout LayOut(const PanelPlot& plot) {
   const auto panels = static_cast<int32_t>(plot.panels.size());
   layout.rows = (panels + layout.columns - 1) / layout.columns;
   layout.width = kLeft + kRight + layout.columns * (kPanelWidth + kGap) - kGap;
-  // Room for the title, however few panels there are.
+  // Wide enough for the title even with few panels.
   layout.width = std::max(layout.width, 560.0);
   layout.top = kTitleHeight + kLegendRow * LegendRows(layout) +
                (plot.note.empty() ? 0 : kLegendRow) + 8;
@@ -124,7 +124,7 @@ void DrawHead(const PanelPlot& plot, const Layout& layout, SvgCanvas& canvas) {
   canvas.Text({kLeft, y + kLegendRow - 2}, plot.note, {.size = 11});
 }
 
-// One panel's place and scales.
+// Position and scales of one panel.
 class PanelFrame {
  public:
   PanelFrame(const Layout& layout, int32_t index)
@@ -144,7 +144,7 @@ class PanelFrame {
            static_cast<double>(std::max<size_t>(layout_.xs.size(), 1));
   }
 
-  // Middle of a tick's room.
+  // The middle of a tick's width.
   double X(int64_t value) const {
     const auto at =
         std::lower_bound(layout_.xs.begin(), layout_.xs.end(), value) -
@@ -156,8 +156,8 @@ class PanelFrame {
     const double high = layout_.y_ticks.back();
     return bottom() - (value - low) / (high - low) * kPanelHeight;
   }
-  // How far series number `place` stands from the middle, so that intervals do
-  // not cover each other.
+  // Distance of the series at `place` from the middle, so that intervals do not
+  // cover each other.
   double Offset(size_t place, double spread) const {
     const auto count = static_cast<double>(layout_.names.size());
     return ((static_cast<double>(place) + 0.5) / count - 0.5) * spread * room();
@@ -196,7 +196,7 @@ void DrawAxes(const PanelPlot& plot, const Layout& layout,
     labels.push_back(absl::StrCat(x, more ? "+" : ""));
     longest = std::max(longest, labels.back().size());
   }
-  // As many as do not touch, the last among them.
+  // As many labels as fit without touching, always including the last.
   const auto stride = static_cast<size_t>(std::ceil(
       (static_cast<double>(longest) + 1) * kTickCharacter / frame.room()));
   for (size_t i = 0; i < labels.size(); ++i) {
@@ -221,7 +221,7 @@ void DrawLines(const PlotSeries& series, size_t place, const PanelFrame& frame,
     const double x = frame.X(point.x) + offset;
     points.push_back({.x = x, .y = frame.Y(point.y)});
     if (!point.half_width.has_value()) continue;
-    // An interval may go on below an axis that begins at 0.
+    // An interval may extend below an axis that begins at 0.
     const double top =
         std::max(frame.Y(point.y + *point.half_width), frame.top());
     const double bottom =

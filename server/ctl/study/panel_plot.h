@@ -11,12 +11,12 @@ struct PlotPoint {
   // One of the axis' ticks.
   int64_t x = 0;
   double y = 0;
-  // Of the interval around y, drawn as a bar.
+  // Half the width of the interval around y, drawn as a bar.
   std::optional<double> half_width;
 };
 
 struct PlotSeries {
-  // The same in all panels where it means the same: names have the styles.
+  // Series with the same name have the same style in all panels.
   std::string name;
   std::vector<PlotPoint> points;
 };
@@ -32,10 +32,11 @@ struct PanelPlot {
   // With units, such as "test accuracy (%)".
   std::string x_label;
   std::string y_label;
-  // What stands below the legend, such as what bars mean; empty: nothing.
+  // Text below the legend, such as what bars mean; may be empty.
   std::string note;
-  // Names of series in the order of their styles, so that several plots show a
-  // thing alike; others follow. Those without points are not in the legend.
+  // Names of series in the order of their styles, so that several plots show
+  // the same series alike; other names follow. Names without points are not in
+  // the legend.
   std::vector<std::string> legend;
   // Ticks of the x axis besides those that have points.
   std::vector<int64_t> xs;
@@ -46,11 +47,11 @@ struct PanelPlot {
   bool bars = false;
   // The axis begins at 0.
   bool from_zero = false;
-  // The last tick of the x axis stands for all above, too.
+  // The last tick of the x axis also stands for all larger values.
   bool last_and_more = false;
 };
 
-// An SVG image. The x axis has one tick for each x there is, evenly spaced:
+// An SVG image. The x axis has one tick for each x, evenly spaced, because
 // values double rather than grow by one. A panel without points says so.
 std::string DrawPlot(const PanelPlot& plot);
 

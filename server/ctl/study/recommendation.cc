@@ -14,8 +14,8 @@ namespace {
 // Percentage points.
 constexpr double kToleranceMax = 1;
 
-// Which kind is chosen among equals of one run: what needs no pass over data of
-// its own before what does, and what sees one worker's images only last.
+// Orders the kinds among equals of one run: kinds that need no extra pass over
+// data come first; the kind that sees only one worker's images comes last.
 int64_t Preference(const std::string& kind) {
   constexpr std::array<const char*, 4> kOrder = {"sync", "async", "after",
                                                  "chief"};

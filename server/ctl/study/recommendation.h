@@ -9,14 +9,14 @@
 
 namespace cohort {
 
-// How one candidate does beside the best under the same condition.
+// The result of one candidate compared with the best under the same condition.
 struct Standing {
   const StudyCell* cell = nullptr;
   // Best minus this one.
   Difference deficit;
-  // No difference to the best was shown.
+  // True if no difference to the best was shown.
   bool within_noise = false;
-  // May be recommended: within noise, and not more than a point behind.
+  // True if it may be recommended: within noise, and at most a point behind.
   bool as_good = false;
 };
 
@@ -33,7 +33,7 @@ struct OverallStanding {
   StudyPolicy policy;
   std::string kind;
   int64_t conditions = 0;
-  // Of these.
+  // The number of conditions under which it is as good.
   int64_t as_good = 0;
   int64_t chosen = 0;
   double mean_deficit = 0;
@@ -41,19 +41,20 @@ struct OverallStanding {
 
 struct Recommendation {
   std::vector<Advice> by_condition;
-  // The recommended one first. Only what was run under every condition.
+  // The recommended one first. Only combinations that were run under every
+  // condition.
   std::vector<OverallStanding> overall;
 };
 
-// How a recommendation follows from the numbers, in words. Recommend does
-// exactly this.
+// The rule by which Recommend derives a recommendation from the numbers, in
+// words.
 const std::vector<std::string>& RecommendationRule();
 
-// The result refers to the summary.
+// The result refers to `summary`, which must outlive it.
 Recommendation Recommend(const StudySummary& summary);
 
-// Sentences: first the recommendation over all, then one a condition, each with
-// the numbers it follows from.
+// Sentences: first the overall recommendation, then one for each condition,
+// with the numbers that they are based on.
 std::vector<std::string> InWords(const StudySummary& summary,
                                  const Recommendation& recommendation);
 

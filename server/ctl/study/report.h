@@ -10,21 +10,21 @@
 
 namespace cohort {
 
-// All that a study tells, ready to be written.
+// The contents of a study's report.
 struct StudyReport {
-  // What made it, to be typed again.
+  // The command that ran the study, so that it can be repeated.
   std::string command;
   StudySummary summary;
   std::vector<FinishedRun> runs;
-  // Sentences: what is missing, and why.
+  // Sentences that say what is missing, and why.
   std::vector<std::string> left_out;
 };
 
 // One line a run and kind of statistics.
 std::string ToCsv(const StudyReport& report);
 
-// The files' texts; `plots` are named in the first and part of the second,
-// which is one page that needs no other file.
+// The text of each file. The Markdown names `plots`; the HTML contains them, so
+// that it is one page that needs no other file.
 std::string ToMarkdown(const StudyReport& report,
                        const Recommendation& recommendation,
                        absl::Span<const StudyPlot> plots);

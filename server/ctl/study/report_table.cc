@@ -24,10 +24,11 @@ std::vector<StudyCondition> ConditionsOf(const StudySummary& summary) {
   return conditions;
 }
 
-// The text of one cell; empty: a dash.
+// The text of one cell; if empty, a dash is shown.
 using CellText = std::function<std::string(const StudyCell&)>;
 
-// `by_kind`: a row a kind of statistics; otherwise all of a run are alike.
+// With `by_kind` there is a row for each kind of statistics; otherwise all
+// kinds of a run have the same value.
 ReportTable TableOf(const StudySummary& summary, bool by_kind,
                     const CellText& text_of) {
   const std::vector<StudyCondition> conditions = ConditionsOf(summary);

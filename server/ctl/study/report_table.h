@@ -15,8 +15,8 @@ struct ReportTable {
   std::vector<std::vector<std::string>> rows;
 };
 
-// Means with confidence intervals of the measure, in percent: the best of a
-// column and what is within noise of it are marked.
+// Means of the measure with confidence intervals, in percent. The best of a
+// column and the values within noise of it are marked.
 ReportTable MeasureTable(const StudySummary& summary,
                          const Recommendation& recommendation);
 // The gap in points; without kOwnBatch.
@@ -24,7 +24,7 @@ ReportTable GapTable(const StudySummary& summary);
 // Seconds of a run.
 ReportTable SecondsTable(const StudySummary& summary);
 
-// What the marks of MeasureTable mean.
+// Explains the marks of MeasureTable.
 extern const char kMarksText[];
 
 }  // namespace cohort

@@ -22,7 +22,7 @@ enum Column { kSamples, kSeconds, kKind, kAccuracy, kMiou, kColumns };
 constexpr std::array<const char*, kColumns> kColumnNames = {
     "samples", "seconds", "bn_statistics", "test_accuracy", "test_miou"};
 
-// Rows of a CSV file, and where in them the columns stand.
+// Rows of a CSV file, and the positions of their columns.
 struct History {
   std::array<size_t, kColumns> at = {};
   std::vector<std::vector<std::string>> rows;
@@ -44,7 +44,7 @@ absl::StatusOr<History> ParseHistory(absl::string_view text) {
     }
     history.at[i] = static_cast<size_t>(found - header.begin());
   }
-  // What follows the last newline is no line, or one that was cut off.
+  // The text after the last newline is empty or a line that was cut off.
   for (size_t i = 1; i + 1 < lines.size(); ++i) {
     std::vector<std::string> fields = CsvFields(lines[i]);
     if (fields.size() != header.size()) {
@@ -71,7 +71,7 @@ absl::Status AddRow(const History& history, size_t row, RunResult& result) {
                           NumberAt(history, row, kSeconds));
   result.seconds = std::max(result.seconds, seconds);
   const std::string& kind = history.Field(row, kKind);
-  // Training rows have none.
+  // Training rows have no kind.
   if (kind.empty()) return absl::OkStatus();
   const bool dense = !history.Field(row, kMiou).empty();
   result.measure = dense ? "mIoU" : "accuracy";

@@ -21,39 +21,39 @@ struct CurvePoint {
   double measure = 0;
 };
 
-// What a study takes from a run.
+// The data that a study reads from a run.
 struct RunResult {
-  // What runs of this data set are judged by: "accuracy" or "mIoU".
+  // The main measure of this data set: "accuracy" or "mIoU".
   std::string measure;
-  // By kind of statistics, kOwnBatch among them; never empty, in order of time.
+  // By kind of statistics, including kOwnBatch; never empty, in order of time.
   std::map<std::string, std::vector<CurvePoint>> curves;
   // Empty under sync.
   StalenessCounts staleness;
-  // Until the last row of its history.
+  // Time until the last row of its history.
   double seconds = 0;
 
-  // At the end of the run.
+  // The measure at the end of the run.
   double Final(const std::string& kind) const {
     return curves.at(kind).back().measure;
   }
-  // How much more the weights are worth when each batch is normalised by its
-  // own statistics; percentage points.
+  // The improvement if each batch is normalised by its own statistics;
+  // percentage points.
   double Gap(const std::string& kind) const;
-  // When an evaluation first reached `target` percent; absent: none did, or
-  // there is one point only (`after` is known at the end and not on the way).
+  // The time at which an evaluation first reached `target` percent. Absent if
+  // none did, or if there is only one point (`after` is known only at the end).
   std::optional<double> SecondsTo(const std::string& kind, double target) const;
 };
 
-// From the content of a run's history.csv and staleness.csv ("" if it has
+// Parses the content of a run's history.csv and staleness.csv ("" if it has
 // none).
-// Errors: DataLoss naming what is missing or no number: a column, a kind of
+// Errors: DataLoss naming what is missing or not a number: a column, a kind of
 //   `kinds`, kOwnBatch.
 absl::StatusOr<RunResult> ParseRunResult(const std::vector<std::string>& kinds,
                                          absl::string_view history,
                                          absl::string_view staleness);
 
 // Reads the files of the run in `folder`.
-// Errors: those above, and of FileSystem.
+// Errors: those of ParseRunResult and FileSystem.
 absl::StatusOr<RunResult> ReadRunResult(const std::vector<std::string>& kinds,
                                         const std::string& folder);
 

@@ -21,7 +21,7 @@ std::string LeftText(absl::Duration left) {
   return left == absl::InfiniteDuration() ? "unknown" : HumanDuration(left);
 }
 
-// One study from its plan to its report.
+// Runs one study from its plan to its report.
 class Study {
  public:
   Study(const StudyOptions& options, const StudyIo& io, StudyFolder folder,
@@ -98,7 +98,8 @@ class Study {
                io_.say(absl::StrCat(
                    run.Name(), " failed: ", why.message(),
                    again ? "; it is run once more later" : "; it is left out"));
-               // The first one: the flags are those of all others, too.
+               // If the first run's flags are refused, those of all others are
+               // too.
                if (absl::IsInvalidArgument(why) && outcome_.done == 0) {
                  refused_ = why;
                }
@@ -126,7 +127,7 @@ class Study {
       if (!done) continue;
       COHORT_ASSIGN_OR_RETURN(RunResult result,
                               ReadRunResult(run.kinds, folder_.RunPath(run)));
-      // Of an earlier matrix with more kinds: they are not asked for.
+      // An earlier matrix may have had more kinds; they are not reported.
       std::erase_if(result.curves, [&run](const auto& curve) {
         return curve.first != kOwnBatch &&
                std::find(run.kinds.begin(), run.kinds.end(), curve.first) ==
@@ -177,7 +178,7 @@ class Study {
   StudyFolder folder_;
   StudyPlan plan_;
   StudyOutcome outcome_;
-  // Why not even the first run could begin.
+  // Why the first run could not begin.
   absl::Status refused_;
 };
 

@@ -20,20 +20,20 @@ struct StudyOptions {
   StudyFlags flags;
   std::string out;
   int32_t parallel = 1;
-  // Percent; absent: found by Summarise.
+  // Percent; if absent, Summarise chooses it.
   std::optional<double> target;
   ClusterPrograms programs;
-  // What was typed, for the report.
+  // The typed command, for the report.
   std::string command;
 };
 
-// What a study says while it goes on.
+// Output and control of a study while it goes on.
 struct StudyIo {
-  // A line that stays.
+  // Prints a line that stays.
   std::function<void(const std::string&)> say;
-  // How far it is; may be shown again and again.
+  // Shows the progress; may be called repeatedly.
   std::function<void(const std::string&)> progress;
-  // False once it is to be stopped.
+  // Returns false once the study must stop.
   std::function<bool()> go_on;
   const Clock& clock;
 };
@@ -43,16 +43,16 @@ struct StudyOutcome {
   int64_t done = 0;
   std::vector<std::string> failed;
   bool stopped = false;
-  // Absent: no run is done.
+  // Absent if no run is done.
   std::optional<std::vector<std::string>> words;
   std::vector<OverallStanding> overall;
 };
 
-// Runs what is not done yet and writes study.csv, study.md, report.html and the
-// plots from all that is. Runs that fail do not stop the others.
-// Errors: InvalidArgument, flags that do not fit; FailedPrecondition, nothing
-// to
-//   run, or the folder is another study's; those of FileSystem.
+// Runs everything that is not done yet and writes study.csv, study.md,
+// report.html and the plots from all completed runs. A run that fails does not
+// stop the others.
+// Errors: InvalidArgument: invalid flags; FailedPrecondition: nothing to run,
+//   or the folder is another study's; those of FileSystem.
 absl::StatusOr<StudyOutcome> RunStudy(const StudyOptions& options,
                                       const StudyIo& io);
 

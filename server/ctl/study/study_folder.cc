@@ -26,7 +26,7 @@ constexpr char kStudyFile[] = "study.json";
 constexpr char kRuns[] = "runs";
 constexpr char kRunFile[] = "run.json";
 
-// Bytes that are no UTF-8 in a flag must not throw.
+// Replaces bytes that are not UTF-8, because a flag with them must not throw.
 std::string Dump(const Json& json) {
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }

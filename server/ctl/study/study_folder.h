@@ -12,12 +12,12 @@
 
 namespace cohort {
 
-// What all runs of a study share, besides the matrix.
+// The flags that all runs of a study share, besides the matrix.
 struct StudyFlags {
   // --name=value of the server and of the workers, as given.
   std::vector<std::string> server;
   std::vector<std::string> worker;
-  // Images of a step that --learning_rate is meant for; 0: of any step.
+  // Images of a step for which --learning_rate is meant; 0 for any step.
   int64_t reference_images = 0;
 
   friend bool operator==(const StudyFlags&, const StudyFlags&) = default;
@@ -28,14 +28,15 @@ struct StudyFlags {
 //   runs/NAME/      a run's results and logs; run.json last, once it is done
 //   study.csv, study.md, report.html and the plots, made from the runs
 //
-// A run is done if and only if its run.json is there, which is written
-// atomically. So a study that ends in any way goes on where it stopped.
+// A run is done if and only if its run.json exists, which is written
+// atomically. So a study that ends for any reason can continue where it
+// stopped.
 class StudyFolder {
  public:
-  // Makes the folder, or opens that of an earlier study with the same flags.
-  // Errors: FailedPrecondition, the flags differ (which, seen and wanted), the
-  //   folder holds something else, or another study is at work in it; those
-  //   of FileSystem.
+  // Creates the folder, or opens that of an earlier study with the same flags.
+  // Errors: FailedPrecondition: the flags differ (which, seen and wanted), the
+  //   folder contains something else, or another study is using it; those of
+  //   FileSystem.
   static absl::StatusOr<StudyFolder> Open(FileSystem& files,
                                           const std::string& path,
                                           const StudyFlags& flags);
@@ -46,24 +47,24 @@ class StudyFolder {
   const std::string& path() const { return path_; }
   std::string RunPath(const StudyRun& run) const;
 
-  // An empty folder for a run that is to be started.
+  // Creates an empty folder for a run before it is started.
   absl::Status Prepare(const StudyRun& run);
-  // Its results are whole.
+  // Marks the run's results as complete.
   absl::Status MarkDone(const StudyRun& run);
-  // With all kinds that are wanted now.
+  // True if the run is done with all kinds that are requested now.
   absl::StatusOr<bool> IsDone(const StudyRun& run) const;
-  // Runs that are done; of this matrix or of an earlier one.
+  // Names of the runs that are done; of this matrix or of an earlier one.
   absl::StatusOr<std::vector<std::string>> DoneNames() const;
 
-  // With what no run could be done binds nobody: the next study here may have
-  // other flags.
+  // Removes the stored flags. Called if no run could be done with them, so that
+  // the next study here may have other flags.
   absl::Status ForgetFlags();
 
   // Creates or replaces a file in the folder.
   absl::Status Write(const std::string& name, const std::string& content);
 
  private:
-  // Held as long as the study goes on, however it ends.
+  // Held while the study goes on, and released however it ends.
   class Lock;
 
   StudyFolder(FileSystem& files, const std::string& path);

@@ -16,7 +16,7 @@ namespace {
 constexpr char kImagesLabel[] = "images per worker in a step";
 constexpr char kIntervalNote[] =
     "Bars: 95 % confidence interval over the seeds (Student's t).";
-// Staleness above is drawn with it.
+// Larger staleness is counted as this value.
 constexpr int64_t kStalenessMax = 12;
 
 // A row of panels.

@@ -8,9 +8,9 @@
 namespace cohort {
 
 struct StudyPlot {
-  // Of the file, without its folder: "accuracy.svg".
+  // The file's name without its folder: "accuracy.svg".
   std::string file;
-  // What it shows, in a sentence.
+  // One sentence about what it shows.
   std::string caption;
   std::string svg;
 };

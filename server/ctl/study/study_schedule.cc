@@ -25,7 +25,7 @@ void StudySchedule::Conclude(const StudyRun& run, const absl::Status& status,
     hooks_.on_done(run, took);
     return;
   }
-  // What was ended early is neither whole nor at fault.
+  // A run that was stopped early is neither complete nor failed.
   if (stopping_) return;
   const bool left_out = again || absl::IsInvalidArgument(status);
   hooks_.on_failed(run, status, !left_out);

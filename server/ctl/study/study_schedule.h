@@ -16,34 +16,34 @@
 
 namespace cohort {
 
-// A run that goes on.
+// A run in progress.
 class StudyJob {
  public:
   virtual ~StudyJob() = default;
-  // Lets it go on; waits at most `timeout` for something to happen.
+  // Makes progress; waits at most `timeout` for an event.
   virtual void Poll(absl::Duration timeout) = 0;
-  // All its processes have ended.
+  // True once all its processes have ended.
   virtual bool done() const = 0;
-  // Once done: whether its results are whole, and what went wrong if not.
+  // Once done: OK if its results are complete, otherwise the failure.
   virtual absl::Status result() const = 0;
-  // Ends it early; poll on until it is done.
+  // Stops it early; poll on until it is done.
   virtual void RequestStop() = 0;
 };
 
 using StartStudyJob =
     std::function<absl::StatusOr<std::unique_ptr<StudyJob>>(const StudyRun&)>;
 
-// What one hears of a schedule.
+// Callbacks of a schedule.
 struct ScheduleHooks {
-  // A run has ended and is whole.
+  // A run has ended and is complete.
   std::function<void(const StudyRun&, absl::Duration took)> on_done;
-  // It has not; `again`: it is started once more.
+  // A run has failed; if `again`, it will be started once more.
   std::function<void(const StudyRun&, const absl::Status&, bool again)>
       on_failed;
 };
 
-// Works through runs, several at a time, in their order. A run that fails is
-// started once more, after all others; one that fails again, or whose flags are
+// Works through runs in order, several at a time. A run that fails is started
+// once more, after all others. A run that fails again, or whose flags are
 // refused (InvalidArgument), is left out.
 //
 // Thread safety: none.
@@ -54,19 +54,20 @@ class StudySchedule {
                 StartStudyJob start, ScheduleHooks hooks, const Clock& clock);
   ~StudySchedule();
 
-  // Starts what may be started and polls what runs, for about `timeout`.
+  // Starts runs if possible and polls those in progress, for about `timeout`.
   void Poll(absl::Duration timeout);
-  // Nothing more is started, and what runs is ended; poll on until done.
+  // Starts nothing more and stops the runs in progress; poll on until done.
   void RequestStop();
 
   bool done() const {
     return jobs_.empty() && (stopping_ || (waiting_.empty() && again_.empty()));
   }
   int32_t running() const { return static_cast<int32_t>(jobs_.size()); }
-  // Not whole, and not going to be.
+  // Runs that are not complete and will not be.
   const std::vector<std::string>& failed() const { return failed_; }
-  // Of what waits and runs. From what runs with as many images per worker took,
-  // else from what all took; infinite as long as nothing has ended.
+  // Estimated time for waiting and running runs. Based on the time of completed
+  // runs with as many images per worker, or else of all; infinite until one has
+  // ended.
   absl::Duration TimeLeft() const;
 
  private:
@@ -93,11 +94,11 @@ class StudySchedule {
   const Clock& clock_;
 
   std::deque<StudyRun> waiting_;
-  // Failed once.
+  // Runs that have failed once.
   std::deque<StudyRun> again_;
   std::vector<Job> jobs_;
   std::vector<std::string> failed_;
-  // By images per worker.
+  // Durations by images per worker.
   std::map<int64_t, Mean> took_;
   bool stopping_ = false;
 };

@@ -22,7 +22,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr char kStudyDefault[] = "study";
-// Lines about progress where they cannot be rewritten.
+// Interval of progress lines if the line cannot be rewritten.
 constexpr absl::Duration kProgressInterval = absl::Seconds(30);
 
 absl::Status ReadWords(const Arguments& arguments, const std::string& flag,
@@ -94,14 +94,14 @@ int64_t Cores() {
   return CPU_COUNT(&set);
 }
 
-// A core for each process.
+// Allows one core for each process.
 int64_t ParallelByCores(const StudyAxes& axes) {
   const int64_t workers =
       *std::max_element(axes.workers.begin(), axes.workers.end());
   return std::max<int64_t>(1, Cores() / (workers + 1));
 }
 
-// As typed, to be typed again.
+// The command as typed, so that it can be repeated.
 std::string CommandOf(const Arguments& arguments) {
   std::string command = "cohortctl study";
   const auto add = [&command](const std::vector<std::string>& words) {
@@ -129,7 +129,7 @@ absl::StatusOr<StudyOptions> StudyOptionsOf(const Context& context) {
                           CountOf(arguments, "reference_images"));
   options.flags.reference_images = images.value_or(0);
   COHORT_ASSIGN_OR_RETURN(options.target, TargetOf(arguments));
-  // By name, so that a study goes on whatever order its flags are given in.
+  // Ordered by name, so that a study continues whatever the order of its flags.
   for (const auto& [name, value] : context.settings) {
     options.flags.server.push_back(absl::StrCat("--", name, "=", value));
   }
@@ -145,8 +145,8 @@ absl::StatusOr<StudyOptions> StudyOptionsOf(const Context& context) {
   return options;
 }
 
-// What is said while the study goes on: lines, and below them on a terminal
-// one that is rewritten.
+// Output while the study goes on: lines, and below them on a terminal a line
+// that is rewritten.
 class ProgressScreen {
  public:
   explicit ProgressScreen(CtlIo& io) : io_(io) {}
@@ -169,7 +169,7 @@ class ProgressScreen {
     }
     const Instant now = io_.clock.Now();
     if (told_.has_value() && now - *told_ < kProgressInterval) return;
-    // At the start there is nothing to tell that was not said.
+    // At the start the progress adds nothing to the lines already printed.
     if (told_.has_value()) io_.err << text << std::endl;
     told_ = now;
   }

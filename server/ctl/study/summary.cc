@@ -39,7 +39,7 @@ std::map<std::string, double> BestMeans(const std::vector<StudyCell>& cells) {
   return best;
 }
 
-// Seeds that never got there would make the others look faster than they are.
+// Without seeds that never reached it, the mean would look faster than it is.
 void KeepIfAllReached(StudyCell& cell) {
   if (cell.seconds_to_target.size() < cell.measure.size()) {
     cell.seconds_to_target.clear();

@@ -15,7 +15,7 @@
 
 namespace cohort {
 
-// What one run gave.
+// The result of one run.
 struct FinishedRun {
   StudyRun run;
   RunResult result;
@@ -25,15 +25,15 @@ struct FinishedRun {
 struct StudyCell {
   StudyCondition condition;
   StudyPolicy policy;
-  // Or kOwnBatch.
+  // A kind of statistics, or kOwnBatch.
   std::string kind;
   // Percent, at the end of the run.
   SeedValues measure;
   // Percentage points by which the batch's own statistics are better.
   SeedValues gap;
-  // Of the whole run.
+  // Duration of the whole run.
   SeedValues seconds;
-  // Until the target; only if every seed reached it.
+  // Time until the target; only if every seed reached it.
   SeedValues seconds_to_target;
 
   // "async, local, chief statistics".
@@ -43,26 +43,27 @@ struct StudyCell {
 struct StudySummary {
   // "accuracy" or "mIoU".
   std::string measure;
-  // Percent; by order of data, for what is hard in one is easy in another.
+  // Percent; by order of data, because a target may be hard in one order and
+  // easy in another.
   std::map<std::string, double> target;
-  // In the order of the runs, kinds as in the runs with kOwnBatch last.
+  // In the order of the runs; kinds as in the runs, with kOwnBatch last.
   std::vector<StudyCell> cells;
-  // Of each policy that is not sync: pushes of all seeds.
+  // For each policy that is not sync: pushes of all seeds.
   std::map<std::pair<StudyPolicy, StudyCondition>, StalenessCounts> staleness;
 };
 
-// All that is compared with each other: the cells of one condition.
+// The cells of one condition, which are compared with each other.
 struct ConditionCells {
   StudyCondition condition;
   std::vector<const StudyCell*> cells;
 };
 
-// `target`: in percent; absent: 90 % of the best mean under the same order of
-// data. `runs` must not be empty and must be of one data set.
+// `target` is in percent; if absent, it is 90 % of the best mean under the same
+// order of data. `runs` must not be empty and must be of one data set.
 StudySummary Summarise(absl::Span<const FinishedRun> runs,
                        std::optional<double> target);
 
-// In the order of the cells. Refers to the summary.
+// In the order of the cells. Refers to `summary`.
 std::vector<ConditionCells> ByCondition(const StudySummary& summary);
 
 }  // namespace cohort

@@ -8,13 +8,13 @@
 
 namespace cohort {
 
-// `text` with what XML and HTML read as markup escaped.
+// `text` with the characters escaped that XML and HTML treat as markup.
 std::string EscapeMarkup(absl::string_view text);
 
-// Colour, marker and line of one series: eight that differ in colour (also to
-// colour-blind eyes) and in shape (also in print).
+// Colour, marker and line of one series. The eight styles differ in colour
+// (also for colour-blind readers) and in shape (also in print).
 // Source: the palette of Okabe and Ito, "Color Universal Design", 2008; its
-//   yellow, weak on white, comes last but black.
+//   yellow, weak on white, comes second to last, before black.
 struct SeriesStyle {
   absl::string_view color;
   absl::string_view dashes;
@@ -30,7 +30,8 @@ struct SeriesStyle {
   } marker = Marker::kCircle;
 };
 
-// Of a series by its place in the legend; from the ninth on they repeat.
+// The style of a series by its place in the legend; from the ninth on they
+// repeat.
 const SeriesStyle& StyleOf(size_t place);
 
 // An SVG image that is drawn from top to bottom, in pixels.
@@ -59,7 +60,7 @@ class SvgCanvas {
   void Marker(const Point& center, const SeriesStyle& style);
   void Text(const Point& at, absl::string_view text, const TextLook& look);
 
-  // The image; nothing may be drawn after it.
+  // Returns the image; nothing may be drawn after that.
   std::string Finish();
 
  private:

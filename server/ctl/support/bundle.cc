@@ -26,10 +26,10 @@ namespace fs = std::filesystem;
 
 constexpr int kFileMode = 0600;
 constexpr int kDirectoryMode = 0700;
-// How long its output is waited for before its end is looked for.
+// Limit on waiting for output before checking whether tar has ended.
 constexpr int kTarPollMs = 50;
 
-// A directory that goes with this object, and everything in it.
+// A directory that is removed with this object, including its contents.
 class Staging {
  public:
   explicit Staging(std::string path) : path_(std::move(path)) {}
@@ -45,7 +45,7 @@ class Staging {
   const std::string path_;
 };
 
-// Beside the archive, so that it can be renamed into its place.
+// Created beside the archive, so that the archive can be renamed into place.
 absl::StatusOr<std::unique_ptr<Staging>> MakeStaging(const std::string& file) {
   std::string name = absl::StrCat(file, ".tmp-XXXXXX");
   if (mkdtemp(name.data()) == nullptr) {
@@ -98,7 +98,7 @@ absl::Status RunTar(absl::Span<const std::string> arguments) {
       absl::StrCat("tar ", end->Text(), said.empty() ? "" : ": ", said));
 }
 
-// "friday" of "/tmp/friday.tar.gz".
+// The archive's name without its suffix: "friday" for "/tmp/friday.tar.gz".
 std::string FolderName(const std::string& path) {
   const std::string file = fs::path(path).filename().string();
   absl::string_view name = file;
@@ -128,7 +128,7 @@ absl::StatusOr<std::string> EndOfFile(const std::string& path,
   std::string text(static_cast<size_t>(bytes), '\0');
   file.seekg(size - bytes);
   file.read(text.data(), bytes);
-  // A log may have been cut meanwhile.
+  // A log may have been truncated meanwhile.
   text.resize(static_cast<size_t>(file.gcount()));
   if (bytes < size) text.erase(0, text.find('\n') + 1);
   return text;

@@ -11,34 +11,35 @@
 
 namespace cohort {
 
-// A file of a bundle, or why it is not there.
+// A file of a bundle, or why it is missing.
 struct BundlePart {
   // Path within the bundle, such as "logs/server.log".
   std::string name;
-  // What it is, for people.
+  // A description for people.
   std::string about;
   std::string content;
-  // Empty: it is there.
+  // Why it is missing; empty if it is present.
   std::string problem;
 };
 
-// The last `bytes_max` bytes of a text file, from the beginning of a line.
-// Errors: NotFound, PermissionDenied or FailedPrecondition, with the path:
-//   there is no such file, it cannot be read, it is no file.
+// The last `bytes_max` bytes of a text file, starting at the beginning of a
+// line.
+// Errors: NotFound, PermissionDenied or FailedPrecondition, with the path: the
+//   file does not exist, cannot be read, or is not a regular file.
 absl::StatusOr<std::string> EndOfFile(const std::string& path,
                                       int64_t bytes_max);
 
-// contents.txt: what is in a bundle, what is missing and why, and what to mind
-// before it is given away.
+// contents.txt: what is in a bundle, what is missing and why, and what to check
+// before it is shared.
 std::string ContentsText(absl::Span<const BundlePart> parts);
 
-// Writes the parts that are there into a compressed archive that only its owner
-// may read; they lie in a folder called as the file is. It is put in place as a
-// whole, over what was there, or not at all. Needs `tar`, which every Debian
-// has; no library of the project's writes archives.
+// Writes the available parts into a compressed archive that only its owner may
+// read, inside a folder with the archive's name. The archive is put in place as
+// a whole, replacing an existing file, or not at all. Needs `tar`, which every
+// Debian has; no library of the project writes archives.
 // Returns its size.
-// Errors: InvalidArgument: the file cannot be there; Internal: `tar` failed, in
-//   its words; those of FileSystem, of a disk that is full for example.
+// Errors: InvalidArgument: the file cannot be created there; Internal: `tar`
+//   failed, with its message; those of FileSystem, such as a full disk.
 absl::StatusOr<int64_t> WriteBundle(const std::string& path,
                                     absl::Span<const BundlePart> parts);
 

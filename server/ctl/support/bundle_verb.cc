@@ -26,9 +26,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr absl::string_view kBundleDefault = "cohort-support.tar.gz";
-// Of each question: much may be asked of a server that is stuck.
+// Limit for each query, because there are many and the server may be stuck.
 constexpr absl::Duration kAnswerMax = absl::Seconds(5);
-// What people can still send each other, and hours of most logs.
+// Small enough to send to people, and hours of most logs.
 constexpr int64_t kLogBytesMax = int64_t{1} << 20;
 constexpr int kOk = 200;
 
@@ -36,12 +36,12 @@ std::string FirstLine(absl::string_view text) {
   return std::string(text.substr(0, text.find('\n')));
 }
 
-// A verb whose result is a part.
+// A verb whose output becomes a part.
 struct Question {
   const char* name;
   const char* about;
   const char* verb;
-  // Without it, it is not asked; the flag's name for the verb.
+  // A flag without which the question is skipped, and the verb's name for it.
   const char* needs = nullptr;
   const char* passed_as = nullptr;
   bool of_server = true;
@@ -116,7 +116,7 @@ class Gatherer {
     Add(name, about, Redacted(*text));
   }
 
-  // Its own, or with a number if another of that name is there.
+  // The log's own name, with a number in front if that name is taken.
   std::string LogName(const std::string& path) {
     const std::string file = std::filesystem::path(path).filename().string();
     const int count = ++logs_[file];
@@ -190,7 +190,7 @@ class Gatherer {
   AdminClient server_;
   std::vector<BundlePart> parts_;
   std::map<std::string, int> logs_;
-  // Why the server gave no answer; empty: it did.
+  // Why the server gave no answer; empty if it answered.
   std::string unreachable_;
 };
 

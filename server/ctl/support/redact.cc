@@ -28,7 +28,8 @@ bool NamesASecret(absl::string_view name) {
       [&lower](absl::string_view s) { return absl::StrContains(lower, s); });
 }
 
-// Where a value that begins at `at` ends. That of a header is several words.
+// The end of a value that begins at `at`. A header's value may be several
+// words.
 size_t ValueEnd(absl::string_view line, size_t at, bool is_header) {
   if (line[at] == '"' || line[at] == '\'') {
     const size_t quote = line.find(line[at], at + 1);
@@ -38,8 +39,8 @@ size_t ValueEnd(absl::string_view line, size_t at, bool is_header) {
   return std::min(line.find_first_of(ends, at), line.size());
 }
 
-// Behind the "=" or ":" that follows a name which ends at `at`, and blanks;
-// npos if none follows.
+// The position after the "=" or ":" that follows a name ending at `at`, and
+// after blanks; npos if there is no "=" or ":".
 size_t ValueStart(absl::string_view line, size_t at) {
   // The name of a JSON field ends with a quote.
   if (at < line.size() && (line[at] == '"' || line[at] == '\'')) ++at;
@@ -78,7 +79,8 @@ std::string WithoutNamedSecrets(absl::string_view line) {
   return out;
 }
 
-// Of http://user:password@host the part between the colon and the "@".
+// Removes the password from http://user:password@host, between the colon and
+// the "@".
 std::string WithoutUrlPasswords(absl::string_view line) {
   std::string out;
   for (;;) {

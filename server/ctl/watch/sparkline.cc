@@ -17,8 +17,8 @@ constexpr std::array<absl::string_view, kLevels> kBlocks = {"▁", "▂", "▃",
 constexpr std::array<absl::string_view, kLevels> kAscii = {"_", ".", ",", "-",
                                                            "~", "=", "*", "#"};
 
-// Means of `width` parts of nearly equal size; one that has a value which is
-// not finite is not finite.
+// Means of `width` parts of nearly equal size. A part with a value that is not
+// finite has a mean that is not finite.
 std::vector<double> Resampled(absl::Span<const double> values, size_t width) {
   if (values.size() <= width) return {values.begin(), values.end()};
   std::vector<double> means;

@@ -7,13 +7,14 @@
 
 namespace cohort {
 
-// A curve one line high, lowest value lowest, of at most `width` characters:
-// more values are averaged, fewer take a character each. With `unicode` of
-// eighth blocks, otherwise of ASCII. Values that are not finite are '!'.
+// A curve one line high and at most `width` characters wide; a taller character
+// is a larger value. More values are averaged; fewer take a character each.
+// Drawn in block characters with `unicode`, otherwise in ASCII. Values that are
+// not finite are '!'.
 std::string Sparkline(absl::Span<const double> values, int width, bool unicode);
 
-// The values of a run that is watched, however long that is: once there are
-// too many, every two become one.
+// The values of a watched run of any length: once there are too many, pairs are
+// merged.
 class Curve {
  public:
   void Add(double value);
@@ -21,7 +22,7 @@ class Curve {
 
  private:
   std::vector<double> values_;
-  // So many calls of Add make one value.
+  // The number of calls of Add that make one value.
   int64_t per_value_ = 1;
   int64_t skipped_ = 0;
 };

@@ -11,11 +11,11 @@
 namespace cohort {
 namespace {
 
-// Heartbeats come every few seconds.
+// Well above the interval of heartbeats.
 constexpr int64_t kSilentMsMax = 5'000;
-// Less than this is how processes of one speed differ.
+// Smaller differences occur between equally fast processes.
 constexpr double kSlowFactor = 1.25;
-// And less than this nobody need look after.
+// Smaller differences in seconds do not matter.
 constexpr double kSlowSeconds = 0.02;
 
 bool Waits(const std::string& phase) {
@@ -30,7 +30,7 @@ double MedianOfOwn(const v1::Status& status) {
     own.push_back(StepTimeOf(worker).own);
   }
   if (own.size() < 2) return 0;
-  // The lower one of two: half of the workers manage it.
+  // With an even number, the lower middle one: half of the workers achieve it.
   const auto middle =
       own.begin() + static_cast<ptrdiff_t>((own.size() - 1) / 2);
   std::nth_element(own.begin(), middle, own.end());

@@ -8,7 +8,7 @@
 
 namespace cohort {
 
-// Mean seconds of a step that a worker computes, reads and sends, and those in
+// Mean seconds of a step in which a worker computes, reads and sends, and in
 // which it waits for others.
 struct StepTime {
   double own = 0;
@@ -16,8 +16,8 @@ struct StepTime {
 };
 StepTime StepTimeOf(const v1::WorkerStatus& worker);
 
-// Why a worker holds up the others, or may soon, by rank: it is away, silent,
-// or takes much longer for a step than half of the workers do.
+// Why a worker delays the others, or soon may, by rank: it is away, silent, or
+// much slower in a step than half of the workers.
 std::map<int32_t, std::string> Stragglers(const v1::Status& status);
 
 }  // namespace cohort

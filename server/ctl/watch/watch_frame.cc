@@ -21,13 +21,13 @@
 namespace cohort {
 namespace {
 
-// From here on there is room for every phase of a step.
+// From this width on there is room for every phase of a step.
 constexpr int kWideColumns = 120;
 constexpr int kNameColumns = 11;
-// So many lateness sentences, at most, before they are counted.
+// Limit on sentences about late workers; the rest are counted.
 constexpr size_t kLateLines = 3;
 
-// Cut to `columns` characters, of which one may be several bytes.
+// Cuts the text to `columns` characters, some of which may be several bytes.
 std::string Cut(absl::string_view text, int columns) {
   int count = 0;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -37,7 +37,7 @@ std::string Cut(absl::string_view text, int columns) {
   return std::string(text);
 }
 
-// The words of `text` that fit into `columns`, and the rest of them.
+// Splits `text` after the words that fit into `columns`.
 std::pair<absl::string_view, absl::string_view> Wrapped(absl::string_view text,
                                                         int columns) {
   const std::string fits = Cut(text, columns);
@@ -52,7 +52,7 @@ class Frame {
  public:
   explicit Frame(const FrameStyle& style) : style_(style) {}
 
-  // Columns that a value has beside its name.
+  // Columns for a value beside its name.
   int value_columns() const { return style_.size.columns - kNameColumns; }
   const FrameStyle& style() const { return style_; }
   int rows_left() const {
@@ -124,7 +124,7 @@ void AddPolicy(const v1::GetPolicyReply& policy, const v1::Status& status,
   }
 }
 
-// What became of pushes, in the words of the counters: "applied 300".
+// The results of pushes, in the words of the counters: "applied 300".
 void AddVerdicts(const v1::Status& status, Frame& frame) {
   std::vector<std::string> verdicts;
   std::vector<std::string> events;
@@ -177,7 +177,7 @@ std::vector<std::string> PhaseCells(const v1::WorkerStatus& worker, bool wide) {
   return cells;
 }
 
-// Those that are late first, if not all of them fit.
+// Late workers come first if not all of them fit.
 std::vector<const v1::WorkerStatus*> ShownWorkers(
     const v1::Status& status, const std::map<int32_t, std::string>& late,
     size_t rows) {
@@ -205,7 +205,7 @@ void AddWorkers(const v1::Status& status,
   }
   header.emplace_back("process");
   Table table(std::move(header));
-  // One row is for the header, one for how many are left out.
+  // One row is for the header, one for the number of workers left out.
   const auto rows = static_cast<size_t>(std::max(1, frame.rows_left() - 2));
   const auto workers = ShownWorkers(status, late, rows);
   for (const v1::WorkerStatus* worker : workers) {

@@ -8,7 +8,7 @@
 
 namespace cohort {
 
-// How a frame is to look.
+// The style of a frame.
 struct FrameStyle {
   ScreenSize size;
   bool bold = false;
@@ -16,9 +16,9 @@ struct FrameStyle {
   bool unicode = false;
 };
 
-// A look at a run as a screen of text: no line is longer than the screen, and
-// there are no more of them than it has, but for the last one. `notice`: what
-// is to be said first, such as that the server is away; empty: nothing.
+// A run as a screen of text. No line is longer than the screen, and there are
+// no more lines than it has, except for the last one. `notice` is shown first,
+// such as that the server is away; may be empty.
 std::string WatchFrame(const Overview& overview, const Curve& losses,
                        const std::string& notice, const FrameStyle& style);
 

@@ -21,10 +21,10 @@
 namespace cohort {
 namespace {
 
-// People look at a screen, and read a log later.
+// A screen is watched; a log is read later.
 constexpr absl::Duration kIntervalOnScreen = absl::Seconds(1);
 constexpr absl::Duration kIntervalInLog = absl::Seconds(10);
-// A server that does not answer within this is told to be away.
+// A server that does not answer within this time counts as away.
 constexpr absl::Duration kAnswerMax = absl::Seconds(5);
 
 // For a terminal: home; blank the rest of the line; blank what is below.
@@ -33,7 +33,7 @@ constexpr absl::string_view kBlankLine = "\x1b[K\n";
 constexpr absl::string_view kBlankBelow = "\x1b[J";
 constexpr absl::string_view kClearScreen = "\x1b[H\x1b[2J";
 
-// The run has done all that it set out to, so that its server may go.
+// The run has completed all its work, so its server may end.
 bool AtItsEnd(const v1::Status& status) {
   return status.ended() || (status.samples_total() > 0 &&
                             status.samples() >= status.samples_total());
@@ -60,7 +60,7 @@ class Watch {
         server_(context.server.server(),
                 std::min(context.timeout, kAnswerMax)) {}
 
-  // Errors: Unavailable, the server cannot be reached, or has been away for
+  // Errors: Unavailable: the server cannot be reached, or has been away for
   //   --timeout; those of the rpcs.
   absl::Status Run() {
     for (;;) {
@@ -84,7 +84,7 @@ class Watch {
     COHORT_ASSIGN_OR_RETURN(overview.status, server_.GetStatus());
     COHORT_ASSIGN_OR_RETURN(overview.policy, server_.GetPolicy());
     const v1::Status& status = overview.status;
-    // A curve is of one run.
+    // A curve covers one run.
     if (last_.has_value() && last_->status.run_id() != status.run_id()) {
       losses_ = Curve();
     }
@@ -106,7 +106,7 @@ class Watch {
     }
   }
 
-  // In place, so that nothing flickers.
+  // Rewrites the screen in place, so that it does not flicker.
   void Draw(const std::string& notice) {
     const std::string frame = WatchFrame(*last_, losses_, notice,
                                          {.size = io_.screen(),
@@ -137,7 +137,7 @@ class Watch {
 
   void TellReturn(const Overview& now) {
     lost_at_.reset();
-    // A screen shows it by itself.
+    // On a screen the next frame shows it.
     if (io_.terminal && !context_.json) return;
     Tell("again", absl::StrCat(now.status.run_id() == last_->status.run_id()
                                    ? "the server is there again"
