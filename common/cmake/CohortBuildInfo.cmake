@@ -1,5 +1,5 @@
-# Version and commit in every binary, in one file that each build brings up to
-# date: a commit relinks the programs and compiles nothing else.
+# Version and commit of every binary, in one file that each build updates. A new
+# commit only compiles that file and relinks the programs.
 set(COHORT_COMMIT "" CACHE STRING
     "Commit that --version shows; empty: what git says at each build")
 set(build_info_values ${PROJECT_BINARY_DIR}/common/build_info_values.cc)

@@ -1,9 +1,10 @@
-# The CUDA part is built where nvcc is found and left out elsewhere, said so.
+# The CUDA part is built if nvcc is found. Otherwise it is left out with a
+# message.
 set(COHORT_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPU architectures to build for")
 find_program(COHORT_NVCC nvcc HINTS /usr/local/cuda/bin ENV CUDA_HOME PATH_SUFFIXES bin)
 if(COHORT_NVCC)
   set(COHORT_CUDA_AVAILABLE ON)
-  # Before the language is enabled, which would choose an architecture itself.
+  # Set before the language is enabled, which would choose an architecture itself.
   set(CMAKE_CUDA_ARCHITECTURES ${COHORT_CUDA_ARCHITECTURES})
   set(CMAKE_CUDA_COMPILER ${COHORT_NVCC} CACHE FILEPATH "CUDA compiler")
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)

@@ -1,8 +1,8 @@
 # Debian packages of the three programs, once they are built:
 #   cpack --config build/release/CPackConfig.cmake
 #
-# Services are components of their own, which only packages have: a plain
-# `cmake --install` leaves /etc alone.
+# Services are separate components that only packages include: a plain
+# `cmake --install` does not change /etc.
 foreach(program server worker)
   install(FILES ${PROJECT_SOURCE_DIR}/deploy/systemd/${program}.env
           DESTINATION /etc/cohort COMPONENT ${program}-service EXCLUDE_FROM_ALL)
@@ -29,7 +29,7 @@ set(CPACK_COMPONENT_COHORT-WORKER_GROUP worker)
 set(CPACK_COMPONENT_WORKER-SERVICE_GROUP worker)
 set(CPACK_COMPONENT_COHORTCTL_GROUP ctl)
 set(CPACK_STRIP_FILES ON)
-# What is packed is what was built, and lies in /usr and /etc.
+# The packages contain the built files, and install into /usr and /etc.
 set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY ON)
 set(CPACK_SET_DESTDIR ON)
 set(CPACK_INSTALL_PREFIX /usr)
@@ -54,7 +54,7 @@ set(CPACK_DEBIAN_WORKER_PACKAGE_RECOMMENDS
 set(server_unit cohort-server.service)
 set(worker_unit "cohort-worker@*.service")
 foreach(program server worker)
-  # Edited configuration outlives an upgrade.
+  # An upgrade keeps edited configuration.
   file(WRITE ${PROJECT_BINARY_DIR}/${program}/conffiles
        "/etc/cohort/${program}.env\n")
   foreach(script postinst postrm)

@@ -1,5 +1,5 @@
-# How targets are made here: one cohort_library() or cohort_executable() for
-# each row of the dependency table, sources by name, no global flags.
+# Defines targets: one cohort_library() or cohort_executable() for each row of
+# the dependency table, sources by name, no global flags.
 
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -9,13 +9,13 @@ endif()
 include(GNUInstallDirs)
 
 # Compiles several sources as one, so that the headers they share are read once:
-# a third of the time. Off where each file must compile on its own (preset clang).
+# a third of the time. Off if each file must compile on its own (preset clang).
 option(COHORT_UNITY "Compile several sources of a target as one" ON)
 
-# The compiler cache, for what has no precompiled header. A precompiled header
-# out of the cache is not the one the next compile would have made (the compiler
-# writes a different file each time, and crashes on one that does not fit), so
-# those targets are compiled afresh.
+# The compiler cache, for targets without a precompiled header. A precompiled
+# header from the cache differs from a newly compiled one (the compiler writes a
+# different file each time, and crashes on one that does not match), so targets
+# with one do not use the cache.
 find_program(COHORT_CCACHE ccache)
 if(COHORT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
@@ -23,17 +23,18 @@ if(COHORT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(COHORT_USES_CCACHE ON)
 endif()
 
-# Off where a compiler that nobody tried yet knows more warnings.
+# Turn this off for an untested compiler that has more warnings.
 option(COHORT_WARNINGS_ARE_ERRORS "Stop at a compiler's warning" ON)
 
-# Warnings, language level and sanitizers of every target of ours.
+# Warnings, language level and sanitizers for all of the project's targets.
 add_library(cohort_options INTERFACE)
 target_compile_features(cohort_options INTERFACE cxx_std_20)
 target_include_directories(cohort_options INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(cohort_options INTERFACE
   -Wall -Wextra $<$<BOOL:${COHORT_WARNINGS_ARE_ERRORS}>:-Werror> -Wno-missing-field-initializers -fno-math-errno -ffp-contract=off
   -fstack-protector-strong
-  # Programs too, so that they can share precompiled headers with libraries.
+  # Set for programs too, so that they can share precompiled headers with
+  # libraries.
   -fPIC
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety -Werror=thread-safety>)
 target_compile_definitions(cohort_options INTERFACE
@@ -60,7 +61,7 @@ function(cohort_precompiled name)
   endif()
 endfunction()
 
-# What libraries, programs and tests have in common. Arguments: PCH, UNITY and
+# The settings that libraries, programs and tests share. Arguments: PCH, UNITY and
 # OPTIMISE as described below.
 function(cohort_configure name pch unity level)
   target_link_libraries(${name} PRIVATE cohort_options)
@@ -68,7 +69,7 @@ function(cohort_configure name pch unity level)
     set(level 2)
   endif()
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O${level}>)
-  # Loops over numbers take minutes in a sanitizer's build without optimisation.
+  # Numeric loops take minutes in a sanitizer build without optimisation.
   if(COHORT_SANITIZE AND level EQUAL 3)
     target_compile_options(${name} PRIVATE -O1)
   endif()
@@ -90,8 +91,8 @@ endfunction()
 #                [PCH target] [UNITY sources] [OPTIMISE level])
 # PCH names a target of cohort_precompiled(). UNITY is the number of sources that
 # are compiled as one, by default 8; 1 keeps them apart. OPTIMISE is the -O of a
-# release, by default 2: 3 for loops over numbers; 1, which compiles in three
-# quarters of the time, for code in front of a person or another program.
+# release, by default 2. Use 3 for numeric loops, and 1, which compiles in three
+# quarters of the time, for code that waits for a person or another program.
 function(cohort_library name)
   cmake_parse_arguments(ARG "" "PCH;UNITY;OPTIMISE" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})

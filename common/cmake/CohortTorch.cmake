@@ -1,10 +1,10 @@
 # LibTorch, from Debian's 1.13 (CPU) to 2.x (CUDA too), as target cohort_torch.
 #
 # COHORT_TORCH_DIR names the folder of a Python package `torch`, whose libraries
-# are taken as they are: its own configuration wants all of CUDA's development
-# files. Without it LibTorch is what find_package finds.
+# are used directly, because its own configuration requires all of CUDA's
+# development files. If it is not set, find_package finds LibTorch.
 #
-# Debian's Torch config asks for libraries of backends that a CPU worker does
+# Debian's Torch config requires libraries of backends that a CPU worker does
 # not use; they come with libtorch-dev. LibTorch's headers are not warning-free,
 # so they are system headers.
 set(COHORT_TORCH_DIR "" CACHE PATH "Folder of a Python package torch to build against")
@@ -22,10 +22,10 @@ if(COHORT_TORCH_DIR)
   endforeach()
   set(cohort_torch_includes ${COHORT_TORCH_DIR}/include
       ${COHORT_TORCH_DIR}/include/torch/csrc/api/include)
-  # Kernels register themselves: no symbol of theirs is asked for. What the
-  # libraries need themselves they find by their own paths, at run time.
-  # The C++ library comes first: PyPI's libtorch.so shows a std::filesystem of
-  # its own, parts of which are null pointers.
+  # Kernels register themselves, so no symbol of theirs is referenced. The
+  # libraries find their own dependencies by their own paths, at run time.
+  # The C++ library comes first: PyPI's libtorch.so exports its own
+  # std::filesystem, parts of which are null pointers.
   target_link_options(cohort_torch INTERFACE
     -Wl,--no-as-needed -lstdc++ -Wl,--allow-shlib-undefined)
   file(STRINGS ${COHORT_TORCH_DIR}/version.py cohort_torch_version REGEX "^__version__")
@@ -46,7 +46,7 @@ else()
   set(COHORT_TORCH_HAS_CUDA OFF)
 endif()
 # In C++20 Clang instantiates std::vector<IValue> where 1.13's headers have only
-# declared IValue; this header leads it to the definition first.
+# declared IValue; this header makes it see the definition first.
 target_compile_options(cohort_torch INTERFACE
   "$<$<CXX_COMPILER_ID:Clang>:SHELL:-include torch/library.h>")
 message(STATUS "Cohort: LibTorch ${Torch_VERSION}, CUDA ${COHORT_TORCH_HAS_CUDA}")

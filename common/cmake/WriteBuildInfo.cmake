@@ -1,5 +1,5 @@
 # Run at each build: writes OUTPUT from INPUT with the commit that is checked
-# out now, and leaves the file alone if it says so already.
+# out now, and leaves the file alone if it is already up to date.
 set(COHORT_BUILD_COMMIT "${COHORT_COMMIT}")
 if(COHORT_BUILD_COMMIT STREQUAL "")
   execute_process(

@@ -14,7 +14,7 @@
 
 namespace cohort {
 
-// One method of a gRPC service, as the usual dashboards label it.
+// One method of a gRPC service, labelled as the usual dashboards expect.
 struct GrpcMethod {
   // "unary", "client_stream", "server_stream" or "bidi_stream".
   std::string type;
@@ -34,19 +34,19 @@ class GrpcMetrics final : public prometheus::Collectable {
     void Started() { Increment(started_); }
     void Received() { Increment(received_); }
     void Sent() { Increment(sent_); }
-    // `code` is that of gRPC; an unknown one counts as Unknown.
+    // `code` is a gRPC code; an unknown one counts as Unknown.
     void Handled(int code, absl::Duration took);
 
    private:
     friend class GrpcMetrics;
 
-    // Bounds of the durations, seconds; beyond the last is one more.
+    // Bounds of the durations, seconds; one more bucket is beyond the last.
     static constexpr std::array<double, 11> kBounds = {
         0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300};
     static constexpr size_t kCodes = 17;
     using Counter = std::atomic<int64_t>;
 
-    // A count alone: nothing is published through it.
+    // Relaxed: no other data is published through the count.
     static void Increment(Counter& counter) {
       counter.fetch_add(1, std::memory_order_relaxed);
     }
@@ -60,17 +60,17 @@ class GrpcMetrics final : public prometheus::Collectable {
     Counter duration_us_ = 0;
   };
 
-  // Other methods are counted together, under the name "unknown".
+  // All other methods are counted together, under the name "unknown".
   explicit GrpcMetrics(const std::vector<GrpcMethod>& methods);
 
-  // `path` as on the wire: "/package.Service/Method". The answer lives as long
-  // as this.
+  // `path` as on the wire: "/package.Service/Method". The result lives as long
+  // as this object.
   Calls& Of(absl::string_view path);
 
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
-  // Fixed after construction; the last is for unknown ones.
+  // Fixed after construction; the last is for unknown methods.
   std::vector<std::unique_ptr<Calls>> calls_;
   std::vector<std::string> paths_;
 };

@@ -38,7 +38,7 @@ void RateMeter::Add(Instant now, const StatusView& status) {
   }
   if (!points_.empty() && now - points_.back().first < kRateResolution) return;
   points_.emplace_back(now, status.samples);
-  // Two points stay, however old, so that slow steps have a rate too.
+  // Keeps two points however old they are, so that slow steps have a rate too.
   while (points_.size() > 2 && now - points_.front().first > kRateWindow) {
     points_.pop_front();
   }

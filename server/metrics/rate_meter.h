@@ -17,15 +17,15 @@ bool IsPaused(const StatusView& status);
 class RateMeter {
  public:
   void Add(Instant now, const StatusView& status);
-  // 0 until two points are known. In a pause, that of before.
+  // 0 until two points are known. During a pause, the rate before it.
   double per_second() const;
-  // 0 in a pause.
+  // 0 during a pause.
   double now_per_second() const { return paused_ ? 0 : per_second(); }
 
  private:
   std::deque<std::pair<Instant, int64_t>> points_;
   bool paused_ = false;
-  // Before the last pause.
+  // The rate before the last pause.
   double before_ = 0;
 };
 

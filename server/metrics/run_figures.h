@@ -16,7 +16,8 @@
 
 namespace cohort {
 
-// Of the model, fixed once it is registered, but for the bytes.
+// Properties of the model. All but the byte counts are fixed once it is
+// registered.
 struct ModelFigures {
   int64_t parameters = 0;
   int64_t weights_bytes = 0;
@@ -29,7 +30,7 @@ struct ModelFigures {
   std::vector<Layer> layers;
 };
 
-// What goes through the server's streams.
+// Traffic of the server's streams.
 struct ServiceFigures {
   int32_t sessions = 0;
   int64_t folds_waiting = 0;
@@ -40,7 +41,7 @@ struct ServiceFigures {
   int64_t pull_bytes = 0;
   int64_t pulls = 0;
   int64_t pulls_refused = 0;
-  // Messages of pushes that were refused: of a life that is over, or wrong.
+  // Messages of refused pushes: of an incarnation that is over, or invalid.
   int64_t pushes_fenced = 0;
   int64_t pushes_invalid = 0;
 };
@@ -54,19 +55,19 @@ struct CheckpointFigures {
   int64_t written = 0;
   int64_t failed_disk_full = 0;
   int64_t failed_io = 0;
-  // Of the newest that is safe, from this life or the one it continues.
+  // The newest safe checkpoint, from this start or the one it continues.
   std::optional<int64_t> version;
-  // Seconds since 1970; absent: there is none.
+  // Seconds since 1970; absent if there is no checkpoint.
   std::optional<double> written_at;
-  // Of the model that was exported last, by this process.
+  // Version of the model that this process exported last.
   std::optional<int64_t> model_version;
   int64_t restored = 0;
   int64_t damaged_skipped = 0;
   double restore_seconds = 0;
 };
 
-// Everything that /metrics, /status.json and the page say, of one moment: they
-// are written from the same object, so their numbers agree.
+// Everything that /metrics, /status.json and the page show, as of one moment.
+// They are written from the same object, so their numbers agree.
 struct RunFigures {
   std::string build_version;
   std::string build_commit;
@@ -76,7 +77,7 @@ struct RunFigures {
   std::string address;
   // 0 while the run is paused.
   double samples_per_second = 0;
-  // Of training; absent while nobody can tell.
+  // Time left for training; absent if it cannot be estimated.
   std::optional<double> seconds_left;
   StatusView status;
   PolicyView policy;
@@ -87,7 +88,7 @@ struct RunFigures {
   TallySums sums;
   ServiceFigures service;
   CheckpointFigures checkpoint;
-  // Absent: nothing is written.
+  // Absent if the server writes no files.
   std::optional<int64_t> storage_free_bytes;
   int64_t memory_limit_bytes = 0;
   ProcessFigures process;
@@ -98,12 +99,11 @@ using SharedFigures = std::shared_ptr<const RunFigures>;
 // "global" or "local"; `auto` must be resolved.
 std::string NormalizationName(const PolicyOptions& policy);
 
-// Staleness above which a push is dropped or damped; 0 under sync; absent where
-// the policy sets none.
+// The staleness above which a push is dropped or damped; 0 under sync; absent
+// if the policy sets none.
 std::optional<int64_t> StalenessBound(const RunFigures& figures);
 
-// Messages and pushes by what became of them, in the order that they are
-// shown.
+// Counts of messages and pushes by their result, in display order.
 std::vector<std::pair<std::string, int64_t>> PushVerdicts(
     const RunFigures& figures);
 

@@ -13,7 +13,8 @@ namespace {
 using Families = std::vector<prometheus::MetricFamily>;
 using Labels = std::vector<prometheus::ClientMetric::Label>;
 
-// Families of one page, each begun by its name and filled at once.
+// Collects the families of one page. A family is begun by its name and filled
+// at once.
 class Page {
  public:
   Page& Gauge(const char* name, const char* help) {
@@ -34,7 +35,7 @@ class Page {
     AddValue(families_.back(), static_cast<double>(value), std::move(labels));
     return *this;
   }
-  // Nothing where it is absent.
+  // No-op if `value` is absent.
   template <typename Number>
   Page& Value(const std::optional<Number>& value, Labels labels = {}) {
     if (value.has_value()) Value(*value, std::move(labels));
@@ -48,7 +49,7 @@ class Page {
     return *this;
   }
 
-  // Without families that have no value now.
+  // Returns the families, except those without a value.
   Families Take() {
     std::erase_if(families_, [](const auto& f) { return f.metric.empty(); });
     return std::move(families_);
@@ -157,7 +158,8 @@ void AddMembers(const RunFigures& f, Page& page) {
       .Value(absl::ToDoubleSeconds(status.waiting));
 }
 
-// The only ones with a worker label: who is the straggler.
+// The only metrics with a worker label; they show which worker is the
+// straggler.
 void AddWorkers(const RunFigures& f, Page& page) {
   page.Gauge("cohort_worker_last_seen_timestamp_seconds",
              "When the worker was last heard, seconds since 1970.");

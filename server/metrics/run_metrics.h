@@ -10,18 +10,18 @@
 
 namespace cohort {
 
-// Ranks that have series of their own; there may be more.
+// Limit on ranks with series of their own; there may be more ranks.
 inline constexpr int64_t kRankSeriesMax = 256;
-// So for layers.
+// The same limit for layers.
 inline constexpr int64_t kLayerSeriesMax = 256;
 
 // The metrics of a run. README.md lists them.
 std::vector<prometheus::MetricFamily> RunFamilies(const RunFigures& figures);
 
-// The same, of the newest figures, for a page of metrics.
+// The metrics of the newest figures, for a page of metrics.
 class RunCollector final : public prometheus::Collectable {
  public:
-  // `figures` never gives null.
+  // `figures` must never return null.
   explicit RunCollector(std::function<SharedFigures()> figures);
   std::vector<prometheus::MetricFamily> Collect() const override;
 

@@ -7,7 +7,7 @@
 namespace cohort {
 namespace {
 
-// From 1 ms to a minute; a rendezvous is a tenth of that.
+// From 1 ms to a minute; a rendezvous takes a tenth of that.
 std::vector<double> WaitBounds() { return DoublingBounds(0.001, 65.6); }
 std::vector<double> RendezvousBounds() { return DoublingBounds(0.0001, 65.6); }
 
@@ -110,7 +110,7 @@ void RunTally::AddEvaluations(const std::vector<EvaluationPoint>& points) {
       return other.version == point.version &&
              other.statistics == point.statistics;
     };
-    // A run that continues may repeat one that its files have.
+    // A continued run may repeat an evaluation that its files already have.
     std::erase_if(all, same);
     all.push_back(point);
   }

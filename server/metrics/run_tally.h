@@ -18,11 +18,11 @@
 
 namespace cohort {
 
-// Points of a curve that is shown.
+// Limit on the points of a displayed curve.
 inline constexpr int64_t kCurvePointsMax = 512;
-// Events that are kept, the newest ones.
+// Number of events that are kept; the newest stay.
 inline constexpr size_t kEventsMax = 64;
-// Evaluations that are kept, one entry a kind of statistics.
+// Number of evaluations that are kept, one entry a kind of statistics.
 inline constexpr size_t kEvaluationsMax = 512;
 
 // One evaluation with one kind of statistics.
@@ -37,25 +37,25 @@ struct EvaluationPoint {
   std::optional<double> mean_iou;
 };
 
-// Something that people want to find again when they come back to a run: a
-// worker that was lost, a change of policy.
+// An event that is worth finding again later: a lost worker, a change of
+// policy.
 struct RunEvent {
-  // From the start of the tally.
+  // Time since the start of the tally.
   absl::Duration uptime;
   effect::Log log;
 };
 
-// Sums over what happened in this life of the server; evaluations and curve are
-// those of the whole run, as far as its files have them.
+// Sums since this start of the server. Evaluations and the curve cover the
+// whole run, as far as its files have them.
 struct TallySums {
   TallySums();
 
   int64_t samples = 0;
-  // Of the newest commit that had any.
+  // Values of the newest commit that had any.
   std::optional<double> train_loss;
   std::optional<double> train_accuracy;
   std::optional<double> gradient_norm;
-  // Of the first kind of statistics, at the end of an epoch.
+  // With the first kind of statistics, at the end of an epoch.
   std::optional<EvaluationPoint> test;
   std::vector<EvaluationPoint> evaluations;
   TrainingCurve curve;
@@ -67,26 +67,26 @@ struct TallySums {
   BucketCounts apply_seconds;
   BucketCounts forward_wait_seconds;
   BucketCounts backward_wait_seconds;
-  // By rank: how often it was the last.
+  // By rank: how often it arrived last.
   std::map<Rank, int64_t> last_arrivals;
   std::map<Rank, int64_t> rendezvous_last_arrivals;
-  // By layer: when it was sampled last.
+  // By layer: the value sampled last.
   std::map<int32_t, double> drift;
 };
 
-// What earlier processes of the run have left in its files.
+// The history that earlier processes of the run have left in its files.
 struct EarlierCourse {
   // The time that they were up.
   absl::Duration elapsed;
   // Oldest first.
   std::vector<TrainingSample> training;
   std::vector<EvaluationPoint> evaluations;
-  // The newest at the end of an epoch.
+  // The newest evaluation at the end of an epoch.
   std::optional<EvaluationPoint> test;
 };
 
-// Adds up what the run tells. Notes take well under a microsecond a number, and
-// nothing is formatted here: that is left to those who read.
+// Sums up the events of the run. Recording takes well under a microsecond a
+// number, and formatting is left to the readers.
 //
 // Thread safety: safe.
 class RunTally {
@@ -94,7 +94,8 @@ class RunTally {
   // `clock` must outlive the tally.
   explicit RunTally(const Clock& clock);
 
-  // Curves and times go on from there. Before anything else is told.
+  // Curves and times continue from `course`. Call it before any event is
+  // recorded.
   void Continue(const EarlierCourse& course) ABSL_LOCKS_EXCLUDED(mu_);
   void Committed(const CommitRecord& record,
                  const CommitObservation& observation) ABSL_LOCKS_EXCLUDED(mu_);
@@ -107,7 +108,7 @@ class RunTally {
   void Drifted(const std::vector<LayerDrift>& drift) ABSL_LOCKS_EXCLUDED(mu_);
 
   TallySums sums() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Since the tally was made.
+  // Time since the tally was made.
   absl::Duration uptime() const { return clock_.Now() - start_; }
 
  private:
@@ -115,7 +116,7 @@ class RunTally {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddEvaluations(const std::vector<EvaluationPoint>& points)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Of the run so far.
+  // Duration of the run so far.
   double Seconds() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return absl::ToDoubleSeconds(elapsed_before_ + uptime());
   }
@@ -125,7 +126,7 @@ class RunTally {
   const Instant start_;
 
   mutable Mutex mu_;
-  // In earlier processes of the run.
+  // Time in earlier processes of the run.
   absl::Duration elapsed_before_ ABSL_GUARDED_BY(mu_);
   TallySums sums_ ABSL_GUARDED_BY(mu_);
 };

@@ -24,7 +24,7 @@ void TrainingCurve::Add(const TrainingSample& sample) {
       return;
     }
   } else {
-    // Its own beginning is not known.
+    // The beginning of the first sample is not known.
     span.begin_seconds = sample.seconds;
     span.begin_samples = sample.samples;
   }

@@ -10,19 +10,19 @@ namespace cohort {
 struct TrainingPoint {
   int64_t version = 0;
   int64_t samples = 0;
-  // Since the start of this process.
+  // Time since the start of this process.
   double seconds = 0;
-  // Absent: no commit of it had a label.
+  // Absent if none of its commits had a label.
   std::optional<double> loss;
   std::optional<double> accuracy;
   double learning_rate = 0;
   double samples_per_second = 0;
 };
 
-// What a commit, or some of them in a row, add to a curve.
+// The contribution of one commit, or of several in a row, to a curve.
 struct TrainingSample {
   int64_t version = 0;
-  // Seen so far.
+  // Samples seen so far.
   int64_t samples = 0;
   double seconds = 0;
   int64_t commits = 1;
@@ -34,15 +34,15 @@ struct TrainingSample {
   double learning_rate = 0;
 };
 
-// The course of a training of any length in at most `points_max` points, evenly
-// spread: once it is full, each two neighbours become one.
+// The history of a training of any length in at most `points_max` points,
+// evenly spread: once it is full, neighbouring pairs are merged.
 class TrainingCurve {
  public:
   explicit TrainingCurve(int64_t points_max);
 
   void Add(const TrainingSample& sample);
-  // Oldest first. With the commits since the last whole point, if there are
-  // any.
+  // Oldest first. Includes the commits since the last complete point, if there
+  // are any.
   std::vector<TrainingPoint> Points() const;
 
  private:
