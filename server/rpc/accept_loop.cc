@@ -21,14 +21,14 @@
 namespace cohort {
 namespace {
 
-// Between two looks at whether the object is being destroyed.
+// Limit between two checks of whether the object is being destroyed.
 constexpr int kAcceptsAtOnce = 64;
-// While the kernel has no memory for a connection.
+// Pause while the kernel has no memory for a connection.
 constexpr int kNoMemoryPauseMs = 100;
 
 int OpenSpare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 
-// As gRPC's own listener sets them.
+// Sets the same options as gRPC's own listener.
 void SetOptions(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -111,7 +111,7 @@ void AcceptLoop::Refuse(int fd) {
   if (fd < 0) return;
   close(fd);
   const int64_t refused = refused_.fetch_add(1, std::memory_order_relaxed) + 1;
-  // Rates of repeated lines are limited.
+  // The log limits repeated lines.
   Log(LogLevel::kWarning,
       absl::StrCat("a connection was refused: connections may take ",
                    files_max_, " open files, and all are taken; raise the ",

@@ -15,15 +15,15 @@ namespace cohort {
 
 // Accepts connections and hands them to a gRPC server.
 //
-// The listener of gRPC 1.51 never accepts again once one accept has failed for
-// want of a file descriptor, although everything else of the process works.
-// This one keeps some descriptors back for files and the operations port,
-// closes what comes above that at once, and never stops accepting.
+// The listener of gRPC 1.51 never accepts again once an accept has failed for
+// lack of a file descriptor, although the rest of the process works. This class
+// reserves some descriptors for files and the operations port, closes
+// connections above that limit at once, and never stops accepting.
 //
 // Thread safety: safe. Destroy it before the gRPC server shuts down.
 class AcceptLoop {
  public:
-  // `files_max`: descriptors that connections may take up to.
+  // `files_max` is the limit on descriptors for connections.
   AcceptLoop(
       ListenSocket socket,
       std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server,
@@ -36,14 +36,14 @@ class AcceptLoop {
  private:
   // Blocks until there is something to accept or the object is destroyed.
   void AcceptSome();
-  // False: nothing to accept is left.
+  // Returns false if there is nothing left to accept.
   bool AcceptOne();
   void Refuse(int fd);
 
   const int listen_fd_;
   const int wake_fd_;
-  // Given up for a moment where no other descriptor is left, so that a
-  // connection can be taken and closed.
+  // Closed for a moment if no other descriptor is left, so that a connection
+  // can be accepted and closed.
   int spare_fd_;
   const int64_t files_max_;
   const std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;

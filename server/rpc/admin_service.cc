@@ -30,8 +30,9 @@ constexpr int64_t kIntervalMsMax = 3'600'000;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 constexpr absl::Duration kRateInterval = absl::Milliseconds(500);
 constexpr size_t kReasonLengthMax = 1024;
-// gRPC 1.51 has one limit for all methods of a server, that of partitions, so
-// that of an operator's requests is checked once they have come.
+// gRPC 1.51 has one limit for all methods of a server, which is that of
+// partitions. The limit on an operator's requests is therefore checked after
+// they arrive.
 constexpr size_t kRequestBytesMax = size_t{64} << 10;
 // More settings, and longer texts, than there can ever be.
 constexpr size_t kSettingsMax = 64;
@@ -341,7 +342,8 @@ class AdminService final : public v1::Admin::CallbackService {
       const std::string change =
           absl::StrCat("log level ", LogLevelName(before), " -> ",
                        LogLevelName(after), ", as an operator asked");
-      // Told at a level that both let through, and before fewer do.
+      // Logged at a level that both settings let through, before the new one
+      // takes effect.
       cohort::SetLogLevel(std::min(before, after));
       Log(std::max(LogLevel::kInfo, std::min(before, after)), change);
       cohort::SetLogLevel(after);
@@ -351,7 +353,7 @@ class AdminService final : public v1::Admin::CallbackService {
     return absl::OkStatus();
   }
 
-  // Files are written on a thread of their own: reactions must not block.
+  // Files are written on their own thread, because reactions must not block.
   template <typename Reply>
   grpc::ServerUnaryReactor* RunBlocking(
       grpc::CallbackServerContext* context,

@@ -36,7 +36,7 @@ void AddServices(const google::protobuf::FileDescriptor& file,
   }
 }
 
-// Of one call. Reads nothing of its messages.
+// Counts one call. Does not read its messages.
 class CallCounter final : public grpc::experimental::Interceptor {
  public:
   CallCounter(GrpcMetrics::Calls& calls, const Clock& clock)

@@ -22,7 +22,7 @@
 namespace cohort {
 namespace {
 
-// A gradient on its way to the shard, and who sent it.
+// A gradient on its way to the shard, and its sender.
 struct PausedGradient {
   Sender sender;
   PushKey key;
@@ -62,7 +62,8 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
     }
   }
 
-  // Nothing is being read, so no failing read will tell.
+  // While the stream is paused nothing is being read, so no failing read
+  // reports it.
   void OnCancel() override { End(absl::CancelledError("the peer is gone")); }
 
   void SendVerdict(const effect::SendVerdict& verdict) override {
@@ -115,14 +116,14 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
         "exchange: got neither opening, gradient nor closing");
   }
 
-  // The weights of some versions that exist anyway: a worker may read those of
-  // one push while the next one is answered.
+  // Allows the weights of some versions, which exist anyway: a worker may still
+  // read those of one push while the next push is answered.
   int64_t QueueBytesMax() const override { return queue_bytes_max_; }
 
  private:
   static constexpr int64_t kModelsQueued = 3;
 
-  // Partition and length are the core's to check: it knows the layout.
+  // The core checks partition and length, because it knows the layout.
   static absl::StatusOr<GradientMessage> GradientFrom(
       const v1::GradientPartition& proto, ByteRope payload) {
     COHORT_RETURN_IF_ERROR(CheckPayload(
@@ -132,7 +133,7 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
                             .checksum = payload.Checksum(),
                             .absent_slices = {proto.absent_slices().begin(),
                                               proto.absent_slices().end()}};
-    // The core wants the checksum in any case, so it is computed once here.
+    // The core needs the checksum in any case, so it is computed once here.
     if (proto.has_xxh3() && proto.xxh3() != message.checksum) {
       return absl::DataLossError(absl::StrCat(
           "gradient of partition ", proto.partition(), ": got checksum ",
@@ -143,14 +144,14 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
   }
 
   enum class State {
-    // Reading, or handling something else than a gradient.
+    // Reading, or handling a message other than a gradient.
     kReading,
     kHandingOver,
-    // `held_` waits for Resume, and nothing is read.
+    // `held_` waits for Resume, and nothing is being read.
     kPaused,
   };
 
-  // Hands `held_` to the shard until it takes it or says that it must wait.
+  // Passes `held_` to the shard until the shard takes it or makes it wait.
   absl::StatusOr<After> HandOver() {
     const auto self = SharedFrom(this);
     for (;;) {
@@ -168,9 +169,10 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
         if (!admission.ok()) return admission.status();
         return After::kRead;
       }
-      // The room may have come before this thread knew that there was none.
+      // Resume may have been called before this thread learned that there was
+      // no room.
       if (resumed_) continue;
-      // From here on Resume may run, and read, at once.
+      // From here on Resume may run on another thread and read.
       state_ = State::kPaused;
       return After::kPause;
     }
@@ -183,18 +185,18 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
         kQueueBytesMax + kModelsQueued * WeightBytes(model->layout);
   }
 
-  // Set by the reading side before there can be an answer; a counter only, so
-  // any order is enough.
+  // Set by the reading side before there can be an answer. No other data
+  // depends on it, so any memory order is enough.
   std::atomic<int64_t> queue_bytes_max_ = kQueueBytesMax;
   // Used by the reading side only.
   OneSender one_sender_;
-  // Used by whoever hands over: the reading side, or Resume while that stands
-  // still.
+  // Used by the thread that hands over: the reading side, or Resume while the
+  // reading side is paused.
   PausedGradient held_;
 
   Mutex pause_mu_;
   State state_ ABSL_GUARDED_BY(pause_mu_) = State::kReading;
-  // While it was handed over.
+  // Whether Resume was called during the hand-over.
   bool resumed_ ABSL_GUARDED_BY(pause_mu_) = false;
 };
 

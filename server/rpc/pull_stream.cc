@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kKindLengthMax = 64;
 
-// The moving statistics of that name; the first if it is empty.
+// The moving statistics named `name`; the first if `name` is empty.
 absl::StatusOr<const StatisticsSet*> SetOf(const ModelSnapshot& snapshot,
                                            const std::string& name) {
   std::vector<StatisticsKind> kinds;
@@ -38,9 +38,9 @@ absl::StatusOr<const StatisticsSet*> SetOf(const ModelSnapshot& snapshot,
                    snapshot.version.value()));
 }
 
-// Sends one version, a partition at a time, from the memory it lives in. Holds
-// the weights of that version only: its optimizer slots can be several times
-// as large.
+// Sends one version, a partition at a time, directly from the model's memory.
+// Holds only the weights of that version, because its optimizer slots can be
+// several times as large.
 class PullReactor final
     : public QueuedWrites<ByteWriteReactor, grpc::ByteBuffer, Stream> {
  public:
@@ -82,7 +82,7 @@ class PullReactor final
                        const grpc::ByteBuffer& message) {
     COHORT_RETURN_IF_ERROR(
         shard_.AdmitStream(shared_from_this(), /*speaks=*/false));
-    // A request has no payload, and is no framed message.
+    // A request has no payload and is not a framed message.
     COHORT_ASSIGN_OR_RETURN(FrameParts parts, SplitFrame(message));
     v1::PullRequest request;
     if (!request.ParseFromArray(parts.header.data(),

@@ -32,10 +32,10 @@ int64_t BytesOfReply(const Message& reply) {
   return static_cast<int64_t>(reply.ByteSizeLong());
 }
 
-// The writing side of a server stream: replies of any thread, in order, one
-// write at a time, and exactly one Finish.
+// The writing side of a server stream: takes replies from any thread, writes
+// them in order, one at a time, and calls Finish exactly once.
 //
-// Reactor is the gRPC base class, Interface the stream as the shard sees it.
+// Reactor is the gRPC base class; Interface is the stream as the shard sees it.
 // The object keeps itself alive from Begin to OnDone.
 //
 // Operations are started under the lock: they only enqueue (gRPC runs the
@@ -68,7 +68,7 @@ class QueuedWrites : public Reactor,
       seen_since_ = now;
       return;
     }
-    // A large message takes its time on a slow link.
+    // A large message takes longer on a slow link.
     const absl::Duration patience =
         ReaderPatience() +
         absl::Seconds(BytesOfReply(queue_.front()) / kSlowestBytesPerSecond);
@@ -87,7 +87,7 @@ class QueuedWrites : public Reactor,
       queued_bytes_ -= BytesOfReply(queue_.front());
       queue_.pop_front();
       if (!ok) EndLocked(absl::CancelledError("the peer is gone"));
-      // Ended before, with answers left to be sent.
+      // The stream had ended before, with answers still queued.
       if (!ok) TrimLocked(0);
       ContinueLocked();
       if (writing_ || ended_) return;
@@ -107,20 +107,20 @@ class QueuedWrites : public Reactor,
     }
     registry_.Forget(this);
     OnGone();
-    // Destroys *this, unless someone still holds a reference.
+    // Destroys *this, unless another reference remains.
     const auto last = std::move(self_);
   }
 
  protected:
-  // Replies that wait for a slow reader. Each is a reference to weights that
-  // exist anyway; a reader this far behind has stopped reading.
+  // Limits on replies that wait for a slow reader. Each is a reference to
+  // weights that exist anyway; a reader this far behind has stopped reading.
   static constexpr size_t kQueueLengthMax = 1 << 16;
   static constexpr int64_t kQueueBytesMax = int64_t{16} << 20;
   static constexpr absl::Duration kReaderPatience = absl::Seconds(60);
   static constexpr int64_t kSlowestBytesPerSecond = int64_t{1} << 20;
 
-  // Call once, before the reactor is handed to gRPC. Returns whether `admit`,
-  // which is called once, lets the stream in; ends the stream otherwise.
+  // Call once, before the reactor is passed to gRPC. Calls `admit` once and
+  // returns whether it admitted the stream; otherwise ends the stream.
   template <typename Admit>
   bool Begin(grpc::CallbackServerContext* context, Admit admit)
       ABSL_LOCKS_EXCLUDED(mu_) {
@@ -143,7 +143,7 @@ class QueuedWrites : public Reactor,
       return;
     }
     const int64_t bytes = BytesOfReply(response);
-    // One reply passes whatever its size.
+    // A single reply is accepted whatever its size.
     if (!queue_.empty() && queued_bytes_ + bytes > QueueBytesMax()) {
       EndLocked(absl::ResourceExhaustedError(
           absl::StrCat("got ", queued_bytes_ + bytes,
@@ -157,7 +157,7 @@ class QueuedWrites : public Reactor,
     ContinueLocked();
   }
 
-  // The peer has sent its first message.
+  // Call when the peer has sent its first message.
   void Spoke() { registry_.Spoke(this); }
 
   bool ended() const ABSL_LOCKS_EXCLUDED(mu_) {
@@ -178,11 +178,11 @@ class QueuedWrites : public Reactor,
     if (!ended_) start();
   }
 
-  // Everything queued was sent, and the stream goes on.
+  // Called when everything queued has been sent and the stream goes on.
   virtual void OnQueueEmpty() {}
-  // Last call: gRPC is done with the stream.
+  // The last call: gRPC is done with the stream.
   virtual void OnGone() {}
-  // Bytes of replies that may wait for the reader; must not block.
+  // Limit on bytes of replies that may wait for the reader; must not block.
   virtual int64_t QueueBytesMax() const { return kQueueBytesMax; }
   // How long one small reply may wait until the peer takes it.
   virtual absl::Duration ReaderPatience() const { return kReaderPatience; }
@@ -193,7 +193,7 @@ class QueuedWrites : public Reactor,
     if (ended_) return;
     ended_ = true;
     status_ = ToGrpcStatus(status);
-    // The write in progress must stay where it is.
+    // The write in progress must stay in place.
     if (!status.ok()) TrimLocked(writing_ ? 1 : 0);
     ContinueLocked();
   }
@@ -203,9 +203,9 @@ class QueuedWrites : public Reactor,
     queued_bytes_ = length == 0 ? 0 : BytesOfReply(queue_.front());
   }
 
-  // Takes back a write that the peer does not read; without this the stream
-  // and all that it refers to would stay for as long as the connection does.
-  // Unlike TryCancel, it tells the peer the status.
+  // Cancels a write that the peer does not read. Otherwise the stream and
+  // everything that it references would stay as long as the connection does.
+  // Unlike TryCancel, this sends the status to the peer.
   void CutLocked(const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (!writing_ || cut_ || call_ == nullptr) return;
@@ -235,7 +235,8 @@ class QueuedWrites : public Reactor,
   // The front is being written if writing_.
   std::deque<Response> queue_ ABSL_GUARDED_BY(mu_);
   int64_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  // Writes that were started; which of them CheckReader saw, and since when.
+  // Number of writes started; the last one that CheckReader saw, and since
+  // when.
   int64_t writes_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t seen_write_ ABSL_GUARDED_BY(mu_) = 0;
   Instant seen_since_ ABSL_GUARDED_BY(mu_);

@@ -20,10 +20,10 @@
 namespace cohort {
 namespace {
 
-// As many as a request may hold; models have few siblings.
+// The limit for one request; models have few sibling layers.
 constexpr int kContributionsMax = 64;
 
-// A request or its part.
+// Decodes a request or one of its parts.
 template <typename Proto>
 absl::StatusOr<Contribution> ContributionOf(const Proto& proto) {
   Contribution contribution;
@@ -34,7 +34,7 @@ absl::StatusOr<Contribution> ContributionOf(const Proto& proto) {
   return contribution;
 }
 
-// To a reply or its part.
+// Encodes into a reply or one of its parts.
 template <typename Proto>
 void Describe(const effect::ReduceResult& result, Proto& proto) {
   ToProto(result.key, proto.mutable_key());
@@ -58,7 +58,7 @@ class ReduceReactor final : public ShardStream<ReduceStream> {
 
   void SendResults(absl::Span<const effect::ReduceResult* const> results,
                    EncodedResults& encoded) override {
-    // Relaxed: nothing else is published with it, and a request was read before
+    // Relaxed: no other data is published with it, and a request is read before
     // there can be a result for it.
     const bool together = takes_further_.load(std::memory_order_relaxed);
     const size_t each = together ? results.size() : 1;
@@ -98,7 +98,7 @@ class ReduceReactor final : public ShardStream<ReduceStream> {
   }
 
  private:
-  // A result belongs to one key, so equal results make equal messages.
+  // A result belongs to one key, so equal results give equal messages.
   void SendTogether(absl::Span<const effect::ReduceResult* const> results,
                     EncodedResults& encoded) {
     std::vector<const Moments*> of;

@@ -61,13 +61,13 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
     }
   }
 
-  // The client has closed its side, which it may while it waits for the
-  // answer, or is gone, which OnCancel tells.
+  // The client has closed its side, which it may do while it waits for the
+  // answer, or is gone, which OnCancel reports.
   void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(answer_mu_) {
     if (!ok) {
       MutexLock lock(answer_mu_);
       half_closed_ = true;
-      // Whoever answers ends the stream, unless values are still to come.
+      // The answer will end the stream, unless values are still expected.
       const bool asked = answer_.has_value() && answer_->send_values;
       if (waiting_ && !asked) return;
     }
@@ -120,7 +120,7 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
     return shard_.BeginRegister(sender, *layout_, plan_, SharedFrom(this));
   }
 
-  // Prepares for the values that the answer asks for.
+  // Prepares for the values that the answer requests.
   absl::Status TakeAnswer() ABSL_LOCKS_EXCLUDED(answer_mu_) {
     if (!partitions_.empty()) return absl::OkStatus();
     MutexLock lock(answer_mu_);
@@ -128,7 +128,7 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
       return absl::InvalidArgumentError(
           "register: got a partition that was not asked for");
     }
-    // A limit on those of all registrants together.
+    // The limit is shared by all registrants.
     COHORT_ASSIGN_OR_RETURN(
         reserved_,
         shard_.registrations().Take("initial values", WeightBytes(*layout_)));
@@ -153,7 +153,8 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
     const Partition& partition = partitions_[static_cast<size_t>(index)];
     const int64_t elements = partition.elements;
     COHORT_RETURN_IF_ERROR(CheckPayload(request, payload, elements));
-    // Copied once: the values outlive every message, and want alignment.
+    // Copied once, because the values outlive every message and must be
+    // aligned.
     auto buffer = std::make_shared<FloatBuffer>(elements);
     payload.CopyTo(absl::MakeSpan(reinterpret_cast<std::byte*>(buffer->data()),
                                   static_cast<size_t>(payload.size_bytes())));
@@ -193,7 +194,7 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
   std::vector<SharedFloats> values_;
   size_t missing_ = 0;
 
-  // The answer may come by any thread, long after the layout.
+  // The answer may come from any thread, long after the layout.
   Mutex answer_mu_;
   bool waiting_ ABSL_GUARDED_BY(answer_mu_) = false;
   bool half_closed_ ABSL_GUARDED_BY(answer_mu_) = false;

@@ -10,17 +10,18 @@
 
 namespace cohort {
 
-// Tells whether a new worker could connect: dials the server's own port every
-// few seconds, on a thread of its own, with a fresh connection each time. A
-// connection that is kept open would not notice that no new one is accepted.
+// Tells whether a new worker could connect. Dials the server's own port every
+// few seconds, on its own thread, with a fresh connection each time. A
+// connection that is kept open would not notice that new ones are no longer
+// accepted.
 // Thread safety: safe.
 class SelfProbe {
  public:
-  // `address`: host:port as it is listened on; "all addresses" are dialled by
+  // `address` is the listening host:port; "all addresses" are dialled through
   // loopback.
   explicit SelfProbe(const std::string& address);
 
-  // Dials no more. The status stays what it is.
+  // Stops dialling. The status keeps its last value.
   void Stop();
 
   // OK before the first result. Never blocks.

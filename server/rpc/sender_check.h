@@ -8,12 +8,12 @@
 
 namespace cohort {
 
-// Holds a stream to the life that spoke first on it: answers go by life, so
-// one stream cannot serve two.
+// Binds a stream to the incarnation that first sent on it: answers are
+// addressed by incarnation, so one stream cannot serve two.
 // Thread safety: none.
 class OneSender {
  public:
-  // Errors: InvalidArgument if an earlier sender was another.
+  // Errors: InvalidArgument if an earlier message had another sender.
   absl::Status Check(const Sender& sender) {
     if (!first_.has_value()) first_ = sender;
     if (first_->rank == sender.rank &&

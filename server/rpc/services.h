@@ -12,24 +12,25 @@ namespace grpc {
 class Service;
 }  // namespace grpc
 
-// The gRPC services of a shard. They translate and forward, and decide
-// nothing. `shard` must outlive them, and they the gRPC server.
+// The gRPC services of a shard. They translate and forward, and decide nothing.
+// `shard` must outlive the services, and the services must outlive the gRPC
+// server.
 namespace cohort {
 
 std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard);
 std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard);
 std::unique_ptr<grpc::Service> MakeMomentsService(Shard& shard);
 
-// What an operator may ask for beside what the shard can do itself. Both
-// functions may block and return the version that was written.
+// Operator actions that the shard cannot do itself. `checkpoint` and
+// `export_model` may block and return the version that was written.
 struct AdminActions {
   std::function<absl::StatusOr<Version>()> checkpoint;
   std::function<absl::StatusOr<Version>()> export_model;
-  // False: there is no place for checkpoints.
+  // False if there is no directory for checkpoints.
   bool keeps_checkpoints = false;
-  // Called whenever somebody asks for the status; must not block. May be null.
+  // Called at each request for the status; must not block. May be null.
   std::function<void()> on_status;
-  // host:port of the operations port; empty: there is none. May be null.
+  // host:port of the operations port; empty if there is none. May be null.
   std::function<std::string()> ops_address;
 };
 

@@ -20,7 +20,7 @@
 namespace cohort {
 namespace {
 
-// Texts that a stranger sends are shown and logged, so they are bounded.
+// Texts sent by strangers are shown and logged, so their length is limited.
 constexpr size_t kTextLengthMax = 1024;
 
 absl::StatusOr<JoinRequest> JoinFrom(const v1::Join& proto) {
@@ -50,14 +50,14 @@ absl::StatusOr<JoinRequest> JoinFrom(const v1::Join& proto) {
   return request;
 }
 
-// Only names that are known: they come from a stranger and end up on people's
-// screens.
+// Only known names are accepted, because they come from strangers and are shown
+// to people.
 absl::StatusOr<PhaseSeconds> PhasesFrom(const v1::Heartbeat& heartbeat) {
   PhaseSeconds phases;
   for (const auto& [name, seconds] : heartbeat.phase_seconds()) {
     const auto known = std::find(kStepPhaseNames.begin(), kStepPhaseNames.end(),
                                  absl::string_view(name));
-    // Of a later release.
+    // The phase is from a later release.
     if (known == kStepPhaseNames.end()) continue;
     if (!std::isfinite(seconds) || seconds < 0) {
       return absl::InvalidArgumentError(
@@ -176,7 +176,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
 
   SessionId id_;
 
-  // Used by the reading side, and after it by OnGone.
+  // Used by the reading side, then by OnGone.
   bool joined_ = false;
   bool left_ = false;
 };

@@ -20,8 +20,8 @@
 namespace cohort {
 
 // A bidirectional stream of raw bytes between one worker and the shard.
-// Requests are handled one at a time. Interface is the stream as the shard
-// sees it (server/shard/streams.h).
+// Requests are handled one at a time. Interface is the stream as the shard sees
+// it (server/shard/streams.h).
 template <typename Interface>
 class ShardStream
     : public QueuedWrites<ByteBidiReactor, grpc::ByteBuffer, Interface> {
@@ -32,8 +32,8 @@ class ShardStream
             shard.streams()),
         shard_(shard) {}
 
-  // Call once, before gRPC gets the stream. Reads the first message, or ends
-  // the stream if the shard does not admit it.
+  // Call once, before the stream is passed to gRPC. Reads the first message, or
+  // ends the stream if the shard does not admit it.
   void Start(grpc::CallbackServerContext* context) {
     if (this->Begin(context, [this] { return Admit(); })) Read();
   }
@@ -44,7 +44,7 @@ class ShardStream
       this->End(OnHalfClose());
       return;
     }
-    // A late message must not take back the place that this stream has lost.
+    // A late message must not reclaim the place that this stream has lost.
     if (this->ended()) return;
     if (!std::exchange(spoken_, true)) this->Spoke();
     After after = After::kRead;
@@ -57,7 +57,7 @@ class ShardStream
     } else if (after == After::kRead) {
       Read();
     }
-    // Paused, another thread may be reading already.
+    // If paused, another thread may already be reading.
   }
 
  protected:
@@ -82,16 +82,16 @@ class ShardStream
   // The next step after a message.
   enum class After {
     kRead,
-    // Nothing, until the stream calls Read itself.
+    // Do nothing until the stream calls Read itself.
     kPause,
   };
 
-  // Lets the stream in. Errors: those of Shard::AdmitStream.
+  // Admits the stream. Errors: those of Shard::AdmitStream.
   virtual absl::Status Admit() {
     return shard_.AdmitStream(this->shared_from_this(), /*speaks=*/true);
   }
-  // One of these two is overridden, the first where a stream may be paused.
-  // Must not block. A status that is not OK ends the stream.
+  // A stream overrides Handle if it may be paused, otherwise OnMessage. Must
+  // not block. A status that is not OK ends the stream.
   virtual absl::StatusOr<After> Handle(const grpc::ByteBuffer& message) {
     COHORT_RETURN_IF_ERROR(OnMessage(message));
     return After::kRead;
@@ -99,7 +99,7 @@ class ShardStream
   virtual absl::Status OnMessage(const grpc::ByteBuffer& /*message*/) {
     return absl::OkStatus();
   }
-  // How the stream ends once the client sends nothing more.
+  // The status with which the stream ends when the client sends nothing more.
   virtual absl::Status OnHalfClose() { return absl::OkStatus(); }
 
   Shard& shard_;
@@ -110,7 +110,7 @@ class ShardStream
   bool spoken_ = false;
 };
 
-// Makes a stream and starts it. It owns itself.
+// Creates a stream and starts it. The stream owns itself.
 template <typename Stream>
 ByteBidiReactor* Started(Shard& shard, grpc::CallbackServerContext* context) {
   const auto stream = std::make_shared<Stream>(shard);

@@ -6,9 +6,9 @@
 
 #include "server/shard/shard.h"
 
-// The streaming calls of the services, each on raw bytes, so that payloads are
-// never copied and garbage can be told from the end of a stream. The reactors
-// own themselves.
+// The streaming calls of the services. They use raw bytes, so that payloads are
+// never copied and garbage can be distinguished from the end of a stream. The
+// reactors own themselves.
 namespace cohort {
 
 using ByteBidiReactor =

@@ -19,18 +19,18 @@
 namespace cohort {
 namespace {
 
-// Files and operations connections that must stay possible while others hold
-// all the connections they can.
+// Reserves descriptors for files and operations connections, which must remain
+// possible when all other connections are taken.
 int64_t ConnectionFilesMax() {
   constexpr int64_t kKeptBack = 512;
   const int64_t limit = FileLimit();
   return limit - std::min(kKeptBack, limit / 2);
 }
 
-// Bytes that gRPC may hold in all, received gradients included. It has no
-// limit on unfinished messages of its own: one that is announced is buffered
-// whole before its length is checked. At the quota it ends calls, so what an
-// honest run needs lies below it.
+// Limit on the bytes that gRPC may hold in total, including received gradients.
+// gRPC itself does not limit unfinished messages: an announced message is
+// buffered as a whole before its length is checked. Above the quota gRPC ends
+// calls, so the quota is above what an honest run needs.
 size_t TransportBytesMax(const TransportOptions& options) {
   constexpr int64_t kMib = 1 << 20;
   // Room for its streams' look-ahead and its unread answers.

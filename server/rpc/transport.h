@@ -27,7 +27,7 @@ struct TransportOptions {
   int64_t inflight_bytes_max = 0;
 };
 
-// A gRPC server with its services, and what accepts its connections.
+// A gRPC server with its services and its accept loop.
 // Thread safety: none.
 class Transport {
  public:
@@ -41,7 +41,7 @@ class Transport {
   ~Transport();
 
   const ListenAddress& address() const { return address_; }
-  // Accepts no more; calls that are under way may take until `grace` is over.
+  // Stops accepting connections; calls in progress get `grace` to finish.
   void Shutdown(absl::Duration grace);
 
  private:

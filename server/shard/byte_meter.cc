@@ -7,7 +7,7 @@ namespace {
 
 using ByteCounter = std::shared_ptr<std::atomic<int64_t>>;
 
-// Takes the bytes off the count when the last piece is gone.
+// Subtracts the bytes from the count when the last piece is destroyed.
 class CountedRope {
  public:
   CountedRope(ByteRope rope, ByteCounter counter)

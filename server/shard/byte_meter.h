@@ -14,7 +14,7 @@ class ByteMeter {
  public:
   ByteMeter() : held_bytes_(std::make_shared<std::atomic<int64_t>>(0)) {}
 
-  // The same bytes, counted for as long as any piece of the result lives.
+  // The same bytes, counted as long as any piece of the result exists.
   ByteRope Count(ByteRope rope);
 
   int64_t held_bytes() const {
@@ -22,8 +22,7 @@ class ByteMeter {
   }
 
  private:
-  // A counter only: nothing else is published through it, so relaxed order is
-  // enough.
+  // No other data is published through the count, so relaxed order is enough.
   std::shared_ptr<std::atomic<int64_t>> held_bytes_;
 };
 

@@ -41,11 +41,12 @@ void ExitHalfDone(const char* doing) noexcept {
                      "start the server again with --resume"));
     FlushLog();
   } catch (...) {
-    // No memory is left for a log line.
+    // There is no memory for a log line.
     std::fprintf(stderr, "exception while doing '%s'; the process ends\n",
                  doing);
   }
-  // No destructors: they would wait for threads and write a last checkpoint.
+  // Skips destructors, because they would wait for threads and write a last
+  // checkpoint.
   _exit(kExitHalfDone);
 }
 

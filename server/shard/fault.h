@@ -2,28 +2,28 @@
 
 #include "absl/status/status.h"
 
-// Handling of exceptions, in one place. Abseil, protobuf and the
-// standard library throw when an allocation fails. gRPC swallows whatever
-// leaves a reaction, so an exception that nobody catches leaves the server
-// running in an unknown state.
+// Handling of exceptions, in one place. Abseil, protobuf and the standard
+// library throw when an allocation fails. gRPC swallows every exception that
+// leaves a reaction, so an uncaught one leaves the server running in an unknown
+// state.
 namespace cohort {
 
-// ResourceExhausted with the text of the exception that is being handled.
-// Call it from a handler only.
+// Returns ResourceExhausted with the text of the exception that is being
+// handled. Call it only from a handler.
 absl::Status PeerFault() noexcept;
 
-// Ends the process with kExitHalfDone after a log line that says what was
-// being done. Call it from a handler only.
+// Ends the process with kExitHalfDone after a log line that names the activity.
+// Call it only from a handler.
 [[noreturn]] void ExitHalfDone(const char* doing) noexcept;
 
-// Makes an uncaught exception of any thread end the process like
-// ExitHalfDone. Call once, early in main.
+// Makes an uncaught exception in any thread end the process like ExitHalfDone.
+// Call once, early in main.
 void ExitOnUncaughtExceptions();
 
 // Returns the status of `serve`, which serves one peer and changes nothing
 // that other peers depend on.
-// Errors: also ResourceExhausted, where `serve` throws; the caller ends the
-//   peer's stream with it.
+// Errors also: ResourceExhausted if `serve` throws; the caller ends the peer's
+//   stream with it.
 template <typename Serve>
 absl::Status ServePeer(Serve serve) {
   try {
@@ -33,8 +33,8 @@ absl::Status ServePeer(Serve serve) {
   }
 }
 
-// Returns the result of `change`, which changes what all peers share. Half of
-// a change cannot be taken back, so the process ends where `change` throws: a
+// Returns the result of `change`, which changes state that all peers share. A
+// partial change cannot be undone, so the process ends if `change` throws: the
 // run continues from its last checkpoint, and a wrong state is never saved.
 // `doing` is for the log line.
 template <typename Change>

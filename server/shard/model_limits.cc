@@ -8,8 +8,8 @@
 namespace cohort {
 namespace {
 
-// Far above the largest networks in use, and small enough that what is
-// allocated for each entry fits into any server's memory.
+// Far above the largest networks in use, and small enough that the allocations
+// for each entry fit into any server's memory.
 constexpr int64_t kParametersMax = 1 << 17;
 constexpr int64_t kLayersMax = 1 << 16;
 constexpr int64_t kNameBytesMax = 1024;
@@ -21,7 +21,7 @@ constexpr int64_t kChannelsTotalMax = 1 << 24;
 // Largest model, before optimizer slots and spare versions.
 constexpr int64_t kModelBytesMax = int64_t{16} << 30;
 
-// The published version and the one that a step makes.
+// The published version and the one that a step creates.
 constexpr int64_t kVersions = 2;
 constexpr int64_t kMib = 1 << 20;
 

@@ -7,28 +7,28 @@
 
 namespace cohort {
 
-// Largest header of a registration, which holds layout, plan and statistics.
+// Largest header of a registration, which contains layout, plan and statistics.
 inline constexpr int64_t kLayoutBytesMax = int64_t{8} << 20;
 
 // Settings that decide how much memory a model needs on the server.
 struct ModelNeeds {
-  // Optimizer values a trainable weight.
+  // Optimizer values for each trainable weight.
   int32_t slots = 0;
   // Kinds of moving statistics that are kept side by side.
   int32_t statistics_kinds = 1;
-  // That this process may use.
+  // Memory that this process may use.
   int64_t memory_bytes = 0;
 };
 
 // Bytes of all parameters; `layout` must have passed CheckModelLimits.
 int64_t WeightBytes(const ModelLayout& layout);
 
-// Checks every number of `layout` from which the server computes an
-// allocation: counts of parameters, layers, dimensions and channels, lengths
-// of names, and the memory that two versions of weights, slots and statistics
-// take. `layout` must be valid.
+// Checks every number of `layout` from which the server computes an allocation:
+// counts of parameters, layers, dimensions and channels, lengths of names, and
+// the memory for two versions of weights, slots and statistics. `layout` must
+// be valid.
 // Errors: InvalidArgument naming the entry, the value seen and the limit: this
-//   server can never hold the model, so the client is not to try again.
+//   server can never hold the model, so the client must not retry.
 absl::Status CheckModelLimits(const ModelLayout& layout,
                               const ModelNeeds& needs);
 

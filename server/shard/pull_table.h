@@ -16,9 +16,9 @@
 
 namespace cohort {
 
-// Bounds the pulls that are under way and the versions that they keep in
-// memory: a client that stops reading would otherwise pin one copy of the
-// weights a pull. A pull that makes no progress loses its place to a new one.
+// Limits the pulls in progress and the versions that they keep in memory.
+// Otherwise a client that stops reading would pin one copy of the weights for
+// each pull. A pull that makes no progress loses its place to a new one.
 //
 // Thread safety: safe. Never calls a stream.
 class PullTable {
@@ -33,14 +33,14 @@ class PullTable {
 
   explicit PullTable(Limits limits) : limits_(limits) {}
 
-  // Counts `pull` of `version` until Forget. `peer` names the connection. The
-  // pulls that lose their places to it are appended to `evicted`; the caller
-  // cuts them.
+  // Counts `pull` of `version` until Forget. `peer` names the connection. Pulls
+  // that lose their places to it are appended to `evicted`; the caller must cut
+  // them.
   // Errors: ResourceExhausted naming the limit.
   absl::Status Admit(const std::shared_ptr<Stream>& pull,
                      const std::string& peer, Version version, Instant now,
                      StreamRegistry::Streams& evicted);
-  // An answer of this pull was read.
+  // Records that an answer of this pull was read.
   void Progressed(const Stream* pull, Instant now);
   void Forget(const Stream* pull);
 
@@ -54,10 +54,10 @@ class PullTable {
   using Pulls = std::map<const Stream*, Pull>;
 
   bool Holds(Version version) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // By version: when one of its pulls made progress last.
+  // By version: the last time that one of its pulls made progress.
   std::map<Version, Instant> Versions() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Takes out the version that has been without progress for longest. False:
+  // Evicts the version that has been without progress longest. Returns false if
   // none has stalled.
   bool EvictVersion(Instant now, StreamRegistry::Streams& evicted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -5,8 +5,8 @@
 
 namespace cohort {
 
-// What the streams of a shard have carried and refused. Counts alone: nothing
-// is published through them, so relaxed order is enough.
+// Counts of what the streams of a shard have transferred and refused. No other
+// data is published through them, so relaxed order is enough.
 struct ServiceCounters {
   using Counter = std::atomic<int64_t>;
 
@@ -17,14 +17,14 @@ struct ServiceCounters {
     return counter.load(std::memory_order_relaxed);
   }
 
-  // Payload only.
+  // Payload bytes only.
   Counter push_bytes = 0;
   Counter pull_bytes = 0;
   Counter pulls = 0;
   Counter pulls_refused = 0;
   // Gradients that waited for room.
   Counter inflight_paused = 0;
-  // Messages of pushes: of a life that is over, or wrong.
+  // Messages of pushes: of an incarnation that is over, or invalid.
   Counter pushes_fenced = 0;
   Counter pushes_invalid = 0;
 };

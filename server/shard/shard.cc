@@ -24,14 +24,14 @@ namespace {
 
 constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
 
-// Small enough that leases can be shortened while a run goes on, and that
-// gRPC's threads stay awake: one that gets nothing for a second sleeps for
-// 100 ms, and while all of them sleep, messages wait. Something every 0.9 s
-// keeps one awake; this leaves a tenth for a late heartbeat.
+// Small enough that leases can be shortened during a run, and that gRPC's
+// threads stay awake: a thread without events for a second sleeps for 100 ms,
+// and while all of them sleep, messages wait. An event every 0.9 s keeps one
+// awake; this value leaves a tenth of a second for a late heartbeat.
 constexpr absl::Duration kHeartbeatMax = absl::Milliseconds(800);
 constexpr int kHeartbeatsPerLease = 3;
 
-// Never reached: one commit is folded at a time, and no model has as many
+// Never reached: one commit is folded at a time, and no model has this many
 // partitions.
 constexpr int64_t kFoldsMax = int64_t{1} << 24;
 
@@ -39,7 +39,7 @@ PullTable::Limits PullLimits(int32_t workers) {
   return {.pulls = 4 * workers + 64};
 }
 
-// Values of all ranks may be on their way at once; half of the memory stays
+// The values of all ranks may be in transfer at once; half of the memory stays
 // for the run itself.
 int64_t RegistrationBytesMax(int64_t memory_bytes) {
   constexpr int64_t kUnknown = int64_t{16} << 30;
@@ -57,8 +57,8 @@ template <typename Call>
 auto Shard::Handle(Call call, const char* doing) {
   const auto locked = [this, &call, doing] {
     MutexLock lock(mu_);
-    // As AllOrExit, inside the lock: no other thread goes on with half a
-    // change.
+    // Like AllOrExit, but inside the lock, so that no other thread continues
+    // with a partial change.
     try {
       return call(core_, clock_.Now(), outbox_);
     } catch (...) {
@@ -157,7 +157,7 @@ void Shard::StartFold(FoldJob job) {
     const Instant end = clock_.Now();
     listener_.OnFolded(end - begin);
     if (trace_ != nullptr) trace_->Folded(job, begin, end);
-    // Gives the gradients' memory back before anyone is told to send more.
+    // Frees the gradients' memory before workers are told to send more.
     job = FoldJob();
     FoldReport report;
     FoldWith([&result, &report](DataShard& data) {
@@ -261,8 +261,8 @@ absl::StatusOr<RegisterAnswer> Shard::FinishRegister(
   });
 }
 
-// A stream gets its place in the same critical section in which the core
-// accepts its message, so that no answer is dispatched before.
+// A stream gets its place in the critical section in which the core accepts its
+// message, so that no answer is dispatched before.
 template <typename Call>
 absl::Status Shard::HandlePush(const Sender& sender,
                                const std::shared_ptr<ExchangeStream>& from,
@@ -357,7 +357,7 @@ absl::Status Shard::Reduce(const Sender& sender,
           const std::vector<BatchNormSpec>& layers =
               core.model()->layout.batch_norms;
           const auto layer = static_cast<size_t>(part.key.layer);
-          // A call of a step that is over is answered unchecked.
+          // A call of a step that is over is answered without checks.
           if (layer >= layers.size()) continue;
           trace_->Arrived(part.key, layers[layer].name, sender.rank, now,
                           absl::MakeConstSpan(out).subspan(before));

@@ -38,8 +38,8 @@
 
 namespace cohort {
 
-// Told what happens to the run, in order, by one thread at a time. Must
-// return at once: everything else waits meanwhile.
+// Gets the events of a run, in order, from one thread at a time. Must return at
+// once, because everything else waits meanwhile.
 class RunListener {
  public:
   virtual ~RunListener() = default;
@@ -50,40 +50,40 @@ class RunListener {
   virtual void OnLogged(const effect::Log& log) = 0;
   virtual void OnCheckpoint(RunState state) = 0;
   virtual void OnEnded(const effect::RunEnded& ended) = 0;
-  // A partition was folded and updated. Unlike the others: by any thread, out
-  // of order.
+  // A partition was folded and updated. Unlike the other methods, it is called
+  // by any thread and out of order.
   virtual void OnFolded(absl::Duration took) = 0;
-  // The drift of a synchronous step. As OnFolded.
+  // The drift of a synchronous step. Called like OnFolded.
   virtual void OnDrift(const std::vector<LayerDrift>& drift) = 0;
 };
 
 struct ShardOptions {
   CoordinatorOptions coordinator;
   int32_t fold_threads = 2;
-  // That the process may use; 0: unknown.
+  // Memory that the process may use; 0 if unknown.
   int64_t memory_bytes = 0;
-  // Gets folds, commits and rendezvous; null: nobody wants them. Must outlive
+  // Receives spans for folds, commits and rendezvous. May be null. Must outlive
   // the shard.
   Timeline* timeline = nullptr;
 };
 
-// What a rank says in a rendezvous.
+// A rank's part of a rendezvous.
 struct Contribution {
   ReduceKey key;
   Moments moments;
 };
 
-// The state machine of one run with everything it needs to run for real: a
-// lock, a clock, threads for heavy effects, and the streams that effects go
-// to. Events come in through the methods; each appends its effects to one
-// outbox under the lock, and one thread at a time carries them out in that
-// order, outside the lock. A caller that finds another thread at it leaves
-// its effects to that one.
+// The state machine of one run with everything that it needs in production: a
+// lock, a clock, threads for heavy effects, and the streams that receive
+// effects. Events come in through the methods. Each method appends its effects
+// to one outbox under the lock, and one thread at a time carries them out in
+// that order, outside the lock. If another thread is already doing so, the
+// method leaves its effects to that thread.
 //
-// Thread safety: safe. No method waits for anything but the lock.
+// Thread safety: safe. Methods wait only for the lock.
 // Errors: those of the Coordinator's method of the same name. An exception in
-//   the core or in an effect ends the process (see fault.h); one in a stream
-//   that is told something ends that stream.
+//   the core or in an effect ends the process (see fault.h); one in a stream's
+//   method ends that stream.
 class Shard {
  public:
   // `listener` and `clock` must outlive the shard. Pass `restored` to
@@ -92,33 +92,34 @@ class Shard {
         const Clock& clock, RunListener& listener);
   ~Shard();
 
-  // Carries out effects from now on, and keeps time. `address` is what workers
-  // are told to reach this shard at.
+  // Starts carrying out effects and keeping time. `address` is the address of
+  // this shard that workers are told.
   void Start(const std::string& address);
   // Ends all streams with Unavailable and admits no more.
   void CloseStreams();
-  // Stops keeping time and waits for the folds that run. Afterwards effects
-  // are dropped. Call it when no method can be called any more.
+  // Stops keeping time and waits for running folds. Effects are dropped from
+  // then on. Call it when no method can be called any more.
   void Stop();
 
   StreamRegistry& streams() { return streams_; }
-  // As StreamRegistry; the stream is ended if no join comes in time.
+  // Like StreamRegistry::AdmitSession; the stream is ended if no join arrives
+  // in time.
   absl::StatusOr<SessionId> AdmitSession(
       const std::shared_ptr<SessionStream>& stream);
-  // The same for other streams, which are ended if no first message comes in
-  // time. `speaks`: false if the request has come already.
+  // The same for other streams, which are ended if no first message arrives in
+  // time. `speaks` is false if the request has already arrived.
   absl::Status AdmitStream(const std::shared_ptr<Stream>& stream, bool speaks);
   PullTable& pulls() { return pulls_; }
-  // Initial values that are being received.
+  // Memory for initial values that are being received.
   ReservedBytes& registrations() { return registrations_; }
   ModelNeeds model_needs() const;
   const Clock& clock() const { return clock_; }
   std::string address() const;
   const std::string& run_id() const { return options_.coordinator.run_id; }
-  // With the settings that are in force now.
+  // The options with the settings that are in force now.
   CoordinatorOptions options() const;
-  // How often workers are told to send a heartbeat: two may be lost before the
-  // lease ends. Fixed, because those that have joined are not told again.
+  // The interval of heartbeats that workers are told: two may be lost before
+  // the lease ends. Fixed, because workers that have joined are not told again.
   absl::Duration heartbeat_interval() const;
 
   absl::Status Join(SessionId session, const JoinRequest& request);
@@ -136,24 +137,25 @@ class Shard {
       std::vector<SharedFloats> values,
       std::vector<LayerStatistics> statistics);
 
-  // Once a message is accepted, `from` is the stream that answers go to.
+  // Once a message is accepted, answers go to `from`.
   absl::Status Open(const Sender& sender, const PushKey& key,
                     const PushOpening& opening,
                     const std::shared_ptr<ExchangeStream>& from);
-  // The same bytes, as long as they live part of inflight_bytes().
+  // The same bytes, counted in inflight_bytes() as long as they exist.
   ByteRope Counted(ByteRope gradient) {
     return gradient_bytes_.Count(std::move(gradient));
   }
-  // Takes from `message` unless it answers kPaused; then `from` is resumed once
-  // there is room, by any thread and at any time after this call began.
+  // Takes the gradient out of `message`, unless the result is kPaused. In that
+  // case `from` is resumed once there is room, by any thread and at any time
+  // after this call began.
   absl::StatusOr<Admission> Gradient(
       const Sender& sender, const PushKey& key, GradientMessage& message,
       const std::shared_ptr<ExchangeStream>& from);
   absl::Status Close(const Sender& sender, const PushKey& key,
                      PushClosing closing,
                      const std::shared_ptr<ExchangeStream>& from);
-  // One after another, as if each came by itself; up to the first that is
-  // refused.
+  // Handles the contributions one after another, as if each had arrived alone,
+  // up to the first that is refused.
   absl::Status Reduce(const Sender& sender,
                       std::vector<Contribution> contributions,
                       const std::shared_ptr<ReduceStream>& from);
@@ -171,7 +173,7 @@ class Shard {
   SharedModel model() const;
   absl::StatusOr<RunState> State() const;
   StatusView Status() const;
-  // Gradients in memory, whoever holds them.
+  // Bytes of gradients in memory, whoever holds them.
   int64_t inflight_bytes() const { return gradient_bytes_.held_bytes(); }
   ServiceFigures figures() const;
   ServiceCounters& counters() { return counters_; }
@@ -180,21 +182,21 @@ class Shard {
   // Errors: FailedPrecondition the run is over.
   absl::StatusOr<Version> Drain(const std::string& reason);
 
-  // Also InvalidArgument: a lease that the heartbeats could not keep up.
+  // Errors also: InvalidArgument: a lease too short for the heartbeat interval.
   absl::StatusOr<ChangeAnswer> Change(const ChangeRequest& request);
   PolicyView Policy() const;
-  // Returns the version at the time of the request. `run_id` is that of the
-  // run that is meant; empty: whatever run this is.
+  // Returns the version at the time of the request. `run_id` is the intended
+  // run; empty for whatever run this is.
   absl::StatusOr<Version> Evict(const std::string& run_id, Rank rank,
                                 const std::string& reason);
-  // The same for a worker that leaves by itself after the step in progress.
+  // The same, but the worker leaves by itself after the step in progress.
   absl::StatusOr<Version> DrainWorker(const std::string& run_id, Rank rank,
                                       const std::string& reason);
 
  private:
   struct Dispatcher;
 
-  // `doing` is for the log line if it throws: the method's name.
+  // `doing` is the method's name, for the log line if `call` throws.
   template <typename Call>
   auto Handle(Call call, const char* doing = __builtin_FUNCTION())
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -202,19 +204,19 @@ class Shard {
   absl::Status HandlePush(const Sender& sender,
                           const std::shared_ptr<ExchangeStream>& from,
                           Call call, const char* doing = __builtin_FUNCTION());
-  // Returns `status`, which answers a message of a push.
+  // Counts `status`, the answer to a message of a push, and returns it.
   absl::Status CountRefusal(absl::Status status);
   void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends streams that say nothing or read nothing.
+  // Ends streams whose peer sends nothing or reads nothing.
   void CheckStreams(int64_t ticks) ABSL_LOCKS_EXCLUDED(mu_);
-  // Starts the folds that `call`, on the data shard, returns.
+  // Starts the folds that `call` returns, which runs on the data shard.
   void FoldWith(absl::FunctionRef<std::vector<FoldJob>(DataShard&)> call)
       ABSL_LOCKS_EXCLUDED(mu_, data_mu_);
   void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_, data_mu_);
   void StartFold(MomentsFold job) ABSL_LOCKS_EXCLUDED(mu_);
   void StartUpdate(StatisticsUpdate job) ABSL_LOCKS_EXCLUDED(mu_);
   void StartMeasuring(effect::MeasureDrift measure) ABSL_LOCKS_EXCLUDED(mu_);
-  // Runs `work` on the pool. Stop waits for it; afterwards nothing is run.
+  // Runs `work` on the pool. Stop waits for it; after Stop nothing is run.
   void RunOnPool(absl::AnyInvocable<void()> work) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.
@@ -232,8 +234,8 @@ class Shard {
   // Null without a timeline.
   const std::unique_ptr<ShardTrace> trace_;
 
-  // Gradients and their folds. Effects come to it in their order, results of
-  // folds by any thread; it never waits for the coordinator's lock.
+  // Gradients and their folds. Effects arrive in order, results of folds from
+  // any thread. Code that holds this lock never waits for the coordinator's.
   Mutex data_mu_;
   DataShard data_ ABSL_GUARDED_BY(data_mu_);
 
@@ -243,7 +245,7 @@ class Shard {
   std::string address_ ABSL_GUARDED_BY(mu_);
   bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
-  // A thread carries out effects.
+  // True while a thread carries out effects.
   bool dispatching_ ABSL_GUARDED_BY(mu_) = false;
   int32_t folds_running_ ABSL_GUARDED_BY(mu_) = 0;
   CondVar folds_done_;

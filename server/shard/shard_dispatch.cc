@@ -1,4 +1,4 @@
-// How a shard carries out what its core wants done.
+// How a shard carries out the effects of its core.
 
 #include <iterator>
 #include <map>
@@ -15,7 +15,7 @@
 namespace cohort {
 namespace {
 
-// Tells a stream something; one that cannot take it ends alone.
+// Calls a stream; if the stream throws, only that stream ends.
 template <typename To, typename Message>
 void Tell(const std::shared_ptr<To>& to, void (To::*send)(const Message&),
           const Message& message) {
@@ -27,7 +27,7 @@ void Tell(const std::shared_ptr<To>& to, void (To::*send)(const Message&),
   if (!told.ok()) to->End(told);
 }
 
-// For the log, in the order of the variant.
+// Names for the log, in the order of the variant.
 constexpr const char* kEffectNames[] = {"joined",
                                         "end session",
                                         "notify",
@@ -60,7 +60,7 @@ static_assert(std::size(kEffectNames) == std::variant_size_v<Effect>);
 // Carries out effects in their order, outside the lock.
 struct Shard::Dispatcher {
   Shard& shard;
-  // Of the results that were last in a row: those of one stream go in one
+  // Consecutive results that are not sent yet: those for one stream go in one
   // message.
   std::map<std::pair<Rank, Incarnation>,
            std::vector<const effect::ReduceResult*>>
@@ -146,7 +146,8 @@ struct Shard::Dispatcher {
     });
   }
   void operator()(effect::DropGradients& drop) const {
-    // Declared before the lock, and so freed after it, as below.
+    // Declared before the lock, and so destroyed after it is released; the same
+    // below.
     std::vector<HeldGradient> dropped;
     MutexLock lock(shard.data_mu_);
     dropped = shard.data_.Drop(drop.push);
@@ -218,8 +219,8 @@ void Shard::DispatchAll() {
       }
       batch.swap(outbox_);
     }
-    // An effect that is lost leaves the run and its workers at odds for ever,
-    // and dispatching_ set.
+    // A lost effect would leave the run and its workers inconsistent for good,
+    // and dispatching_ set; so an exception ends the process.
     Dispatcher dispatcher{.shard = *this};
     for (Effect& effect : batch) {
       AllOrExit(kEffectNames[effect.index()], [&dispatcher, &effect] {

@@ -1,5 +1,4 @@
-// The shard's door: which streams are let in, and which are ended because they
-// say or read nothing.
+// The shard's door: admits streams, and ends those that send or read nothing.
 
 #include <algorithm>
 #include <optional>
@@ -11,7 +10,7 @@
 namespace cohort {
 namespace {
 
-// From the opening of a stream to its first message.
+// Time from the opening of a stream to its first message.
 constexpr absl::Duration kJoinDeadline = absl::Seconds(5);
 constexpr absl::Duration kFirstMessageDeadline = absl::Seconds(15);
 

@@ -26,7 +26,7 @@ absl::string_view PassName(FoldPass pass) {
 void ShardTrace::Arrived(const ReduceKey& key, absl::string_view layer,
                          Rank rank, Instant now,
                          absl::Span<const Effect> effects) {
-  // A call that is over has its answer already, and waits for nothing.
+  // A call that is over already has its answer and waits for nothing.
   const bool over =
       std::any_of(effects.begin(), effects.end(), [&](const Effect& effect) {
         const auto* aborted = std::get_if<effect::ReduceAborted>(&effect);

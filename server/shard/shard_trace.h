@@ -22,17 +22,17 @@ namespace cohort {
 
 // What a shard does, as spans of a timeline:
 //   "fold"         one partition, on the thread that folds it
-//   "apply"        from the first fold of a commit to the commit; on a track of
-//                  its own
+//   "apply"        from the first fold of a commit to the commit; on its own
+//                  track
 //   "rendezvous"   of one member, from its moments' arrival to the answer; on a
-//                  track for each rank, with the rank that came last: that of
-//                  the member that came first is the rendezvous' whole time
+//                  track for each rank, with the rank that came last. The span
+//                  of the member that came first is the rendezvous' whole time.
 // Thread safety: safe. Takes no lock but its own, for as long as a map lookup.
 class ShardTrace {
  public:
   explicit ShardTrace(Timeline& timeline) : timeline_(timeline) {}
 
-  // Moments of `rank` for the layer of this name have been taken, with these
+  // Moments of `rank` for the layer of this name were accepted, with these
   // effects.
   void Arrived(const ReduceKey& key, absl::string_view layer, Rank rank,
                Instant now, absl::Span<const Effect> effects)
@@ -55,10 +55,11 @@ class ShardTrace {
   Timeline& timeline_;
 
   Mutex mu_;
-  // Members of open rendezvous. Those of steps that ended early are let go of
-  // when their rank contributes to another step, or attempt.
+  // Members of open rendezvous. Entries of steps that ended early are removed
+  // when their rank contributes to another step or attempt.
   std::map<Rank, std::map<ReduceKey, Waiting>> waiting_ ABSL_GUARDED_BY(mu_);
-  // Of the first fold since the last commit: one commit is folded at a time.
+  // Begin of the first fold since the last commit: one commit is folded at a
+  // time.
   std::optional<Instant> apply_begin_ ABSL_GUARDED_BY(mu_);
   int64_t folds_ ABSL_GUARDED_BY(mu_) = 0;
 };

@@ -6,7 +6,7 @@
 namespace cohort {
 namespace {
 
-// Takes the stream of `rank` out if `condition` holds for its incarnation.
+// Moves the stream of `rank` to `out` if `condition` holds for its incarnation.
 template <typename Places, typename Condition>
 void TakeIf(Places& places, Rank rank, Condition condition,
             StreamRegistry::Streams& out) {
@@ -103,7 +103,7 @@ absl::StatusOr<SessionId> StreamRegistry::AdmitSession(
 void StreamRegistry::Spoke(const Stream* stream) {
   MutexLock lock(mu_);
   const auto at = open_.find(stream);
-  // A session must join, whatever else it says.
+  // A session must join, whatever else it sends.
   if (at == open_.end() || at->second.session.has_value()) return;
   at->second.speak_by.reset();
 }
@@ -144,12 +144,12 @@ template <typename T>
 std::shared_ptr<Stream> StreamRegistry::PutLocked(
     Places<T>& places, Rank rank, Incarnation incarnation,
     const std::shared_ptr<T>& stream) {
-  // It lost its place while its message was on the way.
+  // The stream lost its place while its message was on the way.
   const auto open = open_.find(stream.get());
   if (open == open_.end() || open->second.evicted) return stream;
   Place<T>& place = places[rank];
   if (place.stream == stream) return nullptr;
-  // A message that was still on its way on the older stream must not take the
+  // A message that was still in transit on the older stream must not take the
   // place back.
   if (place.stream != nullptr && place.incarnation == incarnation &&
       open_[place.stream.get()].number > open->second.number) {

@@ -17,14 +17,13 @@
 
 namespace cohort {
 
-// Where effects go: sessions by their number, data streams by the life of the
-// worker that speaks on them. Also counts all open streams, bounds them, and
-// ends them when the server stops.
+// Finds the streams that receive effects: sessions by their number, data
+// streams by the incarnation of the worker that uses them. Also counts all open
+// streams, limits them, and ends them when the server stops.
 //
-// A rank has at most one stream each to register, exchange and reduce. Streams
-// that say nothing never keep out those that want to speak. Streams come back
-// to the caller when they lose their place, because End must not run under the
-// registry's lock.
+// A rank has at most one stream each to register, exchange and reduce. Silent
+// streams never keep out streams that send. Streams that lose their place are
+// returned to the caller, because End must not run under the registry's lock.
 //
 // Thread safety: safe. Never calls a stream.
 class StreamRegistry {
@@ -36,43 +35,44 @@ class StreamRegistry {
     int32_t streams = 1024;
   };
 
-  // Room for processes that wait for a rank which is still alive, and for the
-  // streams of a life that is being replaced.
+  // Includes room for processes that wait for a rank which is still held, and
+  // for the streams of an incarnation that is being replaced.
   static Limits LimitsOf(int32_t workers) {
     return {.sessions = 2 * workers + 64, .streams = 16 * workers + 512};
   }
 
   explicit StreamRegistry(Limits limits) : limits_(limits) {}
 
-  // From now on; what is open stays open.
+  // Applies from now on; open streams stay open.
   void SetLimits(Limits limits);
 
-  // Counts a stream as open until Forget. It must speak by `speak_by`; absent:
-  // its request has come already. Where all places are taken, the stream that
-  // has been silent for longest loses its place and is appended to `evicted`.
+  // Counts a stream as open until Forget. It must send its first message by
+  // `speak_by`; absent if its request has already arrived. If all places are
+  // taken, the stream that has been silent longest loses its place and is
+  // appended to `evicted`.
   // Errors: Unavailable (the server stops), ResourceExhausted (all places are
-  //   taken by streams that have spoken).
+  //   taken by streams that have sent a message).
   absl::Status Admit(const std::shared_ptr<Stream>& stream,
                      std::optional<Instant> speak_by = std::nullopt,
                      Streams* evicted = nullptr);
-  // Also numbers the session, which must be bound by `join_by`; sessions that
-  // are not bound count as silent. Errors: as Admit.
+  // Also numbers the session, which must be bound by `join_by`; unbound
+  // sessions count as silent. Errors: as Admit.
   absl::StatusOr<SessionId> AdmitSession(
       const std::shared_ptr<SessionStream>& stream, Instant join_by,
       Streams* evicted = nullptr);
-  // The first message of a stream that is no session has come.
+  // Records the first message of a stream that is not a session.
   void Spoke(const Stream* stream);
-  // Streams that have not spoken, and sessions that are not bound, though
-  // their time is up. Each is returned once and has lost its place.
+  // Streams that have sent nothing and sessions that are not bound, after their
+  // deadline. Each is returned once and has lost its place.
   Streams TakeSilent(Instant now);
-  // All that are open.
+  // All open streams.
   Streams All() const;
   // The stream is over: no effect reaches it any more.
   void Forget(const Stream* stream);
 
-  // Effects for this life go to `stream`, which must be admitted, from now on.
-  // Returns the stream that lost to it: the one that had its place or, if that
-  // one was opened later, `stream` itself. Null if nothing changed.
+  // Effects for this incarnation go to `stream`, which must be admitted, from
+  // now on. Returns the stream that lost its place: the previous one or, if
+  // that one was opened later, `stream` itself. Null if nothing changed.
   std::shared_ptr<Stream> PutRegister(
       Rank rank, Incarnation incarnation,
       const std::shared_ptr<RegisterStream>& stream);
@@ -83,14 +83,14 @@ class StreamRegistry {
       Rank rank, Incarnation incarnation,
       const std::shared_ptr<ReduceStream>& stream);
 
-  // `session` speaks for this life of `rank`. Returns data streams of older
-  // lives.
+  // Binds `session` to this incarnation of `rank`. Returns data streams of
+  // older incarnations.
   Streams Bind(SessionId session, Rank rank, Incarnation incarnation);
-  // The core has ended the session. Returns the data streams of the life it
-  // spoke for, unless a newer session of that life has taken over.
+  // The core has ended the session. Returns the data streams of its
+  // incarnation, unless a newer session of that incarnation has taken over.
   Streams Unbind(SessionId session);
 
-  // Null if there is none (any more).
+  // Null if there is no such session any more.
   std::shared_ptr<SessionStream> Session(SessionId session) const;
   std::shared_ptr<RegisterStream> Register(Rank rank,
                                            Incarnation incarnation) const;
@@ -99,7 +99,7 @@ class StreamRegistry {
   std::shared_ptr<ReduceStream> Reduce(Rank rank,
                                        Incarnation incarnation) const;
 
-  // Sessions that are open now.
+  // The number of open sessions.
   int32_t sessions() const;
   // Refuses further streams and returns all open ones.
   Streams Close();
@@ -115,11 +115,11 @@ class StreamRegistry {
   struct OpenStream {
     int64_t number = 0;
     std::shared_ptr<Stream> stream;
-    // Absent: has spoken or, of a session, is bound.
+    // Absent if it has sent a message or, for a session, is bound.
     std::optional<Instant> speak_by;
-    // Absent: no session.
+    // Absent if it is not a session.
     std::optional<SessionId> session;
-    // Has lost its place and is about to end; not counted.
+    // True if it has lost its place and is about to end; it is not counted.
     bool evicted = false;
   };
   struct Binding {
@@ -130,8 +130,8 @@ class StreamRegistry {
   absl::Status AdmitLocked(const std::shared_ptr<Stream>& stream,
                            std::optional<Instant> speak_by, Streams* evicted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Takes the place of the stream that has been silent for longest, among the
-  // sessions only or among all. False: none is silent.
+  // Evicts the stream that has been silent longest, among the sessions only or
+  // among all. Returns false if none is silent.
   bool EvictSilentLocked(bool sessions_only, Streams* evicted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<Stream> TakePlaceLocked(OpenStream& open)
@@ -151,7 +151,7 @@ class StreamRegistry {
   int32_t evicted_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<SessionId, std::shared_ptr<SessionStream>> sessions_
       ABSL_GUARDED_BY(mu_);
-  // Which session speaks for a rank.
+  // The session bound to each rank.
   std::map<Rank, Binding> bindings_ ABSL_GUARDED_BY(mu_);
   Places<RegisterStream> registers_ ABSL_GUARDED_BY(mu_);
   Places<ExchangeStream> exchanges_ ABSL_GUARDED_BY(mu_);

@@ -11,24 +11,25 @@
 #include "common/moments.h"
 #include "server/core/effects.h"
 
-// What a shard says to the streams that workers hold open. Domain types only:
-// the gRPC adapters implement these, and a test can do without gRPC.
+// The streams that workers hold open, as the shard sees them. They use only
+// domain types: the gRPC adapters implement them, and tests can work without
+// gRPC.
 //
-// Thread safety: all methods of all streams are safe and return at once; what
-// is sent is queued in order. After End everything else is ignored.
+// Thread safety: all methods of all streams are safe and return at once.
+// Messages are sent in order. After End all other calls are ignored.
 namespace cohort {
 
 class Stream {
  public:
   virtual ~Stream() = default;
 
-  // Ends the stream with `status`. With OK, what is queued is sent first;
-  // otherwise it is discarded. The first call decides.
+  // Ends the stream with `status`. With OK, queued messages are sent first;
+  // otherwise they are discarded. Only the first call has an effect.
   virtual void End(const absl::Status& status) = 0;
-  // The same, without waiting for a peer that does not read.
+  // Ends the stream without waiting for a peer that does not read.
   virtual void Cut(const absl::Status& status) { End(status); }
-  // Call it at least every few seconds: cuts the stream if the peer has not
-  // read an answer for too long.
+  // Must be called at least every few seconds. Cuts the stream if the peer has
+  // not read an answer for too long.
   virtual void CheckReader(Instant /*now*/) {}
 };
 
@@ -52,26 +53,26 @@ class RegisterStream : public Stream {
 
 class ExchangeStream : public Stream {
  public:
-  // There may be room now for the gradient that it holds back.
+  // There may be room now for the gradient that the stream holds back.
   virtual void Resume(const effect::ResumeGradients& resume) = 0;
   // Queues a reference to the weights, never a copy.
   virtual void SendWeights(const effect::SendWeights& weights) = 0;
   virtual void SendVerdict(const effect::SendVerdict& verdict) = 0;
 };
 
-// The message that was encoded last. Members get the same results one after
-// the other, and only the first stream encodes them.
+// The message that was encoded last. Members get the same results one after the
+// other, and only the first stream encodes them.
 struct EncodedResults {
-  // The results that it holds, in order; compared by address.
+  // The encoded results, in order; compared by address.
   std::vector<const Moments*> of;
-  // Its type is the streams' own matter.
+  // Only the streams know its type.
   std::shared_ptr<const void> message;
 };
 
 class ReduceStream : public Stream {
  public:
-  // In one message. `results` is not empty. `encoded` is read and replaced; it
-  // and the results live as long as one row of calls.
+  // Sends the results in one message. `results` must not be empty. `encoded` is
+  // read and replaced; it and the results live as long as one series of calls.
   virtual void SendResults(
       absl::Span<const effect::ReduceResult* const> results,
       EncodedResults& encoded) = 0;
