@@ -40,8 +40,8 @@ std::string RandomRunId() {
   return id;
 }
 
-// Choices that are the server's own: identity, and incarnations that rise
-// over restarts whatever the clock does.
+// Sets the options that the server chooses itself: the identity, and
+// incarnations that increase over restarts whatever the clock does.
 void CompleteOptions(const RunFiles& files, CoordinatorOptions& options) {
   const std::optional<Checkpoint>& restored = files.restored();
   options.run_id =
@@ -52,7 +52,8 @@ void CompleteOptions(const RunFiles& files, CoordinatorOptions& options) {
   options.first_incarnation = files.first_incarnation();
 }
 
-// An operator's files: what is not a wrong request is our failure.
+// Classifies errors of an operator's files: except for wrong flags, they are
+// ours.
 absl::Status ForOperator(const absl::Status& status) {
   if (status.ok() || absl::IsFailedPrecondition(status)) return status;
   return absl::InternalError(status.message());
@@ -68,7 +69,7 @@ absl::StatusOr<std::unique_ptr<TraceFile>> OpenTrace(const std::string& path) {
       absl::StrCat("--trace: ", trace.status().message()));
 }
 
-// Nothing without a path.
+// No-op if `path` is empty.
 absl::Status WriteLine(const std::string& path, const std::string& text) {
   if (path.empty()) return absl::OkStatus();
   const std::string line = absl::StrCat(text, "\n");
@@ -103,8 +104,8 @@ void LogCommit(const CommitRecord& record) {
           record.loss, record.learning_rate, record.staleness_versions));
 }
 
-// At most half of the memory that this process may use: weights, optimizer and
-// versions need some as well.
+// At most half of the memory that this process may use, because weights,
+// optimizer and versions need some as well.
 int64_t WithinMemory(int64_t inflight_bytes_max) {
   constexpr int64_t kMib = 1 << 20;
   const int64_t limit = MemoryLimitBytes();
@@ -146,7 +147,7 @@ absl::Status Validate(const ServerOptions& options) {
 
 absl::StatusOr<std::unique_ptr<Server>> StartServer(
     const ServerOptions& options, std::ostream& out) {
-  // With --resume the settings may be those of the checkpoint.
+  // With --resume, settings may come from the checkpoint.
   if (!options.files.resume) COHORT_RETURN_IF_ERROR(Validate(options));
   COHORT_ASSIGN_OR_RETURN(std::unique_ptr<TraceFile> trace,
                           OpenTrace(options.trace));
@@ -192,7 +193,7 @@ absl::Status Server::Start() {
   const std::optional<Checkpoint>& restored = files_->restored();
   CoordinatorOptions& coordinator = options_.coordinator;
   CompleteOptions(*files_, coordinator);
-  // The server's incarnation is the first that this life of it hands out.
+  // The server's incarnation is the first that this start hands out.
   SetLogContext(
       {{"run", coordinator.run_id},
        {"run_name", coordinator.run_name},
@@ -210,7 +211,7 @@ absl::Status Server::Start() {
                    .memory_bytes = MemoryLimitBytes(),
                    .timeline = trace_.get()},
       restored.has_value() ? &restored->state : nullptr, clock_,
-      // Converted here: the base is private.
+      // Converted here because the base class is private.
       static_cast<RunListener&>(*this));
   COHORT_RETURN_IF_ERROR(OpenRecorder());
   COHORT_RETURN_IF_ERROR(Listen());
@@ -339,8 +340,8 @@ RunSummary Server::Wait() {
   return summary_;
 }
 
-// Only a run that is done: whoever starts a server again after any other end
-// has it go on.
+// Stays only if the run is done: after any other end, a supervisor that starts
+// the server again continues the run.
 void Server::StayUntilStopped() {
   RunSummary summary;
   {
@@ -351,8 +352,7 @@ void Server::StayUntilStopped() {
       summary.outcome != RunOutcome::kDrained) {
     return;
   }
-  // What the run has given is safe before anything is waited for; Stop then
-  // finds it so.
+  // Results are written before the wait. Stop then has nothing left to write.
   WriteResults(summary);
   WriteLastCheckpoint(summary);
   Log(LogLevel::kInfo,
@@ -384,7 +384,7 @@ void Server::Stop() {
   if (ops_ != nullptr) {
     ops_->SetReady(absl::UnavailableError("the server is stopping"));
   }
-  // Null if the start failed half-way.
+  // Null if the start failed before the recorder was opened.
   if (recorder_ != nullptr && summary.outcome.has_value()) {
     if (!concluded) WriteResults(summary);
     WaitForLeavers();
@@ -435,7 +435,7 @@ void Server::WaitForLeavers() {
   }
 }
 
-// Nothing that the run has given waits for those who watch.
+// Results are written before the server waits for watchers.
 void Server::StayForWatchers() {
   const absl::Duration patience = watchers_.UntilAllAsk();
   RunSummary summary;
@@ -468,7 +468,7 @@ void Server::Conclude(RunSummary& summary) {
 void Server::WriteLastCheckpoint(RunSummary& summary) {
   if (!files_->keeps_checkpoints()) return;
   const absl::StatusOr<RunState> state = shard_->State();
-  // Without a model there is nothing to keep.
+  // Without a model there is nothing to save.
   if (!state.ok()) return;
   KeepFirst(summary.files, files_->SaveCheckpoint(*state));
 }
@@ -538,7 +538,7 @@ void Server::OnLogged(const effect::Log& log) {
     Log(level, log.text);
     return;
   }
-  // In place of the server's own incarnation.
+  // Replaces the server's own incarnation in the line.
   Log(level, log.text,
       {{"worker", absl::StrCat(log.worker->rank.value())},
        {"incarnation", absl::StrCat(log.worker->incarnation.value())}});

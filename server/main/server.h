@@ -35,26 +35,26 @@ struct ServerOptions {
   bool insecure = false;
   // run_id and first_incarnation are chosen by the server.
   CoordinatorOptions coordinator;
-  // Names of the settings in `coordinator` that somebody asked for; a resumed
-  // run goes on with its own values of the others.
+  // Names of the settings in `coordinator` that were given explicitly. A
+  // resumed run keeps its own values of the others.
   std::set<std::string> given;
   int32_t fold_threads = 2;
   int64_t inflight_bytes_max = int64_t{4} << 30;
   RunFilesOptions files;
-  // Gets event files for TensorBoard; empty: none.
+  // Directory for TensorBoard's event files; none if empty.
   std::string tensorboard_dir;
-  // Gets the timeline of this process; empty: none.
+  // File for the timeline of this process; none if empty.
   std::string trace;
-  // Gets the address once the server listens; empty: none.
+  // File for the address once the server listens; none if empty.
   std::string address_file;
-  // host:port of the live page and the metrics; empty: there are none.
+  // host:port of the live page and the metrics; none if empty.
   std::string ops_listen;
-  // Gets its address; empty: none.
+  // File for the operations port's address; none if empty.
   std::string ops_address_file;
-  // Not: a run that is done leaves the server up, to be looked at, until a
-  // stop is requested.
+  // If false, the server stays up after the run ends, so that it can be
+  // inspected, until a stop is requested.
   bool exit_when_done = true;
-  // Progress is one line that is rewritten.
+  // If true, progress is one line that is rewritten.
   bool terminal = false;
   // How long a finished run waits for its workers to leave.
   absl::Duration leave_grace = absl::Seconds(5);
@@ -63,16 +63,16 @@ struct ServerOptions {
 // Errors: InvalidArgument naming the flag, the value seen and those wanted.
 absl::Status Validate(const ServerOptions& options);
 
-// How it all ended.
+// The result of a server's run.
 struct RunSummary {
-  // Absent: stopped before the end.
+  // Absent if the server was stopped before the run ended.
   std::optional<RunOutcome> outcome;
   std::string reason;
-  // Null if nothing was ever registered.
+  // Null if no worker ever registered a model.
   SharedModel model;
   SharedSnapshot snapshot;
   std::optional<EvaluationRecord> last_evaluation;
-  // Not OK: results or the last checkpoint could not be written.
+  // Not OK if results or the last checkpoint could not be written.
   absl::Status files;
 };
 
@@ -84,23 +84,25 @@ class Server : private RunListener {
  public:
   ~Server() override;
 
-  // Where it listens.
+  // The listening address.
   const std::string& address() const { return address_; }
   int port() const { return port_; }
-  // Of the operations port; empty if there is none.
+  // The address of the operations port; empty if there is none.
   std::string ops_address() const ABSL_LOCKS_EXCLUDED(mu_);
   const std::string& run_id() const { return shard_->run_id(); }
 
-  // Blocks until the run is over or a stop is requested, and then until those
-  // who watch have seen the end and the server has stopped.
+  // Blocks until the run is over or a stop is requested, then until watchers
+  // have seen the end and the server has stopped.
   RunSummary Wait() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Makes Wait stop the server. Returns at once; for a signal's thread.
+  // Makes Wait stop the server. Returns at once, so that a signal's thread may
+  // call it.
   void RequestStop() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Stops in this order: results of a run that has ended, and patience for
-  // its workers; no new calls, held streams end with Unavailable; tasks are
-  // joined; the last checkpoint. Does nothing the second time.
+  // Stops in this order: write the results of a run that has ended and wait for
+  // its workers to leave; refuse new calls and end held streams with
+  // Unavailable; join tasks; write the last checkpoint. A second call does
+  // nothing.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -121,7 +123,7 @@ class Server : private RunListener {
   void WriteResults(RunSummary& summary);
   void WaitForLeavers() ABSL_LOCKS_EXCLUDED(mu_);
   void StayForWatchers() ABSL_LOCKS_EXCLUDED(mu_);
-  // All that follows the results.
+  // Does everything that follows the results.
   void Conclude(RunSummary& summary);
   void WriteLastCheckpoint(RunSummary& summary);
   void PrintEnd(const RunSummary& summary);
@@ -150,12 +152,12 @@ class Server : private RunListener {
 
   mutable Mutex mu_;
   CondVar changed_;
-  // Empty until there is one: calls are served before.
+  // Empty until the operations port listens; calls are served before that.
   std::string ops_address_ ABSL_GUARDED_BY(mu_);
   bool stop_requested_ ABSL_GUARDED_BY(mu_) = false;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
-  // All that the run has given is written and told.
+  // True once all results of the run are written and printed.
   bool concluded_ ABSL_GUARDED_BY(mu_) = false;
   RunSummary summary_ ABSL_GUARDED_BY(mu_);
 
@@ -168,11 +170,11 @@ class Server : private RunListener {
   std::unique_ptr<Transport> transport_;
   // Null without an operations port.
   std::unique_ptr<SelfProbe> probe_;
-  // Null if there is none.
+  // Null without an operations port.
   std::unique_ptr<OpsPort> ops_;
 };
 
-// Starts a server. `out` gets progress and results and must outlive it.
+// Starts a server. Progress and results go to `out`, which must outlive it.
 // Errors:
 //   InvalidArgument     see Validate.
 //   FailedPrecondition  the directories do not fit the flags, or another

@@ -92,8 +92,8 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   return options;
 }
 
-// Three connections a worker and those of a replacement; the rest for files,
-// the operations port and people.
+// Assumes three connections a worker and three of a replacement; the rest is
+// for files, the operations port and people.
 void WarnOfLowFileLimit(int32_t workers) {
   constexpr int64_t kPerWorker = 6;
   constexpr int64_t kOthers = 512 + 128;
@@ -148,7 +148,7 @@ int Main(absl::Span<char* const> arguments) {
                                  "--log_level: ", level.status().message())));
   }
   InitLogging({.level = *level, .process = "server"});
-  // What goes wrong there comes back as a status, and is told in our words.
+  // gRPC's errors come back as a status, which is reported in Cohort's words.
   RouteGrpcLog([](absl::string_view text) { Log(LogLevel::kDebug, text); });
   ExitOnUncaughtExceptions();
   const absl::StatusOr<ServerOptions> options = OptionsFromFlags(given);
@@ -164,7 +164,7 @@ int Main(absl::Span<char* const> arguments) {
   FlushLog();
   const int code = OutcomeCode(summary);
   if (!summary.files.ok()) return Fail(code, summary.files);
-  // A stop has its own last line.
+  // A stop prints its own last line.
   if (code != kExitOk && summary.outcome.has_value()) {
     return Fail(code, absl::InternalError(summary.reason));
   }

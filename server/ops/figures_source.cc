@@ -50,7 +50,7 @@ std::optional<int64_t> FreeBytes(const RunFilesOptions& options) {
   return static_cast<int64_t>(space.available);
 }
 
-// Absent while nobody can tell.
+// Absent if the time cannot be estimated.
 std::optional<double> SecondsLeft(const StatusView& status,
                                   double samples_per_second) {
   const bool waits =
@@ -86,7 +86,7 @@ SharedFigures FiguresSource::Newest() const {
 
 void FiguresSource::Update() {
   SharedFigures figures = Gather();
-  // The old ones are freed after the lock.
+  // The old figures are freed after the lock is released.
   MutexLock lock(mu_);
   newest_.swap(figures);
 }

@@ -16,12 +16,13 @@
 
 namespace cohort {
 
-// Gathers the figures of a run four times a second, so that whoever asks for
-// them, however often, takes no lock that training needs.
+// Gathers the figures of a run four times a second. Readers, however frequent,
+// therefore take no lock that training needs.
 // Thread safety: safe.
 class FiguresSource {
  public:
-  // All must outlive the source. `address`: where workers reach the server.
+  // All references must outlive the source. `address` is where workers reach
+  // the server.
   FiguresSource(const Shard& shard, const RunTally& tally,
                 const RunFiles& files, const Clock& clock, std::string address);
 

@@ -16,7 +16,7 @@
 namespace cohort {
 namespace {
 
-// As POLL_MS of status_page/page.js.
+// Must equal POLL_MS of status_page/page.js.
 constexpr absl::Duration kPageInterval = absl::Seconds(1);
 
 using Collectors = std::vector<std::unique_ptr<const prometheus::Collectable>>;

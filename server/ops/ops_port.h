@@ -27,13 +27,13 @@ struct OpsPortOptions {
   std::string listen;
   // Allows an address that other machines can reach.
   bool insecure = false;
-  // Where workers reach the server; shown.
+  // The address where workers reach the server; shown on the page.
   std::string server_address;
-  // Whether new connections to that address are served; must not block.
+  // Returns whether new connections to that address are served; must not block.
   std::function<absl::Status()> reachable;
 };
 
-// Checks --ops_listen alone.
+// Checks only --ops_listen.
 // Errors: InvalidArgument naming it.
 absl::Status CheckOpsListen(const std::string& listen, bool insecure);
 
@@ -41,26 +41,27 @@ absl::Status CheckOpsListen(const std::string& listen, bool insecure);
 // Thread safety: safe.
 class OpsPort {
  public:
-  // What is shown; all must outlive the port.
+  // The displayed objects; all must outlive the port.
   struct Sources {
     const Shard& shard;
     const RunTally& tally;
     const RunFiles& files;
     const GrpcMetrics& calls;
     const Clock& clock;
-    // Hears who asks.
+    // Is told of each request.
     Watchers& watchers;
   };
 
-  // Not ready until SetReady says so.
-  // Errors: InvalidArgument as above; Unavailable: it cannot be listened on.
+  // The port is not ready until SetReady is called.
+  // Errors: InvalidArgument as above; Unavailable: the address cannot be
+  //   listened on.
   static absl::StatusOr<std::unique_ptr<OpsPort>> Start(
       const OpsPortOptions& options, const Sources& sources);
   ~OpsPort();
 
   const std::string& address() const;
-  // What /readyz answers from now on, as long as the server can be reached; the
-  // message says why it is not.
+  // Sets the answer of /readyz while the server can be reached; the message
+  // says why it is not ready.
   void SetReady(absl::Status ready) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -69,7 +70,7 @@ class OpsPort {
 
   FiguresSource figures_;
   const std::function<absl::Status()> reachable_;
-  // What /metrics shows, in this order.
+  // The contents of /metrics, in this order.
   const std::vector<std::unique_ptr<const prometheus::Collectable>> collectors_;
   std::vector<const prometheus::Collectable*> metrics_;
 

@@ -5,16 +5,18 @@
 namespace cohort {
 namespace {
 
-// Asks of a page that are remembered. Several who look at the same page ask
-// between each other, so the longest of the times between tells their interval.
+// Number of requests to remember for each page. Several watchers of one page
+// request it at interleaved times, so the longest gap gives their interval.
 constexpr size_t kAsksKept = 8;
-// Of one who does not say when it asks again: fewer tell no interval.
+// If the page does not announce its next request, fewer requests give no
+// interval.
 constexpr size_t kAsksMin = 3;
 constexpr absl::Duration kIntervalMax = absl::Seconds(90);
-// A request may be late, and what it is answered with is a moment old.
+// A request may be late, and its answer is slightly old.
 constexpr double kLate = 1.25;
 constexpr absl::Duration kAnswerAge = absl::Seconds(1);
-// On a busy machine it may be very late; one that was closed never comes.
+// A request may be very late on a busy machine, and never comes if the page was
+// closed.
 constexpr absl::Duration kLateMost = absl::Seconds(10);
 
 }  // namespace

@@ -13,13 +13,13 @@
 
 namespace cohort {
 
-// Notes who looks at a run again and again: open pages, Prometheus. A server
-// whose run is over can then stay until they have seen the end, and need not
-// stay if nobody looks.
+// Tracks clients that look at a run repeatedly: open pages, Prometheus. When
+// the run is over, the server can stay until they have seen the end, or end at
+// once if there are none.
 //
-// An open page says when it asks again, and is waited for however short it has
-// been open. Others, that have asked three times at most a minute and a half
-// apart, are taken to ask again.
+// An open page announces its next request, so the server waits for it however
+// short it has been open. Another client is expected to return once it has made
+// three requests at most a minute and a half apart.
 //
 // Thread safety: safe.
 class Watchers {
@@ -27,27 +27,29 @@ class Watchers {
   // `clock` must outlive the watchers.
   explicit Watchers(const Clock& clock) : clock_(clock) {}
 
-  // `page` has been asked for, by one that asks `again` after this time; 0: it
-  // is not known whether it does.
+  // Records a request for `page` by a client that will request it again after
+  // `again`; 0 if it is not known whether it will.
   void Asked(absl::string_view page, absl::Duration again = {})
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The time from now in which all who look ask once more; 0: nobody looks.
+  // The time from now in which every watcher requests once more; 0 if there are
+  // none.
   absl::Duration UntilAllAsk() const ABSL_LOCKS_EXCLUDED(mu_);
-  // True once all who looked at `since` have had `patience`, and each page has
-  // been asked for again, which may take longer on a busy machine; in the end
-  // also without.
+  // True once all watchers at `since` have had `patience`, and each page has
+  // been requested again. On a busy machine a request may take longer; after a
+  // limit it is not waited for.
   bool HaveSeen(Instant since, absl::Duration patience) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Asks {
-    // Lately, oldest first.
+    // Recent requests, oldest first.
     std::deque<Instant> at;
     absl::Duration again;
   };
 
-  // How often a page is asked for; absent if nobody looks at it at `now`.
+  // The interval between requests for a page; absent if it is not watched at
+  // `now`.
   static std::optional<absl::Duration> IntervalOf(const Asks& asks,
                                                   Instant now);
 

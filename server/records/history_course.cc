@@ -42,7 +42,7 @@ int64_t Count(const std::string& field) {
   return absl::SimpleAtoi(field, &value) ? value : 0;
 }
 
-// Tables may be edited: no number is to overflow what is made of it.
+// Tables may be edited by hand: their numbers must not overflow later sums.
 bool IsPlausible(const Fields& row) {
   constexpr int64_t kCountMax = int64_t{1} << 53;
   constexpr double kSecondsMax = 1e12;
@@ -65,7 +65,7 @@ EvaluationPoint EvaluationOf(const Fields& row) {
           .mean_iou = Number(row[kTestMiou])};
 }
 
-// `before`: the one before it, of default values if there is none.
+// `before` is the preceding row, with default values if there is none.
 TrainingSample SampleOf(const Fields& row, const TrainingSample& before) {
   TrainingSample sample{
       .version = Count(row[kVersion]),
@@ -73,7 +73,7 @@ TrainingSample SampleOf(const Fields& row, const TrainingSample& before) {
       .seconds = Number(row[kSeconds]).value_or(0),
       .learning_rate = Number(row[kLearningRate]).value_or(0)};
   sample.commits = std::max<int64_t>(sample.version - before.version, 1);
-  // A row has means; its images are their weight.
+  // A row has means; its number of images is their weight.
   const auto weight = static_cast<double>(
       std::max<int64_t>(sample.samples - before.samples, 1));
   if (const std::optional<double> loss = Number(row[kTrainLoss])) {
@@ -112,7 +112,7 @@ EarlierCourse CourseOf(const std::vector<std::string>& rows, Version restored) {
       continue;
     }
     course.evaluations.push_back(EvaluationOf(fields));
-    // Means over an epoch stand with the first kind of its evaluation only.
+    // Only the row with the first kind of statistics has means over the epoch.
     if (!fields[kTrainLoss].empty()) course.test = course.evaluations.back();
   }
   const auto untold = static_cast<double>(

@@ -11,11 +11,11 @@ namespace cohort {
 // First line of history.csv, with its newline.
 extern const char kHistoryHeader[];
 
-// Reads the rows of history.csv, up to the version that the run continues
-// from. Rows of other releases are passed over.
+// Reads the rows of history.csv, up to the version from which the run
+// continues. Rows of other releases are skipped.
 //
-// The last commits before that version may be in no row yet; the time that they
-// took is estimated from the rows before them.
+// The last commits before that version may not be in a row yet; their duration
+// is estimated from the rows before them.
 EarlierCourse CourseOf(const std::vector<std::string>& rows, Version restored);
 
 }  // namespace cohort

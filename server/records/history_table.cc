@@ -14,7 +14,7 @@
 namespace cohort {
 namespace {
 
-// Some ten million rows; what is more is no table of ours.
+// Some ten million rows; a larger file is not one of our tables.
 constexpr int64_t kTableBytesMax = int64_t{1} << 30;
 
 bool IsAbove(absl::string_view row, int64_t last) {
@@ -33,7 +33,7 @@ absl::StatusOr<std::vector<std::string>> CutTable(const std::string& path,
   COHORT_RETURN_IF_ERROR(content.status());
   const std::string before = content->ToString();
   std::vector<std::string> lines = absl::StrSplit(before, '\n');
-  // What follows the last newline: nothing, or a line that was cut off.
+  // The text after the last newline is empty, or a line that was cut off.
   lines.pop_back();
   if (lines.empty()) lines.emplace_back();
   const std::string header = lines.front();

@@ -78,7 +78,8 @@ void PrintMeasures(const EvaluationRecord& evaluation,
 
 void ProgressLine::Show(std::ostream& out, absl::string_view text,
                         int columns) {
-  // The last column stays free: a terminal would begin a new line after it.
+  // The last column stays empty, because a terminal would start a new line
+  // after it.
   text = text.substr(0, static_cast<size_t>(std::max(columns - 1, 1)));
   const size_t blanks = width_ > text.size() ? width_ - text.size() : 0;
   out << '\r' << text << std::string(blanks, ' ') << std::flush;

@@ -9,32 +9,32 @@
 
 namespace cohort {
 
-// "1150 images/s"; a slow one has a digit behind the point.
+// "1150 images/s"; a low rate has a digit after the point.
 std::string RateText(double samples_per_second);
 
 // One line: step, epoch, loss, speed, time left, newest test measure, workers
-// and policy; or, if nothing is trained at this moment, the server's own
-// sentence about it.
+// and policy; or, if nothing is being trained, the server's sentence about its
+// state.
 std::string ProgressText(const StatusView& status, double samples_per_second);
 
-// What the last evaluation of a run measured, in lines; the measure that counts
-// stands last. `model`: what was written; may be null.
+// Prints the measures of a run's last evaluation, one a line; the main measure
+// comes last. `model` is the exported file; may be null.
 void PrintMeasures(const EvaluationRecord& evaluation,
                    const SharedSnapshot& model, std::ostream& out);
 
-// A line of a terminal that is written again and again.
+// A terminal line that is rewritten again and again.
 class ProgressLine {
  public:
   // Replaces the line, cut to `columns`.
   void Show(std::ostream& out, absl::string_view text, int columns);
-  // Blanks it, so that an ordinary line can be printed in its place.
+  // Blanks the line, so that an ordinary line can be printed in its place.
   void Clear(std::ostream& out);
 
  private:
   size_t width_ = 0;
 };
 
-// Columns of the terminal behind stdout; 80 if it does not say.
+// Columns of stdout's terminal; 80 if unknown.
 int TerminalColumns();
 
 }  // namespace cohort

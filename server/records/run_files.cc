@@ -24,11 +24,11 @@
 namespace cohort {
 namespace {
 
-// The newest, and the one before it in case the newest is damaged.
+// The newest, and the previous one in case the newest is damaged.
 constexpr int32_t kCheckpointsKept = 2;
 constexpr absl::string_view kCheckpointLock = "lock";
-// Hidden: people look at results. Another name than the one above, since both
-// may be one folder.
+// Hidden, because people browse the results. It differs from the name above,
+// because both may be in one folder.
 constexpr absl::string_view kResultsLock = ".cohort-lock";
 
 absl::Status MakeDirectories(absl::string_view flag, const std::string& path) {
@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<StateLock>> LockFolder(absl::string_view flag,
   absl::StatusOr<std::unique_ptr<StateLock>> lock =
       StateLock::Acquire(path, name);
   if (lock.ok()) return lock;
-  // Whatever it is, the same start would meet it again.
+  // Whatever the cause, the same start would fail again.
   return absl::FailedPreconditionError(
       absl::StrCat("--", flag, ": ", lock.status().message(),
                    absl::IsFailedPrecondition(lock.status())
@@ -121,7 +121,7 @@ absl::Status RunFiles::Boot() {
   absl::StatusOr<BootNumber> boot =
       TakeBootNumber(files_, options_.checkpoint_dir, next, chance());
   if (!boot.ok()) {
-    // Without it this life could repeat the incarnations of another one.
+    // Without it this start could repeat the incarnations of another one.
     return absl::FailedPreconditionError(
         absl::StrCat("--checkpoint_dir: ", boot.status().message()));
   }
@@ -245,7 +245,7 @@ absl::Status RunFiles::SaveCheckpoint(const RunState& state) {
           *result = status;
           OnWritten(written, begin, status);
         });
-    // Somebody else was faster.
+    // Another call was faster.
     if (absl::IsUnavailable(accepted)) continue;
     COHORT_RETURN_IF_ERROR(accepted);
     writer_->WaitIdle();
@@ -295,7 +295,7 @@ int64_t RunFiles::checkpoints_skipped() const {
 absl::StatusOr<CoordinatorOptions> ContinuedOptions(
     const Checkpoint& checkpoint, const CoordinatorOptions& options,
     const std::set<std::string>& given) {
-  // What processes of this run were started with.
+  // Flags with which processes of this run were started.
   SettingValues flags;
   for (const PolicyRecord& record : checkpoint.state.policy_history) {
     if (!record.by_flags) continue;
@@ -336,7 +336,7 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
   COHORT_RETURN_IF_ERROR(
       MaskFor(options.optimizer, state.model->layout, state.model->partitions)
           .status());
-  // Otherwise the difference becomes a change of policy, which tells itself.
+  // Otherwise the difference becomes a change of policy, which is logged.
   if (!state.settings.empty()) return absl::OkStatus();
   const std::string policy = PolicyText(options.policy);
   if (policy != checkpoint.identity.policy) {

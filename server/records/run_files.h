@@ -24,35 +24,35 @@
 namespace cohort {
 
 struct RunFilesOptions {
-  // Each empty: none are written.
+  // No files are written to a directory whose name is empty.
   std::string results_dir;
   std::string checkpoint_dir;
   // Continue from the newest whole checkpoint.
   bool resume = false;
-  // Gets the writing of checkpoints; null: nobody wants it. Must outlive the
-  // files.
+  // Receives spans for the writing of checkpoints. May be null. Must outlive
+  // the files.
   Timeline* timeline = nullptr;
 };
 
-// The directories of a run: its checkpoints, its model and what it continues
-// from.
+// The directories of a run: its checkpoints, its model and the state it
+// continues from.
 // Thread safety: safe after BeginRun.
 class RunFiles {
  public:
   // Creates the directories, locks them for this process, reads the newest
   // checkpoint if the run is to be continued, and takes a boot number.
-  // Errors: FailedPrecondition: flags that do not fit what is there, each
-  //   with what to do, or a directory that cannot be used; DataLoss: no
-  //   checkpoint is whole.
+  // Errors: FailedPrecondition: flags that do not match the directories'
+  //   contents, each with what to do, or a directory that cannot be used;
+  //   DataLoss: no checkpoint is whole.
   static absl::StatusOr<std::unique_ptr<RunFiles>> Open(
       FileSystem& files, const RunFilesOptions& options);
 
-  // Of this life of the server: above those of all earlier ones that used the
-  // same --checkpoint_dir. Without one nothing is continued, and the run's
-  // identifier tells its workers from others.
+  // The first incarnation of this start of the server: above those of all
+  // earlier starts with the same --checkpoint_dir. Without that flag no run is
+  // continued, and the run's identifier distinguishes its workers from others.
   Incarnation first_incarnation() const { return first_incarnation_; }
 
-  // None: a new run.
+  // Absent for a new run.
   const std::optional<Checkpoint>& restored() const { return restored_; }
 
   // Call once, before anything is written.
@@ -72,8 +72,8 @@ class RunFiles {
   // Errors: FailedPrecondition no --results_dir; those of FileSystem.
   absl::Status WriteModel(const RegisteredModel& model,
                           const ModelSnapshot& snapshot);
-  // Into staleness.csv: how many pushes were decided with which staleness.
-  // Nothing if none was (sync).
+  // Writes staleness.csv: the number of pushes decided at each staleness. No-op
+  // if there was none (sync).
   // Errors: as WriteModel.
   absl::Status WriteStaleness(const StalenessCounts& counts);
   std::string model_path() const;
@@ -86,8 +86,8 @@ class RunFiles {
   RunFiles(FileSystem& files, const RunFilesOptions& options)
       : files_(files), options_(options) {}
 
-  // What tells one checkpoint from another. The statistics may change where
-  // the version does not: they are collected over its weights.
+  // Identifies a checkpoint. The statistics may change while the version does
+  // not, because they are collected over its weights.
   struct Written {
     Version version;
     std::shared_ptr<const StatisticsSets> statistics;
@@ -100,7 +100,7 @@ class RunFiles {
   absl::Status Prepare();
   absl::Status Restore();
   absl::Status Boot();
-  // `begin`: of the writing.
+  // `begin` is when the writing began.
   void OnWritten(const Written& written, Instant begin,
                  const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -122,12 +122,13 @@ class RunFiles {
   std::unique_ptr<CheckpointWriter> writer_;
 };
 
-// The options that a run goes on with: the settings of `checkpoint` rule over
-// those of `options`, but for the names in `given`, which somebody asks for
-// explicitly, with a value that the run was not started with: the same
-// command line again, as after a crash, takes back no change that was made
-// while it ran. What then differs from the checkpoint is a change of policy at
-// its version, which the Coordinator records.
+// The options with which a run continues. The settings of `checkpoint` take
+// precedence over those of `options`, except for names in `given`, which were
+// given explicitly, if their value differs from the one that the run was
+// started with. So the same command line, as after a crash, does not revert a
+// change that was made while the run was active. Remaining differences from the
+// checkpoint are a change of policy at its version, which the Coordinator
+// records.
 // Errors: FailedPrecondition: the checkpoint has settings that this release
 //   does not know.
 absl::StatusOr<CoordinatorOptions> ContinuedOptions(
@@ -135,7 +136,7 @@ absl::StatusOr<CoordinatorOptions> ContinuedOptions(
     const std::set<std::string>& given);
 
 // Refuses to continue `checkpoint` under options that would silently change
-// what the run computes; logs differences that only change how it goes on.
+// what the run computes. Logs differences that only change how it continues.
 // Errors: FailedPrecondition naming the flag, its value and the one wanted.
 absl::Status CheckContinuable(const Checkpoint& checkpoint,
                               const CoordinatorOptions& options);

@@ -41,7 +41,7 @@ std::string Fraction(std::optional<double> value) {
   return value.has_value() ? absl::StrFormat("%.6f", *value) : "";
 }
 
-// With its newline; empty if it cannot be read.
+// The first line with its newline; empty if it cannot be read.
 std::string HeaderOf(const std::string& path) {
   std::ifstream file(path);
   std::string header;
@@ -85,7 +85,7 @@ RunRecorder::RunRecorder(const RecorderOptions& options, std::ostream& out,
   const std::vector<PolicyRecord>& policies = options.policies;
   SettingValues settings;
   for (size_t i = 0; i < policies.size(); ++i) {
-    // The first is what the run began with, and no change.
+    // The first record is the initial policy, not a change.
     if (i > 0 && i >= options.policies_before) {
       changes_.push_back(
           {.record = policies[i],
@@ -116,7 +116,7 @@ absl::StatusOr<bool> RunRecorder::OpenTable(absl::string_view name,
   }
   file.open(path, options_.restored.has_value() ? std::ios::app | std::ios::ate
                                                 : std::ios::trunc);
-  // A file that is continued has its header.
+  // A continued file already has its header.
   const bool is_new = file.tellp() == std::ofstream::pos_type(0);
   if (is_new) file << header;
   file.flush();
@@ -134,7 +134,7 @@ absl::Status RunRecorder::ContinueFiles(Version restored) {
   }
   COHORT_RETURN_IF_ERROR(
       CutTable(PathOf(kClassFile), restored.value()).status());
-  // A change that is not in the checkpoint has not happened.
+  // A change that is not in the checkpoint did not take effect.
   const size_t kept = options_.policies_before;
   const int64_t policy_epoch =
       kept == 0 ? 0 : options_.policies[kept - 1].policy_epoch;
@@ -149,7 +149,8 @@ absl::Status RunRecorder::OpenFiles() {
           absl::StrCat("--results_dir: ", status.message()));
     }
   } else {
-    // Made when it is needed; one of an earlier run must not stay.
+    // The file is created when it is needed; that of an earlier run must not
+    // remain.
     std::error_code ignored;
     std::filesystem::remove(PathOf(kClassFile), ignored);
   }
@@ -158,7 +159,7 @@ absl::Status RunRecorder::OpenFiles() {
   COHORT_ASSIGN_OR_RETURN(const bool is_new,
                           OpenTable(kPolicyFile, kPolicyHeader, policy_));
   policy_named_ = is_new || HeaderOf(PathOf(kPolicyFile)) == kPolicyHeader;
-  // A file that is continued has those of before.
+  // A continued file already has the earlier records.
   for (size_t i = is_new ? 0 : options_.policies_before;
        i < options_.policies.size(); ++i) {
     std::optional<Instant> at;
@@ -233,9 +234,9 @@ void RunRecorder::EndWindow(Instant now) {
 void RunRecorder::PolicyChanged(const PolicyRecord& record) {
   const Instant now = clock_.Now();
   MutexLock lock(mu_);
-  // Told at the start already.
+  // This change was already reported at the start.
   if (record.policy_epoch <= policy_epoch_) return;
-  // No row has commits of two policies.
+  // A row must not have commits of two policies.
   if (recent_.commits > 0) EndWindow(now);
   policy_epoch_ = record.policy_epoch;
   changes_.push_back(
@@ -274,7 +275,8 @@ void RunRecorder::Poll() {
   }
   const StatusView status = status_();
   const Instant now = clock_.Now();
-  // At the end of the run they leave, and its last rows tell who computed it.
+  // Workers leave at the end of the run, but its last rows must count those
+  // that computed them.
   if (!status.ended) workers_ = status.workers_live;
   for (const Row& row : rows) {
     if (!IsKnown(row)) {
@@ -306,7 +308,7 @@ void RunRecorder::WriteRow(const Row& row) {
     samples = absl::StrCat(w.last.samples);
     const auto n = static_cast<double>(w.samples);
     const double seconds = absl::ToDoubleSeconds(row.at - w.begin);
-    // Once an evaluation, not once a kind of statistics.
+    // Only in the evaluation's first row, not for every kind of statistics.
     if (row.result == 0) {
       train = absl::StrFormat(
           "%s,%s,%.8g,%s",
@@ -319,7 +321,7 @@ void RunRecorder::WriteRow(const Row& row) {
   }
   int32_t workers = workers_;
   if (row.window.has_value()) {
-    // Shorter than the first look at the status.
+    // The run may be shorter than the interval at which the status is read.
     const auto members = row.window->last.members.size();
     workers = std::max(workers, static_cast<int32_t>(members));
   }
@@ -375,12 +377,12 @@ void RunRecorder::AddTrainScalars(const Row& row,
 void RunRecorder::WriteEvents(const Row& row) {
   if (events_ == nullptr) return;
   std::vector<EventScalar> scalars;
-  // Once an evaluation, not once a kind of statistics.
+  // Only for the evaluation's first kind of statistics.
   if (row.result == 0) AddTrainScalars(row, scalars);
   std::string suffix;
   if (row.evaluation.has_value()) {
     const EvaluationResult& result = row.evaluation->results[row.result];
-    // Without a name: the kind that is exported, at an epoch's end.
+    // The kind that is exported, at an epoch's end, has no suffix.
     if (row.result > 0 || row.evaluation->on_request) {
       suffix = absl::StrCat("_", StatisticsName(result.statistics));
     }
@@ -403,7 +405,7 @@ void RunRecorder::WriteClasses(const Row& row) {
   if (!classes_.is_open()) {
     const absl::Status open =
         OpenTable(kClassFile, kClassHeader, classes_).status();
-    // The others could be opened when the run began.
+    // Only logged: the other files could be opened when the run began.
     if (!open.ok()) Log(LogLevel::kError, open.message());
   }
   for (size_t c = 0; c < iou.size(); ++c) {
@@ -439,7 +441,7 @@ void RunRecorder::PrintChange(const Change& change) {
 void RunRecorder::PrintEvaluation(const Row& row) {
   const EvaluationRecord& record = *row.evaluation;
   const EvaluationResult& result = record.results[row.result];
-  // One kind needs no name, unless something else was asked for.
+  // With one kind the name is omitted, unless the evaluation was requested.
   const bool named = record.results.size() > 1 || record.on_request;
   line_.Clear(out_);
   const std::string side = SideMeasureText(result.sums);

@@ -31,20 +31,21 @@
 namespace cohort {
 
 struct RecorderOptions {
-  // Where history.csv, policy.csv and class_iou.csv go; empty: none are
-  // written.
+  // Directory for history.csv, policy.csv and class_iou.csv; none are written
+  // if empty.
   std::string results_dir;
-  // Gets TensorBoard's event files; empty: none are written.
+  // Directory for TensorBoard's event files; none are written if empty.
   std::string tensorboard_dir;
-  // Set: existing files are continued from this version on, instead of starting
-  // anew; what they say of later versions is taken out.
+  // If set, existing files are continued from this version, and their data of
+  // later versions is removed. Otherwise they are replaced.
   std::optional<Version> restored;
-  // Rewrites one line in place; otherwise a line every 10 s.
+  // If true, one line is rewritten in place; otherwise a line is printed every
+  // 10 s.
   bool terminal = false;
   // Settings in force at the start.
   CoordinatorOptions run;
-  // All that took effect so far, oldest first; the first record has every
-  // setting.
+  // All policies that took effect so far, oldest first; the first record has
+  // every setting.
   std::vector<PolicyRecord> policies;
   // How many of them an earlier process of the run recorded.
   size_t policies_before = 0;
@@ -52,22 +53,23 @@ struct RecorderOptions {
 
 // Shows the progress of a run and keeps its history.
 //
-// history.csv has a row for each 50 commits, with means over them, and one
-// for each evaluation and kind of moving statistics, the first of them with
-// means over the epoch that it follows; columns that do not apply are empty.
-// class_iou.csv, made once an evaluation has labels of pixels, has a row for
-// each evaluation, kind and class. policy.csv has a row for the settings that
-// the run began with and one for each change. Seconds count the time that
-// processes of the run were up: where files are continued, from the last row
-// that stays. An evaluation that the files have already, and that is repeated
+// history.csv has a row for each 50 commits, with means over them, and one for
+// each evaluation and kind of moving statistics. The first row of an evaluation
+// has means over the epoch that it follows. Columns that do not apply are
+// empty. class_iou.csv, created once an evaluation has labels of pixels, has a
+// row for each evaluation, kind and class. policy.csv has a row for the initial
+// settings and one for each change. Seconds count the time that processes of
+// the run were up; in continued files, from the last remaining row. If an
+// evaluation is repeated because it is not in the checkpoint, but the files
+// already have it, it gets no second row.
 // because it is not in the checkpoint, has no second row.
 //
 // The event files have the same numbers by version: loss, accuracy and mIoU of
 // training and test, learning rate, images a second and seconds a step.
 //
-// Thread safety: safe. The methods called at events only take notes; a thread
-// of the recorder's own writes, so that a slow terminal or disk holds up
-// nobody.
+// Thread safety: safe. The methods called at events only store their arguments.
+// The recorder's own thread writes, so that a slow terminal or disk delays no
+// caller.
 class RunRecorder {
  public:
   // `out` and `clock` must outlive the recorder; `status` is called from its
@@ -78,16 +80,18 @@ class RunRecorder {
       std::function<StatusView()> status);
   ~RunRecorder();
 
-  // Shows and writes from now on.
+  // Starts printing and writing.
   void Begin();
   void Committed(const CommitRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
   void Evaluated(const EvaluationRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
   void PolicyChanged(const PolicyRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What the files held when they were opened; nothing unless `restored`.
+  // The contents of the files when they were opened; empty unless `restored` is
+  // set.
   const EarlierCourse& earlier() const { return earlier_; }
 
-  // Writes what is left and stops. Does nothing before Begin, or a second time.
+  // Writes the remaining rows and stops. No-op before Begin, or if called
+  // again.
   void Finish() ABSL_LOCKS_EXCLUDED(mu_);
 
   // The newest evaluation of an epoch's end.
@@ -109,16 +113,16 @@ class RunRecorder {
   struct Row {
     std::optional<Window> window;
     std::optional<EvaluationRecord> evaluation;
-    // In force then, in words.
+    // The policy in force at that time, in words.
     std::string policy;
     Instant at;
-    // Which of the evaluation's results.
+    // Index of the evaluation's result.
     size_t result = 0;
   };
   struct Change {
     PolicyRecord record;
     std::string headline;
-    // Its row is in the file.
+    // True if its row is already in the file.
     bool written = false;
     Instant at;
   };
@@ -133,8 +137,8 @@ class RunRecorder {
                                  absl::string_view header,
                                  std::ofstream& file) const;
   absl::Status OpenFiles();
-  // Takes out of existing files what is not part of the run any more, and notes
-  // what they hold.
+  // Removes rows that are no longer part of the run from existing files, and
+  // notes what remains.
   absl::Status ContinueFiles(Version restored);
   absl::Status OpenEvents();
   void EndWindow(Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -144,12 +148,12 @@ class RunRecorder {
   static void AddTrainScalars(const Row& row,
                               std::vector<EventScalar>& scalars);
   void WriteEvents(const Row& row);
-  // The files have this evaluation from an earlier process of the run.
+  // True if the files have this evaluation from an earlier process of the run.
   bool IsKnown(const Row& row) const;
   absl::Duration Elapsed(Instant at) const {
     return earlier_.elapsed + at - start_;
   }
-  // Of an evaluation.
+  // Writes the classes of an evaluation.
   void WriteClasses(const Row& row);
   void PrintEvaluation(const Row& row);
   void PrintChange(const Change& change);
@@ -162,7 +166,7 @@ class RunRecorder {
   const std::function<StatusView()> status_;
   const Instant start_;
   const absl::Time wall_start_;
-  // Of earlier processes of the run, as far as the files tell.
+  // The history of earlier processes of the run, as far as the files have it.
   EarlierCourse earlier_;
   // Version and kind of statistics of the evaluations that the files had.
   std::set<std::pair<int64_t, std::string>> known_evaluations_;
@@ -170,11 +174,11 @@ class RunRecorder {
   mutable Mutex mu_;
   Window recent_ ABSL_GUARDED_BY(mu_);
   Window epoch_ ABSL_GUARDED_BY(mu_);
-  // By version: the epochs that ended and are not evaluated yet.
+  // By version: epochs that have ended and are not evaluated yet.
   std::map<Version, Window> ended_epochs_ ABSL_GUARDED_BY(mu_);
   std::vector<Row> rows_ ABSL_GUARDED_BY(mu_);
   std::vector<Change> changes_ ABSL_GUARDED_BY(mu_);
-  // As of the newest event.
+  // Options as of the newest event.
   CoordinatorOptions run_ ABSL_GUARDED_BY(mu_);
   int64_t policy_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<EvaluationRecord> last_evaluation_ ABSL_GUARDED_BY(mu_);
@@ -182,10 +186,11 @@ class RunRecorder {
   // Used by the recorder's thread, and by Finish after it.
   std::ofstream history_;
   std::ofstream policy_;
-  // It has a column for the run's name: one of an older release has none.
+  // True if the file has a column for the run's name; older releases write
+  // none.
   bool policy_named_ = false;
   std::ofstream classes_;
-  // Null: none are written.
+  // Null if no event files are written.
   std::unique_ptr<EventFile> events_;
   RateMeter rate_;
   int32_t workers_ = 0;
