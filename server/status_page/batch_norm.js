@@ -1,16 +1,16 @@
-// How batch norm fares: exchanges, moving statistics, drift by layer.
+// The batch-norm panel: exchanges, moving statistics, drift by layer.
 
 import {byId, setBars, setFigures, setText, shownRows} from './dom.js';
 import {UNKNOWN, count, known, plural, shortTime} from './format.js';
 import {lately} from './recent.js';
 
 const ROWS = 60;
-// Full lengths of the bars; the smallest that fits is taken.
+// Full-scale values of the bars; the smallest that fits is used.
 const SCALES = [0.1, 0.25, 0.5, 1, 2, 5, 10, 25, 100];
 
 const driftText = (drift) => (known(drift) ? drift.toFixed(3) : UNKNOWN);
 
-// Workers exchange moments only where they normalise together.
+// Workers exchange moments only if they normalise together.
 function waitText(norm, phase) {
   if (norm.normalization === 'local') return 'no exchange';
   const n = lately(`${phase}_count`);
@@ -18,7 +18,7 @@ function waitText(norm, phase) {
                            norm.rendezvous?.[phase]?.mean_seconds);
 }
 
-// What the drift is measured against.
+// The statistics that the drift is measured against.
 const reference = (status) =>
     ((status.policy?.settings?.aggregation ?? 'sync') === 'sync' ?
       'the combined ones' : 'the moving ones');

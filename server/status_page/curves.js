@@ -5,7 +5,7 @@ import {count, decimal, known, percent} from './format.js';
 import {isChange} from './policy.js';
 import {isLong, smoothed} from './smooth.js';
 
-// Looks of a series: told apart by line and point, not by colour alone.
+// Styles of series: distinguished by line and point, not only by colour.
 const LOOKS = {
   main: {color: '--accent', width: 1.75, point: 0},
   test: {color: '--ink', width: 1.75, point: 3.5, style: 'circle'},
@@ -14,24 +14,24 @@ const LOOKS = {
   other: {color: '--faint', width: 1.5, point: 3, style: 'rect', dash: [6, 4]},
 };
 
-// How much of the run a speed is taken over.
+// Share of the run over which a speed is computed.
 const SPEED_WINDOW = 1 / 40;
 const SPEED_WINDOW_MIN_S = 2;
 
-// A row of history.csv, from which curves are continued, holds as many.
+// A row of history.csv covers this many steps; curves are continued from it.
 const RECORDED_STEPS = 50;
 
 const color = (name) =>
     getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// x is the step that a value is of.
+// x is the step of a value.
 const pointsOf = (curve, field) =>
     (curve ?? []).filter((point) => known(point[field]))
         .map((point) => ({x: point.version, y: point[field]}));
 
-// One series for each kind of moving statistics that was scored, the one that
-// is exported first: what was scored with another kind before a change of
-// policy stands apart.
+// One series for each kind of moving statistics that was tested, the exported
+// kind first. Tests with another kind, before a change of policy, are a series
+// of their own.
 function testSeries(status, field, name, look) {
   const test = status.curves?.test ?? [];
   const exported = status.batch_norm?.statistics?.[0];
@@ -69,8 +69,8 @@ const rateSeries = (status) =>
     [{name: '', look: 'main',
       points: pointsOf(status.curves?.train, 'learning_rate')}];
 
-// Images by the clock. Single steps say little: without a barrier two of them
-// may end within the same microsecond.
+// Images per second of wall time. Single steps say little: without a barrier
+// two of them may end within the same microsecond.
 function speedSeries(status) {
   const train = (status.curves?.train ?? []).filter(
       (point) => known(point.seconds) && known(point.samples));
@@ -81,17 +81,17 @@ function speedSeries(status) {
   const points = [];
   let first = 0;
   train.forEach((point, i) => {
-    // A pause is one slow step, and does not slow those behind it.
+    // A pause counts as one slow step and does not slow the steps after it.
     if (pauses(i) || pauses(i - 1)) first = i - 1;
     while (point.seconds - train[first + 1]?.seconds >= window) first += 1;
     const seconds = point.seconds - train[first].seconds;
-    // What is shorter is the beginning, and mostly noise.
+    // Shorter spans occur only at the beginning, and are mostly noise.
     if (seconds < window / 4) return;
     points.push({x: point.version,
       y: (point.samples - train[first].samples) / seconds});
   });
   return [{name: '', look: 'main', points,
-    // As the headline says it.
+    // The same value as in the headline.
     now: status.ended ? null : status.samples_per_second}];
 }
 
@@ -105,8 +105,8 @@ function changeText(changed) {
   return text.length > 22 ? `${text.slice(0, 21)}…` : text;
 }
 
-// Where the curves begin, if a server that was started again has no records of
-// what came before; a point of a long run stands for many steps.
+// The first step of the curves, if a restarted server has no records of earlier
+// steps. In a long run one point stands for many steps.
 function gapEnd(status) {
   const [first, second] = status.curves?.train ?? [];
   if (!status.checkpoint?.restored || first === undefined) return null;
@@ -123,7 +123,7 @@ function marksOf(status) {
                         [{x: gap, text: 'recorded from here'}, ...marks];
 }
 
-// Draws a line at each change, and says what it was where there is room.
+// Draws a line at each change, with a label if there is room.
 const changeMarks = {
   id: 'changeMarks',
   beforeDatasetsDraw(chart) {
@@ -211,14 +211,14 @@ function datasetOf({name, look, points}) {
   return {
     label: name, data: points, borderColor: color(stroke), borderWidth: width,
     borderDash: dash ?? [], backgroundColor: color(stroke), pointStyle: style,
-    // A line needs two points; before that the one is shown.
+    // A line needs two points; a single point is shown as such.
     pointRadius: points.length === 1 ? 3 : point, pointHoverRadius: 4,
     // The newest point lies on the border and is drawn whole.
     pointHitRadius: 8, clip: 6, order: 0,
   };
 }
 
-// Single steps stand in the background, their running mean before them.
+// Single steps are drawn pale, with their running mean over them.
 function meanOf({look, points}) {
   const line = datasetOf({name: '', look, points: smoothed(points)});
   return {...line, order: 1, pointHoverRadius: 0};
@@ -292,19 +292,20 @@ class Curve {
     this.chart ??= makeChart(this.canvas, this.options);
     themed(this.chart, this.options);
     const datasets = datasetsOf(series);
-    // Kept from one drawing to the next, so that what is hovered stays so.
+    // Datasets are reused between drawings, so that hovered points stay
+    // hovered.
     this.chart.data.datasets = datasets.map((dataset, i) =>
       Object.assign(this.chart.data.datasets[i] ?? {}, dataset));
     this.chart.$marks = marksOf(status);
-    // Those of the whole run, also where the first of them were not recorded.
+    // The axis covers the whole run, even if the first steps were not recorded.
     this.chart.options.scales.x.min = 0;
     this.chart.options.scales.x.max = Math.max(status.version, 1);
-    // Not in mode 'none', which leaves points in the colours they had.
+    // Without mode 'none', which would keep the old colours of points.
     this.chart.update();
   }
 }
 
-// Without the zeros that a single value has at its end.
+// Without trailing zeros.
 const tickText = (y) =>
     (Math.abs(y) < 1000 && Math.abs(y) > 1e-4 ? String(Number(y.toPrecision(3))) :
                                                 decimal(y));

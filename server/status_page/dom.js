@@ -1,10 +1,10 @@
-// Small helpers around the document. Names that come from outside (processes,
-// layers, settings) reach it as text only, never as markup.
+// Small helpers for the document. Names that come from outside (processes,
+// layers, settings) enter it only as text, never as markup.
 
 export const byId = (id) => document.getElementById(id);
 
-// Leaves a node alone that says so already: selections and screen readers are
-// not disturbed once a second.
+// Leaves a node alone if its text is the same, so that selections and screen
+// readers are not disturbed every second.
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -16,7 +16,7 @@ export function make(tag, className = '', text = '') {
   return node;
 }
 
-// Gives `parent` exactly `count` children, keeping those it has, and returns
+// Gives `parent` exactly `count` children, keeping existing ones, and returns
 // them in order.
 export function resize(parent, count, create) {
   while (parent.children.length > count) parent.lastElementChild.remove();
@@ -29,7 +29,7 @@ export function setTexts(parent, texts, create) {
       .forEach((node, i) => setText(node, texts[i]));
 }
 
-// How many of `total` rows to show: all of them once somebody has asked.
+// The number of `total` rows to show: all of them after a click on `button`.
 export function shownRows(button, total, limit, noun) {
   if (!button.dataset.ready) {
     button.dataset.ready = 'yes';

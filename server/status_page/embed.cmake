@@ -2,8 +2,8 @@
 #
 #   cmake -DOUTPUT=files.cc -DFILES=/path|content type|file;... -P embed.cmake
 #
-# Bytes and not string literals: those have a limit on their length, and
-# what is in them would have to be escaped.
+# It writes bytes, because string literals have a limited length and their
+# content would have to be escaped.
 set(arrays "")
 set(entries "")
 set(index 0)

@@ -1,11 +1,11 @@
-// What happened to the run while nobody may have looked.
+// The events of the run, for people who were not watching.
 
 import {byId, make, resize, setText, shownRows} from './dom.js';
 import {capitalised, clock} from './format.js';
 
 const ROWS = 8;
 
-// With the day, for those of other days.
+// Includes the date if the event was not today.
 function when(at) {
   const date = new Date(1000 * at);
   if (date.toDateString() === new Date().toDateString()) return clock(at);

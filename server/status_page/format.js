@@ -1,4 +1,4 @@
-// Numbers as people read them. What is not known is a dash.
+// Numbers for people. Unknown values are shown as a dash.
 
 export const UNKNOWN = '–';
 const NARROW = '\u202f';
@@ -12,7 +12,7 @@ export const count = (value) => (known(value) ? WHOLE.format(value) : UNKNOWN);
 export const plural = (value, one, many = `${one}s`) =>
     `${count(value)} ${value === 1 ? one : many}`;
 
-// Three to four digits that count, without exponents where they can be avoided.
+// Three to four significant digits, without exponents where possible.
 export function decimal(value) {
   if (!known(value)) return UNKNOWN;
   const size = Math.abs(value);
@@ -27,14 +27,14 @@ export function decimal(value) {
 export const percent = (ratio, digits = 1) =>
     known(ratio) ? `${(100 * ratio).toFixed(digits)}${NARROW}%` : UNKNOWN;
 
-// Small shares keep a digit that is not zero.
+// Shows small shares as an upper bound rather than as zero.
 export function smallPercent(ratio) {
   if (!known(ratio)) return UNKNOWN;
   if (ratio > 0 && ratio < 0.001) return `< 0.1${NARROW}%`;
   return percent(ratio);
 }
 
-// For times that people wait for.
+// For times that people wait.
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;
   const s = Math.max(seconds, 0);

@@ -1,14 +1,14 @@
-// What people want to know first: the state in words, and five answers.
+// The most important facts: the state in words, and five answers.
 
 import {byId, make, setText, setTexts} from './dom.js';
 import {UNKNOWN, capitalised, count, decimal, duration, known, percent, plural, smallPercent} from './format.js';
 import {isLong, smoothed} from './smooth.js';
 import {isMissing, isWaiting, rankList, straggler} from './workers.js';
 
-// Messages that are no work of their own: what they held was applied, or is
-// computed again.
+// Messages that are not work of their own: their content was applied already,
+// or is computed again.
 const REPEATED_VERDICTS = ['duplicate', 'fenced'];
-// Pushes whose work is not in the weights.
+// Pushes whose work did not reach the weights.
 const LOST_VERDICTS = ['dropped', 'rejected_nonfinite', 'invalid'];
 
 function toneOf(status) {
@@ -19,12 +19,12 @@ function toneOf(status) {
   return isWaiting(status) ? 'waiting' : 'running';
 }
 
-// Ranks that hold the run up. Between two pushes of a step that goes well the
-// server waits for somebody as well; that is no news.
+// Ranks that delay the run. Even in a normal step the server waits for workers
+// between two pushes; those are not listed.
 const waitedFor = (status) =>
     (isWaiting(status) ? status.waited_for ?? [] : []);
 
-// The default name has the identifier in it; an old server has no name.
+// The default name contains the identifier; an old server sends no name.
 function runText(status) {
   if (!status.run_name) return status.run;
   return status.run_name.includes(status.run) ?
@@ -35,7 +35,7 @@ function showState(status) {
   const text = capitalised(status.state_text || status.state || UNKNOWN);
   setText(byId('state'), text);
   byId('hero').dataset.tone = toneOf(status);
-  // Read out when the state changes, not with each tenth of a second.
+  // Announced when the state changes, not with each tenth of a second.
   const waited = waitedFor(status);
   const announcement = waited.length > 0 ?
       `${capitalised(status.state)}: ${rankList(waited)}` :
@@ -62,7 +62,7 @@ function showProgress(status) {
     facts.push(`epoch ${count(epoch)} of ${count(status.epochs)}`);
   }
   if (status.samples_total > 0) {
-    // Rounded down: a run that goes on is not complete.
+    // Rounded down, so that a run in progress never shows 100 %.
     facts.push(`${Math.floor(100 * share)}\u202f% of ` +
                `${plural(status.samples_total, 'image')}`);
   }
@@ -83,7 +83,7 @@ function showTile(id, value, note, tone = '') {
 
 const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length;
 
-// The newest fifth of the curve beside the fifth before it.
+// Compares the newest fifth of the curve with the fifth before it.
 function lossTrend(curve) {
   const losses = (curve ?? []).map((point) => point.loss).filter(known);
   const few = Math.floor(losses.length / 5);
@@ -94,7 +94,7 @@ function lossTrend(curve) {
   return change < 0 ? 'falling' : 'rising';
 }
 
-// As the curve's key says it.
+// The same value as in the curve's key.
 function lateLoss(status) {
   const points = (status.curves?.train ?? []).filter(({loss}) => known(loss))
       .map(({version, loss}) => ({x: version, y: loss}));
@@ -112,7 +112,8 @@ function showLearning(status) {
   if (known(test?.accuracy)) {
     const dense = known(test.mean_iou);
     const name = (dense ? 'mIoU' : 'test accuracy') +
-        // In training it is always a little older, and its point says so.
+        // In training the test is always a little older; its point in the curve
+        // shows that.
         (status.ended && test.version !== status.version ?
           ` of step ${count(test.version)}` : '');
     showTile('tile-learning', percent(dense ? test.mean_iou : test.accuracy),
@@ -191,7 +192,7 @@ function showDropped(status) {
       }
     }
   } else {
-    // Verdicts are those of this life of the server.
+    // Verdicts are counted since the server's last start.
     const since = status.checkpoint?.restored ? ' since the restart' : '';
     parts.push(`of ${plural(all, 'push', 'pushes')}${since}`);
   }

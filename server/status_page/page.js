@@ -1,4 +1,4 @@
-// Asks the server for its status once a second and shows it.
+// Fetches the server's status once a second and shows it.
 
 import {updateBatchNorm} from './batch_norm.js';
 import {updateCurves} from './curves.js';
@@ -41,7 +41,8 @@ function showConnection() {
     return;
   }
   const at = clock(lostSince / 1000);
-  // The time that goes on stands apart: an alert is read out when it changes.
+  // The running time is in another node: a screen reader announces the alert
+  // whenever it changes.
   setText(banner, over ?
       'The run is over and the server has ended. These are its last numbers.' :
       `Connection lost since ${at}. The numbers below are from then; the ` +
@@ -65,7 +66,7 @@ async function poll() {
     answer = await ask();
   } catch {
     lostSince ??= Date.now();
-    // Soon at first: a server that restarts is back in moments.
+    // Retries soon at first, because a restarted server is back quickly.
     waitMs = Math.min(2 * waitMs, POLL_LOST_MS);
   }
   if (answer !== null) {
@@ -75,7 +76,7 @@ async function poll() {
     waitMs = POLL_MS;
   }
   showConnection();
-  // The next one is set first: a panel that fails must not end the page.
+  // Scheduled before showing: a panel that throws must not stop the page.
   setTimeout(poll, waitMs);
   if (answer !== null) show(answer);
 }

@@ -11,18 +11,19 @@
 
 namespace cohort {
 
-// A file that is part of the program.
+// A file that is embedded in the program.
 struct EmbeddedFile {
-  // Where it is served, such as "/page.css".
+  // The path at which it is served, such as "/page.css".
   absl::string_view path;
   absl::string_view content_type;
   absl::string_view content;
 };
 
-// The page's files and Chart.js; made when the program is built.
+// The page's files and Chart.js, generated when the program is built.
 const std::vector<EmbeddedFile>& EmbeddedFiles();
 
-// "/", "/status.json" and the embedded files. `figures` never gives null.
+// Handlers for "/", "/status.json" and the embedded files. `figures` must never
+// return null.
 std::map<std::string, HttpHandler> PageRoutes(
     std::function<SharedFigures()> figures);
 

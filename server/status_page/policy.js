@@ -1,4 +1,4 @@
-// What is in force, what is about to be, and what was.
+// The policy in force, the pending change, and earlier changes.
 
 import {byId, make, resize, setFigures, setText} from './dom.js';
 import {UNKNOWN, capitalised, count, settingsText} from './format.js';
@@ -16,7 +16,7 @@ function showPending(policy) {
   setText(byId('policy-pending'), `Change under way: ${pending}${reason}`);
 }
 
-// What the run began with is no change of it.
+// The first record is the initial policy, not a change.
 export const isChange = (record) => record.policy_epoch > 1;
 
 export function updatePolicy(status) {

@@ -1,12 +1,12 @@
-// What happened lately, where the server tells sums since its start: the
-// difference to what it told a minute ago.
+// Recent values of sums that the server counts since its start: the difference
+// from the answer a minute ago.
 
 import {known} from './format.js';
 
-// How far back "lately" goes.
+// The length of "lately".
 const RECENT_MS = 60000;
 
-// Earlier answers, of each only the sums: {at, process, sums}.
+// Earlier answers, reduced to their sums: {at, process, sums}.
 const answers = [];
 
 function sumsOf(status) {
@@ -24,10 +24,10 @@ function sumsOf(status) {
   return sums;
 }
 
-// To be called once an answer, before anything is asked about it.
+// Must be called once for each answer, before the other functions.
 export function remember(status) {
   const at = Date.now();
-  // A server that was started again counts from zero.
+  // A restarted server counts from zero.
   const process = `${status.run} ${Math.round(
       (status.now ?? 0) - (status.uptime_seconds ?? 0))}`;
   while (answers.length > 0 && (at - answers[0].at > RECENT_MS ||
@@ -37,15 +37,15 @@ export function remember(status) {
   answers.push({at, process, sums: sumsOf(status)});
 }
 
-// The start of a process is known to the second.
+// The start of a process is known only to the second.
 function sameProcess(a, b) {
   const [runA, startA] = a.split(' ');
   const [runB, startB] = b.split(' ');
   return runA === runB && Math.abs(startA - startB) <= 2;
 }
 
-// A sum's growth within the last minute; since the start where no earlier
-// answer is known; null if it is not told.
+// A sum's growth within the last minute; since the start if there is no earlier
+// answer; null if the server does not report it.
 export function lately(name) {
   const newest = answers.at(-1)?.sums[name];
   if (!known(newest)) return null;
@@ -53,8 +53,8 @@ export function lately(name) {
   return newest - (known(before) ? before : 0);
 }
 
-// The share of their time that the workers waited for each other lately; null
-// if it is not told.
+// The share of time in which the workers recently waited for each other; null
+// if the server does not report it.
 export function waitingShare(status) {
   const parts = ['barrier', 'forward', 'backward']
       .map((name) => lately(`${name}_seconds`));

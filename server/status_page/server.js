@@ -1,4 +1,4 @@
-// What the server did with each push, and what it needs itself.
+// The server's verdicts on pushes, and its own use of resources.
 
 import {byId, setBars, setFigures, setText} from './dom.js';
 import {UNKNOWN, bytes, count, duration, known, percent, smallPercent} from './format.js';

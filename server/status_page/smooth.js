@@ -1,13 +1,13 @@
-// Curves of single steps are noisy; what they tell is told smoothly as well.
+// Curves of single steps are noisy, so they are also shown smoothed.
 
-// A curve with fewer points than this is shown as it is.
+// A curve with fewer points than this is not smoothed.
 const LONG_MIN = 20;
-// How far a line reaches to either side, as a share of the steps.
+// How far the smoothing extends to either side, as a share of the steps.
 const SMOOTHING = 1 / 40;
 
 export const isLong = (points) => points.length >= LONG_MIN;
 
-// The straight line through points by least squares, at x.
+// The least-squares line through the points, at x.
 function lineAt(points, x) {
   const n = points.length;
   const meanX = points.reduce((sum, p) => sum + p.x, 0) / n;
@@ -19,9 +19,9 @@ function lineAt(points, x) {
   return meanY + slope * (x - meanX);
 }
 
-// Each point on the line through its neighbours. At the ends these are on one
-// side only: a mean would bend a slope there. Neighbours by steps: where a curve
-// goes on after a restart, points lie closer.
+// Moves each point to the line through its neighbours. At the ends the
+// neighbours are on one side only, where a mean would bend a slope. Neighbours
+// are chosen by steps, because points are closer together after a restart.
 export function smoothed(points) {
   const reach = SMOOTHING * (points.at(-1).x - points[0].x);
   let first = 0;

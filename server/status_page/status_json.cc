@@ -19,7 +19,7 @@ std::string Text(absl::string_view view) {
   return std::string(view.data(), view.size());
 }
 
-// JSON knows no infinity and no NaN.
+// JSON has no infinity and no NaN.
 Json Number(double value) {
   return std::isfinite(value) ? Json(value) : Json(nullptr);
 }
@@ -87,7 +87,7 @@ Json PhasesJson(const PhaseSeconds& phases) {
   return json;
 }
 
-// Means over the live workers that have told any.
+// Means over the live workers that have reported phases.
 Json MeanPhasesJson(const StatusView& status) {
   PhaseSeconds sums;
   double workers = 0;
@@ -128,7 +128,7 @@ Json WorkersJson(const RunFigures& figures) {
   return workers;
 }
 
-// In ranges whose ends double.
+// Counts in ranges whose bounds double.
 Json StalenessJson(const StalenessCounts& counts) {
   std::map<int64_t, int64_t> ranges;
   for (const auto& [versions, pushes] : counts) {

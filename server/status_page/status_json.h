@@ -6,9 +6,10 @@
 
 namespace cohort {
 
-// The figures as the page reads them. Numbers are JSON numbers, what is unknown
-// is null, durations are seconds, times are seconds since 1970. README.md says
-// what is what. Text that is not UTF-8 is shown with replacement marks.
+// The figures in the form that the page reads. Numbers are JSON numbers,
+// unknown values are null, durations are seconds, times are seconds since 1970.
+// README.md describes the fields. Text that is not UTF-8 is shown with
+// replacement characters.
 std::string StatusJson(const RunFigures& figures);
 
 }  // namespace cohort

@@ -42,7 +42,7 @@ std::string LossText(const std::optional<double>& loss) {
   return loss.has_value() ? absl::StrFormat("%.4f", *loss) : "none yet";
 }
 
-// The default name has the identifier in it.
+// The default name contains the identifier.
 std::string RunText(const StatusView& status) {
   if (status.run_name.empty()) return status.run_id;
   if (absl::StrContains(status.run_name, status.run_id)) {
@@ -164,7 +164,7 @@ std::string StatusTables(const RunFigures& figures) {
 }
 
 std::string PageWithTables(absl::string_view page, const RunFigures& figures) {
-  // Not StrReplaceAll: what comes from outside may hold the marker, too.
+  // StrReplaceAll would also replace markers inside text from outside.
   const size_t at = page.find(kMarker);
   if (at == absl::string_view::npos) return std::string(page);
   return absl::StrCat(page.substr(0, at), StatusTables(figures),

@@ -7,14 +7,14 @@
 
 namespace cohort {
 
-// The figures as HTML for browsers without JavaScript: the state in a sentence,
-// then tables. Every text in it is escaped.
+// The figures as HTML for browsers without JavaScript: one sentence with the
+// state, then tables. All text in it is escaped.
 std::string StatusTables(const RunFigures& figures);
 
-// `text` such that it is only text in HTML, in attributes too.
+// `text` escaped for HTML, including attributes.
 std::string EscapedHtml(absl::string_view text);
 
-// `page` with the tables in place of its marker "<!-- STATUS -->".
+// `page` with its marker "<!-- STATUS -->" replaced by the tables.
 std::string PageWithTables(absl::string_view page, const RunFigures& figures);
 
 }  // namespace cohort

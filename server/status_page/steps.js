@@ -1,9 +1,9 @@
-// Where the time of a step goes, by worker.
+// How the time of a step is spent, by worker.
 
 import {byId, make, resize, setText} from './dom.js';
 import {known, shortTime} from './format.js';
 
-// In the order of a step.
+// In the order in which they occur in a step.
 const PHASES = [
   ['data', 'data'], ['forward', 'forward'], ['rendezvous', 'batch-norm exchange'],
   ['backward', 'backward'], ['push', 'push'], ['wait', 'wait'],
@@ -13,7 +13,7 @@ const ROWS = 8;
 const total = (phases) =>
     PHASES.reduce((sum, [key]) => sum + (known(phases[key]) ? phases[key] : 0), 0);
 
-// What a worker needs by itself: waiting for others is not its doing.
+// A worker's own time. Waiting for others does not count.
 const own = (phases) => total(phases) - (phases.wait ?? 0);
 
 function makeKey() {
@@ -44,7 +44,7 @@ function showStack(row, name, phases, longest) {
 export function updateSteps(status) {
   const timed = (status.workers ?? []).filter((worker) => worker.phases);
   const mean = status.phases;
-  // Of a run that is over the last times stay.
+  // After the run, the last times stay visible.
   if (!mean && status.ended && byId('phase-bars').children.length > 0) return;
   byId('phase-keys').hidden = !mean;
   if (!mean) {
@@ -58,7 +58,7 @@ export function updateSteps(status) {
     setText(item.children[1], label);
     setText(item.children[2], shortTime(mean[key]));
   });
-  // With many workers those that take longest tell the most.
+  // With many workers, only the slowest are shown.
   const slowest = [...timed].sort((a, b) => own(b.phases) - own(a.phases))
       .slice(0, ROWS).sort((a, b) => a.rank - b.rank);
   const rows = [['mean', mean],

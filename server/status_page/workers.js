@@ -1,13 +1,13 @@
-// The table of workers, and who of them the others wait for.
+// The table of workers, and which of them delay the others.
 
 import {byId, make, resize, setText, shownRows} from './dom.js';
 import {UNKNOWN, count, duration, known, percent} from './format.js';
 import {lately, waitingShare} from './recent.js';
 
 const ROWS = 12;
-// Fewer say nothing about who is slow.
+// With fewer arrivals it is not known who is slow.
 const ARRIVALS_MIN = 10;
-// Whoever is last costs nothing to speak of while the others wait less.
+// If the others wait less than this, being last costs nothing noticeable.
 const WAITING_MIN = 0.1;
 const LABELS = ['Worker', 'State', 'Assignment', 'Lag', 'Staleness', 'Came last',
   'Pushes', 'Batch', 'Silent', 'Process'];
@@ -19,7 +19,7 @@ export const isWaiting = (status) =>
 export const isMissing = (worker) =>
     ['vacant', 'reconnecting'].includes(worker.state);
 
-// Of a run that is over nobody is missed.
+// After the run, no worker counts as missing.
 const isMissed = (status, worker) => !status.ended && isMissing(worker);
 
 // "workers 0, 3 and 7", "workers 0, 1, 2 and 61 more".
@@ -32,12 +32,12 @@ export function rankList(ranks) {
   return `workers ${ranks.slice(0, -1).join(', ')} and ${ranks.at(-1)}`;
 }
 
-// Without a barrier nobody waits for the last.
+// Without a barrier no worker waits for the last one.
 const hasBarrier = (status) =>
     (status.policy?.settings?.aggregation ?? 'sync') === 'sync';
 
-// The one who comes last far more often than chance would have it, if that
-// costs the others time.
+// The worker that arrives last far more often than by chance, if that costs the
+// others time.
 export function straggler(status) {
   const arrivals = !hasBarrier(status) ? [] : (status.workers ?? []).map(
       ({rank}) => ({rank, n: lately(`last_${rank}`) ?? 0}));
@@ -56,7 +56,7 @@ export function straggler(status) {
   }
   const behind = (status.workers ?? []).reduce(
       (a, b) => ((b.lag_versions ?? 0) > (a?.lag_versions ?? 0) ? b : a), null);
-  // Without a barrier each is behind by what the others did meanwhile.
+  // Without a barrier each worker is behind by what the others did meanwhile.
   if (behind !== null && behind.lag_versions > 2 * status.workers_live) {
     return {named: false, text: `worker ${behind.rank} is furthest back, by ${
         count(behind.lag_versions)}`};
@@ -109,7 +109,7 @@ export function updateWorkers(status) {
   const missed = (worker) => isMissed(status, worker);
   const trouble = (worker) => waited.includes(worker.rank) ||
       missed(worker) || late(worker);
-  // Those in trouble first, so that none of them is below the fold.
+  // Workers in trouble come first, so that they are visible without scrolling.
   const workers = [...status.workers ?? []].sort(
       (a, b) => trouble(b) - trouble(a) || a.rank - b.rank);
   const all = workers.reduce((sum, w) => sum + (w.last_arrivals ?? 0), 0);
