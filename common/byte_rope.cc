@@ -20,6 +20,11 @@ ByteRope ByteRope::Copy(absl::Span<const std::byte> bytes) {
   return ByteRope(absl::MakeConstSpan(*copy), copy);
 }
 
+ByteRope ByteRope::CopyText(absl::string_view text) {
+  return Copy(absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(text.data()), text.size()));
+}
+
 void ByteRope::Append(absl::Span<const std::byte> bytes,
                       std::shared_ptr<const void> owner) {
   if (bytes.empty()) return;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 namespace cohort {
@@ -28,6 +29,8 @@ class ByteRope {
 
   // A rope over a private copy of `bytes`.
   static ByteRope Copy(absl::Span<const std::byte> bytes);
+  // The same for the bytes of a text.
+  static ByteRope CopyText(absl::string_view text);
 
   // Adds a piece at the end; empty pieces are ignored.
   void Append(absl::Span<const std::byte> bytes,

@@ -52,11 +52,6 @@ int64_t BytesOf(TensorType type, const std::vector<int64_t>& shape) {
   return bytes;
 }
 
-ByteRope Text(const std::string& text) {
-  return ByteRope::Copy(absl::MakeConstSpan(
-      reinterpret_cast<const std::byte*>(text.data()), text.size()));
-}
-
 // Bytes [begin, end) of a rope, by reference.
 ByteRope SubRope(const ByteRope& rope, int64_t begin, int64_t end) {
   ByteRope out;
@@ -212,7 +207,7 @@ absl::StatusOr<std::vector<ByteRope>> EncodeSafetensors(
   std::string prefix(kPrefixBytes, '\0');
   const uint64_t length = text.size();
   std::memcpy(prefix.data(), &length, sizeof(length));
-  parts[0] = Text(prefix + text);
+  parts[0] = ByteRope::CopyText(prefix + text);
   return parts;
 }
 

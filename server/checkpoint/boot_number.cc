@@ -25,15 +25,10 @@ std::string PathIn(const std::string& dir) {
   return absl::StrCat(dir, "/boot");
 }
 
-ByteRope RopeOfText(absl::string_view text) {
-  return ByteRope::Copy(absl::MakeConstSpan(
-      reinterpret_cast<const std::byte*>(text.data()), text.size()));
-}
-
 std::string LineOf(int64_t number) {
   const std::string text = absl::StrCat("cohort-boot 1 ", number);
-  return absl::StrCat(text, " ", ChecksumText(RopeOfText(text).Checksum()),
-                      "\n");
+  return absl::StrCat(text, " ",
+                      ChecksumText(ByteRope::CopyText(text).Checksum()), "\n");
 }
 
 // The number in the file; nullopt if the line is not valid. The whole line is
@@ -84,7 +79,7 @@ absl::StatusOr<BootNumber> TakeBootNumber(FileSystem& files,
                      kNumberMax, "; continue in a new run"));
   }
   COHORT_RETURN_IF_ERROR(WriteFileAtomically(
-      files, path, kBootFileMode, {RopeOfText(LineOf(boot.number))}));
+      files, path, kBootFileMode, {ByteRope::CopyText(LineOf(boot.number))}));
   return boot;
 }
 

@@ -178,9 +178,7 @@ absl::Status WriteFiles(FileSystem& files, const std::string& dir,
                      " bytes, want at most ", kManifestBytesMax,
                      "; a larger --partition_kib makes it smaller"));
   }
-  const std::vector<ByteRope> manifest_bytes = {
-      ByteRope::Copy(absl::MakeConstSpan(
-          reinterpret_cast<const std::byte*>(text.data()), text.size()))};
+  const std::vector<ByteRope> manifest_bytes = {ByteRope::CopyText(text)};
   COHORT_RETURN_IF_ERROR(files.MakeDirectory(dir, kDirectoryMode));
   COHORT_RETURN_IF_ERROR(files.WriteFile(
       absl::StrCat(dir, "/", kCheckpointTensors), kFileMode, tensors));

@@ -130,7 +130,7 @@ enum class RunOutcome {
   kModelMismatch,
 };
 
-struct WorkerLife {
+struct WorkerProcess {
   Rank rank;
   Incarnation incarnation;
 };
@@ -267,7 +267,7 @@ struct WriteCheckpoint {
 struct Log {
   Severity severity = Severity::kInfo;
   // The worker that it is about, if it is one.
-  std::optional<WorkerLife> worker;
+  std::optional<WorkerProcess> worker;
   std::string text;
 };
 // The run is over; workers have been told.

@@ -57,7 +57,7 @@ absl::Status InstallModel(const Run& run, const Sender& sender,
       DataCursor(plan.train_samples, parts.settings.options().epochs);
   turn.out.push_back(effect::Log{
       .worker =
-          WorkerLife{.rank = sender.rank, .incarnation = sender.incarnation},
+          WorkerProcess{.rank = sender.rank, .incarnation = sender.incarnation},
       .text = absl::StrCat("rank ", sender.rank.value(),
                            " registered the model: ", layout.parameters.size(),
                            " parameters, ", layout.batch_norms.size(),

@@ -182,7 +182,7 @@ Server::Server(const ServerOptions& options, std::ostream& out,
                std::unique_ptr<RunFiles> files)
     : options_(options),
       out_(out),
-      tally_(clock_),
+      stats_(clock_),
       grpc_metrics_(ServedMethods()),
       trace_(std::move(trace)),
       files_(std::move(files)) {}
@@ -256,9 +256,9 @@ absl::Status Server::OpenRecorder() {
                                   ? restored->state.policy_history.size()
                                   : 0},
           out_, clock_, [this] { return shard_->Status(); }));
-  tally_.Continue(recorder_->earlier());
+  stats_.Continue(recorder_->earlier());
   if (restored.has_value()) {
-    tally_.Happened({.text = absl::StrCat(
+    stats_.Happened({.text = absl::StrCat(
                          "the server was started again; the run goes on from "
                          "step ",
                          restored->state.snapshot->version.value())});
@@ -275,7 +275,7 @@ absl::Status Server::StartOps() {
                       .server_address = address_,
                       .reachable = [this] { return probe_->status(); }},
                      {.shard = *shard_,
-                      .tally = tally_,
+                      .stats = stats_,
                       .files = *files_,
                       .calls = grpc_metrics_,
                       .clock = clock_,
@@ -508,15 +508,15 @@ absl::StatusOr<Version> Server::ExportNow() {
   return state.snapshot->version;
 }
 
-void Server::OnFolded(absl::Duration took) { tally_.Applied(took); }
+void Server::OnFolded(absl::Duration took) { stats_.Applied(took); }
 
 void Server::OnDrift(const std::vector<LayerDrift>& drift) {
-  tally_.Drifted(drift);
+  stats_.Drifted(drift);
 }
 
 void Server::OnCommitted(const CommitRecord& record,
                          const CommitObservation& observation) {
-  tally_.Committed(record, observation);
+  stats_.Committed(record, observation);
   SetLogVersion(record.version.value());
   recorder_->Committed(record);
   if (CurrentLogLevel() == LogLevel::kDebug) LogCommit(record);
@@ -527,12 +527,12 @@ void Server::OnPolicyChanged(const PolicyRecord& record) {
 }
 
 void Server::OnEvaluated(const EvaluationRecord& record) {
-  tally_.Evaluated(record);
+  stats_.Evaluated(record);
   recorder_->Evaluated(record);
 }
 
 void Server::OnLogged(const effect::Log& log) {
-  tally_.Happened(log);
+  stats_.Happened(log);
   const LogLevel level = LevelOf(log.severity);
   if (!log.worker.has_value()) {
     Log(level, log.text);

@@ -17,7 +17,7 @@
 #include "server/core/effects.h"
 #include "server/core/options.h"
 #include "server/metrics/grpc_metrics.h"
-#include "server/metrics/run_tally.h"
+#include "server/metrics/run_stats.h"
 #include "server/ops/ops_port.h"
 #include "server/ops/watchers.h"
 #include "server/records/run_files.h"
@@ -146,7 +146,7 @@ class Server : private RunListener {
   const SteadyClock clock_;
 
   // Synchronise themselves.
-  RunTally tally_;
+  RunStats stats_;
   GrpcMetrics grpc_metrics_;
   Watchers watchers_{clock_};
 

@@ -12,7 +12,7 @@
 #include "server/core/options.h"
 #include "server/core/views.h"
 #include "server/metrics/bucket_counts.h"
-#include "server/metrics/run_tally.h"
+#include "server/metrics/run_stats.h"
 
 namespace cohort {
 
@@ -85,7 +85,7 @@ struct RunFigures {
   PolicyOptions policy_options;
   int64_t checkpoint_every = 0;
   ModelFigures model;
-  TallySums sums;
+  RunSums sums;
   ServiceFigures service;
   CheckpointFigures checkpoint;
   // Absent if the server writes no files.

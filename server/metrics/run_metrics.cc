@@ -108,7 +108,7 @@ void AddRun(const RunFigures& f, Page& page) {
 }
 
 void AddLearning(const RunFigures& f, Page& page) {
-  const TallySums& sums = f.sums;
+  const RunSums& sums = f.sums;
   const auto test = [&sums](auto member) {
     return sums.test.has_value() ? std::make_optional((*sums.test).*member)
                                  : std::nullopt;

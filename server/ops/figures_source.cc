@@ -65,11 +65,11 @@ std::optional<double> SecondsLeft(const StatusView& status,
 
 }  // namespace
 
-FiguresSource::FiguresSource(const Shard& shard, const RunTally& tally,
+FiguresSource::FiguresSource(const Shard& shard, const RunStats& stats,
                              const RunFiles& files, const Clock& clock,
                              std::string address)
     : shard_(shard),
-      tally_(tally),
+      stats_(stats),
       files_(files),
       clock_(clock),
       address_(std::move(address)),
@@ -119,7 +119,7 @@ SharedFigures FiguresSource::Gather() {
   figures->build_version = std::string(build.version);
   figures->build_commit = std::string(build.commit);
   figures->now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
-  figures->uptime = tally_.uptime();
+  figures->uptime = stats_.uptime();
   figures->address = address_;
   figures->status = shard_.Status();
   figures->policy = shard_.Policy();
@@ -127,7 +127,7 @@ SharedFigures FiguresSource::Gather() {
   figures->policy_options = Resolve(options.policy);
   figures->checkpoint_every = options.checkpoint_every;
   figures->model = GatherModel();
-  figures->sums = tally_.sums();
+  figures->sums = stats_.sums();
   figures->service = shard_.figures();
   figures->checkpoint = files_.figures();
   figures->storage_free_bytes = FreeBytes(files_.options());

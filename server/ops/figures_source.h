@@ -10,7 +10,7 @@
 #include "common/periodic_task.h"
 #include "server/metrics/rate_meter.h"
 #include "server/metrics/run_figures.h"
-#include "server/metrics/run_tally.h"
+#include "server/metrics/run_stats.h"
 #include "server/records/run_files.h"
 #include "server/shard/shard.h"
 
@@ -23,7 +23,7 @@ class FiguresSource {
  public:
   // All references must outlive the source. `address` is where workers reach
   // the server.
-  FiguresSource(const Shard& shard, const RunTally& tally,
+  FiguresSource(const Shard& shard, const RunStats& stats,
                 const RunFiles& files, const Clock& clock, std::string address);
 
   // Never null.
@@ -36,7 +36,7 @@ class FiguresSource {
 
   // Fixed after construction.
   const Shard& shard_;
-  const RunTally& tally_;
+  const RunStats& stats_;
   const RunFiles& files_;
   const Clock& clock_;
   const std::string address_;

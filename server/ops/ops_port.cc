@@ -37,7 +37,7 @@ absl::Status CheckOpsListen(const std::string& listen, bool insecure) {
 }
 
 OpsPort::OpsPort(const OpsPortOptions& options, const Sources& sources)
-    : figures_(sources.shard, sources.tally, sources.files, sources.clock,
+    : figures_(sources.shard, sources.stats, sources.files, sources.clock,
                options.server_address),
       reachable_(options.reachable),
       collectors_(MakeCollectors(figures_)),

@@ -12,7 +12,7 @@
 #include "common/mutex.h"
 #include "prometheus/collectable.h"
 #include "server/metrics/grpc_metrics.h"
-#include "server/metrics/run_tally.h"
+#include "server/metrics/run_stats.h"
 #include "server/ops/figures_source.h"
 #include "server/ops/watchers.h"
 #include "server/records/run_files.h"
@@ -44,7 +44,7 @@ class OpsPort {
   // The displayed objects; all must outlive the port.
   struct Sources {
     const Shard& shard;
-    const RunTally& tally;
+    const RunStats& stats;
     const RunFiles& files;
     const GrpcMetrics& calls;
     const Clock& clock;

@@ -44,9 +44,7 @@ absl::StatusOr<std::vector<std::string>> CutTable(const std::string& path,
   for (const std::string& row : lines) absl::StrAppend(&after, row, "\n");
   if (after != before) {
     COHORT_RETURN_IF_ERROR(WriteFileAtomically(
-        RealFileSystem(), path, kPublicFileMode,
-        {ByteRope::Copy(absl::MakeConstSpan(
-            reinterpret_cast<const std::byte*>(after.data()), after.size()))}));
+        RealFileSystem(), path, kPublicFileMode, {ByteRope::CopyText(after)}));
   }
   return lines;
 }

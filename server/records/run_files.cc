@@ -282,9 +282,7 @@ absl::Status RunFiles::WriteStaleness(const StalenessCounts& counts) {
   }
   return WriteFileAtomically(
       files_, absl::StrCat(options_.results_dir, "/staleness.csv"),
-      kPublicFileMode,
-      {ByteRope::Copy(absl::MakeConstSpan(
-          reinterpret_cast<const std::byte*>(text.data()), text.size()))});
+      kPublicFileMode, {ByteRope::CopyText(text)});
 }
 
 int64_t RunFiles::checkpoints_skipped() const {

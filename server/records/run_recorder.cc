@@ -17,7 +17,7 @@
 #include "common/measures/measures.h"
 #include "common/status_macros.h"
 #include "server/core/settings.h"
-#include "server/records/history_course.h"
+#include "server/records/earlier_history.h"
 #include "server/records/history_table.h"
 
 namespace cohort {
@@ -128,7 +128,7 @@ absl::StatusOr<bool> RunRecorder::OpenTable(absl::string_view name,
 absl::Status RunRecorder::ContinueFiles(Version restored) {
   COHORT_ASSIGN_OR_RETURN(const std::vector<std::string> rows,
                           CutTable(PathOf(kHistoryFile), restored.value()));
-  earlier_ = CourseOf(rows, restored);
+  earlier_ = EarlierHistoryOf(rows, restored);
   for (const EvaluationPoint& known : earlier_.evaluations) {
     known_evaluations_.emplace(known.version, known.statistics);
   }

@@ -25,7 +25,7 @@
 #include "server/core/effects.h"
 #include "server/core/options.h"
 #include "server/metrics/rate_meter.h"
-#include "server/metrics/run_tally.h"
+#include "server/metrics/run_stats.h"
 #include "server/records/progress_text.h"
 
 namespace cohort {
@@ -88,7 +88,7 @@ class RunRecorder {
 
   // The contents of the files when they were opened; empty unless `restored` is
   // set.
-  const EarlierCourse& earlier() const { return earlier_; }
+  const EarlierHistory& earlier() const { return earlier_; }
 
   // Writes the remaining rows and stops. No-op before Begin, or if called
   // again.
@@ -167,7 +167,7 @@ class RunRecorder {
   const Instant start_;
   const absl::Time wall_start_;
   // The history of earlier processes of the run, as far as the files have it.
-  EarlierCourse earlier_;
+  EarlierHistory earlier_;
   // Version and kind of statistics of the evaluations that the files had.
   std::set<std::pair<int64_t, std::string>> known_evaluations_;
 

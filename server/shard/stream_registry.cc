@@ -202,8 +202,8 @@ StreamRegistry::Streams StreamRegistry::Unbind(SessionId session) {
   MutexLock lock(mu_);
   for (auto at = bindings_.begin(); at != bindings_.end(); ++at) {
     if (at->second.session != session) continue;
-    const auto same = [life = at->second.incarnation](Incarnation i) {
-      return i == life;
+    const auto same = [incarnation = at->second.incarnation](Incarnation i) {
+      return i == incarnation;
     };
     TakeIf(registers_, at->first, same, ended);
     TakeIf(exchanges_, at->first, same, ended);

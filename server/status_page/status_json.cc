@@ -62,7 +62,7 @@ Json EvaluationJson(const EvaluationPoint& point) {
       {"mean_iou", Maybe(point.mean_iou)}};
 }
 
-Json CurvesJson(const TallySums& sums) {
+Json CurvesJson(const RunSums& sums) {
   Json train = Json::array();
   for (const TrainingPoint& point : sums.curve.Points()) {
     train.push_back({{"version", point.version},
@@ -215,7 +215,7 @@ Json EventsJson(const RunFigures& figures) {
   Json events = Json::array();
   for (const RunEvent& event : figures.sums.events) {
     const double age = absl::ToDoubleSeconds(figures.uptime - event.uptime);
-    const std::optional<WorkerLife>& worker = event.log.worker;
+    const std::optional<WorkerProcess>& worker = event.log.worker;
     events.push_back({{"at", figures.now - age},
                       {"severity", Text(SeverityName(event.log.severity))},
                       {"worker", worker.has_value() ? Json(worker->rank.value())
@@ -259,7 +259,7 @@ void AddProgress(const RunFigures& figures, Json& json) {
 
 std::string StatusJson(const RunFigures& figures) {
   const StatusView& status = figures.status;
-  const TallySums& sums = figures.sums;
+  const RunSums& sums = figures.sums;
   Json json = {
       {"run", status.run_id},
       {"run_name", status.run_name},

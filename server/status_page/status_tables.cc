@@ -53,7 +53,7 @@ std::string RunText(const StatusView& status) {
 
 std::string RunTable(const RunFigures& figures) {
   const StatusView& status = figures.status;
-  const TallySums& sums = figures.sums;
+  const RunSums& sums = figures.sums;
   Rows rows = {
       {"Run", RunText(status)},
       {"Policy", status.policy},

@@ -226,7 +226,7 @@ TEST(ClientConnectionTest, EndOfTheRunIsToldEvenIfTheSessionEnds) {
   EXPECT_EQ(assignment->reason, "last epoch");
 }
 
-TEST(ClientConnectionTest, BrokenSessionIsResumedAsTheSameLife) {
+TEST(ClientConnectionTest, BrokenSessionIsResumedAsTheSameIncarnation) {
   FakeServer server;
   server.on_register = RegisterWithoutValues;
   server.on_open = [&](int) { server.Tell(TrainAssignment(1, 0, 10)); };
@@ -247,7 +247,7 @@ TEST(ClientConnectionTest, BrokenSessionIsResumedAsTheSameLife) {
   EXPECT_EQ(joins[1].incarnation(), 1);
 }
 
-TEST(ClientConnectionTest, FencedLifeComesBackAsANewOneAndRegisters) {
+TEST(ClientConnectionTest, FencedIncarnationComesBackAsANewOneAndRegisters) {
   FakeServer server;
   int registrations = 0;
   server.on_register = [&](FakeServer::RegisterIo& io) {

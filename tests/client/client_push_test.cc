@@ -571,7 +571,7 @@ TEST(ClientReportTest, EndsACollection) {
   EXPECT_EQ(client->NextAssignment()->sequence, Sequence(4));
 }
 
-TEST(ClientReportTest, FencedReportLeadsToANewLife) {
+TEST(ClientReportTest, FencedReportLeadsToANewIncarnation) {
   FakeServer server;
   server.on_open = [&](int) {
     Assignment evaluate = TrainAssignment(3, 0, 10);

@@ -34,8 +34,7 @@ class ValueTaker {
     v1::RegisterRequest request;
     while (payloads.size() < 3 && io.Read(&request)) {
       const std::string& bytes = request.payload();
-      const ByteRope rope = ByteRope::Copy(absl::MakeConstSpan(
-          reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()));
+      const ByteRope rope = ByteRope::CopyText(bytes);
       EXPECT_TRUE(
           CheckPayload(request, rope, static_cast<int64_t>(bytes.size()) / 4)
               .ok());

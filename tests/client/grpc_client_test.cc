@@ -25,7 +25,7 @@ TEST(GrpcClientTest, ARefusedJoinIsTriedOnce) {
   EXPECT_EQ(server.joins().size(), 1u);
 }
 
-TEST(GrpcClientTest, ALostSessionIsToldAndJoinReturnsToTheSameLife) {
+TEST(GrpcClientTest, ALostSessionIsToldAndJoinReturnsToTheSameIncarnation) {
   FakeServer server;
   GrpcClient client(server.Options());
   ASSERT_TRUE(client.Join().ok());
@@ -41,7 +41,7 @@ TEST(GrpcClientTest, ALostSessionIsToldAndJoinReturnsToTheSameLife) {
   EXPECT_EQ(server.joins().at(1).incarnation(), 1);
 }
 
-TEST(GrpcClientTest, AfterAnAbortedJoinTheNextStartsANewLife) {
+TEST(GrpcClientTest, AfterAnAbortedJoinTheNextStartsANewIncarnation) {
   FakeServer server;
   GrpcClient client(server.Options());
   ASSERT_TRUE(client.Join().ok());

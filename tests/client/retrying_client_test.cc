@@ -66,7 +66,7 @@ class ScriptedClient final : public Client {
   absl::StatusOr<Assignment> NextAssignment() override {
     return Next("NextAssignment", Assignment());
   }
-  absl::StatusOr<PulledVersion> Pull(const PullWish& /*wish*/) override {
+  absl::StatusOr<PulledVersion> Pull(const PullOptions& /*options*/) override {
     return Next("Pull", PulledVersion());
   }
   absl::StatusOr<std::vector<Moments>> Reduce(
@@ -229,7 +229,7 @@ TEST_F(RetryingClientTest, ALostConnectionIsBuiltAnewForTheNextAssignment) {
                                  "waiting to join: host:1: away"));
 }
 
-TEST_F(RetryingClientTest, AnEndedLifeIsFollowedByANewOneWithoutAPause) {
+TEST_F(RetryingClientTest, AnEndedIncarnationIsFollowedByANewOneWithoutAPause) {
   Joined();
   Script("NextAssignment", {absl::AbortedError("fenced")});
   Script("Join", {absl::AbortedError("a newer life exists")});
@@ -241,7 +241,8 @@ TEST_F(RetryingClientTest, AnEndedLifeIsFollowedByANewOneWithoutAPause) {
 }
 
 // If the server refuses the new incarnation too, the next try waits.
-TEST_F(RetryingClientTest, ANewLifeThatIsRefusedIsTriedAgainAfterAPause) {
+TEST_F(RetryingClientTest,
+       ANewIncarnationThatIsRefusedIsTriedAgainAfterAPause) {
   Joined();
   Script("NextAssignment", {kAway});
   Script("Join", {absl::AbortedError("over"), absl::AbortedError("over")});

@@ -99,31 +99,31 @@ TEST(CoordinatorMembershipTest, TheSameIncarnationReturnsToItsAssignment) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();
   const Assignment before = cohort.told(kRank0);
-  const Incarnation life = cohort.incarnation(kRank0);
+  const Incarnation incarnation = cohort.incarnation(kRank0);
   cohort.BreakSession(kRank0);
   cohort.Pass(absl::Milliseconds(400));
   cohort.Clear();
-  ASSERT_TRUE(cohort.Join(kRank0, life).ok());
-  EXPECT_EQ(cohort.incarnation(kRank0), life);
+  ASSERT_TRUE(cohort.Join(kRank0, incarnation).ok());
+  EXPECT_EQ(cohort.incarnation(kRank0), incarnation);
   ASSERT_EQ(cohort.All<effect::Notify>().size(), 1);
   EXPECT_EQ(cohort.told(kRank0).sequence, before.sequence);
   EXPECT_EQ(cohort.told(kRank0).attempt, before.attempt);
   EXPECT_EQ(cohort.counter("workers_lost"), 0);
 }
 
-TEST(CoordinatorMembershipTest, AfterTheGraceTheLifeIsOver) {
+TEST(CoordinatorMembershipTest, AfterTheGraceTheIncarnationIsOver) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();
-  const Incarnation life = cohort.incarnation(kRank0);
+  const Incarnation incarnation = cohort.incarnation(kRank0);
   cohort.BreakSession(kRank0);
   cohort.Pass(absl::Milliseconds(500));
   EXPECT_EQ(cohort.counter("workers_lost"), 1);
-  EXPECT_TRUE(absl::IsAborted(cohort.Join(kRank0, life)));
+  EXPECT_TRUE(absl::IsAborted(cohort.Join(kRank0, incarnation)));
   ASSERT_TRUE(cohort.Join(kRank0).ok());
-  EXPECT_GT(cohort.incarnation(kRank0), life);
+  EXPECT_GT(cohort.incarnation(kRank0), incarnation);
 }
 
-TEST(CoordinatorMembershipTest, ANewerStreamOfALifeEndsTheOlder) {
+TEST(CoordinatorMembershipTest, ANewerStreamOfAnIncarnationEndsTheOlder) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();
   const SessionId older = cohort.session(kRank0);
@@ -155,7 +155,7 @@ TEST(CoordinatorMembershipTest, ALeavingRankIsVacantAtOnce) {
   EXPECT_TRUE(cohort.Join(kRank0).ok());
 }
 
-TEST(CoordinatorMembershipTest, AnOlderLifeIsFenced) {
+TEST(CoordinatorMembershipTest, AnOlderIncarnationIsFenced) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();
   const Sender older = cohort.sender(kRank0);

@@ -96,7 +96,7 @@ TEST(RendezvousTest, OtherContentIsAMismatchAndDoesNotCount) {
   EXPECT_DOUBLE_EQ(done.result->first[0], 2);
 }
 
-TEST(RendezvousTest, ALostLifeIsNotAnsweredButItsContributionStays) {
+TEST(RendezvousTest, ALostIncarnationIsNotAnsweredButItsContributionStays) {
   RendezvousTable table({kA, kB});
   table.Contribute(Key(0, 0), kA, One(1, 1, 0));
   table.Forget(kA);

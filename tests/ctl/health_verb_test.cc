@@ -48,7 +48,7 @@ TEST_F(HealthVerbTest, NotReadyIsFailureWithTheReason) {
             "{\"ready\":false,\"message\":\"restoring\"}\n");
 }
 
-TEST_F(HealthVerbTest, LiveAsksForLifeAlone) {
+TEST_F(HealthVerbTest, LiveAsksForIncarnationAlone) {
   const CtlResult result =
       Health(absl::UnavailableError("restoring"), "--live");
   EXPECT_EQ(result.code, 0) << result.err;

@@ -49,7 +49,7 @@ class FakeClient final : public Client {
   // Whether the script's end tells the rank that its work is unfinished.
   bool ends_unfinished = false;
   // The worker's incarnation, as counted by the server.
-  Incarnation life{1};
+  Incarnation current{1};
   // Each is called first by the method it is named after; an error is returned.
   std::function<absl::Status(const ReduceKey&)> on_reduce;
   std::function<absl::Status()> on_pull;
@@ -107,7 +107,7 @@ class FakeClient final : public Client {
                         .loss_reference = plan.loss_reference};
   }
 
-  Incarnation incarnation() const override { return life; }
+  Incarnation incarnation() const override { return current; }
 
   absl::StatusOr<Assignment> NextAssignment() override {
     if (stopped_) return absl::CancelledError("stop requested");
@@ -126,22 +126,23 @@ class FakeClient final : public Client {
     return assignment;
   }
 
-  absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override {
+  absl::StatusOr<PulledVersion> Pull(const PullOptions& options) override {
     if (on_pull) {
       if (absl::Status status = on_pull(); !status.ok()) return status;
     }
-    if (wish.version.has_value() && *wish.version != version_) {
-      return absl::OutOfRangeError(absl::StrCat(
-          "got version ", wish.version->value(), ", want ", version_.value()));
+    if (options.version.has_value() && *options.version != version_) {
+      return absl::OutOfRangeError(absl::StrCat("got version ",
+                                                options.version->value(),
+                                                ", want ", version_.value()));
     }
     PulledVersion pulled{
         .version = version_, .layout = layout, .partitions = partitions};
-    if (wish.weights) {
+    if (options.weights) {
       ++weight_pulls;
       pulled.weights = AllWeights(/*frozen_too=*/true);
     }
-    if (wish.statistics) {
-      kinds_pulled.push_back(wish.statistics_kind);
+    if (options.statistics) {
+      kinds_pulled.push_back(options.statistics_kind);
       pulled.statistics = statistics;
     }
     return pulled;

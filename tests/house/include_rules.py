@@ -92,7 +92,7 @@ RULES = (
          libraries=("grpc", "protobuf", "torch", "cuda")),
     Rule("common/ops", "the operations port knows no transport and no engine",
          libraries=("grpc", "protobuf", "torch", "cuda")),
-    Rule("common/cli", "a process's surroundings know no transport",
+    Rule("common/cli", "command line and environment know no transport",
          libraries=("grpc", "protobuf", "torch", "cuda")),
     Rule("common/wire", "the wire knows no engine",
          libraries=("torch", "cuda")),

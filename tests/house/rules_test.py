@@ -52,7 +52,7 @@ class IncludeRulesTest(TreeTest):
         ("common/log/a.h", "grpcpp/grpcpp.h", "logging knows"),
         ("common/formats/a.h", "torch/torch.h", "file formats know"),
         ("common/ops/a.h", "grpcpp/grpcpp.h", "operations port"),
-        ("common/cli/a.h", "grpcpp/grpcpp.h", "surroundings"),
+        ("common/cli/a.h", "grpcpp/grpcpp.h", "command line and environment"),
         ("common/wire/a.h", "torch/torch.h", "the wire"),
         ("kernels/a.h", "cohort/v1/types.pb.h", "kernels are"),
         ("kernels/cpu/a.cc", "common/wire/x.h", "kernels are"),

@@ -75,7 +75,7 @@ TEST(StatusJsonTest, SaysWhatHappenedAndWhen) {
   figures.sums.events = {
       {.uptime = absl::Seconds(20),
        .log = {.severity = Severity::kWarning,
-               .worker = WorkerLife{.rank = Rank(1)},
+               .worker = WorkerProcess{.rank = Rank(1)},
                .text = "rank 1 is lost"}},
       {.uptime = absl::Seconds(60), .log = {.text = "policy"}}};
   const nlohmann::json events = Parsed(figures)["events"];

@@ -193,7 +193,7 @@ TEST(RunRecorderTest, ContinuedFilesLoseWhatIsComputedAgain) {
       RunRecorder::Open(options, out, clock, [] { return Training(); });
   ASSERT_TRUE(recorder.ok()) << recorder.status();
   (*recorder)->Begin();
-  const EarlierCourse& earlier = (*recorder)->earlier();
+  const EarlierHistory& earlier = (*recorder)->earlier();
   EXPECT_EQ(earlier.elapsed, absl::Seconds(30.25));
   ASSERT_EQ(earlier.training.size(), 1u);
   EXPECT_EQ(earlier.training[0].version, 3);

@@ -90,7 +90,7 @@ class SmallWorker {
   }
 
   absl::Status ReadWeights(Version version) {
-    if (life_ == client_->incarnation() && version_ == version) {
+    if (incarnation_ == client_->incarnation() && version_ == version) {
       return absl::OkStatus();
     }
     COHORT_ASSIGN_OR_RETURN(
@@ -99,7 +99,7 @@ class SmallWorker {
             {.version = version, .weights = true, .statistics = true}));
     weights_ = pulled.weights;
     version_ = version;
-    life_ = client_->incarnation();
+    incarnation_ = client_->incarnation();
     return absl::OkStatus();
   }
 
@@ -197,7 +197,7 @@ class SmallWorker {
   Registration registration_;
   double seed_ = 0;
   Version version_{-1};
-  Incarnation life_;
+  Incarnation incarnation_;
   std::vector<ByteRope> weights_;
 };
 

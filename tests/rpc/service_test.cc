@@ -94,7 +94,7 @@ TEST_F(ServiceTest, PushIsFinishedOnANewStream) {
   EXPECT_EQ(AwaitVerdict(exchanges_[0]).version(), 1);
 }
 
-TEST_F(ServiceTest, NewerStreamOfOneLifeTakesOver) {
+TEST_F(ServiceTest, NewerStreamOfOneIncarnationTakesOver) {
   StartWithTwoWorkers(TinyOptions());
   HandWorker& worker = *workers_[0];
   ExchangeCall older = worker.OpenExchange();
@@ -132,27 +132,28 @@ TEST_F(ServiceTest, AnotherRunIsRefused) {
             grpc::StatusCode::FAILED_PRECONDITION);
 }
 
-TEST_F(ServiceTest, ReplacedLifeIsFenced) {
+TEST_F(ServiceTest, ReplacedIncarnationIsFenced) {
   ServerOptions options = TinyOptions();
   options.coordinator.reconnect_grace = absl::Milliseconds(1);
   StartWithTwoWorkers(options);
-  HandWorker& old_life = *workers_[0];
-  ExchangeCall held = old_life.OpenExchange();
-  held.Write(old_life.Opening(assignments_[0], 2));
-  old_life.BreakSession();
+  HandWorker& old_worker = *workers_[0];
+  ExchangeCall held = old_worker.OpenExchange();
+  held.Write(old_worker.Opening(assignments_[0], 2));
+  old_worker.BreakSession();
 
-  HandWorker new_life(server_->address());
-  grpc::Status joined = new_life.Join(0);
+  HandWorker new_worker(server_->address());
+  grpc::Status joined = new_worker.Join(0);
   while (joined.error_code() == grpc::StatusCode::ALREADY_EXISTS) {
-    joined = new_life.Join(0);
+    joined = new_worker.Join(0);
   }
   ASSERT_TRUE(joined.ok()) << joined.error_message();
-  EXPECT_GT(new_life.joined().incarnation(), old_life.joined().incarnation());
+  EXPECT_GT(new_worker.joined().incarnation(),
+            old_worker.joined().incarnation());
 
   // The held stream has ended, and a new one is refused.
   EXPECT_EQ(held.End().error_code(), grpc::StatusCode::ABORTED);
-  ExchangeCall late = old_life.OpenExchange();
-  late.Write(old_life.Gradient(assignments_[0], {1, 2, 3, 4}));
+  ExchangeCall late = old_worker.OpenExchange();
+  late.Write(old_worker.Gradient(assignments_[0], {1, 2, 3, 4}));
   EXPECT_EQ(late.End().error_code(), grpc::StatusCode::ABORTED);
 }
 

@@ -32,7 +32,7 @@ class FakeSession final : public SessionStream {
 };
 
 constexpr Rank kRank{3};
-constexpr Incarnation kLife{7};
+constexpr Incarnation kIncarnation{7};
 
 std::shared_ptr<FakeExchange> Admitted(StreamRegistry& registry) {
   auto stream = std::make_shared<FakeExchange>();
@@ -44,41 +44,41 @@ TEST(StreamRegistryTest, NewerStreamTakesThePlaceAndTheOlderCannotTakeItBack) {
   StreamRegistry registry({});
   const auto older = Admitted(registry);
   const auto newer = Admitted(registry);
-  EXPECT_EQ(registry.PutExchange(kRank, kLife, older), nullptr);
-  EXPECT_EQ(registry.PutExchange(kRank, kLife, newer), older);
-  EXPECT_EQ(registry.PutExchange(kRank, kLife, newer), nullptr);
-  EXPECT_EQ(registry.PutExchange(kRank, kLife, older), older);
-  EXPECT_EQ(registry.Exchange(kRank, kLife), newer);
+  EXPECT_EQ(registry.PutExchange(kRank, kIncarnation, older), nullptr);
+  EXPECT_EQ(registry.PutExchange(kRank, kIncarnation, newer), older);
+  EXPECT_EQ(registry.PutExchange(kRank, kIncarnation, newer), nullptr);
+  EXPECT_EQ(registry.PutExchange(kRank, kIncarnation, older), older);
+  EXPECT_EQ(registry.Exchange(kRank, kIncarnation), newer);
 }
 
-TEST(StreamRegistryTest, EffectsReachOnlyTheLifeTheyAreFor) {
+TEST(StreamRegistryTest, EffectsReachOnlyTheIncarnationTheyAreFor) {
   StreamRegistry registry({});
   const auto stream = Admitted(registry);
-  registry.PutExchange(kRank, kLife, stream);
+  registry.PutExchange(kRank, kIncarnation, stream);
   EXPECT_EQ(registry.Exchange(kRank, Incarnation(6)), nullptr);
-  EXPECT_EQ(registry.Exchange(Rank(2), kLife), nullptr);
+  EXPECT_EQ(registry.Exchange(Rank(2), kIncarnation), nullptr);
   registry.Forget(stream.get());
-  EXPECT_EQ(registry.Exchange(kRank, kLife), nullptr);
+  EXPECT_EQ(registry.Exchange(kRank, kIncarnation), nullptr);
 }
 
-TEST(StreamRegistryTest, NewerLifeEndsTheStreamsOfOlderOnes) {
+TEST(StreamRegistryTest, NewerIncarnationEndsTheStreamsOfOlderOnes) {
   StreamRegistry registry({});
   const auto stream = Admitted(registry);
-  registry.PutExchange(kRank, kLife, stream);
-  EXPECT_THAT(registry.Bind(SessionId(1), kRank, kLife), IsEmpty());
+  registry.PutExchange(kRank, kIncarnation, stream);
+  EXPECT_THAT(registry.Bind(SessionId(1), kRank, kIncarnation), IsEmpty());
   const StreamRegistry::Streams ended =
-      registry.Bind(SessionId(2), kRank, kLife.Next());
+      registry.Bind(SessionId(2), kRank, kIncarnation.Next());
   ASSERT_EQ(ended.size(), 1u);
   EXPECT_EQ(ended[0], stream);
 }
 
 // The first session of a reconnected worker ends after the second has begun.
-TEST(StreamRegistryTest, EndOfAReplacedSessionLeavesTheLifeAlone) {
+TEST(StreamRegistryTest, EndOfAReplacedSessionLeavesTheIncarnationAlone) {
   StreamRegistry registry({});
   const auto stream = Admitted(registry);
-  registry.PutExchange(kRank, kLife, stream);
-  registry.Bind(SessionId(1), kRank, kLife);
-  registry.Bind(SessionId(2), kRank, kLife);
+  registry.PutExchange(kRank, kIncarnation, stream);
+  registry.Bind(SessionId(1), kRank, kIncarnation);
+  registry.Bind(SessionId(2), kRank, kIncarnation);
   EXPECT_THAT(registry.Unbind(SessionId(1)), IsEmpty());
   EXPECT_EQ(registry.Unbind(SessionId(2)).size(), 1u);
 }
@@ -106,7 +106,7 @@ TEST(StreamRegistryTest, SessionThatDoesNotJoinIsTakenOnceItsTimeIsUp) {
   const absl::Duration patience = absl::Seconds(10);
   const SessionId silent_id = *registry.AdmitSession(silent, start + patience);
   const SessionId joined_id = *registry.AdmitSession(joined, start + patience);
-  registry.Bind(joined_id, kRank, kLife);
+  registry.Bind(joined_id, kRank, kIncarnation);
   EXPECT_THAT(registry.TakeSilent(start + patience - absl::Milliseconds(1)),
               IsEmpty());
   EXPECT_THAT(registry.TakeSilent(start + patience), ElementsAre(silent));
@@ -122,7 +122,7 @@ TEST(StreamRegistryTest, SilentSessionGivesItsPlaceToANewcomer) {
   const auto newcomer = std::make_shared<FakeSession>();
   StreamRegistry::Streams evicted;
   const SessionId joined_id = *registry.AdmitSession(joined, Instant());
-  registry.Bind(joined_id, kRank, kLife);
+  registry.Bind(joined_id, kRank, kIncarnation);
   ASSERT_TRUE(registry.AdmitSession(silent, Instant()).ok());
   ASSERT_TRUE(registry.AdmitSession(newcomer, Instant(), &evicted).ok());
   EXPECT_THAT(evicted, ElementsAre(silent));
@@ -141,7 +141,7 @@ TEST(StreamRegistryTest, StreamThatLostItsPlaceGetsNoEffects) {
   ASSERT_TRUE(registry.Admit(silent, patience).ok());
   ASSERT_TRUE(registry.Admit(newcomer, patience, &evicted).ok());
   EXPECT_THAT(evicted, ElementsAre(silent));
-  EXPECT_EQ(registry.PutExchange(kRank, kLife, silent), silent);
+  EXPECT_EQ(registry.PutExchange(kRank, kIncarnation, silent), silent);
   registry.Spoke(newcomer.get());
   EXPECT_TRUE(absl::IsResourceExhausted(
       registry.Admit(std::make_shared<FakeExchange>(), patience, &evicted)));

@@ -13,9 +13,9 @@ absl::Duration Network::Delay() {
   return delay_max_ * (random_.Uniform() * stretch);
 }
 
-void Network::SetServer(SimServer* server, int32_t life) {
+void Network::SetServer(SimServer* server, int32_t incarnation) {
   server_ = server;
-  life_ = life;
+  incarnation_ = incarnation;
   for (const SharedConnection& connection : connections_) {
     for (Connection::Stream& stream : connection->streams) stream.cut = true;
     NotifyBroken(connection);
@@ -32,7 +32,7 @@ SharedConnection Network::Connect(SimWorker& worker) {
     NotifyBroken(connection);
     return connection;
   }
-  connection->server_life = life_;
+  connection->server_incarnation = incarnation_;
   connections_.push_back(connection);
   return connection;
 }
@@ -118,10 +118,12 @@ void Network::EndFromServer(const SharedConnection& connection,
   if (kind == StreamKind::kSession) connection->session_over = true;
 }
 
-void Network::AfterFold(int32_t life, ServerEvent event) {
-  scheduler_.After(Delay(), [this, life, event = std::move(event)]() mutable {
-    if (server_ != nullptr && life_ == life) event(*server_);
-  });
+void Network::AfterFold(int32_t incarnation, ServerEvent event) {
+  scheduler_.After(Delay(),
+                   [this, incarnation, event = std::move(event)]() mutable {
+                     if (server_ != nullptr && incarnation_ == incarnation)
+                       event(*server_);
+                   });
 }
 
 }  // namespace cohort::sim

@@ -37,7 +37,7 @@ struct Connection {
   // Later connections have higher numbers.
   int64_t number = 0;
   // 0 if no server was there.
-  int32_t server_life = 0;
+  int32_t server_incarnation = 0;
   SessionId session;
   // The worker has closed it, or is dead.
   bool given_up = false;
@@ -61,8 +61,9 @@ class Network {
 
   absl::Duration Delay();
 
-  // Null if the server is gone; its connections break. `life` counts from 1.
-  void SetServer(SimServer* server, int32_t life);
+  // Null if the server is gone; its connections break. `incarnation` counts
+  // from 1.
+  void SetServer(SimServer* server, int32_t incarnation);
 
   SharedConnection Connect(SimWorker& worker);
   void ToServer(const SharedConnection& connection, StreamKind kind,
@@ -86,11 +87,11 @@ class Network {
   void EndFromServer(const SharedConnection& connection, StreamKind kind);
 
   // Runs an event that this server process waits for, after a delay.
-  void AfterFold(int32_t life, ServerEvent event);
+  void AfterFold(int32_t incarnation, ServerEvent event);
 
  private:
   SimServer* ServerOf(const Connection& connection) const {
-    return connection.server_life == life_ ? server_ : nullptr;
+    return connection.server_incarnation == incarnation_ ? server_ : nullptr;
   }
   void NotifyBroken(const SharedConnection& connection);
   void SessionEnds(const SharedConnection& connection, absl::Duration delay);
@@ -100,7 +101,7 @@ class Network {
   SplitMix64& random_;
   const absl::Duration delay_max_;
   SimServer* server_ = nullptr;
-  int32_t life_ = 0;
+  int32_t incarnation_ = 0;
   int64_t next_number_ = 1;
   std::vector<SharedConnection> connections_;
 };

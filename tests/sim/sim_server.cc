@@ -15,10 +15,10 @@ namespace {
 
 // Each restart uses new incarnations, and continues with the settings of its
 // checkpoint.
-CoordinatorOptions OptionsOf(const RunSpec& run, int32_t life,
+CoordinatorOptions OptionsOf(const RunSpec& run, int32_t incarnation,
                              const RunState* restored) {
   CoordinatorOptions options = run.coordinator;
-  options.first_incarnation = Incarnation(int64_t{1000} * life);
+  options.first_incarnation = Incarnation(int64_t{1000} * incarnation);
   if (restored == nullptr) return options;
   for (const auto& [name, value] : restored->settings) {
     const absl::Status read = SetSetting(name, value, options);
@@ -29,10 +29,10 @@ CoordinatorOptions OptionsOf(const RunSpec& run, int32_t life,
 
 }  // namespace
 
-SimServer::SimServer(World world, int32_t life, const RunState* restored)
+SimServer::SimServer(World world, int32_t incarnation, const RunState* restored)
     : world_(world),
-      life_(life),
-      core_(OptionsOf(world.scenario.run, life, restored), restored) {}
+      incarnation_(incarnation),
+      core_(OptionsOf(world.scenario.run, incarnation, restored), restored) {}
 
 bool SimServer::IsSurplus(const JoinRequest& request,
                           const absl::Status& status) const {
@@ -389,7 +389,7 @@ void SimServer::On(const effect::SendVerdict& e) {
 void SimServer::On(const effect::ResumeGradients& e) {
   const SharedConnection to = Find(exchanges_, e.rank, e.incarnation);
   if (to == nullptr) return;
-  world_.network.AfterFold(life_,
+  world_.network.AfterFold(incarnation_,
                            [to](SimServer& server) { server.Resume(to); });
 }
 
@@ -411,20 +411,21 @@ void SimServer::Begin(const std::vector<FoldJob>& folds) {
     // The result looks up its server when it is done, because that may be gone
     // by then.
     world_.network.AfterFold(
-        life_, [result = RunFold(job, kernels::ReferenceBackend(), pool_)](
-                   SimServer& server) { server.FoldDone(result); });
+        incarnation_,
+        [result = RunFold(job, kernels::ReferenceBackend(), pool_)](
+            SimServer& server) { server.FoldDone(result); });
   }
 }
 
 void SimServer::On(const effect::UpdateStatistics& e) {
   world_.network.AfterFold(
-      life_, [done = RunStatisticsUpdate(e.job)](SimServer& server) {
+      incarnation_, [done = RunStatisticsUpdate(e.job)](SimServer& server) {
         server.StatisticsUpdated(done);
       });
 }
 
 void SimServer::On(const effect::FoldMoments& e) {
-  world_.network.AfterFold(life_,
+  world_.network.AfterFold(incarnation_,
                            [done = RunMomentsFold(e.job)](SimServer& server) {
                              server.MomentsFolded(done);
                            });

@@ -30,10 +30,10 @@ struct World {
 // network.
 class SimServer {
  public:
-  SimServer(World world, int32_t life, const RunState* restored);
+  SimServer(World world, int32_t incarnation, const RunState* restored);
 
   Coordinator& core() { return core_; }
-  int32_t life() const { return life_; }
+  int32_t incarnation() const { return incarnation_; }
   // True if it has joined and the server has not noticed an end.
   bool HasSession(const Connection& connection) const;
 
@@ -113,7 +113,7 @@ class SimServer {
   void EndData(Places& places, StreamKind kind, Rank rank, Incarnation below);
 
   World world_;
-  const int32_t life_;
+  const int32_t incarnation_;
   Coordinator core_;
   DataShard data_;
   FloatBufferPool pool_;

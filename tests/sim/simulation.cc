@@ -131,15 +131,15 @@ std::string Simulation::StateText() const {
 }
 
 void Simulation::StartServer() {
-  server_ =
-      std::make_unique<SimServer>(MakeWorld(), ++life_, checker_.checkpoint());
-  network_.SetServer(server_.get(), life_);
+  server_ = std::make_unique<SimServer>(MakeWorld(), ++incarnation_,
+                                        checker_.checkpoint());
+  network_.SetServer(server_.get(), incarnation_);
 }
 
 void Simulation::StopServer() {
   Count();
   ++outcome_.restarts;
-  network_.SetServer(nullptr, life_);
+  network_.SetServer(nullptr, incarnation_);
   server_.reset();
   checker_.OnServerGone();
 }

@@ -74,7 +74,7 @@ class Simulation {
   SplitMix64 random_;
   Network network_;
   Checker checker_;
-  int32_t life_ = 0;
+  int32_t incarnation_ = 0;
   std::unique_ptr<SimServer> server_;
   // All processes so far; the last of a rank is the current one.
   std::vector<std::unique_ptr<SimWorker>> processes_;

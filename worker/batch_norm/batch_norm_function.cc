@@ -206,15 +206,15 @@ variable_list Forward(AutogradContext* ctx,
 }
 
 // `edge` counts the defined operands of all calls, as autograd numbers them.
-GradientWishes WishesOf(const AutogradContext& ctx, const SavedCall& saved,
-                        size_t& edge) {
-  GradientWishes wishes;
-  wishes.dx = ctx.needs_input_grad(edge++);
-  wishes.dgamma = saved.has_weight && ctx.needs_input_grad(edge++);
-  wishes.dbeta = saved.bias_type.has_value() && ctx.needs_input_grad(edge++);
+NeededGradients NeededGradientsOf(const AutogradContext& ctx,
+                                  const SavedCall& saved, size_t& edge) {
+  NeededGradients needed;
+  needed.dx = ctx.needs_input_grad(edge++);
+  needed.dgamma = saved.has_weight && ctx.needs_input_grad(edge++);
+  needed.dbeta = saved.bias_type.has_value() && ctx.needs_input_grad(edge++);
   // Skip the addend: its gradient is computed in any case.
   if (HasOwnAddend(saved)) ++edge;
-  return wishes;
+  return needed;
 }
 
 // `outputs` are the gradients of the outputs.
@@ -234,7 +234,7 @@ std::vector<BackwardCall> CallsOf(AutogradContext* ctx,
                                   .weight = own[kKeptScale],
                                   .bias = own[kKeptShift],
                                   .y = own[kKeptOutput]},
-                      .wishes = WishesOf(*ctx, one, edge)};
+                      .needed = NeededGradientsOf(*ctx, one, edge)};
     call.tensors.dy = IsAdded(saved, i)
                           ? calls.back().tensors.dz
                           : outputs[output++].contiguous(one.format);

@@ -52,7 +52,7 @@ struct Parameters {
 };
 
 // The gradients that a backward pass must compute.
-struct GradientWishes {
+struct NeededGradients {
   bool dx = false;
   bool dgamma = false;
   bool dbeta = false;
@@ -75,13 +75,13 @@ struct ForwardCall {
 struct BackwardCall {
   const SavedCall* saved = nullptr;
   BackwardTensors tensors;
-  GradientWishes wishes;
+  NeededGradients needed;
 
   // Whether the sums of all members are needed. This is a property of the
   // model, so all members agree on whether the rendezvous takes place.
-  bool NeedsAll() const { return wishes.dx && !saved->frozen; }
+  bool NeedsAll() const { return needed.dx && !saved->frozen; }
   bool NeedsSums() const {
-    return NeedsAll() || wishes.dgamma || wishes.dbeta || saved->has_addend;
+    return NeedsAll() || needed.dgamma || needed.dbeta || saved->has_addend;
   }
 };
 

@@ -331,11 +331,11 @@ class DeviceBatchNorm final : public BatchNormEngine {
     for (size_t i = 0; i < calls.size(); ++i) {
       const BackwardCall& call = calls[i];
       BatchNormGradients& out = gradients[i];
-      if (call.wishes.dx) out.dx = InputGradient(call, sums[i].all);
-      if (call.wishes.dgamma) {
+      if (call.needed.dx) out.dx = InputGradient(call, sums[i].all);
+      if (call.needed.dgamma) {
         out.dgamma = sums[i].dgamma.to(call.tensors.weight.scalar_type());
       }
-      if (call.wishes.dbeta)
+      if (call.needed.dbeta)
         out.dbeta = sums[i].dbeta.to(*call.saved->bias_type);
     }
     return gradients;

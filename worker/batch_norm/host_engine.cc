@@ -88,13 +88,13 @@ BatchNormGradients GradientsOf(const BackwardCall& call, const Moments& local,
                                const Moments* all) {
   const SavedCall& saved = *call.saved;
   BatchNormGradients out;
-  if (call.wishes.dx) out.dx = InputGradient(call, all);
-  if (call.wishes.dgamma) {
+  if (call.needed.dx) out.dx = InputGradient(call, all);
+  if (call.needed.dgamma) {
     std::vector<double> scaled = local.second;
     for (size_t c = 0; c < scaled.size(); ++c) scaled[c] *= saved.by->invstd[c];
     out.dgamma = FromDoubles(scaled, call.tensors.weight.scalar_type());
   }
-  if (call.wishes.dbeta) out.dbeta = FromDoubles(local.first, *saved.bias_type);
+  if (call.needed.dbeta) out.dbeta = FromDoubles(local.first, *saved.bias_type);
   return out;
 }
 

@@ -81,7 +81,7 @@ struct PulledVersion {
 };
 
 // Which version to read, and which parts of it.
-struct PullWish {
+struct PullOptions {
   // If absent, the newest.
   std::optional<Version> version;
   bool weights = false;
@@ -143,7 +143,7 @@ class Client {
   // Reads one version.
   // Errors: OutOfRange if the version is not held; DataLoss if it arrives
   //   damaged, however often it is read again.
-  virtual absl::StatusOr<PulledVersion> Pull(const PullWish& wish) = 0;
+  virtual absl::StatusOr<PulledVersion> Pull(const PullOptions& options) = 0;
 
   // Contributes to one rendezvous for each of `local`, all at once, and blocks
   // until they are complete. Returns the moments of all members, in the same

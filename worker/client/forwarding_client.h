@@ -26,8 +26,8 @@ class ForwardingClient : public Client {
   absl::StatusOr<Assignment> NextAssignment() override {
     return next_.NextAssignment();
   }
-  absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override {
-    return next_.Pull(wish);
+  absl::StatusOr<PulledVersion> Pull(const PullOptions& options) override {
+    return next_.Pull(options);
   }
   absl::StatusOr<std::vector<Moments>> Reduce(
       const ReducePass& pass, absl::Span<const CallMoments> local) override {

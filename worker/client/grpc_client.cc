@@ -163,10 +163,10 @@ absl::StatusOr<Assignment> GrpcClient::NextAssignment() {
   }
 }
 
-absl::StatusOr<PulledVersion> GrpcClient::Pull(const PullWish& wish) {
+absl::StatusOr<PulledVersion> GrpcClient::Pull(const PullOptions& options) {
   COHORT_RETURN_IF_ERROR(Usable());
   absl::StatusOr<PulledVersion> pulled =
-      PullVersion(MakeTarget(Patience()), wish);
+      PullVersion(MakeTarget(Patience()), options);
   if (absl::IsUnavailable(pulled.status())) link_.Break(pulled.status());
   return pulled;
 }
@@ -316,7 +316,7 @@ absl::Status GrpcClient::RegisterAgain(Instant deadline) {
 void GrpcClient::Disconnect() {
   connection_.reset();
   current_.reset();
-  link_.Mend();
+  link_.Reset();
 }
 
 void GrpcClient::FollowPeer(const std::string& peer) {

@@ -41,7 +41,7 @@ class GrpcClient final : public Client {
       absl::Span<const LayerStatistics> statistics) override;
   Incarnation incarnation() const override;
   absl::StatusOr<Assignment> NextAssignment() override;
-  absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override;
+  absl::StatusOr<PulledVersion> Pull(const PullOptions& options) override;
   absl::StatusOr<std::vector<Moments>> Reduce(
       const ReducePass& pass, absl::Span<const CallMoments> local) override;
   absl::Status OpenPush(const PushOpening& opening) override;

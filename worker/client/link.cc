@@ -66,7 +66,7 @@ void Link::Break(const absl::Status& reason) {
   Notify();
 }
 
-void Link::Mend() {
+void Link::Reset() {
   MutexLock lock(mu);
   broken_ = absl::OkStatus();
   tracker.Reset();

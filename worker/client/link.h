@@ -52,7 +52,7 @@ class Link final : public Sleeper {
   void Break(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu);
 
   // Forgets everything about the last connection. No stream may be open.
-  void Mend() ABSL_LOCKS_EXCLUDED(mu);
+  void Reset() ABSL_LOCKS_EXCLUDED(mu);
 
   // The status to report for `end` of the stream `name`. Every error that
   // another try may cure becomes Unavailable, so that Cancelled and

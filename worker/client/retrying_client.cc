@@ -73,10 +73,10 @@ absl::StatusOr<Assignment> RetryingClient::NextAssignment() {
   }
 }
 
-absl::StatusOr<PulledVersion> RetryingClient::Pull(const PullWish& wish) {
+absl::StatusOr<PulledVersion> RetryingClient::Pull(const PullOptions& options) {
   Backoff backoff(options_.backoff_seed);
   for (int tries = 1;; ++tries) {
-    absl::StatusOr<PulledVersion> pulled = once_->Pull(wish);
+    absl::StatusOr<PulledVersion> pulled = once_->Pull(options);
     // The reply was damaged on its way, not the version itself, so the next one
     // should be whole. If it never is, something else is wrong and needs a
     // person's attention.

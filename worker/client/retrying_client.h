@@ -39,7 +39,7 @@ class RetryingClient final : public ForwardingClient {
       absl::Span<const absl::Span<const float>> values,
       absl::Span<const LayerStatistics> statistics) override;
   absl::StatusOr<Assignment> NextAssignment() override;
-  absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override;
+  absl::StatusOr<PulledVersion> Pull(const PullOptions& options) override;
   void SetObserver(std::function<void(const std::string&)> observer) override;
 
  private:

@@ -114,7 +114,7 @@ absl::StatusOr<Registration> RegistrationFromProto(
 
 // Reads the first reply of a pull.
 absl::StatusOr<PulledVersion> PulledFromProto(const v1::PullHeader& header,
-                                              const PullWish& wish) {
+                                              const PullOptions& options) {
   PulledVersion pulled;
   COHORT_ASSIGN_OR_RETURN(pulled.layout, FromProto(header.layout()));
   COHORT_ASSIGN_OR_RETURN(pulled.partitions,
@@ -122,12 +122,12 @@ absl::StatusOr<PulledVersion> PulledFromProto(const v1::PullHeader& header,
   COHORT_ASSIGN_OR_RETURN(pulled.statistics,
                           FromProto(header.statistics(), pulled.layout));
   pulled.version = Version(header.version());
-  if (wish.version.has_value() && pulled.version != *wish.version) {
+  if (options.version.has_value() && pulled.version != *options.version) {
     return absl::InvalidArgumentError(
         absl::StrCat("pull: got version ", pulled.version.value(), ", want ",
-                     wish.version->value()));
+                     options.version->value()));
   }
-  if (wish.weights) pulled.weights.resize(pulled.partitions.size());
+  if (options.weights) pulled.weights.resize(pulled.partitions.size());
   return pulled;
 }
 
@@ -194,15 +194,16 @@ absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
 }
 
 absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
-                                          const PullWish& wish) {
+                                          const PullOptions& options) {
   const Link& link = *target.link;
   BulkCall call(target, "/cohort.v1.Parameters/Pull", "the pull");
   v1::PullRequest request;
   request.set_run_id(target.sender.run_id);
-  if (wish.version.has_value()) request.set_version(wish.version->value());
-  request.set_weights(wish.weights);
-  request.set_statistics(wish.statistics);
-  request.set_statistics_kind(wish.statistics_kind);
+  if (options.version.has_value())
+    request.set_version(options.version->value());
+  request.set_weights(options.weights);
+  request.set_statistics(options.statistics);
+  request.set_statistics_kind(options.statistics_kind);
   AddMessageChecksum(&request);
   COHORT_RETURN_IF_ERROR(call.Send(EncodeFrame(request, ByteRope())));
   call.FinishWrites();
@@ -213,7 +214,7 @@ absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
                           DecodeFramed<v1::PullReply>(first));
   COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&head.header));
   COHORT_ASSIGN_OR_RETURN(PulledVersion pulled,
-                          PulledFromProto(head.header.header(), wish));
+                          PulledFromProto(head.header.header(), options));
   size_t received = 0;
   for (;;) {
     COHORT_ASSIGN_OR_RETURN(const std::optional<grpc::ByteBuffer> message,

@@ -34,6 +34,6 @@ absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
 // Errors: as documented there, and DataLoss: a reply was damaged on its way;
 //   another try may get it whole.
 absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
-                                          const PullWish& wish);
+                                          const PullOptions& options);
 
 }  // namespace cohort

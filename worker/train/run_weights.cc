@@ -34,9 +34,9 @@ absl::Status RunWeights::Read(const Assignment& assignment) {
                                      : *version_ >= assignment.version)) {
     return absl::OkStatus();
   }
-  PullWish wish{.weights = true};
-  if (exact) wish.version = assignment.version;
-  COHORT_ASSIGN_OR_RETURN(const PulledVersion pulled, client_.Pull(wish));
+  PullOptions options{.weights = true};
+  if (exact) options.version = assignment.version;
+  COHORT_ASSIGN_OR_RETURN(const PulledVersion pulled, client_.Pull(options));
   version_.reset();
   COHORT_RETURN_IF_ERROR(Load(pulled.weights));
   Have(pulled.version);

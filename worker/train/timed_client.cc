@@ -24,10 +24,10 @@ absl::StatusOr<Assignment> TimedClient::NextAssignment() {
   return next().NextAssignment();
 }
 
-absl::StatusOr<PulledVersion> TimedClient::Pull(const PullWish& wish) {
+absl::StatusOr<PulledVersion> TimedClient::Pull(const PullOptions& options) {
   StepPhases::Scope wait(phases_, StepPhase::kWait);
   if (phases_.traced()) wait.AddFact("for", "pull");
-  return next().Pull(wish);
+  return next().Pull(options);
 }
 
 std::string TimedClient::NamesOf(absl::Span<const CallMoments> calls) const {

@@ -23,7 +23,7 @@ class TimedClient final : public ForwardingClient {
       absl::Span<const absl::Span<const float>> values,
       absl::Span<const LayerStatistics> statistics) override;
   absl::StatusOr<Assignment> NextAssignment() override;
-  absl::StatusOr<PulledVersion> Pull(const PullWish& wish) override;
+  absl::StatusOr<PulledVersion> Pull(const PullOptions& options) override;
   absl::StatusOr<std::vector<Moments>> Reduce(
       const ReducePass& pass, absl::Span<const CallMoments> local) override;
   absl::Status OpenPush(const PushOpening& opening) override;

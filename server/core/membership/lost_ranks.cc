@@ -67,7 +67,7 @@ void AskToLeave(const Run& run, Rank rank, const std::string& reason,
   Worker& worker = run.parts.ranks[rank];
   worker.leaves_because = absl::StrCat("drained: ", reason);
   turn.out.push_back(effect::Log{
-      .worker = WorkerLife{.rank = rank, .incarnation = worker.incarnation},
+      .worker = WorkerProcess{.rank = rank, .incarnation = worker.incarnation},
       .text = absl::StrCat("rank ", rank.value(),
                            " leaves after what it is at: ", reason)});
   // A worker that waits has nothing to finish.

@@ -50,7 +50,8 @@ bool Registrar::Ask(Turn& turn) {
     const Worker& worker = ranks_[rank];
     turn.out.push_back(effect::Log{
         .severity = Severity::kWarning,
-        .worker = WorkerLife{.rank = rank, .incarnation = worker.incarnation},
+        .worker =
+            WorkerProcess{.rank = rank, .incarnation = worker.incarnation},
         .text = absl::StrCat("rank ", rank.value(),
                              " is refused: ", status.message())});
     turn.out.push_back(effect::RegisterAnswered{

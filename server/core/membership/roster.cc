@@ -11,7 +11,7 @@
 namespace cohort {
 namespace {
 
-WorkerLife LifeOf(const Worker& worker) {
+WorkerProcess ProcessOf(const Worker& worker) {
   return {.rank = worker.rank, .incarnation = worker.incarnation};
 }
 
@@ -125,8 +125,8 @@ absl::StatusOr<Roster::Joined> Roster::Join(
   if (replaces && worker->fingerprint != request.fingerprint) {
     turn.out.push_back(effect::Log{
         .severity = Severity::kWarning,
-        .worker =
-            WorkerLife{.rank = worker->rank, .incarnation = next_incarnation_},
+        .worker = WorkerProcess{.rank = worker->rank,
+                                .incarnation = next_incarnation_},
         .text = absl::StrCat("rank ", worker->rank.value(),
                              ": the replacement differs (", request.fingerprint,
                              ", before ", worker->fingerprint,
@@ -144,7 +144,7 @@ absl::StatusOr<Roster::Joined> Roster::Join(
   worker->ever_joined = true;
   Welcome(*worker, session, request, turn);
   turn.out.push_back(effect::Log{
-      .worker = LifeOf(*worker),
+      .worker = ProcessOf(*worker),
       .text = absl::StrCat("rank ", worker->rank.value(),
                            replaces ? ": a replacement" : "", " joined as ",
                            "incarnation ", worker->incarnation.value(), " (",
@@ -170,7 +170,7 @@ absl::StatusOr<Roster::Joined> Roster::Rejoin(SessionId session,
     }
     Welcome(worker, session, request, turn);
     turn.out.push_back(effect::Log{
-        .worker = LifeOf(worker),
+        .worker = ProcessOf(worker),
         .text = absl::StrCat("rank ", worker.rank.value(), " is back")});
     return Joined{.rank = worker.rank, .back = true};
   }
@@ -267,7 +267,7 @@ void Roster::Break(SessionId session, Turn& turn) {
   if (ledger_.ended()) return;
   turn.out.push_back(effect::Log{
       .severity = Severity::kWarning,
-      .worker = LifeOf(*worker),
+      .worker = ProcessOf(*worker),
       .text = absl::StrCat("rank ", worker->rank.value(),
                            ": its stream broke; it is lost if it is not back "
                            "in ",
@@ -292,7 +292,7 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
   const CoordinatorOptions& options = settings_.options();
   turn.out.push_back(effect::Log{
       .severity = Severity::kWarning,
-      .worker = LifeOf(worker),
+      .worker = ProcessOf(worker),
       .text = absl::StrCat(
           GoneText(rank, why), " at step ", model_.version().value(), ": ",
           reason,

@@ -18,7 +18,7 @@ void CountArrival(const Worker& worker, Push::Arrival arrival,
   turn.out.push_back(effect::Log{
       .severity = Severity::kWarning,
       .worker =
-          WorkerLife{.rank = worker.rank, .incarnation = worker.incarnation},
+          WorkerProcess{.rank = worker.rank, .incarnation = worker.incarnation},
       .text = absl::StrCat("rank ", worker.rank.value(),
                            " repeated a message with other content; the "
                            "first one counts")});

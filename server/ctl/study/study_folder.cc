@@ -74,10 +74,8 @@ absl::Status CompareFlags(const std::string& path, const StudyFlags& got,
 
 absl::Status WriteText(FileSystem& files, const std::string& path,
                        const std::string& text) {
-  return WriteFileAtomically(
-      files, path, kPublicFileMode,
-      {ByteRope::Copy(absl::MakeConstSpan(
-          reinterpret_cast<const std::byte*>(text.data()), text.size()))});
+  return WriteFileAtomically(files, path, kPublicFileMode,
+                             {ByteRope::CopyText(text)});
 }
 
 }  // namespace

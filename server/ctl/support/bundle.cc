@@ -57,11 +57,6 @@ absl::StatusOr<std::unique_ptr<Staging>> MakeStaging(const std::string& file) {
   return std::make_unique<Staging>(name);
 }
 
-ByteRope RopeOfText(const std::string& text) {
-  return ByteRope::Copy(absl::MakeConstSpan(
-      reinterpret_cast<const std::byte*>(text.data()), text.size()));
-}
-
 absl::Status WriteParts(const std::string& folder,
                         absl::Span<const BundlePart> parts) {
   FileSystem& files = RealFileSystem();
@@ -71,8 +66,8 @@ absl::Status WriteParts(const std::string& folder,
     const fs::path path = fs::path(folder) / part.name;
     COHORT_RETURN_IF_ERROR(
         files.MakeDirectory(path.parent_path().string(), kDirectoryMode));
-    COHORT_RETURN_IF_ERROR(
-        files.WriteFile(path.string(), kFileMode, {RopeOfText(part.content)}));
+    COHORT_RETURN_IF_ERROR(files.WriteFile(path.string(), kFileMode,
+                                           {ByteRope::CopyText(part.content)}));
   }
   return absl::OkStatus();
 }

@@ -17,11 +17,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-ByteRope TextRope(const std::string& text) {
-  return ByteRope::Copy(absl::MakeConstSpan(
-      reinterpret_cast<const std::byte*>(text.data()), text.size()));
-}
-
 std::vector<std::string> NamesIn(const TempDir& dir) {
   const auto names = RealFileSystem().List(dir.path());
   EXPECT_TRUE(names.ok()) << names.status();
@@ -31,9 +26,11 @@ std::vector<std::string> NamesIn(const TempDir& dir) {
 TEST(FileSystemTest, WritesPiecesOneAfterTheOtherAndReadsThemBack) {
   const TempDir dir;
   const std::string path = dir.File("f");
-  ASSERT_TRUE(RealFileSystem()
-                  .WriteFile(path, 0600, {TextRope("ab"), TextRope("cde")})
-                  .ok());
+  ASSERT_TRUE(
+      RealFileSystem()
+          .WriteFile(path, 0600,
+                     {ByteRope::CopyText("ab"), ByteRope::CopyText("cde")})
+          .ok());
   EXPECT_EQ(ReadText(path), "abcde");
   const auto read = RealFileSystem().ReadFile(path, kAnyFileSize);
   ASSERT_TRUE(read.ok()) << read.status();
@@ -123,7 +120,7 @@ TEST(FileSystemTest, AFullDiskIsResourceExhausted) {
     GTEST_SKIP() << "this system has no /dev/full";
   }
   const absl::Status status =
-      RealFileSystem().WriteFile("/dev/full", 0600, {TextRope("x")});
+      RealFileSystem().WriteFile("/dev/full", 0600, {ByteRope::CopyText("x")});
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("No space left on device"));
@@ -134,8 +131,9 @@ TEST(FileSystemTest, LinksAreNotFollowed) {
   const TempDir dir;
   WriteText(dir.File("target"), "precious");
   std::filesystem::create_symlink(dir.File("target"), dir.File("link"));
-  EXPECT_FALSE(
-      RealFileSystem().WriteFile(dir.File("link"), 0600, {TextRope("x")}).ok());
+  EXPECT_FALSE(RealFileSystem()
+                   .WriteFile(dir.File("link"), 0600, {ByteRope::CopyText("x")})
+                   .ok());
   EXPECT_EQ(ReadText(dir.File("target")), "precious");
 }
 
@@ -168,8 +166,9 @@ TEST(WriteFileAtomicallyTest, ReplacesTheFileAndLeavesNothingElse) {
   const TempDir dir;
   WriteText(dir.File("f"), "old");
   FileSystem& files = RealFileSystem();
-  ASSERT_TRUE(
-      WriteFileAtomically(files, dir.File("f"), 0644, {TextRope("new")}).ok());
+  ASSERT_TRUE(WriteFileAtomically(files, dir.File("f"), 0644,
+                                  {ByteRope::CopyText("new")})
+                  .ok());
   EXPECT_EQ(ReadText(dir.File("f")), "new");
   EXPECT_THAT(NamesIn(dir), ElementsAre("f"));
 }
@@ -183,8 +182,8 @@ TEST(WriteFileAtomicallyTest, AFailureLeavesTheOldContentOrTheNew) {
     WriteText(dir.File("f"), "old");
     FaultyFileSystem files(
         {.at = at, .error = absl::ResourceExhaustedError("full")});
-    const absl::Status status =
-        WriteFileAtomically(files, dir.File("f"), 0644, {TextRope("new")});
+    const absl::Status status = WriteFileAtomically(
+        files, dir.File("f"), 0644, {ByteRope::CopyText("new")});
     EXPECT_EQ(status, absl::ResourceExhaustedError("full"));
     EXPECT_EQ(ReadText(dir.File("f")), at == 3 ? "new" : "old");
     EXPECT_THAT(NamesIn(dir), ElementsAre("f"));

@@ -24,10 +24,6 @@ ByteRope RopeOf(const std::vector<T>& values) {
                           values.size() * sizeof(T)));
 }
 
-ByteRope TextRope(const std::string& text) {
-  return RopeOf(std::vector<char>(text.begin(), text.end()));
-}
-
 std::string Joined(const std::vector<ByteRope>& parts) {
   std::string bytes;
   for (const ByteRope& part : parts) bytes += part.ToString();
@@ -43,7 +39,7 @@ std::string FileWith(const std::string& header, size_t data_bytes) {
 }
 
 absl::StatusOr<SafetensorsContent> Decode(const std::string& file) {
-  return DecodeSafetensors("m.safetensors", TextRope(file));
+  return DecodeSafetensors("m.safetensors", ByteRope::CopyText(file));
 }
 
 TEST(SafetensorsTest, WritesTheFormatByteForByte) {
@@ -90,7 +86,7 @@ TEST(SafetensorsTest, ReadsBackWhatItWrote) {
 TEST(SafetensorsTest, TensorsOfTheDecodedFileAreNotCopied) {
   const std::string file =
       FileWith(R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4);
-  const ByteRope rope = TextRope(file);
+  const ByteRope rope = ByteRope::CopyText(file);
   const auto read = DecodeSafetensors("m.safetensors", rope);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->tensors[0].bytes.pieces()[0].bytes.data(),

@@ -146,7 +146,7 @@ TEST(TraceMergeTest, PutsAllOnTheServersClock) {
   EXPECT_NE(spans[1]["tid"], spans[2]["tid"]);
 }
 
-TEST(TraceMergeTest, EachProcessOnceAndEachLifeByItsName) {
+TEST(TraceMergeTest, EachProcessOnceAndEachIncarnationByItsName) {
   const TempDir folder;
   const std::string server = folder.File("server.json");
   const std::string first = folder.File("first.json");

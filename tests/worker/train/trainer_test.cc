@@ -299,7 +299,7 @@ TEST(TrainerTest, WeightsOfTheVerdictSaveThePull) {
 }
 
 // The situation after a restart of the server from an older version.
-TEST(TrainerTest, NewLifePullsAgain) {
+TEST(TrainerTest, NewIncarnationPullsAgain) {
   for (const bool sync : {true, false}) {
     std::vector<Assignment> steps = ThreeSteps();
     for (Assignment& step : steps) {
@@ -307,7 +307,7 @@ TEST(TrainerTest, NewLifePullsAgain) {
     }
     FakeClient client(steps);
     client.on_close = [&client] {
-      if (client.pushes.empty()) client.life = client.life.Next();
+      if (client.pushes.empty()) client.current = client.current.Next();
       return absl::OkStatus();
     };
     ASSERT_TRUE(RunTrainer(client).ok());

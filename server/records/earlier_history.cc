@@ -1,4 +1,4 @@
-#include "server/records/history_course.h"
+#include "server/records/earlier_history.h"
 
 #include <algorithm>
 #include <optional>
@@ -98,8 +98,9 @@ double SecondsAVersion(const std::vector<TrainingSample>& training) {
 
 }  // namespace
 
-EarlierCourse CourseOf(const std::vector<std::string>& rows, Version restored) {
-  EarlierCourse course;
+EarlierHistory EarlierHistoryOf(const std::vector<std::string>& rows,
+                                Version restored) {
+  EarlierHistory history;
   double seconds = 0;
   TrainingSample last;
   for (const std::string& row : rows) {
@@ -108,19 +109,19 @@ EarlierCourse CourseOf(const std::vector<std::string>& rows, Version restored) {
     seconds = std::max(seconds, Number(fields[kSeconds]).value_or(0));
     if (fields[kTestLoss].empty()) {
       last = SampleOf(fields, last);
-      course.training.push_back(last);
+      history.training.push_back(last);
       continue;
     }
-    course.evaluations.push_back(EvaluationOf(fields));
+    history.evaluations.push_back(EvaluationOf(fields));
     // Only the row with the first kind of statistics has means over the epoch.
-    if (!fields[kTrainLoss].empty()) course.test = course.evaluations.back();
+    if (!fields[kTrainLoss].empty()) history.test = history.evaluations.back();
   }
   const auto untold = static_cast<double>(
       std::max<int64_t>(restored.value() - last.version, 0));
   const double told_until = last.version > 0 ? last.seconds : 0;
-  course.elapsed = absl::Seconds(std::max(
-      seconds, told_until + untold * SecondsAVersion(course.training)));
-  return course;
+  history.elapsed = absl::Seconds(std::max(
+      seconds, told_until + untold * SecondsAVersion(history.training)));
+  return history;
 }
 
 }  // namespace cohort

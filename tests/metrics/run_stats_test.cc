@@ -1,4 +1,4 @@
-#include "server/metrics/run_tally.h"
+#include "server/metrics/run_stats.h"
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -27,16 +27,16 @@ TEST(BucketCountsTest, CountsUpToEachBound) {
   EXPECT_EQ(BucketCounts({1}).mean(), 0);
 }
 
-TEST(RunTallyTest, AddsUpCommits) {
+TEST(RunStatsTest, AddsUpCommits) {
   StoppedClock clock;
-  RunTally tally(clock);
+  RunStats stats(clock);
   CommitObservation seen{
       .barrier_waits = {absl::Milliseconds(30), absl::ZeroDuration()},
       .last_arrival = Rank(1)};
   seen.forward = {.waits = {absl::Milliseconds(2)},
                   .last = {Rank(0), Rank(0), Rank(1)}};
   seen.drift = {{.layer = 3, .ratio = 0.5}};
-  tally.Committed({.version = Version(1),
+  stats.Committed({.version = Version(1),
                    .samples = 4,
                    .commit_samples = 4,
                    .loss = 2,
@@ -45,13 +45,13 @@ TEST(RunTallyTest, AddsUpCommits) {
                    .labels = 4},
                   seen);
   seen.drift = {{.layer = 3, .ratio = 0.25}};
-  tally.Committed({.version = Version(2),
+  stats.Committed({.version = Version(2),
                    .samples = 8,
                    .commit_samples = 4,
                    .gradient_norm = 3,
                    .skipped = true},
                   seen);
-  const TallySums sums = tally.sums();
+  const RunSums sums = stats.sums();
   EXPECT_EQ(sums.samples, 8);
   // A skipped commit has no loss.
   EXPECT_EQ(sums.train_loss, 2);
@@ -66,20 +66,20 @@ TEST(RunTallyTest, AddsUpCommits) {
   EXPECT_EQ(sums.curve.Points().size(), 1);
 }
 
-TEST(RunTallyTest, GoesOnWhereEarlierProcessesWere) {
+TEST(RunStatsTest, GoesOnWhereEarlierProcessesWere) {
   StoppedClock clock;
-  RunTally tally(clock);
+  RunStats stats(clock);
   EvaluationPoint point{.version = 60, .seconds = 9, .statistics = "sync"};
-  tally.Continue({.elapsed = absl::Seconds(12),
+  stats.Continue({.elapsed = absl::Seconds(12),
                   .training = {{.version = 50, .samples = 200, .seconds = 8},
                                {.version = 60, .samples = 240, .seconds = 10}},
                   .evaluations = {point},
                   .test = point});
   clock.now += absl::Seconds(3);
-  tally.Committed({.version = Version(61), .samples = 244}, {});
+  stats.Committed({.version = Version(61), .samples = 244}, {});
   // Repeated, because it was not in the checkpoint.
-  tally.Evaluated({.version = Version(60), .results = {EvaluationResult()}});
-  const TallySums sums = tally.sums();
+  stats.Evaluated({.version = Version(60), .results = {EvaluationResult()}});
+  const RunSums sums = stats.sums();
   const std::vector<TrainingPoint> points = sums.curve.Points();
   ASSERT_EQ(points.size(), 3u);
   EXPECT_EQ(points[0].version, 50);
@@ -87,36 +87,36 @@ TEST(RunTallyTest, GoesOnWhereEarlierProcessesWere) {
   ASSERT_EQ(sums.evaluations.size(), 1u);
   EXPECT_EQ(sums.evaluations[0].seconds, 15);
   // Counts this process only.
-  EXPECT_EQ(tally.uptime(), absl::Seconds(3));
+  EXPECT_EQ(stats.uptime(), absl::Seconds(3));
 }
 
-TEST(RunTallyTest, KeepsTheNewestEvents) {
+TEST(RunStatsTest, KeepsTheNewestEvents) {
   StoppedClock clock;
-  RunTally tally(clock);
+  RunStats stats(clock);
   for (size_t i = 0; i < kEventsMax + 2; ++i) {
     clock.now += absl::Seconds(1);
-    tally.Happened({.text = absl::StrCat("event ", i)});
+    stats.Happened({.text = absl::StrCat("event ", i)});
   }
-  const TallySums sums = tally.sums();
+  const RunSums sums = stats.sums();
   ASSERT_EQ(sums.events.size(), kEventsMax);
   EXPECT_EQ(sums.events.front().log.text, "event 2");
   EXPECT_EQ(sums.events.front().uptime, absl::Seconds(3));
 }
 
-TEST(RunTallyTest, KeepsTheNewestEvaluationOfAnEpochsEnd) {
+TEST(RunStatsTest, KeepsTheNewestEvaluationOfAnEpochsEnd) {
   StoppedClock clock;
-  RunTally tally(clock);
+  RunStats stats(clock);
   EvaluationRecord record{.version = Version(10), .epochs = 1};
   record.results = {
       {.statistics = StatisticsKind::kSync,
        .sums = {.loss_sum = 6, .loss_weight = 4, .correct = 3, .labels = 4}},
       {.statistics = StatisticsKind::kChief}};
   clock.now = absl::Seconds(5);
-  tally.Evaluated(record);
+  stats.Evaluated(record);
   record.on_request = true;
   record.version = Version(12);
-  tally.Evaluated(record);
-  const TallySums sums = tally.sums();
+  stats.Evaluated(record);
+  const RunSums sums = stats.sums();
   ASSERT_TRUE(sums.test.has_value());
   EXPECT_EQ(sums.test->version, 10);
   EXPECT_EQ(sums.test->seconds, 5);

@@ -1,4 +1,4 @@
-#include "server/metrics/run_tally.h"
+#include "server/metrics/run_stats.h"
 
 #include <string>
 
@@ -17,7 +17,7 @@ void AddAll(const std::vector<absl::Duration>& waits, BucketCounts& counts) {
 
 }  // namespace
 
-TallySums::TallySums()
+RunSums::RunSums()
     : curve(kCurvePointsMax),
       barrier_wait_seconds(WaitBounds()),
       aggregation_seconds(WaitBounds()),
@@ -25,17 +25,17 @@ TallySums::TallySums()
       forward_wait_seconds(RendezvousBounds()),
       backward_wait_seconds(RendezvousBounds()) {}
 
-RunTally::RunTally(const Clock& clock) : clock_(clock), start_(clock.Now()) {}
+RunStats::RunStats(const Clock& clock) : clock_(clock), start_(clock.Now()) {}
 
-void RunTally::Continue(const EarlierCourse& course) {
+void RunStats::Continue(const EarlierHistory& history) {
   MutexLock lock(mu_);
-  elapsed_before_ = course.elapsed;
-  for (const TrainingSample& sample : course.training) sums_.curve.Add(sample);
-  AddEvaluations(course.evaluations);
-  sums_.test = course.test;
+  elapsed_before_ = history.elapsed;
+  for (const TrainingSample& sample : history.training) sums_.curve.Add(sample);
+  AddEvaluations(history.evaluations);
+  sums_.test = history.test;
 }
 
-void RunTally::Committed(const CommitRecord& record,
+void RunStats::Committed(const CommitRecord& record,
                          const CommitObservation& observation) {
   MutexLock lock(mu_);
   const double seconds = Seconds();
@@ -76,16 +76,16 @@ void RunTally::Committed(const CommitRecord& record,
   DriftedLocked(observation.drift);
 }
 
-void RunTally::Drifted(const std::vector<LayerDrift>& drift) {
+void RunStats::Drifted(const std::vector<LayerDrift>& drift) {
   MutexLock lock(mu_);
   DriftedLocked(drift);
 }
 
-void RunTally::DriftedLocked(const std::vector<LayerDrift>& drift) {
+void RunStats::DriftedLocked(const std::vector<LayerDrift>& drift) {
   for (const LayerDrift& layer : drift) sums_.drift[layer.layer] = layer.ratio;
 }
 
-void RunTally::Evaluated(const EvaluationRecord& record) {
+void RunStats::Evaluated(const EvaluationRecord& record) {
   MutexLock lock(mu_);
   const double seconds = Seconds();
   std::vector<EvaluationPoint> points;
@@ -103,7 +103,7 @@ void RunTally::Evaluated(const EvaluationRecord& record) {
   AddEvaluations(points);
 }
 
-void RunTally::AddEvaluations(const std::vector<EvaluationPoint>& points) {
+void RunStats::AddEvaluations(const std::vector<EvaluationPoint>& points) {
   std::vector<EvaluationPoint>& all = sums_.evaluations;
   for (const EvaluationPoint& point : points) {
     const auto same = [&point](const EvaluationPoint& other) {
@@ -119,18 +119,18 @@ void RunTally::AddEvaluations(const std::vector<EvaluationPoint>& points) {
   }
 }
 
-void RunTally::Happened(const effect::Log& log) {
+void RunStats::Happened(const effect::Log& log) {
   MutexLock lock(mu_);
   sums_.events.push_back({.uptime = uptime(), .log = log});
   if (sums_.events.size() > kEventsMax) sums_.events.pop_front();
 }
 
-void RunTally::Applied(absl::Duration took) {
+void RunStats::Applied(absl::Duration took) {
   MutexLock lock(mu_);
   sums_.apply_seconds.Add(absl::ToDoubleSeconds(took));
 }
 
-TallySums RunTally::sums() const {
+RunSums RunStats::sums() const {
   MutexLock lock(mu_);
   return sums_;
 }

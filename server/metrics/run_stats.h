@@ -40,15 +40,15 @@ struct EvaluationPoint {
 // An event that is worth finding again later: a lost worker, a change of
 // policy.
 struct RunEvent {
-  // Time since the start of the tally.
+  // Time since the start of the stats.
   absl::Duration uptime;
   effect::Log log;
 };
 
 // Sums since this start of the server. Evaluations and the curve cover the
 // whole run, as far as its files have them.
-struct TallySums {
-  TallySums();
+struct RunSums {
+  RunSums();
 
   int64_t samples = 0;
   // Values of the newest commit that had any.
@@ -75,7 +75,7 @@ struct TallySums {
 };
 
 // The history that earlier processes of the run have left in its files.
-struct EarlierCourse {
+struct EarlierHistory {
   // The time that they were up.
   absl::Duration elapsed;
   // Oldest first.
@@ -89,14 +89,14 @@ struct EarlierCourse {
 // number, and formatting is left to the readers.
 //
 // Thread safety: safe.
-class RunTally {
+class RunStats {
  public:
-  // `clock` must outlive the tally.
-  explicit RunTally(const Clock& clock);
+  // `clock` must outlive the stats.
+  explicit RunStats(const Clock& clock);
 
-  // Curves and times continue from `course`. Call it before any event is
+  // Curves and times continue from `history`. Call it before any event is
   // recorded.
-  void Continue(const EarlierCourse& course) ABSL_LOCKS_EXCLUDED(mu_);
+  void Continue(const EarlierHistory& history) ABSL_LOCKS_EXCLUDED(mu_);
   void Committed(const CommitRecord& record,
                  const CommitObservation& observation) ABSL_LOCKS_EXCLUDED(mu_);
   void Evaluated(const EvaluationRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
@@ -107,8 +107,8 @@ class RunTally {
   // The drift of a synchronous step.
   void Drifted(const std::vector<LayerDrift>& drift) ABSL_LOCKS_EXCLUDED(mu_);
 
-  TallySums sums() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Time since the tally was made.
+  RunSums sums() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Time since the stats was made.
   absl::Duration uptime() const { return clock_.Now() - start_; }
 
  private:
@@ -128,7 +128,7 @@ class RunTally {
   mutable Mutex mu_;
   // Time in earlier processes of the run.
   absl::Duration elapsed_before_ ABSL_GUARDED_BY(mu_);
-  TallySums sums_ ABSL_GUARDED_BY(mu_);
+  RunSums sums_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace cohort

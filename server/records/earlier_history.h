@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "common/ids.h"
-#include "server/metrics/run_tally.h"
+#include "server/metrics/run_stats.h"
 
 namespace cohort {
 
@@ -16,6 +16,7 @@ extern const char kHistoryHeader[];
 //
 // The last commits before that version may not be in a row yet; their duration
 // is estimated from the rows before them.
-EarlierCourse CourseOf(const std::vector<std::string>& rows, Version restored);
+EarlierHistory EarlierHistoryOf(const std::vector<std::string>& rows,
+                                Version restored);
 
 }  // namespace cohort
