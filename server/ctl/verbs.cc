@@ -32,6 +32,7 @@ absl::Span<const FlagSpec> CommonFlags() {
 #define COHORT_VERBS(VERB)    \
   VERB(RunVerb)               \
   VERB(StudyVerb)             \
+  VERB(RunsVerb)              \
   VERB(StatusVerb)            \
   VERB(WatchVerb)             \
   VERB(DoctorVerb)            \

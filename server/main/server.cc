@@ -73,10 +73,8 @@ absl::StatusOr<std::unique_ptr<TraceFile>> OpenTrace(const std::string& path) {
 absl::Status WriteLine(const std::string& path, const std::string& text) {
   if (path.empty()) return absl::OkStatus();
   const std::string line = absl::StrCat(text, "\n");
-  return WriteFileAtomically(
-      RealFileSystem(), path, kAddressFileMode,
-      {ByteRope::Copy(absl::MakeConstSpan(
-          reinterpret_cast<const std::byte*>(line.data()), line.size()))});
+  return WriteFileAtomically(RealFileSystem(), path, kAddressFileMode,
+                             {ByteRope::CopyText(line)});
 }
 
 LogLevel LevelOf(Severity severity) {
@@ -215,6 +213,7 @@ absl::Status Server::Start() {
       static_cast<RunListener&>(*this));
   COHORT_RETURN_IF_ERROR(OpenRecorder());
   COHORT_RETURN_IF_ERROR(Listen());
+  StartReport();
   COHORT_RETURN_IF_ERROR(StartOps());
   PrintStart();
   recorder_->Begin();
@@ -266,20 +265,23 @@ absl::Status Server::OpenRecorder() {
   return absl::OkStatus();
 }
 
+void Server::StartReport() {
+  if (options_.ops_listen.empty() && !files_->keeps_results()) return;
+  figures_ = std::make_unique<FiguresSource>(*shard_, stats_, *files_, clock_,
+                                             address_);
+  if (!files_->keeps_results()) return;
+  report_ = std::make_unique<ReportWriter>(RealFileSystem(), *figures_,
+                                           options_.files.results_dir);
+}
+
 absl::Status Server::StartOps() {
   if (options_.ops_listen.empty()) return absl::OkStatus();
   probe_ = std::make_unique<SelfProbe>(address_);
-  absl::StatusOr<std::unique_ptr<OpsPort>> ops =
-      OpsPort::Start({.listen = options_.ops_listen,
-                      .insecure = options_.insecure,
-                      .server_address = address_,
-                      .reachable = [this] { return probe_->status(); }},
-                     {.shard = *shard_,
-                      .stats = stats_,
-                      .files = *files_,
-                      .calls = grpc_metrics_,
-                      .clock = clock_,
-                      .watchers = watchers_});
+  absl::StatusOr<std::unique_ptr<OpsPort>> ops = OpsPort::Start(
+      {.listen = options_.ops_listen,
+       .insecure = options_.insecure,
+       .reachable = [this] { return probe_->status(); }},
+      {.figures = *figures_, .calls = grpc_metrics_, .watchers = watchers_});
   if (!ops.ok()) return ops.status();
   ops_ = *std::move(ops);
   {
@@ -399,6 +401,8 @@ void Server::Stop() {
   }
   ops_.reset();
   probe_.reset();
+  report_.reset();
+  figures_.reset();
   if (trace_ != nullptr && !trace_->status().ok()) {
     Log(LogLevel::kError, trace_->status().message());
   }
@@ -409,6 +413,7 @@ void Server::Stop() {
 }
 
 void Server::WriteResults(RunSummary& summary) {
+  if (report_ != nullptr) KeepFirst(summary.files, report_->Write());
   const absl::StatusOr<RunState> state = shard_->State();
   if (!state.ok()) return;
   summary.model = state->model;

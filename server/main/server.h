@@ -18,7 +18,9 @@
 #include "server/core/options.h"
 #include "server/metrics/grpc_metrics.h"
 #include "server/metrics/run_stats.h"
+#include "server/ops/figures_source.h"
 #include "server/ops/ops_port.h"
+#include "server/ops/report_writer.h"
 #include "server/ops/watchers.h"
 #include "server/records/run_files.h"
 #include "server/records/run_recorder.h"
@@ -115,6 +117,7 @@ class Server : private RunListener {
   absl::Status Start();
   absl::Status OpenRecorder();
   absl::Status Listen();
+  void StartReport();
   absl::Status StartOps();
   void PrintStart();
   absl::StatusOr<Version> CheckpointNow();
@@ -168,6 +171,10 @@ class Server : private RunListener {
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<RunRecorder> recorder_;
   std::unique_ptr<Transport> transport_;
+  // Null if nothing shows them.
+  std::unique_ptr<FiguresSource> figures_;
+  // Null without --results_dir.
+  std::unique_ptr<ReportWriter> report_;
   // Null without an operations port.
   std::unique_ptr<SelfProbe> probe_;
   // Null without an operations port.

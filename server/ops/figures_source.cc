@@ -74,9 +74,9 @@ FiguresSource::FiguresSource(const Shard& shard, const RunStats& stats,
       clock_(clock),
       address_(std::move(address)),
       memory_limit_bytes_(MemoryLimitBytes()) {
-  Update();
+  Refreshed();
   task_ = std::make_unique<PeriodicTask>("figures", kInterval,
-                                         [this] { Update(); });
+                                         [this] { Refreshed(); });
 }
 
 SharedFigures FiguresSource::Newest() const {
@@ -84,11 +84,14 @@ SharedFigures FiguresSource::Newest() const {
   return newest_;
 }
 
-void FiguresSource::Update() {
-  SharedFigures figures = Gather();
+SharedFigures FiguresSource::Refreshed() {
+  MutexLock gather(gather_mu_);
+  const SharedFigures figures = Gather();
   // The old figures are freed after the lock is released.
+  SharedFigures old = figures;
   MutexLock lock(mu_);
-  newest_.swap(figures);
+  newest_.swap(old);
+  return figures;
 }
 
 ModelFigures FiguresSource::GatherModel() const {

@@ -28,10 +28,11 @@ class FiguresSource {
 
   // Never null.
   SharedFigures Newest() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Gathers them now. For the last ones of a run; takes locks of training.
+  SharedFigures Refreshed() ABSL_LOCKS_EXCLUDED(gather_mu_, mu_);
 
  private:
-  SharedFigures Gather();
-  void Update() ABSL_LOCKS_EXCLUDED(mu_);
+  SharedFigures Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(gather_mu_);
   ModelFigures GatherModel() const;
 
   // Fixed after construction.
@@ -42,8 +43,8 @@ class FiguresSource {
   const std::string address_;
   const int64_t memory_limit_bytes_;
 
-  // Used by the constructor, then by the task only.
-  RateMeter rate_;
+  Mutex gather_mu_;
+  RateMeter rate_ ABSL_GUARDED_BY(gather_mu_);
 
   mutable Mutex mu_;
   SharedFigures newest_ ABSL_GUARDED_BY(mu_);

@@ -37,10 +37,8 @@ absl::Status CheckOpsListen(const std::string& listen, bool insecure) {
 }
 
 OpsPort::OpsPort(const OpsPortOptions& options, const Sources& sources)
-    : figures_(sources.shard, sources.stats, sources.files, sources.clock,
-               options.server_address),
-      reachable_(options.reachable),
-      collectors_(MakeCollectors(figures_)),
+    : reachable_(options.reachable),
+      collectors_(MakeCollectors(sources.figures)),
       ready_(absl::UnavailableError("the server is starting")) {
   for (const auto& collector : collectors_) {
     metrics_.push_back(collector.get());
@@ -54,7 +52,7 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
     const OpsPortOptions& options, const Sources& sources) {
   std::unique_ptr<OpsPort> port(new OpsPort(options, sources));
   std::map<std::string, HttpHandler> routes =
-      PageRoutes([&figures = port->figures_] { return figures.Newest(); });
+      PageRoutes([&figures = sources.figures] { return figures.Newest(); });
   routes.merge(OpsRoutes({.metrics = port->metrics_,
                           .ready = [&port = *port] { return port.ready(); }}));
   const auto watch = [&](const char* watched, absl::Duration again) {

@@ -12,11 +12,8 @@
 #include "common/mutex.h"
 #include "prometheus/collectable.h"
 #include "server/metrics/grpc_metrics.h"
-#include "server/metrics/run_stats.h"
 #include "server/ops/figures_source.h"
 #include "server/ops/watchers.h"
-#include "server/records/run_files.h"
-#include "server/shard/shard.h"
 
 namespace cohort {
 
@@ -27,8 +24,6 @@ struct OpsPortOptions {
   std::string listen;
   // Allows an address that other machines can reach.
   bool insecure = false;
-  // The address where workers reach the server; shown on the page.
-  std::string server_address;
   // Returns whether new connections to that address are served; must not block.
   std::function<absl::Status()> reachable;
 };
@@ -43,11 +38,8 @@ class OpsPort {
  public:
   // The displayed objects; all must outlive the port.
   struct Sources {
-    const Shard& shard;
-    const RunStats& stats;
-    const RunFiles& files;
+    const FiguresSource& figures;
     const GrpcMetrics& calls;
-    const Clock& clock;
     // Is told of each request.
     Watchers& watchers;
   };
@@ -68,7 +60,6 @@ class OpsPort {
   OpsPort(const OpsPortOptions& options, const Sources& sources);
   absl::Status ready() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  FiguresSource figures_;
   const std::function<absl::Status()> reachable_;
   // The contents of /metrics, in this order.
   const std::vector<std::unique_ptr<const prometheus::Collectable>> collectors_;

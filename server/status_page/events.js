@@ -1,7 +1,7 @@
 // The events of the run, for people who were not watching.
 
 import {byId, make, resize, setText, shownRows} from './dom.js';
-import {capitalised, clock} from './format.js';
+import {capitalised, clock, dateTime} from './format.js';
 
 const ROWS = 8;
 
@@ -9,7 +9,7 @@ const ROWS = 8;
 function when(at) {
   const date = new Date(1000 * at);
   if (date.toDateString() === new Date().toDateString()) return clock(at);
-  return date.toLocaleString('en-GB', {dateStyle: 'medium', timeStyle: 'short'});
+  return dateTime(at);
 }
 
 function makeEvent() {

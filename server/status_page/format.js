@@ -74,6 +74,10 @@ export function bytes(value) {
 export const clock = (unixSeconds) =>
     new Date(1000 * unixSeconds).toLocaleTimeString('en-GB');
 
+export const dateTime = (unixSeconds) =>
+    new Date(1000 * unixSeconds).toLocaleString(
+        'en-GB', {dateStyle: 'medium', timeStyle: 'short'});
+
 export const capitalised = (text) =>
     (text ? text[0].toUpperCase() + text.slice(1) : text);
 

@@ -1,9 +1,10 @@
-// Fetches the server's status once a second and shows it.
+// Fetches the server's status once a second and shows it. In a report, shows
+// the status that is saved in the file.
 
 import {updateBatchNorm} from './batch_norm.js';
 import {updateCurves} from './curves.js';
 import {byId, setText} from './dom.js';
-import {clock, duration} from './format.js';
+import {clock, count, dateTime, duration} from './format.js';
 import {updateEvents} from './events.js';
 import {updateHeadline} from './headline.js';
 import {updatePolicy} from './policy.js';
@@ -81,9 +82,29 @@ async function poll() {
   if (answer !== null) show(answer);
 }
 
+// A report stands alone, so there is nothing to fetch or to link to.
+function showSaved(status) {
+  newest = status;
+  remember(status);
+  show(status);
+  document.body.classList.toggle('over', status.ended);
+  byId('links').hidden = true;
+  const banner = byId('banner');
+  banner.hidden = status.ended;
+  banner.classList.add('calm');
+  setText(banner, `This report was written at step ${count(status.version)}, ` +
+      'before the end of the run.');
+  setText(byId('fresh'), `report of ${dateTime(status.now)}`);
+}
+
 for (const plain of document.querySelectorAll('.plain')) plain.hidden = true;
 byId('live').hidden = false;
 byId('live').addEventListener('rows', () => newest !== null && show(newest));
 matchMedia('(prefers-color-scheme: dark)').addEventListener(
     'change', () => newest !== null && show(newest));
-poll();
+const saved = byId('saved-status');
+if (saved === null) {
+  poll();
+} else {
+  showSaved(JSON.parse(saved.textContent));
+}

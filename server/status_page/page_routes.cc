@@ -3,12 +3,14 @@
 #include <utility>
 
 #include "common/check.h"
+#include "server/status_page/report.h"
 #include "server/status_page/status_json.h"
 #include "server/status_page/status_tables.h"
 
 namespace cohort {
 namespace {
 
+constexpr absl::string_view kPagePath = "/page.html";
 constexpr char kHtmlType[] = "text/html; charset=utf-8";
 
 std::string Owned(absl::string_view text) {
@@ -17,24 +19,30 @@ std::string Owned(absl::string_view text) {
 
 }  // namespace
 
+absl::string_view EmbeddedContent(absl::string_view path) {
+  for (const EmbeddedFile& file : EmbeddedFiles()) {
+    if (file.path == path) return file.content;
+  }
+  COHORT_CHECK(false, "a file of the page is not embedded");
+  return {};
+}
+
 std::map<std::string, HttpHandler> PageRoutes(
     std::function<SharedFigures()> figures) {
   std::map<std::string, HttpHandler> routes;
-  absl::string_view page;
   for (const EmbeddedFile& file : EmbeddedFiles()) {
-    if (file.path == "/page.html") {
-      page = file.content;
-      continue;
-    }
+    if (file.path == kPagePath || file.path == kReportPath) continue;
     routes[Owned(file.path)] = [&file]() -> HttpResponse {
       return {.content_type = Owned(file.content_type),
               .fixed_body = file.content};
     };
   }
-  COHORT_CHECK(!page.empty(), "page.html is not embedded");
-  routes["/"] = [page, figures]() -> HttpResponse {
+  routes["/"] = [page = EmbeddedContent(kPagePath), figures]() -> HttpResponse {
     return {.content_type = kHtmlType,
             .body = PageWithTables(page, *figures())};
+  };
+  routes[Owned(kReportPath)] = [figures]() -> HttpResponse {
+    return {.content_type = kHtmlType, .body = ReportPage(*figures())};
   };
   routes["/status.json"] = [figures = std::move(figures)]() -> HttpResponse {
     return {.content_type = "application/json", .body = StatusJson(*figures())};

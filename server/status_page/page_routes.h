@@ -22,8 +22,14 @@ struct EmbeddedFile {
 // The page's files and Chart.js, generated when the program is built.
 const std::vector<EmbeddedFile>& EmbeddedFiles();
 
-// Handlers for "/", "/status.json" and the embedded files. `figures` must never
-// return null.
+// The template of a report, which is not served as it is.
+inline constexpr absl::string_view kReportPath = "/report.html";
+
+// The content of the embedded file with that path, which must exist.
+absl::string_view EmbeddedContent(absl::string_view path);
+
+// Handlers for "/", "/status.json", "/report.html" and the embedded files.
+// `figures` must never return null.
 std::map<std::string, HttpHandler> PageRoutes(
     std::function<SharedFigures()> figures);
 

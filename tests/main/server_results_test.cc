@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,15 @@ TEST_F(ServiceTest, RunEndsWithEvaluationAndResults) {
   EXPECT_THAT(out_.str(), EndsWith("test accuracy 50.0 %\n"));
   EXPECT_TRUE(std::filesystem::exists(options.files.results_dir +
                                       "/model.safetensors"));
+  // The saved page and its numbers are those of the end.
+  const nlohmann::json status = nlohmann::json::parse(
+      std::ifstream(options.files.results_dir + "/status.json"));
+  EXPECT_EQ(status["ended"], true);
+  EXPECT_EQ(status["version"], 1);
+  EXPECT_EQ(status["test"]["accuracy"], 0.5);
+  EXPECT_EQ(status["run"], server_->run_id());
+  EXPECT_TRUE(
+      std::filesystem::exists(options.files.results_dir + "/report.html"));
   std::ifstream history(options.files.results_dir + "/history.csv");
   std::string header;
   std::string first_row;

@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/status_page/page_routes.h"
+#include "server/status_page/report.h"
 #include "server/status_page/status_json.h"
 #include "server/status_page/status_tables.h"
 #include "tests/metrics/made_up_figures.h"
@@ -101,6 +102,39 @@ TEST(StatusTablesTest, EverythingFromOutsideIsEscaped) {
   EXPECT_THAT(page, HasSubstr("&lt;img src=x onerror=alert(1)&gt;&quot;&#39;"
                               "&amp;&lt;!-- STATUS --&gt;"));
   EXPECT_THAT(page, testing::EndsWith("</html>"));
+}
+
+TEST(ReportPageTest, StandsAloneAndHoldsTheStatus) {
+  const RunFigures figures = BusyFigures(2);
+  const std::string report = ReportPage(figures);
+  EXPECT_THAT(report, HasSubstr(StatusTables(figures)));
+  EXPECT_THAT(report, Not(HasSubstr("src=\"/")));
+  EXPECT_THAT(report, Not(HasSubstr("href=\"/page.css")));
+  const std::string begin =
+      "<script type=\"application/json\" id=\"saved-status\">";
+  const size_t at = report.find(begin) + begin.size();
+  const std::string data = report.substr(at, report.find("</script>", at) - at);
+  EXPECT_EQ(nlohmann::json::parse(data), Parsed(figures));
+}
+
+TEST(ReportPageTest, TextFromOutsideCannotEndTheScript) {
+  constexpr char kEnd[] = "</script><!-- DATA --><script>alert(1)</script>";
+  RunFigures figures = BusyFigures(1);
+  const std::string quiet = ReportPage(figures);
+  figures.status.state = kEnd;
+  figures.status.workers[0].description = kEnd;
+  const std::string report = ReportPage(figures);
+  const auto scripts = [](const std::string& text) {
+    size_t count = 0;
+    for (size_t at = text.find("<script"); at != std::string::npos;
+         at = text.find("<script", at + 1)) {
+      ++count;
+    }
+    return count;
+  };
+  EXPECT_EQ(scripts(report), scripts(quiet));
+  EXPECT_THAT(report, Not(HasSubstr(kEnd)));
+  EXPECT_THAT(report, HasSubstr("\\u003c/script>\\u003c!-- DATA -->"));
 }
 
 TEST(StatusTablesTest, TheStateComesFirst) {

@@ -51,6 +51,7 @@ class LiveRun(unittest.TestCase):
         self.addCleanup(self.cohort.__exit__)
         self.address_file = self.cohort.dir / "ops"
         self.cohort.server_flags += [
+            f"--results_dir={self.cohort.dir / 'results'}",
             "--ops_listen=127.0.0.1:0",
             f"--ops_address_file={self.address_file}"]
         self.browser.set_look(1280, 800)
@@ -200,6 +201,19 @@ class LiveRun(unittest.TestCase):
         self.drain_and_await_the_end()
         self.assertGreaterEqual(self.last_step(), 20)
         self.assertIn("drained", self.say("h1").lower())
+        self.check_report(self.say("h1"), self.last_step())
+
+    def check_report(self, state, last_step):
+        """The saved page shows the end without a server and a network."""
+        report = self.cohort.dir / "results" / "report.html"
+        self.browser.open(report.as_uri())
+        self.assertEqual(self.say("h1"), state)
+        self.assertEqual(self.last_step(), last_step)
+        self.assertIn("report of", self.say("#fresh"))
+        self.assertEqual(self.say("#banner"), "")
+        self.assertIn("process", self.say("#worker-rows"))
+        self.assertEqual(self.browser.complaints(), [])
+        self.picture("report")
 
     def test_end_is_shown_to_who_opens_the_page_in_the_last_moment(self):
         self.cohort.start()

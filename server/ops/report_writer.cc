@@ -1,0 +1,48 @@
+#include "server/ops/report_writer.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "common/byte_rope.h"
+#include "common/log/log.h"
+#include "common/status_macros.h"
+#include "server/status_page/report.h"
+#include "server/status_page/status_json.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kInterval = absl::Minutes(1);
+
+absl::Status WriteText(FileSystem& files, const std::string& path,
+                       absl::string_view text) {
+  return WriteFileAtomically(files, path, kPublicFileMode,
+                             {ByteRope::CopyText(text)});
+}
+
+}  // namespace
+
+ReportWriter::ReportWriter(FileSystem& files, FiguresSource& figures,
+                           std::string dir)
+    : files_(files), figures_(figures), dir_(std::move(dir)) {
+  task_ = std::make_unique<PeriodicTask>("report", kInterval, [this] {
+    const absl::Status written = Write();
+    if (written.ok()) return;
+    Log(LogLevel::kWarning,
+        absl::StrCat("the report was not written and will be tried again in ",
+                     "a minute: ", written.message()));
+  });
+}
+
+absl::Status ReportWriter::Write() {
+  MutexLock lock(mu_);
+  const SharedFigures figures = figures_.Refreshed();
+  COHORT_RETURN_IF_ERROR(WriteText(files_, absl::StrCat(dir_, "/status.json"),
+                                   StatusJson(*figures)));
+  return WriteText(files_, absl::StrCat(dir_, "/report.html"),
+                   ReportPage(*figures));
+}
+
+}  // namespace cohort
