@@ -115,8 +115,8 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
 }
 
 void Coordinator::Heartbeat(SessionId session, Instant now,
-                            const PhaseSeconds& phases) {
-  roster_.Hear(session, phases, now);
+                            const WorkerReport& report) {
+  roster_.Hear(session, report, now);
 }
 
 void Coordinator::Leave(SessionId session, const std::string& reason,
@@ -365,7 +365,7 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   if (request.dry_run || !(outlook.changes || settings_.pending()))
     return answer;
   Turn turn{.now = now, .out = out, .changed = true};
-  RequestChange(run(), settings_, target, turn);
+  RequestChange(run(), settings_, target, request.note, turn);
   Settle(turn);
   if (outlook.changes) {
     // A change that acts at once does not wait for others that are pending.

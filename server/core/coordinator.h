@@ -15,6 +15,7 @@
 #include "common/model_layout.h"
 #include "common/moments.h"
 #include "common/push.h"
+#include "common/worker_report.h"
 #include "server/core/assignments.h"
 #include "server/core/describe_status.h"
 #include "server/core/effects.h"
@@ -57,9 +58,8 @@ class Coordinator {
   //   Aborted (that incarnation was replaced).
   absl::Status Join(SessionId session, const JoinRequest& request, Instant now,
                     Effects& out);
-  // `phases` empty: nothing new.
   void Heartbeat(SessionId session, Instant now,
-                 const PhaseSeconds& phases = {});
+                 const WorkerReport& report = {});
   void Leave(SessionId session, const std::string& reason, Instant now,
              Effects& out);
   // The stream ended without Leave.

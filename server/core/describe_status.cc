@@ -152,11 +152,16 @@ std::string PausedText(const RunView& run, Instant now) {
                       " MiB of gradients (--inflight_mib)");
 }
 
+// The run has ended, and the worker took part until then.
+bool IsFinished(const RunView& run, const Worker& worker) {
+  return run.ledger.ended() && (worker.registered || worker.finished);
+}
+
 absl::string_view ActivityOf(const RunView& run, const Worker& worker) {
+  if (IsFinished(run, worker)) return "finished";
   if (worker.state == Worker::State::kVacant) return "vacant";
   if (worker.state == Worker::State::kReconnecting) return "reconnecting";
   if (!worker.registered) return "joining";
-  if (run.ledger.ended()) return "finished";
   if (!worker.outstanding.has_value()) return "waiting";
   switch (worker.outstanding->kind) {
     case AssignmentKind::kEvaluate:
@@ -172,19 +177,20 @@ absl::string_view ActivityOf(const RunView& run, const Worker& worker) {
 
 StatusView::Worker ViewOf(const RunView& run, const Worker& worker,
                           Instant now) {
-  StatusView::Worker view{.rank = worker.rank,
-                          .state = std::string(StateName(worker.state)),
-                          .activity = ActivityOf(run, worker),
-                          .incarnation = worker.incarnation,
-                          .description = worker.description,
-                          .build = worker.build,
-                          .batch_size = worker.batch_size,
-                          .sequence = worker.outstanding.has_value()
-                                          ? worker.outstanding->sequence
-                                          : Sequence(),
-                          .silent = now - worker.last_heard,
-                          .phases = worker.phases,
-                          .pushes = worker.pushes};
+  StatusView::Worker view{
+      .rank = worker.rank,
+      .state = IsFinished(run, worker) ? "finished"
+                                       : std::string(StateName(worker.state)),
+      .activity = ActivityOf(run, worker),
+      .incarnation = worker.incarnation,
+      .description = worker.description,
+      .build = worker.build,
+      .batch_size = worker.batch_size,
+      .sequence = worker.outstanding.has_value() ? worker.outstanding->sequence
+                                                 : Sequence(),
+      .silent = now - worker.last_heard,
+      .report = worker.report,
+      .pushes = worker.pushes};
   const PushVerdict* decided = run.ledger.pushes_of(worker.rank).last_verdict();
   std::optional<Version> at;
   if (decided != nullptr) at = decided->version;

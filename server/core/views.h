@@ -11,6 +11,7 @@
 #include "common/evaluation_sums.h"
 #include "common/ids.h"
 #include "common/measures/staleness_histogram.h"
+#include "common/worker_report.h"
 #include "server/core/effects.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/run_counts.h"
@@ -64,8 +65,7 @@ struct StatusView {
     int64_t batch_size = 0;
     Sequence sequence;
     absl::Duration silent;
-    // Mean seconds of a step in each phase, as it told last.
-    PhaseSeconds phases;
+    WorkerReport report;
     // Versions made since the one that it computes on, or that its last push
     // went into.
     int64_t lag_versions = 0;

@@ -50,23 +50,36 @@ absl::StatusOr<JoinRequest> JoinFrom(const v1::Join& proto) {
   return request;
 }
 
+absl::Status CheckReported(absl::string_view field, double value) {
+  if (std::isfinite(value) && value >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("heartbeat.", field, ": got ", value,
+                   ", want a finite number of at least 0"));
+}
+
 // Only known names are accepted, because they come from strangers and are shown
 // to people.
-absl::StatusOr<PhaseSeconds> PhasesFrom(const v1::Heartbeat& heartbeat) {
-  PhaseSeconds phases;
+absl::StatusOr<WorkerReport> ReportFrom(const v1::Heartbeat& heartbeat) {
+  WorkerReport report;
   for (const auto& [name, seconds] : heartbeat.phase_seconds()) {
     const auto known = std::find(kStepPhaseNames.begin(), kStepPhaseNames.end(),
                                  absl::string_view(name));
     // The phase is from a later release.
     if (known == kStepPhaseNames.end()) continue;
-    if (!std::isfinite(seconds) || seconds < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("heartbeat.phase_seconds.", name, ": got ", seconds,
-                       ", want a finite number of at least 0"));
-    }
-    phases[name] = seconds;
+    COHORT_RETURN_IF_ERROR(
+        CheckReported(absl::StrCat("phase_seconds.", name), seconds));
+    report.phases[name] = seconds;
   }
-  return phases;
+  if (heartbeat.has_cpu_cores()) {
+    COHORT_RETURN_IF_ERROR(CheckReported("cpu_cores", heartbeat.cpu_cores()));
+    report.cpu_cores = heartbeat.cpu_cores();
+  }
+  if (heartbeat.has_resident_bytes()) {
+    COHORT_RETURN_IF_ERROR(CheckReported(
+        "resident_bytes", static_cast<double>(heartbeat.resident_bytes())));
+    report.resident_bytes = heartbeat.resident_bytes();
+  }
+  return report;
 }
 
 class SessionReactor final : public ShardStream<SessionStream> {
@@ -163,8 +176,8 @@ class SessionReactor final : public ShardStream<SessionStream> {
   }
 
   absl::Status OnHeartbeat(const v1::Heartbeat& heartbeat) {
-    COHORT_ASSIGN_OR_RETURN(const PhaseSeconds phases, PhasesFrom(heartbeat));
-    shard_.Heartbeat(id_, phases);
+    COHORT_ASSIGN_OR_RETURN(const WorkerReport report, ReportFrom(heartbeat));
+    shard_.Heartbeat(id_, report);
     if (heartbeat.sent_unix_us() == 0) return absl::OkStatus();
     v1::SessionReply reply;
     v1::HeartbeatEcho* echo = reply.mutable_heartbeat_echo();

@@ -212,9 +212,9 @@ absl::Status Shard::Join(SessionId session, const JoinRequest& request) {
   });
 }
 
-void Shard::Heartbeat(SessionId session, const PhaseSeconds& phases) {
+void Shard::Heartbeat(SessionId session, const WorkerReport& report) {
   Handle([&](Coordinator& core, Instant now, Effects&) {
-    core.Heartbeat(session, now, phases);
+    core.Heartbeat(session, now, report);
   });
 }
 

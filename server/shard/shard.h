@@ -23,6 +23,7 @@
 #include "common/push.h"
 #include "common/thread_pool.h"
 #include "common/timeline.h"
+#include "common/worker_report.h"
 #include "server/core/coordinator.h"
 #include "server/core/data/data_shard.h"
 #include "server/core/effects.h"
@@ -123,7 +124,7 @@ class Shard {
   absl::Duration heartbeat_interval() const;
 
   absl::Status Join(SessionId session, const JoinRequest& request);
-  void Heartbeat(SessionId session, const PhaseSeconds& phases);
+  void Heartbeat(SessionId session, const WorkerReport& report);
   void Leave(SessionId session, const std::string& reason);
   void SessionBroken(SessionId session);
 

@@ -351,8 +351,10 @@ class RecordedHooks final : public ClientHooks {
     MutexLock lock(mu);
     retries.emplace_back(method);
   }
-  std::map<std::string, double> TakePhaseSeconds() override {
-    return {{"forward", 0.5}};
+  WorkerReport TakeReport() override {
+    return {.phases = {{"forward", 0.5}},
+            .cpu_cores = 1.25,
+            .resident_bytes = 4096};
   }
   bool WantsServerClock() const override { return true; }
   void OnServerClock(absl::Duration offset, absl::Duration error) override {
@@ -401,6 +403,8 @@ TEST(ClientConnectionTest, HeartbeatsCarryPhasesAndBringTheServersClock) {
   const auto client = JoinedClient(options);
   server.AwaitReceived([](const v1::SessionRequest& request) {
     return request.heartbeat().phase_seconds().count("forward") == 1 &&
+           request.heartbeat().cpu_cores() == 1.25 &&
+           request.heartbeat().resident_bytes() == 4096 &&
            request.heartbeat().sent_unix_us() > 0;
   });
   MutexLock lock(hooks.mu);

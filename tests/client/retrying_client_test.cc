@@ -126,7 +126,7 @@ class RetriesHeard final : public ClientHooks {
   void OnRetry(absl::string_view method) override {
     methods.emplace_back(method);
   }
-  std::map<std::string, double> TakePhaseSeconds() override { return {}; }
+  WorkerReport TakeReport() override { return {}; }
   bool WantsServerClock() const override { return false; }
   void OnServerClock(absl::Duration /*o*/, absl::Duration /*e*/) override {}
 

@@ -41,7 +41,9 @@ RunFigures BusyFigures(int32_t workers) {
     worker.description = absl::StrCat("node-", worker.rank.value());
     worker.silent = absl::Milliseconds(500);
     worker.pushes = 3;
-    worker.phases = {{"data", 0.25}, {"forward", 0.5}};
+    worker.report = {.phases = {{"data", 0.25}, {"forward", 0.5}},
+                     .cpu_cores = 1.5,
+                     .resident_bytes = int64_t{3} << 30};
   }
   figures.samples_per_second = 200;
   figures.seconds_left = 3;

@@ -87,6 +87,44 @@ TEST_F(TelemetryServiceTest, StatusHasThePhasesThatAWorkerToldLast) {
   EXPECT_THAT(PhasesOf(0, 1), IsEmpty());
 }
 
+TEST_F(TelemetryServiceTest, StatusHasTheUseOfCoresAndMemory) {
+  StartWithTwoWorkers(TinyOptions());
+  v1::SessionRequest heartbeat = Heartbeat({});
+  heartbeat.mutable_heartbeat()->set_sent_unix_us(1);
+  heartbeat.mutable_heartbeat()->set_cpu_cores(1.5);
+  heartbeat.mutable_heartbeat()->set_resident_bytes(1 << 20);
+  workers_[0]->session().stream->Write(heartbeat);
+  ASSERT_TRUE(AwaitEcho().has_value());
+  grpc::ClientContext context;
+  SetDeadline(context);
+  v1::Status status;
+  ASSERT_TRUE(workers_[0]->admin().GetStatus(&context, {}, &status).ok());
+  EXPECT_EQ(status.workers(0).cpu_cores(), 1.5);
+  EXPECT_EQ(status.workers(0).resident_bytes(), 1 << 20);
+  EXPECT_FALSE(status.workers(1).has_cpu_cores());
+}
+
+TEST_F(TelemetryServiceTest, ImpossibleUseEndsTheSession) {
+  for (const bool cpu : {true, false}) {
+    Start(TinyOptions());
+    HandWorker worker(server_->address());
+    ASSERT_TRUE(worker.Join(0).ok());
+    v1::SessionRequest heartbeat = Heartbeat({});
+    if (cpu) {
+      heartbeat.mutable_heartbeat()->set_cpu_cores(
+          std::numeric_limits<double>::quiet_NaN());
+    } else {
+      heartbeat.mutable_heartbeat()->set_resident_bytes(-1);
+    }
+    worker.session().stream->Write(heartbeat);
+    const grpc::Status end = worker.session().End();
+    EXPECT_EQ(end.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(
+        end.error_message(),
+        HasSubstr(cpu ? "heartbeat.cpu_cores" : "heartbeat.resident_bytes"));
+  }
+}
+
 TEST_F(TelemetryServiceTest, PhasesThatAreNoTimesEndTheSession) {
   for (const double seconds : {-1.0, std::numeric_limits<double>::quiet_NaN(),
                                std::numeric_limits<double>::infinity()}) {

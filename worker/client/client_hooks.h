@@ -1,10 +1,8 @@
 #pragma once
 
-#include <map>
-#include <string>
-
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/worker_report.h"
 
 namespace cohort {
 
@@ -26,10 +24,8 @@ class ClientHooks {
   // A call failed and is tried again. `method` is one of kRetriedMethods.
   virtual void OnRetry(absl::string_view method) = 0;
 
-  // Mean seconds of a step by phase (see common/step_phase.h), over the steps
-  // since the last call; empty if no step ended. Called on the heartbeat
-  // thread.
-  virtual std::map<std::string, double> TakePhaseSeconds() = 0;
+  // What happened since the last call. Called on the heartbeat thread.
+  virtual WorkerReport TakeReport() = 0;
 
   // Whether each heartbeat requests the server's clock, and the result: the
   // server's clock is ahead of the system clock here by `offset`, give or take

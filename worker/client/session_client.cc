@@ -50,12 +50,18 @@ void SessionClient::Heartbeat() {
     request.mutable_heartbeat()->set_sequence(link_.tracker.sequence().value());
   }
   if (hooks_ != nullptr) {
-    const std::map<std::string, double> phases = hooks_->TakePhaseSeconds();
-    request.mutable_heartbeat()->mutable_phase_seconds()->insert(phases.begin(),
-                                                                 phases.end());
+    const WorkerReport report = hooks_->TakeReport();
+    v1::Heartbeat& heartbeat = *request.mutable_heartbeat();
+    heartbeat.mutable_phase_seconds()->insert(report.phases.begin(),
+                                              report.phases.end());
+    if (report.cpu_cores.has_value()) {
+      heartbeat.set_cpu_cores(*report.cpu_cores);
+    }
+    if (report.resident_bytes.has_value()) {
+      heartbeat.set_resident_bytes(*report.resident_bytes);
+    }
     if (hooks_->WantsServerClock()) {
-      request.mutable_heartbeat()->set_sent_unix_us(
-          absl::ToUnixMicros(absl::Now()));
+      heartbeat.set_sent_unix_us(absl::ToUnixMicros(absl::Now()));
     }
   }
   AddMessageChecksum(&request);

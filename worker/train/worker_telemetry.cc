@@ -1,5 +1,6 @@
 #include "worker/train/worker_telemetry.h"
 
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -78,20 +79,26 @@ void WorkerTelemetry::OnRetry(absl::string_view method) {
   if (metrics_ != nullptr) metrics_->AddRetry(method);
 }
 
-std::map<std::string, double> WorkerTelemetry::TakePhaseSeconds() {
-  PhaseTimes phases;
-  int64_t steps = 0;
-  {
-    MutexLock lock(mu_);
-    phases = std::exchange(phases_, PhaseTimes());
-    steps = std::exchange(steps_, 0);
+WorkerReport WorkerTelemetry::TakeReport() {
+  const ProcessFigures process = ReadProcessFigures();
+  WorkerReport report;
+  if (process.resident_bytes > 0) {
+    report.resident_bytes = process.resident_bytes;
   }
-  std::map<std::string, double> means;
+  MutexLock lock(mu_);
+  const Instant now = clock_.Now();
+  const double elapsed =
+      absl::ToDoubleSeconds(now - std::exchange(reported_at_, now));
+  const double used =
+      process.cpu_seconds - std::exchange(cpu_seconds_, process.cpu_seconds);
+  if (elapsed > 0 && used >= 0) report.cpu_cores = used / elapsed;
+  const PhaseTimes phases = std::exchange(phases_, PhaseTimes());
+  const auto steps = static_cast<double>(std::exchange(steps_, 0));
   for (size_t i = 0; i < kStepPhases && steps > 0; ++i) {
-    means[std::string(kStepPhaseNames[i])] =
-        absl::ToDoubleSeconds(phases[i]) / static_cast<double>(steps);
+    report.phases[std::string(kStepPhaseNames[i])] =
+        absl::ToDoubleSeconds(phases[i]) / steps;
   }
-  return means;
+  return report;
 }
 
 void WorkerTelemetry::OnServerClock(absl::Duration offset,

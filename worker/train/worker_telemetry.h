@@ -1,14 +1,14 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "common/clock.h"
 #include "common/formats/trace_file.h"
 #include "common/mutex.h"
+#include "common/ops/process_collector.h"
 #include "worker/client/client.h"
 #include "worker/metrics/worker_metrics.h"
 #include "worker/train/trainer_observer.h"
@@ -35,8 +35,7 @@ class WorkerTelemetry final : public TrainerObserver, public ClientHooks {
   void OnJoined(const Membership& membership, bool again) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void OnRetry(absl::string_view method) override;
-  std::map<std::string, double> TakePhaseSeconds() override
-      ABSL_LOCKS_EXCLUDED(mu_);
+  WorkerReport TakeReport() override ABSL_LOCKS_EXCLUDED(mu_);
   bool WantsServerClock() const override { return trace_ != nullptr; }
   void OnServerClock(absl::Duration offset, absl::Duration error) override;
 
@@ -46,12 +45,16 @@ class WorkerTelemetry final : public TrainerObserver, public ClientHooks {
  private:
   WorkerMetrics* const metrics_;
   TraceFile* const trace_;
+  const SteadyClock clock_;
 
   mutable Mutex mu_;
   bool joined_ ABSL_GUARDED_BY(mu_) = false;
   // Times since the last heartbeat.
   PhaseTimes phases_ ABSL_GUARDED_BY(mu_) = {};
   int64_t steps_ ABSL_GUARDED_BY(mu_) = 0;
+  // At the last heartbeat.
+  Instant reported_at_ ABSL_GUARDED_BY(mu_) = clock_.Now();
+  double cpu_seconds_ ABSL_GUARDED_BY(mu_) = ReadProcessFigures().cpu_seconds;
 };
 
 }  // namespace cohort

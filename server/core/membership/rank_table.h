@@ -10,11 +10,9 @@
 #include "common/assignment.h"
 #include "common/clock.h"
 #include "common/ids.h"
+#include "common/worker_report.h"
 
 namespace cohort {
-
-// Mean seconds of a step by phase, for people.
-using PhaseSeconds = std::map<std::string, double>;
 
 // One rank of the cohort, over all lives of its process.
 struct Worker {
@@ -43,8 +41,8 @@ struct Worker {
   // It has once taken part, and under `wait` is waited for.
   bool ever_registered = false;
   int64_t batch_size = 0;
-  // Sent by its present incarnation.
-  PhaseSeconds phases;
+  // The newest of each part, from its present incarnation.
+  WorkerReport report;
   std::string fingerprint;
   std::string description;
   // Version and commit of its program.
@@ -54,6 +52,8 @@ struct Worker {
   Sequence next_sequence{1};
   // Given and not ended; survives a life under on_worker_loss=wait.
   std::optional<Assignment> outstanding;
+  // It was there when the run ended, and has left since.
+  bool finished = false;
   // Told to wait: the next assignment goes to its session.
   bool waiting = false;
   // Has joined since its last verdict, so that the next one may go to a stream

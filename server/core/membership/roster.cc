@@ -53,11 +53,16 @@ void Roster::NoteBegin(Instant now) {
   }
 }
 
-void Roster::Hear(SessionId session, const PhaseSeconds& phases, Instant now) {
+void Roster::Hear(SessionId session, const WorkerReport& report, Instant now) {
   Worker* worker = ranks_.BySession(session);
   if (worker == nullptr) return;
   worker->last_heard = now;
-  if (!phases.empty()) worker->phases = phases;
+  WorkerReport& kept = worker->report;
+  if (!report.phases.empty()) kept.phases = report.phases;
+  if (report.cpu_cores.has_value()) kept.cpu_cores = report.cpu_cores;
+  if (report.resident_bytes.has_value()) {
+    kept.resident_bytes = report.resident_bytes;
+  }
 }
 
 absl::StatusOr<Worker*> Roster::Check(const Sender& sender, Instant now) {
@@ -282,11 +287,13 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
   if (worker.registered || !worker.ever_registered) {
     worker.missed_since = turn.now;
   }
+  worker.finished = ledger_.ended() && worker.registered;
   worker.registered = false;
   worker.waiting = false;
-  worker.phases.clear();
   worker.leaves_because.reset();
+  // The end shows each worker as it was.
   if (ledger_.ended()) return;
+  worker.report = {};
   ++ledger_.counts.workers_lost;
   ++ledger_.vacancies[why];
   const CoordinatorOptions& options = settings_.options();

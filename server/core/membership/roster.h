@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/push.h"
+#include "common/worker_report.h"
 #include "server/core/effects.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/model/model_store.h"
@@ -54,7 +55,7 @@ class Roster {
                               absl::FunctionRef<std::string()> wait_text,
                               Turn& turn);
   // A heartbeat. No-op if no rank has this session.
-  void Hear(SessionId session, const PhaseSeconds& phases, Instant now);
+  void Hear(SessionId session, const WorkerReport& report, Instant now);
   // The worker that speaks, whose time-outs begin anew.
   // Errors: FailedPrecondition (another run), InvalidArgument (no such rank),
   //   Aborted (an older incarnation, or a rank that is not needed any more).

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace cohort {
+
+// Mean seconds of a step by phase, for people; names as in kStepPhaseNames.
+using PhaseSeconds = std::map<std::string, double>;
+
+// What a worker's heartbeat reports, for people.
+struct WorkerReport {
+  // Over the steps since the last report; empty if none ended.
+  PhaseSeconds phases;
+  // Mean number of processor cores in use since the last report.
+  std::optional<double> cpu_cores;
+  // Memory of the process now, bytes.
+  std::optional<int64_t> resident_bytes;
+};
+
+}  // namespace cohort
