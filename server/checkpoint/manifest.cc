@@ -226,12 +226,16 @@ Json StateJson(const RunState& state) {
   json["settings"] = state.settings;
   json["policy_history"] = Json::array();
   for (const PolicyRecord& r : state.policy_history) {
-    json["policy_history"].push_back({{"policy_epoch", r.policy_epoch},
-                                      {"version", r.version.value()},
-                                      {"samples", r.samples},
-                                      {"changed", r.changed},
-                                      {"text", r.text},
-                                      {"by_flags", r.by_flags}});
+    Json record = {{"policy_epoch", r.policy_epoch},
+                   {"version", r.version.value()},
+                   {"samples", r.samples},
+                   {"changed", r.changed},
+                   {"text", r.text},
+                   {"by_flags", r.by_flags}};
+    // Left out if empty: an older release refuses names it does not know.
+    if (!r.note.author.empty()) record["author"] = r.note.author;
+    if (!r.note.reason.empty()) record["reason"] = r.note.reason;
+    json["policy_history"].push_back(std::move(record));
   }
   return json;
 }
@@ -247,7 +251,9 @@ void PolicyFrom(const Json& json, RunState& state) {
          .samples = r.at("samples"),
          .changed = r.at("changed").get<SettingValues>(),
          .text = r.at("text"),
-         .by_flags = r.at("by_flags")});
+         .by_flags = r.at("by_flags"),
+         .note = {.author = r.value("author", ""),
+                  .reason = r.value("reason", "")}});
   }
 }
 

@@ -40,6 +40,7 @@ struct PolicyRecord {
   std::string text;
   // Asked for by the flags of a process that started, not while it ran.
   bool by_flags = false;
+  ChangeNote note;
 
   friend bool operator==(const PolicyRecord&, const PolicyRecord&) = default;
 };

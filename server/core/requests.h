@@ -49,6 +49,7 @@ struct ChangeRequest {
   SettingValues values;
   // Checks and answers, changes nothing.
   bool dry_run = false;
+  ChangeNote note;
 };
 
 struct ChangeAnswer {

@@ -118,11 +118,12 @@ SettingValues RunSettings::AdoptAtOnce(const CoordinatorOptions& target) {
   return changed;
 }
 
-void RunSettings::Request(CoordinatorOptions target) {
+void RunSettings::Request(CoordinatorOptions target, const ChangeNote& note) {
   SettingValues changed = Difference(SettingsOf(options_), target);
   pending_.reset();
   if (changed.empty()) return;
-  pending_ = {.target = std::move(target), .changed = std::move(changed)};
+  pending_ = {
+      .target = std::move(target), .changed = std::move(changed), .note = note};
 }
 
 void RunSettings::AdoptPending() {
@@ -133,13 +134,15 @@ void RunSettings::AdoptPending() {
 }
 
 const PolicyRecord& RunSettings::Record(SettingValues changed, std::string text,
-                                        Version version, int64_t samples) {
+                                        const ChangeNote& note, Version version,
+                                        int64_t samples) {
   ++policy_epoch_;
   history_.push_back({.policy_epoch = policy_epoch_,
                       .version = version,
                       .samples = samples,
                       .changed = std::move(changed),
-                      .text = std::move(text)});
+                      .text = std::move(text),
+                      .note = note});
   return history_.back();
 }
 

@@ -24,6 +24,8 @@ class RunSettings {
   struct Pending {
     CoordinatorOptions target;
     SettingValues changed;
+    // Of the newest request in it.
+    ChangeNote note;
   };
 
   // `options` must be valid. Pass `restored` to continue its history; flags
@@ -79,14 +81,15 @@ class RunSettings {
   // Puts in force what acts at once. Returns what that changes.
   SettingValues AdoptAtOnce(const CoordinatorOptions& target);
   // Makes `target` the pending request; none if it is what is in force.
-  void Request(CoordinatorOptions target);
+  void Request(CoordinatorOptions target, const ChangeNote& note);
   // Puts the pending request in force. There must be one.
   void AdoptPending();
 
   // Enters a change that has taken effect into the history, under a new policy
   // epoch.
   const PolicyRecord& Record(SettingValues changed, std::string text,
-                             Version version, int64_t samples);
+                             const ChangeNote& note, Version version,
+                             int64_t samples);
   // Before anything is changed: adds to the text of the newest entry.
   void AppendToHistory(const std::string& text) {
     history_.back().text += text;

@@ -253,4 +253,10 @@ std::string ChangeText(const SettingValues& before,
       });
 }
 
+std::string NoteText(const ChangeNote& note) {
+  if (note.author.empty()) return note.reason;
+  return absl::StrCat("by ", note.author, note.reason.empty() ? "" : ": ",
+                      note.reason);
+}
+
 }  // namespace cohort

@@ -47,4 +47,15 @@ SettingValues Difference(const SettingValues& before,
 std::string ChangeText(const SettingValues& before,
                        const SettingValues& changed);
 
+// Who asked for a change and why, as the client says; both may be empty.
+struct ChangeNote {
+  std::string author;
+  std::string reason;
+
+  friend bool operator==(const ChangeNote&, const ChangeNote&) = default;
+};
+
+// "by ana@host: too slow"; empty for an empty note.
+std::string NoteText(const ChangeNote& note);
+
 }  // namespace cohort

@@ -31,13 +31,15 @@ std::string OptimizerText(const PolicyOptions& before,
 }
 
 void Record(const ChangeParts& parts, SettingValues changed, std::string text,
-            Turn& turn) {
+            const ChangeNote& note, Turn& turn) {
   ++parts.run.ledger.counts.policy_changes;
   const Version version = parts.run.model.version();
-  turn.out.push_back(effect::Log{
-      .text = absl::StrCat("at step ", version.value(), ": ", text)});
+  const std::string why = NoteText(note);
+  turn.out.push_back(
+      effect::Log{.text = absl::StrCat("at step ", version.value(), ": ", text,
+                                       why.empty() ? "" : "; ", why)});
   turn.out.push_back(effect::PolicyChanged{
-      .record = parts.settings.Record(std::move(changed), std::move(text),
+      .record = parts.settings.Record(std::move(changed), std::move(text), note,
                                       version, parts.run.ledger.samples())});
 }
 
@@ -88,18 +90,19 @@ ChangeAnswer AnswerTo(const RunSettings::Outlook& outlook,
 }
 
 void RequestChange(const Run& run, RunSettings& settings,
-                   const CoordinatorOptions& target, Turn& turn) {
+                   const CoordinatorOptions& target, const ChangeNote& note,
+                   Turn& turn) {
   const SettingValues before = SettingsOf(settings.options());
   const SettingValues at_once = settings.AdoptAtOnce(target);
   if (!at_once.empty()) {
     Record({settings, run.roster, run.registrar, run.parts}, at_once,
-           ChangeText(before, at_once), turn);
+           ChangeText(before, at_once), note, turn);
   }
   if (at_once.contains("on_worker_loss") && !settings.waits_for_lost()) {
     WithdrawFromLost(run, "the others go on without it", turn);
   }
   // Settings that act at once may have let an earlier request take effect.
-  settings.Request(target);
+  settings.Request(target, note);
   if (settings.pending().has_value()) {
     WithdrawFromLost(run, "the policy changes", turn);
   }
@@ -109,6 +112,7 @@ void PutChangeInForce(const ChangeParts& parts, Turn& turn) {
   RunSettings& settings = parts.settings;
   const RunParts& run = parts.run;
   const SettingValues changed = settings.pending()->changed;
+  const ChangeNote note = settings.pending()->note;
   // No push is in flight, so no rank is paused; those that were told to go on
   // may not be there after the change.
   run.flow.ResumeAll(turn);
@@ -128,7 +132,7 @@ void PutChangeInForce(const ChangeParts& parts, Turn& turn) {
   if (options.workers != workers) ResizeCohort(parts, options.workers, turn);
   // No push under way has read an older version.
   run.model.HoldNone();
-  Record(parts, changed, std::move(text), turn);
+  Record(parts, changed, std::move(text), note, turn);
   // They may wait for others now.
   if (!run.ledger.started()) turn.repeat_waits = true;
 }

@@ -33,7 +33,8 @@ ChangeAnswer AnswerTo(const RunSettings::Outlook& outlook,
 // Puts in force what acts at once, and makes the rest pending. `settings` are
 // those of `run`.
 void RequestChange(const Run& run, RunSettings& settings,
-                   const CoordinatorOptions& target, Turn& turn);
+                   const CoordinatorOptions& target, const ChangeNote& note,
+                   Turn& turn);
 
 // Puts the pending request in force, at the present version. There must be one,
 // and nothing in flight; the step driver must be replaced afterwards.

@@ -425,8 +425,9 @@ void RunRecorder::WriteChange(const PolicyRecord& record,
   if (at.has_value()) {
     policy_ << absl::StrFormat("%.3f", absl::ToDoubleSeconds(Elapsed(*at)));
   }
+  const std::string why = NoteText(record.note);
   policy_ << ',' << CsvQuoted(ChangesText(record.changed)) << ','
-          << CsvQuoted(record.text);
+          << CsvQuoted(absl::StrCat(record.text, why.empty() ? "" : "; ", why));
   if (policy_named_) policy_ << ',' << options_.run.run_name;
   policy_ << '\n' << std::flush;
 }

@@ -51,7 +51,14 @@ absl::StatusOr<ChangeRequest> ChangeFrom(const v1::SetPolicyRequest& proto) {
                                      kSettingsMax));
   COHORT_RETURN_IF_ERROR(CheckLength("length of the run's id",
                                      proto.run_id().size(), kNameLengthMax));
-  ChangeRequest change{.run_id = proto.run_id(), .dry_run = proto.dry_run()};
+  COHORT_RETURN_IF_ERROR(CheckLength("length of the author",
+                                     proto.author().size(), kValueLengthMax));
+  COHORT_RETURN_IF_ERROR(CheckLength("length of the reason",
+                                     proto.reason().size(), kValueLengthMax));
+  ChangeRequest change{
+      .run_id = proto.run_id(),
+      .dry_run = proto.dry_run(),
+      .note = {.author = proto.author(), .reason = proto.reason()}};
   for (const auto& [name, value] : proto.settings()) {
     COHORT_RETURN_IF_ERROR(
         CheckLength("length of a setting's name", name.size(), kNameLengthMax));
@@ -80,6 +87,8 @@ void ToProto(const PolicyView& view, v1::GetPolicyReply* proto) {
     change->set_samples(record.samples);
     ToProto(record.changed, change->mutable_settings());
     change->set_text(record.text);
+    change->set_author(record.note.author);
+    change->set_reason(record.note.reason);
   }
 }
 
@@ -133,8 +142,13 @@ v1::Status ToProto(const StatusView& view, double samples_per_second,
     to->set_batch_size(worker.batch_size);
     to->set_sequence(worker.sequence.value());
     to->set_silent_ms(absl::ToInt64Milliseconds(worker.silent));
-    to->mutable_phase_seconds()->insert(worker.phases.begin(),
-                                        worker.phases.end());
+    const WorkerReport& report = worker.report;
+    to->mutable_phase_seconds()->insert(report.phases.begin(),
+                                        report.phases.end());
+    if (report.cpu_cores.has_value()) to->set_cpu_cores(*report.cpu_cores);
+    if (report.resident_bytes.has_value()) {
+      to->set_resident_bytes(*report.resident_bytes);
+    }
   }
   proto.mutable_staleness()->insert(view.staleness.begin(),
                                     view.staleness.end());

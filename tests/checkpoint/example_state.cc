@@ -114,7 +114,8 @@ RunState ExampleState(int64_t version) {
        .version = Version(3),
        .samples = 6,
        .changed = {{"aggregation", "async"}},
-       .text = "aggregation sync -> async: \"quoted\""}};
+       .text = "aggregation sync -> async: \"quoted\"",
+       .note = {.author = "ana@host", .reason = "too \"slow\""}}};
   state.reissue = {{.epoch = 2, .range = {.begin = 50, .end = 60}},
                    {.epoch = 3, .range = {.begin = 8, .end = 16}}};
   state.snapshot = ExampleSnapshot(*state.model, version);

@@ -57,6 +57,8 @@ class PolicyServiceTest : public ServiceTest {
     v1::SetPolicyRequest request;
     request.set_run_id(run_id);
     request.set_dry_run(dry_run);
+    request.set_author("ana@host");
+    request.set_reason("one node is slow");
     request.mutable_settings()->insert(settings.begin(), settings.end());
     return Admin()->SetPolicy(&context, request, &reply);
   }
@@ -120,6 +122,8 @@ TEST_F(PolicyServiceTest, ChangeWaitsForTheStepInProgressAndIsRecorded) {
   EXPECT_EQ(after.history(1).version(), 1);
   EXPECT_EQ(after.history(1).samples(), 4);
   EXPECT_EQ(after.history(1).settings().at("normalization"), "local");
+  EXPECT_EQ(after.history(1).author(), "ana@host");
+  EXPECT_EQ(after.history(1).reason(), "one node is slow");
 
   StopAll();
   EXPECT_THAT(
@@ -134,6 +138,7 @@ TEST_F(PolicyServiceTest, ChangeWaitsForTheStepInProgressAndIsRecorded) {
   EXPECT_THAT(rows[2], HasSubstr("2,1,4,"));
   EXPECT_THAT(rows[2],
               HasSubstr(",\"aggregation=async normalization=local\",\""));
+  EXPECT_THAT(rows[2], HasSubstr("; by ana@host: one node is slow\""));
   // The first step was made under the first policy.
   const std::vector<std::string> history = Lines("history.csv");
   ASSERT_GE(history.size(), 2u);
