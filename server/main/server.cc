@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -127,6 +128,14 @@ absl::Status Validate(const ServerOptions& options) {
                           ParseListenAddress("--listen", options.listen));
   COHORT_RETURN_IF_ERROR(CheckExposure("--listen", address, options.insecure,
                                        "train, read and stop this run"));
+  // A browser would run the script of a javascript: link.
+  if (!options.dashboards_url.empty() &&
+      !absl::StartsWith(options.dashboards_url, "http://") &&
+      !absl::StartsWith(options.dashboards_url, "https://")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dashboards_url: got '", options.dashboards_url,
+                     "', want a link that begins with http:// or https://"));
+  }
   if (!options.ops_listen.empty()) {
     COHORT_RETURN_IF_ERROR(
         CheckOpsListen(options.ops_listen, options.insecure));
@@ -267,8 +276,10 @@ absl::Status Server::OpenRecorder() {
 
 void Server::StartReport() {
   if (options_.ops_listen.empty() && !files_->keeps_results()) return;
-  figures_ = std::make_unique<FiguresSource>(*shard_, stats_, *files_, clock_,
-                                             address_);
+  figures_ = std::make_unique<FiguresSource>(
+      *shard_, stats_, *files_, clock_,
+      FiguresSource::Links{.address = address_,
+                           .dashboards_url = options_.dashboards_url});
   if (!files_->keeps_results()) return;
   report_ = std::make_unique<ReportWriter>(RealFileSystem(), *figures_,
                                            options_.files.results_dir);

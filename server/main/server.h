@@ -51,6 +51,8 @@ struct ServerOptions {
   std::string address_file;
   // host:port of the live page and the metrics; none if empty.
   std::string ops_listen;
+  // Shown on the page; http or https. Empty for none.
+  std::string dashboards_url;
   // File for the operations port's address; none if empty.
   std::string ops_address_file;
   // If false, the server stays up after the run ends, so that it can be

@@ -79,6 +79,7 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   options.insecure = absl::GetFlag(FLAGS_insecure);
   options.address_file = absl::GetFlag(FLAGS_address_file);
   options.ops_listen = absl::GetFlag(FLAGS_ops_listen);
+  options.dashboards_url = absl::GetFlag(FLAGS_dashboards_url);
   options.ops_address_file = absl::GetFlag(FLAGS_ops_address_file);
   options.fold_threads = absl::GetFlag(FLAGS_fold_threads);
   options.inflight_bytes_max = absl::GetFlag(FLAGS_inflight_mib) * kKib * kKib;

@@ -75,6 +75,8 @@ struct RunFigures {
   double now = 0;
   absl::Duration uptime;
   std::string address;
+  // Link to dashboards of the run; empty for none.
+  std::string dashboards_url;
   // 0 while the run is paused.
   double samples_per_second = 0;
   // Time left for training; absent if it cannot be estimated.

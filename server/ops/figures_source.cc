@@ -67,12 +67,12 @@ std::optional<double> SecondsLeft(const StatusView& status,
 
 FiguresSource::FiguresSource(const Shard& shard, const RunStats& stats,
                              const RunFiles& files, const Clock& clock,
-                             std::string address)
+                             Links links)
     : shard_(shard),
       stats_(stats),
       files_(files),
       clock_(clock),
-      address_(std::move(address)),
+      links_(std::move(links)),
       memory_limit_bytes_(MemoryLimitBytes()) {
   Refreshed();
   task_ = std::make_unique<PeriodicTask>("figures", kInterval,
@@ -123,7 +123,8 @@ SharedFigures FiguresSource::Gather() {
   figures->build_commit = std::string(build.commit);
   figures->now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   figures->uptime = stats_.uptime();
-  figures->address = address_;
+  figures->address = links_.address;
+  figures->dashboards_url = links_.dashboards_url;
   figures->status = shard_.Status();
   figures->policy = shard_.Policy();
   const CoordinatorOptions options = shard_.options();

@@ -21,10 +21,16 @@ namespace cohort {
 // Thread safety: safe.
 class FiguresSource {
  public:
-  // All references must outlive the source. `address` is where workers reach
-  // the server.
+  struct Links {
+    // Where workers reach the server.
+    std::string address;
+    // Empty for none.
+    std::string dashboards_url;
+  };
+
+  // All references must outlive the source.
   FiguresSource(const Shard& shard, const RunStats& stats,
-                const RunFiles& files, const Clock& clock, std::string address);
+                const RunFiles& files, const Clock& clock, Links links);
 
   // Never null.
   SharedFigures Newest() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -40,7 +46,7 @@ class FiguresSource {
   const RunStats& stats_;
   const RunFiles& files_;
   const Clock& clock_;
-  const std::string address_;
+  const Links links_;
   const int64_t memory_limit_bytes_;
 
   Mutex gather_mu_;

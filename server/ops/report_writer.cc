@@ -14,7 +14,7 @@
 namespace cohort {
 namespace {
 
-constexpr absl::Duration kInterval = absl::Minutes(1);
+constexpr absl::Duration kReportInterval = absl::Minutes(1);
 
 absl::Status WriteText(FileSystem& files, const std::string& path,
                        absl::string_view text) {
@@ -27,7 +27,7 @@ absl::Status WriteText(FileSystem& files, const std::string& path,
 ReportWriter::ReportWriter(FileSystem& files, FiguresSource& figures,
                            std::string dir)
     : files_(files), figures_(figures), dir_(std::move(dir)) {
-  task_ = std::make_unique<PeriodicTask>("report", kInterval, [this] {
+  task_ = std::make_unique<PeriodicTask>("report", kReportInterval, [this] {
     const absl::Status written = Write();
     if (written.ok()) return;
     Log(LogLevel::kWarning,

@@ -4,6 +4,7 @@ import {byId, make, resize, setText} from './dom.js';
 import {count, decimal, known, percent} from './format.js';
 import {isChange} from './policy.js';
 import {isLong, smoothed} from './smooth.js';
+import {selectedRange, showZoom, shownSteps, zoomByDragging} from './zoom.js';
 
 // Styles of series: distinguished by line and point, not only by colour.
 const LOOKS = {
@@ -37,11 +38,14 @@ function testSeries(status, field, name, look) {
   const exported = status.batch_norm?.statistics?.[0];
   const kinds = [...new Set(test.map((point) => point.statistics ?? ''))]
       .sort((a, b) => (b === exported) - (a === exported));
-  return kinds.map((kind, i) => ({
-    name: i === 0 ? name : `${name} (${kind})`,
-    look: i === 0 ? look : 'other',
-    points: pointsOf(test.filter((p) => (p.statistics ?? '') === kind), field),
-  }));
+  const newest = test.at(-1)?.version;
+  return kinds.map((kind, i) => {
+    const points =
+        pointsOf(test.filter((p) => (p.statistics ?? '') === kind), field);
+    return {name: i === 0 ? name : `${name} (${kind})`,
+      look: i === 0 ? look : 'other', points,
+      finished: points.length > 0 && points.at(-1).x < newest};
+  });
 }
 
 function lossSeries(status) {
@@ -123,6 +127,16 @@ function marksOf(status) {
                         [{x: gap, text: 'recorded from here'}, ...marks];
 }
 
+// Where the label of the mark at `x` begins: to its right or to its left, but
+// not over another mark, another label or the border; null if it fits nowhere.
+function labelLeft(x, width, xs, area, free) {
+  const fits = (left) => left >= free && left >= area.left &&
+      left + width <= area.right &&
+      xs.every((other) => other === x || other < left - 3 ||
+          other > left + width + 3);
+  return [x + 4, x - 4 - width].find(fits) ?? null;
+}
+
 // Draws a line at each change, with a label if there is room.
 const changeMarks = {
   id: 'changeMarks',
@@ -130,23 +144,25 @@ const changeMarks = {
     const {ctx, chartArea: area, scales} = chart;
     const labels = chart.options.plugins.changeMarks.labels;
     let free = -Infinity;
+    const marks = (chart.$marks ?? [])
+        .map(({x, text}) => ({x: scales.x.getPixelForValue(x), text}))
+        .filter(({x}) => x >= area.left && x <= area.right);
+    const xs = marks.map(({x}) => x);
     ctx.save();
     ctx.font = `11px ${Chart.defaults.font.family}`;
     ctx.textBaseline = 'top';
-    for (const mark of chart.$marks ?? []) {
-      const x = scales.x.getPixelForValue(mark.x);
-      if (!(x >= area.left && x <= area.right)) continue;
+    for (const {x, text} of marks) {
       ctx.strokeStyle = color('--faint');
       ctx.setLineDash([3, 3]);
       ctx.beginPath();
       ctx.moveTo(x, area.top);
       ctx.lineTo(x, area.bottom);
       ctx.stroke();
-      const width = ctx.measureText(mark.text).width;
-      const left = x + 4 + width <= area.right ? x + 4 : x - 4 - width;
-      if (!labels || left < free) continue;
+      const width = ctx.measureText(text).width;
+      const left = labelLeft(x, width, xs, area, free);
+      if (!labels || left === null) continue;
       ctx.fillStyle = color('--muted');
-      ctx.fillText(mark.text, left, area.top);
+      ctx.fillText(text, left, area.top);
       free = left + width + 8;
     }
     ctx.restore();
@@ -184,7 +200,7 @@ function makeChart(canvas, options) {
   return new Chart(canvas, {
     type: 'line',
     data: {datasets: []},
-    plugins: [changeMarks],
+    plugins: [changeMarks, selectedRange],
     options: {
       animation: false, responsive: true, maintainAspectRatio: false,
       parsing: false, normalized: true, locale: 'en-US',
@@ -242,8 +258,11 @@ function makeKey() {
   return item;
 }
 
+// Series that have ended, such as tests under an earlier policy, are named when
+// hovered.
 function showKeys(figure, series, value) {
-  const keys = series.filter(({points}) => points.length > 0);
+  const keys = series.filter(
+      ({points, finished}) => points.length > 0 && !finished);
   resize(figure.querySelector('.keys'), keys.length, makeKey)
       .forEach((item, i) => {
         const {name, look, points, now} = keys[i];
@@ -271,6 +290,7 @@ class Curve {
     this.options = options;
     this.canvas = this.figure.querySelector('canvas');
     this.chart = null;
+    zoomByDragging(this.canvas, () => this.chart);
   }
 
   update(status) {
@@ -297,9 +317,11 @@ class Curve {
     this.chart.data.datasets = datasets.map((dataset, i) =>
       Object.assign(this.chart.data.datasets[i] ?? {}, dataset));
     this.chart.$marks = marksOf(status);
-    // The axis covers the whole run, even if the first steps were not recorded.
-    this.chart.options.scales.x.min = 0;
-    this.chart.options.scales.x.max = Math.max(status.version, 1);
+    // Unless zoomed, the axis covers the whole run, even if the first steps were
+    // not recorded.
+    const {from, to} = shownSteps(status.version);
+    this.chart.options.scales.x.min = from;
+    this.chart.options.scales.x.max = to;
     // Without mode 'none', which would keep the old colours of points.
     this.chart.update();
   }
@@ -330,6 +352,7 @@ const curves = [
 ];
 
 export function updateCurves(status) {
+  showZoom();
   const dense = (status.curves?.test ?? []).some((p) => known(p.mean_iou)) ||
       known(status.test?.mean_iou);
   setText(byId('curve-quality').querySelector('h2'),

@@ -67,7 +67,7 @@ function showProgress(status) {
                `${plural(status.samples_total, 'image')}`);
   }
   if (status.attempt > 1) facts.push(`attempt ${count(status.attempt)}`);
-  if (status.workers_live < status.workers_expected) {
+  if (!status.ended && status.workers_live < status.workers_expected) {
     facts.push(`${count(status.workers_live)} of ` +
                `${plural(status.workers_expected, 'worker')} live`);
   }
@@ -155,7 +155,7 @@ function showHoldup(status) {
   const waited = waitedFor(status);
   const missing = (status.workers ?? []).filter(isMissing);
   if (status.ended) {
-    showTile('tile-holdup', 'Nobody', 'the run is over');
+    showTile('tile-holdup', 'No worker', 'the run is over');
   } else if (waited.length > 0) {
     const silent = Math.max(...waited.map(
         (rank) => (status.workers ?? [])
@@ -169,7 +169,7 @@ function showHoldup(status) {
              'missing; the others go on', 'warning');
   } else {
     const slow = straggler(status);
-    showTile('tile-holdup', slow.named ? `Worker ${slow.rank}` : 'Nobody',
+    showTile('tile-holdup', slow.named ? `Worker ${slow.rank}` : 'No worker',
              slow.text, slow.named ? 'notice' : '');
   }
 }
@@ -181,7 +181,7 @@ function showDropped(status) {
       .reduce((sum, [, n]) => sum + n, 0);
   const lost = LOST_VERDICTS.reduce((sum, v) => sum + (verdicts[v] ?? 0), 0);
   if (all === 0) {
-    showTile('tile-dropped', 'Nothing', 'no push has come yet');
+    showTile('tile-dropped', 'Nothing', 'no push so far');
     return;
   }
   const parts = [];

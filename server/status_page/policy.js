@@ -19,6 +19,13 @@ function showPending(policy) {
 // The first record is the initial policy, not a change.
 export const isChange = (record) => record.policy_epoch > 1;
 
+// "aggregation=async, by ana@host: too slow".
+function changeText({changed, text, author, reason}) {
+  return [settingsText(changed) || text,
+    [author ? `by ${author}` : '', reason].filter(Boolean).join(': ')]
+      .filter(Boolean).join(', ');
+}
+
 export function updatePolicy(status) {
   const policy = status.policy ?? {};
   const changes = (policy.history ?? []).filter(isChange).reverse();
@@ -30,7 +37,7 @@ export function updatePolicy(status) {
     const change = changes[i];
     setText(row.children[0], count(change.policy_epoch));
     setText(row.children[1], count(change.version));
-    setText(row.children[2], settingsText(change.changed) || change.text || '');
+    setText(row.children[2], changeText(change));
   });
   byId('policy-rows').parentElement.hidden = changes.length === 0;
   setText(byId('policy-none'),

@@ -53,7 +53,15 @@ function cpuText(status) {
   return `${percent((now.seconds - before.seconds) / elapsed, 0)} of a core`;
 }
 
+// The server accepts only links of these kinds; a fixture may not.
+function showDashboards(url) {
+  const shown = /^https?:\/\//.test(url ?? '');
+  byId('dashboards').hidden = !shown;
+  if (shown) byId('dashboards').firstElementChild.href = url;
+}
+
 export function updateServer(status) {
+  showDashboards(status.dashboards_url);
   const server = status.server ?? {};
   const build = status.build ?? {};
   const limit = known(server.inflight_limit_bytes) ?

@@ -44,6 +44,8 @@ Json PolicyJson(const PolicyView& policy) {
                        {"version", record.version.value()},
                        {"samples", record.samples},
                        {"text", record.text},
+                       {"author", record.note.author},
+                       {"reason", record.note.reason},
                        {"changed", record.changed}});
   }
   return {{"policy_epoch", policy.policy_epoch},
@@ -87,14 +89,15 @@ Json PhasesJson(const PhaseSeconds& phases) {
   return json;
 }
 
-// Means over the live workers that have reported phases.
+// Means over the workers that have reported phases.
 Json MeanPhasesJson(const StatusView& status) {
   PhaseSeconds sums;
   double workers = 0;
   for (const StatusView::Worker& worker : status.workers) {
-    if (worker.phases.empty()) continue;
+    if (worker.report.phases.empty()) continue;
     ++workers;
-    for (const auto& [phase, seconds] : worker.phases) sums[phase] += seconds;
+    for (const auto& [phase, seconds] : worker.report.phases)
+      sums[phase] += seconds;
   }
   for (auto& [phase, seconds] : sums) seconds /= workers;
   return PhasesJson(sums);
@@ -116,7 +119,9 @@ Json WorkersJson(const RunFigures& figures) {
                  {"silent_seconds", nullptr},
                  {"last_arrivals", 0},
                  {"pushes", worker.pushes},
-                 {"phases", PhasesJson(worker.phases)}};
+                 {"cpu_cores", Maybe(worker.report.cpu_cores)},
+                 {"resident_bytes", Maybe(worker.report.resident_bytes)},
+                 {"phases", PhasesJson(worker.report.phases)}};
     if (seen) {
       json["silent_seconds"] = Number(absl::ToDoubleSeconds(worker.silent));
     }
@@ -267,7 +272,8 @@ std::string StatusJson(const RunFigures& figures) {
        {{"version", figures.build_version}, {"commit", figures.build_commit}}},
       {"now", figures.now},
       {"uptime_seconds", absl::ToDoubleSeconds(figures.uptime)},
-      {"address", figures.address}};
+      {"address", figures.address},
+      {"dashboards_url", figures.dashboards_url}};
   AddProgress(figures, json);
   json["policy"] = PolicyJson(figures.policy);
   json["learning_rate"] = Number(status.learning_rate);

@@ -129,7 +129,7 @@ std::string EventsTable(const RunFigures& figures) {
         {absl::StrCat(SecondsText(figures.uptime - it->uptime), " ago"),
          it->log.text});
   }
-  return Table("What happened, newest first", {}, rows);
+  return Table("Events, newest first", {}, rows);
 }
 
 std::string LayersTable(const RunFigures& figures) {

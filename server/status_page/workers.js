@@ -1,7 +1,7 @@
 // The table of workers, and which of them delay the others.
 
 import {byId, make, resize, setText, shownRows} from './dom.js';
-import {UNKNOWN, count, duration, known, percent} from './format.js';
+import {UNKNOWN, bytes, count, duration, known, percent} from './format.js';
 import {lately, waitingShare} from './recent.js';
 
 const ROWS = 12;
@@ -9,9 +9,9 @@ const ROWS = 12;
 const ARRIVALS_MIN = 10;
 // If the others wait less than this, being last costs nothing noticeable.
 const WAITING_MIN = 0.1;
-const LABELS = ['Worker', 'State', 'Assignment', 'Lag', 'Staleness', 'Came last',
-  'Pushes', 'Batch', 'Silent', 'Process'];
-const TEXT_COLUMNS = [0, 1, 9];
+const LABELS = ['Worker', 'State', 'Lag', 'Staleness', 'Came last', 'Pushes',
+  'Batch', 'CPU', 'Memory', 'Silent', 'Process'];
+const TEXT_COLUMNS = [0, 1, 10];
 
 export const isWaiting = (status) =>
     !status.ended && String(status.state).startsWith('waiting');
@@ -80,7 +80,7 @@ function makeRow() {
   return row;
 }
 
-function showRow(row, worker, {waited, missed, late, all, barrier}) {
+function showRow(row, worker, {waited, missed, late, all, barrier, ended}) {
   const cells = row.children;
   const holdsUp = waited.includes(worker.rank);
   row.dataset.tone = holdsUp || missed(worker) ? 'warning' :
@@ -88,17 +88,20 @@ function showRow(row, worker, {waited, missed, late, all, barrier}) {
   setText(cells[0], String(worker.rank));
   setText(cells[1].firstElementChild, (worker.state || UNKNOWN) +
       (holdsUp ? ', waited for' : late(worker) ? ', often last' : ''));
-  setText(cells[2], count(worker.sequence));
-  setText(cells[3], count(worker.lag_versions));
-  setText(cells[4], count(worker.staleness_versions));
+  setText(cells[2], count(worker.lag_versions));
+  setText(cells[3], count(worker.staleness_versions));
   const share = all > 0 && known(worker.last_arrivals) ?
       ` (${percent(worker.last_arrivals / all, 0)})` : '';
-  setText(cells[5], barrier ? count(worker.last_arrivals) + share : UNKNOWN);
-  setText(cells[6], count(worker.pushes));
-  setText(cells[7], count(worker.batch_size));
-  setText(cells[8], worker.incarnation > 0 ? duration(worker.silent_seconds) :
-                                             'never seen');
-  setText(cells[9], worker.description || UNKNOWN);
+  setText(cells[4], barrier ? count(worker.last_arrivals) + share : UNKNOWN);
+  setText(cells[5], count(worker.pushes));
+  setText(cells[6], count(worker.batch_size));
+  setText(cells[7], known(worker.cpu_cores) ?
+      `${worker.cpu_cores.toFixed(1)} cores` : UNKNOWN);
+  setText(cells[8], bytes(worker.resident_bytes));
+  // After the run, no worker is heard from.
+  setText(cells[9], worker.incarnation === 0 ? 'never seen' :
+      ended ? UNKNOWN : duration(worker.silent_seconds));
+  setText(cells[10], worker.description || UNKNOWN);
 }
 
 export function updateWorkers(status) {
@@ -116,7 +119,8 @@ export function updateWorkers(status) {
   const shown = shownRows(byId('workers-more'), workers.length, ROWS, 'workers');
   resize(byId('worker-rows'), shown, makeRow)
       .forEach((row, i) => showRow(
-          row, workers[i], {waited, missed, late, all, barrier}));
-  setText(byId('workers-note'),
-          `${count(status.workers_live)} of ${count(status.workers_expected)} live`);
+          row, workers[i],
+          {waited, missed, late, all, barrier, ended: status.ended}));
+  setText(byId('workers-note'), status.ended ? 'as they were at the end' :
+      `${count(status.workers_live)} of ${count(status.workers_expected)} live`);
 }

@@ -52,6 +52,17 @@ TEST(StartServerTest, OpenAddressNeedsInsecure) {
   EXPECT_TRUE(StartServer(options, out).ok());
 }
 
+TEST(StartServerTest, DashboardsAreALinkOfTheWeb) {
+  std::ostringstream out;
+  ServerOptions options = TinyOptions();
+  options.dashboards_url = "javascript:alert(1)";
+  const absl::Status status = StartServer(options, out).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--dashboards_url"));
+  options.dashboards_url = "https://grafana.example/d/cohort";
+  EXPECT_TRUE(StartServer(options, out).ok());
+}
+
 TEST(StartServerTest, ResumeNeedsACheckpointDirectory) {
   std::ostringstream out;
   ServerOptions options = TinyOptions();

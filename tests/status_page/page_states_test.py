@@ -30,11 +30,11 @@ class PageStates(page_case.PageCase):
         losses = [{"x": p["version"], "y": p["loss"]}
                   for p in statuses.training()["curves"]["train"][-6:]]
         self.assertEqual(self.tile("learning"), [
-            "Is it learning", "69.8\u202f%", "test accuracy · train loss "
+            "Is it learning?", "69.8\u202f%", "test accuracy · train loss "
             f"{line_at(losses, losses[-1]['x']):.3f}, falling"])
         self.assertEqual(self.tile("speed"), [
-            "How fast", "1,150 images/s", "3 min 12 s left"])
-        self.assertEqual(self.tile("holdup")[1], "Nobody")
+            "How fast?", "1,150 images/s", "3 min 12 s left"])
+        self.assertEqual(self.tile("holdup")[1], "No worker")
         self.assertEqual(self.tile("dropped")[1:],
                          ["Nothing", "of 2,468 pushes"])
         self.assertEqual(self.tile("safe")[1:],
@@ -144,6 +144,115 @@ class PageStates(page_case.PageCase):
         self.show(status)
         self.assertEqual(self.browser.script(f"return {chart}.$marks"), [])
 
+    def steps_shown(self, figure):
+        return self.browser.script(
+            "const {x} = Chart.getChart(document.querySelector(arguments[0] + "
+            "' canvas')).scales; return [x.min, x.max]", figure)
+
+    def test_dragging_across_a_curve_zooms_all_of_them(self):
+        server = self.show(statuses.training(version=1000))
+        self.assertEqual(self.steps_shown("#curve-loss"), [0, 1000])
+        self.browser.drag("#curve-loss canvas", 0.4, 0.6)
+        low, high = self.steps_shown("#curve-loss")
+        self.assertGreater(low, 250)
+        self.assertLess(high, 750)
+        self.assertEqual(self.steps_shown("#curve-speed"), [low, high])
+        # The zoom outlives the next answers.
+        asked = len(server.asked_at)
+        self.browser.wait_until(lambda: len(server.asked_at) > asked + 1,
+                                "answers")
+        self.assertEqual(self.steps_shown("#curve-rate"), [low, high])
+        self.browser.click("#curve-loss .whole")
+        self.assertEqual(self.steps_shown("#curve-quality"), [0, 1000])
+        self.assertNoComplaints()
+
+    def test_zoom_to_the_newest_step_grows_with_the_run(self):
+        server = self.show(statuses.training(version=1000))
+        self.browser.drag("#curve-loss canvas", 0.5, 0.999)
+        low, high = self.steps_shown("#curve-loss")
+        self.assertGreater(low, 300)
+        self.assertEqual(high, 1000)
+        server.status = statuses.training(version=1200)
+        self.browser.wait_until(
+            lambda: self.steps_shown("#curve-loss") == [low, 1200], "growth")
+
+    def test_click_on_a_curve_does_not_zoom(self):
+        self.show(statuses.training(version=1000))
+        self.browser.drag("#curve-loss canvas", 0.5, 0.502)
+        self.assertEqual(self.steps_shown("#curve-loss"), [0, 1000])
+
+    def test_legend_leaves_out_series_that_have_ended(self):
+        status = statuses.training(version=1000)
+        status["curves"]["test"] = [
+            statuses.evaluation(0, 300, "async"),
+            statuses.evaluation(1, 900, "sync")]
+        self.show(status)
+        keys = self.browser.text("#curve-loss .keys")
+        self.assertIn("test", keys)
+        self.assertNotIn("async", keys)
+        label = self.browser.script(
+            "return document.querySelector('#curve-loss canvas')"
+            ".getAttribute('aria-label')")
+        self.assertIn("test (async)", label)
+
+    def test_labels_of_changes_do_not_cross_the_lines_of_others(self):
+        status = statuses.training(version=1000)
+        status["policy"] = {**status["policy"], "history": [
+            {"policy_epoch": 1, "version": 0, "changed": {}, "text": "sync"},
+            *({"policy_epoch": 2 + i, "version": at, "text": "",
+               "changed": {"aggregation": name}}
+              for i, (at, name) in enumerate(
+                  ((500, "bounded"), (510, "async"), (520, "sync"))))]}
+        self.browser.script("window.written = []")
+        self.show(status)
+        self.browser.script(
+            "window.written = [];"
+            "const draw = CanvasRenderingContext2D.prototype.fillText;"
+            "CanvasRenderingContext2D.prototype.fillText = function("
+            "text, x, y) {"
+            "  written.push([text, x, x + this.measureText(text).width]);"
+            "  return draw.call(this, text, x, y); };"
+            "Chart.getChart(document.querySelector('#curve-loss canvas'))"
+            ".draw();")
+        lines = self.browser.script(
+            "const {x} = Chart.getChart(document.querySelector("
+            "'#curve-loss canvas')).scales;"
+            "return [500, 510, 520].map((step) => x.getPixelForValue(step))")
+        labels = [of for of in self.browser.script("return written")
+                  if of[0] in ("bounded", "async", "sync")]
+        self.assertGreater(len(labels), 0)
+        for text, left, right in labels:
+            for line in lines:
+                self.assertFalse(left <= line <= right, f"{text} on a line")
+
+    def test_worker_table_has_the_use_of_cores_and_memory(self):
+        self.show(statuses.training())
+        row = self.browser.text("#worker-rows tr:last-child")
+        self.assertIn("1.5 cores", row)
+        self.assertIn("1.3 GiB", row)
+
+    def test_ended_run_shows_its_workers_as_they_were(self):
+        self.show(statuses.finished())
+        self.assertEqual(self.browser.text("#workers-note"),
+                         "as they were at the end")
+        row = self.browser.text("#worker-rows tr:first-child")
+        self.assertIn("finished", row)
+        self.assertNotIn("7.5 s", row)
+        self.assertIn("MiB", row)
+
+    def test_only_links_of_the_web_are_shown(self):
+        server = self.show(statuses.training())
+        hidden = "return document.getElementById('dashboards').hidden"
+        self.assertTrue(self.browser.script(hidden))
+        server.status = {**statuses.training(),
+                         "dashboards_url": "https://grafana.example/d/1"}
+        self.browser.wait_until(lambda: not self.browser.script(hidden),
+                                "the link")
+        server.status = {**statuses.training(),
+                         "dashboards_url": "javascript:alert(1)"}
+        self.browser.wait_until(lambda: self.browser.script(hidden),
+                                "no link")
+
     def test_a_model_that_was_written_is_safe_without_checkpoints(self):
         status = statuses.finished()
         status["checkpoint"] = {"enabled": False, "version": None,
@@ -166,7 +275,7 @@ class PageStates(page_case.PageCase):
         # More than one answer arrives, as on a busy machine.
         self.browser.wait_until(lambda: len(server.asked_at) > 2, "answers")
         self.assertEqual(self.tile("holdup")[1:], [
-            "Nobody", "worker 41 was last in 88\u202f% of steps"])
+            "No worker", "worker 41 was last in 88\u202f% of steps"])
 
     def test_worker_that_is_waited_for_is_named_three_times(self):
         self.show(statuses.waiting())
@@ -351,7 +460,7 @@ class PageStates(page_case.PageCase):
             self.browser.open(server.url)
             self.assertIn(statuses.HOSTILE, self.browser.text("#plain-state"))
             self.assertIn("process", self.browser.text(".plain").lower())
-            self.assertNotIn("Who holds us up", self.browser.text("body"))
+            self.assertNotIn("Held up by", self.browser.text("body"))
 
     def test_assistive_tools_find_names_and_headers(self):
         self.show(statuses.training())

@@ -60,7 +60,9 @@ def worker(rank, state="live", description=None, **changes):
             "incarnation": rank + 1, "batch_size": 64, "sequence": 1235,
             "lag_versions": 0, "staleness_versions": None,
             "silent_seconds": 0.3, "last_arrivals": 600 + 7 * rank,
-            "pushes": 1234, "phases": phases(rank), **changes}
+            "pushes": 1234, "cpu_cores": 1.5,
+            "resident_bytes": (rank + 1) * 700_000_000,
+            "phases": phases(rank), **changes}
 
 
 def event(age_seconds, text, severity="info", worker=None):
@@ -166,6 +168,8 @@ def finished():
     tests = [evaluation(epoch, 938 * (epoch + 1)) for epoch in range(5)]
     status["curves"]["test"] = tests
     status["test"] = tests[-1]
+    for of in status["workers"]:
+        of.update(state="finished", silent_seconds=7.5)
     return status
 
 

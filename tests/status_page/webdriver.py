@@ -140,6 +140,25 @@ class Browser:
                                            "value": selector})
         self.command(f"element/{element[ELEMENT_KEY]}/click", {})
 
+    def drag(self, selector, begin, end):
+        """Drags across an element, between two shares of its width."""
+        box = self.script(
+            "const box = document.querySelector(arguments[0])"
+            ".getBoundingClientRect();"
+            "return [box.left, box.top, box.width, box.height];", selector)
+        y = round(box[1] + box[3] / 2)
+
+        def move(share):
+            return {"type": "pointerMove", "duration": 50,
+                    "x": round(box[0] + share * box[2]), "y": y}
+
+        self.command("actions", {"actions": [{
+            "type": "pointer", "id": "mouse",
+            "parameters": {"pointerType": "mouse"},
+            "actions": [move(begin), {"type": "pointerDown", "button": 0},
+                        move((begin + end) / 2), move(end),
+                        {"type": "pointerUp", "button": 0}]}]})
+
     def wait_until(self, condition, what, timeout_s=60):
         """Polls until `condition()` is true."""
         start = time.monotonic()
