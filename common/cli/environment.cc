@@ -19,11 +19,13 @@ namespace {
 
 constexpr absl::string_view kPrefix = "COHORT_";
 
-// Variables that deploy/, tests/ and the build read, but no program does.
-constexpr std::array<absl::string_view, 10> kOfScripts = {
-    "COHORT_BIN_DIR",   "COHORT_CAMVID_DIR",     "COHORT_GPU_TEST_ELEMENTS",
-    "COHORT_KILLS",     "COHORT_SCREENSHOT_DIR", "COHORT_SIM_SEEDS",
-    "COHORT_SKIP_DEPS", "COHORT_SOURCE_DIR",     "COHORT_TAG",
+// Variables that are no flags: those of deploy/, tests/, the build and cohortctl.
+constexpr std::array<absl::string_view, 11> kNoFlags = {
+    "COHORT_BIN_DIR",    "COHORT_CAMVID_DIR",
+    "COHORT_CONFIG",     "COHORT_GPU_TEST_ELEMENTS",
+    "COHORT_KILLS",      "COHORT_SCREENSHOT_DIR",
+    "COHORT_SIM_SEEDS",  "COHORT_SKIP_DEPS",
+    "COHORT_SOURCE_DIR", "COHORT_TAG",
     "COHORT_TORCH_DIR"};
 
 // True for variables that kubelet and Docker's links set for a neighbouring
@@ -45,7 +47,7 @@ std::vector<std::string> VariablesOf(absl::Span<const FlagInfo> flags) {
 
 // Every name that a program or script of Cohort reads.
 std::vector<std::string> KnownVariables() {
-  std::vector<std::string> known(kOfScripts.begin(), kOfScripts.end());
+  std::vector<std::string> known(kNoFlags.begin(), kNoFlags.end());
   for (const FlagTable* flags : {&ServerFlagTable(), &WorkerFlagTable()}) {
     for (std::string& variable : VariablesOf(*flags)) {
       known.push_back(std::move(variable));

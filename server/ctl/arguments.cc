@@ -26,6 +26,7 @@ const FlagSpec* Find(absl::Span<const FlagSpec* const> known,
 absl::string_view LongForm(absl::string_view argument) {
   if (argument == "-h") return "--help";
   if (argument == "-q") return "--quiet";
+  if (argument == "-o") return "--output";
   return argument;
 }
 

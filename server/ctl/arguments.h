@@ -42,10 +42,10 @@ struct Arguments {
 };
 
 // Reads --name=value, --name value and --switch, in any order, with -h for
-// --help and -q for --quiet, until "--". A flag that is not in `known` takes
-// the next word as its value unless it has one or no word follows; the caller
-// decides whether it is allowed.
-// Errors: InvalidArgument: a flag given twice, without its value or without a
+// --help, -q for --quiet and -o for --output, until "--". A flag that is not in
+// `known` takes the next word as its value unless it has one or no word
+// follows; the caller decides whether it is allowed. Errors: InvalidArgument: a
+// flag given twice, without its value or without a
 //   name, or a switch with a value.
 absl::StatusOr<Arguments> ReadArguments(
     absl::Span<const std::string> arguments,

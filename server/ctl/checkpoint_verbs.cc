@@ -16,6 +16,7 @@
 #include "common/formats/file_system.h"
 #include "common/status_macros.h"
 #include "server/ctl/byte_count.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/table.h"
 #include "server/ctl/verb.h"
 
@@ -196,10 +197,6 @@ Json FoundJson(const Found& found, absl::string_view verdict_name,
   return json;
 }
 
-std::string Line(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
 // Prints one line for each problem, in the order of the table.
 void TellProblems(const std::vector<Found>& all, std::ostream& err) {
   for (const Found& found : all) {
@@ -280,7 +277,7 @@ absl::Status RunCheckpointList(Context& context) {
       list.push_back(
           FoundJson(found, "complete", found.result == Found::Result::kOk));
     }
-    context.io.out << Line({{"dir", dir}, {"checkpoints", list}});
+    context.io.out << JsonLine({{"dir", dir}, {"checkpoints", list}});
     return absl::OkStatus();
   }
   Table table({"checkpoint", "step", "age", "size", "complete"});
@@ -313,9 +310,9 @@ absl::Status RunCheckpointVerify(Context& context) {
       list.push_back(
           FoundJson(found, "result", std::string(ResultName(found.result))));
     }
-    context.io.out << Line({{"dir", dir},
-                            {"ok", context.exit_code == kExitOk},
-                            {"checkpoints", list}});
+    context.io.out << JsonLine({{"dir", dir},
+                                {"ok", context.exit_code == kExitOk},
+                                {"checkpoints", list}});
     return absl::OkStatus();
   }
   Table table({"checkpoint", "step", "size", "result"});

@@ -1,6 +1,9 @@
 #include "server/ctl/ctl.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -8,8 +11,11 @@
 #include "common/build_info.h"
 #include "common/cli/environment.h"
 #include "common/flags/flag_table.h"
+#include "common/formats/file_system.h"
 #include "common/status_macros.h"
+#include "server/ctl/contexts.h"
 #include "server/ctl/help.h"
+#include "server/ctl/yaml_output.h"
 
 namespace cohort {
 namespace {
@@ -111,12 +117,12 @@ absl::Status UnknownFlag(const Verb& verb, const std::string& name) {
 
 // Other errors in how a verb is used.
 absl::Status CheckUse(const Verb& verb, const Arguments& arguments) {
-  if (verb.local && arguments.Has("server")) {
+  for (const auto& [name, value] : arguments.flags) {
+    if (!verb.local || !NamesAServer(name)) continue;
     return absl::NotFoundError(
-        absl::StrCat("'", verb.name,
-                     "' speaks to no running server: --server means "
-                     "nothing here\n`cohortctl help ",
-                     verb.name, "` lists its flags"));
+        absl::StrCat("'", verb.name, "' contacts no running server: --", name,
+                     " means nothing here\n`cohortctl help ", verb.name,
+                     "` lists its flags"));
   }
   if (verb.rest.empty() && arguments.rest.has_value()) {
     return absl::NotFoundError(
@@ -155,11 +161,36 @@ absl::StatusOr<absl::Duration> Timeout(const Arguments& arguments) {
       "--timeout: got '", *text, "', want a duration such as 30s or 5m"));
 }
 
-// The flag takes precedence over the variable, as in the other programs.
-std::string ServerAddress(const Arguments& arguments, const CtlIo& io) {
+// Flags take precedence over variables, as in the other programs, and those
+// over the context in use. Errors: NotFound: no such context; those of
+// ReadContexts.
+absl::StatusOr<std::string> ServerAddress(const Arguments& arguments,
+                                          const CtlIo& io) {
   if (auto given = arguments.Value("server")) return *std::move(given);
+  const std::optional<std::string> named = arguments.Value("context");
   const absl::string_view variable = ValueIn(io.environment, "COHORT_SERVER");
-  return std::string(variable.empty() ? kServerDefault : variable);
+  if (!named.has_value() && !variable.empty()) return std::string(variable);
+  const std::string path = ContextsPath(io.environment);
+  Contexts contexts;
+  if (!path.empty()) {
+    COHORT_ASSIGN_OR_RETURN(contexts, ReadContexts(RealFileSystem(), path));
+  }
+  const std::string name = named.value_or(contexts.current);
+  if (name.empty()) return std::string(kServerDefault);
+  return ServerOf(contexts, name);
+}
+
+enum class OutputFormat { kTable, kJson, kYaml };
+
+// Errors: InvalidArgument naming --output.
+absl::StatusOr<OutputFormat> FormatOf(const Arguments& arguments) {
+  const std::string name = arguments.Value("output").value_or(
+      arguments.Has("json") ? "json" : "table");
+  if (name == "table") return OutputFormat::kTable;
+  if (name == "json") return OutputFormat::kJson;
+  if (name == "yaml") return OutputFormat::kYaml;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--output: got '", name, "', want one of table, json, yaml"));
 }
 
 // Returns the exit code of a verb that ran without an error.
@@ -167,12 +198,18 @@ absl::StatusOr<int> CallVerb(const Verb& verb, const Arguments& arguments,
                              absl::Span<const std::string> words, CtlIo& io) {
   COHORT_RETURN_IF_ERROR(CheckUse(verb, arguments));
   COHORT_ASSIGN_OR_RETURN(const absl::Duration timeout, Timeout(arguments));
-  AdminClient server(ServerAddress(arguments, io), timeout);
+  COHORT_ASSIGN_OR_RETURN(const OutputFormat format, FormatOf(arguments));
+  // A local verb must work with a damaged file of contexts.
+  std::string address(kServerDefault);
+  if (!verb.local) {
+    COHORT_ASSIGN_OR_RETURN(address, ServerAddress(arguments, io));
+  }
+  AdminClient server(address, timeout);
   Context context{.server = server,
                   .arguments = arguments,
                   .words = words,
                   .timeout = timeout,
-                  .json = arguments.Has("json"),
+                  .json = format != OutputFormat::kTable,
                   .io = io};
   COHORT_RETURN_IF_ERROR(SortFlags(verb, context));
   COHORT_RETURN_IF_ERROR(CheckVariables(io.environment));
@@ -180,10 +217,10 @@ absl::StatusOr<int> CallVerb(const Verb& verb, const Arguments& arguments,
   return context.exit_code;
 }
 
-// `io` with --quiet and --no_color applied.
-CtlIo IoFor(const Arguments& arguments, const CtlIo& io,
+// `io` with --quiet and --no_color applied; results go to `out`.
+CtlIo IoFor(const Arguments& arguments, const CtlIo& io, std::ostream& out,
             std::ostream& nowhere) {
-  return {.out = io.out,
+  return {.out = out,
           .err = arguments.Has("quiet") ? nowhere : io.err,
           .clock = io.clock,
           .program = io.program,
@@ -192,6 +229,7 @@ CtlIo IoFor(const Arguments& arguments, const CtlIo& io,
           .terminal = io.terminal,
           .color = io.color && !arguments.Has("no_color"),
           .environment = io.environment,
+          .keys = io.keys,
           .screen = io.screen};
 }
 
@@ -201,6 +239,14 @@ ExitCode Fail(ExitCode code, const absl::Status& status, CtlIo& io) {
 }
 
 }  // namespace
+
+std::string OperatorName(absl::Span<const std::string> environment) {
+  char host[256] = {};
+  if (gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
+  absl::string_view user = ValueIn(environment, "USER");
+  if (user.empty()) user = ValueIn(environment, "LOGNAME");
+  return user.empty() ? host : absl::StrCat(user, "@", host);
+}
 
 absl::Status WithNext(const absl::Status& status, absl::StatusCode code,
                       absl::string_view next) {
@@ -258,7 +304,10 @@ int RunCtl(absl::Span<const std::string> arguments, CtlIo& io) {
     return kExitOk;
   }
   std::ostream nowhere(nullptr);
-  CtlIo verb_io = IoFor(*read, io, nowhere);
+  YamlOutput yaml(io.out);
+  const bool as_yaml = read->Value("output") == "yaml";
+  CtlIo verb_io = IoFor(
+      *read, io, as_yaml ? static_cast<std::ostream&>(yaml) : io.out, nowhere);
   const absl::StatusOr<int> code = CallVerb(**verb, *read, operands, verb_io);
   io.out << std::flush;
   if (code.ok()) return *code;

@@ -1,8 +1,11 @@
 // cohortctl: starts runs, shows them, and changes them.
 
+#include <poll.h>
 #include <sys/ioctl.h>
+#include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -58,6 +61,65 @@ class Pauses {
   std::unique_ptr<SignalWatcher> signals_;
 };
 
+// The keyboard of a terminal. Keys are read one by one and not echoed from the
+// first wait until destruction; Ctrl-C stays a signal.
+class Keyboard {
+ public:
+  explicit Keyboard(Pauses& pauses) : pauses_(pauses) {}
+  ~Keyboard() {
+    if (raw_) tcsetattr(STDIN_FILENO, TCSADRAIN, &before_);
+  }
+  Keyboard(const Keyboard&) = delete;
+  Keyboard& operator=(const Keyboard&) = delete;
+
+  // False in the background, where reading the terminal would stop the process.
+  static bool Exists() {
+    return isatty(STDIN_FILENO) == 1 && tcgetpgrp(STDIN_FILENO) == getpgrp();
+  }
+
+  // As CtlIo::keys.
+  bool Wait(absl::Duration duration, std::string& typed) {
+    MakeRaw();
+    const Instant end = clock_.Now() + duration;
+    for (;;) {
+      // Short slices, because a signal does not end the poll: another thread
+      // takes it.
+      const absl::Duration left =
+          std::clamp(end - clock_.Now(), absl::ZeroDuration(), kSlice);
+      pollfd keys = {.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+      const int ready =
+          poll(&keys, 1, static_cast<int>(absl::ToInt64Milliseconds(left)));
+      if (!pauses_.Pause(absl::ZeroDuration())) return false;
+      if (ready > 0) return Read(typed);
+      if (clock_.Now() >= end) return true;
+    }
+  }
+
+ private:
+  static constexpr absl::Duration kSlice = absl::Milliseconds(50);
+
+  void MakeRaw() {
+    if (raw_ || tcgetattr(STDIN_FILENO, &before_) != 0) return;
+    termios changed = before_;
+    changed.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
+    raw_ = tcsetattr(STDIN_FILENO, TCSADRAIN, &changed) == 0;
+  }
+
+  // False once the terminal is gone.
+  static bool Read(std::string& typed) {
+    char bytes[256];
+    const ssize_t count = read(STDIN_FILENO, bytes, sizeof(bytes));
+    if (count <= 0) return false;
+    typed.append(bytes, static_cast<size_t>(count));
+    return true;
+  }
+
+  Pauses& pauses_;
+  const SteadyClock clock_{};
+  termios before_ = {};
+  bool raw_ = false;
+};
+
 ScreenSize Screen() {
   winsize size = {};
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0 ||
@@ -83,6 +145,12 @@ int Main(int argc, char** argv) {
            .color = terminal && ValueIn(environment, "NO_COLOR").empty(),
            .environment = environment,
            .screen = [] { return Screen(); }};
+  Keyboard keyboard(pauses);
+  if (terminal && Keyboard::Exists()) {
+    io.keys = [&keyboard](absl::Duration d, std::string& typed) {
+      return keyboard.Wait(d, typed);
+    };
+  }
   return RunCtl(std::vector<std::string>(argv + 1, argv + argc), io);
 }
 

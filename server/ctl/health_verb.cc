@@ -1,4 +1,3 @@
-#include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
 
@@ -6,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/ops/page_client.h"
 #include "common/status_macros.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/verb.h"
 
 namespace cohort {
@@ -28,10 +28,8 @@ absl::Status RunHealth(Context& context) {
   const std::string said(absl::StripAsciiWhitespace(page->body));
   const bool good = page->status == kHttpOk;
   if (context.json) {
-    context.io.out << nlohmann::ordered_json{{live ? "live" : "ready", good},
-                                             {"message", said}}
-                          .dump()
-                   << "\n";
+    context.io.out << JsonLine(
+        {{live ? "live" : "ready", good}, {"message", said}});
   }
   if (!good) {
     return absl::InternalError(absl::StrCat(

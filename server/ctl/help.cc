@@ -88,7 +88,7 @@ std::string VerbHelp(const Verb& verb) {
         "", "one that both have goes to the server, behind -- to the workers");
   }
   for (const FlagSpec& flag : CommonFlags()) {
-    if (verb.local && flag.name == "server") continue;
+    if (verb.local && NamesAServer(flag.name)) continue;
     AddFlags({flag}, text);
   }
   return text;

@@ -1,8 +1,8 @@
-#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/verb.h"
 
 namespace cohort {
@@ -21,10 +21,8 @@ absl::Status RunLogLevel(Context& context) {
       context.server.SetLogLevel(request);
   COHORT_RETURN_IF_ERROR(reply.status());
   if (context.json) {
-    context.io.out << nlohmann::ordered_json{{"level", reply->level()},
-                                             {"previous", reply->previous()}}
-                          .dump()
-                   << "\n";
+    context.io.out << JsonLine(
+        {{"level", reply->level()}, {"previous", reply->previous()}});
   } else if (context.words.empty()) {
     context.io.out << "log level " << reply->level() << "\n";
   } else {

@@ -10,6 +10,7 @@
 #include "common/flags/flag_table.h"
 #include "common/measures/change_headline.h"
 #include "common/status_macros.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/status_text.h"
 #include "server/ctl/table.h"
 #include "server/ctl/verb.h"
@@ -31,16 +32,14 @@ Settings Sorted(const ProtoSettings& settings) {
   return Settings(settings.begin(), settings.end());
 }
 
-std::string Line(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
 Json ChangeJson(const v1::PolicyChange& change) {
   return {{"policy_epoch", change.policy_epoch()},
           {"version", change.version()},
           {"samples", change.samples()},
           {"settings", Sorted(change.settings())},
-          {"text", change.text()}};
+          {"text", change.text()},
+          {"author", change.author()},
+          {"reason", change.reason()}};
 }
 
 Json PolicyJson(const v1::GetPolicyReply& policy) {
@@ -63,7 +62,7 @@ absl::Status CheckNames(const Settings& settings,
         "got no setting, want one such as --aggregation=async\n`cohortctl "
         "policy get` lists them with their values");
   }
-  std::vector<std::string> known = {"dry_run", "nowait"};
+  std::vector<std::string> known = {"dry_run", "nowait", "reason"};
   for (const auto& [name, value] : Sorted(policy.settings())) {
     known.push_back(name);
   }
@@ -114,7 +113,7 @@ void PrintInForce(Context& context, const v1::GetPolicyReply& policy,
   if (context.json) {
     Json json = ChangeJson(change);
     json["in_force"] = true;
-    context.io.out << Line(json);
+    context.io.out << JsonLine(json);
     return;
   }
   context.io.out << "policy " << Headline(policy, change) << " at step "
@@ -125,10 +124,10 @@ void PrintInForce(Context& context, const v1::GetPolicyReply& policy,
 void PrintAccepted(Context& context, const v1::SetPolicyReply& reply,
                    absl::string_view prefix) {
   if (context.json) {
-    context.io.out << Line({{"policy_epoch", reply.policy_epoch()},
-                            {"version", reply.version()},
-                            {"text", reply.text()},
-                            {"in_force", false}});
+    context.io.out << JsonLine({{"policy_epoch", reply.policy_epoch()},
+                                {"version", reply.version()},
+                                {"text", reply.text()},
+                                {"in_force", false}});
   } else {
     context.io.out << prefix << Printable(reply.text()) << "\n";
   }
@@ -232,7 +231,7 @@ absl::Status RunPolicyGet(Context& context) {
                           context.server.GetPolicy());
   std::ostream& out = context.io.out;
   if (context.json) {
-    out << Line(PolicyJson(policy));
+    out << JsonLine(PolicyJson(policy));
     return absl::OkStatus();
   }
   out << policy.policy() << ", since step " << PolicyVersion(policy) << "\n";
@@ -261,15 +260,17 @@ absl::Status RunPolicyHistory(Context& context) {
     for (const v1::PolicyChange& change : policy.history()) {
       changes.push_back(ChangeJson(change));
     }
-    context.io.out << Line({{"run", policy.run_id()}, {"changes", changes}});
+    context.io.out << JsonLine(
+        {{"run", policy.run_id()}, {"changes", changes}});
     return absl::OkStatus();
   }
-  Table table({"change", "step", "samples", "policy"});
+  Table table({"change", "step", "samples", "policy", "by", "reason"});
   for (const v1::PolicyChange& change : policy.history()) {
     const bool first = &change == &policy.history(0);
     table.Add({absl::StrCat(change.policy_epoch()),
                absl::StrCat(change.version()), absl::StrCat(change.samples()),
-               first ? Printable(change.text()) : Headline(policy, change)});
+               first ? Printable(change.text()) : Headline(policy, change),
+               Printable(change.author()), Printable(change.reason())});
   }
   context.io.out << table.ToString(context.io.color);
   return absl::OkStatus();
@@ -283,6 +284,8 @@ absl::Status RunPolicySet(Context& context) {
   // Prevents changing another run that has taken the port meanwhile.
   request.set_run_id(before.run_id());
   request.set_dry_run(context.arguments.Has("dry_run"));
+  request.set_author(OperatorName(context.io.environment));
+  request.set_reason(context.arguments.Value("reason").value_or(""));
   request.mutable_settings()->insert(context.settings.begin(),
                                      context.settings.end());
   const absl::StatusOr<v1::SetPolicyReply> reply =
@@ -380,10 +383,13 @@ Verb PolicySetVerb() {
                      .help = "check and report, but change nothing"},
                     {.name = "nowait",
                      .value = "",
-                     .help = "return before the change is in force"}},
+                     .help = "return before the change is in force"},
+                    {.name = "reason",
+                     .value = "TEXT",
+                     .help = "why, for the log and policy history"}},
           .takes_settings = true,
           .examples = {"cohortctl policy set --aggregation=async "
-                       "--normalization=local",
+                       "--normalization=local --reason='one slow node'",
                        "cohortctl policy set --learning_rate=0.01 --dry_run"},
           .run = &RunPolicySet};
 }
@@ -400,7 +406,10 @@ Verb PolicyRevertVerb() {
                      .help = "check and report, but change nothing"},
                     {.name = "nowait",
                      .value = "",
-                     .help = "return before the change is in force"}},
+                     .help = "return before the change is in force"},
+                    {.name = "reason",
+                     .value = "TEXT",
+                     .help = "why, for the log and policy history"}},
           .examples = {"cohortctl policy revert",
                        "cohortctl policy revert --to=1 --dry_run"},
           .run = &RunPolicyRevert};

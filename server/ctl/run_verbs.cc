@@ -1,8 +1,8 @@
-#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/verb.h"
 
 namespace cohort {
@@ -12,8 +12,7 @@ namespace {
 absl::Status PrintVersion(Context& context, absl::string_view before,
                           int64_t version, absl::string_view after) {
   if (context.json) {
-    context.io.out << nlohmann::ordered_json{{"version", version}}.dump()
-                   << "\n";
+    context.io.out << JsonLine({{"version", version}});
   } else {
     context.io.out << before << version << after << "\n";
   }
@@ -65,10 +64,8 @@ absl::Status RunStatisticsCollect(Context& context) {
                "`cohortctl policy set --bn_statistics=sync,after` adds the "
                "kind that is collected"));
   if (context.json) {
-    context.io.out << nlohmann::ordered_json{{"version", reply->version()},
-                                             {"batches", reply->batches()}}
-                          .dump()
-                   << "\n";
+    context.io.out << JsonLine(
+        {{"version", reply->version()}, {"batches", reply->batches()}});
     return absl::OkStatus();
   }
   context.io.out << "collecting statistics over " << reply->batches()

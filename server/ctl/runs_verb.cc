@@ -17,6 +17,7 @@
 #include "common/clock.h"
 #include "common/formats/file_system.h"
 #include "common/status_macros.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/saved_run.h"
 #include "server/ctl/table.h"
 #include "server/ctl/verb.h"
@@ -34,7 +35,7 @@ constexpr absl::string_view kFolderDefault = "results";
 void FindRunFolders(const fs::path& dir, int levels,
                     std::vector<std::string>& found) {
   std::error_code error;
-  if (fs::exists(dir / kSavedStatus, error)) {
+  if (fs::exists(dir / std::string(kSavedStatus), error)) {
     found.push_back(dir.string());
     return;
   }
@@ -68,8 +69,8 @@ absl::StatusOr<Found> FindRuns(FileSystem& files,
           "got '", dir, "', which is no folder\nWant folders that servers ",
           "were given as --results_dir, or a folder of them"));
     }
-    // A study keeps its runs two levels down.
-    FindRunFolders(dir, 2, folders);
+    // Results of several studies: results/STUDY/runs/RUN.
+    FindRunFolders(dir, 3, folders);
   }
   for (const std::string& folder : folders) {
     absl::StatusOr<SavedRun> run = ReadSavedRun(files, folder);
@@ -206,9 +207,7 @@ absl::Status RunRuns(Context& context) {
   if (context.json) {
     Json runs = Json::array();
     for (const SavedRun& run : found.runs) runs.push_back(RunJson(run));
-    context.io.out << Json{{"runs", std::move(runs)}}.dump(
-                          -1, ' ', false, Json::error_handler_t::replace)
-                   << '\n';
+    context.io.out << JsonLine({{"runs", std::move(runs)}});
   } else {
     PrintTable(found.runs, context.io);
   }

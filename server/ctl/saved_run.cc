@@ -10,7 +10,7 @@
 namespace cohort {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 // Curves have a bounded number of points; this is far above their size.
 constexpr int64_t kBytesMax = int64_t{64} << 20;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/measures/staleness_histogram.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/status_words.h"
 #include "server/ctl/table.h"
 
@@ -54,15 +55,12 @@ Json WorkersToJson(const v1::Status& status) {
          {"batch_size", w.batch_size()},
          {"sequence", w.sequence()},
          {"silent_ms", w.incarnation() == 0 ? Json() : Json(w.silent_ms())},
+         {"cpu_cores", w.has_cpu_cores() ? Json(w.cpu_cores()) : Json()},
+         {"resident_bytes",
+          w.has_resident_bytes() ? Json(w.resident_bytes()) : Json()},
          {"phase_seconds", PhasesToJson(w)}});
   }
   return workers;
-}
-
-// Bytes that are not UTF-8 are replaced, because descriptions come from
-// outside.
-std::string OneLine(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace
@@ -167,20 +165,22 @@ std::string OverviewJson(const Overview& overview) {
            s.counters().begin(), s.counters().end())) {
     json["counters"][name] = count;
   }
-  return OneLine(json);
+  return JsonLine(json);
 }
 
 std::string WorkersText(const v1::Status& status, bool bold) {
-  Table table({"rank", "state", "batch", "heard from", "process"});
+  Table table(
+      {"rank", "state", "batch", "heard from", "cores", "memory", "process"});
   for (const v1::WorkerStatus& w : status.workers()) {
     table.Add({absl::StrCat(w.rank()), w.state(), absl::StrCat(w.batch_size()),
-               AgeText(w), Printable(w.description())});
+               AgeText(w), CoresText(w), MemoryText(w),
+               Printable(w.description())});
   }
   return table.ToString(bold);
 }
 
 std::string WorkersJson(const v1::Status& status) {
-  return OneLine(
+  return JsonLine(
       {{"run", status.run_id()}, {"workers", WorkersToJson(status)}});
 }
 

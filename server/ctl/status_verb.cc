@@ -25,7 +25,7 @@ absl::Status Watch(Context& context, absl::Duration interval) {
   for (;;) {
     COHORT_ASSIGN_OR_RETURN(const Overview overview, Look(context.server));
     if (context.json) {
-      io.out << OverviewJson(overview) << std::endl;
+      io.out << OverviewJson(overview) << std::flush;
     } else if (io.terminal) {
       io.out << kClearScreen << OverviewText(overview, io.color) << std::flush;
     } else {
@@ -42,7 +42,7 @@ absl::Status RunStatus(Context& context) {
                           IntervalOf(context.arguments, kIntervalDefault));
   if (context.arguments.Has("watch")) return Watch(context, interval);
   COHORT_ASSIGN_OR_RETURN(const Overview overview, Look(context.server));
-  context.io.out << (context.json ? OverviewJson(overview) + "\n"
+  context.io.out << (context.json ? OverviewJson(overview)
                                   : OverviewText(overview, context.io.color));
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
+#include "server/ctl/byte_count.h"
 #include "server/ctl/table.h"
 
 namespace cohort {
@@ -82,6 +83,16 @@ std::string AgeText(const v1::WorkerStatus& worker) {
   if (worker.incarnation() == 0) return "never";
   return absl::StrCat(SecondsText(absl::Milliseconds(worker.silent_ms())),
                       " ago");
+}
+
+std::string CoresText(const v1::WorkerStatus& worker) {
+  return worker.has_cpu_cores() ? absl::StrFormat("%.1f", worker.cpu_cores())
+                                : "";
+}
+
+std::string MemoryText(const v1::WorkerStatus& worker) {
+  return worker.has_resident_bytes() ? ByteCountText(worker.resident_bytes())
+                                     : "";
 }
 
 std::vector<std::pair<std::string, std::string>> TestMeasures(

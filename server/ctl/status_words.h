@@ -25,6 +25,10 @@ std::string RateText(const v1::Status& status);
 std::string PendingText(const v1::GetPolicyReply& policy);
 // "0.3 s ago"; "never" for a rank that was never held.
 std::string AgeText(const v1::WorkerStatus& worker);
+// Processor cores in use and memory of a worker, "1.4" and "2.1 GiB"; empty if
+// it reports none.
+std::string CoresText(const v1::WorkerStatus& worker);
+std::string MemoryText(const v1::WorkerStatus& worker);
 // Names and values of the newest evaluation, the main measure first.
 std::vector<std::pair<std::string, std::string>> TestMeasures(
     const v1::Status& status);

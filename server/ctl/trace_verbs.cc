@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/formats/trace_merge.h"
 #include "common/status_macros.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/table.h"
 #include "server/ctl/verb.h"
 
@@ -31,7 +32,7 @@ std::string MergedJson(const MergedTrace& merged, const std::string& out) {
           known ? Json(absl::ToDoubleMicroseconds(process.clock_error))
                 : Json()}});
   }
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return JsonLine(json);
 }
 
 absl::Status RunTraceMerge(Context& context) {
@@ -49,7 +50,7 @@ absl::Status RunTraceMerge(Context& context) {
   }
   COHORT_ASSIGN_OR_RETURN(const MergedTrace merged, std::move(result));
   if (context.json) {
-    context.io.out << MergedJson(merged, out) << "\n";
+    context.io.out << MergedJson(merged, out);
     return absl::OkStatus();
   }
   Table table({"process", "spans", "clock off by at most"});

@@ -40,6 +40,9 @@ struct CtlIo {
   bool color = false;
   // "NAME=value" each.
   absl::Span<const std::string> environment = {};
+  // Like `pause`, but returns as soon as keys are typed, and adds their bytes
+  // to `typed`. Null if there is no keyboard.
+  std::function<bool(absl::Duration, std::string& typed)> keys = nullptr;
   // The size of the terminal now.
   std::function<ScreenSize()> screen = [] { return ScreenSize(); };
 };
@@ -89,8 +92,16 @@ struct Verb {
 absl::Span<const Verb> Verbs();
 // The verb with that name, which must exist.
 const Verb& VerbNamed(absl::string_view name);
+// True for common flags that verbs without a server do not take.
+constexpr bool NamesAServer(absl::string_view flag) {
+  return flag == "server" || flag == "context";
+}
 // Flags that every verb has.
 absl::Span<const FlagSpec> CommonFlags();
+
+// "ana@host" for the history of changes, as the environment and the machine
+// say; without a user's name only the machine.
+std::string OperatorName(absl::Span<const std::string> environment);
 
 // `status`, with the next step added on its own line if it has `code`.
 absl::Status WithNext(const absl::Status& status, absl::StatusCode code,

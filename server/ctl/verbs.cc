@@ -8,11 +8,15 @@ absl::Span<const FlagSpec> CommonFlags() {
   static constexpr FlagSpec kFlags[] = {
       {.name = "server",
        .value = "HOST:PORT",
-       .help =
-           "address of the server (default: COHORT_SERVER, or 127.0.0.1:7070)"},
-      {.name = "json",
-       .value = "",
-       .help = "print the result as one line of JSON"},
+       .help = "address of the server (default: COHORT_SERVER, the context in "
+               "use, or 127.0.0.1:7070)"},
+      {.name = "context",
+       .value = "NAME",
+       .help = "use the server of that context; see context list"},
+      {.name = "output",
+       .value = "FORMAT",
+       .help = "or -o: table (default), json (one line each), or yaml"},
+      {.name = "json", .value = "", .help = "the same as --output=json"},
       {.name = "timeout",
        .value = "T",
        .help = "longest wait for an answer or a change (default 1m)"},
@@ -53,6 +57,9 @@ absl::Span<const FlagSpec> CommonFlags() {
   VERB(ExportVerb)            \
   VERB(LogLevelVerb)          \
   VERB(TraceMergeVerb)        \
+  VERB(ContextListVerb)       \
+  VERB(ContextSetVerb)        \
+  VERB(ContextUseVerb)        \
   VERB(CompletionVerb)
 
 #define COHORT_DECLARE_VERB(name) Verb name();

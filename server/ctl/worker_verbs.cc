@@ -1,9 +1,9 @@
-#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/status_text.h"
 #include "server/ctl/verb.h"
 
@@ -78,9 +78,7 @@ absl::StatusOr<v1::EvictReply> Evict(Context& context, int32_t rank,
 void TellGone(Context& context, int32_t rank, absl::string_view what,
               int64_t version) {
   if (context.json) {
-    context.io.out
-        << nlohmann::ordered_json{{"rank", rank}, {"version", version}}.dump()
-        << "\n";
+    context.io.out << JsonLine({{"rank", rank}, {"version", version}});
     return;
   }
   context.io.out << "worker " << rank << " " << what << " at step " << version
@@ -92,7 +90,7 @@ void TellGone(Context& context, int32_t rank, absl::string_view what,
 
 absl::Status RunWorkersList(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const v1::Status status, context.server.GetStatus());
-  context.io.out << (context.json ? WorkersJson(status) + "\n"
+  context.io.out << (context.json ? WorkersJson(status)
                                   : WorkersText(status, context.io.color));
   return absl::OkStatus();
 }

@@ -35,8 +35,9 @@ Examples:
 Verbs:
   run                 trains on this machine: starts a server and its workers
   study               measures which policy suits a model, on this machine
+  runs                compares runs by their results folders, without a server
   status              shows state, progress, policy and workers of the run
-  watch               shows a live view of the run until it is over
+  watch               shows a live view until the run is over; keys act on it
   doctor              checks a run that does not work, and says how to fix it
   support-bundle      packs state, settings, metrics and logs for a bug report
   health              checks through an operations port whether a process is ready
@@ -55,6 +56,9 @@ Verbs:
   export              writes model.safetensors into the server's results_dir
   log level           shows or changes the server's log level
   trace merge         merges the timelines of all processes on one clock
+  context list        lists the servers that have a name
+  context set         gives a server a name
+  context use         makes a named server the default of all verbs
   completion          prints a completion script for a shell
 
 `cohortctl help` has flags and exit codes, `cohortctl help VERB` each verb.
@@ -130,7 +134,7 @@ TEST(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
        "got '4' after 'run', want only flags\n"
        "`cohortctl help run` lists them"},
       {"run --server=10.0.0.1:7070",
-       "'run' speaks to no running server: --server means nothing here\n"
+       "'run' contacts no running server: --server means nothing here\n"
        "`cohortctl help run` lists its flags"},
       {"status -- --batch_size=8",
        "got '--', want nothing behind the flags of 'status'\n"
@@ -200,7 +204,8 @@ Flags:
   --programs=DIR     folder of cohort-server and cohort-worker (default: that of cohortctl)
   --FLAG=VALUE       a flag of cohort-server or cohort-worker, whose --help lists them;
                      one that both have goes to the server, behind -- to the workers
-  --json             print the result as one line of JSON
+  --output=FORMAT    or -o: table (default), json (one line each), or yaml
+  --json             the same as --output=json
   --timeout=T        longest wait for an answer or a change (default 1m)
   --quiet            or -q: no messages except errors; results as usual
   --no_color         no colours, as with NO_COLOR in the environment

@@ -124,6 +124,17 @@ CtlResult CtlHarness::RunPlain(const std::string& arguments) {
            .terminal = terminal,
            .color = color,
            .environment = environment};
+  if (!typed.empty()) {
+    io.keys = [this](absl::Duration pause, std::string& keys) {
+      if (!typed.empty()) {
+        keys = typed.front();
+        typed.pop_front();
+        return true;
+      }
+      now_ += pause;
+      return now_ < interrupt_at;
+    };
+  }
   const std::vector<std::string> words =
       absl::StrSplit(arguments, ' ', absl::SkipEmpty());
   const int code = RunCtl(words, io);
@@ -156,6 +167,8 @@ v1::Status ExampleStatus() {
   live->set_batch_size(64);
   live->set_sequence(151);
   live->set_silent_ms(340);
+  live->set_cpu_cores(1.44);
+  live->set_resident_bytes(int64_t{2100} << 20);
   (*live->mutable_phase_seconds())["forward"] = 0.25;
   (*live->mutable_phase_seconds())["data"] = 0.5;
   v1::WorkerStatus* vacant = status.add_workers();

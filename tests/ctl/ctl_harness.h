@@ -1,5 +1,6 @@
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -69,6 +70,9 @@ class CtlHarness {
   bool terminal = false;
   bool color = false;
   std::vector<std::string> environment;
+  // Keys that are typed, one entry at each wait for them; then none. Without
+  // entries there is no keyboard.
+  std::deque<std::string> typed;
 
  private:
   absl::Duration now_;

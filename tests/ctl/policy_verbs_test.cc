@@ -204,7 +204,7 @@ TEST(PolicySetTest, JsonOfAChangeInForce) {
             R"({"policy_epoch":2,"version":1234,"samples":9872,)"
             R"("settings":{"aggregation":"async","normalization":"local"},)"
             R"("text":"aggregation sync -> async; momentum is kept",)"
-            R"("in_force":true})"
+            R"("author":"","reason":"","in_force":true})"
             "\n");
 }
 
@@ -341,14 +341,37 @@ TEST(PolicyGetTest, Json) {
       "\n");
 }
 
+TEST(PolicySetTest, SendsWhoAsksAndWhy) {
+  CtlHarness ctl;
+  TakeEffectAfter(ctl, absl::ZeroDuration());
+  v1::SetPolicyRequest seen;
+  const auto set = ctl.server.on_set;
+  ctl.server.on_set = [&](const v1::SetPolicyRequest& request) {
+    seen = request;
+    return set(request);
+  };
+  ctl.environment = {"USER=ana"};
+  EXPECT_EQ(ctl.Run("policy set --aggregation=async --reason=slow").code, 0);
+  EXPECT_EQ(seen.reason(), "slow");
+  EXPECT_THAT(seen.author(), testing::StartsWith("ana@"));
+}
+
 TEST(PolicyHistoryTest, ShowsWhatChangedAndAtWhichVersion) {
   CtlHarness ctl;
-  ctl.server.on_get = [] { return ChangedPolicy(); };
-  EXPECT_EQ(ctl.Run("policy history").out,
-            "change  step  samples  policy\n"
-            "1       0     0        sync, global normalisation, sync "
-            "statistics\n"
-            "2       1234  9872     sync -> async, local normalisation\n");
+  ctl.server.on_get = [] {
+    v1::GetPolicyReply policy = ChangedPolicy();
+    policy.mutable_history(1)->set_author("ana@lab");
+    policy.mutable_history(1)->set_reason("one slow node");
+    return policy;
+  };
+  EXPECT_EQ(
+      ctl.Run("policy history").out,
+      "change  step  samples  policy                                      "
+      " by       reason\n"
+      "1       0     0        sync, global normalisation, sync "
+      "statistics\n"
+      "2       1234  9872     sync -> async, local normalisation         "
+      "  ana@lab  one slow node\n");
   const auto json = nlohmann::json::parse(ctl.Run("policy history --json").out);
   EXPECT_EQ(json["run"], "3f2a");
   EXPECT_EQ(json["changes"][1]["settings"]["aggregation"], "async");

@@ -59,7 +59,7 @@ TEST_F(RunsVerbTest, ComparesRunsAndTheSettingsThatDiffer) {
   const CtlResult runs = Run();
   EXPECT_EQ(runs.code, 0) << runs.err;
   EXPECT_EQ(runs.out,
-            "run   state    steps  train loss  test            time         "
+            "run   state    steps  train loss  test             time       "
             "images/s  policy\n"
             "slow  done     1200   0.2500      50.0 % accuracy  2 min 0 s  500 "
             "      sync\n"

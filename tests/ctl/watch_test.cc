@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "server/ctl/watch/sparkline.h"
 #include "server/ctl/watch/stragglers.h"
+#include "server/ctl/watch/watch_controls.h"
 #include "server/ctl/watch/watch_frame.h"
 #include "tests/ctl/ctl_harness.h"
 
@@ -38,12 +40,13 @@ v1::WorkerStatus& AddWorker(v1::Status& status, double own_seconds,
 }
 
 std::string FrameOf(const v1::Status& status, ScreenSize size,
-                    const std::string& notice = "") {
+                    const std::string& notice = "",
+                    const WatchView& view = {}) {
   Curve losses;
   for (double loss : {4.0, 3.0, 2.0, 1.0}) losses.Add(loss);
   return WatchFrame(
       {.server = "a:1", .status = status, .policy = ChangedPolicy()}, losses,
-      notice, {.size = size, .unicode = true});
+      notice, view, {.size = size, .unicode = true});
 }
 
 TEST(WatchFrameTest, ShowsTheRunWithin80Columns) {
@@ -79,10 +82,11 @@ TEST(WatchFrameTest, HasEveryPhaseAt160Columns) {
   const std::string frame = FrameOf(status, {.columns = 160, .rows = 24});
   EXPECT_THAT(frame,
               HasSubstr("rank  state   batch  heard from  data    forward"
-                        "  rendezvous  backward  push  wait  process\n"
+                        "  rendezvous  backward  push  wait  cores  memory   "
+                        "process\n"
                         "0     live    64     0.3 s ago   500 ms  250 ms"
-                        "                                     host-a, "
-                        "process 12\n"));
+                        "                                     1.4    "
+                        "2.0 GiB  host-a, process 12\n"));
 }
 
 TEST(WatchFrameTest, NeverLeavesTheScreenAndShowsTheLateFirst) {
@@ -99,10 +103,12 @@ TEST(WatchFrameTest, NeverLeavesTheScreenAndShowsTheLateFirst) {
     EXPECT_LE(lines.size(), static_cast<size_t>(size.rows));
     for (const std::string& line : lines) {
       // Blocks of the curve take three bytes a character.
-      EXPECT_LE(absl::StrReplaceAll(
-                    line, {{"█", "x"}, {"▆", "x"}, {"▃", "x"}, {"▁", "x"}})
-                    .size(),
-                static_cast<size_t>(size.columns));
+      EXPECT_LE(
+          absl::StrReplaceAll(
+              line,
+              {{"█", "x"}, {"▆", "x"}, {"▃", "x"}, {"▁", "x"}, {"›", "x"}})
+              .size(),
+          static_cast<size_t>(size.columns));
     }
     EXPECT_THAT(lines[lines.size() - 2], EndsWith(" more"));
     EXPECT_THAT(FrameOf(status, size), HasSubstr("\n49    vacant"));
@@ -134,6 +140,122 @@ TEST(WatchFrameTest, AStateThatIsTooLongGoesOnInTheNextLine) {
               testing::HasSubstr(
                   "\nwaiting for a replacement of workers 0, 1 and 2, 12 s, "
                   "gives\nup in 588 s\n\nprogress"));
+}
+
+TEST(WatchFrameTest, LongValuesGoOnInTheNextLineAndWideRowsAreMarked) {
+  v1::Status status = ExampleStatus();
+  status.mutable_workers(0)->set_description("a-machine-with-a-long-name.lan");
+  const std::string frame = FrameOf(status, {.columns = 60, .rows = 24});
+  EXPECT_THAT(frame, HasSubstr("\npolicy     async, local normalisation, async "
+                               "statistics,\n           since step 1234\n"));
+  EXPECT_THAT(frame, HasSubstr("›\n"));
+  WatchView view;
+  view.scrolled = 40;
+  EXPECT_THAT(FrameOf(status, {.columns = 60, .rows = 24}, "", view),
+              HasSubstr("a-machine-with-a-long-name.lan\n"));
+}
+
+TEST(WatchFrameTest, MarksTheSelectedWorkerAndKeepsItInSight) {
+  v1::Status status = ExampleStatus();
+  status.clear_workers();
+  for (int i = 0; i < 50; ++i) AddWorker(status, 0.1, 0.1);
+  WatchView view;
+  view.selected = 30;
+  view.line = "the last line";
+  const std::string frame =
+      FrameOf(status, {.columns = 80, .rows = 24}, "", view);
+  EXPECT_THAT(frame, HasSubstr("\n> 30    live"));
+  EXPECT_THAT(frame, EndsWith("\nthe last line\n"));
+  const std::vector<std::string> lines = absl::StrSplit(frame, '\n');
+  EXPECT_LE(lines.size(), 24U);
+}
+
+// Ranks of the workers in that order.
+std::vector<int32_t> RanksBy(const v1::Status& status, WorkerOrder order,
+                             const std::map<int32_t, std::string>& late = {},
+                             bool late_first = false) {
+  std::vector<int32_t> ranks;
+  for (const v1::WorkerStatus* worker :
+       OrderedWorkers(status, order, late, late_first)) {
+    ranks.push_back(worker->rank());
+  }
+  return ranks;
+}
+
+TEST(OrderedWorkersTest, SortsByRankWorkOrSilence) {
+  v1::Status status;
+  AddWorker(status, 0.1, 0.3).set_silent_ms(10);
+  AddWorker(status, 0.3, 0.1).set_silent_ms(30);
+  AddWorker(status, 0.2, 0.2).set_silent_ms(20);
+  EXPECT_THAT(RanksBy(status, WorkerOrder::kRank), ElementsAre(0, 1, 2));
+  EXPECT_THAT(RanksBy(status, WorkerOrder::kRank, {{2, "away"}}, true),
+              ElementsAre(2, 0, 1));
+  EXPECT_THAT(RanksBy(status, WorkerOrder::kSlowest), ElementsAre(1, 2, 0));
+  EXPECT_THAT(RanksBy(status, WorkerOrder::kSilent), ElementsAre(1, 2, 0));
+}
+
+TEST(WatchControlsTest, ArrowsSelectAndScroll) {
+  WatchControls controls;
+  const std::vector<int32_t> ranks = {4, 7, 9};
+  controls.Type("\x1b[B", ranks);
+  EXPECT_EQ(controls.view().selected, 4);
+  controls.Type("\x1b[B\x1b[Bj", ranks);
+  EXPECT_EQ(controls.view().selected, 9);
+  controls.Type("k", ranks);
+  EXPECT_EQ(controls.view().selected, 7);
+  controls.Type("\x1b[5~", ranks);
+  EXPECT_EQ(controls.view().selected, 4);
+  controls.Type("\x1b[C\x1b[C\x1b[D", ranks);
+  EXPECT_EQ(controls.view().scrolled, 8);
+  controls.Type("\x1b[D\x1b[D", ranks);
+  EXPECT_EQ(controls.view().scrolled, 0);
+  WatchControls from_below;
+  from_below.Type("\x1b[A", ranks);
+  EXPECT_EQ(from_below.view().selected, 9);
+  from_below.Type("\x1b[A", {});
+  EXPECT_EQ(from_below.view().selected, 9);
+}
+
+TEST(WatchControlsTest, PromptCollectsSettings) {
+  WatchControls controls;
+  EXPECT_THAT(controls.Type("p--aggregation=asyncX\x7f", {}),
+              testing::IsEmpty());
+  EXPECT_THAT(controls.view().line,
+              testing::StartsWith("policy set --aggregation=async_"));
+  const std::vector<WatchCommand> commands =
+      controls.Type(" learning_rate=0.1\n", {});
+  ASSERT_EQ(commands.size(), 1U);
+  EXPECT_EQ(commands[0].kind, WatchCommand::Kind::kSetPolicy);
+  EXPECT_THAT(commands[0].settings, ElementsAre(Pair("aggregation", "async"),
+                                                Pair("learning_rate", "0.1")));
+  // The next prompt is empty.
+  controls.Type("p", {});
+  EXPECT_THAT(controls.view().line, testing::StartsWith("policy set _"));
+}
+
+TEST(WatchControlsTest, PromptRefusesWhatIsNoSettingAndEscapeLeavesIt) {
+  WatchControls controls;
+  for (const char* typed : {"p\n", "pasync\n", "p=3\n", "pa=1 b\n"}) {
+    EXPECT_THAT(controls.Type(typed, {}), testing::IsEmpty()) << typed;
+    EXPECT_THAT(controls.view().line, HasSubstr("want settings such as"));
+  }
+  EXPECT_THAT(controls.Type("pa=1\x1b", {}), testing::IsEmpty());
+  EXPECT_THAT(controls.view().line, HasSubstr("q quit"));
+  EXPECT_EQ(controls.Type("q", {}).size(), 1U);
+}
+
+TEST(WatchControlsTest, DrainsOnlyASelectedWorkerAndOnlyAfterYes) {
+  WatchControls controls;
+  controls.Type("d", {{3}});
+  EXPECT_THAT(controls.view().line, HasSubstr("select a worker"));
+  controls.Type("jd", {{3}});
+  EXPECT_EQ(controls.view().line, "let worker 3 leave after its step? y/n");
+  EXPECT_THAT(controls.Type("n", {{3}}), testing::IsEmpty());
+  EXPECT_EQ(controls.view().line, "nothing was drained");
+  const std::vector<WatchCommand> commands = controls.Type("dy", {{3}});
+  ASSERT_EQ(commands.size(), 1U);
+  EXPECT_EQ(commands[0].kind, WatchCommand::Kind::kDrainWorker);
+  EXPECT_EQ(commands[0].rank, 3);
 }
 
 TEST(StragglersTest, NamesWhoIsAwaySilentOrSlow) {
@@ -214,6 +336,47 @@ TEST(WatchVerbTest, RedrawsATerminalInPlace) {
   EXPECT_THAT(frames[0], testing::StartsWith("\x1b[H\x1b[2Jrun 3f2a"));
   EXPECT_THAT(frames[1], testing::StartsWith("\x1b[Hrun 3f2a"));
   EXPECT_THAT(frames[1], HasSubstr("step 151\x1b[K\n"));
+}
+
+TEST(WatchVerbTest, KeysChangeThePolicyAndDrainAWorker) {
+  CtlHarness ctl;
+  ctl.terminal = true;
+  v1::SetPolicyRequest set;
+  ctl.server.on_set = [&set](const v1::SetPolicyRequest& request) {
+    set = request;
+    v1::SetPolicyReply reply;
+    reply.set_text("waits for the pushes of step 150");
+    return reply;
+  };
+  v1::EvictRequest evicted;
+  ctl.server.on_evict = [&evicted](const v1::EvictRequest& request) {
+    evicted = request;
+    return v1::EvictReply();
+  };
+  ctl.typed = {"p", "aggregation=async\r", "j", "dy", "q"};
+  const CtlResult result = ctl.Run("watch");
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(set.settings().at("aggregation"), "async");
+  EXPECT_EQ(set.run_id(), "3f2a");
+  EXPECT_THAT(result.out,
+              HasSubstr("policy: waits for the pushes of step 150"));
+  EXPECT_TRUE(evicted.after_step());
+  EXPECT_EQ(evicted.rank(), 0);
+  EXPECT_THAT(result.out, HasSubstr("worker 0 leaves after its current step"));
+}
+
+TEST(WatchVerbTest, ARefusedCommandIsShownAndTheWatchGoesOn) {
+  CtlHarness ctl;
+  ctl.terminal = true;
+  ctl.server.on_set =
+      [](const v1::SetPolicyRequest&) -> absl::StatusOr<v1::SetPolicyReply> {
+    return absl::InvalidArgumentError("--rule: no such setting");
+  };
+  ctl.typed = {"prule=1\n", "s", "q"};
+  const CtlResult result = ctl.Run("watch");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.out, HasSubstr("policy: --rule: no such setting"));
+  EXPECT_THAT(result.out, HasSubstr("s order (slowest first)"));
 }
 
 TEST(WatchVerbTest, OutlivesARestartOfTheServer) {

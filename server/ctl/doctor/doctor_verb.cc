@@ -14,6 +14,7 @@
 #include "server/ctl/doctor/check.h"
 #include "server/ctl/doctor/machine_checks.h"
 #include "server/ctl/doctor/server_checks.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/table.h"
 #include "server/ctl/verb.h"
 
@@ -138,8 +139,7 @@ std::string ChecksJson(const std::vector<Check>& checks) {
                     {"found", check.found},
                     {"fix", check.fix.empty() ? Json() : Json(check.fix)}});
   }
-  return Json{{"ok", !AnyFailed(checks)}, {"checks", list}}.dump(
-      -1, ' ', false, Json::error_handler_t::replace);
+  return JsonLine({{"ok", !AnyFailed(checks)}, {"checks", list}});
 }
 
 absl::Status RunDoctor(Context& context) {
@@ -147,7 +147,7 @@ absl::Status RunDoctor(Context& context) {
   AddServerChecks(context, checks);
   AddMachineChecks(context.arguments, checks);
   if (context.json) {
-    context.io.out << ChecksJson(checks) << "\n";
+    context.io.out << ChecksJson(checks);
   } else {
     context.io.out << ChecksText(checks, context.io);
   }

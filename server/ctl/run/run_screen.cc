@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/table.h"
 
 namespace cohort {
@@ -26,10 +27,6 @@ constexpr absl::string_view kServerColor = "\x1b[1m";
 constexpr std::array<absl::string_view, 6> kWorkerColors = {
     "\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[32m", "\x1b[34m", "\x1b[31m"};
 constexpr absl::string_view kNoColor = "\x1b[0m";
-
-std::string OneLine(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
 
 // A field of a log line; empty if it is absent.
 std::string Field(const Json& line, const char* name) {
@@ -106,9 +103,9 @@ void RunScreen::ShowLine(const ClusterProcess& process,
     return;
   }
   if (json_) {
-    io_.out << OneLine(
+    io_.out << JsonLine(
                    {{"process", process.Name()}, {"line", std::string(line)}})
-            << std::endl;
+            << std::flush;
     return;
   }
   io_.out << (log_dir_.empty() ? Prefix(process) : "") << LogLineText(line)
@@ -119,10 +116,10 @@ void RunScreen::ShowStart(const ClusterProcess& process, pid_t pid) {
   // These lines are from the last incarnation of this rank.
   last_lines_.erase(process);
   if (json_) {
-    io_.out << OneLine({{"event", "started"},
-                        {"process", process.Name()},
-                        {"pid", pid}})
-            << std::endl;
+    io_.out << JsonLine({{"event", "started"},
+                         {"process", process.Name()},
+                         {"pid", pid}})
+            << std::flush;
     return;
   }
   Say(absl::StrCat(process.Name(), " is process ", pid,
@@ -133,11 +130,11 @@ void RunScreen::ShowStart(const ClusterProcess& process, pid_t pid) {
 void RunScreen::RecordEnd(const ClusterProcess& process,
                           const ProcessEnd& end) {
   if (!json_) return;
-  io_.out << OneLine({{"event", "ended"},
-                      {"process", process.Name()},
-                      {"exit_code", end.code},
-                      {"signal", end.signal == 0 ? Json() : Json(end.signal)}})
-          << std::endl;
+  io_.out << JsonLine({{"event", "ended"},
+                       {"process", process.Name()},
+                       {"exit_code", end.code},
+                       {"signal", end.signal == 0 ? Json() : Json(end.signal)}})
+          << std::flush;
 }
 
 void RunScreen::ShowEnd(const ClusterProcess& process, const ProcessEnd& end,
@@ -154,8 +151,8 @@ void RunScreen::ShowEnd(const ClusterProcess& process, const ProcessEnd& end,
 
 void RunScreen::Say(absl::string_view text) {
   if (json_) {
-    io_.out << OneLine({{"event", "told"}, {"text", std::string(text)}})
-            << std::endl;
+    io_.out << JsonLine({{"event", "told"}, {"text", std::string(text)}})
+            << std::flush;
   } else {
     io_.err << "run: " << text << std::endl;
   }

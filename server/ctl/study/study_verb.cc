@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "common/status_macros.h"
 #include "server/ctl/cluster/programs.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/study/study.h"
 #include "server/ctl/verb.h"
 
@@ -205,13 +206,13 @@ std::string OutcomeJson(const StudyOutcome& outcome, const std::string& out) {
       {"failed", outcome.failed},
       {"recommendation", outcome.words.value_or(std::vector<std::string>())},
       {"overall", std::move(overall)}};
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return JsonLine(json);
 }
 
 void ShowOutcome(const StudyOutcome& outcome, const std::string& out,
                  Context& context) {
   if (context.json) {
-    context.io.out << OutcomeJson(outcome, out) << "\n";
+    context.io.out << OutcomeJson(outcome, out);
     return;
   }
   if (!outcome.words.has_value()) return;

@@ -15,6 +15,7 @@
 #include "common/status_macros.h"
 #include "server/ctl/byte_count.h"
 #include "server/ctl/doctor/server_checks.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/support/bundle.h"
 #include "server/ctl/support/redact.h"
 #include "server/ctl/table.h"
@@ -203,9 +204,7 @@ std::string PartsJson(const std::string& out, int64_t bytes,
                     {"bytes", there ? Json(part.content.size()) : Json()},
                     {"problem", there ? Json() : Json(part.problem)}});
   }
-  return Json{{"out", out}, {"bytes", bytes}, {"parts", list}}.dump(
-             -1, ' ', false, Json::error_handler_t::replace) +
-         "\n";
+  return JsonLine({{"out", out}, {"bytes", bytes}, {"parts", list}});
 }
 
 absl::Status RunSupportBundle(Context& context) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -22,25 +23,30 @@ namespace cohort {
 namespace {
 
 // From this width on there is room for every phase of a step.
-constexpr int kWideColumns = 120;
+constexpr int kWideColumns = 140;
+// From this width on there is room for cores and memory.
+constexpr int kMediumColumns = 100;
 constexpr int kNameColumns = 11;
 // Limit on sentences about late workers; the rest are counted.
 constexpr size_t kLateLines = 3;
 
+bool BeginsCharacter(char byte) {
+  return (static_cast<unsigned char>(byte) & 0xC0) != 0x80;
+}
+
 // Cuts the text to `columns` characters, some of which may be several bytes.
-std::string Cut(absl::string_view text, int columns) {
+absl::string_view Cut(absl::string_view text, int columns) {
   int count = 0;
   for (size_t i = 0; i < text.size(); ++i) {
-    const bool begins = (static_cast<unsigned char>(text[i]) & 0xC0) != 0x80;
-    if (begins && ++count > columns) return std::string(text.substr(0, i));
+    if (BeginsCharacter(text[i]) && ++count > columns) return text.substr(0, i);
   }
-  return std::string(text);
+  return text;
 }
 
 // Splits `text` after the words that fit into `columns`.
 std::pair<absl::string_view, absl::string_view> Wrapped(absl::string_view text,
                                                         int columns) {
-  const std::string fits = Cut(text, columns);
+  const absl::string_view fits = Cut(text, columns);
   if (fits.size() == text.size()) return {text, ""};
   const size_t space = text.rfind(' ', fits.size());
   if (space == absl::string_view::npos) return {text, ""};
@@ -62,8 +68,29 @@ class Frame {
   void Text(absl::string_view text, bool bold = false) {
     lines_.push_back(Bold(Cut(text, style_.size.columns), bold && style_.bold));
   }
+  // One line, or two.
+  void WrappedText(absl::string_view text, bool bold = false) {
+    const auto [first, rest] = Wrapped(text, style_.size.columns);
+    Text(first, bold);
+    if (!rest.empty()) Text(rest, bold);
+  }
+  // One line, or two.
   void Value(absl::string_view name, absl::string_view value) {
-    Text(absl::StrFormat("%-*s%s", kNameColumns, name, value));
+    const auto [first, rest] = Wrapped(value, value_columns());
+    Text(absl::StrFormat("%-*s%s", kNameColumns, name, first));
+    if (!rest.empty()) {
+      Text(absl::StrFormat("%-*s%s", kNameColumns, "", rest));
+    }
+  }
+  // A row of the table, of which `scrolled` columns are out of sight. Marked if
+  // it goes on to the right.
+  void Row(absl::string_view row, int scrolled, bool bold) {
+    row.remove_prefix(Cut(row, scrolled).size());
+    const absl::string_view fits = Cut(row, style_.size.columns);
+    if (fits.size() == row.size()) return Text(row, bold);
+    Text(absl::StrCat(Cut(row, style_.size.columns - 1),
+                      style_.unicode ? "›" : ">"),
+         bold);
   }
   std::string ToString() const { return absl::StrJoin(lines_, "\n") + "\n"; }
 
@@ -146,7 +173,7 @@ void AddVerdicts(const v1::Status& status, Frame& frame) {
 }
 
 void AddLate(const std::map<int32_t, std::string>& late, Frame& frame) {
-  if (late.empty()) return frame.Value("late", "nobody");
+  if (late.empty()) return frame.Value("late", "none");
   size_t shown = 0;
   for (const auto& [rank, why] : late) {
     if (++shown > kLateLines) {
@@ -177,70 +204,101 @@ std::vector<std::string> PhaseCells(const v1::WorkerStatus& worker, bool wide) {
   return cells;
 }
 
-// Late workers come first if not all of them fit.
+// Of `workers`, those for which there is room: from the first one on, or around
+// the selected one.
 std::vector<const v1::WorkerStatus*> ShownWorkers(
-    const v1::Status& status, const std::map<int32_t, std::string>& late,
-    size_t rows) {
-  std::vector<const v1::WorkerStatus*> workers;
-  for (const v1::WorkerStatus& worker : status.workers()) {
-    workers.push_back(&worker);
-  }
+    std::vector<const v1::WorkerStatus*> workers,
+    const std::optional<int32_t>& selected, size_t rows) {
   if (workers.size() <= rows) return workers;
-  std::stable_partition(workers.begin(), workers.end(),
-                        [&late](const v1::WorkerStatus* worker) {
-                          return late.contains(worker->rank());
-                        });
+  const auto at = std::find_if(workers.begin(), workers.end(),
+                               [&selected](const v1::WorkerStatus* worker) {
+                                 return worker->rank() == selected;
+                               });
+  const auto half = static_cast<ptrdiff_t>(rows / 2);
+  const ptrdiff_t first =
+      at == workers.end() ? 0
+                          : std::clamp<ptrdiff_t>(
+                                at - workers.begin() - half, 0,
+                                static_cast<ptrdiff_t>(workers.size() - rows));
+  workers.erase(workers.begin(), workers.begin() + first);
   workers.resize(rows);
   return workers;
 }
 
-void AddWorkers(const v1::Status& status,
-                const std::map<int32_t, std::string>& late, Frame& frame) {
-  const bool wide = frame.style().size.columns >= kWideColumns;
+std::vector<std::string> WorkerHeader(int columns) {
   std::vector<std::string> header = {"rank", "state", "batch", "heard from"};
-  if (wide) {
+  if (columns >= kWideColumns) {
     for (absl::string_view name : kStepPhaseNames) header.emplace_back(name);
   } else {
     header.insert(header.end(), {"own work", "waits"});
   }
+  if (columns >= kMediumColumns) {
+    header.insert(header.end(), {"cores", "memory"});
+  }
   header.emplace_back("process");
-  Table table(std::move(header));
-  // One row is for the header, one for the number of workers left out.
-  const auto rows = static_cast<size_t>(std::max(1, frame.rows_left() - 2));
-  const auto workers = ShownWorkers(status, late, rows);
+  return header;
+}
+
+std::vector<std::string> WorkerCells(const v1::WorkerStatus& worker,
+                                     int columns) {
+  std::vector<std::string> cells = {
+      absl::StrCat(worker.rank()), Printable(worker.state()),
+      absl::StrCat(worker.batch_size()), AgeText(worker)};
+  for (std::string& cell : PhaseCells(worker, columns >= kWideColumns)) {
+    cells.push_back(std::move(cell));
+  }
+  if (columns >= kMediumColumns) {
+    cells.insert(cells.end(), {CoresText(worker), MemoryText(worker)});
+  }
+  cells.push_back(Printable(worker.description()));
+  return cells;
+}
+
+void AddWorkers(const v1::Status& status,
+                const std::map<int32_t, std::string>& late,
+                const WatchView& view, Frame& frame) {
+  const int columns = frame.style().size.columns;
+  // One row is for the header, one for the number of workers left out, and one
+  // for the last line.
+  const int reserved = view.line.empty() ? 2 : 3;
+  const auto rows =
+      static_cast<size_t>(std::max(1, frame.rows_left() - reserved));
+  const size_t all = static_cast<size_t>(status.workers_size());
+  const auto workers =
+      ShownWorkers(OrderedWorkers(status, view.order, late, all > rows),
+                   view.selected, rows);
+  Table table(WorkerHeader(columns));
   for (const v1::WorkerStatus* worker : workers) {
-    std::vector<std::string> cells = {
-        absl::StrCat(worker->rank()), Printable(worker->state()),
-        absl::StrCat(worker->batch_size()), AgeText(*worker)};
-    for (std::string& cell : PhaseCells(*worker, wide)) {
-      cells.push_back(std::move(cell));
-    }
-    cells.push_back(Printable(worker->description()));
-    table.Add(std::move(cells));
+    table.Add(WorkerCells(*worker, columns));
   }
   const std::string text = table.ToString(/*bold=*/false);
-  bool first = true;
-  for (absl::string_view line :
-       absl::StrSplit(absl::StripSuffix(text, "\n"), '\n')) {
-    frame.Text(line, /*bold=*/first);
-    first = false;
+  const std::vector<absl::string_view> lines =
+      absl::StrSplit(absl::StripSuffix(text, "\n"), '\n');
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const bool selected = i > 0 && workers[i - 1]->rank() == view.selected;
+    // The mark is a character as well, for terminals without bold text.
+    const absl::string_view mark = !view.selected.has_value() ? ""
+                                   : selected                 ? "> "
+                                                              : "  ";
+    frame.Row(absl::StrCat(mark, lines[i]), view.scrolled,
+              /*bold=*/i == 0 || selected);
   }
-  const auto left_out =
-      static_cast<size_t>(status.workers_size()) - workers.size();
-  if (left_out > 0) frame.Text(absl::StrCat("and ", left_out, " more"));
+  if (all > workers.size()) {
+    frame.Text(absl::StrCat("and ", all - workers.size(), " more"));
+  }
 }
 
 }  // namespace
 
 std::string WatchFrame(const Overview& overview, const Curve& losses,
-                       const std::string& notice, const FrameStyle& style) {
+                       const std::string& notice, const WatchView& view,
+                       const FrameStyle& style) {
   const v1::Status& status = overview.status;
   Frame frame(style);
-  frame.Text(absl::StrCat("run ", RunText(status), " at ", overview.server));
-  const std::string state = notice.empty() ? Printable(status.state()) : notice;
-  const auto [first, rest] = Wrapped(state, style.size.columns);
-  frame.Text(first, /*bold=*/true);
-  if (!rest.empty()) frame.Text(rest, /*bold=*/true);
+  frame.WrappedText(
+      absl::StrCat("run ", RunText(status), " at ", overview.server));
+  frame.WrappedText(notice.empty() ? Printable(status.state()) : notice,
+                    /*bold=*/true);
   frame.Text("");
   AddProgress(status, frame);
   AddLoss(status, losses, frame);
@@ -250,7 +308,8 @@ std::string WatchFrame(const Overview& overview, const Curve& losses,
   const std::map<int32_t, std::string> late = Stragglers(status);
   AddLate(late, frame);
   frame.Text("");
-  AddWorkers(status, late, frame);
+  AddWorkers(status, late, view, frame);
+  if (!view.line.empty()) frame.Text(Printable(view.line), /*bold=*/true);
   return frame.ToString();
 }
 

@@ -1,7 +1,6 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -13,9 +12,11 @@
 #include "absl/strings/str_split.h"
 #include "common/clock.h"
 #include "common/status_macros.h"
+#include "server/ctl/json_line.h"
 #include "server/ctl/status_text.h"
 #include "server/ctl/verb.h"
 #include "server/ctl/watch/sparkline.h"
+#include "server/ctl/watch/watch_controls.h"
 #include "server/ctl/watch/watch_frame.h"
 
 namespace cohort {
@@ -74,11 +75,70 @@ class Watch {
       } else {
         return looked;
       }
-      if (!io_.pause(interval_)) return absl::OkStatus();
+      if (!Rest()) return absl::OkStatus();
     }
   }
 
  private:
+  bool interactive() const {
+    return io_.terminal && io_.keys != nullptr && !context_.json;
+  }
+
+  // Waits for the next look. Keys act and are shown at once. Returns false if
+  // the watch is to end.
+  bool Rest() {
+    if (!interactive()) return io_.pause(interval_);
+    const Instant end = io_.clock.Now() + interval_;
+    for (;;) {
+      const absl::Duration left = end - io_.clock.Now();
+      std::string typed;
+      if (left <= absl::ZeroDuration()) return true;
+      if (!io_.keys(left, typed)) return false;
+      if (typed.empty()) return true;
+      for (const WatchCommand& command : controls_.Type(typed, Ranks())) {
+        if (command.kind == WatchCommand::Kind::kQuit) return false;
+        controls_.Tell(Act(command));
+      }
+      Draw(notice_);
+    }
+  }
+
+  std::vector<int32_t> Ranks() const {
+    std::vector<int32_t> ranks;
+    for (const v1::WorkerStatus* worker :
+         OrderedWorkers(last_->status, controls_.view().order, {},
+                        /*late_first=*/false)) {
+      ranks.push_back(worker->rank());
+    }
+    return ranks;
+  }
+
+  // Sends the command. Returns its outcome in words.
+  std::string Act(const WatchCommand& command) {
+    if (command.kind == WatchCommand::Kind::kSetPolicy) {
+      v1::SetPolicyRequest request;
+      request.set_run_id(last_->status.run_id());
+      request.set_author(OperatorName(io_.environment));
+      request.mutable_settings()->insert(command.settings.begin(),
+                                         command.settings.end());
+      const absl::StatusOr<v1::SetPolicyReply> reply =
+          server_.SetPolicy(request);
+      return Outcome("policy", reply.status(), reply.ok() ? reply->text() : "");
+    }
+    v1::EvictRequest request;
+    request.set_run_id(last_->status.run_id());
+    request.set_rank(command.rank);
+    request.set_after_step(true);
+    return Outcome("drain", server_.Evict(request).status(),
+                   absl::StrCat("worker ", command.rank,
+                                " leaves after its current step"));
+  }
+
+  static std::string Outcome(absl::string_view what, const absl::Status& status,
+                             absl::string_view text) {
+    return absl::StrCat(what, ": ", status.ok() ? text : status.message());
+  }
+
   absl::Status Look() {
     Overview overview{.server = server_.server()};
     COHORT_ASSIGN_OR_RETURN(overview.status, server_.GetStatus());
@@ -98,7 +158,7 @@ class Watch {
 
   void ShowRun() {
     if (context_.json) {
-      io_.out << OverviewJson(*last_) << std::endl;
+      io_.out << OverviewJson(*last_) << std::flush;
     } else if (io_.terminal) {
       Draw("");
     } else {
@@ -108,10 +168,12 @@ class Watch {
 
   // Rewrites the screen in place, so that it does not flicker.
   void Draw(const std::string& notice) {
-    const std::string frame = WatchFrame(*last_, losses_, notice,
-                                         {.size = io_.screen(),
-                                          .bold = io_.color,
-                                          .unicode = TerminalShowsUnicode()});
+    notice_ = notice;
+    const std::string frame = WatchFrame(
+        *last_, losses_, notice, interactive() ? controls_.view() : WatchView(),
+        {.size = io_.screen(),
+         .bold = io_.color,
+         .unicode = TerminalShowsUnicode()});
     io_.out << (drawn_ ? kHome : kClearScreen)
             << absl::StrReplaceAll(frame, {{"\n", kBlankLine}}) << kBlankBelow
             << std::flush;
@@ -154,11 +216,10 @@ class Watch {
 
   void Tell(const char* event, const std::string& text) {
     if (context_.json) {
-      io_.out << nlohmann::ordered_json{{"event", event},
-                                        {"server", server_.server()},
-                                        {"message", text}}
-                     .dump()
-              << std::endl;
+      io_.out << JsonLine({{"event", event},
+                           {"server", server_.server()},
+                           {"message", text}})
+              << std::flush;
     } else {
       io_.out << text << std::endl;
     }
@@ -171,6 +232,9 @@ class Watch {
   std::optional<Overview> last_;
   Curve losses_;
   std::optional<Instant> lost_at_;
+  WatchControls controls_;
+  // Shown in the newest frame instead of the state.
+  std::string notice_;
   bool drawn_ = false;
 };
 
@@ -188,7 +252,7 @@ absl::Status RunWatch(Context& context) {
 Verb WatchVerb() {
   return {
       .name = "watch",
-      .summary = "shows a live view of the run until it is over",
+      .summary = "shows a live view until the run is over; keys act on it",
       .flags =
           {{.name = "interval",
             .value = "T",

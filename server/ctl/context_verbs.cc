@@ -1,0 +1,105 @@
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "common/formats/file_system.h"
+#include "common/status_macros.h"
+#include "server/ctl/contexts.h"
+#include "server/ctl/json_line.h"
+#include "server/ctl/table.h"
+#include "server/ctl/verb.h"
+
+namespace cohort {
+namespace {
+
+// Errors: FailedPrecondition: the environment names no place for the file.
+absl::StatusOr<std::string> PathFor(const Context& context) {
+  std::string path = ContextsPath(context.io.environment);
+  if (!path.empty()) return path;
+  return absl::FailedPreconditionError(
+      "neither HOME nor COHORT_CONFIG is set, so there is no place for "
+      "contexts\nSet COHORT_CONFIG to the path of a file");
+}
+
+absl::Status RunContextList(Context& context) {
+  COHORT_ASSIGN_OR_RETURN(const std::string path, PathFor(context));
+  COHORT_ASSIGN_OR_RETURN(const Contexts contexts,
+                          ReadContexts(RealFileSystem(), path));
+  if (context.json) {
+    context.io.out << JsonLine({{"path", path},
+                                {"current", contexts.current},
+                                {"contexts", contexts.servers}});
+    return absl::OkStatus();
+  }
+  Table table({"context", "server", "in use"});
+  for (const auto& [name, server] : contexts.servers) {
+    table.Add({Printable(name), Printable(server),
+               name == contexts.current ? "yes" : ""});
+  }
+  context.io.out << table.ToString(context.io.color);
+  return absl::OkStatus();
+}
+
+absl::Status RunContextUse(Context& context) {
+  if (context.words.size() != 1) {
+    return absl::NotFoundError(
+        "want the name of one context\n`cohortctl context list` shows them");
+  }
+  COHORT_ASSIGN_OR_RETURN(const std::string path, PathFor(context));
+  COHORT_ASSIGN_OR_RETURN(Contexts contexts,
+                          ReadContexts(RealFileSystem(), path));
+  COHORT_ASSIGN_OR_RETURN(const std::string server,
+                          ServerOf(contexts, context.words[0]));
+  contexts.current = context.words[0];
+  COHORT_RETURN_IF_ERROR(WriteContexts(RealFileSystem(), path, contexts));
+  context.io.err << "calls go to " << server << " now" << std::endl;
+  return absl::OkStatus();
+}
+
+absl::Status RunContextSet(Context& context) {
+  if (context.words.size() != 2 || context.words[0].empty() ||
+      context.words[1].empty()) {
+    return absl::NotFoundError(
+        "want a name and an address\nAs in `cohortctl context set lab "
+        "10.0.0.1:7070`");
+  }
+  COHORT_ASSIGN_OR_RETURN(const std::string path, PathFor(context));
+  COHORT_ASSIGN_OR_RETURN(Contexts contexts,
+                          ReadContexts(RealFileSystem(), path));
+  contexts.servers[context.words[0]] = context.words[1];
+  if (contexts.current.empty()) contexts.current = context.words[0];
+  COHORT_RETURN_IF_ERROR(WriteContexts(RealFileSystem(), path, contexts));
+  context.io.err << "context '" << context.words[0] << "' is in " << path
+                 << (contexts.current == context.words[0] ? ", and in use" : "")
+                 << std::endl;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Verb ContextListVerb() {
+  return {.name = "context list",
+          .summary = "lists the servers that have a name",
+          .local = true,
+          .examples = {"cohortctl context list"},
+          .run = &RunContextList};
+}
+
+Verb ContextSetVerb() {
+  return {.name = "context set",
+          .summary = "gives a server a name",
+          .words = "NAME HOST:PORT",
+          .local = true,
+          .examples = {"cohortctl context set lab 10.0.0.1:7070"},
+          .run = &RunContextSet};
+}
+
+Verb ContextUseVerb() {
+  return {.name = "context use",
+          .summary = "makes a named server the default of all verbs",
+          .words = "NAME",
+          .local = true,
+          .examples = {"cohortctl context use lab"},
+          .run = &RunContextUse};
+}
+
+}  // namespace cohort
