@@ -424,7 +424,12 @@ void Server::Stop() {
 }
 
 void Server::WriteResults(RunSummary& summary) {
+  WriteModelAndStaleness(summary);
+  // The report says whether the model was written.
   if (report_ != nullptr) KeepFirst(summary.files, report_->Write());
+}
+
+void Server::WriteModelAndStaleness(RunSummary& summary) {
   const absl::StatusOr<RunState> state = shard_->State();
   if (!state.ok()) return;
   summary.model = state->model;

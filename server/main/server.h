@@ -126,6 +126,7 @@ class Server : private RunListener {
   absl::StatusOr<Version> ExportNow();
   void StayUntilStopped() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteResults(RunSummary& summary);
+  void WriteModelAndStaleness(RunSummary& summary);
   void WaitForLeavers() ABSL_LOCKS_EXCLUDED(mu_);
   void StayForWatchers() ABSL_LOCKS_EXCLUDED(mu_);
   // Does everything that follows the results.

@@ -72,7 +72,8 @@ class QuickstartTest(unittest.TestCase):
         for path in (self.root / "deploy", self.plays, binaries,
                      top / "tools"):
             path.mkdir(parents=True)
-        shutil.copy(SOURCE / "deploy/quickstart", self.root / "deploy")
+        for script in ("quickstart", "build-programs", "packages"):
+            shutil.copy(SOURCE / "deploy" / script, self.root / "deploy")
         shutil.copytree(SOURCE / "common/flags", self.root / "common/flags")
         self.script(self.root / "deploy/install-deps", "#!/bin/sh\n")
         self.script(top / "tools/cmake",
@@ -113,6 +114,41 @@ class QuickstartTest(unittest.TestCase):
         pid = int((self.plays / f"{who}.pid").read_text())
         with self.assertRaises(ProcessLookupError):
             os.kill(pid, 0)
+
+    def test_installed_programs_are_used_and_nothing_is_compiled(self):
+        installed = self.root.parent / "installed"
+        shutil.move(self.root / "build/release/bin", installed)
+        path = self.environment["PATH"]
+        self.environment["PATH"] = f"{installed}:{path}"
+        code, out, err = self.quickstart("--installed")
+        self.assertEqual((code, out.splitlines()[-1]),
+                         (0, "test accuracy 88.5 %"), err)
+        self.assertFalse((self.plays / "cmake.args").exists())
+
+    def test_installed_programs_that_are_missing_are_named(self):
+        self.environment["PATH"] = "/usr/bin:/bin"
+        code, _, err = self.quickstart("--installed")
+        self.assertEqual(code, 2)
+        self.assertIn("no cohort-server in PATH", err)
+        self.assertIn("deploy/packages", err)
+
+    def test_packages_are_made_after_a_build_and_old_ones_go(self):
+        folder = self.root / "build/release/packages"
+        folder.mkdir()
+        (folder / "cohort-server_0.0.1_amd64.deb").touch()
+        self.script(self.root.parent / "tools/cpack",
+                    '#!/bin/sh\nmkdir packages && '
+                    'touch packages/cohort-server_0.1.0_amd64.deb\n')
+        made = subprocess.run(
+            [self.root / "deploy/packages"], env=self.environment, text=True,
+            capture_output=True, timeout=DEADLINE_S, check=False)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        self.assertTrue((self.plays / "cmake.args").exists())
+        self.assertIn("cohort-server_0.1.0_amd64.deb", made.stdout)
+        self.assertNotIn("0.0.1", made.stdout)
+        self.assertEqual(made.stdout.splitlines()[-1],
+                         "  apt install --no-install-recommends "
+                         f"{folder}/*.deb")
 
     def test_last_line_is_the_accuracy_and_results_stand_before_it(self):
         code, out, err = self.quickstart()

@@ -64,6 +64,7 @@ TEST_F(ServiceTest, RunEndsWithEvaluationAndResults) {
   EXPECT_EQ(status["test"]["accuracy"], 0.5);
   EXPECT_EQ(status["run"], server_->run_id());
   EXPECT_EQ(status["workers"][0]["state"], "finished");
+  EXPECT_EQ(status["checkpoint"]["model_version"], 1);
   EXPECT_TRUE(
       std::filesystem::exists(options.files.results_dir + "/report.html"));
   std::ifstream history(options.files.results_dir + "/history.csv");
