@@ -65,7 +65,11 @@ def watch(ctl: pathlib.Path, server: str) -> str:
     with subprocess.Popen([ctl, "watch", f"--server={server}"],
                           stdin=follower, stdout=follower,
                           stderr=subprocess.DEVNULL,
-                          env={**os.environ, "TERM": "xterm"}) as process:
+                          env={**os.environ, "TERM": "xterm"},
+                          # With a terminal of its own it reads keys.
+                          start_new_session=True,
+                          preexec_fn=lambda: fcntl.ioctl(
+                              0, termios.TIOCSCTTY, 0)) as process:
         os.close(follower)
         stream = b""
         until = time.monotonic() + 6
