@@ -67,11 +67,11 @@ absl::StatusOr<BootNumber> TakeBootNumber(FileSystem& files,
     boot.number = std::max(boot.number, *last + 1);
   } else if (!missing || next.has_value()) {
     boot.number += 1 + static_cast<int64_t>(chance % kLeapMax);
-    boot.problem = absl::StrCat(
-        path, missing ? ": it is missing" : ": it is damaged",
-        ", so nothing tells how often a server was started here; starts are "
-        "counted from ",
-        boot.number, " on");
+    boot.problem =
+        absl::StrCat(path, missing ? ": it is missing" : ": it is damaged",
+                     ", so the number of earlier starts is unknown; starts are "
+                     "counted from ",
+                     boot.number, " on");
   }
   if (boot.number > kNumberMax) {
     return absl::FailedPreconditionError(

@@ -24,8 +24,8 @@ absl::Status CheckpointWriter::Submit(RunState state, Done done) {
     if (!failure_.ok()) {
       return absl::Status(
           failure_.code(),
-          absl::StrCat("it is unknown what an earlier write left behind, and "
-                       "no more checkpoints are written until a restart: ",
+          absl::StrCat("an earlier write may have left a partial checkpoint, "
+                       "so no more are written until a restart: ",
                        failure_.message()));
     }
     if (busy_) {

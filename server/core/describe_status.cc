@@ -97,7 +97,7 @@ std::string StartText(const RunView& run, Instant now) {
   const absl::Duration left = run.roster.StartLeft(now);
   std::string limit = "no limit";
   if (left <= absl::ZeroDuration()) {
-    limit = "starts with the first that comes";
+    limit = "starts with the first worker that comes";
   } else if (left < kUnbounded) {
     limit = absl::StrCat("starts without ", waited.size() == 1 ? "it" : "them",
                          " in ", SecondsText(left));

@@ -37,9 +37,9 @@ absl::Status ValidateStatistics(const PolicyOptions& policy) {
     }
   }
   if (!kinds.empty() && kinds.front() == StatisticsKind::kBatch) {
-    return Bad("bn_statistics", StatisticsNames(kinds),
-               "another kind first: of batch nothing is kept that could be "
-               "exported");
+    return Bad(
+        "bn_statistics", StatisticsNames(kinds),
+        "another kind first: batch keeps nothing that could be exported");
   }
   if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
   if (Holds(kinds, StatisticsKind::kSync)) {

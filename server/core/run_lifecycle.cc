@@ -44,7 +44,7 @@ absl::Status InstallModel(const Run& run, const Sender& sender,
   if (run.registrar.asked() != sender.rank) {
     return absl::FailedPreconditionError(
         absl::StrCat("register: rank ", sender.rank.value(),
-                     " sent values that it was not asked for"));
+                     " sent values that were not requested"));
   }
   COHORT_RETURN_IF_ERROR(Validate(layout));
   COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
@@ -81,7 +81,7 @@ void StartTraining(const Run& run, Turn& turn) {
       here == run.parts.ranks.size()
           ? absl::StrCat("all ", here, " workers are registered")
           : absl::StrCat(here, " of ", run.parts.ranks.size(),
-                         " workers are registered, and the run goes on "
+                         " workers are registered, and the run continues "
                          "without the others");
   for (Worker& worker : run.parts.ranks.all()) {
     // As if it had been lost just now, where it is waited for.

@@ -74,7 +74,7 @@ RunSettings::Outlook RunSettings::OutlookOn(
                                   return values.contains(change.first) &&
                                          !ActsAtOnce(change.first);
                                 }),
-      .text = changed.empty() ? "nothing differs from what is in force"
+      .text = changed.empty() ? "the settings are in force already"
                               : ChangeText(before, changed)};
   // The value that a setting on auto takes is part of the change.
   if (Resolve(target.policy) != policy_) {

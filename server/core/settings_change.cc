@@ -99,7 +99,7 @@ void RequestChange(const Run& run, RunSettings& settings,
            ChangeText(before, at_once), note, turn);
   }
   if (at_once.contains("on_worker_loss") && !settings.waits_for_lost()) {
-    WithdrawFromLost(run, "the others go on without it", turn);
+    WithdrawFromLost(run, "the others continue without it", turn);
   }
   // Settings that act at once may have let an earlier request take effect.
   settings.Request(target, note);

@@ -248,8 +248,8 @@ std::string Consequence(const std::vector<Found>& all) {
     if (found->result != Found::Result::kDamaged && !whole(*found)) return "";
     if (whole(*found)) {
       return absl::StrCat(
-          "A server with --resume passes what is damaged over and goes on from "
-          "step ",
+          "A server with --resume passes what is damaged over and continues "
+          "from step ",
           VersionOf(*found));
     }
   }

@@ -43,7 +43,7 @@ absl::Status RunCheckpointSave(Context& context) {
                "checkpoints need a server with --checkpoint_dir=PATH and a "
                "worker that has registered its model"));
   return PrintVersion(context, "checkpoint of step ", reply->version(),
-                      " is safe");
+                      " is on disk");
 }
 
 absl::Status RunExport(Context& context) {

@@ -266,10 +266,10 @@ absl::Status Server::OpenRecorder() {
           out_, clock_, [this] { return shard_->Status(); }));
   stats_.Continue(recorder_->earlier());
   if (restored.has_value()) {
-    stats_.Happened({.text = absl::StrCat(
-                         "the server was started again; the run goes on from "
-                         "step ",
-                         restored->state.snapshot->version.value())});
+    stats_.Happened(
+        {.text = absl::StrCat(
+             "the server was restarted; the run continues from step ",
+             restored->state.snapshot->version.value())});
   }
   return absl::OkStatus();
 }
@@ -330,8 +330,8 @@ absl::Status Server::Listen() {
   address_ = address.ToString();
   if (!address.loopback()) {
     Log(LogLevel::kWarning,
-        absl::StrCat("--insecure: everyone who can reach ", address_,
-                     " may train, read and stop this run"));
+        absl::StrCat("--insecure: any client that can reach ", address_,
+                     " can train, read and stop this run"));
   }
   return absl::OkStatus();
 }
@@ -468,8 +468,8 @@ void Server::StayForWatchers() {
   WriteResults(summary);
   Conclude(summary);
   Log(LogLevel::kInfo,
-      absl::StrCat("the run can be looked at for ", SecondsText(patience),
-                   ", so that those who watch see the end"));
+      absl::StrCat("the server stays up for ", SecondsText(patience),
+                   ", so that watching clients see the end"));
   const Instant begin = clock_.Now();
   MutexLock lock(mu_);
   summary_ = summary;

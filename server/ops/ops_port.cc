@@ -74,7 +74,7 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
       ParseListenAddress("--ops_listen", port->address());
   if (address.ok() && !address->loopback()) {
     Log(LogLevel::kWarning,
-        absl::StrCat("--insecure: everyone who can reach ", port->address(),
+        absl::StrCat("--insecure: any client that can reach ", port->address(),
                      " sees this run's page and metrics"));
   }
   return port;

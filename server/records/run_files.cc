@@ -184,12 +184,12 @@ void RunFiles::OnWritten(const Written& written, Instant begin,
         absl::StrCat("checkpoint of step ", version.value(), " failed; ",
                      IsIndeterminate(status)
                          ? "no more are written until a restart: "
-                         : "the next one will be tried: ",
+                         : "the next one will still be tried: ",
                      status.message()));
     return;
   }
   Log(LogLevel::kInfo,
-      absl::StrCat("checkpoint of step ", version.value(), " is safe"));
+      absl::StrCat("checkpoint of step ", version.value(), " is on disk"));
   const int64_t bytes = NewestCheckpointBytes(files_, options_.checkpoint_dir);
   MutexLock lock(mu_);
   last_written_ = written;
@@ -339,7 +339,7 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
   const std::string policy = PolicyText(options.policy);
   if (policy != checkpoint.identity.policy) {
     Log(LogLevel::kWarning,
-        absl::StrCat("the run goes on with another policy: ", policy,
+        absl::StrCat("the run continues with another policy: ", policy,
                      ", before ", checkpoint.identity.policy));
   }
   const StatisticsSets& held = *state.snapshot->statistics;
@@ -353,7 +353,7 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
   }
   if (static_cast<int32_t>(state.batch_sizes.size()) != options.workers) {
     Log(LogLevel::kWarning,
-        absl::StrCat("the run goes on with ", options.workers,
+        absl::StrCat("the run continues with ", options.workers,
                      " workers, before ", state.batch_sizes.size()));
   }
   return absl::OkStatus();

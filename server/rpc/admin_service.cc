@@ -287,7 +287,7 @@ class AdminService final : public v1::Admin::CallbackService {
                                   v1::EvictReply* reply) override {
     return Serve(context, *request, [&]() -> absl::Status {
       std::string reason = request->reason().substr(0, kReasonLengthMax);
-      if (reason.empty()) reason = "asked for by an operator";
+      if (reason.empty()) reason = "requested by an operator";
       const Rank rank(request->rank());
       COHORT_ASSIGN_OR_RETURN(
           const Version version,
@@ -355,7 +355,7 @@ class AdminService final : public v1::Admin::CallbackService {
     if (after != before) {
       const std::string change =
           absl::StrCat("log level ", LogLevelName(before), " -> ",
-                       LogLevelName(after), ", as an operator asked");
+                       LogLevelName(after), " (requested by an operator)");
       // Logged at a level that both settings let through, before the new one
       // takes effect.
       cohort::SetLogLevel(std::min(before, after));

@@ -124,7 +124,7 @@ class PullReactor final
         shared_from_this(), peer, version, shard_.clock().Now(), evicted);
     for (const std::shared_ptr<Stream>& stream : evicted) {
       stream->Cut(absl::ResourceExhaustedError(
-          "another pull took the place of this one, which was not read"));
+          "another pull replaced this one, which was not read"));
     }
     return taken;
   }

@@ -75,7 +75,7 @@ class QueuedWrites : public Reactor,
     if (now - seen_since_ < patience) return;
     const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
         "an answer was not read within ", absl::FormatDuration(patience),
-        "; read the answers of a call as they come"));
+        "; read the answers of a call as they arrive"));
     EndLocked(late);
     CutLocked(late);
   }
@@ -149,7 +149,7 @@ class QueuedWrites : public Reactor,
           absl::StrCat("got ", queued_bytes_ + bytes,
                        " bytes of replies that were not "
                        "read, want at most ",
-                       QueueBytesMax(), "; read them as they come")));
+                       QueueBytesMax(), "; read them as they arrive")));
       return;
     }
     queued_bytes_ += bytes;

@@ -126,7 +126,7 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
     MutexLock lock(answer_mu_);
     if (!answer_.has_value() || !answer_->send_values) {
       return absl::InvalidArgumentError(
-          "register: got a partition that was not asked for");
+          "register: got a partition that was not requested");
     }
     // The limit is shared by all registrants.
     COHORT_ASSIGN_OR_RETURN(

@@ -37,7 +37,7 @@ void ExitHalfDone(const char* doing) noexcept {
   try {
     Log(LogLevel::kError,
         absl::StrCat("exception while doing '", doing, "': ", ExceptionText(),
-                     "; the state may be half changed, so the process ends; "
+                     "; the state may be inconsistent, so the process ends; "
                      "start the server again with --resume"));
     FlushLog();
   } catch (...) {

@@ -9,7 +9,7 @@ namespace {
 
 absl::Status TooMany(absl::string_view what, int64_t max) {
   return absl::ResourceExhaustedError(
-      absl::StrCat("pull: got one more than ", max, " ", what,
+      absl::StrCat("pull: got more than ", max, " ", what,
                    ", want at most these; read the answers of those under way "
                    "and try again"));
 }

@@ -13,7 +13,7 @@ absl::StatusOr<ReservedBytes::Reservation> ReservedBytes::Take(
     return absl::ResourceExhaustedError(
         absl::StrCat(what, ": got ", bytes, " bytes on top of ", before,
                      " that are reserved, want at most ", limit_bytes_,
-                     " in all; try again once the others are done"));
+                     " in all; try again when the others are done"));
   }
   return Reservation(held_.get(), [held = held_, bytes](const void*) {
     held->fetch_sub(bytes, std::memory_order_relaxed);

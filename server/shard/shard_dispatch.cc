@@ -92,7 +92,7 @@ struct Shard::Dispatcher {
     EndAll(shard.streams_.Bind(joined.session, joined.rank, joined.incarnation),
            absl::AbortedError(absl::StrCat(
                "rank ", joined.rank.value(),
-               ": a newer life of this worker has joined; join again")));
+               ": a newer process of this worker has joined; join again")));
     Tell(shard.streams_.Session(joined.session), &SessionStream::SendJoined,
          std::as_const(joined));
   }

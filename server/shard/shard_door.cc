@@ -17,9 +17,9 @@ constexpr absl::Duration kFirstMessageDeadline = absl::Seconds(15);
 constexpr int kTicksPerReaderCheck = 20;
 
 void EndEvicted(const StreamRegistry::Streams& streams) {
-  EndAll(streams, absl::ResourceExhaustedError(
-                      "all places are taken, and this stream has said nothing "
-                      "yet; try again"));
+  EndAll(streams,
+         absl::ResourceExhaustedError("too many streams are open, and this one "
+                                      "has sent nothing yet; try again"));
 }
 
 }  // namespace

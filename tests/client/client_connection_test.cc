@@ -115,14 +115,14 @@ TEST(ClientConnectionTest, WrongRunIsFinal) {
 TEST(ClientConnectionTest, ARankThatIsNotNeededAnyMoreIsNoError) {
   FakeServer server;
   server.on_join = [](const v1::Join&) -> absl::StatusOr<v1::JoinReply> {
-    return absl::OutOfRangeError("rank 2 is not needed any more");
+    return absl::OutOfRangeError("rank 2 is no longer needed");
   };
   const auto client = MakeGrpcClient(server.Options());
   ASSERT_TRUE(client.ok());
   std::string told;
   (*client)->SetObserver([&told](const std::string& text) { told = text; });
   EXPECT_TRUE(absl::IsCancelled((*client)->Join().status()));
-  EXPECT_THAT(told, HasSubstr("rank 2 is not needed any more"));
+  EXPECT_THAT(told, HasSubstr("rank 2 is no longer needed"));
 }
 
 TEST(ClientConnectionTest, TheEndIsToldWithItsReason) {
@@ -256,7 +256,7 @@ TEST(ClientConnectionTest, FencedIncarnationComesBackAsANewOneAndRegisters) {
   };
   server.on_join = [&](const v1::Join& join) -> absl::StatusOr<v1::JoinReply> {
     if (join.incarnation() > 0) {
-      return absl::AbortedError("a newer life of rank 2 exists");
+      return absl::AbortedError("a newer process of rank 2 has joined");
     }
     return server.Admit(join);
   };

@@ -47,7 +47,7 @@ TEST(GrpcClientTest, AfterAnAbortedJoinTheNextStartsANewIncarnation) {
   ASSERT_TRUE(client.Join().ok());
   server.on_join = [&](const v1::Join& join) -> absl::StatusOr<v1::JoinReply> {
     if (join.incarnation() > 0) {
-      return absl::AbortedError("a newer life of rank 2 exists");
+      return absl::AbortedError("a newer process of rank 2 has joined");
     }
     return server.Admit(join);
   };

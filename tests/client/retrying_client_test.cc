@@ -232,7 +232,7 @@ TEST_F(RetryingClientTest, ALostConnectionIsBuiltAnewForTheNextAssignment) {
 TEST_F(RetryingClientTest, AnEndedIncarnationIsFollowedByANewOneWithoutAPause) {
   Joined();
   Script("NextAssignment", {absl::AbortedError("fenced")});
-  Script("Join", {absl::AbortedError("a newer life exists")});
+  Script("Join", {absl::AbortedError("a newer process has joined")});
   EXPECT_TRUE(client_->NextAssignment().ok());
   EXPECT_THAT(once_->calls,
               ElementsAre("NextAssignment", "Join", "Join", "NextAssignment"));

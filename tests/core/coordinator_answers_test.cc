@@ -242,7 +242,7 @@ TEST(CoordinatorAnswersTest, AnAsynchronousAttemptThatIsOverIsAnswered) {
   ASSERT_EQ(late.verdicts.size(), 1);
   EXPECT_EQ(late.verdicts[0].verdict.verdict, Verdict::kDropped);
   EXPECT_EQ(late.verdicts[0].verdict.reason,
-            "attempt 0 is over: the assignment was given again as attempt 1");
+            "attempt 0 is over: the assignment was issued again as attempt 1");
   EXPECT_TRUE(
       absl::IsFailedPrecondition(PushAs(cohort, PushKeyOf(1, 2)).closed));
 }

@@ -59,7 +59,7 @@ TEST(CoordinatorBackupTest, WhoIsLateIsToldAndGetsTheNextStep) {
   const auto aborted = cohort.All<effect::StepAborted>();
   ASSERT_EQ(aborted.size(), 1);
   EXPECT_EQ(aborted[0].session, cohort.session(kRank1));
-  EXPECT_EQ(aborted[0].reason, "step 0 is full with the first 2 pushes");
+  EXPECT_EQ(aborted[0].reason, "step 0 commits with the first 2 pushes");
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kTrain);
   EXPECT_EQ(cohort.told(kRank1).version, Version(1));
 
@@ -79,7 +79,7 @@ TEST(CoordinatorBackupTest, WhoIsLateIsToldAndGetsTheNextStep) {
   const auto* sent = std::get_if<effect::SendVerdict>(&out.back());
   ASSERT_NE(sent, nullptr);
   EXPECT_EQ(sent->verdict.verdict, Verdict::kDropped);
-  EXPECT_THAT(sent->verdict.reason, HasSubstr("is full"));
+  EXPECT_THAT(sent->verdict.reason, HasSubstr("commits with"));
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
 }
 

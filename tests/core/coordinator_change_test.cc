@@ -221,15 +221,14 @@ TEST(CoordinatorChangeTest, MoreWorkersJoinAndFewerAreSentHome) {
   for (Rank rank : {kRank0, kRank1, kRank2}) cohort.Push(rank, PushOf(0));
   EXPECT_EQ(cohort.told(kRank2).kind, AssignmentKind::kFinished);
   EXPECT_FALSE(cohort.told(kRank2).unfinished);
-  EXPECT_EQ(cohort.told(kRank1).reason, "the run goes on with 1 workers");
+  EXPECT_EQ(cohort.told(kRank1).reason, "the run continues with 1 workers");
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
   EXPECT_TRUE(Trains(cohort, kRank0));
   // A replacement that was ordered before the change is not an error.
-  EXPECT_EQ(
-      cohort.Join(kRank2),
-      absl::OutOfRangeError(
-          "rank 2 is not needed any more: the run goes on with 1 workers, "
-          "ranks 0 to 0; `cohortctl policy set --workers` changes that"));
+  EXPECT_EQ(cohort.Join(kRank2),
+            absl::OutOfRangeError(
+                "rank 2 is no longer needed: the run continues with 1 workers, "
+                "ranks 0 to 0; `cohortctl policy set --workers` changes that"));
 }
 
 TEST(CoordinatorChangeTest, AnEvictedRankIsLost) {

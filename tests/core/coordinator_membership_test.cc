@@ -64,9 +64,10 @@ TEST(CoordinatorMembershipTest, ALiveRankIsRefusedWithTheTimeItFrees) {
   cohort.PassWithHeartbeatsOf({}, absl::Seconds(4));
   const absl::Status status = cohort.Join(kRank0);
   EXPECT_TRUE(absl::IsAlreadyExists(status));
-  EXPECT_EQ(status.message(),
-            "rank 0 is live (host0); it frees in 6 s at the earliest, once it "
-            "is silent; another --rank, or none, takes another one");
+  EXPECT_EQ(
+      status.message(),
+      "rank 0 is live (host0); the rank is free in 6 s at the earliest, once "
+      "the worker is silent; use another --rank, or none for any free rank");
 }
 
 TEST(CoordinatorMembershipTest, TrainingStartsWhenAllHaveRegistered) {
@@ -198,7 +199,7 @@ TEST(CoordinatorMembershipTest, AnotherFingerprintIsAdmittedWithAWarning) {
   const auto& log = std::get<effect::Log>(out[0]);
   EXPECT_EQ(log.severity, Severity::kWarning);
   EXPECT_THAT(log.text, HasSubstr("the replacement differs (other, before "
-                                  "same): its replay is not exact"));
+                                  "same): a repeated step may differ"));
 }
 
 TEST(CoordinatorMembershipTest, DrainBeforeTheStartEndsAtOnce) {

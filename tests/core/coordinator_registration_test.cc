@@ -101,8 +101,8 @@ TEST(CoordinatorRegistrationTest, WithoutProgressTheNextIsAsked) {
   ASSERT_EQ(ended.size(), 1);
   EXPECT_EQ(ended[0].session, cohort.session(kRank0));
   EXPECT_EQ(ended[0].status,
-            absl::AbortedError("asked for its initial weights, and nothing "
-                               "came for 31 s"));
+            absl::AbortedError("the server requested its initial weights and "
+                               "received nothing for 31 s"));
   // The slow worker's values now come too late.
   EXPECT_TRUE(absl::IsAborted(cohort.SendValues(kRank0, 5)));
   ASSERT_TRUE(cohort.SendValues(kRank1, 6).ok());
@@ -164,12 +164,12 @@ TEST(CoordinatorRegistrationTest, TheLowestRanksModelRulesAndNothingIsFixed) {
       EXPECT_TRUE(cohort.Register(kRank0).ok());
     }
     ASSERT_TRUE(cohort.answer(kRank1).has_value());
-    EXPECT_EQ(cohort.answer(kRank1)->status(),
-              absl::FailedPreconditionError(
-                  "another model than that of worker 0, which rules: w: got "
-                  "shape [3], want [2]; start the worker with the run's "
-                  "--model, --width, --dataset and --classes, or a server of "
-                  "its own"));
+    EXPECT_EQ(
+        cohort.answer(kRank1)->status(),
+        absl::FailedPreconditionError(
+            "another model than that of worker 0, which the run follows: w: "
+            "got shape [3], want [2]; start the worker with the run's --model, "
+            "--width, --dataset and --classes, or a server of its own"));
     EXPECT_EQ(cohort.core().model(), nullptr);
     EXPECT_THAT(cohort.log(), HasSubstr("rank 1 is refused: another model"));
     // The lowest rank may also be the wrong one, and be restarted.

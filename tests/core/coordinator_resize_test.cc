@@ -64,7 +64,7 @@ TEST(CoordinatorResizeTest, ShrinkBeforeTheStartSendsTheSurplusHome) {
   cohort.StartOne(kRank2);
   ASSERT_TRUE(cohort.Change(Workers(2)).ok());
   EXPECT_EQ(cohort.told(kRank2).kind, AssignmentKind::kFinished);
-  EXPECT_EQ(cohort.told(kRank2).reason, "the run goes on with 2 workers");
+  EXPECT_EQ(cohort.told(kRank2).reason, "the run continues with 2 workers");
   cohort.StartOne(kRank0);
   cohort.StartOne(kRank1);
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank1));
@@ -130,7 +130,7 @@ TEST(CoordinatorResizeTest, WhatASurplusRankSendsIsFenced) {
   EXPECT_EQ(
       cohort.core().Close(cohort.sender(kRank1), key, {}, cohort.now(), out),
       absl::AbortedError(
-          "rank 1 is not needed any more: the run goes on with 1 workers"));
+          "rank 1 is no longer needed: the run continues with 1 workers"));
   Sender never = cohort.sender(kRank1);
   never.rank = Rank(7);
   EXPECT_EQ(cohort.core().Close(never, key, {}, cohort.now(), out),

@@ -206,7 +206,7 @@ TEST(CoordinatorRestoreTest, UnderContinueARankThatWasLostIsNotWaitedFor) {
   second.StartOne(kRank2);
   EXPECT_THAT(second.told(kRank0).members, ElementsAre(kRank0, kRank2));
   EXPECT_THAT(second.log(), HasSubstr("2 of 3 workers are registered, and the "
-                                      "run goes on without the others"));
+                                      "run continues without the others"));
   // It may still come, and a restart in between remembers it.
   EXPECT_THAT(second.core().State()->lost, ElementsAre(kRank1));
   second.StartOne(kRank1);
@@ -240,7 +240,7 @@ TEST(CoordinatorRestoreTest, UnderContinueTheFirstThatComesLateStarts) {
   second.Pass(absl::Minutes(11));
   EXPECT_EQ(second.core().Status(second.now()).state,
             "waiting for workers 0, 2 to join and register, starts with the "
-            "first that comes");
+            "first worker that comes");
   second.StartOne(kRank2);
   EXPECT_THAT(second.told(kRank2).members, ElementsAre(kRank2));
 }

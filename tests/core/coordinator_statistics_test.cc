@@ -414,9 +414,8 @@ TEST(CoordinatorStatisticsTest, WhatIsNotFiniteIsNamedAndLeavesAfterAsItWas) {
   Work(cohort, kRank0);
   Work(cohort, kRank1);
   EXPECT_THAT(cohort.log(),
-              HasSubstr("the statistics 'after' stay as they were: rank 1: "
-                        "moments of bn are not finite in batch 1 at step "
-                        "2"));
+              HasSubstr("the statistics 'after' are unchanged: rank 1: moments "
+                        "of bn are not finite in batch 1 at step 2"));
   cohort.EvaluateAll();
   EXPECT_TRUE(cohort.core().ended());
   EXPECT_EQ(Of(cohort.snapshot(), kAfter), (LayerStatistics{{0}, {1}, 0}));

@@ -230,8 +230,9 @@ TEST(CoordinatorSyncTest, AReplayWithOtherContentIsCountedAndTheFirstCounts) {
   other.w = {100, 100};
   cohort.Push(kRank0, other);
   EXPECT_EQ(cohort.counter("replay_mismatches"), 1);
-  EXPECT_THAT(cohort.log(), HasSubstr("rank 0 repeated a message with other "
-                                      "content; the first one counts"));
+  EXPECT_THAT(cohort.log(),
+              HasSubstr("rank 0 sent a message twice with different content; "
+                        "the first one counts"));
   cohort.Push(kRank1, kPush1);
   EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 3));
 }

@@ -130,7 +130,7 @@ TEST_F(CheckpointVerbsTest, VerifyNamesTheDamagedFileAndIsExitCode7) {
   EXPECT_THAT(verified.err, HasSubstr(", want "));
   EXPECT_THAT(verified.err,
               HasSubstr("\nA server with --resume passes what is damaged over "
-                        "and goes on from step 7\n"));
+                        "and continues from step 7\n"));
   const nlohmann::json json = Json("checkpoint verify");
   EXPECT_EQ(json["ok"], false);
   EXPECT_EQ(json["checkpoints"][0]["result"], "ok");

@@ -111,7 +111,8 @@ TEST(CheckpointSaveTest, TellsWhichVersionIsSafe) {
     reply.set_version(40);
     return reply;
   };
-  EXPECT_EQ(ctl.Run("checkpoint save").out, "checkpoint of step 40 is safe\n");
+  EXPECT_EQ(ctl.Run("checkpoint save").out,
+            "checkpoint of step 40 is on disk\n");
   EXPECT_EQ(ctl.Run("checkpoint save --json").out, "{\"version\":40}\n");
 }
 

@@ -102,7 +102,7 @@ class ImagesTest(unittest.TestCase):
                 server, workers = start(network, volume,
                                         "--restart=on-failure:5")
                 if disturbed:
-                    podman.until(lambda: "of step 40 is safe" in podman.log(
+                    podman.until(lambda: "of step 40 is on disk" in podman.log(
                         server), "version 40")
                     # podman's own kill would count as a requested stop.
                     os.kill(podman.inspect(workers[1])["State"]["Pid"],
@@ -117,7 +117,7 @@ class ImagesTest(unittest.TestCase):
         with Network("cohort-stop") as network:
             volume = network.volume("state")
             server, workers = start(network, volume)
-            podman.until(lambda: "of step 20 is safe" in podman.log(server),
+            podman.until(lambda: "of step 20 is on disk" in podman.log(server),
                          "version 20")
             podman.podman("stop", "--time=60", workers[0])
             self.assertEqual(podman.inspect(workers[0])["State"]["ExitCode"], 0)

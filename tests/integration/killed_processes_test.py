@@ -76,7 +76,7 @@ class KilledProcesses(unittest.TestCase):
             cohort.wait_until(lambda: cohort.newest_checkpoint() > before + 4,
                               "further steps")
             self.assertIn("rank 1 is lost", cohort.log())
-            self.assertIn("going on without it", cohort.log())
+            self.assertIn("the others continue without it", cohort.log())
             self.assertEqual(cohort.finish(), 0, cohort.log())
 
     def test_gives_up_on_a_worker_that_nobody_replaces(self):

@@ -59,8 +59,8 @@ class WorkerDrain(unittest.TestCase):
             self.assertIn("waiting for a replacement of worker 1",
                           status["state"])
             self.check_each_push_counts_once(status)
-            self.assertIn("rank 1 leaves after what it is at: its machine is "
-                          "needed", cohort.log())
+            self.assertIn("rank 1 leaves after its current "
+                          "assignment: its machine is needed", cohort.log())
 
             cohort.start_worker(1)
             self.await_version(cohort, at + 3)

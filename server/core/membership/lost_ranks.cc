@@ -69,7 +69,7 @@ void AskToLeave(const Run& run, Rank rank, const std::string& reason,
   turn.out.push_back(effect::Log{
       .worker = WorkerProcess{.rank = rank, .incarnation = worker.incarnation},
       .text = absl::StrCat("rank ", rank.value(),
-                           " leaves after what it is at: ", reason)});
+                           " leaves after its current assignment: ", reason)});
   // A worker that waits has nothing to finish.
   if (!run.registrar.Contains(rank) || run.registrar.asked() == rank) return;
   run.registrar.Dismiss(rank, turn);

@@ -75,8 +75,9 @@ std::optional<std::string> Registrar::OverdueText(Instant now) const {
   if (!asked().has_value()) return std::nullopt;
   const absl::Duration idle = now - ranks_[*asked()].last_progress;
   if (idle <= settings_.options().values_deadline) return std::nullopt;
-  return absl::StrCat("asked for its initial weights, and nothing came for ",
-                      SecondsText(idle));
+  return absl::StrCat(
+      "the server requested its initial weights and received nothing for ",
+      SecondsText(idle));
 }
 
 void Registrar::AdmitAll(Rank from, Turn& turn) {

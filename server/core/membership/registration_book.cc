@@ -62,8 +62,8 @@ std::map<Rank, absl::Status> RegistrationBook::TakeDifferent() {
   std::map<Rank, absl::Status> different;
   const Entries::value_type* ruling = Ruling();
   if (ruling == nullptr) return different;
-  const std::string whose =
-      absl::StrCat("that of worker ", ruling->first.value(), ", which rules");
+  const std::string whose = absl::StrCat(
+      "that of worker ", ruling->first.value(), ", which the run follows");
   for (const auto& [rank, entry] : entries_) {
     absl::Status same =
         CheckSameModel(entry.layout, entry.plan, ruling->second.layout,

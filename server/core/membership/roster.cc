@@ -132,10 +132,10 @@ absl::StatusOr<Roster::Joined> Roster::Join(
         .severity = Severity::kWarning,
         .worker = WorkerProcess{.rank = worker->rank,
                                 .incarnation = next_incarnation_},
-        .text = absl::StrCat("rank ", worker->rank.value(),
-                             ": the replacement differs (", request.fingerprint,
-                             ", before ", worker->fingerprint,
-                             "): its replay is not exact to the bit")});
+        .text = absl::StrCat(
+            "rank ", worker->rank.value(), ": the replacement differs (",
+            request.fingerprint, ", before ", worker->fingerprint,
+            "): a repeated step may differ in the last bits")});
   }
   ranks_.Transition(*worker, Worker::State::kLive, turn.now);
   worker->incarnation = next_incarnation_;
@@ -233,12 +233,13 @@ absl::StatusOr<Worker*> Roster::VacantFor(
     }
     // The worker made no mistake: a process manager may start more workers than
     // the server counts, and must not stop the others because of it.
-    return absl::OutOfRangeError(absl::StrCat(
-        "rank ", rank.value(), " is not needed",
-        settings_.HadRank(rank) ? " any more: the run goes on with "
-                                : ": the run has ",
-        ranks_.size(), " workers, ranks 0 to ", ranks_.size() - 1,
-        "; `cohortctl policy set --workers` changes that"));
+    return absl::OutOfRangeError(
+        absl::StrCat("rank ", rank.value(),
+                     settings_.HadRank(rank)
+                         ? " is no longer needed: the run continues with "
+                         : " is not needed: the run has ",
+                     ranks_.size(), " workers, ranks 0 to ", ranks_.size() - 1,
+                     "; `cohortctl policy set --workers` changes that"));
   }
   Worker& worker = ranks_[rank];
   if (worker.state == Worker::State::kVacant) return &worker;
@@ -249,20 +250,20 @@ absl::StatusOr<Worker*> Roster::VacantFor(
           : worker.lost_at + options.reconnect_grace - now;
   return absl::AlreadyExistsError(absl::StrCat(
       "rank ", worker.rank.value(), " is ", StateName(worker.state), " (",
-      worker.description, "); it frees in ",
+      worker.description, "); the rank is free in ",
       SecondsText(std::max(frees, absl::ZeroDuration())),
-      " at the earliest, "
-      "once it is silent; another --rank, or none, takes another one"));
+      " at the earliest, once the worker is silent; use another --rank, or "
+      "none for any free rank"));
 }
 
 std::string Roster::SizeText() const {
-  return absl::StrCat("the run goes on with ", settings_.options().workers,
+  return absl::StrCat("the run continues with ", settings_.options().workers,
                       " workers");
 }
 
 std::string Roster::SurplusText(Rank rank) const {
   return absl::StrCat("rank ", rank.value(),
-                      " is not needed any more: ", SizeText());
+                      " is no longer needed: ", SizeText());
 }
 
 void Roster::Break(SessionId session, Turn& turn) {
@@ -273,10 +274,10 @@ void Roster::Break(SessionId session, Turn& turn) {
   turn.out.push_back(effect::Log{
       .severity = Severity::kWarning,
       .worker = ProcessOf(*worker),
-      .text = absl::StrCat("rank ", worker->rank.value(),
-                           ": its stream broke; it is lost if it is not back "
-                           "in ",
-                           SecondsText(settings_.options().reconnect_grace))});
+      .text = absl::StrCat(
+          "rank ", worker->rank.value(),
+          ": its connection broke; it counts as lost unless it returns within ",
+          SecondsText(settings_.options().reconnect_grace))});
 }
 
 void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
@@ -308,7 +309,7 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
                     "; waiting for its replacement (cohort-worker --rank=",
                     rank.value(), "), gives up in ",
                     SecondsText(options.replacement_deadline))
-              : "; going on without it")});
+              : "; the others continue without it")});
 }
 
 std::vector<Roster::Overdue> Roster::FindOverdue(Instant now) const {
@@ -319,7 +320,7 @@ std::vector<Roster::Overdue> Roster::FindOverdue(Instant now) const {
         now - worker.lost_at >= options.reconnect_grace) {
       overdue.push_back({.rank = worker.rank,
                          .why = VacancyReason::kDisconnect,
-                         .reason = "its stream broke"});
+                         .reason = "its connection broke"});
     } else if (worker.state == Worker::State::kLive &&
                now - worker.last_heard > options.lease) {
       overdue.push_back(

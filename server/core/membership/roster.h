@@ -58,7 +58,7 @@ class Roster {
   void Hear(SessionId session, const WorkerReport& report, Instant now);
   // The worker that speaks, whose time-outs begin anew.
   // Errors: FailedPrecondition (another run), InvalidArgument (no such rank),
-  //   Aborted (an older incarnation, or a rank that is not needed any more).
+  //   Aborted (an older incarnation, or a rank that is no longer needed).
   absl::StatusOr<Worker*> Check(const Sender& sender, Instant now);
   // The same; also FailedPrecondition if it has not registered its model.
   absl::StatusOr<Worker*> CheckRegistered(const Sender& sender, Instant now);
@@ -90,7 +90,7 @@ class Roster {
   absl::Duration StartLeft(Instant now) const;
   // Continued from a checkpoint.
   bool resumed() const { return resumed_; }
-  // "the run goes on with 2 workers".
+  // "the run continues with 2 workers".
   std::string SizeText() const;
 
  private:
@@ -101,7 +101,7 @@ class Roster {
                                     Instant now);
   void Welcome(Worker& worker, SessionId session, const JoinRequest& request,
                Turn& turn);
-  // "rank 2 is not needed any more: the run goes on with 2 workers".
+  // "rank 2 is no longer needed: the run continues with 2 workers".
   std::string SurplusText(Rank rank) const;
   // A change of the number of ranks is pending.
   bool ResizePending() const;

@@ -122,9 +122,9 @@ void PinnedWork::FinishCollection(bool training_done, Effects& out) {
       FindSet(*model_.current()->statistics, StatisticsKind::kAfter);
   if (held == nullptr) {
     out.push_back(effect::Log{
-        .text = absl::StrCat("the moments of step ", version.value(),
-                             " are dropped: the policy keeps no statistics "
-                             "'after' any more")});
+        .text = absl::StrCat(
+            "the moments of step ", version.value(),
+            " are dropped: the policy no longer keeps statistics 'after'")});
     return;
   }
   if (collection.nonfinite().has_value()) {
@@ -133,8 +133,8 @@ void PinnedWork::FinishCollection(bool training_done, Effects& out) {
     out.push_back(effect::Log{
         .severity = Severity::kWarning,
         .text = absl::StrCat(
-            "the statistics 'after' stay as they were: rank ",
-            where.rank.value(), ": moments of ",
+            "the statistics 'after' are unchanged: rank ", where.rank.value(),
+            ": moments of ",
             model_.batch_norms()[static_cast<size_t>(where.layer)].name,
             " are not finite in batch ", where.batch, " at step ",
             version.value())});
@@ -177,7 +177,7 @@ absl::StatusOr<CollectionAnswer> PinnedWork::Collect(bool training_done,
   if (!collecting()) {
     if (training_done) {
       return absl::FailedPreconditionError(
-          "training is done: the run collects by itself and ends");
+          "training is done; the run collects them itself and ends");
     }
     StartCollection(out);
   }

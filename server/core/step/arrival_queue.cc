@@ -135,13 +135,13 @@ void ArrivalQueue::Welcome(Worker& worker, bool anew, Turn& turn) {
   given.attempt = given.attempt.Next();
   given.version = parts_.model.version();
   PushHistory& history = parts_.ledger.pushes_of(worker.rank);
-  history.Decide(
-      over, {.verdict = Verdict::kDropped,
-             .version = parts_.model.version(),
-             .reason = absl::StrCat("attempt ", over.attempt.value(),
-                                    " is over: the assignment was given again "
-                                    "as attempt ",
-                                    given.attempt.value())});
+  history.Decide(over,
+                 {.verdict = Verdict::kDropped,
+                  .version = parts_.model.version(),
+                  .reason = absl::StrCat(
+                      "attempt ", over.attempt.value(),
+                      " is over: the assignment was issued again as attempt ",
+                      given.attempt.value())});
   history.Give(KeyOf(given));
 }
 

@@ -41,7 +41,7 @@ void AnswerOldPush(const RunParts& parts, const StepDriver& driver,
         .duplicate = true,
         .version = parts.model.version(),
         .reason = absl::StrCat(
-            "it was decided long ago, and how is not known any more: the last ",
+            "it was decided long ago and its verdict is forgotten: the last ",
             PushHistory::kKept, " pushes of a rank are remembered")};
     turn.answers.push_back(std::move(answer));
     return;

@@ -20,7 +20,7 @@ void CountArrival(const Worker& worker, Push::Arrival arrival,
       .worker =
           WorkerProcess{.rank = worker.rank, .incarnation = worker.incarnation},
       .text = absl::StrCat("rank ", worker.rank.value(),
-                           " repeated a message with other content; the "
+                           " sent a message twice with different content; the "
                            "first one counts")});
 }
 

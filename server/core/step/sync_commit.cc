@@ -177,8 +177,8 @@ void SyncRounds::EndDissent(const CallDissent& dissent, Turn& turn) {
   }
   dissent_step_ = round_->step();
   if (!dissent.alone.has_value()) {
-    AbortAttempt(
-        absl::StrCat(dissent.text, "; the step is repeated, this once"), turn);
+    AbortAttempt(absl::StrCat(dissent.text, "; the step is repeated once"),
+                 turn);
     return;
   }
   fenced_.insert(*dissent.alone);

@@ -42,7 +42,7 @@ void SyncRounds::FixMembers(const std::vector<Rank>& members, Turn& turn) {
 void SyncRounds::DropFromStep(Rank rank, Turn& turn) {
   turn.changed = true;
   const std::string reason =
-      absl::StrCat("step ", round_->step().value(), " is full with the first ",
+      absl::StrCat("step ", round_->step().value(), " commits with the first ",
                    round_->members().size(), " pushes");
   const bool opened = round_->pushes[rank].opened();
   parts_.flow.Release(rank, round_->pushes[rank], turn);
