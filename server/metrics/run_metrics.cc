@@ -255,7 +255,7 @@ void AddServer(const RunFigures& f, Page& page) {
 void AddCheckpoints(const RunFigures& f, Page& page) {
   const CheckpointFigures& files = f.checkpoint;
   page.Histogram("cohort_checkpoint_duration_seconds",
-                 "Writing of one checkpoint, until it is safe.")
+                 "Writing of one checkpoint, until it is on disk.")
       .Value(files.duration_seconds);
   page.Gauge("cohort_checkpoint_size_bytes", "Size of the newest checkpoint.")
       .Value(files.size_bytes);

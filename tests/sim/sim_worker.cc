@@ -222,7 +222,7 @@ void SimWorker::Proceed() {
     case AssignmentKind::kFinished:
       finished_ = true;
       if (!world_.checker.ended().has_value() &&
-          !absl::StrContains(work_->reason, "the run goes on with")) {
+          !absl::StrContains(work_->reason, "the run continues with")) {
         world_.checker.Fail(absl::StrCat("rank ", rank_.value(),
                                          " is sent home: ", work_->reason));
       }

@@ -135,7 +135,7 @@ void ClusterRun::OnWorkerLost(const ClusterProcess& worker,
                               const ProcessEnd& end) {
   if (OnWorkerLoss() != "wait") {
     if (cluster_->workers_running() > 0) {
-      return screen_.ShowEnd(worker, end, "the run goes on without it");
+      return screen_.ShowEnd(worker, end, "the run continues without it");
     }
     return GiveUp(worker, end, "it was the last one, so the run is stopped");
   }
