@@ -243,7 +243,7 @@ void Checker::CheckClock(const StatusView& status) {
 // The attempt ended early or, under asynchronous policies, was given again.
 bool Checker::IsOver(const effect::SendVerdict& sent) const {
   return aborted_.contains({sent.verdict.version, sent.key.attempt}) ||
-         absl::StrContains(sent.verdict.reason, "was given again as attempt");
+         absl::StrContains(sent.verdict.reason, "was issued again as attempt");
 }
 
 void Checker::On(const effect::SendVerdict& sent) {
