@@ -140,7 +140,7 @@ absl::StatusOr<CheckpointManifest> DecodeCheckpointManifest(
     // covers every byte of the file, including spaces, order and spelling.
     if (WholeText(whole) != text) {
       return DamagedCheckpoint(path,
-                               "its bytes are not those that were written");
+                               "its bytes have changed since it was written");
     }
     if (body.at("format").get<int64_t>() != kFormat) {
       return absl::FailedPreconditionError(absl::StrCat(

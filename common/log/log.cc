@@ -143,8 +143,7 @@ class Logger {
     for (const LogLimiter::Suppressed& of : suppressed) {
       lines.push_back(Line(LogLevel::kWarning,
                            absl::StrCat(of.lines,
-                                        " lines like this one were "
-                                        "left out: ",
+                                        " similar lines were left out: ",
                                         of.text),
                            {}));
     }

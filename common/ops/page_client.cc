@@ -68,7 +68,7 @@ class Connection {
       all.append(buffer, static_cast<size_t>(n));
       if (all.size() > kAnswerBytesMax) {
         return absl::UnavailableError(
-            absl::StrCat(address_, ": the answer has no end"));
+            absl::StrCat(address_, ": the answer is incomplete"));
       }
     }
   }
@@ -146,7 +146,7 @@ absl::StatusOr<Page> ParsePage(absl::string_view address,
   if (!absl::StartsWith(answer, "HTTP/1.") || end == answer.npos ||
       !absl::SimpleAtoi(answer.substr(9, 3), &page.status)) {
     return absl::UnavailableError(
-        absl::StrCat(address, ": what answers there is no HTTP server"));
+        absl::StrCat(address, ": the peer is no HTTP server"));
   }
   page.body = answer.substr(end + 4);
   return page;

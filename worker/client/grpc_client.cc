@@ -157,7 +157,7 @@ absl::StatusOr<Assignment> GrpcClient::NextAssignment() {
     }
     if (absl::IsDeadlineExceeded(notice.status())) {
       return absl::DeadlineExceededError(
-          absl::StrCat(options_.server, ": nothing came while ", awaited));
+          absl::StrCat(options_.server, ": received nothing while ", awaited));
     }
     return notice.status();
   }

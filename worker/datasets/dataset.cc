@@ -33,7 +33,7 @@ absl::Status CheckOptions(const DatasetOptions& options) {
   if (options.classes.has_value() && options.name != "voc") {
     return absl::InvalidArgumentError(absl::StrCat(
         "--classes: got ", *options.classes, ", want none: ", options.name,
-        " says itself how many it has"));
+        " defines its own number"));
   }
   return absl::OkStatus();
 }

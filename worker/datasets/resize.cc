@@ -80,7 +80,7 @@ std::vector<uint8_t> ResizeImage(absl::Span<const uint8_t> pixels,
                                  const ImageSize& to) {
   COHORT_CHECK(static_cast<int64_t>(pixels.size()) ==
                    channels * from.height * from.width,
-               "the image is not of the size it is said to be");
+               "the image does not have the stated size");
   const std::vector<Mixture> rows = MixturesOf(from.height, to.height);
   const std::vector<Mixture> columns = MixturesOf(from.width, to.width);
   std::vector<uint8_t> out(
@@ -95,7 +95,7 @@ std::vector<uint8_t> ResizeImage(absl::Span<const uint8_t> pixels,
 std::vector<uint8_t> ResizeMask(absl::Span<const uint8_t> labels,
                                 const ImageSize& from, const ImageSize& to) {
   COHORT_CHECK(static_cast<int64_t>(labels.size()) == from.height * from.width,
-               "the mask is not of the size it is said to be");
+               "the mask does not have the stated size");
   std::vector<uint8_t> out;
   out.reserve(static_cast<size_t>(to.height * to.width));
   for (int64_t y = 0; y < to.height; ++y) {
