@@ -41,6 +41,11 @@ POD = {
         "fsGroup": int, "fsGroupChangePolicy": str,
         "seccompProfile": {"type": str}},
     "containers": [CONTAINER],
+    "imagePullSecrets": [{"name": str}],
+    "priorityClassName": str,
+    "topologySpreadConstraints": [{
+        "maxSkew": int, "topologyKey": str, "whenUnsatisfiable": str,
+        "labelSelector": SELECTOR}],
     "tolerations": [{"key": str, "operator": str, "effect": str}],
     "volumes": [{"name": str, "emptyDir": {"sizeLimit": QUANTITY},
                  "persistentVolumeClaim": {"claimName": str, "readOnly": bool}}],
@@ -50,14 +55,16 @@ CLAIM = {"accessModes": [str],
          "resources": {"requests": {"storage": QUANTITY}}}
 JOB = {
     "completionMode": str, "completions": int, "parallelism": int,
-    "backoffLimit": int, "template": TEMPLATE,
+    "backoffLimit": int, "ttlSecondsAfterFinished": int,
+    "template": TEMPLATE,
     "podFailurePolicy": {"rules": [{
         "action": str,
         "onExitCodes": {"containerName": str, "operator": str,
                         "values": [int]},
         "onPodConditions": [{"type": str, "status": str}]}]},
 }
-PEER = {"podSelector": SELECTOR, "namespaceSelector": SELECTOR}
+PEER = {"podSelector": SELECTOR, "namespaceSelector": SELECTOR,
+        "ipBlock": {"cidr": str}}
 PORTS = [{"protocol": str, "port": int}]
 ENDPOINT = {"port": str, "interval": str, "scrapeTimeout": str,
             "relabelings": [{"sourceLabels": [str], "separator": str,
@@ -83,10 +90,10 @@ SPECS = {
         "ingress": [{"from": [PEER], "ports": PORTS}],
         "egress": [{"to": [PEER], "ports": PORTS}]},
     ("monitoring.coreos.com/v1", "ServiceMonitor"): {
-        "selector": SELECTOR,
+        "namespaceSelector": {"any": bool}, "selector": SELECTOR,
         "endpoints": [ENDPOINT]},
     ("monitoring.coreos.com/v1", "PodMonitor"): {
-        "selector": SELECTOR,
+        "namespaceSelector": {"any": bool}, "selector": SELECTOR,
         "podMetricsEndpoints": [ENDPOINT]},
     ("monitoring.coreos.com/v1", "PrometheusRule"): {
         "groups": [{"name": str, "interval": str, "rules": [{

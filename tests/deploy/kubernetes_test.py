@@ -2,9 +2,12 @@
 """deploy/kubernetes: the objects for a cluster, rendered and parsed."""
 
 import copy
+import pathlib
 import re
+import shutil
+import tempfile
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import kubernetes_schema
 import manifests
@@ -12,6 +15,25 @@ from manifests import DEPLOY, KUBERNETES, OVERLAYS, Pod
 
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 COMPONENT = "app.kubernetes.io/component"
+INSTANCE = "app.kubernetes.io/instance"
+# Where the overlay's suffix changes it.
+SERVER_NAMES = {"example": "cohort-server-first"}
+
+
+def selectors(value: object) -> Iterator[dict]:
+    """Yields the labels of every selector of pods in an object."""
+    if isinstance(value, list):
+        for item in value:
+            yield from selectors(item)
+    elif isinstance(value, dict):
+        if value.get("kind") == "Service":
+            yield value["spec"]["selector"]
+        for name, inner in value.items():
+            if name in ("selector", "podSelector", "labelSelector") and (
+                    isinstance(inner, dict) and "matchLabels" in inner):
+                yield inner["matchLabels"]
+            elif name not in ("data", "metadata"):
+                yield from selectors(inner)
 
 
 def unsafe(pod: Pod) -> list[str]:
@@ -209,6 +231,10 @@ class RenderedTest(unittest.TestCase):
     def test_everything_lies_in_the_overlays_namespace(self):
         for overlay in OVERLAYS:
             namespace, = self.of_kind(overlay, "Namespace")
+            self.assertEqual(
+                self.of_kind(overlay, "Namespace")[namespace]["metadata"][
+                    "labels"]["pod-security.kubernetes.io/enforce"],
+                "restricted")
             for document in manifests.render(overlay):
                 if document["kind"] != "Namespace":
                     self.assertEqual(document["metadata"]["namespace"],
@@ -216,25 +242,39 @@ class RenderedTest(unittest.TestCase):
 
     def test_names_lead_to_pods(self):
         for overlay in OVERLAYS:
-            server = self.of_kind(overlay, "StatefulSet")["cohort-server"]
-            service = self.of_kind(overlay, "Service")["cohort-server"]
+            name = SERVER_NAMES.get(overlay, "cohort-server")
+            server = self.of_kind(overlay, "StatefulSet")[name]
+            service = self.of_kind(overlay, "Service")[name]
             labels = server["spec"]["template"]["metadata"]["labels"]
-            self.assertEqual(server["spec"]["serviceName"], "cohort-server")
+            self.assertEqual(server["spec"]["serviceName"], name)
+            worker, = (pod for pod in manifests.pods(manifests.render(overlay))
+                       if pod.program == "worker")
+            self.assertEqual(worker.environment["COHORT_SERVER"],
+                             f"{name}:7070")
             self.assertEqual(service["spec"]["clusterIP"], "None")
             self.assertTrue(service["spec"]["publishNotReadyAddresses"])
             budget = self.of_kind(overlay, "PodDisruptionBudget")
             for selector in (
                     service["spec"]["selector"],
                     server["spec"]["selector"]["matchLabels"],
-                    budget["cohort-server"]["spec"]["selector"]["matchLabels"]):
+                    budget[name]["spec"]["selector"]["matchLabels"]):
                 self.assertLessEqual(selector.items(), labels.items())
 
     def test_nothing_is_open_but_what_training_needs(self):
         for overlay in OVERLAYS:
-            policies = self.of_kind(overlay, "NetworkPolicy")
+            suffix = SERVER_NAMES.get(overlay, "cohort-server")[13:]
+            policies = {
+                name.removesuffix(suffix): policy for name, policy in
+                self.of_kind(overlay, "NetworkPolicy").items()}
             deny = policies["cohort-default-deny"]["spec"]
-            self.assertEqual(deny, {"podSelector": {},
-                                    "policyTypes": ["Ingress", "Egress"]})
+            self.assertEqual(deny["policyTypes"], ["Ingress", "Egress"])
+            # All pods of this run, and no others.
+            for pod in manifests.pods(manifests.render(overlay)):
+                template = pod.owner["spec"]["template"]["metadata"]["labels"]
+                self.assertLessEqual(
+                    deny["podSelector"]["matchLabels"].items(),
+                    template.items())
+            self.assertIn(INSTANCE, deny["podSelector"]["matchLabels"])
             rule, = policies["cohort-server"]["spec"]["ingress"]
             self.assertEqual(rule["ports"], [{"protocol": "TCP", "port": 7070}])
             peer, = rule["from"]
@@ -250,7 +290,9 @@ class RenderedTest(unittest.TestCase):
                     "kubernetes.io/metadata.name": "kube-system"}},
                 "podSelector": {"matchExpressions": [
                     {"key": "k8s-app", "operator": "In",
-                     "values": ["kube-dns"]}]}}])
+                     "values": ["kube-dns"]}]}},
+                # NodeLocal DNSCache.
+                {"ipBlock": {"cidr": "169.254.20.10/32"}}])
             others = policies.keys() - {"cohort-default-deny", "cohort-server",
                                         "cohort-worker"}
             self.assertEqual(others, {"cohort-monitoring"}
@@ -262,25 +304,71 @@ class RenderedTest(unittest.TestCase):
                   pod["spec"]["template"]["metadata"]["labels"]
                   for pod in objects if pod["kind"] in ("StatefulSet", "Job")}
         service = self.of_kind("monitoring", "Service")["cohort-server"]
-        monitor = self.of_kind("monitoring", "ServiceMonitor")["cohort-server"]
+        monitors = {document["kind"]: document["spec"]
+                    for document in self.for_all_runs()
+                    if document["kind"].endswith("Monitor")}
+        for monitor in monitors.values():
+            self.assertEqual(monitor["namespaceSelector"], {"any": True})
         self.assertLessEqual(
-            monitor["spec"]["selector"]["matchLabels"].items(),
+            monitors["ServiceMonitor"]["selector"]["matchLabels"].items(),
             service["metadata"]["labels"].items())
         self.assertIn("ops", [port["name"]
                               for port in service["spec"]["ports"]])
-        monitor = self.of_kind("monitoring", "PodMonitor")["cohort-worker"]
         self.assertLessEqual(
-            monitor["spec"]["selector"]["matchLabels"].items(),
+            monitors["PodMonitor"]["selector"]["matchLabels"].items(),
             labels["cohort-worker"].items())
-        endpoint, = monitor["spec"]["podMetricsEndpoints"]
         after_pod = {"sourceLabels": ["namespace", "pod"], "separator": "/",
                      "targetLabel": "instance"}
-        self.assertEqual(endpoint["relabelings"],
-                         [{"targetLabel": "job",
-                           "replacement": "cohort-worker"}, after_pod])
-        monitor = self.of_kind("monitoring", "ServiceMonitor")["cohort-server"]
-        endpoint, = monitor["spec"]["endpoints"]
-        self.assertEqual(endpoint["relabelings"], [after_pod])
+        for kind, endpoints, job in (
+                ("PodMonitor", "podMetricsEndpoints", "cohort-worker"),
+                ("ServiceMonitor", "endpoints", "cohort-server")):
+            endpoint, = monitors[kind][endpoints]
+            self.assertEqual(
+                endpoint["relabelings"],
+                [{"targetLabel": "job", "replacement": job}, after_pod])
+
+    def test_two_runs_in_a_namespace_share_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            top = pathlib.Path(folder)
+            shutil.copytree(KUBERNETES, top / "kubernetes")
+            overlays = top / "kubernetes/overlays"
+            second = overlays / "second"
+            shutil.copytree(overlays / "example", second)
+            file = second / "kustomization.yaml"
+            text = file.read_text(encoding="utf-8")
+            text = text.replace("-first", "-second")
+            text = text.replace("instance: first", "instance: second")
+            text = text.replace("  - ../../namespace\n", "")
+            file.write_text(text, encoding="utf-8")
+            ours = manifests.render_folder(second)
+        theirs = manifests.render("example")
+        names = [{(of["kind"], of["metadata"]["name"]) for of in objects}
+                 for objects in (ours, theirs)]
+        self.assertEqual(names[0] & names[1], set())
+        self.assertEqual({of["metadata"]["namespace"] for of in ours},
+                         {"cohort-example"})
+        # No selector of one run matches a pod of the other.
+        pods = [pod.owner["spec"]["template"]["metadata"]["labels"]
+                for pod in manifests.pods(theirs)]
+        found = list(selectors(ours))
+        self.assertGreaterEqual(len(found), 8)
+        for selector in found:
+            for labels in pods:
+                self.assertFalse(selector.items() <= labels.items(), selector)
+
+    def test_cpu_limit_is_that_of_the_sizing_rule(self):
+        for overlay in OVERLAYS:
+            server, = (pod for pod in manifests.pods(manifests.render(overlay))
+                       if pod.program == "server")
+            threads = int(server.environment["COHORT_FOLD_THREADS"])
+            resources = server.container["resources"]
+            self.assertEqual(resources["limits"]["cpu"], str(threads + 1))
+            self.assertEqual(resources["limits"], resources["requests"])
+
+    def test_finished_jobs_are_removed_after_a_day(self):
+        for overlay in OVERLAYS:
+            job, = self.of_kind(overlay, "Job").values()
+            self.assertEqual(job["spec"]["ttlSecondsAfterFinished"], 86400)
 
     def test_rules_are_those_of_deploy_prometheus(self):
         rule, = (document for document in self.for_all_runs()

@@ -69,6 +69,7 @@ class AlertsTest(unittest.TestCase):
                 self.assertIn("{{ $labels.instance }}", annotations["summary"])
                 self.assertEqual(
                     annotations["runbook_url"],
+                    "{{ $externalLabels.runbook_base }}"
                     f"deploy/prometheus/RUNBOOK.md#{name.lower()}")
 
     def test_sums_and_matches_keep_the_namespace(self):
