@@ -76,7 +76,7 @@ class ComposeTest(unittest.TestCase):
                     self.assertIn(source, self.compose["volumes"])
 
     def test_prometheus_finds_the_services(self):
-        config, = manifests.load(DEPLOY / "prometheus/prometheus.yml")
+        config, = manifests.load(DEPLOY / "prometheus/compose.yml")
         jobs = {job["job_name"]: job for job in config["scrape_configs"]}
         server, = jobs["cohort-server"]["static_configs"]
         self.assertEqual(server["targets"], ["server:7071"])

@@ -24,8 +24,9 @@ class PromtoolTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
     def test_configuration_and_rules_are_clean(self):
-        self.assert_clean(promtool(
-            "check", "config", files.PROMETHEUS / "prometheus.yml"))
+        for name in ("prometheus.yml", "compose.yml"):
+            self.assert_clean(promtool(
+                "check", "config", files.PROMETHEUS / name))
         for rules in files.RULE_FILES:
             self.assert_clean(promtool(
                 "check", "rules", "--lint=all", "--lint-fatal",
