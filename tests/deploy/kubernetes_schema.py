@@ -42,6 +42,10 @@ POD = {
         "seccompProfile": {"type": str}},
     "containers": [CONTAINER],
     "tolerations": [{"key": str, "operator": str, "effect": str}],
+    "imagePullSecrets": [{"name": str}], "priorityClassName": str,
+    "topologySpreadConstraints": [{
+        "maxSkew": int, "topologyKey": str, "whenUnsatisfiable": str,
+        "labelSelector": SELECTOR, "matchLabelKeys": [str]}],
     "volumes": [{"name": str, "emptyDir": {"sizeLimit": QUANTITY},
                  "persistentVolumeClaim": {"claimName": str, "readOnly": bool}}],
 }
@@ -50,14 +54,16 @@ CLAIM = {"accessModes": [str],
          "resources": {"requests": {"storage": QUANTITY}}}
 JOB = {
     "completionMode": str, "completions": int, "parallelism": int,
-    "backoffLimit": int, "template": TEMPLATE,
+    "backoffLimit": int, "ttlSecondsAfterFinished": int,
+    "template": TEMPLATE,
     "podFailurePolicy": {"rules": [{
         "action": str,
         "onExitCodes": {"containerName": str, "operator": str,
                         "values": [int]},
         "onPodConditions": [{"type": str, "status": str}]}]},
 }
-PEER = {"podSelector": SELECTOR, "namespaceSelector": SELECTOR}
+PEER = {"podSelector": SELECTOR, "namespaceSelector": SELECTOR,
+        "ipBlock": {"cidr": str}}
 PORTS = [{"protocol": str, "port": int}]
 ENDPOINT = {"port": str, "interval": str, "scrapeTimeout": str,
             "relabelings": [{"sourceLabels": [str], "separator": str,
@@ -83,10 +89,10 @@ SPECS = {
         "ingress": [{"from": [PEER], "ports": PORTS}],
         "egress": [{"to": [PEER], "ports": PORTS}]},
     ("monitoring.coreos.com/v1", "ServiceMonitor"): {
-        "selector": SELECTOR,
+        "namespaceSelector": {"any": bool}, "selector": SELECTOR,
         "endpoints": [ENDPOINT]},
     ("monitoring.coreos.com/v1", "PodMonitor"): {
-        "selector": SELECTOR,
+        "namespaceSelector": {"any": bool}, "selector": SELECTOR,
         "podMetricsEndpoints": [ENDPOINT]},
     ("monitoring.coreos.com/v1", "PrometheusRule"): {
         "groups": [{"name": str, "interval": str, "rules": [{
@@ -99,10 +105,12 @@ SPECS = {
         "startupPolicy": {"startupPolicyOrder": str},
         "successPolicy": {"operator": str},
         "failurePolicy": {"maxRestarts": int},
+        "ttlSecondsAfterFinished": int,
         "replicatedJobs": [{"name": str, "replicas": int,
                             "template": {"spec": JOB}}]},
     ("kubeflow.org/v1", "TFJob"): {
-        "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int},
+        "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int,
+                      "ttlSecondsAfterFinished": int},
         "tfReplicaSpecs": {"PS": REPLICA, "Worker": REPLICA}},
 }
 WITHOUT_SPEC = {("v1", "ConfigMap"): {"data": {"*": str}},

@@ -4,7 +4,7 @@
 import copy
 import re
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import kubernetes_schema
 import manifests
@@ -12,6 +12,9 @@ from manifests import DEPLOY, KUBERNETES, OVERLAYS, Pod
 
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 COMPONENT = "app.kubernetes.io/component"
+RUN = "app.kubernetes.io/instance"
+# The nameSuffix of each overlay.
+SUFFIXES = {"cpu": "", "example": "-first", "gpu": "", "monitoring": ""}
 
 
 def unsafe(pod: Pod) -> list[str]:
@@ -41,7 +44,7 @@ def unsafe(pod: Pod) -> list[str]:
     if not {"cpu", "memory"} <= resources.get("requests", {}).keys():
         found.append("no requests")
     image = container["image"].rpartition("/")[2]
-    if not re.search(r":\d", image):
+    if not re.search(r":\d|@sha256:[0-9a-f]{64}$", image):
         found.append(f"image {image} has no version")
     return found
 
@@ -143,6 +146,33 @@ class ManifestsTest(unittest.TestCase):
                 self.assertEqual(
                     rank["valueFrom"]["fieldRef"]["fieldPath"], INDEX)
 
+    def test_the_cpu_request_fits_the_sizing_rule(self):
+        """deploy/OPERATIONS.md: --fold_threads, and one for the streams."""
+        def check(pod: Pod) -> None:
+            if pod.program == "server":
+                threads = int(pod.environment.get(
+                    "COHORT_FOLD_THREADS", manifests.default_of(
+                        "server", "fold_threads")))
+                resources = pod.container["resources"]
+                self.assertEqual(resources["requests"]["cpu"],
+                                 str(threads + 1))
+                self.assertEqual(resources["limits"].get("cpu", "none"),
+                                 str(threads + 1)
+                                 if pod.owner.get("kind") == "StatefulSet"
+                                 else "none")
+        self.check_pods(check)
+
+    def test_what_has_ended_is_deleted(self):
+        for name, documents in self.all_documents().items():
+            for document in documents:
+                spec = document.get("spec", {})
+                with self.subTest(source=name, kind=document["kind"]):
+                    if document["kind"] in ("Job", "JobSet"):
+                        self.assertEqual(spec["ttlSecondsAfterFinished"], 86400)
+                    if document["kind"] == "TFJob":
+                        self.assertEqual(
+                            spec["runPolicy"]["ttlSecondsAfterFinished"], 86400)
+
     def test_tf_config_is_not_overruled(self):
         for pod in manifests.pods(
                 manifests.load(KUBERNETES / "examples/tfjob.yaml")):
@@ -202,24 +232,27 @@ WHY_NOT = manifests.why_not_rendered()
 class RenderedTest(unittest.TestCase):
 
     def of_kind(self, overlay: str, kind: str) -> dict[str, dict]:
-        return {document["metadata"]["name"]: document
-                for document in manifests.render(overlay)
+        """Returns objects by their names without the overlay's suffix."""
+        return {document["metadata"]["name"].removesuffix(SUFFIXES[overlay]):
+                document for document in manifests.render(overlay)
                 if document["kind"] == kind}
 
     def test_everything_lies_in_the_overlays_namespace(self):
         for overlay in OVERLAYS:
-            namespace, = self.of_kind(overlay, "Namespace")
-            for document in manifests.render(overlay):
-                if document["kind"] != "Namespace":
-                    self.assertEqual(document["metadata"]["namespace"],
-                                     namespace)
+            documents = manifests.render(overlay)
+            self.assertEqual(len({document["metadata"].get("namespace")
+                                  for document in documents} - {None}), 1)
+            # Deleting a run must not delete the namespace.
+            self.assertNotIn("Namespace",
+                             {document["kind"] for document in documents})
 
     def test_names_lead_to_pods(self):
         for overlay in OVERLAYS:
             server = self.of_kind(overlay, "StatefulSet")["cohort-server"]
             service = self.of_kind(overlay, "Service")["cohort-server"]
             labels = server["spec"]["template"]["metadata"]["labels"]
-            self.assertEqual(server["spec"]["serviceName"], "cohort-server")
+            self.assertEqual(server["spec"]["serviceName"],
+                             service["metadata"]["name"])
             self.assertEqual(service["spec"]["clusterIP"], "None")
             self.assertTrue(service["spec"]["publishNotReadyAddresses"])
             budget = self.of_kind(overlay, "PodDisruptionBudget")
@@ -233,8 +266,12 @@ class RenderedTest(unittest.TestCase):
         for overlay in OVERLAYS:
             policies = self.of_kind(overlay, "NetworkPolicy")
             deny = policies["cohort-default-deny"]["spec"]
-            self.assertEqual(deny, {"podSelector": {},
-                                    "policyTypes": ["Ingress", "Egress"]})
+            self.assertEqual(deny["policyTypes"], ["Ingress", "Egress"])
+            self.assertEqual(deny.keys(), {"podSelector", "policyTypes"})
+            for pod in manifests.pods(manifests.render(overlay)):
+                labels = pod.owner["spec"]["template"]["metadata"]["labels"]
+                self.assertLessEqual(
+                    deny["podSelector"]["matchLabels"].items(), labels.items())
             rule, = policies["cohort-server"]["spec"]["ingress"]
             self.assertEqual(rule["ports"], [{"protocol": "TCP", "port": 7070}])
             peer, = rule["from"]
@@ -250,37 +287,40 @@ class RenderedTest(unittest.TestCase):
                     "kubernetes.io/metadata.name": "kube-system"}},
                 "podSelector": {"matchExpressions": [
                     {"key": "k8s-app", "operator": "In",
-                     "values": ["kube-dns"]}]}}])
+                     "values": ["kube-dns"]}]}},
+                # NodeLocal DNSCache.
+                {"ipBlock": {"cidr": "169.254.20.10/32"}}])
             others = policies.keys() - {"cohort-default-deny", "cohort-server",
                                         "cohort-worker"}
             self.assertEqual(others, {"cohort-monitoring"}
                              if overlay == "monitoring" else set())
 
-    def test_monitors_find_the_ports_under_the_rules_names(self):
-        objects = manifests.render("monitoring")
-        labels = {pod["metadata"]["name"]:
-                  pod["spec"]["template"]["metadata"]["labels"]
-                  for pod in objects if pod["kind"] in ("StatefulSet", "Job")}
-        service = self.of_kind("monitoring", "Service")["cohort-server"]
-        monitor = self.of_kind("monitoring", "ServiceMonitor")["cohort-server"]
-        self.assertLessEqual(
-            monitor["spec"]["selector"]["matchLabels"].items(),
-            service["metadata"]["labels"].items())
-        self.assertIn("ops", [port["name"]
-                              for port in service["spec"]["ports"]])
-        monitor = self.of_kind("monitoring", "PodMonitor")["cohort-worker"]
-        self.assertLessEqual(
-            monitor["spec"]["selector"]["matchLabels"].items(),
-            labels["cohort-worker"].items())
-        endpoint, = monitor["spec"]["podMetricsEndpoints"]
-        after_pod = {"sourceLabels": ["namespace", "pod"], "separator": "/",
-                     "targetLabel": "instance"}
-        self.assertEqual(endpoint["relabelings"],
-                         [{"targetLabel": "job",
-                           "replacement": "cohort-worker"}, after_pod])
-        monitor = self.of_kind("monitoring", "ServiceMonitor")["cohort-server"]
-        endpoint, = monitor["spec"]["endpoints"]
-        self.assertEqual(endpoint["relabelings"], [after_pod])
+    def test_monitors_find_every_run_under_the_rules_names(self):
+        monitors = {document["kind"]: document["spec"]
+                    for document in self.for_all_runs()
+                    if document["kind"].endswith("Monitor")}
+        for kind, label, component in (("ServiceMonitor", "service", "server"),
+                                       ("PodMonitor", "pod", "worker")):
+            monitor = monitors[kind]
+            self.assertEqual(monitor["namespaceSelector"], {"any": True})
+            endpoint, = monitor.get("endpoints",
+                                    monitor.get("podMetricsEndpoints"))
+            self.assertEqual(endpoint["port"], "ops")
+            self.assertEqual(endpoint["relabelings"], [
+                {"targetLabel": "job", "replacement": f"cohort-{component}"},
+                {"sourceLabels": ["namespace", label], "separator": "/",
+                 "targetLabel": "instance"}])
+        for overlay in OVERLAYS:
+            service = self.of_kind(overlay, "Service")["cohort-server"]
+            self.assertIn("ops", [port["name"]
+                                  for port in service["spec"]["ports"]])
+            job = self.of_kind(overlay, "Job")["cohort-worker"]
+            for kind, labels in (
+                    ("ServiceMonitor", service["metadata"]["labels"]),
+                    ("PodMonitor",
+                     job["spec"]["template"]["metadata"]["labels"])):
+                selector = monitors[kind]["selector"]["matchLabels"]
+                self.assertLessEqual(selector.items(), labels.items())
 
     def test_rules_are_those_of_deploy_prometheus(self):
         rule, = (document for document in self.for_all_runs()
@@ -310,10 +350,110 @@ class RenderedTest(unittest.TestCase):
             for document in manifests.render(overlay):
                 with self.subTest(overlay=overlay,
                                   name=document["metadata"]["name"]):
-                    self.assertNotEqual(document["kind"], "PrometheusRule")
+                    self.assertNotIn(document["kind"], (
+                        "PrometheusRule", "ServiceMonitor", "PodMonitor"))
                     self.assertNotIn(
                         "grafana_dashboard",
                         document["metadata"].get("labels", {}))
+
+
+def own_run(name: str, components: list[str] = (), **fields: object
+            ) -> list[dict]:
+    """Renders an overlay over `cpu` for a run of that name."""
+    return manifests.render_own(f"own-{name}", {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization", "namespace": "team",
+        "resources": ["../cpu"], "nameSuffix": f"-{name}",
+        "labels": [{"pairs": {RUN: name}, "includeSelectors": True,
+                    "includeTemplates": True}],
+        "components": [f"../../components/{component}"
+                       for component in components], **fields})
+
+
+def selectors(value: object, where: str = "") -> Iterator[tuple[str, dict]]:
+    """Yields (where, labels) of everything that selects pods of a run."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            path = f"{where}.{key}"
+            if key == "matchLabels" and "namespaceSelector" not in where or (
+                    path == ".spec.selector" and "matchLabels" not in inner):
+                yield path, inner
+            else:
+                yield from selectors(inner, path)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from selectors(inner, where)
+
+
+ALL_COMPONENTS = sorted(path.name for path in
+                        (KUBERNETES / "components").iterdir())
+
+
+@unittest.skipIf(WHY_NOT, f"overlays not rendered: {WHY_NOT}")
+class RunsInOneNamespaceTest(unittest.TestCase):
+
+    def check_apart(self, components: list[str]) -> None:
+        runs = {name: own_run(name, components) for name in ("a", "b")}
+        runs["cohort"] = manifests.render_own("own", {
+            "namespace": "team", "resources": ["../cpu"],
+            "components": [f"../../components/{component}"
+                           for component in components]})
+        names = [(document["kind"], document["metadata"]["name"])
+                 for documents in runs.values() for document in documents]
+        self.assertEqual(len(set(names)), len(names))
+        for run, documents in runs.items():
+            for document in documents:
+                self.assertEqual(document["metadata"]["labels"][RUN], run)
+                for where, labels in selectors(document):
+                    if "topologySpread" in where:
+                        continue  # By matchLabelKeys.
+                    with self.subTest(run=run, kind=document["kind"],
+                                      where=where):
+                        self.assertEqual(labels[RUN], run)
+                self.assertEqual(kubernetes_schema.mismatches(document), [])
+
+    def test_two_runs_share_no_name_and_no_selector(self):
+        self.check_apart([])
+
+    def test_neither_do_they_with_every_component(self):
+        self.check_apart(ALL_COMPONENTS)
+
+    def test_each_workers_server_is_that_of_its_run(self):
+        for components in ([], ALL_COMPONENTS):
+            documents = own_run("a", components)
+            service, = (document["metadata"]["name"] for document in documents
+                        if document["kind"] == "Service")
+            worker, = (pod for pod in manifests.pods(documents)
+                       if pod.program == "worker")
+            self.assertEqual(
+                worker.environment["COHORT_SERVER"].replace(
+                    "$(SERVER_SERVICE)", worker.environment["SERVER_SERVICE"]),
+                f"{service}:7070")
+            # Kubernetes expands only variables that come earlier.
+            order = list(worker.environment)
+            self.assertLess(order.index("SERVER_SERVICE"),
+                            order.index("COHORT_SERVER"))
+
+    def test_configuration_is_that_of_the_run(self):
+        for pod in manifests.pods(own_run("a")):
+            source, = pod.container["envFrom"]
+            self.assertEqual(source["configMapRef"]["name"],
+                             f"cohort-{pod.program}-a")
+
+    def test_the_run_is_named_after_the_label(self):
+        server, = (pod for pod in manifests.pods(own_run("a"))
+                   if pod.program == "server")
+        entry, = (entry for entry in server.container["env"]
+                  if entry["name"] == "COHORT_RUN_NAME")
+        self.assertEqual(entry["valueFrom"]["fieldRef"]["fieldPath"],
+                         f"metadata.labels['{RUN}']")
+
+    def test_a_missing_label_is_found(self):
+        document = {"spec": {"selector": {"app": "x"}, "ingress": [
+            {"from": [{"podSelector": {"matchLabels": {RUN: "b"}}}]}]}}
+        self.assertEqual(list(selectors(document)), [
+            (".spec.selector", {"app": "x"}),
+            (".spec.ingress.from.podSelector.matchLabels", {RUN: "b"})])
 
 
 if __name__ == "__main__":
