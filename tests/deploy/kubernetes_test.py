@@ -456,5 +456,84 @@ class RunsInOneNamespaceTest(unittest.TestCase):
             (".spec.ingress.from.podSelector.matchLabels", {RUN: "b"})])
 
 
+@unittest.skipIf(WHY_NOT, f"overlays not rendered: {WHY_NOT}")
+class ComponentsTest(unittest.TestCase):
+
+    def pods(self, *components: str, **fields: object) -> dict[str, Pod]:
+        return {pod.program: pod for pod in
+                manifests.pods(own_run("a", list(components), **fields))}
+
+    def test_pods_stay_safe_with_every_component(self):
+        for pod in self.pods(*ALL_COMPONENTS).values():
+            self.assertEqual(unsafe(pod) + unprobed(pod), [])
+
+    def test_images_are_pulled_with_the_secret(self):
+        for components in (["registry_secret"], ALL_COMPONENTS):
+            for pod in self.pods(*components).values():
+                self.assertEqual(pod.spec["imagePullSecrets"],
+                                 [{"name": "cohort-registry"}])
+
+    def test_the_server_is_more_important_than_its_workers(self):
+        for components in (["priority"], ALL_COMPONENTS):
+            for program, pod in self.pods(*components).items():
+                self.assertEqual(pod.spec["priorityClassName"],
+                                 f"cohort-{program}")
+
+    def test_workers_of_the_run_are_spread_over_nodes(self):
+        spread, = self.pods("spread")["worker"].spec[
+            "topologySpreadConstraints"]
+        self.assertEqual(spread["topologyKey"], "kubernetes.io/hostname")
+        self.assertEqual(spread["matchLabelKeys"], [RUN])
+        self.assertEqual(spread["labelSelector"]["matchLabels"],
+                         {COMPONENT: "worker"})
+
+    def test_an_image_may_be_pinned_by_its_digest(self):
+        pods = self.pods(images=[
+            {"name": f"cohort-{program}",
+             "newName": f"registry.example.com/cohort-{program}",
+             "digest": "sha256:" + "0" * 64}
+            for program in ("server", "worker")])
+        for program, pod in pods.items():
+            self.assertEqual(unsafe(pod), [])
+            self.assertRegex(pod.container["image"], "^registry.example.com/"
+                             f"cohort-{program}(:0.1.0)?@sha256:0+$")
+
+    def test_a_server_that_is_a_job_ends_with_its_run(self):
+        server = self.pods("server_job")["server"]
+        self.assertEqual(server.owner["kind"], "Job")
+        self.assertEqual(server.environment["COHORT_EXIT_WHEN_DONE"], "true")
+        self.assertEqual(server.environment["COHORT_STOPPED_EXIT_CODE"], "143")
+        self.assertEqual(server.environment["COHORT_RESUME"], "true")
+        self.assertEqual(server.spec["restartPolicy"], "Never")
+        self.assertEqual(server.owner["spec"]["ttlSecondsAfterFinished"], 86400)
+        final, _ = server.owner["spec"]["podFailurePolicy"]["rules"]
+        self.assertEqual(final["onExitCodes"]["values"], [2, 3, 7, 8])
+
+    def test_its_results_stay_in_a_claim_of_the_run(self):
+        documents = own_run("a", ["server_job"])
+        claim, = (document["metadata"]["name"] for document in documents
+                  if document["kind"] == "PersistentVolumeClaim")
+        server, = (pod for pod in manifests.pods(documents)
+                   if pod.program == "server")
+        self.assertIn({"name": "state",
+                       "persistentVolumeClaim": {"claimName": claim}},
+                      server.spec["volumes"])
+        self.assertNotIn("PodDisruptionBudget",
+                         {document["kind"] for document in documents})
+
+    def test_otherwise_the_pod_is_that_of_the_stateful_set(self):
+        job, stateful = (self.pods(*components)["server"]
+                         for components in (["server_job"], []))
+        for pod in (job, stateful):
+            for name in ("COHORT_EXIT_WHEN_DONE", "COHORT_STOPPED_EXIT_CODE"):
+                pod.environment.pop(name, None)
+            pod.container.pop("env")
+            pod.spec["volumes"] = [volume for volume in pod.spec["volumes"]
+                                   if volume["name"] != "state"]
+            pod.spec.pop("restartPolicy", None)
+        self.assertEqual((job.spec, job.environment),
+                         (stateful.spec, stateful.environment))
+
+
 if __name__ == "__main__":
     unittest.main()
