@@ -62,6 +62,10 @@ JOB = {
                         "values": [int]},
         "onPodConditions": [{"type": str, "status": str}]}]},
 }
+# A pod that no Job or StatefulSet owns.
+LONE_POD = {
+    **POD, "activeDeadlineSeconds": int,
+    "containers": [{**CONTAINER, "command": [str]}]}
 PEER = {"podSelector": SELECTOR, "namespaceSelector": SELECTOR,
         "ipBlock": {"cidr": str}}
 PORTS = [{"protocol": str, "port": int}]
@@ -77,6 +81,7 @@ SPECS = {
         "ports": [{"name": str, "port": int, "targetPort": (str, int),
                    "appProtocol": str}]},
     ("v1", "PersistentVolumeClaim"): CLAIM,
+    ("v1", "Pod"): LONE_POD,
     ("apps/v1", "StatefulSet"): {
         "serviceName": str, "replicas": int, "podManagementPolicy": str,
         "selector": SELECTOR, "template": TEMPLATE,

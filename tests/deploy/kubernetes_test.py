@@ -539,6 +539,44 @@ class ComponentsTest(unittest.TestCase):
                          (stateful.spec, stateful.environment))
 
 
+class PageTest(unittest.TestCase):
+    """What deploy/kubernetes/README.md tells its readers to type."""
+
+    # What belongs to the cluster, not to a namespace.
+    OF_THE_CLUSTER = ("create namespace", "label namespace",
+                      "create priorityclass", "get storageclass")
+
+    def setUp(self):
+        self.page = (KUBERNETES / "README.md").read_text(encoding="utf-8")
+
+    def test_every_command_names_its_namespace(self):
+        commands = re.findall(r"(?:^ {4,}|\| |`)kubectl (.*)", self.page, re.M)
+        self.assertGreater(len(commands), 20)
+        for command in commands:
+            if not command.startswith(self.OF_THE_CLUSTER):
+                self.assertRegex(command, "^-n [a-z-]+ ")
+
+    def test_named_files_and_components_are_there(self):
+        for path in re.findall(r"deploy/[\w./-]+\w", self.page):
+            if not path.startswith("deploy/kubernetes/overlays/mine"):
+                self.assertTrue((DEPLOY.parent / path).exists(), path)
+        for component in ALL_COMPONENTS:
+            self.assertIn(f"| `{component}` |", self.page)
+
+    @unittest.skipIf(manifests.yaml is None, manifests.NO_YAML)
+    def test_the_pod_for_files_is_restricted(self):
+        document, = manifests.load(KUBERNETES / "files.yaml")
+        self.assertEqual(kubernetes_schema.mismatches(document), [])
+        spec = document["spec"]
+        self.assertEqual(unsafe(Pod("worker", document, {
+            **spec, "terminationGracePeriodSeconds": 30}, {})), [])
+        server, = (pod for pod in manifests.pods(
+            manifests.load(KUBERNETES / "base/server.yaml")))
+        for user in ("runAsUser", "fsGroup"):
+            self.assertEqual(spec["securityContext"][user],
+                             server.spec["securityContext"][user])
+
+
 class ResizeTest(unittest.TestCase):
     """deploy/kubernetes/resize, with a kubectl that notes what it is given."""
 
