@@ -71,7 +71,8 @@ PEER = {"podSelector": SELECTOR, "namespaceSelector": SELECTOR,
 PORTS = [{"protocol": str, "port": int}]
 ENDPOINT = {"port": str, "interval": str, "scrapeTimeout": str,
             "relabelings": [{"sourceLabels": [str], "separator": str,
-                             "targetLabel": str, "replacement": str}]}
+                             "targetLabel": str, "replacement": str,
+                             "action": str, "regex": str}]}
 REPLICA = {"replicas": int, "restartPolicy": str, "template": TEMPLATE}
 
 SPECS = {

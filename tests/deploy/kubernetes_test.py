@@ -313,7 +313,10 @@ class RenderedTest(unittest.TestCase):
             self.assertEqual(endpoint["relabelings"], [
                 {"targetLabel": "job", "replacement": f"cohort-{component}"},
                 {"sourceLabels": ["namespace", label], "separator": "/",
-                 "targetLabel": "instance"}])
+                 "targetLabel": "instance"},
+                # A restarted server continues its series.
+                *([{"action": "labeldrop", "regex": "pod"}]
+                  if component == "server" else [])])
         for overlay in OVERLAYS:
             service = self.of_kind(overlay, "Service")["cohort-server"]
             self.assertIn("ops", [port["name"]
@@ -325,6 +328,23 @@ class RenderedTest(unittest.TestCase):
                      job["spec"]["template"]["metadata"]["labels"])):
                 selector = monitors[kind]["selector"]["matchLabels"]
                 self.assertLessEqual(selector.items(), labels.items())
+
+    def test_one_setting_moves_the_links_of_all_alerts(self):
+        address = "https://wiki.example.com/cohort/RUNBOOK.md"
+        documents = manifests.render_own("own", {
+            "resources": ["../../monitoring"],
+        }, edit=("monitoring/runbook.yaml",
+                 "{{ $externalURL }}/user/RUNBOOK.md", address))
+        rule, = (document for document in documents
+                 if document["kind"] == "PrometheusRule")
+        links = {alert["alert"]: alert["annotations"]["runbook_url"]
+                 for group in rule["spec"]["groups"]
+                 for alert in group["rules"] if "alert" in alert}
+        self.assertEqual(links, {name: f"{address}#{name.lower()}"
+                                 for name in links})
+        self.assertGreater(len(links), 15)
+        self.assertNotIn("cohort-runbook", {document["metadata"]["name"]
+                                            for document in documents})
 
     def test_rules_are_those_of_deploy_prometheus(self):
         rule, = (document for document in self.for_all_runs()

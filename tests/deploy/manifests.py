@@ -79,15 +79,24 @@ def render(overlay: str) -> list[dict]:
     return render_folder(KUBERNETES / "overlays" / overlay)
 
 
-def render_own(name: str, kustomization: dict) -> list[dict]:
+def render_own(name: str, kustomization: dict,
+               edit: tuple[str, str, str] | None = None) -> list[dict]:
     """Returns the objects of an overlay that a user would add.
 
     Paths in `kustomization` are relative to deploy/kubernetes/overlays/NAME,
-    in a copy of the tree.
+    in a copy of the tree. `edit` is a file there, a text in it and what the
+    user writes instead.
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder) / "kubernetes"
         shutil.copytree(KUBERNETES, copy)
+        shutil.copytree(DEPLOY / "grafana", copy.parent / "grafana")
+        if edit is not None:
+            file, before, after = edit
+            text = (copy / file).read_text(encoding="utf-8")
+            assert text.count(before) == 1, (file, before)
+            (copy / file).write_text(text.replace(before, after),
+                                     encoding="utf-8")
         own = copy / "overlays" / name
         own.mkdir()
         with open(own / "kustomization.yaml", "w", encoding="utf-8") as file:

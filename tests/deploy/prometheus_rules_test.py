@@ -8,6 +8,7 @@ import unittest
 
 import monitoring_files as files
 
+CONFIGURATIONS = ("prometheus.yml",)
 SEVERITIES = ("critical", "warning", "info")
 
 
@@ -24,8 +25,9 @@ class PromtoolTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
     def test_configuration_and_rules_are_clean(self):
-        self.assert_clean(promtool(
-            "check", "config", files.PROMETHEUS / "prometheus.yml"))
+        for config in CONFIGURATIONS:
+            self.assert_clean(promtool(
+                "check", "config", files.PROMETHEUS / config))
         for rules in files.RULE_FILES:
             self.assert_clean(promtool(
                 "check", "rules", "--lint=all", "--lint-fatal",
@@ -69,7 +71,7 @@ class AlertsTest(unittest.TestCase):
                 self.assertIn("{{ $labels.instance }}", annotations["summary"])
                 self.assertEqual(
                     annotations["runbook_url"],
-                    f"deploy/prometheus/RUNBOOK.md#{name.lower()}")
+                    "{{ $externalURL }}/user/RUNBOOK.md#" + name.lower())
 
     def test_sums_and_matches_keep_the_namespace(self):
         for where, query in [*files.recorded().items(), *(
