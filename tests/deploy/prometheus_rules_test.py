@@ -9,6 +9,8 @@ import unittest
 import monitoring_files as files
 
 CONFIGURATIONS = ("prometheus.yml",)
+# The parts of a runbook's entry, each once and in this order.
+SHAPE = ["Meaning", "Likely causes", "Look at", "Do"]
 SEVERITIES = ("critical", "warning", "info")
 
 
@@ -93,8 +95,8 @@ class AlertsTest(unittest.TestCase):
         self.assertEqual(set(paragraphs), set(self.alerts))
         for name, text in paragraphs.items():
             with self.subTest(alert=name):
-                self.assertIn("**Look at**", text)
-                self.assertIn("**Do**", text)
+                self.assertEqual(
+                    re.findall(r"^- \*\*([\w ]+):\*\*", text, re.M), SHAPE)
 
     def test_links_within_the_runbook_lead_somewhere(self):
         anchors = {name.lower() for name in self.alerts}
