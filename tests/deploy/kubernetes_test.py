@@ -464,6 +464,12 @@ class RunsInOneNamespaceTest(unittest.TestCase):
             self.assertEqual(source["configMapRef"]["name"],
                              f"cohort-{pod.program}-a")
 
+    def test_claims_can_be_deleted_by_the_name_of_the_run(self):
+        server, = (document for document in own_run("a")
+                   if document["kind"] == "StatefulSet")
+        claim, = server["spec"]["volumeClaimTemplates"]
+        self.assertEqual(claim["metadata"]["labels"][RUN], "a")
+
     def test_the_run_is_named_after_the_label(self):
         server, = (pod for pod in manifests.pods(own_run("a"))
                    if pod.program == "server")
