@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import tempfile
+import textwrap
 import unittest
 from collections.abc import Callable, Iterator
 
@@ -581,6 +582,17 @@ class PageTest(unittest.TestCase):
         for command in commands:
             if not command.startswith(self.OF_THE_CLUSTER):
                 self.assertRegex(command, "^-n [a-z-]+ ")
+
+    @unittest.skipIf(WHY_NOT, f"overlays not rendered: {WHY_NOT}")
+    def test_the_lines_that_name_a_run_name_it(self):
+        section = self.page.partition("## Several runs")[2]
+        lines = re.search(r"(?:^    .*\n)+", section, re.M).group()
+        fields = manifests.yaml.safe_load(textwrap.dedent(lines))
+        documents = manifests.render_own(
+            "own", {"resources": ["../cpu"], **fields})
+        for document in documents:
+            self.assertTrue(document["metadata"]["name"].endswith("-first"))
+            self.assertEqual(document["metadata"]["labels"][RUN], "first")
 
     def test_named_files_and_components_are_there(self):
         for path in re.findall(r"deploy/[\w./-]+\w", self.page):
