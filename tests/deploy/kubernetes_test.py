@@ -2,11 +2,7 @@
 """deploy/kubernetes: the objects for a cluster, rendered and parsed."""
 
 import copy
-import os
-import pathlib
 import re
-import subprocess
-import tempfile
 import textwrap
 import unittest
 from collections.abc import Callable, Iterator
@@ -613,50 +609,6 @@ class PageTest(unittest.TestCase):
         for user in ("runAsUser", "fsGroup"):
             self.assertEqual(spec["securityContext"][user],
                              server.spec["securityContext"][user])
-
-
-class ResizeTest(unittest.TestCase):
-    """deploy/kubernetes/resize, with a kubectl that notes what it is given."""
-
-    def resize(self, *arguments: str, fails_at: str = "nowhere"
-               ) -> tuple[int, list[str]]:
-        with tempfile.TemporaryDirectory() as folder:
-            log = pathlib.Path(folder) / "log"
-            log.touch()
-            kubectl = pathlib.Path(folder) / "kubectl"
-            kubectl.write_text(
-                f'#!/bin/sh\necho "$*" >>{log}\n'
-                f'case "$*" in *{fails_at}*) exit 1;; esac\n',
-                encoding="utf-8")
-            kubectl.chmod(0o755)
-            result = subprocess.run(
-                [KUBERNETES / "resize", *arguments], capture_output=True,
-                text=True, check=False,
-                env={"PATH": f"{folder}:{os.environ['PATH']}"})
-            return result.returncode, log.read_text(
-                encoding="utf-8").splitlines()
-
-    def test_the_server_is_told_before_the_job(self):
-        self.assertEqual(self.resize("team", "6"), (0, [
-            "-n team exec svc/cohort-server -- "
-            "cohortctl policy set --workers=6",
-            "-n team patch job/cohort-worker --type=merge "
-            '-p {"spec":{"parallelism":6,"completions":6}}']))
-
-    def test_a_named_run_has_named_objects(self):
-        code, calls = self.resize("team", "6", "first")
-        self.assertEqual(code, 0)
-        self.assertIn("svc/cohort-server-first ", calls[0])
-        self.assertIn("job/cohort-worker-first ", calls[1])
-
-    def test_the_job_is_left_alone_if_the_server_refuses(self):
-        code, calls = self.resize("team", "6", fails_at="policy")
-        self.assertEqual((code, len(calls)), (1, 1))
-
-    def test_wrong_use_calls_nothing(self):
-        for arguments in ((), ("team",), ("team", "0"), ("team", "two"),
-                          ("team", "1", "a", "b")):
-            self.assertEqual(self.resize(*arguments), (2, []))
 
 
 if __name__ == "__main__":
