@@ -46,6 +46,8 @@ class DashboardsTest(unittest.TestCase):
                                     for link in dashboard["links"]))
                 self.assertTrue(any("alerting" in link["url"]
                                     for link in dashboard["links"]))
+                self.assertTrue(any(link["url"] == "http://${instance}/"
+                                    for link in dashboard["links"]))
 
     def test_policy_changes_are_marked_on_every_dashboard(self):
         for name, dashboard in self.dashboards.items():
