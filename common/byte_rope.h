@@ -64,7 +64,7 @@ class RopeReader {
       : pieces_(rope.pieces()), remaining_bytes_(rope.size_bytes()) {}
 
   int64_t remaining_bytes() const { return remaining_bytes_; }
-  // Of the piece that the next byte is in; 0 at the end.
+  // Bytes left in the current piece; 0 at the end.
   int64_t contiguous_bytes() const {
     if (pieces_.empty()) return 0;
     return static_cast<int64_t>(pieces_.front().bytes.size() - offset_);

@@ -10,9 +10,9 @@ namespace cohort {
 // Mean seconds of a step by phase, for people; names as in kStepPhaseNames.
 using PhaseSeconds = std::map<std::string, double>;
 
-// What a worker's heartbeat reports, for people.
+// The report in a worker's heartbeat, for people.
 struct WorkerReport {
-  // Over the steps since the last report; empty if none ended.
+  // Means over the steps since the last report; empty if none ended.
   PhaseSeconds phases;
   // Mean number of processor cores in use since the last report.
   std::optional<double> cpu_cores;

@@ -4,8 +4,8 @@
 
 #include "kernels/data_type.h"
 
-// What the batch-norm kernels of every backend take. Plain data, so that CUDA
-// sources can include it.
+// Arguments of the batch-norm kernels of every backend. Plain data, so that
+// CUDA sources can include them.
 namespace cohort::kernels {
 
 // A batch-norm input seen as [outer][channels][inner], row-major. Contiguous

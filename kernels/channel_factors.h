@@ -9,7 +9,7 @@
 
 namespace cohort::kernels {
 
-// What the elementwise kernels need of one channel, in float64. mean*scale is
+// A channel's factors for the elementwise kernels, in float64. mean*scale is
 // not folded into `beta`: it would cancel where |mean| is far above the
 // deviation.
 struct ChannelFactors {
@@ -32,7 +32,7 @@ inline double BackwardOne(double x, double dy, const ChannelFactors& f) {
   return ((dy - f.dy_mean) - (x - f.mean) * f.slope) * f.scale;
 }
 
-// Not `value > 0 ? value : 0`, which would lose a NaN.
+// Keeps a NaN, which `value > 0 ? value : 0` would not.
 inline double ReluOne(double value) { return value <= 0 ? 0 : value; }
 
 // dz: dy where the activation `value`, not yet rounded to T, passed the ReLU.

@@ -78,7 +78,7 @@ struct AdamRun {
 // Delay compensation of a gradient that was computed at older weights.
 struct CompensationStep {
   float lambda = 0;
-  // Of the moving mean square, if there is one: m and 1 - m.
+  // Factors of the moving mean square, if there is one: m and 1 - m.
   float square_decay = 0;
   float square_gain = 1;
   float epsilon = 0;

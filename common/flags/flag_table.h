@@ -37,7 +37,7 @@ struct FlagInfo {
   std::string default_text;
   FlagLimits limits;
   FlagChange change = FlagChange::kAtStart;
-  // What --help=SUBJECT calls its group, and the group's heading.
+  // The group's name in --help=SUBJECT, and its heading.
   absl::string_view subject;
   absl::string_view heading;
   absl::string_view help;

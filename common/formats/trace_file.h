@@ -64,8 +64,7 @@ class TraceFile final : public Timeline {
   void SetServerClock(absl::Duration offset, absl::Duration error)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Not OK if the file could not be written completely; then nothing more is
-  // written.
+  // An error if the file could not be written completely. Writing stops then.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -141,11 +141,10 @@ class Logger {
                       std::vector<std::string>& lines) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     for (const LogLimiter::Suppressed& of : suppressed) {
-      lines.push_back(Line(LogLevel::kWarning,
-                           absl::StrCat(of.lines,
-                                        " similar lines were left out: ",
-                                        of.text),
-                           {}));
+      lines.push_back(Line(
+          LogLevel::kWarning,
+          absl::StrCat(of.lines, " similar lines were left out: ", of.text),
+          {}));
     }
   }
 
@@ -202,7 +201,7 @@ class Logger {
 
   const SteadyClock clock_;
   const std::shared_ptr<spdlog::logger> sink_;
-  // Nothing else depends on these numbers, so relaxed order is enough.
+  // No other data depends on these numbers, so relaxed order is enough.
   std::atomic<int64_t> version_ = -1;
   std::array<std::atomic<int64_t>, kLevels.size()> counts_ = {};
 

@@ -21,7 +21,7 @@
 #define COHORT_KERNELS_CPU_REDUCE_ONCE_
 namespace cohort::kernels::cpu {
 
-// What is summed over a channel's elements, with d = x - mean:
+// Sums over a channel's elements, with d = x - mean:
 //   kMoments          a = sum d,   b = sum d*d
 //   kBackward         a = sum dy,  b = sum dy*d
 //   kRecomputedMask   the same where the recomputed activation is positive

@@ -5,8 +5,9 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/packet.h"
 
-// What the threads of a block, and the blocks of a launch, do together. `Place`
-// is a thread's place in the launch: DeviceThread on a GPU, a fibre in tests.
+// Joint operations of the threads of a block and of the blocks of a launch.
+// `Place` is a thread's place in the launch: DeviceThread on a GPU, a fibre in
+// tests.
 //
 //   int32_t thread() const;   in its block
 //   int64_t block() const;    in the launch
@@ -46,8 +47,8 @@ struct DeviceThread {
     }
     __syncthreads();
     const bool is_last = flag;
-    // Nothing is read earlier than the arrivals were seen; and the flag may
-    // be written again.
+    // No read happens before the arrivals were seen, and the flag may be
+    // written again.
     __threadfence();
     __syncthreads();
     return is_last;

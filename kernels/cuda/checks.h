@@ -11,7 +11,7 @@
 #include "kernels/cuda/plan.h"
 #include "kernels/data_type.h"
 
-// What a caller can get wrong, found before anything is launched.
+// Checks of a caller's arguments before a launch.
 namespace cohort::kernels::cuda {
 
 // 2 or 4; float64 is refused.
@@ -21,11 +21,11 @@ struct NamedTensor {
   absl::string_view name;
   const void* memory = nullptr;
   bool required = true;
-  // Of an element, for what there is one of a channel.
+  // Bytes of an element of arrays with one element for each channel.
   int64_t element_bytes = sizeof(double);
 };
 
-// Of gamma or beta, which may be of any type.
+// Bytes of an element of gamma or beta, which may have any type.
 int64_t ParameterBytes(DataType type);
 
 // A batch-norm call that may be launched: its plan, and whether there is any

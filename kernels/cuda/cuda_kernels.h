@@ -58,7 +58,7 @@ struct Queue {
   // the next one of any shape in the same stream.
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
-  // Of the device.
+  // Number on the device.
   int32_t multiprocessors = 0;
 };
 

@@ -5,9 +5,9 @@
 
 namespace cohort::kernels::cuda {
 
-// What the runtime answered, with what was being done: ResourceExhausted
+// The runtime's error as a status that names the operation: ResourceExhausted
 // without memory, FailedPrecondition without a device or without code for it,
-// Unavailable for everything else, which may be of earlier work.
+// Unavailable for all others, which earlier work may have caused.
 absl::Status StatusOf(int error, absl::string_view what);
 
 }  // namespace cohort::kernels::cuda

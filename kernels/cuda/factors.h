@@ -7,7 +7,7 @@
 #include "kernels/cuda/packet.h"
 #include "kernels/data_type.h"
 
-// What elementwise arithmetic needs of a channel, in float32.
+// A channel's factors for elementwise arithmetic, in float32.
 //
 // A mean is split into the nearest float32 and what is left of it. x - near is
 // exact where it matters (x within a factor 2 of it) and the small remainder

@@ -9,8 +9,9 @@
 #include "kernels/cuda/plan.h"
 #include "kernels/data_type.h"
 
-// What the CUDA sources offer to ordinary ones. Plain data in; out comes a
-// cudaError_t as a number, 0 for success. Nothing waits for the device.
+// The interface of the CUDA sources to ordinary ones. Functions take plain data
+// and return a cudaError_t as a number, 0 for success. None waits for the
+// device.
 struct CUstream_st;
 
 namespace cohort::kernels::cuda {
@@ -37,7 +38,7 @@ struct DeviceFacts {
 };
 
 int CountDevices(int32_t& devices);
-// Of the runtime that is linked, such as 13000 for 13.0.
+// Version of the linked runtime, such as 13000 for 13.0.
 int32_t CudaVersion();
 // For the calling thread.
 int SetDevice(int32_t device);

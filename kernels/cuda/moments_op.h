@@ -93,7 +93,7 @@ class MomentsOp {
     const double n = static_cast<double>(args.shape.outer * args.shape.inner);
     const double m2 = total.second - total.first * (total.first / n);
     args.mean[channel] = center + total.first / n;
-    // Not a maximum, which would lose a NaN.
+    // Unlike a maximum, this keeps a NaN.
     args.m2[channel] = m2 < 0 ? 0 : m2;
   }
 

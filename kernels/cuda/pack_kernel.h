@@ -20,7 +20,7 @@ struct DeviceSegment {
   void* tensor = nullptr;
   float* packed = nullptr;
   int64_t count = 0;
-  // Of the launch's blocks: the first that works on it.
+  // The first of the launch's blocks that works on it.
   int64_t first_block = 0;
 };
 

@@ -24,7 +24,7 @@ struct RunPlan {
   // Elements between the boundary at or before the tensor and the tensor.
   int32_t shift = 0;
   bool edges = false;
-  // Of a run that starts at a boundary; others may have one less.
+  // Vectors of a run that starts at a boundary; others may have one fewer.
   int64_t vectors = 0;
   // Blocks of a channel, and vectors of each.
   int64_t splits = 1;

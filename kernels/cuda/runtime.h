@@ -15,7 +15,7 @@ int AllocatePinned(int64_t bytes, void** memory);
 int FreePinned(void* memory);
 int AllocateOnDevice(int64_t bytes, void** memory);
 int FreeOnDevice(void* memory);
-// What is free on the calling thread's device, and what it has.
+// Free and total memory of the calling thread's device.
 int CountMemory(int64_t& free_bytes, int64_t& total_bytes);
 
 // A stream that waits for no other unless it is told to.
@@ -27,7 +27,7 @@ int NewEvent(CUevent_st** event);
 int DestroyEvent(CUevent_st* event);
 // The event happens when all that the stream was given so far is done.
 int RecordEvent(CUevent_st* event, CUstream_st* stream);
-// What the stream is given from now on begins after the event.
+// Work given to the stream from now on begins after the event.
 int WaitForEvent(CUstream_st* stream, CUevent_st* event);
 // Blocks the calling thread until the event has happened.
 int AwaitEvent(CUevent_st* event);

@@ -128,7 +128,7 @@ class PeriodCursor {
   COHORT_DEVICE int32_t lane() const { return lane_; }
   // Vectors to the left of it in the tile.
   COHORT_DEVICE int32_t place() const { return place_; }
-  // Of the column's first element in a row.
+  // Index of the column's first element in a row.
   COHORT_DEVICE int64_t column() const { return column_; }
 
   COHORT_DEVICE int64_t left() const { return left_; }

@@ -24,7 +24,7 @@ class RunSettings {
   struct Pending {
     CoordinatorOptions target;
     SettingValues changed;
-    // Of the newest request in it.
+    // From the newest request.
     ChangeNote note;
   };
 

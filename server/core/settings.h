@@ -47,7 +47,8 @@ SettingValues Difference(const SettingValues& before,
 std::string ChangeText(const SettingValues& before,
                        const SettingValues& changed);
 
-// Who asked for a change and why, as the client says; both may be empty.
+// The author of a change and the reason for it, as the client states them; both
+// may be empty.
 struct ChangeNote {
   std::string author;
   std::string reason;

@@ -36,7 +36,7 @@ struct Found {
   absl::Duration age;
   int64_t bytes = 0;
   Result result = Result::kOk;
-  // What is wrong; empty if nothing is.
+  // The fault; empty if there is none.
   std::string problem;
 };
 
@@ -238,7 +238,7 @@ absl::StatusOr<std::vector<Found>> Asked(const Context& context,
                          there));
 }
 
-// What a server does in this situation, in words.
+// How a server behaves in this situation, in words.
 std::string Consequence(const std::vector<Found>& all) {
   const auto whole = [](const Found& f) {
     return f.result == Found::Result::kOk;

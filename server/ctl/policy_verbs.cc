@@ -23,7 +23,7 @@ using Settings = std::map<std::string, std::string>;
 using ProtoSettings = google::protobuf::Map<std::string, std::string>;
 
 constexpr absl::Duration kPoll = absl::Milliseconds(100);
-// What a change waits for is printed once the wait is noticeable, then at
+// The reason for a wait is printed once the wait is noticeable, then at
 // intervals.
 constexpr absl::Duration kFirstWord = absl::Seconds(1);
 constexpr absl::Duration kNextWord = absl::Seconds(10);

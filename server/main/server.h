@@ -76,7 +76,7 @@ struct RunSummary {
   SharedModel model;
   SharedSnapshot snapshot;
   std::optional<EvaluationRecord> last_evaluation;
-  // Not OK if results or the last checkpoint could not be written.
+  // An error if results or the last checkpoint could not be written.
   absl::Status files;
 };
 

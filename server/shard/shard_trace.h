@@ -20,7 +20,7 @@
 
 namespace cohort {
 
-// What a shard does, as spans of a timeline:
+// The work of a shard, as spans of a timeline:
 //   "fold"         one partition, on the thread that folds it
 //   "apply"        from the first fold of a commit to the commit; on its own
 //                  track

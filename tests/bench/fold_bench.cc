@@ -166,9 +166,9 @@ class FoldedModel {
   std::vector<std::vector<SharedFloats>> gradients_;
   std::vector<State> before_;
   std::vector<State> after_;
-  // What the sweep writes to.
+  // Buffers that the sweep writes to.
   std::vector<std::vector<std::shared_ptr<FloatBuffer>>> swept_;
-  // Of all that the sweep has read.
+  // Combines everything that the sweep has read.
   uint32_t bits_ = 0;
 };
 

@@ -71,7 +71,7 @@ TEST(CompletionTest, BashOffersSettingsAndTheirWords) {
   EXPECT_THAT(BashOffers({"--server", "=", "a:1", "policy", "set",
                           "--on_worker_loss", "=", "c"}),
               ElementsAre("continue"));
-  // Not offered for a verb that changes nothing.
+  // A verb that changes nothing does not offer it.
   EXPECT_THAT(BashOffers({"policy", "get", "--"}),
               Not(Contains("--aggregation=")));
 }

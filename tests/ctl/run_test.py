@@ -209,7 +209,7 @@ class RunTest(unittest.TestCase):
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=DEADLINE_S)
-        # Of the two signals it saw only the second.
+        # It saw only the second of the two signals.
         self.assertEqual(process.returncode, 128 + signal.SIGTERM)
 
     def test_kill_of_cohortctl_leaves_nothing_behind(self):

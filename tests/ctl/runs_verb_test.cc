@@ -16,7 +16,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// What a server writes, reduced to what the verb reads.
+// A server's status file, reduced to the fields that the verb reads.
 nlohmann::json Status(const std::string& name, double written_at) {
   return {{"run", absl::StrCat("id-", name)},
           {"run_name", name},

@@ -81,7 +81,7 @@ FiberBlock::FiberBlock(int32_t threads_max)
     : state_(std::make_unique<State>()) {
   state_->fibers.resize(threads_max);
   for (State::Fiber& fiber : state_->fibers) {
-    // Not cleared: pages that are never touched take no memory.
+    // Left uninitialised, because pages that are never touched take no memory.
     fiber.stack.reset(new char[kStackBytes]);
   }
 }

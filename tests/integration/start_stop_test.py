@@ -113,7 +113,7 @@ class Start(unittest.TestCase):
     def test_all_addresses_of_a_name_are_tried(self):
         with Cohort(workers=1, server_flags=["--epochs=1"]) as cohort:
             hosts = cohort.dir / "hosts"
-            # Nothing listens at the first address.
+            # No process listens at the first address.
             hosts.write_text("127.0.0.2 two.test\n127.0.0.1 two.test\n")
             wrapper = ["unshare", "--mount", "sh", "-c",
                        f"mount --bind {hosts} /etc/hosts && exec \"$0\" \"$@\""]

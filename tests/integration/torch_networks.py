@@ -94,7 +94,7 @@ class UNet(nn.Module):
             self.decode.insert(0, DoubleConv(2 * planes, planes))
         self.dropout = nn.Dropout(0.1)
         self.out = nn.Conv2d(width, CLASSES, 1)
-        # Not a parameter, but part of the state dict.
+        # A buffer: no parameter, but part of the state dict.
         self.register_buffer("scale", torch.full((1,), 4.0))
 
     def forward(self, x):

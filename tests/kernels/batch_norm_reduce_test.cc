@@ -62,7 +62,7 @@ double Distance(const std::vector<double>& a,
   double distance = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     const double d = std::abs(static_cast<double>(a[i] - b[i]));
-    // Not std::max, which would lose a NaN.
+    // Keeps a NaN, which std::max would not.
     if (!(d <= distance)) distance = d;
   }
   return distance;

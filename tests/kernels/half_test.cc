@@ -66,7 +66,7 @@ void ExpectTiesToEven(int infinity) {
   for (int bits = 0; bits < infinity; ++bits) {
     const auto lower = static_cast<double>(FromBits<T>(bits));
     const auto next = static_cast<double>(FromBits<T>(bits + 1));
-    // What comes after the largest number, were there no infinity.
+    // The number that would follow the largest one without an infinity.
     const double upper =
         std::isinf(next)
             ? 2 * lower - static_cast<double>(FromBits<T>(bits - 1))

@@ -43,7 +43,7 @@ void OneByOne(int64_t tasks, absl::FunctionRef<void(int64_t, int64_t)> run) {
   for (int64_t i = tasks - 1; i >= 0; --i) run(i, i + 1);
 }
 
-// What a layer computes in a step.
+// The results of a layer in a step.
 template <typename T>
 struct Answers {
   std::vector<double> mean, m2, sum, product;

@@ -139,7 +139,7 @@ TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
   EXPECT_DOUBLE_EQ(mean_of("after"), 4);
   mean_of("async");
 
-  // Of the two test samples, chief gets none right, and the others get both.
+  // With chief both test samples are wrong, with the others both are right.
   const auto report_all = [this](size_t i, v1::Assignment evaluate) {
     while (evaluate.kind() == v1::ASSIGNMENT_KIND_EVALUATE) {
       const int64_t correct = evaluate.statistics_kind() == "chief" ? 0 : 1;

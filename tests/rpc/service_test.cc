@@ -325,7 +325,7 @@ TEST_F(ServiceTest, WrongChecksumIsDataLoss) {
   exchange.Write(gradient);
   EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::DATA_LOSS);
 
-  // Nothing of the damaged push was kept: the same push, undamaged, succeeds.
+  // The damaged push left no trace: the same push, undamaged, succeeds.
   TrainOneStep();
   EXPECT_EQ(AwaitVerdict(exchanges_[0]).verdict(), v1::VERDICT_APPLIED);
 }

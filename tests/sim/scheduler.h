@@ -45,7 +45,7 @@ class Scheduler {
     return a.at != b.at ? a.at > b.at : a.number > b.number;
   }
 
-  // Not zero, because an instant that was never set must not equal the start.
+  // Above zero, because an instant that was never set must not equal the start.
   Instant now_ = absl::Seconds(1000);
   int64_t next_ = 0;
   std::vector<Entry> heap_;

@@ -131,7 +131,7 @@ class BidiStream final
   enum class State {
     kNew,
     kOpen,
-    // Nothing more arrives; the final status is on its way.
+    // All messages have arrived; the final status is on its way.
     kReadOver,
     kOver,
   };

@@ -24,7 +24,7 @@ class ClientHooks {
   // A call failed and is tried again. `method` is one of kRetriedMethods.
   virtual void OnRetry(absl::string_view method) = 0;
 
-  // What happened since the last call. Called on the heartbeat thread.
+  // The report since the last call. Called on the heartbeat thread.
   virtual WorkerReport TakeReport() = 0;
 
   // Whether each heartbeat requests the server's clock, and the result: the

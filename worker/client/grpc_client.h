@@ -131,7 +131,7 @@ class GrpcClient final : public Client {
   // single try ends with the patience of the whole series, even if it began
   // later.
   std::optional<Instant> joining_since_;
-  // Not OK if the run cannot continue, whatever is tried.
+  // An error if the run cannot continue.
   absl::Status final_;
   bool left_ = false;
   std::unique_ptr<Connection> connection_;

@@ -71,7 +71,7 @@ class ReduceClient {
   // The last contributions, and the number without a result yet.
   std::vector<Wanted> wanted_ ABSL_GUARDED_BY(link_.mu);
   size_t open_ ABSL_GUARDED_BY(link_.mu) = 0;
-  // Not OK if a result will never arrive.
+  // An error if a result will never arrive.
   absl::Status aborted_ ABSL_GUARDED_BY(link_.mu);
 
   // Last, so that it is destroyed before the members that its reactions use.

@@ -28,7 +28,7 @@ class RunWeights {
   static absl::StatusOr<std::unique_ptr<RunWeights>> Make(
       Client& client, const Compute& compute, ModelWeights weights,
       TrainerObserver* observer);
-  // Not copyable, because other objects refer to the weights in it.
+  // Other objects refer to the weights in it.
   RunWeights(const RunWeights&) = delete;
   RunWeights& operator=(const RunWeights&) = delete;
 

@@ -32,8 +32,8 @@ struct SliceStep {
   bool skip = false;
 };
 
-// What an update needs to know of the gradients of other partitions first is
-// folded in two passes.
+// Some updates need a number over the gradients of all partitions first. They
+// are folded in two passes.
 enum class FoldPass {
   // Gradient and update.
   kWhole,
@@ -72,7 +72,7 @@ struct FoldJob {
   FoldCompensation compensation;
   // Pass kGradient gives SliceNorm::weights too.
   bool weight_norms = false;
-  // Of pass kUpdate: what pass kGradient gave.
+  // For pass kUpdate: the result of pass kGradient.
   SharedFloats gradient;
 };
 
@@ -108,8 +108,8 @@ struct FoldResult {
   // XXH3-64 of the weights.
   uint64_t checksum = 0;
   std::optional<NonfiniteGradient> nonfinite;
-  // Of pass kGradient: the mean gradient, frozen elements 0, and one entry a
-  // slice.
+  // Results of pass kGradient: the mean gradient, 0 for frozen elements, and
+  // one entry for each slice.
   SharedFloats gradient;
   std::vector<SliceNorm> norms;
 };

@@ -32,8 +32,7 @@ struct PartitionMask {
   SharedRuns runs;
 };
 
-// What of a model is frozen: such an element and its slots stay the same to
-// the bit.
+// The frozen elements of a model. They and their slots keep their bits.
 struct Mask {
   // By partition.
   std::vector<PartitionMask> partitions;
@@ -54,8 +53,7 @@ struct AxisSlice {
   friend bool operator==(const AxisSlice&, const AxisSlice&) = default;
 };
 
-// What to freeze: all of the parameters that `pattern` matches, or the same
-// slice of each.
+// Freezes the parameters that `pattern` matches, or the same slice of each.
 struct FreezeSpec {
   std::string pattern;
   // One entry an axis; axes that are missing at the end are whole.

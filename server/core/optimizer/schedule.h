@@ -9,7 +9,7 @@ namespace cohort {
 // How far a run is, in samples.
 struct RunProgress {
   int64_t seen = 0;
-  // Of one epoch, and of the whole run; 0: not known yet.
+  // Samples in one epoch and in the whole run; 0 if not known yet.
   int64_t epoch = 0;
   int64_t total = 0;
 };

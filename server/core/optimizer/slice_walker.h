@@ -59,9 +59,9 @@ class SliceWalker {
   // false. A run ends where a piece of any gradient does. A float that a piece
   // boundary cuts in two is put together and is a run of its own.
   //
-  // Nothing else is copied. At the 17 pieces a MiB that the network delivers,
-  // joining 64 elements around each boundary gained nothing, and joining blocks
-  // of 4096 elements made a fold with SGD up to a fifth slower.
+  // No other bytes are copied. At the 17 pieces a MiB that the network
+  // delivers, joining 64 elements around each boundary gained nothing, and
+  // joining blocks of 4096 elements made a fold with SGD up to a fifth slower.
   void ForEachRun(RunBody body);
 
   // Calls `body` for the frozen elements of the block in ascending order.

@@ -13,22 +13,22 @@
 
 namespace cohort {
 
-// What updates remember of one partition between commits: float32, one entry
-// an element. Null: not kept.
+// The optimizer's state for one partition: float32, one entry for each element.
+// Null if the optimizer does not keep it.
 struct Slots {
-  // Of momentum and nesterov: a decaying sum of gradients.
+  // For momentum and nesterov: a decaying sum of gradients.
   SharedFloats velocity;
-  // Of LARS: the same of gradients times their trust ratio, so that one
-  // cannot stand in for the other.
+  // For LARS: the same sum of gradients times their trust ratio. Separate,
+  // because neither can replace the other.
   SharedFloats scaled_velocity;
-  // Of adam and adamw: moving means of g and g*g.
+  // For adam and adamw: moving means of g and g*g.
   SharedFloats first_moment;
   SharedFloats second_moment;
-  // Of adaptive delay compensation: moving mean of g*g.
+  // For adaptive delay compensation: moving mean of g*g.
   SharedFloats mean_square;
-  // Of adam and adamw, by slice of the partition: how often it was updated.
-  // Counted by slice because a gradient that all ranks lack skips its slices;
-  // what is wholly frozen is not counted either.
+  // For adam and adamw: the number of updates of each slice of the partition.
+  // Counted by slice, because a gradient that all ranks lack skips its slices,
+  // and frozen slices are not counted.
   std::vector<int64_t> updates;
 };
 

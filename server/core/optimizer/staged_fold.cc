@@ -15,7 +15,7 @@ namespace {
 // second-level cache. Sums of squares are made block by block.
 constexpr int64_t kBlockElements = 4096;
 
-// Of the moving mean square of delay compensation.
+// Decay of the moving mean square for delay compensation.
 // Source: Zheng et al., 2017, section 6 (m); epsilon only keeps 0/0 out.
 constexpr double kSquareDecay = 0.95;
 constexpr double kSquareEpsilon = 1e-7;
@@ -141,7 +141,7 @@ class StagedFold {
     walker_.ForEachFrozen([&](int64_t begin, int64_t count) {
       std::fill_n(gradient + (begin - block.begin), count, 0.0f);
     });
-    // What is frozen may be anything.
+    // Frozen elements may have any value.
     if (!finite && !AllFinite(gradient, block.count())) {
       Blame(block, walker_.NonfiniteRank());
     } else if (compensates() && !Compensate(block, gradient)) {

@@ -22,7 +22,7 @@ enum class WorkerOrder {
   kSilent,
 };
 
-// What an operator has chosen for the screen of a watch.
+// An operator's choices for the screen of a watch.
 struct WatchView {
   WorkerOrder order = WorkerOrder::kRank;
   // A rank; absent until a key selects one.

@@ -204,7 +204,7 @@ std::vector<std::string> PhaseCells(const v1::WorkerStatus& worker, bool wide) {
   return cells;
 }
 
-// Of `workers`, those for which there is room: from the first one on, or around
+// The `workers` that fit on the screen: from the first one on, or around
 // the selected one.
 std::vector<const v1::WorkerStatus*> ShownWorkers(
     std::vector<const v1::WorkerStatus*> workers,
