@@ -89,6 +89,13 @@ class ComposeTest(unittest.TestCase):
             self.services["worker"]["environment"]["COHORT_OPS_LISTEN"],
             "0.0.0.0:7072")
 
+    def test_prometheus_reads_that_file_and_serves_the_runbook(self):
+        command = self.services["prometheus"]["command"]
+        volumes = self.services["prometheus"]["volumes"]
+        self.assertIn("./prometheus:/etc/prometheus:ro", volumes)
+        self.assertIn("--config.file=/etc/prometheus/compose.yml", command)
+        self.assertIn("--web.user-assets=/etc/prometheus", command)
+
     def test_as_many_workers_start_as_the_server_waits_for(self):
         self.assertEqual(
             self.services["worker"]["deploy"]["replicas"],

@@ -53,7 +53,7 @@ class ManageTest(unittest.TestCase):
         done = self.manage("-n", "team", "--run=night", "resize", "6")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.calls(), [
-            ["-n", "team", "exec", "cohort-server-night-0", "-c", "server",
+            ["-n", "team", "exec", "svc/cohort-server-night", "-c", "server",
              "--", "cohortctl", "policy", "set", "--workers=6"],
             ["-n", "team", "patch", "job", "cohort-worker-night",
              "--type=merge", "-p",
@@ -92,7 +92,9 @@ class ManageTest(unittest.TestCase):
         done = self.manage("-n", "t", "--run=a", "remove", answer="y\n")
         self.assertEqual(done.returncode, 0, done.stderr)
         first, second = self.calls()
-        self.assertIn("pvc/state-cohort-server-a-0", first)
+        for thing in ("pvc/state-cohort-server-a-0", "job/cohort-server-a",
+                      "pvc/cohort-state-a"):
+            self.assertIn(thing, first)
         self.assertNotIn("namespace", " ".join(first))
         self.assertIn("app.kubernetes.io/instance=a", second[-1])
 

@@ -41,12 +41,11 @@ POD = {
         "fsGroup": int, "fsGroupChangePolicy": str,
         "seccompProfile": {"type": str}},
     "containers": [CONTAINER],
-    "imagePullSecrets": [{"name": str}],
-    "priorityClassName": str,
+    "tolerations": [{"key": str, "operator": str, "effect": str}],
+    "imagePullSecrets": [{"name": str}], "priorityClassName": str,
     "topologySpreadConstraints": [{
         "maxSkew": int, "topologyKey": str, "whenUnsatisfiable": str,
-        "labelSelector": SELECTOR}],
-    "tolerations": [{"key": str, "operator": str, "effect": str}],
+        "labelSelector": SELECTOR, "matchLabelKeys": [str]}],
     "volumes": [{"name": str, "emptyDir": {"sizeLimit": QUANTITY},
                  "persistentVolumeClaim": {"claimName": str, "readOnly": bool}}],
 }
@@ -63,12 +62,17 @@ JOB = {
                         "values": [int]},
         "onPodConditions": [{"type": str, "status": str}]}]},
 }
+# A pod that no Job or StatefulSet owns.
+LONE_POD = {
+    **POD, "activeDeadlineSeconds": int,
+    "containers": [{**CONTAINER, "command": [str]}]}
 PEER = {"podSelector": SELECTOR, "namespaceSelector": SELECTOR,
         "ipBlock": {"cidr": str}}
 PORTS = [{"protocol": str, "port": int}]
 ENDPOINT = {"port": str, "interval": str, "scrapeTimeout": str,
             "relabelings": [{"sourceLabels": [str], "separator": str,
-                             "targetLabel": str, "replacement": str}]}
+                             "targetLabel": str, "replacement": str,
+                             "action": str, "regex": str}]}
 REPLICA = {"replicas": int, "restartPolicy": str, "template": TEMPLATE}
 
 SPECS = {
@@ -78,6 +82,7 @@ SPECS = {
         "ports": [{"name": str, "port": int, "targetPort": (str, int),
                    "appProtocol": str}]},
     ("v1", "PersistentVolumeClaim"): CLAIM,
+    ("v1", "Pod"): LONE_POD,
     ("apps/v1", "StatefulSet"): {
         "serviceName": str, "replicas": int, "podManagementPolicy": str,
         "selector": SELECTOR, "template": TEMPLATE,
@@ -106,10 +111,12 @@ SPECS = {
         "startupPolicy": {"startupPolicyOrder": str},
         "successPolicy": {"operator": str},
         "failurePolicy": {"maxRestarts": int},
+        "ttlSecondsAfterFinished": int,
         "replicatedJobs": [{"name": str, "replicas": int,
                             "template": {"spec": JOB}}]},
     ("kubeflow.org/v1", "TFJob"): {
-        "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int},
+        "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int,
+                      "ttlSecondsAfterFinished": int},
         "tfReplicaSpecs": {"PS": REPLICA, "Worker": REPLICA}},
 }
 WITHOUT_SPEC = {("v1", "ConfigMap"): {"data": {"*": str}},

@@ -2,10 +2,8 @@
 """deploy/kubernetes: the objects for a cluster, rendered and parsed."""
 
 import copy
-import pathlib
 import re
-import shutil
-import tempfile
+import textwrap
 import unittest
 from collections.abc import Callable, Iterator
 
@@ -15,25 +13,9 @@ from manifests import DEPLOY, KUBERNETES, OVERLAYS, Pod
 
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 COMPONENT = "app.kubernetes.io/component"
-INSTANCE = "app.kubernetes.io/instance"
-# Where the overlay's suffix changes it.
-SERVER_NAMES = {"example": "cohort-server-first"}
-
-
-def selectors(value: object) -> Iterator[dict]:
-    """Yields the labels of every selector of pods in an object."""
-    if isinstance(value, list):
-        for item in value:
-            yield from selectors(item)
-    elif isinstance(value, dict):
-        if value.get("kind") == "Service":
-            yield value["spec"]["selector"]
-        for name, inner in value.items():
-            if name in ("selector", "podSelector", "labelSelector") and (
-                    isinstance(inner, dict) and "matchLabels" in inner):
-                yield inner["matchLabels"]
-            elif name not in ("data", "metadata"):
-                yield from selectors(inner)
+RUN = "app.kubernetes.io/instance"
+# The nameSuffix of each overlay.
+SUFFIXES = {"cpu": "", "example": "-first", "gpu": "", "monitoring": ""}
 
 
 def unsafe(pod: Pod) -> list[str]:
@@ -63,7 +45,7 @@ def unsafe(pod: Pod) -> list[str]:
     if not {"cpu", "memory"} <= resources.get("requests", {}).keys():
         found.append("no requests")
     image = container["image"].rpartition("/")[2]
-    if not re.search(r":\d", image):
+    if not re.search(r":\d|@sha256:[0-9a-f]{64}$", image):
         found.append(f"image {image} has no version")
     return found
 
@@ -165,6 +147,33 @@ class ManifestsTest(unittest.TestCase):
                 self.assertEqual(
                     rank["valueFrom"]["fieldRef"]["fieldPath"], INDEX)
 
+    def test_the_cpu_request_fits_the_sizing_rule(self):
+        """deploy/OPERATIONS.md: --fold_threads, and one for the streams."""
+        def check(pod: Pod) -> None:
+            if pod.program == "server":
+                threads = int(pod.environment.get(
+                    "COHORT_FOLD_THREADS", manifests.default_of(
+                        "server", "fold_threads")))
+                resources = pod.container["resources"]
+                self.assertEqual(resources["requests"]["cpu"],
+                                 str(threads + 1))
+                self.assertEqual(resources["limits"].get("cpu", "none"),
+                                 str(threads + 1)
+                                 if pod.owner.get("kind") == "StatefulSet"
+                                 else "none")
+        self.check_pods(check)
+
+    def test_what_has_ended_is_deleted(self):
+        for name, documents in self.all_documents().items():
+            for document in documents:
+                spec = document.get("spec", {})
+                with self.subTest(source=name, kind=document["kind"]):
+                    if document["kind"] in ("Job", "JobSet"):
+                        self.assertEqual(spec["ttlSecondsAfterFinished"], 86400)
+                    if document["kind"] == "TFJob":
+                        self.assertEqual(
+                            spec["runPolicy"]["ttlSecondsAfterFinished"], 86400)
+
     def test_tf_config_is_not_overruled(self):
         for pod in manifests.pods(
                 manifests.load(KUBERNETES / "examples/tfjob.yaml")):
@@ -224,57 +233,46 @@ WHY_NOT = manifests.why_not_rendered()
 class RenderedTest(unittest.TestCase):
 
     def of_kind(self, overlay: str, kind: str) -> dict[str, dict]:
-        return {document["metadata"]["name"]: document
-                for document in manifests.render(overlay)
+        """Returns objects by their names without the overlay's suffix."""
+        return {document["metadata"]["name"].removesuffix(SUFFIXES[overlay]):
+                document for document in manifests.render(overlay)
                 if document["kind"] == kind}
 
     def test_everything_lies_in_the_overlays_namespace(self):
         for overlay in OVERLAYS:
-            namespace, = self.of_kind(overlay, "Namespace")
-            self.assertEqual(
-                self.of_kind(overlay, "Namespace")[namespace]["metadata"][
-                    "labels"]["pod-security.kubernetes.io/enforce"],
-                "restricted")
-            for document in manifests.render(overlay):
-                if document["kind"] != "Namespace":
-                    self.assertEqual(document["metadata"]["namespace"],
-                                     namespace)
+            documents = manifests.render(overlay)
+            self.assertEqual(len({document["metadata"].get("namespace")
+                                  for document in documents} - {None}), 1)
+            # Deleting a run must not delete the namespace.
+            self.assertNotIn("Namespace",
+                             {document["kind"] for document in documents})
 
     def test_names_lead_to_pods(self):
         for overlay in OVERLAYS:
-            name = SERVER_NAMES.get(overlay, "cohort-server")
-            server = self.of_kind(overlay, "StatefulSet")[name]
-            service = self.of_kind(overlay, "Service")[name]
+            server = self.of_kind(overlay, "StatefulSet")["cohort-server"]
+            service = self.of_kind(overlay, "Service")["cohort-server"]
             labels = server["spec"]["template"]["metadata"]["labels"]
-            self.assertEqual(server["spec"]["serviceName"], name)
-            worker, = (pod for pod in manifests.pods(manifests.render(overlay))
-                       if pod.program == "worker")
-            self.assertEqual(worker.environment["COHORT_SERVER"],
-                             f"{name}:7070")
+            self.assertEqual(server["spec"]["serviceName"],
+                             service["metadata"]["name"])
             self.assertEqual(service["spec"]["clusterIP"], "None")
             self.assertTrue(service["spec"]["publishNotReadyAddresses"])
             budget = self.of_kind(overlay, "PodDisruptionBudget")
             for selector in (
                     service["spec"]["selector"],
                     server["spec"]["selector"]["matchLabels"],
-                    budget[name]["spec"]["selector"]["matchLabels"]):
+                    budget["cohort-server"]["spec"]["selector"]["matchLabels"]):
                 self.assertLessEqual(selector.items(), labels.items())
 
     def test_nothing_is_open_but_what_training_needs(self):
         for overlay in OVERLAYS:
-            suffix = SERVER_NAMES.get(overlay, "cohort-server")[13:]
-            policies = {
-                name.removesuffix(suffix): policy for name, policy in
-                self.of_kind(overlay, "NetworkPolicy").items()}
+            policies = self.of_kind(overlay, "NetworkPolicy")
             deny = policies["cohort-default-deny"]["spec"]
             self.assertEqual(deny["policyTypes"], ["Ingress", "Egress"])
-            # All pods of this run, and no others.
+            self.assertEqual(deny.keys(), {"podSelector", "policyTypes"})
             for pod in manifests.pods(manifests.render(overlay)):
-                template = pod.owner["spec"]["template"]["metadata"]["labels"]
+                labels = pod.owner["spec"]["template"]["metadata"]["labels"]
                 self.assertLessEqual(
-                    deny["podSelector"]["matchLabels"].items(),
-                    template.items())
-            self.assertIn(INSTANCE, deny["podSelector"]["matchLabels"])
+                    deny["podSelector"]["matchLabels"].items(), labels.items())
             rule, = policies["cohort-server"]["spec"]["ingress"]
             self.assertEqual(rule["ports"], [{"protocol": "TCP", "port": 7070}])
             peer, = rule["from"]
@@ -298,77 +296,52 @@ class RenderedTest(unittest.TestCase):
             self.assertEqual(others, {"cohort-monitoring"}
                              if overlay == "monitoring" else set())
 
-    def test_monitors_find_the_ports_under_the_rules_names(self):
-        objects = manifests.render("monitoring")
-        labels = {pod["metadata"]["name"]:
-                  pod["spec"]["template"]["metadata"]["labels"]
-                  for pod in objects if pod["kind"] in ("StatefulSet", "Job")}
-        service = self.of_kind("monitoring", "Service")["cohort-server"]
+    def test_monitors_find_every_run_under_the_rules_names(self):
         monitors = {document["kind"]: document["spec"]
                     for document in self.for_all_runs()
                     if document["kind"].endswith("Monitor")}
-        for monitor in monitors.values():
+        for kind, label, component in (("ServiceMonitor", "service", "server"),
+                                       ("PodMonitor", "pod", "worker")):
+            monitor = monitors[kind]
             self.assertEqual(monitor["namespaceSelector"], {"any": True})
-        self.assertLessEqual(
-            monitors["ServiceMonitor"]["selector"]["matchLabels"].items(),
-            service["metadata"]["labels"].items())
-        self.assertIn("ops", [port["name"]
-                              for port in service["spec"]["ports"]])
-        self.assertLessEqual(
-            monitors["PodMonitor"]["selector"]["matchLabels"].items(),
-            labels["cohort-worker"].items())
-        after_pod = {"sourceLabels": ["namespace", "pod"], "separator": "/",
-                     "targetLabel": "instance"}
-        for kind, endpoints, job in (
-                ("PodMonitor", "podMetricsEndpoints", "cohort-worker"),
-                ("ServiceMonitor", "endpoints", "cohort-server")):
-            endpoint, = monitors[kind][endpoints]
-            self.assertEqual(
-                endpoint["relabelings"],
-                [{"targetLabel": "job", "replacement": job}, after_pod])
-
-    def test_two_runs_in_a_namespace_share_nothing(self):
-        with tempfile.TemporaryDirectory() as folder:
-            top = pathlib.Path(folder)
-            shutil.copytree(KUBERNETES, top / "kubernetes")
-            overlays = top / "kubernetes/overlays"
-            second = overlays / "second"
-            shutil.copytree(overlays / "example", second)
-            file = second / "kustomization.yaml"
-            text = file.read_text(encoding="utf-8")
-            text = text.replace("-first", "-second")
-            text = text.replace("instance: first", "instance: second")
-            text = text.replace("  - ../../namespace\n", "")
-            file.write_text(text, encoding="utf-8")
-            ours = manifests.render_folder(second)
-        theirs = manifests.render("example")
-        names = [{(of["kind"], of["metadata"]["name"]) for of in objects}
-                 for objects in (ours, theirs)]
-        self.assertEqual(names[0] & names[1], set())
-        self.assertEqual({of["metadata"]["namespace"] for of in ours},
-                         {"cohort-example"})
-        # No selector of one run matches a pod of the other.
-        pods = [pod.owner["spec"]["template"]["metadata"]["labels"]
-                for pod in manifests.pods(theirs)]
-        found = list(selectors(ours))
-        self.assertGreaterEqual(len(found), 8)
-        for selector in found:
-            for labels in pods:
-                self.assertFalse(selector.items() <= labels.items(), selector)
-
-    def test_cpu_limit_is_that_of_the_sizing_rule(self):
+            endpoint, = monitor.get("endpoints",
+                                    monitor.get("podMetricsEndpoints"))
+            self.assertEqual(endpoint["port"], "ops")
+            self.assertEqual(endpoint["relabelings"], [
+                {"targetLabel": "job", "replacement": f"cohort-{component}"},
+                {"sourceLabels": ["namespace", label], "separator": "/",
+                 "targetLabel": "instance"},
+                # A restarted server continues its series.
+                *([{"action": "labeldrop", "regex": "pod"}]
+                  if component == "server" else [])])
         for overlay in OVERLAYS:
-            server, = (pod for pod in manifests.pods(manifests.render(overlay))
-                       if pod.program == "server")
-            threads = int(server.environment["COHORT_FOLD_THREADS"])
-            resources = server.container["resources"]
-            self.assertEqual(resources["limits"]["cpu"], str(threads + 1))
-            self.assertEqual(resources["limits"], resources["requests"])
+            service = self.of_kind(overlay, "Service")["cohort-server"]
+            self.assertIn("ops", [port["name"]
+                                  for port in service["spec"]["ports"]])
+            job = self.of_kind(overlay, "Job")["cohort-worker"]
+            for kind, labels in (
+                    ("ServiceMonitor", service["metadata"]["labels"]),
+                    ("PodMonitor",
+                     job["spec"]["template"]["metadata"]["labels"])):
+                selector = monitors[kind]["selector"]["matchLabels"]
+                self.assertLessEqual(selector.items(), labels.items())
 
-    def test_finished_jobs_are_removed_after_a_day(self):
-        for overlay in OVERLAYS:
-            job, = self.of_kind(overlay, "Job").values()
-            self.assertEqual(job["spec"]["ttlSecondsAfterFinished"], 86400)
+    def test_one_setting_moves_the_links_of_all_alerts(self):
+        address = "https://wiki.example.com/cohort/RUNBOOK.md"
+        documents = manifests.render_own("own", {
+            "resources": ["../../monitoring"],
+        }, edit=("monitoring/runbook.yaml",
+                 "{{ $externalURL }}/user/RUNBOOK.md", address))
+        rule, = (document for document in documents
+                 if document["kind"] == "PrometheusRule")
+        links = {alert["alert"]: alert["annotations"]["runbook_url"]
+                 for group in rule["spec"]["groups"]
+                 for alert in group["rules"] if "alert" in alert}
+        self.assertEqual(links, {name: f"{address}#{name.lower()}"
+                                 for name in links})
+        self.assertGreater(len(links), 15)
+        self.assertNotIn("cohort-runbook", {document["metadata"]["name"]
+                                            for document in documents})
 
     def test_rules_are_those_of_deploy_prometheus(self):
         rule, = (document for document in self.for_all_runs()
@@ -398,10 +371,244 @@ class RenderedTest(unittest.TestCase):
             for document in manifests.render(overlay):
                 with self.subTest(overlay=overlay,
                                   name=document["metadata"]["name"]):
-                    self.assertNotEqual(document["kind"], "PrometheusRule")
+                    self.assertNotIn(document["kind"], (
+                        "PrometheusRule", "ServiceMonitor", "PodMonitor"))
                     self.assertNotIn(
                         "grafana_dashboard",
                         document["metadata"].get("labels", {}))
+
+
+def own_run(name: str, components: list[str] = (), **fields: object
+            ) -> list[dict]:
+    """Renders an overlay over `cpu` for a run of that name."""
+    return manifests.render_own(f"own-{name}", {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization", "namespace": "team",
+        "resources": ["../cpu"], "nameSuffix": f"-{name}",
+        "labels": [{"pairs": {RUN: name}, "includeSelectors": True,
+                    "includeTemplates": True}],
+        "components": [f"../../components/{component}"
+                       for component in components], **fields})
+
+
+def selectors(value: object, where: str = "") -> Iterator[tuple[str, dict]]:
+    """Yields (where, labels) of everything that selects pods of a run."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            path = f"{where}.{key}"
+            if key == "matchLabels" and "namespaceSelector" not in where or (
+                    path == ".spec.selector" and "matchLabels" not in inner):
+                yield path, inner
+            else:
+                yield from selectors(inner, path)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from selectors(inner, where)
+
+
+ALL_COMPONENTS = sorted(path.name for path in
+                        (KUBERNETES / "components").iterdir())
+
+
+@unittest.skipIf(WHY_NOT, f"overlays not rendered: {WHY_NOT}")
+class RunsInOneNamespaceTest(unittest.TestCase):
+
+    def check_apart(self, components: list[str]) -> None:
+        runs = {name: own_run(name, components) for name in ("a", "b")}
+        runs["cohort"] = manifests.render_own("own", {
+            "namespace": "team", "resources": ["../cpu"],
+            "components": [f"../../components/{component}"
+                           for component in components]})
+        names = [(document["kind"], document["metadata"]["name"])
+                 for documents in runs.values() for document in documents]
+        self.assertEqual(len(set(names)), len(names))
+        for run, documents in runs.items():
+            for document in documents:
+                self.assertEqual(document["metadata"]["labels"][RUN], run)
+                for where, labels in selectors(document):
+                    if "topologySpread" in where:
+                        continue  # By matchLabelKeys.
+                    with self.subTest(run=run, kind=document["kind"],
+                                      where=where):
+                        self.assertEqual(labels[RUN], run)
+                self.assertEqual(kubernetes_schema.mismatches(document), [])
+
+    def test_two_runs_share_no_name_and_no_selector(self):
+        self.check_apart([])
+
+    def test_neither_do_they_with_every_component(self):
+        self.check_apart(ALL_COMPONENTS)
+
+    def test_each_workers_server_is_that_of_its_run(self):
+        for components in ([], ALL_COMPONENTS):
+            documents = own_run("a", components)
+            service, = (document["metadata"]["name"] for document in documents
+                        if document["kind"] == "Service")
+            worker, = (pod for pod in manifests.pods(documents)
+                       if pod.program == "worker")
+            self.assertEqual(
+                worker.environment["COHORT_SERVER"].replace(
+                    "$(SERVER_SERVICE)", worker.environment["SERVER_SERVICE"]),
+                f"{service}:7070")
+            # Kubernetes expands only variables that come earlier.
+            order = list(worker.environment)
+            self.assertLess(order.index("SERVER_SERVICE"),
+                            order.index("COHORT_SERVER"))
+
+    def test_configuration_is_that_of_the_run(self):
+        for pod in manifests.pods(own_run("a")):
+            source, = pod.container["envFrom"]
+            self.assertEqual(source["configMapRef"]["name"],
+                             f"cohort-{pod.program}-a")
+
+    def test_claims_can_be_deleted_by_the_name_of_the_run(self):
+        server, = (document for document in own_run("a")
+                   if document["kind"] == "StatefulSet")
+        claim, = server["spec"]["volumeClaimTemplates"]
+        self.assertEqual(claim["metadata"]["labels"][RUN], "a")
+
+    def test_the_run_is_named_after_the_label(self):
+        server, = (pod for pod in manifests.pods(own_run("a"))
+                   if pod.program == "server")
+        entry, = (entry for entry in server.container["env"]
+                  if entry["name"] == "COHORT_RUN_NAME")
+        self.assertEqual(entry["valueFrom"]["fieldRef"]["fieldPath"],
+                         f"metadata.labels['{RUN}']")
+
+    def test_a_missing_label_is_found(self):
+        document = {"spec": {"selector": {"app": "x"}, "ingress": [
+            {"from": [{"podSelector": {"matchLabels": {RUN: "b"}}}]}]}}
+        self.assertEqual(list(selectors(document)), [
+            (".spec.selector", {"app": "x"}),
+            (".spec.ingress.from.podSelector.matchLabels", {RUN: "b"})])
+
+
+@unittest.skipIf(WHY_NOT, f"overlays not rendered: {WHY_NOT}")
+class ComponentsTest(unittest.TestCase):
+
+    def pods(self, *components: str, **fields: object) -> dict[str, Pod]:
+        return {pod.program: pod for pod in
+                manifests.pods(own_run("a", list(components), **fields))}
+
+    def test_pods_stay_safe_with_every_component(self):
+        for pod in self.pods(*ALL_COMPONENTS).values():
+            self.assertEqual(unsafe(pod) + unprobed(pod), [])
+
+    def test_images_are_pulled_with_the_secret(self):
+        for components in (["registry_secret"], ALL_COMPONENTS):
+            for pod in self.pods(*components).values():
+                self.assertEqual(pod.spec["imagePullSecrets"],
+                                 [{"name": "cohort-registry"}])
+
+    def test_the_server_is_more_important_than_its_workers(self):
+        for components in (["priority"], ALL_COMPONENTS):
+            for program, pod in self.pods(*components).items():
+                self.assertEqual(pod.spec["priorityClassName"],
+                                 f"cohort-{program}")
+
+    def test_workers_of_the_run_are_spread_over_nodes(self):
+        spread, = self.pods("spread")["worker"].spec[
+            "topologySpreadConstraints"]
+        self.assertEqual(spread["topologyKey"], "kubernetes.io/hostname")
+        self.assertEqual(spread["matchLabelKeys"], [RUN])
+        self.assertEqual(spread["labelSelector"]["matchLabels"],
+                         {COMPONENT: "worker"})
+
+    def test_an_image_may_be_pinned_by_its_digest(self):
+        pods = self.pods(images=[
+            {"name": f"cohort-{program}",
+             "newName": f"registry.example.com/cohort-{program}",
+             "digest": "sha256:" + "0" * 64}
+            for program in ("server", "worker")])
+        for program, pod in pods.items():
+            self.assertEqual(unsafe(pod), [])
+            self.assertRegex(pod.container["image"], "^registry.example.com/"
+                             f"cohort-{program}(:0.1.0)?@sha256:0+$")
+
+    def test_a_server_that_is_a_job_ends_with_its_run(self):
+        server = self.pods("server_job")["server"]
+        self.assertEqual(server.owner["kind"], "Job")
+        self.assertEqual(server.environment["COHORT_EXIT_WHEN_DONE"], "true")
+        self.assertEqual(server.environment["COHORT_STOPPED_EXIT_CODE"], "143")
+        self.assertEqual(server.environment["COHORT_RESUME"], "true")
+        self.assertEqual(server.spec["restartPolicy"], "Never")
+        self.assertEqual(server.owner["spec"]["ttlSecondsAfterFinished"], 86400)
+        final, _ = server.owner["spec"]["podFailurePolicy"]["rules"]
+        self.assertEqual(final["onExitCodes"]["values"], [2, 3, 7, 8])
+
+    def test_its_results_stay_in_a_claim_of_the_run(self):
+        documents = own_run("a", ["server_job"])
+        claim, = (document["metadata"]["name"] for document in documents
+                  if document["kind"] == "PersistentVolumeClaim")
+        server, = (pod for pod in manifests.pods(documents)
+                   if pod.program == "server")
+        self.assertIn({"name": "state",
+                       "persistentVolumeClaim": {"claimName": claim}},
+                      server.spec["volumes"])
+        self.assertNotIn("PodDisruptionBudget",
+                         {document["kind"] for document in documents})
+
+    def test_otherwise_the_pod_is_that_of_the_stateful_set(self):
+        job, stateful = (self.pods(*components)["server"]
+                         for components in (["server_job"], []))
+        for pod in (job, stateful):
+            for name in ("COHORT_EXIT_WHEN_DONE", "COHORT_STOPPED_EXIT_CODE"):
+                pod.environment.pop(name, None)
+            pod.container.pop("env")
+            pod.spec["volumes"] = [volume for volume in pod.spec["volumes"]
+                                   if volume["name"] != "state"]
+            pod.spec.pop("restartPolicy", None)
+        self.assertEqual((job.spec, job.environment),
+                         (stateful.spec, stateful.environment))
+
+
+class PageTest(unittest.TestCase):
+    """What deploy/kubernetes/README.md tells its readers to type."""
+
+    # What belongs to the cluster, not to a namespace.
+    OF_THE_CLUSTER = ("create namespace", "label namespace",
+                      "create priorityclass", "get storageclass")
+
+    def setUp(self):
+        self.page = (KUBERNETES / "README.md").read_text(encoding="utf-8")
+
+    def test_every_command_names_its_namespace(self):
+        commands = re.findall(r"(?:^ {4,}|\| |`)kubectl (.*)", self.page, re.M)
+        self.assertGreater(len(commands), 20)
+        for command in commands:
+            if not command.startswith(self.OF_THE_CLUSTER):
+                self.assertRegex(command, "^-n [a-z-]+ ")
+
+    @unittest.skipIf(WHY_NOT, f"overlays not rendered: {WHY_NOT}")
+    def test_the_lines_that_name_a_run_name_it(self):
+        section = self.page.partition("## Several runs")[2]
+        lines = re.search(r"(?:^    .*\n)+", section, re.M).group()
+        fields = manifests.yaml.safe_load(textwrap.dedent(lines))
+        documents = manifests.render_own(
+            "own", {"resources": ["../cpu"], **fields})
+        for document in documents:
+            self.assertTrue(document["metadata"]["name"].endswith("-first"))
+            self.assertEqual(document["metadata"]["labels"][RUN], "first")
+
+    def test_named_files_and_components_are_there(self):
+        for path in re.findall(r"deploy/[\w./-]+\w", self.page):
+            if not path.startswith("deploy/kubernetes/overlays/mine"):
+                self.assertTrue((DEPLOY.parent / path).exists(), path)
+        for component in ALL_COMPONENTS:
+            self.assertIn(f"| `{component}` |", self.page)
+
+    @unittest.skipIf(manifests.yaml is None, manifests.NO_YAML)
+    def test_the_pod_for_files_is_restricted(self):
+        document, = manifests.load(KUBERNETES / "files.yaml")
+        self.assertEqual(kubernetes_schema.mismatches(document), [])
+        spec = document["spec"]
+        self.assertEqual(unsafe(Pod("worker", document, {
+            **spec, "terminationGracePeriodSeconds": 30}, {})), [])
+        server, = (pod for pod in manifests.pods(
+            manifests.load(KUBERNETES / "base/server.yaml")))
+        for user in ("runAsUser", "fsGroup"):
+            self.assertEqual(spec["securityContext"][user],
+                             server.spec["securityContext"][user])
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -27,6 +28,13 @@ def variables_of(program: str) -> set[str]:
     table = ROOT / f"common/flags/{program}_flags.inc"
     text = table.read_text(encoding="utf-8")
     return {f"COHORT_{name.upper()}" for name in FLAG.findall(text)}
+
+
+def default_of(program: str, flag: str) -> str:
+    """Returns the default of a flag of a program."""
+    table = ROOT / f"common/flags/{program}_flags.inc"
+    found = re.search(rf"\b{flag}, ([^,]+),", table.read_text(encoding="utf-8"))
+    return found.group(1)
 
 
 def load(path: pathlib.Path) -> list[dict]:
@@ -69,6 +77,32 @@ def render_folder(folder: pathlib.Path) -> list[dict]:
 def render(overlay: str) -> list[dict]:
     """Returns the objects of an overlay."""
     return render_folder(KUBERNETES / "overlays" / overlay)
+
+
+def render_own(name: str, kustomization: dict,
+               edit: tuple[str, str, str] | None = None) -> list[dict]:
+    """Returns the objects of an overlay that a user would add.
+
+    Paths in `kustomization` are relative to deploy/kubernetes/overlays/NAME,
+    in a copy of the tree. `edit` is a file there, a text in it and what the
+    user writes instead.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder) / "kubernetes"
+        shutil.copytree(KUBERNETES, copy)
+        shutil.copytree(DEPLOY / "grafana", copy.parent / "grafana")
+        if edit is not None:
+            file, before, after = edit
+            text = (copy / file).read_text(encoding="utf-8")
+            assert text.count(before) == 1, (file, before)
+            (copy / file).write_text(text.replace(before, after),
+                                     encoding="utf-8")
+        own = copy / "overlays" / name
+        own.mkdir()
+        with open(own / "kustomization.yaml", "w", encoding="utf-8") as file:
+            yaml.safe_dump(kustomization, file)
+        return [document for document in yaml.safe_load_all(
+            _rendered.__wrapped__(own)) if document]
 
 
 class Pod(NamedTuple):

@@ -6,8 +6,12 @@ import shutil
 import subprocess
 import unittest
 
+import manifests
 import monitoring_files as files
 
+CONFIGURATIONS = ("prometheus.yml", "compose.yml")
+# The parts of a runbook's entry, each once and in this order.
+SHAPE = ["Meaning", "Likely causes", "Look at", "Do"]
 SEVERITIES = ("critical", "warning", "info")
 
 
@@ -24,9 +28,9 @@ class PromtoolTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
     def test_configuration_and_rules_are_clean(self):
-        for name in ("prometheus.yml", "compose.yml"):
+        for config in CONFIGURATIONS:
             self.assert_clean(promtool(
-                "check", "config", files.PROMETHEUS / name))
+                "check", "config", files.PROMETHEUS / config))
         for rules in files.RULE_FILES:
             self.assert_clean(promtool(
                 "check", "rules", "--lint=all", "--lint-fatal",
@@ -70,8 +74,7 @@ class AlertsTest(unittest.TestCase):
                 self.assertIn("{{ $labels.instance }}", annotations["summary"])
                 self.assertEqual(
                     annotations["runbook_url"],
-                    "{{ $externalLabels.runbook_base }}"
-                    f"deploy/prometheus/RUNBOOK.md#{name.lower()}")
+                    "{{ $externalURL }}/user/RUNBOOK.md#" + name.lower())
 
     def test_sums_and_matches_keep_the_namespace(self):
         for where, query in [*files.recorded().items(), *(
@@ -93,8 +96,8 @@ class AlertsTest(unittest.TestCase):
         self.assertEqual(set(paragraphs), set(self.alerts))
         for name, text in paragraphs.items():
             with self.subTest(alert=name):
-                self.assertIn("**Look at**", text)
-                self.assertIn("**Do**", text)
+                self.assertEqual(
+                    re.findall(r"^- \*\*([\w ]+):\*\*", text, re.M), SHAPE)
 
     def test_links_within_the_runbook_lead_somewhere(self):
         anchors = {name.lower() for name in self.alerts}
@@ -107,6 +110,38 @@ class AlertsTest(unittest.TestCase):
         for _, query in files.all_queries():
             used |= {name for name in files.metric_names(query) if ":" in name}
         self.assertEqual(used, recorded)
+
+
+@unittest.skipIf(files.yaml is None,
+                 "python3-yaml is not installed: deploy/install-deps test")
+class ConfigurationsTest(unittest.TestCase):
+
+    def load(self, name):
+        return files.yaml.safe_load(
+            (files.PROMETHEUS / name).read_text(encoding="utf-8"))
+
+    def jobs(self, name):
+        return {job["job_name"]: job
+                for job in self.load(name)["scrape_configs"]}
+
+    def test_both_differ_in_their_targets_only(self):
+        hand, compose = (self.load(name) for name in CONFIGURATIONS)
+        for part in ("global", "rule_files"):
+            self.assertEqual(hand[part], compose[part])
+        self.assertEqual(list(self.jobs("prometheus.yml")),
+                         list(self.jobs("compose.yml")))
+
+    def test_the_server_by_hand_is_where_it_listens_by_default(self):
+        config, = self.jobs("prometheus.yml")["cohort-server"]["static_configs"]
+        self.assertEqual(
+            [f'"{target}"' for target in config["targets"]],
+            [manifests.default_of("server", "ops_listen")])
+
+    def test_workers_by_hand_are_listed_in_a_file_that_is_there(self):
+        config, = self.jobs("prometheus.yml")["cohort-worker"][
+            "file_sd_configs"]
+        self.assertEqual(config["files"], ["workers.yml"])
+        self.assertEqual(self.load("workers.yml"), [{"targets": []}])
 
 
 class MetricNamesTest(unittest.TestCase):
