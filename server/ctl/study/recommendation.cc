@@ -100,7 +100,7 @@ std::string PolicyText(const StudyPolicy& policy, const std::string& kind) {
 // "2.1 ± 0.4 points" or "2.1 points (one seed)".
 std::string PointsText(const Estimate& estimate) {
   return absl::StrCat(ToText(estimate, 1), " points",
-                      estimate.half_width.has_value() ? "" : " (no interval)");
+                      estimate.half_width.has_value() ? "" : " (one seed)");
 }
 
 std::string SentenceOn(const StudySummary& summary, const Advice& advice) {
@@ -133,9 +133,8 @@ std::string SentenceOn(const StudySummary& summary, const Advice& advice) {
     if (entries.empty()) return;
     absl::StrAppend(&text, ". ", what, ": ", absl::StrJoin(entries, "; "));
   };
-  add("Within noise of the best", equal);
-  add("Behind the best by more than a point, yet within noise: more seeds "
-      "would tell",
+  add("Tied with the best", equal);
+  add("More than a point below the best, but tied (more seeds would decide)",
       unclear);
   add("Worse than the best", worse);
   return text + ".";
@@ -145,24 +144,27 @@ std::string SentenceOn(const StudySummary& summary, const Advice& advice) {
 
 const std::vector<std::string>& RecommendationRule() {
   static const std::vector<std::string>& rule = *new std::vector<std::string>{
-      "Under each condition (order of data, workers, images per worker) the "
-      "candidates are all policies with all kinds of moving statistics. The "
-      "batch's own statistics are no candidate: a single image has none.",
+      "Each condition is an order of data, a number of workers and a number of "
+      "images per worker. Its candidates are all policies with all kinds of "
+      "moving statistics. A batch's own statistics are no candidate, because a "
+      "single image has none.",
       "The best is the candidate with the highest mean over the seeds.",
-      "A candidate is within noise of the best if the 95 % confidence interval "
-      "(Student's t) of their difference holds 0: of the differences seed by "
-      "seed where they share two seeds or more, by Welch's interval otherwise. "
-      "With one seed nothing can be shown, and everything is within noise. "
-      "Intervals are not widened for the number of comparisons.",
-      "As good as the best is what is within noise and whose mean is at most 1 "
+      "A candidate ties with the best if the 95 % confidence interval "
+      "(Student's t) of the difference contains 0. The interval is of the "
+      "differences seed by seed if both have two seeds or more in common, and "
+      "Welch's otherwise. With one seed there is no interval, and all "
+      "candidates tie. Intervals are not widened for the number of "
+      "comparisons.",
+      "A candidate is as good as the best if it ties and its mean is at most 1 "
       "percentage point lower.",
-      "Recommended is, of those as good as the best, the one whose runs took "
-      "the least time; of kinds of statistics in the same run the first of "
-      "sync, async, after, chief: a pass of its own costs time, and chief sees "
-      "one worker's images only.",
-      "Over all conditions: the candidate that is as good as the best under "
-      "most of them; among equals the one that is recommended under most; then "
-      "the one that is least behind on average."};
+      "Among candidates as good as the best, the one whose runs took the least "
+      "time is recommended. Among kinds of statistics of the same run it is "
+      "the first of sync, async, after, chief, because after needs a pass of "
+      "its own, and chief sees only one worker's images.",
+      "Over all conditions, the candidate that is as good as the best under "
+      "most of them is recommended; among equals the one that is recommended "
+      "under most, then the one with the smallest mean difference from the "
+      "best."};
   return rule;
 }
 

@@ -16,7 +16,7 @@ struct Standing {
   Difference deficit;
   // True if no difference to the best was shown.
   bool within_noise = false;
-  // True if it may be recommended: within noise, and at most a point behind.
+  // True if it may be recommended: it ties, and is at most a point behind.
   bool as_good = false;
 };
 

@@ -139,7 +139,7 @@ std::string Compose(const StudyReport& report,
   const StudySummary& summary = report.summary;
   writer.Heading("Recommendation");
   writer.List(InWords(summary, recommendation));
-  writer.Heading("How it follows from the numbers");
+  writer.Heading("How the recommendation follows");
   writer.List(RecommendationRule());
   writer.Heading(absl::StrCat("Test ", summary.measure, " (%)"));
   writer.Paragraph(absl::StrCat(
@@ -150,11 +150,11 @@ std::string Compose(const StudyReport& report,
   writer.Table(GapTable(summary));
   writer.Heading("Time of a run (s)");
   writer.Paragraph(
-      "As measured, with all runs of the study that went on beside it.");
+      "As measured, while other runs of the study may have been running.");
   writer.Table(SecondsTable(summary));
   writer.Heading("Plots");
   for (const StudyPlot& plot : plots) writer.Plot(plot);
-  writer.Heading("What was run");
+  writer.Heading("Runs");
   writer.Paragraph(absl::StrCat(report.runs.size(), " runs, by"));
   writer.Command(report.command);
   if (!report.left_out.empty()) {

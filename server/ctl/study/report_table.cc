@@ -72,8 +72,8 @@ const char* MarkOf(const StudyCell& cell,
 }  // namespace
 
 const char kMarksText[] =
-    "(best): the highest mean of its column; (=): within noise of it. Batch "
-    "is no candidate: evaluation with each batch's own statistics.";
+    "(best): the highest mean of its column; (=): ties with it. Batch, "
+    "evaluation with each batch's own statistics, is no candidate.";
 
 ReportTable MeasureTable(const StudySummary& summary,
                          const Recommendation& recommendation) {

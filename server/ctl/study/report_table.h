@@ -16,7 +16,7 @@ struct ReportTable {
 };
 
 // Means of the measure with confidence intervals, in percent. The best of a
-// column and the values within noise of it are marked.
+// column and the values that tie with it are marked.
 ReportTable MeasureTable(const StudySummary& summary,
                          const Recommendation& recommendation);
 // The gap in points; without kOwnBatch.

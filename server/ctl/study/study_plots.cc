@@ -129,7 +129,7 @@ StudyPlot GapPlot(const StudySummary& summary) {
       summary, [](const StudyCell& cell) -> const auto& {
         return cell.kind == kOwnBatch ? none : cell.gap;
       });
-  plot.title = "What is lost by moving statistics";
+  plot.title = "Loss by moving statistics";
   plot.y_label = absl::StrCat("gap in ", summary.measure, " (points)");
   return {.file = "gap.svg",
           .caption = absl::StrCat(
@@ -214,8 +214,8 @@ StudyPlot StalenessPlot(const StudySummary& summary) {
   }
   return {.file = "staleness.svg",
           .caption =
-              "How many versions the weights had moved on when a push "
-              "was applied, over all seeds, by images per worker.",
+              "Staleness of pushes when they were applied, over all seeds, by "
+              "images per worker.",
           .svg = DrawPlot(plot)};
 }
 

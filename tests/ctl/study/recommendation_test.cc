@@ -51,8 +51,7 @@ TEST(RecommendTest, EqualKindsOfOneRunAreChosenByTheirNeeds) {
   EXPECT_THAT(advised.words, HasSubstr("as good as the best mean, sync, global "
                                        "normalisation, chief statistics"));
   EXPECT_THAT(advised.words,
-              HasSubstr("Within noise of the best: sync, global, "
-                        "after statistics"));
+              HasSubstr("Tied with the best: sync, global, after statistics"));
 }
 
 TEST(RecommendTest, AmongEqualPoliciesTheFasterIsTaken) {
@@ -91,7 +90,7 @@ TEST(RecommendTest, NoiseIsNoExcuseForMoreThanAPoint) {
 TEST(RecommendTest, OneSeedHasNoIntervalAndSaysSo) {
   const Advised advised({Finished({.measure = {{"sync", 90}, {"chief", 60}}})});
   EXPECT_EQ(advised.first().chosen->kind, "sync");
-  EXPECT_THAT(advised.words, HasSubstr("(30.0 points (no interval))"));
+  EXPECT_THAT(advised.words, HasSubstr("(30.0 points (one seed))"));
 }
 
 TEST(RecommendTest, TheOverallChoiceIsGoodUnderMostConditions) {
