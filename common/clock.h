@@ -24,12 +24,12 @@ class SteadyClock final : public Clock {
   Instant Now() const override;
 };
 
-// A duration for people, cut to tenths: "12.3 s", "300 s"; "for ever" if
-// infinite.
+// A duration for people, below a minute cut to tenths: "12.3 s", "9 min 52 s";
+// "for ever" if infinite.
 std::string SecondsText(absl::Duration duration);
 
-// A longer duration, cut to whole seconds or minutes: "12 s", "3 min 20 s", "2
-// h 5 min".
+// A longer duration, cut to whole seconds or minutes: "12 s", "3 min", "3 min 20
+// s", "2 h 5 min".
 std::string HumanDuration(absl::Duration duration);
 
 }  // namespace cohort

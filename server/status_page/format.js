@@ -34,17 +34,22 @@ export function smallPercent(ratio) {
   return percent(ratio);
 }
 
+// "5 min 3 s", or "5 min" without a rest.
+function withRest(seconds, size, unit, smaller, smallerUnit) {
+  const rest = Math.floor((seconds % size) / smaller);
+  return `${Math.floor(seconds / size)} ${unit}` +
+      (rest > 0 ? ` ${rest} ${smallerUnit}` : '');
+}
+
 // For times that people wait.
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;
   const s = Math.max(seconds, 0);
   if (s < 10) return `${s.toFixed(1)} s`;
   if (s < 60) return `${Math.floor(s)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`;
-  if (s < 86400) {
-    return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  }
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  if (s < 3600) return withRest(s, 60, 'min', 1, 's');
+  if (s < 86400) return withRest(s, 3600, 'h', 60, 'min');
+  return withRest(s, 86400, 'd', 3600, 'h');
 }
 
 // For times that programs take.

@@ -190,7 +190,7 @@ TEST(CoordinatorAsyncTest, ContinueWakesAWaitingWorkerForALostRange) {
   cohort.Push(kRank0, kPush);
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
   EXPECT_EQ(cohort.told(kRank0).reason,
-            "waiting for worker 1, gives up in 300 s");
+            "waiting for worker 1, gives up in 5 min");
   cohort.Leave(kRank1);
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kTrain);
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{2, 4}));
@@ -276,7 +276,7 @@ TEST(CoordinatorAsyncTest, ALossIsToldWhileTheOthersTrainOn) {
   cohort.Push(kRank0, kPush);
   EXPECT_EQ(cohort.core().Status(absl::Seconds(130)).state,
             "training, 1 of 2 workers; waiting for a replacement of worker 1, "
-            "30 s, gives up in 570 s");
+            "30 s, gives up in 9 min 30 s");
 }
 
 }  // namespace

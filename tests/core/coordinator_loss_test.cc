@@ -144,11 +144,11 @@ TEST(CoordinatorWaitTest, WhoWaitsIsToldForWhomAndForHowLong) {
   cohort.Start();
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kWait);
   EXPECT_EQ(cohort.told(kRank1).reason,
-            "waiting for worker 0, gives up in 300 s");
+            "waiting for worker 0, gives up in 5 min");
   cohort.Clear();
   cohort.Leave(kRank0);
   EXPECT_EQ(cohort.told(kRank1).reason,
-            "waiting for a replacement of worker 0, 0 s, gives up in 600 s");
+            "waiting for a replacement of worker 0, 0 s, gives up in 10 min");
   EXPECT_EQ(cohort.told(kRank1).wait, absl::Minutes(10));
 }
 

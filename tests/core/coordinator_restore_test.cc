@@ -202,7 +202,7 @@ TEST(CoordinatorRestoreTest, UnderContinueARankThatWasLostIsNotWaitedFor) {
   EXPECT_FALSE(Trains(second, kRank0));
   EXPECT_EQ(second.told(kRank0).reason,
             "waiting for worker 2 to join and register, starts without it in "
-            "600 s");
+            "10 min");
   second.StartOne(kRank2);
   EXPECT_THAT(second.told(kRank0).members, ElementsAre(kRank0, kRank2));
   EXPECT_THAT(second.log(), HasSubstr("2 of 3 workers are registered, and the "
@@ -224,7 +224,7 @@ TEST(CoordinatorRestoreTest, UnderContinueTheOthersAreWaitedForWithALimit) {
   StatusView view = second.core().Status(second.now());
   EXPECT_EQ(view.state,
             "waiting for worker 2 to join and register, starts without it in "
-            "360 s");
+            "6 min");
   EXPECT_THAT(view.waited_for, ElementsAre(kRank2));
   // The value behind the metric and its alert.
   EXPECT_EQ(view.waiting, absl::Minutes(4));

@@ -68,9 +68,9 @@ TEST(PolicySetTest, SaysWhomItWaitsFor) {
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(
       result.err,
-      "not in force yet after 1 s of 60 s (--timeout): waiting for worker "
+      "not in force yet after 1 s of 1 min (--timeout): waiting for worker "
       "1, gives up in 90 s\n"
-      "not in force yet after 11 s of 60 s (--timeout): waiting for "
+      "not in force yet after 11 s of 1 min (--timeout): waiting for "
       "worker 1, gives up in 90 s\n");
 }
 

@@ -120,7 +120,7 @@ class RunTest(unittest.TestCase):
                   "[[ $rank == 1 ]] && touch gone && exit 1; sleep 0.3")
         code, _, err = self.cohort("--on_worker_loss=continue")
         self.assertEqual(code, 0, err)
-        self.assertIn("run: worker 1 ended with exit code 1: the run goes on "
+        self.assertIn("run: worker 1 ended with exit code 1: the run continues "
                       "without it", err)
 
     def test_interrupt_stops_the_server_first_and_tells_how_to_go_on(self):

@@ -59,11 +59,11 @@ TEST_F(RunsVerbTest, ComparesRunsAndTheSettingsThatDiffer) {
   const CtlResult runs = Run();
   EXPECT_EQ(runs.code, 0) << runs.err;
   EXPECT_EQ(runs.out,
-            "run   state    steps  train loss  test             time       "
+            "run   state    steps  train loss  test             time   "
             "images/s  policy\n"
-            "slow  done     1200   0.2500      50.0 % accuracy  2 min 0 s  500 "
+            "slow  done     1200   0.2500      50.0 % accuracy  2 min  500 "
             "      sync\n"
-            "fast  stopped  1200   0.2500      62.5 % mIoU      2 min 0 s  250 "
+            "fast  stopped  1200   0.2500      62.5 % mIoU      2 min  250 "
             "      async\n"
             "\nSettings that differ\n"
             "setting      slow  fast\n"

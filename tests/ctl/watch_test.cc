@@ -402,7 +402,7 @@ TEST(WatchVerbTest, OutlivesARestartOfTheServer) {
     } else {
       EXPECT_THAT(result.out,
                   HasSubstr("\nlost the server 0 s ago; looking for it again, "
-                            "gives up in 60 s\n"
+                            "gives up in 1 min\n"
                             "the server is there again, step 150\n"));
     }
   }

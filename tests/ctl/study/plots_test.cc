@@ -144,7 +144,7 @@ TEST(ReportTest, MarkdownStatesTheRuleAndNamesThePlots) {
   const std::string text =
       ToMarkdown(report, Recommend(report.summary), DrawStudy(report.summary));
   EXPECT_THAT(text, HasSubstr("95 % confidence interval (Student's t) of "
-                              "their difference holds 0"));
+                              "the difference contains 0"));
   EXPECT_THAT(text, HasSubstr("](measure.svg)"));
   EXPECT_THAT(text, HasSubstr("| sync, global | chief | 70.2 ± 3.2 |"));
 }

@@ -84,7 +84,8 @@ TEST(RecommendTest, NoiseIsNoExcuseForMoreThanAPoint) {
                  .seconds = 8,
                  .measure = {{"sync", 80}}})});
   EXPECT_EQ(advised.first().chosen->policy.normalization, "global");
-  EXPECT_THAT(advised.words, HasSubstr("more seeds would tell: sync, local"));
+  EXPECT_THAT(advised.words,
+              HasSubstr("more seeds would decide): sync, local"));
 }
 
 TEST(RecommendTest, OneSeedHasNoIntervalAndSaysSo) {
