@@ -73,8 +73,8 @@ absl::Status Differs(absl::string_view name, absl::string_view what,
 
 absl::string_view YesNo(bool value) { return value ? "yes" : "no"; }
 
-absl::Status CheckSameParameter(const ParameterSpec& seen,
-                                const ParameterSpec& wanted) {
+absl::Status CheckReadableParameter(const ParameterSpec& seen,
+                                    const ParameterSpec& wanted) {
   if (seen.shape != wanted.shape) {
     return Differs(seen.name, "shape", ShapeText(seen.shape),
                    ShapeText(wanted.shape));
@@ -83,9 +83,25 @@ absl::Status CheckSameParameter(const ParameterSpec& seen,
     return Differs(seen.name, "trainable", YesNo(seen.trainable),
                    YesNo(wanted.trainable));
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSameParameter(const ParameterSpec& seen,
+                                const ParameterSpec& wanted) {
+  COHORT_RETURN_IF_ERROR(CheckReadableParameter(seen, wanted));
   if (seen.decay_exempt != wanted.decay_exempt) {
     return Differs(seen.name, "decay_exempt", YesNo(seen.decay_exempt),
                    YesNo(wanted.decay_exempt));
+  }
+  if (seen.rate_multiplier != wanted.rate_multiplier) {
+    return Differs(seen.name, "a rate multiplier of",
+                   absl::StrCat(seen.rate_multiplier),
+                   absl::StrCat(wanted.rate_multiplier));
+  }
+  if (seen.decay_multiplier != wanted.decay_multiplier) {
+    return Differs(seen.name, "a decay multiplier of",
+                   absl::StrCat(seen.decay_multiplier),
+                   absl::StrCat(wanted.decay_multiplier));
   }
   return absl::OkStatus();
 }
@@ -149,6 +165,21 @@ int64_t ElementCount(const ParameterSpec& parameter) {
   return elements;
 }
 
+namespace {
+
+absl::Status ValidateMultipliers(const ParameterSpec& parameter) {
+  const auto check = [&parameter](const char* what, double value) {
+    if (std::isfinite(value) && value >= 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(parameter.name, ": got a ", what, " multiplier of ", value,
+                     ", want a finite number of at least 0"));
+  };
+  COHORT_RETURN_IF_ERROR(check("rate", parameter.rate_multiplier));
+  return check("decay", parameter.decay_multiplier);
+}
+
+}  // namespace
+
 absl::Status Validate(const ModelLayout& layout) {
   if (layout.parameters.empty()) {
     return absl::InvalidArgumentError("the model has no parameters");
@@ -158,6 +189,7 @@ absl::Status Validate(const ModelLayout& layout) {
   int64_t total = 0;
   for (const ParameterSpec& p : layout.parameters) {
     COHORT_RETURN_IF_ERROR(ValidateShape(p));
+    COHORT_RETURN_IF_ERROR(ValidateMultipliers(p));
     total += ElementCount(p);
     if (total > kElementsMax) {
       return absl::InvalidArgumentError(
@@ -174,6 +206,13 @@ absl::Status CheckSameLayout(const ModelLayout& seen,
                              const ModelLayout& wanted) {
   COHORT_RETURN_IF_ERROR(CheckSameList(seen.parameters, wanted.parameters,
                                        "parameter", CheckSameParameter));
+  return CheckSameList(seen.batch_norms, wanted.batch_norms, "batch norm",
+                       CheckSameBatchNorm);
+}
+
+absl::Status CheckReadable(const ModelLayout& seen, const ModelLayout& wanted) {
+  COHORT_RETURN_IF_ERROR(CheckSameList(seen.parameters, wanted.parameters,
+                                       "parameter", CheckReadableParameter));
   return CheckSameList(seen.batch_norms, wanted.batch_norms, "batch norm",
                        CheckSameBatchNorm);
 }

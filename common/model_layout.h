@@ -20,6 +20,10 @@ struct ParameterSpec {
   // True if weight decay skips this parameter by default: biases, and the scale
   // and shift of batch norm.
   bool decay_exempt = false;
+  // Factors of the run's learning rate and weight decay; finite and not
+  // negative.
+  double rate_multiplier = 1;
+  double decay_multiplier = 1;
 
   friend bool operator==(const ParameterSpec&, const ParameterSpec&) = default;
 };
@@ -58,7 +62,7 @@ struct ModelLayout {
 
 // Errors: InvalidArgument naming the entry: no parameters, empty or repeated
 // name, non-positive or overflowing shape, non-positive channels or epsilon,
-// momentum outside (0, 1].
+// momentum outside (0, 1], a multiplier that is negative or not finite.
 absl::Status Validate(const ModelLayout& layout);
 
 // Compares `seen` with `wanted` name by name.
@@ -66,6 +70,9 @@ absl::Status Validate(const ModelLayout& layout);
 //   "conv1.weight: got shape [64,3,3,3], want [32,1,3,3]".
 absl::Status CheckSameLayout(const ModelLayout& seen,
                              const ModelLayout& wanted);
+// The same for a client that only reads weights: how parameters decay and at
+// which rate they learn may differ.
+absl::Status CheckReadable(const ModelLayout& seen, const ModelLayout& wanted);
 
 // A contiguous piece of one parameter's elements.
 struct Slice {

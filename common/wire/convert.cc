@@ -236,6 +236,12 @@ void ToProto(const ModelLayout& layout, v1::ModelLayout* proto) {
     to->mutable_shape()->Add(from.shape.begin(), from.shape.end());
     to->set_trainable(from.trainable);
     to->set_decay_exempt(from.decay_exempt);
+    if (from.rate_multiplier != 1) {
+      to->set_rate_multiplier(from.rate_multiplier);
+    }
+    if (from.decay_multiplier != 1) {
+      to->set_decay_multiplier(from.decay_multiplier);
+    }
   }
   for (const BatchNormSpec& from : layout.batch_norms) {
     v1::BatchNormSpec* to = proto->add_batch_norms();
@@ -259,7 +265,11 @@ absl::StatusOr<ModelLayout> FromProto(const v1::ModelLayout& proto) {
         {.name = from.name(),
          .shape = {from.shape().begin(), from.shape().end()},
          .trainable = from.trainable(),
-         .decay_exempt = from.decay_exempt()});
+         .decay_exempt = from.decay_exempt(),
+         .rate_multiplier =
+             from.has_rate_multiplier() ? from.rate_multiplier() : 1,
+         .decay_multiplier =
+             from.has_decay_multiplier() ? from.decay_multiplier() : 1});
   }
   layout.batch_norms.reserve(static_cast<size_t>(proto.batch_norms_size()));
   for (const v1::BatchNormSpec& from : proto.batch_norms()) {

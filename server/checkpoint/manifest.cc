@@ -26,10 +26,18 @@ absl::Status Damaged(const std::string& path, absl::string_view what) {
 Json ModelJson(const RegisteredModel& model) {
   Json json;
   for (const ParameterSpec& p : model.layout.parameters) {
-    json["parameters"].push_back({{"name", p.name},
-                                  {"shape", p.shape},
-                                  {"trainable", p.trainable},
-                                  {"decay_exempt", p.decay_exempt}});
+    Json parameter = {{"name", p.name},
+                      {"shape", p.shape},
+                      {"trainable", p.trainable},
+                      {"decay_exempt", p.decay_exempt}};
+    // Left out if 1, as in checkpoints of releases without them.
+    if (p.rate_multiplier != 1) {
+      parameter["rate_multiplier"] = p.rate_multiplier;
+    }
+    if (p.decay_multiplier != 1) {
+      parameter["decay_multiplier"] = p.decay_multiplier;
+    }
+    json["parameters"].push_back(std::move(parameter));
   }
   json["batch_norms"] = Json::array();
   for (const BatchNormSpec& bn : model.layout.batch_norms) {
@@ -69,7 +77,9 @@ SharedModel ModelFrom(const Json& json) {
         {.name = p.at("name"),
          .shape = p.at("shape").get<std::vector<int64_t>>(),
          .trainable = p.at("trainable"),
-         .decay_exempt = p.at("decay_exempt")});
+         .decay_exempt = p.at("decay_exempt"),
+         .rate_multiplier = p.value("rate_multiplier", 1.0),
+         .decay_multiplier = p.value("decay_multiplier", 1.0)});
   }
   for (const Json& bn : json.at("batch_norms")) {
     BatchNormSpec spec{.name = bn.at("name"),

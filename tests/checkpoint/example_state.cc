@@ -20,7 +20,11 @@ SharedModel ExampleModel() {
   model->layout = {
       .parameters = {{.name = "conv.weight", .shape = {2, 3}},
                      {.name = "bn.weight", .shape = {1}, .decay_exempt = true},
-                     {.name = "bn.bias", .shape = {1}, .decay_exempt = true},
+                     {.name = "bn.bias",
+                      .shape = {1},
+                      .decay_exempt = true,
+                      .rate_multiplier = 2.5,
+                      .decay_multiplier = 0.5},
                      {.name = "head.weight", .shape = {3}, .trainable = false}},
       .batch_norms = {{.name = "bn", .channels = 1, .epsilon = 1e-3},
                       {.name = "bn_plain",

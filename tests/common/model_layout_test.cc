@@ -105,6 +105,12 @@ TEST(ModelLayoutTest, TellsTheFirstDifference) {
   seen.parameters[1].decay_exempt = false;
   ExpectDiffers(seen, "bn.bias: got decay_exempt no, want yes");
   seen = Example();
+  seen.parameters[0].rate_multiplier = 10;
+  ExpectDiffers(seen, "conv.weight: got a rate multiplier of 10, want 1");
+  seen = Example();
+  seen.parameters[0].decay_multiplier = 0.5;
+  ExpectDiffers(seen, "conv.weight: got a decay multiplier of 0.5, want 1");
+  seen = Example();
   seen.parameters[0].name = "conv1.weight";
   ExpectDiffers(seen, "parameter number 0: got conv1.weight, want conv.weight");
   seen = Example();
@@ -113,6 +119,27 @@ TEST(ModelLayoutTest, TellsTheFirstDifference) {
   seen = Example();
   seen.batch_norms[0].convention = StatisticsConvention::kKeras;
   ExpectDiffers(seen, "bn: affine, track_statistics or convention differ");
+}
+
+TEST(ModelLayoutTest, ReadersNeedNotKnowHowParametersLearn) {
+  ModelLayout seen = Example();
+  seen.parameters[0].rate_multiplier = 10;
+  seen.parameters[0].decay_multiplier = 0.5;
+  seen.parameters[1].decay_exempt = false;
+  EXPECT_TRUE(CheckReadable(seen, Example()).ok());
+  seen.parameters[0].shape = {3, 2};
+  EXPECT_FALSE(CheckReadable(seen, Example()).ok());
+}
+
+TEST(ModelLayoutTest, RefusesMultipliersThatAreNoFactors) {
+  for (const double factor : {-1.0, std::nan(""), HUGE_VAL}) {
+    ModelLayout layout = Example();
+    layout.parameters[0].rate_multiplier = factor;
+    ExpectInvalid(layout, "conv.weight: got a rate multiplier of ");
+    layout = Example();
+    layout.parameters[1].decay_multiplier = factor;
+    ExpectInvalid(layout, "bn.bias: got a decay multiplier of ");
+  }
 }
 
 TEST(ModelLayoutTest, NamesWhatIsMissingOrTooMuch) {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/optimizer/name_pattern.h"
+#include "common/name_pattern.h"
 #include "tests/core/small_run.h"
 
 namespace cohort {

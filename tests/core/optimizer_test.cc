@@ -90,8 +90,11 @@ class Reference {
 
   void Update(size_t k, const Doubles& gradient, const SmallRun::Step& step) {
     const OptimizerOptions& o = options_;
-    const bool exempt = layout_.parameters[k].decay_exempt;
-    const double decay = exempt && !o.decay_everything ? 0 : o.weight_decay;
+    const ParameterSpec& parameter = layout_.parameters[k];
+    const bool exempt = parameter.decay_exempt;
+    const double decay = exempt && !o.decay_everything
+                             ? 0
+                             : o.weight_decay * parameter.decay_multiplier;
     double ratio = 1;
     if (o.kind == OptimizerKind::kLars && !exempt) {
       double w2 = 0;
@@ -103,7 +106,7 @@ class Reference {
       ratio = o.lars_trust * std::sqrt(w2) /
               (std::sqrt(g2) + decay * std::sqrt(w2));
     }
-    const double rate = step.learning_rate;
+    const double rate = step.learning_rate * parameter.rate_multiplier;
     for (size_t i = 0; i < gradient.size(); ++i) {
       double& w = weights[k][i];
       double g = step.weight * gradient[i];
@@ -288,9 +291,11 @@ TEST(OptimizerTest, AClippedGradientHasTheNormThatWasAskedFor) {
   const ParameterValues before = run.weights();
   run.Apply(TwoRanks(run, 0), {.learning_rate = 1});
   double squares = 0;
+  const ParameterValues after = run.weights();
   for (size_t k = 0; k < before.size(); ++k) {
+    const double rate = run.layout().parameters[k].rate_multiplier;
     for (size_t i = 0; i < before[k].size(); ++i) {
-      squares += std::pow(before[k][i] - run.weights()[k][i], 2);
+      squares += std::pow((before[k][i] - after[k][i]) / rate, 2);
     }
   }
   // Weights below 2 are rounded by up to 2^-24 each.
@@ -356,7 +361,19 @@ TEST(OptimizerTest, NamedParametersAreNotDecayed) {
   const ParameterValues after = run.weights();
   for (size_t k : {0u, 5u, 6u}) EXPECT_EQ(after[k], before[k]);
   for (size_t k : {1u, 2u, 4u}) {
-    EXPECT_NEAR(after[k][0], 0.95 * before[k][0], 1e-6);
+    const double rate = run.layout().parameters[k].rate_multiplier;
+    EXPECT_NEAR(after[k][0], (1 - 0.05 * rate) * before[k][0], 1e-6);
+  }
+}
+
+TEST(OptimizerTest, DecayIsMultipliedByTheParametersFactor) {
+  for (const OptimizerOptions& options : AllOptions()) {
+    SmallRun run(options, kernels::CpuBackend());
+    const ParameterSpec& plain = run.layout().parameters[0];
+    ASSERT_EQ(plain.rate_multiplier, 1);
+    EXPECT_EQ(DecayOf(options, plain), options.weight_decay);
+    const ParameterSpec& own = run.layout().parameters[5];
+    EXPECT_EQ(DecayOf(options, own), 3 * options.weight_decay);
   }
 }
 
@@ -384,7 +401,8 @@ TEST(OptimizerTest, AdamCountsTheUpdatesOfEachParameter) {
   SmallRun late(plain, kernels::CpuBackend());
   late.Apply(TwoRanks(late, 0), {.absent = {5}});
   late.Apply(TwoRanks(late, 1), {.learning_rate = 0.125});
-  EXPECT_NEAR(std::abs(late.weights()[5][0] - before[5][0]), 0.125, 1e-5);
+  EXPECT_NEAR(std::abs(late.weights()[5][0] - before[5][0]),
+              0.125 * late.layout().parameters[5].rate_multiplier, 1e-5);
 }
 
 TEST(OptimizerTest, NonfiniteNamesRankAndParameterInTwoPasses) {

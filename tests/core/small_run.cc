@@ -41,10 +41,16 @@ ModelLayout SmallRunLayout() {
   return {
       .parameters = {{.name = "conv.weight", .shape = {4, 3, 3, 3}},
                      {.name = "bn.weight", .shape = {6}, .decay_exempt = true},
-                     {.name = "bn.bias", .shape = {6}, .decay_exempt = true},
+                     {.name = "bn.bias",
+                      .shape = {6},
+                      .decay_exempt = true,
+                      .rate_multiplier = 1.5},
                      {.name = "head.weight", .shape = {3}, .trainable = false},
                      {.name = "big.weight", .shape = {70, 100}},
-                     {.name = "fc.weight", .shape = {10, 7}},
+                     {.name = "fc.weight",
+                      .shape = {10, 7},
+                      .rate_multiplier = 0.5,
+                      .decay_multiplier = 3},
                      {.name = "fc.bias", .shape = {10}, .decay_exempt = true}}};
 }
 

@@ -17,7 +17,8 @@ namespace cohort {
 using ParameterValues = std::vector<std::vector<float>>;
 
 // Parameters around the sizes that the folds cut at: of a few elements, of more
-// than a block, of more than a partition, exempt from decay, and frozen.
+// than a block, of more than a partition, exempt from decay, with factors of
+// rate and decay, and frozen.
 ModelLayout SmallRunLayout();
 
 // Uniform in [-scale, scale), one entry a parameter.

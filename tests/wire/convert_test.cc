@@ -33,9 +33,13 @@ Assignment TrainAssignment() {
 
 ModelLayout SmallLayout() {
   ModelLayout layout;
-  layout.parameters = {
-      {.name = "w", .shape = {2, 3}},
-      {.name = "b", .shape = {2}, .trainable = false, .decay_exempt = true}};
+  layout.parameters = {{.name = "w", .shape = {2, 3}},
+                       {.name = "b",
+                        .shape = {2},
+                        .trainable = false,
+                        .decay_exempt = true,
+                        .rate_multiplier = 10,
+                        .decay_multiplier = 0.25}};
   layout.batch_norms = {{.name = "bn",
                          .channels = 2,
                          .epsilon = 1e-3,

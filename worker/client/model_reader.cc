@@ -34,7 +34,7 @@ class GrpcModelReader final : public ModelReader {
           {.channel = bulk_, .link = &link_, .deadline = deadline},
           {.version = version, .weights = true, .statistics = true});
       if (pulled.ok()) {
-        COHORT_RETURN_IF_ERROR(CheckSameLayout(layout, pulled->layout));
+        COHORT_RETURN_IF_ERROR(CheckReadable(layout, pulled->layout));
         return pulled;
       }
       // A damaged reply is requested again, as if it had not come.

@@ -109,9 +109,11 @@ absl::Status Trainer::Prepare() {
   COHORT_ASSIGN_OR_RETURN(
       ModelWeights weights,
       ModelWeights::Make(*model, binding, options_.compute.torch));
+  ModelLayout layout = weights.layout();
+  COHORT_RETURN_IF_ERROR(ApplyGroups(options_.groups, layout));
   COHORT_ASSIGN_OR_RETURN(
       Registration registration,
-      client_.Register(weights.layout(),
+      client_.Register(layout,
                        {.dataset = PlanName(options_.order, dataset_),
                         .dataset_digest = dataset_.digest(),
                         .train_samples = order.epoch_size(),

@@ -12,6 +12,7 @@
 #include "worker/device/compute_device.h"
 #include "worker/models/model.h"
 #include "worker/train/loss.h"
+#include "worker/train/parameter_groups.h"
 #include "worker/train/scoring.h"
 #include "worker/train/trainer_observer.h"
 
@@ -27,6 +28,8 @@ struct TrainerOptions {
   // another; each is a separate batch to batch norm. The same on all workers.
   int64_t accumulate = 1;
   OrderOptions order;
+  // The same on all workers.
+  std::vector<ParameterGroup> groups;
   LossOptions loss;
   // Threads that read training samples, also ahead of need. With 0, samples are
   // read when needed.

@@ -337,6 +337,7 @@ struct Task {
   OrderOptions order;
   int64_t samples = 0;
   LossOptions loss;
+  std::vector<ParameterGroup> groups;
 };
 
 // Joins the run and trains until it is over.
@@ -365,6 +366,7 @@ int Train(const Task& task) {
        .batch_size = task.samples,
        .accumulate = absl::GetFlag(FLAGS_accumulate),
        .order = task.order,
+       .groups = task.groups,
        .loss = task.loss,
        .loader_threads = absl::GetFlag(FLAGS_loader_threads),
        .evaluation_batch_size = EvaluationBatchSize(task.dataset),
@@ -422,6 +424,9 @@ int RunWorker() {
   const absl::StatusOr<CrossEntropy> loss =
       CrossEntropy::Make(*loss_options, (*dataset)->classes());
   if (!loss.ok()) return Fail(loss.status(), kExitConfig);
+  const absl::StatusOr<std::vector<ParameterGroup>> groups =
+      ParseGroups(absl::GetFlag(FLAGS_groups));
+  if (!groups.ok()) return Fail(groups.status(), kExitConfig);
   if (absl::GetFlag(FLAGS_evaluate)) {
     return RunEvaluation(**dataset, **model, *loss, ComputeFromFlags(*device));
   }
@@ -431,7 +436,8 @@ int RunWorker() {
                 .device = *device,
                 .order = *order,
                 .samples = *samples,
-                .loss = *loss_options});
+                .loss = *loss_options,
+                .groups = *groups});
 }
 
 int Main(absl::Span<char* const> arguments) {

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "server/core/optimizer/name_pattern.h"
+#include "common/name_pattern.h"
 
 namespace cohort {
 
@@ -84,18 +84,19 @@ SliceStep Transaction::StepOf(int32_t partition, size_t slice,
       plan_.model->layout.parameters[static_cast<size_t>(shape.parameter)];
   const bool frozen =
       plan_.mask != nullptr && plan_.mask->partitions[p].whole[slice];
-  const double decay = Decays(o, parameter) ? o.weight_decay : 0;
+  const double rate = plan_.learning_rate * parameter.rate_multiplier;
+  const double decay = DecayOf(o, parameter);
   SliceStep step{
       .count = shape.count,
       .step = {.gradient_scale = static_cast<float>(plan_.weight),
-               .learning_rate = static_cast<float>(plan_.learning_rate),
+               .learning_rate = static_cast<float>(rate),
                .weight_decay = static_cast<float>(decay),
                .momentum =
                    o.uses_momentum() ? static_cast<float>(o.momentum) : 0.0f,
                .nesterov = o.kind == OptimizerKind::kNesterov},
       .skip = absent || frozen || plan_.loss_weight == 0};
   if (o.uses_adam()) {
-    step.adam = AdamStepOf(o, plan_.learning_rate, decay, plan_.weight,
+    step.adam = AdamStepOf(o, rate, decay, plan_.weight,
                            plan_.base->slots[p].updates[slice] + 1);
   }
   return step;
@@ -225,15 +226,17 @@ std::vector<double> Transaction::TrustRatios(double clip) const {
     const double weights = std::sqrt(sums[k].weights);
     const double gradient = clip * std::sqrt(sums[k].gradient);
     if (weights == 0 || gradient == 0) continue;
-    const double decay = Decays(o, parameters[k]) ? o.weight_decay : 0;
+    const double decay = DecayOf(o, parameters[k]);
     ratios[k] = o.lars_trust * weights / (gradient + decay * weights);
   }
   return ratios;
 }
 
-bool Decays(const OptimizerOptions& options, const ParameterSpec& parameter) {
-  if (Matches(options.no_decay, parameter)) return false;
-  return options.decay_everything || !parameter.decay_exempt;
+double DecayOf(const OptimizerOptions& options,
+               const ParameterSpec& parameter) {
+  const bool decays = !Matches(options.no_decay, parameter) &&
+                      (options.decay_everything || !parameter.decay_exempt);
+  return decays ? options.weight_decay * parameter.decay_multiplier : 0;
 }
 
 }  // namespace cohort

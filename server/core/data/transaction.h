@@ -76,7 +76,7 @@ class Transaction {
   std::optional<NonfiniteGradient> nonfinite_;
 };
 
-// Whether weight decay applies to `parameter`.
-bool Decays(const OptimizerOptions& options, const ParameterSpec& parameter);
+// Weight decay of `parameter`; 0 if it is exempt.
+double DecayOf(const OptimizerOptions& options, const ParameterSpec& parameter);
 
 }  // namespace cohort

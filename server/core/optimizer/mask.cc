@@ -9,8 +9,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "common/name_pattern.h"
 #include "common/status_macros.h"
-#include "server/core/optimizer/name_pattern.h"
 
 namespace cohort {
 namespace {

@@ -31,23 +31,22 @@ std::vector<at::Tensor> Tensors(const ModelLayout& layout,
   return tensors;
 }
 
-// One group with decay, and one of biases and batch norm without.
+// A group for each parameter, with its rate and its decay.
 template <typename Options>
 std::vector<torch::optim::OptimizerParamGroup> Groups(
     const ModelLayout& layout, const std::vector<at::Tensor>& parameters,
-    Options options) {
-  std::vector<at::Tensor> decayed;
-  std::vector<at::Tensor> exempt;
+    const Options& options) {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
   for (size_t k = 0; k < parameters.size(); ++k) {
-    if (!layout.parameters[k].trainable) continue;
-    (layout.parameters[k].decay_exempt ? exempt : decayed)
-        .push_back(parameters[k]);
+    const ParameterSpec& spec = layout.parameters[k];
+    if (!spec.trainable) continue;
+    Options own = options;
+    own.lr(kRate * spec.rate_multiplier);
+    own.weight_decay(spec.decay_exempt ? 0 : kDecay * spec.decay_multiplier);
+    groups.emplace_back(std::vector<at::Tensor>{parameters[k]},
+                        std::make_unique<Options>(own));
   }
-  Options plain = options;
-  plain.weight_decay(0);
-  options.weight_decay(kDecay);
-  return {{decayed, std::make_unique<Options>(options)},
-          {exempt, std::make_unique<Options>(plain)}};
+  return groups;
 }
 
 std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(

@@ -1,4 +1,4 @@
-#include "server/core/optimizer/name_pattern.h"
+#include "common/name_pattern.h"
 
 #include <algorithm>
 #include <cstddef>
