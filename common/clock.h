@@ -28,8 +28,8 @@ class SteadyClock final : public Clock {
 // "for ever" if infinite.
 std::string SecondsText(absl::Duration duration);
 
-// A longer duration, cut to whole seconds or minutes: "12 s", "3 min", "3 min 20
-// s", "2 h 5 min".
+// A longer duration, cut to whole seconds or minutes: "12 s", "3 min", "3 min
+// 20 s", "2 h 5 min".
 std::string HumanDuration(absl::Duration duration);
 
 }  // namespace cohort

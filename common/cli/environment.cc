@@ -19,7 +19,8 @@ namespace {
 
 constexpr absl::string_view kPrefix = "COHORT_";
 
-// Variables that are no flags: those of deploy/, tests/, the build and cohortctl.
+// Variables that are no flags: those of deploy/, tests/, the build and
+// cohortctl.
 constexpr std::array<absl::string_view, 11> kNoFlags = {
     "COHORT_BIN_DIR",    "COHORT_CAMVID_DIR",
     "COHORT_CONFIG",     "COHORT_GPU_TEST_ELEMENTS",

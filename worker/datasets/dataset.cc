@@ -31,9 +31,9 @@ absl::Status CheckOptions(const DatasetOptions& options) {
         "loader threads: got ", options.loader_threads, ", want 1 or more"));
   }
   if (options.classes.has_value() && options.name != "voc") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--classes: got ", *options.classes, ", want none: ", options.name,
-        " defines its own number"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--classes: got ", *options.classes,
+                     ", want none: ", options.name, " defines its own number"));
   }
   return absl::OkStatus();
 }
