@@ -19,7 +19,8 @@ namespace {
 
 constexpr absl::string_view kPrefix = "COHORT_";
 
-// Variables that are no flags: those of deploy/, tests/, the build and cohortctl.
+// Variables that are no flags: those of deploy/, tests/, the build and
+// cohortctl.
 constexpr std::array<absl::string_view, 11> kNoFlags = {
     "COHORT_BIN_DIR",    "COHORT_CAMVID_DIR",
     "COHORT_CONFIG",     "COHORT_GPU_TEST_ELEMENTS",
@@ -85,12 +86,12 @@ std::vector<Variable> VariablesIn(absl::Span<const std::string> environment) {
 absl::Status UnknownVariable(const std::string& name,
                              const std::vector<std::string>& known) {
   const std::string nearest = NearestWord(name, known);
-  return absl::NotFoundError(absl::StrCat(
-      "unknown variable ", name, " in the environment",
-      nearest.empty() ? "" : "; did you mean ", nearest,
-      nearest.empty() ? "; unset it, or name a flag: COHORT_ and its name in "
-                        "capital letters"
-                      : "?"));
+  return absl::NotFoundError(
+      absl::StrCat("unknown variable ", name, " in the environment",
+                   nearest.empty() ? "" : "; did you mean ", nearest,
+                   nearest.empty() ? "; unset it, or use COHORT_ and the name "
+                                     "of a flag in capital letters"
+                                   : "?"));
 }
 
 }  // namespace

@@ -186,12 +186,12 @@ TEST(TraceMergeTest, WhatIsNoTraceIsNamed) {
   const struct {
     std::string text;
     std::string error;
-  } cases[] = {{"[\n]\n", "got no clock"},
-               {"hello\nworld\n", "line 1: got no JSON"},
-               {"[\n{\"ph\":\"X\"}\n]\n", "line 2: got no trace event"},
+  } cases[] = {{"[\n]\n", "got no cohort_clock event"},
+               {"hello\nworld\n", "line 1: not valid JSON"},
+               {"[\n{\"ph\":\"X\"}\n]\n", "line 2: not a trace event"},
                {absl::StrReplaceAll(
                     good, {{"\"wall_us\":1000000", "\"wall_us\":\"x\""}}),
-                "got a clock without its numbers"},
+                "got a cohort_clock event with missing numbers"},
                {absl::StrReplaceAll(good, {{"\"run\":\"r\"", "\"run\":\"q\""}}),
                 "got run q, want r"}};
   WriteText(folder.File("good"), good);

@@ -119,7 +119,8 @@ TEST_F(LogTest, RepetitionsAreLeftOutAndCounted) {
       absl::StrSplit(Written(), '\n', absl::SkipEmpty());
   ASSERT_EQ(lines.size(), LogLimiter::kLinesMax + 2);
   EXPECT_THAT(lines[LogLimiter::kLinesMax], HasSubstr("something else"));
-  EXPECT_THAT(lines.back(), HasSubstr("30 similar lines were left out: rank 49 is slow"));
+  EXPECT_THAT(lines.back(),
+              HasSubstr("30 similar lines were suppressed: rank 49 is slow"));
   EXPECT_EQ(LogMessageCount(LogLevel::kWarning) - before,
             LogLimiter::kLinesMax + 31);
 }
