@@ -170,9 +170,9 @@ absl::StatusOr<const Partition*> PushStream::FindTrainable(
     int32_t index) const {
   if (index < 0 || static_cast<size_t>(index) >= partitions_.size() ||
       !partitions_[static_cast<size_t>(index)].trainable) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("partition: got ", index, ", want a trainable one of the ",
-                     partitions_.size(), " partitions"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "partition: got ", index, ", want one of the trainable ones among ",
+        partitions_.size(), " partitions"));
   }
   return &partitions_[static_cast<size_t>(index)];
 }
