@@ -79,11 +79,11 @@ absl::Status CheckPatternsMatch(absl::string_view option,
                       return MatchesPattern(pattern, parameter.name);
                     });
     if (found) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "--", option, ": got '", pattern,
-        "', want the name of a parameter or a pattern that matches one; the "
-        "nearest: ",
-        NearestNames(pattern, layout)));
+    return absl::FailedPreconditionError(
+        absl::StrCat("--", option, ": got '", pattern,
+                     "', want the name of a parameter or a pattern that "
+                     "matches one; the nearest names are ",
+                     NearestNames(pattern, layout)));
   }
   return absl::OkStatus();
 }

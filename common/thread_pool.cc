@@ -36,7 +36,7 @@ absl::Status ThreadPool::Submit(Job job) {
     }
     if (static_cast<int64_t>(queue_.size()) >= options_.queue_max) {
       return absl::ResourceExhaustedError(absl::StrCat(
-          options_.name, ": ", options_.queue_max, " jobs wait already"));
+          options_.name, ": ", options_.queue_max, " jobs are already queued"));
     }
     queue_.push_back(std::move(job));
   }

@@ -112,7 +112,7 @@ absl::StatusOr<HelpRequest> SetFlags(absl::Span<char* const> arguments,
       status = AssignFlag(*flag, arguments[++i]);
     } else if (flag != nullptr) {
       status = absl::FailedPreconditionError(
-          absl::StrCat("--", name, " wants a value"));
+          absl::StrCat("--", name, " needs a value"));
     } else {
       flag = absl::StartsWith(name, "no") && !has_value
                  ? absl::FindCommandLineFlag(name.substr(2))

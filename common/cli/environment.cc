@@ -86,12 +86,12 @@ std::vector<Variable> VariablesIn(absl::Span<const std::string> environment) {
 absl::Status UnknownVariable(const std::string& name,
                              const std::vector<std::string>& known) {
   const std::string nearest = NearestWord(name, known);
-  return absl::NotFoundError(absl::StrCat(
-      "unknown variable ", name, " in the environment",
-      nearest.empty() ? "" : "; did you mean ", nearest,
-      nearest.empty() ? "; unset it, or name a flag: COHORT_ and its name in "
-                        "capital letters"
-                      : "?"));
+  return absl::NotFoundError(
+      absl::StrCat("unknown variable ", name, " in the environment",
+                   nearest.empty() ? "" : "; did you mean ", nearest,
+                   nearest.empty() ? "; unset it, or use COHORT_ and the name "
+                                     "of a flag in capital letters"
+                                   : "?"));
 }
 
 }  // namespace

@@ -33,8 +33,9 @@ absl::Status AddAddresses(const Json& cluster, const char* type,
                           std::vector<std::string>& addresses) {
   if (!cluster.contains(type)) return absl::OkStatus();
   if (!cluster[type].is_array()) {
-    return Unusable(
-        absl::StrCat("got cluster.", type, " that is no list of host:port"));
+    return Unusable(absl::StrCat("cluster.", type, ": got ",
+                                 cluster[type].dump(),
+                                 ", want a list of host:port"));
   }
   for (const Json& address : cluster[type]) {
     if (!address.is_string()) {

@@ -91,8 +91,8 @@ absl::StatusOr<RegularFile> OpenRegular(const std::string& path,
           open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC))};
   if (file.descriptor.get() < 0) {
     if (errno == ELOOP) {
-      return absl::DataLossError(absl::StrCat(
-          path, ": got a symbolic link, want a regular file itself"));
+      return absl::DataLossError(
+          absl::StrCat(path, ": got a symbolic link, want a regular file"));
     }
     return ErrnoStatus("open", path, errno);
   }
@@ -160,7 +160,7 @@ class PosixFileSystem final : public FileSystem {
         S_ISDIR(info.st_mode)) {
       return absl::OkStatus();
     }
-    return ErrnoStatus("make the directory", path, error);
+    return ErrnoStatus("create the directory", path, error);
   }
 
   absl::Status Rename(const std::string& from, const std::string& to) override {
@@ -247,7 +247,7 @@ absl::Status CheckNoPipe(const std::string& path) {
   }
   return absl::FailedPreconditionError(absl::StrCat(
       path, ": got ", KindText(info.st_mode),
-      ", want a regular file or none; remove it or name another place"));
+      ", want a regular file or none; remove it or choose another path"));
 }
 
 absl::Status WriteFileAtomically(FileSystem& files, const std::string& path,

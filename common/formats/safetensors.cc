@@ -88,10 +88,11 @@ absl::StatusOr<std::string> TextOf(const Json& json) {
 // Adds the file's metadata to `metadata`.
 absl::Status ParseMetadata(const std::string& path, const Json& json,
                            std::map<std::string, std::string>& metadata) {
-  if (!json.is_object()) return Damaged(path, "its metadata is no object");
+  if (!json.is_object())
+    return Damaged(path, "its metadata is not a JSON object");
   for (const auto& [key, value] : json.items()) {
     if (!value.is_string()) {
-      return Damaged(path, absl::StrCat("metadata ", key, " is no text"));
+      return Damaged(path, absl::StrCat("metadata ", key, " is not a string"));
     }
     metadata[key] = value.get<std::string>();
   }
@@ -123,11 +124,11 @@ absl::StatusOr<Entry> ParseEntry(const std::string& path,
   }
   Entry entry{.tensor = {.name = name, .type = *type}};
   for (const Json& extent : json["shape"]) {
-    if (!extent.is_number_integer()) return bad("an extent is no integer");
+    if (!extent.is_number_integer()) return bad("an extent is not an integer");
     entry.tensor.shape.push_back(extent.get<int64_t>());
   }
   for (const Json& offset : json["data_offsets"]) {
-    if (!offset.is_number_integer()) return bad("an offset is no integer");
+    if (!offset.is_number_integer()) return bad("an offset is not an integer");
   }
   entry.begin = json["data_offsets"][0].get<int64_t>();
   entry.end = json["data_offsets"][1].get<int64_t>();
@@ -146,15 +147,17 @@ absl::StatusOr<Entry> ParseEntry(const std::string& path,
 absl::StatusOr<Json> ParseHeader(const std::string& path, const ByteRope& file,
                                  int64_t* header_bytes) {
   if (file.size_bytes() < kPrefixBytes) {
-    return Damaged(path, absl::StrCat("got ", file.size_bytes(), " bytes"));
+    return Damaged(path,
+                   absl::StrCat("got only ", file.size_bytes(), " bytes"));
   }
   uint64_t length = 0;
   std::memcpy(&length, SubRope(file, 0, kPrefixBytes).ToString().data(),
               sizeof(length));
   if (length > kHeaderBytesMax ||
       static_cast<int64_t>(length) > file.size_bytes() - kPrefixBytes) {
-    return Damaged(path, absl::StrCat("got a header of ", length, " bytes in ",
-                                      file.size_bytes()));
+    return Damaged(
+        path, absl::StrCat("got a header of ", length, " bytes in a file of ",
+                           file.size_bytes(), " bytes"));
   }
   *header_bytes = static_cast<int64_t>(length);
   const std::string text =
@@ -164,7 +167,8 @@ absl::StatusOr<Json> ParseHeader(const std::string& path, const ByteRope& file,
                                       kJsonNestingMax, " levels"));
   }
   Json header = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!header.is_object()) return Damaged(path, "its header is no JSON object");
+  if (!header.is_object())
+    return Damaged(path, "its header is not a JSON object");
   return header;
 }
 

@@ -147,7 +147,7 @@ absl::StatusOr<std::unique_ptr<EventFile>> EventFile::Create(
   std::filesystem::create_directories(directory, error);
   if (error) return CannotWrite(directory, error.message());
   if (!std::filesystem::is_directory(directory, error)) {
-    return CannotWrite(directory, "it is no directory");
+    return CannotWrite(directory, "it is not a directory");
   }
   char host[256] = "localhost";
   if (gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
@@ -190,7 +190,7 @@ absl::Status EventFile::Write(absl::string_view event) {
   if (file_) return absl::OkStatus();
   file_.close();
   return absl::InternalError(
-      absl::StrCat("cannot write ", path_, ", and no more is written to it"));
+      absl::StrCat("cannot write ", path_, "; nothing more is written to it"));
 }
 
 }  // namespace cohort

@@ -155,8 +155,8 @@ void TraceFile::Write() {
   file_ << std::flush;
   if (file_) return;
   MutexLock lock(mu_);
-  status_ = absl::InternalError(absl::StrCat(
-      "cannot write ", path_, ", and nothing more is written to it"));
+  status_ = absl::InternalError(
+      absl::StrCat("cannot write ", path_, "; nothing more is written to it"));
 }
 
 void TraceFile::WriteIdentity(const Identity& identity) {

@@ -76,7 +76,8 @@ absl::Status ReadClock(const Json& args, size_t line, Trace& trace) {
   if (!text("process") || !text("run") || !number("rank") ||
       !number("wall_us") || !number("server_offset_us") ||
       !number("server_error_us")) {
-    return Damaged(trace, line, "got a clock without its numbers");
+    return Damaged(trace, line,
+                   "got a cohort_clock event with missing numbers");
   }
   trace.has_clock = true;
   trace.process = args["process"].get<std::string>();
@@ -91,7 +92,7 @@ absl::Status ReadClock(const Json& args, size_t line, Trace& trace) {
 }
 
 absl::Status TakeEvent(Json event, size_t line, Trace& trace) {
-  if (!IsEvent(event)) return Damaged(trace, line, "got no trace event");
+  if (!IsEvent(event)) return Damaged(trace, line, "not a trace event");
   if (event["ph"] == "M" && event["name"] == "cohort_clock") {
     return ReadClock(event["args"], line, trace);
   }
@@ -120,7 +121,7 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path) {
     // Events are flat, so deep nesting is damage; the JSON writer recurses once
     // a level.
     if (NestsDeeperThan(line, kJsonNestingMax)) {
-      return Damaged(trace, i + 1, "it nests too deep");
+      return Damaged(trace, i + 1, "its JSON nests too deeply");
     }
     Json event = Json::parse(line.begin(), line.end(), nullptr,
                              /*allow_exceptions=*/false);
@@ -132,14 +133,14 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path) {
     if (event.is_discarded()) {
       // The line was cut off when the process was killed.
       if (i + 1 == lines.size()) break;
-      return Damaged(trace, i + 1, "got no JSON");
+      return Damaged(trace, i + 1, "not valid JSON");
     }
     COHORT_RETURN_IF_ERROR(TakeEvent(std::move(event), i + 1, trace));
   }
   if (!trace.has_clock) {
     return absl::InvalidArgumentError(
         absl::StrCat(path,
-                     ": got no clock, want a file that --trace of "
+                     ": got no cohort_clock event, want a file that --trace of "
                      "cohort-server or cohort-worker wrote"));
   }
   return trace;
@@ -214,7 +215,7 @@ void NumberLives(std::vector<Trace>& traces) {
   std::map<std::string, int> lives;
   for (Trace& trace : traces) {
     const int life = ++lives[trace.name];
-    if (life > 1) absl::StrAppend(&trace.name, ", life ", life);
+    if (life > 1) absl::StrAppend(&trace.name, ", process ", life);
   }
 }
 

@@ -143,7 +143,7 @@ class Logger {
     for (const LogLimiter::Suppressed& of : suppressed) {
       lines.push_back(Line(
           LogLevel::kWarning,
-          absl::StrCat(of.lines, " similar lines were left out: ", of.text),
+          absl::StrCat(of.lines, " similar lines were suppressed: ", of.text),
           {}));
     }
   }

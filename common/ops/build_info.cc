@@ -9,8 +9,9 @@ namespace cohort {
 
 prometheus::MetricFamily BuildInfoFamily() {
   const BuildInfo info = GetBuildInfo();
-  prometheus::MetricFamily family =
-      GaugeFamily("cohort_build_info", "Constant 1; what was built.");
+  prometheus::MetricFamily family = GaugeFamily(
+      "cohort_build_info",
+      "Constant 1, labelled with the version and commit of this program.");
   AddValue(family, 1,
            {{"version", std::string(info.version)},
             {"commit", std::string(info.commit)}});

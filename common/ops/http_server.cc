@@ -193,7 +193,7 @@ class MicroHttpServer final : public HttpServer {
   }
 
   std::string NotFoundText() const {
-    std::string text = "not found; here are:";
+    std::string text = "not found; available pages:";
     for (const auto& [path, handler] : routes_) {
       absl::StrAppend(&text, " ", path);
     }

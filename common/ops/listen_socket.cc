@@ -42,7 +42,8 @@ absl::Status CannotListen(absl::string_view flag, const ListenAddress& address,
                        address.host, ":0 for a free one, or ", flag,
                        "= for none"));
     case EADDRNOTAVAIL:
-      return CannotListen(flag, address, "it is no address of this machine");
+      return CannotListen(flag, address,
+                          "the address does not belong to this machine");
     case EACCES:
       return CannotListen(flag, address,
                           "ports below 1024 need privileges; choose another");

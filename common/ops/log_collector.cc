@@ -9,7 +9,7 @@ namespace cohort {
 
 std::vector<prometheus::MetricFamily> LogCollector::Collect() const {
   prometheus::MetricFamily family = CounterFamily(
-      "cohort_log_messages_total", "Messages of this process by level.");
+      "cohort_log_messages_total", "Log messages of this process, by level.");
   for (const LogLevel level : {LogLevel::kDebug, LogLevel::kInfo,
                                LogLevel::kWarning, LogLevel::kError}) {
     AddValue(family, static_cast<double>(LogMessageCount(level)),

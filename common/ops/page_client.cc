@@ -146,7 +146,7 @@ absl::StatusOr<Page> ParsePage(absl::string_view address,
   if (!absl::StartsWith(answer, "HTTP/1.") || end == answer.npos ||
       !absl::SimpleAtoi(answer.substr(9, 3), &page.status)) {
     return absl::UnavailableError(
-        absl::StrCat(address, ": the peer is no HTTP server"));
+        absl::StrCat(address, ": the peer is not an HTTP server"));
   }
   page.body = answer.substr(end + 4);
   return page;

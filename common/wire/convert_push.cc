@@ -296,7 +296,7 @@ absl::StatusOr<Moments> DecodeMoments(ReducePhase phase, int64_t count,
   COHORT_RETURN_IF_ERROR(CheckNotNegative("count", count));
   if (bytes.size() % (2 * sizeof(double)) != 0) {
     return Refuse("values", absl::StrCat(bytes.size(), " bytes"),
-                  "two float64 a channel");
+                  "two float64 per channel");
   }
   const size_t half = bytes.size() / 2;
   const size_t channels = half / sizeof(double);

@@ -81,13 +81,13 @@ absl::StatusOr<FramedMessage<Header>> DecodeFramed(
   if (header_bytes > header_bytes_max) {
     return absl::ResourceExhaustedError(absl::StrCat(
         framed.header.GetTypeName(), ": got ", header_bytes,
-        " bytes beside the payload, want at most ", header_bytes_max));
+        " bytes besides the payload, want at most ", header_bytes_max));
   }
   if (parts->header.size() > INT_MAX ||
       !framed.header.ParseFromArray(parts->header.data(),
                                     static_cast<int>(parts->header.size()))) {
     return absl::InvalidArgumentError(
-        absl::StrCat("got ", message.Length(), " bytes that are no ",
+        absl::StrCat("got ", message.Length(), " bytes that are not a valid ",
                      framed.header.GetTypeName()));
   }
   if (parts->separated) {

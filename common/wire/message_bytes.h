@@ -24,8 +24,9 @@ absl::StatusOr<Message> DecodeMessage(const grpc::ByteBuffer& bytes) {
   if (reader.status().ok() && message.ParseFromZeroCopyStream(&reader)) {
     return message;
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "got ", bytes.Length(), " bytes that are no ", message.GetTypeName()));
+  return absl::InvalidArgumentError(absl::StrCat("got ", bytes.Length(),
+                                                 " bytes that are not a valid ",
+                                                 message.GetTypeName()));
 }
 
 template <typename Message>

@@ -35,13 +35,13 @@ absl::Status CompareDigest(const google::protobuf::Message& message,
     return absl::DataLossError(absl::StrCat(
         message.GetTypeName(), ": got no checksum but ", unknown.field_count(),
         " unknown fields, want a checksum with them: the message was damaged "
-        "on its way"));
+        "in transit"));
   }
   const uint64_t seen = DigestOf(message);
   if (seen == *claimed) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
       message.GetTypeName(), ": got checksum ", ChecksumText(seen), ", want ",
-      ChecksumText(*claimed), ": the message was damaged on its way"));
+      ChecksumText(*claimed), ": the message was damaged in transit"));
 }
 
 }  // namespace cohort::wire_internal

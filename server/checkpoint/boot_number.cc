@@ -76,7 +76,7 @@ absl::StatusOr<BootNumber> TakeBootNumber(FileSystem& files,
   if (boot.number > kNumberMax) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, ": got start ", boot.number, ", want at most ",
-                     kNumberMax, "; continue in a new run"));
+                     kNumberMax, "; start a new run"));
   }
   COHORT_RETURN_IF_ERROR(WriteFileAtomically(
       files, path, kBootFileMode, {ByteRope::CopyText(LineOf(boot.number))}));

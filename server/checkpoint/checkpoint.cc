@@ -204,7 +204,7 @@ absl::StatusOr<std::vector<ByteRope>> RopesOf(const std::string& path,
     if (it->second->type != TensorType::kFloat32 ||
         it->second->shape != p.shape) {
       return absl::DataLossError(absl::StrCat(
-          path, ": ", it->first, " has another type or shape than the model"));
+          path, ": ", it->first, " differs from the model in type or shape"));
     }
     ropes.push_back(it->second->bytes);
   }
@@ -219,7 +219,7 @@ absl::StatusOr<std::vector<double>> DoublesOf(const std::string& path,
   if (it == tensors.end() || it->second->type != TensorType::kFloat64 ||
       it->second->shape != std::vector<int64_t>{channels}) {
     return absl::DataLossError(absl::StrCat(
-        path, ": ", name, " is missing or has another type or shape"));
+        path, ": ", name, " is missing or has the wrong type or shape"));
   }
   std::vector<double> values(static_cast<size_t>(channels));
   it->second->bytes.CopyTo(
@@ -260,7 +260,7 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> UpdatesOf(
     if (it == tensors.end()) continue;
     if (it->second->type != TensorType::kInt64) {
       return absl::DataLossError(
-          absl::StrCat(path, ": ", it->first, " has another type"));
+          absl::StrCat(path, ": ", it->first, " has the wrong type"));
     }
     counts.resize(static_cast<size_t>(it->second->bytes.size_bytes()) /
                   sizeof(int64_t));
@@ -283,7 +283,7 @@ absl::Status ReadUpdates(const std::string& path, const RegisteredModel& model,
       if (done[k] >= updates[k].size()) {
         return absl::DataLossError(absl::StrCat(
             path, ": ", kUpdates, "/", model.layout.parameters[k].name,
-            ": got ", updates[k].size(), " numbers, want one a slice"));
+            ": got ", updates[k].size(), " numbers, want one per slice"));
       }
       slots[p].updates.push_back(updates[k][done[k]++]);
     }
@@ -389,7 +389,7 @@ absl::StatusOr<Checkpoint> Load(FileSystem& files, const std::string& path) {
     return LoadWhole(files, path);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(path, ": there is too little memory to load it"));
+        absl::StrCat(path, ": not enough memory to load it"));
   }
 }
 

@@ -148,7 +148,7 @@ absl::Status CheckManifest(const std::string& path, const Manifest& manifest) {
   const absl::Status layout = Validate(model.layout);
   if (!layout.ok()) return Damaged(path, layout.message());
   if (!PartitionsFit(model)) {
-    return Damaged(path, "its partitions do not fit its parameters");
+    return Damaged(path, "its partitions do not match its parameters");
   }
   if (manifest.statistics.empty()) {
     return Damaged(path, "got no statistics, want at least one kind");

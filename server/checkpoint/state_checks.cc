@@ -102,7 +102,7 @@ absl::Status CheckRanks(const RunState& state) {
   if (ranks > kRanksMax || ranks != state.batch_sizes.size()) {
     return Refuse("next_sequences and batch_sizes",
                   absl::StrCat(ranks, " and ", state.batch_sizes.size()),
-                  absl::StrCat("one each a rank, at most ", kRanksMax));
+                  absl::StrCat("one entry per rank, at most ", kRanksMax));
   }
   for (const Sequence sequence : state.next_sequences) {
     COHORT_RETURN_IF_ERROR(
@@ -152,7 +152,7 @@ absl::Status CheckStatistics(const RunState& state) {
     const absl::string_view kind = StatisticsName(set.kind);
     if (set.kind == StatisticsKind::kBatch) {
       return Refuse("statistics", absl::StrCat("kind ", kind),
-                    "kinds that are kept");
+                    "only kinds that checkpoints keep");
     }
     if (set.collected.has_value()) {
       COHORT_RETURN_IF_ERROR(CheckWithin("statistics.collected",

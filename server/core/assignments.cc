@@ -154,8 +154,9 @@ absl::StatusOr<bool> ReportsOutstanding(const Worker& worker,
     return false;
   }
   return absl::FailedPreconditionError(
-      absl::StrCat("no ", other ? "such report belongs to " : "", "assignment ",
-                   sequence.value(), other ? " of" : " was given to", " rank ",
+      absl::StrCat("assignment ", sequence.value(),
+                   other ? " does not take this kind of report from rank "
+                         : " was not given to rank ",
                    worker.rank.value()));
 }
 

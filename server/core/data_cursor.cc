@@ -43,12 +43,12 @@ bool DataCursor::Take(const StepCut& cut) {
   if (cut.reissued) {
     Piece& front = reissue_.front();
     COHORT_CHECK(cut.epoch == front.epoch && cut.begin == front.range.begin,
-                 "the cut is not of the range that comes first");
+                 "the cut does not start at the first reissued range");
     front.range.begin = cut.end;
     if (front.range.empty()) reissue_.pop_front();
   } else {
     COHORT_CHECK(cut.epoch == epoch_ && cut.begin == position_,
-                 "the cut is not the next one");
+                 "the cut does not start at the cursor");
     Advance(cut.end - cut.begin);
   }
   undecided_[cut.epoch] -= cut.end - cut.begin;

@@ -95,9 +95,9 @@ std::string StartText(const RunView& run, Instant now) {
         SecondsText(std::max(until - now, absl::ZeroDuration())));
   }
   const absl::Duration left = run.roster.StartLeft(now);
-  std::string limit = "no limit";
+  std::string limit = "no time limit";
   if (left <= absl::ZeroDuration()) {
-    limit = "starts with the first worker that comes";
+    limit = "starts with the first worker that joins";
   } else if (left < kUnbounded) {
     limit = absl::StrCat("starts without ", waited.size() == 1 ? "it" : "them",
                          " in ", SecondsText(left));

@@ -10,7 +10,7 @@ namespace cohort {
 void GradientBudget::Release(int64_t bytes) {
   charged_bytes_ -= bytes;
   COHORT_CHECK(charged_bytes_ >= 0,
-               absl::StrCat("released ", bytes, " bytes too often"));
+               absl::StrCat("released ", bytes, " bytes more than once"));
   Grant();
 }
 
@@ -83,11 +83,10 @@ absl::Status CheckInflight(const CoordinatorOptions& options,
       "--inflight_mib: got ", options.inflight_bytes_max, " bytes (",
       options.inflight_bytes_max / kMib, " MiB), want at least ", pushes, " x ",
       push_bytes, " (", pushes, " x ", mib(push_bytes), " MiB): under ",
-      PolicyText(policy), " the gradients of ",
+      PolicyText(policy), " the server holds the complete gradients of ",
       pushes == 1 ? "a push" : absl::StrCat(pushes, " pushes"),
-      " are held as a whole; start the server with a larger --inflight_mib (at "
-      "most half of its memory limit is taken), or use sync without "
-      "--min_pushes"));
+      " at a time; start the server with a larger --inflight_mib (capped at "
+      "half of its memory limit), or use sync without --min_pushes"));
 }
 
 }  // namespace cohort

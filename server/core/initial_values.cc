@@ -19,9 +19,10 @@ absl::Status CheckStatisticsValues(const BatchNormSpec& layer,
     if (std::isfinite(mean) && std::isfinite(variance) && variance >= 0) {
       continue;
     }
-    return absl::InvalidArgumentError(absl::StrCat(
-        layer.name, ": got the initial mean ", mean, " and variance ", variance,
-        " in channel ", c, ", want finite ones, the variance 0 or more"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(layer.name, ": got the initial mean ", mean,
+                     " and variance ", variance, " in channel ", c,
+                     ", want finite values and a variance of at least 0"));
   }
   const int64_t tracked = statistics.num_batches_tracked;
   if (tracked >= 0 && tracked <= limits::kBatchesTrackedMax) {
@@ -40,7 +41,7 @@ absl::Status CheckRunPlan(const RunPlan& plan) {
           limits::kSplitSamplesMax) {
     return absl::InvalidArgumentError(absl::StrCat(
         "run plan: got ", plan.train_samples, " train and ", plan.test_samples,
-        " test samples, want at least 1 and 0, and at most ",
+        " test samples, want 1 to ", limits::kSplitSamplesMax, " and 0 to ",
         limits::kSplitSamplesMax));
   }
   if (!(plan.loss_reference >= limits::kLossWeightMin &&
@@ -65,11 +66,12 @@ absl::Status CheckInitialValues(const ModelLayout& layout,
       return absl::InvalidArgumentError(absl::StrCat(
           layout.parameters[static_cast<size_t>(slice.parameter)].name,
           ": got the initial value ", *bad, " at element ", slice.offset + at,
-          ", want finite ones"));
+          ", want finite values"));
     }
     at -= slice.count;
   }
-  return absl::InvalidArgumentError("got more values than the partition has");
+  return absl::InvalidArgumentError(
+      "got more values than the partition has elements");
 }
 
 absl::Status CheckInitialStatistics(

@@ -20,9 +20,9 @@ absl::Status CheckCallMoments(const CallMoments& call,
                      m.second.size(), " channels, want ", channels));
   }
   if (call.call < 0 || call.call > kCallsMax || m.count < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(layer.name, ": got call ", call.call, " with count ",
-                     m.count, ", want 0 or more"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        layer.name, ": got call ", call.call, " with count ", m.count,
+        ", want a call of 0 to ", kCallsMax, " and a count of at least 0"));
   }
   if (m.count > limits::kMomentsCountMax) {
     return absl::InvalidArgumentError(

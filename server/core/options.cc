@@ -37,9 +37,8 @@ absl::Status ValidateStatistics(const PolicyOptions& policy) {
     }
   }
   if (!kinds.empty() && kinds.front() == StatisticsKind::kBatch) {
-    return Bad(
-        "bn_statistics", StatisticsNames(kinds),
-        "another kind first: batch keeps nothing that could be exported");
+    return Bad("bn_statistics", StatisticsNames(kinds),
+               "another kind first: batch keeps no statistics to export");
   }
   if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
   if (Holds(kinds, StatisticsKind::kSync)) {
@@ -56,22 +55,22 @@ absl::Status ValidateGroup(const PolicyOptions& policy, int32_t workers) {
   if (size == 0) return absl::OkStatus();
   if (size < 2 || size > workers) {
     return Bad("normalization_group", absl::StrCat(size),
-               absl::StrCat("0 (all workers) or 2 to --workers, ", workers,
-                            "; --normalization=local makes each worker a "
-                            "group"));
+               absl::StrCat("0 (all workers) or 2 to ", workers,
+                            " (--workers); for groups of one worker use "
+                            "--normalization=local"));
   }
   if (Resolve(policy).normalization == NormalizationKind::kGlobal) {
     return absl::OkStatus();
   }
   return Bad("normalization_group", absl::StrCat(size),
-             "0 with local normalisation: groups meet as all workers do, with "
-             "--aggregation=sync and --normalization=global or auto");
+             "0 with local normalisation: groups need --aggregation=sync and "
+             "--normalization=global or auto");
 }
 
 absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
   if (policy.pushes_min > workers) {
     return Bad("min_pushes", absl::StrCat(policy.pushes_min),
-               absl::StrCat("0 (all) to --workers, ", workers));
+               absl::StrCat("0 (all) to ", workers, " (--workers)"));
   }
   COHORT_RETURN_IF_ERROR(ValidateStatistics(policy));
   COHORT_RETURN_IF_ERROR(ValidateGroup(policy, workers));
@@ -99,7 +98,7 @@ absl::Status ValidateSchedule(const OptimizerOptions& o, int64_t epochs) {
       continue;
     }
     return Bad("step_epochs", absl::StrJoin(o.step_epochs, ","),
-               "epochs above 0, each above the one before");
+               "epochs above 0 in ascending order");
   }
   if (o.schedule == ScheduleKind::kStep && o.step_epochs.empty()) {
     return Bad("step_epochs", "none",
@@ -111,13 +110,14 @@ absl::Status ValidateSchedule(const OptimizerOptions& o, int64_t epochs) {
   if (o.schedule == ScheduleKind::kStep &&
       !(last <= limits::kLearningRateMax)) {
     return Bad(
-        "step_gamma", absl::StrCat(o.step_gamma),
-        absl::StrCat("a rate up to ", limits::kLearningRateMax, " after ",
-                     o.step_epochs.size(), " steps, it would be ", last));
+        "step_gamma",
+        absl::StrCat(o.step_gamma, " (a learning rate of ", last, " after ",
+                     o.step_epochs.size(), " steps)"),
+        absl::StrCat("a learning rate of at most ", limits::kLearningRateMax));
   }
   if (o.warmup_epochs > static_cast<double>(epochs)) {
     return Bad("warmup_epochs", absl::StrCat(o.warmup_epochs),
-               absl::StrCat("0 to --epochs, ", epochs));
+               absl::StrCat("0 to ", epochs, " (--epochs)"));
   }
   return absl::OkStatus();
 }

@@ -60,7 +60,7 @@ RendezvousTable::RendezvousTable(std::vector<Rank> ranks,
 size_t RendezvousTable::PositionOf(Rank rank) const {
   const auto it = std::lower_bound(members_.begin(), members_.end(), rank);
   COHORT_CHECK(it != members_.end() && *it == rank,
-               absl::StrCat("rank ", rank.value(), " is no member"));
+               absl::StrCat("rank ", rank.value(), " is not a member"));
   return static_cast<size_t>(it - members_.begin());
 }
 
@@ -268,7 +268,7 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
       kept.since.push_back(before.since[i]);
     }
     COHORT_CHECK(kept.contributions.size() == members_.size(),
-                 "a member was no candidate");
+                 "a member was not a candidate");
     const bool empty = std::all_of(kept.present.begin(), kept.present.end(),
                                    [](int32_t count) { return count == 0; });
     // Only ranks that are no members were there.

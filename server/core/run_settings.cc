@@ -45,7 +45,7 @@ RunSettings::RunSettings(const CoordinatorOptions& options,
        .version = restored->snapshot->version,
        .samples = restored->samples,
        .changed = changed,
-       .text = absl::StrCat("continued with other flags: ",
+       .text = absl::StrCat("continued with changed flags: ",
                             ChangeText(restored->settings, changed), ": ",
                             PolicyText(policy_)),
        .by_flags = true});
@@ -74,7 +74,7 @@ RunSettings::Outlook RunSettings::OutlookOn(
                                   return values.contains(change.first) &&
                                          !ActsAtOnce(change.first);
                                 }),
-      .text = changed.empty() ? "the settings are in force already"
+      .text = changed.empty() ? "the settings are already in force"
                               : ChangeText(before, changed)};
   // The value that a setting on auto takes is part of the change.
   if (Resolve(target.policy) != policy_) {

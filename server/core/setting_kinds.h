@@ -190,7 +190,7 @@ inline std::string ParseEntry(absl::string_view text, double& value) {
 }
 inline std::string ParseEntry(absl::string_view text, std::string& value) {
   value = std::string(text);
-  return value.empty() ? "entries that are not empty" : "";
+  return value.empty() ? "no empty entries" : "";
 }
 inline std::string PrintEntry(double value) { return PrintNumber(value); }
 inline std::string PrintEntry(const std::string& value) { return value; }

@@ -18,14 +18,17 @@ std::string OptimizerText(const PolicyOptions& before,
                           const PolicyOptions& after,
                           const OptimizerOptions& optimizer) {
   if (before.aggregation == after.aggregation) return "";
-  std::string text = "; the rate stays that of the whole cohort's batch";
+  std::string text =
+      "; the learning rate stays that of the whole cohort's batch";
   if (after.aggregation != AggregationKind::kSync) {
-    absl::StrAppend(&text, ", each push counts by its share of it");
+    absl::StrAppend(&text,
+                    ", and each push is weighted by its share of that batch");
   }
   if (optimizer.uses_momentum()) {
-    absl::StrAppend(&text,
-                    "; momentum is kept: it averages mean gradients, whose "
-                    "scale does not depend on how many make up a commit");
+    absl::StrAppend(
+        &text,
+        "; momentum is kept: it averages mean gradients, whose "
+        "scale does not depend on the number of pushes in a commit");
   }
   return text;
 }

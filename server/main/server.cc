@@ -112,8 +112,8 @@ int64_t WithinMemory(int64_t inflight_bytes_max) {
   Log(LogLevel::kInfo,
       absl::StrCat("--inflight_mib: got ", inflight_bytes_max / kMib,
                    ", more than half of the ", limit / kMib,
-                   " MiB of memory that this process may use; ",
-                   limit / 2 / kMib, " are taken"));
+                   " MiB of memory that this process may use; using ",
+                   limit / 2 / kMib, " instead"));
   return limit / 2;
 }
 
@@ -369,7 +369,8 @@ void Server::StayUntilStopped() {
   WriteResults(summary);
   WriteLastCheckpoint(summary);
   Log(LogLevel::kInfo,
-      "the run is over; staying until stopped, as --exit_when_done is off");
+      "the run is over; the server stays up until it is stopped "
+      "(--exit_when_done=false)");
   MutexLock lock(mu_);
   while (!stop_requested_ && !stopping_) changed_.Wait(mu_);
 }
@@ -441,8 +442,8 @@ void Server::WriteModelAndStaleness(RunSummary& summary) {
   KeepFirst(summary.files, written);
   Log(written.ok() ? LogLevel::kInfo : LogLevel::kError,
       written.ok()
-          ? absl::StrCat("model of step ", state->snapshot->version.value(),
-                         " is in ", files_->model_path())
+          ? absl::StrCat("the model of step ", state->snapshot->version.value(),
+                         " was written to ", files_->model_path())
           : absl::StrCat("the model could not be written: ",
                          written.message()));
 }
@@ -469,7 +470,7 @@ void Server::StayForWatchers() {
   Conclude(summary);
   Log(LogLevel::kInfo,
       absl::StrCat("the server stays up for ", SecondsText(patience),
-                   ", so that watching clients see the end"));
+                   " so that clients watching the run see its end"));
   const Instant begin = clock_.Now();
   MutexLock lock(mu_);
   summary_ = summary;

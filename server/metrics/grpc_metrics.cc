@@ -76,16 +76,16 @@ GrpcMetrics::Calls& GrpcMetrics::Of(absl::string_view path) {
 
 std::vector<prometheus::MetricFamily> GrpcMetrics::Collect() const {
   prometheus::MetricFamily started =
-      CounterFamily("grpc_server_started_total", "Calls begun.");
+      CounterFamily("grpc_server_started_total", "Calls started.");
   prometheus::MetricFamily handled =
-      CounterFamily("grpc_server_handled_total", "Calls ended, by status.");
+      CounterFamily("grpc_server_handled_total", "Calls completed, by status.");
   prometheus::MetricFamily received = CounterFamily(
       "grpc_server_msg_received_total", "Messages received from clients.");
   prometheus::MetricFamily sent =
       CounterFamily("grpc_server_msg_sent_total", "Messages sent to clients.");
   prometheus::MetricFamily seconds = {
       "grpc_server_handling_seconds",
-      "From the beginning of a call to its status.",
+      "Time from the start of a call to its status.",
       prometheus::MetricType::Histogram,
       {}};
   for (const auto& calls : calls_) {

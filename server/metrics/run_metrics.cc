@@ -73,11 +73,14 @@ void AddRun(const RunFigures& f, Page& page) {
   const std::string& run = f.status.run_id;
   const PolicyOptions& policy = f.policy_options;
   const auto setting = f.policy.settings.find("staleness");
-  page.Gauge("cohort_run_active", "1 while training can go on, 0 once ended.")
+  page.Gauge("cohort_run_active",
+             "1 while training can go on, 0 once the run has ended.")
       .Value(f.status.ended ? 0 : 1, {{"run", run}});
-  page.Gauge("cohort_run_info", "Constant 1; what the run is called.")
+  page.Gauge("cohort_run_info",
+             "Constant 1, labelled with the run and its name.")
       .Value(1, {{"run", run}, {"run_name", f.status.run_name}});
-  page.Gauge("cohort_policy_info", "Constant 1; the policy in force.")
+  page.Gauge("cohort_policy_info",
+             "Constant 1, labelled with the policy in force.")
       .Value(1, {{"run", run},
                  {"policy", Text(AggregationName(policy.aggregation))},
                  {"normalization", NormalizationName(policy)},
@@ -86,7 +89,8 @@ void AddRun(const RunFigures& f, Page& page) {
                   setting == f.policy.settings.end() ? "" : setting->second}});
   page.Gauge("cohort_model_version", "Newest version of the weights.")
       .Value(f.status.version.value(), {{"run", run}});
-  page.Counter("cohort_policy_changes_total", "Changes of settings in force.")
+  page.Counter("cohort_policy_changes_total",
+               "Changes of settings that took effect.")
       .Value(f.status.counts.policy_changes);
   page.Gauge("cohort_parameters", "Elements of all parameters.")
       .Value(f.model.parameters);
@@ -94,14 +98,15 @@ void AddRun(const RunFigures& f, Page& page) {
       .Value(f.model.weights_bytes, {{"kind", "weights"}})
       .Value(f.model.optimizer_bytes, {{"kind", "optimizer"}})
       .Value(f.model.batch_norm_bytes, {{"kind", "bn"}});
-  page.Counter("cohort_samples_total", "Images of the commits of this process.")
+  page.Counter("cohort_samples_total", "Images committed by this process.")
       .Value(f.sums.samples);
   page.Gauge("cohort_samples_seen",
-             "Images of the run so far, those before a restart included.")
+             "Images of the run so far, including those before a restart.")
       .Value(f.status.samples);
   page.Gauge("cohort_samples_planned", "Images of the whole run.")
       .Value(f.status.samples_total);
-  page.Gauge("cohort_epoch", "Epoch that is cut from now, from 0.")
+  page.Gauge("cohort_epoch",
+             "Epoch that new assignments come from, counted from 0.")
       .Value(f.status.data_epoch);
   page.Gauge("cohort_epochs_planned", "Epochs of the whole run.")
       .Value(f.status.epochs);
@@ -113,30 +118,33 @@ void AddLearning(const RunFigures& f, Page& page) {
     return sums.test.has_value() ? std::make_optional((*sums.test).*member)
                                  : std::nullopt;
   };
-  page.Gauge("cohort_loss", "Mean loss: of the newest commit, or of the test.")
+  page.Gauge("cohort_loss",
+             "Mean loss of the newest commit or the newest test.")
       .Value(sums.train_loss, {{"split", "train"}})
       .Value(test(&EvaluationPoint::loss), {{"split", "test"}});
   page.Gauge("cohort_accuracy_ratio",
-             "Labels found: of the newest commit, or of the test.")
+             "Share of labels predicted correctly in the newest commit or the "
+             "newest test.")
       .Value(sums.train_accuracy, {{"split", "train"}})
       .Value(test(&EvaluationPoint::accuracy), {{"split", "test"}});
-  page.Gauge("cohort_mean_iou_ratio", "Mean intersection over union.")
+  page.Gauge("cohort_mean_iou_ratio",
+             "Mean intersection over union of the newest test.")
       .Value(sums.test.has_value() ? sums.test->mean_iou : std::nullopt,
              {{"split", "test"}});
-  page.Gauge("cohort_learning_rate", "As the schedule has it now.")
+  page.Gauge("cohort_learning_rate", "Current learning rate of the schedule.")
       .Value(f.status.learning_rate);
   page.Gauge("cohort_gradient_norm",
-             "Of the mean gradient of the newest commit, before clipping.")
+             "Norm of the mean gradient of the newest commit, before clipping.")
       .Value(sums.gradient_norm);
 }
 
 void AddMembers(const RunFigures& f, Page& page) {
   const StatusView& status = f.status;
-  page.Gauge("cohort_workers_expected", "Ranks of the cohort.")
+  page.Gauge("cohort_workers_expected", "Number of ranks.")
       .Value(status.workers_expected);
-  page.Gauge("cohort_workers_registered", "Ranks that a live worker holds.")
+  page.Gauge("cohort_workers_registered", "Ranks held by a live worker.")
       .Value(status.workers_live);
-  page.Gauge("cohort_workers", "Ranks by what their worker does.");
+  page.Gauge("cohort_workers", "Ranks by the activity of their worker.");
   for (absl::string_view state : kActivityNames) {
     page.Value(std::count_if(status.workers.begin(), status.workers.end(),
                              [state](const StatusView::Worker& worker) {
@@ -152,17 +160,18 @@ void AddMembers(const RunFigures& f, Page& page) {
     page.Value(status.vacancies.at(reason),
                {{"reason", Text(VacancyReasonName(reason))}});
   }
-  page.Gauge("cohort_waiting_seconds",
-             "How long a worker that can be named has held up the run; 0: "
-             "none does.")
+  page.Gauge(
+          "cohort_waiting_seconds",
+          "How long identified workers have held up the run; 0 if none does.")
       .Value(absl::ToDoubleSeconds(status.waiting));
 }
 
 // The only metrics with a worker label; they show which worker is the
 // straggler.
 void AddWorkers(const RunFigures& f, Page& page) {
-  page.Gauge("cohort_worker_last_seen_timestamp_seconds",
-             "When the worker was last heard, seconds since 1970.");
+  page.Gauge(
+      "cohort_worker_last_seen_timestamp_seconds",
+      "Time of the last message from the worker, in seconds since 1970.");
   for (const StatusView::Worker& worker : f.status.workers) {
     if (!HasSeries(worker.rank) || worker.incarnation == Incarnation()) {
       continue;
@@ -170,8 +179,9 @@ void AddWorkers(const RunFigures& f, Page& page) {
     page.Value(f.now - absl::ToDoubleSeconds(worker.silent),
                OfWorker(worker.rank));
   }
-  page.Gauge("cohort_worker_lag_versions",
-             "Versions since the one that the worker last saw.");
+  page.Gauge(
+      "cohort_worker_lag_versions",
+      "Versions between the last one that the worker saw and the newest.");
   for (const StatusView::Worker& worker : f.status.workers) {
     if (HasSeries(worker.rank)) {
       page.Value(worker.lag_versions, OfWorker(worker.rank));
@@ -186,10 +196,10 @@ void AddWorkers(const RunFigures& f, Page& page) {
     }
   };
   page.Counter("cohort_barrier_last_arrival_total",
-               "Steps that this worker closed last.");
+               "Steps in which this worker was the last to finish.");
   last(f.sums.last_arrivals);
   page.Counter("cohort_bn_last_arrival_total",
-               "Rendezvous that this worker came to last.");
+               "Rendezvous in which this worker was the last to arrive.");
   last(f.sums.rendezvous_last_arrivals);
 }
 
@@ -206,7 +216,7 @@ BucketCounts StalenessOf(const StalenessCounts& counts) {
 void AddPushes(const RunFigures& f, Page& page) {
   page.Counter("cohort_pushes_total",
                "Pushes by verdict; duplicate, replay_mismatch, fenced and "
-               "invalid count their messages.");
+               "invalid count messages.");
   for (const auto& [name, count] : PushVerdicts(f)) {
     page.Value(count, {{"result", name}});
   }
@@ -218,8 +228,9 @@ void AddPushes(const RunFigures& f, Page& page) {
   page.Counter("cohort_pulls_total", "Pulls of a whole version.")
       .Value(f.service.pulls, {{"result", "ok"}})
       .Value(f.service.pulls_refused, {{"result", "refused"}});
-  page.Histogram("cohort_push_staleness_versions",
-                 "Staleness of pushes that were decided one by one.")
+  page.Histogram(
+          "cohort_push_staleness_versions",
+          "Staleness of pushes that are decided one by one, in versions.")
       .Value(StalenessOf(f.status.staleness));
   page.Gauge("cohort_staleness_bound_versions",
              "Staleness above which a push is dropped or damped.")
@@ -228,25 +239,25 @@ void AddPushes(const RunFigures& f, Page& page) {
 
 void AddServer(const RunFigures& f, Page& page) {
   page.Histogram("cohort_barrier_wait_seconds",
-                 "From a push's closing message to its commit.")
+                 "Time from a push's closing message to its commit.")
       .Value(f.sums.barrier_wait_seconds);
   page.Histogram("cohort_aggregation_duration_seconds",
-                 "From the first partition that is complete to the commit.")
+                 "Time from the first complete partition to the commit.")
       .Value(f.sums.aggregation_seconds);
   page.Histogram("cohort_apply_duration_seconds",
-                 "Fold and optimizer of one partition.")
+                 "Time to fold and update one partition.")
       .Value(f.sums.apply_seconds);
-  page.Gauge("cohort_queue_depth", "Work that waits or is under way.")
+  page.Gauge("cohort_queue_depth", "Tasks that are queued or running.")
       .Value(f.service.folds_waiting, {{"queue", "fold"}});
   page.Gauge("cohort_inflight_bytes", "Gradients held until they are folded.")
       .Value(f.service.inflight_bytes);
-  page.Gauge("cohort_inflight_limit_bytes", "Limit on them.")
+  page.Gauge("cohort_inflight_limit_bytes", "Limit on the gradients held.")
       .Value(f.service.inflight_bytes_max);
   page.Counter("cohort_backpressure_total",
                "Messages that waited because of a limit.")
       .Value(f.service.inflight_paused, {{"reason", "inflight"}});
   page.Gauge("cohort_storage_free_bytes",
-             "Free where checkpoints, or else results, are written.")
+             "Free space where checkpoints, or else results, are written.")
       .Value(f.storage_free_bytes);
   page.Gauge("cohort_memory_limit_bytes", "Memory that this process may use.")
       .Value(f.memory_limit_bytes);
@@ -255,40 +266,44 @@ void AddServer(const RunFigures& f, Page& page) {
 void AddCheckpoints(const RunFigures& f, Page& page) {
   const CheckpointFigures& files = f.checkpoint;
   page.Histogram("cohort_checkpoint_duration_seconds",
-                 "Writing of one checkpoint, until it is on disk.")
+                 "Time to write one checkpoint to disk.")
       .Value(files.duration_seconds);
   page.Gauge("cohort_checkpoint_size_bytes", "Size of the newest checkpoint.")
       .Value(files.size_bytes);
-  page.Counter("cohort_checkpoints_total", "Checkpoints that are safe.")
+  page.Counter("cohort_checkpoints_total", "Checkpoints written to disk.")
       .Value(files.written);
   page.Counter("cohort_checkpoint_failures_total",
                "Checkpoints that could not be written.")
       .Value(files.failed_disk_full, {{"reason", "disk_full"}})
       .Value(files.failed_io, {{"reason", "io"}});
   page.Gauge("cohort_checkpoint_last_success_timestamp_seconds",
-             "When the newest was written, seconds since 1970.")
+             "Time at which the newest checkpoint was written, in seconds "
+             "since 1970.")
       .Value(files.written_at);
-  page.Gauge("cohort_checkpoint_last_version", "Version of the newest one.")
+  page.Gauge("cohort_checkpoint_last_version",
+             "Version of the newest checkpoint.")
       .Value(files.version);
   page.Gauge("cohort_checkpoint_interval_versions",
-             "Commits between two; 0: only at the end.")
+             "Steps between two checkpoints; 0: only at the end.")
       .Value(f.checkpoint_every);
-  page.Counter("cohort_restores_total",
-               "Checkpoints looked at on start: continued from, or damaged.")
+  page.Counter(
+          "cohort_restores_total",
+          "Checkpoints read on start: continued from, or skipped as damaged.")
       .Value(files.restored, {{"result", "ok"}})
       .Value(files.damaged_skipped, {{"result", "damaged_skipped"}});
-  page.Gauge("cohort_restore_duration_seconds", "Reading of the checkpoint.")
+  page.Gauge("cohort_restore_duration_seconds",
+             "Time to read the checkpoint on start.")
       .Value(files.restore_seconds);
 }
 
 void AddBatchNorm(const RunFigures& f, Page& page) {
   page.Histogram("cohort_bn_rendezvous_wait_seconds",
-                 "Each member's wait for the others.")
+                 "Time that a member waits for the others.")
       .Value(f.sums.forward_wait_seconds, {{"phase", "forward"}})
       .Value(f.sums.backward_wait_seconds, {{"phase", "backward"}});
   page.Gauge("cohort_bn_drift_ratio",
-             "By how many standard deviations a worker's batch is off the "
-             "combined one, the largest, at the newest sampled commit.");
+             "Largest deviation of a worker's batch from the combined one at "
+             "the newest sampled commit, in standard deviations.");
   for (const auto& [layer, ratio] : f.sums.drift) {
     if (layer >= kLayerSeriesMax ||
         layer >= static_cast<int64_t>(f.model.layers.size())) {

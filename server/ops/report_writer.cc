@@ -31,8 +31,9 @@ ReportWriter::ReportWriter(FileSystem& files, FiguresSource& figures,
     const absl::Status written = Write();
     if (written.ok()) return;
     Log(LogLevel::kWarning,
-        absl::StrCat("the report was not written and will be tried again in ",
-                     "a minute: ", written.message()));
+        absl::StrCat(
+            "the report could not be written, next attempt in a minute: ",
+            written.message()));
   });
 }
 

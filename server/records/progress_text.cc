@@ -57,8 +57,8 @@ std::string ProgressText(const StatusView& status, double samples_per_second) {
 void PrintMeasures(const EvaluationRecord& evaluation,
                    const SharedSnapshot& model, std::ostream& out) {
   if (model != nullptr && model->version != evaluation.version) {
-    out << "the test is of step " << evaluation.version
-        << "; the model, of step " << model->version << ", was not tested\n";
+    out << "the test result is of step " << evaluation.version
+        << "; the model of step " << model->version << " was not tested\n";
   }
   const std::vector<EvaluationResult>& results = evaluation.results;
   for (size_t i = 0; i < results.size() && results.size() > 1; ++i) {

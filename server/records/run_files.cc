@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<StateLock>> LockFolder(absl::string_view flag,
 absl::Status Refuse(absl::string_view flag, absl::string_view seen,
                     absl::string_view wanted) {
   return absl::FailedPreconditionError(absl::StrCat(
-      "--", flag, ": got ", seen, ", but the checkpoint wants ", wanted));
+      "--", flag, ": got ", seen, ", but the checkpoint has ", wanted));
 }
 
 // Seconds since 1970.
@@ -339,22 +339,22 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
   const std::string policy = PolicyText(options.policy);
   if (policy != checkpoint.identity.policy) {
     Log(LogLevel::kWarning,
-        absl::StrCat("the run continues with another policy: ", policy,
-                     ", before ", checkpoint.identity.policy));
+        absl::StrCat("the run continues with a different policy: ", policy,
+                     "; previously ", checkpoint.identity.policy));
   }
   const StatisticsSets& held = *state.snapshot->statistics;
   const std::vector<StatisticsKind> anew =
       NotHeld(held, Resolve(options.policy).statistics);
   if (!anew.empty()) {
     Log(LogLevel::kWarning,
-        absl::StrCat("the checkpoint holds no statistics ",
-                     StatisticsNames(anew), ": they start from those of ",
-                     StatisticsName(held.front().kind)));
+        absl::StrCat("the checkpoint has no ", StatisticsNames(anew),
+                     " statistics; they start from the ",
+                     StatisticsName(held.front().kind), " statistics"));
   }
   if (static_cast<int32_t>(state.batch_sizes.size()) != options.workers) {
     Log(LogLevel::kWarning,
         absl::StrCat("the run continues with ", options.workers,
-                     " workers, before ", state.batch_sizes.size()));
+                     " workers; previously ", state.batch_sizes.size()));
   }
   return absl::OkStatus();
 }

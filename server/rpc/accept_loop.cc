@@ -48,7 +48,7 @@ AcceptLoop::AcceptLoop(
       spare_fd_(OpenSpare()),
       files_max_(files_max),
       server_(std::move(server)) {
-  COHORT_CHECK(wake_fd_ >= 0, "no eventfd");
+  COHORT_CHECK(wake_fd_ >= 0, "eventfd failed");
   task_ = std::make_unique<PeriodicTask>("accept", absl::ZeroDuration(),
                                          [this] { AcceptSome(); });
 }
@@ -113,10 +113,11 @@ void AcceptLoop::Refuse(int fd) {
   const int64_t refused = refused_.fetch_add(1, std::memory_order_relaxed) + 1;
   // The log limits repeated lines.
   Log(LogLevel::kWarning,
-      absl::StrCat("a connection was refused: connections may take ",
-                   files_max_, " open files, and all are taken; raise the ",
-                   "limit on open files (ulimit -Hn, LimitNOFILE=); refused ",
-                   "so far: ", refused));
+      absl::StrCat(
+          "a connection was refused: all ", files_max_,
+          " open files for connections are in use; raise the limit on open "
+          "files (ulimit -Hn, LimitNOFILE=); connections refused so far: ",
+          refused));
 }
 
 }  // namespace cohort

@@ -49,7 +49,7 @@ absl::StatusOr<ChangeRequest> ChangeFrom(const v1::SetPolicyRequest& proto) {
   COHORT_RETURN_IF_ERROR(CheckLength("number of settings",
                                      static_cast<size_t>(proto.settings_size()),
                                      kSettingsMax));
-  COHORT_RETURN_IF_ERROR(CheckLength("length of the run's id",
+  COHORT_RETURN_IF_ERROR(CheckLength("length of the run id",
                                      proto.run_id().size(), kNameLengthMax));
   COHORT_RETURN_IF_ERROR(CheckLength("length of the author",
                                      proto.author().size(), kValueLengthMax));

@@ -64,7 +64,9 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
 
   // While the stream is paused nothing is being read, so no failing read
   // reports it.
-  void OnCancel() override { End(absl::CancelledError("the peer is gone")); }
+  void OnCancel() override {
+    End(absl::CancelledError("the peer disconnected"));
+  }
 
   void SendVerdict(const effect::SendVerdict& verdict) override {
     v1::ExchangeReply reply;
@@ -113,7 +115,7 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
         break;
     }
     return absl::InvalidArgumentError(
-        "exchange: got neither opening, gradient nor closing");
+        "exchange: got a message with neither opening, gradient nor closing");
   }
 
   // Allows the weights of some versions, which exist anyway: a worker may still

@@ -88,7 +88,7 @@ class PullReactor final
     if (!request.ParseFromArray(parts.header.data(),
                                 static_cast<int>(parts.header.size()))) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "got ", message.Length(), " bytes that are no PullRequest"));
+          "got ", message.Length(), " bytes that are not a valid PullRequest"));
     }
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     COHORT_RETURN_IF_ERROR(CheckRunId(request.run_id(), shard_.run_id()));
@@ -123,8 +123,9 @@ class PullReactor final
     const absl::Status taken = shard_.pulls().Admit(
         shared_from_this(), peer, version, shard_.clock().Now(), evicted);
     for (const std::shared_ptr<Stream>& stream : evicted) {
-      stream->Cut(absl::ResourceExhaustedError(
-          "another pull replaced this one, which was not read"));
+      stream->Cut(
+          absl::ResourceExhaustedError("another pull replaced this one because "
+                                       "its answers were not being read"));
     }
     return taken;
   }

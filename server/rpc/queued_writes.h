@@ -86,7 +86,7 @@ class QueuedWrites : public Reactor,
       writing_ = false;
       queued_bytes_ -= BytesOfReply(queue_.front());
       queue_.pop_front();
-      if (!ok) EndLocked(absl::CancelledError("the peer is gone"));
+      if (!ok) EndLocked(absl::CancelledError("the peer disconnected"));
       // The stream had ended before, with answers still queued.
       if (!ok) TrimLocked(0);
       ContinueLocked();
@@ -138,8 +138,9 @@ class QueuedWrites : public Reactor,
     MutexLock lock(mu_);
     if (ended_) return;
     if (queue_.size() >= kQueueLengthMax) {
-      EndLocked(absl::ResourceExhaustedError(
-          absl::StrCat("got ", queue_.size(), " replies that were not read")));
+      EndLocked(absl::ResourceExhaustedError(absl::StrCat(
+          "got ", queue_.size() + 1, " unread replies, want at most ",
+          kQueueLengthMax, "; read them as they arrive")));
       return;
     }
     const int64_t bytes = BytesOfReply(response);
@@ -147,8 +148,7 @@ class QueuedWrites : public Reactor,
     if (!queue_.empty() && queued_bytes_ + bytes > QueueBytesMax()) {
       EndLocked(absl::ResourceExhaustedError(
           absl::StrCat("got ", queued_bytes_ + bytes,
-                       " bytes of replies that were not "
-                       "read, want at most ",
+                       " bytes of unread replies, want at most ",
                        QueueBytesMax(), "; read them as they arrive")));
       return;
     }

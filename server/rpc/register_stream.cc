@@ -57,7 +57,7 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
       End(absl::OkStatus());
     } else if (no_more) {
       End(absl::InvalidArgumentError(
-          "register: got the end of the requests, want the initial values"));
+          "register: the request stream ended before the initial values"));
     }
   }
 
@@ -74,7 +74,9 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
     ShardStream::OnReadDone(ok);
   }
 
-  void OnCancel() override { End(absl::CancelledError("the peer is gone")); }
+  void OnCancel() override {
+    End(absl::CancelledError("the peer disconnected"));
+  }
 
  protected:
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
@@ -93,16 +95,16 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
   absl::Status OnHalfClose() override ABSL_LOCKS_EXCLUDED(answer_mu_) {
     if (!layout_.has_value()) {
       return absl::InvalidArgumentError(
-          "register: the stream was closed before anything came, want layout "
-          "and plan first");
+          "register: the stream was closed without a message, want layout and "
+          "plan first");
     }
     COHORT_RETURN_IF_ERROR(TakeAnswer());
     if (missing_ == 0) return absl::OkStatus();
     const auto absent = std::find(values_.begin(), values_.end(), nullptr);
-    return absl::InvalidArgumentError(
-        absl::StrCat("register: the stream was closed without partition ",
-                     absent - values_.begin(), ", ", missing_, " of ",
-                     values_.size(), " are missing, want each once"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "register: the stream was closed without partition ",
+        absent - values_.begin(), " (", missing_, " of ", values_.size(),
+        " partitions are missing), want each once"));
   }
 
  private:

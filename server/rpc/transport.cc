@@ -76,8 +76,8 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
   if (transport->server_ == nullptr) {
     return absl::UnavailableError(absl::StrCat(
         "--listen: cannot listen on ", options.listen,
-        ": another process uses the port, or it is no address of this "
-        "machine; stop that process or choose another port"));
+        ": another process uses the port, or the address does not belong to "
+        "this machine; stop that process or choose another port"));
   }
   transport->accept_ = std::make_unique<AcceptLoop>(
       *std::move(socket), std::move(acceptor), ConnectionFilesMax());

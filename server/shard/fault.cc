@@ -36,14 +36,13 @@ absl::Status PeerFault() noexcept {
 void ExitHalfDone(const char* doing) noexcept {
   try {
     Log(LogLevel::kError,
-        absl::StrCat("exception while doing '", doing, "': ", ExceptionText(),
+        absl::StrCat("exception in '", doing, "': ", ExceptionText(),
                      "; the state may be inconsistent, so the process ends; "
                      "start the server again with --resume"));
     FlushLog();
   } catch (...) {
     // There is no memory for a log line.
-    std::fprintf(stderr, "exception while doing '%s'; the process ends\n",
-                 doing);
+    std::fprintf(stderr, "exception in '%s'; the process ends\n", doing);
   }
   // Skips destructors, because they would wait for threads and write a last
   // checkpoint.
@@ -51,7 +50,7 @@ void ExitHalfDone(const char* doing) noexcept {
 }
 
 void ExitOnUncaughtExceptions() {
-  std::set_terminate([] { ExitHalfDone("work on a thread"); });
+  std::set_terminate([] { ExitHalfDone("a background thread"); });
 }
 
 }  // namespace cohort

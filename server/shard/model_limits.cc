@@ -84,8 +84,8 @@ absl::Status CheckModelLimits(const ModelLayout& layout,
     if (elements >
         (kModelBytesMax - weights) / static_cast<int64_t>(sizeof(float))) {
       return absl::InvalidArgumentError(
-          absl::StrCat("model: got more than ", weights, " bytes before ",
-                       parameter.name, ", want at most ", kModelBytesMax));
+          absl::StrCat("model: the parameters up to ", parameter.name,
+                       " exceed the limit of ", kModelBytesMax, " bytes"));
     }
     const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
     weights += bytes;
@@ -101,11 +101,11 @@ absl::Status CheckModelLimits(const ModelLayout& layout,
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "model: got a need of ", needed / kMib, " MiB for ", kVersions,
+      "model: needs ", needed / kMib, " MiB for ", kVersions,
       " versions of weights (", weights / kMib, " MiB), optimizer slots (",
       slots / kMib, " MiB) and statistics (", statistics / kMib,
-      " MiB), want at most the ", needs.memory_bytes / kMib,
-      " MiB that the server may use; give it more memory, or choose an "
+      " MiB), but the server may use ", needs.memory_bytes / kMib,
+      " MiB; give it more memory, or choose an "
       "optimizer with fewer slots"));
 }
 

@@ -8,10 +8,9 @@ namespace cohort {
 namespace {
 
 absl::Status TooMany(absl::string_view what, int64_t max) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("pull: got more than ", max, " ", what,
-                   ", want at most these; read the answers of those under way "
-                   "and try again"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "pull: got too many ", what, ", want at most ", max,
+      "; read the answers of the pulls in progress and try again"));
 }
 
 }  // namespace
@@ -70,12 +69,12 @@ absl::Status PullTable::Admit(const std::shared_ptr<Stream>& pull,
       pulls_.begin(), pulls_.end(),
       [&peer](const auto& entry) { return entry.second.peer == peer; });
   if (of_peer >= limits_.pulls_per_peer) {
-    return TooMany("pulls of one connection", limits_.pulls_per_peer);
+    return TooMany("pulls on one connection", limits_.pulls_per_peer);
   }
   if (!Holds(version) &&
       Versions().size() >= static_cast<size_t>(limits_.versions) &&
       !EvictVersion(now, evicted)) {
-    return TooMany("versions that are being pulled", limits_.versions);
+    return TooMany("versions being pulled", limits_.versions);
   }
   if (pulls_.size() >= static_cast<size_t>(limits_.pulls) &&
       !EvictPull(now, evicted)) {

@@ -11,9 +11,9 @@ absl::StatusOr<ReservedBytes::Reservation> ReservedBytes::Take(
   if (before > 0 && bytes > limit_bytes_ - before) {
     held_->fetch_sub(bytes, std::memory_order_relaxed);
     return absl::ResourceExhaustedError(
-        absl::StrCat(what, ": got ", bytes, " bytes on top of ", before,
-                     " that are reserved, want at most ", limit_bytes_,
-                     " in all; try again when the others are done"));
+        absl::StrCat(what, ": got ", bytes, " bytes in addition to ", before,
+                     " already reserved, want at most ", limit_bytes_,
+                     " in total; try again when the other requests are done"));
   }
   return Reservation(held_.get(), [held = held_, bytes](const void*) {
     held->fetch_sub(bytes, std::memory_order_relaxed);

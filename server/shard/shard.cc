@@ -48,7 +48,8 @@ int64_t RegistrationBytesMax(int64_t memory_bytes) {
 
 void EndDisplaced(const std::shared_ptr<Stream>& stream) {
   if (stream == nullptr) return;
-  stream->End(absl::AbortedError("a newer stream of this worker took over"));
+  stream->End(
+      absl::AbortedError("a newer stream of this worker replaced this one"));
 }
 
 }  // namespace
@@ -418,7 +419,7 @@ absl::StatusOr<Version> Shard::Drain(const std::string& reason) {
     const StatusView view = core.Status(now);
     if (view.ended) {
       return absl::FailedPreconditionError(
-          absl::StrCat("the run is already over: ", view.state));
+          absl::StrCat("the run is already ", view.state));
     }
     core.Drain(reason, now, out);
     return view.version;
@@ -449,7 +450,8 @@ absl::StatusOr<ChangeAnswer> Shard::Change(const ChangeRequest& request) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--lease: got ", lease->second, ", want at least ",
         absl::FormatDuration(lease_min), ": workers send a heartbeat every ",
-        absl::FormatDuration(heartbeat_interval()), ", and would all be lost"));
+        absl::FormatDuration(heartbeat_interval()),
+        ", so all of them would count as lost"));
   }
   return Handle([&](Coordinator& core, Instant now, Effects& out) {
     return core.Change(request, now, out);

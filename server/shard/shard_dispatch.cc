@@ -90,9 +90,9 @@ struct Shard::Dispatcher {
 
   void operator()(effect::Joined& joined) const {
     EndAll(shard.streams_.Bind(joined.session, joined.rank, joined.incarnation),
-           absl::AbortedError(absl::StrCat(
-               "rank ", joined.rank.value(),
-               ": a newer process of this worker has joined; join again")));
+           absl::AbortedError(
+               absl::StrCat("rank ", joined.rank.value(),
+                            " is now held by a newer process; join again")));
     Tell(shard.streams_.Session(joined.session), &SessionStream::SendJoined,
          std::as_const(joined));
   }

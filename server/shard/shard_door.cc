@@ -27,12 +27,12 @@ void EndEvicted(const StreamRegistry::Streams& streams) {
 void Shard::CheckStreams(int64_t ticks) {
   const Instant now = clock_.Now();
   EndAll(streams_.TakeSilent(now),
-         absl::DeadlineExceededError(absl::StrCat(
-             "got no message; after it is opened, a session wants its join "
-             "within ",
-             absl::FormatDuration(kJoinDeadline),
-             " and any other stream its first message within ",
-             absl::FormatDuration(kFirstMessageDeadline))));
+         absl::DeadlineExceededError(
+             absl::StrCat("got no message in time, want a join within ",
+                          absl::FormatDuration(kJoinDeadline),
+                          " of opening a session, and a first message within ",
+                          absl::FormatDuration(kFirstMessageDeadline),
+                          " of opening any other stream")));
   if (ticks % kTicksPerReaderCheck != 0) return;
   for (const auto& stream : streams_.All()) stream->CheckReader(now);
 }

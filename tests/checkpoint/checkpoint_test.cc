@@ -380,11 +380,11 @@ TEST_F(CheckpointTest, AManifestThatDoesNotFitItselfIsDamage) {
   };
   expect(
       [](auto& body) { body["model"]["partitions"][0]["slices"][0][0] = 99; },
-      "its partitions do not fit");
+      "its partitions do not match");
   expect([](auto& body) { body["model"]["partitions"][1]["slices"][0][2] = 3; },
-         "its partitions do not fit");
+         "its partitions do not match");
   expect([](auto& body) { body["model"]["partitions"].clear(); },
-         "its partitions do not fit");
+         "its partitions do not match");
   expect([](auto& body) { body["model"]["parameters"][0]["shape"][0] = 0; },
          "conv.weight: got shape [0,3]");
   expect([](auto& body) { body["statistics"][1]["batches_tracked"] = {1}; },
@@ -396,7 +396,7 @@ TEST_F(CheckpointTest, AManifestThatDoesNotFitItselfIsDamage) {
   expect([](auto& body) { body["statistics"][1]["kind"] = "auto"; },
          "got statistics of kind 'auto', want known kinds, each once");
   expect([](auto& body) { body["model"]["batch_norms"][0]["channels"] = 2; },
-         "statistics/sync/bn/mean is missing or has another type or shape");
+         "statistics/sync/bn/mean is missing or has the wrong type or shape");
   expect([](auto& body) { body["model"]["parameters"][0]["name"] = "other"; },
          "weights of partition 0 are missing");
 }

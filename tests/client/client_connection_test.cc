@@ -256,7 +256,7 @@ TEST(ClientConnectionTest, FencedIncarnationComesBackAsANewOneAndRegisters) {
   };
   server.on_join = [&](const v1::Join& join) -> absl::StatusOr<v1::JoinReply> {
     if (join.incarnation() > 0) {
-      return absl::AbortedError("a newer process of rank 2 has joined");
+      return absl::AbortedError("rank 2 is now held by a newer process");
     }
     return server.Admit(join);
   };
@@ -308,7 +308,7 @@ TEST(ClientConnectionTest, ServerThatLostTheRunEndsTheWorker) {
   server.EndSession(absl::UnavailableError("restarting"));
   const absl::Status status = client->NextAssignment().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("lost the run"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("lost its model"));
   // The error is permanent.
   EXPECT_EQ(client->NextAssignment().status(), status);
 }

@@ -47,7 +47,7 @@ TEST(GrpcClientTest, AfterAnAbortedJoinTheNextStartsANewIncarnation) {
   ASSERT_TRUE(client.Join().ok());
   server.on_join = [&](const v1::Join& join) -> absl::StatusOr<v1::JoinReply> {
     if (join.incarnation() > 0) {
-      return absl::AbortedError("a newer process of rank 2 has joined");
+      return absl::AbortedError("rank 2 is now held by a newer process");
     }
     return server.Admit(join);
   };

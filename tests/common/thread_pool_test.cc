@@ -65,7 +65,7 @@ TEST(ThreadPoolTest, RefusesAJobWhenTheQueueIsFull) {
     started.get_future().wait();
     ASSERT_TRUE(pool.Submit([&] { second = true; }).ok());
     EXPECT_EQ(pool.Submit([&] { refused = true; }),
-              absl::ResourceExhaustedError("files: 1 jobs wait already"));
+              absl::ResourceExhaustedError("files: 1 jobs are already queued"));
     go.set_value();
   }
   EXPECT_TRUE(second);

@@ -83,9 +83,9 @@ TEST(CoordinatorAnswersTest, AKeyThatWasNeverGivenIsRefusedInEveryPart) {
     EXPECT_TRUE(absl::IsFailedPrecondition(received.closed));
     EXPECT_THAT(received.verdicts, IsEmpty());
   }
-  EXPECT_THAT(std::string(PushAs(cohort, PushKeyOf(3)).closed.message()),
-              HasSubstr("no training assignment 3 attempt 0 was given to rank "
-                        "0"));
+  EXPECT_THAT(
+      std::string(PushAs(cohort, PushKeyOf(3)).closed.message()),
+      HasSubstr("training assignment 3 attempt 0 was not given to rank 0"));
 }
 
 TEST(CoordinatorAnswersTest, ARepetitionOfAnyRememberedStepIsADuplicate) {

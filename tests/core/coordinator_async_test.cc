@@ -105,18 +105,18 @@ TEST(CoordinatorAsyncTest, APushThatIsNotWholeCannotBeClosed) {
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush.w).ok());
   EXPECT_EQ(cohort.Close(kRank0, kPush),
             absl::FailedPreconditionError(
-                "rank 0 closed its push before it was whole"));
+                "rank 0 closed its push before it was complete"));
 }
 
 TEST(CoordinatorAsyncTest, AVersionOfTheFutureCannotHaveBeenRead) {
   FakeCohort cohort(AsyncSetup());
   cohort.Start();
   Effects out;
-  EXPECT_EQ(
-      cohort.core().Open(cohort.sender(kRank0), cohort.key(kRank0),
-                         {.version = Version(1), .samples = 2},
-                         absl::Seconds(101), out),
-      absl::InvalidArgumentError("push of rank 0: got version 1 read, want 0"));
+  EXPECT_EQ(cohort.core().Open(cohort.sender(kRank0), cohort.key(kRank0),
+                               {.version = Version(1), .samples = 2},
+                               absl::Seconds(101), out),
+            absl::InvalidArgumentError(
+                "push of rank 0: got weights version 1, want 0"));
 }
 
 TEST(CoordinatorAsyncTest, StatisticsAreFoldedPerPushByItsShare) {

@@ -158,8 +158,8 @@ TEST(CoordinatorCallsTest, AReplacementThatDoesItAgainEndsTheRun) {
   EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
   EXPECT_EQ(ended[0].reason,
             "bn: rank 1 made 0 calls in step 1, rank 0 made 1; rank 1 was "
-            "replaced for such a difference before: start all workers with "
-            "one program and one model");
+            "already replaced because of such a difference; start all workers "
+            "with the same program and model");
 }
 
 TEST(CoordinatorCallsTest, ARankThatHasMadeAStepSinceIsFencedAgain) {
@@ -239,8 +239,8 @@ TEST(CoordinatorCallsTest, TwoMembersRepeatTheStepOnceAndThenTheRunEnds) {
   EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
   EXPECT_EQ(ended[0].reason,
             "bn: rank 1 made 0 calls in step 0, rank 0 made 1; step 0 was "
-            "repeated for such a difference before: start all workers with "
-            "one program and one model");
+            "already repeated because of such a difference; start all workers "
+            "with the same program and model");
   // Closed pushes are answered at the end of a run, too.
   for (Rank rank : {kRank0, kRank1}) {
     const auto verdicts = VerdictsOn(cohort, rank);
@@ -298,7 +298,7 @@ TEST(CoordinatorCallsTest, CrossedCallsOfTwoRepeatTheStepAtTheStepDeadline) {
   EXPECT_THAT(ended[0].reason,
               HasSubstr("the members of step 0 wait for each other: rank 0 in "
                         "call 1 of bn, rank 1 in call 0 of bn2; step 0 was "
-                        "repeated"));
+                        "already repeated"));
   EXPECT_EQ(cohort.counter("workers_lost"), 0);
 }
 
@@ -333,9 +333,10 @@ TEST(CoordinatorCallsTest, ACallThatNobodyWaitsInAnyMoreIsNotCommitted) {
   PushWith(cohort, kRank0, {1, 0});
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
   EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
-  EXPECT_THAT(cohort.log(),
-              HasSubstr("bn: call 1 of step 0 lacks rank 1, which has closed "
-                        "its push without it"));
+  EXPECT_THAT(
+      cohort.log(),
+      HasSubstr("bn: call 1 of step 0 is missing rank 1, which has closed "
+                "its push without it"));
 }
 
 // Ranks 0 and 1 are one group; rank 2 is alone in the other.
@@ -394,8 +395,8 @@ TEST(CoordinatorCallsTest, AGroupOfOneThatCountsCallsItNeverMetInIsFenced) {
   ASSERT_EQ(ended.size(), 1);
   EXPECT_EQ(ended[0].session, cohort.session(kRank2));
   EXPECT_THAT(std::string(ended[0].status.message()),
-              HasSubstr("bn: rank 2 counts 1 calls in step 0, but made no "
-                        "rendezvous of call 0"));
+              HasSubstr("bn: rank 2 reports 1 calls in step 0, but took no "
+                        "part in the rendezvous of call 0"));
 }
 
 // It is unknown which of the two is wrong.
@@ -409,8 +410,9 @@ TEST(CoordinatorCallsTest, AGroupThatDoesNotCountACallItMetInRepeatsTheStep) {
   PushWith(cohort, kRank2, {1, 0});
   EXPECT_THAT(cohort.All<effect::EndSession>(), IsEmpty());
   EXPECT_EQ(cohort.counter("steps_aborted"), 1);
-  EXPECT_THAT(cohort.log(), HasSubstr("bn2: rank 0 counts 0 calls in step 0, "
-                                      "but made a rendezvous of call 0"));
+  EXPECT_THAT(cohort.log(),
+              HasSubstr("bn2: rank 0 reports 0 calls in step 0, but took part "
+                        "in the rendezvous of call 0"));
 }
 
 // The rank's push is complete, but its process is gone. There is no session to

@@ -314,7 +314,8 @@ TEST(CoordinatorChangeTest, WhatMakesNoSenseIsRefusedAndChangesNothing) {
   };
   const std::vector<Case> cases = {
       {kToAsync, "--normalization: got global, want local or auto"},
-      {{{"min_pushes", "3"}}, "--min_pushes: got 3, want 0 (all) to --workers"},
+      {{{"min_pushes", "3"}},
+       "--min_pushes: got 3, want 0 (all) to 2 (--workers)"},
       {{{"agregation", "async"}}, "--agregation: no such setting"},
       {{{"learning_rate", "-1"}}, "--learning_rate: got -1"},
       {{{"workers", "0"}}, "--workers: got 0"},
@@ -431,7 +432,7 @@ TEST(CoordinatorChangeTest, TheHistoryIsKeptAndRestored) {
   ASSERT_EQ(view.history.size(), 3);
   EXPECT_EQ(view.history[1], state.policy_history[1]);
   EXPECT_THAT(view.history[2].text,
-              HasSubstr("continued with other flags: aggregation async -> "
+              HasSubstr("continued with changed flags: aggregation async -> "
                         "sync"));
 }
 

@@ -405,7 +405,7 @@ TEST(CoordinatorEvaluationTest, ARepeatedReportCountsOnce) {
       cohort.core()
           .ReportEvaluation(cohort.sender(kRank0), Sequence(99), {}, now, out)
           .status(),
-      absl::FailedPreconditionError("no assignment 99 was given to rank 0"));
+      absl::FailedPreconditionError("assignment 99 was not given to rank 0"));
   EXPECT_TRUE(absl::IsInvalidArgument(
       cohort.core()
           .ReportEvaluation(cohort.sender(kRank0), shard.sequence,

@@ -64,10 +64,10 @@ TEST(CoordinatorMembershipTest, ALiveRankIsRefusedWithTheTimeItFrees) {
   cohort.PassWithHeartbeatsOf({}, absl::Seconds(4));
   const absl::Status status = cohort.Join(kRank0);
   EXPECT_TRUE(absl::IsAlreadyExists(status));
-  EXPECT_EQ(
-      status.message(),
-      "rank 0 is live (host0); the rank is free in 6 s at the earliest, once "
-      "the worker is silent; use another --rank, or none for any free rank");
+  EXPECT_EQ(status.message(),
+            "rank 0 is live (host0); it becomes free in 6 s at the earliest, "
+            "if that worker stays silent; use another --rank, or omit --rank "
+            "to take any free rank");
 }
 
 TEST(CoordinatorMembershipTest, TrainingStartsWhenAllHaveRegistered) {
@@ -75,7 +75,7 @@ TEST(CoordinatorMembershipTest, TrainingStartsWhenAllHaveRegistered) {
   cohort.StartOne(kRank0);
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
   EXPECT_EQ(cohort.told(kRank0).reason,
-            "waiting for worker 1 to join and register, no limit");
+            "waiting for worker 1 to join and register, no time limit");
   EXPECT_EQ(cohort.told(kRank0).wait, absl::InfiniteDuration());
   cohort.StartOne(kRank1);
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kTrain);
@@ -166,7 +166,8 @@ TEST(CoordinatorMembershipTest, AnOlderIncarnationIsFenced) {
   const absl::Status status =
       cohort.core().Open(older, cohort.key(kRank0), {.samples = 3}, kNow, out);
   EXPECT_EQ(status,
-            absl::AbortedError("rank 0: incarnation 1 is over; join again"));
+            absl::AbortedError(
+                "rank 0: incarnation 1 is no longer current; join again"));
   Sender stranger = cohort.sender(kRank0);
   stranger.run_id = "other";
   EXPECT_TRUE(absl::IsFailedPrecondition(cohort.core().Open(
@@ -198,8 +199,9 @@ TEST(CoordinatorMembershipTest, AnotherFingerprintIsAdmittedWithAWarning) {
   ASSERT_TRUE(std::holds_alternative<effect::Log>(out[0]));
   const auto& log = std::get<effect::Log>(out[0]);
   EXPECT_EQ(log.severity, Severity::kWarning);
-  EXPECT_THAT(log.text, HasSubstr("the replacement differs (other, before "
-                                  "same): a repeated step may differ"));
+  EXPECT_THAT(log.text,
+              HasSubstr("the replacement computes differently (other, "
+                        "previously same): a repeated step may differ"));
 }
 
 TEST(CoordinatorMembershipTest, DrainBeforeTheStartEndsAtOnce) {

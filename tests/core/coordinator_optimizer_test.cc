@@ -154,8 +154,8 @@ TEST(CoordinatorOptimizerTest, AMaskThatFitsNothingRefusesTheModel) {
   const absl::Status refused = cohort.Register(kRank0);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(refused.message(),
-            "--freeze: got 'ww': no parameter has such a name; the nearest: "
-            "w, b");
+            "--freeze: got 'ww': no parameter has this name; the nearest names "
+            "are w, b");
   EXPECT_EQ(cohort.core().model(), nullptr);
 }
 

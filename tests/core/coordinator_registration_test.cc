@@ -66,7 +66,8 @@ TEST(CoordinatorRegistrationTest, StatusSaysWhoIsWaitedFor) {
   cohort.HoldValues();
   Offer(cohort, kRank1);
   StatusView view = cohort.core().Status(cohort.now());
-  EXPECT_EQ(view.state, "waiting for worker 0 to join and register, no limit");
+  EXPECT_EQ(view.state,
+            "waiting for worker 0 to join and register, no time limit");
   // No worker is late yet.
   EXPECT_EQ(view.waiting, absl::ZeroDuration());
   EXPECT_EQ(cohort.told(kRank1).reason, view.state);
@@ -167,11 +168,14 @@ TEST(CoordinatorRegistrationTest, TheLowestRanksModelRulesAndNothingIsFixed) {
     EXPECT_EQ(
         cohort.answer(kRank1)->status(),
         absl::FailedPreconditionError(
-            "another model than that of worker 0, which the run follows: w: "
+            "the model differs from that of worker 0, which defines the run: "
+            "w: "
             "got shape [3], want [2]; start the worker with the run's --model, "
-            "--width, --dataset and --classes, or a server of its own"));
+            "--width, --dataset and --classes, or start another server for its "
+            "model"));
     EXPECT_EQ(cohort.core().model(), nullptr);
-    EXPECT_THAT(cohort.log(), HasSubstr("rank 1 is refused: another model"));
+    EXPECT_THAT(cohort.log(),
+                HasSubstr("rank 1 is refused: the model differs"));
     // The lowest rank may also be the wrong one, and be restarted.
     cohort.Leave(kRank0);
     ASSERT_TRUE(cohort.Register(kRank1).ok());
@@ -191,9 +195,10 @@ TEST(CoordinatorRegistrationTest, WhileOneIsAskedOthersAreComparedWithIt) {
   ASSERT_TRUE(cohort.Join(kRank2).ok());
   const absl::Status refused = cohort.Register(kRank2, other);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("than that of worker 0, which registers it: parameter "
-                        "number 1: got bias, want b"));
+  EXPECT_THAT(
+      std::string(refused.message()),
+      HasSubstr("from that of worker 0, which defines the run: parameter "
+                "number 1: got bias, want b"));
   EXPECT_TRUE(cohort.Register(kRank2).ok());
 }
 
@@ -209,9 +214,9 @@ TEST(CoordinatorRegistrationTest, LaterModelsAreComparedByName) {
   EXPECT_EQ(
       cohort.Register(kRank1, layout),
       absl::FailedPreconditionError(
-          "another model than the run's: w: got shape [3], want [2]; start "
+          "the model differs from the run's: w: got shape [3], want [2]; start "
           "the worker with the run's --model, --width, --dataset and "
-          "--classes, or a server of its own"));
+          "--classes, or start another server for its model"));
   RunPlan plan = setup.plan;
   plan.dataset_digest = "cd";
   Effects out;
@@ -219,9 +224,9 @@ TEST(CoordinatorRegistrationTest, LaterModelsAreComparedByName) {
       cohort.core().BeginRegister(cohort.sender(kRank1), setup.layout, plan,
                                   cohort.now(), out),
       absl::FailedPreconditionError(
-          "another data set or loss than the run's: run plan: got data set "
-          "digest cd, want ab; start the worker with the run's files and the "
-          "flags that read them, such as --image_size and --augment"));
+          "the data set or loss differs from the run's: run plan: got data set "
+          "digest cd, want ab; start the worker with the run's data files and "
+          "data flags, such as --image_size and --augment"));
   EXPECT_THAT(out, IsEmpty());
 }
 
@@ -293,7 +298,7 @@ TEST(CoordinatorRegistrationTest, NothingCanBeReadBeforeIt) {
   EXPECT_TRUE(absl::IsFailedPrecondition(core.Read(std::nullopt).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(core.State().status()));
   EXPECT_EQ(core.Status(absl::Seconds(1)).state,
-            "waiting for workers 0, 1 to join and register, no limit");
+            "waiting for workers 0, 1 to join and register, no time limit");
 }
 
 // They must get far enough to read on their session that the run is over.

@@ -96,10 +96,12 @@ TEST(CoordinatorRendezvousTest, LocalNormalisationHasNone) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();
   const absl::Status status = cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0));
-  EXPECT_EQ(status, absl::FailedPreconditionError(
-                        "a rendezvous needs sync and global normalisation; "
-                        "the policy is sync, local normalisation, sync "
-                        "statistics"));
+  EXPECT_EQ(
+      status,
+      absl::FailedPreconditionError(
+          "a rendezvous needs --aggregation=sync and global normalisation; "
+          "the policy is sync, local normalisation, sync "
+          "statistics"));
 }
 
 TEST(CoordinatorRendezvousTest, AContributionToAnOldStepIsAborted) {

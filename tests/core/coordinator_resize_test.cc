@@ -42,7 +42,7 @@ TEST(CoordinatorResizeTest, GrowthBeforeTheLastHasRegisteredIsWaitedFor) {
   ASSERT_TRUE(cohort.Register(kRank1).ok());
   EXPECT_FALSE(Trains(cohort, kRank1));
   EXPECT_EQ(cohort.core().Status(cohort.now()).state,
-            "waiting for workers 2, 3 to join and register, no limit");
+            "waiting for workers 2, 3 to join and register, no time limit");
   cohort.StartOne(kRank2);
   cohort.StartOne(kRank3);
   for (int32_t rank = 0; rank < 4; ++rank) {

@@ -240,7 +240,7 @@ TEST(CoordinatorRestoreTest, UnderContinueTheFirstThatComesLateStarts) {
   second.Pass(absl::Minutes(11));
   EXPECT_EQ(second.core().Status(second.now()).state,
             "waiting for workers 0, 2 to join and register, starts with the "
-            "first worker that comes");
+            "first worker that joins");
   second.StartOne(kRank2);
   EXPECT_THAT(second.told(kRank2).members, ElementsAre(kRank2));
 }
@@ -259,7 +259,7 @@ TEST(CoordinatorRestoreTest, UnderWaitAllWhoTookPartAreWaitedFor) {
   second.StartOne(kRank2);
   second.Pass(absl::Hours(1));
   const StatusView view = second.core().Status(second.now());
-  EXPECT_THAT(view.state, HasSubstr("to join and register, no limit"));
+  EXPECT_THAT(view.state, HasSubstr("to join and register, no time limit"));
   EXPECT_EQ(view.waiting, absl::Hours(1));
   EXPECT_FALSE(Trains(second, kRank0));
 }

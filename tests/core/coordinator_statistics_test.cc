@@ -348,7 +348,7 @@ TEST(CoordinatorStatisticsTest, RefusesMomentsThatDoNotFit) {
   EXPECT_THAT(cohort.ReportMoments(kRank0, calls).status().message(),
               HasSubstr("bn call 0 are out of order"));
   EXPECT_THAT(cohort.Report(kRank0).status().message(),
-              HasSubstr("no such report belongs to assignment"));
+              HasSubstr("does not take this kind of report"));
 }
 
 // Only the collected statistics describe the weights at an epoch's end.
@@ -414,7 +414,7 @@ TEST(CoordinatorStatisticsTest, WhatIsNotFiniteIsNamedAndLeavesAfterAsItWas) {
   Work(cohort, kRank0);
   Work(cohort, kRank1);
   EXPECT_THAT(cohort.log(),
-              HasSubstr("the statistics 'after' are unchanged: rank 1: moments "
+              HasSubstr("the 'after' statistics are unchanged: rank 1: moments "
                         "of bn are not finite in batch 1 at step 2"));
   cohort.EvaluateAll();
   EXPECT_TRUE(cohort.core().ended());
@@ -486,9 +486,9 @@ TEST(CoordinatorStatisticsTest, RefusesToCollectWhatIsNotKept) {
               HasSubstr("training has not started"));
   cohort.Start();
   EXPECT_EQ(cohort.Collect().status(),
-            absl::FailedPreconditionError("--bn_statistics: got sync,chief, "
-                                          "want after among them to collect "
-                                          "it"));
+            absl::FailedPreconditionError(
+                "--bn_statistics: got sync,chief, "
+                "want a list with after to collect its statistics"));
   Effects out;
   EXPECT_THAT(cohort.core()
                   .CollectStatistics("other", absl::Seconds(1), out)

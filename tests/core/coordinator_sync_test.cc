@@ -360,10 +360,10 @@ TEST(CoordinatorRefusalTest, OpeningsThatDoNotFitTheAssignment) {
   EXPECT_EQ(
       cohort.core().Open(sender, key, {.samples = 2}, now, out),
       absl::InvalidArgumentError("push of rank 0: got 2 samples, want 3"));
-  EXPECT_EQ(
-      cohort.core().Open(sender, key, {.version = Version(1), .samples = 3},
-                         now, out),
-      absl::InvalidArgumentError("push of rank 0: got version 1 read, want 0"));
+  EXPECT_EQ(cohort.core().Open(sender, key,
+                               {.version = Version(1), .samples = 3}, now, out),
+            absl::InvalidArgumentError(
+                "push of rank 0: got weights version 1, want 0"));
   EXPECT_EQ(cohort.core().Open(sender, key, {.samples = 3, .loss_weight = -1},
                                now, out),
             absl::InvalidArgumentError("push of rank 0: got loss weight -1, "
@@ -373,8 +373,8 @@ TEST(CoordinatorRefusalTest, OpeningsThatDoNotFitTheAssignment) {
       cohort.core().Open(sender, {.sequence = Sequence(9)}, {.samples = 3}, now,
                          out),
       absl::FailedPreconditionError(
-          "no training assignment 9 attempt 0 was given to rank 0; its next is "
-          "2: push with sequence and attempt of the assignment"));
+          "training assignment 9 attempt 0 was not given to rank 0, whose next "
+          "one is 2; push with the sequence and attempt of the assignment"));
   EXPECT_THAT(out, IsEmpty());
 }
 
@@ -382,8 +382,8 @@ TEST(CoordinatorRefusalTest, GradientsOfTheWrongShape) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();
   EXPECT_EQ(cohort.Gradient(kRank0, 0, {1, 2}),
-            absl::FailedPreconditionError("gradient of partition 0 came "
-                                          "before the push was opened"));
+            absl::FailedPreconditionError(
+                "gradient of partition 0 arrived before the push was opened"));
   ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
   EXPECT_EQ(
       cohort.Gradient(kRank0, 2, {1}),

@@ -95,10 +95,10 @@ TEST(LimitsTest, InitialStatisticsMustBeFiniteAndTheirVarianceNotNegative) {
   };
   EXPECT_EQ(refusal({.mean = {kNotANumber}, .variance = {1}}),
             "bn: got the initial mean nan and variance 1 in channel 0, want "
-            "finite ones, the variance 0 or more");
+            "finite values and a variance of at least 0");
   for (double variance : {kNotANumber, kInfinity, -1.0}) {
     EXPECT_THAT(refusal({.mean = {0}, .variance = {variance}}),
-                HasSubstr("want finite ones"));
+                HasSubstr("want finite values"));
   }
   EXPECT_THAT(
       refusal({.mean = {0}, .variance = {1}, .num_batches_tracked = kHuge}),
@@ -120,9 +120,9 @@ TEST(LimitsTest, InitialValuesMustBeFiniteAndAreNamed) {
   const auto nan = static_cast<float>(kNotANumber);
   EXPECT_EQ(check({1, 2}), "");
   EXPECT_EQ(check({nan, 2}),
-            "w: got the initial value nan at element 1, want finite ones");
+            "w: got the initial value nan at element 1, want finite values");
   EXPECT_EQ(check({1, static_cast<float>(kInfinity)}),
-            "b: got the initial value inf at element 0, want finite ones");
+            "b: got the initial value inf at element 0, want finite values");
 }
 
 TEST(LimitsTest, LossWeightsThatLeaveFloat32AsScaleAreRefused) {
@@ -228,8 +228,8 @@ TEST(LimitsTest, RatesThatGrowOverTheStepsOfAScheduleAreRefused) {
   EXPECT_TRUE(Validate(options).ok());
   options.optimizer.step_epochs = {1, 2, 3, 4};
   EXPECT_EQ(Validate(options).message(),
-            "--step_gamma: got 10, want a rate up to 1000 after 4 steps, it "
-            "would be 10000");
+            "--step_gamma: got 10 (a learning rate of 10000 after 4 steps), "
+            "want a learning rate of at most 1000");
 }
 
 }  // namespace

@@ -60,9 +60,9 @@ TEST(FreezeSpecTest, BadTextIsNamedWithWhatIsWrong) {
     const char* why;
   };
   for (const Case& c :
-       {Case{"", "no name"}, Case{"[0]", "no name"},
-        Case{"w[0", "no ] at its end"}, Case{"w]", "] without ["},
-        Case{"w[0]x", "no ] at its end"}, Case{"w[]", "'' is neither"},
+       {Case{"", "missing name"}, Case{"[0]", "missing name"},
+        Case{"w[0", "missing ] at the end"}, Case{"w]", "] without ["},
+        Case{"w[0]x", "missing ] at the end"}, Case{"w[]", "'' is neither"},
         Case{"w[0,]", "'' is neither"}, Case{"w[a]", "'a' is neither"},
         Case{"w[0:4:2]", "'0:4:2' is neither"},
         Case{"w[...]", "'...' is neither"}, Case{"w[1.5]", "'1.5' is neither"},
@@ -160,9 +160,9 @@ TEST(MaskTest, WhatDoesNotFitTheModelIsNamed) {
   const ModelLayout layout = SmallRunLayout();
   for (const Case& c :
        {Case{"conv.weigth", "the nearest: conv.weight, "},
-        Case{"layer4.*", "no parameter has such a name"},
+        Case{"layer4.*", "no parameter has this name"},
         Case{"bn.bias[0,0]",
-             "2 entries, want 1 or fewer for bn.bias with "
+             "2 index entries, want at most 1 for bn.bias with "
              "shape [6]"},
         Case{"conv.weight[4]",
              "entry 1 is empty or out of bounds, want an "

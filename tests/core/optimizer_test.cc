@@ -458,8 +458,8 @@ TEST(SlotsTest, OnlyFittingOptimizersFollowEachOther) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(refused.message(),
             "--optimizer: got adam, which keeps first_moment and "
-            "second_moment, want momentum or nesterov, which go on with the "
-            "velocity there is, or first sgd, which drops it");
+            "second_moment, want momentum or nesterov, which continue with the "
+            "present velocity; to drop this state, first change to sgd");
 }
 
 TEST(SlotsTest, TheMeanSquareComesAndGoesWithThePolicy) {

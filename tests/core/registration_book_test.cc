@@ -66,8 +66,8 @@ TEST(RegistrationBookTest, TheLowestRanksModelRules) {
   const auto different = book.TakeDifferent();
   ASSERT_EQ(different.size(), 1);
   EXPECT_THAT(std::string(different.at(Rank(1)).message()),
-              HasSubstr("another model than that of worker 0, which the run "
-                        "follows: w: got shape [3], want [2]"));
+              HasSubstr("the model differs from that of worker 0, which "
+                        "defines the run: w: got shape [3], want [2]"));
   EXPECT_FALSE(book.Contains(Rank(1)));
   EXPECT_FALSE(book.Due(3));
 }

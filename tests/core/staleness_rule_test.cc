@@ -44,7 +44,7 @@ TEST(StalenessRuleTest, ADropSaysHowStaleAndHowMuchIsAllowed) {
   EXPECT_EQ(
       DecideStaleness({.rule = StalenessRule::kDrop, .versions_max = 3}, 9, 2)
           .reason,
-      "it read weights 9 versions old, want at most 3");
+      "it was computed from weights 9 versions old, want at most 3");
 }
 
 }  // namespace

@@ -187,12 +187,12 @@ TEST(PolicySetTest, WhatIsInForceAlreadyIsSaidToBe) {
   CtlHarness ctl;
   ctl.server.on_set = [](const v1::SetPolicyRequest&) {
     v1::SetPolicyReply reply = Accepted(1, false);
-    reply.set_text("the settings are in force already");
+    reply.set_text("the settings are already in force");
     return reply;
   };
   const CtlResult result = ctl.Run("policy set --aggregation=sync");
   EXPECT_EQ(result.code, 0);
-  EXPECT_EQ(result.out, "the settings are in force already\n");
+  EXPECT_EQ(result.out, "the settings are already in force\n");
 }
 
 TEST(PolicySetTest, JsonOfAChangeInForce) {

@@ -178,7 +178,7 @@ class PodsTest(unittest.TestCase):
             try:
                 podman.podman("play", "kube", f"--network={network.name}", path)
                 podman.until(
-                    lambda: "staying until stopped" in podman.log(
+                    lambda: "stays up until it is stopped" in podman.log(
                         "cohort-server-server"), "the end of the run",
                     timeout_s=600)
                 for rank in range(2):

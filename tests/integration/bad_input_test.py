@@ -98,7 +98,7 @@ class WorkerInput(unittest.TestCase):
         self.assertIn("--device: got cuda:99: ", text)
         # This program has no CUDA, or there is no driver, or there are fewer
         # GPUs.
-        self.assertRegex(text, "want --device=cpu, or build it with|"
+        self.assertRegex(text, "use --device=cpu, or build it with|"
                                "install the NVIDIA driver|want cuda:0")
         self.assertIn("--precision: got 'half', want one of float32, bfloat16",
                       self.refused("--precision=half", *flags))

@@ -76,7 +76,7 @@ class ServerOps(unittest.TestCase):
             self.assertEqual(drain.wait(timeout=60), 0)
         self.assertEqual(active[-1], 0, active)
         self.assertEqual(self.cohort.finish(), 0, self.cohort.log())
-        self.assertIn("so that watching clients see the end",
+        self.assertIn("so that clients watching the run see its end",
                       self.cohort.log())
 
     def test_status_watch_follows_the_run_to_its_end(self):
@@ -102,7 +102,7 @@ class ServerOps(unittest.TestCase):
                       f"--server={self.cohort.address}")
         self.assertEqual(drained.returncode, 0, drained.stderr)
         self.assertEqual(self.cohort.finish(), 0, self.cohort.log())
-        self.assertNotIn("watching clients", self.cohort.log())
+        self.assertNotIn("those who watch", self.cohort.log())
 
     def test_sums_agree_with_each_other(self):
         self.await_version(40)

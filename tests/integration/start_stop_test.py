@@ -207,7 +207,7 @@ class ExitWhenDone(unittest.TestCase):
                 "--epochs=1", "--noexit_when_done"]) as cohort:
             cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
             cohort.start()
-            cohort.await_log("server", "staying until stopped")
+            cohort.await_log("server", "stays up until it is stopped")
             for worker in cohort.workers.values():
                 self.assertEqual(worker.wait(DEADLINE_S), 0)
             digest = cohort.model_digest()

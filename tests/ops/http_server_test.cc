@@ -67,7 +67,7 @@ TEST_F(HttpServerTest, ForbidsWhatAPageOfOursNeverNeeds) {
 TEST_F(HttpServerTest, UnknownPathIsNotFoundAndNamesTheOthers) {
   const HttpAnswer answer = HttpGet(server_->address(), "/etc/passwd");
   EXPECT_EQ(answer.status, 404);
-  EXPECT_EQ(answer.body, "not found; here are: / /fixed.js\n");
+  EXPECT_EQ(answer.body, "not found; available pages: / /fixed.js\n");
 }
 
 TEST_F(HttpServerTest, OtherMethodsAreRefused) {

@@ -154,7 +154,7 @@ TEST_F(HalfRegistration, AValueThatIsNotFiniteIsRefusedByItsName) {
   const grpc::Status status = call_.End();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(status.error_message(),
-            "w2: got the initial value nan at element 2, want finite ones");
+            "w2: got the initial value nan at element 2, want finite values");
 }
 
 TEST_F(ServiceTest, APushOfAKeyThatWasNeverGivenIsRefused) {

@@ -162,7 +162,7 @@ TEST_F(ServiceTest, LiveRankIsNotGivenAway) {
   HandWorker third(server_->address());
   const grpc::Status taken = third.Join(0);
   EXPECT_EQ(taken.error_code(), grpc::StatusCode::ALREADY_EXISTS);
-  EXPECT_THAT(taken.error_message(), HasSubstr("is free in"));
+  EXPECT_THAT(taken.error_message(), HasSubstr("becomes free in"));
   EXPECT_EQ(third.Join().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(third.Join(7).error_code(), grpc::StatusCode::OUT_OF_RANGE);
 }
@@ -203,8 +203,8 @@ TEST_F(ServiceTest, ModelOfOtherShapesIsRefusedAndTheRunIsUnharmed) {
       second.Register(other, TinyPlan(), {{1, 2, 3, 4, 5}});
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_THAT(refused.error_message(),
-              HasSubstr("another model than that of worker 0, which the run "
-                        "follows: w: got shape [5], want [4]"));
+              HasSubstr("the model differs from that of worker 0, which "
+                        "defines the run: w: got shape [5], want [4]"));
 
   RegisterCall again = second.BeginRegister(TinyLayout(), TinyPlan());
   EXPECT_TRUE(first.FinishRegister(right, kTinyValues).ok());

@@ -134,7 +134,7 @@ def empty():
     status = training(version=0)
     status.update(
         state="waiting", waited_for=[0, 1],
-        state_text="waiting for workers 0, 1 to join and register, no limit",
+        state_text="waiting for workers 0, 1 to join and register, no time limit",
         samples_per_second=0, eta_seconds=None, train_loss=None,
         train_accuracy=None, learning_rate=0.1, test=None, phases=None,
         workers_live=0, curves={"train": [], "test": []},

@@ -72,7 +72,7 @@ std::shared_ptr<const Normalizer> ByStatistics(const BatchNormTensors& tensors,
   const at::Tensor variance = ValueOr(tensors.running_var);
   const BatchNormSpec& spec = SpecOf(call);
   TORCH_CHECK(mean.defined() && variance.defined(), spec.name,
-              ": got no moving statistics to normalise by");
+              ": got no moving statistics to normalise with");
   CheckPerChannel(spec, "a running mean", mean);
   CheckPerChannel(spec, "a running variance", variance);
   return EngineOf(call).ByStatistics(call, mean, variance);
@@ -93,7 +93,7 @@ std::shared_ptr<const Normalizer> Repeated(const BatchNormCall& call) {
   const auto& made = call.step->normalizers;
   const auto entry = made.find({call.layer, call.call});
   TORCH_CHECK(entry != made.end(), SpecOf(call).name, ": call ", call.call,
-              " is recomputed, but the step has not made it");
+              " is recomputed, but this step did not compute it before");
   return entry->second;
 }
 
@@ -266,12 +266,12 @@ variable_list BatchNormFunction::backward(AutogradContext* ctx,
   const BatchNormCall& any = saved->calls.front().call;
   // The binding may be gone too, so the error cannot name the layer.
   if (any.step->context == nullptr) {
-    throw StepInterrupted(absl::FailedPreconditionError(
-        absl::StrCat("batch-norm layer ", any.layer,
-                     ": backward after the step's BatchNormScope ended")));
+    throw StepInterrupted(absl::FailedPreconditionError(absl::StrCat(
+        "batch-norm layer ", any.layer,
+        ": backward ran after the step's BatchNormScope had ended")));
   }
   TORCH_CHECK(!at::GradMode::is_enabled(), SpecOf(any).name,
-              ": batch norm over a cohort has no second derivative "
+              ": batch norm over all workers has no second derivative "
               "(create_graph is set)");
   const std::vector<BackwardCall> calls = CallsOf(ctx, saved->calls, grads);
   const std::vector<BatchNormGradients> gradients =

@@ -113,15 +113,17 @@ absl::Status BatchNormBinding::Freeze(const std::string& pattern) {
     if (!spec.track_statistics) {
       return absl::InvalidArgumentError(
           absl::StrCat("frozen statistics: got ", pattern, ", but ", spec.name,
-                       " keeps no statistics to be normalised by"));
+                       " has no moving statistics"));
     }
     layers_[i].frozen = true;
     found = true;
   }
   if (found) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "frozen statistics: got ", pattern, ", want a batch-norm layer, such as ",
-      specs_.empty() ? "none: the model has none" : specs_[0].name));
+      "frozen statistics: got ", pattern,
+      specs_.empty() ? ", but the model has no batch-norm layer"
+                     : absl::StrCat(", want a batch-norm layer such as ",
+                                    specs_[0].name)));
 }
 
 bool BatchNormBinding::HasFrozen() const {

@@ -32,10 +32,10 @@ absl::StatusOr<Membership> MembershipFromProto(const v1::JoinReply& proto) {
                      proto.heartbeat_interval_ms(), ", want above 0"));
   }
   if (proto.shards_size() > 1) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("got ", proto.shards_size(), " shards (",
-                     absl::StrJoin(proto.shards(), ", "),
-                     "), want one: this worker is too old for more"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "got ", proto.shards_size(), " shards (",
+        absl::StrJoin(proto.shards(), ", "),
+        "), want one: this version of the worker supports no more"));
   }
   return Membership{.rank = sender.rank,
                     .run_id = sender.run_id,
@@ -268,7 +268,7 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
       std::min(deadline, clock_.Now() + kJoinAttempt));
   if (absl::IsDeadlineExceeded(reply.status())) {
     return absl::UnavailableError(
-        absl::StrCat(options_.server, ": the server does not answer a join"));
+        absl::StrCat(options_.server, ": the server did not answer the join"));
   }
   COHORT_RETURN_IF_ERROR(reply.status());
   COHORT_ASSIGN_OR_RETURN(const Membership membership,
@@ -362,7 +362,7 @@ absl::Status GrpcClient::Usable() {
   if (absl::IsCancelled(link)) return link;
   if (left_) return absl::FailedPreconditionError("this worker has left");
   if (!membership_.has_value()) {
-    return absl::FailedPreconditionError("Join comes first");
+    return absl::FailedPreconditionError("call Join first");
   }
   COHORT_RETURN_IF_ERROR(final_);
   COHORT_RETURN_IF_ERROR(link);
@@ -376,7 +376,7 @@ absl::Status GrpcClient::Usable() {
 absl::StatusOr<PushStream*> GrpcClient::OpenedPushStream() {
   COHORT_RETURN_IF_ERROR(Usable());
   if (!registered_.has_value()) {
-    return absl::FailedPreconditionError("Register comes before a push");
+    return absl::FailedPreconditionError("call Register before a push");
   }
   if (!current_.has_value() || current_->kind != AssignmentKind::kTrain) {
     return absl::FailedPreconditionError("there is no training assignment");

@@ -85,7 +85,7 @@ absl::Status Link::NormalizedEnd(absl::string_view name,
                      "); is a cohort-server running at that address?"));
   }
   const std::string text =
-      absl::StrCat(server_, ": ", name, ": ", end.message());
+      absl::StrCat(server_, ": ", name, " failed: ", end.message());
   switch (end.code()) {
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kUnknown:

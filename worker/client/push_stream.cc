@@ -41,8 +41,7 @@ absl::Status PushStream::SendGradient(int32_t partition,
                                       const ByteRope& gradient,
                                       absl::Span<const int32_t> absent_slices) {
   if (!open_.has_value()) {
-    return absl::FailedPreconditionError(
-        "a gradient was given before OpenPush");
+    return absl::FailedPreconditionError("got a gradient before OpenPush");
   }
   COHORT_ASSIGN_OR_RETURN(const Partition* spec, FindTrainable(partition));
   v1::ExchangeRequest request = NewRequest();
@@ -59,8 +58,7 @@ absl::Status PushStream::SendGradient(int32_t partition,
 
 absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
   if (!open_.has_value()) {
-    return absl::FailedPreconditionError(
-        "ClosePush was called before OpenPush");
+    return absl::FailedPreconditionError("call OpenPush before ClosePush");
   }
   v1::ExchangeRequest request = NewRequest();
   ToProto(closing, request.mutable_closing());
@@ -170,9 +168,9 @@ absl::StatusOr<const Partition*> PushStream::FindTrainable(
     int32_t index) const {
   if (index < 0 || static_cast<size_t>(index) >= partitions_.size() ||
       !partitions_[static_cast<size_t>(index)].trainable) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("partition: got ", index, ", want a trainable one of the ",
-                     partitions_.size(), " partitions"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "partition: got ", index, ", want one of the trainable ones among ",
+        partitions_.size(), " partitions"));
   }
   return &partitions_[static_cast<size_t>(index)];
 }

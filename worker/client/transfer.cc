@@ -67,8 +67,8 @@ absl::StatusOr<v1::RegisterReply> ReceiveRegisterReply(BulkCall& call,
   v1::RegisterReply reply;
   if (!reply.ParseFromArray(parts.header.data(),
                             static_cast<int>(parts.header.size()))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(link.server(), ": got bytes that are no RegisterReply"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        link.server(), ": got bytes that are not a valid RegisterReply"));
   }
   const absl::Status whole = TakeMessageChecksum(&reply);
   // Damaged on its way: the next try may succeed.
@@ -169,9 +169,10 @@ absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
                           RegistrationFromProto(reply, offer.layout));
   if (reply.send_values()) {
     if (!offer.values.has_value()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          link.server(),
-          ": the server lost the run: it asks for initial weights again"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(link.server(),
+                       ": the server lost its model: it requested the initial "
+                       "weights again"));
     }
     COHORT_RETURN_IF_ERROR(SendValues(call, target.sender,
                                       registration.partitions, *offer.values));

@@ -14,7 +14,7 @@ absl::Status CheckLimit(absl::string_view flag, int64_t limit, int64_t size,
   if (limit >= 0 && limit <= size) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("--", flag, ": got ", limit, ", want 1 to ", size,
-                   ", all that ", dataset.name(), " has, or 0 for all"));
+                   " (the size of ", dataset.name(), "), or 0 for all"));
 }
 
 // Separates the seeds of shares from the seed of the whole.

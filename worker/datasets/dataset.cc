@@ -31,9 +31,9 @@ absl::Status CheckOptions(const DatasetOptions& options) {
         "loader threads: got ", options.loader_threads, ", want 1 or more"));
   }
   if (options.classes.has_value() && options.name != "voc") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--classes: got ", *options.classes,
-                     ", want none: ", options.name, " defines its own number"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--classes: got ", *options.classes, ", want none: ", options.name,
+        " defines its number of classes itself"));
   }
   return absl::OkStatus();
 }
@@ -50,7 +50,7 @@ absl::StatusOr<ImageTable> ReadMnist(const DatasetOptions& options) {
     return ReadIdx(options.name, kFashionMnistDir);
   }
   return absl::InvalidArgumentError(
-      "mnist has no usual place: give the folder of its IDX files with "
+      "mnist has no default folder; pass the folder of its IDX files as "
       "--data_dir");
 }
 

@@ -45,8 +45,7 @@ absl::StatusOr<int> OpenRegularFile(const std::string& path,
   struct stat info = {};
   if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
     close(fd);
-    return absl::DataLossError(
-        absl::StrCat(path, ": got no regular file, want one"));
+    return absl::DataLossError(absl::StrCat(path, ": not a regular file"));
   }
   *size_bytes = static_cast<int64_t>(info.st_size);
   return fd;
@@ -113,13 +112,13 @@ absl::Status CheckDataDir(const std::string& dataset, const std::string& dir,
                           const std::string& wanted) {
   if (dir.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(dataset, " has no usual place: give the folder of ",
-                     wanted, " with --data_dir"));
+        absl::StrCat(dataset, " has no default folder; pass the folder of ",
+                     wanted, " as --data_dir"));
   }
   if (IsFolder(dir)) return absl::OkStatus();
   return absl::NotFoundError(
-      absl::StrCat(dir, ": no such folder; give the folder of ", dataset, "'s ",
-                   wanted, " with --data_dir"));
+      absl::StrCat(dir, ": no such folder; pass the folder of ", dataset, "'s ",
+                   wanted, " as --data_dir"));
 }
 
 }  // namespace cohort

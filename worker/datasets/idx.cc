@@ -44,8 +44,8 @@ absl::StatusOr<std::string> FindFile(const std::string& dir,
   }
   return absl::NotFoundError(
       absl::StrCat(dir, "/", stem,
-                   ": no such file, plain or .gz; give the "
-                   "folder that holds it with --data_dir"));
+                   ": no such file, plain or .gz; pass the folder that holds "
+                   "it as --data_dir"));
 }
 
 // zlib also reads uncompressed files.
@@ -108,8 +108,8 @@ absl::StatusOr<std::vector<uint8_t>> ReadTensor(const std::string& path,
     extents[i] = number(i + 1);
     if (extents[i] == 0 || extents[i] > kBytesMax / bytes) {
       return absl::DataLossError(absl::StrCat(path, ": got extent ", extents[i],
-                                              ", want 1 or more and at most ",
-                                              kBytesMax, " bytes in all"));
+                                              ", want at least 1 and at most ",
+                                              kBytesMax, " bytes in total"));
     }
     bytes *= extents[i];
   }
@@ -157,7 +157,7 @@ absl::StatusOr<ImageSplit> ReadSplit(const std::string& dir,
   if (extents[0] != count[0]) {
     return absl::DataLossError(absl::StrCat(labels, ": got ", count[0],
                                             " labels, want ", extents[0],
-                                            ", one an image"));
+                                            ", one per image"));
   }
   for (size_t i = 0; i < classes.size(); ++i) {
     if (classes[i] < kClasses) continue;
@@ -176,8 +176,8 @@ absl::StatusOr<ImageTable> ReadIdx(const std::string& name,
                                    const std::string& data_dir) {
   if (!Exists(data_dir)) {
     return absl::NotFoundError(
-        absl::StrCat(data_dir, ": no such folder; give the folder of ", name,
-                     "'s IDX files with --data_dir"));
+        absl::StrCat(data_dir, ": no such folder; pass the folder of ", name,
+                     "'s IDX files as --data_dir"));
   }
   ImageTable table{.name = name, .classes = kClasses, .channels = 1};
   SplitShape train;
@@ -187,7 +187,7 @@ absl::StatusOr<ImageTable> ReadIdx(const std::string& name,
   if (train.height != test.height || train.width != test.width) {
     return absl::DataLossError(absl::StrCat(
         data_dir, ": test images are ", test.height, "x", test.width,
-        ", train images ", train.height, "x", train.width));
+        ", train images ", train.height, "x", train.width, "; want one size"));
   }
   table.height = train.height;
   table.width = train.width;

@@ -76,7 +76,7 @@ absl::Status DecodeMaskOf(const ImageFile& file, const DatasetOptions& options,
   if (sample.mask.size != sample.image.size) {
     return absl::InvalidArgumentError(absl::StrCat(
         file.mask, ": got ", ToText(sample.mask.size), " pixels, want ",
-        ToText(sample.image.size), " as the image ", file.image));
+        ToText(sample.image.size), " like its image ", file.image));
   }
   return MapClasses(file.mask, options, sample.mask);
 }
@@ -119,9 +119,9 @@ absl::Status Reserve(const ImageTable& table, size_t samples,
   if (wanted > machine) {
     return absl::ResourceExhaustedError(
         absl::StrCat(table.name, ": ", samples, " images of ", table.height,
-                     "x", table.width, " are held in memory: got ",
-                     machine >> 20, " MiB, want more than ", wanted >> 20,
-                     " MiB; give a smaller --image_size"));
+                     "x", table.width, " need more than ", wanted >> 20,
+                     " MiB of memory, but this machine has ", machine >> 20,
+                     " MiB; use a smaller --image_size"));
   }
   split.pixels.reserve(samples * image);
   if (masks) split.masks.reserve(samples * pixels);
@@ -140,8 +140,8 @@ absl::Status Add(const ImageFile& file, const Decoded& sample, size_t samples,
   if (size != wanted) {
     return absl::InvalidArgumentError(absl::StrCat(
         file.image, ": got ", ToText(size), " pixels, want ", ToText(wanted),
-        " as the images before it, or give "
-        "--image_size to bring all to one size"));
+        " like the images before it; --image_size resizes all images to one "
+        "size"));
   }
   if (split.samples == 0) {
     COHORT_RETURN_IF_ERROR(Reserve(table, samples, split));
@@ -162,7 +162,7 @@ absl::Status Add(const ImageFile& file, const Decoded& sample, size_t samples,
 
 void WarnOfSkipped(const absl::Status& status, int64_t skipped) {
   if (skipped > kWarningsMax) return;
-  Log(LogLevel::kWarning, absl::StrCat("sample left out: ", status.message()));
+  Log(LogLevel::kWarning, absl::StrCat("sample skipped: ", status.message()));
 }
 
 absl::Status CheckSkipped(const ImageTable& table, const ImageSplit& split,
@@ -173,8 +173,9 @@ absl::Status CheckSkipped(const ImageTable& table, const ImageSplit& split,
   }
   if (skipped > 0) {
     Log(LogLevel::kWarning,
-        absl::StrCat(table.name, ": ", skipped, " of ", samples,
-                     " samples left out, they could not be decoded"));
+        absl::StrCat(
+            table.name, ": ", skipped, " of ", samples,
+            " samples were skipped because they could not be decoded"));
   }
   return absl::OkStatus();
 }
@@ -216,7 +217,7 @@ absl::Status LoadFiles(const std::vector<ImageFile>& files,
         return absl::Status(
             status.code(),
             absl::StrCat(status.message(),
-                         "; --bad_samples=skip leaves such files out"));
+                         "; --bad_samples=skip skips such files"));
       } else {
         return status;
       }

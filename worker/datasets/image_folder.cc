@@ -28,7 +28,7 @@ absl::StatusOr<std::vector<std::string>> FoldersIn(const std::string& path) {
   });
   if (names.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": got no folder, want one a class"));
+        absl::StrCat(path, ": got no folder, want one per class"));
   }
   return names;
 }
@@ -55,8 +55,8 @@ absl::StatusOr<std::vector<ImageFile>> ListSplit(
     const auto known = std::lower_bound(classes.begin(), classes.end(), folder);
     if (known == classes.end() || *known != folder) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, ": got the class ", folder, ", want one of the ",
-                       classes.size(), " classes of train"));
+          absl::StrCat(path, ": got class ", folder, ", want one of the ",
+                       classes.size(), " classes in train"));
     }
     COHORT_ASSIGN_OR_RETURN(
         std::vector<ImageFile> found,
@@ -64,7 +64,7 @@ absl::StatusOr<std::vector<ImageFile>> ListSplit(
                  static_cast<uint16_t>(known - classes.begin())));
     if (found.empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          path, "/", folder, ": got no image, want files .jpg, .jpeg or .png"));
+          path, "/", folder, ": got no image, want .jpg, .jpeg or .png files"));
     }
     files.insert(files.end(), std::make_move_iterator(found.begin()),
                  std::make_move_iterator(found.end()));
@@ -77,8 +77,8 @@ absl::StatusOr<std::string> TestFolder(const std::string& dir) {
     std::string path = absl::StrCat(dir, "/", name);
     if (IsFolder(path)) return path;
   }
-  return absl::NotFoundError(
-      absl::StrCat(dir, ": got neither a folder val nor test, want one"));
+  return absl::NotFoundError(absl::StrCat(
+      dir, ": got neither a val nor a test folder, want one of them"));
 }
 
 }  // namespace

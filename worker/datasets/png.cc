@@ -97,10 +97,10 @@ absl::Status CheckKind(const PngDecoding& decoding, Wanted wanted) {
   const char* name = kind == PNG_COLOR_TYPE_GRAY         ? "grey"
                      : kind == PNG_COLOR_TYPE_GRAY_ALPHA ? "grey with alpha"
                                                          : "RGB";
-  return absl::InvalidArgumentError(absl::StrCat(
-      "got a mask in ", name, " of ", bits,
-      " bits, want palette or grey of at most 8 bits, one class number a "
-      "pixel"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("got a mask in ", name, " of ", bits,
+                   " bits, want palette or grey of at most 8 bits, one class "
+                   "number per pixel"));
 }
 
 void MakeRoom(PngDecoding& decoding) {
@@ -185,9 +185,8 @@ absl::StatusOr<Raster> DecodeImage(absl::Span<const uint8_t> bytes) {
   if (bytes.size() >= 2 && bytes[0] == 0xff && bytes[1] == 0xd8) {
     return DecodeJpeg(bytes);
   }
-  return absl::DataLossError(
-      absl::StrCat("got ", bytes.size(),
-                   " bytes that begin neither a JPEG nor a PNG image"));
+  return absl::DataLossError(absl::StrCat(
+      "got ", bytes.size(), " bytes that are neither a JPEG nor a PNG image"));
 }
 
 }  // namespace cohort

@@ -45,7 +45,7 @@ absl::StatusOr<std::vector<ImageFile>> ListSplit(const std::string& dir,
   if (names.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(list, ": got an empty file, want the names of the ", split,
-                     " samples, one a line"));
+                     " samples, one per line"));
   }
   std::vector<ImageFile> files;
   for (const std::string& name : names) {
@@ -100,8 +100,8 @@ absl::StatusOr<ImageTable> ReadVoc(const DatasetOptions& options) {
   table.classes = options.classes.value_or(ClassesIn(table));
   if (table.classes == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        dir, "/SegmentationClass: got masks of ", options.ignore_index,
-        " (ignored) only, want a class somewhere"));
+        dir, "/SegmentationClass: got only masks of ", options.ignore_index,
+        " (ignored), want at least one class"));
   }
   return table;
 }

@@ -56,10 +56,10 @@ absl::Status OutOfMemory(const Compute& compute, absl::string_view what,
       absl::StrAppend(&where, ", where ", *free_bytes, " bytes are free");
     }
   }
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "out of memory on ", where, ": ", what, " (", why,
-      "); take a smaller --batch_size, compute it in parts with --accumulate, "
-      "or take --precision=bfloat16"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("out of memory on ", where, ": ", what, " (", why,
+                   "); use a smaller --batch_size, compute it in parts with "
+                   "--accumulate, or use --precision=bfloat16"));
 }
 
 }  // namespace cohort

@@ -26,15 +26,15 @@ absl::Status TryLibTorch(at::Device device) {
         at::ones({2}, at::TensorOptions().device(device)).sum().item<double>();
     if (sum == 2) return absl::OkStatus();
     return absl::InternalError(
-        absl::StrCat("LibTorch adds 1 and 1 up to ", sum, " there"));
+        absl::StrCat("LibTorch computed 1 + 1 = ", sum, " on this device"));
   } catch (const std::exception& e) {
     if (IsOutOfMemory(e)) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("no memory is left there: ", e.what()));
+          absl::StrCat("no memory is left on this device: ", e.what()));
     }
     return absl::FailedPreconditionError(absl::StrCat(
-        "LibTorch ", TORCH_VERSION, " does not compute there: ", e.what(),
-        "; take one that was built for this GPU and driver"));
+        "LibTorch ", TORCH_VERSION, " cannot compute on this device: ",
+        e.what(), "; use a LibTorch that was built for this GPU and driver"));
   }
 }
 

@@ -38,21 +38,22 @@ WorkerMetrics::WorkerMetrics(
                   .Add({});
   auto& durations = prometheus::BuildHistogram()
                         .Name("cohort_worker_step_duration_seconds")
-                        .Help("Seconds of a step spent in each phase.")
+                        .Help("Time of a step spent in each phase.")
                         .Register(registry_);
   for (size_t i = 0; i < kStepPhases; ++i) {
     phases_[i] = &durations.Add({{"phase", std::string(kStepPhaseNames[i])}},
                                 PhaseBuckets());
   }
   auto& retries = Counters(registry_, "cohort_worker_rpc_retries_total",
-                           "Calls that were tried again.");
+                           "Calls that were retried.");
   for (const absl::string_view method : retried_methods) {
     const std::string name(method);
     retries_[name] = &retries.Add({{"grpc_method", name}});
   }
-  reconnects_ = &Counters(registry_, "cohort_worker_reconnects_total",
-                          "Returns to the server after a broken connection.")
-                     .Add({});
+  reconnects_ =
+      &Counters(registry_, "cohort_worker_reconnects_total",
+                "Reconnections to the server after a broken connection.")
+           .Add({});
   version_ = &Gauges(registry_, "cohort_worker_pulled_version",
                      "Version of the weights that this worker computes with.")
                   .Add({});

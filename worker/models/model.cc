@@ -96,7 +96,7 @@ absl::Status CheckOptions(const ModelOptions& options) {
   if (options.width > 0 && options.name != kUnet) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--width: got ", options.width, " for --model=", options.name,
-        ", which has no choice of it; unet has"));
+        ", which has a fixed width; only unet takes one"));
   }
   return absl::OkStatus();
 }

@@ -188,8 +188,9 @@ class Surveyor {
           known.track_statistics == norm.track_statistics) {
         return absl::OkStatus();
       }
-      return Refusal(node, absl::StrCat("batch norm ", norm.path,
-                                        " is called with two settings"));
+      return Refusal(node,
+                     absl::StrCat("batch norm ", norm.path,
+                                  " is called with two different settings"));
     }
     survey_.batch_norms.push_back(std::move(norm));
     return absl::OkStatus();
@@ -221,9 +222,9 @@ class Surveyor {
         const size_t dot = path.rfind('.');
         if (dot == std::string::npos || path.substr(dot + 1) != name) {
           return Refusal(
-              node, absl::StrCat("batch norm: got ", path, " as its ", name,
-                                 ", want one of that name in "
-                                 "a module of its own"));
+              node, absl::StrCat(
+                        "batch norm: got ", path, " as its ", name,
+                        ", want a tensor of that name in a module of its own"));
         }
         owners.insert(path.substr(0, dot));
         present.insert(name);
@@ -278,18 +279,18 @@ class Surveyor {
     const absl::string_view kind = KindOf(node);
     if (absl::StrContains(kind, "batch_norm") && kind != "aten::batch_norm") {
       return Refusal(node,
-                     "want aten::batch_norm, which is the form that can "
-                     "be answered with the moments of all workers");
+                     "is not supported, want aten::batch_norm, the only form "
+                     "that can use the moments of all workers");
     }
     if (kind == "prim::fork" || kind == "prim::awaitable") {
       return Refusal(node,
-                     "runs on another thread, where batch norm cannot be "
-                     "told whose step it is");
+                     "runs on another thread, where batch norm cannot tell "
+                     "which step it belongs to");
     }
     if (kind == "prim::CallMethod" || kind == "prim::CallFunction") {
       return Refusal(node,
-                     "is only known when it is made (a module "
-                     "interface?), so its batch norms cannot be listed");
+                     "is only known at run time (a module interface?), so its "
+                     "batch norms cannot be listed");
     }
     if (kind == "prim::SetAttr") return CheckSetAttribute(node);
     if (absl::EndsWith(kind, "dropout") || absl::EndsWith(kind, "dropout_")) {
@@ -344,8 +345,8 @@ class Surveyor {
   }
 
   static absl::string_view StateIsRefused() {
-    return ", want no state that changes between calls other than batch "
-           "norm's: workers would not agree on it, and it is not saved";
+    return ", but only batch norm may keep state that changes between calls: "
+           "other state would differ between workers and is not saved";
   }
 
   // The server does this counting itself.

@@ -207,11 +207,11 @@ absl::StatusOr<torch::jit::Module> ReadFile(const std::string& path) {
   try {
     return torch::jit::load(path, torch::kCPU);
   } catch (const std::exception& e) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--model=", path,
-        ": not a TorchScript file (want what torch.jit.script(model).save() "
-        "writes; torch.save() writes something else): ",
-        FirstLine(e)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--model=", path,
+                     ": not a TorchScript file (want the output of "
+                     "torch.jit.script(model).save(), not of torch.save()): ",
+                     FirstLine(e)));
   }
 }
 
@@ -229,7 +229,7 @@ bool HoldsLogits(const c10::TypePtr& type) {
 
 absl::Status CheckForward(const torch::jit::Module& script) {
   if (!script.find_method("forward").has_value()) {
-    return absl::InvalidArgumentError("it has no forward");
+    return absl::InvalidArgumentError("it has no forward method");
   }
   const c10::FunctionSchema& schema =
       script.get_method("forward").function().getSchema();
@@ -241,8 +241,8 @@ absl::Status CheckForward(const torch::jit::Module& script) {
   if (required > 2 || schema.arguments().size() < 2 ||
       !schema.arguments()[1].type()->isSubtypeOf(*c10::TensorType::get())) {
     std::string text = toString(schema);
-    return absl::InvalidArgumentError(
-        absl::StrCat("got ", text, ", want a forward of one tensor"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "got ", text, ", want a forward method that takes one tensor"));
   }
   const c10::TypePtr& result = schema.returns()[0].type();
   if (!HoldsLogits(result)) {

@@ -33,10 +33,10 @@ absl::StatusOr<std::vector<int64_t>> AssignmentSamples::IndicesOf(
   const bool test = assignment.split == DataSplit::kTest;
   const int64_t held = test ? order_.test_size() : order_.epoch_size();
   if (assignment.range.end > held) {
-    return absl::InternalError(
-        absl::StrCat("assignment ", assignment.sequence.value(),
-                     ": got samples up to ", assignment.range.end,
-                     ", want at most ", held, ", all of ", dataset_.name()));
+    return absl::InternalError(absl::StrCat(
+        "assignment ", assignment.sequence.value(), ": got samples up to ",
+        assignment.range.end, ", want at most ", held, ", the size of ",
+        dataset_.name()));
   }
   if (test && NormalisesByBatch(assignment)) {
     return order_.MixedTest(assignment.range);

@@ -22,7 +22,7 @@ absl::StatusOr<int64_t> SamplesOf(const BatchShare& share) {
   if (!(samples >= 1 && samples <= static_cast<double>(kSamplesMax))) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--share: got ", share.share, " of --batch_size=", share.batch_size,
-        ", want a share that makes 1 to ", kSamplesMax, " images"));
+        ", want a share that results in 1 to ", kSamplesMax, " images"));
   }
   return static_cast<int64_t>(samples);
 }

@@ -97,10 +97,10 @@ absl::Status GradientSender::SendRest() {
 absl::Status GradientSender::OnFinal(size_t parameter) {
   if (!sending_) return absl::OkStatus();
   if (final_[parameter]) {
-    return absl::InternalError(absl::StrCat(
-        weights_.layout().parameters[parameter].name,
-        ": got a second gradient in one backward pass, want one: its "
-        "partition may be on its way"));
+    return absl::InternalError(
+        absl::StrCat(weights_.layout().parameters[parameter].name,
+                     ": got a second gradient in one backward pass, want one: "
+                     "its partition may already have been sent"));
   }
   final_[parameter] = true;
   for (const size_t p : partitions_of_[parameter]) {

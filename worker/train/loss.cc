@@ -102,13 +102,13 @@ absl::Status Validate(const LossOptions& options, int64_t classes) {
   if (weights.empty()) return absl::OkStatus();
   if (static_cast<int64_t>(weights.size()) != classes) {
     return Refuse("--class_weights", absl::StrCat(weights.size(), " weights"),
-                  absl::StrCat(classes, ", one a class"));
+                  absl::StrCat(classes, ", one per class"));
   }
   for (const double weight : weights) {
     // A weight beyond float32's range would become infinite.
     if (weight >= 0 && std::isfinite(static_cast<float>(weight))) continue;
     return Refuse("--class_weights", absl::StrCat(weight),
-                  "finite numbers of 0 or more");
+                  "finite numbers of at least 0");
   }
   if (std::all_of(weights.begin(), weights.end(), [](double weight) {
         return static_cast<float>(weight) == 0;

@@ -162,7 +162,7 @@ absl::Status CheckFits(Model& model, const Dataset& dataset,
       return OutOfMemory(compute, "the activations of a single image", e);
     }
     return absl::InvalidArgumentError(
-        absl::StrCat("the model does not take an image of ", dataset.name(),
+        absl::StrCat("the model does not accept an image of ", dataset.name(),
                      ": ", TextOf(e)));
   }
 }

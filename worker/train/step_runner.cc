@@ -258,11 +258,10 @@ absl::Status StepRunner::NoMemory(const std::exception& e) {
   std::string what =
       reached_.layer.empty()
           ? "activations before the first batch-norm layer"
-          : absl::StrCat("activations at or behind ", reached_.layer,
-                         " in the ",
+          : absl::StrCat("activations at or after ", reached_.layer, " in the ",
                          reached_.phase == ReducePhase::kForward ? "forward"
                                                                  : "backward",
-                         " pass, where it is given ",
+                         " pass, where its input is ",
                          TypeAndShapeText(reached_.type, reached_.shape));
   return OutOfMemory(options_.compute,
                      absl::StrCat(what, ", with a batch of ", batch_text_), e);

@@ -73,9 +73,9 @@ absl::Status Trainer::PrepareOrTell() {
     return Prepare();
   } catch (const std::exception& e) {
     if (IsOutOfMemory(e)) {
-      return OutOfMemory(options_.compute, "the model, as it is made", e);
+      return OutOfMemory(options_.compute, "creating the model", e);
     }
-    return absl::InternalError(absl::StrCat("making the model: ", TextOf(e)));
+    return absl::InternalError(absl::StrCat("creating the model: ", TextOf(e)));
   }
 }
 

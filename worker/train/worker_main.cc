@@ -97,8 +97,8 @@ absl::Status Validate() {
   const int64_t parts = absl::GetFlag(FLAGS_accumulate);
   if (parts > samples) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--accumulate: got ", parts,
-                     ", want 1 to --batch_size times --share, ", samples));
+        absl::StrCat("--accumulate: got ", parts, ", want 1 to ", samples,
+                     " (--batch_size times --share)"));
   }
   COHORT_RETURN_IF_ERROR(ParseDevice(absl::GetFlag(FLAGS_device)).status());
   return ParsePrecision(absl::GetFlag(FLAGS_precision)).status();

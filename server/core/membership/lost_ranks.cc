@@ -119,7 +119,7 @@ void GiveUpAbandoned(const Run& run, Turn& turn) {
   turn.end = {
       .outcome = RunOutcome::kWorkerLost,
       .reason = absl::StrCat("no replacement for rank ", abandoned->value(),
-                             " in ", SecondsText(missed))};
+                             " within ", SecondsText(missed))};
 }
 
 }  // namespace cohort

@@ -32,7 +32,7 @@ absl::Status Registrar::Check(Rank rank, const ModelLayout& layout,
   return CheckSameModel(layout, plan, ruling->second.layout,
                         ruling->second.plan,
                         absl::StrCat("that of worker ", ruling->first.value(),
-                                     ", which registers it"));
+                                     ", which defines the run"));
 }
 
 void Registrar::Await(const Sender& sender, const ModelLayout& layout,

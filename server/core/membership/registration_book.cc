@@ -31,14 +31,13 @@ absl::Status CheckSameModel(const ModelLayout& layout, const RunPlan& plan,
                             const std::string& whose) {
   COHORT_RETURN_IF_ERROR(
       Explained(CheckSameLayout(layout, wanted_layout),
-                absl::StrCat("another model than ", whose),
+                absl::StrCat("the model differs from ", whose),
                 "start the worker with the run's --model, --width, --dataset "
-                "and --classes, or a server of its own"));
-  return Explained(
-      CheckSamePlan(plan, wanted_plan),
-      absl::StrCat("another data set or loss than ", whose),
-      "start the worker with the run's files and the flags that read them, "
-      "such as --image_size and --augment");
+                "and --classes, or start another server for its model"));
+  return Explained(CheckSamePlan(plan, wanted_plan),
+                   absl::StrCat("the data set or loss differs from ", whose),
+                   "start the worker with the run's data files and data flags, "
+                   "such as --image_size and --augment");
 }
 
 void RegistrationBook::Add(Rank rank, Entry entry) {
@@ -63,7 +62,7 @@ std::map<Rank, absl::Status> RegistrationBook::TakeDifferent() {
   const Entries::value_type* ruling = Ruling();
   if (ruling == nullptr) return different;
   const std::string whose = absl::StrCat(
-      "that of worker ", ruling->first.value(), ", which the run follows");
+      "that of worker ", ruling->first.value(), ", which defines the run");
   for (const auto& [rank, entry] : entries_) {
     absl::Status same =
         CheckSameModel(entry.layout, entry.plan, ruling->second.layout,
@@ -75,7 +74,8 @@ std::map<Rank, absl::Status> RegistrationBook::TakeDifferent() {
 }
 
 Rank RegistrationBook::AskLowest() {
-  COHORT_CHECK(!entries_.empty() && !asked_.has_value(), "nobody to ask");
+  COHORT_CHECK(!entries_.empty() && !asked_.has_value(),
+               "no registration is left to request values from");
   complete_ = true;
   asked_ = entries_.begin()->first;
   return *asked_;

@@ -81,9 +81,9 @@ absl::StatusOr<Worker*> Roster::Check(const Sender& sender, Instant now) {
   Worker& worker = ranks_[sender.rank];
   if (worker.incarnation != sender.incarnation ||
       worker.state == Worker::State::kVacant) {
-    return absl::AbortedError(
-        absl::StrCat("rank ", sender.rank.value(), ": incarnation ",
-                     sender.incarnation.value(), " is over; join again"));
+    return absl::AbortedError(absl::StrCat(
+        "rank ", sender.rank.value(), ": incarnation ",
+        sender.incarnation.value(), " is no longer current; join again"));
   }
   worker.last_heard = now;
   worker.last_progress = now;
@@ -133,8 +133,9 @@ absl::StatusOr<Roster::Joined> Roster::Join(
         .worker = WorkerProcess{.rank = worker->rank,
                                 .incarnation = next_incarnation_},
         .text = absl::StrCat(
-            "rank ", worker->rank.value(), ": the replacement differs (",
-            request.fingerprint, ", before ", worker->fingerprint,
+            "rank ", worker->rank.value(),
+            ": the replacement computes differently (", request.fingerprint,
+            ", previously ", worker->fingerprint,
             "): a repeated step may differ in the last bits")});
   }
   ranks_.Transition(*worker, Worker::State::kLive, turn.now);
@@ -168,20 +169,20 @@ absl::StatusOr<Roster::Joined> Roster::Rejoin(SessionId session,
     if (worker.state == Worker::State::kLive) {
       turn.out.push_back(effect::EndSession{
           .session = worker.session,
-          .status = absl::AbortedError("a newer stream of this incarnation "
-                                       "took over")});
+          .status = absl::AbortedError(
+              "a newer session of this incarnation replaced this one")});
     } else {
       ranks_.Transition(worker, Worker::State::kLive, turn.now);
     }
     Welcome(worker, session, request, turn);
     turn.out.push_back(effect::Log{
         .worker = ProcessOf(worker),
-        .text = absl::StrCat("rank ", worker.rank.value(), " is back")});
+        .text = absl::StrCat("rank ", worker.rank.value(), " reconnected")});
     return Joined{.rank = worker.rank, .back = true};
   }
-  return absl::AbortedError(absl::StrCat("incarnation ",
-                                         request.incarnation.value(),
-                                         " is over; join as a new one"));
+  return absl::AbortedError(
+      absl::StrCat("incarnation ", request.incarnation.value(),
+                   " is no longer current; join as a new incarnation"));
 }
 
 void Roster::Welcome(Worker& worker, SessionId session,
@@ -218,7 +219,7 @@ absl::StatusOr<Worker*> Roster::VacantFor(
         absl::StrCat("all ", ranks_.size(), " ranks are taken; ",
                      ResizePending() ? pending_text()
                                      : "start the server with more --workers "
-                                       "or wait for a vacancy"));
+                                       "or wait for a vacant rank"));
   }
   const Rank rank = *request.rank;
   if (!ranks_.Contains(rank)) {
@@ -229,7 +230,7 @@ absl::StatusOr<Worker*> Roster::VacantFor(
     if (settings_.pending().has_value() &&
         rank.value() < settings_.pending()->target.workers) {
       return absl::ResourceExhaustedError(absl::StrCat(
-          "rank ", rank.value(), " is not there yet; ", pending_text()));
+          "rank ", rank.value(), " does not exist yet; ", pending_text()));
     }
     // The worker made no mistake: a process manager may start more workers than
     // the server counts, and must not stop the others because of it.
@@ -250,10 +251,10 @@ absl::StatusOr<Worker*> Roster::VacantFor(
           : worker.lost_at + options.reconnect_grace - now;
   return absl::AlreadyExistsError(absl::StrCat(
       "rank ", worker.rank.value(), " is ", StateName(worker.state), " (",
-      worker.description, "); the rank is free in ",
+      worker.description, "); it becomes free in ",
       SecondsText(std::max(frees, absl::ZeroDuration())),
-      " at the earliest, once the worker is silent; use another --rank, or "
-      "none for any free rank"));
+      " at the earliest, if that worker stays silent; use another --rank, or "
+      "omit --rank to take any free rank"));
 }
 
 std::string Roster::SizeText() const {
@@ -274,10 +275,10 @@ void Roster::Break(SessionId session, Turn& turn) {
   turn.out.push_back(effect::Log{
       .severity = Severity::kWarning,
       .worker = ProcessOf(*worker),
-      .text = absl::StrCat(
-          "rank ", worker->rank.value(),
-          ": its connection broke; it counts as lost unless it returns within ",
-          SecondsText(settings_.options().reconnect_grace))});
+      .text = absl::StrCat("rank ", worker->rank.value(),
+                           ": its connection broke; it counts as lost unless "
+                           "it reconnects within ",
+                           SecondsText(settings_.options().reconnect_grace))});
 }
 
 void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,

@@ -38,9 +38,9 @@ absl::StatusOr<SharedSnapshot> PinnedWork::Read(Version version) const {
     return collection_->snapshot();
   }
   if (version == model_.version()) return model_.current();
-  return absl::OutOfRangeError(absl::StrCat("got version ", version.value(),
-                                            ", want ", model_.version().value(),
-                                            ", the newest, or a pinned one"));
+  return absl::OutOfRangeError(absl::StrCat(
+      "got version ", version.value(), ", want ", model_.version().value(),
+      " (the newest) or a pinned version"));
 }
 
 bool PinnedWork::EndsWithCollection() const {
@@ -124,7 +124,7 @@ void PinnedWork::FinishCollection(bool training_done, Effects& out) {
     out.push_back(effect::Log{
         .text = absl::StrCat(
             "the moments of step ", version.value(),
-            " are dropped: the policy no longer keeps statistics 'after'")});
+            " are dropped: the policy no longer keeps 'after' statistics")});
     return;
   }
   if (collection.nonfinite().has_value()) {
@@ -133,7 +133,7 @@ void PinnedWork::FinishCollection(bool training_done, Effects& out) {
     out.push_back(effect::Log{
         .severity = Severity::kWarning,
         .text = absl::StrCat(
-            "the statistics 'after' are unchanged: rank ", where.rank.value(),
+            "the 'after' statistics are unchanged: rank ", where.rank.value(),
             ": moments of ",
             model_.batch_norms()[static_cast<size_t>(where.layer)].name,
             " are not finite in batch ", where.batch, " at step ",
@@ -144,10 +144,10 @@ void PinnedWork::FinishCollection(bool training_done, Effects& out) {
   set.collected = version;
   collection.Write(model_.batch_norms(), set.layers);
   model_.PublishStatistics(Replaced(*model_.current()->statistics, set));
-  out.push_back(
-      effect::Log{.text = absl::StrCat("statistics 'after' are those of step ",
-                                       version.value(), " over ",
-                                       collection.batches(), " batches")});
+  out.push_back(effect::Log{
+      .text = absl::StrCat("the 'after' statistics now come from step ",
+                           version.value(), ", over ", collection.batches(),
+                           " batches")});
   // Conclude evaluates what is left at the end of the run.
   if (training_done) return;
   StartEvaluation(WithSets(*collection.snapshot(),
@@ -162,13 +162,13 @@ absl::StatusOr<CollectionAnswer> PinnedWork::Collect(bool training_done,
   COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
   if (!ledger_.started()) {
     return absl::FailedPreconditionError(
-        "training has not started: there is no worker to compute");
+        "training has not started, so no worker can compute the statistics");
   }
   const StatisticsSets& sets = *model_.current()->statistics;
   if (FindSet(sets, StatisticsKind::kAfter) == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--bn_statistics: got ", StatisticsNames(settings_.policy().statistics),
-        ", want after among them to collect it"));
+        ", want a list with after to collect its statistics"));
   }
   if (!model_.TracksStatistics()) {
     return absl::FailedPreconditionError(
@@ -177,7 +177,8 @@ absl::StatusOr<CollectionAnswer> PinnedWork::Collect(bool training_done,
   if (!collecting()) {
     if (training_done) {
       return absl::FailedPreconditionError(
-          "training is done; the run collects them itself and ends");
+          "training is done; the run collects the statistics itself before it "
+          "ends");
     }
     StartCollection(out);
   }

@@ -18,7 +18,7 @@ namespace {
 using Runs = std::vector<ElementRun>;
 
 constexpr char kWanted[] =
-    "a parameter name or pattern, if need be with a slice such as "
+    "a parameter name or pattern, optionally with a slice such as "
     "conv2.weight[:,0:2,-1]";
 
 absl::Status BadSpec(absl::string_view text, absl::string_view what) {
@@ -111,9 +111,9 @@ absl::Status AppendSpec(absl::string_view text, const FreezeSpec& spec,
                         const ParameterSpec& parameter, Runs& runs) {
   const size_t axes = parameter.shape.size();
   if (spec.axes.size() > axes) {
-    return DoesNotFit(text,
-                      absl::StrCat(spec.axes.size(), " entries, want ", axes,
-                                   " or fewer for ", ShapeText(parameter)));
+    return DoesNotFit(
+        text, absl::StrCat(spec.axes.size(), " index entries, want at most ",
+                           axes, " for ", ShapeText(parameter)));
   }
   std::vector<ElementRun> box;
   for (size_t a = 0; a < axes; ++a) {
@@ -192,7 +192,7 @@ absl::StatusOr<FreezeSpec> ParseFreezeSpec(absl::string_view text) {
   const size_t open = text.find('[');
   FreezeSpec spec{
       .pattern = std::string(absl::StripAsciiWhitespace(text.substr(0, open)))};
-  if (spec.pattern.empty()) return BadSpec(text, "no name");
+  if (spec.pattern.empty()) return BadSpec(text, "missing name");
   if (spec.pattern.find(']') != std::string::npos) {
     return BadSpec(text, "] without [");
   }
@@ -200,7 +200,7 @@ absl::StatusOr<FreezeSpec> ParseFreezeSpec(absl::string_view text) {
   absl::string_view inside =
       absl::StripTrailingAsciiWhitespace(text.substr(open + 1));
   if (!absl::ConsumeSuffix(&inside, "]")) {
-    return BadSpec(text, "no ] at its end");
+    return BadSpec(text, "missing ] at the end");
   }
   for (absl::string_view entry : absl::StrSplit(inside, ',')) {
     const std::optional<AxisSlice> axis = ReadAxis(entry);
@@ -231,8 +231,9 @@ absl::StatusOr<SharedMask> MakeMask(const std::vector<std::string>& specs,
     }
     if (!found) {
       return DoesNotFit(
-          text, absl::StrCat("no parameter has such a name; the nearest: ",
-                             NearestNames(spec.pattern, layout)));
+          text,
+          absl::StrCat("no parameter has this name; the nearest names are ",
+                       NearestNames(spec.pattern, layout)));
     }
   }
   for (Runs& runs : by_parameter) runs = Merged(std::move(runs));

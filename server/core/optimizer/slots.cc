@@ -98,10 +98,11 @@ absl::Status CheckSlots(const std::vector<SlotKind>& held, OptimizerKind to) {
         OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kLars}) {
     if (SlotsOf(kind) == kept) fitting.push_back(OptimizerName(kind));
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "--optimizer: got ", OptimizerName(to), ", which keeps ", Names(wanted),
-      ", want ", absl::StrJoin(fitting, " or "), ", which go on with the ",
-      Names(kept), " there is, or first sgd, which drops it"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("--optimizer: got ", OptimizerName(to), ", which keeps ",
+                   Names(wanted), ", want ", absl::StrJoin(fitting, " or "),
+                   ", which continue with the present ", Names(kept),
+                   "; to drop this state, first change to sgd"));
 }
 
 std::vector<Slots> FitSlots(const std::vector<Partition>& partitions,

@@ -54,10 +54,10 @@ absl::string_view NameOf(const Layers& layers, int32_t layer) {
 std::string WithoutText(const MemberCalls& closed, const MemberCalls& waiting,
                         const Layers& layers, Version step) {
   const CallPlace place = *ClosedWithout(closed, waiting);
-  return absl::StrCat(NameOf(layers, place.layer), ": rank ",
-                      waiting.rank.value(), " waits in call ", place.call,
-                      " of step ", step.value(), ", but rank ",
-                      closed.rank.value(), " has closed its push without it");
+  return absl::StrCat(
+      NameOf(layers, place.layer), ": rank ", waiting.rank.value(),
+      " waits in call ", place.call, " of step ", step.value(), ", but rank ",
+      closed.rank.value(), " has closed its push without this call");
 }
 
 // For members that wait for each other.

@@ -16,7 +16,7 @@ StalenessDecision DecideStaleness(const StalenessOptions& options,
       if (staleness_versions > options.versions_max) {
         decision.drop = true;
         decision.reason =
-            absl::StrCat("it read weights ", staleness_versions,
+            absl::StrCat("it was computed from weights ", staleness_versions,
                          " versions old, want at most ", options.versions_max);
       }
       break;

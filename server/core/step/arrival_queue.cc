@@ -63,8 +63,9 @@ absl::Status ArrivalQueue::Close(Worker& worker, PushClosing closing,
   Push& push = PushOf(worker);
   CountArrival(worker, push.Close(std::move(closing)), parts_.ledger, turn);
   if (!push.Complete(parts_.model.trainable_partitions())) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", worker.rank.value(), " closed its push before it was whole"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", worker.rank.value(),
+                     " closed its push before it was complete"));
   }
   Enqueue(worker, turn);
   return absl::OkStatus();

@@ -31,12 +31,13 @@ std::optional<CallDissent> FindMiscounted(
   const auto& [place, at_fault] = *miscounted;
   const auto layer = static_cast<size_t>(place.layer);
   CallDissent dissent{
-      .text = absl::StrCat(
-          layers[layer].name, ": rank ", at_fault.front().value(), " counts ",
-          counts[layer], " calls in step ", round.step().value(),
-          place.call < counts[layer] ? ", but made no rendezvous of call "
-                                     : ", but made a rendezvous of call ",
-          place.call)};
+      .text = absl::StrCat(layers[layer].name, ": rank ",
+                           at_fault.front().value(), " reports ", counts[layer],
+                           " calls in step ", round.step().value(),
+                           place.call < counts[layer]
+                               ? ", but took no part in the rendezvous of call "
+                               : ", but took part in the rendezvous of call ",
+                           place.call)};
   // Several members did the same: none of them can be blamed alone.
   if (at_fault.size() == 1) dissent.alone = at_fault.front();
   return dissent;
@@ -73,7 +74,7 @@ std::optional<CallDissent> FindClosedDissent(
     return CallDissent{
         .text = absl::StrCat(
             layers[static_cast<size_t>(place.layer)].name, ": call ",
-            place.call, " of step ", round.step().value(), " lacks rank ",
+            place.call, " of step ", round.step().value(), " is missing rank ",
             member.rank.value(), ", which has closed its push without it")};
   }
   return std::nullopt;

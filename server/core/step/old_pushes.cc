@@ -20,10 +20,10 @@ absl::StatusOr<bool> IsUnderWay(const RunLedger& ledger, const Worker& worker,
   const PushHistory& history = ledger.pushes_of(worker.rank);
   if (history.Find(key) != nullptr || history.Forgotten(key)) return false;
   return absl::FailedPreconditionError(absl::StrCat(
-      "no training assignment ", key.sequence.value(), " attempt ",
-      key.attempt.value(), " was given to rank ", worker.rank.value(),
-      "; its next is ", worker.next_sequence.value(),
-      ": push with sequence and attempt of the assignment"));
+      "training assignment ", key.sequence.value(), " attempt ",
+      key.attempt.value(), " was not given to rank ", worker.rank.value(),
+      ", whose next one is ", worker.next_sequence.value(),
+      "; push with the sequence and attempt of the assignment"));
 }
 
 void AnswerOldPush(const RunParts& parts, const StepDriver& driver,
@@ -40,9 +40,9 @@ void AnswerOldPush(const RunParts& parts, const StepDriver& driver,
         .verdict = Verdict::kDropped,
         .duplicate = true,
         .version = parts.model.version(),
-        .reason = absl::StrCat(
-            "it was decided long ago and its verdict is forgotten: the last ",
-            PushHistory::kKept, " pushes of a rank are remembered")};
+        .reason = absl::StrCat("it was decided long ago and its verdict is no "
+                               "longer known: the server keeps the last ",
+                               PushHistory::kKept, " verdicts of a rank")};
     turn.answers.push_back(std::move(answer));
     return;
   }

@@ -19,12 +19,12 @@ absl::Status CheckOpening(const PushOpening& opening,
   }
   const Version read = opening.version;
   if (read < bounds.oldest || read > bounds.newest) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("push of rank ", bounds.rank.value(), ": got version ",
-                     read.value(), " read, want ", bounds.oldest.value(),
-                     bounds.newest == bounds.oldest
-                         ? ""
-                         : absl::StrCat(" to ", bounds.newest.value())));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "push of rank ", bounds.rank.value(), ": got weights version ",
+        read.value(), ", want ", bounds.oldest.value(),
+        bounds.newest == bounds.oldest
+            ? ""
+            : absl::StrCat(" to ", bounds.newest.value())));
   }
   const double weight = opening.loss_weight;
   if (weight == 0 ||
@@ -52,7 +52,7 @@ absl::Status CheckGradient(const GradientMessage& message,
     return absl::InvalidArgumentError(absl::StrCat(
         "gradient of partition ", message.partition, ": got ",
         message.gradient.size_bytes(), " bytes, want ",
-        partition.trainable ? absl::StrCat(wanted) : "none, it is frozen"));
+        partition.trainable ? absl::StrCat(wanted) : "none (it is frozen)"));
   }
   std::vector<bool> absent(partition.slices.size());
   for (int32_t slice : message.absent_slices) {
@@ -72,7 +72,7 @@ absl::Status CheckOpened(const Push& push, const GradientMessage& message) {
   if (push.opened()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("gradient of partition ", message.partition,
-                   " came before the push was opened"));
+                   " arrived before the push was opened"));
 }
 
 absl::Status CheckClosing(const PushClosing& closing,
@@ -80,9 +80,10 @@ absl::Status CheckClosing(const PushClosing& closing,
                           bool global) {
   if (closing.correct < 0 || closing.correct > closing.labels ||
       closing.labels > limits::kLabelsMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "closing: got ", closing.correct, " of ", closing.labels,
-        " labels correct, want 0 or more of at most ", limits::kLabelsMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat("closing: got ", closing.correct, " of ", closing.labels,
+                     " labels correct, want at most ", limits::kLabelsMax,
+                     " labels and 0 to all of them correct"));
   }
   if (closing.batch_norm_calls.size() != layers.size()) {
     return absl::InvalidArgumentError(absl::StrCat(

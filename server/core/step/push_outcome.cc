@@ -92,9 +92,10 @@ void AnswerGivenUp(const RunParts& parts, Rank rank, const PushKey& key,
 absl::Status RefuseReduce(const RunParts& parts, const Worker& worker,
                           const ReduceKey& key, Turn& turn) {
   if (!parts.settings.MayHaveRendezvous()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "a rendezvous needs sync and global normalisation; the policy is ",
-        PolicyText(parts.settings.policy())));
+    return absl::FailedPreconditionError(
+        absl::StrCat("a rendezvous needs --aggregation=sync and global "
+                     "normalisation; the policy is ",
+                     PolicyText(parts.settings.policy())));
   }
   turn.out.push_back(effect::ReduceAborted{
       .rank = worker.rank,

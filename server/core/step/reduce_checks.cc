@@ -22,15 +22,15 @@ absl::Status CheckHeldMoments(const RendezvousTable& table, size_t layers,
   if (table.Has(key, rank)) return absl::OkStatus();
   const RendezvousTable::Held held = table.HeldOf(rank);
   if (held.waiting >= waits_max) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("rendezvous: rank ", rank.value(), " waits for others in ",
-                     held.waiting, " calls, want at most ", waits_max,
-                     ": wait for the answers of some first"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "rendezvous: rank ", rank.value(), " already has ", held.waiting,
+        " calls waiting for other members, want at most ", waits_max,
+        "; wait for some answers first"));
   }
   if (held.bytes >= kHeldMomentsBytesMax) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "rendezvous: got moments of ", held.bytes, " bytes of rank ",
-        rank.value(), " in one step, want below ", kHeldMomentsBytesMax,
+        "rendezvous: got ", held.bytes, " bytes of moments from rank ",
+        rank.value(), " in one step, want less than ", kHeldMomentsBytesMax,
         ": the step has too many batch-norm calls"));
   }
   return absl::OkStatus();
@@ -41,8 +41,8 @@ absl::Status CheckHeldMoments(const RendezvousTable& table, size_t layers,
 absl::Status CheckStep(const ReduceKey& key, Rank rank, Version newest) {
   if (key.step <= newest) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "rendezvous: got step ", key.step.value(), " of rank ", rank.value(),
-      ", want at most ", newest.value(), ", the newest version"));
+      "rendezvous: got step ", key.step.value(), " from rank ", rank.value(),
+      ", want at most ", newest.value(), " (the newest version)"));
 }
 
 absl::Status CheckReduce(const Round& round,
@@ -52,9 +52,9 @@ absl::Status CheckReduce(const Round& round,
       !round.IsMember(rank)) {
     return absl::FailedPreconditionError(
         absl::StrCat("rendezvous: got step ", key.step.value(), " attempt ",
-                     key.attempt.value(), " of rank ", rank.value(),
+                     key.attempt.value(), " from rank ", rank.value(),
                      ", want step ", round.step().value(), " attempt ",
-                     round.attempt().value(), " of a member"));
+                     round.attempt().value(), " from one of its members"));
   }
   COHORT_RETURN_IF_ERROR(CheckCallMoments(
       {.layer = key.layer, .call = key.call, .moments = moments}, layers));

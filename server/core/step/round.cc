@@ -30,7 +30,7 @@ size_t Round::PositionOf(Rank rank) const {
       shares_.begin(), shares_.end(), rank,
       [](const Share& share, Rank wanted) { return share.rank < wanted; });
   COHORT_CHECK(at != shares_.end() && at->rank == rank,
-               absl::StrCat("rank ", rank.value(), " takes no part"));
+               absl::StrCat("rank ", rank.value(), " does not take part"));
   return static_cast<size_t>(at - shares_.begin());
 }
 

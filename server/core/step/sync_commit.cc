@@ -168,11 +168,13 @@ void SyncRounds::EndDissent(const CallDissent& dissent, Turn& turn) {
         .reason = absl::StrCat(
             dissent.text, "; ",
             fenced_before
-                ? absl::StrCat("rank ", dissent.alone->value(),
-                               " was replaced for such a difference before")
-                : absl::StrCat("step ", round_->step().value(),
-                               " was repeated for such a difference before"),
-            ": start all workers with one program and one model")};
+                ? absl::StrCat(
+                      "rank ", dissent.alone->value(),
+                      " was already replaced because of such a difference")
+                : absl::StrCat(
+                      "step ", round_->step().value(),
+                      " was already repeated because of such a difference"),
+            "; start all workers with the same program and model")};
     return;
   }
   dissent_step_ = round_->step();

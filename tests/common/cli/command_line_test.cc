@@ -85,7 +85,7 @@ TEST_F(SetFlagsTest, StrayArgumentsAndMissingValuesAreUsage) {
   EXPECT_EQ(stray.message(), "got argument '7', want only flags");
   EXPECT_EQ(ExitCodeOf(stray), kExitUsage);
   const absl::Status missing = Set({"--test_count"}).status();
-  EXPECT_EQ(missing.message(), "--test_count wants a value");
+  EXPECT_EQ(missing.message(), "--test_count needs a value");
   EXPECT_EQ(ExitCodeOf(missing), kExitUsage);
   // Only a switch has a form with "no".
   EXPECT_THAT(std::string(Set({"--notest_count"}).status().message()),

@@ -78,7 +78,7 @@ TEST(FileSystemTest, OnlyRegularFilesOfTheWantedSizeAreRead) {
   for (const Case& c :
        {Case{"pipe", 9, ": got a named pipe, want a regular file"},
         Case{"", 9, "/: got a directory, want a regular file"},
-        Case{"link", 9, ": got a symbolic link, want a regular file itself"},
+        Case{"link", 9, ": got a symbolic link, want a regular file"},
         Case{"f", 2, ": got 3 bytes, want at most 2"},
         Case{"sparse", 9, ": got 4398046511104 bytes, want at most 9"}}) {
     const std::string path = dir.File(c.name);

@@ -155,13 +155,13 @@ std::vector<DamageCase> HeaderDamage() {
        "got a header of 4294967298 bytes"},
       {"length of all ones", length_without_end,
        "got a header of 18446744073709551615 bytes"},
-      {"no JSON", FileWith("{", 0), "no JSON object"},
-      {"an array", FileWith("[]", 0), "no JSON object"},
+      {"no JSON", FileWith("{", 0), "not a JSON object"},
+      {"an array", FileWith("[]", 0), "not a JSON object"},
       {"tensor is a number", FileWith(R"({"w":1})", 0), "tensor w: want dtype"},
       {"metadata is a text", FileWith(R"({"__metadata__":""})", 0),
-       "metadata is no object"},
+       "metadata is not a JSON object"},
       {"metadata holds a number", FileWith(R"({"__metadata__":{"k":1}})", 0),
-       "metadata k is no text"},
+       "metadata k is not a string"},
       {"bytes without tensor", FileWith("{}", 3),
        "3 bytes belong to no tensor"},
   };
@@ -177,7 +177,7 @@ std::vector<DamageCase> TensorDamage() {
        "tensor w: got bytes 0 to 4 for shape [-1]"},
       {"fractional extent",
        OneTensor(R"("dtype":"F32","shape":[1.5],"data_offsets":[0,4])", 4),
-       "an extent is no integer"},
+       "an extent is not an integer"},
       // 2^32 * 2^32 * 4 bytes is 0 in 64 bits.
       {"shape that overflows",
        OneTensor(R"("dtype":"F32","shape":[4294967296,4294967296],)"

@@ -160,7 +160,7 @@ TEST(TraceMergeTest, EachProcessOnceAndEachIncarnationByItsName) {
   ASSERT_TRUE(merged.ok()) << merged.status();
   ASSERT_EQ(merged->processes.size(), 3u);
   EXPECT_EQ(merged->processes[1].name, "worker 0");
-  EXPECT_EQ(merged->processes[2].name, "worker 0, life 2");
+  EXPECT_EQ(merged->processes[2].name, "worker 0, process 2");
 
   EXPECT_THAT(
       std::string(MergeTraces({server, first, first}, out).status().message()),
@@ -186,12 +186,12 @@ TEST(TraceMergeTest, WhatIsNoTraceIsNamed) {
   const struct {
     std::string text;
     std::string error;
-  } cases[] = {{"[\n]\n", "got no clock"},
-               {"hello\nworld\n", "line 1: got no JSON"},
-               {"[\n{\"ph\":\"X\"}\n]\n", "line 2: got no trace event"},
+  } cases[] = {{"[\n]\n", "got no cohort_clock event"},
+               {"hello\nworld\n", "line 1: not valid JSON"},
+               {"[\n{\"ph\":\"X\"}\n]\n", "line 2: not a trace event"},
                {absl::StrReplaceAll(
                     good, {{"\"wall_us\":1000000", "\"wall_us\":\"x\""}}),
-                "got a clock without its numbers"},
+                "got a cohort_clock event with missing numbers"},
                {absl::StrReplaceAll(good, {{"\"run\":\"r\"", "\"run\":\"q\""}}),
                 "got run q, want r"}};
   WriteText(folder.File("good"), good);

@@ -120,7 +120,7 @@ TEST_F(LogTest, RepetitionsAreLeftOutAndCounted) {
   ASSERT_EQ(lines.size(), LogLimiter::kLinesMax + 2);
   EXPECT_THAT(lines[LogLimiter::kLinesMax], HasSubstr("something else"));
   EXPECT_THAT(lines.back(),
-              HasSubstr("30 similar lines were left out: rank 49 is slow"));
+              HasSubstr("30 similar lines were suppressed: rank 49 is slow"));
   EXPECT_EQ(LogMessageCount(LogLevel::kWarning) - before,
             LogLimiter::kLinesMax + 31);
 }

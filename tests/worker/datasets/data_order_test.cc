@@ -130,7 +130,7 @@ TEST(DataOrderTest, TestSamplesAreSpreadEvenly) {
 TEST(DataOrderTest, WhatDoesNotFitIsNamed) {
   const TinyDataset dataset;
   EXPECT_EQ(CheckFits(OrderOptions{.limit = 15}, dataset).message(),
-            "--limit: got 15, want 1 to 14, all that tiny has, or 0 for all");
+            "--limit: got 15, want 1 to 14 (the size of tiny), or 0 for all");
   EXPECT_THAT(CheckFits(OrderOptions{.test_limit = -1}, dataset).message(),
               HasSubstr("--test_limit: got -1, want 1 to 5"));
   EXPECT_TRUE(CheckFits({}, dataset).ok());

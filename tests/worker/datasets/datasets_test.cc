@@ -270,7 +270,7 @@ TEST(IdxDatasetTest, APipeInPlaceOfAFileIsNotWaitedFor) {
       MakeDataset({.name = "mnist", .data_dir = dir.path()}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr(path + ": got no regular file"));
+              HasSubstr(path + ": not a regular file"));
 }
 
 TEST(IdxDatasetTest, ATruncatedOrChangedGzipFileIsDataLoss) {

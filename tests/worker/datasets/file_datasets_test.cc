@@ -133,7 +133,7 @@ TEST(CifarDatasetTest, PipesAndFilesOfATerabyteAreNamed) {
                              path, ": got 1099511627776 bytes, want at most")));
   std::filesystem::remove(path);
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
-  EXPECT_THAT(message(), HasSubstr(path + ": got no regular file"));
+  EXPECT_THAT(message(), HasSubstr(path + ": not a regular file"));
 }
 
 TEST(CifarDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {
@@ -309,7 +309,7 @@ TEST(VocDatasetTest, SkippedSamplesAreToldAndChangeTheDigest) {
   EXPECT_EQ(LabelsOf(*data, DataSplit::kTrain, {1})[0], 1);
   EXPECT_NE(data->digest(), whole->digest());
   EXPECT_THAT(log, HasSubstr(path));
-  EXPECT_THAT(log, HasSubstr("voc: 1 of 3 samples left out"));
+  EXPECT_THAT(log, HasSubstr("voc: 1 of 3 samples were skipped"));
 }
 
 struct FileErrorCase {
@@ -360,7 +360,8 @@ std::vector<FileErrorCase> DamageCases() {
              WriteFile(dir, "SegmentationClass/b.png",
                        MaskBytes(4, 2, std::vector<uint8_t>(8, 1)));
            },
-       .why = "SegmentationClass/b.png: got 4x2 pixels, want 2x4 as the image"},
+       .why =
+           "SegmentationClass/b.png: got 4x2 pixels, want 2x4 like its image"},
       {.situation = "mask of colours",
        .spoil =
            [](const TempDir& dir) {
@@ -377,8 +378,8 @@ std::vector<FileErrorCase> DamageCases() {
              WriteFile(dir, "SegmentationClass/c.png",
                        MaskBytes(3, 4, std::vector<uint8_t>(12, 1)));
            },
-       .why = "JPEGImages/c.png: got 3x4 pixels, want 2x4 as the images before "
-              "it, or give --image_size"},
+       .why = "JPEGImages/c.png: got 3x4 pixels, want 2x4 like the images "
+              "before it; --image_size"},
   };
 }
 
@@ -432,7 +433,7 @@ std::vector<FileErrorCase> ContentCases() {
                          MaskBytes(2, 4, std::vector<uint8_t>(8, 255)));
              }
            },
-       .why = "SegmentationClass: got masks of 255 (ignored) only"},
+       .why = "SegmentationClass: got only masks of 255 (ignored)"},
       {.situation = "too many classes asked for",
        .spoil = [](const TempDir&) {},
        .change = [](DatasetOptions& o) { o.classes = 256; },
@@ -490,7 +491,7 @@ TEST(VocDatasetTest, AMissingFolderIsNamed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("none: no such folder"));
   for (const char* name : {"voc", "imagefolder", "cifar10"}) {
     EXPECT_THAT(std::string(MakeDataset({.name = name}).status().message()),
-                HasSubstr(absl::StrCat(name, " has no usual place")));
+                HasSubstr(absl::StrCat(name, " has no default folder")));
   }
 }
 
@@ -542,17 +543,17 @@ TEST(ImageFolderTest, BreachesOfTheLayoutAreNamed) {
   });
   EXPECT_EQ(strange.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(strange.message()),
-              HasSubstr("val: got the class bird, want one of the 2 classes"));
+              HasSubstr("val: got class bird, want one of the 2 classes"));
   const absl::Status empty = status_after([](const TempDir& dir) {
     std::filesystem::create_directory(dir.File("train/bird"));
   });
   EXPECT_THAT(std::string(empty.message()),
-              HasSubstr("train/bird: got no image, want files .jpg"));
+              HasSubstr("train/bird: got no image, want .jpg"));
   const absl::Status no_test = status_after(
       [](const TempDir& dir) { std::filesystem::remove_all(dir.File("val")); });
   EXPECT_EQ(no_test.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(no_test.message()),
-              HasSubstr("got neither a folder val nor test"));
+              HasSubstr("got neither a val nor a test folder"));
   const absl::Status no_train = status_after([](const TempDir& dir) {
     std::filesystem::remove_all(dir.File("train"));
   });
@@ -562,7 +563,7 @@ TEST(ImageFolderTest, BreachesOfTheLayoutAreNamed) {
       [](const TempDir& dir) { WriteFile(dir, "train/cat/x.jpeg", ""); });
   EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(damaged.message()),
-              HasSubstr("train/cat/x.jpeg: got 0 bytes that begin neither"));
+              HasSubstr("train/cat/x.jpeg: got 0 bytes that are neither"));
 }
 
 TEST(MakeDatasetTest, OnlyVocIsToldItsClasses) {

@@ -221,9 +221,8 @@ TEST(DecodeImageTest, GoesByTheContent) {
       DecodeImage(Bytes(PngBytes(Plain(2, 2, {1, 2, 3}), PngKind::kRgb))).ok());
   const auto other = DecodeImage(Bytes("GIF89a"));
   EXPECT_EQ(other.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(
-      std::string(other.status().message()),
-      HasSubstr("got 6 bytes that begin neither a JPEG nor a PNG image"));
+  EXPECT_THAT(std::string(other.status().message()),
+              HasSubstr("got 6 bytes that are neither a JPEG nor a PNG image"));
 }
 
 }  // namespace

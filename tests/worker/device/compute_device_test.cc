@@ -54,7 +54,7 @@ TEST(ComputeDeviceTest, GpuThatIsNotThereIsRefusedWithWhatToDo) {
                                    absl::StatusCode::kInvalidArgument));
   const std::string text(status.message());
   EXPECT_THAT(text, StartsWith("--device: got cuda:99: "));
-  EXPECT_THAT(text, AnyOf(HasSubstr("want --device=cpu, or build it with"),
+  EXPECT_THAT(text, AnyOf(HasSubstr("use --device=cpu, or build it with"),
                           HasSubstr("want an NVIDIA driver"),
                           HasSubstr("want cuda:0")));
 }
@@ -96,7 +96,7 @@ TEST(OutOfMemoryTest, TextNamesTensorDeviceAndWayOut) {
   const std::string text(status.message());
   EXPECT_THAT(text, StartsWith("out of memory on fake:0, where 1000 bytes are "
                                "free: conv1.weight, Float [2,3], 24 bytes (no "
-                               "room); take a smaller --batch_size"));
+                               "room); use a smaller --batch_size"));
 }
 
 TEST(PrecisionTest, NamesAreRead) {

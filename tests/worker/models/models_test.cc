@@ -384,7 +384,7 @@ TEST(ModelsTest, UnknownNameListsTheKnownOnes) {
 TEST(ModelsTest, WidthIsCheckedAndOnlyForUnet) {
   EXPECT_THAT(
       std::string(MakeModel({.name = "cnn", .width = 8}).status().message()),
-      HasSubstr("got 8 for --model=cnn, which has no choice of it"));
+      HasSubstr("got 8 for --model=cnn, which has a fixed width"));
   EXPECT_THAT(
       std::string(
           MakeModel({.name = "unet", .width = 1000}).status().message()),

@@ -372,7 +372,7 @@ TEST_F(ScriptModelTest, OtherSignaturesAreRefused) {
   torch::jit::Module two = NewModule("Two");
   two.define("def forward(self, x, y):\n  return x + y\n");
   EXPECT_THAT(std::string(Load(two).status().message()),
-              HasSubstr("want a forward of one tensor"));
+              HasSubstr("want a forward method that takes one tensor"));
 }
 
 TEST_F(ScriptModelTest, AnotherClassCountIsNamed) {

@@ -264,8 +264,8 @@ TEST_F(FakeDeviceTrainerTest, OutOfMemoryNamesLayerBatchAndSizesAndIsTold) {
   EXPECT_THAT(
       std::string(status.message()),
       AllOf(HasSubstr("out of memory on fake:0"),
-            HasSubstr("activations at or behind inner.bn3 in the forward pass, "
-                      "where it is given Float [5,16,2,2], 1280 bytes"),
+            HasSubstr("activations at or after inner.bn3 in the forward pass, "
+                      "where its input is Float [5,16,2,2], 1280 bytes"),
             HasSubstr("with a batch of Float [5,1,8,8], 1280 bytes"),
             HasSubstr("Tried to allocate 2.00 GiB"),
             HasSubstr("--batch_size")));

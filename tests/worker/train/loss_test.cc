@@ -274,7 +274,7 @@ TEST(CrossEntropyTest, BadOptionsAreNamed) {
     return std::string(status.message());
   };
   EXPECT_EQ(message({.class_weights = {1, 2, 3}}),
-            "--class_weights: got 3 weights, want 4, one a class");
+            "--class_weights: got 3 weights, want 4, one per class");
   EXPECT_THAT(message({.class_weights = {1, 2, 3, -1}}), HasSubstr("got -1"));
   EXPECT_THAT(message({.class_weights = {1, 2, 3, 1e39}}),
               HasSubstr("finite numbers"));

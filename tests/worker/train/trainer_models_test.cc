@@ -71,7 +71,7 @@ TEST(TrainerTest, AModelThatDoesNotFitIsRefusedBeforeItIsRegistered) {
     const char* text;
   };
   for (const Misfit& misfit :
-       {Misfit{3, 3, "the model does not take an image of tiny"},
+       {Misfit{3, 3, "the model does not accept an image of tiny"},
         Misfit{1, 4, "got logits [1,4]"}}) {
     FakeClient client({TrainOn(0, 5)});
     TrainerOptions options = Options();
