@@ -288,9 +288,9 @@ TEST_F(ServiceTest, ValuesThatAreNotCompleteAreRefused) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(
       status.error_message(),
-      absl::StrCat("register: the stream was closed without partition "
-                   "1, ",
-                   total - 1, " of ", total, " are missing, want each once"));
+      absl::StrCat("register: the stream was closed without partition 1 (",
+                   total - 1, " of ", total,
+                   " partitions are missing), want each once"));
   RegisterCall none = worker.BeginRegister(layout, TinyPlan());
   ASSERT_TRUE(none.Read().has_value());
   none.stream->WritesDone();

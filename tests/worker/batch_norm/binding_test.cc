@@ -253,14 +253,14 @@ TEST(BatchNormBindingTest, FreezesByNameOrBeginning) {
       BatchNormBinding::Make(*net, {.frozen_statistics = {"nor"}}).status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(unknown.message()),
-              ::testing::HasSubstr("got nor, want a batch-norm layer, such as "
+              ::testing::HasSubstr("got nor, want a batch-norm layer such as "
                                    "norm"));
   // block.1 tracks no statistics.
   const absl::Status without =
       BatchNormBinding::Make(*net, {.frozen_statistics = {"*"}}).status();
   EXPECT_EQ(without.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(without.message()),
-              ::testing::HasSubstr("block.1 keeps no statistics"));
+              ::testing::HasSubstr("block.1 has no moving statistics"));
 }
 
 TEST(BatchNormScopeTest, OutsideAScopeAModuleIsStockTorch) {

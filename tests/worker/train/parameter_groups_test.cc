@@ -74,8 +74,8 @@ TEST(ParameterGroupsTest, APatternWithoutAMatchIsNamedWithTheNearest) {
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("--groups: got 'haed.fc.bias', want the name of a "
-                        "parameter or a pattern that matches one; the nearest: "
-                        "head.fc.bias"));
+                        "parameter or a pattern that matches one; the nearest "
+                        "names are head.fc.bias"));
 }
 
 }  // namespace
