@@ -96,11 +96,13 @@ std::vector<std::string> DifferingSettings(const std::vector<SavedRun>& runs) {
     for (const auto& [name, value] : run.settings) values[name].insert(value);
   }
   std::vector<std::string> names;
-  for (const auto& [name, seen] : values) {
+  for (const auto& setting : values) {
+    const std::string& name = setting.first;
     const auto has = [&name](const SavedRun& run) {
       return run.settings.contains(name);
     };
-    if (seen.size() > 1 || !std::all_of(runs.begin(), runs.end(), has)) {
+    if (setting.second.size() > 1 ||
+        !std::all_of(runs.begin(), runs.end(), has)) {
       names.push_back(name);
     }
   }
