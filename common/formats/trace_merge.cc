@@ -215,7 +215,7 @@ void NumberLives(std::vector<Trace>& traces) {
   std::map<std::string, int> lives;
   for (Trace& trace : traces) {
     const int life = ++lives[trace.name];
-    if (life > 1) absl::StrAppend(&trace.name, ", life ", life);
+    if (life > 1) absl::StrAppend(&trace.name, ", process ", life);
   }
 }
 

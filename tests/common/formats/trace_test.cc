@@ -160,7 +160,7 @@ TEST(TraceMergeTest, EachProcessOnceAndEachIncarnationByItsName) {
   ASSERT_TRUE(merged.ok()) << merged.status();
   ASSERT_EQ(merged->processes.size(), 3u);
   EXPECT_EQ(merged->processes[1].name, "worker 0");
-  EXPECT_EQ(merged->processes[2].name, "worker 0, life 2");
+  EXPECT_EQ(merged->processes[2].name, "worker 0, process 2");
 
   EXPECT_THAT(
       std::string(MergeTraces({server, first, first}, out).status().message()),
