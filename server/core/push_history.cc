@@ -25,7 +25,7 @@ void PushHistory::Give(const PushKey& key) {
   const bool full = entries_.size() == kKept;
   const size_t newest = (oldest_ + entries_.size() - 1) % kKept;
   COHORT_CHECK(entries_.empty() || entries_[newest].key < key,
-               "keys are given in ascending order");
+               "keys must ascend");
   if (!full) {
     entries_.push_back({.key = key});
     return;

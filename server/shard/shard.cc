@@ -419,7 +419,7 @@ absl::StatusOr<Version> Shard::Drain(const std::string& reason) {
     const StatusView view = core.Status(now);
     if (view.ended) {
       return absl::FailedPreconditionError(
-          absl::StrCat("the run is already over: ", view.state));
+          absl::StrCat("the run is already ", view.state));
     }
     core.Drain(reason, now, out);
     return view.version;

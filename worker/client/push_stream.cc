@@ -41,8 +41,7 @@ absl::Status PushStream::SendGradient(int32_t partition,
                                       const ByteRope& gradient,
                                       absl::Span<const int32_t> absent_slices) {
   if (!open_.has_value()) {
-    return absl::FailedPreconditionError(
-        "a gradient was given before OpenPush");
+    return absl::FailedPreconditionError("got a gradient before OpenPush");
   }
   COHORT_ASSIGN_OR_RETURN(const Partition* spec, FindTrainable(partition));
   v1::ExchangeRequest request = NewRequest();
@@ -59,8 +58,7 @@ absl::Status PushStream::SendGradient(int32_t partition,
 
 absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
   if (!open_.has_value()) {
-    return absl::FailedPreconditionError(
-        "ClosePush was called before OpenPush");
+    return absl::FailedPreconditionError("call OpenPush before ClosePush");
   }
   v1::ExchangeRequest request = NewRequest();
   ToProto(closing, request.mutable_closing());
