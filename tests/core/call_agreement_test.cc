@@ -77,7 +77,7 @@ TEST(CallAgreementTest, OneThatWaitsInACallTooManyIsAlone) {
   EXPECT_EQ(dissent->alone, kA);
   EXPECT_EQ(dissent->text,
             "bn: rank 0 waits in call 1 of step 7, but rank 1 has closed its "
-            "push without it");
+            "push without this call");
 }
 
 // B's sibling contribution has arrived; C's is still on its way.

@@ -196,7 +196,7 @@ TEST(CoordinatorCallsTest, AMemberThatClosesWithoutALayerIsFencedAndItIsNamed) {
   EXPECT_EQ(ended[0].session, cohort.session(kRank1));
   EXPECT_EQ(ended[0].status.message(),
             "bn2: rank 0 waits in call 0 of step 0, but rank 1 has closed its "
-            "push without it; the other members agree");
+            "push without this call; the other members agree");
   const auto aborted = cohort.All<effect::ReduceAborted>();
   ASSERT_EQ(aborted.size(), 2);
   EXPECT_EQ(aborted[0].rank, kRank0);
@@ -378,7 +378,7 @@ TEST(CoordinatorCallsTest, AnotherGroupsCountsMakeTheMajority) {
   EXPECT_EQ(ended[0].session, cohort.session(kRank1));
   EXPECT_THAT(std::string(ended[0].status.message()),
               HasSubstr("bn: rank 0 waits in call 0 of step 0, but rank 1 has "
-                        "closed its push without it"));
+                        "closed its push without this call"));
 }
 
 // Alone in its group, rank 2 keeps no rank waiting, and it counts the same

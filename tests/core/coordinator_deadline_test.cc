@@ -117,7 +117,7 @@ TEST(CoordinatorDeadlineTest, WithoutAReplacementTheRunEnds) {
   const auto ended = cohort.All<effect::RunEnded>();
   ASSERT_EQ(ended.size(), 1);
   EXPECT_EQ(ended[0].outcome, RunOutcome::kWorkerLost);
-  EXPECT_EQ(ended[0].reason, "no replacement for rank 0 in 601 s");
+  EXPECT_EQ(ended[0].reason, "no replacement for rank 0 within 601 s");
   EXPECT_NE(ended[0].snapshot, nullptr);
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
   // A restarted server needs this rank.

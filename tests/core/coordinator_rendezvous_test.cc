@@ -82,10 +82,11 @@ TEST(CoordinatorRendezvousTest, RefusesWhatDoesNotFit) {
   EXPECT_EQ(cohort.Reduce(kRank0, Key(0, 0, 0), {.count = 1}),
             absl::InvalidArgumentError(
                 "bn: got moments of 0 and 0 channels, want 1"));
-  EXPECT_EQ(cohort.Reduce(kRank0, Key(0, 0, 0),
-                          {.count = -1, .first = {0}, .second = {0}}),
-            absl::InvalidArgumentError(
-                "bn: got call 0 with count -1, want 0 or more"));
+  EXPECT_EQ(
+      cohort.Reduce(kRank0, Key(0, 0, 0),
+                    {.count = -1, .first = {0}, .second = {0}}),
+      absl::InvalidArgumentError("bn: got call 0 with count -1, want a call of "
+                                 "0 to 65536 and a count of at least 0"));
   EXPECT_TRUE(
       absl::IsFailedPrecondition(cohort.Reduce(kRank0, Key(1, 0, 0), kOne(0))));
   EXPECT_TRUE(absl::IsFailedPrecondition(

@@ -273,7 +273,7 @@ TEST(CoordinatorSyncTest, FrozenParametersNeitherTravelNorChange) {
   ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
   EXPECT_EQ(cohort.Gradient(kRank0, 1, {1}),
             absl::InvalidArgumentError("gradient of partition 1: got 4 bytes, "
-                                       "want none, it is frozen"));
+                                       "want none (it is frozen)"));
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
   ASSERT_TRUE(cohort.Close(kRank0, kPush0).ok());
   ASSERT_TRUE(cohort.Open(kRank1, kPush1).ok());

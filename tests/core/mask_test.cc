@@ -159,7 +159,7 @@ TEST(MaskTest, WhatDoesNotFitTheModelIsNamed) {
   };
   const ModelLayout layout = SmallRunLayout();
   for (const Case& c :
-       {Case{"conv.weigth", "the nearest: conv.weight, "},
+       {Case{"conv.weigth", "the nearest names are conv.weight, "},
         Case{"layer4.*", "no parameter has this name"},
         Case{"bn.bias[0,0]",
              "2 index entries, want at most 1 for bn.bias with "

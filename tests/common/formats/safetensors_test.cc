@@ -147,10 +147,10 @@ std::vector<DamageCase> HeaderDamage() {
   std::string length_without_end = FileWith("{}", 0);
   for (size_t i = 0; i < 8; ++i) length_without_end[i] = '\xff';
   return {
-      {"empty file", "", "got 0 bytes"},
-      {"no room for the length", "1234567", "got 7 bytes"},
+      {"empty file", "", "got only 0 bytes"},
+      {"no room for the length", "1234567", "got only 7 bytes"},
       {"header longer than the file", header_longer_than_file,
-       "got a header of 100 bytes in 10"},
+       "got a header of 100 bytes in a file of 10 bytes"},
       {"header above 100 MB", header_over_the_limit,
        "got a header of 4294967298 bytes"},
       {"length of all ones", length_without_end,
