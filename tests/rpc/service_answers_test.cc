@@ -144,8 +144,8 @@ TEST_F(HalfRegistration, NamesThePartitionThatIsMissing) {
   const grpc::Status status = call_.End();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(status.error_message(),
-            "register: the stream was closed without partition 1, 1 of 2 are "
-            "missing, want each once");
+            "register: the stream was closed without partition 1 (1 of 2 "
+            "partitions are missing), want each once");
 }
 
 TEST_F(HalfRegistration, AValueThatIsNotFiniteIsRefusedByItsName) {

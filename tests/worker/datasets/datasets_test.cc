@@ -208,7 +208,7 @@ std::vector<ErrorCase> ErrorCases() {
        .files = changed([](Files& f) {
          f.train_images = Idx(0x803, {0, 1, 2}, "");
        }),
-       .why = "train-images-idx3-ubyte: got extent 0, want 1 or more"},
+       .why = "train-images-idx3-ubyte: got extent 0, want at least 1"},
       {.situation = "label out of range",
        .files = changed([](Files& f) { f.train_labels[9] = 10; }),
        .why = "train-labels-idx1-ubyte: sample 1: got label 10, want 0 to 9"},
