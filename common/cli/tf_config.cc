@@ -33,9 +33,8 @@ absl::Status AddAddresses(const Json& cluster, const char* type,
                           std::vector<std::string>& addresses) {
   if (!cluster.contains(type)) return absl::OkStatus();
   if (!cluster[type].is_array()) {
-    return Unusable(absl::StrCat("cluster.", type, ": got ",
-                                 cluster[type].dump(),
-                                 ", want a list of host:port"));
+    return Unusable(absl::StrCat("got ", cluster[type].dump(), " as cluster.",
+                                 type, ", want a list of host:port"));
   }
   for (const Json& address : cluster[type]) {
     if (!address.is_string()) {
