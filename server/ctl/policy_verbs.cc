@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -362,6 +363,20 @@ absl::Status RunPolicyRevert(Context& context) {
   return RunPolicySet(context);
 }
 
+// Flags of the verbs that change settings, after `flags`.
+std::vector<FlagSpec> ChangeFlags(std::vector<FlagSpec> flags = {}) {
+  flags.push_back({.name = "dry_run",
+                   .value = "",
+                   .help = "check and report, but change nothing"});
+  flags.push_back({.name = "nowait",
+                   .value = "",
+                   .help = "return before the change is in force"});
+  flags.push_back({.name = "reason",
+                   .value = "TEXT",
+                   .help = "why, for the log and policy history"});
+  return flags;
+}
+
 }  // namespace
 
 Verb PolicyGetVerb() {
@@ -378,15 +393,7 @@ Verb PolicyGetVerb() {
 Verb PolicySetVerb() {
   return {.name = "policy set",
           .summary = "changes settings while the run goes on",
-          .flags = {{.name = "dry_run",
-                     .value = "",
-                     .help = "check and report, but change nothing"},
-                    {.name = "nowait",
-                     .value = "",
-                     .help = "return before the change is in force"},
-                    {.name = "reason",
-                     .value = "TEXT",
-                     .help = "why, for the log and policy history"}},
+          .flags = ChangeFlags(),
           .takes_settings = true,
           .examples = {"cohortctl policy set --aggregation=async "
                        "--normalization=local --reason='one slow node'",
@@ -397,19 +404,11 @@ Verb PolicySetVerb() {
 Verb PolicyRevertVerb() {
   return {.name = "policy revert",
           .summary = "goes back to the settings after an earlier change",
-          .flags = {{.name = "to",
-                     .value = "N",
-                     .help = "number of the change, from policy history "
-                             "(default: the one before the newest)"},
-                    {.name = "dry_run",
-                     .value = "",
-                     .help = "check and report, but change nothing"},
-                    {.name = "nowait",
-                     .value = "",
-                     .help = "return before the change is in force"},
-                    {.name = "reason",
-                     .value = "TEXT",
-                     .help = "why, for the log and policy history"}},
+          .flags = ChangeFlags({{.name = "to",
+                                 .value = "N",
+                                 .help = "number of the change, from policy "
+                                         "history (default: the one before the "
+                                         "newest)"}}),
           .examples = {"cohortctl policy revert",
                        "cohortctl policy revert --to=1 --dry_run"},
           .run = &RunPolicyRevert};

@@ -56,7 +56,7 @@ struct Found {
   std::vector<std::string> problems;
 };
 
-// Errors: NotFound: no such folder; FailedPrecondition: none holds a run.
+// Errors: FailedPrecondition: no such folder, or none contains a run.
 absl::StatusOr<Found> FindRuns(FileSystem& files,
                                std::vector<std::string> dirs) {
   if (dirs.empty()) dirs.emplace_back(kFolderDefault);

@@ -565,7 +565,7 @@ class ComponentsTest(unittest.TestCase):
 class PageTest(unittest.TestCase):
     """What deploy/kubernetes/README.md tells its readers to type."""
 
-    # What belongs to the cluster, not to a namespace.
+    # Kinds that belong to the cluster, not to a namespace.
     OF_THE_CLUSTER = ("create namespace", "label namespace",
                       "create priorityclass", "get storageclass")
 
