@@ -21,6 +21,9 @@ inline constexpr int64_t kSplitSamplesMax = int64_t{1} << 40;
 // kEpochsMax * kSplitSamplesMax, the clock of the schedules, is 2^60.
 inline constexpr int64_t kEpochsMax = int64_t{1} << 20;
 
+// Versions of a run.
+inline constexpr int64_t kStepsMax = int64_t{1} << 50;
+
 // Labels of one push. Sums over kWorkersMax ranks are below 2^52, and over 2^23
 // pushes of a run below 2^63.
 inline constexpr int64_t kLabelsMax = int64_t{1} << 40;
@@ -53,6 +56,16 @@ inline constexpr double kFactorMax = 1e6;
 // Bounds that keep numbers used in float32 arithmetic inside float32.
 inline constexpr double kFloatMin = 1e-30;
 inline constexpr double kFloatMax = 1e30;
+
+// Settings of the learning rate that workers send with each push.
+inline constexpr int32_t kRateGroupsMax = 1024;
+
+// Bytes of a training program's state in one push.
+inline constexpr int64_t kFrontEndStateMax = int64_t{64} << 10;
+
+// Measures of one push, and characters of the name of each.
+inline constexpr int32_t kMeasuresMax = 32;
+inline constexpr int32_t kMeasureNameMax = 64;
 
 // Bytes of a partition. A message of protobuf holds less than 2 GiB.
 inline constexpr int64_t kPartitionBytesMax = int64_t{1} << 30;

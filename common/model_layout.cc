@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/limits.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -103,6 +104,27 @@ absl::Status CheckSameParameter(const ParameterSpec& seen,
                    absl::StrCat(seen.decay_multiplier),
                    absl::StrCat(wanted.decay_multiplier));
   }
+  if (seen.rate_group != wanted.rate_group) {
+    return Differs(seen.name, "rate group", absl::StrCat(seen.rate_group),
+                   absl::StrCat(wanted.rate_group));
+  }
+  return absl::OkStatus();
+}
+
+// Names the first setting that differs.
+absl::Status CheckSameOptimizer(
+    const std::map<std::string, std::string>& seen,
+    const std::map<std::string, std::string>& wanted) {
+  const auto text = [](const auto& settings, const std::string& name) {
+    const auto found = settings.find(name);
+    return found == settings.end() ? std::string("none") : found->second;
+  };
+  for (const auto* settings : {&wanted, &seen}) {
+    for (const auto& [name, value] : *settings) {
+      if (text(seen, name) == text(wanted, name)) continue;
+      return Differs("optimizer", name, text(seen, name), text(wanted, name));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -175,7 +197,14 @@ absl::Status ValidateMultipliers(const ParameterSpec& parameter) {
                      ", want a finite number of at least 0"));
   };
   COHORT_RETURN_IF_ERROR(check("rate", parameter.rate_multiplier));
-  return check("decay", parameter.decay_multiplier);
+  COHORT_RETURN_IF_ERROR(check("decay", parameter.decay_multiplier));
+  if (parameter.rate_group >= 0 &&
+      parameter.rate_group < limits::kRateGroupsMax) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(parameter.name, ": got rate group ", parameter.rate_group,
+                   ", want 0 to ", limits::kRateGroupsMax - 1));
 }
 
 }  // namespace
@@ -263,7 +292,24 @@ absl::Status CheckSamePlan(const RunPlan& seen, const RunPlan& wanted) {
   if (seen.loss != wanted.loss) {
     return Differs("run plan", "loss", seen.loss, wanted.loss);
   }
-  return absl::OkStatus();
+  if (seen.own_data != wanted.own_data) {
+    return Differs("run plan", "data of the workers' own", YesNo(seen.own_data),
+                   YesNo(wanted.own_data));
+  }
+  if (seen.rates_by_workers != wanted.rates_by_workers) {
+    return Differs("run plan", "learning rates from the workers",
+                   YesNo(seen.rates_by_workers),
+                   YesNo(wanted.rates_by_workers));
+  }
+  return CheckSameOptimizer(seen.optimizer, wanted.optimizer);
+}
+
+int32_t RateGroups(const ModelLayout& layout) {
+  int32_t groups = 0;
+  for (const ParameterSpec& parameter : layout.parameters) {
+    groups = std::max(groups, parameter.rate_group + 1);
+  }
+  return groups;
 }
 
 std::vector<LayerStatistics> InitialStatistics(const ModelLayout& layout) {

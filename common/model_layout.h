@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,9 @@ struct ParameterSpec {
   // negative.
   double rate_multiplier = 1;
   double decay_multiplier = 1;
+  // With RunPlan::rates_by_workers: index of its learning rate in every
+  // opening.
+  int32_t rate_group = 0;
 
   friend bool operator==(const ParameterSpec&, const ParameterSpec&) = default;
 };
@@ -62,7 +66,8 @@ struct ModelLayout {
 
 // Errors: InvalidArgument naming the entry: no parameters, empty or repeated
 // name, non-positive or overflowing shape, non-positive channels or epsilon,
-// momentum outside (0, 1], a multiplier that is negative or not finite.
+// momentum outside (0, 1], a multiplier that is negative or not finite, a rate
+// group outside 0 to limits::kRateGroupsMax.
 absl::Status Validate(const ModelLayout& layout);
 
 // Compares `seen` with `wanted` name by name.
@@ -112,7 +117,19 @@ struct RunPlan {
   double loss_reference = 1;
   // The loss in words, with every setting that changes it.
   std::string loss;
+  // The samples are the workers' own: both counts are 0, assignments have no
+  // range, and openings say how many samples there were.
+  bool own_data = false;
+  // Every opening carries the learning rates.
+  bool rates_by_workers = false;
+  // Settings that the workers' optimizer stands for, such as
+  // "optimizer" -> "adam"; see TakeWorkersOptimizer.
+  std::map<std::string, std::string> optimizer;
 };
+
+// Groups of parameters with a learning rate of their own: the highest
+// rate_group and one.
+int32_t RateGroups(const ModelLayout& layout);
 
 // Errors: FailedPrecondition naming the field. loss_reference is not
 // compared: the server's value rules.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,18 @@ struct PushOpening {
   // Labels, valid pixels, or sum of class weights. If 0, there is nothing to
   // learn from, and the push changes no weight.
   double loss_weight = 0;
+  // With RunPlan::rates_by_workers: one rate for each group of parameters.
+  std::vector<double> learning_rates;
+};
+
+// A mean that the training program computes: sum / weight.
+struct Measure {
+  std::string name;
+  double sum = 0;
+  // Above 0.
+  double weight = 0;
+
+  friend bool operator==(const Measure&, const Measure&) = default;
 };
 
 struct PushClosing {
@@ -45,6 +58,10 @@ struct PushClosing {
   std::vector<int32_t> batch_norm_calls;
   // Ascending by (layer, call).
   std::vector<CallMoments> moments;
+  // State of the training program after this step, such as its schedulers'.
+  std::optional<std::string> front_end_state;
+  // Ascending by name.
+  std::vector<Measure> measures;
 };
 
 enum class Verdict {

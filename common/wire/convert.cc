@@ -242,6 +242,7 @@ void ToProto(const ModelLayout& layout, v1::ModelLayout* proto) {
     if (from.decay_multiplier != 1) {
       to->set_decay_multiplier(from.decay_multiplier);
     }
+    to->set_rate_group(from.rate_group);
   }
   for (const BatchNormSpec& from : layout.batch_norms) {
     v1::BatchNormSpec* to = proto->add_batch_norms();
@@ -269,7 +270,8 @@ absl::StatusOr<ModelLayout> FromProto(const v1::ModelLayout& proto) {
          .rate_multiplier =
              from.has_rate_multiplier() ? from.rate_multiplier() : 1,
          .decay_multiplier =
-             from.has_decay_multiplier() ? from.decay_multiplier() : 1});
+             from.has_decay_multiplier() ? from.decay_multiplier() : 1,
+         .rate_group = from.rate_group()});
   }
   layout.batch_norms.reserve(static_cast<size_t>(proto.batch_norms_size()));
   for (const v1::BatchNormSpec& from : proto.batch_norms()) {
@@ -287,6 +289,13 @@ void ToProto(const RunPlan& plan, v1::RunPlan* proto) {
   proto->set_test_samples(plan.test_samples);
   proto->set_loss_reference(plan.loss_reference);
   proto->set_loss(plan.loss);
+  proto->set_own_data(plan.own_data);
+  proto->set_rates_by_workers(plan.rates_by_workers);
+  for (const auto& [name, value] : plan.optimizer) {
+    v1::OptimizerSetting* setting = proto->add_optimizer();
+    setting->set_name(name);
+    setting->set_value(value);
+  }
 }
 
 absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto) {
@@ -298,12 +307,22 @@ absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto) {
     return Refuse("plan.loss_reference", proto.loss_reference(),
                   "a finite number above 0");
   }
-  return RunPlan{.dataset = proto.dataset(),
-                 .dataset_digest = proto.dataset_digest(),
-                 .train_samples = proto.train_samples(),
-                 .test_samples = proto.test_samples(),
-                 .loss_reference = proto.loss_reference(),
-                 .loss = proto.loss()};
+  RunPlan plan{.dataset = proto.dataset(),
+               .dataset_digest = proto.dataset_digest(),
+               .train_samples = proto.train_samples(),
+               .test_samples = proto.test_samples(),
+               .loss_reference = proto.loss_reference(),
+               .loss = proto.loss(),
+               .own_data = proto.own_data(),
+               .rates_by_workers = proto.rates_by_workers()};
+  for (const v1::OptimizerSetting& setting : proto.optimizer()) {
+    if (!plan.optimizer.emplace(setting.name(), setting.value()).second) {
+      return Refuse("plan.optimizer",
+                    absl::StrCat("'", setting.name(), "' twice"),
+                    "each setting once");
+    }
+  }
+  return plan;
 }
 
 void ToProto(absl::Span<const Partition> partitions, PartitionProtos* protos) {

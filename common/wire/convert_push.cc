@@ -111,6 +111,8 @@ void ToProto(const PushOpening& opening, v1::PushOpening* proto) {
   proto->set_samples(opening.samples);
   proto->set_loss_weight(opening.loss_weight);
   proto->set_version(opening.version.value());
+  proto->mutable_learning_rates()->Add(opening.learning_rates.begin(),
+                                       opening.learning_rates.end());
 }
 
 absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
@@ -120,7 +122,9 @@ absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
   COHORT_RETURN_IF_ERROR(CheckNotNegative("opening.version", proto.version()));
   return PushOpening{.version = Version(proto.version()),
                      .samples = proto.samples(),
-                     .loss_weight = proto.loss_weight()};
+                     .loss_weight = proto.loss_weight(),
+                     .learning_rates = {proto.learning_rates().begin(),
+                                        proto.learning_rates().end()}};
 }
 
 void ToProto(const CallMoments& call, v1::CallMoments* proto) {
@@ -159,6 +163,15 @@ void ToProto(const PushClosing& closing, v1::PushClosing* proto) {
   for (const CallMoments& call : closing.moments) {
     ToProto(call, proto->add_moments());
   }
+  if (closing.front_end_state.has_value()) {
+    proto->set_front_end_state(*closing.front_end_state);
+  }
+  for (const Measure& measure : closing.measures) {
+    v1::Measure* to = proto->add_measures();
+    to->set_name(measure.name);
+    to->set_sum(measure.sum);
+    to->set_weight(measure.weight);
+  }
 }
 
 absl::StatusOr<PushClosing> FromProto(const v1::PushClosing& proto) {
@@ -173,6 +186,14 @@ absl::StatusOr<PushClosing> FromProto(const v1::PushClosing& proto) {
   }
   COHORT_RETURN_IF_ERROR(
       FillCalls("closing.moments", proto.moments(), to.moments));
+  if (proto.has_front_end_state()) {
+    to.front_end_state = proto.front_end_state();
+  }
+  for (const v1::Measure& measure : proto.measures()) {
+    to.measures.push_back({.name = measure.name(),
+                           .sum = measure.sum(),
+                           .weight = measure.weight()});
+  }
   return to;
 }
 

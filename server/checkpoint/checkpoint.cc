@@ -162,7 +162,8 @@ absl::Status WriteFiles(FileSystem& files, const std::string& dir,
   Manifest manifest{.identity = identity,
                     .state = state,
                     .version = state.snapshot->version,
-                    .tensors = SumOf(tensors)};
+                    .tensors = SumOf(tensors),
+                    .front_end_state = state.snapshot->front_end_state};
   for (const StatisticsSet& set : *state.snapshot->statistics) {
     KeptSet kept{.kind = set.kind, .collected = set.collected};
     for (const LayerStatistics& layer : set.layers) {
@@ -314,6 +315,7 @@ absl::StatusOr<SharedSnapshot> SnapshotFrom(const std::string& path,
   const RegisteredModel& model = *manifest.state.model;
   auto snapshot = std::make_shared<ModelSnapshot>();
   snapshot->version = manifest.version;
+  snapshot->front_end_state = manifest.front_end_state;
   COHORT_ASSIGN_OR_RETURN(const std::vector<ByteRope> weights,
                           RopesOf(path, model, "weights", tensors));
   snapshot->weights = PartitionBuffers(model, weights);

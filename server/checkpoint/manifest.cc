@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/limits.h"
 #include "common/model_layout.h"
 #include "common/status_macros.h"
 
@@ -37,6 +40,7 @@ Json ModelJson(const RegisteredModel& model) {
     if (p.decay_multiplier != 1) {
       parameter["decay_multiplier"] = p.decay_multiplier;
     }
+    if (p.rate_group != 0) parameter["rate_group"] = p.rate_group;
     json["parameters"].push_back(std::move(parameter));
   }
   json["batch_norms"] = Json::array();
@@ -66,6 +70,12 @@ Json ModelJson(const RegisteredModel& model) {
                   {"test_samples", model.plan.test_samples},
                   {"loss_reference", model.plan.loss_reference},
                   {"loss", model.plan.loss}};
+  // Left out where a run has none of it, as in checkpoints of earlier releases.
+  if (model.plan.own_data) json["plan"]["own_data"] = true;
+  if (model.plan.rates_by_workers) json["plan"]["rates_by_workers"] = true;
+  if (!model.plan.optimizer.empty()) {
+    json["plan"]["optimizer"] = model.plan.optimizer;
+  }
   return json;
 }
 
@@ -79,7 +89,8 @@ SharedModel ModelFrom(const Json& json) {
          .trainable = p.at("trainable"),
          .decay_exempt = p.at("decay_exempt"),
          .rate_multiplier = p.value("rate_multiplier", 1.0),
-         .decay_multiplier = p.value("decay_multiplier", 1.0)});
+         .decay_multiplier = p.value("decay_multiplier", 1.0),
+         .rate_group = p.value("rate_group", 0)});
   }
   for (const Json& bn : json.at("batch_norms")) {
     BatchNormSpec spec{.name = bn.at("name"),
@@ -115,7 +126,11 @@ SharedModel ModelFrom(const Json& json) {
                  .train_samples = plan.at("train_samples"),
                  .test_samples = plan.at("test_samples"),
                  .loss_reference = plan.at("loss_reference"),
-                 .loss = plan.at("loss")};
+                 .loss = plan.at("loss"),
+                 .own_data = plan.value("own_data", false),
+                 .rates_by_workers = plan.value("rates_by_workers", false),
+                 .optimizer = plan.value(
+                     "optimizer", std::map<std::string, std::string>())};
   return model;
 }
 
@@ -290,12 +305,31 @@ RunState StateFrom(const Json& json) {
   return state;
 }
 
+// Absent where no worker sent any.
+absl::StatusOr<SharedText> FrontEndStateFrom(const std::string& path,
+                                             const Json& body) {
+  if (!body.contains("front_end_state")) return nullptr;
+  std::string state;
+  const bool read = absl::Base64Unescape(
+      body.at("front_end_state").get<std::string>(), &state);
+  if (read && state.size() <= limits::kFrontEndStateMax) {
+    return std::make_shared<const std::string>(std::move(state));
+  }
+  return Damaged(path,
+                 absl::StrCat("its front_end_state is not base64 of at most ",
+                              limits::kFrontEndStateMax, " bytes"));
+}
+
 }  // namespace
 
 std::string EncodeManifest(const Manifest& manifest) {
-  const Json state = {{"statistics", StatisticsJson(manifest.statistics)},
-                      {"state", StateJson(manifest.state)},
-                      {"model", ModelJson(*manifest.state.model)}};
+  Json state = {{"statistics", StatisticsJson(manifest.statistics)},
+                {"state", StateJson(manifest.state)},
+                {"model", ModelJson(*manifest.state.model)}};
+  // Base64, because it may be any bytes.
+  if (manifest.front_end_state != nullptr) {
+    state["front_end_state"] = absl::Base64Escape(*manifest.front_end_state);
+  }
   return EncodeCheckpointManifest({.identity = manifest.identity,
                                    .version = manifest.version.value(),
                                    .tensors_xxh3 = manifest.tensors.xxh3,
@@ -315,6 +349,8 @@ absl::StatusOr<Manifest> DecodeManifest(const std::string& path,
     COHORT_ASSIGN_OR_RETURN(manifest.statistics,
                             StatisticsFrom(path, body.at("statistics")));
     manifest.state.model = ModelFrom(body.at("model"));
+    COHORT_ASSIGN_OR_RETURN(manifest.front_end_state,
+                            FrontEndStateFrom(path, body));
     COHORT_RETURN_IF_ERROR(CheckManifest(path, manifest));
     return manifest;
   } catch (const std::exception& e) {

@@ -27,6 +27,8 @@ struct Manifest {
   // In the order in which the run keeps them; at least one.
   std::vector<KeptSet> statistics;
   TensorFileSum tensors;
+  // As in ModelSnapshot.
+  SharedText front_end_state;
 };
 
 // The text of manifest.json.

@@ -45,8 +45,9 @@ absl::Status CheckIdentity(const RunIdentity& identity) {
 }
 
 absl::Status CheckPlan(const RunPlan& plan) {
-  COHORT_RETURN_IF_ERROR(
-      CheckWithin("plan.train_samples", plan.train_samples, 1, kSamplesMax));
+  COHORT_RETURN_IF_ERROR(CheckWithin("plan.train_samples", plan.train_samples,
+                                     plan.own_data ? 0 : 1,
+                                     plan.own_data ? 0 : kSamplesMax));
   COHORT_RETURN_IF_ERROR(
       CheckWithin("plan.test_samples", plan.test_samples, 0, kSamplesMax));
   if (!std::isfinite(plan.loss_reference) || plan.loss_reference <= 0) {
@@ -90,8 +91,9 @@ absl::Status CheckProgress(const RunState& state) {
   COHORT_RETURN_IF_ERROR(
       CheckWithin("data_epoch", state.data_epoch, 0, kCountMax));
   // The cursor at the end of an epoch is 0 of the next.
+  const int64_t samples = state.model->plan.train_samples;
   COHORT_RETURN_IF_ERROR(CheckWithin("cursor", state.cursor, 0,
-                                     state.model->plan.train_samples - 1));
+                                     std::max<int64_t>(samples - 1, 0)));
   COHORT_RETURN_IF_ERROR(CheckWithin(
       "next_incarnation", state.next_incarnation.value(), 0, INT64_MAX - 1));
   return CheckReissue(state);

@@ -7,6 +7,7 @@
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "server/core/membership/lost_ranks.h"
+#include "server/core/optimizer/workers_optimizer.h"
 #include "server/core/run_lifecycle.h"
 #include "server/core/run_state.h"
 #include "server/core/step/old_pushes.h"
@@ -185,9 +186,14 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
     return registrar_.AnswerOfModel();
   }
   Turn turn{.now = now, .out = out, .changed = true, .repeat_waits = true};
-  COHORT_RETURN_IF_ERROR(InstallModel(run(), sender, layout, plan,
+  COHORT_RETURN_IF_ERROR(registrar_.Check(sender.rank, layout, plan));
+  COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
+                          TakeWorkersOptimizer(settings_.options(), plan));
+  COHORT_RETURN_IF_ERROR(InstallModel(run(), sender, target, layout, plan,
                                       std::move(values), std::move(statistics),
                                       turn));
+  AdoptWorkersOptimizer({settings_, roster_, registrar_, parts()}, target, plan,
+                        turn);
   Settle(turn);
   return registrar_.AnswerOfModel();
 }
@@ -357,7 +363,7 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
                           settings_.TargetOf(request.values));
-  COHORT_RETURN_IF_ERROR(CheckChange(target, model_));
+  COHORT_RETURN_IF_ERROR(CheckChange(settings_.options(), target, model_));
   const RunSettings::Outlook outlook =
       settings_.OutlookOn(request.values, target);
   ChangeAnswer answer = AnswerTo(outlook, settings_, model_.version());

@@ -12,6 +12,12 @@ DataCursor::DataCursor(int64_t samples_per_epoch, int64_t epochs)
   undecided_[0] = samples_per_epoch;
 }
 
+DataCursor DataCursor::WithoutRanges() {
+  DataCursor cursor;
+  cursor.has_ranges_ = false;
+  return cursor;
+}
+
 void DataCursor::Restore(int64_t epoch, int64_t position) {
   COHORT_CHECK(position >= 0 && position <= samples_per_epoch_,
                absl::StrCat("position ", position));
@@ -23,6 +29,10 @@ void DataCursor::Restore(int64_t epoch, int64_t position) {
 
 StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes) const {
   COHORT_CHECK(!exhausted(), "the last epoch is over");
+  if (!has_ranges_) {
+    return {.ranges = std::vector<IndexRange>(batch_sizes.size()),
+            .without_ranges = true};
+  }
   Piece rest{.epoch = epoch_,
              .range = {.begin = position_, .end = samples_per_epoch_}};
   if (!reissue_.empty()) rest = reissue_.front();
@@ -40,6 +50,7 @@ StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes) const {
 }
 
 bool DataCursor::Take(const StepCut& cut) {
+  if (!has_ranges_) return false;
   if (cut.reissued) {
     Piece& front = reissue_.front();
     COHORT_CHECK(cut.epoch == front.epoch && cut.begin == front.range.begin,
@@ -66,6 +77,7 @@ void DataCursor::Advance(int64_t samples) {
 }
 
 std::optional<DataCursor::Piece> DataCursor::Next(int64_t batch_size) {
+  if (!has_ranges_) return Piece{};
   if (!reissue_.empty()) {
     Piece piece = reissue_.front();
     reissue_.pop_front();
@@ -80,9 +92,12 @@ std::optional<DataCursor::Piece> DataCursor::Next(int64_t batch_size) {
   return piece;
 }
 
-void DataCursor::Reissue(const Piece& piece) { reissue_.push_back(piece); }
+void DataCursor::Reissue(const Piece& piece) {
+  if (has_ranges_) reissue_.push_back(piece);
+}
 
 std::optional<int64_t> DataCursor::Finish(const Piece& piece) {
+  if (!has_ranges_) return std::nullopt;
   int64_t& left = undecided_[piece.epoch];
   left -= piece.range.size();
   COHORT_CHECK(left >= 0, "a range was decided twice");

@@ -21,6 +21,8 @@ struct StepCut {
   int64_t end = 0;
   // Out of a range that was handed out before and lost.
   bool reissued = false;
+  // The workers bring their own data: all ranges are empty.
+  bool without_ranges = false;
 };
 
 // Which samples come next. One cursor for all ranks, over each epoch's
@@ -36,6 +38,9 @@ class DataCursor {
 
   DataCursor() = default;
   DataCursor(int64_t samples_per_epoch, int64_t epochs);
+  // The workers bring their own data: every range is empty, epoch 0 never ends,
+  // and nothing is issued again.
+  static DataCursor WithoutRanges();
 
   // Continues at `position` of `epoch`.
   void Restore(int64_t epoch, int64_t position);
@@ -44,7 +49,9 @@ class DataCursor {
   int64_t position() const { return position_; }
   int64_t epochs() const { return epochs_; }
   // Everything was handed out, and nothing waits to be issued again.
-  bool exhausted() const { return epoch_ >= epochs_ && reissue_.empty(); }
+  bool exhausted() const {
+    return has_ranges_ && epoch_ >= epochs_ && reissue_.empty();
+  }
 
   // ---- sync: cut, then take it once the step is committed; a cut that is
   // never taken leaves no trace. Ranges to be issued again come first, one a
@@ -68,6 +75,7 @@ class DataCursor {
  private:
   void Advance(int64_t samples);
 
+  bool has_ranges_ = true;
   int64_t samples_per_epoch_ = 0;
   int64_t epochs_ = 0;
   int64_t epoch_ = 0;

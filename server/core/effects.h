@@ -91,6 +91,8 @@ struct CommitRecord {
   RankList members;
   // Norm of the mean gradient before clipping; absent if no norm was needed.
   std::optional<double> gradient_norm;
+  // The training program's measures, summed over the pushes; ascending by name.
+  std::vector<Measure> measures;
   bool skipped = false;
   bool epoch_ended = false;
 };

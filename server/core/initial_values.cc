@@ -36,7 +36,12 @@ absl::Status CheckStatisticsValues(const BatchNormSpec& layer,
 }  // namespace
 
 absl::Status CheckRunPlan(const RunPlan& plan) {
-  if (plan.train_samples < 1 || plan.test_samples < 0 ||
+  if (plan.own_data && (plan.train_samples != 0 || plan.test_samples != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "run plan: got ", plan.train_samples, " train and ", plan.test_samples,
+        " test samples with data of the workers' own, want 0 and 0"));
+  }
+  if ((plan.train_samples < 1 && !plan.own_data) || plan.test_samples < 0 ||
       std::max(plan.train_samples, plan.test_samples) >
           limits::kSplitSamplesMax) {
     return absl::InvalidArgumentError(absl::StrCat(

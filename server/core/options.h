@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,17 @@ enum class StatisticsKind {
   // the first, for there is nothing to export.
   kBatch,
 };
-enum class OptimizerKind { kSgd, kMomentum, kNesterov, kAdam, kAdamW, kLars };
+enum class OptimizerKind {
+  // That of the workers' registration (see TakeWorkersOptimizer). Never in
+  // force once the run has a model.
+  kAuto,
+  kSgd,
+  kMomentum,
+  kNesterov,
+  kAdam,
+  kAdamW,
+  kLars,
+};
 enum class ScheduleKind { kConstant, kStep, kCosine, kPolynomial };
 enum class OnWorkerLoss { kWait, kContinue };
 
@@ -120,8 +131,14 @@ struct CoordinatorOptions {
   // registered.
   int32_t workers = 2;
   PolicyOptions policy;
-  OptimizerOptions optimizer;
+  OptimizerOptions optimizer{.kind = OptimizerKind::kAuto};
+  // Names of the settings that were given explicitly; they are kept whatever
+  // the workers register. Not a setting.
+  std::set<std::string> given;
   int64_t epochs = 5;
+  // Versions after which training ends, if the epochs do not end before; 0:
+  // none.
+  int64_t max_steps = 0;
   uint64_t seed = 1;
   absl::Duration lease = absl::Seconds(10);
   absl::Duration reconnect_grace = absl::Milliseconds(500);

@@ -43,6 +43,12 @@ Push::Arrival Push::Close(PushClosing closing) {
   return Arrival::kNew;
 }
 
+std::shared_ptr<const std::string> Push::TakeFrontEndState() {
+  if (!closing_->front_end_state.has_value()) return nullptr;
+  return std::make_shared<const std::string>(
+      *std::exchange(closing_->front_end_state, std::nullopt));
+}
+
 int64_t Push::BeginFold(int32_t partition) {
   const int64_t bytes =
       std::exchange(parts_[static_cast<size_t>(partition)].bytes, 0);

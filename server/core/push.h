@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -55,6 +57,8 @@ class Push {
   std::vector<CallMoments> TakeMoments() {
     return std::move(closing_->moments);
   }
+  // Hands the front-end state of the closing over; null if it has none.
+  std::shared_ptr<const std::string> TakeFrontEndState();
   // A fold takes the gradient; Has() stays true. Returns its bytes.
   int64_t BeginFold(int32_t partition);
 

@@ -84,6 +84,12 @@ class RunLedger {
   StatisticsCounts statistics_counts;
   StalenessCounts staleness;
   std::optional<double> train_loss;
+  // Means of the training program's measures at the last commit that had any,
+  // by name.
+  std::map<std::string, double> measures;
+  // With RunPlan::rates_by_workers: the rate of the first group at the last
+  // commit.
+  double sent_learning_rate = 0;
 
  private:
   // By rank.

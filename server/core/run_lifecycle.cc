@@ -10,10 +10,21 @@
 #include "server/core/data_cursor.h"
 #include "server/core/initial_values.h"
 #include "server/core/membership/lost_ranks.h"
+#include "server/core/run_state.h"
 #include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
 
 namespace cohort {
+namespace {
+
+std::string DoneText(const Run& run) {
+  const CoordinatorOptions& options = run.parts.settings.options();
+  return run.parts.ledger.cursor().exhausted()
+             ? absl::StrCat("all ", options.epochs, " epochs are done")
+             : absl::StrCat("all ", options.max_steps, " steps are done");
+}
+
+}  // namespace
 
 bool TakeRegistration(const Run& run, const Sender& sender,
                       const ModelLayout& layout, const RunPlan& plan,
@@ -38,6 +49,7 @@ bool TakeRegistration(const Run& run, const Sender& sender,
 }
 
 absl::Status InstallModel(const Run& run, const Sender& sender,
+                          const CoordinatorOptions& options,
                           const ModelLayout& layout, const RunPlan& plan,
                           std::vector<SharedFloats> values,
                           std::vector<LayerStatistics> statistics, Turn& turn) {
@@ -51,10 +63,9 @@ absl::Status InstallModel(const Run& run, const Sender& sender,
   COHORT_RETURN_IF_ERROR(CheckInitialStatistics(layout, statistics));
   const RunParts& parts = run.parts;
   COHORT_RETURN_IF_ERROR(parts.model.Install(
-      layout, plan, std::move(values), std::move(statistics),
-      parts.settings.options(), parts.settings.policy()));
-  parts.ledger.cursor() =
-      DataCursor(plan.train_samples, parts.settings.options().epochs);
+      layout, plan, std::move(values), std::move(statistics), options,
+      parts.settings.policy()));
+  parts.ledger.cursor() = CursorFor(plan, options);
   turn.out.push_back(effect::Log{
       .worker =
           WorkerProcess{.rank = sender.rank, .incarnation = sender.incarnation},
@@ -142,8 +153,7 @@ void EndIfDone(const Run& run, Turn& turn) {
   }
   EndRun(run,
          {.outcome = RunOutcome::kFinished,
-          .reason = absl::StrCat("all ", run.parts.settings.options().epochs,
-                                 " epochs are done")},
+          .reason = DoneText(run)},
          turn);
 }
 

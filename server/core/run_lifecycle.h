@@ -21,10 +21,12 @@ bool TakeRegistration(const Run& run, const Sender& sender,
                       Turn& turn);
 
 // Starts the run from the model and the values that `sender` was asked for, and
-// admits all registrations of the same model.
+// admits all registrations of the same model. `options` are the settings of the
+// run with this plan (see TakeWorkersOptimizer).
 // Errors: FailedPrecondition (it was not asked); those of the checks and of
 //   ModelStore::Install.
 absl::Status InstallModel(const Run& run, const Sender& sender,
+                          const CoordinatorOptions& options,
                           const ModelLayout& layout, const RunPlan& plan,
                           std::vector<SharedFloats> values,
                           std::vector<LayerStatistics> statistics, Turn& turn);

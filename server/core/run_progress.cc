@@ -4,6 +4,16 @@
 
 namespace cohort {
 
+namespace {
+
+// The workers bring their own data, so progress is in steps.
+RunProgress StepProgress(const RunSettings& settings, const ModelStore& model) {
+  return {.seen = model.version().value(),
+          .total = settings.options().max_steps};
+}
+
+}  // namespace
+
 int64_t SamplesTotal(const RunSettings& settings, const ModelStore& model) {
   if (!model.registered()) return 0;
   return settings.options().epochs * model.model()->plan.train_samples;
@@ -11,6 +21,13 @@ int64_t SamplesTotal(const RunSettings& settings, const ModelStore& model) {
 
 double LearningRateNow(const RunSettings& settings, const RunLedger& ledger,
                        const ModelStore& model) {
+  if (model.registered() && model.model()->plan.rates_by_workers) {
+    return ledger.sent_learning_rate;
+  }
+  if (model.registered() && model.model()->plan.own_data) {
+    return LearningRate(settings.options().optimizer,
+                        StepProgress(settings, model));
+  }
   const int64_t epoch =
       model.registered() ? model.model()->plan.train_samples : 0;
   return LearningRate(settings.options().optimizer,

@@ -8,10 +8,12 @@
 
 namespace cohort {
 
-// Samples of the whole run; 0 before a model is registered.
+// Samples of the whole run; 0 before a model is registered, and where the
+// workers bring their own data.
 int64_t SamplesTotal(const RunSettings& settings, const ModelStore& model);
 
-// The learning rate as the schedule has it after what the ledger has counted.
+// The learning rate as the schedule has it after what the ledger has counted,
+// or, where the workers send it, that of the last commit.
 double LearningRateNow(const RunSettings& settings, const RunLedger& ledger,
                        const ModelStore& model);
 

@@ -126,6 +126,11 @@ void RunSettings::Request(CoordinatorOptions target, const ChangeNote& note) {
       .target = std::move(target), .changed = std::move(changed), .note = note};
 }
 
+void RunSettings::AdoptOptimizer(const CoordinatorOptions& target) {
+  options_.optimizer = target.optimizer;
+  if (pending_.has_value()) pending_->target.optimizer = target.optimizer;
+}
+
 void RunSettings::AdoptPending() {
   CopySettings(pending_->target, /*at_once=*/false, options_);
   policy_ = Resolve(options_.policy);

@@ -7,6 +7,11 @@
 
 namespace cohort {
 
+DataCursor CursorFor(const RunPlan& plan, const CoordinatorOptions& options) {
+  return plan.own_data ? DataCursor::WithoutRanges()
+                       : DataCursor(plan.train_samples, options.epochs);
+}
+
 RunState CaptureState(const RunView& run) {
   RunState state{.model = run.model.model(),
                  .snapshot = run.model.current(),
@@ -27,6 +32,8 @@ RunState CaptureState(const RunView& run) {
     }
   }
   const auto reissue = [&state](const DataCursor::Piece& piece) {
+    // The data is the workers' own.
+    if (piece.range.empty()) return;
     state.reissue.push_back({.epoch = piece.epoch, .range = piece.range});
   };
   for (const DataCursor::Piece& piece : run.ledger.cursor().reissue()) {
@@ -50,8 +57,7 @@ bool RestoreState(const RunState& restored, RunSettings& settings,
   }
   parts.ledger.AddSamples(restored.samples);
   DataCursor& cursor = parts.ledger.cursor();
-  cursor =
-      DataCursor(restored.model->plan.train_samples, settings.options().epochs);
+  cursor = CursorFor(restored.model->plan, settings.options());
   cursor.Restore(restored.data_epoch, restored.cursor);
   cursor.RestoreOpen(open);
   return restored.cursor == 0 && restored.data_epoch > 0 && open.empty();

@@ -6,6 +6,9 @@
 
 namespace cohort {
 
+// The data of a run from its beginning.
+DataCursor CursorFor(const RunPlan& plan, const CoordinatorOptions& options);
+
 // The state that a restart needs; the run must have a model.
 RunState CaptureState(const RunView& run);
 

@@ -79,7 +79,8 @@ std::vector<Setting> OptimizerSettings() {
   return {
       Choice<OptimizerKind>(
           "optimizer",
-          {{"sgd", OptimizerKind::kSgd},
+          {{"auto", OptimizerKind::kAuto},
+           {"sgd", OptimizerKind::kSgd},
            {"momentum", OptimizerKind::kMomentum},
            {"nesterov", OptimizerKind::kNesterov},
            {"adam", OptimizerKind::kAdam},

@@ -9,6 +9,7 @@
 #include "server/core/membership/lost_ranks.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/slots.h"
+#include "server/core/optimizer/workers_optimizer.h"
 #include "server/core/step/push_outcome.h"
 
 namespace cohort {
@@ -73,10 +74,19 @@ void ResizeCohort(const ChangeParts& parts, int32_t workers, Turn& turn) {
 
 }  // namespace
 
-absl::Status CheckChange(const CoordinatorOptions& target,
+absl::Status CheckChange(const CoordinatorOptions& before,
+                         const CoordinatorOptions& target,
                          const ModelStore& model) {
   COHORT_RETURN_IF_ERROR(Validate(target));
   if (!model.registered()) return absl::OkStatus();
+  if (target.optimizer.kind == OptimizerKind::kAuto) {
+    return absl::InvalidArgumentError(
+        "--optimizer: got auto, want a rule by name: the workers have "
+        "registered, and auto takes only their registration");
+  }
+  const RunPlan& plan = model.model()->plan;
+  COHORT_RETURN_IF_ERROR(CheckRatesUnchanged(before, target, plan));
+  COHORT_RETURN_IF_ERROR(CheckPlanFits(target, plan));
   COHORT_RETURN_IF_ERROR(CheckInflight(target, model.layout()));
   COHORT_RETURN_IF_ERROR(
       CheckSlots(SlotsHeld(model.current()->slots), target.optimizer.kind));
@@ -109,6 +119,18 @@ void RequestChange(const Run& run, RunSettings& settings,
   if (settings.pending().has_value()) {
     WithdrawFromLost(run, "the policy changes", turn);
   }
+}
+
+void AdoptWorkersOptimizer(const ChangeParts& parts,
+                           const CoordinatorOptions& target,
+                           const RunPlan& plan, Turn& turn) {
+  const SettingValues before = SettingsOf(parts.settings.options());
+  const SettingValues changed = Difference(before, target);
+  parts.settings.AdoptOptimizer(target);
+  if (plan.optimizer.empty() || changed.empty()) return;
+  Record(parts, changed,
+         absl::StrCat("the workers' optimizer: ", ChangeText(before, changed)),
+         {}, turn);
 }
 
 void PutChangeInForce(const ChangeParts& parts, Turn& turn) {

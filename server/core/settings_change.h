@@ -23,7 +23,8 @@ struct ChangeParts {
 // Whether the run can go on with `target`.
 // Errors: InvalidArgument (combination), FailedPrecondition (no room for
 //   gradients, optimizer slots that do not fit).
-absl::Status CheckChange(const CoordinatorOptions& target,
+absl::Status CheckChange(const CoordinatorOptions& before,
+                         const CoordinatorOptions& target,
                          const ModelStore& model);
 
 // The answer to a request that would have this effect.
@@ -35,6 +36,12 @@ ChangeAnswer AnswerTo(const RunSettings::Outlook& outlook,
 void RequestChange(const Run& run, RunSettings& settings,
                    const CoordinatorOptions& target, const ChangeNote& note,
                    Turn& turn);
+
+// The settings once `target` is what the workers' optimizer makes of them; see
+// TakeWorkersOptimizer. Entered into the history if `plan` names any setting.
+void AdoptWorkersOptimizer(const ChangeParts& parts,
+                           const CoordinatorOptions& target,
+                           const RunPlan& plan, Turn& turn);
 
 // Puts the pending request in force, at the present version. There must be one,
 // and nothing in flight; the step driver must be replaced afterwards.

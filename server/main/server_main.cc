@@ -72,6 +72,8 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   CoordinatorOptions& run = options.coordinator;
   COHORT_RETURN_IF_ERROR(SettingsFromFlags(run));
   run.epochs = absl::GetFlag(FLAGS_epochs);
+  run.max_steps = absl::GetFlag(FLAGS_max_steps);
+  run.given = given;
   run.seed = absl::GetFlag(FLAGS_seed);
   run.run_name = absl::GetFlag(FLAGS_run_name);
   run.partition_bytes = absl::GetFlag(FLAGS_partition_kib) * kKib;

@@ -308,8 +308,12 @@ absl::StatusOr<CoordinatorOptions> ContinuedOptions(
     const auto flag = flags.find(name);
     // Unknown names are refused below.
     const auto now = told.find(name);
+    // The workers of this run have registered their optimizer.
+    const bool is_auto =
+        name == "optimizer" && now != told.end() && now->second == "auto";
     const bool is_new =
-        flag == flags.end() || now == told.end() || flag->second != now->second;
+        !is_auto && (flag == flags.end() || now == told.end() ||
+                     flag->second != now->second);
     if (given.contains(name) && is_new) continue;
     const absl::Status known = SetSetting(name, value, continued);
     if (!known.ok()) {
@@ -317,6 +321,9 @@ absl::StatusOr<CoordinatorOptions> ContinuedOptions(
           absl::StrCat(checkpoint.path, ": ", known.message(),
                        "; another release of Cohort wrote it"));
     }
+  }
+  if (continued.optimizer.kind == OptimizerKind::kAuto) {
+    continued.optimizer.kind = OptimizerKind::kMomentum;
   }
   return continued;
 }

@@ -109,6 +109,9 @@ class PullReactor final
                               SetOf(*snapshot, request.statistics_kind()));
       ToProto(set->layers, header->mutable_statistics());
     }
+    if (snapshot->front_end_state != nullptr) {
+      header->set_front_end_state(*snapshot->front_end_state);
+    }
     if (request.weights()) {
       weights_ = snapshot->weights;
       checksums_ = snapshot->checksums;

@@ -21,6 +21,11 @@ namespace {
 // the only vectors.
 bool IsExempt(const at::Tensor& parameter) { return parameter.dim() < 2; }
 
+// The server's default, auto, is momentum where workers register no optimizer.
+bool IsMomentum(const OptimizerOptions& o) {
+  return o.uses_momentum() || o.kind == OptimizerKind::kAuto;
+}
+
 torch::optim::SGD MakeOptimizer(Model& model, const OptimizerOptions& o) {
   std::vector<at::Tensor> decayed;
   std::vector<at::Tensor> exempt;
@@ -29,7 +34,7 @@ torch::optim::SGD MakeOptimizer(Model& model, const OptimizerOptions& o) {
   }
   const auto group = [&](std::vector<at::Tensor> tensors, double decay) {
     auto options = std::make_unique<torch::optim::SGDOptions>(o.learning_rate);
-    options->momentum(o.uses_momentum() ? o.momentum : 0)
+    options->momentum(IsMomentum(o) ? o.momentum : 0)
         .nesterov(o.kind == OptimizerKind::kNesterov)
         .weight_decay(decay);
     return torch::optim::OptimizerParamGroup(std::move(tensors),

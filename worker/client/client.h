@@ -78,6 +78,9 @@ struct PulledVersion {
   std::vector<Partition> partitions;
   std::vector<ByteRope> weights;
   std::vector<LayerStatistics> statistics;
+  // The training programs' state at this version; see PushClosing. Empty: none
+  // was sent.
+  std::string front_end_state;
 };
 
 // Which version to read, and which parts of it.

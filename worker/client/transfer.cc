@@ -122,6 +122,7 @@ absl::StatusOr<PulledVersion> PulledFromProto(const v1::PullHeader& header,
   COHORT_ASSIGN_OR_RETURN(pulled.statistics,
                           FromProto(header.statistics(), pulled.layout));
   pulled.version = Version(header.version());
+  pulled.front_end_state = header.front_end_state();
   if (options.version.has_value() && pulled.version != *options.version) {
     return absl::InvalidArgumentError(
         absl::StrCat("pull: got version ", pulled.version.value(), ", want ",

@@ -42,6 +42,8 @@ struct CommitPlan {
   SharedSnapshot base;
   OptimizerOptions optimizer;
   double learning_rate = 0;
+  // With RunPlan::rates_by_workers, in place of it: by rate group.
+  std::vector<double> group_rates;
   // Weight of the summed losses of all contributors. 0: there was nothing to
   // learn from, and weights and slots stay as they are, as where no contributor
   // has a gradient.

@@ -84,7 +84,11 @@ SliceStep Transaction::StepOf(int32_t partition, size_t slice,
       plan_.model->layout.parameters[static_cast<size_t>(shape.parameter)];
   const bool frozen =
       plan_.mask != nullptr && plan_.mask->partitions[p].whole[slice];
-  const double rate = plan_.learning_rate * parameter.rate_multiplier;
+  const double rate =
+      parameter.rate_multiplier *
+      (plan_.group_rates.empty()
+           ? plan_.learning_rate
+           : plan_.group_rates[static_cast<size_t>(parameter.rate_group)]);
   const double decay = DecayOf(o, parameter);
   SliceStep step{
       .count = shape.count,

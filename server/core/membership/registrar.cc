@@ -8,6 +8,7 @@
 #include "common/status_macros.h"
 #include "server/core/gradient_budget.h"
 #include "server/core/initial_values.h"
+#include "server/core/optimizer/workers_optimizer.h"
 
 namespace cohort {
 
@@ -19,7 +20,9 @@ absl::Status Registrar::Check(Rank rank, const ModelLayout& layout,
     return CheckSameModel(layout, plan, model_.layout(), model_.model()->plan,
                           "the run's");
   }
-  const CoordinatorOptions& options = settings_.options();
+  COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions options,
+                          TakeWorkersOptimizer(settings_.options(), plan));
+  COHORT_RETURN_IF_ERROR(CheckPlanFits(options, plan));
   COHORT_RETURN_IF_ERROR(
       MaskFor(options.optimizer, layout,
               MakePartitions(layout, options.partition_bytes))

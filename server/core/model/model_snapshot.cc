@@ -4,11 +4,14 @@
 
 namespace cohort {
 
-SharedSnapshot Successor(const ModelSnapshot& base, StatisticsSets statistics) {
+SharedSnapshot Successor(const ModelSnapshot& base, VersionExtras extras) {
   auto next = std::make_shared<ModelSnapshot>(base);
   next->version = base.version.Next();
   next->statistics =
-      std::make_shared<const StatisticsSets>(std::move(statistics));
+      std::make_shared<const StatisticsSets>(std::move(extras.statistics));
+  if (extras.front_end_state != nullptr) {
+    next->front_end_state = std::move(extras.front_end_state);
+  }
   return next;
 }
 

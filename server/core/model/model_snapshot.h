@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/float_buffer.h"
@@ -11,6 +12,8 @@
 #include "server/core/statistics_sets.h"
 
 namespace cohort {
+
+using SharedText = std::shared_ptr<const std::string>;
 
 // One version of everything that training changes. Immutable and shared:
 // replies, evaluation and checkpoints read it while newer ones are made.
@@ -24,6 +27,8 @@ struct ModelSnapshot {
   std::vector<Slots> slots;
   // Kinds of moving statistics in the policy's order; the first is exported.
   std::shared_ptr<const StatisticsSets> statistics;
+  // State of the training programs; see PushClosing. Null: none was sent.
+  SharedText front_end_state;
 };
 
 using SharedSnapshot = std::shared_ptr<const ModelSnapshot>;
@@ -37,8 +42,15 @@ struct RegisteredModel {
 
 using SharedModel = std::shared_ptr<const RegisteredModel>;
 
+// Everything of a new version that is no weight or slot.
+struct VersionExtras {
+  StatisticsSets statistics;
+  // Null: that of the version before.
+  SharedText front_end_state;
+};
+
 // The version after `base` with its weights unchanged.
-SharedSnapshot Successor(const ModelSnapshot& base, StatisticsSets statistics);
+SharedSnapshot Successor(const ModelSnapshot& base, VersionExtras extras);
 
 // `base` with other moving statistics.
 SharedSnapshot WithSets(const ModelSnapshot& base, StatisticsSets sets);

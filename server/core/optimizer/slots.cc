@@ -48,6 +48,7 @@ absl::Span<const SlotKind> AllSlots() { return kAll; }
 
 std::vector<SlotKind> SlotsOf(OptimizerKind kind) {
   switch (kind) {
+    case OptimizerKind::kAuto:
     case OptimizerKind::kSgd:
       return {};
     case OptimizerKind::kMomentum:
@@ -129,6 +130,8 @@ std::vector<Slots> FitSlots(const std::vector<Partition>& partitions,
 
 absl::string_view OptimizerName(OptimizerKind kind) {
   switch (kind) {
+    case OptimizerKind::kAuto:
+      return "auto";
     case OptimizerKind::kSgd:
       return "sgd";
     case OptimizerKind::kMomentum:

@@ -74,11 +74,17 @@ void ArrivalQueue::ApplyNext(Turn& turn) {
                        static_cast<double>(SamplesReference(parts_.ranks));
   // A damped gradient, not a damped rate: earlier gradients in the momentum
   // are not to blame for this one's age.
+  std::vector<double> group_rates = opening.learning_rates;
+  if (!group_rates.empty()) {
+    parts_.ledger.sent_learning_rate = group_rates.front();
+  }
+  for (double& rate : group_rates) rate *= share;
   CommitPlan plan = parts_.model.Complete(
       {.contributors = {{.rank = applying_->rank, .key = applying_->key}},
        .optimizer = parts_.settings.options().optimizer,
        .learning_rate = share * LearningRateNow(parts_.settings, parts_.ledger,
                                                 parts_.model),
+       .group_rates = std::move(group_rates),
        .loss_weight = opening.loss_weight,
        .read = ReadBy(opening.version),
        .compensation = staleness.compensation,
@@ -98,7 +104,7 @@ void ArrivalQueue::Folded(FoldReport report, Turn& turn) {
   if (commit_.has_value()) commit_->Take(std::move(report));
 }
 
-void ArrivalQueue::Apply(const Arrival& arrival, const PendingCommit& commit) {
+void ArrivalQueue::Apply(Arrival& arrival, const PendingCommit& commit) {
   const std::vector<Rank> usable = parts_.ranks.Usable();
   StatisticsSets statistics = *parts_.model.current()->statistics;
   CountStatistics(parts_,
@@ -112,7 +118,9 @@ void ArrivalQueue::Apply(const Arrival& arrival, const PendingCommit& commit) {
        .calls = arrival.push.closing().moments},
       usable.empty() ? arrival.rank : usable.front(),
       SamplesReference(parts_.ranks), statistics);
-  parts_.model.Publish(commit.Next(std::move(statistics)));
+  parts_.model.Publish(
+      commit.Next({.statistics = std::move(statistics),
+                   .front_end_state = arrival.push.TakeFrontEndState()}));
   parts_.ledger.BeginAttempts();
   parts_.ledger.CountFinite();
   ++parts_.ledger.counts.pushes_applied;
@@ -189,6 +197,7 @@ void ArrivalQueue::End(const Arrival& arrival, const PendingCommit* commit,
                           parts_.settings, parts_.ledger, parts_.model),
                       .staleness_versions = verdict.staleness_versions,
                       .members = {arrival.rank},
+                      .measures = closing.measures,
                       .skipped = !applied};
   if (commit != nullptr) record.gradient_norm = commit->gradient_norm();
   if (opening.loss_weight > 0) {

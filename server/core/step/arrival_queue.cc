@@ -21,7 +21,8 @@ absl::Status ArrivalQueue::Open(Worker& worker, const PushOpening& opening,
                                 Turn& turn) {
   COHORT_RETURN_IF_ERROR(
       CheckOpening(opening, {.rank = worker.rank,
-                             .samples = worker.outstanding->range.size(),
+                             .samples = SamplesOf(*worker.outstanding),
+                             .rates = RatesWanted(),
                              .oldest = worker.outstanding->version,
                              .newest = parts_.model.version()}));
   const Push::Arrival arrival =
@@ -114,7 +115,7 @@ void ArrivalQueue::ResumePaused(Turn& turn) {
 
 std::optional<Assignment> ArrivalQueue::Next(Worker& worker) {
   if (parts_.ledger.draining() || parts_.settings.pending().has_value() ||
-      !Behind(worker.rank).empty()) {
+      NoMoreSteps(UnderWay()) || !Behind(worker.rank).empty()) {
     return std::nullopt;
   }
   const std::optional<DataCursor::Piece> piece =
@@ -123,6 +124,11 @@ std::optional<Assignment> ArrivalQueue::Next(Worker& worker) {
   pieces_[worker.rank] = *piece;
   HoldReadVersions();
   return Assignment{.data_epoch = piece->epoch, .range = piece->range};
+}
+
+int64_t ArrivalQueue::UnderWay() const {
+  return static_cast<int64_t>(pieces_.size() + arrivals_.size()) +
+         (applying_.has_value() ? 1 : 0);
 }
 
 void ArrivalQueue::Welcome(Worker& worker, bool anew, Turn& turn) {

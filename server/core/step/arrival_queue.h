@@ -100,7 +100,9 @@ class ArrivalQueue final : public StepDriver {
   // Takes the next push out of the queue, and begins to fold it.
   void ApplyNext(Turn& turn);
   void Commit(Turn& turn);
-  void Apply(const Arrival& arrival, const PendingCommit& commit);
+  // Pushes that were given out and are not decided.
+  int64_t UnderWay() const;
+  void Apply(Arrival& arrival, const PendingCommit& commit);
   // The verdict on the push being applied, as far as it is known yet.
   PushVerdict VerdictOn(const Arrival& arrival) const;
   void Drop(Turn& turn);

@@ -42,10 +42,10 @@ bool PendingCommit::Take(FoldReport report) {
   return true;
 }
 
-SharedSnapshot PendingCommit::Next(StatisticsSets statistics) const {
+SharedSnapshot PendingCommit::Next(VersionExtras extras) const {
   COHORT_CHECK(complete() && !nonfinite_.has_value(), "not ready to commit");
-  auto next = std::make_shared<ModelSnapshot>(
-      *Successor(*base_, std::move(statistics)));
+  auto next =
+      std::make_shared<ModelSnapshot>(*Successor(*base_, std::move(extras)));
   for (size_t p = 0; p < results_.size(); ++p) {
     const std::optional<FoldResult>& result = results_[p];
     if (!result.has_value()) continue;

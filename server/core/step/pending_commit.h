@@ -41,7 +41,7 @@ class PendingCommit {
   std::optional<double> gradient_norm() const { return gradient_norm_; }
 
   // The next version: the plan's base with everything that was prepared.
-  SharedSnapshot Next(StatisticsSets statistics) const;
+  SharedSnapshot Next(VersionExtras extras) const;
 
  private:
   int64_t transaction_ = 0;

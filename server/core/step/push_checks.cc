@@ -1,22 +1,99 @@
 #include "server/core/step/push_checks.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/limits.h"
 #include "common/status_macros.h"
 #include "server/core/moments_checks.h"
 
 namespace cohort {
+namespace {
+
+absl::Status CheckRates(const PushOpening& opening,
+                        const OpeningBounds& bounds) {
+  const std::vector<double>& rates = opening.learning_rates;
+  if (rates.size() != bounds.rates) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "push of rank ", bounds.rank.value(), ": got ", rates.size(),
+        " learning rates, want ", bounds.rates, " as registered"));
+  }
+  for (double rate : rates) {
+    if (rate >= 0 && rate <= limits::kLearningRateMax) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "push of rank ", bounds.rank.value(), ": got learning rate ", rate,
+        ", want 0 to ", limits::kLearningRateMax));
+  }
+  return absl::OkStatus();
+}
+
+bool IsMeasureName(absl::string_view name) {
+  return !name.empty() &&
+         name.size() <= static_cast<size_t>(limits::kMeasureNameMax) &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+                  absl::StrContains("_-./", c);
+         });
+}
+
+absl::Status CheckMeasures(const std::vector<Measure>& measures) {
+  if (measures.size() > static_cast<size_t>(limits::kMeasuresMax)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("closing: got ", measures.size(), " measures, want ",
+                     "at most ", limits::kMeasuresMax));
+  }
+  for (size_t i = 0; i < measures.size(); ++i) {
+    const Measure& measure = measures[i];
+    if (!IsMeasureName(measure.name)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "closing: got the measure '", absl::CHexEscape(measure.name),
+          "', want 1 to ", limits::kMeasureNameMax,
+          " letters, digits, _, -, . and /"));
+    }
+    if (i > 0 && measures[i - 1].name >= measure.name) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("closing: got the measure ", measure.name, " after ",
+                       measures[i - 1].name, ", want ascending names"));
+    }
+    if (!(measure.weight > 0) || !std::isfinite(measure.weight)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "closing: got weight ", measure.weight, " of the measure ",
+          measure.name, ", want a finite number above 0"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFrontEndState(const PushClosing& closing) {
+  if (!closing.front_end_state.has_value()) return absl::OkStatus();
+  const auto bytes = static_cast<int64_t>(closing.front_end_state->size());
+  if (bytes <= limits::kFrontEndStateMax) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("closing: got a front-end state of ", bytes,
+                   " bytes, want at most ", limits::kFrontEndStateMax));
+}
+
+}  // namespace
 
 absl::Status CheckOpening(const PushOpening& opening,
                           const OpeningBounds& bounds) {
-  if (opening.samples != bounds.samples) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("push of rank ", bounds.rank.value(), ": got ",
-                     opening.samples, " samples, want ", bounds.samples));
+  if (opening.samples != bounds.samples.value_or(opening.samples) ||
+      opening.samples < 0 || opening.samples > limits::kBatchSizeMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "push of rank ", bounds.rank.value(), ": got ", opening.samples,
+        " samples, want ",
+        bounds.samples.has_value()
+            ? absl::StrCat(*bounds.samples)
+            : absl::StrCat("0 to ", limits::kBatchSizeMax)));
   }
+  COHORT_RETURN_IF_ERROR(CheckRates(opening, bounds));
   const Version read = opening.version;
   if (read < bounds.oldest || read > bounds.newest) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -85,6 +162,8 @@ absl::Status CheckClosing(const PushClosing& closing,
                      " labels correct, want at most ", limits::kLabelsMax,
                      " labels and 0 to all of them correct"));
   }
+  COHORT_RETURN_IF_ERROR(CheckFrontEndState(closing));
+  COHORT_RETURN_IF_ERROR(CheckMeasures(closing.measures));
   if (closing.batch_norm_calls.size() != layers.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "closing: got call counts of ", closing.batch_norm_calls.size(),

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
 #include "absl/status/status.h"
 #include "common/ids.h"
 #include "common/push.h"
@@ -15,7 +19,10 @@ namespace cohort {
 // The values that an opening must have.
 struct OpeningBounds {
   Rank rank;
-  int64_t samples = 0;
+  // Absent: any number up to limits::kBatchSizeMax.
+  std::optional<int64_t> samples;
+  // Number of learning rates.
+  size_t rates = 0;
   // The version read is one of these.
   Version oldest;
   Version newest;

@@ -179,8 +179,14 @@ void NoteCommit(const RunParts& parts, const CommitRecord& record,
   if (!record.skipped && record.loss_weight > 0) {
     parts.ledger.train_loss = record.loss;
   }
+  for (const Measure& measure : record.measures) {
+    parts.ledger.measures[measure.name] = measure.sum / measure.weight;
+  }
   if (record.epoch_ended) {
     parts.pinned.EvaluateEpoch(record.data_epoch + 1, training_done);
+  } else if (training_done && !parts.ledger.draining()) {
+    // The last step came within an epoch.
+    parts.pinned.EvaluateEpoch(record.data_epoch, training_done);
   }
   turn.out.push_back(effect::Committed{.record = record,
                                        .observation = std::move(observation)});

@@ -1,6 +1,8 @@
 #include "server/core/step/round.h"
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -12,7 +14,7 @@ Round::Round(Plan plan)
   std::vector<Rank> members;
   for (size_t i = 0; i < plan_.candidates.size(); ++i) {
     const Rank rank = plan_.candidates[i];
-    if (plan_.cut.ranges[i].empty()) continue;
+    if (plan_.cut.ranges[i].empty() && !plan_.cut.without_ranges) continue;
     members.push_back(rank);
     shares_.push_back({.rank = rank, .range = plan_.cut.ranges[i]});
     pushes.Add(rank);
@@ -108,6 +110,25 @@ std::vector<RankMoments> TakeMoments(Round& round, bool global) {
   return moments;
 }
 
+namespace {
+
+// Adds `more` to `sums`, name by name, both ascending.
+void AddMeasures(const std::vector<Measure>& more, std::vector<Measure>& sums) {
+  for (const Measure& measure : more) {
+    const auto at = std::lower_bound(
+        sums.begin(), sums.end(), measure.name,
+        [](const Measure& a, const std::string& name) { return a.name < name; });
+    if (at != sums.end() && at->name == measure.name) {
+      at->sum += measure.sum;
+      at->weight += measure.weight;
+    } else {
+      sums.insert(at, measure);
+    }
+  }
+}
+
+}  // namespace
+
 CommitRecord RecordOf(const Round& round) {
   const PendingCommit& commit = *round.progress.commit;
   CommitRecord record{.data_epoch = round.cut().epoch,
@@ -121,6 +142,7 @@ CommitRecord RecordOf(const Round& round) {
     record.loss += push.closing().loss_sum;
     record.loss_weight += push.opening().loss_weight;
     correct += push.closing().correct;
+    AddMeasures(push.closing().measures, record.measures);
     record.labels += push.closing().labels;
   }
   record.loss = record.loss_weight > 0 ? record.loss / record.loss_weight : 0;

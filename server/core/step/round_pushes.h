@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -45,6 +47,13 @@ class RoundPushes {
     return pushes_.at(rank).TakeMoments();
   }
   Push::Arrival Close(Rank rank, PushClosing closing, Instant now);
+  // What the lowest rank's push decides for all. There must be one.
+  const PushOpening& LowestOpening() const {
+    return pushes_.begin()->second.opening();
+  }
+  std::shared_ptr<const std::string> TakeLowestFrontEndState() {
+    return pushes_.begin()->second.TakeFrontEndState();
+  }
 
   bool IsComplete(Rank rank) const {
     return pushes_.at(rank).Complete(trainable_);

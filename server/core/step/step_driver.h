@@ -85,7 +85,7 @@ class StepDriver {
   // No more steps follow, and the last has ended.
   bool TrainingDone() const {
     const RunLedger& ledger = parts_.ledger;
-    return (ledger.draining() || ledger.cursor().exhausted()) && Idle();
+    return (ledger.draining() || NoMoreSteps()) && Idle();
   }
   // The run is over: rendezvous are given up, and closed pushes that were not
   // applied are dropped.
@@ -111,6 +111,28 @@ class StepDriver {
 
  protected:
   explicit StepDriver(const RunParts& parts) : parts_(parts) {}
+
+  // The data or the number of steps of the run is used up, by the present
+  // version and `under_way` pushes that become versions of their own.
+  bool NoMoreSteps(int64_t under_way = 0) const {
+    const int64_t steps_max = parts_.settings.options().max_steps;
+    return parts_.ledger.cursor().exhausted() ||
+           (steps_max > 0 &&
+            parts_.model.version().value() + under_way >= steps_max);
+  }
+
+  // The number of samples that a push of `assignment` must have; absent if the
+  // data is the workers' own.
+  std::optional<int64_t> SamplesOf(const Assignment& assignment) const {
+    if (parts_.model.model()->plan.own_data) return std::nullopt;
+    return assignment.range.size();
+  }
+  // The number of learning rates in an opening.
+  size_t RatesWanted() const {
+    const RegisteredModel& model = *parts_.model.model();
+    if (!model.plan.rates_by_workers) return 0;
+    return static_cast<size_t>(RateGroups(model.layout));
+  }
 
   const RunParts parts_;
 };

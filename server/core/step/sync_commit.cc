@@ -90,11 +90,16 @@ void SyncRounds::NoteNonfinite(std::string what) {
 
 void SyncRounds::PrepareCommit(Turn& turn) {
   if (!round_->fixed() || !round_->pushes.AllOpened()) return;
+  const PushOpening& lowest = round_->pushes.LowestOpening();
+  if (!lowest.learning_rates.empty()) {
+    parts_.ledger.sent_learning_rate = lowest.learning_rates.front();
+  }
   CommitPlan plan =
       parts_.model.Complete({.contributors = round_->pushes.Contributors(),
                              .optimizer = parts_.settings.options().optimizer,
                              .learning_rate = LearningRateNow(
                                  parts_.settings, parts_.ledger, parts_.model),
+                             .group_rates = lowest.learning_rates,
                              .loss_weight = round_->pushes.LossWeight()});
   round_->progress.commit.emplace(plan);
   turn.out.push_back(effect::Prepare{.plan = std::move(plan)});
@@ -277,14 +282,19 @@ void SyncRounds::Commit(Turn& turn) {
   }
   const bool skipped = nonfinite.has_value();
   if (skipped) {
-    model.Publish(Successor(*model.current(), *model.current()->statistics));
+    model.Publish(Successor(
+        *model.current(),
+        {.statistics = *model.current()->statistics,
+         .front_end_state = round_->pushes.TakeLowestFrontEndState()}));
   } else {
     StatisticsUpdate& update = *round_->progress.statistics;
     if (MeasuresDrift() && update.moments->size() > 1) {
       turn.out.push_back(effect::MeasureDrift{
           .model = model.model(), .moments = std::move(update.moments)});
     }
-    model.Publish(commit.Next(std::move(update.sets)));
+    model.Publish(commit.Next(
+        {.statistics = std::move(update.sets),
+         .front_end_state = round_->pushes.TakeLowestFrontEndState()}));
   }
   EndTransaction(commit, /*committed=*/!skipped, turn);
   CommitRecord record = RecordOf(*round_);
@@ -299,7 +309,8 @@ void SyncRounds::Commit(Turn& turn) {
 
   // The clock counts what was handed out, so that schedules end with the
   // data whatever is dropped.
-  ledger.AddSamples(cut.end - cut.begin);
+  ledger.AddSamples(model.model()->plan.own_data ? record.commit_samples
+                                                 : cut.end - cut.begin);
   record.samples = ledger.samples();
   record.epoch_ended = ledger.cursor().Take(cut);
   ledger.BeginAttempts();

@@ -106,7 +106,11 @@ void SyncRounds::RankLost(Rank rank, bool waits, const std::string& why,
 
 void SyncRounds::ReleaseIncomplete(Rank rank, bool waits,
                                    const std::string& why, Turn& turn) {
-  if (waits) {
+  // The samples of its share are gone with it, so what others have computed
+  // with them is void.
+  const bool data_is_gone =
+      parts_.model.model()->plan.own_data && round_->WasIssued(rank);
+  if (waits && !data_is_gone) {
     // Where others may take its place, what came of its push goes: they need
     // the room.
     if (round_->fixed()) return;

@@ -34,7 +34,7 @@ std::vector<Rank> SyncRounds::Candidates() const {
 void SyncRounds::StartRound() {
   const RunLedger& ledger = parts_.ledger;
   if (ledger.ended() || ledger.draining() ||
-      parts_.settings.pending().has_value() || ledger.cursor().exhausted()) {
+      parts_.settings.pending().has_value() || NoMoreSteps()) {
     return;
   }
   std::vector<Rank> candidates = Candidates();
@@ -184,7 +184,8 @@ absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
                               Turn& turn) {
   COHORT_RETURN_IF_ERROR(
       CheckOpening(opening, {.rank = worker.rank,
-                             .samples = worker.outstanding->range.size(),
+                             .samples = SamplesOf(*worker.outstanding),
+                             .rates = RatesWanted(),
                              .oldest = round_->step(),
                              .newest = round_->step()}));
   const Push::Arrival arrival =

@@ -1,0 +1,102 @@
+#include "server/core/optimizer/workers_optimizer.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "common/status_macros.h"
+#include "server/core/settings.h"
+
+namespace cohort {
+namespace {
+
+// Settings that a worker's optimizer stands for.
+constexpr absl::string_view kOptimizerSettings[] = {
+    "optimizer",    "learning_rate", "momentum",     "adam_beta1",
+    "adam_beta2",   "adam_epsilon",  "lars_trust",   "weight_decay",
+    "clip_norm",    "schedule",      "decay_everything"};
+
+// Settings of the learning rate over time.
+constexpr absl::string_view kRateSettings[] = {
+    "learning_rate", "schedule",      "step_epochs",        "step_gamma",
+    "poly_power",    "warmup_epochs", "final_learning_rate"};
+
+bool Contains(absl::Span<const absl::string_view> names,
+              absl::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+absl::Status Unfit(absl::string_view seen, absl::string_view wanted) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("the workers bring their own data, which has no epochs: got ",
+                   seen, ", want ", wanted));
+}
+
+}  // namespace
+
+absl::StatusOr<CoordinatorOptions> TakeWorkersOptimizer(
+    const CoordinatorOptions& options, const RunPlan& plan) {
+  if (options.optimizer.kind != OptimizerKind::kAuto) return options;
+  CoordinatorOptions taken = options;
+  for (const auto& [name, value] : plan.optimizer) {
+    if (!Contains(kOptimizerSettings, name)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "run plan: got the optimizer setting '", name, "', want one of ",
+          absl::StrJoin(kOptimizerSettings, ", ")));
+    }
+    // `auto` given explicitly is no choice.
+    if (options.given.contains(name) && name != "optimizer") continue;
+    const absl::Status read = SetSetting(name, value, taken);
+    if (!read.ok()) {
+      return absl::Status(read.code(), absl::StrCat("the workers' optimizer: ",
+                                                    read.message()));
+    }
+  }
+  if (taken.optimizer.kind == OptimizerKind::kAuto) {
+    taken.optimizer.kind = OptimizerKind::kMomentum;
+  }
+  COHORT_RETURN_IF_ERROR(Validate(taken));
+  return taken;
+}
+
+absl::Status CheckPlanFits(const CoordinatorOptions& options,
+                           const RunPlan& plan) {
+  if (!plan.own_data) return absl::OkStatus();
+  if (options.max_steps == 0) {
+    return Unfit("no --max_steps", "a server with --max_steps=N");
+  }
+  const std::vector<StatisticsKind>& kinds = options.policy.statistics;
+  if (std::find(kinds.begin(), kinds.end(), StatisticsKind::kAfter) !=
+      kinds.end()) {
+    return Unfit("--bn_statistics with after",
+                 "statistics that are kept while training: the server cannot "
+                 "name batches to collect others from");
+  }
+  if (plan.rates_by_workers) return absl::OkStatus();
+  if (options.optimizer.schedule == ScheduleKind::kStep) {
+    return Unfit("--schedule=step", "constant, cosine or polynomial");
+  }
+  if (options.optimizer.warmup_epochs > 0) {
+    return Unfit("--warmup_epochs", "0");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRatesUnchanged(const CoordinatorOptions& before,
+                                 const CoordinatorOptions& target,
+                                 const RunPlan& plan) {
+  if (!plan.rates_by_workers) return absl::OkStatus();
+  for (const auto& [name, value] : Difference(SettingsOf(before), target)) {
+    if (!Contains(kRateSettings, name)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--", name, ": got ", value,
+        ", but the workers' schedulers set the learning rate of this run; "
+        "change their program instead"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

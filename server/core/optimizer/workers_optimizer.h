@@ -1,0 +1,32 @@
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/model_layout.h"
+#include "server/core/options.h"
+
+// What the workers' registration decides about the settings of a run.
+namespace cohort {
+
+// `options` as they are once `plan` is registered. With OptimizerKind::kAuto,
+// the settings of RunPlan::optimizer are taken, except those that were given
+// explicitly; the optimizer is momentum if the plan names none. With any other
+// kind, nothing changes.
+// Errors: InvalidArgument naming a setting of the plan that is no optimizer's,
+//   or whose value is bad.
+absl::StatusOr<CoordinatorOptions> TakeWorkersOptimizer(
+    const CoordinatorOptions& options, const RunPlan& plan);
+
+// Whether the run can go on with these options.
+// Errors: FailedPrecondition: data of the workers' own needs max_steps, and no
+//   setting that counts epochs or reads samples by number.
+absl::Status CheckPlanFits(const CoordinatorOptions& options,
+                           const RunPlan& plan);
+
+// Errors: InvalidArgument if `target` changes the learning rate, which the
+//   workers send.
+absl::Status CheckRatesUnchanged(const CoordinatorOptions& before,
+                                 const CoordinatorOptions& target,
+                                 const RunPlan& plan);
+
+}  // namespace cohort
