@@ -1,4 +1,4 @@
-#include "worker/train/step_phases.h"
+#include "worker/telemetry/step_phases.h"
 
 namespace cohort {
 

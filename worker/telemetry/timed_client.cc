@@ -1,4 +1,4 @@
-#include "worker/train/timed_client.h"
+#include "worker/telemetry/timed_client.h"
 
 #include <utility>
 

@@ -5,7 +5,7 @@
 
 #include "worker/client/client.h"
 #include "worker/client/forwarding_client.h"
-#include "worker/train/step_phases.h"
+#include "worker/telemetry/step_phases.h"
 
 namespace cohort {
 

@@ -5,7 +5,7 @@
 
 #include "common/ids.h"
 #include "common/push.h"
-#include "worker/train/step_phases.h"
+#include "worker/telemetry/step_phases.h"
 
 namespace cohort {
 

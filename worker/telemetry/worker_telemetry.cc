@@ -1,4 +1,4 @@
-#include "worker/train/worker_telemetry.h"
+#include "worker/telemetry/worker_telemetry.h"
 
 #include <string>
 #include <utility>

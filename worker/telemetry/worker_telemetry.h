@@ -11,7 +11,7 @@
 #include "common/ops/process_collector.h"
 #include "worker/client/client.h"
 #include "worker/metrics/worker_metrics.h"
-#include "worker/train/trainer_observer.h"
+#include "worker/telemetry/trainer_observer.h"
 
 namespace cohort {
 

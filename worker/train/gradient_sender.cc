@@ -38,17 +38,8 @@ GradientSender::GradientSender(const ModelWeights& weights, Client& client,
     : weights_(weights),
       client_(client),
       transfer_(transfer),
-      order_(std::move(order)) {
-  partitions_of_.resize(weights.parameters().size());
-  for (size_t p = 0; p < weights.partitions().size(); ++p) {
-    if (!weights.partitions()[p].trainable) continue;
-    for (const Slice& slice : weights.partitions()[p].slices) {
-      std::vector<size_t>& holders =
-          partitions_of_[static_cast<size_t>(slice.parameter)];
-      if (holders.empty() || holders.back() != p) holders.push_back(p);
-    }
-  }
-  comes_late_.resize(weights.partitions().size());
+      schedule_(weights.partitions(), weights.parameters().size(),
+                std::move(order)) {
   accumulators_.resize(weights.parameters().size());
   hooks_.resize(accumulators_.size());
   for (size_t i = 0; i < accumulators_.size(); ++i) {
@@ -72,23 +63,13 @@ void GradientSender::Begin() {
   // Drops gradients of a push that was given up.
   if (transfer_ != nullptr) transfer_->Drop();
   sending_ = false;
-  final_.assign(partitions_of_.size(), false);
-  missing_.assign(weights_.partitions().size(), 0);
-  ready_.assign(weights_.partitions().size(), false);
-  sent_.assign(weights_.partitions().size(), false);
-  for (const std::vector<size_t>& holders : partitions_of_) {
-    for (const size_t p : holders) ++missing_[p];
-  }
+  schedule_.Begin();
 }
 
 void GradientSender::SendDuringNextPass() { sending_ = true; }
 
 absl::Status GradientSender::SendRest() {
-  for (size_t p = 0; p < weights_.partitions().size(); ++p) {
-    if (!weights_.partitions()[p].trainable || ready_[p]) continue;
-    comes_late_[p] = true;
-    COHORT_RETURN_IF_ERROR(Dispatch(p));
-  }
+  COHORT_RETURN_IF_ERROR(SendAll(schedule_.Rest()));
   COHORT_RETURN_IF_ERROR(SendFetched(/*wait=*/true));
   sending_ = false;
   return absl::OkStatus();
@@ -96,41 +77,27 @@ absl::Status GradientSender::SendRest() {
 
 absl::Status GradientSender::OnFinal(size_t parameter) {
   if (!sending_) return absl::OkStatus();
-  if (final_[parameter]) {
+  if (schedule_.IsFinal(parameter)) {
     return absl::InternalError(
         absl::StrCat(weights_.layout().parameters[parameter].name,
                      ": got a second gradient in one backward pass, want one: "
                      "its partition may already have been sent"));
   }
-  final_[parameter] = true;
-  for (const size_t p : partitions_of_[parameter]) {
-    if (--missing_[p] == 0) COHORT_RETURN_IF_ERROR(Dispatch(p));
-  }
+  COHORT_RETURN_IF_ERROR(SendAll(schedule_.Finish(parameter)));
   return SendFetched(/*wait=*/false);
 }
 
-absl::Status GradientSender::Dispatch(size_t partition) {
-  ready_[partition] = true;
-  if (order_.empty()) return SendOne(partition);
-  for (const int32_t turn : order_) {
-    const auto due = static_cast<size_t>(turn);
-    if (sent_[due]) continue;
-    if (ready_[due]) {
-      COHORT_RETURN_IF_ERROR(SendOne(due));
-    } else if (!comes_late_[due]) {
-      break;
+absl::Status GradientSender::SendAll(absl::Span<const int32_t> partitions) {
+  for (const int32_t partition : partitions) {
+    if (transfer_ != nullptr) {
+      COHORT_RETURN_IF_ERROR(transfer_->Fetch(partition));
+      continue;
     }
+    ModelWeights::Gradient gradient = weights_.GradientOf(partition);
+    COHORT_RETURN_IF_ERROR(client_.SendGradient(
+        partition, std::move(gradient.bytes), gradient.absent_slices));
   }
   return absl::OkStatus();
-}
-
-absl::Status GradientSender::SendOne(size_t partition) {
-  sent_[partition] = true;
-  const auto index = static_cast<int32_t>(partition);
-  if (transfer_ != nullptr) return transfer_->Fetch(index);
-  ModelWeights::Gradient gradient = weights_.GradientOf(index);
-  return client_.SendGradient(index, std::move(gradient.bytes),
-                              gradient.absent_slices);
 }
 
 absl::Status GradientSender::SendFetched(bool wait) {

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "worker/client/client.h"
+#include "worker/client/partition_schedule.h"
 #include "worker/train/model_weights.h"
 #include "worker/train/weight_transfer.h"
 
@@ -20,11 +22,10 @@ namespace cohort {
 // has finished with the last of its parameters, so that the exchange overlaps
 // with the computation of the earlier layers.
 //
-// Partitions leave in the order that the server gave to all workers, which is
-// roughly the order in which they become final: last layers first. A partition
-// that becomes final before its turn waits here. So all workers send the same
-// partitions at about the same time, and the server need not hold much of a
-// step. Letting the partitions that the next forward pass needs first overtake
+// Partitions leave in the order that the server gave to all workers
+// (PartitionSchedule), which is roughly the order in which they become final:
+// last layers first. So all workers send the same partitions at about the same
+// time, and the server need not hold much of a step. Letting the partitions that the next forward pass needs first overtake
 // others would gain nothing: a step commits as a whole, and no layer may be
 // computed before.
 //
@@ -68,10 +69,8 @@ class GradientSender {
   // Autograd has finished with the gradient of one parameter.
   // Errors: those of Client::SendGradient; Internal if called twice for it.
   absl::Status OnFinal(size_t parameter);
-  // `partition` is final: sends the partitions whose turn it is.
-  absl::Status Dispatch(size_t partition);
-  // Sends the partition, or starts to fetch it.
-  absl::Status SendOne(size_t partition);
+  // Sends the partitions, or starts to fetch them.
+  absl::Status SendAll(absl::Span<const int32_t> partitions);
   // Sends the partitions that have arrived; with `wait`, all that are being
   // fetched.
   absl::Status SendFetched(bool wait);
@@ -80,25 +79,15 @@ class GradientSender {
   const ModelWeights& weights_;
   Client& client_;
   WeightTransfer* const transfer_;
-  // One entry a parameter: the node where autograd accumulates its gradient,
-  // and the partitions that hold it. Null and empty if it needs no gradient.
+  // One entry a parameter: the node where autograd accumulates its gradient.
+  // Null if it needs none.
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   // Autograd's identifiers of our hooks there.
   std::vector<uintptr_t> hooks_;
-  std::vector<std::vector<size_t>> partitions_of_;
-  const std::vector<int32_t> order_;
-  // By partition: true once no pass has finished it, because one of its
-  // parameters is not used. The others then no longer wait for its turn.
-  std::vector<bool> comes_late_;
 
-  // State of the push in progress.
+  PartitionSchedule schedule_;
+  // The pass in progress is the last of a push.
   bool sending_ = false;
-  std::vector<bool> final_;
-  // One entry a partition: the number of parameters that are not final yet.
-  std::vector<int32_t> missing_;
-  // By partition: it is final, whether already sent or waiting for its turn.
-  std::vector<bool> ready_;
-  std::vector<bool> sent_;
 };
 
 }  // namespace cohort

@@ -10,9 +10,10 @@
 #include "common/byte_rope.h"
 #include "common/ids.h"
 #include "worker/client/client.h"
+#include "worker/client/held_version.h"
 #include "worker/device/compute_device.h"
 #include "worker/train/model_weights.h"
-#include "worker/train/trainer_observer.h"
+#include "worker/telemetry/trainer_observer.h"
 #include "worker/train/weight_transfer.h"
 
 namespace cohort {
@@ -37,7 +38,7 @@ class RunWeights {
   WeightTransfer* transfer() { return transfer_.get(); }
 
   // Absent if the weights are not a version of the server's.
-  const std::optional<Version>& version() const { return version_; }
+  const std::optional<Version>& version() const { return held_.version(); }
 
   // Loads the weights that the assignment is computed from. Afterwards there is
   // a version.
@@ -51,7 +52,7 @@ class RunWeights {
       : client_(client),
         observer_(observer),
         weights_(std::move(weights)),
-        incarnation_(client.incarnation()) {}
+        held_(client.incarnation()) {}
 
   absl::Status Load(absl::Span<const ByteRope> weights);
   // Records that the weights in the model are those of `version`.
@@ -64,9 +65,7 @@ class RunWeights {
   ModelWeights weights_;
   // Refers to `weights_`.
   std::unique_ptr<WeightTransfer> transfer_;
-  std::optional<Version> version_;
-  // The incarnation that the version was read in.
-  Incarnation incarnation_;
+  HeldVersion held_;
 };
 
 }  // namespace cohort

@@ -21,9 +21,9 @@
 #include "worker/train/gradient_sender.h"
 #include "worker/train/loss.h"
 #include "worker/train/run_weights.h"
-#include "worker/train/step_phases.h"
+#include "worker/telemetry/step_phases.h"
 #include "worker/train/step_sums.h"
-#include "worker/train/trainer_observer.h"
+#include "worker/telemetry/trainer_observer.h"
 #include "worker/train/trainer_options.h"
 
 namespace cohort {

@@ -14,7 +14,7 @@
 #include "worker/train/loss.h"
 #include "worker/train/parameter_groups.h"
 #include "worker/train/scoring.h"
-#include "worker/train/trainer_observer.h"
+#include "worker/telemetry/trainer_observer.h"
 
 namespace cohort {
 

@@ -28,13 +28,9 @@
 #include "common/cli/signal_watcher.h"
 #include "common/flags/flag_table.h"
 #include "common/formats/file_system.h"
-#include "common/formats/trace_file.h"
 #include "common/limits.h"
 #include "common/log/log.h"
 #include "common/measures/measures.h"
-#include "common/ops/http_server.h"
-#include "common/ops/ops_routes.h"
-#include "common/ops/process_collector.h"
 #include "common/periodic_task.h"
 #include "common/status_macros.h"
 #include "kernels/backend.h"
@@ -46,15 +42,14 @@
 #include "worker/datasets/options.h"
 #include "worker/device/compute_device.h"
 #include "worker/device/precision.h"
-#include "worker/metrics/worker_metrics.h"
 #include "worker/models/model.h"
 #include "worker/models/state_dict.h"
+#include "worker/telemetry/observed_worker.h"
 #include "worker/train/batch_share.h"
 #include "worker/train/loss.h"
 #include "worker/train/scoring.h"
 #include "worker/train/threads.h"
 #include "worker/train/trainer.h"
-#include "worker/train/worker_telemetry.h"
 
 // Defines one ABSL_FLAG for each row of the table.
 #define COHORT_FLAG_SUBJECT(name, heading)
@@ -278,58 +273,6 @@ int RunEvaluation(const Dataset& dataset, Model& model,
   return kExitOk;
 }
 
-// Objects that make a worker observable while it trains. Null unless requested.
-struct Telemetry {
-  std::unique_ptr<TraceFile> trace;
-  std::unique_ptr<WorkerMetrics> metrics;
-  std::unique_ptr<WorkerTelemetry> telemetry;
-  std::unique_ptr<ProcessCollector> process;
-  // Last: it serves the objects above.
-  std::unique_ptr<HttpServer> ops;
-};
-
-absl::StatusOr<std::unique_ptr<HttpServer>> StartOps(Telemetry& around) {
-  around.process = std::make_unique<ProcessCollector>();
-  OpsPages pages{.metrics = around.metrics->collectables(),
-                 .ready = [telemetry = around.telemetry.get()] {
-                   return telemetry->Ready();
-                 }};
-  pages.metrics.push_back(around.process.get());
-  COHORT_ASSIGN_OR_RETURN(
-      std::unique_ptr<HttpServer> ops,
-      StartHttpServer({.listen = absl::GetFlag(FLAGS_ops_listen),
-                       .insecure = absl::GetFlag(FLAGS_insecure),
-                       .routes = OpsRoutes(pages)}));
-  Log(LogLevel::kInfo,
-      absl::StrCat("operations port: http://", ops->address(), "/metrics"));
-  return ops;
-}
-
-absl::StatusOr<Telemetry> TelemetryFromFlags() {
-  Telemetry around;
-  const std::string trace = absl::GetFlag(FLAGS_trace);
-  if (!trace.empty()) {
-    absl::StatusOr<std::unique_ptr<TraceFile>> file =
-        TraceFile::Create(trace, "worker");
-    if (!file.ok()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("--trace: ", file.status().message()));
-    }
-    around.trace = *std::move(file);
-  }
-  const bool ops = !absl::GetFlag(FLAGS_ops_listen).empty();
-  if (ops) {
-    around.metrics = std::make_unique<WorkerMetrics>(
-        WorkerTelemetry::StateNames(), kRetriedMethods);
-  }
-  around.telemetry = std::make_unique<WorkerTelemetry>(around.metrics.get(),
-                                                       around.trace.get());
-  if (ops) {
-    COHORT_ASSIGN_OR_RETURN(around.ops, StartOps(around));
-  }
-  return around;
-}
-
 // The training task: data, device and loss.
 struct Task {
   const Dataset& dataset;
@@ -342,16 +285,19 @@ struct Task {
 
 // Joins the run and trains until it is over.
 int Train(const Task& task) {
-  const absl::StatusOr<Telemetry> around = TelemetryFromFlags();
-  if (!around.ok()) {
+  const absl::StatusOr<std::unique_ptr<ObservedWorker>> observed =
+      ObservedWorker::Start({.trace = absl::GetFlag(FLAGS_trace),
+                             .ops_listen = absl::GetFlag(FLAGS_ops_listen),
+                             .insecure = absl::GetFlag(FLAGS_insecure)});
+  if (!observed.ok()) {
     // A port that is in use is not a configuration error.
-    return Fail(around.status(), absl::IsUnavailable(around.status())
-                                     ? kExitFailure
-                                     : kExitConfig);
+    return Fail(observed.status(), absl::IsUnavailable(observed.status())
+                                       ? kExitFailure
+                                       : kExitConfig);
   }
   ClientOptions client_options =
       ClientOptionsFromFlags(task.samples, task.device);
-  client_options.hooks = around->telemetry.get();
+  client_options.hooks = &(*observed)->telemetry();
   absl::StatusOr<std::unique_ptr<Client>> client =
       MakeGrpcClient(client_options);
   if (!client.ok()) return Fail(client.status(), kExitConfig);
@@ -373,8 +319,8 @@ int Train(const Task& task) {
        .batch_norm = BindingOptionsFromFlags(),
        .backend = backend.get(),
        .compute = ComputeFromFlags(task.device),
-       .observer = around->telemetry.get(),
-       .timeline = around->trace.get()});
+       .observer = &(*observed)->telemetry(),
+       .timeline = (*observed)->trace()});
   std::unique_ptr<PeriodicTask> hand_back;
   const SignalWatcher watcher([&](int signal) {
     Log(LogLevel::kInfo,
@@ -384,9 +330,8 @@ int Train(const Task& task) {
         "hand-back", kStopGrace, [&client] { (*client)->RequestStop(); });
   });
   const absl::Status status = trainer.Run();
-  if (around->trace != nullptr && !around->trace->status().ok()) {
-    Log(LogLevel::kError, around->trace->status().message());
-  }
+  const absl::Status traced = (*observed)->trace_status();
+  if (!traced.ok()) Log(LogLevel::kError, traced.message());
   if (!status.ok()) return Fail(status, ExitCodeForRun(status));
   Log(LogLevel::kInfo, "left");
   return trainer.left_early() ? absl::GetFlag(FLAGS_stopped_exit_code)

@@ -1,6 +1,6 @@
 // The events that a trainer reports about its steps.
 
-#include "worker/train/trainer_observer.h"
+#include "worker/telemetry/trainer_observer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

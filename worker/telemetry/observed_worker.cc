@@ -1,0 +1,55 @@
+#include "worker/telemetry/observed_worker.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/log/log.h"
+#include "common/ops/ops_routes.h"
+#include "common/status_macros.h"
+#include "worker/client/client_hooks.h"
+
+namespace cohort {
+
+absl::StatusOr<std::unique_ptr<ObservedWorker>> ObservedWorker::Start(
+    const ObservedWorkerOptions& options) {
+  auto worker = std::unique_ptr<ObservedWorker>(new ObservedWorker);
+  if (!options.trace.empty()) {
+    absl::StatusOr<std::unique_ptr<TraceFile>> file =
+        TraceFile::Create(options.trace, "worker");
+    if (!file.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--trace: ", file.status().message()));
+    }
+    worker->trace_ = *std::move(file);
+  }
+  const bool ops = !options.ops_listen.empty();
+  if (ops) {
+    worker->metrics_ = std::make_unique<WorkerMetrics>(
+        WorkerTelemetry::StateNames(), kRetriedMethods);
+  }
+  worker->telemetry_ = std::make_unique<WorkerTelemetry>(
+      worker->metrics_.get(), worker->trace_.get());
+  if (ops) COHORT_RETURN_IF_ERROR(worker->StartOps(options));
+  return worker;
+}
+
+absl::Status ObservedWorker::trace_status() const {
+  return trace_ == nullptr ? absl::OkStatus() : trace_->status();
+}
+
+absl::Status ObservedWorker::StartOps(const ObservedWorkerOptions& options) {
+  process_ = std::make_unique<ProcessCollector>();
+  OpsPages pages{
+      .metrics = metrics_->collectables(),
+      .ready = [telemetry = telemetry_.get()] { return telemetry->Ready(); }};
+  pages.metrics.push_back(process_.get());
+  COHORT_ASSIGN_OR_RETURN(ops_,
+                          StartHttpServer({.listen = options.ops_listen,
+                                           .insecure = options.insecure,
+                                           .routes = OpsRoutes(pages)}));
+  Log(LogLevel::kInfo,
+      absl::StrCat("operations port: http://", ops_->address(), "/metrics"));
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

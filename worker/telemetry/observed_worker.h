@@ -1,0 +1,55 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/formats/trace_file.h"
+#include "common/ops/http_server.h"
+#include "common/ops/process_collector.h"
+#include "worker/metrics/worker_metrics.h"
+#include "worker/telemetry/worker_telemetry.h"
+
+namespace cohort {
+
+struct ObservedWorkerOptions {
+  // File for the timeline; none if empty.
+  std::string trace;
+  // host:port of the metrics; none if empty.
+  std::string ops_listen;
+  // Allows plaintext on an address that other machines can reach.
+  bool insecure = false;
+};
+
+// The objects that make a worker observable while it trains: telemetry, and on
+// request a timeline and an operations port.
+// Thread safety: as the objects that it hands out.
+class ObservedWorker {
+ public:
+  // Errors: FailedPrecondition (the timeline cannot be written), InvalidArgument
+  //   (address), Unavailable (the address is in use).
+  static absl::StatusOr<std::unique_ptr<ObservedWorker>> Start(
+      const ObservedWorkerOptions& options);
+
+  WorkerTelemetry& telemetry() { return *telemetry_; }
+  // Null if none was requested.
+  TraceFile* trace() { return trace_.get(); }
+  // OK unless the timeline could not be written.
+  absl::Status trace_status() const;
+
+ private:
+  ObservedWorker() = default;
+
+  absl::Status StartOps(const ObservedWorkerOptions& options);
+
+  // Null unless requested.
+  std::unique_ptr<TraceFile> trace_;
+  std::unique_ptr<WorkerMetrics> metrics_;
+  std::unique_ptr<WorkerTelemetry> telemetry_;
+  std::unique_ptr<ProcessCollector> process_;
+  // Last: it serves the objects above.
+  std::unique_ptr<HttpServer> ops_;
+};
+
+}  // namespace cohort
