@@ -39,7 +39,8 @@ target_compile_options(cohort_options INTERFACE
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety -Werror=thread-safety>)
 target_compile_definitions(cohort_options INTERFACE
   $<$<CONFIG:Release>:_FORTIFY_SOURCE=2>)
-target_link_options(cohort_options INTERFACE -pie -Wl,-z,relro,-z,now)
+target_link_options(cohort_options INTERFACE $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-pie>
+  -Wl,-z,relro,-z,now)
 if(COHORT_SANITIZE)
   target_compile_options(cohort_options INTERFACE
     -fsanitize=${COHORT_SANITIZE} -fno-omit-frame-pointer

@@ -1,0 +1,30 @@
+"""Cohort: a PyTorch script as a worker of a parameter server.
+
+    job = cohort.join(model, optimizer)
+    for x, y in job.data(dataset, batch_size=4):      # was: DataLoader
+        job.backward(criterion(model(x), y))          # was: loss.backward()
+        job.step()                                    # was: optimizer.step()
+
+The server holds weights, optimizer state and batch-norm statistics. Batch norm
+is computed over the batches of all workers.
+"""
+
+from cohort import _core
+from cohort._batch_norm import (BatchNorm, BatchNorm1d, BatchNorm2d,
+                                BatchNorm3d, convert_batch_norm)
+from cohort._errors import (CohortError, ConfigurationError, RunMismatchError,
+                            ServerUnreachableError, Stopped, TrainingError,
+                            UsageError)
+from cohort._evaluation import Evaluation
+from cohort._job import Data, Job, StepResult, join
+from cohort._optimizer import LARS
+
+# "0.1.0 (commit 0f79f3a0b1c2)".
+__version__ = _core.build_text()
+
+__all__ = [
+    "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "CohortError",
+    "ConfigurationError", "Data", "Evaluation", "Job", "LARS",
+    "RunMismatchError", "ServerUnreachableError", "StepResult", "Stopped",
+    "TrainingError", "UsageError", "convert_batch_norm", "join",
+]

@@ -1,0 +1,279 @@
+"""Where batches come from: samples of a data set that the server names by
+number, or batches of the worker's own."""
+
+import array
+import hashlib
+import pickle
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, Protocol
+
+import torch
+
+from cohort import _core, _errors
+
+try:
+    import numpy
+except ImportError:  # torch works without it
+    numpy = None  # type: ignore[assignment]
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds torch, random and NumPy. `seed` is a 64-bit number."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if numpy is not None:
+        numpy.random.seed(seed % (1 << 32))
+
+
+class MapDataset(Protocol):
+    """A data set whose samples have numbers: torch's Dataset with a length."""
+
+    def __getitem__(self, index: int) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+
+def is_map_style(data: Any) -> bool:
+    """Whether samples can be read by number."""
+    return (hasattr(data, "__getitem__") and isinstance(data, Sized) and
+            not isinstance(data, (torch.utils.data.DataLoader,
+                                  torch.utils.data.IterableDataset)))
+
+
+def samples_in(batch: Any) -> int | None:
+    """The number of samples in a batch: the length of its first tensor or
+    sequence; None if it has none."""
+    if isinstance(batch, torch.Tensor):
+        return int(batch.shape[0]) if batch.dim() > 0 else None
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)) and batch:
+        first = batch[0]
+        if isinstance(first, (list, tuple)):
+            return len(first)
+        return samples_in(first)
+    return None
+
+
+def _feed(digest: "hashlib._Hash", item: Any) -> None:
+    """Adds an item to a digest: tensors and arrays by their bytes."""
+    if isinstance(item, torch.Tensor):
+        digest.update(f"{item.dtype}{tuple(item.shape)}".encode())
+        flat = item.detach().cpu().contiguous().reshape(-1)
+        digest.update(bytes(flat.view(torch.uint8).tolist())
+                      if flat.numel() else b"")
+    elif isinstance(item, dict):
+        for key in sorted(item, key=str):
+            digest.update(str(key).encode())
+            _feed(digest, item[key])
+    elif isinstance(item, (list, tuple)):
+        for part in item:
+            _feed(digest, part)
+    elif hasattr(item, "tobytes"):
+        digest.update(item.tobytes())
+    else:
+        digest.update(repr(item).encode())
+
+
+def digest_of(dataset: MapDataset, seed: int) -> str:
+    """A digest of the length and of four samples, so that workers with other
+    data are refused. Reading every sample would take as long as an epoch."""
+    digest = hashlib.sha256()
+    size = len(dataset)
+    digest.update(str(size).encode())
+    for index in sorted({0, size // 3, 2 * size // 3, size - 1}):
+        seed_everything(_core.mix_seed(seed, index))
+        _feed(digest, dataset[index])
+    return digest.hexdigest()[:32]
+
+
+class Order:
+    """The samples behind the positions that the server hands out: one
+    permutation an epoch, the same on every worker."""
+
+    def __init__(self, seed: int, size: int) -> None:
+        self._seed = seed
+        self._size = size
+        self._epoch: int | None = None
+        self._permutation = array.array("q")
+
+    def indices(self, epoch: int, begin: int, end: int) -> list[int]:
+        """Samples of the positions [begin, end) in `epoch`."""
+        if self._epoch != epoch:
+            self._permutation = array.array("q")
+            self._permutation.frombytes(
+                _core.permutation(self._seed, epoch, self._size))
+            self._epoch = epoch
+        return self._permutation[begin:end].tolist()
+
+
+class _Seeded(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Seeds the random generators around each sample, so that its random
+    augmentation depends only on the run, the epoch and the sample."""
+
+    def __init__(self, dataset: MapDataset, run_seed: int) -> None:
+        self._dataset = dataset
+        self._run_seed = run_seed
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        epoch, index = key
+        seed_everything(_core.mix_seed(self._run_seed, epoch, index))
+        return self._dataset[index]
+
+
+# A batch by name: the epoch, and the positions [begin, end) in it.
+Range = tuple[int, int, int]
+
+
+class RangeReader:
+    """Reads batches of a map-style data set by their ranges.
+
+    With worker processes, the ranges that follow are forecast (as far after
+    this one as this one is after the last) and read ahead by a DataLoader. A
+    wrong forecast starts it anew; results do not depend on it.
+
+    Args:
+        dataset: the samples.
+        order: from positions to samples.
+        run_seed: seeds augmentation.
+        options: of torch.utils.data.DataLoader: num_workers, collate_fn,
+            pin_memory, worker_init_fn, prefetch_factor, timeout,
+            multiprocessing_context.
+    """
+
+    def __init__(self, dataset: MapDataset, order: Order, run_seed: int,
+                 options: dict[str, Any]) -> None:
+        self._seeded = _Seeded(dataset, run_seed)
+        self._order = order
+        self._size = len(dataset)
+        self._options = options
+        self._collate = (options.get("collate_fn") or
+                         torch.utils.data.default_collate)
+        self._workers = int(options.get("num_workers") or 0)
+        self._last: Range | None = None
+        self._stride = 0
+        self._due: list[Range] = []
+        self._loader: Iterator[Any] | None = None
+
+    def _keys(self, where: Range) -> list[tuple[int, int]]:
+        epoch, begin, end = where
+        return [(epoch, index)
+                for index in self._order.indices(epoch, begin, end)]
+
+    def read(self, where: Range) -> Any:
+        """The batch of these positions, collated."""
+        if self._workers == 0:
+            items = [self._seeded[key] for key in self._keys(where)]
+            return self._collate(items)
+        try:
+            return self._read_ahead(where)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            if "pickle" not in str(error):
+                raise
+            raise _errors.ConfigurationError(
+                f"the data set cannot be sent to loader processes: {error}; "
+                "define its class and functions at the top of a module, or use "
+                "num_workers=0") from error
+
+    def _read_ahead(self, where: Range) -> Any:
+        if self._last is not None and self._last[0] == where[0]:
+            stride = where[1] - self._last[1]
+            if stride > 0:
+                self._stride = stride
+        self._last = where
+        if self._loader is None or not self._due or self._due[0] != where:
+            self._start(where)
+        assert self._loader is not None
+        self._due.pop(0)
+        return next(self._loader)
+
+    def _after(self, where: Range) -> Range | None:
+        epoch, begin, end = where
+        following = begin + self._stride
+        if self._stride == 0 or following >= self._size:
+            return None
+        return epoch, following, min(following + (end - begin), self._size)
+
+    def _forecast(self, where: Range) -> Iterator[list[tuple[int, int]]]:
+        current: Range | None = where
+        while current is not None:
+            self._due.append(current)
+            yield self._keys(current)
+            current = self._after(current)
+
+    def _start(self, where: Range) -> None:
+        self._loader = None
+        self._due = []
+        allowed = {key: value for key, value in self._options.items()
+                   if value is not None}
+        self._loader = iter(torch.utils.data.DataLoader(
+            self._seeded, batch_sampler=self._forecast(where), **allowed))
+
+
+class OwnBatches:
+    """Batches of the worker's own, one after another. A batch is kept until
+    its step counts, and comes again if the step was void.
+
+    Args:
+        source: any iterable of batches.
+        loop: start over when it ends.
+    """
+
+    def __init__(self, source: Iterable[Any], loop: bool) -> None:
+        self._source = source
+        self._loop = loop
+        self._iterator = iter(source)
+        self._kept: list[Any] = []
+
+    def next(self) -> Any:
+        """The batch of the step in progress.
+
+        Raises:
+            StopIteration: the source has ended.
+        """
+        if self._kept:
+            return self._kept[0]
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            if not self._loop:
+                raise
+            self._iterator = iter(self._source)
+            batch = next(self._iterator)
+        self._kept = [batch]
+        return batch
+
+    def counted(self) -> None:
+        """The step of the kept batch is part of a version."""
+        self._kept = []
+
+
+def split(batch: Any, part: int, parts: int) -> Any:
+    """Part `part` of `parts` of a batch whose tensors and lists have samples
+    first."""
+    if parts == 1:
+        return batch
+    samples = samples_in(batch)
+    if samples is None:
+        raise _errors.UsageError(
+            f"accumulate={parts}: got a batch without a first tensor to cut, "
+            "want tensors or lists with samples first")
+    begin, end = samples * part // parts, samples * (part + 1) // parts
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            return value[begin:end]
+        if isinstance(value, dict):
+            return {key: cut(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            if len(value) == samples and not isinstance(
+                    value[0], (torch.Tensor, list, tuple, dict)):
+                return value[begin:end]
+            return type(value)(cut(item) for item in value)
+        return value
+
+    return cut(batch)
+
+
+Evaluate = Callable[[Sequence[int]], Any]

@@ -1,0 +1,64 @@
+"""Errors of the package. Each message says what was seen, what was wanted, and
+what to do."""
+
+from typing import NoReturn
+
+from cohort import _core
+
+
+class CohortError(Exception):
+    """Base of all errors of this package."""
+
+
+class UsageError(CohortError):
+    """The script uses the package in a way that would train wrongly."""
+
+
+class ConfigurationError(CohortError):
+    """The model, the optimizer, the data or the server's address cannot be
+    used. Other workers are not affected."""
+
+
+class RunMismatchError(CohortError):
+    """The model or the data differs from the run's, or the server belongs to
+    another run. The text names the first difference."""
+
+
+class ServerUnreachableError(CohortError):
+    """The server did not answer for `server_timeout` seconds."""
+
+
+class TrainingError(CohortError):
+    """The run cannot go on for this worker."""
+
+
+class Stopped(SystemExit):
+    """SIGTERM or a drain: the step in progress was finished, and the worker has
+    left the run. The exit code is not 0, so that a supervisor starts another
+    worker."""
+
+
+# Exit code of a worker that left before its rank's work was done.
+STOPPED_EXIT_CODE = 75
+
+_KINDS: dict[str, type[CohortError]] = {
+    "DEADLINE_EXCEEDED": ServerUnreachableError,
+    "UNAVAILABLE": ServerUnreachableError,
+    "FAILED_PRECONDITION": RunMismatchError,
+    "INVALID_ARGUMENT": ConfigurationError,
+    "RESOURCE_EXHAUSTED": ConfigurationError,
+}
+
+# The assignment in progress is void; the next one follows.
+VOID = frozenset({"ABORTED", "UNAVAILABLE", "OUT_OF_RANGE"})
+
+
+def code_of(error: Exception) -> str:
+    """The status code of a StatusError, such as "ABORTED"."""
+    return str(error.args[0])
+
+
+def raise_from(error: "_core.StatusError") -> NoReturn:
+    """Raises the package's error for a status of the C++ client."""
+    kind = _KINDS.get(code_of(error), TrainingError)
+    raise kind(str(error.args[1])) from None

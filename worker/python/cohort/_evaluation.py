@@ -1,0 +1,121 @@
+"""Scores of the test samples that the server asks for."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cohort import _core, _errors
+from cohort._data import MapDataset
+
+
+@dataclasses.dataclass
+class Evaluation:
+    """The score of one batch of test samples.
+
+    Attributes:
+        loss_sum: sum of the loss over the batch.
+        loss_weight: its divisor: samples, labels or valid pixels.
+        correct: labels that were predicted, of `labels` many.
+        labels: valid labels.
+        classes: for segmentation, (intersection, predicted, actual) pixels of
+            each class; they add up to `correct` and `labels`.
+    """
+    loss_sum: float
+    loss_weight: float
+    correct: int = 0
+    labels: int = 0
+    classes: Sequence[tuple[int, int, int]] = ()
+
+
+# From the model, in eval mode, and one collated batch to its score.
+EvaluateFunction = Callable[[nn.Module, Any], Evaluation]
+
+
+def _class_sums(predicted: torch.Tensor, actual: torch.Tensor,
+                classes: int) -> list[tuple[int, int, int]]:
+    hits = torch.bincount(actual[predicted == actual], minlength=classes)
+    found = torch.bincount(predicted, minlength=classes)
+    wanted = torch.bincount(actual, minlength=classes)
+    return list(zip(hits.tolist(), found.tolist(), wanted.tolist()))
+
+
+def by_criterion(criterion: Callable[[Any, Any], torch.Tensor],
+                 ignore_index: int) -> EvaluateFunction:
+    """Scores batches (inputs, labels) by a criterion that returns the mean over
+    the labels, and by the highest of the logits [n, classes] or [n, classes, h,
+    w]. Labels equal to `ignore_index` do not count."""
+
+    def evaluate(model: nn.Module, batch: Any) -> Evaluation:
+        inputs, labels = batch
+        output = model(inputs)
+        loss = float(criterion(output, labels))
+        logits = output["out"] if isinstance(output, dict) else output
+        if not (isinstance(logits, torch.Tensor) and
+                isinstance(labels, torch.Tensor) and logits.dim() >= 2 and
+                not labels.is_floating_point() and
+                labels.shape == logits.shape[:1] + logits.shape[2:]):
+            samples = len(inputs)
+            return Evaluation(loss_sum=loss * samples, loss_weight=samples)
+        valid = labels != ignore_index
+        predicted, actual = logits.argmax(1)[valid], labels[valid]
+        count = int(valid.sum())
+        return Evaluation(
+            loss_sum=loss * count if count else 0.0, loss_weight=count,
+            correct=int((predicted == actual).sum()), labels=count,
+            classes=(_class_sums(predicted, actual, logits.shape[1])
+                     if logits.dim() > 2 else ()))
+
+    return evaluate
+
+
+class Evaluator:
+    """Scores test samples by number.
+
+    Args:
+        dataset: the test samples.
+        evaluate: scores one collated batch.
+        collate: makes a batch of samples.
+        batch_size: samples a batch.
+    """
+
+    def __init__(self, dataset: MapDataset, evaluate: EvaluateFunction,
+                 collate: Callable[[list[Any]], Any], batch_size: int) -> None:
+        self.dataset = dataset
+        self.evaluate = evaluate
+        self.collate = collate
+        self.batch_size = batch_size
+
+    def score(self, model: nn.Module, indices: Sequence[int],
+              batch_size: int | None = None) -> "_core.EvaluationSums":
+        """The sums over `indices`, in batches."""
+        size = batch_size or self.batch_size
+        sums = _core.EvaluationSums()
+        sums.samples = len(indices)
+        classes: list[list[int]] = []
+        for at in range(0, len(indices), size):
+            items = [self.dataset[index] for index in indices[at:at + size]]
+            result = self.evaluate(model, self.collate(items))
+            if not isinstance(result, Evaluation):
+                raise _errors.UsageError(
+                    f"the evaluation function: got {type(result).__name__}, want "
+                    "a cohort.Evaluation")
+            sums.loss_sum += float(result.loss_sum)
+            sums.loss_weight += float(result.loss_weight)
+            sums.correct += int(result.correct)
+            sums.labels += int(result.labels)
+            for number, counts in enumerate(result.classes):
+                if number == len(classes):
+                    classes.append([0, 0, 0])
+                classes[number] = [a + int(b) for a, b in
+                                   zip(classes[number], counts)]
+        sums.classes = [_as_class_sums(counts) for counts in classes]
+        return sums
+
+
+def _as_class_sums(counts: list[int]) -> "_core.ClassSums":
+    sums = _core.ClassSums()
+    sums.intersection, sums.predicted, sums.actual = counts
+    return sums

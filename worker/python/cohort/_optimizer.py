@@ -1,0 +1,159 @@
+"""From a torch optimizer to what the server needs of it: settings, and a
+learning rate and weight decay for each parameter."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from cohort import _errors
+
+
+class LARS(torch.optim.Optimizer):
+    """Layer-wise adaptive rate scaling, computed on the server.
+
+    Source: You, Gitman, Ginsburg, "Large Batch Training of Convolutional
+    Networks", 2017. Parameters with fewer than two dimensions (biases, and the
+    scale and shift of batch norm) are neither adapted nor decayed.
+
+    Args:
+        params: parameters or groups, as for torch.optim.SGD.
+        lr: learning rate, above 0; LARS is usually run with 1 to 10.
+        momentum: decay of the velocity, in [0, 1).
+        weight_decay: at least 0.
+        trust_coefficient: above 0.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.9,
+                 weight_decay: float = 0.0,
+                 trust_coefficient: float = 0.001) -> None:
+        super().__init__(params, {
+            "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient})
+
+    def step(self, closure: Any = None) -> None:
+        raise _errors.UsageError(
+            "cohort.LARS has no local step: the server applies it; pass it to "
+            "cohort.join() and call job.step()")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterRates:
+    """How one parameter is updated, relative to the run's settings."""
+    rate_multiplier: float
+    decay_multiplier: float
+    decay_exempt: bool
+    group: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerPlan:
+    """An optimizer as the server takes it."""
+    # The server's settings by name, such as "learning_rate" -> "0.1".
+    settings: dict[str, str]
+    # By the identity of the parameter.
+    rates: dict[int, ParameterRates]
+
+
+def _refuse(optimizer: torch.optim.Optimizer, what: str, wanted: str) -> None:
+    raise _errors.ConfigurationError(
+        f"{type(optimizer).__name__}: got {what}, want {wanted}: the server "
+        "applies the optimizer and has no such rule")
+
+
+def _same_in_all_groups(optimizer: torch.optim.Optimizer, name: str) -> Any:
+    values = [group[name] for group in optimizer.param_groups]
+    if any(value != values[0] for value in values):
+        _refuse(optimizer, f"{name} of {values} in its groups",
+                "one value: only lr and weight_decay may differ by group")
+    return values[0]
+
+
+def _sgd(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    if _same_in_all_groups(optimizer, "dampening") != 0:
+        _refuse(optimizer, "dampening", "0")
+    momentum = _same_in_all_groups(optimizer, "momentum")
+    nesterov = _same_in_all_groups(optimizer, "nesterov")
+    if momentum == 0:
+        return {"optimizer": "sgd"}
+    return {"optimizer": "nesterov" if nesterov else "momentum",
+            "momentum": repr(float(momentum))}
+
+
+def _adam(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    if _same_in_all_groups(optimizer, "amsgrad"):
+        _refuse(optimizer, "amsgrad=True", "False")
+    beta1, beta2 = _same_in_all_groups(optimizer, "betas")
+    kind = "adamw" if isinstance(optimizer, torch.optim.AdamW) else "adam"
+    if optimizer.param_groups[0].get("decoupled_weight_decay"):
+        kind = "adamw"
+    return {"optimizer": kind, "adam_beta1": repr(float(beta1)),
+            "adam_beta2": repr(float(beta2)),
+            "adam_epsilon": repr(float(_same_in_all_groups(optimizer, "eps")))}
+
+
+def _lars(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    momentum = float(_same_in_all_groups(optimizer, "momentum"))
+    trust = float(_same_in_all_groups(optimizer, "trust_coefficient"))
+    return {"optimizer": "lars", "momentum": repr(momentum),
+            "lars_trust": repr(trust)}
+
+
+def _rule(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    if any(group.get("maximize") for group in optimizer.param_groups):
+        _refuse(optimizer, "maximize=True", "False")
+    if isinstance(optimizer, LARS):
+        return _lars(optimizer)
+    if type(optimizer) is torch.optim.SGD:
+        return _sgd(optimizer)
+    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
+        return _adam(optimizer)
+    raise _errors.ConfigurationError(
+        f"optimizer: got {type(optimizer).__name__}, want torch.optim.SGD, Adam "
+        "or AdamW, or cohort.LARS: the server applies the optimizer")
+
+
+def plan_of(optimizer: torch.optim.Optimizer,
+            rates_by_workers: bool) -> OptimizerPlan:
+    """What the server needs of `optimizer`.
+
+    Args:
+        optimizer: one of the classes that the server knows.
+        rates_by_workers: the learning rates come with every step; otherwise
+            those that the groups have now are registered as multiples of the
+            first group's.
+
+    Raises:
+        ConfigurationError: the server has no rule for it.
+    """
+    settings = _rule(optimizer)
+    groups = optimizer.param_groups
+    for group in groups:
+        rate, decay = float(group["lr"]), float(group["weight_decay"])
+        if not (math.isfinite(rate) and math.isfinite(decay) and decay >= 0):
+            _refuse(optimizer, f"lr {rate} and weight_decay {decay}",
+                    "finite numbers, and a decay of at least 0")
+    base = float(groups[0]["lr"])
+    if base <= 0:
+        if not rates_by_workers:
+            _refuse(optimizer, f"lr {base} in its first group",
+                    "a rate above 0 there")
+        # The rates come with every step; the setting only has to be valid.
+        base = 1.0
+    decay = max(float(group["weight_decay"]) for group in groups)
+    settings |= {"learning_rate": repr(base), "weight_decay": repr(decay),
+                 "schedule": "constant"}
+    lars = settings["optimizer"] == "lars"
+    rates = {}
+    for index, group in enumerate(groups):
+        own_decay = float(group["weight_decay"])
+        for parameter in group["params"]:
+            rates[id(parameter)] = ParameterRates(
+                rate_multiplier=(1.0 if rates_by_workers else
+                                 float(group["lr"]) / base),
+                decay_multiplier=own_decay / decay if decay > 0 else 1.0,
+                decay_exempt=lars and parameter.dim() < 2,
+                group=index if rates_by_workers else 0)
+    return OptimizerPlan(settings=settings, rates=rates)
