@@ -108,7 +108,7 @@ std::vector<BatchNormCalls::AffineGradients> BatchNormCalls::Backward(
   std::vector<CallMoments> sent;
   for (const BackwardArgs& call : calls) {
     local.push_back(BackwardSums(call));
-    if (call.dx == nullptr) continue;
+    if (!call.needs_dx) continue;
     sent.push_back({.layer = call.saved->layer,
                     .call = call.saved->call,
                     .moments = local.back()});
@@ -119,7 +119,7 @@ std::vector<BatchNormCalls::AffineGradients> BatchNormCalls::Backward(
   auto next = all.begin();
   for (size_t i = 0; i < calls.size(); ++i) {
     const BackwardArgs& call = calls[i];
-    if (call.dx != nullptr) InputGradient(call, *next++);
+    if (call.needs_dx) InputGradient(call, *next++);
     AffineGradients out{.gamma = local[i].second, .beta = local[i].first};
     for (size_t c = 0; c < out.gamma.size(); ++c) {
       out.gamma[c] *= call.saved->invstd[c];

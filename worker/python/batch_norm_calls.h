@@ -63,7 +63,10 @@ class BatchNormCalls {
     const void* x = nullptr;
     const void* dy = nullptr;
     Affine affine;
-    // Out. Null: not needed.
+    // Whether the input's gradient is needed. This is a property of the model,
+    // so all members agree on whether the rendezvous takes place.
+    bool needs_dx = false;
+    // Out. An empty tensor has no address.
     void* dx = nullptr;
   };
 

@@ -491,13 +491,15 @@ void DefineWorker(nb::module_& m) {
       .def(
           "backward",
           [](Worker& w, const SavedCall& saved, uintptr_t x, uintptr_t dy,
-             const std::string& affine_type, uintptr_t gamma, uintptr_t dx) {
+             const std::string& affine_type, uintptr_t gamma, bool needs_dx,
+             uintptr_t dx) {
             const BatchNormCalls::BackwardArgs args[] = {
                 {.saved = saved.call,
                  .x = Pointer<void>(x),
                  .dy = Pointer<void>(dy),
                  .affine = {.type = TypeNamed(affine_type),
                             .gamma = Pointer<void>(gamma)},
+                 .needs_dx = needs_dx,
                  .dx = Pointer<void>(dx)}};
             auto gradients = w.batch_norms().Backward(args);
             return std::make_pair(std::move(gradients[0].gamma),
@@ -610,8 +612,8 @@ NB_MODULE(_core, m) {
   m.def("permutation", &cohort::PermutationBytes, "seed"_a, "epoch"_a, "n"_a);
   m.def("mix_seed", &cohort::MixSeed, "a"_a, "b"_a, "c"_a = 0);
   m.def("start_log", &cohort::StartLog, "level"_a);
-  m.def("log", [](const std::string& text) {
-    cohort::Log(cohort::LogLevel::kInfo, text);
+  m.def("log", [](const std::string& level, const std::string& text) {
+    cohort::Log(cohort::Take(cohort::ParseLogLevel(level)), text);
   });
   m.def("build_text", &cohort::BuildText);
 }

@@ -90,7 +90,7 @@ class _BatchNormFunction(torch.autograd.Function):
             dx = torch.empty_like(x, memory_format=ctx.layout)
         gamma, beta = ctx.step.worker.backward(
             ctx.call, x.data_ptr(), dy.data_ptr(), ctx.affine_type,
-            _address(weight), _address(dx))
+            _address(weight), dx is not None, _address(dx))
         dweight = dbias = None
         if ctx.needs_input_grad[1]:
             dweight = torch.tensor(gamma, dtype=torch.float64).to(weight.dtype)

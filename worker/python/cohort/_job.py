@@ -90,6 +90,11 @@ class Job:
         self._sending = False
         self._in_backward = False
         self._sent: dict[int, tuple[torch.Tensor, int]] = {}
+        # Parameters that autograd adds to more than once in a backward pass
+        # (checkpointing with reentry): final only when the pass is over. The
+        # first pass finds them; None before it.
+        self._late: set[int] | None = None
+        self._seen: dict[int, int] = {}
         self._measures: dict[str, tuple[float, float]] = {}
         self._counts = (0, 0)
         self._counted = False
@@ -316,6 +321,8 @@ class Job:
         try:
             with self._phase("backward"):
                 loss.backward(gradient=torch.full_like(loss, root))
+                if last:
+                    self._send_late()
         finally:
             self._in_backward = False
             self._sending = False
@@ -415,7 +422,7 @@ class Job:
         if self._watcher is not None:
             self._watcher.close()
         if self._embedded is not None:
-            self._embedded.close()
+            self._embedded.close(self._finished)
 
     def __enter__(self) -> "Job":
         return self
@@ -514,6 +521,25 @@ class Job:
                 "weights the loss and sends the gradients")
         if not self._sending:
             return
+        if self._late is None or number in self._late:
+            self._seen[number] = self._seen.get(number, 0) + 1
+            return
+        if number in self._sent:
+            raise _errors.UsageError(
+                f"{self._model.names[number]}: got a second gradient in this "
+                "backward pass, but not in the first one; the gradient may have "
+                "been sent. With torch.utils.checkpoint use use_reentrant=False")
+        self._send(number)
+
+    def _send_late(self) -> None:
+        if self._late is None:
+            self._late = {number for number, count in self._seen.items()
+                          if count > 1}
+        for number in sorted(self._seen, reverse=True):
+            self._send(number)
+        self._seen.clear()
+
+    def _send(self, number: int) -> None:
         grad = self._model.parameters[number].grad
         assert grad is not None
         if grad.is_sparse:
@@ -588,7 +614,8 @@ class Job:
         unfinished = bool(assignment.unfinished)
         self.leave(assignment.reason)
         if unfinished:
-            _core.log(f"left: {assignment.reason}")
+            _core.log("warning", f"left before the run was done: "
+                      f"{assignment.reason}")
             raise _errors.Stopped(_errors.STOPPED_EXIT_CODE)
 
     def _ended_by(self, error: "_core.StatusError") -> None:
@@ -604,7 +631,7 @@ class Job:
 
     def _stop(self, number: int) -> None:
         """On the watcher's thread. A step in progress ends by itself."""
-        _core.log(f"signal {number}: finishing the step, then leaving")
+        _core.log("info", f"signal {number}: finishing the step, then leaving")
         if self._mode == _IDLE and self.worker is not None:
             self.worker.request_stop()
             return

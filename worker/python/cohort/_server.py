@@ -1,6 +1,7 @@
 """The server of a job: an address, or a server of this process's own."""
 
 import atexit
+import contextlib
 import ctypes
 import os
 import pathlib
@@ -90,14 +91,14 @@ class EmbeddedServer:
         self.address = address.read_text().strip()
         atexit.register(self.close)
 
-    def close(self) -> None:
-        """Waits for the end of the run, or ends it."""
+    def close(self, finished: bool = False) -> None:
+        """Waits until a finished run is written, or ends the server."""
         atexit.unregister(self.close)
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.terminate()
-            self._process.wait()
+        if finished:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=60)
+        self._process.terminate()
+        self._process.wait()
         self._folder.cleanup()
 
 

@@ -55,12 +55,10 @@ class StopWatcher:
 
     def _watch(self) -> None:
         assert self._sockets is not None
-        while True:
-            data = self._sockets[0].recv(1)
-            if not data:
-                return
-            if data[0] in self._previous:
-                self._on_stop(data[0])
+        with self._sockets[0] as reader:
+            while data := reader.recv(1):
+                if data[0] in self._previous:
+                    self._on_stop(data[0])
 
     def close(self) -> None:
         """Puts the handlers back."""

@@ -1,0 +1,228 @@
+"""Batch norm over two workers in every form, against float64 torch on the
+joined batch."""
+
+import dataclasses
+import unittest
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import cohort
+from networks import distance
+from ranks import Rank, Server
+
+CHANNELS = 5
+
+
+class Head(nn.Module):
+    """Something in front of and behind the layer under test."""
+
+    def __init__(self, front, norm, calls=1):
+        super().__init__()
+        torch.manual_seed(3)
+        self.front = front()
+        self.norm = norm()
+        self.back = nn.Linear(CHANNELS, 2)
+        self.calls = calls
+
+    def forward(self, x):
+        x = self.front(x)
+        for _ in range(self.calls):
+            x = torch.tanh(self.norm(x))
+        return self.back(x.flatten(2).mean(2) if x.dim() > 2 else x)
+
+
+class Frozen(Head):
+    """The layer uses its moving statistics in training."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+class Recomputed(Head):
+    """Activation checkpointing around both calls of the layer."""
+
+    reentrant = True
+
+    def forward(self, x):
+        x = self.front(x)
+        for _ in range(2):
+            x = checkpoint(lambda t: torch.tanh(self.norm(t)), x,
+                           use_reentrant=self.reentrant)
+        return self.back(x.flatten(2).mean(2))
+
+
+class RecomputedAnew(Recomputed):
+    reentrant = False
+
+
+class Half(Head):
+    """The layer's input is bfloat16."""
+
+    def forward(self, x):
+        x = self.front(x)
+        if x.dtype == torch.float32:
+            x = x.bfloat16()
+        x = self.norm(x).to(self.back.weight.dtype)
+        return self.back(torch.tanh(x).flatten(2).mean(2))
+
+
+def conv2d():
+    return nn.Conv2d(3, CHANNELS, 3, bias=False)
+
+
+class LastChannels(nn.Module):
+    """A convolution whose result has its channels last in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv2d()
+
+    def forward(self, x):
+        return self.conv(x).contiguous(memory_format=torch.channels_last)
+
+
+def images(sizes, *shape):
+    """A batch a rank of these sizes."""
+    generator = torch.Generator().manual_seed(5)
+    return [(torch.randn(size, *shape, generator=generator) * 2 + 1,
+             torch.randn(size, 2, generator=generator)) for size in sizes]
+
+
+@dataclasses.dataclass
+class Case:
+    model: Callable[[], nn.Module]
+    # One batch a rank, the same in both steps.
+    batches: Callable[[], list]
+    tolerance: float = 2e-5
+    # The reference, where it is another model.
+    plain: Callable[[], nn.Module] | None = None
+
+
+def squares(sizes=(2, 2)):
+    return lambda: images(sizes, 3, 6, 6)
+
+
+def norm2d(**options):
+    return lambda: nn.BatchNorm2d(CHANNELS, **options)
+
+
+CASES = {
+    "2d": Case(lambda: Head(conv2d, norm2d()), squares()),
+    "uneven": Case(lambda: Head(conv2d, norm2d()), squares((1, 5))),
+    "empty on one worker": Case(lambda: Head(conv2d, norm2d()),
+                                squares((0, 3))),
+    "one element a worker": Case(
+        lambda: Head(lambda: nn.Linear(4, CHANNELS, bias=False),
+                     lambda: nn.BatchNorm1d(CHANNELS)),
+        lambda: images((1, 1), 4)),
+    "1d": Case(lambda: Head(lambda: nn.Linear(4, CHANNELS, bias=False),
+                            lambda: nn.BatchNorm1d(CHANNELS)),
+               lambda: images((3, 4), 4)),
+    "1d with length": Case(
+        lambda: Head(lambda: nn.Conv1d(3, CHANNELS, 3, bias=False),
+                     lambda: nn.BatchNorm1d(CHANNELS)),
+        lambda: images((2, 3), 3, 9)),
+    "3d": Case(lambda: Head(lambda: nn.Conv3d(2, CHANNELS, 2, bias=False),
+                            lambda: nn.BatchNorm3d(CHANNELS)),
+               lambda: images((1, 2), 2, 4, 4, 4)),
+    "channels last": Case(lambda: Head(LastChannels, norm2d()), squares((2, 3))),
+    "bfloat16": Case(lambda: Half(conv2d, norm2d()), squares(), 3e-2),
+    "cumulative statistics": Case(
+        lambda: Head(conv2d, norm2d(momentum=None)), squares((2, 3))),
+    "no scale": Case(lambda: Head(conv2d, norm2d(affine=False)), squares()),
+    "no statistics": Case(
+        lambda: Head(conv2d, norm2d(track_running_stats=False)), squares()),
+    "another epsilon and momentum": Case(
+        lambda: Head(conv2d, norm2d(eps=0.1, momentum=0.3)), squares()),
+    "in place of SyncBatchNorm": Case(
+        lambda: Head(conv2d, lambda: nn.SyncBatchNorm(CHANNELS)), squares()),
+    "frozen": Case(lambda: Frozen(conv2d, norm2d()), squares()),
+    "called twice": Case(lambda: Head(conv2d, norm2d(), calls=2),
+                         squares((1, 3))),
+    # torch itself updates moving statistics in the forward pass and again in the
+    # recomputation.
+    "checkpointing": Case(
+        lambda: Recomputed(conv2d, norm2d()), squares((1, 3)),
+        plain=lambda: Head(conv2d, norm2d(), calls=2)),
+    "checkpointing without reentry": Case(
+        lambda: RecomputedAnew(conv2d, norm2d()), squares((1, 3)),
+        plain=lambda: Head(conv2d, norm2d(), calls=2)),
+}
+STEPS = 2
+
+
+def optimizer_of(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def squared_error(model, x, y):
+    return (model(x) - y).square().sum()
+
+
+def train(rank, address):
+    """{case: state dict}: all cases in one process, a run a case would start
+    too many servers."""
+    states = {}
+    for number, (name, case) in enumerate(CASES.items()):
+        model = case.model()
+        job = cohort.join(model, optimizer_of(model), server=address[number],
+                          rank=rank, log_level="warning")
+        batch = case.batches()[rank]
+        for x, y in job.data(iter([batch] * STEPS), batch_size=4):
+            job.backward(squared_error(model, x, y), weight=len(x),
+                         reduction="sum")
+            job.step()
+        states[name] = {key: value.clone()
+                        for key, value in model.state_dict().items()}
+    return states
+
+
+def reference(case):
+    model = (case.plain or case.model)().double()
+    if "SyncBatchNorm" in type(model.norm).__name__:
+        norm = nn.BatchNorm2d(CHANNELS).double()
+        model.norm = norm
+    optimizer = optimizer_of(model)
+    x, y = (torch.cat(parts).double() for parts in zip(*case.batches()))
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        (squared_error(model, x, y) / len(x)).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+class BatchNorm(unittest.TestCase):
+    def test_every_form_over_two_workers(self):
+        servers = [Server(2, f"--max_steps={STEPS}").start() for _ in CASES]
+        ranks = [Rank(train, rank, [s.address for s in servers])
+                 for rank in range(2)]
+        try:
+            results = [rank.result() for rank in ranks]
+        except AssertionError as error:
+            raise AssertionError(
+                f"{error}\n" + "\n".join(s.log() for s in servers)) from None
+        finally:
+            for rank in ranks:
+                rank.process.kill()
+            logs = [server.log() for server in servers]
+            for server in servers:
+                server.__exit__()
+        for (name, case), log in zip(CASES.items(), logs):
+            wanted = reference(case)
+            for state in (result[name] for result in results):
+                for key, value in state.items():
+                    with self.subTest(case=name, tensor=key):
+                        if key.endswith("num_batches_tracked"):
+                            self.assertEqual(int(value), int(wanted[key]))
+                            continue
+                        self.assertLess(distance(value, wanted[key]),
+                                        case.tolerance, log)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,147 @@
+"""Workers and servers killed at any moment: same bits, and own data counts
+once."""
+
+import os
+import random
+import time
+import unittest
+
+import torch
+from torch import nn
+
+import cohort
+from networks import Shapes, digest, three_batch_norms
+from ranks import Rank, Server
+
+KILLS = int(os.environ.get("COHORT_KILLS", "2"))
+SAMPLES = 256
+
+
+def train(rank, address, loaders):
+    """A script with random augmentation, dropout, a schedule and groups."""
+    model = three_batch_norms(dropout=0.2)
+    optimizer = torch.optim.SGD(
+        [{"params": model[:4].parameters()},
+         {"params": model[4:].parameters(), "lr": 0.03, "weight_decay": 0.01}],
+        lr=0.01, momentum=0.9)
+    steps = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=64)
+    epochs = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.8)
+    criterion = nn.CrossEntropyLoss()
+    job = cohort.join(model, optimizer, schedulers=[steps],
+                      epoch_schedulers=[epochs], server=address, rank=rank,
+                      server_timeout=60, log_level="error")
+    job.evaluate_with(Shapes(32), criterion)
+    for x, y in job.data(Shapes(SAMPLES, noise=0.3), batch_size=4,
+                         num_workers=loaders):
+        job.backward(criterion(model(x), y))
+        job.step()
+        time.sleep(0.02)
+    return digest(model), [group["lr"] for group in optimizer.param_groups]
+
+
+def own_batches(rank, incarnation, log):
+    """Endless batches whose first number names them."""
+    number = 0
+    generator = torch.Generator().manual_seed(1000 * rank + incarnation)
+    while True:
+        x = torch.randn(3 + (number + rank) % 3, 1, 12, 12, generator=generator)
+        name = f"{rank}.{incarnation}.{number}"
+        with open(log, "a", encoding="utf-8") as out:
+            print("drawn", name, len(x), file=out)
+        yield x, torch.randint(0, 4, (len(x),), generator=generator), name
+        number += 1
+
+
+def train_own(rank, address, incarnation, folder):
+    log = f"{folder}/rank{rank}.{incarnation}"
+    model = three_batch_norms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = cohort.join(model, optimizer, server=address, rank=rank,
+                      server_timeout=60, log_level="error")
+    criterion = nn.CrossEntropyLoss()
+    for x, y, name in job.data(own_batches(rank, incarnation, log),
+                               batch_size=4):
+        job.backward(criterion(model(x), y))
+        result = job.step()
+        with open(log, "a", encoding="utf-8") as out:
+            print("step", name, result.verdict, result.version, file=out)
+        time.sleep(0.01)
+    return digest(model)
+
+
+class Faults(unittest.TestCase):
+    def undisturbed(self, loaders=0):
+        with Server(2, "--epochs=2") as server:
+            ranks = [Rank(train, rank, server.address, loaders)
+                     for rank in range(2)]
+            results = [rank.result() for rank in ranks]
+        self.assertEqual(results[0], results[1])
+        return results[0]
+
+    def test_killed_workers_leave_no_trace(self):
+        wanted = self.undisturbed()
+        generator = random.Random(KILLS)
+        with Server(2, "--epochs=2", "--lease=2s") as server:
+            ranks = [Rank(train, rank, server.address, rank)
+                     for rank in range(2)]
+            for _ in range(KILLS):
+                time.sleep(1 + generator.random())
+                victim = generator.randrange(2)
+                if not ranks[victim].process.is_alive():
+                    break
+                ranks[victim].kill()
+                ranks[victim] = Rank(train, victim, server.address, victim)
+            for rank in ranks:
+                self.assertEqual(rank.result(), wanted, server.log())
+
+    def test_a_killed_server_goes_on_from_its_checkpoint(self):
+        wanted = self.undisturbed()
+        with Server(2, "--epochs=2") as server:
+            server.kill()
+            flags = [f"--checkpoint_dir={server.dir / 'checkpoints'}",
+                     "--checkpoint_every=3"]
+            server.start(*flags)
+            ranks = [Rank(train, rank, server.address, 0) for rank in range(2)]
+            deadline = time.monotonic() + 60
+            while not list(server.dir.glob("checkpoints/*")):
+                self.assertLess(time.monotonic(), deadline, server.log())
+                time.sleep(0.05)
+            time.sleep(0.5)
+            server.kill()
+            server.start(*flags, "--resume")
+            for rank in ranks:
+                self.assertEqual(rank.result(), wanted, server.log())
+
+    def test_own_data_counts_once(self):
+        steps = 100
+        with Server(2, f"--max_steps={steps}", "--lease=2s") as server:
+            ranks = [Rank(train_own, rank, server.address, 0, server.dir)
+                     for rank in range(2)]
+            time.sleep(2)
+            ranks[1].kill()
+            ranks[1] = Rank(train_own, 1, server.address, 1, server.dir)
+            digests = [rank.result() for rank in ranks]
+            self.assertEqual(digests[0], digests[1])
+            versions = {0: [], 1: []}
+            for rank in range(2):
+                for log in sorted(server.dir.glob(f"rank{rank}.*")):
+                    drawn, counted = [], []
+                    for line in log.read_text().splitlines():
+                        kind, name, *rest = line.split()
+                        if kind == "drawn":
+                            drawn.append(name)
+                        elif rest[0] == "applied":
+                            counted.append(name)
+                            versions[rank].append(int(rest[1]))
+                    # In order, each once; only the one in progress when the
+                    # process ended may be missing.
+                    self.assertEqual(counted, drawn[:len(counted)])
+                    self.assertLessEqual(len(drawn) - len(counted), 1, log)
+            # The killed process cannot write what became of its last step.
+            self.assertEqual(versions[0], list(range(1, steps + 1)))
+            self.assertLessEqual(set(versions[1]), set(versions[0]))
+            self.assertGreaterEqual(len(versions[1]), steps - 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,56 @@
+"""Small networks and data for the tests of the front-end."""
+
+import hashlib
+
+import torch
+from torch import nn
+
+CLASSES = 4
+
+
+class Shapes(torch.utils.data.Dataset):
+    """Images [1, 12, 12] whose brightness is the class. With `noise`, each
+    reading draws random numbers, as augmentation does."""
+
+    def __init__(self, size, noise=0.0):
+        generator = torch.Generator().manual_seed(1)
+        self._labels = torch.randint(0, CLASSES, (size,), generator=generator)
+        self._images = (torch.randn(size, 1, 12, 12, generator=generator) +
+                        self._labels.view(-1, 1, 1, 1).float())
+        self._noise = noise
+
+    def __len__(self):
+        return len(self._labels)
+
+    def __getitem__(self, index):
+        image = self._images[index]
+        if self._noise:
+            image = image + self._noise * torch.randn(image.shape)
+        return image, self._labels[index]
+
+
+def three_batch_norms(dropout=0.0):
+    """Smooth activations, as the sign of a ReLU's input would depend on
+    rounding; and no bias before a batch norm, as its gradient is 0 but for
+    rounding, which Adam would blow up."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, bias=False), nn.BatchNorm2d(6), nn.Tanh(),
+        nn.Conv2d(6, 6, 3, bias=False), nn.BatchNorm2d(6), nn.Tanh(),
+        nn.Dropout(dropout), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES))
+
+
+def digest(model):
+    """SHA-256 of everything in a state dict."""
+    total = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        total.update(name.encode())
+        total.update(value.numpy().tobytes())
+    return total.hexdigest()
+
+
+def distance(ours, wanted):
+    """Relative 2-norm of the difference."""
+    ours, wanted = ours.double(), wanted.double()
+    return float((ours - wanted).norm() / wanted.norm().clamp(min=1e-30))

@@ -1,0 +1,132 @@
+"""The front-end against one float64 PyTorch process on the joined batch."""
+
+import array
+import unittest
+
+import torch
+from torch import nn
+
+import cohort
+from cohort import _core
+from networks import Shapes, digest, distance, three_batch_norms
+from ranks import run
+
+SAMPLES = 96
+SEED = 7
+STEPS = 20
+
+
+def batch_sizes(workers, uneven):
+    return [4 + 2 * rank if uneven else 6 for rank in range(workers)]
+
+
+def make_optimizer(kind, model, groups):
+    parameters = model.parameters()
+    if groups:
+        head = [p for name, p in model.named_parameters()
+                if name.startswith("12.")]
+        body = [p for name, p in model.named_parameters()
+                if not name.startswith("12.")]
+        parameters = [{"params": body, "weight_decay": 0.01},
+                      {"params": head, "lr": 0.03, "weight_decay": 0.0}]
+    if kind == "adamw":
+        return torch.optim.AdamW(parameters, lr=0.01)
+    if kind == "adam":
+        return torch.optim.Adam(parameters, lr=0.01)
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9,
+                           nesterov=kind == "nesterov")
+
+
+def make_schedulers(schedule, optimizer):
+    if not schedule:
+        return []
+    scheduler = torch.optim.lr_scheduler
+    return [scheduler.SequentialLR(optimizer, [
+        scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=5),
+        scheduler.CosineAnnealingLR(optimizer, T_max=15)], milestones=[5])]
+
+
+def train(rank, address, workers, uneven, kind, groups, schedule):
+    model = three_batch_norms()
+    optimizer = make_optimizer(kind, model, groups)
+    schedulers = make_schedulers(schedule, optimizer)
+    criterion = nn.CrossEntropyLoss()
+    job = cohort.join(model, optimizer, schedulers=schedulers, server=address,
+                      log_level="warning")
+    data = job.data(Shapes(SAMPLES),
+                    batch_size=batch_sizes(workers, uneven)[rank])
+    losses = []
+    for x, y in data:
+        loss = criterion(model(x), y)
+        job.backward(loss)
+        losses.append(job.step().loss)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return {name: value.clone() for name, value in
+            model.state_dict().items()}, losses, rates
+
+
+def reference(workers, uneven, kind, groups, schedule):
+    """The same in float64, on the batches of all workers together."""
+    model = three_batch_norms().double()
+    optimizer = make_optimizer(kind, model, groups)
+    schedulers = make_schedulers(schedule, optimizer)
+    criterion = nn.CrossEntropyLoss()
+    data = Shapes(SAMPLES)
+    total = sum(batch_sizes(workers, uneven))
+    epoch = begin = 0
+    for _ in range(STEPS):
+        order = array.array("q")
+        order.frombytes(_core.permutation(SEED, epoch, SAMPLES))
+        items = [data[i] for i in order[begin:min(begin + total, SAMPLES)]]
+        x = torch.stack([item[0] for item in items]).double()
+        y = torch.stack([item[1] for item in items])
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+        begin += total
+        if begin >= SAMPLES:
+            epoch, begin = epoch + 1, 0
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return model.state_dict(), rates
+
+
+class Parity(unittest.TestCase):
+    def check(self, workers, uneven=False, kind="momentum", groups=False,
+              schedule=False):
+        results = run(train, workers, workers, uneven, kind, groups, schedule,
+                      flags=[f"--seed={SEED}", "--epochs=1000",
+                             f"--max_steps={STEPS}"])
+        wanted, rates = reference(workers, uneven, kind, groups, schedule)
+        # The last step of an epoch may leave nothing for the last ranks.
+        self.assertEqual(len(results[0][1]), STEPS)
+        for state, _, ours in results:
+            for a, b in zip(ours, rates):
+                self.assertAlmostEqual(a, b, places=12)
+            for name, value in state.items():
+                if name.endswith("num_batches_tracked"):
+                    self.assertEqual(int(value), STEPS)
+                    continue
+                self.assertLess(distance(value, wanted[name]), 1e-4, name)
+
+    def test_one_two_and_four_workers(self):
+        for workers in (1, 2, 4):
+            with self.subTest(workers=workers):
+                self.check(workers)
+
+    def test_uneven_batches(self):
+        self.check(3, uneven=True)
+
+    def test_groups_and_a_schedule(self):
+        self.check(2, groups=True)
+        self.check(2, uneven=True, groups=True, schedule=True)
+
+    def test_other_optimizers(self):
+        for kind in ("nesterov", "adam", "adamw"):
+            with self.subTest(kind=kind):
+                self.check(2, kind=kind)
+
+
+if __name__ == "__main__":
+    unittest.main()

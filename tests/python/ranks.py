@@ -1,0 +1,108 @@
+"""Runs one function as every rank of a run: a server, and a process a rank."""
+
+import multiprocessing
+import os
+import pathlib
+import pickle
+import subprocess
+import tempfile
+import time
+import traceback
+
+BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
+
+
+class Server:
+    """A cohort-server in a folder of its own."""
+
+    def __init__(self, workers, *flags):
+        self._folder = tempfile.TemporaryDirectory(prefix="cohort-python-")
+        self.dir = pathlib.Path(self._folder.name)
+        self._flags = [f"--workers={workers}", "--ops_listen=", *flags]
+        self._process = None
+        self.address = "127.0.0.1:0"
+
+    def start(self, *flags):
+        """Starts it, on its previous address if it had one."""
+        file = self.dir / "address"
+        file.unlink(missing_ok=True)
+        with (self.dir / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [BIN / "cohort-server", f"--listen={self.address}",
+                 f"--address_file={file}", *self._flags, *flags],
+                stdout=log, stderr=log)
+        deadline = time.monotonic() + 60
+        while not file.exists():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError("no server: " + self.log())
+            time.sleep(0.01)
+        self.address = file.read_text().strip()
+        return self
+
+    def log(self):
+        return (self.dir / "log").read_text(errors="replace")
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *_):
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+def _call(function, rank, arguments, pipe):
+    os.environ["COHORT_RANK"] = str(rank)
+    import torch
+    torch.set_num_threads(1)
+    try:
+        answer = (True, function(rank, *arguments))
+    except BaseException:  # reported by the test
+        answer = (False, traceback.format_exc())
+    # Plain bytes: a pipe's own pickling would share tensors with a process that
+    # ends.
+    pipe.send_bytes(pickle.dumps(answer))
+
+
+class Rank:
+    """One process."""
+
+    def __init__(self, function, rank, *arguments):
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_call,
+                                       args=(function, rank, arguments, theirs))
+        self.process.start()
+        theirs.close()
+
+    def result(self, timeout=60):
+        if not self._pipe.poll(timeout):
+            raise AssertionError("a rank did not end")
+        done, value = pickle.loads(self._pipe.recv_bytes())
+        self.process.join()
+        if not done:
+            raise AssertionError("a rank failed:\n" + value)
+        return value
+
+    def kill(self):
+        self.process.kill()
+        self.process.join()
+
+
+def run(function, workers, *arguments, flags=()):
+    """The results of function(rank, address, *arguments) by rank."""
+    with Server(workers, *flags) as server:
+        ranks = [Rank(function, rank, server.address, *arguments)
+                 for rank in range(workers)]
+        try:
+            return [rank.result() for rank in ranks]
+        except AssertionError as error:
+            raise AssertionError(f"{error}\nserver: {server.log()}") from None
+        finally:
+            for rank in ranks:
+                rank.process.kill()
