@@ -879,7 +879,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
             process's own if it is alone.
         rank: this worker's number; by default COHORT_RANK, or the lowest that
             is vacant.
-        serve: flags of the server of its own, such as {"epochs": 3}.
+        serve: flags of the server of its own, such as {"epochs": 3}; not read if
+            COHORT_SERVER names another.
         server_timeout: seconds to wait for an unreachable server.
         trace: file for the timeline of this worker.
         ops_listen: HOST:PORT for Prometheus metrics of this worker.

@@ -109,12 +109,12 @@ def address_of(server: str | None,
     Raises:
         ConfigurationError: no address, although there are other workers.
     """
+    if server and options:
+        raise _errors.ConfigurationError(
+            f"serve: got {dict(options)}, but the server at {server} has flags of "
+            "its own; set them there")
     given = server or os.environ.get("COHORT_SERVER")
     if given:
-        if options:
-            raise _errors.ConfigurationError(
-                f"serve: got {dict(options)}, but the server at {given} has flags "
-                "of its own; set them there")
         return given, None
     others = _others()
     if others is not None:
