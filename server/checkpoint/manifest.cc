@@ -129,8 +129,8 @@ SharedModel ModelFrom(const Json& json) {
                  .loss = plan.at("loss"),
                  .own_data = plan.value("own_data", false),
                  .rates_by_workers = plan.value("rates_by_workers", false),
-                 .optimizer = plan.value(
-                     "optimizer", std::map<std::string, std::string>())};
+                 .optimizer = plan.value("optimizer",
+                                         std::map<std::string, std::string>())};
   return model;
 }
 

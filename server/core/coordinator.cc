@@ -120,6 +120,20 @@ void Coordinator::Heartbeat(SessionId session, Instant now,
   roster_.Hear(session, report, now);
 }
 
+void Coordinator::DataEnded(SessionId session, Instant now, Effects& out) {
+  const Worker* worker = ranks_.BySession(session);
+  if (worker == nullptr || ledger_.ended() || ledger_.draining() ||
+      !model_.registered() || !model_.model()->plan.own_data) {
+    return;
+  }
+  Turn turn{.now = now, .out = out, .changed = true};
+  BeginDrain(
+      run(),
+      absl::StrCat("the data of worker ", worker->rank.value(), " has ended"),
+      turn);
+  Settle(turn);
+}
+
 void Coordinator::Leave(SessionId session, const std::string& reason,
                         Instant now, Effects& out) {
   const Worker* worker = ranks_.BySession(session);

@@ -60,6 +60,9 @@ class Coordinator {
                     Effects& out);
   void Heartbeat(SessionId session, Instant now,
                  const WorkerReport& report = {});
+  // The worker's own data has ended: the run ends after the current step.
+  // No-op if the run numbers its data.
+  void DataEnded(SessionId session, Instant now, Effects& out);
   void Leave(SessionId session, const std::string& reason, Instant now,
              Effects& out);
   // The stream ended without Leave.

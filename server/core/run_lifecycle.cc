@@ -62,9 +62,9 @@ absl::Status InstallModel(const Run& run, const Sender& sender,
   COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
   COHORT_RETURN_IF_ERROR(CheckInitialStatistics(layout, statistics));
   const RunParts& parts = run.parts;
-  COHORT_RETURN_IF_ERROR(parts.model.Install(
-      layout, plan, std::move(values), std::move(statistics), options,
-      parts.settings.policy()));
+  COHORT_RETURN_IF_ERROR(parts.model.Install(layout, plan, std::move(values),
+                                             std::move(statistics), options,
+                                             parts.settings.policy()));
   parts.ledger.cursor() = CursorFor(plan, options);
   turn.out.push_back(effect::Log{
       .worker =
@@ -151,9 +151,7 @@ void EndIfDone(const Run& run, Turn& turn) {
            turn);
     return;
   }
-  EndRun(run,
-         {.outcome = RunOutcome::kFinished,
-          .reason = DoneText(run)},
+  EndRun(run, {.outcome = RunOutcome::kFinished, .reason = DoneText(run)},
          turn);
 }
 

@@ -311,9 +311,8 @@ absl::StatusOr<CoordinatorOptions> ContinuedOptions(
     // The workers of this run have registered their optimizer.
     const bool is_auto =
         name == "optimizer" && now != told.end() && now->second == "auto";
-    const bool is_new =
-        !is_auto && (flag == flags.end() || now == told.end() ||
-                     flag->second != now->second);
+    const bool is_new = !is_auto && (flag == flags.end() || now == told.end() ||
+                                     flag->second != now->second);
     if (given.contains(name) && is_new) continue;
     const absl::Status known = SetSetting(name, value, continued);
     if (!known.ok()) {

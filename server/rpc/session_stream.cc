@@ -141,6 +141,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
       case v1::SessionRequest::kLeave:
         if (!joined_) return NotJoined("a leave");
         left_ = true;
+        if (request.leave().data_ended()) shard_.DataEnded(id_);
         shard_.Leave(id_, request.leave().reason().substr(0, kTextLengthMax));
         End(absl::OkStatus());
         return absl::OkStatus();

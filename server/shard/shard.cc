@@ -219,6 +219,12 @@ void Shard::Heartbeat(SessionId session, const WorkerReport& report) {
   });
 }
 
+void Shard::DataEnded(SessionId session) {
+  Handle([&](Coordinator& core, Instant now, Effects& out) {
+    core.DataEnded(session, now, out);
+  });
+}
+
 void Shard::Leave(SessionId session, const std::string& reason) {
   Handle([&](Coordinator& core, Instant now, Effects& out) {
     core.Leave(session, reason, now, out);

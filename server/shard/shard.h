@@ -126,6 +126,7 @@ class Shard {
   absl::Status Join(SessionId session, const JoinRequest& request);
   void Heartbeat(SessionId session, const WorkerReport& report);
   void Leave(SessionId session, const std::string& reason);
+  void DataEnded(SessionId session);
   void SessionBroken(SessionId session);
 
   // The answer goes to `from`, now or later.

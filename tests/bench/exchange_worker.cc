@@ -67,7 +67,7 @@ class BenchWorker {
       COHORT_RETURN_IF_ERROR(Push(next));
       step_seconds.push_back(Seconds(start, Now()));
     }
-    client_->Leave("done");
+    client_->Leave({.reason = "done"});
     return absl::OkStatus();
   }
 

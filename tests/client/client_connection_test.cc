@@ -434,7 +434,7 @@ TEST(ClientConnectionTest, StopEndsTheWaitAndLeaveStillSaysGoodBye) {
             absl::StatusCode::kCancelled);
   stopper.join();
   EXPECT_EQ(client->OpenPush({}).code(), absl::StatusCode::kCancelled);
-  client->Leave("SIGTERM");
+  client->Leave({.reason = "SIGTERM"});
   server.AwaitReceived([](const v1::SessionRequest& request) {
     return request.has_leave() && request.leave().reason() == "SIGTERM";
   });
@@ -454,7 +454,7 @@ TEST(ClientConnectionTest, StopEndsTheRetriesOfAJoin) {
 TEST(ClientConnectionTest, NothingWorksAfterLeaving) {
   FakeServer server;
   const auto client = JoinedClient(server.Options());
-  client->Leave("done");
+  client->Leave({.reason = "done"});
   EXPECT_EQ(client->NextAssignment().status().code(),
             absl::StatusCode::kFailedPrecondition);
 }

@@ -91,7 +91,7 @@ class ScriptedClient final : public Client {
   absl::Status ReportMoments(absl::Span<const CallMoments> /*calls*/) override {
     return Next("ReportMoments");
   }
-  void Leave(const std::string& /*reason*/) override {}
+  void Leave(const Departure& /*departure*/) override {}
   void RequestStop() override {}
   void SetObserver(std::function<void(const std::string&)> observer) override {
     tell = std::move(observer);

@@ -23,6 +23,7 @@
 namespace cohort {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -90,6 +91,7 @@ class LocalClusterTest : public ::testing::Test {
                              .workers = workers,
                              .server_flags = std::move(server_flags),
                              .worker_flags = std::move(worker_flags),
+                             .worker_command = worker_command_,
                              .listen_patience = listen_patience,
                              .stop_patience = stop_patience_},
                             std::move(hooks), clock_);
@@ -138,6 +140,7 @@ class LocalClusterTest : public ::testing::Test {
   }
 
   absl::Duration stop_patience_ = kTestMax;
+  std::vector<std::string> worker_command_;
   const SteadyClock clock_{};
   const std::filesystem::path folder_;
   std::map<std::string, std::vector<pid_t>> pids_;
@@ -166,6 +169,25 @@ TEST_F(LocalClusterTest, RunsToItsEndAndTellsLinesAndExitCodes) {
                          "server ended with exit code 4",
                          "worker 0 ended with exit code 0",
                          "worker 1 ended with exit code 1"));
+}
+
+TEST_F(LocalClusterTest, AProgramInPlaceOfTheWorkerFindsServerAndRank) {
+  Play("listen; await done-0; await done-1", "");
+  worker_command_ = {"/bin/sh", "-c",
+                     absl::StrCat("echo $0 $COHORT_SERVER $COHORT_RANK; touch ",
+                                  folder_.string(), "/done-$COHORT_RANK"),
+                     "train"};
+  ASSERT_TRUE(Start(2).ok());
+  ASSERT_TRUE(PollUntilDone().ok());
+  EXPECT_THAT(lines_["worker 0"], ElementsAre("train 127.0.0.1:1234 0"));
+  EXPECT_THAT(lines_["worker 1"], ElementsAre("train 127.0.0.1:1234 1"));
+}
+
+TEST_F(LocalClusterTest, FlagsOfAWorkerThatIsNotThereAreRefused) {
+  Play("", "");
+  worker_command_ = {"python3", "train.py"};
+  EXPECT_THAT(Start(1, {}, {"--threads=2"}).message(),
+              AllOf(HasSubstr("--threads=2"), HasSubstr("python3")));
 }
 
 TEST_F(LocalClusterTest, EachWorkerHasATimelineOfItsOwn) {

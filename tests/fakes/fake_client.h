@@ -230,7 +230,7 @@ class FakeClient final : public Client {
     return absl::OkStatus();
   }
 
-  void Leave(const std::string& reason) override { left = reason; }
+  void Leave(const Departure& departure) override { left = departure.reason; }
   void RequestStop() override { stopped_ = true; }
   void SetObserver(std::function<void(const std::string&)>) override {}
 

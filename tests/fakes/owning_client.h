@@ -16,8 +16,8 @@ class OwningClient : public ForwardingClient {
   explicit OwningClient(std::unique_ptr<Client> client)
       : ForwardingClient(*client), client_(std::move(client)) {}
 
-  void Leave(const std::string& reason) override {
-    if (client_ != nullptr) client_->Leave(reason);
+  void Leave(const Departure& departure) override {
+    if (client_ != nullptr) client_->Leave(departure);
   }
 
  protected:

@@ -68,7 +68,7 @@ class SmallWorker {
       COHORT_ASSIGN_OR_RETURN(const Assignment next,
                               Again(client_->NextAssignment()));
       if (next.kind == AssignmentKind::kFinished) {
-        client_->Leave("done");
+        client_->Leave({.reason = "done"});
         return absl::OkStatus();
       }
       const absl::Status done =

@@ -102,7 +102,7 @@ class CellWorker {
       }
       if (!next.ok()) return true;
       if (next->kind == AssignmentKind::kFinished) {
-        (*client)->Leave("done");
+        (*client)->Leave({.reason = "done"});
         return true;
       }
       if (next->kind != AssignmentKind::kTrain) continue;

@@ -101,6 +101,13 @@ struct PushResult {
   std::vector<ByteRope> weights;
 };
 
+// Why a worker leaves.
+struct Departure {
+  std::string reason;
+  // Its own data has ended, so the run ends after the current step.
+  bool data_ended = false;
+};
+
 // A worker's side of the protocol. Knows nothing of LibTorch.
 //
 // One incarnation: Join, Register, then for each assignment the calls that end
@@ -174,7 +181,7 @@ class Client {
   virtual absl::Status ReportMoments(absl::Span<const CallMoments> calls) = 0;
 
   // Leaves on purpose; the rank becomes vacant at once.
-  virtual void Leave(const std::string& reason) = 0;
+  virtual void Leave(const Departure& departure) = 0;
 
   // Makes the call in progress, and later ones, end with Cancelled.
   virtual void RequestStop() = 0;

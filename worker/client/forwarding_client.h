@@ -49,7 +49,7 @@ class ForwardingClient : public Client {
   absl::Status ReportMoments(absl::Span<const CallMoments> calls) override {
     return next_.ReportMoments(calls);
   }
-  void Leave(const std::string& reason) override { next_.Leave(reason); }
+  void Leave(const Departure& departure) override { next_.Leave(departure); }
   void RequestStop() override { next_.RequestStop(); }
   void SetObserver(std::function<void(const std::string&)> observer) override {
     next_.SetObserver(std::move(observer));

@@ -246,9 +246,9 @@ absl::Status GrpcClient::Report(AssignmentKind kind,
   return absl::OkStatus();
 }
 
-void GrpcClient::Leave(const std::string& reason) {
+void GrpcClient::Leave(const Departure& departure) {
   if (connection_ != nullptr) {
-    connection_->session->Leave(reason, kLeavePatience);
+    connection_->session->Leave(departure, kLeavePatience);
   }
   Disconnect();
   left_ = true;

@@ -50,7 +50,7 @@ class GrpcClient final : public Client {
   absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override;
   absl::Status ReportEvaluation(const EvaluationSums& sums) override;
   absl::Status ReportMoments(absl::Span<const CallMoments> calls) override;
-  void Leave(const std::string& reason) override;
+  void Leave(const Departure& departure) override;
   void RequestStop() override;
   void SetObserver(std::function<void(const std::string&)> observer) override;
 

@@ -68,9 +68,10 @@ void SessionClient::Heartbeat() {
   stream_.WriteIfIdle(request);
 }
 
-void SessionClient::Leave(const std::string& reason, absl::Duration patience) {
+void SessionClient::Leave(const Departure& departure, absl::Duration patience) {
   v1::SessionRequest request;
-  request.mutable_leave()->set_reason(reason);
+  request.mutable_leave()->set_reason(departure.reason);
+  request.mutable_leave()->set_data_ended(departure.data_ended);
   AddMessageChecksum(&request);
   stream_.Write(request);
   stream_.FinishWrites();

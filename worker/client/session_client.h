@@ -42,7 +42,7 @@ class SessionClient {
   void Heartbeat();
 
   // Says good-bye and waits at most `patience` for the server to close.
-  void Leave(const std::string& reason, absl::Duration patience);
+  void Leave(const Departure& departure, absl::Duration patience);
 
  private:
   absl::Status OnMessage(v1::SessionReply& reply);

@@ -59,8 +59,7 @@ absl::StatusOr<BatchNormCalls::SharedCall> BatchNormCalls::Repeat(
     const ForwardArgs& call) {
   const Moments local = LocalMoments(call);
   for (const SharedCall& made : made_[static_cast<size_t>(call.layer)]) {
-    if (made->local.count != local.count ||
-        made->local.first != local.first ||
+    if (made->local.count != local.count || made->local.first != local.first ||
         made->local.second != local.second) {
       continue;
     }

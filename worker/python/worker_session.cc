@@ -128,10 +128,11 @@ void WorkerSession::Hold(Version version) {
 // ---- one step
 
 void WorkerSession::BeginStep(const Assignment& assignment) {
-  observed_->telemetry().OnState(
-      assignment.kind == AssignmentKind::kTrain      ? TrainerState::kTraining
-      : assignment.kind == AssignmentKind::kEvaluate ? TrainerState::kEvaluating
-                                                     : TrainerState::kCollecting);
+  observed_->telemetry().OnState(assignment.kind == AssignmentKind::kTrain
+                                     ? TrainerState::kTraining
+                                 : assignment.kind == AssignmentKind::kEvaluate
+                                     ? TrainerState::kEvaluating
+                                     : TrainerState::kCollecting);
   assignment_ = assignment;
   step_status_ = absl::OkStatus();
   opened_ = false;
@@ -203,8 +204,7 @@ absl::Status WorkerSession::SendOne(int32_t partition) {
   std::vector<int32_t> absent;
   for (size_t i = 0; i < shape.slices.size(); ++i) {
     const Slice& slice = shape.slices[i];
-    const Gradient& gradient =
-        gradients_[static_cast<size_t>(slice.parameter)];
+    const Gradient& gradient = gradients_[static_cast<size_t>(slice.parameter)];
     const auto size = static_cast<size_t>(slice.count * kFloatBytes);
     if (gradient.data == nullptr) {
       absent.push_back(static_cast<int32_t>(i));
@@ -315,9 +315,9 @@ void WorkerSession::LeaveAllPhases() {
   while (!scopes_.empty()) scopes_.pop_back();
 }
 
-void WorkerSession::Leave(const std::string& reason) {
+void WorkerSession::Leave(const Departure& departure) {
   LeaveAllPhases();
-  timed_.Leave(reason);
+  timed_.Leave(departure);
 }
 
 }  // namespace cohort

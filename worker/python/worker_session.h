@@ -120,7 +120,7 @@ class WorkerSession {
   void EnterPhase(StepPhase phase);
   void LeavePhase();
 
-  void Leave(const std::string& reason);
+  void Leave(const Departure& departure);
   void RequestStop() { client_->RequestStop(); }
   absl::Status trace_status() const { return observed_->trace_status(); }
 

@@ -27,8 +27,8 @@ absl::StatusOr<std::unique_ptr<ObservedWorker>> ObservedWorker::Start(
     worker->metrics_ = std::make_unique<WorkerMetrics>(
         WorkerTelemetry::StateNames(), kRetriedMethods);
   }
-  worker->telemetry_ = std::make_unique<WorkerTelemetry>(
-      worker->metrics_.get(), worker->trace_.get());
+  worker->telemetry_ = std::make_unique<WorkerTelemetry>(worker->metrics_.get(),
+                                                         worker->trace_.get());
   if (ops) COHORT_RETURN_IF_ERROR(worker->StartOps(options));
   return worker;
 }
@@ -43,10 +43,9 @@ absl::Status ObservedWorker::StartOps(const ObservedWorkerOptions& options) {
       .metrics = metrics_->collectables(),
       .ready = [telemetry = telemetry_.get()] { return telemetry->Ready(); }};
   pages.metrics.push_back(process_.get());
-  COHORT_ASSIGN_OR_RETURN(ops_,
-                          StartHttpServer({.listen = options.ops_listen,
-                                           .insecure = options.insecure,
-                                           .routes = OpsRoutes(pages)}));
+  COHORT_ASSIGN_OR_RETURN(ops_, StartHttpServer({.listen = options.ops_listen,
+                                                 .insecure = options.insecure,
+                                                 .routes = OpsRoutes(pages)}));
   Log(LogLevel::kInfo,
       absl::StrCat("operations port: http://", ops_->address(), "/metrics"));
   return absl::OkStatus();

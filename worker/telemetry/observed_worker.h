@@ -27,7 +27,8 @@ struct ObservedWorkerOptions {
 // Thread safety: as the objects that it hands out.
 class ObservedWorker {
  public:
-  // Errors: FailedPrecondition (the timeline cannot be written), InvalidArgument
+  // Errors: FailedPrecondition (the timeline cannot be written),
+  // InvalidArgument
   //   (address), Unavailable (the address is in use).
   static absl::StatusOr<std::unique_ptr<ObservedWorker>> Start(
       const ObservedWorkerOptions& options);

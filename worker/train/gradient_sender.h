@@ -25,9 +25,9 @@ namespace cohort {
 // Partitions leave in the order that the server gave to all workers
 // (PartitionSchedule), which is roughly the order in which they become final:
 // last layers first. So all workers send the same partitions at about the same
-// time, and the server need not hold much of a step. Letting the partitions that the next forward pass needs first overtake
-// others would gain nothing: a step commits as a whole, and no layer may be
-// computed before.
+// time, and the server need not hold much of a step. Letting the partitions
+// that the next forward pass needs first overtake others would gain nothing: a
+// step commits as a whole, and no layer may be computed before.
 //
 // On an accelerator a partition is first copied to the host. Whenever another
 // partition becomes final, those that have arrived meanwhile are sent; SendRest

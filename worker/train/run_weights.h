@@ -12,8 +12,8 @@
 #include "worker/client/client.h"
 #include "worker/client/held_version.h"
 #include "worker/device/compute_device.h"
-#include "worker/train/model_weights.h"
 #include "worker/telemetry/trainer_observer.h"
+#include "worker/train/model_weights.h"
 #include "worker/train/weight_transfer.h"
 
 namespace cohort {

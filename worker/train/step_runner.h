@@ -17,13 +17,13 @@
 #include "worker/client/client.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
+#include "worker/telemetry/step_phases.h"
+#include "worker/telemetry/trainer_observer.h"
 #include "worker/train/assignment_samples.h"
 #include "worker/train/gradient_sender.h"
 #include "worker/train/loss.h"
 #include "worker/train/run_weights.h"
-#include "worker/telemetry/step_phases.h"
 #include "worker/train/step_sums.h"
-#include "worker/telemetry/trainer_observer.h"
 #include "worker/train/trainer_options.h"
 
 namespace cohort {

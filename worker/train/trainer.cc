@@ -60,7 +60,8 @@ Trainer::~Trainer() = default;
 absl::Status Trainer::Run() {
   absl::Status status = PrepareOrTell();
   if (status.ok()) status = Loop();
-  client_.Leave(status.ok() ? "done" : std::string(status.message()));
+  client_.Leave(
+      {.reason = status.ok() ? "done" : std::string(status.message())});
   if (!absl::IsCancelled(status)) return status;
   // Cancelled without a stop request: the server no longer needs this rank.
   left_early_ = Stopped();

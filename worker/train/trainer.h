@@ -12,11 +12,11 @@
 #include "worker/client/client.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
-#include "worker/train/loss.h"
 #include "worker/telemetry/step_phases.h"
-#include "worker/train/step_runner.h"
 #include "worker/telemetry/timed_client.h"
 #include "worker/telemetry/trainer_observer.h"
+#include "worker/train/loss.h"
+#include "worker/train/step_runner.h"
 #include "worker/train/trainer_options.h"
 
 namespace cohort {

@@ -11,10 +11,10 @@
 #include "worker/datasets/data_order.h"
 #include "worker/device/compute_device.h"
 #include "worker/models/model.h"
+#include "worker/telemetry/trainer_observer.h"
 #include "worker/train/loss.h"
 #include "worker/train/parameter_groups.h"
 #include "worker/train/scoring.h"
-#include "worker/telemetry/trainer_observer.h"
 
 namespace cohort {
 

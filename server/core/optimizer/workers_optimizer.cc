@@ -15,9 +15,9 @@ namespace {
 
 // Settings that a worker's optimizer stands for.
 constexpr absl::string_view kOptimizerSettings[] = {
-    "optimizer",    "learning_rate", "momentum",     "adam_beta1",
-    "adam_beta2",   "adam_epsilon",  "lars_trust",   "weight_decay",
-    "clip_norm",    "schedule",      "decay_everything"};
+    "optimizer",  "learning_rate", "momentum",        "adam_beta1",
+    "adam_beta2", "adam_epsilon",  "lars_trust",      "weight_decay",
+    "clip_norm",  "schedule",      "decay_everything"};
 
 // Settings of the learning rate over time.
 constexpr absl::string_view kRateSettings[] = {
@@ -30,9 +30,9 @@ bool Contains(absl::Span<const absl::string_view> names,
 }
 
 absl::Status Unfit(absl::string_view seen, absl::string_view wanted) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("the workers bring their own data, which has no epochs: got ",
-                   seen, ", want ", wanted));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the workers bring their own data, which has no epochs: got ", seen,
+      ", want ", wanted));
 }
 
 }  // namespace

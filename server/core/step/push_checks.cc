@@ -86,12 +86,12 @@ absl::Status CheckOpening(const PushOpening& opening,
                           const OpeningBounds& bounds) {
   if (opening.samples != bounds.samples.value_or(opening.samples) ||
       opening.samples < 0 || opening.samples > limits::kBatchSizeMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "push of rank ", bounds.rank.value(), ": got ", opening.samples,
-        " samples, want ",
-        bounds.samples.has_value()
-            ? absl::StrCat(*bounds.samples)
-            : absl::StrCat("0 to ", limits::kBatchSizeMax)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("push of rank ", bounds.rank.value(), ": got ",
+                     opening.samples, " samples, want ",
+                     bounds.samples.has_value()
+                         ? absl::StrCat(*bounds.samples)
+                         : absl::StrCat("0 to ", limits::kBatchSizeMax)));
   }
   COHORT_RETURN_IF_ERROR(CheckRates(opening, bounds));
   const Version read = opening.version;

@@ -115,9 +115,11 @@ namespace {
 // Adds `more` to `sums`, name by name, both ascending.
 void AddMeasures(const std::vector<Measure>& more, std::vector<Measure>& sums) {
   for (const Measure& measure : more) {
-    const auto at = std::lower_bound(
-        sums.begin(), sums.end(), measure.name,
-        [](const Measure& a, const std::string& name) { return a.name < name; });
+    const auto at =
+        std::lower_bound(sums.begin(), sums.end(), measure.name,
+                         [](const Measure& a, const std::string& name) {
+                           return a.name < name;
+                         });
     if (at != sums.end() && at->name == measure.name) {
       at->sum += measure.sum;
       at->weight += measure.weight;

@@ -76,6 +76,13 @@ absl::Status Check(const ClusterSpec& spec) {
   }
   COHORT_RETURN_IF_ERROR(
       CheckFlags("server", spec.server_flags, {"workers", "address_file"}));
+  if (!spec.worker_command.empty() && !spec.worker_flags.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(spec.worker_flags.front(),
+                     ": a flag of cohort-worker, but the workers "
+                     "run ",
+                     spec.worker_command.front(), "\nSet it in that program"));
+  }
   return CheckFlags("workers", spec.worker_flags, {"server", "rank"});
 }
 
@@ -150,6 +157,14 @@ std::vector<std::string> LocalCluster::ServerCommand() const {
 
 std::vector<std::string> LocalCluster::WorkerCommand(int32_t rank) const {
   if (address_.empty()) return {};
+  if (!spec_.worker_command.empty()) {
+    std::vector<std::string> command = {
+        "/usr/bin/env", absl::StrCat("COHORT_SERVER=", address_),
+        absl::StrCat("COHORT_RANK=", rank)};
+    command.insert(command.end(), spec_.worker_command.begin(),
+                   spec_.worker_command.end());
+    return command;
+  }
   std::vector<std::string> command = {spec_.programs.worker,
                                       absl::StrCat("--server=", address_),
                                       absl::StrCat("--rank=", rank)};

@@ -39,6 +39,10 @@ struct ClusterSpec {
   // each has its own --trace: FILE.json becomes FILE.1.json.
   std::vector<std::string> server_flags;
   std::vector<std::string> worker_flags;
+  // A program of the user's in place of cohort-worker, such as {"python3",
+  // "train.py"}. It finds server and rank in COHORT_SERVER and COHORT_RANK.
+  // Without worker_flags.
+  std::vector<std::string> worker_command;
   // Limit on the time until the server listens; restoring a large checkpoint
   // takes time.
   absl::Duration listen_patience = absl::Minutes(5);

@@ -36,14 +36,18 @@ absl::StatusOr<std::string> FindProgram(const std::string& folder,
 
 }  // namespace
 
-absl::StatusOr<ClusterPrograms> FindPrograms(const std::string& folder) {
+absl::StatusOr<ClusterPrograms> FindPrograms(const std::string& folder,
+                                             WorkerProgram worker) {
   std::string where = folder;
   if (where.empty()) {
     COHORT_ASSIGN_OR_RETURN(where, OwnFolder());
   }
   ClusterPrograms programs;
   COHORT_ASSIGN_OR_RETURN(programs.server, FindProgram(where, "cohort-server"));
-  COHORT_ASSIGN_OR_RETURN(programs.worker, FindProgram(where, "cohort-worker"));
+  if (worker == WorkerProgram::kCohortWorker) {
+    COHORT_ASSIGN_OR_RETURN(programs.worker,
+                            FindProgram(where, "cohort-worker"));
+  }
   return programs;
 }
 

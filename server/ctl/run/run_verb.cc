@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
@@ -79,16 +80,19 @@ absl::StatusOr<ClusterRunOptions> RunOptionsOf(const Context& context) {
   COHORT_ASSIGN_OR_RETURN(options.max_restarts,
                           Number(arguments, "max_restarts", kRestartsDefault,
                                  {.min = 0, .max = kRestartsMax}));
-  COHORT_ASSIGN_OR_RETURN(
-      options.spec.programs,
-      FindPrograms(arguments.Value("programs").value_or("")));
   options.spec.server_flags = Typed(arguments, context.settings);
   options.spec.worker_flags = Typed(arguments, context.worker_flags);
-  if (arguments.rest.has_value()) {
-    options.spec.worker_flags.insert(options.spec.worker_flags.end(),
-                                     arguments.rest->begin(),
-                                     arguments.rest->end());
-  }
+  const std::vector<std::string> rest =
+      arguments.rest.value_or(std::vector<std::string>());
+  const bool own_program = !rest.empty() && !absl::StartsWith(rest[0], "-");
+  std::vector<std::string>& behind =
+      own_program ? options.spec.worker_command : options.spec.worker_flags;
+  behind.insert(behind.end(), rest.begin(), rest.end());
+  COHORT_ASSIGN_OR_RETURN(
+      options.spec.programs,
+      FindPrograms(
+          arguments.Value("programs").value_or(""),
+          own_program ? WorkerProgram::kOther : WorkerProgram::kCohortWorker));
   const auto loss = context.settings.find("on_worker_loss");
   if (loss != context.settings.end()) options.on_worker_loss = loss->second;
   options.resume_command = ResumeCommand(context);
@@ -127,12 +131,13 @@ Verb RunVerb() {
                  .help = "folder of cohort-server and cohort-worker (default: "
                          "that of cohortctl)"}},
       .takes_program_flags = true,
-      .rest = "FLAGS OF THE WORKERS",
+      .rest = "FLAGS OF THE WORKERS, OR A PROGRAM",
       .local = true,
       .examples = {"cohortctl run --workers=4",
                    "cohortctl run --workers=4 --aggregation=async --epochs=3 "
                    "--model=resnet20 --batch_size=32",
-                   "cohortctl run --checkpoint_dir=state --resume"},
+                   "cohortctl run --checkpoint_dir=state --resume",
+                   "cohortctl run --workers=4 --epochs=3 -- python3 train.py"},
       .run = &RunCluster};
 }
 

@@ -67,7 +67,7 @@ class _BatchNormFunction(torch.autograd.Function):
         y = torch.empty_like(x, memory_format=layout)
         affine = weight if weight is not None else bias
         affine_type = _TYPES[affine.dtype] if affine is not None else "float32"
-        call = _core.ForwardCall(
+        call = _core.NormCall(
             layer, epsilon, _shape_of(x, layout), _TYPES[x.dtype], x.data_ptr(),
             affine_type, _address(weight), _address(bias), y.data_ptr())
         if step.recomputes():

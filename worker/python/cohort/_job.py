@@ -75,6 +75,8 @@ class Job:
         self._watcher: StopWatcher | None = None
         self._left = False
         self._finished = False
+        # The iterable of own data has ended, and with it the run.
+        self._data_ended = False
         self._epoch_limit: int | None = None
         self._initial_state = schedulers.save()
         self._state = self._initial_state
@@ -418,7 +420,8 @@ class Job:
                 self.worker.abandon_step(reason)
                 self._mode = _IDLE
             with contextlib.suppress(_core.StatusError):
-                self.worker.leave("done" if self._finished else reason)
+                self.worker.leave("done" if self._finished else reason,
+                                  self._data_ended)
         if self._watcher is not None:
             self._watcher.close()
         if self._embedded is not None:
@@ -838,8 +841,11 @@ class Data:
         try:
             batch = self._read(assignment)
         except StopIteration:
+            job._data_ended = True
+            with contextlib.suppress(_errors.CohortError):
+                job.load()
             job._finished = True
-            job.leave("its data has ended")
+            job.leave()
             return
         job._batch_samples = _data.samples_in(batch)
         job._begin_step(assignment, self._accumulate)

@@ -124,8 +124,9 @@ class Schedulers:
             "rates": [float(group["lr"])
                       for group in self._optimizer.param_groups],
             "schedulers": [
+                # Functions are the script's; load_state_dict leaves them alone.
                 _plain({key: value for key, value in
-                        scheduler.state_dict().items() if key != "step"},
+                        scheduler.state_dict().items() if not callable(value)},
                        type(scheduler).__name__)
                 for scheduler in (*self._each_step, *self._each_epoch)]}
         encoded = json.dumps(state, separators=(",", ":")).encode()

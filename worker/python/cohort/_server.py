@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -32,13 +33,13 @@ def _others() -> str | None:
 
 
 def find_program(name: str) -> str:
-    """The path of a program of this release: in the package, in
-    COHORT_BIN_DIR, or on the PATH.
+    """The path of a program of this release: in COHORT_BIN_DIR, beside the
+    interpreter (where the wheel installs it), or on the PATH.
 
     Raises:
         ConfigurationError: it is nowhere.
     """
-    places = [pathlib.Path(__file__).parent / "bin"]
+    places = [pathlib.Path(sys.executable).parent]
     if os.environ.get("COHORT_BIN_DIR"):
         places.insert(0, pathlib.Path(os.environ["COHORT_BIN_DIR"]))
     for place in places:

@@ -1,0 +1,169 @@
+"""Batches: their order, their randomness, loader processes, own data."""
+
+import unittest
+
+import torch
+from torch import nn
+
+import cohort
+from cohort import _data
+from networks import Shapes, three_batch_norms
+from ranks import Rank, Server, run
+
+
+class Numbers(torch.utils.data.Dataset):
+    """The sample's number and a random one."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return index, torch.rand(())
+
+
+class Parts(unittest.TestCase):
+    def test_samples_in_a_batch(self):
+        self.assertEqual(_data.samples_in(torch.zeros(3, 2)), 3)
+        self.assertEqual(_data.samples_in((torch.zeros(4), torch.zeros(9))), 4)
+        self.assertEqual(_data.samples_in({"x": torch.zeros(5)}), 5)
+        # A list of images of different sizes.
+        self.assertEqual(_data.samples_in([[torch.zeros(1, 2), torch.zeros(3)],
+                                           ["a", "b"]]), 2)
+        self.assertIsNone(_data.samples_in("text"))
+
+    def test_split_keeps_samples_together(self):
+        batch = (torch.arange(5), {"name": list("abcde")})
+        parts = [_data.split(batch, part, 2) for part in range(2)]
+        self.assertEqual([part[0].tolist() for part in parts],
+                         [[0, 1], [2, 3, 4]])
+        self.assertEqual([part[1]["name"] for part in parts],
+                         [["a", "b"], ["c", "d", "e"]])
+        with self.assertRaisesRegex(cohort.UsageError, "without a first tensor"):
+            _data.split("text", 0, 2)
+
+    def test_an_epoch_is_a_permutation(self):
+        order = _data.Order(seed=3, size=50)
+        first = order.indices(0, 0, 50)
+        self.assertEqual(sorted(first), list(range(50)))
+        self.assertNotEqual(first, order.indices(1, 0, 50))
+        self.assertEqual(first[10:20], order.indices(0, 10, 20))
+
+    def test_digests_differ_with_length_and_content(self):
+        wanted = _data.digest_of(Shapes(40), 1)
+        self.assertEqual(_data.digest_of(Shapes(40), 1), wanted)
+        self.assertEqual(_data.digest_of(Shapes(40, noise=0), 1), wanted)
+        self.assertNotEqual(_data.digest_of(Shapes(41), 1), wanted)
+        self.assertNotEqual(_data.digest_of(Shapes(40, noise=1), 1), wanted)
+
+    def test_loader_processes_change_nothing(self):
+        order = _data.Order(seed=3, size=40)
+        ranges = [(0, begin, begin + 4) for begin in range(2, 38, 8)]
+        # A range that was not forecast, a repetition, and the next epoch.
+        ranges += [(0, 0, 4), (0, 0, 4), (1, 2, 6), (1, 10, 14)]
+        def read(workers):
+            reader = _data.RangeReader(Numbers(40), order, 9,
+                                       {"num_workers": workers})
+            return [[part.tolist() for part in reader.read(where)]
+                    for where in ranges]
+        plain = read(0)
+        self.assertEqual(read(2), plain)
+        self.assertEqual(plain[5], plain[6])
+        indices = [index for numbers, _ in plain[:5] for index in numbers]
+        self.assertEqual(indices, [i for _, b, e in ranges[:5]
+                                   for i in order.indices(0, b, e)])
+
+    def test_own_batches_are_kept_until_they_count(self):
+        own = _data.OwnBatches(range(2), loop=False)
+        self.assertEqual([own.next(), own.next()], [0, 0])
+        own.counted()
+        self.assertEqual(own.next(), 1)
+        own.counted()
+        with self.assertRaises(StopIteration):
+            own.next()
+        looping = _data.OwnBatches([5], loop=True)
+        for _ in range(3):
+            self.assertEqual(looping.next(), 5)
+            looping.counted()
+
+
+def seen(rank, address, accumulate, by_epoch):
+    """The samples of each batch, and the epochs they came in."""
+    model = three_batch_norms()
+    model[0] = nn.Conv2d(1, 6, 3, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = cohort.join(model, optimizer, server=address, log_level="error")
+
+    class Indexed(Shapes):
+        def __getitem__(self, index):
+            return (*super().__getitem__(index), index)
+
+    data = job.data(Indexed(24), batch_size=4, accumulate=accumulate)
+    batches = []
+
+    def train(epoch):
+        for x, y, index in data:
+            batches.append((epoch, job.epoch, index.tolist()))
+            job.backward(nn.functional.cross_entropy(model(x), y))
+            job.step()
+
+    if by_epoch:
+        for epoch in job.epochs():
+            train(epoch)
+    else:
+        train(None)
+    return rank, batches
+
+
+def until_its_data_ends(rank, address, batches):
+    model = three_batch_norms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = cohort.join(model, optimizer, server=address, log_level="error")
+    generator = torch.Generator().manual_seed(rank)
+    source = ((torch.randn(3, 1, 12, 12, generator=generator),
+               torch.randint(0, 4, (3,), generator=generator))
+              for _ in range(batches[rank]))
+    steps = 0
+    for x, y in job.data(source, batch_size=3):
+        job.backward(nn.functional.cross_entropy(model(x), y))
+        steps += job.step().verdict == "applied"
+    return steps, job.finished
+
+
+class Jobs(unittest.TestCase):
+    def test_two_workers_share_each_epoch(self):
+        results = run(seen, 2, 1, True, flags=["--epochs=2"])
+        for epoch in range(2):
+            samples = [index for _, batches in results
+                       for asked, at, indices in batches if at == epoch
+                       for index in indices]
+            self.assertEqual(sorted(samples), list(range(24)))
+        for _, batches in results:
+            self.assertTrue(all(asked == at for asked, at, _ in batches))
+
+    def test_parts_of_a_step(self):
+        (_, whole), = run(seen, 1, 1, False, flags=["--epochs=1"])
+        (_, parts), = run(seen, 1, 2, False, flags=["--epochs=1"])
+        self.assertEqual([index for _, _, batch in whole for index in batch],
+                         [index for _, _, batch in parts for index in batch])
+        self.assertEqual(len(parts), 2 * len(whole))
+
+    def test_the_end_of_own_data_ends_the_run(self):
+        with Server(2, "--max_steps=1000") as server:
+            ranks = [Rank(until_its_data_ends, rank, server.address, [7, 1000])
+                     for rank in range(2)]
+            results = [rank.result() for rank in ranks]
+            self.assertEqual(results, [(7, True), (7, True)], server.log())
+            self.assertIn("the data of worker 0 has ended", server.log())
+
+    def test_own_data_needs_a_number_of_steps(self):
+        with Server(1) as server:
+            with self.assertRaisesRegex(AssertionError, "a server with "
+                                        "--max_steps=N"):
+                Rank(until_its_data_ends, 0, server.address, [7]).result()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,117 @@
+"""What the server is told of an optimizer, its groups and its schedulers."""
+
+import unittest
+
+import torch
+from torch import nn
+
+import cohort
+from cohort._optimizer import plan_of
+from cohort._schedulers import Schedulers
+
+
+def parameters(*shapes):
+    return [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+
+
+class Plan(unittest.TestCase):
+    def test_rules_and_their_settings(self):
+        some = parameters((2, 2))
+        for optimizer, wanted in (
+                (torch.optim.SGD(some, lr=0.5),
+                 {"optimizer": "sgd", "learning_rate": "0.5",
+                  "weight_decay": "0.0", "schedule": "constant"}),
+                (torch.optim.SGD(some, lr=0.5, momentum=0.9, nesterov=True,
+                                 weight_decay=1e-4),
+                 {"optimizer": "nesterov", "momentum": "0.9",
+                  "learning_rate": "0.5", "weight_decay": "0.0001",
+                  "schedule": "constant"}),
+                (torch.optim.Adam(some, betas=(0.8, 0.99), eps=1e-6),
+                 {"optimizer": "adam", "adam_beta1": "0.8", "adam_beta2": "0.99",
+                  "adam_epsilon": "1e-06", "learning_rate": "0.001",
+                  "weight_decay": "0.0", "schedule": "constant"}),
+                (torch.optim.AdamW(some),
+                 {"optimizer": "adamw", "adam_beta1": "0.9",
+                  "adam_beta2": "0.999", "adam_epsilon": "1e-08",
+                  "learning_rate": "0.001", "weight_decay": "0.01",
+                  "schedule": "constant"}),
+                (cohort.LARS(some, lr=2, weight_decay=1e-4),
+                 {"optimizer": "lars", "momentum": "0.9", "lars_trust": "0.001",
+                  "learning_rate": "2.0", "weight_decay": "0.0001",
+                  "schedule": "constant"})):
+            self.assertEqual(plan_of(optimizer, False).settings, wanted)
+
+    def test_groups_are_multiples_of_the_first(self):
+        first, second = parameters((2, 2), (3,))
+        optimizer = torch.optim.SGD(
+            [{"params": [first]},
+             {"params": [second], "lr": 1.0, "weight_decay": 0.01}],
+            lr=0.1, weight_decay=0.02)
+        plan = plan_of(optimizer, False)
+        self.assertEqual(plan.settings["learning_rate"], "0.1")
+        self.assertEqual(plan.settings["weight_decay"], "0.02")
+        rates = plan.rates[id(second)]
+        self.assertEqual((rates.rate_multiplier, rates.decay_multiplier,
+                          rates.decay_exempt, rates.group), (10, 0.5, False, 0))
+        rates = plan_of(optimizer, True).rates[id(second)]
+        self.assertEqual((rates.rate_multiplier, rates.group), (1, 1))
+
+    def test_lars_exempts_what_is_no_matrix(self):
+        matrix, vector = parameters((2, 2), (3,))
+        plan = plan_of(cohort.LARS([matrix, vector], lr=1), False)
+        self.assertFalse(plan.rates[id(matrix)].decay_exempt)
+        self.assertTrue(plan.rates[id(vector)].decay_exempt)
+
+
+class SchedulerState(unittest.TestCase):
+    def make(self):
+        optimizer = torch.optim.SGD(parameters((2,)), lr=0.1)
+        scheduler = torch.optim.lr_scheduler
+        steps = [scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=50,
+                                      cycle_momentum=False)]
+        epochs = [scheduler.MultiStepLR(optimizer, milestones=[1, 3])]
+        return optimizer, Schedulers(optimizer, steps, epochs)
+
+    def test_a_state_continues_as_the_original(self):
+        _, original = self.make()
+        for step in range(10):
+            original.begin_step(step // 4)
+            original.advance()
+        saved = original.save()
+        _, other = self.make()
+        other.load(saved)
+        self.assertEqual(other.save(), saved)
+        for step in range(10, 30):
+            for schedulers in (original, other):
+                schedulers.begin_step(step // 4)
+                schedulers.advance()
+            self.assertEqual(original.rates(), other.rates())
+
+    def test_a_step_back_and_again_is_the_same(self):
+        _, schedulers = self.make()
+        schedulers.begin_step(0)
+        before = schedulers.save()
+        schedulers.advance()
+        after = schedulers.save()
+        schedulers.load(before)
+        self.assertEqual(schedulers.save(), before)
+        schedulers.advance()
+        self.assertEqual(schedulers.save(), after)
+
+    def test_another_number_of_schedulers_is_refused(self):
+        optimizer, schedulers = self.make()
+        with self.assertRaisesRegex(cohort.RunMismatchError, "got 0, but the run "
+                                    "has 2"):
+            Schedulers(optimizer, [], []).load(schedulers.save())
+
+    def test_a_state_that_is_no_text_is_refused_by_name(self):
+        optimizer, schedulers = self.make()
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        scheduler.thing = object()
+        with self.assertRaisesRegex(cohort.ConfigurationError,
+                                    r"StepLR\['thing'\]: got a object"):
+            Schedulers(optimizer, [scheduler], []).save()
+
+
+if __name__ == "__main__":
+    unittest.main()

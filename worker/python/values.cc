@@ -1,0 +1,161 @@
+#include "worker/python/values.h"
+
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "common/assignment.h"
+#include "common/evaluation_sums.h"
+#include "common/model_layout.h"
+#include "common/push.h"
+#include "worker/client/client.h"
+#include "worker/python/worker_session.h"
+
+namespace nb = nanobind;
+
+namespace cohort {
+namespace {
+
+const char* NameOf(AssignmentKind kind) {
+  switch (kind) {
+    case AssignmentKind::kTrain:
+      return "train";
+    case AssignmentKind::kEvaluate:
+      return "evaluate";
+    case AssignmentKind::kCollectMoments:
+      return "collect_moments";
+    case AssignmentKind::kFinished:
+      return "finished";
+    case AssignmentKind::kWait:
+      break;
+  }
+  return "wait";
+}
+
+const char* NameOf(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kApplied:
+      return "applied";
+    case Verdict::kDamped:
+      return "damped";
+    case Verdict::kSkipped:
+      return "skipped";
+    case Verdict::kDropped:
+      return "dropped";
+    case Verdict::kRejectedNonfinite:
+      break;
+  }
+  return "rejected_nonfinite";
+}
+
+}  // namespace
+
+kernels::DataType TypeNamed(const std::string& name) {
+  if (name == "float64") return kernels::DataType::kFloat64;
+  if (name == "float16") return kernels::DataType::kFloat16;
+  if (name == "bfloat16") return kernels::DataType::kBFloat16;
+  return kernels::DataType::kFloat32;
+}
+
+void DefineValues(nb::module_& m) {
+  nb::class_<ParameterSpec>(m, "ParameterSpec")
+      .def(nb::init<>())
+      .def_rw("name", &ParameterSpec::name)
+      .def_rw("shape", &ParameterSpec::shape)
+      .def_rw("trainable", &ParameterSpec::trainable)
+      .def_rw("decay_exempt", &ParameterSpec::decay_exempt)
+      .def_rw("rate_multiplier", &ParameterSpec::rate_multiplier)
+      .def_rw("decay_multiplier", &ParameterSpec::decay_multiplier)
+      .def_rw("rate_group", &ParameterSpec::rate_group);
+  nb::class_<BatchNormSpec>(m, "BatchNormSpec")
+      .def(nb::init<>())
+      .def_rw("name", &BatchNormSpec::name)
+      .def_rw("channels", &BatchNormSpec::channels)
+      .def_rw("epsilon", &BatchNormSpec::epsilon)
+      .def_rw("momentum", &BatchNormSpec::momentum, nb::arg().none())
+      .def_rw("affine", &BatchNormSpec::affine)
+      .def_rw("track_statistics", &BatchNormSpec::track_statistics);
+  nb::class_<LayerStatistics>(m, "LayerStatistics")
+      .def(nb::init<>())
+      .def_rw("mean", &LayerStatistics::mean)
+      .def_rw("variance", &LayerStatistics::variance)
+      .def_rw("num_batches_tracked", &LayerStatistics::num_batches_tracked);
+  nb::class_<RunPlan>(m, "RunPlan")
+      .def(nb::init<>())
+      .def_rw("dataset", &RunPlan::dataset)
+      .def_rw("dataset_digest", &RunPlan::dataset_digest)
+      .def_rw("train_samples", &RunPlan::train_samples)
+      .def_rw("test_samples", &RunPlan::test_samples)
+      .def_rw("loss_reference", &RunPlan::loss_reference)
+      .def_rw("loss", &RunPlan::loss)
+      .def_rw("own_data", &RunPlan::own_data)
+      .def_rw("rates_by_workers", &RunPlan::rates_by_workers)
+      .def_rw("optimizer", &RunPlan::optimizer);
+  nb::class_<Assignment>(m, "Assignment")
+      .def_prop_ro("kind", [](const Assignment& a) { return NameOf(a.kind); })
+      .def_prop_ro("sequence",
+                   [](const Assignment& a) { return a.sequence.value(); })
+      .def_prop_ro("attempt",
+                   [](const Assignment& a) { return a.attempt.value(); })
+      .def_prop_ro("version",
+                   [](const Assignment& a) { return a.version.value(); })
+      .def_ro("data_epoch", &Assignment::data_epoch)
+      .def_prop_ro("begin", [](const Assignment& a) { return a.range.begin; })
+      .def_prop_ro("end", [](const Assignment& a) { return a.range.end; })
+      .def_prop_ro(
+          "test",
+          [](const Assignment& a) { return a.split == DataSplit::kTest; })
+      .def_ro("statistics", &Assignment::statistics)
+      .def_ro("global_normalization", &Assignment::global_normalization)
+      .def_ro("reason", &Assignment::reason)
+      .def_ro("unfinished", &Assignment::unfinished);
+  nb::class_<PushVerdict>(m, "PushVerdict")
+      .def_prop_ro("verdict",
+                   [](const PushVerdict& v) { return NameOf(v.verdict); })
+      .def_prop_ro("version",
+                   [](const PushVerdict& v) { return v.version.value(); })
+      .def_ro("reason", &PushVerdict::reason);
+  nb::class_<ClassSums>(m, "ClassSums")
+      .def(nb::init<>())
+      .def_rw("intersection", &ClassSums::intersection)
+      .def_rw("predicted", &ClassSums::predicted)
+      .def_rw("actual", &ClassSums::actual);
+  nb::class_<EvaluationSums>(m, "EvaluationSums")
+      .def(nb::init<>())
+      .def_rw("samples", &EvaluationSums::samples)
+      .def_rw("loss_sum", &EvaluationSums::loss_sum)
+      .def_rw("loss_weight", &EvaluationSums::loss_weight)
+      .def_rw("correct", &EvaluationSums::correct)
+      .def_rw("labels", &EvaluationSums::labels)
+      .def_rw("top5_correct", &EvaluationSums::top5_correct, nb::arg().none())
+      .def_rw("classes", &EvaluationSums::classes);
+  nb::class_<Membership>(m, "Membership")
+      .def_prop_ro("rank", [](const Membership& j) { return j.rank.value(); })
+      .def_ro("run_id", &Membership::run_id)
+      .def_ro("run_name", &Membership::run_name)
+      .def_prop_ro("incarnation",
+                   [](const Membership& j) { return j.incarnation.value(); })
+      .def_ro("seed", &Membership::seed)
+      .def_prop_ro("version",
+                   [](const Membership& j) { return j.version.value(); })
+      .def_ro("workers", &Membership::workers)
+      .def_ro("policy", &Membership::policy);
+  nb::class_<WorkerSession::Pulled>(m, "Pulled")
+      .def_prop_ro(
+          "version",
+          [](const WorkerSession::Pulled& p) { return p.version.value(); })
+      .def_ro("statistics", &WorkerSession::Pulled::statistics)
+      .def_prop_ro("front_end_state", [](const WorkerSession::Pulled& p) {
+        return nb::bytes(p.front_end_state.data(), p.front_end_state.size());
+      });
+  nb::class_<KeptCall>(m, "KeptCall")
+      .def_prop_ro("call", [](const KeptCall& s) { return s.call->call; })
+      .def_prop_ro("count", [](const KeptCall& s) { return s.call->count; });
+  nb::class_<NormCall>(m, "NormCall")
+      .def(nb::init<int32_t, double, std::vector<int64_t>, std::string,
+                    uintptr_t, std::string, uintptr_t, uintptr_t, uintptr_t>());
+}
+
+}  // namespace cohort

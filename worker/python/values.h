@@ -1,0 +1,58 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/data_type.h"
+#include "worker/python/batch_norm_calls.h"
+
+// Values that pass between C++ and Python.
+namespace cohort {
+
+// What Tensor.data_ptr() returns.
+template <typename T>
+T* Pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);  // NOLINT
+}
+
+// "float32" and so on; float32 for any other name.
+kernels::DataType TypeNamed(const std::string& name);
+
+// A batch-norm call as Python passes it.
+struct NormCall {
+  int32_t layer = 0;
+  double epsilon = 0;
+  std::vector<int64_t> shape;
+  std::string type;
+  uintptr_t x = 0;
+  std::string affine_type;
+  uintptr_t gamma = 0;
+  uintptr_t beta = 0;
+  uintptr_t y = 0;
+
+  BatchNormCalls::ForwardArgs args() const {
+    return {
+        .layer = layer,
+        .epsilon = epsilon,
+        .shape = {.outer = shape[0], .channels = shape[1], .inner = shape[2]},
+        .type = TypeNamed(type),
+        .x = Pointer<void>(x),
+        .affine = {.type = TypeNamed(affine_type),
+                   .gamma = Pointer<void>(gamma),
+                   .beta = Pointer<void>(beta)},
+        .y = Pointer<void>(y)};
+  }
+};
+
+// Handed back to Python between the passes.
+struct KeptCall {
+  BatchNormCalls::SharedCall call;
+};
+
+// Defines them in the module.
+void DefineValues(nanobind::module_& m);
+
+}  // namespace cohort
