@@ -16,8 +16,10 @@ from cohort._errors import (CohortError, ConfigurationError, RunMismatchError,
                             ServerUnreachableError, Stopped, TrainingError,
                             UsageError)
 from cohort._evaluation import Evaluation
-from cohort._job import Data, Job, StepResult, join
+from cohort._job import Job, join
+from cohort._loop import Data
 from cohort._optimizer import LARS
+from cohort._step import StepResult
 
 # "0.1.0 (commit 0f79f3a0b1c2)".
 __version__ = _core.build_text()

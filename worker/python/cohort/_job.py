@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -13,35 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _batch_norm, _core, _data, _errors, _evaluation, _server
-from cohort._model import RegisteredModel, accumulator_of
+from cohort import (_batch_norm, _core, _data, _errors, _evaluation, _loop,
+                    _server)
+from cohort._model import RegisteredModel
 from cohort._optimizer import OptimizerPlan, plan_of
 from cohort._schedulers import Schedulers
 from cohort._signals import StopWatcher
-
-_PHASES = {"data": 0, "forward": 1, "rendezvous": 2, "backward": 3, "push": 4,
-           "wait": 5}
-
-# What the generator of batches is doing, for batch norm and for checks.
-_IDLE, _STEP, _COLLECT, _EVALUATE_BY_BATCH = range(4)
-
-
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """What became of a step.
-
-    Attributes:
-        version: the version of the weights now; None if the step is void.
-        verdict: "applied", "damped", "skipped" (a number was not finite),
-            "dropped", "rejected_nonfinite", or "void": the step was given up,
-            for example because a worker was lost, and its batch comes again.
-        loss: this worker's mean loss; None if it had no weight.
-        reason: why it was not applied; empty if it was.
-    """
-    version: int | None
-    verdict: str
-    loss: float | None
-    reason: str
+from cohort._step import Mode, Step, StepResult
 
 
 def _quiet_step(message: str) -> Callable[..., None]:
@@ -71,7 +48,8 @@ class Job:
         self._pid = os.getpid()
         self._evaluator: _evaluation.Evaluator | None = None
         self._membership: "_core.Membership | None" = None
-        self.worker: "_core.Worker" = None  # type: ignore[assignment]
+        self.worker: "_core.Worker" = None  # set once the run is joined
+        self._batch_size = 1
         self._watcher: StopWatcher | None = None
         self._left = False
         self._finished = False
@@ -80,32 +58,10 @@ class Job:
         self._epoch_limit: int | None = None
         self._initial_state = schedulers.save()
         self._state = self._initial_state
-        # The step in progress.
-        self._mode = _IDLE
-        self._assignment: "_core.Assignment | None" = None
-        self._batch_samples: int | None = None
-        self._weight_sum = 0.0
-        self._loss_sum = 0.0
-        self._part = 0
-        self._parts = 1
-        self._passes = 0
-        self._sending = False
-        self._in_backward = False
-        self._sent: dict[int, tuple[torch.Tensor, int]] = {}
-        # Parameters that autograd adds to more than once in a backward pass
-        # (checkpointing with reentry): final only when the pass is over. The
-        # first pass finds them; None before it.
-        self._late: set[int] | None = None
-        self._seen: dict[int, int] = {}
-        self._measures: dict[str, tuple[float, float]] = {}
-        self._counts = (0, 0)
-        self._counted = False
-        self._hooks: list[Any] = []
+        self._last: StepResult | None = None
         optimizer.step = _quiet_step(  # type: ignore[method-assign]
             "optimizer.step(): the server applies the optimizer; call job.step()")
-        self._watch_gradients()
-        for _, layer in self._model.layers:
-            layer._cohort_step = self
+        self._step = Step(self._model)
         atexit.register(self._at_exit)
 
     # ---- what is known of the run
@@ -140,26 +96,13 @@ class Job:
     @property
     def epoch(self) -> int:
         """The epoch of the batch in progress, from 0; 0 with own data."""
-        return 0 if self._assignment is None else int(
-            self._assignment.data_epoch)
+        assignment = self._step.assignment
+        return 0 if assignment is None else int(assignment.data_epoch)
 
     @property
     def finished(self) -> bool:
         """The run is over, or needs nothing more of this worker."""
         return self._finished
-
-    # ---- for batch norm
-
-    def layer_of(self, module: nn.Module) -> int:
-        return self._model.numbers[id(module)]
-
-    def normalises_by_batch(self, module: nn.Module) -> bool:
-        if self._mode == _EVALUATE_BY_BATCH:
-            return True
-        return self._mode != _IDLE and module.training
-
-    def recomputes(self) -> bool:
-        return self._in_backward
 
     # ---- data
 
@@ -196,7 +139,7 @@ class Job:
              num_workers: int = 0, accumulate: int = 1, loop: bool = False,
              name: str | None = None,
              collate_fn: Callable[[list[Any]], Any] | None = None,
-             **loader_options: Any) -> "Data":
+             **loader_options: Any) -> "_loop.Data":
         """The batches of this worker, until the run is over.
 
         Args:
@@ -240,8 +183,8 @@ class Job:
                 f"batch_size: got {batch_size}, want at least 1")
         options = dict(loader_options, num_workers=num_workers,
                        collate_fn=collate_fn)
-        return Data(self, dataset, by_number, batch_size, accumulate, loop,
-                    name or type(dataset).__name__, options)
+        return _loop.Data(self, dataset, by_number, batch_size, accumulate, loop,
+                          name or type(dataset).__name__, options)
 
     def epochs(self) -> Iterator[int]:
         """The run's epochs, for scripts that do something after each one.
@@ -276,86 +219,38 @@ class Job:
             correct: labels that were predicted, for the live page.
             labels: of so many.
         """
-        self._check_in_step("job.backward()")
-        if self._passes > self._part:
-            raise _errors.UsageError(
-                "job.backward(): a second call in one step; add the losses and "
-                "call it once, or cut the batch with job.data(accumulate=...)")
-        if loss.dim() != 0 or not loss.requires_grad:
-            raise _errors.UsageError(
-                f"job.backward(): got a tensor of shape {tuple(loss.shape)}, "
-                f"requires_grad {loss.requires_grad}, want a scalar loss that "
-                "depends on the parameters")
-        if reduction not in ("mean", "sum"):
-            raise _errors.UsageError(
-                f"reduction: got '{reduction}', want 'mean' or 'sum'")
-        if weight is None:
-            weight = self._batch_samples
-            if weight is None:
-                raise _errors.UsageError(
-                    "job.backward(): the batch has no first tensor to count "
-                    "samples in; pass weight=")
-            if self._parts > 1:
-                weight = (weight * (self._part + 1) // self._parts -
-                          weight * self._part // self._parts)
-        weight = float(weight)
-        if not 0 <= weight < float("inf"):
-            raise _errors.UsageError(
-                f"weight: got {weight}, want a number of samples, labels or "
-                "pixels")
-        if self._passes == 0:
-            self._model.check_buffers()
-        self._passes += 1
-        self._counts = (self._counts[0] + int(correct),
-                        self._counts[1] + int(labels))
-        scale = weight if reduction == "mean" else 1.0
-        if weight > 0:
-            self._loss_sum += float(loss.detach()) * scale
-        self._weight_sum += weight
-        last = self._part + 1 == self._parts
-        if last:
-            with self._phase("push"):
-                self.worker.open_step(self._samples(), self._weight_sum,
-                                      self._schedulers.rates())
-        root = scale / self.worker.loss_reference() if weight > 0 else 0.0
-        self._sending = last
-        self._in_backward = True
-        try:
-            with self._phase("backward"):
-                loss.backward(gradient=torch.full_like(loss, root))
-                if last:
-                    self._send_late()
-        finally:
-            self._in_backward = False
-            self._sending = False
+        self._step.check_in_progress("job.backward()")
+        self._step.backward(loss, weight, reduction, self._schedulers.rates())
+        self._step.count(int(correct), int(labels))
 
     def step(self) -> StepResult:
         """Ends the step: the server combines it with those of the other workers
         and sends new weights, which are then in the model.
 
         Returns:
-            What became of it. A part of `accumulate` that is not the last has
-            the verdict "part".
+            What became of it.
         """
-        self._check_in_step("job.step()")
-        if self._passes == self._part:
+        step = self._step
+        step.check_in_progress("job.step()")
+        if step.passes == step.done:
             raise _errors.UsageError(
                 "job.step(): no gradients yet; call job.backward(loss) first")
-        self._part += 1
-        if self._part < self._parts:
-            return StepResult(version=None, verdict="part", loss=None, reason="")
-        self._check_gradients()
+        step.done += 1
+        if step.done < step.parts:
+            return StepResult(version=None, verdict="part")
+        step.check_gradients()
         self._schedulers.advance()
         state = self._schedulers.save()
-        result = self._close(state)
-        self._mode = _IDLE
-        self._counted = result.verdict in ("applied", "damped", "skipped")
-        if self._counted:
+        try:
+            self._last = step.close(state)
+        except _core.StatusError as error:
+            self._ended_by(error)
+            self._last = StepResult(None, "void", reason=str(error.args[1]))
+        if self._last.counts:
             self._state = state
         else:
             self._schedulers.load(self._state)
-        self._model.clear_gradients()
-        return result
+        return self._last
 
     def report(self, weight: float = 1.0, **measures: float) -> None:
         """Adds measures of the step in progress to the live page, metrics and
@@ -367,11 +262,9 @@ class Job:
             weight: what each value is a mean over, such as samples.
             measures: values by name, at most 32 names a step.
         """
-        self._check_in_step("job.report()")
+        self._step.check_in_progress("job.report()")
         for name, value in measures.items():
-            total, count = self._measures.get(name, (0.0, 0.0))
-            self._measures[name] = (total + float(value) * weight,
-                                    count + float(weight))
+            self._step.add_measure(name, float(value), float(weight))
 
     # ---- the model
 
@@ -382,7 +275,7 @@ class Job:
             Their version.
         """
         self._joined()
-        if self._mode == _STEP:
+        if self._step.mode is Mode.TRAIN:
             raise _errors.UsageError(
                 "job.load(): a step is in progress; call job.step() first")
         try:
@@ -411,17 +304,12 @@ class Job:
             return
         self._left = True
         atexit.unregister(self._at_exit)
-        for hook in self._hooks:
-            hook.remove()
-        for _, layer in self._model.layers:
-            layer._cohort_step = None
         if self.worker is not None:
-            if self._mode != _IDLE:
-                self.worker.abandon_step(reason)
-                self._mode = _IDLE
+            self._step.abandon(reason)
             with contextlib.suppress(_core.StatusError):
                 self.worker.leave("done" if self._finished else reason,
                                   self._data_ended)
+        self._step.detach()
         if self._watcher is not None:
             self._watcher.close()
         if self._embedded is not None:
@@ -455,6 +343,7 @@ class Job:
                 description=f"{socket.gethostname()}, process {os.getpid()}",
                 trace=options["trace"], ops_listen=options["ops_listen"],
                 insecure=bool(options["insecure"]), threads=threads)
+            self._step.worker = self.worker
             self._watcher = StopWatcher(self._stop)
             self._membership = self.worker.join()
             if not plan.own_data:
@@ -486,113 +375,7 @@ class Job:
         plan.optimizer = self._plan.settings
         return plan
 
-    def _watch_gradients(self) -> None:
-        for number, parameter in enumerate(self._model.parameters):
-            if not parameter.requires_grad:
-                continue
-            if hasattr(parameter, "register_post_accumulate_grad_hook"):
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(
-                    lambda _, number=number: self._on_gradient(number)))
-                continue
-            node: Any = accumulator_of(parameter)
-            handle = node.register_hook(
-                lambda *_, number=number: self._on_gradient(number))
-            self._hooks.append(_NodeHook(node, handle))
-
-    # ---- inside: one step
-
-    def _check_in_step(self, what: str) -> None:
-        if self._mode == _STEP:
-            return
-        raise _errors.UsageError(
-            f"{what}: no batch is in progress; iterate job.data() and call it "
-            "once for each batch")
-
-    def _samples(self) -> int:
-        assert self._assignment is not None
-        if self._assignment.end > self._assignment.begin or self._by_number:
-            return int(self._assignment.end - self._assignment.begin)
-        return int(self._batch_samples if self._batch_samples is not None
-                   else round(self._weight_sum))
-
-    def _on_gradient(self, number: int) -> None:
-        if self._mode != _STEP:
-            return
-        if not self._in_backward:
-            raise _errors.UsageError(
-                "loss.backward(): call job.backward(loss, weight=...), which "
-                "weights the loss and sends the gradients")
-        if not self._sending:
-            return
-        if self._late is None or number in self._late:
-            self._seen[number] = self._seen.get(number, 0) + 1
-            return
-        if number in self._sent:
-            raise _errors.UsageError(
-                f"{self._model.names[number]}: got a second gradient in this "
-                "backward pass, but not in the first one; the gradient may have "
-                "been sent. With torch.utils.checkpoint use use_reentrant=False")
-        self._send(number)
-
-    def _send_late(self) -> None:
-        if self._late is None:
-            self._late = {number for number, count in self._seen.items()
-                          if count > 1}
-        for number in sorted(self._seen, reverse=True):
-            self._send(number)
-        self._seen.clear()
-
-    def _send(self, number: int) -> None:
-        grad = self._model.parameters[number].grad
-        assert grad is not None
-        if grad.is_sparse:
-            raise _errors.ConfigurationError(
-                f"{self._model.names[number]}: got a sparse gradient, want a "
-                "dense one; use sparse=False")
-        self._sent[number] = (grad, grad._version)
-        dense = grad if grad.is_contiguous() else grad.contiguous()
-        self.worker.take_gradient(number, dense, dense.data_ptr())
-
-    def _check_gradients(self) -> None:
-        for number, (grad, version) in self._sent.items():
-            now = self._model.parameters[number].grad
-            if now is grad and grad._version == version:
-                continue
-            raise _errors.UsageError(
-                f"{self._model.names[number]}: its gradient was changed after "
-                "job.backward(), but it has been sent; clip with the server's "
-                "--clip_norm (policy set clip_norm=1), and scale the loss instead "
-                "of gradients")
-
-    def _close(self, state: bytes) -> StepResult:
-        loss = self._loss_sum / self._weight_sum if self._weight_sum else None
-        measures, self._measures = self._measures, {}
-        try:
-            verdict = self.worker.close_step(
-                loss_sum=self._loss_sum, correct=self._counts[0],
-                labels=self._counts[1], front_end_state=state,
-                measures=measures)
-        except _core.StatusError as error:
-            if _errors.code_of(error) in _errors.VOID:
-                return StepResult(version=None, verdict="void", loss=loss,
-                                  reason=str(error.args[1]))
-            self._ended_by(error)
-            raise
-        self._model.note_weights()
-        return StepResult(version=verdict.version, verdict=verdict.verdict,
-                          loss=loss, reason=verdict.reason)
-
-    @contextlib.contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self.worker.enter_phase(_PHASES[name])
-        try:
-            yield
-        finally:
-            self.worker.leave_phase()
-
     # ---- inside: the loop
-
-    _by_number = True
 
     def _next_assignment(self) -> "_core.Assignment | None":
         """The next one to compute; None if there is none any more."""
@@ -603,7 +386,7 @@ class Job:
             assignment = self.worker.next_assignment()
         except _core.StatusError as error:
             self._ended_by(error)
-            raise
+            return None
         if assignment.kind != "finished":
             return assignment
         self._finished = True
@@ -635,7 +418,7 @@ class Job:
     def _stop(self, number: int) -> None:
         """On the watcher's thread. A step in progress ends by itself."""
         _core.log("info", f"signal {number}: finishing the step, then leaving")
-        if self._mode == _IDLE and self.worker is not None:
+        if self._step.mode is not Mode.TRAIN:
             self.worker.request_stop()
             return
         timer = threading.Timer(5.0, self.worker.request_stop)
@@ -656,10 +439,9 @@ class Job:
         try:
             pulled = self.worker.read_weights(assignment)
         except _core.StatusError as error:
-            if _errors.code_of(error) in _errors.VOID:
-                return False
-            self._ended_by(error)
-            raise
+            if _errors.code_of(error) not in _errors.VOID:
+                self._ended_by(error)
+            return False
         if pulled is not None:
             self._model.note_weights()
             self._take_state(bytes(pulled.front_end_state) or
@@ -670,195 +452,26 @@ class Job:
         self._schedulers.load(state)
         self._state = state
 
-    def _begin_step(self, assignment: "_core.Assignment", parts: int) -> None:
+    def _is_beyond(self, epoch: int) -> bool:
+        """The batch belongs to the epoch after the one of `epochs`."""
+        return self._epoch_limit is not None and epoch > self._epoch_limit
+
+    def _begin_step(self, assignment: "_core.Assignment", parts: int,
+                    samples: int | None) -> None:
         self._model.check_weights()
-        self._assignment = assignment
-        self._mode = _STEP
-        self._weight_sum = self._loss_sum = 0.0
-        self._counts = (0, 0)
-        self._part = self._passes = 0
-        self._parts = parts
-        self._sent = {}
-        self._measures = {}
-        self._model.clear_gradients()
         self._schedulers.begin_step(assignment.data_epoch)
-        self._model.note_buffers()
-        self.worker.begin_step(assignment)
+        self._last = None
+        self._step.begin(assignment, parts, samples)
         _data.seed_everything(_core.mix_seed(
             self._joined().seed, self.worker.version() or 0, self.rank))
 
-    def _evaluate(self, assignment: "_core.Assignment") -> None:
-        evaluator = self._evaluator
-        assert evaluator is not None
-        if not self._read_weights(assignment):
-            return
-        by_batch = assignment.statistics == "batch"
-        positions: Sequence[int] = range(assignment.begin, assignment.end)
-        try:
-            self.worker.begin_step(assignment)
-            if by_batch:
-                order = _data.Order(self._joined().seed, len(evaluator.dataset))
-                positions = order.indices(0, assignment.begin, assignment.end)
-            else:
-                pulled = self.worker.read(assignment.version, False,
-                                          assignment.statistics)
-                self._model.load_statistics(pulled.statistics)
-            size = None
-            if by_batch:
-                size = self._batch_size * (
-                    self.workers if assignment.global_normalization else 1)
-            module = self._model.module
-            training = module.training
-            self._mode = _EVALUATE_BY_BATCH if by_batch else _IDLE
-            try:
-                module.eval()
-                with torch.no_grad(), self._phase("forward"):
-                    sums = evaluator.score(module, positions, size)
-            finally:
-                self._mode = _IDLE
-                module.train(training)
-            self.worker.report_evaluation(sums)
-        except _core.StatusError as error:
-            if _errors.code_of(error) not in _errors.VOID:
-                self._ended_by(error)
-                raise
-
-    def _collect(self, assignment: "_core.Assignment", read: Any) -> None:
-        """Precise statistics: moments of a batch in training mode."""
-        if not self._read_weights(assignment):
-            return
-        batch = read(assignment)
-        module = self._model.module
-        training = module.training
-        self.worker.begin_step(assignment)
-        _data.seed_everything(_core.mix_seed(
-            self._joined().seed, assignment.version, assignment.begin))
-        self._mode = _COLLECT
-        try:
-            module.train()
-            with torch.no_grad(), self._phase("forward"):
-                inputs = batch[0] if isinstance(batch, (list, tuple)) else batch
-                module(inputs)
-        finally:
-            self._mode = _IDLE
-            module.train(training)
-        try:
-            self.worker.report_moments()
-        except _core.StatusError as error:
-            if _errors.code_of(error) not in _errors.VOID:
-                self._ended_by(error)
-                raise
-
-    _batch_size = 1
-
-
-class _NodeHook:
-    """A hook on an autograd node, which it keeps alive."""
-
-    def __init__(self, node: object, handle: Any) -> None:
-        self._node = node
-        self._handle = handle
-
-    def remove(self) -> None:
-        self._handle.remove()
-
-
-class Data:
-    """The batches of one worker; see `Job.data`."""
-
-    def __init__(self, job: Job, dataset: Any, by_number: bool, batch_size: int,
-                 accumulate: int, loop: bool, name: str,
-                 options: dict[str, Any]) -> None:
-        self._job = job
-        self._dataset = dataset
-        self._by_number = by_number
-        self._batch_size = batch_size
-        self._accumulate = accumulate
-        self._loop = loop
-        self._name = name
-        self._options = options
-        self._reader: _data.RangeReader | None = None
-        self._order: _data.Order | None = None
-        self._own: _data.OwnBatches | None = None
-        # Handed out, but of the epoch after the one that was asked for.
-        self._next: "_core.Assignment | None" = None
-
-    def _start(self) -> None:
-        job = self._job
-        if job._left:
-            raise _errors.UsageError("job.data(): the job has left its run")
-        if job.worker is None:
-            job._by_number = self._by_number
-            job._batch_size = self._batch_size
-            job._join(self._batch_size,
-                      job._run_plan(self._dataset, self._by_number,
-                                    self._batch_size, self._name),
-                      self._dataset)
-        elif self._reader is None and self._own is None:
-            raise _errors.UsageError(
-                "job.data(): the run's data is that of the first call; iterate "
-                "the same object again")
-        if self._reader is None and self._by_number:
-            self._order = _data.Order(job._joined().seed, len(self._dataset))
-            self._reader = _data.RangeReader(
-                self._dataset, self._order, job._joined().seed, self._options)
-        if self._own is None and not self._by_number:
-            self._own = _data.OwnBatches(self._dataset, self._loop)
-
-    def _read(self, assignment: "_core.Assignment") -> Any:
-        with self._job._phase("data"):
-            if self._own is not None:
-                return self._own.next()
-            assert self._reader is not None
-            return self._reader.read((assignment.data_epoch, assignment.begin,
-                                      assignment.end))
-
-    def __iter__(self) -> Iterator[Any]:
-        job = self._job
-        if job._finished:
-            return
-        self._start()
-        while True:
-            if self._next is None:
-                self._next = job._next_assignment()
-            assignment = self._next
-            if assignment is None:
-                return
-            if assignment.kind == "train":
-                limit = job._epoch_limit
-                if limit is not None and assignment.data_epoch > limit:
-                    return
-            self._next = None
-            if assignment.kind == "evaluate":
-                job._evaluate(assignment)
-            elif assignment.kind == "collect_moments":
-                job._collect(assignment, self._read)
-            elif job._read_weights(assignment):
-                yield from self._train(assignment)
-
-    def _train(self, assignment: "_core.Assignment") -> Iterator[Any]:
-        job = self._job
-        try:
-            batch = self._read(assignment)
-        except StopIteration:
-            job._data_ended = True
-            with contextlib.suppress(_errors.CohortError):
-                job.load()
-            job._finished = True
-            job.leave()
-            return
-        job._batch_samples = _data.samples_in(batch)
-        job._begin_step(assignment, self._accumulate)
-        for part in range(self._accumulate):
-            yield _data.split(batch, part, self._accumulate)
-            if job._left:
-                return
-            if job._mode == _STEP and job._part <= part:
-                raise _errors.UsageError(
-                    "the batch was not trained: call job.backward(loss) and "
-                    "job.step() once for each batch, before the next one")
-        if self._own is not None and job._counted:
-            self._own.counted()
+    def _end_of_data(self) -> None:
+        """The iterable of own data has ended: so does the run."""
+        self._data_ended = True
+        with contextlib.suppress(_errors.CohortError):
+            self.load()
+        self._finished = True
+        self.leave()
 
 
 def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
@@ -913,4 +526,3 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     return Job(model, optimizer, planned, address, embedded,
                {"rank": rank, "server_timeout": server_timeout, "trace": trace,
                 "ops_listen": ops_listen, "insecure": insecure})
-
