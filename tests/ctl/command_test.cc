@@ -190,12 +190,13 @@ TEST(CtlCommandTest, HelpOfRunHasExamplesFirst) {
   CtlHarness ctl;
   EXPECT_EQ(
       ctl.RunPlain("help run").out,
-      R"(cohortctl run [-- FLAGS OF THE WORKERS]: trains on this machine: starts a server and its workers
+      R"(cohortctl run [-- FLAGS OF THE WORKERS, OR A PROGRAM]: trains on this machine: starts a server and its workers
 
 Examples:
   cohortctl run --workers=4
   cohortctl run --workers=4 --aggregation=async --epochs=3 --model=resnet20 --batch_size=32
   cohortctl run --checkpoint_dir=state --resume
+  cohortctl run --workers=4 --epochs=3 -- python3 train.py
 
 Flags:
   --workers=N        number of workers (default 2)

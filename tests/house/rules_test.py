@@ -96,6 +96,9 @@ class IncludeRulesTest(TreeTest):
         ("worker/client/a.h", "worker/x.h", "no engine"),
         ("worker/metrics/a.h", "torch/torch.h", "a worker's metrics"),
         ("worker/metrics/a.h", "worker/x.h", "a worker's metrics"),
+        ("worker/telemetry/a.h", "torch/torch.h", "other front-ends use it"),
+        ("worker/python/a.cc", "torch/torch.h", "serves every torch"),
+        ("worker/python/a.cc", "grpcpp/grpcpp.h", "speaks gRPC"),
         ("worker/train/a.h", "grpcpp/grpcpp.h", "speaks gRPC"),
         ("worker/batch_norm/a.h", "grpcpp/grpcpp.h", "speaks gRPC"),
         ("worker/models/a.h", "grpcpp/grpcpp.h", "speaks gRPC"),
@@ -123,6 +126,8 @@ class IncludeRulesTest(TreeTest):
         ("worker/metrics/a.h", "prometheus/registry.h"),
         ("worker/train/a.cc", "torch/torch.h"),
         ("worker/train/a.cc", "worker/client/x.h"),
+        ("worker/python/a.cc", "nanobind/nanobind.h"),
+        ("worker/python/a.cc", "worker/client/x.h"),
         ("tests/core/a.cc", "gtest/gtest.h"),
         ("tests/integration/a.cc", "worker/x.h"),
     )

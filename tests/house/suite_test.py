@@ -32,6 +32,10 @@ class SuiteTest(unittest.TestCase):
             shutil.copy2(ROOT / name, self.root / name)
         tools = self.root / "tools"
         tools.mkdir()
+        env = self.root / "tests/python/make-env"
+        env.parent.mkdir()
+        env.write_text(TOOL)
+        env.chmod(0o755)
         for name in ("cmake", "ctest"):
             (tools / name).write_text(TOOL)
             (tools / name).chmod(0o755)
@@ -87,8 +91,8 @@ class SuiteTest(unittest.TestCase):
     def test_normal_suite_is_the_release_build_and_no_test_of_a_part(self):
         lines = self.listed()
         self.assertEqual([line.split("  ")[0].strip() for line in lines],
-                         ["install", "release: configure", "release: build",
-                          "release: tests"])
+                         ["install", "python", "release: configure",
+                          "release: build", "release: tests"])
         self.assertIn("install-deps test", lines[0])
         self.assertIn("--label-exclude ^part:", lines[-1])
 
@@ -129,15 +133,15 @@ class SuiteTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         table = result.stdout.split("== Time taken, min:s\n")[1]
         self.assertEqual(re.sub(r"\d+:\d\d", "T", table).split("\n"), [
-            "   T  install", "   T  release: configure", "   T  release: build",
-            "   T  release: tests", "   T  all", ""])
+            "   T  install", "   T  python", "   T  release: configure",
+            "   T  release: build", "   T  release: tests", "   T  all", ""])
 
     def test_failure_ends_the_run_and_still_shows_the_times(self):
         result = self.run_script("--full", FAILING="ctest")
         self.assertEqual(result.returncode, 1)
         self.assertIn("  release: tests (failed)\n", result.stdout)
         self.assertNotIn("passed", result.stdout)
-        self.assertEqual(len(self.notes()), 3)
+        self.assertEqual(len(self.notes()), 4)
 
     def test_tests_of_parts_name_a_part_that_there_is(self):
         for file in (ROOT / "tests").rglob("CMakeLists.txt"):

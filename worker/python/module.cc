@@ -38,7 +38,7 @@ using namespace nb::literals;  // NOLINT: nanobind's names of arguments
 namespace cohort {
 namespace {
 
-// Carries a status to Python, where it is a StatusError(code, message).
+// Carries a status to Python, where it is a StatusError of (code, message).
 class StatusException : public std::exception {
  public:
   explicit StatusException(absl::Status status) : status_(std::move(status)) {}
@@ -56,6 +56,13 @@ template <typename T>
 T Take(absl::StatusOr<T> value) {
   Check(value.status());
   return *std::move(value);
+}
+
+// The class that a status is raised as; set by the package. Never destroyed,
+// because the interpreter may be gone by then.
+nb::object& StatusError() {
+  static auto& type = *new nb::object(nb::borrow(PyExc_RuntimeError));
+  return type;
 }
 
 // Python objects whose memory the network still read when they were released.
@@ -414,9 +421,6 @@ NB_MODULE(_core, m) {
   // A job that lives until the interpreter ends is no leak.
   nb::set_leak_warnings(false);
   m.doc() = "The C++ side of the package cohort; not a public interface.";
-  static PyObject* status_error = PyErr_NewException(
-      "cohort._core.StatusError", PyExc_RuntimeError, nullptr);
-  m.attr("StatusError") = nb::borrow(status_error);
   nb::register_exception_translator(
       [](const std::exception_ptr& thrown, void*) {
         try {
@@ -426,12 +430,14 @@ NB_MODULE(_core, m) {
           const nb::tuple arguments =
               nb::make_tuple(absl::StatusCodeToString(status.code()).c_str(),
                              std::string(status.message()));
-          PyErr_SetObject(status_error, arguments.ptr());
+          PyErr_SetObject(cohort::StatusError().ptr(), arguments.ptr());
         }
       },
       nullptr);
   cohort::DefineValues(m);
   cohort::DefineWorker(m);
+  m.def("raise_status_as",
+        [](nb::object type) { cohort::StatusError() = std::move(type); });
   m.def("permutation", &cohort::PermutationBytes, "seed"_a, "epoch"_a, "n"_a);
   m.def("mix_seed", &cohort::MixSeed, "a"_a, "b"_a, "c"_a = 0);
   m.def("start_log", &cohort::StartLog, "level"_a);

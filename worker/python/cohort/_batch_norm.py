@@ -108,7 +108,7 @@ class _CohortBatchNorm(nn.modules.batchnorm._BatchNorm):
         step = self._cohort_step
         if step is None or not step.normalises_by_batch(self):
             return super().forward(input)
-        self._check_input_dim(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         name = type(self).__name__
         if input.shape[1] != self.num_features:
             raise ValueError(f"{name}: got input with {input.shape[1]} channels, "
@@ -121,8 +121,9 @@ class _CohortBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise _errors.ConfigurationError(
                 f"{name}: got input on {input.device}, want the CPU: tensors on "
                 "GPUs are not supported yet")
-        return _BatchNormFunction.apply(
+        output: torch.Tensor = _BatchNormFunction.apply(
             input, self.weight, self.bias, step, step.layer_of(self), self.eps)
+        return output
 
 
 class BatchNorm1d(_CohortBatchNorm, nn.BatchNorm1d):

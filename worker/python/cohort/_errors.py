@@ -6,6 +6,14 @@ from typing import NoReturn
 from cohort import _core
 
 
+class StatusError(Exception):
+    """A status of the C++ client: its code, such as "ABORTED", and a text. Does
+    not leave the package."""
+
+
+_core.raise_status_as(StatusError)
+
+
 class CohortError(Exception):
     """Base of all errors of this package."""
 
@@ -53,12 +61,12 @@ _KINDS: dict[str, type[CohortError]] = {
 VOID = frozenset({"ABORTED", "UNAVAILABLE", "OUT_OF_RANGE"})
 
 
-def code_of(error: Exception) -> str:
+def code_of(error: StatusError) -> str:
     """The status code of a StatusError, such as "ABORTED"."""
     return str(error.args[0])
 
 
-def raise_from(error: "_core.StatusError") -> NoReturn:
+def raise_from(error: StatusError) -> NoReturn:
     """Raises the package's error for a status of the C++ client."""
     kind = _KINDS.get(code_of(error), TrainingError)
     raise kind(str(error.args[1])) from None

@@ -59,12 +59,12 @@ def by_criterion(criterion: Callable[[Any, Any], torch.Tensor],
                 labels.shape == logits.shape[:1] + logits.shape[2:]):
             samples = len(inputs)
             return Evaluation(loss_sum=loss * samples, loss_weight=samples)
-        valid = labels != ignore_index
+        valid: torch.Tensor = labels.ne(ignore_index)
         predicted, actual = logits.argmax(1)[valid], labels[valid]
         count = int(valid.sum())
         return Evaluation(
             loss_sum=loss * count if count else 0.0, loss_weight=count,
-            correct=int((predicted == actual).sum()), labels=count,
+            correct=int(predicted.eq(actual).sum()), labels=count,
             classes=(_class_sums(predicted, actual, logits.shape[1])
                      if logits.dim() > 2 else ()))
 

@@ -48,7 +48,8 @@ class Job:
         self._pid = os.getpid()
         self._evaluator: _evaluation.Evaluator | None = None
         self._membership: "_core.Membership | None" = None
-        self.worker: "_core.Worker" = None  # set once the run is joined
+        # Set once the run is joined.
+        self.worker: "_core.Worker" = None  # type: ignore[assignment]
         self._batch_size = 1
         self._watcher: StopWatcher | None = None
         self._left = False
@@ -243,7 +244,7 @@ class Job:
         state = self._schedulers.save()
         try:
             self._last = step.close(state)
-        except _core.StatusError as error:
+        except _errors.StatusError as error:
             self._ended_by(error)
             self._last = StepResult(None, "void", reason=str(error.args[1]))
         if self._last.counts:
@@ -280,7 +281,7 @@ class Job:
                 "job.load(): a step is in progress; call job.step() first")
         try:
             pulled = self.worker.read(None, True, "")
-        except _core.StatusError as error:
+        except _errors.StatusError as error:
             _errors.raise_from(error)
         self._model.load_statistics(pulled.statistics)
         self._model.note_weights()
@@ -306,7 +307,7 @@ class Job:
         atexit.unregister(self._at_exit)
         if self.worker is not None:
             self._step.abandon(reason)
-            with contextlib.suppress(_core.StatusError):
+            with contextlib.suppress(_errors.StatusError):
                 self.worker.leave("done" if self._finished else reason,
                                   self._data_ended)
         self._step.detach()
@@ -352,7 +353,7 @@ class Job:
             self.worker.register(
                 self._model.specs(self._plan), self._model.layer_specs(), plan,
                 self._model.memory(), self._model.statistics())
-        except _core.StatusError as error:
+        except _errors.StatusError as error:
             self._ended_by(error)
 
     def _run_plan(self, dataset: Any, by_number: bool, batch_size: int,
@@ -384,7 +385,7 @@ class Job:
         self._raise_if_stopped()
         try:
             assignment = self.worker.next_assignment()
-        except _core.StatusError as error:
+        except _errors.StatusError as error:
             self._ended_by(error)
             return None
         if assignment.kind != "finished":
@@ -404,7 +405,7 @@ class Job:
                       f"{assignment.reason}")
             raise _errors.Stopped(_errors.STOPPED_EXIT_CODE)
 
-    def _ended_by(self, error: "_core.StatusError") -> None:
+    def _ended_by(self, error: _errors.StatusError) -> None:
         """A call ended with a status that is final."""
         if _errors.code_of(error) == "CANCELLED":
             self._raise_if_stopped()
@@ -438,7 +439,7 @@ class Job:
         """False if the assignment is void."""
         try:
             pulled = self.worker.read_weights(assignment)
-        except _core.StatusError as error:
+        except _errors.StatusError as error:
             if _errors.code_of(error) not in _errors.VOID:
                 self._ended_by(error)
             return False

@@ -114,7 +114,7 @@ class Data:
         try:
             job.worker.begin_step(assignment)
             execute(assignment)
-        except _core.StatusError as error:
+        except _errors.StatusError as error:
             if _errors.code_of(error) not in _errors.VOID:
                 job._ended_by(error)
         finally:

@@ -74,7 +74,8 @@ class Step:
 
     def __init__(self, model: RegisteredModel) -> None:
         self._model = model
-        self.worker: "_core.Worker" = None  # set once the run is joined
+        # Set once the run is joined.
+        self.worker: "_core.Worker" = None  # type: ignore[assignment]
         self.mode = Mode.IDLE
         self.assignment: "_core.Assignment | None" = None
         self._hooks: list[Any] = []
@@ -219,7 +220,8 @@ class Step:
         self._in_backward = True
         try:
             with self.phase("backward"):
-                loss.backward(gradient=torch.full_like(loss, root))
+                torch.autograd.backward(
+                    loss, torch.full_like(loss, root))
                 if last:
                     self._send_late()
         finally:
@@ -248,7 +250,7 @@ class Step:
             verdict = self.worker.close_step(
                 loss_sum=self._loss, correct=self._correct, labels=self._labels,
                 front_end_state=state, measures=self._measures)
-        except _core.StatusError as error:
+        except _errors.StatusError as error:
             if _errors.code_of(error) in _errors.VOID:
                 return StepResult(None, "void", loss, str(error.args[1]))
             raise
