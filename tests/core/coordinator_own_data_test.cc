@@ -113,6 +113,43 @@ TEST(OwnDataTest, ARankThatWasGivenNothingEndsNoAttempt) {
   EXPECT_EQ(cohort.counter("steps_aborted"), 1);
 }
 
+// A replacement has other samples. If it were given the step, it would be told
+// that they count.
+TEST(OwnDataTest, AReplacementIsNotGivenAStepWhosePushCountsAlready) {
+  FakeCohort cohort(OwnData(SmallSetup(), 3));
+  cohort.Start();
+  cohort.Push(kRank0, {.w = {1, 0}, .samples = 3});
+  cohort.Leave(kRank0);
+  EXPECT_EQ(cohort.counter("steps_aborted"), 0);
+  cohort.StartOne(kRank0);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
+  cohort.Push(kRank1, {.w = {1, 0}, .samples = 1});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(cohort.All<effect::Committed>()[0].record.commit_samples, 4);
+  ASSERT_TRUE(Trains(cohort, kRank0));
+  EXPECT_EQ(cohort.told(kRank0).version, Version(1));
+  cohort.Push(kRank0, SamplesOf(2));
+  cohort.Push(kRank1, SamplesOf(1));
+  EXPECT_EQ(cohort.snapshot()->version, Version(2));
+  EXPECT_EQ(cohort.counter("replay_mismatches"), 0);
+}
+
+TEST(OwnDataTest, AReplacementTakesPartInTheRepetitionOfSuchAStep) {
+  FakeSetup setup = OwnData(SmallSetup(), 3);
+  setup.options.workers = 3;
+  setup.batch_sizes = {1, 1, 1};
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, SamplesOf(1));
+  cohort.Leave(kRank0);
+  cohort.StartOne(kRank0);
+  ASSERT_FALSE(Trains(cohort, kRank0));
+  cohort.Leave(kRank1);
+  ASSERT_EQ(cohort.counter("steps_aborted"), 1);
+  ASSERT_TRUE(Trains(cohort, kRank0));
+  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
+}
+
 // With numbered data the replacement repeats the push, as before.
 TEST(OwnDataTest, NumberedDataIsRepeatedByTheReplacement) {
   FakeCohort cohort(SmallSetup());
