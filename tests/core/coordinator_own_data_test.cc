@@ -254,6 +254,20 @@ TEST(OwnDataTest, ALostAsyncRankFreesItsStep) {
   EXPECT_TRUE(cohort.core().ended());
 }
 
+// float64: the share of no samples is 0, and so is the change.
+TEST(OwnDataTest, APushWithoutSamplesMovesNoStatistics) {
+  FakeCohort cohort(OwnData(AsyncSetup(), 3));
+  cohort.Start();
+  const StatisticsSets before = *cohort.snapshot()->statistics;
+  const std::vector<float> weights = cohort.weights(0);
+  cohort.Push(kRank0, {.w = {1, 1},
+                       .moments = {.count = 2, .first = {5}, .second = {2}},
+                       .samples = 0});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(*cohort.snapshot()->statistics, before);
+  EXPECT_EQ(cohort.weights(0), weights);
+}
+
 // ---- schedules and checkpoints
 
 TEST(OwnDataTest, SchedulesCountSteps) {
