@@ -374,5 +374,25 @@ TEST(MaxStepsTest, EpochsEndBeforeAHigherLimit) {
   EXPECT_EQ(EndReason(cohort), "all 1 epochs are done");
 }
 
+// The server may go between the last step and the end of its test.
+TEST(MaxStepsTest, ARestartAfterTheLastStepTestsAgain) {
+  for (const int64_t max_steps : {2, 3}) {
+    FakeSetup setup = Limited(max_steps);
+    setup.options.checkpoint_every = 1;
+    FakeCohort first(setup);
+    first.Start();
+    for (int i = 0; i < max_steps; ++i) Step(first);
+    const auto writes = first.All<effect::WriteCheckpoint>();
+    FakeCohort second(setup, &writes.back().state);
+    second.Start();
+    EXPECT_FALSE(second.core().ended());
+    EXPECT_EQ(second.told(kRank0).kind, AssignmentKind::kEvaluate);
+    second.EvaluateAll();
+    EXPECT_TRUE(second.core().ended());
+    EXPECT_EQ(second.snapshot()->version, Version(max_steps));
+    EXPECT_EQ(second.All<effect::Evaluated>().size(), 1);
+  }
+}
+
 }  // namespace
 }  // namespace cohort
