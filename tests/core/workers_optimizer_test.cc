@@ -11,6 +11,7 @@
 namespace cohort {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Pair;
 using testing::UnorderedElementsAre;
@@ -105,7 +106,9 @@ TEST(TakeWorkersOptimizerTest, OtherSettingsAndBadValuesAreRefused) {
     EXPECT_THAT(message(name, "2"),
                 HasSubstr(absl::StrCat("got the optimizer setting '", name)));
   }
-  EXPECT_THAT(message("learning_rate", "-1"), HasSubstr("learning_rate"));
+  EXPECT_THAT(
+      message("learning_rate", "-1"),
+      AllOf(HasSubstr("the workers' optimizer: "), HasSubstr("learning_rate")));
   EXPECT_THAT(message("learning_rate", "nan"), HasSubstr("learning_rate"));
   EXPECT_THAT(message("optimizer", "adagrad"), HasSubstr("adagrad"));
 }
@@ -181,6 +184,14 @@ TEST(WorkersOptimizerTest, ARunTakesTheOptimizerThatItsWorkersRegister) {
   cohort.Push(kRank1, {.w = {1, -2}, .b = {0}, .loss_weight = 1});
   EXPECT_NEAR(cohort.weights(0)[0], 1 - 0.003, 1e-6);
   EXPECT_NEAR(cohort.weights(0)[1], 2 + 0.003, 1e-6);
+}
+
+TEST(WorkersOptimizerTest, AChangeBeforeTheRegistrationIsKept) {
+  FakeCohort cohort(AutoSetup(kAdamPlan));
+  ASSERT_TRUE(cohort.Change({{"learning_rate", "0.25"}}).ok());
+  cohort.Start();
+  EXPECT_EQ(InForce(cohort).kind, OptimizerKind::kAdam);
+  EXPECT_EQ(InForce(cohort).learning_rate, 0.25);
 }
 
 TEST(WorkersOptimizerTest, AutoCannotComeBack) {
