@@ -19,6 +19,7 @@
 #include "server/checkpoint/model_tensors.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/slots.h"
+#include "server/core/optimizer/workers_optimizer.h"
 #include "server/core/settings.h"
 
 namespace cohort {
@@ -311,9 +312,8 @@ absl::StatusOr<CoordinatorOptions> ContinuedOptions(
     // The workers of this run have registered their optimizer.
     const bool is_auto =
         name == "optimizer" && now != told.end() && now->second == "auto";
-    const bool is_new =
-        !is_auto && (flag == flags.end() || now == told.end() ||
-                     flag->second != now->second);
+    const bool is_new = !is_auto && (flag == flags.end() || now == told.end() ||
+                                     flag->second != now->second);
     if (given.contains(name) && is_new) continue;
     const absl::Status known = SetSetting(name, value, continued);
     if (!known.ok()) {
@@ -336,6 +336,7 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
                                ": the data order depends on it"));
   }
   const RunState& state = checkpoint.state;
+  COHORT_RETURN_IF_ERROR(CheckPlanFits(options, state.model->plan));
   COHORT_RETURN_IF_ERROR(
       CheckSlots(SlotsHeld(state.snapshot->slots), options.optimizer.kind));
   COHORT_RETURN_IF_ERROR(
