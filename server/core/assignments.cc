@@ -54,7 +54,9 @@ Assignment NextFor(const Run& run, Worker& worker, Instant now) {
   if (run.parts.ledger.started() && worker.registered) {
     if (!worker.outstanding.has_value())
       worker.outstanding = NextWork(run, worker);
-    if (worker.outstanding.has_value()) return *worker.outstanding;
+    if (worker.outstanding.has_value() && run.driver.GivesAgain(worker)) {
+      return *worker.outstanding;
+    }
   }
   worker.waiting = true;
   return WaitAssignment(run, worker, now);

@@ -30,7 +30,8 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
   if (restored == nullptr) return;
   const bool epoch_ended = RestoreState(*restored, settings_, parts());
   roster_.Restore(*restored);
-  if (epoch_ended) {
+  // The last step may have come within an epoch.
+  if (epoch_ended || driver_->TrainingDone()) {
     pinned_.EvaluateEpoch(restored->data_epoch, driver_->TrainingDone());
   }
 }

@@ -32,7 +32,10 @@ void MovingStatistics::Update(int32_t layer, const Moments& moments,
                               Weighting weighting,
                               LayerStatistics& statistics) const {
   const BatchNormSpec& spec = layers_[static_cast<size_t>(layer)];
-  if (!spec.track_statistics || moments.count == 0) return;
+  // With own data, a push may say that it has no samples.
+  if (!spec.track_statistics || moments.count == 0 || weighting.share == 0) {
+    return;
+  }
   ++statistics.num_batches_tracked;
   const double a = BatchWeight(spec, weighting, statistics.num_batches_tracked);
   const auto count = static_cast<double>(moments.count);

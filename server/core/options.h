@@ -132,8 +132,8 @@ struct CoordinatorOptions {
   int32_t workers = 2;
   PolicyOptions policy;
   OptimizerOptions optimizer{.kind = OptimizerKind::kAuto};
-  // Names of the settings that were given explicitly; they are kept whatever
-  // the workers register. Not a setting.
+  // Names of the settings that were given explicitly, by a flag or a change;
+  // they are kept whatever the workers register. Not a setting.
   std::set<std::string> given;
   int64_t epochs = 5;
   // Versions after which training ends, if the epochs do not end before; 0:

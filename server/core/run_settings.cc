@@ -106,6 +106,7 @@ absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(
       return absl::InvalidArgumentError(read.message());
     }
     COHORT_RETURN_IF_ERROR(read);
+    target.given.insert(name);
   }
   return target;
 }
@@ -133,6 +134,7 @@ void RunSettings::AdoptOptimizer(const CoordinatorOptions& target) {
 
 void RunSettings::AdoptPending() {
   CopySettings(pending_->target, /*at_once=*/false, options_);
+  options_.given = std::move(pending_->target.given);
   policy_ = Resolve(options_.policy);
   aggregation_ = MakeAggregationPolicy(policy_);
   pending_.reset();

@@ -19,6 +19,7 @@
 #include "server/checkpoint/model_tensors.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/slots.h"
+#include "server/core/optimizer/workers_optimizer.h"
 #include "server/core/settings.h"
 
 namespace cohort {
@@ -335,6 +336,7 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
                                ": the data order depends on it"));
   }
   const RunState& state = checkpoint.state;
+  COHORT_RETURN_IF_ERROR(CheckPlanFits(options, state.model->plan));
   COHORT_RETURN_IF_ERROR(
       CheckSlots(SlotsHeld(state.snapshot->slots), options.optimizer.kind));
   COHORT_RETURN_IF_ERROR(

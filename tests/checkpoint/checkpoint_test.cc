@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -81,6 +82,36 @@ TEST_F(CheckpointTest, LoadsEverythingThatWasWritten) {
   EXPECT_EQ((*loaded)->identity.policy, ExampleIdentity().policy);
   EXPECT_EQ((*loaded)->path, dir_.File("checkpoint-000000000007"));
   EXPECT_THAT(problems_, IsEmpty());
+}
+
+TEST_F(CheckpointTest, LoadsTheStateOfATrainingProgram) {
+  for (const size_t bytes : {size_t{256}, size_t{0}, size_t{1} << 16}) {
+    RunState state = ProgramState(7);
+    auto snapshot = std::make_shared<ModelSnapshot>(*state.snapshot);
+    std::string text = *snapshot->front_end_state;
+    text.resize(bytes, 'x');
+    snapshot->front_end_state = std::make_shared<const std::string>(text);
+    state.snapshot = std::move(snapshot);
+    const TempDir dir;
+    const absl::Status written =
+        WriteCheckpoint(files_, dir.path(), kKeep, ExampleIdentity(), state);
+    ASSERT_TRUE(written.ok()) << written;
+    const auto loaded = LoadNewestCheckpoint(files_, dir.path(), problems_);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    ASSERT_TRUE(loaded->has_value()) << bytes;
+    ExpectSameState((*loaded)->state, state);
+  }
+}
+
+// An earlier release reads a run that uses none of it, and the other way round.
+TEST_F(CheckpointTest, WhatARunDoesNotUseIsNotWritten) {
+  Write(7);
+  const std::string text =
+      ReadText(dir_.File("checkpoint-000000000007/manifest.json"));
+  for (const char* name : {"front_end_state", "own_data", "rates_by_workers",
+                           "\"optimizer\"", "rate_group"}) {
+    EXPECT_THAT(text, testing::Not(HasSubstr(name)));
+  }
 }
 
 // Such a state was written before settings of a run could be changed.

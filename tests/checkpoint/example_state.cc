@@ -126,6 +126,27 @@ RunState ExampleState(int64_t version) {
   return state;
 }
 
+RunState ProgramState(int64_t version) {
+  RunState state = ExampleState(version);
+  auto model = std::make_shared<RegisteredModel>(*state.model);
+  model->layout.parameters[1].rate_group = 2;
+  model->plan.train_samples = 0;
+  model->plan.test_samples = 0;
+  model->plan.own_data = true;
+  model->plan.rates_by_workers = true;
+  model->plan.optimizer = {{"learning_rate", "0.001"}, {"optimizer", "adam"}};
+  state.model = std::move(model);
+  state.data_epoch = 0;
+  state.cursor = 0;
+  state.reissue.clear();
+  auto snapshot = std::make_shared<ModelSnapshot>(*state.snapshot);
+  std::string bytes;
+  for (int i = 0; i < 256; ++i) bytes.push_back(static_cast<char>(i));
+  snapshot->front_end_state = std::make_shared<const std::string>(bytes);
+  state.snapshot = std::move(snapshot);
+  return state;
+}
+
 RunIdentity ExampleIdentity() {
   // Above 2^53, where other JSON readers lose bits.
   return {.run_id = "run-\"1\"",
@@ -140,6 +161,12 @@ void ExpectSameState(const RunState& seen, const RunState& wanted) {
   EXPECT_TRUE(CheckSamePlan(seen.model->plan, wanted.model->plan).ok());
   EXPECT_EQ(seen.model->plan.loss_reference, wanted.model->plan.loss_reference);
   EXPECT_EQ(seen.snapshot->version, wanted.snapshot->version);
+  ASSERT_EQ(seen.snapshot->front_end_state == nullptr,
+            wanted.snapshot->front_end_state == nullptr);
+  if (wanted.snapshot->front_end_state != nullptr) {
+    EXPECT_EQ(*seen.snapshot->front_end_state,
+              *wanted.snapshot->front_end_state);
+  }
   ExpectSameBuffers(seen.snapshot->weights, wanted.snapshot->weights);
   for (const SlotKind& slot : AllSlots()) {
     SCOPED_TRACE(slot.name);

@@ -19,6 +19,9 @@ namespace cohort {
 // (none if frozen) is the negative of that. Layer `bn` keeps statistics of one
 // channel; `bn_plain`, with two channels, keeps none.
 RunState ExampleState(int64_t version);
+// That of a training program: with an optimizer, rates, a state of any bytes,
+// and own data.
+RunState ProgramState(int64_t version);
 
 RunIdentity ExampleIdentity();
 

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "common/limits.h"
+
 namespace cohort {
 namespace {
 
@@ -142,6 +144,21 @@ TEST(ModelLayoutTest, RefusesMultipliersThatAreNoFactors) {
   }
 }
 
+TEST(ModelLayoutTest, RateGroupsAreCountedAndCompared) {
+  ModelLayout layout = Example();
+  EXPECT_EQ(RateGroups(layout), 1);
+  EXPECT_EQ(RateGroups({}), 0);
+  layout.parameters[0].rate_group = 4;
+  EXPECT_TRUE(Validate(layout).ok());
+  // Groups that no parameter is in have a rate, too.
+  EXPECT_EQ(RateGroups(layout), 5);
+  ExpectDiffers(layout, "conv.weight: got rate group 4, want 0");
+  layout.parameters[0].rate_group = -1;
+  ExpectInvalid(layout, "conv.weight: got rate group -1, want 0 to 1023");
+  layout.parameters[0].rate_group = limits::kRateGroupsMax;
+  ExpectInvalid(layout, "conv.weight: got rate group 1024, want 0 to 1023");
+}
+
 TEST(ModelLayoutTest, NamesWhatIsMissingOrTooMuch) {
   ModelLayout seen = Example();
   seen.parameters.pop_back();
@@ -216,6 +233,34 @@ TEST(RunPlanTest, ComparesEverythingButTheLossReference) {
   EXPECT_EQ(CheckSamePlan(seen, wanted).message(),
             "run plan: got loss cross-entropy, label smoothing 0.1, want "
             "cross-entropy");
+}
+
+TEST(RunPlanTest, ComparesWhatTheTrainingProgramDecides) {
+  const RunPlan wanted = {
+      .optimizer = {{"learning_rate", "0.1"}, {"optimizer", "sgd"}}};
+  const auto message = [&wanted](const RunPlan& seen) {
+    const absl::Status status = CheckSamePlan(seen, wanted);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    return std::string(status.message());
+  };
+  EXPECT_TRUE(CheckSamePlan(wanted, wanted).ok());
+  RunPlan seen = wanted;
+  seen.own_data = true;
+  EXPECT_EQ(message(seen),
+            "run plan: got data of the workers' own yes, want no");
+  seen = wanted;
+  seen.rates_by_workers = true;
+  EXPECT_EQ(message(seen),
+            "run plan: got learning rates from the workers yes, want no");
+  seen = wanted;
+  seen.optimizer["learning_rate"] = "0.2";
+  EXPECT_EQ(message(seen), "optimizer: got learning_rate 0.2, want 0.1");
+  seen = wanted;
+  seen.optimizer.erase("optimizer");
+  EXPECT_EQ(message(seen), "optimizer: got optimizer none, want sgd");
+  seen = wanted;
+  seen.optimizer["momentum"] = "0.9";
+  EXPECT_EQ(message(seen), "optimizer: got momentum 0.9, want none");
 }
 
 TEST(InitialStatisticsTest, AreMeanZeroVarianceOneNothingTracked) {

@@ -103,5 +103,49 @@ TEST(DataCursorDeathTest, DecidingAPieceTwiceIsABug) {
   EXPECT_DEATH(cursor.Finish(piece), "decided twice");
 }
 
+// ---- the workers' own data
+
+TEST(DataCursorTest, OwnDataHasEmptyRangesAndNoEnd) {
+  DataCursor cursor = DataCursor::WithoutRanges();
+  for (int step = 0; step < 3; ++step) {
+    const StepCut cut = cursor.Cut({3, 1});
+    EXPECT_TRUE(cut.without_ranges);
+    EXPECT_EQ(cut.ranges, (std::vector<IndexRange>(2)));
+    EXPECT_FALSE(cursor.Take(cut));
+    const std::optional<Piece> piece = cursor.Next(3);
+    ASSERT_TRUE(piece.has_value());
+    EXPECT_TRUE(piece->range.empty());
+    EXPECT_EQ(piece->epoch, 0);
+    EXPECT_FALSE(cursor.Finish(*piece).has_value());
+  }
+  EXPECT_FALSE(cursor.exhausted());
+  EXPECT_EQ(cursor.epoch(), 0);
+  EXPECT_EQ(cursor.position(), 0);
+}
+
+TEST(DataCursorTest, OwnDataIsNotIssuedAgain) {
+  DataCursor cursor = DataCursor::WithoutRanges();
+  cursor.Reissue(*cursor.Next(2));
+  EXPECT_TRUE(cursor.reissue().empty());
+  EXPECT_TRUE(cursor.Cut({2}).without_ranges);
+  EXPECT_FALSE(cursor.Cut({2}).reissued);
+}
+
+TEST(DataCursorTest, OwnDataIsRestoredAtTheStart) {
+  DataCursor cursor = DataCursor::WithoutRanges();
+  cursor.Restore(0, 0);
+  cursor.RestoreOpen({});
+  EXPECT_FALSE(cursor.exhausted());
+  EXPECT_TRUE(cursor.Cut({1}).without_ranges);
+}
+
+// Numbered data that is used up has empty ranges, too.
+TEST(DataCursorTest, AShortRangeIsNoOwnData) {
+  const DataCursor cursor(3, 1);
+  const StepCut cut = cursor.Cut({3, 1});
+  EXPECT_TRUE(cut.ranges[1].empty());
+  EXPECT_FALSE(cut.without_ranges);
+}
+
 }  // namespace
 }  // namespace cohort

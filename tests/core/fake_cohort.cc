@@ -277,11 +277,13 @@ Sender FakeCohort::sender(Rank rank) {
 
 absl::Status FakeCohort::Open(Rank rank, const FakePush& push) {
   Effects out;
-  const absl::Status status = core_.Open(sender(rank), key(rank),
-                                         {.version = told_[rank].version,
-                                          .samples = told_[rank].range.size(),
-                                          .loss_weight = push.loss_weight},
-                                         now_, out);
+  const absl::Status status =
+      core_.Open(sender(rank), key(rank),
+                 {.version = told_[rank].version,
+                  .samples = push.samples.value_or(told_[rank].range.size()),
+                  .loss_weight = push.loss_weight,
+                  .learning_rates = push.learning_rates},
+                 now_, out);
   Absorb(std::move(out));
   return status;
 }
@@ -309,7 +311,9 @@ absl::Status FakeCohort::Close(Rank rank, const FakePush& push) {
   PushClosing closing{.loss_sum = push.loss_sum,
                       .correct = std::min<int64_t>(push.labels, 1),
                       .labels = push.labels,
-                      .batch_norm_calls = {1}};
+                      .batch_norm_calls = {1},
+                      .front_end_state = push.front_end_state,
+                      .measures = push.measures};
   if (!told_[rank].global_normalization) {
     closing.moments = {{.layer = 0, .call = 0, .moments = push.moments}};
   }

@@ -51,6 +51,11 @@ struct FakePush {
   // One of them is classified correctly, if there are any.
   int64_t labels = 2;
   Moments moments{.count = 2, .first = {0}, .second = {2}};
+  // With own data; otherwise those of the range.
+  std::optional<int64_t> samples;
+  std::vector<double> learning_rates;
+  std::optional<std::string> front_end_state;
+  std::vector<Measure> measures;
 };
 
 // A coordinator, the calls that workers would cause, and its effects. Folds run

@@ -50,6 +50,50 @@ void Checker::AfterEvent(const Coordinator& core) {
     Fail(absl::StrCat("the server is at version ", (*newest)->version.value(),
                       ", its commits made ", now_.version.value()));
   }
+  CheckState("the server", **newest);
+}
+
+void Checker::CheckState(const std::string& where,
+                         const ModelSnapshot& snapshot) {
+  const auto wanted = now_.states.find(snapshot.version);
+  if (wanted == now_.states.end()) {
+    Fail(absl::StrCat(where, " has version ", snapshot.version.value(),
+                      ", which was never made"));
+    return;
+  }
+  std::optional<std::string> seen;
+  if (snapshot.front_end_state != nullptr) seen = *snapshot.front_end_state;
+  if (seen == wanted->second) return;
+  Fail(absl::StrCat(where, " has the state ", seen.value_or("(none)"),
+                    " with version ", snapshot.version.value(), ", want ",
+                    wanted->second.value_or("(none)")));
+}
+
+void Checker::OnRead(const ModelSnapshot& snapshot) {
+  CheckState("a reader", snapshot);
+}
+
+void Checker::OnCounted(Rank rank, int32_t server_incarnation,
+                        const IndexRange& batch) {
+  // A restart took the version back before a frozen worker read the verdict.
+  if (server_incarnation != server_incarnation_) return;
+  for (int64_t i = batch.begin; i < batch.end; ++i) {
+    if (now_.own_samples.contains(i)) continue;
+    Fail(absl::StrCat("rank ", rank.value(), " is told that sample ", i,
+                      " counts, but no version contains it"));
+  }
+}
+
+bool Checker::StepsAreVersions() const {
+  return run_.extras.states == FrontEndStates::kAlways &&
+         run_.coordinator.policy.aggregation == AggregationKind::kSync &&
+         scenario_.changes.empty();
+}
+
+void Checker::OnHeld(Rank rank, Version version, const FrontEndState& state) {
+  if (!StepsAreVersions() || state.steps == version.value()) return;
+  Fail(absl::StrCat("rank ", rank.value(), " holds the state after ",
+                    state.steps, " steps with version ", version.value()));
 }
 
 // If workers send in one order, each may be let in over the limit with one
@@ -68,6 +112,7 @@ void Checker::CheckRoom(const Coordinator& core) {
 }
 
 void Checker::OnServerGone() {
+  ++server_incarnation_;
   now_ = at_checkpoint_;
   settings_ = checkpoint_.has_value() ? checkpoint_->settings
                                       : SettingsOf(run_.coordinator);
@@ -104,7 +149,8 @@ void Checker::OnFold(const FoldJob& fold) {
     contributions.push_back(
         {.key = {block->rank, block->key.sequence, block->key.attempt},
          .epoch = block->epoch,
-         .range = block->range});
+         .range = block->range,
+         .front_end_state = block->front_end_state});
   }
   if (!folds_.emplace(fold.partition, std::move(contributions)).second) {
     Fail(absl::StrCat("partition ", fold.partition, " is folded twice"));
@@ -128,6 +174,11 @@ void Checker::On(const effect::Committed& committed) {
                       now_.version.value()));
   }
   now_.version = record.version;
+  const int64_t steps_max = run_.coordinator.max_steps;
+  if (steps_max > 0 && now_.version.value() > steps_max) {
+    Fail(absl::StrCat("version ", now_.version.value(), ", want at most ",
+                      steps_max));
+  }
   if (Is("staleness", "drop") && !Is("aggregation", "sync") &&
       record.staleness_versions > Number("max_staleness")) {
     Fail("a push that is too stale was applied");
@@ -162,10 +213,28 @@ void Checker::On(const effect::Committed& committed) {
     Fail("the members are not the ranks that were folded, ascending");
   }
   if (samples != record.commit_samples) Fail("wrong count of samples");
+  NoteState(contributions.front());
   folds_.clear();
 }
 
+void Checker::NoteState(const Contribution& lowest) {
+  const std::optional<std::string>& sent = lowest.front_end_state;
+  now_.states[now_.version] =
+      sent.has_value() ? sent : now_.states[Version(now_.version.value() - 1)];
+  if (!StepsAreVersions()) return;
+  OnHeld(std::get<Rank>(lowest.key), now_.version, Decode(&*sent));
+}
+
+void Checker::CoverOwn(const Contribution& contribution) {
+  for (int64_t i = contribution.range.begin; i < contribution.range.end; ++i) {
+    if (now_.own_samples.insert(i).second) continue;
+    Fail(absl::StrCat(Text(contribution.key), " has sample ", i,
+                      " of its own data, which was used before"));
+  }
+}
+
 void Checker::Cover(const Contribution& contribution) {
+  if (run_.extras.own_data) return CoverOwn(contribution);
   const auto size = static_cast<size_t>(run_.plan.train_samples);
   std::vector<bool>& samples = now_.samples[contribution.epoch];
   samples.resize(size);
@@ -234,6 +303,8 @@ void Checker::CheckCounts(const StatusView& status) {
 }
 
 void Checker::CheckClock(const StatusView& status) {
+  // Own data has no end, and a limit of steps may come before it.
+  if (run_.extras.own_data || run_.coordinator.max_steps > 0) return;
   if (status.ended && status.samples != status.samples_total) {
     Fail(absl::StrCat("the run ended after ", status.samples, " samples of ",
                       status.samples_total));
@@ -243,7 +314,13 @@ void Checker::CheckClock(const StatusView& status) {
 // The attempt ended early or, under asynchronous policies, was given again.
 bool Checker::IsOver(const effect::SendVerdict& sent) const {
   return aborted_.contains({sent.verdict.version, sent.key.attempt}) ||
-         absl::StrContains(sent.verdict.reason, "was issued again as attempt");
+         absl::StrContains(sent.verdict.reason,
+                           "was issued again as attempt") ||
+         // With own data a process asks under its next incarnation, too.
+         (run_.extras.own_data &&
+          (absl::StrContains(sent.verdict.reason, " ended early: ") ||
+           absl::StrContains(sent.verdict.reason, "decided long ago") ||
+           absl::StrContains(sent.verdict.reason, "was withdrawn")));
 }
 
 void Checker::On(const effect::SendVerdict& sent) {
@@ -273,6 +350,7 @@ void Checker::On(const effect::SendVerdict& sent) {
 
 void Checker::On(const effect::WriteCheckpoint& write) {
   if (ended_.has_value()) Fail("a checkpoint after the end of the run");
+  CheckState("a checkpoint", *write.state.snapshot);
   checkpoint_ = write.state;
   at_checkpoint_ = now_;
 }
@@ -284,10 +362,16 @@ void Checker::On(const effect::RunEnded& ended) {
     Fail(absl::StrCat("the run ended early: ", ended.reason));
     return;
   }
-  CheckAllCovered();
+  CheckState("the end", *ended.snapshot);
+  if (now_.version.value() != run_.coordinator.max_steps) CheckAllCovered();
 }
 
 void Checker::CheckAllCovered() {
+  if (run_.extras.own_data) {
+    Fail(absl::StrCat("the run ended at version ", now_.version.value(),
+                      ", want ", run_.coordinator.max_steps));
+    return;
+  }
   for (int64_t epoch = 0; epoch < run_.coordinator.epochs; ++epoch) {
     const std::vector<bool>& samples = now_.samples[epoch];
     const auto used = std::count(samples.begin(), samples.end(), true);

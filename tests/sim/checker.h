@@ -33,6 +33,14 @@ class Checker {
   void OnEffects(const Effects& effects, const Coordinator& core);
   // The data shard begins a fold.
   void OnFold(const FoldJob& fold);
+  // A worker reads this version.
+  void OnRead(const ModelSnapshot& snapshot);
+  // A worker was told by this server that its push counts, and takes its next
+  // batch.
+  void OnCounted(Rank rank, int32_t server_incarnation,
+                 const IndexRange& batch);
+  // A worker holds the weights of `version`, and this state beside them.
+  void OnHeld(Rank rank, Version version, const FrontEndState& state);
   void AfterEvent(const Coordinator& core);
   // The server is gone; the next one continues from the last checkpoint.
   void OnServerGone();
@@ -62,6 +70,7 @@ class Checker {
     Key key;
     int64_t epoch = 0;
     IndexRange range;
+    std::optional<std::string> front_end_state;
 
     friend bool operator==(const Contribution&, const Contribution&) = default;
   };
@@ -74,6 +83,11 @@ class Checker {
     std::set<Key> dropped;
     // By epoch: the samples that were used.
     std::map<int64_t, std::vector<bool>> samples;
+    // The samples of own data that were used.
+    std::set<int64_t> own_samples;
+    // By version; absent: none was sent before.
+    std::map<Version, std::optional<std::string>> states = {
+        {Version(), std::nullopt}};
   };
 
   void On(const effect::RegisterAnswered& answered);
@@ -91,6 +105,13 @@ class Checker {
   void On(const Other&) {}
 
   void Cover(const Contribution& contribution);
+  void CoverOwn(const Contribution& contribution);
+  // The version that was just made has the state of its lowest rank.
+  void NoteState(const Contribution& lowest);
+  void CheckState(const std::string& where, const ModelSnapshot& snapshot);
+  // If true, every version is one step of all states further than the version
+  // before.
+  bool StepsAreVersions() const;
   void CheckLead(Rank rank);
   void NotePolicy();
   bool Is(const std::string& setting, const std::string& value) const {
@@ -127,6 +148,7 @@ class Checker {
   // Pushes answered since the server's last start.
   std::set<Key> answered_;
   std::set<std::pair<Version, Attempt>> aborted_;
+  int32_t server_incarnation_ = 1;
   int64_t commits_ = 0;
   int64_t resizes_ = 0;
   std::optional<Rank> asked_;

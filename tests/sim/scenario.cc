@@ -18,6 +18,8 @@ constexpr std::array<const char*, 10> kFaultNames = {
     "break session",  "break exchange", "break reduce", "kill",
     "vanish",         "freeze",         "hang",         "leave",
     "restart server", "miscount"};
+constexpr std::array<const char*, 3> kStatesNames = {"", ", with states",
+                                                     ", with some states"};
 // The faults that any run must survive without an effect on its result.
 constexpr uint64_t kHarmlessFaults = 9;
 
@@ -171,9 +173,37 @@ absl::Duration FaultLength(FaultKind kind, SplitMix64& random) {
   }
 }
 
+void AddExtras(const RunExtras& extras, RunSpec& spec) {
+  spec.extras = extras;
+  CoordinatorOptions& o = spec.coordinator;
+  // A version of each rank's push where pushes are applied one by one.
+  const int64_t versions =
+      o.policy.aggregation == AggregationKind::kSync ? 1 : o.workers;
+  if (extras.few_steps) o.max_steps = (3 * o.epochs + 1) * versions;
+  if (!extras.own_data) return;
+  if (!extras.few_steps) o.max_steps = 5 * o.epochs * versions;
+  spec.plan.dataset = "own";
+  spec.plan.train_samples = 0;
+  spec.plan.test_samples = 0;
+  spec.plan.own_data = true;
+  // The server cannot name batches to collect statistics from.
+  std::erase(o.policy.statistics, StatisticsKind::kAfter);
+}
+
+// From a generator of its own, so that the other choices of a seed do not
+// depend on it.
+RunExtras MakeExtras(uint64_t seed) {
+  SplitMix64 random(MixSeed(seed, 4));
+  RunExtras extras;
+  extras.own_data = random.Below(3) == 0;
+  extras.few_steps = random.Below(4) == 0;
+  extras.states = static_cast<FrontEndStates>(random.Below(3));
+  return extras;
+}
+
 }  // namespace
 
-RunSpec MakeRunSpec(int32_t number) {
+RunSpec MakeRunSpec(int32_t number, const RunExtras& extras) {
   int32_t rest = number;
   const auto digit = [&rest](int32_t base) {
     const int32_t value = rest % base;
@@ -214,6 +244,7 @@ RunSpec MakeRunSpec(int32_t number) {
                .train_samples = 4 * step + (variant == 0 ? 1 : -1),
                .test_samples = 3,
                .loss_reference = static_cast<double>(step)};
+  AddExtras(extras, spec);
   return spec;
 }
 
@@ -221,7 +252,8 @@ Scenario MakeScenario(uint64_t seed) {
   SplitMix64 random(MixSeed(seed, 1));
   Scenario scenario{
       .seed = seed,
-      .run = MakeRunSpec(static_cast<int32_t>(random.Below(kRunSpecCount)))};
+      .run = MakeRunSpec(static_cast<int32_t>(random.Below(kRunSpecCount)),
+                         MakeExtras(seed))};
   constexpr std::array<int64_t, 3> kDelaysMs = {1, 5, 30};
   scenario.delay_max =
       absl::Milliseconds(kDelaysMs[static_cast<size_t>(random.Below(3))]);
@@ -288,8 +320,9 @@ Scenario MakeMiscount(uint64_t seed) {
   return scenario;
 }
 
-Scenario MakeUndisturbed(int32_t number) {
-  return {.seed = static_cast<uint64_t>(number), .run = MakeRunSpec(number)};
+Scenario MakeUndisturbed(int32_t number, const RunExtras& extras) {
+  return {.seed = static_cast<uint64_t>(number),
+          .run = MakeRunSpec(number, extras)};
 }
 
 std::string Describe(const Scenario& scenario) {
@@ -305,7 +338,10 @@ std::string Describe(const Scenario& scenario) {
       " samples, checkpoint every ", o.checkpoint_every, ", delays to ",
       absl::FormatDuration(scenario.delay_max), ", duplicates ",
       scenario.duplicates, ", room for ", o.inflight_bytes_max, " bytes",
-      scenario.in_order ? " in order" : "");
+      scenario.in_order ? " in order" : "",
+      scenario.run.extras.own_data ? ", own data" : "",
+      o.max_steps > 0 ? absl::StrCat(", at most ", o.max_steps, " steps") : "",
+      kStatesNames[static_cast<size_t>(scenario.run.extras.states)]);
   for (const Fault& fault : scenario.faults) {
     absl::StrAppend(&text, "\n  ", absl::FormatDuration(fault.at), ": ",
                     kFaultNames[static_cast<size_t>(fault.kind)], " rank ",

@@ -12,9 +12,30 @@
 
 namespace cohort::sim {
 
+// Which front-end states the workers send in their closings.
+enum class FrontEndStates {
+  kNone,
+  kAlways,
+  // In some steps the state does not change, and is left out.
+  kSometimes,
+};
+
+// What a run may have besides the combinations of MakeRunSpec.
+struct RunExtras {
+  // Each process has a stream of batches of its own. A run of own data always
+  // has a limit of steps.
+  bool own_data = false;
+  // The run ends before its epochs do, unless pushes are dropped.
+  bool few_steps = false;
+  FrontEndStates states = FrontEndStates::kNone;
+
+  friend auto operator<=>(const RunExtras&, const RunExtras&) = default;
+};
+
 // Everything that decides the result of a run.
 struct RunSpec {
   int32_t number = 0;
+  RunExtras extras;
   CoordinatorOptions coordinator;
   ModelLayout layout;
   RunPlan plan;
@@ -30,7 +51,7 @@ inline constexpr int32_t kRunSpecCount = 5 * kPolicyCount * 2 * 3 * 2;
 
 // `number` in [0, kRunSpecCount): all combinations of 1 to 5 workers, policy,
 // reaction to losses, optimizer, and sizes that leave short ranges.
-RunSpec MakeRunSpec(int32_t number);
+RunSpec MakeRunSpec(int32_t number, const RunExtras& extras = {});
 
 enum class FaultKind {
   kBreakSession,
@@ -90,7 +111,7 @@ Scenario MakeScenario(uint64_t seed);
 // calls than the others in one step; faults hit the others.
 Scenario MakeMiscount(uint64_t seed);
 // The run of `number` without any disturbance.
-Scenario MakeUndisturbed(int32_t number);
+Scenario MakeUndisturbed(int32_t number, const RunExtras& extras = {});
 
 std::string Describe(const Scenario& scenario);
 

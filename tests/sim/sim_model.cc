@@ -4,6 +4,10 @@
 #include <cmath>
 #include <memory>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/check.h"
 #include "common/permutation.h"
 
 namespace cohort::sim {
@@ -24,6 +28,43 @@ const BatchNormSpec& LayerOf(const StepInput& input, size_t call) {
 }
 
 }  // namespace
+
+bool ChangesState(FrontEndStates states, Version read) {
+  if (states != FrontEndStates::kSometimes) {
+    return states == FrontEndStates::kAlways;
+  }
+  return MixSeed(static_cast<uint64_t>(read.value()), 6) % 3 != 0;
+}
+
+FrontEndState NextState(const FrontEndState& state) {
+  return {.steps = state.steps + 1,
+          .hash = MixSeed(state.hash, static_cast<uint64_t>(state.steps))};
+}
+
+std::string Encode(const FrontEndState& state, Rank rank) {
+  return absl::StrCat(state.steps, " ", state.hash, " ", rank.value());
+}
+
+FrontEndState Decode(const std::string* text) {
+  FrontEndState state;
+  if (text == nullptr) return state;
+  const std::vector<std::string> parts = absl::StrSplit(*text, ' ');
+  COHORT_CHECK(parts.size() == 3 && absl::SimpleAtoi(parts[0], &state.steps) &&
+                   absl::SimpleAtoi(parts[1], &state.hash),
+               *text);
+  return state;
+}
+
+IndexRange BatchOf(const OwnStream& stream, int64_t number) {
+  // Batches lie apart. Some have another size than their rank's, and the parts
+  // of the last term make some of no weight (LossWeight).
+  const int64_t begin =
+      ((stream.process * kRanksMax + stream.rank.value()) << 24) + 64 * number +
+      number % 7;
+  return {.begin = begin,
+          .end = begin + std::max<int64_t>(
+                             1, stream.batch_size + (number * 5) % 4 - 1)};
+}
 
 std::vector<BatchNormCall> CallsOf(const ModelLayout& layout) {
   std::vector<BatchNormCall> calls;

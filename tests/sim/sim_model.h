@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "common/assignment.h"
@@ -22,7 +24,39 @@ struct GradientBlock {
   PushKey key;
   int64_t epoch = 0;
   IndexRange range;
+  // That of the closing.
+  std::optional<std::string> front_end_state;
 };
+
+// The state of a training program: how many steps led to it, and a number that
+// depends on each of them.
+struct FrontEndState {
+  int64_t steps = 0;
+  uint64_t hash = 0;
+
+  friend bool operator==(const FrontEndState&, const FrontEndState&) = default;
+};
+
+// Whether a step from `read` changes the state.
+bool ChangesState(FrontEndStates states, Version read);
+// The state after one more step that changes it.
+FrontEndState NextState(const FrontEndState& state);
+// The bytes that `rank` sends.
+std::string Encode(const FrontEndState& state, Rank rank);
+// Null: the initial state.
+FrontEndState Decode(const std::string* text);
+
+// A stream of own data. Of all streams of all processes, no two batches have a
+// sample in common.
+struct OwnStream {
+  Rank rank;
+  // Earlier processes of this rank.
+  int64_t process = 0;
+  int64_t batch_size = 1;
+};
+
+// Batch `number` of a stream, of about batch_size samples.
+IndexRange BatchOf(const OwnStream& stream, int64_t number);
 
 // One batch-norm call of a step.
 struct BatchNormCall {

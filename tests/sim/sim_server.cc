@@ -8,6 +8,7 @@
 #include "common/check.h"
 #include "kernels/backend.h"
 #include "server/core/gradient_budget.h"
+#include "server/core/optimizer/workers_optimizer.h"
 #include "tests/sim/sim_worker.h"
 
 namespace cohort::sim {
@@ -42,6 +43,12 @@ bool SimServer::IsSurplus(const JoinRequest& request,
              core_.Status(world_.scheduler.now()).workers_expected &&
          (absl::IsOutOfRange(status) || absl::IsInvalidArgument(status) ||
           absl::IsResourceExhausted(status));
+}
+
+absl::StatusOr<SharedSnapshot> SimServer::Read(std::optional<Version> version) {
+  absl::StatusOr<SharedSnapshot> snapshot = core_.Read(version);
+  if (snapshot.ok()) world_.checker.OnRead(**snapshot);
+  return snapshot;
 }
 
 bool SimServer::HasSession(const Connection& connection) const {
@@ -97,7 +104,9 @@ bool SimServer::LeavesRoom(const SettingValues& values) const {
       SetSetting(name, value, target).IgnoreError();
     }
   }
-  return CheckInflight(target, world_.scenario.run.layout).ok();
+  const RunSpec& run = world_.scenario.run;
+  return CheckInflight(target, run.layout).ok() &&
+         CheckPlanFits(target, run.plan).ok();
 }
 
 void SimServer::Change(const SettingValues& values) {

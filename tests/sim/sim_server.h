@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -37,6 +38,7 @@ class SimServer {
   // True if it has joined and the server has not noticed an end.
   bool HasSession(const Connection& connection) const;
 
+  absl::StatusOr<SharedSnapshot> Read(std::optional<Version> version);
   void Join(const SharedConnection& connection, const JoinRequest& request);
   void Change(const SettingValues& values);
   void Heartbeat(const SharedConnection& connection);

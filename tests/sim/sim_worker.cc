@@ -65,6 +65,7 @@ void SimWorker::Thaw() {
 void SimWorker::Hang() {
   // Before the join, only its own lease waits for it.
   if (!joined_) return;
+  NoteUnanswered();
   Abandon();
   hung_ = true;
 }
@@ -89,6 +90,8 @@ void SimWorker::Connect() {
 void SimWorker::OnBroken() {
   if (connection_ == nullptr || finished_) return;
   world_.network.CloseFromWorker(connection_);
+  NoteUnanswered();
+  if (unanswered_.has_value()) unanswered_->repeated = false;
   connection_ = nullptr;
   joined_ = false;
   hung_ = false;
@@ -208,6 +211,9 @@ void SimWorker::Proceed() {
       registered_ != incarnation_) {
     return;
   }
+  if (work_->kind == AssignmentKind::kTrain && !SettleUnanswered(*work_)) {
+    return;
+  }
   taken_ = true;
   switch (work_->kind) {
     case AssignmentKind::kTrain:
@@ -247,6 +253,9 @@ void SimWorker::OnStepAborted(Version step, Attempt attempt) {
   step_->aborted = true;
   // The others continue and send until they would have to wait.
   if (step_->phase == Phase::kComputing && world_.random.Below(2) == 0) return;
+  // If a later step ended, this one was committed before, and its verdict comes
+  // on another stream.
+  if (step > step_->assignment.version) NoteUnanswered();
   Abandon();
   Proceed();
 }
@@ -255,7 +264,7 @@ void SimWorker::ReadPinned(const Assignment& assignment, WithSnapshot then) {
   world_.network.Call<MaybeSnapshot>(
       connection_,
       [version = assignment.version](SimServer& server) {
-        return server.core().Read(version);
+        return server.Read(version);
       },
       [then = std::move(then)](SimWorker& worker, MaybeSnapshot snapshot) {
         if (!snapshot.ok()) {
@@ -341,7 +350,7 @@ void SimWorker::Pull(const Assignment& assignment,
                      std::optional<Version> version) {
   world_.network.Call<MaybeSnapshot>(
       connection_,
-      [version](SimServer& server) { return server.core().Read(version); },
+      [version](SimServer& server) { return server.Read(version); },
       [assignment, task = task_](SimWorker& worker, MaybeSnapshot snapshot) {
         if (task != worker.task_) return;
         if (!snapshot.ok() || worker.StepEnded(assignment)) {
@@ -350,6 +359,9 @@ void SimWorker::Pull(const Assignment& assignment,
         }
         worker.version_ = (*snapshot)->version;
         worker.weights_ = (*snapshot)->weights;
+        worker.state_ = Decode((*snapshot)->front_end_state.get());
+        worker.world_.checker.OnHeld(worker.rank_, worker.version_,
+                                     worker.state_);
         worker.Compute(assignment);
       });
 }
@@ -358,13 +370,20 @@ void SimWorker::Compute(const Assignment& assignment) {
   step_ = std::make_unique<Step>();
   step_->assignment = assignment;
   step_->key = {.sequence = assignment.sequence, .attempt = assignment.attempt};
+  const IndexRange range =
+      HasOwnData() ? BatchOf(own_, batch_) : assignment.range;
   step_->input = {.spec = &world_.scenario.run,
                   .epoch = assignment.data_epoch,
-                  .range = assignment.range,
+                  .range = range,
                   .weights = weights_};
   step_->opening = {.version = version_,
-                    .samples = assignment.range.size(),
-                    .loss_weight = LossWeight(assignment.range)};
+                    .samples = range.size(),
+                    .loss_weight = LossWeight(range)};
+  step_->state = state_;
+  if (ChangesState(world_.scenario.run.extras.states, version_)) {
+    step_->state = NextState(state_);
+    step_->closing.front_end_state = Encode(step_->state, rank_);
+  }
   // In a step with one member the calls would count as right.
   if (assignment.members.size() > 1 && std::exchange(miscounts_, false)) {
     step_->miscounts = static_cast<Miscounts>(

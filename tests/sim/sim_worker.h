@@ -27,7 +27,15 @@ namespace cohort::sim {
 // the same incarnation, or as a new one if that has ended.
 class SimWorker {
  public:
-  SimWorker(World world, Rank rank) : world_(world), rank_(rank) {}
+  // `process`: how many processes had this rank before.
+  SimWorker(World world, Rank rank, int64_t process)
+      : world_(world),
+        rank_(rank),
+        own_{.rank = rank,
+             .process = process,
+             .batch_size =
+                 world.scenario.run
+                     .batch_sizes[static_cast<size_t>(rank.value())]} {}
   SimWorker(const SimWorker&) = delete;
   SimWorker& operator=(const SimWorker&) = delete;
 
@@ -41,6 +49,10 @@ class SimWorker {
   }
   // Null while it is not connected.
   const SharedConnection& connection() const { return connection_; }
+  // Batches that may have counted, and were not used again for that reason.
+  int64_t batches_given_up() const { return batches_given_up_; }
+  // Pushes that it learned of only when it asked again.
+  int64_t late_verdicts() const { return late_verdicts_; }
 
   void Start() { Connect(); }
   // Runs `event` in this process: never if it is dead, later if it is frozen.
@@ -100,8 +112,21 @@ class SimWorker {
     PushOpening opening;
     std::vector<GradientMessage> sent;
     PushClosing closing;
+    // After this step.
+    FrontEndState state;
     std::vector<std::optional<effect::SendWeights>> received;
     std::optional<effect::SendVerdict> verdict;
+  };
+
+  // A push of own data that was closed, and whose verdict was lost with the
+  // connection. Its batch must not be used before it is known whether the push
+  // counts.
+  struct Unanswered {
+    PushKey key;
+    PushClosing closing;
+    int32_t server_incarnation = 0;
+    // The closing was sent again on the present connection.
+    bool repeated = false;
   };
 
   void After(absl::Duration delay, Scheduler::Event event);
@@ -118,6 +143,17 @@ class SimWorker {
   void Proceed();
   // Gives up the current assignment; the next one will come.
   void Abandon();
+
+  // ---- own data
+  bool HasOwnData() const { return world_.scenario.run.extras.own_data; }
+  void NoteUnanswered();
+  // Sends an unanswered closing again before `next`. Returns false if the
+  // verdict has to be awaited.
+  bool SettleUnanswered(const Assignment& next);
+  void TakeLateVerdict(const effect::SendVerdict& verdict);
+  // The batch of `push` counts if it was applied, and is used again otherwise.
+  void SettleBatch(const PushVerdict& verdict);
+  void GiveUpBatch();
 
   // Uses a snapshot that was read.
   using WithSnapshot = std::function<void(SimWorker&, const ModelSnapshot&)>;
@@ -170,9 +206,17 @@ class SimWorker {
   bool taken_ = false;
   std::optional<std::pair<Version, Attempt>> ended_step_;
   std::unique_ptr<Step> step_;
-  // The newest weights that it has.
+  // The newest weights that it has, and the state that belongs to them.
   Version version_;
   std::vector<SharedFloats> weights_;
+  FrontEndState state_;
+
+  const OwnStream own_;
+  // The batch that is used until it counts.
+  int64_t batch_ = 0;
+  int64_t batches_given_up_ = 0;
+  int64_t late_verdicts_ = 0;
+  std::optional<Unanswered> unanswered_;
 };
 
 }  // namespace cohort::sim

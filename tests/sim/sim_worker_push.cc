@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "tests/sim/sim_worker.h"
 
 namespace cohort::sim {
@@ -75,6 +76,7 @@ void SimWorker::SendGradient(int32_t partition) {
   block->key = step.key;
   block->epoch = step.input.epoch;
   block->range = step.input.range;
+  block->front_end_state = step.closing.front_end_state;
   GradientMessage message{
       .partition = partition,
       .absent_slices = AbsentSlices(step.input, partitions_[p])};
@@ -102,7 +104,8 @@ void SimWorker::ClosePush() {
   step.closing = {.loss_sum = 2 * step.opening.loss_weight,
                   .correct = 1,
                   .labels = step.opening.samples,
-                  .batch_norm_calls = CallCounts(layout())};
+                  .batch_norm_calls = CallCounts(layout()),
+                  .front_end_state = step.closing.front_end_state};
   if (!step.assignment.global_normalization) {
     const std::vector<BatchNormCall> calls = CallsOf(layout());
     for (size_t i = 0; i < calls.size(); ++i) {
@@ -181,10 +184,69 @@ void SimWorker::OnVerdict(const effect::SendVerdict& verdict) {
   // push.
   Offer(verdict.verdict.next);
   if (step_ != nullptr && step_->key == verdict.key) {
+    const bool first = !step_->verdict.has_value();
     step_->verdict = verdict;
+    unanswered_.reset();
+    if (first) SettleBatch(verdict.verdict);
     FinishIfComplete();
+  } else {
+    TakeLateVerdict(verdict);
   }
   Proceed();
+}
+
+void SimWorker::NoteUnanswered() {
+  if (!HasOwnData() || !awaits_verdict() || step_->verdict.has_value()) return;
+  unanswered_ = {.key = step_->key,
+                 .closing = step_->closing,
+                 .server_incarnation = connection_->server_incarnation};
+}
+
+bool SimWorker::SettleUnanswered(const Assignment& next) {
+  if (!unanswered_.has_value()) return true;
+  if (connection_->server_incarnation != unanswered_->server_incarnation) {
+    // The new server may give the same key to another push.
+    GiveUpBatch();
+    return true;
+  }
+  const PushKey key{.sequence = next.sequence, .attempt = next.attempt};
+  // The whole push comes again. It may still be void because the first one
+  // arrived after all.
+  if (key == unanswered_->key) return true;
+  if (std::exchange(unanswered_->repeated, true)) return false;
+  world_.network.ToServer(
+      connection_, StreamKind::kExchange,
+      [connection = connection_, sender = Identity(), key = unanswered_->key,
+       closing = unanswered_->closing](SimServer& server) {
+        server.Close(connection, sender, key, closing);
+      });
+  return false;
+}
+
+void SimWorker::TakeLateVerdict(const effect::SendVerdict& verdict) {
+  if (!unanswered_.has_value() || unanswered_->key != verdict.key ||
+      unanswered_->server_incarnation != connection_->server_incarnation) {
+    return;
+  }
+  if (absl::StrContains(verdict.verdict.reason, "decided long ago")) {
+    return GiveUpBatch();
+  }
+  unanswered_.reset();
+  ++late_verdicts_;
+  SettleBatch(verdict.verdict);
+}
+
+void SimWorker::SettleBatch(const PushVerdict& verdict) {
+  if (!HasOwnData() || !IsApplied(verdict.verdict)) return;
+  world_.checker.OnCounted(rank_, connection_->server_incarnation,
+                           BatchOf(own_, batch_));
+  ++batch_;
+}
+
+void SimWorker::GiveUpBatch() {
+  unanswered_.reset();
+  ++batch_;
+  ++batches_given_up_;
 }
 
 void SimWorker::FinishIfComplete() {
@@ -205,6 +267,8 @@ void SimWorker::FinishIfComplete() {
   if (step.verdict->weights_partitions > 0) {
     version_ = verdict.version;
     weights_ = std::move(next);
+    state_ = step.state;
+    world_.checker.OnHeld(rank_, version_, state_);
   }
   Abandon();
   Proceed();

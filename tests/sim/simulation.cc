@@ -1,5 +1,6 @@
 #include "tests/sim/simulation.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -52,6 +53,13 @@ std::string Differences(const ModelSnapshot& seen,
     if (seen.checksums[p] != wanted.checksums[p]) {
       absl::StrAppend(&text, "checksum of partition ", p, "; ");
     }
+  }
+  const auto state = [](const ModelSnapshot& of) {
+    return of.front_end_state == nullptr ? "" : *of.front_end_state;
+  };
+  if (state(seen) != state(wanted)) {
+    absl::StrAppend(&text, "front-end state ", state(seen), ", want ",
+                    state(wanted), "; ");
   }
   for (size_t i = 0; i < wanted.statistics->size(); ++i) {
     const StatisticsSet& a = (*seen.statistics)[i];
@@ -109,6 +117,11 @@ Outcome Simulation::Run() {
   outcome_.commits = checker_.commits();
   outcome_.resizes = checker_.resizes();
   outcome_.model_of = checker_.asked();
+  outcome_.processes = static_cast<int64_t>(processes_.size());
+  for (const auto& process : processes_) {
+    outcome_.batches_given_up += process->batches_given_up();
+    outcome_.late_verdicts += process->late_verdicts();
+  }
   outcome_.failure = checker_.failure().value_or("");
   if (checker_.ended().has_value()) {
     outcome_.snapshot = checker_.ended()->snapshot;
@@ -158,7 +171,10 @@ void Simulation::Count() {
 }
 
 void Simulation::StartWorker(Rank rank) {
-  processes_.push_back(std::make_unique<SimWorker>(MakeWorld(), rank));
+  const auto process = std::count_if(
+      processes_.begin(), processes_.end(),
+      [rank](const auto& earlier) { return earlier->rank() == rank; });
+  processes_.push_back(std::make_unique<SimWorker>(MakeWorld(), rank, process));
   newest_[static_cast<size_t>(rank.value())] = processes_.back().get();
   processes_.back()->Start();
 }

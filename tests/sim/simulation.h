@@ -37,6 +37,12 @@ struct Outcome {
   int64_t fenced = 0;
   // Changes of the number of workers.
   int64_t resizes = 0;
+  // All processes of workers.
+  int64_t processes = 0;
+  // Batches of own data whose verdict was lost with the server.
+  int64_t batches_given_up = 0;
+  // Pushes of own data whose verdict came only after their worker asked again.
+  int64_t late_verdicts = 0;
   // The rank whose initial values the run began with.
   std::optional<Rank> model_of;
 };

@@ -2,11 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <string>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -36,18 +37,19 @@ uint64_t SeedCount(uint64_t usual) {
 // The results of undisturbed runs, each computed once.
 class References {
  public:
-  SharedSnapshot Of(int32_t number) {
-    SharedSnapshot& snapshot = snapshots_[static_cast<size_t>(number)];
+  SharedSnapshot Of(int32_t number, const RunExtras& extras) {
+    SharedSnapshot& snapshot = snapshots_[{number, extras}];
     if (snapshot == nullptr) {
-      const Outcome outcome = Simulation(MakeUndisturbed(number)).Run();
-      EXPECT_EQ(outcome.failure, "") << Describe(MakeUndisturbed(number));
+      const Scenario undisturbed = MakeUndisturbed(number, extras);
+      const Outcome outcome = Simulation(undisturbed).Run();
+      EXPECT_EQ(outcome.failure, "") << Describe(undisturbed);
       snapshot = outcome.snapshot;
     }
     return snapshot;
   }
 
  private:
-  std::array<SharedSnapshot, kRunSpecCount> snapshots_;
+  std::map<std::pair<int32_t, RunExtras>, SharedSnapshot> snapshots_;
 };
 
 // True if no event may have changed the result.
@@ -60,7 +62,14 @@ bool MustBeIdentical(const Scenario& scenario, const Outcome& outcome) {
   }
   // A rank that was lost while it registered was followed by the next.
   if (outcome.model_of != Rank(0)) return false;
-  return o.on_worker_loss == OnWorkerLoss::kWait || outcome.workers_lost == 0;
+  if (o.on_worker_loss == OnWorkerLoss::kContinue && outcome.workers_lost > 0) {
+    return false;
+  }
+  // A replacement has other data, and the data of what a restart took back is
+  // not used again.
+  return !scenario.run.extras.own_data ||
+         (outcome.processes == o.workers && outcome.restarts == 0 &&
+          outcome.batches_given_up == 0);
 }
 
 // Returns a description of the failure; empty if there is none.
@@ -70,7 +79,8 @@ std::string RunScenario(const Scenario& scenario, References& references,
   std::string failure = outcome.failure;
   if (failure.empty() && MustBeIdentical(scenario, outcome)) {
     failure =
-        Differences(*outcome.snapshot, *references.Of(scenario.run.number));
+        Differences(*outcome.snapshot,
+                    *references.Of(scenario.run.number, scenario.run.extras));
   }
   if (failure.empty() && outcome.replay_mismatches > 0 &&
       scenario.changes.empty() &&
@@ -102,14 +112,21 @@ TEST(SimulationTest, TheSameSeedGivesTheSameRunToTheBit) {
 // messages arrive must not affect a synchronous run.
 TEST(SimulationTest, UndisturbedRunsFinishAndDoNotDependOnDelays) {
   References references;
-  for (int32_t number = 0; number < kRunSpecCount; ++number) {
-    Scenario other = MakeUndisturbed(number);
+  for (int32_t number = 0; number < 2 * kRunSpecCount; ++number) {
+    // Half of them with own data, and some of these with states.
+    const RunExtras extras =
+        number < kRunSpecCount
+            ? RunExtras()
+            : RunExtras{.own_data = true,
+                        .states = static_cast<FrontEndStates>(number % 3)};
+    Scenario other = MakeUndisturbed(number % kRunSpecCount, extras);
     other.seed += 1000000;
     other.delay_max = absl::Milliseconds(30);
     const Outcome outcome = Simulation(other).Run();
     ASSERT_EQ(outcome.failure, "") << Describe(other);
     EXPECT_EQ(outcome.workers_lost, 0);
-    const SharedSnapshot reference = references.Of(number);
+    const SharedSnapshot reference =
+        references.Of(number % kRunSpecCount, extras);
     if (MustBeIdentical(other, outcome)) {
       ASSERT_EQ(Differences(*outcome.snapshot, *reference), "")
           << Describe(other);
@@ -137,13 +154,16 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
     sum.dropped += outcome.dropped;
     sum.policy_changes += outcome.policy_changes;
     sum.resizes += outcome.resizes;
+    sum.batches_given_up += outcome.batches_given_up;
+    sum.late_verdicts += outcome.late_verdicts;
     if (outcome.model_of != Rank(0)) ++other_models;
   }
   std::printf(
       "%lld seeds, %lld events, %lld commits, %lld workers lost, %lld steps "
       "aborted, %lld repeated messages, %lld server restarts, %lld pushes "
       "dropped, %lld policy changes, %lld of them of the number of workers, "
-      "%d models of another rank than 0\n",
+      "%lld batches given up, %lld late verdicts, %d models of another rank "
+      "than 0\n",
       static_cast<long long>(seeds), static_cast<long long>(sum.events),
       static_cast<long long>(sum.commits),
       static_cast<long long>(sum.workers_lost),
@@ -151,7 +171,9 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
       static_cast<long long>(sum.duplicates),
       static_cast<long long>(sum.restarts), static_cast<long long>(sum.dropped),
       static_cast<long long>(sum.policy_changes),
-      static_cast<long long>(sum.resizes), other_models);
+      static_cast<long long>(sum.resizes),
+      static_cast<long long>(sum.batches_given_up),
+      static_cast<long long>(sum.late_verdicts), other_models);
   // Seeds without disturbances would prove nothing.
   const auto tenth = static_cast<int64_t>(seeds / 10);
   EXPECT_GT(sum.workers_lost, tenth);
@@ -161,6 +183,8 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
   EXPECT_GT(sum.dropped, tenth);
   EXPECT_GT(sum.policy_changes, 5 * tenth);
   EXPECT_GT(sum.resizes, tenth);
+  EXPECT_GT(sum.batches_given_up, tenth / 10);
+  EXPECT_GT(sum.late_verdicts, tenth / 10);
   EXPECT_GT(other_models, tenth / 100);
   EXPECT_LT(other_models, tenth);
 }

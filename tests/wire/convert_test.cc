@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "common/limits.h"
+
 namespace cohort {
 namespace {
 
@@ -39,7 +41,8 @@ ModelLayout SmallLayout() {
                         .trainable = false,
                         .decay_exempt = true,
                         .rate_multiplier = 10,
-                        .decay_multiplier = 0.25}};
+                        .decay_multiplier = 0.25,
+                        .rate_group = 3}};
   layout.batch_norms = {{.name = "bn",
                          .channels = 2,
                          .epsilon = 1e-3,
@@ -163,6 +166,12 @@ TEST(ConvertTest, LayoutComesBackAndIsChecked) {
       good,
       {{"w", [](auto& p) { p.mutable_parameters(0)->set_shape(1, 0); }},
        {"b", [](auto& p) { p.mutable_parameters(0)->set_name("b"); }},
+       {"b: got rate group",
+        [](auto& p) { p.mutable_parameters(1)->set_rate_group(-1); }},
+       {"b: got rate group",
+        [](auto& p) {
+          p.mutable_parameters(1)->set_rate_group(limits::kRateGroupsMax);
+        }},
        {"bn: convention",
         [](auto& p) { p.mutable_batch_norms(0)->clear_convention(); }},
        {"bn", [](auto& p) { p.mutable_batch_norms(0)->set_channels(0); }}});
@@ -189,6 +198,32 @@ TEST(ConvertTest, PlanComesBackAndIsChecked) {
              {"test_samples", [](auto& p) { p.set_test_samples(-1); }},
              {"loss_reference", [](auto& p) { p.set_loss_reference(0); }},
              {"loss_reference", [](auto& p) { p.set_loss_reference(kNan); }}});
+}
+
+TEST(ConvertTest, APlanOfATrainingProgramComesBackAndIsChecked) {
+  const RunPlan sent{
+      .own_data = true,
+      .rates_by_workers = true,
+      .optimizer = {{"optimizer", "adam"}, {"learning_rate", "0.001"}}};
+  const v1::RunPlan good = Encoded<v1::RunPlan>(sent);
+  const auto back = FromProto(good);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_TRUE(back->own_data);
+  EXPECT_TRUE(back->rates_by_workers);
+  EXPECT_EQ(back->optimizer, sent.optimizer);
+  // In the message ascending by name, so that equal plans are equal bytes.
+  ASSERT_EQ(good.optimizer_size(), 2);
+  EXPECT_EQ(good.optimizer(0).name(), "learning_rate");
+  ExpectRefused<v1::RunPlan>(good, {{"'optimizer' twice", [](auto& p) {
+                                       p.add_optimizer()->set_name("optimizer");
+                                     }}});
+
+  // A worker of an earlier release sends none of it.
+  const auto earlier = FromProto(v1::RunPlan(Encoded<v1::RunPlan>(RunPlan())));
+  ASSERT_TRUE(earlier.ok()) << earlier.status();
+  EXPECT_FALSE(earlier->own_data);
+  EXPECT_FALSE(earlier->rates_by_workers);
+  EXPECT_TRUE(earlier->optimizer.empty());
 }
 
 TEST(ConvertTest, PartitionsComeBack) {
@@ -267,6 +302,30 @@ TEST(ConvertTest, OpeningIsChecked) {
       good, {{"samples", [](auto& p) { p.set_samples(-1); }},
              {"loss_weight", [](auto& p) { p.set_loss_weight(-1); }},
              {"loss_weight", [](auto& p) { p.set_loss_weight(kNan); }}});
+}
+
+TEST(ConvertTest, LearningRatesComeBackToTheBit) {
+  const PushOpening sent{.samples = 4, .learning_rates = {0.1, 0, 1e-300}};
+  EXPECT_EQ(FromProto(Encoded<v1::PushOpening>(sent))->learning_rates,
+            sent.learning_rates);
+  EXPECT_TRUE(FromProto(Encoded<v1::PushOpening>(PushOpening()))
+                  ->learning_rates.empty());
+}
+
+TEST(ConvertTest, StateAndMeasuresOfTheProgramComeBack) {
+  PushClosing sent;
+  EXPECT_FALSE(
+      FromProto(Encoded<v1::PushClosing>(sent))->front_end_state.has_value());
+  // No bytes are a state, too.
+  sent.front_end_state = "";
+  EXPECT_EQ(FromProto(Encoded<v1::PushClosing>(sent))->front_end_state, "");
+  sent.front_end_state = std::string("\0\xff\n", 3);
+  sent.measures = {{.name = "a/b", .sum = -0.5, .weight = 2},
+                   {.name = "c", .sum = 1e300, .weight = 1}};
+  const auto back = FromProto(Encoded<v1::PushClosing>(sent));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->front_end_state, sent.front_end_state);
+  EXPECT_EQ(back->measures, sent.measures);
 }
 
 TEST(ConvertTest, ClosingComesBackWithADivergedLoss) {

@@ -29,6 +29,13 @@ bool Contains(absl::Span<const absl::string_view> names,
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// Otherwise the message would blame a flag of the server.
+absl::Status OfWorkers(const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("the workers' optimizer: ",
+                                                  status.message()));
+}
+
 absl::Status Unfit(absl::string_view seen, absl::string_view wanted) {
   return absl::FailedPreconditionError(absl::StrCat(
       "the workers bring their own data, which has no epochs: got ", seen,
@@ -49,16 +56,12 @@ absl::StatusOr<CoordinatorOptions> TakeWorkersOptimizer(
     }
     // `auto` given explicitly is no choice.
     if (options.given.contains(name) && name != "optimizer") continue;
-    const absl::Status read = SetSetting(name, value, taken);
-    if (!read.ok()) {
-      return absl::Status(read.code(), absl::StrCat("the workers' optimizer: ",
-                                                    read.message()));
-    }
+    COHORT_RETURN_IF_ERROR(OfWorkers(SetSetting(name, value, taken)));
   }
   if (taken.optimizer.kind == OptimizerKind::kAuto) {
     taken.optimizer.kind = OptimizerKind::kMomentum;
   }
-  COHORT_RETURN_IF_ERROR(Validate(taken));
+  COHORT_RETURN_IF_ERROR(OfWorkers(Validate(taken)));
   return taken;
 }
 

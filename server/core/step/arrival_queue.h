@@ -35,6 +35,7 @@ class ArrivalQueue final : public StepDriver {
 
   bool Advance(Turn& turn) override;
   std::optional<Assignment> Next(Worker& worker) override;
+  bool GivesAgain(const Worker&) const override { return true; }
   bool HoldsUpIssuedStep(Rank) const override { return false; }
 
   void Welcome(Worker& worker, bool anew, Turn& turn) override;

@@ -180,6 +180,7 @@ void NoteCommit(const RunParts& parts, const CommitRecord& record,
     parts.ledger.train_loss = record.loss;
   }
   for (const Measure& measure : record.measures) {
+    if (record.skipped) break;
     parts.ledger.measures[measure.name] = measure.sum / measure.weight;
   }
   if (record.epoch_ended) {

@@ -73,6 +73,9 @@ class Round {
   bool fixed() const { return fixed_; }
   // It is no member, because the step was full without it.
   bool WasDropped(Rank rank) const { return dropped_.contains(rank); }
+  // The sender of a complete push is lost.
+  void NoteLeft(Rank rank) { left_.insert(rank); }
+  bool HasLeft(Rank rank) const { return left_.contains(rank); }
   // Ranks that have done what makes a member, in that order.
   const std::vector<Rank>& claims() const { return claims_; }
   // `rank` has done what makes a member. False if that changes nothing.
@@ -105,6 +108,7 @@ class Round {
   bool fixed_ = true;
   std::vector<Rank> claims_;
   std::set<Rank> dropped_;
+  std::set<Rank> left_;
   // One entry for each rank that takes part from the beginning, ascending.
   struct Share {
     Rank rank;

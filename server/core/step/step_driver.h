@@ -61,6 +61,9 @@ class StepDriver {
   // The work of `worker` now: attempt, members, epoch and range of a
   // training assignment.
   virtual std::optional<Assignment> Next(Worker& worker) = 0;
+  // `worker` is to do its outstanding assignment, which it may have been given
+  // before.
+  virtual bool GivesAgain(const Worker& worker) const = 0;
   // Others compute with `rank` and would wait for it in a rendezvous.
   virtual bool HoldsUpIssuedStep(Rank rank) const = 0;
 

@@ -97,7 +97,9 @@ void SyncRounds::RankLost(Rank rank, bool waits, const std::string& why,
     // A lost incarnation waits for nothing any more.
     round_->rendezvous.Forget(rank);
     // A complete push counts without its sender.
-    if (!round_->pushes.IsComplete(rank)) {
+    if (round_->pushes.IsComplete(rank)) {
+      round_->NoteLeft(rank);
+    } else {
       ReleaseIncomplete(rank, waits, why, turn);
     }
   }

@@ -109,6 +109,13 @@ std::optional<Assignment> SyncRounds::Next(Worker& worker) {
                     .range = round_->range(worker.rank)};
 }
 
+bool SyncRounds::GivesAgain(const Worker& worker) const {
+  // A replacement has other data than the sender of a push that counts. It
+  // would be told that its own counts.
+  return !IsMember(worker.rank) || !round_->HasLeft(worker.rank) ||
+         !parts_.model.model()->plan.own_data;
+}
+
 bool SyncRounds::HoldsUpIssuedStep(Rank rank) const {
   return IsMember(rank) && round_->AnyIssued() && !round_->WasIssued(rank);
 }

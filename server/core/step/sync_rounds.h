@@ -35,6 +35,7 @@ class SyncRounds final : public StepDriver {
 
   bool Advance(Turn& turn) override;
   std::optional<Assignment> Next(Worker& worker) override;
+  bool GivesAgain(const Worker& worker) const override;
   bool HoldsUpIssuedStep(Rank rank) const override;
 
   void Welcome(Worker&, bool, Turn&) override {}

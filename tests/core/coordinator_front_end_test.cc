@@ -1,0 +1,350 @@
+// What a training program sends with its pushes: learning rates, its state, and
+// measures.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "common/limits.h"
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// w in group 0, b in group 1; rates come with the openings.
+FakeSetup WithRates(FakeSetup setup) {
+  setup.options.epochs = 4;
+  setup.layout.parameters[1].rate_group = 1;
+  setup.plan.rates_by_workers = true;
+  return setup;
+}
+
+FakeSetup LongSetup() {
+  FakeSetup setup = SmallSetup();
+  setup.plan.train_samples = 40;
+  return setup;
+}
+
+// Three workers, two of which make a step.
+FakeSetup FirstTwo(FakeSetup setup) {
+  setup.options.workers = 3;
+  setup.options.policy.pushes_min = 2;
+  setup.batch_sizes = {2, 2, 2};
+  setup.plan.train_samples = 12;
+  return setup;
+}
+
+std::string StateOf(FakeCohort& cohort) {
+  const SharedText& state = cohort.snapshot()->front_end_state;
+  return state == nullptr ? "(none)" : *state;
+}
+
+FakePush WithState(const std::string& state) {
+  return {.front_end_state = state};
+}
+
+// ---- learning rates
+
+// float64: weight - rate * sum of gradients * loss reference / sum of weights.
+double Reference(double weight, double rate, double gradients, double losses) {
+  return weight - rate * gradients * 4 / losses;
+}
+
+TEST(WorkersRatesTest, EachGroupMovesByItsRateOfTheLowestRank) {
+  FakeCohort cohort(WithRates(SmallSetup()));
+  cohort.Start();
+  // The higher rank opens first.
+  cohort.Push(kRank1, {.w = {2, -1},
+                       .b = {0.5f},
+                       .loss_weight = 1,
+                       .learning_rates = {0.9, 0.8}});
+  cohort.Push(kRank0, {.w = {1, 3},
+                       .b = {0.25f},
+                       .loss_weight = 3,
+                       .learning_rates = {0.125, 0.0625}});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_FLOAT_EQ(cohort.weights(0)[0], Reference(1, 0.125, 3, 4));
+  EXPECT_FLOAT_EQ(cohort.weights(0)[1], Reference(2, 0.125, 2, 4));
+  EXPECT_FLOAT_EQ(cohort.weights(1)[0], Reference(3, 0.0625, 0.75, 4));
+  EXPECT_EQ(cohort.All<effect::Committed>()[0].record.learning_rate, 0.125);
+  EXPECT_EQ(cohort.core().Status(cohort.now()).learning_rate, 0.125);
+
+  // A rate of 0 leaves the group's weights as they are.
+  const std::vector<float> before = cohort.weights(0);
+  cohort.Push(kRank0, {.w = {1, 1}, .b = {1}, .learning_rates = {0, 1}});
+  cohort.Push(kRank1, {.w = {1, 1}, .b = {1}, .learning_rates = {1, 1}});
+  EXPECT_EQ(cohort.weights(0), before);
+  EXPECT_NE(cohort.weights(1)[0], before[0]);
+}
+
+TEST(WorkersRatesTest, OfTheFirstKTheLowestRankDecides) {
+  FakeCohort cohort(WithRates(FirstTwo(SmallSetup())));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, {.learning_rates = {0.5, 0.5}}).ok());
+  cohort.Push(kRank2, {.w = {1, 0}, .learning_rates = {0.9, 0.9}});
+  cohort.Push(kRank1, {.w = {1, 0}, .learning_rates = {0.25, 0.25}});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_FLOAT_EQ(cohort.weights(0)[0], Reference(1, 0.25, 2, 2));
+}
+
+TEST(WorkersRatesTest, APushThatIsAppliedAloneCountsByItsShare) {
+  FakeSetup setup = WithRates(AsyncSetup());
+  setup.batch_sizes = {1, 3};
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(
+      kRank1,
+      {.w = {1, 0}, .b = {1}, .loss_weight = 3, .learning_rates = {0.5, 0.25}});
+  // 3 of the cohort's 4 samples.
+  EXPECT_FLOAT_EQ(cohort.weights(0)[0], Reference(1, 0.75 * 0.5, 1, 3));
+  EXPECT_FLOAT_EQ(cohort.weights(1)[0], Reference(3, 0.75 * 0.25, 1, 3));
+}
+
+TEST(WorkersRatesTest, AnotherNumberOfRatesOrBadOnesAreRefused) {
+  FakeCohort cohort(WithRates(SmallSetup()));
+  cohort.Start();
+  for (const std::vector<double>& rates :
+       std::vector<std::vector<double>>{{},
+                                        {0.1},
+                                        {0.1, 0.1, 0.1},
+                                        {0.1, -0.1},
+                                        {0.1, static_cast<double>(kNan)},
+                                        {kInfinity, 0.1},
+                                        {0.1, 2 * limits::kLearningRateMax}}) {
+    const absl::Status status = cohort.Open(kRank0, {.learning_rates = rates});
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << rates.size();
+    EXPECT_THAT(std::string(status.message()), HasSubstr("learning rate"));
+  }
+  EXPECT_TRUE(
+      cohort.Open(kRank0, {.learning_rates = {0, limits::kLearningRateMax}})
+          .ok());
+
+  FakeCohort without(SmallSetup());
+  without.Start();
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(without.Open(kRank0, {.learning_rates = {0.1}})));
+}
+
+TEST(WorkersRatesTest, TheRateCannotBeChangedOnTheServer) {
+  FakeCohort cohort(WithRates(SmallSetup()));
+  cohort.Start();
+  const absl::Status status =
+      cohort.Change({{"learning_rate", "0.01"}}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("change their program"));
+  EXPECT_FALSE(cohort.Change({{"schedule", "cosine"}}).ok());
+  EXPECT_TRUE(cohort.Change({{"weight_decay", "0.5"}}).ok());
+}
+
+// ---- the state of the program
+
+TEST(FrontEndStateTest, AVersionHasTheStateOfItsLowestRank) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  EXPECT_EQ(StateOf(cohort), "(none)");
+  cohort.Push(kRank1, WithState("b1"));
+  cohort.Push(kRank0, WithState("a1"));
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(StateOf(cohort), "a1");
+  // Any bytes, and none, are a state.
+  cohort.Push(kRank0, WithState(std::string("\0\xff", 2)));
+  cohort.Push(kRank1, WithState("b2"));
+  EXPECT_EQ(StateOf(cohort), std::string("\0\xff", 2));
+  cohort.Push(kRank0, WithState(""));
+  cohort.Push(kRank1, WithState("b3"));
+  EXPECT_EQ(StateOf(cohort), "");
+}
+
+TEST(FrontEndStateTest, IsKeptWhereTheLowestRankSendsNone) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  cohort.Push(kRank0, WithState("a1"));
+  cohort.Push(kRank1, {});
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, WithState("b2"));
+  ASSERT_EQ(cohort.snapshot()->version, Version(2));
+  EXPECT_EQ(StateOf(cohort), "a1");
+}
+
+TEST(FrontEndStateTest, ASkippedStepIsAVersionOfTheProgramToo) {
+  FakeSetup setup = LongSetup();
+  setup.options.nonfinite_max = 9;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, WithState("a1"));
+  cohort.Push(kRank1, {});
+  cohort.Push(kRank0, {.w = {kNan, 0}, .front_end_state = "a2"});
+  cohort.Push(kRank1, {});
+  ASSERT_TRUE(cohort.All<effect::Committed>()[1].record.skipped);
+  EXPECT_EQ(StateOf(cohort), "a2");
+  cohort.Push(kRank0, {.w = {kNan, 0}});
+  cohort.Push(kRank1, {});
+  ASSERT_EQ(cohort.snapshot()->version, Version(3));
+  EXPECT_EQ(StateOf(cohort), "a2");
+}
+
+TEST(FrontEndStateTest, OfTheFirstKTheLowestRankDecides) {
+  FakeCohort cohort(FirstTwo(SmallSetup()));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, WithState("a1")).ok());
+  cohort.Push(kRank2, WithState("c1"));
+  cohort.Push(kRank1, WithState("b1"));
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(StateOf(cohort), "b1");
+}
+
+TEST(FrontEndStateTest, APushThatIsAppliedAloneBringsItsOwn) {
+  FakeSetup setup = AsyncSetup();
+  setup.options.policy.staleness = {.rule = StalenessRule::kDrop,
+                                    .versions_max = 0};
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank1, WithState("b1"));
+  EXPECT_EQ(StateOf(cohort), "b1");
+  // Read before version 1, so it is dropped.
+  cohort.Push(kRank0, WithState("a1"));
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(StateOf(cohort), "b1");
+  cohort.Push(kRank0, {});
+  ASSERT_EQ(cohort.snapshot()->version, Version(2));
+  EXPECT_EQ(StateOf(cohort), "b1");
+}
+
+TEST(FrontEndStateTest, AnAbortedAttemptLeavesNoState) {
+  FakeSetup setup = LongSetup();
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, WithState("a1"));
+  cohort.Leave(kRank1);
+  EXPECT_EQ(StateOf(cohort), "(none)");
+  cohort.Push(kRank0, WithState("a2"));
+  EXPECT_EQ(StateOf(cohort), "a2");
+}
+
+TEST(FrontEndStateTest, ARestoredRunContinuesWithIt) {
+  FakeSetup setup = LongSetup();
+  setup.options.checkpoint_every = 1;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, WithState("a1"));
+  cohort.Push(kRank1, {});
+  const RunState state = cohort.All<effect::WriteCheckpoint>()[0].state;
+  FakeCohort restored(setup, &state);
+  restored.Start();
+  EXPECT_EQ(StateOf(restored), "a1");
+}
+
+TEST(FrontEndStateTest, SurvivesPreciseStatistics) {
+  FakeSetup setup = SmallSetup();
+  setup.options.policy.statistics = {StatisticsKind::kSync,
+                                     StatisticsKind::kAfter};
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, WithState("a1"));
+  cohort.Push(kRank1, {});
+  ASSERT_TRUE(cohort.Collect().ok());
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+  for (Rank rank : {kRank0, kRank1}) {
+    while (cohort.told(rank).kind == AssignmentKind::kCollectMoments) {
+      ASSERT_TRUE(
+          cohort
+              .ReportMoments(
+                  rank,
+                  {{.moments = {.count = 2, .first = {0}, .second = {2}}}})
+              .ok());
+    }
+  }
+  EXPECT_EQ(StateOf(cohort), "a1");
+}
+
+TEST(FrontEndStateTest, HasALimit) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  std::string state(limits::kFrontEndStateMax, 'x');
+  cohort.Push(kRank1, WithState(state));
+  state.push_back('x');
+  ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {0, 0}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, {0}).ok());
+  const absl::Status status = cohort.Close(kRank0, WithState(state));
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_EQ(status.message(),
+            "closing: got a front-end state of 65537 bytes, want at most "
+            "65536");
+}
+
+// ---- measures
+
+TEST(FrontEndMeasuresTest, OfAStepAreSummedByName) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  cohort.Push(kRank1, {.measures = {{"a", 1, 2}, {"c", -3, 1}}});
+  cohort.Push(kRank0, {.measures = {{"b/x", 8, 4}, {"c", 5, 3}}});
+  EXPECT_THAT(cohort.All<effect::Committed>()[0].record.measures,
+              ElementsAre(Measure{"a", 1, 2}, Measure{"b/x", 8, 4},
+                          Measure{"c", 2, 4}));
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+  EXPECT_THAT(cohort.All<effect::Committed>()[1].record.measures, IsEmpty());
+}
+
+TEST(FrontEndMeasuresTest, APushThatIsAppliedAloneHasItsOwn) {
+  FakeCohort cohort(AsyncSetup());
+  cohort.Start();
+  cohort.Push(kRank1, {.measures = {{"a", 1, 2}}});
+  EXPECT_THAT(cohort.All<effect::Committed>()[0].record.measures,
+              ElementsAre(Measure{"a", 1, 2}));
+}
+
+TEST(FrontEndMeasuresTest, BadOnesAreRefused) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
+  std::vector<Measure> many;
+  for (int i = 0; i <= limits::kMeasuresMax; ++i) {
+    many.push_back({std::string(1, static_cast<char>('0' + i)), 1, 1});
+  }
+  const std::string longest(limits::kMeasureNameMax, 'n');
+  for (const std::vector<Measure>& bad : std::vector<std::vector<Measure>>{
+           many,
+           {{"", 1, 1}},
+           {{longest + "n", 1, 1}},
+           {{"with space", 1, 1}},
+           {{"quote\"", 1, 1}},
+           {{"\xc3\xa9", 1, 1}},
+           {{"b", 1, 1}, {"a", 1, 1}},
+           {{"a", 1, 1}, {"a", 1, 1}},
+           {{"a", 1, 0}},
+           {{"a", 1, -1}},
+           {{"a", 1, kInfinity}},
+           {{"a", 1, static_cast<double>(kNan)}}}) {
+    const absl::Status status = cohort.Close(kRank0, FakePush{.measures = bad});
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << bad[0].name;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("measure"));
+  }
+  // A mean that diverged is still a mean.
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {0, 0}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, {0}).ok());
+  EXPECT_TRUE(
+      cohort
+          .Close(kRank0, FakePush{.measures = {{"A-z_0./", kInfinity, 1},
+                                               {longest, 0, 0.5}}})
+          .ok());
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,398 @@
+// Runs over data of the workers' own, and runs with a limit of steps.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "common/limits.h"
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+FakeSetup OwnData(FakeSetup setup, int64_t max_steps) {
+  setup.options.max_steps = max_steps;
+  setup.plan.train_samples = 0;
+  setup.plan.test_samples = 0;
+  setup.plan.own_data = true;
+  return setup;
+}
+
+FakePush SamplesOf(int64_t samples) { return {.samples = samples}; }
+
+std::string EndReason(const FakeCohort& cohort) {
+  const auto ended = cohort.All<effect::RunEnded>();
+  return ended.empty() ? "" : ended.front().reason;
+}
+
+// ---- own data, sync
+
+TEST(OwnDataTest, WorkersSayHowManySamplesThereWere) {
+  FakeCohort cohort(OwnData(SmallSetup(), 2));
+  cohort.Start();
+  EXPECT_TRUE(cohort.told(kRank0).range.empty());
+  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank1));
+  cohort.Push(kRank0, SamplesOf(5));
+  cohort.Push(kRank1, SamplesOf(2));
+  const CommitRecord record = cohort.All<effect::Committed>()[0].record;
+  EXPECT_EQ(record.commit_samples, 7);
+  EXPECT_EQ(record.samples, 7);
+  EXPECT_EQ(record.data_epoch, 0);
+  EXPECT_FALSE(record.epoch_ended);
+  EXPECT_EQ(cohort.core().Status(cohort.now()).samples_total, 0);
+
+  cohort.Push(kRank0, SamplesOf(1));
+  cohort.Push(kRank1, SamplesOf(1));
+  EXPECT_EQ(cohort.snapshot()->version, Version(2));
+  EXPECT_TRUE(cohort.core().ended());
+  EXPECT_EQ(EndReason(cohort), "all 2 steps are done");
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
+}
+
+TEST(OwnDataTest, CountsOutOfRangeAreRefused) {
+  FakeCohort cohort(OwnData(SmallSetup(), 2));
+  cohort.Start();
+  for (int64_t samples : {int64_t{-1}, limits::kBatchSizeMax + 1}) {
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(cohort.Open(kRank0, SamplesOf(samples))));
+  }
+  EXPECT_TRUE(cohort.Open(kRank0, SamplesOf(limits::kBatchSizeMax)).ok());
+}
+
+TEST(OwnDataTest, APlanWithCountsIsRefused) {
+  FakeSetup setup = OwnData(SmallSetup(), 2);
+  setup.plan.test_samples = 1;
+  FakeCohort cohort(setup);
+  ASSERT_TRUE(cohort.Join(kRank0).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(cohort.Register(kRank0)));
+}
+
+// The push of a lost rank cannot be repeated: nothing has its samples.
+TEST(OwnDataTest, ALostShareEndsTheAttemptEvenWhereTheRankIsWaitedFor) {
+  FakeCohort cohort(OwnData(SmallSetup(), 3));
+  cohort.Start();
+  const PushKey before = cohort.key(kRank1);
+  ASSERT_TRUE(cohort.Open(kRank0, SamplesOf(3)).ok());
+  cohort.Push(kRank1, {.w = {8, 8}, .samples = 1});
+  cohort.Leave(kRank0);
+  EXPECT_EQ(cohort.counter("steps_aborted"), 1);
+  // The other rank computes again, and the step waits for the replacement.
+  EXPECT_GT(cohort.key(kRank1), before);
+  EXPECT_EQ(cohort.told(kRank1).version, Version(0));
+  cohort.Push(kRank1, {.w = {1, 0}, .samples = 1});
+  EXPECT_EQ(cohort.snapshot()->version, Version(0));
+  cohort.StartOne(kRank0);
+  ASSERT_TRUE(Trains(cohort, kRank0));
+  EXPECT_EQ(cohort.told(kRank0).attempt, cohort.told(kRank1).attempt);
+  cohort.Push(kRank0, {.w = {1, 0}, .samples = 2});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(cohort.All<effect::Committed>()[0].record.commit_samples, 3);
+  // Scale 4 / 2, rate 0.5: nothing is left of the first attempt.
+  EXPECT_THAT(cohort.weights(0), ElementsAre(1 - 2, 2));
+}
+
+TEST(OwnDataTest, ARankThatWasGivenNothingEndsNoAttempt) {
+  FakeSetup setup = OwnData(SmallSetup(), 3);
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, SamplesOf(1));
+  cohort.Leave(kRank1);
+  ASSERT_EQ(cohort.counter("steps_aborted"), 1);
+  // The attempt that waits for the replacement goes on when that is lost, too.
+  ASSERT_TRUE(cohort.Join(kRank1).ok());
+  cohort.Leave(kRank1);
+  EXPECT_EQ(cohort.counter("steps_aborted"), 1);
+}
+
+// A replacement has other samples. If it were given the step, it would be told
+// that they count.
+TEST(OwnDataTest, AReplacementIsNotGivenAStepWhosePushCountsAlready) {
+  FakeCohort cohort(OwnData(SmallSetup(), 3));
+  cohort.Start();
+  cohort.Push(kRank0, {.w = {1, 0}, .samples = 3});
+  cohort.Leave(kRank0);
+  EXPECT_EQ(cohort.counter("steps_aborted"), 0);
+  cohort.StartOne(kRank0);
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
+  cohort.Push(kRank1, {.w = {1, 0}, .samples = 1});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(cohort.All<effect::Committed>()[0].record.commit_samples, 4);
+  ASSERT_TRUE(Trains(cohort, kRank0));
+  EXPECT_EQ(cohort.told(kRank0).version, Version(1));
+  cohort.Push(kRank0, SamplesOf(2));
+  cohort.Push(kRank1, SamplesOf(1));
+  EXPECT_EQ(cohort.snapshot()->version, Version(2));
+  EXPECT_EQ(cohort.counter("replay_mismatches"), 0);
+}
+
+TEST(OwnDataTest, AReplacementTakesPartInTheRepetitionOfSuchAStep) {
+  FakeSetup setup = OwnData(SmallSetup(), 3);
+  setup.options.workers = 3;
+  setup.batch_sizes = {1, 1, 1};
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, SamplesOf(1));
+  cohort.Leave(kRank0);
+  cohort.StartOne(kRank0);
+  ASSERT_FALSE(Trains(cohort, kRank0));
+  cohort.Leave(kRank1);
+  ASSERT_EQ(cohort.counter("steps_aborted"), 1);
+  ASSERT_TRUE(Trains(cohort, kRank0));
+  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
+}
+
+// With numbered data the replacement repeats the push, as before.
+TEST(OwnDataTest, NumberedDataIsRepeatedByTheReplacement) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.Push(kRank0, {});
+  cohort.Leave(kRank0);
+  cohort.StartOne(kRank0);
+  EXPECT_TRUE(Trains(cohort, kRank0));
+}
+
+// A worker whose verdict was lost with its connection has to know whether its
+// batch counts before it uses it again.
+TEST(OwnDataTest, AClosingThatComesAgainIsToldWhatBecameOfThePush) {
+  FakeCohort cohort(OwnData(SmallSetup(), 3));
+  cohort.Start();
+  const PushKey key = cohort.key(kRank0);
+  cohort.Push(kRank0, SamplesOf(3));
+  cohort.BreakSession(kRank0);
+  cohort.Push(kRank1, SamplesOf(1));
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  ASSERT_TRUE(cohort.Join(kRank0, cohort.incarnation(kRank0)).ok());
+  Effects out;
+  ASSERT_TRUE(cohort.core()
+                  .Close(cohort.sender(kRank0), key,
+                         {.batch_norm_calls = {1},
+                          .moments = {{.moments = FakePush().moments}}},
+                         cohort.now(), out)
+                  .ok());
+  const auto* sent = std::get_if<effect::SendVerdict>(&out.back());
+  ASSERT_NE(sent, nullptr);
+  EXPECT_EQ(sent->key, key);
+  EXPECT_EQ(sent->verdict.verdict, Verdict::kApplied);
+  EXPECT_TRUE(sent->verdict.duplicate);
+}
+
+TEST(OwnDataTest, AReplacementOfOneOfTheFirstKWaitsForTheNextStep) {
+  FakeSetup setup = OwnData(SmallSetup(), 3);
+  setup.options.workers = 3;
+  setup.options.policy.pushes_min = 2;
+  setup.batch_sizes = {2, 2, 2};
+  FakeCohort cohort(setup);
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, SamplesOf(2)).ok());
+  cohort.Leave(kRank0);
+  // Two are left, and two are enough.
+  EXPECT_EQ(cohort.counter("steps_aborted"), 0);
+  cohort.StartOne(kRank0);
+  EXPECT_FALSE(Trains(cohort, kRank0));
+  cohort.Push(kRank1, SamplesOf(2));
+  cohort.Push(kRank2, SamplesOf(2));
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_TRUE(Trains(cohort, kRank0));
+}
+
+// ---- own data, async
+
+TEST(OwnDataTest, AsyncMakesNoMoreVersionsThanTheLimit) {
+  FakeCohort cohort(OwnData(AsyncSetup(), 3));
+  cohort.Start();
+  cohort.Push(kRank0, SamplesOf(2));
+  // Version 1, and both ranks compute: there is room for both pushes.
+  ASSERT_TRUE(Trains(cohort, kRank0));
+  cohort.Push(kRank0, SamplesOf(1));
+  // Version 2, and the push of rank 1 becomes the last.
+  EXPECT_FALSE(Trains(cohort, kRank0));
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.Push(kRank1, SamplesOf(4));
+  EXPECT_EQ(cohort.snapshot()->version, Version(3));
+  EXPECT_TRUE(cohort.core().ended());
+  EXPECT_EQ(cohort.core().Status(cohort.now()).samples, 7);
+  EXPECT_EQ(EndReason(cohort), "all 3 steps are done");
+}
+
+TEST(OwnDataTest, ADroppedPushMakesRoomForAnotherOne) {
+  FakeSetup setup = OwnData(AsyncSetup(), 2);
+  setup.options.policy.staleness = {.rule = StalenessRule::kDrop,
+                                    .versions_max = 0};
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.Push(kRank0, SamplesOf(1));
+  ASSERT_FALSE(Trains(cohort, kRank0));
+  // It is too stale. Both ranks could make the last version.
+  cohort.Push(kRank1, SamplesOf(1));
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  ASSERT_NE(Trains(cohort, kRank0), Trains(cohort, kRank1));
+  cohort.Push(Trains(cohort, kRank0) ? kRank0 : kRank1, SamplesOf(1));
+  EXPECT_EQ(cohort.snapshot()->version, Version(2));
+  EXPECT_TRUE(cohort.core().ended());
+}
+
+TEST(OwnDataTest, ALostAsyncRankFreesItsStep) {
+  FakeSetup setup = OwnData(AsyncSetup(), 1);
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  const Rank first = Trains(cohort, kRank0) ? kRank0 : kRank1;
+  const Rank other = first == kRank0 ? kRank1 : kRank0;
+  ASSERT_FALSE(Trains(cohort, other));
+  cohort.Leave(first);
+  ASSERT_TRUE(Trains(cohort, other));
+  cohort.Push(other, SamplesOf(1));
+  EXPECT_TRUE(cohort.core().ended());
+}
+
+// float64: the share of no samples is 0, and so is the change.
+TEST(OwnDataTest, APushWithoutSamplesMovesNoStatistics) {
+  FakeCohort cohort(OwnData(AsyncSetup(), 3));
+  cohort.Start();
+  const StatisticsSets before = *cohort.snapshot()->statistics;
+  const std::vector<float> weights = cohort.weights(0);
+  cohort.Push(kRank0, {.w = {1, 1},
+                       .moments = {.count = 2, .first = {5}, .second = {2}},
+                       .samples = 0});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(*cohort.snapshot()->statistics, before);
+  EXPECT_EQ(cohort.weights(0), weights);
+}
+
+// ---- schedules and checkpoints
+
+TEST(OwnDataTest, SchedulesCountSteps) {
+  FakeSetup setup = OwnData(SmallSetup(), 4);
+  setup.options.optimizer.schedule = ScheduleKind::kPolynomial;
+  setup.options.optimizer.poly_power = 1;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  for (int i = 0; i < 4; ++i) {
+    cohort.Push(kRank0, SamplesOf(3 + i));
+    cohort.Push(kRank1, SamplesOf(1));
+  }
+  const auto commits = cohort.All<effect::Committed>();
+  ASSERT_EQ(commits.size(), 4);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_DOUBLE_EQ(commits[static_cast<size_t>(i)].record.learning_rate,
+                     0.5 * (1 - i / 4.0));
+  }
+}
+
+TEST(OwnDataTest, ARestoredRunContinuesItsSteps) {
+  for (FakeSetup setup : {SmallSetup(), AsyncSetup()}) {
+    setup = OwnData(setup, 3);
+    setup.options.checkpoint_every = 1;
+    FakeCohort first(setup);
+    first.Start();
+    first.Push(kRank0, SamplesOf(3));
+    first.Push(kRank1, SamplesOf(2));
+    const RunState state = first.All<effect::WriteCheckpoint>()[0].state;
+    EXPECT_THAT(state.reissue, IsEmpty());
+    EXPECT_EQ(state.cursor, 0);
+    FakeCohort second(setup, &state);
+    second.Start();
+    while (!second.core().ended()) {
+      for (Rank rank : {kRank0, kRank1}) {
+        if (Trains(second, rank)) second.Push(rank, SamplesOf(1));
+      }
+    }
+    EXPECT_EQ(second.snapshot()->version, Version(3));
+  }
+}
+
+TEST(OwnDataTest, SettingsThatNeedNumbersAreRefusedDuringTheRun) {
+  FakeCohort cohort(OwnData(SmallSetup(), 4));
+  cohort.Start();
+  for (const SettingValues& bad :
+       std::vector<SettingValues>{{{"bn_statistics", "after"}},
+                                  {{"schedule", "step"}, {"step_epochs", "1"}},
+                                  {{"warmup_epochs", "1"}}}) {
+    const absl::Status status = cohort.Change(bad).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << bad.begin()->first;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("own data"), HasSubstr(bad.begin()->first)));
+  }
+  EXPECT_TRUE(cohort.Change({{"aggregation", "async"}}).ok());
+}
+
+// ---- numbered data with a limit of steps
+
+// Eight samples and two steps an epoch.
+FakeSetup Limited(int64_t max_steps) {
+  FakeSetup setup = SmallSetup();
+  setup.options.epochs = 5;
+  setup.options.max_steps = max_steps;
+  return setup;
+}
+
+void Step(FakeCohort& cohort) {
+  cohort.EvaluateAll();
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+}
+
+TEST(MaxStepsTest, ARunEndsWithinAnEpochAfterATest) {
+  FakeCohort cohort(Limited(3));
+  cohort.Start();
+  for (int i = 0; i < 3; ++i) Step(cohort);
+  EXPECT_EQ(cohort.snapshot()->version, Version(3));
+  EXPECT_FALSE(cohort.core().ended());
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
+  EXPECT_EQ(cohort.told(kRank0).version, Version(3));
+  cohort.EvaluateAll();
+  EXPECT_TRUE(cohort.core().ended());
+  EXPECT_EQ(EndReason(cohort), "all 3 steps are done");
+}
+
+TEST(MaxStepsTest, ALimitAtTheEndOfAnEpochTestsOnce) {
+  FakeCohort cohort(Limited(2));
+  cohort.Start();
+  for (int i = 0; i < 2; ++i) Step(cohort);
+  cohort.EvaluateAll();
+  EXPECT_TRUE(cohort.core().ended());
+  EXPECT_EQ(cohort.All<effect::Evaluated>().size(), 1);
+}
+
+TEST(MaxStepsTest, EpochsEndBeforeAHigherLimit) {
+  FakeSetup setup = Limited(100);
+  setup.options.epochs = 1;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  for (int i = 0; i < 2; ++i) Step(cohort);
+  cohort.EvaluateAll();
+  EXPECT_TRUE(cohort.core().ended());
+  EXPECT_EQ(EndReason(cohort), "all 1 epochs are done");
+}
+
+// The server may go between the last step and the end of its test.
+TEST(MaxStepsTest, ARestartAfterTheLastStepTestsAgain) {
+  for (const int64_t max_steps : {2, 3}) {
+    FakeSetup setup = Limited(max_steps);
+    setup.options.checkpoint_every = 1;
+    FakeCohort first(setup);
+    first.Start();
+    for (int i = 0; i < max_steps; ++i) Step(first);
+    const auto writes = first.All<effect::WriteCheckpoint>();
+    FakeCohort second(setup, &writes.back().state);
+    second.Start();
+    EXPECT_FALSE(second.core().ended());
+    EXPECT_EQ(second.told(kRank0).kind, AssignmentKind::kEvaluate);
+    second.EvaluateAll();
+    EXPECT_TRUE(second.core().ended());
+    EXPECT_EQ(second.snapshot()->version, Version(max_steps));
+    EXPECT_EQ(second.All<effect::Evaluated>().size(), 1);
+  }
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,70 @@
+#include "server/records/run_files.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace cohort {
+namespace {
+
+using testing::HasSubstr;
+
+// A run whose workers registered this plan.
+Checkpoint CheckpointOf(const RunPlan& plan, const SettingValues& settings) {
+  auto model = std::make_shared<RegisteredModel>();
+  model->layout.parameters = {{.name = "w", .shape = {2}}};
+  model->partitions = MakePartitions(model->layout, 1024);
+  model->plan = plan;
+  auto snapshot = std::make_shared<ModelSnapshot>();
+  snapshot->slots.resize(model->partitions.size());
+  snapshot->statistics = std::make_shared<StatisticsSets>();
+  Checkpoint checkpoint;
+  checkpoint.identity.seed = CoordinatorOptions().seed;
+  checkpoint.state.model = std::move(model);
+  checkpoint.state.snapshot = std::move(snapshot);
+  checkpoint.state.settings = settings;
+  if (!settings.empty()) {
+    checkpoint.state.policy_history = {{.policy_epoch = 1}};
+  }
+  return checkpoint;
+}
+
+const SettingValues kAdam = {{"optimizer", "adam"}, {"learning_rate", "0.003"}};
+
+TEST(ContinuedOptionsTest, AutoContinuesWithTheRunsOptimizer) {
+  const Checkpoint checkpoint = CheckpointOf({}, kAdam);
+  for (const std::set<std::string>& given :
+       {std::set<std::string>(), std::set<std::string>{"optimizer"}}) {
+    const auto options = ContinuedOptions(
+        checkpoint, {.optimizer = {.kind = OptimizerKind::kAuto}}, given);
+    ASSERT_TRUE(options.ok()) << options.status();
+    EXPECT_EQ(options->optimizer.kind, OptimizerKind::kAdam);
+    EXPECT_EQ(options->optimizer.learning_rate, 0.003);
+  }
+}
+
+// A checkpoint of an earlier release has no settings.
+TEST(ContinuedOptionsTest, AutoWithoutSettingsIsMomentum) {
+  const auto options = ContinuedOptions(
+      CheckpointOf({}, {}), {.optimizer = {.kind = OptimizerKind::kAuto}}, {});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->optimizer.kind, OptimizerKind::kMomentum);
+}
+
+TEST(CheckContinuableTest, OwnDataNeedsTheLimitOfStepsAgain) {
+  const Checkpoint checkpoint = CheckpointOf({.own_data = true}, kAdam);
+  CoordinatorOptions options{.optimizer = {.kind = OptimizerKind::kAdam}};
+  const absl::Status status = CheckContinuable(checkpoint, options);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--max_steps"));
+  options.max_steps = 10;
+  EXPECT_TRUE(CheckContinuable(checkpoint, options).ok())
+      << CheckContinuable(checkpoint, options);
+}
+
+}  // namespace
+}  // namespace cohort
