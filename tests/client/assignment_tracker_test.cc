@@ -96,6 +96,24 @@ TEST(AssignmentTrackerTest, AStepIsOverWithEveryLaterOne) {
   EXPECT_TRUE(tracker.CheckTaken().ok());
 }
 
+// A step that has a successor was committed: a closed push waits for its
+// verdict.
+TEST(AssignmentTrackerTest, AClosedPushIsVoidOnlyWithItsOwnStep) {
+  AssignmentTracker tracker;
+  EXPECT_TRUE(tracker.CheckTakenStep().ok());
+  tracker.Offer(Train(1, 0));
+  ASSERT_TRUE(tracker.Take().has_value());
+  tracker.Abort(Version(11), Attempt(0), "step 11 is full");
+  EXPECT_FALSE(tracker.CheckTaken().ok());
+  EXPECT_TRUE(tracker.CheckTakenStep().ok());
+
+  AssignmentTracker own;
+  own.Offer(Train(1, 0));
+  ASSERT_TRUE(own.Take().has_value());
+  own.Abort(Version(10), Attempt(0), "rank 3 was lost");
+  EXPECT_EQ(own.CheckTakenStep().code(), absl::StatusCode::kAborted);
+}
+
 // The notice of the next work may overtake the verdict on this one.
 TEST(AssignmentTrackerTest, NextWorkLeavesTheWorkInProgressAlone) {
   AssignmentTracker tracker;

@@ -232,6 +232,39 @@ TEST(ClientPushTest, StepThatEndsEarlyReleasesThePush) {
   EXPECT_EQ(server.joins().size(), 1u);
 }
 
+TEST(ClientPushTest, AnEarlierClosingIsRepeatedUnderItsKey) {
+  FakeServer server;
+  v1::ExchangeRequest repeated;
+  server.on_exchange = [&](FakeServer::ExchangeIo& io) {
+    if (io.Read(&repeated)) {
+      v1::ExchangeReply reply;
+      *reply.mutable_key() = repeated.key();
+      PushVerdict decided{.verdict = Verdict::kApplied,
+                          .duplicate = true,
+                          .version = Version(10)};
+      decided.next = TrainAssignment(2, 0, 11);
+      ToProto(decided, 0, reply.mutable_verdict());
+      io.Write(reply);
+    }
+    std::vector<v1::ExchangeRequest> push;
+    if (ReadPush(io, &push)) io.Write(VerdictReply(Verdict::kSkipped, 0));
+    Drain(io);
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  const auto verdict = client->RepeatClosing(
+      {.sequence = Sequence(0), .attempt = Attempt(3)}, {.loss_sum = 7});
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_TRUE(verdict->duplicate);
+  EXPECT_EQ(verdict->version, Version(10));
+  EXPECT_EQ(repeated.key().attempt(), 3);
+  EXPECT_EQ(repeated.closing().loss_sum(), 7);
+  // The push of the present assignment follows on the same stream.
+  const auto result = PushOnce(*client);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->verdict.verdict, Verdict::kSkipped);
+}
+
 TEST(ClientPushTest, GradientThatDoesNotFitIsRefused) {
   FakeServer server;
   server.on_exchange = [](FakeServer::ExchangeIo& io) {

@@ -85,6 +85,10 @@ class ScriptedClient final : public Client {
       const PushClosing& /*closing*/) override {
     return Next("ClosePush", PushResult());
   }
+  absl::StatusOr<PushVerdict> RepeatClosing(
+      const PushKey& /*key*/, const PushClosing& /*closing*/) override {
+    return Next("RepeatClosing", PushVerdict());
+  }
   absl::Status ReportEvaluation(const EvaluationSums& /*sums*/) override {
     return Next("ReportEvaluation");
   }

@@ -218,6 +218,11 @@ class FakeClient final : public Client {
     return result;
   }
 
+  absl::StatusOr<PushVerdict> RepeatClosing(
+      const PushKey& /*key*/, const PushClosing& /*closing*/) override {
+    return absl::UnimplementedError("the trainer repeats no closing");
+  }
+
   absl::Status ReportEvaluation(const EvaluationSums& sums) override {
     evaluations.push_back(sums);
     EndAssignment();

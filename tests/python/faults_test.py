@@ -112,6 +112,30 @@ class Faults(unittest.TestCase):
             for rank in ranks:
                 self.assertEqual(rank.result(), wanted, server.log())
 
+    def test_own_data_counts_once_where_late_pushes_are_dropped(self):
+        with Server(3, "--max_steps=60", "--min_pushes=2") as server:
+            server.kill()
+            results = server.dir / "results"
+            server.start(f"--results_dir={results}")
+            ranks = [Rank(train_own, rank, server.address, 0, server.dir)
+                     for rank in range(3)]
+            for rank in ranks:
+                rank.result()
+            lines = (results / "history.csv").read_text().splitlines()
+            column = lines[0].split(",").index("samples")
+            counted = int(lines[-1].split(",")[column])
+            logs = [(server.dir / f"rank{rank}.0").read_text().splitlines()
+                    for rank in range(3)]
+        # Every batch that was drawn counts once, but for the last of each
+        # worker, which may still be kept.
+        sure = possible = 0
+        for rank in range(3):
+            drawn = [int(line.split()[2]) for line in
+                     logs[rank] if line.startswith("drawn")]
+            sure += sum(drawn[:-1])
+            possible += sum(drawn)
+        self.assertTrue(sure <= counted <= possible, (sure, counted, possible))
+
     def test_own_data_counts_once(self):
         steps = 100
         with Server(2, f"--max_steps={steps}", "--lease=2s") as server:

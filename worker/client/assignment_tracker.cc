@@ -80,6 +80,12 @@ absl::Status AssignmentTracker::CheckTaken() const {
   return CheckStep(taken_->version, taken_->attempt);
 }
 
+absl::Status AssignmentTracker::CheckTakenStep() const {
+  const bool same_step = taken_.has_value() && ended_.has_value() &&
+                         taken_->version == ended_->step;
+  return same_step ? CheckTaken() : absl::OkStatus();
+}
+
 bool AssignmentTracker::finished() const {
   return offered_.has_value() && offered_->kind == AssignmentKind::kFinished;
 }

@@ -34,6 +34,9 @@ class AssignmentTracker {
   absl::Status CheckStep(Version step, Attempt attempt) const;
   // CheckStep for the work that was taken last.
   absl::Status CheckTaken() const;
+  // The same without later steps: after the closing of a push, those say
+  // nothing of it.
+  absl::Status CheckTakenStep() const;
 
   // True if the end of the run is known and not yet taken.
   bool finished() const;

@@ -172,6 +172,14 @@ class Client {
       absl::Span<const int32_t> absent_slices) = 0;
   // Blocks until the verdict and the weights that it announces have arrived.
   virtual absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) = 0;
+  // Asks again what became of an earlier push, whose ClosePush ended without a
+  // verdict: sends its closing once more. Call it within a training assignment,
+  // before OpenPush.
+  // Errors also: FailedPrecondition if the server does not know the push,
+  //   because it was restarted from an earlier version; the connection is then
+  //   lost.
+  virtual absl::StatusOr<PushVerdict> RepeatClosing(
+      const PushKey& key, const PushClosing& closing) = 0;
 
   // Ends an evaluation assignment.
   virtual absl::Status ReportEvaluation(const EvaluationSums& sums) = 0;

@@ -43,6 +43,10 @@ class ForwardingClient : public Client {
   absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override {
     return next_.ClosePush(closing);
   }
+  absl::StatusOr<PushVerdict> RepeatClosing(
+      const PushKey& key, const PushClosing& closing) override {
+    return next_.RepeatClosing(key, closing);
+  }
   absl::Status ReportEvaluation(const EvaluationSums& sums) override {
     return next_.ReportEvaluation(sums);
   }

@@ -208,6 +208,12 @@ absl::StatusOr<PushResult> GrpcClient::ClosePush(const PushClosing& closing) {
   return push->Close(closing);
 }
 
+absl::StatusOr<PushVerdict> GrpcClient::RepeatClosing(
+    const PushKey& key, const PushClosing& closing) {
+  COHORT_ASSIGN_OR_RETURN(PushStream * push, OpenedPushStream());
+  return push->RepeatClosing(key, closing);
+}
+
 absl::Status GrpcClient::ReportEvaluation(const EvaluationSums& sums) {
   v1::ReportRequest request;
   ToProto(sums, &request);

@@ -48,6 +48,8 @@ class GrpcClient final : public Client {
   absl::Status SendGradient(int32_t partition, ByteRope gradient,
                             absl::Span<const int32_t> absent_slices) override;
   absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override;
+  absl::StatusOr<PushVerdict> RepeatClosing(
+      const PushKey& key, const PushClosing& closing) override;
   absl::Status ReportEvaluation(const EvaluationSums& sums) override;
   absl::Status ReportMoments(absl::Span<const CallMoments> calls) override;
   void Leave(const Departure& departure) override;

@@ -26,10 +26,7 @@ absl::Status PushStream::Open(const PushKey& key, const PushOpening& opening) {
   open_ = key;
   {
     MutexLock lock(link_.mu);
-    awaited_ = key;
-    received_.assign(partitions_.size(), std::nullopt);
-    verdict_.reset();
-    weights_announced_ = 0;
+    Await(key);
   }
   v1::ExchangeRequest request = NewRequest();
   ToProto(opening, request.mutable_opening());
@@ -60,15 +57,13 @@ absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
   if (!open_.has_value()) {
     return absl::FailedPreconditionError("call OpenPush before ClosePush");
   }
-  v1::ExchangeRequest request = NewRequest();
-  ToProto(closing, request.mutable_closing());
-  AddMessageChecksum(&request);
-  COHORT_RETURN_IF_ERROR(Send(request, ByteRope()));
-  open_.reset();
+  COHORT_RETURN_IF_ERROR(SendClosing(closing));
 
   MutexLock lock(link_.mu);
   while (!CompleteLocked()) {
-    COHORT_RETURN_IF_ERROR(link_.tracker.CheckTaken());
+    // If only a later step has ended early, this one was committed, and its
+    // verdict is under way.
+    COHORT_RETURN_IF_ERROR(link_.tracker.CheckTakenStep());
     COHORT_RETURN_IF_ERROR(link_.WaitLocked(absl::InfiniteDuration()));
   }
   PushResult result;
@@ -86,6 +81,38 @@ absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
   received_.clear();
   verdict_.reset();
   return result;
+}
+
+absl::StatusOr<PushVerdict> PushStream::RepeatClosing(
+    const PushKey& key, const PushClosing& closing) {
+  {
+    MutexLock lock(link_.mu);
+    Await(key);
+  }
+  open_ = key;
+  COHORT_RETURN_IF_ERROR(SendClosing(closing));
+  MutexLock lock(link_.mu);
+  while (!verdict_.has_value()) {
+    COHORT_RETURN_IF_ERROR(link_.WaitLocked(absl::InfiniteDuration()));
+  }
+  awaited_.reset();
+  received_.clear();
+  return *std::exchange(verdict_, std::nullopt);
+}
+
+void PushStream::Await(const PushKey& key) {
+  awaited_ = key;
+  received_.assign(partitions_.size(), std::nullopt);
+  verdict_.reset();
+  weights_announced_ = 0;
+}
+
+absl::Status PushStream::SendClosing(const PushClosing& closing) {
+  v1::ExchangeRequest request = NewRequest();
+  ToProto(closing, request.mutable_closing());
+  AddMessageChecksum(&request);
+  open_.reset();
+  return Send(request, ByteRope());
 }
 
 absl::Status PushStream::Send(const v1::ExchangeRequest& request,

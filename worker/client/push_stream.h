@@ -42,6 +42,9 @@ class PushStream {
 
   // Blocks until the verdict and the weights it announces have arrived.
   absl::StatusOr<PushResult> Close(const PushClosing& closing);
+  // Asks again what became of an earlier push. No push may be open.
+  absl::StatusOr<PushVerdict> RepeatClosing(const PushKey& key,
+                                            const PushClosing& closing);
 
  private:
   using Reply = FramedMessage<v1::ExchangeReply>;
@@ -52,6 +55,9 @@ class PushStream {
     ByteRope weights;
   };
 
+  // Answers of this push are kept from now on.
+  void Await(const PushKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
+  absl::Status SendClosing(const PushClosing& closing);
   absl::Status Send(const v1::ExchangeRequest& request,
                     const ByteRope& payload);
   absl::Status OnMessage(grpc::ByteBuffer& message);

@@ -371,6 +371,20 @@ void DefineWorker(nb::module_& m) {
           },
           "loss_sum"_a, "correct"_a, "labels"_a, "front_end_state"_a.none(),
           "measures"_a)
+      .def(
+          "settle_last_push",
+          [](Worker& w, const Assignment& assignment) {
+            switch (Take(w.session().SettleLastPush(assignment))) {
+              case WorkerSession::LastPush::kCounted:
+                return "counted";
+              case WorkerSession::LastPush::kUnknown:
+                return "unknown";
+              case WorkerSession::LastPush::kRepeat:
+                break;
+            }
+            return "repeat";
+          },
+          Released())
       .def("abandon_step",
            [](Worker& w, const std::string& reason) {
              w.session().AbandonStep(reason);

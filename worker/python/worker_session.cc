@@ -14,6 +14,10 @@ namespace {
 
 constexpr int64_t kFloatBytes = 4;
 
+PushKey KeyOf(const Assignment& assignment) {
+  return {.sequence = assignment.sequence, .attempt = assignment.attempt};
+}
+
 bool SameShapes(absl::Span<const Moments> results,
                 absl::Span<const CallMoments> local) {
   return std::equal(results.begin(), results.end(), local.begin(), local.end(),
@@ -231,7 +235,11 @@ absl::StatusOr<PushVerdict> WorkerSession::CloseStep(PushClosing closing) {
 absl::StatusOr<PushVerdict> WorkerSession::Close(PushClosing& closing) {
   COHORT_RETURN_IF_ERROR(step_status_);
   closing.moments = TakeMoments();
+  unanswered_ = {.key = KeyOf(assignment_),
+                 .closing = closing,
+                 .incarnation = client_->incarnation()};
   COHORT_ASSIGN_OR_RETURN(const PushResult result, timed_.ClosePush(closing));
+  unanswered_.reset();
   const StepPhases::Scope push(phases_, StepPhase::kPush);
   const auto outcome = HeldVersion::OutcomeOf(result, partitions_);
   if (outcome == HeldVersion::Outcome::kUnknown) {
@@ -268,6 +276,25 @@ void WorkerSession::EndStep(const absl::StatusOr<PushVerdict>& verdict,
                     .phases = times};
   if (opening_.loss_weight > 0) report.loss = loss_sum / opening_.loss_weight;
   observed_->telemetry().OnStep(report);
+}
+
+absl::StatusOr<WorkerSession::LastPush> WorkerSession::SettleLastPush(
+    const Assignment& assignment) {
+  // The same push is sent again: the server knows it by its key.
+  if (!unanswered_.has_value() || unanswered_->key == KeyOf(assignment)) {
+    return LastPush::kRepeat;
+  }
+  if (unanswered_->incarnation != client_->incarnation()) {
+    unanswered_.reset();
+    return LastPush::kUnknown;
+  }
+  COHORT_ASSIGN_OR_RETURN(
+      const PushVerdict verdict,
+      timed_.RepeatClosing(unanswered_->key, unanswered_->closing));
+  unanswered_.reset();
+  return IsApplied(verdict.verdict) || verdict.verdict == Verdict::kSkipped
+             ? LastPush::kCounted
+             : LastPush::kRepeat;
 }
 
 void WorkerSession::AbandonStep(const std::string& reason) {

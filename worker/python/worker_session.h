@@ -107,6 +107,20 @@ class WorkerSession {
   // verdict. `closing` needs no moments.
   // Errors: the reason if the step is void.
   absl::StatusOr<PushVerdict> CloseStep(PushClosing closing);
+  // What became of the last push whose closing was sent without an answer.
+  enum class LastPush {
+    // There is none, or it is not part of any version: its batch comes again.
+    kRepeat,
+    // It is part of a version.
+    kCounted,
+    // Nobody knows, because the server or this worker began anew. A batch that
+    // came again might count twice.
+    kUnknown,
+  };
+  // Asks the server. Call it within a training assignment, before OpenStep.
+  // Errors: those of Client::RepeatClosing; the assignment is void.
+  absl::StatusOr<LastPush> SettleLastPush(const Assignment& assignment);
+
   // Ends a step that is not to be sent.
   void AbandonStep(const std::string& reason);
 
@@ -161,6 +175,14 @@ class WorkerSession {
   std::vector<Gradient> gradients_;
   std::vector<CallMoments> kept_;
   std::vector<std::unique_ptr<StepPhases::Scope>> scopes_;
+
+  // A closing that was sent and not answered.
+  struct Unanswered {
+    PushKey key;
+    PushClosing closing;
+    Incarnation incarnation;
+  };
+  std::optional<Unanswered> unanswered_;
 };
 
 }  // namespace cohort

@@ -84,6 +84,8 @@ class Data:
 
     def _train(self, assignment: "_core.Assignment") -> Iterator[Any]:
         job, step = self._job, self._job._step
+        if self._own is not None and not self._settle(assignment):
+            return
         try:
             batch = self._read(assignment)
         except StopIteration:
@@ -100,6 +102,19 @@ class Data:
                     "job.step() once for each batch, before the next one")
         if self._own is not None and job._last is not None and job._last.counts:
             self._own.counted()
+
+    def _settle(self, assignment: "_core.Assignment") -> bool:
+        """Whether a batch of own data that was kept counts already. False if the
+        assignment is void."""
+        assert self._own is not None
+        try:
+            if self._job.worker.settle_last_push(assignment) != "repeat":
+                self._own.counted()
+        except _errors.StatusError as error:
+            if _errors.code_of(error) not in _errors.VOID:
+                self._job._ended_by(error)
+            return False
+        return True
 
     # ---- the other assignments
 
