@@ -99,6 +99,19 @@ class _BatchNormFunction(torch.autograd.Function):
         return dx, dweight, dbias, None, None, None
 
 
+def _normalise(module: "_CohortBatchNorm", x: torch.Tensor,
+               step: Step) -> torch.Tensor:
+    output: torch.Tensor = _BatchNormFunction.apply(
+        x, module.weight, module.bias, step, step.layer_of(module), module.eps)
+    return output
+
+
+# A compiler must not look into it: calls are numbered as they are made, in the
+# order of the model's own code.
+if hasattr(torch, "compiler"):
+    _normalise = torch.compiler.disable(_normalise)
+
+
 class _CohortBatchNorm(nn.modules.batchnorm._BatchNorm):
     """What the three modules share."""
 
@@ -121,9 +134,7 @@ class _CohortBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise _errors.ConfigurationError(
                 f"{name}: got input on {input.device}, want the CPU: tensors on "
                 "GPUs are not supported yet")
-        output: torch.Tensor = _BatchNormFunction.apply(
-            input, self.weight, self.bias, step, step.layer_of(self), self.eps)
-        return output
+        return _normalise(self, input, step)
 
 
 class BatchNorm1d(_CohortBatchNorm, nn.BatchNorm1d):
