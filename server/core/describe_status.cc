@@ -295,10 +295,11 @@ StatusView DescribeStatus(const RunView& run, Instant now) {
       .data_epoch = run.ledger.cursor().epoch(),
       .epochs = run.settings.options().epochs,
       .samples = run.ledger.samples(),
-      .samples_total = SamplesTotal(run.settings, run.model),
+      .samples_total = PlannedSamples(run.settings, run.ledger, run.model),
       .policy = PolicyText(run.settings.policy()),
       .learning_rate = LearningRateNow(run.settings, run.ledger, run.model),
       .train_loss = run.ledger.train_loss,
+      .measures = run.ledger.measures,
       .workers_live = run.ranks.live(),
       .workers_expected = run.ranks.size(),
       .counts = run.ledger.counts,
@@ -306,7 +307,10 @@ StatusView DescribeStatus(const RunView& run, Instant now) {
       .statistics = run.ledger.statistics_counts,
       .staleness = run.ledger.staleness,
       .ended = run.ledger.ended()};
-  if (run.model.registered()) view.version = run.model.version();
+  if (run.model.registered()) {
+    view.version = run.model.version();
+    if (run.model.model()->plan.own_data) view.epochs = 0;
+  }
   view.attempt = run.driver.attempt().value_or(Attempt());
   if (run.pinned.last_evaluation().has_value()) {
     view.test = run.pinned.last_evaluation()->sums();

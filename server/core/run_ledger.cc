@@ -10,6 +10,16 @@ absl::Status RunLedger::CheckNotOver() const {
       absl::StrCat("the run is over: ", end_reason_));
 }
 
+void RunLedger::NoteMeasures(const std::vector<Measure>& noted) {
+  for (const Measure& measure : noted) {
+    if (measures.size() >= kMeasureNamesMax &&
+        !measures.contains(measure.name)) {
+      continue;
+    }
+    measures[measure.name] = measure.sum / measure.weight;
+  }
+}
+
 void RunLedger::End(RunOutcome outcome, const std::string& reason) {
   ended_ = true;
   end_reason_ = reason;

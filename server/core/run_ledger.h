@@ -84,9 +84,11 @@ class RunLedger {
   StatisticsCounts statistics_counts;
   StalenessCounts staleness;
   std::optional<double> train_loss;
-  // Means of the training program's measures at the last commit that had any,
-  // by name.
+  // Means of the training program's measures at the last commit that had each,
+  // by name; names beyond kMeasureNamesMax are left out.
   std::map<std::string, double> measures;
+  static constexpr size_t kMeasureNamesMax = 64;
+  void NoteMeasures(const std::vector<Measure>& noted);
   // With RunPlan::rates_by_workers: the rate of the first group at the last
   // commit.
   double sent_learning_rate = 0;

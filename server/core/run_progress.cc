@@ -19,6 +19,19 @@ int64_t SamplesTotal(const RunSettings& settings, const ModelStore& model) {
   return settings.options().epochs * model.model()->plan.train_samples;
 }
 
+int64_t PlannedSamples(const RunSettings& settings, const RunLedger& ledger,
+                       const ModelStore& model) {
+  const int64_t by_data = SamplesTotal(settings, model);
+  const int64_t steps_max = settings.options().max_steps;
+  const int64_t steps = model.version().value();
+  if (steps_max == 0 || steps == 0) return by_data;
+  const auto by_steps = static_cast<int64_t>(
+      static_cast<double>(ledger.samples()) / static_cast<double>(steps) *
+      static_cast<double>(steps_max));
+  const bool ends_with_data = by_data > 0 && by_data < by_steps;
+  return ends_with_data ? by_data : by_steps;
+}
+
 double LearningRateNow(const RunSettings& settings, const RunLedger& ledger,
                        const ModelStore& model) {
   if (model.registered() && model.model()->plan.rates_by_workers) {

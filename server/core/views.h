@@ -42,13 +42,16 @@ struct StatusView {
   Version version;
   Attempt attempt;
   int64_t data_epoch = 0;
+  // 0: the workers bring their own data.
   int64_t epochs = 0;
   int64_t samples = 0;
-  // Samples of the whole run.
+  // Samples of the whole run; see PlannedSamples.
   int64_t samples_total = 0;
   std::string policy;
   double learning_rate = 0;
   std::optional<double> train_loss;
+  // As in RunLedger.
+  std::map<std::string, double> measures;
   // The newest evaluation at the end of an epoch, with the first kind of
   // statistics.
   std::optional<EvaluationSums> test;

@@ -83,6 +83,9 @@ std::string OverviewText(const Overview& overview, bool bold) {
   if (status.has_train_loss()) {
     line("loss", absl::StrFormat("%.4f", status.train_loss()));
   }
+  for (const auto& [name, value] : MeasuresOf(status)) {
+    line(Printable(name), absl::StrFormat("%.6g", value));
+  }
   for (const auto& [name, value] : TestMeasures(status)) {
     line(name, value);
   }
@@ -139,6 +142,7 @@ std::string OverviewJson(const Overview& overview) {
       {"samples_per_second", s.samples_per_second()},
       {"learning_rate", s.learning_rate()},
       {"train_loss", s.has_train_loss() ? Json(s.train_loss()) : Json()},
+      {"measures", MeasuresOf(s)},
       {"test_accuracy",
        s.has_test_accuracy() ? Json(s.test_accuracy()) : Json()},
       {"test_top5_accuracy",

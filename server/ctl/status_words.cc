@@ -32,6 +32,10 @@ std::string ClassIouText(const v1::Status& status) {
 
 }  // namespace
 
+std::map<std::string, double> MeasuresOf(const v1::Status& status) {
+  return {status.measures().begin(), status.measures().end()};
+}
+
 int64_t EpochNumber(const v1::Status& status) {
   if (status.epochs() < 1) return 0;
   return std::clamp<int64_t>(status.data_epoch(), 0, status.epochs() - 1) + 1;
@@ -45,9 +49,20 @@ std::string RunText(const v1::Status& status) {
   return absl::StrCat(name, " (", id, ")");
 }
 
+namespace {
+
+std::string ShareText(const v1::Status& status) {
+  if (status.samples_total() == 0) return "none, the data is the workers' own";
+  return absl::StrFormat("none, %d %% of the run",
+                         100 * status.samples() / status.samples_total());
+}
+
+}  // namespace
+
 std::string EpochText(const v1::Status& status) {
   const int64_t per_epoch =
       status.samples_total() / std::max<int64_t>(status.epochs(), 1);
+  if (status.epochs() == 0) return ShareText(status);
   if (per_epoch <= 0) return absl::StrCat("0 of ", status.epochs());
   const int64_t epoch = EpochNumber(status);
   const int64_t done = std::clamp<int64_t>(

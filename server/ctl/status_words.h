@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,9 +16,11 @@ inline constexpr char kIouByClass[] = "IoU by class";
 
 // "nightly (3f2a)"; only the identifier if the name contains it or is absent.
 std::string RunText(const v1::Status& status);
+// The training program's own measures, by name.
+std::map<std::string, double> MeasuresOf(const v1::Status& status);
 // The epoch that is being trained, from 1; 0 if there is none.
 int64_t EpochNumber(const v1::Status& status);
-// "2 of 4, 37 % of it".
+// "2 of 4, 37 % of it"; of a run without epochs "none, 37 % of the run".
 std::string EpochText(const v1::Status& status);
 // "10 images/s, ETA 25 s".
 std::string RateText(const v1::Status& status);

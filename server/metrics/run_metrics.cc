@@ -112,6 +112,16 @@ void AddRun(const RunFigures& f, Page& page) {
       .Value(f.status.epochs);
 }
 
+void AddMeasures(const StatusView& status, Page& page) {
+  Page& gauge = page.Gauge(
+      "cohort_train_measure",
+      "The training program's own measures at the newest commit that "
+      "had any: the mean over the workers.");
+  for (const auto& [name, value] : status.measures) {
+    gauge.Value(value, {{"measure", name}});
+  }
+}
+
 void AddLearning(const RunFigures& f, Page& page) {
   const RunSums& sums = f.sums;
   const auto test = [&sums](auto member) {
@@ -122,6 +132,7 @@ void AddLearning(const RunFigures& f, Page& page) {
              "Mean loss of the newest commit or the newest test.")
       .Value(sums.train_loss, {{"split", "train"}})
       .Value(test(&EvaluationPoint::loss), {{"split", "test"}});
+  AddMeasures(f.status, page);
   page.Gauge("cohort_accuracy_ratio",
              "Share of labels predicted correctly in the newest commit or the "
              "newest test.")

@@ -17,6 +17,10 @@ std::string Epoch(const StatusView& status) {
   const int64_t per_epoch =
       status.samples_total / std::max<int64_t>(status.epochs, 1);
   if (per_epoch <= 0) return "";
+  if (status.epochs == 0) {
+    return absl::StrFormat("%d %% of the run",
+                           100 * status.samples / status.samples_total);
+  }
   const int64_t epoch = std::min(status.data_epoch, status.epochs - 1);
   const int64_t done =
       std::clamp<int64_t>(status.samples - epoch * per_epoch, 0, per_epoch);

@@ -33,6 +33,9 @@ constexpr absl::string_view kPolicyFile = "policy.csv";
 constexpr absl::string_view kClassFile = "class_iou.csv";
 constexpr absl::string_view kClassHeader =
     "version,epoch,bn_statistics,class,iou,intersection,predicted,actual\n";
+constexpr absl::string_view kMeasuresFile = "measures.csv";
+constexpr absl::string_view kMeasuresHeader =
+    "version,samples,measure,mean,weight\n";
 constexpr absl::string_view kPolicyHeader =
     "policy_epoch,version,samples,seconds,changes,text,run_name\n";
 
@@ -132,8 +135,9 @@ absl::Status RunRecorder::ContinueFiles(Version restored) {
   for (const EvaluationPoint& known : earlier_.evaluations) {
     known_evaluations_.emplace(known.version, known.statistics);
   }
-  COHORT_RETURN_IF_ERROR(
-      CutTable(PathOf(kClassFile), restored.value()).status());
+  for (absl::string_view name : {kClassFile, kMeasuresFile}) {
+    COHORT_RETURN_IF_ERROR(CutTable(PathOf(name), restored.value()).status());
+  }
   // A change that is not in the checkpoint did not take effect.
   const size_t kept = options_.policies_before;
   const int64_t policy_epoch =
@@ -149,10 +153,12 @@ absl::Status RunRecorder::OpenFiles() {
           absl::StrCat("--results_dir: ", status.message()));
     }
   } else {
-    // The file is created when it is needed; that of an earlier run must not
+    // These are created when they are needed; those of an earlier run must not
     // remain.
-    std::error_code ignored;
-    std::filesystem::remove(PathOf(kClassFile), ignored);
+    for (absl::string_view name : {kClassFile, kMeasuresFile}) {
+      std::error_code ignored;
+      std::filesystem::remove(PathOf(name), ignored);
+    }
   }
   COHORT_RETURN_IF_ERROR(
       OpenTable(kHistoryFile, kHistoryHeader, history_).status());
@@ -193,6 +199,11 @@ void RunRecorder::Add(const CommitRecord& record, Window& window) {
   window.loss_weight += record.loss_weight;
   window.correct += static_cast<double>(record.labels) * record.accuracy;
   window.labels += record.labels;
+  for (const Measure& measure : record.measures) {
+    auto& [sum, weight] = window.measures[measure.name];
+    sum += measure.sum;
+    weight += measure.weight;
+  }
 }
 
 void RunRecorder::Committed(const CommitRecord& record) {
@@ -283,6 +294,9 @@ void RunRecorder::Poll() {
       WriteEvents(row);
       if (history_.is_open()) WriteRow(row);
       if (history_.is_open() && row.evaluation.has_value()) WriteClasses(row);
+      if (history_.is_open() && !row.evaluation.has_value()) {
+        WriteMeasures(*row.window);
+      }
     }
     if (row.evaluation.has_value()) PrintEvaluation(row);
   }
@@ -366,6 +380,10 @@ void RunRecorder::AddTrainScalars(const Row& row,
     scalars.push_back({epoch ? "accuracy/train_epoch" : "accuracy/train",
                        w.correct / static_cast<double>(w.labels)});
   }
+  for (const auto& [name, mean] : w.measures) {
+    scalars.push_back({absl::StrCat(name, epoch ? "/train_epoch" : "/train"),
+                       mean.first / mean.second});
+  }
   const double seconds = absl::ToDoubleSeconds(row.at - w.begin);
   if (epoch || !(seconds > 0)) return;
   scalars.push_back({"learning_rate", w.last.learning_rate});
@@ -402,12 +420,7 @@ void RunRecorder::WriteClasses(const Row& row) {
   const EvaluationResult& result = row.evaluation->results[row.result];
   const std::vector<std::optional<double>> iou = ClassIou(result.sums);
   if (iou.empty()) return;
-  if (!classes_.is_open()) {
-    const absl::Status open =
-        OpenTable(kClassFile, kClassHeader, classes_).status();
-    // Only logged: the other files could be opened when the run began.
-    if (!open.ok()) Log(LogLevel::kError, open.message());
-  }
+  OpenWhenNeeded(kClassFile, kClassHeader, classes_);
   for (size_t c = 0; c < iou.size(); ++c) {
     const ClassSums& sums = result.sums.classes[c];
     classes_ << row.evaluation->version << ',' << row.evaluation->epochs << ','
@@ -416,6 +429,28 @@ void RunRecorder::WriteClasses(const Row& row) {
              << sums.predicted << ',' << sums.actual << '\n';
   }
   classes_ << std::flush;
+}
+
+void RunRecorder::WriteMeasures(const Window& window) {
+  if (window.measures.empty()) return;
+  OpenWhenNeeded(kMeasuresFile, kMeasuresHeader, measures_);
+  for (const auto& [name, mean] : window.measures) {
+    measures_ << window.last.version << ',' << window.last.samples << ','
+              << name << ','
+              << absl::StrFormat("%.8g,%.8g", mean.first / mean.second,
+                                 mean.second)
+              << '\n';
+  }
+  measures_ << std::flush;
+}
+
+void RunRecorder::OpenWhenNeeded(absl::string_view name,
+                                 absl::string_view header,
+                                 std::ofstream& file) {
+  if (file.is_open()) return;
+  const absl::Status open = OpenTable(name, header, file).status();
+  // Only logged: the other files could be opened when the run began.
+  if (!open.ok()) Log(LogLevel::kError, open.message());
 }
 
 void RunRecorder::WriteChange(const PolicyRecord& record,

@@ -31,8 +31,8 @@
 namespace cohort {
 
 struct RecorderOptions {
-  // Directory for history.csv, policy.csv and class_iou.csv; none are written
-  // if empty.
+  // Directory for history.csv, policy.csv, class_iou.csv and measures.csv; none
+  // are written if empty.
   std::string results_dir;
   // Directory for TensorBoard's event files; none are written if empty.
   std::string tensorboard_dir;
@@ -57,12 +57,13 @@ struct RecorderOptions {
 // each evaluation and kind of moving statistics. The first row of an evaluation
 // has means over the epoch that it follows. Columns that do not apply are
 // empty. class_iou.csv, created once an evaluation has labels of pixels, has a
-// row for each evaluation, kind and class. policy.csv has a row for the initial
+// row for each evaluation, kind and class. measures.csv, created once the
+// training program sends measures of its own, has a row for each 50 commits and
+// measure. policy.csv has a row for the initial
 // settings and one for each change. Seconds count the time that processes of
 // the run were up; in continued files, from the last remaining row. If an
 // evaluation is repeated because it is not in the checkpoint, but the files
 // already have it, it gets no second row.
-// because it is not in the checkpoint, has no second row.
 //
 // The event files have the same numbers by version: loss, accuracy and mIoU of
 // training and test, learning rate, images a second and seconds a step.
@@ -107,6 +108,8 @@ class RunRecorder {
     double loss_weight = 0;
     double correct = 0;
     int64_t labels = 0;
+    // The training program's measures: sums and weights by name.
+    std::map<std::string, std::pair<double, double>> measures;
     Instant begin;
     CommitRecord last;
   };
@@ -155,6 +158,11 @@ class RunRecorder {
   }
   // Writes the classes of an evaluation.
   void WriteClasses(const Row& row);
+  // Writes the training program's measures of a window.
+  void WriteMeasures(const Window& window);
+  // Opens a table that is created when it is first needed.
+  void OpenWhenNeeded(absl::string_view name, absl::string_view header,
+                      std::ofstream& file);
   void PrintEvaluation(const Row& row);
   void PrintChange(const Change& change);
   void PrintProgress(const StatusView& status, Instant now);
@@ -190,6 +198,7 @@ class RunRecorder {
   // none.
   bool policy_named_ = false;
   std::ofstream classes_;
+  std::ofstream measures_;
   // Null if no event files are written.
   std::unique_ptr<EventFile> events_;
   RateMeter rate_;

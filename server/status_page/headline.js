@@ -66,6 +66,9 @@ function showProgress(status) {
     facts.push(`${Math.floor(100 * share)}\u202f% of ` +
                `${plural(status.samples_total, 'image')}`);
   }
+  for (const [name, value] of Object.entries(status.measures ?? {})) {
+    if (known(value)) facts.push(`${name} ${decimal(value)}`);
+  }
   if (status.attempt > 1) facts.push(`attempt ${count(status.attempt)}`);
   if (!status.ended && status.workers_live < status.workers_expected) {
     facts.push(`${count(status.workers_live)} of ` +

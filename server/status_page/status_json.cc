@@ -280,6 +280,10 @@ std::string StatusJson(const RunFigures& figures) {
   json["train_loss"] = Maybe(sums.train_loss);
   json["train_accuracy"] = Maybe(sums.train_accuracy);
   json["gradient_norm"] = Maybe(sums.gradient_norm);
+  json["measures"] = Json::object();
+  for (const auto& [name, value] : status.measures) {
+    json["measures"][name] = Number(value);
+  }
   json["test"] =
       sums.test.has_value() ? EvaluationJson(*sums.test) : Json(nullptr);
   json["curves"] = CurvesJson(sums);

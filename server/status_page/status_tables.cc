@@ -58,11 +58,16 @@ std::string RunTable(const RunFigures& figures) {
       {"Run", RunText(status)},
       {"Policy", status.policy},
       {"Step", absl::StrCat(status.version.value())},
-      {"Epoch", absl::StrCat(status.data_epoch, " of ", status.epochs)},
+      {"Epoch", status.epochs == 0
+                    ? "none, the data is the workers' own"
+                    : absl::StrCat(status.data_epoch, " of ", status.epochs)},
       {"Images", absl::StrCat(status.samples, " of ", status.samples_total)},
       {"Images a second", absl::StrFormat("%.0f", figures.samples_per_second)},
       {"Learning rate", absl::StrFormat("%g", status.learning_rate)},
       {"Train loss", LossText(sums.train_loss)}};
+  for (const auto& [name, value] : status.measures) {
+    rows.push_back({name, absl::StrFormat("%.6g", value)});
+  }
   if (sums.test.has_value()) {
     rows.push_back({"Test accuracy", PercentText(sums.test->accuracy)});
     if (sums.test->mean_iou.has_value()) {

@@ -179,10 +179,7 @@ void NoteCommit(const RunParts& parts, const CommitRecord& record,
   if (!record.skipped && record.loss_weight > 0) {
     parts.ledger.train_loss = record.loss;
   }
-  for (const Measure& measure : record.measures) {
-    if (record.skipped) break;
-    parts.ledger.measures[measure.name] = measure.sum / measure.weight;
-  }
+  if (!record.skipped) parts.ledger.NoteMeasures(record.measures);
   if (record.epoch_ended) {
     parts.pinned.EvaluateEpoch(record.data_epoch + 1, training_done);
   } else if (training_done && !parts.ledger.draining()) {

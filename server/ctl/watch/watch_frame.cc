@@ -104,9 +104,11 @@ void AddProgress(const v1::Status& status, Frame& frame) {
   const double share =
       total > 0 ? std::min(1.0, static_cast<double>(status.samples()) / total)
                 : 0;
-  const std::string text =
-      absl::StrFormat(" %3.0f %% of the run, epoch %d of %d", 100 * share,
-                      EpochNumber(status), status.epochs());
+  std::string text = absl::StrFormat(" %3.0f %% of the run", 100 * share);
+  if (status.epochs() > 0) {
+    absl::StrAppendFormat(&text, ", epoch %d of %d", EpochNumber(status),
+                          status.epochs());
+  }
   const int width = std::max(
       10,
       std::min(60, frame.value_columns() - 2 - static_cast<int>(text.size())));
@@ -118,6 +120,12 @@ void AddProgress(const v1::Status& status, Frame& frame) {
   frame.Value("speed", absl::StrCat(RateText(status), "; ", status.samples(),
                                     " of ", status.samples_total(),
                                     " images, step ", status.version()));
+}
+
+void AddMeasures(const v1::Status& status, Frame& frame) {
+  for (const auto& [name, value] : MeasuresOf(status)) {
+    frame.Value(Printable(name), absl::StrFormat("%.6g", value));
+  }
 }
 
 void AddLoss(const v1::Status& status, const Curve& losses, Frame& frame) {
@@ -302,6 +310,7 @@ std::string WatchFrame(const Overview& overview, const Curve& losses,
   frame.Text("");
   AddProgress(status, frame);
   AddLoss(status, losses, frame);
+  AddMeasures(status, frame);
   AddTest(status, frame);
   AddPolicy(overview.policy, status, frame);
   AddVerdicts(status, frame);
