@@ -302,6 +302,17 @@ TEST(FrontEndMeasuresTest, OfAStepAreSummedByName) {
   EXPECT_THAT(cohort.All<effect::Committed>()[1].record.measures, IsEmpty());
 }
 
+TEST(FrontEndMeasuresTest, TheStatusHasTheNewestMeanOfEach) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  cohort.Push(kRank0, {.measures = {{"a", 1, 2}, {"b", 3, 1}}});
+  cohort.Push(kRank1, {.measures = {{"a", 2, 2}}});
+  cohort.Push(kRank0, {.measures = {{"a", 4, 2}}});
+  cohort.Push(kRank1, {});
+  EXPECT_THAT(cohort.core().Status(cohort.now()).measures,
+              ElementsAre(::testing::Pair("a", 2), ::testing::Pair("b", 3)));
+}
+
 TEST(FrontEndMeasuresTest, APushThatIsAppliedAloneHasItsOwn) {
   FakeCohort cohort(AsyncSetup());
   cohort.Start();

@@ -48,7 +48,9 @@ TEST(OwnDataTest, WorkersSayHowManySamplesThereWere) {
   EXPECT_EQ(record.samples, 7);
   EXPECT_EQ(record.data_epoch, 0);
   EXPECT_FALSE(record.epoch_ended);
-  EXPECT_EQ(cohort.core().Status(cohort.now()).samples_total, 0);
+  // Two steps like the first one.
+  EXPECT_EQ(cohort.core().Status(cohort.now()).samples_total, 14);
+  EXPECT_EQ(cohort.core().Status(cohort.now()).epochs, 0);
 
   cohort.Push(kRank0, SamplesOf(1));
   cohort.Push(kRank1, SamplesOf(1));
@@ -352,6 +354,22 @@ TEST(MaxStepsTest, ARunEndsWithinAnEpochAfterATest) {
   cohort.EvaluateAll();
   EXPECT_TRUE(cohort.core().ended());
   EXPECT_EQ(EndReason(cohort), "all 3 steps are done");
+}
+
+// Whichever ends first: 40 samples of data, or 3 steps of 4.
+TEST(MaxStepsTest, TheStatusShowsTheSamplesOfTheLimit) {
+  FakeCohort cohort(Limited(3));
+  cohort.Start();
+  const auto planned = [&cohort] {
+    return cohort.core().Status(cohort.now()).samples_total;
+  };
+  EXPECT_EQ(planned(), 40);
+  Step(cohort);
+  EXPECT_EQ(planned(), 12);
+  FakeCohort long_one(Limited(1000));
+  long_one.Start();
+  Step(long_one);
+  EXPECT_EQ(long_one.core().Status(long_one.now()).samples_total, 40);
 }
 
 TEST(MaxStepsTest, ALimitAtTheEndOfAnEpochTestsOnce) {

@@ -79,6 +79,37 @@ std::vector<std::string> Lines(const std::string& path) {
   return lines;
 }
 
+TEST(RunRecorderTest, MeasuresOfTheTrainingProgramHaveATableOfTheirOwn) {
+  const TempDir folder;
+  std::ostringstream out;
+  const SteadyClock clock;
+  RecorderOptions options;
+  options.results_dir = folder.path();
+  absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
+      RunRecorder::Open(options, out, clock, [] { return Training(); });
+  ASSERT_TRUE(recorder.ok()) << recorder.status();
+  (*recorder)->Begin();
+  EXPECT_FALSE(std::filesystem::exists(folder.File("measures.csv")));
+  (*recorder)->Committed(
+      {.version = Version(1),
+       .samples = 2,
+       .measures = {{.name = "iou", .sum = 1, .weight = 2}}});
+  (*recorder)->Committed(
+      {.version = Version(2),
+       .samples = 4,
+       .measures = {{.name = "dice", .sum = 3, .weight = 1},
+                    {.name = "iou", .sum = 5, .weight = 6}}});
+  // A skipped step changed nothing.
+  (*recorder)->Committed({.version = Version(3),
+                          .samples = 6,
+                          .measures = {{.name = "iou", .sum = 9, .weight = 1}},
+                          .skipped = true});
+  (*recorder)->Finish();
+  EXPECT_THAT(Lines(folder.File("measures.csv")),
+              ElementsAre("version,samples,measure,mean,weight", "3,6,dice,3,1",
+                          "3,6,iou,0.75,8"));
+}
+
 // The initial policy of a run.
 PolicyRecord FirstPolicy() {
   return {.policy_epoch = 1, .changed = SettingsOf({}), .text = "sync"};

@@ -51,6 +51,7 @@ class Job:
         # Set once the run is joined.
         self.worker: "_core.Worker" = None  # type: ignore[assignment]
         self._batch_size = 1
+        self._final_version: int | None = None
         self._watcher: StopWatcher | None = None
         self._left = False
         self._finished = False
@@ -92,7 +93,8 @@ class Job:
     @property
     def version(self) -> int | None:
         """The version of the weights in the model; None before the first."""
-        return None if self.worker is None else self.worker.version()
+        return self._final_version if self.worker is None else (
+            self.worker.version())
 
     @property
     def epoch(self) -> int:
@@ -310,6 +312,10 @@ class Job:
             with contextlib.suppress(_errors.StatusError):
                 self.worker.leave("done" if self._finished else reason,
                                   self._data_ended)
+            # Ends its connections and completes the timeline.
+            self._final_version = self.worker.version()
+            self.worker = None  # type: ignore[assignment]
+            self._step.worker = None  # type: ignore[assignment]
         self._step.detach()
         if self._watcher is not None:
             self._watcher.close()
@@ -419,10 +425,13 @@ class Job:
     def _stop(self, number: int) -> None:
         """On the watcher's thread. A step in progress ends by itself."""
         _core.log("info", f"signal {number}: finishing the step, then leaving")
-        if self._step.mode is not Mode.TRAIN:
-            self.worker.request_stop()
+        worker = self.worker
+        if worker is None:
             return
-        timer = threading.Timer(5.0, self.worker.request_stop)
+        if self._step.mode is not Mode.TRAIN:
+            worker.request_stop()
+            return
+        timer = threading.Timer(5.0, worker.request_stop)
         timer.daemon = True
         timer.start()
 

@@ -55,6 +55,8 @@ class Data:
 
     def _start(self) -> None:
         job = self._job
+        if job._left:
+            raise _errors.UsageError("job.data(): the job has left its run")
         if job.worker is None:
             job._join(self._batch_size,
                       job._run_plan(self._dataset, self._by_number,
