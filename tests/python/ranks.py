@@ -46,6 +46,11 @@ class Server:
         self._process.kill()
         self._process.wait()
 
+    def wait(self):
+        """Until the run is over and written."""
+        if self._process.wait(timeout=60) != 0:
+            raise AssertionError(self.log())
+
     def __enter__(self):
         return self.start()
 
