@@ -20,7 +20,12 @@ except ImportError:  # torch works without it
 
 def seed_everything(seed: int) -> None:
     """Seeds torch, random and NumPy. `seed` is a 64-bit number."""
-    torch.manual_seed(seed)
+    # torch.manual_seed also seeds GPUs. Until one is used, it does so by adding
+    # to a list, with a stack trace, at each call.
+    torch.default_generator.manual_seed(seed)
+    if (torch.cuda.is_available() and
+            torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     if numpy is not None:
         numpy.random.seed(seed % (1 << 32))
