@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "server/core/gradient_budget.h"
@@ -45,6 +46,29 @@ void Record(const ChangeParts& parts, SettingValues changed, std::string text,
   turn.out.push_back(effect::PolicyChanged{
       .record = parts.settings.Record(std::move(changed), std::move(text), note,
                                       version, parts.run.ledger.samples())});
+}
+
+// What the server's flags keep of the workers' optimizer from taking effect;
+// empty if nothing.
+std::string KeptText(const CoordinatorOptions& options,
+                     const CoordinatorOptions& target, const RunPlan& plan) {
+  CoordinatorOptions open = options;
+  open.optimizer.kind = OptimizerKind::kAuto;
+  open.given.clear();
+  const absl::StatusOr<CoordinatorOptions> theirs =
+      TakeWorkersOptimizer(open, plan);
+  if (plan.optimizer.empty() || !theirs.ok()) return "";
+  const SettingValues ours = SettingsOf(target);
+  std::string text;
+  for (const auto& [name, value] : Difference(ours, *theirs)) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", name, " ", ours.at(name),
+                    " (theirs: ", value, ")");
+  }
+  if (text.empty()) return "";
+  return absl::StrCat(
+      "flags of the server take precedence over the workers' "
+      "optimizer: ",
+      text);
 }
 
 void ResizeCohort(const ChangeParts& parts, int32_t workers, Turn& turn) {
@@ -124,6 +148,11 @@ void RequestChange(const Run& run, RunSettings& settings,
 void AdoptWorkersOptimizer(const ChangeParts& parts,
                            const CoordinatorOptions& target,
                            const RunPlan& plan, Turn& turn) {
+  const std::string kept = KeptText(parts.settings.options(), target, plan);
+  if (!kept.empty()) {
+    turn.out.push_back(
+        effect::Log{.severity = Severity::kWarning, .text = kept});
+  }
   const SettingValues before = SettingsOf(parts.settings.options());
   const SettingValues changed = Difference(before, target);
   parts.settings.AdoptOptimizer(target);

@@ -170,9 +170,9 @@ TEST(CoordinatorRegistrationTest, TheLowestRanksModelRulesAndNothingIsFixed) {
         absl::FailedPreconditionError(
             "the model differs from that of worker 0, which defines the run: "
             "w: "
-            "got shape [3], want [2]; start the worker with the run's --model, "
-            "--width, --dataset and --classes, or start another server for its "
-            "model"));
+            "got shape [3], want [2]; start all workers with the same program "
+            "and flags (cohort-worker: --model, --width, --dataset and "
+            "--classes), or start another server for its model"));
     EXPECT_EQ(cohort.core().model(), nullptr);
     EXPECT_THAT(cohort.log(),
                 HasSubstr("rank 1 is refused: the model differs"));
@@ -215,8 +215,10 @@ TEST(CoordinatorRegistrationTest, LaterModelsAreComparedByName) {
       cohort.Register(kRank1, layout),
       absl::FailedPreconditionError(
           "the model differs from the run's: w: got shape [3], want [2]; start "
-          "the worker with the run's --model, --width, --dataset and "
-          "--classes, or start another server for its model"));
+          "all workers with the same program and flags (cohort-worker: "
+          "--model, "
+          "--width, --dataset and --classes), or start another server for its "
+          "model"));
   RunPlan plan = setup.plan;
   plan.dataset_digest = "cd";
   Effects out;
@@ -224,9 +226,10 @@ TEST(CoordinatorRegistrationTest, LaterModelsAreComparedByName) {
       cohort.core().BeginRegister(cohort.sender(kRank1), setup.layout, plan,
                                   cohort.now(), out),
       absl::FailedPreconditionError(
-          "the data set or loss differs from the run's: run plan: got data set "
-          "digest cd, want ab; start the worker with the run's data files and "
-          "data flags, such as --image_size and --augment"));
+          "the data or the loss differs from the run's: run plan: got data set "
+          "digest cd, want ab; give all workers the same data and optimizer "
+          "(cohort-worker: data files, and flags such as --image_size and "
+          "--augment)"));
   EXPECT_THAT(out, IsEmpty());
 }
 

@@ -194,6 +194,20 @@ TEST(WorkersOptimizerTest, AChangeBeforeTheRegistrationIsKept) {
   EXPECT_EQ(InForce(cohort).learning_rate, 0.25);
 }
 
+TEST(WorkersOptimizerTest, TheLogSaysWhatFlagsKeepFromTheWorkers) {
+  FakeSetup setup = AutoSetup(kAdamPlan);
+  setup.options.optimizer.learning_rate = 0.5;
+  setup.options.given = {"learning_rate"};
+  FakeCohort cohort(setup);
+  cohort.Start();
+  EXPECT_THAT(cohort.log(),
+              HasSubstr("flags of the server take precedence over the workers' "
+                        "optimizer: learning_rate 0.5 (theirs: 0.003)"));
+  FakeCohort plain(AutoSetup(kAdamPlan));
+  plain.Start();
+  EXPECT_THAT(plain.log(), ::testing::Not(HasSubstr("take precedence")));
+}
+
 TEST(WorkersOptimizerTest, AutoCannotComeBack) {
   FakeCohort cohort(AutoSetup(kAdamPlan));
   cohort.Start();

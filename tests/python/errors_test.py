@@ -222,7 +222,7 @@ class OtherWorkers(unittest.TestCase):
                      r"\[2,1,3,3\]")
 
     def test_other_data_are_named(self):
-        self.differs([2, 2], [32, 40], "data set")
+        self.differs([2, 2], [32, 40], "the data or the loss differs")
 
 
 class Processes(unittest.TestCase):

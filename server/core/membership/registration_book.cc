@@ -32,12 +32,14 @@ absl::Status CheckSameModel(const ModelLayout& layout, const RunPlan& plan,
   COHORT_RETURN_IF_ERROR(
       Explained(CheckSameLayout(layout, wanted_layout),
                 absl::StrCat("the model differs from ", whose),
-                "start the worker with the run's --model, --width, --dataset "
-                "and --classes, or start another server for its model"));
+                "start all workers with the same program and flags "
+                "(cohort-worker: --model, --width, --dataset and --classes), "
+                "or start another server for its model"));
   return Explained(CheckSamePlan(plan, wanted_plan),
-                   absl::StrCat("the data set or loss differs from ", whose),
-                   "start the worker with the run's data files and data flags, "
-                   "such as --image_size and --augment");
+                   absl::StrCat("the data or the loss differs from ", whose),
+                   "give all workers the same data and optimizer "
+                   "(cohort-worker: data files, and flags such as --image_size "
+                   "and --augment)");
 }
 
 void RegistrationBook::Add(Rank rank, Entry entry) {

@@ -9,6 +9,12 @@ The server holds weights, optimizer state and batch-norm statistics. Batch norm
 is computed over the batches of all workers.
 """
 
+import os
+
+# Loader processes are forked while the network library's threads run; they
+# never use it.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 from cohort import _core
 from cohort._batch_norm import (BatchNorm, BatchNorm1d, BatchNorm2d,
                                 BatchNorm3d, convert_batch_norm)
