@@ -1,15 +1,21 @@
 """Runs one function as every rank of a run: a server, and a process a rank."""
 
+import atexit
+import faulthandler
 import multiprocessing
 import os
 import pathlib
 import pickle
+import signal
 import subprocess
 import tempfile
 import time
 import traceback
 
 BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
+
+# Seconds after which a process counts as stuck.
+DEADLINE = 200
 
 
 class Server:
@@ -55,6 +61,7 @@ class Server:
         return self.start()
 
     def __exit__(self, *_):
+        Rank.kill_all()
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -62,6 +69,7 @@ class Server:
 
 
 def _call(function, rank, arguments, pipe):
+    faulthandler.enable()
     os.environ["COHORT_RANK"] = str(rank)
     import torch
     torch.set_num_threads(1)
@@ -77,6 +85,8 @@ def _call(function, rank, arguments, pipe):
 class Rank:
     """One process."""
 
+    _all = []
+
     def __init__(self, function, rank, *arguments):
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -84,12 +94,20 @@ class Rank:
                                        args=(function, rank, arguments, theirs))
         self.process.start()
         theirs.close()
+        Rank._all.append(self)
 
-    def result(self, timeout=60):
-        if not self._pipe.poll(timeout):
+    def result(self):
+        """What the function returned."""
+        if not self._pipe.poll(DEADLINE):
+            os.kill(self.process.pid, signal.SIGABRT)  # prints its stacks
+            self.process.join()
             raise AssertionError("a rank did not end")
         done, value = pickle.loads(self._pipe.recv_bytes())
-        self.process.join()
+        self.process.join(DEADLINE)
+        if self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGABRT)
+            self.process.join()
+            raise AssertionError("a rank returned and did not end")
         if not done:
             raise AssertionError("a rank failed:\n" + value)
         return value
@@ -97,6 +115,16 @@ class Rank:
     def kill(self):
         self.process.kill()
         self.process.join()
+
+    @classmethod
+    def kill_all(cls):
+        """Ends those that a failed test left running."""
+        while cls._all:
+            cls._all.pop().kill()
+
+
+# An exiting process waits for its children.
+atexit.register(Rank.kill_all)
 
 
 def run(function, workers, *arguments, flags=()):
@@ -108,6 +136,3 @@ def run(function, workers, *arguments, flags=()):
             return [rank.result() for rank in ranks]
         except AssertionError as error:
             raise AssertionError(f"{error}\nserver: {server.log()}") from None
-        finally:
-            for rank in ranks:
-                rank.process.kill()

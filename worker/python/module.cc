@@ -29,6 +29,7 @@
 #include "common/thread_pool.h"
 #include "kernels/backend.h"
 #include "worker/python/batch_norm_calls.h"
+#include "worker/python/loader_process.h"
 #include "worker/python/values.h"
 #include "worker/python/worker_session.h"
 
@@ -459,4 +460,5 @@ NB_MODULE(_core, m) {
     cohort::Log(cohort::Take(cohort::ParseLogLevel(level)), text);
   });
   m.def("build_text", &cohort::BuildText);
+  m.def("bind_loader_process", &cohort::BindLoaderProcess, "parent"_a);
 }

@@ -3,8 +3,11 @@ number, or batches of the worker's own."""
 
 import array
 import hashlib
+import multiprocessing
+import os
 import pickle
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, Protocol
 
@@ -127,6 +130,35 @@ class _Seeded(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return self._dataset[index]
 
 
+class _LoaderStart:
+    """Runs first in a loader process: it ends with this process, and not
+    before. (A loader that was forked as its parent was killed would wait for
+    ever: torch would take its next parent for the one to watch.)"""
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._parent = os.getpid()
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        _core.bind_loader_process(self._parent)
+        if self._then is not None:
+            self._then(worker)
+
+
+def _loader_start(options: dict[str, Any]) -> Callable[[int], None] | None:
+    """What loader processes run first, given the options of DataLoader."""
+    then: Callable[[int], None] | None = options.get("worker_init_fn")
+    context = options.get("multiprocessing_context")
+    if not isinstance(context, str):
+        context = (context or multiprocessing).get_start_method()
+    # A fork server is not this process; and a loader ends with the thread that
+    # started it.
+    if context == "forkserver" or (threading.current_thread() is not
+                                   threading.main_thread()):
+        return then
+    return _LoaderStart(then)
+
+
 # A batch by name: the epoch, and the positions [begin, end) in it.
 Range = tuple[int, int, int]
 
@@ -212,6 +244,7 @@ class RangeReader:
         self._due = []
         allowed = {key: value for key, value in self._options.items()
                    if value is not None}
+        allowed["worker_init_fn"] = _loader_start(allowed)
         self._loader = iter(torch.utils.data.DataLoader(
             self._seeded, batch_sampler=self._forecast(where), **allowed))
 

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import ctypes
+import functools
 import os
 import pathlib
 import shutil
@@ -59,8 +60,11 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
             for name, value in options.items()]
 
 
-def _die_with_parent() -> None:
+def _end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # The parent may have ended before that took effect.
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 class EmbeddedServer:
@@ -82,7 +86,8 @@ class EmbeddedServer:
         with log.open("wb") as out:
             self._process = subprocess.Popen(
                 [find_program("cohort-server"), *flags_of(flags)], stdout=None,
-                stderr=out, preexec_fn=_die_with_parent)
+                stderr=out,
+                preexec_fn=functools.partial(_end_with, os.getpid()))
         while not address.exists():
             if self._process.poll() is not None:
                 raise _errors.ConfigurationError(

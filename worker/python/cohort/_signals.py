@@ -10,6 +10,18 @@ from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+# Whether the interpreter writes signals to the socket of a StopWatcher.
+_watching = False
+
+
+def _forget_socket() -> None:
+    # In a forked child: its signals are not the parent's.
+    if _watching:
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_forget_socket)
+
 
 class StopWatcher:
     """Notices a signal while the main thread waits in C++.
@@ -39,6 +51,8 @@ class StopWatcher:
         writer.setblocking(False)
         self._sockets = (reader, writer)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        global _watching
+        _watching = True
         for number in ours:
             self._previous[number] = signal.signal(number, self._handle)
         threading.Thread(target=self._watch, name="cohort-signals",
@@ -65,6 +79,8 @@ class StopWatcher:
         if self._sockets is None or os.getpid() != self._pid:
             return
         signal.set_wakeup_fd(-1)
+        global _watching
+        _watching = False
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._sockets[1].close()
