@@ -4,6 +4,7 @@ joined batch."""
 import dataclasses
 import unittest
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 from torch import nn
@@ -69,6 +70,34 @@ class Half(Head):
             x = x.bfloat16()
         x = self.norm(x).to(self.back.weight.dtype)
         return self.back(torch.tanh(x).flatten(2).mean(2))
+
+
+class Partial(Head):
+    """A second layer, which only the samples that are marked by a large first
+    pixel use; and a third, which nobody uses."""
+
+    def __init__(self, front, norm):
+        super().__init__(front, norm)
+        self.fronts = nn.ModuleList(front() for _ in range(2))
+        self.norms = nn.ModuleList(norm() for _ in range(2))
+
+    def forward(self, x):
+        marked = (x[:, 0, 0, 0] > MARK - 1).float().view(-1, 1, 1, 1)
+        out = self.norm(self.front(x))
+        second = self.norms[0](self.fronts[0](x))
+        self.norms[1](self.fronts[1](x))
+        if marked.any():
+            out = out + second * marked
+        return self.back(torch.tanh(out).flatten(2).mean(2))
+
+
+MARK = 20.0
+
+
+def marked_on_rank_0():
+    batches = images((2, 3), 3, 6, 6)
+    batches[0][0][:, 0, 0, 0] = MARK
+    return batches
 
 
 def conv2d():
@@ -144,6 +173,8 @@ CASES = {
     "frozen": Case(lambda: Frozen(conv2d, norm2d()), squares()),
     "called twice": Case(lambda: Head(conv2d, norm2d(), calls=2),
                          squares((1, 3))),
+    "used by one worker's loss": Case(lambda: Partial(conv2d, norm2d()),
+                                      marked_on_rank_0),
     # torch itself updates moving statistics in the forward pass and again in the
     # recomputation.
     "checkpointing": Case(
@@ -157,7 +188,9 @@ STEPS = 2
 
 
 def optimizer_of(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    # The decay shows which parameters have no gradient.
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9,
+                           weight_decay=0.01)
 
 
 def squared_error(model, x, y):
@@ -196,10 +229,40 @@ def reference(case):
     return model.state_dict()
 
 
+class LateCopy:
+    """A copy to host memory that is done at the second question."""
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+        self._questions = 0
+        self.host = torch.full_like(tensor, float("nan"))
+
+    def is_done(self):
+        self._questions += 1
+        if self._questions < 2:
+            return False
+        self.wait()
+        return True
+
+    def wait(self):
+        self.host.copy_(self._tensor)
+
+
+def train_elsewhere(rank, address, first):
+    """The same, with the ranks from `first` on computing as if the CPU's memory
+    were a device's."""
+    if rank < first:
+        return train(rank, address)
+    with mock.patch("cohort._devices.on_host", lambda device: False), \
+            mock.patch("cohort._devices.Copies.start",
+                       lambda self, tensor: LateCopy(tensor)):
+        return train(rank, address)
+
+
 class BatchNorm(unittest.TestCase):
-    def test_every_form_over_two_workers(self):
+    def check(self, function, *arguments):
         servers = [Server(2, f"--max_steps={STEPS}").start() for _ in CASES]
-        ranks = [Rank(train, rank, [s.address for s in servers])
+        ranks = [Rank(function, rank, [s.address for s in servers], *arguments)
                  for rank in range(2)]
         try:
             results = [rank.result() for rank in ranks]
@@ -207,8 +270,6 @@ class BatchNorm(unittest.TestCase):
             raise AssertionError(
                 f"{error}\n" + "\n".join(s.log() for s in servers)) from None
         finally:
-            for rank in ranks:
-                rank.process.kill()
             logs = [server.log() for server in servers]
             for server in servers:
                 server.__exit__()
@@ -222,6 +283,24 @@ class BatchNorm(unittest.TestCase):
                             continue
                         self.assertLess(distance(value, wanted[key]),
                                         case.tolerance, log)
+
+    def test_every_form_over_two_workers(self):
+        self.check(train)
+
+    def test_every_form_on_devices(self):
+        self.check(train_elsewhere, 0)
+
+    def test_every_form_on_a_device_and_the_cpu(self):
+        self.check(train_elsewhere, 1)
+
+    def test_cuda_has_the_operators_that_are_called(self):
+        # They cannot run here.
+        names = [argument.name for argument in
+                 torch.ops.aten.batch_norm_backward_elemt.default._schema.arguments]
+        self.assertEqual(len(names), 8, names)
+        self.assertEqual(names[:5],
+                         ["grad_out", "input", "mean", "invstd", "weight"])
+        self.assertEqual(names[7], "count")
 
 
 if __name__ == "__main__":

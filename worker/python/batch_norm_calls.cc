@@ -7,6 +7,30 @@
 #include "absl/strings/str_cat.h"
 
 namespace cohort {
+namespace {
+
+double RelativeDifference(double a, double b, double scale) {
+  if (a == b || (std::isnan(a) && std::isnan(b))) return 0;
+  return std::abs(a - b) / scale;
+}
+
+// The largest over the channels.
+double Distance(const Moments& a, const Moments& b) {
+  const auto count = static_cast<double>(std::max<int64_t>(a.count, 1));
+  double largest = 0;
+  for (size_t c = 0; c < a.first.size(); ++c) {
+    const double deviation = std::sqrt(a.second[c] / count);
+    for (const double difference :
+         {RelativeDifference(a.first[c], b.first[c],
+                             std::abs(a.first[c]) + deviation),
+          RelativeDifference(a.second[c], b.second[c], a.second[c])}) {
+      if (!(difference <= largest)) largest = difference;
+    }
+  }
+  return largest;
+}
+
+}  // namespace
 
 BatchNormCalls::BatchNormCalls(WorkerSession& session,
                                const kernels::Backend& backend,
@@ -22,34 +46,43 @@ void BatchNormCalls::Begin() {
 
 std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Forward(
     absl::Span<const ForwardArgs> calls) {
-  std::vector<CallMoments> local;
+  std::vector<LocalCall> local;
   for (const ForwardArgs& call : calls) {
     local.push_back({.layer = call.layer,
-                     .call = counts_[static_cast<size_t>(call.layer)]++,
+                     .epsilon = call.epsilon,
                      .moments = LocalMoments(call)});
   }
-  const std::vector<Moments> all =
-      session_.Reduce(ReducePhase::kForward, local);
+  std::vector<SharedCall> all = Meet(std::move(local));
+  for (size_t i = 0; i < calls.size(); ++i) Normalize(calls[i], *all[i]);
+  return all;
+}
+
+std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Meet(
+    std::vector<LocalCall> calls) {
+  std::vector<CallMoments> local;
+  for (LocalCall& call : calls) {
+    local.push_back({.layer = call.layer,
+                     .call = counts_[static_cast<size_t>(call.layer)]++,
+                     .moments = std::move(call.moments)});
+  }
+  std::vector<Moments> all = session_.Reduce(ReducePhase::kForward, local);
   std::vector<SharedCall> result;
   for (size_t i = 0; i < calls.size(); ++i) {
-    const ForwardArgs& call = calls[i];
-    const Moments& by = all[i];
+    Moments& by = all[i];
     auto saved = std::make_shared<Saved>();
-    saved->layer = call.layer;
+    saved->layer = calls[i].layer;
     saved->call = local[i].call;
-    saved->shape = call.shape;
-    saved->type = call.type;
-    saved->mean = by.first;
+    saved->local = std::move(local[i].moments);
+    saved->mean = std::move(by.first);
     saved->count = by.count;
     // If no member has samples, there is nothing to normalise; the divisor only
     // keeps 0/0 out of the saved values.
     const auto count = static_cast<double>(std::max<int64_t>(by.count, 1));
     for (const double m2 : by.second) {
-      saved->invstd.push_back(1.0 / std::sqrt(m2 / count + call.epsilon));
+      saved->variance.push_back(m2 / count);
+      saved->invstd.push_back(1.0 / std::sqrt(m2 / count + calls[i].epsilon));
     }
-    saved->local = std::move(local[i].moments);
-    Normalize(call, *saved);
-    made_[static_cast<size_t>(call.layer)].push_back(saved);
+    made_[static_cast<size_t>(calls[i].layer)].push_back(saved);
     result.push_back(std::move(saved));
   }
   return result;
@@ -57,17 +90,27 @@ std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Forward(
 
 absl::StatusOr<BatchNormCalls::SharedCall> BatchNormCalls::Repeat(
     const ForwardArgs& call) {
-  const Moments local = LocalMoments(call);
-  for (const SharedCall& made : made_[static_cast<size_t>(call.layer)]) {
-    if (made->local.count != local.count || made->local.first != local.first ||
-        made->local.second != local.second) {
-      continue;
-    }
-    Normalize(call, *made);
-    return made;
+  absl::StatusOr<SharedCall> made = Recall(call.layer, LocalMoments(call), 0);
+  if (made.ok()) Normalize(call, **made);
+  return made;
+}
+
+absl::StatusOr<BatchNormCalls::SharedCall> BatchNormCalls::Recall(
+    int32_t layer, const Moments& local, double tolerance) const {
+  const auto index = static_cast<size_t>(layer);
+  const SharedCall* nearest = nullptr;
+  double least = tolerance;
+  for (const SharedCall& made : made_[index]) {
+    if (made->local.count != local.count) continue;
+    const double distance = Distance(made->local, local);
+    if (!(distance <= least)) continue;
+    if (nearest != nullptr && distance == least) continue;
+    nearest = &made;
+    least = distance;
   }
+  if (nearest != nullptr) return *nearest;
   return absl::FailedPreconditionError(absl::StrCat(
-      names_[static_cast<size_t>(call.layer)],
+      names_[index],
       ": was called during the backward pass with an input that it did not "
       "have in the forward pass; activation checkpointing must compute the "
       "same values again (preserve_rng_state=True)"));
@@ -103,40 +146,49 @@ void BatchNormCalls::Normalize(const ForwardArgs& call,
 
 std::vector<BatchNormCalls::AffineGradients> BatchNormCalls::Backward(
     absl::Span<const BackwardArgs> calls) {
-  std::vector<Moments> local;
-  std::vector<CallMoments> sent;
-  for (const BackwardArgs& call : calls) {
-    local.push_back(BackwardSums(call));
-    if (!call.needs_dx) continue;
-    sent.push_back({.layer = call.saved->layer,
-                    .call = call.saved->call,
-                    .moments = local.back()});
-  }
-  std::vector<Moments> all;
-  if (!sent.empty()) all = session_.Reduce(ReducePhase::kBackward, sent);
   std::vector<AffineGradients> gradients;
-  auto next = all.begin();
-  for (size_t i = 0; i < calls.size(); ++i) {
-    const BackwardArgs& call = calls[i];
-    if (call.needs_dx) InputGradient(call, *next++);
-    AffineGradients out{.gamma = local[i].second, .beta = local[i].first};
+  std::vector<SharedCall> met;
+  std::vector<Moments> sums;
+  for (const BackwardArgs& call : calls) {
+    Moments local = BackwardSums(call);
+    AffineGradients out{.gamma = local.second, .beta = local.first};
     for (size_t c = 0; c < out.gamma.size(); ++c) {
       out.gamma[c] *= call.saved->invstd[c];
     }
     gradients.push_back(std::move(out));
+    if (!call.needs_dx) continue;
+    met.push_back(call.saved);
+    sums.push_back(std::move(local));
+  }
+  const std::vector<Moments> all = MeetBackward(met, std::move(sums));
+  auto next = all.begin();
+  for (const BackwardArgs& call : calls) {
+    if (call.needs_dx) InputGradient(call, *next++);
   }
   return gradients;
 }
 
+std::vector<Moments> BatchNormCalls::MeetBackward(
+    absl::Span<const SharedCall> calls, std::vector<Moments> sums) {
+  if (calls.empty()) return {};
+  std::vector<CallMoments> sent;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    sent.push_back({.layer = calls[i]->layer,
+                    .call = calls[i]->call,
+                    .moments = std::move(sums[i])});
+  }
+  return session_.Reduce(ReducePhase::kBackward, sent);
+}
+
 Moments BatchNormCalls::BackwardSums(const BackwardArgs& call) const {
   const Saved& saved = *call.saved;
-  const auto channels = static_cast<size_t>(saved.shape.channels);
-  Moments sums{.count = saved.shape.count(),
+  const auto channels = static_cast<size_t>(call.shape.channels);
+  Moments sums{.count = call.shape.count(),
                .first = std::vector<double>(channels),
                .second = std::vector<double>(channels)};
   if (sums.count == 0) return sums;
-  backend_.BackwardReduce({.shape = saved.shape,
-                           .type = saved.type,
+  backend_.BackwardReduce({.shape = call.shape,
+                           .type = call.type,
                            .x = call.x,
                            .dy = call.dy,
                            .mean = saved.mean.data(),
@@ -148,9 +200,9 @@ Moments BatchNormCalls::BackwardSums(const BackwardArgs& call) const {
 void BatchNormCalls::InputGradient(const BackwardArgs& call,
                                    const Moments& all) const {
   const Saved& saved = *call.saved;
-  if (saved.shape.count() == 0) return;
-  backend_.BackwardElementwise({.shape = saved.shape,
-                                .type = saved.type,
+  if (call.shape.count() == 0) return;
+  backend_.BackwardElementwise({.shape = call.shape,
+                                .type = call.type,
                                 .x = call.x,
                                 .dy = call.dy,
                                 .mean = saved.mean.data(),

@@ -17,9 +17,10 @@
 
 namespace cohort {
 
-// Batch norm of one training step over tensors in host memory, given as raw
-// pointers: moments of each call, their rendezvous, and both passes. The
-// arithmetic is that of the C++ worker (HostEngine), to the bit.
+// Batch norm of one training step: moments of each call, their rendezvous, and
+// both passes over tensors in host memory, given as raw pointers. The
+// arithmetic is that of the C++ worker (HostEngine), to the bit. For tensors
+// elsewhere the caller computes, and only meets here.
 //
 // Thread safety: one thread at a time.
 class BatchNormCalls {
@@ -28,11 +29,11 @@ class BatchNormCalls {
   struct Saved {
     int32_t layer = 0;
     int32_t call = 0;
-    kernels::BatchShape shape;
-    kernels::DataType type = kernels::DataType::kFloat32;
     // Of the local batch, to recognise the call when it is computed again.
     Moments local;
+    // Of all members; `variance` is 0 if no member has samples.
     std::vector<double> mean;
+    std::vector<double> variance;
     // 1 / sqrt(variance + epsilon).
     std::vector<double> invstd;
     // Elements per channel of all members.
@@ -60,6 +61,8 @@ class BatchNormCalls {
 
   struct BackwardArgs {
     SharedCall saved;
+    kernels::BatchShape shape;
+    kernels::DataType type = kernels::DataType::kFloat32;
     const void* x = nullptr;
     const void* dy = nullptr;
     Affine affine;
@@ -95,6 +98,23 @@ class BatchNormCalls {
   absl::StatusOr<SharedCall> Repeat(const ForwardArgs& call);
   // The backward passes of calls, in one rendezvous request.
   std::vector<AffineGradients> Backward(absl::Span<const BackwardArgs> calls);
+
+  // ---- the same, computed by the caller
+
+  struct LocalCall {
+    int32_t layer = 0;
+    double epsilon = 1e-5;
+    Moments moments;
+  };
+  std::vector<SharedCall> Meet(std::vector<LocalCall> calls);
+  // The call with these moments, up to a relative difference of `tolerance`:
+  // devices may compute a batch again with other rounding.
+  // Errors: FailedPrecondition if there is none.
+  absl::StatusOr<SharedCall> Recall(int32_t layer, const Moments& local,
+                                    double tolerance) const;
+  // Sums over all members; `sums` of the local batch, one a call.
+  std::vector<Moments> MeetBackward(absl::Span<const SharedCall> calls,
+                                    std::vector<Moments> sums);
 
  private:
   Moments LocalMoments(const ForwardArgs& call) const;

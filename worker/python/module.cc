@@ -157,6 +157,15 @@ class Worker {
     }
   }
 
+  // A forked child has this object, but none of its threads.
+  ~Worker() {
+    if (getpid() == pid_) return;
+    static_cast<void>(session_.release());
+    static_cast<void>(fork_join_.release());
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
   WorkerSession& session() { return *session_; }
   BatchNormCalls& batch_norms() { return *batch_norms_; }
 
@@ -180,7 +189,8 @@ class Worker {
   }
 
  private:
-  const std::unique_ptr<WorkerSession> session_;
+  const pid_t pid_ = getpid();
+  std::unique_ptr<WorkerSession> session_;
   std::unique_ptr<ForkJoin> fork_join_;
   std::unique_ptr<kernels::Backend> threaded_;
   std::unique_ptr<BatchNormCalls> batch_norms_;
@@ -218,6 +228,14 @@ PushClosing MakeClosing(
         {.name = name, .sum = value.first, .weight = value.second});
   }
   return closing;
+}
+
+Moments MomentsAt(uintptr_t address, int64_t count, size_t channels) {
+  const auto* first = Pointer<double>(address);
+  const auto* second = first + channels;
+  return {.count = count,
+          .first = {first, second},
+          .second = {second, second + channels}};
 }
 
 void DefineWorker(nb::module_& m) {
@@ -321,11 +339,14 @@ void DefineWorker(nb::module_& m) {
           Released())
       .def(
           "backward",
-          [](Worker& w, const KeptCall& saved, uintptr_t x, uintptr_t dy,
-             const std::string& affine_type, uintptr_t gamma, bool needs_dx,
-             uintptr_t dx) {
+          [](Worker& w, const KeptCall& saved,
+             const std::vector<int64_t>& shape, const std::string& type,
+             uintptr_t x, uintptr_t dy, const std::string& affine_type,
+             uintptr_t gamma, bool needs_dx, uintptr_t dx) {
             const BatchNormCalls::BackwardArgs args[] = {
                 {.saved = saved.call,
+                 .shape = ShapeOf(shape),
+                 .type = TypeNamed(type),
                  .x = Pointer<void>(x),
                  .dy = Pointer<void>(dy),
                  .affine = {.type = TypeNamed(affine_type),
@@ -335,6 +356,40 @@ void DefineWorker(nb::module_& m) {
             auto gradients = w.batch_norms().Backward(args);
             return std::make_pair(std::move(gradients[0].gamma),
                                   std::move(gradients[0].beta));
+          },
+          Released())
+      // Calls that are computed elsewhere. Two rows of `channels` float64
+      // numbers at `moments`: mean and sum of squared differences; in the
+      // backward pass the two sums, which those of all members replace.
+      .def(
+          "meet",
+          [](Worker& w, int32_t layer, double epsilon, int64_t count,
+             size_t channels, uintptr_t moments) {
+            std::vector<BatchNormCalls::LocalCall> calls(1);
+            calls[0] = {.layer = layer,
+                        .epsilon = epsilon,
+                        .moments = MomentsAt(moments, count, channels)};
+            return KeptCall{w.batch_norms().Meet(std::move(calls))[0]};
+          },
+          Released())
+      .def(
+          "recall",
+          [](Worker& w, int32_t layer, int64_t count, size_t channels,
+             uintptr_t moments, double tolerance) {
+            return KeptCall{Take(w.batch_norms().Recall(
+                layer, MomentsAt(moments, count, channels), tolerance))};
+          },
+          Released())
+      .def(
+          "meet_backward",
+          [](Worker& w, const KeptCall& saved, int64_t count, size_t channels,
+             uintptr_t sums) {
+            const BatchNormCalls::SharedCall calls[] = {saved.call};
+            const std::vector<Moments> all = w.batch_norms().MeetBackward(
+                calls, {MomentsAt(sums, count, channels)});
+            auto* out = Pointer<double>(sums);
+            out = std::copy(all[0].first.begin(), all[0].first.end(), out);
+            std::copy(all[0].second.begin(), all[0].second.end(), out);
           },
           Released())
       .def(

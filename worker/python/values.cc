@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "common/assignment.h"
 #include "common/evaluation_sums.h"
 #include "common/model_layout.h"
@@ -152,7 +154,13 @@ void DefineValues(nb::module_& m) {
       });
   nb::class_<KeptCall>(m, "KeptCall")
       .def_prop_ro("call", [](const KeptCall& s) { return s.call->call; })
-      .def_prop_ro("count", [](const KeptCall& s) { return s.call->count; });
+      .def_prop_ro("count", [](const KeptCall& s) { return s.call->count; })
+      // Mean and variance of all members, as two rows of float64 numbers.
+      .def("write_to", [](const KeptCall& s, uintptr_t address) {
+        auto* out = Pointer<double>(address);
+        out = std::copy(s.call->mean.begin(), s.call->mean.end(), out);
+        std::copy(s.call->variance.begin(), s.call->variance.end(), out);
+      });
   nb::class_<NormCall>(m, "NormCall")
       .def(nb::init<int32_t, double, std::vector<int64_t>, std::string,
                     uintptr_t, std::string, uintptr_t, uintptr_t, uintptr_t>());

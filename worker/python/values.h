@@ -21,6 +21,11 @@ T* Pointer(uintptr_t address) {
 // "float32" and so on; float32 for any other name.
 kernels::DataType TypeNamed(const std::string& name);
 
+// From [outer, channels, inner].
+inline kernels::BatchShape ShapeOf(const std::vector<int64_t>& shape) {
+  return {.outer = shape[0], .channels = shape[1], .inner = shape[2]};
+}
+
 // A batch-norm call as Python passes it.
 struct NormCall {
   int32_t layer = 0;
@@ -34,16 +39,15 @@ struct NormCall {
   uintptr_t y = 0;
 
   BatchNormCalls::ForwardArgs args() const {
-    return {
-        .layer = layer,
-        .epsilon = epsilon,
-        .shape = {.outer = shape[0], .channels = shape[1], .inner = shape[2]},
-        .type = TypeNamed(type),
-        .x = Pointer<void>(x),
-        .affine = {.type = TypeNamed(affine_type),
-                   .gamma = Pointer<void>(gamma),
-                   .beta = Pointer<void>(beta)},
-        .y = Pointer<void>(y)};
+    return {.layer = layer,
+            .epsilon = epsilon,
+            .shape = ShapeOf(shape),
+            .type = TypeNamed(type),
+            .x = Pointer<void>(x),
+            .affine = {.type = TypeNamed(affine_type),
+                       .gamma = Pointer<void>(gamma),
+                       .beta = Pointer<void>(beta)},
+            .y = Pointer<void>(y)};
   }
 };
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _core, _errors
+from cohort import _core, _devices, _errors
 from cohort._data import MapDataset
 
 
@@ -49,7 +49,8 @@ def by_criterion(criterion: Callable[[Any, Any], torch.Tensor],
     w]. Labels equal to `ignore_index` do not count."""
 
     def evaluate(model: nn.Module, batch: Any) -> Evaluation:
-        inputs, labels = batch
+        device = next(model.parameters()).device
+        inputs, labels = _devices.move(batch, device)
         output = model(inputs)
         loss = float(criterion(output, labels))
         logits = output["out"] if isinstance(output, dict) else output

@@ -281,12 +281,13 @@ class Job:
         if self._step.mode is Mode.TRAIN:
             raise _errors.UsageError(
                 "job.load(): a step is in progress; call job.step() first")
+        self._model.await_weights()
         try:
             pulled = self.worker.read(None, True, "")
         except _errors.StatusError as error:
             _errors.raise_from(error)
         self._model.load_statistics(pulled.statistics)
-        self._model.note_weights()
+        self._model.take_weights()
         if pulled.front_end_state:
             self._take_state(bytes(pulled.front_end_state))
         return int(pulled.version)
@@ -346,7 +347,7 @@ class Job:
                 server=self._address, rank=-1 if rank is None else int(rank),
                 batch_size=batch_size,
                 server_timeout_s=float(options["server_timeout"]),
-                fingerprint=f"torch {torch.__version__}, {threads} threads",
+                fingerprint=self._fingerprint(threads),
                 description=f"{socket.gethostname()}, process {os.getpid()}",
                 trace=options["trace"], ops_listen=options["ops_listen"],
                 insecure=bool(options["insecure"]), threads=threads)
@@ -361,6 +362,12 @@ class Job:
                 self._model.memory(), self._model.statistics())
         except _errors.StatusError as error:
             self._ended_by(error)
+
+    def _fingerprint(self, threads: int) -> str:
+        device = self._model.device
+        name = (torch.cuda.get_device_name(device) if device.type == "cuda"
+                else f"{threads} threads")
+        return f"torch {torch.__version__}, {name}"
 
     def _run_plan(self, dataset: Any, by_number: bool, batch_size: int,
                   name: str) -> "_core.RunPlan":
@@ -446,6 +453,7 @@ class Job:
 
     def _read_weights(self, assignment: "_core.Assignment") -> bool:
         """False if the assignment is void."""
+        self._model.await_weights()
         try:
             pulled = self.worker.read_weights(assignment)
         except _errors.StatusError as error:
@@ -453,7 +461,7 @@ class Job:
                 self._ended_by(error)
             return False
         if pulled is not None:
-            self._model.note_weights()
+            self._model.take_weights()
             self._take_state(bytes(pulled.front_end_state) or
                              self._initial_state)
         return True
@@ -497,7 +505,7 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     weights, the optimizer's state and the moving statistics are the server's.
 
     Args:
-        model: float32 parameters on the CPU. Its present values are the run's
+        model: float32 parameters on the CPU or on one GPU. Its present values are the run's
             initial ones if this is the lowest rank of a new run.
         optimizer: torch.optim.SGD, Adam or AdamW, or cohort.LARS. The server
             (with --optimizer=auto, its default) takes class, rates, decay and

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cohort import _core, _data, _errors
+from cohort import _core, _data, _devices, _errors
 from cohort._step import Mode
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ class Data:
                 job._ended_by(error)
         finally:
             job._step.mode = Mode.IDLE
+            job._step.forget_calls()
             module.train(training)
 
     def _evaluate(self, assignment: "_core.Assignment") -> None:
@@ -170,5 +171,7 @@ class Data:
         module = job._model.module
         module.train()
         with torch.no_grad(), job._step.phase("forward"):
-            module(batch[0] if isinstance(batch, (list, tuple)) else batch)
+            module(_devices.move(
+                batch[0] if isinstance(batch, (list, tuple)) else batch,
+                job._model.device))
         job.worker.report_moments()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from cohort import _batch_norm, _core, _errors
+from cohort import _batch_norm, _core, _devices, _errors
 from cohort._optimizer import OptimizerPlan
 
 
@@ -25,8 +25,8 @@ class RegisteredModel:
         self.module = model
         _batch_norm.convert_batch_norm(model)
         self.layers = _batch_norm.layers_of(model)
-        self.numbers = {id(module): number
-                        for number, (_, module) in enumerate(self.layers)}
+        for number, (_, layer) in enumerate(self.layers):
+            layer._cohort_layer = number
         # Each parameter once, under its first name.
         self.names: list[str] = []
         self.parameters: list[nn.Parameter] = []
@@ -36,6 +36,9 @@ class RegisteredModel:
             self.parameters.append(parameter)
         if not self.parameters:
             raise _errors.ConfigurationError("the model has no parameters")
+        # As they are exchanged; made by `memory`.
+        self._weights: _devices.HostWeights | None = None
+        self._addresses: list[int] = []
         statistics = {id(buffer) for _, layer in self.layers
                       for buffer in layer.buffers()}
         self._other_buffers = [
@@ -50,10 +53,7 @@ class RegisteredModel:
             raise _errors.ConfigurationError(
                 f"{name}: a lazy parameter has no shape yet; run the model once "
                 "before cohort.join()")
-        if parameter.device.type != "cpu":
-            raise _errors.ConfigurationError(
-                f"{name}: got a parameter on {parameter.device}, want the CPU: "
-                "models on GPUs are not supported yet")
+        _devices.check(parameter.device, f"{name}: got a parameter")
         if parameter.dtype != torch.float32:
             raise _errors.ConfigurationError(
                 f"{name}: got {parameter.dtype}, want torch.float32; compute in "
@@ -100,9 +100,24 @@ class RegisteredModel:
         """The batch-norm layers as they are registered."""
         return [_batch_norm.spec_of(name, layer) for name, layer in self.layers]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        where: torch.device = self.parameters[0].device
+        return where
+
     def memory(self) -> list[int]:
-        """The address of each parameter's elements."""
-        return [parameter.data_ptr() for parameter in self.parameters]
+        """The address of each parameter's elements in host memory. From now on
+        the network reads and writes there."""
+        for name, parameter in zip(self.names, self.parameters):
+            self._check(name, parameter)
+            if parameter.device != self.device:
+                raise _errors.ConfigurationError(
+                    f"{name}: got a parameter on {parameter.device} and others "
+                    f"on {self.device}, want one device; call model.to(device)")
+        self._weights = _devices.HostWeights(self.parameters)
+        self._addresses = [parameter.data_ptr() for parameter in self.parameters]
+        return [host.data_ptr() for host in self._weights.host]
 
     def statistics(self) -> list["_core.LayerStatistics"]:
         """The moving statistics that the model holds."""
@@ -121,15 +136,28 @@ class RegisteredModel:
 
     # ---- checks
 
-    def note_weights(self) -> None:
-        """The weights are the server's now."""
+    def await_weights(self) -> None:
+        """Called before the network may write weights."""
+        assert self._weights is not None
+        self._weights.wait()
+
+    def take_weights(self) -> None:
+        """The network has written weights; they are the model's now."""
+        assert self._weights is not None
+        self._weights.upload()
         self._weight_versions = [parameter._version
                                  for parameter in self.parameters]
 
     def check_weights(self) -> None:
         """Raises UsageError if a weight was changed by hand since then."""
-        for name, parameter, version in zip(self.names, self.parameters,
-                                            self._weight_versions):
+        for name, parameter, version, address in zip(
+                self.names, self.parameters, self._weight_versions,
+                self._addresses):
+            if parameter.data_ptr() != address:
+                raise _errors.UsageError(
+                    f"{name}: the parameter was moved after the run was joined; "
+                    "call model.to() before job.data() is iterated, and load "
+                    "weights with load_state_dict()")
             if parameter._version != version:
                 raise _errors.UsageError(
                     f"{name}: its values were changed by hand, but the server "

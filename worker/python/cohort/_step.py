@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _core, _errors
+from cohort import _core, _devices, _errors, _operator
 from cohort._model import RegisteredModel, accumulator_of
+from cohort._passes import Kept
 
 # The phases of a step, as heartbeats, metrics and timeline name them.
 _PHASES = {"data": 0, "forward": 1, "rendezvous": 2, "backward": 3, "push": 4,
@@ -77,6 +78,7 @@ class Step:
         # Set once the run is joined.
         self.worker: "_core.Worker" = None  # type: ignore[assignment]
         self.mode = Mode.IDLE
+        self.handle = _operator.new_handle(self)
         self.assignment: "_core.Assignment | None" = None
         self._hooks: list[Any] = []
         # Parameters that autograd adds to more than once in a backward pass
@@ -86,6 +88,7 @@ class Step:
         self._seen: dict[int, int] = {}
         self._in_backward = False
         self._sending = False
+        self._queue: _devices.GradientQueue | None = None
         self._begin(1, None)
         for number, parameter in enumerate(model.parameters):
             if parameter.requires_grad:
@@ -111,9 +114,6 @@ class Step:
 
     # ---- for batch norm
 
-    def layer_of(self, module: nn.Module) -> int:
-        return self._model.numbers[id(module)]
-
     def normalises_by_batch(self, module: nn.Module) -> bool:
         if self.mode is Mode.SCORE_BY_BATCH:
             return True
@@ -133,6 +133,12 @@ class Step:
         self._correct = self._labels = 0
         self._measures: dict[str, tuple[float, float]] = {}
         self._sent: dict[int, tuple[torch.Tensor, int]] = {}
+        self.forget_calls()
+
+    def forget_calls(self) -> None:
+        """No backward pass follows for the batch-norm calls so far."""
+        self.kept: list[Kept] = []
+        self.token = torch.zeros((), requires_grad=True)
 
     def begin(self, assignment: "_core.Assignment", parts: int,
               samples: int | None) -> None:
@@ -148,6 +154,9 @@ class Step:
         self.mode = Mode.TRAIN
         self._model.clear_gradients()
         self._model.note_buffers()
+        if self._queue is None:
+            self._queue = _devices.GradientQueue(self._model.device,
+                                                 self._deliver)
         self.worker.begin_step(assignment)
 
     def check_in_progress(self, what: str) -> None:
@@ -208,8 +217,6 @@ class Step:
             self._model.check_buffers()
         self.passes += 1
         scale = weight if reduction == "mean" else 1.0
-        if weight > 0:
-            self._loss += float(loss.detach()) * scale
         self._weight += weight
         last = self.passes == self.parts
         if last:
@@ -220,13 +227,21 @@ class Step:
         self._in_backward = True
         try:
             with self.phase("backward"):
-                torch.autograd.backward(
-                    loss, torch.full_like(loss, root))
+                roots, gradients = [loss], [torch.full_like(loss, root)]
+                if self.token.grad_fn is not None:
+                    # Batch norms that this loss does not depend on.
+                    roots.append(self.token)
+                    gradients.append(torch.zeros(()))
+                torch.autograd.backward(roots, gradients)
                 if last:
                     self._send_late()
+                    self._queue_of_step().finish()
         finally:
             self._in_backward = False
             self._sending = False
+            self.forget_calls()
+        if weight > 0:
+            self._loss += float(loss.detach()) * scale
 
     def count(self, correct: int, labels: int) -> None:
         """Labels that were predicted, of so many."""
@@ -246,6 +261,7 @@ class Step:
         """
         loss = self._loss / self._weight if self._weight else None
         self.mode = Mode.IDLE
+        self._model.await_weights()
         try:
             verdict = self.worker.close_step(
                 loss_sum=self._loss, correct=self._correct, labels=self._labels,
@@ -257,13 +273,16 @@ class Step:
         finally:
             self._model.clear_gradients()
             self._sent = {}
-        self._model.note_weights()
+        self._model.take_weights()
         return StepResult(verdict.version, verdict.verdict, loss, verdict.reason)
 
     def abandon(self, reason: str) -> None:
         """The step in progress, if there is one, is not sent."""
         if self.mode is Mode.TRAIN:
             self.worker.abandon_step(reason)
+        if self._queue is not None:
+            self._queue.clear()
+        self.forget_calls()
         self.mode = Mode.IDLE
 
     # ---- gradients
@@ -298,14 +317,21 @@ class Step:
 
     def _send(self, number: int) -> None:
         grad = self._model.parameters[number].grad
-        assert grad is not None
+        if grad is None:
+            return
         if grad.is_sparse:
             raise _errors.ConfigurationError(
                 f"{self._model.names[number]}: got a sparse gradient, want a "
                 "dense one; use sparse=False")
         self._sent[number] = (grad, grad._version)
-        dense = grad if grad.is_contiguous() else grad.contiguous()
-        self.worker.take_gradient(number, dense, dense.data_ptr())
+        self._queue_of_step().add(number, grad)
+
+    def _queue_of_step(self) -> _devices.GradientQueue:
+        assert self._queue is not None
+        return self._queue
+
+    def _deliver(self, number: int, gradient: torch.Tensor) -> None:
+        self.worker.take_gradient(number, gradient, gradient.data_ptr())
 
     def check_gradients(self) -> None:
         """Raises UsageError if a gradient was changed after it was sent."""

@@ -1,0 +1,190 @@
+"""Where tensors are: in host memory, where the C++ kernels and the network
+reach them, or in a GPU's, from where they are copied."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from cohort import _errors
+
+# torch's stubs have no types for streams and events.
+_cuda: Any = torch.cuda
+
+
+def on_host(device: torch.device) -> bool:
+    """Whether C++ code can read tensors there."""
+    return device.type == "cpu"
+
+
+def check(device: torch.device, what: str) -> None:
+    """Raises ConfigurationError unless tensors on `device` can be used."""
+    if device.type not in ("cpu", "cuda"):
+        raise _errors.ConfigurationError(
+            f"{what} on {device}, want the CPU or a CUDA device")
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """A collated batch with its tensors on `device`."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: move(value, device) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        parts = [move(value, device) for value in batch]
+        return (type(batch)(*parts) if hasattr(batch, "_fields") else
+                type(batch)(parts))
+    return batch
+
+
+class Copy(Protocol):
+    """A copy to host memory that has been started."""
+
+    host: torch.Tensor
+
+    def is_done(self) -> bool:
+        """Whether `host` may be read."""
+
+    def wait(self) -> None:
+        """Until it may be read."""
+
+
+class _DoneCopy:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.host = tensor.to("cpu", copy=True)
+
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+class _CudaCopy:
+    def __init__(self, tensor: torch.Tensor, stream: Any) -> None:
+        # The allocator gives pinned memory out again only when copies from and
+        # to it are over.
+        self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        computed = _cuda.current_stream(tensor.device)
+        if stream != computed:
+            stream.wait_stream(computed)
+            tensor.record_stream(stream)
+        with _cuda.stream(stream):
+            self.host.copy_(tensor, non_blocking=True)
+            self._event = _cuda.Event()
+            self._event.record(stream)
+
+    def is_done(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class Copies:
+    """Starts copies to host memory, beside the computation."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = (_cuda.Stream(device) if device.type == "cuda"
+                        else None)
+
+    def start(self, tensor: torch.Tensor) -> Copy:
+        """Of what `tensor` holds once the work so far is done."""
+        if self._stream is None:
+            return _DoneCopy(tensor)
+        return _CudaCopy(tensor, self._stream)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory. Waits for the work so far, by one event."""
+    copy: Copy
+    if tensor.device.type == "cuda":
+        copy = _CudaCopy(tensor, _cuda.current_stream(tensor.device))
+    else:
+        copy = _DoneCopy(tensor)
+    copy.wait()
+    return copy.host
+
+
+def from_host(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on `device`, for the work that follows."""
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    moved: torch.Tensor = tensor.to(device, non_blocking=True, copy=True)
+    return moved
+
+
+class HostWeights:
+    """The parameters of a model as the network reads and writes them. Those on
+    a device have a copy in host memory.
+
+    Args:
+        parameters: all on one device.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self._parameters = parameters
+        self._device = parameters[0].device
+        self._mirrors = not on_host(self._device)
+        self.host = [parameter.detach() for parameter in parameters]
+        self._uploaded: Any = None
+        if self._mirrors:
+            self.host = [to_host(parameter) for parameter in self.host]
+
+    def upload(self) -> None:
+        """The network has written: the parameters get the values."""
+        if not self._mirrors:
+            return
+        with torch.no_grad():
+            for host, parameter in zip(self.host, self._parameters):
+                parameter.copy_(host, non_blocking=True)
+        if self._device.type == "cuda":
+            self._uploaded = _cuda.Event()
+            self._uploaded.record(_cuda.current_stream(self._device))
+
+    def wait(self) -> None:
+        """Until the network may write again."""
+        if self._uploaded is not None:
+            self._uploaded.synchronize()
+            self._uploaded = None
+
+
+class GradientQueue:
+    """Hands gradients to the network in host memory, each as soon as it is
+    there, while the backward pass goes on.
+
+    Args:
+        device: of the parameters.
+        deliver: called with a parameter's number and its contiguous gradient.
+    """
+
+    def __init__(self, device: torch.device,
+                 deliver: Callable[[int, torch.Tensor], None]) -> None:
+        self._copies = None if on_host(device) else Copies(device)
+        self._deliver = deliver
+        self._started: list[tuple[int, Copy]] = []
+
+    def add(self, number: int, gradient: torch.Tensor) -> None:
+        """The gradient of parameter `number` is final."""
+        gradient = gradient.contiguous()
+        if self._copies is None:
+            self._deliver(number, gradient)
+            return
+        self._started.append((number, self._copies.start(gradient)))
+        # In order: later copies are not done before earlier ones.
+        while self._started and self._started[0][1].is_done():
+            self._deliver_first()
+
+    def finish(self) -> None:
+        """Waits for the rest."""
+        while self._started:
+            self._started[0][1].wait()
+            self._deliver_first()
+
+    def clear(self) -> None:
+        """The step is over."""
+        self._started = []
+
+    def _deliver_first(self) -> None:
+        number, copy = self._started.pop(0)
+        self._deliver(number, copy.host)

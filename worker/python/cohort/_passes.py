@@ -1,0 +1,246 @@
+"""Both passes of one batch-norm call: moments of the local batch, their
+rendezvous, and the arithmetic."""
+
+import dataclasses
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from cohort import _core, _devices
+
+# Operators that torch's stubs do not have.
+_aten: Any = torch.ops.aten  # type: ignore[attr-defined]
+
+TYPES = {torch.float32: "float32", torch.float64: "float64",
+         torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+class Step(Protocol):
+    """The part of a job that batch norm needs while a step is computed."""
+
+    worker: "_core.Worker"
+    # Names this object in operators, whose arguments are tensors and numbers.
+    handle: int
+    # The last call's, in a compiled graph; it keeps their order.
+    token: torch.Tensor
+    # What the backward pass of a call needs, by number; of compiled graphs.
+    kept: list["Kept"]
+
+    def normalises_by_batch(self, module: nn.Module) -> bool:
+        """Whether the call uses batch statistics of the cohort, rather than the
+        module's own code."""
+
+    def recomputes(self) -> bool:
+        """Whether a forward call now repeats an earlier one (activation
+        checkpointing)."""
+
+
+@dataclasses.dataclass
+class Kept:
+    """What the backward pass needs of the forward pass.
+
+    Attributes:
+        call: for the rendezvous.
+        mean, variance: [channels] of all workers, on the device; None if C++
+            computes both passes.
+        epsilon: of the layer.
+    """
+    call: "_core.KeptCall"
+    mean: torch.Tensor | None = None
+    variance: torch.Tensor | None = None
+    epsilon: float = 0.0
+
+
+# Gradients of the input, the scale and the shift.
+Gradients = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]
+
+
+def format_of(x: torch.Tensor) -> torch.memory_format:
+    """The dense layout in which `x` is read, and its output written."""
+    if x.is_contiguous():
+        return torch.contiguous_format
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return torch.channels_last
+    if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d):
+        return torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def forward(step: Step, layer: int, epsilon: float, x: torch.Tensor,
+            weight: torch.Tensor | None, bias: torch.Tensor | None
+            ) -> tuple[torch.Tensor, Kept]:
+    """Normalises a batch by the moments of all workers.
+
+    Args:
+        step: the step in progress.
+        layer: the layer's number in the registered model.
+        epsilon: added to the variance.
+        x: [n, channels, ...], dense in the layout of `format_of`.
+        weight: scale [channels], or None.
+        bias: shift [channels], or None.
+
+    Returns:
+        The output, like `x`; and what the backward pass needs.
+    """
+    run = _forward_on_host if _devices.on_host(x.device) else _forward_on_device
+    return run(step, layer, epsilon, x, weight, bias)
+
+
+def backward(step: Step, kept: Kept, x: torch.Tensor, dy: torch.Tensor,
+             weight: torch.Tensor | None, needs_dx: bool) -> Gradients:
+    """The gradients of one call; arguments as of `forward`.
+
+    Args:
+        dy: gradient of the output, like `x`.
+        needs_dx: whether the input's is wanted. It alone needs a rendezvous.
+    """
+    run = _backward_on_host if kept.mean is None else _backward_on_device
+    return run(step, kept, x, dy, weight, needs_dx)
+
+
+# ---- in host memory, by the C++ kernels
+
+def _shape_of(x: torch.Tensor) -> list[int]:
+    """`x` as [outer, channels, inner], row-major."""
+    channels = x.shape[1]
+    if x.is_contiguous():
+        inner = 1
+        for extent in x.shape[2:]:
+            inner *= extent
+        return [x.shape[0], channels, inner]
+    return [x.numel() // channels, channels, 1]
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _affine_type(weight: torch.Tensor | None,
+                 bias: torch.Tensor | None = None) -> str:
+    affine = weight if weight is not None else bias
+    return TYPES[affine.dtype] if affine is not None else "float32"
+
+
+def _forward_on_host(step: Step, layer: int, epsilon: float, x: torch.Tensor,
+                     weight: torch.Tensor | None, bias: torch.Tensor | None
+                     ) -> tuple[torch.Tensor, Kept]:
+    y = torch.empty_like(x)
+    call = _core.NormCall(
+        layer, epsilon, _shape_of(x), TYPES[x.dtype], x.data_ptr(),
+        _affine_type(weight, bias), _address(weight), _address(bias),
+        y.data_ptr())
+    if step.recomputes():
+        return y, Kept(step.worker.repeat(call))
+    return y, Kept(step.worker.forward([call])[0])
+
+
+def _backward_on_host(step: Step, kept: Kept, x: torch.Tensor, dy: torch.Tensor,
+                      weight: torch.Tensor | None, needs_dx: bool) -> Gradients:
+    dx = torch.empty_like(x) if needs_dx else None
+    gamma, beta = step.worker.backward(
+        kept.call, _shape_of(x), TYPES[x.dtype], x.data_ptr(), dy.data_ptr(),
+        _affine_type(weight), _address(weight), needs_dx, _address(dx))
+    return (dx, torch.tensor(gamma, dtype=torch.float64),
+            torch.tensor(beta, dtype=torch.float64))
+
+
+# ---- on a device, by torch's kernels
+
+# Devices may compute a batch again with other rounding.
+_TOLERANCE = 1e-3
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """`x` in a type that sums can be computed in. CUDA's kernels widen while
+    they read."""
+    if x.device.type == "cuda" or x.dtype in (torch.float32, torch.float64):
+        return x
+    wide: torch.Tensor = x.float()
+    return wide
+
+
+def _of_device(moments: Any, x: torch.Tensor) -> torch.Tensor:
+    """Two rows in host memory as they are used with `x`."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return _devices.from_host(moments.to(dtype), x.device)
+
+
+def _by_channel(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    shaped: torch.Tensor = values.view([1, -1] + [1] * (x.dim() - 2))
+    return shaped
+
+
+def _forward_on_device(step: Step, layer: int, epsilon: float, x: torch.Tensor,
+                       weight: torch.Tensor | None, bias: torch.Tensor | None
+                       ) -> tuple[torch.Tensor, Kept]:
+    channels = x.shape[1]
+    count = x.numel() // channels
+    moments = torch.zeros(2, channels, dtype=torch.float64)
+    if count:
+        local = torch.batch_norm_update_stats(_wide(x), None, None, 0.0)
+        moments = _devices.to_host(torch.stack(local)).double()
+        moments[1] *= count
+    if step.recomputes():
+        call = step.worker.recall(layer, count, channels, moments.data_ptr(),
+                                  _TOLERANCE)
+    else:
+        call = step.worker.meet(layer, epsilon, count, channels,
+                                moments.data_ptr())
+    call.write_to(moments.data_ptr())
+    mean, variance = _of_device(moments, x)
+    kept = Kept(call, mean, variance, epsilon)
+    if not count:
+        return torch.empty_like(x), kept
+    y = nn.functional.batch_norm(_wide(x), mean, variance, weight, bias, False,
+                                 0.0, epsilon)
+    return y.to(x.dtype).contiguous(memory_format=format_of(x)), kept
+
+
+def _backward_on_device(step: Step, kept: Kept, x: torch.Tensor,
+                        dy: torch.Tensor, weight: torch.Tensor | None,
+                        needs_dx: bool) -> Gradients:
+    assert kept.mean is not None and kept.variance is not None
+    channels = x.shape[1]
+    count = x.numel() // channels
+    invstd = kept.variance.add(kept.epsilon).rsqrt()
+    dgamma = dbeta = torch.zeros_like(kept.mean)
+    if count:
+        # As in evaluation mode, where scale and shift have these gradients.
+        _, dgamma, dbeta = _aten.native_batch_norm_backward(
+            _wide(dy), _wide(x), torch.ones_like(invstd), kept.mean,
+            kept.variance, None, None, False, kept.epsilon, [False, True, True])
+    if not needs_dx:
+        return None, dgamma, dbeta
+    # The second sum is over dy (x - mean).
+    sums = torch.zeros(2, channels, dtype=torch.float64)
+    if count:
+        sums = _devices.to_host(torch.stack((dbeta, dgamma / invstd))).double()
+    step.worker.meet_backward(kept.call, count, channels, sums.data_ptr())
+    if not count:
+        return torch.empty_like(x), dgamma, dbeta
+    mean_dy, mean_dy_xmu = _of_device(sums / max(kept.call.count, 1), x)
+    dx = _input_gradient(kept.mean, invstd, x, dy, weight, mean_dy, mean_dy_xmu)
+    return dx, dgamma, dbeta
+
+
+def _input_gradient(mean: torch.Tensor, invstd: torch.Tensor, x: torch.Tensor,
+                    dy: torch.Tensor, weight: torch.Tensor | None,
+                    mean_dy: torch.Tensor, mean_dy_xmu: torch.Tensor
+                    ) -> torch.Tensor:
+    """gamma invstd (dy - mean_dy - (x - mean) invstd^2 mean_dy_xmu)."""
+    if weight is not None:
+        weight = weight.to(mean.dtype)
+    if x.device.type == "cuda":
+        # One pass. It divides sums by a count, which these are already.
+        once = torch.ones(1, dtype=torch.int32, device=x.device)
+        fused: torch.Tensor = _aten.batch_norm_backward_elemt(
+            dy, x, mean, invstd, weight, mean_dy, mean_dy_xmu, once)
+        return fused
+    scale = invstd if weight is None else invstd * weight
+    dx: torch.Tensor = (_wide(x) - _by_channel(mean, x)).mul_(
+        _by_channel(-invstd * invstd * mean_dy_xmu, x))
+    dx += _wide(dy)
+    dx -= _by_channel(mean_dy, x)
+    dx = dx.mul_(_by_channel(scale, x)).to(x.dtype)
+    return dx
