@@ -26,6 +26,9 @@ enum class DataSplit { kTrain, kTest };
 // Value of Assignment::statistics for an evaluation without moving statistics:
 // each batch is normalised by its own, as in training.
 inline constexpr char kBatchStatistics[] = "batch";
+// The moving average of the statistics, which belongs to that of the weights:
+// a version read with this kind has those.
+inline constexpr char kAverageStatistics[] = "average";
 
 // Half-open range of positions in an epoch's permutation.
 struct IndexRange {

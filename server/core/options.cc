@@ -201,6 +201,8 @@ absl::string_view StatisticsName(StatisticsKind kind) {
       return "after";
     case StatisticsKind::kBatch:
       return kBatchStatistics;
+    case StatisticsKind::kAverage:
+      return kAverageStatistics;
   }
   return "";
 }
@@ -208,7 +210,8 @@ absl::string_view StatisticsName(StatisticsKind kind) {
 std::optional<StatisticsKind> StatisticsKindOf(absl::string_view name) {
   for (StatisticsKind kind :
        {StatisticsKind::kSync, StatisticsKind::kAsync, StatisticsKind::kChief,
-        StatisticsKind::kAfter, StatisticsKind::kBatch}) {
+        StatisticsKind::kAfter, StatisticsKind::kBatch,
+        StatisticsKind::kAverage}) {
     if (StatisticsName(kind) == name) return kind;
   }
   return std::nullopt;

@@ -24,6 +24,9 @@ enum class StatisticsKind {
   // None: evaluation normalises each batch by its own, to compare with. Never
   // the first, for there is nothing to export.
   kBatch,
+  // Moving average of the first kind, beside that of the weights. With
+  // OptimizerOptions::ema_decay, after all others.
+  kAverage,
 };
 enum class OptimizerKind {
   // That of the workers' registration (see TakeWorkersOptimizer). Never in
@@ -57,6 +60,8 @@ struct OptimizerOptions {
   std::vector<std::string> no_decay;
   // Longer gradients are shortened to this norm, over all parameters; 0: off.
   double clip_norm = 0;
+  // Of the moving average of weights and statistics; 0: there is none.
+  double ema_decay = 0;
 
   ScheduleKind schedule = ScheduleKind::kCosine;
   // kStep: milestones in epochs, and the factor of the rate at each.

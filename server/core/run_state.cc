@@ -47,7 +47,8 @@ bool RestoreState(const RunState& restored, RunSettings& settings,
                   const RunParts& parts) {
   parts.model.Restore(restored.model, restored.snapshot);
   parts.model.AdoptOptimizer(settings.options(), settings.policy());
-  const std::string adopted = parts.model.AdoptStatistics(settings.policy());
+  const std::string adopted = parts.model.AdoptStatistics(
+      settings.options().optimizer, settings.policy());
   if (settings.history().size() > restored.policy_history.size()) {
     settings.AppendToHistory(adopted);
   }

@@ -115,6 +115,8 @@ std::vector<Setting> OptimizerSettings() {
           [](auto& o) -> auto& { return o.optimizer.no_decay; }),
       Number(
           "clip_norm", [](auto& o) -> auto& { return o.optimizer.clip_norm; }),
+      Number(
+          "ema_decay", [](auto& o) -> auto& { return o.optimizer.ema_decay; }),
       List(
           "freeze", ';', [](auto& o) -> auto& { return o.optimizer.freeze; })};
 }

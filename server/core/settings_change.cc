@@ -177,7 +177,7 @@ void PutChangeInForce(const ChangeParts& parts, Turn& turn) {
   const CoordinatorOptions& options = settings.options();
   const PolicyOptions& policy = settings.policy();
   run.model.AdoptOptimizer(options, policy);
-  absl::StrAppend(&text, run.model.AdoptStatistics(policy));
+  absl::StrAppend(&text, run.model.AdoptStatistics(options.optimizer, policy));
   if (before != policy) {
     absl::StrAppend(&text, ": ", PolicyText(policy),
                     OptimizerText(before, policy, options.optimizer));

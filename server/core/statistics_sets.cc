@@ -9,6 +9,18 @@
 
 namespace cohort {
 
+std::vector<StatisticsKind> KindsKept(const PolicyOptions& policy,
+                                      const OptimizerOptions& optimizer) {
+  std::vector<StatisticsKind> kinds = policy.statistics;
+  if (optimizer.ema_decay > 0) kinds.push_back(StatisticsKind::kAverage);
+  return kinds;
+}
+
+double AverageDecay(double ema_decay, Version version) {
+  const auto n = static_cast<double>(version.value());
+  return std::min(ema_decay, (1 + n) / (10 + n));
+}
+
 const StatisticsSet* FindSet(const StatisticsSets& sets, StatisticsKind kind) {
   for (const StatisticsSet& set : sets) {
     if (set.kind == kind) return &set;
@@ -52,21 +64,28 @@ std::vector<StatisticsKind> NotHeld(const StatisticsSets& held,
   return missing;
 }
 
-KeptStatistics::KeptStatistics(const PolicyOptions& policy,
-                               const std::vector<BatchNormSpec>& layers) {
+KeptStatistics::KeptStatistics(const PolicyOptions& policy, double ema_decay,
+                               const std::vector<BatchNormSpec>& layers)
+    : ema_decay_(ema_decay) {
   for (StatisticsKind kind : policy.statistics) {
     kinds_.emplace_back(kind, layers, policy.mixture_variance);
   }
 }
 
-void KeptStatistics::ApplyStep(const std::vector<RankMoments>& ranks,
-                               int64_t samples_reference, StatisticsSets& sets,
-                               const CombinedMoments& combined) const {
-  COHORT_CHECK(sets.size() == kinds_.size(),
+void KeptStatistics::CheckCount(const StatisticsSets& sets) const {
+  COHORT_CHECK(sets.size() == kinds_.size() + (ema_decay_ > 0 ? 1 : 0),
                absl::StrCat("got ", sets.size(), " sets of statistics"));
-  for (size_t i = 0; i < sets.size(); ++i) {
+}
+
+void KeptStatistics::ApplyStep(const std::vector<RankMoments>& ranks,
+                               int64_t samples_reference, Version base,
+                               StatisticsSets& sets,
+                               const CombinedMoments& combined) const {
+  CheckCount(sets);
+  for (size_t i = 0; i < kinds_.size(); ++i) {
     kinds_[i].ApplyStep(ranks, samples_reference, sets[i].layers, combined);
   }
+  UpdateAverage(base, sets);
 }
 
 int64_t ChannelsOf(const StatisticsUpdate& job) {
@@ -111,18 +130,36 @@ StatisticsUpdate RunStatisticsUpdate(StatisticsUpdate job) {
     job.moments = std::make_shared<const std::vector<RankMoments>>(
         WithForward(*job.moments, std::exchange(job.forward, {})));
   }
-  job.kept->ApplyStep(*job.moments, job.samples_reference, job.sets,
+  job.kept->ApplyStep(*job.moments, job.samples_reference, job.step, job.sets,
                       job.combined);
   return job;
 }
 
 void KeptStatistics::ApplyPush(const RankMoments& push, Rank chief,
-                               int64_t samples_reference,
+                               int64_t samples_reference, Version base,
                                StatisticsSets& sets) const {
-  COHORT_CHECK(sets.size() == kinds_.size(),
-               absl::StrCat("got ", sets.size(), " sets of statistics"));
-  for (size_t i = 0; i < sets.size(); ++i) {
+  CheckCount(sets);
+  for (size_t i = 0; i < kinds_.size(); ++i) {
     kinds_[i].ApplyPush(push, chief, samples_reference, sets[i].layers);
+  }
+  UpdateAverage(base, sets);
+}
+
+void KeptStatistics::UpdateAverage(Version base, StatisticsSets& sets) const {
+  if (ema_decay_ == 0) return;
+  const double gain = 1 - AverageDecay(ema_decay_, base);
+  const auto follow = [gain](std::vector<double>& average,
+                             const std::vector<double>& now) {
+    for (size_t c = 0; c < average.size(); ++c) {
+      average[c] += gain * (now[c] - average[c]);
+    }
+  };
+  for (size_t i = 0; i < sets.front().layers.size(); ++i) {
+    const LayerStatistics& now = sets.front().layers[i];
+    LayerStatistics& average = sets.back().layers[i];
+    follow(average.mean, now.mean);
+    follow(average.variance, now.variance);
+    average.num_batches_tracked = now.num_batches_tracked;
   }
 }
 

@@ -34,6 +34,16 @@ struct StatisticsSet {
 // The sets that a run keeps side by side; the first is exported.
 using StatisticsSets = std::vector<StatisticsSet>;
 
+// The kinds that a run keeps: those of the resolved policy, and kAverage if
+// there is one.
+std::vector<StatisticsKind> KindsKept(const PolicyOptions& policy,
+                                      const OptimizerOptions& optimizer);
+
+// Decay of the moving average at the step that starts from `version`: less at
+// first, so that the initial weights are soon forgotten.
+// Source: the schedule of TensorFlow's ExponentialMovingAverage.
+double AverageDecay(double ema_decay, Version version);
+
 // Null if `kind` is not among them.
 const StatisticsSet* FindSet(const StatisticsSets& sets, StatisticsKind kind);
 
@@ -52,23 +62,29 @@ std::vector<StatisticsKind> NotHeld(const StatisticsSets& held,
                                     const std::vector<StatisticsKind>& kinds);
 
 // Updates all sets of a run with the same moments. The sets passed in must be
-// those of the policy's kinds, in its order.
+// those of KindsKept.
 class KeptStatistics {
  public:
   KeptStatistics() = default;
   // `policy` must be resolved.
-  KeptStatistics(const PolicyOptions& policy,
+  KeptStatistics(const PolicyOptions& policy, double ema_decay,
                  const std::vector<BatchNormSpec>& layers);
 
-  // As MovingStatistics does, set by set.
+  // As MovingStatistics does, set by set; then the average follows the first.
+  // `base` is the version before.
   void ApplyStep(const std::vector<RankMoments>& ranks,
-                 int64_t samples_reference, StatisticsSets& sets,
+                 int64_t samples_reference, Version base, StatisticsSets& sets,
                  const CombinedMoments& combined = {}) const;
   void ApplyPush(const RankMoments& push, Rank chief, int64_t samples_reference,
-                 StatisticsSets& sets) const;
+                 Version base, StatisticsSets& sets) const;
 
  private:
+  void CheckCount(const StatisticsSets& sets) const;
+  void UpdateAverage(Version base, StatisticsSets& sets) const;
+
+  // Of the policy's kinds.
   std::vector<MovingStatistics> kinds_;
+  double ema_decay_ = 0;
 };
 
 // The effect of a synchronous step on the statistics: a value, so that any

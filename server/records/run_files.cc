@@ -266,6 +266,13 @@ absl::Status RunFiles::WriteModel(const RegisteredModel& model,
   }
   COHORT_RETURN_IF_ERROR(
       cohort::WriteModel(files_, model_path(), model, snapshot));
+  const SharedSnapshot average = AverageOf(snapshot);
+  if (average != nullptr) {
+    COHORT_RETURN_IF_ERROR(cohort::WriteModel(
+        files_,
+        absl::StrCat(options_.results_dir, "/model_average.safetensors"), model,
+        *average));
+  }
   MutexLock lock(mu_);
   figures_.model_version = snapshot.version.value();
   return absl::OkStatus();

@@ -104,17 +104,20 @@ class PullReactor final
     header->set_version(snapshot->version.value());
     ToProto(model->layout, header->mutable_layout());
     ToProto(model->partitions, header->mutable_partitions());
+    COHORT_ASSIGN_OR_RETURN(const StatisticsSet* set,
+                            SetOf(*snapshot, request.statistics_kind()));
     if (request.statistics()) {
-      COHORT_ASSIGN_OR_RETURN(const StatisticsSet* set,
-                              SetOf(*snapshot, request.statistics_kind()));
       ToProto(set->layers, header->mutable_statistics());
     }
     if (snapshot->front_end_state != nullptr) {
       header->set_front_end_state(*snapshot->front_end_state);
     }
     if (request.weights()) {
-      weights_ = snapshot->weights;
-      checksums_ = snapshot->checksums;
+      const SharedSnapshot read = set->kind == StatisticsKind::kAverage
+                                      ? AverageOf(*snapshot)
+                                      : snapshot;
+      weights_ = read->weights;
+      checksums_ = read->checksums;
     }
     AddMessageChecksum(&reply);
     Send(EncodeFramed(reply, ByteRope()));

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/optimizer/slots.h"
+#include "server/core/statistics_sets.h"
 #include "server/shard/shard.h"
 
 namespace cohort {
@@ -61,7 +62,8 @@ ModelNeeds Shard::model_needs() const {
   return {.slots = static_cast<int32_t>(
               SlotsOf(options.optimizer, options.policy).size()),
           .statistics_kinds = std::max<int32_t>(
-              1, static_cast<int32_t>(options.policy.statistics.size())),
+              1, static_cast<int32_t>(
+                     KindsKept(options.policy, options.optimizer).size())),
           .memory_bytes = options_.memory_bytes};
 }
 

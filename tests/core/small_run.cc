@@ -95,8 +95,8 @@ void SmallRun::Change(const OptimizerOptions& optimizer) {
   COHORT_CHECK(mask.ok(), mask.status().ToString());
   mask_ = *std::move(mask);
   auto snapshot = std::make_shared<ModelSnapshot>(*snapshot_);
-  snapshot->slots = FitSlots(model_->partitions, snapshot->slots,
-                             SlotsOf(optimizer_, policy_));
+  snapshot->slots = FitSlots(model_->partitions, snapshot->weights,
+                             snapshot->slots, SlotsOf(optimizer_, policy_));
   snapshot_ = std::move(snapshot);
 }
 

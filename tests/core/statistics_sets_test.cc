@@ -61,16 +61,16 @@ TEST(StatisticsSetsTest, EachSetFollowsItsOwnRule) {
   PolicyOptions policy;
   policy.statistics = {kChief, kSync, kAfter, kAsync};
   const std::vector<BatchNormSpec> layers = {{.name = "bn", .channels = 1}};
-  const KeptStatistics kept(policy, layers);
+  const KeptStatistics kept(policy, /*ema_decay=*/0, layers);
   StatisticsSets sets = StartSets(policy.statistics, Layers(0));
-  kept.ApplyStep(ranks, 5, sets);
+  kept.ApplyStep(ranks, 5, Version(), sets);
   EXPECT_DOUBLE_EQ(sets[0].layers[0].mean[0], 0.1 * 2);
   EXPECT_DOUBLE_EQ(sets[1].layers[0].mean[0], 0.1 * 3.6);
   EXPECT_EQ(sets[2].layers, Layers(0));
   EXPECT_EQ(sets[3].layers[0].num_batches_tracked, 2);
 
   const StatisticsSets before = sets;
-  kept.ApplyPush(ranks[1], Rank(0), 5, sets);
+  kept.ApplyPush(ranks[1], Rank(0), 5, Version(), sets);
   EXPECT_EQ(sets[0], before[0]);
   EXPECT_NE(sets[1], before[1]);
   EXPECT_EQ(sets[2], before[2]);
@@ -83,11 +83,11 @@ TEST(StatisticsSetsTest, MixtureVarianceIsPassedOn) {
   policy.mixture_variance = true;
   const Moments far{.count = 2, .first = {10}, .second = {1}};
   StatisticsSets sets = StartSets(policy.statistics, Layers(0));
-  KeptStatistics(policy, {{.name = "bn", .channels = 1}})
+  KeptStatistics(policy, /*ema_decay=*/0, {{.name = "bn", .channels = 1}})
       .ApplyStep({{.rank = Rank(0),
                    .samples = 2,
                    .calls = {{.layer = 0, .call = 0, .moments = far}}}},
-                 2, sets);
+                 2, Version(), sets);
   // 0.9 * 1 + 0.1 * 1 + 0.1 * 0.9 * 10^2.
   EXPECT_NEAR(sets[0].layers[0].variance[0], 10, 1e-14);
 }

@@ -15,6 +15,7 @@ from ranks import Rank, Server
 
 KILLS = int(os.environ.get("COHORT_KILLS", "2"))
 SAMPLES = 256
+RUN = ("--epochs=2", "--ema_decay=0.9")
 
 
 def train(rank, address, loaders):
@@ -36,7 +37,8 @@ def train(rank, address, loaders):
         job.backward(criterion(model(x), y))
         job.step()
         time.sleep(0.02)
-    return digest(model), [group["lr"] for group in optimizer.param_groups]
+    return (digest(model.state_dict()), digest(job.state_dict(averaged=True)),
+            [group["lr"] for group in optimizer.param_groups])
 
 
 def own_batches(rank, incarnation, log):
@@ -66,12 +68,12 @@ def train_own(rank, address, incarnation, folder):
         with open(log, "a", encoding="utf-8") as out:
             print("step", name, result.verdict, result.version, file=out)
         time.sleep(0.01)
-    return digest(model)
+    return digest(model.state_dict())
 
 
 class Faults(unittest.TestCase):
     def undisturbed(self, loaders=0):
-        with Server(2, "--epochs=2") as server:
+        with Server(2, *RUN) as server:
             ranks = [Rank(train, rank, server.address, loaders)
                      for rank in range(2)]
             results = [rank.result() for rank in ranks]
@@ -81,7 +83,7 @@ class Faults(unittest.TestCase):
     def test_killed_workers_leave_no_trace(self):
         wanted = self.undisturbed()
         generator = random.Random(KILLS)
-        with Server(2, "--epochs=2", "--lease=2s") as server:
+        with Server(2, *RUN, "--lease=2s") as server:
             ranks = [Rank(train, rank, server.address, rank)
                      for rank in range(2)]
             for _ in range(KILLS):
@@ -96,7 +98,7 @@ class Faults(unittest.TestCase):
 
     def test_a_killed_server_goes_on_from_its_checkpoint(self):
         wanted = self.undisturbed()
-        with Server(2, "--epochs=2") as server:
+        with Server(2, *RUN) as server:
             server.kill()
             flags = [f"--checkpoint_dir={server.dir / 'checkpoints'}",
                      "--checkpoint_every=3"]

@@ -41,10 +41,10 @@ def three_batch_norms(dropout=0.0):
         nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES))
 
 
-def digest(model):
+def digest(state):
     """SHA-256 of everything in a state dict."""
     total = hashlib.sha256()
-    for name, value in model.state_dict().items():
+    for name, value in state.items():
         total.update(name.encode())
         total.update(value.numpy().tobytes())
     return total.hexdigest()

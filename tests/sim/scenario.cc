@@ -123,7 +123,9 @@ SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
     case 1:
       return {{"lease", random.Below(2) == 0 ? "700ms" : "2s"}};
     case 2:
-      return {{"learning_rate", "0.01"}, {"schedule", "constant"}};
+      return {{"learning_rate", "0.01"},
+              {"schedule", "constant"},
+              {"ema_decay", run.optimizer.ema_decay > 0 ? "0" : "0.99"}};
     case 3:
     case 4:
       return MakeResize(random);
@@ -179,6 +181,7 @@ void AddExtras(const RunExtras& extras, RunSpec& spec) {
   // A version of each rank's push where pushes are applied one by one.
   const int64_t versions =
       o.policy.aggregation == AggregationKind::kSync ? 1 : o.workers;
+  if (extras.averages) o.optimizer.ema_decay = 0.9;
   if (extras.few_steps) o.max_steps = (3 * o.epochs + 1) * versions;
   if (!extras.own_data) return;
   if (!extras.few_steps) o.max_steps = 5 * o.epochs * versions;
@@ -198,6 +201,7 @@ RunExtras MakeExtras(uint64_t seed) {
   extras.own_data = random.Below(3) == 0;
   extras.few_steps = random.Below(4) == 0;
   extras.states = static_cast<FrontEndStates>(random.Below(3));
+  extras.averages = random.Below(3) == 0;
   return extras;
 }
 

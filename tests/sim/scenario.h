@@ -28,6 +28,8 @@ struct RunExtras {
   // The run ends before its epochs do, unless pushes are dropped.
   bool few_steps = false;
   FrontEndStates states = FrontEndStates::kNone;
+  // The server keeps moving averages.
+  bool averages = false;
 
   friend auto operator<=>(const RunExtras&, const RunExtras&) = default;
 };

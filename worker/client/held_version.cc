@@ -17,12 +17,16 @@ std::optional<PullOptions> HeldVersion::MissingFor(const Assignment& assignment,
   // than the version that was current when the step was handed out.
   const bool exact =
       assignment.kind != AssignmentKind::kTrain || !assignment.members.empty();
-  if (version_.has_value() && (exact ? *version_ == assignment.version
-                                     : *version_ >= assignment.version)) {
+  const bool average = assignment.kind == AssignmentKind::kEvaluate &&
+                       assignment.statistics == kAverageStatistics;
+  if (version_.has_value() && is_average_ == average &&
+      (exact ? *version_ == assignment.version
+             : *version_ >= assignment.version)) {
     return std::nullopt;
   }
   PullOptions options{.weights = true};
   if (exact) options.version = assignment.version;
+  if (average) options.statistics_kind = kAverageStatistics;
   return options;
 }
 

@@ -11,7 +11,7 @@
 namespace cohort {
 
 // The version of the weights in a worker's model, and whether an assignment
-// needs another one.
+// needs another one, or the moving average of one.
 //
 // Thread safety: none.
 class HeldVersion {
@@ -21,7 +21,11 @@ class HeldVersion {
 
   // Absent if the weights are not a version of the server's.
   const std::optional<Version>& version() const { return version_; }
-  void Hold(Version version) { version_ = version; }
+  // `read` is how they were pulled.
+  void Hold(Version version, const PullOptions& read = {}) {
+    version_ = version;
+    is_average_ = read.statistics_kind == kAverageStatistics;
+  }
   void Forget() { version_.reset(); }
 
   // What to pull before `assignment` is computed; absent: the weights fit.
@@ -43,6 +47,8 @@ class HeldVersion {
 
  private:
   std::optional<Version> version_;
+  // The weights are the moving average at that version.
+  bool is_average_ = false;
   // The incarnation that the version was read in.
   Incarnation incarnation_;
 };

@@ -105,7 +105,7 @@ absl::StatusOr<WorkerSession::Pulled> WorkerSession::Read(
   if (options.weights) {
     held_->Forget();
     Load(pulled.weights);
-    Hold(pulled.version);
+    Hold(pulled.version, options);
   }
   return Pulled{.version = pulled.version,
                 .statistics = std::move(pulled.statistics),
@@ -124,8 +124,8 @@ void WorkerSession::Load(absl::Span<const ByteRope> weights) {
   }
 }
 
-void WorkerSession::Hold(Version version) {
-  held_->Hold(version);
+void WorkerSession::Hold(Version version, const PullOptions& read) {
+  held_->Hold(version, read);
   observed_->telemetry().OnWeights(version);
 }
 

@@ -143,7 +143,7 @@ class WorkerSession {
                 std::unique_ptr<Client> client);
 
   void Load(absl::Span<const ByteRope> weights);
-  void Hold(Version version);
+  void Hold(Version version, const PullOptions& read = {});
   // Notes why the step is void; the first reason counts.
   void Void(const absl::Status& status);
   void Send(absl::Span<const int32_t> partitions);

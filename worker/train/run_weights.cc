@@ -25,7 +25,7 @@ absl::Status RunWeights::Read(const Assignment& assignment) {
   COHORT_ASSIGN_OR_RETURN(const PulledVersion pulled, client_.Pull(*missing));
   held_.Forget();
   COHORT_RETURN_IF_ERROR(Load(pulled.weights));
-  Have(pulled.version);
+  Have(pulled.version, *missing);
   return absl::OkStatus();
 }
 
@@ -45,8 +45,8 @@ absl::Status RunWeights::Load(absl::Span<const ByteRope> weights) {
                               : transfer_->Load(weights);
 }
 
-void RunWeights::Have(Version version) {
-  held_.Hold(version);
+void RunWeights::Have(Version version, const PullOptions& read) {
+  held_.Hold(version, read);
   if (observer_ != nullptr) observer_->OnWeights(version);
 }
 

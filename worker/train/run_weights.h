@@ -55,8 +55,9 @@ class RunWeights {
         held_(client.incarnation()) {}
 
   absl::Status Load(absl::Span<const ByteRope> weights);
-  // Records that the weights in the model are those of `version`.
-  void Have(Version version);
+  // Records that the weights in the model are those of `version`, and how they
+  // were read.
+  void Have(Version version, const PullOptions& read = {});
 
   // Fixed after construction.
   Client& client_;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/name_pattern.h"
+#include "server/core/statistics_sets.h"
 
 namespace cohort {
 
@@ -106,6 +107,12 @@ SliceStep Transaction::StepOf(int32_t partition, size_t slice,
   return step;
 }
 
+float Transaction::AverageGain() const {
+  const double decay = plan_.optimizer.ema_decay;
+  if (decay == 0 || plan_.loss_weight == 0) return 0;
+  return static_cast<float>(1 - AverageDecay(decay, plan_.base->version));
+}
+
 FoldJob Transaction::Fold(int32_t partition,
                           std::vector<HeldGradient> gradients) {
   const auto p = static_cast<size_t>(partition);
@@ -117,6 +124,7 @@ FoldJob Transaction::Fold(int32_t partition,
               .gradient_scale = static_cast<float>(gradient_scale_),
               .weights = plan_.base->weights[p],
               .slots = plan_.base->slots[p],
+              .average_gain = AverageGain(),
               .frozen = plan_.mask == nullptr ? nullptr
                                               : plan_.mask->partitions[p].runs,
               .weight_norms = plan_.optimizer.kind == OptimizerKind::kLars};

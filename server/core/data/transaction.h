@@ -52,6 +52,8 @@ class Transaction {
 
  private:
   bool two_passes() const;
+  // Share of the new weights in their average; 0 if they do not change.
+  float AverageGain() const;
   // The step of one slice of `partition`, without factors that depend on a
   // norm.
   SliceStep StepOf(int32_t partition, size_t slice, bool absent) const;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "common/byte_rope.h"
+
 namespace cohort {
 
 SharedSnapshot Successor(const ModelSnapshot& base, VersionExtras extras) {
@@ -13,6 +15,27 @@ SharedSnapshot Successor(const ModelSnapshot& base, VersionExtras extras) {
     next->front_end_state = std::move(extras.front_end_state);
   }
   return next;
+}
+
+SharedSnapshot AverageOf(const ModelSnapshot& snapshot) {
+  const StatisticsSet* set =
+      FindSet(*snapshot.statistics, StatisticsKind::kAverage);
+  if (set == nullptr) return nullptr;
+  auto average = std::make_shared<ModelSnapshot>();
+  average->version = snapshot.version;
+  average->weights = snapshot.weights;
+  average->checksums = snapshot.checksums;
+  for (size_t p = 0; p < average->weights.size(); ++p) {
+    // The average of frozen weights is the weights.
+    if (snapshot.slots[p].average == nullptr) continue;
+    average->weights[p] = snapshot.slots[p].average;
+    average->checksums[p] = RopeOf(average->weights[p]).Checksum();
+  }
+  average->slots.resize(average->weights.size());
+  average->statistics =
+      std::make_shared<const StatisticsSets>(StatisticsSets{*set});
+  average->front_end_state = snapshot.front_end_state;
+  return average;
 }
 
 SharedSnapshot WithSets(const ModelSnapshot& base, StatisticsSets sets) {

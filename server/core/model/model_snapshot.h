@@ -52,6 +52,10 @@ struct VersionExtras {
 // The version after `base` with its weights unchanged.
 SharedSnapshot Successor(const ModelSnapshot& base, VersionExtras extras);
 
+// The moving averages at a version, as a version of their own without slots;
+// null if none are kept.
+SharedSnapshot AverageOf(const ModelSnapshot& snapshot);
+
 // `base` with other moving statistics.
 SharedSnapshot WithSets(const ModelSnapshot& base, StatisticsSets sets);
 

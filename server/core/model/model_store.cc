@@ -53,13 +53,13 @@ absl::Status ModelStore::Install(const ModelLayout& layout, const RunPlan& plan,
     snapshot->checksums.push_back(RopeOf(values[i]).Checksum());
   }
   snapshot->weights = std::move(values);
-  snapshot->slots =
-      FitSlots(model->partitions, {}, SlotsOf(options.optimizer, policy));
+  snapshot->slots = FitSlots(model->partitions, snapshot->weights, {},
+                             SlotsOf(options.optimizer, policy));
   if (statistics.empty()) statistics = InitialStatistics(layout);
   snapshot->statistics = std::make_shared<const StatisticsSets>(
-      StartSets(policy.statistics, statistics));
-  statistics_ =
-      std::make_shared<const KeptStatistics>(policy, layout.batch_norms);
+      StartSets(KindsKept(policy, options.optimizer), statistics));
+  statistics_ = std::make_shared<const KeptStatistics>(
+      policy, options.optimizer.ema_decay, layout.batch_norms);
   Restore(std::move(model), std::move(snapshot));
   return absl::OkStatus();
 }
@@ -78,23 +78,26 @@ void ModelStore::AdoptOptimizer(const CoordinatorOptions& options,
   COHORT_CHECK(mask.ok(), mask.status().ToString());
   mask_ = *std::move(mask);
   auto fitted = std::make_shared<ModelSnapshot>(*current_);
-  fitted->slots = FitSlots(model_->partitions, current_->slots,
-                           SlotsOf(options.optimizer, policy));
+  fitted->slots = FitSlots(model_->partitions, current_->weights,
+                           current_->slots, SlotsOf(options.optimizer, policy));
   current_ = std::move(fitted);
 }
 
-std::string ModelStore::AdoptStatistics(const PolicyOptions& policy) {
+std::string ModelStore::AdoptStatistics(const OptimizerOptions& optimizer,
+                                        const PolicyOptions& policy) {
   if (!registered()) return "";
   const StatisticsSets& held = *current_->statistics;
-  const std::vector<StatisticsKind> anew = NotHeld(held, policy.statistics);
+  const std::vector<StatisticsKind> kinds = KindsKept(policy, optimizer);
+  const std::vector<StatisticsKind> anew = NotHeld(held, kinds);
   std::string text;
   if (!anew.empty()) {
     text = absl::StrCat("; the statistics ", StatisticsNames(anew),
                         " start from those of ",
                         StatisticsName(held.front().kind));
   }
-  statistics_ = std::make_shared<const KeptStatistics>(policy, batch_norms());
-  PublishStatistics(CarryOver(held, policy.statistics));
+  statistics_ = std::make_shared<const KeptStatistics>(
+      policy, optimizer.ema_decay, batch_norms());
+  PublishStatistics(CarryOver(held, kinds));
   return text;
 }
 

@@ -62,10 +62,11 @@ class ModelStore {
   // Fits slots and mask to the optimizer. No-op before registration.
   void AdoptOptimizer(const CoordinatorOptions& options,
                       const PolicyOptions& policy);
-  // Keeps the policy's kinds of moving statistics from now on. Returns what
-  // becomes of those that are new, to be appended to a sentence; empty if none
-  // is, or before registration.
-  std::string AdoptStatistics(const PolicyOptions& policy);
+  // Keeps these kinds of moving statistics from now on. Returns what becomes of
+  // those that are new, to be appended to a sentence; empty if none is, or
+  // before registration.
+  std::string AdoptStatistics(const OptimizerOptions& optimizer,
+                              const PolicyOptions& policy);
 
   void Publish(SharedSnapshot next) { current_ = std::move(next); }
   // The same version with other moving statistics.

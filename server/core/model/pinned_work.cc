@@ -73,8 +73,14 @@ void PinnedWork::EvaluateAllKinds(int64_t epochs) {
   for (const StatisticsSet& set : sets) {
     if (set.Describes(model_.version())) plan.kinds.push_back(set.kind);
   }
-  // Without moving statistics all kinds are the same.
-  if (!model_.TracksStatistics()) plan.kinds = {sets.front().kind};
+  // Without moving statistics all kinds are the same, but for the average of
+  // the weights.
+  if (!model_.TracksStatistics()) {
+    plan.kinds = {sets.front().kind};
+    if (FindSet(sets, StatisticsKind::kAverage) != nullptr) {
+      plan.kinds.push_back(StatisticsKind::kAverage);
+    }
+  }
   StartEvaluation(model_.current(), std::move(plan));
 }
 

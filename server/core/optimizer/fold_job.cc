@@ -99,6 +99,18 @@ bool IsStaged(const FoldJob& job) {
          job.slots.first_moment != nullptr;
 }
 
+// `average` moved towards `weights`. Equal values stay equal to the bit, so
+// frozen weights do.
+SharedFloats Followed(const FloatBuffer& average, const FloatBuffer& weights,
+                      float gain, FloatBufferPool& pool) {
+  auto next = pool.Take(average.size());
+  for (int64_t i = 0; i < average.size(); ++i) {
+    const float before = average.data()[i];
+    next->data()[i] = before + gain * (weights.data()[i] - before);
+  }
+  return next;
+}
+
 }  // namespace
 
 int64_t GradientBytes(const FoldJob& job) {
@@ -111,8 +123,13 @@ int64_t GradientBytes(const FoldJob& job) {
 
 FoldResult RunFold(const FoldJob& job, const kernels::Backend& backend,
                    FloatBufferPool& pool) {
-  if (IsStaged(job)) return RunStagedFold(job, backend, pool);
-  return Folder(job, backend, pool).Run();
+  FoldResult result = IsStaged(job) ? RunStagedFold(job, backend, pool)
+                                    : Folder(job, backend, pool).Run();
+  if (result.weights != nullptr && job.slots.average != nullptr) {
+    result.slots.average =
+        Followed(*job.slots.average, *result.weights, job.average_gain, pool);
+  }
+  return result;
 }
 
 }  // namespace cohort

@@ -67,6 +67,8 @@ struct FoldJob {
   SharedFloats weights;
   // Those that the steps need.
   Slots slots;
+  // Share of the new weights in Slots::average, if there is one.
+  float average_gain = 0;
   // Null: none are frozen, but for skipped slices.
   SharedRuns frozen;
   FoldCompensation compensation;

@@ -16,8 +16,9 @@ constexpr SlotKind kScaledVelocity{"scaled_velocity", &Slots::scaled_velocity};
 constexpr SlotKind kFirstMoment{"first_moment", &Slots::first_moment};
 constexpr SlotKind kSecondMoment{"second_moment", &Slots::second_moment};
 constexpr SlotKind kMeanSquare{"mean_square", &Slots::mean_square};
-constexpr SlotKind kAll[] = {kVelocity, kScaledVelocity, kFirstMoment,
-                             kSecondMoment, kMeanSquare};
+constexpr SlotKind kAverage{"average", &Slots::average};
+constexpr SlotKind kAll[] = {kVelocity,     kScaledVelocity, kFirstMoment,
+                             kSecondMoment, kMeanSquare,     kAverage};
 
 bool Holds(const std::vector<SlotKind>& kinds, const SlotKind& kind) {
   return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
@@ -72,6 +73,7 @@ std::vector<SlotKind> SlotsOf(const OptimizerOptions& optimizer,
       staleness.compensation_adaptive) {
     kinds.push_back(kMeanSquare);
   }
+  if (optimizer.ema_decay > 0) kinds.push_back(kAverage);
   return kinds;
 }
 
@@ -89,6 +91,7 @@ std::vector<SlotKind> SlotsHeld(const std::vector<Slots>& held) {
 absl::Status CheckSlots(const std::vector<SlotKind>& held, OptimizerKind to) {
   std::vector<SlotKind> kept = held;
   std::erase(kept, kMeanSquare);
+  std::erase(kept, kAverage);
   const std::vector<SlotKind> wanted = SlotsOf(to);
   if (kept.empty() || wanted.empty() || kept == wanted) {
     return absl::OkStatus();
@@ -107,6 +110,7 @@ absl::Status CheckSlots(const std::vector<SlotKind>& held, OptimizerKind to) {
 }
 
 std::vector<Slots> FitSlots(const std::vector<Partition>& partitions,
+                            const std::vector<SharedFloats>& weights,
                             const std::vector<Slots>& held,
                             const std::vector<SlotKind>& wanted) {
   COHORT_CHECK(held.empty() || held.size() == partitions.size(),
@@ -117,8 +121,10 @@ std::vector<Slots> FitSlots(const std::vector<Partition>& partitions,
     if (!partitions[p].trainable) continue;
     for (const SlotKind& kind : wanted) {
       SharedFloats kept = held.empty() ? nullptr : held[p].*kind.buffer;
-      fitted[p].*kind.buffer =
-          kept != nullptr ? std::move(kept) : Zeros(partitions[p].elements);
+      if (kept == nullptr) {
+        kept = kind == kAverage ? weights[p] : Zeros(partitions[p].elements);
+      }
+      fitted[p].*kind.buffer = std::move(kept);
     }
     if (!Holds(wanted, kFirstMoment)) continue;
     const bool counted = !held.empty() && held[p].first_moment != nullptr;

@@ -26,6 +26,8 @@ struct Slots {
   SharedFloats second_moment;
   // For adaptive delay compensation: moving mean of g*g.
   SharedFloats mean_square;
+  // With OptimizerOptions::ema_decay: moving average of the weights.
+  SharedFloats average;
   // For adam and adamw: the number of updates of each slice of the partition.
   // Counted by slice, because a gradient that all ranks lack skips its slices,
   // and frozen slices are not counted.
@@ -51,8 +53,8 @@ absl::Span<const SlotKind> AllSlots();
 
 // Those that `kind` works with.
 std::vector<SlotKind> SlotsOf(OptimizerKind kind);
-// Those that a run works with: the optimizer's, and the mean square if stale
-// pushes are compensated adaptively.
+// Those that a run works with: the optimizer's, the mean square if stale pushes
+// are compensated adaptively, and the average if one is kept.
 std::vector<SlotKind> SlotsOf(const OptimizerOptions& optimizer,
                               const PolicyOptions& policy);
 // Those that are there, of any partition.
@@ -60,14 +62,16 @@ std::vector<SlotKind> SlotsHeld(const std::vector<Slots>& held);
 
 // Whether a run that holds `held` may go on as `to`. It may with the same
 // slots, from none (the new ones start from zeros) and to none (they are
-// dropped); the mean square comes and goes freely. Anything else would be a
-// sudden stop of what the old ones had gathered.
-// Errors: FailedPrecondition naming --optimizer, the slots and the way out.
+// dropped); mean square and average come and go freely. Anything else would be
+// a sudden stop of what the old ones had gathered. Errors: FailedPrecondition
+// naming --optimizer, the slots and the way out.
 absl::Status CheckSlots(const std::vector<SlotKind>& held, OptimizerKind to);
 
 // `held` with exactly the slots `wanted`: those there are stay (shared), new
-// ones are zeros, others go. Frozen partitions have none.
+// ones are zeros (the average: `weights`, shared), others go. Frozen partitions
+// have none. `weights` has one entry a partition.
 std::vector<Slots> FitSlots(const std::vector<Partition>& partitions,
+                            const std::vector<SharedFloats>& weights,
                             const std::vector<Slots>& held,
                             const std::vector<SlotKind>& wanted);
 

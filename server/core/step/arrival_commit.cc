@@ -117,7 +117,7 @@ void ArrivalQueue::Apply(Arrival& arrival, const PendingCommit& commit) {
        .weight = decision_.weight,
        .calls = arrival.push.closing().moments},
       usable.empty() ? arrival.rank : usable.front(),
-      SamplesReference(parts_.ranks), statistics);
+      SamplesReference(parts_.ranks), parts_.model.version(), statistics);
   parts_.model.Publish(
       commit.Next({.statistics = std::move(statistics),
                    .front_end_state = arrival.push.TakeFrontEndState()}));

@@ -125,8 +125,11 @@ class ClusterJob final : public StudyJob {
     }
     const std::string path = folder_.RunPath(run_);
     COHORT_RETURN_IF_ERROR(ReadRunResult(run_.kinds, path).status());
-    COHORT_RETURN_IF_ERROR(
-        RealFileSystem().RemoveAll(absl::StrCat(path, "/model.safetensors")));
+    for (const char* model :
+         {"/model.safetensors", "/model_average.safetensors"}) {
+      COHORT_RETURN_IF_ERROR(
+          RealFileSystem().RemoveAll(absl::StrCat(path, model)));
+    }
     return folder_.MarkDone(run_);
   }
 

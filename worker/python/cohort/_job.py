@@ -21,6 +21,10 @@ from cohort._signals import StopWatcher
 from cohort._step import Mode, Step, StepResult
 
 
+# The kind of statistics, and of weights, that --ema_decay keeps.
+_AVERAGE = "average"
+
+
 def _quiet_step(message: str) -> Callable[..., None]:
     def step(*args: Any, **kwargs: Any) -> None:
         raise _errors.UsageError(message)
@@ -52,6 +56,7 @@ class Job:
         self.worker: "_core.Worker" = None  # type: ignore[assignment]
         self._batch_size = 1
         self._final_version: int | None = None
+        self._last_averages: dict[str, Any] | None = None
         self._watcher: StopWatcher | None = None
         self._left = False
         self._finished = False
@@ -277,13 +282,17 @@ class Job:
         Returns:
             Their version.
         """
+        return self._read("")
+
+    def _read(self, kind: str) -> int:
+        """Loads the newest weights, with the statistics of this kind."""
         self._joined()
         if self._step.mode is Mode.TRAIN:
             raise _errors.UsageError(
-                "job.load(): a step is in progress; call job.step() first")
+                "a step is in progress; call job.step() first")
         self._model.await_weights()
         try:
-            pulled = self.worker.read(None, True, "")
+            pulled = self.worker.read(None, True, kind)
         except _errors.StatusError as error:
             _errors.raise_from(error)
         self._model.load_statistics(pulled.statistics)
@@ -292,14 +301,37 @@ class Job:
             self._take_state(bytes(pulled.front_end_state))
         return int(pulled.version)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, averaged: bool = False) -> dict[str, Any]:
         """The newest weights and moving statistics, with the names of
-        `model.state_dict()`; copies, which later steps do not change."""
+        `model.state_dict()`; copies, which later steps do not change.
+
+        Args:
+            averaged: their moving averages instead, which the server keeps with
+                --ema_decay. After the run: those of its last version.
+        """
+        if averaged:
+            return self._averages()
         if not self._left:
             self.load()
+        return self._copy_of_model()
+
+    def _copy_of_model(self) -> dict[str, Any]:
         return {name: value.detach().clone() if isinstance(value, torch.Tensor)
                 else value
                 for name, value in self._model.module.state_dict().items()}
+
+    def _averages(self) -> dict[str, Any]:
+        if not self._left:
+            self._read(_AVERAGE)
+            averages = self._copy_of_model()
+            self.load()
+            return averages
+        if self._last_averages is None:
+            raise _errors.UsageError(
+                "job.state_dict(averaged=True): got a run without averages, or "
+                "one that was left before its end; start the server with "
+                "--ema_decay=0.999")
+        return dict(self._last_averages)
 
     def leave(self, reason: str = "the script called leave()") -> None:
         """Leaves the run; the model keeps the weights that it has. Called at
@@ -409,6 +441,10 @@ class Job:
 
     def _conclude(self, assignment: "_core.Assignment") -> None:
         """The run needs nothing more: the model gets its last version."""
+        # Most runs have no averages.
+        with contextlib.suppress(_errors.CohortError):
+            self._read(_AVERAGE)
+            self._last_averages = self._copy_of_model()
         with contextlib.suppress(_errors.CohortError):
             self.load()
         unfinished = bool(assignment.unfinished)
