@@ -91,6 +91,20 @@ class Partial(Head):
         return self.back(torch.tanh(out).flatten(2).mean(2))
 
 
+class Together(Head):
+    """Two branches whose batch norms are called at once."""
+
+    def __init__(self, front, norm):
+        super().__init__(front, norm)
+        self.fronts = nn.ModuleList((front(),))
+        self.norms = nn.ModuleList((norm(),))
+
+    def forward(self, x):
+        first, second = cohort.batch_norm_together(
+            [self.norm, self.norms[0]], [self.front(x), self.fronts[0](x)])
+        return self.back(torch.tanh(first * second).flatten(2).mean(2))
+
+
 MARK = 20.0
 
 
@@ -173,6 +187,7 @@ CASES = {
     "frozen": Case(lambda: Frozen(conv2d, norm2d()), squares()),
     "called twice": Case(lambda: Head(conv2d, norm2d(), calls=2),
                          squares((1, 3))),
+    "two at once": Case(lambda: Together(conv2d, norm2d()), squares((1, 3))),
     "used by one worker's loss": Case(lambda: Partial(conv2d, norm2d()),
                                       marked_on_rank_0),
     # torch itself updates moving statistics in the forward pass and again in the

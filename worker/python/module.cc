@@ -339,23 +339,15 @@ void DefineWorker(nb::module_& m) {
           Released())
       .def(
           "backward",
-          [](Worker& w, const KeptCall& saved,
-             const std::vector<int64_t>& shape, const std::string& type,
-             uintptr_t x, uintptr_t dy, const std::string& affine_type,
-             uintptr_t gamma, bool needs_dx, uintptr_t dx) {
-            const BatchNormCalls::BackwardArgs args[] = {
-                {.saved = saved.call,
-                 .shape = ShapeOf(shape),
-                 .type = TypeNamed(type),
-                 .x = Pointer<void>(x),
-                 .dy = Pointer<void>(dy),
-                 .affine = {.type = TypeNamed(affine_type),
-                            .gamma = Pointer<void>(gamma)},
-                 .needs_dx = needs_dx,
-                 .dx = Pointer<void>(dx)}};
-            auto gradients = w.batch_norms().Backward(args);
-            return std::make_pair(std::move(gradients[0].gamma),
-                                  std::move(gradients[0].beta));
+          [](Worker& w, const std::vector<NormGradient>& calls) {
+            std::vector<BatchNormCalls::BackwardArgs> args;
+            for (const NormGradient& call : calls) args.push_back(call.args());
+            std::vector<std::pair<std::vector<double>, std::vector<double>>>
+                gradients;
+            for (auto& one : w.batch_norms().Backward(args)) {
+              gradients.emplace_back(std::move(one.gamma), std::move(one.beta));
+            }
+            return gradients;
           },
           Released())
       // Calls that are computed elsewhere. Two rows of `channels` float64

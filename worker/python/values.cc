@@ -161,6 +161,9 @@ void DefineValues(nb::module_& m) {
         out = std::copy(s.call->mean.begin(), s.call->mean.end(), out);
         std::copy(s.call->variance.begin(), s.call->variance.end(), out);
       });
+  nb::class_<NormGradient>(m, "NormGradient")
+      .def(nb::init<KeptCall, std::vector<int64_t>, std::string, uintptr_t,
+                    uintptr_t, std::string, uintptr_t, bool, uintptr_t>());
   nb::class_<NormCall>(m, "NormCall")
       .def(nb::init<int32_t, double, std::vector<int64_t>, std::string,
                     uintptr_t, std::string, uintptr_t, uintptr_t, uintptr_t>());

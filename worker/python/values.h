@@ -56,6 +56,31 @@ struct KeptCall {
   BatchNormCalls::SharedCall call;
 };
 
+// Its backward pass.
+struct NormGradient {
+  KeptCall saved;
+  std::vector<int64_t> shape;
+  std::string type;
+  uintptr_t x = 0;
+  uintptr_t dy = 0;
+  std::string affine_type;
+  uintptr_t gamma = 0;
+  bool needs_dx = false;
+  uintptr_t dx = 0;
+
+  BatchNormCalls::BackwardArgs args() const {
+    return {.saved = saved.call,
+            .shape = ShapeOf(shape),
+            .type = TypeNamed(type),
+            .x = Pointer<void>(x),
+            .dy = Pointer<void>(dy),
+            .affine = {.type = TypeNamed(affine_type),
+                       .gamma = Pointer<void>(gamma)},
+            .needs_dx = needs_dx,
+            .dx = Pointer<void>(dx)};
+  }
+};
+
 // Defines them in the module.
 void DefineValues(nanobind::module_& m);
 

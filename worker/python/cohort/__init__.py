@@ -17,7 +17,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from cohort import _core
 from cohort._batch_norm import (BatchNorm, BatchNorm1d, BatchNorm2d,
-                                BatchNorm3d, convert_batch_norm)
+                                BatchNorm3d, batch_norm_together,
+                                convert_batch_norm)
 from cohort._errors import (CohortError, ConfigurationError, RunMismatchError,
                             ServerUnreachableError, Stopped, TrainingError,
                             UsageError)
@@ -34,5 +35,5 @@ __all__ = [
     "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "CohortError",
     "ConfigurationError", "Data", "Evaluation", "Job", "LARS",
     "RunMismatchError", "ServerUnreachableError", "StepResult", "Stopped",
-    "TrainingError", "UsageError", "convert_batch_norm", "join",
+    "TrainingError", "UsageError", "batch_norm_together", "convert_batch_norm", "join",
 ]

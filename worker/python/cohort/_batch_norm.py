@@ -1,11 +1,13 @@
 """Batch norm over the whole cohort: torch's modules, with the moments of all
 workers in training mode."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
 from cohort import _core, _devices, _errors, _operator
-from cohort._passes import TYPES, Step
+from cohort._passes import TYPES, Call, Step
 
 
 class _CohortBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -19,18 +21,46 @@ class _CohortBatchNorm(nn.modules.batchnorm._BatchNorm):
         step = self._cohort_step
         if step is None or not step.normalises_by_batch(self):
             return super().forward(input)
-        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        return _operator.normalise(step, self._call(input))
+
+    def _call(self, x: torch.Tensor) -> Call:
+        self._check_input_dim(x)  # type: ignore[no-untyped-call]
         name = type(self).__name__
-        if input.shape[1] != self.num_features:
-            raise ValueError(f"{name}: got input with {input.shape[1]} channels, "
-                             f"want {self.num_features}")
-        if input.dtype not in TYPES:
+        if x.shape[1] != self.num_features:
+            raise ValueError(f"{name}: got input with {x.shape[1]} channels, want "
+                             f"{self.num_features}")
+        if x.dtype not in TYPES:
             raise _errors.ConfigurationError(
-                f"{name}: got input of {input.dtype}, want float32, float64, "
-                "float16 or bfloat16")
-        _devices.check(input.device, f"{name}: got input")
-        return _operator.normalise(step, self._cohort_layer, self.eps, input,
-                                   self.weight, self.bias)
+                f"{name}: got input of {x.dtype}, want float32, float64, float16 "
+                "or bfloat16")
+        _devices.check(x.device, f"{name}: got input")
+        return Call(self._cohort_layer, self.eps, x, self.weight, self.bias)
+
+
+def batch_norm_together(layers: Sequence[nn.Module],
+                        inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Calls batch norms that do not need each other's output, such as those of a
+    residual block's two branches. In a job on the CPU all of them meet the other
+    workers at once, so the step waits for the network once instead of once a
+    layer; results are those of separate calls.
+
+    Args:
+        layers: batch norms.
+        inputs: one a layer.
+
+    Returns:
+        The outputs, in the same order.
+    """
+    steps = [layer._cohort_step if isinstance(layer, _CohortBatchNorm) and
+             layer._cohort_step is not None and
+             layer._cohort_step.normalises_by_batch(layer) else None
+             for layer in layers]
+    step = steps[0] if steps else None
+    if step is None or any(other is not step for other in steps) or (
+            _operator.is_compiling()):
+        return [layer(x) for layer, x in zip(layers, inputs, strict=True)]
+    return _operator.together(step, [layer._call(x) for layer, x in
+                                     zip(layers, inputs, strict=True)])
 
 
 class BatchNorm1d(_CohortBatchNorm, nn.BatchNorm1d):

@@ -32,60 +32,87 @@ def new_handle(step: Step) -> int:
 # last token. Its order is then the opposite of the calls', compiled or not.
 
 
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    dense: torch.Tensor = x.contiguous(memory_format=_passes.format_of(x))
+    return dense
+
+
 class _Function(torch.autograd.Function):
+    """Calls that do not need each other's output. After the first three arguments:
+    x, weight and bias of each; returns the token and the outputs."""
+
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, x: torch.Tensor,
-                weight: torch.Tensor | None, bias: torch.Tensor | None,
-                step: Step, layer: int, epsilon: float
-                ) -> tuple[torch.Tensor, torch.Tensor]:
-        x = x.contiguous(memory_format=_passes.format_of(x))
-        y, ctx.kept = _passes.forward(step, layer, epsilon, x, weight, bias)
-        ctx.save_for_backward(x, weight)
-        ctx.set_materialize_grads(False)
+    def forward(ctx: Any, token: torch.Tensor, step: Step,
+                layers: list[tuple[int, float]], *tensors: torch.Tensor | None
+                ) -> tuple[torch.Tensor, ...]:
+        calls = []
+        for number, (layer, epsilon) in enumerate(layers):
+            x, weight, bias = tensors[3 * number:3 * number + 3]
+            assert x is not None
+            calls.append(_passes.Call(layer, epsilon, _dense(x), weight, bias))
+        outputs = _passes.forward(step, calls)
         ctx.step = step
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        return y, torch.zeros_like(token)
+        ctx.kept = [kept for _, kept in outputs]
+        ctx.bias_dtypes = [call.bias.dtype if call.bias is not None else None
+                           for call in calls]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*(tensor for call in calls
+                                for tensor in (call.x, call.weight)))
+        return (torch.zeros_like(token), *(y for y, _ in outputs))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        x, weight = ctx.saved_tensors
-        needs_dx, needs_dweight, needs_dbias = ctx.needs_input_grad[1:4]
-        dy = grads[0]
-        used = dy is not None
-        dy = torch.zeros_like(x) if dy is None else dy.to(x.dtype)
-        dx, gamma, beta = _passes.backward(
-            ctx.step, ctx.kept, x,
-            dy.contiguous(memory_format=_passes.format_of(x)), weight, needs_dx)
-        if not used:
-            # Nor by any other worker: the parameters have no gradient.
-            if dx is not None and not dx.any():
-                dx = None
-            needs_dweight = needs_dbias = False
-        return (torch.zeros(()), dx,
-                gamma.to(weight.dtype) if needs_dweight else None,
-                beta.to(ctx.bias_dtype) if needs_dbias else None,
-                None, None, None)
+    def backward(ctx: Any, *token_and_grads: torch.Tensor | None) -> Any:
+        grads = token_and_grads[1:]
+        saved = ctx.saved_tensors
+        calls = []
+        for number, (kept, dy) in enumerate(zip(ctx.kept, grads)):
+            x, weight = saved[2 * number:2 * number + 2]
+            dy = torch.zeros_like(x) if dy is None else dy.to(x.dtype).contiguous(
+                memory_format=_passes.format_of(x))
+            calls.append(_passes.BackwardCall(
+                kept, x, dy, weight, ctx.needs_input_grad[3 + 3 * number]))
+        result: list[torch.Tensor | None] = []
+        for number, (dx, gamma, beta) in enumerate(
+                _passes.backward(ctx.step, calls)):
+            needs = ctx.needs_input_grad[4 + 3 * number:6 + 3 * number]
+            if grads[number] is None:
+                # Nor may another worker use the output: then nothing has a
+                # gradient.
+                needs = False, False
+                if dx is not None and not dx.any():
+                    dx = None
+            weight = calls[number].weight
+            result += [dx,
+                       gamma.to(weight.dtype) if needs[0] and weight is not None
+                       else None,
+                       beta.to(ctx.bias_dtypes[number]) if needs[1] else None]
+        return (torch.zeros(()), None, None, *result)
 
 
-def _eager(step: Step, layer: int, epsilon: float, x: torch.Tensor,
-           weight: torch.Tensor | None, bias: torch.Tensor | None
-           ) -> torch.Tensor:
-    y, token = _Function.apply(_token_before(step, x, weight, bias), x, weight,
-                               bias, step, layer, epsilon)
-    if token.requires_grad and not step.recomputes():
+def together(step: Step, calls: list[_passes.Call]) -> list[torch.Tensor]:
+    """Batch norm over the cohort, of calls that do not need each other's output;
+    see `_passes.forward`."""
+    chained = not step.recomputes() and any(
+        tensor is not None and tensor.requires_grad for call in calls
+        for tensor in (call.x, call.weight, call.bias))
+    token, *outputs = _Function.apply(
+        step.token if chained else step.token.detach(), step,
+        [(call.layer, call.epsilon) for call in calls],
+        *(tensor for call in calls
+          for tensor in (call.x, call.weight, call.bias)))
+    # Without a backward pass of its own here the call is not in the chain.
+    if chained and token.requires_grad:
         step.token = token
-    return y  # type: ignore[no-any-return]
+    return list(outputs)
 
 
-def _token_before(step: Step, x: torch.Tensor, weight: torch.Tensor | None,
-                  bias: torch.Tensor | None) -> torch.Tensor:
-    """What the call takes: detached, if it has no backward pass of its own here."""
-    differentiable = (x.requires_grad or
-                      (weight is not None and weight.requires_grad) or
-                      (bias is not None and bias.requires_grad))
-    if differentiable and not step.recomputes():
-        return step.token
-    return step.token.detach()
+def is_compiling() -> bool:
+    """Whether a compiler looks at this call."""
+    return hasattr(torch, "compiler") and bool(_newer.compiler.is_compiling())
+
+
+def _eager(step: Step, call: _passes.Call) -> torch.Tensor:
+    return together(step, [call])[0]
 
 
 # ---- for compilers: two operators, which keep numbers instead of objects
@@ -94,9 +121,8 @@ def _forward(token: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None,
              bias: torch.Tensor | None, handle: int, layer: int, epsilon: float
              ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     step = _STEPS[handle]
-    y, kept = _passes.forward(
-        step, layer, epsilon,
-        x.contiguous(memory_format=_passes.format_of(x)), weight, bias)
+    (y, kept), = _passes.forward(
+        step, [_passes.Call(layer, epsilon, _dense(x), weight, bias)])
     number = len(step.kept)
     step.kept.append(kept)
     return y, torch.tensor(number), torch.zeros_like(token)
@@ -115,10 +141,11 @@ def _backward(token: torch.Tensor, dy: torch.Tensor, x: torch.Tensor,
               needs_dx: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
                                        torch.Tensor]:
     step = _STEPS[handle]
-    layout = _passes.format_of(x)
-    dx, gamma, beta = _passes.backward(
-        step, step.kept[int(number)], x.contiguous(memory_format=layout),
-        dy.to(x.dtype).contiguous(memory_format=layout), weight, needs_dx)
+    x = _dense(x)
+    dy = dy.to(x.dtype).contiguous(memory_format=_passes.format_of(x))
+    (dx, gamma, beta), = _passes.backward(
+        step, [_passes.BackwardCall(step.kept[int(number)], x, dy, weight,
+                                    needs_dx)])
     return (dx if dx is not None else x.new_empty(0), gamma.double(),
             beta.double(), torch.zeros_like(token))
 
@@ -162,20 +189,22 @@ def _define_operators() -> None:
            mutates_args=()).register_fake(_fake_backward)
 
 
-def _eager_or_compiled(step: Step, layer: int, epsilon: float, x: torch.Tensor,
-                       weight: torch.Tensor | None, bias: torch.Tensor | None
-                       ) -> torch.Tensor:
-    if not _newer.compiler.is_compiling():
-        return _eager(step, layer, epsilon, x, weight, bias)
+def _eager_or_compiled(step: Step, call: _passes.Call) -> torch.Tensor:
+    if not is_compiling():
+        return _eager(step, call)
+    x, weight, bias = call.x, call.weight, call.bias
+    chained = (x.requires_grad or
+               (weight is not None and weight.requires_grad) or
+               (bias is not None and bias.requires_grad))
     y, _, token = _newer.ops.cohort.batch_norm(
-        _token_before(step, x, weight, bias), x, weight, bias, step.handle,
-        layer, epsilon)
+        step.token if chained else step.token.detach(), x, weight, bias,
+        step.handle, call.layer, call.epsilon)
     if token.requires_grad:
         step.token = token
     return y  # type: ignore[no-any-return]
 
 
-# Batch norm over the cohort; arguments as of `_passes.forward`.
+# Batch norm over the cohort: one call.
 normalise = _eager
 if hasattr(torch.library, "custom_op"):
     _define_operators()

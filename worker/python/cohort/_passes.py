@@ -67,36 +67,61 @@ def format_of(x: torch.Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def forward(step: Step, layer: int, epsilon: float, x: torch.Tensor,
-            weight: torch.Tensor | None, bias: torch.Tensor | None
-            ) -> tuple[torch.Tensor, Kept]:
-    """Normalises a batch by the moments of all workers.
+@dataclasses.dataclass
+class Call:
+    """One call of a layer.
 
-    Args:
-        step: the step in progress.
-        layer: the layer's number in the registered model.
+    Attributes:
+        layer: its number in the registered model.
         epsilon: added to the variance.
         x: [n, channels, ...], dense in the layout of `format_of`.
-        weight: scale [channels], or None.
-        bias: shift [channels], or None.
-
-    Returns:
-        The output, like `x`; and what the backward pass needs.
+        weight, bias: scale and shift [channels], or None.
     """
-    run = _forward_on_host if _devices.on_host(x.device) else _forward_on_device
-    return run(step, layer, epsilon, x, weight, bias)
+    layer: int
+    epsilon: float
+    x: torch.Tensor
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
 
 
-def backward(step: Step, kept: Kept, x: torch.Tensor, dy: torch.Tensor,
-             weight: torch.Tensor | None, needs_dx: bool) -> Gradients:
-    """The gradients of one call; arguments as of `forward`.
+@dataclasses.dataclass
+class BackwardCall:
+    """The backward pass of a call.
 
-    Args:
+    Attributes:
+        kept: of the forward pass.
+        x, weight: as there.
         dy: gradient of the output, like `x`.
         needs_dx: whether the input's is wanted. It alone needs a rendezvous.
     """
-    run = _backward_on_host if kept.mean is None else _backward_on_device
-    return run(step, kept, x, dy, weight, needs_dx)
+    kept: Kept
+    x: torch.Tensor
+    dy: torch.Tensor
+    weight: torch.Tensor | None
+    needs_dx: bool
+
+
+def forward(step: Step, calls: list[Call]) -> list[tuple[torch.Tensor, Kept]]:
+    """Normalises batches by the moments of all workers.
+
+    Args:
+        step: the step in progress.
+        calls: that do not need each other's output. In host memory they meet in
+            one request.
+
+    Returns:
+        For each the output, like its input; and what its backward pass needs.
+    """
+    if all(_devices.on_host(call.x.device) for call in calls):
+        return _forward_on_host(step, calls)
+    return [_forward_on_device(step, call) for call in calls]
+
+
+def backward(step: Step, calls: list[BackwardCall]) -> list[Gradients]:
+    """The gradients of calls, which meet as in `forward`."""
+    if all(call.kept.mean is None for call in calls):
+        return _backward_on_host(step, calls)
+    return [_backward_on_device(step, call) for call in calls]
 
 
 # ---- in host memory, by the C++ kernels
@@ -122,27 +147,32 @@ def _affine_type(weight: torch.Tensor | None,
     return TYPES[affine.dtype] if affine is not None else "float32"
 
 
-def _forward_on_host(step: Step, layer: int, epsilon: float, x: torch.Tensor,
-                     weight: torch.Tensor | None, bias: torch.Tensor | None
-                     ) -> tuple[torch.Tensor, Kept]:
-    y = torch.empty_like(x)
-    call = _core.NormCall(
-        layer, epsilon, _shape_of(x), TYPES[x.dtype], x.data_ptr(),
-        _affine_type(weight, bias), _address(weight), _address(bias),
-        y.data_ptr())
+def _forward_on_host(step: Step,
+                     calls: list[Call]) -> list[tuple[torch.Tensor, Kept]]:
+    outputs = [torch.empty_like(call.x) for call in calls]
+    asked = [_core.NormCall(
+        call.layer, call.epsilon, _shape_of(call.x), TYPES[call.x.dtype],
+        call.x.data_ptr(), _affine_type(call.weight, call.bias),
+        _address(call.weight), _address(call.bias), y.data_ptr())
+        for call, y in zip(calls, outputs)]
     if step.recomputes():
-        return y, Kept(step.worker.repeat(call))
-    return y, Kept(step.worker.forward([call])[0])
+        kept = [step.worker.repeat(call) for call in asked]
+    else:
+        kept = step.worker.forward(asked)
+    return [(y, Kept(call)) for y, call in zip(outputs, kept)]
 
 
-def _backward_on_host(step: Step, kept: Kept, x: torch.Tensor, dy: torch.Tensor,
-                      weight: torch.Tensor | None, needs_dx: bool) -> Gradients:
-    dx = torch.empty_like(x) if needs_dx else None
-    gamma, beta = step.worker.backward(
-        kept.call, _shape_of(x), TYPES[x.dtype], x.data_ptr(), dy.data_ptr(),
-        _affine_type(weight), _address(weight), needs_dx, _address(dx))
-    return (dx, torch.tensor(gamma, dtype=torch.float64),
-            torch.tensor(beta, dtype=torch.float64))
+def _backward_on_host(step: Step, calls: list[BackwardCall]) -> list[Gradients]:
+    results = [torch.empty_like(call.x) if call.needs_dx else None
+               for call in calls]
+    affine = step.worker.backward([_core.NormGradient(
+        call.kept.call, _shape_of(call.x), TYPES[call.x.dtype],
+        call.x.data_ptr(), call.dy.data_ptr(), _affine_type(call.weight),
+        _address(call.weight), call.needs_dx, _address(dx))
+        for call, dx in zip(calls, results)])
+    return [(dx, torch.tensor(gamma, dtype=torch.float64),
+             torch.tensor(beta, dtype=torch.float64))
+            for dx, (gamma, beta) in zip(results, affine)]
 
 
 # ---- on a device, by torch's kernels
@@ -171,9 +201,8 @@ def _by_channel(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return shaped
 
 
-def _forward_on_device(step: Step, layer: int, epsilon: float, x: torch.Tensor,
-                       weight: torch.Tensor | None, bias: torch.Tensor | None
-                       ) -> tuple[torch.Tensor, Kept]:
+def _forward_on_device(step: Step, call: Call) -> tuple[torch.Tensor, Kept]:
+    x = call.x
     channels = x.shape[1]
     count = x.numel() // channels
     moments = torch.zeros(2, channels, dtype=torch.float64)
@@ -182,24 +211,23 @@ def _forward_on_device(step: Step, layer: int, epsilon: float, x: torch.Tensor,
         moments = _devices.to_host(torch.stack(local)).double()
         moments[1] *= count
     if step.recomputes():
-        call = step.worker.recall(layer, count, channels, moments.data_ptr(),
-                                  _TOLERANCE)
+        met = step.worker.recall(call.layer, count, channels, moments.data_ptr(),
+                                 _TOLERANCE)
     else:
-        call = step.worker.meet(layer, epsilon, count, channels,
-                                moments.data_ptr())
-    call.write_to(moments.data_ptr())
+        met = step.worker.meet(call.layer, call.epsilon, count, channels,
+                               moments.data_ptr())
+    met.write_to(moments.data_ptr())
     mean, variance = _of_device(moments, x)
-    kept = Kept(call, mean, variance, epsilon)
+    kept = Kept(met, mean, variance, call.epsilon)
     if not count:
         return torch.empty_like(x), kept
-    y = nn.functional.batch_norm(_wide(x), mean, variance, weight, bias, False,
-                                 0.0, epsilon)
+    y = nn.functional.batch_norm(_wide(x), mean, variance, call.weight, call.bias,
+                                 False, 0.0, call.epsilon)
     return y.to(x.dtype).contiguous(memory_format=format_of(x)), kept
 
 
-def _backward_on_device(step: Step, kept: Kept, x: torch.Tensor,
-                        dy: torch.Tensor, weight: torch.Tensor | None,
-                        needs_dx: bool) -> Gradients:
+def _backward_on_device(step: Step, call: BackwardCall) -> Gradients:
+    kept, x, dy = call.kept, call.x, call.dy
     assert kept.mean is not None and kept.variance is not None
     channels = x.shape[1]
     count = x.numel() // channels
@@ -210,7 +238,7 @@ def _backward_on_device(step: Step, kept: Kept, x: torch.Tensor,
         _, dgamma, dbeta = _aten.native_batch_norm_backward(
             _wide(dy), _wide(x), torch.ones_like(invstd), kept.mean,
             kept.variance, None, None, False, kept.epsilon, [False, True, True])
-    if not needs_dx:
+    if not call.needs_dx:
         return None, dgamma, dbeta
     # The second sum is over dy (x - mean).
     sums = torch.zeros(2, channels, dtype=torch.float64)
@@ -220,7 +248,8 @@ def _backward_on_device(step: Step, kept: Kept, x: torch.Tensor,
     if not count:
         return torch.empty_like(x), dgamma, dbeta
     mean_dy, mean_dy_xmu = _of_device(sums / max(kept.call.count, 1), x)
-    dx = _input_gradient(kept.mean, invstd, x, dy, weight, mean_dy, mean_dy_xmu)
+    dx = _input_gradient(kept.mean, invstd, x, dy, call.weight, mean_dy,
+                         mean_dy_xmu)
     return dx, dgamma, dbeta
 
 
