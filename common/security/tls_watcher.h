@@ -1,0 +1,57 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "common/mutex.h"
+#include "common/periodic_task.h"
+#include "common/security/tls_files.h"
+
+namespace cohort {
+
+// The newest valid content of a process's TLS files, which are read again every
+// two seconds. Files that cannot be used are reported and change nothing.
+// Thread safety: safe.
+class TlsWatcher {
+ public:
+  using OnChange = std::function<void(const TlsContent&)>;
+  // Takes one line for people, and whether it reports a fault.
+  using OnMessage = std::function<void(bool fault, const std::string&)>;
+
+  // `content` is what `files` held at first. The callbacks run on the watcher's
+  // own thread; each may be null.
+  TlsWatcher(TlsFiles files, TlsContent content, OnChange on_change,
+             OnMessage on_message);
+
+  TlsContent content() const ABSL_LOCKS_EXCLUDED(mu_);
+  // When the certificate in use expires; InfiniteFuture without one.
+  absl::Time not_after() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  void Look() ABSL_LOCKS_EXCLUDED(mu_);
+  void ReportFault(const std::string& fault);
+
+  // Fixed after construction.
+  const TlsFiles files_;
+  const OnChange on_change_;
+  const OnMessage on_message_;
+
+  // Used by the watcher's thread only: the fault at the last look, whether it
+  // was reported, and whether the end of the certificate was announced.
+  std::string fault_;
+  bool reported_ = false;
+  bool announced_end_ = false;
+
+  mutable Mutex mu_;
+  TlsContent content_ ABSL_GUARDED_BY(mu_);
+
+  // Last: its thread uses everything above.
+  std::unique_ptr<PeriodicTask> task_;
+};
+
+}  // namespace cohort
