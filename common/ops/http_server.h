@@ -3,11 +3,15 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/security/authenticator.h"
+#include "common/security/tls_files.h"
 
 namespace cohort {
 
@@ -33,6 +37,13 @@ struct HttpServerOptions {
   bool insecure = false;
   // Handlers by path, such as "/metrics".
   std::map<std::string, HttpHandler> routes;
+  // Certificate, key and authorities for HTTPS; absent: plain HTTP.
+  std::optional<TlsContent> tls;
+  // Whether a client may read a page; over HTTPS only. Null: every client.
+  // Errors: Unauthenticated (answered with 401), PermissionDenied (403).
+  std::function<absl::Status(absl::string_view path, const Presented&)> admit;
+  // Pages that every client may read.
+  std::set<std::string> open_paths = {"/livez", "/readyz"};
 };
 
 // A small HTTP/1.1 server that shows one process to people and monitoring: GET
@@ -54,6 +65,11 @@ class HttpServer {
   virtual ~HttpServer() = default;
   // The listening address, with the actual port.
   virtual const std::string& address() const = 0;
+  virtual bool encrypted() const = 0;
+  // Serves new connections with this certificate from now on; open ones go on.
+  // Only for a server that was started with one.
+  // Errors: Unavailable: the certificate cannot be used; the one before stays.
+  virtual absl::Status SetTls(const TlsContent& tls) = 0;
 };
 
 // Errors:

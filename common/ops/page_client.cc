@@ -14,8 +14,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "common/clock.h"
 #include "common/listen_address.h"
+#include "common/ops/tls_stream.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -47,9 +50,20 @@ class Connection {
     return absl::OkStatus();
   }
 
+  // Encrypts everything from now on.
+  absl::Status Encrypt(const TlsContent& tls) {
+    COHORT_RETURN_IF_ERROR(SetTimeouts());
+    absl::StatusOr<std::unique_ptr<TlsStream>> stream =
+        TlsStream::Connect(fd_, tls);
+    if (!stream.ok()) return Named(stream.status());
+    tls_ = *std::move(stream);
+    return absl::OkStatus();
+  }
+
   absl::Status Send(absl::string_view bytes) {
     while (!bytes.empty()) {
       COHORT_RETURN_IF_ERROR(SetTimeouts());
+      if (tls_ != nullptr) return Named(tls_->Send(bytes));
       const ssize_t n = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (n < 0) return Failed();
       bytes.remove_prefix(static_cast<size_t>(n));
@@ -62,10 +76,9 @@ class Connection {
     char buffer[4096];
     for (;;) {
       COHORT_RETURN_IF_ERROR(SetTimeouts());
-      const ssize_t n = recv(fd_, buffer, sizeof(buffer), 0);
-      if (n < 0) return Failed();
+      COHORT_ASSIGN_OR_RETURN(const size_t n, Read(absl::MakeSpan(buffer)));
       if (n == 0) return all;
-      all.append(buffer, static_cast<size_t>(n));
+      all.append(buffer, n);
       if (all.size() > kAnswerBytesMax) {
         return absl::UnavailableError(
             absl::StrCat(address_, ": the answer is incomplete"));
@@ -75,8 +88,26 @@ class Connection {
 
  private:
   void Close() {
+    tls_.reset();
     if (fd_ >= 0) close(fd_);
     fd_ = -1;
+  }
+
+  absl::StatusOr<size_t> Read(absl::Span<char> into) {
+    if (tls_ != nullptr) {
+      absl::StatusOr<size_t> read = tls_->Read(into);
+      if (!read.ok()) return Named(read.status());
+      return read;
+    }
+    const ssize_t n = recv(fd_, into.data(), into.size(), 0);
+    if (n < 0) return Failed();
+    return static_cast<size_t>(n);
+  }
+
+  absl::Status Named(const absl::Status& status) const {
+    if (status.ok()) return status;
+    return absl::Status(status.code(),
+                        absl::StrCat(address_, ": ", status.message()));
   }
 
   absl::Status Late() const {
@@ -108,6 +139,8 @@ class Connection {
   const SteadyClock clock_{};
   const Instant deadline_;
   int fd_ = -1;
+  // Null until Encrypt.
+  std::unique_ptr<TlsStream> tls_;
 };
 
 std::string Unbracketed(const std::string& host) {
@@ -154,17 +187,27 @@ absl::StatusOr<Page> ParsePage(absl::string_view address,
 
 }  // namespace
 
-absl::StatusOr<Page> FetchPage(absl::string_view address,
-                               absl::string_view path, absl::Duration timeout) {
-  const Instant deadline = SteadyClock().Now() + timeout;
+absl::StatusOr<Page> FetchPage(const PageRequest& request) {
+  const std::string& address = request.address;
+  const Instant deadline = SteadyClock().Now() + request.timeout;
   COHORT_ASSIGN_OR_RETURN(const ListenAddress parsed,
                           ParseListenAddress("--ops", address));
+  COHORT_ASSIGN_OR_RETURN(const TlsContent tls,
+                          ReadTlsFiles(request.tls, absl::Now()));
   COHORT_ASSIGN_OR_RETURN(const Addresses found, Resolve(parsed));
   Connection connection(address, deadline);
   COHORT_RETURN_IF_ERROR(OpenAny(found.get(), connection));
+  if (request.tls.encrypted()) {
+    COHORT_RETURN_IF_ERROR(connection.Encrypt(tls));
+  }
+  const std::string authorization =
+      request.token.empty()
+          ? ""
+          : absl::StrCat("Authorization: Bearer ", request.token, "\r\n");
   // HTTP/1.0: the answer ends with the connection and comes in one piece.
   COHORT_RETURN_IF_ERROR(connection.Send(
-      absl::StrCat("GET ", path, " HTTP/1.0\r\nHost: ", address, "\r\n\r\n")));
+      absl::StrCat("GET ", request.path, " HTTP/1.0\r\nHost: ", address, "\r\n",
+                   authorization, "\r\n")));
   COHORT_ASSIGN_OR_RETURN(const std::string answer, connection.ReadToEnd());
   return ParsePage(address, answer);
 }

@@ -127,9 +127,13 @@ grpc::ChannelArguments MakeChannelArguments(ChannelPurpose purpose) {
 }
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server,
-                                           ChannelPurpose purpose) {
-  return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(),
-                                   MakeChannelArguments(purpose));
+                                           ChannelPurpose purpose,
+                                           const SharedSecurity& security) {
+  return grpc::CreateCustomChannel(
+      server,
+      security == nullptr ? grpc::InsecureChannelCredentials()
+                          : security->ForChannel(),
+      MakeChannelArguments(purpose));
 }
 
 }  // namespace cohort

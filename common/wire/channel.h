@@ -8,6 +8,8 @@
 #include <memory>
 #include <string>
 
+#include "common/wire/security.h"
+
 namespace cohort {
 
 // The traffic of a client's connection. Each purpose has its own connection: a
@@ -40,8 +42,10 @@ int64_t LookaheadBytes(int64_t inflight_bytes_max, int32_t workers);
 // arguments never share a connection, whatever their purpose.
 grpc::ChannelArguments MakeChannelArguments(ChannelPurpose purpose);
 
-// A plaintext channel to `server` (host:port). Connects on first use.
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server,
-                                           ChannelPurpose purpose);
+// A channel to `server` (host:port), in plaintext if `security` is null.
+// Connects on first use.
+std::shared_ptr<grpc::Channel> MakeChannel(
+    const std::string& server, ChannelPurpose purpose,
+    const SharedSecurity& security = nullptr);
 
 }  // namespace cohort

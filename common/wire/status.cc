@@ -1,6 +1,7 @@
 #include "common/wire/status.h"
 
 #include "absl/strings/match.h"
+#include "common/wire/security.h"
 
 namespace cohort {
 namespace {
@@ -36,6 +37,7 @@ std::optional<std::string> ConnectionFailure(absl::string_view message) {
       !absl::StrContains(message, "DNS resolution failed")) {
     return std::nullopt;
   }
+  if (auto handshake = HandshakeFailure(message)) return handshake;
   // The system's error text comes last, after addresses and gRPC's own text.
   const size_t colon = message.rfind(": ");
   if (colon != absl::string_view::npos) message.remove_prefix(colon + 2);

@@ -43,11 +43,15 @@ class SilentServer {
 
 TEST(PageClientTest, GetsStatusAndBody) {
   const std::unique_ptr<HttpServer> server = Serve();
-  const auto good = FetchPage(server->address(), "/good", absl::Seconds(20));
+  const auto good = FetchPage({.address = server->address(),
+                               .path = "/good",
+                               .timeout = absl::Seconds(20)});
   ASSERT_TRUE(good.ok()) << good.status();
   EXPECT_EQ(good->status, 200);
   EXPECT_EQ(good->body, "yes\n");
-  const auto bad = FetchPage(server->address(), "/bad", absl::Seconds(20));
+  const auto bad = FetchPage({.address = server->address(),
+                              .path = "/bad",
+                              .timeout = absl::Seconds(20)});
   ASSERT_TRUE(bad.ok()) << bad.status();
   EXPECT_EQ(bad->status, 503);
   EXPECT_EQ(bad->body, "not yet\n");
@@ -58,8 +62,9 @@ TEST(PageClientTest, TriesAllAddressesOfAName) {
   const std::string port =
       server->address().substr(server->address().rfind(':'));
   // The name usually has [::1] too, where nothing listens.
-  const auto page =
-      FetchPage(absl::StrCat("localhost", port), "/good", absl::Seconds(20));
+  const auto page = FetchPage({.address = absl::StrCat("localhost", port),
+                               .path = "/good",
+                               .timeout = absl::Seconds(20)});
   ASSERT_TRUE(page.ok()) << page.status();
   EXPECT_EQ(page->body, "yes\n");
 }
@@ -68,7 +73,9 @@ TEST(PageClientTest, NobodyThereIsUnavailable) {
   std::string address;
   address = Serve()->address();
   const absl::Status status =
-      FetchPage(address, "/good", absl::Seconds(20)).status();
+      FetchPage(
+          {.address = address, .path = "/good", .timeout = absl::Seconds(20)})
+          .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr(absl::StrCat(address, ": Connection refused")));
@@ -76,8 +83,10 @@ TEST(PageClientTest, NobodyThereIsUnavailable) {
 
 TEST(PageClientTest, SilenceEndsAtTheDeadline) {
   const SilentServer server;
-  const absl::Status status =
-      FetchPage(server.address(), "/good", absl::Milliseconds(20)).status();
+  const absl::Status status = FetchPage({.address = server.address(),
+                                         .path = "/good",
+                                         .timeout = absl::Milliseconds(20)})
+                                  .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(status.message(),
             absl::StrCat(server.address(), ": no answer in time"));
@@ -85,7 +94,9 @@ TEST(PageClientTest, SilenceEndsAtTheDeadline) {
 
 TEST(PageClientTest, AnAddressWithoutPortIsRefused) {
   const absl::Status status =
-      FetchPage("localhost", "/", absl::Seconds(1)).status();
+      FetchPage(
+          {.address = "localhost", .path = "/", .timeout = absl::Seconds(1)})
+          .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("--ops: got"));
 }

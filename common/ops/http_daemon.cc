@@ -1,0 +1,259 @@
+#include "common/ops/http_daemon.h"
+
+#include <gnutls/gnutls.h>
+#include <microhttpd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <list>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/security/certificate.h"
+
+namespace cohort {
+namespace {
+
+// Connections that are kept. Further ones are accepted all the same, and the
+// connection that has been idle longest is closed: a supervisor's probe must be
+// answered however many connections others hold.
+constexpr size_t kConnectionsKept = 256;
+// Includes room for connections that are ending but not closed yet.
+constexpr unsigned int kConnectionsMax = kConnectionsKept + 64;
+constexpr unsigned int kIdleSecondsMax = 10;
+// Request and response headers of one connection.
+constexpr size_t kHeaderBytesMax = size_t{16} << 10;
+
+// Scripts, styles and requests only from this server, and nothing inline.
+constexpr const char* kSecurityHeaders[][2] = {
+    {"Content-Security-Policy",
+     "default-src 'none'; script-src 'self'; style-src 'self'; "
+     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
+     "form-action 'none'; frame-ancestors 'none'"},
+    {"X-Content-Type-Options", "nosniff"},
+    {"X-Frame-Options", "DENY"},
+    {"Referrer-Policy", "no-referrer"},
+    {"Cross-Origin-Resource-Policy", "same-origin"},
+    {"Cache-Control", "no-store"},
+};
+
+struct StopDaemon {
+  void operator()(MHD_Daemon* daemon) const { MHD_stop_daemon(daemon); }
+};
+struct DestroyResponse {
+  void operator()(MHD_Response* response) const {
+    MHD_destroy_response(response);
+  }
+};
+using Response = std::unique_ptr<MHD_Response, DestroyResponse>;
+
+void DeleteBody(void* body) { delete static_cast<std::string*>(body); }
+
+// Null if there is no memory left.
+Response WithBody(HttpResponse answer) {
+  if (!answer.fixed_body.empty()) {
+    return Response(MHD_create_response_from_buffer(
+        answer.fixed_body.size(), const_cast<char*>(answer.fixed_body.data()),
+        MHD_RESPMEM_PERSISTENT));
+  }
+  auto body = std::make_unique<std::string>(std::move(answer.body));
+  Response response(MHD_create_response_from_buffer_with_free_callback_cls(
+      body->size(), body->data(), &DeleteBody, body.get()));
+  // Its callback deletes it from now on.
+  if (response != nullptr) static_cast<void>(body.release());
+  return response;
+}
+
+MHD_Result Send(MHD_Connection* connection, HttpResponse answer) {
+  const auto status = static_cast<unsigned int>(answer.status);
+  const std::string content_type = answer.content_type;
+  const Response response = WithBody(std::move(answer));
+  if (response == nullptr) return MHD_NO;
+  MHD_add_response_header(response.get(), MHD_HTTP_HEADER_CONTENT_TYPE,
+                          content_type.c_str());
+  for (const auto& [name, value] : kSecurityHeaders) {
+    MHD_add_response_header(response.get(), name, value);
+  }
+  if (status == MHD_HTTP_UNAUTHORIZED) {
+    // A browser asks for a name and a password; the password is the token.
+    MHD_add_response_header(response.get(), MHD_HTTP_HEADER_WWW_AUTHENTICATE,
+                            "Basic realm=\"cohort\", Bearer");
+  }
+  if (status == MHD_HTTP_METHOD_NOT_ALLOWED) {
+    MHD_add_response_header(response.get(), MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+  }
+  return MHD_queue_response(connection, status, response.get());
+}
+
+// Closes the connections that have been idle longest. Used by the server's
+// thread only.
+class IdleConnections {
+ public:
+  void Opened(MHD_Connection* connection) {
+    order_.push_back(connection);
+    if (order_.size() <= kConnectionsKept) return;
+    // The library closes it once it finds that the peer is gone.
+    shutdown(FdOf(order_.front()), SHUT_RDWR);
+    order_.pop_front();
+  }
+  void Active(MHD_Connection* connection) {
+    const auto at = std::find(order_.begin(), order_.end(), connection);
+    if (at != order_.end()) order_.splice(order_.end(), order_, at);
+  }
+  void Closed(MHD_Connection* connection) { order_.remove(connection); }
+
+ private:
+  static int FdOf(MHD_Connection* connection) {
+    const MHD_ConnectionInfo* info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    return info == nullptr ? -1 : info->connect_fd;
+  }
+
+  // The longest idle first. Short enough for a linear search.
+  std::list<MHD_Connection*> order_;
+};
+
+// The identity of the client's certificate, if it sent one that an authority of
+// the daemon issued.
+std::optional<Identity> IdentityOfClient(MHD_Connection* connection) {
+  const MHD_ConnectionInfo* info =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+  if (info == nullptr || info->tls_session == nullptr) return std::nullopt;
+  auto* session = static_cast<gnutls_session_t>(info->tls_session);
+  unsigned int problems = 0;
+  unsigned int count = 0;
+  const gnutls_datum_t* chain = gnutls_certificate_get_peers(session, &count);
+  if (chain == nullptr || count == 0 ||
+      gnutls_certificate_verify_peers2(session, &problems) != 0 ||
+      problems != 0) {
+    return std::nullopt;
+  }
+  const absl::StatusOr<Certificate> certificate =
+      ParseDerCertificate(absl::string_view(
+          reinterpret_cast<const char*>(chain[0].data), chain[0].size));
+  if (!certificate.ok()) return std::nullopt;
+  const absl::StatusOr<Identity> identity = IdentityOf("client", *certificate);
+  return identity.ok() ? std::make_optional(*identity) : std::nullopt;
+}
+
+class MicroHttpDaemon final : public HttpDaemon {
+ public:
+  MicroHttpDaemon(bool encrypted, HttpAnswer answer)
+      : encrypted_(encrypted), answer_(std::move(answer)) {}
+
+  ~MicroHttpDaemon() override {
+    daemon_.reset();
+    if (quiet_fd_ >= 0) close(quiet_fd_);
+  }
+
+  absl::Status Start(int listen_fd, const std::optional<TlsContent>& tls) {
+    std::vector<MHD_OptionItem> options;
+    // The library stops accepting only with a channel to its thread (ITC).
+    unsigned int flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ITC;
+    if (tls.has_value()) {
+      flags |= MHD_USE_TLS;
+      options = {TextOption(MHD_OPTION_HTTPS_MEM_KEY, tls->key),
+                 TextOption(MHD_OPTION_HTTPS_MEM_CERT, tls->cert),
+                 TextOption(MHD_OPTION_HTTPS_MEM_TRUST, tls->ca),
+                 TextOption(MHD_OPTION_HTTPS_PRIORITIES, kPriorities)};
+    }
+    options.push_back({MHD_OPTION_END, 0, nullptr});
+    daemon_.reset(MHD_start_daemon(
+        flags, 0, nullptr, nullptr, &OnRequest, this, MHD_OPTION_LISTEN_SOCKET,
+        listen_fd, MHD_OPTION_CONNECTION_LIMIT, kConnectionsMax,
+        MHD_OPTION_NOTIFY_CONNECTION, &OnConnection, this,
+        MHD_OPTION_CONNECTION_TIMEOUT, kIdleSecondsMax,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, kHeaderBytesMax, MHD_OPTION_ARRAY,
+        options.data(), MHD_OPTION_END));
+    if (daemon_ != nullptr) return absl::OkStatus();
+    // The library takes ownership of the socket only if it starts.
+    const int error = errno;
+    close(listen_fd);
+    return absl::UnavailableError(
+        absl::StrCat("the HTTP server could not be started: ",
+                     tls.has_value() ? "the certificate was refused, or " : "",
+                     std::strerror(error)));
+  }
+
+  void StopAccepting() override {
+    if (quiet_fd_ < 0) quiet_fd_ = MHD_quiesce_daemon(daemon_.get());
+  }
+
+ private:
+  // Only TLS 1.2 and 1.3, as gRPC.
+  static constexpr char kPriorities[] = "NORMAL:-VERS-TLS1.0:-VERS-TLS1.1";
+
+  static MHD_OptionItem TextOption(MHD_OPTION option, const std::string& text) {
+    return {option, 0, const_cast<char*>(text.c_str())};
+  }
+  static MHD_OptionItem TextOption(MHD_OPTION option, const char* text) {
+    return {option, 0, const_cast<char*>(text)};
+  }
+
+  static void OnConnection(void* self, MHD_Connection* connection,
+                           void** /*socket_context*/,
+                           MHD_ConnectionNotificationCode code) {
+    auto* daemon = static_cast<MicroHttpDaemon*>(self);
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+      daemon->connections_.Opened(connection);
+    } else {
+      daemon->connections_.Closed(connection);
+    }
+  }
+
+  static MHD_Result OnRequest(void* self, MHD_Connection* connection,
+                              const char* url, const char* method,
+                              const char* /*version*/,
+                              const char* /*upload_data*/,
+                              size_t* /*upload_data_size*/,
+                              void** /*request*/) {
+    // The answer is sent before any request body is read; the connection then
+    // ends.
+    auto* daemon = static_cast<MicroHttpDaemon*>(self);
+    daemon->connections_.Active(connection);
+    HttpRequest request{.method = method,
+                        .path = url,
+                        .host = Header(connection, MHD_HTTP_HEADER_HOST)};
+    if (daemon->encrypted_) {
+      request.presented = {
+          .identity = IdentityOfClient(connection),
+          .authorization = Header(connection, MHD_HTTP_HEADER_AUTHORIZATION)};
+    }
+    return Send(connection, daemon->answer_(request));
+  }
+
+  // Empty if there is none.
+  static const char* Header(MHD_Connection* connection, const char* name) {
+    const char* value =
+        MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
+    return value == nullptr ? "" : value;
+  }
+
+  // Fixed after construction.
+  const bool encrypted_;
+  const HttpAnswer answer_;
+
+  IdleConnections connections_;
+  // The listening socket once no more connections are accepted.
+  int quiet_fd_ = -1;
+
+  // Last: its thread uses everything above.
+  std::unique_ptr<MHD_Daemon, StopDaemon> daemon_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HttpDaemon>> HttpDaemon::Start(
+    int listen_fd, const std::optional<TlsContent>& tls, HttpAnswer answer) {
+  auto daemon =
+      std::make_unique<MicroHttpDaemon>(tls.has_value(), std::move(answer));
+  const absl::Status started = daemon->Start(listen_fd, tls);
+  if (!started.ok()) return started;
+  return std::unique_ptr<HttpDaemon>(std::move(daemon));
+}
+
+}  // namespace cohort
