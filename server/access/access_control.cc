@@ -1,0 +1,114 @@
+#include "server/access/access_control.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "server/access/roles.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kReportInterval = absl::Minutes(1);
+// Clients and targets that are told apart in one report.
+constexpr size_t kRecentMax = 256;
+constexpr size_t kTextLengthMax = 300;
+
+std::string RolesText(absl::Span<const PeerRole> roles) {
+  return absl::StrJoin(roles, " or ", [](std::string* out, PeerRole role) {
+    absl::StrAppend(out, PeerRoleName(role));
+  });
+}
+
+std::string Shortened(absl::string_view text) {
+  const absl::string_view part = text.substr(0, kTextLengthMax);
+  return std::string(part.data(), part.size());
+}
+
+}  // namespace
+
+AccessControl::AccessControl(Identity own, const Tokens* tokens,
+                             OnDenied on_denied)
+    : authenticator_(std::move(own), tokens),
+      on_denied_(std::move(on_denied)),
+      reporter_(std::make_unique<PeriodicTask>("denied-calls", kReportInterval,
+                                               [this] { Report(); })) {}
+
+AccessControl::~AccessControl() {
+  reporter_.reset();
+  Report();
+}
+
+absl::StatusOr<Caller> AccessControl::CheckCall(absl::string_view path,
+                                                const Presented& presented) {
+  const MethodRights* rights = RightsOf(path);
+  if (rights == nullptr) return Check(path, presented, {});
+  if (rights->roles.empty()) return Caller{};
+  return Check(path, presented, rights->roles);
+}
+
+absl::StatusOr<Caller> AccessControl::CheckPage(absl::string_view page,
+                                                const Presented& presented) {
+  return Check(page, presented, kPageReaders);
+}
+
+absl::StatusOr<Caller> AccessControl::Check(absl::string_view target,
+                                            const Presented& presented,
+                                            absl::Span<const PeerRole> roles) {
+  Authenticator::Result result = authenticator_.Identify(presented);
+  if (!result.caller.has_value()) {
+    Note(result.presented, target, result.refusal);
+    return result.refusal == Refusal::kOtherRun
+               ? absl::PermissionDeniedError(result.text)
+               : absl::UnauthenticatedError(result.text);
+  }
+  if (std::find(roles.begin(), roles.end(), result.caller->role) !=
+      roles.end()) {
+    return *std::move(result.caller);
+  }
+  Note(result.presented, target, Refusal::kRole);
+  return absl::PermissionDeniedError(absl::StrCat(
+      result.presented, " may not call ", Shortened(target),
+      roles.empty()
+          ? ", which no client may"
+          : absl::StrCat(", want a certificate of a ", RolesText(roles))));
+}
+
+int64_t AccessControl::denied(Refusal refusal) const {
+  return denied_[static_cast<size_t>(refusal)].load(std::memory_order_relaxed);
+}
+
+void AccessControl::Note(const std::string& client, absl::string_view target,
+                         Refusal refusal) {
+  denied_[static_cast<size_t>(refusal)].fetch_add(1, std::memory_order_relaxed);
+  const std::pair<std::string, std::string> key(
+      absl::StrCat(client, " ", RefusalName(refusal)), Shortened(target));
+  bool first = false;
+  {
+    MutexLock lock(mu_);
+    // What is not told apart is still counted by the metric.
+    if (recent_.size() >= kRecentMax && !recent_.contains(key)) return;
+    // The first of a while is reported at once.
+    first = !std::exchange(reporting_, true);
+    DeniedCalls& denied = recent_[key];
+    denied.client = client;
+    denied.target = key.second;
+    denied.refusal = refusal;
+    ++denied.count;
+  }
+  if (first) reporter_->Wake();
+}
+
+void AccessControl::Report() {
+  std::vector<DeniedCalls> denied;
+  {
+    MutexLock lock(mu_);
+    for (auto& [key, calls] : recent_) denied.push_back(std::move(calls));
+    recent_.clear();
+    reporting_ = !denied.empty();
+  }
+  if (!denied.empty() && on_denied_ != nullptr) on_denied_(denied);
+}
+
+}  // namespace cohort

@@ -1,0 +1,159 @@
+#include "server/access/audit_log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kFileMode = 0600;
+
+// Ids of one server's life begin with its microseconds, so that they increase
+// over restarts without reading the file.
+int64_t FirstId() { return absl::ToUnixMicros(absl::Now()); }
+
+Json Line(absl::string_view event) {
+  return {{"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(),
+                                    absl::UTCTimeZone())},
+          {"event", std::string(event.data(), event.size())}};
+}
+
+std::string TextOf(const Json& line) {
+  // Texts come from clients, so bytes that are not UTF-8 are replaced.
+  return line.dump(-1, ' ', /*ensure_ascii=*/true,
+                   Json::error_handler_t::replace) +
+         "\n";
+}
+
+// The arguments as JSON, or as text if they are not.
+Json ArgumentsOf(const std::string& text) {
+  Json arguments = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return arguments.is_discarded() ? Json(text) : arguments;
+}
+
+absl::Status WriteAll(int fd, absl::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return absl::UnavailableError(std::strerror(errno));
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+  if (fdatasync(fd) != 0) return absl::UnavailableError(std::strerror(errno));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AuditLog>> AuditLog::Open(
+    const std::string& path, int64_t file_bytes_max) {
+  std::unique_ptr<AuditLog> log(new AuditLog(path, file_bytes_max));
+  MutexLock lock(log->mu_);
+  const absl::Status opened = log->OpenLocked();
+  if (opened.ok()) return log;
+  return absl::FailedPreconditionError(
+      absl::StrCat("--audit_log: ", opened.message()));
+}
+
+AuditLog::AuditLog(std::string path, int64_t file_bytes_max)
+    : path_(std::move(path)),
+      file_bytes_max_(file_bytes_max),
+      next_id_(FirstId()) {}
+
+AuditLog::~AuditLog() {
+  if (fd_ >= 0) close(fd_);
+}
+
+absl::StatusOr<int64_t> AuditLog::Intent(const AuditedCall& call) {
+  MutexLock lock(mu_);
+  const int64_t id = next_id_++;
+  Json line = Line("intent");
+  line["id"] = id;
+  line["client"] = call.client;
+  line["verb"] = call.verb;
+  line["arguments"] = ArgumentsOf(call.arguments);
+  line["version"] = call.version;
+  COHORT_RETURN_IF_ERROR(AppendLocked(TextOf(line)));
+  return id;
+}
+
+absl::Status AuditLog::Outcome(int64_t id, const absl::Status& outcome) {
+  Json line = Line("outcome");
+  line["id"] = id;
+  line["code"] = absl::StatusCodeToString(outcome.code());
+  if (!outcome.ok()) line["message"] = std::string(outcome.message());
+  MutexLock lock(mu_);
+  return AppendLocked(TextOf(line));
+}
+
+absl::Status AuditLog::Denied(const std::vector<DeniedCalls>& denied) {
+  std::string lines;
+  for (const DeniedCalls& calls : denied) {
+    Json line = Line("denied");
+    line["client"] = calls.client;
+    line["target"] = calls.target;
+    line["reason"] = std::string(RefusalName(calls.refusal));
+    line["count"] = calls.count;
+    lines += TextOf(line);
+  }
+  MutexLock lock(mu_);
+  return AppendLocked(lines);
+}
+
+absl::Status AuditLog::OpenLocked() {
+  fd_ =
+      open(path_.c_str(),
+           O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
+           kFileMode);
+  struct stat found = {};
+  if (fd_ < 0 || fstat(fd_, &found) != 0) {
+    return absl::UnavailableError(absl::StrCat(
+        path_, " cannot be opened for writing: ", std::strerror(errno)));
+  }
+  if (!S_ISREG(found.st_mode)) {
+    return absl::UnavailableError(
+        absl::StrCat(path_, " is not a regular file"));
+  }
+  bytes_ = found.st_size;
+  return absl::OkStatus();
+}
+
+absl::Status AuditLog::AppendLocked(absl::string_view lines) {
+  if (fd_ < 0) COHORT_RETURN_IF_ERROR(OpenLocked());
+  if (bytes_ >= file_bytes_max_) COHORT_RETURN_IF_ERROR(RotateLocked());
+  const absl::Status written = WriteAll(fd_, lines);
+  if (written.ok()) {
+    bytes_ += static_cast<int64_t>(lines.size());
+    return written;
+  }
+  // Half a line would make the next one unreadable.
+  if (ftruncate(fd_, bytes_) != 0) {
+    close(std::exchange(fd_, -1));
+  }
+  return absl::UnavailableError(absl::StrCat(
+      "the audit log ", path_, " cannot be written: ", written.message()));
+}
+
+absl::Status AuditLog::RotateLocked() {
+  if (std::rename(path_.c_str(), absl::StrCat(path_, ".1").c_str()) != 0) {
+    return absl::UnavailableError(absl::StrCat(
+        "the audit log ", path_, " cannot be renamed: ", std::strerror(errno)));
+  }
+  close(std::exchange(fd_, -1));
+  return OpenLocked();
+}
+
+}  // namespace cohort

@@ -1,0 +1,128 @@
+#include "server/access/access_control.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "common/mutex.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kDrain[] = "/cohort.v1.Admin/Drain";
+
+Presented With(const std::string& role, const std::string& run = "demo") {
+  return {.identity =
+              *ParseIdentity("spiffe://a.org/cohort/" + run + "/" + role)};
+}
+
+// Reports of denied calls, in their order.
+class Reports {
+ public:
+  void Add(const std::vector<DeniedCalls>& denied) {
+    MutexLock lock(mu_);
+    reports_.push_back(denied);
+    changed_.NotifyAll();
+  }
+  std::vector<DeniedCalls> Await(size_t number) {
+    MutexLock lock(mu_);
+    while (reports_.size() <= number) changed_.Wait(mu_);
+    return reports_[number];
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  std::vector<std::vector<DeniedCalls>> reports_ ABSL_GUARDED_BY(mu_);
+};
+
+class AccessControlTest : public testing::Test {
+ protected:
+  absl::StatusCode Call(const std::string& path, const Presented& presented) {
+    return access_->CheckCall(path, presented).status().code();
+  }
+
+  Reports reports_;
+  std::unique_ptr<AccessControl> access_ = std::make_unique<AccessControl>(
+      *ParseIdentity("spiffe://a.org/cohort/demo/server/0"), nullptr,
+      [this](const std::vector<DeniedCalls>& denied) { reports_.Add(denied); });
+};
+
+TEST_F(AccessControlTest, TheTableDecides) {
+  EXPECT_EQ(Call(kDrain, With("operator")), absl::StatusCode::kOk);
+  EXPECT_EQ(Call(kDrain, With("viewer")), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(Call(kDrain, With("worker/0")),
+            absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(Call(kDrain, With("operator", "other")),
+            absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(Call(kDrain, {}), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(access_->denied(Refusal::kRole), 2);
+  EXPECT_EQ(access_->denied(Refusal::kOtherRun), 1);
+  EXPECT_EQ(access_->denied(Refusal::kNoIdentity), 1);
+  EXPECT_EQ(access_->denied(Refusal::kUnknownToken), 0);
+}
+
+TEST_F(AccessControlTest, UnknownMethodsAreDeniedToAll) {
+  const absl::Status status =
+      access_->CheckCall("/cohort.v1.Admin/Missing", With("operator")).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("which no client may"));
+}
+
+TEST_F(AccessControlTest, HealthIsForAll) {
+  EXPECT_EQ(Call("/grpc.health.v1.Health/Check", {}), absl::StatusCode::kOk);
+  EXPECT_EQ(Call("/grpc.health.v1.Health/Check", With("viewer", "other")),
+            absl::StatusCode::kOk);
+}
+
+TEST_F(AccessControlTest, PagesAreForPeople) {
+  EXPECT_TRUE(access_->CheckPage("/metrics", With("viewer")).ok());
+  EXPECT_EQ(access_->CheckPage("/metrics", With("worker/0")).status().code(),
+            absl::StatusCode::kPermissionDenied);
+  // Another run's certificate is counted as such, for pages too.
+  EXPECT_FALSE(access_->CheckPage("/metrics", With("viewer", "other")).ok());
+  EXPECT_EQ(access_->denied(Refusal::kOtherRun), 1);
+}
+
+TEST_F(AccessControlTest, ErrorsSayWhatIsWanted) {
+  const absl::Status status =
+      access_->CheckCall(kDrain, With("viewer")).status();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("spiffe://a.org/cohort/demo/viewer may not call "
+                        "/cohort.v1.Admin/Drain, want a certificate of a "
+                        "operator"));
+}
+
+TEST_F(AccessControlTest, TheFirstDenialIsReportedAtOnceAndTheRestTogether) {
+  Call(kDrain, With("viewer"));
+  EXPECT_EQ(reports_.Await(0).at(0).count, 1);
+  for (int i = 0; i < 5; ++i) Call(kDrain, With("viewer"));
+  Call(kDrain, {});
+  // What is left comes at the end.
+  access_.reset();
+  const std::vector<DeniedCalls> rest = reports_.Await(1);
+  ASSERT_EQ(rest.size(), 2u);
+  EXPECT_EQ(rest[0].client, "no identity");
+  EXPECT_EQ(rest[0].count, 1);
+  EXPECT_EQ(rest[1].client, "spiffe://a.org/cohort/demo/viewer");
+  EXPECT_EQ(rest[1].target, kDrain);
+  EXPECT_EQ(rest[1].count, 5);
+}
+
+TEST_F(AccessControlTest, TargetsOfAFloodDoNotFillTheMemory) {
+  Call(kDrain, With("viewer"));
+  reports_.Await(0);
+  for (int i = 0; i < 1000; ++i) {
+    Call("/" + std::to_string(i), With("viewer"));
+  }
+  EXPECT_EQ(access_->denied(Refusal::kRole), 1001);
+  access_.reset();
+  EXPECT_EQ(reports_.Await(1).size(), 256u);
+}
+
+}  // namespace
+}  // namespace cohort

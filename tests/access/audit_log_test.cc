@@ -1,0 +1,126 @@
+#include "server/access/audit_log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/fakes/temp_dir.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+std::vector<Json> LinesOf(const std::string& path) {
+  std::vector<Json> lines;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    lines.push_back(Json::parse(line));
+  }
+  return lines;
+}
+
+class AuditLogTest : public testing::Test {
+ protected:
+  const TempDir dir_;
+  const std::string path_ = dir_.File("audit.jsonl");
+};
+
+TEST_F(AuditLogTest, AnIntentComesBeforeItsOutcome) {
+  const auto log = AuditLog::Open(path_);
+  ASSERT_TRUE(log.ok()) << log.status();
+  const auto id = (*log)->Intent({.client = "spiffe://a/cohort/b/operator",
+                                  .verb = "SetPolicy",
+                                  .arguments = R"({"settings":{"a":"1"}})",
+                                  .version = 7});
+  ASSERT_TRUE(id.ok());
+  // Durable before the call goes on.
+  ASSERT_EQ(LinesOf(path_).size(), 1u);
+  EXPECT_TRUE(
+      (*log)->Outcome(*id, absl::InvalidArgumentError("no such thing")).ok());
+  const std::vector<Json> lines = LinesOf(path_);
+  EXPECT_EQ(lines[0]["event"], "intent");
+  EXPECT_EQ(lines[0]["client"], "spiffe://a/cohort/b/operator");
+  EXPECT_EQ(lines[0]["arguments"]["settings"]["a"], "1");
+  EXPECT_EQ(lines[0]["version"], 7);
+  EXPECT_EQ(lines[1]["event"], "outcome");
+  EXPECT_EQ(lines[1]["id"], lines[0]["id"]);
+  EXPECT_EQ(lines[1]["code"], "INVALID_ARGUMENT");
+  EXPECT_EQ(lines[1]["message"], "no such thing");
+}
+
+TEST_F(AuditLogTest, TextsCannotForgeLines) {
+  const auto log = AuditLog::Open(path_);
+  ASSERT_TRUE(log.ok());
+  ASSERT_TRUE((*log)
+                  ->Intent({.client = "a\n{\"event\":\"outcome\"}",
+                            .verb = "x",
+                            .arguments = "\xff not json \n"})
+                  .ok());
+  const std::vector<Json> lines = LinesOf(path_);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0]["client"], "a\n{\"event\":\"outcome\"}");
+}
+
+TEST_F(AuditLogTest, OnlyItsOwnerReadsIt) {
+  ASSERT_TRUE(AuditLog::Open(path_).ok());
+  struct stat found = {};
+  ASSERT_EQ(stat(path_.c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 0777, 0600u);
+}
+
+TEST_F(AuditLogTest, GoesOnAfterARestartAndNewIdsAreLarger) {
+  int64_t first = 0;
+  {
+    const auto log = AuditLog::Open(path_);
+    first = (*log)->Intent({.verb = "Drain"}).value();
+  }
+  const auto log = AuditLog::Open(path_);
+  EXPECT_GT((*log)->Intent({.verb = "Drain"}).value(), first);
+  EXPECT_EQ(LinesOf(path_).size(), 2u);
+}
+
+TEST_F(AuditLogTest, AFullFileMakesWayForANewOne) {
+  const auto log = AuditLog::Open(path_, /*file_bytes_max=*/200);
+  ASSERT_TRUE(log.ok());
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE((*log)->Intent({.client = std::string(150, 'x')}).ok());
+  }
+  EXPECT_EQ(LinesOf(path_).size(), 1u);
+  EXPECT_EQ(LinesOf(path_ + ".1").size(), 1u);
+}
+
+TEST_F(AuditLogTest, AFileThatCannotBeWrittenIsAnError) {
+  std::filesystem::create_directory(dir_.File("folder"));
+  const absl::Status folder = AuditLog::Open(dir_.File("folder")).status();
+  EXPECT_EQ(folder.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(folder.message()), HasSubstr("--audit_log: "));
+  // Every write fails there for lack of space.
+  std::filesystem::create_symlink("/dev/full", dir_.File("link"));
+  EXPECT_FALSE(AuditLog::Open(dir_.File("link")).ok());
+}
+
+TEST_F(AuditLogTest, DeniedCallsHaveALineEach) {
+  const auto log = AuditLog::Open(path_);
+  ASSERT_TRUE((*log)
+                  ->Denied({{.client = "token ana",
+                             .target = "/cohort.v1.Admin/Drain",
+                             .refusal = Refusal::kRole,
+                             .count = 3}})
+                  .ok());
+  const std::vector<Json> lines = LinesOf(path_);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0]["event"], "denied");
+  EXPECT_EQ(lines[0]["reason"], "role");
+  EXPECT_EQ(lines[0]["count"], 3);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,41 @@
+#include "server/access/roles.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+namespace cohort {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(RolesTest, NoMethodIsInTheTableTwice) {
+  std::set<std::string> paths;
+  for (const MethodRights& rights : RightsTable()) {
+    EXPECT_TRUE(paths.insert(std::string(rights.path)).second) << rights.path;
+  }
+}
+
+TEST(RolesTest, WorkersTrainAndChangeNothingElse) {
+  for (const MethodRights& rights : RightsTable()) {
+    const bool admin = rights.path.find("/cohort.v1.Admin/") == 0;
+    const bool health = rights.path.find("/grpc.health") == 0;
+    const bool for_workers = std::find(rights.roles.begin(), rights.roles.end(),
+                                       PeerRole::kWorker) != rights.roles.end();
+    EXPECT_EQ(for_workers, !admin && !health) << rights.path;
+  }
+}
+
+TEST(RolesTest, UnknownMethodsHaveNoRow) {
+  EXPECT_EQ(RightsOf("/cohort.v1.Admin/Missing"), nullptr);
+  EXPECT_EQ(RightsOf(""), nullptr);
+  EXPECT_THAT(RightsOf("/cohort.v1.Admin/Drain")->roles,
+              ElementsAre(PeerRole::kOperator));
+  EXPECT_THAT(RightsOf("/grpc.health.v1.Health/Check")->roles, IsEmpty());
+}
+
+}  // namespace
+}  // namespace cohort
