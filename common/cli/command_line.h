@@ -20,6 +20,8 @@ enum ExitCode : int {
   kExitUsage = 2,
   // A flag's value, or a combination, cannot be used.
   kExitConfig = 3,
+  // The server does not know the certificate or token, or it may not do this.
+  kExitDenied = 4,
   kExitUnreachable = 5,
   kExitWaitTimeout = 6,
   kExitBadCheckpoint = 7,

@@ -15,6 +15,8 @@ namespace cohort {
 
 struct JoinRequest {
   std::optional<Rank> rank;
+  // The only rank that the client may hold; absent: any.
+  std::optional<Rank> permitted_rank;
   // Both empty for a fresh process.
   std::string run_id;
   Incarnation incarnation;

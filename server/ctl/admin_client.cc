@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@
 #include "common/listen_address.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
+#include "common/wire/security.h"
 #include "common/wire/status.h"
 
 namespace cohort {
@@ -50,31 +52,46 @@ absl::Status Explained(const std::string& server, absl::Duration timeout,
 }  // namespace
 
 struct AdminClient::Connection {
+  // An error if the target cannot be used.
+  absl::Status usable;
+  // "Bearer TOKEN"; empty without a token.
+  std::string authorization;
   std::unique_ptr<v1::Admin::Stub> stub;
+
+  absl::Status Open(const ServerTarget& target) {
+    COHORT_RETURN_IF_ERROR(CheckServerAddress("--server", target.server));
+    COHORT_ASSIGN_OR_RETURN(const SharedSecurity security,
+                            Security::Load(target.tls));
+    COHORT_ASSIGN_OR_RETURN(const std::string token, TokenOf(target));
+    if (!token.empty()) authorization = absl::StrCat("Bearer ", token);
+    stub = v1::Admin::NewStub(
+        MakeChannel(target.server, ChannelPurpose::kControl, security));
+    return absl::OkStatus();
+  }
 };
 
-AdminClient::AdminClient(const std::string& server, absl::Duration timeout)
-    : server_(server),
+AdminClient::AdminClient(ServerTarget target, absl::Duration timeout)
+    : target_(std::move(target)),
       timeout_(std::min(timeout, kTimeoutMax)),
       connection_(std::make_unique<Connection>()) {
-  // Without a stub, each call reports what is wrong with the address.
-  if (!CheckServerAddress("--server", server).ok()) return;
-  connection_->stub =
-      v1::Admin::NewStub(MakeChannel(server, ChannelPurpose::kControl));
+  connection_->usable = connection_->Open(target_);
 }
 
 AdminClient::~AdminClient() = default;
 
 template <typename Reply, typename Request, typename Method>
 absl::StatusOr<Reply> AdminClient::Call(Method method, const Request& request) {
-  COHORT_RETURN_IF_ERROR(CheckServerAddress("--server", server_));
+  COHORT_RETURN_IF_ERROR(connection_->usable);
   grpc::ClientContext context;
+  if (!connection_->authorization.empty()) {
+    context.AddMetadata("authorization", connection_->authorization);
+  }
   context.set_deadline(std::chrono::system_clock::now() +
                        absl::ToChronoMilliseconds(timeout_));
   Reply reply;
   const absl::Status status =
       FromGrpcStatus(((*connection_->stub).*method)(&context, request, &reply));
-  if (!status.ok()) return Explained(server_, timeout_, status);
+  if (!status.ok()) return Explained(target_.server, timeout_, status);
   return reply;
 }
 

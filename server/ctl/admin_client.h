@@ -6,23 +6,28 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cohort/v1/admin.pb.h"
+#include "server/ctl/server_target.h"
 
 namespace cohort {
 
 // The Admin service of one server, one call a method. Connects on first use.
 //
 // Errors of every method: those of the rpc, with the server's message;
+//   InvalidArgument: a file of the target cannot be used; Unauthenticated and
+//   PermissionDenied: the server does not know the client, or denies the call;
 //   Unavailable if the server cannot be reached or does not answer within the
 //   timeout (the message says what to check); Unimplemented by an older server.
 // Retry: safe, like the rpcs.
 // Thread safety: none.
 class AdminClient {
  public:
-  // `server` is host:port; `timeout` applies to each call.
-  AdminClient(const std::string& server, absl::Duration timeout);
+  // `timeout` applies to each call. Errors of the target's files come with each
+  // call.
+  AdminClient(ServerTarget target, absl::Duration timeout);
   ~AdminClient();
 
-  const std::string& server() const { return server_; }
+  const std::string& server() const { return target_.server; }
+  const ServerTarget& target() const { return target_; }
 
   absl::StatusOr<v1::Status> GetStatus();
   absl::StatusOr<v1::GetPolicyReply> GetPolicy();
@@ -42,7 +47,7 @@ class AdminClient {
   template <typename Reply, typename Request, typename Method>
   absl::StatusOr<Reply> Call(Method method, const Request& request);
 
-  const std::string server_;
+  const ServerTarget target_;
   const absl::Duration timeout_;
   const std::unique_ptr<Connection> connection_;
 };

@@ -1,4 +1,8 @@
+#include <filesystem>
+#include <map>
 #include <ostream>
+#include <string>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "common/formats/file_system.h"
@@ -20,6 +24,23 @@ absl::StatusOr<std::string> PathFor(const Context& context) {
       "contexts\nSet COHORT_CONFIG to the path of a file");
 }
 
+// Name to address.
+std::map<std::string, std::string> ServersOf(const Contexts& contexts) {
+  std::map<std::string, std::string> servers;
+  for (const auto& [name, target] : contexts.servers) {
+    servers[name] = target.server;
+  }
+  return servers;
+}
+
+// The path of an existing file from the root: contexts are used from other
+// folders too.
+std::string FromRoot(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path whole = std::filesystem::absolute(path, error);
+  return error ? path : whole.string();
+}
+
 absl::Status RunContextList(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const std::string path, PathFor(context));
   COHORT_ASSIGN_OR_RETURN(const Contexts contexts,
@@ -27,12 +48,13 @@ absl::Status RunContextList(Context& context) {
   if (context.json) {
     context.io.out << JsonLine({{"path", path},
                                 {"current", contexts.current},
-                                {"contexts", contexts.servers}});
+                                {"contexts", ServersOf(contexts)}});
     return absl::OkStatus();
   }
-  Table table({"context", "server", "in use"});
-  for (const auto& [name, server] : contexts.servers) {
-    table.Add({Printable(name), Printable(server),
+  Table table({"context", "server", "encrypted", "in use"});
+  for (const auto& [name, target] : contexts.servers) {
+    table.Add({Printable(name), Printable(target.server),
+               target.tls.encrypted() ? "yes" : "",
                name == contexts.current ? "yes" : ""});
   }
   context.io.out << table.ToString(context.io.color);
@@ -47,11 +69,11 @@ absl::Status RunContextUse(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const std::string path, PathFor(context));
   COHORT_ASSIGN_OR_RETURN(Contexts contexts,
                           ReadContexts(RealFileSystem(), path));
-  COHORT_ASSIGN_OR_RETURN(const std::string server,
+  COHORT_ASSIGN_OR_RETURN(const ServerTarget target,
                           ServerOf(contexts, context.words[0]));
   contexts.current = context.words[0];
   COHORT_RETURN_IF_ERROR(WriteContexts(RealFileSystem(), path, contexts));
-  context.io.err << "calls go to " << server << " now" << std::endl;
+  context.io.err << "calls go to " << target.server << " now" << std::endl;
   return absl::OkStatus();
 }
 
@@ -65,7 +87,13 @@ absl::Status RunContextSet(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const std::string path, PathFor(context));
   COHORT_ASSIGN_OR_RETURN(Contexts contexts,
                           ReadContexts(RealFileSystem(), path));
-  contexts.servers[context.words[0]] = context.words[1];
+  ServerTarget target{.server = context.words[1]};
+  for (const char* flag : kCredentialFlags) {
+    const auto file = context.arguments.Value(flag);
+    if (file.has_value()) CredentialOf(target, flag) = FromRoot(*file);
+  }
+  COHORT_RETURN_IF_ERROR(CheckTlsFlags(target.tls));
+  contexts.servers[context.words[0]] = target;
   if (contexts.current.empty()) contexts.current = context.words[0];
   COHORT_RETURN_IF_ERROR(WriteContexts(RealFileSystem(), path, contexts));
   context.io.err << "context '" << context.words[0] << "' is in " << path
@@ -89,7 +117,11 @@ Verb ContextSetVerb() {
           .summary = "gives a server a name",
           .words = "NAME HOST:PORT",
           .local = true,
-          .examples = {"cohortctl context set lab 10.0.0.1:7070"},
+          .examples = {"cohortctl context set lab 10.0.0.1:7070",
+                       "cohortctl context set lab 10.0.0.1:7070 "
+                       "--tls_cert=certs/operator/tls.crt "
+                       "--tls_key=certs/operator/tls.key "
+                       "--tls_ca=certs/operator/ca.crt"},
           .run = &RunContextSet};
 }
 

@@ -57,7 +57,16 @@ absl::StatusOr<Contexts> ReadContexts(FileSystem& files,
         !context.at("server").is_string()) {
       return Damaged(path, absl::StrCat("context '", name, "' has no server"));
     }
-    contexts.servers[name] = context.at("server").get<std::string>();
+    ServerTarget& target = contexts.servers[name];
+    target.server = context.at("server").get<std::string>();
+    for (const char* flag : kCredentialFlags) {
+      const Json file = context.value(flag, Json(""));
+      if (!file.is_string()) {
+        return Damaged(path, absl::StrCat("'", flag, "' of context '", name,
+                                          "' is not a text"));
+      }
+      CredentialOf(target, flag) = file.get<std::string>();
+    }
   }
   return contexts;
 }
@@ -65,8 +74,13 @@ absl::StatusOr<Contexts> ReadContexts(FileSystem& files,
 absl::Status WriteContexts(FileSystem& files, const std::string& path,
                            const Contexts& contexts) {
   Json json = {{"current", contexts.current}, {"contexts", Json::object()}};
-  for (const auto& [name, server] : contexts.servers) {
-    json["contexts"][name] = {{"server", server}};
+  for (auto [name, target] : contexts.servers) {
+    Json& entry = json["contexts"][name];
+    entry = {{"server", target.server}};
+    for (const char* flag : kCredentialFlags) {
+      const std::string& file = CredentialOf(target, flag);
+      if (!file.empty()) entry[flag] = file;
+    }
   }
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(),
@@ -77,8 +91,8 @@ absl::Status WriteContexts(FileSystem& files, const std::string& path,
           json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n")});
 }
 
-absl::StatusOr<std::string> ServerOf(const Contexts& contexts,
-                                     const std::string& name) {
+absl::StatusOr<ServerTarget> ServerOf(const Contexts& contexts,
+                                      const std::string& name) {
   const auto found = contexts.servers.find(name);
   if (found != contexts.servers.end()) return found->second;
   return absl::NotFoundError(

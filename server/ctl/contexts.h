@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/formats/file_system.h"
+#include "server/ctl/server_target.h"
 
 namespace cohort {
 
@@ -14,8 +15,7 @@ namespace cohort {
 struct Contexts {
   // The one in use; empty for none.
   std::string current;
-  // Name to host:port.
-  std::map<std::string, std::string> servers;
+  std::map<std::string, ServerTarget> servers;
 };
 
 // The file: COHORT_CONFIG, or cohort/contexts.json in the user's configuration
@@ -32,9 +32,9 @@ absl::StatusOr<Contexts> ReadContexts(FileSystem& files,
 absl::Status WriteContexts(FileSystem& files, const std::string& path,
                            const Contexts& contexts);
 
-// The server of the context with that name.
+// The target of the context with that name.
 // Errors: NotFound, with the names that there are.
-absl::StatusOr<std::string> ServerOf(const Contexts& contexts,
-                                     const std::string& name);
+absl::StatusOr<ServerTarget> ServerOf(const Contexts& contexts,
+                                      const std::string& name);
 
 }  // namespace cohort

@@ -11,16 +11,14 @@
 #include "common/build_info.h"
 #include "common/cli/environment.h"
 #include "common/flags/flag_table.h"
-#include "common/formats/file_system.h"
 #include "common/status_macros.h"
-#include "server/ctl/contexts.h"
 #include "server/ctl/help.h"
+#include "server/ctl/server_target.h"
 #include "server/ctl/yaml_output.h"
 
 namespace cohort {
 namespace {
 
-constexpr absl::string_view kServerDefault = "127.0.0.1:7070";
 constexpr absl::Duration kTimeoutDefault = absl::Minutes(1);
 
 // The flags of all verbs. A flag means the same for every verb, so it is parsed
@@ -124,6 +122,13 @@ absl::Status CheckUse(const Verb& verb, const Arguments& arguments) {
                      " means nothing here\n`cohortctl help ", verb.name,
                      "` lists its flags"));
   }
+  for (const char* flag : kCredentialFlags) {
+    if (!verb.takes_program_flags || !arguments.Has(flag)) continue;
+    return absl::NotFoundError(absl::StrCat(
+        "'", verb.name, "' gives each process a certificate of its own: --",
+        flag, " means nothing here; --tls makes them\n`cohortctl help ",
+        verb.name, "` lists its flags"));
+  }
   if (verb.rest.empty() && arguments.rest.has_value()) {
     return absl::NotFoundError(
         absl::StrCat("got '--', want nothing behind the flags of '", verb.name,
@@ -161,25 +166,6 @@ absl::StatusOr<absl::Duration> Timeout(const Arguments& arguments) {
       "--timeout: got '", *text, "', want a duration such as 30s or 5m"));
 }
 
-// Flags take precedence over variables, as in the other programs, and those
-// over the context in use. Errors: NotFound: no such context; those of
-// ReadContexts.
-absl::StatusOr<std::string> ServerAddress(const Arguments& arguments,
-                                          const CtlIo& io) {
-  if (auto given = arguments.Value("server")) return *std::move(given);
-  const std::optional<std::string> named = arguments.Value("context");
-  const absl::string_view variable = ValueIn(io.environment, "COHORT_SERVER");
-  if (!named.has_value() && !variable.empty()) return std::string(variable);
-  const std::string path = ContextsPath(io.environment);
-  Contexts contexts;
-  if (!path.empty()) {
-    COHORT_ASSIGN_OR_RETURN(contexts, ReadContexts(RealFileSystem(), path));
-  }
-  const std::string name = named.value_or(contexts.current);
-  if (name.empty()) return std::string(kServerDefault);
-  return ServerOf(contexts, name);
-}
-
 enum class OutputFormat { kTable, kJson, kYaml };
 
 // Errors: InvalidArgument naming --output.
@@ -200,11 +186,13 @@ absl::StatusOr<int> CallVerb(const Verb& verb, const Arguments& arguments,
   COHORT_ASSIGN_OR_RETURN(const absl::Duration timeout, Timeout(arguments));
   COHORT_ASSIGN_OR_RETURN(const OutputFormat format, FormatOf(arguments));
   // A local verb must work with a damaged file of contexts.
-  std::string address(kServerDefault);
-  if (!verb.local) {
-    COHORT_ASSIGN_OR_RETURN(address, ServerAddress(arguments, io));
+  ServerTarget target;
+  if (verb.local) {
+    ReadCredentials(arguments, io, target);
+  } else {
+    COHORT_ASSIGN_OR_RETURN(target, TargetOf(arguments, io));
   }
-  AdminClient server(address, timeout);
+  AdminClient server(target, timeout);
   Context context{.server = server,
                   .arguments = arguments,
                   .words = words,
@@ -263,6 +251,9 @@ ExitCode ExitCodeForVerb(const absl::Status& status) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kFailedPrecondition:
       return kExitConfig;
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kPermissionDenied:
+      return kExitDenied;
     case absl::StatusCode::kUnavailable:
       return kExitUnreachable;
     case absl::StatusCode::kDeadlineExceeded:

@@ -21,7 +21,10 @@ absl::Status RunHealth(Context& context) {
       context.arguments.Value("ops").value_or(std::string(kOpsDefault));
   const bool live = context.arguments.Has("live");
   const absl::StatusOr<Page> page =
-      FetchPage(address, live ? "/livez" : "/readyz", context.timeout);
+      FetchPage({.address = address,
+                 .path = live ? "/livez" : "/readyz",
+                 .timeout = context.timeout,
+                 .tls = context.server.target().tls});
   COHORT_RETURN_IF_ERROR(
       WithNext(page.status(), absl::StatusCode::kUnavailable,
                "--ops wants what the process was given as --ops_listen"));

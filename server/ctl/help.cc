@@ -89,6 +89,7 @@ std::string VerbHelp(const Verb& verb) {
   }
   for (const FlagSpec& flag : CommonFlags()) {
     if (verb.local && NamesAServer(flag.name)) continue;
+    if (verb.takes_program_flags && IsCredential(flag.name)) continue;
     AddFlags({flag}, text);
   }
   return text;

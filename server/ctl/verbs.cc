@@ -13,6 +13,20 @@ absl::Span<const FlagSpec> CommonFlags() {
       {.name = "context",
        .value = "NAME",
        .help = "use the server of that context; see context list"},
+      {.name = "tls_cert",
+       .value = "FILE",
+       .help = "own certificate, PEM (default: COHORT_TLS_CERT or the "
+               "context's)"},
+      {.name = "tls_key",
+       .value = "FILE",
+       .help = "private key of --tls_cert, PEM"},
+      {.name = "tls_ca",
+       .value = "FILE",
+       .help = "authorities of the server's certificate, PEM; without it the "
+               "connection is not encrypted"},
+      {.name = "token_file",
+       .value = "FILE",
+       .help = "token of a viewer, in place of --tls_cert"},
       {.name = "output",
        .value = "FORMAT",
        .help = "or -o: table (default), json (one line each), or yaml"},
@@ -60,6 +74,10 @@ absl::Span<const FlagSpec> CommonFlags() {
   VERB(ContextListVerb)       \
   VERB(ContextSetVerb)        \
   VERB(ContextUseVerb)        \
+  VERB(CertsInitVerb)         \
+  VERB(CertsIssueVerb)        \
+  VERB(CertsShowVerb)         \
+  VERB(CertsTokenVerb)        \
   VERB(CompletionVerb)
 
 #define COHORT_DECLARE_VERB(name) Verb name();

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -123,39 +122,12 @@ void KeepFirst(absl::Status& kept, const absl::Status& status) {
 
 }  // namespace
 
-absl::Status Validate(const ServerOptions& options) {
-  COHORT_ASSIGN_OR_RETURN(const ListenAddress address,
-                          ParseListenAddress("--listen", options.listen));
-  COHORT_RETURN_IF_ERROR(CheckExposure("--listen", address, options.insecure,
-                                       "train, read and stop this run"));
-  // A browser would run the script of a javascript: link.
-  if (!options.dashboards_url.empty() &&
-      !absl::StartsWith(options.dashboards_url, "http://") &&
-      !absl::StartsWith(options.dashboards_url, "https://")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--dashboards_url: got '", options.dashboards_url,
-                     "', want a link that begins with http:// or https://"));
-  }
-  if (!options.ops_listen.empty()) {
-    COHORT_RETURN_IF_ERROR(
-        CheckOpsListen(options.ops_listen, options.insecure));
-  } else if (!options.ops_address_file.empty()) {
-    return absl::InvalidArgumentError(
-        "--ops_address_file: got a file, want --ops_listen too");
-  }
-  if (options.coordinator.checkpoint_every > 0 &&
-      options.files.checkpoint_dir.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--checkpoint_every: got ", options.coordinator.checkpoint_every,
-        ", want --checkpoint_dir too, or 0"));
-  }
-  return Validate(options.coordinator);
-}
-
 absl::StatusOr<std::unique_ptr<Server>> StartServer(
     const ServerOptions& options, std::ostream& out) {
   // With --resume, settings may come from the checkpoint.
   if (!options.files.resume) COHORT_RETURN_IF_ERROR(Validate(options));
+  COHORT_ASSIGN_OR_RETURN(std::unique_ptr<ServerSecurity> security,
+                          ServerSecurity::Open(options.security));
   COHORT_ASSIGN_OR_RETURN(std::unique_ptr<TraceFile> trace,
                           OpenTrace(options.trace));
   RunFilesOptions file_options = options.files;
@@ -172,25 +144,28 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
         CheckContinuable(*files->restored(), complete.coordinator));
   }
   COHORT_RETURN_IF_ERROR(Validate(complete));
+  COHORT_RETURN_IF_ERROR(security->NameRun(complete.coordinator.run_name));
   complete.coordinator.inflight_bytes_max =
       WithinMemory(complete.inflight_bytes_max);
   if (files->restored().has_value()) {
     COHORT_RETURN_IF_ERROR(CheckInflight(
         complete.coordinator, files->restored()->state.model->layout));
   }
-  std::unique_ptr<Server> server(
-      new Server(complete, out, std::move(trace), std::move(files)));
+  std::unique_ptr<Server> server(new Server(
+      complete, out, std::move(security), std::move(trace), std::move(files)));
   COHORT_RETURN_IF_ERROR(server->Start());
   return server;
 }
 
 Server::Server(const ServerOptions& options, std::ostream& out,
+               std::unique_ptr<ServerSecurity> security,
                std::unique_ptr<TraceFile> trace,
                std::unique_ptr<RunFiles> files)
     : options_(options),
       out_(out),
       stats_(clock_),
       grpc_metrics_(ServedMethods()),
+      security_(std::move(security)),
       trace_(std::move(trace)),
       files_(std::move(files)) {}
 
@@ -286,12 +261,18 @@ void Server::StartReport() {
 }
 
 absl::Status Server::StartOps() {
-  if (options_.ops_listen.empty()) return absl::OkStatus();
-  probe_ = std::make_unique<SelfProbe>(address_);
+  if (options_.ops_listen.empty()) {
+    security_->Watch(nullptr);
+    return absl::OkStatus();
+  }
+  probe_ = std::make_unique<SelfProbe>(address_, security_->security());
   absl::StatusOr<std::unique_ptr<OpsPort>> ops = OpsPort::Start(
       {.listen = options_.ops_listen,
        .insecure = options_.insecure,
-       .reachable = [this] { return probe_->status(); }},
+       .reachable = [this] { return probe_->status(); },
+       .tls = security_->tls(),
+       .access = security_->access(),
+       .certificate_end = [this] { return security_->not_after(); }},
       {.figures = *figures_, .calls = grpc_metrics_, .watchers = watchers_});
   if (!ops.ok()) return ops.status();
   ops_ = *std::move(ops);
@@ -299,6 +280,10 @@ absl::Status Server::StartOps() {
     MutexLock lock(mu_);
     ops_address_ = ops_->address();
   }
+  security_->Watch([this](const TlsContent& tls) {
+    const absl::Status taken = ops_->SetTls(tls);
+    if (!taken.ok()) Log(LogLevel::kError, taken.message());
+  });
   return WriteLine(options_.ops_address_file, ops_->address());
 }
 
@@ -317,18 +302,22 @@ absl::Status Server::Listen() {
                 .export_model = [this] { return ExportNow(); },
                 .keeps_checkpoints = files_->keeps_checkpoints(),
                 .on_status = [this] { watchers_.Asked("status"); },
+                .audit = security_->audit(),
                 .ops_address = [this] { return ops_address(); }}));
   absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Start(
       {.listen = options_.listen,
        .workers = options_.coordinator.workers,
-       .inflight_bytes_max = options_.coordinator.inflight_bytes_max},
+       .inflight_bytes_max = options_.coordinator.inflight_bytes_max,
+       .security = security_->security(),
+       .access = security_->access(),
+       .connections_per_address = options_.connections_per_address},
       std::move(services), grpc_metrics_, clock_);
   if (!transport.ok()) return transport.status();
   transport_ = *std::move(transport);
   const ListenAddress& address = transport_->address();
   port_ = address.port;
   address_ = address.ToString();
-  if (!address.loopback()) {
+  if (!address.loopback() && !security_->encrypted()) {
     Log(LogLevel::kWarning,
         absl::StrCat("--insecure: any client that can reach ", address_,
                      " can train, read and stop this run"));
@@ -411,6 +400,7 @@ void Server::Stop() {
     if (!summary.outcome.has_value()) WriteResults(summary);
     Conclude(summary);
   }
+  security_->StopWatching();
   ops_.reset();
   probe_.reset();
   report_.reset();

@@ -1,10 +1,8 @@
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <ostream>
-#include <set>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -15,7 +13,8 @@
 #include "common/formats/trace_file.h"
 #include "common/mutex.h"
 #include "server/core/effects.h"
-#include "server/core/options.h"
+#include "server/main/server_options.h"
+#include "server/main/server_security.h"
 #include "server/metrics/grpc_metrics.h"
 #include "server/metrics/run_stats.h"
 #include "server/ops/figures_source.h"
@@ -29,43 +28,6 @@
 #include "server/shard/shard.h"
 
 namespace cohort {
-
-struct ServerOptions {
-  // host:port; port 0 takes a free one.
-  std::string listen = "127.0.0.1:7070";
-  // Allows plaintext on an address that other machines can reach.
-  bool insecure = false;
-  // run_id and first_incarnation are chosen by the server.
-  CoordinatorOptions coordinator;
-  // Names of the settings in `coordinator` that were given explicitly. A
-  // resumed run keeps its own values of the others.
-  std::set<std::string> given;
-  int32_t fold_threads = 2;
-  int64_t inflight_bytes_max = int64_t{4} << 30;
-  RunFilesOptions files;
-  // Directory for TensorBoard's event files; none if empty.
-  std::string tensorboard_dir;
-  // File for the timeline of this process; none if empty.
-  std::string trace;
-  // File for the address once the server listens; none if empty.
-  std::string address_file;
-  // host:port of the live page and the metrics; none if empty.
-  std::string ops_listen;
-  // Shown on the page; http or https. Empty for none.
-  std::string dashboards_url;
-  // File for the operations port's address; none if empty.
-  std::string ops_address_file;
-  // If false, the server stays up after the run ends, so that it can be
-  // inspected, until a stop is requested.
-  bool exit_when_done = true;
-  // If true, progress is one line that is rewritten.
-  bool terminal = false;
-  // How long a finished run waits for its workers to leave.
-  absl::Duration leave_grace = absl::Seconds(5);
-};
-
-// Errors: InvalidArgument naming the flag, the value seen and those wanted.
-absl::Status Validate(const ServerOptions& options);
 
 // The result of a server's run.
 struct RunSummary {
@@ -114,6 +76,7 @@ class Server : private RunListener {
       const ServerOptions& options, std::ostream& out);
 
   Server(const ServerOptions& options, std::ostream& out,
+         std::unique_ptr<ServerSecurity> security,
          std::unique_ptr<TraceFile> trace, std::unique_ptr<RunFiles> files);
 
   absl::Status Start();
@@ -169,6 +132,7 @@ class Server : private RunListener {
 
   // Destroyed in the reverse order: each uses those before it. Null without
   // --trace.
+  std::unique_ptr<ServerSecurity> security_;
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<RunFiles> files_;
   std::unique_ptr<Shard> shard_;

@@ -25,6 +25,7 @@
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "common/wire/grpc_log.h"
+#include "common/wire/security.h"
 #include "server/core/settings.h"
 #include "server/main/server.h"
 #include "server/shard/fault.h"
@@ -79,6 +80,13 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   run.partition_bytes = absl::GetFlag(FLAGS_partition_kib) * kKib;
   options.listen = absl::GetFlag(FLAGS_listen);
   options.insecure = absl::GetFlag(FLAGS_insecure);
+  options.security = {.tls = {.cert = absl::GetFlag(FLAGS_tls_cert),
+                              .key = absl::GetFlag(FLAGS_tls_key),
+                              .ca = absl::GetFlag(FLAGS_tls_ca)},
+                      .viewer_tokens = absl::GetFlag(FLAGS_viewer_tokens),
+                      .audit_log = absl::GetFlag(FLAGS_audit_log)};
+  options.connections_per_address =
+      absl::GetFlag(FLAGS_connections_per_address);
   options.address_file = absl::GetFlag(FLAGS_address_file);
   options.ops_listen = absl::GetFlag(FLAGS_ops_listen);
   options.dashboards_url = absl::GetFlag(FLAGS_dashboards_url);
@@ -108,6 +116,18 @@ void WarnOfLowFileLimit(int32_t workers) {
                    wanted, " for --workers=", workers,
                    "; raise the hard limit (ulimit -Hn, LimitNOFILE= of "
                    "systemd, --ulimit nofile= of a container)"));
+}
+
+// Errors of the transport also come back as a status, which is reported in our
+// words, but those of a client that never completes a connection do not.
+void LogTransport(absl::string_view text) {
+  const std::optional<std::string> handshake = HandshakeFailure(text);
+  if (handshake.has_value()) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("a client's TLS handshake failed: ", *handshake));
+  } else {
+    Log(LogLevel::kDebug, text);
+  }
 }
 
 int Fail(int code, const absl::Status& status) {
@@ -152,7 +172,7 @@ int Main(absl::Span<char* const> arguments) {
   }
   InitLogging({.level = *level, .process = "server"});
   // gRPC's errors come back as a status, which is reported in Cohort's words.
-  RouteGrpcLog([](absl::string_view text) { Log(LogLevel::kDebug, text); });
+  RouteGrpcLog(&LogTransport);
   ExitOnUncaughtExceptions();
   const absl::StatusOr<ServerOptions> options = OptionsFromFlags(given);
   if (!options.ok()) return Fail(kExitConfig, options.status());

@@ -6,11 +6,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/listen_address.h"
 #include "common/log/log.h"
+#include "common/ops/certificate_collector.h"
 #include "common/ops/http_server.h"
 #include "common/ops/log_collector.h"
 #include "common/ops/ops_routes.h"
 #include "common/ops/process_collector.h"
 #include "server/metrics/run_metrics.h"
+#include "server/ops/access_collector.h"
 #include "server/status_page/page_routes.h"
 
 namespace cohort {
@@ -21,13 +23,31 @@ constexpr absl::Duration kPageInterval = absl::Seconds(1);
 
 using Collectors = std::vector<std::unique_ptr<const prometheus::Collectable>>;
 
-Collectors MakeCollectors(const FiguresSource& figures) {
+Collectors MakeCollectors(const FiguresSource& figures,
+                          const OpsPortOptions& options) {
   Collectors collectors;
   collectors.push_back(
       std::make_unique<RunCollector>([&figures] { return figures.Newest(); }));
   collectors.push_back(std::make_unique<LogCollector>());
   collectors.push_back(std::make_unique<ProcessCollector>());
+  if (options.access != nullptr) {
+    collectors.push_back(
+        std::make_unique<AccessCollector>(*options.access, figures));
+  }
+  if (options.certificate_end != nullptr) {
+    collectors.push_back(
+        std::make_unique<CertificateCollector>(options.certificate_end));
+  }
   return collectors;
+}
+
+// Null without `access`.
+std::function<absl::Status(absl::string_view, const Presented&)> AdmitBy(
+    AccessControl* access) {
+  if (access == nullptr) return nullptr;
+  return [access](absl::string_view page, const Presented& presented) {
+    return access->CheckPage(page, presented).status();
+  };
 }
 
 }  // namespace
@@ -38,7 +58,7 @@ absl::Status CheckOpsListen(const std::string& listen, bool insecure) {
 
 OpsPort::OpsPort(const OpsPortOptions& options, const Sources& sources)
     : reachable_(options.reachable),
-      collectors_(MakeCollectors(sources.figures)),
+      collectors_(MakeCollectors(sources.figures, options)),
       ready_(absl::UnavailableError("the server is starting")) {
   for (const auto& collector : collectors_) {
     metrics_.push_back(collector.get());
@@ -67,12 +87,14 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
   absl::StatusOr<std::unique_ptr<HttpServer>> http =
       StartHttpServer({.listen = options.listen,
                        .insecure = options.insecure,
-                       .routes = std::move(routes)});
+                       .routes = std::move(routes),
+                       .tls = options.tls,
+                       .admit = AdmitBy(options.access)});
   if (!http.ok()) return http.status();
   port->http_ = *std::move(http);
   const absl::StatusOr<ListenAddress> address =
       ParseListenAddress("--ops_listen", port->address());
-  if (address.ok() && !address->loopback()) {
+  if (address.ok() && !address->loopback() && !options.tls.has_value()) {
     Log(LogLevel::kWarning,
         absl::StrCat("--insecure: any client that can reach ", port->address(),
                      " sees this run's page and metrics"));
@@ -81,6 +103,10 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
 }
 
 const std::string& OpsPort::address() const { return http_->address(); }
+
+absl::Status OpsPort::SetTls(const TlsContent& tls) {
+  return http_->SetTls(tls);
+}
 
 void OpsPort::SetReady(absl::Status ready) {
   MutexLock lock(mu_);

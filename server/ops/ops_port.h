@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,8 +10,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "common/mutex.h"
+#include "common/security/tls_files.h"
 #include "prometheus/collectable.h"
+#include "server/access/access_control.h"
 #include "server/metrics/grpc_metrics.h"
 #include "server/ops/figures_source.h"
 #include "server/ops/watchers.h"
@@ -26,6 +30,12 @@ struct OpsPortOptions {
   bool insecure = false;
   // Returns whether new connections to that address are served; must not block.
   std::function<absl::Status()> reachable;
+  // Served by HTTPS with these; absent: plain HTTP.
+  std::optional<TlsContent> tls;
+  // Decides about requests over HTTPS; must outlive the port. Null without it.
+  AccessControl* access = nullptr;
+  // When the certificate expires; null or InfiniteFuture without one.
+  std::function<absl::Time()> certificate_end;
 };
 
 // Checks only --ops_listen.
@@ -55,6 +65,9 @@ class OpsPort {
   // Sets the answer of /readyz while the server can be reached; the message
   // says why it is not ready.
   void SetReady(absl::Status ready) ABSL_LOCKS_EXCLUDED(mu_);
+  // Serves with this certificate from now on.
+  // Errors: Unavailable: it cannot be used.
+  absl::Status SetTls(const TlsContent& tls);
 
  private:
   OpsPort(const OpsPortOptions& options, const Sources& sources);

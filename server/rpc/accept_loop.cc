@@ -42,12 +42,13 @@ void SetOptions(int fd) {
 AcceptLoop::AcceptLoop(
     ListenSocket socket,
     std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server,
-    int64_t files_max)
+    int64_t files_max, int32_t each_max)
     : listen_fd_(socket.Release()),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       spare_fd_(OpenSpare()),
       files_max_(files_max),
-      server_(std::move(server)) {
+      server_(std::move(server)),
+      by_address_(each_max) {
   COHORT_CHECK(wake_fd_ >= 0, "eventfd failed");
   task_ = std::make_unique<PeriodicTask>("accept", absl::ZeroDuration(),
                                          [this] { AcceptSome(); });
@@ -73,9 +74,18 @@ void AcceptLoop::AcceptSome() {
 }
 
 bool AcceptLoop::AcceptOne() {
-  const int fd =
-      accept4(listen_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  sockaddr_storage peer = {};
+  socklen_t length = sizeof(peer);
+  const int fd = accept4(listen_fd_, reinterpret_cast<sockaddr*>(&peer),
+                         &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd >= 0 && fd < files_max_) {
+    const std::string address = LimitedAddress(peer);
+    if (!by_address_.Add(address, fd)) {
+      Refuse(fd, absl::StrCat(address,
+                              " has reached the limit of "
+                              "--connections_per_address"));
+      return true;
+    }
     SetOptions(fd);
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters
         connection;
@@ -85,7 +95,7 @@ bool AcceptLoop::AcceptOne() {
     return true;
   }
   if (fd >= 0) {
-    Refuse(fd);
+    Refuse(fd, NoFiles());
     return true;
   }
   switch (errno) {
@@ -95,7 +105,7 @@ bool AcceptLoop::AcceptOne() {
     case EMFILE:
     case ENFILE:
       if (spare_fd_ >= 0) close(spare_fd_);
-      Refuse(accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC));
+      Refuse(accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC), NoFiles());
       spare_fd_ = OpenSpare();
       return true;
     case ENOBUFS:
@@ -107,17 +117,21 @@ bool AcceptLoop::AcceptOne() {
   }
 }
 
-void AcceptLoop::Refuse(int fd) {
+std::string AcceptLoop::NoFiles() const {
+  return absl::StrCat(
+      "all ", files_max_,
+      " open files for connections are in use; raise the limit on open files "
+      "(ulimit -Hn, LimitNOFILE=)");
+}
+
+void AcceptLoop::Refuse(int fd, absl::string_view reason) {
   if (fd < 0) return;
   close(fd);
   const int64_t refused = refused_.fetch_add(1, std::memory_order_relaxed) + 1;
   // The log limits repeated lines.
   Log(LogLevel::kWarning,
-      absl::StrCat(
-          "a connection was refused: all ", files_max_,
-          " open files for connections are in use; raise the limit on open "
-          "files (ulimit -Hn, LimitNOFILE=); connections refused so far: ",
-          refused));
+      absl::StrCat("a connection was refused: ", reason,
+                   "; connections refused so far: ", refused));
 }
 
 }  // namespace cohort

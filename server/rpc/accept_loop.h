@@ -3,9 +3,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 
+#include "absl/strings/string_view.h"
 #include "common/ops/listen_socket.h"
 #include "common/periodic_task.h"
+#include "server/rpc/connections_by_address.h"
 
 namespace grpc::experimental {
 class ExternalConnectionAcceptor;
@@ -23,14 +26,16 @@ namespace cohort {
 // Thread safety: safe. Destroy it before the gRPC server shuts down.
 class AcceptLoop {
  public:
-  // `files_max` is the limit on descriptors for connections.
+  // `files_max` is the limit on descriptors for connections, `each_max` that on
+  // connections of one address.
   AcceptLoop(
       ListenSocket socket,
       std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server,
-      int64_t files_max);
+      int64_t files_max, int32_t each_max);
   ~AcceptLoop();
 
-  // Connections that were closed at once because no descriptor was left.
+  // Connections that were closed at once: no descriptor was left, or their
+  // address had too many.
   int64_t refused() const { return refused_.load(std::memory_order_relaxed); }
 
  private:
@@ -38,7 +43,8 @@ class AcceptLoop {
   void AcceptSome();
   // Returns false if there is nothing left to accept.
   bool AcceptOne();
-  void Refuse(int fd);
+  std::string NoFiles() const;
+  void Refuse(int fd, absl::string_view reason);
 
   const int listen_fd_;
   const int wake_fd_;
@@ -47,6 +53,8 @@ class AcceptLoop {
   int spare_fd_;
   const int64_t files_max_;
   const std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
+  // Used by the accepting thread only.
+  ConnectionsByAddress by_address_;
   // A counter only, so relaxed order is enough.
   std::atomic<int64_t> refused_ = 0;
 

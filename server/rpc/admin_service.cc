@@ -1,3 +1,4 @@
+#include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include "common/thread_pool.h"
 #include "common/wire/status.h"
 #include "server/metrics/rate_meter.h"
+#include "server/rpc/caller.h"
 #include "server/rpc/queued_writes.h"
 #include "server/rpc/services.h"
 
@@ -43,6 +45,12 @@ absl::Status CheckLength(absl::string_view what, size_t seen, size_t max) {
   if (seen <= max) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(what, ": got ", seen, ", want at most ", max));
+}
+
+// "anna (spiffe://example.org/cohort/demo/operator)".
+std::string AuthorOf(const std::string& said, const Caller& caller) {
+  return said.empty() ? caller.name
+                      : absl::StrCat(said, " (", caller.name, ")");
 }
 
 absl::StatusOr<ChangeRequest> ChangeFrom(const v1::SetPolicyRequest& proto) {
@@ -206,7 +214,7 @@ class AdminService final : public v1::Admin::CallbackService {
   AdminService(Shard& shard, AdminActions actions)
       : shard_(shard),
         actions_(std::move(actions)),
-        blocking_({.name = "admin", .threads = 1, .queue_max = 16}),
+        blocking_({.name = "admin", .threads = 1, .queue_max = 64}),
         poller_("watch", kPollInterval, [this] { Poll(); }) {}
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
@@ -231,46 +239,53 @@ class AdminService final : public v1::Admin::CallbackService {
   }
 
   grpc::ServerUnaryReactor* Checkpoint(grpc::CallbackServerContext* context,
-                                       const v1::CheckpointRequest*,
+                                       const v1::CheckpointRequest* request,
                                        v1::CheckpointReply* reply) override {
-    return RunBlocking(context, actions_.checkpoint, reply);
+    return Apply(context, "Checkpoint", *request, [this, reply] {
+      return WithVersion(actions_.checkpoint(), *reply);
+    });
   }
 
   grpc::ServerUnaryReactor* Export(grpc::CallbackServerContext* context,
-                                   const v1::ExportRequest*,
+                                   const v1::ExportRequest* request,
                                    v1::ExportReply* reply) override {
-    return RunBlocking(context, actions_.export_model, reply);
+    return Apply(context, "Export", *request, [this, reply] {
+      return WithVersion(actions_.export_model(), *reply);
+    });
   }
 
   grpc::ServerUnaryReactor* CollectStatistics(
       grpc::CallbackServerContext* context,
       const v1::CollectStatisticsRequest* request,
       v1::CollectStatisticsReply* reply) override {
-    return Serve(context, *request, [&]() -> absl::Status {
-      COHORT_ASSIGN_OR_RETURN(const CollectionAnswer answer,
-                              shard_.CollectStatistics(request->run_id()));
-      reply->set_version(answer.version.value());
-      reply->set_batches(answer.batches);
-      return absl::OkStatus();
-    });
+    return Apply(context, "CollectStatistics", *request,
+                 [this, request, reply]() -> absl::Status {
+                   COHORT_ASSIGN_OR_RETURN(
+                       const CollectionAnswer answer,
+                       shard_.CollectStatistics(request->run_id()));
+                   reply->set_version(answer.version.value());
+                   reply->set_batches(answer.batches);
+                   return absl::OkStatus();
+                 });
   }
 
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
                                   const v1::DrainRequest* request,
                                   v1::DrainReply* reply) override {
-    return Serve(context, *request, [&]() -> absl::Status {
+    return Apply(context, "Drain", *request, [this, request, reply] {
       std::string reason = request->reason().substr(0, kReasonLengthMax);
       if (reason.empty()) reason = "drained by an operator";
-      COHORT_ASSIGN_OR_RETURN(const Version version, shard_.Drain(reason));
-      reply->set_version(version.value());
-      return absl::OkStatus();
+      return WithVersion(shard_.Drain(reason), *reply);
     });
   }
 
   grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context,
                                       const v1::SetPolicyRequest* request,
                                       v1::SetPolicyReply* reply) override {
-    return Serve(context, *request, [&] { return Change(*request, *reply); });
+    return Apply(context, "SetPolicy", *request,
+                 [this, request, reply, caller = CallerOf(*context)] {
+                   return Change(caller, *request, *reply);
+                 });
   }
 
   grpc::ServerUnaryReactor* GetPolicy(grpc::CallbackServerContext* context,
@@ -286,46 +301,99 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* Evict(grpc::CallbackServerContext* context,
                                   const v1::EvictRequest* request,
                                   v1::EvictReply* reply) override {
-    return Serve(context, *request, [&]() -> absl::Status {
+    return Apply(context, "Evict", *request, [this, request, reply] {
       std::string reason = request->reason().substr(0, kReasonLengthMax);
       if (reason.empty()) reason = "requested by an operator";
       const Rank rank(request->rank());
-      COHORT_ASSIGN_OR_RETURN(
-          const Version version,
+      return WithVersion(
           request->after_step()
               ? shard_.DrainWorker(request->run_id(), rank, reason)
-              : shard_.Evict(request->run_id(), rank, reason));
-      reply->set_version(version.value());
-      return absl::OkStatus();
+              : shard_.Evict(request->run_id(), rank, reason),
+          *reply);
     });
   }
 
   grpc::ServerUnaryReactor* SetLogLevel(grpc::CallbackServerContext* context,
                                         const v1::SetLogLevelRequest* request,
                                         v1::SetLogLevelReply* reply) override {
-    return Serve(context, *request,
-                 [&] { return ChangeLogLevel(*request, *reply); });
+    return Apply(context, "SetLogLevel", *request,
+                 [request, reply] { return ChangeLogLevel(*request, *reply); });
   }
 
  private:
-  // Finishes a call with the status of `body`.
   // Errors: ResourceExhausted: the request is too long, or `body` threw.
   template <typename Request, typename Body>
-  static grpc::ServerUnaryReactor* Serve(grpc::CallbackServerContext* context,
-                                         const Request& request, Body body) {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(ToGrpcStatus(ServePeer([&]() -> absl::Status {
+  static absl::Status Checked(const Request& request, Body&& body) {
+    return ServePeer([&]() -> absl::Status {
       const size_t bytes = request.ByteSizeLong();
       if (bytes <= kRequestBytesMax) return body();
       return absl::ResourceExhaustedError(absl::StrCat(
           "request: got ", bytes, " bytes, want at most ", kRequestBytesMax));
-    })));
+    });
+  }
+
+  // Finishes a call that changes nothing with the status of `body`.
+  template <typename Request, typename Body>
+  static grpc::ServerUnaryReactor* Serve(grpc::CallbackServerContext* context,
+                                         const Request& request, Body body) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpcStatus(Checked(request, body)));
     return reactor;
   }
 
-  absl::Status Change(const v1::SetPolicyRequest& request,
+  // The same for a call that changes the run, which is recorded. Files are
+  // written, so it has a thread of its own: reactions must not block.
+  // `request` and what `body` refers to live until the call is finished.
+  template <typename Request, typename Body>
+  grpc::ServerUnaryReactor* Apply(grpc::CallbackServerContext* context,
+                                  const char* verb, const Request& request,
+                                  Body body) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::Status accepted =
+        blocking_.Submit([this, reactor, verb, &request, body = std::move(body),
+                          client = CallerOf(*context).name] {
+          reactor->Finish(ToGrpcStatus(Checked(
+              request, [&] { return Audited(client, verb, request, body); })));
+        });
+    if (!accepted.ok()) reactor->Finish(ToGrpcStatus(accepted));
+    return reactor;
+  }
+
+  // Errors also: Unavailable: the record cannot be written, so nothing was
+  //   done.
+  absl::Status Audited(const std::string& client, const char* verb,
+                       const google::protobuf::Message& request,
+                       const std::function<absl::Status()>& body) {
+    if (actions_.audit == nullptr) return body();
+    AuditedCall call{.client = client, .verb = verb};
+    // Fails only for messages that cannot be JSON, which these can.
+    static_cast<void>(
+        google::protobuf::util::MessageToJsonString(request, &call.arguments));
+    const absl::StatusOr<SharedSnapshot> newest = shard_.Read(std::nullopt);
+    if (newest.ok()) call.version = (*newest)->version.value();
+    COHORT_ASSIGN_OR_RETURN(const int64_t id, actions_.audit->Intent(call));
+    const absl::Status outcome = body();
+    const absl::Status recorded = actions_.audit->Outcome(id, outcome);
+    if (!recorded.ok()) Log(LogLevel::kError, recorded.message());
+    return outcome;
+  }
+
+  // The status of a change, whose version goes into the reply.
+  template <typename Reply>
+  static absl::Status WithVersion(const absl::StatusOr<Version>& version,
+                                  Reply& reply) {
+    COHORT_RETURN_IF_ERROR(version.status());
+    reply.set_version(version->value());
+    return absl::OkStatus();
+  }
+
+  absl::Status Change(const Caller& caller, const v1::SetPolicyRequest& request,
                       v1::SetPolicyReply& reply) {
-    COHORT_ASSIGN_OR_RETURN(const ChangeRequest change, ChangeFrom(request));
+    COHORT_ASSIGN_OR_RETURN(ChangeRequest change, ChangeFrom(request));
+    // An author without encryption is only what the client says.
+    if (caller.role == PeerRole::kOperator) {
+      change.note.author = AuthorOf(change.note.author, caller);
+    }
     const auto every = change.values.find("checkpoint_every");
     if (every != change.values.end() && every->second != "0" &&
         !actions_.keeps_checkpoints) {
@@ -366,23 +434,6 @@ class AdminService final : public v1::Admin::CallbackService {
     reply.set_level(std::string(LogLevelName(after)));
     reply.set_previous(std::string(LogLevelName(before)));
     return absl::OkStatus();
-  }
-
-  // Files are written on their own thread, because reactions must not block.
-  template <typename Reply>
-  grpc::ServerUnaryReactor* RunBlocking(
-      grpc::CallbackServerContext* context,
-      const std::function<absl::StatusOr<Version>()>& action, Reply* reply) {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const absl::Status accepted = blocking_.Submit([reactor, reply, &action] {
-      reactor->Finish(ToGrpcStatus(ServePeer([&]() -> absl::Status {
-        COHORT_ASSIGN_OR_RETURN(const Version version, action());
-        reply->set_version(version.value());
-        return absl::OkStatus();
-      })));
-    });
-    if (!accepted.ok()) reactor->Finish(ToGrpcStatus(accepted));
-    return reactor;
   }
 
   double SamplesPerSecond() ABSL_LOCKS_EXCLUDED(mu_) {

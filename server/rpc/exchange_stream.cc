@@ -84,7 +84,7 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&framed.header));
     const v1::ExchangeRequest& request = framed.header;
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(request.sender()));
-    COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
+    COHORT_RETURN_IF_ERROR(one_sender_.Check(caller(), sender));
     COHORT_ASSIGN_OR_RETURN(PushKey key, FromProto(request.key()));
     const auto self = SharedFrom(this);
     if (queue_bytes_max_ == kQueueBytesMax) SetQueueBytes();

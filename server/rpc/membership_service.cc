@@ -10,6 +10,8 @@
 #include "common/wire/convert.h"
 #include "common/wire/message_checksum.h"
 #include "common/wire/status.h"
+#include "server/rpc/caller.h"
+#include "server/rpc/sender_check.h"
 #include "server/rpc/services.h"
 #include "server/rpc/stream_starts.h"
 #include "server/shard/fault.h"
@@ -32,15 +34,17 @@ class MembershipService final : public RawMembership {
                                    const v1::ReportRequest* request,
                                    v1::ReportReply* reply) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(ToGrpcStatus(
-        ServePeer([&] { return HandleReport(*request, *reply); })));
+    reactor->Finish(ToGrpcStatus(ServePeer(
+        [&] { return HandleReport(CallerOf(*context), *request, *reply); })));
     return reactor;
   }
 
  private:
-  absl::Status HandleReport(v1::ReportRequest request, v1::ReportReply& reply) {
+  absl::Status HandleReport(const Caller& caller, v1::ReportRequest request,
+                            v1::ReportReply& reply) {
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     COHORT_ASSIGN_OR_RETURN(Sender sender, cohort::FromProto(request.sender()));
+    COHORT_RETURN_IF_ERROR(CheckRank(caller, sender.rank));
     const Sequence sequence(request.sequence());
     absl::StatusOr<Assignment> next;
     if (request.has_collected()) {

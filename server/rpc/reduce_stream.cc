@@ -80,7 +80,7 @@ class ReduceReactor final : public ShardStream<ReduceStream> {
                             DecodeMessage<v1::ReduceRequest>(message));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(request.sender()));
-    COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
+    COHORT_RETURN_IF_ERROR(one_sender_.Check(caller(), sender));
     takes_further_.store(request.takes_further_results(),
                          std::memory_order_relaxed);
     if (request.further_size() >= kContributionsMax) {

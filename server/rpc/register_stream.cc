@@ -85,7 +85,7 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
         DecodeFramed<v1::RegisterRequest>(message, kLayoutBytesMax));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&framed.header));
     COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(framed.header.sender()));
-    COHORT_RETURN_IF_ERROR(one_sender_.Check(sender));
+    COHORT_RETURN_IF_ERROR(one_sender_.Check(caller(), sender));
     if (!layout_.has_value()) return OnLayout(framed.header, sender);
     COHORT_RETURN_IF_ERROR(TakeAnswer());
     COHORT_RETURN_IF_ERROR(OnValues(framed.header, framed.payload));

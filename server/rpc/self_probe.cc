@@ -24,8 +24,9 @@ std::string TargetOf(const std::string& address) {
 
 }  // namespace
 
-SelfProbe::SelfProbe(const std::string& address)
+SelfProbe::SelfProbe(const std::string& address, SharedSecurity security)
     : target_(TargetOf(address)),
+      security_(std::move(security)),
       task_(std::make_unique<PeriodicTask>("self-probe", kDialInterval,
                                            [this] { Dial(); })) {}
 
@@ -38,7 +39,7 @@ absl::Status SelfProbe::status() const {
 
 void SelfProbe::Dial() {
   const std::shared_ptr<grpc::Channel> channel =
-      MakeChannel(target_, ChannelPurpose::kControl);
+      MakeChannel(target_, ChannelPurpose::kControl, security_);
   const bool connected =
       channel->WaitForConnected(absl::ToChronoTime(absl::Now() + kDialTimeout));
   absl::Status status;

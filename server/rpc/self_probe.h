@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
+#include "common/wire/security.h"
 
 namespace cohort {
 
@@ -18,8 +19,8 @@ namespace cohort {
 class SelfProbe {
  public:
   // `address` is the listening host:port; "all addresses" are dialled through
-  // loopback.
-  explicit SelfProbe(const std::string& address);
+  // loopback. `security` may be null.
+  SelfProbe(const std::string& address, SharedSecurity security);
 
   // Stops dialling. The status keeps its last value.
   void Stop();
@@ -32,6 +33,7 @@ class SelfProbe {
   void Dial() ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string target_;
+  const SharedSecurity security_;
   mutable Mutex mu_;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
 

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/ids.h"
+#include "server/access/audit_log.h"
 #include "server/shard/shard.h"
 
 namespace grpc {
@@ -30,6 +31,8 @@ struct AdminActions {
   bool keeps_checkpoints = false;
   // Called at each request for the status; must not block. May be null.
   std::function<void()> on_status;
+  // Records calls that change the run; must outlive the service. Null: none.
+  AuditLog* audit = nullptr;
   // host:port of the operations port; empty if there is none. May be null.
   std::function<std::string()> ops_address;
 };

@@ -15,6 +15,7 @@
 #include "common/wire/convert.h"
 #include "common/wire/message_bytes.h"
 #include "common/wire/message_checksum.h"
+#include "server/rpc/sender_check.h"
 #include "server/rpc/shard_stream.h"
 
 namespace cohort {
@@ -171,9 +172,18 @@ class SessionReactor final : public ShardStream<SessionStream> {
       return absl::InvalidArgumentError("session: got a second join");
     }
     COHORT_ASSIGN_OR_RETURN(JoinRequest request, JoinFrom(join));
+    COHORT_RETURN_IF_ERROR(BindRank(request));
     COHORT_RETURN_IF_ERROR(shard_.Join(id_, request));
     joined_ = true;
     return absl::OkStatus();
+  }
+
+  // A client whose certificate is for one rank joins as that one.
+  absl::Status BindRank(JoinRequest& request) const {
+    if (!caller().rank.has_value()) return absl::OkStatus();
+    request.permitted_rank = Rank(*caller().rank);
+    if (!request.rank.has_value()) request.rank = request.permitted_rank;
+    return CheckRank(caller(), *request.rank);
   }
 
   absl::Status OnHeartbeat(const v1::Heartbeat& heartbeat) {

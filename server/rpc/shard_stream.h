@@ -9,9 +9,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "common/log/log.h"
+#include "common/security/authenticator.h"
 #include "common/status_macros.h"
 #include "common/wire/message_bytes.h"
 #include "common/wire/message_checksum.h"
+#include "server/rpc/caller.h"
 #include "server/rpc/queued_writes.h"
 #include "server/rpc/stream_starts.h"
 #include "server/shard/fault.h"
@@ -35,6 +39,7 @@ class ShardStream
   // Call once, before the stream is passed to gRPC. Reads the first message, or
   // ends the stream if the shard does not admit it.
   void Start(grpc::CallbackServerContext* context) {
+    caller_ = CallerOf(*context);
     if (this->Begin(context, [this] { return Admit(); })) Read();
   }
 
@@ -52,6 +57,7 @@ class ShardStream
       COHORT_ASSIGN_OR_RETURN(after, Handle(request_));
       return absl::OkStatus();
     });
+    if (absl::IsPermissionDenied(status)) NoteDenied(status);
     if (!status.ok()) {
       this->End(status);
     } else if (after == After::kRead) {
@@ -61,6 +67,9 @@ class ShardStream
   }
 
  protected:
+  // The client; fixed from Start on.
+  const Caller& caller() const { return caller_; }
+
   void Read() {
     request_.Clear();
     this->UnlessEnded([this] { this->StartRead(&request_); });
@@ -105,6 +114,13 @@ class ShardStream
   Shard& shard_;
 
  private:
+  void NoteDenied(const absl::Status& status) {
+    ServiceCounters::Add(shard_.counters().denied_ranks);
+    Log(LogLevel::kWarning,
+        absl::StrCat("a message was refused: ", status.message()));
+  }
+
+  Caller caller_;
   // Used by the reading side only.
   grpc::ByteBuffer request_;
   bool spoken_ = false;

@@ -14,6 +14,7 @@
 #include "common/ops/process_collector.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
+#include "server/rpc/call_gate.h"
 #include "server/rpc/call_interceptor.h"
 
 namespace cohort {
@@ -44,6 +45,26 @@ size_t TransportBytesMax(const TransportOptions& options) {
       memory <= 0 ? wanted : std::min(wanted, memory - memory / 8));
 }
 
+// A machine may run all workers, each with three connections.
+int32_t ConnectionsPerAddress(const TransportOptions& options) {
+  if (options.connections_per_address > 0) {
+    return options.connections_per_address;
+  }
+  return 4 * options.workers + 64;
+}
+
+std::shared_ptr<grpc::ServerCredentials> CredentialsOf(
+    const TransportOptions& options) {
+  if (options.security == nullptr || !options.security->encrypted()) {
+    return grpc::InsecureServerCredentials();
+  }
+  // Clients with a token have no certificate.
+  auto credentials = options.security->ForServer(
+      /*require_certificate=*/!options.access->takes_tokens());
+  credentials->SetAuthMetadataProcessor(MakeCallGate(*options.access));
+  return credentials;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
@@ -61,7 +82,7 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
   builder.SetResourceQuota(quota.Resize(TransportBytesMax(options)));
   auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      grpc::InsecureServerCredentials());
+      CredentialsOf(options));
   for (const auto& service : transport->services_) {
     builder.RegisterService(service.get());
   }
@@ -80,7 +101,8 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
         "this machine; stop that process or choose another port"));
   }
   transport->accept_ = std::make_unique<AcceptLoop>(
-      *std::move(socket), std::move(acceptor), ConnectionFilesMax());
+      *std::move(socket), std::move(acceptor), ConnectionFilesMax(),
+      ConnectionsPerAddress(options));
   return transport;
 }
 

@@ -10,6 +10,8 @@
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/listen_address.h"
+#include "common/wire/security.h"
+#include "server/access/access_control.h"
 #include "server/metrics/grpc_metrics.h"
 #include "server/rpc/accept_loop.h"
 
@@ -25,6 +27,14 @@ struct TransportOptions {
   std::string listen;
   int32_t workers = 1;
   int64_t inflight_bytes_max = 0;
+  // Null: plaintext.
+  SharedSecurity security;
+  // Decides about encrypted calls; must outlive the transport. Not null if
+  // `security` encrypts.
+  AccessControl* access = nullptr;
+  // Connections of one address, except loopback. 0: four for each worker and 64
+  // more.
+  int32_t connections_per_address = 0;
 };
 
 // A gRPC server with its services and its accept loop.

@@ -59,6 +59,10 @@ Verbs:
   context list        lists the servers that have a name
   context set         gives a server a name
   context use         makes a named server the default of all verbs
+  certs init          makes an authority and certificates for a trial
+  certs issue         makes certificates with an authority of certs init
+  certs show          shows identity and expiry of certificates
+  certs token         makes a token for a viewer, and writes its hash
   completion          prints a completion script for a shell
 
 `cohortctl help` has flags and exit codes, `cohortctl help VERB` each verb.
@@ -196,12 +200,14 @@ Examples:
   cohortctl run --workers=4
   cohortctl run --workers=4 --aggregation=async --epochs=3 --model=resnet20 --batch_size=32
   cohortctl run --checkpoint_dir=state --resume
+  cohortctl run --workers=4 --tls=certs
   cohortctl run --workers=4 --epochs=3 -- python3 train.py
 
 Flags:
   --workers=N        number of workers (default 2)
   --max_restarts=N   restarts of each worker that dies (default 3)
   --log_dir=DIR      folder for server.log and worker-N.log; the screen then shows only the server
+  --tls=DIR          encrypt, with certificates that are made in this folder
   --programs=DIR     folder of cohort-server and cohort-worker (default: that of cohortctl)
   --FLAG=VALUE       a flag of cohort-server or cohort-worker, whose --help lists them;
                      one that both have goes to the server, behind -- to the workers

@@ -39,14 +39,39 @@ TEST_F(ContextVerbsTest, NamedServersAreUsedWithoutAFlag) {
   EXPECT_THAT(use.err, HasSubstr(ctl_.server.address()));
   EXPECT_EQ(ctl_.RunPlain("status").code, 0);
   EXPECT_EQ(ctl_.RunPlain("context list").out,
-            absl::StrCat("context  server           in use\n"
+            absl::StrCat("context  server           encrypted  in use\n"
                          "far      127.0.0.1:1\n"
                          "near     ",
-                         ctl_.server.address(), "  yes\n"));
+                         ctl_.server.address(), "             yes\n"));
   const auto json =
       nlohmann::json::parse(ctl_.RunPlain("context list --json").out);
   EXPECT_EQ(json["current"], "near");
   EXPECT_EQ(json["contexts"]["far"], "127.0.0.1:1");
+}
+
+TEST_F(ContextVerbsTest, KeepsTheFilesOfItsServer) {
+  const std::string files =
+      "--tls_cert=/pki/tls.crt --tls_key=/pki/tls.key --tls_ca=/pki/ca.crt";
+  EXPECT_EQ(ctl_.RunPlain("context set far 127.0.0.1:1 " + files).code, 0);
+  const absl::StatusOr<Contexts> contexts =
+      ReadContexts(RealFileSystem(), File());
+  ASSERT_TRUE(contexts.ok()) << contexts.status();
+  EXPECT_EQ(contexts->servers.at("far"),
+            (ServerTarget{.server = "127.0.0.1:1",
+                          .tls = {.cert = "/pki/tls.crt",
+                                  .key = "/pki/tls.key",
+                                  .ca = "/pki/ca.crt"}}));
+  // They are used, and they are not there.
+  const CtlResult status = ctl_.RunPlain("status");
+  EXPECT_EQ(status.code, 3);
+  EXPECT_THAT(status.err, HasSubstr("--tls_ca: /pki/ca.crt cannot be read"));
+}
+
+TEST_F(ContextVerbsTest, HalfACertificateIsRefused) {
+  const CtlResult set =
+      ctl_.RunPlain("context set far 127.0.0.1:1 --tls_cert=/pki/tls.crt");
+  EXPECT_EQ(set.code, 3);
+  EXPECT_THAT(set.err, HasSubstr("want --tls_key too"));
 }
 
 TEST_F(ContextVerbsTest, FlagsAndVariablesTakePrecedence) {

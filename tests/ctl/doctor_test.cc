@@ -192,12 +192,12 @@ TEST(OpsAddressTest, IsTheFlagsThenTheServersThenAGuess) {
 
 TEST(OpsCheckTest, SaysWhenItGuessed) {
   const Check check =
-      CheckOpsPort({.address = "127.0.0.1:1"}, absl::Seconds(2));
+      CheckOpsPort({.address = "127.0.0.1:1"}, TlsFiles(), absl::Seconds(2));
   EXPECT_EQ(check.result, Result::kSkipped);
   EXPECT_THAT(check.found, HasSubstr("127.0.0.1:1, a guess, does not answer"));
   EXPECT_EQ(CheckOpsPort(
                 {.address = "127.0.0.1:1", .from = OpsAddress::From::kServer},
-                absl::Seconds(2))
+                TlsFiles(), absl::Seconds(2))
                 .result,
             Result::kWarning);
 }

@@ -44,9 +44,10 @@ void SetDeadline(grpc::ClientContext& context) {
   context.set_deadline(std::chrono::system_clock::now() + kDeadline);
 }
 
-HandWorker::HandWorker(const std::string& address)
-    : channel_(
-          grpc::CreateChannel(address, grpc::InsecureChannelCredentials())),
+HandWorker::HandWorker(
+    const std::string& address,
+    const std::shared_ptr<grpc::ChannelCredentials>& credentials)
+    : channel_(grpc::CreateChannel(address, credentials)),
       membership_(v1::Membership::NewStub(channel_)),
       parameters_(v1::Parameters::NewStub(channel_)),
       moments_(v1::Moments::NewStub(channel_)),

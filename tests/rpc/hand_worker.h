@@ -59,7 +59,9 @@ using ReduceCall = Call<v1::ReduceRequest, v1::ReduceReply>;
 // messages, as any client in any language could do.
 class HandWorker {
  public:
-  explicit HandWorker(const std::string& address);
+  explicit HandWorker(const std::string& address,
+                      const std::shared_ptr<grpc::ChannelCredentials>&
+                          credentials = grpc::InsecureChannelCredentials());
   // Cancels all open calls.
   ~HandWorker();
 

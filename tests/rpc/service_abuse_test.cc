@@ -203,7 +203,7 @@ TEST(SelfProbeTest, PortThatNobodyServesIsNoticed) {
   const absl::StatusOr<ListenSocket> socket =
       ListenSocket::Open("--listen", address);
   ASSERT_TRUE(socket.ok());
-  const SelfProbe probe(address.ToString());
+  const SelfProbe probe(address.ToString(), nullptr);
   EXPECT_TRUE(probe.status().ok());
   while (probe.status().ok()) std::this_thread::yield();
   EXPECT_THAT(std::string(probe.status().message()),

@@ -6,6 +6,7 @@
 #include "common/listen_address.h"
 #include "common/status_macros.h"
 #include "common/wire/grpc_log.h"
+#include "common/wire/security.h"
 #include "worker/client/grpc_client.h"
 #include "worker/client/retrying_client.h"
 
@@ -31,7 +32,8 @@ absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(
         "server_timeout: got ", absl::FormatDuration(options.server_timeout),
         ", want above 0"));
   }
-  auto once = std::make_unique<GrpcClient>(options);
+  COHORT_ASSIGN_OR_RETURN(SharedSecurity security, Security::Load(options.tls));
+  auto once = std::make_unique<GrpcClient>(options, std::move(security));
   // Clock and sleeper belong to the client that the decorator owns.
   const Clock& clock = once->clock();
   Sleeper& sleeper = once->sleeper();

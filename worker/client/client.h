@@ -18,6 +18,7 @@
 #include "common/model_layout.h"
 #include "common/moments.h"
 #include "common/push.h"
+#include "common/security/tls_files.h"
 #include "worker/client/client_hooks.h"
 
 namespace cohort {
@@ -25,6 +26,8 @@ namespace cohort {
 struct ClientOptions {
   // host:port of the server.
   std::string server;
+  // Empty: plaintext.
+  TlsFiles tls;
   // If absent, the lowest vacant rank.
   std::optional<Rank> rank;
   int64_t batch_size = 0;

@@ -67,9 +67,11 @@ absl::Status CheckValues(const ModelLayout& layout,
 
 }  // namespace
 
-GrpcClient::GrpcClient(const ClientOptions& options)
+GrpcClient::GrpcClient(const ClientOptions& options, SharedSecurity security)
     : options_(options),
-      control_(MakeChannel(options.server, ChannelPurpose::kControl)),
+      security_(std::move(security)),
+      control_(
+          MakeChannel(options.server, ChannelPurpose::kControl, security_)),
       membership_stub_(v1::Membership::NewStub(control_)),
       link_(options.server, clock_) {}
 
@@ -328,8 +330,8 @@ void GrpcClient::Disconnect() {
 void GrpcClient::FollowPeer(const std::string& peer) {
   if (peer == peer_) return;
   peer_ = peer;
-  moments_ = MakeChannel(peer, ChannelPurpose::kMoments);
-  bulk_ = MakeChannel(peer, ChannelPurpose::kBulk);
+  moments_ = MakeChannel(peer, ChannelPurpose::kMoments, security_);
+  bulk_ = MakeChannel(peer, ChannelPurpose::kBulk, security_);
   // Connect before the first use.
   moments_->GetState(/*try_to_connect=*/true);
   bulk_->GetState(/*try_to_connect=*/true);

@@ -10,6 +10,7 @@
 #include "cohort/v1/membership.grpc.pb.h"
 #include "common/clock.h"
 #include "common/periodic_task.h"
+#include "common/wire/security.h"
 #include "worker/client/client.h"
 #include "worker/client/link.h"
 #include "worker/client/push_stream.h"
@@ -31,7 +32,8 @@ namespace cohort {
 // registers again.
 class GrpcClient final : public Client {
  public:
-  explicit GrpcClient(const ClientOptions& options);
+  // `security` may be null.
+  GrpcClient(const ClientOptions& options, SharedSecurity security);
   ~GrpcClient() override;
 
   absl::StatusOr<Membership> Join() override;
@@ -110,6 +112,7 @@ class GrpcClient final : public Client {
 
   // Fixed after construction.
   const ClientOptions options_;
+  const SharedSecurity security_;
   const SteadyClock clock_;
   const std::shared_ptr<grpc::Channel> control_;
   const std::unique_ptr<v1::Membership::Stub> membership_stub_;

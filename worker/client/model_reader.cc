@@ -19,9 +19,9 @@ namespace {
 
 class GrpcModelReader final : public ModelReader {
  public:
-  explicit GrpcModelReader(const ReaderOptions& options)
+  GrpcModelReader(const ReaderOptions& options, const SharedSecurity& security)
       : options_(options),
-        bulk_(MakeChannel(options.server, ChannelPurpose::kBulk)),
+        bulk_(MakeChannel(options.server, ChannelPurpose::kBulk, security)),
         link_(options.server, clock_) {}
 
   absl::StatusOr<PulledVersion> Pull(const ModelLayout& layout,
@@ -71,7 +71,9 @@ absl::StatusOr<std::unique_ptr<ModelReader>> MakeModelReader(
         "server_timeout: got ", absl::FormatDuration(options.server_timeout),
         ", want above 0"));
   }
-  return std::make_unique<GrpcModelReader>(options);
+  COHORT_ASSIGN_OR_RETURN(const SharedSecurity security,
+                          Security::Load(options.tls));
+  return std::make_unique<GrpcModelReader>(options, security);
 }
 
 }  // namespace cohort

@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/security/tls_files.h"
 #include "worker/client/client.h"
 
 namespace cohort {
@@ -16,6 +17,8 @@ namespace cohort {
 struct ReaderOptions {
   // host:port of the server.
   std::string server;
+  // Empty: plaintext.
+  TlsFiles tls;
   // How long to wait for an unreachable server.
   absl::Duration server_timeout = absl::Minutes(5);
   // Seeds the jitter of the back-off.

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/log/log.h"
 #include "common/ops/ops_routes.h"
 #include "common/status_macros.h"
@@ -43,12 +44,44 @@ absl::Status ObservedWorker::StartOps(const ObservedWorkerOptions& options) {
       .metrics = metrics_->collectables(),
       .ready = [telemetry = telemetry_.get()] { return telemetry->Ready(); }};
   pages.metrics.push_back(process_.get());
-  COHORT_ASSIGN_OR_RETURN(ops_, StartHttpServer({.listen = options.ops_listen,
-                                                 .insecure = options.insecure,
-                                                 .routes = OpsRoutes(pages)}));
-  Log(LogLevel::kInfo,
-      absl::StrCat("operations port: http://", ops_->address(), "/metrics"));
+  COHORT_ASSIGN_OR_RETURN(const TlsContent tls,
+                          ReadTlsFiles(options.tls, absl::Now()));
+  HttpServerOptions http{.listen = options.ops_listen,
+                         .insecure = options.insecure};
+  if (tls.identity.has_value()) {
+    readers_ = std::make_unique<Authenticator>(*tls.identity, nullptr);
+    watcher_ = std::make_unique<TlsWatcher>(
+        options.tls, tls, [this](const TlsContent& now) { Serve(now); },
+        [](bool fault, const std::string& text) {
+          Log(fault ? LogLevel::kError : LogLevel::kInfo, text);
+        });
+    certificate_ = std::make_unique<CertificateCollector>(
+        [watcher = watcher_.get()] { return watcher->not_after(); });
+    pages.metrics.push_back(certificate_.get());
+    http.tls = tls;
+    http.admit = [readers = readers_.get()](absl::string_view /*page*/,
+                                            const Presented& presented) {
+      return readers->CheckPageReader(presented);
+    };
+  }
+  http.routes = OpsRoutes(pages);
+  {
+    MutexLock lock(mu_);
+    COHORT_ASSIGN_OR_RETURN(ops_, StartHttpServer(http));
+    Log(LogLevel::kInfo,
+        absl::StrCat("operations port: ", ops_->encrypted() ? "https" : "http",
+                     "://", ops_->address(), "/metrics"));
+  }
   return absl::OkStatus();
+}
+
+ObservedWorker::~ObservedWorker() { watcher_.reset(); }
+
+void ObservedWorker::Serve(const TlsContent& tls) {
+  MutexLock lock(mu_);
+  if (ops_ == nullptr) return;
+  const absl::Status taken = ops_->SetTls(tls);
+  if (!taken.ok()) Log(LogLevel::kError, taken.message());
 }
 
 }  // namespace cohort

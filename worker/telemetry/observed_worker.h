@@ -3,11 +3,17 @@
 #include <memory>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/formats/trace_file.h"
+#include "common/mutex.h"
+#include "common/ops/certificate_collector.h"
 #include "common/ops/http_server.h"
 #include "common/ops/process_collector.h"
+#include "common/security/authenticator.h"
+#include "common/security/tls_files.h"
+#include "common/security/tls_watcher.h"
 #include "worker/metrics/worker_metrics.h"
 #include "worker/telemetry/worker_telemetry.h"
 
@@ -20,6 +26,8 @@ struct ObservedWorkerOptions {
   std::string ops_listen;
   // Allows plaintext on an address that other machines can reach.
   bool insecure = false;
+  // Served by HTTPS if not empty, for viewers and operators of the run.
+  TlsFiles tls;
 };
 
 // The objects that make a worker observable while it trains: telemetry, and on
@@ -32,6 +40,7 @@ class ObservedWorker {
   //   (address), Unavailable (the address is in use).
   static absl::StatusOr<std::unique_ptr<ObservedWorker>> Start(
       const ObservedWorkerOptions& options);
+  ~ObservedWorker();
 
   WorkerTelemetry& telemetry() { return *telemetry_; }
   // Null if none was requested.
@@ -42,15 +51,22 @@ class ObservedWorker {
  private:
   ObservedWorker() = default;
 
-  absl::Status StartOps(const ObservedWorkerOptions& options);
+  absl::Status StartOps(const ObservedWorkerOptions& options)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Serve(const TlsContent& tls) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Null unless requested.
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<WorkerMetrics> metrics_;
   std::unique_ptr<WorkerTelemetry> telemetry_;
   std::unique_ptr<ProcessCollector> process_;
+  // Null without a certificate.
+  std::unique_ptr<Authenticator> readers_;
+  std::unique_ptr<TlsWatcher> watcher_;
+  std::unique_ptr<CertificateCollector> certificate_;
+  Mutex mu_;
   // Last: it serves the objects above.
-  std::unique_ptr<HttpServer> ops_;
+  std::unique_ptr<HttpServer> ops_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace cohort

@@ -148,9 +148,16 @@ absl::StatusOr<std::unique_ptr<Dataset>> DatasetFromFlags() {
   return MakeDataset(options);
 }
 
+TlsFiles TlsFromFlags() {
+  return {.cert = absl::GetFlag(FLAGS_tls_cert),
+          .key = absl::GetFlag(FLAGS_tls_key),
+          .ca = absl::GetFlag(FLAGS_tls_ca)};
+}
+
 ClientOptions ClientOptionsFromFlags(int64_t samples,
                                      const ComputeDevice& device) {
   ClientOptions options{.server = absl::GetFlag(FLAGS_server),
+                        .tls = TlsFromFlags(),
                         .batch_size = samples,
                         .server_timeout = absl::GetFlag(FLAGS_server_timeout),
                         .backoff_seed = static_cast<uint64_t>(getpid())};
@@ -200,6 +207,9 @@ int ExitCodeForRun(const absl::Status& status) {
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kResourceExhausted:
       return kExitConfig;
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kPermissionDenied:
+      return kExitDenied;
     default:
       return kExitFailure;
   }
@@ -263,6 +273,7 @@ int RunEvaluation(const Dataset& dataset, Model& model,
                   const CrossEntropy& loss, const Compute& compute) {
   const absl::StatusOr<std::unique_ptr<ModelReader>> reader =
       MakeModelReader({.server = absl::GetFlag(FLAGS_server),
+                       .tls = TlsFromFlags(),
                        .server_timeout = absl::GetFlag(FLAGS_server_timeout),
                        .backoff_seed = static_cast<uint64_t>(getpid())});
   if (!reader.ok()) return Fail(reader.status(), kExitConfig);
@@ -288,7 +299,8 @@ int Train(const Task& task) {
   const absl::StatusOr<std::unique_ptr<ObservedWorker>> observed =
       ObservedWorker::Start({.trace = absl::GetFlag(FLAGS_trace),
                              .ops_listen = absl::GetFlag(FLAGS_ops_listen),
-                             .insecure = absl::GetFlag(FLAGS_insecure)});
+                             .insecure = absl::GetFlag(FLAGS_insecure),
+                             .tls = TlsFromFlags()});
   if (!observed.ok()) {
     // A port that is in use is not a configuration error.
     return Fail(observed.status(), absl::IsUnavailable(observed.status())

@@ -166,6 +166,12 @@ absl::StatusOr<Roster::Joined> Roster::Rejoin(SessionId session,
         worker.state == Worker::State::kVacant) {
       continue;
     }
+    if (request.permitted_rank.value_or(worker.rank) != worker.rank) {
+      return absl::PermissionDeniedError(absl::StrCat(
+          "join: got incarnation ", request.incarnation.value(),
+          " of rank ", worker.rank.value(), ", want one of rank ",
+          request.permitted_rank->value(), ", for which the certificate is"));
+    }
     if (worker.state == Worker::State::kLive) {
       turn.out.push_back(effect::EndSession{
           .session = worker.session,

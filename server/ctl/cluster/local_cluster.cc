@@ -69,6 +69,20 @@ absl::Status CheckFlags(absl::string_view whose,
   return absl::OkStatus();
 }
 
+void AddTlsFlags(const TlsFiles& tls, std::vector<std::string>& command) {
+  if (!tls.encrypted()) return;
+  command.push_back(absl::StrCat("--tls_cert=", tls.cert));
+  command.push_back(absl::StrCat("--tls_key=", tls.key));
+  command.push_back(absl::StrCat("--tls_ca=", tls.ca));
+}
+
+void AddTlsVariables(const TlsFiles& tls, std::vector<std::string>& command) {
+  if (!tls.encrypted()) return;
+  command.push_back(absl::StrCat("COHORT_TLS_CERT=", tls.cert));
+  command.push_back(absl::StrCat("COHORT_TLS_KEY=", tls.key));
+  command.push_back(absl::StrCat("COHORT_TLS_CA=", tls.ca));
+}
+
 absl::Status Check(const ClusterSpec& spec) {
   if (spec.workers < 1) {
     return absl::InvalidArgumentError(
@@ -150,9 +164,15 @@ std::vector<std::string> LocalCluster::ServerCommand() const {
   std::vector<std::string> command = {
       spec_.programs.server, absl::StrCat("--workers=", spec_.workers),
       absl::StrCat("--address_file=", scratch_, "/address")};
+  AddTlsFlags(spec_.certificates.server, command);
   command.insert(command.end(), spec_.server_flags.begin(),
                  spec_.server_flags.end());
   return command;
+}
+
+TlsFiles LocalCluster::CertificateOf(int32_t rank) const {
+  const std::vector<TlsFiles>& workers = spec_.certificates.workers;
+  return workers.empty() ? TlsFiles() : workers[static_cast<size_t>(rank)];
 }
 
 std::vector<std::string> LocalCluster::WorkerCommand(int32_t rank) const {
@@ -161,6 +181,7 @@ std::vector<std::string> LocalCluster::WorkerCommand(int32_t rank) const {
     std::vector<std::string> command = {
         "/usr/bin/env", absl::StrCat("COHORT_SERVER=", address_),
         absl::StrCat("COHORT_RANK=", rank)};
+    AddTlsVariables(CertificateOf(rank), command);
     command.insert(command.end(), spec_.worker_command.begin(),
                    spec_.worker_command.end());
     return command;
@@ -168,6 +189,7 @@ std::vector<std::string> LocalCluster::WorkerCommand(int32_t rank) const {
   std::vector<std::string> command = {spec_.programs.worker,
                                       absl::StrCat("--server=", address_),
                                       absl::StrCat("--rank=", rank)};
+  AddTlsFlags(CertificateOf(rank), command);
   const std::vector<std::string> flags =
       spec_.workers > 1 ? FlagsOfRank(spec_.worker_flags, rank)
                         : spec_.worker_flags;

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
+#include "common/security/tls_files.h"
 #include "server/ctl/cluster/child_process.h"
 #include "server/ctl/cluster/programs.h"
 
@@ -30,8 +31,18 @@ struct ClusterProcess {
                           const ClusterProcess&) = default;
 };
 
+// The files of an encrypted cluster; all empty without encryption.
+struct ClusterCertificates {
+  TlsFiles server;
+  // By rank.
+  std::vector<TlsFiles> workers;
+  // An operator's, for the process that polls.
+  TlsFiles client;
+};
+
 struct ClusterSpec {
   ClusterPrograms programs;
+  ClusterCertificates certificates;
   int32_t workers = 1;
   // As on the command line: "--name=value", or "--name", "value". The cluster
   // itself sets --workers and --address_file of the server, --server and --rank
@@ -41,7 +52,7 @@ struct ClusterSpec {
   std::vector<std::string> worker_flags;
   // A program of the user's in place of cohort-worker, such as {"python3",
   // "train.py"}. It finds server and rank in COHORT_SERVER and COHORT_RANK.
-  // Without worker_flags.
+  // Without worker_flags. Certificates are in COHORT_TLS_CERT and so on.
   std::vector<std::string> worker_command;
   // Limit on the time until the server listens; restoring a large checkpoint
   // takes time.
@@ -136,6 +147,7 @@ class LocalCluster {
   absl::Status MakeScratch();
   void RemoveScratch();
   std::vector<std::string> ServerCommand() const;
+  TlsFiles CertificateOf(int32_t rank) const;
   absl::Status StartProcess(const ClusterProcess& process);
   std::vector<ClusterProcess> Running() const;
   void AwaitOutput(absl::Duration timeout);

@@ -54,7 +54,7 @@ void AddServerChecks(Context& context, std::vector<Check>& checks) {
                       .found = "it is not reached"});
     return;
   }
-  AdminClient server(address, timeout);
+  AdminClient server(context.server.target(), timeout);
   const absl::Time asked = absl::Now();
   const absl::StatusOr<v1::Status> status = server.GetStatus();
   const absl::Time answered = absl::Now();
@@ -68,7 +68,8 @@ void AddServerChecks(Context& context, std::vector<Check>& checks) {
   checks.push_back(CheckClock(*status, asked, answered));
   checks.push_back(CheckWorkers(*status));
   checks.push_back(CheckOpsPort(
-      OpsAddressOf(context.arguments.Value("ops"), address, *status), timeout));
+      OpsAddressOf(context.arguments.Value("ops"), address, *status),
+      context.server.target().tls, timeout));
 }
 
 void AddMachineChecks(const Arguments& arguments, std::vector<Check>& checks) {

@@ -265,13 +265,15 @@ OpsAddress OpsAddressOf(const std::optional<std::string>& named,
           .from = OpsAddress::From::kServer};
 }
 
-Check CheckOpsPort(const OpsAddress& ops, absl::Duration timeout) {
+Check CheckOpsPort(const OpsAddress& ops, const TlsFiles& tls,
+                   absl::Duration timeout) {
   const std::string& address = ops.address;
   if (address.empty()) {
     return Of("ops port", Check::Result::kSkipped,
               "the server has none: its --ops_listen is empty");
   }
-  const absl::StatusOr<Page> page = FetchPage(address, "/readyz", timeout);
+  const absl::StatusOr<Page> page = FetchPage(
+      {.address = address, .path = "/readyz", .timeout = timeout, .tls = tls});
   if (!page.ok()) {
     switch (ops.from) {
       case OpsAddress::From::kFlag:

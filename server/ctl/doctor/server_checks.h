@@ -7,6 +7,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "cohort/v1/admin.pb.h"
+#include "common/security/tls_files.h"
 #include "server/ctl/doctor/check.h"
 
 namespace cohort {
@@ -47,6 +48,7 @@ OpsAddress OpsAddressOf(const std::optional<std::string>& named,
                         const std::string& server, const v1::Status& status);
 
 // Checks whether an operations port answers and is ready.
-Check CheckOpsPort(const OpsAddress& ops, absl::Duration timeout);
+Check CheckOpsPort(const OpsAddress& ops, const TlsFiles& tls,
+                   absl::Duration timeout);
 
 }  // namespace cohort

@@ -107,11 +107,16 @@ void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
   OnWorkerLost(process, end);
 }
 
+ServerTarget ClusterRun::Target() const {
+  return {.server = cluster_->address(),
+          .tls = options_.spec.certificates.client};
+}
+
 // Reports a worker that was drained, but not one whose run is over.
 void ClusterRun::OnWorkerLeft(const ClusterProcess& worker) {
   if (cluster_->server_end().has_value() || stopping_ || given_up_) return;
   const absl::StatusOr<v1::Status> status =
-      AdminClient(cluster_->address(), kAskMax).GetStatus();
+      AdminClient(Target(), kAskMax).GetStatus();
   if (!status.ok() || status->ended()) return;
   screen_.Say(
       absl::StrCat(worker.Name(),
@@ -123,7 +128,7 @@ void ClusterRun::OnWorkerLeft(const ClusterProcess& worker) {
 // The server's setting takes precedence: its policy may have been changed while
 // it runs, and a checkpoint has its own.
 std::string ClusterRun::OnWorkerLoss() const {
-  AdminClient server(cluster_->address(), kAskMax);
+  AdminClient server(Target(), kAskMax);
   const absl::StatusOr<v1::GetPolicyReply> policy = server.GetPolicy();
   if (!policy.ok()) return options_.on_worker_loss;
   const auto found = policy->settings().find("on_worker_loss");

@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "server/ctl/cluster/local_cluster.h"
 #include "server/ctl/run/run_screen.h"
+#include "server/ctl/server_target.h"
 #include "server/ctl/verb.h"
 
 namespace cohort {
@@ -56,6 +57,7 @@ class ClusterRun {
   void Restart(const ClusterProcess& worker, const ProcessEnd& end);
   void GiveUp(const ClusterProcess& worker, const ProcessEnd& end,
               absl::string_view why);
+  ServerTarget Target() const;
   std::string OnWorkerLoss() const;
   void LookForSignal();
   void LookForDeadline();

@@ -1,10 +1,19 @@
+#include <stdlib.h>
+
 #include <map>
+#include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "common/dns_label.h"
+#include "common/formats/file_system.h"
+#include "common/security/authority.h"
+#include "common/security/identity.h"
 #include "common/status_macros.h"
 #include "server/ctl/cluster/programs.h"
 #include "server/ctl/run/cluster_run.h"
@@ -19,6 +28,9 @@ constexpr int32_t kWorkersDefault = 2;
 constexpr int32_t kWorkersMax = 999;
 constexpr int32_t kRestartsDefault = 3;
 constexpr int32_t kRestartsMax = 1'000'000;
+constexpr char kRunDefault[] = "local";
+constexpr absl::Duration kCertificateLife = absl::Hours(24 * 90);
+constexpr absl::Duration kAuthorityLife = absl::Hours(24 * 365);
 
 struct Limits {
   int32_t min = 0;
@@ -99,8 +111,61 @@ absl::StatusOr<ClusterRunOptions> RunOptionsOf(const Context& context) {
   return options;
 }
 
+// Makes certificates for all processes in `folder`, by the authority that is
+// there or a new one.
+absl::StatusOr<ClusterCertificates> MakeCertificates(const std::string& folder,
+                                                     const std::string& run,
+                                                     int32_t workers) {
+  FileSystem& files = RealFileSystem();
+  absl::StatusOr<Authority> authority = Authority::Open(files, folder);
+  if (absl::IsFailedPrecondition(authority.status())) {
+    authority = Authority::Create(files, folder, "localhost", kAuthorityLife);
+  }
+  COHORT_RETURN_IF_ERROR(authority.status());
+  const auto issue = [&](PeerRole role, std::optional<int32_t> number) {
+    return authority->Issue({.domain = authority->domain(),
+                             .run = run,
+                             .role = role,
+                             .number = number},
+                            kCertificateLife);
+  };
+  ClusterCertificates made;
+  COHORT_ASSIGN_OR_RETURN(made.server, issue(PeerRole::kServer, 0));
+  COHORT_ASSIGN_OR_RETURN(made.client, issue(PeerRole::kOperator, {}));
+  COHORT_RETURN_IF_ERROR(issue(PeerRole::kViewer, {}).status());
+  for (int32_t rank = 0; rank < workers; ++rank) {
+    COHORT_ASSIGN_OR_RETURN(made.workers.emplace_back(),
+                            issue(PeerRole::kWorker, rank));
+  }
+  return made;
+}
+
+absl::Status Encrypt(const Context& context, ClusterSpec& spec) {
+  const std::optional<std::string> folder = context.arguments.Value("tls");
+  if (!folder.has_value()) return absl::OkStatus();
+  const auto given = context.settings.find("run_name");
+  const std::string run =
+      given == context.settings.end() ? kRunDefault : given->second;
+  COHORT_RETURN_IF_ERROR(CheckDnsLabel("--run_name", run));
+  COHORT_ASSIGN_OR_RETURN(spec.certificates,
+                          MakeCertificates(*folder, run, spec.workers));
+  const TlsFiles& client = spec.certificates.client;
+  context.io.err << "certificates are in " << *folder << "; from another "
+                 << "terminal: export COHORT_TLS_CERT=" << client.cert
+                 << " COHORT_TLS_KEY=" << client.key
+                 << " COHORT_TLS_CA=" << client.ca << std::endl;
+  return absl::OkStatus();
+}
+
 absl::Status RunCluster(Context& context) {
   COHORT_ASSIGN_OR_RETURN(ClusterRunOptions options, RunOptionsOf(context));
+  COHORT_RETURN_IF_ERROR(Encrypt(context, options.spec));
+  // An operator's own certificate is not one for the children, which would read
+  // these variables.
+  for (const char* variable :
+       {"COHORT_TLS_CERT", "COHORT_TLS_KEY", "COHORT_TLS_CA"}) {
+    unsetenv(variable);
+  }
   RunScreen screen(context.io, context.json,
                    context.arguments.Value("log_dir").value_or(""),
                    options.spec.workers);
@@ -126,6 +191,10 @@ Verb RunVerb() {
                  .value = "DIR",
                  .help = "folder for server.log and worker-N.log; the screen "
                          "then shows only the server"},
+                {.name = "tls",
+                 .value = "DIR",
+                 .help = "encrypt, with certificates that are made in this "
+                         "folder"},
                 {.name = "programs",
                  .value = "DIR",
                  .help = "folder of cohort-server and cohort-worker (default: "
@@ -137,6 +206,7 @@ Verb RunVerb() {
                    "cohortctl run --workers=4 --aggregation=async --epochs=3 "
                    "--model=resnet20 --batch_size=32",
                    "cohortctl run --checkpoint_dir=state --resume",
+                   "cohortctl run --workers=4 --tls=certs",
                    "cohortctl run --workers=4 --epochs=3 -- python3 train.py"},
       .run = &RunCluster};
 }

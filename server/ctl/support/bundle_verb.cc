@@ -64,7 +64,7 @@ class Gatherer {
   explicit Gatherer(Context& context)
       : context_(context),
         timeout_(std::min(context.timeout, kAnswerMax)),
-        server_(context.server.server(), timeout_) {}
+        server_(context.server.target(), timeout_) {}
 
   // Errors: Cancelled at Ctrl-C.
   absl::StatusOr<std::vector<BundlePart>> Gather() {
@@ -175,7 +175,13 @@ class Gatherer {
     if (ops.empty()) {
       return AddMissing("metrics.txt", "the server has no operations port");
     }
-    const absl::StatusOr<Page> page = FetchPage(ops, "/metrics", timeout_);
+    const ServerTarget& target = context_.server.target();
+    const absl::StatusOr<Page> page =
+        FetchPage({.address = ops,
+                   .path = "/metrics",
+                   .timeout = timeout_,
+                   .tls = target.tls,
+                   .token = TokenOf(target).value_or("")});
     if (!page.ok()) {
       return AddMissing("metrics.txt", std::string(page.status().message()));
     }

@@ -58,7 +58,7 @@ class Watch {
       : context_(context),
         io_(context.io),
         interval_(interval),
-        server_(context.server.server(),
+        server_(context.server.target(),
                 std::min(context.timeout, kAnswerMax)) {}
 
   // Errors: Unavailable: the server cannot be reached, or has been away for

@@ -1,0 +1,266 @@
+#include <algorithm>
+#include <cstdint>
+#include <ostream>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "common/byte_rope.h"
+#include "common/dns_label.h"
+#include "common/formats/file_system.h"
+#include "common/security/authority.h"
+#include "common/security/certificate.h"
+#include "common/security/small_file.h"
+#include "common/security/tokens.h"
+#include "common/status_macros.h"
+#include "server/ctl/json_line.h"
+#include "server/ctl/table.h"
+#include "server/ctl/verb.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::string_view kFolderDefault = "certs";
+constexpr absl::string_view kDomainDefault = "cohort.local";
+constexpr int64_t kAuthorityDays = 3650;
+constexpr int64_t kCertificateDays = 365;
+constexpr int64_t kDaysMax = 36500;
+constexpr int kTokensMode = 0600;
+
+std::string FolderOf(const Context& context) {
+  return context.arguments.Value("dir").value_or(std::string(kFolderDefault));
+}
+
+// Errors: InvalidArgument naming --days.
+absl::StatusOr<absl::Duration> Lifetime(const Context& context,
+                                        int64_t otherwise) {
+  const std::optional<std::string> text = context.arguments.Value("days");
+  int64_t days = otherwise;
+  if (text.has_value() &&
+      (!absl::SimpleAtoi(*text, &days) || days < 1 || days > kDaysMax)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--days: got '", *text, "', want a whole number of 1 to ", kDaysMax));
+  }
+  return absl::Hours(24 * days);
+}
+
+absl::StatusOr<std::string> RunName(const Context& context) {
+  const std::optional<std::string> run = context.arguments.Value("run");
+  if (!run.has_value()) {
+    return absl::InvalidArgumentError(
+        "--run: want the name of the run that the certificates are for");
+  }
+  COHORT_RETURN_IF_ERROR(CheckDnsLabel("--run", *run));
+  return *run;
+}
+
+// "worker/3" of the run and domain given.
+absl::StatusOr<Identity> IdentityFrom(const Authority& authority,
+                                      const std::string& run,
+                                      const std::string& word) {
+  absl::StatusOr<Identity> identity = ParseIdentity(absl::StrCat(
+      "spiffe://", authority.domain(), "/cohort/", run, "/", word));
+  if (identity.ok()) return identity;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "got '", word,
+      "', want server/0, worker/RANK, worker/any, viewer or operator"));
+}
+
+absl::Status IssueAll(Context& context, const Authority& authority,
+                      const std::string& run,
+                      absl::Span<const std::string> words,
+                      absl::Duration lifetime) {
+  for (const std::string& word : words) {
+    COHORT_ASSIGN_OR_RETURN(const Identity identity,
+                            IdentityFrom(authority, run, word));
+    COHORT_ASSIGN_OR_RETURN(const TlsFiles files,
+                            authority.Issue(identity, lifetime));
+    if (context.json) {
+      context.io.out << JsonLine({{"identity", identity.Uri()},
+                                  {"cert", files.cert},
+                                  {"key", files.key},
+                                  {"ca", files.ca}});
+    } else {
+      context.io.out << identity.Uri() << "  " << files.cert << "\n";
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunCertsInit(Context& context) {
+  COHORT_ASSIGN_OR_RETURN(const std::string run, RunName(context));
+  COHORT_ASSIGN_OR_RETURN(const absl::Duration lifetime,
+                          Lifetime(context, kCertificateDays));
+  const std::string domain =
+      context.arguments.Value("domain").value_or(std::string(kDomainDefault));
+  COHORT_ASSIGN_OR_RETURN(
+      const Authority authority,
+      Authority::Create(RealFileSystem(), FolderOf(context), domain,
+                        std::max(lifetime, absl::Hours(24 * kAuthorityDays)) +
+                            absl::Hours(24)));
+  const std::vector<std::string> words = {"server/0", "worker/any", "operator",
+                                          "viewer"};
+  COHORT_RETURN_IF_ERROR(IssueAll(context, authority, run, words, lifetime));
+  const std::string folder = FolderOf(context);
+  context.io.err << "start the server with --run_name=" << run
+                 << " --tls_cert=" << folder
+                 << "/server-0/tls.crt --tls_key=" << folder
+                 << "/server-0/tls.key --tls_ca=" << folder
+                 << "/server-0/ca.crt; give workers and cohortctl theirs; keep "
+                 << folder << "/ca.key secret" << std::endl;
+  return absl::OkStatus();
+}
+
+absl::Status RunCertsIssue(Context& context) {
+  if (context.words.empty()) {
+    return absl::NotFoundError(
+        "want identities\nAs in `cohortctl certs issue --run=demo worker/0 "
+        "worker/1`");
+  }
+  COHORT_ASSIGN_OR_RETURN(const std::string run, RunName(context));
+  COHORT_ASSIGN_OR_RETURN(const absl::Duration lifetime,
+                          Lifetime(context, kCertificateDays));
+  COHORT_ASSIGN_OR_RETURN(const Authority authority,
+                          Authority::Open(RealFileSystem(), FolderOf(context)));
+  return IssueAll(context, authority, run, context.words, lifetime);
+}
+
+// "expired", or "in 3 days".
+std::string EndText(absl::Time not_after, absl::Time now) {
+  if (not_after <= now) return "expired";
+  const absl::Duration left = not_after - now;
+  const int64_t days = left / absl::Hours(24);
+  return days > 0 ? absl::StrCat("in ", days, days == 1 ? " day" : " days")
+                  : absl::StrCat("in ", left / absl::Minutes(1), " minutes");
+}
+
+absl::Status RunCertsShow(Context& context) {
+  if (context.words.empty()) {
+    return absl::NotFoundError(
+        "want files\nAs in `cohortctl certs show certs/server-0/tls.crt`");
+  }
+  const absl::Time now = absl::Now();
+  Table table({"file", "identity", "subject", "issuer", "expires"});
+  for (const std::string& path : context.words) {
+    COHORT_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(path, path));
+    COHORT_ASSIGN_OR_RETURN(const std::vector<Certificate> certificates,
+                            ParseCertificates(path, text));
+    for (const Certificate& certificate : certificates) {
+      if (context.json) {
+        context.io.out << JsonLine(
+            {{"file", path},
+             {"uris", certificate.uris},
+             {"subject", certificate.subject},
+             {"issuer", certificate.issuer},
+             {"not_before", absl::FormatTime(certificate.not_before)},
+             {"not_after", absl::FormatTime(certificate.not_after)}});
+        continue;
+      }
+      table.Add({Printable(path),
+                 Printable(absl::StrJoin(certificate.uris, " ")),
+                 Printable(certificate.subject), Printable(certificate.issuer),
+                 EndText(certificate.not_after, now)});
+    }
+  }
+  if (!context.json) context.io.out << table.ToString(context.io.color);
+  return absl::OkStatus();
+}
+
+absl::Status RunCertsToken(Context& context) {
+  const std::optional<std::string> name = context.arguments.Value("name");
+  if (!name.has_value()) {
+    return absl::InvalidArgumentError(
+        "--name: want a name for the token, such as grafana");
+  }
+  COHORT_RETURN_IF_ERROR(CheckDnsLabel("--name", *name));
+  const std::string path =
+      context.arguments.Value("tokens").value_or("viewer_tokens");
+  std::string lines;
+  const absl::StatusOr<ByteRope> before =
+      RealFileSystem().ReadFile(path, int64_t{1} << 20);
+  if (before.ok()) {
+    lines = before->ToString();
+  } else if (!absl::IsNotFound(before.status())) {
+    return before.status();
+  }
+  if (!lines.empty() && lines.back() != '\n') lines += '\n';
+  COHORT_ASSIGN_OR_RETURN(const std::string token, NewToken());
+  absl::StrAppend(&lines, *name, " ", TokenHash(token), "\n");
+  COHORT_RETURN_IF_ERROR(WriteFileAtomically(
+      RealFileSystem(), path, kTokensMode, {ByteRope::CopyText(lines)}));
+  context.io.out << token << "\n";
+  context.io.err << "its hash is in " << path
+                 << "; the token itself is shown only now" << std::endl;
+  return absl::OkStatus();
+}
+
+constexpr FlagSpec kDirFlag = {.name = "dir",
+                               .value = "DIR",
+                               .help =
+                                   "folder of the authority (default "
+                                   "certs)"};
+constexpr FlagSpec kRunFlag = {.name = "run",
+                               .value = "NAME",
+                               .help =
+                                   "the run's name, as in --run_name of "
+                                   "the server"};
+constexpr FlagSpec kDaysFlag = {
+    .name = "days",
+    .value = "N",
+    .help = "lifetime of the certificates (default 365)"};
+
+}  // namespace
+
+Verb CertsInitVerb() {
+  return {.name = "certs init",
+          .summary = "makes an authority and certificates for a trial",
+          .flags = {kDirFlag,
+                    kRunFlag,
+                    {.name = "domain",
+                     .value = "DOMAIN",
+                     .help = "trust domain (default cohort.local)"},
+                    kDaysFlag},
+          .local = true,
+          .examples = {"cohortctl certs init --run=demo",
+                       "cohortctl certs init --dir=pki --run=demo "
+                       "--domain=example.org"},
+          .run = &RunCertsInit};
+}
+
+Verb CertsIssueVerb() {
+  return {.name = "certs issue",
+          .summary = "makes certificates with an authority of certs init",
+          .words = "IDENTITY...",
+          .flags = {kDirFlag, kRunFlag, kDaysFlag},
+          .local = true,
+          .examples = {"cohortctl certs issue --run=demo worker/0 worker/1"},
+          .run = &RunCertsIssue};
+}
+
+Verb CertsShowVerb() {
+  return {.name = "certs show",
+          .summary = "shows identity and expiry of certificates",
+          .words = "FILE...",
+          .local = true,
+          .examples = {"cohortctl certs show certs/*/tls.crt"},
+          .run = &RunCertsShow};
+}
+
+Verb CertsTokenVerb() {
+  return {.name = "certs token",
+          .summary = "makes a token for a viewer, and writes its hash",
+          .flags = {{.name = "name",
+                     .value = "NAME",
+                     .help = "name of the token in logs"},
+                    {.name = "tokens",
+                     .value = "FILE",
+                     .help = "file to add to, as in --viewer_tokens of the "
+                             "server (default viewer_tokens)"}},
+          .local = true,
+          .examples = {"cohortctl certs token --name=grafana "
+                       "--tokens=viewer_tokens"},
+          .run = &RunCertsToken};
+}
+
+}  // namespace cohort

@@ -1,0 +1,43 @@
+#include "server/main/server_options.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/listen_address.h"
+#include "common/status_macros.h"
+#include "server/ops/ops_port.h"
+
+namespace cohort {
+
+absl::Status Validate(const ServerOptions& options) {
+  COHORT_ASSIGN_OR_RETURN(const ListenAddress address,
+                          ParseListenAddress("--listen", options.listen));
+  COHORT_RETURN_IF_ERROR(Validate(options.security));
+  const bool unprotected_allowed =
+      options.insecure || options.security.tls.encrypted();
+  COHORT_RETURN_IF_ERROR(CheckExposure("--listen", address, unprotected_allowed,
+                                       "train, read and stop this run"));
+  // A browser would run the script of a javascript: link.
+  if (!options.dashboards_url.empty() &&
+      !absl::StartsWith(options.dashboards_url, "http://") &&
+      !absl::StartsWith(options.dashboards_url, "https://")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dashboards_url: got '", options.dashboards_url,
+                     "', want a link that begins with http:// or https://"));
+  }
+  if (!options.ops_listen.empty()) {
+    COHORT_RETURN_IF_ERROR(
+        CheckOpsListen(options.ops_listen, unprotected_allowed));
+  } else if (!options.ops_address_file.empty()) {
+    return absl::InvalidArgumentError(
+        "--ops_address_file: got a file, want --ops_listen too");
+  }
+  if (options.coordinator.checkpoint_every > 0 &&
+      options.files.checkpoint_dir.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--checkpoint_every: got ", options.coordinator.checkpoint_every,
+        ", want --checkpoint_dir too, or 0"));
+  }
+  return Validate(options.coordinator);
+}
+
+}  // namespace cohort

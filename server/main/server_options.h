@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/core/options.h"
+#include "server/main/server_security.h"
+#include "server/records/run_files.h"
+
+namespace cohort {
+
+struct ServerOptions {
+  // host:port; port 0 takes a free one.
+  std::string listen = "127.0.0.1:7070";
+  // Allows plaintext on an address that other machines can reach.
+  bool insecure = false;
+  ServerSecurityOptions security;
+  // 0: a default, by the number of workers.
+  int32_t connections_per_address = 0;
+  // run_id and first_incarnation are chosen by the server.
+  CoordinatorOptions coordinator;
+  // Names of the settings in `coordinator` that were given explicitly. A
+  // resumed run keeps its own values of the others.
+  std::set<std::string> given;
+  int32_t fold_threads = 2;
+  int64_t inflight_bytes_max = int64_t{4} << 30;
+  RunFilesOptions files;
+  // Directory for TensorBoard's event files; none if empty.
+  std::string tensorboard_dir;
+  // File for the timeline of this process; none if empty.
+  std::string trace;
+  // File for the address once the server listens; none if empty.
+  std::string address_file;
+  // host:port of the live page and the metrics; none if empty.
+  std::string ops_listen;
+  // Shown on the page; http or https. Empty for none.
+  std::string dashboards_url;
+  // File for the operations port's address; none if empty.
+  std::string ops_address_file;
+  // If false, the server stays up after the run ends, so that it can be
+  // inspected, until a stop is requested.
+  bool exit_when_done = true;
+  // If true, progress is one line that is rewritten.
+  bool terminal = false;
+  // How long a finished run waits for its workers to leave.
+  absl::Duration leave_grace = absl::Seconds(5);
+};
+
+// Errors: InvalidArgument naming the flag, the value seen and those wanted.
+absl::Status Validate(const ServerOptions& options);
+
+}  // namespace cohort

@@ -1,0 +1,54 @@
+#include "server/rpc/call_gate.h"
+
+#include <grpcpp/security/auth_context.h>
+#include <grpcpp/support/status.h>
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/wire/status.h"
+#include "server/rpc/caller.h"
+
+namespace cohort {
+namespace {
+
+class CallGate final : public grpc::AuthMetadataProcessor {
+ public:
+  explicit CallGate(AccessControl& access) : access_(access) {}
+
+  // It takes two locks for moments and reads no files.
+  bool IsBlocking() const override { return false; }
+
+  grpc::Status Process(const InputMetadata& metadata,
+                       grpc::AuthContext* connection, OutputMetadata* consumed,
+                       OutputMetadata* /*response*/) override {
+    const std::string path = ValueOf(metadata, ":path");
+    Presented presented = PresentedBy(*connection);
+    presented.authorization = ValueOf(metadata, "authorization");
+    if (!presented.authorization.empty()) {
+      // Services do not see it.
+      consumed->emplace("authorization", presented.authorization);
+    }
+    return ToGrpcStatus(access_.CheckCall(path, presented).status());
+  }
+
+ private:
+  static std::string ValueOf(const InputMetadata& metadata, const char* name) {
+    const auto found = metadata.find(name);
+    return found == metadata.end()
+               ? ""
+               : std::string(found->second.data(), found->second.size());
+  }
+
+  AccessControl& access_;
+};
+
+}  // namespace
+
+std::shared_ptr<grpc::AuthMetadataProcessor> MakeCallGate(
+    AccessControl& access) {
+  return std::make_shared<CallGate>(access);
+}
+
+}  // namespace cohort

@@ -1,0 +1,118 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "common/security/tls_files.h"
+#include "common/security/tokens.h"
+#include "tests/ctl/ctl_harness.h"
+#include "tests/fakes/temp_dir.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CertsVerbsTest : public testing::Test {
+ protected:
+  CtlResult Certs(const std::string& arguments) {
+    return ctl_.RunPlain(absl::StrCat("certs ", arguments));
+  }
+  std::string Dir() const { return absl::StrCat("--dir=", dir_.File("pki")); }
+
+  const TempDir dir_;
+  CtlHarness ctl_;
+};
+
+TEST_F(CertsVerbsTest, InitMakesUsableFilesForEveryRole) {
+  const CtlResult init = Certs(absl::StrCat("init --run=demo --json ", Dir()));
+  ASSERT_EQ(init.code, 0) << init.err;
+  EXPECT_THAT(init.err, HasSubstr("--tls_cert="));
+  int found = 0;
+  for (absl::string_view line :
+       absl::StrSplit(init.out, '\n', absl::SkipEmpty())) {
+    const auto made = nlohmann::json::parse(std::string(line));
+    const absl::StatusOr<TlsContent> content = ReadTlsFiles(
+        {.cert = made["cert"], .key = made["key"], .ca = made["ca"]},
+        absl::Now());
+    ASSERT_TRUE(content.ok()) << content.status();
+    EXPECT_EQ(content->identity->Uri(), made["identity"]);
+    ++found;
+  }
+  EXPECT_EQ(found, 4);
+  const CtlResult again = Certs(absl::StrCat("init --run=demo ", Dir()));
+  EXPECT_EQ(again.code, 3);
+  EXPECT_THAT(again.err, HasSubstr("has an authority already"));
+}
+
+TEST_F(CertsVerbsTest, IssueAddsIdentitiesAndShowPrintsThem) {
+  ASSERT_EQ(Certs(absl::StrCat("init --run=demo --domain=a.org ", Dir())).code,
+            0);
+  ASSERT_EQ(
+      Certs(absl::StrCat("issue --run=demo worker/0 worker/1 ", Dir())).code,
+      0);
+  const CtlResult show =
+      Certs(absl::StrCat("show ", dir_.File("pki/worker-1/tls.crt")));
+  EXPECT_THAT(show.out, HasSubstr("spiffe://a.org/cohort/demo/worker/1"));
+  EXPECT_THAT(show.out, HasSubstr("in 364 days"));
+  const CtlResult json =
+      Certs(absl::StrCat("show --json ", dir_.File("pki/worker-1/tls.crt")));
+  EXPECT_EQ(nlohmann::json::parse(json.out)["uris"][0],
+            "spiffe://a.org/cohort/demo/worker/1");
+}
+
+TEST_F(CertsVerbsTest, WrongWordsAreNamed) {
+  EXPECT_THAT(Certs(absl::StrCat("init ", Dir())).err,
+              HasSubstr("--run: want"));
+  EXPECT_THAT(Certs(absl::StrCat("init --run=Demo ", Dir())).err,
+              HasSubstr("--run"));
+  EXPECT_THAT(Certs(absl::StrCat("issue --run=demo worker/0 ", Dir())).err,
+              HasSubstr("certs init"));
+  ASSERT_EQ(Certs(absl::StrCat("init --run=demo ", Dir())).code, 0);
+  EXPECT_THAT(Certs(absl::StrCat("issue --run=demo root ", Dir())).err,
+              HasSubstr("got 'root', want server/0"));
+  EXPECT_THAT(
+      Certs(absl::StrCat("issue --run=demo --days=x viewer ", Dir())).err,
+      HasSubstr("--days: got 'x'"));
+  EXPECT_EQ(Certs("issue --run=demo").code, 2);
+  EXPECT_EQ(Certs("show").code, 2);
+  EXPECT_EQ(Certs("show /missing").code, 3);
+}
+
+TEST_F(CertsVerbsTest, TokensAreShownOnceAndStoredAsHashes) {
+  const std::string tokens = dir_.File("tokens");
+  const CtlResult ana =
+      Certs(absl::StrCat("token --name=ana --tokens=", tokens));
+  const CtlResult ben =
+      Certs(absl::StrCat("token --name=ben --tokens=", tokens));
+  ASSERT_EQ(ana.code, 0) << ana.err;
+  ASSERT_EQ(ben.code, 0) << ben.err;
+  const auto loaded = Tokens::Load(tokens);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ((*loaded)->NameOf(absl::StripSuffix(ana.out, "\n")), "ana");
+  EXPECT_EQ((*loaded)->NameOf(absl::StripSuffix(ben.out, "\n")), "ben");
+  EXPECT_EQ(Certs("token").code, 3);
+}
+
+TEST_F(CertsVerbsTest, ATokenWithoutEncryptionIsRefused) {
+  std::ofstream(dir_.File("token")) << "secret\n";
+  const CtlResult status =
+      ctl_.Run(absl::StrCat("status --token_file=", dir_.File("token")));
+  EXPECT_EQ(status.code, 3);
+  EXPECT_THAT(status.err, HasSubstr("want --tls_ca too"));
+}
+
+TEST_F(CertsVerbsTest, RunGivesEachProcessItsOwn) {
+  const CtlResult run = ctl_.RunPlain("run --tls_cert=x");
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err, HasSubstr("--tls makes them"));
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,176 @@
+"""A cohort with certificates: rotated under load, watched, and refused."""
+
+import json
+import ssl
+import unittest
+import urllib.error
+import urllib.request
+
+from processes import Cohort, kill, run
+from tls_files import Certificates
+
+# A token's hash, as in the file of --viewer_tokens, comes from cohortctl.
+ROTATIONS = 10
+
+
+class EncryptedCohort(Cohort):
+    """A cohort whose processes have certificates."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.certificates = Certificates(self.dir / "pki")
+        self.certificates.issue("worker/0", "worker/1")
+        self.server_flags += [
+            *self.certificates.flags("server-0"),
+            f"--checkpoint_dir={self.checkpoints}", "--checkpoint_every=5",
+            f"--audit_log={self.dir}/audit.jsonl"]
+
+    def start_worker(self, rank, *flags, wrapper=()):
+        return super().start_worker(
+            rank, *self.certificates.flags(f"worker-{rank}"), *flags,
+            wrapper=wrapper)
+
+    def ctl(self, role, *words):
+        return run("cohortctl", *words, f"--server={self.address}",
+                   *self.certificates.flags(role))
+
+    def status(self):
+        answer = self.ctl("viewer", "status", "--json")
+        return json.loads(answer.stdout) if answer.returncode == 0 else None
+
+
+def plain_digest(epochs):
+    """The weights of the same run without encryption or disturbance."""
+    with Cohort(server_flags=[f"--epochs={epochs}"]) as cohort:
+        cohort.start()
+        assert cohort.finish() == 0, cohort.log()
+        return cohort.model_digest()
+
+
+class Rotation(unittest.TestCase):
+    def test_no_step_is_lost(self):
+        epochs = 20
+        with EncryptedCohort(server_flags=[f"--epochs={epochs}"]) as cohort:
+            cohort.start()
+            for number in range(ROTATIONS):
+                version = cohort.newest_checkpoint()
+                cohort.certificates.issue("server/0", "worker/0", "worker/1",
+                                          "viewer", "operator")
+                # New connections are made with new files.
+                if number % 3 == 0:
+                    kill(cohort.workers[number % 2])
+                    cohort.start_worker(number % 2)
+                cohort.wait_until(
+                    lambda: cohort.newest_checkpoint() > version or
+                    cohort.server.poll() is not None, "another checkpoint")
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            self.assertEqual(cohort.model_digest(), plain_digest(epochs))
+            self.assertNotIn("cannot be used", cohort.log())
+
+
+class Rights(unittest.TestCase):
+    def test_roles_over_real_connections(self):
+        with EncryptedCohort(server_flags=["--epochs=1000"]) as cohort:
+            token = run("cohortctl", "certs", "token", "--name=ana",
+                        f"--tokens={cohort.dir}/tokens")
+            (cohort.dir / "token").write_text(token.stdout)
+            cohort.start("--ops_listen=127.0.0.1:0",
+                         f"--ops_address_file={cohort.dir}/ops",
+                         f"--viewer_tokens={cohort.dir}/tokens")
+            self.assertEqual(cohort.ctl("operator", "status").returncode, 0)
+            # A viewer looks and does not touch.
+            self.assertEqual(cohort.ctl("viewer", "status").returncode, 0)
+            drain = cohort.ctl("viewer", "run", "drain")
+            self.assertEqual(drain.returncode, 4, drain.stderr)
+            self.assertIn("may not call /cohort.v1.Admin/Drain", drain.stderr)
+            # Neither does a token, and a worker does not even look.
+            own = cohort.certificates.folder / "viewer"
+            by_token = [f"--server={cohort.address}", f"--tls_ca={own}/ca.crt",
+                        f"--token_file={cohort.dir}/token"]
+            self.assertEqual(run("cohortctl", "status", *by_token).returncode,
+                             0)
+            self.assertEqual(
+                run("cohortctl", "run", "drain", *by_token).returncode, 4)
+            self.assertEqual(cohort.ctl("worker-0", "status").returncode, 4)
+            # Plaintext to TLS.
+            plain = run("cohortctl", "status", f"--server={cohort.address}",
+                        "--timeout=5s")
+            self.assertEqual(plain.returncode, 5)
+            self.check_pages(cohort, own, token.stdout.strip())
+            health = run("cohortctl", "health",
+                         f"--ops={(cohort.dir / 'ops').read_text().strip()}",
+                         *cohort.certificates.flags("viewer"))
+            self.assertEqual(health.returncode, 0, health.stderr)
+            self.assertEqual(
+                cohort.ctl("operator", "run", "drain").returncode, 0)
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            events = [json.loads(line) for line in
+                      (cohort.dir / "audit.jsonl").read_text().splitlines()]
+            drains = [event for event in events if event.get("verb") == "Drain"]
+            self.assertEqual([event["event"] for event in drains], ["intent"])
+            self.assertIn({"role"}, [{event.get("reason")} for event in events])
+
+    def check_pages(self, cohort, own, token):
+        url = f"https://{(cohort.dir / 'ops').read_text().strip()}"
+        trust = ssl.create_default_context(cafile=own / "ca.crt")
+        with self.assertRaises(urllib.error.HTTPError) as denied:
+            urllib.request.urlopen(url + "/metrics", context=trust, timeout=10)
+        self.assertEqual(denied.exception.code, 401)
+        request = urllib.request.Request(
+            url + "/metrics", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, context=trust, timeout=10) as page:
+            metrics = page.read().decode()
+        self.assertIn("cohort_tls_certificate_not_after_timestamp_seconds ",
+                      metrics)
+        self.assertIn('cohort_denied_calls_total{reason="role"}', metrics)
+        trust.load_cert_chain(own / "tls.crt", own / "tls.key")
+        with urllib.request.urlopen(url + "/", context=trust,
+                                    timeout=10) as page:
+            self.assertEqual(page.status, 200)
+
+
+class Errors(unittest.TestCase):
+    def test_each_says_what_to_do(self):
+        with EncryptedCohort(server_flags=["--epochs=1000"]) as cohort:
+            cohort.start_server()
+            other = Certificates(cohort.dir / "other")
+            target = f"--server={cohort.address}"
+            foreign = run("cohortctl", "status", target,
+                          *other.flags("operator"), "--timeout=10s")
+            self.assertEqual(foreign.returncode, 5)
+            self.assertIn("another authority", foreign.stderr)
+            unknown = [*cohort.certificates.flags("operator")[:2],
+                       f"--tls_ca={cohort.dir}/missing"]
+            missing = run("cohortctl", "status", target, *unknown)
+            self.assertEqual(missing.returncode, 3)
+            self.assertIn("--tls_ca: ", missing.stderr)
+            with Cohort(server_flags=["--epochs=1000"]) as plain:
+                plain.start_server()
+                answer = run("cohortctl", "status",
+                             f"--server={plain.address}", "--timeout=10s",
+                             *cohort.certificates.flags("operator"))
+                self.assertEqual(answer.returncode, 5)
+                self.assertIn("does not speak TLS", answer.stderr)
+
+
+class RunWithTls(unittest.TestCase):
+    def test_one_command_makes_everything(self):
+        with Cohort() as cohort:
+            certificates = cohort.dir / "certs"
+            trained = run(
+                "cohortctl", "run", "--workers=2", f"--tls={certificates}",
+                "--model=smooth", "--dataset=synthetic", "--batch_size=32",
+                "--epochs=1", f"--results_dir={cohort.dir}/results",
+                timeout_s=300,
+                # An operator's own, which the processes must not inherit.
+                environment={"COHORT_TLS_CERT": "/missing",
+                             "COHORT_TLS_KEY": "/missing"})
+            self.assertEqual(trained.returncode, 0, trained.stderr)
+            self.assertIn("export COHORT_TLS_CERT=", trained.stderr)
+            shown = run("cohortctl", "certs", "show",
+                        certificates / "worker-1" / "tls.crt")
+            self.assertIn("/cohort/local/worker/1", shown.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,353 @@
+// Every method of a server with certificates, called by every kind of client.
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/security/small_file.h"
+#include "common/security/tokens.h"
+#include "common/wire/channel.h"
+#include "common/wire/security.h"
+#include "server/access/roles.h"
+#include "server/rpc/call_interceptor.h"
+#include "tests/rpc/service_fixture.h"
+#include "tests/security/test_authority.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kToken[] = "a-token-of-ana";
+
+SharedSecurity SecurityOf(const TlsFiles& files) {
+  // A client with an expired certificate does not start, so its files are not
+  // checked here.
+  absl::StatusOr<std::shared_ptr<const Security>> security =
+      Security::Load(files);
+  EXPECT_TRUE(security.ok()) << security.status();
+  return *security;
+}
+
+// A client's credentials that refuse nothing by themselves, not even an expired
+// certificate of their own.
+std::shared_ptr<grpc::ChannelCredentials> Unchecked(const TlsFiles& files) {
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = *ReadSmallFile("", files.ca);
+  if (files.has_certificate()) {
+    options.pem_cert_chain = *ReadSmallFile("", files.cert);
+    options.pem_private_key = *ReadSmallFile("", files.key);
+  }
+  return grpc::SslCredentials(options);
+}
+
+class AccessTest : public ServiceTest {
+ protected:
+  ServerOptions SecureOptions() {
+    ServerOptions options = TinyOptions();
+    options.coordinator.run_name = "demo";
+    options.security.tls = authority_.Issue("server/0");
+    options.security.audit_log = authority_.File("audit.jsonl");
+    return options;
+  }
+
+  ServerOptions OptionsWithTokens() {
+    ServerOptions options = SecureOptions();
+    options.security.viewer_tokens = authority_.File("tokens");
+    std::ofstream(options.security.viewer_tokens)
+        << "ana " << TokenHash(kToken) << "\n";
+    return options;
+  }
+
+  std::shared_ptr<grpc::Channel> ChannelOf(
+      const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+    grpc::ChannelArguments arguments =
+        MakeChannelArguments(ChannelPurpose::kControl);
+    // The server's certificate has this name.
+    arguments.SetSslTargetNameOverride("localhost");
+    return grpc::CreateCustomChannel(server_->address(), credentials,
+                                     arguments);
+  }
+
+  // Joins with the certificate of `role` as an incarnation.
+  grpc::StatusCode Return(const std::string& role, int64_t incarnation) {
+    const auto stub =
+        v1::Membership::NewStub(ChannelOf(Unchecked(authority_.Issue(role))));
+    SessionCall session;
+    SetDeadline(*session.context);
+    session.stream = stub->Session(session.context.get());
+    v1::SessionRequest request;
+    request.mutable_join()->set_incarnation(incarnation);
+    request.mutable_join()->set_batch_size(2);
+    session.Write(request);
+    return session.End().error_code();
+  }
+
+  // Calls a method with one empty message, and reads until it ends.
+  grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel,
+                    const std::string& path,
+                    const std::string& authorization = "") {
+    grpc::GenericStub stub(channel);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::seconds(30));
+    if (!authorization.empty()) {
+      context.AddMetadata("authorization", authorization);
+    }
+    grpc::CompletionQueue queue;
+    const auto call = stub.PrepareCall(&context, path, &queue);
+    const auto wait = [&queue] {
+      void* tag = nullptr;
+      bool ok = false;
+      return queue.Next(&tag, &ok) && ok;
+    };
+    const grpc::Slice empty;
+    call->StartCall(nullptr);
+    wait();
+    call->Write(grpc::ByteBuffer(&empty, 1), nullptr);
+    if (wait()) {
+      call->WritesDone(nullptr);
+      wait();
+    }
+    grpc::ByteBuffer reply;
+    bool first = true;
+    for (;;) {
+      call->Read(&reply, nullptr);
+      if (!wait()) break;
+      // A watch never ends by itself.
+      if (std::exchange(first, false)) context.TryCancel();
+    }
+    grpc::Status status;
+    call->Finish(&status, nullptr);
+    wait();
+    return status;
+  }
+
+  TestAuthority authority_;
+};
+
+// Whether the gate stopped the call; what a method says to an empty message is
+// its own affair.
+bool IsDenial(const grpc::Status& status) {
+  return status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
+         status.error_code() == grpc::StatusCode::UNAUTHENTICATED;
+}
+
+TEST_F(AccessTest, EveryServedMethodIsInTheTable) {
+  std::set<std::string> served;
+  for (const GrpcMethod& method : ServedMethods()) {
+    served.insert(absl::StrCat("/", method.service, "/", method.method));
+  }
+  std::set<std::string> listed;
+  for (const MethodRights& rights : RightsTable()) {
+    listed.emplace(rights.path);
+  }
+  EXPECT_EQ(served, listed);
+}
+
+TEST_F(AccessTest, EveryRoleMayCallWhatTheTableSays) {
+  Start(OptionsWithTokens());
+  const std::vector<std::pair<PeerRole, std::string>> roles = {
+      {PeerRole::kServer, "server/1"},
+      {PeerRole::kWorker, "worker/0"},
+      {PeerRole::kWorker, "worker/any"},
+      {PeerRole::kViewer, "viewer"},
+      {PeerRole::kOperator, "operator"}};
+  for (const auto& [role, name] : roles) {
+    const auto channel = ChannelOf(Unchecked(authority_.Issue(name)));
+    for (const MethodRights& rights : RightsTable()) {
+      // The last one: the server would refuse those after it.
+      if (rights.path == "/cohort.v1.Admin/Drain" &&
+          role == PeerRole::kOperator) {
+        continue;
+      }
+      const bool may = rights.roles.empty() ||
+                       std::find(rights.roles.begin(), rights.roles.end(),
+                                 role) != rights.roles.end();
+      const grpc::Status status = Call(channel, std::string(rights.path));
+      EXPECT_EQ(IsDenial(status), !may)
+          << name << " " << rights.path << ": " << status.error_message();
+      EXPECT_NE(status.error_code(), grpc::StatusCode::UNAVAILABLE)
+          << name << " " << rights.path << ": " << status.error_message();
+      if (!may) {
+        EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+        EXPECT_THAT(status.error_message(), HasSubstr("may not call"));
+      }
+    }
+  }
+}
+
+TEST_F(AccessTest, OtherRunsMayCallNothing) {
+  Start(SecureOptions());
+  for (const std::string role : {"worker/0", "operator", "server/0"}) {
+    const auto channel = ChannelOf(Unchecked(authority_.Issue(role, "other")));
+    for (const MethodRights& rights : RightsTable()) {
+      if (rights.roles.empty()) continue;
+      const grpc::Status status = Call(channel, std::string(rights.path));
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED)
+          << role << " " << rights.path;
+      EXPECT_THAT(status.error_message(),
+                  HasSubstr("want one of the run spiffe://example.org/cohort/"
+                            "demo"));
+    }
+  }
+}
+
+TEST_F(AccessTest, StrangersGetNothingButAHandshake) {
+  Start(SecureOptions());
+  TestAuthority other;
+  TlsFiles foreign = other.Issue("operator");
+  foreign.ca = authority_.Issue("operator").ca;
+  TlsFiles none;
+  none.ca = foreign.ca;
+  const TlsFiles expired =
+      authority_.Issue("worker/0", "demo", -absl::Minutes(1));
+  for (const TlsFiles& files : {foreign, none, expired}) {
+    const auto channel = ChannelOf(Unchecked(files));
+    for (const MethodRights& rights : RightsTable()) {
+      const grpc::Status status = Call(channel, std::string(rights.path));
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE)
+          << files.cert << " " << rights.path << ": " << status.error_message();
+    }
+  }
+  const auto plain = ChannelOf(grpc::InsecureChannelCredentials());
+  EXPECT_EQ(Call(plain, "/cohort.v1.Admin/GetStatus").error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(AccessTest, TokensAreViewersAndNothingElse) {
+  Start(OptionsWithTokens());
+  TlsFiles none;
+  none.ca = authority_.Issue("viewer").ca;
+  const auto channel = ChannelOf(Unchecked(none));
+  for (const MethodRights& rights : RightsTable()) {
+    const std::string path(rights.path);
+    const bool may = rights.roles.empty() ||
+                     std::find(rights.roles.begin(), rights.roles.end(),
+                               PeerRole::kViewer) != rights.roles.end();
+    EXPECT_EQ(IsDenial(Call(channel, path, absl::StrCat("Bearer ", kToken))),
+              !may)
+        << path;
+    if (rights.roles.empty()) continue;
+    EXPECT_EQ(Call(channel, path, "Bearer guess").error_code(),
+              grpc::StatusCode::UNAUTHENTICATED);
+    EXPECT_EQ(Call(channel, path).error_code(),
+              grpc::StatusCode::UNAUTHENTICATED);
+  }
+}
+
+TEST_F(AccessTest, AWorkersCertificateIsForItsRankOnly) {
+  Start(SecureOptions());
+  HandWorker zero(server_->address(),
+                  SecurityOf(authority_.Issue("worker/0"))->ForChannel());
+  EXPECT_EQ(zero.Join(1).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  // Without a rank it gets its own, although 0 is vacant.
+  HandWorker one(server_->address(),
+                 SecurityOf(authority_.Issue("worker/1"))->ForChannel());
+  ASSERT_TRUE(one.Join().ok());
+  EXPECT_EQ(one.sender().rank(), 1);
+  ASSERT_TRUE(zero.Join(0).ok());
+  // Rank 1 speaks in the name of rank 0 on each stream.
+  one.sender() = zero.sender();
+  RegisterCall register_call = one.BeginRegister(TinyLayout(), TinyPlan());
+  EXPECT_EQ(register_call.End().error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
+  ExchangeCall exchange = one.OpenExchange();
+  exchange.Write(one.Opening(v1::Assignment(), 2));
+  EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  ReduceCall reduce = one.OpenReduce();
+  reduce.Write(one.Contribution(v1::Assignment(), 2, 0, 0));
+  EXPECT_EQ(reduce.End().error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  v1::Assignment next;
+  EXPECT_EQ(one.Report(v1::Assignment(), 0, next).error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(Return("worker/1", zero.sender().incarnation()),
+            grpc::StatusCode::PERMISSION_DENIED);
+  // Rank 0 is still there.
+  EXPECT_TRUE(zero.Leave().ok());
+}
+
+TEST_F(AccessTest, ChangesAreRecordedWithTheirAuthor) {
+  Start(SecureOptions());
+  const auto channel = MakeChannel(server_->address(), ChannelPurpose::kControl,
+                                   SecurityOf(authority_.Issue("operator")));
+  const auto admin = v1::Admin::NewStub(channel);
+  v1::SetPolicyRequest request;
+  (*request.mutable_settings())["learning_rate"] = "0.25";
+  request.set_author("ana");
+  v1::SetPolicyReply reply;
+  grpc::ClientContext set;
+  ASSERT_TRUE(admin->SetPolicy(&set, request, &reply).ok());
+  v1::GetPolicyReply policy;
+  grpc::ClientContext get;
+  ASSERT_TRUE(admin->GetPolicy(&get, {}, &policy).ok());
+  const std::string author = policy.history(policy.history_size() - 1).author();
+  EXPECT_EQ(author, "ana (spiffe://example.org/cohort/demo/operator)");
+  std::ifstream file(authority_.File("audit.jsonl"));
+  std::string intent;
+  std::string outcome;
+  std::getline(file, intent);
+  std::getline(file, outcome);
+  const auto before = nlohmann::json::parse(intent);
+  EXPECT_EQ(before["verb"], "SetPolicy");
+  EXPECT_EQ(before["client"], "spiffe://example.org/cohort/demo/operator");
+  EXPECT_EQ(before["arguments"]["settings"]["learning_rate"], "0.25");
+  const auto after = nlohmann::json::parse(outcome);
+  EXPECT_EQ(after["id"], before["id"]);
+  EXPECT_EQ(after["code"], "OK");
+}
+
+TEST_F(AccessTest, ClientsCheckTheServersIdentity) {
+  ServerOptions options = SecureOptions();
+  options.coordinator.run_name = "other";
+  options.security.tls = authority_.Issue("server/0", "other");
+  Start(options);
+  HandWorker worker(server_->address(),
+                    SecurityOf(authority_.Issue("worker/0"))->ForChannel());
+  const grpc::Status refused = worker.Join(0);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(refused.error_message(),
+              HasSubstr("want spiffe://example.org/cohort/demo/server/0"));
+}
+
+TEST_F(AccessTest, AServerNeedsAServersCertificate) {
+  ServerOptions options = SecureOptions();
+  options.security.tls = authority_.Issue("operator");
+  const absl::Status role = StartServer(options, out_).status();
+  EXPECT_EQ(role.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(role.message()), HasSubstr("want that of a server"));
+  options = SecureOptions();
+  options.coordinator.run_name = "another";
+  const absl::Status run = StartServer(options, out_).status();
+  EXPECT_EQ(run.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(run.message()),
+              HasSubstr("got a certificate for the run demo"));
+  options = TinyOptions();
+  options.security.viewer_tokens = "tokens";
+  EXPECT_THAT(std::string(StartServer(options, out_).status().message()),
+              HasSubstr("--viewer_tokens"));
+}
+
+TEST_F(AccessTest, TheRunHasTheNameOfTheCertificate) {
+  ServerOptions options = SecureOptions();
+  options.coordinator.run_name = "";
+  Start(options);
+  HandWorker worker(server_->address(),
+                    SecurityOf(authority_.Issue("worker/0"))->ForChannel());
+  ASSERT_TRUE(worker.Join(0).ok());
+  EXPECT_EQ(worker.joined().run_name(), "demo");
+}
+
+}  // namespace
+}  // namespace cohort
