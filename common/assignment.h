@@ -69,6 +69,9 @@ struct Assignment {
   // For kFinished: if true, the rank's work is not done, because this worker
   // was drained or the run broke off. The supervisor must start another worker.
   bool unfinished = false;
+  // For kFinished: if true, the run ended because of an error, which `reason`
+  // names.
+  bool failed = false;
   // For kWait: time until the wait is given up; infinite if unbounded.
   absl::Duration wait = absl::InfiniteDuration();
 };

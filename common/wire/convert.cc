@@ -193,6 +193,7 @@ void ToProto(const Assignment& assignment, v1::Assignment* proto) {
   proto->set_global_normalization(assignment.global_normalization);
   proto->set_reason(assignment.reason);
   proto->set_unfinished(assignment.unfinished);
+  proto->set_failed(assignment.failed);
   proto->set_statistics_kind(assignment.statistics);
   if (assignment.wait < absl::InfiniteDuration()) {
     proto->set_wait_ms(
@@ -224,6 +225,7 @@ absl::StatusOr<Assignment> FromProto(const v1::Assignment& proto) {
   to.global_normalization = proto.global_normalization();
   to.reason = proto.reason();
   to.unfinished = proto.unfinished();
+  to.failed = proto.failed();
   to.statistics = proto.statistics_kind();
   if (proto.wait_ms() > 0) to.wait = absl::Milliseconds(proto.wait_ms());
   return to;

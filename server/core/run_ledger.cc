@@ -23,6 +23,7 @@ void RunLedger::NoteMeasures(const std::vector<Measure>& noted) {
 void RunLedger::End(RunOutcome outcome, const std::string& reason) {
   ended_ = true;
   end_reason_ = reason;
+  failed_ = outcome != RunOutcome::kFinished && outcome != RunOutcome::kDrained;
   // Non-finite weights would be non-finite again.
   broke_off_ = outcome == RunOutcome::kWorkerLost ||
                outcome == RunOutcome::kModelMismatch;

@@ -77,6 +77,8 @@ class RunLedger {
   // The run has ended, but is not done: a server that is started again may go
   // on.
   bool broke_off() const { return broke_off_; }
+  // The run has ended because of an error.
+  bool failed() const { return failed_; }
 
   // ---- counts, for people
   RunCounts counts;
@@ -106,6 +108,7 @@ class RunLedger {
   bool ended_ = false;
   std::string end_reason_;
   bool broke_off_ = false;
+  bool failed_ = false;
 };
 
 }  // namespace cohort

@@ -261,6 +261,7 @@ TEST(CoordinatorChangeTest, ADrainedWorkerLeavesAfterItsPushCounted) {
     EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
     EXPECT_EQ(cohort.told(kRank1).reason, "drained: told to");
     EXPECT_TRUE(cohort.told(kRank1).unfinished);
+    EXPECT_FALSE(cohort.told(kRank1).failed);
     EXPECT_TRUE(Trains(cohort, kRank0));
     const Version before = cohort.snapshot()->version;
     cohort.Leave(kRank1);

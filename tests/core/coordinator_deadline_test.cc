@@ -121,6 +121,7 @@ TEST(CoordinatorDeadlineTest, WithoutAReplacementTheRunEnds) {
   EXPECT_EQ(ended[0].reason, "no replacement for rank 0 within 10 min 1 s");
   EXPECT_NE(ended[0].snapshot, nullptr);
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
+  EXPECT_TRUE(cohort.told(kRank1).failed);
   // A restarted server needs this rank.
   EXPECT_TRUE(cohort.told(kRank1).unfinished);
 }

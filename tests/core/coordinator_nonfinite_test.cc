@@ -58,7 +58,12 @@ TEST(CoordinatorNonfiniteTest, SoManyInARowEndTheRun) {
   EXPECT_EQ(ended[0].reason,
             "3 steps in a row were not finite; the last: rank 1: gradient of "
             "b");
-  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
+  const Assignment& told = cohort.told(kRank0);
+  EXPECT_EQ(told.kind, AssignmentKind::kFinished);
+  EXPECT_EQ(told.reason, ended[0].reason);
+  EXPECT_TRUE(told.failed);
+  // A restarted server would fail again.
+  EXPECT_FALSE(told.unfinished);
 }
 
 TEST(CoordinatorNonfiniteTest, AFiniteStepStartsTheCountAgain) {

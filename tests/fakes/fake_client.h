@@ -48,6 +48,8 @@ class FakeClient final : public Client {
   std::vector<LayerStatistics> statistics;
   // Whether the script's end tells the rank that its work is unfinished.
   bool ends_unfinished = false;
+  // Whether it tells the rank that the run has failed.
+  bool ends_failed = false;
   // The worker's incarnation, as counted by the server.
   Incarnation current{1};
   // Each is called first by the method it is named after; an error is returned.
@@ -113,7 +115,9 @@ class FakeClient final : public Client {
     if (stopped_) return absl::CancelledError("stop requested");
     if (next_ >= script_.size()) {
       return Assignment{.kind = AssignmentKind::kFinished,
-                        .unfinished = ends_unfinished};
+                        .reason = "the script is over",
+                        .unfinished = ends_unfinished,
+                        .failed = ends_failed};
     }
     Assignment assignment = script_[next_];
     assignment.sequence = Sequence(static_cast<int64_t>(next_) + 1);

@@ -212,5 +212,23 @@ TEST_F(ServiceTest, AReportOfAnImpossibleNumberIsRefused) {
   }
 }
 
+TEST_F(ServiceTest, WorkersOfAFailedRunAreToldWhy) {
+  ServerOptions options = TinyOptions();
+  options.coordinator.nonfinite_max = 1;
+  StartWithTwoWorkers(options);
+  for (size_t i = 0; i < 2; ++i) {
+    exchanges_.push_back(workers_[i]->OpenExchange());
+    workers_[i]->Push(exchanges_[i], assignments_[i],
+                      {std::numeric_limits<float>::quiet_NaN(), 1, 1, 1});
+  }
+  for (auto& worker : workers_) {
+    const auto told = worker->Await(v1::ASSIGNMENT_KIND_FINISHED);
+    ASSERT_TRUE(told.has_value());
+    EXPECT_TRUE(told->failed());
+    EXPECT_FALSE(told->unfinished());
+    EXPECT_THAT(told->reason(), HasSubstr("not finite"));
+  }
+}
+
 }  // namespace
 }  // namespace cohort

@@ -28,6 +28,8 @@ Assignment TrainAssignment() {
   a.split = DataSplit::kTest;
   a.global_normalization = true;
   a.reason = "because";
+  a.unfinished = true;
+  a.failed = true;
   a.statistics = "chief";
   a.wait = absl::Seconds(2);
   return a;
@@ -66,6 +68,8 @@ void ExpectEqual(const Assignment& a, const Assignment& b) {
   EXPECT_EQ(a.split, b.split);
   EXPECT_EQ(a.global_normalization, b.global_normalization);
   EXPECT_EQ(a.reason, b.reason);
+  EXPECT_EQ(a.unfinished, b.unfinished);
+  EXPECT_EQ(a.failed, b.failed);
   EXPECT_EQ(a.statistics, b.statistics);
   EXPECT_EQ(a.wait, b.wait);
 }

@@ -112,7 +112,8 @@ void DefineValues(nb::module_& m) {
       .def_ro("statistics", &Assignment::statistics)
       .def_ro("global_normalization", &Assignment::global_normalization)
       .def_ro("reason", &Assignment::reason)
-      .def_ro("unfinished", &Assignment::unfinished);
+      .def_ro("unfinished", &Assignment::unfinished)
+      .def_ro("failed", &Assignment::failed);
   nb::class_<PushVerdict>(m, "PushVerdict")
       .def_prop_ro("verdict",
                    [](const PushVerdict& v) { return NameOf(v.verdict); })

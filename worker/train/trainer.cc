@@ -158,6 +158,11 @@ absl::Status Trainer::Loop() {
     COHORT_RETURN_IF_ERROR(next.status());
     if (next->kind == AssignmentKind::kFinished) {
       left_early_ = next->unfinished;
+      // One that a restarted server continues is no error of this worker.
+      if (next->failed && !next->unfinished) {
+        return absl::InternalError(
+            absl::StrCat("the run failed: ", next->reason));
+      }
       return absl::OkStatus();
     }
     if (!EnterStep()) return absl::CancelledError("stop requested");

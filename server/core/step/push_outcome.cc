@@ -112,7 +112,8 @@ Assignment FinishedAssignment(const RunParts& parts,
           .version = parts.model.version(),
           .policy_epoch = parts.settings.policy_epoch(),
           .reason = reason,
-          .unfinished = parts.ledger.broke_off()};
+          .unfinished = parts.ledger.broke_off(),
+          .failed = parts.ledger.failed()};
 }
 
 std::optional<std::string> NonfiniteMoments(const ModelStore& model, Rank rank,

@@ -136,8 +136,16 @@ std::string ClusterRun::OnWorkerLoss() const {
                                            : found->second;
 }
 
+bool ClusterRun::RunIsOver() const {
+  const absl::StatusOr<v1::Status> status =
+      AdminClient(cluster_->address(), kAskMax).GetStatus();
+  return status.ok() && status->ended();
+}
+
 void ClusterRun::OnWorkerLost(const ClusterProcess& worker,
                               const ProcessEnd& end) {
+  // Workers of a run that failed end with an error, too.
+  if (RunIsOver()) return screen_.ShowEnd(worker, end, "the run is over");
   if (OnWorkerLoss() != "wait") {
     if (cluster_->workers_running() > 0) {
       return screen_.ShowEnd(worker, end, "the run continues without it");

@@ -59,6 +59,8 @@ class ClusterRun {
               absl::string_view why);
   ServerTarget Target() const;
   std::string OnWorkerLoss() const;
+  // False if the server does not answer.
+  bool RunIsOver() const;
   void LookForSignal();
   void LookForDeadline();
   absl::StatusOr<int> Outcome() const;

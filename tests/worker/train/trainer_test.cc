@@ -374,5 +374,21 @@ TEST(TrainerTest, OnlyAnUnfinishedRankIsLeftEarly) {
   }
 }
 
+TEST(TrainerTest, ARunThatFailedIsAnErrorUnlessAServerMayContinueIt) {
+  for (const bool unfinished : {false, true}) {
+    FakeClient client({});
+    client.ends_failed = true;
+    client.ends_unfinished = unfinished;
+    const TinyDataset dataset;
+    const TrainerOptions options = Options();
+    Trainer trainer(client, dataset, options);
+    const absl::Status status = trainer.Run();
+    EXPECT_EQ(status.ok(), unfinished) << status;
+    if (!unfinished) {
+      EXPECT_EQ(status.message(), "the run failed: the script is over");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cohort
