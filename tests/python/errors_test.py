@@ -1,8 +1,11 @@
 """What people do wrong: each is an error that says what to do."""
 
 import os
+import pathlib
+import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 import unittest
 
@@ -11,7 +14,7 @@ from torch import nn
 
 import cohort
 from networks import Shapes, three_batch_norms
-from ranks import Rank, Server, run
+from ranks import BIN, Rank, Server, run
 
 
 def sgd(model, **options):
@@ -86,7 +89,12 @@ class BeforeJoining(unittest.TestCase):
         model = three_batch_norms()
         job = cohort.join(model, sgd(model), server="127.0.0.1:1")
         self.refuses(cohort.UsageError, "belongs to a job", model)
+        other = three_batch_norms()
+        self.refuses(cohort.UsageError, "this process has a job already", other)
+        # A refused model is not changed.
+        self.assertIs(type(other[1]), nn.BatchNorm2d)
         job.leave()
+        cohort.join(other, sgd(other), server="127.0.0.1:1").leave()
         cohort.join(model, sgd(model), server="127.0.0.1:1").leave()
 
     def test_a_launcher_without_an_address(self):
@@ -226,13 +234,16 @@ class OtherWorkers(unittest.TestCase):
 
 
 class Processes(unittest.TestCase):
-    def script(self, text, *flags):
+    def environment(self, **variables):
+        here = os.path.dirname(os.path.abspath(__file__))
+        return {**os.environ, **variables, "PYTHONPATH":
+                os.environ.get("PYTHONPATH", "") + os.pathsep + here}
+
+    def script(self, text, *flags, **variables):
         code = textwrap.dedent(text)
         return subprocess.run([sys.executable, "-c", code, *flags],
                               capture_output=True, text=True, timeout=120,
-                              check=False, env={**os.environ, "PYTHONPATH":
-                              os.environ["PYTHONPATH"] + os.pathsep +
-                              os.path.dirname(os.path.abspath(__file__))})
+                              check=False, env=self.environment(**variables))
 
     def test_a_data_set_that_cannot_be_sent_to_loaders(self):
         done = self.script("""
@@ -249,9 +260,99 @@ class Processes(unittest.TestCase):
                 job.backward(torch.nn.functional.cross_entropy(model(x), y))
                 job.step()
             """)
+        self.assertEqual(done.returncode, 3, done.stderr)
         self.assertIn("cohort._errors.ConfigurationError: the data set cannot be "
                       "sent to loader processes", done.stderr)
         self.assertIn("num_workers=0", done.stderr)
+
+    def test_exit_codes_of_uncaught_errors(self):
+        script = """
+            import sys, torch, cohort, networks
+            hook = sys.excepthook
+            sys.excepthook = lambda *error: (print("before"), hook(*error))
+            model = networks.three_batch_norms()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            job = cohort.join(model, optimizer, server="127.0.0.1:1",
+                              server_timeout=0.2)
+            {line}
+            """
+        for line, code in (
+                ("job.data(networks.Shapes(8))", 3),
+                ("raise cohort.ConfigurationError('x')", 3),
+                ("raise cohort.RunMismatchError('x')", 3),
+                ("next(iter(job.data(networks.Shapes(8), batch_size=2)))", 5),
+                ("raise cohort.TrainingError('x')", 1),
+                ("raise ValueError('x')", 1), ("raise SystemExit(4)", 4)):
+            with self.subTest(line):
+                done = self.script(script.format(line=line))
+                self.assertEqual(done.returncode, code, done.stderr)
+                if code != 4:
+                    self.assertEqual(done.stdout, "before\n")
+                    self.assertEqual(done.stderr.count("Traceback"), 1)
+
+    FAILING = """
+            import torch, cohort, networks
+            model = networks.three_batch_norms()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            job = cohort.join(model, optimizer, log_level="error")
+            for x, y in job.data(networks.Shapes(32), batch_size=4):
+                job.backward(model(x).sum() * float("nan"))
+                job.step()
+            print("finished")
+            """
+
+    def test_a_run_that_failed_is_an_error(self):
+        with Server(1, "--nonfinite_max=2") as server:
+            done = self.script(self.FAILING, COHORT_SERVER=server.address)
+        self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+        self.assertRegex(done.stderr, "TrainingError: the run failed: 2 steps in a "
+                         "row were not finite")
+
+    def test_the_worker_of_a_run_that_failed_is_not_started_again(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = pathlib.Path(folder) / "script.py"
+            script.write_text(textwrap.dedent(self.FAILING))
+            done = subprocess.run(
+                [BIN / "cohortctl", "run", "--workers=1", "--nonfinite_max=2",
+                 "--listen=127.0.0.1:0", "--ops_listen=", "--",
+                 sys.executable, script], capture_output=True, text=True,
+                timeout=120, check=False, env=self.environment())
+        self.assertEqual(done.returncode, 8, done.stderr)
+        self.assertNotIn("started again", done.stdout + done.stderr)
+
+    def test_two_scripts_with_servers_of_their_own(self):
+        script = """
+            import torch, cohort, networks
+            model = networks.three_batch_norms()
+            job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
+                              serve={"epochs": 1}, log_level="error")
+            for x, y in job.data(networks.Shapes(8), batch_size=4):
+                print("batch", flush=True)
+                input()
+                job.backward(torch.nn.functional.cross_entropy(model(x), y))
+                job.step()
+            """
+        scripts = [subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, env=self.environment())
+            for _ in range(2)]
+        heads = []
+        for process in scripts:
+            heads.append("")
+            # Both are in a batch before one of them may go on.
+            while "batch" not in heads[-1]:
+                line = process.stdout.readline()
+                self.assertTrue(line, heads[-1])
+                heads[-1] += line
+        outputs = [head + process.communicate("\n\n\n", timeout=120)[0]
+                   for head, process in zip(heads, scripts)]
+        pages = set()
+        for process, text in zip(scripts, outputs):
+            self.assertEqual(process.returncode, 0, text)
+            page, = re.findall(r"page: (http://127.0.0.1:\d+)", text)
+            pages.add(page)
+        self.assertEqual(len(pages), 2)
 
     def test_an_embedded_server_with_a_bad_flag(self):
         done = self.script("""

@@ -4,17 +4,21 @@ and its loader processes end when it does."""
 import functools
 import os
 import pathlib
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
+from unittest import mock
 
 import torch
 from torch import nn
 
 import cohort
+from cohort import _signals
 from networks import Shapes, digest, three_batch_norms
 from ranks import DEADLINE, Rank, Server
 
@@ -32,6 +36,19 @@ def train(rank, address, log):
             print(result.version, file=out)
         time.sleep(0.02)
     return digest(model.state_dict())
+
+
+def train_in_a_rendezvous(address, log):
+    """Writes a line to `log` when its step begins; its patience has no end."""
+    _signals._PATIENCE = 1e6
+    model = three_batch_norms()
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
+                      server=address, rank=1)
+    for x, y in job.data(Shapes(64), batch_size=4):
+        with open(log, "a", encoding="utf-8") as out:
+            print("step", file=out)
+        job.backward(nn.functional.cross_entropy(model(x), y))
+        job.step()
 
 
 def sleep_in_loader(folder, _):
@@ -67,11 +84,11 @@ def until(condition, what):
 class Script:
     """Rank 1 as a script of its own, with a process group of its own."""
 
-    def __init__(self, address, folder):
+    def __init__(self, address, folder, what="worker"):
         self._log = pathlib.Path(folder) / "versions"
         self._log.write_text("")
         self.process = subprocess.Popen(
-            [sys.executable, "-B", __file__, "worker", address, self._log],
+            [sys.executable, "-B", __file__, what, address, self._log],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -85,7 +102,113 @@ class Script:
         return self.process.returncode, out.strip(), error
 
 
+def open_files():
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+class Watcher(unittest.TestCase):
+    """StopWatcher alone, in this process."""
+
+    def setUp(self):
+        self.calls = queue.Queue()
+        # A test that was started in the background ignores interrupts.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+
+    def stop(self, enough):
+        def on_stop(number, patience):
+            self.calls.put((number, patience))
+            return enough
+        return _signals.StopWatcher(on_stop)
+
+    def next_call(self):
+        return self.calls.get(timeout=DEADLINE)
+
+    def test_closing_leaves_nothing_behind(self):
+        before = (open_files(), threading.active_count(),
+                  signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1))
+        for _ in range(3):
+            self.stop(True).close()
+        self.assertEqual(
+            (open_files(), threading.active_count(),
+             signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)), before)
+        self.assertIs(signal.getsignal(signal.SIGINT),
+                      signal.default_int_handler)
+
+    def test_the_second_interrupt_has_no_patience(self):
+        watcher = self.stop(False)
+        signal.raise_signal(signal.SIGINT)
+        self.assertEqual(self.next_call(), (signal.SIGINT, True))
+        self.assertEqual(watcher.signal, signal.SIGINT)
+        with self.assertRaises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        self.assertEqual(self.next_call(), (signal.SIGINT, False))
+        watcher.close()
+
+    def test_patience_ends(self):
+        with mock.patch.object(_signals, "_PATIENCE", 0.01):
+            watcher = self.stop(False)
+            signal.raise_signal(signal.SIGTERM)
+            self.assertEqual(self.next_call(), (signal.SIGTERM, True))
+            self.assertEqual(self.next_call(), (signal.SIGTERM, False))
+            watcher.close()
+        self.assertTrue(self.calls.empty())
+
+    def test_closing_ends_the_patience(self):
+        watcher = self.stop(False)
+        signal.raise_signal(signal.SIGTERM)
+        self.next_call()
+        watcher.close()
+        self.assertTrue(self.calls.empty())
+
+    def test_a_handler_of_the_scripts_own_stays(self):
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            watcher = self.stop(True)
+            self.assertIs(signal.getsignal(signal.SIGTERM), signal.SIG_IGN)
+            watcher.close()
+            self.assertIs(signal.getsignal(signal.SIGTERM), signal.SIG_IGN)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def test_closed_by_another_thread_the_next_signal_acts_as_before(self):
+        watcher = self.stop(True)
+        other = threading.Thread(target=watcher.close)
+        other.start()
+        other.join()
+        with self.assertRaises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        self.assertIs(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
+        self.assertEqual(signal.set_wakeup_fd(-1), -1)
+
+
+def hold_a_step(rank, address, folder):
+    """Takes part in no rendezvous of its step."""
+    del rank
+    model = three_batch_norms()
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
+                      server=address, log_level="error")
+    for _ in job.data(Shapes(64), batch_size=4):
+        (pathlib.Path(folder) / "held").touch()
+        signal.pause()
+
+
 class Signals(unittest.TestCase):
+    def test_the_second_ctrl_c_ends_a_rendezvous(self):
+        with Server(2) as server, tempfile.TemporaryDirectory() as folder:
+            other = Rank(hold_a_step, 0, server.address, folder)
+            script = Script(server.address, folder, "impatient")
+            until((pathlib.Path(folder) / "held").exists, "a step of rank 0")
+            script.after_steps(1)
+            script.process.send_signal(signal.SIGINT)
+            for line in script.process.stderr:
+                if "finishing the step" in line:
+                    break
+            script.process.send_signal(signal.SIGINT)
+            code, _, error = script.end()
+            other.kill()
+        self.assertEqual(code, -signal.SIGINT, error)
+
     def test_a_worker_leaves_in_order_and_comes_again(self):
         with tempfile.TemporaryDirectory() as folder, \
                 Server(2, "--epochs=3") as server:
@@ -130,5 +253,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
         torch.set_num_threads(1)
         print(train(1, *sys.argv[2:]))
+    elif sys.argv[1:2] == ["impatient"]:
+        train_in_a_rendezvous(*sys.argv[2:])
     else:
         unittest.main()

@@ -23,7 +23,8 @@ from cohort._errors import (CohortError, ConfigurationError, RunMismatchError,
                             ServerUnreachableError, Stopped, TrainingError,
                             UsageError)
 from cohort._evaluation import Evaluation
-from cohort._job import Job, join
+from cohort._job import Job
+from cohort._join import join
 from cohort._loop import Data
 from cohort._optimizer import LARS
 from cohort._step import StepResult

@@ -1,7 +1,9 @@
 """Batch norm over the whole cohort: torch's modules, with the moments of all
 workers in training mode."""
 
+import copyreg
 from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -16,6 +18,24 @@ class _CohortBatchNorm(nn.modules.batchnorm._BatchNorm):
     _cohort_step: Step | None = None
     # The layer's number in the registered model.
     _cohort_layer: int
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if not mode and self._cohort_step is not None:
+            self._cohort_step.refresh_statistics()
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy, in memory or in a file, is torch's own module: it takes part in
+        # no step, and can be loaded without this package.
+        state = {name: value for name, value in vars(self).items()
+                 if not name.startswith("_cohort_")}
+        plain = _PLAIN[type(self)]
+        if plain is nn.SyncBatchNorm:
+            state.setdefault("process_group", None)
+        # object.__new__(plain), in a form that pickle can write.
+        return (copyreg._reconstructor, (plain, object, None),  # type: ignore
+                state)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         step = self._cohort_step
@@ -91,6 +111,7 @@ class BatchNorm(_CohortBatchNorm):
 _CONVERTED: dict[type[nn.Module], type[_CohortBatchNorm]] = {
     nn.BatchNorm1d: BatchNorm1d, nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d, nn.SyncBatchNorm: BatchNorm}
+_PLAIN = {ours: torchs for torchs, ours in _CONVERTED.items()}
 
 
 def convert_batch_norm(model: nn.Module) -> nn.Module:

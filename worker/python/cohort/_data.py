@@ -69,8 +69,9 @@ def _feed(digest: "hashlib._Hash", item: Any) -> None:
     if isinstance(item, torch.Tensor):
         digest.update(f"{item.dtype}{tuple(item.shape)}".encode())
         flat = item.detach().cpu().contiguous().reshape(-1)
-        digest.update(bytes(flat.view(torch.uint8).tolist())
-                      if flat.numel() else b"")
+        if flat.numel():
+            raw = flat.view(torch.uint8)
+            digest.update(bytes(raw.tolist()) if numpy is None else raw.numpy())
     elif isinstance(item, dict):
         for key in sorted(item, key=str):
             digest.update(str(key).encode())

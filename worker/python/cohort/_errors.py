@@ -1,6 +1,8 @@
 """Errors of the package. Each message says what was seen, what was wanted, and
 what to do."""
 
+import sys
+from types import TracebackType
 from typing import NoReturn
 
 from cohort import _core
@@ -70,3 +72,35 @@ def raise_from(error: StatusError) -> NoReturn:
     """Raises the package's error for a status of the C++ client."""
     kind = _KINDS.get(code_of(error), TrainingError)
     raise kind(str(error.args[1])) from None
+
+
+# Exit codes after an uncaught error, as of cohort-worker: with 3 a supervisor
+# does not start the script again, because it would end so again.
+_EXIT_CODES: tuple[tuple[type[CohortError], int], ...] = (
+    (UsageError, 3), (ConfigurationError, 3), (RunMismatchError, 3),
+    (ServerUnreachableError, 5))
+
+_installed = False
+
+
+def install_exit_codes() -> None:
+    """From now on an uncaught error of the package ends the process with an exit
+    code of its own. The hook that was there before prints it."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException,
+             trace: TracebackType | None) -> None:
+        previous(kind, error, trace)
+        # An interactive interpreter goes on.
+        if hasattr(sys, "ps1") or sys.flags.interactive:
+            return
+        for known, code in _EXIT_CODES:
+            if isinstance(error, known):
+                # The interpreter takes the code of a SystemExit from a hook.
+                raise SystemExit(code)
+
+    sys.excepthook = hook

@@ -4,53 +4,45 @@ import atexit
 import contextlib
 import os
 import signal
-import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from cohort import (_batch_norm, _core, _data, _errors, _evaluation, _loop,
-                    _server)
+from cohort import _core, _data, _errors, _evaluation, _loop
 from cohort._model import RegisteredModel
 from cohort._optimizer import OptimizerPlan, plan_of
+from cohort._optimizer_watch import OptimizerWatch
 from cohort._schedulers import Schedulers
 from cohort._signals import StopWatcher
 from cohort._step import Mode, Step, StepResult
+
+if TYPE_CHECKING:
+    from cohort._join import Joining
+    from cohort._server import EmbeddedServer
 
 
 # The kind of statistics, and of weights, that --ema_decay keeps.
 _AVERAGE = "average"
 
 
-def _quiet_step(message: str) -> Callable[..., None]:
-    def step(*args: Any, **kwargs: Any) -> None:
-        raise _errors.UsageError(message)
-    # Schedulers look for these, and warn without them.
-    step._with_counter = True  # type: ignore[attr-defined]
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    return step
-
-
 class Job:
     """One worker of a run; made by `cohort.join`."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer,
-                 schedulers: Schedulers, address: str,
-                 embedded: "_server.EmbeddedServer | None",
-                 options: Mapping[str, Any]) -> None:
+                 schedulers: Schedulers, joining: "Joining",
+                 embedded: "EmbeddedServer | None") -> None:
         self._model = RegisteredModel(model)
         self._model.check_optimizer(optimizer)
-        self._optimizer = optimizer
         self._schedulers = schedulers
         self._plan: OptimizerPlan = plan_of(optimizer, bool(schedulers))
-        self._address = address
+        self._watch = OptimizerWatch(optimizer, bool(schedulers))
+        self._joining = joining
         self._embedded = embedded
-        self._options = options
         self._pid = os.getpid()
         self._evaluator: _evaluation.Evaluator | None = None
+        self._data: "_loop.Data | None" = None
         self._membership: "_core.Membership | None" = None
         # Set once the run is joined.
         self.worker: "_core.Worker" = None  # type: ignore[assignment]
@@ -66,8 +58,6 @@ class Job:
         self._initial_state = schedulers.save()
         self._state = self._initial_state
         self._last: StepResult | None = None
-        optimizer.step = _quiet_step(  # type: ignore[method-assign]
-            "optimizer.step(): the server applies the optimizer; call job.step()")
         self._step = Step(self._model)
         atexit.register(self._at_exit)
 
@@ -91,6 +81,11 @@ class Job:
         return int(self._joined().workers)
 
     @property
+    def workers_or_none(self) -> int | None:
+        """The same; None before the run is joined."""
+        return None if self._membership is None else self.workers
+
+    @property
     def run_name(self) -> str:
         """The run's name, as on the live page."""
         return str(self._joined().run_name)
@@ -105,12 +100,23 @@ class Job:
     def epoch(self) -> int:
         """The epoch of the batch in progress, from 0; 0 with own data."""
         assignment = self._step.assignment
-        return 0 if assignment is None else int(assignment.data_epoch)
+        if assignment is not None:
+            return int(assignment.data_epoch)
+        return self._epoch_limit or 0
 
     @property
     def finished(self) -> bool:
         """The run is over, or needs nothing more of this worker."""
         return self._finished
+
+    @property
+    def left(self) -> bool:
+        """The worker has left the run."""
+        return self._left
+
+    def is_of_this_process(self) -> bool:
+        """False in a child that was forked later."""
+        return os.getpid() == self._pid
 
     # ---- data
 
@@ -191,23 +197,40 @@ class Job:
                 f"batch_size: got {batch_size}, want at least 1")
         options = dict(loader_options, num_workers=num_workers,
                        collate_fn=collate_fn)
-        return _loop.Data(self, dataset, by_number, batch_size, accumulate, loop,
+        data = _loop.Data(self, dataset, by_number, batch_size, accumulate, loop,
                           name or type(dataset).__name__, options)
+        if self._data is None or self.worker is None:
+            self._data = data
+        return data
 
     def epochs(self) -> Iterator[int]:
         """The run's epochs, for scripts that do something after each one.
 
-        Within its body, the iterable of `job.data` ends with the epoch, and the
-        model's moving statistics are then the server's.
+        Call `job.data` before, and iterate its result in the body: it ends with
+        the epoch, and the model has then the server's moving statistics. A
+        worker that joins later begins at the epoch of the run. An epoch whose
+        loop was left early comes again, with its rest.
         """
-        epoch = 0
-        while not self._finished:
-            self._epoch_limit = epoch
-            yield epoch
-            if self.worker is not None and not self._finished:
-                self.load()
-            epoch += 1
-        self._epoch_limit = None
+        try:
+            while not self._finished:
+                if self._data is None:
+                    raise _errors.UsageError(
+                        "job.epochs(): the job has no data; call data = "
+                        "job.data(...) before this loop, and iterate `data` in "
+                        "its body")
+                first = self.worker is None
+                epoch = self._data.next_epoch()
+                if epoch is None:
+                    return
+                if first:
+                    # The body may look at the model before it trains.
+                    self.load()
+                self._epoch_limit = epoch
+                yield epoch
+                if self._left:
+                    return
+        finally:
+            self._epoch_limit = None
 
     # ---- a step
 
@@ -240,6 +263,7 @@ class Job:
         """
         step = self._step
         step.check_in_progress("job.step()")
+        self._watch.check()
         if step.passes == step.done:
             raise _errors.UsageError(
                 "job.step(): no gradients yet; call job.backward(loss) first")
@@ -295,7 +319,7 @@ class Job:
             pulled = self.worker.read(None, True, kind)
         except _errors.StatusError as error:
             _errors.raise_from(error)
-        self._model.load_statistics(pulled.statistics)
+        self._step.load_statistics(pulled.statistics, newest=not kind)
         self._model.take_weights()
         if pulled.front_end_state:
             self._take_state(bytes(pulled.front_end_state))
@@ -334,8 +358,16 @@ class Job:
         return dict(self._last_averages)
 
     def leave(self, reason: str = "the script called leave()") -> None:
-        """Leaves the run; the model keeps the weights that it has. Called at
-        the script's end by itself."""
+        """Leaves the run; the model keeps the weights that it has, and gets the
+        moving statistics that belong to them. Called at the script's end by
+        itself."""
+        if not self._left and os.getpid() == self._pid:
+            with contextlib.suppress(_errors.CohortError):
+                self._step.refresh_statistics()
+        self._leave(reason)
+
+    def _leave(self, reason: str) -> None:
+        """The same with the statistics that the model has."""
         if self._left or os.getpid() != self._pid:
             return
         self._left = True
@@ -350,6 +382,7 @@ class Job:
             self.worker = None  # type: ignore[assignment]
             self._step.worker = None  # type: ignore[assignment]
         self._step.detach()
+        self._watch.detach()
         if self._watcher is not None:
             self._watcher.close()
         if self._embedded is not None:
@@ -359,30 +392,22 @@ class Job:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.leave()
+        if exception[0] is None:
+            self.leave()
+        else:
+            self._leave("the script has raised an exception")
 
     # ---- inside: joining
 
     def _at_exit(self) -> None:
-        self.leave("the script has ended")
+        self._leave("the script has ended")
 
     def _join(self, batch_size: int, plan: "_core.RunPlan",
               dataset: Any) -> None:
         """Joins the run and registers the model; once."""
-        options = self._options
-        rank = options.get("rank")
-        if rank is None and os.environ.get("COHORT_RANK"):
-            rank = int(os.environ["COHORT_RANK"])
-        threads = torch.get_num_threads()
+        self._watch.check()
         try:
-            self.worker = _core.Worker(
-                server=self._address, rank=-1 if rank is None else int(rank),
-                batch_size=batch_size,
-                server_timeout_s=float(options["server_timeout"]),
-                fingerprint=self._fingerprint(threads),
-                description=f"{socket.gethostname()}, process {os.getpid()}",
-                trace=options["trace"], ops_listen=options["ops_listen"],
-                insecure=bool(options["insecure"]), threads=threads)
+            self.worker = self._joining.connect(self._model, batch_size)
             self._step.worker = self.worker
             self._watcher = StopWatcher(self._stop)
             self._membership = self.worker.join()
@@ -394,12 +419,6 @@ class Job:
                 self._model.memory(), self._model.statistics())
         except _errors.StatusError as error:
             self._ended_by(error)
-
-    def _fingerprint(self, threads: int) -> str:
-        device = self._model.device
-        name = (torch.cuda.get_device_name(device) if device.type == "cuda"
-                else f"{threads} threads")
-        return f"torch {torch.__version__}, {name}"
 
     def _run_plan(self, dataset: Any, by_number: bool, batch_size: int,
                   name: str) -> "_core.RunPlan":
@@ -447,12 +466,13 @@ class Job:
             self._last_averages = self._copy_of_model()
         with contextlib.suppress(_errors.CohortError):
             self.load()
-        unfinished = bool(assignment.unfinished)
-        self.leave(assignment.reason)
-        if unfinished:
+        self._leave(assignment.reason)
+        if assignment.unfinished:
             _core.log("warning", f"left before the run was done: "
                       f"{assignment.reason}")
             raise _errors.Stopped(_errors.STOPPED_EXIT_CODE)
+        if assignment.failed:
+            raise _errors.TrainingError(f"the run failed: {assignment.reason}")
 
     def _ended_by(self, error: _errors.StatusError) -> None:
         """A call ended with a status that is final."""
@@ -460,29 +480,29 @@ class Job:
             self._raise_if_stopped()
             # The server no longer needs this rank.
             self._finished = True
-            self.leave(str(error.args[1]))
+            self._leave(str(error.args[1]))
             return
-        self.leave(str(error.args[1]))
+        self._leave(str(error.args[1]))
         _errors.raise_from(error)
 
-    def _stop(self, number: int) -> None:
-        """On the watcher's thread. A step in progress ends by itself."""
-        _core.log("info", f"signal {number}: finishing the step, then leaving")
+    def _stop(self, number: int, patience: bool) -> bool:
+        """On the watcher's thread. Returns whether it is enough for now: a step
+        in progress may end by itself."""
         worker = self.worker
         if worker is None:
-            return
-        if self._step.mode is not Mode.TRAIN:
-            worker.request_stop()
-            return
-        timer = threading.Timer(5.0, worker.request_stop)
-        timer.daemon = True
-        timer.start()
+            return True
+        if patience:
+            _core.log("info", f"signal {number}: finishing the step, then leaving")
+            if self._step.mode is Mode.TRAIN:
+                return False
+        worker.request_stop()
+        return True
 
     def _raise_if_stopped(self) -> None:
         if self._watcher is None or self._watcher.signal is None:
             return
         number = self._watcher.signal
-        self.leave("stopped by a signal")
+        self._leave("stopped by a signal")
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise _errors.Stopped(_errors.STOPPED_EXIT_CODE)
@@ -525,58 +545,4 @@ class Job:
         with contextlib.suppress(_errors.CohortError):
             self.load()
         self._finished = True
-        self.leave()
-
-
-def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
-         schedulers: Sequence[Any] = (), epoch_schedulers: Sequence[Any] = (),
-         server: str | None = None, rank: int | None = None,
-         serve: Mapping[str, Any] | None = None, server_timeout: float = 300.0,
-         trace: str = "", ops_listen: str = "", insecure: bool = False,
-         log_level: str = "info") -> Job:
-    """Makes this process a worker of a run.
-
-    The model's batch norm becomes the cohort's, in place. The run is joined,
-    and the model registered, when `job.data` is first iterated. After that the
-    weights, the optimizer's state and the moving statistics are the server's.
-
-    Args:
-        model: float32 parameters on the CPU or on one GPU. Its present values are the run's
-            initial ones if this is the lowest rank of a new run.
-        optimizer: torch.optim.SGD, Adam or AdamW, or cohort.LARS. The server
-            (with --optimizer=auto, its default) takes class, rates, decay and
-            groups.
-        schedulers: schedulers of the optimizer, advanced by each job.step().
-        epoch_schedulers: the same, advanced at the end of each epoch.
-        server: HOST:PORT; by default COHORT_SERVER, or a server of this
-            process's own if it is alone.
-        rank: this worker's number; by default COHORT_RANK, or the lowest that
-            is vacant.
-        serve: flags of the server of its own, such as {"epochs": 3}; not read if
-            COHORT_SERVER names another.
-        server_timeout: seconds to wait for an unreachable server.
-        trace: file for the timeline of this worker.
-        ops_listen: HOST:PORT for Prometheus metrics of this worker.
-        insecure: allow plaintext there on an address that others can reach.
-        log_level: "debug", "info", "warning" or "error".
-
-    Raises:
-        ConfigurationError: the model or optimizer cannot be used, or there is
-            no server; the text says what to do.
-        UsageError: the model has joined a run.
-    """
-    for _, layer in _batch_norm.layers_of(model):
-        if layer._cohort_step is not None:
-            raise _errors.UsageError(
-                "cohort.join(): this model belongs to a job; call leave() on "
-                "that first")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise _errors.ConfigurationError(
-            f"optimizer: got {type(optimizer).__name__}, want a "
-            "torch.optim.Optimizer of the model's parameters")
-    _core.start_log(log_level)
-    planned = Schedulers(optimizer, schedulers, epoch_schedulers)
-    address, embedded = _server.address_of(server, serve or {})
-    return Job(model, optimizer, planned, address, embedded,
-               {"rank": rank, "server_timeout": server_timeout, "trace": trace,
-                "ops_listen": ops_listen, "insecure": insecure})
+        self._leave("the data has ended")

@@ -28,34 +28,76 @@ class Data:
         self._options = options
         self._reader: _data.RangeReader | None = None
         self._own: _data.OwnBatches | None = None
-        # Handed out, but of the epoch after the one that was asked for.
+        # Handed out and not begun, such as one of the next epoch.
         self._next: "_core.Assignment | None" = None
+        # Since `next_epoch`.
+        self._iterated = True
+
+    def __len__(self) -> int:
+        """The steps of an epoch, if all workers have this one's batch size; with
+        `accumulate`, its parts. For own data: the length of the iterable.
+
+        Raises:
+            TypeError: the run is not joined yet, so the number of workers is not
+                known; or own data without a length.
+        """
+        if not self._by_number:
+            return len(self._dataset) * self._accumulate
+        workers = self._job.workers_or_none
+        if workers is None:
+            raise TypeError(
+                "len(job.data(...)): the number of workers is not known before "
+                "the run is joined; take it within `for epoch in job.epochs()`")
+        batch = workers * self._batch_size
+        return -(-len(self._dataset) // batch) * self._accumulate
 
     def __iter__(self) -> Iterator[Any]:
         job = self._job
+        self._iterated = True
+        while (assignment := self._next_to_train()) is not None:
+            if job._is_beyond(assignment.data_epoch):
+                # The script may save the model, or score it.
+                job.load()
+                return
+            self._next = None
+            if job._read_weights(assignment):
+                yield from self._train(assignment)
+            if job.left:
+                return
+
+    def next_epoch(self) -> int | None:
+        """The epoch of the batch that comes next; None if none comes."""
+        if not self._iterated:
+            raise _errors.UsageError(
+                "job.epochs(): the body did not iterate what job.data() returned")
+        assignment = self._next_to_train()
+        if assignment is None:
+            return None
+        self._iterated = False
+        return int(assignment.data_epoch)
+
+    def _next_to_train(self) -> "_core.Assignment | None":
+        """The next batch, after the other tasks that come before it; None if the
+        run needs no more."""
+        job = self._job
         if job.finished:
-            return
+            return None
         self._start()
+        job._step.check_trained()
         while not job.finished:
             if self._next is None:
                 self._next = job._next_assignment()
             assignment = self._next
-            if assignment is None:
-                return
-            if assignment.kind == "train" and job._is_beyond(
-                    assignment.data_epoch):
-                return
+            if assignment is None or assignment.kind == "train":
+                return assignment
             self._next = None
-            if assignment.kind == "evaluate":
-                self._void_or_done(self._evaluate, assignment)
-            elif assignment.kind == "collect_moments":
-                self._void_or_done(self._collect, assignment)
-            elif job._read_weights(assignment):
-                yield from self._train(assignment)
+            self._void_or_done(self._evaluate if assignment.kind == "evaluate"
+                               else self._collect, assignment)
+        return None
 
     def _start(self) -> None:
         job = self._job
-        if job._left:
+        if job.left:
             raise _errors.UsageError("job.data(): the job has left its run")
         if job.worker is None:
             job._join(self._batch_size,
@@ -95,13 +137,13 @@ class Data:
             return
         job._begin_step(assignment, self._accumulate, _data.samples_in(batch))
         for part in range(self._accumulate):
-            yield _data.split(batch, part, self._accumulate)
-            if job._left:
+            share = _data.split(batch, part, self._accumulate)
+            step.begin_forward()
+            yield share
+            if job.left:
                 return
-            if step.mode is Mode.TRAIN and step.done <= part:
-                raise _errors.UsageError(
-                    "the batch was not trained: call job.backward(loss) and "
-                    "job.step() once for each batch, before the next one")
+            if step.done <= part:
+                step.check_trained()
         if self._own is not None and job._last is not None and job._last.counts:
             self._own.counted()
 
@@ -126,8 +168,8 @@ class Data:
         job = self._job
         if not job._read_weights(assignment):
             return
-        module = job._model.module
-        training = module.training
+        modes = [(module, module.training)
+                 for module in job._model.module.modules()]
         try:
             job.worker.begin_step(assignment)
             execute(assignment)
@@ -137,7 +179,9 @@ class Data:
         finally:
             job._step.mode = Mode.IDLE
             job._step.forget_calls()
-            module.train(training)
+            # Layers that the script keeps in eval mode stay there.
+            for module, training in modes:
+                module.training = training
 
     def _evaluate(self, assignment: "_core.Assignment") -> None:
         job = self._job
@@ -154,7 +198,8 @@ class Data:
         else:
             pulled = job.worker.read(assignment.version, False,
                                      assignment.statistics)
-            job._model.load_statistics(pulled.statistics)
+            job._step.load_statistics(pulled.statistics, newest=False)
+            job._step.mode = Mode.SCORE
         module = job._model.module
         module.eval()
         with torch.no_grad(), job._step.phase("forward"):

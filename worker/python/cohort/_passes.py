@@ -35,6 +35,10 @@ class Step(Protocol):
         """Whether a forward call now repeats an earlier one (activation
         checkpointing)."""
 
+    def refresh_statistics(self) -> None:
+        """The model is put into eval mode: its moving statistics become the
+        server's, unless a step is in progress."""
+
 
 @dataclasses.dataclass
 class Kept:

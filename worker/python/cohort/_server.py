@@ -81,8 +81,10 @@ class EmbeddedServer:
         self._folder = tempfile.TemporaryDirectory(prefix="cohort-")
         address = pathlib.Path(self._folder.name) / "address"
         log = pathlib.Path(self._folder.name) / "log"
+        # Free ports: another script may run beside this one. The server prints
+        # the address of its page.
         flags = {"workers": 1, "listen": "127.0.0.1:0",
-                 "address_file": str(address), **options}
+                 "ops_listen": "127.0.0.1:0", "address_file": str(address), **options}
         with log.open("wb") as out:
             self._process = subprocess.Popen(
                 [find_program("cohort-server"), *flags_of(flags)], stdout=None,

@@ -4,7 +4,8 @@ it."""
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ class Mode(enum.Enum):
     TRAIN = enum.auto()
     # Precise statistics: moments in training mode.
     COLLECT = enum.auto()
+    # Evaluation by moving statistics that were loaded for it.
+    SCORE = enum.auto()
     # Evaluation by the statistics of each batch.
     SCORE_BY_BATCH = enum.auto()
 
@@ -78,6 +81,11 @@ class Step:
         # Set once the run is joined.
         self.worker: "_core.Worker" = None  # type: ignore[assignment]
         self.mode = Mode.IDLE
+        self._pid = os.getpid()
+        # The version of the weights when the server's moving statistics were
+        # loaded; None: the module's are others.
+        self._statistics_of: int | None = None
+        self._in_forward = False
         self.handle = _operator.new_handle(self)
         self.assignment: "_core.Assignment | None" = None
         self._hooks: list[Any] = []
@@ -117,10 +125,41 @@ class Step:
     def normalises_by_batch(self, module: nn.Module) -> bool:
         if self.mode is Mode.SCORE_BY_BATCH:
             return True
-        return self.mode is not Mode.IDLE and module.training
+        return (self.mode in (Mode.TRAIN, Mode.COLLECT) and
+                module.training)
 
     def recomputes(self) -> bool:
         return self._in_backward
+
+    # ---- moving statistics
+
+    def load_statistics(self, statistics: Sequence["_core.LayerStatistics"],
+                        newest: bool) -> None:
+        """Loads moving statistics into the model; `newest`: those that belong to
+        its weights."""
+        self._model.load_statistics(statistics)
+        self._statistics_of = self.worker.version() if newest else None
+
+    def refresh_statistics(self) -> None:
+        """Loads the server's moving statistics, unless the model has those of its
+        weights. No-op within a step, in a forked child and without a run.
+
+        Raises:
+            CohortError: the server did not answer.
+        """
+        if (self.mode is not Mode.IDLE or self.worker is None or
+                os.getpid() != self._pid or self.worker.version() is None or
+                self.worker.version() == self._statistics_of):
+            return
+        try:
+            pulled = self.worker.read(None, False, "")
+        except _errors.StatusError as error:
+            if _errors.code_of(error) not in _errors.VOID | {"CANCELLED"}:
+                _errors.raise_from(error)
+            _core.log("warning", "the model keeps its moving statistics, which "
+                      f"are older than its weights: {error.args[1]}")
+            return
+        self.load_statistics(pulled.statistics, newest=True)
 
     # ---- one step
 
@@ -159,6 +198,17 @@ class Step:
                                                  self._deliver)
         self.worker.begin_step(assignment)
 
+    def begin_forward(self) -> None:
+        """The script computes a part's loss. From here on until `backward` time
+        counts as the forward pass, what the script does besides included."""
+        self._in_forward = True
+        self.worker.enter_phase(_PHASES["forward"])
+
+    def _end_forward(self) -> None:
+        if self._in_forward:
+            self._in_forward = False
+            self.worker.leave_phase()
+
     def check_in_progress(self, what: str) -> None:
         """Raises UsageError unless a batch is being trained."""
         if self.mode is Mode.TRAIN:
@@ -166,6 +216,13 @@ class Step:
         raise _errors.UsageError(
             f"{what}: no batch is in progress; iterate job.data() and call it "
             "once for each batch")
+
+    def check_trained(self) -> None:
+        """Raises UsageError if a batch is being trained."""
+        if self.mode is Mode.TRAIN:
+            raise _errors.UsageError(
+                "the batch was not trained: call job.backward(loss) and "
+                "job.step() once for each batch, before the next one")
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -216,6 +273,7 @@ class Step:
         if self.passes == 0:
             self._model.check_buffers()
         self.passes += 1
+        self._end_forward()
         scale = weight if reduction == "mean" else 1.0
         self._weight += weight
         last = self.passes == self.parts
@@ -282,6 +340,7 @@ class Step:
             self.worker.abandon_step(reason)
         if self._queue is not None:
             self._queue.clear()
+        self._in_forward = False
         self.forget_calls()
         self.mode = Mode.IDLE
 

@@ -1,0 +1,374 @@
+"""The training loop as scripts write it: epochs, scores of the script's own,
+copies, and optimizers that are changed by hand."""
+
+import copy
+import io
+import json
+import os
+import pathlib
+import tempfile
+import unittest
+
+import torch
+from torch import nn
+
+import cohort
+from networks import Shapes, digest, three_batch_norms
+from ranks import Rank, Server, run
+
+SAMPLES = 32
+
+
+def joined(address, *, model=None, lr=0.01, data=None, **options):
+    """A model, its job and its data."""
+    model = model if model is not None else three_batch_norms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    job = cohort.join(model, optimizer, server=address, log_level="error",
+                      **options)
+    return model, job, job.data(data or Shapes(SAMPLES), batch_size=4)
+
+
+def train(model, job, batch):
+    x, y = batch
+    job.backward(nn.functional.cross_entropy(model(x), y))
+    return job.step()
+
+
+# ---- epochs
+
+def epochs_of(rank, address, stop_after):
+    """(epoch, batches) of each turn; leaves after so many batches."""
+    del rank
+    model, job, data = joined(address)
+    turns, batches = [], 0
+    for epoch in job.epochs():
+        turns.append([epoch, 0])
+        assert job.epoch == epoch or not turns[-1][1]
+        for batch in data:
+            assert job.epoch == epoch
+            train(model, job, batch)
+            turns[-1][1] += 1
+            batches += 1
+            if batches == stop_after:
+                job.leave()
+                return turns
+    return turns
+
+
+class Epochs(unittest.TestCase):
+    def test_a_replacement_begins_at_the_epoch_of_the_run(self):
+        with Server(1, "--epochs=3") as server:
+            first = Rank(epochs_of, 0, server.address, 11).result()
+            self.assertEqual(first, [[0, 8], [1, 3]])
+            self.assertEqual(Rank(epochs_of, 0, server.address, 0).result(),
+                             [[1, 5], [2, 8]])
+
+    def test_a_run_that_is_over_has_none(self):
+        with Server(1, "--epochs=1", "--exit_when_done=false") as server:
+            Rank(epochs_of, 0, server.address, 0).result()
+            self.assertEqual(Rank(epochs_of, 0, server.address, 0).result(), [])
+
+    def test_an_epoch_that_was_left_early_comes_again_with_its_rest(self):
+        with Server(1, "--epochs=2") as server:
+            turns = Rank(left_early, 0, server.address).result()
+        self.assertEqual(turns, [(0, 3), (0, 5), (1, 8)])
+
+    def test_bodies_without_the_data_are_refused(self):
+        for what, pattern in (("no data", "the job has no data"),
+                              ("not iterated", "did not iterate")):
+            with self.subTest(what), Server(1, "--epochs=2") as server:
+                self.assertRegex(Rank(misused, 0, server.address, what).result(),
+                                 pattern)
+
+    def test_a_length_is_the_steps_of_an_epoch(self):
+        for before, inside, seen in run(lengths, 2, flags=["--epochs=1"]):
+            self.assertRegex(before, "not known before")
+            self.assertEqual((inside, seen), (4, 4))
+
+
+def left_early(rank, address):
+    del rank
+    model, job, data = joined(address)
+    turns = []
+    for epoch in job.epochs():
+        batches = 0
+        for batch in data:
+            train(model, job, batch)
+            batches += 1
+            if len(turns) == 0 and batches == 3:
+                break
+        turns.append((epoch, batches))
+    return turns
+
+
+def misused(rank, address, what):
+    del rank
+    model = three_batch_norms()
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
+                      server=address, log_level="error")
+    if what != "no data":
+        job.data(Shapes(SAMPLES), batch_size=4)
+    try:
+        for _ in job.epochs():
+            pass
+    except cohort.UsageError as error:
+        job.leave()
+        return str(error)
+    return "no error"
+
+
+def lengths(rank, address):
+    del rank
+    model, job, data = joined(address)
+    try:
+        before = str(len(data))
+    except TypeError as error:
+        before = str(error)
+    inside, seen = 0, 0
+    for _ in job.epochs():
+        inside = len(data)
+        for batch in data:
+            seen += 1
+            train(model, job, batch)
+    return before, inside, seen
+
+
+# ---- moving statistics
+
+def statistics_at_eval(rank, address):
+    """Whether model.eval() between steps, and after an epoch, loads the server's
+    statistics; and the statistics of the end of each epoch."""
+    del rank
+    model, job, data = joined(address)
+    layer = model[1]
+    news, ends = [], []
+    for _ in job.epochs():
+        for number, batch in enumerate(data):
+            train(model, job, batch)
+            if number != 1:
+                continue
+            stale = layer.running_mean.clone()
+            model.eval()
+            ours = layer.running_mean.clone()
+            model.train()
+            wanted = job.state_dict()["1.running_mean"]
+            news.append((torch.equal(ours, wanted), torch.equal(stale, wanted)))
+        ends.append(layer.running_mean.clone())
+        wanted = job.state_dict()["1.running_mean"]
+        news.append((torch.equal(ends[-1], wanted), False))
+    model.eval()
+    return news, digest(model.state_dict())
+
+
+def pulls_of_eval(rank, address):
+    """Pulls by model.eval() in and between steps, and after leaving."""
+    del rank
+    model, job, data = joined(address)
+    pulls = []
+    for number, (x, y) in enumerate(data):
+        if number == 0:
+            read = job.worker.read
+            real = job.worker
+
+            class Counting:
+                def __getattr__(self, name):
+                    return getattr(real, name)
+
+                def read(self, *arguments):
+                    pulls.append(arguments)
+                    return read(*arguments)
+
+            job.worker = job._step.worker = Counting()
+        model.eval()
+        model.train()
+        inside = len(pulls)
+        job.backward(nn.functional.cross_entropy(model(x), y))
+        job.step()
+        model.eval()
+        model.eval()
+        after = len(pulls)
+        model.train()
+        break
+    job.leave()
+    left = len(pulls)
+    model.eval()
+    return inside, after, left, len(pulls)
+
+
+def frozen_layer(rank, address, dataset):
+    """Modes of the layers after an evaluation."""
+    del rank
+    model, job, data = joined(address)
+    job.evaluate_with(dataset, nn.CrossEntropyLoss(), batch_size=8)
+    model[1].eval()
+    modes = []
+    for _ in job.epochs():
+        modes.append([model[1].training, model[4].training])
+        for batch in data:
+            train(model, job, batch)
+    return modes
+
+
+class MovingStatistics(unittest.TestCase):
+    def test_eval_scores_with_those_of_the_server(self):
+        (first, end), (second, other) = run(statistics_at_eval, 2,
+                                            flags=["--epochs=2"])
+        self.assertEqual(first, [(True, False)] * 4)
+        self.assertEqual(second, first)
+        self.assertEqual(end, other)
+
+    def test_eval_pulls_once_a_version_and_only_between_steps(self):
+        with Server(1) as server:
+            counts = Rank(pulls_of_eval, 0, server.address).result()
+        self.assertEqual(counts, (0, 1, 1, 1))
+
+    def test_an_evaluation_leaves_the_modes_of_layers_alone(self):
+        with Server(1, "--epochs=2") as server:
+            modes = Rank(frozen_layer, 0, server.address,
+                         Shapes(16)).result()
+        self.assertEqual(modes, [[False, True]] * 2)
+
+
+# ---- the optimizer
+
+def change_by_hand(rank, address, what):
+    del rank
+    model = three_batch_norms()
+    make = torch.optim.AdamW if what == "betas" else torch.optim.SGD
+    optimizer = make(model.parameters(), lr=0.1, weight_decay=0.01)
+    schedulers = []
+    if what == "scheduled":
+        schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    fresh = optimizer.state_dict()
+    job = cohort.join(model, optimizer, server=address, log_level="error",
+                      schedulers=schedulers)
+    group = optimizer.param_groups[0]
+    try:
+        for batch in job.data(Shapes(SAMPLES), batch_size=4):
+            train(model, job, batch)
+            if what == "lr":
+                group["lr"] *= 0.5
+            elif what == "weight_decay":
+                group["weight_decay"] = 0.0
+            elif what == "betas":
+                group["betas"] = (0.8, 0.9)
+            elif what == "add_param_group":
+                optimizer.add_param_group(
+                    {"params": [nn.Parameter(torch.zeros(1))]})
+            elif what == "load_state_dict":
+                optimizer.load_state_dict(fresh)
+    except cohort.UsageError as error:
+        return str(error)
+    finally:
+        job.leave()
+    # It is the script's alone again.
+    optimizer.load_state_dict(fresh)
+    optimizer.step()
+    return "no error"
+
+
+class OptimizerByHand(unittest.TestCase):
+    def test_changes_are_refused(self):
+        for what, pattern in (
+                ("lr", "lr of group 0 was changed by hand from 0.1 to 0.05.*"
+                 "schedulers=.*policy set learning_rate=0.05"),
+                ("weight_decay", "weight_decay of group 0.*policy set "
+                 "weight_decay=0.0"),
+                ("betas", r"betas of group 0.*from \(0.9, 0.999\).*before "
+                 r"cohort.join"),
+                ("add_param_group", r"optimizer.add_param_group\(\)"),
+                ("load_state_dict", r"optimizer.load_state_dict\(\).*--resume"),
+                ("scheduled", "no error"), ("nothing", "no error")):
+            with self.subTest(what), Server(1, "--epochs=1") as server:
+                self.assertRegex(
+                    Rank(change_by_hand, 0, server.address, what).result(),
+                    pattern)
+
+
+# ---- where the time goes
+
+def traced(rank, address, folder):
+    """Steps of two parts each."""
+    del rank
+    model = three_batch_norms()
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
+                      server=address, log_level="error",
+                      trace=os.path.join(folder, "trace"))
+    for batch in job.data(Shapes(SAMPLES), batch_size=16, accumulate=2):
+        train(model, job, batch)
+
+
+class Phases(unittest.TestCase):
+    def test_computing_the_loss_is_the_forward_phase(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with Server(1, "--epochs=1") as server:
+                Rank(traced, 0, server.address, folder).result()
+            events = json.loads(pathlib.Path(folder, "trace").read_text())
+        spans = {name: [(event["ts"], event["ts"] + event["dur"])
+                        for event in events if event["name"] == name]
+                 for name in ("data", "forward", "rendezvous", "backward")}
+        # Two steps of two parts: one reading of data a step.
+        self.assertEqual([len(spans[name]) for name in
+                          ("data", "forward", "backward")], [2, 4, 4])
+        passes = sorted(spans["forward"] + spans["backward"])
+        self.assertEqual(passes[::2], sorted(spans["forward"]))
+        # Batch norm meets within the passes: nothing of them is outside.
+        for begin, end in spans["rendezvous"]:
+            self.assertTrue(any(outer[0] <= begin and end <= outer[1]
+                                for outer in passes))
+
+
+# ---- copies
+
+def copies_in_a_step(rank, address):
+    """Types of a copy, and whether it may be run while a step is open."""
+    model, job, data = joined(address)
+    plain = three_batch_norms()
+    kinds, same = set(), []
+    for number, (x, y) in enumerate(data):
+        if rank == 0 and number == 1:
+            file = io.BytesIO()
+            torch.save(model, file)
+            file.seek(0)
+            for other in (copy.deepcopy(model), load(file)):
+                kinds |= {type(module) for module in other.modules()
+                          if isinstance(module, nn.modules.batchnorm._NormBase)}
+                other.train()
+                # Would wait for rank 1 if it took part in the step.
+                other(x[:2])
+                same.append(list(other.state_dict()) == list(plain.state_dict()))
+        job.backward(nn.functional.cross_entropy(model(x), y))
+        job.step()
+    return sorted(kind.__module__ + "." + kind.__name__ for kind in kinds), same
+
+
+def load(file):
+    # From torch 2.6 on only tensors are loaded unless this says otherwise.
+    try:
+        return torch.load(file, weights_only=False)
+    except TypeError:
+        return torch.load(file)
+
+
+class Copies(unittest.TestCase):
+    def test_a_copy_takes_no_part_in_the_step(self):
+        (kinds, same), _ = run(copies_in_a_step, 2, flags=["--max_steps=3"])
+        self.assertEqual(kinds, ["torch.nn.modules.batchnorm.BatchNorm1d",
+                                 "torch.nn.modules.batchnorm.BatchNorm2d"])
+        self.assertEqual(same, [True, True])
+
+    def test_a_copy_has_the_values_and_is_converted_again(self):
+        model = cohort.convert_batch_norm(nn.Sequential(
+            nn.BatchNorm2d(3), nn.SyncBatchNorm(3)))
+        model[0].running_mean.fill_(2)
+        for other in (copy.deepcopy(model), copy.copy(model[0])):
+            first = other[0] if isinstance(other, nn.Sequential) else other
+            self.assertIs(type(first), nn.BatchNorm2d)
+            self.assertEqual(first.running_mean.tolist(), [2, 2, 2])
+        again = cohort.convert_batch_norm(copy.deepcopy(model))
+        self.assertEqual([type(module) for module in again],
+                         [cohort.BatchNorm2d, cohort.BatchNorm])
+
+
+if __name__ == "__main__":
+    unittest.main()

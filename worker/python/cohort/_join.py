@@ -1,0 +1,129 @@
+"""Joining a run: what is checked, and which server it is."""
+
+import dataclasses
+import os
+import socket
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cohort import _batch_norm, _core, _errors, _server
+from cohort._job import Job
+from cohort._model import RegisteredModel
+from cohort._schedulers import Schedulers
+
+# The job of this process that was made last.
+_newest: "weakref.ref[Job] | None" = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Joining:
+    """How a worker reaches its run. The attributes are arguments of `join`."""
+    address: str
+    rank: int | None
+    server_timeout: float
+    trace: str
+    ops_listen: str
+    insecure: bool
+
+    def connect(self, model: RegisteredModel,
+                batch_size: int) -> "_core.Worker":
+        """A worker that has not joined yet.
+
+        Raises:
+            StatusError: the address or the metrics' port cannot be used.
+        """
+        rank = self.rank
+        if rank is None and os.environ.get("COHORT_RANK"):
+            rank = int(os.environ["COHORT_RANK"])
+        threads = torch.get_num_threads()
+        return _core.Worker(
+            server=self.address, rank=-1 if rank is None else int(rank),
+            batch_size=batch_size, server_timeout_s=float(self.server_timeout),
+            fingerprint=_fingerprint(model.device, threads),
+            description=f"{socket.gethostname()}, process {os.getpid()}",
+            trace=self.trace, ops_listen=self.ops_listen,
+            insecure=bool(self.insecure), threads=threads)
+
+
+def _fingerprint(device: torch.device, threads: int) -> str:
+    name = (torch.cuda.get_device_name(device) if device.type == "cuda"
+            else f"{threads} threads")
+    return f"torch {torch.__version__}, {name}"
+
+
+def _check_alone(model: nn.Module) -> None:
+    """Raises UsageError if the model, or this process, has a job."""
+    for _, layer in _batch_norm.layers_of(model):
+        if layer._cohort_step is not None:
+            raise _errors.UsageError(
+                "cohort.join(): this model belongs to a job; call leave() on "
+                "that first")
+    job = _newest() if _newest is not None else None
+    if job is not None and job.is_of_this_process() and not job.left:
+        raise _errors.UsageError(
+            "cohort.join(): this process has a job already; call leave() on it "
+            "first, or start another process: one process is one worker")
+
+
+def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
+         schedulers: Sequence[Any] = (), epoch_schedulers: Sequence[Any] = (),
+         server: str | None = None, rank: int | None = None,
+         serve: Mapping[str, Any] | None = None, server_timeout: float = 300.0,
+         trace: str = "", ops_listen: str = "", insecure: bool = False,
+         log_level: str = "info") -> Job:
+    """Makes this process a worker of a run.
+
+    The model's batch norm becomes the cohort's, in place. The run is joined,
+    and the model registered, when `job.data` is first iterated. After that the
+    weights, the optimizer's state and the moving statistics are the server's.
+
+    Args:
+        model: float32 parameters on the CPU or on one GPU. Its present values are the run's
+            initial ones if this is the lowest rank of a new run.
+        optimizer: torch.optim.SGD, Adam or AdamW, or cohort.LARS. The server
+            (with --optimizer=auto, its default) takes class, rates, decay and
+            groups.
+        schedulers: schedulers of the optimizer, advanced by each job.step().
+        epoch_schedulers: the same, advanced at the end of each epoch.
+        server: HOST:PORT; by default COHORT_SERVER, or a server of this
+            process's own if it is alone.
+        rank: this worker's number; by default COHORT_RANK, or the lowest that
+            is vacant.
+        serve: flags of the server of its own, such as {"epochs": 3}; not read if
+            COHORT_SERVER names another.
+        server_timeout: seconds to wait for an unreachable server.
+        trace: file for the timeline of this worker.
+        ops_listen: HOST:PORT for Prometheus metrics of this worker.
+        insecure: allow plaintext there on an address that others can reach.
+        log_level: "debug", "info", "warning" or "error".
+
+    Raises:
+        ConfigurationError: the model or optimizer cannot be used, or there is
+            no server; the text says what to do.
+        UsageError: the model has joined a run, or this process has another
+            job that has not left.
+    """
+    global _newest
+    _errors.install_exit_codes()
+    _check_alone(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise _errors.ConfigurationError(
+            f"optimizer: got {type(optimizer).__name__}, want a "
+            "torch.optim.Optimizer of the model's parameters")
+    _core.start_log(log_level)
+    planned = Schedulers(optimizer, schedulers, epoch_schedulers)
+    address, embedded = _server.address_of(server, serve or {})
+    try:
+        job = Job(model, optimizer, planned,
+                  Joining(address, rank, server_timeout, trace, ops_listen,
+                          insecure), embedded)
+    except BaseException:
+        if embedded is not None:
+            embedded.close()
+        raise
+    _newest = weakref.ref(job)
+    return job

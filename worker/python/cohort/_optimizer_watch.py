@@ -1,0 +1,109 @@
+"""Notices changes of an optimizer that the server, which applies it, would not
+follow."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cohort import _errors
+
+# What a group says of the update rule.
+_WATCHED = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas",
+            "eps", "amsgrad", "maximize", "decoupled_weight_decay",
+            "trust_coefficient")
+
+# The server's name of those that may be changed while it runs.
+_SETTINGS = {"lr": "learning_rate", "weight_decay": "weight_decay",
+             "momentum": "momentum"}
+
+# Methods that would change the script's optimizer, but not the server's.
+_METHODS = {
+    "step": "the server applies the optimizer; call job.step()",
+    "add_param_group": "the run has the parameters that the optimizer had when "
+                       "it was joined; add the group before cohort.join()",
+    "load_state_dict": "the server holds the optimizer's state; it continues "
+                       "from its own checkpoint (cohort-server --resume). Rates "
+                       "and groups are read by cohort.join(), so load them "
+                       "before it",
+}
+
+
+def _refusing(text: str) -> Callable[..., None]:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise _errors.UsageError(text)
+    # Schedulers look for these, and warn without them.
+    refuse._with_counter = True  # type: ignore[attr-defined]
+    refuse._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return refuse
+
+
+def _plain(value: Any) -> Any:
+    """A copy that later changes in place do not reach."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return tuple(value) if isinstance(value, list) else value
+
+
+class OptimizerWatch:
+    """The optimizer of a job, as it was when `cohort.join` read it.
+
+    Args:
+        optimizer: its methods that would act on it alone raise a UsageError
+            until `detach`.
+        rates_by_workers: schedulers change the learning rates, and each step
+            sends them.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer,
+                 rates_by_workers: bool) -> None:
+        self._optimizer = optimizer
+        self._watched = _WATCHED[1:] if rates_by_workers else _WATCHED
+        self._noted = self._values()
+        # Those of the instance; absent: the class has the method.
+        self._methods = {name: vars(optimizer)[name] for name in _METHODS
+                         if name in vars(optimizer)}
+        for name, text in _METHODS.items():
+            setattr(optimizer, name, _refusing(f"optimizer.{name}(): {text}"))
+
+    def _values(self) -> list[dict[str, Any]]:
+        return [{name: _plain(group[name]) for name in self._watched
+                 if name in group} |
+                {"params": [id(parameter) for parameter in group["params"]]}
+                for group in self._optimizer.param_groups]
+
+    def check(self) -> None:
+        """Raises UsageError if the optimizer was changed by hand."""
+        now = self._values()
+        if now == self._noted:
+            return
+        for number, (group, noted) in enumerate(zip(now, self._noted)):
+            for name in self._watched:
+                if group.get(name) != noted.get(name):
+                    raise _errors.UsageError(_changed(
+                        number, name, noted.get(name), group.get(name)))
+        raise _errors.UsageError(
+            "optimizer: its groups have other parameters than when the run was "
+            "joined, but the server applies the optimizer; change them before "
+            "cohort.join()")
+
+    def detach(self) -> None:
+        """The optimizer is the script's alone again."""
+        for name in _METHODS:
+            if name in self._methods:
+                setattr(self._optimizer, name, self._methods[name])
+            else:
+                delattr(self._optimizer, name)
+
+
+def _changed(group: int, name: str, noted: Any, now: Any) -> str:
+    text = (f"optimizer: {name} of group {group} was changed by hand from {noted} "
+            f"to {now}, but the server applies the optimizer and goes on with "
+            f"{noted}; ")
+    if name == "lr":
+        text += ("pass a scheduler to cohort.join(schedulers=...) or "
+                 "(epoch_schedulers=...), or ")
+    if name in _SETTINGS:
+        return text + (f"change it for the whole run with cohortctl policy set "
+                       f"{_SETTINGS[name]}={now}")
+    return text + "set it before cohort.join()"
