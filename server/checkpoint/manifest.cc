@@ -249,6 +249,8 @@ Json StateJson(const RunState& state) {
         Json::array({r.epoch, r.range.begin, r.range.end}));
   }
   json["settings"] = state.settings;
+  json["epochs"] = state.epochs;
+  json["max_steps"] = state.max_steps;
   json["policy_history"] = Json::array();
   for (const PolicyRecord& r : state.policy_history) {
     Json record = {{"policy_epoch", r.policy_epoch},
@@ -301,6 +303,8 @@ RunState StateFrom(const Json& json) {
   }
   state.lost = RanksFrom(json, "lost");
   state.never_registered = RanksFrom(json, "never_registered");
+  state.epochs = json.value("epochs", int64_t{0});
+  state.max_steps = json.value("max_steps", int64_t{0});
   PolicyFrom(json, state);
   return state;
 }

@@ -55,6 +55,10 @@ struct RunState {
   int64_t policy_epoch = 0;
   // In force; what the process was started with may differ.
   SettingValues settings;
+  // --epochs and --max_steps. Epochs are 0 in checkpoints of releases that did
+  // not keep them.
+  int64_t epochs = 0;
+  int64_t max_steps = 0;
   std::vector<PolicyRecord> policy_history;
   // By rank: the number of the next assignment and the batch size. Numbers
   // are also kept of ranks that a smaller cohort has given up.

@@ -20,6 +20,8 @@ RunState CaptureState(const RunView& run) {
                  .cursor = run.ledger.cursor().position(),
                  .policy_epoch = run.settings.policy_epoch(),
                  .settings = SettingsOf(run.settings.options()),
+                 .epochs = run.settings.options().epochs,
+                 .max_steps = run.settings.options().max_steps,
                  .policy_history = run.settings.history(),
                  .next_sequences = run.ranks.next_sequences(),
                  .next_incarnation = run.roster.next_incarnation()};

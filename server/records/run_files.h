@@ -128,7 +128,8 @@ class RunFiles {
 // precedence over those of `options`, except for names in `given`, which were
 // given explicitly, if their value differs from the one that the run was
 // started with. So the same command line, as after a crash, does not revert a
-// change that was made while the run was active. Remaining differences from the
+// change that was made while the run was active. The length of the run is the
+// checkpoint's, too, unless `given` has it. Remaining differences from the
 // checkpoint are a change of policy at its version, which the Coordinator
 // records.
 // Errors: FailedPrecondition: the checkpoint has settings that this release

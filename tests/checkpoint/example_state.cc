@@ -110,6 +110,8 @@ RunState ExampleState(int64_t version) {
                  .never_registered = {Rank(2)},
                  .next_incarnation = Incarnation(9)};
   state.settings = {{"aggregation", "async"}, {"learning_rate", "0.05"}};
+  state.epochs = 12;
+  state.max_steps = 70;
   state.policy_history = {
       {.policy_epoch = 1,
        .changed = {{"aggregation", "sync"}, {"learning_rate", "0.05"}},
@@ -184,6 +186,8 @@ void ExpectSameState(const RunState& seen, const RunState& wanted) {
   EXPECT_EQ(seen.cursor, wanted.cursor);
   EXPECT_EQ(seen.policy_epoch, wanted.policy_epoch);
   EXPECT_EQ(seen.settings, wanted.settings);
+  EXPECT_EQ(seen.epochs, wanted.epochs);
+  EXPECT_EQ(seen.max_steps, wanted.max_steps);
   EXPECT_EQ(seen.policy_history, wanted.policy_history);
   EXPECT_EQ(seen.next_sequences, wanted.next_sequences);
   EXPECT_EQ(seen.batch_sizes, wanted.batch_sizes);

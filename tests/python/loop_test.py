@@ -63,6 +63,19 @@ class Epochs(unittest.TestCase):
             self.assertEqual(Rank(epochs_of, 0, server.address, 0).result(),
                              [[1, 5], [2, 8]])
 
+    def test_a_restarted_server_keeps_the_number_of_epochs(self):
+        with tempfile.TemporaryDirectory() as folder, \
+                Server(1, f"--checkpoint_dir={folder}", "--checkpoint_every=1"
+                       ) as server:
+            server.kill()
+            server.start("--epochs=2")
+            Rank(epochs_of, 0, server.address, 11).result()
+            server.kill()
+            server.start("--resume")
+            turns = Rank(epochs_of, 0, server.address, 0).result()
+        # The last checkpoint may be missing.
+        self.assertEqual(turns[-1][0], 1)
+
     def test_a_run_that_is_over_has_none(self):
         with Server(1, "--epochs=1", "--exit_when_done=false") as server:
             Rank(epochs_of, 0, server.address, 0).result()

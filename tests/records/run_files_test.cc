@@ -55,6 +55,40 @@ TEST(ContinuedOptionsTest, AutoWithoutSettingsIsMomentum) {
   EXPECT_EQ(options->optimizer.kind, OptimizerKind::kMomentum);
 }
 
+TEST(ContinuedOptionsTest, TheLengthIsTheRunsUnlessAFlagSaysOtherwise) {
+  Checkpoint checkpoint = CheckpointOf({}, kAdam);
+  checkpoint.state.epochs = 12;
+  checkpoint.state.max_steps = 70;
+  const CoordinatorOptions flags{.optimizer = {.kind = OptimizerKind::kAdam},
+                                 .epochs = 30,
+                                 .max_steps = 9};
+  auto options = ContinuedOptions(checkpoint, flags, {});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->epochs, 12);
+  EXPECT_EQ(options->max_steps, 70);
+  options = ContinuedOptions(checkpoint, flags, {"epochs"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->epochs, 30);
+  EXPECT_EQ(options->max_steps, 70);
+  options = ContinuedOptions(checkpoint, flags, {"max_steps"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->epochs, 12);
+  EXPECT_EQ(options->max_steps, 9);
+}
+
+// A checkpoint of an earlier release does not have it.
+TEST(ContinuedOptionsTest, WithoutALengthTheFlagsApply) {
+  const auto options =
+      ContinuedOptions(CheckpointOf({}, kAdam),
+                       {.optimizer = {.kind = OptimizerKind::kAdam},
+                        .epochs = 30,
+                        .max_steps = 9},
+                       {});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->epochs, 30);
+  EXPECT_EQ(options->max_steps, 9);
+}
+
 TEST(CheckContinuableTest, OwnDataNeedsTheLimitOfStepsAgain) {
   const Checkpoint checkpoint = CheckpointOf({.own_data = true}, kAdam);
   CoordinatorOptions options{.optimizer = {.kind = OptimizerKind::kAdam}};
