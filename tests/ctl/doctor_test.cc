@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "common/build_info.h"
 #include "server/ctl/doctor/machine_checks.h"
+#include "server/ctl/doctor/program_checks.h"
 #include "server/ctl/doctor/server_checks.h"
 #include "tests/ctl/ctl_harness.h"
 
@@ -316,6 +317,59 @@ TEST_F(FolderTest, MemoryLimitIsReadFromBothVersionsOfControlGroups) {
   EXPECT_EQ(ReadMemoryUse(root)->limit_bytes, 4 * kMib);
   EXPECT_EQ(CheckMemory(ReadMemoryUse(root)).found, "1 MiB of 4 MiB are used");
   EXPECT_EQ(CheckMemory(std::nullopt).result, Result::kSkipped);
+}
+
+// Writes an executable script.
+void WriteProgram(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path) << "#!/bin/sh\n" << text << "\n";
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+}
+
+TEST(ProgramChecksTest, SaysTheVersionsOfInstalledPrograms) {
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) /
+      absl::StrCat("programs-", getpid());
+  std::filesystem::create_directories(folder);
+  WriteProgram(folder / "cohort-server",
+               absl::StrCat("echo 'cohort-server ", BuildText(), "'"));
+  CtlHarness ctl;
+  ctl.server.on_status = [] { return HealthyStatus(); };
+  const std::string words =
+      absl::StrCat("doctor --json --programs=", folder.string());
+  auto check = ChecksOf(ctl.Run(words))["programs"];
+  EXPECT_EQ(check["result"], "ok");
+  EXPECT_EQ(check["found"],
+            absl::StrCat("cohortctl is ", BuildText(), "; cohort-server is ",
+                         BuildText(), "; cohort-worker is not there"));
+
+  WriteProgram(folder / "cohort-worker", "echo cohort-worker 0.0.9");
+  check = ChecksOf(ctl.Run(words))["programs"];
+  EXPECT_EQ(check["result"], "warning");
+  EXPECT_THAT(check["found"].get<std::string>(),
+              HasSubstr("cohort-worker is 0.0.9"));
+  EXPECT_THAT(check["fix"].get<std::string>(), HasSubstr("one build"));
+
+  WriteProgram(folder / "cohort-worker",
+               "echo 'libtorch.so: cannot open' >&2; exit 127");
+  check = ChecksOf(ctl.Run(words))["programs"];
+  EXPECT_EQ(check["result"], "warning");
+  EXPECT_THAT(check["found"].get<std::string>(),
+              HasSubstr("cohort-worker --version ended with exit code 127: "
+                        "libtorch.so: cannot open"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(ProgramChecksTest, AProgramThatHangsIsAWarning) {
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) /
+      absl::StrCat("hanging-", getpid());
+  std::filesystem::create_directories(folder);
+  WriteProgram(folder / "cohort-worker", "exec sleep 1000");
+  const InstalledProgram program =
+      ReadProgram(folder.string(), "cohort-worker", absl::Milliseconds(50));
+  EXPECT_EQ(program.problem, "gave no --version within 50ms");
+  EXPECT_EQ(CheckPrograms("1", {program}).result, Result::kWarning);
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

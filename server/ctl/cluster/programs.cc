@@ -12,17 +12,6 @@
 namespace cohort {
 namespace {
 
-absl::StatusOr<std::string> OwnFolder() {
-  std::error_code error;
-  const std::filesystem::path self =
-      std::filesystem::read_symlink("/proc/self/exe", error);
-  if (!error) return self.parent_path().string();
-  return absl::FailedPreconditionError(
-      absl::StrCat("/proc/self/exe: ", error.message(),
-                   "; want it to find cohort-server beside this program\nSay "
-                   "where it is with --programs=DIR"));
-}
-
 absl::StatusOr<std::string> FindProgram(const std::string& folder,
                                         absl::string_view name) {
   std::string path = absl::StrCat(folder, "/", name);
@@ -35,6 +24,17 @@ absl::StatusOr<std::string> FindProgram(const std::string& folder,
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> OwnFolder() {
+  std::error_code error;
+  const std::filesystem::path self =
+      std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) return self.parent_path().string();
+  return absl::FailedPreconditionError(
+      absl::StrCat("/proc/self/exe: ", error.message(),
+                   "; want it to find cohort-server beside this program\nSay "
+                   "where it is with --programs=DIR"));
+}
 
 absl::StatusOr<ClusterPrograms> FindPrograms(const std::string& folder,
                                              WorkerProgram worker) {

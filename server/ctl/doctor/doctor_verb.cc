@@ -11,8 +11,10 @@
 #include "absl/time/clock.h"
 #include "common/build_info.h"
 #include "common/cli/command_line.h"
+#include "server/ctl/cluster/programs.h"
 #include "server/ctl/doctor/check.h"
 #include "server/ctl/doctor/machine_checks.h"
+#include "server/ctl/doctor/program_checks.h"
 #include "server/ctl/doctor/server_checks.h"
 #include "server/ctl/json_line.h"
 #include "server/ctl/table.h"
@@ -23,6 +25,8 @@ namespace {
 
 // Shorter than the default timeout, because there are several checks.
 constexpr absl::Duration kAnswerMax = absl::Seconds(5);
+// A program loads its libraries before it answers.
+constexpr absl::Duration kVersionMax = absl::Seconds(20);
 
 absl::string_view ResultName(Check::Result result) {
   switch (result) {
@@ -70,6 +74,20 @@ void AddServerChecks(Context& context, std::vector<Check>& checks) {
   checks.push_back(CheckOpsPort(
       OpsAddressOf(context.arguments.Value("ops"), address, *status),
       context.server.target().tls, timeout));
+}
+
+void AddProgramChecks(const Arguments& arguments, std::vector<Check>& checks) {
+  std::string folder = arguments.Value("programs").value_or("");
+  if (folder.empty()) {
+    const absl::StatusOr<std::string> own = OwnFolder();
+    if (!own.ok()) return;
+    folder = *own;
+  }
+  std::vector<InstalledProgram> programs;
+  for (const char* name : {"cohort-server", "cohort-worker"}) {
+    programs.push_back(ReadProgram(folder, name, kVersionMax));
+  }
+  checks.push_back(CheckPrograms(BuildText(), programs));
 }
 
 void AddMachineChecks(const Arguments& arguments, std::vector<Check>& checks) {
@@ -146,6 +164,7 @@ std::string ChecksJson(const std::vector<Check>& checks) {
 absl::Status RunDoctor(Context& context) {
   std::vector<Check> checks;
   AddServerChecks(context, checks);
+  AddProgramChecks(context.arguments, checks);
   AddMachineChecks(context.arguments, checks);
   if (context.json) {
     context.io.out << ChecksJson(checks);
@@ -168,6 +187,10 @@ Verb DoctorVerb() {
             .value = "HOST:PORT",
             .help = "operations port of the server (default: the one that it "
                     "reports)"},
+           {.name = "programs",
+            .value = "DIR",
+            .help = "folder of cohort-server and cohort-worker (default: that "
+                    "of cohortctl)"},
            {.name = "results_dir",
             .value = "DIR",
             .help = "check that the server can write results into this folder"},
