@@ -28,6 +28,7 @@
 #include "common/permutation.h"
 #include "common/thread_pool.h"
 #include "kernels/backend.h"
+#include "worker/device/host_memory.h"
 #include "worker/python/batch_norm_calls.h"
 #include "worker/python/loader_process.h"
 #include "worker/python/values.h"
@@ -507,5 +508,6 @@ NB_MODULE(_core, m) {
     cohort::Log(cohort::Take(cohort::ParseLogLevel(level)), text);
   });
   m.def("build_text", &cohort::BuildText);
+  m.def("keep_freed_memory", &cohort::KeepFreedMemory);
   m.def("bind_loader_process", &cohort::BindLoaderProcess, "parent"_a);
 }

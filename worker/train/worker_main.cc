@@ -41,6 +41,7 @@
 #include "worker/datasets/dataset.h"
 #include "worker/datasets/options.h"
 #include "worker/device/compute_device.h"
+#include "worker/device/host_memory.h"
 #include "worker/device/precision.h"
 #include "worker/models/model.h"
 #include "worker/models/state_dict.h"
@@ -418,6 +419,7 @@ int Main(absl::Span<char* const> arguments) {
       [](absl::string_view text) { Log(LogLevel::kDebug, text); });
   const absl::Status valid = Validate();
   if (!valid.ok()) return Fail(valid, kExitConfig);
+  KeepFreedMemory();
   const int code = RunWorker();
   FlushLog();
   return code;

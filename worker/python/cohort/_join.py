@@ -115,6 +115,7 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
             f"optimizer: got {type(optimizer).__name__}, want a "
             "torch.optim.Optimizer of the model's parameters")
     _core.start_log(log_level)
+    _core.keep_freed_memory()
     planned = Schedulers(optimizer, schedulers, epoch_schedulers)
     address, embedded = _server.address_of(server, serve or {})
     try:

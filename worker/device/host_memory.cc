@@ -1,0 +1,24 @@
+#include "worker/device/host_memory.h"
+
+#include <stdlib.h>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <limits>
+
+namespace cohort {
+
+void KeepFreedMemory() {
+#ifdef __GLIBC__
+  constexpr int kMost = std::numeric_limits<int>::max();
+  // Blocks from this size on have a mapping of their own, which ends with them.
+  // glibc before 2.36 refuses more than 32 MiB: there no block has one.
+  if (mallopt(M_MMAP_THRESHOLD, kMost) == 0) mallopt(M_MMAP_MAX, 0);
+  // The heap's free end is given back when it is larger.
+  mallopt(M_TRIM_THRESHOLD, kMost);
+#endif
+}
+
+}  // namespace cohort
