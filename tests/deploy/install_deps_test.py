@@ -71,14 +71,14 @@ class InstallDepsTest(unittest.TestCase):
 
     def test_each_set_begins_with_the_one_before_it(self):
         for names in (("server", "run", "build", "test", "full"),
-                      ("server", "server-build")):
+                      ("server", "server-build", "python")):
             for smaller, larger in zip(names, names[1:]):
                 few, many = self.packages(smaller), self.packages(larger)
                 self.assertEqual(many[:len(few)], few)
                 self.assertGreater(len(many), len(few))
 
     def test_the_server_is_run_and_built_without_libtorch(self):
-        for name in ("server", "server-build"):
+        for name in ("server", "server-build", "python"):
             self.assertNotIn("torch", " ".join(self.packages(name)))
         self.assertLess(set(self.packages("server-build")),
                         set(self.packages("build")))
