@@ -76,6 +76,11 @@ class BeforeJoining(unittest.TestCase):
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         self.refuses(cohort.ConfigurationError, "ReduceLROnPlateau: needs a "
                      "measure", model, optimizer, schedulers=[plateau])
+        swinging = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        cycle = torch.optim.lr_scheduler.OneCycleLR(swinging, 1.0, 10)
+        self.refuses(cohort.ConfigurationError, "OneCycleLR: changes the momentum"
+                     ".*cycle_momentum=False", model, swinging,
+                     schedulers=[cycle])
         other = torch.optim.lr_scheduler.StepLR(sgd(model), 1)
         self.refuses(cohort.ConfigurationError, "another optimizer", model,
                      optimizer, schedulers=[other])

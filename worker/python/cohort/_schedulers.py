@@ -82,6 +82,11 @@ class Schedulers:
                 raise _errors.ConfigurationError(
                     f"{name}: needs a measure, which comes too late for the step "
                     "that it would act on; use a schedule over steps or epochs")
+            # OneCycleLR does so by default.
+            if getattr(scheduler, "cycle_momentum", False):
+                raise _errors.ConfigurationError(
+                    f"{name}: changes the momentum, but the server has one for "
+                    "the whole run; pass cycle_momentum=False to it")
             if getattr(scheduler, "optimizer", None) is not optimizer:
                 raise _errors.ConfigurationError(
                     f"{name}: belongs to another optimizer than that passed to "
