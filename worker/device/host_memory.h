@@ -9,8 +9,10 @@ namespace cohort {
 //
 // Each step allocates the same activations, gradients and messages. A block
 // that was given back must be mapped and cleared again, one page fault for each
-// 4 KiB: with a network of 45 MB of weights these were 15 to 20 % of a step on
-// two cores, as tests/bench/ddp_bench.py shows with and without this call.
+// 4 KiB. In a Python worker these were 12 % of a step of `cnn` with 64 images
+// (tests/bench/ddp_bench.py on two cores, with mallopt replaced by a function
+// that does nothing, and as it is: 1460 and 1672 images/s); cohort-worker
+// showed no difference there.
 //
 // No-op where the C library is not glibc. Blocks above 64 MiB of threads that
 // are not the main one are still given back.
