@@ -307,10 +307,10 @@ class Processes(unittest.TestCase):
             """
 
     def test_a_run_that_failed_is_an_error(self):
-        with Server(1, "--nonfinite_max=2") as server:
+        with Server(1) as server:
             done = self.script(self.FAILING, COHORT_SERVER=server.address)
         self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
-        self.assertRegex(done.stderr, "TrainingError: the run failed: 2 steps in a "
+        self.assertRegex(done.stderr, "TrainingError: the run failed: 10 steps in a "
                          "row were not finite")
 
     def test_the_worker_of_a_run_that_failed_is_not_started_again(self):
@@ -318,7 +318,7 @@ class Processes(unittest.TestCase):
             script = pathlib.Path(folder) / "script.py"
             script.write_text(textwrap.dedent(self.FAILING))
             done = subprocess.run(
-                [BIN / "cohortctl", "run", "--workers=1", "--nonfinite_max=2",
+                [BIN / "cohortctl", "run", "--workers=1",
                  "--listen=127.0.0.1:0", "--ops_listen=", "--",
                  sys.executable, script], capture_output=True, text=True,
                 timeout=120, check=False, env=self.environment())
