@@ -132,7 +132,33 @@ def until_its_data_ends(rank, address, batches):
     return steps, job.finished
 
 
+def reads(rank, address):
+    """How often each sample is read in an epoch."""
+    del rank
+
+    class Counted(Shapes):
+        seen = [0] * 16
+
+        def __getitem__(self, index):
+            self.seen[index] += 1
+            return super().__getitem__(index)
+
+    model = three_batch_norms()
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
+                      server=address, log_level="error")
+    for x, y in job.data(Counted(16), batch_size=4):
+        job.backward(nn.functional.cross_entropy(model(x), y))
+        job.step()
+    return Counted.seen
+
+
 class Jobs(unittest.TestCase):
+    def test_joining_reads_four_samples_once(self):
+        seen, = run(reads, 1, flags=["--epochs=1"])
+        self.assertEqual([index for index, count in enumerate(seen) if count > 1],
+                         [0, 5, 10, 15])
+        self.assertEqual(sum(seen), 16 + 4)
+
     def test_two_workers_share_each_epoch(self):
         results = run(seen, 2, 1, True, flags=["--epochs=2"])
         for epoch in range(2):

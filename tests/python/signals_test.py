@@ -51,6 +51,19 @@ def train_in_a_rendezvous(address, log):
         job.step()
 
 
+def train_with_a_server(log):
+    """Alone; writes the server's process to `log`, and then a line a step."""
+    model = three_batch_norms()
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
+                      serve={"epochs": 10000}, log_level="error")
+    with open(log, "w", encoding="utf-8") as out:
+        for x, y in job.data(Shapes(64), batch_size=4):
+            job.backward(nn.functional.cross_entropy(model(x), y))
+            result = job.step()
+            print(job._embedded._process.pid, result.verdict, file=out,
+                  flush=True)
+
+
 def sleep_in_loader(folder, _):
     (pathlib.Path(folder) / str(os.getpid())).touch()
     time.sleep(1)
@@ -236,6 +249,23 @@ class Signals(unittest.TestCase):
             Rank(train, 1, server.address, f"{folder}/rank1").result()
             self.assertEqual(undisturbed.result(), last)
 
+    def test_ctrl_c_in_a_terminal_ends_a_script_and_its_server(self):
+        with tempfile.TemporaryDirectory() as folder:
+            log = pathlib.Path(folder) / "log"
+            script = subprocess.Popen(
+                [sys.executable, "-B", __file__, "alone", log],
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                start_new_session=True)
+            until(lambda: log.exists() and len(log.read_text().split("\n")) > 9,
+                  "some steps")
+            # A terminal signals all processes of its foreground group.
+            os.killpg(script.pid, signal.SIGINT)
+            error = script.communicate(timeout=DEADLINE)[1]
+            lines = [line.split() for line in log.read_text().splitlines()]
+        self.assertEqual(script.returncode, -signal.SIGINT, error)
+        self.assertEqual({verdict for _, verdict in lines}, {"applied"})
+        until(lambda: not is_alive(lines[0][0]), "the end of the server")
+
     def test_loaders_of_a_killed_worker_end(self):
         for method in ("fork", "spawn"):
             with self.subTest(method), Server(1) as server, \
@@ -255,5 +285,7 @@ if __name__ == "__main__":
         print(train(1, *sys.argv[2:]))
     elif sys.argv[1:2] == ["impatient"]:
         train_in_a_rendezvous(*sys.argv[2:])
+    elif sys.argv[1:2] == ["alone"]:
+        train_with_a_server(*sys.argv[2:])
     else:
         unittest.main()

@@ -362,6 +362,7 @@ class Job:
         moving statistics that belong to them. Called at the script's end by
         itself."""
         if not self._left and os.getpid() == self._pid:
+            self._step.abandon(reason)
             with contextlib.suppress(_errors.CohortError):
                 self._step.refresh_statistics()
         self._leave(reason)

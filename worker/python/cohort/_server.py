@@ -89,6 +89,9 @@ class EmbeddedServer:
             self._process = subprocess.Popen(
                 [find_program("cohort-server"), *flags_of(flags)], stdout=None,
                 stderr=out,
+                # A terminal's Ctrl-C is for the script, which then needs its
+                # server to leave in order.
+                process_group=0,
                 preexec_fn=functools.partial(_end_with, os.getpid()))
         while not address.exists():
             if self._process.poll() is not None:
