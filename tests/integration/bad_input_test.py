@@ -194,6 +194,9 @@ class RunningCohort(unittest.TestCase):
             self.assertRegex(cohort.log(),
                              r"not finite: rank [01]: (gradient|moments) of \w+")
             self.assertIn("steps in a row were not finite", cohort.log())
+            for rank, worker in cohort.workers.items():
+                self.assertEqual(worker.wait(60), 1)
+                self.assertIn("the run failed: ", cohort.log(f"worker{rank}"))
             self.assertTrue((cohort.results / "model.safetensors").exists())
 
 

@@ -133,6 +133,7 @@ def misused(rank, address, what):
 def lengths(rank, address):
     del rank
     model, job, data = joined(address)
+    assert data
     try:
         before = str(len(data))
     except TypeError as error:

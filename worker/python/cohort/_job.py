@@ -81,11 +81,6 @@ class Job:
         return int(self._joined().workers)
 
     @property
-    def workers_or_none(self) -> int | None:
-        """The same; None before the run is joined."""
-        return None if self._membership is None else self.workers
-
-    @property
     def run_name(self) -> str:
         """The run's name, as on the live page."""
         return str(self._joined().run_name)
@@ -114,7 +109,7 @@ class Job:
         """The worker has left the run."""
         return self._left
 
-    def is_of_this_process(self) -> bool:
+    def _is_of_this_process(self) -> bool:
         """False in a child that was forked later."""
         return os.getpid() == self._pid
 

@@ -63,7 +63,7 @@ def _check_alone(model: nn.Module) -> None:
                 "cohort.join(): this model belongs to a job; call leave() on "
                 "that first")
     job = _newest() if _newest is not None else None
-    if job is not None and job.is_of_this_process() and not job.left:
+    if job is not None and job._is_of_this_process() and not job.left:
         raise _errors.UsageError(
             "cohort.join(): this process has a job already; call leave() on it "
             "first, or start another process: one process is one worker")

@@ -43,13 +43,17 @@ class Data:
         """
         if not self._by_number:
             return len(self._dataset) * self._accumulate
-        workers = self._job.workers_or_none
-        if workers is None:
+        membership = self._job._membership
+        if membership is None:
             raise TypeError(
                 "len(job.data(...)): the number of workers is not known before "
                 "the run is joined; take it within `for epoch in job.epochs()`")
-        batch = workers * self._batch_size
+        batch = membership.workers * self._batch_size
         return -(-len(self._dataset) // batch) * self._accumulate
+
+    def __bool__(self) -> bool:
+        # Otherwise it would be asked for its length.
+        return True
 
     def __iter__(self) -> Iterator[Any]:
         job = self._job
