@@ -87,7 +87,7 @@ void AccessControl::Note(const std::string& client, absl::string_view target,
   bool first = false;
   {
     MutexLock lock(mu_);
-    // What is not told apart is still counted by the metric.
+    // The metric still counts the calls that are not told apart.
     if (recent_.size() >= kRecentMax && !recent_.contains(key)) return;
     // The first of a while is reported at once.
     first = !std::exchange(reporting_, true);

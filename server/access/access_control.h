@@ -75,7 +75,7 @@ class AccessControl {
   std::array<std::atomic<int64_t>, std::size(kRefusals)> denied_{};
 
   Mutex mu_;
-  // Not reported yet, by client, target and reason.
+  // Calls that are not reported yet, by client, target and reason.
   std::map<std::pair<std::string, std::string>, DeniedCalls> recent_
       ABSL_GUARDED_BY(mu_);
 

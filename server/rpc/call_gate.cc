@@ -15,7 +15,8 @@ namespace {
 
 class CallGate final : public grpc::AuthMetadataProcessor {
  public:
-  explicit CallGate(AccessControl& access) : access_(access) {}
+  CallGate(AccessControl& access, const OpenCalls& calls)
+      : access_(access), calls_(calls) {}
 
   // It takes two locks for moments and reads no files.
   bool IsBlocking() const override { return false; }
@@ -30,7 +31,13 @@ class CallGate final : public grpc::AuthMetadataProcessor {
       // Services do not see it.
       consumed->emplace("authorization", presented.authorization);
     }
-    return ToGrpcStatus(access_.CheckCall(path, presented).status());
+    const absl::StatusOr<Caller> caller = access_.CheckCall(path, presented);
+    if (!caller.ok()) return ToGrpcStatus(caller.status());
+    // All workers of a run may have one certificate.
+    const bool shared =
+        caller->role == PeerRole::kWorker && !caller->rank.has_value();
+    if (shared) return grpc::Status::OK;
+    return ToGrpcStatus(calls_.Check(CountedAs(*connection)));
   }
 
  private:
@@ -42,13 +49,14 @@ class CallGate final : public grpc::AuthMetadataProcessor {
   }
 
   AccessControl& access_;
+  const OpenCalls& calls_;
 };
 
 }  // namespace
 
 std::shared_ptr<grpc::AuthMetadataProcessor> MakeCallGate(
-    AccessControl& access) {
-  return std::make_shared<CallGate>(access);
+    AccessControl& access, const OpenCalls& calls) {
+  return std::make_shared<CallGate>(access, calls);
 }
 
 }  // namespace cohort

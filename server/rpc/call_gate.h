@@ -5,12 +5,14 @@
 #include <memory>
 
 #include "server/access/access_control.h"
+#include "server/access/open_calls.h"
 
 namespace cohort {
 
-// Asks `access`, which must outlive the server, about every call before it
-// reaches a service. For encrypted connections: gRPC calls it for those only.
+// Asks `access` and `calls`, which must outlive the server, about every call
+// before it reaches a service. For encrypted connections: gRPC calls it for
+// those only.
 std::shared_ptr<grpc::AuthMetadataProcessor> MakeCallGate(
-    AccessControl& access);
+    AccessControl& access, const OpenCalls& calls);
 
 }  // namespace cohort

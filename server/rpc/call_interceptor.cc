@@ -4,12 +4,15 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/server_interceptor.h>
 
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "cohort/v1/admin.pb.h"
 #include "cohort/v1/membership.pb.h"
 #include "cohort/v1/moments.pb.h"
 #include "cohort/v1/parameters.pb.h"
+#include "server/rpc/caller.h"
 
 namespace cohort {
 namespace {
@@ -39,9 +42,19 @@ void AddServices(const google::protobuf::FileDescriptor& file,
 // Counts one call. Does not read its messages.
 class CallCounter final : public grpc::experimental::Interceptor {
  public:
-  CallCounter(GrpcMetrics::Calls& calls, const Clock& clock)
-      : calls_(calls), clock_(clock), begin_(clock.Now()) {
+  // `client` is empty without encryption.
+  CallCounter(GrpcMetrics::Calls& calls, OpenCalls& open, std::string client,
+              const Clock& clock)
+      : calls_(calls),
+        open_(open),
+        client_(std::move(client)),
+        clock_(clock),
+        begin_(clock.Now()) {
     calls_.Started();
+    if (!client_.empty()) open_.Opened(client_);
+  }
+  ~CallCounter() override {
+    if (!client_.empty()) open_.Closed(client_);
   }
 
   void Intercept(InterceptorBatchMethods* methods) override {
@@ -64,6 +77,8 @@ class CallCounter final : public grpc::experimental::Interceptor {
 
  private:
   GrpcMetrics::Calls& calls_;
+  OpenCalls& open_;
+  const std::string client_;
   const Clock& clock_;
   const Instant begin_;
 };
@@ -71,17 +86,29 @@ class CallCounter final : public grpc::experimental::Interceptor {
 class CallCounterFactory final
     : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
-  CallCounterFactory(GrpcMetrics& metrics, const Clock& clock)
-      : metrics_(metrics), clock_(clock) {}
+  CallCounterFactory(GrpcMetrics& metrics, OpenCalls& open, const Clock& clock)
+      : metrics_(metrics), open_(open), clock_(clock) {}
 
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
     // gRPC deletes it when the call is over.
-    return new CallCounter(metrics_.Of(info->method()), clock_);
+    return new CallCounter(metrics_.Of(info->method()), open_,
+                           ClientOf(*info->server_context()), clock_);
   }
 
  private:
+  static std::string ClientOf(const grpc::ServerContextBase& context) {
+    const std::shared_ptr<const grpc::AuthContext> connection =
+        context.auth_context();
+    if (connection == nullptr ||
+        connection->GetPeerIdentityPropertyName().empty()) {
+      return "";
+    }
+    return CountedAs(*connection);
+  }
+
   GrpcMetrics& metrics_;
+  OpenCalls& open_;
   const Clock& clock_;
 };
 
@@ -103,8 +130,8 @@ std::vector<GrpcMethod> ServedMethods() {
 }
 
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>
-MakeCallCounter(GrpcMetrics& metrics, const Clock& clock) {
-  return std::make_unique<CallCounterFactory>(metrics, clock);
+MakeCallCounter(GrpcMetrics& metrics, OpenCalls& open, const Clock& clock) {
+  return std::make_unique<CallCounterFactory>(metrics, open, clock);
 }
 
 }  // namespace cohort

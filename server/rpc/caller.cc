@@ -24,6 +24,12 @@ Presented PresentedBy(const grpc::AuthContext& connection) {
   return presented;
 }
 
+std::string CountedAs(const grpc::AuthContext& connection) {
+  const Presented presented = PresentedBy(connection);
+  return presented.identity.has_value() ? presented.identity->Uri()
+                                        : "all clients with a token together";
+}
+
 Caller CallerOf(const grpc::ServerContextBase& context) {
   const std::shared_ptr<const grpc::AuthContext> connection =
       context.auth_context();

@@ -39,7 +39,7 @@ class ConnectionsByAddress {
 
   const int32_t each_max_;
   std::map<std::string, std::vector<Connection>> connections_;
-  // Of all addresses since the last sweep.
+  // Connections of all addresses since the last sweep.
   int32_t added_ = 0;
 };
 

@@ -54,14 +54,14 @@ int32_t ConnectionsPerAddress(const TransportOptions& options) {
 }
 
 std::shared_ptr<grpc::ServerCredentials> CredentialsOf(
-    const TransportOptions& options) {
+    const TransportOptions& options, const OpenCalls& calls) {
   if (options.security == nullptr || !options.security->encrypted()) {
     return grpc::InsecureServerCredentials();
   }
   // Clients with a token have no certificate.
   auto credentials = options.security->ForServer(
       /*require_certificate=*/!options.access->takes_tokens());
-  credentials->SetAuthMetadataProcessor(MakeCallGate(*options.access));
+  credentials->SetAuthMetadataProcessor(MakeCallGate(*options.access, calls));
   return credentials;
 }
 
@@ -82,14 +82,15 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
   builder.SetResourceQuota(quota.Resize(TransportBytesMax(options)));
   auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      CredentialsOf(options));
+      CredentialsOf(options, transport->open_calls_));
   for (const auto& service : transport->services_) {
     builder.RegisterService(service.get());
   }
   std::vector<
       std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
       interceptors;
-  interceptors.push_back(MakeCallCounter(metrics, clock));
+  interceptors.push_back(
+      MakeCallCounter(metrics, transport->open_calls_, clock));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   absl::StatusOr<ListenSocket> socket =
       ListenSocket::Open("--listen", transport->address_);

@@ -12,6 +12,7 @@
 #include "common/listen_address.h"
 #include "common/wire/security.h"
 #include "server/access/access_control.h"
+#include "server/access/open_calls.h"
 #include "server/metrics/grpc_metrics.h"
 #include "server/rpc/accept_loop.h"
 
@@ -58,6 +59,8 @@ class Transport {
   Transport() = default;
 
   ListenAddress address_;
+  // Calls of clients with certificates or tokens.
+  OpenCalls open_calls_{kOpenCallsEachMax};
   // Destroyed in the reverse order: each uses those before it.
   Services services_;
   std::unique_ptr<grpc::Server> server_;

@@ -102,7 +102,7 @@ TEST_F(AccessControlTest, TheFirstDenialIsReportedAtOnceAndTheRestTogether) {
   EXPECT_EQ(reports_.Await(0).at(0).count, 1);
   for (int i = 0; i < 5; ++i) Call(kDrain, With("viewer"));
   Call(kDrain, {});
-  // What is left comes at the end.
+  // The rest comes at the end.
   access_.reset();
   const std::vector<DeniedCalls> rest = reports_.Await(1);
   ASSERT_EQ(rest.size(), 2u);

@@ -278,6 +278,40 @@ TEST_F(AccessTest, AWorkersCertificateIsForItsRankOnly) {
   EXPECT_TRUE(zero.Leave().ok());
 }
 
+TEST_F(AccessTest, OneIdentityCannotTakeAllPlaces) {
+  Start(SecureOptions());
+  const auto viewer =
+      v1::Admin::NewStub(ChannelOf(Unchecked(authority_.Issue("viewer"))));
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::Status>>> watches;
+  v1::WatchStatusRequest request;
+  request.set_interval_ms(1000);
+  grpc::Status refused;
+  for (int i = 0; i < kOpenCallsEachMax + 1; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    SetDeadline(*contexts.back());
+    watches.push_back(viewer->WatchStatus(contexts.back().get(), request));
+    v1::Status status;
+    if (!watches.back()->Read(&status)) refused = watches.back()->Finish();
+  }
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("want at most 64"));
+  // Others are served, and so is this one once its calls have ended.
+  const auto other = ChannelOf(Unchecked(authority_.Issue("operator")));
+  EXPECT_TRUE(Call(other, "/cohort.v1.Admin/GetStatus").error_code() !=
+              grpc::StatusCode::RESOURCE_EXHAUSTED);
+  for (auto& context : contexts) context->TryCancel();
+  watches.clear();
+  for (;;) {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::Status status;
+    const grpc::Status again = viewer->GetStatus(&context, {}, &status);
+    if (again.ok()) break;
+    ASSERT_EQ(again.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  }
+}
+
 TEST_F(AccessTest, ChangesAreRecordedWithTheirAuthor) {
   Start(SecureOptions());
   const auto channel = MakeChannel(server_->address(), ChannelPurpose::kControl,
