@@ -18,6 +18,7 @@
 #include "common/clock.h"
 #include "common/log/log_limiter.h"
 #include "common/mutex.h"
+#include "common/printable.h"
 
 namespace cohort {
 namespace {
@@ -118,19 +119,6 @@ class Logger {
       copy.emplace_back(std::string(f.key), f.value);
     }
     return copy;
-  }
-
-  static std::string Printable(absl::string_view text) {
-    std::string out;
-    for (char c : text) {
-      const auto byte = static_cast<unsigned char>(c);
-      if (byte < 0x20 || byte == 0x7f) {
-        absl::StrAppend(&out, "\\x", absl::Hex(byte, absl::kZeroPad2));
-      } else {
-        out.push_back(c);
-      }
-    }
-    return out;
   }
 
   void Print(LogLevel level, const std::vector<std::string>& lines) {

@@ -32,12 +32,4 @@ std::string Bold(absl::string_view text, bool bold) {
   return bold ? absl::StrCat("\x1b[1m", text, "\x1b[0m") : std::string(text);
 }
 
-std::string Printable(absl::string_view text) {
-  std::string printable(text);
-  for (char& c : printable) {
-    if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) c = '?';
-  }
-  return printable;
-}
-
 }  // namespace cohort

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "common/printable.h"
 
 namespace cohort {
 
@@ -24,9 +25,5 @@ class Table {
 
 // `text` in bold for a terminal, or unchanged.
 std::string Bold(absl::string_view text, bool bold);
-
-// Text from other machines without control characters: a name must not move the
-// cursor of an operator's terminal.
-std::string Printable(absl::string_view text);
 
 }  // namespace cohort

@@ -16,6 +16,7 @@
 #include "common/measures/measures.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
+#include "common/printable.h"
 #include "common/status_macros.h"
 #include "common/thread_pool.h"
 #include "common/wire/status.h"
@@ -63,10 +64,10 @@ absl::StatusOr<ChangeRequest> ChangeFrom(const v1::SetPolicyRequest& proto) {
                                      proto.author().size(), kValueLengthMax));
   COHORT_RETURN_IF_ERROR(CheckLength("length of the reason",
                                      proto.reason().size(), kValueLengthMax));
-  ChangeRequest change{
-      .run_id = proto.run_id(),
-      .dry_run = proto.dry_run(),
-      .note = {.author = proto.author(), .reason = proto.reason()}};
+  ChangeRequest change{.run_id = proto.run_id(),
+                       .dry_run = proto.dry_run(),
+                       .note = {.author = Printable(proto.author()),
+                                .reason = Printable(proto.reason())}};
   for (const auto& [name, value] : proto.settings()) {
     COHORT_RETURN_IF_ERROR(
         CheckLength("length of a setting's name", name.size(), kNameLengthMax));
@@ -273,7 +274,8 @@ class AdminService final : public v1::Admin::CallbackService {
                                   const v1::DrainRequest* request,
                                   v1::DrainReply* reply) override {
     return Apply(context, "Drain", *request, [this, request, reply] {
-      std::string reason = request->reason().substr(0, kReasonLengthMax);
+      std::string reason =
+          Printable(request->reason().substr(0, kReasonLengthMax));
       if (reason.empty()) reason = "drained by an operator";
       return WithVersion(shard_.Drain(reason), *reply);
     });
@@ -302,7 +304,8 @@ class AdminService final : public v1::Admin::CallbackService {
                                   const v1::EvictRequest* request,
                                   v1::EvictReply* reply) override {
     return Apply(context, "Evict", *request, [this, request, reply] {
-      std::string reason = request->reason().substr(0, kReasonLengthMax);
+      std::string reason =
+          Printable(request->reason().substr(0, kReasonLengthMax));
       if (reason.empty()) reason = "requested by an operator";
       const Rank rank(request->rank());
       return WithVersion(

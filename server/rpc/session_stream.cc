@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "cohort/v1/membership.pb.h"
+#include "common/printable.h"
 #include "common/status_macros.h"
 #include "common/step_phase.h"
 #include "common/wire/convert.h"
@@ -44,9 +45,9 @@ absl::StatusOr<JoinRequest> JoinFrom(const v1::Join& proto) {
   JoinRequest request{.run_id = proto.run_id(),
                       .incarnation = Incarnation(proto.incarnation()),
                       .batch_size = proto.batch_size(),
-                      .fingerprint = proto.fingerprint(),
-                      .description = proto.description(),
-                      .build = proto.build()};
+                      .fingerprint = Printable(proto.fingerprint()),
+                      .description = Printable(proto.description()),
+                      .build = Printable(proto.build())};
   if (proto.has_rank()) request.rank = Rank(proto.rank());
   return request;
 }
@@ -143,7 +144,8 @@ class SessionReactor final : public ShardStream<SessionStream> {
         if (!joined_) return NotJoined("a leave");
         left_ = true;
         if (request.leave().data_ended()) shard_.DataEnded(id_);
-        shard_.Leave(id_, request.leave().reason().substr(0, kTextLengthMax));
+        shard_.Leave(
+            id_, Printable(request.leave().reason().substr(0, kTextLengthMax)));
         End(absl::OkStatus());
         return absl::OkStatus();
       case v1::SessionRequest::MESSAGE_NOT_SET:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/printable.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -32,6 +33,11 @@ absl::Status CheckAtMost(absl::string_view what, int64_t seen, int64_t max) {
 }
 
 absl::Status CheckName(const std::string& name) {
+  if (!IsPrintable(name)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model: got the name ", Printable(name.substr(0, kNameShownMax)),
+        ", want one without control characters"));
+  }
   return CheckAtMost(
       absl::StrCat("length of the name ", name.substr(0, kNameShownMax)),
       static_cast<int64_t>(name.size()), kNameBytesMax);
