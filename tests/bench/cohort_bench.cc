@@ -2,11 +2,15 @@
 // machine. All ratios compare numbers of one run; absolute numbers depend on
 // the machine.
 
+#include <stdlib.h>
+
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
@@ -15,7 +19,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/cli/command_line.h"
+#include "common/formats/file_system.h"
 #include "common/log/log.h"
+#include "common/security/authority.h"
 #include "common/status_macros.h"
 #include "tests/bench/core_bench.h"
 #include "tests/bench/exchange_bench.h"
@@ -39,12 +45,15 @@ ABSL_FLAG(int32_t, kernel_rounds, 21, "timed turns of each kernel");
 ABSL_FLAG(int32_t, core_steps, 5, "timed steps of the core");
 ABSL_FLAG(int32_t, core_workers, 1000,
           "the largest cohort of the core's table");
-ABSL_FLAG(std::string, table, "",
-          "the one table to make: exchange, rendezvous, training, overlap, "
-          "backup, batch_norm, fold, scrape or core; empty: all");
+ABSL_FLAG(
+    std::string, table, "",
+    "the one table to make: exchange, rendezvous, tls, training, overlap, "
+    "backup, batch_norm, fold, scrape or core; empty: all");
 
 namespace cohort::bench {
 namespace {
+
+Served Plaintext() { return {.program = absl::GetFlag(FLAGS_server_program)}; }
 
 absl::Status BenchExchange() {
   const int64_t elements = absl::GetFlag(FLAGS_elements);
@@ -60,8 +69,7 @@ absl::Status BenchExchange() {
                             TcpExchangeSeconds(workers, bytes, steps));
     COHORT_ASSIGN_OR_RETURN(
         const std::vector<double> seconds,
-        ExchangeStepSeconds(absl::GetFlag(FLAGS_server_program), workers,
-                            elements, steps));
+        ExchangeStepSeconds(Plaintext(), workers, elements, steps));
     const double median = Quantile(seconds, 0.5);
     absl::PrintF("%-10d %10.4f %10.4f %12.1f %12.2f\n", workers, median, tcp,
                  median / copy, median / tcp);
@@ -83,7 +91,7 @@ absl::Status BenchRendezvous() {
     COHORT_ASSIGN_OR_RETURN(
         const std::vector<double> cohort,
         RendezvousSeconds(
-            absl::GetFlag(FLAGS_server_program),
+            Plaintext(),
             {.channels = channels, .together = together, .rounds = rounds}));
     for (const double q : {0.5, 0.99}) {
       const double ours = Quantile(cohort, q) * 1e6;
@@ -91,6 +99,65 @@ absl::Status BenchRendezvous() {
       absl::PrintF("%-10d p%-9.0f %10.1f %10.1f %10.2f\n", together, q * 100,
                    ours, bare, ours / bare);
     }
+  }
+  absl::PrintF("\n");
+  return absl::OkStatus();
+}
+
+// Certificates in a folder that ends with the program.
+absl::StatusOr<Served> Encrypted(const std::string& folder) {
+  COHORT_ASSIGN_OR_RETURN(
+      const Authority authority,
+      Authority::Create(RealFileSystem(), folder, "bench", absl::Hours(48)));
+  Served served = Plaintext();
+  COHORT_ASSIGN_OR_RETURN(served.server_tls,
+                          authority.Issue({.domain = "bench",
+                                           .run = "bench",
+                                           .role = PeerRole::kServer,
+                                           .number = 0},
+                                          absl::Hours(24)));
+  COHORT_ASSIGN_OR_RETURN(
+      served.worker_tls,
+      authority.Issue(
+          {.domain = "bench", .run = "bench", .role = PeerRole::kWorker},
+          absl::Hours(24)));
+  return served;
+}
+
+// The cost of encryption: the same exchange and rendezvous without and with
+// certificates, in turns, as ratios.
+absl::Status BenchTls() {
+  std::string folder =
+      (std::filesystem::temp_directory_path() / "cohort-bench-XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr) {
+    return absl::InternalError(absl::StrCat(folder, ": cannot be made"));
+  }
+  const absl::Cleanup remove = [&folder] {
+    std::filesystem::remove_all(folder);
+  };
+  COHORT_ASSIGN_OR_RETURN(const Served encrypted, Encrypted(folder + "/pki"));
+  const int64_t elements = absl::GetFlag(FLAGS_elements);
+  const RendezvousShape shape{.channels = absl::GetFlag(FLAGS_channels),
+                              .rounds = absl::GetFlag(FLAGS_rounds)};
+  absl::PrintF("certificates against plaintext, 2 workers (pairs in turns)\n");
+  absl::PrintF("%-12s %12s %12s %10s\n", "", "plaintext", "TLS", "x");
+  for (int32_t pair = 0; pair < absl::GetFlag(FLAGS_pairs); ++pair) {
+    double step[2] = {};
+    double wait[2] = {};
+    for (const int tls : {0, 1}) {
+      const Served served = tls == 1 ? encrypted : Plaintext();
+      COHORT_ASSIGN_OR_RETURN(
+          const std::vector<double> steps,
+          ExchangeStepSeconds(served, 2, elements, absl::GetFlag(FLAGS_steps)));
+      COHORT_ASSIGN_OR_RETURN(const std::vector<double> waits,
+                              RendezvousSeconds(served, shape));
+      step[tls] = Quantile(steps, 0.5);
+      wait[tls] = Quantile(waits, 0.5) * 1e6;
+    }
+    absl::PrintF("%-12s %12.4f %12.4f %10.2f\n", "s/step", step[0], step[1],
+                 step[1] / step[0]);
+    absl::PrintF("%-12s %12.1f %12.1f %10.2f\n", "us/wait p50", wait[0],
+                 wait[1], wait[1] / wait[0]);
   }
   absl::PrintF("\n");
   return absl::OkStatus();
@@ -313,8 +380,8 @@ absl::Status RunTables() {
   bool found = false;
   for (const Table& table :
        {Table{"exchange", BenchExchange}, Table{"rendezvous", BenchRendezvous},
-        Table{"training", BenchTraining}, Table{"overlap", BenchOverlap},
-        Table{"backup", BenchBackupWorkers},
+        Table{"tls", BenchTls}, Table{"training", BenchTraining},
+        Table{"overlap", BenchOverlap}, Table{"backup", BenchBackupWorkers},
         Table{"batch_norm", BenchBatchNorm}, Table{"fold", BenchFold},
         Table{"scrape", BenchScrape}, Table{"core", BenchCore}}) {
     if (!wanted.empty() && wanted != table.name) continue;
@@ -322,10 +389,11 @@ absl::Status RunTables() {
     COHORT_RETURN_IF_ERROR(table.make());
   }
   if (found) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--table: got \"", wanted,
-      "\", want exchange, rendezvous, training, overlap, backup, batch_norm, "
-      "fold, scrape or core"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--table: got \"", wanted,
+                   "\", want exchange, rendezvous, tls, training, overlap, "
+                   "backup, batch_norm, "
+                   "fold, scrape or core"));
 }
 
 void PrintHelp() {

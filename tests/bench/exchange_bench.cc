@@ -55,21 +55,37 @@ absl::Status ReadUntil(ChildProcess& child, const std::string& name,
   return absl::OkStatus();
 }
 
-// Starts `server`, or the one beside this program if empty, and workers as
-// processes of their own, and waits for their end.
-absl::StatusOr<WorkerTimes> RunShaped(std::string server,
+// The beginning of a command whose process has these certificates.
+std::vector<std::string> With(const TlsFiles& tls) {
+  if (!tls.encrypted()) return {};
+  return {"/usr/bin/env", absl::StrCat("COHORT_TLS_CERT=", tls.cert),
+          absl::StrCat("COHORT_TLS_KEY=", tls.key),
+          absl::StrCat("COHORT_TLS_CA=", tls.ca)};
+}
+
+absl::StatusOr<std::unique_ptr<ChildProcess>> StartWith(
+    const TlsFiles& tls, const std::vector<std::string>& words) {
+  std::vector<std::string> command = With(tls);
+  command.insert(command.end(), words.begin(), words.end());
+  return ChildProcess::Start(command);
+}
+
+// Starts the server and workers as processes of their own, and waits for their
+// end.
+absl::StatusOr<WorkerTimes> RunShaped(const Served& served,
                                       const RunShape& shape) {
   COHORT_ASSIGN_OR_RETURN(const ClusterPrograms programs, FindPrograms(""));
-  if (server.empty()) server = programs.server;
+  const std::string server =
+      served.program.empty() ? programs.server : served.program;
   const std::string program = std::filesystem::path(programs.server)
                                   .replace_filename("cohort-exchange-worker")
                                   .string();
   COHORT_ASSIGN_OR_RETURN(
       const std::unique_ptr<ChildProcess> serving,
-      ChildProcess::Start(
-          {server, "--listen=127.0.0.1:0",
-           "--ops_listen=", absl::StrCat("--workers=", shape.workers),
-           "--epochs=1", "--optimizer=sgd", "--weight_decay=0"}));
+      StartWith(served.server_tls,
+                {server, "--listen=127.0.0.1:0",
+                 "--ops_listen=", absl::StrCat("--workers=", shape.workers),
+                 "--epochs=1", "--optimizer=sgd", "--weight_decay=0"}));
   std::string address;
   const auto note_address = [&address](absl::string_view line) {
     const std::vector<absl::string_view> parts =
@@ -83,8 +99,8 @@ absl::StatusOr<WorkerTimes> RunShaped(std::string server,
   for (int32_t rank = 0; rank < shape.workers; ++rank) {
     COHORT_ASSIGN_OR_RETURN(
         workers.emplace_back(),
-        ChildProcess::Start(
-            {program, address, absl::StrCat(rank), ShapeText(shape)}));
+        StartWith(served.worker_tls,
+                  {program, address, absl::StrCat(rank), ShapeText(shape)}));
   }
   WorkerTimes times;
   const auto note_time = [&times](absl::string_view line) {
@@ -111,9 +127,10 @@ absl::StatusOr<WorkerTimes> RunShaped(std::string server,
 
 }  // namespace
 
-absl::StatusOr<std::vector<double>> ExchangeStepSeconds(
-    const std::string& server, int32_t workers, int64_t elements,
-    int32_t steps) {
+absl::StatusOr<std::vector<double>> ExchangeStepSeconds(const Served& server,
+                                                        int32_t workers,
+                                                        int64_t elements,
+                                                        int32_t steps) {
   // Parameters of 2 MiB, as in a typical network of this size.
   RunShape shape{.workers = workers, .steps = steps + 2};
   constexpr int64_t kParameter = int64_t{1} << 19;
@@ -126,7 +143,7 @@ absl::StatusOr<std::vector<double>> ExchangeStepSeconds(
 }
 
 absl::StatusOr<std::vector<double>> RendezvousSeconds(
-    const std::string& server, const RendezvousShape& shape) {
+    const Served& server, const RendezvousShape& shape) {
   constexpr int32_t kWarmUp = 200;
   const RunShape run{.workers = 2,
                      .steps = 1,

@@ -5,19 +5,27 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/security/tls_files.h"
 
 namespace cohort::bench {
 
-// Server and workers are separate processes, as in use. `server` is the path of
-// a cohort-server; if empty, the one beside this program.
+// Server and workers are separate processes, as in use.
+struct Served {
+  // The path of a cohort-server; if empty, the one beside this program.
+  std::string program;
+  // Certificates; empty: plaintext.
+  TlsFiles server_tls;
+  TlsFiles worker_tls;
+};
 
 // Seconds of each synchronous step in which `workers` push `elements` float32
 // gradients to one server over loopback gRPC, which folds them, applies SGD and
 // sends the weights back. Workers do no arithmetic and do not copy the received
 // weights.
-absl::StatusOr<std::vector<double>> ExchangeStepSeconds(
-    const std::string& server, int32_t workers, int64_t elements,
-    int32_t steps);
+absl::StatusOr<std::vector<double>> ExchangeStepSeconds(const Served& server,
+                                                        int32_t workers,
+                                                        int64_t elements,
+                                                        int32_t steps);
 
 // A rendezvous of two workers over `channels` channels (16 bytes a channel each
 // way), or several that are contributed to together.
@@ -30,6 +38,6 @@ struct RendezvousShape {
 
 // Seconds of each wait, measured by worker 0.
 absl::StatusOr<std::vector<double>> RendezvousSeconds(
-    const std::string& server, const RendezvousShape& shape);
+    const Served& server, const RendezvousShape& shape);
 
 }  // namespace cohort::bench

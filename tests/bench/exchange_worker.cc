@@ -2,6 +2,8 @@
 // pushes a constant gradient for every training assignment. Prints the seconds
 // of each step and each rendezvous.
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -34,6 +36,12 @@ double Seconds(SteadyTime from, SteadyTime to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
+// Empty if it is not set.
+std::string Variable(const char* name) {
+  const char* value = getenv(name);
+  return value == nullptr ? "" : value;
+}
+
 ModelLayout LayoutOf(const RunShape& shape) {
   ModelLayout layout;
   for (size_t i = 0; i < shape.parameters.size(); ++i) {
@@ -55,8 +63,12 @@ class BenchWorker {
 
   absl::Status Run() {
     COHORT_ASSIGN_OR_RETURN(
-        client_,
-        MakeGrpcClient({.server = server_, .rank = rank_, .batch_size = 1}));
+        client_, MakeGrpcClient({.server = server_,
+                                 .tls = {.cert = Variable("COHORT_TLS_CERT"),
+                                         .key = Variable("COHORT_TLS_KEY"),
+                                         .ca = Variable("COHORT_TLS_CA")},
+                                 .rank = rank_,
+                                 .batch_size = 1}));
     COHORT_RETURN_IF_ERROR(client_->Join().status());
     COHORT_RETURN_IF_ERROR(Register());
     for (;;) {
