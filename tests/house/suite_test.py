@@ -10,7 +10,8 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PARTS = ("format", "clang", "tidy", "asan", "tsan", "sim", "kills", "wheel")
+PARTS = ("format", "clang", "tidy", "asan", "tsan", "sim", "kills", "tls",
+         "wheel")
 
 # Replaces cmake and ctest: records its arguments, and fails if told to.
 TOOL = r"""#!/bin/bash

@@ -11,11 +11,37 @@ import time
 
 BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
 
+# Whether processes have certificates and encrypt: part tls of tests/run.
+TLS = os.environ.get("COHORT_TEST_TLS") == "1"
+_pki = None
+
 # How often a test repeats a kill at a random moment.
 KILLS = int(os.environ.get("COHORT_KILLS", "1"))
 
 # Small and fast, but real: a network with three batch norms, two workers.
 WORKER_FLAGS = ["--model=smooth", "--dataset=synthetic", "--batch_size=32"]
+
+
+def tls_variables(role):
+    """The environment of a process with the certificate of `role`, such as
+    "server-0"; empty unless this run of the tests encrypts."""
+    global _pki
+    if not TLS:
+        return {}
+    if _pki is None:
+        _pki = tempfile.TemporaryDirectory(prefix="cohort-pki-")
+        subprocess.run([BIN / "cohortctl", "certs", "init", "--run=test",
+                        f"--dir={_pki.name}/pki"], check=True,
+                       capture_output=True)
+    own = f"{_pki.name}/pki/{role}"
+    return {"COHORT_TLS_CERT": f"{own}/tls.crt",
+            "COHORT_TLS_KEY": f"{own}/tls.key",
+            "COHORT_TLS_CA": f"{own}/ca.crt"}
+
+
+def _role_of(program):
+    return {"cohort-server": "server-0",
+            "cohort-worker": "worker-any"}.get(program, "operator")
 
 
 class Cohort:
@@ -49,10 +75,14 @@ class Cohort:
 
     def start_process(self, name, command):
         """Starts a process with its own log; it ends with the others."""
+        program = next((pathlib.Path(word).name for word in command
+                        if str(word).startswith(str(BIN))), "")
         with open(self.dir / f"{name}.log", "ab") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
                                        stdout=log, stderr=log,
-                                       env={**os.environ, **self.environment})
+                                       env={**os.environ,
+                                            **tls_variables(_role_of(program)),
+                                            **self.environment})
         self._started.append(process)
         return process
 
@@ -143,7 +173,8 @@ def run(program, *flags, timeout_s=60, environment=None):
     """
     return subprocess.run([BIN / program, *flags], stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=timeout_s,
-                          env={**os.environ, **(environment or {})},
+                          env={**os.environ, **tls_variables(_role_of(program)),
+                               **(environment or {})},
                           check=False)
 
 
