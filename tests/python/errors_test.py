@@ -1,4 +1,4 @@
-"""What people do wrong: each is an error that says what to do."""
+"""Common mistakes: each is an error that says what to do."""
 
 import os
 import pathlib

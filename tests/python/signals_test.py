@@ -64,6 +64,16 @@ def train_with_a_server(log):
                   flush=True)
 
 
+def wait_before_the_loop(log):
+    """Has joined nothing yet."""
+    model = three_batch_norms()
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
+                      log_level="error")
+    pathlib.Path(log).write_text(f"{job._embedded._process.pid}\n")
+    while True:
+        signal.pause()
+
+
 def sleep_in_loader(folder, _):
     (pathlib.Path(folder) / str(os.getpid())).touch()
     time.sleep(1)
@@ -249,6 +259,22 @@ class Signals(unittest.TestCase):
             Rank(train, 1, server.address, f"{folder}/rank1").result()
             self.assertEqual(undisturbed.result(), last)
 
+    def test_a_signal_before_the_loop_acts_as_in_any_script(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(number), tempfile.TemporaryDirectory() as folder:
+                log = pathlib.Path(folder) / "log"
+                script = subprocess.Popen(
+                    [sys.executable, "-B", __file__, "before", log],
+                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                until(lambda log=log: log.exists() and
+                      log.read_text().endswith("\n"), "the job")
+                script.send_signal(number)
+                error = script.communicate(timeout=DEADLINE)[1]
+                self.assertEqual(script.returncode, -number, error)
+                server = int(log.read_text())
+                until(lambda server=server: not is_alive(server),
+                      "the end of the server")
+
     def test_ctrl_c_in_a_terminal_ends_a_script_and_its_server(self):
         with tempfile.TemporaryDirectory() as folder:
             log = pathlib.Path(folder) / "log"
@@ -256,15 +282,19 @@ class Signals(unittest.TestCase):
                 [sys.executable, "-B", __file__, "alone", log],
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                 start_new_session=True)
+            self.addCleanup(script.kill)
             until(lambda: log.exists() and len(log.read_text().split("\n")) > 9,
                   "some steps")
-            # A terminal signals all processes of its foreground group.
+            # A terminal signals all processes of its foreground group. The
+            # server is in another one: the script leaves it in order.
+            server = int(log.read_text().split()[0])
+            self.assertNotEqual(os.getpgid(server), script.pid)
             os.killpg(script.pid, signal.SIGINT)
             error = script.communicate(timeout=DEADLINE)[1]
             lines = [line.split() for line in log.read_text().splitlines()]
         self.assertEqual(script.returncode, -signal.SIGINT, error)
         self.assertEqual({verdict for _, verdict in lines}, {"applied"})
-        until(lambda: not is_alive(lines[0][0]), "the end of the server")
+        until(lambda: not is_alive(server), "the end of the server")
 
     def test_loaders_of_a_killed_worker_end(self):
         for method in ("fork", "spawn"):
@@ -285,6 +315,8 @@ if __name__ == "__main__":
         print(train(1, *sys.argv[2:]))
     elif sys.argv[1:2] == ["impatient"]:
         train_in_a_rendezvous(*sys.argv[2:])
+    elif sys.argv[1:2] == ["before"]:
+        wait_before_the_loop(*sys.argv[2:])
     elif sys.argv[1:2] == ["alone"]:
         train_with_a_server(*sys.argv[2:])
     else:

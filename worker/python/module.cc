@@ -248,18 +248,23 @@ void DefineWorker(nb::module_& m) {
              int64_t batch_size, double server_timeout_s,
              const std::string& fingerprint, const std::string& description,
              const std::string& trace, const std::string& ops_listen,
-             bool insecure, int32_t threads) {
-            new (self) Worker({.client = MakeClientOptions(
-                                   server, rank, batch_size, server_timeout_s,
-                                   fingerprint, description),
+             bool insecure, const std::string& tls_cert,
+             const std::string& tls_key, const std::string& tls_ca,
+             int32_t threads) {
+            ClientOptions client =
+                MakeClientOptions(server, rank, batch_size, server_timeout_s,
+                                  fingerprint, description);
+            client.tls = {.cert = tls_cert, .key = tls_key, .ca = tls_ca};
+            new (self) Worker({.client = client,
                                .observed = {.trace = trace,
                                             .ops_listen = ops_listen,
-                                            .insecure = insecure}},
+                                            .insecure = insecure,
+                                            .tls = client.tls}},
                               threads);
           },
           "server"_a, "rank"_a, "batch_size"_a, "server_timeout_s"_a,
           "fingerprint"_a, "description"_a, "trace"_a, "ops_listen"_a,
-          "insecure"_a, "threads"_a)
+          "insecure"_a, "tls_cert"_a, "tls_key"_a, "tls_ca"_a, "threads"_a)
       .def(
           "join", [](Worker& w) { return Take(w.session().Join()); },
           Released())

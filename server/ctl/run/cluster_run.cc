@@ -24,7 +24,8 @@ constexpr absl::Duration kAskMax = absl::Seconds(2);
 
 // True if a process with the same flags would end in the same way.
 bool EndsSoAgain(const ProcessEnd& end) {
-  return end.code == kExitUsage || end.code == kExitConfig;
+  return end.code == kExitUsage || end.code == kExitConfig ||
+         end.code == kExitDenied;
 }
 
 // Explains why a server ended before it could be reached.

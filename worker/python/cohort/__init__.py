@@ -19,7 +19,8 @@ from cohort import _core
 from cohort._batch_norm import (BatchNorm, BatchNorm1d, BatchNorm2d,
                                 BatchNorm3d, batch_norm_together,
                                 convert_batch_norm)
-from cohort._errors import (CohortError, ConfigurationError, RunMismatchError,
+from cohort._errors import (AccessDeniedError, CohortError,
+                            ConfigurationError, RunMismatchError,
                             ServerUnreachableError, Stopped, TrainingError,
                             UsageError)
 from cohort._evaluation import Evaluation
@@ -33,6 +34,7 @@ from cohort._step import StepResult
 __version__ = _core.build_text()
 
 __all__ = [
+    "AccessDeniedError",
     "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "CohortError",
     "ConfigurationError", "Data", "Evaluation", "Job", "LARS",
     "RunMismatchError", "ServerUnreachableError", "StepResult", "Stopped",

@@ -13,7 +13,7 @@ from cohort._passes import TYPES, Call, Step
 
 
 class _CohortBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """What the three modules share."""
+    """The common part of the three modules."""
 
     _cohort_step: Step | None = None
     # The layer's number in the registered model.

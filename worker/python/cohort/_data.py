@@ -147,7 +147,7 @@ class _LoaderStart:
 
 
 def _loader_start(options: dict[str, Any]) -> Callable[[int], None] | None:
-    """What loader processes run first, given the options of DataLoader."""
+    """The first code of loader processes, given the options of DataLoader."""
     then: Callable[[int], None] | None = options.get("worker_init_fn")
     context = options.get("multiprocessing_context")
     if not isinstance(context, str):

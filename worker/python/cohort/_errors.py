@@ -38,6 +38,11 @@ class ServerUnreachableError(CohortError):
     """The server did not answer for `server_timeout` seconds."""
 
 
+class AccessDeniedError(CohortError):
+    """The server does not know this worker's certificate, or it is another
+    run's or another rank's."""
+
+
 class TrainingError(CohortError):
     """The run cannot go on for this worker."""
 
@@ -54,6 +59,8 @@ STOPPED_EXIT_CODE = 75
 _KINDS: dict[str, type[CohortError]] = {
     "DEADLINE_EXCEEDED": ServerUnreachableError,
     "UNAVAILABLE": ServerUnreachableError,
+    "UNAUTHENTICATED": AccessDeniedError,
+    "PERMISSION_DENIED": AccessDeniedError,
     "FAILED_PRECONDITION": RunMismatchError,
     "INVALID_ARGUMENT": ConfigurationError,
     "RESOURCE_EXHAUSTED": ConfigurationError,
@@ -78,7 +85,7 @@ def raise_from(error: StatusError) -> NoReturn:
 # does not start the script again, because it would end so again.
 _EXIT_CODES: tuple[tuple[type[CohortError], int], ...] = (
     (UsageError, 3), (ConfigurationError, 3), (RunMismatchError, 3),
-    (ServerUnreachableError, 5))
+    (AccessDeniedError, 4), (ServerUnreachableError, 5))
 
 _installed = False
 

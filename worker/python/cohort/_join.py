@@ -28,6 +28,7 @@ class Joining:
     trace: str
     ops_listen: str
     insecure: bool
+    tls: _server.TlsFiles
 
     def connect(self, model: RegisteredModel,
                 batch_size: int) -> "_core.Worker":
@@ -46,7 +47,8 @@ class Joining:
             fingerprint=_fingerprint(model.device, threads),
             description=f"{socket.gethostname()}, process {os.getpid()}",
             trace=self.trace, ops_listen=self.ops_listen,
-            insecure=bool(self.insecure), threads=threads)
+            insecure=bool(self.insecure), tls_cert=self.tls.cert,
+            tls_key=self.tls.key, tls_ca=self.tls.ca, threads=threads)
 
 
 def _fingerprint(device: torch.device, threads: int) -> str:
@@ -74,7 +76,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
          server: str | None = None, rank: int | None = None,
          serve: Mapping[str, Any] | None = None, server_timeout: float = 300.0,
          trace: str = "", ops_listen: str = "", insecure: bool = False,
-         log_level: str = "info") -> Job:
+         tls_cert: str | None = None, tls_key: str | None = None,
+         tls_ca: str | None = None, log_level: str = "info") -> Job:
     """Makes this process a worker of a run.
 
     The model's batch norm becomes the cohort's, in place. The run is joined,
@@ -99,6 +102,11 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         trace: file for the timeline of this worker.
         ops_listen: HOST:PORT for Prometheus metrics of this worker.
         insecure: allow plaintext there on an address that others can reach.
+        tls_cert: file of this worker's certificate, PEM; by default
+            COHORT_TLS_CERT. A server with certificates needs it.
+        tls_key: file of its private key; by default COHORT_TLS_KEY.
+        tls_ca: file of the authorities whose certificates are accepted from the
+            server; by default COHORT_TLS_CA.
         log_level: "debug", "info", "warning" or "error".
 
     Raises:
@@ -118,10 +126,13 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     _core.keep_freed_memory()
     planned = Schedulers(optimizer, schedulers, epoch_schedulers)
     address, embedded = _server.address_of(server, serve or {})
+    # A server of this process's own listens on loopback, in plaintext.
+    tls = (_server.TlsFiles("", "", "") if embedded is not None
+           else _server.tls_files(tls_cert, tls_key, tls_ca))
     try:
         job = Job(model, optimizer, planned,
                   Joining(address, rank, server_timeout, trace, ops_listen,
-                          insecure), embedded)
+                          insecure, tls), embedded)
     except BaseException:
         if embedded is not None:
             embedded.close()

@@ -8,7 +8,7 @@ import torch
 
 from cohort import _errors
 
-# What a group says of the update rule.
+# Entries of a group that belong to the update rule.
 _WATCHED = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas",
             "eps", "amsgrad", "maximize", "decoupled_weight_decay",
             "trust_coefficient")

@@ -24,7 +24,7 @@ class Step(Protocol):
     handle: int
     # The last call's, in a compiled graph; it keeps their order.
     token: torch.Tensor
-    # What the backward pass of a call needs, by number; of compiled graphs.
+    # Values for the backward pass of a call, by number; for compiled graphs.
     kept: list["Kept"]
 
     def normalises_by_batch(self, module: nn.Module) -> bool:
@@ -42,7 +42,7 @@ class Step(Protocol):
 
 @dataclasses.dataclass
 class Kept:
-    """What the backward pass needs of the forward pass.
+    """The values of the forward pass that the backward pass needs.
 
     Attributes:
         call: for the rendezvous.

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import os
 import pathlib
@@ -31,6 +32,25 @@ def _others() -> str | None:
         if value.isdigit() and int(value) > 1:
             return name
     return None
+
+
+@dataclasses.dataclass(frozen=True)
+class TlsFiles:
+    """Paths of PEM files; all empty without encryption."""
+    cert: str
+    key: str
+    ca: str
+
+
+# Variables of a process's own certificate, as all programs read them.
+_TLS_VARIABLES = ("COHORT_TLS_CERT", "COHORT_TLS_KEY", "COHORT_TLS_CA")
+
+
+def tls_files(cert: str | None, key: str | None, ca: str | None) -> TlsFiles:
+    """The files given, or else those that the environment names."""
+    return TlsFiles(*(os.environ.get(variable, "") if given is None else given
+                      for given, variable in zip((cert, key, ca),
+                                                 _TLS_VARIABLES, strict=True)))
 
 
 def find_program(name: str) -> str:
@@ -89,6 +109,9 @@ class EmbeddedServer:
             self._process = subprocess.Popen(
                 [find_program("cohort-server"), *flags_of(flags)], stdout=None,
                 stderr=out,
+                # A worker's certificate is not the server's.
+                env={name: value for name, value in os.environ.items()
+                     if name not in _TLS_VARIABLES},
                 # A terminal's Ctrl-C is for the script, which then needs its
                 # server to leave in order.
                 process_group=0,

@@ -21,7 +21,7 @@ _PHASES = {"data": 0, "forward": 1, "rendezvous": 2, "backward": 3, "push": 4,
 
 
 class Mode(enum.Enum):
-    """What the model is run for."""
+    """The purpose for which the model is run."""
     # Nothing of the run's: modules are torch's own.
     IDLE = enum.auto()
     TRAIN = enum.auto()
@@ -35,7 +35,7 @@ class Mode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What became of a step.
+    """The result of a step.
 
     Attributes:
         version: the version of the weights now; None if the step is void.
