@@ -41,7 +41,7 @@ absl::string_view RefusalName(Refusal refusal);
 
 // Tells what a client presented.
 struct Presented {
-  // Of a verified certificate; absent without one, or without an identity.
+  // From a verified certificate; absent without one, or without an identity.
   std::optional<Identity> identity;
   // The header or metadata entry `authorization`: "Bearer TOKEN", or over HTTP
   // also "Basic BASE64" with the token as password. Empty without one.
@@ -60,9 +60,9 @@ class Authenticator {
     // Absent if refused.
     std::optional<Caller> caller;
     Refusal refusal = Refusal::kNoIdentity;
-    // What was presented, for people; never a token.
+    // The identity or the kind of credential, for people; never a token.
     std::string presented;
-    // What to do, for the client.
+    // The error for the client, with the remedy.
     std::string text;
   };
 

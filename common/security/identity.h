@@ -9,7 +9,7 @@
 
 namespace cohort {
 
-// What a certificate's holder is to a run.
+// The part that a certificate's holder plays in a run.
 enum class PeerRole { kServer, kWorker, kViewer, kOperator };
 
 // "server", "worker", "viewer", "operator".

@@ -26,7 +26,7 @@ struct TlsFiles {
   friend bool operator==(const TlsFiles&, const TlsFiles&) = default;
 };
 
-// What the files hold at one moment.
+// The content of the files at one moment.
 struct TlsContent {
   // Empty without a certificate.
   std::string cert;

@@ -45,7 +45,7 @@ class Security {
   const TlsContent content_;
 };
 
-// Null means plaintext.
+// Plaintext if null.
 using SharedSecurity = std::shared_ptr<const Security>;
 
 // The reason if `message` is gRPC's report of a TLS handshake that failed, in

@@ -44,7 +44,7 @@ class ServerSecurity {
 
   bool encrypted() const { return security_->encrypted(); }
   const SharedSecurity& security() const { return security_; }
-  // What an operations port begins with; absent without encryption.
+  // The first content for an operations port; absent without encryption.
   std::optional<TlsContent> tls() const;
   // Sets the name of a run that has none to that of the certificate.
   // Errors: FailedPrecondition: the certificate is for another run.

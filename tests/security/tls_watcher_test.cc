@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What a watcher reports, and a wait for the next report.
+// The reports of a watcher, and a wait for the next one.
 class Reports {
  public:
   void Add(const std::string& text) {
