@@ -1,6 +1,8 @@
 """A cohort with certificates: rotated under load, watched, and refused."""
 
+import contextlib
 import json
+import socket
 import ssl
 import unittest
 import urllib.error
@@ -127,6 +129,57 @@ class Rights(unittest.TestCase):
         with urllib.request.urlopen(url + "/", context=trust,
                                     timeout=10) as page:
             self.assertEqual(page.status, 200)
+
+
+def ended(peer):
+    """Whether the server has closed the connection."""
+    peer.settimeout(0.01)
+    try:
+        while peer.recv(1 << 16):
+            pass
+    except (TimeoutError, ssl.SSLWantReadError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
+class Strangers(unittest.TestCase):
+    """Floods that cost much memory once HTTP/2 is spoken."""
+    PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4]) + bytes(5)
+    PINGS = (bytes([0, 0, 8, 6]) + bytes(13)) * 10_000
+    NUMBER = 30
+
+    def test_get_nothing_but_a_handshake(self):
+        with EncryptedCohort(server_flags=["--epochs=1000"]) as cohort:
+            cohort.start()
+            host, port = cohort.address.rsplit(":", 1)
+            trust = ssl.create_default_context(
+                cafile=cohort.certificates.folder / "ca.crt")
+            trust.check_hostname = False
+            peers = []
+            self.addCleanup(lambda: [peer.close() for peer in peers])
+            for number in range(self.NUMBER):
+                peer = socket.create_connection((host, int(port)))
+                with contextlib.suppress(OSError):
+                    if number % 3 == 1:
+                        # Plaintext.
+                        peer.sendall(self.PREFACE + self.PINGS)
+                    elif number % 3 == 2:
+                        # A handshake without a certificate.
+                        peer = trust.wrap_socket(peer)
+                        peer.sendall(self.PREFACE + self.PINGS)
+                peers.append(peer)
+            version = cohort.newest_checkpoint()
+            cohort.wait_until(lambda: cohort.newest_checkpoint() > version,
+                              "training to go on")
+            # The silent ones when their time for a handshake is over.
+            cohort.wait_until(lambda: all(ended(peer) for peer in peers),
+                              "the end of all strangers")
+            self.assertEqual(cohort.ctl("operator", "run", "drain").returncode,
+                             0)
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            self.assertIn("TLS handshake failed", cohort.log())
 
 
 class Errors(unittest.TestCase):
