@@ -139,7 +139,7 @@ std::string ClusterRun::OnWorkerLoss() const {
 
 bool ClusterRun::RunIsOver() const {
   const absl::StatusOr<v1::Status> status =
-      AdminClient(cluster_->address(), kAskMax).GetStatus();
+      AdminClient(Target(), kAskMax).GetStatus();
   return status.ok() && status->ended();
 }
 
