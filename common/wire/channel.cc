@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "common/wire/security.h"
+
 namespace cohort {
 namespace {
 
@@ -129,11 +131,11 @@ grpc::ChannelArguments MakeChannelArguments(ChannelPurpose purpose) {
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server,
                                            ChannelPurpose purpose,
                                            const SharedSecurity& security) {
-  return grpc::CreateCustomChannel(
-      server,
-      security == nullptr ? grpc::InsecureChannelCredentials()
-                          : security->ForChannel(),
-      MakeChannelArguments(purpose));
+  return grpc::CreateCustomChannel(server,
+                                   security == nullptr
+                                       ? grpc::InsecureChannelCredentials()
+                                       : security->ForChannel(),
+                                   MakeChannelArguments(purpose));
 }
 
 }  // namespace cohort

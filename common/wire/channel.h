@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "common/wire/security.h"
+#include "common/wire/shared_security.h"
 
 namespace cohort {
 

@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "common/security/identity.h"
 #include "common/security/tls_files.h"
+#include "common/wire/shared_security.h"
 
 namespace cohort {
 
@@ -44,9 +45,6 @@ class Security {
   const TlsFiles files_;
   const TlsContent content_;
 };
-
-// Plaintext if null.
-using SharedSecurity = std::shared_ptr<const Security>;
 
 // The reason if `message` is gRPC's report of a TLS handshake that failed, in
 // words that say what to do; nullopt otherwise.

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
+#include "common/wire/security.h"
 
 namespace cohort {
 namespace {
@@ -61,6 +62,8 @@ absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Open(
 }
 
 ServerSecurity::~ServerSecurity() = default;
+
+bool ServerSecurity::encrypted() const { return security_->encrypted(); }
 
 std::optional<TlsContent> ServerSecurity::tls() const {
   if (!encrypted()) return std::nullopt;

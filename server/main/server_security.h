@@ -13,7 +13,7 @@
 #include "common/security/tls_files.h"
 #include "common/security/tls_watcher.h"
 #include "common/security/tokens.h"
-#include "common/wire/security.h"
+#include "common/wire/shared_security.h"
 #include "server/access/access_control.h"
 #include "server/access/audit_log.h"
 
@@ -42,7 +42,7 @@ class ServerSecurity {
       const ServerSecurityOptions& options);
   ~ServerSecurity();
 
-  bool encrypted() const { return security_->encrypted(); }
+  bool encrypted() const;
   const SharedSecurity& security() const { return security_; }
   // The first content for an operations port; absent without encryption.
   std::optional<TlsContent> tls() const;

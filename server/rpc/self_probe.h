@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
-#include "common/wire/security.h"
+#include "common/wire/shared_security.h"
 
 namespace cohort {
 

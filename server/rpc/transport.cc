@@ -14,6 +14,7 @@
 #include "common/ops/process_collector.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
+#include "common/wire/security.h"
 #include "server/rpc/call_gate.h"
 #include "server/rpc/call_interceptor.h"
 

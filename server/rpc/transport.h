@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/listen_address.h"
-#include "common/wire/security.h"
+#include "common/wire/shared_security.h"
 #include "server/access/access_control.h"
 #include "server/access/open_calls.h"
 #include "server/metrics/grpc_metrics.h"

@@ -10,7 +10,7 @@
 #include "cohort/v1/membership.grpc.pb.h"
 #include "common/clock.h"
 #include "common/periodic_task.h"
-#include "common/wire/security.h"
+#include "common/wire/shared_security.h"
 #include "worker/client/client.h"
 #include "worker/client/link.h"
 #include "worker/client/push_stream.h"
@@ -32,8 +32,9 @@ namespace cohort {
 // registers again.
 class GrpcClient final : public Client {
  public:
-  // `security` may be null.
-  GrpcClient(const ClientOptions& options, SharedSecurity security);
+  // Plaintext if `security` is null.
+  explicit GrpcClient(const ClientOptions& options,
+                      SharedSecurity security = nullptr);
   ~GrpcClient() override;
 
   absl::StatusOr<Membership> Join() override;
