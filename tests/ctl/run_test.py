@@ -84,7 +84,7 @@ class RunTest(unittest.TestCase):
         self.play(f"echo '{json.dumps(line)}'; listen; echo '{{}}'", "")
         code, out, err = self.cohort("--workers=1")
         self.assertEqual(code, 0, err)
-        self.assertEqual(out, ['[server]   warning: a?[2J "b"',
+        self.assertEqual(out, ['[server]   warning: a\\x1b[2J "b"',
                                "[server]   {}"])
 
     def test_dead_worker_is_started_again_but_not_for_ever(self):

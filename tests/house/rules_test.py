@@ -82,6 +82,8 @@ class IncludeRulesTest(TreeTest):
         ("server/checkpoint/a.h", "grpcpp/grpcpp.h", "checkpoints see"),
         ("server/checkpoint/a.h", "server/shard/x.h", "checkpoints see"),
         ("server/metrics/a.h", "server/checkpoint/x.h", "metrics see"),
+        ("server/access/a.cc", "grpcpp/grpcpp.h", "rights know no transport"),
+        ("common/security/a.cc", "grpcpp/grpcpp.h", "certificates and rights"),
         ("server/shard/a.cc", "grpcpp/grpcpp.h", "thread sanitizer"),
         ("server/shard/a.h", "server/rpc/x.h", "thread sanitizer"),
         ("server/records/a.cc", "server/shard/x.h", "files are written"),
