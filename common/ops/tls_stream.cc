@@ -1,10 +1,11 @@
 #include "common/ops/tls_stream.h"
 
 #include <openssl/ssl.h>
+#include <signal.h>
 
 #include <cerrno>
 #include <cstring>
-#include <limits>
+#include <ctime>
 #include <utility>
 #include <vector>
 
@@ -62,12 +63,41 @@ absl::StatusOr<SslPtr<SSL_CTX>> ContextFor(const TlsContent& tls) {
   return context;
 }
 
+// Keeps a peer that has closed the connection from ending this process by
+// SIGPIPE, which OpenSSL's writes would raise.
+class NoBrokenPipe {
+ public:
+  NoBrokenPipe() {
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  NoBrokenPipe(const NoBrokenPipe&) = delete;
+  NoBrokenPipe& operator=(const NoBrokenPipe&) = delete;
+  ~NoBrokenPipe() {
+    const int error = errno;
+    const timespec now = {};
+    if (!was_pending_) sigtimedwait(&pipe_, nullptr, &now);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+
+ private:
+  sigset_t pipe_;
+  sigset_t before_;
+  bool was_pending_ = false;
+};
+
 class OpenSslStream final : public TlsStream {
  public:
   OpenSslStream(SslPtr<SSL_CTX> context, SslPtr<SSL> ssl)
       : context_(std::move(context)), ssl_(std::move(ssl)) {}
 
   absl::Status Send(absl::string_view bytes) override {
+    const NoBrokenPipe guard;
     while (!bytes.empty()) {
       size_t written = 0;
       if (SSL_write_ex(ssl_.get(), bytes.data(), bytes.size(), &written) != 1) {
@@ -87,6 +117,7 @@ class OpenSslStream final : public TlsStream {
   }
 
   absl::Status Shake() {
+    const NoBrokenPipe guard;
     if (SSL_connect(ssl_.get()) == 1) return absl::OkStatus();
     const long verified = SSL_get_verify_result(ssl_.get());
     if (verified == X509_V_OK) return Failed("the handshake");

@@ -1,7 +1,6 @@
 #include "common/security/certificate.h"
 
 #include <ctime>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -90,25 +89,19 @@ absl::StatusOr<Certificate> ParseDerCertificate(absl::string_view der) {
 
 absl::StatusOr<Identity> IdentityOf(absl::string_view what,
                                     const Certificate& certificate) {
-  std::optional<Identity> identity;
-  for (const std::string& uri : certificate.uris) {
-    const absl::StatusOr<Identity> parsed = ParseIdentity(uri);
-    if (!parsed.ok()) continue;
-    if (identity.has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          what, ": got a certificate with the names ",
-          absl::StrJoin(certificate.uris, ", "), ", want one Cohort identity"));
-    }
-    identity = *parsed;
+  // gRPC, too, takes only the one URI of a certificate for an identity.
+  if (certificate.uris.size() == 1) {
+    absl::StatusOr<Identity> identity = ParseIdentity(certificate.uris.front());
+    if (identity.ok()) return identity;
   }
-  if (identity.has_value()) return *identity;
-  return absl::InvalidArgumentError(absl::StrCat(
-      what, ": got the certificate of ", certificate.subject,
-      certificate.uris.empty()
-          ? " without a URI among its names"
-          : absl::StrCat(" with the URIs ",
-                         absl::StrJoin(certificate.uris, ", ")),
-      ", want one such as spiffe://example.org/cohort/my-run/worker/0"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": got the certificate of ", certificate.subject,
+                   certificate.uris.empty()
+                       ? " without a URI among its names"
+                       : absl::StrCat(" with the URIs ",
+                                      absl::StrJoin(certificate.uris, ", ")),
+                   ", want exactly one, such as "
+                   "spiffe://example.org/cohort/my-run/worker/0"));
 }
 
 absl::Status CheckKey(absl::string_view certificates, absl::string_view key) {

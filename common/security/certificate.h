@@ -32,8 +32,8 @@ absl::StatusOr<std::vector<Certificate>> ParseCertificates(
 // Errors: InvalidArgument: damaged.
 absl::StatusOr<Certificate> ParseDerCertificate(absl::string_view der);
 
-// The one Cohort identity among the certificate's names.
-// Errors: InvalidArgument naming `what`: none, or several.
+// The identity of a certificate: its one alternative name that is a URI.
+// Errors: InvalidArgument naming `what`: no URI, several, or another one.
 absl::StatusOr<Identity> IdentityOf(absl::string_view what,
                                     const Certificate& certificate);
 

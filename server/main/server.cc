@@ -18,6 +18,7 @@
 #include "common/measures/staleness_histogram.h"
 #include "common/ops/process_collector.h"
 #include "common/status_macros.h"
+#include "common/wire/security.h"
 #include "server/core/gradient_budget.h"
 #include "server/records/progress_text.h"
 #include "server/rpc/call_interceptor.h"
@@ -317,7 +318,13 @@ absl::Status Server::Listen() {
   const ListenAddress& address = transport_->address();
   port_ = address.port;
   address_ = address.ToString();
-  if (!address.loopback() && !security_->encrypted()) {
+  if (security_->encrypted()) {
+    Log(LogLevel::kInfo,
+        absl::StrCat("connections are encrypted; this server is ",
+                     security_->security()->identity()->Uri(),
+                     ", its certificate is valid until ",
+                     absl::FormatTime(security_->not_after())));
+  } else if (!address.loopback()) {
     Log(LogLevel::kWarning,
         absl::StrCat("--insecure: any client that can reach ", address_,
                      " can train, read and stop this run"));

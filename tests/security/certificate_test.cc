@@ -82,7 +82,7 @@ TEST(CertificateTest, AnIdentityIsExactlyOne) {
   const Certificate two{
       .uris = {"spiffe://a/cohort/b/viewer", "spiffe://a/cohort/b/operator"}};
   EXPECT_THAT(MessageOf(IdentityOf("--tls_cert", two).status()),
-              HasSubstr("want one Cohort identity"));
+              HasSubstr("want exactly one"));
 }
 
 TEST(CertificateTest, DamagedDerIsRefused) {
