@@ -246,8 +246,9 @@ absl::StatusOr<TlsFiles> Authority::Issue(const Identity& identity,
   COHORT_RETURN_IF_ERROR(
       AddExtension(made, issuer, NID_authority_key_identifier, "keyid"));
   // The names of this machine, for browsers and Prometheus, which check them.
-  const std::string hosts =
-      identity.role == PeerRole::kServer ? ",DNS:localhost,IP:127.0.0.1" : "";
+  const bool has_pages = identity.role == PeerRole::kServer ||
+                         identity.role == PeerRole::kWorker;
+  const std::string hosts = has_pages ? ",DNS:localhost,IP:127.0.0.1" : "";
   COHORT_RETURN_IF_ERROR(
       AddExtension(made, issuer, NID_subject_alt_name,
                    absl::StrCat("URI:", identity.Uri(), hosts)));

@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import urllib.parse
 import urllib.request
 
 from processes import Cohort
+from tls_files import Certificates
 
 # The folder of the module that reads the files of deploy/.
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "deploy"))
@@ -28,8 +30,9 @@ SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
 
 
-def get(url, timeout_s=10):
-    with urllib.request.urlopen(url, timeout=timeout_s) as response:
+def get(url, timeout_s=10, context=None):
+    with urllib.request.urlopen(url, timeout=timeout_s,
+                                context=context) as response:
         return response.read().decode()
 
 
@@ -48,6 +51,28 @@ def samples(page):
 class MonitoredCohort(Cohort):
     """Every process has an operations port on a free port."""
 
+    # Of every process, unless the cohort is not encrypted.
+    certificates = None
+
+    def encrypt(self):
+        """Gives every process a certificate; call it before the start."""
+        self.certificates = Certificates(self.dir / "pki")
+        self.server_flags += self.certificates.flags("server-0")
+        self.worker_flags += self.certificates.flags("worker-any")
+
+    def viewer_context(self):
+        """What a viewer's HTTPS needs; None for HTTP."""
+        if self.certificates is None:
+            return None
+        own = self.certificates.folder / "viewer"
+        context = ssl.create_default_context(cafile=own / "ca.crt")
+        context.load_cert_chain(own / "tls.crt", own / "tls.key")
+        return context
+
+    @property
+    def scheme(self):
+        return "http" if self.certificates is None else "https"
+
     def start_server(self, *flags):
         file = self.dir / "ops_address"
         file.unlink(missing_ok=True)
@@ -62,7 +87,7 @@ class MonitoredCohort(Cohort):
 
     def worker_ops(self, rank):
         """Returns the address of the newest worker of that rank."""
-        pattern = re.compile(r"operations port: http://([\d.:]+)")
+        pattern = re.compile(r"operations port: https?://([\d.:]+)")
         self.wait_until(lambda: pattern.search(self.log(f"worker{rank}")),
                         f"worker {rank}'s operations port")
         return pattern.findall(self.log(f"worker{rank}"))[-1]
@@ -70,7 +95,8 @@ class MonitoredCohort(Cohort):
     def pages(self):
         """Returns what each process exports: the server's, then workers'."""
         ports = [self.server_ops, *map(self.worker_ops, self.workers)]
-        return [get(f"http://{port}/metrics") for port in ports]
+        return [get(f"{self.scheme}://{port}/metrics",
+                    context=self.viewer_context()) for port in ports]
 
 
 def faster(rules):
@@ -137,9 +163,15 @@ class Prometheus:
                                 self._cohort.workers)])]}), encoding="utf-8")
         return path
 
-    @staticmethod
-    def _job(name, targets):
-        return {"job_name": name, "static_configs": [{"targets": targets}]}
+    def _job(self, name, targets):
+        job = {"job_name": name, "static_configs": [{"targets": targets}]}
+        if self._cohort.certificates is not None:
+            own = self._cohort.certificates.folder / "viewer"
+            job["scheme"] = "https"
+            job["tls_config"] = {"ca_file": f"{own}/ca.crt",
+                                 "cert_file": f"{own}/tls.crt",
+                                 "key_file": f"{own}/tls.key"}
+        return job
 
     def _is_ready(self):
         # Port 0: only the log shows the real port.

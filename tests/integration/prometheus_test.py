@@ -73,11 +73,13 @@ def missing_names(wanted, exported):
 
 
 def monitored_segmentation():
-    """Exports every metric: a mean IoU, a gradient norm, checkpoints."""
+    """Exports every metric: a mean IoU, a gradient norm, checkpoints, and
+    what only an encrypted run has."""
     cohort = MonitoredCohort(
         server_flags=[EPOCHS, "--clip_norm=1", "--checkpoint_every=4"],
         worker_flags=SEGMENTATION)
     cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
+    cohort.encrypt()
     return cohort
 
 
