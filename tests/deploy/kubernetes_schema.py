@@ -16,11 +16,11 @@ METADATA = {"name": str, "namespace": str, "labels": LABELS,
 SELECTOR = {"matchLabels": LABELS,
             "matchExpressions": [{"key": str, "operator": str,
                                   "values": [str]}]}
-HTTP_PROBE = {"httpGet": {"path": str, "port": (str, int)},
+HTTP_PROBE = {"httpGet": {"path": str, "port": (str, int), "scheme": str},
               "periodSeconds": int, "timeoutSeconds": int,
               "failureThreshold": int}
 CONTAINER = {
-    "name": str, "image": str,
+    "name": str, "image": str, "args": [str],
     "env": [{"name": str, "value": str,
              "valueFrom": {"fieldRef": {"fieldPath": str, "apiVersion": str}}}],
     "envFrom": [{"configMapRef": {"name": str}}],
@@ -47,6 +47,7 @@ POD = {
         "maxSkew": int, "topologyKey": str, "whenUnsatisfiable": str,
         "labelSelector": SELECTOR, "matchLabelKeys": [str]}],
     "volumes": [{"name": str, "emptyDir": {"sizeLimit": QUANTITY},
+                 "secret": {"secretName": str, "defaultMode": int},
                  "persistentVolumeClaim": {"claimName": str, "readOnly": bool}}],
 }
 TEMPLATE = {"metadata": {"labels": LABELS, "annotations": LABELS}, "spec": POD}
@@ -69,7 +70,12 @@ LONE_POD = {
 PEER = {"podSelector": SELECTOR, "namespaceSelector": SELECTOR,
         "ipBlock": {"cidr": str}}
 PORTS = [{"protocol": str, "port": int}]
+SECRET_KEY = {"name": str, "key": str}
 ENDPOINT = {"port": str, "interval": str, "scrapeTimeout": str,
+            "scheme": str,
+            "tlsConfig": {"ca": {"secret": SECRET_KEY},
+                          "cert": {"secret": SECRET_KEY},
+                          "keySecret": SECRET_KEY, "serverName": str},
             "relabelings": [{"sourceLabels": [str], "separator": str,
                              "targetLabel": str, "replacement": str,
                              "action": str, "regex": str}]}
@@ -105,6 +111,15 @@ SPECS = {
             "record": str, "alert": str, "expr": str, "for": str,
             "keep_firing_for": str, "labels": LABELS,
             "annotations": LABELS}]}]},
+    ("cert-manager.io/v1", "Issuer"): {
+        "selfSigned": {}, "ca": {"secretName": str}},
+    ("cert-manager.io/v1", "Certificate"): {
+        "secretName": str, "isCA": bool, "commonName": str,
+        "issuerRef": {"name": str, "kind": str, "group": str},
+        "uris": [str], "dnsNames": [str], "usages": [str],
+        "duration": str, "renewBefore": str,
+        "privateKey": {"algorithm": str, "size": int,
+                       "rotationPolicy": str}},
     ("jobset.x-k8s.io/v1alpha2", "JobSet"): {
         "network": {"enableDNSHostnames": bool,
                     "publishNotReadyAddresses": bool},

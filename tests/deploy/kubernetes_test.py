@@ -55,10 +55,12 @@ def unprobed(pod: Pod) -> list[str]:
     wanted = {"startupProbe": "/livez", "livenessProbe": "/livez"}
     if pod.program == "server" and pod.owner.get("kind") == "StatefulSet":
         wanted["readinessProbe"] = "/readyz"
+    scheme = ({"scheme": "HTTPS"} if "COHORT_TLS_CERT" in pod.environment
+              else {})
     found = []
     for probe, path in wanted.items():
         got = pod.container.get(probe, {}).get("httpGet")
-        if got != {"path": path, "port": "ops"}:
+        if got != {"path": path, "port": "ops", **scheme}:
             found.append(f"{probe}: {got}")
     port = {"server": 7071, "worker": 7072}[pod.program]
     if pod.port("ops") != port or pod.environment.get(
@@ -378,6 +380,15 @@ class RenderedTest(unittest.TestCase):
                         document["metadata"].get("labels", {}))
 
 
+# What an overlay with a name says for components/tls: overlays/example.
+RUN_IN_CERTIFICATES = {
+    "source": {"kind": "Service", "name": "cohort-server",
+               "fieldPath": f"metadata.labels.[{RUN}]"},
+    "targets": [{"select": {"kind": "Certificate"},
+                 "fieldPaths": ["spec.uris.0"],
+                 "options": {"delimiter": "/", "index": 4}}]}
+
+
 def own_run(name: str, components: list[str] = (), **fields: object
             ) -> list[dict]:
     """Renders an overlay over `cpu` for a run of that name."""
@@ -388,7 +399,8 @@ def own_run(name: str, components: list[str] = (), **fields: object
         "labels": [{"pairs": {RUN: name}, "includeSelectors": True,
                     "includeTemplates": True}],
         "components": [f"../../components/{component}"
-                       for component in components], **fields})
+                       for component in components],
+        "replacements": [RUN_IN_CERTIFICATES], **fields})
 
 
 def selectors(value: object, where: str = "") -> Iterator[tuple[str, dict]]:
@@ -560,6 +572,152 @@ class ComponentsTest(unittest.TestCase):
             pod.spec.pop("restartPolicy", None)
         self.assertEqual((job.spec, job.environment),
                          (stateful.spec, stateful.environment))
+
+
+def mounted(pod: Pod) -> dict[str, str]:
+    """Returns the Secret of each folder that a pod mounts, by its path."""
+    secrets = {volume["name"]: volume["secret"]["secretName"]
+               for volume in pod.spec["volumes"] if "secret" in volume}
+    return {mount["mountPath"]: secrets[mount["name"]]
+            for mount in pod.container["volumeMounts"]
+            if mount["name"] in secrets}
+
+
+@unittest.skipIf(WHY_NOT, f"overlays not rendered: {WHY_NOT}")
+class EncryptedTest(unittest.TestCase):
+    """components/tls and components/tls_monitoring."""
+
+    ROLES = {"server": "server/0", "worker": "worker/any",
+             "operator": "operator", "viewer": "viewer"}
+
+    def certificates(self, documents: list[dict]) -> dict[str, dict]:
+        return {document["metadata"]["name"]: document["spec"]
+                for document in documents if document["kind"] == "Certificate"}
+
+    def test_certificates_are_of_the_run_whichever_way_it_is_named(self):
+        tls = {"components": ["../../components/tls"], "namespace": "team"}
+        inner = {"resources": ["../example"], **tls}
+        for run, suffix, documents in (
+                ("a", "-a", own_run("a", ["tls"])),
+                ("cohort", "", manifests.render_own(
+                    "own", {"resources": ["../cpu"], **tls})),
+                # The name is in the overlay below; the suffix comes too early.
+                ("first", "", manifests.render_own("own", inner))):
+            with self.subTest(run=run):
+                self.assertEqual(
+                    {name: spec["uris"] for name, spec
+                     in self.certificates(documents).items()},
+                    {f"cohort-{role}-tls{suffix}":
+                     [f"spiffe://cohort.local/cohort/{run}/{identity}"]
+                     for role, identity in self.ROLES.items()})
+
+    def test_certificates_serve_both_sides_and_get_new_keys(self):
+        for name, spec in self.certificates(own_run("a", ["tls"])).items():
+            self.assertEqual(spec["secretName"], name)
+            self.assertEqual(spec["usages"], [
+                "digital signature", "server auth", "client auth"])
+            self.assertEqual(spec["privateKey"]["rotationPolicy"], "Always")
+            life, before = (int(spec[field].removesuffix("h"))
+                            for field in ("duration", "renewBefore"))
+            # A renewal that works keeps CohortCertificateExpires silent.
+            self.assertGreater(before, 7 * 24)
+            self.assertGreater(life, 2 * before)
+
+    def test_pods_mount_the_secrets_of_their_run(self):
+        for components in (["tls"], ALL_COMPONENTS):
+            documents = own_run("a", components)
+            known = self.certificates(documents)
+            for pod in manifests.pods(documents):
+                want = {"/etc/cohort/tls": f"cohort-{pod.program}-tls-a"}
+                if pod.program == "server":
+                    want["/etc/cohort/operator"] = "cohort-operator-tls-a"
+                self.assertEqual(mounted(pod), want)
+                self.assertLessEqual(set(want.values()), known.keys())
+                self.assertEqual(pod.spec["securityContext"]["fsGroup"],
+                                 pod.spec["securityContext"]["runAsUser"])
+                for volume in pod.spec["volumes"]:
+                    if "secret" in volume:
+                        self.assertEqual(volume["secret"]["defaultMode"], 0o440)
+
+    def test_each_program_presents_its_own_certificate(self):
+        for pod in manifests.pods(own_run("a", ["tls"])):
+            self.assertNotIn("COHORT_INSECURE", pod.environment)
+            variables = {name: pod.environment[f"COHORT_TLS_{name.upper()}"]
+                         for name in ("cert", "key", "ca")}
+            # In the server's pod the variables are cohortctl's.
+            folder = {"server": "operator", "worker": "tls"}[pod.program]
+            self.assertEqual(variables, {
+                "cert": f"/etc/cohort/{folder}/tls.crt",
+                "key": f"/etc/cohort/{folder}/tls.key",
+                "ca": f"/etc/cohort/{folder}/ca.crt"})
+            self.assertEqual(pod.container.get("args", []), [
+                "--tls_cert=/etc/cohort/tls/tls.crt",
+                "--tls_key=/etc/cohort/tls/tls.key",
+                "--tls_ca=/etc/cohort/tls/ca.crt",
+            ] if pod.program == "server" else [])
+
+    def test_without_cert_manager_the_names_of_the_secrets_stay(self):
+        page = (KUBERNETES / "README.md").read_text(encoding="utf-8")
+        lines = re.search(r"(?:^    .*\n)+", page.partition(
+            "**Without cert-manager**")[2], re.M).group()
+        documents = own_run("a", ["tls"], **manifests.yaml.safe_load(
+            textwrap.dedent(lines)))
+        self.assertEqual(self.certificates(documents), {})
+        for pod in manifests.pods(documents):
+            self.assertIn(f"cohort-{pod.program}-tls-a", mounted(pod).values())
+
+    def test_monitors_read_the_run_as_a_viewer(self):
+        for document in own_run("a", ["tls", "tls_monitoring"]):
+            if not document["kind"].endswith("Monitor"):
+                continue
+            spec = document["spec"]
+            self.assertNotIn("namespaceSelector", spec)
+            endpoint, = spec.get("endpoints", spec.get("podMetricsEndpoints"))
+            self.assertEqual(endpoint["scheme"], "https")
+            tls = endpoint["tlsConfig"]
+            self.assertEqual(
+                [tls["ca"]["secret"], tls["cert"]["secret"], tls["keySecret"]],
+                [{"name": "cohort-viewer-tls-a", "key": key}
+                 for key in ("ca.crt", "tls.crt", "tls.key")])
+            self.assertEqual(tls["serverName"], "localhost")
+            for role in ("server", "worker"):
+                self.assertIn("localhost", self.certificates(own_run(
+                    "a", ["tls"]))[f"cohort-{role}-tls-a"]["dnsNames"])
+            self.assertEqual(endpoint["relabelings"],
+                             self.plain_endpoint(document)["relabelings"])
+
+    def plain_endpoint(self, document: dict) -> dict:
+        """The endpoint of the monitor for all runs of the same kind."""
+        spec, = (other["spec"] for other in manifests.load(
+            KUBERNETES / "monitoring/monitors.yaml")
+            if other["kind"] == document["kind"])
+        endpoint, = spec.get("endpoints", spec.get("podMetricsEndpoints"))
+        return endpoint
+
+    def test_monitors_for_all_runs_leave_encrypted_ones_out(self):
+        mark = {"key": "cohort/encrypted", "operator": "DoesNotExist"}
+        for document in manifests.load(KUBERNETES / "monitoring/monitors.yaml"):
+            self.assertEqual(document["spec"]["selector"]["matchExpressions"],
+                             [mark])
+        for components, marked in (([], False), (["tls"], True)):
+            for document in own_run("a", components):
+                labels = document["metadata"]["labels"]
+                if document["kind"] == "Job":
+                    labels = document["spec"]["template"]["metadata"]["labels"]
+                if document["kind"] in ("Service", "Job"):
+                    self.assertEqual(mark["key"] in labels, marked)
+
+    def test_the_authority_is_the_one_that_certificates_name(self):
+        documents = manifests.load(KUBERNETES / "issuer.yaml")
+        for document in documents:
+            self.assertEqual(kubernetes_schema.mismatches(document), [])
+        _, authority, issuer = documents
+        self.assertTrue(authority["spec"]["isCA"])
+        self.assertEqual(issuer["spec"]["ca"]["secretName"],
+                         authority["spec"]["secretName"])
+        for spec in self.certificates(own_run("a", ["tls"])).values():
+            self.assertEqual(spec["issuerRef"]["name"],
+                             issuer["metadata"]["name"])
 
 
 class PageTest(unittest.TestCase):
