@@ -45,13 +45,14 @@ absl::Status CheckServerAddress(absl::string_view flag,
   return ParseListenAddress(flag, text).status();
 }
 
-std::string UrlHere(absl::string_view address) {
+std::string UrlHere(absl::string_view address, bool encrypted) {
+  const char* const scheme = encrypted ? "https://" : "http://";
   for (const char* all : {"0.0.0.0:", "[::]:"}) {
     if (absl::ConsumePrefix(&address, all)) {
-      return absl::StrCat("http://localhost:", address, "/");
+      return absl::StrCat(scheme, "localhost:", address, "/");
     }
   }
-  return absl::StrCat("http://", address, "/");
+  return absl::StrCat(scheme, address, "/");
 }
 
 absl::Status CheckExposure(absl::string_view flag, const ListenAddress& address,

@@ -30,7 +30,7 @@ absl::Status CheckServerAddress(absl::string_view flag, absl::string_view text);
 
 // The URL that a browser on this machine opens for a listening address. "All
 // addresses" (0.0.0.0 and [::]) is replaced, because a browser cannot open it.
-std::string UrlHere(absl::string_view address);
+std::string UrlHere(absl::string_view address, bool encrypted = false);
 
 // Refuses an address that other machines can reach unless `insecure` allows it.
 // `risk` is what everyone on that network may then do.

@@ -246,8 +246,8 @@ absl::StatusOr<TlsFiles> Authority::Issue(const Identity& identity,
   COHORT_RETURN_IF_ERROR(
       AddExtension(made, issuer, NID_authority_key_identifier, "keyid"));
   // The names of this machine, for browsers and Prometheus, which check them.
-  const bool has_pages = identity.role == PeerRole::kServer ||
-                         identity.role == PeerRole::kWorker;
+  const bool has_pages =
+      identity.role == PeerRole::kServer || identity.role == PeerRole::kWorker;
   const std::string hosts = has_pages ? ",DNS:localhost,IP:127.0.0.1" : "";
   COHORT_RETURN_IF_ERROR(
       AddExtension(made, issuer, NID_subject_alt_name,

@@ -218,7 +218,10 @@ void Server::PrintStart() {
     out_ << "continuing from " << restored->path << ", step "
          << restored->state.snapshot->version << '\n';
   }
-  if (ops_ != nullptr) out_ << "page: " << UrlHere(ops_->address()) << '\n';
+  if (ops_ != nullptr) {
+    out_ << "page: " << UrlHere(ops_->address(), security_->encrypted())
+         << '\n';
+  }
   out_ << std::flush;
 }
 

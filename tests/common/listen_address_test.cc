@@ -35,6 +35,7 @@ TEST(ListenAddressTest, AllAddressesAreNoPlaceToGoTo) {
   EXPECT_EQ(UrlHere("0.0.0.0:7071"), "http://localhost:7071/");
   EXPECT_EQ(UrlHere("[::]:7071"), "http://localhost:7071/");
   EXPECT_EQ(UrlHere("127.0.0.1:7071"), "http://127.0.0.1:7071/");
+  EXPECT_EQ(UrlHere("[::]:7071", true), "https://localhost:7071/");
 }
 
 }  // namespace
