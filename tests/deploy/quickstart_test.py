@@ -8,6 +8,7 @@ printing around them. cohortctl is the real one.
 
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -215,6 +216,30 @@ class QuickstartTest(unittest.TestCase):
              "--ignore_index=0", "--augment=flip", "--bad_samples=skip",
              "--loader_threads=2", "--accumulate=2", "--order=sorted",
              "--limit=64", "--test_limit=8", "--channels_last"])
+
+    def test_with_tls_every_process_and_the_reader_get_certificates(self):
+        for flags, folder in ((["--tls"], self.root / "results/certs"),
+                              ([f"--tls={self.plays}/pki"], self.plays / "pki")):
+            with self.subTest(flags=flags):
+                code, out, err = self.quickstart(*flags)
+                self.assertEqual(code, 0, err)
+                self.assertIn(f"--tls_key={folder}/server-0/tls.key",
+                              self.lines("server.args"))
+                self.assertIn(f"--viewer_tokens={folder}/viewer_tokens",
+                              self.lines("server.args"))
+                self.assertIn(f"--tls_key={folder}/worker-1/tls.key",
+                              self.lines("worker-1.args"))
+                exports = re.findall("^  export COHORT_TLS_[A-Z]+=(.*)$", out,
+                                     re.M)
+                self.assertEqual(len(exports), 3)
+                for file in exports:
+                    self.assertTrue(pathlib.Path(file).is_file())
+                token = folder / "viewer_token"
+                self.assertIn(f"the password in {token};", out)
+                self.assertEqual(token.stat().st_mode & 0o777, 0o600)
+        before = token.read_text()
+        self.assertEqual(self.quickstart(*flags)[0], 0)
+        self.assertEqual(token.read_text(), before)
 
     def test_gpu_needs_a_tree_that_was_configured_for_one(self):
         (self.root / "build/release").mkdir(parents=True, exist_ok=True)
