@@ -12,6 +12,13 @@ import unittest
 import manifests
 from manifests import DEPLOY
 
+CONFINED = {
+    "CapabilityBoundingSet": "", "DynamicUser": "yes",
+    "LockPersonality": "yes", "NoNewPrivileges": "yes", "PrivateTmp": "yes",
+    "ProtectSystem": "strict", "RestrictNamespaces": "yes",
+    "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
+    "SystemCallArchitectures": "native", "SystemCallErrorNumber": "EPERM",
+    "UMask": "0077"}
 UNITS = {"server": "cohort-server.service", "worker": "cohort-worker@.service"}
 
 
@@ -43,6 +50,17 @@ class UnitsTest(unittest.TestCase):
             self.assertEqual(unit["Restart"], ["on-failure"])
             self.assertEqual(unit["RestartPreventExitStatus"], [codes])
             self.assertEqual(unit["DynamicUser"], ["yes"])
+
+    def test_units_are_confined(self):
+        for name in UNITS.values():
+            unit = settings(DEPLOY / "systemd" / name)
+            for key, value in CONFINED.items():
+                self.assertEqual(unit.get(key), [value], f"{name}: {key}")
+            # confined_test.py runs the programs under these.
+            self.assertEqual(unit["SystemCallFilter"][0], "@system-service")
+            self.assertIn("@privileged", unit["SystemCallFilter"][1])
+        server = settings(DEPLOY / "systemd" / UNITS["server"])
+        self.assertEqual(server["MemoryDenyWriteExecute"], ["yes"])
 
     @unittest.skipUnless(shutil.which("systemd-analyze"),
                          "no systemd-analyze (apt-get install systemd)")
