@@ -1,16 +1,26 @@
 #!/usr/bin/env python3
 """deploy/compose.yaml, as a tool would parse it."""
 
+import os
+import pathlib
 import re
+import subprocess
+import tempfile
 import unittest
 
 import manifests
 from manifests import DEPLOY, ROOT
 
 COMPOSE = DEPLOY / "compose.yaml"
+ENCRYPTED = DEPLOY / "compose.tls.yaml"
 SAMPLE = DEPLOY / "compose.env.example"
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 PROGRAMS = ("server", "worker")
+CTL = pathlib.Path(os.environ.get("COHORT_BIN_DIR", "none")) / "cohortctl"
+
+
+def why_no_certificates() -> str:
+    return "" if CTL.exists() else "no cohortctl built in COHORT_BIN_DIR"
 
 
 @unittest.skipIf(manifests.yaml is None, manifests.NO_YAML)
@@ -116,6 +126,62 @@ class ComposeTest(unittest.TestCase):
                 continue
             flag = name.removeprefix("COHORT_").lower()
             self.assertIn(f"| `--{flag}` | `{default}` |", tables)
+
+
+@unittest.skipIf(manifests.yaml is None, manifests.NO_YAML)
+class EncryptedTest(unittest.TestCase):
+    """compose.tls.yaml, which a tool merges into compose.yaml."""
+
+    def setUp(self):
+        self.text = ENCRYPTED.read_text(encoding="utf-8")
+        self.services = manifests.yaml.safe_load(
+            VARIABLE.sub("CERTS", self.text))["services"]
+        self.plain = manifests.yaml.safe_load(
+            COMPOSE.read_text(encoding="utf-8"))["services"]
+
+    def test_variables_and_flags_are_those_of_the_program(self):
+        for program in PROGRAMS:
+            service = self.services[program]
+            given = set(service["environment"]) | {
+                f"COHORT_{flag[2:].partition('=')[0].upper()}"
+                for flag in service.get("command", ())}
+            self.assertEqual(given - manifests.variables_of(program), set())
+            self.assertEqual(service["environment"]["COHORT_INSECURE"], "false")
+
+    def test_every_file_is_in_a_folder_that_is_mounted_for_reading(self):
+        for name, service in self.services.items():
+            folders = {}
+            for volume in service["volumes"]:
+                source, target, mode = volume.split(":")
+                self.assertEqual(mode, "ro")
+                folders[target] = source
+            paths = re.findall(r"/etc/cohort/[\w/.]+", str(service) + (
+                DEPLOY / "prometheus/compose.tls.yml").read_text(
+                    encoding="utf-8") * (name == "prometheus"))
+            files = {path for path in paths if path not in folders}
+            self.assertEqual({str(pathlib.PurePath(file).parent)
+                              for file in files}, set(folders), name)
+            # The authority's key is in none of them.
+            for source in folders.values():
+                self.assertIn(source, {f"CERTS/{role}" for role in (
+                    "server-0", "worker-any", "operator", "viewer")})
+
+    def test_prometheus_differs_in_its_configuration_only(self):
+        command = self.services["prometheus"]["command"]
+        self.assertEqual([word.replace("compose.tls.yml", "compose.yml")
+                          for word in command],
+                         self.plain["prometheus"]["command"])
+
+    @unittest.skipIf(why_no_certificates(), why_no_certificates())
+    def test_certs_init_makes_the_folders(self):
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([CTL, "certs", "init", "--run=local",
+                            f"--dir={folder}/certs"], check=True,
+                           capture_output=True, timeout=60)
+            for source, _ in re.findall(r"\}/([\w-]+):(/\S+):ro", self.text):
+                for file in ("tls.crt", "tls.key", "ca.crt"):
+                    self.assertTrue((pathlib.Path(folder) / "certs" / source /
+                                     file).is_file())
 
 
 if __name__ == "__main__":
