@@ -137,6 +137,9 @@ class QuickstartTest(unittest.TestCase):
         folder = self.root / "build/release/packages"
         folder.mkdir()
         (folder / "cohort-server_0.0.1_amd64.deb").touch()
+        (self.root / "CMakeLists.txt").write_text(
+            "project(cohort VERSION 0.1.0 LANGUAGES CXX)\n")
+        self.script(self.root / "deploy/sbom", '#!/bin/sh\necho "$1 $2"\n')
         self.script(self.root.parent / "tools/cpack",
                     '#!/bin/sh\nmkdir packages && '
                     'touch packages/cohort-server_0.1.0_amd64.deb\n')
@@ -147,6 +150,8 @@ class QuickstartTest(unittest.TestCase):
         self.assertTrue((self.plays / "cmake.args").exists())
         self.assertIn("cohort-server_0.1.0_amd64.deb", made.stdout)
         self.assertNotIn("0.0.1", made.stdout)
+        self.assertEqual((folder / "cohort-worker.spdx").read_text(),
+                         "cohort-worker 0.1.0\n")
         self.assertEqual(made.stdout.splitlines()[-1],
                          "  apt install --no-install-recommends "
                          f"{folder}/*.deb")
