@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import socket
 import ssl
 import unittest
@@ -68,6 +69,54 @@ class Rotation(unittest.TestCase):
             self.assertEqual(cohort.finish(), 0, cohort.log())
             self.assertEqual(cohort.model_digest(), plain_digest(epochs))
             self.assertNotIn("cannot be used", cohort.log())
+
+
+class NewAuthority(unittest.TestCase):
+    """The steps of deploy/OPERATIONS.md, "Replace the authority"."""
+
+    ROLES = ("server-0", "worker-0", "worker-1", "operator")
+
+    def install(self, cohort, source, *files):
+        """Replaces files of all roles, and waits until the server has them."""
+        used = "new TLS files are in use"
+        before = cohort.log().count(used)
+        for role in self.ROLES:
+            for file in files:
+                shutil.copy(source / role / file,
+                            cohort.certificates.folder / role / file)
+        cohort.wait_until(lambda: cohort.log().count(used) > before, used)
+
+    def test_replaced_without_a_restart(self):
+        with EncryptedCohort(server_flags=["--epochs=1000"]) as cohort:
+            cohort.start()
+            own = cohort.certificates.folder
+            new = Certificates(cohort.dir / "new")
+            new.issue("worker/0", "worker/1")
+            both = cohort.dir / "both"
+            for role in self.ROLES:
+                (both / role).mkdir(parents=True)
+                (both / role / "ca.crt").write_text(
+                    (own / "ca.crt").read_text() +
+                    (new.folder / "ca.crt").read_text())
+            self.install(cohort, both, "ca.crt")
+            shutil.copytree(own / "operator", own / "stolen")
+            self.install(cohort, new.folder, "tls.key", "tls.crt")
+            # Both kinds are accepted, and a worker returns with the new one.
+            for role in ("operator", "stolen"):
+                self.assertEqual(cohort.ctl(role, "status").returncode, 0)
+            kill(cohort.workers[1])
+            cohort.start_worker(1)
+            cohort.await_log("server", "a replacement joined")
+            self.install(cohort, new.folder, "ca.crt")
+            self.assertEqual(cohort.ctl("operator", "status").returncode, 0)
+            # gRPC reads files by itself, within a second.
+            cohort.wait_until(
+                lambda: cohort.ctl("stolen", "status",
+                                   "--timeout=5s").returncode != 0,
+                "the old authority to be refused")
+            self.assertEqual(
+                cohort.ctl("operator", "run", "drain").returncode, 0)
+            self.assertEqual(cohort.finish(), 0, cohort.log())
 
 
 class Rights(unittest.TestCase):
