@@ -12,7 +12,8 @@ import time
 BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
 
 # Whether processes have certificates and encrypt: part tls of tests/run.
-TLS = os.environ.get("COHORT_TEST_TLS") == "1"
+# The programs refuse variables that they do not know.
+TLS = os.environ.pop("COHORT_TEST_TLS", "") == "1"
 _pki = None
 
 # How often a test repeats a kill at a random moment.
