@@ -203,23 +203,22 @@ class PageStates(page_case.PageCase):
                "changed": {"aggregation": name}}
               for i, (at, name) in enumerate(
                   ((500, "bounded"), (510, "async"), (520, "sync"))))]}
-        self.browser.script("window.written = []")
         self.show(status)
-        self.browser.script(
-            "window.written = [];"
-            "const draw = CanvasRenderingContext2D.prototype.fillText;"
-            "CanvasRenderingContext2D.prototype.fillText = function("
-            "text, x, y) {"
+        # In one piece: the page draws its other charts once a second.
+        written, lines = self.browser.script(
+            "const chart = Chart.getChart("
+            "    document.querySelector('#curve-loss canvas'));"
+            "const context = CanvasRenderingContext2D.prototype;"
+            "const draw = context.fillText;"
+            "const written = [];"
+            "context.fillText = function(text, x, y) {"
             "  written.push([text, x, x + this.measureText(text).width]);"
             "  return draw.call(this, text, x, y); };"
-            "Chart.getChart(document.querySelector('#curve-loss canvas'))"
-            ".draw();")
-        lines = self.browser.script(
-            "const {x} = Chart.getChart(document.querySelector("
-            "'#curve-loss canvas')).scales;"
-            "return [500, 510, 520].map((step) => x.getPixelForValue(step))")
-        labels = [of for of in self.browser.script("return written")
-                  if of[0] in ("bounded", "async", "sync")]
+            "chart.draw();"
+            "context.fillText = draw;"
+            "return [written, [500, 510, 520].map("
+            "    (step) => chart.scales.x.getPixelForValue(step))]")
+        labels = [of for of in written if of[0] in ("bounded", "async", "sync")]
         self.assertGreater(len(labels), 0)
         for text, left, right in labels:
             for line in lines:
