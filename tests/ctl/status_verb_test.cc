@@ -191,7 +191,8 @@ TEST(StatusVerbTest, TextsOfWorkersAreMadeHarmless) {
     status.mutable_workers(0)->set_description("\x1b[2Jgone\n\"x\"");
     return status;
   };
-  EXPECT_THAT(ctl.Run("workers list").out, HasSubstr("\\x1b[2Jgone\\x0a\"x\"\n"));
+  EXPECT_THAT(ctl.Run("workers list").out,
+              HasSubstr("\\x1b[2Jgone\\x0a\"x\"\n"));
   const auto json = nlohmann::json::parse(ctl.Run("workers list --json").out);
   EXPECT_EQ(json["run"], "3f2a");
   EXPECT_EQ(json["workers"][0]["description"], "\x1b[2Jgone\n\"x\"");

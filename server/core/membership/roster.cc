@@ -168,8 +168,8 @@ absl::StatusOr<Roster::Joined> Roster::Rejoin(SessionId session,
     }
     if (request.permitted_rank.value_or(worker.rank) != worker.rank) {
       return absl::PermissionDeniedError(absl::StrCat(
-          "join: got incarnation ", request.incarnation.value(),
-          " of rank ", worker.rank.value(), ", want one of rank ",
+          "join: got incarnation ", request.incarnation.value(), " of rank ",
+          worker.rank.value(), ", want one of rank ",
           request.permitted_rank->value(), ", for which the certificate is"));
     }
     if (worker.state == Worker::State::kLive) {
