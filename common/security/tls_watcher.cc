@@ -53,14 +53,14 @@ void TlsWatcher::Look() {
   std::string fault;
   if (!found.ok()) {
     fault = absl::StrCat(
-        "the TLS files cannot be used, and those read before "
-        "stay in use: ",
+        "the TLS files cannot be used, and new connections fail until they "
+        "are replaced: ",
         found.status().message());
   } else if (found->identity != before.identity) {
     fault =
         absl::StrCat("--tls_cert: got a certificate of another identity, ",
                      found->identity->Uri(), ", want ", before.identity->Uri(),
-                     "; restart the process to change its identity");
+                     "; put back the files of this identity");
   }
   ReportFault(fault);
   if (before.not_after - now < kShortBefore && !announced_end_ &&
