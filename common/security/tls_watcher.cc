@@ -8,7 +8,7 @@
 namespace cohort {
 namespace {
 
-constexpr absl::Duration kInterval = absl::Seconds(2);
+constexpr absl::Duration kInterval = absl::Seconds(1);
 // A certificate that lives for a day is renewed hours before its end.
 constexpr absl::Duration kShortBefore = absl::Hours(1);
 
@@ -22,7 +22,7 @@ TlsWatcher::TlsWatcher(TlsFiles files, TlsContent content, OnChange on_change,
       content_(std::move(content)) {
   if (!files_.encrypted()) return;
   task_ = std::make_unique<PeriodicTask>("tls-files", kInterval,
-                                         [this] { Look(); });
+                                         [this] { Read(); });
 }
 
 TlsContent TlsWatcher::content() const {
@@ -35,54 +35,58 @@ absl::Time TlsWatcher::not_after() const {
   return content_.not_after;
 }
 
-// A fault that is there only once comes from files that are just being written.
-void TlsWatcher::ReportFault(const std::string& fault) {
-  if (fault != fault_) {
-    fault_ = fault;
-    reported_ = false;
-    return;
-  }
-  if (fault.empty() || std::exchange(reported_, true)) return;
-  if (on_message_ != nullptr) on_message_(true, fault);
+void TlsWatcher::Report(bool fault, const std::string& text) const {
+  if (on_message_ != nullptr) on_message_(fault, text);
 }
 
-void TlsWatcher::Look() {
+// A fault that is found only once comes from files that are just being written.
+void TlsWatcher::ReportFault(const std::string& fault) {
+  if (fault.empty() && !reported_fault_.empty()) {
+    reported_fault_.clear();
+    Report(false, absl::StrCat("the TLS files can be used again; the "
+                               "certificate is valid until ",
+                               absl::FormatTime(not_after())));
+  } else if (fault == fault_ && fault != reported_fault_) {
+    reported_fault_ = fault;
+    Report(true, fault);
+  }
+  fault_ = fault;
+}
+
+void TlsWatcher::Read() {
   const absl::Time now = absl::Now();
   const absl::StatusOr<TlsContent> found = ReadTlsFiles(files_, now);
   const TlsContent before = content();
   std::string fault;
   if (!found.ok()) {
     fault = absl::StrCat(
-        "the TLS files cannot be used, and new connections fail until they "
-        "are replaced: ",
+        "the TLS files cannot be used; the last good content stays in use: ",
         found.status().message());
   } else if (found->identity != before.identity) {
     fault =
         absl::StrCat("--tls_cert: got a certificate of another identity, ",
                      found->identity->Uri(), ", want ", before.identity->Uri(),
-                     "; put back the files of this identity");
+                     "; the last good content stays in use");
   }
-  ReportFault(fault);
-  if (before.not_after - now < kShortBefore && !announced_end_ &&
-      on_message_ != nullptr) {
+  if (before.not_after - now < kShortBefore && !announced_end_) {
     announced_end_ = true;
-    on_message_(true, absl::StrCat("--tls_cert: the certificate in use expires "
-                                   "at ",
-                                   absl::FormatTime(before.not_after),
-                                   "; renew the file"));
+    Report(true, absl::StrCat("--tls_cert: the certificate in use expires at ",
+                              absl::FormatTime(before.not_after),
+                              "; renew the file"));
   }
-  if (!fault.empty() || *found == before) return;
+  if (!fault.empty() || *found == before) return ReportFault(fault);
   {
     MutexLock lock(mu_);
     content_ = *found;
   }
   announced_end_ = false;
-  if (on_message_ != nullptr) {
-    on_message_(false, absl::StrCat("new TLS files are in use; the certificate "
-                                    "is valid until ",
-                                    absl::FormatTime(found->not_after)));
-  }
+  fault_.clear();
+  reported_fault_.clear();
+  // The message comes after the change, so that it is true when it is read.
   if (on_change_ != nullptr) on_change_(*found);
+  Report(false, absl::StrCat("new TLS files are in use; the certificate is "
+                             "valid until ",
+                             absl::FormatTime(found->not_after)));
 }
 
 }  // namespace cohort

@@ -15,7 +15,8 @@
 namespace cohort {
 
 // The newest valid content of a process's TLS files, which are read again every
-// two seconds. Files that cannot be used are reported and change nothing.
+// second. Files that cannot be used, or are of another identity, are reported
+// and change nothing.
 // Thread safety: safe.
 class TlsWatcher {
  public:
@@ -27,24 +28,28 @@ class TlsWatcher {
   // own thread; each may be null.
   TlsWatcher(TlsFiles files, TlsContent content, OnChange on_change,
              OnMessage on_message);
+  // Reads no more. Returns after the callback in progress.
+  void Stop() { task_.reset(); }
 
   TlsContent content() const ABSL_LOCKS_EXCLUDED(mu_);
   // When the certificate in use expires; InfiniteFuture without one.
   absl::Time not_after() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  void Look() ABSL_LOCKS_EXCLUDED(mu_);
-  void ReportFault(const std::string& fault);
+  void Read() ABSL_LOCKS_EXCLUDED(mu_);
+  void ReportFault(const std::string& fault) ABSL_LOCKS_EXCLUDED(mu_);
+  void Report(bool fault, const std::string& text) const;
 
   // Fixed after construction.
   const TlsFiles files_;
   const OnChange on_change_;
   const OnMessage on_message_;
 
-  // Used by the watcher's thread only: the fault at the last look, whether it
-  // was reported, and whether the end of the certificate was announced.
+  // Used by the watcher's thread only: the fault that the last reading found,
+  // the one that was reported and is not over, and whether the end of the
+  // certificate was announced.
   std::string fault_;
-  bool reported_ = false;
+  std::string reported_fault_;
   bool announced_end_ = false;
 
   mutable Mutex mu_;

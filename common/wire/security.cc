@@ -1,6 +1,5 @@
 #include "common/wire/security.h"
 
-#include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_certificate_verifier.h>
 #include <grpcpp/security/tls_credentials_options.h>
 
@@ -27,13 +26,18 @@ using grpc::experimental::TlsCustomVerificationCheckRequest;
 
 constexpr unsigned int kRefreshSeconds = 1;
 
-std::shared_ptr<CertificateProviderInterface> Watching(const TlsFiles& files) {
-  if (files.has_certificate()) {
-    return std::make_shared<FileWatcherCertificateProvider>(
-        files.key, files.cert, files.ca, kRefreshSeconds);
+// Null for plaintext.
+std::shared_ptr<CertificateProviderInterface> Reading(
+    const CheckedFiles* files) {
+  if (files == nullptr) return nullptr;
+  const std::string own = files->cert_and_key_path();
+  if (own.empty()) {
+    return std::make_shared<FileWatcherCertificateProvider>(files->ca_path(),
+                                                            kRefreshSeconds);
   }
-  return std::make_shared<FileWatcherCertificateProvider>(files.ca,
-                                                          kRefreshSeconds);
+  // gRPC takes from each path only the kind of PEM block that it looks for.
+  return std::make_shared<FileWatcherCertificateProvider>(
+      own, own, files->ca_path(), kRefreshSeconds);
 }
 
 // Accepts servers by their identity instead of their host name: an address may
@@ -115,22 +119,53 @@ absl::Status CheckServer(const std::vector<std::string>& seen,
       seen.empty() ? "no URI" : absl::StrJoin(seen, ", "), ", want ", wanted));
 }
 
-absl::StatusOr<std::shared_ptr<const Security>> Security::Load(
-    const TlsFiles& files) {
-  COHORT_ASSIGN_OR_RETURN(TlsContent content, ReadTlsFiles(files, absl::Now()));
-  return std::shared_ptr<const Security>(
-      new Security(files, std::move(content)));
+absl::StatusOr<std::shared_ptr<Security>> Security::Load(
+    const TlsFiles& files, TlsWatcher::OnMessage on_message) {
+  COHORT_ASSIGN_OR_RETURN(const TlsContent content,
+                          ReadTlsFiles(files, absl::Now()));
+  std::unique_ptr<CheckedFiles> checked;
+  if (files.encrypted()) {
+    COHORT_ASSIGN_OR_RETURN(checked, CheckedFiles::Create(content));
+  }
+  return std::shared_ptr<Security>(
+      new Security(files, content, std::move(checked), on_message));
 }
 
-Security::Security(TlsFiles files, TlsContent content)
-    : files_(std::move(files)), content_(std::move(content)) {}
+Security::Security(const TlsFiles& files, const TlsContent& content,
+                   std::unique_ptr<CheckedFiles> checked,
+                   const TlsWatcher::OnMessage& on_message)
+    : identity_(content.identity),
+      files_(std::move(checked)),
+      provider_(Reading(files_.get())),
+      on_message_(on_message),
+      watcher_(
+          files, content, [this](const TlsContent& now) { Take(now); },
+          on_message) {}
+
+void Security::Notify(TlsWatcher::OnChange on_change) {
+  MutexLock lock(mu_);
+  on_change_ = std::move(on_change);
+}
+
+void Security::Take(const TlsContent& content) {
+  const absl::Status taken = files_->Replace(content);
+  if (!taken.ok() && on_message_ != nullptr) {
+    on_message_(true, std::string(taken.message()));
+  }
+  TlsWatcher::OnChange on_change;
+  {
+    MutexLock lock(mu_);
+    on_change = on_change_;
+  }
+  if (on_change != nullptr) on_change(content);
+}
 
 std::shared_ptr<grpc::ChannelCredentials> Security::ForChannel() const {
   if (!encrypted()) return grpc::InsecureChannelCredentials();
   grpc::experimental::TlsChannelCredentialsOptions options;
-  options.set_certificate_provider(Watching(files_));
+  options.set_certificate_provider(provider_);
   options.watch_root_certs();
-  if (files_.has_certificate()) options.watch_identity_key_cert_pairs();
+  if (identity().has_value()) options.watch_identity_key_cert_pairs();
   options.set_certificate_verifier(
       ExternalCertificateVerifier::Create<ServerVerifier>(identity()));
   options.set_check_call_host(false);
@@ -140,7 +175,7 @@ std::shared_ptr<grpc::ChannelCredentials> Security::ForChannel() const {
 std::shared_ptr<grpc::ServerCredentials> Security::ForServer(
     bool require_certificate) const {
   if (!encrypted()) return grpc::InsecureServerCredentials();
-  grpc::experimental::TlsServerCredentialsOptions options(Watching(files_));
+  grpc::experimental::TlsServerCredentialsOptions options(provider_);
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
   options.set_cert_request_type(

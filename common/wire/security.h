@@ -2,14 +2,22 @@
 
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
+#include <grpcpp/security/tls_certificate_provider.h>
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "common/mutex.h"
+#include "common/security/checked_files.h"
 #include "common/security/identity.h"
 #include "common/security/tls_files.h"
+#include "common/security/tls_watcher.h"
 #include "common/wire/shared_security.h"
 
 namespace cohort {
@@ -20,16 +28,23 @@ namespace cohort {
 // Thread safety: safe.
 class Security {
  public:
-  // Plaintext if `files` are all empty.
-  // Errors: those of ReadTlsFiles.
-  static absl::StatusOr<std::shared_ptr<const Security>> Load(
-      const TlsFiles& files);
+  // Plaintext if `files` are all empty. `on_message` is told of new content and
+  // of faults, on a thread of its own; it may be null.
+  // Errors: those of ReadTlsFiles, and Unavailable.
+  static absl::StatusOr<std::shared_ptr<Security>> Load(
+      const TlsFiles& files, TlsWatcher::OnMessage on_message = nullptr);
 
-  bool encrypted() const { return files_.encrypted(); }
-  const TlsFiles& files() const { return files_; }
-  // The files as they were when the process started.
-  const TlsContent& content() const { return content_; }
-  const std::optional<Identity>& identity() const { return content_.identity; }
+  bool encrypted() const { return files_ != nullptr; }
+  // The newest valid content of the files.
+  TlsContent content() const { return watcher_.content(); }
+  // When the certificate in use expires; InfiniteFuture without one.
+  absl::Time not_after() const { return watcher_.not_after(); }
+  const std::optional<Identity>& identity() const { return identity_; }
+
+  // `on_change` gets new content from now on, on a thread of its own.
+  void Notify(TlsWatcher::OnChange on_change) ABSL_LOCKS_EXCLUDED(mu_);
+  // Reads the files no more. No call of `on_change` comes after it.
+  void StopWatching() { watcher_.Stop(); }
 
   // For a client. The server's certificate must have the role `server`, of the
   // client's own trust domain and run if the client has a certificate.
@@ -40,10 +55,27 @@ class Security {
       bool require_certificate) const;
 
  private:
-  Security(TlsFiles files, TlsContent content);
+  using Provider = grpc::experimental::CertificateProviderInterface;
 
-  const TlsFiles files_;
-  const TlsContent content_;
+  // `checked` is null for plaintext.
+  Security(const TlsFiles& files, const TlsContent& content,
+           std::unique_ptr<CheckedFiles> checked,
+           const TlsWatcher::OnMessage& on_message);
+
+  void Take(const TlsContent& content) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Fixed after construction.
+  const std::optional<Identity> identity_;
+  // What gRPC reads in place of the files, because it checks nothing.
+  const std::unique_ptr<CheckedFiles> files_;
+  const std::shared_ptr<Provider> provider_;
+  const TlsWatcher::OnMessage on_message_;
+
+  Mutex mu_;
+  TlsWatcher::OnChange on_change_ ABSL_GUARDED_BY(mu_);
+
+  // Last: its thread uses everything above.
+  TlsWatcher watcher_;
 };
 
 // The reason if `message` is gRPC's report of a TLS handshake that failed, in

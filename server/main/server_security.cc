@@ -13,6 +13,10 @@ namespace {
 
 constexpr absl::Duration kTokensInterval = absl::Seconds(2);
 
+void LogTlsFiles(bool fault, const std::string& text) {
+  Log(fault ? LogLevel::kError : LogLevel::kInfo, text);
+}
+
 std::string DeniedText(const DeniedCalls& calls) {
   return absl::StrCat("denied: ", calls.client, ", ", calls.target, " (",
                       RefusalName(calls.refusal), "), ", calls.count,
@@ -40,7 +44,8 @@ absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Open(
     const ServerSecurityOptions& options) {
   COHORT_RETURN_IF_ERROR(Validate(options));
   std::unique_ptr<ServerSecurity> opened(new ServerSecurity);
-  COHORT_ASSIGN_OR_RETURN(opened->security_, Security::Load(options.tls));
+  COHORT_ASSIGN_OR_RETURN(opened->security_,
+                          Security::Load(options.tls, &LogTlsFiles));
   COHORT_ASSIGN_OR_RETURN(opened->tokens_, Tokens::Load(options.viewer_tokens));
   if (!options.audit_log.empty()) {
     COHORT_ASSIGN_OR_RETURN(opened->audit_, AuditLog::Open(options.audit_log));
@@ -80,18 +85,11 @@ absl::Status ServerSecurity::NameRun(std::string& run_name) const {
       ", want one for ", run_name, ", the name of this run (--run_name)"));
 }
 
-absl::Time ServerSecurity::not_after() const {
-  return watcher_ == nullptr ? security_->content().not_after
-                             : watcher_->not_after();
-}
+absl::Time ServerSecurity::not_after() const { return security_->not_after(); }
 
 void ServerSecurity::Watch(TlsWatcher::OnChange on_change) {
   if (!encrypted()) return;
-  watcher_ = std::make_unique<TlsWatcher>(
-      security_->files(), security_->content(), std::move(on_change),
-      [](bool fault, const std::string& text) {
-        Log(fault ? LogLevel::kError : LogLevel::kInfo, text);
-      });
+  security_->Notify(std::move(on_change));
   if (!tokens_->any()) return;
   token_task_ =
       std::make_unique<PeriodicTask>("viewer-tokens", kTokensInterval, [this] {
@@ -101,7 +99,7 @@ void ServerSecurity::Watch(TlsWatcher::OnChange on_change) {
 }
 
 void ServerSecurity::StopWatching() {
-  watcher_.reset();
+  security_->StopWatching();
   token_task_.reset();
 }
 

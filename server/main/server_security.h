@@ -43,8 +43,8 @@ class ServerSecurity {
   ~ServerSecurity();
 
   bool encrypted() const;
-  const SharedSecurity& security() const { return security_; }
-  // The first content for an operations port; absent without encryption.
+  SharedSecurity security() const { return security_; }
+  // The newest content for an operations port; absent without encryption.
   std::optional<TlsContent> tls() const;
   // Sets the name of a run that has none to that of the certificate.
   // Errors: FailedPrecondition: the certificate is for another run.
@@ -56,8 +56,8 @@ class ServerSecurity {
   // When the certificate expires; InfiniteFuture without one.
   absl::Time not_after() const;
 
-  // Starts to read the files again when they change. `on_change` gets the
-  // content of new TLS files, on a thread of its own.
+  // Reads the tokens again when they change. `on_change` gets the content of new
+  // TLS files, on a thread of its own; it may be null.
   void Watch(TlsWatcher::OnChange on_change);
   // No call of `on_change` comes after it.
   void StopWatching();
@@ -67,13 +67,12 @@ class ServerSecurity {
 
   void OnDenied(const std::vector<DeniedCalls>& denied);
 
-  SharedSecurity security_;
+  std::shared_ptr<Security> security_;
   std::unique_ptr<Tokens> tokens_;
   std::unique_ptr<AuditLog> audit_;
   // After the two that it uses.
   std::unique_ptr<AccessControl> access_;
   std::unique_ptr<PeriodicTask> token_task_;
-  std::unique_ptr<TlsWatcher> watcher_;
 };
 
 }  // namespace cohort

@@ -109,7 +109,7 @@ class NewAuthority(unittest.TestCase):
             cohort.await_log("server", "a replacement joined")
             self.install(cohort, new.folder, "ca.crt")
             self.assertEqual(cohort.ctl("operator", "status").returncode, 0)
-            # gRPC reads files by itself, within a second.
+            # gRPC takes the content within another second.
             cohort.wait_until(
                 lambda: cohort.ctl("stolen", "status",
                                    "--timeout=5s").returncode != 0,
@@ -117,6 +117,72 @@ class NewAuthority(unittest.TestCase):
             self.assertEqual(
                 cohort.ctl("operator", "run", "drain").returncode, 0)
             self.assertEqual(cohort.finish(), 0, cohort.log())
+
+
+class BadFiles(unittest.TestCase):
+    """Files that cannot be used change nothing, and the log says so."""
+
+    def test_keep_the_good_content_in_use(self):
+        with EncryptedCohort(server_flags=["--epochs=1000"]) as cohort:
+            self.start(cohort)
+            other = Certificates(cohort.dir / "other", run_name="other")
+            other.issue("worker/0", "worker/1")
+            damages = [
+                ("tls.key", lambda role: "no key"),
+                ("tls.crt", lambda role: "no certificate"),
+                ("ca.crt", lambda role: "no authority"),
+                ("tls.key", lambda role: (
+                    other.folder / role / "tls.key").read_text()),
+                ("ca.crt", lambda role: (
+                    other.folder / role / "ca.crt").read_text())]
+            for number, (file, damaged) in enumerate(damages, start=1):
+                with self.subTest(file=file, number=number):
+                    self.check(cohort, file, damaged, number)
+
+    def test_a_worker_connects_with_the_content_it_has(self):
+        with EncryptedCohort(server_flags=["--epochs=1000"]) as cohort:
+            self.start(cohort)
+            own = cohort.certificates.folder / "worker-0"
+            (own / "tls.key").write_text("no key")
+            cohort.await_log("worker0", "stays in use")
+            kill(cohort.server)
+            cohort.start_server("--resume")
+            version = cohort.newest_checkpoint()
+            cohort.wait_until(lambda: cohort.newest_checkpoint() > version,
+                              "both workers to come back")
+
+    def start(self, cohort):
+        cohort.start()
+        cohort.wait_until(lambda: cohort.newest_checkpoint() > 0,
+                          "all to have read their files")
+
+    def check(self, cohort, file, damaged, number):
+        paths = {role: cohort.certificates.folder / role / file
+                 for role in ("server-0", "worker-0")}
+        good = {role: path.read_text() for role, path in paths.items()}
+        for role, path in paths.items():
+            path.write_text(damaged(role))
+        for process in ("server", "worker0"):
+            self.await_count(cohort, process, "stays in use", number)
+        self.check_connections(cohort)
+        for role, path in paths.items():
+            path.write_text(good[role])
+        for process in ("server", "worker0"):
+            self.await_count(cohort, process, "can be used again", number)
+
+    def check_connections(self, cohort):
+        """The server still takes new ones."""
+        answer = cohort.ctl("operator", "status", "--timeout=20s")
+        self.assertEqual(answer.returncode, 0, answer.stderr)
+        version = cohort.newest_checkpoint()
+        kill(cohort.workers[1])
+        cohort.start_worker(1)
+        cohort.wait_until(lambda: cohort.newest_checkpoint() > version,
+                          "training to go on")
+
+    def await_count(self, cohort, process, text, count):
+        cohort.wait_until(lambda: cohort.log(process).count(text) >= count,
+                          f"{process} to say '{text}' {count} times")
 
 
 class Rights(unittest.TestCase):

@@ -13,6 +13,7 @@
 namespace cohort {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // The reports of a watcher, and a wait for the next one.
@@ -35,33 +36,59 @@ class Reports {
   std::vector<std::string> texts_ ABSL_GUARDED_BY(mu_);
 };
 
-TEST(TlsWatcherTest, TakesNewFilesAndKeepsGoodOnesOtherwise) {
+void Overwrite(const std::string& path, const std::string& text) {
+  EXPECT_TRUE(WriteFileAtomically(RealFileSystem(), path, kPublicFileMode,
+                                  {ByteRope::CopyText(text)})
+                  .ok());
+}
+
+// A watcher of the files of worker 0 with its reports.
+struct Watched {
   TestAuthority authority;
   const TlsFiles files = authority.Issue("worker/0");
-  const absl::StatusOr<TlsContent> first = ReadTlsFiles(files, absl::Now());
-  ASSERT_TRUE(first.ok());
+  const TlsContent first = *ReadTlsFiles(files, absl::Now());
   Reports changes;
   Reports messages;
-  TlsWatcher watcher(
-      files, *first,
-      [&](const TlsContent& content) { changes.Add(content.cert); },
-      [&](bool fault, const std::string& text) {
+  TlsWatcher watcher{
+      files, first,
+      [this](const TlsContent& content) { changes.Add(content.cert); },
+      [this](bool fault, const std::string& text) {
         messages.Add((fault ? "fault: " : "") + text);
-      });
+      }};
+};
 
-  authority.Issue("worker/0", "demo", absl::Hours(40));
-  EXPECT_EQ(changes.Await(0), ReadTlsFiles(files, absl::Now())->cert);
-  EXPECT_THAT(messages.Await(0), HasSubstr("new TLS files are in use"));
-  const absl::Time end = watcher.not_after();
-  EXPECT_GT(end, first->not_after);
+TEST(TlsWatcherTest, TakesNewFilesAndKeepsGoodOnesOtherwise) {
+  Watched watched;
+  watched.authority.Issue("worker/0", "demo", absl::Hours(40));
+  EXPECT_EQ(watched.changes.Await(0),
+            ReadTlsFiles(watched.files, absl::Now())->cert);
+  EXPECT_THAT(watched.messages.Await(0), HasSubstr("new TLS files are in use"));
+  const absl::Time end = watched.watcher.not_after();
+  EXPECT_GT(end, watched.first.not_after);
 
-  // The files of another identity in the same place.
-  ASSERT_TRUE(WriteFileAtomically(RealFileSystem(), files.cert, kPublicFileMode,
-                                  {ByteRope::CopyText("no certificate")})
-                  .ok());
-  EXPECT_THAT(messages.Await(1),
+  Overwrite(watched.files.cert, "no certificate");
+  EXPECT_THAT(watched.messages.Await(1),
               HasSubstr("fault: the TLS files cannot be used"));
-  EXPECT_EQ(watcher.not_after(), end);
+  EXPECT_EQ(watched.watcher.not_after(), end);
+}
+
+TEST(TlsWatcherTest, ReportsTheEndOfAFault) {
+  Watched watched;
+  Overwrite(watched.files.key, "no key");
+  EXPECT_THAT(watched.messages.Await(0), HasSubstr("--tls_key"));
+  Overwrite(watched.files.key, watched.first.key);
+  EXPECT_THAT(watched.messages.Await(1), HasSubstr("can be used again"));
+  EXPECT_EQ(watched.watcher.content(), watched.first);
+}
+
+TEST(TlsWatcherTest, RefusesTheCertificateOfAnotherRun) {
+  Watched watched;
+  watched.authority.Issue("worker/0", "other");
+  EXPECT_THAT(
+      watched.messages.Await(0),
+      AllOf(HasSubstr("fault: "), HasSubstr("cohort/other/worker/0"),
+            HasSubstr("cohort/demo/worker/0"), HasSubstr("stays in use")));
+  EXPECT_EQ(watched.watcher.content(), watched.first);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "worker/client/client.h"
 
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,7 +33,15 @@ absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(
         "server_timeout: got ", absl::FormatDuration(options.server_timeout),
         ", want above 0"));
   }
-  COHORT_ASSIGN_OR_RETURN(SharedSecurity security, Security::Load(options.tls));
+  TlsWatcher::OnMessage on_tls_files;
+  if (options.hooks != nullptr) {
+    on_tls_files = [hooks = options.hooks](bool fault,
+                                           const std::string& text) {
+      hooks->OnTlsFiles(fault, text);
+    };
+  }
+  COHORT_ASSIGN_OR_RETURN(SharedSecurity security,
+                          Security::Load(options.tls, on_tls_files));
   auto once = std::make_unique<GrpcClient>(options, std::move(security));
   // Clock and sleeper belong to the client that the decorator owns.
   const Clock& clock = once->clock();

@@ -32,6 +32,10 @@ class ClientHooks {
   // `error`. Called on threads of the client.
   virtual bool WantsServerClock() const = 0;
   virtual void OnServerClock(absl::Duration offset, absl::Duration error) = 0;
+
+  // New TLS files are in use, or there is a fault in them. Called on a thread of
+  // its own.
+  virtual void OnTlsFiles(bool fault, absl::string_view text) = 0;
 };
 
 inline constexpr absl::string_view kSessionMethod = "Session";

@@ -50,11 +50,10 @@ absl::Status ObservedWorker::StartOps(const ObservedWorkerOptions& options) {
                          .insecure = options.insecure};
   if (tls.identity.has_value()) {
     readers_ = std::make_unique<Authenticator>(*tls.identity, nullptr);
+    // The client of the same process reports the same files.
     watcher_ = std::make_unique<TlsWatcher>(
         options.tls, tls, [this](const TlsContent& now) { Serve(now); },
-        [](bool fault, const std::string& text) {
-          Log(fault ? LogLevel::kError : LogLevel::kInfo, text);
-        });
+        nullptr);
     certificate_ = std::make_unique<CertificateCollector>(
         [watcher = watcher_.get()] { return watcher->not_after(); });
     pages.metrics.push_back(certificate_.get());

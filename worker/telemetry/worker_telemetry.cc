@@ -106,6 +106,10 @@ void WorkerTelemetry::OnServerClock(absl::Duration offset,
   if (trace_ != nullptr) trace_->SetServerClock(offset, error);
 }
 
+void WorkerTelemetry::OnTlsFiles(bool fault, absl::string_view text) {
+  Log(fault ? LogLevel::kError : LogLevel::kInfo, text);
+}
+
 absl::Status WorkerTelemetry::Ready() const {
   MutexLock lock(mu_);
   if (joined_) return absl::OkStatus();
