@@ -1,6 +1,8 @@
 #include "common/security/authority.h"
 
+#include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -19,6 +21,7 @@ constexpr int kFolderMode = 0700;
 constexpr long kVersion3 = 2;
 // Clocks of machines differ.
 constexpr absl::Duration kClockMargin = absl::Minutes(5);
+constexpr int64_t kCertificateBytesMax = int64_t{1} << 20;
 constexpr char kAuthorityName[] = "Cohort authority";
 
 absl::Status Failed(absl::string_view what) {
@@ -154,11 +157,13 @@ absl::StatusOr<Authority> Authority::Create(FileSystem& files,
       ParseIdentity(Identity{.domain = domain, .run = "run"}.Uri()).status());
   COHORT_RETURN_IF_ERROR(files.MakeDirectory(folder, kFolderMode));
   const std::string key_path = absl::StrCat(folder, "/ca.key");
-  if (files.ReadFile(key_path, kAnyFileSize).ok()) {
+  const std::string cert_path = absl::StrCat(folder, "/ca.crt");
+  // An authority without its key is one whose key is kept elsewhere.
+  for (const std::string& path : {key_path, cert_path}) {
+    if (absl::IsNotFound(files.ReadFile(path, kAnyFileSize).status())) continue;
     return absl::FailedPreconditionError(absl::StrCat(
-        folder,
-        " has an authority already; use `cohortctl certs issue`, or "
-        "another --dir"));
+        folder, " has an authority already (", path,
+        "); use `cohortctl certs issue`, or another --dir"));
   }
   auto keys = std::make_unique<Keys>();
   COHORT_ASSIGN_OR_RETURN(keys->key, NewKey());
@@ -178,8 +183,8 @@ absl::StatusOr<Authority> Authority::Create(FileSystem& files,
   keys->pem = CertificatePem(own);
   COHORT_RETURN_IF_ERROR(
       WritePem(files, key_path, kKeyMode, KeyPem(keys->key.get())));
-  COHORT_RETURN_IF_ERROR(WritePem(files, absl::StrCat(folder, "/ca.crt"),
-                                  kPublicFileMode, keys->pem));
+  COHORT_RETURN_IF_ERROR(
+      WritePem(files, cert_path, kPublicFileMode, keys->pem));
   return Authority(files, folder, domain, std::move(keys));
 }
 
@@ -215,6 +220,27 @@ TlsFiles Authority::FilesOf(const Identity& identity) const {
   return {.cert = absl::StrCat(own, "/tls.crt"),
           .key = absl::StrCat(own, "/tls.key"),
           .ca = absl::StrCat(own, "/ca.crt")};
+}
+
+absl::Status Authority::CheckFree(const Identity& identity) const {
+  const std::string path = FilesOf(identity).cert;
+  const absl::StatusOr<ByteRope> found =
+      files_->ReadFile(path, kCertificateBytesMax);
+  if (absl::IsNotFound(found.status())) return absl::OkStatus();
+  COHORT_RETURN_IF_ERROR(found.status());
+  const auto certificates = ParseCertificates(path, found->ToString());
+  const absl::StatusOr<Identity> seen =
+      certificates.ok() ? IdentityOf(path, certificates->front())
+                        : certificates.status();
+  if (seen.ok() && *seen == identity) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      seen.ok() ? absl::StrCat(path, ": got the files of ", seen->Uri(),
+                               ", want a folder without those of another run "
+                               "than ",
+                               identity.run)
+                : absl::StrCat(path, " is there and is no certificate of ",
+                               identity.Uri(), " (", seen.status().message(),
+                               ")"));
 }
 
 absl::StatusOr<TlsFiles> Authority::Issue(const Identity& identity,

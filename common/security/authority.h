@@ -44,6 +44,12 @@ class Authority {
   absl::StatusOr<TlsFiles> Issue(const Identity& identity,
                                  absl::Duration lifetime) const;
 
+  // Checks that Issue would replace no files of another run or domain. Files of
+  // the same identity are there to be renewed.
+  // Errors: FailedPrecondition with the identity whose files are there, or the
+  //   file that cannot be read.
+  absl::Status CheckFree(const Identity& identity) const;
+
   // The files that Issue writes for an identity.
   TlsFiles FilesOf(const Identity& identity) const;
 

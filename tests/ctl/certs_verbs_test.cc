@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -65,6 +66,40 @@ TEST_F(CertsVerbsTest, IssueAddsIdentitiesAndShowPrintsThem) {
       Certs(absl::StrCat("show --json ", dir_.File("pki/worker-1/tls.crt")));
   EXPECT_EQ(nlohmann::json::parse(json.out)["uris"][0],
             "spiffe://a.org/cohort/demo/worker/1");
+}
+
+TEST_F(CertsVerbsTest, FilesOfAnotherRunAreReplacedOnRequestOnly) {
+  ASSERT_EQ(Certs(absl::StrCat("init --run=demo ", Dir())).code, 0);
+  // The first of the two is free; it is not written either.
+  const CtlResult other =
+      Certs(absl::StrCat("issue --run=other worker/0 server/0 ", Dir()));
+  EXPECT_EQ(other.code, 3);
+  EXPECT_THAT(other.err, HasSubstr("spiffe://cohort.local/cohort/demo/server"));
+  EXPECT_THAT(other.err, HasSubstr("than other\nUse another --dir"));
+  EXPECT_EQ(
+      Certs(absl::StrCat("show ", dir_.File("pki/worker-0/tls.crt"))).code, 3);
+  EXPECT_EQ(Certs(absl::StrCat("issue --run=demo server/0 ", Dir())).code, 0);
+  EXPECT_EQ(
+      Certs(absl::StrCat("issue --run=other --replace server/0 ", Dir())).code,
+      0);
+  EXPECT_THAT(
+      Certs(absl::StrCat("show ", dir_.File("pki/server-0/tls.crt"))).out,
+      HasSubstr("/cohort/other/server/0"));
+}
+
+TEST_F(CertsVerbsTest, RunRefusesAFolderOfAnotherRun) {
+  ASSERT_EQ(Certs(absl::StrCat("init --run=demo ", Dir())).code, 0);
+  // Any file will do for a program that is not started.
+  for (const char* name : {"cohort-server", "cohort-worker"}) {
+    std::ofstream(dir_.File(name)) << "#!/bin/false\n";
+    chmod(dir_.File(name).c_str(), 0700);
+  }
+  const CtlResult run =
+      ctl_.RunPlain(absl::StrCat("run --programs=", dir_.path(),
+                                 " --tls=", dir_.File("pki")));
+  EXPECT_EQ(run.code, 3);
+  EXPECT_THAT(run.err, HasSubstr("/cohort/demo/server/0"));
+  EXPECT_THAT(run.err, HasSubstr("--run_name of that run"));
 }
 
 TEST_F(CertsVerbsTest, WrongWordsAreNamed) {

@@ -207,7 +207,7 @@ Flags:
   --workers=N        number of workers (default 2)
   --max_restarts=N   restarts of each worker that dies (default 3)
   --log_dir=DIR      folder for server.log and worker-N.log; the screen then shows only the server
-  --tls=DIR          encrypt, with certificates that are made in this folder
+  --tls=DIR          encrypt: makes certificates in this folder, with its authority or a new one, and renews those of the same --run_name
   --programs=DIR     folder of cohort-server and cohort-worker (default: that of cohortctl)
   --FLAG=VALUE       a flag of cohort-server or cohort-worker, whose --help lists them;
                      one that both have goes to the server, behind -- to the workers

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,35 @@ TEST(AuthorityTest, NeverReplacesAnAuthority) {
           .status();
   EXPECT_EQ(again.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(again.message()), HasSubstr("has an authority"));
+}
+
+TEST(AuthorityTest, NorOneWhoseKeyIsKeptElsewhere) {
+  TestAuthority made;
+  ASSERT_EQ(std::rename(made.File("pki/ca.key").c_str(),
+                        made.File("elsewhere.key").c_str()),
+            0);
+  EXPECT_EQ(Authority::Create(RealFileSystem(), made.File("pki"), "example.org",
+                              absl::Hours(1))
+                .status()
+                .code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(AuthorityTest, KnowsWhoseFilesAreThere) {
+  TestAuthority made;
+  const auto check = [&made](const std::string& run) {
+    return made.authority().CheckFree({.domain = "example.org",
+                                       .run = run,
+                                       .role = PeerRole::kServer,
+                                       .number = 0});
+  };
+  EXPECT_TRUE(check("demo").ok());
+  made.Issue("server/0", "demo");
+  EXPECT_TRUE(check("demo").ok());
+  EXPECT_EQ(check("other").code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(check("other").message()),
+              HasSubstr("got the files of "
+                        "spiffe://example.org/cohort/demo/server/0"));
 }
 
 TEST(AuthorityTest, NothingOutlivesTheAuthority) {

@@ -71,9 +71,21 @@ absl::Status IssueAll(Context& context, const Authority& authority,
                       const std::string& run,
                       absl::Span<const std::string> words,
                       absl::Duration lifetime) {
+  std::vector<Identity> identities;
   for (const std::string& word : words) {
-    COHORT_ASSIGN_OR_RETURN(const Identity identity,
+    COHORT_ASSIGN_OR_RETURN(identities.emplace_back(),
                             IdentityFrom(authority, run, word));
+  }
+  // All are checked before the first is written.
+  for (const Identity& identity : identities) {
+    if (context.arguments.Has("replace")) break;
+    COHORT_RETURN_IF_ERROR(
+        WithNext(authority.CheckFree(identity),
+                 absl::StatusCode::kFailedPrecondition,
+                 "Use another --dir for this run, or --replace to lose the "
+                 "files that are there"));
+  }
+  for (const Identity& identity : identities) {
     COHORT_ASSIGN_OR_RETURN(const TlsFiles files,
                             authority.Issue(identity, lifetime));
     if (context.json) {
@@ -232,7 +244,13 @@ Verb CertsIssueVerb() {
   return {.name = "certs issue",
           .summary = "makes certificates with an authority of certs init",
           .words = "IDENTITY...",
-          .flags = {kDirFlag, kRunFlag, kDaysFlag},
+          .flags = {kDirFlag,
+                    kRunFlag,
+                    kDaysFlag,
+                    {.name = "replace",
+                     .value = "",
+                     .help = "replace files of another run, too; those of "
+                             "--run are always renewed"}},
           .local = true,
           .examples = {"cohortctl certs issue --run=demo worker/0 worker/1"},
           .run = &RunCertsIssue};

@@ -122,20 +122,32 @@ absl::StatusOr<ClusterCertificates> MakeCertificates(const std::string& folder,
     authority = Authority::Create(files, folder, "localhost", kAuthorityLife);
   }
   COHORT_RETURN_IF_ERROR(authority.status());
-  const auto issue = [&](PeerRole role, std::optional<int32_t> number) {
-    return authority->Issue({.domain = authority->domain(),
-                             .run = run,
-                             .role = role,
-                             .number = number},
-                            kCertificateLife);
+  const auto identity = [&](PeerRole role, std::optional<int32_t> number) {
+    return Identity{.domain = authority->domain(),
+                    .run = run,
+                    .role = role,
+                    .number = number};
   };
-  ClusterCertificates made;
-  COHORT_ASSIGN_OR_RETURN(made.server, issue(PeerRole::kServer, 0));
-  COHORT_ASSIGN_OR_RETURN(made.client, issue(PeerRole::kOperator, {}));
-  COHORT_RETURN_IF_ERROR(issue(PeerRole::kViewer, {}).status());
+  std::vector<Identity> all = {identity(PeerRole::kServer, 0),
+                               identity(PeerRole::kOperator, {}),
+                               identity(PeerRole::kViewer, {})};
   for (int32_t rank = 0; rank < workers; ++rank) {
-    COHORT_ASSIGN_OR_RETURN(made.workers.emplace_back(),
-                            issue(PeerRole::kWorker, rank));
+    all.push_back(identity(PeerRole::kWorker, rank));
+  }
+  // All are checked before the first is written.
+  for (const Identity& one : all) {
+    COHORT_RETURN_IF_ERROR(
+        WithNext(authority->CheckFree(one),
+                 absl::StatusCode::kFailedPrecondition,
+                 "Use another folder for --tls, or --run_name of that run"));
+  }
+  ClusterCertificates made;
+  for (const Identity& one : all) {
+    COHORT_ASSIGN_OR_RETURN(const TlsFiles issued,
+                            authority->Issue(one, kCertificateLife));
+    if (one.role == PeerRole::kServer) made.server = issued;
+    if (one.role == PeerRole::kOperator) made.client = issued;
+    if (one.role == PeerRole::kWorker) made.workers.push_back(issued);
   }
   return made;
 }
@@ -193,8 +205,9 @@ Verb RunVerb() {
                          "then shows only the server"},
                 {.name = "tls",
                  .value = "DIR",
-                 .help = "encrypt, with certificates that are made in this "
-                         "folder"},
+                 .help = "encrypt: makes certificates in this folder, with its "
+                         "authority or a new one, and renews those of the same "
+                         "--run_name"},
                 {.name = "programs",
                  .value = "DIR",
                  .help = "folder of cohort-server and cohort-worker (default: "
