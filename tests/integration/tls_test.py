@@ -334,10 +334,20 @@ class RunWithTls(unittest.TestCase):
                 environment={"COHORT_TLS_CERT": "/missing",
                              "COHORT_TLS_KEY": "/missing"})
             self.assertEqual(trained.returncode, 0, trained.stderr)
-            self.assertIn("export COHORT_TLS_CERT=", trained.stderr)
+            self.check_hint(trained.stderr, certificates)
             shown = run("cohortctl", "certs", "show",
                         certificates / "worker-1" / "tls.crt")
             self.assertIn("/cohort/local/worker/1", shown.stdout)
+
+    def check_hint(self, said, certificates):
+        """One line to paste, with the address and whole paths."""
+        own = certificates.absolute() / "operator"
+        self.assertRegex(
+            said, r"to look at it: export COHORT_SERVER=127\.0\.0\.1:\d+ "
+            rf"COHORT_TLS_CERT={own}/tls.crt COHORT_TLS_KEY={own}/tls.key "
+            rf"COHORT_TLS_CA={own}/ca.crt; \S*cohortctl watch\n")
+        self.assertIn(f"--viewer_tokens={certificates.absolute()}"
+                      "/viewer_tokens", said)
 
 
 if __name__ == "__main__":

@@ -78,8 +78,7 @@ absl::StatusOr<int> ClusterRun::Run() {
     if (failure_.ok()) failure_ = status;
     if (!told && !cluster_->address().empty()) {
       told = true;
-      screen_.Say(absl::StrCat("to look at it: ", io_.program,
-                               " watch --server=", cluster_->address()));
+      screen_.Say(absl::StrCat("to look at it: ", WatchCommand()));
     }
     LookForSignal();
     LookForDeadline();
@@ -106,6 +105,21 @@ void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
     return;
   }
   OnWorkerLost(process, end);
+}
+
+// One line to paste into another terminal, where it also sets what further
+// commands need.
+std::string ClusterRun::WatchCommand() const {
+  const TlsFiles& tls = options_.spec.certificates.client;
+  if (!tls.encrypted()) {
+    return absl::StrCat(io_.program,
+                        " watch --server=", cluster_->address());
+  }
+  return absl::StrCat("export COHORT_SERVER=", cluster_->address(),
+                      " COHORT_TLS_CERT=", ShellWord(tls.cert),
+                      " COHORT_TLS_KEY=", ShellWord(tls.key),
+                      " COHORT_TLS_CA=", ShellWord(tls.ca), "; ", io_.program,
+                      " watch");
 }
 
 ServerTarget ClusterRun::Target() const {

@@ -57,6 +57,7 @@ class ClusterRun {
   void Restart(const ClusterProcess& worker, const ProcessEnd& end);
   void GiveUp(const ClusterProcess& worker, const ProcessEnd& end,
               absl::string_view why);
+  std::string WatchCommand() const;
   ServerTarget Target() const;
   std::string OnWorkerLoss() const;
   // False if the server does not answer.

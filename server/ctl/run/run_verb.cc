@@ -1,9 +1,11 @@
 #include <stdlib.h>
 
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <ostream>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -152,20 +154,38 @@ absl::StatusOr<ClusterCertificates> MakeCertificates(const std::string& folder,
   return made;
 }
 
+std::optional<std::string> TokensFlag(const Context& context) {
+  const auto given = context.settings.find("viewer_tokens");
+  if (given == context.settings.end()) return std::nullopt;
+  return given->second;
+}
+
 absl::Status Encrypt(const Context& context, ClusterSpec& spec) {
-  const std::optional<std::string> folder = context.arguments.Value("tls");
-  if (!folder.has_value()) return absl::OkStatus();
+  const std::optional<std::string> given_folder =
+      context.arguments.Value("tls");
+  if (!given_folder.has_value()) return absl::OkStatus();
+  // The files are named to people in other folders too.
+  std::error_code error;
+  const std::filesystem::path whole =
+      std::filesystem::absolute(*given_folder, error);
+  const std::string folder = error ? *given_folder : whole.string();
   const auto given = context.settings.find("run_name");
   const std::string run =
       given == context.settings.end() ? kRunDefault : given->second;
   COHORT_RETURN_IF_ERROR(CheckDnsLabel("--run_name", run));
   COHORT_ASSIGN_OR_RETURN(spec.certificates,
-                          MakeCertificates(*folder, run, spec.workers));
-  const TlsFiles& client = spec.certificates.client;
-  context.io.err << "certificates are in " << *folder << "; from another "
-                 << "terminal: export COHORT_TLS_CERT=" << client.cert
-                 << " COHORT_TLS_KEY=" << client.key
-                 << " COHORT_TLS_CA=" << client.ca << std::endl;
+                          MakeCertificates(folder, run, spec.workers));
+  const std::optional<std::string> tokens = TokensFlag(context);
+  const std::string file = tokens.value_or(folder + "/viewer_tokens");
+  context.io.err
+      << "certificates are in " << folder << "\nfor the page in a browser: "
+      << context.io.program
+      << " certs token --name=NAME --tokens=" << ShellWord(file)
+      << (tokens.has_value()
+              ? ""
+              : absl::StrCat(", and start this with --viewer_tokens=",
+                             ShellWord(file)))
+      << "; the token is the password, with any name" << std::endl;
   return absl::OkStatus();
 }
 
