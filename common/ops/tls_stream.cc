@@ -172,8 +172,16 @@ class OpenSslStream final : public TlsStream {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TlsStream>> TlsStream::Connect(
-    int fd, const TlsContent& tls) {
+    int fd, const TlsContent& tls, absl::string_view protocol) {
   COHORT_ASSIGN_OR_RETURN(SslPtr<SSL_CTX> context, ContextFor(tls));
+  if (!protocol.empty()) {
+    // A list of names, each behind its length.
+    const std::string names = absl::StrCat(
+        std::string(1, static_cast<char>(protocol.size())), protocol);
+    SSL_CTX_set_alpn_protos(
+        context.get(), reinterpret_cast<const unsigned char*>(names.data()),
+        static_cast<unsigned int>(names.size()));
+  }
   SslPtr<SSL> ssl(SSL_new(context.get()));
   if (ssl == nullptr || SSL_set_fd(ssl.get(), fd) != 1) {
     return Refused("no connection");
@@ -184,6 +192,27 @@ absl::StatusOr<std::unique_ptr<TlsStream>> TlsStream::Connect(
   COHORT_RETURN_IF_ERROR(stream->Shake());
   COHORT_RETURN_IF_ERROR(stream->CheckPeer(tls.identity));
   return std::unique_ptr<TlsStream>(std::move(stream));
+}
+
+bool TlsStream::AnswersHandshake(int fd) {
+  const SslPtr<SSL_CTX> context(SSL_CTX_new(TLS_client_method()));
+  const SslPtr<SSL> ssl(context == nullptr ? nullptr : SSL_new(context.get()));
+  if (ssl == nullptr || SSL_set_fd(ssl.get(), fd) != 1) return false;
+  SSL_set_verify(ssl.get(), SSL_VERIFY_NONE, nullptr);
+  bool answered = false;
+  SSL_set_msg_callback_arg(ssl.get(), &answered);
+  SSL_set_msg_callback(
+      ssl.get(), [](int sent, int /*version*/, int type, const void* /*bytes*/,
+                    size_t /*length*/, SSL* /*ssl*/, void* into) {
+        if (sent == 0 && (type == SSL3_RT_HANDSHAKE || type == SSL3_RT_ALERT)) {
+          *static_cast<bool*>(into) = true;
+        }
+      });
+  const NoBrokenPipe guard;
+  // Its result does not matter.
+  SSL_connect(ssl.get());
+  ERR_clear_error();
+  return answered;
 }
 
 }  // namespace cohort

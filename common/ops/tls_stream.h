@@ -23,9 +23,13 @@ class TlsStream {
 
   // Shakes hands on `fd`, which must outlive the stream. The peer's certificate
   // must be valid, and one of the own run if there is an own certificate.
+  // `protocol` is offered by ALPN, such as "h2"; none if empty.
   // Errors also: Unauthenticated: the peer's certificate is not accepted.
   static absl::StatusOr<std::unique_ptr<TlsStream>> Connect(
-      int fd, const TlsContent& tls);
+      int fd, const TlsContent& tls, absl::string_view protocol = "");
+
+  // Whether the peer answers a handshake on `fd`, whatever its certificate is.
+  static bool AnswersHandshake(int fd);
 
   virtual absl::Status Send(absl::string_view bytes) = 0;
   // The number of bytes read; 0 at the end.

@@ -161,9 +161,9 @@ absl::StatusOr<Authority> Authority::Create(FileSystem& files,
   // An authority without its key is one whose key is kept elsewhere.
   for (const std::string& path : {key_path, cert_path}) {
     if (absl::IsNotFound(files.ReadFile(path, kAnyFileSize).status())) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        folder, " has an authority already (", path,
-        "); use `cohortctl certs issue`, or another --dir"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, " has an authority already (", path,
+                     "); use `cohortctl certs issue`, or another --dir"));
   }
   auto keys = std::make_unique<Keys>();
   COHORT_ASSIGN_OR_RETURN(keys->key, NewKey());
@@ -234,13 +234,13 @@ absl::Status Authority::CheckFree(const Identity& identity) const {
                         : certificates.status();
   if (seen.ok() && *seen == identity) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      seen.ok() ? absl::StrCat(path, ": got the files of ", seen->Uri(),
-                               ", want a folder without those of another run "
-                               "than ",
-                               identity.run)
-                : absl::StrCat(path, " is there and is no certificate of ",
-                               identity.Uri(), " (", seen.status().message(),
-                               ")"));
+      seen.ok()
+          ? absl::StrCat(path, ": got the files of ", seen->Uri(),
+                         ", want a folder without those of another run "
+                         "than ",
+                         identity.run)
+          : absl::StrCat(path, " is there and is no certificate of ",
+                         identity.Uri(), " (", seen.status().message(), ")"));
 }
 
 absl::StatusOr<TlsFiles> Authority::Issue(const Identity& identity,

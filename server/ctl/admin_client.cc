@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "cohort/v1/admin.grpc.pb.h"
 #include "common/listen_address.h"
+#include "common/ops/closed_connection.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "common/wire/security.h"
@@ -21,12 +22,38 @@ namespace {
 
 // gRPC's clocks overflow on longer timeouts.
 constexpr absl::Duration kTimeoutMax = absl::Hours(24);
+// Limit on finding out why a server ended a connection.
+constexpr absl::Duration kProbeMax = absl::Seconds(2);
+
+// The error if certificates, or their absence, are why the server cannot be
+// reached; OK otherwise.
+absl::Status TlsProblem(const ServerTarget& target, absl::Duration timeout,
+                        absl::string_view message) {
+  if (const auto failure = HandshakeFailure(message)) {
+    return absl::UnavailableError(absl::StrCat(
+        target.server, ": no connection: ", *failure,
+        "\n`cohortctl certs show FILE` prints whose a certificate is, who "
+        "issued it and when it expires"));
+  }
+  if (!IsClosedEarly(message)) return absl::OkStatus();
+  const ClosedBecause cause =
+      WhyClosed(target.server, target.tls, std::min(timeout, kProbeMax));
+  if (cause == ClosedBecause::kUnknown) return absl::OkStatus();
+  const std::string text = absl::StrCat(
+      target.server, ": no connection: ", Text(cause),
+      "\n`cohortctl context set` keeps these files with the server's address");
+  return cause == ClosedBecause::kServerSpeaksTls
+             ? absl::UnavailableError(text)
+             : absl::UnauthenticatedError(text);
+}
 
 // Replaces gRPC's error text by one that people can act on.
-absl::Status Explained(const std::string& server, absl::Duration timeout,
+absl::Status Explained(const ServerTarget& target, absl::Duration timeout,
                        const absl::Status& status) {
+  const std::string& server = target.server;
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
+      COHORT_RETURN_IF_ERROR(TlsProblem(target, timeout, status.message()));
       return absl::UnavailableError(absl::StrCat(
           server, ": cannot be reached (",
           ConnectionFailure(status.message())
@@ -91,7 +118,7 @@ absl::StatusOr<Reply> AdminClient::Call(Method method, const Request& request) {
   Reply reply;
   const absl::Status status =
       FromGrpcStatus(((*connection_->stub).*method)(&context, request, &reply));
-  if (!status.ok()) return Explained(target_.server, timeout_, status);
+  if (!status.ok()) return Explained(target_, timeout_, status);
   return reply;
 }
 

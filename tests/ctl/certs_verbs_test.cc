@@ -94,9 +94,8 @@ TEST_F(CertsVerbsTest, RunRefusesAFolderOfAnotherRun) {
     std::ofstream(dir_.File(name)) << "#!/bin/false\n";
     chmod(dir_.File(name).c_str(), 0700);
   }
-  const CtlResult run =
-      ctl_.RunPlain(absl::StrCat("run --programs=", dir_.path(),
-                                 " --tls=", dir_.File("pki")));
+  const CtlResult run = ctl_.RunPlain(absl::StrCat(
+      "run --programs=", dir_.path(), " --tls=", dir_.File("pki")));
   EXPECT_EQ(run.code, 3);
   EXPECT_THAT(run.err, HasSubstr("/cohort/demo/server/0"));
   EXPECT_THAT(run.err, HasSubstr("--run_name of that run"));

@@ -213,6 +213,7 @@ class Rights(unittest.TestCase):
             plain = run("cohortctl", "status", f"--server={cohort.address}",
                         "--timeout=5s")
             self.assertEqual(plain.returncode, 5)
+            self.assertIn("the server speaks TLS", plain.stderr)
             self.check_pages(cohort, own, token.stdout.strip())
             health = run("cohortctl", "health",
                          f"--ops={(cohort.dir / 'ops').read_text().strip()}",
@@ -307,6 +308,7 @@ class Errors(unittest.TestCase):
                           *other.flags("operator"), "--timeout=10s")
             self.assertEqual(foreign.returncode, 5)
             self.assertIn("another authority", foreign.stderr)
+            self.check_closed(cohort, target)
             unknown = [*cohort.certificates.flags("operator")[:2],
                        f"--tls_ca={cohort.dir}/missing"]
             missing = run("cohortctl", "status", target, *unknown)
@@ -319,6 +321,27 @@ class Errors(unittest.TestCase):
                              *cohort.certificates.flags("operator"))
                 self.assertEqual(answer.returncode, 5)
                 self.assertIn("does not speak TLS", answer.stderr)
+
+
+    def check_closed(self, cohort, target):
+        """gRPC's server ends these connections without a reason."""
+        own = cohort.certificates.folder / "operator"
+        plain = run("cohortctl", "status", target, "--timeout=10s")
+        self.assertEqual(plain.returncode, 5)
+        self.assertIn("the server speaks TLS and this side does not",
+                      plain.stderr)
+        bare = run("cohortctl", "status", target, f"--tls_ca={own}/ca.crt",
+                   "--timeout=10s")
+        self.assertEqual(bare.returncode, 4, bare.stderr)
+        self.assertIn("takes only clients with a certificate", bare.stderr)
+        (cohort.dir / "token").write_text("abc\n")
+        token = run("cohortctl", "status", target, f"--tls_ca={own}/ca.crt",
+                    f"--token_file={cohort.dir}/token", "--timeout=10s")
+        self.assertEqual(token.returncode, 4, token.stderr)
+        self.assertIn("takes tokens only with --viewer_tokens", token.stderr)
+        doctor = run("cohortctl", "doctor", target, "--timeout=10s")
+        self.assertIn("the server speaks TLS", doctor.stdout)
+        self.assertNotIn("something else than", doctor.stdout)
 
 
 class RunWithTls(unittest.TestCase):

@@ -79,11 +79,10 @@ absl::Status IssueAll(Context& context, const Authority& authority,
   // All are checked before the first is written.
   for (const Identity& identity : identities) {
     if (context.arguments.Has("replace")) break;
-    COHORT_RETURN_IF_ERROR(
-        WithNext(authority.CheckFree(identity),
-                 absl::StatusCode::kFailedPrecondition,
-                 "Use another --dir for this run, or --replace to lose the "
-                 "files that are there"));
+    COHORT_RETURN_IF_ERROR(WithNext(
+        authority.CheckFree(identity), absl::StatusCode::kFailedPrecondition,
+        "Use another --dir for this run, or --replace to lose the "
+        "files that are there"));
   }
   for (const Identity& identity : identities) {
     COHORT_ASSIGN_OR_RETURN(const TlsFiles files,

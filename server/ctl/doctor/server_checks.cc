@@ -128,9 +128,19 @@ Check CheckServer(const absl::Status& answer, const v1::Status& status) {
         "server", Check::Result::kOk,
         absl::StrCat("run ", RunText(status), ": ", Printable(status.state())));
   }
-  const std::string first(
-      absl::string_view(answer.message())
-          .substr(0, absl::string_view(answer.message()).find('\n')));
+  const absl::string_view text = answer.message();
+  const size_t end = text.find('\n');
+  const std::string first(text.substr(0, end));
+  // An answer, or a handshake, that failed is one of a Cohort server.
+  if (!absl::StrContains(first, ": cannot be reached (") &&
+      !absl::IsUnimplemented(answer)) {
+    const std::string next(
+        end == absl::string_view::npos ? "" : text.substr(end + 1));
+    return Of("server", Check::Result::kFailed, first,
+              next.empty() ? "give the certificate or token of a client that "
+                             "may do this, or correct its file"
+                           : next);
+  }
   return Of("server", Check::Result::kFailed, first,
             "something else than a Cohort server listens there: the live page "
             "has another port than --server wants; its start prints both");

@@ -112,8 +112,7 @@ void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
 std::string ClusterRun::WatchCommand() const {
   const TlsFiles& tls = options_.spec.certificates.client;
   if (!tls.encrypted()) {
-    return absl::StrCat(io_.program,
-                        " watch --server=", cluster_->address());
+    return absl::StrCat(io_.program, " watch --server=", cluster_->address());
   }
   return absl::StrCat("export COHORT_SERVER=", cluster_->address(),
                       " COHORT_TLS_CERT=", ShellWord(tls.cert),

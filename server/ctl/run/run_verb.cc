@@ -138,10 +138,9 @@ absl::StatusOr<ClusterCertificates> MakeCertificates(const std::string& folder,
   }
   // All are checked before the first is written.
   for (const Identity& one : all) {
-    COHORT_RETURN_IF_ERROR(
-        WithNext(authority->CheckFree(one),
-                 absl::StatusCode::kFailedPrecondition,
-                 "Use another folder for --tls, or --run_name of that run"));
+    COHORT_RETURN_IF_ERROR(WithNext(
+        authority->CheckFree(one), absl::StatusCode::kFailedPrecondition,
+        "Use another folder for --tls, or --run_name of that run"));
   }
   ClusterCertificates made;
   for (const Identity& one : all) {
@@ -177,15 +176,15 @@ absl::Status Encrypt(const Context& context, ClusterSpec& spec) {
                           MakeCertificates(folder, run, spec.workers));
   const std::optional<std::string> tokens = TokensFlag(context);
   const std::string file = tokens.value_or(folder + "/viewer_tokens");
-  context.io.err
-      << "certificates are in " << folder << "\nfor the page in a browser: "
-      << context.io.program
-      << " certs token --name=NAME --tokens=" << ShellWord(file)
-      << (tokens.has_value()
-              ? ""
-              : absl::StrCat(", and start this with --viewer_tokens=",
-                             ShellWord(file)))
-      << "; the token is the password, with any name" << std::endl;
+  context.io.err << "certificates are in " << folder
+                 << "\nfor the page in a browser: " << context.io.program
+                 << " certs token --name=NAME --tokens=" << ShellWord(file)
+                 << (tokens.has_value()
+                         ? ""
+                         : absl::StrCat(
+                               ", and start this with --viewer_tokens=",
+                               ShellWord(file)))
+                 << "; the token is the password, with any name" << std::endl;
   return absl::OkStatus();
 }
 

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/clock.h"
+#include "common/ops/tls_stream.h"
+#include "common/security/tls_files.h"
+
+namespace cohort {
+
+// A connection of a client, plain or encrypted, that closes itself and times
+// out at a deadline. Every error names the address.
+//
+// Errors of all methods: Unavailable with the reason; DeadlineExceeded.
+// Thread safety: none.
+class ClientConnection {
+ public:
+  // `address` is host:port. `flag` names it in errors.
+  ClientConnection(absl::string_view flag, absl::string_view address,
+                   Instant deadline);
+  ClientConnection(const ClientConnection&) = delete;
+  ClientConnection& operator=(const ClientConnection&) = delete;
+  ~ClientConnection();
+
+  // Connects to the first address of the name that takes a connection.
+  // Errors also: InvalidArgument: the address is not host:port.
+  absl::Status Open();
+
+  // Encrypts everything from now on. As TlsStream::Connect.
+  absl::Status Encrypt(const TlsContent& tls, absl::string_view protocol = "");
+  // As TlsStream::AnswersHandshake; the connection cannot be used afterwards.
+  bool AnswersHandshake();
+
+  absl::Status Send(absl::string_view bytes);
+  // The number of bytes read; 0 at the end.
+  absl::StatusOr<size_t> Read(absl::Span<char> into);
+
+ private:
+  void Close();
+  absl::Status Named(const absl::Status& status) const;
+  absl::Status Late() const;
+  absl::Status Failed() const;
+  // Sets the timeouts to the time left until the deadline.
+  absl::Status SetTimeouts();
+
+  const std::string flag_;
+  const std::string address_;
+  const SteadyClock clock_{};
+  const Instant deadline_;
+  int fd_ = -1;
+  // Null until Encrypt.
+  std::unique_ptr<TlsStream> tls_;
+};
+
+}  // namespace cohort
