@@ -117,27 +117,46 @@ class IdleConnections {
   std::list<MHD_Connection*> order_;
 };
 
-// The identity of the client's certificate, if it sent one that an authority of
-// the daemon issued.
-std::optional<Identity> IdentityOfClient(MHD_Connection* connection) {
+// What is wrong with a certificate, by GnuTLS's bits.
+std::string ProblemText(unsigned int problems) {
+  if ((problems & GNUTLS_CERT_EXPIRED) != 0) return "that has expired";
+  if ((problems & GNUTLS_CERT_NOT_ACTIVATED) != 0) {
+    return "that is not valid yet";
+  }
+  if ((problems & GNUTLS_CERT_SIGNER_NOT_FOUND) != 0) {
+    return "of an authority that is not in this side's --tls_ca";
+  }
+  return "that is not valid";
+}
+
+// What the client's certificate says, if it sent one.
+Presented PresentedIn(MHD_Connection* connection) {
+  Presented presented;
   const MHD_ConnectionInfo* info =
       MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
-  if (info == nullptr || info->tls_session == nullptr) return std::nullopt;
+  if (info == nullptr || info->tls_session == nullptr) return presented;
   auto* session = static_cast<gnutls_session_t>(info->tls_session);
   unsigned int problems = 0;
   unsigned int count = 0;
   const gnutls_datum_t* chain = gnutls_certificate_get_peers(session, &count);
-  if (chain == nullptr || count == 0 ||
-      gnutls_certificate_verify_peers2(session, &problems) != 0 ||
+  if (chain == nullptr || count == 0) return presented;
+  if (gnutls_certificate_verify_peers2(session, &problems) != 0 ||
       problems != 0) {
-    return std::nullopt;
+    presented.certificate_problem = ProblemText(problems);
+    return presented;
   }
   const absl::StatusOr<Certificate> certificate =
       ParseDerCertificate(absl::string_view(
           reinterpret_cast<const char*>(chain[0].data), chain[0].size));
-  if (!certificate.ok()) return std::nullopt;
-  const absl::StatusOr<Identity> identity = IdentityOf("client", *certificate);
-  return identity.ok() ? std::make_optional(*identity) : std::nullopt;
+  const absl::StatusOr<Identity> identity =
+      certificate.ok() ? IdentityOf("client", *certificate)
+                       : certificate.status();
+  if (identity.ok()) {
+    presented.identity = *identity;
+  } else {
+    presented.certificate_problem = "without an identity of Cohort";
+  }
+  return presented;
 }
 
 class MicroHttpDaemon final : public HttpDaemon {
@@ -219,9 +238,9 @@ class MicroHttpDaemon final : public HttpDaemon {
                         .path = url,
                         .host = Header(connection, MHD_HTTP_HEADER_HOST)};
     if (daemon->encrypted_) {
-      request.presented = {
-          .identity = IdentityOfClient(connection),
-          .authorization = Header(connection, MHD_HTTP_HEADER_AUTHORIZATION)};
+      request.presented = PresentedIn(connection);
+      request.presented.authorization =
+          Header(connection, MHD_HTTP_HEADER_AUTHORIZATION);
     }
     return Send(connection, daemon->answer_(request));
   }

@@ -91,8 +91,9 @@ class RoutedServer final : public HttpServer {
     const std::string path(request.path.data(), request.path.size());
     const absl::Status admitted = Admit(path, request.presented);
     if (!admitted.ok()) {
-      return {.status = absl::IsUnauthenticated(admitted) ? kUnauthorized
-                                                          : kForbidden,
+      const bool ask =
+          options_.takes_tokens && absl::IsUnauthenticated(admitted);
+      return {.status = ask ? kUnauthorized : kForbidden,
               .body = absl::StrCat(admitted.message(), "\n")};
     }
     const auto route = options_.routes.find(path);

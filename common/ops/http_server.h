@@ -40,8 +40,12 @@ struct HttpServerOptions {
   // Certificate, key and authorities for HTTPS; absent: plain HTTP.
   std::optional<TlsContent> tls;
   // Whether a client may read a page; over HTTPS only. Null: every client.
-  // Errors: Unauthenticated (answered with 401), PermissionDenied (403).
+  // Errors: Unauthenticated (answered with 401, or with 403 if no tokens are
+  //   taken, since 401 makes a browser ask for a password), PermissionDenied
+  //   (403).
   std::function<absl::Status(absl::string_view path, const Presented&)> admit;
+  // Whether `admit` takes tokens. A browser is asked for one only then.
+  bool takes_tokens = false;
   // Pages that every client may read.
   std::set<std::string> open_paths = {"/livez", "/readyz"};
 };

@@ -7,9 +7,13 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace cohort {
 namespace {
+
+// Targets come from clients, before they are known.
+constexpr size_t kTargetLengthMax = 300;
 
 // The token of an authorization header; empty if it has none.
 std::string TokenIn(absl::string_view authorization) {
@@ -27,6 +31,14 @@ std::string TokenIn(absl::string_view authorization) {
   }
   const size_t colon = pair.find(':');
   return colon == std::string::npos ? "" : pair.substr(colon + 1);
+}
+
+// "a viewer or an operator".
+std::string RolesText(absl::Span<const PeerRole> roles) {
+  return absl::StrJoin(roles, " or ", [](std::string* out, PeerRole role) {
+    absl::StrAppend(out, role == PeerRole::kOperator ? "an " : "a ",
+                    PeerRoleName(role));
+  });
 }
 
 }  // namespace
@@ -47,6 +59,10 @@ absl::string_view RefusalName(Refusal refusal) {
       return "other_run";
     case Refusal::kRole:
       return "role";
+    case Refusal::kBadCertificate:
+      return "bad_certificate";
+    case Refusal::kRank:
+      return "rank";
   }
   return "unknown";
 }
@@ -81,6 +97,16 @@ Authenticator::Result Authenticator::Identify(
                 "got an unknown token, want one whose hash is in the "
                 "server's --viewer_tokens"};
   }
+  if (!presented.certificate_problem.empty()) {
+    const std::string seen =
+        absl::StrCat("a certificate ", presented.certificate_problem);
+    return {.refusal = Refusal::kBadCertificate,
+            .presented = seen,
+            .text = absl::StrCat("got ", seen, ", want a valid one of the run ",
+                                 own_.run,
+                                 "; cohortctl certs show prints a file's "
+                                 "issuer and end")};
+  }
   return {.refusal = Refusal::kNoIdentity,
           .presented = "no identity",
           .text = absl::StrCat("got no certificate of the run ", own_.run,
@@ -89,21 +115,34 @@ Authenticator::Result Authenticator::Identify(
                                takes_tokens() ? ", or a token" : "")};
 }
 
-absl::Status Authenticator::CheckPageReader(const Presented& presented) const {
-  const Result result = Identify(presented);
+Authenticator::Admission Authenticator::Admit(
+    absl::string_view target, const Presented& presented,
+    absl::Span<const PeerRole> roles) const {
+  Result result = Identify(presented);
   if (!result.caller.has_value()) {
-    return result.refusal == Refusal::kOtherRun
-               ? absl::PermissionDeniedError(result.text)
-               : absl::UnauthenticatedError(result.text);
+    return {.caller = result.refusal == Refusal::kOtherRun
+                          ? absl::PermissionDeniedError(result.text)
+                          : absl::UnauthenticatedError(result.text),
+            .refusal = result.refusal,
+            .presented = std::move(result.presented)};
   }
-  if (std::find(std::begin(kPageReaders), std::end(kPageReaders),
-                result.caller->role) != std::end(kPageReaders)) {
-    return absl::OkStatus();
+  if (std::find(roles.begin(), roles.end(), result.caller->role) !=
+      roles.end()) {
+    return {.caller = *std::move(result.caller),
+            .presented = std::move(result.presented)};
   }
-  return absl::PermissionDeniedError(
-      absl::StrCat(result.presented,
-                   " may not read this page, want a certificate of a viewer "
-                   "or operator"));
+  return {.caller = absl::PermissionDeniedError(absl::StrCat(
+              result.presented, " may not call ",
+              target.substr(0, kTargetLengthMax),
+              roles.empty() ? ", which no client may"
+                            : absl::StrCat(", want a certificate of ",
+                                           RolesText(roles)))),
+          .refusal = Refusal::kRole,
+          .presented = std::move(result.presented)};
+}
+
+absl::Status Authenticator::CheckPageReader(const Presented& presented) const {
+  return Admit("this page", presented, kPageReaders).caller.status();
 }
 
 }  // namespace cohort

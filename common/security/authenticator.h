@@ -5,7 +5,9 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "common/security/identity.h"
 #include "common/security/tokens.h"
 
@@ -32,17 +34,26 @@ enum class Refusal {
   kOtherRun,
   // The role does not allow the call.
   kRole,
+  // A certificate that has expired, or that no authority of this side issued.
+  // Only an operations port gets so far; with gRPC the handshake fails.
+  kBadCertificate,
+  // A message names another rank than the certificate.
+  kRank,
 };
-inline constexpr Refusal kRefusals[] = {Refusal::kNoIdentity,
-                                        Refusal::kUnknownToken,
-                                        Refusal::kOtherRun, Refusal::kRole};
-// "no_identity", "unknown_token", "other_run", "role".
+inline constexpr Refusal kRefusals[] = {
+    Refusal::kNoIdentity, Refusal::kUnknownToken,   Refusal::kOtherRun,
+    Refusal::kRole,       Refusal::kBadCertificate, Refusal::kRank};
+// "no_identity", "unknown_token", "other_run", "role", "bad_certificate",
+// "rank".
 absl::string_view RefusalName(Refusal refusal);
 
 // Tells what a client presented.
 struct Presented {
   // From a verified certificate; absent without one, or without an identity.
   std::optional<Identity> identity;
+  // What is wrong with the certificate, if the client sent one that was not
+  // accepted: "that has expired".
+  std::string certificate_problem;
   // The header or metadata entry `authorization`: "Bearer TOKEN", or over HTTP
   // also "Basic BASE64" with the token as password. Empty without one.
   std::string authorization;
@@ -75,8 +86,19 @@ class Authenticator {
   // A certificate comes before a token.
   Result Identify(const Presented& presented) const;
 
-  // Errors: Unauthenticated, or PermissionDenied if the client may not read the
-  //   pages of an operations port.
+  struct Admission {
+    // Errors: Unauthenticated: no identity, or an unknown token;
+    //   PermissionDenied: another run, or a role that may not.
+    absl::StatusOr<Caller> caller;
+    // If refused.
+    Refusal refusal = Refusal::kNoIdentity;
+    std::string presented;
+  };
+  // Whether a client with one of `roles` may call a method or read a page,
+  // `target`.
+  Admission Admit(absl::string_view target, const Presented& presented,
+                  absl::Span<const PeerRole> roles) const;
+  // The same for the pages of an operations port.
   absl::Status CheckPageReader(const Presented& presented) const;
 
  private:

@@ -1,9 +1,8 @@
 #include "server/access/access_control.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "server/access/roles.h"
 
@@ -14,12 +13,6 @@ constexpr absl::Duration kReportInterval = absl::Minutes(1);
 // Clients and targets that are told apart in one report.
 constexpr size_t kRecentMax = 256;
 constexpr size_t kTextLengthMax = 300;
-
-std::string RolesText(absl::Span<const PeerRole> roles) {
-  return absl::StrJoin(roles, " or ", [](std::string* out, PeerRole role) {
-    absl::StrAppend(out, PeerRoleName(role));
-  });
-}
 
 std::string Shortened(absl::string_view text) {
   const absl::string_view part = text.substr(0, kTextLengthMax);
@@ -56,23 +49,16 @@ absl::StatusOr<Caller> AccessControl::CheckPage(absl::string_view page,
 absl::StatusOr<Caller> AccessControl::Check(absl::string_view target,
                                             const Presented& presented,
                                             absl::Span<const PeerRole> roles) {
-  Authenticator::Result result = authenticator_.Identify(presented);
-  if (!result.caller.has_value()) {
-    Note(result.presented, target, result.refusal);
-    return result.refusal == Refusal::kOtherRun
-               ? absl::PermissionDeniedError(result.text)
-               : absl::UnauthenticatedError(result.text);
+  Authenticator::Admission admission =
+      authenticator_.Admit(target, presented, roles);
+  if (!admission.caller.ok()) {
+    Note(admission.presented, target, admission.refusal);
   }
-  if (std::find(roles.begin(), roles.end(), result.caller->role) !=
-      roles.end()) {
-    return *std::move(result.caller);
-  }
-  Note(result.presented, target, Refusal::kRole);
-  return absl::PermissionDeniedError(absl::StrCat(
-      result.presented, " may not call ", Shortened(target),
-      roles.empty()
-          ? ", which no client may"
-          : absl::StrCat(", want a certificate of a ", RolesText(roles))));
+  return std::move(admission.caller);
+}
+
+void AccessControl::NoteRank(const std::string& client) {
+  Note(client, "a message in the name of another rank", Refusal::kRank);
 }
 
 int64_t AccessControl::denied(Refusal refusal) const {

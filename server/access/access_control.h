@@ -57,6 +57,10 @@ class AccessControl {
                                    const Presented& presented)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Records a message that was refused because its client may not act for the
+  // rank that it names.
+  void NoteRank(const std::string& client) ABSL_LOCKS_EXCLUDED(mu_);
+
   // Denied calls since the start.
   int64_t denied(Refusal refusal) const;
 

@@ -93,7 +93,7 @@ TEST_F(AccessControlTest, ErrorsSayWhatIsWanted) {
       access_->CheckCall(kDrain, With("viewer")).status();
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("spiffe://a.org/cohort/demo/viewer may not call "
-                        "/cohort.v1.Admin/Drain, want a certificate of a "
+                        "/cohort.v1.Admin/Drain, want a certificate of an "
                         "operator"));
 }
 
@@ -111,6 +111,15 @@ TEST_F(AccessControlTest, TheFirstDenialIsReportedAtOnceAndTheRestTogether) {
   EXPECT_EQ(rest[1].client, "spiffe://a.org/cohort/demo/viewer");
   EXPECT_EQ(rest[1].target, kDrain);
   EXPECT_EQ(rest[1].count, 5);
+}
+
+TEST_F(AccessControlTest, MessagesOfAnotherRankAreReported) {
+  access_->NoteRank("spiffe://a.org/cohort/demo/worker/1");
+  const std::vector<DeniedCalls> denied = reports_.Await(0);
+  ASSERT_EQ(denied.size(), 1u);
+  EXPECT_EQ(denied[0].client, "spiffe://a.org/cohort/demo/worker/1");
+  EXPECT_EQ(denied[0].refusal, Refusal::kRank);
+  EXPECT_EQ(access_->denied(Refusal::kRank), 1);
 }
 
 TEST_F(AccessControlTest, TargetsOfAFloodDoNotFillTheMemory) {

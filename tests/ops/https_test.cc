@@ -7,9 +7,13 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
+#include "common/clock.h"
+#include "common/ops/client_connection.h"
 #include "common/ops/http_server.h"
 #include "common/ops/page_client.h"
 #include "common/security/authenticator.h"
+#include "common/security/small_file.h"
 #include "tests/fakes/raw_http.h"
 #include "tests/security/test_authority.h"
 
@@ -17,6 +21,7 @@ namespace cohort {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class HttpsTest : public testing::Test {
  protected:
@@ -48,6 +53,26 @@ class HttpsTest : public testing::Test {
     EXPECT_TRUE(page.ok()) << page.status();
     return page.ok() ? page->status : 0;
   }
+  // The answer to a client that presents a certificate without looking at it.
+  std::string AnswerTo(const TlsFiles& files) {
+    const TlsContent own = {.cert = *ReadSmallFile("", files.cert),
+                            .key = *ReadSmallFile("", files.key),
+                            .ca = *ReadSmallFile("", AuthorityOnly().ca)};
+    ClientConnection connection("", server_->address(),
+                                SteadyClock().Now() + absl::Seconds(20));
+    EXPECT_TRUE(connection.Open().ok());
+    EXPECT_TRUE(connection.Encrypt(own).ok());
+    EXPECT_TRUE(
+        connection.Send("GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            .ok());
+    std::string answer;
+    char buffer[1024];
+    for (;;) {
+      const auto read = connection.Read(absl::MakeSpan(buffer));
+      if (!read.ok() || *read == 0) return answer;
+      answer.append(buffer, *read);
+    }
+  }
   TlsFiles AuthorityOnly() { return {.ca = authority_.Issue("viewer").ca}; }
 
   TestAuthority authority_;
@@ -60,8 +85,9 @@ TEST_F(HttpsTest, RolesDecideAndProbesAreOpen) {
   EXPECT_EQ(StatusOf("/metrics", authority_.Issue("viewer")), 200);
   EXPECT_EQ(StatusOf("/metrics", authority_.Issue("operator")), 200);
   EXPECT_EQ(StatusOf("/metrics", authority_.Issue("worker/0")), 403);
-  EXPECT_EQ(StatusOf("/metrics", AuthorityOnly()), 401);
-  EXPECT_EQ(StatusOf("/missing", AuthorityOnly()), 401);
+  // No tokens are taken, so a browser is not asked for one.
+  EXPECT_EQ(StatusOf("/metrics", AuthorityOnly()), 403);
+  EXPECT_EQ(StatusOf("/missing", AuthorityOnly()), 403);
   EXPECT_EQ(StatusOf("/livez", AuthorityOnly()), 200);
 }
 
@@ -78,6 +104,30 @@ TEST_F(HttpsTest, ACertificateOfAnotherAuthorityIsNone) {
   const absl::Status refused = Get("/metrics", files).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnauthenticated);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("not accepted"));
+}
+
+TEST_F(HttpsTest, ACertificateThatIsNotAcceptedIsNamed) {
+  const std::string expired =
+      AnswerTo(authority_.Issue("viewer", "demo", -absl::Minutes(1)));
+  EXPECT_THAT(expired, HasSubstr("got a certificate that has expired"));
+  EXPECT_THAT(expired, HasSubstr(" 403 "));
+  TestAuthority other;
+  EXPECT_THAT(AnswerTo(other.Issue("viewer")),
+              HasSubstr("got a certificate of an authority that is not in"));
+}
+
+TEST_F(HttpsTest, APasswordIsAskedForWhereTokensAreTaken) {
+  const auto answer = [&](bool takes_tokens) {
+    HttpServerOptions options{.listen = "127.0.0.1:0", .tls = content_};
+    options.takes_tokens = takes_tokens;
+    options.admit = [](absl::string_view /*page*/, const Presented&) {
+      return absl::UnauthenticatedError("no");
+    };
+    server_ = *StartHttpServer(options);
+    return AnswerTo(authority_.Issue("viewer"));
+  };
+  EXPECT_THAT(answer(true), HasSubstr("WWW-Authenticate: Basic"));
+  EXPECT_THAT(answer(false), Not(HasSubstr("WWW-Authenticate")));
 }
 
 TEST_F(HttpsTest, ClientsRefuseAPortOfAnotherRun) {
