@@ -26,10 +26,13 @@ constexpr int kFileMode = 0600;
 // over restarts without reading the file.
 int64_t FirstId() { return absl::ToUnixMicros(absl::Now()); }
 
-Json Line(absl::string_view event) {
-  return {{"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(),
-                                    absl::UTCTimeZone())},
-          {"event", std::string(event.data(), event.size())}};
+// `run` is empty before the run has an id.
+Json Line(absl::string_view event, const std::string& run) {
+  Json line = {{"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(),
+                                         absl::UTCTimeZone())},
+               {"event", std::string(event.data(), event.size())}};
+  if (!run.empty()) line["run"] = run;
+  return line;
 }
 
 std::string TextOf(const Json& line) {
@@ -49,10 +52,11 @@ absl::Status WriteAll(int fd, absl::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t n = write(fd, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return absl::UnavailableError(std::strerror(errno));
+    if (n < 0) return absl::FailedPreconditionError(std::strerror(errno));
     bytes.remove_prefix(static_cast<size_t>(n));
   }
-  if (fdatasync(fd) != 0) return absl::UnavailableError(std::strerror(errno));
+  if (fdatasync(fd) != 0)
+    return absl::FailedPreconditionError(std::strerror(errno));
   return absl::OkStatus();
 }
 
@@ -77,39 +81,53 @@ AuditLog::~AuditLog() {
   if (fd_ >= 0) close(fd_);
 }
 
+void AuditLog::SetRun(const std::string& run_id) {
+  MutexLock lock(mu_);
+  run_id_ = run_id;
+}
+
+std::string AuditLog::problem() const {
+  MutexLock lock(mu_);
+  return problem_;
+}
+
 absl::StatusOr<int64_t> AuditLog::Intent(const AuditedCall& call) {
   MutexLock lock(mu_);
   const int64_t id = next_id_++;
-  Json line = Line("intent");
+  Json line = Line("intent", run_id_);
   line["id"] = id;
   line["client"] = call.client;
   line["verb"] = call.verb;
   line["arguments"] = ArgumentsOf(call.arguments);
   line["version"] = call.version;
-  COHORT_RETURN_IF_ERROR(AppendLocked(TextOf(line)));
-  return id;
+  const absl::Status written = AppendLocked(TextOf(line));
+  if (written.ok()) return id;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "nothing was changed, because it cannot be recorded: ", written.message(),
+      "\nMake room on that disk, or mend the folder's rights; "
+      "the server need not be restarted"));
 }
 
 absl::Status AuditLog::Outcome(int64_t id, const absl::Status& outcome) {
-  Json line = Line("outcome");
+  MutexLock lock(mu_);
+  Json line = Line("outcome", run_id_);
   line["id"] = id;
   line["code"] = absl::StatusCodeToString(outcome.code());
   if (!outcome.ok()) line["message"] = std::string(outcome.message());
-  MutexLock lock(mu_);
   return AppendLocked(TextOf(line));
 }
 
 absl::Status AuditLog::Denied(const std::vector<DeniedCalls>& denied) {
   std::string lines;
+  MutexLock lock(mu_);
   for (const DeniedCalls& calls : denied) {
-    Json line = Line("denied");
+    Json line = Line("denied", run_id_);
     line["client"] = calls.client;
     line["target"] = calls.target;
     line["reason"] = std::string(RefusalName(calls.refusal));
     line["count"] = calls.count;
     lines += TextOf(line);
   }
-  MutexLock lock(mu_);
   return AppendLocked(lines);
 }
 
@@ -120,11 +138,11 @@ absl::Status AuditLog::OpenLocked() {
            kFileMode);
   struct stat found = {};
   if (fd_ < 0 || fstat(fd_, &found) != 0) {
-    return absl::UnavailableError(absl::StrCat(
+    return absl::FailedPreconditionError(absl::StrCat(
         path_, " cannot be opened for writing: ", std::strerror(errno)));
   }
   if (!S_ISREG(found.st_mode)) {
-    return absl::UnavailableError(
+    return absl::FailedPreconditionError(
         absl::StrCat(path_, " is not a regular file"));
   }
   bytes_ = found.st_size;
@@ -132,6 +150,12 @@ absl::Status AuditLog::OpenLocked() {
 }
 
 absl::Status AuditLog::AppendLocked(absl::string_view lines) {
+  const absl::Status written = TryAppendLocked(lines);
+  problem_ = std::string(written.message());
+  return written;
+}
+
+absl::Status AuditLog::TryAppendLocked(absl::string_view lines) {
   if (fd_ < 0) COHORT_RETURN_IF_ERROR(OpenLocked());
   if (bytes_ >= file_bytes_max_) COHORT_RETURN_IF_ERROR(RotateLocked());
   const absl::Status written = WriteAll(fd_, lines);
@@ -143,13 +167,13 @@ absl::Status AuditLog::AppendLocked(absl::string_view lines) {
   if (ftruncate(fd_, bytes_) != 0) {
     close(std::exchange(fd_, -1));
   }
-  return absl::UnavailableError(absl::StrCat(
+  return absl::FailedPreconditionError(absl::StrCat(
       "the audit log ", path_, " cannot be written: ", written.message()));
 }
 
 absl::Status AuditLog::RotateLocked() {
   if (std::rename(path_.c_str(), absl::StrCat(path_, ".1").c_str()) != 0) {
-    return absl::UnavailableError(absl::StrCat(
+    return absl::FailedPreconditionError(absl::StrCat(
         "the audit log ", path_, " cannot be renamed: ", std::strerror(errno)));
   }
   close(std::exchange(fd_, -1));

@@ -39,11 +39,18 @@ class AuditLog {
       const std::string& path, int64_t file_bytes_max = kFileBytesMax);
   ~AuditLog();
 
+  // The run's id, which all lines have from now on.
+  void SetRun(const std::string& run_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Why the last line could not be written; empty if it was.
+  std::string problem() const ABSL_LOCKS_EXCLUDED(mu_);
+
   // Writes the intent. Returns its id, which increases.
-  // Errors: Unavailable: the line is not durable, so the call must be refused.
+  // Errors: FailedPrecondition: the line is not durable, so the call must be
+  //   refused until the file can be written again. It is not Unavailable, on
+  //   which clients would try again by themselves.
   absl::StatusOr<int64_t> Intent(const AuditedCall& call)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Errors: Unavailable: the line is not durable.
+  // Errors: FailedPrecondition: the line is not durable.
   absl::Status Outcome(int64_t id, const absl::Status& outcome)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Denied(const std::vector<DeniedCalls>& denied)
@@ -55,8 +62,10 @@ class AuditLog {
   AuditLog(std::string path, int64_t file_bytes_max);
 
   absl::Status OpenLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // All of `lines` or nothing.
+  // All of `lines` or nothing. Keeps the problem.
   absl::Status AppendLocked(absl::string_view lines)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status TryAppendLocked(absl::string_view lines)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status RotateLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -65,7 +74,9 @@ class AuditLog {
 
   // Held while a line is written: lines are few, and their order is that of the
   // calls.
-  Mutex mu_;
+  mutable Mutex mu_;
+  std::string run_id_ ABSL_GUARDED_BY(mu_);
+  std::string problem_ ABSL_GUARDED_BY(mu_);
   int fd_ ABSL_GUARDED_BY(mu_) = -1;
   int64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;

@@ -44,8 +44,6 @@ struct ServiceFigures {
   // Messages of refused pushes: of an incarnation that is over, or invalid.
   int64_t pushes_fenced = 0;
   int64_t pushes_invalid = 0;
-  // Messages that name another rank than the certificate of their client.
-  int64_t denied_ranks = 0;
 };
 
 struct CheckpointFigures {

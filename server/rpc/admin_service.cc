@@ -123,6 +123,15 @@ v1::Status ToProto(const StatusView& view, double samples_per_second,
   if (actions.ops_address != nullptr) {
     proto.set_ops_address(actions.ops_address());
   }
+  if (actions.audit != nullptr) {
+    proto.set_audit_problem(actions.audit->problem());
+  }
+  const absl::Time end = actions.certificate_end == nullptr
+                             ? absl::InfiniteFuture()
+                             : actions.certificate_end();
+  if (end != absl::InfiniteFuture()) {
+    proto.set_certificate_end_unix_s(absl::ToUnixSeconds(end));
+  }
   proto.set_run_id(view.run_id);
   proto.set_run_name(view.run_name);
   proto.set_state(view.state);
@@ -224,6 +233,7 @@ class AdminService final : public v1::Admin::CallbackService {
     return Serve(context, *request, [&] {
       if (actions_.on_status != nullptr) actions_.on_status();
       *reply = ToProto(shard_.Status(), SamplesPerSecond(), actions_);
+      reply->set_caller(IdentityNameOf(*context));
       return absl::OkStatus();
     });
   }
@@ -303,7 +313,9 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* Evict(grpc::CallbackServerContext* context,
                                   const v1::EvictRequest* request,
                                   v1::EvictReply* reply) override {
-    return Apply(context, "Evict", *request, [this, request, reply] {
+    // The record says what was meant: a worker that may finish its step.
+    const char* verb = request->after_step() ? "DrainWorker" : "Evict";
+    return Apply(context, verb, *request, [this, request, reply] {
       std::string reason =
           Printable(request->reason().substr(0, kReasonLengthMax));
       if (reason.empty()) reason = "requested by an operator";
@@ -362,8 +374,8 @@ class AdminService final : public v1::Admin::CallbackService {
     return reactor;
   }
 
-  // Errors also: Unavailable: the record cannot be written, so nothing was
-  //   done.
+  // Errors also: FailedPrecondition: the record cannot be written, so nothing
+  //   was done.
   absl::Status Audited(const std::string& client, const char* verb,
                        const google::protobuf::Message& request,
                        const std::function<absl::Status()>& body) {

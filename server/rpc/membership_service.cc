@@ -44,7 +44,11 @@ class MembershipService final : public RawMembership {
                             v1::ReportReply& reply) {
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     COHORT_ASSIGN_OR_RETURN(Sender sender, cohort::FromProto(request.sender()));
-    COHORT_RETURN_IF_ERROR(CheckRank(caller, sender.rank));
+    const absl::Status own = CheckRank(caller, sender.rank);
+    if (!own.ok()) {
+      shard_.DeniedRank(caller.name);
+      return own;
+    }
     const Sequence sequence(request.sequence());
     absl::StatusOr<Assignment> next;
     if (request.has_collected()) {

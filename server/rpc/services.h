@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/ids.h"
 #include "server/access/audit_log.h"
 #include "server/shard/shard.h"
@@ -35,6 +36,9 @@ struct AdminActions {
   AuditLog* audit = nullptr;
   // host:port of the operations port; empty if there is none. May be null.
   std::function<std::string()> ops_address;
+  // When the server's certificate expires; InfiniteFuture without one. May be
+  // null.
+  std::function<absl::Time()> certificate_end;
 };
 
 std::unique_ptr<grpc::Service> MakeAdminService(Shard& shard,

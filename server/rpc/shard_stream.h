@@ -115,7 +115,7 @@ class ShardStream
 
  private:
   void NoteDenied(const absl::Status& status) {
-    ServiceCounters::Add(shard_.counters().denied_ranks);
+    shard_.DeniedRank(caller_.name);
     Log(LogLevel::kWarning,
         absl::StrCat("a message was refused: ", status.message()));
   }

@@ -27,8 +27,6 @@ struct ServiceCounters {
   // Messages of pushes: of an incarnation that is over, or invalid.
   Counter pushes_fenced = 0;
   Counter pushes_invalid = 0;
-  // Messages that name another rank than the certificate of their client.
-  Counter denied_ranks = 0;
 };
 
 }  // namespace cohort

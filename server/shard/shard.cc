@@ -306,8 +306,7 @@ ServiceFigures Shard::figures() const {
       .pulls = ServiceCounters::Read(counters_.pulls),
       .pulls_refused = ServiceCounters::Read(counters_.pulls_refused),
       .pushes_fenced = ServiceCounters::Read(counters_.pushes_fenced),
-      .pushes_invalid = ServiceCounters::Read(counters_.pushes_invalid),
-      .denied_ranks = ServiceCounters::Read(counters_.denied_ranks)};
+      .pushes_invalid = ServiceCounters::Read(counters_.pushes_invalid)};
   MutexLock lock(mu_);
   figures.folds_waiting = folds_running_;
   return figures;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -66,6 +67,9 @@ struct ShardOptions {
   // Receives spans for folds, commits and rendezvous. May be null. Must outlive
   // the shard.
   Timeline* timeline = nullptr;
+  // Called with the client of a message that was refused because it names a
+  // rank that is not its own, on any thread; must not block. May be null.
+  std::function<void(const std::string& client)> on_denied_rank;
 };
 
 // A rank's part of a rendezvous.
@@ -179,6 +183,10 @@ class Shard {
   int64_t inflight_bytes() const { return gradient_bytes_.held_bytes(); }
   ServiceFigures figures() const;
   ServiceCounters& counters() { return counters_; }
+  // Reports a message to ShardOptions::on_denied_rank.
+  void DeniedRank(const std::string& client) {
+    if (options_.on_denied_rank != nullptr) options_.on_denied_rank(client);
+  }
 
   // Returns the version at the time of the request.
   // Errors: FailedPrecondition the run is over.

@@ -107,6 +107,37 @@ TEST_F(AuditLogTest, AFileThatCannotBeWrittenIsAnError) {
   EXPECT_FALSE(AuditLog::Open(dir_.File("link")).ok());
 }
 
+TEST_F(AuditLogTest, AFullDiskIsAStateOfItsOwnUntilThereIsRoom) {
+  const auto log = AuditLog::Open(path_, /*file_bytes_max=*/1);
+  ASSERT_TRUE(log.ok());
+  ASSERT_TRUE((*log)->Intent({.verb = "Drain"}).ok());
+  EXPECT_EQ((*log)->problem(), "");
+  // The next line begins a new file, and the old one cannot make way.
+  std::filesystem::create_directory(path_ + ".1");
+  std::ofstream(path_ + ".1/x") << "in the way";
+  const absl::Status refused = (*log)->Intent({.verb = "SetPolicy"}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("nothing was changed, because it cannot be recorded"));
+  EXPECT_THAT((*log)->problem(), HasSubstr(path_));
+  std::filesystem::remove_all(path_ + ".1");
+  EXPECT_TRUE((*log)->Intent({.verb = "SetPolicy"}).ok());
+  EXPECT_EQ((*log)->problem(), "");
+}
+
+TEST_F(AuditLogTest, EveryLineNamesTheRunOnceItIsKnown) {
+  const auto log = AuditLog::Open(path_);
+  ASSERT_TRUE((*log)->Denied({{.client = "x"}}).ok());
+  (*log)->SetRun("1efd");
+  const int64_t id = (*log)->Intent({.verb = "Drain"}).value();
+  ASSERT_TRUE((*log)->Outcome(id, absl::OkStatus()).ok());
+  ASSERT_TRUE((*log)->Denied({{.client = "x"}}).ok());
+  const std::vector<Json> lines = LinesOf(path_);
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_FALSE(lines[0].contains("run"));
+  for (size_t i = 1; i < 4; ++i) EXPECT_EQ(lines[i]["run"], "1efd");
+}
+
 TEST_F(AuditLogTest, DeniedCallsHaveALineEach) {
   const auto log = AuditLog::Open(path_);
   ASSERT_TRUE((*log)

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/security/small_file.h"
 #include "common/security/tokens.h"
 #include "common/wire/channel.h"
@@ -276,6 +277,49 @@ TEST_F(AccessTest, AWorkersCertificateIsForItsRankOnly) {
             grpc::StatusCode::PERMISSION_DENIED);
   // Rank 0 is still there.
   EXPECT_TRUE(zero.Leave().ok());
+  // Each is in the record, the first at once and the others together.
+  server_.reset();
+  int64_t recorded = 0;
+  std::ifstream file(authority_.File("audit.jsonl"));
+  for (std::string line; std::getline(file, line);) {
+    const auto event = nlohmann::json::parse(line);
+    if (event["event"] != "denied" || event["reason"] != "rank") continue;
+    recorded += event["count"].get<int64_t>();
+  }
+  EXPECT_EQ(recorded, 6);
+}
+
+TEST_F(AccessTest, TheRecordTellsADrainFromAnEviction) {
+  Start(SecureOptions());
+  const auto admin = v1::Admin::NewStub(
+      MakeChannel(server_->address(), ChannelPurpose::kControl,
+                  SecurityOf(authority_.Issue("operator"))));
+  v1::EvictRequest request;
+  request.set_after_step(true);
+  v1::EvictReply reply;
+  grpc::ClientContext context;
+  // There is no worker; that is recorded, too.
+  admin->Evict(&context, request, &reply);
+  std::ifstream file(authority_.File("audit.jsonl"));
+  std::string intent;
+  std::getline(file, intent);
+  EXPECT_EQ(nlohmann::json::parse(intent)["verb"], "DrainWorker");
+  EXPECT_EQ(nlohmann::json::parse(intent)["run"], server_->run_id());
+}
+
+TEST_F(AccessTest, TheStatusSaysWhoAsksAndWhenTheCertificateEnds) {
+  Start(SecureOptions());
+  const auto admin = v1::Admin::NewStub(
+      MakeChannel(server_->address(), ChannelPurpose::kControl,
+                  SecurityOf(authority_.Issue("viewer"))));
+  v1::Status status;
+  grpc::ClientContext context;
+  ASSERT_TRUE(admin->GetStatus(&context, {}, &status).ok());
+  EXPECT_EQ(status.caller(), "spiffe://example.org/cohort/demo/viewer");
+  EXPECT_NEAR(
+      static_cast<double>(status.certificate_end_unix_s()),
+      static_cast<double>(absl::ToUnixSeconds(absl::Now() + absl::Hours(24))),
+      600);
 }
 
 TEST_F(AccessTest, OneIdentityCannotTakeAllPlaces) {
