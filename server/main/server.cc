@@ -22,6 +22,7 @@
 #include "server/core/gradient_budget.h"
 #include "server/records/progress_text.h"
 #include "server/rpc/call_interceptor.h"
+#include "server/rpc/handshake_log.h"
 #include "server/rpc/services.h"
 
 namespace cohort {
@@ -188,11 +189,18 @@ absl::Status Server::Start() {
                     .seed = coordinator.seed,
                     .policy = PolicyText(coordinator.policy),
                     .run_name = coordinator.run_name});
+  if (security_->audit() != nullptr) {
+    security_->audit()->SetRun(coordinator.run_id);
+  }
   shard_ = std::make_unique<Shard>(
       ShardOptions{.coordinator = coordinator,
                    .fold_threads = options_.fold_threads,
                    .memory_bytes = MemoryLimitBytes(),
-                   .timeline = trace_.get()},
+                   .timeline = trace_.get(),
+                   .on_denied_rank =
+                       [access = security_->access()](const std::string& who) {
+                         if (access != nullptr) access->NoteRank(who);
+                       }},
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here because the base class is private.
       static_cast<RunListener&>(*this));
@@ -276,7 +284,10 @@ absl::Status Server::StartOps() {
        .reachable = [this] { return probe_->status(); },
        .tls = security_->tls(),
        .access = security_->access(),
-       .certificate_end = [this] { return security_->not_after(); }},
+       .certificate_end = [this] { return security_->not_after(); },
+       .handshake_failures = [log = options_.handshakes]() -> int64_t {
+         return log == nullptr ? 0 : log->failures();
+       }},
       {.figures = *figures_, .calls = grpc_metrics_, .watchers = watchers_});
   if (!ops.ok()) return ops.status();
   ops_ = *std::move(ops);
@@ -307,7 +318,8 @@ absl::Status Server::Listen() {
                 .keeps_checkpoints = files_->keeps_checkpoints(),
                 .on_status = [this] { watchers_.Asked("status"); },
                 .audit = security_->audit(),
-                .ops_address = [this] { return ops_address(); }}));
+                .ops_address = [this] { return ops_address(); },
+                .certificate_end = [this] { return security_->not_after(); }}));
   absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Start(
       {.listen = options_.listen,
        .workers = options_.coordinator.workers,

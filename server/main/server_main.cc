@@ -20,14 +20,15 @@
 #include "common/cli/file_limit.h"
 #include "common/cli/program.h"
 #include "common/cli/signal_watcher.h"
+#include "common/clock.h"
 #include "common/flags/flag_table.h"
 #include "common/limits.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "common/wire/grpc_log.h"
-#include "common/wire/security.h"
 #include "server/core/settings.h"
 #include "server/main/server.h"
+#include "server/rpc/handshake_log.h"
 #include "server/shard/fault.h"
 
 // One ABSL_FLAG for each row of the table.
@@ -43,6 +44,13 @@
 
 namespace cohort {
 namespace {
+
+// A global, because gRPC's log takes a plain function. Never destroyed: gRPC's
+// threads may log until the process ends.
+HandshakeLog& Handshakes() {
+  static HandshakeLog& log = *new HandshakeLog(*new SteadyClock());
+  return log;
+}
 
 constexpr int64_t kKib = 1024;
 
@@ -100,6 +108,7 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   options.tensorboard_dir = absl::GetFlag(FLAGS_tensorboard);
   options.trace = absl::GetFlag(FLAGS_trace);
   options.terminal = isatty(STDOUT_FILENO) == 1;
+  options.handshakes = &Handshakes();
   return options;
 }
 
@@ -121,13 +130,9 @@ void WarnOfLowFileLimit(int32_t workers) {
 // Errors of the transport also come back as a status, which is reported in our
 // words, but those of a client that never completes a connection do not.
 void LogTransport(absl::string_view text) {
-  const std::optional<std::string> handshake = HandshakeFailure(text);
-  if (handshake.has_value()) {
-    Log(LogLevel::kWarning,
-        absl::StrCat("a client's TLS handshake failed: ", *handshake));
-  } else {
-    Log(LogLevel::kDebug, text);
-  }
+  std::string line;
+  if (!Handshakes().Take(text, line)) return Log(LogLevel::kDebug, text);
+  if (!line.empty()) Log(LogLevel::kWarning, line);
 }
 
 int Fail(int code, const absl::Status& status) {

@@ -12,12 +12,17 @@
 
 namespace cohort {
 
+class HandshakeLog;
+
 struct ServerOptions {
   // host:port; port 0 takes a free one.
   std::string listen = "127.0.0.1:7070";
   // Allows plaintext on an address that other machines can reach.
   bool insecure = false;
   ServerSecurityOptions security;
+  // Counts failed TLS handshakes, for metrics; must outlive the server. May be
+  // null.
+  const HandshakeLog* handshakes = nullptr;
   // 0: a default, by the number of workers.
   int32_t connections_per_address = 0;
   // run_id and first_incarnation are chosen by the server.

@@ -14,9 +14,13 @@ std::vector<prometheus::MetricFamily> AccessCollector::Collect() const {
     AddValue(family, static_cast<double>(access_.denied(refusal)),
              {{.name = "reason", .value = std::string(RefusalName(refusal))}});
   }
-  AddValue(family, static_cast<double>(figures_.Newest()->service.denied_ranks),
-           {{.name = "reason", .value = "rank"}});
-  return {family};
+  prometheus::MetricFamily handshakes =
+      CounterFamily("cohort_tls_handshake_failures_total",
+                    "TLS handshakes that failed on the gRPC port.");
+  AddValue(handshakes, handshake_failures_ == nullptr
+                           ? 0.0
+                           : static_cast<double>(handshake_failures_()));
+  return {family, handshakes};
 }
 
 }  // namespace cohort

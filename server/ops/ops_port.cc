@@ -31,8 +31,8 @@ Collectors MakeCollectors(const FiguresSource& figures,
   collectors.push_back(std::make_unique<LogCollector>());
   collectors.push_back(std::make_unique<ProcessCollector>());
   if (options.access != nullptr) {
-    collectors.push_back(
-        std::make_unique<AccessCollector>(*options.access, figures));
+    collectors.push_back(std::make_unique<AccessCollector>(
+        *options.access, options.handshake_failures));
   }
   if (options.certificate_end != nullptr) {
     collectors.push_back(
@@ -89,7 +89,9 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
                        .insecure = options.insecure,
                        .routes = std::move(routes),
                        .tls = options.tls,
-                       .admit = AdmitBy(options.access)});
+                       .admit = AdmitBy(options.access),
+                       .takes_tokens = options.access != nullptr &&
+                                       options.access->takes_tokens()});
   if (!http.ok()) return http.status();
   port->http_ = *std::move(http);
   const absl::StatusOr<ListenAddress> address =

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -36,6 +37,8 @@ struct OpsPortOptions {
   AccessControl* access = nullptr;
   // When the certificate expires; null or InfiniteFuture without one.
   std::function<absl::Time()> certificate_end;
+  // TLS handshakes that failed on the gRPC port; null: none are counted.
+  std::function<int64_t()> handshake_failures;
 };
 
 // Checks only --ops_listen.
