@@ -1,6 +1,8 @@
 // Joining, waiting for work, losing the connection and stopping.
 
 #include <gmock/gmock.h>
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -12,7 +14,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/wire/security.h"
 #include "tests/client/fake_server.h"
+#include "tests/security/test_authority.h"
 #include "worker/client/client.h"
 
 namespace cohort {
@@ -64,6 +68,96 @@ TEST(ClientConnectionTest, UnusableOptionsAreRefused) {
   bad = good;
   bad.server_timeout = absl::ZeroDuration();
   EXPECT_FALSE(MakeGrpcClient(bad).ok());
+}
+
+// Records what a client reports, and gives it phases and a clock request.
+class RecordedHooks final : public ClientHooks {
+ public:
+  void OnJoined(const Membership& membership, bool again) override {
+    MutexLock lock(mu);
+    joined.emplace_back(membership.rank.value(), again);
+  }
+  void OnRetry(absl::string_view method) override {
+    MutexLock lock(mu);
+    retries.emplace_back(method);
+  }
+  void OnObstacle(const std::string& text) override {
+    MutexLock lock(mu);
+    obstacles.push_back(text);
+    changed.NotifyAll();
+  }
+  WorkerReport TakeReport() override {
+    return {.phases = {{"forward", 0.5}},
+            .cpu_cores = 1.25,
+            .resident_bytes = 4096};
+  }
+  bool WantsServerClock() const override { return true; }
+  void OnServerClock(absl::Duration offset, absl::Duration error) override {
+    MutexLock lock(mu);
+    clock = {offset, error};
+    changed.NotifyAll();
+  }
+
+  Mutex mu;
+  CondVar changed;
+  std::vector<std::pair<int32_t, bool>> joined ABSL_GUARDED_BY(mu);
+  std::vector<std::string> retries ABSL_GUARDED_BY(mu);
+  std::vector<std::string> obstacles ABSL_GUARDED_BY(mu);
+  std::optional<std::pair<absl::Duration, absl::Duration>> clock
+      ABSL_GUARDED_BY(mu);
+};
+
+// A server with certificates.
+class TlsServer {
+ public:
+  TlsServer() {
+    grpc::ServerBuilder builder;
+    builder.RegisterCallbackGenericService(&service_);
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0",
+                             (*Security::Load(authority.Issue("server/0")))
+                                 ->ForServer(/*require_certificate=*/true),
+                             &port);
+    server_ = builder.BuildAndStart();
+    address = absl::StrCat("127.0.0.1:", port);
+  }
+
+  TestAuthority authority;
+  std::string address;
+
+ private:
+  grpc::CallbackGenericService service_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// The first obstacle that a worker with these files meets.
+std::string ObstacleFor(const std::string& server, const TlsFiles& tls) {
+  RecordedHooks hooks;
+  const auto client = MakeGrpcClient(
+      {.server = server, .tls = tls, .batch_size = 1, .hooks = &hooks});
+  EXPECT_TRUE(client.ok()) << client.status();
+  std::thread join([&] { (*client)->Join().IgnoreError(); });
+  std::string text;
+  {
+    MutexLock lock(hooks.mu);
+    while (hooks.obstacles.empty()) hooks.changed.Wait(hooks.mu);
+    text = hooks.obstacles.front();
+  }
+  (*client)->RequestStop();
+  join.join();
+  return text;
+}
+
+TEST(ClientConnectionTest, WrongCertificatesAreObstaclesThatSayWhatToDo) {
+  TlsServer server;
+  EXPECT_THAT(ObstacleFor(server.address, {}),
+              HasSubstr("the server speaks TLS and this side does not"));
+  EXPECT_THAT(ObstacleFor(server.address,
+                          {.ca = server.authority.Issue("worker/0").ca}),
+              HasSubstr("takes only clients with a certificate"));
+  TestAuthority other;
+  EXPECT_THAT(ObstacleFor(server.address, other.Issue("worker/0")),
+              HasSubstr("another authority"));
 }
 
 TEST(ClientConnectionTest, CallsBeforeJoinAreRefused) {
@@ -339,38 +433,6 @@ TEST(ClientConnectionTest, HeartbeatsNameTheWorkInProgress) {
     return request.has_heartbeat() && request.heartbeat().sequence() == 7;
   });
 }
-
-// Records what a client reports, and gives it phases and a clock request.
-class RecordedHooks final : public ClientHooks {
- public:
-  void OnJoined(const Membership& membership, bool again) override {
-    MutexLock lock(mu);
-    joined.emplace_back(membership.rank.value(), again);
-  }
-  void OnRetry(absl::string_view method) override {
-    MutexLock lock(mu);
-    retries.emplace_back(method);
-  }
-  WorkerReport TakeReport() override {
-    return {.phases = {{"forward", 0.5}},
-            .cpu_cores = 1.25,
-            .resident_bytes = 4096};
-  }
-  bool WantsServerClock() const override { return true; }
-  void OnTlsFiles(bool /*fault*/, absl::string_view /*text*/) override {}
-  void OnServerClock(absl::Duration offset, absl::Duration error) override {
-    MutexLock lock(mu);
-    clock = {offset, error};
-    changed.NotifyAll();
-  }
-
-  Mutex mu;
-  CondVar changed;
-  std::vector<std::pair<int32_t, bool>> joined ABSL_GUARDED_BY(mu);
-  std::vector<std::string> retries ABSL_GUARDED_BY(mu);
-  std::optional<std::pair<absl::Duration, absl::Duration>> clock
-      ABSL_GUARDED_BY(mu);
-};
 
 TEST(ClientConnectionTest, HooksHearOfRetriesAndReturns) {
   RecordedHooks hooks;

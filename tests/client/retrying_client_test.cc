@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "worker/client/client_hooks.h"
+#include "worker/client/link.h"
 
 namespace cohort {
 namespace {
@@ -130,12 +131,16 @@ class RetriesHeard final : public ClientHooks {
   void OnRetry(absl::string_view method) override {
     methods.emplace_back(method);
   }
+  void OnObstacle(const std::string& text) override {
+    obstacles.push_back(text);
+  }
   WorkerReport TakeReport() override { return {}; }
   bool WantsServerClock() const override { return false; }
   void OnServerClock(absl::Duration /*o*/, absl::Duration /*e*/) override {}
   void OnTlsFiles(bool /*fault*/, absl::string_view /*text*/) override {}
 
   std::vector<std::string> methods;
+  std::vector<std::string> obstacles;
 };
 
 class RetryingClientTest : public ::testing::Test {
@@ -198,6 +203,24 @@ TEST_F(RetryingClientTest, JoinGivesUpWhenPatienceEnds) {
   // The last pause is shortened, and no try follows it.
   EXPECT_EQ(clock_.now - begin, kPatience);
   EXPECT_EQ(once_->calls.size(), sleeper_.waits.size());
+}
+
+TEST_F(RetryingClientTest, AnObstacleIsReportedAgainAndAgain) {
+  RecordedSleeper sleeper{clock_};
+  auto scripted = std::make_unique<ScriptedClient>();
+  scripted->script["Join"] = std::deque<absl::Status>(1000, AsObstacle(kAway));
+  RetryingClient client(std::move(scripted),
+                        {.server = "host:1",
+                         .server_timeout = absl::Seconds(65),
+                         .hooks = &hooks_},
+                        clock_, sleeper);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(client.Join().status()));
+  // After 0, 30 and 60 s.
+  EXPECT_EQ(hooks_.obstacles,
+            std::vector<std::string>(
+                3,
+                "host:1: away; this worker tries again until --server_timeout "
+                "(1m5s)"));
 }
 
 TEST_F(RetryingClientTest, ARefusalOfTheJoinIsFinal) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/worker_report.h"
@@ -23,6 +25,11 @@ class ClientHooks {
 
   // A call failed and is tried again. `method` is one of kRetriedMethods.
   virtual void OnRetry(absl::string_view method) = 0;
+
+  // The worker cannot join for a reason that a person has to mend, such as a
+  // certificate: one sentence with the reason and what to do. Called again at
+  // an interval while that lasts.
+  virtual void OnObstacle(const std::string& text) = 0;
 
   // The report since the last call. Called on the heartbeat thread.
   virtual WorkerReport TakeReport() = 0;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
@@ -17,6 +18,12 @@ namespace {
 // Shorter than the limit for a server that is away: a server that accepts the
 // connection but does not answer may be another program at its address.
 constexpr absl::Duration kJoinAttempt = absl::Seconds(10);
+// Time between two looks at a server that ends each connection, and the limit
+// on one.
+constexpr absl::Duration kLookInterval = absl::Seconds(30);
+constexpr absl::Duration kLookMax = absl::Seconds(2);
+// How long own files may be unusable while they are replaced.
+constexpr absl::Duration kOwnFaultMax = absl::Seconds(10);
 // Time for the server to process the good-bye.
 constexpr absl::Duration kLeavePatience = absl::Seconds(2);
 
@@ -88,7 +95,7 @@ absl::StatusOr<Membership> GrpcClient::Join() {
     joining_since_ = now;
   }
   const absl::Status status =
-      TryConnect(*joining_since_ + options_.server_timeout);
+      Explained(TryConnect(*joining_since_ + options_.server_timeout));
   if (absl::IsCancelled(status)) return status;
   if (IsReconnectable(status)) {
     // This incarnation is over, or the server does not know it.
@@ -266,6 +273,46 @@ void GrpcClient::RequestStop() { link_.RequestStop(); }
 
 void GrpcClient::SetObserver(std::function<void(const std::string&)> observer) {
   observer_ = std::move(observer);
+}
+
+// A failure of a connection with its cause, if certificates or their absence
+// are the cause. One on the server's side remains Unavailable, since it may be
+// mended while this worker waits.
+absl::Status GrpcClient::Explained(const absl::Status& failure) {
+  if (!absl::IsUnavailable(failure)) {
+    own_fault_.clear();
+    return failure;
+  }
+  const absl::Status own = CheckOwnFiles();
+  if (!own.ok()) return own;
+  if (!IsClosedEarly(failure.message())) return failure;
+  const Instant now = clock_.Now();
+  // Each look is a further connection, and a line in the server's log.
+  if (!looked_at_.has_value() || now - *looked_at_ >= kLookInterval) {
+    looked_at_ = now;
+    closed_because_ = WhyClosed(options_.server, options_.tls, kLookMax);
+  }
+  if (closed_because_ == ClosedBecause::kUnknown) return failure;
+  return AsObstacle(absl::UnavailableError(absl::StrCat(
+      options_.server, ": no connection: ", Text(closed_because_))));
+}
+
+// An error if the own files have been unusable for a while, as with an expired
+// certificate. They may just be being replaced.
+absl::Status GrpcClient::CheckOwnFiles() {
+  const absl::StatusOr<TlsContent> own =
+      ReadTlsFiles(options_.tls, absl::Now());
+  const Instant now = clock_.Now();
+  const std::string fault(own.status().message());
+  if (fault != own_fault_) {
+    own_fault_ = fault;
+    own_fault_since_ = now;
+  }
+  if (fault.empty() || now - own_fault_since_ < kOwnFaultMax) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("the own files cannot be used: ", fault, "; renew them"));
 }
 
 absl::Status GrpcClient::TryConnect(Instant deadline) {

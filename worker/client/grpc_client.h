@@ -9,6 +9,7 @@
 
 #include "cohort/v1/membership.grpc.pb.h"
 #include "common/clock.h"
+#include "common/ops/closed_connection.h"
 #include "common/periodic_task.h"
 #include "common/wire/shared_security.h"
 #include "worker/client/client.h"
@@ -87,6 +88,8 @@ class GrpcClient final : public Client {
 
   // Joins, and registers again if this is a new incarnation.
   absl::Status TryConnect(Instant deadline);
+  absl::Status Explained(const absl::Status& failure);
+  absl::Status CheckOwnFiles();
   // Ends the current assignment, which must be of `kind`.
   absl::Status Report(AssignmentKind kind, v1::ReportRequest& request);
   absl::Status RegisterAgain(Instant deadline);
@@ -137,6 +140,12 @@ class GrpcClient final : public Client {
   // single try ends with the patience of the whole series, even if it began
   // later.
   std::optional<Instant> joining_since_;
+  // What was found at the last look at a server that ends each connection.
+  std::optional<Instant> looked_at_;
+  ClosedBecause closed_because_ = ClosedBecause::kUnknown;
+  // What is wrong with the own files, and since when; empty for nothing.
+  std::string own_fault_;
+  Instant own_fault_since_;
   // An error if the run cannot continue.
   absl::Status final_;
   bool left_ = false;

@@ -4,12 +4,17 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "common/wire/security.h"
 #include "common/wire/status.h"
 
 namespace cohort {
 namespace {
+
+// The mark of AsObstacle. It never leaves the process.
+constexpr char kObstacle[] = "cohort/obstacle";
 
 absl::Status StopRequested() {
   return absl::CancelledError("a stop was requested");
@@ -78,6 +83,11 @@ absl::Status Link::NormalizedEnd(absl::string_view name,
     return absl::UnavailableError(
         absl::StrCat(server_, ": the server closed ", name));
   }
+  if (const std::optional<std::string> handshake =
+          HandshakeFailure(end.message())) {
+    return AsObstacle(absl::UnavailableError(
+        absl::StrCat(server_, ": no connection: ", *handshake)));
+  }
   if (const std::optional<std::string> failure =
           ConnectionFailure(end.message())) {
     return absl::UnavailableError(
@@ -98,6 +108,15 @@ absl::Status Link::NormalizedEnd(absl::string_view name,
     default:
       return absl::Status(end.code(), text);
   }
+}
+
+absl::Status AsObstacle(absl::Status status) {
+  status.SetPayload(kObstacle, absl::Cord());
+  return status;
+}
+
+bool IsObstacle(const absl::Status& status) {
+  return status.GetPayload(kObstacle).has_value();
 }
 
 bool IsReconnectable(const absl::Status& status) {

@@ -80,6 +80,10 @@ class Link final : public Sleeper {
   absl::Status broken_ ABSL_GUARDED_BY(mu);
 };
 
+// Marks an error as one that a person has to mend: see ClientHooks::OnObstacle.
+absl::Status AsObstacle(absl::Status status);
+bool IsObstacle(const absl::Status& status);
+
 // True if the connection, or the incarnation, is lost but the run is not.
 bool IsReconnectable(const absl::Status& status);
 

@@ -14,6 +14,8 @@ namespace {
 
 // Time between two reports of the same wait.
 constexpr absl::Duration kRepeatInterval = absl::Seconds(10);
+// Time between two reports of an obstacle, whatever its text.
+constexpr absl::Duration kObstacleInterval = absl::Seconds(30);
 // Damage that occurs more often than this has another cause than the network.
 constexpr int kPullTriesMax = 5;
 
@@ -113,6 +115,7 @@ absl::StatusOr<Membership> RetryingClient::Connect() {
       reason = std::string(absl::StripPrefix(
           status.message(), absl::StrCat(options_.server, ": ")));
     }
+    if (IsObstacle(status)) TellObstacle(status);
     if (patient) {
       // The text may contain a countdown, so it is reported at an interval.
       const bool soon = clock_.Now() - told_at < kRepeatInterval;
@@ -137,6 +140,17 @@ absl::StatusOr<Membership> RetryingClient::Connect() {
           absl::FormatDuration(options_.server_timeout), ": ", reason));
     }
   }
+}
+
+void RetryingClient::TellObstacle(const absl::Status& status) {
+  const Instant now = clock_.Now();
+  const bool soon = obstacle_told_at_.has_value() &&
+                    now - *obstacle_told_at_ < kObstacleInterval;
+  if (options_.hooks == nullptr || soon) return;
+  obstacle_told_at_ = now;
+  options_.hooks->OnObstacle(absl::StrCat(
+      status.message(), "; this worker tries again until --server_timeout (",
+      absl::FormatDuration(options_.server_timeout), ")"));
 }
 
 void RetryingClient::Observe(const std::string& sentence) {

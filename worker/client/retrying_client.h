@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/clock.h"
@@ -47,6 +48,7 @@ class RetryingClient final : public ForwardingClient {
   absl::StatusOr<Membership> Connect();
   void Observe(const std::string& sentence);
   void TellRetry(absl::string_view method);
+  void TellObstacle(const absl::Status& status);
 
   // Fixed after construction.
   const std::unique_ptr<Client> once_;
@@ -59,6 +61,8 @@ class RetryingClient final : public ForwardingClient {
   // Whether `once_` has reported a wait since this was last cleared.
   bool heard_wait_ = false;
   bool joined_ = false;
+  // When the last obstacle was reported.
+  std::optional<Instant> obstacle_told_at_;
   // Shared by all connections: a worker whose server restarts repeatedly draws
   // different pauses each time.
   Backoff join_backoff_;

@@ -75,6 +75,10 @@ void WorkerTelemetry::OnJoined(const Membership& membership, bool again) {
   }
 }
 
+void WorkerTelemetry::OnObstacle(const std::string& text) {
+  Log(LogLevel::kWarning, text);
+}
+
 void WorkerTelemetry::OnRetry(absl::string_view method) {
   if (metrics_ != nullptr) metrics_->AddRetry(method);
 }

@@ -35,6 +35,7 @@ class WorkerTelemetry final : public TrainerObserver, public ClientHooks {
   void OnJoined(const Membership& membership, bool again) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void OnRetry(absl::string_view method) override;
+  void OnObstacle(const std::string& text) override;
   WorkerReport TakeReport() override ABSL_LOCKS_EXCLUDED(mu_);
   bool WantsServerClock() const override { return trace_ != nullptr; }
   void OnServerClock(absl::Duration offset, absl::Duration error) override;
