@@ -22,8 +22,6 @@ constexpr absl::Duration kJoinAttempt = absl::Seconds(10);
 // on one.
 constexpr absl::Duration kLookInterval = absl::Seconds(30);
 constexpr absl::Duration kLookMax = absl::Seconds(2);
-// How long own files may be unusable while they are replaced.
-constexpr absl::Duration kOwnFaultMax = absl::Seconds(10);
 // Time for the server to process the good-bye.
 constexpr absl::Duration kLeavePatience = absl::Seconds(2);
 
@@ -308,7 +306,7 @@ absl::Status GrpcClient::CheckOwnFiles() {
     own_fault_ = fault;
     own_fault_since_ = now;
   }
-  if (fault.empty() || now - own_fault_since_ < kOwnFaultMax) {
+  if (fault.empty() || now - own_fault_since_ < options_.own_files_grace) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
