@@ -2,6 +2,8 @@
 
 #include <gnutls/gnutls.h>
 #include <microhttpd.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -159,10 +161,59 @@ Presented PresentedIn(MHD_Connection* connection) {
   return presented;
 }
 
+// "10.0.0.1:52110" or "[::1]:52110".
+std::string AddressText(const sockaddr* address) {
+  char host[NI_MAXHOST] = {};
+  char port[NI_MAXSERV] = {};
+  if (address == nullptr) return "unknown";
+  const bool six = address->sa_family == AF_INET6;
+  const socklen_t size = six ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  if (getnameinfo(address, size, host, sizeof host, port, sizeof port,
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "unknown";
+  }
+  return six ? absl::StrCat("[", host, "]:", port)
+             : absl::StrCat(host, ":", port);
+}
+
+// Whether the handshake of a connection is complete; the library does not tell.
+struct Handshake {
+  bool complete = false;
+  std::string client;
+};
+
+// Follows the handshake of a connection that has just begun. The session keeps
+// a pointer to the result.
+Handshake* Follow(MHD_Connection* connection) {
+  const MHD_ConnectionInfo* session =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+  if (session == nullptr || session->tls_session == nullptr) return nullptr;
+  const MHD_ConnectionInfo* peer =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+  auto handshake = std::make_unique<Handshake>();
+  handshake->client =
+      AddressText(peer == nullptr ? nullptr : peer->client_addr);
+  auto* tls = static_cast<gnutls_session_t>(session->tls_session);
+  gnutls_session_set_ptr(tls, handshake.get());
+  gnutls_handshake_set_hook_function(
+      tls, GNUTLS_HANDSHAKE_FINISHED, GNUTLS_HOOK_POST,
+      [](gnutls_session_t of, unsigned int /*type*/, unsigned int /*when*/,
+         unsigned int incoming, const gnutls_datum_t* /*message*/) {
+        auto* shaken = static_cast<Handshake*>(gnutls_session_get_ptr(of));
+        // The client's message is the last one.
+        if (incoming != 0) shaken->complete = true;
+        return 0;
+      });
+  return handshake.release();
+}
+
 class MicroHttpDaemon final : public HttpDaemon {
  public:
-  MicroHttpDaemon(bool encrypted, HttpAnswer answer)
-      : encrypted_(encrypted), answer_(std::move(answer)) {}
+  MicroHttpDaemon(bool encrypted, HttpAnswer answer,
+                  OnHandshakeFailure on_failure)
+      : encrypted_(encrypted),
+        answer_(std::move(answer)),
+        on_failure_(std::move(on_failure)) {}
 
   ~MicroHttpDaemon() override {
     daemon_.reset();
@@ -214,14 +265,19 @@ class MicroHttpDaemon final : public HttpDaemon {
   }
 
   static void OnConnection(void* self, MHD_Connection* connection,
-                           void** /*socket_context*/,
+                           void** socket_context,
                            MHD_ConnectionNotificationCode code) {
     auto* daemon = static_cast<MicroHttpDaemon*>(self);
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
       daemon->connections_.Opened(connection);
-    } else {
-      daemon->connections_.Closed(connection);
+      *socket_context = daemon->encrypted_ ? Follow(connection) : nullptr;
+      return;
     }
+    daemon->connections_.Closed(connection);
+    const std::unique_ptr<Handshake> handshake(
+        static_cast<Handshake*>(std::exchange(*socket_context, nullptr)));
+    if (handshake == nullptr || handshake->complete) return;
+    if (daemon->on_failure_ != nullptr) daemon->on_failure_(handshake->client);
   }
 
   static MHD_Result OnRequest(void* self, MHD_Connection* connection,
@@ -255,6 +311,7 @@ class MicroHttpDaemon final : public HttpDaemon {
   // Fixed after construction.
   const bool encrypted_;
   const HttpAnswer answer_;
+  const OnHandshakeFailure on_failure_;
 
   IdleConnections connections_;
   // The listening socket once no more connections are accepted.
@@ -267,9 +324,10 @@ class MicroHttpDaemon final : public HttpDaemon {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpDaemon>> HttpDaemon::Start(
-    int listen_fd, const std::optional<TlsContent>& tls, HttpAnswer answer) {
-  auto daemon =
-      std::make_unique<MicroHttpDaemon>(tls.has_value(), std::move(answer));
+    int listen_fd, const std::optional<TlsContent>& tls, HttpAnswer answer,
+    OnHandshakeFailure on_failure) {
+  auto daemon = std::make_unique<MicroHttpDaemon>(
+      tls.has_value(), std::move(answer), std::move(on_failure));
   const absl::Status started = daemon->Start(listen_fd, tls);
   if (!started.ok()) return started;
   return std::unique_ptr<HttpDaemon>(std::move(daemon));

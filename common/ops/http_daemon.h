@@ -25,6 +25,10 @@ struct HttpRequest {
 // Called on the daemon's only thread.
 using HttpAnswer = std::function<HttpResponse(const HttpRequest&)>;
 
+// Called on the same thread with the address of a client whose connection ended
+// before its TLS handshake was complete.
+using OnHandshakeFailure = std::function<void(const std::string& client)>;
+
 // One HTTP/1.1 server over a listening socket, plain or with one certificate.
 // The destructor ends all connections and joins the thread.
 class HttpDaemon {
@@ -37,7 +41,8 @@ class HttpDaemon {
   // Serves the socket `listen_fd`, which it takes over.
   // Errors: Unavailable with the reason.
   static absl::StatusOr<std::unique_ptr<HttpDaemon>> Start(
-      int listen_fd, const std::optional<TlsContent>& tls, HttpAnswer answer);
+      int listen_fd, const std::optional<TlsContent>& tls, HttpAnswer answer,
+      OnHandshakeFailure on_failure = nullptr);
 };
 
 }  // namespace cohort

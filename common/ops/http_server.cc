@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -11,7 +12,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/clock.h"
 #include "common/listen_address.h"
+#include "common/log/log.h"
 #include "common/mutex.h"
 #include "common/ops/http_daemon.h"
 #include "common/ops/listen_socket.h"
@@ -20,6 +23,7 @@
 namespace cohort {
 namespace {
 
+constexpr absl::Duration kFailureInterval = absl::Minutes(1);
 constexpr int kMethodNotAllowed = 405;
 constexpr int kMisdirectedRequest = 421;
 constexpr int kNotFound = 404;
@@ -50,6 +54,9 @@ class RoutedServer final : public HttpServer {
 
   const std::string& address() const override { return address_; }
   bool encrypted() const override { return options_.tls.has_value(); }
+  int64_t handshake_failures() const override {
+    return handshake_failures_.load(std::memory_order_relaxed);
+  }
 
   absl::Status SetTls(const TlsContent& tls) override ABSL_LOCKS_EXCLUDED(mu_) {
     return Serve(tls);
@@ -63,8 +70,8 @@ class RoutedServer final : public HttpServer {
           absl::StrCat(options_.flag, ": ", std::strerror(errno)));
     }
     absl::StatusOr<std::unique_ptr<HttpDaemon>> daemon = HttpDaemon::Start(
-        fd, tls,
-        [this](const HttpRequest& request) { return Answer(request); });
+        fd, tls, [this](const HttpRequest& request) { return Answer(request); },
+        [this](const std::string& client) { OnHandshakeFailure(client); });
     if (!daemon.ok()) {
       return absl::UnavailableError(absl::StrCat(
           options_.flag, ": ", address_, ": ", daemon.status().message()));
@@ -76,6 +83,32 @@ class RoutedServer final : public HttpServer {
   }
 
  private:
+  // Logs one line a minute, since port scans come in floods.
+  void OnHandshakeFailure(const std::string& client)
+      ABSL_LOCKS_EXCLUDED(failures_mu_) {
+    handshake_failures_.fetch_add(1, std::memory_order_relaxed);
+    const Instant now = clock_.Now();
+    int64_t count = 0;
+    {
+      MutexLock lock(failures_mu_);
+      ++failures_unlogged_;
+      if (failure_logged_at_.has_value() &&
+          now - *failure_logged_at_ < kFailureInterval) {
+        return;
+      }
+      failure_logged_at_ = now;
+      count = std::exchange(failures_unlogged_, 0);
+    }
+    Log(LogLevel::kWarning,
+        absl::StrCat(options_.flag, ": ", client,
+                     " ended its connection before the TLS handshake was "
+                     "complete: it speaks plain HTTP, or does not trust this "
+                     "port's certificate",
+                     count == 1 ? ""
+                                : absl::StrCat(" (", count,
+                                               " such since the last line)")));
+  }
+
   HttpResponse Answer(const HttpRequest& request) const {
     if (request.method != "GET" && request.method != "HEAD") {
       return {.status = kMethodNotAllowed, .body = "want GET or HEAD\n"};
@@ -126,6 +159,14 @@ class RoutedServer final : public HttpServer {
   const bool loopback_;
   const std::string address_;
   const int listen_fd_;
+
+  const SteadyClock clock_{};
+
+  // A counter only, so relaxed order is enough.
+  std::atomic<int64_t> handshake_failures_ = 0;
+  Mutex failures_mu_;
+  std::optional<Instant> failure_logged_at_ ABSL_GUARDED_BY(failures_mu_);
+  int64_t failures_unlogged_ ABSL_GUARDED_BY(failures_mu_) = 0;
 
   // Their threads use everything above.
   Mutex mu_;

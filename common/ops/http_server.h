@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -70,6 +71,8 @@ class HttpServer {
   // The listening address, with the actual port.
   virtual const std::string& address() const = 0;
   virtual bool encrypted() const = 0;
+  // Connections that ended before their TLS handshake was complete.
+  virtual int64_t handshake_failures() const = 0;
   // Serves new connections with this certificate from now on; open ones go on.
   // Only for a server that was started with one.
   // Errors: Unavailable: the certificate cannot be used; the one before stays.

@@ -14,12 +14,15 @@ std::vector<prometheus::MetricFamily> AccessCollector::Collect() const {
     AddValue(family, static_cast<double>(access_.denied(refusal)),
              {{.name = "reason", .value = std::string(RefusalName(refusal))}});
   }
-  prometheus::MetricFamily handshakes =
-      CounterFamily("cohort_tls_handshake_failures_total",
-                    "TLS handshakes that failed on the gRPC port.");
-  AddValue(handshakes, handshake_failures_ == nullptr
-                           ? 0.0
-                           : static_cast<double>(handshake_failures_()));
+  prometheus::MetricFamily handshakes = CounterFamily(
+      "cohort_tls_handshake_failures_total",
+      "Connections that ended before their TLS handshake, by port.");
+  const auto add = [&](const char* port, const std::function<int64_t()>& of) {
+    AddValue(handshakes, of == nullptr ? 0.0 : static_cast<double>(of()),
+             {{.name = "port", .value = port}});
+  };
+  add("grpc", handshakes_.grpc);
+  add("ops", handshakes_.ops);
   return {family, handshakes};
 }
 

@@ -13,20 +13,25 @@ namespace cohort {
 
 // cohort_denied_calls_total, by reason: calls and pages that were denied, and
 // messages that name another rank than their client's.
-// cohort_tls_handshake_failures_total: clients that did not get so far.
-// Thread safety: safe.
+// cohort_tls_handshake_failures_total, by port: clients that did not get so
+// far. Thread safety: safe.
 class AccessCollector final : public prometheus::Collectable {
  public:
-  // `access` must outlive the object. `handshake_failures` may be null.
-  AccessCollector(const AccessControl& access,
-                  std::function<int64_t()> handshake_failures)
-      : access_(access), handshake_failures_(std::move(handshake_failures)) {}
+  // The failures of each port; a function may be null.
+  struct Handshakes {
+    std::function<int64_t()> grpc;
+    std::function<int64_t()> ops;
+  };
+
+  // `access` must outlive the object.
+  AccessCollector(const AccessControl& access, Handshakes handshakes)
+      : access_(access), handshakes_(std::move(handshakes)) {}
 
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
   const AccessControl& access_;
-  const std::function<int64_t()> handshake_failures_;
+  const Handshakes handshakes_;
 };
 
 }  // namespace cohort

@@ -24,7 +24,8 @@ constexpr absl::Duration kPageInterval = absl::Seconds(1);
 using Collectors = std::vector<std::unique_ptr<const prometheus::Collectable>>;
 
 Collectors MakeCollectors(const FiguresSource& figures,
-                          const OpsPortOptions& options) {
+                          const OpsPortOptions& options,
+                          std::function<int64_t()> handshake_failures) {
   Collectors collectors;
   collectors.push_back(
       std::make_unique<RunCollector>([&figures] { return figures.Newest(); }));
@@ -32,7 +33,9 @@ Collectors MakeCollectors(const FiguresSource& figures,
   collectors.push_back(std::make_unique<ProcessCollector>());
   if (options.access != nullptr) {
     collectors.push_back(std::make_unique<AccessCollector>(
-        *options.access, options.handshake_failures));
+        *options.access,
+        AccessCollector::Handshakes{.grpc = options.handshake_failures,
+                                    .ops = std::move(handshake_failures)}));
   }
   if (options.certificate_end != nullptr) {
     collectors.push_back(
@@ -58,7 +61,13 @@ absl::Status CheckOpsListen(const std::string& listen, bool insecure) {
 
 OpsPort::OpsPort(const OpsPortOptions& options, const Sources& sources)
     : reachable_(options.reachable),
-      collectors_(MakeCollectors(sources.figures, options)),
+      collectors_(MakeCollectors(sources.figures, options,
+                                 [this]() -> int64_t {
+                                   const HttpServer* serving = serving_.load();
+                                   return serving == nullptr
+                                              ? 0
+                                              : serving->handshake_failures();
+                                 })),
       ready_(absl::UnavailableError("the server is starting")) {
   for (const auto& collector : collectors_) {
     metrics_.push_back(collector.get());
@@ -94,6 +103,7 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
                                        options.access->takes_tokens()});
   if (!http.ok()) return http.status();
   port->http_ = *std::move(http);
+  port->serving_ = port->http_.get();
   const absl::StatusOr<ListenAddress> address =
       ParseListenAddress("--ops_listen", port->address());
   if (address.ok() && !address->loopback() && !options.tls.has_value()) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -77,6 +78,8 @@ class OpsPort {
   absl::Status ready() const ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::function<absl::Status()> reachable_;
+  // http_ for its own thread, which may run before http_ is set.
+  std::atomic<const HttpServer*> serving_ = nullptr;
   // The contents of /metrics, in this order.
   const std::vector<std::unique_ptr<const prometheus::Collectable>> collectors_;
   std::vector<const prometheus::Collectable*> metrics_;

@@ -241,6 +241,9 @@ class Rights(unittest.TestCase):
         self.assertIn("cohort_tls_certificate_not_after_timestamp_seconds ",
                       metrics)
         self.assertIn('cohort_denied_calls_total{reason="role"}', metrics)
+        # The plaintext of before, and the client's look at why it failed.
+        self.assertRegex(
+            metrics, r'cohort_tls_handshake_failures_total{port="grpc"} [1-9]')
         trust.load_cert_chain(own / "tls.crt", own / "tls.key")
         with urllib.request.urlopen(url + "/", context=trust,
                                     timeout=10) as page:
@@ -309,6 +312,14 @@ class Errors(unittest.TestCase):
             self.assertEqual(foreign.returncode, 5)
             self.assertIn("another authority", foreign.stderr)
             self.check_closed(cohort, target)
+            # Worker 0 without certificates.
+            Cohort.start_worker(cohort, 0)
+            cohort.await_log("worker0", "the server speaks TLS")
+            self.assertIn("this worker tries again until", cohort.log("worker0"))
+            doctor = cohort.ctl("viewer", "doctor")
+            self.assertIn("encrypted, as spiffe://cohort.local/cohort/demo/"
+                          "viewer, own certificate ends in 364 days",
+                          doctor.stdout)
             unknown = [*cohort.certificates.flags("operator")[:2],
                        f"--tls_ca={cohort.dir}/missing"]
             missing = run("cohortctl", "status", target, *unknown)
