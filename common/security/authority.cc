@@ -1,9 +1,13 @@
 #include "common/security/authority.h"
 
+#include <openssl/rand.h>
+
+#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/byte_rope.h"
@@ -22,7 +26,8 @@ constexpr long kVersion3 = 2;
 // Clocks of machines differ.
 constexpr absl::Duration kClockMargin = absl::Minutes(5);
 constexpr int64_t kCertificateBytesMax = int64_t{1} << 20;
-constexpr char kAuthorityName[] = "Cohort authority";
+// A common name has 64 characters at most.
+constexpr size_t kDomainShownMax = 38;
 
 absl::Status Failed(absl::string_view what) {
   return absl::InternalError(
@@ -112,6 +117,19 @@ absl::StatusOr<OpenSslPtr<X509>> Draft(EVP_PKEY* key, const Subject& subject,
   return certificate;
 }
 
+// A name of its own for each authority, so that texts with the issuer tell one
+// from another: "Cohort authority example.org 1f0a93c2".
+absl::StatusOr<std::string> AuthorityName(const std::string& domain) {
+  std::array<unsigned char, 4> random{};
+  if (RAND_bytes(random.data(), static_cast<int>(random.size())) != 1) {
+    return Failed("getting random bytes");
+  }
+  return absl::StrCat(
+      "Cohort authority ", domain.substr(0, kDomainShownMax), " ",
+      absl::BytesToHexString(absl::string_view(
+          reinterpret_cast<const char*>(random.data()), random.size())));
+}
+
 absl::Status Sign(X509* certificate, EVP_PKEY* key) {
   return X509_sign(certificate, key, EVP_sha256()) > 0 ? absl::OkStatus()
                                                        : Failed("signing");
@@ -167,10 +185,11 @@ absl::StatusOr<Authority> Authority::Create(FileSystem& files,
   }
   auto keys = std::make_unique<Keys>();
   COHORT_ASSIGN_OR_RETURN(keys->key, NewKey());
+  COHORT_ASSIGN_OR_RETURN(const std::string name, AuthorityName(domain));
   COHORT_ASSIGN_OR_RETURN(
       keys->certificate,
-      Draft(keys->key.get(),
-            {.common_name = kAuthorityName, .organization = domain}, lifetime));
+      Draft(keys->key.get(), {.common_name = name, .organization = domain},
+            lifetime));
   X509* const own = keys->certificate.get();
   X509_set_issuer_name(own, X509_get_subject_name(own));
   COHORT_RETURN_IF_ERROR(AddExtension(own, own, NID_basic_constraints,

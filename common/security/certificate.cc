@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "common/security/openssl_handles.h"
 
 namespace cohort {
@@ -39,12 +40,23 @@ std::vector<std::string> UrisOf(const X509* certificate) {
   return uris;
 }
 
+std::string FingerprintOf(const X509* certificate) {
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int length = 0;
+  if (X509_digest(certificate, EVP_sha256(), digest, &length) != 1) return "";
+  return absl::StrJoin(absl::MakeConstSpan(digest, length), ":",
+                       [](std::string* out, unsigned char byte) {
+                         absl::StrAppend(out, absl::Hex(byte, absl::kZeroPad2));
+                       });
+}
+
 Certificate Describe(const X509* certificate) {
   return {.subject = NameText(X509_get_subject_name(certificate)),
           .issuer = NameText(X509_get_issuer_name(certificate)),
           .uris = UrisOf(certificate),
           .not_before = TimeOf(X509_get0_notBefore(certificate)),
-          .not_after = TimeOf(X509_get0_notAfter(certificate))};
+          .not_after = TimeOf(X509_get0_notAfter(certificate)),
+          .sha256 = FingerprintOf(certificate)};
 }
 
 absl::Status NoCertificate(absl::string_view what) {

@@ -20,6 +20,8 @@ struct Certificate {
   std::vector<std::string> uris;
   absl::Time not_before;
   absl::Time not_after;
+  // The SHA-256 of its DER form, as "0f:79:...", by which two are compared.
+  std::string sha256;
 };
 
 // Every certificate of a PEM text, the holder's own first. `what` names the

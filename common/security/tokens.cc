@@ -74,7 +74,16 @@ absl::Status Tokens::Refresh() {
   COHORT_ASSIGN_OR_RETURN(std::string text, ReadSmallFile(kFlag, path_));
   if (text == text_) return absl::OkStatus();
   text_ = text;
-  COHORT_ASSIGN_OR_RETURN(auto names, ParseTokens(path_, text));
+  absl::StatusOr<std::map<std::string, std::string>> parsed =
+      ParseTokens(path_, text);
+  if (!parsed.ok() && loaded_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(parsed.status().message(),
+                     "; the tokens read before remain valid, also those that "
+                     "were removed now, until the file is correct"));
+  }
+  COHORT_ASSIGN_OR_RETURN(auto names, std::move(parsed));
+  loaded_ = true;
   MutexLock lock(mu_);
   names_ = std::move(names);
   return absl::OkStatus();

@@ -46,6 +46,8 @@ class Tokens {
 
   // Used by Refresh only: the text that was read last.
   std::string text_;
+  // Whether a file was read completely.
+  bool loaded_ = false;
 
   mutable Mutex mu_;
   // Hash to name.

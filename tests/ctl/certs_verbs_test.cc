@@ -61,7 +61,17 @@ TEST_F(CertsVerbsTest, IssueAddsIdentitiesAndShowPrintsThem) {
   const CtlResult show =
       Certs(absl::StrCat("show ", dir_.File("pki/worker-1/tls.crt")));
   EXPECT_THAT(show.out, HasSubstr("spiffe://a.org/cohort/demo/worker/1"));
-  EXPECT_THAT(show.out, HasSubstr("in 364 days"));
+  EXPECT_THAT(show.out, HasSubstr(", ends in 364 days\n"));
+  EXPECT_THAT(show.out, HasSubstr("CN = Cohort authority a.org "));
+  EXPECT_THAT(show.out, testing::ContainsRegex(
+                            "SHA-256   ([0-9a-f][0-9a-f]:)+[0-9a-f]+\n"));
+  // A key among the files, as a pattern names it.
+  const CtlResult both =
+      Certs(absl::StrCat("show ", dir_.File("pki/worker-1/tls.key"), " ",
+                         dir_.File("pki/worker-1/tls.crt")));
+  EXPECT_EQ(both.code, 0) << both.err;
+  EXPECT_THAT(both.out, HasSubstr("tls.key\n  private key; keep it secret\n"));
+  EXPECT_THAT(both.out, HasSubstr("/worker/1"));
   const CtlResult json =
       Certs(absl::StrCat("show --json ", dir_.File("pki/worker-1/tls.crt")));
   EXPECT_EQ(nlohmann::json::parse(json.out)["uris"][0],
@@ -132,6 +142,10 @@ TEST_F(CertsVerbsTest, TokensAreShownOnceAndStoredAsHashes) {
   EXPECT_EQ((*loaded)->NameOf(absl::StripSuffix(ana.out, "\n")), "ana");
   EXPECT_EQ((*loaded)->NameOf(absl::StripSuffix(ben.out, "\n")), "ben");
   EXPECT_EQ(Certs("token").code, 3);
+  const CtlResult again =
+      Certs(absl::StrCat("token --name=ana --tokens=", tokens));
+  EXPECT_EQ(again.code, 3);
+  EXPECT_THAT(again.err, HasSubstr("has a token of the name ana already"));
 }
 
 TEST_F(CertsVerbsTest, ATokenWithoutEncryptionIsRefused) {

@@ -99,6 +99,17 @@ TEST(AuthorityTest, KnowsWhoseFilesAreThere) {
                         "spiffe://example.org/cohort/demo/server/0"));
 }
 
+TEST(AuthorityTest, EachHasANameOfItsOwn) {
+  TestAuthority one;
+  TestAuthority two;
+  const auto issuer = [](TestAuthority& authority) {
+    const auto text = ReadSmallFile("", authority.Issue("viewer").cert);
+    return ParseCertificates("", *text)->front().issuer;
+  };
+  EXPECT_THAT(issuer(one), HasSubstr("CN = Cohort authority example.org "));
+  EXPECT_NE(issuer(one), issuer(two));
+}
+
 TEST(AuthorityTest, NothingOutlivesTheAuthority) {
   TestAuthority made;
   const absl::Status late =

@@ -2,20 +2,23 @@
 #include <cstdint>
 #include <ostream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "common/byte_rope.h"
 #include "common/dns_label.h"
 #include "common/formats/file_system.h"
+#include "common/printable.h"
 #include "common/security/authority.h"
 #include "common/security/certificate.h"
 #include "common/security/small_file.h"
 #include "common/security/tokens.h"
 #include "common/status_macros.h"
+#include "server/ctl/connection_text.h"
 #include "server/ctl/json_line.h"
-#include "server/ctl/table.h"
 #include "server/ctl/verb.h"
 
 namespace cohort {
@@ -137,13 +140,36 @@ absl::Status RunCertsIssue(Context& context) {
   return IssueAll(context, authority, run, context.words, lifetime);
 }
 
-// "expired", or "in 3 days".
-std::string EndText(absl::Time not_after, absl::Time now) {
-  if (not_after <= now) return "expired";
-  const absl::Duration left = not_after - now;
-  const int64_t days = left / absl::Hours(24);
-  return days > 0 ? absl::StrCat("in ", days, days == 1 ? " day" : " days")
-                  : absl::StrCat("in ", left / absl::Minutes(1), " minutes");
+std::string DateText(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%d %H:%M UTC", time, absl::UTCTimeZone());
+}
+
+void ShowCertificate(Context& context, const std::string& path,
+                     const Certificate& certificate, absl::Time now) {
+  std::ostream& out = context.io.out;
+  if (context.json) {
+    out << JsonLine({{"file", path},
+                     {"kind", "certificate"},
+                     {"uris", certificate.uris},
+                     {"subject", certificate.subject},
+                     {"issuer", certificate.issuer},
+                     {"not_before", absl::FormatTime(certificate.not_before)},
+                     {"not_after", absl::FormatTime(certificate.not_after)},
+                     {"sha256", certificate.sha256}});
+    return;
+  }
+  out << Printable(path) << "\n";
+  if (!certificate.uris.empty()) {
+    out << "  identity  " << Printable(absl::StrJoin(certificate.uris, " "))
+        << "\n";
+  }
+  out << "  subject   " << Printable(certificate.subject) << "\n"
+      << "  issuer    " << Printable(certificate.issuer) << "\n"
+      << "  valid     " << DateText(certificate.not_before) << " to "
+      << DateText(certificate.not_after) << ", "
+      << (certificate.not_after > now ? "ends " : "")
+      << EndText(certificate.not_after, now) << "\n"
+      << "  SHA-256   " << certificate.sha256 << "\n";
 }
 
 absl::Status RunCertsShow(Context& context) {
@@ -152,29 +178,25 @@ absl::Status RunCertsShow(Context& context) {
         "want files\nAs in `cohortctl certs show certs/server-0/tls.crt`");
   }
   const absl::Time now = absl::Now();
-  Table table({"file", "identity", "subject", "issuer", "expires"});
   for (const std::string& path : context.words) {
     COHORT_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(path, path));
-    COHORT_ASSIGN_OR_RETURN(const std::vector<Certificate> certificates,
-                            ParseCertificates(path, text));
-    for (const Certificate& certificate : certificates) {
-      if (context.json) {
-        context.io.out << JsonLine(
-            {{"file", path},
-             {"uris", certificate.uris},
-             {"subject", certificate.subject},
-             {"issuer", certificate.issuer},
-             {"not_before", absl::FormatTime(certificate.not_before)},
-             {"not_after", absl::FormatTime(certificate.not_after)}});
-        continue;
+    const absl::StatusOr<std::vector<Certificate>> certificates =
+        ParseCertificates(path, text);
+    // Such a file is named by a pattern such as certs/*/*, too.
+    const bool has_key = absl::StrContains(text, "PRIVATE KEY-----");
+    if (!certificates.ok() && !has_key) return certificates.status();
+    if (certificates.ok()) {
+      for (const Certificate& certificate : *certificates) {
+        ShowCertificate(context, path, certificate, now);
       }
-      table.Add({Printable(path),
-                 Printable(absl::StrJoin(certificate.uris, " ")),
-                 Printable(certificate.subject), Printable(certificate.issuer),
-                 EndText(certificate.not_after, now)});
+    }
+    if (!has_key) continue;
+    if (context.json) {
+      context.io.out << JsonLine({{"file", path}, {"kind", "private key"}});
+    } else {
+      context.io.out << Printable(path) << "\n  private key; keep it secret\n";
     }
   }
-  if (!context.json) context.io.out << table.ToString(context.io.color);
   return absl::OkStatus();
 }
 
@@ -194,6 +216,12 @@ absl::Status RunCertsToken(Context& context) {
     lines = before->ToString();
   } else if (!absl::IsNotFound(before.status())) {
     return before.status();
+  }
+  for (const absl::string_view line : absl::StrSplit(lines, '\n')) {
+    if (!absl::StartsWith(line, absl::StrCat(*name, " "))) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("--name: ", path, " has a token of the name ", *name,
+                     " already\nTake another name, or remove its line first"));
   }
   if (!lines.empty() && lines.back() != '\n') lines += '\n';
   COHORT_ASSIGN_OR_RETURN(const std::string token, NewToken());
@@ -256,12 +284,13 @@ Verb CertsIssueVerb() {
 }
 
 Verb CertsShowVerb() {
-  return {.name = "certs show",
-          .summary = "shows identity and expiry of certificates",
-          .words = "FILE...",
-          .local = true,
-          .examples = {"cohortctl certs show certs/*/tls.crt"},
-          .run = &RunCertsShow};
+  return {
+      .name = "certs show",
+      .summary = "shows identity, issuer, dates and SHA-256 of certificates",
+      .words = "FILE...",
+      .local = true,
+      .examples = {"cohortctl certs show certs/*/tls.crt"},
+      .run = &RunCertsShow};
 }
 
 Verb CertsTokenVerb() {
