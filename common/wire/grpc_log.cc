@@ -3,6 +3,7 @@
 #include <grpc/support/log.h>
 
 #include <atomic>
+#include <cstdlib>
 
 #include "absl/strings/str_cat.h"
 
@@ -25,6 +26,11 @@ void RouteGrpcLog(void (*log)(absl::string_view text)) {
     grpc_sink.load()(absl::StrCat("gRPC: ", args->message, " (",
                                   FileName(args->file), ":", args->line, ")"));
   });
+}
+
+void SilenceGrpcLog() {
+  if (std::getenv("GRPC_VERBOSITY") != nullptr) return;
+  RouteGrpcLog([](absl::string_view /*text*/) {});
 }
 
 }  // namespace cohort

@@ -9,4 +9,8 @@ namespace cohort {
 // default only errors. Call it before gRPC is used.
 void RouteGrpcLog(void (*log)(absl::string_view text));
 
+// Drops everything that gRPC would print, unless the environment sets
+// GRPC_VERBOSITY. For programs that report errors of gRPC by their status only.
+void SilenceGrpcLog();
+
 }  // namespace cohort

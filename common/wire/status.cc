@@ -1,6 +1,7 @@
 #include "common/wire/status.h"
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "common/wire/security.h"
 
 namespace cohort {
@@ -41,6 +42,12 @@ std::optional<std::string> ConnectionFailure(absl::string_view message) {
   // The system's error text comes last, after addresses and gRPC's own text.
   const size_t colon = message.rfind(": ");
   if (colon != absl::string_view::npos) message.remove_prefix(colon + 2);
+  // "error:0A000438:SSL routines::tlsv1 alert internal error".
+  const size_t routines = message.find(" routines::");
+  if (routines != absl::string_view::npos) {
+    message.remove_prefix(routines + absl::string_view(" routines::").size());
+    return absl::StrCat("the TLS handshake failed: ", message);
+  }
   if (absl::StrContains(message, "http1.x server")) {
     return "it speaks HTTP/1, as an operations port does";
   }

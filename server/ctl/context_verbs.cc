@@ -5,7 +5,9 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/formats/file_system.h"
+#include "common/listen_address.h"
 #include "common/status_macros.h"
 #include "server/ctl/contexts.h"
 #include "server/ctl/json_line.h"
@@ -93,6 +95,13 @@ absl::Status RunContextSet(Context& context) {
     if (file.has_value()) CredentialOf(target, flag) = FromRoot(*file);
   }
   COHORT_RETURN_IF_ERROR(CheckTlsFlags(target.tls));
+  // A wrong path would otherwise be found at the next call, from elsewhere.
+  COHORT_RETURN_IF_ERROR(ReadTlsFiles(target.tls, absl::Now()).status());
+  COHORT_RETURN_IF_ERROR(TokenOf(target).status());
+  target.ops = context.arguments.Value("ops").value_or("");
+  if (!target.ops.empty()) {
+    COHORT_RETURN_IF_ERROR(CheckServerAddress("--ops", target.ops));
+  }
   contexts.servers[context.words[0]] = target;
   if (contexts.current.empty()) contexts.current = context.words[0];
   COHORT_RETURN_IF_ERROR(WriteContexts(RealFileSystem(), path, contexts));
@@ -116,6 +125,10 @@ Verb ContextSetVerb() {
   return {.name = "context set",
           .summary = "gives a server a name",
           .words = "NAME HOST:PORT",
+          .flags = {{.name = "ops",
+                     .value = "HOST:PORT",
+                     .help = "its operations port, for health, doctor and "
+                             "support-bundle"}},
           .local = true,
           .examples = {"cohortctl context set lab 10.0.0.1:7070",
                        "cohortctl context set lab 10.0.0.1:7070 "

@@ -59,6 +59,12 @@ absl::StatusOr<Contexts> ReadContexts(FileSystem& files,
     }
     ServerTarget& target = contexts.servers[name];
     target.server = context.at("server").get<std::string>();
+    const Json ops = context.value("ops", Json(""));
+    if (!ops.is_string()) {
+      return Damaged(path,
+                     absl::StrCat("'ops' of context '", name, "' is no text"));
+    }
+    target.ops = ops.get<std::string>();
     for (const char* flag : kCredentialFlags) {
       const Json file = context.value(flag, Json(""));
       if (!file.is_string()) {
@@ -77,6 +83,7 @@ absl::Status WriteContexts(FileSystem& files, const std::string& path,
   for (auto [name, target] : contexts.servers) {
     Json& entry = json["contexts"][name];
     entry = {{"server", target.server}};
+    if (!target.ops.empty()) entry["ops"] = target.ops;
     for (const char* flag : kCredentialFlags) {
       const std::string& file = CredentialOf(target, flag);
       if (!file.empty()) entry[flag] = file;

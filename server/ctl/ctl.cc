@@ -32,8 +32,21 @@ std::vector<const FlagSpec*> AllFlags() {
   return all;
 }
 
+// The first words of all verbs of two words.
+std::vector<std::string> Nouns() {
+  std::vector<std::string> nouns;
+  for (const Verb& verb : Verbs()) {
+    const size_t blank = verb.name.find(' ');
+    if (blank != absl::string_view::npos) {
+      nouns.emplace_back(verb.name.substr(0, blank));
+    }
+  }
+  return nouns;
+}
+
 absl::Status UnknownVerb(absl::Span<const std::string> words) {
-  const std::string got = absl::StrJoin(words, " ");
+  // A name has two words at most; others are its operands.
+  const std::string got = absl::StrJoin(words.subspan(0, 2), " ");
   std::vector<std::string> names;
   std::vector<std::string> of_noun;
   for (const Verb& verb : Verbs()) {
@@ -49,6 +62,9 @@ absl::Status UnknownVerb(absl::Span<const std::string> words) {
   } else if (!of_noun.empty()) {
     absl::StrAppend(&text, "; there are '", absl::StrJoin(of_noun, "', '"),
                     "'");
+  } else if (const std::string noun = NearestWord(words[0], Nouns());
+             !noun.empty()) {
+    absl::StrAppend(&text, "; did you mean '", noun, " ...'?");
   }
   return absl::NotFoundError(
       absl::StrCat(text, "\n`cohortctl help` lists all verbs"));
@@ -227,6 +243,13 @@ ExitCode Fail(ExitCode code, const absl::Status& status, CtlIo& io) {
 }
 
 }  // namespace
+
+std::optional<std::string> NamedOps(const Context& context) {
+  std::optional<std::string> named = context.arguments.Value("ops");
+  const std::string& kept = context.server.target().ops;
+  if (!named.has_value() && !kept.empty()) named = kept;
+  return named;
+}
 
 std::string OperatorName(absl::Span<const std::string> environment) {
   char host[256] = {};

@@ -16,6 +16,7 @@
 #include "common/cli/signal_watcher.h"
 #include "common/clock.h"
 #include "common/mutex.h"
+#include "common/wire/grpc_log.h"
 #include "server/ctl/ctl.h"
 
 namespace cohort {
@@ -130,6 +131,7 @@ ScreenSize Screen() {
 }
 
 int Main(int argc, char** argv) {
+  SilenceGrpcLog();
   Pauses pauses;
   const SteadyClock clock;
   const std::vector<std::string> environment = Environment();

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <ostream>
 #include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "common/ops/closed_connection.h"
 #include "common/ops/page_client.h"
 #include "common/status_macros.h"
 #include "server/ctl/json_line.h"
@@ -13,18 +15,30 @@ namespace {
 
 constexpr absl::string_view kOpsDefault = "127.0.0.1:7071";
 constexpr int kHttpOk = 200;
+// Limit on finding out whether the port speaks HTTPS.
+constexpr absl::Duration kHttpsProbeMax = absl::Seconds(2);
 
 // Queries the operations port, not the server's port, because orchestrators do,
 // and because workers have one too.
 absl::Status RunHealth(Context& context) {
   const std::string address =
-      context.arguments.Value("ops").value_or(std::string(kOpsDefault));
+      NamedOps(context).value_or(std::string(kOpsDefault));
+  const TlsFiles& tls = context.server.target().tls;
   const bool live = context.arguments.Has("live");
   const absl::StatusOr<Page> page =
       FetchPage({.address = address,
                  .path = live ? "/livez" : "/readyz",
                  .timeout = context.timeout,
-                 .tls = context.server.target().tls});
+                 .tls = tls});
+  if (!page.ok() && IsClosedEarly(page.status().message()) &&
+      WhyClosed(address, tls, std::min(context.timeout, kHttpsProbeMax)) ==
+          ClosedBecause::kServerSpeaksTls) {
+    return absl::UnavailableError(
+        absl::StrCat(address,
+                     ": this port speaks HTTPS\nGive --tls_ca, the authority "
+                     "of its certificate; health needs no certificate of its "
+                     "own"));
+  }
   COHORT_RETURN_IF_ERROR(
       WithNext(page.status(), absl::StatusCode::kUnavailable,
                "--ops wants what the process was given as --ops_listen"));
@@ -50,8 +64,8 @@ Verb HealthVerb() {
       .summary = "checks through an operations port whether a process is ready",
       .flags = {{.name = "ops",
                  .value = "HOST:PORT",
-                 .help = "operations port of a server or worker (default "
-                         "127.0.0.1:7071)"},
+                 .help = "operations port of a server or worker (default: the "
+                         "context's, or 127.0.0.1:7071)"},
                 {.name = "live",
                  .value = "",
                  .help = "check only that the process responds"}},

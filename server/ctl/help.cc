@@ -59,10 +59,10 @@ std::string FullHelp() {
   absl::StrAppend(
       &text,
       "\nResults go to stdout, messages to stderr. Exit codes: 0 done; 1 "
-      "failure;\n2 wrong use; 3 refused by the server; 5 server unreachable; "
-      "6 gave up waiting;\n7 a checkpoint is damaged. `run` ends with the code "
-      "of the "
-      "server.\n");
+      "failure;\n2 wrong use; 3 refused by the server; 4 denied: unknown "
+      "certificate or token, or a\nrole that may not; 5 server unreachable; 6 "
+      "gave up waiting; 7 a checkpoint is\ndamaged. `run` ends with the code "
+      "of the server.\n");
   return text;
 }
 

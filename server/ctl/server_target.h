@@ -21,6 +21,9 @@ struct ServerTarget {
   TlsFiles tls;
   // File of a viewer's token; none if empty.
   std::string token_file;
+  // host:port of the server's operations port, from a context; empty if it has
+  // none.
+  std::string ops;
 
   friend bool operator==(const ServerTarget&, const ServerTarget&) = default;
 };

@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/measures/staleness_histogram.h"
 #include "server/ctl/json_line.h"
 #include "server/ctl/status_words.h"
@@ -63,6 +65,13 @@ Json WorkersToJson(const v1::Status& status) {
   return workers;
 }
 
+Json EndJson(absl::Time end) {
+  return end == absl::InfiniteFuture()
+             ? Json()
+             : Json(absl::FormatTime(absl::RFC3339_sec, end,
+                                     absl::UTCTimeZone()));
+}
+
 }  // namespace
 
 int64_t PolicyVersion(const v1::GetPolicyReply& policy) {
@@ -77,6 +86,7 @@ std::string OverviewText(const Overview& overview, bool bold) {
     absl::StrAppendFormat(&text, "%-14s %s\n", name, value);
   };
   line("run", absl::StrCat(RunText(status), " at ", overview.server));
+  line("connection", ConnectionText(overview.connection, absl::Now()));
   line("state", Bold(Printable(status.state()), bold));
   line("step", absl::StrCat(status.version()));
   line("epoch", EpochText(status));
@@ -149,6 +159,12 @@ std::string OverviewJson(const Overview& overview) {
        s.has_test_top5_accuracy() ? Json(s.test_top5_accuracy()) : Json()},
       {"test_miou", s.has_test_miou() ? Json(s.test_miou()) : Json()},
       {"test_class_iou", ClassIouToJson(s)}};
+  const ConnectionView& connection = overview.connection;
+  json["connection"] = {
+      {"encrypted", connection.encrypted},
+      {"client", connection.client},
+      {"own_certificate_end", EndJson(connection.own_end)},
+      {"server_certificate_end", EndJson(connection.server_end)}};
   json["policy"] = {{"policy_epoch", p.policy_epoch()},
                     {"text", p.policy()},
                     {"since_version", PolicyVersion(p)},

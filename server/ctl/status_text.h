@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cohort/v1/admin.pb.h"
+#include "server/ctl/connection_text.h"
 
 namespace cohort {
 
@@ -11,6 +12,7 @@ struct Overview {
   std::string server;
   v1::Status status;
   v1::GetPolicyReply policy;
+  ConnectionView connection;
 };
 
 // The version at which the policy in force took effect: that of the newest

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -98,6 +99,9 @@ constexpr bool NamesAServer(absl::string_view flag) {
 }
 // Flags that every verb has.
 absl::Span<const FlagSpec> CommonFlags();
+
+// The operations port that --ops names, or else the context in use.
+std::optional<std::string> NamedOps(const Context& context);
 
 // "ana@host" for the history of changes, as the environment and the machine
 // say; without a user's name only the machine.

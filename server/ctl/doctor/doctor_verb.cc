@@ -67,13 +67,19 @@ void AddServerChecks(Context& context, std::vector<Check>& checks) {
     return;
   }
   checks.push_back(CheckServer(status.status(), *status));
+  checks.push_back(CheckConnection(
+      ConnectionOf(context.server.target(), *status), address, answered));
   checks.push_back(CheckRun(*status));
   checks.push_back(CheckVersions(BuildText(), *status));
   checks.push_back(CheckClock(*status, asked, answered));
   checks.push_back(CheckWorkers(*status));
-  checks.push_back(CheckOpsPort(
-      OpsAddressOf(context.arguments.Value("ops"), address, *status),
-      context.server.target().tls, timeout));
+  // An ordinary run has none, and a line about it would be noise.
+  if (!status->audit_problem().empty()) {
+    checks.push_back(CheckRecord(*status));
+  }
+  checks.push_back(
+      CheckOpsPort(OpsAddressOf(NamedOps(context), address, *status),
+                   context.server.target().tls, timeout));
 }
 
 void AddProgramChecks(const Arguments& arguments, std::vector<Check>& checks) {

@@ -33,6 +33,9 @@ constexpr absl::string_view kOpsPort = "7071";
 // read together.
 constexpr absl::Duration kClockWarning = absl::Seconds(1);
 constexpr absl::Duration kClockFailure = absl::Minutes(5);
+// Certificates that are renewed by a program have hours left at least; those
+// that are renewed by a person need days.
+constexpr absl::Duration kEndWarning = absl::Hours(7 * 24);
 
 Check Of(const std::string& name, Check::Result result,
          const std::string& found, const std::string& fix = "") {
@@ -144,6 +147,38 @@ Check CheckServer(const absl::Status& answer, const v1::Status& status) {
   return Of("server", Check::Result::kFailed, first,
             "something else than a Cohort server listens there: the live page "
             "has another port than --server wants; its start prints both");
+}
+
+Check CheckConnection(const ConnectionView& connection,
+                      const std::string& address, absl::Time now) {
+  const std::string text = ConnectionText(connection, now);
+  if (!connection.encrypted) {
+    const absl::StatusOr<ListenAddress> parsed =
+        ParseListenAddress("--server", address);
+    if (parsed.ok() && parsed->loopback()) {
+      return Of("connection", Check::Result::kOk,
+                absl::StrCat(text, ", on this machine"));
+    }
+    return Of("connection", Check::Result::kWarning,
+              absl::StrCat(text, ": any client that reaches ", address,
+                           " may read the weights and stop the run"),
+              "give server, workers and cohortctl certificates: cohortctl "
+              "certs init");
+  }
+  if (connection.first_end() - now >= kEndWarning) {
+    return Of("connection", Check::Result::kOk, text);
+  }
+  return Of("connection", Check::Result::kWarning, text,
+            "renew that certificate in its file, with cohortctl certs issue or "
+            "your authority; it is read again within seconds");
+}
+
+Check CheckRecord(const v1::Status& status) {
+  return Of(
+      "audit log", Check::Result::kFailed,
+      absl::StrCat("changes are refused: ", Printable(status.audit_problem())),
+      "make room on that disk, or mend the folder's rights; the server "
+      "need not be restarted");
 }
 
 Check CheckRun(const v1::Status& status) {

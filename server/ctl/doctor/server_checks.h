@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "cohort/v1/admin.pb.h"
 #include "common/security/tls_files.h"
+#include "server/ctl/connection_text.h"
 #include "server/ctl/doctor/check.h"
 
 namespace cohort {
@@ -18,6 +19,15 @@ Check CheckAddress(const std::string& address, absl::Duration timeout);
 
 // Checks whether the listener is a Cohort server, by its answer to GetStatus.
 Check CheckServer(const absl::Status& answer, const v1::Status& status);
+
+// Checks whether the connection is encrypted, and whether a certificate expires
+// within a week: a warning.
+Check CheckConnection(const ConnectionView& connection,
+                      const std::string& address, absl::Time now);
+
+// The failed check of a server that refuses changes because it cannot record
+// them (--audit_log).
+Check CheckRecord(const v1::Status& status);
 
 // Checks whether the run goes on: failed while it waits for workers that are
 // away, a warning while a worker that is present delays it.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "common/build_info.h"
 #include "common/cli/environment.h"
 #include "common/ops/page_client.h"
@@ -100,6 +101,12 @@ class Gatherer {
 
   void Add(const std::string& name, const std::string& about,
            std::string content) {
+    // A log may show the token that this cohortctl presents.
+    const std::string token =
+        TokenOf(context_.server.target()).value_or(std::string());
+    if (!token.empty()) {
+      content = absl::StrReplaceAll(content, {{token, "[redacted]"}});
+    }
     parts_.push_back(
         {.name = name, .about = about, .content = std::move(content)});
   }
@@ -114,6 +121,8 @@ class Gatherer {
     if (!text.ok()) {
       return AddMissing(name, std::string(text.status().message()));
     }
+    const std::string secret = SecretIn(*text);
+    if (!secret.empty()) return AddMissing(name, secret);
     Add(name, about, Redacted(*text));
   }
 
@@ -169,7 +178,7 @@ class Gatherer {
         unreachable_.empty() ? server_.GetStatus()
                              : absl::StatusOr<v1::Status>(v1::Status());
     const std::string ops =
-        OpsAddressOf(context_.arguments.Value("ops"), context_.server.server(),
+        OpsAddressOf(NamedOps(context_), context_.server.server(),
                      status.ok() ? *status : v1::Status())
             .address;
     if (ops.empty()) {

@@ -15,6 +15,9 @@ constexpr std::array<absl::string_view, 9> kSecretNames = {
     "token",   "secret",     "password",    "passwd",       "credential",
     "api_key", "access_key", "private_key", "authorization"};
 
+// Tokens of `cohortctl certs token` have 43 characters.
+constexpr size_t kTokenLengthMin = 32;
+
 bool IsNamePart(char c) {
   return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' ||
          c == '-';
@@ -114,6 +117,20 @@ std::string Redacted(absl::string_view text) {
     text.remove_prefix(std::min(end + 1, text.size()));
   }
   return out;
+}
+
+std::string SecretIn(absl::string_view text) {
+  if (absl::StrContains(text, "PRIVATE KEY-----")) {
+    return "holds a private key, which is never packed";
+  }
+  const absl::string_view word = absl::StripAsciiWhitespace(text);
+  const bool one_word =
+      std::none_of(word.begin(), word.end(),
+                   [](unsigned char c) { return absl::ascii_isspace(c); });
+  if (word.size() >= kTokenLengthMin && one_word) {
+    return "looks like a token, which is never packed";
+  }
+  return "";
 }
 
 std::string RedactedVariables(absl::Span<const std::string> environment) {

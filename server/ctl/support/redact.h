@@ -14,6 +14,10 @@ namespace cohort {
 // names, because it cannot recognise a secret itself.
 std::string Redacted(absl::string_view text);
 
+// Why a file must not be given away at all: it holds a private key, or is a
+// token. Empty if neither was found.
+std::string SecretIn(absl::string_view text);
+
 // The variables COHORT_* of an environment, one a line, sorted; without the
 // value if the name or the value suggests a secret.
 std::string RedactedVariables(absl::Span<const std::string> environment);
