@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "cohort/v1/admin.grpc.pb.h"
@@ -66,6 +67,10 @@ absl::Status Explained(const ServerTarget& target, absl::Duration timeout,
           "\nIs it a Cohort server, and is the way to it open? Try again "
           "with a longer --timeout"));
     case absl::StatusCode::kUnimplemented:
+      if (absl::StrContains(status.message(), "--admin_listen")) {
+        return absl::UnimplementedError(absl::StrCat(
+            server, ": ", status.message(), "\nPass that address as --server"));
+      }
       return absl::UnimplementedError(absl::StrCat(
           server,
           ": does not know this request: it is a server of an older release, "

@@ -23,7 +23,6 @@
 #include "server/records/progress_text.h"
 #include "server/rpc/call_interceptor.h"
 #include "server/rpc/handshake_log.h"
-#include "server/rpc/services.h"
 
 namespace cohort {
 namespace {
@@ -226,6 +225,9 @@ void Server::PrintStart() {
     out_ << "continuing from " << restored->path << ", step "
          << restored->state.snapshot->version << '\n';
   }
+  if (admin_ != nullptr) {
+    out_ << "cohortctl is served at " << admin_->address().ToString() << '\n';
+  }
   if (ops_ != nullptr) {
     out_ << "page: " << UrlHere(ops_->address(), security_->encrypted())
          << '\n';
@@ -307,46 +309,6 @@ std::string Server::ops_address() const {
   return ops_address_;
 }
 
-absl::Status Server::Listen() {
-  Transport::Services services;
-  services.push_back(MakeMembershipService(*shard_));
-  services.push_back(MakeParametersService(*shard_));
-  services.push_back(MakeMomentsService(*shard_));
-  services.push_back(MakeAdminService(
-      *shard_, {.checkpoint = [this] { return CheckpointNow(); },
-                .export_model = [this] { return ExportNow(); },
-                .keeps_checkpoints = files_->keeps_checkpoints(),
-                .on_status = [this] { watchers_.Asked("status"); },
-                .audit = security_->audit(),
-                .ops_address = [this] { return ops_address(); },
-                .certificate_end = [this] { return security_->not_after(); }}));
-  absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Start(
-      {.listen = options_.listen,
-       .workers = options_.coordinator.workers,
-       .inflight_bytes_max = options_.coordinator.inflight_bytes_max,
-       .security = security_->security(),
-       .access = security_->access(),
-       .connections_per_address = options_.connections_per_address},
-      std::move(services), grpc_metrics_, clock_);
-  if (!transport.ok()) return transport.status();
-  transport_ = *std::move(transport);
-  const ListenAddress& address = transport_->address();
-  port_ = address.port;
-  address_ = address.ToString();
-  if (security_->encrypted()) {
-    Log(LogLevel::kInfo,
-        absl::StrCat("connections are encrypted; this server is ",
-                     security_->security()->identity()->Uri(),
-                     ", its certificate is valid until ",
-                     absl::FormatTime(security_->not_after())));
-  } else if (!address.loopback()) {
-    Log(LogLevel::kWarning,
-        absl::StrCat("--insecure: any client that can reach ", address_,
-                     " can train, read and stop this run"));
-  }
-  return absl::OkStatus();
-}
-
 RunSummary Server::Wait() {
   {
     MutexLock lock(mu_);
@@ -416,6 +378,7 @@ void Server::Stop() {
   }
   if (shard_ != nullptr) shard_->CloseStreams();
   if (probe_ != nullptr) probe_->Stop();
+  if (admin_ != nullptr) admin_->Shutdown(kCallGrace);
   if (transport_ != nullptr) transport_->Shutdown(kCallGrace);
   if (shard_ != nullptr) shard_->Stop();
   if (recorder_ != nullptr && !concluded) {

@@ -82,6 +82,7 @@ class Server : private RunListener {
   absl::Status Start();
   absl::Status OpenRecorder();
   absl::Status Listen();
+  absl::Status ListenForAdmin(Transport::Services services);
   void StartReport();
   absl::Status StartOps();
   void PrintStart();
@@ -137,6 +138,8 @@ class Server : private RunListener {
   std::unique_ptr<RunFiles> files_;
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<RunRecorder> recorder_;
+  // Null without --admin_listen.
+  std::unique_ptr<Transport> admin_;
   std::unique_ptr<Transport> transport_;
   // Null if nothing shows them.
   std::unique_ptr<FiguresSource> figures_;

@@ -87,6 +87,7 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   run.run_name = absl::GetFlag(FLAGS_run_name);
   run.partition_bytes = absl::GetFlag(FLAGS_partition_kib) * kKib;
   options.listen = absl::GetFlag(FLAGS_listen);
+  options.admin_listen = absl::GetFlag(FLAGS_admin_listen);
   options.insecure = absl::GetFlag(FLAGS_insecure);
   options.security = {.tls = {.cert = absl::GetFlag(FLAGS_tls_cert),
                               .key = absl::GetFlag(FLAGS_tls_key),

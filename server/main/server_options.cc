@@ -16,6 +16,14 @@ absl::Status Validate(const ServerOptions& options) {
       options.insecure || options.security.tls.encrypted();
   COHORT_RETURN_IF_ERROR(CheckExposure("--listen", address, unprotected_allowed,
                                        "train, read and stop this run"));
+  if (!options.admin_listen.empty()) {
+    COHORT_ASSIGN_OR_RETURN(
+        const ListenAddress admin,
+        ParseListenAddress("--admin_listen", options.admin_listen));
+    COHORT_RETURN_IF_ERROR(CheckExposure("--admin_listen", admin,
+                                         unprotected_allowed,
+                                         "read, change and stop this run"));
+  }
   // A browser would run the script of a javascript: link.
   if (!options.dashboards_url.empty() &&
       !absl::StartsWith(options.dashboards_url, "http://") &&

@@ -17,6 +17,8 @@ class HandshakeLog;
 struct ServerOptions {
   // host:port; port 0 takes a free one.
   std::string listen = "127.0.0.1:7070";
+  // host:port of a port of its own for Admin; empty: `listen` serves it too.
+  std::string admin_listen;
   // Allows plaintext on an address that other machines can reach.
   bool insecure = false;
   ServerSecurityOptions security;

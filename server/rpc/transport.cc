@@ -1,5 +1,6 @@
 #include "server/rpc/transport.h"
 
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/resource_quota.h>
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/cli/file_limit.h"
@@ -54,6 +56,32 @@ int32_t ConnectionsPerAddress(const TransportOptions& options) {
   return 4 * options.workers + 64;
 }
 
+// Tells callers of Admin where it is.
+class AdminElsewhere final : public grpc::CallbackGenericService {
+ public:
+  explicit AdminElsewhere(std::string address) : address_(std::move(address)) {}
+
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override {
+    class Refusal final : public grpc::ServerGenericBidiReactor {
+     public:
+      explicit Refusal(const std::string& text) {
+        Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, text));
+      }
+      void OnDone() override { delete this; }
+    };
+    const bool admin = absl::StartsWith(context->method(), "/cohort.v1.Admin/");
+    return new Refusal(
+        admin ? absl::StrCat("this port serves workers only; cohortctl is "
+                             "served at ",
+                             address_, " (--admin_listen)")
+              : "unknown method");
+  }
+
+ private:
+  const std::string address_;
+};
+
 std::shared_ptr<grpc::ServerCredentials> CredentialsOf(
     const TransportOptions& options, const OpenCalls& calls) {
   if (options.security == nullptr || !options.security->encrypted()) {
@@ -73,7 +101,7 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
     const Clock& clock) {
   std::unique_ptr<Transport> transport(new Transport);
   COHORT_ASSIGN_OR_RETURN(transport->address_,
-                          ParseListenAddress("--listen", options.listen));
+                          ParseListenAddress(options.flag, options.listen));
   transport->services_ = std::move(services);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
@@ -87,6 +115,11 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
   for (const auto& service : transport->services_) {
     builder.RegisterService(service.get());
   }
+  if (!options.admin_address.empty()) {
+    transport->elsewhere_ =
+        std::make_unique<AdminElsewhere>(options.admin_address);
+    builder.RegisterCallbackGenericService(transport->elsewhere_.get());
+  }
   std::vector<
       std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
       interceptors;
@@ -94,16 +127,18 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
       MakeCallCounter(metrics, transport->open_calls_, clock));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   absl::StatusOr<ListenSocket> socket =
-      ListenSocket::Open("--listen", transport->address_);
+      ListenSocket::Open(options.flag, transport->address_);
   transport->server_ = socket.ok() ? builder.BuildAndStart() : nullptr;
   if (transport->server_ == nullptr) {
     return absl::UnavailableError(absl::StrCat(
-        "--listen: cannot listen on ", options.listen,
+        options.flag, ": cannot listen on ", options.listen,
         ": another process uses the port, or the address does not belong to "
         "this machine; stop that process or choose another port"));
   }
   transport->accept_ = std::make_unique<AcceptLoop>(
-      *std::move(socket), std::move(acceptor), ConnectionFilesMax(),
+      *std::move(socket), std::move(acceptor),
+      options.connections_max > 0 ? options.connections_max
+                                  : ConnectionFilesMax(),
       ConnectionsPerAddress(options));
   return transport;
 }

@@ -17,6 +17,7 @@
 #include "server/rpc/accept_loop.h"
 
 namespace grpc {
+class CallbackGenericService;
 class Server;
 class Service;
 }  // namespace grpc
@@ -24,6 +25,8 @@ class Service;
 namespace cohort {
 
 struct TransportOptions {
+  // The flag that set `listen`, for errors.
+  std::string flag = "--listen";
   // host:port; port 0 takes a free one.
   std::string listen;
   int32_t workers = 1;
@@ -36,6 +39,11 @@ struct TransportOptions {
   // Connections of one address, except loopback. 0: four for each worker and 64
   // more.
   int32_t connections_per_address = 0;
+  // Connections in all; 0: as many as files may be open.
+  int64_t connections_max = 0;
+  // The address that serves Admin, for clients that look for it here; empty if
+  // this transport serves it, or none does.
+  std::string admin_address;
 };
 
 // A gRPC server with its services and its accept loop.
@@ -61,6 +69,8 @@ class Transport {
   ListenAddress address_;
   // Calls of clients with certificates or tokens.
   OpenCalls open_calls_{kOpenCallsEachMax};
+  // Answers calls of services that are served elsewhere; may be null.
+  std::unique_ptr<grpc::CallbackGenericService> elsewhere_;
   // Destroyed in the reverse order: each uses those before it.
   Services services_;
   std::unique_ptr<grpc::Server> server_;

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cohort/v1/admin.grpc.pb.h"
 #include "server/main/server.h"
 #include "tests/fakes/temp_dir.h"
 #include "tests/rpc/hand_worker.h"
@@ -50,6 +51,40 @@ TEST(StartServerTest, OpenAddressNeedsInsecure) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("--insecure"));
   options.insecure = true;
   EXPECT_TRUE(StartServer(options, out).ok());
+}
+
+TEST(StartServerTest, AdminMayHaveAPortOfItsOwn) {
+  std::ostringstream out;
+  ServerOptions options = TinyOptions();
+  options.admin_listen = "127.0.0.1:0";
+  const absl::StatusOr<std::unique_ptr<Server>> server =
+      StartServer(options, out);
+  ASSERT_TRUE(server.ok()) << server.status();
+  constexpr absl::string_view kBefore = "cohortctl is served at ";
+  const std::string text = out.str();
+  const size_t at = text.find(kBefore.data(), 0, kBefore.size());
+  ASSERT_NE(at, std::string::npos) << text;
+  const size_t begin = at + kBefore.size();
+  const std::string admin = text.substr(begin, text.find('\n', begin) - begin);
+  const auto status_at = [](const std::string& address) {
+    const auto stub = v1::Admin::NewStub(
+        grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    v1::Status status;
+    return stub->GetStatus(&context, {}, &status);
+  };
+  EXPECT_TRUE(status_at(admin).ok());
+  const grpc::Status refused = status_at((*server)->address());
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(refused.error_message(),
+            absl::StrCat("this port serves workers only; cohortctl is served "
+                         "at ",
+                         admin, " (--admin_listen)"));
+  // Workers are served at the one port and not at the other.
+  HandWorker worker((*server)->address());
+  EXPECT_TRUE(worker.Join().ok());
+  HandWorker astray(admin);
+  EXPECT_EQ(astray.Join().error_code(), grpc::StatusCode::UNIMPLEMENTED);
 }
 
 TEST(StartServerTest, DashboardsAreALinkOfTheWeb) {

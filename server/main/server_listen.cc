@@ -1,0 +1,88 @@
+// The ports of gRPC: one for workers, and one of its own for Admin if there is
+// --admin_listen.
+#include <grpcpp/impl/service_type.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/listen_address.h"
+#include "common/log/log.h"
+#include "common/status_macros.h"
+#include "common/wire/security.h"
+#include "server/main/server.h"
+#include "server/rpc/services.h"
+
+namespace cohort {
+namespace {
+
+// For people and scripts. Files for workers must remain.
+constexpr int64_t kAdminConnectionsMax = 256;
+
+}  // namespace
+
+absl::Status Server::Listen() {
+  Transport::Services services;
+  services.push_back(MakeMembershipService(*shard_));
+  services.push_back(MakeParametersService(*shard_));
+  services.push_back(MakeMomentsService(*shard_));
+  Transport::Services admin;
+  (options_.admin_listen.empty() ? services : admin)
+      .push_back(MakeAdminService(
+          *shard_,
+          {.checkpoint = [this] { return CheckpointNow(); },
+           .export_model = [this] { return ExportNow(); },
+           .keeps_checkpoints = files_->keeps_checkpoints(),
+           .on_status = [this] { watchers_.Asked("status"); },
+           .audit = security_->audit(),
+           .ops_address = [this] { return ops_address(); },
+           .certificate_end = [this] { return security_->not_after(); }}));
+  COHORT_RETURN_IF_ERROR(ListenForAdmin(std::move(admin)));
+  absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Start(
+      {.listen = options_.listen,
+       .workers = options_.coordinator.workers,
+       .inflight_bytes_max = options_.coordinator.inflight_bytes_max,
+       .security = security_->security(),
+       .access = security_->access(),
+       .connections_per_address = options_.connections_per_address,
+       .admin_address = admin_ == nullptr ? "" : admin_->address().ToString()},
+      std::move(services), grpc_metrics_, clock_);
+  if (!transport.ok()) return transport.status();
+  transport_ = *std::move(transport);
+  const ListenAddress& address = transport_->address();
+  port_ = address.port;
+  address_ = address.ToString();
+  if (security_->encrypted()) {
+    Log(LogLevel::kInfo,
+        absl::StrCat("connections are encrypted; this server is ",
+                     security_->security()->identity()->Uri(),
+                     ", its certificate is valid until ",
+                     absl::FormatTime(security_->not_after())));
+  } else if (!address.loopback()) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("--insecure: any client that can reach ", address_,
+                     " can train, read and stop this run"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Server::ListenForAdmin(Transport::Services services) {
+  if (services.empty()) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<Transport>> transport =
+      Transport::Start({.flag = "--admin_listen",
+                        .listen = options_.admin_listen,
+                        .security = security_->security(),
+                        .access = security_->access(),
+                        .connections_max = kAdminConnectionsMax},
+                       std::move(services), grpc_metrics_, clock_);
+  if (!transport.ok()) return transport.status();
+  admin_ = *std::move(transport);
+  if (!security_->encrypted() && !admin_->address().loopback()) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("--insecure: any client that can reach ",
+                     admin_->address().ToString(),
+                     " can read, change and stop this run"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cohort
