@@ -22,5 +22,12 @@ TEST(GrpcLogTest, LinesOfGrpcComeWithFileAndLine) {
   EXPECT_EQ(line, "gRPC: 2 of 3 (file.cc:7)");
 }
 
+TEST(GrpcLogTest, SilencedLinesAreNotPrinted) {
+  SilenceGrpcLog();
+  testing::internal::CaptureStderr();
+  gpr_log("file.cc", 7, GPR_LOG_SEVERITY_ERROR, "%s", "handshake failed");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
 }  // namespace
 }  // namespace cohort

@@ -115,11 +115,13 @@ absl::StatusOr<Membership> RetryingClient::Connect() {
       reason = std::string(absl::StripPrefix(
           status.message(), absl::StrCat(options_.server, ": ")));
     }
-    if (IsObstacle(status)) TellObstacle(status);
+    // Reported as a warning, and not as a plain wait too.
+    const bool obstacle = IsObstacle(status) && options_.hooks != nullptr;
+    if (obstacle) TellObstacle(status);
     if (patient) {
       // The text may contain a countdown, so it is reported at an interval.
       const bool soon = clock_.Now() - told_at < kRepeatInterval;
-      if (told.empty() || (told != status.message() && !soon)) {
+      if (!obstacle && (told.empty() || (told != status.message() && !soon))) {
         told = std::string(status.message());
         told_at = clock_.Now();
         Observe(absl::StrCat("waiting to join: ", told));
@@ -146,7 +148,7 @@ void RetryingClient::TellObstacle(const absl::Status& status) {
   const Instant now = clock_.Now();
   const bool soon = obstacle_told_at_.has_value() &&
                     now - *obstacle_told_at_ < kObstacleInterval;
-  if (options_.hooks == nullptr || soon) return;
+  if (soon) return;
   obstacle_told_at_ = now;
   options_.hooks->OnObstacle(absl::StrCat(
       status.message(), "; this worker tries again until --server_timeout (",
