@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "common/security/small_file.h"
 #include "common/security/tokens.h"
@@ -384,6 +386,35 @@ TEST_F(AccessTest, ChangesAreRecordedWithTheirAuthor) {
   const auto after = nlohmann::json::parse(outcome);
   EXPECT_EQ(after["id"], before["id"]);
   EXPECT_EQ(after["code"], "OK");
+}
+
+TEST_F(AccessTest, RightsHoldOnAPortOfAdminsOwn) {
+  ServerOptions options = SecureOptions();
+  options.admin_listen = "127.0.0.1:0";
+  Start(options);
+  const std::vector<std::string> words = absl::StrSplit(out_.str(), '\n');
+  std::string admin;
+  for (absl::string_view line : words) {
+    if (absl::ConsumePrefix(&line, "cohortctl is served at ")) {
+      admin = std::string(line);
+    }
+  }
+  const auto status_at = [this](const std::string& address,
+                                const std::string& role) {
+    const auto stub = v1::Admin::NewStub(MakeChannel(
+        address, ChannelPurpose::kControl, SecurityOf(authority_.Issue(role))));
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::Status status;
+    return stub->GetStatus(&context, {}, &status).error_code();
+  };
+  EXPECT_EQ(status_at(admin, "viewer"), grpc::StatusCode::OK);
+  EXPECT_EQ(status_at(admin, "worker/0"), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(status_at(server_->address(), "viewer"),
+            grpc::StatusCode::UNIMPLEMENTED);
+  // The gate comes first.
+  EXPECT_EQ(status_at(server_->address(), "worker/0"),
+            grpc::StatusCode::PERMISSION_DENIED);
 }
 
 TEST_F(AccessTest, ClientsCheckTheServersIdentity) {
