@@ -199,6 +199,15 @@ TEST_F(LocalClusterTest, EachWorkerHasATimelineOfItsOwn) {
       ElementsAre("--server=127.0.0.1:1234 --rank=1 --trace=a.b/w.1.json"));
 }
 
+TEST_F(LocalClusterTest, EachWorkerHasAnExchangeLogOfItsOwn) {
+  Play("listen; await started-1; await started-0", "echo $@");
+  ASSERT_TRUE(Start(2, {}, {"--exchange_log", "w.jsonl"}).ok());
+  ASSERT_TRUE(PollUntilDone().ok());
+  EXPECT_THAT(
+      lines_["worker 1"],
+      ElementsAre("--server=127.0.0.1:1234 --rank=1 --exchange_log w.1.jsonl"));
+}
+
 TEST_F(LocalClusterTest, StopsTheServerFirst) {
   Play("trap 'sleep 0.2; touch stopped; exit 0' TERM; listen; await never",
        "trap '[[ -e stopped ]] && exit 9; exit 8' TERM; await never");

@@ -23,6 +23,7 @@ absl::StatusOr<std::unique_ptr<ObservedWorker>> ObservedWorker::Start(
     }
     worker->trace_ = *std::move(file);
   }
+  worker->exchange_log_path_ = options.exchange_log;
   const bool ops = !options.ops_listen.empty();
   if (ops) {
     worker->metrics_ = std::make_unique<WorkerMetrics>(
@@ -32,6 +33,18 @@ absl::StatusOr<std::unique_ptr<ObservedWorker>> ObservedWorker::Start(
                                                          worker->trace_.get());
   if (ops) COHORT_RETURN_IF_ERROR(worker->StartOps(options));
   return worker;
+}
+
+absl::StatusOr<Client*> ObservedWorker::Logged(Client& client) {
+  if (exchange_log_path_.empty()) return &client;
+  absl::StatusOr<std::unique_ptr<ExchangeLog>> log =
+      ExchangeLog::Open(exchange_log_path_, client);
+  if (!log.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--exchange_log: ", log.status().message()));
+  }
+  exchange_log_ = *std::move(log);
+  return exchange_log_.get();
 }
 
 absl::Status ObservedWorker::trace_status() const {

@@ -14,7 +14,9 @@
 #include "common/security/authenticator.h"
 #include "common/security/tls_files.h"
 #include "common/security/tls_watcher.h"
+#include "worker/client/client.h"
 #include "worker/metrics/worker_metrics.h"
+#include "worker/telemetry/exchange_log.h"
 #include "worker/telemetry/worker_telemetry.h"
 
 namespace cohort {
@@ -22,6 +24,8 @@ namespace cohort {
 struct ObservedWorkerOptions {
   // File for the timeline; none if empty.
   std::string trace;
+  // File for the exchange with the server; none if empty. See ExchangeLog.
+  std::string exchange_log;
   // host:port of the metrics; none if empty.
   std::string ops_listen;
   // Allows plaintext on an address that other machines can reach.
@@ -36,8 +40,7 @@ struct ObservedWorkerOptions {
 class ObservedWorker {
  public:
   // Errors: FailedPrecondition (the timeline cannot be written),
-  // InvalidArgument
-  //   (address), Unavailable (the address is in use).
+  //   InvalidArgument (address), Unavailable (the address is in use).
   static absl::StatusOr<std::unique_ptr<ObservedWorker>> Start(
       const ObservedWorkerOptions& options);
   ~ObservedWorker();
@@ -45,6 +48,10 @@ class ObservedWorker {
   WorkerTelemetry& telemetry() { return *telemetry_; }
   // Null if none was requested.
   TraceFile* trace() { return trace_.get(); }
+  // The client to drive: `client`, or one that also logs its exchange.
+  // Both must outlive all calls.
+  // Errors: FailedPrecondition (the log cannot be written).
+  absl::StatusOr<Client*> Logged(Client& client);
   // OK unless the timeline could not be written.
   absl::Status trace_status() const;
 
@@ -55,7 +62,10 @@ class ObservedWorker {
       ABSL_LOCKS_EXCLUDED(mu_);
   void Serve(const TlsContent& tls) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Empty: none.
+  std::string exchange_log_path_;
   // Null unless requested.
+  std::unique_ptr<ExchangeLog> exchange_log_;
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<WorkerMetrics> metrics_;
   std::unique_ptr<WorkerTelemetry> telemetry_;

@@ -299,6 +299,7 @@ struct Task {
 int Train(const Task& task) {
   const absl::StatusOr<std::unique_ptr<ObservedWorker>> observed =
       ObservedWorker::Start({.trace = absl::GetFlag(FLAGS_trace),
+                             .exchange_log = absl::GetFlag(FLAGS_exchange_log),
                              .ops_listen = absl::GetFlag(FLAGS_ops_listen),
                              .insecure = absl::GetFlag(FLAGS_insecure),
                              .tls = TlsFromFlags()});
@@ -314,12 +315,14 @@ int Train(const Task& task) {
   absl::StatusOr<std::unique_ptr<Client>> client =
       MakeGrpcClient(client_options);
   if (!client.ok()) return Fail(client.status(), kExitConfig);
+  const absl::StatusOr<Client*> logged = (*observed)->Logged(**client);
+  if (!logged.ok()) return Fail(logged.status(), kExitConfig);
   (*client)->SetObserver(
       [](const std::string& text) { Log(LogLevel::kInfo, text); });
   const std::unique_ptr<kernels::Backend> backend =
       kernels::NewCpuBackend(RunOnArithmeticThreads);
   Trainer trainer(
-      **client, task.dataset,
+      **logged, task.dataset,
       {.make_model =
            [&](uint64_t seed) { return ModelFor(task.dataset, seed, nullptr); },
        .batch_size = task.samples,

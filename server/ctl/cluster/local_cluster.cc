@@ -33,18 +33,19 @@ std::string NumberedFile(const std::string& file, int32_t number) {
   return (path.parent_path() / name).string();
 }
 
-// Numbers the file of --trace, because several workers cannot write one
-// timeline.
+// Numbers the files of --trace and --exchange_log, because several workers
+// cannot write one file.
 std::vector<std::string> FlagsOfRank(std::vector<std::string> flags,
                                      int32_t rank) {
-  constexpr absl::string_view kTrace = "--trace";
-  for (size_t i = 0; i < flags.size(); ++i) {
-    absl::string_view file = flags[i];
-    if (absl::ConsumePrefix(&file, kTrace) && absl::ConsumePrefix(&file, "=")) {
-      flags[i] =
-          absl::StrCat(kTrace, "=", NumberedFile(std::string(file), rank));
-    } else if (flags[i] == kTrace && i + 1 < flags.size()) {
-      flags[i + 1] = NumberedFile(flags[i + 1], rank);
+  for (const absl::string_view name : {"--trace", "--exchange_log"}) {
+    for (size_t i = 0; i < flags.size(); ++i) {
+      absl::string_view file = flags[i];
+      if (absl::ConsumePrefix(&file, name) && absl::ConsumePrefix(&file, "=")) {
+        flags[i] =
+            absl::StrCat(name, "=", NumberedFile(std::string(file), rank));
+      } else if (flags[i] == name && i + 1 < flags.size()) {
+        flags[i + 1] = NumberedFile(flags[i + 1], rank);
+      }
     }
   }
   return flags;
