@@ -1,0 +1,116 @@
+"""Histories of runs with faults, checked against a model."""
+
+import json
+import random
+import unittest
+
+import history_check
+import processes
+from faults import CuttableProxy
+from processes import Cohort, kill, run
+
+# Much longer than the faults take; the rest is drained.
+EPOCHS = "--epochs=1000"
+
+
+class History(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        seed = random.SystemRandom().randrange(1 << 30)
+        print(f"seed {seed}", flush=True)
+        cls.random = random.Random(seed)
+
+    def start_worker(self, cohort, rank):
+        cohort.start_worker(rank,
+                            f"--exchange_log={cohort.dir}/{rank}.jsonl")
+
+    def await_steps(self, cohort):
+        """A few versions more, so that faults fall into different moments."""
+        wanted = cohort.newest_checkpoint() + self.random.randrange(3, 20)
+        cohort.wait_until(lambda: cohort.newest_checkpoint() >= wanted,
+                          f"version {wanted}")
+
+    def disturb(self, cohort, proxy):
+        """Each kind of fault, twice, in a random order."""
+        def replace_worker():
+            rank = self.random.randrange(cohort.size)
+            kill(cohort.workers[rank])
+            self.start_worker(cohort, rank)
+
+        def restart_server():
+            kill(cohort.server)
+            address, cohort.address = cohort.address, cohort.server_address
+            cohort.start_server("--resume")
+            cohort.address = address
+
+        faults = 2 * [replace_worker, restart_server, proxy.cut]
+        self.random.shuffle(faults)
+        for fault in faults:
+            self.await_steps(cohort)
+            print(fault.__name__, cohort.newest_checkpoint(), flush=True)
+            fault()
+        self.await_steps(cohort)
+        # A worker that starts after the end would wait for another server.
+        cohort.wait_until(lambda: all(worker["state"] == "live" for worker in
+                                      self.status(cohort)["workers"]),
+                          "all workers to be back")
+
+    def status(self, cohort):
+        told = run("cohortctl", "status", "--json",
+                   f"--server={cohort.server_address}")
+        self.assertEqual(told.returncode, 0, told.stderr)
+        return json.loads(told.stdout)
+
+    def check(self, *flags, workers=2, **bounds):
+        with Cohort(workers=workers, server_flags=[
+                EPOCHS, "--checkpoint_every=2", *flags]) as cohort:
+            cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
+            cohort.start_server()
+            cohort.server_address = cohort.address
+            with CuttableProxy(cohort.address) as proxy:
+                cohort.address = proxy.address
+                for rank in range(workers):
+                    self.start_worker(cohort, rank)
+                self.disturb(cohort, proxy)
+                drained = run("cohortctl", "run", "drain",
+                              f"--server={cohort.server_address}")
+                self.assertEqual(drained.returncode, 0, drained.stderr)
+                self.assertEqual(cohort.finish(), 0, cohort.log())
+                for rank, worker in cohort.workers.items():
+                    self.assertEqual(worker.wait(60), 0,
+                                     cohort.log(f"worker{rank}"))
+            events = history_check.load(cohort.dir.glob("*.jsonl"))
+            found = history_check.check(events, **bounds)
+            said = history_check.summary(events)
+            print(said, flush=True)
+            self.assertEqual(found, [], said)
+            # Otherwise the faults have not happened.
+            self.assertGreaterEqual(said["starts"], 3)
+            self.assertGreaterEqual(said["incarnations"], 2 * workers)
+            self.assertGreater(said["applied"], 20)
+            self.assertGreater(said["reads"], workers)
+
+    def test_synchronous(self):
+        self.check("--aggregation=sync")
+
+    def test_synchronous_where_the_others_continue(self):
+        self.check("--aggregation=sync", "--on_worker_loss=continue",
+                   workers=3)
+
+    def test_first_k_of_n(self):
+        self.check("--aggregation=sync", "--min_pushes=2", workers=3,
+                   pushes_min=2)
+
+    def test_bounded(self):
+        self.check("--aggregation=bounded", "--max_lead=2",
+                   "--staleness=drop", "--max_staleness=1", workers=3,
+                   staleness_max=1)
+
+    def test_asynchronous(self):
+        self.check("--aggregation=async", "--on_worker_loss=continue",
+                   workers=3)
+
+
+if __name__ == "__main__":
+    assert processes.BIN.is_dir(), processes.BIN
+    unittest.main(verbosity=2)
