@@ -117,6 +117,23 @@ TEST(CoordinatorAnswersTest, OfAForgottenPushNothingIsClaimed) {
   EXPECT_THAT(verdict.reason, HasSubstr("decided long ago"));
 }
 
+// A worker that lost the answer may ask the server that was started again.
+TEST(CoordinatorAnswersTest, APushOfBeforeTheRestartIsOver) {
+  FakeSetup setup = Long(SmallSetup());
+  setup.options.checkpoint_every = 1;
+  FakeCohort first(setup);
+  first.Start();
+  TakeStep(first);
+  FakeCohort cohort(setup, &first.All<effect::WriteCheckpoint>()[0].state);
+  cohort.Start();
+  const Received received = PushAs(cohort, PushKeyOf(1));
+  EXPECT_TRUE(received.closed.ok()) << received.closed;
+  ASSERT_EQ(received.verdicts.size(), 1);
+  EXPECT_EQ(received.verdicts[0].verdict.verdict, Verdict::kDropped);
+  EXPECT_THAT(received.verdicts[0].verdict.reason,
+              HasSubstr("decided long ago"));
+}
+
 TEST(CoordinatorAnswersTest, AnEvaluationsNumberIsNoPushs) {
   FakeSetup setup = SmallSetup();
   setup.options.epochs = 2;

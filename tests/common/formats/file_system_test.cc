@@ -3,17 +3,42 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "tests/fakes/faulty_file_system.h"
 #include "tests/fakes/temp_dir.h"
 
+namespace {
+
+// Paths that were synced, in order. Tests run one at a time.
+std::vector<std::string>& Synced() {
+  static std::vector<std::string> paths;
+  return paths;
+}
+
+}  // namespace
+
+// Takes the place of the C library's function in this program, because nothing
+// else shows whether a file has reached the disk.
+extern "C" int fsync(int fd) {
+  std::error_code error;
+  Synced().push_back(
+      std::filesystem::read_symlink(
+          std::filesystem::path("/proc/self/fd") / std::to_string(fd), error)
+          .string());
+  return static_cast<int>(syscall(SYS_fsync, fd));
+}
+
 namespace cohort {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -35,6 +60,25 @@ TEST(FileSystemTest, WritesPiecesOneAfterTheOtherAndReadsThemBack) {
   const auto read = RealFileSystem().ReadFile(path, kAnyFileSize);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->ToString(), "abcde");
+}
+
+TEST(FileSystemTest, AWrittenFileIsOnTheDisk) {
+  const TempDir dir;
+  Synced().clear();
+  ASSERT_TRUE(
+      RealFileSystem()
+          .WriteFile(dir.File("f"), 0600, {ByteRope::CopyText("content")})
+          .ok());
+  EXPECT_THAT(Synced(),
+              Contains(std::filesystem::canonical(dir.File("f")).string()));
+}
+
+TEST(FileSystemTest, ASyncedDirectoryIsOnTheDisk) {
+  const TempDir dir;
+  Synced().clear();
+  ASSERT_TRUE(RealFileSystem().SyncDirectory(dir.path()).ok());
+  EXPECT_THAT(Synced(),
+              Contains(std::filesystem::canonical(dir.path()).string()));
 }
 
 TEST(FileSystemTest, GivesTheFileItsMode) {
