@@ -101,7 +101,9 @@ absl::Status CheckProgress(const RunState& state) {
 
 absl::Status CheckRanks(const RunState& state) {
   const size_t ranks = state.next_sequences.size();
-  if (ranks > kRanksMax || ranks != state.batch_sizes.size()) {
+  // A run that has shrunk still knows the assignments of the ranks that it had,
+  // which may come back.
+  if (ranks > kRanksMax || ranks < state.batch_sizes.size()) {
     return Refuse("next_sequences and batch_sizes",
                   absl::StrCat(ranks, " and ", state.batch_sizes.size()),
                   absl::StrCat("one entry per rank, at most ", kRanksMax));

@@ -104,6 +104,20 @@ TEST_F(CheckpointTest, LoadsTheStateOfATrainingProgram) {
 }
 
 // An earlier release reads a run that uses none of it, and the other way round.
+// Ranks that a run had keep the numbers of their assignments.
+TEST_F(CheckpointTest, LoadsTheStateOfARunThatHasShrunk) {
+  RunState state = ExampleState(7);
+  state.next_sequences.emplace_back(9);
+  ASSERT_GT(state.next_sequences.size(), state.batch_sizes.size());
+  ASSERT_TRUE(
+      WriteCheckpoint(files_, dir_.path(), kKeep, ExampleIdentity(), state)
+          .ok());
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_THAT(problems_, IsEmpty());
+  ExpectSameState((*loaded)->state, state);
+}
+
 TEST_F(CheckpointTest, WhatARunDoesNotUseIsNotWritten) {
   Write(7);
   const std::string text =

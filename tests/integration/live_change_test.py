@@ -201,6 +201,21 @@ class LiveChange(unittest.TestCase):
             self.assertEqual(policy["since_version"], at)
             self.await_version(cohort, at + 6)
 
+    def test_run_that_has_shrunk_continues_from_its_checkpoint(self):
+        with Cohort(server_flags=[EPOCHS, "--checkpoint_every=2"]) as cohort:
+            cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
+            cohort.start()
+            self.await_version(cohort, 3)
+            _, at = self.set_policy(cohort, "--workers=1")
+            self.assertEqual(cohort.workers[1].wait(30), 0,
+                             cohort.log("worker1"))
+            cohort.wait_until(lambda: cohort.newest_checkpoint() > at,
+                              "a checkpoint after the change")
+            processes.kill(cohort.server)
+            cohort.start_server("--resume")
+            self.assertEqual(len(self.status(cohort)["workers"]), 1)
+            self.await_version(cohort, at + 6)
+
     def test_errors_say_what_to_do_and_have_their_exit_codes(self):
         with Cohort(server_flags=[EPOCHS, RATE]) as cohort:
             cohort.start_server()
