@@ -391,6 +391,21 @@ TEST(ClientReduceTest, SeveralMayBeAnsweredOneByOneInAnyOrder) {
   ExpectBoth(client->Reduce(kPass, kTwo));
 }
 
+TEST(ClientReduceTest, AResultThatComesTwiceCountsOnce) {
+  FakeServer server;
+  server.on_reduce = [&](FakeServer::ReduceIo& io) {
+    v1::ReduceRequest request;
+    while (io.Read(&request)) {
+      io.Write(ReduceReplyTo(request, kAllOfFirst));
+      io.Write(ReduceReplyTo(request, kAllOfFirst));
+      io.Write(ReduceReplyTo(FurtherOf(request), kAllOfSecond));
+    }
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server);
+  ExpectBoth(client->Reduce(kPass, kTwo));
+}
+
 // A server of an older release would not answer fields that it does not know.
 TEST(ClientReduceTest, SeveralGoOneByOneToAServerThatDoesNotTakeThemTogether) {
   FakeServer server;

@@ -178,6 +178,19 @@ TEST_F(ServiceTest, APushOfAKeyThatWasNeverGivenIsRefused) {
   EXPECT_THAT(status.error_message(), HasSubstr("attempt 7"));
 }
 
+// Answers are addressed by incarnation, so one stream cannot serve two.
+TEST_F(ServiceTest, AStreamServesOneIncarnationOnly) {
+  StartWithTwoWorkers(TinyOptions());
+  HandWorker& worker = *workers_[0];
+  ExchangeCall exchange = worker.OpenExchange();
+  exchange.Write(worker.Opening(assignments_[0], 2));
+  worker.sender().set_incarnation(worker.sender().incarnation() + 1);
+  exchange.Write(worker.Closing(assignments_[0], 1));
+  const grpc::Status end = exchange.End();
+  EXPECT_EQ(end.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(end.error_message(), HasSubstr("as before on this stream"));
+}
+
 TEST_F(ServiceTest, AnExactRepeatOfAPushDecidedStepsAgoIsADuplicate) {
   plan_.set_train_samples(400);
   StartWithTwoWorkers(TinyOptions());
