@@ -163,11 +163,12 @@ class Soak(unittest.TestCase):
         self.proxy.cut()
 
     def change_policy(self):
-        aggregation, *more = self.random.choice((
-            ("sync", "--min_pushes=0"), ("sync", "--min_pushes=2"),
-            ("bounded", "--max_lead=2"), ("async",),
-            ("async", "--staleness=drop", "--max_staleness=2")))
-        self.ctl("policy", "set", f"--aggregation={aggregation}", *more,
+        aggregation, pushes_min, staleness = self.random.choice((
+            ("sync", 0, "keep"), ("sync", 2, "keep"), ("bounded", 0, "keep"),
+            ("async", 0, "keep"), ("async", 0, "drop")))
+        self.ctl("policy", "set", f"--aggregation={aggregation}",
+                 f"--min_pushes={pushes_min}", f"--staleness={staleness}",
+                 "--max_staleness=2", "--max_lead=2",
                  f"--learning_rate=0.0{self.random.randint(10, 19)}")
 
     def resize(self):
