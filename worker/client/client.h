@@ -38,9 +38,9 @@ struct ClientOptions {
   // How long the client waits for an unreachable server, or for a rank that is
   // still taken, before it gives up.
   absl::Duration server_timeout = absl::Minutes(5);
-  // How long the files of `tls` may be unusable, because they are being
-  // replaced, before the client gives up.
-  absl::Duration own_files_grace = absl::Seconds(10);
+  // How long after the end of its own certificate the client gives up, unless
+  // the files of `tls` hold a new one.
+  absl::Duration own_certificate_grace = absl::Seconds(10);
   // Seeds the jitter of the back-off.
   uint64_t backoff_seed = 0;
   // Must outlive the client. May be null.

@@ -40,8 +40,8 @@ class ClientHooks {
   virtual bool WantsServerClock() const = 0;
   virtual void OnServerClock(absl::Duration offset, absl::Duration error) = 0;
 
-  // New TLS files are in use, or there is a fault in them. Called on a thread of
-  // its own.
+  // New TLS files are in use, or there is a fault in them. Called on a thread
+  // of its own.
   virtual void OnTlsFiles(bool fault, absl::string_view text) = 0;
 };
 

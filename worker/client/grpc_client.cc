@@ -277,12 +277,8 @@ void GrpcClient::SetObserver(std::function<void(const std::string&)> observer) {
 // are the cause. One on the server's side remains Unavailable, since it may be
 // mended while this worker waits.
 absl::Status GrpcClient::Explained(const absl::Status& failure) {
-  if (!absl::IsUnavailable(failure)) {
-    own_fault_.clear();
-    return failure;
-  }
-  const absl::Status own = CheckOwnFiles();
-  if (!own.ok()) return own;
+  if (!absl::IsUnavailable(failure)) return failure;
+  COHORT_RETURN_IF_ERROR(CheckOwnCertificate());
   if (!IsClosedEarly(failure.message())) return failure;
   const Instant now = clock_.Now();
   // Each look is a further connection, and a line in the server's log.
@@ -295,22 +291,15 @@ absl::Status GrpcClient::Explained(const absl::Status& failure) {
       options_.server, ": no connection: ", Text(closed_because_))));
 }
 
-// An error if the own files have been unusable for a while, as with an expired
-// certificate. They may just be being replaced.
-absl::Status GrpcClient::CheckOwnFiles() {
-  const absl::StatusOr<TlsContent> own =
-      ReadTlsFiles(options_.tls, absl::Now());
-  const Instant now = clock_.Now();
-  const std::string fault(own.status().message());
-  if (fault != own_fault_) {
-    own_fault_ = fault;
-    own_fault_since_ = now;
-  }
-  if (fault.empty() || now - own_fault_since_ < options_.own_files_grace) {
+// An error if the certificate in use has expired for a while: its files may
+// just be being replaced.
+absl::Status GrpcClient::CheckOwnCertificate() const {
+  const absl::Time end = security_->not_after();
+  if (absl::Now() < end + options_.own_certificate_grace)
     return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(
-      absl::StrCat("the own files cannot be used: ", fault, "; renew them"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--tls_cert: the own certificate has expired at ", absl::FormatTime(end),
+      ", and the file holds no valid one; renew it"));
 }
 
 absl::Status GrpcClient::TryConnect(Instant deadline) {

@@ -89,7 +89,7 @@ class GrpcClient final : public Client {
   // Joins, and registers again if this is a new incarnation.
   absl::Status TryConnect(Instant deadline);
   absl::Status Explained(const absl::Status& failure);
-  absl::Status CheckOwnFiles();
+  absl::Status CheckOwnCertificate() const;
   // Ends the current assignment, which must be of `kind`.
   absl::Status Report(AssignmentKind kind, v1::ReportRequest& request);
   absl::Status RegisterAgain(Instant deadline);
@@ -143,9 +143,6 @@ class GrpcClient final : public Client {
   // What was found at the last look at a server that ends each connection.
   std::optional<Instant> looked_at_;
   ClosedBecause closed_because_ = ClosedBecause::kUnknown;
-  // What is wrong with the own files, and since when; empty for nothing.
-  std::string own_fault_;
-  Instant own_fault_since_;
   // An error if the run cannot continue.
   absl::Status final_;
   bool left_ = false;
