@@ -317,7 +317,7 @@ bool Checker::IsOver(const effect::SendVerdict& sent) const {
          absl::StrContains(sent.verdict.reason,
                            "was issued again as attempt") ||
          // With own data a process asks under its next incarnation, too.
-         (run_.extras.own_data &&
+         ((run_.extras.own_data || scenario_.strangers) &&
           (absl::StrContains(sent.verdict.reason, " ended early: ") ||
            absl::StrContains(sent.verdict.reason, "decided long ago") ||
            absl::StrContains(sent.verdict.reason, "was withdrawn")));

@@ -106,6 +106,9 @@ struct Scenario {
   bool in_order = true;
   std::vector<Fault> faults;
   std::vector<ChangeAt> changes;
+  // Messages come that none of the simulated workers sends, such as pushes of
+  // an earlier incarnation.
+  bool strangers = false;
 };
 
 Scenario MakeScenario(uint64_t seed);

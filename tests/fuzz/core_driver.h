@@ -1,0 +1,128 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "common/assignment.h"
+#include "common/clock.h"
+#include "common/float_buffer.h"
+#include "server/core/coordinator.h"
+#include "server/core/data/data_shard.h"
+#include "tests/fuzz/target.h"
+#include "tests/sim/checker.h"
+#include "tests/sim/scenario.h"
+
+namespace cohort::fuzz {
+
+// One server core and its data shard, driven by the bytes of an input: each
+// byte is an event, and further bytes are its arguments. Events are what any
+// client could cause, in any order: sessions, registrations, pushes and
+// rendezvous that follow the protocol (one message at a time, so that ranks
+// interleave), and messages that break it, from old incarnations, twice, out of
+// order, with numbers that fit nothing. Folds end in any order, time passes,
+// operators change settings, and the server restarts from a checkpoint.
+//
+// After each event the simulator's checker compares what the core did with
+// what it may do. Refusals must have documented codes.
+class CoreDriver {
+ public:
+  explicit CoreDriver(Reader& reader);
+
+  // Runs events until the input or the run ends.
+  void Run();
+
+ private:
+  // A client that holds a rank, or once did.
+  struct Client {
+    SessionId session;
+    Sender sender;
+    bool connected = false;
+    bool registered = false;
+    bool asked_for_values = false;
+    std::optional<Assignment> work;
+    // Messages of `work` that were sent.
+    size_t sent = 0;
+    Version read;
+  };
+
+  void Event(uint8_t kind);
+  // ---- sessions
+  void Join();
+  void EndSession();
+  void Register(Client& client);
+  // ---- the protocol, one message further
+  void Proceed(Client& client);
+  // True once everything of the step was sent.
+  void ProceedStep(Client& client, const Assignment& work);
+  void Report(const Sender& sender, Sequence sequence, int64_t samples);
+  void ReportMoments(const Sender& sender, Sequence sequence, int64_t samples);
+  void Contribute(const Sender& sender, const ReduceKey& key, int64_t count);
+  void Open(const Sender& sender, const PushKey& key,
+            const PushOpening& opening);
+  void Gradient(const Sender& sender, const PushKey& key, int32_t partition);
+  void Close(const Sender& sender, const PushKey& key, bool local);
+  // ---- the protocol broken
+  void Intrude();
+  // ---- pools, time and people
+  void EndFold();
+  void PassTime();
+  void Operate();
+  void Restart();
+
+  // Hands the effects to the checker, and carries them out.
+  template <typename Call>
+  auto Handle(Call call);
+  void On(const effect::Joined& e);
+  void On(const effect::EndSession& e);
+  void On(const effect::Notify& e);
+  void On(const effect::RegisterAnswered& e);
+  void On(const effect::SendVerdict& e);
+  void On(const effect::HoldGradient& e) { Begin(data_->Hold(e.gradient)); }
+  void On(const effect::DropGradients& e) { data_->Drop(e.push); }
+  void On(const effect::Prepare& e) { Begin(data_->Prepare(e.plan)); }
+  void On(const effect::Commit& e) { data_->Commit(e.transaction); }
+  void On(const effect::Abort& e) { data_->Abort(e.transaction); }
+  void On(const effect::FoldMoments& e) { moments_.push_back(e.job); }
+  void On(const effect::UpdateStatistics& e) { updates_.push_back(e.job); }
+  template <typename Other>
+  void On(const Other&) {}
+  void Begin(const std::vector<FoldJob>& folds);
+  void Take(Client& client, const Assignment& assignment);
+
+  Client* FindSession(SessionId session);
+  Client& Chosen();
+  // The run may end early only if an event of this driver ends it.
+  void CheckFailure();
+  bool over() const { return checker_.ended().has_value(); }
+  const sim::RunSpec& run() const { return scenario_.run; }
+
+  Reader& reader_;
+  const sim::Scenario scenario_;
+  sim::Checker checker_;
+  std::unique_ptr<Coordinator> core_;
+  std::unique_ptr<DataShard> data_;
+  FloatBufferPool pool_;
+  Instant now_ = absl::Seconds(1000);
+  int32_t server_incarnation_ = 0;
+  int64_t next_session_ = 1;
+  // In the order in which they came; the first is a stranger that no server
+  // has let in.
+  std::deque<Client> clients_;
+  // The joins that were not answered yet, by session.
+  std::map<SessionId, int64_t> joins_;
+  // What was told of each push: the work that it belongs to.
+  std::map<std::pair<Rank, PushKey>, Assignment> told_;
+  std::deque<FoldJob> folds_;
+  std::deque<MomentsFold> moments_;
+  std::deque<StatisticsUpdate> updates_;
+  // An operator, or a client whose messages fit nothing, may end the run.
+  bool may_end_early_ = false;
+};
+
+}  // namespace cohort::fuzz

@@ -1,0 +1,140 @@
+"""Real processes over a network that damages their bytes.
+
+Whatever is damaged, a run ends with the weights of an undamaged one, or with
+an error that says why. It never ends well with other weights.
+"""
+
+import json
+import os
+import random
+import subprocess
+import time
+import unittest
+
+import processes
+from damaging_proxy import Damage, DamagingProxy, damages
+from processes import BIN, KILLS, Cohort
+
+# Short, because there are many. Whoever waits for a message that was lost in
+# the damage is given up after a few seconds; the result does not depend on it.
+FLAGS = ("--epochs=2", "--max_steps=60", "--step_deadline=6s", "--lease=4s",
+         "--replacement_deadline=20s")
+WORKERS = 2
+# About as much as such a run sends in one direction.
+BYTES_MAX = 400_000
+DAMAGES_A_RUN = 8
+RUNS = 3 * KILLS
+RUN_SECONDS_MAX = 120
+
+
+def undamaged_digest():
+    with Cohort(workers=WORKERS, server_flags=FLAGS) as cohort:
+        cohort.start()
+        assert cohort.finish() == 0, cohort.log()
+        return cohort.model_digest()
+
+
+class DamagedStreams(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        given = os.environ.pop("COHORT_DAMAGE_SEED", "")
+        cls.seed = int(given or random.SystemRandom().randrange(1 << 30))
+        print(f"COHORT_DAMAGE_SEED={cls.seed}", flush=True)
+        cls.digest = undamaged_digest()
+
+    def finish(self, cohort: Cohort, proxy: DamagingProxy) -> int:
+        """Waits for the end, and starts workers again that gave up."""
+        restarts = 0
+        end = time.monotonic() + RUN_SECONDS_MAX
+        while cohort.server.poll() is None:
+            self.assertLess(time.monotonic(), end,
+                            "no end in sight: " + self.story(cohort, proxy))
+            for rank, worker in list(cohort.workers.items()):
+                try:
+                    code = worker.wait(0.1)
+                except subprocess.TimeoutExpired:
+                    continue
+                if code != 0 and cohort.server.poll() is None:
+                    restarts += 1
+                    self.assertLess(restarts, 20, self.story(cohort, proxy))
+                    cohort.start_worker(rank)
+        return restarts
+
+    def story(self, cohort: Cohort, proxy: DamagingProxy) -> str:
+        return "\n".join([*proxy.done, cohort.log(),
+                          *(cohort.log(f"worker{r}") for r in range(WORKERS))])
+
+    def check(self, planned: list[Damage], seed: int):
+        with Cohort(workers=WORKERS, server_flags=FLAGS) as cohort:
+            cohort.start_server()
+            with DamagingProxy(cohort.address, planned, seed) as proxy:
+                cohort.address = proxy.address
+                for rank in range(WORKERS):
+                    cohort.start_worker(rank)
+                restarts = self.finish(cohort, proxy)
+                code = cohort.server.returncode
+                story = self.story(cohort, proxy)
+            print(f"seed {seed}: {len(proxy.done)} damages, {restarts} workers "
+                  f"started again, exit code {code}", flush=True)
+            if code == 0:
+                self.assertEqual(cohort.model_digest(), self.digest, story)
+            else:
+                # The run ended early, and says why.
+                self.assertIn("the run ended early", story)
+
+    def test_workers_streams(self):
+        for run in range(RUNS):
+            seed = self.seed + run
+            with self.subTest(seed=seed):
+                chance = random.Random(seed)
+                self.check(damages(chance, DAMAGES_A_RUN,
+                                   BYTES_MAX // DAMAGES_A_RUN), seed)
+
+    def test_flips_in_small_messages(self):
+        """Joins, registrations and assignments: the first bytes of a run."""
+        for run in range(RUNS):
+            seed = self.seed + 1000 + run
+            with self.subTest(seed=seed):
+                chance = random.Random(seed)
+                self.check([Damage("flip", chance.random() < 0.5,
+                                   chance.randrange(4000))
+                            for _ in range(DAMAGES_A_RUN)], seed)
+
+    def test_operators_streams(self):
+        """An operator's changes take effect as they were meant, or not at all;
+        readers get what there is, or an error."""
+        chance = random.Random(self.seed)
+        with Cohort(workers=WORKERS,
+                    server_flags=["--epochs=1000", "--ops_listen=127.0.0.1:0"]
+                    ) as cohort:
+            cohort.start()
+            rates = [f"0.0{n}" for n in range(1, 6)]
+            for number in range(12 * KILLS):
+                rate = chance.choice(rates)
+                planned = damages(chance, 1, 600)
+                with DamagingProxy(cohort.address, planned, number) as proxy:
+                    command = [BIN / "cohortctl", f"--server={proxy.address}",
+                               *chance.choice([
+                                   ["policy", "set", f"--learning_rate={rate}"],
+                                   ["status"], ["policy", "get"]])]
+                    done = subprocess.run(
+                        command, capture_output=True, text=True, timeout=60,
+                        stdin=subprocess.DEVNULL, check=False,
+                        env={**os.environ,
+                             **processes.tls_variables("operator")})
+                self.assertGreaterEqual(done.returncode, 0, done.stderr)
+                if done.returncode != 0:
+                    self.assertTrue(done.stderr.strip(), command)
+                self.assertIsNone(cohort.server.poll(), cohort.log())
+            policy = processes.run("cohortctl", f"--server={cohort.address}",
+                                   "policy", "get", "--output=json")
+            self.assertEqual(policy.returncode, 0, policy.stderr)
+            for change in json.loads(policy.stdout).get("history", [])[1:]:
+                changed = change["changed"]
+                self.assertEqual(set(changed), {"learning_rate"}, change)
+                self.assertIn(changed["learning_rate"], rates)
+
+
+if __name__ == "__main__":
+    assert processes.BIN.is_dir(), processes.BIN
+    unittest.main(verbosity=2)
