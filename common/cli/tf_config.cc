@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/formats/json_depth.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -47,6 +48,13 @@ absl::Status AddAddresses(const Json& cluster, const char* type,
 }
 
 absl::StatusOr<Cluster> ParseCluster(absl::string_view text) {
+  // The errors below print parts of it, and the JSON writer recurses once a
+  // level.
+  if (NestsDeeperThan(text, kJsonNestingMax)) {
+    return Unusable(absl::StrCat("got JSON that nests deeper than ",
+                                 kJsonNestingMax,
+                                 " levels, want cluster and task"));
+  }
   const Json config = Json::parse(text.begin(), text.end(), nullptr,
                                   /*allow_exceptions=*/false);
   if (!config.is_object() || !config.contains("cluster") ||

@@ -15,6 +15,7 @@
 #include "common/ops/closed_connection.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
+#include "common/wire/message_checksum.h"
 #include "common/wire/security.h"
 #include "common/wire/status.h"
 
@@ -136,13 +137,16 @@ absl::StatusOr<v1::GetPolicyReply> AdminClient::GetPolicy() {
                                   v1::GetPolicyRequest());
 }
 
+// Where one flipped bit would be another valid request, which a network may
+// deliver, the request has a checksum.
 absl::StatusOr<v1::SetPolicyReply> AdminClient::SetPolicy(
-    const v1::SetPolicyRequest& request) {
+    v1::SetPolicyRequest request) {
+  AddMessageChecksum(&request);
   return Call<v1::SetPolicyReply>(&v1::Admin::Stub::SetPolicy, request);
 }
 
-absl::StatusOr<v1::EvictReply> AdminClient::Evict(
-    const v1::EvictRequest& request) {
+absl::StatusOr<v1::EvictReply> AdminClient::Evict(v1::EvictRequest request) {
+  AddMessageChecksum(&request);
   return Call<v1::EvictReply>(&v1::Admin::Stub::Evict, request);
 }
 

@@ -31,9 +31,8 @@ class AdminClient {
 
   absl::StatusOr<v1::Status> GetStatus();
   absl::StatusOr<v1::GetPolicyReply> GetPolicy();
-  absl::StatusOr<v1::SetPolicyReply> SetPolicy(
-      const v1::SetPolicyRequest& request);
-  absl::StatusOr<v1::EvictReply> Evict(const v1::EvictRequest& request);
+  absl::StatusOr<v1::SetPolicyReply> SetPolicy(v1::SetPolicyRequest request);
+  absl::StatusOr<v1::EvictReply> Evict(v1::EvictRequest request);
   absl::StatusOr<v1::DrainReply> Drain(const v1::DrainRequest& request);
   absl::StatusOr<v1::CheckpointReply> Checkpoint();
   absl::StatusOr<v1::ExportReply> Export();

@@ -19,6 +19,7 @@
 #include "common/printable.h"
 #include "common/status_macros.h"
 #include "common/thread_pool.h"
+#include "common/wire/message_checksum.h"
 #include "common/wire/status.h"
 #include "server/metrics/rate_meter.h"
 #include "server/rpc/caller.h"
@@ -46,6 +47,12 @@ absl::Status CheckLength(absl::string_view what, size_t seen, size_t max) {
   if (seen <= max) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(what, ": got ", seen, ", want at most ", max));
+}
+
+// Errors: DataLoss: the request has a checksum, and it differs.
+template <typename Request>
+absl::Status CheckUndamaged(Request request) {
+  return TakeMessageChecksum(&request);
 }
 
 // "anna (spiffe://example.org/cohort/demo/operator)".
@@ -315,17 +322,19 @@ class AdminService final : public v1::Admin::CallbackService {
                                   v1::EvictReply* reply) override {
     // The record says what was meant: a worker that may finish its step.
     const char* verb = request->after_step() ? "DrainWorker" : "Evict";
-    return Apply(context, verb, *request, [this, request, reply] {
-      std::string reason =
-          Printable(request->reason().substr(0, kReasonLengthMax));
-      if (reason.empty()) reason = "requested by an operator";
-      const Rank rank(request->rank());
-      return WithVersion(
-          request->after_step()
-              ? shard_.DrainWorker(request->run_id(), rank, reason)
-              : shard_.Evict(request->run_id(), rank, reason),
-          *reply);
-    });
+    return Apply(context, verb, *request,
+                 [this, request, reply]() -> absl::Status {
+                   COHORT_RETURN_IF_ERROR(CheckUndamaged(*request));
+                   std::string reason =
+                       Printable(request->reason().substr(0, kReasonLengthMax));
+                   if (reason.empty()) reason = "requested by an operator";
+                   const Rank rank(request->rank());
+                   return WithVersion(
+                       request->after_step()
+                           ? shard_.DrainWorker(request->run_id(), rank, reason)
+                           : shard_.Evict(request->run_id(), rank, reason),
+                       *reply);
+                 });
   }
 
   grpc::ServerUnaryReactor* SetLogLevel(grpc::CallbackServerContext* context,
@@ -404,6 +413,7 @@ class AdminService final : public v1::Admin::CallbackService {
 
   absl::Status Change(const Caller& caller, const v1::SetPolicyRequest& request,
                       v1::SetPolicyReply& reply) {
+    COHORT_RETURN_IF_ERROR(CheckUndamaged(request));
     COHORT_ASSIGN_OR_RETURN(ChangeRequest change, ChangeFrom(request));
     // An author without encryption is only what the client says.
     if (caller.role == PeerRole::kOperator) {

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "cohort/v1/admin.pb.h"
 #include "cohort/v1/membership.pb.h"
 #include "cohort/v1/moments.pb.h"
 #include "cohort/v1/parameters.pb.h"
@@ -154,12 +155,13 @@ constexpr Check kChecks[] = {CheckRound<v1::Sender>,
                              CheckPartitions,
                              CheckMoments};
 constexpr Flip kFlips[] = {
-    CheckFlip<v1::SessionRequest>,  CheckFlip<v1::SessionReply>,
-    CheckFlip<v1::ReportRequest>,   CheckFlip<v1::ReportReply>,
-    CheckFlip<v1::RegisterRequest>, CheckFlip<v1::RegisterReply>,
-    CheckFlip<v1::ExchangeRequest>, CheckFlip<v1::ExchangeReply>,
-    CheckFlip<v1::PullRequest>,     CheckFlip<v1::PullReply>,
-    CheckFlip<v1::ReduceRequest>,   CheckFlip<v1::ReduceReply>};
+    CheckFlip<v1::SessionRequest>,   CheckFlip<v1::SessionReply>,
+    CheckFlip<v1::ReportRequest>,    CheckFlip<v1::ReportReply>,
+    CheckFlip<v1::RegisterRequest>,  CheckFlip<v1::RegisterReply>,
+    CheckFlip<v1::ExchangeRequest>,  CheckFlip<v1::ExchangeReply>,
+    CheckFlip<v1::PullRequest>,      CheckFlip<v1::PullReply>,
+    CheckFlip<v1::ReduceRequest>,    CheckFlip<v1::ReduceReply>,
+    CheckFlip<v1::SetPolicyRequest>, CheckFlip<v1::EvictRequest>};
 constexpr int32_t kCheckCount = std::size(kChecks);
 constexpr int32_t kFlipCount = std::size(kFlips);
 
@@ -219,8 +221,13 @@ std::vector<std::string> ControlSeeds() {
   v1::PullRequest pull;
   pull.set_version(3);
   pull.set_weights(true);
-  return {Seed(kCheckCount, join), Seed(kCheckCount, beat),
-          Seed(kCheckCount + 1, joined), Seed(kCheckCount + 1, told),
+  v1::SetPolicyRequest change;
+  (*change.mutable_settings())["learning_rate"] = "0.1";
+  v1::EvictRequest evict;
+  evict.set_rank(1);
+  return {Seed(kCheckCount + 12, change), Seed(kCheckCount + 13, evict),
+          Seed(kCheckCount, join),        Seed(kCheckCount, beat),
+          Seed(kCheckCount + 1, joined),  Seed(kCheckCount + 1, told),
           Seed(kCheckCount + 8, pull)};
 }
 

@@ -11,7 +11,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = ("format", "clang", "tidy", "asan", "tsan", "sim", "kills", "tls",
-         "wheel", "mutants", "soak")
+         "fuzz", "wheel", "mutants", "soak")
 
 # Replaces cmake and ctest: records its arguments, and fails if told to.
 TOOL = r"""#!/bin/bash

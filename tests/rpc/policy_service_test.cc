@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 
+#include "common/wire/message_checksum.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
 
@@ -92,6 +93,32 @@ class PolicyServiceTest : public ServiceTest {
 
   ServerOptions options_;
 };
+
+TEST_F(PolicyServiceTest, RequestWithAWrongChecksumChangesNothing) {
+  StartTwoSteps();
+  const auto settings = Policy().settings();
+  v1::SetPolicyRequest change;
+  (*change.mutable_settings())["learning_rate"] = "0.3";
+  AddMessageChecksum(&change);
+  // One bit of the value: 0.1 in place of 0.3.
+  (*change.mutable_settings())["learning_rate"] = "0.1";
+  v1::SetPolicyReply changed;
+  grpc::ClientContext first;
+  SetDeadline(first);
+  EXPECT_EQ(Admin()->SetPolicy(&first, change, &changed).error_code(),
+            grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(Policy().settings().at("learning_rate"),
+            settings.at("learning_rate"));
+  v1::EvictRequest evict;
+  evict.set_rank(1);
+  AddMessageChecksum(&evict);
+  evict.set_rank(0);
+  v1::EvictReply evicted;
+  grpc::ClientContext second;
+  SetDeadline(second);
+  EXPECT_EQ(Admin()->Evict(&second, evict, &evicted).error_code(),
+            grpc::StatusCode::DATA_LOSS);
+}
 
 TEST_F(PolicyServiceTest, ChangeWaitsForTheStepInProgressAndIsRecorded) {
   StartTwoSteps();

@@ -322,6 +322,12 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
   connection->takes_further_contributions =
       reply->takes_further_contributions();
   SessionClient* session = connection->session.get();
+  // The last incarnation came to its end because something was stuck, which may
+  // have been a connection: after damage in transit, a frame's length can make
+  // it swallow megabytes of replies.
+  const bool fenced = membership_.has_value() &&
+                      membership_->incarnation != membership.incarnation;
+  if (fenced) peer_.clear();
   FollowPeer(session->peer());
   connection->heartbeat = std::make_unique<PeriodicTask>(
       "heartbeat", absl::Milliseconds(reply->heartbeat_interval_ms()),

@@ -91,6 +91,14 @@ TEST(TfConfigTest, SeveralServersOrNoneAreRefused) {
   }
 }
 
+// A text of this kind overflowed the stack when an error printed it.
+TEST(TfConfigTest, DeepNestingIsRefused) {
+  const std::string text =
+      absl::StrCat(R"({"cluster":{"ps":{"a":)", std::string(100000, '['),
+                   std::string(100000, ']'), R"(}},"task":{"type":"ps"}})");
+  EXPECT_THAT(Refusal(text, TaskRole::kServer), HasSubstr("nests deeper"));
+}
+
 TEST(TfConfigTest, WhatHasAnotherShapeIsRefused) {
   for (const char* text :
        {"", "{", "[]", R"({"cluster":{}})", R"({"cluster":[],"task":{}})",
