@@ -8,18 +8,20 @@
 #include "absl/strings/str_cat.h"
 #include "common/build_info.h"
 #include "common/cli/environment.h"
+#include "common/cli/torchrun.h"
 #include "common/status_macros.h"
 
 namespace cohort {
 namespace {
 
-absl::Status SetFlagsFromTfConfig(absl::string_view text, TaskRole role,
-                                  std::set<std::string>& given) {
-  using Flags = std::map<std::string, std::string>;
-  COHORT_ASSIGN_OR_RETURN(const Flags flags, FlagsFromTfConfig(text, role));
+using Flags = std::map<std::string, std::string>;
+
+// Sets those of `flags` that are not in `given`. `variable` names their source.
+absl::Status SetFlagsOfLauncher(const Flags& flags, absl::string_view variable,
+                                std::set<std::string>& given) {
   for (const auto& [name, value] : flags) {
     if (given.contains(name)) continue;
-    COHORT_RETURN_IF_ERROR(SetFlag(name, value, "TF_CONFIG"));
+    COHORT_RETURN_IF_ERROR(SetFlag(name, value, variable));
     given.insert(name);
   }
   return absl::OkStatus();
@@ -46,8 +48,16 @@ absl::Status SetFlagsWithEnvironment(const Program& program,
       SetFlagsFromEnvironment(io.environment, program.flags, given));
   const absl::string_view tf_config = ValueIn(io.environment, "TF_CONFIG");
   if (!tf_config.empty()) {
-    COHORT_RETURN_IF_ERROR(
-        SetFlagsFromTfConfig(tf_config, program.role, given));
+    COHORT_ASSIGN_OR_RETURN(const Flags flags,
+                            FlagsFromTfConfig(tf_config, program.role));
+    COHORT_RETURN_IF_ERROR(SetFlagsOfLauncher(flags, "TF_CONFIG", given));
+  }
+  // A rank that was given in another way makes torchrun's irrelevant, even a
+  // wrong one.
+  if (program.role == TaskRole::kWorker && !given.contains("rank")) {
+    COHORT_ASSIGN_OR_RETURN(const Flags flags,
+                            FlagsFromTorchrun(io.environment));
+    COHORT_RETURN_IF_ERROR(SetFlagsOfLauncher(flags, "RANK", given));
   }
   return CheckAllLimits(program.flags, given);
 }

@@ -18,7 +18,7 @@ namespace cohort {
 struct Program {
   ProgramText text;
   const FlagTable& flags;
-  // The program's role in a cluster, for TF_CONFIG.
+  // The program's role in a cluster, for the variables of launchers.
   TaskRole role = TaskRole::kServer;
 };
 
@@ -32,10 +32,11 @@ struct ProgramIo {
 };
 
 // Must be the first call of main. Sets the program's flags from the command
-// line, from variables COHORT_NAME (see SetFlagsFromEnvironment) and from
-// TF_CONFIG (see FlagsFromTfConfig), in this order of precedence; checks each
-// against the limits in its row; answers --help and --version. The names of the
-// flags that were set are added to `given`.
+// line, from variables COHORT_NAME (see SetFlagsFromEnvironment), from
+// TF_CONFIG (see FlagsFromTfConfig) and from torchrun's variables (see
+// FlagsFromTorchrun), in this order of precedence; checks each against the
+// limits in its row; answers --help and --version. The names of the flags that
+// were set are added to `given`.
 //
 // Returns the exit code if the process must end now: help or version is on
 // `out`, or an error on `err`. Help and version do not depend on the

@@ -17,6 +17,7 @@
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:1", "where");
 ABSL_FLAG(int32_t, workers, 2, "how many");
+ABSL_FLAG(int32_t, rank, -1, "which");
 
 namespace cohort {
 namespace {
@@ -40,11 +41,13 @@ class ProgramTest : public testing::Test {
     for (std::string& argument : arguments) raw.push_back(argument.data());
     return ReadFlags(
         {.text = {.name = "tool", .summary = "Does it.", .examples = {"tool"}},
-         .flags = flags_},
+         .flags = flags_,
+         .role = role_},
         raw, {.out = out_, .err = err_, .environment = environment}, &given_);
   }
 
   const absl::FlagSaver saver_;
+  TaskRole role_ = TaskRole::kServer;
   const FlagTable flags_ = {{.name = "listen",
                              .default_text = "127.0.0.1:1",
                              .subject = "network",
@@ -72,6 +75,20 @@ TEST_F(ProgramTest, TheCommandLineWinsOverVariablesAndTheseOverTfConfig) {
   EXPECT_EQ(Read({}, {kTfConfig, "COHORT_WORKERS=4"}), std::nullopt);
   EXPECT_EQ(absl::GetFlag(FLAGS_listen), "0.0.0.0:5");
   EXPECT_EQ(absl::GetFlag(FLAGS_workers), 4);
+}
+
+TEST_F(ProgramTest, TorchrunsRankIsThatOfAWorkerWithoutAnother) {
+  const std::vector<std::string> torchrun = {"RANK=1", "WORLD_SIZE=2",
+                                             "MASTER_ADDR=a"};
+  EXPECT_EQ(Read({}, torchrun), std::nullopt);
+  EXPECT_EQ(absl::GetFlag(FLAGS_rank), -1) << "a server has no rank";
+  role_ = TaskRole::kWorker;
+  EXPECT_EQ(Read({"--rank=0"}, torchrun), std::nullopt);
+  EXPECT_EQ(absl::GetFlag(FLAGS_rank), 0);
+  EXPECT_EQ(Read({}, torchrun), std::nullopt);
+  EXPECT_EQ(absl::GetFlag(FLAGS_rank), 1);
+  EXPECT_EQ(Read({}, {"RANK=2", "WORLD_SIZE=2", "MASTER_ADDR=a"}), kExitConfig);
+  EXPECT_EQ(err_.str(), "tool: RANK: got 2, want less than WORLD_SIZE, 2\n");
 }
 
 TEST_F(ProgramTest, HelpAndVersionAnswerInAnyEnvironment) {

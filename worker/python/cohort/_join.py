@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _batch_norm, _core, _errors, _server
+from cohort import _batch_norm, _core, _errors, _server, _torchrun
 from cohort._job import Job
 from cohort._model import RegisteredModel
 from cohort._schedulers import Schedulers
@@ -40,6 +40,8 @@ class Joining:
         rank = self.rank
         if rank is None and os.environ.get("COHORT_RANK"):
             rank = int(os.environ["COHORT_RANK"])
+        if rank is None and (gang := _torchrun.gang()) is not None:
+            rank = gang.rank
         threads = torch.get_num_threads()
         return _core.Worker(
             server=self.address, rank=-1 if rank is None else int(rank),
@@ -74,8 +76,9 @@ def _check_alone(model: nn.Module) -> None:
 def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
          schedulers: Sequence[Any] = (), epoch_schedulers: Sequence[Any] = (),
          server: str | None = None, rank: int | None = None,
-         serve: Mapping[str, Any] | None = None, server_timeout: float = 300.0,
-         trace: str = "", ops_listen: str = "", insecure: bool = False,
+         serve: Mapping[str, Any] | str | None = None,
+         server_flags: Mapping[str, Any] | None = None,
+         server_timeout: float = 300.0, trace: str = "", ops_listen: str = "", insecure: bool = False,
          tls_cert: str | None = None, tls_key: str | None = None,
          tls_ca: str | None = None, log_level: str = "info") -> Job:
     """Makes this process a worker of a run.
@@ -94,14 +97,21 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         epoch_schedulers: the same, advanced at the end of each epoch.
         server: HOST:PORT; by default COHORT_SERVER, or a server of this
             process's own if it is alone.
-        rank: this worker's number; by default COHORT_RANK, or the lowest that
-            is vacant.
-        serve: flags of the server of its own, such as {"epochs": 3}; not read if
-            COHORT_SERVER names another.
+        rank: this worker's number; by default COHORT_RANK, torchrun's RANK, or
+            the lowest that is vacant.
+        serve: flags of the server of its own, such as {"epochs": 3}. "rank0":
+            rank 0 of a job of torchrun starts a server for all its processes,
+            on the machine MASTER_ADDR and port MASTER_PORT + 1; it ends with
+            the run, or with the process. Not read if COHORT_SERVER names
+            another server.
+        server_flags: flags of the server, with serve="rank0". {"listen":
+            "0.0.0.0:7070"}, or COHORT_LISTEN on all machines, is another port.
+            With "checkpoint_dir" a job that is started again goes on.
         server_timeout: seconds to wait for an unreachable server.
         trace: file for the timeline of this worker.
         ops_listen: HOST:PORT for Prometheus metrics of this worker.
-        insecure: allow plaintext there on an address that others can reach.
+        insecure: allow plaintext on an address that others can reach: there,
+            and of a server that rank 0 starts for several machines.
         tls_cert: file of this worker's certificate, PEM; by default
             COHORT_TLS_CERT. A server with certificates needs it.
         tls_key: file of its private key; by default COHORT_TLS_KEY.
@@ -125,13 +135,14 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     _core.start_log(log_level)
     _core.keep_freed_memory()
     planned = Schedulers(optimizer, schedulers, epoch_schedulers)
-    address, embedded = _server.address_of(server, serve or {})
-    # A server of this process's own listens on loopback, in plaintext.
-    tls = (_server.TlsFiles("", "", "") if embedded is not None
+    reached = _server.reach(server, serve, server_flags, insecure)
+    embedded = reached.own
+    # A server of this process alone listens on loopback, in plaintext.
+    tls = (_server.TlsFiles("", "", "") if reached.alone
            else _server.tls_files(tls_cert, tls_key, tls_ca))
     try:
         job = Job(model, optimizer, planned,
-                  Joining(address, rank, server_timeout, trace, ops_listen,
+                  Joining(reached.address, rank, server_timeout, trace, ops_listen,
                           insecure, tls), embedded)
     except BaseException:
         if embedded is not None:

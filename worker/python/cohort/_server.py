@@ -16,11 +16,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cohort import _errors
+from cohort import _errors, _torchrun
 
 # Variables of launchers that start several processes of a job.
 _SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _PR_SET_PDEATHSIG = 1
+# Seconds that the server of an earlier rank 0 has to end.
+_PATIENCE = 60.0
 
 
 def _others() -> str | None:
@@ -88,16 +90,19 @@ def _end_with(parent: int) -> None:
 
 
 class EmbeddedServer:
-    """A cohort-server for this process alone. It ends with the process.
+    """A cohort-server that belongs to this process, and ends with it.
 
     Args:
         options: its flags, such as {"epochs": 3}.
+        patience: seconds in which a server before it may release its port and
+            folders.
 
     Raises:
         ConfigurationError: it did not start; the text has its own error.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any],
+                 patience: float = 0.0) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="cohort-")
         address = pathlib.Path(self._folder.name) / "address"
         log = pathlib.Path(self._folder.name) / "log"
@@ -105,10 +110,27 @@ class EmbeddedServer:
         # the address of its page.
         flags = {"workers": 1, "listen": "127.0.0.1:0",
                  "ops_listen": "127.0.0.1:0", "address_file": str(address), **options}
+        command = [find_program("cohort-server"), *flags_of(flags)]
+        deadline = time.monotonic() + patience
+        self._process = self._start(command, log)
+        while not address.exists():
+            if self._process.poll() is not None:
+                why = log.read_text(errors="replace").strip()
+                taken = "in use" in why or "uses the port" in why
+                if not taken or time.monotonic() > deadline:
+                    raise _errors.ConfigurationError(
+                        f"cohort-server did not start: {why}")
+                self._process = self._start(command, log)
+            time.sleep(0.02)
+        self.address = address.read_text().strip()
+        atexit.register(self.close)
+
+    @staticmethod
+    def _start(command: list[str],
+               log: pathlib.Path) -> "subprocess.Popen[bytes]":
         with log.open("wb") as out:
-            self._process = subprocess.Popen(
-                [find_program("cohort-server"), *flags_of(flags)], stdout=None,
-                stderr=out,
+            return subprocess.Popen(
+                command, stdout=None, stderr=out,
                 # A worker's certificate is not the server's.
                 env={name: value for name, value in os.environ.items()
                      if name not in _TLS_VARIABLES},
@@ -116,14 +138,6 @@ class EmbeddedServer:
                 # server to leave in order.
                 process_group=0,
                 preexec_fn=functools.partial(_end_with, os.getpid()))
-        while not address.exists():
-            if self._process.poll() is not None:
-                raise _errors.ConfigurationError(
-                    "cohort-server did not start: " +
-                    log.read_text(errors="replace").strip())
-            time.sleep(0.02)
-        self.address = address.read_text().strip()
-        atexit.register(self.close)
 
     def close(self, finished: bool = False) -> None:
         """Waits until a finished run is written, or ends the server."""
@@ -136,26 +150,100 @@ class EmbeddedServer:
         self._folder.cleanup()
 
 
-def address_of(server: str | None,
-               options: Mapping[str, Any]) -> tuple[str, EmbeddedServer | None]:
-    """The server's address, and the server if it is this process's own.
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """The server of a job."""
+    address: str
+    # If it belongs to this process.
+    own: EmbeddedServer | None
+    # Only this process uses it: no other one can have its certificate.
+    alone: bool
+
+
+def _shared_by_gang(gang: _torchrun.Gang, options: Mapping[str, Any],
+                    insecure: bool) -> Reached:
+    """The server of all processes of a gang, which that of rank 0 starts.
 
     Raises:
-        ConfigurationError: no address, although there are other workers.
+        ConfigurationError: it did not start, or its port is not known.
     """
-    if server and options:
+    # Without a word to each other all processes must know the port.
+    listen = str(options.get("listen") or os.environ.get("COHORT_LISTEN") or "")
+    host, _, port = listen.rpartition(":")
+    if not port:
+        port = str(gang.port + 1)
+    if not port.isdigit() or int(port) == 0:
         raise _errors.ConfigurationError(
-            f"serve: got {dict(options)}, but the server at {server} has flags of "
-            "its own; set them there")
+            f"listen: got {listen}, want HOST:PORT with a port that all "
+            "processes of the job know, so not 0")
+    if gang.rank != 0:
+        host = "127.0.0.1" if gang.one_machine else gang.host
+        return Reached(f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+                       None, alone=False)
+    if not host:
+        host = "127.0.0.1" if gang.one_machine else "0.0.0.0"
+    flags = {"workers": gang.size, **options, "listen": f"{host}:{port}"}
+    if insecure:
+        flags.setdefault("insecure", True)
+    if flags.get("checkpoint_dir") or os.environ.get("COHORT_CHECKPOINT_DIR"):
+        # Whoever starts the gang again wants it to go on.
+        flags.setdefault("resume", True)
+    # torchrun may start a gang while the server of the one before it, whose
+    # rank 0 was killed, still writes its checkpoint.
+    try:
+        own = EmbeddedServer(flags,
+                             patience=_PATIENCE if gang.started_again else 0)
+    except _errors.ConfigurationError as error:
+        if "--listen:" not in str(error):
+            raise
+        raise _errors.ConfigurationError(
+            f"{error}. The port is {'that of listen' if listen else 'MASTER_PORT + 1'}; "
+            "server_flags={'listen': 'HOST:PORT'}, or COHORT_LISTEN on all "
+            "machines, is another") from None
+    return Reached(f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]")
+                   else own.address, own, alone=False)
+
+
+def reach(server: str | None, serve: Mapping[str, Any] | str | None,
+          server_flags: Mapping[str, Any] | None, insecure: bool) -> Reached:
+    """Finds or starts the server; the arguments are those of `join`.
+
+    Raises:
+        ConfigurationError: no address, although there are other workers; or
+            arguments that contradict each other.
+    """
+    if isinstance(serve, str) and serve != "rank0":
+        raise _errors.ConfigurationError(
+            f"serve: got {serve!r}, want 'rank0', or flags of the server such as "
+            "{'epochs': 3}")
+    options = {**(server_flags or {}),
+               **(serve if isinstance(serve, Mapping) else {})}
+    if server and (serve or options):
+        raise _errors.ConfigurationError(
+            f"serve: got {options or serve}, but the server at {server} has flags "
+            "of its own; set them there")
     given = server or os.environ.get("COHORT_SERVER")
     if given:
-        return given, None
+        return Reached(given, None, alone=False)
+    gang = _torchrun.gang()
     others = _others()
+    if serve == "rank0" and gang is not None and gang.size > 1:
+        return _shared_by_gang(gang, options, insecure)
     if others is not None:
-        raise _errors.ConfigurationError(
-            f"no server: {others} says that other workers belong to this job, so "
+        raise _errors.ConfigurationError(_no_server(others, serve, gang))
+    own = EmbeddedServer(options)
+    return Reached(own.address, own, alone=True)
+
+
+def _no_server(others: str, serve: object, gang: _torchrun.Gang | None) -> str:
+    text = (f"no server: {others} says that other workers belong to this job, so "
             "this process cannot start a server for itself; start one with "
             "cohort-server --workers=N (or cohortctl run) and set "
             "COHORT_SERVER=HOST:PORT or cohort.join(server=...)")
-    embedded = EmbeddedServer(options)
-    return embedded.address, embedded
+    if serve == "rank0":
+        return text + ("; serve='rank0' needs RANK, WORLD_SIZE, MASTER_ADDR and "
+                       "MASTER_PORT, which torchrun sets")
+    if gang is not None:
+        return text + ("; or let rank 0 start one: "
+                       "cohort.join(serve='rank0', server_flags={...})")
+    return text
