@@ -11,7 +11,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = ("format", "clang", "tidy", "asan", "tsan", "sim", "kills", "tls",
-         "fuzz", "wheel", "mutants", "soak")
+         "fuzz", "wheel", "mutants", "soak", "engines")
 
 # Replaces cmake and ctest: records its arguments, and fails if told to.
 TOOL = r"""#!/bin/bash
@@ -33,10 +33,11 @@ class SuiteTest(unittest.TestCase):
             shutil.copy2(ROOT / name, self.root / name)
         tools = self.root / "tools"
         tools.mkdir()
-        env = self.root / "tests/python/make-env"
-        env.parent.mkdir()
-        env.write_text(TOOL)
-        env.chmod(0o755)
+        for folder in ("python", "engines"):
+            env = self.root / f"tests/{folder}/make-env"
+            env.parent.mkdir()
+            env.write_text(TOOL)
+            env.chmod(0o755)
         for name in ("cmake", "ctest"):
             (tools / name).write_text(TOOL)
             (tools / name).chmod(0o755)

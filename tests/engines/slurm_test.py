@@ -1,0 +1,131 @@
+"""deploy/slurm on a real Slurm: the README's commands, requeued tasks, and
+mistakes."""
+
+import hashlib
+import pathlib
+import re
+import tempfile
+import textwrap
+import unittest
+
+import slurm_cluster
+from slurm_cluster import await_condition
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WHY_NOT = slurm_cluster.why_not()
+# In place of the editor that the README names: a small run.
+EDITOR = """#!/bin/bash
+sed -i '/^COHORT_\\(CHECKPOINT_EVERY\\|EPOCHS\\|BATCH_SIZE\\)=/d' "$1"
+cat >>"$1" <<'END'
+COHORT_MODEL=smooth
+COHORT_DATASET=synthetic
+COHORT_BATCH_SIZE=32
+COHORT_TEST_LIMIT=64
+COHORT_EPOCHS=1000
+COHORT_MAX_STEPS=2000
+COHORT_CHECKPOINT_EVERY=50
+END
+"""
+
+
+def commands(heading):
+    """The first commands below a heading of the README."""
+    page = (ROOT / "deploy/slurm/README.md").read_text(encoding="utf-8")
+    section = page.partition(f"## {heading}\n")[2]
+    return textwrap.dedent(re.search(r"(?:^    .*\n)+", section, re.M).group())
+
+
+@unittest.skipIf(WHY_NOT, WHY_NOT)
+class Slurm(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="cohort-slurm-")
+        self.addCleanup(folder.cleanup)
+        self.dir = pathlib.Path(folder.name)
+        self.cluster = slurm_cluster.Cluster(folder.name)
+        self.enterContext(self.cluster)
+        (self.dir / "tools").mkdir()
+        editor = self.dir / "tools/editor"
+        editor.write_text(EDITOR)
+        editor.chmod(0o755)
+        environment = self.cluster.environment
+        environment["PATH"] = f"{editor.parent}:{environment['PATH']}"
+
+    def submit(self, name, more=""):
+        """Types what the README says; returns the run's folder, and the jobs of
+        server and workers."""
+        home = self.dir / name
+        home.mkdir()
+        self.cluster.environment["HOME"] = str(home)
+        text = commands("First run")
+        self.assertIn("sbatch server.sbatch\n", text)
+        submitted = self.cluster.run(
+            text.replace("sbatch server", f"{more}\nsbatch server"), cwd=ROOT)
+        return (home / "runs/demo",
+                *re.findall(r"Submitted batch job (\d+)", submitted))
+
+    def await_end(self, folder):
+        await_condition("the end of all jobs",
+                        lambda: not self.cluster.output("squeue", "-h"), 300)
+        self.assertTrue((folder / "server.done").exists(), self.logs(folder))
+        return hashlib.sha256(
+            (folder / "results/model.safetensors").read_bytes()).hexdigest()
+
+    def logs(self, folder):
+        return "".join(f"== {file.name}\n{file.read_text(errors='replace')}"
+                       for file in sorted(folder.glob("*.log")))
+
+    def await_checkpoints(self, folder, count):
+        """Until so many were written, and with them so many steps done."""
+        log = folder / "server.log"
+        await_condition("checkpoints", lambda: log.exists() and log.read_text(
+            errors="replace").count("is on disk") >= count)
+
+    def test_requeued_tasks_change_no_bit(self):
+        folder, _, _ = self.submit("plain")
+        plain = self.await_end(folder)
+        self.assertFalse((folder / "server.address").exists())
+        self.assertNotIn("back into the queue", self.logs(folder))
+
+        folder, server, workers = self.submit("disturbed")
+        cluster = self.cluster
+        self.await_checkpoints(folder, 2)
+        cluster.run(f"scontrol requeue {workers}_1")  # As a preemption does.
+        cluster.start_at_once(f"{workers}_1")
+        self.await_checkpoints(folder, 5)
+        # What --signal sends before the time limit; the script then puts its
+        # task back.
+        cluster.run(f"scancel --signal=TERM {workers}_0")
+        cluster.start_at_once(f"{workers}_0")
+        self.await_checkpoints(folder, 8)
+        address = (folder / "server.address").read_text()
+        cluster.run(f"scontrol requeue {server}")
+        cluster.start_at_once(server)
+        self.await_checkpoints(folder, 10)
+        self.assertEqual((folder / "server.address").read_text(), address)
+        self.assertEqual(self.await_end(folder), plain)
+        self.assertIn("exit code 143: back into the queue",
+                      (folder / "worker-0.log").read_text())
+        text = (folder / "server.log").read_text(errors="replace")
+        for rank in range(2):
+            self.assertIn(f"rank {rank} has left", text)
+
+    def test_a_mistake_fails_the_task_and_is_not_repeated(self):
+        folder, server, workers = self.submit(
+            "mistake", "echo COHORT_MODEL=nonsense >>run.env")
+        await_condition("the workers' end", lambda: not self.cluster.output(
+            "squeue", "-h", "-j", workers))
+        self.assertIn("exit code 3: it would end so again",
+                      (folder / "worker-0.log").read_text())
+        self.assertIn("FAILED", self.cluster.output(
+            "scontrol", "show", "job", f"{workers}_0"))
+        # The server waits for better ones; a cancelled job does not come back.
+        self.assertEqual("RUNNING", self.cluster.output(
+            "squeue", "-h", "-j", server, "-o", "%T"))
+        self.cluster.run(f"scancel {server}")
+        await_condition("the server's end",
+                        lambda: not self.cluster.output("squeue", "-h"))
+        self.assertNotIn("back into the queue", self.logs(folder))
+
+
+if __name__ == "__main__":
+    unittest.main()
