@@ -73,6 +73,13 @@ def _check_alone(model: nn.Module) -> None:
             "first, or start another process: one process is one worker")
 
 
+def leave_newest(reason: str) -> None:
+    """Ends the job of this process, if it has one."""
+    job = _newest() if _newest is not None else None
+    if job is not None and job._is_of_this_process():
+        job.leave(reason)
+
+
 def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
          schedulers: Sequence[Any] = (), epoch_schedulers: Sequence[Any] = (),
          server: str | None = None, rank: int | None = None,

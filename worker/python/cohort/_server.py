@@ -105,7 +105,7 @@ class EmbeddedServer:
                  patience: float = 0.0) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="cohort-")
         address = pathlib.Path(self._folder.name) / "address"
-        log = pathlib.Path(self._folder.name) / "log"
+        log = self._log = pathlib.Path(self._folder.name) / "log"
         # Free ports: another script may run beside this one. The server prints
         # the address of its page.
         flags = {"workers": 1, "listen": "127.0.0.1:0",
@@ -138,6 +138,15 @@ class EmbeddedServer:
                 # server to leave in order.
                 process_group=0,
                 preexec_fn=functools.partial(_end_with, os.getpid()))
+
+    def exit_code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._process.poll()
+
+    def log(self) -> str:
+        """The last lines that it has logged."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-20:])
 
     def close(self, finished: bool = False) -> None:
         """Waits until a finished run is written, or ends the server."""

@@ -1,0 +1,199 @@
+"""cohort.ray.run on a real Ray: trains, and brings back what is killed."""
+
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PYTHON = ROOT / "build/engines/bin/python3"
+if __name__ == "__main__" and PYTHON.exists() and sys.prefix != str(
+        PYTHON.parent.parent):
+    os.execv(PYTHON, [PYTHON, "-B", *sys.argv])
+
+try:
+    import ray
+except ImportError:
+    ray = None
+import cohort
+import cohort.ray
+import torch
+from torch import nn
+
+WHY_NOT = "" if ray else "no ray (tests/engines/make-env build/engines)"
+MAX_STEPS = 200
+
+
+class Bars(torch.utils.data.Dataset):
+    def __init__(self):
+        generator = torch.Generator().manual_seed(1)
+        self.labels = torch.randint(0, 2, (256,), generator=generator)
+        self.images = torch.randn(256, 1, 12, 12, generator=generator)
+        self.images[:, 0, 3] += self.labels.view(-1, 1).float()
+
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, index):
+        return self.images[index], self.labels[index]
+
+
+def train(config):
+    """Writes config["dir"]/pid.RANK, and its steps to steps.RANK."""
+    folder, rank = pathlib.Path(config["dir"]), os.environ["COHORT_RANK"]
+    (folder / f"pid.{rank}").write_text(str(os.getpid()))
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Dropout(0.2),
+        nn.Flatten(), nn.Linear(400, 2))
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.05,
+                                             momentum=0.9), log_level="error")
+    for x, y in job.data(Bars(), batch_size=8):
+        job.backward(nn.functional.cross_entropy(model(x), y))
+        result = job.step()
+        with open(folder / f"steps.{rank}", "a", encoding="utf-8") as out:
+            print(result.version, file=out)
+        time.sleep(config.get("pause", 0))
+    return {"rank": job.rank, "weights": float(
+        sum(value.double().abs().sum() for value in model.parameters()))}
+
+
+def train_badly():
+    raise ValueError("no data in /mnt/data")
+
+
+def train_nothing():
+    pass
+
+
+def steps_of(folder, rank):
+    file = folder / f"steps.{rank}"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+@unittest.skipIf(WHY_NOT, WHY_NOT)
+class Ray(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory(prefix="cohort-ray-")
+        os.environ["HOME"] = cls.folder.name  # Ray keeps a token there.
+        # Three actors of one CPU each; the machine may have two. A test's
+        # functions are not importable by the actors.
+        # The paths of its sockets must be short.
+        cls.sessions = tempfile.TemporaryDirectory(
+            prefix="r", dir="/tmp", ignore_cleanup_errors=True)
+        ray.init(num_cpus=4, include_dashboard=False,
+                 _temp_dir=cls.sessions.name, log_to_driver=False)
+        ray.cloudpickle.register_pickle_by_value(sys.modules["__main__"])
+
+    @classmethod
+    def tearDownClass(cls):
+        ray.shutdown()
+        cls.sessions.cleanup()
+        cls.folder.cleanup()
+
+    def setUp(self):
+        self.dir = pathlib.Path(self.folder.name) / self.id().rpartition(".")[2]
+        self.dir.mkdir()
+
+    def run_cohort(self, name, function=train, workers=2, **options):
+        folder = self.dir / name
+        folder.mkdir(exist_ok=True)
+        flags = {"epochs": 100, "max_steps": MAX_STEPS, "checkpoint_every": 10,
+                 **options.pop("server_flags", {})}
+        return cohort.ray.run(
+            function, workers=workers, server_flags=flags, name=name,
+            config={"dir": str(folder), **options.pop("config", {})},
+            storage_path=str(self.dir / "storage"), **options)
+
+    def model(self, result):
+        self.assertIsNone(result.error)
+        self.assertEqual(result.metrics["version"], MAX_STEPS)
+        self.assertEqual(result.checkpoint,
+                         f"{result.path}/results/model.safetensors")
+        return pathlib.Path(result.checkpoint).read_bytes()
+
+    def disturbed(self, name, disturb, **options):
+        """A run with `disturb(folder)` called after some steps."""
+        folder = self.dir / name
+
+        def wait_and_disturb():
+            deadline = time.monotonic() + 120
+            while steps_of(folder, 0) < 20 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            disturb(folder)
+
+        thread = threading.Thread(target=wait_and_disturb)
+        thread.start()
+        try:
+            return self.run_cohort(name, config={"pause": 0.02}, **options)
+        finally:
+            thread.join()
+
+    def test_killed_workers_and_servers_change_no_bit(self):
+        result = self.run_cohort("plain")
+        plain = self.model(result)
+        self.assertEqual([value["rank"] for value in result.returned], [0, 1])
+        self.assertEqual(result.metrics["weights"],
+                         result.returned[1]["weights"])
+        self.assertGreater(result.metrics["train_loss"], 0)
+        self.assertEqual(result.restarts, [0, 0])
+
+        def kill_worker(folder):
+            os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
+
+        result = self.disturbed("worker", kill_worker)
+        self.assertEqual(result.restarts, [0, 1])
+        self.assertEqual(self.model(result), plain)
+
+        def kill_server(_):
+            for process in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+                if str(self.dir / "storage/server").encode() in \
+                        process.read_bytes():
+                    os.kill(int(process.parent.name), signal.SIGKILL)
+
+        result = self.disturbed("server", kill_server)
+        self.assertEqual(self.model(result), plain)
+        self.assertEqual(result.restarts, [0, 0])
+
+    def test_a_run_of_the_same_name_goes_on(self):
+        self.run_cohort("twice", server_flags={"max_steps": 20})
+        result = self.run_cohort("twice")
+        self.assertEqual(result.metrics["version"], MAX_STEPS)
+        steps = [int(line) for line in
+                 (self.dir / "twice/steps.0").read_text().split()]
+        self.assertEqual(steps, list(range(1, MAX_STEPS + 1)))
+
+    def test_an_exception_of_the_script_ends_the_run(self):
+        with self.assertRaisesRegex(cohort.ray.RunFailedError,
+                                    "no data in /mnt/data") as raised:
+            self.run_cohort("bad", train_badly)
+        self.assertIsInstance(raised.exception.__cause__, ValueError)
+        self.assertIsNotNone(raised.exception.result.error)
+
+    def test_a_worker_that_is_lost_too_often_ends_it(self):
+        def kill_worker(folder):
+            os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
+
+        with self.assertRaisesRegex(cohort.ray.RunFailedError,
+                                    "worker 1 was lost 1 times"):
+            self.disturbed("often", kill_worker, max_restarts=0)
+
+    def test_mistakes_are_named(self):
+        with self.assertRaisesRegex(
+                cohort.ConfigurationError,
+                r"need \{'CPU': 9.*\}, the cluster has \{'CPU': 4.0\}"):
+            self.run_cohort("large", workers=8, resources_timeout=1)
+        with self.assertRaisesRegex(cohort.ConfigurationError,
+                                    "workers: got 0"):
+            self.run_cohort("none", workers=0)
+        with self.assertRaisesRegex(cohort.ray.RunFailedError, "--epochs"):
+            self.run_cohort("flag", server_flags={"epochs": 0})
+
+
+if __name__ == "__main__":
+    unittest.main()
