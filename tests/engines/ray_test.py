@@ -63,7 +63,7 @@ def train(config):
 
 
 def train_badly():
-    raise ValueError("no data in /mnt/data")
+    raise ValueError("no data in the folder")
 
 
 def train_nothing():
@@ -170,7 +170,7 @@ class Ray(unittest.TestCase):
 
     def test_an_exception_of_the_script_ends_the_run(self):
         with self.assertRaisesRegex(cohort.ray.RunFailedError,
-                                    "no data in /mnt/data") as raised:
+                                    "no data in the folder") as raised:
             self.run_cohort("bad", train_badly)
         self.assertIsInstance(raised.exception.__cause__, ValueError)
         self.assertIsNotNone(raised.exception.result.error)
