@@ -76,7 +76,10 @@ class ManifestsTest(unittest.TestCase):
     def all_documents(self) -> dict[str, list[dict]]:
         sources = {path.name: manifests.load(path)
                    for path in sorted((KUBERNETES / "examples").glob("*.yaml"))}
-        self.assertEqual(set(sources), {"jobset.yaml", "tfjob.yaml"})
+        self.assertEqual(set(sources), {"jobset.yaml", "training_runtime.yaml",
+                                        "trainjob.yaml"})
+        # A TrainJob has the pods of its runtime.
+        sources["training_runtime.yaml"] += sources.pop("trainjob.yaml")
         why_not = manifests.why_not_rendered()
         if why_not:
             # Checks that need no rendering; the skipped RenderedTest reports
@@ -131,17 +134,17 @@ class ManifestsTest(unittest.TestCase):
         for name, documents in self.all_documents().items():
             server, worker = sorted(manifests.pods(documents),
                                     key=lambda pod: pod.program)
-            if name in ("tfjob.yaml", "base"):
-                continue  # TF_CONFIG counts them; the base has a file for it.
+            if name == "base":
+                continue  # It has a file for it.
             spec = worker.owner["spec"]
             self.assertEqual(
                 (spec["completions"], spec["parallelism"]),
                 (int(server.environment["COHORT_WORKERS"]),) * 2, name)
 
     def test_ranks_are_completion_indices(self):
-        for name, documents in self.all_documents().items():
+        for documents in self.all_documents().values():
             for pod in manifests.pods(documents):
-                if pod.program != "worker" or name == "tfjob.yaml":
+                if pod.program != "worker":
                     continue
                 self.assertEqual(pod.owner["spec"]["completionMode"], "Indexed")
                 rank, = (entry for entry in pod.container["env"]
@@ -172,17 +175,47 @@ class ManifestsTest(unittest.TestCase):
                 with self.subTest(source=name, kind=document["kind"]):
                     if document["kind"] in ("Job", "JobSet"):
                         self.assertEqual(spec["ttlSecondsAfterFinished"], 86400)
-                    if document["kind"] == "TFJob":
-                        self.assertEqual(
-                            spec["runPolicy"]["ttlSecondsAfterFinished"], 86400)
 
-    def test_tf_config_is_not_overruled(self):
-        for pod in manifests.pods(
-                manifests.load(KUBERNETES / "examples/tfjob.yaml")):
-            self.assertEqual(pod.container["name"], "tensorflow")
-            self.assertEqual(pod.port("tfjob-port"), 2222)
-            for flag in ("LISTEN", "WORKERS", "SERVER", "RANK"):
-                self.assertNotIn(f"COHORT_{flag}", pod.environment)
+    def test_a_train_job_fits_its_runtime(self):
+        """Names that Trainer compares when it makes the JobSet."""
+        runtime, = manifests.load(KUBERNETES / "examples/training_runtime.yaml")
+        run, = manifests.load(KUBERNETES / "examples/trainjob.yaml")
+        self.assertEqual(run["spec"]["runtimeRef"]["name"],
+                         runtime["metadata"]["name"])
+        jobs = {job["name"]: job["template"] for job in
+                runtime["spec"]["template"]["spec"]["replicatedJobs"]}
+        self.assertEqual(jobs["node"]["metadata"]["labels"], {
+            "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"})
+        node, = jobs["node"]["spec"]["template"]["spec"]["containers"]
+        self.assertEqual(node["name"], "node")
+        self.assertEqual(runtime["spec"]["mlPolicy"]["numNodes"],
+                         jobs["node"]["spec"]["completions"])
+        server, = jobs["server"]["spec"]["template"]["spec"]["containers"]
+        claim, = runtime["spec"]["template"]["spec"]["volumeClaimPolicies"]
+        self.assertEqual([mount["name"] for mount in server["volumeMounts"]],
+                         [claim["templates"][0]["metadata"]["name"]])
+        patch, = run["spec"]["runtimePatches"]
+        job, = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        container, = job["template"]["spec"]["template"]["spec"]["containers"]
+        self.assertEqual((job["name"], container["name"]), ("server", "server"))
+        values = {entry["name"]: entry["value"] for entry in container["env"]}
+        self.assertEqual(values["COHORT_WORKERS"],
+                         str(run["spec"]["trainer"]["numNodes"]))
+        for program, given in (("server", container["env"]),
+                               ("worker", run["spec"]["trainer"]["env"])):
+            self.assertEqual({entry["name"] for entry in given} -
+                             manifests.variables_of(program), set())
+
+    def test_servers_of_examples_are_on_steady_nodes(self):
+        component, = manifests.load(
+            KUBERNETES / "components/steady_server/kustomization.yaml")
+        patch, = component["patches"]
+        wanted = manifests.yaml.safe_load(patch["patch"])[0]["value"]
+        for name in ("jobset", "training_runtime"):
+            for pod in manifests.pods(manifests.load(
+                    KUBERNETES / f"examples/{name}.yaml")):
+                self.assertEqual(pod.spec.get("affinity"), wanted
+                                 if pod.program == "server" else None)
 
     def test_base_counts_its_workers_alike(self):
         worker, = (document for document in
@@ -207,6 +240,19 @@ class FaultsTest(unittest.TestCase):
         self.assertEqual(kubernetes_schema.mismatches(service), [
             "Service a.spec.ports[0].port: got '80', want int",
             "Service a.spec.clusterIp: no such field"])
+        jobset, = (document for document in manifests.load(
+            KUBERNETES / "examples/jobset.yaml")
+            if document["kind"] == "JobSet")
+        policy = jobset["spec"]["failurePolicy"]
+        policy["rules"][0]["jobs"] = []
+        del policy["rules"][1]["action"]
+        self.assertEqual(kubernetes_schema.mismatches(jobset), [
+            "JobSet cohort.spec.failurePolicy.rules[0].jobs: no such field",
+            "JobSet cohort.spec.failurePolicy.rules[1].action: missing"])
+        self.assertEqual(
+            kubernetes_schema.mismatches({"apiVersion": "kubeflow.org/v1",
+                                          "kind": "TFJob"}),
+            ["TFJob None: no schema of kubeflow.org/v1"])
 
     def test_each_privilege_is_found(self):
         pod = self.pod()
@@ -518,6 +564,11 @@ class ComponentsTest(unittest.TestCase):
                 self.assertEqual(pod.spec["priorityClassName"],
                                  f"cohort-{program}")
 
+    def test_only_the_server_avoids_nodes_that_are_taken_away(self):
+        for components in (["steady_server"], ALL_COMPONENTS):
+            for program, pod in self.pods(*components).items():
+                self.assertEqual("affinity" in pod.spec, program == "server")
+
     def test_workers_of_the_run_are_spread_over_nodes(self):
         spread, = self.pods("spread")["worker"].spec[
             "topologySpreadConstraints"]
@@ -725,7 +776,8 @@ class PageTest(unittest.TestCase):
 
     # Kinds that belong to the cluster, not to a namespace.
     OF_THE_CLUSTER = ("create namespace", "label namespace",
-                      "create priorityclass", "get storageclass")
+                      "create priorityclass", "get storageclass",
+                      "apply -f deploy/kubernetes/examples/training_runtime")
 
     def setUp(self):
         self.page = (KUBERNETES / "README.md").read_text(encoding="utf-8")

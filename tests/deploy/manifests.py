@@ -132,12 +132,11 @@ def _templates(document: dict) -> Iterator[tuple[dict, dict]]:
     kind, spec = document["kind"], document.get("spec", {})
     if kind in ("StatefulSet", "Job"):
         yield document, spec["template"]
-    elif kind == "JobSet":
+    elif kind in ("JobSet", "ClusterTrainingRuntime"):
+        if kind == "ClusterTrainingRuntime":
+            spec = spec["template"]["spec"]
         for job in spec["replicatedJobs"]:
             yield job["template"], job["template"]["spec"]["template"]
-    elif kind == "TFJob":
-        for replica in spec["tfReplicaSpecs"].values():
-            yield {"spec": replica}, replica["template"]
 
 
 def pods(documents: list[dict]) -> list[Pod]:
