@@ -195,5 +195,32 @@ class Ray(unittest.TestCase):
             self.run_cohort("flag", server_flags={"epochs": 0})
 
 
+@unittest.skipIf(WHY_NOT, WHY_NOT)
+class SeveralNodes(unittest.TestCase):
+    """Nodes by Ray's account; all are this machine."""
+
+    def test_plaintext_between_nodes_has_to_be_allowed(self):
+        from ray.cluster_utils import Cluster
+        folder = tempfile.TemporaryDirectory(prefix="cohort-ray-")
+        self.addCleanup(folder.cleanup)
+        os.environ["HOME"] = folder.name
+        cluster = Cluster(initialize_head=True, connect=True,
+                          head_node_args={"num_cpus": 1})
+        self.addCleanup(cluster.shutdown)
+        self.addCleanup(ray.shutdown)
+        for _ in range(2):
+            cluster.add_node(num_cpus=1)
+        ray.cloudpickle.register_pickle_by_value(sys.modules["__main__"])
+        options = {"workers": 2, "strategy": "STRICT_SPREAD",
+                   "config": {"dir": folder.name}, "name": "spread",
+                   "server_flags": {"epochs": 1},
+                   "storage_path": folder.name}
+        with self.assertRaisesRegex(cohort.ConfigurationError,
+                                    "on several nodes, without encryption"):
+            cohort.ray.run(train, **options)
+        result = cohort.ray.run(train, insecure=True, **options)
+        self.assertTrue(pathlib.Path(result.checkpoint).exists())
+
+
 if __name__ == "__main__":
     unittest.main()

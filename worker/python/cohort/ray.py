@@ -58,7 +58,7 @@ class RunFailedError(_errors.TrainingError):
         self.result = result
 
 
-class _ServerActor:
+class CohortServer:
     """Runs cohort-server on its node."""
 
     def __init__(self, flags: Mapping[str, Any], loopback: bool,
@@ -91,7 +91,7 @@ class _ServerActor:
         self._server.close()
 
 
-class _WorkerActor:
+class CohortWorker:
     """One rank."""
 
     def train(self, train_fn: Callable[..., Any], config: Any, address: str,
@@ -309,7 +309,7 @@ class _Run:
         for name in ("results_dir", "checkpoint_dir"):
             flags[name] = str(flags[name])
         self._server = self._actor(
-            _ServerActor, 0, self._plan.server_resources).remote(
+            CohortServer, 0, self._plan.server_resources).remote(
                 flags, self._loopback, self._address or None)
         try:
             self._address = self._ray.get(self._server.address.remote())
@@ -337,7 +337,7 @@ class _Run:
         if self._workers[rank] is not None:
             self._ray.kill(self._workers[rank])
         self._workers[rank] = self._actor(
-            _WorkerActor, 1 + rank, self._plan.worker_resources).remote()
+            CohortWorker, 1 + rank, self._plan.worker_resources).remote()
         return self._workers[rank].train.remote(
             self._plan.train_fn, self._plan.config, self._address, rank)
 
