@@ -10,8 +10,11 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
+import cohort
 import torch
+from cohort import _server, _torchrun
 from ranks import BIN, Server
 
 SCRIPT = pathlib.Path(__file__).parent / "scripts" / "gang.py"
@@ -35,6 +38,58 @@ def is_alive(pid):
     except ProcessLookupError:
         return False
     return True
+
+
+class Variables(unittest.TestCase):
+    """Without processes."""
+
+    def gang(self, **changes):
+        variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0",
+                     "MASTER_PORT": "29500", **changes}
+        with mock.patch.dict(os.environ, variables, clear=True):
+            return _torchrun.gang()
+
+    def test_all_of_them_make_a_gang(self):
+        gang = self.gang()
+        self.assertEqual((gang.rank, gang.size, gang.host, gang.port),
+                         (1, 2, "node0", 29500))
+        self.assertFalse(gang.one_machine or gang.started_again)
+        self.assertTrue(self.gang(LOCAL_WORLD_SIZE="2").one_machine)
+        self.assertTrue(self.gang(MASTER_ADDR="127.0.0.1").one_machine)
+        self.assertTrue(
+            self.gang(TORCHELASTIC_RESTART_COUNT="1").started_again)
+        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            self.assertIsNone(self.gang(**{name: ""}), name)
+
+    def test_numbers_that_cannot_be_are_refused(self):
+        for changes, text in (({"RANK": "x"}, "RANK: got 'x'"),
+                              ({"MASTER_PORT": "-1"}, "MASTER_PORT: got '-1'"),
+                              ({"RANK": "2"}, "want less than WORLD_SIZE, 2")):
+            with self.assertRaisesRegex(cohort.ConfigurationError, text):
+                self.gang(**changes)
+
+    def test_other_ranks_know_where_the_server_is(self):
+        for changes, options, address in (
+                ({}, {}, "node0:29501"),
+                ({"LOCAL_WORLD_SIZE": "2"}, {}, "127.0.0.1:29501"),
+                ({"MASTER_ADDR": "fd00::1"}, {}, "[fd00::1]:29501"),
+                ({}, {"listen": "0.0.0.0:7070"}, "node0:7070")):
+            reached = _server._shared_by_gang(self.gang(**changes), options,
+                                              False)
+            self.assertEqual(reached.address, address)
+            self.assertIsNone(reached.own)
+        with self.assertRaisesRegex(cohort.ConfigurationError, "so not 0"):
+            _server._shared_by_gang(self.gang(), {"listen": "0.0.0.0:0"}, False)
+
+    def test_serve_is_rank0_or_flags(self):
+        with self.assertRaisesRegex(cohort.ConfigurationError,
+                                    "serve: got 'rank1', want 'rank0'"):
+            _server.reach(None, "rank1", None, False)
+        with mock.patch.dict(os.environ, {"SLURM_NTASKS": "2"}), \
+                self.assertRaisesRegex(
+                    cohort.ConfigurationError,
+                    "no server: SLURM_NTASKS.*which torchrun sets"):
+            _server.reach(None, "rank0", None, False)
 
 
 @unittest.skipIf(MISSING, MISSING)
