@@ -90,7 +90,8 @@ absl::Status Check(const ClusterSpec& spec) {
         absl::StrCat("--workers: got ", spec.workers, ", want 1 or more"));
   }
   COHORT_RETURN_IF_ERROR(
-      CheckFlags("server", spec.server_flags, {"workers", "address_file", "admin_listen"}));
+      CheckFlags("server", spec.server_flags,
+                 {"workers", "address_file", "admin_listen"}));
   if (!spec.worker_command.empty() && !spec.worker_flags.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(spec.worker_flags.front(),
