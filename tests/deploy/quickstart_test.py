@@ -97,6 +97,9 @@ class QuickstartTest(unittest.TestCase):
         (self.plays / f"{who}.play").write_text(text)
 
     def start(self, *flags: str) -> subprocess.Popen:
+        # The server of this start must not find the workers of the last one.
+        for left in self.plays.glob("worker-*.args"):
+            left.unlink()
         return subprocess.Popen(
             [self.root / "deploy/quickstart", *flags], cwd="/",
             env=self.environment, text=True, stdin=subprocess.DEVNULL,
@@ -245,6 +248,12 @@ class QuickstartTest(unittest.TestCase):
         before = token.read_text()
         self.assertEqual(self.quickstart(*flags)[0], 0)
         self.assertEqual(token.read_text(), before)
+        # One that was deleted is replaced, and so is its hash.
+        token.unlink()
+        self.assertEqual(self.quickstart(*flags)[0], 0)
+        self.assertNotEqual(token.read_text(), "")
+        hashes = (self.plays / "pki" / "viewer_tokens").read_text()
+        self.assertEqual(hashes.count("browser "), 1)
 
     def test_gpu_needs_a_tree_that_was_configured_for_one(self):
         (self.root / "build/release").mkdir(parents=True, exist_ok=True)
