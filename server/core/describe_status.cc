@@ -85,6 +85,28 @@ absl::Duration WaitLeft(const RunView& run, const std::vector<Rank>& ranks,
 
 namespace {
 
+// "2 more workers", of an elastic cohort.
+std::string MoreWorkers(int64_t count) {
+  return absl::StrCat(count, count == 1 ? " more worker" : " more workers");
+}
+
+// An elastic cohort has too few workers to go on.
+bool TooFew(const RunView& run) {
+  return run.ledger.started() && !run.ledger.ended() &&
+         !run.driver.TrainingDone() &&
+         run.ranks.present() < run.settings.workers_min();
+}
+
+std::string TooFewText(const RunView& run, Instant now) {
+  const int32_t here = run.ranks.present();
+  const int32_t wanted = run.settings.workers_min();
+  const Instant until = run.roster.TooFewSince().value_or(now) +
+                        run.settings.options().replacement_deadline;
+  return absl::StrCat("waiting for ", MoreWorkers(wanted - here), ": ", here,
+                      " here, want at least ", wanted, ", gives up in ",
+                      SecondsText(std::max(until - now, absl::ZeroDuration())));
+}
+
 std::string StartText(const RunView& run, Instant now) {
   const std::vector<Rank> waited = WaitedFor(run);
   if (run.registrar.asked().has_value()) {
@@ -93,6 +115,12 @@ std::string StartText(const RunView& run, Instant now) {
     return absl::StrCat(
         "waiting for ", Ranks(waited), " to register its model, gives up in ",
         SecondsText(std::max(until - now, absl::ZeroDuration())));
+  }
+  if (run.settings.workers_min() > 0) {
+    return absl::StrCat("waiting for ",
+                        MoreWorkers(static_cast<int64_t>(waited.size())),
+                        " to join and register (--workers=",
+                        WorkersText(run.settings.options()), ")");
   }
   const absl::Duration left = run.roster.StartLeft(now);
   std::string limit = "no time limit";
@@ -126,6 +154,7 @@ std::string LostText(const RunView& run, const std::vector<Rank>& lost,
 
 std::string WaitText(const RunView& run, Instant now) {
   if (!run.ledger.started()) return StartText(run, now);
+  if (TooFew(run)) return TooFewText(run, now);
   const std::vector<Rank> waited = WaitedFor(run);
   std::vector<Rank> lost;
   for (Rank rank : waited) {
@@ -241,6 +270,12 @@ void DescribeState(const RunView& run, Instant now, StatusView& view) {
     }
     return;
   }
+  if (TooFew(run)) {
+    view.phase = StatusView::Phase::kWaiting;
+    view.state = TooFewText(run, now);
+    view.waiting = now - run.roster.TooFewSince().value_or(now);
+    return;
+  }
   std::vector<Rank> lost;
   for (const Worker& worker : run.ranks.all()) {
     if (worker.ever_registered && !worker.usable()) lost.push_back(worker.rank);
@@ -279,8 +314,11 @@ void DescribeState(const RunView& run, Instant now, StatusView& view) {
                               PausedText(run, now));
     return;
   }
-  view.state = absl::StrCat("training, ", run.ranks.live(), " of ",
-                            run.ranks.size(), " workers");
+  view.state = run.settings.workers_min() > 0
+                   ? absl::StrCat("training, ", run.ranks.live(), " workers (",
+                                  WorkersText(run.settings.options()), ")")
+                   : absl::StrCat("training, ", run.ranks.live(), " of ",
+                                  run.ranks.size(), " workers");
   absl::StrAppend(&view.state, PausedText(run, now));
   // The others go on meanwhile.
   if (waits) absl::StrAppend(&view.state, "; ", LostText(run, lost, now));
@@ -302,6 +340,7 @@ StatusView DescribeStatus(const RunView& run, Instant now) {
       .measures = run.ledger.measures,
       .workers_live = run.ranks.live(),
       .workers_expected = run.ranks.size(),
+      .workers_needed = run.settings.options().workers_needed(),
       .counts = run.ledger.counts,
       .vacancies = run.ledger.vacancies,
       .statistics = run.ledger.statistics_counts,

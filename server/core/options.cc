@@ -153,8 +153,26 @@ PolicyOptions Resolve(const PolicyOptions& policy) {
   return resolved;
 }
 
+void TakeImplied(CoordinatorOptions& options) {
+  if (options.elastic() && !options.given.contains("on_worker_loss")) {
+    options.on_worker_loss = OnWorkerLoss::kContinue;
+  }
+}
+
+std::string WorkersText(const CoordinatorOptions& options) {
+  return options.elastic()
+             ? absl::StrCat(options.workers_min, ":", options.workers)
+             : absl::StrCat(options.workers);
+}
+
 absl::Status Validate(const CoordinatorOptions& o) {
   COHORT_RETURN_IF_ERROR(CheckSettingLimits(o));
+  if (o.elastic() && o.on_worker_loss == OnWorkerLoss::kWait) {
+    return Bad("on_worker_loss", "wait",
+               absl::StrCat("continue with --workers=", WorkersText(o),
+                            ": an elastic cohort takes in another worker "
+                            "instead of waiting for a lost one"));
+  }
   if (!o.run_name.empty()) {
     COHORT_RETURN_IF_ERROR(CheckDnsLabel("--run_name", o.run_name));
   }

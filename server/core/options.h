@@ -93,8 +93,8 @@ struct StalenessOptions {
   StalenessRule rule = StalenessRule::kKeep;
   // Versions above which kDrop drops.
   int64_t versions_max = 16;
-  // t0 of kScale, versions; absent: workers - 1, what each push has where all
-  // workers are equally fast.
+  // t0 of kScale, versions; absent: one less than the workers, those present if
+  // the cohort is elastic. Each push has it where all are equally fast.
   std::optional<int64_t> versions_free;
   // Lambda of kCompensate.
   double compensation = 0.04;
@@ -135,6 +135,10 @@ struct CoordinatorOptions {
   // Size of the cohort: ranks 0..workers-1. Training starts when all have
   // registered.
   int32_t workers = 2;
+  // Of an elastic cohort: the number of workers without which training neither
+  // starts nor goes on. `workers` is then the most that it takes in. 0: the
+  // size is fixed.
+  int32_t workers_min = 0;
   PolicyOptions policy;
   OptimizerOptions optimizer{.kind = OptimizerKind::kAuto};
   // Names of the settings that were given explicitly, by a flag or a change;
@@ -167,6 +171,10 @@ struct CoordinatorOptions {
   int32_t nonfinite_max = 10;
   Incarnation first_incarnation{1};
 
+  bool elastic() const { return workers_min > 0; }
+  // The number of workers that training starts with.
+  int32_t workers_needed() const { return elastic() ? workers_min : workers; }
+
   friend bool operator==(const CoordinatorOptions&,
                          const CoordinatorOptions&) = default;
 };
@@ -174,6 +182,13 @@ struct CoordinatorOptions {
 // Resolves `auto`: under sync global normalisation and combined statistics,
 // otherwise local normalisation and per-push statistics.
 PolicyOptions Resolve(const PolicyOptions& policy);
+
+// Takes the settings that others imply and that were not given: an elastic
+// cohort does not wait for a lost worker.
+void TakeImplied(CoordinatorOptions& options);
+
+// "4", or "2:8" for an elastic cohort.
+std::string WorkersText(const CoordinatorOptions& options);
 
 // Errors: InvalidArgument naming the option, the value seen and the values
 // wanted; explicit conflicts (global normalisation with async) included.

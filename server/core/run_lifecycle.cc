@@ -80,6 +80,10 @@ absl::Status InstallModel(const Run& run, const Sender& sender,
 bool ReadyToStart(const Run& run, Instant now) {
   if (!run.parts.model.registered() || run.parts.ranks.Usable().empty())
     return false;
+  const CoordinatorOptions& options = run.parts.settings.options();
+  if (options.elastic()) {
+    return run.parts.ranks.present() >= options.workers_min;
+  }
   const std::vector<Rank> awaited = run.roster.AwaitedToStart(
       [&run](Rank rank) { return run.registrar.Contains(rank); });
   return awaited.empty() || run.roster.StartLeft(now) <= absl::ZeroDuration();
@@ -88,8 +92,11 @@ bool ReadyToStart(const Run& run, Instant now) {
 void StartTraining(const Run& run, Turn& turn) {
   run.parts.ledger.Start();
   const auto here = static_cast<int32_t>(run.parts.ranks.Usable().size());
+  const CoordinatorOptions& options = run.parts.settings.options();
   const std::string who =
-      here == run.parts.ranks.size()
+      options.elastic() ? absl::StrCat("workers registered: ", here, " of ",
+                                       WorkersText(options))
+      : here == run.parts.ranks.size()
           ? absl::StrCat("all ", here, " workers are registered")
           : absl::StrCat(here, " of ", run.parts.ranks.size(),
                          " workers are registered, and the run continues "

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
@@ -53,14 +52,15 @@ RunSettings::RunSettings(const CoordinatorOptions& options,
 
 bool RunSettings::HadRank(Rank rank) const {
   return rank.value() >= 0 &&
-         std::any_of(history_.begin(), history_.end(),
-                     [rank](const PolicyRecord& record) {
-                       const auto workers = record.changed.find("workers");
-                       int32_t count = 0;
-                       return workers != record.changed.end() &&
-                              absl::SimpleAtoi(workers->second, &count) &&
-                              rank.value() < count;
-                     });
+         std::any_of(
+             history_.begin(), history_.end(),
+             [rank](const PolicyRecord& record) {
+               const auto workers = record.changed.find("workers");
+               CoordinatorOptions then;
+               return workers != record.changed.end() &&
+                      SetSetting("workers", workers->second, then).ok() &&
+                      rank.value() < then.workers;
+             });
 }
 
 RunSettings::Outlook RunSettings::OutlookOn(
@@ -108,6 +108,7 @@ absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(
     COHORT_RETURN_IF_ERROR(read);
     target.given.insert(name);
   }
+  TakeImplied(target);
   return target;
 }
 

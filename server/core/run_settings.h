@@ -47,6 +47,8 @@ class RunSettings {
   bool waits_for_lost() const {
     return options_.on_worker_loss == OnWorkerLoss::kWait;
   }
+  // Training neither starts nor goes on with fewer; 0: the size is fixed.
+  int32_t workers_min() const { return options_.workers_min; }
   // Members may meet in rendezvous, under this policy or an earlier one whose
   // messages may still be under way.
   bool MayHaveRendezvous() const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -17,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/limits.h"
 #include "server/core/options.h"
 
 // The kinds of settings that settings.cc lists. A field is a generic lambda
@@ -183,6 +185,30 @@ Setting OptionalNumber(absl::string_view name, Field field) {
             const std::optional<int64_t>& value = field(options);
             return value.has_value() ? absl::StrCat(*value) : "auto";
           }};
+}
+
+// The size of the cohort: "4", or "2:8" if it is elastic.
+inline Setting CohortSize(absl::string_view name) {
+  return {.name = name,
+          .read = [](absl::string_view text, Options& options) -> std::string {
+            const std::pair<absl::string_view, absl::string_view> ends =
+                absl::StrSplit(text, absl::MaxSplits(':', 1));
+            const bool elastic = absl::StrContains(text, ":");
+            int32_t least = 0;
+            int32_t most = 0;
+            if (!absl::SimpleAtoi(ends.first, &least) ||
+                !absl::SimpleAtoi(elastic ? ends.second : ends.first, &most) ||
+                (elastic &&
+                 (least < 1 || least > most || most > limits::kWorkersMax))) {
+              return absl::StrCat(
+                  "a whole number, or MIN:MAX with 1 <= MIN <= MAX <= ",
+                  limits::kWorkersMax);
+            }
+            options.workers = most;
+            options.workers_min = elastic ? least : 0;
+            return "";
+          },
+          .print = &WorkersText};
 }
 
 inline std::string ParseEntry(absl::string_view text, double& value) {

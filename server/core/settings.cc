@@ -13,6 +13,7 @@ namespace {
 
 using setting_kinds::Choice;
 using setting_kinds::Choices;
+using setting_kinds::CohortSize;
 using setting_kinds::List;
 using setting_kinds::Number;
 using setting_kinds::OptionalNumber;
@@ -149,8 +150,7 @@ std::vector<Setting> ScheduleSettings() {
 
 std::vector<Setting> MembershipSettings() {
   return {
-      Number(
-          "workers", [](auto& o) -> auto& { return o.workers; }),
+      CohortSize("workers"),
       Choice<OnWorkerLoss>(
           "on_worker_loss",
           {{"wait", OnWorkerLoss::kWait},

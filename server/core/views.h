@@ -56,7 +56,11 @@ struct StatusView {
   // statistics.
   std::optional<EvaluationSums> test;
   int32_t workers_live = 0;
+  // The number of ranks, and of workers that training needs. They differ where
+  // the cohort is elastic.
   int32_t workers_expected = 0;
+  int32_t workers_needed = 0;
+  bool elastic() const { return workers_needed < workers_expected; }
   struct Worker {
     Rank rank;
     std::string state;

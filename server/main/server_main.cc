@@ -83,6 +83,7 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   run.epochs = absl::GetFlag(FLAGS_epochs);
   run.max_steps = absl::GetFlag(FLAGS_max_steps);
   run.given = given;
+  TakeImplied(run);
   run.seed = absl::GetFlag(FLAGS_seed);
   run.run_name = absl::GetFlag(FLAGS_run_name);
   run.partition_bytes = absl::GetFlag(FLAGS_partition_kib) * kKib;

@@ -18,7 +18,9 @@ std::optional<int64_t> StalenessBound(const RunFigures& figures) {
       return policy.staleness.versions_max;
     case StalenessRule::kScale:
       return policy.staleness.versions_free.value_or(
-          figures.status.workers_expected - 1);
+          (figures.status.elastic() ? figures.status.workers_live
+                                    : figures.status.workers_expected) -
+          1);
     default:
       return std::nullopt;
   }

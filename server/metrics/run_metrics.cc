@@ -151,7 +151,11 @@ void AddLearning(const RunFigures& f, Page& page) {
 
 void AddMembers(const RunFigures& f, Page& page) {
   const StatusView& status = f.status;
-  page.Gauge("cohort_workers_expected", "Number of ranks.")
+  page.Gauge("cohort_workers_expected",
+             "Workers that training needs: all ranks, or MIN of an elastic "
+             "cohort.")
+      .Value(status.workers_needed);
+  page.Gauge("cohort_workers_max", "Number of ranks.")
       .Value(status.workers_expected);
   page.Gauge("cohort_workers_registered", "Ranks held by a live worker.")
       .Value(status.workers_live);

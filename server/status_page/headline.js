@@ -3,7 +3,7 @@
 import {byId, make, setText, setTexts} from './dom.js';
 import {UNKNOWN, capitalised, count, decimal, duration, known, percent, plural, smallPercent} from './format.js';
 import {isLong, smoothed} from './smooth.js';
-import {isMissing, isWaiting, rankList, straggler} from './workers.js';
+import {isElastic, isMissing, isWaiting, rankList, sizeText, straggler} from './workers.js';
 
 // Messages that are not work of their own: their content was applied already,
 // or is computed again.
@@ -70,9 +70,11 @@ function showProgress(status) {
     if (known(value)) facts.push(`${name} ${decimal(value)}`);
   }
   if (status.attempt > 1) facts.push(`attempt ${count(status.attempt)}`);
-  if (!status.ended && status.workers_live < status.workers_expected) {
-    facts.push(`${count(status.workers_live)} of ` +
-               `${plural(status.workers_expected, 'worker')} live`);
+  if (!status.ended &&
+      (isElastic(status) || status.workers_live < status.workers_expected)) {
+    facts.push(isElastic(status) ? `workers: ${sizeText(status)}` :
+        `${count(status.workers_live)} of ` +
+        `${plural(status.workers_expected, 'worker')} live`);
   }
   setTexts(byId('progress-facts'), facts, () => make('li'));
 }

@@ -74,8 +74,12 @@ std::string RunTable(const RunFigures& figures) {
       rows.push_back({"Test mIoU", PercentText(sums.test->mean_iou)});
     }
   }
-  rows.push_back({"Workers", absl::StrCat(status.workers_live, " of ",
-                                          status.workers_expected)});
+  rows.push_back({"Workers", status.elastic()
+                                 ? absl::StrCat(status.workers_live, ", from ",
+                                                status.workers_needed, " to ",
+                                                status.workers_expected)
+                                 : absl::StrCat(status.workers_live, " of ",
+                                                status.workers_expected)});
   const CheckpointFigures& files = figures.checkpoint;
   rows.push_back({"Checkpoint", !files.enabled ? "none (no --checkpoint_dir)"
                                 : files.version.has_value()

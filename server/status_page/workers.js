@@ -19,8 +19,19 @@ export const isWaiting = (status) =>
 export const isMissing = (worker) =>
     ['vacant', 'reconnecting'].includes(worker.state);
 
-// After the run, no worker counts as missing.
-const isMissed = (status, worker) => !status.ended && isMissing(worker);
+export const isElastic = (status) =>
+    status.workers_needed < status.workers_expected;
+
+// "3 of 4", or of an elastic cohort "3, from 2 to 8".
+export const sizeText = (status) => isElastic(status) ?
+    `${count(status.workers_live)}, from ${count(status.workers_needed)} to ` +
+        `${count(status.workers_expected)}` :
+    `${count(status.workers_live)} of ${count(status.workers_expected)}`;
+
+// After the run, no worker counts as missing, and an elastic cohort misses none
+// in particular.
+const isMissed = (status, worker) =>
+    !status.ended && !isElastic(status) && isMissing(worker);
 
 // "workers 0, 3 and 7", "workers 0, 1, 2 and 61 more".
 export function rankList(ranks) {
@@ -122,5 +133,5 @@ export function updateWorkers(status) {
           row, workers[i],
           {waited, missed, late, all, barrier, ended: status.ended}));
   setText(byId('workers-note'), status.ended ? 'as they were at the end' :
-      `${count(status.workers_live)} of ${count(status.workers_expected)} live`);
+      `${sizeText(status)} live`);
 }

@@ -163,6 +163,12 @@ void Checker::On(const effect::Committed& committed) {
   ++commits_;
   if (record.staleness_versions < 0) Fail("negative staleness");
   if (!Is("aggregation", "sync")) CheckLead(record.members.front());
+  const auto members = static_cast<int32_t>(record.members.size());
+  if (Is("aggregation", "sync") && Is("min_pushes", "0") &&
+      members < LeastWorkers()) {
+    Fail(absl::StrCat("a step of ", members, " workers, want at least ",
+                      LeastWorkers()));
+  }
   if (record.skipped) {
     // Only a stale push may be skipped without leaving a trace.
     if (!Is("staleness", "drop")) Fail("a finite step was skipped");
@@ -245,6 +251,14 @@ void Checker::Cover(const Contribution& contribution) {
     }
     samples[static_cast<size_t>(i)] = true;
   }
+}
+
+int32_t Checker::LeastWorkers() const {
+  CoordinatorOptions options;
+  const absl::Status read =
+      SetSetting("workers", settings_.at("workers"), options);
+  COHORT_CHECK(read.ok(), read.message());
+  return options.workers_min;
 }
 
 int64_t Checker::Number(const std::string& setting) const {

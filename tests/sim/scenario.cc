@@ -324,6 +324,62 @@ Scenario MakeMiscount(uint64_t seed) {
   return scenario;
 }
 
+Scenario MakeElastic(uint64_t seed) {
+  SplitMix64 random(MixSeed(seed, 5));
+  Scenario scenario = MakeScenario(random.Next());
+  scenario.seed = seed;
+  RunSpec& run = scenario.run;
+  CoordinatorOptions& o = run.coordinator;
+  const int32_t most = random.Below(10) == 0 ? 64 : kRanksMax;
+  o.workers =
+      1 + static_cast<int32_t>(random.Below(static_cast<uint64_t>(most)));
+  o.workers_min = 1 + static_cast<int32_t>(random.Below(
+                          static_cast<uint64_t>(std::min(o.workers, 4))));
+  o.on_worker_loss = OnWorkerLoss::kContinue;
+  FitTo(o.workers, o.policy);
+  while (static_cast<int32_t>(run.batch_sizes.size()) < o.workers) {
+    run.batch_sizes.push_back(1 + static_cast<int64_t>(random.Below(3)));
+  }
+  if (!run.extras.own_data) {
+    const int64_t step =
+        std::accumulate(run.batch_sizes.begin(),
+                        run.batch_sizes.begin() + o.workers, int64_t{0});
+    run.plan.train_samples = 6 * step + 1;
+  }
+  const absl::Duration span = scenario.delay_max * 200;
+  for (int32_t rank = 0; rank < o.workers; ++rank) {
+    scenario.starts_at.push_back(random.Below(2) == 0
+                                     ? scenario.delay_max * random.Uniform()
+                                     : span * random.Uniform());
+  }
+  // The limit of the base scenario may be too low for this policy.
+  o.inflight_bytes_max = MakeLimit(run, random);
+  const uint64_t storms = random.Below(4);
+  for (uint64_t storm = 0; storm < storms; ++storm) {
+    const absl::Duration at = span * random.Uniform();
+    const uint64_t losses = 1 + random.Below(static_cast<uint64_t>(o.workers));
+    for (uint64_t i = 0; i < losses; ++i) {
+      constexpr std::array kKinds = {FaultKind::kKill, FaultKind::kVanish,
+                                     FaultKind::kLeave, FaultKind::kFreeze};
+      Fault fault{.kind = kKinds[static_cast<size_t>(random.Below(4))],
+                  .at = at + scenario.delay_max * 4 * random.Uniform()};
+      fault.rank = Rank(
+          static_cast<int32_t>(random.Below(static_cast<uint64_t>(o.workers))));
+      fault.lasts = FaultLength(fault.kind, random);
+      fault.replaced = random.Below(2) == 0;
+      scenario.faults.push_back(fault);
+    }
+  }
+  // A size of another kind may follow.
+  for (ChangeAt& change : scenario.changes) {
+    const auto workers = change.values.find("workers");
+    if (workers == change.values.end() || random.Below(4) == 0) continue;
+    workers->second =
+        absl::StrCat(1 + random.Below(2), ":", 2 + random.Below(kRanksMax - 1));
+  }
+  return scenario;
+}
+
 Scenario MakeUndisturbed(int32_t number, const RunExtras& extras) {
   return {.seed = static_cast<uint64_t>(number),
           .run = MakeRunSpec(number, extras)};

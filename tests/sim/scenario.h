@@ -106,6 +106,9 @@ struct Scenario {
   bool in_order = true;
   std::vector<Fault> faults;
   std::vector<ChangeAt> changes;
+  // Workers that start later than the first ones; by rank. Empty: all start at
+  // the beginning.
+  std::vector<absl::Duration> starts_at;
   // Messages come that none of the simulated workers sends, such as pushes of
   // an earlier incarnation.
   bool strangers = false;
@@ -115,6 +118,8 @@ Scenario MakeScenario(uint64_t seed);
 // A synchronous run of two workers or more. One of them makes other batch-norm
 // calls than the others in one step; faults hit the others.
 Scenario MakeMiscount(uint64_t seed);
+// An elastic run of up to 64 ranks, with storms of losses and joins.
+Scenario MakeElastic(uint64_t seed);
 // The run of `number` without any disturbance.
 Scenario MakeUndisturbed(int32_t number, const RunExtras& extras = {});
 

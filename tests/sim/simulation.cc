@@ -82,12 +82,16 @@ Simulation::Simulation(const Scenario& scenario)
       random_(MixSeed(scenario.seed, 2)),
       network_(scheduler_, random_, scenario.delay_max),
       checker_(scenario_),
-      newest_(static_cast<size_t>(kRanksMax)) {}
+      newest_(static_cast<size_t>(
+          std::max(kRanksMax, scenario.run.coordinator.workers))) {}
 
 Outcome Simulation::Run() {
   StartServer();
   for (int32_t i = 0; i < scenario_.run.coordinator.workers; ++i) {
-    scheduler_.After(network_.Delay(), [this, i] { StartWorker(Rank(i)); });
+    const absl::Duration at = scenario_.starts_at.empty()
+                                  ? network_.Delay()
+                                  : scenario_.starts_at[static_cast<size_t>(i)];
+    scheduler_.After(at, [this, i] { StartWorker(Rank(i)); });
   }
   Tick();
   for (const Fault& fault : scenario_.faults) {

@@ -23,6 +23,7 @@ namespace {
 // further one, or COHORT_SIM_SEEDS for all of them.
 constexpr uint64_t kBaseSeeds = 10000;
 constexpr uint64_t kMiscountSeeds = 1000;
+constexpr uint64_t kElasticSeeds = 1000;
 
 uint64_t SeedCount(uint64_t usual) {
   const char* wanted = std::getenv("COHORT_SIM_SEEDS");
@@ -57,7 +58,7 @@ bool MustBeIdentical(const Scenario& scenario, const Outcome& outcome) {
   const CoordinatorOptions& o = scenario.run.coordinator;
   // Under other policies the order of arrival is part of the result.
   if (o.policy.aggregation != AggregationKind::kSync ||
-      o.policy.pushes_min != 0 || !scenario.changes.empty()) {
+      o.policy.pushes_min != 0 || !scenario.changes.empty() || o.elastic()) {
     return false;
   }
   // A rank that was lost while it registered was followed by the next.
@@ -209,6 +210,30 @@ TEST(SimulationTest, AWorkerThatMiscountsItsCallsLeavesNoTrace) {
   EXPECT_GT(repeated, static_cast<int64_t>(seeds / 20));
 }
 
+// Every sample counts once, whoever comes and goes, and no step is made by too
+// few.
+TEST(SimulationTest, ElasticCohortsLoseAndDoubleNothing) {
+  References references;
+  Outcome outcome;
+  int64_t lost = 0;
+  int64_t aborted = 0;
+  int64_t resizes = 0;
+  const uint64_t seeds = SeedCount(kElasticSeeds);
+  for (uint64_t seed = 1; seed <= seeds; ++seed) {
+    ASSERT_EQ(RunScenario(MakeElastic(seed), references, outcome), "")
+        << "replay: cohort_sim_test --elastic=" << seed;
+    lost += outcome.workers_lost;
+    aborted += outcome.steps_aborted;
+    resizes += outcome.resizes;
+  }
+  std::printf("%lld workers lost, %lld steps aborted, %lld resizes\n",
+              static_cast<long long>(lost), static_cast<long long>(aborted),
+              static_cast<long long>(resizes));
+  EXPECT_GT(lost, static_cast<int64_t>(seeds));
+  EXPECT_GT(aborted, static_cast<int64_t>(seeds / 20));
+  EXPECT_GT(resizes, static_cast<int64_t>(seeds / 20));
+}
+
 // Runs one seed and prints the outcome. Returns the exit status.
 int Replay(const Scenario& scenario) {
   References references;
@@ -224,7 +249,8 @@ int Replay(const Scenario& scenario) {
 }  // namespace cohort::sim
 
 // With --seed=N, replays one seed of the ten thousand instead of testing; with
-// --miscount=N, one of a worker that miscounts.
+// --miscount=N, one of a worker that miscounts; with --elastic=N, an elastic
+// one.
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {
@@ -237,6 +263,10 @@ int main(int argc, char** argv) {
     if (absl::ConsumePrefix(&text, "--miscount=") &&
         absl::SimpleAtoi(text, &seed)) {
       return cohort::sim::Replay(cohort::sim::MakeMiscount(seed));
+    }
+    if (absl::ConsumePrefix(&text, "--elastic=") &&
+        absl::SimpleAtoi(text, &seed)) {
+      return cohort::sim::Replay(cohort::sim::MakeElastic(seed));
     }
   }
   return RUN_ALL_TESTS();

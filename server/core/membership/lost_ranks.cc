@@ -112,14 +112,14 @@ void LoseStalled(const Run& run, Turn& turn) {
 }
 
 void GiveUpAbandoned(const Run& run, Turn& turn) {
-  const std::optional<Rank> abandoned = run.roster.FindAbandoned(turn.now);
-  if (!abandoned.has_value()) return;
-  const absl::Duration missed =
-      turn.now - run.parts.ranks[*abandoned].missed_since;
-  turn.end = {
-      .outcome = RunOutcome::kWorkerLost,
-      .reason = absl::StrCat("no replacement for rank ", abandoned->value(),
-                             " within ", SecondsText(missed))};
+  // What is left after training needs no more workers than there are.
+  if (run.parts.settings.workers_min() > 0 && run.driver.TrainingDone() &&
+      run.parts.ranks.live() > 0) {
+    return;
+  }
+  const std::optional<std::string> reason = run.roster.FindAbandoned(turn.now);
+  if (!reason.has_value()) return;
+  turn.end = {.outcome = RunOutcome::kWorkerLost, .reason = *reason};
 }
 
 }  // namespace cohort

@@ -96,6 +96,14 @@ int32_t RankTable::live() const {
   return count;
 }
 
+int32_t RankTable::present() const {
+  int32_t count = 0;
+  for (const Worker& worker : workers_) {
+    if (worker.present()) ++count;
+  }
+  return count;
+}
+
 void RankTable::Transition(Worker& worker, Worker::State to, Instant now) {
   const bool allowed =
       worker.state != to && !(worker.state == Worker::State::kVacant &&

@@ -69,6 +69,7 @@ struct Worker {
   // Pushes that were decided.
   int64_t pushes = 0;
 
+  bool present() const { return state != State::kVacant && registered; }
   bool usable() const { return state == State::kLive && registered; }
   // It was given a training assignment that has not ended.
   bool trains() const {
@@ -111,6 +112,8 @@ class RankTable {
   // Ranks that were given something that has not ended.
   std::vector<Rank> InFlight() const;
   int32_t live() const;
+  // Workers that take part in training: registered, and not known to be lost.
+  int32_t present() const;
 
   // By rank: the numbers of the next assignments, forgotten ranks included.
   std::vector<Sequence> next_sequences() const;

@@ -47,7 +47,8 @@ void Registrar::Await(const Sender& sender, const ModelLayout& layout,
 }
 
 bool Registrar::Ask(Turn& turn) {
-  if (model_.registered() || !book_.Due(ranks_.size())) return false;
+  if (model_.registered() || !book_.Due(settings_.options().workers_needed()))
+    return false;
   const std::map<Rank, absl::Status> different = book_.TakeDifferent();
   for (const auto& [rank, status] : different) {
     const Worker& worker = ranks_[rank];

@@ -54,9 +54,9 @@ void RegistrationBook::Remove(Rank rank) {
   if (entries_.empty()) complete_ = false;
 }
 
-bool RegistrationBook::Due(int32_t size) const {
+bool RegistrationBook::Due(int32_t needed) const {
   if (asked_.has_value() || entries_.empty()) return false;
-  return complete_ || static_cast<int32_t>(entries_.size()) == size;
+  return complete_ || static_cast<int32_t>(entries_.size()) >= needed;
 }
 
 std::map<Rank, absl::Status> RegistrationBook::TakeDifferent() {

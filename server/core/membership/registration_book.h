@@ -36,10 +36,9 @@ class RegistrationBook {
   bool Contains(Rank rank) const { return entries_.contains(rank); }
   const std::optional<Rank>& asked() const { return asked_; }
 
-  // True if somebody is to be asked now: nobody is, and either the ranks
-  // 0..size-1 have all come or they had come before, and the one that was
-  // asked is lost.
-  bool Due(int32_t size) const;
+  // True if somebody is to be asked now: nobody is, and either `needed` ranks
+  // have come or they had come before, and the one that was asked is lost.
+  bool Due(int32_t needed) const;
   // Ranks whose model differs from the one that rules, and how. They are
   // removed.
   std::map<Rank, absl::Status> TakeDifferent();

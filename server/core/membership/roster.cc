@@ -38,7 +38,10 @@ void Roster::Restore(const RunState& restored) {
     const auto at = static_cast<size_t>(worker.rank.value());
     ledger_.pushes_of(worker.rank).ForgetBelow(worker.next_sequence);
     if (at >= restored.batch_sizes.size()) continue;
-    worker.batch_size = restored.batch_sizes[at];
+    // An elastic cohort counts only workers that are there.
+    if (settings_.waits_for_lost() || settings_.workers_min() == 0) {
+      worker.batch_size = restored.batch_sizes[at];
+    }
     // It is missed from the beginning.
     worker.ever_registered = !never_registered_before_.contains(worker.rank);
   }
@@ -299,6 +302,8 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
   worker.registered = false;
   worker.waiting = false;
   worker.leaves_because.reset();
+  // Shares of a batch are those of the workers that are there.
+  if (settings_.workers_min() > 0 && !ledger_.ended()) worker.batch_size = 0;
   // The end shows each worker as it was.
   if (ledger_.ended()) return;
   worker.report = {};
@@ -340,15 +345,37 @@ std::vector<Roster::Overdue> Roster::FindOverdue(Instant now) const {
   return overdue;
 }
 
-std::optional<Rank> Roster::FindAbandoned(Instant now) const {
+std::optional<Instant> Roster::TooFewSince() const {
+  if (ranks_.present() >= settings_.workers_min()) return std::nullopt;
+  std::optional<Instant> since;
+  for (const Worker& worker : ranks_.all()) {
+    if (!worker.present() && worker.ever_registered) {
+      since =
+          std::max(since.value_or(worker.missed_since), worker.missed_since);
+    }
+  }
+  return since;
+}
+
+std::optional<std::string> Roster::FindAbandoned(Instant now) const {
+  const absl::Duration deadline = settings_.options().replacement_deadline;
+  if (settings_.workers_min() > 0) {
+    const std::optional<Instant> since = TooFewSince();
+    if (!since.has_value() || now - *since <= deadline) return std::nullopt;
+    return absl::StrCat(ranks_.present(), " workers for ",
+                        SecondsText(now - *since), ", want at least ",
+                        settings_.workers_min());
+  }
   const bool any_live = ranks_.live() > 0;
   for (const Worker& worker : ranks_.all()) {
     if (worker.state != Worker::State::kVacant || !worker.ever_registered) {
       continue;
     }
     if (!settings_.waits_for_lost() && any_live) continue;
-    if (now - worker.missed_since > settings_.options().replacement_deadline) {
-      return worker.rank;
+    const absl::Duration missed = now - worker.missed_since;
+    if (missed > deadline) {
+      return absl::StrCat("no replacement for rank ", worker.rank.value(),
+                          " within ", SecondsText(missed));
     }
   }
   return std::nullopt;
@@ -359,6 +386,10 @@ std::vector<Rank> Roster::AwaitedToStart(
   std::vector<Rank> awaited;
   for (const Worker& worker : ranks_.all()) {
     if (worker.usable() || registered(worker.rank)) continue;
+    if (settings_.workers_min() > 0) {
+      awaited.push_back(worker.rank);
+      continue;
+    }
     // The run went on without it before it was continued.
     if (never_registered_before_.contains(worker.rank) ||
         (!settings_.waits_for_lost() && lost_before_.contains(worker.rank))) {
@@ -366,11 +397,18 @@ std::vector<Rank> Roster::AwaitedToStart(
     }
     awaited.push_back(worker.rank);
   }
+  // Any ranks will do for an elastic cohort; the lowest vacant are named.
+  if (settings_.workers_min() > 0) {
+    const int32_t more = settings_.workers_min() -
+                         (ranks_.size() - static_cast<int32_t>(awaited.size()));
+    awaited.resize(static_cast<size_t>(std::max(more, 0)));
+  }
   return awaited;
 }
 
 absl::Duration Roster::StartLeft(Instant now) const {
-  if (!resumed_ || !begin_.has_value() || settings_.waits_for_lost()) {
+  if (!resumed_ || !begin_.has_value() || settings_.waits_for_lost() ||
+      settings_.workers_min() > 0) {
     return absl::InfiniteDuration();
   }
   return std::max(*begin_ + settings_.options().replacement_deadline - now,

@@ -79,8 +79,11 @@ class Roster {
   };
   // Leases and graces that have passed, in rank order.
   std::vector<Overdue> FindOverdue(Instant now) const;
-  // A rank that no replacement has come for in time.
-  std::optional<Rank> FindAbandoned(Instant now) const;
+  // Of an elastic cohort: since when it has too few workers to go on; absent if
+  // it has enough, or none has ever registered.
+  std::optional<Instant> TooFewSince() const;
+  // Why the run cannot go on: no replacement has come in time.
+  std::optional<std::string> FindAbandoned(Instant now) const;
 
   // Without `registered`: ranks that must be there before training starts.
   std::vector<Rank> AwaitedToStart(

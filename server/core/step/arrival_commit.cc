@@ -65,7 +65,8 @@ void ArrivalQueue::ApplyNext(Turn& turn) {
   const PushOpening& opening = applying_->push.opening();
   decision_ = DecideStaleness(
       staleness, parts_.model.version().value() - opening.version.value(),
-      parts_.ranks.size());
+      parts_.settings.workers_min() > 0 ? parts_.ranks.present()
+                                        : parts_.ranks.size());
   if (decision_.drop) {
     Drop(turn);
     return;

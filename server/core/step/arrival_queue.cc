@@ -115,6 +115,7 @@ void ArrivalQueue::ResumePaused(Turn& turn) {
 
 std::optional<Assignment> ArrivalQueue::Next(Worker& worker) {
   if (parts_.ledger.draining() || parts_.settings.pending().has_value() ||
+      parts_.ranks.present() < parts_.settings.workers_min() ||
       NoMoreSteps(UnderWay()) || !Behind(worker.rank).empty()) {
     return std::nullopt;
   }

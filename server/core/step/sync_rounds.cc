@@ -38,7 +38,10 @@ void SyncRounds::StartRound() {
     return;
   }
   std::vector<Rank> candidates = Candidates();
-  if (candidates.empty()) return;
+  if (candidates.empty() ||
+      static_cast<int32_t>(candidates.size()) < parts_.settings.workers_min()) {
+    return;
+  }
   std::vector<int64_t> batch_sizes;
   for (Rank rank : candidates) {
     batch_sizes.push_back(parts_.ranks[rank].batch_size);

@@ -164,7 +164,11 @@ void LocalCluster::RemoveScratch() {
 
 std::vector<std::string> LocalCluster::ServerCommand() const {
   std::vector<std::string> command = {
-      spec_.programs.server, absl::StrCat("--workers=", spec_.workers),
+      spec_.programs.server,
+      absl::StrCat(
+          "--workers=",
+          spec_.workers_min > 0 ? absl::StrCat(spec_.workers_min, ":") : "",
+          spec_.workers),
       absl::StrCat("--address_file=", scratch_, "/address")};
   AddTlsFlags(spec_.certificates.server, command);
   command.insert(command.end(), spec_.server_flags.begin(),

@@ -44,6 +44,8 @@ struct ClusterSpec {
   ClusterPrograms programs;
   ClusterCertificates certificates;
   int32_t workers = 1;
+  // With fewer the run starts and goes on too, as --workers=MIN:MAX; 0: not.
+  int32_t workers_min = 0;
   // As on the command line: "--name=value", or "--name", "value". The cluster
   // itself sets --workers and --address_file of the server, --server and --rank
   // of the workers, and free ports unless ports are given. With several workers

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "common/dns_label.h"
 #include "common/formats/file_system.h"
@@ -85,12 +86,28 @@ std::string ResumeCommand(const Context& context) {
   return command;
 }
 
+// Reads --workers=N and --workers=MIN:MAX.
+// Errors: InvalidArgument.
+absl::Status ReadWorkers(const Arguments& arguments, ClusterSpec& spec) {
+  const std::string text =
+      arguments.Value("workers").value_or(absl::StrCat(kWorkersDefault));
+  const std::vector<std::string> ends = absl::StrSplit(text, ':');
+  int32_t least = 0;
+  if (ends.size() <= 2 && absl::SimpleAtoi(ends.front(), &least) &&
+      absl::SimpleAtoi(ends.back(), &spec.workers) && least >= 1 &&
+      least <= spec.workers && spec.workers <= kWorkersMax) {
+    spec.workers_min = ends.size() == 2 ? least : 0;
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--workers: got '", text, "', want a whole number of 1 to ",
+                   kWorkersMax, ", or MIN:MAX"));
+}
+
 absl::StatusOr<ClusterRunOptions> RunOptionsOf(const Context& context) {
   ClusterRunOptions options;
   const Arguments& arguments = context.arguments;
-  COHORT_ASSIGN_OR_RETURN(options.spec.workers,
-                          Number(arguments, "workers", kWorkersDefault,
-                                 {.min = 1, .max = kWorkersMax}));
+  COHORT_RETURN_IF_ERROR(ReadWorkers(arguments, options.spec));
   COHORT_ASSIGN_OR_RETURN(options.max_restarts,
                           Number(arguments, "max_restarts", kRestartsDefault,
                                  {.min = 0, .max = kRestartsMax}));
@@ -214,7 +231,8 @@ Verb RunVerb() {
       .summary = "trains on this machine: starts a server and its workers",
       .flags = {{.name = "workers",
                  .value = "N",
-                 .help = "number of workers (default 2)"},
+                 .help = "number of workers (default 2); MIN:MAX of an elastic "
+                         "cohort starts MAX"},
                 {.name = "max_restarts",
                  .value = "N",
                  .help = "restarts of each worker that dies (default 3)"},
