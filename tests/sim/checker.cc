@@ -24,9 +24,8 @@ void Checker::Fail(const std::string& what) {
 }
 
 void Checker::OnEffects(const Effects& effects, const Coordinator& core) {
-  const size_t bound =
-      64 + 24 * static_cast<size_t>(std::max<int64_t>(run_.coordinator.workers,
-                                                      Number("workers")));
+  const size_t bound = 64 + 24 * static_cast<size_t>(std::max(
+                                     run_.coordinator.workers, Size().workers));
   if (effects.size() > bound) {
     Fail(absl::StrCat(effects.size(), " effects of one event, want at most ",
                       bound));
@@ -34,8 +33,10 @@ void Checker::OnEffects(const Effects& effects, const Coordinator& core) {
   for (const Effect& effect : effects) {
     std::visit([this](const auto& e) { On(e); }, effect);
   }
-  // The lowest rank's values are requested, whatever order the ranks came in.
-  if (asked_.has_value() && *asked_ != Rank(0) && core.model() == nullptr &&
+  // The lowest rank's values are requested, whatever order the ranks came in;
+  // an elastic cohort has that of the first.
+  if (Size().workers_min == 0 && asked_.has_value() && *asked_ != Rank(0) &&
+      core.model() == nullptr &&
       core.Status(Instant()).counts.workers_lost == 0) {
     Fail(absl::StrCat("rank ", asked_->value(), " is asked for its values"));
   }
@@ -104,7 +105,8 @@ void Checker::CheckRoom(const Coordinator& core) {
       [](const Fault& fault) { return fault.kind == FaultKind::kMiscount; });
   if (!scenario_.in_order || !all_alike) return;
   const CoordinatorOptions& o = run_.coordinator;
-  const int64_t limit = o.inflight_bytes_max + kRanksMax * o.partition_bytes;
+  const int64_t limit =
+      o.inflight_bytes_max + std::max(kRanksMax, o.workers) * o.partition_bytes;
   if (core.inflight_bytes() > limit) {
     Fail(absl::StrCat("holds ", core.inflight_bytes(), " bytes of gradients, ",
                       "want at most ", limit));
@@ -164,10 +166,12 @@ void Checker::On(const effect::Committed& committed) {
   if (record.staleness_versions < 0) Fail("negative staleness");
   if (!Is("aggregation", "sync")) CheckLead(record.members.front());
   const auto members = static_cast<int32_t>(record.members.size());
+  const int32_t least = Size().workers_min;
+  // The last step of an epoch may have fewer samples than workers.
   if (Is("aggregation", "sync") && Is("min_pushes", "0") &&
-      members < LeastWorkers()) {
-    Fail(absl::StrCat("a step of ", members, " workers, want at least ",
-                      LeastWorkers()));
+      !record.epoch_ended && members < least) {
+    Fail(
+        absl::StrCat("a step of ", members, " workers, want at least ", least));
   }
   if (record.skipped) {
     // Only a stale push may be skipped without leaving a trace.
@@ -253,12 +257,12 @@ void Checker::Cover(const Contribution& contribution) {
   }
 }
 
-int32_t Checker::LeastWorkers() const {
+CoordinatorOptions Checker::Size() const {
   CoordinatorOptions options;
   const absl::Status read =
       SetSetting("workers", settings_.at("workers"), options);
   COHORT_CHECK(read.ok(), read.message());
-  return options.workers_min;
+  return options;
 }
 
 int64_t Checker::Number(const std::string& setting) const {
@@ -275,7 +279,7 @@ void Checker::CheckLead(Rank rank) {
     return;
   }
   int64_t least = finished_[rank];
-  for (int32_t r = 0; r < Number("workers"); ++r) {
+  for (int32_t r = 0; r < Size().workers; ++r) {
     least = std::min(least, finished_[Rank(r)]);
   }
   if (finished_[rank] - least > Number("max_lead")) {

@@ -118,8 +118,8 @@ class Checker {
     return settings_.at(setting) == value;
   }
   int64_t Number(const std::string& setting) const;
-  // MIN of an elastic cohort; 0 if its size is fixed.
-  int32_t LeastWorkers() const;
+  // With the size in force.
+  CoordinatorOptions Size() const;
   void CheckAllCovered();
   void CheckRoom(const Coordinator& core);
 

@@ -352,7 +352,8 @@ Scenario MakeElastic(uint64_t seed) {
                                      ? scenario.delay_max * random.Uniform()
                                      : span * random.Uniform());
   }
-  // The limit of the base scenario may be too low for this policy.
+  // The limit of the base scenario may be too low for more workers.
+  o.inflight_bytes_max = CoordinatorOptions().inflight_bytes_max;
   o.inflight_bytes_max = MakeLimit(run, random);
   const uint64_t storms = random.Below(4);
   for (uint64_t storm = 0; storm < storms; ++storm) {
@@ -388,7 +389,8 @@ Scenario MakeUndisturbed(int32_t number, const RunExtras& extras) {
 std::string Describe(const Scenario& scenario) {
   const CoordinatorOptions& o = scenario.run.coordinator;
   std::string text = absl::StrCat(
-      "run ", scenario.run.number, ": ", o.workers, " workers with batches ",
+      "run ", scenario.run.number, ": ", WorkersText(o),
+      " workers with batches ",
       absl::StrJoin(absl::MakeConstSpan(scenario.run.batch_sizes)
                         .first(static_cast<size_t>(o.workers)),
                     ","),
