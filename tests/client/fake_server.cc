@@ -39,7 +39,12 @@ struct FakeServer::Services {
 
   struct Parameters final : v1::Parameters::Service {
     explicit Parameters(FakeServer& fake) : fake(fake) {}
-    grpc::Status Register(grpc::ServerContext*, RegisterIo* io) override {
+    grpc::Status Register(grpc::ServerContext* context,
+                          RegisterIo* io) override {
+      {
+        MutexLock lock(fake.mu_);
+        fake.register_peers_.push_back(context->peer());
+      }
       return fake.on_register ? fake.on_register(*io) : Unexpected("Register");
     }
     grpc::Status Exchange(grpc::ServerContext*, ExchangeIo* io) override {

@@ -54,6 +54,11 @@ class FakeServer {
   // Everything received on sessions, in order.
   std::vector<v1::SessionRequest> received();
   std::vector<v1::Join> joins();
+  // The address that each registration came from: one a connection.
+  std::vector<std::string> register_peers() {
+    MutexLock lock(mu_);
+    return register_peers_;
+  }
   // Blocks until the session has received `count` messages that `matches`
   // accepts.
   void AwaitReceived(
@@ -88,6 +93,7 @@ class FakeServer {
   SessionIo* open_ ABSL_GUARDED_BY(mu_) = nullptr;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
   std::vector<v1::SessionRequest> received_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::string> register_peers_ ABSL_GUARDED_BY(mu_);
 };
 
 // A client that has joined; fails the test if it cannot.

@@ -57,6 +57,28 @@ TEST(GrpcClientTest, AfterAnAbortedJoinTheNextStartsANewIncarnation) {
   EXPECT_EQ(again->incarnation, Incarnation(2));
 }
 
+// The connection of the one before may be damaged: it would be stuck for each
+// further incarnation, too.
+TEST(GrpcClientTest, ANewIncarnationConnectsAnew) {
+  FakeServer server;
+  server.on_register = RegisterWithoutValues;
+  GrpcClient client(server.Options());
+  ASSERT_TRUE(client.Join().ok());
+  RegisterTestModel(client);
+  server.on_join = [&](const v1::Join& join) -> absl::StatusOr<v1::JoinReply> {
+    if (join.incarnation() > 0) {
+      return absl::AbortedError("no progress for 6 s");
+    }
+    return server.Admit(join);
+  };
+  EXPECT_TRUE(absl::IsAborted(client.Join().status()));
+  const auto again = client.Join();
+  ASSERT_TRUE(again.ok()) << again.status();
+  const std::vector<std::string> peers = server.register_peers();
+  ASSERT_EQ(peers.size(), 2u);
+  EXPECT_NE(peers[0], peers[1]);
+}
+
 TEST(GrpcClientTest, AFailedRegistrationIsTriedOnce) {
   FakeServer server;
   int tries = 0;

@@ -68,7 +68,9 @@ def length(path: Path, text: str) -> Iterator[Violation]:
 
 
 def last_line(path: Path, text: str) -> Iterator[Violation]:
-    del path
+    # Inputs of the fuzz targets are the bytes that once failed.
+    if source_tree.is_under(path, "tests/fuzz/regressions"):
+        return
     if text and not text.endswith("\n"):
         yield text.count("\n") + 1, "the file does not end in a newline"
 

@@ -100,6 +100,14 @@ class DamagedStreams(unittest.TestCase):
                                    chance.randrange(4000))
                             for _ in range(DAMAGES_A_RUN)], seed)
 
+    def test_connections_that_swallow_everything(self):
+        """The worker is given up, comes back, and must not meet the same
+        connection again."""
+        seed = self.seed + 2000
+        chance = random.Random(seed)
+        self.check([Damage("stall", to_server, chance.randrange(20000, 60000))
+                    for to_server in (False, True)], seed)
+
     def test_operators_streams(self):
         """An operator's changes take effect as they were meant, or not at all;
         readers get what there is, or an error."""

@@ -26,6 +26,9 @@ class Damage:
 
 # flip: one bit is another. drop: some bytes are missing. repeat: some come
 # twice. swap: the chunk's halves are exchanged. cut: the connection ends.
+# stall: nothing more arrives on this connection in this direction, as after
+# damage to the length of a frame. It is not among those drawn, because each
+# takes as long as somebody's patience.
 KINDS = ("flip", "flip", "flip", "drop", "repeat", "swap", "cut")
 
 
@@ -102,11 +105,15 @@ class DamagingProxy:
             self._start(self._pump, server, client, False)
 
     def _pump(self, source, sink, to_server: bool):
+        stalled = False
         try:
             while chunk := source.recv(CHUNK_BYTES):
+                if stalled:
+                    continue
                 chunk = self._pass(chunk, to_server)
                 if chunk is None:
                     break
+                stalled = chunk == b""
                 sink.sendall(chunk)
         except OSError:
             pass
@@ -114,7 +121,8 @@ class DamagingProxy:
         self._end(source)
 
     def _pass(self, chunk: bytes, to_server: bool):
-        """The bytes to send in place of `chunk`; None: end the connection."""
+        """The bytes to send in place of `chunk`; none: swallow the rest of the
+        connection; None: end it."""
         with self._lock:
             if not self._planned or self._planned[0].to_server != to_server:
                 return chunk
@@ -133,9 +141,10 @@ class DamagingProxy:
             flipped = chunk[at] ^ (1 << self._chance.randrange(8))
             return chunk[:at] + bytes([flipped]) + chunk[at + 1:]
         if kind == "drop":
-            return chunk[:at] + chunk[at + length:]
+            # Not all of a chunk: an empty one means another thing.
+            return chunk[:at] + chunk[at + length:] or chunk[:1]
         if kind == "repeat":
             return chunk[:at + length] + chunk[at:]
         if kind == "swap":
             return chunk[at:] + chunk[:at]
-        return None
+        return b"" if kind == "stall" else None
