@@ -23,7 +23,7 @@ WORKERS = 2
 # About as much as such a run sends in one direction.
 BYTES_MAX = 400_000
 DAMAGES_A_RUN = 8
-RUNS = 3 * KILLS
+RUNS = (KILLS + 1) // 2
 RUN_SECONDS_MAX = 120
 
 
@@ -117,30 +117,38 @@ class DamagedStreams(unittest.TestCase):
                     ) as cohort:
             cohort.start()
             rates = [f"0.0{n}" for n in range(1, 6)]
-            for number in range(12 * KILLS):
-                rate = chance.choice(rates)
-                planned = damages(chance, 1, 600)
-                with DamagingProxy(cohort.address, planned, number) as proxy:
-                    command = [BIN / "cohortctl", f"--server={proxy.address}",
-                               *chance.choice([
-                                   ["policy", "set", f"--learning_rate={rate}"],
-                                   ["status"], ["policy", "get"]])]
-                    done = subprocess.run(
-                        command, capture_output=True, text=True, timeout=60,
-                        stdin=subprocess.DEVNULL, check=False,
-                        env={**os.environ,
-                             **processes.tls_variables("operator")})
-                self.assertGreaterEqual(done.returncode, 0, done.stderr)
-                if done.returncode != 0:
-                    self.assertTrue(done.stderr.strip(), command)
-                self.assertIsNone(cohort.server.poll(), cohort.log())
-            policy = processes.run("cohortctl", f"--server={cohort.address}",
-                                   "policy", "get", "--output=json")
-            self.assertEqual(policy.returncode, 0, policy.stderr)
-            for change in json.loads(policy.stdout).get("history", [])[1:]:
-                changed = change["changed"]
-                self.assertEqual(set(changed), {"learning_rate"}, change)
-                self.assertIn(changed["learning_rate"], rates)
+            commands = [["status"], ["policy", "get"]]
+            for number in range(6 * KILLS):
+                change = ["policy", "set",
+                          f"--learning_rate={chance.choice(rates)}"]
+                self.damaged_command(cohort, chance, number, [
+                    change, change, commands[number % 2]][number % 3])
+            change = ["policy", "set", "--learning_rate=0.05"]
+            self.assertEqual(self.command(cohort.address, change).returncode, 0)
+            history = self.command(cohort.address, ["policy", "history"])
+            self.assertEqual(history.returncode, 0, history.stderr)
+            changes = json.loads(history.stdout)["changes"]
+            self.assertGreater(len(changes), 1)
+            for change in changes[1:]:
+                settings = change["settings"]
+                self.assertEqual(set(settings), {"learning_rate"}, change)
+                self.assertIn(settings["learning_rate"], rates)
+
+    @staticmethod
+    def command(address: str, words: list[str]):
+        return processes.run("cohortctl", f"--server={address}",
+                             "--output=json", *words)
+
+    def damaged_command(self, cohort, chance, number, words):
+        """One command over a connection with one damage."""
+        planned = damages(chance, 1, 600)
+        with DamagingProxy(cohort.address, planned, number) as proxy:
+            done = self.command(proxy.address, words)
+        # A signal would be negative.
+        self.assertGreaterEqual(done.returncode, 0, done.stderr)
+        if done.returncode != 0:
+            self.assertTrue(done.stderr.strip(), words)
+        self.assertIsNone(cohort.server.poll(), cohort.log())
 
 
 if __name__ == "__main__":
