@@ -1,9 +1,11 @@
 #include "common/wire/grpc_log.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 
@@ -25,6 +27,14 @@ void RouteGrpcLog(void (*log)(absl::string_view text)) {
   gpr_set_log_function([](gpr_log_func_args* args) {
     grpc_sink.load()(absl::StrCat("gRPC: ", args->message, " (",
                                   FileName(args->file), ":", args->line, ")"));
+  });
+  google::protobuf::SetLogHandler([](google::protobuf::LogLevel level,
+                                     const char* file, int line,
+                                     const std::string& message) {
+    // The handler also gets what protobuf does not print by default.
+    if (level < google::protobuf::LOGLEVEL_WARNING) return;
+    grpc_sink.load()(absl::StrCat("protobuf: ", message, " (", FileName(file),
+                                  ":", line, ")"));
   });
 }
 

@@ -6,6 +6,8 @@
 
 #include <string>
 
+#include "cohort/v1/types.pb.h"
+
 namespace cohort {
 namespace {
 
@@ -27,6 +29,19 @@ TEST(GrpcLogTest, SilencedLinesAreNotPrinted) {
   testing::internal::CaptureStderr();
   gpr_log("file.cc", 7, GPR_LOG_SEVERITY_ERROR, "%s", "handshake failed");
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+TEST(GrpcLogTest, LinesOfProtobufComeTheSameWay) {
+  std::string line;
+  last_line = &line;
+  RouteGrpcLog([](absl::string_view text) {
+    if (last_line != nullptr) *last_line = std::string(text);
+  });
+  v1::Sender sender;
+  EXPECT_FALSE(sender.ParseFromString("\x0a\x01\xff"));
+  last_line = nullptr;
+  EXPECT_THAT(line, testing::StartsWith("protobuf: "));
+  EXPECT_THAT(line, testing::HasSubstr("cohort.v1.Sender.run_id"));
 }
 
 }  // namespace
