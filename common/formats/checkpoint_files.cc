@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -36,18 +37,26 @@ uint64_t ChecksumOf(const std::string& text) {
 
 std::string WholeText(const Json& whole) { return whole.dump(1) + "\n"; }
 
+// nlohmann's accessors would convert 1e300 to a whole number, which is
+// undefined. Throws, as those do on another wrong type.
+const Json& WholeNumber(const Json& body, const char* name) {
+  const Json& number = body.at(name);
+  if (number.is_number_integer()) return number;
+  throw std::out_of_range(absl::StrCat(name, " is not a whole number"));
+}
+
 // nlohmann's accessors throw on a wrong type; the caller catches.
 CheckpointManifest ManifestFrom(const Json& body) {
   CheckpointManifest manifest{
       .identity = {.run_id = body.at("run_id"),
-                   .seed = body.at("seed"),
+                   .seed = WholeNumber(body, "seed"),
                    .policy = body.at("policy"),
                    .run_name = body.value("run_name", "")},
-      .version = body.at("version"),
+      .version = WholeNumber(body, "version"),
       .tensors_xxh3 =
           std::stoull(body.at("tensors_xxh3").get<std::string>(), nullptr, 16)};
   if (body.contains("tensors_bytes")) {
-    manifest.tensors_bytes = body.at("tensors_bytes").get<int64_t>();
+    manifest.tensors_bytes = WholeNumber(body, "tensors_bytes").get<int64_t>();
   }
   return manifest;
 }
@@ -142,7 +151,7 @@ absl::StatusOr<CheckpointManifest> DecodeCheckpointManifest(
       return DamagedCheckpoint(path,
                                "its bytes have changed since it was written");
     }
-    if (body.at("format").get<int64_t>() != kFormat) {
+    if (WholeNumber(body, "format").get<int64_t>() != kFormat) {
       return absl::FailedPreconditionError(absl::StrCat(
           path, ": got format ", body.at("format").get<int64_t>(), ", want ",
           kFormat, ": another release of Cohort wrote it"));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -324,6 +325,27 @@ absl::StatusOr<SharedText> FrontEndStateFrom(const std::string& path,
                               limits::kFrontEndStateMax, " bytes"));
 }
 
+// The only numbers that need not be whole.
+constexpr absl::string_view kFractions[] = {
+    "epsilon", "momentum", "rate_multiplier", "decay_multiplier",
+    "loss_reference"};
+
+// Throws if a number of `json` is neither whole nor one of kFractions:
+// nlohmann's accessors would convert 1e300 to a whole number, which is
+// undefined. The caller has limited how deep it nests.
+void CheckNumbers(const Json& json) {
+  for (const auto& [name, value] : json.items()) {
+    if (value.is_structured()) CheckNumbers(value);
+    if (!value.is_number_float()) continue;
+    if (json.is_object() &&
+        std::find(std::begin(kFractions), std::end(kFractions), name) !=
+            std::end(kFractions)) {
+      continue;
+    }
+    throw std::out_of_range(absl::StrCat(name, " is not a whole number"));
+  }
+}
+
 }  // namespace
 
 std::string EncodeManifest(const Manifest& manifest) {
@@ -345,6 +367,7 @@ absl::StatusOr<Manifest> DecodeManifest(const std::string& path,
                                         const CheckpointManifest& read) {
   try {
     const Json body = Json::parse(read.state);
+    CheckNumbers(body);
     Manifest manifest{.identity = read.identity,
                       .state = StateFrom(body.at("state")),
                       .version = Version(read.version),

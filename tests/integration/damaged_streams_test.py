@@ -118,7 +118,7 @@ class DamagedStreams(unittest.TestCase):
             cohort.start()
             rates = [f"0.0{n}" for n in range(1, 6)]
             commands = [["status"], ["policy", "get"]]
-            for number in range(6 * KILLS):
+            for number in range(4 * KILLS):
                 change = ["policy", "set",
                           f"--learning_rate={chance.choice(rates)}"]
                 self.damaged_command(cohort, chance, number, [
