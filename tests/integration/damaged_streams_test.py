@@ -17,12 +17,12 @@ from processes import BIN, KILLS, Cohort
 
 # Short, because there are many. Whoever waits for a message that was lost in
 # the damage is given up after a few seconds; the result does not depend on it.
-FLAGS = ("--epochs=2", "--max_steps=60", "--step_deadline=6s", "--lease=4s",
+FLAGS = ("--epochs=2", "--max_steps=60", "--step_deadline=4s", "--lease=3s",
          "--replacement_deadline=20s")
 WORKERS = 2
 # About as much as such a run sends in one direction.
 BYTES_MAX = 400_000
-DAMAGES_A_RUN = 8
+DAMAGES_A_RUN = 5
 RUNS = (KILLS + 1) // 2
 RUN_SECONDS_MAX = 120
 
