@@ -179,8 +179,12 @@ class RoutedServer final : public HttpServer {
 absl::string_view HostName(absl::string_view host) {
   const size_t colon = host.rfind(':');
   const size_t bracket = host.rfind(']');
-  const bool has_port = colon != absl::string_view::npos &&
-                        (bracket == absl::string_view::npos || colon > bracket);
+  // A port is digits: otherwise "127.0.0.1:x.example" would be this machine.
+  const bool has_port =
+      colon != absl::string_view::npos &&
+      (bracket == absl::string_view::npos || colon > bracket) &&
+      host.find_first_not_of("0123456789", colon + 1) ==
+          absl::string_view::npos;
   return has_port ? host.substr(0, colon) : host;
 }
 

@@ -94,7 +94,7 @@ TEST(HttpHostTest, OnlyNamesOfLoopbackMatch) {
   }
   for (const char* host :
        {"evil.example", "127.0.0.1.evil.example", "localhost.evil.example",
-        "10.0.0.1:7071", ":7071", "[::2]", "127.evil"}) {
+        "10.0.0.1:7071", ":7071", "[::2]", "127.evil", "127.0.0.1:x.example"}) {
     EXPECT_FALSE(IsLoopbackHost(host, "127.0.0.1")) << host;
   }
 }
