@@ -24,7 +24,7 @@ incarnations that it gives out. Within a start:
              were sent; a read of the newest version that begins after an
              answer is not older than that answer's version
 
-A later start continues at the oldest version that it gave out to train on.
+A later start continues at the oldest version that it told of.
 Up to there, the versions of both starts have the same content and count
 together; what the earlier start did after that is void.
 """
@@ -140,12 +140,15 @@ class History:
             push.answers.append(event)
 
     def _bases(self):
-        """By start: the version that it continued at."""
+        """By start: the version that it continued at, which is the oldest
+        that it told of."""
         bases = {}
-        for push in self.pushes.values():
-            if push.assignment is not None:
-                start, version = push.key.start, push.assignment["version"]
-                bases[start] = min(bases.get(start, version), version)
+        for event in self.events:
+            if "error" in event or "version" not in event or \
+                    event["event"] == "push":
+                continue
+            start, version = self.start_of(event), event["version"]
+            bases[start] = min(bases.get(start, version), version)
         return bases
 
     def void_after(self, start):
@@ -156,6 +159,12 @@ class History:
     def lasts(self, start, version):
         limit = self.void_after(start)
         return limit is None or version <= limit
+
+    def share(self, one, other, version):
+        """Whether two starts have this version together."""
+        first, last = sorted((one, other))
+        return all(version <= base for start, base in self.bases.items()
+                   if first < start <= last)
 
     def say(self, text):
         self.problems.append(text)
@@ -218,14 +227,12 @@ class History:
                 continue
             start, version = self.start_of(event), event["version"]
             average = event.get("statistics") == "average"
-            # A start that continues an earlier one has its versions, too.
-            starts = [other for other in self.bases
-                      if other == start or (other < start and
-                                            version <= self.bases[start])]
             for partition, checksum in enumerate(event["weights"]):
                 if not checksum:
                     continue
-                for other in {*starts, start}:
+                for other in self.bases:
+                    if not self.share(start, other, version):
+                        continue
                     known = seen.get((other, version, average, partition))
                     if known is not None and known != checksum:
                         self.say(f"version {version} of start {start}: "

@@ -9,6 +9,7 @@ import history_check
 
 FIRST_START = 1 << history_check.START_BITS
 SECOND_START = 2 << history_check.START_BITS
+THIRD_START = 3 << history_check.START_BITS
 
 
 class Script:
@@ -127,6 +128,25 @@ class HistoryCheck(unittest.TestCase):
             s.send(rank, 2, 1, incarnation=SECOND_START)
         for rank in (0, 1):
             s.answer(rank, 2, 2, weights=["other"], incarnation=SECOND_START)
+        self.assert_right()
+
+    def test_a_void_version_may_be_made_again_after_two_restarts(self):
+        for version in range(3):
+            self.script.step(version)
+        s = self.script
+        # The second start continues at 1, the third at 3, which the second
+        # made anew.
+        for version in (1, 2):
+            for rank in (0, 1):
+                s.give(rank, 4, version, (0, 1), incarnation=SECOND_START)
+            for rank in (0, 1):
+                s.send(rank, 4, version, incarnation=SECOND_START)
+            for rank in (0, 1):
+                s.answer(rank, 4, version + 1, weights=[f"new{version + 1}"],
+                         incarnation=SECOND_START)
+            for event in s.events[-6:]:
+                event["sequence"] += version
+        s.pull(0, 3, weights=["new3"], incarnation=THIRD_START)
         self.assert_right()
 
     def test_first_k_of_n_are_right(self):

@@ -141,7 +141,8 @@ class Cohort:
         self.until(lambda: text in self.log(name), f"{name} to say '{text}'")
 
     def newest_checkpoint(self):
-        versions = [int(path.name.split("-")[1])
+        # One of the same version again is named checkpoint-VERSION.NUMBER.
+        versions = [int(path.name.split("-")[1].split(".")[0])
                     for path in self.checkpoints.glob("checkpoint-*")]
         return max(versions, default=0)
 

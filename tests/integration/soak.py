@@ -236,8 +236,8 @@ class Soak(unittest.TestCase):
                 self.await_steps()
                 self.ctl("run", "drain")
                 self.assertEqual(cohort.finish(), 0, cohort.log()[-5000:])
+            self.check_growth(sampler.samples, total_s)
             self.check_history(cohort)
-            self.check_growth(sampler.samples, total_s, cohort)
 
     @property
     def ops(self):
@@ -249,7 +249,7 @@ class Soak(unittest.TestCase):
         # --min_pushes changes in the run.
         self.assertEqual(history_check.check(events, pushes_min=0)[:20], [])
 
-    def check_growth(self, samples, total_s, cohort):
+    def check_growth(self, samples, total_s):
         grown = []
         print(f"{total_s / 60:.1f} minutes, {dict(self.done)}")
         print(f"{'process':10}{'':12}{'2nd quarter':>12}{'4th':>8}{'may grow':>9}")
