@@ -35,11 +35,11 @@ DELAY_S = 0.02
 PAUSE_S = (5, 20)
 
 # What may differ between two medians without a leak:
-# - Memory: the model has 60 KiB, so gradients of all ranks under way, versions
+# - Memory: the model has 15 KiB, so gradients of all ranks under way, versions
 #   that readers hold and a checkpoint being written are below 2 MiB. glibc
 #   gives each of a process's 10 to 30 threads an arena that grows in steps of
 #   132 KiB: 4 MiB. LibTorch's worker frees in other orders than it allocates:
-#   4 % of its 250 MiB. A leak of one gradient a step would be 60 KiB times
+#   4 % of its 210 MiB. A leak of one gradient a step would be 15 KiB times
 #   thousands of steps.
 # - The server keeps a record of each change of its policy: its settings, below
 #   16 KiB each.
