@@ -25,6 +25,8 @@ from cohort import _errors, _join, _server
 
 # Exit codes of a server that would end so again.
 _FINAL_CODES = (2, 3, 7, 8)
+# Seconds after which a run says what it waits for.
+_FIRST_S = 5.0
 # Seconds that a finished run has to be written.
 _END_S = 120.0
 
@@ -155,6 +157,8 @@ class _Plan:
     max_restarts: int
     strategy: str
     resources_timeout: float
+    # The cluster is of one machine, and does not grow.
+    fixed: bool
     path: pathlib.Path
     insecure: bool
 
@@ -215,11 +219,15 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
     if gpus_per_worker:
         each["GPU"] = gpus_per_worker
     ray = _import_ray()
-    if not ray.is_initialized():
+    started = not ray.is_initialized()
+    if started:
         ray.init()
+    fixed = started and not os.environ.get("RAY_ADDRESS") and len(
+        ray.nodes()) == 1
     return _Run(ray, _Plan(
         train_fn, config, workers, flags, each, {"CPU": server_cpus},
-        max_restarts, strategy, resources_timeout, path, insecure)).result()
+        max_restarts, strategy, resources_timeout, fixed, path,
+        insecure)).result()
 
 
 class _Run:
@@ -271,18 +279,20 @@ class _Run:
         bundles = [plan.server_resources] + [plan.worker_resources] * plan.workers
         self._group = ray.util.placement_group(bundles, strategy=plan.strategy)
         ready = self._group.ready()
-        if not ray.wait([ready], timeout=plan.resources_timeout)[0]:
-            wanted: dict[str, float] = {}
-            for bundle in bundles:
-                for kind, count in bundle.items():
-                    wanted[kind] = wanted.get(kind, 0) + count
-            total = ray.cluster_resources()
-            has = {kind: total.get(kind, 0.0) for kind in wanted}
-            raise _errors.ConfigurationError(
-                f"no place for {plan.workers} workers and a server within "
-                f"{plan.resources_timeout:g} s (resources_timeout): they need "
-                f"{wanted}, the cluster has {has} in all; use fewer workers, "
-                "cpus_per_worker or server_cpus")
+        if not ray.wait([ready], timeout=min(_FIRST_S, plan.resources_timeout))[0]:
+            lacking = self._lacking(bundles)
+            if plan.fixed and lacking:
+                raise _errors.ConfigurationError(
+                    f"no place for {plan.workers} workers and a server: {lacking}; "
+                    "ray.init(num_cpus=N) before says that there are more")
+            print(f"cohort.ray: waiting for resources, {plan.resources_timeout:g} s "
+                  f"at most: {lacking or 'others use them'}", flush=True)
+            if not ray.wait([ready], timeout=plan.resources_timeout)[0]:
+                raise _errors.ConfigurationError(
+                    f"no place for {plan.workers} workers and a server within "
+                    f"{plan.resources_timeout:g} s (resources_timeout): "
+                    f"{self._lacking(bundles) or 'others use the resources'}; use "
+                    "fewer workers, cpus_per_worker or server_cpus")
         nodes = ray.util.placement_group_table(
             self._group)["bundles_to_node_id"].values()
         self._loopback = len(set(nodes)) == 1
@@ -292,6 +302,18 @@ class _Run:
                 "the run is on several nodes, without encryption: pass "
                 "server_flags={'tls_cert': ..., 'tls_key': ..., 'tls_ca': ...} "
                 "(cohortctl certs init makes them), or insecure=True")
+
+    def _lacking(self, bundles: list[dict[str, float]]) -> str:
+        """What the whole cluster has too little of; empty if nothing."""
+        wanted: dict[str, float] = {}
+        for bundle in bundles:
+            for kind, count in bundle.items():
+                wanted[kind] = wanted.get(kind, 0) + count
+        total = self._ray.cluster_resources()
+        has = {kind: total.get(kind, 0.0) for kind in wanted}
+        if all(has[kind] >= count for kind, count in wanted.items()):
+            return ""
+        return f"they need {wanted}, the cluster has {has} in all"
 
     def _actor(self, kind: type, bundle: int, resources: Mapping[str, float]) -> Any:
         strategy = importlib.import_module(
