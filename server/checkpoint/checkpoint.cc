@@ -420,6 +420,8 @@ absl::Status WriteCheckpoint(FileSystem& files, const std::string& dir,
     name.repetition = other.repetition + 1;
   }
   const std::string final_path = absl::StrCat(dir, "/", name.Text());
+  // A state that could not be read back must not replace one that can.
+  COHORT_RETURN_IF_ERROR(CheckRestored(final_path, identity, state));
   const std::string temporary =
       absl::StrCat(dir, "/", kCheckpointTemporary, name.Text());
   const absl::Status written = WriteFiles(files, temporary, identity, state);

@@ -340,7 +340,7 @@ StatusView DescribeStatus(const RunView& run, Instant now) {
       .measures = run.ledger.measures,
       .workers_live = run.ranks.live(),
       .workers_expected = run.ranks.size(),
-      .workers_needed = run.settings.options().workers_needed(),
+      .workers_min = run.settings.workers_min(),
       .counts = run.ledger.counts,
       .vacancies = run.ledger.vacancies,
       .statistics = run.ledger.statistics_counts,

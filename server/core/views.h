@@ -56,11 +56,15 @@ struct StatusView {
   // statistics.
   std::optional<EvaluationSums> test;
   int32_t workers_live = 0;
-  // The number of ranks, and of workers that training needs. They differ where
-  // the cohort is elastic.
+  // The number of ranks.
   int32_t workers_expected = 0;
-  int32_t workers_needed = 0;
-  bool elastic() const { return workers_needed < workers_expected; }
+  // MIN of an elastic cohort; 0 if the size is fixed.
+  int32_t workers_min = 0;
+  bool elastic() const { return workers_min > 0; }
+  // The number of workers that training needs.
+  int32_t workers_needed() const {
+    return elastic() ? workers_min : workers_expected;
+  }
   struct Worker {
     Rank rank;
     std::string state;

@@ -154,7 +154,7 @@ void AddMembers(const RunFigures& f, Page& page) {
   page.Gauge("cohort_workers_expected",
              "Workers that training needs: all ranks, or MIN of an elastic "
              "cohort.")
-      .Value(status.workers_needed);
+      .Value(status.workers_needed());
   page.Gauge("cohort_workers_max", "Number of ranks.")
       .Value(status.workers_expected);
   page.Gauge("cohort_workers_registered", "Ranks held by a live worker.")

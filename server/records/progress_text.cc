@@ -53,10 +53,9 @@ std::string ProgressText(const StatusView& status, double samples_per_second) {
   if (status.test.has_value()) {
     absl::StrAppend(&text, ", test ", MainMeasureText(*status.test));
   }
-  absl::StrAppend(
-      &text, ", workers ", status.workers_live, "/",
-      status.elastic() ? absl::StrCat(status.workers_needed, ":") : "",
-      status.workers_expected, ", ", status.policy);
+  absl::StrAppend(&text, ", workers ", status.workers_live, "/",
+                  status.elastic() ? absl::StrCat(status.workers_min, ":") : "",
+                  status.workers_expected, ", ", status.policy);
   return text;
 }
 

@@ -155,7 +155,7 @@ v1::Status ToProto(const StatusView& view, double samples_per_second,
   proto.set_samples_total(view.samples_total);
   proto.set_samples_per_second(samples_per_second);
   proto.set_workers_expected(view.workers_expected);
-  proto.set_workers_needed(view.workers_needed);
+  proto.set_workers_min(view.workers_min);
   proto.set_ended(view.ended);
   proto.set_build(BuildText());
   proto.set_server_unix_us(absl::ToUnixMicros(absl::Now()));

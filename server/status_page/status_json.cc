@@ -290,7 +290,7 @@ std::string StatusJson(const RunFigures& figures) {
   json["phases"] = MeanPhasesJson(status);
   json["workers_live"] = status.workers_live;
   json["workers_expected"] = status.workers_expected;
-  json["workers_needed"] = status.workers_needed;
+  json["workers_min"] = status.workers_min;
   json["workers"] = WorkersJson(figures);
   json["barrier_waits"] = WaitsJson(sums.barrier_wait_seconds);
   json["verdicts"] = VerdictsJson(figures);

@@ -76,7 +76,7 @@ std::string RunTable(const RunFigures& figures) {
   }
   rows.push_back({"Workers", status.elastic()
                                  ? absl::StrCat(status.workers_live, ", from ",
-                                                status.workers_needed, " to ",
+                                                status.workers_min, " to ",
                                                 status.workers_expected)
                                  : absl::StrCat(status.workers_live, " of ",
                                                 status.workers_expected)});

@@ -19,12 +19,11 @@ export const isWaiting = (status) =>
 export const isMissing = (worker) =>
     ['vacant', 'reconnecting'].includes(worker.state);
 
-export const isElastic = (status) =>
-    status.workers_needed < status.workers_expected;
+export const isElastic = (status) => status.workers_min > 0;
 
 // "3 of 4", or of an elastic cohort "3, from 2 to 8".
 export const sizeText = (status) => isElastic(status) ?
-    `${count(status.workers_live)}, from ${count(status.workers_needed)} to ` +
+    `${count(status.workers_live)}, from ${count(status.workers_min)} to ` +
         `${count(status.workers_expected)}` :
     `${count(status.workers_live)} of ${count(status.workers_expected)}`;
 

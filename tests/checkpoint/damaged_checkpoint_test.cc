@@ -21,6 +21,7 @@ namespace cohort {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kOlder = 6;
@@ -271,19 +272,21 @@ TEST_F(DamagedCheckpointTest, AParameterOfATerabyteThatIsNotThere) {
   EXPECT_THAT(problems_.at(0), HasSubstr("are missing"));
 }
 
-TEST_F(DamagedCheckpointTest, StatisticsThatAreNotFiniteAreDamage) {
+// It would take the place of one that can be read.
+TEST_F(DamagedCheckpointTest, AStateThatCouldNotBeReadBackIsNotWritten) {
   RunState state = ExampleState(8);
   auto snapshot = std::make_shared<ModelSnapshot>(*state.snapshot);
   StatisticsSets sets = *snapshot->statistics;
   sets[0].layers[0].variance[0] = -1;
   snapshot->statistics = std::make_shared<const StatisticsSets>(sets);
   state.snapshot = snapshot;
-  ASSERT_TRUE(WriteCheckpoint(RealFileSystem(), dir_.path(), 3,
-                              ExampleIdentity(), state)
-                  .ok());
-  EXPECT_EQ(Loaded(), kNewer);
-  EXPECT_THAT(problems_.at(0),
+  const absl::Status written = WriteCheckpoint(RealFileSystem(), dir_.path(), 1,
+                                               ExampleIdentity(), state);
+  EXPECT_EQ(written.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(written.message()),
               HasSubstr("statistics/sync/bn/variance: got -1, want finite"));
+  EXPECT_EQ(Loaded(), kNewer);
+  EXPECT_THAT(problems_, IsEmpty());
 }
 
 }  // namespace

@@ -134,6 +134,26 @@ TEST(CoordinatorAnswersTest, APushOfBeforeTheRestartIsOver) {
               HasSubstr("decided long ago"));
 }
 
+// The sender is away when its push is applied. A successor that repeats it is
+// told that it counts.
+TEST(CoordinatorAnswersTest, AVerdictIsKeptForARankThatIsAway) {
+  FakeSetup setup = Long(AsyncSetup());
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  const PushKey key = cohort.key(kRank0);
+  cohort.HoldFolds();
+  cohort.Push(kRank0, kAnyPush);
+  cohort.Leave(kRank0);
+  cohort.RunFolds();
+  cohort.StartOne(kRank0);
+  const Received received = PushAs(cohort, key);
+  ASSERT_EQ(received.verdicts.size(), 1);
+  EXPECT_EQ(received.verdicts[0].verdict.verdict, Verdict::kApplied);
+  EXPECT_EQ(received.verdicts[0].verdict.version, Version(1));
+  EXPECT_TRUE(received.verdicts[0].verdict.duplicate);
+}
+
 TEST(CoordinatorAnswersTest, AnEvaluationsNumberIsNoPushs) {
   FakeSetup setup = SmallSetup();
   setup.options.epochs = 2;

@@ -12,6 +12,7 @@
 namespace cohort {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -147,6 +148,28 @@ TEST(CoordinatorRestoreTest, AnEvaluationThatWasLostIsDoneAgain) {
 
 // When rank 0's first push is committed, rank 1's [2, 4) has been handed out
 // and not committed.
+TEST(CoordinatorRestoreTest, AsyncIssuesAgainWhatWasBeingApplied) {
+  FakeSetup setup = AsyncSetup();
+  setup.plan.train_samples = 40;
+  FakeCohort first(setup);
+  first.Start();
+  const IndexRange under_way = first.told(kRank0).range;
+  first.HoldFolds();
+  first.Push(kRank0, {});
+  const absl::StatusOr<RunState> state = first.core().State();
+  ASSERT_TRUE(state.ok()) << state.status();
+  FakeCohort cohort(setup, &*state);
+  cohort.Start();
+  EXPECT_EQ(cohort.snapshot()->version, Version(0));
+  std::vector<IndexRange> issued;
+  for (int push = 0; push < 3; ++push) {
+    issued.push_back(cohort.told(kRank0).range);
+    cohort.Push(kRank0, {});
+  }
+  issued.push_back(cohort.told(kRank1).range);
+  EXPECT_THAT(issued, Contains(under_way));
+}
+
 TEST(CoordinatorRestoreTest, AsyncIssuesAgainWhatWasNotCommitted) {
   FakeSetup setup = AsyncSetup();
   setup.options.checkpoint_every = 1;

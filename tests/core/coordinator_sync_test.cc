@@ -435,5 +435,26 @@ TEST(CoordinatorRefusalTest, ClosingsThatContradictThemselves) {
             "bn: got a negative M2, -1, want 0 or more");
 }
 
+// A milestone belongs to the step that begins at its sample.
+TEST(CoordinatorSyncTest, TheRateIsThatOfTheSamplesBeforeTheStep) {
+  FakeSetup setup = SmallSetup();
+  setup.options.epochs = 2;
+  setup.options.optimizer.schedule = ScheduleKind::kStep;
+  // Steps of 4 samples, 8 of them an epoch.
+  setup.options.optimizer.step_epochs = {0.75};
+  setup.options.optimizer.step_gamma = 0.5;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  for (int step = 0; step < 3; ++step) {
+    for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, {});
+    cohort.EvaluateAll();
+  }
+  std::vector<double> rates;
+  for (const auto& committed : cohort.All<effect::Committed>()) {
+    rates.push_back(committed.record.learning_rate);
+  }
+  EXPECT_THAT(rates, ElementsAre(0.5, 0.5, 0.25));
+}
+
 }  // namespace
 }  // namespace cohort
