@@ -18,6 +18,11 @@ class Elastic(unittest.TestCase):
         self.assertEqual(told.returncode, 0, told.stderr)
         return json.loads(told.stdout)
 
+    def live(self, cohort):
+        """Workers that have been given work, and are there."""
+        return sum(worker["state"] == "live" and worker["sequence"] > 0
+                   for worker in self.status(cohort)["workers"])
+
     def start_worker(self, cohort, name):
         """A worker that takes any free rank."""
         cohort.workers[name] = cohort.start_process(f"worker{name}", [
@@ -27,9 +32,8 @@ class Elastic(unittest.TestCase):
 
     def await_steps_of(self, cohort, workers):
         """Waits until all of `workers` train, and for a few steps then."""
-        cohort.wait_until(
-            lambda: self.status(cohort)["workers_live"] == workers,
-            f"{workers} workers")
+        cohort.wait_until(lambda: self.live(cohort) == workers,
+                          f"{workers} workers")
         version = self.status(cohort)["version"] + 5
         cohort.wait_until(lambda: self.status(cohort)["version"] >= version,
                           f"version {version}")

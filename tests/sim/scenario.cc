@@ -330,7 +330,7 @@ Scenario MakeElastic(uint64_t seed) {
   scenario.seed = seed;
   RunSpec& run = scenario.run;
   CoordinatorOptions& o = run.coordinator;
-  const int32_t most = random.Below(10) == 0 ? 64 : kRanksMax;
+  const int32_t most = random.Below(10) == 0 ? kElasticRanksMax : kRanksMax;
   o.workers =
       1 + static_cast<int32_t>(random.Below(static_cast<uint64_t>(most)));
   o.workers_min = 1 + static_cast<int32_t>(random.Below(

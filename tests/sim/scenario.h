@@ -47,6 +47,8 @@ struct RunSpec {
 
 // The largest size that a change gives a cohort.
 inline constexpr int32_t kRanksMax = 7;
+// The largest size of an elastic cohort.
+inline constexpr int32_t kElasticRanksMax = 64;
 
 inline constexpr int32_t kPolicyCount = 8;
 inline constexpr int32_t kRunSpecCount = 5 * kPolicyCount * 2 * 3 * 2;

@@ -59,8 +59,8 @@ IndexRange BatchOf(const OwnStream& stream, int64_t number) {
   // Batches lie apart. Some have another size than their rank's, and the parts
   // of the last term make some of no weight (LossWeight).
   const int64_t begin =
-      ((stream.process * kRanksMax + stream.rank.value()) << 24) + 64 * number +
-      number % 7;
+      ((stream.process * kElasticRanksMax + stream.rank.value()) << 24) +
+      64 * number + number % 7;
   return {.begin = begin,
           .end = begin + std::max<int64_t>(
                              1, stream.batch_size + (number * 5) % 4 - 1)};
