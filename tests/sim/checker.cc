@@ -35,8 +35,8 @@ void Checker::OnEffects(const Effects& effects, const Coordinator& core) {
   }
   // The lowest rank's values are requested, whatever order the ranks came in;
   // an elastic cohort has that of the first.
-  if (Size().workers_min == 0 && asked_.has_value() && *asked_ != Rank(0) &&
-      core.model() == nullptr &&
+  if (run_.coordinator.workers_min == 0 && asked_.has_value() &&
+      *asked_ != Rank(0) && core.model() == nullptr &&
       core.Status(Instant()).counts.workers_lost == 0) {
     Fail(absl::StrCat("rank ", asked_->value(), " is asked for its values"));
   }
