@@ -174,8 +174,9 @@ TEST(CtlCommandTest, ValuesThatCannotBeAreExitCode3) {
     const char* err;
   };
   const Case cases[] = {
-      {"run --workers=0", "--workers: got '0', want 1 to 999"},
-      {"run --workers=four", "--workers: got 'four', want 1 to 999"},
+      {"run --workers=0", "--workers: got '0', want 1 to 999, or MIN:MAX"},
+      {"run --workers=four",
+       "--workers: got 'four', want 1 to 999, or MIN:MAX"},
       {"run --max_restarts=-1", "--max_restarts: got '-1', want 0 to 1000000"},
       {"run --programs=/nowhere",
        "/nowhere: has no executable cohort-server\nBuild it with `cmake "
@@ -210,7 +211,7 @@ Examples:
   cohortctl run --workers=4 --epochs=3 -- python3 train.py
 
 Flags:
-  --workers=N        number of workers (default 2)
+  --workers=N        number of workers (default 2); MIN:MAX of an elastic cohort starts MAX
   --max_restarts=N   restarts of each worker that dies (default 3)
   --log_dir=DIR      folder for server.log and worker-N.log; the screen then shows only the server
   --tls=DIR          encrypt: makes certificates in this folder, with its authority or a new one, and renews those of the same --run_name

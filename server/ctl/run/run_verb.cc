@@ -99,9 +99,8 @@ absl::Status ReadWorkers(const Arguments& arguments, ClusterSpec& spec) {
     spec.workers_min = ends.size() == 2 ? least : 0;
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--workers: got '", text, "', want a whole number of 1 to ",
-                   kWorkersMax, ", or MIN:MAX"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--workers: got '", text, "', want 1 to ", kWorkersMax, ", or MIN:MAX"));
 }
 
 absl::StatusOr<ClusterRunOptions> RunOptionsOf(const Context& context) {
