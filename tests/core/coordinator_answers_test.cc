@@ -134,9 +134,9 @@ TEST(CoordinatorAnswersTest, APushOfBeforeTheRestartIsOver) {
               HasSubstr("decided long ago"));
 }
 
-// The sender is away when its push is applied. A successor that repeats it is
-// told that it counts.
-TEST(CoordinatorAnswersTest, AVerdictIsKeptForARankThatIsAway) {
+// The sender has been replaced when its push is applied. The successor that
+// repeats it is told that it counts.
+TEST(CoordinatorAnswersTest, AVerdictIsKeptForTheSuccessorOfItsSender) {
   FakeSetup setup = Long(AsyncSetup());
   setup.options.on_worker_loss = OnWorkerLoss::kContinue;
   FakeCohort cohort(setup);
@@ -145,13 +145,12 @@ TEST(CoordinatorAnswersTest, AVerdictIsKeptForARankThatIsAway) {
   cohort.HoldFolds();
   cohort.Push(kRank0, kAnyPush);
   cohort.Leave(kRank0);
-  cohort.RunFolds();
   cohort.StartOne(kRank0);
+  cohort.RunFolds();
   const Received received = PushAs(cohort, key);
   ASSERT_EQ(received.verdicts.size(), 1);
   EXPECT_EQ(received.verdicts[0].verdict.verdict, Verdict::kApplied);
   EXPECT_EQ(received.verdicts[0].verdict.version, Version(1));
-  EXPECT_TRUE(received.verdicts[0].verdict.duplicate);
 }
 
 TEST(CoordinatorAnswersTest, AnEvaluationsNumberIsNoPushs) {
