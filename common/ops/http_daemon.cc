@@ -119,7 +119,7 @@ class IdleConnections {
   std::list<MHD_Connection*> order_;
 };
 
-// What is wrong with a certificate, by GnuTLS's bits.
+// The fault of a certificate, by GnuTLS's bits.
 std::string ProblemText(unsigned int problems) {
   if ((problems & GNUTLS_CERT_EXPIRED) != 0) return "that has expired";
   if ((problems & GNUTLS_CERT_NOT_ACTIVATED) != 0) {
@@ -131,7 +131,7 @@ std::string ProblemText(unsigned int problems) {
   return "that is not valid";
 }
 
-// What the client's certificate says, if it sent one.
+// The content of the client's certificate, if it sent one.
 Presented PresentedIn(MHD_Connection* connection) {
   Presented presented;
   const MHD_ConnectionInfo* info =

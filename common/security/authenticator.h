@@ -51,7 +51,7 @@ absl::string_view RefusalName(Refusal refusal);
 struct Presented {
   // From a verified certificate; absent without one, or without an identity.
   std::optional<Identity> identity;
-  // What is wrong with the certificate, if the client sent one that was not
+  // The fault of the certificate, if the client sent one that was not
   // accepted: "that has expired".
   std::string certificate_problem;
   // The header or metadata entry `authorization`: "Bearer TOKEN", or over HTTP

@@ -66,7 +66,7 @@ class Security {
 
   // Fixed after construction.
   const std::optional<Identity> identity_;
-  // What gRPC reads in place of the files, because it checks nothing.
+  // gRPC reads these in place of the files, because it checks nothing.
   const std::unique_ptr<CheckedFiles> files_;
   const std::shared_ptr<Provider> provider_;
   const TlsWatcher::OnMessage on_message_;

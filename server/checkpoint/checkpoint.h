@@ -30,7 +30,8 @@ struct Checkpoint {
 // skipped them as damaged, and an operator may want to inspect them. `damaged`
 // names the checkpoints known not to be whole. They do not count, and are
 // removed once `keep` others exist.
-// Errors: those of FileSystem; DataLoss if `state` could not be read back, which
+// Errors: those of FileSystem; DataLoss if `state` could not be read back,
+// which
 //   is a bug of ours. Earlier checkpoints then still exist. Unless
 //   IsIndeterminate(), the new one does not (or, as the message says, only the
 //   removal of older ones failed).

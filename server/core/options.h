@@ -135,9 +135,9 @@ struct CoordinatorOptions {
   // Size of the cohort: ranks 0..workers-1. Training starts when all have
   // registered.
   int32_t workers = 2;
-  // Of an elastic cohort: the number of workers without which training neither
-  // starts nor goes on. `workers` is then the most that it takes in. 0: the
-  // size is fixed.
+  // MIN of an elastic cohort: the number of workers without which training
+  // neither starts nor goes on. `workers` is then the most that it takes in. 0:
+  // the size is fixed.
   int32_t workers_min = 0;
   PolicyOptions policy;
   OptimizerOptions optimizer{.kind = OptimizerKind::kAuto};

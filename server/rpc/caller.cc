@@ -33,7 +33,7 @@ Presented PresentedBy(const grpc::AuthContext& connection) {
 }
 
 std::string CountedAs(const grpc::AuthContext& connection) {
-  // Not parsed: the gate has done so, and this is part of every call.
+  // The gate has parsed it already, and this is part of every call.
   const absl::string_view uri = UriOf(connection);
   return uri.empty() ? "all clients with a token together" : std::string(uri);
 }

@@ -122,7 +122,7 @@ TEST(CoordinatorElasticTest, AnAsynchronousCohortPausesToo) {
   cohort.StartOne(kRank1);
   ASSERT_TRUE(Trains(cohort, kRank0));
   cohort.Leave(kRank1);
-  // What was given counts.
+  // The assignment that was given counts.
   cohort.Push(kRank0, PushOf(1));
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_FALSE(Trains(cohort, kRank0));

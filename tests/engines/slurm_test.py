@@ -92,7 +92,7 @@ class Slurm(unittest.TestCase):
         cluster.run(f"scontrol requeue {workers}_1")  # As a preemption does.
         cluster.start_at_once(f"{workers}_1")
         self.await_checkpoints(folder, 5)
-        # What --signal sends before the time limit; the script then puts its
+        # --signal sends it before the time limit; the script then puts its
         # task back.
         cluster.run(f"scancel --signal=TERM {workers}_0")
         cluster.start_at_once(f"{workers}_0")

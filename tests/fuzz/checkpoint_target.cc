@@ -53,7 +53,7 @@ class Written {
   std::string name_;
 };
 
-// What was read goes on as a run, and is written and read again as it was.
+// A state that was read continues as a run, and is written and read unchanged.
 void CheckLoaded(const Checkpoint& loaded) {
   CoordinatorOptions options;
   options.run_id = loaded.identity.run_id;

@@ -116,7 +116,7 @@ class CoreDriver {
   std::deque<Client> clients_;
   // The joins that were not answered yet, by session.
   std::map<SessionId, int64_t> joins_;
-  // What was told of each push: the work that it belongs to.
+  // The work that each push belongs to.
   std::map<std::pair<Rank, PushKey>, Assignment> told_;
   std::deque<FoldJob> folds_;
   std::deque<MomentsFold> moments_;

@@ -37,7 +37,7 @@ void CheckSame(const FramedMessage<Message>& a,
   COHORT_CHECK(a.payload.ToString() == b.payload.ToString(), "another payload");
 }
 
-// What generated code writes is accepted.
+// Output of generated code is accepted.
 template <typename Message>
 void CheckEncoded(const Message& message) {
   const absl::StatusOr<FramedMessage<Message>> framed =

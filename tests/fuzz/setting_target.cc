@@ -5,7 +5,7 @@
 namespace cohort::fuzz {
 namespace {
 
-// What `cohortctl policy set` sends: lines name=value.
+// The input of `cohortctl policy set`: lines name=value.
 void RunSetting(absl::string_view input) {
   Reader reader(input);
   CoordinatorOptions options;
@@ -30,7 +30,7 @@ void RunSetting(absl::string_view input) {
               {absl::StatusCode::kInvalidArgument});
   const absl::Status valid = Validate(options);
   RequireCode(valid, {absl::StatusCode::kInvalidArgument});
-  // What a checkpoint keeps gives the same settings again.
+  // The settings of a checkpoint are read back unchanged.
   CoordinatorOptions again;
   for (const auto& [name, value] : SettingsOf(options)) {
     const absl::Status set = SetSetting(name, value, again);

@@ -89,7 +89,7 @@ void RunText(absl::string_view input) {
   }
 }
 
-// What TraceFile writes of one span.
+// A span as TraceFile writes it.
 std::string TraceText() {
   const ScratchFolder folder;
   {

@@ -52,7 +52,7 @@ class DamagingProxy:
         self._chance = random.Random(seed)
         self._passed = 0
         self._lock = threading.Lock()
-        # What was done, in order.
+        # The damages done, in order.
         self.done: list[str] = []
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -141,7 +141,7 @@ class DamagingProxy:
             flipped = chunk[at] ^ (1 << self._chance.randrange(8))
             return chunk[:at] + bytes([flipped]) + chunk[at + 1:]
         if kind == "drop":
-            # Not all of a chunk: an empty one means another thing.
+            # Part of a chunk at most: an empty one means another thing.
             return chunk[:at] + chunk[at + length:] or chunk[:1]
         if kind == "repeat":
             return chunk[:at + length] + chunk[at:]

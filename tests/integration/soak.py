@@ -28,13 +28,13 @@ from processes import Cohort, kill, run
 # The programs refuse variables that they do not know.
 MINUTES = float(os.environ.pop("COHORT_SOAK_MINUTES", "120"))
 WORKERS = 3
-# Of the time: no server is killed from here on, until the last sample.
+# Share of the time after which no server is killed, until the last sample.
 FAULTS_OF_SERVER_END = 0.2
 DELAY_S = 0.02
 # Between two disturbances.
 PAUSE_S = (5, 20)
 
-# What may differ between two medians without a leak:
+# Differences between two medians that are no leak:
 # - Memory: the model has 15 KiB, so gradients of all ranks under way, versions
 #   that readers hold and a checkpoint being written are below 2 MiB. glibc
 #   gives each of a process's 10 to 30 threads an arena that grows in steps of

@@ -1,4 +1,4 @@
-// What a client finds out about a gRPC server that ends its connections.
+// A client finds out why a gRPC server ends its connections.
 #include "common/ops/closed_connection.h"
 
 #include <gmock/gmock.h>

@@ -140,7 +140,7 @@ class GrpcClient final : public Client {
   // single try ends with the patience of the whole series, even if it began
   // later.
   std::optional<Instant> joining_since_;
-  // What was found at the last look at a server that ends each connection.
+  // The result of the last look at a server that ends each connection.
   std::optional<Instant> looked_at_;
   ClosedBecause closed_because_ = ClosedBecause::kUnknown;
   // An error if the run cannot continue.

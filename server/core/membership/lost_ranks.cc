@@ -112,7 +112,7 @@ void LoseStalled(const Run& run, Turn& turn) {
 }
 
 void GiveUpAbandoned(const Run& run, Turn& turn) {
-  // What is left after training needs no more workers than there are.
+  // The work after training needs no more workers than there are.
   if (run.parts.settings.workers_min() > 0 && run.driver.TrainingDone() &&
       run.parts.ranks.live() > 0) {
     return;

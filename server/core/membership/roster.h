@@ -79,7 +79,7 @@ class Roster {
   };
   // Leases and graces that have passed, in rank order.
   std::vector<Overdue> FindOverdue(Instant now) const;
-  // Of an elastic cohort: since when it has too few workers to go on; absent if
+  // Since when an elastic cohort has had too few workers to go on; absent if
   // it has enough, or none has ever registered.
   std::optional<Instant> TooFewSince() const;
   // Why the run cannot go on: no replacement has come in time.

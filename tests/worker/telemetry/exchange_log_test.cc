@@ -98,7 +98,7 @@ TEST_F(ExchangeLogTest, APushAndItsVerdictHaveKeyAndChecksums) {
   EXPECT_EQ(verdict["version"], 1);
   EXPECT_EQ(verdict["incarnation"], 1);
   EXPECT_LE(push["begin_us"], verdict["end_us"]);
-  // What a reader of that version gets is the same.
+  // A reader of that version gets the same.
   const absl::StatusOr<PulledVersion> pulled = client_->Pull({.weights = true});
   ASSERT_TRUE(pulled.ok());
   const json pull = Lines().back();

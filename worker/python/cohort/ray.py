@@ -244,7 +244,7 @@ class _Run:
         self._server_restarts = 0
         self._restarts = [0] * plan.workers
         self._returned: list[Any] = [None] * plan.workers
-        # Of what a server that ended well has written.
+        # Read from the files of a server that ended well.
         self._written: tuple[dict[str, Any], str | None] = ({}, None)
 
     def result(self) -> Result:
