@@ -154,13 +154,20 @@ class Ray(unittest.TestCase):
         self.assertEqual(result.restarts, [0, 1])
         self.assertEqual(self.model(result), plain)
 
+        killed = []
+
         def kill_server(_):
             for process in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-                if str(self.dir / "storage/server").encode() in \
-                        process.read_bytes():
+                try:
+                    words = process.read_bytes()
+                except OSError:  # Another process that has just ended.
+                    continue
+                if str(self.dir / "storage/server").encode() in words:
                     os.kill(int(process.parent.name), signal.SIGKILL)
+                    killed.append(process.parent.name)
 
         result = self.disturbed("server", kill_server)
+        self.assertTrue(killed)
         self.assertEqual(self.model(result), plain)
         self.assertEqual(result.restarts, [0, 0])
 

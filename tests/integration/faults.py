@@ -49,7 +49,8 @@ class CuttableProxy:
         """Breaks all connections; new ones are accepted."""
         self._cut.clear()
         self._wake.send(b"c")
-        self._cut.wait(10)
+        if not self._cut.wait(60):
+            raise TimeoutError("the proxy's thread does not answer")
         self.cuts += 1
 
     def _run(self):
