@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -37,18 +38,20 @@ absl::StatusOr<int> NewFile(const std::string& text) {
   return file;
 }
 
-// Puts a file with `text` behind `descriptor`, or behind a new one if it is -1.
+// Puts `file` behind `descriptor`, or makes it the descriptor if that is -1.
 // The file itself is new, so that a reader of the old one goes on undisturbed.
-absl::Status Put(const std::string& text, int& descriptor) {
-  COHORT_ASSIGN_OR_RETURN(const int file, NewFile(text));
+void Place(int file, int& descriptor) {
   if (descriptor < 0) {
     descriptor = file;
-    return absl::OkStatus();
+    return;
   }
-  const int placed = dup3(file, descriptor, O_CLOEXEC);
-  const absl::Status result = placed < 0 ? Failed("dup3") : absl::OkStatus();
+  int placed = -1;
+  do {
+    placed = dup3(file, descriptor, O_CLOEXEC);
+  } while (placed < 0 && (errno == EINTR || errno == EBUSY));
+  // Otherwise it fails only for descriptors that are not open.
+  COHORT_CHECK(placed >= 0, std::strerror(errno));
   close(file);
-  return result;
 }
 
 }  // namespace
@@ -61,9 +64,20 @@ absl::StatusOr<std::unique_ptr<CheckedFiles>> CheckedFiles::Create(
 }
 
 absl::Status CheckedFiles::Replace(const TlsContent& content) {
-  COHORT_RETURN_IF_ERROR(Put(content.ca, ca_));
-  if (content.cert.empty()) return absl::OkStatus();
-  return Put(absl::StrCat(content.cert, "\n", content.key), cert_and_key_);
+  COHORT_ASSIGN_OR_RETURN(const int ca, NewFile(content.ca));
+  if (content.cert.empty()) {
+    Place(ca, ca_);
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<int> own =
+      NewFile(absl::StrCat(content.cert, "\n", content.key));
+  if (!own.ok()) {
+    close(ca);
+    return own.status();
+  }
+  Place(ca, ca_);
+  Place(*own, cert_and_key_);
+  return absl::OkStatus();
 }
 
 std::string CheckedFiles::PathOf(int descriptor) {

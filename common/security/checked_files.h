@@ -25,7 +25,7 @@ class CheckedFiles {
   std::string ca_path() const { return PathOf(ca_); }
 
   // The next reader of a path gets the new content.
-  // Errors: Unavailable; the file in question keeps its content.
+  // Errors: Unavailable; all files keep their content.
   absl::Status Replace(const TlsContent& content);
 
  private:

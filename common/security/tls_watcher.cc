@@ -74,6 +74,9 @@ void TlsWatcher::Read() {
                               absl::FormatTime(before.not_after),
                               "; renew the file"));
   }
+  if (fault.empty() && *found != before && on_change_ != nullptr) {
+    fault = std::string(on_change_(*found).message());
+  }
   if (!fault.empty() || *found == before) return ReportFault(fault);
   {
     MutexLock lock(mu_);
@@ -82,8 +85,6 @@ void TlsWatcher::Read() {
   announced_end_ = false;
   fault_.clear();
   reported_fault_.clear();
-  // The message comes after the change, so that it is true when it is read.
-  if (on_change_ != nullptr) on_change_(*found);
   Report(false, absl::StrCat("new TLS files are in use; the certificate is "
                              "valid until ",
                              absl::FormatTime(found->not_after)));

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/mutex.h"
@@ -20,7 +20,9 @@ namespace cohort {
 // Thread safety: safe.
 class TlsWatcher {
  public:
-  using OnChange = std::function<void(const TlsContent&)>;
+  // An error if the content cannot be used: it is reported, and tried again
+  // with the next reading.
+  using OnChange = std::function<absl::Status(const TlsContent&)>;
   // Takes one line for people, and whether it reports a fault.
   using OnMessage = std::function<void(bool fault, const std::string&)>;
 

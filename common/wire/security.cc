@@ -137,9 +137,8 @@ Security::Security(const TlsFiles& files, const TlsContent& content,
     : identity_(content.identity),
       files_(std::move(checked)),
       provider_(Reading(files_.get())),
-      on_message_(on_message),
       watcher_(
-          files, content, [this](const TlsContent& now) { Take(now); },
+          files, content, [this](const TlsContent& now) { return Take(now); },
           on_message) {}
 
 void Security::Notify(TlsWatcher::OnChange on_change) {
@@ -147,17 +146,14 @@ void Security::Notify(TlsWatcher::OnChange on_change) {
   on_change_ = std::move(on_change);
 }
 
-void Security::Take(const TlsContent& content) {
-  const absl::Status taken = files_->Replace(content);
-  if (!taken.ok() && on_message_ != nullptr) {
-    on_message_(true, std::string(taken.message()));
-  }
+absl::Status Security::Take(const TlsContent& content) {
+  COHORT_RETURN_IF_ERROR(files_->Replace(content));
   TlsWatcher::OnChange on_change;
   {
     MutexLock lock(mu_);
     on_change = on_change_;
   }
-  if (on_change != nullptr) on_change(content);
+  return on_change == nullptr ? absl::OkStatus() : on_change(content);
 }
 
 std::shared_ptr<grpc::ChannelCredentials> Security::ForChannel() const {

@@ -62,14 +62,13 @@ class Security {
            std::unique_ptr<CheckedFiles> checked,
            const TlsWatcher::OnMessage& on_message);
 
-  void Take(const TlsContent& content) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Take(const TlsContent& content) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.
   const std::optional<Identity> identity_;
   // gRPC reads these in place of the files, because it checks nothing.
   const std::unique_ptr<CheckedFiles> files_;
   const std::shared_ptr<Provider> provider_;
-  const TlsWatcher::OnMessage on_message_;
 
   Mutex mu_;
   TlsWatcher::OnChange on_change_ ABSL_GUARDED_BY(mu_);

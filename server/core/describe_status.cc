@@ -100,7 +100,7 @@ bool TooFew(const RunView& run) {
 std::string TooFewText(const RunView& run, Instant now) {
   const int32_t here = run.ranks.present();
   const int32_t wanted = run.settings.workers_min();
-  const Instant until = run.roster.TooFewSince().value_or(now) +
+  const Instant until = run.roster.too_few_since().value_or(now) +
                         run.settings.options().replacement_deadline;
   return absl::StrCat("waiting for ", MoreWorkers(wanted - here), ": ", here,
                       " here, want at least ", wanted, ", gives up in ",
@@ -273,7 +273,7 @@ void DescribeState(const RunView& run, Instant now, StatusView& view) {
   if (TooFew(run)) {
     view.phase = StatusView::Phase::kWaiting;
     view.state = TooFewText(run, now);
-    view.waiting = now - run.roster.TooFewSince().value_or(now);
+    view.waiting = now - run.roster.too_few_since().value_or(now);
     return;
   }
   std::vector<Rank> lost;

@@ -182,7 +182,11 @@ void PutChangeInForce(const ChangeParts& parts, Turn& turn) {
     absl::StrAppend(&text, ": ", PolicyText(policy),
                     OptimizerText(before, policy, options.optimizer));
   }
-  for (Worker& worker : run.ranks.all()) worker.assignments_finished = 0;
+  for (Worker& worker : run.ranks.all()) {
+    worker.assignments_finished = 0;
+    const bool vacant = worker.state == Worker::State::kVacant;
+    if (options.elastic() && vacant) worker.batch_size = 0;
+  }
   if (options.workers != workers) ResizeCohort(parts, options.workers, turn);
   // No push under way has read an older version.
   run.model.HoldNone();

@@ -297,10 +297,7 @@ absl::Status Server::StartOps() {
     MutexLock lock(mu_);
     ops_address_ = ops_->address();
   }
-  security_->Watch([this](const TlsContent& tls) {
-    const absl::Status taken = ops_->SetTls(tls);
-    if (!taken.ok()) Log(LogLevel::kError, taken.message());
-  });
+  security_->Watch([this](const TlsContent& tls) { return ops_->SetTls(tls); });
   return WriteLine(options_.ops_address_file, ops_->address());
 }
 

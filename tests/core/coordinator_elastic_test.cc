@@ -160,6 +160,40 @@ TEST(CoordinatorElasticTest, TheMinimumChangesWhileItRuns) {
   EXPECT_TRUE(Trains(cohort, kRank1));
 }
 
+// The time begins with the change, not with an old loss.
+TEST(CoordinatorElasticTest, ARaisedMinimumGivesWorkersTimeToCome) {
+  FakeCohort cohort(ElasticSetup());
+  for (Rank rank : {kRank0, kRank1, kRank2}) cohort.StartOne(rank);
+  cohort.Leave(kRank2);
+  for (int i = 0; i < 20; ++i) cohort.Pass(absl::Seconds(5));
+  ASSERT_TRUE(cohort.Change({{"workers", "3:4"}}).ok());
+  cohort.Push(kRank0, PushOf(1));
+  cohort.Push(kRank1, PushOf(1));
+  cohort.Pass(absl::Seconds(5));
+  cohort.Pass(absl::Seconds(50));
+  EXPECT_FALSE(cohort.core().ended());
+  EXPECT_THAT(StateOf(cohort), HasSubstr("gives up in 10 s"));
+  cohort.StartOne(kRank3);
+  EXPECT_TRUE(Trains(cohort, kRank3));
+}
+
+TEST(CoordinatorElasticTest, AFixedCohortWaitsForNobodyWhoLeftBefore) {
+  FakeCohort cohort(ElasticSetup());
+  for (Rank rank : {kRank0, kRank1, kRank2}) cohort.StartOne(rank);
+  cohort.Leave(kRank2);
+  ASSERT_TRUE(
+      cohort.Change({{"workers", "3"}, {"on_worker_loss", "wait"}}).ok());
+  for (int step = 0; step < 2; ++step) {
+    cohort.Push(kRank0, PushOf(1));
+    cohort.Push(kRank1, PushOf(1));
+  }
+  EXPECT_EQ(cohort.snapshot()->version, Version(2));
+  cohort.StartOne(kRank2);
+  cohort.Push(kRank0, PushOf(1));
+  cohort.Push(kRank1, PushOf(1));
+  EXPECT_THAT(cohort.told(kRank2).members, ElementsAre(kRank0, kRank1, kRank2));
+}
+
 TEST(CoordinatorElasticTest, AFixedCohortBecomesElasticAndContinues) {
   FakeSetup setup = SmallSetup();
   FakeCohort cohort(setup);

@@ -24,7 +24,7 @@ WORKERS = 2
 BYTES_MAX = 400_000
 DAMAGES_A_RUN = 5
 RUNS = (KILLS + 1) // 2
-RUN_SECONDS_MAX = 120
+RUN_SECONDS_MAX = 600
 
 
 def undamaged_digest():
@@ -38,7 +38,9 @@ class DamagedStreams(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         given = os.environ.pop("COHORT_DAMAGE_SEED", "")
-        cls.seed = int(given or random.SystemRandom().randrange(1 << 30))
+        # The long version looks for new cases, the short one repeats the same.
+        cls.seed = int(given or (random.SystemRandom().randrange(1 << 30)
+                                 if KILLS > 1 else 1))
         print(f"COHORT_DAMAGE_SEED={cls.seed}", flush=True)
         cls.digest = undamaged_digest()
 
@@ -56,7 +58,7 @@ class DamagedStreams(unittest.TestCase):
                     continue
                 if code != 0 and cohort.server.poll() is None:
                     restarts += 1
-                    self.assertLess(restarts, 20, self.story(cohort, proxy))
+                    self.assertLess(restarts, 100, self.story(cohort, proxy))
                     cohort.start_worker(rank)
         return restarts
 

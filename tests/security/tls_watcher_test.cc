@@ -49,12 +49,14 @@ struct Watched {
   const TlsContent first = *ReadTlsFiles(files, absl::Now());
   Reports changes;
   Reports messages;
-  TlsWatcher watcher{
-      files, first,
-      [this](const TlsContent& content) { changes.Add(content.cert); },
-      [this](bool fault, const std::string& text) {
-        messages.Add((fault ? "fault: " : "") + text);
-      }};
+  TlsWatcher watcher{files, first,
+                     [this](const TlsContent& content) {
+                       changes.Add(content.cert);
+                       return absl::OkStatus();
+                     },
+                     [this](bool fault, const std::string& text) {
+                       messages.Add((fault ? "fault: " : "") + text);
+                     }};
 };
 
 TEST(TlsWatcherTest, TakesNewFilesAndKeepsGoodOnesOtherwise) {

@@ -65,7 +65,7 @@ absl::Status ObservedWorker::StartOps(const ObservedWorkerOptions& options) {
     readers_ = std::make_unique<Authenticator>(*tls.identity, nullptr);
     // The client of the same process reports the same files.
     watcher_ = std::make_unique<TlsWatcher>(
-        options.tls, tls, [this](const TlsContent& now) { Serve(now); },
+        options.tls, tls, [this](const TlsContent& now) { return Serve(now); },
         nullptr);
     certificate_ = std::make_unique<CertificateCollector>(
         [watcher = watcher_.get()] { return watcher->not_after(); });
@@ -89,11 +89,9 @@ absl::Status ObservedWorker::StartOps(const ObservedWorkerOptions& options) {
 
 ObservedWorker::~ObservedWorker() { watcher_.reset(); }
 
-void ObservedWorker::Serve(const TlsContent& tls) {
+absl::Status ObservedWorker::Serve(const TlsContent& tls) {
   MutexLock lock(mu_);
-  if (ops_ == nullptr) return;
-  const absl::Status taken = ops_->SetTls(tls);
-  if (!taken.ok()) Log(LogLevel::kError, taken.message());
+  return ops_ == nullptr ? absl::OkStatus() : ops_->SetTls(tls);
 }
 
 }  // namespace cohort

@@ -60,7 +60,7 @@ class ObservedWorker {
 
   absl::Status StartOps(const ObservedWorkerOptions& options)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void Serve(const TlsContent& tls) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Serve(const TlsContent& tls) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Empty: none.
   std::string exchange_log_path_;

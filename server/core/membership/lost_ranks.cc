@@ -117,6 +117,7 @@ void GiveUpAbandoned(const Run& run, Turn& turn) {
       run.parts.ranks.live() > 0) {
     return;
   }
+  run.roster.NoteSize(turn.now);
   const std::optional<std::string> reason = run.roster.FindAbandoned(turn.now);
   if (!reason.has_value()) return;
   turn.end = {.outcome = RunOutcome::kWorkerLost, .reason = *reason};

@@ -293,6 +293,7 @@ void Roster::Break(SessionId session, Turn& turn) {
 void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
                     Turn& turn) {
   Worker& worker = ranks_[rank];
+  const bool enough = ranks_.present() >= settings_.workers_min();
   ranks_.Transition(worker, Worker::State::kVacant, turn.now);
   worker.lost_at = turn.now;
   if (worker.registered || !worker.ever_registered) {
@@ -303,7 +304,13 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
   worker.waiting = false;
   worker.leaves_because.reset();
   // Shares of a batch are those of the workers that are there.
-  if (settings_.workers_min() > 0 && !ledger_.ended()) worker.batch_size = 0;
+  if (settings_.workers_min() > 0 && !ledger_.ended()) {
+    worker.batch_size = 0;
+    // The wait begins with the loss that made it too few, not with an earlier
+    // one.
+    if (enough) too_few_since_.reset();
+    NoteSize(turn.now);
+  }
   // The end shows each worker as it was.
   if (ledger_.ended()) return;
   worker.report = {};
@@ -345,25 +352,22 @@ std::vector<Roster::Overdue> Roster::FindOverdue(Instant now) const {
   return overdue;
 }
 
-std::optional<Instant> Roster::TooFewSince() const {
-  if (ranks_.present() >= settings_.workers_min()) return std::nullopt;
-  std::optional<Instant> since;
-  for (const Worker& worker : ranks_.all()) {
-    if (!worker.present() && worker.ever_registered) {
-      since =
-          std::max(since.value_or(worker.missed_since), worker.missed_since);
-    }
+void Roster::NoteSize(Instant now) {
+  if (ranks_.present() >= settings_.workers_min()) {
+    too_few_since_.reset();
+  } else if (!too_few_since_.has_value()) {
+    too_few_since_ = now;
   }
-  return since;
 }
 
 std::optional<std::string> Roster::FindAbandoned(Instant now) const {
   const absl::Duration deadline = settings_.options().replacement_deadline;
   if (settings_.workers_min() > 0) {
-    const std::optional<Instant> since = TooFewSince();
-    if (!since.has_value() || now - *since <= deadline) return std::nullopt;
+    if (!too_few_since_.has_value() || now - *too_few_since_ <= deadline) {
+      return std::nullopt;
+    }
     return absl::StrCat(ranks_.present(), " workers for ",
-                        SecondsText(now - *since), ", want at least ",
+                        SecondsText(now - *too_few_since_), ", want at least ",
                         settings_.workers_min());
   }
   const bool any_live = ranks_.live() > 0;

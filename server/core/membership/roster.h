@@ -79,9 +79,12 @@ class Roster {
   };
   // Leases and graces that have passed, in rank order.
   std::vector<Overdue> FindOverdue(Instant now) const;
-  // Since when an elastic cohort has had too few workers to go on; absent if
-  // it has enough, or none has ever registered.
-  std::optional<Instant> TooFewSince() const;
+  // Notes whether an elastic cohort has enough workers to go on. Call it from
+  // the start of training on, as time passes.
+  void NoteSize(Instant now);
+  // Since when an elastic cohort has had too few workers; absent if it has
+  // enough.
+  const std::optional<Instant>& too_few_since() const { return too_few_since_; }
   // Why the run cannot go on: no replacement has come in time.
   std::optional<std::string> FindAbandoned(Instant now) const;
 
@@ -115,6 +118,7 @@ class Roster {
   RankTable& ranks_;
   Incarnation next_incarnation_;
   std::optional<Instant> begin_;
+  std::optional<Instant> too_few_since_;
   bool resumed_ = false;
   // As the checkpoint has them.
   std::set<Rank> lost_before_;
