@@ -137,15 +137,17 @@ class DamagedStreams(unittest.TestCase):
                 self.assertIn(settings["learning_rate"], rates)
 
     @staticmethod
-    def command(address: str, words: list[str]):
+    def command(address: str, words: list[str], *flags: str):
+        # Longer than the longest wait of cohortctl itself.
         return processes.run("cohortctl", f"--server={address}",
-                             "--output=json", *words)
+                             "--output=json", *flags, *words, timeout_s=180)
 
     def damaged_command(self, cohort, chance, number, words):
         """One command over a connection with one damage."""
         planned = damages(chance, 1, 600)
         with DamagingProxy(cohort.address, planned, number) as proxy:
-            done = self.command(proxy.address, words)
+            # An answer that was lost in the damage never comes.
+            done = self.command(proxy.address, words, "--timeout=10s")
         # A signal would be negative.
         self.assertGreaterEqual(done.returncode, 0, done.stderr)
         if done.returncode != 0:
