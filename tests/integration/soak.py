@@ -114,6 +114,17 @@ def quarters(samples, total_s):
             [s for s in usual if total_s * 3 / 4 <= s.at_s <= total_s])
 
 
+def medians_of_tenths(samples, total_s, field):
+    """How a figure went: a leak rises to the end, a warm-up does not."""
+    parts = [[] for _ in range(10)]
+    for sample in samples:
+        if sample.size == WORKERS:
+            parts[min(int(sample.at_s / total_s * 10), 9)].append(
+                getattr(sample, field))
+    return " ".join(f"{statistics.median(part):.0f}" if part else "-"
+                    for part in parts)
+
+
 class Soak(unittest.TestCase):
     def setUp(self):
         self.seed = random.SystemRandom().randrange(1 << 30)
@@ -268,6 +279,8 @@ class Soak(unittest.TestCase):
                                  for part in (second, last))
                 print(f"{name:10}{field:12}{before:12.0f}{after:8.0f}"
                       f"{allowed:9.0f}")
+                print(f"{'':10}each tenth  "
+                      f"{medians_of_tenths(found, total_s, field)}")
                 if after - before > allowed:
                     grown.append(f"{name} ({pid}): {field} grew from "
                                  f"{before:.0f} to {after:.0f}, want at most "
