@@ -16,7 +16,9 @@ FloatBuffer::FloatBuffer(int64_t elements)
           static_cast<size_t>(elements) * sizeof(float), kAlignment))),
       elements_(elements) {}
 
-FloatBuffer::~FloatBuffer() { ::operator delete(data_, kAlignment); }
+FloatBuffer::~FloatBuffer() {
+  if (!piece_.has_value()) ::operator delete(data_, kAlignment);
+}
 
 ByteRope RopeOf(const SharedFloats& buffer) {
   return ByteRope(
@@ -25,25 +27,54 @@ ByteRope RopeOf(const SharedFloats& buffer) {
       buffer);
 }
 
+// Buffers that are not in use.
 struct FloatBufferPool::Shelf {
+  using Buffers = std::map<int64_t, std::vector<std::unique_ptr<FloatBuffer>>>;
+
+  Buffers& Of(bool shared) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    return shared ? free_shared : free;
+  }
+
+  // Takes a buffer off the shelf; null if there is none.
+  std::unique_ptr<FloatBuffer> Take(int64_t elements, bool shared)
+      ABSL_LOCKS_EXCLUDED(mu) {
+    MutexLock lock(mu);
+    auto& buffers = Of(shared)[elements];
+    if (buffers.empty()) return nullptr;
+    std::unique_ptr<FloatBuffer> buffer = std::move(buffers.back());
+    buffers.pop_back();
+    return buffer;
+  }
+
   Mutex mu;
-  std::map<int64_t, std::vector<std::unique_ptr<FloatBuffer>>> free
-      ABSL_GUARDED_BY(mu);
+  Buffers free ABSL_GUARDED_BY(mu);
+  // Those whose memory came from `storage`.
+  Buffers free_shared ABSL_GUARDED_BY(mu);
 };
 
-FloatBufferPool::FloatBufferPool() : shelf_(std::make_shared<Shelf>()) {}
+FloatBufferPool::FloatBufferPool(std::shared_ptr<FloatStorage> shared)
+    : storage_(std::move(shared)), shelf_(std::make_shared<Shelf>()) {}
 
 std::shared_ptr<FloatBuffer> FloatBufferPool::Take(int64_t elements) {
-  std::unique_ptr<FloatBuffer> buffer;
-  {
-    MutexLock lock(shelf_->mu);
-    auto& free = shelf_->free[elements];
-    if (!free.empty()) {
-      buffer = std::move(free.back());
-      free.pop_back();
-    }
-  }
+  std::unique_ptr<FloatBuffer> buffer =
+      shelf_->Take(elements, /*shared=*/false);
   if (buffer == nullptr) buffer = std::make_unique<FloatBuffer>(elements);
+  return Lent(std::move(buffer));
+}
+
+std::shared_ptr<FloatBuffer> FloatBufferPool::TakeShared(int64_t elements) {
+  if (storage_ == nullptr) return Take(elements);
+  std::unique_ptr<FloatBuffer> buffer = shelf_->Take(elements, /*shared=*/true);
+  if (buffer == nullptr) {
+    std::optional<FloatStorage::Piece> piece = storage_->Allocate(elements);
+    if (!piece.has_value()) return Take(elements);
+    buffer = std::make_unique<FloatBuffer>(elements, *std::move(piece));
+  }
+  return Lent(std::move(buffer));
+}
+
+std::shared_ptr<FloatBuffer> FloatBufferPool::Lent(
+    std::unique_ptr<FloatBuffer> buffer) {
   // A weak reference: a buffer that outlives its pool is simply freed.
   std::weak_ptr<Shelf> weak = shelf_;
   return std::shared_ptr<FloatBuffer>(
@@ -51,7 +82,8 @@ std::shared_ptr<FloatBuffer> FloatBufferPool::Take(int64_t elements) {
         std::unique_ptr<FloatBuffer> owned(returned);
         if (std::shared_ptr<Shelf> shelf = weak.lock()) {
           MutexLock lock(shelf->mu);
-          shelf->free[owned->size()].push_back(std::move(owned));
+          shelf->Of(owned->place().has_value())[owned->size()].push_back(
+              std::move(owned));
         }
       });
 }

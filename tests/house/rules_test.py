@@ -92,6 +92,8 @@ class IncludeRulesTest(TreeTest):
         ("server/ops/a.cc", "server/main/x.h", "speaks HTTP only"),
         ("server/status_page/a.h", "server/records/x.h", "the page shows"),
         ("server/ctl/a.cc", "server/main/x.h", "over the wire only"),
+        ("common/local/a.h", "grpcpp/grpcpp.h", "no transport and no engine"),
+        ("server/local/a.h", "server/core/x.h", "no transport and no core"),
         ("worker/train/a.cc", "server/x.h", "never include each other"),
         ("worker/client/a.h", "torch/torch.h", "no engine"),
         ("worker/client/a.h", "kernels/x.h", "no engine"),

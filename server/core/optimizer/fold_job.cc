@@ -19,7 +19,7 @@ class Folder {
         backend_(backend),
         walker_(job, job.weights->size()),
         slot_(VelocityOf(job.slots)),
-        weights_(pool.Take(job.weights->size())) {
+        weights_(pool.TakeShared(job.weights->size())) {
     if (slot_ != nullptr) velocity_ = pool.Take(job.weights->size());
   }
 

@@ -40,7 +40,7 @@ class StagedFold {
       }
       return;
     }
-    weights_ = pool.Take(elements);
+    weights_ = pool.TakeShared(elements);
     if (job.slots.first_moment != nullptr) {
       Renew(&Slots::first_moment, elements, pool);
       Renew(&Slots::second_moment, elements, pool);

@@ -1,0 +1,187 @@
+#include "common/local/packet_socket.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+constexpr int kBacklog = 64;
+
+absl::Status Failed(const std::string& what) {
+  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
+}
+
+struct Address {
+  sockaddr_un name{};
+  socklen_t size = 0;
+
+  const sockaddr* get() const {
+    return reinterpret_cast<const sockaddr*>(&name);
+  }
+};
+
+bool IsAbstract(const std::string& name) { return name.starts_with('@'); }
+
+absl::StatusOr<Address> AddressOf(const std::string& name) {
+  Address address;
+  if (name.empty() || name.size() >= sizeof(address.name.sun_path)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("socket: got a name of ", name.size(), " characters (",
+                     name, "), want 1 to ", sizeof(address.name.sun_path) - 1));
+  }
+  address.name.sun_family = AF_UNIX;
+  std::memcpy(address.name.sun_path, name.data(), name.size());
+  // The system takes a first byte of zero for an abstract name, and its length
+  // from that of the address.
+  if (IsAbstract(name)) address.name.sun_path[0] = '\0';
+  address.size = static_cast<socklen_t>(
+      IsAbstract(name) ? offsetof(sockaddr_un, sun_path) + name.size()
+                       : sizeof(address.name));
+  return address;
+}
+
+FileDescriptor NewSocket() {
+  return FileDescriptor(
+      socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+// The descriptors that arrived with a message. They are owned at once, so that
+// none leaks, whatever the message is.
+std::vector<FileDescriptor> TakeFiles(msghdr& message) {
+  std::vector<FileDescriptor> files;
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
+       part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
+      continue;
+    }
+    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+      files.emplace_back(fd);
+    }
+  }
+  return files;
+}
+
+}  // namespace
+
+absl::StatusOr<PacketSocket> PacketSocket::Connect(const std::string& name) {
+  COHORT_ASSIGN_OR_RETURN(const Address address, AddressOf(name));
+  FileDescriptor socket = NewSocket();
+  if (!socket.valid() ||
+      connect(socket.get(), address.get(), address.size) != 0) {
+    return Failed(name);
+  }
+  return PacketSocket(std::move(socket));
+}
+
+absl::Status PacketSocket::Send(absl::Span<const std::byte> bytes,
+                                absl::Span<const int> files) {
+  COHORT_CHECK(bytes.size() <= kBytesMax && files.size() <= kFilesMax,
+               "the message is too large");
+  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(kFilesMax * sizeof(int))] = {};
+  if (!files.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(files.size() * sizeof(int));
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(files.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(header), files.data(), files.size() * sizeof(int));
+  }
+  ssize_t sent = -1;
+  do {
+    sent = sendmsg(fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  if (sent < 0) return Failed("sending to a process of this host");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Packet> PacketSocket::Receive(absl::Duration timeout) {
+  pollfd waited{fd(), POLLIN, 0};
+  int ready = 0;
+  do {
+    ready =
+        poll(&waited, 1, static_cast<int>(absl::ToInt64Milliseconds(timeout)));
+  } while (ready < 0 && errno == EINTR);
+  if (ready == 0) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("a process of this host sent nothing within ",
+                     absl::FormatDuration(timeout)));
+  }
+  Packet packet;
+  packet.bytes.resize(kBytesMax);
+  iovec part{packet.bytes.data(), packet.bytes.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(kFilesMax * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  const ssize_t received = recvmsg(fd(), &message, MSG_CMSG_CLOEXEC);
+  if (received < 0) return Failed("receiving from a process of this host");
+  packet.files = TakeFiles(message);
+  if (received == 0) {
+    return absl::UnavailableError(
+        "a process of this host closed the connection");
+  }
+  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("got a message of more than ", kBytesMax, " bytes or ",
+                     kFilesMax, " files from a process of this host"));
+  }
+  packet.bytes.resize(static_cast<size_t>(received));
+  return packet;
+}
+
+absl::StatusOr<uint32_t> PacketSocket::PeerUser() const {
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(fd(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    return absl::InternalError(
+        absl::StrCat("SO_PEERCRED: ", std::strerror(errno)));
+  }
+  return peer.uid;
+}
+
+absl::StatusOr<PacketListener> PacketListener::Open(const std::string& name) {
+  COHORT_ASSIGN_OR_RETURN(const Address address, AddressOf(name));
+  FileDescriptor socket = NewSocket();
+  if (!socket.valid() || bind(socket.get(), address.get(), address.size) != 0) {
+    return Failed(name);
+  }
+  PacketListener listener(std::move(socket), name);
+  if (listen(listener.fd(), kBacklog) != 0) return Failed(name);
+  return listener;
+}
+
+PacketListener::~PacketListener() {
+  if (socket_.valid() && !IsAbstract(name_)) unlink(name_.c_str());
+}
+
+absl::StatusOr<PacketSocket> PacketListener::Accept() {
+  FileDescriptor accepted(
+      accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!accepted.valid()) return Failed(name_);
+  return PacketSocket(std::move(accepted));
+}
+
+}  // namespace cohort

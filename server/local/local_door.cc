@@ -1,0 +1,291 @@
+#include "server/local/local_door.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/check.h"
+#include "common/local/boot_id.h"
+#include "common/local/local_messages.h"
+#include "common/log/log.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kHelloPatience = absl::Seconds(5);
+// A worker connects once; more strangers than this are none.
+constexpr size_t kStrangersMax = 64;
+
+constexpr absl::string_view kSocketPrefix = "cohort-socket-";
+
+std::string RandomHex(size_t digits) {
+  std::string bytes(digits / 2, '\0');
+  size_t filled = 0;
+  while (filled < bytes.size()) {
+    const ssize_t n =
+        getrandom(bytes.data() + filled, bytes.size() - filled, 0);
+    if (n > 0) filled += static_cast<size_t>(n);
+  }
+  return absl::BytesToHexString(bytes);
+}
+
+// Removes the sockets that killed servers have left in `directory`.
+void RemoveLeftSockets(const std::string& directory) {
+  std::error_code unused;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(directory, unused)) {
+    const std::string path = entry.path().string();
+    if (absl::StartsWith(entry.path().filename().string(), kSocketPrefix) &&
+        !PacketSocket::Connect(path).ok() && errno == ECONNREFUSED) {
+      unlink(path.c_str());
+    }
+  }
+}
+
+// A name that no other server has.
+std::string SocketName(const std::string& directory) {
+  constexpr size_t kDigits = 16;
+  if (directory.empty()) return absl::StrCat("@cohort-", RandomHex(kDigits));
+  return absl::StrCat(directory, "/", kSocketPrefix, RandomHex(kDigits));
+}
+
+void Refuse(PacketSocket& socket, const absl::Status& why) {
+  local::Reply reply{.kind = local::ReplyKind::kRefused};
+  const absl::string_view text = why.message().substr(0, local::kTextBytes - 1);
+  std::memcpy(reply.text, text.data(), text.size());
+  // A stranger that has gone needs no answer.
+  (void)socket.Send(local::BytesOf(reply), {});
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalDoor>> LocalDoor::Open(
+    LocalDoorOptions options, const Clock& clock) {
+  if (!options.directory.empty()) RemoveLeftSockets(options.directory);
+  COHORT_ASSIGN_OR_RETURN(PacketListener listener,
+                          PacketListener::Open(SocketName(options.directory)));
+  if (!options.directory.empty()) {
+    chmod(listener.name().c_str(), S_IRUSR | S_IWUSR);
+  }
+  FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) {
+    return absl::UnavailableError(
+        absl::StrCat("eventfd: ", std::strerror(errno)));
+  }
+  return std::unique_ptr<LocalDoor>(new LocalDoor(
+      std::move(options), clock, std::move(listener), std::move(wake)));
+}
+
+LocalDoor::LocalDoor(LocalDoorOptions options, const Clock& clock,
+                     PacketListener listener, FileDescriptor wake)
+    : options_(std::move(options)),
+      clock_(clock),
+      boot_id_(BootId()),
+      wake_(std::move(wake)),
+      listener_(std::move(listener)),
+      task_(std::make_unique<PeriodicTask>("local-door", absl::ZeroDuration(),
+                                           [this] { Serve(); })) {}
+
+LocalDoor::~LocalDoor() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+  }
+  Wake();
+  task_.reset();
+}
+
+LocalDoor::Offer LocalDoor::Invite(Rank rank, Incarnation incarnation) {
+  Offer offer{.socket = listener_.name(),
+              .token = RandomHex(local::kTokenBytes),
+              .boot_id = boot_id_};
+  std::shared_ptr<LocalPeer> replaced;
+  {
+    MutexLock lock(mu_);
+    Member& member = members_[rank];
+    if (member.incarnation != incarnation) {
+      replaced = std::exchange(member.peer, nullptr);
+    }
+    member.incarnation = incarnation;
+    member.token = offer.token;
+  }
+  if (replaced != nullptr) {
+    replaced->Forget();
+    Wake();
+  }
+  return offer;
+}
+
+std::shared_ptr<LocalPeer> LocalDoor::Find(Rank rank,
+                                           Incarnation incarnation) const {
+  MutexLock lock(mu_);
+  const auto found = members_.find(rank);
+  if (found == members_.end() || found->second.incarnation != incarnation) {
+    return nullptr;
+  }
+  return found->second.peer;
+}
+
+void LocalDoor::Wake() {
+  const uint64_t one = 1;
+  COHORT_CHECK(
+      write(wake_.get(), &one, sizeof(one)) == sizeof(one) || errno == EAGAIN,
+      std::strerror(errno));
+}
+
+void LocalDoor::Serve() {
+  std::vector<pollfd> watched = {{wake_.get(), POLLIN, 0},
+                                 {listener_.fd(), POLLIN, 0}};
+  for (const Stranger& stranger : strangers_) {
+    watched.push_back({stranger.socket.fd(), POLLIN, 0});
+  }
+  {
+    MutexLock lock(mu_);
+    if (stopping_) return;
+    for (const auto& [rank, member] : members_) {
+      if (member.peer == nullptr) continue;
+      watched.push_back({member.peer->fd(), POLLIN, 0});
+    }
+  }
+  constexpr int kStrangerCheckMs = 1'000;
+  poll(watched.data(), watched.size(),
+       strangers_.empty() ? -1 : kStrangerCheckMs);
+  uint64_t wakes = 0;
+  // Nothing to read if the thread woke for another reason.
+  (void)!read(wake_.get(), &wakes, sizeof(wakes));
+  Accept();
+  HearStrangers();
+  ForgetGone();
+}
+
+void LocalDoor::Accept() {
+  for (;;) {
+    absl::StatusOr<PacketSocket> socket = listener_.Accept();
+    if (!socket.ok()) return;
+    if (strangers_.size() >= kStrangersMax) strangers_.pop_front();
+    strangers_.push_back(
+        {.socket = *std::move(socket), .until = clock_.Now() + kHelloPatience});
+  }
+}
+
+void LocalDoor::HearStrangers() {
+  for (auto it = strangers_.begin(); it != strangers_.end();) {
+    const absl::Status admitted = Admit(it->socket);
+    if (absl::IsDeadlineExceeded(admitted) && clock_.Now() < it->until) {
+      ++it;
+      continue;
+    }
+    if (!admitted.ok()) {
+      Log(LogLevel::kInfo, absl::StrCat("shared memory: refused a process: ",
+                                        admitted.message()));
+      Refuse(it->socket, admitted);
+    }
+    it = strangers_.erase(it);
+  }
+}
+
+absl::Status LocalDoor::Admit(PacketSocket& socket) {
+  COHORT_ASSIGN_OR_RETURN(const Packet packet,
+                          socket.Receive(absl::ZeroDuration()));
+  COHORT_ASSIGN_OR_RETURN(const local::Hello hello,
+                          local::MessageFrom<local::Hello>(packet.bytes));
+  COHORT_ASSIGN_OR_RETURN(const uint32_t user, socket.PeerUser());
+  if (user != geteuid()) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("got a process of user ", user, ", want one of user ",
+                     geteuid(), ", as the server is"));
+  }
+  const auto invited =
+      TakeInvitation(std::string(hello.token, sizeof(hello.token)));
+  if (!invited.has_value()) {
+    return absl::PermissionDeniedError(
+        "got an unknown token, want that of the newest join, once");
+  }
+  const auto [rank, incarnation] = *invited;
+  COHORT_ASSIGN_OR_RETURN(const std::shared_ptr<LocalPeer> peer,
+                          MakePeer(socket));
+  std::shared_ptr<LocalPeer> before;
+  {
+    MutexLock lock(mu_);
+    Member& member = members_[rank];
+    if (member.incarnation != incarnation) {
+      return absl::AbortedError("a newer process took over this rank");
+    }
+    before = std::exchange(member.peer, peer);
+  }
+  // A worker that returns has closed its connection before it joined again.
+  if (before != nullptr) before->Forget();
+  // Last: the worker may use the peer as soon as it is welcome.
+  const absl::Status welcomed = peer->Welcome();
+  if (!welcomed.ok()) peer->Forget();
+  Log(LogLevel::kInfo,
+      absl::StrCat("rank ", rank.value(),
+                   " exchanges gradients and weights through shared memory"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<LocalPeer>> LocalDoor::MakePeer(
+    PacketSocket& socket) {
+  const std::optional<std::vector<Partition>> partitions =
+      options_.partitions();
+  if (!partitions.has_value()) {
+    return absl::FailedPreconditionError(
+        "got a worker before the model is registered");
+  }
+  const int64_t wanted = LayOutArena(*partitions).size_bytes;
+  int64_t arenas = wanted;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [rank, member] : members_) {
+      if (member.peer != nullptr) arenas += wanted;
+    }
+  }
+  if (options_.arena_bytes_max > 0 && arenas > options_.arena_bytes_max) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "got ", arenas,
+        " bytes of gradients of all workers, want "
+        "at most ",
+        options_.arena_bytes_max, ", half of the server's memory"));
+  }
+  return LocalPeer::Make(std::move(socket), *partitions, options_.weights);
+}
+
+std::optional<std::pair<Rank, Incarnation>> LocalDoor::TakeInvitation(
+    const std::string& token) {
+  MutexLock lock(mu_);
+  for (auto& [rank, member] : members_) {
+    if (member.token != token) continue;
+    member.token.clear();
+    return std::make_pair(rank, member.incarnation);
+  }
+  return std::nullopt;
+}
+
+void LocalDoor::ForgetGone() {
+  std::vector<std::shared_ptr<LocalPeer>> gone;
+  {
+    MutexLock lock(mu_);
+    for (auto& [rank, member] : members_) {
+      if (member.peer == nullptr) continue;
+      pollfd state{member.peer->fd(), POLLIN, 0};
+      // Workers send nothing after their first message.
+      if (poll(&state, 1, 0) > 0)
+        gone.push_back(std::exchange(member.peer, {}));
+    }
+  }
+  for (const auto& peer : gone) peer->Forget();
+}
+
+}  // namespace cohort

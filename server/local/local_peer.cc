@@ -1,0 +1,115 @@
+#include "server/local/local_peer.h"
+
+#include <cstddef>
+
+#include "absl/strings/str_cat.h"
+#include "common/local/local_messages.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+
+absl::StatusOr<std::shared_ptr<LocalPeer>> LocalPeer::Make(
+    PacketSocket socket, absl::Span<const Partition> partitions,
+    std::shared_ptr<const SharedFloatFiles> weights) {
+  ArenaLayout layout = LayOutArena(partitions);
+  const auto count = static_cast<int32_t>(partitions.size());
+  COHORT_ASSIGN_OR_RETURN(
+      SharedMemory memory,
+      SharedMemory::Create("cohort-gradients", layout.size_bytes,
+                           SharedMemory::Writer::kOthers));
+  COHORT_ASSIGN_OR_RETURN(
+      SharedMemory counts,
+      SharedMemory::Create("cohort-releases", ReleaseCounts::SizeBytes(count),
+                           SharedMemory::Writer::kCreator));
+  std::vector<int64_t> sizes;
+  for (const Partition& partition : partitions) {
+    sizes.push_back(partition.elements * static_cast<int64_t>(sizeof(float)));
+  }
+  auto arena = std::make_shared<Arena>(
+      Arena{.memory = std::move(memory),
+            .releases = ReleaseCounts(std::move(counts), count)});
+  return std::shared_ptr<LocalPeer>(
+      new LocalPeer(std::move(socket), std::move(layout), std::move(sizes),
+                    std::move(arena), std::move(weights)));
+}
+
+LocalPeer::LocalPeer(PacketSocket socket, ArenaLayout layout,
+                     std::vector<int64_t> sizes, std::shared_ptr<Arena> arena,
+                     std::shared_ptr<const SharedFloatFiles> weights)
+    : layout_(std::move(layout)),
+      sizes_(std::move(sizes)),
+      arena_(std::move(arena)),
+      weights_(std::move(weights)),
+      socket_(std::move(socket)) {}
+
+absl::Status LocalPeer::Welcome() {
+  const local::Reply reply{.kind = local::ReplyKind::kWelcome,
+                           .bytes = arena_->memory.size_bytes(),
+                           .counts_bytes = arena_->releases.size_bytes()};
+  const int files[] = {arena_->memory.fd(), arena_->releases.fd()};
+  MutexLock lock(mu_);
+  COHORT_RETURN_IF_ERROR(socket_.Send(local::BytesOf(reply), files));
+  return AnnounceLocked();
+}
+
+absl::StatusOr<ByteRope> LocalPeer::Gradient(int32_t partition) const {
+  const auto index = static_cast<size_t>(partition);
+  if (partition < 0 || index >= sizes_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("gradient: got partition ",
+                                                   partition, ", want 0 to ",
+                                                   sizes_.size() - 1));
+  }
+  const auto bytes = arena_->memory.bytes().subspan(
+      static_cast<size_t>(layout_.offsets[index]),
+      static_cast<size_t>(sizes_[index]));
+  const std::shared_ptr<const void> lease(
+      bytes.data(), [arena = arena_, partition](const void*) {
+        arena->releases.Raise(partition);
+      });
+  return ByteRope(bytes, lease);
+}
+
+std::optional<SharedPlace> LocalPeer::Share(const PushKey& key,
+                                            const SharedFloats& weights) {
+  const std::optional<SharedPlace> place = weights->place();
+  if (!place.has_value()) return std::nullopt;
+  MutexLock lock(mu_);
+  if (!reachable_) return std::nullopt;
+  if (place->file >= announced_ && !AnnounceLocked().ok()) {
+    reachable_ = false;
+    return std::nullopt;
+  }
+  lent_.push_back({.key = key, .weights = weights});
+  return place;
+}
+
+void LocalPeer::Opened(const PushKey& key) {
+  // Destroyed after the lock is released.
+  std::vector<Lent> over;
+  MutexLock lock(mu_);
+  over.swap(lent_);
+  for (Lent& lent : over) {
+    if (lent.key == key) lent_.push_back(std::move(lent));
+  }
+}
+
+void LocalPeer::Forget() {
+  std::vector<Lent> over;
+  MutexLock lock(mu_);
+  over.swap(lent_);
+  reachable_ = false;
+}
+
+absl::Status LocalPeer::AnnounceLocked() {
+  for (const auto& file : weights_->FilesFrom(announced_)) {
+    const local::Reply reply{.kind = local::ReplyKind::kFile,
+                             .bytes = file->size_bytes()};
+    const int fd = file->fd();
+    COHORT_RETURN_IF_ERROR(
+        socket_.Send(local::BytesOf(reply), absl::MakeConstSpan(&fd, 1)));
+    ++announced_;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cohort

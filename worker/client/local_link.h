@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/byte_rope.h"
+#include "common/clock.h"
+#include "common/float_buffer.h"
+#include "common/local/arena.h"
+#include "common/local/packet_socket.h"
+#include "common/local/release_counts.h"
+#include "common/local/shared_memory.h"
+#include "common/model_layout.h"
+#include "common/mutex.h"
+
+namespace cohort {
+
+// The memory that this worker shares with a server on its host: an arena for
+// its gradients, and the weights of the server.
+//
+// The connection lives as long as this object. The server takes its end for the
+// promise that nothing of it is read any more.
+//
+// Thread safety: one thread may call Write while another one calls Weights.
+class LocalLink {
+ public:
+  // `token` is the one of the newest join. `partitions` must outlive the link.
+  // Errors: Unavailable: there is no such socket here, or nobody answers;
+  //   PermissionDenied: the server refuses this process; InvalidArgument: what
+  //   it passes cannot be used.
+  static absl::StatusOr<std::unique_ptr<LocalLink>> Connect(
+      const std::string& socket, const std::string& token,
+      const std::vector<Partition>& partitions);
+
+  // Copies the gradient of a partition into the arena, once the server no
+  // longer needs the one before. Meanwhile `check` is called again and again;
+  // its error ends the wait. `gradient` must have the partition's size.
+  // Errors: those of `check`; DeadlineExceeded after `patience`.
+  absl::Status Write(int32_t partition, const ByteRope& gradient,
+                     const Clock& clock, absl::Duration patience,
+                     absl::FunctionRef<absl::Status()> check);
+
+  // Weights of the server. They are not written to before this worker opens its
+  // next push.
+  // Errors: DataLoss: the place is not in a file that the server has passed.
+  absl::StatusOr<ByteRope> Weights(const SharedPlace& place, int64_t elements)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  using Files = std::vector<std::shared_ptr<const SharedMemory>>;
+
+  LocalLink(PacketSocket socket, ArenaLayout layout, SharedMemory arena,
+            ReleaseCounts releases);
+
+  // Takes the files that the server has passed since.
+  absl::Status TakeFilesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Fixed after construction.
+  const ArenaLayout layout_;
+  const ReleaseCounts releases_;
+
+  // Used by Write only.
+  SharedMemory arena_;
+  // By partition: the gradients written so far.
+  std::vector<uint32_t> written_;
+
+  Mutex mu_;
+  PacketSocket socket_ ABSL_GUARDED_BY(mu_);
+  Files files_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace cohort
