@@ -191,10 +191,14 @@ absl::Status Server::Start() {
   if (security_->audit() != nullptr) {
     security_->audit()->SetRun(coordinator.run_id);
   }
+  if (options_.local != "tcp") {
+    local_weights_ = std::make_shared<SharedFloatFiles>();
+  }
   shard_ = std::make_unique<Shard>(
       ShardOptions{.coordinator = coordinator,
                    .fold_threads = options_.fold_threads,
                    .memory_bytes = MemoryLimitBytes(),
+                   .weights_memory = local_weights_,
                    .timeline = trace_.get(),
                    .on_denied_rank =
                        [access = security_->access()](const std::string& who) {

@@ -11,8 +11,10 @@
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/formats/trace_file.h"
+#include "common/local/shared_float_files.h"
 #include "common/mutex.h"
 #include "server/core/effects.h"
+#include "server/local/local_door.h"
 #include "server/main/server_options.h"
 #include "server/main/server_security.h"
 #include "server/metrics/grpc_metrics.h"
@@ -82,6 +84,7 @@ class Server : private RunListener {
   absl::Status Start();
   absl::Status OpenRecorder();
   absl::Status Listen();
+  absl::Status OpenLocalDoor();
   absl::Status ListenForAdmin(Transport::Services services);
   void StartReport();
   absl::Status StartOps();
@@ -136,8 +139,12 @@ class Server : private RunListener {
   std::unique_ptr<ServerSecurity> security_;
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<RunFiles> files_;
+  // Null with --local=tcp.
+  std::shared_ptr<SharedFloatFiles> local_weights_;
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<RunRecorder> recorder_;
+  // Null if no memory is shared.
+  std::unique_ptr<LocalDoor> local_;
   // Null without --admin_listen.
   std::unique_ptr<Transport> admin_;
   std::unique_ptr<Transport> transport_;

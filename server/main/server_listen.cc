@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/listen_address.h"
 #include "common/log/log.h"
+#include "common/ops/process_collector.h"
 #include "common/status_macros.h"
 #include "common/wire/security.h"
 #include "server/main/server.h"
@@ -22,8 +23,9 @@ constexpr int64_t kAdminConnectionsMax = 256;
 
 absl::Status Server::Listen() {
   Transport::Services services;
-  services.push_back(MakeMembershipService(*shard_));
-  services.push_back(MakeParametersService(*shard_));
+  COHORT_RETURN_IF_ERROR(OpenLocalDoor());
+  services.push_back(MakeMembershipService(*shard_, local_.get()));
+  services.push_back(MakeParametersService(*shard_, local_.get()));
   services.push_back(MakeMomentsService(*shard_));
   Transport::Services admin;
   (options_.admin_listen.empty() ? services : admin)
@@ -62,6 +64,32 @@ absl::Status Server::Listen() {
         absl::StrCat("--insecure: any client that can reach ", address_,
                      " can train, read and stop this run"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Server::OpenLocalDoor() {
+  if (local_weights_ == nullptr) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<LocalDoor>> door = LocalDoor::Open(
+      {.directory = options_.local_dir,
+       .weights = local_weights_,
+       .partitions = [this]() -> std::optional<std::vector<Partition>> {
+         const SharedModel model = shard_->model();
+         if (model == nullptr) return std::nullopt;
+         return model->partitions;
+       },
+       .arena_bytes_max = MemoryLimitBytes() / 2},
+      clock_);
+  if (door.ok()) {
+    local_ = *std::move(door);
+    return absl::OkStatus();
+  }
+  const std::string failed = absl::StrCat(
+      "--local: no socket for shared memory: ", door.status().message(),
+      "; set --local_dir to a folder "
+      "that this user can write to");
+  if (options_.local == "shm") return absl::UnavailableError(failed);
+  Log(LogLevel::kWarning,
+      absl::StrCat(failed, "; workers of this host use TCP"));
   return absl::OkStatus();
 }
 

@@ -97,6 +97,8 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
                       .audit_log = absl::GetFlag(FLAGS_audit_log)};
   options.connections_per_address =
       absl::GetFlag(FLAGS_connections_per_address);
+  options.local = absl::GetFlag(FLAGS_local);
+  options.local_dir = absl::GetFlag(FLAGS_local_dir);
   options.address_file = absl::GetFlag(FLAGS_address_file);
   options.ops_listen = absl::GetFlag(FLAGS_ops_listen);
   options.dashboards_url = absl::GetFlag(FLAGS_dashboards_url);

@@ -27,6 +27,10 @@ struct ServerOptions {
   const HandshakeLog* handshakes = nullptr;
   // 0: a default, by the number of workers.
   int32_t connections_per_address = 0;
+  // auto, shm or tcp; see the flag.
+  std::string local = "auto";
+  // Folder of the socket for shared memory; empty: a new one.
+  std::string local_dir;
   // run_id and first_incarnation are chosen by the server.
   CoordinatorOptions coordinator;
   // Names of the settings in `coordinator` that were given explicitly. A

@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -16,6 +18,8 @@
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
 #include "common/wire/message_checksum.h"
+#include "server/local/local_door.h"
+#include "server/local/local_peer.h"
 #include "server/rpc/sender_check.h"
 #include "server/rpc/shard_stream.h"
 
@@ -31,7 +35,10 @@ struct PausedGradient {
 
 class ExchangeReactor final : public ShardStream<ExchangeStream> {
  public:
-  using ShardStream::ShardStream;
+  // `local` is null if there is no shared memory; else it must outlive the
+  // stream.
+  ExchangeReactor(Shard& shard, const LocalDoor* local)
+      : ShardStream(shard), local_(local) {}
 
   void SendWeights(const effect::SendWeights& weights) override {
     v1::ExchangeReply reply;
@@ -40,9 +47,18 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
     to->set_partition(weights.partition);
     to->set_version(weights.version.value());
     to->set_encoding(v1::ENCODING_FLOAT32);
-    to->set_xxh3(weights.checksum);
+    std::optional<SharedPlace> place;
+    if (peer_ != nullptr) place = peer_->Share(weights.key, weights.weights);
+    ByteRope payload;
+    if (place.has_value()) {
+      to->mutable_shared()->set_file(place->file);
+      to->mutable_shared()->set_offset(place->offset);
+    } else {
+      to->set_xxh3(weights.checksum);
+      payload = RopeOf(weights.weights);
+    }
     AddMessageChecksum(&reply);
-    Send(EncodeFramed(reply, RopeOf(weights.weights)));
+    Send(EncodeFramed(reply, payload));
   }
 
   void Resume(const effect::ResumeGradients& /*resume*/) override {
@@ -88,14 +104,22 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
     COHORT_ASSIGN_OR_RETURN(PushKey key, FromProto(request.key()));
     const auto self = SharedFrom(this);
     if (queue_bytes_max_ == kQueueBytesMax) SetQueueBytes();
+    if (!std::exchange(looked_for_peer_, true) && local_ != nullptr) {
+      peer_ = local_->Find(sender.rank, sender.incarnation);
+    }
     switch (request.part_case()) {
       case v1::ExchangeRequest::kOpening: {
         COHORT_ASSIGN_OR_RETURN(PushOpening opening,
                                 FromProto(request.opening()));
         COHORT_RETURN_IF_ERROR(shard_.Open(sender, key, opening, self));
+        if (peer_ != nullptr) peer_->Opened(key);
         return After::kRead;
       }
       case v1::ExchangeRequest::kGradient: {
+        if (request.gradient().in_arena()) {
+          COHORT_ASSIGN_OR_RETURN(framed.payload,
+                                  InArena(request.gradient().partition()));
+        }
         COHORT_ASSIGN_OR_RETURN(
             GradientMessage gradient,
             GradientFrom(request.gradient(),
@@ -124,6 +148,13 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
 
  private:
   static constexpr int64_t kModelsQueued = 3;
+
+  absl::StatusOr<ByteRope> InArena(int32_t partition) const {
+    if (peer_ != nullptr) return peer_->Gradient(partition);
+    return absl::FailedPreconditionError(
+        "exchange: got a gradient in shared memory, want its bytes: this "
+        "worker has not connected to the server's socket");
+  }
 
   // The core checks partition and length, because it knows the layout.
   static absl::StatusOr<GradientMessage> GradientFrom(
@@ -187,6 +218,13 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
         kQueueBytesMax + kModelsQueued * WeightBytes(model->layout);
   }
 
+  // Null if there is no shared memory.
+  const LocalDoor* const local_;
+  // The worker's shared memory; null if it has none. Set by the reading side
+  // with the first message, before there can be an answer.
+  std::shared_ptr<LocalPeer> peer_;
+  bool looked_for_peer_ = false;
+
   // Set by the reading side before there can be an answer. No other data
   // depends on it, so any memory order is enough.
   std::atomic<int64_t> queue_bytes_max_ = kQueueBytesMax;
@@ -205,8 +243,9 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
 }  // namespace
 
 ByteBidiReactor* StartExchange(Shard& shard,
-                               grpc::CallbackServerContext* context) {
-  return Started<ExchangeReactor>(shard, context);
+                               grpc::CallbackServerContext* context,
+                               const LocalDoor* local) {
+  return Started<ExchangeReactor>(shard, context, local);
 }
 
 }  // namespace cohort

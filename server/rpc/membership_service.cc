@@ -24,10 +24,11 @@ using RawMembership = v1::Membership::WithRawCallbackMethod_Session<
 
 class MembershipService final : public RawMembership {
  public:
-  explicit MembershipService(Shard& shard) : shard_(shard) {}
+  MembershipService(Shard& shard, LocalDoor* local)
+      : shard_(shard), local_(local) {}
 
   ByteBidiReactor* Session(grpc::CallbackServerContext* context) override {
-    return StartSession(shard_, context);
+    return StartSession(shard_, context, local_);
   }
 
   grpc::ServerUnaryReactor* Report(grpc::CallbackServerContext* context,
@@ -66,12 +67,15 @@ class MembershipService final : public RawMembership {
   }
 
   Shard& shard_;
+  // Null if there is no shared memory.
+  LocalDoor* const local_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard) {
-  return std::make_unique<MembershipService>(shard);
+std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard,
+                                                     LocalDoor* local) {
+  return std::make_unique<MembershipService>(shard, local);
 }
 
 }  // namespace cohort

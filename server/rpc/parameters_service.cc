@@ -11,14 +11,15 @@ using RawParameters = v1::Parameters::WithRawCallbackMethod_Register<
 
 class ParametersService final : public RawParameters {
  public:
-  explicit ParametersService(Shard& shard) : shard_(shard) {}
+  ParametersService(Shard& shard, LocalDoor* local)
+      : shard_(shard), local_(local) {}
 
   ByteBidiReactor* Register(grpc::CallbackServerContext* context) override {
     return StartRegister(shard_, context);
   }
 
   ByteBidiReactor* Exchange(grpc::CallbackServerContext* context) override {
-    return StartExchange(shard_, context);
+    return StartExchange(shard_, context, local_);
   }
 
   ByteWriteReactor* Pull(grpc::CallbackServerContext* context,
@@ -28,12 +29,15 @@ class ParametersService final : public RawParameters {
 
  private:
   Shard& shard_;
+  // Null if there is no shared memory.
+  LocalDoor* const local_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard) {
-  return std::make_unique<ParametersService>(shard);
+std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard,
+                                                     LocalDoor* local) {
+  return std::make_unique<ParametersService>(shard, local);
 }
 
 }  // namespace cohort

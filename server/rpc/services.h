@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "common/ids.h"
 #include "server/access/audit_log.h"
+#include "server/local/local_door.h"
 #include "server/shard/shard.h"
 
 namespace grpc {
@@ -19,8 +20,11 @@ class Service;
 // server.
 namespace cohort {
 
-std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard);
-std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard);
+// `local` lets workers of this host share memory; null: none may.
+std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard,
+                                                     LocalDoor* local);
+std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard,
+                                                     LocalDoor* local);
 std::unique_ptr<grpc::Service> MakeMomentsService(Shard& shard);
 
 // Operator actions that the shard cannot do itself. `checkpoint` and

@@ -16,6 +16,7 @@
 #include "common/wire/convert.h"
 #include "common/wire/message_bytes.h"
 #include "common/wire/message_checksum.h"
+#include "server/local/local_door.h"
 #include "server/rpc/sender_check.h"
 #include "server/rpc/shard_stream.h"
 
@@ -86,7 +87,10 @@ absl::StatusOr<WorkerReport> ReportFrom(const v1::Heartbeat& heartbeat) {
 
 class SessionReactor final : public ShardStream<SessionStream> {
  public:
-  using ShardStream::ShardStream;
+  // `local` is null if there is no shared memory; else it must outlive the
+  // stream.
+  SessionReactor(Shard& shard, LocalDoor* local)
+      : ShardStream(shard), local_(local) {}
 
   void SendJoined(const effect::Joined& joined) override {
     const CoordinatorOptions options = shard_.options();
@@ -105,6 +109,13 @@ class SessionReactor final : public ShardStream<SessionStream> {
     to->set_policy(PolicyText(options.policy));
     to->set_takes_further_contributions(true);
     to->set_run_name(options.run_name);
+    if (local_ != nullptr) {
+      const LocalDoor::Offer offer =
+          local_->Invite(joined.rank, joined.incarnation);
+      to->mutable_local()->set_boot_id(offer.boot_id);
+      to->mutable_local()->set_socket(offer.socket);
+      to->mutable_local()->set_token(offer.token);
+    }
     SendMessage(reply);
   }
 
@@ -200,6 +211,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
     return absl::OkStatus();
   }
 
+  LocalDoor* const local_;
   SessionId id_;
 
   // Used by the reading side, then by OnGone.
@@ -210,8 +222,9 @@ class SessionReactor final : public ShardStream<SessionStream> {
 }  // namespace
 
 ByteBidiReactor* StartSession(Shard& shard,
-                              grpc::CallbackServerContext* context) {
-  return Started<SessionReactor>(shard, context);
+                              grpc::CallbackServerContext* context,
+                              LocalDoor* local) {
+  return Started<SessionReactor>(shard, context, local);
 }
 
 }  // namespace cohort

@@ -127,9 +127,10 @@ class ShardStream
 };
 
 // Creates a stream and starts it. The stream owns itself.
-template <typename Stream>
-ByteBidiReactor* Started(Shard& shard, grpc::CallbackServerContext* context) {
-  const auto stream = std::make_shared<Stream>(shard);
+template <typename Stream, typename... Arguments>
+ByteBidiReactor* Started(Shard& shard, grpc::CallbackServerContext* context,
+                         Arguments... arguments) {
+  const auto stream = std::make_shared<Stream>(shard, arguments...);
   stream->Start(context);
   return stream.get();
 }

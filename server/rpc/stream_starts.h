@@ -4,6 +4,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include "server/local/local_door.h"
 #include "server/shard/shard.h"
 
 // The streaming calls of the services. They use raw bytes, so that payloads are
@@ -15,12 +16,15 @@ using ByteBidiReactor =
     grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 using ByteWriteReactor = grpc::ServerWriteReactor<grpc::ByteBuffer>;
 
+// `local` is null if there is no shared memory.
 ByteBidiReactor* StartSession(Shard& shard,
-                              grpc::CallbackServerContext* context);
+                              grpc::CallbackServerContext* context,
+                              LocalDoor* local);
 ByteBidiReactor* StartRegister(Shard& shard,
                                grpc::CallbackServerContext* context);
 ByteBidiReactor* StartExchange(Shard& shard,
-                               grpc::CallbackServerContext* context);
+                               grpc::CallbackServerContext* context,
+                               const LocalDoor* local);
 ByteBidiReactor* StartReduce(Shard& shard,
                              grpc::CallbackServerContext* context);
 ByteWriteReactor* StartPull(Shard& shard, grpc::CallbackServerContext* context,

@@ -84,6 +84,7 @@ Shard::Shard(const ShardOptions& options, const RunState* restored,
       streams_(StreamRegistry::LimitsOf(options.coordinator.workers)),
       pulls_(PullLimits(options.coordinator.workers)),
       registrations_(RegistrationBytesMax(options.memory_bytes)),
+      buffers_(options.weights_memory),
       trace_(options.timeline == nullptr
                  ? nullptr
                  : std::make_unique<ShardTrace>(*options.timeline)),

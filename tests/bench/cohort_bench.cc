@@ -3,6 +3,7 @@
 // the machine.
 
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -18,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "common/cli/command_line.h"
 #include "common/formats/file_system.h"
 #include "common/log/log.h"
@@ -40,15 +42,16 @@ ABSL_FLAG(int32_t, steps, 10, "timed steps of each exchange");
 ABSL_FLAG(int32_t, rounds, 5000, "timed rendezvous");
 ABSL_FLAG(int64_t, channels, 64, "channels of the rendezvous");
 ABSL_FLAG(int32_t, training_steps, 40, "timed training steps");
-ABSL_FLAG(int32_t, pairs, 3, "timed pairs of runs in overlap and backup");
+ABSL_FLAG(int32_t, pairs, 3,
+          "timed pairs of runs in tls, local, overlap and backup");
 ABSL_FLAG(int32_t, kernel_rounds, 21, "timed turns of each kernel");
 ABSL_FLAG(int32_t, core_steps, 5, "timed steps of the core");
 ABSL_FLAG(int32_t, core_workers, 1000,
           "the largest cohort of the core's table");
-ABSL_FLAG(
-    std::string, table, "",
-    "the one table to make: exchange, rendezvous, tls, training, overlap, "
-    "backup, batch_norm, fold, scrape or core; empty: all");
+ABSL_FLAG(std::string, table, "",
+          "the one table to make: exchange, rendezvous, tls, local, training, "
+          "overlap, "
+          "backup, batch_norm, fold, scrape or core; empty: all");
 
 namespace cohort::bench {
 namespace {
@@ -158,6 +161,49 @@ absl::Status BenchTls() {
                  step[1] / step[0]);
     absl::PrintF("%-12s %12.1f %12.1f %10.2f\n", "us/wait p50", wait[0],
                  wait[1], wait[1] / wait[0]);
+  }
+  absl::PrintF("\n");
+  return absl::OkStatus();
+}
+
+// CPU seconds of all processes that this one has started and that have ended.
+double ChildrenCpuSeconds() {
+  rusage used{};
+  getrusage(RUSAGE_CHILDREN, &used);
+  return absl::ToDoubleSeconds(absl::DurationFromTimeval(used.ru_utime) +
+                               absl::DurationFromTimeval(used.ru_stime));
+}
+
+// Shared memory against TCP on one host: the same exchange, in turns. CPU
+// seconds are those of server and workers, with their start, by timed step.
+absl::Status BenchLocal() {
+  const int64_t elements = absl::GetFlag(FLAGS_elements);
+  const int32_t steps = absl::GetFlag(FLAGS_steps);
+  absl::PrintF(
+      "shared memory against TCP, exchange of %.1f M float32 (pairs in "
+      "turns)\n",
+      static_cast<double>(elements) / 1e6);
+  absl::PrintF("%-8s %10s %10s %6s %10s %10s %6s %10s\n", "workers", "TCP s",
+               "shm s", "x", "TCP cpu s", "shm cpu s", "x", "x memcpy");
+  for (const int32_t workers : {1, 2}) {
+    for (int32_t pair = 0; pair < absl::GetFlag(FLAGS_pairs); ++pair) {
+      double step[2] = {};
+      double cpu[2] = {};
+      for (const int shared : {0, 1}) {
+        Served served = Plaintext();
+        served.local = shared == 1 ? "shm" : "tcp";
+        const double before = ChildrenCpuSeconds();
+        COHORT_ASSIGN_OR_RETURN(
+            const std::vector<double> seconds,
+            ExchangeStepSeconds(served, workers, elements, steps));
+        step[shared] = Quantile(seconds, 0.5);
+        cpu[shared] = (ChildrenCpuSeconds() - before) / steps;
+      }
+      absl::PrintF("%-8d %10.4f %10.4f %6.2f %10.4f %10.4f %6.2f %10.1f\n",
+                   workers, step[0], step[1], step[1] / step[0], cpu[0], cpu[1],
+                   cpu[1] / cpu[0],
+                   step[1] / MemcpySeconds(elements * 4, steps));
+    }
   }
   absl::PrintF("\n");
   return absl::OkStatus();
@@ -380,8 +426,9 @@ absl::Status RunTables() {
   bool found = false;
   for (const Table& table :
        {Table{"exchange", BenchExchange}, Table{"rendezvous", BenchRendezvous},
-        Table{"tls", BenchTls}, Table{"training", BenchTraining},
-        Table{"overlap", BenchOverlap}, Table{"backup", BenchBackupWorkers},
+        Table{"tls", BenchTls}, Table{"local", BenchLocal},
+        Table{"training", BenchTraining}, Table{"overlap", BenchOverlap},
+        Table{"backup", BenchBackupWorkers},
         Table{"batch_norm", BenchBatchNorm}, Table{"fold", BenchFold},
         Table{"scrape", BenchScrape}, Table{"core", BenchCore}}) {
     if (!wanted.empty() && wanted != table.name) continue;
@@ -389,11 +436,11 @@ absl::Status RunTables() {
     COHORT_RETURN_IF_ERROR(table.make());
   }
   if (found) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--table: got \"", wanted,
-                   "\", want exchange, rendezvous, tls, training, overlap, "
-                   "backup, batch_norm, "
-                   "fold, scrape or core"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--table: got \"", wanted,
+      "\", want exchange, rendezvous, tls, local, training, overlap, "
+      "backup, batch_norm, "
+      "fold, scrape or core"));
 }
 
 void PrintHelp() {

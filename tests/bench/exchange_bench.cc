@@ -99,8 +99,8 @@ absl::StatusOr<WorkerTimes> RunShaped(const Served& served,
   for (int32_t rank = 0; rank < shape.workers; ++rank) {
     COHORT_ASSIGN_OR_RETURN(
         workers.emplace_back(),
-        StartWith(served.worker_tls,
-                  {program, address, absl::StrCat(rank), ShapeText(shape)}));
+        StartWith(served.worker_tls, {program, address, absl::StrCat(rank),
+                                      ShapeText(shape), served.local}));
   }
   WorkerTimes times;
   const auto note_time = [&times](absl::string_view line) {

@@ -16,6 +16,8 @@ struct Served {
   // Certificates; empty: plaintext.
   TlsFiles server_tls;
   TlsFiles worker_tls;
+  // How gradients and weights travel: tcp or shm.
+  std::string local = "tcp";
 };
 
 // Seconds of each synchronous step in which `workers` push `elements` float32

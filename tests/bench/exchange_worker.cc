@@ -1,6 +1,6 @@
-// cohort-exchange-worker ADDRESS RANK SHAPE: a worker of cohort-bench that
-// pushes a constant gradient for every training assignment. Prints the seconds
-// of each step and each rendezvous.
+// cohort-exchange-worker ADDRESS RANK SHAPE LOCAL: a worker of cohort-bench
+// that pushes a constant gradient for every training assignment. Prints the
+// seconds of each step and each rendezvous.
 
 #include <stdlib.h>
 
@@ -58,8 +58,9 @@ ModelLayout LayoutOf(const RunShape& shape) {
 // Pushes a constant gradient for every training assignment.
 class BenchWorker {
  public:
-  BenchWorker(std::string server, Rank rank, const RunShape& shape)
-      : server_(std::move(server)), rank_(rank), shape_(shape) {}
+  BenchWorker(std::string server, Rank rank, const RunShape& shape,
+              LocalMode local)
+      : server_(std::move(server)), rank_(rank), shape_(shape), local_(local) {}
 
   absl::Status Run() {
     COHORT_ASSIGN_OR_RETURN(
@@ -68,7 +69,8 @@ class BenchWorker {
                                          .key = Variable("COHORT_TLS_KEY"),
                                          .ca = Variable("COHORT_TLS_CA")},
                                  .rank = rank_,
-                                 .batch_size = 1}));
+                                 .batch_size = 1,
+                                 .local = local_}));
     COHORT_RETURN_IF_ERROR(client_->Join().status());
     COHORT_RETURN_IF_ERROR(Register());
     for (;;) {
@@ -145,14 +147,16 @@ class BenchWorker {
   const std::string server_;
   const Rank rank_;
   const RunShape shape_;
+  const LocalMode local_;
   std::unique_ptr<Client> client_;
   std::vector<ByteRope> gradients_;
 };
 
 int Main(absl::Span<char* const> arguments) {
   int32_t rank = 0;
-  if (arguments.size() != 4 || !absl::SimpleAtoi(arguments[2], &rank)) {
-    absl::FPrintF(stderr, "usage: cohort-exchange-worker ADDRESS RANK SHAPE\n");
+  if (arguments.size() != 5 || !absl::SimpleAtoi(arguments[2], &rank)) {
+    absl::FPrintF(stderr,
+                  "usage: cohort-exchange-worker ADDRESS RANK SHAPE LOCAL\n");
     return kExitUsage;
   }
   const absl::StatusOr<RunShape> shape = ShapeFromText(arguments[3]);
@@ -161,7 +165,8 @@ int Main(absl::Span<char* const> arguments) {
     return kExitConfig;
   }
   SetLogLevel(LogLevel::kWarning);
-  BenchWorker worker(arguments[1], Rank(rank), *shape);
+  BenchWorker worker(arguments[1], Rank(rank), *shape,
+                     LocalModeNamed(arguments[4]));
   const absl::Status status = worker.Run();
   if (!status.ok()) {
     absl::FPrintF(stderr, "rank %d: %s\n", rank, status.message());

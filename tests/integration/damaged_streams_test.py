@@ -68,6 +68,8 @@ class DamagedStreams(unittest.TestCase):
 
     def check(self, planned: list[Damage], seed: int):
         with Cohort(workers=WORKERS, server_flags=FLAGS) as cohort:
+            # Shared memory passes no proxy.
+            cohort.local = "tcp"
             cohort.start_server()
             with DamagingProxy(cohort.address, planned, seed) as proxy:
                 cohort.address = proxy.address

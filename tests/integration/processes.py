@@ -57,6 +57,8 @@ class Cohort:
         self.size = workers
         self.worker_flags = list(worker_flags)
         self.server_flags = [f"--workers={workers}", *server_flags]
+        # How gradients and weights travel: tcp, shm, or a mixture by ranks.
+        self.local = "mixed"
         # Variables that processes get in addition to the present ones.
         self.environment = {}
         self.address = None
@@ -105,9 +107,12 @@ class Cohort:
 
     def start_worker(self, rank, *flags, wrapper=()):
         """`wrapper`: a command that the worker's own is appended to."""
+        local = self.local
+        if local == "mixed":
+            local = "auto" if rank % 2 == 0 else "tcp"
         self.workers[rank] = self.start_process(f"worker{rank}", [
             *wrapper, BIN / "cohort-worker", f"--server={self.address}",
-            f"--rank={rank}", *self.worker_flags, *flags])
+            f"--rank={rank}", f"--local={local}", *self.worker_flags, *flags])
         return self.workers[rank]
 
     def start(self, *flags):

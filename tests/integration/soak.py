@@ -236,6 +236,10 @@ class Soak(unittest.TestCase):
                 for rank in range(WORKERS):
                     self.start_worker(rank)
                 self.await_steps()
+                # A server that is killed before its first checkpoint begins
+                # another run.
+                cohort.wait_until(cohort.newest_checkpoint, "a checkpoint",
+                                  timeout_s=300)
                 often = [self.replace_worker, self.cut, self.change_policy,
                          self.change_policy, self.resize, self.read, self.save]
                 with Sampler(cohort) as sampler:

@@ -43,11 +43,13 @@ class SmallWorker {
       : server_(server), rank_(rank), local_(local) {}
 
   absl::Status Run() {
-    COHORT_ASSIGN_OR_RETURN(
-        client_, MakeGrpcClient({.server = server_,
-                                 .rank = rank_,
-                                 .batch_size = kBatch,
-                                 .server_timeout = absl::Seconds(4)}));
+    COHORT_ASSIGN_OR_RETURN(client_,
+                            MakeGrpcClient({.server = server_,
+                                            .rank = rank_,
+                                            .batch_size = kBatch,
+                                            .server_timeout = absl::Seconds(4),
+                                            // Shared memory passes no proxy.
+                                            .local = LocalMode::kTcp}));
     COHORT_ASSIGN_OR_RETURN(const Membership joined, client_->Join());
     seed_ = static_cast<double>(joined.seed);
     const std::vector<float> ones(static_cast<size_t>(kElements), 1.0f);

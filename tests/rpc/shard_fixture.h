@@ -20,8 +20,8 @@ namespace cohort {
 class ShardServiceTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    services_.push_back(MakeMembershipService(shard_));
-    services_.push_back(MakeParametersService(shard_));
+    services_.push_back(MakeMembershipService(shard_, nullptr));
+    services_.push_back(MakeParametersService(shard_, nullptr));
     services_.push_back(MakeMomentsService(shard_));
     grpc::ServerBuilder builder;
     int port = 0;

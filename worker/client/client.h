@@ -20,6 +20,7 @@
 #include "common/push.h"
 #include "common/security/tls_files.h"
 #include "worker/client/client_hooks.h"
+#include "worker/client/local_mode.h"
 
 namespace cohort {
 
@@ -41,6 +42,8 @@ struct ClientOptions {
   // How long after the end of its own certificate the client gives up, unless
   // the files of `tls` hold a new one.
   absl::Duration own_certificate_grace = absl::Seconds(10);
+  // How gradients and weights travel if the server is on this host.
+  LocalMode local = LocalMode::kAuto;
   // Seeds the jitter of the back-off.
   uint64_t backoff_seed = 0;
   // Must outlive the client. May be null.

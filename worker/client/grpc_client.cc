@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "common/local/boot_id.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
@@ -321,6 +322,7 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
                         .incarnation = membership.incarnation};
   connection->takes_further_contributions =
       reply->takes_further_contributions();
+  if (reply->has_local()) connection->local_offer = reply->local();
   SessionClient* session = connection->session.get();
   // The last incarnation came to its end because something was stuck, which may
   // have been a connection: after damage in transit, a frame's length can make
@@ -421,6 +423,42 @@ absl::Status GrpcClient::Usable() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<LocalLink>> GrpcClient::TryLocally() const {
+  const std::optional<v1::LocalOffer>& offer = connection_->local_offer;
+  if (!offer.has_value()) {
+    return absl::FailedPreconditionError(
+        "the server offers no shared memory; see its --local");
+  }
+  if (offer->boot_id() != BootId()) {
+    return absl::FailedPreconditionError("the server is on another host");
+  }
+  return LocalLink::Connect(offer->socket(), offer->token(),
+                            registered_->registration.partitions);
+}
+
+absl::Status GrpcClient::ConnectLocally() {
+  if (options_.local == LocalMode::kTcp) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<LocalLink>> local = TryLocally();
+  std::string path = "gradients and weights go through shared memory";
+  if (local.ok()) {
+    connection_->local = *std::move(local);
+  } else if (options_.local == LocalMode::kSharedMemory) {
+    return final_ = absl::FailedPreconditionError(absl::StrCat(
+               "--local=shm: ", local.status().message(),
+               "; start worker and server on one host and as one user, in containers "
+               "with one network namespace or with the server's --local_dir, or "
+               "use --local=auto"));
+  } else {
+    path = absl::StrCat("gradients and weights go over TCP: ",
+                        local.status().message());
+  }
+  if (options_.hooks != nullptr && path != exchange_path_) {
+    options_.hooks->OnExchangePath(path);
+  }
+  exchange_path_ = path;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<PushStream*> GrpcClient::OpenedPushStream() {
   COHORT_RETURN_IF_ERROR(Usable());
   if (!registered_.has_value()) {
@@ -430,9 +468,10 @@ absl::StatusOr<PushStream*> GrpcClient::OpenedPushStream() {
     return absl::FailedPreconditionError("there is no training assignment");
   }
   if (connection_->push == nullptr) {
-    connection_->push =
-        std::make_unique<PushStream>(bulk_, link_, connection_->sender,
-                                     registered_->registration.partitions);
+    COHORT_RETURN_IF_ERROR(ConnectLocally());
+    connection_->push = std::make_unique<PushStream>(
+        bulk_, link_, connection_->sender, registered_->registration.partitions,
+        connection_->local.get());
   }
   return connection_->push.get();
 }

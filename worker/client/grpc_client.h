@@ -14,6 +14,7 @@
 #include "common/wire/shared_security.h"
 #include "worker/client/client.h"
 #include "worker/client/link.h"
+#include "worker/client/local_link.h"
 #include "worker/client/push_stream.h"
 #include "worker/client/reduce_client.h"
 #include "worker/client/session_client.h"
@@ -72,8 +73,12 @@ class GrpcClient final : public Client {
     bool takes_further_contributions = false;
     std::unique_ptr<SessionClient> session;
     std::unique_ptr<PeriodicTask> heartbeat;
+    // Absent if the server has no shared memory.
+    std::optional<v1::LocalOffer> local_offer;
     // Opened on first use.
     std::unique_ptr<ReduceClient> reduce;
+    // Null if no memory is shared.
+    std::unique_ptr<LocalLink> local;
     std::unique_ptr<PushStream> push;
   };
 
@@ -103,6 +108,11 @@ class GrpcClient final : public Client {
 
   // Errors: the reason why no call can be made now.
   absl::Status Usable();
+  // Shares memory with the server if both want and can.
+  // Errors: FailedPrecondition if it must be shared and cannot.
+  absl::Status ConnectLocally();
+  // Errors: the reason why no memory can be shared.
+  absl::StatusOr<std::unique_ptr<LocalLink>> TryLocally() const;
   // The stream of the push in progress; opened if necessary.
   absl::StatusOr<PushStream*> OpenedPushStream();
   // The next work, wait or end.
@@ -143,6 +153,8 @@ class GrpcClient final : public Client {
   // The result of the last look at a server that ends each connection.
   std::optional<Instant> looked_at_;
   ClosedBecause closed_because_ = ClosedBecause::kUnknown;
+  // What the hooks were told last.
+  std::string exchange_path_;
   // An error if the run cannot continue.
   absl::Status final_;
   bool left_ = false;

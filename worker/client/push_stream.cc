@@ -11,10 +11,12 @@ namespace cohort {
 
 PushStream::PushStream(const std::shared_ptr<grpc::Channel>& channel,
                        Link& link, const Sender& sender,
-                       const std::vector<Partition>& partitions)
+                       const std::vector<Partition>& partitions,
+                       LocalLink* local)
     : link_(link),
       sender_(sender),
       partitions_(partitions),
+      local_(local),
       stream_(
           channel, "/cohort.v1.Parameters/Exchange", link,
           [this](grpc::ByteBuffer& message) { return OnMessage(message); },
@@ -48,9 +50,32 @@ absl::Status PushStream::SendGradient(int32_t partition,
                                        absent_slices.end());
   header->set_encoding(v1::ENCODING_FLOAT32);
   COHORT_RETURN_IF_ERROR(CheckPayload(*header, gradient, spec->elements));
+  if (local_ != nullptr) {
+    COHORT_RETURN_IF_ERROR(WriteLocally(partition, gradient));
+    header->set_in_arena(true);
+    AddMessageChecksum(&request);
+    return Send(request, ByteRope());
+  }
   DescribePayload(gradient, header);
   AddMessageChecksum(&request);
   return Send(request, gradient);
+}
+
+absl::Status PushStream::WriteLocally(int32_t partition,
+                                      const ByteRope& gradient) {
+  // The server releases a gradient with or before the verdict; only a fold that
+  // has become useless may take longer.
+  constexpr absl::Duration kPatience = absl::Minutes(1);
+  const absl::Status written =
+      local_->Write(partition, gradient, link_.clock(), kPatience, [this] {
+        MutexLock lock(link_.mu);
+        COHORT_RETURN_IF_ERROR(link_.CheckLocked());
+        return link_.tracker.CheckTaken();
+      });
+  if (!absl::IsDeadlineExceeded(written)) return written;
+  const absl::Status broken = absl::UnavailableError(written.message());
+  link_.Break(broken);
+  return broken;
 }
 
 absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
@@ -148,17 +173,33 @@ absl::Status PushStream::OnWeights(const PushKey& key, Reply& reply) {
   const v1::WeightsPartition& weights = reply.header.weights();
   COHORT_ASSIGN_OR_RETURN(const Partition* spec,
                           FindTrainable(weights.partition()));
-  // Checked here and not on the driving thread, which computes meanwhile.
-  COHORT_RETURN_IF_ERROR(CheckPayload(weights, reply.payload, spec->elements));
+  COHORT_ASSIGN_OR_RETURN(ByteRope payload, WeightsOf(reply, spec->elements));
   const Version version(weights.version());
   MutexLock lock(link_.mu);
   if (awaited_ != key) return absl::OkStatus();
   std::optional<Received>& received =
       received_[static_cast<size_t>(weights.partition())];
   if (!received.has_value() || received->version <= version) {
-    received = {.version = version, .weights = std::move(reply.payload)};
+    received = {.version = version, .weights = std::move(payload)};
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<ByteRope> PushStream::WeightsOf(Reply& reply, int64_t elements) {
+  const v1::WeightsPartition& weights = reply.header.weights();
+  if (!weights.has_shared()) {
+    // Checked here and not on the driving thread, which computes meanwhile.
+    COHORT_RETURN_IF_ERROR(CheckPayload(weights, reply.payload, elements));
+    return std::move(reply.payload);
+  }
+  if (local_ == nullptr) {
+    return absl::InvalidArgumentError(
+        "got weights in shared memory, want their bytes: this worker shares "
+        "none");
+  }
+  return local_->Weights(
+      {.file = weights.shared().file(), .offset = weights.shared().offset()},
+      elements);
 }
 
 absl::Status PushStream::OnVerdict(const PushKey& key,

@@ -19,6 +19,7 @@
 #include "worker/client/bulk_stream.h"
 #include "worker/client/client.h"
 #include "worker/client/link.h"
+#include "worker/client/local_link.h"
 
 namespace cohort {
 
@@ -30,13 +31,16 @@ namespace cohort {
 //   Link::CheckLocked.
 class PushStream {
  public:
-  // `link` and `partitions` must outlive the stream.
+  // `link` and `partitions` must outlive the stream, and so must `local`, which
+  // is null if no memory is shared with the server.
   PushStream(const std::shared_ptr<grpc::Channel>& channel, Link& link,
-             const Sender& sender, const std::vector<Partition>& partitions);
+             const Sender& sender, const std::vector<Partition>& partitions,
+             LocalLink* local);
 
   absl::Status Open(const PushKey& key, const PushOpening& opening);
 
-  // Also errors: InvalidArgument if the gradient does not fit the partition.
+  // Also errors: InvalidArgument if the gradient does not fit the partition;
+  //   Unavailable if the server does not release its shared memory.
   absl::Status SendGradient(int32_t partition, const ByteRope& gradient,
                             absl::Span<const int32_t> absent_slices);
 
@@ -62,6 +66,10 @@ class PushStream {
                     const ByteRope& payload);
   absl::Status OnMessage(grpc::ByteBuffer& message);
   absl::Status OnWeights(const PushKey& key, Reply& reply);
+  // Where the weights of a reply lie: in it, or in shared memory.
+  absl::StatusOr<ByteRope> WeightsOf(Reply& reply, int64_t elements);
+  // Copies a gradient into shared memory.
+  absl::Status WriteLocally(int32_t partition, const ByteRope& gradient);
   absl::Status OnVerdict(const PushKey& key, const v1::PushVerdict& proto);
   bool CompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
   // Errors: InvalidArgument if there is no trainable partition `index`.
@@ -73,6 +81,8 @@ class PushStream {
   Link& link_;
   const Sender sender_;
   const std::vector<Partition>& partitions_;
+  // Null if no memory is shared.
+  LocalLink* const local_;
 
   // Used by the driving thread only: the push in progress.
   std::optional<PushKey> open_;

@@ -110,6 +110,10 @@ void WorkerTelemetry::OnServerClock(absl::Duration offset,
   if (trace_ != nullptr) trace_->SetServerClock(offset, error);
 }
 
+void WorkerTelemetry::OnExchangePath(absl::string_view text) {
+  Log(LogLevel::kInfo, text);
+}
+
 void WorkerTelemetry::OnTlsFiles(bool fault, absl::string_view text) {
   Log(fault ? LogLevel::kError : LogLevel::kInfo, text);
 }

@@ -39,6 +39,7 @@ class WorkerTelemetry final : public TrainerObserver, public ClientHooks {
   WorkerReport TakeReport() override ABSL_LOCKS_EXCLUDED(mu_);
   bool WantsServerClock() const override { return trace_ != nullptr; }
   void OnServerClock(absl::Duration offset, absl::Duration error) override;
+  void OnExchangePath(absl::string_view text) override;
   void OnTlsFiles(bool fault, absl::string_view text) override;
 
   // OK once this worker has joined a run.

@@ -161,6 +161,7 @@ ClientOptions ClientOptionsFromFlags(int64_t samples,
                         .tls = TlsFromFlags(),
                         .batch_size = samples,
                         .server_timeout = absl::GetFlag(FLAGS_server_timeout),
+                        .local = LocalModeNamed(absl::GetFlag(FLAGS_local)),
                         .backoff_seed = static_cast<uint64_t>(getpid())};
   if (absl::GetFlag(FLAGS_rank) >= 0) {
     options.rank = Rank(absl::GetFlag(FLAGS_rank));

@@ -1,0 +1,133 @@
+"""Gradients and weights through shared memory, with real processes."""
+
+import os
+import pathlib
+import random
+import signal
+import unittest
+
+import processes
+from processes import KILLS, Cohort, kill, run
+
+EPOCHS = "--epochs=2"
+
+
+def cohort_of(local, *server_flags):
+    cohort = Cohort(workers=2, server_flags=[
+        EPOCHS, "--checkpoint_every=4", *server_flags])
+    cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
+    cohort.local = local
+    return cohort
+
+
+def digest_of(local, *server_flags):
+    with cohort_of(local, *server_flags) as cohort:
+        cohort.start()
+        assert cohort.finish() == 0, cohort.log()
+        return cohort.model_digest()
+
+
+class Local(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.seed = random.SystemRandom().randrange(1 << 30)
+        print(f"seed {cls.seed}", flush=True)
+        cls.random = random.Random(cls.seed)
+        cls.digest = digest_of("tcp")
+
+    def versions(self):
+        """The version after which to kill, for each run."""
+        return [self.random.randrange(8, 50) for _ in range(KILLS)]
+
+    def assert_shared(self, cohort, *ranks):
+        for rank in ranks:
+            self.assertIn("go through shared memory",
+                          cohort.log(f"worker{rank}"))
+
+    def test_the_same_bits_on_every_path(self):
+        for local in ("shm", "mixed"):
+            with self.subTest(local), cohort_of(local) as cohort:
+                cohort.start()
+                self.assertEqual(cohort.finish(), 0, cohort.log())
+                self.assertEqual(cohort.model_digest(), self.digest)
+                self.assert_shared(cohort, 0)
+
+    def test_the_same_bits_with_partitions_of_many_sizes(self):
+        flags = ("--partition_kib=4", "--optimizer=adam",
+                 "--learning_rate=0.001")
+        self.assertEqual(digest_of("shm", *flags), digest_of("tcp", *flags))
+
+    def test_killed_workers_replay_to_the_same_bits(self):
+        for at in self.versions():
+            with self.subTest(version=at), cohort_of("shm") as cohort:
+                cohort.start()
+                cohort.wait_until(lambda: cohort.newest_checkpoint() >= at,
+                                  f"version {at}")
+                kill(cohort.workers[1])
+                cohort.start_worker(1)
+                self.assertEqual(cohort.finish(), 0, cohort.log())
+                self.assertEqual(cohort.model_digest(), self.digest)
+                self.assert_shared(cohort, 0, 1)
+
+    def test_a_killed_server_resumes_to_the_same_bits(self):
+        for at in self.versions():
+            with self.subTest(version=at), cohort_of("shm") as cohort:
+                folder = cohort.dir / "sockets"
+                folder.mkdir()
+                cohort.server_flags.append(f"--local_dir={folder}")
+                cohort.start()
+                cohort.wait_until(lambda: cohort.newest_checkpoint() >= at,
+                                  f"version {at}")
+                kill(cohort.server)
+                cohort.start_server("--resume")
+                self.assertEqual(cohort.finish(), 0, cohort.log())
+                self.assertEqual(cohort.model_digest(), self.digest)
+                # The killed server's socket is gone, too.
+                self.assertEqual(list(folder.iterdir()), [])
+
+    def test_no_worker_leaves_descriptors_behind(self):
+        with cohort_of("shm", "--on_worker_loss=wait") as cohort:
+            cohort.server_flags[0] = "--epochs=100"
+            cohort.start()
+            open_files = pathlib.Path(f"/proc/{cohort.server.pid}/fd")
+
+            def shared():
+                count = 0
+                for file in open_files.iterdir():
+                    try:
+                        count += "cohort-gradients" in os.readlink(file)
+                    except FileNotFoundError:
+                        # Closed meanwhile.
+                        pass
+                return count
+
+            cohort.until(lambda: shared() == 2, "both workers to share memory")
+            for _ in range(KILLS + 2):
+                before = cohort.newest_checkpoint()
+                kill(cohort.workers[1])
+                cohort.until(lambda: shared() == 1, "the arena to go")
+                cohort.start_worker(1)
+                cohort.wait_until(
+                    lambda: cohort.newest_checkpoint() > before + 4,
+                    "further steps")
+                self.assertEqual(shared(), 2)
+            cohort.server.send_signal(signal.SIGTERM)
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+
+    def test_says_why_memory_cannot_be_shared(self):
+        with cohort_of("shm", "--local=tcp") as cohort:
+            cohort.start()
+            code = cohort.workers[0].wait(60)
+            self.assertNotEqual(code, 0)
+            self.assertIn("--local=shm: the server offers no shared memory",
+                          cohort.log("worker0"))
+        result = run("cohort-server", "--listen=127.0.0.1:0", "--ops_listen=",
+                     "--local=shm", "--local_dir=/nowhere/at/all")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("--local_dir", result.stderr)
+        self.assertIn("/nowhere/at/all", result.stderr)
+
+
+if __name__ == "__main__":
+    assert processes.BIN.is_dir(), processes.BIN
+    unittest.main(verbosity=2)
