@@ -2,11 +2,9 @@
 
 #include <cstring>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/xxh3.h"
 
 namespace cohort {
 ByteRope::ByteRope(absl::Span<const std::byte> bytes,

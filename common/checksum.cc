@@ -1,9 +1,7 @@
 #include "common/checksum.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "absl/strings/str_cat.h"
+#include "common/xxh3.h"
 
 namespace cohort {
 

@@ -35,7 +35,7 @@ LIBRARIES = (
     ("http", r"(microhttpd\.h|gnutls/)"),
     ("prometheus", r"prometheus/"),
     ("zlib", r"(zlib|zconf)\.h"),
-    ("xxhash", r"xxhash\.h"),
+    ("xxhash", r"(xxhash|xxh_x86dispatch)\.h"),
     ("openssl", r"openssl/"),
     ("nanobind", r"nanobind/"),
     ("boost", r"boost/"),
