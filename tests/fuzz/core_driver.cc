@@ -1,11 +1,8 @@
 #include "tests/fuzz/core_driver.h"
 
 #include <algorithm>
-#include <type_traits>
-#include <variant>
 
 #include "absl/strings/match.h"
-#include "kernels/backend.h"
 #include "tests/sim/sim_model.h"
 
 namespace cohort::fuzz {
@@ -30,18 +27,6 @@ sim::Scenario MakeScenario(Reader& reader) {
   return scenario;
 }
 
-CoordinatorOptions OptionsOf(const sim::RunSpec& run, int32_t incarnation,
-                             const RunState* restored) {
-  CoordinatorOptions options = run.coordinator;
-  options.first_incarnation = Incarnation(int64_t{1000} * incarnation);
-  if (restored == nullptr) return options;
-  for (const auto& [name, value] : restored->settings) {
-    const absl::Status read = SetSetting(name, value, options);
-    COHORT_CHECK(read.ok(), read.message());
-  }
-  return options;
-}
-
 Moments MomentsOf(const BatchNormSpec& layer, int64_t count, Rank rank) {
   const auto channels = static_cast<size_t>(layer.channels);
   return {.count = count,
@@ -55,29 +40,11 @@ PushKey KeyOf(const Assignment& work) {
 
 }  // namespace
 
-template <typename Call>
-auto CoreDriver::Handle(Call call) {
-  Effects out;
-  const auto finish = [this, &out] {
-    checker_.OnEffects(out, *core_);
-    for (const Effect& effect : out) {
-      std::visit([this](const auto& e) { this->On(e); }, effect);
-    }
-  };
-  if constexpr (std::is_void_v<decltype(call(out))>) {
-    call(out);
-    finish();
-  } else {
-    auto answer = call(out);
-    finish();
-    return answer;
-  }
-}
-
 CoreDriver::CoreDriver(Reader& reader)
-    : reader_(reader),
+    : CoreHost(run_checker_),
+      reader_(reader),
       scenario_(MakeScenario(reader)),
-      checker_(scenario_),
+      run_checker_(scenario_),
       clients_(1) {
   clients_.front().sender = {.run_id = run().coordinator.run_id,
                              .rank = Rank(0),
@@ -470,33 +437,18 @@ void CoreDriver::EndFold() {
   if (!moments_.empty()) {
     MomentsFold done = RunMomentsFold(std::move(moments_.front()));
     moments_.pop_front();
-    return Handle([&](Effects& out) {
-      core_->MomentsFolded(std::move(done), now_, out);
-    });
+    return Done(std::move(done), now_);
   }
   if (!updates_.empty()) {
     StatisticsUpdate done = RunStatisticsUpdate(std::move(updates_.front()));
     updates_.pop_front();
-    return Handle([&](Effects& out) {
-      core_->StatisticsUpdated(std::move(done), now_, out);
-    });
+    return Done(std::move(done), now_);
   }
   if (folds_.empty()) return;
   const auto at = static_cast<std::ptrdiff_t>(reader_.Byte() % folds_.size());
   const FoldJob job = folds_[static_cast<size_t>(at)];
   folds_.erase(folds_.begin() + at);
-  std::vector<FoldJob> next;
-  FoldReport report =
-      data_->FoldDone(RunFold(job, kernels::ReferenceBackend(), pool_), next);
-  Begin(next);
-  Handle([&](Effects& out) { core_->Folded(std::move(report), now_, out); });
-}
-
-void CoreDriver::Begin(const std::vector<FoldJob>& folds) {
-  for (const FoldJob& job : folds) {
-    checker_.OnFold(job);
-    folds_.push_back(job);
-  }
+  Done(Fold(job), now_);
 }
 
 void CoreDriver::PassTime() {
@@ -564,9 +516,7 @@ void CoreDriver::Restart() {
     checker_.OnServerGone();
   }
   const RunState* restored = checker_.checkpoint();
-  core_ = std::make_unique<Coordinator>(
-      OptionsOf(run(), ++server_incarnation_, restored), restored);
-  data_ = std::make_unique<DataShard>();
+  StartCore(run(), ++server_incarnation_, restored);
   folds_.clear();
   moments_.clear();
   updates_.clear();

@@ -11,11 +11,10 @@
 #include "absl/strings/string_view.h"
 #include "common/assignment.h"
 #include "common/clock.h"
-#include "common/float_buffer.h"
 #include "server/core/coordinator.h"
-#include "server/core/data/data_shard.h"
 #include "tests/fuzz/target.h"
 #include "tests/sim/checker.h"
+#include "tests/sim/core_host.h"
 #include "tests/sim/scenario.h"
 
 namespace cohort::fuzz {
@@ -30,7 +29,7 @@ namespace cohort::fuzz {
 //
 // After each event the simulator's checker compares what the core did with
 // what it may do. Refusals must have documented codes.
-class CoreDriver {
+class CoreDriver : private sim::CoreHost<CoreDriver> {
  public:
   explicit CoreDriver(Reader& reader);
 
@@ -38,6 +37,8 @@ class CoreDriver {
   void Run();
 
  private:
+  friend sim::CoreHost<CoreDriver>;
+
   // A client that holds a rank, or once did.
   struct Client {
     SessionId session;
@@ -75,24 +76,16 @@ class CoreDriver {
   void Operate();
   void Restart();
 
-  // Hands the effects to the checker, and carries them out.
-  template <typename Call>
-  auto Handle(Call call);
   void On(const effect::Joined& e);
   void On(const effect::EndSession& e);
   void On(const effect::Notify& e);
   void On(const effect::RegisterAnswered& e);
   void On(const effect::SendVerdict& e);
-  void On(const effect::HoldGradient& e) { Begin(data_->Hold(e.gradient)); }
-  void On(const effect::DropGradients& e) { data_->Drop(e.push); }
-  void On(const effect::Prepare& e) { Begin(data_->Prepare(e.plan)); }
-  void On(const effect::Commit& e) { data_->Commit(e.transaction); }
-  void On(const effect::Abort& e) { data_->Abort(e.transaction); }
-  void On(const effect::FoldMoments& e) { moments_.push_back(e.job); }
-  void On(const effect::UpdateStatistics& e) { updates_.push_back(e.job); }
   template <typename Other>
   void On(const Other&) {}
-  void Begin(const std::vector<FoldJob>& folds);
+  void Begin(const FoldJob& job) { folds_.push_back(job); }
+  void Begin(const MomentsFold& job) { moments_.push_back(job); }
+  void Begin(const StatisticsUpdate& job) { updates_.push_back(job); }
   void Take(Client& client, const Assignment& assignment);
 
   Client* FindSession(SessionId session);
@@ -104,10 +97,8 @@ class CoreDriver {
 
   Reader& reader_;
   const sim::Scenario scenario_;
-  sim::Checker checker_;
-  std::unique_ptr<Coordinator> core_;
-  std::unique_ptr<DataShard> data_;
-  FloatBufferPool pool_;
+  // What CoreHost's reference refers to.
+  sim::Checker run_checker_;
   Instant now_ = absl::Seconds(1000);
   int32_t server_incarnation_ = 0;
   int64_t next_session_ = 1;

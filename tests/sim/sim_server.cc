@@ -1,52 +1,31 @@
 #include "tests/sim/sim_server.h"
 
-#include <type_traits>
 #include <utility>
-#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "kernels/backend.h"
 #include "server/core/gradient_budget.h"
 #include "server/core/optimizer/workers_optimizer.h"
 #include "tests/sim/sim_worker.h"
 
 namespace cohort::sim {
-namespace {
-
-// Each restart uses new incarnations, and continues with the settings of its
-// checkpoint.
-CoordinatorOptions OptionsOf(const RunSpec& run, int32_t incarnation,
-                             const RunState* restored) {
-  CoordinatorOptions options = run.coordinator;
-  options.first_incarnation = Incarnation(int64_t{1000} * incarnation);
-  if (restored == nullptr) return options;
-  for (const auto& [name, value] : restored->settings) {
-    const absl::Status read = SetSetting(name, value, options);
-    COHORT_CHECK(read.ok(), read.message());
-  }
-  return options;
-}
-
-}  // namespace
-
 SimServer::SimServer(World world, int32_t incarnation, const RunState* restored)
-    : world_(world),
-      incarnation_(incarnation),
-      core_(OptionsOf(world.scenario.run, incarnation, restored), restored) {}
+    : CoreHost(world.checker), world_(world), incarnation_(incarnation) {
+  StartCore(world.scenario.run, incarnation, restored);
+}
 
 bool SimServer::IsSurplus(const JoinRequest& request,
                           const absl::Status& status) const {
   // A server that lost the change may never have had the rank, or may be about
   // to add it.
   return request.rank->value() >=
-             core_.Status(world_.scheduler.now()).workers_expected &&
+             core_->Status(world_.scheduler.now()).workers_expected &&
          (absl::IsOutOfRange(status) || absl::IsInvalidArgument(status) ||
           absl::IsResourceExhausted(status));
 }
 
 absl::StatusOr<SharedSnapshot> SimServer::Read(std::optional<Version> version) {
-  absl::StatusOr<SharedSnapshot> snapshot = core_.Read(version);
+  absl::StatusOr<SharedSnapshot> snapshot = core_->Read(version);
   if (snapshot.ok()) world_.checker.OnRead(**snapshot);
   return snapshot;
 }
@@ -55,31 +34,12 @@ bool SimServer::HasSession(const Connection& connection) const {
   return sessions_.contains(connection.session);
 }
 
-template <typename Call>
-auto SimServer::Handle(Call call) {
-  Effects out;
-  const auto finish = [this, &out] {
-    world_.checker.OnEffects(out, core_);
-    for (const Effect& effect : out) {
-      std::visit([this](const auto& e) { this->On(e); }, effect);
-    }
-  };
-  if constexpr (std::is_void_v<decltype(call(out))>) {
-    call(out);
-    finish();
-  } else {
-    auto answer = call(out);
-    finish();
-    return answer;
-  }
-}
-
 void SimServer::Join(const SharedConnection& connection,
                      const JoinRequest& request) {
   sessions_[connection->session] = connection;
   const absl::Status status = Handle([&](Effects& out) {
-    return core_.Join(connection->session, request, world_.scheduler.now(),
-                      out);
+    return core_->Join(connection->session, request, world_.scheduler.now(),
+                       out);
   });
   if (status.ok()) return;
   sessions_.erase(connection->session);
@@ -99,7 +59,7 @@ void SimServer::Join(const SharedConnection& connection,
 bool SimServer::LeavesRoom(const SettingValues& values) const {
   CoordinatorOptions target = world_.scenario.run.coordinator;
   for (const auto& settings :
-       {core_.Policy(world_.scheduler.now()).settings, values}) {
+       {core_->Policy(world_.scheduler.now()).settings, values}) {
     for (const auto& [name, value] : settings) {
       SetSetting(name, value, target).IgnoreError();
     }
@@ -110,21 +70,22 @@ bool SimServer::LeavesRoom(const SettingValues& values) const {
 }
 
 void SimServer::Change(const SettingValues& values) {
-  if (core_.model() == nullptr && !LeavesRoom(values)) return;
+  if (core_->model() == nullptr && !LeavesRoom(values)) return;
   Handle([&](Effects& out) {
     // A change may be invalid after earlier ones; then it must leave the run
     // unharmed.
-    core_.Change({.values = values}, world_.scheduler.now(), out).IgnoreError();
+    core_->Change({.values = values}, world_.scheduler.now(), out)
+        .IgnoreError();
   });
 }
 
 void SimServer::Heartbeat(const SharedConnection& connection) {
-  core_.Heartbeat(connection->session, world_.scheduler.now());
+  core_->Heartbeat(connection->session, world_.scheduler.now());
 }
 
 void SimServer::Leave(const SharedConnection& connection) {
   Handle([&](Effects& out) {
-    core_.Leave(connection->session, "asked to", world_.scheduler.now(), out);
+    core_->Leave(connection->session, "asked to", world_.scheduler.now(), out);
   });
   sessions_.erase(connection->session);
   connection->session_over = true;
@@ -133,7 +94,7 @@ void SimServer::Leave(const SharedConnection& connection) {
 void SimServer::SessionBroken(const SharedConnection& connection) {
   if (sessions_.erase(connection->session) == 0) return;
   Handle([&](Effects& out) {
-    core_.SessionBroken(connection->session, world_.scheduler.now(), out);
+    core_->SessionBroken(connection->session, world_.scheduler.now(), out);
   });
 }
 
@@ -141,8 +102,8 @@ void SimServer::BeginRegister(const SharedConnection& connection,
                               const Sender& sender) {
   const RunSpec& run = world_.scenario.run;
   Handle([&](Effects& out) {
-    Accept(core_.BeginRegister(sender, run.layout, run.plan,
-                               world_.scheduler.now(), out),
+    Accept(core_->BeginRegister(sender, run.layout, run.plan,
+                                world_.scheduler.now(), out),
            connection, StreamKind::kRegister, sender);
   });
 }
@@ -151,8 +112,9 @@ absl::StatusOr<RegisterAnswer> SimServer::FinishRegister(
     const Sender& sender, std::vector<SharedFloats> values) {
   const RunSpec& run = world_.scenario.run;
   return Handle([&](Effects& out) {
-    return core_.FinishRegister(sender, run.layout, run.plan, std::move(values),
-                                {}, world_.scheduler.now(), out);
+    return core_->FinishRegister(sender, run.layout, run.plan,
+                                 std::move(values), {}, world_.scheduler.now(),
+                                 out);
   });
 }
 
@@ -201,7 +163,7 @@ void SimServer::Open(const SharedConnection& connection, const Sender& sender,
     return;
   }
   Handle([&](Effects& out) {
-    Accept(core_.Open(sender, key, opening, world_.scheduler.now(), out),
+    Accept(core_->Open(sender, key, opening, world_.scheduler.now(), out),
            connection, StreamKind::kExchange, sender);
   });
 }
@@ -216,7 +178,7 @@ void SimServer::Gradient(const SharedConnection& connection,
   Handle([&](Effects& out) {
     GradientMessage taken = message;
     const absl::StatusOr<Admission> admission =
-        core_.Gradient(sender, key, taken, world_.scheduler.now(), out);
+        core_->Gradient(sender, key, taken, world_.scheduler.now(), out);
     Accept(admission.status(), connection, StreamKind::kExchange, sender);
     if (admission.ok() && *admission == Admission::kPaused) {
       held_[connection->number].push_back(again);
@@ -251,7 +213,7 @@ void SimServer::Close(const SharedConnection& connection, const Sender& sender,
     return;
   }
   Handle([&](Effects& out) {
-    Accept(core_.Close(sender, key, closing, world_.scheduler.now(), out),
+    Accept(core_->Close(sender, key, closing, world_.scheduler.now(), out),
            connection, StreamKind::kExchange, sender);
   });
 }
@@ -259,7 +221,7 @@ void SimServer::Close(const SharedConnection& connection, const Sender& sender,
 void SimServer::Reduce(const SharedConnection& connection, const Sender& sender,
                        const ReduceKey& key, const Moments& moments) {
   Handle([&](Effects& out) {
-    Accept(core_.Reduce(sender, key, moments, world_.scheduler.now(), out),
+    Accept(core_->Reduce(sender, key, moments, world_.scheduler.now(), out),
            connection, StreamKind::kReduce, sender);
   });
 }
@@ -268,42 +230,31 @@ absl::StatusOr<Assignment> SimServer::Report(const Sender& sender,
                                              Sequence sequence,
                                              const EvaluationSums& sums) {
   return Handle([&](Effects& out) {
-    return core_.ReportEvaluation(sender, sequence, sums,
-                                  world_.scheduler.now(), out);
+    return core_->ReportEvaluation(sender, sequence, sums,
+                                   world_.scheduler.now(), out);
   });
 }
 
 absl::StatusOr<Assignment> SimServer::ReportMoments(
     const Sender& sender, Sequence sequence, std::vector<CallMoments> calls) {
   return Handle([&](Effects& out) {
-    return core_.ReportMoments(sender, sequence, std::move(calls),
-                               world_.scheduler.now(), out);
+    return core_->ReportMoments(sender, sequence, std::move(calls),
+                                world_.scheduler.now(), out);
   });
 }
 
 void SimServer::Tick() {
-  Handle([&](Effects& out) { core_.Tick(world_.scheduler.now(), out); });
+  Handle([&](Effects& out) { core_->Tick(world_.scheduler.now(), out); });
 }
 
-void SimServer::FoldDone(FoldResult result) {
-  std::vector<FoldJob> next;
-  FoldReport report = data_.FoldDone(std::move(result), next);
-  Begin(next);
-  Handle([&](Effects& out) {
-    core_.Folded(std::move(report), world_.scheduler.now(), out);
-  });
-}
-
-void SimServer::MomentsFolded(MomentsFold done) {
-  Handle([&](Effects& out) {
-    core_.MomentsFolded(std::move(done), world_.scheduler.now(), out);
-  });
-}
-
-void SimServer::StatisticsUpdated(StatisticsUpdate done) {
-  Handle([&](Effects& out) {
-    core_.StatisticsUpdated(std::move(done), world_.scheduler.now(), out);
-  });
+// The result looks up its server when it is done, because that may be gone by
+// then.
+template <typename Result>
+void SimServer::DoneLater(Result done) {
+  world_.network.AfterFold(incarnation_,
+                           [done = std::move(done)](SimServer& server) {
+                             server.Done(done, server.world_.scheduler.now());
+                           });
 }
 
 void SimServer::EndData(Places& places, StreamKind kind, Rank rank,
@@ -400,44 +351,6 @@ void SimServer::On(const effect::ResumeGradients& e) {
   if (to == nullptr) return;
   world_.network.AfterFold(incarnation_,
                            [to](SimServer& server) { server.Resume(to); });
-}
-
-void SimServer::On(const effect::HoldGradient& e) {
-  Begin(data_.Hold(e.gradient));
-}
-
-void SimServer::On(const effect::DropGradients& e) { data_.Drop(e.push); }
-
-void SimServer::On(const effect::Prepare& e) { Begin(data_.Prepare(e.plan)); }
-
-void SimServer::On(const effect::Commit& e) { data_.Commit(e.transaction); }
-
-void SimServer::On(const effect::Abort& e) { data_.Abort(e.transaction); }
-
-void SimServer::Begin(const std::vector<FoldJob>& folds) {
-  for (const FoldJob& job : folds) {
-    world_.checker.OnFold(job);
-    // The result looks up its server when it is done, because that may be gone
-    // by then.
-    world_.network.AfterFold(
-        incarnation_,
-        [result = RunFold(job, kernels::ReferenceBackend(), pool_)](
-            SimServer& server) { server.FoldDone(result); });
-  }
-}
-
-void SimServer::On(const effect::UpdateStatistics& e) {
-  world_.network.AfterFold(
-      incarnation_, [done = RunStatisticsUpdate(e.job)](SimServer& server) {
-        server.StatisticsUpdated(done);
-      });
-}
-
-void SimServer::On(const effect::FoldMoments& e) {
-  world_.network.AfterFold(incarnation_,
-                           [done = RunMomentsFold(e.job)](SimServer& server) {
-                             server.MomentsFolded(done);
-                           });
 }
 
 }  // namespace cohort::sim

@@ -9,10 +9,10 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/float_buffer.h"
 #include "common/ids.h"
 #include "server/core/coordinator.h"
 #include "tests/sim/checker.h"
+#include "tests/sim/core_host.h"
 #include "tests/sim/network.h"
 #include "tests/sim/scheduler.h"
 
@@ -29,11 +29,11 @@ struct World {
 
 // One server process: carries out effects as the service does, over a simulated
 // network.
-class SimServer {
+class SimServer : private CoreHost<SimServer> {
  public:
   SimServer(World world, int32_t incarnation, const RunState* restored);
 
-  Coordinator& core() { return core_; }
+  Coordinator& core() { return *core_; }
   int32_t incarnation() const { return incarnation_; }
   // True if it has joined and the server has not noticed an end.
   bool HasSession(const Connection& connection) const;
@@ -64,11 +64,9 @@ class SimServer {
                                     const EvaluationSums& sums);
 
   void Tick();
-  void FoldDone(FoldResult result);
-  void MomentsFolded(MomentsFold done);
-  void StatisticsUpdated(StatisticsUpdate done);
 
  private:
+  friend CoreHost<SimServer>;
   using Message = absl::AnyInvocable<void(SimServer&)>;
   // The data stream that receives a rank's effects.
   struct Place {
@@ -80,8 +78,6 @@ class SimServer {
   // True if it was refused because the cohort is smaller now.
   bool IsSurplus(const JoinRequest& request, const absl::Status& status) const;
   bool LeavesRoom(const SettingValues& values) const;
-  template <typename Call>
-  auto Handle(Call call);
   void On(const effect::Joined& e);
   void On(const effect::EndSession& e);
   void On(const effect::Notify& e);
@@ -92,16 +88,16 @@ class SimServer {
   void On(const effect::SendWeights& e);
   void On(const effect::SendVerdict& e);
   void On(const effect::ResumeGradients& e);
-  void On(const effect::HoldGradient& e);
-  void On(const effect::DropGradients& e);
-  void On(const effect::Prepare& e);
-  void On(const effect::Commit& e);
-  void On(const effect::Abort& e);
-  void Begin(const std::vector<FoldJob>& folds);
-  void On(const effect::FoldMoments& e);
-  void On(const effect::UpdateStatistics& e);
   template <typename Other>
   void On(const Other&) {}
+  // The pool takes a while for each job.
+  void Begin(const FoldJob& job) { DoneLater(Fold(job)); }
+  void Begin(const MomentsFold& job) { DoneLater(RunMomentsFold(job)); }
+  void Begin(const StatisticsUpdate& job) {
+    DoneLater(RunStatisticsUpdate(job));
+  }
+  template <typename Result>
+  void DoneLater(Result done);
 
   SharedConnection Find(const Places& places, Rank rank,
                         Incarnation incarnation) const;
@@ -116,9 +112,6 @@ class SimServer {
 
   World world_;
   const int32_t incarnation_;
-  Coordinator core_;
-  DataShard data_;
-  FloatBufferPool pool_;
   std::map<SessionId, SharedConnection> sessions_;
   Places registers_;
   Places exchanges_;

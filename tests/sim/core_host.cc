@@ -1,0 +1,19 @@
+#include "tests/sim/core_host.h"
+
+#include "common/check.h"
+
+namespace cohort::sim {
+
+CoordinatorOptions OptionsOf(const RunSpec& run, int32_t incarnation,
+                             const RunState* restored) {
+  CoordinatorOptions options = run.coordinator;
+  options.first_incarnation = Incarnation(int64_t{1000} * incarnation);
+  if (restored == nullptr) return options;
+  for (const auto& [name, value] : restored->settings) {
+    const absl::Status read = SetSetting(name, value, options);
+    COHORT_CHECK(read.ok(), read.message());
+  }
+  return options;
+}
+
+}  // namespace cohort::sim
