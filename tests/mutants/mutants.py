@@ -21,6 +21,10 @@ NOT_COPIED = (".git", "build", "__pycache__")
 # Enough for every planted bug that the simulator finds at all; a seed takes
 # milliseconds.
 SIM_SEEDS = "300"
+# Tests of real processes: processes_NAME is tests/integration/NAME.py, as in
+# ctest, and needs these programs.
+PROCESSES = "processes_"
+PROGRAMS = ("cohort-server", "cohort-worker", "cohortctl")
 # A test that hangs has found the bug, too. Above the slowest test's time on a
 # loaded machine.
 TEST_TIMEOUT_S = 900
@@ -85,6 +89,20 @@ def load(folder: pathlib.Path) -> list[Mutant]:
             for path in sorted(folder.glob("*.mutant"))]
 
 
+def script_of(test: str) -> str | None:
+    """The path of a test of real processes; None for others."""
+    name = test.removeprefix(PROCESSES)
+    return f"tests/integration/{name}.py" if name != test else None
+
+
+def known(root: pathlib.Path, test: str, targets: str) -> bool:
+    """Whether there is such a test; `targets`: the text of CMake's files."""
+    script = script_of(test)
+    if script is not None:
+        return (root / script).is_file()
+    return f"cohort_test({test}\n" in targets
+
+
 def problems(root: pathlib.Path) -> list[str]:
     """What keeps mutations from being used on a tree; needs no build."""
     found = []
@@ -98,7 +116,7 @@ def problems(root: pathlib.Path) -> list[str]:
                 raise MutantError(f"{mutant.name}: there is no {mutant.file}")
             mutant.mutated(source.read_text())
             for test in (*mutant.tests, *mutant.slow):
-                if f"cohort_test({test}\n" not in targets:
+                if not known(root, test, targets):
                     raise MutantError(
                         f"{mutant.name}: there is no test {test}")
         except MutantError as error:
@@ -120,9 +138,12 @@ def copy_tree(source: pathlib.Path, tree: pathlib.Path) -> None:
 
 
 def failed_case(output: str) -> str | None:
-    """The first test case that failed or did not end, from gtest's output."""
+    """The first test case that failed or did not end, from the output of gtest
+    or of unittest."""
     begun = None
     for line in output.splitlines():
+        if match := re.match(r"(?:FAIL|ERROR): (\w+) \(", line):
+            return match[1]
         if match := re.match(r"\[  FAILED  \] (\S+?)(,| \(|$)", line):
             return match[1]
         if match := re.match(r"\[ RUN      \] (\S+)", line):
@@ -155,8 +176,11 @@ class Tree:
 
     def make(self, tests: tuple[str, ...]) -> None:
         wrapper = shlex.split(os.environ.get("COHORT_BUILD_WRAPPER", ""))
+        targets = dict.fromkeys(
+            target for test in tests
+            for target in (PROGRAMS if script_of(test) else (test,)))
         result = self.run(*wrapper, "cmake", "--build", self.build,
-                          "--parallel", self.jobs, "--target", *tests)
+                          "--parallel", self.jobs, "--target", *targets)
         if result.returncode != 0:
             raise MutantError(f"{', '.join(tests)}: cannot be built:\n"
                               f"{result.stdout}")
@@ -166,8 +190,12 @@ class Tree:
         environment = {"COHORT_SOURCE_DIR": str(self.path),
                        "COHORT_BIN_DIR": str(self.build / "bin"),
                        "COHORT_SIM_SEEDS": SIM_SEEDS, **os.environ}
+        script = script_of(test)
+        command = ([sys.executable, "-B", self.path / script, "--failfast"]
+                   if script is not None else
+                   [self.build / "bin" / test, "--gtest_fail_fast"])
         try:
-            result = self.run(self.build / "bin" / test, "--gtest_fail_fast",
+            result = self.run(*command,
                               env=environment, timeout=TEST_TIMEOUT_S,
                               errors="replace")
         except subprocess.TimeoutExpired as hung:

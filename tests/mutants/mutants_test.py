@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import subprocess
 import tempfile
 import unittest
 import unittest.mock
@@ -78,6 +79,30 @@ class Mutants(unittest.TestCase):
         self.assert_problem("there is no b.cc")
         self.write_mutant(TEXT.replace("slow_test", "other_test"))
         self.assert_problem("there is no test other_test")
+
+    def test_tests_of_real_processes_are_scripts(self):
+        self.write_mutant(TEXT.replace("slow_test", "processes_history_test"))
+        self.assert_problem("there is no test processes_history_test")
+        (self.root / "tests/integration").mkdir()
+        (self.root / "tests/integration/history_test.py").touch()
+        self.assertEqual(mutants.problems(self.root), [])
+
+    def test_a_script_needs_the_programs_and_names_its_failure(self):
+        tree = mutants.Tree(path=self.root, build=self.root, jobs=1)
+        (self.root / "tests/integration").mkdir()
+        (self.root / "tests/integration/history_test.py").write_text(
+            "import unittest\n"
+            "class T(unittest.TestCase):\n"
+            "    def test_x(self):\n"
+            "        self.fail('no')\n"
+            "unittest.main()\n")
+        self.assertEqual(tree.fails("processes_history_test"), "test_x")
+        done = subprocess.CompletedProcess((), 0)
+        with unittest.mock.patch.object(tree, "run",
+                                        return_value=done) as run:
+            tree.make(("fast_test", "processes_history_test"))
+        self.assertEqual(run.call_args.args[-4:],
+                         ("fast_test", *mutants.PROGRAMS))
 
     def test_malformed_mutations_are_refused(self):
         for before, after, part in (
