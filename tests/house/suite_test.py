@@ -101,9 +101,9 @@ class SuiteTest(unittest.TestCase):
     def test_only_runs_that_part_alone(self):
         self.assertEqual(
             self.listed("--only=format"),
-            ["install             deploy/install-deps full",
-             "format: sources     check_format",
-             "format: scripts     check_scripts"])
+            ["install               deploy/install-deps full",
+             "format: sources       check_format",
+             "format: scripts       check_scripts"])
 
     def test_several_parts_run_in_the_order_given(self):
         tests = [line for line in self.listed("--only=tsan,sim")
