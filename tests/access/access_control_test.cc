@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/mutex.h"
+#include "tests/fakes/reports.h"
 
 namespace cohort {
 namespace {
@@ -20,33 +20,13 @@ Presented With(const std::string& role, const std::string& run = "demo") {
               *ParseIdentity("spiffe://a.org/cohort/" + run + "/" + role)};
 }
 
-// Reports of denied calls, in their order.
-class Reports {
- public:
-  void Add(const std::vector<DeniedCalls>& denied) {
-    MutexLock lock(mu_);
-    reports_.push_back(denied);
-    changed_.NotifyAll();
-  }
-  std::vector<DeniedCalls> Await(size_t number) {
-    MutexLock lock(mu_);
-    while (reports_.size() <= number) changed_.Wait(mu_);
-    return reports_[number];
-  }
-
- private:
-  Mutex mu_;
-  CondVar changed_;
-  std::vector<std::vector<DeniedCalls>> reports_ ABSL_GUARDED_BY(mu_);
-};
-
 class AccessControlTest : public testing::Test {
  protected:
   absl::StatusCode Call(const std::string& path, const Presented& presented) {
     return access_->CheckCall(path, presented).status().code();
   }
 
-  Reports reports_;
+  Reports<std::vector<DeniedCalls>> reports_;
   std::unique_ptr<AccessControl> access_ = std::make_unique<AccessControl>(
       *ParseIdentity("spiffe://a.org/cohort/demo/server/0"), nullptr,
       [this](const std::vector<DeniedCalls>& denied) { reports_.Add(denied); });

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "common/mutex.h"
+#include "tests/fakes/reports.h"
 #include "tests/security/test_authority.h"
 
 namespace cohort {
@@ -15,26 +15,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-// The reports of a watcher, and a wait for the next one.
-class Reports {
- public:
-  void Add(const std::string& text) {
-    MutexLock lock(mu_);
-    texts_.push_back(text);
-    changed_.NotifyAll();
-  }
-  std::string Await(size_t number) {
-    MutexLock lock(mu_);
-    while (texts_.size() <= number) changed_.Wait(mu_);
-    return texts_[number];
-  }
-
- private:
-  Mutex mu_;
-  CondVar changed_;
-  std::vector<std::string> texts_ ABSL_GUARDED_BY(mu_);
-};
 
 void Overwrite(const std::string& path, const std::string& text) {
   EXPECT_TRUE(WriteFileAtomically(RealFileSystem(), path, kPublicFileMode,
@@ -47,8 +27,8 @@ struct Watched {
   TestAuthority authority;
   const TlsFiles files = authority.Issue("worker/0");
   const TlsContent first = *ReadTlsFiles(files, absl::Now());
-  Reports changes;
-  Reports messages;
+  Reports<std::string> changes;
+  Reports<std::string> messages;
   TlsWatcher watcher{files, first,
                      [this](const TlsContent& content) {
                        changes.Add(content.cert);
