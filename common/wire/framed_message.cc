@@ -113,6 +113,10 @@ class SliceCursor {
   size_t remaining_ = 0;
 };
 
+constexpr absl::string_view kDamaged =
+    ": the message was damaged in transit, or its sender does not speak this "
+    "protocol";
+
 enum class Scan {
   // The cursor is at the payload, which is the rest of the message.
   kPayloadIsRest,
@@ -199,20 +203,27 @@ grpc::ByteBuffer EncodeFrame(const google::protobuf::MessageLite& header,
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
+absl::Status NotAMessage(const grpc::ByteBuffer& bytes,
+                         absl::string_view name) {
+  return absl::DataLossError(absl::StrCat(
+      "got ", bytes.Length(), " bytes that are not a valid ", name, kDamaged));
+}
+
 absl::StatusOr<FrameParts> SplitFrame(const grpc::ByteBuffer& message) {
   // Short slices store their bytes inside the Slice object, so pieces may only
   // point into objects that stay alive: one vector, shared by all pieces.
   auto slices = std::make_shared<std::vector<grpc::Slice>>();
   if (message.Valid() && !message.Dump(slices.get()).ok()) {
-    return absl::InvalidArgumentError("got a message that cannot be read");
+    return absl::DataLossError("got a message that cannot be read");
   }
   SliceCursor cursor(*slices);
   const size_t total = cursor.remaining();
   size_t header_bytes = 0;
   const Scan scan = ScanFields(cursor, total, &header_bytes);
   if (scan == Scan::kMalformed) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "got a malformed field at byte ", header_bytes, " of ", total));
+    return absl::DataLossError(absl::StrCat("got a malformed field at byte ",
+                                            header_bytes, " of ", total,
+                                            kDamaged));
   }
   FrameParts parts;
   parts.owner = slices;

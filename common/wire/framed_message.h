@@ -40,6 +40,12 @@ struct FramedMessage {
 grpc::ByteBuffer EncodeFrame(const google::protobuf::MessageLite& header,
                              const ByteRope& payload);
 
+// The error for bytes that are no protobuf message, or none of type `name`. It
+// is DataLoss, as for a wrong checksum: all programs of this project send valid
+// messages, so the bytes were most likely damaged in transit, and another try
+// helps.
+absl::Status NotAMessage(const grpc::ByteBuffer& bytes, absl::string_view name);
+
 // The bytes of a received message, split into header and payload.
 struct FrameParts {
   // Serialised fields before the payload; the whole message if it could not be
@@ -54,7 +60,7 @@ struct FrameParts {
   std::shared_ptr<const void> owner;
 };
 
-// Errors: InvalidArgument if the bytes are not protobuf.
+// Errors: DataLoss if the bytes are not protobuf.
 absl::StatusOr<FrameParts> SplitFrame(const grpc::ByteBuffer& message);
 
 // Encodes `header`, whose own `payload` field must be empty.
@@ -67,7 +73,7 @@ grpc::ByteBuffer EncodeFramed(const Header& header, const ByteRope& payload) {
 
 // `header_bytes_max` limits the header, because parsing a header of many empty
 // parts takes tens of times as much memory as it has bytes.
-// Errors: InvalidArgument if the bytes are not a message of this type;
+// Errors: DataLoss if the bytes are not a message of this type;
 //   ResourceExhausted if the header is longer.
 template <typename Header>
 absl::StatusOr<FramedMessage<Header>> DecodeFramed(
@@ -86,9 +92,7 @@ absl::StatusOr<FramedMessage<Header>> DecodeFramed(
   if (parts->header.size() > INT_MAX ||
       !framed.header.ParseFromArray(parts->header.data(),
                                     static_cast<int>(parts->header.size()))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("got ", message.Length(), " bytes that are not a valid ",
-                     framed.header.GetTypeName()));
+    return NotAMessage(message, framed.header.GetTypeName());
   }
   if (parts->separated) {
     framed.payload = std::move(parts->payload);

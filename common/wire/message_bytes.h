@@ -14,7 +14,8 @@
 // peer has closed its side or has sent garbage.
 namespace cohort {
 
-// Errors: InvalidArgument if the bytes are not a message of this type.
+// Errors: DataLoss if the bytes are not a message of this type, see
+//   NotAMessage.
 template <typename Message>
 absl::StatusOr<Message> DecodeMessage(const grpc::ByteBuffer& bytes) {
   // ProtoBufferReader takes a mutable buffer; this copy shares the memory.
@@ -24,9 +25,7 @@ absl::StatusOr<Message> DecodeMessage(const grpc::ByteBuffer& bytes) {
   if (reader.status().ok() && message.ParseFromZeroCopyStream(&reader)) {
     return message;
   }
-  return absl::InvalidArgumentError(absl::StrCat("got ", bytes.Length(),
-                                                 " bytes that are not a valid ",
-                                                 message.GetTypeName()));
+  return NotAMessage(bytes, message.GetTypeName());
 }
 
 template <typename Message>

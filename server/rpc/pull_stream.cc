@@ -15,6 +15,7 @@
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
+#include "common/wire/message_bytes.h"
 #include "common/wire/message_checksum.h"
 #include "server/rpc/queued_writes.h"
 #include "server/rpc/stream_starts.h"
@@ -82,14 +83,8 @@ class PullReactor final
                        const grpc::ByteBuffer& message) {
     COHORT_RETURN_IF_ERROR(
         shard_.AdmitStream(shared_from_this(), /*speaks=*/false));
-    // A request has no payload and is not a framed message.
-    COHORT_ASSIGN_OR_RETURN(FrameParts parts, SplitFrame(message));
-    v1::PullRequest request;
-    if (!request.ParseFromArray(parts.header.data(),
-                                static_cast<int>(parts.header.size()))) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "got ", message.Length(), " bytes that are not a valid PullRequest"));
-    }
+    COHORT_ASSIGN_OR_RETURN(v1::PullRequest request,
+                            DecodeMessage<v1::PullRequest>(message));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     COHORT_RETURN_IF_ERROR(CheckRunId(request.run_id(), shard_.run_id()));
     std::optional<Version> version;

@@ -320,6 +320,58 @@ TEST_F(RetryingClientTest, ADamagedPullIsReadFiveTimesAtMost) {
   EXPECT_EQ(hooks_.methods, std::vector<std::string>(4, "Pull"));
 }
 
+// What the end of a stream with DATA_LOSS becomes.
+absl::Status Damaged() {
+  HandClock clock;
+  return Link("host:1", clock)
+      .NormalizedEnd("the exchange", absl::DataLossError("wrong checksum"));
+}
+
+TEST_F(RetryingClientTest, DamageInTenConnectionsInARowIsReported) {
+  Joined();
+  Script("NextAssignment", std::deque<absl::Status>(100, Damaged()));
+  EXPECT_EQ(client_->NextAssignment().status(),
+            absl::DataLossError(
+                "host:1: the exchange failed: wrong checksum (DATA_LOSS); this "
+                "was the 10th connection in a row on which something was "
+                "damaged"));
+  EXPECT_EQ(once_->calls.size(), 10u + 9u);
+  EXPECT_THAT(sleeper_.waits,
+              ElementsAre(UpTo(50), UpTo(100), UpTo(200), UpTo(400), UpTo(800),
+                          UpTo(1600), UpTo(2000), UpTo(2000)));
+}
+
+TEST_F(RetryingClientTest, ACompletedAssignmentEndsARowOfDamages) {
+  Joined();
+  for (int i = 0; i < 4; ++i) {
+    Script("NextAssignment", std::deque<absl::Status>(9, Damaged()));
+    ASSERT_TRUE(client_->NextAssignment().ok());
+    switch (i) {
+      case 0:
+        ASSERT_TRUE(client_->ClosePush({}).ok());
+        break;
+      case 1:
+        ASSERT_TRUE(client_->ReportEvaluation({}).ok());
+        break;
+      default:
+        ASSERT_TRUE(client_->ReportMoments({}).ok());
+    }
+  }
+  // An assignment that was given, but not completed, does not.
+  Script("NextAssignment", std::deque<absl::Status>(9, Damaged()));
+  ASSERT_TRUE(client_->NextAssignment().ok());
+  Script("NextAssignment", {Damaged()});
+  EXPECT_TRUE(absl::IsDataLoss(client_->NextAssignment().status()));
+}
+
+// A lost connection is no sign of damage.
+TEST_F(RetryingClientTest, OtherLostConnectionsAreNotCounted) {
+  Joined();
+  Script("NextAssignment", std::deque<absl::Status>(100, kAway));
+  EXPECT_TRUE(client_->NextAssignment().ok());
+  EXPECT_THAT(sleeper_.waits, IsEmpty());
+}
+
 TEST_F(RetryingClientTest, APullThatLosesTheConnectionIsTriedOnce) {
   Joined();
   Script("Pull", {kAway});

@@ -51,7 +51,7 @@ template <typename Message>
 void CheckFrame(absl::string_view bytes, uint8_t cuts) {
   const absl::StatusOr<FramedMessage<Message>> framed =
       DecodeFramed<Message>(Whole(bytes));
-  RequireCode(framed.status(), {absl::StatusCode::kInvalidArgument});
+  RequireCode(framed.status(), {absl::StatusCode::kDataLoss});
   const absl::StatusOr<FramedMessage<Message>> sliced =
       DecodeFramed<Message>(Sliced(bytes, cuts));
   COHORT_CHECK(sliced.status() == framed.status(),

@@ -64,15 +64,18 @@ class RawCall final
 // A field of two bytes that ends after one.
 const std::string kGarbage("\x0a\x02x", 3);
 
-TEST_F(ServiceTest, BytesThatAreNoMessageEndEveryStreamAsInvalid) {
+// As after a wrong checksum, a worker reconnects and tries again.
+TEST_F(ServiceTest, BytesThatAreNoMessageEndEveryStreamAsDamaged) {
   Start(TinyOptions());
   for (const char* method :
        {"/cohort.v1.Membership/Session", "/cohort.v1.Moments/Reduce",
-        "/cohort.v1.Parameters/Exchange", "/cohort.v1.Parameters/Register"}) {
+        "/cohort.v1.Parameters/Exchange", "/cohort.v1.Parameters/Register",
+        "/cohort.v1.Parameters/Pull"}) {
     RawCall call;
     const grpc::Status status = call.Run(server_->address(), method, kGarbage);
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT)
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::DATA_LOSS)
         << method << ": " << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr("damaged in transit"));
   }
 }
 

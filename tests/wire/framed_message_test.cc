@@ -185,7 +185,7 @@ TEST(FramedMessageTest, EmptyMessageIsAnEmptyHeader) {
   EXPECT_EQ(framed->payload.size_bytes(), 0);
 }
 
-TEST(FramedMessageTest, MalformedBytesAreInvalidArgument) {
+TEST(FramedMessageTest, MalformedBytesAreDataLoss) {
   const std::string cases[] = {
       // A length of 5 with 4 bytes left.
       std::string("\x7a\x05") + "abcd",
@@ -203,7 +203,7 @@ TEST(FramedMessageTest, MalformedBytesAreInvalidArgument) {
   for (const std::string& bytes : cases) {
     EXPECT_EQ(
         DecodeFramed<v1::ExchangeRequest>(Received(bytes, 2)).status().code(),
-        absl::StatusCode::kInvalidArgument);
+        absl::StatusCode::kDataLoss);
   }
 }
 

@@ -15,6 +15,8 @@ namespace {
 
 // The mark of AsObstacle. It never leaves the process.
 constexpr char kObstacle[] = "cohort/obstacle";
+// Likewise, of an end with DataLoss.
+constexpr char kDamage[] = "cohort/damage";
 
 absl::Status StopRequested() {
   return absl::CancelledError("a stop was requested");
@@ -102,9 +104,12 @@ absl::Status Link::NormalizedEnd(absl::string_view name,
     case absl::StatusCode::kDeadlineExceeded:
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kInternal:
-    case absl::StatusCode::kDataLoss:
-      return absl::UnavailableError(
+    case absl::StatusCode::kDataLoss: {
+      absl::Status status = absl::UnavailableError(
           absl::StrCat(text, " (", absl::StatusCodeToString(end.code()), ")"));
+      if (absl::IsDataLoss(end)) status.SetPayload(kDamage, absl::Cord());
+      return status;
+    }
     default:
       return absl::Status(end.code(), text);
   }
@@ -117,6 +122,10 @@ absl::Status AsObstacle(absl::Status status) {
 
 bool IsObstacle(const absl::Status& status) {
   return status.GetPayload(kObstacle).has_value();
+}
+
+bool IsDamage(const absl::Status& status) {
+  return status.GetPayload(kDamage).has_value();
 }
 
 bool IsReconnectable(const absl::Status& status) {

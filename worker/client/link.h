@@ -84,6 +84,10 @@ class Link final : public Sleeper {
 absl::Status AsObstacle(absl::Status status);
 bool IsObstacle(const absl::Status& status);
 
+// True if `status`, from Link::NormalizedEnd, is the end of a stream on which a
+// message was damaged.
+bool IsDamage(const absl::Status& status);
+
 // True if the connection, or the incarnation, is lost but the run is not.
 bool IsReconnectable(const absl::Status& status);
 

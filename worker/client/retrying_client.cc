@@ -18,6 +18,7 @@ constexpr absl::Duration kRepeatInterval = absl::Seconds(10);
 constexpr absl::Duration kObstacleInterval = absl::Seconds(30);
 // Damage that occurs more often than this has another cause than the network.
 constexpr int kPullTriesMax = 5;
+constexpr int kDamagesMax = 10;
 
 }  // namespace
 
@@ -29,6 +30,7 @@ RetryingClient::RetryingClient(std::unique_ptr<Client> once,
       options_(options),
       clock_(clock),
       sleeper_(sleeper),
+      damage_backoff_(options.backoff_seed),
       join_backoff_(options.backoff_seed) {
   once_->SetObserver([this](const std::string& sentence) {
     heard_wait_ = true;
@@ -71,8 +73,47 @@ absl::StatusOr<Assignment> RetryingClient::NextAssignment() {
     absl::StatusOr<Assignment> assignment = once_->NextAssignment();
     if (!IsReconnectable(assignment.status())) return assignment;
     Observe(absl::StrCat("reconnecting: ", assignment.status().message()));
+    COHORT_RETURN_IF_ERROR(CheckDamage(assignment.status()));
     COHORT_RETURN_IF_ERROR(Connect().status());
   }
+}
+
+absl::Status RetryingClient::CheckDamage(const absl::Status& lost) {
+  if (!IsDamage(lost)) return absl::OkStatus();
+  if (++damages_ == kDamagesMax) {
+    return absl::DataLossError(
+        absl::StrCat(lost.message(), "; this was the ", kDamagesMax,
+                     "th connection in a row on which something was damaged"));
+  }
+  // The first time, as after any other lost connection, without a pause.
+  if (damages_ == 1) return absl::OkStatus();
+  return sleeper_.Pause(damage_backoff_.Next());
+}
+
+void RetryingClient::NoteDone(const absl::Status& done) {
+  if (!done.ok()) return;
+  damages_ = 0;
+  damage_backoff_.Reset();
+}
+
+absl::StatusOr<PushResult> RetryingClient::ClosePush(
+    const PushClosing& closing) {
+  absl::StatusOr<PushResult> result = once_->ClosePush(closing);
+  NoteDone(result.status());
+  return result;
+}
+
+absl::Status RetryingClient::ReportEvaluation(const EvaluationSums& sums) {
+  const absl::Status done = once_->ReportEvaluation(sums);
+  NoteDone(done);
+  return done;
+}
+
+absl::Status RetryingClient::ReportMoments(
+    absl::Span<const CallMoments> calls) {
+  const absl::Status done = once_->ReportMoments(calls);
+  NoteDone(done);
+  return done;
 }
 
 absl::StatusOr<PulledVersion> RetryingClient::Pull(const PullOptions& options) {

@@ -17,9 +17,11 @@ namespace cohort {
 //
 //   Join            until server_timeout, while the server is away or the rank
 //                   is taken
-//   Register likewise; joins again before each further try NextAssignment joins
-//   again whenever the connection or incarnation is lost Pull five times at
-//   most, if the reply was damaged on its way
+//   Register        likewise; joins again before each further try
+//   NextAssignment  joins again whenever the connection or incarnation is lost;
+//                   ten times at most if all that was sent in between, or all
+//                   answers, were damaged on their way
+//   Pull            five times at most, if the reply was damaged on its way
 //
 // Every other call is tried once: it is part of an assignment, and a failure
 // makes the assignment void.
@@ -41,11 +43,19 @@ class RetryingClient final : public ForwardingClient {
       absl::Span<const LayerStatistics> statistics) override;
   absl::StatusOr<Assignment> NextAssignment() override;
   absl::StatusOr<PulledVersion> Pull(const PullOptions& options) override;
+  absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override;
+  absl::Status ReportEvaluation(const EvaluationSums& sums) override;
+  absl::Status ReportMoments(absl::Span<const CallMoments> calls) override;
   void SetObserver(std::function<void(const std::string&)> observer) override;
 
  private:
   // Joins, for the first time or again; retries until server_timeout.
   absl::StatusOr<Membership> Connect();
+  // After a connection was lost: pauses or gives up if damage was the reason,
+  // and was before.
+  absl::Status CheckDamage(const absl::Status& lost);
+  // An assignment was completed if `done` is OK.
+  void NoteDone(const absl::Status& done);
   void Observe(const std::string& sentence);
   void TellRetry(absl::string_view method);
   void TellObstacle(const absl::Status& status);
@@ -61,6 +71,9 @@ class RetryingClient final : public ForwardingClient {
   // Whether `once_` has reported a wait since this was last cleared.
   bool heard_wait_ = false;
   bool joined_ = false;
+  // Connections that were lost by damage since the last completed assignment.
+  int damages_ = 0;
+  Backoff damage_backoff_;
   // When the last obstacle was reported.
   std::optional<Instant> obstacle_told_at_;
   // Shared by all connections: a worker whose server restarts repeatedly draws

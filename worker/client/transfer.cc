@@ -11,6 +11,7 @@
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
+#include "common/wire/message_bytes.h"
 #include "common/wire/message_checksum.h"
 
 namespace cohort {
@@ -62,15 +63,10 @@ absl::StatusOr<v1::RegisterReply> ReceiveRegisterReply(BulkCall& call,
                                                        const Link& link) {
   COHORT_ASSIGN_OR_RETURN(const grpc::ByteBuffer message,
                           ReceiveOne(call, link, "the registration"));
-  // The reply has no payload, so its bytes are in one piece after the split.
-  COHORT_ASSIGN_OR_RETURN(const FrameParts parts, SplitFrame(message));
-  v1::RegisterReply reply;
-  if (!reply.ParseFromArray(parts.header.data(),
-                            static_cast<int>(parts.header.size()))) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        link.server(), ": got bytes that are not a valid RegisterReply"));
-  }
-  const absl::Status whole = TakeMessageChecksum(&reply);
+  absl::StatusOr<v1::RegisterReply> reply =
+      DecodeMessage<v1::RegisterReply>(message);
+  const absl::Status whole =
+      reply.ok() ? TakeMessageChecksum(&*reply) : reply.status();
   // Damaged on its way: the next try may succeed.
   if (!whole.ok()) return link.NormalizedEnd("the registration", whole);
   return reply;
