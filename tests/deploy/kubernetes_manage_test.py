@@ -60,6 +60,12 @@ class ManageTest(unittest.TestCase):
              "--type=merge", "-p",
              '{"spec":{"parallelism":6,"completions":6}}']])
 
+    def test_an_elastic_cohort_has_as_many_pods_as_it_may_have_workers(self):
+        done = self.manage("-n", "team", "resize", "2:6")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([call[-1] for call in self.calls()], [
+            "--workers=2:6", '{"spec":{"parallelism":6,"completions":6}}'])
+
     def test_results_are_those_that_there_are(self):
         out = self.top / "out"
         done = self.manage("-n", "team", "results", out)
@@ -112,6 +118,9 @@ class ManageTest(unittest.TestCase):
                 (("-n", "t", "grow", "3"), "unknown command 'grow'"),
                 (("-n", "t", "resize"), "want one argument"),
                 (("-n", "t", "resize", "0"), "got '0'"),
+                (("-n", "t", "resize", "0:4"), "got '0:4'"),
+                (("-n", "t", "resize", "2:"), "got '2:'"),
+                (("-n", "t", "resize", ":4"), "got ':4'"),
                 (("--ns", "t", "status"), "unknown flag --ns")):
             done = self.manage(*arguments)
             self.assertEqual(done.returncode, 2, arguments)

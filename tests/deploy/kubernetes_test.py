@@ -577,6 +577,28 @@ class ComponentsTest(unittest.TestCase):
         self.assertEqual(spread["labelSelector"]["matchLabels"],
                          {COMPONENT: "worker"})
 
+    def test_an_elastic_cohort_has_pods_for_its_largest_size(self):
+        for components in (["elastic"], ["elastic", "server_job"]):
+            pods = self.pods(*components, configMapGenerator=[
+                {"name": "cohort-server", "behavior": "merge",
+                 "literals": ["WORKERS_MIN=3"]}])
+            env = pods["server"].container["env"]
+            at = [entry["name"] for entry in env].index("COHORT_WORKERS")
+            self.assertEqual(env[at]["value"], "$(WORKERS_MIN):$(WORKERS_MAX)")
+            # Kubernetes expands only what stands before.
+            keys = {entry["name"]: entry["valueFrom"]["configMapKeyRef"]
+                    for entry in env[:at] if entry["name"].startswith("WORKERS_")}
+            self.assertEqual(keys, {
+                "WORKERS_MIN": {"name": "cohort-server-a",
+                                "key": "WORKERS_MIN"},
+                "WORKERS_MAX": {"name": "cohort-server-a",
+                                "key": "COHORT_WORKERS"}})
+            # `wait` is refused in an elastic cohort.
+            self.assertEqual(
+                pods["server"].environment["COHORT_ON_WORKER_LOSS"], "continue")
+            spec = pods["worker"].owner["spec"]
+            self.assertEqual((spec["completions"], spec["parallelism"]), (4, 4))
+
     def test_an_image_may_be_pinned_by_its_digest(self):
         pods = self.pods(images=[
             {"name": f"cohort-{program}",
