@@ -56,6 +56,9 @@ struct Assignment {
   // Epoch whose permutation the range indexes. The test split is not permuted.
   int64_t data_epoch = 0;
   IndexRange range;
+  // For kTrain: number of batches that the range is computed in, one after
+  // another; under sync the same for all members.
+  int32_t batches = 1;
   DataSplit split = DataSplit::kTrain;
   // For kEvaluate: name of the version's moving statistics to read; the first
   // if empty.

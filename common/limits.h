@@ -14,6 +14,10 @@ inline constexpr int32_t kWorkersMax = 4096;
 // Samples of one worker's batch. Sums over kWorkersMax ranks are below 2^42.
 inline constexpr int64_t kBatchSizeMax = int64_t{1} << 30;
 
+// Samples of a step, where their number is given. Products with the sum of all
+// batch sizes are at most 2^62.
+inline constexpr int64_t kGlobalBatchMax = int64_t{1} << 20;
+
 // Samples of one split. The cursor stays below 2^41, and the bounds of a
 // shard, kWorkersMax * samples, below 2^52.
 inline constexpr int64_t kSplitSamplesMax = int64_t{1} << 40;

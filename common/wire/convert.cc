@@ -64,6 +64,9 @@ absl::Status FillWork(const v1::Assignment& proto, Assignment& to) {
         "0 <= begin <= end");
   }
   to.range = {.begin = proto.range_begin(), .end = proto.range_end()};
+  COHORT_RETURN_IF_ERROR(
+      CheckNotNegative("assignment.batches", proto.batches()));
+  to.batches = std::max(1, proto.batches());
   const bool works =
       to.kind != AssignmentKind::kWait && to.kind != AssignmentKind::kFinished;
   switch (proto.split()) {
@@ -188,6 +191,7 @@ void ToProto(const Assignment& assignment, v1::Assignment* proto) {
   proto->set_data_epoch(assignment.data_epoch);
   proto->set_range_begin(assignment.range.begin);
   proto->set_range_end(assignment.range.end);
+  proto->set_batches(assignment.batches);
   proto->set_split(assignment.split == DataSplit::kTrain ? v1::DATA_SPLIT_TRAIN
                                                          : v1::DATA_SPLIT_TEST);
   proto->set_global_normalization(assignment.global_normalization);

@@ -378,10 +378,14 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
                           settings_.TargetOf(request.values));
-  COHORT_RETURN_IF_ERROR(CheckChange(settings_.options(), target, model_));
+  COHORT_RETURN_IF_ERROR(
+      CheckChange(settings_.options(), target, model_, ranks_));
   const RunSettings::Outlook outlook =
       settings_.OutlookOn(request.values, target);
   ChangeAnswer answer = AnswerTo(outlook, settings_, model_.version());
+  if (outlook.changes && ledger_.started()) {
+    answer.text += PauseText(target, ranks_.present());
+  }
   // A request for what is in force withdraws a pending change.
   if (request.dry_run || !(outlook.changes || settings_.pending()))
     return answer;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "server/core/step_shares.h"
 
 namespace cohort {
 
@@ -27,7 +28,8 @@ void DataCursor::Restore(int64_t epoch, int64_t position) {
   undecided_[epoch] = samples_per_epoch_ - position;
 }
 
-StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes) const {
+StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes,
+                        int64_t global_batch) const {
   COHORT_CHECK(!exhausted(), "the last epoch is over");
   if (!has_ranges_) {
     return {.ranges = std::vector<IndexRange>(batch_sizes.size()),
@@ -36,12 +38,15 @@ StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes) const {
   Piece rest{.epoch = epoch_,
              .range = {.begin = position_, .end = samples_per_epoch_}};
   if (!reissue_.empty()) rest = reissue_.front();
+  const StepShares shares =
+      ShareStep(batch_sizes, std::min(global_batch, rest.range.size()));
   StepCut cut{.epoch = rest.epoch,
               .begin = rest.range.begin,
-              .reissued = !reissue_.empty()};
+              .reissued = !reissue_.empty(),
+              .batches = shares.batches};
   int64_t at = rest.range.begin;
-  for (int64_t batch : batch_sizes) {
-    const int64_t end = std::min(at + batch, rest.range.end);
+  for (int64_t samples : shares.samples) {
+    const int64_t end = std::min(at + samples, rest.range.end);
     cut.ranges.push_back({.begin = at, .end = end});
     at = end;
   }

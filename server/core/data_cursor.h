@@ -21,6 +21,8 @@ struct StepCut {
   int64_t end = 0;
   // Out of a range that was handed out before and lost.
   bool reissued = false;
+  // Number of batches that each rank computes its range in.
+  int32_t batches = 1;
   // The workers bring their own data: all ranges are empty.
   bool without_ranges = false;
 };
@@ -55,8 +57,9 @@ class DataCursor {
 
   // ---- sync: cut, then take it once the step is committed; a cut that is
   // never taken leaves no trace. Ranges to be issued again come first, one a
-  // step. Must not be exhausted.
-  StepCut Cut(const std::vector<int64_t>& batch_sizes) const;
+  // step. `global_batch`: as in ShareStep. Must not be exhausted.
+  StepCut Cut(const std::vector<int64_t>& batch_sizes,
+              int64_t global_batch = 0) const;
   // Returns true if this ended an epoch.
   bool Take(const StepCut& cut);
 

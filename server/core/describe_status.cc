@@ -116,7 +116,7 @@ std::string StartText(const RunView& run, Instant now) {
         "waiting for ", Ranks(waited), " to register its model, gives up in ",
         SecondsText(std::max(until - now, absl::ZeroDuration())));
   }
-  if (run.settings.workers_min() > 0) {
+  if (run.settings.elastic()) {
     return absl::StrCat("waiting for ",
                         MoreWorkers(static_cast<int64_t>(waited.size())),
                         " to join and register (--workers=",
@@ -314,11 +314,13 @@ void DescribeState(const RunView& run, Instant now, StatusView& view) {
                               PausedText(run, now));
     return;
   }
-  view.state = run.settings.workers_min() > 0
-                   ? absl::StrCat("training, ", run.ranks.live(), " workers (",
-                                  WorkersText(run.settings.options()), ")")
-                   : absl::StrCat("training, ", run.ranks.live(), " of ",
-                                  run.ranks.size(), " workers");
+  view.state =
+      run.settings.elastic()
+          ? absl::StrCat("training, ", run.ranks.live(),
+                         run.ranks.live() == 1 ? " worker (" : " workers (",
+                         WorkersText(run.settings.options()), ")")
+          : absl::StrCat("training, ", run.ranks.live(), " of ",
+                         run.ranks.size(), " workers");
   absl::StrAppend(&view.state, PausedText(run, now));
   // The others go on meanwhile.
   if (waits) absl::StrAppend(&view.state, "; ", LostText(run, lost, now));
@@ -341,6 +343,7 @@ StatusView DescribeStatus(const RunView& run, Instant now) {
       .workers_live = run.ranks.live(),
       .workers_expected = run.ranks.size(),
       .workers_min = run.settings.workers_min(),
+      .step_samples = SamplesReference(run.settings.policy(), run.ranks),
       .counts = run.ledger.counts,
       .vacancies = run.ledger.vacancies,
       .statistics = run.ledger.statistics_counts,

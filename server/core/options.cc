@@ -72,6 +72,11 @@ absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
     return Bad("min_pushes", absl::StrCat(policy.pushes_min),
                absl::StrCat("0 (all) to ", workers, " (--workers)"));
   }
+  if (policy.global_batch != 0 && policy.global_batch < workers) {
+    return Bad("global_batch", absl::StrCat(policy.global_batch),
+               absl::StrCat("sum, or at least ", workers,
+                            ": a sample for each worker (--workers)"));
+  }
   COHORT_RETURN_IF_ERROR(ValidateStatistics(policy));
   COHORT_RETURN_IF_ERROR(ValidateGroup(policy, workers));
   if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
@@ -250,8 +255,11 @@ std::string PolicyText(const PolicyOptions& policy) {
   if (p.aggregation == AggregationKind::kBounded) {
     absl::StrAppend(&text, " (lead up to ", p.lead_max, ")");
   }
-  if (p.aggregation != AggregationKind::kSync) {
-    absl::StrAppend(&text, StalenessText(p.staleness));
+  const bool sync = p.aggregation == AggregationKind::kSync;
+  if (!sync) absl::StrAppend(&text, StalenessText(p.staleness));
+  if (p.global_batch > 0) {
+    absl::StrAppend(&text, ", ", p.global_batch,
+                    sync ? " samples a step" : " samples a push of each");
   }
   absl::StrAppend(
       &text, ", ",

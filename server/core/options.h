@@ -112,6 +112,9 @@ struct PolicyOptions {
   int32_t pushes_min = 0;
   // Bounded: assignments a rank may be ahead of the slowest.
   int64_t lead_max = 4;
+  // Samples of a step, or of one push of each worker if pushes are applied one
+  // by one; 0: what the workers' batches add up to.
+  int64_t global_batch = 0;
   StalenessOptions staleness;
   NormalizationKind normalization = NormalizationKind::kAuto;
   // Global normalisation: members that share their moments, consecutive ones;

@@ -109,12 +109,20 @@ absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(
     target.given.insert(name);
   }
   TakeImplied(target);
+  // A change to an elastic size takes `continue` along, as the flags do.
+  if (values.contains("workers") && !values.contains("on_worker_loss") &&
+      target.elastic()) {
+    target.on_worker_loss = OnWorkerLoss::kContinue;
+  }
   return target;
 }
 
 SettingValues RunSettings::AdoptAtOnce(const CoordinatorOptions& target) {
   CoordinatorOptions next = options_;
   CopySettings(target, /*at_once=*/true, next);
+  if (WorkersText(target) != WorkersText(options_)) {
+    next.on_worker_loss = options_.on_worker_loss;
+  }
   const SettingValues changed = Difference(SettingsOf(options_), next);
   options_ = std::move(next);
   return changed;
@@ -135,6 +143,7 @@ void RunSettings::AdoptOptimizer(const CoordinatorOptions& target) {
 
 void RunSettings::AdoptPending() {
   CopySettings(pending_->target, /*at_once=*/false, options_);
+  options_.on_worker_loss = pending_->target.on_worker_loss;
   options_.given = std::move(pending_->target.given);
   policy_ = Resolve(options_.policy);
   aggregation_ = MakeAggregationPolicy(policy_);

@@ -47,6 +47,7 @@ class RunSettings {
   bool waits_for_lost() const {
     return options_.on_worker_loss == OnWorkerLoss::kWait;
   }
+  bool elastic() const { return options_.elastic(); }
   // Training neither starts nor goes on with fewer; 0: the size is fixed.
   int32_t workers_min() const { return options_.workers_min; }
   // Members may meet in rendezvous, under this policy or an earlier one whose
@@ -80,7 +81,9 @@ class RunSettings {
                     const CoordinatorOptions& target) const;
   // One of these values is pending.
   bool IsPending(const SettingValues& values) const;
-  // Puts in force what acts at once. Returns what that changes.
+  // Puts in force what acts at once. Returns what that changes. A change of the
+  // size takes the reaction to losses with it at its version: one that fits
+  // only the new size must not be in force before.
   SettingValues AdoptAtOnce(const CoordinatorOptions& target);
   // Makes `target` the pending request; none if it is what is in force.
   void Request(CoordinatorOptions target, const ChangeNote& note);

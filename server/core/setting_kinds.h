@@ -187,6 +187,26 @@ Setting OptionalNumber(absl::string_view name, Field field) {
           }};
 }
 
+// The samples of a step: a number, or "sum".
+inline Setting GlobalBatch(absl::string_view name) {
+  return {.name = name,
+          .read = [](absl::string_view text, Options& options) -> std::string {
+            int64_t samples = 0;
+            if (text != "sum" &&
+                (!absl::SimpleAtoi(text, &samples) || samples < 1)) {
+              return "sum or a whole number, 1 or more";
+            }
+            options.policy.global_batch = samples;
+            return "";
+          },
+          .print =
+              [](const Options& options) {
+                return options.policy.global_batch == 0
+                           ? std::string("sum")
+                           : absl::StrCat(options.policy.global_batch);
+              }};
+}
+
 // The size of the cohort: "4", or "2:8" if it is elastic.
 inline Setting CohortSize(absl::string_view name) {
   return {.name = name,

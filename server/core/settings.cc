@@ -14,6 +14,7 @@ namespace {
 using setting_kinds::Choice;
 using setting_kinds::Choices;
 using setting_kinds::CohortSize;
+using setting_kinds::GlobalBatch;
 using setting_kinds::List;
 using setting_kinds::Number;
 using setting_kinds::OptionalNumber;
@@ -29,6 +30,7 @@ std::vector<Setting> PolicySettings() {
           [](auto& o) -> auto& { return o.policy.aggregation; }),
       Number(
           "min_pushes", [](auto& o) -> auto& { return o.policy.pushes_min; }),
+      GlobalBatch("global_batch"),
       Number(
           "max_lead", [](auto& o) -> auto& { return o.policy.lead_max; }),
       Choice<StalenessRule>(

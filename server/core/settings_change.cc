@@ -12,6 +12,7 @@
 #include "server/core/optimizer/slots.h"
 #include "server/core/optimizer/workers_optimizer.h"
 #include "server/core/step/push_outcome.h"
+#include "server/core/step_shares.h"
 
 namespace cohort {
 namespace {
@@ -100,8 +101,13 @@ void ResizeCohort(const ChangeParts& parts, int32_t workers, Turn& turn) {
 
 absl::Status CheckChange(const CoordinatorOptions& before,
                          const CoordinatorOptions& target,
-                         const ModelStore& model) {
+                         const ModelStore& model, const RankTable& ranks) {
   COHORT_RETURN_IF_ERROR(Validate(target));
+  for (const Worker& worker : ranks.all()) {
+    if (worker.batch_size == 0) continue;
+    COHORT_RETURN_IF_ERROR(
+        CheckStepBatches(target.policy.global_batch, worker.batch_size));
+  }
   if (!model.registered()) return absl::OkStatus();
   if (target.optimizer.kind == OptimizerKind::kAuto) {
     return absl::InvalidArgumentError(
@@ -124,6 +130,15 @@ ChangeAnswer AnswerTo(const RunSettings::Outlook& outlook,
           .version = version,
           .pending = outlook.at_version,
           .text = outlook.text};
+}
+
+std::string PauseText(const CoordinatorOptions& target, int32_t present) {
+  const int32_t more = target.workers_min - present;
+  if (more <= 0) return "";
+  return absl::StrCat("; training pauses until ", more,
+                      more == 1 ? " more worker joins" : " more workers join",
+                      ", for at most ",
+                      SecondsText(target.replacement_deadline));
 }
 
 void RequestChange(const Run& run, RunSettings& settings,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "server/core/membership/rank_table.h"
 #include "server/core/membership/registrar.h"
 #include "server/core/membership/roster.h"
 #include "server/core/requests.h"
@@ -25,11 +26,15 @@ struct ChangeParts {
 //   gradients, optimizer slots that do not fit).
 absl::Status CheckChange(const CoordinatorOptions& before,
                          const CoordinatorOptions& target,
-                         const ModelStore& model);
+                         const ModelStore& model, const RankTable& ranks);
 
 // The answer to a request that would have this effect.
 ChangeAnswer AnswerTo(const RunSettings::Outlook& outlook,
                       const RunSettings& settings, Version version);
+
+// What follows for `present` workers if the cohort is too small for `target`:
+// "; training pauses until ..."; otherwise empty.
+std::string PauseText(const CoordinatorOptions& target, int32_t present);
 
 // Puts in force what acts at once, and makes the rest pending. `settings` are
 // those of `run`.

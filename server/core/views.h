@@ -61,6 +61,8 @@ struct StatusView {
   // MIN of an elastic cohort; 0 if the size is fixed.
   int32_t workers_min = 0;
   bool elastic() const { return workers_min > 0; }
+  // Samples of a step of the present workers, or of one push of each.
+  int64_t step_samples = 0;
   // The number of workers that training needs.
   int32_t workers_needed() const {
     return elastic() ? workers_min : workers_expected;

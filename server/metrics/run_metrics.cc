@@ -155,6 +155,10 @@ void AddMembers(const RunFigures& f, Page& page) {
              "Workers that training needs: all ranks, or MIN of an elastic "
              "cohort.")
       .Value(status.workers_needed());
+  page.Gauge("cohort_step_samples",
+             "Samples of a step of the present workers, or of one push of each "
+             "if pushes are applied one by one.")
+      .Value(status.step_samples);
   page.Gauge("cohort_workers_max", "Number of ranks.")
       .Value(status.workers_expected);
   page.Gauge("cohort_workers_registered", "Ranks held by a live worker.")

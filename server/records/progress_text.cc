@@ -53,9 +53,15 @@ std::string ProgressText(const StatusView& status, double samples_per_second) {
   if (status.test.has_value()) {
     absl::StrAppend(&text, ", test ", MainMeasureText(*status.test));
   }
-  absl::StrAppend(&text, ", workers ", status.workers_live, "/",
-                  status.elastic() ? absl::StrCat(status.workers_min, ":") : "",
-                  status.workers_expected, ", ", status.policy);
+  if (status.elastic()) {
+    absl::StrAppend(&text, ", ", status.workers_live,
+                    status.workers_live == 1 ? " worker (" : " workers (",
+                    status.workers_min, ":", status.workers_expected, "), ",
+                    status.policy);
+  } else {
+    absl::StrAppend(&text, ", workers ", status.workers_live, "/",
+                    status.workers_expected, ", ", status.policy);
+  }
   return text;
 }
 

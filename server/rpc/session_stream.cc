@@ -109,6 +109,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
     to->set_policy(PolicyText(options.policy));
     to->set_takes_further_contributions(true);
     to->set_run_name(options.run_name);
+    to->set_global_batch(options.policy.global_batch);
     if (local_ != nullptr) {
       const LocalDoor::Offer offer =
           local_->Invite(joined.rank, joined.incarnation);

@@ -111,7 +111,7 @@ TEST(CoordinatorElasticTest, EndsIfNobodyComes) {
   const auto ended = cohort.All<effect::RunEnded>();
   ASSERT_EQ(ended.size(), 1);
   EXPECT_EQ(ended[0].outcome, RunOutcome::kWorkerLost);
-  EXPECT_THAT(ended[0].reason, HasSubstr("1 workers for"));
+  EXPECT_THAT(ended[0].reason, HasSubstr("1 worker for"));
   EXPECT_THAT(ended[0].reason, HasSubstr("want at least 2"));
 }
 
@@ -196,6 +196,7 @@ TEST(CoordinatorElasticTest, AFixedCohortWaitsForNobodyWhoLeftBefore) {
 
 TEST(CoordinatorElasticTest, AFixedCohortBecomesElasticAndContinues) {
   FakeSetup setup = SmallSetup();
+  setup.options.given.insert("on_worker_loss");
   FakeCohort cohort(setup);
   cohort.Start();
   cohort.Leave(kRank1);
@@ -204,6 +205,38 @@ TEST(CoordinatorElasticTest, AFixedCohortBecomesElasticAndContinues) {
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
   EXPECT_EQ(cohort.core().Policy(cohort.now()).settings.at("on_worker_loss"),
             "continue");
+}
+
+// Both at one version: an elastic cohort never waits, not even until then.
+TEST(CoordinatorElasticTest, TheReactionToLossesChangesWithTheSize) {
+  FakeCohort cohort(ElasticSetup());
+  cohort.StartOne(kRank0);
+  cohort.StartOne(kRank1);
+  ASSERT_TRUE(
+      cohort.Change({{"workers", "3"}, {"on_worker_loss", "wait"}}).ok());
+  const auto reaction = [&] {
+    return cohort.core().Policy(cohort.now()).settings.at("on_worker_loss");
+  };
+  EXPECT_EQ(reaction(), "continue");
+  // Something that acts at once does not bring it forward.
+  ASSERT_TRUE(cohort.Change({{"lease", "20s"}}).ok());
+  EXPECT_EQ(reaction(), "continue");
+  cohort.Push(kRank0, PushOf(1));
+  cohort.Push(kRank1, PushOf(1));
+  EXPECT_EQ(reaction(), "wait");
+  EXPECT_EQ(cohort.core().Policy(cohort.now()).settings.at("workers"), "3");
+  EXPECT_EQ(cohort.core().Policy(cohort.now()).history.size(), 3);
+}
+
+TEST(CoordinatorElasticTest, AChangeThatPausesTrainingSaysSo) {
+  FakeCohort cohort(ElasticSetup());
+  cohort.StartOne(kRank0);
+  cohort.StartOne(kRank1);
+  const auto answer = cohort.Change({{"workers", "4:4"}});
+  ASSERT_TRUE(answer.ok());
+  EXPECT_THAT(answer->text,
+              HasSubstr("training pauses until 2 more workers join, for at "
+                        "most 1 min"));
 }
 
 TEST(CoordinatorElasticTest, WaitingForALostWorkerIsRefused) {

@@ -224,8 +224,21 @@ void Checker::On(const effect::Committed& committed) {
     Fail("the members are not the ranks that were folded, ascending");
   }
   if (samples != record.commit_samples) Fail("wrong count of samples");
+  CheckStepSamples(record);
   NoteState(contributions.front());
   folds_.clear();
+}
+
+// With a given number of samples every step has as many, but the last of an
+// epoch, and what another policy left over.
+void Checker::CheckStepSamples(const CommitRecord& record) {
+  if (Is("global_batch", "sum") || !Is("aggregation", "sync") ||
+      !Is("min_pushes", "0") || !scenario_.changes.empty() ||
+      record.epoch_ended || record.commit_samples == Number("global_batch")) {
+    return;
+  }
+  Fail(absl::StrCat("a step of ", record.commit_samples, " samples, want ",
+                    settings_.at("global_batch")));
 }
 
 void Checker::NoteState(const Contribution& lowest) {

@@ -105,6 +105,7 @@ class Checker {
   void On(const Other&) {}
 
   void Cover(const Contribution& contribution);
+  void CheckStepSamples(const CommitRecord& record);
   void CoverOwn(const Contribution& contribution);
   // The version that was just made has the state of its lowest rank.
   void NoteState(const Contribution& lowest);

@@ -115,6 +115,12 @@ SettingValues MakeResize(SplitMix64& random) {
   return values;
 }
 
+// From a sample for each of `workers` to several batches of all.
+int64_t GlobalBatchFor(int32_t workers, SplitMix64& random) {
+  return workers +
+         static_cast<int64_t>(random.Below(static_cast<uint64_t>(4 * workers)));
+}
+
 // Any policy may follow any other.
 SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
   switch (random.Below(10)) {
@@ -352,6 +358,9 @@ Scenario MakeElastic(uint64_t seed) {
                                      ? scenario.delay_max * random.Uniform()
                                      : span * random.Uniform());
   }
+  if (!run.extras.own_data && random.Below(2) == 0) {
+    o.policy.global_batch = GlobalBatchFor(o.workers, random);
+  }
   // The limit of the base scenario may be too low for more workers.
   o.inflight_bytes_max = CoordinatorOptions().inflight_bytes_max;
   o.inflight_bytes_max = MakeLimit(run, random);
@@ -371,8 +380,14 @@ Scenario MakeElastic(uint64_t seed) {
       scenario.faults.push_back(fault);
     }
   }
-  // A size of another kind may follow.
+  // A size of another kind may follow, or another number of samples.
   for (ChangeAt& change : scenario.changes) {
+    if (random.Below(4) == 0) {
+      change.values["global_batch"] =
+          random.Below(3) == 0
+              ? "sum"
+              : absl::StrCat(GlobalBatchFor(o.workers, random));
+    }
     const auto workers = change.values.find("workers");
     if (workers == change.values.end() || random.Below(4) == 0) continue;
     workers->second =

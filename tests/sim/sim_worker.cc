@@ -372,6 +372,13 @@ void SimWorker::Compute(const Assignment& assignment) {
   step_->key = {.sequence = assignment.sequence, .attempt = assignment.attempt};
   const IndexRange range =
       HasOwnData() ? BatchOf(own_, batch_) : assignment.range;
+  const int64_t batch_size =
+      world_.scenario.run.batch_sizes[static_cast<size_t>(rank_.value())];
+  if (!HasOwnData() && range.size() > assignment.batches * batch_size) {
+    world_.checker.Fail(absl::StrCat(
+        "rank ", rank_.value(), " is given ", range.size(), " samples in ",
+        assignment.batches, " batches of at most ", batch_size));
+  }
   step_->input = {.spec = &world_.scenario.run,
                   .epoch = assignment.data_epoch,
                   .range = range,

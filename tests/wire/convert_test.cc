@@ -25,6 +25,7 @@ Assignment TrainAssignment() {
   a.members = {Rank(0), Rank(3)};
   a.data_epoch = 4;
   a.range = {.begin = 32, .end = 64};
+  a.batches = 3;
   a.split = DataSplit::kTest;
   a.global_normalization = true;
   a.reason = "because";
@@ -65,6 +66,7 @@ void ExpectEqual(const Assignment& a, const Assignment& b) {
   EXPECT_EQ(a.members, b.members);
   EXPECT_EQ(a.data_epoch, b.data_epoch);
   EXPECT_EQ(a.range, b.range);
+  EXPECT_EQ(a.batches, b.batches);
   EXPECT_EQ(a.split, b.split);
   EXPECT_EQ(a.global_normalization, b.global_normalization);
   EXPECT_EQ(a.reason, b.reason);
@@ -141,6 +143,7 @@ TEST(ConvertTest, BadAssignmentsAreRefused) {
        {"members", [](auto& p) { p.set_members(0, -1); }},
        {"members", [](auto& p) { p.set_members(1, 0); }},
        {"range", [](auto& p) { p.set_range_begin(-1); }},
+       {"batches", [](auto& p) { p.set_batches(-1); }},
        {"range", [](auto& p) { p.set_range_end(31); }},
        {"split", [](auto& p) { p.clear_split(); }}});
 }

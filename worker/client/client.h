@@ -58,6 +58,8 @@ struct Membership {
   uint64_t seed = 0;
   Version version;
   int32_t workers = 0;
+  // Samples of a step; 0: what the workers' batches add up to.
+  int64_t global_batch = 0;
   std::string policy;
   // Empty if the server's release has no run names.
   std::string run_name;

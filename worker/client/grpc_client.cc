@@ -49,6 +49,7 @@ absl::StatusOr<Membership> MembershipFromProto(const v1::JoinReply& proto) {
                     .seed = proto.seed(),
                     .version = Version(proto.version()),
                     .workers = proto.workers(),
+                    .global_batch = proto.global_batch(),
                     .policy = proto.policy(),
                     .run_name = proto.run_name()};
 }

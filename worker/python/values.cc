@@ -109,6 +109,7 @@ void DefineValues(nb::module_& m) {
       .def_prop_ro(
           "test",
           [](const Assignment& a) { return a.split == DataSplit::kTest; })
+      .def_ro("batches", &Assignment::batches)
       .def_ro("statistics", &Assignment::statistics)
       .def_ro("global_normalization", &Assignment::global_normalization)
       .def_ro("reason", &Assignment::reason)
@@ -137,6 +138,7 @@ void DefineValues(nb::module_& m) {
   nb::class_<Membership>(m, "Membership")
       .def_prop_ro("rank", [](const Membership& j) { return j.rank.value(); })
       .def_ro("run_id", &Membership::run_id)
+      .def_ro("global_batch", &Membership::global_batch)
       .def_ro("run_name", &Membership::run_name)
       .def_prop_ro("incarnation",
                    [](const Membership& j) { return j.incarnation.value(); })

@@ -102,12 +102,13 @@ absl::Status StepRunner::Train(const Assignment& assignment) {
     const BatchNormScope scope(parts_.binding, &context);
     // Parts of a short range may be empty. They are computed nevertheless,
     // because all members must make the same number of batch-norm calls.
-    for (int64_t part = 0; part < options_.accumulate; ++part) {
-      const int64_t begin = samples * part / options_.accumulate;
-      const int64_t end = samples * (part + 1) / options_.accumulate;
+    const int64_t parts = options_.accumulate * assignment.batches;
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t begin = samples * part / parts;
+      const int64_t end = samples * (part + 1) / parts;
       const Part which{.batch = batch.Part(begin, end),
                        .opening = part == 0 ? &opening : nullptr,
-                       .last = part + 1 == options_.accumulate};
+                       .last = part + 1 == parts};
       COHORT_RETURN_IF_ERROR(TrainPart(which, sums));
     }
   }

@@ -24,7 +24,7 @@ struct TrainerOptions {
   std::function<absl::StatusOr<std::shared_ptr<Model>>(uint64_t seed)>
       make_model;
   int64_t batch_size = 64;
-  // Number of parts that an assignment's samples are computed in, one after
+  // Number of parts that each batch of an assignment is computed in, one after
   // another; each is a separate batch to batch norm. The same on all workers.
   int64_t accumulate = 1;
   OrderOptions order;

@@ -113,7 +113,7 @@ void LoseStalled(const Run& run, Turn& turn) {
 
 void GiveUpAbandoned(const Run& run, Turn& turn) {
   // The work after training needs no more workers than there are.
-  if (run.parts.settings.workers_min() > 0 && run.driver.TrainingDone() &&
+  if (run.parts.settings.elastic() && run.driver.TrainingDone() &&
       run.parts.ranks.live() > 0) {
     return;
   }

@@ -7,6 +7,7 @@
 #include "common/limits.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
+#include "server/core/step_shares.h"
 
 namespace cohort {
 namespace {
@@ -39,7 +40,7 @@ void Roster::Restore(const RunState& restored) {
     ledger_.pushes_of(worker.rank).ForgetBelow(worker.next_sequence);
     if (at >= restored.batch_sizes.size()) continue;
     // An elastic cohort counts only workers that are there.
-    if (settings_.waits_for_lost() || settings_.workers_min() == 0) {
+    if (settings_.waits_for_lost() || !settings_.elastic()) {
       worker.batch_size = restored.batch_sizes[at];
     }
     // It is missed from the beginning.
@@ -123,6 +124,8 @@ absl::StatusOr<Roster::Joined> Roster::Join(
         absl::StrCat("join: got batch size ", request.batch_size,
                      ", want 1 to ", limits::kBatchSizeMax));
   }
+  COHORT_RETURN_IF_ERROR(
+      CheckStepBatches(settings_.policy().global_batch, request.batch_size));
   COHORT_RETURN_IF_ERROR(CheckRunId(request.run_id, run_id, "join: "));
   if (request.incarnation != Incarnation()) {
     return Rejoin(session, request, turn);
@@ -227,7 +230,7 @@ absl::StatusOr<Worker*> Roster::VacantFor(
     return absl::ResourceExhaustedError(
         absl::StrCat("all ", ranks_.size(), " ranks are taken; ",
                      ResizePending() ? pending_text()
-                                     : "start the server with more --workers "
+                                     : "raise --workers (cohortctl policy set) "
                                        "or wait for a vacant rank"));
   }
   const Rank rank = *request.rank;
@@ -304,7 +307,7 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
   worker.waiting = false;
   worker.leaves_because.reset();
   // Shares of a batch are those of the workers that are there.
-  if (settings_.workers_min() > 0 && !ledger_.ended()) {
+  if (settings_.elastic() && !ledger_.ended()) {
     worker.batch_size = 0;
     // The wait begins with the loss that made it too few, not with an earlier
     // one.
@@ -362,13 +365,15 @@ void Roster::NoteSize(Instant now) {
 
 std::optional<std::string> Roster::FindAbandoned(Instant now) const {
   const absl::Duration deadline = settings_.options().replacement_deadline;
-  if (settings_.workers_min() > 0) {
+  if (settings_.elastic()) {
     if (!too_few_since_.has_value() || now - *too_few_since_ <= deadline) {
       return std::nullopt;
     }
-    return absl::StrCat(ranks_.present(), " workers for ",
-                        SecondsText(now - *too_few_since_), ", want at least ",
-                        settings_.workers_min());
+    return absl::StrCat(
+        ranks_.present(),
+        ranks_.present() == 1 ? " worker for " : " workers for ",
+        SecondsText(now - *too_few_since_), ", want at least ",
+        settings_.workers_min());
   }
   const bool any_live = ranks_.live() > 0;
   for (const Worker& worker : ranks_.all()) {
@@ -390,7 +395,7 @@ std::vector<Rank> Roster::AwaitedToStart(
   std::vector<Rank> awaited;
   for (const Worker& worker : ranks_.all()) {
     if (worker.usable() || registered(worker.rank)) continue;
-    if (settings_.workers_min() > 0) {
+    if (settings_.elastic()) {
       awaited.push_back(worker.rank);
       continue;
     }
@@ -402,7 +407,7 @@ std::vector<Rank> Roster::AwaitedToStart(
     awaited.push_back(worker.rank);
   }
   // Any ranks will do for an elastic cohort; the lowest vacant are named.
-  if (settings_.workers_min() > 0) {
+  if (settings_.elastic()) {
     const int32_t more = settings_.workers_min() -
                          (ranks_.size() - static_cast<int32_t>(awaited.size()));
     awaited.resize(static_cast<size_t>(std::max(more, 0)));
@@ -412,7 +417,7 @@ std::vector<Rank> Roster::AwaitedToStart(
 
 absl::Duration Roster::StartLeft(Instant now) const {
   if (!resumed_ || !begin_.has_value() || settings_.waits_for_lost() ||
-      settings_.workers_min() > 0) {
+      settings_.elastic()) {
     return absl::InfiniteDuration();
   }
   return std::max(*begin_ + settings_.options().replacement_deadline - now,

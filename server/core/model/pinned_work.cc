@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "server/core/moments_checks.h"
+#include "server/core/step_shares.h"
 
 namespace cohort {
 namespace {
@@ -104,6 +105,11 @@ void PinnedWork::StartCollection(Effects& out) {
   std::vector<int64_t> batch_sizes;
   for (const Worker& worker : ranks_.all()) {
     if (worker.batch_size > 0) batch_sizes.push_back(worker.batch_size);
+  }
+  const StepShares shares =
+      ShareStep(batch_sizes, settings_.policy().global_batch);
+  for (size_t i = 0; i < batch_sizes.size(); ++i) {
+    batch_sizes[i] = SamplesOfBatch(shares, i);
   }
   std::vector<IndexRange> batches =
       CollectionBatches({.train_samples = model_.model()->plan.train_samples,

@@ -67,7 +67,20 @@ absl::StatusOr<CoordinatorOptions> TakeWorkersOptimizer(
 
 absl::Status CheckPlanFits(const CoordinatorOptions& options,
                            const RunPlan& plan) {
-  if (!plan.own_data) return absl::OkStatus();
+  const int64_t global_batch = options.policy.global_batch;
+  if (!plan.own_data) {
+    if (global_batch <= plan.train_samples) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("--global_batch: got ", global_batch,
+                     ", want sum, or at most ", plan.train_samples,
+                     ", the training samples: a step has samples of one "
+                     "epoch"));
+  }
+  if (global_batch != 0) {
+    return Unfit(absl::StrCat("--global_batch=", global_batch),
+                 "--global_batch=sum: the server cannot cut batches that only "
+                 "the workers have");
+  }
   if (options.max_steps == 0) {
     return Unfit("no --max_steps", "a server with --max_steps=N");
   }

@@ -19,7 +19,8 @@ absl::StatusOr<CoordinatorOptions> TakeWorkersOptimizer(
 
 // Whether the run can go on with these options.
 // Errors: FailedPrecondition: data of the workers' own needs max_steps, and no
-//   setting that counts epochs or reads samples by number.
+//   setting that counts epochs or samples, or reads samples by number. Other
+//   data: a step has no more samples than an epoch.
 absl::Status CheckPlanFits(const CoordinatorOptions& options,
                            const RunPlan& plan);
 

@@ -65,14 +65,14 @@ void ArrivalQueue::ApplyNext(Turn& turn) {
   const PushOpening& opening = applying_->push.opening();
   decision_ = DecideStaleness(
       staleness, parts_.model.version().value() - opening.version.value(),
-      parts_.settings.workers_min() > 0 ? parts_.ranks.present()
-                                        : parts_.ranks.size());
+      parts_.settings.elastic() ? parts_.ranks.present() : parts_.ranks.size());
   if (decision_.drop) {
     Drop(turn);
     return;
   }
   const double share = static_cast<double>(opening.samples) /
-                       static_cast<double>(SamplesReference(parts_.ranks));
+                       static_cast<double>(SamplesReference(
+                           parts_.settings.policy(), parts_.ranks));
   // A damped gradient, not a damped rate: earlier gradients in the momentum
   // are not to blame for this one's age.
   std::vector<double> group_rates = opening.learning_rates;
@@ -118,7 +118,8 @@ void ArrivalQueue::Apply(Arrival& arrival, const PendingCommit& commit) {
        .weight = decision_.weight,
        .calls = arrival.push.closing().moments},
       usable.empty() ? arrival.rank : usable.front(),
-      SamplesReference(parts_.ranks), parts_.model.version(), statistics);
+      SamplesReference(parts_.settings.policy(), parts_.ranks),
+      parts_.model.version(), statistics);
   parts_.model.Publish(
       commit.Next({.statistics = std::move(statistics),
                    .front_end_state = arrival.push.TakeFrontEndState()}));

@@ -8,6 +8,7 @@
 #include "common/status_macros.h"
 #include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
+#include "server/core/step_shares.h"
 
 namespace cohort {
 // ---- messages of one push
@@ -120,11 +121,24 @@ std::optional<Assignment> ArrivalQueue::Next(Worker& worker) {
     return std::nullopt;
   }
   const std::optional<DataCursor::Piece> piece =
-      parts_.ledger.cursor().Next(worker.batch_size);
+      parts_.ledger.cursor().Next(ShareOf(worker));
   if (!piece.has_value()) return std::nullopt;
   pieces_[worker.rank] = *piece;
   HoldReadVersions();
-  return Assignment{.data_epoch = piece->epoch, .range = piece->range};
+  // One that comes from another worker may be longer than its own share.
+  return Assignment{
+      .data_epoch = piece->epoch,
+      .range = piece->range,
+      .batches = BatchesFor(piece->range.size(), worker.batch_size)};
+}
+
+int64_t ArrivalQueue::ShareOf(const Worker& worker) const {
+  const int64_t global_batch = parts_.settings.policy().global_batch;
+  const std::vector<Rank> ranks = Candidates();
+  const auto at = std::find(ranks.begin(), ranks.end(), worker.rank);
+  if (global_batch == 0 || at == ranks.end()) return worker.batch_size;
+  return ShareStep(BatchSizesOf(ranks), global_batch)
+      .samples[static_cast<size_t>(at - ranks.begin())];
 }
 
 int64_t ArrivalQueue::UnderWay() const {

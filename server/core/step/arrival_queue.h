@@ -87,6 +87,8 @@ class ArrivalQueue final : public StepDriver {
   void ResumePaused(Turn& turn);
   void Reissue(Rank rank);
 
+  // The samples of its next push, unless others were left over.
+  int64_t ShareOf(const Worker& worker) const;
   std::vector<RankLead> Leads() const;
   // Ranks that `rank` must wait for before it starts another assignment.
   std::vector<Rank> Behind(Rank rank) const;

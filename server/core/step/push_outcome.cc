@@ -169,7 +169,8 @@ void CountStatistics(const RunParts& parts, int64_t StatisticsCounts::*what,
   }
 }
 
-int64_t SamplesReference(const RankTable& ranks) {
+int64_t SamplesReference(const PolicyOptions& policy, const RankTable& ranks) {
+  if (policy.global_batch > 0) return policy.global_batch;
   int64_t samples = 0;
   for (const Worker& worker : ranks.all()) samples += worker.batch_size;
   return std::max<int64_t>(samples, 1);

@@ -72,8 +72,9 @@ void CountNonfinite(const RunParts& parts, const std::string& what,
 void CountStatistics(const RunParts& parts, int64_t StatisticsCounts::*what,
                      int64_t pushes);
 
-// Samples of a nominal global step: the batch sizes of all ranks.
-int64_t SamplesReference(const RankTable& ranks);
+// Samples of a nominal global step: `global_batch`, or the batch sizes of all
+// ranks.
+int64_t SamplesReference(const PolicyOptions& policy, const RankTable& ranks);
 
 // The present version was committed. `training_done`: no step follows.
 void NoteCommit(const RunParts& parts, const CommitRecord& record,

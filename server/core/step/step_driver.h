@@ -137,6 +137,11 @@ class StepDriver {
     return static_cast<size_t>(RateGroups(model.layout));
   }
 
+  // Ranks that can take part in a step, ascending.
+  std::vector<Rank> Candidates() const;
+  // Their batch sizes.
+  std::vector<int64_t> BatchSizesOf(const std::vector<Rank>& ranks) const;
+
   const RunParts parts_;
 };
 

@@ -243,7 +243,8 @@ bool SyncRounds::UpdateStatistics(Turn& turn) {
   StatisticsUpdate job{.step = round_->step(),
                        .attempt = round_->attempt(),
                        .kept = parts_.model.statistics(),
-                       .samples_reference = SamplesReference(parts_.ranks),
+                       .samples_reference = SamplesReference(
+                           parts_.settings.policy(), parts_.ranks),
                        .sets = *parts_.model.current()->statistics};
   if (global) {
     job.combined = round_->rendezvous.ForwardResults();

@@ -15,24 +15,6 @@ namespace cohort {
 
 // ---- rounds
 
-std::vector<Rank> SyncRounds::Candidates() const {
-  const bool waits = parts_.settings.waits_for_lost();
-  std::vector<Rank> candidates;
-  for (const Worker& worker : parts_.ranks.all()) {
-    // Under `wait` a vacant rank stays a member: its replacement will compute
-    // its share. Otherwise a broken stream is no loss yet: if it becomes one,
-    // the attempt ends.
-    // A rank that was lost while the cohort was elastic has no share, until
-    // another worker takes its place.
-    const bool takes_part =
-        waits ? worker.ever_registered && worker.batch_size > 0
-              : worker.state != Worker::State::kVacant && worker.registered &&
-                    !worker.leaves_because.has_value();
-    if (takes_part) candidates.push_back(worker.rank);
-  }
-  return candidates;
-}
-
 void SyncRounds::StartRound() {
   const RunLedger& ledger = parts_.ledger;
   if (ledger.ended() || ledger.draining() ||
@@ -44,15 +26,11 @@ void SyncRounds::StartRound() {
       static_cast<int32_t>(candidates.size()) < parts_.settings.workers_min()) {
     return;
   }
-  std::vector<int64_t> batch_sizes;
-  for (Rank rank : candidates) {
-    batch_sizes.push_back(parts_.ranks[rank].batch_size);
-  }
   const PolicyOptions& policy = parts_.settings.policy();
   round_.emplace(Round::Plan{
       .step = parts_.model.version(),
       .attempt = ledger.next_attempt(),
-      .cut = ledger.cursor().Cut(batch_sizes),
+      .cut = ledger.cursor().Cut(BatchSizesOf(candidates), policy.global_batch),
       .candidates = std::move(candidates),
       .partitions = parts_.model.partitions(),
       .trainable = parts_.model.trainable_partitions(),
@@ -111,7 +89,8 @@ std::optional<Assignment> SyncRounds::Next(Worker& worker) {
   return Assignment{.attempt = round_->attempt(),
                     .members = round_->members(),
                     .data_epoch = round_->cut().epoch,
-                    .range = round_->range(worker.rank)};
+                    .range = round_->range(worker.rank),
+                    .batches = round_->cut().batches};
 }
 
 bool SyncRounds::GivesAgain(const Worker& worker) const {

@@ -69,7 +69,6 @@ class SyncRounds final : public StepDriver {
     return round_.has_value() && round_->IsMember(rank);
   }
   // Ranks that a new round may be made of.
-  std::vector<Rank> Candidates() const;
   void StartRound();
   // The members whose own moments the commit needs.
   RendezvousTable::Keep KeptMoments() const;

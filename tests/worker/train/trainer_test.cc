@@ -73,6 +73,23 @@ TEST(TrainerTest, AccumulatedPartsEqualTrainingByHand) {
   EXPECT_THAT(client.pushes[1].closing.batch_norm_calls, ElementsAre(3, 3, 3));
 }
 
+// The server may give several batches in one assignment.
+TEST(TrainerTest, BatchesOfAnAssignmentAreComputedAsParts) {
+  std::vector<std::vector<std::vector<float>>> values;
+  for (const int32_t batches : {1, 2, 3, 6}) {
+    TrainerOptions options = Options();
+    options.accumulate = 6 / batches;
+    std::vector<Assignment> steps = ThreeSteps();
+    for (Assignment& step : steps) step.batches = batches;
+    FakeClient client(steps);
+    ASSERT_TRUE(RunTrainer(client, options).ok());
+    values.push_back(client.values);
+    EXPECT_EQ(values.back(), values.front()) << batches;
+    EXPECT_THAT(client.pushes[1].closing.batch_norm_calls,
+                ElementsAre(6, 6, 6));
+  }
+}
+
 TEST(TrainerTest, PartsCountTheirCallsOn) {
   TrainerOptions options = Options();
   options.accumulate = 2;

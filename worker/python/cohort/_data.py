@@ -296,8 +296,9 @@ def split(batch: Any, part: int, parts: int) -> Any:
     samples = samples_in(batch)
     if samples is None:
         raise _errors.UsageError(
-            f"accumulate={parts}: got a batch without a first tensor to cut, "
-            "want tensors or lists with samples first")
+            "accumulate, or the server's --global_batch: got a batch without a "
+            f"first tensor to cut in {parts} parts, want tensors or lists with "
+            "samples first")
     begin, end = samples * part // parts, samples * (part + 1) // parts
 
     def cut(value: Any) -> Any:

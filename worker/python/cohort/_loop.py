@@ -34,8 +34,9 @@ class Data:
         self._iterated = True
 
     def __len__(self) -> int:
-        """The steps of an epoch, if all workers have this one's batch size; with
-        `accumulate`, its parts. For own data: the length of the iterable.
+        """The steps of an epoch, if all workers of the cohort are there and have
+        this one's batch size; where a step has several parts (`accumulate`, the
+        server's --global_batch), these. For own data: the length of the iterable.
 
         Raises:
             TypeError: the run is not joined yet, so the number of workers is not
@@ -48,8 +49,10 @@ class Data:
             raise TypeError(
                 "len(job.data(...)): the number of workers is not known before "
                 "the run is joined; take it within `for epoch in job.epochs()`")
-        batch = membership.workers * self._batch_size
-        return -(-len(self._dataset) // batch) * self._accumulate
+        together = membership.workers * self._batch_size
+        step = membership.global_batch or together
+        batches = max(1, -(-step // together))
+        return -(-len(self._dataset) // step) * batches * self._accumulate
 
     def __bool__(self) -> bool:
         # Otherwise it would be asked for its length.
@@ -139,9 +142,10 @@ class Data:
         except StopIteration:
             job._end_of_data()
             return
-        job._begin_step(assignment, self._accumulate, _data.samples_in(batch))
-        for part in range(self._accumulate):
-            share = _data.split(batch, part, self._accumulate)
+        parts = self._accumulate * assignment.batches
+        job._begin_step(assignment, parts, _data.samples_in(batch))
+        for part in range(parts):
+            share = _data.split(batch, part, parts)
             step.begin_forward()
             yield share
             if job.left:
