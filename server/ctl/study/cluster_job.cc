@@ -165,16 +165,27 @@ absl::Status CheckOwn(const std::vector<std::string>& flags,
   return absl::OkStatus();
 }
 
-// The rate as given; nullopt if it is not given.
-std::optional<double> LearningRate(const StudyFlags& flags) {
-  for (const std::string& flag : flags.server) {
-    double rate = 0;
-    if (absl::StartsWith(flag, kRateFlag) &&
-        absl::SimpleAtod(flag.substr(sizeof(kRateFlag) - 1), &rate)) {
-      return rate;
+// The number given to the server by `name`, such as "--learning_rate="; nullopt
+// if there is none.
+std::optional<double> NumberOf(absl::string_view name,
+                               const StudyFlags& flags) {
+  for (const absl::string_view flag : flags.server) {
+    double number = 0;
+    if (absl::StartsWith(flag, name) &&
+        absl::SimpleAtod(flag.substr(name.size()), &number)) {
+      return number;
     }
   }
   return std::nullopt;
+}
+
+std::optional<double> LearningRate(const StudyFlags& flags) {
+  return NumberOf(kRateFlag, flags);
+}
+
+double ImagesOfStep(const StudyCondition& condition, const StudyFlags& flags) {
+  return NumberOf("--global_batch=", flags)
+      .value_or(static_cast<double>(condition.workers * condition.batch_size));
 }
 
 }  // namespace
@@ -188,10 +199,9 @@ std::vector<std::string> ServerFlags(const StudyRun& run,
     std::erase_if(all, [](const std::string& flag) {
       return absl::StartsWith(flag, kRateFlag);
     });
-    const int64_t images = run.condition.workers * run.condition.batch_size;
     all.push_back(
         absl::StrFormat("%s%.9g", kRateFlag,
-                        *rate * static_cast<double>(images) /
+                        *rate * ImagesOfStep(run.condition, flags) /
                             static_cast<double>(flags.reference_images)));
   }
   const StudyPolicy& policy = run.policy;

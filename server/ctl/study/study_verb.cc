@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -43,6 +44,18 @@ absl::Status ReadNumbers(const Arguments& arguments, const std::string& flag,
   return absl::OkStatus();
 }
 
+// The workers of a study stay, so an elastic cohort would only be one of MAX.
+absl::Status CheckFixedSizes(const Arguments& arguments) {
+  const std::string sizes = arguments.Value("workers").value_or("");
+  if (!absl::StrContains(sizes, ':')) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--workers: got '", sizes,
+      "', want the sizes to compare, such as 1,2,4: no worker of a study "
+      "leaves, "
+      "so MIN:MAX would be MAX. --global_batch=N gives steps of all sizes as "
+      "many images"));
+}
+
 absl::StatusOr<StudyAxes> AxesOf(const Arguments& arguments) {
   StudyAxes axes;
   COHORT_RETURN_IF_ERROR(ReadWords(arguments, "aggregation",
@@ -59,6 +72,7 @@ absl::StatusOr<StudyAxes> AxesOf(const Arguments& arguments) {
   COHORT_RETURN_IF_ERROR(
       ReadWords(arguments, "order", {"shuffled", "sorted"}, axes.order));
   COHORT_RETURN_IF_ERROR(ReadNumbers(arguments, "batch_size", axes.batch_size));
+  COHORT_RETURN_IF_ERROR(CheckFixedSizes(arguments));
   COHORT_RETURN_IF_ERROR(ReadNumbers(arguments, "workers", axes.workers));
   COHORT_RETURN_IF_ERROR(ReadNumbers(arguments, "seed", axes.seed));
   return axes;

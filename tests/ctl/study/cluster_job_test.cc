@@ -69,6 +69,11 @@ TEST(FlagsTest, TheRateIsInProportionToTheImagesOfAStep) {
                             .reference_images = 64};
   EXPECT_THAT(ServerFlags(run, flags, "out"),
               testing::IsSupersetOf({"--epochs=1", "--learning_rate=0.05"}));
+  StudyFlags fixed = flags;
+  fixed.server.push_back("--global_batch=32");
+  EXPECT_THAT(
+      ServerFlags(run, fixed, "out"),
+      testing::IsSupersetOf({"--global_batch=32", "--learning_rate=0.2"}));
   EXPECT_TRUE(CheckFlags(flags).ok());
   EXPECT_THAT(CheckFlags({.reference_images = 64}).message(),
               HasSubstr("without --learning_rate"));
