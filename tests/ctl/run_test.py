@@ -123,6 +123,29 @@ class RunTest(unittest.TestCase):
         self.assertIn("run: worker 1 ended with exit code 1: the run continues "
                       "without it", err)
 
+    def test_an_elastic_run_brings_its_workers_back_while_it_may(self):
+        self.play("listen; await done; sleep 0.5",
+                  "[[ $rank == 0 ]] && await done && sleep 0.6\n"
+                  "echo x >>lives; [[ $rank == 1 && $(wc -l <lives) == 2 ]] && "
+                  "touch done; exit 1")
+        code, _, err = self.cohort("--workers=1:2", "--max_restarts=1")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(
+            [line for line in err if "worker 1 ended" in line],
+            ["run: worker 1 ended with exit code 1: it is started again, 1 of "
+             "1 times",
+             "run: worker 1 ended with exit code 1: the run continues without "
+             "it"])
+
+    def test_an_elastic_run_with_too_few_workers_is_stopped(self):
+        self.play("listen; await never",
+                  "[[ $rank == 0 ]] && await never; exit 3")
+        code, _, err = self.cohort("--workers=2:2")
+        self.assertEqual(code, 3)
+        self.assertIn("run: worker 1 ended with exit code 3: it would end so "
+                      "again, and 1 worker is fewer than 2, so the run is "
+                      "stopped", err)
+
     def test_interrupt_stops_the_server_first_and_tells_how_to_go_on(self):
         self.play("trap 'echo saved; touch saved; exit 0' TERM; listen\n"
                   "await worker0.pid; echo ready; await never",

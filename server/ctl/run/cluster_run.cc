@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/cli/command_line.h"
 #include "common/status_macros.h"
 #include "server/ctl/admin_client.h"
@@ -139,15 +141,26 @@ void ClusterRun::OnWorkerLeft(const ClusterProcess& worker) {
                    cluster_->address(), " and --rank=", worker.rank));
 }
 
-// The server's setting takes precedence: its policy may have been changed while
+// The server's settings take precedence: its policy may have been changed while
 // it runs, and a checkpoint has its own.
-std::string ClusterRun::OnWorkerLoss() const {
+ClusterRun::LossRule ClusterRun::RuleInForce() const {
+  LossRule rule{.workers_min = options_.spec.workers_min};
+  rule.waits = rule.workers_min == 0 && options_.on_worker_loss == "wait";
   AdminClient server(Target(), kAskMax);
   const absl::StatusOr<v1::GetPolicyReply> policy = server.GetPolicy();
-  if (!policy.ok()) return options_.on_worker_loss;
-  const auto found = policy->settings().find("on_worker_loss");
-  return found == policy->settings().end() ? options_.on_worker_loss
-                                           : found->second;
+  if (!policy.ok()) return rule;
+  const auto loss = policy->settings().find("on_worker_loss");
+  if (loss != policy->settings().end()) rule.waits = loss->second == "wait";
+  const auto size = policy->settings().find("workers");
+  if (size != policy->settings().end()) {
+    const std::pair<absl::string_view, absl::string_view> ends =
+        absl::StrSplit(size->second, absl::MaxSplits(':', 1));
+    rule.workers_min = 0;
+    if (!ends.second.empty()) {
+      (void)absl::SimpleAtoi(ends.first, &rule.workers_min);
+    }
+  }
+  return rule;
 }
 
 bool ClusterRun::RunIsOver() const {
@@ -160,22 +173,33 @@ void ClusterRun::OnWorkerLost(const ClusterProcess& worker,
                               const ProcessEnd& end) {
   // Workers of a run that failed end with an error, too.
   if (RunIsOver()) return screen_.ShowEnd(worker, end, "the run is over");
-  if (OnWorkerLoss() != "wait") {
-    if (cluster_->workers_running() > 0) {
-      return screen_.ShowEnd(worker, end, "the run continues without it");
-    }
-    return GiveUp(worker, end, "it was the last one, so the run is stopped");
-  }
+  const LossRule rule = RuleInForce();
+  std::string why_not;
   if (EndsSoAgain(end)) {
-    return GiveUp(worker, end, "it would end so again, so the run is stopped");
+    why_not = "it would end so again";
+  } else if (restarts_[worker.rank] >= options_.max_restarts) {
+    why_not = absl::StrCat("it was started again ", options_.max_restarts,
+                           " times (--max_restarts)");
   }
-  if (restarts_[worker.rank] >= options_.max_restarts) {
+  if (why_not.empty() && (rule.waits || rule.workers_min > 0)) {
+    return Restart(worker, end);
+  }
+  if (rule.waits) {
     return GiveUp(worker, end,
-                  absl::StrCat("it was started again ", options_.max_restarts,
-                               " times (--max_restarts), so the run is "
-                               "stopped"));
+                  absl::StrCat(why_not, ", so the run is stopped"));
   }
-  Restart(worker, end);
+  const int32_t left = cluster_->workers_running();
+  if (left >= std::max(rule.workers_min, 1)) {
+    return screen_.ShowEnd(worker, end, "the run continues without it");
+  }
+  if (rule.workers_min > 1) {
+    return GiveUp(
+        worker, end,
+        absl::StrCat(why_not, ", and ", left,
+                     left == 1 ? " worker is" : " workers are", " fewer than ",
+                     rule.workers_min, ", so the run is stopped"));
+  }
+  GiveUp(worker, end, "it was the last one, so the run is stopped");
 }
 
 void ClusterRun::Restart(const ClusterProcess& worker, const ProcessEnd& end) {

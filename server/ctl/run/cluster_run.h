@@ -28,9 +28,10 @@ struct ClusterRunOptions {
 
 // One run of a cluster on this machine, from its start to its end.
 //
-// A worker that dies is started again if the server waits for it, unless it
-// would die again: it ended with the code for a wrong command line or value, or
-// has used up its restarts. Then the run is stopped.
+// A worker that dies is started again if the server waits for it or the cohort
+// is elastic, unless it would die again: it ended with the code for a wrong
+// command line or value, or has used up its restarts. Then the run is stopped,
+// or, if enough workers of an elastic cohort are left, continues without it.
 class ClusterRun {
  public:
   // Both must outlive it.
@@ -50,6 +51,13 @@ class ClusterRun {
     Instant deadline;
   };
 
+  struct LossRule {
+    // The server waits for a replacement.
+    bool waits = true;
+    // MIN of an elastic cohort; 0 if the size is fixed.
+    int32_t workers_min = 0;
+  };
+
   ClusterHooks Hooks();
   void OnEnd(const ClusterProcess& process, const ProcessEnd& end);
   void OnWorkerLeft(const ClusterProcess& worker);
@@ -59,7 +67,7 @@ class ClusterRun {
               absl::string_view why);
   std::string WatchCommand() const;
   ServerTarget Target() const;
-  std::string OnWorkerLoss() const;
+  LossRule RuleInForce() const;
   // False if the server does not answer.
   bool RunIsOver() const;
   void LookForSignal();
