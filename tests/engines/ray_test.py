@@ -30,6 +30,7 @@ from torch import nn
 
 WHY_NOT = "" if ray else "no ray (tests/engines/make-env build/engines)"
 MAX_STEPS = 200
+HOLD_AT = 60
 
 
 class Bars(torch.utils.data.Dataset):
@@ -61,7 +62,10 @@ def train(config):
         result = job.step()
         with open(folder / f"steps.{rank}", "a", encoding="utf-8") as out:
             print(result.version, file=out)
-        time.sleep(config.get("pause", 0))
+        # The test disturbs the run here, so it cannot be over before.
+        while (result.version == config.get("hold_at") and job.rank == 0 and
+               not (folder / "disturbed").exists()):
+            time.sleep(0.02)
     return {"rank": job.rank, "weights": float(
         sum(value.double().abs().sum() for value in model.parameters()))}
 
@@ -122,19 +126,20 @@ class Ray(unittest.TestCase):
         return pathlib.Path(result.checkpoint).read_bytes()
 
     def disturbed(self, name, disturb, **options):
-        """A run with `disturb(folder)` called after some steps."""
+        """A run with `disturb(folder)` called after step HOLD_AT."""
         folder = self.dir / name
 
         def wait_and_disturb():
             deadline = time.monotonic() + 120
-            while steps_of(folder, 0) < 20 and time.monotonic() < deadline:
+            while steps_of(folder, 0) < HOLD_AT and time.monotonic() < deadline:
                 time.sleep(0.05)
             disturb(folder)
+            (folder / "disturbed").touch()
 
         thread = threading.Thread(target=wait_and_disturb)
         thread.start()
         try:
-            return self.run_cohort(name, config={"pause": 0.02}, **options)
+            return self.run_cohort(name, config={"hold_at": HOLD_AT}, **options)
         finally:
             thread.join()
 
@@ -204,6 +209,28 @@ class Ray(unittest.TestCase):
             self.run_cohort("none", workers=0)
         with self.assertRaisesRegex(cohort.ray.RunFailedError, "--epochs"):
             self.run_cohort("flag", server_flags={"epochs": 0})
+        with self.assertRaisesRegex(cohort.ray.RunFailedError,
+                                    "did you mean --epochs"):
+            self.run_cohort("name", server_flags={"epoch": 3})
+        for size in (3, "1:3", "3:2", "0:2", "2:", ""):
+            with self.subTest(size=size), self.assertRaisesRegex(
+                    cohort.ConfigurationError,
+                    "want 2, the number of workers of cohort.ray.run, or "
+                    "'MIN:2'"):
+                self.run_cohort("size", server_flags={"workers": size})
+
+    def test_an_elastic_cohort_goes_on_while_a_worker_is_away(self):
+        def kill_worker(folder):
+            os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
+
+        for restarts in (3, 0):
+            result = self.disturbed(
+                f"elastic{restarts}", kill_worker, max_restarts=restarts,
+                server_flags={"workers": "1:2"})
+            self.assertEqual(result.restarts, [0, 1])
+            self.model(result)
+            if restarts == 0:
+                self.assertIsNone(result.returned[1])
 
 
 @unittest.skipIf(WHY_NOT, WHY_NOT)

@@ -17,6 +17,7 @@ import importlib
 import inspect
 import os
 import pathlib
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -180,7 +181,10 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
             without an address and iterates job.data to its end.
         workers: how many.
         config: for train_fn.
-        server_flags: flags of the server, such as {"epochs": 3}.
+        server_flags: flags of the server, such as {"epochs": 3}. With
+            {"workers": "MIN:MAX"}, where MAX is `workers`, the cohort is elastic:
+            the others go on while a lost worker is started again, and without
+            one that was lost too often, while MIN are left.
         cpus_per_worker: CPUs, and threads of torch, of each worker.
         gpus_per_worker: GPUs of each worker.
         server_cpus: CPUs of the server.
@@ -210,11 +214,13 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
         if value < least:
             raise _errors.ConfigurationError(
                 f"{what}: got {value}, want at least {least}")
+    given = server_flags or {}
+    size = _size_of(workers, given.get("workers", workers))
     path = (pathlib.Path(storage_path).expanduser() /
             (name or time.strftime("cohort_%Y-%m-%d_%H-%M-%S"))).absolute()
-    flags = {"workers": workers, "results_dir": path / "results",
+    flags = {"results_dir": path / "results",
              "checkpoint_dir": path / "checkpoints", "checkpoint_every": 100,
-             "resume": True, **(server_flags or {})}
+             "resume": True, **given, "workers": size}
     each = {"CPU": cpus_per_worker}
     if gpus_per_worker:
         each["GPU"] = gpus_per_worker
@@ -228,6 +234,17 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
         train_fn, config, workers, flags, each, {"CPU": server_cpus},
         max_restarts, strategy, resources_timeout, fixed, path,
         insecure)).result()
+
+
+def _size_of(workers: int, given: Any) -> str:
+    """The server's --workers, which the actors must be able to fill."""
+    least, colon, most = str(given).rpartition(":")
+    if most == str(workers) and (
+            not colon or (least.isdigit() and 1 <= int(least) <= workers)):
+        return str(given)
+    raise _errors.ConfigurationError(
+        f"server_flags: got workers={given!r}, want {workers}, the number of "
+        f"workers of cohort.ray.run, or 'MIN:{workers}' for an elastic cohort")
 
 
 class _Run:
@@ -349,7 +366,8 @@ class _Run:
         while pending:
             for call in ray.wait(list(pending), timeout=1.0)[0]:
                 rank = pending.pop(call)
-                if not self._is_done(call, rank):
+                why = self._lost_because(call, rank)
+                if why is not None and self._may_begin(rank, why, len(pending)):
                     pending[self._begin(rank)] = rank
             self._check_server()
 
@@ -363,21 +381,29 @@ class _Run:
         return self._workers[rank].train.remote(
             self._plan.train_fn, self._plan.config, self._address, rank)
 
-    def _is_done(self, call: Any, rank: int) -> bool:
-        """False if the worker has to begin again."""
+    def _lost_because(self, call: Any, rank: int) -> str | None:
+        """Why the worker's work is not done; None if it is."""
         try:
             outcome, value = self._ray.get(call)
         except self._ray.exceptions.RayActorError as error:
-            outcome, value = "again", _reason(error)
+            return _reason(error)
         if outcome == "done":
             self._returned[rank] = value
-            return True
+            return None
+        return str(value)
+
+    def _may_begin(self, rank: int, why: str, others: int) -> bool:
+        """False if the run goes on without the worker."""
         self._restarts[rank] += 1
-        if self._restarts[rank] > self._plan.max_restarts:
-            raise _errors.TrainingError(
-                f"worker {rank} was lost {self._restarts[rank]} times "
-                f"(max_restarts={self._plan.max_restarts}), at last: {value}")
-        return False
+        if self._restarts[rank] <= self._plan.max_restarts:
+            return True
+        text = (f"worker {rank} was lost {self._restarts[rank]} times "
+                f"(max_restarts={self._plan.max_restarts}), at last: {why}")
+        least, elastic, _ = str(self._plan.flags["workers"]).rpartition(":")
+        if elastic and others >= int(least):
+            print(f"cohort.ray: {text}; the others go on", flush=True)
+            return False
+        raise _errors.TrainingError(text)
 
     def _exit_code(self) -> int | None:
         """None if the server runs; -1 if its actor is lost."""
@@ -430,5 +456,7 @@ class _Run:
 
 
 def _reason(error: Exception) -> str:
-    """The last line of an error of Ray, which comes with a stack."""
-    return str(error).strip().rpartition("\n")[2].strip()
+    """The message of an error of Ray, which comes with a stack."""
+    text = str(error).strip()
+    names = list(re.finditer(r"^[\w.]*(?:Error|Exception): ", text, re.M))
+    return text[names[-1].end():] if names else text.rpartition("\n")[2].strip()
