@@ -73,6 +73,25 @@ def _check_alone(model: nn.Module) -> None:
             "first, or start another process: one process is one worker")
 
 
+def _check_optimizer(optimizer: object) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise _errors.ConfigurationError(
+            f"optimizer: got {type(optimizer).__name__}, want a "
+            "torch.optim.Optimizer of the model's parameters")
+
+
+def _job_with(server: _server.EmbeddedServer | None, model: nn.Module,
+              optimizer: torch.optim.Optimizer, schedulers: Schedulers,
+              joining: Joining) -> Job:
+    """A job that owns `server`, which ends if it cannot be made."""
+    try:
+        return Job(model, optimizer, schedulers, joining, server)
+    except BaseException:
+        if server is not None:
+            server.close()
+        raise
+
+
 def leave_newest(reason: str) -> None:
     """Ends the job of this process, if it has one."""
     job = _newest() if _newest is not None else None
@@ -85,7 +104,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
          server: str | None = None, rank: int | None = None,
          serve: Mapping[str, Any] | str | None = None,
          server_flags: Mapping[str, Any] | None = None,
-         server_timeout: float = 300.0, trace: str = "", ops_listen: str = "", insecure: bool = False,
+         server_timeout: float = 300.0, trace: str = "", ops_listen: str = "",
+         insecure: bool = False,
          tls_cert: str | None = None, tls_key: str | None = None,
          tls_ca: str | None = None, log_level: str = "info") -> Job:
     """Makes this process a worker of a run.
@@ -95,8 +115,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     weights, the optimizer's state and the moving statistics are the server's.
 
     Args:
-        model: float32 parameters on the CPU or on one GPU. Its present values are the run's
-            initial ones if this is the lowest rank of a new run.
+        model: float32 parameters on the CPU or on one GPU. Its present values
+            are the run's initial ones if this is the lowest rank of a new run.
         optimizer: torch.optim.SGD, Adam or AdamW, or cohort.LARS. The server
             (with --optimizer=auto, its default) takes class, rates, decay and
             groups.
@@ -135,25 +155,16 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     global _newest
     _errors.install_exit_codes()
     _check_alone(model)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise _errors.ConfigurationError(
-            f"optimizer: got {type(optimizer).__name__}, want a "
-            "torch.optim.Optimizer of the model's parameters")
+    _check_optimizer(optimizer)
     _core.start_log(log_level)
     _core.keep_freed_memory()
     planned = Schedulers(optimizer, schedulers, epoch_schedulers)
     reached = _server.reach(server, serve, server_flags, insecure)
-    embedded = reached.own
     # A server of this process alone listens on loopback, in plaintext.
     tls = (_server.TlsFiles("", "", "") if reached.alone
            else _server.tls_files(tls_cert, tls_key, tls_ca))
-    try:
-        job = Job(model, optimizer, planned,
-                  Joining(reached.address, rank, server_timeout, trace, ops_listen,
-                          insecure, tls), embedded)
-    except BaseException:
-        if embedded is not None:
-            embedded.close()
-        raise
+    job = _job_with(reached.own, model, optimizer, planned,
+                    Joining(reached.address, rank, server_timeout, trace,
+                            ops_listen, insecure, tls))
     _newest = weakref.ref(job)
     return job
