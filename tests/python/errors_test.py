@@ -102,6 +102,11 @@ class BeforeJoining(unittest.TestCase):
         cohort.join(other, sgd(other), server="127.0.0.1:1").leave()
         cohort.join(model, sgd(model), server="127.0.0.1:1").leave()
 
+    def test_a_way_that_there_is_not(self):
+        self.refuses(cohort.ConfigurationError,
+                     "local: got 'ram', want one of auto, shm",
+                     nn.Linear(2, 2), local="ram")
+
     def test_a_launcher_without_an_address(self):
         model = three_batch_norms()
         for name, value in (("WORLD_SIZE", "2"), ("SLURM_NTASKS", "4"),

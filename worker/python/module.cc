@@ -250,11 +250,12 @@ void DefineWorker(nb::module_& m) {
              const std::string& trace, const std::string& ops_listen,
              bool insecure, const std::string& tls_cert,
              const std::string& tls_key, const std::string& tls_ca,
-             int32_t threads) {
+             int32_t threads, const std::string& local) {
             ClientOptions client =
                 MakeClientOptions(server, rank, batch_size, server_timeout_s,
                                   fingerprint, description);
             client.tls = {.cert = tls_cert, .key = tls_key, .ca = tls_ca};
+            client.local = LocalModeNamed(local);
             new (self) Worker({.client = client,
                                .observed = {.trace = trace,
                                             .ops_listen = ops_listen,
@@ -264,7 +265,8 @@ void DefineWorker(nb::module_& m) {
           },
           "server"_a, "rank"_a, "batch_size"_a, "server_timeout_s"_a,
           "fingerprint"_a, "description"_a, "trace"_a, "ops_listen"_a,
-          "insecure"_a, "tls_cert"_a, "tls_key"_a, "tls_ca"_a, "threads"_a)
+          "insecure"_a, "tls_cert"_a, "tls_key"_a, "tls_ca"_a, "threads"_a,
+          "local"_a)
       .def(
           "join", [](Worker& w) { return Take(w.session().Join()); },
           Released())

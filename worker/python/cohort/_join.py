@@ -29,6 +29,7 @@ class Joining:
     ops_listen: str
     insecure: bool
     tls: _server.TlsFiles
+    local: str
 
     def connect(self, model: RegisteredModel,
                 batch_size: int) -> "_core.Worker":
@@ -50,7 +51,17 @@ class Joining:
             description=f"{socket.gethostname()}, process {os.getpid()}",
             trace=self.trace, ops_listen=self.ops_listen,
             insecure=bool(self.insecure), tls_cert=self.tls.cert,
-            tls_key=self.tls.key, tls_ca=self.tls.ca, threads=threads)
+            tls_key=self.tls.key, tls_ca=self.tls.ca, threads=threads,
+            local=self.local)
+
+
+def _local_mode(given: str | None) -> str:
+    """Raises ConfigurationError if there is no such way."""
+    mode = given or os.environ.get("COHORT_LOCAL") or "auto"
+    if mode not in ("auto", "shm", "tcp"):
+        raise _errors.ConfigurationError(
+            f"local: got '{mode}', want one of auto, shm, tcp")
+    return mode
 
 
 def _fingerprint(device: torch.device, threads: int) -> str:
@@ -107,7 +118,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
          server_timeout: float = 300.0, trace: str = "", ops_listen: str = "",
          insecure: bool = False,
          tls_cert: str | None = None, tls_key: str | None = None,
-         tls_ca: str | None = None, log_level: str = "info") -> Job:
+         tls_ca: str | None = None, local: str | None = None,
+         log_level: str = "info") -> Job:
     """Makes this process a worker of a run.
 
     The model's batch norm becomes the cohort's, in place. The run is joined,
@@ -144,6 +156,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         tls_key: file of its private key; by default COHORT_TLS_KEY.
         tls_ca: file of the authorities whose certificates are accepted from the
             server; by default COHORT_TLS_CA.
+        local: "shm": exchange through shared memory, "tcp": over TCP, "auto":
+            whichever works on this host; by default COHORT_LOCAL or "auto".
         log_level: "debug", "info", "warning" or "error".
 
     Raises:
@@ -165,6 +179,6 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
            else _server.tls_files(tls_cert, tls_key, tls_ca))
     job = _job_with(reached.own, model, optimizer, planned,
                     Joining(reached.address, rank, server_timeout, trace,
-                            ops_listen, insecure, tls))
+                            ops_listen, insecure, tls, _local_mode(local)))
     _newest = weakref.ref(job)
     return job
