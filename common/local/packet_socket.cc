@@ -180,7 +180,11 @@ PacketListener::~PacketListener() {
 absl::StatusOr<PacketSocket> PacketListener::Accept() {
   FileDescriptor accepted(
       accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!accepted.valid()) return Failed(name_);
+  if (!accepted.valid()) {
+    const bool full = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+    const absl::Status failed = Failed(name_);
+    return full ? absl::ResourceExhaustedError(failed.message()) : failed;
+  }
   return PacketSocket(std::move(accepted));
 }
 

@@ -64,7 +64,8 @@ class PacketListener {
 
   int fd() const { return socket_.get(); }
   const std::string& name() const { return name_; }
-  // Never blocks. Errors: Unavailable if no connection is waiting.
+  // Never blocks. Errors: Unavailable if no connection is waiting;
+  //   ResourceExhausted if one is, but the system has no descriptor for it.
   absl::StatusOr<PacketSocket> Accept();
 
  private:

@@ -25,6 +25,9 @@ namespace cohort {
 namespace {
 
 constexpr absl::Duration kHelloPatience = absl::Seconds(5);
+// While there is no descriptor for a connection, it would be offered again at
+// once.
+constexpr absl::Duration kAcceptPause = absl::Seconds(1);
 // A worker connects once; more strangers than this are none.
 constexpr size_t kStrangersMax = 64;
 
@@ -146,8 +149,9 @@ void LocalDoor::Wake() {
 }
 
 void LocalDoor::Serve() {
-  std::vector<pollfd> watched = {{wake_.get(), POLLIN, 0},
-                                 {listener_.fd(), POLLIN, 0}};
+  std::vector<pollfd> watched = {{wake_.get(), POLLIN, 0}};
+  const bool accepts = accepting();
+  if (accepts) watched.push_back({listener_.fd(), POLLIN, 0});
   for (const Stranger& stranger : strangers_) {
     watched.push_back({stranger.socket.fd(), POLLIN, 0});
   }
@@ -159,13 +163,13 @@ void LocalDoor::Serve() {
       watched.push_back({member.peer->fd(), POLLIN, 0});
     }
   }
-  constexpr int kStrangerCheckMs = 1'000;
+  constexpr int kCheckMs = 1'000;
   poll(watched.data(), watched.size(),
-       strangers_.empty() ? -1 : kStrangerCheckMs);
+       accepts && strangers_.empty() ? -1 : kCheckMs);
   uint64_t wakes = 0;
   // Nothing to read if the thread woke for another reason.
   (void)!read(wake_.get(), &wakes, sizeof(wakes));
-  Accept();
+  if (accepting()) Accept();
   HearStrangers();
   ForgetGone();
 }
@@ -173,6 +177,12 @@ void LocalDoor::Serve() {
 void LocalDoor::Accept() {
   for (;;) {
     absl::StatusOr<PacketSocket> socket = listener_.Accept();
+    if (absl::IsResourceExhausted(socket.status())) {
+      Log(LogLevel::kWarning, absl::StrCat("shared memory: cannot let in a "
+                                           "worker, which uses TCP: ",
+                                           socket.status().message()));
+      accept_from_ = clock_.Now() + kAcceptPause;
+    }
     if (!socket.ok()) return;
     if (strangers_.size() >= kStrangersMax) strangers_.pop_front();
     strangers_.push_back(

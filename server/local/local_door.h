@@ -89,6 +89,7 @@ class LocalDoor {
   // Waits until something happens, and handles it.
   void Serve() ABSL_LOCKS_EXCLUDED(mu_);
   void Accept();
+  bool accepting() const { return clock_.Now() >= accept_from_; }
   // Handles the first message of each stranger that has sent one.
   void HearStrangers() ABSL_LOCKS_EXCLUDED(mu_);
   // Errors: the reason for a refusal.
@@ -110,6 +111,8 @@ class LocalDoor {
   // Used by the thread only.
   PacketListener listener_;
   std::list<Stranger> strangers_;
+  // Later than now if the system had no descriptor for a connection.
+  Instant accept_from_;
 
   mutable Mutex mu_;
   std::map<Rank, Member> members_ ABSL_GUARDED_BY(mu_);
