@@ -87,7 +87,7 @@ class Local(unittest.TestCase):
 
     def test_no_worker_leaves_descriptors_behind(self):
         with cohort_of("shm", "--on_worker_loss=wait") as cohort:
-            cohort.server_flags[0] = "--epochs=100"
+            cohort.server_flags[0] = "--epochs=100000"
             cohort.start()
             open_files = pathlib.Path(f"/proc/{cohort.server.pid}/fd")
 
