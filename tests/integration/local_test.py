@@ -85,6 +85,21 @@ class Local(unittest.TestCase):
                 # The killed server's socket is gone, too.
                 self.assertEqual(list(folder.iterdir()), [])
 
+    def test_a_stopped_worker_that_goes_on_changes_nothing(self):
+        """It may read and write memory that is no longer its own."""
+        with cohort_of("shm", "--lease=3s") as cohort:
+            cohort.start()
+            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 8,
+                              "version 8")
+            stopped = cohort.workers[1]
+            stopped.send_signal(signal.SIGSTOP)
+            cohort.await_log("server", "rank 1 is lost")
+            cohort.start_worker(1)
+            cohort.await_log("server", "rank 1: a replacement joined")
+            stopped.send_signal(signal.SIGCONT)
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            self.assertEqual(cohort.model_digest(), self.digest)
+
     def test_no_worker_leaves_descriptors_behind(self):
         with cohort_of("shm", "--on_worker_loss=wait") as cohort:
             cohort.server_flags[0] = "--epochs=100000"
