@@ -10,6 +10,7 @@
 
 #include "common/assignment.h"
 #include "common/evaluation_sums.h"
+#include "common/exchange_names.h"
 #include "common/model_layout.h"
 #include "common/push.h"
 #include "worker/client/client.h"
@@ -18,41 +19,6 @@
 namespace nb = nanobind;
 
 namespace cohort {
-namespace {
-
-const char* NameOf(AssignmentKind kind) {
-  switch (kind) {
-    case AssignmentKind::kTrain:
-      return "train";
-    case AssignmentKind::kEvaluate:
-      return "evaluate";
-    case AssignmentKind::kCollectMoments:
-      return "collect_moments";
-    case AssignmentKind::kFinished:
-      return "finished";
-    case AssignmentKind::kWait:
-      break;
-  }
-  return "wait";
-}
-
-const char* NameOf(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kApplied:
-      return "applied";
-    case Verdict::kDamped:
-      return "damped";
-    case Verdict::kSkipped:
-      return "skipped";
-    case Verdict::kDropped:
-      return "dropped";
-    case Verdict::kRejectedNonfinite:
-      break;
-  }
-  return "rejected_nonfinite";
-}
-
-}  // namespace
 
 kernels::DataType TypeNamed(const std::string& name) {
   if (name == "float64") return kernels::DataType::kFloat64;
@@ -96,7 +62,8 @@ void DefineValues(nb::module_& m) {
       .def_rw("rates_by_workers", &RunPlan::rates_by_workers)
       .def_rw("optimizer", &RunPlan::optimizer);
   nb::class_<Assignment>(m, "Assignment")
-      .def_prop_ro("kind", [](const Assignment& a) { return NameOf(a.kind); })
+      .def_prop_ro("kind",
+                   [](const Assignment& a) { return AssignmentName(a.kind); })
       .def_prop_ro("sequence",
                    [](const Assignment& a) { return a.sequence.value(); })
       .def_prop_ro("attempt",
@@ -117,7 +84,7 @@ void DefineValues(nb::module_& m) {
       .def_ro("failed", &Assignment::failed);
   nb::class_<PushVerdict>(m, "PushVerdict")
       .def_prop_ro("verdict",
-                   [](const PushVerdict& v) { return NameOf(v.verdict); })
+                   [](const PushVerdict& v) { return VerdictName(v.verdict); })
       .def_prop_ro("version",
                    [](const PushVerdict& v) { return v.version.value(); })
       .def_ro("reason", &PushVerdict::reason);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/checksum.h"
+#include "common/exchange_names.h"
 #include "common/formats/file_system.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
@@ -16,38 +17,6 @@ namespace cohort {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-const char* KindName(AssignmentKind kind) {
-  switch (kind) {
-    case AssignmentKind::kTrain:
-      return "train";
-    case AssignmentKind::kEvaluate:
-      return "evaluate";
-    case AssignmentKind::kWait:
-      return "wait";
-    case AssignmentKind::kFinished:
-      return "finished";
-    case AssignmentKind::kCollectMoments:
-      return "collect_moments";
-  }
-  return "unknown";
-}
-
-const char* VerdictName(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kApplied:
-      return "applied";
-    case Verdict::kDamped:
-      return "damped";
-    case Verdict::kSkipped:
-      return "skipped";
-    case Verdict::kDropped:
-      return "dropped";
-    case Verdict::kRejectedNonfinite:
-      return "rejected_nonfinite";
-  }
-  return "unknown";
-}
 
 std::string SumOf(const ByteRope& bytes) {
   return bytes.size_bytes() == 0 ? "" : ChecksumText(bytes.Checksum());
@@ -60,7 +29,7 @@ Json SumsOf(const std::vector<ByteRope>& parts) {
 }
 
 void Describe(const Assignment& assignment, Json& line) {
-  line["kind"] = KindName(assignment.kind);
+  line["kind"] = AssignmentName(assignment.kind);
   if (assignment.kind != AssignmentKind::kTrain) return;
   line["sequence"] = assignment.sequence.value();
   line["attempt"] = assignment.attempt.value();
