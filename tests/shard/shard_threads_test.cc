@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -223,6 +224,50 @@ TEST(ShardThreadsTest, PolicyChangesUnderWayAndEveryPushIsAnswered) {
   run.Run();
   EXPECT_EQ(run.policy_epoch, 1 + kChanges);
   EXPECT_GT(run.samples, 0);
+}
+
+// A session that does something while it is told that it has joined.
+class JoiningSession final : public SessionStream {
+ public:
+  explicit JoiningSession(std::function<void()> meanwhile)
+      : meanwhile_(std::move(meanwhile)) {}
+  void SendJoined(const effect::Joined&) override {
+    meanwhile_();
+    joined.store(true);
+  }
+  void SendAssignment(const Assignment&) override {}
+  void SendStepAborted(const effect::StepAborted&) override {}
+  void End(const absl::Status& status) override {
+    ADD_FAILURE() << "session ended: " << status;
+  }
+
+  std::atomic<bool> joined = false;
+
+ private:
+  const std::function<void()> meanwhile_;
+};
+
+// Otherwise the answer to a later event could overtake one to an earlier event.
+TEST(ShardThreadsTest, EffectsOfALaterEventWaitForThoseUnderWay) {
+  SilentListener listener;
+  const MovedClock clock;
+  Shard shard(TinyShardOptions(/*workers=*/2), nullptr, clock, listener);
+  shard.Start("here");
+  const auto join = [&shard](const std::shared_ptr<SessionStream>& session,
+                             int32_t rank) {
+    const absl::Status joined =
+        shard.Join(*shard.AdmitSession(session),
+                   {.rank = Rank(rank), .run_id = "run", .batch_size = 2});
+    EXPECT_TRUE(joined.ok()) << joined;
+  };
+  const auto second = std::make_shared<JoiningSession>([] {});
+  const auto first = std::make_shared<JoiningSession>([&] {
+    std::jthread([&] { join(second, 1); }).join();
+    EXPECT_FALSE(second->joined.load());
+  });
+  join(first, 0);
+  EXPECT_TRUE(first->joined.load());
+  EXPECT_TRUE(second->joined.load());
 }
 
 }  // namespace
