@@ -320,7 +320,7 @@ TEST_F(RetryingClientTest, ADamagedPullIsReadFiveTimesAtMost) {
   EXPECT_EQ(hooks_.methods, std::vector<std::string>(4, "Pull"));
 }
 
-// What the end of a stream with DATA_LOSS becomes.
+// As Link reports the end of a stream with DATA_LOSS.
 absl::Status Damaged() {
   HandClock clock;
   return Link("host:1", clock)

@@ -9,7 +9,7 @@
 
 namespace cohort {
 
-// What another thread reports, in order.
+// The reports of another thread, in order.
 // Thread safety: safe.
 template <typename Report>
 class Reports {

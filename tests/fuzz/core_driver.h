@@ -97,7 +97,7 @@ class CoreDriver : private sim::CoreHost<CoreDriver> {
 
   Reader& reader_;
   const sim::Scenario scenario_;
-  // What CoreHost's reference refers to.
+  // CoreHost refers to it.
   sim::Checker run_checker_;
   Instant now_ = absl::Seconds(1000);
   int32_t server_incarnation_ = 0;

@@ -1,8 +1,8 @@
 """Scrapers and readers of the live page over a network that damages bytes.
 
 An answer is right, an HTTP error, or a closed connection; training goes on.
-Over plain HTTP only requests are damaged: nobody can see that the bytes of a
-plain answer are others. Over HTTPS both directions are.
+Over plain HTTP only requests are damaged, because a client cannot tell that an
+answer was. Over HTTPS both directions are.
 """
 
 import http.client
