@@ -94,8 +94,9 @@ void StartTraining(const Run& run, Turn& turn) {
   const auto here = static_cast<int32_t>(run.parts.ranks.Usable().size());
   const CoordinatorOptions& options = run.parts.settings.options();
   const std::string who =
-      options.elastic() ? absl::StrCat("workers registered: ", here, " of ",
-                                       WorkersText(options))
+      options.elastic()
+          ? absl::StrCat(here, here == 1 ? " worker is" : " workers are",
+                         " registered (", WorkersText(options), ")")
       : here == run.parts.ranks.size()
           ? absl::StrCat("all ", here, " workers are registered")
           : absl::StrCat(here, " of ", run.parts.ranks.size(),

@@ -3,7 +3,7 @@
 import {byId, make, setText, setTexts} from './dom.js';
 import {UNKNOWN, capitalised, count, decimal, duration, known, percent, plural, smallPercent} from './format.js';
 import {isLong, smoothed} from './smooth.js';
-import {isElastic, isMissing, isWaiting, rankList, sizeText, straggler} from './workers.js';
+import {isElastic, isMissed, isWaiting, lacking, rankList, sizeText, straggler, waitedFor} from './workers.js';
 
 // Messages that are not work of their own: their content was applied already,
 // or is computed again.
@@ -18,11 +18,6 @@ function toneOf(status) {
   }
   return isWaiting(status) ? 'waiting' : 'running';
 }
-
-// Ranks that delay the run. Even in a normal step the server waits for workers
-// between two pushes; those are not listed.
-const waitedFor = (status) =>
-    (isWaiting(status) ? status.waited_for ?? [] : []);
 
 // The default name contains the identifier; an old server sends no name.
 function runText(status) {
@@ -158,9 +153,13 @@ function showSpeed(status) {
 
 function showHoldup(status) {
   const waited = waitedFor(status);
-  const missing = (status.workers ?? []).filter(isMissing);
+  const missing = (status.workers ?? []).filter(
+      (worker) => isMissed(status, worker));
   if (status.ended) {
     showTile('tile-holdup', 'No worker', 'the run is over');
+  } else if (lacking(status) > 0) {
+    showTile('tile-holdup', plural(lacking(status), 'more worker'),
+             'any worker that joins will do', 'warning');
   } else if (waited.length > 0) {
     const silent = Math.max(...waited.map(
         (rank) => (status.workers ?? [])

@@ -27,9 +27,23 @@ export const sizeText = (status) => isElastic(status) ?
         `${count(status.workers_expected)}` :
     `${count(status.workers_live)} of ${count(status.workers_expected)}`;
 
+// The workers without which an elastic cohort does not train.
+export const lacking = (status) => status.ended || !isElastic(status) ? 0 :
+    Math.max(status.workers_min - status.workers_live, 0);
+
+// Ranks that delay the run. Even in a normal step the server waits for workers
+// between two pushes; those are not listed. An elastic cohort waits for no rank
+// that is vacant: any worker will do.
+export function waitedFor(status) {
+  const vacant = new Set(!isElastic(status) ? [] :
+      (status.workers ?? []).filter(isMissing).map(({rank}) => rank));
+  return (isWaiting(status) ? status.waited_for ?? [] : [])
+      .filter((rank) => !vacant.has(rank));
+}
+
 // After the run, no worker counts as missing, and an elastic cohort misses none
 // in particular.
-const isMissed = (status, worker) =>
+export const isMissed = (status, worker) =>
     !status.ended && !isElastic(status) && isMissing(worker);
 
 // "workers 0, 3 and 7", "workers 0, 1, 2 and 61 more".
@@ -115,7 +129,7 @@ function showRow(row, worker, {waited, missed, late, all, barrier, ended}) {
 }
 
 export function updateWorkers(status) {
-  const waited = isWaiting(status) ? status.waited_for ?? [] : [];
+  const waited = waitedFor(status);
   const slow = straggler(status);
   const barrier = hasBarrier(status);
   const late = (worker) => slow.named && worker.rank === slow.rank;
@@ -132,5 +146,6 @@ export function updateWorkers(status) {
           row, workers[i],
           {waited, missed, late, all, barrier, ended: status.ended}));
   setText(byId('workers-note'), status.ended ? 'as they were at the end' :
-      `${sizeText(status)} live`);
+      isElastic(status) ? sizeText(status).replace(',', ' live,') :
+                          `${sizeText(status)} live`);
 }

@@ -287,6 +287,30 @@ class PageStates(page_case.PageCase):
         self.assertTrue(first.startswith("3 "), first)
         self.assertIn("vacant, waited for", first)
 
+    def test_an_elastic_cohort_misses_nobody_above_its_minimum(self):
+        status = statuses.elastic(3)
+        self.show(status)
+        self.assertEqual(self.tile("holdup")[1], "No worker")
+        self.assertIn("workers: 3, from 2 to 4",
+                      self.browser.text("#progress-facts"))
+        self.assertEqual(self.browser.text("#workers-note"),
+                         "3 live, from 2 to 4")
+        self.assertNotIn("waited for", self.browser.text("#worker-rows"))
+
+    def test_an_elastic_cohort_below_its_minimum_waits_for_any_worker(self):
+        status = statuses.elastic(1, "waiting for 1 more worker")
+        # Before the start the server names the lowest vacant ranks.
+        status.update(waited_for=[1])
+        self.show(status)
+        self.assertEqual(self.tile("holdup")[1:],
+                         ["1 more worker", "any worker that joins will do"])
+        self.assertNotIn("waited for", self.browser.text("#worker-rows"))
+        # One that has joined and holds up the others is named.
+        status = statuses.elastic(2, "waiting for worker 1")
+        status.update(waited_for=[1])
+        self.show(status)
+        self.assertEqual(self.tile("holdup")[1], "Worker 1")
+
     def test_only_a_new_state_is_read_out(self):
         server = self.show(statuses.waiting())
         self.browser.script(

@@ -161,6 +161,16 @@ def waiting():
     return status
 
 
+def elastic(live, state="training, elastic"):
+    """A cohort of 2 to 4 workers, of which the first `live` are there."""
+    status = training(workers=4)
+    status.update(workers_min=2, workers_live=live, state=state,
+                  state_text=state)
+    for one in status["workers"][live:]:
+        one.update(worker(one["rank"], state="vacant"))
+    return status
+
+
 def finished():
     status = training(version=4690)
     status.update(state="finished", state_text="over: all 5 epochs are done",
