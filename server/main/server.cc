@@ -121,6 +121,15 @@ void KeepFirst(absl::Status& kept, const absl::Status& status) {
   if (kept.ok()) kept = status;
 }
 
+// "1 worker", "2 to 4 workers".
+std::string WaitedForText(const CoordinatorOptions& options) {
+  const std::string most = absl::StrCat(
+      options.workers, options.workers == 1 ? " worker" : " workers");
+  return options.elastic() && options.workers_min < options.workers
+             ? absl::StrCat(options.workers_min, " to ", most)
+             : most;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> StartServer(
@@ -223,7 +232,7 @@ void Server::PrintStart() {
   const CoordinatorOptions& coordinator = options_.coordinator;
   const std::optional<Checkpoint>& restored = files_->restored();
   out_ << "run " << coordinator.run_id << ": listening on " << address_
-       << ", waiting for " << coordinator.workers << " workers, "
+       << ", waiting for " << WaitedForText(coordinator) << ", "
        << PolicyText(coordinator.policy) << '\n';
   if (restored.has_value()) {
     out_ << "continuing from " << restored->path << ", step "
