@@ -1,27 +1,28 @@
 """Elastic cohorts of real workers: more and fewer of them while they train."""
 
+import collections
 import csv
-import json
 import signal
 import unittest
 
 import history_check
 from processes import BIN, Cohort, kill, run
 
-LIMITS = "--workers=1:5"
+LIMITS = "--workers=1:8"
+EPOCHS = 1000
+# Of batches of 32: three batches of one worker, and parts of a batch of eight.
+GLOBAL_BATCH = 96
 
 
 class Elastic(unittest.TestCase):
-    def status(self, cohort):
-        told = run("cohortctl", "status", "--json",
-                   f"--server={cohort.address}")
-        self.assertEqual(told.returncode, 0, told.stderr)
-        return json.loads(told.stdout)
-
-    def live(self, cohort):
-        """Workers that have been given work, and are there."""
-        return sum(worker["state"] == "live" and worker["sequence"] > 0
-                   for worker in self.status(cohort)["workers"])
+    def trains_with(self, cohort, workers):
+        """Whether so many are there, and no other, and all are at work. One that
+        is frozen is there until its lease has ended, and one that waits is not
+        at work."""
+        live = [worker for worker in cohort.status()["workers"]
+                if worker["state"] == "live"]
+        return len(live) == workers and all(worker["sequence"] > 0
+                                            for worker in live)
 
     def start_worker(self, cohort, name):
         """A worker that takes any free rank."""
@@ -32,11 +33,9 @@ class Elastic(unittest.TestCase):
 
     def await_steps_of(self, cohort, workers):
         """Waits until all of `workers` train, and for a few steps then."""
-        cohort.wait_until(lambda: self.live(cohort) == workers,
-                          f"{workers} workers")
-        version = self.status(cohort)["version"] + 5
-        cohort.wait_until(lambda: self.status(cohort)["version"] >= version,
-                          f"version {version}")
+        cohort.wait_until(lambda: self.trains_with(cohort, workers),
+                          f"{workers} workers", timeout_s=300)
+        cohort.await_version(cohort.status()["version"] + 5)
 
     def drain(self, cohort):
         drained = run("cohortctl", "run", "drain",
@@ -55,34 +54,96 @@ class Elastic(unittest.TestCase):
             return {int(row["workers"]) for row in csv.DictReader(file)
                     if row["workers"]}
 
-    def resize(self, *flags):
-        """From one worker to five and down to two, by all ways to leave."""
-        with Cohort(server_flags=[LIMITS, "--epochs=1000", *flags]) as cohort:
+    def resize(self, *flags, check=None):
+        """From one worker to eight and down to three, by all ways to leave."""
+        with Cohort(server_flags=[LIMITS, f"--epochs={EPOCHS}",
+                                  *flags]) as cohort:
             cohort.start_server()
             self.start_worker(cohort, 0)
             self.await_steps_of(cohort, 1)
-            for name in range(1, 5):
+            self.await_epoch(cohort)
+            for name in range(1, 8):
                 self.start_worker(cohort, name)
-            self.await_steps_of(cohort, 5)
-            cohort.workers[1].send_signal(signal.SIGTERM)
-            kill(cohort.workers[2])
-            cohort.workers[3].send_signal(signal.SIGSTOP)
-            self.await_steps_of(cohort, 2)
+            self.await_steps_of(cohort, 8)
+            for name, signal_ in ((1, signal.SIGTERM), (2, signal.SIGKILL),
+                                  (3, signal.SIGSTOP), (5, signal.SIGTERM),
+                                  (6, signal.SIGKILL)):
+                cohort.workers[name].send_signal(signal_)
+            self.await_steps_of(cohort, 3)
+            samples = cohort.status()["samples_total"] // EPOCHS
+            # The first has had all sizes, the second only this one.
+            for _ in range(2):
+                self.await_epoch(cohort)
             kill(cohort.workers[3])
             self.drain(cohort)
-            for name in (0, 4):
+            for name in (0, 4, 7):
                 self.assertEqual(cohort.workers[name].wait(60), 0,
                                  cohort.log(f"worker{name}"))
             self.check_history(cohort)
+            history = history_check.History(history_check.load(
+                sorted(cohort.dir.glob("*.jsonl"))))
+            self.check_epochs(history, samples)
+            if check is not None:
+                check(history, samples)
             return self.sizes(cohort)
 
+    def await_epoch(self, cohort):
+        """Until the epoch in progress is over."""
+        epoch = cohort.status()["data_epoch"] + 1
+        cohort.wait_until(lambda: cohort.status()["data_epoch"] >= epoch,
+                          f"epoch {epoch}", timeout_s=300)
+
+    def check_epochs(self, history, samples):
+        """Each sample of an epoch that is over was used; history_check sees that
+        none was used twice."""
+        used = collections.defaultdict(set)
+        for push in history.pushes.values():
+            # Where the answer was lost with its worker, the push may count.
+            if push.assignment is not None and (push.applied or push.lost):
+                used[push.assignment["epoch"]].update(
+                    range(*push.assignment["range"]))
+        self.assertGreater(max(used), 0)
+        for epoch in range(max(used)):
+            missing = set(range(samples)) - used[epoch]
+            given = [push for push in history.pushes.values()
+                     if push.assignment is not None and
+                     push.assignment["epoch"] == epoch and
+                     missing & set(range(*push.assignment["range"]))]
+            self.assertFalse(missing, f"epoch {epoch} of {max(used)}: {given}")
+
+    def check_step_samples(self, history, samples):
+        """Each step has GLOBAL_BATCH samples, but the last of an epoch."""
+        steps = collections.defaultdict(list)
+        for push in history.pushes.values():
+            if push.applied and push.assignment is not None:
+                steps[push.version].append(push)
+        sizes = set()
+        for version, pushes in steps.items():
+            members = pushes[0].assignment["members"]
+            if len(pushes) < len(members):
+                continue  # The answer of one was lost with it.
+            ranges = [push.assignment["range"] for push in pushes]
+            if max(end for _, end in ranges) == samples:
+                continue
+            self.assertEqual(sum(end - begin for begin, end in ranges),
+                             GLOBAL_BATCH, f"version {version}: {ranges}")
+            sizes.add(len(members))
+        self.assertLessEqual({1, 3, 8}, sizes)
+
     def test_a_synchronous_cohort(self):
-        sizes = self.resize("--lease=5s")
-        self.assertIn(1, sizes)
-        self.assertIn(5, sizes)
+        # The history names the most in each of its rows.
+        self.assertLessEqual({1, 3, 8}, self.resize("--lease=5s"))
 
     def test_an_asynchronous_cohort(self):
         self.resize("--lease=5s", "--aggregation=async")
+
+    def test_a_step_has_as_many_samples_whatever_the_size(self):
+        self.resize("--lease=5s", f"--global_batch={GLOBAL_BATCH}",
+                    check=self.check_step_samples)
+
+    def test_a_round_of_pushes_has_as_many_samples_whatever_the_size(self):
+        self.resize("--lease=5s", "--aggregation=bounded", "--max_lead=2",
+                    f"--global_batch={GLOBAL_BATCH}")
 
     def test_limits_change_live_and_too_few_workers_wait(self):
         with Cohort(server_flags=["--workers=2:3",
@@ -94,7 +155,7 @@ class Elastic(unittest.TestCase):
             cohort.workers[0].send_signal(signal.SIGTERM)
             cohort.wait_until(
                 lambda: "1 here, want at least 2" in
-                self.status(cohort)["state"], "the run to wait")
+                cohort.status()["state"], "the run to wait")
             changed = run("cohortctl", "policy", "set", "--workers=1:3",
                           f"--server={cohort.address}")
             self.assertEqual(changed.returncode, 0, changed.stderr)
@@ -124,7 +185,10 @@ class Elastic(unittest.TestCase):
                 (["--workers=3:2"], "MIN:MAX with 1 <= MIN <= MAX"),
                 (["--workers=0:2"], "MIN:MAX with 1 <= MIN <= MAX"),
                 (["--workers=2:3", "--on_worker_loss=wait"],
-                 "want continue with --workers=2:3")):
+                 "want continue with --workers=2:3"),
+                (["--workers=2:8", "--global_batch=7"],
+                 "--global_batch: got 7, want sum, or at least 8"),
+                (["--global_batch=all"], "sum")):
             refused = run("cohort-server", "--listen=127.0.0.1:0", *flags)
             self.assertEqual(refused.returncode, 3, refused.stderr)
             self.assertIn(wanted, refused.stderr)

@@ -1,6 +1,7 @@
 """Starts servers and workers as a user would, and ends only what it started."""
 
 import hashlib
+import json
 import os
 import pathlib
 import signal
@@ -144,6 +145,18 @@ class Cohort:
     def await_log(self, name, text):
         """Polls a log until it holds a text."""
         self.until(lambda: text in self.log(name), f"{name} to say '{text}'")
+
+    def status(self):
+        """What `cohortctl status --json` says."""
+        told = run("cohortctl", "status", "--json", "--timeout=60s",
+                   f"--server={self.address}")
+        if told.returncode != 0:
+            raise AssertionError(f"{told.stderr}\n{self.log()}")
+        return json.loads(told.stdout)
+
+    def await_version(self, version):
+        self.wait_until(lambda: self.status()["version"] >= version,
+                        f"version {version}")
 
     def newest_checkpoint(self):
         # One of the same version again is named checkpoint-VERSION.NUMBER.

@@ -1,7 +1,6 @@
 """`cohortctl workers drain`: a real worker leaves after its step."""
 
 import csv
-import json
 import re
 import unittest
 
@@ -15,17 +14,6 @@ STOPPED = "--stopped_exit_code=143"
 
 
 class WorkerDrain(unittest.TestCase):
-    def status(self, cohort):
-        result = run("cohortctl", "status", "--json",
-                     f"--server={cohort.address}")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        return json.loads(result.stdout)
-
-    def await_version(self, cohort, version):
-        cohort.wait_until(
-            lambda: self.status(cohort)["version"] >= version,
-            f"version {version}")
-
     def drain(self, cohort, rank):
         """Returns the version at which the worker had left."""
         result = run("cohortctl", "workers", "drain", f"--rank={rank}",
@@ -46,12 +34,12 @@ class WorkerDrain(unittest.TestCase):
         with Cohort(server_flags=[EPOCHS]) as cohort:
             cohort.worker_flags.append(STOPPED)
             cohort.start()
-            self.await_version(cohort, 5)
+            cohort.await_version(5)
             at = self.drain(cohort, 1)
             self.assertGreaterEqual(at, 5)
             self.assertEqual(cohort.workers[1].wait(30), 143,
                              cohort.log("worker1"))
-            status = self.status(cohort)
+            status = cohort.status()
             # The worker's last step counts, and the next step waits for a
             # replacement.
             self.assertEqual(status["version"], at)
@@ -63,8 +51,8 @@ class WorkerDrain(unittest.TestCase):
                           "assignment: its machine is needed", cohort.log())
 
             cohort.start_worker(1)
-            self.await_version(cohort, at + 3)
-            self.check_each_push_counts_once(self.status(cohort))
+            cohort.await_version(at + 3)
+            self.check_each_push_counts_once(cohort.status())
             self.assertEqual(cohort.finish(), 0, cohort.log())
             self.assertEqual(cohort.model_digest(), digest)
             # The end of the run does not count as leaving early.
@@ -86,12 +74,12 @@ class WorkerDrain(unittest.TestCase):
                                   "--normalization=local",
                                   "--on_worker_loss=continue"]) as cohort:
             cohort.start()
-            self.await_version(cohort, 5)
+            cohort.await_version(5)
             at = self.drain(cohort, 0)
             self.assertEqual(cohort.workers[0].wait(30), 0,
                              cohort.log("worker0"))
-            self.await_version(cohort, at + 3)
-            status = self.status(cohort)
+            cohort.await_version(at + 3)
+            status = cohort.status()
             self.assertEqual(status["counters"]["pushes_duplicate"], 0)
             self.assertEqual(status["counters"]["pushes_dropped"], 0)
             self.assertEqual(cohort.finish(), 0, cohort.log())

@@ -169,6 +169,16 @@ class Jobs(unittest.TestCase):
         for _, batches in results:
             self.assertTrue(all(asked == at for asked, at, _ in batches))
 
+    def test_a_step_larger_than_the_batch_comes_in_parts(self):
+        (_, whole), = run(seen, 1, 1, False, flags=["--epochs=1"])
+        for accumulate, size in ((1, 4), (2, 2)):
+            (_, parts), = run(seen, 1, accumulate, False,
+                              flags=["--epochs=1", "--global_batch=12"])
+            self.assertEqual([len(batch) for _, _, batch in parts],
+                             [size] * (24 // size))
+            self.assertEqual([index for _, _, batch in parts for index in batch],
+                             [index for _, _, batch in whole for index in batch])
+
     def test_parts_of_a_step(self):
         (_, whole), = run(seen, 1, 1, False, flags=["--epochs=1"])
         (_, parts), = run(seen, 1, 2, False, flags=["--epochs=1"])

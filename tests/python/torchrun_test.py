@@ -15,6 +15,7 @@ from unittest import mock
 import cohort
 import torch
 from cohort import _server, _torchrun
+from ports import named_ports
 from ranks import BIN, Server
 
 SCRIPT = pathlib.Path(__file__).parent / "scripts" / "gang.py"
@@ -24,12 +25,6 @@ MISSING = ("no torchrun here" if importlib.util.find_spec(
 # is not leaves the others' output alone.
 OPTIONS = (["--redirects=9:1", "--tee=9:1"]
            if torch.__version__.startswith("1.") else [])
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def is_alive(pid):
@@ -125,7 +120,8 @@ class Torchrun(unittest.TestCase):
         return f"--rank0={json.dumps({'epochs': 2, **flags})}"
 
     def listen(self):
-        return {"COHORT_LISTEN": f"127.0.0.1:{free_port()}"}
+        # All processes of a gang must know it before one listens.
+        return {"COHORT_LISTEN": f"127.0.0.1:{named_ports(1)[0]}"}
 
     def starts_of(self, name, rank=0):
         """Each start of the gang: the version that its first step made."""
