@@ -8,6 +8,8 @@ import socket
 import subprocess
 import time
 
+from ports import named_ports
+
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue")
 # For a loaded machine, on which Slurm may hold a requeued task for two
 # minutes.
@@ -31,17 +33,6 @@ def await_condition(what, condition, deadline_s=DEADLINE_S):
     return value
 
 
-def free_ports(count):
-    taken = [socket.socket() for _ in range(count)]
-    try:
-        for one in taken:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in taken]
-    finally:
-        for one in taken:
-            one.close()
-
-
 class Cluster:
     """Has eight CPUs by its own account, so that tasks of a run need not wait
     for each other."""
@@ -52,7 +43,7 @@ class Cluster:
         host = socket.gethostname().split(".")[0]
         for name in ("state", "spool"):
             (self.dir / name).mkdir()
-        controller_port, node_port = free_ports(2)
+        controller_port, node_port = named_ports(2)
         user = subprocess.run(["id", "-un"], capture_output=True, text=True,
                               check=True).stdout.strip()
         self.conf = self.dir / "slurm.conf"

@@ -4,9 +4,11 @@ mistakes."""
 import hashlib
 import pathlib
 import re
+import sys
 import tempfile
 import textwrap
 import unittest
+from importlib.util import find_spec
 
 import slurm_cluster
 from slurm_cluster import await_condition
@@ -26,6 +28,23 @@ COHORT_MAX_STEPS=2000
 COHORT_CHECKPOINT_EVERY=50
 END
 """
+
+
+# The first run's settings are for cohort-worker; a script has its own.
+SCRIPT = '''import cohort
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+images = torch.randn(512, 1, 8, 8)
+data = torch.utils.data.TensorDataset(images, (images.mean((1, 2, 3)) > 0).long())
+model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(),
+                      nn.Flatten(), nn.Linear(144, 2))
+job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.05))
+for x, y in job.data(data, batch_size=8):
+    job.backward(nn.functional.cross_entropy(model(x), y))
+    job.step()
+'''
 
 
 def commands(heading):
@@ -50,16 +69,17 @@ class Slurm(unittest.TestCase):
         environment = self.cluster.environment
         environment["PATH"] = f"{editor.parent}:{environment['PATH']}"
 
-    def submit(self, name, more=""):
-        """Types what the README says; returns the run's folder, and the jobs of
-        server and workers."""
+    def submit(self, name, more="", worker="sbatch worker.sbatch"):
+        """Types what the README says, with `worker` for its last line; returns
+        the run's folder, and the jobs of server and workers."""
         home = self.dir / name
         home.mkdir()
         self.cluster.environment["HOME"] = str(home)
         text = commands("First run")
         self.assertIn("sbatch server.sbatch\n", text)
+        text = text.replace("sbatch server", f"{more}\nsbatch server")
         submitted = self.cluster.run(
-            text.replace("sbatch server", f"{more}\nsbatch server"), cwd=ROOT)
+            text.replace("sbatch worker.sbatch", worker), cwd=ROOT)
         return (home / "runs/demo",
                 *re.findall(r"Submitted batch job (\d+)", submitted))
 
@@ -108,6 +128,22 @@ class Slurm(unittest.TestCase):
         text = (folder / "server.log").read_text(errors="replace")
         for rank in range(2):
             self.assertIn(f"rank {rank} has left", text)
+
+    @unittest.skipUnless(find_spec("torch"), "no torch")
+    def test_a_python_script_takes_the_place_of_the_program(self):
+        script = self.dir / "train.py"
+        script.write_text(SCRIPT)
+        # What the README says of a Python script.
+        line = f"sbatch worker.sbatch {sys.executable} {script}"
+        self.assertIn("sbatch worker.sbatch python3 train.py\n",
+                      (ROOT / "deploy/slurm/README.md").read_text())
+        plain = self.await_end(self.submit("plain_script", worker=line)[0])
+        folder, _, workers = self.submit("script", worker=line)
+        self.await_checkpoints(folder, 2)
+        self.cluster.run(f"scontrol requeue {workers}_1")
+        self.cluster.start_at_once(f"{workers}_1")
+        self.assertEqual(self.await_end(folder), plain)
+        self.assertIn("rank 1 has left", (folder / "server.log").read_text())
 
     def test_a_mistake_fails_the_task_and_is_not_repeated(self):
         folder, server, workers = self.submit(
