@@ -70,7 +70,9 @@ constexpr Setting kClient[] = {
     {GRPC_ARG_ENABLE_RETRIES, 0},
     {GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1},
     {GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100},
-    {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1'000},
+    // The limit on one attempt to connect. A server on a busy machine may need
+    // seconds for the handshake; where nobody listens an attempt ends at once.
+    {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000},
     {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000},
     {GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1'000},
     // A lost DNS query is repeated after this time; by default the resolver

@@ -444,13 +444,11 @@ absl::Status GrpcClient::ConnectLocally() {
   if (local.ok()) {
     connection_->local = *std::move(local);
   } else if (options_.local == LocalMode::kSharedMemory) {
-    return final_ = absl::FailedPreconditionError(
-               absl::StrCat("--local=shm: ", local.status().message(),
-                            "; start worker and server on one host and as one "
-                            "user, in containers "
-                            "with one network namespace or with the server's "
-                            "--local_dir, or "
-                            "use --local=auto"));
+    return final_ = absl::FailedPreconditionError(absl::StrCat(
+               "--local=shm: ", local.status().message(),
+               "; start worker and server on one host and as one user, in "
+               "containers with one network namespace or with the server's "
+               "--local_dir, or use --local=auto"));
   } else {
     path = absl::StrCat("gradients and weights go over TCP: ",
                         local.status().message());
