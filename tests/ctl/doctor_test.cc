@@ -244,6 +244,31 @@ TEST(WorkersCheckTest, NamesThoseThatAreAway) {
   EXPECT_EQ(check.found, "1 of 2 are away: rank 1");
 }
 
+TEST(WorkersCheckTest, AnElasticCohortMayHaveVacantRanks) {
+  v1::Status status = ExampleStatus();
+  status.set_workers_expected(2);
+  status.set_workers_min(1);
+  EXPECT_EQ(CheckWorkers(status).result, Result::kOk);
+  EXPECT_EQ(CheckWorkers(status).found, "1 are there, 1 to 2 may be");
+  status.set_workers_min(2);
+  EXPECT_EQ(CheckWorkers(status).result, Result::kWarning);
+}
+
+TEST(RunCheckTest, AnElasticCohortBelowItsMinimumNeedsAnyWorker) {
+  v1::Status status = ExampleStatus();
+  status.set_workers_expected(3);
+  status.set_workers_min(2);
+  status.set_ended(false);
+  status.set_phase("waiting");
+  status.set_state("waiting for 1 more worker");
+  status.clear_waited_for();
+  const Check check = CheckRun(status);
+  EXPECT_EQ(check.result, Result::kFailed);
+  EXPECT_EQ(check.fix,
+            "start a cohort-worker; or lower MIN: cohortctl policy set "
+            "--workers=MIN:3");
+}
+
 TEST(OpenFilesCheckTest, SaysHowToRaiseTheLimit) {
   EXPECT_EQ(CheckOpenFiles(1024, 1024).result, Result::kOk);
   EXPECT_THAT(CheckOpenFiles(256, 4096).fix, HasSubstr("ulimit -n 1024"));

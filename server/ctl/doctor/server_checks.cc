@@ -202,9 +202,18 @@ Check CheckRun(const v1::Status& status) {
                                 worker.state() != "live";
                        });
   };
-  const bool any_away =
-      status.phase().empty() || std::any_of(status.waited_for().begin(),
-                                            status.waited_for().end(), is_away);
+  const bool too_few = status.workers_min() > 0 && status.waited_for().empty();
+  const bool any_away = too_few || status.phase().empty() ||
+                        std::any_of(status.waited_for().begin(),
+                                    status.waited_for().end(), is_away);
+  if (status.workers_min() > 0 && any_away) {
+    return Of(
+        "run", Check::Result::kFailed,
+        absl::StrCat("it does not go on: ", state),
+        absl::StrCat("start a cohort-worker; or lower MIN: cohortctl policy "
+                     "set --workers=MIN:",
+                     status.workers_expected()));
+  }
   return any_away
              ? Of("run", Check::Result::kFailed,
                   absl::StrCat("it does not go on: ", state),
@@ -274,6 +283,22 @@ Check CheckClock(const v1::Status& status, absl::Time asked,
 }
 
 Check CheckWorkers(const v1::Status& status) {
+  // An elastic cohort may have vacant ranks.
+  if (status.workers_min() > 0) {
+    const auto here = std::count_if(
+        status.workers().begin(), status.workers().end(),
+        [](const v1::WorkerStatus& worker) {
+          return worker.state() == "live" || worker.state() == "finished";
+        });
+    const std::string found =
+        absl::StrCat(here, " are there, ", status.workers_min(), " to ",
+                     status.workers_expected(), " may be");
+    return here >= status.workers_min()
+               ? Of("workers", Check::Result::kOk, found)
+               : Of("workers", Check::Result::kWarning, found,
+                    "start more: cohort-worker --server=HOST:PORT; the logs of "
+                    "those before tell why they ended");
+  }
   std::vector<std::string> away;
   for (const v1::WorkerStatus& worker : status.workers()) {
     if (worker.state() == "live" || worker.state() == "finished") continue;
