@@ -30,6 +30,9 @@ _FINAL_CODES = (2, 3, 7, 8)
 _FIRST_S = 5.0
 # Seconds that a finished run has to be written.
 _END_S = 120.0
+# Seconds that a worker has for what it does after the end of the run, if it may
+# have been started too late for it.
+_LATE_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,6 +262,8 @@ class _Run:
         self._address = ""
         self._loopback = False
         self._server_restarts = 0
+        # When an elastic run was seen to be over.
+        self._over_at: float | None = None
         self._restarts = [0] * plan.workers
         self._returned: list[Any] = [None] * plan.workers
         # Read from the files of a server that ended well.
@@ -370,6 +375,18 @@ class _Run:
                 if why is not None and self._may_begin(rank, why, len(pending)):
                     pending[self._begin(rank)] = rank
             self._check_server()
+            for call in self._late(pending):
+                del pending[call]
+
+    def _late(self, pending: Mapping[Any, int]) -> list[Any]:
+        """The calls of workers that were started again too late: an elastic run
+        may end without them, and then they find no server."""
+        if ":" not in str(self._plan.flags["workers"]) or self._exit_code() != 0:
+            return []
+        now = time.monotonic()
+        self._over_at = self._over_at or now
+        return [call for call, rank in pending.items() if
+                self._restarts[rank] > 0 and now - self._over_at > _LATE_S]
 
     def _begin(self, rank: int) -> Any:
         # A new actor in place of Ray's restart of the old one: calls to an actor
