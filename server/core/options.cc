@@ -259,7 +259,7 @@ std::string PolicyText(const PolicyOptions& policy) {
   if (!sync) absl::StrAppend(&text, StalenessText(p.staleness));
   if (p.global_batch > 0) {
     absl::StrAppend(&text, ", ", p.global_batch,
-                    sync ? " samples a step" : " samples a push of each");
+                    sync ? " samples a step" : " samples in a push of each worker");
   }
   absl::StrAppend(
       &text, ", ",

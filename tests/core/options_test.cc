@@ -38,6 +38,13 @@ TEST(OptionsTest, SaysOptionSeenAndWanted) {
             "--replacement_deadline: got 0, want above 0");
 }
 
+TEST(OptionsTest, AStepHasASampleForEachWorker) {
+  EXPECT_EQ(Refusal({.workers = 8, .policy = {.global_batch = 7}}),
+            "--global_batch: got 7, want sum, or at least 8: a sample for each "
+            "worker (--workers)");
+  EXPECT_TRUE(Validate({.workers = 8, .policy = {.global_batch = 8}}).ok());
+}
+
 TEST(OptionsTest, RefusesNumbersThatTheOptimizerCannotUse) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(Refusal({.optimizer = {.learning_rate = 0}}),
@@ -154,6 +161,12 @@ TEST(OptionsTest, PolicyTextSaysWhatAutoMeans) {
   EXPECT_EQ(PolicyText({}), "sync, global normalisation, sync statistics");
   EXPECT_EQ(PolicyText({.aggregation = AggregationKind::kAsync}),
             "async, local normalisation, async statistics");
+  EXPECT_EQ(PolicyText({.global_batch = 96}),
+            "sync, 96 samples a step, global normalisation, sync statistics");
+  EXPECT_EQ(
+      PolicyText({.aggregation = AggregationKind::kAsync, .global_batch = 96}),
+      "async, 96 samples in a push of each worker, local normalisation, "
+      "async statistics");
   EXPECT_EQ(PolicyText({.normalization_group = 4}),
             "sync, global normalisation in groups of 4, sync statistics");
   EXPECT_EQ(PolicyText({.normalization = NormalizationKind::kLocal,

@@ -39,6 +39,7 @@ TEST(SettingsTest, ReadingAllBackGivesEqualOptions) {
   options.optimizer.freeze = {"layer4.*", "conv2.weight[:,:,29,13]"};
   options.lease = absl::Milliseconds(1500);
   options.on_worker_loss = OnWorkerLoss::kContinue;
+  options.policy.global_batch = 96;
   CoordinatorOptions read;
   for (const auto& [name, value] : SettingsOf(options)) {
     ASSERT_TRUE(SetSetting(name, value, read).ok()) << name << " " << value;
@@ -138,6 +139,8 @@ TEST(SettingsTest, BadValueIsNamedAndChangesNothing) {
        {Case{"aggregation", "sometimes", "one of sync, bounded, async"},
         Case{"min_pushes", "two", "a whole number"},
         Case{"learning_rate", "nan", "a number"},
+        Case{"global_batch", "all", "sum or a whole number"},
+        Case{"global_batch", "0", "1 or more"},
         Case{"staleness_free", "-", "auto or a whole number"},
         Case{"compensation_adaptive", "maybe", "true or false"},
         Case{"lease", "10", "a duration such as 10s"},
