@@ -14,8 +14,8 @@
 #include "common/listen_address.h"
 #include "common/ops/closed_connection.h"
 #include "common/status_macros.h"
+#include "common/wire/announced_checksum.h"
 #include "common/wire/channel.h"
-#include "common/wire/message_checksum.h"
 #include "common/wire/security.h"
 #include "common/wire/status.h"
 
@@ -118,6 +118,10 @@ absl::StatusOr<Reply> AdminClient::Call(Method method, const Request& request) {
   grpc::ClientContext context;
   if (!connection_->authorization.empty()) {
     context.AddMetadata("authorization", connection_->authorization);
+  }
+  if constexpr (requires { request.has_message_xxh3(); }) {
+    if (request.has_message_xxh3())
+      context.AddMetadata(kChecksumAnnounced, "1");
   }
   context.set_deadline(std::chrono::system_clock::now() +
                        absl::ToChronoMilliseconds(timeout_));

@@ -19,7 +19,7 @@
 #include "common/printable.h"
 #include "common/status_macros.h"
 #include "common/thread_pool.h"
-#include "common/wire/message_checksum.h"
+#include "common/wire/announced_checksum.h"
 #include "common/wire/status.h"
 #include "server/metrics/rate_meter.h"
 #include "server/rpc/caller.h"
@@ -49,10 +49,14 @@ absl::Status CheckLength(absl::string_view what, size_t seen, size_t max) {
       absl::StrCat(what, ": got ", seen, ", want at most ", max));
 }
 
-// Errors: DataLoss: the request has a checksum, and it differs.
+bool AnnouncesChecksum(const grpc::CallbackServerContext& context) {
+  return context.client_metadata().count(kChecksumAnnounced) > 0;
+}
+
+// Errors: those of TakeAnnouncedChecksum.
 template <typename Request>
-absl::Status CheckUndamaged(Request request) {
-  return TakeMessageChecksum(&request);
+absl::Status CheckUndamaged(Request request, bool announced) {
+  return TakeAnnouncedChecksum(&request, announced);
 }
 
 // "anna (spiffe://example.org/cohort/demo/operator)".
@@ -303,7 +307,9 @@ class AdminService final : public v1::Admin::CallbackService {
                                       const v1::SetPolicyRequest* request,
                                       v1::SetPolicyReply* reply) override {
     return Apply(context, "SetPolicy", *request,
-                 [this, request, reply, caller = CallerOf(*context)] {
+                 [this, request, reply, caller = CallerOf(*context),
+                  announced = AnnouncesChecksum(*context)]() -> absl::Status {
+                   COHORT_RETURN_IF_ERROR(CheckUndamaged(*request, announced));
                    return Change(caller, *request, *reply);
                  });
   }
@@ -324,8 +330,9 @@ class AdminService final : public v1::Admin::CallbackService {
     // The record says what was meant: a worker that may finish its step.
     const char* verb = request->after_step() ? "DrainWorker" : "Evict";
     return Apply(context, verb, *request,
-                 [this, request, reply]() -> absl::Status {
-                   COHORT_RETURN_IF_ERROR(CheckUndamaged(*request));
+                 [this, request, reply,
+                  announced = AnnouncesChecksum(*context)]() -> absl::Status {
+                   COHORT_RETURN_IF_ERROR(CheckUndamaged(*request, announced));
                    std::string reason =
                        Printable(request->reason().substr(0, kReasonLengthMax));
                    if (reason.empty()) reason = "requested by an operator";
@@ -414,7 +421,6 @@ class AdminService final : public v1::Admin::CallbackService {
 
   absl::Status Change(const Caller& caller, const v1::SetPolicyRequest& request,
                       v1::SetPolicyReply& reply) {
-    COHORT_RETURN_IF_ERROR(CheckUndamaged(request));
     COHORT_ASSIGN_OR_RETURN(ChangeRequest change, ChangeFrom(request));
     // An author without encryption is only what the client says.
     if (caller.role == PeerRole::kOperator) {

@@ -9,7 +9,7 @@
 #include <map>
 #include <string>
 
-#include "common/wire/message_checksum.h"
+#include "common/wire/announced_checksum.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
 
@@ -93,6 +93,33 @@ class PolicyServiceTest : public ServiceTest {
 
   ServerOptions options_;
 };
+
+// One flipped bit of the length of an entry of the settings, found by the fuzz
+// target "convert": the entry swallows all that follows, and drops it.
+TEST_F(PolicyServiceTest, RequestThatHasLostItsChecksumChangesNothing) {
+  StartTwoSteps();
+  const auto settings = Policy().settings();
+  v1::SetPolicyRequest change;
+  (*change.mutable_settings())["learning_rate"] = "0.3";
+  change.set_dry_run(true);
+  // 32 bytes follow the entry, which has 20.
+  change.set_author("nineteen characters");
+  AddMessageChecksum(&change);
+  std::string bytes = change.SerializeAsString();
+  ASSERT_EQ(bytes.size(), 2u + 20u + 32u);
+  bytes[1] ^= 32;
+  ASSERT_TRUE(change.ParseFromString(bytes));
+  ASSERT_FALSE(change.has_message_xxh3() || change.dry_run());
+  ASSERT_EQ(change.settings().at("learning_rate"), "0.3");
+  v1::SetPolicyReply changed;
+  grpc::ClientContext context;
+  SetDeadline(context);
+  context.AddMetadata(kChecksumAnnounced, "1");
+  EXPECT_EQ(Admin()->SetPolicy(&context, change, &changed).error_code(),
+            grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(Policy().settings().at("learning_rate"),
+            settings.at("learning_rate"));
+}
 
 TEST_F(PolicyServiceTest, RequestWithAWrongChecksumChangesNothing) {
   StartTwoSteps();
