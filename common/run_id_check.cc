@@ -17,4 +17,11 @@ absl::Status CheckRunId(absl::string_view got, absl::string_view want,
   return OtherRunError(got, want, where);
 }
 
+absl::Status AsRunGone(const absl::Status& other_run) {
+  if (other_run.ok()) return other_run;
+  return absl::NotFoundError(
+      absl::StrCat(other_run.message(),
+                   "; this worker's run is gone, a new worker joins that one"));
+}
+
 }  // namespace cohort

@@ -18,4 +18,10 @@ absl::Status OtherRunError(absl::string_view got, absl::string_view want,
 absl::Status CheckRunId(absl::string_view got, absl::string_view want,
                         absl::string_view where = "");
 
+// Such an error for a worker that joined a run before: its server was replaced
+// by one without that run's checkpoint. The same process cannot go on, but one
+// that is started again can. OK stays OK.
+// Errors: NotFound.
+absl::Status AsRunGone(const absl::Status& other_run);
+
 }  // namespace cohort

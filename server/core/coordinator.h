@@ -54,7 +54,7 @@ class Coordinator {
   // ---- sessions
   // Answered with effect Joined, or by the status returned:
   //   AlreadyExists (rank is alive; says when it frees), ResourceExhausted
-  //   (no vacant rank), InvalidArgument, FailedPrecondition (another run),
+  //   (no vacant rank), InvalidArgument, NotFound (another run),
   //   Aborted (that incarnation was replaced).
   absl::Status Join(SessionId session, const JoinRequest& request, Instant now,
                     Effects& out);

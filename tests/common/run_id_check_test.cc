@@ -22,6 +22,14 @@ TEST(RunIdCheckTest, TheMessageSaysWhereItHappened) {
                 "join: got run b, want a: this server holds another run"));
 }
 
+TEST(RunIdCheckTest, AWorkerIsToldThatItsRunIsGone) {
+  EXPECT_EQ(AsRunGone(CheckRunId("b", "a")),
+            absl::NotFoundError("got run b, want a: this server holds another "
+                                "run; this worker's run is gone, a new worker "
+                                "joins that one"));
+  EXPECT_EQ(AsRunGone(absl::OkStatus()), absl::OkStatus());
+}
+
 // If a run must be named, an empty name is a different run.
 TEST(RunIdCheckTest, TheErrorAlsoNamesAnEmptyRun) {
   EXPECT_EQ(OtherRunError("", "a"),

@@ -53,8 +53,9 @@ TEST(CoordinatorMembershipTest, RefusesWhatCanNeverBeRight) {
   JoinRequest other = Anyone();
   other.run_id = "older";
   EXPECT_EQ(core.Join(SessionId(1), other, kNow, out),
-            absl::FailedPreconditionError("join: got run older, want run: this "
-                                          "server holds another run"));
+            absl::NotFoundError("join: got run older, want run: this server "
+                                "holds another run; this worker's run is gone, "
+                                "a new worker joins that one"));
   EXPECT_THAT(out, IsEmpty());
 }
 

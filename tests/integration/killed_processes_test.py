@@ -124,6 +124,22 @@ class KilledProcesses(unittest.TestCase):
                 for rank, worker in cohort.workers.items():
                     self.assertEqual(worker.wait(30), 0, cohort.log(f"worker{rank}"))
 
+    def test_a_server_without_a_checkpoint_is_another_run(self):
+        """Workers of the run that is gone end; new ones join the new run."""
+        with Cohort(workers=2, server_flags=["--epochs=100000"]) as cohort:
+            cohort.start()
+            cohort.await_log("server", "training starts")
+            kill(cohort.server)
+            cohort.server_flags = [EPOCHS]
+            cohort.start_server()
+            for rank in range(2):
+                self.assertEqual(cohort.workers[rank].wait(120), 5)
+                self.assertIn("this worker's run is gone",
+                              cohort.log(f"worker{rank}"))
+                cohort.start_worker(rank)
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            self.assertEqual(cohort.model_digest(), self.digest)
+
     def test_the_others_go_on_without_a_killed_worker(self):
         with self.checkpointing("--on_worker_loss=continue",
                                 workers=3) as cohort:

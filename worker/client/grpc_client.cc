@@ -397,8 +397,8 @@ v1::Join GrpcClient::MakeJoin() const {
 absl::Status GrpcClient::CheckSameRun(const Membership& membership) const {
   if (!membership_.has_value()) return absl::OkStatus();
   if (membership.run_id != membership_->run_id) {
-    return OtherRunError(membership.run_id, membership_->run_id,
-                         absl::StrCat(options_.server, ": "));
+    return AsRunGone(OtherRunError(membership.run_id, membership_->run_id,
+                                   absl::StrCat(options_.server, ": ")));
   }
   if (membership.rank != membership_->rank) {
     return absl::FailedPreconditionError(

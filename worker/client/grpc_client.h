@@ -103,7 +103,8 @@ class GrpcClient final : public Client {
   // may have other addresses, or may not resolve a second time.
   void FollowPeer(const std::string& peer);
   v1::Join MakeJoin() const;
-  // Errors: FailedPrecondition if this is not the run or rank joined before.
+  // Errors: NotFound if this is not the run joined before, FailedPrecondition
+  //   if it is not the rank.
   absl::Status CheckSameRun(const Membership& membership) const;
 
   // Errors: the reason why no call can be made now.

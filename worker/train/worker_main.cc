@@ -204,6 +204,8 @@ int ExitCodeForRun(const absl::Status& status) {
       return kExitOk;
     case absl::StatusCode::kDeadlineExceeded:
     case absl::StatusCode::kUnavailable:
+    // The server of this worker's run is gone.
+    case absl::StatusCode::kNotFound:
       return kExitUnreachable;
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kFailedPrecondition:

@@ -126,7 +126,8 @@ absl::StatusOr<Roster::Joined> Roster::Join(
   }
   COHORT_RETURN_IF_ERROR(
       CheckStepBatches(settings_.policy().global_batch, request.batch_size));
-  COHORT_RETURN_IF_ERROR(CheckRunId(request.run_id, run_id, "join: "));
+  COHORT_RETURN_IF_ERROR(
+      AsRunGone(CheckRunId(request.run_id, run_id, "join: ")));
   if (request.incarnation != Incarnation()) {
     return Rejoin(session, request, turn);
   }

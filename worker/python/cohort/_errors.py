@@ -30,12 +30,13 @@ class ConfigurationError(CohortError):
 
 
 class RunMismatchError(CohortError):
-    """The model or the data differs from the run's, or the server belongs to
-    another run. The text names the first difference."""
+    """The model or the data differs from the run's. The text names the first
+    difference."""
 
 
 class ServerUnreachableError(CohortError):
-    """The server did not answer for `server_timeout` seconds."""
+    """The server did not answer for `server_timeout` seconds, or it was replaced
+    by one of another run."""
 
 
 class AccessDeniedError(CohortError):
@@ -59,6 +60,7 @@ STOPPED_EXIT_CODE = 75
 _KINDS: dict[str, type[CohortError]] = {
     "DEADLINE_EXCEEDED": ServerUnreachableError,
     "UNAVAILABLE": ServerUnreachableError,
+    "NOT_FOUND": ServerUnreachableError,
     "UNAUTHENTICATED": AccessDeniedError,
     "PERMISSION_DENIED": AccessDeniedError,
     "FAILED_PRECONDITION": RunMismatchError,
