@@ -258,8 +258,9 @@ std::string PolicyText(const PolicyOptions& policy) {
   const bool sync = p.aggregation == AggregationKind::kSync;
   if (!sync) absl::StrAppend(&text, StalenessText(p.staleness));
   if (p.global_batch > 0) {
-    absl::StrAppend(&text, ", ", p.global_batch,
-                    sync ? " samples a step" : " samples in a push of each worker");
+    absl::StrAppend(
+        &text, ", ", p.global_batch,
+        sync ? " samples a step" : " samples in a push of each worker");
   }
   absl::StrAppend(
       &text, ", ",
