@@ -437,7 +437,7 @@ TEST(ClientConnectionTest, AnotherRunUnderTheSameAddressIsFinal) {
   };
   server.EndSession(absl::UnavailableError("restarting"));
   const absl::Status status = client->NextAssignment().status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(status.message()), HasSubstr("run-2"));
 }
 

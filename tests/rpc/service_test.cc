@@ -115,7 +115,7 @@ TEST_F(ServiceTest, AnotherRunIsRefused) {
   StartWithTwoWorkers(TinyOptions());
   HandWorker stranger(server_->address());
   EXPECT_EQ(stranger.Join(std::nullopt, "elsewhere").error_code(),
-            grpc::StatusCode::FAILED_PRECONDITION);
+            grpc::StatusCode::NOT_FOUND);
 
   HandWorker& worker = *workers_[0];
   worker.sender().set_run_id("elsewhere");
