@@ -143,6 +143,15 @@ TEST_F(LocalDoorTest, AGradientIsNotOverwrittenBeforeItIsReleased) {
   EXPECT_EQ(FloatsOf(*peer->Gradient(1)), (std::vector<float>{5, 6}));
 }
 
+TEST_F(LocalDoorTest, AGradientThatWasNotAnnouncedIsNotWaitedFor) {
+  const auto link = Enter();
+  const auto peer = door_->Find(kRank, kFirst);
+  ASSERT_TRUE(Write(*link, 1, {3, 4}).ok());
+  link->TakeBack(1);
+  ASSERT_TRUE(Write(*link, 1, {5, 6}).ok());
+  EXPECT_EQ(FloatsOf(*peer->Gradient(1)), (std::vector<float>{5, 6}));
+}
+
 TEST_F(LocalDoorTest, AWaitEndsIfTheConnectionDoes) {
   const auto link = Enter();
   const auto peer = door_->Find(kRank, kFirst);

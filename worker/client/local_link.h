@@ -48,6 +48,12 @@ class LocalLink {
                      const Clock& clock, absl::Duration patience,
                      absl::FunctionRef<absl::Status()> check);
 
+  // The server was not told about the gradient that was written last for this
+  // partition, and never will be.
+  void TakeBack(int32_t partition) {
+    --written_[static_cast<size_t>(partition)];
+  }
+
   // Weights of the server. They are not written to before this worker opens its
   // next push.
   // Errors: DataLoss: the place is not in a file that the server has passed.

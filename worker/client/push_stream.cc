@@ -26,6 +26,7 @@ PushStream::PushStream(const std::shared_ptr<grpc::Channel>& channel,
 
 absl::Status PushStream::Open(const PushKey& key, const PushOpening& opening) {
   open_ = key;
+  in_arena_.assign(partitions_.size(), false);
   {
     MutexLock lock(link_.mu);
     Await(key);
@@ -50,19 +51,17 @@ absl::Status PushStream::SendGradient(int32_t partition,
                                        absent_slices.end());
   header->set_encoding(v1::ENCODING_FLOAT32);
   COHORT_RETURN_IF_ERROR(CheckPayload(*header, gradient, spec->elements));
-  if (local_ != nullptr) {
-    COHORT_RETURN_IF_ERROR(WriteLocally(partition, gradient));
-    header->set_in_arena(true);
-    AddMessageChecksum(&request);
-    return Send(request, ByteRope());
+  if (local_ != nullptr && !in_arena_[static_cast<size_t>(partition)]) {
+    return SendLocally(partition, gradient, request);
   }
   DescribePayload(gradient, header);
   AddMessageChecksum(&request);
   return Send(request, gradient);
 }
 
-absl::Status PushStream::WriteLocally(int32_t partition,
-                                      const ByteRope& gradient) {
+absl::Status PushStream::SendLocally(int32_t partition,
+                                     const ByteRope& gradient,
+                                     v1::ExchangeRequest& request) {
   // The server releases a gradient with or before the verdict; only a fold that
   // has become useless may take longer.
   constexpr absl::Duration kPatience = absl::Minutes(1);
@@ -72,10 +71,23 @@ absl::Status PushStream::WriteLocally(int32_t partition,
         COHORT_RETURN_IF_ERROR(link_.CheckLocked());
         return link_.tracker.CheckTaken();
       });
-  if (!absl::IsDeadlineExceeded(written)) return written;
-  const absl::Status broken = absl::UnavailableError(written.message());
-  link_.Break(broken);
-  return broken;
+  if (absl::IsDeadlineExceeded(written)) {
+    const absl::Status broken = absl::UnavailableError(written.message());
+    link_.Break(broken);
+    return broken;
+  }
+  COHORT_RETURN_IF_ERROR(written);
+  request.mutable_gradient()->set_in_arena(true);
+  AddMessageChecksum(&request);
+  const absl::Status sent = Send(request, ByteRope());
+  if (sent.ok()) {
+    in_arena_[static_cast<size_t>(partition)] = true;
+  } else {
+    // The step has ended early, or the connection is over, and with it the
+    // arena.
+    local_->TakeBack(partition);
+  }
+  return sent;
 }
 
 absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {

@@ -68,8 +68,9 @@ class PushStream {
   absl::Status OnWeights(const PushKey& key, Reply& reply);
   // Where the weights of a reply lie: in it, or in shared memory.
   absl::StatusOr<ByteRope> WeightsOf(Reply& reply, int64_t elements);
-  // Copies a gradient into shared memory.
-  absl::Status WriteLocally(int32_t partition, const ByteRope& gradient);
+  // Copies a gradient into shared memory and tells the server.
+  absl::Status SendLocally(int32_t partition, const ByteRope& gradient,
+                           v1::ExchangeRequest& request);
   absl::Status OnVerdict(const PushKey& key, const v1::PushVerdict& proto);
   bool CompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
   // Errors: InvalidArgument if there is no trainable partition `index`.
@@ -86,6 +87,9 @@ class PushStream {
 
   // Used by the driving thread only: the push in progress.
   std::optional<PushKey> open_;
+  // By partition: its gradient is in shared memory. A repetition goes as bytes,
+  // because the place is not free before the push is over.
+  std::vector<bool> in_arena_;
 
   // The same push, for the reactions, and the answers to it.
   std::optional<PushKey> awaited_ ABSL_GUARDED_BY(link_.mu);
