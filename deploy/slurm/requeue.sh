@@ -22,16 +22,23 @@ use_certificates() {
   fi
 }
 
+# Whether another start would end in the same way. Argument: the exit code of
+# the program.
+is_mistake() {
+  case $1 in
+    2 | 3 | 4 | 7 | 8) return 0 ;;
+  esac
+  return 1
+}
+
 # Ends the task: puts it back into the queue if another start may help.
 # Argument: the exit code of the program.
 finish() {
-  case $1 in
-    0) exit 0 ;;
-    2 | 3 | 4 | 7 | 8)
-      echo "exit code $1: it would end so again; read the lines above" >&2
-      exit "$1"
-      ;;
-  esac
+  if (($1 == 0)); then exit 0; fi
+  if is_mistake "$1"; then
+    echo "exit code $1: it would end so again; read the lines above" >&2
+    exit "$1"
+  fi
   # A task that is cancelled, preempted or requeued is not running any more.
   if [[ $(squeue -h -j "$SLURM_JOB_ID" -o %T) == RUNNING ]]; then
     if ((${SLURM_RESTART_COUNT:-0} < restarts_max)); then
