@@ -121,7 +121,10 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 
     def start_at_once(self, job):
         """A task that was put back into the queue: Slurm would hold it for two
-        minutes."""
+        minutes.
+
+        Not within the same second: slurmd then takes the task's permission for
+        the one that it has just revoked, and the task fails for good."""
         await_condition(f"{job} to be in the queue", lambda: "PENDING" in
                         self.output("squeue", "-h", "-j", job, "-o", "%T"))
-        self.run(f"scontrol update JobId={job} StartTime=now")
+        self.run(f"scontrol update JobId={job} StartTime=now+10")

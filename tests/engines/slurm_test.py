@@ -162,6 +162,28 @@ class Slurm(unittest.TestCase):
                         lambda: not self.cluster.output("squeue", "-h"))
         self.assertNotIn("back into the queue", self.logs(folder))
 
+    def test_workers_end_with_a_server_that_cannot_start(self):
+        folder, _, _ = self.submit("failed",
+                                   "echo COHORT_WORKERS=3:1 >>run.env")
+        await_condition("the end of all jobs",
+                        lambda: not self.cluster.output("squeue", "-h"), 300)
+        for rank in range(2):
+            self.assertIn("the server has failed",
+                          (folder / f"worker-{rank}.log").read_text())
+
+    def test_the_end_of_an_earlier_run_ends_no_worker(self):
+        folder, _, _ = self.submit("longer")
+        self.await_end(folder)
+        cluster = self.cluster
+        cluster.run("echo COHORT_EPOCHS=6 >>run.env; sbatch worker.sbatch",
+                    cwd=folder)
+        await_condition("a worker that waits", lambda: "waiting for" in (
+            folder / "worker-0.log").read_text())
+        cluster.run("sbatch server.sbatch", cwd=folder)
+        self.await_end(folder)
+        self.assertIn("all 6 epochs are done",
+                      (folder / "server.log").read_text(errors="replace"))
+
 
 if __name__ == "__main__":
     unittest.main()
