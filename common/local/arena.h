@@ -13,7 +13,7 @@ namespace cohort {
 struct ArenaLayout {
   // By partition, in bytes; multiples of 64.
   std::vector<int64_t> offsets;
-  // The last entry of a sum over all partitions; above 0.
+  // The whole arena; above 0.
   int64_t size_bytes = 0;
 };
 

@@ -32,7 +32,8 @@ absl::Status CheckChange(const CoordinatorOptions& before,
 ChangeAnswer AnswerTo(const RunSettings::Outlook& outlook,
                       const RunSettings& settings, Version version);
 
-// What follows for `present` workers if the cohort is too small for `target`:
+// The consequence for `present` workers if the cohort is too small for
+// `target`:
 // "; training pauses until ..."; otherwise empty.
 std::string PauseText(const CoordinatorOptions& target, int32_t present);
 

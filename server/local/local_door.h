@@ -44,7 +44,7 @@ struct LocalDoorOptions {
 // Thread safety: safe. Has a thread of its own.
 class LocalDoor {
  public:
-  // What a worker is told when it joins.
+  // The part of the answer to a join that concerns shared memory.
   struct Offer {
     std::string socket;
     std::string token;

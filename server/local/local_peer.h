@@ -23,8 +23,8 @@
 
 namespace cohort {
 
-// What the server shares with one worker process of its host: an arena into
-// which the worker writes its gradients, and the files in which weights lie.
+// The memory that the server shares with one worker process of its host: an
+// arena into which the worker writes its gradients, and the files of weights.
 //
 // The server does not trust the worker to wait: one that writes while its
 // gradient is folded harms the sum exactly as one that sends a wrong gradient

@@ -29,7 +29,7 @@ struct ServerOptions {
   int32_t connections_per_address = 0;
   // auto, shm or tcp; see the flag.
   std::string local = "auto";
-  // Folder of the socket for shared memory; empty: a new one.
+  // Folder of the socket for shared memory; empty: the socket has no path.
   std::string local_dir;
   // run_id and first_incarnation are chosen by the server.
   CoordinatorOptions coordinator;

@@ -133,7 +133,7 @@ class Slurm(unittest.TestCase):
     def test_a_python_script_takes_the_place_of_the_program(self):
         script = self.dir / "train.py"
         script.write_text(SCRIPT)
-        # What the README says of a Python script.
+        # The README's line for a Python script.
         line = f"sbatch worker.sbatch {sys.executable} {script}"
         self.assertIn("sbatch worker.sbatch python3 train.py\n",
                       (ROOT / "deploy/slurm/README.md").read_text())

@@ -10,7 +10,7 @@ from processes import BIN, Cohort, kill, run
 
 LIMITS = "--workers=1:8"
 EPOCHS = 1000
-# Of batches of 32: three batches of one worker, and parts of a batch of eight.
+# In batches of 32: three batches of one worker, and parts of a batch of eight.
 GLOBAL_BATCH = 96
 
 

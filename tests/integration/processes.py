@@ -147,7 +147,7 @@ class Cohort:
         self.until(lambda: text in self.log(name), f"{name} to say '{text}'")
 
     def status(self):
-        """What `cohortctl status --json` says."""
+        """The answer of `cohortctl status --json`."""
         told = run("cohortctl", "status", "--json", "--timeout=60s",
                    f"--server={self.address}")
         if told.returncode != 0:

@@ -346,7 +346,7 @@ TEST_F(LocalDoorTest, RemovesTheSocketsOfKilledServersOnly) {
   {
     auto listener = PacketListener::Open(left);
     ASSERT_TRUE(listener.ok());
-    // What a killed process leaves.
+    // A killed process leaves its socket behind.
     ASSERT_EQ(link(left.c_str(), dir_.File("kept").c_str()), 0);
   }
   ASSERT_EQ(rename(dir_.File("kept").c_str(), left.c_str()), 0);
