@@ -191,6 +191,8 @@ absl::Status RunRecorder::OpenEvents() {
 
 void RunRecorder::Add(const CommitRecord& record, Window& window) {
   ++window.commits;
+  window.members_max =
+      std::max(window.members_max, static_cast<int32_t>(record.members.size()));
   window.last = record;
   // A skipped step has no loss worth averaging.
   if (record.skipped) return;
@@ -335,9 +337,9 @@ void RunRecorder::WriteRow(const Row& row) {
   }
   int32_t workers = workers_;
   if (row.window.has_value()) {
-    // The run may be shorter than the interval at which the status is read.
-    const auto members = row.window->last.members.size();
-    workers = std::max(workers, static_cast<int32_t>(members));
+    // The run, or an elastic cohort's time at one size, may be shorter than the
+    // interval at which the status is read.
+    workers = std::max(workers, row.window->members_max);
   }
   std::string test = ",";
   std::string measures = ",";

@@ -110,6 +110,8 @@ class RunRecorder {
     int64_t labels = 0;
     // The training program's measures: sums and weights by name.
     std::map<std::string, std::pair<double, double>> measures;
+    // The most members of one step.
+    int32_t members_max = 0;
     Instant begin;
     CommitRecord last;
   };

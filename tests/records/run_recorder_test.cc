@@ -110,6 +110,28 @@ TEST(RunRecorderTest, MeasuresOfTheTrainingProgramHaveATableOfTheirOwn) {
                           "3,6,iou,0.75,8"));
 }
 
+TEST(RunRecorderTest, ARowNamesTheMostWorkersOfItsSteps) {
+  const TempDir folder;
+  std::ostringstream out;
+  const SteadyClock clock;
+  RecorderOptions options;
+  options.results_dir = folder.path();
+  // The status is read when more have left, and knows two.
+  absl::StatusOr<std::unique_ptr<RunRecorder>> recorder =
+      RunRecorder::Open(options, out, clock, [] { return Training(); });
+  ASSERT_TRUE(recorder.ok()) << recorder.status();
+  (*recorder)->Begin();
+  (*recorder)->Committed({.version = Version(1), .members = {Rank(0)}});
+  (*recorder)->Committed(
+      {.version = Version(2), .members = {Rank(0), Rank(1), Rank(4), Rank(6)}});
+  (*recorder)->Committed(
+      {.version = Version(3), .members = {Rank(0), Rank(4), Rank(6)}});
+  (*recorder)->Finish();
+  const std::vector<std::string> lines = Lines(folder.File("history.csv"));
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_THAT(lines[1], HasSubstr(",4,\"sync,"));
+}
+
 // The initial policy of a run.
 PolicyRecord FirstPolicy() {
   return {.policy_epoch = 1, .changed = SettingsOf({}), .text = "sync"};
