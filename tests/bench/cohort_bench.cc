@@ -81,26 +81,34 @@ absl::Status BenchExchange() {
   return absl::OkStatus();
 }
 
+// The way and number of contributions, and the times of Cohort and of bare TCP.
 absl::Status BenchRendezvous() {
   const int64_t channels = absl::GetFlag(FLAGS_channels);
   const int32_t rounds = absl::GetFlag(FLAGS_rounds);
-  COHORT_ASSIGN_OR_RETURN(const std::vector<double> tcp,
-                          TcpRendezvousSeconds(channels * 16, rounds));
-  absl::PrintF("rendezvous of 2 workers, %d channels, %d rounds\n", channels,
-               rounds);
-  absl::PrintF("%-10s %-10s %10s %10s %10s\n", "together", "", "us", "TCP us",
-               "x TCP");
-  for (const int32_t together : {1, 2, 4}) {
+  absl::PrintF("rendezvous, %d channels, %d rounds, in microseconds\n",
+               channels, rounds);
+  absl::PrintF("%-8s %-9s %-5s %10s %10s %10s %10s %8s\n", "workers",
+               "together", "way", "p50", "p99", "TCP p50", "TCP p99", "x TCP");
+  for (const int32_t workers : {1, 2}) {
     COHORT_ASSIGN_OR_RETURN(
-        const std::vector<double> cohort,
-        RendezvousSeconds(
-            Plaintext(),
-            {.channels = channels, .together = together, .rounds = rounds}));
-    for (const double q : {0.5, 0.99}) {
-      const double ours = Quantile(cohort, q) * 1e6;
-      const double bare = Quantile(tcp, q) * 1e6;
-      absl::PrintF("%-10d p%-9.0f %10.1f %10.1f %10.2f\n", together, q * 100,
-                   ours, bare, ours / bare);
+        const std::vector<double> tcp,
+        TcpRendezvousSeconds(workers, channels * 16, rounds));
+    for (const int32_t together : {1, 4}) {
+      for (const char* const way : {"tcp", "shm"}) {
+        Served served = Plaintext();
+        served.local = way;
+        COHORT_ASSIGN_OR_RETURN(const std::vector<double> cohort,
+                                RendezvousSeconds(served, {.workers = workers,
+                                                           .channels = channels,
+                                                           .together = together,
+                                                           .rounds = rounds}));
+        const double p50 = Quantile(cohort, 0.5);
+        const double bare = Quantile(tcp, 0.5);
+        absl::PrintF("%-8d %-9d %-5s %10.1f %10.1f %10.1f %10.1f %8.2f\n",
+                     workers, together, way, p50 * 1e6,
+                     Quantile(cohort, 0.99) * 1e6, bare * 1e6,
+                     Quantile(tcp, 0.99) * 1e6, p50 / bare);
+      }
     }
   }
   absl::PrintF("\n");

@@ -145,7 +145,7 @@ absl::StatusOr<std::vector<double>> ExchangeStepSeconds(const Served& server,
 absl::StatusOr<std::vector<double>> RendezvousSeconds(
     const Served& server, const RendezvousShape& shape) {
   constexpr int32_t kWarmUp = 200;
-  const RunShape run{.workers = 2,
+  const RunShape run{.workers = shape.workers,
                      .steps = 1,
                      .channels = shape.channels,
                      .calls = (shape.rounds + kWarmUp) * shape.together,

@@ -32,6 +32,7 @@ absl::StatusOr<std::vector<double>> ExchangeStepSeconds(const Served& server,
 // A rendezvous of two workers over `channels` channels (16 bytes a channel each
 // way), or several that are contributed to together.
 struct RendezvousShape {
+  int32_t workers = 2;
   int64_t channels = 0;
   int32_t together = 1;
   // Number of rounds that are timed.

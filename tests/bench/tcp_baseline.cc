@@ -163,9 +163,10 @@ absl::StatusOr<double> TcpExchangeSeconds(int32_t workers, int64_t bytes,
   return Quantile(seconds, 0.5);
 }
 
-absl::StatusOr<std::vector<double>> TcpRendezvousSeconds(int64_t bytes,
+absl::StatusOr<std::vector<double>> TcpRendezvousSeconds(int32_t workers,
+                                                         int64_t bytes,
                                                          int32_t rounds) {
-  COHORT_ASSIGN_OR_RETURN(std::vector<Pair> pairs, ConnectAll(2));
+  COHORT_ASSIGN_OR_RETURN(std::vector<Pair> pairs, ConnectAll(workers));
   std::vector<double> seconds;
   std::jthread server([&pairs, bytes, rounds] {
     std::vector<char> memory(static_cast<size_t>(bytes));
@@ -186,7 +187,10 @@ absl::StatusOr<std::vector<double>> TcpRendezvousSeconds(int64_t bytes,
       if (times != nullptr) times->push_back(SecondsSince(start));
     }
   };
-  std::jthread other([&peer] { peer(1, nullptr); });
+  std::vector<std::jthread> others;
+  for (size_t i = 1; i < pairs.size(); ++i) {
+    others.emplace_back([&peer, i] { peer(i, nullptr); });
+  }
   peer(0, &seconds);
   return seconds;
 }

@@ -15,9 +15,10 @@ namespace cohort::bench {
 absl::StatusOr<double> TcpExchangeSeconds(int32_t workers, int64_t bytes,
                                           int32_t rounds);
 
-// Seconds of each of `rounds` exchanges of `bytes` between two peers through
-// one server, which answers both once both have sent.
-absl::StatusOr<std::vector<double>> TcpRendezvousSeconds(int64_t bytes,
+// Seconds of each of `rounds` exchanges of `bytes` between `workers` peers
+// through one server, which answers all once all have sent.
+absl::StatusOr<std::vector<double>> TcpRendezvousSeconds(int32_t workers,
+                                                         int64_t bytes,
                                                          int32_t rounds);
 
 // Seconds to copy `bytes` once from memory to memory; median of `rounds`.
