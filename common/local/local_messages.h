@@ -17,14 +17,15 @@
 //
 //   worker                              server
 //   Hello {token}                 ->
-//                                 <-    Reply kWelcome {arena, counts} + files
+//                                 <-    Reply kWelcome {arena, counts, pipe}
+//                                       + files
 //                                 <-    Reply kFile {weights} + file, for each
 //                                       file so far, and later for new ones
 //                                 or    Reply kRefused {text}
 namespace cohort::local {
 
 // Changes with the messages and with the layout of what is shared.
-inline constexpr uint32_t kFormat = 0x43484c01;
+inline constexpr uint32_t kFormat = 0x43484c02;
 
 inline constexpr size_t kTokenBytes = 32;
 inline constexpr size_t kTextBytes = 256;
@@ -35,7 +36,9 @@ struct Hello {
 };
 
 enum class ReplyKind : uint32_t {
-  // Files: the rank's gradient arena, and its counts of releases.
+  // Files: the rank's gradient arena, its counts of releases, the two memories
+  // of its MessagePipe (the worker's, then the server's), and an eventfd that
+  // tells the server about messages.
   kWelcome = 1,
   // File: the next file of weights.
   kFile = 2,
@@ -48,10 +51,20 @@ struct Reply {
   ReplyKind kind = ReplyKind::kRefused;
   // Size of the first file.
   int64_t bytes = 0;
-  // kWelcome: size of the second file.
+  // kWelcome: size of the second file, and of the third and the fourth.
   int64_t counts_bytes = 0;
+  int64_t pipe_bytes = 0;
   // kRefused: why; ends with a zero.
   char text[kTextBytes] = {};
+};
+
+// The first byte of each message in a MessagePipe.
+enum class Mail : char {
+  // To the server: a cohort.v1.ReduceRequest. To the worker: a ReduceReply.
+  kReduce = 1,
+  // To the worker: the rendezvous have ended. One byte with the status code,
+  // then its text.
+  kEnd = 2,
 };
 
 template <typename Message>

@@ -26,7 +26,7 @@ struct Packet {
 class PacketSocket {
  public:
   static constexpr size_t kBytesMax = 1024;
-  static constexpr size_t kFilesMax = 4;
+  static constexpr size_t kFilesMax = 8;
 
   // `name` is that of a PacketListener.
   // Errors: Unavailable with the reason of the system.

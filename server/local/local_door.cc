@@ -87,16 +87,21 @@ absl::StatusOr<std::unique_ptr<LocalDoor>> LocalDoor::Open(
     return absl::UnavailableError(
         absl::StrCat("eventfd: ", std::strerror(errno)));
   }
-  return std::unique_ptr<LocalDoor>(new LocalDoor(
-      std::move(options), clock, std::move(listener), std::move(wake)));
+  COHORT_ASSIGN_OR_RETURN(std::unique_ptr<LocalInbox> inbox,
+                          LocalInbox::Open());
+  return std::unique_ptr<LocalDoor>(
+      new LocalDoor(std::move(options), clock, std::move(listener),
+                    std::move(wake), std::move(inbox)));
 }
 
 LocalDoor::LocalDoor(LocalDoorOptions options, const Clock& clock,
-                     PacketListener listener, FileDescriptor wake)
+                     PacketListener listener, FileDescriptor wake,
+                     std::unique_ptr<LocalInbox> inbox)
     : options_(std::move(options)),
       clock_(clock),
       boot_id_(BootId()),
       wake_(std::move(wake)),
+      inbox_(std::move(inbox)),
       listener_(std::move(listener)),
       task_(std::make_unique<PeriodicTask>("local-door", absl::ZeroDuration(),
                                            [this] { Serve(); })) {}
@@ -125,7 +130,7 @@ LocalDoor::Offer LocalDoor::Invite(Rank rank, Incarnation incarnation) {
     member.token = offer.token;
   }
   if (replaced != nullptr) {
-    replaced->Forget();
+    Forget(*replaced);
     Wake();
   }
   return offer;
@@ -236,10 +241,13 @@ absl::Status LocalDoor::Admit(PacketSocket& socket) {
     before = std::exchange(member.peer, peer);
   }
   // A worker that returns has closed its connection before it joined again.
-  if (before != nullptr) before->Forget();
+  if (before != nullptr) Forget(*before);
+  if (options_.serve) {
+    inbox_->Add(peer, options_.serve(rank, incarnation, peer));
+  }
   // Last: the worker may use the peer as soon as it is welcome.
   const absl::Status welcomed = peer->Welcome();
-  if (!welcomed.ok()) peer->Forget();
+  if (!welcomed.ok()) Forget(*peer);
   Log(LogLevel::kInfo,
       absl::StrCat("rank ", rank.value(),
                    " exchanges gradients and weights through shared memory"));
@@ -248,13 +256,12 @@ absl::Status LocalDoor::Admit(PacketSocket& socket) {
 
 absl::StatusOr<std::shared_ptr<LocalPeer>> LocalDoor::MakePeer(
     PacketSocket& socket) {
-  const std::optional<std::vector<Partition>> partitions =
-      options_.partitions();
-  if (!partitions.has_value()) {
+  const std::optional<LocalNeeds> needs = options_.needs();
+  if (!needs.has_value()) {
     return absl::FailedPreconditionError(
         "got a worker before the model is registered");
   }
-  const int64_t wanted = LayOutArena(*partitions).size_bytes;
+  const int64_t wanted = LayOutArena(needs->partitions).size_bytes;
   int64_t arenas = wanted;
   {
     MutexLock lock(mu_);
@@ -269,7 +276,7 @@ absl::StatusOr<std::shared_ptr<LocalPeer>> LocalDoor::MakePeer(
         "at most ",
         options_.arena_bytes_max, ", half of the server's memory"));
   }
-  return LocalPeer::Make(std::move(socket), *partitions, options_.weights);
+  return LocalPeer::Make(std::move(socket), *needs, options_.weights);
 }
 
 std::optional<std::pair<Rank, Incarnation>> LocalDoor::TakeInvitation(
@@ -295,7 +302,12 @@ void LocalDoor::ForgetGone() {
         gone.push_back(std::exchange(member.peer, {}));
     }
   }
-  for (const auto& peer : gone) peer->Forget();
+  for (const auto& peer : gone) Forget(*peer);
+}
+
+void LocalDoor::Forget(LocalPeer& peer) {
+  inbox_->Remove(peer);
+  peer.Forget();
 }
 
 }  // namespace cohort

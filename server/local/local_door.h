@@ -18,9 +18,9 @@
 #include "common/local/file_descriptor.h"
 #include "common/local/packet_socket.h"
 #include "common/local/shared_float_files.h"
-#include "common/model_layout.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
+#include "server/local/local_inbox.h"
 #include "server/local/local_peer.h"
 
 namespace cohort {
@@ -31,8 +31,13 @@ struct LocalDoorOptions {
   std::string directory;
   // Where the weights of new versions lie.
   std::shared_ptr<const SharedFloatFiles> weights;
-  // The partitions of the model; absent as long as none is registered.
-  std::function<std::optional<std::vector<Partition>>()> partitions;
+  // Absent as long as no model is registered.
+  std::function<std::optional<LocalNeeds>()> needs;
+  // Makes the service for the messages of a worker that has connected. May be
+  // empty: messages stay unread.
+  std::function<std::shared_ptr<LocalService>(Rank, Incarnation,
+                                              std::shared_ptr<LocalPeer>)>
+      serve;
   // Limit on the arenas of all workers; 0: none.
   int64_t arena_bytes_max = 0;
 };
@@ -41,7 +46,7 @@ struct LocalDoorOptions {
 // one-time token which the server gave them when they joined. So a worker's
 // identity here is the one that was checked there.
 //
-// Thread safety: safe. Has a thread of its own.
+// Thread safety: safe. Has a thread of its own, and one for messages.
 class LocalDoor {
  public:
   // The part of the answer to a join that concerns shared memory.
@@ -83,7 +88,8 @@ class LocalDoor {
   };
 
   LocalDoor(LocalDoorOptions options, const Clock& clock,
-            PacketListener listener, FileDescriptor wake);
+            PacketListener listener, FileDescriptor wake,
+            std::unique_ptr<LocalInbox> inbox);
 
   void Wake();
   // Waits until something happens, and handles it.
@@ -100,6 +106,8 @@ class LocalDoor {
       const std::string& token) ABSL_LOCKS_EXCLUDED(mu_);
   // Forgets workers whose process has ended or has closed its connection.
   void ForgetGone() ABSL_LOCKS_EXCLUDED(mu_);
+  // Nothing goes to or comes from this worker any more.
+  void Forget(LocalPeer& peer);
 
   // Fixed after construction.
   const LocalDoorOptions options_;
@@ -107,6 +115,7 @@ class LocalDoor {
   const std::string boot_id_;
   // Ends the thread's wait.
   const FileDescriptor wake_;
+  const std::unique_ptr<LocalInbox> inbox_;
 
   // Used by the thread only.
   PacketListener listener_;

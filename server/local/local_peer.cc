@@ -1,6 +1,10 @@
 #include "server/local/local_peer.h"
 
+#include <sys/eventfd.h>
+
+#include <cerrno>
 #include <cstddef>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "common/local/local_messages.h"
@@ -9,10 +13,10 @@
 namespace cohort {
 
 absl::StatusOr<std::shared_ptr<LocalPeer>> LocalPeer::Make(
-    PacketSocket socket, absl::Span<const Partition> partitions,
+    PacketSocket socket, const LocalNeeds& needs,
     std::shared_ptr<const SharedFloatFiles> weights) {
-  ArenaLayout layout = LayOutArena(partitions);
-  const auto count = static_cast<int32_t>(partitions.size());
+  ArenaLayout layout = LayOutArena(needs.partitions);
+  const auto count = static_cast<int32_t>(needs.partitions.size());
   COHORT_ASSIGN_OR_RETURN(
       SharedMemory memory,
       SharedMemory::Create("cohort-gradients", layout.size_bytes,
@@ -22,31 +26,60 @@ absl::StatusOr<std::shared_ptr<LocalPeer>> LocalPeer::Make(
       SharedMemory::Create("cohort-releases", ReleaseCounts::SizeBytes(count),
                            SharedMemory::Writer::kCreator));
   std::vector<int64_t> sizes;
-  for (const Partition& partition : partitions) {
+  for (const Partition& partition : needs.partitions) {
     sizes.push_back(partition.elements * static_cast<int64_t>(sizeof(float)));
   }
   auto arena = std::make_shared<Arena>(
       Arena{.memory = std::move(memory),
             .releases = ReleaseCounts(std::move(counts), count)});
+  COHORT_ASSIGN_OR_RETURN(std::unique_ptr<MailMemory> mail,
+                          MakeMail(needs.message_bytes));
   return std::shared_ptr<LocalPeer>(
       new LocalPeer(std::move(socket), std::move(layout), std::move(sizes),
-                    std::move(arena), std::move(weights)));
+                    std::move(arena), std::move(mail), std::move(weights)));
+}
+
+absl::StatusOr<std::unique_ptr<LocalPeer::MailMemory>> LocalPeer::MakeMail(
+    int64_t capacity) {
+  const int64_t bytes = MessagePipe::SizeBytes(capacity);
+  COHORT_ASSIGN_OR_RETURN(SharedMemory requests,
+                          SharedMemory::Create("cohort-requests", bytes,
+                                               SharedMemory::Writer::kOthers));
+  COHORT_ASSIGN_OR_RETURN(SharedMemory replies,
+                          SharedMemory::Create("cohort-replies", bytes,
+                                               SharedMemory::Writer::kCreator));
+  FileDescriptor bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!bell.valid()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("shared memory: eventfd: ", std::strerror(errno)));
+  }
+  const MessagePipe pipe(replies.writable_bytes(), requests.bytes());
+  return std::unique_ptr<MailMemory>(
+      new MailMemory{.requests = std::move(requests),
+                     .replies = std::move(replies),
+                     .bell = std::move(bell),
+                     .pipe = pipe});
 }
 
 LocalPeer::LocalPeer(PacketSocket socket, ArenaLayout layout,
                      std::vector<int64_t> sizes, std::shared_ptr<Arena> arena,
+                     std::unique_ptr<MailMemory> mail,
                      std::shared_ptr<const SharedFloatFiles> weights)
     : layout_(std::move(layout)),
       sizes_(std::move(sizes)),
       arena_(std::move(arena)),
       weights_(std::move(weights)),
+      mail_(std::move(mail)),
       socket_(std::move(socket)) {}
 
 absl::Status LocalPeer::Welcome() {
   const local::Reply reply{.kind = local::ReplyKind::kWelcome,
                            .bytes = arena_->memory.size_bytes(),
-                           .counts_bytes = arena_->releases.size_bytes()};
-  const int files[] = {arena_->memory.fd(), arena_->releases.fd()};
+                           .counts_bytes = arena_->releases.size_bytes(),
+                           .pipe_bytes = mail_->replies.size_bytes()};
+  const int files[] = {arena_->memory.fd(), arena_->releases.fd(),
+                       mail_->requests.fd(), mail_->replies.fd(),
+                       mail_->bell.get()};
   MutexLock lock(mu_);
   COHORT_RETURN_IF_ERROR(socket_.Send(local::BytesOf(reply), files));
   return AnnounceLocked();
@@ -98,6 +131,14 @@ void LocalPeer::Forget() {
   MutexLock lock(mu_);
   over.swap(lent_);
   reachable_ = false;
+}
+
+absl::Status LocalPeer::Send(absl::string_view message) {
+  MutexLock lock(send_mu_);
+  COHORT_RETURN_IF_ERROR(mail_->pipe.Send(absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(message.data()), message.size())));
+  mail_->pipe.WakeOther();
+  return absl::OkStatus();
 }
 
 absl::Status LocalPeer::AnnounceLocked() {

@@ -3,16 +3,20 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/byte_rope.h"
 #include "common/float_buffer.h"
 #include "common/local/arena.h"
+#include "common/local/file_descriptor.h"
+#include "common/local/message_pipe.h"
 #include "common/local/packet_socket.h"
 #include "common/local/release_counts.h"
 #include "common/local/shared_float_files.h"
@@ -23,8 +27,17 @@
 
 namespace cohort {
 
+// What workers of this host need for their model.
+struct LocalNeeds {
+  std::vector<Partition> partitions;
+  // Bytes of messages that may wait for one worker, or for the server, at a
+  // time. A power of two, from 64 to 2^30.
+  int64_t message_bytes = 64;
+};
+
 // The memory that the server shares with one worker process of its host: an
-// arena into which the worker writes its gradients, and the files of weights.
+// arena into which the worker writes its gradients, the files of weights, and a
+// pipe for messages.
 //
 // The server does not trust the worker to wait: one that writes while its
 // gradient is folded harms the sum exactly as one that sends a wrong gradient
@@ -34,9 +47,9 @@ namespace cohort {
 class LocalPeer {
  public:
   // `weights` must not be null.
-  // Errors: ResourceExhausted if there is no memory for the arena.
+  // Errors: ResourceExhausted if there is no memory or descriptor.
   static absl::StatusOr<std::shared_ptr<LocalPeer>> Make(
-      PacketSocket socket, absl::Span<const Partition> partitions,
+      PacketSocket socket, const LocalNeeds& needs,
       std::shared_ptr<const SharedFloatFiles> weights);
 
   // Tells the worker about its arena and all files of weights so far.
@@ -62,6 +75,16 @@ class LocalPeer {
   // The worker reads nothing more.
   void Forget() ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Sends a message and wakes the worker. Errors: those of MessagePipe::Send.
+  absl::Status Send(absl::string_view message) ABSL_LOCKS_EXCLUDED(send_mu_);
+  // The worker's next message; absent if there is none. For one thread.
+  // Errors: those of MessagePipe::Receive.
+  absl::StatusOr<std::optional<std::string>> Receive() {
+    return mail_->pipe.Receive();
+  }
+  // An eventfd that the worker writes to after each message.
+  int bell() const { return mail_->bell.get(); }
+
  private:
   // Outlives the peer as long as there are ropes.
   struct Arena {
@@ -72,10 +95,18 @@ class LocalPeer {
     PushKey key;
     SharedFloats weights;
   };
+  struct MailMemory {
+    SharedMemory requests;
+    SharedMemory replies;
+    FileDescriptor bell;
+    MessagePipe pipe;
+  };
 
   LocalPeer(PacketSocket socket, ArenaLayout layout, std::vector<int64_t> sizes,
-            std::shared_ptr<Arena> arena,
+            std::shared_ptr<Arena> arena, std::unique_ptr<MailMemory> mail,
             std::shared_ptr<const SharedFloatFiles> weights);
+
+  static absl::StatusOr<std::unique_ptr<MailMemory>> MakeMail(int64_t capacity);
 
   // Sends the worker all files that it does not know yet.
   absl::Status AnnounceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -86,6 +117,10 @@ class LocalPeer {
   const std::vector<int64_t> sizes_;
   const std::shared_ptr<Arena> arena_;
   const std::shared_ptr<const SharedFloatFiles> weights_;
+
+  // The two ends of the pipe are used independently: see MessagePipe.
+  const std::unique_ptr<MailMemory> mail_;
+  Mutex send_mu_;
 
   Mutex mu_;
   // Its descriptor is fixed; it is sent to under the lock.

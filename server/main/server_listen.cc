@@ -72,11 +72,17 @@ absl::Status Server::OpenLocalDoor() {
   absl::StatusOr<std::unique_ptr<LocalDoor>> door = LocalDoor::Open(
       {.directory = options_.local_dir,
        .weights = local_weights_,
-       .partitions = [this]() -> std::optional<std::vector<Partition>> {
+       .needs = [this]() -> std::optional<LocalNeeds> {
          const SharedModel model = shard_->model();
          if (model == nullptr) return std::nullopt;
-         return model->partitions;
+         return LocalNeeds{.partitions = model->partitions,
+                           .message_bytes = LocalMessageBytes(model->layout)};
        },
+       .serve =
+           [this](Rank rank, Incarnation incarnation,
+                  const std::shared_ptr<LocalPeer>& peer) {
+             return MakeLocalReduce(*shard_, rank, incarnation, peer);
+           },
        .arena_bytes_max = MemoryLimitBytes() / 2},
       clock_);
   if (door.ok()) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -7,8 +8,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/ids.h"
+#include "common/model_layout.h"
 #include "server/access/audit_log.h"
 #include "server/local/local_door.h"
+#include "server/local/local_inbox.h"
+#include "server/local/local_peer.h"
 #include "server/shard/shard.h"
 
 namespace grpc {
@@ -26,6 +30,15 @@ std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard,
 std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard,
                                                      LocalDoor* local);
 std::unique_ptr<grpc::Service> MakeMomentsService(Shard& shard);
+
+// Moments.Reduce for a worker of this host, without gRPC: the messages are the
+// same. `shard` must outlive the service.
+std::shared_ptr<LocalService> MakeLocalReduce(
+    Shard& shard, Rank rank, Incarnation incarnation,
+    const std::shared_ptr<LocalPeer>& peer);
+// The bytes of all answers that may wait for a worker with this model at a
+// time, as LocalNeeds::message_bytes.
+int64_t LocalMessageBytes(const ModelLayout& layout);
 
 // Operator actions that the shard cannot do itself. `checkpoint` and
 // `export_model` may block and return the version that was written.

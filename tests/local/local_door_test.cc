@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/local/boot_id.h"
 #include "common/local/local_messages.h"
@@ -55,6 +56,29 @@ int OpenFiles() {
   return count;
 }
 
+// Sends every message back.
+class Echo final : public LocalService {
+ public:
+  explicit Echo(std::shared_ptr<LocalPeer> peer) : peer_(std::move(peer)) {}
+
+  void OnMessage(std::string message) override {
+    ++messages;
+    (void)peer_->Send(message);
+  }
+  void OnDamage(const absl::Status& status) override {
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    ++damages;
+  }
+  void OnGone() override { ++gone; }
+
+  std::atomic<int> messages = 0;
+  std::atomic<int> damages = 0;
+  std::atomic<int> gone = 0;
+
+ private:
+  const std::shared_ptr<LocalPeer> peer_;
+};
+
 class LocalDoorTest : public ::testing::Test {
  protected:
   void SetUp() override { OpenDoor(0); }
@@ -64,10 +88,15 @@ class LocalDoorTest : public ::testing::Test {
     auto door = LocalDoor::Open(
         {.directory = dir_.path(),
          .weights = files_,
-         .partitions = [this]() -> std::optional<std::vector<Partition>> {
+         .needs = [this]() -> std::optional<LocalNeeds> {
            if (!registered_) return std::nullopt;
-           return partitions_;
+           return LocalNeeds{.partitions = partitions_, .message_bytes = 256};
          },
+         .serve =
+             [this](Rank, Incarnation, std::shared_ptr<LocalPeer> peer) {
+               service_ = std::make_shared<Echo>(std::move(peer));
+               return service_;
+             },
          .arena_bytes_max = arena_bytes_max},
         clock_);
     ASSERT_TRUE(door.ok()) << door.status();
@@ -98,6 +127,17 @@ class LocalDoorTest : public ::testing::Test {
     return buffer;
   }
 
+  // The next message from the server.
+  std::string Answer(LocalLink& link) {
+    for (;;) {
+      auto message = link.ReceiveMessage();
+      EXPECT_TRUE(message.ok()) << message.status();
+      if (!message.ok()) return "";
+      if (message->has_value()) return **std::move(message);
+      link.WaitForMessage(absl::Seconds(30));
+    }
+  }
+
   // Waits until the server has noticed that the worker is gone.
   void AwaitGone() {
     while (door_->Find(kRank, kFirst) != nullptr) {
@@ -113,6 +153,8 @@ class LocalDoorTest : public ::testing::Test {
   const std::shared_ptr<SharedFloatFiles> files_ =
       std::make_shared<SharedFloatFiles>(4096);
   FloatBufferPool pool_{files_};
+  // Of the worker that connected last.
+  std::shared_ptr<Echo> service_;
   std::unique_ptr<LocalDoor> door_;
 };
 
@@ -306,6 +348,58 @@ TEST_F(LocalDoorTest, ArenasHaveALimit) {
   EXPECT_TRUE(absl::IsPermissionDenied(second.status())) << second.status();
 }
 
+TEST_F(LocalDoorTest, MessagesAreAnswered) {
+  const auto link = Enter();
+  for (int i = 0; i < 1000; ++i) {
+    const std::string text = absl::StrCat("message ", i);
+    ASSERT_TRUE(link->SendMessage(text, Ok).ok());
+    ASSERT_EQ(Answer(*link), text);
+  }
+  EXPECT_EQ(service_->messages, 1000);
+}
+
+TEST_F(LocalDoorTest, EachWorkerHasItsOwnMessages) {
+  const auto first = Enter();
+  const auto first_service = service_;
+  const auto second = Connect(door_->Invite(Rank(2), kFirst));
+  ASSERT_TRUE(second.ok()) << second.status();
+  ASSERT_TRUE((*second)->SendMessage("of the second", Ok).ok());
+  EXPECT_EQ(Answer(**second), "of the second");
+  EXPECT_EQ(first_service->messages, 0);
+  const auto none = first->ReceiveMessage();
+  ASSERT_TRUE(none.ok());
+  EXPECT_FALSE(none->has_value());
+}
+
+TEST_F(LocalDoorTest, AWorkerThatDoesNotReadGetsNoFurtherMessages) {
+  const auto link = Enter();
+  const auto peer = door_->Find(kRank, kFirst);
+  const std::string text(100, 'x');
+  EXPECT_TRUE(peer->Send(text).ok());
+  EXPECT_TRUE(peer->Send(text).ok());
+  const absl::Status full = peer->Send(text);
+  EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
+  EXPECT_EQ(Answer(*link), text);
+  EXPECT_TRUE(peer->Send(text).ok());
+}
+
+TEST_F(LocalDoorTest, TheServiceLearnsThatItsWorkerIsGone) {
+  auto link = Enter();
+  const auto service = service_;
+  link.reset();
+  while (service->gone == 0) std::this_thread::yield();
+  // And that a newer one has come.
+  const auto old_link = Enter();
+  const auto old_service = service_;
+  (void)door_->Invite(kRank, kSecond);
+  EXPECT_EQ(old_service->gone, 1);
+  ASSERT_TRUE(old_link->SendMessage("too late", Ok).ok());
+  const auto new_link = Enter(kSecond);
+  ASSERT_TRUE(new_link->SendMessage("in time", Ok).ok());
+  EXPECT_EQ(Answer(*new_link), "in time");
+  EXPECT_EQ(old_service->messages, 0);
+}
+
 TEST_F(LocalDoorTest, TheServerMayEndFirst) {
   const auto link = Enter();
   const auto peer = door_->Find(kRank, kFirst);
@@ -332,7 +426,7 @@ TEST_F(LocalDoorTest, WithoutAFolderTheSocketHasNoPath) {
   door_.reset();
   auto door = LocalDoor::Open(
       {.weights = files_,
-       .partitions = [this] { return std::make_optional(partitions_); }},
+       .needs = [this] { return LocalNeeds{.partitions = partitions_}; }},
       clock_);
   ASSERT_TRUE(door.ok()) << door.status();
   const auto link = Connect((*door)->Invite(kRank, kFirst));
@@ -352,7 +446,7 @@ TEST_F(LocalDoorTest, RemovesTheSocketsOfKilledServersOnly) {
   ASSERT_EQ(rename(dir_.File("kept").c_str(), left.c_str()), 0);
   auto other = LocalDoor::Open({.directory = dir_.path(),
                                 .weights = files_,
-                                .partitions = [] { return std::nullopt; }},
+                                .needs = [] { return std::nullopt; }},
                                clock_);
   ASSERT_TRUE(other.ok()) << other.status();
   EXPECT_FALSE(std::filesystem::exists(left));
@@ -362,7 +456,7 @@ TEST_F(LocalDoorTest, RemovesTheSocketsOfKilledServersOnly) {
 TEST_F(LocalDoorTest, AFolderThatIsNotThereIsNamed) {
   const auto door = LocalDoor::Open({.directory = "/nowhere/at/all",
                                      .weights = files_,
-                                     .partitions = [] { return std::nullopt; }},
+                                     .needs = [] { return std::nullopt; }},
                                     clock_);
   EXPECT_TRUE(absl::IsUnavailable(door.status()));
   EXPECT_NE(door.status().message().find("/nowhere/at/all"), std::string::npos);

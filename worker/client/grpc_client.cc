@@ -191,11 +191,13 @@ absl::StatusOr<std::vector<Moments>> GrpcClient::Reduce(
   }
   COHORT_RETURN_IF_ERROR(Usable());
   if (connection_->reduce == nullptr) {
+    COHORT_RETURN_IF_ERROR(ConnectLocally());
     connection_->reduce = std::make_unique<ReduceClient>(
         moments_, link_,
         ReduceClient::Options{
             .sender = connection_->sender,
-            .together = connection_->takes_further_contributions});
+            .together = connection_->takes_further_contributions,
+            .local = connection_->local.get()});
   }
   return connection_->reduce->Reduce(pass, local);
 }
@@ -425,6 +427,9 @@ absl::Status GrpcClient::Usable() {
 }
 
 absl::StatusOr<std::unique_ptr<LocalLink>> GrpcClient::TryLocally() const {
+  if (!registered_.has_value()) {
+    return absl::FailedPreconditionError("this worker has not registered");
+  }
   const std::optional<v1::LocalOffer>& offer = connection_->local_offer;
   if (!offer.has_value()) {
     return absl::FailedPreconditionError(
@@ -438,7 +443,10 @@ absl::StatusOr<std::unique_ptr<LocalLink>> GrpcClient::TryLocally() const {
 }
 
 absl::Status GrpcClient::ConnectLocally() {
-  if (options_.local == LocalMode::kTcp) return absl::OkStatus();
+  if (options_.local == LocalMode::kTcp ||
+      std::exchange(connection_->tried_locally, true)) {
+    return absl::OkStatus();
+  }
   absl::StatusOr<std::unique_ptr<LocalLink>> local = TryLocally();
   std::string path = "gradients and weights go through shared memory";
   if (local.ok()) {

@@ -75,10 +75,11 @@ class GrpcClient final : public Client {
     std::unique_ptr<PeriodicTask> heartbeat;
     // Absent if the server has no shared memory.
     std::optional<v1::LocalOffer> local_offer;
-    // Opened on first use.
-    std::unique_ptr<ReduceClient> reduce;
+    bool tried_locally = false;
     // Null if no memory is shared.
     std::unique_ptr<LocalLink> local;
+    // Opened on first use.
+    std::unique_ptr<ReduceClient> reduce;
     std::unique_ptr<PushStream> push;
   };
 

@@ -1,5 +1,7 @@
 #include "worker/client/local_link.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -72,17 +74,34 @@ absl::StatusOr<std::unique_ptr<LocalLink>> LocalLink::Connect(
   COHORT_ASSIGN_OR_RETURN(
       SharedMemory counts,
       MapFile(*packet, 1, reply.counts_bytes, /*writable=*/false));
+  COHORT_ASSIGN_OR_RETURN(
+      SharedMemory requests,
+      MapFile(*packet, 2, reply.pipe_bytes, /*writable=*/true));
+  COHORT_ASSIGN_OR_RETURN(
+      SharedMemory replies,
+      MapFile(*packet, 3, reply.pipe_bytes, /*writable=*/false));
+  if (packet->files.size() < 5) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "shared memory: got ", packet->files.size(), " files, want 5"));
+  }
+  const MessagePipe pipe(requests.writable_bytes(), replies.bytes());
   return std::unique_ptr<LocalLink>(
       new LocalLink(std::move(socket), std::move(layout), std::move(arena),
-                    ReleaseCounts(std::move(counts), count)));
+                    ReleaseCounts(std::move(counts), count),
+                    {.requests = std::move(requests),
+                     .replies = std::move(replies),
+                     .bell = std::move(packet->files[4]),
+                     .pipe = pipe}));
 }
 
 LocalLink::LocalLink(PacketSocket socket, ArenaLayout layout,
-                     SharedMemory arena, ReleaseCounts releases)
+                     SharedMemory arena, ReleaseCounts releases,
+                     MailMemory mail)
     : layout_(std::move(layout)),
       releases_(std::move(releases)),
       arena_(std::move(arena)),
       written_(layout_.offsets.size(), 0),
+      mail_(std::move(mail)),
       socket_(std::move(socket)) {}
 
 absl::Status LocalLink::Write(int32_t partition, const ByteRope& gradient,
@@ -106,6 +125,25 @@ absl::Status LocalLink::Write(int32_t partition, const ByteRope& gradient,
       static_cast<size_t>(layout_.offsets[index]),
       static_cast<size_t>(gradient.size_bytes())));
   ++written_[index];
+  return absl::OkStatus();
+}
+
+absl::Status LocalLink::SendMessage(absl::string_view message,
+                                    absl::FunctionRef<absl::Status()> check) {
+  // The server reads at once; it is late only if it is stopped.
+  constexpr absl::Duration kPause = absl::Milliseconds(1);
+  const absl::Span<const std::byte> bytes = absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(message.data()), message.size());
+  for (;;) {
+    const absl::Status sent = mail_.pipe.Send(bytes);
+    if (sent.ok()) break;
+    if (!absl::IsResourceExhausted(sent)) return sent;
+    COHORT_RETURN_IF_ERROR(check());
+    mail_.pipe.Wait(kPause);
+  }
+  const uint64_t one = 1;
+  // A full count has announced it, too.
+  (void)!write(mail_.bell.get(), &one, sizeof(one));
   return absl::OkStatus();
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,12 +10,15 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/byte_rope.h"
 #include "common/clock.h"
 #include "common/float_buffer.h"
 #include "common/local/arena.h"
+#include "common/local/file_descriptor.h"
+#include "common/local/message_pipe.h"
 #include "common/local/packet_socket.h"
 #include "common/local/release_counts.h"
 #include "common/local/shared_memory.h"
@@ -24,12 +28,13 @@
 namespace cohort {
 
 // The memory that this worker shares with a server on its host: an arena for
-// its gradients, and the weights of the server.
+// its gradients, the weights of the server, and a pipe for messages.
 //
 // The connection lives as long as this object. The server takes its end for the
 // promise that nothing of it is read any more.
 //
-// Thread safety: one thread may call Write while another one calls Weights.
+// Thread safety: one thread may call Write, another one Weights, and a third
+// one the methods for messages.
 class LocalLink {
  public:
   // `token` is the one of the newest join. `partitions` must outlive the link.
@@ -60,11 +65,31 @@ class LocalLink {
   absl::StatusOr<ByteRope> Weights(const SharedPlace& place, int64_t elements)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Sends a message. While the server has no room for it, `check` is called
+  // again and again. Errors: those of `check`; DataLoss: the server's memory
+  // is damaged.
+  absl::Status SendMessage(absl::string_view message,
+                           absl::FunctionRef<absl::Status()> check);
+  // The server's next message; absent if there is none. Errors: DataLoss.
+  absl::StatusOr<std::optional<std::string>> ReceiveMessage() {
+    return mail_.pipe.Receive();
+  }
+  // Waits for a message, at most for `timeout`; may return early.
+  void WaitForMessage(absl::Duration timeout) const {
+    mail_.pipe.Wait(timeout);
+  }
+
  private:
+  struct MailMemory {
+    SharedMemory requests;
+    SharedMemory replies;
+    FileDescriptor bell;
+    MessagePipe pipe;
+  };
   using Files = std::vector<std::shared_ptr<const SharedMemory>>;
 
   LocalLink(PacketSocket socket, ArenaLayout layout, SharedMemory arena,
-            ReleaseCounts releases);
+            ReleaseCounts releases, MailMemory mail);
 
   // Takes the files that the server has passed since.
   absl::Status TakeFilesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -77,6 +102,9 @@ class LocalLink {
   SharedMemory arena_;
   // By partition: the gradients written so far.
   std::vector<uint32_t> written_;
+
+  // Used by the methods for messages only.
+  MailMemory mail_;
 
   Mutex mu_;
   PacketSocket socket_ ABSL_GUARDED_BY(mu_);

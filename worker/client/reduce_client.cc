@@ -4,12 +4,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/local/local_messages.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/message_checksum.h"
 
 namespace cohort {
 namespace {
+
+constexpr char kName[] = "the rendezvous";
+// Between two looks at whether the connection and the step still hold.
+constexpr absl::Duration kCheckInterval = absl::Milliseconds(50);
 
 ReduceKey KeyOf(const ReducePass& pass, const CallMoments& of) {
   return {.step = pass.step,
@@ -31,17 +36,16 @@ void Describe(const ReducePass& pass, const CallMoments& local, Proto& proto) {
 
 ReduceClient::ReduceClient(const std::shared_ptr<grpc::Channel>& channel,
                            Link& link, Options options)
-    : link_(link),
-      options_(std::move(options)),
-      stub_(channel),
-      stream_({.on_message =
-                   [this](v1::ReduceReply& reply) { return OnReply(reply); },
-               .on_written = nullptr,
-               .on_end =
-                   [this](const absl::Status& end) {
-                     link_.Break(link_.NormalizedEnd("the rendezvous", end));
-                   }}) {
-  stream_.Start([this](grpc::ClientContext* context, auto* reactor) {
+    : link_(link), options_(std::move(options)), stub_(channel) {
+  if (options_.local != nullptr) return;
+  stream_ = std::make_unique<Stream>(Stream::Reactions{
+      .on_message = [this](v1::ReduceReply& reply) { return OnReply(reply); },
+      .on_written = nullptr,
+      .on_end =
+          [this](const absl::Status& end) {
+            link_.Break(link_.NormalizedEnd(kName, end));
+          }});
+  stream_->Start([this](grpc::ClientContext* context, auto* reactor) {
     // The session is up, but this channel may still be connecting.
     context->set_wait_for_ready(true);
     stub_.PrepareBidiStreamingCall(context, "/cohort.v1.Moments/Reduce", {},
@@ -64,12 +68,12 @@ absl::StatusOr<std::vector<Moments>> ReduceClient::Reduce(
   // An old server accepts and answers contributions one by one.
   const size_t each = options_.together ? local.size() : 1;
   for (size_t i = 0; i < local.size(); i += each) {
-    Send(pass, local.subspan(i, each));
+    COHORT_RETURN_IF_ERROR(Send(pass, local.subspan(i, each)));
   }
+  COHORT_RETURN_IF_ERROR(Await(pass));
 
   std::vector<Moments> results;
   MutexLock lock(link_.mu);
-  COHORT_RETURN_IF_ERROR(AwaitLocked(pass));
   for (size_t i = 0; i < local.size(); ++i) {
     Moments& result = *wanted_[i].result;
     const size_t channels = local[i].moments.first.size();
@@ -84,8 +88,8 @@ absl::StatusOr<std::vector<Moments>> ReduceClient::Reduce(
   return results;
 }
 
-void ReduceClient::Send(const ReducePass& pass,
-                        absl::Span<const CallMoments> local) {
+absl::Status ReduceClient::Send(const ReducePass& pass,
+                                absl::Span<const CallMoments> local) {
   request_.Clear();
   ToProto(options_.sender, request_.mutable_sender());
   request_.set_takes_further_results(true);
@@ -93,18 +97,77 @@ void ReduceClient::Send(const ReducePass& pass,
   for (const CallMoments& further : local.subspan(1)) {
     Describe(pass, further, *request_.add_further());
   }
-  AddMessageChecksum(&request_);
-  // A refused write means that the stream has ended; the link holds the reason.
-  stream_.Write(request_);
+  if (options_.local == nullptr) {
+    AddMessageChecksum(&request_);
+    // A refused write means that the stream has ended; the link holds the
+    // reason.
+    stream_->Write(request_);
+    return absl::OkStatus();
+  }
+  encoded_.assign(1, static_cast<char>(local::Mail::kReduce));
+  request_.AppendToString(&encoded_);
+  return options_.local->SendMessage(encoded_, [this, &pass]() -> absl::Status {
+    COHORT_RETURN_IF_ERROR(TakeLocalReplies());
+    MutexLock lock(link_.mu);
+    return CheckLocked(pass);
+  });
 }
 
-absl::Status ReduceClient::AwaitLocked(const ReducePass& pass) {
-  while (open_ > 0) {
-    COHORT_RETURN_IF_ERROR(aborted_);
-    COHORT_RETURN_IF_ERROR(link_.tracker.CheckStep(pass.step, pass.attempt));
-    COHORT_RETURN_IF_ERROR(link_.WaitLocked(absl::InfiniteDuration()));
+absl::Status ReduceClient::Await(const ReducePass& pass) {
+  for (;;) {
+    if (options_.local != nullptr) COHORT_RETURN_IF_ERROR(TakeLocalReplies());
+    {
+      MutexLock lock(link_.mu);
+      if (open_ == 0) return absl::OkStatus();
+      COHORT_RETURN_IF_ERROR(CheckLocked(pass));
+      if (options_.local == nullptr) {
+        // Waiting awake, as for shared memory, was slower on two cores: gRPC's
+        // threads need them.
+        COHORT_RETURN_IF_ERROR(link_.WaitLocked(absl::InfiniteDuration()));
+        continue;
+      }
+    }
+    // The end of the connection, or of the step, does not end this wait.
+    options_.local->WaitForMessage(kCheckInterval);
   }
-  return absl::OkStatus();
+}
+
+absl::Status ReduceClient::CheckLocked(const ReducePass& pass) {
+  COHORT_RETURN_IF_ERROR(aborted_);
+  COHORT_RETURN_IF_ERROR(link_.tracker.CheckStep(pass.step, pass.attempt));
+  return link_.CheckLocked();
+}
+
+absl::Status ReduceClient::TakeLocalReplies() {
+  for (;;) {
+    absl::StatusOr<std::optional<std::string>> mail =
+        options_.local->ReceiveMessage();
+    absl::Status taken = mail.status();
+    if (mail.ok()) {
+      if (!mail->has_value()) return absl::OkStatus();
+      taken = OnMail(**mail);
+    }
+    if (taken.ok()) continue;
+    taken = link_.NormalizedEnd(kName, taken);
+    link_.Break(taken);
+    return taken;
+  }
+}
+
+absl::Status ReduceClient::OnMail(absl::string_view mail) {
+  if (!mail.empty() && mail[0] == static_cast<char>(local::Mail::kReduce) &&
+      local_reply_.ParseFromArray(mail.data() + 1,
+                                  static_cast<int>(mail.size()) - 1)) {
+    return OnReply(local_reply_);
+  }
+  if (mail.size() >= 2 && mail[0] == static_cast<char>(local::Mail::kEnd)) {
+    const absl::Status end(static_cast<absl::StatusCode>(mail[1]),
+                           mail.substr(2));
+    // An end without an error is the server's, too.
+    return end.ok() ? absl::UnavailableError("the server closed it") : end;
+  }
+  return absl::DataLossError(absl::StrCat("shared memory: got ", mail.size(),
+                                          " bytes, want a ReduceReply"));
 }
 
 absl::Status ReduceClient::OnReply(v1::ReduceReply& reply) {

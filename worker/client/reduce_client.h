@@ -6,11 +6,13 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "cohort/v1/moments.pb.h"
 #include "common/moments.h"
@@ -18,11 +20,13 @@
 #include "worker/client/bidi_stream.h"
 #include "worker/client/client.h"
 #include "worker/client/link.h"
+#include "worker/client/local_link.h"
 
 namespace cohort {
 
-// Moments.Reduce. One wait at a time, either for one rendezvous or for several
-// that were contributed to together.
+// Moments.Reduce, over gRPC or, on the server's host, through shared memory.
+// One wait at a time, either for one rendezvous or for several that were
+// contributed to together.
 class ReduceClient {
  public:
   struct Options {
@@ -30,9 +34,11 @@ class ReduceClient {
     // Whether the server accepts several contributions in one request; if not,
     // each is sent in a request of its own.
     bool together = false;
+    // Null: over gRPC. Must outlive the client.
+    LocalLink* local = nullptr;
   };
 
-  // `link` must outlive the stream.
+  // `link` must outlive the client.
   ReduceClient(const std::shared_ptr<grpc::Channel>& channel, Link& link,
                Options options);
 
@@ -48,9 +54,18 @@ class ReduceClient {
     std::optional<Moments> result;
   };
 
-  void Send(const ReducePass& pass, absl::Span<const CallMoments> local);
-  absl::Status AwaitLocked(const ReducePass& pass)
+  using Stream = BidiStream<v1::ReduceRequest, v1::ReduceReply>;
+
+  absl::Status Send(const ReducePass& pass,
+                    absl::Span<const CallMoments> local);
+  // Waits until no result is missing.
+  absl::Status Await(const ReducePass& pass) ABSL_LOCKS_EXCLUDED(link_.mu);
+  // An error if the wait is over without all results.
+  absl::Status CheckLocked(const ReducePass& pass)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
+  // Handles the messages that are there in shared memory.
+  absl::Status TakeLocalReplies() ABSL_LOCKS_EXCLUDED(link_.mu);
+  absl::Status OnMail(absl::string_view mail) ABSL_LOCKS_EXCLUDED(link_.mu);
   absl::Status OnReply(v1::ReduceReply& reply);
   // Stores the result in a reply or its part; true if no result is missing.
   template <typename Proto>
@@ -67,6 +82,8 @@ class ReduceClient {
   // Used by the driving thread only; reused, so that a rendezvous allocates
   // little.
   v1::ReduceRequest request_;
+  std::string encoded_;
+  v1::ReduceReply local_reply_;
 
   // The last contributions, and the number without a result yet.
   std::vector<Wanted> wanted_ ABSL_GUARDED_BY(link_.mu);
@@ -74,8 +91,9 @@ class ReduceClient {
   // An error if a result will never arrive.
   absl::Status aborted_ ABSL_GUARDED_BY(link_.mu);
 
-  // Last, so that it is destroyed before the members that its reactions use.
-  BidiStream<v1::ReduceRequest, v1::ReduceReply> stream_;
+  // Null if messages go through shared memory. Last, so that it is destroyed
+  // before the members that its reactions use.
+  std::unique_ptr<Stream> stream_;
 };
 
 }  // namespace cohort
