@@ -167,9 +167,13 @@ absl::Status PushStream::OnMessage(grpc::ByteBuffer& message) {
   COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&reply.header));
   COHORT_ASSIGN_OR_RETURN(const PushKey key, FromProto(reply.header.key()));
   switch (reply.header.part_case()) {
-    case v1::ExchangeReply::kWeights:
+    case v1::ExchangeReply::kWeights: {
       COHORT_RETURN_IF_ERROR(OnWeights(key, reply));
+      // The driving thread is woken for the last partition, not for each.
+      MutexLock lock(link_.mu);
+      if (!CompleteLocked()) return absl::OkStatus();
       break;
+    }
     case v1::ExchangeReply::kVerdict:
       COHORT_RETURN_IF_ERROR(OnVerdict(key, reply.header.verdict()));
       break;

@@ -58,9 +58,9 @@ class Joining:
 def _local_mode(given: str | None) -> str:
     """Raises ConfigurationError if there is no such way."""
     mode = given or os.environ.get("COHORT_LOCAL") or "auto"
-    if mode not in ("auto", "shm", "tcp"):
+    if mode not in ("auto", "shm", "unix", "tcp"):
         raise _errors.ConfigurationError(
-            f"local: got '{mode}', want one of auto, shm, tcp")
+            f"local: got '{mode}', want one of auto, shm, unix, tcp")
     return mode
 
 
@@ -134,8 +134,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
             groups.
         schedulers: schedulers of the optimizer, advanced by each job.step().
         epoch_schedulers: the same, advanced at the end of each epoch.
-        server: HOST:PORT; by default COHORT_SERVER, or a server of this
-            process's own if it is alone.
+        server: HOST:PORT, or unix:/path on the server's host; by default
+            COHORT_SERVER, or a server of this process's own if it is alone.
         rank: this worker's number; by default COHORT_RANK, torchrun's RANK, or
             the lowest that is vacant.
         serve: flags of the server of its own, such as {"epochs": 3}. "rank0":
@@ -156,8 +156,9 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         tls_key: file of its private key; by default COHORT_TLS_KEY.
         tls_ca: file of the authorities whose certificates are accepted from the
             server; by default COHORT_TLS_CA.
-        local: "shm": exchange through shared memory, "tcp": over TCP, "auto":
-            whichever works on this host; by default COHORT_LOCAL or "auto".
+        local: "shm": exchange through shared memory, "unix": over a Unix
+            socket, "tcp": as between hosts, "auto": the first of them that
+            works; by default COHORT_LOCAL or "auto".
         log_level: "debug", "info", "warning" or "error".
 
     Raises:

@@ -169,15 +169,19 @@ class Reached:
     alone: bool
 
 
-def _shared_by_gang(gang: _torchrun.Gang, options: Mapping[str, Any],
-                    insecure: bool) -> Reached:
-    """The server of all processes of a gang, which that of rank 0 starts.
+def _addresses_of_gang(gang: _torchrun.Gang, listen: str) -> tuple[str, str]:
+    """Where the server of a gang listens, and where its other processes find it.
 
     Raises:
-        ConfigurationError: it did not start, or its port is not known.
+        ConfigurationError: they cannot find it.
     """
+    if listen.startswith(("unix:", "unix-abstract:")):
+        if not gang.one_machine:
+            raise _errors.ConfigurationError(
+                f"listen: got {listen}, want HOST:PORT: the job has processes "
+                "on several machines")
+        return listen, listen
     # Without a word to each other all processes must know the port.
-    listen = str(options.get("listen") or os.environ.get("COHORT_LISTEN") or "")
     host, _, port = listen.rpartition(":")
     if not port:
         port = str(gang.port + 1)
@@ -185,13 +189,25 @@ def _shared_by_gang(gang: _torchrun.Gang, options: Mapping[str, Any],
         raise _errors.ConfigurationError(
             f"listen: got {listen}, want HOST:PORT with a port that all "
             "processes of the job know, so not 0")
-    if gang.rank != 0:
-        host = "127.0.0.1" if gang.one_machine else gang.host
-        return Reached(f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
-                       None, alone=False)
     if not host:
         host = "127.0.0.1" if gang.one_machine else "0.0.0.0"
-    flags = {"workers": gang.size, **options, "listen": f"{host}:{port}"}
+    found = "127.0.0.1" if gang.one_machine else gang.host
+    return (f"{host}:{port}",
+            f"[{found}]:{port}" if ":" in found else f"{found}:{port}")
+
+
+def _shared_by_gang(gang: _torchrun.Gang, options: Mapping[str, Any],
+                    insecure: bool) -> Reached:
+    """The server of all processes of a gang, which that of rank 0 starts.
+
+    Raises:
+        ConfigurationError: it did not start, or its address is not known.
+    """
+    given = str(options.get("listen") or os.environ.get("COHORT_LISTEN") or "")
+    listen, found = _addresses_of_gang(gang, given)
+    if gang.rank != 0:
+        return Reached(found, None, alone=False)
+    flags = {"workers": gang.size, **options, "listen": listen}
     if insecure:
         flags.setdefault("insecure", True)
     if flags.get("checkpoint_dir") or os.environ.get("COHORT_CHECKPOINT_DIR"):
@@ -206,9 +222,10 @@ def _shared_by_gang(gang: _torchrun.Gang, options: Mapping[str, Any],
         if "--listen:" not in str(error):
             raise
         raise _errors.ConfigurationError(
-            f"{error}. The port is {'that of listen' if listen else 'MASTER_PORT + 1'}; "
+            f"{error}. The port is {'that of listen' if given else 'MASTER_PORT + 1'}; "
             "server_flags={'listen': 'HOST:PORT'}, or COHORT_LISTEN on all "
             "machines, is another") from None
+    host, _, port = own.address.rpartition(":")
     return Reached(f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]")
                    else own.address, own, alone=False)
 
