@@ -1,23 +1,75 @@
 #include "common/listen_address.h"
 
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/unix_address.h"
 
 namespace cohort {
+namespace {
+
+constexpr absl::string_view kPathScheme = "unix:";
+constexpr absl::string_view kAbstractScheme = "unix-abstract:";
+
+bool IsControl(char c) { return absl::ascii_iscntrl(c); }
+
+// The path of "/run/socket" or of "///run/socket", as in a URI; empty if it is
+// none.
+std::string SocketPath(absl::string_view text) {
+  const size_t slashes = std::min(text.find_first_not_of('/'), text.size());
+  if (slashes == 0 || slashes == 2 || slashes == text.size() ||
+      absl::EndsWith(text, "/")) {
+    return "";
+  }
+  return std::string(text.substr(slashes - 1));
+}
+
+absl::StatusOr<ListenAddress> ParseUnixAddress(absl::string_view flag,
+                                               absl::string_view text) {
+  ListenAddress address;
+  absl::string_view name = text;
+  if (absl::ConsumePrefix(&name, kAbstractScheme)) {
+    if (!name.empty()) address.socket = absl::StrCat("@", name);
+  } else if (absl::ConsumePrefix(&name, kPathScheme)) {
+    address.socket = SocketPath(name);
+  }
+  // An address is a line of a file.
+  if (address.socket.empty() ||
+      std::any_of(name.begin(), name.end(), IsControl)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flag, ": got '", text,
+        "', want unix: and the path of a socket from the root, such as "
+        "unix:/run/cohort/socket, or unix-abstract: and a name"));
+  }
+  const absl::Status usable = UnixAddressOf(address.socket).status();
+  if (!usable.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, ": ", usable.message()));
+  }
+  return address;
+}
+
+}  // namespace
 
 bool ListenAddress::loopback() const {
-  return host == "localhost" || host == "[::1]" ||
+  return is_unix() || host == "localhost" || host == "[::1]" ||
          absl::StartsWith(host, "127.");
 }
 
 std::string ListenAddress::ToString() const {
+  if (absl::StartsWith(socket, "@")) {
+    return absl::StrCat(kAbstractScheme, socket.substr(1));
+  }
+  if (is_unix()) return absl::StrCat(kPathScheme, socket);
   return absl::StrCat(host, ":", port);
 }
 
-absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag,
-                                                 absl::string_view text) {
+absl::StatusOr<ListenAddress> ParseHostPort(absl::string_view flag,
+                                            absl::string_view text) {
   const size_t colon = text.rfind(':');
   ListenAddress address;
   if (colon != absl::string_view::npos) {
@@ -37,9 +89,20 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag,
   return address;
 }
 
+bool IsUnixAddress(absl::string_view text) {
+  return absl::StartsWith(text, kPathScheme) ||
+         absl::StartsWith(text, kAbstractScheme);
+}
+
+absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag,
+                                                 absl::string_view text) {
+  return IsUnixAddress(text) ? ParseUnixAddress(flag, text)
+                             : ParseHostPort(flag, text);
+}
+
 absl::Status CheckServerAddress(absl::string_view flag,
                                 absl::string_view text) {
-  for (const char* scheme : {"dns:", "ipv4:", "ipv6:", "unix:"}) {
+  for (const char* scheme : {"dns:", "ipv4:", "ipv6:"}) {
     if (absl::StartsWith(text, scheme)) return absl::OkStatus();
   }
   return ParseListenAddress(flag, text).status();

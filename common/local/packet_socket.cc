@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "common/unix_address.h"
 
 namespace cohort {
 namespace {
@@ -22,35 +22,6 @@ constexpr int kBacklog = 64;
 
 absl::Status Failed(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
-}
-
-struct Address {
-  sockaddr_un name{};
-  socklen_t size = 0;
-
-  const sockaddr* get() const {
-    return reinterpret_cast<const sockaddr*>(&name);
-  }
-};
-
-bool IsAbstract(const std::string& name) { return name.starts_with('@'); }
-
-absl::StatusOr<Address> AddressOf(const std::string& name) {
-  Address address;
-  if (name.empty() || name.size() >= sizeof(address.name.sun_path)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("socket: got a name of ", name.size(), " characters (",
-                     name, "), want 1 to ", sizeof(address.name.sun_path) - 1));
-  }
-  address.name.sun_family = AF_UNIX;
-  std::memcpy(address.name.sun_path, name.data(), name.size());
-  // The system takes a first byte of zero for an abstract name, and its length
-  // from that of the address.
-  if (IsAbstract(name)) address.name.sun_path[0] = '\0';
-  address.size = static_cast<socklen_t>(
-      IsAbstract(name) ? offsetof(sockaddr_un, sun_path) + name.size()
-                       : sizeof(address.name));
-  return address;
 }
 
 FileDescriptor NewSocket() {
@@ -80,7 +51,7 @@ std::vector<FileDescriptor> TakeFiles(msghdr& message) {
 }  // namespace
 
 absl::StatusOr<PacketSocket> PacketSocket::Connect(const std::string& name) {
-  COHORT_ASSIGN_OR_RETURN(const Address address, AddressOf(name));
+  COHORT_ASSIGN_OR_RETURN(const UnixAddress address, UnixAddressOf(name));
   FileDescriptor socket = NewSocket();
   if (!socket.valid() ||
       connect(socket.get(), address.get(), address.size) != 0) {
@@ -163,7 +134,7 @@ absl::StatusOr<uint32_t> PacketSocket::PeerUser() const {
 }
 
 absl::StatusOr<PacketListener> PacketListener::Open(const std::string& name) {
-  COHORT_ASSIGN_OR_RETURN(const Address address, AddressOf(name));
+  COHORT_ASSIGN_OR_RETURN(const UnixAddress address, UnixAddressOf(name));
   FileDescriptor socket = NewSocket();
   if (!socket.valid() || bind(socket.get(), address.get(), address.size) != 0) {
     return Failed(name);
@@ -174,7 +145,7 @@ absl::StatusOr<PacketListener> PacketListener::Open(const std::string& name) {
 }
 
 PacketListener::~PacketListener() {
-  if (socket_.valid() && !IsAbstract(name_)) unlink(name_.c_str());
+  if (socket_.valid() && !IsAbstractSocket(name_)) unlink(name_.c_str());
 }
 
 absl::StatusOr<PacketSocket> PacketListener::Accept() {

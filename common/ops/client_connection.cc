@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/listen_address.h"
 #include "common/status_macros.h"
+#include "common/unix_address.h"
 
 namespace cohort {
 namespace {
@@ -59,19 +60,28 @@ void ClientConnection::Close() {
 absl::Status ClientConnection::Open() {
   COHORT_ASSIGN_OR_RETURN(const ListenAddress parsed,
                           ParseListenAddress(flag_, address_));
+  if (parsed.is_unix()) {
+    COHORT_ASSIGN_OR_RETURN(const UnixAddress name,
+                            UnixAddressOf(parsed.socket));
+    return Connect(name.get(), name.size);
+  }
   COHORT_ASSIGN_OR_RETURN(const Addresses found, Resolve(parsed));
   absl::Status status;
   for (const addrinfo* to = found.get(); to != nullptr; to = to->ai_next) {
-    Close();
-    fd_ = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    status = fd_ < 0 ? Failed() : SetTimeouts();
-    // On Linux the send timeout also limits connect.
-    if (status.ok() && connect(fd_, to->ai_addr, to->ai_addrlen) != 0) {
-      status = Failed();
-    }
+    status = Connect(to->ai_addr, to->ai_addrlen);
     if (status.ok()) return status;
   }
   return status;
+}
+
+absl::Status ClientConnection::Connect(const sockaddr* address,
+                                       socklen_t size) {
+  Close();
+  fd_ = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd_ < 0) return Failed();
+  COHORT_RETURN_IF_ERROR(SetTimeouts());
+  // On Linux the send timeout also limits connect.
+  return connect(fd_, address, size) == 0 ? absl::OkStatus() : Failed();
 }
 
 absl::Status ClientConnection::Encrypt(const TlsContent& tls,

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/socket.h>
+
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -22,7 +24,7 @@ namespace cohort {
 // Thread safety: none.
 class ClientConnection {
  public:
-  // `address` is host:port. `flag` names it in errors.
+  // `address` is host:port or a Unix socket. `flag` names it in errors.
   ClientConnection(absl::string_view flag, absl::string_view address,
                    Instant deadline);
   ClientConnection(const ClientConnection&) = delete;
@@ -30,7 +32,7 @@ class ClientConnection {
   ~ClientConnection();
 
   // Connects to the first address of the name that takes a connection.
-  // Errors also: InvalidArgument: the address is not host:port.
+  // Errors also: InvalidArgument: the address cannot be read.
   absl::Status Open();
 
   // Encrypts everything from now on. As TlsStream::Connect.
@@ -44,6 +46,7 @@ class ClientConnection {
 
  private:
   void Close();
+  absl::Status Connect(const sockaddr* address, socklen_t size);
   absl::Status Named(const absl::Status& status) const;
   absl::Status Late() const;
   absl::Status Failed() const;

@@ -206,7 +206,7 @@ bool IsLoopbackHost(absl::string_view host, absl::string_view listen_host) {
 
 absl::Status Validate(const HttpServerOptions& options) {
   COHORT_ASSIGN_OR_RETURN(const ListenAddress address,
-                          ParseListenAddress(options.flag, options.listen));
+                          ParseHostPort(options.flag, options.listen));
   return CheckExposure(options.flag, address,
                        options.insecure || options.tls.has_value(), kRisk);
 }
@@ -215,7 +215,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpServer(
     const HttpServerOptions& options) {
   COHORT_RETURN_IF_ERROR(Validate(options));
   COHORT_ASSIGN_OR_RETURN(ListenAddress address,
-                          ParseListenAddress(options.flag, options.listen));
+                          ParseHostPort(options.flag, options.listen));
   absl::StatusOr<ListenSocket> socket =
       ListenSocket::Open(options.flag, address);
   if (!socket.ok()) return socket.status();

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/unix_address.h"
 
 namespace cohort {
 namespace {
@@ -85,6 +86,7 @@ int PortOf(int fd) {
 
 absl::StatusOr<ListenSocket> ListenSocket::Open(absl::string_view flag,
                                                 ListenAddress& address) {
+  if (address.is_unix()) return OpenUnix(flag, address);
   absl::StatusOr<Addresses> found = Resolve(flag, address);
   if (!found.ok()) return found.status();
   const addrinfo& first = **found;
@@ -102,10 +104,42 @@ absl::StatusOr<ListenSocket> ListenSocket::Open(absl::string_view flag,
   return socket;
 }
 
+absl::StatusOr<ListenSocket> ListenSocket::OpenUnix(
+    absl::string_view flag, const ListenAddress& address) {
+  ListenSocket socket(
+      ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (socket.fd_ < 0) return CannotListen(flag, address, std::strerror(errno));
+  if (!IsAbstractSocket(address.socket)) {
+    absl::StatusOr<SocketFile> file =
+        SocketFile::Listen(socket.fd_, address.socket, kBacklog);
+    if (!file.ok()) {
+      return CannotListen(flag, address, file.status().message());
+    }
+    socket.file_ = *std::move(file);
+    return socket;
+  }
+  socket.own_user_only_ = true;
+  const absl::StatusOr<UnixAddress> name = UnixAddressOf(address.socket);
+  if (!name.ok()) return CannotListen(flag, address, name.status().message());
+  if (bind(socket.fd_, name->get(), name->size) != 0 ||
+      listen(socket.fd_, kBacklog) != 0) {
+    return CannotListen(flag, address,
+                        errno == EADDRINUSE
+                            ? "the name is in use: another process listens "
+                              "there; choose another name"
+                            : std::strerror(errno));
+  }
+  return socket;
+}
+
 ListenSocket::ListenSocket(ListenSocket&& other) noexcept
-    : fd_(other.Release()) {}
+    : fd_(other.Release()),
+      own_user_only_(other.own_user_only_),
+      file_(std::move(other.file_)) {}
 
 ListenSocket::~ListenSocket() {
+  // First: as long as the socket listens, no other process takes its place.
+  file_ = SocketFile();
   if (fd_ >= 0) close(fd_);
 }
 

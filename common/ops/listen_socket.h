@@ -3,13 +3,17 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/listen_address.h"
+#include "common/ops/socket_file.h"
 
 namespace cohort {
 
-// A listening TCP socket. The destructor closes it unless it was released.
+// A listening socket, of TCP or of Unix. The destructor closes it unless it was
+// released, and removes the file of a Unix socket.
 class ListenSocket {
  public:
   // If `address` has port 0, it is set to the actual port.
+  // Only processes of this user may connect to a Unix socket. The system sees
+  // to that for a path; for an abstract name the caller must (own_user_only).
   // Errors: Unavailable naming `flag`, the reason and a remedy.
   static absl::StatusOr<ListenSocket> Open(absl::string_view flag,
                                            ListenAddress& address);
@@ -17,13 +21,21 @@ class ListenSocket {
   ListenSocket& operator=(ListenSocket&&) = delete;
   ~ListenSocket();
 
-  // The caller must close it.
+  int fd() const { return fd_; }
+  // True if connections of other users must be refused.
+  bool own_user_only() const { return own_user_only_; }
+  // The caller must close it. For TCP only.
   int Release();
 
  private:
   explicit ListenSocket(int fd) : fd_(fd) {}
 
+  static absl::StatusOr<ListenSocket> OpenUnix(absl::string_view flag,
+                                               const ListenAddress& address);
+
   int fd_ = -1;
+  bool own_user_only_ = false;
+  SocketFile file_;
 };
 
 }  // namespace cohort

@@ -6,6 +6,10 @@
 
 #include <algorithm>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_format.h"
+#include "common/listen_address.h"
 #include "common/wire/security.h"
 
 namespace cohort {
@@ -88,6 +92,23 @@ void Apply(Target&& set, const Settings& settings) {
   for (const Setting& setting : settings) set(setting.name, setting.value);
 }
 
+// gRPC's name of an address. It reads that of a Unix socket as a part of a URI,
+// and takes one that is none for a host.
+std::string TargetOf(const std::string& server) {
+  const absl::StatusOr<ListenAddress> address =
+      ParseListenAddress("server", server);
+  if (!address.ok() || !address->is_unix()) return server;
+  std::string target;
+  for (const char c : address->ToString()) {
+    if (absl::ascii_isalnum(c) || absl::StrContains("-._~/:", c)) {
+      target += c;
+    } else {
+      absl::StrAppendFormat(&target, "%%%02X", static_cast<unsigned char>(c));
+    }
+  }
+  return target;
+}
+
 }  // namespace
 
 int64_t LookaheadBytes(int64_t inflight_bytes_max, int32_t workers) {
@@ -133,7 +154,7 @@ grpc::ChannelArguments MakeChannelArguments(ChannelPurpose purpose) {
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server,
                                            ChannelPurpose purpose,
                                            const SharedSecurity& security) {
-  return grpc::CreateCustomChannel(server,
+  return grpc::CreateCustomChannel(TargetOf(server),
                                    security == nullptr
                                        ? grpc::InsecureChannelCredentials()
                                        : security->ForChannel(),

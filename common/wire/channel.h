@@ -42,8 +42,8 @@ int64_t LookaheadBytes(int64_t inflight_bytes_max, int32_t workers);
 // arguments never share a connection, whatever their purpose.
 grpc::ChannelArguments MakeChannelArguments(ChannelPurpose purpose);
 
-// A channel to `server` (host:port), in plaintext if `security` is null.
-// Connects on first use.
+// A channel to `server` (host:port or a Unix socket), in plaintext if
+// `security` is null. Connects on first use.
 std::shared_ptr<grpc::Channel> MakeChannel(
     const std::string& server, ChannelPurpose purpose,
     const SharedSecurity& security = nullptr);

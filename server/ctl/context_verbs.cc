@@ -100,7 +100,7 @@ absl::Status RunContextSet(Context& context) {
   COHORT_RETURN_IF_ERROR(TokenOf(target).status());
   target.ops = context.arguments.Value("ops").value_or("");
   if (!target.ops.empty()) {
-    COHORT_RETURN_IF_ERROR(CheckServerAddress("--ops", target.ops));
+    COHORT_RETURN_IF_ERROR(ParseHostPort("--ops", target.ops).status());
   }
   contexts.servers[context.words[0]] = target;
   if (contexts.current.empty()) contexts.current = context.words[0];
@@ -124,13 +124,14 @@ Verb ContextListVerb() {
 Verb ContextSetVerb() {
   return {.name = "context set",
           .summary = "gives a server a name",
-          .words = "NAME HOST:PORT",
+          .words = "NAME ADDRESS",
           .flags = {{.name = "ops",
                      .value = "HOST:PORT",
                      .help = "its operations port, for health, doctor and "
                              "support-bundle"}},
           .local = true,
           .examples = {"cohortctl context set lab 10.0.0.1:7070",
+                       "cohortctl context set here unix:/run/cohort/socket",
                        "cohortctl context set lab 10.0.0.1:7070 "
                        "--tls_cert=certs/operator/tls.crt "
                        "--tls_key=certs/operator/tls.key "

@@ -8,8 +8,8 @@ absl::Span<const FlagSpec> CommonFlags() {
   static constexpr FlagSpec kFlags[] = {
       {.name = "server",
        .value = "HOST:PORT",
-       .help = "address of the server (default: COHORT_SERVER, the context in "
-               "use, or 127.0.0.1:7070)"},
+       .help = "address of the server, HOST:PORT or unix:/path (default: "
+               "COHORT_SERVER, the context in use, or 127.0.0.1:7070)"},
       {.name = "context",
        .value = "NAME",
        .help = "use the server of that context; see context list"},

@@ -105,7 +105,7 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
   port->http_ = *std::move(http);
   port->serving_ = port->http_.get();
   const absl::StatusOr<ListenAddress> address =
-      ParseListenAddress("--ops_listen", port->address());
+      ParseHostPort("--ops_listen", port->address());
   if (address.ok() && !address->loopback() && !options.tls.has_value()) {
     Log(LogLevel::kWarning,
         absl::StrCat("--insecure: any client that can reach ", port->address(),

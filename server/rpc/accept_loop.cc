@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -43,7 +44,7 @@ AcceptLoop::AcceptLoop(
     ListenSocket socket,
     std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server,
     int64_t files_max, int32_t each_max)
-    : listen_fd_(socket.Release()),
+    : listen_(std::move(socket)),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       spare_fd_(OpenSpare()),
       files_max_(files_max),
@@ -59,13 +60,12 @@ AcceptLoop::~AcceptLoop() {
   // Cannot fail: the counter is far from full.
   [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
   task_.reset();
-  close(listen_fd_);
   close(wake_fd_);
   if (spare_fd_ >= 0) close(spare_fd_);
 }
 
 void AcceptLoop::AcceptSome() {
-  pollfd waited[] = {{.fd = listen_fd_, .events = POLLIN, .revents = 0},
+  pollfd waited[] = {{.fd = listen_.fd(), .events = POLLIN, .revents = 0},
                      {.fd = wake_fd_, .events = POLLIN, .revents = 0}};
   if (poll(waited, 2, -1) <= 0 || waited[1].revents != 0) return;
   for (int i = 0; i < kAcceptsAtOnce; ++i) {
@@ -76,9 +76,14 @@ void AcceptLoop::AcceptSome() {
 bool AcceptLoop::AcceptOne() {
   sockaddr_storage peer = {};
   socklen_t length = sizeof(peer);
-  const int fd = accept4(listen_fd_, reinterpret_cast<sockaddr*>(&peer),
+  const int fd = accept4(listen_.fd(), reinterpret_cast<sockaddr*>(&peer),
                          &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd >= 0 && fd < files_max_) {
+    const absl::Status user = CheckUser(fd);
+    if (!user.ok()) {
+      Refuse(fd, user.message());
+      return true;
+    }
     const std::string address = LimitedAddress(peer);
     if (!by_address_.Add(address, fd)) {
       Refuse(fd, absl::StrCat(address,
@@ -89,7 +94,7 @@ bool AcceptLoop::AcceptOne() {
     SetOptions(fd);
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters
         connection;
-    connection.listener_fd = listen_fd_;
+    connection.listener_fd = listen_.fd();
     connection.fd = fd;
     server_->HandleNewConnection(&connection);
     return true;
@@ -105,7 +110,7 @@ bool AcceptLoop::AcceptOne() {
     case EMFILE:
     case ENFILE:
       if (spare_fd_ >= 0) close(spare_fd_);
-      Refuse(accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC), NoFiles());
+      Refuse(accept4(listen_.fd(), nullptr, nullptr, SOCK_CLOEXEC), NoFiles());
       spare_fd_ = OpenSpare();
       return true;
     case ENOBUFS:
@@ -115,6 +120,20 @@ bool AcceptLoop::AcceptOne() {
     default:
       return false;
   }
+}
+
+absl::Status AcceptLoop::CheckUser(int fd) const {
+  if (!listen_.own_user_only()) return absl::OkStatus();
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    return absl::InternalError(
+        absl::StrCat("SO_PEERCRED: ", std::strerror(errno)));
+  }
+  if (peer.uid == geteuid() || peer.uid == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("got a process of user ", peer.uid, ", want one of user ",
+                   geteuid(), ", as the server is"));
 }
 
 std::string AcceptLoop::NoFiles() const {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "common/ops/listen_socket.h"
 #include "common/periodic_task.h"
@@ -44,9 +45,12 @@ class AcceptLoop {
   // Returns false if there is nothing left to accept.
   bool AcceptOne();
   std::string NoFiles() const;
+  // OK if this process's user, or root, is at the other end, or if the file
+  // system has checked it.
+  absl::Status CheckUser(int fd) const;
   void Refuse(int fd, absl::string_view reason);
 
-  const int listen_fd_;
+  const ListenSocket listen_;
   const int wake_fd_;
   // Closed for a moment if no other descriptor is left, so that a connection
   // can be accepted and closed.

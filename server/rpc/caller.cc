@@ -58,7 +58,10 @@ Caller CallerOf(const grpc::ServerContextBase& context) {
       return CallerWith(*presented.identity);
     }
   }
-  return {.role = PeerRole::kViewer, .name = context.peer()};
+  // gRPC has no more to say about the peer at a Unix socket.
+  const std::string peer = context.peer();
+  return {.role = PeerRole::kViewer,
+          .name = peer == "unix:" ? "a Unix socket" : peer};
 }
 
 }  // namespace cohort

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cohort/v1/parameters.pb.h"
 #include "common/byte_rope.h"
@@ -39,6 +40,13 @@ absl::StatusOr<const StatisticsSet*> SetOf(const ModelSnapshot& snapshot,
                    snapshot.version.value()));
 }
 
+// Empty for a process of this machine that came through a Unix socket: gRPC has
+// the same name for all of them.
+std::string ConnectionOf(const grpc::CallbackServerContext& context) {
+  const std::string peer = context.peer();
+  return absl::StartsWith(peer, "unix") ? "" : peer;
+}
+
 // Sends one version, a partition at a time, directly from the model's memory.
 // Holds only the weights of that version, because its optimizer slots can be
 // several times as large.
@@ -50,8 +58,8 @@ class PullReactor final
 
   void Start(grpc::CallbackServerContext* context,
              const grpc::ByteBuffer& request) {
-    const bool admitted =
-        Begin(context, [&] { return Prepare(context->peer(), request); });
+    const bool admitted = Begin(
+        context, [&] { return Prepare(ConnectionOf(*context), request); });
     ServiceCounters& counters = shard_.counters();
     ServiceCounters::Add(admitted ? counters.pulls : counters.pulls_refused);
   }

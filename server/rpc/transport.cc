@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/cli/file_limit.h"
-#include "common/ops/listen_socket.h"
 #include "common/ops/process_collector.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
@@ -98,7 +97,7 @@ std::shared_ptr<grpc::ServerCredentials> CredentialsOf(
 
 absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
     const TransportOptions& options, Services services, GrpcMetrics& metrics,
-    const Clock& clock) {
+    const Clock& clock, std::optional<ListenSocket> further) {
   std::unique_ptr<Transport> transport(new Transport);
   COHORT_ASSIGN_OR_RETURN(transport->address_,
                           ParseListenAddress(options.flag, options.listen));
@@ -109,9 +108,14 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
       builder, LookaheadBytes(options.inflight_bytes_max, options.workers));
   grpc::ResourceQuota quota("cohort-server");
   builder.SetResourceQuota(quota.Resize(TransportBytesMax(options)));
-  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      CredentialsOf(options, transport->open_calls_));
+  const auto add_acceptor = [&] {
+    return builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        CredentialsOf(options, transport->open_calls_));
+  };
+  auto acceptor = add_acceptor();
+  // Both must exist before the server starts.
+  auto further_acceptor = further.has_value() ? add_acceptor() : nullptr;
   for (const auto& service : transport->services_) {
     builder.RegisterService(service.get());
   }
@@ -130,23 +134,30 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
       ListenSocket::Open(options.flag, transport->address_);
   transport->server_ = socket.ok() ? builder.BuildAndStart() : nullptr;
   if (transport->server_ == nullptr) {
+    if (transport->address_.is_unix() && !socket.ok()) return socket.status();
     return absl::UnavailableError(absl::StrCat(
         options.flag, ": cannot listen on ", options.listen,
         ": another process uses the port, or the address does not belong to "
         "this machine; stop that process or choose another port"));
   }
-  transport->accept_ = std::make_unique<AcceptLoop>(
-      *std::move(socket), std::move(acceptor),
-      options.connections_max > 0 ? options.connections_max
-                                  : ConnectionFilesMax(),
-      ConnectionsPerAddress(options));
+  const int64_t files_max = options.connections_max > 0
+                                ? options.connections_max
+                                : ConnectionFilesMax();
+  transport->accept_.push_back(
+      std::make_unique<AcceptLoop>(*std::move(socket), std::move(acceptor),
+                                   files_max, ConnectionsPerAddress(options)));
+  if (further.has_value()) {
+    transport->accept_.push_back(std::make_unique<AcceptLoop>(
+        *std::move(further), std::move(further_acceptor), files_max,
+        ConnectionsPerAddress(options)));
+  }
   return transport;
 }
 
 Transport::~Transport() = default;
 
 void Transport::Shutdown(absl::Duration grace) {
-  accept_.reset();
+  accept_.clear();
   server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/listen_address.h"
+#include "common/ops/listen_socket.h"
 #include "common/wire/shared_security.h"
 #include "server/access/access_control.h"
 #include "server/access/open_calls.h"
@@ -27,7 +29,7 @@ namespace cohort {
 struct TransportOptions {
   // The flag that set `listen`, for errors.
   std::string flag = "--listen";
-  // host:port; port 0 takes a free one.
+  // host:port or a Unix socket; port 0 takes a free one.
   std::string listen;
   int32_t workers = 1;
   int64_t inflight_bytes_max = 0;
@@ -36,8 +38,8 @@ struct TransportOptions {
   // Decides about encrypted calls; must outlive the transport. Not null if
   // `security` encrypts.
   AccessControl* access = nullptr;
-  // Connections of one address, except loopback. 0: four for each worker and 64
-  // more.
+  // Connections of one address, except this machine's own. 0: four for each
+  // worker and 64 more.
   int32_t connections_per_address = 0;
   // Connections in all; 0: as many as files may be open.
   int64_t connections_max = 0;
@@ -46,17 +48,18 @@ struct TransportOptions {
   std::string admin_address;
 };
 
-// A gRPC server with its services and its accept loop.
+// A gRPC server with its services and its accept loops.
 // Thread safety: none.
 class Transport {
  public:
   using Services = std::vector<std::unique_ptr<grpc::Service>>;
 
-  // `metrics` and `clock` must outlive it.
+  // Serves the same calls on `further`, if there is one. `metrics` and `clock`
+  // must outlive it.
   // Errors: Unavailable: the address cannot be listened on.
   static absl::StatusOr<std::unique_ptr<Transport>> Start(
       const TransportOptions& options, Services services, GrpcMetrics& metrics,
-      const Clock& clock);
+      const Clock& clock, std::optional<ListenSocket> further = std::nullopt);
   ~Transport();
 
   const ListenAddress& address() const { return address_; }
@@ -74,7 +77,7 @@ class Transport {
   // Destroyed in the reverse order: each uses those before it.
   Services services_;
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<AcceptLoop> accept_;
+  std::vector<std::unique_ptr<AcceptLoop>> accept_;
 };
 
 }  // namespace cohort

@@ -33,9 +33,9 @@ class PullTable {
 
   explicit PullTable(Limits limits) : limits_(limits) {}
 
-  // Counts `pull` of `version` until Forget. `peer` names the connection. Pulls
-  // that lose their places to it are appended to `evicted`; the caller must cut
-  // them.
+  // Counts `pull` of `version` until Forget. `peer` names the connection; if it
+  // is empty, the connection is not limited by itself. Pulls that lose their
+  // places to it are appended to `evicted`; the caller must cut them.
   // Errors: ResourceExhausted naming the limit.
   absl::Status Admit(const std::shared_ptr<Stream>& pull,
                      const std::string& peer, Version version, Instant now,

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
 namespace cohort {
 namespace {
 
@@ -21,9 +25,50 @@ TEST(ListenAddressTest, ReadsHostAndPort) {
   }
 }
 
+TEST(ListenAddressTest, ReadsUnixSockets) {
+  const auto path = ParseListenAddress("--listen", "unix:/run/cohort/a b");
+  ASSERT_TRUE(path.ok()) << path.status();
+  EXPECT_EQ(path->socket, "/run/cohort/a b");
+  EXPECT_TRUE(path->is_unix());
+  EXPECT_TRUE(path->loopback());
+  EXPECT_EQ(path->ToString(), "unix:/run/cohort/a b");
+  EXPECT_EQ(ParseListenAddress("--listen", "unix:///run/cohort")->ToString(),
+            "unix:/run/cohort");
+  const auto abstract = ParseListenAddress("--listen", "unix-abstract:cohort");
+  ASSERT_TRUE(abstract.ok()) << abstract.status();
+  EXPECT_EQ(abstract->socket, "@cohort");
+  EXPECT_EQ(abstract->ToString(), "unix-abstract:cohort");
+  EXPECT_TRUE(CheckExposure("--listen", *path, false, "read").ok());
+}
+
+TEST(ListenAddressTest, RefusesSocketsThatProcessesWouldNotFind) {
+  for (const char* bad :
+       {"unix:", "unix:cohort", "unix:7070", "unix://host/cohort", "unix:/",
+        "unix:/run/", "unix:///", "unix-abstract:", "unix:/run\n/x"}) {
+    EXPECT_TRUE(IsUnixAddress(bad)) << bad;
+    EXPECT_EQ(ParseListenAddress("--listen", bad).status().message(),
+              absl::StrCat("--listen: got '", bad,
+                           "', want unix: and the path of a socket from the "
+                           "root, such as unix:/run/cohort/socket, or "
+                           "unix-abstract: and a name"));
+  }
+  const std::string longest = "/" + std::string(106, 'a');
+  EXPECT_TRUE(CheckServerAddress("--server", "unix:" + longest).ok());
+  EXPECT_EQ(CheckServerAddress("--server", "unix:" + longest + "a").message(),
+            absl::StrCat("--server: got a socket name of 108 bytes (", longest,
+                         "a), want 1 to 107, the limit of the system"));
+}
+
+TEST(ListenAddressTest, HttpIsServedOnPortsOnly) {
+  EXPECT_TRUE(ParseHostPort("--ops_listen", "127.0.0.1:0").ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      ParseHostPort("--ops_listen", "unix:/run/cohort").status()));
+}
+
 TEST(ListenAddressTest, ServersAreConnectedToByPortOrScheme) {
-  for (const char* good : {"127.0.0.1:7070", "server:7070", "[::1]:7070",
-                           "unix:/run/cohort", "dns:///server:7070"}) {
+  for (const char* good :
+       {"127.0.0.1:7070", "server:7070", "[::1]:7070", "unix:/run/cohort",
+        "unix-abstract:cohort", "dns:///server:7070"}) {
     EXPECT_TRUE(CheckServerAddress("--server", good).ok()) << good;
   }
   EXPECT_EQ(CheckServerAddress("--server", "server").message(),

@@ -78,6 +78,21 @@ TEST(DoctorTest, FindsAWrongAddress) {
   }
 }
 
+TEST(DoctorTest, LooksAtUnixSockets) {
+  CtlHarness ctl;
+  const CtlResult missing =
+      ctl.RunPlain("doctor --server=unix:/nowhere/cohort");
+  EXPECT_EQ(missing.code, 1);
+  EXPECT_THAT(missing.out, HasSubstr("no connection: unix:/nowhere/cohort: No "
+                                     "such file or directory"));
+  EXPECT_THAT(missing.out, HasSubstr("address: start cohort-server with that "
+                                     "--listen"));
+  const Check connection =
+      CheckConnection({}, "unix:/nowhere/cohort", absl::Now());
+  EXPECT_EQ(connection.result, Result::kOk);
+  EXPECT_THAT(connection.found, HasSubstr("on this machine"));
+}
+
 // Wraps between words at the terminal's width, here 80 columns.
 TEST(DoctorTest, WrapsItsSentencesOnATerminal) {
   CtlHarness ctl;
@@ -187,6 +202,9 @@ TEST(OpsAddressTest, IsTheFlagsThenTheServersThenAGuess) {
   EXPECT_EQ(of({}), std::make_pair(std::string("127.0.0.1:9"), From::kServer));
   status.set_ops_address("0.0.0.0:9");
   EXPECT_EQ(of({}), std::make_pair(std::string("host:9"), From::kServer));
+  EXPECT_EQ(OpsAddressOf({}, "unix:/run/cohort", status).address,
+            "127.0.0.1:9");
+  EXPECT_EQ(OpsAddressOf({}, "unix:/run/cohort", {}).address, "127.0.0.1:7071");
   status.set_ops_address("");
   EXPECT_EQ(of({}), std::make_pair(std::string(), From::kServer));
 }

@@ -39,7 +39,8 @@ void CheckAddress(absl::string_view text) {
   const absl::StatusOr<ListenAddress> again =
       ParseListenAddress("--listen", address->ToString());
   COHORT_CHECK(again.ok(), again.status().ToString());
-  COHORT_CHECK(again->host == address->host && again->port == address->port,
+  COHORT_CHECK(again->host == address->host && again->port == address->port &&
+                   again->socket == address->socket,
                "an address changes when it is read again");
   COHORT_CHECK(!UrlHere(address->ToString()).empty(), "no URL");
   RequireCode(CheckExposure("--listen", *address, false, "read"),
@@ -70,6 +71,7 @@ std::vector<std::string> NameSeeds() {
           "127.0.0.1:0\nrun-1",
           "[::1]:7070\nlocalhost",
           "unix:/tmp/socket\n-a",
+          "unix-abstract:cohort\nunix:///tmp/a b",
           "dns:///server.example:7070\na.b"};
 }
 

@@ -34,6 +34,16 @@ class SmallServer {
     address_ = absl::StrCat("127.0.0.1:", port);
   }
 
+  // At a Unix socket.
+  SmallServer(const std::shared_ptr<grpc::ServerCredentials>& credentials,
+              const std::string& path)
+      : address_("unix:" + path) {
+    grpc::ServerBuilder builder;
+    builder.RegisterCallbackGenericService(&service_);
+    builder.AddListeningPort(address_, credentials);
+    server_ = builder.BuildAndStart();
+  }
+
   const std::string& address() const { return address_; }
   void Shutdown() { server_->Shutdown(); }
 
@@ -59,6 +69,13 @@ TEST_F(WhyClosedTest, PlaintextToTls) {
   const ClosedBecause cause = WhyClosed(server.address(), {}, kPatience);
   EXPECT_EQ(cause, ClosedBecause::kServerSpeaksTls);
   EXPECT_THAT(std::string(Text(cause)), HasSubstr("give --tls_ca"));
+}
+
+TEST_F(WhyClosedTest, LooksAtUnixSocketsToo) {
+  const TempDir folder;
+  const SmallServer server(Credentials(true), folder.File("socket"));
+  EXPECT_EQ(WhyClosed(server.address(), {}, kPatience),
+            ClosedBecause::kServerSpeaksTls);
 }
 
 TEST_F(WhyClosedTest, NoCertificate) {

@@ -68,13 +68,19 @@ class Variables(unittest.TestCase):
                 ({}, {}, "node0:29501"),
                 ({"LOCAL_WORLD_SIZE": "2"}, {}, "127.0.0.1:29501"),
                 ({"MASTER_ADDR": "fd00::1"}, {}, "[fd00::1]:29501"),
-                ({}, {"listen": "0.0.0.0:7070"}, "node0:7070")):
+                ({}, {"listen": "0.0.0.0:7070"}, "node0:7070"),
+                ({"LOCAL_WORLD_SIZE": "2"}, {"listen": "unix:/run/cohort"},
+                 "unix:/run/cohort")):
             reached = _server._shared_by_gang(self.gang(**changes), options,
                                               False)
             self.assertEqual(reached.address, address)
             self.assertIsNone(reached.own)
         with self.assertRaisesRegex(cohort.ConfigurationError, "so not 0"):
             _server._shared_by_gang(self.gang(), {"listen": "0.0.0.0:0"}, False)
+        with self.assertRaisesRegex(cohort.ConfigurationError,
+                                    "processes on several machines"):
+            _server._shared_by_gang(self.gang(), {"listen": "unix:/run/cohort"},
+                                    False)
 
     def test_serve_is_rank0_or_flags(self):
         with self.assertRaisesRegex(cohort.ConfigurationError,

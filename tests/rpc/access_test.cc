@@ -430,6 +430,24 @@ TEST_F(AccessTest, ClientsCheckTheServersIdentity) {
               HasSubstr("want spiffe://example.org/cohort/demo/server/0"));
 }
 
+// There is no host name that could be compared, and none is needed.
+TEST_F(AccessTest, CertificatesWorkOverUnixSocketsToo) {
+  ServerOptions options = SecureOptions();
+  options.listen = absl::StrCat("unix:", authority_.File("socket"));
+  Start(options);
+  HandWorker worker(server_->address(),
+                    SecurityOf(authority_.Issue("worker/0"))->ForChannel());
+  const grpc::Status joined = worker.Join(0);
+  EXPECT_TRUE(joined.ok()) << joined.error_message();
+  HandWorker other(
+      server_->address(),
+      SecurityOf(authority_.Issue("worker/0", "other"))->ForChannel());
+  EXPECT_THAT(other.Join(0).error_message(),
+              HasSubstr("want spiffe://example.org/cohort/other/server/0"));
+  HandWorker plain(server_->address());
+  EXPECT_EQ(plain.Join(1).error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
 TEST_F(AccessTest, AServerNeedsAServersCertificate) {
   ServerOptions options = SecureOptions();
   options.security.tls = authority_.Issue("operator");

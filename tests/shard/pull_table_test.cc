@@ -62,5 +62,12 @@ TEST_F(PullTableTest, PeerHasItsShareAndAllHaveALimit) {
   EXPECT_TRUE(last_.ok());
 }
 
+TEST_F(PullTableTest, ConnectionsWithoutANameShareTheLimitOfAllOnly) {
+  for (int i = 0; i < 3; ++i) {
+    Admitted("", 1);
+    EXPECT_TRUE(last_.ok()) << last_;
+  }
+}
+
 }  // namespace
 }  // namespace cohort

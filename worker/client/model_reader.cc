@@ -10,6 +10,7 @@
 #include "common/listen_address.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
+#include "common/wire/security.h"
 #include "worker/client/backoff.h"
 #include "worker/client/link.h"
 #include "worker/client/transfer.h"

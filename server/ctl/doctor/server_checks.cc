@@ -19,6 +19,7 @@
 #include "absl/strings/strip.h"
 #include "common/clock.h"
 #include "common/listen_address.h"
+#include "common/ops/client_connection.h"
 #include "common/ops/page_client.h"
 #include "server/ctl/status_words.h"
 #include "server/ctl/table.h"
@@ -80,6 +81,22 @@ std::string FixOf(int error, const std::string& address) {
   }
 }
 
+Check CheckSocket(const std::string& address, absl::Duration timeout) {
+  const absl::Status opened =
+      ClientConnection("--server", address, SteadyClock().Now() + timeout)
+          .Open();
+  if (opened.ok()) {
+    return Of("address", Check::Result::kOk,
+              absl::StrCat(address, " takes connections"));
+  }
+  return Of("address", Check::Result::kFailed,
+            absl::StrCat("no connection: ", opened.message()),
+            "start cohort-server with that --listen, or pass the address that "
+            "it printed as --server; only processes of its user reach the "
+            "socket, and containers only if they mount its folder under the "
+            "same path");
+}
+
 // The release of a build: "0.1.0" for "0.1.0 (commit 0f79f3a0b1c2)".
 absl::string_view ReleaseOf(absl::string_view build) {
   return build.substr(0, build.find(' '));
@@ -95,6 +112,7 @@ Check CheckAddress(const std::string& address, absl::Duration timeout) {
               std::string(parts.status().message()),
               "pass --server=HOST:PORT, such as 127.0.0.1:7070");
   }
+  if (parts->is_unix()) return CheckSocket(address, timeout);
   // getaddrinfo takes an IPv6 address without its brackets.
   const std::string host(
       absl::StripSuffix(absl::StripPrefix(parts->host, "["), "]"));
@@ -320,7 +338,9 @@ OpsAddress OpsAddressOf(const std::optional<std::string>& named,
   if (named.has_value()) {
     return {.address = *named, .from = OpsAddress::From::kFlag};
   }
-  const std::string host = server.substr(0, server.rfind(':'));
+  // The server at a Unix socket is on this machine.
+  const std::string host =
+      IsUnixAddress(server) ? "127.0.0.1" : server.substr(0, server.rfind(':'));
   if (!status.has_ops_address()) {
     return {.address = absl::StrCat(host, ":", kOpsPort),
             .from = OpsAddress::From::kGuess};

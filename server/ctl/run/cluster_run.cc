@@ -114,9 +114,10 @@ void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
 std::string ClusterRun::WatchCommand() const {
   const TlsFiles& tls = options_.spec.certificates.client;
   if (!tls.encrypted()) {
-    return absl::StrCat(io_.program, " watch --server=", cluster_->address());
+    return absl::StrCat(io_.program,
+                        " watch --server=", ShellWord(cluster_->address()));
   }
-  return absl::StrCat("export COHORT_SERVER=", cluster_->address(),
+  return absl::StrCat("export COHORT_SERVER=", ShellWord(cluster_->address()),
                       " COHORT_TLS_CERT=", ShellWord(tls.cert),
                       " COHORT_TLS_KEY=", ShellWord(tls.key),
                       " COHORT_TLS_CA=", ShellWord(tls.ca), "; ", io_.program,

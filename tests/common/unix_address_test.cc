@@ -1,0 +1,34 @@
+#include "common/unix_address.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <string>
+
+namespace cohort {
+namespace {
+
+TEST(UnixAddressTest, APathEndsWithAZeroAndAnAbstractNameWithItsLength) {
+  const auto path = UnixAddressOf("/run/cohort/socket");
+  ASSERT_TRUE(path.ok()) << path.status();
+  EXPECT_STREQ(path->name.sun_path, "/run/cohort/socket");
+  EXPECT_FALSE(IsAbstractSocket("/run/cohort/socket"));
+  const auto abstract = UnixAddressOf("@cohort");
+  ASSERT_TRUE(abstract.ok()) << abstract.status();
+  EXPECT_TRUE(IsAbstractSocket("@cohort"));
+  EXPECT_EQ(abstract->name.sun_path[0], '\0');
+  EXPECT_EQ(abstract->size, offsetof(sockaddr_un, sun_path) + 7);
+}
+
+TEST(UnixAddressTest, RefusesNamesThatTheSystemDoesNotPermit) {
+  EXPECT_TRUE(UnixAddressOf(std::string(107, 'a')).ok());
+  for (const std::string& bad : {std::string(), std::string(108, 'a')}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(UnixAddressOf(bad).status())) << bad;
+  }
+  EXPECT_EQ(UnixAddressOf("").status().message(),
+            "got a socket name of 0 bytes (), want 1 to 107, the limit of the "
+            "system");
+}
+
+}  // namespace
+}  // namespace cohort
