@@ -85,6 +85,17 @@ class ComposeTest(unittest.TestCase):
                 else:
                     self.assertIn(source, self.compose["volumes"])
 
+    def test_server_and_workers_share_a_folder_of_sockets(self):
+        folder = self.services["server"]["environment"]["COHORT_LOCAL_DIR"]
+        for program in PROGRAMS:
+            self.assertIn(f"sockets:{folder}",
+                          self.services[program]["volumes"])
+            image = (DEPLOY / f"containers/{program}.Containerfile").read_text(
+                encoding="utf-8")
+            # A new volume takes its owner from the image.
+            self.assertRegex(image,
+                             rf"install -d -o 10001 -g 10001 .*{folder}\n")
+
     def test_prometheus_finds_the_services(self):
         config, = manifests.load(DEPLOY / "prometheus/compose.yml")
         jobs = {job["job_name"]: job for job in config["scrape_configs"]}

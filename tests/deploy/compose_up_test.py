@@ -93,7 +93,9 @@ class ComposeUpTest(unittest.TestCase):
         self.assertEqual(podman.wait(server), 0, podman.log(server))
         self.assertIn("the run is over: drained", podman.log(server))
         for rank in (1, 2):
-            self.assertEqual(podman.wait(f"{self.project}_worker_{rank}"), 0)
+            worker = f"{self.project}_worker_{rank}"
+            self.assertEqual(podman.wait(worker), 0)
+            self.assertIn("go through shared memory", podman.log(worker))
 
 
 if __name__ == "__main__":
