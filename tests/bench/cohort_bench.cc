@@ -94,7 +94,7 @@ absl::Status BenchRendezvous() {
         const std::vector<double> tcp,
         TcpRendezvousSeconds(workers, channels * 16, rounds));
     for (const int32_t together : {1, 4}) {
-      for (const char* const way : {"tcp", "shm"}) {
+      for (const char* const way : {"tcp", "unix", "shm"}) {
         Served served = Plaintext();
         served.local = way;
         COHORT_ASSIGN_OR_RETURN(const std::vector<double> cohort,
@@ -182,24 +182,22 @@ double ChildrenCpuSeconds() {
                                absl::DurationFromTimeval(used.ru_stime));
 }
 
-// Shared memory against TCP on one host: the same exchange, in turns. CPU
-// seconds are those of server and workers, with their start, by timed step.
-absl::Status BenchLocal() {
+// A way on one host, "shm" or "unix", against TCP: the same exchange, in turns.
+// CPU seconds are those of server and workers, with their start, by timed step.
+absl::Status BenchWay(const std::string& way) {
   const int64_t elements = absl::GetFlag(FLAGS_elements);
   const int32_t steps = absl::GetFlag(FLAGS_steps);
-  absl::PrintF(
-      "shared memory against TCP, exchange of %.1f M float32 (pairs in "
-      "turns)\n",
-      static_cast<double>(elements) / 1e6);
+  absl::PrintF("%s against TCP, exchange of %.1f M float32 (pairs in turns)\n",
+               way, static_cast<double>(elements) / 1e6);
   absl::PrintF("%-8s %10s %10s %6s %10s %10s %6s %10s\n", "workers", "TCP s",
-               "shm s", "x", "TCP cpu s", "shm cpu s", "x", "x memcpy");
+               way + " s", "x", "TCP cpu s", way + " cpu s", "x", "x memcpy");
   for (const int32_t workers : {1, 2}) {
     for (int32_t pair = 0; pair < absl::GetFlag(FLAGS_pairs); ++pair) {
       double step[2] = {};
       double cpu[2] = {};
       for (const int shared : {0, 1}) {
         Served served = Plaintext();
-        served.local = shared == 1 ? "shm" : "tcp";
+        served.local = shared == 1 ? way : "tcp";
         const double before = ChildrenCpuSeconds();
         COHORT_ASSIGN_OR_RETURN(
             const std::vector<double> seconds,
@@ -215,6 +213,11 @@ absl::Status BenchLocal() {
   }
   absl::PrintF("\n");
   return absl::OkStatus();
+}
+
+absl::Status BenchLocal() {
+  COHORT_RETURN_IF_ERROR(BenchWay("shm"));
+  return BenchWay("unix");
 }
 
 absl::Status BenchTraining() {
