@@ -2,24 +2,20 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
-#include <system_error>
 
-#include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/check.h"
-#include "common/local/boot_id.h"
+#include "common/folder_lock.h"
 #include "common/local/local_messages.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
+#include "server/local/local_socket.h"
 
 namespace cohort {
 namespace {
@@ -31,37 +27,14 @@ constexpr absl::Duration kAcceptPause = absl::Seconds(1);
 // A worker connects once; more strangers than this are none.
 constexpr size_t kStrangersMax = 64;
 
-constexpr absl::string_view kSocketPrefix = "cohort-socket-";
-
-std::string RandomHex(size_t digits) {
-  std::string bytes(digits / 2, '\0');
-  size_t filled = 0;
-  while (filled < bytes.size()) {
-    const ssize_t n =
-        getrandom(bytes.data() + filled, bytes.size() - filled, 0);
-    if (n > 0) filled += static_cast<size_t>(n);
-  }
-  return absl::BytesToHexString(bytes);
-}
-
-// Removes the sockets that killed servers have left in `directory`.
-void RemoveLeftSockets(const std::string& directory) {
-  std::error_code unused;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(directory, unused)) {
-    const std::string path = entry.path().string();
-    if (absl::StartsWith(entry.path().filename().string(), kSocketPrefix) &&
-        !PacketSocket::Connect(path).ok() && errno == ECONNREFUSED) {
-      unlink(path.c_str());
-    }
-  }
-}
-
-// A name that no other server has.
-std::string SocketName(const std::string& directory) {
-  constexpr size_t kDigits = 16;
-  if (directory.empty()) return absl::StrCat("@cohort-", RandomHex(kDigits));
-  return absl::StrCat(directory, "/", kSocketPrefix, RandomHex(kDigits));
+absl::StatusOr<PacketListener> Listen(const std::string& directory) {
+  const std::string name = NewSocketName(directory);
+  if (directory.empty()) return PacketListener::Open(name);
+  // Between its two steps the socket looks like that of a killed server.
+  COHORT_ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(directory));
+  COHORT_ASSIGN_OR_RETURN(PacketListener listener, PacketListener::Open(name));
+  chmod(name.c_str(), S_IRUSR | S_IWUSR);
+  return listener;
 }
 
 void Refuse(PacketSocket& socket, const absl::Status& why) {
@@ -76,12 +49,7 @@ void Refuse(PacketSocket& socket, const absl::Status& why) {
 
 absl::StatusOr<std::unique_ptr<LocalDoor>> LocalDoor::Open(
     LocalDoorOptions options, const Clock& clock) {
-  if (!options.directory.empty()) RemoveLeftSockets(options.directory);
-  COHORT_ASSIGN_OR_RETURN(PacketListener listener,
-                          PacketListener::Open(SocketName(options.directory)));
-  if (!options.directory.empty()) {
-    chmod(listener.name().c_str(), S_IRUSR | S_IWUSR);
-  }
+  COHORT_ASSIGN_OR_RETURN(PacketListener listener, Listen(options.directory));
   FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) {
     return absl::UnavailableError(
@@ -99,7 +67,6 @@ LocalDoor::LocalDoor(LocalDoorOptions options, const Clock& clock,
                      std::unique_ptr<LocalInbox> inbox)
     : options_(std::move(options)),
       clock_(clock),
-      boot_id_(BootId()),
       wake_(std::move(wake)),
       inbox_(std::move(inbox)),
       listener_(std::move(listener)),
@@ -117,8 +84,7 @@ LocalDoor::~LocalDoor() {
 
 LocalDoor::Offer LocalDoor::Invite(Rank rank, Incarnation incarnation) {
   Offer offer{.socket = listener_.name(),
-              .token = RandomHex(local::kTokenBytes),
-              .boot_id = boot_id_};
+              .token = RandomHex(local::kTokenBytes)};
   std::shared_ptr<LocalPeer> replaced;
   {
     MutexLock lock(mu_);

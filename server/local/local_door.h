@@ -53,8 +53,6 @@ class LocalDoor {
   struct Offer {
     std::string socket;
     std::string token;
-    // Identifies the running kernel: shared memory ends there.
-    std::string boot_id;
   };
 
   // Errors: Unavailable or InvalidArgument, naming the socket, if it cannot be
@@ -112,7 +110,6 @@ class LocalDoor {
   // Fixed after construction.
   const LocalDoorOptions options_;
   const Clock& clock_;
-  const std::string boot_id_;
   // Ends the thread's wait.
   const FileDescriptor wake_;
   const std::unique_ptr<LocalInbox> inbox_;

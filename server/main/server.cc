@@ -200,7 +200,7 @@ absl::Status Server::Start() {
   if (security_->audit() != nullptr) {
     security_->audit()->SetRun(coordinator.run_id);
   }
-  if (options_.local != "tcp") {
+  if (options_.local == "auto" || options_.local == "shm") {
     local_weights_ = std::make_shared<SharedFloatFiles>();
   }
   shard_ = std::make_unique<Shard>(

@@ -11,8 +11,10 @@
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/formats/trace_file.h"
+#include "common/listen_address.h"
 #include "common/local/shared_float_files.h"
 #include "common/mutex.h"
+#include "common/ops/listen_socket.h"
 #include "server/core/effects.h"
 #include "server/local/local_door.h"
 #include "server/main/server_options.h"
@@ -85,6 +87,9 @@ class Server : private RunListener {
   absl::Status OpenRecorder();
   absl::Status Listen();
   absl::Status OpenLocalDoor();
+  // The socket of --local=unix, and its address; absent if there is none.
+  absl::StatusOr<std::optional<ListenSocket>> OpenLocalSocket(
+      ListenAddress& address);
   absl::Status ListenForAdmin(Transport::Services services);
   void StartReport();
   absl::Status StartOps();
@@ -139,7 +144,7 @@ class Server : private RunListener {
   std::unique_ptr<ServerSecurity> security_;
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<RunFiles> files_;
-  // Null with --local=tcp.
+  // Null if no memory is shared.
   std::shared_ptr<SharedFloatFiles> local_weights_;
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<RunRecorder> recorder_;

@@ -15,9 +15,9 @@ namespace cohort {
 class HandshakeLog;
 
 struct ServerOptions {
-  // host:port; port 0 takes a free one.
+  // host:port or a Unix socket; port 0 takes a free one.
   std::string listen = "127.0.0.1:7070";
-  // host:port of a port of its own for Admin; empty: `listen` serves it too.
+  // The same, of a port of its own for Admin; empty: `listen` serves it too.
   std::string admin_listen;
   // Allows plaintext on an address that other machines can reach.
   bool insecure = false;
@@ -27,9 +27,9 @@ struct ServerOptions {
   const HandshakeLog* handshakes = nullptr;
   // 0: a default, by the number of workers.
   int32_t connections_per_address = 0;
-  // auto, shm or tcp; see the flag.
+  // auto, shm, unix or tcp; see the flag.
   std::string local = "auto";
-  // Folder of the socket for shared memory; empty: the socket has no path.
+  // Folder of the sockets for workers of this host; empty: they have no path.
   std::string local_dir;
   // run_id and first_incarnation are chosen by the server.
   CoordinatorOptions coordinator;

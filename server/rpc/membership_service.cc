@@ -24,11 +24,11 @@ using RawMembership = v1::Membership::WithRawCallbackMethod_Session<
 
 class MembershipService final : public RawMembership {
  public:
-  MembershipService(Shard& shard, LocalDoor* local)
-      : shard_(shard), local_(local) {}
+  MembershipService(Shard& shard, LocalOffers offers)
+      : shard_(shard), offers_(std::move(offers)) {}
 
   ByteBidiReactor* Session(grpc::CallbackServerContext* context) override {
-    return StartSession(shard_, context, local_);
+    return StartSession(shard_, context, offers_);
   }
 
   grpc::ServerUnaryReactor* Report(grpc::CallbackServerContext* context,
@@ -67,15 +67,14 @@ class MembershipService final : public RawMembership {
   }
 
   Shard& shard_;
-  // Null if there is no shared memory.
-  LocalDoor* const local_;
+  const LocalOffers offers_;
 };
 
 }  // namespace
 
 std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard,
-                                                     LocalDoor* local) {
-  return std::make_unique<MembershipService>(shard, local);
+                                                     LocalOffers offers) {
+  return std::make_unique<MembershipService>(shard, std::move(offers));
 }
 
 }  // namespace cohort

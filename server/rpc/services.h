@@ -24,9 +24,20 @@ class Service;
 // server.
 namespace cohort {
 
-// `local` lets workers of this host share memory; null: none may.
+// What workers of this host are offered when they join.
+struct LocalOffers {
+  // Identifies the running kernel: all offers end there.
+  std::string boot_id;
+  // Lets them share memory; must outlive the services. Null: none may.
+  LocalDoor* door = nullptr;
+  // A Unix socket that serves the same calls, as unix:/path or
+  // unix-abstract:name. Empty if there is none.
+  std::string address;
+};
+
 std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard,
-                                                     LocalDoor* local);
+                                                     LocalOffers offers);
+// `local` lets workers of this host share memory; null: none may.
 std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard,
                                                      LocalDoor* local);
 std::unique_ptr<grpc::Service> MakeMomentsService(Shard& shard);

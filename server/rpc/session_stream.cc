@@ -16,8 +16,8 @@
 #include "common/wire/convert.h"
 #include "common/wire/message_bytes.h"
 #include "common/wire/message_checksum.h"
-#include "server/local/local_door.h"
 #include "server/rpc/sender_check.h"
+#include "server/rpc/services.h"
 #include "server/rpc/shard_stream.h"
 
 namespace cohort {
@@ -87,10 +87,9 @@ absl::StatusOr<WorkerReport> ReportFrom(const v1::Heartbeat& heartbeat) {
 
 class SessionReactor final : public ShardStream<SessionStream> {
  public:
-  // `local` is null if there is no shared memory; else it must outlive the
-  // stream.
-  SessionReactor(Shard& shard, LocalDoor* local)
-      : ShardStream(shard), local_(local) {}
+  // `offers` must outlive the stream.
+  SessionReactor(Shard& shard, const LocalOffers* offers)
+      : ShardStream(shard), offers_(*offers) {}
 
   void SendJoined(const effect::Joined& joined) override {
     const CoordinatorOptions options = shard_.options();
@@ -110,13 +109,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
     to->set_takes_further_contributions(true);
     to->set_run_name(options.run_name);
     to->set_global_batch(options.policy.global_batch);
-    if (local_ != nullptr) {
-      const LocalDoor::Offer offer =
-          local_->Invite(joined.rank, joined.incarnation);
-      to->mutable_local()->set_boot_id(offer.boot_id);
-      to->mutable_local()->set_socket(offer.socket);
-      to->mutable_local()->set_token(offer.token);
-    }
+    AddOffers(joined, to);
     SendMessage(reply);
   }
 
@@ -176,6 +169,19 @@ class SessionReactor final : public ShardStream<SessionStream> {
   }
 
  private:
+  // What a worker of this host may use in place of TCP.
+  void AddOffers(const effect::Joined& joined, v1::JoinReply* to) {
+    if (offers_.door == nullptr && offers_.address.empty()) return;
+    v1::LocalOffer* local = to->mutable_local();
+    local->set_boot_id(offers_.boot_id);
+    local->set_address(offers_.address);
+    if (offers_.door == nullptr) return;
+    const LocalDoor::Offer offer =
+        offers_.door->Invite(joined.rank, joined.incarnation);
+    local->set_socket(offer.socket);
+    local->set_token(offer.token);
+  }
+
   static absl::Status NotJoined(absl::string_view seen) {
     return absl::InvalidArgumentError(
         absl::StrCat("session: got ", seen, " first, want a join"));
@@ -212,7 +218,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
     return absl::OkStatus();
   }
 
-  LocalDoor* const local_;
+  const LocalOffers& offers_;
   SessionId id_;
 
   // Used by the reading side, then by OnGone.
@@ -224,8 +230,8 @@ class SessionReactor final : public ShardStream<SessionStream> {
 
 ByteBidiReactor* StartSession(Shard& shard,
                               grpc::CallbackServerContext* context,
-                              LocalDoor* local) {
-  return Started<SessionReactor>(shard, context, local);
+                              const LocalOffers& offers) {
+  return Started<SessionReactor>(shard, context, &offers);
 }
 
 }  // namespace cohort

@@ -5,6 +5,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include "server/local/local_door.h"
+#include "server/rpc/services.h"
 #include "server/shard/shard.h"
 
 // The streaming calls of the services. They use raw bytes, so that payloads are
@@ -16,10 +17,10 @@ using ByteBidiReactor =
     grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 using ByteWriteReactor = grpc::ServerWriteReactor<grpc::ByteBuffer>;
 
-// `local` is null if there is no shared memory.
+// `offers` must outlive the stream.
 ByteBidiReactor* StartSession(Shard& shard,
                               grpc::CallbackServerContext* context,
-                              LocalDoor* local);
+                              const LocalOffers& offers);
 ByteBidiReactor* StartRegister(Shard& shard,
                                grpc::CallbackServerContext* context);
 ByteBidiReactor* StartExchange(Shard& shard,

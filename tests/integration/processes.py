@@ -58,7 +58,8 @@ class Cohort:
         self.size = workers
         self.worker_flags = list(worker_flags)
         self.server_flags = [f"--workers={workers}", *server_flags]
-        # How gradients and weights travel: tcp, shm, or a mixture by ranks.
+        # How gradients and weights travel: a value of --local, one for each
+        # rank, or "mixed".
         self.local = "mixed"
         # Variables that processes get in addition to the present ones.
         self.environment = {}
@@ -111,6 +112,8 @@ class Cohort:
         local = self.local
         if local == "mixed":
             local = "auto" if rank % 2 == 0 else "tcp"
+        if not isinstance(local, str):
+            local = local[rank]
         self.workers[rank] = self.start_process(f"worker{rank}", [
             *wrapper, BIN / "cohort-worker", f"--server={self.address}",
             f"--rank={rank}", f"--local={local}", *self.worker_flags, *flags])

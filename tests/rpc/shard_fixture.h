@@ -20,7 +20,7 @@ namespace cohort {
 class ShardServiceTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    services_.push_back(MakeMembershipService(shard_, nullptr));
+    services_.push_back(MakeMembershipService(shard_, {}));
     services_.push_back(MakeParametersService(shard_, nullptr));
     services_.push_back(MakeMomentsService(shard_));
     grpc::ServerBuilder builder;

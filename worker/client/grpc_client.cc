@@ -6,12 +6,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "common/local/boot_id.h"
+#include "common/listen_address.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "common/wire/convert.h"
 #include "common/wire/message_checksum.h"
+#include "common/wire/security.h"
+#include "worker/client/local_path.h"
 
 namespace cohort {
 namespace {
@@ -325,7 +327,7 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
                         .incarnation = membership.incarnation};
   connection->takes_further_contributions =
       reply->takes_further_contributions();
-  if (reply->has_local()) connection->local_offer = reply->local();
+  connection->local_offer = reply->local();
   SessionClient* session = connection->session.get();
   // The last incarnation came to its end because something was stuck, which may
   // have been a connection: after damage in transit, a frame's length can make
@@ -333,7 +335,10 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
   const bool fenced = membership_.has_value() &&
                       membership_->incarnation != membership.incarnation;
   if (fenced) peer_.clear();
-  FollowPeer(session->peer());
+  // Each connection to a Unix socket ends at the same process, so its path does
+  // as well.
+  FollowPeer(IsUnixAddress(options_.server) ? options_.server
+                                            : session->peer());
   connection->heartbeat = std::make_unique<PeriodicTask>(
       "heartbeat", absl::Milliseconds(reply->heartbeat_interval_ms()),
       [session] { session->Heartbeat(); });
@@ -426,45 +431,24 @@ absl::Status GrpcClient::Usable() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<LocalLink>> GrpcClient::TryLocally() const {
-  if (!registered_.has_value()) {
-    return absl::FailedPreconditionError("this worker has not registered");
-  }
-  const std::optional<v1::LocalOffer>& offer = connection_->local_offer;
-  if (!offer.has_value()) {
-    return absl::FailedPreconditionError(
-        "the server offers no shared memory; see its --local");
-  }
-  if (offer->boot_id() != BootId()) {
-    return absl::FailedPreconditionError("the server is on another host");
-  }
-  return LocalLink::Connect(offer->socket(), offer->token(),
-                            registered_->registration.partitions);
-}
-
 absl::Status GrpcClient::ConnectLocally() {
   if (options_.local == LocalMode::kTcp ||
       std::exchange(connection_->tried_locally, true)) {
     return absl::OkStatus();
   }
-  absl::StatusOr<std::unique_ptr<LocalLink>> local = TryLocally();
-  std::string path = "gradients and weights go through shared memory";
-  if (local.ok()) {
-    connection_->local = *std::move(local);
-  } else if (options_.local == LocalMode::kSharedMemory) {
-    return final_ = absl::FailedPreconditionError(absl::StrCat(
-               "--local=shm: ", local.status().message(),
-               "; start worker and server on one host and as one user, in "
-               "containers with one network namespace or with the server's "
-               "--local_dir, or use --local=auto"));
-  } else {
-    path = absl::StrCat("gradients and weights go over TCP: ",
-                        local.status().message());
+  if (!registered_.has_value()) {
+    return absl::FailedPreconditionError("this worker has not registered");
   }
-  if (options_.hooks != nullptr && path != exchange_path_) {
-    options_.hooks->OnExchangePath(path);
+  absl::StatusOr<LocalPath> path =
+      ChooseLocalPath(options_.local, options_.server, connection_->local_offer,
+                      registered_->registration.partitions);
+  if (!path.ok()) return final_ = path.status();
+  connection_->local = std::move(path->memory);
+  if (!path->address.empty()) FollowPeer(path->address);
+  if (options_.hooks != nullptr && path->text != exchange_path_) {
+    options_.hooks->OnExchangePath(path->text);
   }
-  exchange_path_ = path;
+  exchange_path_ = path->text;
   return absl::OkStatus();
 }
 

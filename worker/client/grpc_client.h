@@ -73,8 +73,8 @@ class GrpcClient final : public Client {
     bool takes_further_contributions = false;
     std::unique_ptr<SessionClient> session;
     std::unique_ptr<PeriodicTask> heartbeat;
-    // Absent if the server has no shared memory.
-    std::optional<v1::LocalOffer> local_offer;
+    // Empty if the server has nothing for workers of its host.
+    v1::LocalOffer local_offer;
     bool tried_locally = false;
     // Null if no memory is shared.
     std::unique_ptr<LocalLink> local;
@@ -110,11 +110,10 @@ class GrpcClient final : public Client {
 
   // Errors: the reason why no call can be made now.
   absl::Status Usable();
-  // Shares memory with the server if both want and can.
-  // Errors: FailedPrecondition if it must be shared and cannot.
+  // Takes a shorter way to the server if both want and can. Call before the
+  // first stream on another connection than the session's.
+  // Errors: FailedPrecondition if a way must be taken and cannot.
   absl::Status ConnectLocally();
-  // Errors: the reason why no memory can be shared.
-  absl::StatusOr<std::unique_ptr<LocalLink>> TryLocally() const;
   // The stream of the push in progress; opened if necessary.
   absl::StatusOr<PushStream*> OpenedPushStream();
   // The next work, wait or end.

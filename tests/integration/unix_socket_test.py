@@ -1,0 +1,193 @@
+"""A server at a Unix socket, and workers in network namespaces of their own,
+as containers have them."""
+
+import os
+import signal
+import stat
+import subprocess
+import unittest
+
+import processes
+from processes import Cohort, kill, run
+
+EPOCHS = "--epochs=2"
+
+
+def cohort_of(*server_flags):
+    """A cohort whose server will listen on a socket in its folder."""
+    cohort = Cohort(workers=2, server_flags=[
+        EPOCHS, "--checkpoint_every=4", *server_flags])
+    cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
+    cohort.sockets = cohort.dir / "sockets"
+    cohort.sockets.mkdir()
+    cohort.address = f"unix:{cohort.sockets}/server"
+    cohort.local = "auto"
+    return cohort
+
+
+def own_network():
+    """A command that runs another one in a network namespace of its own, and the
+    reason why there is none here."""
+    why_not = ""
+    for command in (["unshare", "--net"],
+                    ["unshare", "--user", "--map-current-user", "--net"]):
+        try:
+            tried = subprocess.run([*command, "true"], capture_output=True,
+                                   text=True, check=False)
+        except OSError as error:
+            return [], str(error)
+        if tried.returncode == 0:
+            return command, ""
+        why_not = tried.stderr.strip()
+    return [], why_not
+
+
+OWN_NETWORK, WHY_NOT = own_network()
+
+
+def network_of(pid):
+    return os.readlink(f"/proc/{pid}/ns/net")
+
+
+class SocketTest(unittest.TestCase):
+    """Compares with a cohort on TCP."""
+
+    @classmethod
+    def setUpClass(cls):
+        with cohort_of() as cohort:
+            cohort.address = None
+            cohort.local = "tcp"
+            cohort.start()
+            assert cohort.finish() == 0, cohort.log()
+            cls.digest = cohort.model_digest()
+
+    def assert_trained(self, cohort):
+        self.assertEqual(cohort.finish(), 0, cohort.log())
+        self.assertEqual(cohort.model_digest(), self.digest)
+        self.assertEqual(list(cohort.sockets.iterdir()), [])
+
+
+class UnixSocket(SocketTest):
+    def test_trains_to_the_same_bits_on_every_path(self):
+        for local, text in (("shm", "through shared memory"),
+                            ("unix", "over a Unix socket"), ("tcp", "")):
+            with self.subTest(local), cohort_of() as cohort:
+                cohort.local = local
+                cohort.start()
+                socket = cohort.sockets / "server"
+                self.assertEqual(stat.S_IMODE(socket.stat().st_mode), 0o600)
+                for rank in range(2):
+                    cohort.await_log(f"worker{rank}", text)
+                self.assert_trained(cohort)
+
+    def test_a_killed_server_leaves_a_socket_that_the_next_one_replaces(self):
+        with cohort_of() as cohort:
+            cohort.start()
+            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 8,
+                              "version 8")
+            kill(cohort.server)
+            self.assertTrue((cohort.sockets / "server").is_socket())
+            cohort.start_server("--resume")
+            self.assert_trained(cohort)
+
+    def test_a_stopped_server_leaves_no_socket(self):
+        with cohort_of() as cohort:
+            cohort.start_server()
+            cohort.server.send_signal(signal.SIGTERM)
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            self.assertEqual(list(cohort.sockets.iterdir()), [])
+
+    def test_says_why_it_cannot_listen(self):
+        with cohort_of() as cohort:
+            cohort.start_server()
+            folder = cohort.sockets
+            for address, code, text in (
+                    (cohort.address, 1, "the socket is in use: another process "
+                                        "listens there"),
+                    (f"unix:{folder}/no/server", 1,
+                     f"the folder {folder}/no does not exist"),
+                    (f"unix:{folder}/{'a' * 108}", 3, "want 1 to 107"),
+                    ("unix:server", 3, "the path of a socket from the root")):
+                with self.subTest(address):
+                    result = run("cohort-server", f"--listen={address}",
+                                 "--ops_listen=")
+                    self.assertEqual(result.returncode, code)
+                    self.assertIn(text, result.stderr)
+            # The first one goes on.
+            self.assertEqual(cohort.status()["version"], 0)
+
+    def test_cohortctl_finds_it_by_flag_variable_and_context(self):
+        with cohort_of() as cohort:
+            cohort.start_server()
+            config = {"COHORT_CONFIG": str(cohort.dir / "config.json")}
+            made = run("cohortctl", "context", "set", "here", cohort.address,
+                       environment=config)
+            self.assertEqual(made.returncode, 0, made.stderr)
+            for flags, variables in (
+                    ([f"--server={cohort.address}"], {}),
+                    ([], {"COHORT_SERVER": cohort.address}), ([], config)):
+                told = run("cohortctl", "status", *flags, environment=variables)
+                self.assertEqual(told.returncode, 0, told.stderr)
+            checked = run("cohortctl", "doctor", "--json", environment=config)
+            self.assertIn("takes connections", checked.stdout)
+            if not processes.TLS:
+                self.assertIn("on this machine", checked.stdout)
+
+    def test_cohortctl_run_starts_a_cohort_there(self):
+        with cohort_of() as cohort:
+            result = run("cohortctl", "run", "--workers=1", EPOCHS,
+                         f"--listen={cohort.address}", "--ops_listen=", "--",
+                         *cohort.worker_flags, timeout_s=180)
+            self.assertEqual(result.returncode, 0,
+                             result.stdout + result.stderr)
+            self.assertIn(f"watch --server={cohort.address}",
+                          result.stdout + result.stderr)
+
+    def test_nobody_there_is_told_as_such(self):
+        result = run("cohortctl", "status", "--server=unix:/nowhere/cohort",
+                     "--timeout=5s")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("unix:/nowhere/cohort: cannot be reached", result.stderr)
+
+
+@unittest.skipIf(WHY_NOT, f"no network namespaces here: {WHY_NOT}")
+class OwnNetworks(SocketTest):
+    """Workers that have nothing of the server but a folder."""
+
+    def start(self, cohort, local="auto"):
+        cohort.local = local
+        cohort.start_server()
+        for rank in range(2):
+            worker = cohort.start_worker(rank, wrapper=OWN_NETWORK)
+            cohort.until(lambda pid=worker.pid: network_of(pid) != network_of(
+                os.getpid()), "the worker's network")
+
+    def test_trains_to_the_same_bits_on_every_path(self):
+        for local, text in (("shm", "through shared memory"),
+                            ("unix", "over a Unix socket")):
+            with self.subTest(local), cohort_of() as cohort:
+                cohort.server_flags.append(f"--local_dir={cohort.sockets}")
+                self.start(cohort, local)
+                for rank in range(2):
+                    cohort.await_log(f"worker{rank}", text)
+                self.assert_trained(cohort)
+
+    def test_without_a_common_folder_memory_is_not_shared(self):
+        with cohort_of() as cohort:
+            self.start(cohort)
+            for rank in range(2):
+                cohort.await_log(
+                    f"worker{rank}",
+                    "go over a Unix socket: no shared memory: @cohort-")
+            self.assert_trained(cohort)
+        with cohort_of() as cohort:
+            self.start(cohort, "shm")
+            self.assertNotEqual(cohort.workers[0].wait(60), 0)
+            self.assertIn("--local=shm: @cohort-", cohort.log("worker0"))
+            self.assertIn("with the server's --local_dir",
+                          cohort.log("worker0"))
+
+
+if __name__ == "__main__":
+    assert processes.BIN.is_dir(), processes.BIN
+    unittest.main(verbosity=2)

@@ -1,0 +1,257 @@
+// A server that listens on a Unix socket, or has one for workers of its host.
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cohort/v1/admin.grpc.pb.h"
+#include "cohort/v1/parameters.grpc.pb.h"
+#include "common/local/boot_id.h"
+#include "common/ops/page_client.h"
+#include "common/unix_address.h"
+#include "common/wire/channel.h"
+#include "server/main/server.h"
+#include "tests/fakes/temp_dir.h"
+#include "tests/rpc/hand_worker.h"
+#include "tests/rpc/service_fixture.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// Whether the server at `address` answers cohortctl.
+grpc::Status StatusAt(const std::string& address) {
+  const auto stub =
+      v1::Admin::NewStub(MakeChannel(address, ChannelPurpose::kControl));
+  grpc::ClientContext context;
+  SetDeadline(context);
+  v1::Status status;
+  return stub->GetStatus(&context, {}, &status);
+}
+
+class UnixListenTest : public ServiceTest {
+ protected:
+  UnixListenTest() {
+    options_.listen = absl::StrCat("unix:", folder_.File("socket"));
+  }
+
+  TempDir folder_;
+  ServerOptions options_ = TinyOptions();
+};
+
+TEST_F(UnixListenTest, TrainsAndLeavesNoSocket) {
+  StartWithTwoWorkers(options_);
+  EXPECT_EQ(server_->address(), options_.listen);
+  TrainOneStep();
+  for (ExchangeCall& exchange : exchanges_) {
+    EXPECT_EQ(AwaitVerdict(exchange).verdict(), v1::VERDICT_APPLIED);
+  }
+  EXPECT_TRUE(StatusAt(options_.listen).ok());
+  workers_.clear();
+  server_.reset();
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+// gRPC reads an address as a URI, in which these characters have a meaning.
+TEST_F(UnixListenTest, APathMayHaveAnyPrintableCharacter) {
+  options_.listen = absl::StrCat("unix:", folder_.File("a b%20c?d#e:f"));
+  Start(options_);
+  const grpc::Status status = StatusAt(options_.listen);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST_F(UnixListenTest, AnAbstractNameNeedsNoFile) {
+  options_.listen = absl::StrCat("unix-abstract:cohort test-", getpid());
+  Start(options_);
+  const grpc::Status status = StatusAt(options_.listen);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST_F(UnixListenTest, ASecondServerIsRefused) {
+  Start(options_);
+  const absl::Status second = StartServer(options_, out_).status();
+  EXPECT_TRUE(absl::IsUnavailable(second)) << second;
+  EXPECT_THAT(
+      std::string(second.message()),
+      HasSubstr(absl::StrCat("--listen: cannot listen on ", options_.listen,
+                             ": the socket is in use")));
+  EXPECT_TRUE(StatusAt(options_.listen).ok());
+}
+
+TEST_F(UnixListenTest, AddressesThatCannotBeReadAreRefused) {
+  options_.listen = "unix:socket";
+  EXPECT_TRUE(absl::IsInvalidArgument(StartServer(options_, out_).status()));
+  options_.listen = absl::StrCat("unix:/", std::string(107, 'a'));
+  const absl::Status status = StartServer(options_, out_).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("want 1 to 107"));
+  options_ = TinyOptions();
+  options_.ops_listen = absl::StrCat("unix:", folder_.File("ops"));
+  EXPECT_THAT(std::string(StartServer(options_, out_).status().message()),
+              HasSubstr("--ops_listen: got 'unix:"));
+}
+
+TEST_F(UnixListenTest, AdminMayHaveASocketOfItsOwn) {
+  options_.listen = "127.0.0.1:0";
+  options_.admin_listen = absl::StrCat("unix:", folder_.File("admin"));
+  Start(options_);
+  EXPECT_THAT(out_.str(), HasSubstr(absl::StrCat("cohortctl is served at ",
+                                                 options_.admin_listen)));
+  EXPECT_TRUE(StatusAt(options_.admin_listen).ok());
+  EXPECT_EQ(StatusAt(server_->address()).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(UnixListenTest, IsReadyOnceItsSocketAnswers) {
+  options_.ops_listen = "127.0.0.1:0";
+  Start(options_);
+  const auto page = FetchPage({.address = server_->ops_address(),
+                               .path = "/readyz",
+                               .timeout = absl::Seconds(20)});
+  ASSERT_TRUE(page.ok()) << page.status();
+  EXPECT_EQ(page->status, 200) << page->body;
+}
+
+// All connections have one name, so none of them can be limited by it.
+TEST_F(UnixListenTest, ManyWorkersMayPullAtOnce) {
+  StartWithTwoWorkers(options_);
+  constexpr int kPulls = 12;
+  const auto stub = v1::Parameters::NewStub(
+      MakeChannel(options_.listen, ChannelPurpose::kBulk));
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::PullReply>>> pulls;
+  v1::PullRequest request;
+  request.set_weights(true);
+  for (int i = 0; i < kPulls; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    SetDeadline(*contexts.back());
+    pulls.push_back(stub->Pull(contexts.back().get(), request));
+  }
+  for (const auto& pull : pulls) {
+    v1::PullReply reply;
+    while (pull->Read(&reply)) {
+    }
+    const grpc::Status status = pull->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
+}
+
+// In a child, which can become another user.
+TEST_F(UnixListenTest, OtherUsersAreNotServed) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const std::string abstract = absl::StrCat("@cohort-user-test-", getpid());
+  // Others may enter the folder, so that only the socket keeps them out.
+  ASSERT_EQ(chmod(folder_.path().c_str(), 0755), 0);
+  options_.admin_listen = absl::StrCat("unix-abstract:", abstract.substr(1));
+  Start(options_);
+  // True if bytes come back: a server greets first in HTTP/2.
+  const auto greeted = [](const std::string& name) {
+    const auto address = UnixAddressOf(name);
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    char byte = 0;
+    const bool served = connect(fd, address->get(), address->size) == 0 &&
+                        recv(fd, &byte, 1, 0) == 1;
+    close(fd);
+    return served;
+  };
+  const std::string path = folder_.File("socket");
+  EXPECT_TRUE(greeted(path));
+  EXPECT_TRUE(greeted(abstract));
+  constexpr uid_t kNobody = 65534;
+  const pid_t child = fork();
+  if (child == 0) {
+    if (setresuid(kNobody, kNobody, kNobody) != 0) _exit(9);
+    _exit((greeted(path) ? 1 : 0) + (greeted(abstract) ? 2 : 0));
+  }
+  int ended = 0;
+  ASSERT_EQ(waitpid(child, &ended, 0), child);
+  ASSERT_TRUE(WIFEXITED(ended));
+  EXPECT_EQ(WEXITSTATUS(ended), 0);
+}
+
+class LocalSocketTest : public ServiceTest {
+ protected:
+  // What a worker is offered that joins now.
+  v1::LocalOffer Offer() {
+    auto worker = std::make_unique<HandWorker>(server_->address());
+    EXPECT_TRUE(worker->Join().ok());
+    workers_.push_back(std::move(worker));
+    return workers_.back()->joined().local();
+  }
+
+  TempDir folder_;
+  ServerOptions options_ = TinyOptions();
+};
+
+TEST_F(LocalSocketTest, IsOfferedBesideSharedMemory) {
+  options_.local_dir = folder_.path();
+  Start(options_);
+  const v1::LocalOffer offer = Offer();
+  EXPECT_EQ(offer.boot_id(), BootId());
+  EXPECT_THAT(offer.socket(), StartsWith(folder_.path()));
+  EXPECT_THAT(offer.address(),
+              StartsWith(absl::StrCat("unix:", folder_.path(), "/")));
+  EXPECT_TRUE(StatusAt(offer.address()).ok());
+  workers_.clear();
+  server_.reset();
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_F(LocalSocketTest, IsAbstractWithoutAFolder) {
+  options_.local = "unix";
+  Start(options_);
+  const v1::LocalOffer offer = Offer();
+  EXPECT_THAT(offer.address(), StartsWith("unix-abstract:cohort-"));
+  EXPECT_EQ(offer.socket(), "");
+  EXPECT_EQ(offer.token(), "");
+  EXPECT_TRUE(StatusAt(offer.address()).ok());
+}
+
+TEST_F(LocalSocketTest, IsNotOfferedWhereItIsNotWished) {
+  options_.local = "shm";
+  Start(options_);
+  const v1::LocalOffer offer = Offer();
+  EXPECT_EQ(offer.address(), "");
+  EXPECT_NE(offer.socket(), "");
+  workers_.clear();
+  options_.local = "tcp";
+  Start(options_);
+  EXPECT_EQ(Offer().boot_id(), "");
+  EXPECT_FALSE(workers_.back()->joined().has_local());
+}
+
+// Workers that come through a Unix socket need no second one.
+TEST_F(LocalSocketTest, IsNotMadeBesideAUnixSocket) {
+  options_.listen = absl::StrCat("unix:", folder_.File("socket"));
+  options_.local = "unix";
+  Start(options_);
+  EXPECT_EQ(Offer().address(), "");
+}
+
+TEST_F(LocalSocketTest, AFolderThatIsMissingIsAnErrorOrAWarning) {
+  options_.local_dir = folder_.File("no");
+  options_.local = "unix";
+  const absl::Status status = StartServer(options_, out_).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("does not exist; make it; set --local_dir"));
+  options_.local = "auto";
+  Start(options_);
+  EXPECT_EQ(Offer().address(), "");
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,101 @@
+#include "worker/client/local_path.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "common/listen_address.h"
+#include "common/local/boot_id.h"
+#include "common/ops/client_connection.h"
+
+namespace cohort {
+namespace {
+
+// A server of this host is slow to accept only if it is stopped.
+constexpr absl::Duration kConnectMax = absl::Seconds(5);
+
+constexpr absl::string_view kOverUnix =
+    "gradients and weights go over a Unix socket";
+
+absl::Status CheckHost(const v1::LocalOffer& offer) {
+  if (offer.boot_id() == BootId()) return absl::OkStatus();
+  return absl::FailedPreconditionError("the server is on another host");
+}
+
+absl::StatusOr<std::unique_ptr<LocalLink>> ShareMemory(
+    const v1::LocalOffer& offer, const std::vector<Partition>& partitions) {
+  if (offer.socket().empty()) {
+    return absl::FailedPreconditionError(
+        "the server offers no shared memory; see its --local");
+  }
+  const absl::Status here = CheckHost(offer);
+  if (!here.ok()) return here;
+  return LocalLink::Connect(offer.socket(), offer.token(), partitions);
+}
+
+// Checks that a worker here reaches the server's Unix socket.
+absl::Status ReachSocket(const std::string& server,
+                         const v1::LocalOffer& offer) {
+  if (IsUnixAddress(server)) return absl::OkStatus();
+  if (offer.address().empty()) {
+    return absl::FailedPreconditionError(
+        "the server offers no Unix socket; see its --local");
+  }
+  const absl::Status here = CheckHost(offer);
+  if (!here.ok()) return here;
+  if (!IsUnixAddress(offer.address())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the server offers '", offer.address(), "', want a Unix socket"));
+  }
+  return ClientConnection("local", offer.address(),
+                          SteadyClock().Now() + kConnectMax)
+      .Open();
+}
+
+absl::Status Unusable(absl::string_view mode, const absl::Status& why) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--local=", mode, ": ", why.message(),
+      "; start worker and server on one host and as one user, in containers "
+      "with one network namespace or with the server's --local_dir, or use "
+      "--local=auto"));
+}
+
+}  // namespace
+
+absl::StatusOr<LocalPath> ChooseLocalPath(
+    LocalMode mode, const std::string& server, const v1::LocalOffer& offer,
+    const std::vector<Partition>& partitions) {
+  if (mode == LocalMode::kTcp) return LocalPath();
+  absl::Status no_memory;
+  if (mode != LocalMode::kUnix) {
+    absl::StatusOr<std::unique_ptr<LocalLink>> memory =
+        ShareMemory(offer, partitions);
+    if (memory.ok()) {
+      return LocalPath{
+          .memory = *std::move(memory),
+          .text = "gradients and weights go through shared memory"};
+    }
+    no_memory = memory.status();
+    if (mode == LocalMode::kSharedMemory) return Unusable("shm", no_memory);
+  }
+  const absl::Status no_socket = ReachSocket(server, offer);
+  if (no_socket.ok()) {
+    return LocalPath{
+        .address = IsUnixAddress(server) ? server : offer.address(),
+        .text = no_memory.ok() ? std::string(kOverUnix)
+                               : absl::StrCat(kOverUnix, ": no shared memory: ",
+                                              no_memory.message())};
+  }
+  if (mode == LocalMode::kUnix) return Unusable("unix", no_socket);
+  LocalPath path{.text = absl::StrCat("gradients and weights go over TCP: ",
+                                      no_memory.message())};
+  if (no_socket.message() != no_memory.message()) {
+    absl::StrAppend(&path.text, "; no Unix socket: ", no_socket.message());
+  }
+  return path;
+}
+
+}  // namespace cohort

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cohort/v1/membership.pb.h"
+#include "common/model_layout.h"
+#include "worker/client/local_link.h"
+#include "worker/client/local_mode.h"
+
+namespace cohort {
+
+// How gradients and weights travel.
+struct LocalPath {
+  // Null if no memory is shared.
+  std::unique_ptr<LocalLink> memory;
+  // Address of the Unix socket for rendezvous and bulk calls; empty: those of
+  // the session.
+  std::string address;
+  // One sentence for people.
+  std::string text;
+};
+
+// Takes the best way that works, and that `mode` allows: shared memory, a Unix
+// socket, the connection to `server`. `offer` is that of the newest join, empty
+// if there was none. `partitions` must outlive the path.
+// Errors: FailedPrecondition: the way that `mode` names does not work.
+absl::StatusOr<LocalPath> ChooseLocalPath(
+    LocalMode mode, const std::string& server, const v1::LocalOffer& offer,
+    const std::vector<Partition>& partitions);
+
+}  // namespace cohort
