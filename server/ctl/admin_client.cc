@@ -61,7 +61,7 @@ absl::Status Explained(const ServerTarget& target, absl::Duration timeout,
           ConnectionFailure(status.message())
               .value_or(std::string(status.message())),
           ")\nIs cohort-server running there? It prints the address that it "
-          "listens on when it starts; pass it as --server=host:port"));
+          "listens on when it starts; pass it as --server"));
     case absl::StatusCode::kDeadlineExceeded:
       return absl::UnavailableError(absl::StrCat(
           server, ": no answer within ", absl::FormatDuration(timeout),

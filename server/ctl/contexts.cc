@@ -108,7 +108,7 @@ absl::StatusOr<ServerTarget> ServerOf(const Contexts& contexts,
                                  [](std::string* out, const auto& context) {
                                    out->append(context.first);
                                  }),
-                   "\n`cohortctl context set NAME HOST:PORT` adds one"));
+                   "\n`cohortctl context set NAME ADDRESS` adds one"));
 }
 
 }  // namespace cohort

@@ -7,7 +7,7 @@ namespace cohort {
 absl::Span<const FlagSpec> CommonFlags() {
   static constexpr FlagSpec kFlags[] = {
       {.name = "server",
-       .value = "HOST:PORT",
+       .value = "ADDRESS",
        .help = "address of the server, HOST:PORT or unix:/path (default: "
                "COHORT_SERVER, the context in use, or 127.0.0.1:7070)"},
       {.name = "context",

@@ -28,6 +28,7 @@ constexpr absl::Duration kAcceptPause = absl::Seconds(1);
 constexpr size_t kStrangersMax = 64;
 
 absl::StatusOr<PacketListener> Listen(const std::string& directory) {
+  RemoveLeftSockets(directory);
   const std::string name = NewSocketName(directory);
   if (directory.empty()) return PacketListener::Open(name);
   // Between its two steps the socket looks like that of a killed server.

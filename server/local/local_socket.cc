@@ -22,7 +22,21 @@ namespace {
 constexpr absl::string_view kSocketPrefix = "cohort-socket-";
 constexpr size_t kDigits = 16;
 
+}  // namespace
+
+std::string RandomHex(size_t digits) {
+  std::string bytes(digits / 2, '\0');
+  size_t filled = 0;
+  while (filled < bytes.size()) {
+    const ssize_t n =
+        getrandom(bytes.data() + filled, bytes.size() - filled, 0);
+    if (n > 0) filled += static_cast<size_t>(n);
+  }
+  return absl::BytesToHexString(bytes);
+}
+
 void RemoveLeftSockets(const std::string& directory) {
+  if (directory.empty()) return;
   // A socket that another server is just making is refused, too, before it
   // listens. Without the lock everything stays as it is: whoever then listens
   // there reports why.
@@ -41,22 +55,8 @@ void RemoveLeftSockets(const std::string& directory) {
   }
 }
 
-}  // namespace
-
-std::string RandomHex(size_t digits) {
-  std::string bytes(digits / 2, '\0');
-  size_t filled = 0;
-  while (filled < bytes.size()) {
-    const ssize_t n =
-        getrandom(bytes.data() + filled, bytes.size() - filled, 0);
-    if (n > 0) filled += static_cast<size_t>(n);
-  }
-  return absl::BytesToHexString(bytes);
-}
-
 std::string NewSocketName(const std::string& directory) {
   if (directory.empty()) return absl::StrCat("@cohort-", RandomHex(kDigits));
-  RemoveLeftSockets(directory);
   // Workers may have another working folder.
   std::error_code error;
   const std::filesystem::path whole =

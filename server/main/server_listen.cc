@@ -118,6 +118,8 @@ absl::StatusOr<std::optional<ListenSocket>> Server::OpenLocalSocket(
       IsUnixAddress(options_.listen)) {
     return std::nullopt;
   }
+  // The door has done it already.
+  if (local_ == nullptr) RemoveLeftSockets(options_.local_dir);
   address.socket = NewSocketName(options_.local_dir);
   absl::StatusOr<ListenSocket> socket = ListenSocket::Open("--local", address);
   if (socket.ok()) return std::optional<ListenSocket>(*std::move(socket));

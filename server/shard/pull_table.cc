@@ -65,10 +65,11 @@ absl::Status PullTable::Admit(const std::shared_ptr<Stream>& pull,
                               const std::string& peer, Version version,
                               Instant now, StreamRegistry::Streams& evicted) {
   MutexLock lock(mu_);
-  const auto of_peer = std::count_if(
-      pulls_.begin(), pulls_.end(),
-      [&peer](const auto& entry) { return entry.second.peer == peer; });
-  if (!peer.empty() && of_peer >= limits_.pulls_per_peer) {
+  const auto of_peer =
+      std::count_if(pulls_.begin(), pulls_.end(), [&peer](const auto& entry) {
+        return !peer.empty() && entry.second.peer == peer;
+      });
+  if (of_peer >= limits_.pulls_per_peer) {
     return TooMany("pulls on one connection", limits_.pulls_per_peer);
   }
   if (!Holds(version) &&

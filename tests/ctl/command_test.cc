@@ -302,7 +302,7 @@ TEST(CtlCommandTest, UnreachableServerIsExitCode5) {
                      ": cannot be reached (Connection refused)\nIs "
                      "cohort-server running there? It prints the address that "
                      "it listens on when it starts; pass it as "
-                     "--server=host:port\n"));
+                     "--server\n"));
   }
 }
 

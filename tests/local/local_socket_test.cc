@@ -41,7 +41,7 @@ TEST(NewSocketNameTest, IsAPathFromTheRoot) {
       std::filesystem::path(name).parent_path(), folder.path()));
 }
 
-TEST(NewSocketNameTest, RemovesWhatKilledServersLeftAndNothingElse) {
+TEST(LeftSocketsTest, AreRemovedAndNothingElseIs) {
   const TempDir folder;
   const std::string live = NewSocketName(folder.path());
   const auto listener = PacketListener::Open(live);
@@ -50,7 +50,7 @@ TEST(NewSocketNameTest, RemovesWhatKilledServersLeftAndNothingElse) {
   LeaveSocket(folder.File("another"), SOCK_STREAM);
   LeaveSocket(NewSocketName(folder.path()), SOCK_STREAM);
   LeaveSocket(NewSocketName(folder.path()), SOCK_SEQPACKET);
-  NewSocketName(folder.path());
+  RemoveLeftSockets(folder.path());
   std::set<std::string> left;
   for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
     left.insert(file.path().string());

@@ -314,7 +314,7 @@ Check CheckWorkers(const v1::Status& status) {
     return here >= status.workers_min()
                ? Of("workers", Check::Result::kOk, found)
                : Of("workers", Check::Result::kWarning, found,
-                    "start more: cohort-worker --server=HOST:PORT; the logs of "
+                    "start more: cohort-worker --server=ADDRESS; the logs of "
                     "those before tell why they ended");
   }
   std::vector<std::string> away;
@@ -329,7 +329,7 @@ Check CheckWorkers(const v1::Status& status) {
   return Of("workers", Check::Result::kWarning,
             absl::StrCat(away.size(), " of ", status.workers_size(),
                          " are away: rank ", absl::StrJoin(away, ", ")),
-            "start them: cohort-worker --server=HOST:PORT --rank=N; their own "
+            "start them: cohort-worker --server=ADDRESS --rank=N; their own "
             "logs tell why they ended");
 }
 
