@@ -3,7 +3,6 @@
 // the machine.
 
 #include <stdlib.h>
-#include <sys/resource.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -28,6 +27,8 @@
 #include "tests/bench/core_bench.h"
 #include "tests/bench/exchange_bench.h"
 #include "tests/bench/kernel_bench.h"
+#include "tests/bench/peer_processes.h"
+#include "tests/bench/peers_bench.h"
 #include "tests/bench/scrape_bench.h"
 #include "tests/bench/tcp_baseline.h"
 #include "tests/bench/training_bench.h"
@@ -43,15 +44,21 @@ ABSL_FLAG(int32_t, rounds, 5000, "timed rendezvous");
 ABSL_FLAG(int64_t, channels, 64, "channels of the rendezvous");
 ABSL_FLAG(int32_t, training_steps, 40, "timed training steps");
 ABSL_FLAG(int32_t, pairs, 3,
-          "timed pairs of runs in tls, local, overlap and backup");
+          "timed pairs of runs in tls, local, overlap, backup and peers");
 ABSL_FLAG(int32_t, kernel_rounds, 21, "timed turns of each kernel");
 ABSL_FLAG(int32_t, core_steps, 5, "timed steps of the core");
 ABSL_FLAG(int32_t, core_workers, 1000,
           "the largest cohort of the core's table");
+ABSL_FLAG(std::string, ps_lite_program, "",
+          "peers: a benchmark built from ps-lite (tests/README.md); empty: "
+          "ps-lite is skipped");
+ABSL_FLAG(std::string, python, "python3,/usr/bin/python3",
+          "peers: the interpreters to look for PyTorch in");
+ABSL_FLAG(int32_t, load, 0, "peers: busy processes beside the contenders");
 ABSL_FLAG(std::string, table, "",
           "the one table to make: exchange, rendezvous, tls, local, training, "
           "overlap, "
-          "backup, batch_norm, fold, scrape or core; empty: all");
+          "backup, batch_norm, fold, scrape, core or peers; empty: all");
 
 namespace cohort::bench {
 namespace {
@@ -172,14 +179,6 @@ absl::Status BenchTls() {
   }
   absl::PrintF("\n");
   return absl::OkStatus();
-}
-
-// CPU seconds of all processes that this one has started and that have ended.
-double ChildrenCpuSeconds() {
-  rusage used{};
-  getrusage(RUSAGE_CHILDREN, &used);
-  return absl::ToDoubleSeconds(absl::DurationFromTimeval(used.ru_utime) +
-                               absl::DurationFromTimeval(used.ru_stime));
 }
 
 // A way on one host, "shm" or "unix", against TCP: the same exchange, in turns.
@@ -427,6 +426,18 @@ absl::Status BenchCore() {
   return absl::OkStatus();
 }
 
+absl::Status BenchOtherSystems() {
+  return BenchPeers({.elements = absl::GetFlag(FLAGS_elements),
+                     .steps = absl::GetFlag(FLAGS_steps),
+                     .pairs = absl::GetFlag(FLAGS_pairs),
+                     .channels = absl::GetFlag(FLAGS_channels),
+                     .rounds = absl::GetFlag(FLAGS_rounds),
+                     .server_program = absl::GetFlag(FLAGS_server_program),
+                     .ps_lite_program = absl::GetFlag(FLAGS_ps_lite_program),
+                     .python = absl::GetFlag(FLAGS_python),
+                     .load = absl::GetFlag(FLAGS_load)});
+}
+
 struct Table {
   const char* name = nullptr;
   absl::Status (*make)() = nullptr;
@@ -441,7 +452,8 @@ absl::Status RunTables() {
         Table{"training", BenchTraining}, Table{"overlap", BenchOverlap},
         Table{"backup", BenchBackupWorkers},
         Table{"batch_norm", BenchBatchNorm}, Table{"fold", BenchFold},
-        Table{"scrape", BenchScrape}, Table{"core", BenchCore}}) {
+        Table{"scrape", BenchScrape}, Table{"core", BenchCore},
+        Table{"peers", BenchOtherSystems}}) {
     if (!wanted.empty() && wanted != table.name) continue;
     found = true;
     COHORT_RETURN_IF_ERROR(table.make());
@@ -451,13 +463,14 @@ absl::Status RunTables() {
       "--table: got \"", wanted,
       "\", want exchange, rendezvous, tls, local, training, overlap, "
       "backup, batch_norm, "
-      "fold, scrape or core"));
+      "fold, scrape, core or peers"));
 }
 
 void PrintHelp() {
   absl::PrintF(
       "cohort-bench: times the exchange, the rendezvous, training and the\n"
-      "kernels, beside plain TCP, memory and LibTorch\n\nExamples:\n"
+      "kernels, beside plain TCP, memory, LibTorch and other "
+      "systems\n\nExamples:\n"
       "  cohort-bench\n  cohort-bench --table=batch_norm\n"
       "  cohort-bench --elements=1000000\n\nFlags with their defaults:\n");
   std::map<std::string, const absl::CommandLineFlag*> flags;

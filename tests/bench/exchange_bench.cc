@@ -85,7 +85,8 @@ absl::StatusOr<WorkerTimes> RunShaped(const Served& served,
       StartWith(served.server_tls,
                 {server, "--listen=127.0.0.1:0",
                  "--ops_listen=", absl::StrCat("--workers=", shape.workers),
-                 "--epochs=1", "--optimizer=sgd", "--weight_decay=0"}));
+                 "--epochs=1", absl::StrCat("--optimizer=", served.optimizer),
+                 "--weight_decay=0"}));
   std::string address;
   const auto note_address = [&address](absl::string_view line) {
     const std::vector<absl::string_view> parts =

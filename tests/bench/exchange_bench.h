@@ -18,11 +18,13 @@ struct Served {
   TlsFiles worker_tls;
   // How gradients and weights travel: tcp or shm.
   std::string local = "tcp";
+  // The server's, with its defaults; sgd without weight decay.
+  std::string optimizer = "sgd";
 };
 
 // Seconds of each synchronous step in which `workers` push `elements` float32
-// gradients to one server over loopback gRPC, which folds them, applies SGD and
-// sends the weights back. Workers do no arithmetic and do not copy the received
+// gradients to one server over loopback gRPC, which folds them, applies the
+// optimizer and sends the weights back. Workers do no arithmetic and do not copy the received
 // weights.
 absl::StatusOr<std::vector<double>> ExchangeStepSeconds(const Served& server,
                                                         int32_t workers,
