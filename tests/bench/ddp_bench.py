@@ -1,21 +1,28 @@
-"""Images/s of two workers, beside PyTorch's DistributedDataParallel.
+"""Images/s of workers, beside PyTorch's DistributedDataParallel.
 
   COHORT_BIN_DIR=build/release/bin python3 tests/bench/ddp_bench.py
+  ... ddp_bench.py --workers=4 --model=resnet18 --local=shm --load=2
 
-All sides are real processes on loopback, one thread of arithmetic each, that
-train the network `cnn` with 64 images a process and SGD with momentum, and
-score 512 images after each epoch: a server and two workers here (cohort-worker,
-and where the Python front-end is built, the same script as PyTorch's), two
-processes with the backend gloo there. They take turns, so that a machine whose
-speed changes is fair to all; medians. PyTorch normalises each process's batch by
-itself, as --normalization=local does; it has no batch norm over processes on
-CPUs.
+All sides are real processes on this host, each with as many threads of
+arithmetic, that train the same network with as many images a process and SGD
+with momentum, and score 512 images after each epoch: a server and its workers
+here (cohort-worker, and where the Python front-end is built and the network is
+`cnn`, the same script as PyTorch's), processes with the backend gloo there.
+They take turns, so that a machine whose speed changes is fair to all. PyTorch
+normalises each process's batch by itself, as --normalization=local does; it has
+no batch norm over processes on CPUs. With --tensorflow, an asynchronous run is
+compared with TensorFlow's ParameterServerStrategy, too.
+
+Images/s and CPU time are those of the epochs after the first, CPU time of all
+processes of a side. Ratios are those of the same turn.
 """
 
 import argparse
+import contextlib
 import csv
 import os
 import pathlib
+import resource
 import socket
 import statistics
 import subprocess
@@ -30,85 +37,189 @@ from processes import Cohort, python_with_torch  # noqa: E402
 
 BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"]).resolve()
 PACKAGE = BIN.parent / "python-package"
-BATCH, CLASSES, PROCESSES = 64, 10, 2
-# The size of the data set `synthetic`.
-IMAGES, TEST_IMAGES = 4096, 512
+TENSORFLOW = pathlib.Path(__file__).with_name("tensorflow_training.py")
+CLASSES = 10
+# The size of the test split of the data set `synthetic`.
+TEST_IMAGES = 512
+DDP = "DDP over gloo"
 
 
-def cohort_rate(normalization, epochs):
-    """Images/s of the epochs after the first, from history.csv."""
-    with Cohort(workers=PROCESSES,
-                server_flags=[f"--epochs={epochs}",
-                              f"--normalization={normalization}"],
-                worker_flags=["--model=cnn", "--dataset=synthetic",
-                              f"--batch_size={BATCH}"]) as cohort:
+def cpu_seconds(who=resource.RUSAGE_SELF):
+    """CPU time so far of this process, or of its children that have ended."""
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
+
+
+def cpu_of(pid):
+    """CPU time so far of a process, 0 if it has ended."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def epochs_of(results):
+    """The complete rows of history.csv that end an epoch."""
+    try:
+        with open(results / "history.csv", newline="",
+                  encoding="utf-8") as file:
+            text = file.read()
+    except OSError:
+        return []
+    whole = text[:text.rfind("\n") + 1].splitlines()
+    return [row for row in csv.DictReader(whole) if row["train_loss"]]
+
+
+class Measured:
+    """Images/s and CPU seconds for 1,000 images, after the first epoch."""
+
+    def __init__(self, results, pids):
+        """`pids`: the processes that run now, children of this one."""
+        self._results = results
+        self._pids = pids
+        self._cpu = cpu_seconds(resource.RUSAGE_CHILDREN)
+
+    def await_first_epoch(self, server):
+        """Notes the CPU time that does not count."""
+        while server.poll() is None and not epochs_of(self._results):
+            time.sleep(0.01)
+        self._cpu += sum(map(cpu_of, self._pids))
+
+    def read(self):
+        """Call it before the results are deleted."""
+        rows = epochs_of(self._results)
+        first, last = rows[0], rows[-1]
+        self._images = int(last["samples"]) - int(first["samples"])
+        self._seconds = float(last["seconds"]) - float(first["seconds"])
+
+    def result(self):
+        """Call it when all processes have been waited for."""
+        cpu = cpu_seconds(resource.RUSAGE_CHILDREN) - self._cpu
+        return self._images / self._seconds, 1000 * cpu / self._images
+
+
+def cohort_rate(options, *server_flags):
+    """Images/s and CPU seconds for 1,000 images of cohort-worker."""
+    with Cohort(workers=options.workers,
+                server_flags=[f"--epochs={options.epochs}",
+                              "--optimizer=momentum", *server_flags],
+                worker_flags=[f"--model={options.model}",
+                              "--dataset=synthetic",
+                              f"--batch_size={options.batch_size}",
+                              f"--limit={options.images}",
+                              f"--threads={options.threads}"]) as cohort:
+        cohort.local = options.local
         cohort.start()
+        measured = Measured(
+            cohort.results, [cohort.server.pid, *(
+                worker.pid for worker in cohort.workers.values())])
+        measured.await_first_epoch(cohort.server)
         if cohort.finish(timeout_s=600) != 0:
             raise SystemExit(cohort.log())
-        return rate_of(cohort.results)
+        measured.read()
+        for worker in cohort.workers.values():
+            worker.wait(60)
+    return measured.result()
 
 
-def rate_of(results):
-    """Images/s of the epochs after the first, from a results folder."""
-    with open(results / "history.csv", newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["train_loss"]]
-    last = rows[-1]
-    return ((int(last["samples"]) - int(rows[0]["samples"])) /
-            (float(last["seconds"]) - float(rows[0]["seconds"])))
-
-
-def script_rate(python, normalization, epochs):
+def script_rate(python, options, *server_flags):
     """The same of this script over the Python front-end."""
     with tempfile.TemporaryDirectory() as folder:
         address = pathlib.Path(folder) / "address"
         results = pathlib.Path(folder) / "results"
         # pylint: disable=consider-using-with
         server = subprocess.Popen(
-            [BIN / "cohort-server", f"--workers={PROCESSES}", "--ops_listen=",
-             "--listen=127.0.0.1:0", f"--address_file={address}",
-             f"--results_dir={results}", f"--epochs={epochs}",
-             f"--normalization={normalization}"], stderr=subprocess.DEVNULL)
+            [BIN / "cohort-server", f"--workers={options.workers}",
+             "--ops_listen=", "--listen=127.0.0.1:0",
+             f"--address_file={address}", f"--results_dir={results}",
+             f"--epochs={options.epochs}", *server_flags],
+            stderr=subprocess.DEVNULL)
         while not address.exists():
             time.sleep(0.01)
-        run_both(python, "--script", epochs,
-                 COHORT_SERVER=address.read_text().strip())
+        workers = start_all(python, "--script", options,
+                            COHORT_SERVER=address.read_text().strip(),
+                            COHORT_LOCAL=options.local)
+        measured = Measured(results,
+                            [server.pid, *(one.pid for one in workers)])
+        measured.await_first_epoch(server)
+        output_of_first(workers, "--script")
         server.wait()
-        return rate_of(results)
+        measured.read()
+        return measured.result()
 
 
-def run_both(python, kind, *arguments, **environment):
-    """What the first of two processes of this script prints."""
-    started = [subprocess.Popen(
-        [python, "-B", __file__, kind, str(rank), *map(str, arguments)],
+def start_all(python, kind, options, *arguments, **environment):
+    """The processes of this script, one a rank."""
+    return [subprocess.Popen(
+        [python, "-B", __file__, kind, str(rank), *map(str, arguments),
+         *same_shape(options)],
         stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(PACKAGE), **environment})
-        for rank in range(PROCESSES)]
+        for rank in range(options.workers)]
+
+
+def same_shape(options):
+    """The flags that every side gets."""
+    return [f"--{name}={getattr(options, name)}" for name in
+            ("workers", "model", "batch_size", "images", "epochs", "threads")]
+
+
+def output_of_first(started, kind):
+    """What the first of the processes prints, once all have ended."""
     outputs = [process.communicate(timeout=600)[0] for process in started]
     if any(process.returncode != 0 for process in started):
         raise SystemExit(f"{kind} failed, see above")
     return outputs[0]
 
 
-def ddp_rate(python, epochs):
+def ddp_rate(python, options):
     """The same of DDP, timed by its first process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return float(run_both(python, "--ddp", port, epochs))
+    rate, cpu = output_of_first(
+        start_all(python, "--ddp", options, port), "--ddp").split()
+    return float(rate), float(cpu)
 
 
-def make_network():
-    """`cnn`."""
+def tensorflow_rate(python, options):
+    """The same of TensorFlow, timed by its coordinator."""
+    told = subprocess.run(
+        [python, "-B", TENSORFLOW, *same_shape(options)],
+        capture_output=True, text=True, timeout=600, check=False)
+    if told.returncode != 0:
+        raise SystemExit(f"TensorFlow failed:\n{told.stderr[-4000:]}")
+    rate, cpu = told.stdout.split()[-2:]
+    return float(rate), float(cpu)
+
+
+def has_tensorflow(python):
+    """Without importing it, which takes seconds."""
+    found = subprocess.run(
+        [python, "-c", "import importlib.util, sys; "
+         "sys.exit(importlib.util.find_spec('tensorflow') is None)"],
+        capture_output=True, check=False)
+    return found.returncode == 0
+
+
+def make_network(options):
+    """The network that --model names."""
     # pylint: disable=import-outside-toplevel
     import torch
     from torch import nn
+
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(1)
+    if options.model == "resnet18":
+        import torch_networks
+        return torch_networks.ResNet(width=64)
 
     def block(inputs, outputs):
         return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
                 nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
     return nn.Sequential(
         *block(1, 32), nn.MaxPool2d(2), *block(32, 64), nn.MaxPool2d(2),
         *block(64, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
@@ -133,43 +244,46 @@ def make_images(size):
         torch.randint(CLASSES, (size,), generator=generator))
 
 
-def script_process(rank, _):
+def script_process(options):
     """One worker of Cohort."""
     # pylint: disable=import-outside-toplevel
     import cohort
     from torch import nn
-    network = make_network()
+    network = make_network(options)
     criterion = nn.CrossEntropyLoss()
-    job = cohort.join(network, make_optimizer(network), rank=rank,
+    job = cohort.join(network, make_optimizer(network), rank=options.script,
                       log_level="error")
     job.evaluate_with(make_images(TEST_IMAGES), criterion)
-    for x, y in job.data(make_images(IMAGES), batch_size=BATCH):
+    for x, y in job.data(make_images(options.images),
+                         batch_size=options.batch_size):
         job.backward(criterion(network(x), y))
         job.step()
 
 
-def ddp_process(rank, port, epochs):
-    """One process of DDP; the first prints images/s."""
+def ddp_process(options):
+    """One process of DDP; the first prints images/s and CPU seconds for 1,000
+    images."""
     # pylint: disable=import-outside-toplevel
     import torch
     from torch import nn
 
-    network = make_network()
+    rank, port = options.ddp
+    network = make_network(options)
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
-        world_size=PROCESSES)
+        world_size=options.workers)
     network = nn.parallel.DistributedDataParallel(network)
     optimizer = make_optimizer(network)
-    images, labels = make_images(IMAGES).tensors
-    test = torch.randn(TEST_IMAGES // PROCESSES, 1, 28, 28)
-    step = BATCH * PROCESSES
-    begin = None
-    for epoch in range(epochs):
+    images, labels = make_images(options.images).tensors
+    test = torch.randn(TEST_IMAGES // options.workers, 1, 28, 28)
+    step = options.batch_size * options.workers
+    begin, cpu = None, None
+    for epoch in range(options.epochs):
         if epoch == 1:
-            begin = time.perf_counter()
-        order = torch.randperm(IMAGES)
-        for at in range(rank * BATCH, IMAGES, step):
-            chosen = order[at:at + BATCH]
+            begin, cpu = time.perf_counter(), cpu_seconds()
+        order = torch.randperm(options.images)
+        for at in range(rank * options.batch_size, options.images, step):
+            chosen = order[at:at + options.batch_size]
             optimizer.zero_grad()
             nn.functional.cross_entropy(network(images[chosen]),
                                         labels[chosen]).backward()
@@ -179,48 +293,127 @@ def ddp_process(rank, port, epochs):
             network.module(test)
         network.train()
     torch.distributed.barrier()
+    trained = options.images * (options.epochs - 1)
+    rate = trained / (time.perf_counter() - begin)
+    cpu = torch.tensor(1000 * (cpu_seconds() - cpu) / trained)
+    torch.distributed.all_reduce(cpu)
     if rank == 0:
-        print(IMAGES * (epochs - 1) / (time.perf_counter() - begin))
+        print(rate, cpu.item())
+
+
+@contextlib.contextmanager
+def busy_processes(count):
+    """Processes that do nothing but take CPU time."""
+    started = [subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"])
+               for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def contenders(python, options):
+    """Name -> what measures it; the sides that are not there are named."""
+    measured = {DDP: lambda: ddp_rate(python, options)}
+    for kind in ("local", "global"):
+        flag = f"--normalization={kind}"
+        measured[kind] = lambda flag=flag: cohort_rate(options, flag)
+        if PACKAGE.exists() and options.model == "cnn":
+            measured[f"{kind}, Python"] = (
+                lambda flag=flag: script_rate(python, options, flag))
+    if not options.tensorflow:
+        print("TensorFlow: skipped: pass --tensorflow=PYTHON, an interpreter "
+              "that has it")
+    elif not has_tensorflow(options.tensorflow):
+        print(f"TensorFlow: skipped: {options.tensorflow} does not have it: "
+              "pip install tensorflow in a virtual environment, and pass its "
+              "python")
+    elif options.model != "cnn":
+        print("TensorFlow: skipped: it trains --model=cnn only")
+    else:
+        measured["async"] = lambda: cohort_rate(options,
+                                                "--aggregation=async")
+        measured["TensorFlow PS"] = (
+            lambda: tensorflow_rate(options.tensorflow, options))
+    return measured
+
+
+def over(ratios):
+    """The median of ratios and their range."""
+    return (f"{statistics.median(ratios):.2f} "
+            f"({min(ratios):.2f}-{max(ratios):.2f})")
+
+
+def print_table(rates, options):
+    """`rates`: name -> images/s and CPU seconds of each turn."""
+    print(f"training of {options.model}, {options.workers} processes, "
+          f"{options.threads} threads and {options.batch_size} images each, "
+          f"gradients by {options.local},\n{options.load} busy processes "
+          f"beside (medians of {options.rounds} turns)")
+    print(f"{'':<16}{'images/s':>10}{'cpu s/1000':>12}  x DDP")
+    for name, values in rates.items():
+        ratios = [own[0] / ddp[0] for own, ddp in zip(values, rates[DDP])]
+        print(f"{name:<16}"
+              f"{statistics.median(rate for rate, _ in values):>10.0f}"
+              f"{statistics.median(cpu for _, cpu in values):>12.2f}  "
+              f"{over(ratios)}")
+    if "async" in rates:
+        print("async, x TensorFlow PS: " + over(
+            [own[0] / other[0] for own, other in
+             zip(rates["async"], rates["TensorFlow PS"])]))
+
+
+def read_options():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--workers", type=int, default=2,
+                        help="processes of each side (default 2)")
+    parser.add_argument("--model", choices=("cnn", "resnet18"), default="cnn",
+                        help="(default cnn)")
+    parser.add_argument("--local", choices=("auto", "shm", "tcp"),
+                        default="auto", help="how Cohort's gradients travel "
+                        "(default auto)")
+    parser.add_argument("--threads", type=int, default=1,
+                        help="of each process's arithmetic (default 1)")
+    parser.add_argument("--batch_size", type=int, default=64,
+                        help="images of a process and step (default 64)")
+    parser.add_argument("--images", type=int, default=4096,
+                        help="of an epoch, at most 4096 (default 4096)")
+    parser.add_argument("--epochs", type=int, default=4,
+                        help="at least 2; the first is not timed (default 4)")
+    parser.add_argument("--rounds", type=int, default=5,
+                        help="turns of each side (default 5)")
+    parser.add_argument("--load", type=int, default=0,
+                        help="busy processes beside (default 0)")
+    parser.add_argument("--tensorflow", metavar="PYTHON", default="",
+                        help="an interpreter that has TensorFlow (default: "
+                        "skipped)")
+    parser.add_argument("--ddp", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--script", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5,
-                        help="measurements of each, taking turns (default 5)")
-    parser.add_argument("--epochs", type=int, default=4,
-                        help=f"of {IMAGES} images; the first is not timed "
-                        "(default 4)")
-    parser.add_argument("--ddp", nargs=3, type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--script", nargs=2, type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = read_options()
     if options.ddp:
-        ddp_process(*options.ddp)
+        ddp_process(options)
         return
-    if options.script:
-        script_process(*options.script)
+    if options.script is not None:
+        script_process(options)
         return
     python = python_with_torch()
     if python is None:
         print("skipped: no python3 here has PyTorch: install python3-torch")
         return
-    measured = {"DDP over gloo": lambda: ddp_rate(python, options.epochs)}
-    for kind in ("local", "global"):
-        measured[kind] = lambda kind=kind: cohort_rate(kind, options.epochs)
-        if PACKAGE.exists():
-            measured[f"{kind}, Python"] = (
-                lambda kind=kind: script_rate(python, kind, options.epochs))
+    measured = contenders(python, options)
     rates = {name: [] for name in measured}
-    for _ in range(options.rounds):
-        for name, measure in measured.items():
-            rates[name].append(measure())
-    base = statistics.median(rates["DDP over gloo"])
-    print(f"training of cnn, {PROCESSES} processes of one thread, {BATCH} "
-          f"images each (medians of {options.rounds})")
-    print(f"{'':<16}{'images/s':>10}{'x DDP':>8}")
-    for name, values in rates.items():
-        median = statistics.median(values)
-        print(f"{name:<16}{median:>10.0f}{median / base:>8.2f}")
+    with busy_processes(options.load):
+        for _ in range(options.rounds):
+            for name, measure in measured.items():
+                rates[name].append(measure())
+    print_table(rates, options)
 
 
 if __name__ == "__main__":
