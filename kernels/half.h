@@ -3,15 +3,9 @@
 #include <bit>
 #include <cstdint>
 
-namespace cohort::kernels {
+#include "common/bfloat16.h"
 
-// The bits of `value` in bfloat16, rounded to nearest, ties to even. NaN stays
-// NaN.
-inline uint16_t BFloat16Bits(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  if (value != value) return static_cast<uint16_t>((bits >> 16) | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
+namespace cohort::kernels {
 
 // The bits of `value` in IEEE binary16, rounded to nearest, ties to even. What
 // exceeds 65504 by half an ulp or more becomes infinite, NaN stays NaN.
@@ -70,9 +64,7 @@ struct BFloat16 {
   BFloat16() = default;
   explicit BFloat16(double value)
       : bits(BFloat16Bits(static_cast<float>(value))) {}
-  explicit operator double() const {
-    return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-  }
+  explicit operator double() const { return BFloat16Value(bits); }
 
   friend bool operator==(BFloat16, BFloat16) = default;
 };
