@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "common/element_type.h"
 #include "common/ids.h"
 #include "common/rank_list.h"
 
@@ -59,6 +60,8 @@ struct Assignment {
   // For kTrain: number of batches that the range is computed in, one after
   // another; under sync the same for all members.
   int32_t batches = 1;
+  // For kTrain: how its gradients are to be sent.
+  ElementType gradients = ElementType::kFloat32;
   DataSplit split = DataSplit::kTrain;
   // For kEvaluate: name of the version's moving statistics to read; the first
   // if empty.

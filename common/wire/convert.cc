@@ -192,6 +192,10 @@ void ToProto(const Assignment& assignment, v1::Assignment* proto) {
   proto->set_range_begin(assignment.range.begin);
   proto->set_range_end(assignment.range.end);
   proto->set_batches(assignment.batches);
+  // Not for float32: a worker of an older release would find an unknown field.
+  if (assignment.gradients != ElementType::kFloat32) {
+    proto->set_gradient_encoding(EncodingOf(assignment.gradients));
+  }
   proto->set_split(assignment.split == DataSplit::kTrain ? v1::DATA_SPLIT_TRAIN
                                                          : v1::DATA_SPLIT_TEST);
   proto->set_global_normalization(assignment.global_normalization);
@@ -227,6 +231,10 @@ absl::StatusOr<Assignment> FromProto(const v1::Assignment& proto) {
   to.policy_epoch = proto.policy_epoch();
   to.data_epoch = proto.data_epoch();
   to.global_normalization = proto.global_normalization();
+  // The server takes float32 whatever a newer one may have asked for.
+  to.gradients = proto.gradient_encoding() == v1::ENCODING_BFLOAT16
+                     ? ElementType::kBFloat16
+                     : ElementType::kFloat32;
   to.reason = proto.reason();
   to.unfinished = proto.unfinished();
   to.failed = proto.failed();

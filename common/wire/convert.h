@@ -14,10 +14,12 @@
 #include "cohort/v1/types.pb.h"
 #include "common/assignment.h"
 #include "common/byte_rope.h"
+#include "common/element_type.h"
 #include "common/evaluation_sums.h"
 #include "common/model_layout.h"
 #include "common/moments.h"
 #include "common/push.h"
+#include "common/wire/encoding.h"
 
 // Converts domain types to and from the generated ones. Only this folder and
 // the two gRPC adapters use generated types.
@@ -105,6 +107,7 @@ struct PayloadInfo {
   uint64_t checksum = 0;
 };
 
+// For all payloads but gradients, which may have another encoding.
 // Errors: InvalidArgument if the encoding is not float32 or the payload does
 //   not hold `elements` floats; DataLoss if the checksum differs.
 absl::Status CheckPayload(const PayloadInfo& info, const ByteRope& payload,
@@ -120,10 +123,11 @@ absl::Status CheckPayload(const Message& message, const ByteRope& payload,
                       payload, elements);
 }
 
-// Declares `payload` as float32 and sets its checksum, for CheckPayload.
+// Declares `payload` as of this type and sets its checksum.
 template <typename Message>
-void DescribePayload(const ByteRope& payload, Message* message) {
-  message->set_encoding(v1::ENCODING_FLOAT32);
+void DescribePayload(const ByteRope& payload, Message* message,
+                     ElementType type = ElementType::kFloat32) {
+  message->set_encoding(EncodingOf(type));
   message->set_xxh3(payload.Checksum());
 }
 

@@ -19,6 +19,7 @@ std::optional<Assignment> NextWork(const Run& run, Worker& worker) {
     next->kind = AssignmentKind::kTrain;
     next->version = run.parts.model.version();
     next->global_normalization = run.parts.settings.global();
+    next->gradients = run.parts.settings.policy().wire;
     run.parts.ledger.pushes_of(worker.rank)
         .Give({.sequence = worker.next_sequence, .attempt = next->attempt});
   }

@@ -276,6 +276,9 @@ std::string PolicyText(const PolicyOptions& policy) {
                     }),
       " statistics");
   if (p.mixture_variance) absl::StrAppend(&text, " with mixture variance");
+  if (p.wire == ElementType::kBFloat16) {
+    absl::StrAppend(&text, ", gradients in bf16");
+  }
   return text;
 }
 

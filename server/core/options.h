@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/element_type.h"
 #include "common/ids.h"
 
 namespace cohort {
@@ -127,6 +128,8 @@ struct PolicyOptions {
   bool mixture_variance = false;
   // Batches of kAfter; fewer if an epoch has fewer.
   int64_t precise_batches = 200;
+  // How workers send gradients.
+  ElementType wire = ElementType::kFloat32;
 
   friend bool operator==(const PolicyOptions&, const PolicyOptions&) = default;
 };

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/byte_rope.h"
+#include "common/element_type.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
 #include "server/core/settings.h"
@@ -28,8 +29,9 @@ struct JoinRequest {
 
 struct GradientMessage {
   int32_t partition = 0;
-  // The partition's elements, float32.
+  // The partition's elements.
   ByteRope gradient;
+  ElementType type = ElementType::kFloat32;
   // XXH3-64 of it.
   uint64_t checksum = 0;
   std::vector<int32_t> absent_slices;

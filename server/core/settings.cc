@@ -75,7 +75,12 @@ std::vector<Setting> PolicySettings() {
           [](auto& o) -> auto& { return o.policy.mixture_variance; }),
       Number(
           "precise_batches",
-          [](auto& o) -> auto& { return o.policy.precise_batches; })};
+          [](auto& o) -> auto& { return o.policy.precise_batches; }),
+      Choice<ElementType>(
+          "wire",
+          {{"float32", ElementType::kFloat32},
+           {"bf16", ElementType::kBFloat16}},
+          [](auto& o) -> auto& { return o.policy.wire; })};
 }
 
 std::vector<Setting> OptimizerSettings() {

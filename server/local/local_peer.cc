@@ -25,9 +25,9 @@ absl::StatusOr<std::shared_ptr<LocalPeer>> LocalPeer::Make(
       SharedMemory counts,
       SharedMemory::Create("cohort-releases", ReleaseCounts::SizeBytes(count),
                            SharedMemory::Writer::kCreator));
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> elements;
   for (const Partition& partition : needs.partitions) {
-    sizes.push_back(partition.elements * static_cast<int64_t>(sizeof(float)));
+    elements.push_back(partition.elements);
   }
   auto arena = std::make_shared<Arena>(
       Arena{.memory = std::move(memory),
@@ -35,7 +35,7 @@ absl::StatusOr<std::shared_ptr<LocalPeer>> LocalPeer::Make(
   COHORT_ASSIGN_OR_RETURN(std::unique_ptr<MailMemory> mail,
                           MakeMail(needs.message_bytes));
   return std::shared_ptr<LocalPeer>(
-      new LocalPeer(std::move(socket), std::move(layout), std::move(sizes),
+      new LocalPeer(std::move(socket), std::move(layout), std::move(elements),
                     std::move(arena), std::move(mail), std::move(weights)));
 }
 
@@ -62,11 +62,12 @@ absl::StatusOr<std::unique_ptr<LocalPeer::MailMemory>> LocalPeer::MakeMail(
 }
 
 LocalPeer::LocalPeer(PacketSocket socket, ArenaLayout layout,
-                     std::vector<int64_t> sizes, std::shared_ptr<Arena> arena,
+                     std::vector<int64_t> elements,
+                     std::shared_ptr<Arena> arena,
                      std::unique_ptr<MailMemory> mail,
                      std::shared_ptr<const SharedFloatFiles> weights)
     : layout_(std::move(layout)),
-      sizes_(std::move(sizes)),
+      elements_(std::move(elements)),
       arena_(std::move(arena)),
       weights_(std::move(weights)),
       mail_(std::move(mail)),
@@ -85,16 +86,17 @@ absl::Status LocalPeer::Welcome() {
   return AnnounceLocked();
 }
 
-absl::StatusOr<ByteRope> LocalPeer::Gradient(int32_t partition) const {
+absl::StatusOr<ByteRope> LocalPeer::Gradient(int32_t partition,
+                                             ElementType type) const {
   const auto index = static_cast<size_t>(partition);
-  if (partition < 0 || index >= sizes_.size()) {
+  if (partition < 0 || index >= elements_.size()) {
     return absl::InvalidArgumentError(absl::StrCat("gradient: got partition ",
                                                    partition, ", want 0 to ",
-                                                   sizes_.size() - 1));
+                                                   elements_.size() - 1));
   }
   const auto bytes = arena_->memory.bytes().subspan(
       static_cast<size_t>(layout_.offsets[index]),
-      static_cast<size_t>(sizes_[index]));
+      static_cast<size_t>(elements_[index] * BytesOf(type)));
   const std::shared_ptr<const void> lease(
       bytes.data(), [arena = arena_, partition](const void*) {
         arena->releases.Raise(partition);

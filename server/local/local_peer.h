@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/byte_rope.h"
+#include "common/element_type.h"
 #include "common/float_buffer.h"
 #include "common/local/arena.h"
 #include "common/local/file_descriptor.h"
@@ -59,10 +60,11 @@ class LocalPeer {
   // The connection to the worker. It ends when the process does.
   int fd() const { return socket_.fd(); }
 
-  // The gradient of a partition where the worker wrote it. The worker writes
-  // there again once no rope refers to it.
+  // The gradient of a partition where the worker wrote it, its elements of this
+  // type. The worker writes there again once no rope refers to it.
   // Errors: InvalidArgument: there is no such partition.
-  absl::StatusOr<ByteRope> Gradient(int32_t partition) const;
+  absl::StatusOr<ByteRope> Gradient(
+      int32_t partition, ElementType type = ElementType::kFloat32) const;
 
   // Where the worker can read `weights`, which answer the push `key`. They stay
   // until the worker opens another push. Absent if it cannot read them.
@@ -102,8 +104,9 @@ class LocalPeer {
     MessagePipe pipe;
   };
 
-  LocalPeer(PacketSocket socket, ArenaLayout layout, std::vector<int64_t> sizes,
-            std::shared_ptr<Arena> arena, std::unique_ptr<MailMemory> mail,
+  LocalPeer(PacketSocket socket, ArenaLayout layout,
+            std::vector<int64_t> elements, std::shared_ptr<Arena> arena,
+            std::unique_ptr<MailMemory> mail,
             std::shared_ptr<const SharedFloatFiles> weights);
 
   static absl::StatusOr<std::unique_ptr<MailMemory>> MakeMail(int64_t capacity);
@@ -113,8 +116,8 @@ class LocalPeer {
 
   // Fixed after construction.
   const ArenaLayout layout_;
-  // Bytes of each partition.
-  const std::vector<int64_t> sizes_;
+  // Elements of each partition.
+  const std::vector<int64_t> elements_;
   const std::shared_ptr<Arena> arena_;
   const std::shared_ptr<const SharedFloatFiles> weights_;
 

@@ -37,7 +37,8 @@ struct ServiceFigures {
   int64_t inflight_bytes = 0;
   int64_t inflight_bytes_max = 0;
   int64_t inflight_paused = 0;
-  int64_t push_bytes = 0;
+  int64_t push_bytes_float32 = 0;
+  int64_t push_bytes_bfloat16 = 0;
   int64_t pull_bytes = 0;
   int64_t pulls = 0;
   int64_t pulls_refused = 0;

@@ -241,7 +241,8 @@ void AddPushes(const RunFigures& f, Page& page) {
   }
   const Labels float32 = {{"encoding", "float32"}};
   page.Counter("cohort_push_bytes_total", "Bytes of gradients received.")
-      .Value(f.service.push_bytes, float32);
+      .Value(f.service.push_bytes_float32, float32)
+      .Value(f.service.push_bytes_bfloat16, {{"encoding", "bfloat16"}});
   page.Counter("cohort_pull_bytes_total", "Bytes of weights sent.")
       .Value(f.service.pull_bytes, float32);
   page.Counter("cohort_pulls_total", "Pulls of a whole version.")

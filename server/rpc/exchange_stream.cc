@@ -117,8 +117,7 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
       }
       case v1::ExchangeRequest::kGradient: {
         if (request.gradient().in_arena()) {
-          COHORT_ASSIGN_OR_RETURN(framed.payload,
-                                  InArena(request.gradient().partition()));
+          COHORT_ASSIGN_OR_RETURN(framed.payload, InArena(request.gradient()));
         }
         COHORT_ASSIGN_OR_RETURN(
             GradientMessage gradient,
@@ -149,8 +148,10 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
  private:
   static constexpr int64_t kModelsQueued = 3;
 
-  absl::StatusOr<ByteRope> InArena(int32_t partition) const {
-    if (peer_ != nullptr) return peer_->Gradient(partition);
+  absl::StatusOr<ByteRope> InArena(const v1::GradientPartition& proto) const {
+    COHORT_ASSIGN_OR_RETURN(const ElementType type,
+                            ElementTypeOf(proto.encoding()));
+    if (peer_ != nullptr) return peer_->Gradient(proto.partition(), type);
     return absl::FailedPreconditionError(
         "exchange: got a gradient in shared memory, want its bytes: this "
         "worker has not connected to the server's socket");
@@ -159,10 +160,10 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
   // The core checks partition and length, because it knows the layout.
   static absl::StatusOr<GradientMessage> GradientFrom(
       const v1::GradientPartition& proto, ByteRope payload) {
-    COHORT_RETURN_IF_ERROR(CheckPayload(
-        PayloadInfo{.encoding = proto.encoding()}, payload,
-        payload.size_bytes() / static_cast<int64_t>(sizeof(float))));
+    COHORT_ASSIGN_OR_RETURN(const ElementType type,
+                            ElementTypeOf(proto.encoding()));
     GradientMessage message{.partition = proto.partition(),
+                            .type = type,
                             .checksum = payload.Checksum(),
                             .absent_slices = {proto.absent_slices().begin(),
                                               proto.absent_slices().end()}};

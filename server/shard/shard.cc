@@ -302,7 +302,9 @@ ServiceFigures Shard::figures() const {
       .inflight_bytes = gradient_bytes_.held_bytes(),
       .inflight_bytes_max = options_.coordinator.inflight_bytes_max,
       .inflight_paused = ServiceCounters::Read(counters_.inflight_paused),
-      .push_bytes = ServiceCounters::Read(counters_.push_bytes),
+      .push_bytes_float32 = ServiceCounters::Read(counters_.push_bytes_float32),
+      .push_bytes_bfloat16 =
+          ServiceCounters::Read(counters_.push_bytes_bfloat16),
       .pull_bytes = ServiceCounters::Read(counters_.pull_bytes),
       .pulls = ServiceCounters::Read(counters_.pulls),
       .pulls_refused = ServiceCounters::Read(counters_.pulls_refused),
@@ -327,6 +329,9 @@ absl::StatusOr<Admission> Shard::Gradient(
     const std::shared_ptr<ExchangeStream>& from) {
   Admission admission = Admission::kTaken;
   const int64_t bytes = message.gradient.size_bytes();
+  ServiceCounters::Counter& counter = message.type == ElementType::kBFloat16
+                                          ? counters_.push_bytes_bfloat16
+                                          : counters_.push_bytes_float32;
   COHORT_RETURN_IF_ERROR(HandlePush(
       sender, from,
       [&](Coordinator& core, Instant now, Effects& out) -> absl::Status {
@@ -337,7 +342,7 @@ absl::StatusOr<Admission> Shard::Gradient(
   if (admission == Admission::kPaused) {
     ServiceCounters::Add(counters_.inflight_paused);
   } else {
-    ServiceCounters::Add(counters_.push_bytes, bytes);
+    ServiceCounters::Add(counter, bytes);
   }
   return admission;
 }

@@ -128,6 +128,40 @@ TEST(ClientPushTest, PushCarriesGradientsAndCounts) {
   EXPECT_EQ(push[3].closing().labels(), 8);
 }
 
+TEST(ClientPushTest, GradientsAreSentAsTheAssignmentSays) {
+  FakeServer server;
+  std::vector<v1::ExchangeRequest> push;
+  server.on_exchange = [&](FakeServer::ExchangeIo& io) {
+    if (ReadPush(io, &push)) io.Write(VerdictReply(Verdict::kSkipped, 0));
+    Drain(io);
+    return grpc::Status::OK;
+  };
+  server.on_register = RegisterWithoutValues;
+  server.on_open = [&server](int) {
+    Assignment assignment = TrainAssignment(1, 0, 10);
+    assignment.gradients = ElementType::kBFloat16;
+    server.Tell(assignment);
+  };
+  const auto client = JoinedClient(server.Options());
+  RegisterTestModel(*client);
+  ASSERT_TRUE(client->NextAssignment().ok());
+  ASSERT_TRUE(client->OpenPush({.samples = 8, .loss_weight = 16}).ok());
+  // Its length is checked as that of float32.
+  EXPECT_EQ(client->SendGradient(2, Floats({5}), {}).code(),
+            absl::StatusCode::kInvalidArgument);
+  // 1 is 0x3f80; 1 + 2^-8 is a tie, and -2.5 is 0xc020.
+  ASSERT_TRUE(client->SendGradient(2, Floats({1 + 0x1p-8F, -2.5F}), {}).ok());
+  ASSERT_TRUE(client->SendGradient(0, Floats({0, 0}), {0}).ok());
+  ASSERT_TRUE(client->ClosePush({.loss_sum = 3}).ok());
+  ASSERT_EQ(push.size(), 4u);
+  EXPECT_EQ(push[1].gradient().encoding(), v1::ENCODING_BFLOAT16);
+  EXPECT_EQ(push[1].payload(), "\x80\x3f\x20\xc0");
+  EXPECT_EQ(push[1].gradient().xxh3(),
+            ByteRope::CopyText(push[1].payload()).Checksum());
+  EXPECT_EQ(push[2].payload().size(), 4u);
+  EXPECT_THAT(push[2].gradient().absent_slices(), ElementsAre(0));
+}
+
 // Tentative weights come early, only the last version of replaced ones counts,
 // and the verdict may overtake the rest.
 TEST(ClientPushTest, WeightsAndVerdictMayComeInAnyOrder) {

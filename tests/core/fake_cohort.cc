@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/bfloat16.h"
 #include "kernels/backend.h"
 
 namespace cohort {
@@ -16,6 +17,14 @@ SharedFloats Buffer(const std::vector<float>& values) {
       std::make_shared<FloatBuffer>(static_cast<int64_t>(values.size()));
   std::copy(values.begin(), values.end(), buffer->data());
   return buffer;
+}
+
+ByteRope Encoded(const std::vector<float>& values, ElementType type) {
+  if (type == ElementType::kFloat32) return RopeOf(Buffer(values));
+  std::vector<std::byte> halves(values.size() * 2);
+  RoundToBFloat16(reinterpret_cast<const std::byte*>(values.data()),
+                  static_cast<int64_t>(values.size()), halves.data());
+  return ByteRope::Copy(halves);
 }
 
 }  // namespace
@@ -290,10 +299,12 @@ absl::Status FakeCohort::Open(Rank rank, const FakePush& push) {
 
 absl::Status FakeCohort::Gradient(Rank rank, int32_t partition,
                                   const std::vector<float>& values,
-                                  const std::vector<int32_t>& absent_slices) {
+                                  const std::vector<int32_t>& absent_slices,
+                                  std::optional<ElementType> type) {
   GradientMessage message{.partition = partition,
-                          .gradient = RopeOf(Buffer(values)),
+                          .type = type.value_or(told_[rank].gradients),
                           .absent_slices = absent_slices};
+  message.gradient = Encoded(values, message.type);
   message.checksum = message.gradient.Checksum();
   Effects out;
   const Held held{.sender = sender(rank), .key = key(rank)};

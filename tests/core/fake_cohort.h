@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "common/assignment.h"
 #include "common/clock.h"
+#include "common/element_type.h"
 #include "common/float_buffer.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
@@ -95,9 +96,11 @@ class FakeCohort {
   void Leave(Rank rank);
 
   absl::Status Open(Rank rank, const FakePush& push);
+  // Of the type that the rank was told to send, or of another one.
   absl::Status Gradient(Rank rank, int32_t partition,
                         const std::vector<float>& values,
-                        const std::vector<int32_t>& absent_slices = {});
+                        const std::vector<int32_t>& absent_slices = {},
+                        std::optional<ElementType> type = std::nullopt);
   absl::Status Close(Rank rank, const FakePush& push);
   absl::Status Close(Rank rank, PushClosing closing);
   // Sends a whole push. Fails the test if a part is refused.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "common/bfloat16.h"
 #include "common/permutation.h"
 #include "kernels/backend.h"
 
@@ -141,6 +142,70 @@ TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
   }
 }
 
+// `values`, rounded to bfloat16, and the rounded values.
+ByteRope RopeOfBFloat16(Floats& values) {
+  std::vector<std::byte> bytes(values.size() * 2);
+  const auto count = static_cast<int64_t>(values.size());
+  RoundToBFloat16(Bytes(values).data(), count, bytes.data());
+  ExpandBFloat16(bytes.data(), count, values.data());
+  return ByteRope::Copy(bytes);
+}
+
+// Whatever the rule, backend and cut, and whoever sends float32: the bits are
+// those of the same numbers in float32.
+TEST(FoldJobTest, BFloat16GivesTheBitsOfItsValues) {
+  constexpr int32_t kRanks = 19;
+  constexpr int64_t kElements = 3000;
+  SplitMix64 random(8);
+  const auto draw = [&random] {
+    Floats values;
+    for (int64_t i = 0; i < kElements; ++i) {
+      values.push_back(static_cast<float>(random.Uniform() - 0.5));
+    }
+    return values;
+  };
+  const kernels::SgdStep step{.gradient_scale = 0.7f,
+                              .learning_rate = 0.3f,
+                              .weight_decay = 0.01f,
+                              .momentum = 0.9f};
+  FoldJob floats{.slices = {{.count = 13, .step = step},
+                            {.count = kElements - 13, .step = step}},
+                 .weights = BufferOf(draw()),
+                 .slots = {.velocity = BufferOf(draw())}};
+  FoldJob halves = floats;
+  for (int32_t rank = 0; rank < kRanks; ++rank) {
+    FoldContribution half{.rank = Rank(rank)};
+    Floats values = draw();
+    // Every third rank's worker is of an older release.
+    if (rank % 3 == 2) {
+      half.gradient = CutRope(values, 5000);
+    } else {
+      half.gradient = RopeOfBFloat16(values);
+      half.type = ElementType::kBFloat16;
+    }
+    halves.contributions.push_back(half);
+    floats.contributions.push_back(
+        {.rank = Rank(rank), .gradient = Rope(values)});
+  }
+  EXPECT_EQ(GradientBytes(halves), kElements * (13 * 2 + 6 * 4));
+  FloatBufferPool pool;
+  for (const kernels::Backend* backend :
+       {&kernels::ReferenceBackend(), &kernels::CpuBackend()}) {
+    for (const FoldPass pass : {FoldPass::kWhole, FoldPass::kGradient}) {
+      floats.pass = pass;
+      halves.pass = pass;
+      const FoldResult want = RunFold(floats, *backend, pool);
+      const FoldResult got = RunFold(halves, *backend, pool);
+      if (pass == FoldPass::kGradient) {
+        EXPECT_EQ(Values(got.gradient), Values(want.gradient));
+        continue;
+      }
+      EXPECT_EQ(got.checksum, want.checksum) << backend->name();
+      EXPECT_EQ(Values(got.slots.velocity), Values(want.slots.velocity));
+    }
+  }
+}
+
 // Pieces as HTTP/2 delivers them: frames of 64 KiB, after a shorter piece whose
 // odd length makes every boundary cut a float. The reference is one loop in
 // float64.
@@ -194,6 +259,12 @@ TEST(FoldJobTest, TheRankNamedDoesNotDependOnCuts) {
               .weights = BufferOf({0, 0})};
   EXPECT_EQ(Fold(job).nonfinite->rank, Rank(0));
   job.contributions[0].gradient = CutRope({1, nan}, 4);
+  EXPECT_EQ(Fold(job).nonfinite->rank, Rank(0));
+  // Finite, but not in bfloat16.
+  Floats rounded = {1, std::numeric_limits<float>::max()};
+  job.contributions[0] = {.rank = Rank(0),
+                          .gradient = RopeOfBFloat16(rounded),
+                          .type = ElementType::kBFloat16};
   EXPECT_EQ(Fold(job).nonfinite->rank, Rank(0));
 }
 

@@ -177,6 +177,8 @@ TEST(OptionsTest, PolicyTextSaysWhatAutoMeans) {
                   .mixture_variance = true}),
       "sync, global normalisation, sync and after statistics with mixture "
       "variance");
+  EXPECT_EQ(PolicyText({.wire = ElementType::kBFloat16}),
+            "sync, global normalisation, sync statistics, gradients in bf16");
 }
 
 }  // namespace

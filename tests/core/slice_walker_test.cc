@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/bfloat16.h"
+
 namespace cohort {
 namespace {
 
@@ -158,6 +160,43 @@ TEST(SliceWalkerTest, EveryPairOfCutsGivesTheSameFloats) {
   }
 }
 
+// 4, 5, ... in bfloat16, which has them all up to 256.
+ByteRope CountedInBFloat16(int64_t count, const std::vector<size_t>& cuts) {
+  Floats values;
+  for (int64_t i = 0; i < count; ++i) {
+    values.push_back(static_cast<float>(4 + i % 200));
+  }
+  std::vector<float> halves(values.size() / 2);
+  RoundToBFloat16(reinterpret_cast<const std::byte*>(values.data()), count,
+                  reinterpret_cast<std::byte*>(halves.data()));
+  return Cut(halves, cuts);
+}
+
+TEST(SliceWalkerTest, GradientsInBFloat16AreSeenAsFloats) {
+  for (size_t cut_a = 1; cut_a < 16; ++cut_a) {
+    for (size_t cut_b = 1; cut_b < 8; ++cut_b) {
+      FoldJob job = JobOf(
+          {3, 1}, {Cut({1, 2, 3, 4}, {cut_a}), CountedInBFloat16(4, {cut_b})});
+      job.contributions[1].type = ElementType::kBFloat16;
+      const Walk walk = WalkAll(job, 2);
+      ASSERT_EQ(walk.gradients[0], (Floats{1, 2, 3, 4}));
+      ASSERT_EQ(walk.gradients[1], (Floats{4, 5, 6, 7}))
+          << cut_a << " and " << cut_b;
+    }
+  }
+}
+
+TEST(SliceWalkerTest, RunsOfBFloat16StayInTheCache) {
+  FoldJob job = JobOf({2500, 100}, {CountedInBFloat16(2600, {})});
+  job.contributions[0].type = ElementType::kBFloat16;
+  const Walk walk = WalkAll(job, 2600);
+  EXPECT_THAT(walk.runs, ElementsAre(Range{0, 1024}, Range{1024, 1024},
+                                     Range{2048, 452}, Range{2500, 100}));
+  for (size_t i = 0; i < 2600; ++i) {
+    ASSERT_EQ(walk.gradients[0][i], static_cast<float>(4 + i % 200)) << i;
+  }
+}
+
 TEST(SliceWalkerTest, ABlockThatIsNotReadIsPassedOver) {
   const FoldJob job = JobOf({2, 1}, {Cut({1, 2, 3}, {3, 6})});
   SliceWalker walker(job, 8);
@@ -223,6 +262,8 @@ TEST(SliceWalkerTest, ANonfiniteValueOfAnotherBlockOrAFrozenElementIsIgnored) {
 TEST(SliceWalkerDeathTest, RefusesWhatDoesNotMakeUpThePartition) {
   FoldJob job = JobOf({3}, {Cut({1, 2}, {})});
   EXPECT_DEATH(SliceWalker(job, 8), "got 8 bytes, want 12");
+  job.contributions[0].type = ElementType::kBFloat16;
+  EXPECT_DEATH(SliceWalker(job, 8), "got 8 bytes, want 6");
   job.contributions.clear();
   job.slices[0].count = 2;
   EXPECT_DEATH(SliceWalker(job, 8), "got 2 elements, want 3");

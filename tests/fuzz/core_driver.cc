@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/match.h"
+#include "common/bfloat16.h"
 #include "tests/sim/sim_model.h"
 
 namespace cohort::fuzz {
@@ -341,13 +342,17 @@ void CoreDriver::Gradient(const Sender& sender, const PushKey& key,
   for (int64_t i = 0; i < elements; ++i) {
     block->values.push_back(0.01f * static_cast<float>(i + 1));
   }
-  GradientMessage message{
-      .partition = partition,
-      .gradient =
-          ByteRope(absl::MakeConstSpan(
-                       reinterpret_cast<const std::byte*>(block->values.data()),
-                       block->values.size() * sizeof(float)),
-                   block)};
+  absl::Span<const std::byte> bytes = absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(block->values.data()),
+      block->values.size() * sizeof(float));
+  GradientMessage message{.partition = partition};
+  if (told != told_.end()) message.type = told->second.gradients;
+  if (message.type == ElementType::kBFloat16) {
+    block->halves.resize(bytes.size() / 2);
+    RoundToBFloat16(bytes.data(), elements, block->halves.data());
+    bytes = block->halves;
+  }
+  message.gradient = ByteRope(bytes, block);
   message.checksum = message.gradient.Checksum();
   const absl::StatusOr<Admission> taken = Handle([&](Effects& out) {
     return core_->Gradient(sender, key, message, now_, out);

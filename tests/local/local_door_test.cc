@@ -169,6 +169,19 @@ TEST_F(LocalDoorTest, AGradientIsReadWhereTheWorkerWroteIt) {
             (std::vector<float>{1, 2, 3, 4, 5, 6}));
 }
 
+TEST_F(LocalDoorTest, AGradientInBFloat16TakesHalfOfItsPlace) {
+  const auto link = Enter();
+  const auto peer = door_->Find(kRank, kFirst);
+  ASSERT_NE(peer, nullptr);
+  // Two elements.
+  ASSERT_TRUE(
+      link->Write(1, ByteRope::CopyText("abcd"), clock_, absl::Seconds(30), Ok)
+          .ok());
+  const auto gradient = peer->Gradient(1, ElementType::kBFloat16);
+  ASSERT_TRUE(gradient.ok()) << gradient.status();
+  EXPECT_EQ(gradient->ToString(), "abcd");
+}
+
 TEST_F(LocalDoorTest, AGradientIsNotOverwrittenBeforeItIsReleased) {
   const auto link = Enter();
   const auto peer = door_->Find(kRank, kFirst);

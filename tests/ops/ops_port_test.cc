@@ -93,6 +93,7 @@ TEST_F(OpsPortTest, CountsAStepAndItsCalls) {
   const std::string encoding = "{encoding=\"float32\"}";
   EXPECT_EQ(ValueOf(page, "cohort_push_bytes_total" + encoding), 32);
   EXPECT_EQ(ValueOf(page, "cohort_pull_bytes_total" + encoding), 32);
+  EXPECT_EQ(ValueOf(page, "cohort_push_bytes_total{encoding=\"bfloat16\"}"), 0);
   const std::string exchange =
       "{grpc_type=\"bidi_stream\",grpc_service=\"cohort.v1.Parameters\","
       "grpc_method=\"Exchange\"}";
@@ -105,6 +106,22 @@ TEST_F(OpsPortTest, CountsAStepAndItsCalls) {
                                        server_->run_id(), "\",run_name=\"run-",
                                        server_->run_id(), "\"}")),
             1);
+}
+
+TEST_F(OpsPortTest, CountsTheBytesOfEachEncoding) {
+  StartWithTwoWorkers(WithOps());
+  for (size_t i : {0, 1}) {
+    HandWorker& worker = *workers_[i];
+    exchanges_.push_back(worker.OpenExchange());
+    exchanges_[i].Write(worker.Opening(assignments_[i], 2));
+    exchanges_[i].Write(worker.HalfGradient(assignments_[i], {1, 2, 3, 4}));
+    exchanges_[i].Write(worker.Closing(assignments_[i], 1));
+  }
+  for (ExchangeCall& exchange : exchanges_) AwaitVerdict(exchange);
+  const std::string page = Metrics();
+  EXPECT_EQ(ValueOf(page, "cohort_push_bytes_total{encoding=\"bfloat16\"}"),
+            16);
+  EXPECT_EQ(ValueOf(page, "cohort_push_bytes_total{encoding=\"float32\"}"), 0);
 }
 
 TEST_F(OpsPortTest, TheStatusHasTheNumbersOfTheMetrics) {

@@ -175,6 +175,18 @@ v1::ExchangeRequest HandWorker::Gradient(const v1::Assignment& assignment,
   return request;
 }
 
+v1::ExchangeRequest HandWorker::HalfGradient(
+    const v1::Assignment& assignment, const std::vector<float>& gradient) {
+  v1::ExchangeRequest request = Gradient(assignment, gradient);
+  const std::string floats = std::move(*request.mutable_payload());
+  request.clear_payload();
+  for (size_t i = 0; i < floats.size(); i += 4) {
+    request.mutable_payload()->append(floats, i + 2, 2);
+  }
+  request.mutable_gradient()->set_encoding(v1::ENCODING_BFLOAT16);
+  return request;
+}
+
 v1::ExchangeRequest HandWorker::Closing(const v1::Assignment& assignment,
                                         double loss_sum) {
   v1::ExchangeRequest request;

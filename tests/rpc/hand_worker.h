@@ -95,6 +95,9 @@ class HandWorker {
                               int64_t samples);
   v1::ExchangeRequest Gradient(const v1::Assignment& assignment,
                                const std::vector<float>& gradient);
+  // The same in bfloat16; the lower half of each value must be zero.
+  v1::ExchangeRequest HalfGradient(const v1::Assignment& assignment,
+                                   const std::vector<float>& gradient);
   v1::ExchangeRequest Closing(const v1::Assignment& assignment,
                               double loss_sum);
   // Sends all three messages.

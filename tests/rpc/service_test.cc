@@ -330,6 +330,36 @@ TEST_F(ServiceTest, WrongChecksumIsDataLoss) {
   EXPECT_EQ(AwaitVerdict(exchanges_[0]).verdict(), v1::VERDICT_APPLIED);
 }
 
+// One worker sends bfloat16, as it is told, and one of an older release
+// float32.
+TEST_F(ServiceTest, GradientsInTwoEncodingsMakeOneStep) {
+  ServerOptions options = TinyOptions();
+  options.coordinator.policy.wire = ElementType::kBFloat16;
+  StartWithTwoWorkers(options);
+  for (const v1::Assignment& assignment : assignments_) {
+    EXPECT_EQ(assignment.gradient_encoding(), v1::ENCODING_BFLOAT16);
+  }
+  for (size_t i : {0, 1}) {
+    HandWorker& worker = *workers_[i];
+    exchanges_.push_back(worker.OpenExchange());
+    exchanges_[i].Write(worker.Opening(assignments_[i], 2));
+    exchanges_[i].Write(i == 0
+                            ? worker.HalfGradient(assignments_[i], {1, 2, 3, 4})
+                            : worker.Gradient(assignments_[i], {1, 1, 1, 1}));
+    exchanges_[i].Write(worker.Closing(assignments_[i], 1));
+  }
+  for (ExchangeCall& exchange : exchanges_) {
+    std::vector<float> weights;
+    EXPECT_EQ(AwaitVerdict(exchange, &weights).verdict(), v1::VERDICT_APPLIED);
+    EXPECT_THAT(weights, ElementsAre(9.0f, 8.5f, 8.0f, 7.5f));
+  }
+}
+
+TEST_F(ServiceTest, AServerOfFloat32AsksForNothingElse) {
+  StartWithTwoWorkers(TinyOptions());
+  EXPECT_EQ(assignments_[0].gradient_encoding(), v1::ENCODING_UNSPECIFIED);
+}
+
 TEST_F(ServiceTest, MalformedGradientsAreRefused) {
   StartWithTwoWorkers(TinyOptions());
   HandWorker& worker = *workers_[0];
@@ -339,11 +369,22 @@ TEST_F(ServiceTest, MalformedGradientsAreRefused) {
   v1::ExchangeRequest no_encoding =
       worker.Gradient(assignments_[0], {1, 2, 3, 4});
   no_encoding.mutable_gradient()->clear_encoding();
+  v1::ExchangeRequest wide = worker.Gradient(assignments_[0], {1, 2, 3, 4});
+  wide.mutable_gradient()->set_encoding(v1::ENCODING_FLOAT64);
+  // Float32 under the name of bfloat16, and the other way round.
+  v1::ExchangeRequest too_long = worker.Gradient(assignments_[0], {1, 2, 3, 4});
+  too_long.mutable_gradient()->set_encoding(v1::ENCODING_BFLOAT16);
+  v1::ExchangeRequest half = worker.HalfGradient(assignments_[0], {1, 2, 3, 4});
+  half.mutable_gradient()->set_encoding(v1::ENCODING_FLOAT32);
+  v1::ExchangeRequest half_an_element = half;
+  half_an_element.mutable_gradient()->set_encoding(v1::ENCODING_BFLOAT16);
+  half_an_element.mutable_payload()->pop_back();
   v1::ExchangeRequest empty;
   *empty.mutable_sender() = worker.sender();
 
   for (const v1::ExchangeRequest& bad :
-       {too_short, unknown, no_encoding, empty}) {
+       {too_short, unknown, no_encoding, wide, too_long, half, half_an_element,
+        empty}) {
     ExchangeCall exchange = worker.OpenExchange();
     exchange.Write(worker.Opening(assignments_[0], 2));
     exchange.Write(bad);

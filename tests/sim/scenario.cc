@@ -46,7 +46,7 @@ OptimizerOptions MakeOptimizer(int32_t choice) {
   }
 }
 
-PolicyOptions MakePolicy(int32_t choice, int32_t variant) {
+PolicyOptions MakeAggregation(int32_t choice, int32_t variant) {
   const bool first = variant == 0;
   switch (choice) {
     case 0:
@@ -79,6 +79,13 @@ PolicyOptions MakePolicy(int32_t choice, int32_t variant) {
     default:
       return {.aggregation = AggregationKind::kAsync};
   }
+}
+
+// Half of all policies take gradients in bfloat16.
+PolicyOptions MakePolicy(int32_t choice, int32_t variant) {
+  PolicyOptions policy = MakeAggregation(choice, variant);
+  if ((choice + variant) % 2 == 1) policy.wire = ElementType::kBFloat16;
+  return policy;
 }
 
 // Limits a policy to what a small cohort can satisfy.
@@ -148,7 +155,8 @@ SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
     static const std::set<std::string> kOfPolicy = {
         "aggregation",   "min_pushes",    "max_lead",
         "staleness",     "max_staleness", "staleness_free",
-        "normalization", "bn_statistics", "normalization_group"};
+        "normalization", "bn_statistics", "normalization_group",
+        "wire"};
     return !kOfPolicy.contains(value.first);
   });
   return values;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -20,6 +21,8 @@ namespace cohort::sim {
 // whatever the server believes.
 struct GradientBlock {
   std::vector<float> values;
+  // The same in bfloat16, if that is what is sent.
+  std::vector<std::byte> halves;
   Rank rank;
   PushKey key;
   int64_t epoch = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "common/bfloat16.h"
 #include "tests/sim/sim_worker.h"
 
 namespace cohort::sim {
@@ -12,9 +13,10 @@ namespace {
 
 ByteRope CutSomewhere(const std::shared_ptr<const GradientBlock>& block,
                       SplitMix64& random) {
-  const auto bytes = absl::MakeConstSpan(
+  absl::Span<const std::byte> bytes = absl::MakeConstSpan(
       reinterpret_cast<const std::byte*>(block->values.data()),
       block->values.size() * sizeof(float));
+  if (!block->halves.empty()) bytes = block->halves;
   const auto cut = static_cast<size_t>(random.Below(bytes.size()));
   ByteRope rope;
   rope.Append(bytes.subspan(0, cut), block);
@@ -79,6 +81,7 @@ void SimWorker::SendGradient(int32_t partition) {
   block->front_end_state = step.closing.front_end_state;
   GradientMessage message{
       .partition = partition,
+      .type = step.assignment.gradients,
       .absent_slices = AbsentSlices(step.input, partitions_[p])};
   for (int32_t slice : message.absent_slices) {
     int64_t begin = 0;
@@ -88,6 +91,12 @@ void SimWorker::SendGradient(int32_t partition) {
     const int64_t count =
         partitions_[p].slices[static_cast<size_t>(slice)].count;
     std::fill_n(block->values.begin() + begin, count, 0.0f);
+  }
+  if (message.type == ElementType::kBFloat16) {
+    block->halves.resize(block->values.size() * 2);
+    RoundToBFloat16(reinterpret_cast<const std::byte*>(block->values.data()),
+                    static_cast<int64_t>(block->values.size()),
+                    block->halves.data());
   }
   message.gradient = CutSomewhere(block, world_.random);
   message.checksum = message.gradient.Checksum();

@@ -67,6 +67,7 @@ void ExpectEqual(const Assignment& a, const Assignment& b) {
   EXPECT_EQ(a.data_epoch, b.data_epoch);
   EXPECT_EQ(a.range, b.range);
   EXPECT_EQ(a.batches, b.batches);
+  EXPECT_EQ(a.gradients, b.gradients);
   EXPECT_EQ(a.split, b.split);
   EXPECT_EQ(a.global_normalization, b.global_normalization);
   EXPECT_EQ(a.reason, b.reason);
@@ -116,6 +117,21 @@ TEST(ConvertTest, AssignmentComesBack) {
     ASSERT_TRUE(back.ok()) << back.status();
     ExpectEqual(*back, sent);
   }
+}
+
+TEST(ConvertTest, AnEncodingThatIsNotKnownAsksForFloat32) {
+  Assignment sent = TrainAssignment();
+  // As from a server that has only this one, so that old workers see nothing
+  // new.
+  v1::Assignment proto = Encoded<v1::Assignment>(sent);
+  EXPECT_EQ(proto.gradient_encoding(), v1::ENCODING_UNSPECIFIED);
+  EXPECT_EQ(FromProto(proto)->gradients, ElementType::kFloat32);
+  sent.gradients = ElementType::kBFloat16;
+  proto = Encoded<v1::Assignment>(sent);
+  EXPECT_EQ(proto.gradient_encoding(), v1::ENCODING_BFLOAT16);
+  EXPECT_EQ(FromProto(proto)->gradients, ElementType::kBFloat16);
+  proto.set_gradient_encoding(static_cast<v1::Encoding>(99));
+  EXPECT_EQ(FromProto(proto)->gradients, ElementType::kFloat32);
 }
 
 TEST(ConvertTest, UnboundedAndTinyWaitsStayApart) {
@@ -533,9 +549,11 @@ TEST(ConvertTest, PayloadIsCheckedAgainstItsDescription) {
             absl::StatusCode::kDataLoss);
   other.clear_xxh3();
   EXPECT_TRUE(CheckPayload(other, payload, 2).ok());
-  other.set_encoding(v1::ENCODING_FLOAT64);
-  EXPECT_EQ(CheckPayload(other, payload, 2).code(),
-            absl::StatusCode::kInvalidArgument);
+  for (v1::Encoding encoding : {v1::ENCODING_FLOAT64, v1::ENCODING_BFLOAT16}) {
+    other.set_encoding(encoding);
+    EXPECT_EQ(CheckPayload(other, payload, 2).code(),
+              absl::StatusCode::kInvalidArgument);
+  }
 }
 
 }  // namespace

@@ -174,9 +174,10 @@ class Client {
 
   // The push of the current training assignment: open once after the forward
   // pass, then each trainable partition once, then close. `gradient` holds the
-  // partition's slices concatenated, float32; it is sent without a copy and
-  // kept alive by its owners. `absent_slices` are positions in
-  // Partition::slices without a gradient (their bytes must be zeros).
+  // partition's slices concatenated, float32; it is sent without a copy, unless
+  // the assignment asks for another type, and kept alive by its owners.
+  // `absent_slices` are positions in Partition::slices without a gradient
+  // (their bytes must be zeros).
   virtual absl::Status OpenPush(const PushOpening& opening) = 0;
   virtual absl::Status SendGradient(
       int32_t partition, ByteRope gradient,

@@ -207,7 +207,8 @@ absl::StatusOr<std::vector<Moments>> GrpcClient::Reduce(
 absl::Status GrpcClient::OpenPush(const PushOpening& opening) {
   COHORT_ASSIGN_OR_RETURN(PushStream * push, OpenedPushStream());
   return push->Open(
-      {.sequence = current_->sequence, .attempt = current_->attempt}, opening);
+      {.sequence = current_->sequence, .attempt = current_->attempt}, opening,
+      current_->gradients);
 }
 
 absl::Status GrpcClient::SendGradient(int32_t partition, ByteRope gradient,

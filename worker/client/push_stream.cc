@@ -24,8 +24,10 @@ PushStream::PushStream(const std::shared_ptr<grpc::Channel>& channel,
             link_.Break(link_.NormalizedEnd("the exchange of gradients", end));
           }) {}
 
-absl::Status PushStream::Open(const PushKey& key, const PushOpening& opening) {
+absl::Status PushStream::Open(const PushKey& key, const PushOpening& opening,
+                              ElementType gradients) {
   open_ = key;
+  type_ = gradients;
   in_arena_.assign(partitions_.size(), false);
   {
     MutexLock lock(link_.mu);
@@ -49,14 +51,17 @@ absl::Status PushStream::SendGradient(int32_t partition,
   header->set_partition(partition);
   header->mutable_absent_slices()->Add(absent_slices.begin(),
                                        absent_slices.end());
-  header->set_encoding(v1::ENCODING_FLOAT32);
-  COHORT_RETURN_IF_ERROR(CheckPayload(*header, gradient, spec->elements));
+  COHORT_RETURN_IF_ERROR(CheckPayload({.encoding = v1::ENCODING_FLOAT32},
+                                      gradient, spec->elements));
+  header->set_encoding(EncodingOf(type_));
+  // In shared memory too, so that results do not depend on the way taken.
+  const ByteRope payload = EncodeGradient(gradient, type_);
   if (local_ != nullptr && !in_arena_[static_cast<size_t>(partition)]) {
-    return SendLocally(partition, gradient, request);
+    return SendLocally(partition, payload, request);
   }
-  DescribePayload(gradient, header);
+  DescribePayload(payload, header, type_);
   AddMessageChecksum(&request);
-  return Send(request, gradient);
+  return Send(request, payload);
 }
 
 absl::Status PushStream::SendLocally(int32_t partition,

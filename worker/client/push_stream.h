@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "cohort/v1/parameters.pb.h"
 #include "common/byte_rope.h"
+#include "common/element_type.h"
 #include "common/model_layout.h"
 #include "common/push.h"
 #include "common/wire/framed_message.h"
@@ -37,8 +38,11 @@ class PushStream {
              const Sender& sender, const std::vector<Partition>& partitions,
              LocalLink* local);
 
-  absl::Status Open(const PushKey& key, const PushOpening& opening);
+  // The gradients of the push will be sent as of type `gradients`.
+  absl::Status Open(const PushKey& key, const PushOpening& opening,
+                    ElementType gradients);
 
+  // `gradient` is float32 whatever is sent.
   // Also errors: InvalidArgument if the gradient does not fit the partition;
   //   Unavailable if the server does not release its shared memory.
   absl::Status SendGradient(int32_t partition, const ByteRope& gradient,
@@ -87,6 +91,7 @@ class PushStream {
 
   // Used by the driving thread only: the push in progress.
   std::optional<PushKey> open_;
+  ElementType type_ = ElementType::kFloat32;
   // By partition: its gradient is in shared memory. A repetition goes as bytes,
   // because the place is not free before the push is over.
   std::vector<bool> in_arena_;

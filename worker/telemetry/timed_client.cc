@@ -21,7 +21,9 @@ absl::StatusOr<Registration> TimedClient::Register(
 absl::StatusOr<Assignment> TimedClient::NextAssignment() {
   StepPhases::Scope wait(phases_, StepPhase::kWait);
   if (phases_.traced()) wait.AddFact("for", "assignment");
-  return next().NextAssignment();
+  absl::StatusOr<Assignment> assignment = next().NextAssignment();
+  if (assignment.ok()) gradients_ = assignment->gradients;
+  return assignment;
 }
 
 absl::StatusOr<PulledVersion> TimedClient::Pull(const PullOptions& options) {
@@ -62,7 +64,9 @@ absl::Status TimedClient::SendGradient(
   StepPhases::Scope push(phases_, StepPhase::kPush);
   if (phases_.traced()) {
     push.AddFact("partition", int64_t{partition});
-    push.AddFact("bytes", gradient.size_bytes());
+    push.AddFact("bytes", gradient.size_bytes() /
+                              BytesOf(ElementType::kFloat32) *
+                              BytesOf(gradients_));
   }
   return next().SendGradient(partition, std::move(gradient), absent_slices);
 }

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "common/element_type.h"
 #include "worker/client/client.h"
 #include "worker/client/forwarding_client.h"
 #include "worker/telemetry/step_phases.h"
@@ -37,6 +38,8 @@ class TimedClient final : public ForwardingClient {
   std::string NamesOf(absl::Span<const CallMoments> calls) const;
 
   StepPhases& phases_;
+  // How those of the current assignment are sent.
+  ElementType gradients_ = ElementType::kFloat32;
   // Layer names, by number.
   std::vector<std::string> layers_;
 };

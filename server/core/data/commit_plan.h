@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/byte_rope.h"
+#include "common/element_type.h"
 #include "common/ids.h"
 #include "common/push.h"
 #include "server/core/model/model_snapshot.h"
@@ -25,8 +26,9 @@ struct PushId {
 struct HeldGradient {
   PushId push;
   int32_t partition = 0;
-  // The partition's elements, float32.
+  // The partition's elements.
   ByteRope gradient;
+  ElementType type = ElementType::kFloat32;
   // Positions in Partition::slices that the rank has no gradient for.
   std::vector<int32_t> absent_slices;
 };

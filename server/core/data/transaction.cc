@@ -138,8 +138,9 @@ FoldJob Transaction::Fold(int32_t partition,
     for (int32_t slice : held.absent_slices) {
       ++absent[static_cast<size_t>(slice)];
     }
-    job.contributions.push_back(
-        {.rank = held.push.rank, .gradient = std::move(held.gradient)});
+    job.contributions.push_back({.rank = held.push.rank,
+                                 .gradient = std::move(held.gradient),
+                                 .type = held.type});
   }
   for (size_t i = 0; i < shape.slices.size(); ++i) {
     job.slices.push_back(StepOf(partition, i, absent[i] == gradients.size()));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/byte_rope.h"
+#include "common/element_type.h"
 #include "common/float_buffer.h"
 #include "common/ids.h"
 #include "kernels/backend.h"
@@ -18,6 +19,7 @@ namespace cohort {
 struct FoldContribution {
   Rank rank;
   ByteRope gradient;
+  ElementType type = ElementType::kFloat32;
 };
 
 // How one slice of the partition is updated.
@@ -121,7 +123,8 @@ struct FoldResult {
 //
 // Frozen elements and skipped slices keep weights and slots to the bit,
 // whatever their gradients are. The bits of everything do not depend on where
-// the contributions are cut into pieces.
+// the contributions are cut into pieces, and a contribution in bfloat16 gives
+// those of the float32 numbers that it stands for.
 // Thread safety: safe.
 FoldResult RunFold(const FoldJob& job, const kernels::Backend& backend,
                    FloatBufferPool& pool);

@@ -5,12 +5,16 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/bfloat16.h"
 #include "common/check.h"
+#include "common/element_type.h"
 
 namespace cohort {
 namespace {
 
-constexpr auto kFloatBytes = static_cast<int64_t>(sizeof(float));
+constexpr int64_t kFloatBytes = BytesOf(ElementType::kFloat32);
+// As many as the kernel sums up at a time: 4 KiB of each contributor.
+constexpr int64_t kExpandedElements = 1024;
 
 bool AllFinite(const std::byte* floats, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
@@ -34,20 +38,28 @@ SliceWalker::SliceWalker(const FoldJob& job, int64_t block_elements)
   COHORT_CHECK(
       in_slices == elements,
       absl::StrCat("slices: got ", in_slices, " elements, want ", elements));
+  bool expands = false;
   at_block_.reserve(job.contributions.size());
   for (const FoldContribution& c : job.contributions) {
-    COHORT_CHECK(c.gradient.size_bytes() == elements * kFloatBytes,
+    COHORT_CHECK(c.gradient.size_bytes() == elements * BytesOf(c.type),
                  absl::StrCat("got ", c.gradient.size_bytes(), " bytes, want ",
-                              elements * kFloatBytes));
+                              elements * BytesOf(c.type)));
     at_block_.emplace_back(c.gradient);
+    expands = expands || c.type != ElementType::kFloat32;
   }
   at_run_ = at_block_;
+  run_elements_ = elements;
+  if (expands) {
+    run_elements_ = std::min(elements, kExpandedElements);
+    expanded_.resize(static_cast<size_t>(run_elements_) *
+                     job.contributions.size());
+  }
   if (!job.slices.empty()) slice_end_ = job.slices.front().count;
 }
 
 bool SliceWalker::Next() {
-  for (RopeReader& reader : at_block_) {
-    reader.Skip(block_.count() * kFloatBytes);
+  for (size_t k = 0; k < at_block_.size(); ++k) {
+    at_block_[k].Skip(block_.count() * BytesOf(job_.contributions[k].type));
   }
   block_.begin = block_.end;
   while (block_.begin == slice_end_) {
@@ -63,20 +75,33 @@ bool SliceWalker::Next() {
 void SliceWalker::ForEachRun(RunBody body) {
   std::copy(at_block_.begin(), at_block_.end(), at_run_.begin());
   for (int64_t begin = block_.begin; begin < block_.end;) {
-    int64_t count = block_.end - begin;
-    for (const RopeReader& reader : at_run_) {
-      count = std::min(count, reader.contiguous_bytes() / kFloatBytes);
+    int64_t count = std::min(block_.end - begin, run_elements_);
+    for (size_t k = 0; k < at_run_.size(); ++k) {
+      count = std::min(count, at_run_[k].contiguous_bytes() /
+                                  BytesOf(job_.contributions[k].type));
     }
-    // No whole float is left in some piece: the next one is cut.
+    // No whole element is left in some piece: the next one is cut.
     count = std::max<int64_t>(count, 1);
     for (size_t k = 0; k < at_run_.size(); ++k) {
-      gradients_[k] =
-          at_run_[k].Peek(count * kFloatBytes, cut_floats_[k].data());
+      gradients_[k] = FloatsOf(k, count);
     }
     if (!body(begin, count, gradients_)) return;
-    for (RopeReader& reader : at_run_) reader.Skip(count * kFloatBytes);
+    for (size_t k = 0; k < at_run_.size(); ++k) {
+      at_run_[k].Skip(count * BytesOf(job_.contributions[k].type));
+    }
     begin += count;
   }
+}
+
+const std::byte* SliceWalker::FloatsOf(size_t k, int64_t count) {
+  const ElementType type = job_.contributions[k].type;
+  const std::byte* const bytes =
+      at_run_[k].Peek(count * BytesOf(type), cut_floats_[k].data());
+  if (type == ElementType::kFloat32) return bytes;
+  float* const floats =
+      expanded_.data() + k * static_cast<size_t>(run_elements_);
+  ExpandBFloat16(bytes, count, floats);
+  return reinterpret_cast<const std::byte*>(floats);
 }
 
 void SliceWalker::ForEachFrozenIn(int64_t begin, int64_t end,

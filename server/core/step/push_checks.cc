@@ -123,8 +123,7 @@ absl::Status CheckGradient(const GradientMessage& message,
   }
   const Partition& partition =
       partitions[static_cast<size_t>(message.partition)];
-  const int64_t wanted =
-      partition.elements * static_cast<int64_t>(sizeof(float));
+  const int64_t wanted = partition.elements * BytesOf(message.type);
   if (!partition.trainable || message.gradient.size_bytes() != wanted) {
     return absl::InvalidArgumentError(absl::StrCat(
         "gradient of partition ", message.partition, ": got ",

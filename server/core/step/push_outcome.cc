@@ -41,6 +41,7 @@ void HoldGradient(const PushId& push, GradientMessage& message, Turn& turn) {
       .gradient = {.push = push,
                    .partition = message.partition,
                    .gradient = std::move(message.gradient),
+                   .type = message.type,
                    .absent_slices = std::move(message.absent_slices)}});
 }
 

@@ -1,0 +1,140 @@
+// Gradients in bfloat16: who is told to send them, and what becomes of them.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const SettingValues kToBFloat16 = {{"wire", "bf16"}};
+const SettingValues kToFloat32 = {{"wire", "float32"}};
+
+FakeSetup InBFloat16(FakeSetup setup) {
+  setup.options.policy.wire = ElementType::kBFloat16;
+  return setup;
+}
+
+// 1 + 2^-8 is a tie between 1 and 1 + 2^-7, and becomes 1.
+constexpr float kTie = 1 + 0x1p-8F;
+
+FakePush TiePush() {
+  FakePush push;
+  push.w = {kTie, 2};
+  push.b = {kTie};
+  return push;
+}
+
+TEST(CoordinatorWireTest, EveryAssignmentSaysHowToSend) {
+  FakeCohort floats(SmallSetup());
+  floats.Start();
+  EXPECT_EQ(floats.told(kRank0).gradients, ElementType::kFloat32);
+  for (const FakeSetup& setup : {SmallSetup(), AsyncSetup()}) {
+    FakeCohort cohort(InBFloat16(setup));
+    cohort.Start();
+    EXPECT_EQ(cohort.told(kRank0).gradients, ElementType::kBFloat16);
+    cohort.Push(kRank0, {});
+    cohort.Push(kRank1, {});
+    EXPECT_EQ(cohort.told(kRank1).gradients, ElementType::kBFloat16);
+  }
+}
+
+// Rate 0.5, loss reference 4, and 2 labels in all: w - 0.5 * 2 * (sum).
+TEST(CoordinatorWireTest, TheStepIsThatOfTheRoundedGradients) {
+  FakeCohort rounded(InBFloat16(SmallSetup()));
+  FakeCohort exact(SmallSetup());
+  for (FakeCohort* cohort : {&rounded, &exact}) {
+    cohort->Start();
+    cohort->Push(kRank0, TiePush());
+    cohort->Push(kRank1, {});
+  }
+  EXPECT_THAT(rounded.weights(0), ElementsAre(0, 0));
+  EXPECT_THAT(rounded.weights(1), ElementsAre(2));
+  EXPECT_THAT(exact.weights(0), ElementsAre(1 - kTie, 0));
+  EXPECT_THAT(exact.weights(1), ElementsAre(3 - kTie));
+}
+
+// A worker of an older release sends float32 whatever it is told, and a newer
+// one what it was told.
+TEST(CoordinatorWireTest, TypesMayBeMixedInAStep) {
+  FakeCohort cohort(InBFloat16(SmallSetup()));
+  cohort.Start();
+  for (const Rank rank : {kRank1, kRank0}) {
+    const ElementType type =
+        rank == kRank0 ? ElementType::kFloat32 : ElementType::kBFloat16;
+    ASSERT_TRUE(cohort.Open(rank, TiePush()).ok());
+    ASSERT_TRUE(cohort.Gradient(rank, 0, {kTie, 2}, {}, type).ok());
+    ASSERT_TRUE(cohort.Gradient(rank, 1, {kTie}, {}, type).ok());
+    ASSERT_TRUE(cohort.Close(rank, TiePush()).ok());
+  }
+  // 1 - 0.5 * 2 * (kTie + 1), and 2 - 0.5 * 2 * (2 + 2).
+  EXPECT_THAT(cohort.weights(0), ElementsAre(-kTie, -2));
+}
+
+TEST(CoordinatorWireTest, ALiveChangeIsToldWithTheNextAssignment) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  const auto answer = cohort.Change(kToBFloat16);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_TRUE(answer->pending);
+  EXPECT_THAT(answer->text, HasSubstr("gradients in bf16"));
+  cohort.Push(kRank0, TiePush());
+  cohort.Push(kRank1, {});
+  // The step under way was one of float32.
+  EXPECT_THAT(cohort.weights(1), ElementsAre(3 - kTie));
+  const auto changed = cohort.All<effect::PolicyChanged>();
+  ASSERT_EQ(changed.size(), 1);
+  EXPECT_EQ(changed[0].record.changed, kToBFloat16);
+  EXPECT_EQ(cohort.told(kRank0).gradients, ElementType::kBFloat16);
+}
+
+TEST(CoordinatorWireTest, ARunGoesBackToFloat32) {
+  FakeSetup setup = InBFloat16(AsyncSetup());
+  setup.plan.train_samples = 40;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  ASSERT_TRUE(cohort.Change(kToFloat32).ok());
+  // What is in flight was begun under the old setting.
+  cohort.Push(kRank0, TiePush());
+  cohort.Push(kRank1, TiePush());
+  EXPECT_EQ(cohort.told(kRank0).gradients, ElementType::kFloat32);
+  EXPECT_EQ(cohort.told(kRank1).gradients, ElementType::kFloat32);
+}
+
+TEST(CoordinatorWireTest, TheLengthIsThatOfTheType) {
+  FakeCohort cohort(InBFloat16(SmallSetup()));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
+  const absl::Status wrong = cohort.Gradient(kRank0, 0, {1});
+  EXPECT_EQ(wrong.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(wrong.message()), HasSubstr("got 2 bytes, want 4"));
+  EXPECT_THAT(
+      std::string(
+          cohort.Gradient(kRank0, 0, {1}, {}, ElementType::kFloat32).message()),
+      HasSubstr("got 4 bytes, want 8"));
+}
+
+// Partition 0 has two elements and partition 1 one.
+TEST(CoordinatorWireTest, RoomIsForTheBytesThatCame) {
+  FakeCohort cohort(InBFloat16(SmallSetup()));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {1, 2}).ok());
+  EXPECT_EQ(cohort.core().inflight_bytes(), 4);
+  ASSERT_TRUE(cohort.Gradient(kRank0, 1, {1}, {}, ElementType::kFloat32).ok());
+  EXPECT_EQ(cohort.core().inflight_bytes(), 8);
+  ASSERT_TRUE(cohort.Close(kRank0, FakePush{}).ok());
+  cohort.Push(kRank1, {});
+  EXPECT_EQ(cohort.core().inflight_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,91 @@
+#include "common/wire/encoding.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "common/bfloat16.h"
+
+namespace cohort {
+namespace {
+
+using Floats = std::vector<float>;
+
+// Pieces of 1, 2, ... `longest`, 1, 2, ... bytes.
+ByteRope CutRope(const Floats& values, size_t longest) {
+  ByteRope rope;
+  absl::Span<const std::byte> left =
+      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
+                          values.size() * sizeof(float));
+  for (size_t size = 1; !left.empty(); size = size % longest + 1) {
+    const ByteRope piece = ByteRope::Copy(left.subspan(0, size));
+    rope.Append(piece.pieces()[0].bytes, piece.pieces()[0].owner);
+    left = left.subspan(std::min(size, left.size()));
+  }
+  return rope;
+}
+
+Floats Expanded(const ByteRope& rope) {
+  std::vector<std::byte> bytes(static_cast<size_t>(rope.size_bytes()));
+  rope.CopyTo(absl::MakeSpan(bytes));
+  Floats values(bytes.size() / 2);
+  ExpandBFloat16(bytes.data(), static_cast<int64_t>(values.size()),
+                 values.data());
+  return values;
+}
+
+TEST(EncodingTest, Float32IsTheSameBytes) {
+  const ByteRope floats = CutRope({1, 2, 3}, 5);
+  const ByteRope sent = EncodeGradient(floats, ElementType::kFloat32);
+  ASSERT_EQ(sent.pieces().size(), floats.pieces().size());
+  EXPECT_EQ(sent.pieces()[0].bytes.data(), floats.pieces()[0].bytes.data());
+}
+
+TEST(EncodingTest, BFloat16IsRoundedWhereverItIsCut) {
+  Floats values;
+  Floats rounded;
+  for (int i = 0; i < 50; ++i) {
+    values.push_back(1.0F / static_cast<float>(i + 1));
+    rounded.push_back(BFloat16Value(BFloat16Bits(values.back())));
+  }
+  for (const size_t longest : {1, 3, 7, 64, 1000}) {
+    EXPECT_EQ(Expanded(EncodeGradient(CutRope(values, longest),
+                                      ElementType::kBFloat16)),
+              rounded)
+        << longest;
+  }
+  EXPECT_EQ(EncodeGradient(ByteRope(), ElementType::kBFloat16).size_bytes(), 0);
+}
+
+TEST(EncodingTest, WhatIsNotFiniteStaysSo) {
+  const Floats sent =
+      Expanded(EncodeGradient(CutRope({std::numeric_limits<float>::quiet_NaN(),
+                                       std::numeric_limits<float>::max()},
+                                      8),
+                              ElementType::kBFloat16));
+  EXPECT_TRUE(std::isnan(sent[0]));
+  EXPECT_EQ(sent[1], std::numeric_limits<float>::infinity());
+}
+
+TEST(EncodingTest, GradientsComeInTwoEncodings) {
+  for (const ElementType type :
+       {ElementType::kFloat32, ElementType::kBFloat16}) {
+    const auto back = ElementTypeOf(EncodingOf(type));
+    ASSERT_TRUE(back.ok()) << back.status();
+    EXPECT_EQ(*back, type);
+  }
+  EXPECT_EQ(EncodingOf(ElementType::kBFloat16), v1::ENCODING_BFLOAT16);
+  for (const v1::Encoding other :
+       {v1::ENCODING_UNSPECIFIED, v1::ENCODING_FLOAT64}) {
+    EXPECT_EQ(ElementTypeOf(other).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace cohort
