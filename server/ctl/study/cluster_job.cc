@@ -21,10 +21,11 @@ namespace cohort {
 namespace {
 
 // Flags that the study sets for each run.
-constexpr std::array<const char*, 13> kOwnFlags = {
-    "aggregation", "staleness",   "normalization", "bn_statistics",  "seed",
-    "workers",     "results_dir", "address_file",  "exit_when_done", "order",
-    "batch_size",  "server",      "rank"};
+constexpr std::array<const char*, 14> kOwnFlags = {
+    "aggregation",    "staleness", "normalization", "bn_statistics",
+    "seed",           "workers",   "results_dir",   "address_file",
+    "exit_when_done", "order",     "batch_size",    "server",
+    "rank",           "wire"};
 constexpr char kRateFlag[] = "--learning_rate=";
 
 std::string FileNameOf(const ClusterProcess& process) {
@@ -211,6 +212,9 @@ std::vector<std::string> ServerFlags(const StudyRun& run,
                              ",", kOwnBatch));
   if (!policy.staleness.empty()) {
     all.push_back(absl::StrCat("--staleness=", policy.staleness));
+  }
+  if (!policy.wire.empty()) {
+    all.push_back(absl::StrCat("--wire=", policy.wire));
   }
   all.push_back(absl::StrCat("--seed=", run.seed));
   all.push_back(absl::StrCat("--results_dir=", results_dir));

@@ -14,6 +14,7 @@ namespace cohort {
 namespace {
 
 constexpr char kSync[] = "sync";
+constexpr char kFloat32[] = "float32";
 
 // Collects runs without duplicates.
 class PlanBuilder {
@@ -86,9 +87,12 @@ std::vector<StudyPolicy> Policies(const StudyAxes& axes) {
   for (const std::string& aggregation : axes.aggregation) {
     for (const std::string& staleness : axes.staleness) {
       for (const std::string& normalization : axes.normalization) {
-        policies.push_back({.aggregation = aggregation,
-                            .staleness = staleness,
-                            .normalization = normalization});
+        for (const std::string& wire : axes.wire) {
+          policies.push_back({.aggregation = aggregation,
+                              .staleness = staleness,
+                              .normalization = normalization,
+                              .wire = wire == kFloat32 ? "" : wire});
+        }
       }
     }
   }
@@ -115,7 +119,8 @@ absl::Status CheckOnce(absl::string_view flag, absl::string_view text,
 std::string StudyPolicy::Text() const {
   const std::string rule =
       staleness.empty() || staleness == "keep" ? "" : " (" + staleness + ")";
-  return absl::StrCat(aggregation, rule, ", ", normalization);
+  return absl::StrCat(aggregation, rule, ", ", normalization,
+                      wire.empty() ? "" : ", ", wire);
 }
 
 std::string StudyCondition::Text() const {
@@ -126,7 +131,8 @@ std::string StudyCondition::Text() const {
 
 std::string StudyRun::Name() const {
   return absl::StrCat(policy.aggregation, policy.staleness.empty() ? "" : "-",
-                      policy.staleness, "-", policy.normalization, "-",
+                      policy.staleness, "-", policy.normalization,
+                      policy.wire.empty() ? "" : "-", policy.wire, "-",
                       condition.order, "-w", condition.workers, "-b",
                       condition.batch_size, "-s", seed);
 }

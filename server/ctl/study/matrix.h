@@ -19,8 +19,10 @@ struct StudyPolicy {
   // Empty under sync, where no push is stale.
   std::string staleness;
   std::string normalization;
+  // How gradients are sent; empty: float32.
+  std::string wire;
 
-  // "sync, global", "async (scale), local".
+  // "sync, global", "async (scale), local", "sync, global, bf16".
   std::string Text() const;
   friend auto operator<=>(const StudyPolicy&, const StudyPolicy&) = default;
 };
@@ -48,7 +50,7 @@ struct StudyRun {
   std::vector<std::string> kinds;
 
   // Unique within a study except for the kinds, and usable as a file name:
-  // "sync-global-shuffled-w4-b2-s1".
+  // "sync-global-shuffled-w4-b2-s1", "sync-global-bf16-shuffled-w4-b2-s1".
   std::string Name() const;
 };
 
@@ -58,6 +60,7 @@ struct StudyAxes {
   std::vector<std::string> normalization = {"global", "local"};
   std::vector<std::string> kinds = {"sync", "async", "chief", "after"};
   std::vector<std::string> staleness = {"keep"};
+  std::vector<std::string> wire = {"float32"};
   std::vector<std::string> order = {"shuffled"};
   std::vector<int64_t> batch_size = {1, 2, 4, 16};
   std::vector<int64_t> workers = {4};

@@ -174,17 +174,18 @@ std::string ToCsv(const StudyReport& report) {
   std::string text =
       "aggregation,staleness,normalization,bn_statistics,order,workers,"
       "batch_size,seed,measure,percent,gap_points,seconds,target_percent,"
-      "seconds_to_target\n";
+      "seconds_to_target,wire\n";
   for (const auto& [run, result] : report.runs) {
     const double target = report.summary.target.at(run.condition.order);
     for (const auto& [kind, curve] : result.curves) {
       absl::StrAppendFormat(
-          &text, "%s,%s,%s,%s,%s,%d,%d,%d,%s,%.4f,%.4f,%.3f,%.4f,%s\n",
+          &text, "%s,%s,%s,%s,%s,%d,%d,%d,%s,%.4f,%.4f,%.3f,%.4f,%s,%s\n",
           run.policy.aggregation, run.policy.staleness,
           run.policy.normalization, kind, run.condition.order,
           run.condition.workers, run.condition.batch_size, run.seed,
           result.measure, result.Final(kind), result.Gap(kind), result.seconds,
-          target, NumberOr(result.SecondsTo(kind, target), 3));
+          target, NumberOr(result.SecondsTo(kind, target), 3),
+          run.policy.wire.empty() ? "float32" : run.policy.wire);
     }
   }
   return text;

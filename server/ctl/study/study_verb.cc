@@ -70,6 +70,8 @@ absl::StatusOr<StudyAxes> AxesOf(const Arguments& arguments) {
                                    {"keep", "drop", "scale", "compensate"},
                                    axes.staleness));
   COHORT_RETURN_IF_ERROR(
+      ReadWords(arguments, "wire", {"float32", "bf16"}, axes.wire));
+  COHORT_RETURN_IF_ERROR(
       ReadWords(arguments, "order", {"shuffled", "sorted"}, axes.order));
   COHORT_RETURN_IF_ERROR(ReadNumbers(arguments, "batch_size", axes.batch_size));
   COHORT_RETURN_IF_ERROR(CheckFixedSizes(arguments));
@@ -204,14 +206,17 @@ class ProgressScreen {
 std::string OutcomeJson(const StudyOutcome& outcome, const std::string& out) {
   Json overall = Json::array();
   for (const OverallStanding& standing : outcome.overall) {
-    overall.push_back({{"aggregation", standing.policy.aggregation},
-                       {"staleness", standing.policy.staleness},
-                       {"normalization", standing.policy.normalization},
-                       {"bn_statistics", standing.kind},
-                       {"conditions", standing.conditions},
-                       {"as_good", standing.as_good},
-                       {"recommended", standing.chosen},
-                       {"mean_deficit", standing.mean_deficit}});
+    overall.push_back(
+        {{"aggregation", standing.policy.aggregation},
+         {"staleness", standing.policy.staleness},
+         {"normalization", standing.policy.normalization},
+         {"wire",
+          standing.policy.wire.empty() ? "float32" : standing.policy.wire},
+         {"bn_statistics", standing.kind},
+         {"conditions", standing.conditions},
+         {"as_good", standing.as_good},
+         {"recommended", standing.chosen},
+         {"mean_deficit", standing.mean_deficit}});
   }
   const Json json = {
       {"out", out},
@@ -285,6 +290,9 @@ Verb StudyVerb() {
                  .value = "LIST",
                  .help = "keep, drop, scale, compensate; for bounded and async "
                          "(default keep)"},
+                {.name = "wire",
+                 .value = "LIST",
+                 .help = "float32, bf16 (default float32)"},
                 {.name = "order",
                  .value = "LIST",
                  .help =

@@ -62,6 +62,12 @@ TEST(FlagsTest, ARunGetsWhatAllShareAndWhatItIsAbout) {
               ElementsAre("--limit=8", "--batch_size=2", "--order=sorted"));
 }
 
+TEST(FlagsTest, TheEncodingIsAFlagOfTheServer) {
+  StudyRun run = AsyncRun();
+  run.policy.wire = "bf16";
+  EXPECT_THAT(ServerFlags(run, {}, "out"), testing::Contains("--wire=bf16"));
+}
+
 TEST(FlagsTest, TheRateIsInProportionToTheImagesOfAStep) {
   StudyRun run = AsyncRun();
   run.condition.workers = 4;

@@ -46,6 +46,16 @@ TEST(PlanStudyTest, GoesSeedBySeed) {
                           "sync-global-shuffled-w4-b16-s3"));
 }
 
+TEST(PlanStudyTest, EncodingsAreCompared) {
+  StudyAxes axes = OneOfEach();
+  axes.wire = {"float32", "bf16"};
+  const StudyPlan plan = PlanStudy(axes);
+  ASSERT_THAT(NamesOf(plan), ElementsAre("sync-global-shuffled-w4-b2-s1",
+                                         "sync-global-bf16-shuffled-w4-b2-s1"));
+  EXPECT_EQ(plan.runs[0].policy.Text(), "sync, global");
+  EXPECT_EQ(plan.runs[1].policy.Text(), "sync, global, bf16");
+}
+
 TEST(PlanStudyTest, WhatNeedsStepsIsLeftOutWithoutThem) {
   StudyAxes axes = OneOfEach();
   axes.aggregation = {"async"};
