@@ -96,6 +96,15 @@ class Backend {
   //   Delay Compensation", 2017, DC-ASGD-c and DC-ASGD-a.
   virtual bool Compensate(const CompensationStep& step,
                           const CompensationRun& run) const = 0;
+
+  // With w = weights_in, n = weights and c = remainder_in:
+  //   u = c + (n - w);  d = bfloat16(u);  w' = w + d;  c' = u - (w' - w)
+  // w' replaces n. Whoever has w and d has w', to the bit.
+  //
+  // Float32 throughout, each operation rounded once. remainder_out may be
+  //   remainder_in. Source: Kahan, "Further remarks on reducing truncation
+  //   errors", 1965: the sum w and what it lacks, c.
+  virtual void RoundChange(const ChangeRun& run) const = 0;
 };
 
 // Plain loops, one element at a time: the oracle of the tests.

@@ -96,4 +96,17 @@ struct CompensationRun {
   float* square_out = nullptr;
 };
 
+// The change from weights to those of the next version, rounded to bfloat16.
+struct ChangeRun {
+  int64_t count = 0;
+  const float* weights_in = nullptr;
+  // In: what the optimizer made of weights_in. Out: the next weights.
+  float* weights = nullptr;
+  // What earlier changes left over, and what is left over now.
+  const float* remainder_in = nullptr;
+  float* remainder_out = nullptr;
+  // `count` bfloat16, of any alignment.
+  std::byte* change = nullptr;
+};
+
 }  // namespace cohort::kernels

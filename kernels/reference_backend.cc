@@ -215,6 +215,18 @@ class PlainBackend final : public Backend {
     }
     return finite;
   }
+
+  void RoundChange(const ChangeRun& run) const override {
+    for (int64_t i = 0; i < run.count; ++i) {
+      const float w = run.weights_in[i];
+      const float u = run.remainder_in[i] + (run.weights[i] - w);
+      const uint16_t bits = BFloat16Bits(u);
+      std::memcpy(run.change + i * sizeof(bits), &bits, sizeof(bits));
+      const float next = w + BFloat16Value(bits);
+      run.weights[i] = next;
+      run.remainder_out[i] = u - (next - w);
+    }
+  }
 };
 
 }  // namespace

@@ -87,6 +87,10 @@ class HighwayBackend final : public Backend {
     return cpu::Compensate(step, run);
   }
 
+  void RoundChange(const ChangeRun& run) const override {
+    cpu::RoundChange(run);
+  }
+
  private:
   const ParallelFor parallel_for_;
 };

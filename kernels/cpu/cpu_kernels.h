@@ -23,5 +23,6 @@ bool FoldGradient(const GradientRun& run);
 double SumOfSquares(absl::Span<const float> x);
 void UpdateAdam(const AdamStep& step, const AdamRun& run);
 bool Compensate(const CompensationStep& step, const CompensationRun& run);
+void RoundChange(const ChangeRun& run);
 
 }  // namespace cohort::kernels::cpu

@@ -7,8 +7,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "absl/types/span.h"
+#include "common/bfloat16.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_kernels.h"
 
@@ -136,6 +138,60 @@ bool CompensateHere(const CompensationStep& step, const CompensationRun& run) {
                                   : CompensateWith<false>(step, run);
 }
 
+using WordTag = hn::Rebind<uint32_t, FloatTag>;
+using Words = hn::Vec<WordTag>;
+
+// As BFloat16Bits(), in the lower half of each word.
+HWY_INLINE Words RoundToHalves(Float value) {
+  const WordTag words;
+  const Words bits = hn::BitCast(words, value);
+  const Words upper = hn::ShiftRight<16>(bits);
+  const Words even = hn::And(upper, hn::Set(words, 1));
+  const Words rounded =
+      hn::ShiftRight<16>(hn::Add(bits, hn::Add(even, hn::Set(words, 0x7fff))));
+  const Words nan = hn::Or(upper, hn::Set(words, 0x40));
+  return hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(value)), nan, rounded);
+}
+
+HWY_INLINE void StoreHalves(Words halves, std::byte* to) {
+  const hn::Rebind<int32_t, FloatTag> numbers;
+  const hn::Rebind<uint16_t, FloatTag> half;
+  // Through an array, because `to` has no alignment.
+  uint16_t bits[hn::MaxLanes(FloatTag())];
+  hn::StoreU(hn::DemoteTo(half, hn::BitCast(numbers, halves)), half, bits);
+  std::memcpy(to, bits, hn::Lanes(FloatTag()) * sizeof(uint16_t));
+}
+
+HWY_INLINE void ChangeVector(const ChangeRun& run, int64_t i) {
+  const FloatTag tag;
+  const Float w = Load(run.weights_in + i);
+  const Float u =
+      hn::Add(Load(run.remainder_in + i), hn::Sub(Load(run.weights + i), w));
+  const Words halves = RoundToHalves(u);
+  StoreHalves(halves, run.change + i * 2);
+  const Float next = hn::Add(w, hn::BitCast(tag, hn::ShiftLeft<16>(halves)));
+  hn::StoreU(next, tag, run.weights + i);
+  hn::StoreU(hn::Sub(u, hn::Sub(next, w)), tag, run.remainder_out + i);
+}
+
+HWY_INLINE void ChangeElement(const ChangeRun& run, int64_t i) {
+  const float w = run.weights_in[i];
+  const float u = run.remainder_in[i] + (run.weights[i] - w);
+  const uint16_t bits = BFloat16Bits(u);
+  std::memcpy(run.change + i * 2, &bits, sizeof(bits));
+  const float next = w + BFloat16Value(bits);
+  run.weights[i] = next;
+  run.remainder_out[i] = u - (next - w);
+}
+
+void RoundChangeHere(const ChangeRun& given) {
+  const ChangeRun run = given;
+  const int64_t lanes = FloatLanes();
+  int64_t i = 0;
+  for (; i + lanes <= run.count; i += lanes) ChangeVector(run, i);
+  for (; i < run.count; ++i) ChangeElement(run, i);
+}
+
 // Partial sums that every instruction set keeps alike.
 constexpr int64_t kSums = 8;
 
@@ -179,6 +235,7 @@ namespace cohort::kernels::cpu {
 HWY_EXPORT(UpdateAdamHere);
 HWY_EXPORT(CompensateHere);
 HWY_EXPORT(SumOfSquaresHere);
+HWY_EXPORT(RoundChangeHere);
 
 void UpdateAdam(const AdamStep& step, const AdamRun& run) {
   HWY_DYNAMIC_DISPATCH(UpdateAdamHere)(step, run);
@@ -186,6 +243,10 @@ void UpdateAdam(const AdamStep& step, const AdamRun& run) {
 
 bool Compensate(const CompensationStep& step, const CompensationRun& run) {
   return HWY_DYNAMIC_DISPATCH(CompensateHere)(step, run);
+}
+
+void RoundChange(const ChangeRun& run) {
+  HWY_DYNAMIC_DISPATCH(RoundChangeHere)(run);
 }
 
 double SumOfSquares(absl::Span<const float> x) {

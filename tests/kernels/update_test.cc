@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/bfloat16.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/backend.h"
@@ -275,6 +276,84 @@ TEST_P(UpdateTest, ACompensationThatOverflowsIsReportedAtEveryPosition) {
       EXPECT_FALSE(Compensate(backend(), adaptive, in).finite) << position;
     }
   }
+}
+
+// ---- RoundChange
+
+struct ChangeState {
+  Floats before;
+  Floats weights;
+  Floats remainder;
+  std::vector<uint16_t> change;
+};
+
+ChangeState RoundChange(const Backend& backend, const ChangeState& in) {
+  ChangeState out = in;
+  const auto count = static_cast<int64_t>(in.weights.size());
+  // One byte off, so that no store may rely on alignment.
+  std::vector<std::byte> bytes(in.weights.size() * 2 + 1);
+  backend.RoundChange({.count = count,
+                       .weights_in = in.before.data(),
+                       .weights = out.weights.data(),
+                       .remainder_in = out.remainder.data(),
+                       .remainder_out = out.remainder.data(),
+                       .change = bytes.data() + 1});
+  out.change.resize(in.weights.size());
+  if (count > 0) {
+    std::memcpy(out.change.data(), bytes.data() + 1, in.weights.size() * 2);
+  }
+  return out;
+}
+
+ChangeState RandomChange(int64_t count) {
+  Numbers numbers(static_cast<uint64_t>(count) + 5);
+  ChangeState state{.before = numbers.Take<float>(count),
+                    .weights = {},
+                    .remainder = numbers.Take<float>(count, 0, 1e-5),
+                    .change = {}};
+  for (float w : state.before) {
+    state.weights.push_back(w + 1e-3f * static_cast<float>(numbers.Next()));
+  }
+  return state;
+}
+
+TEST_P(UpdateTest, AChangeFollowsItsFormulaToTheBit) {
+  for (int64_t count : kUpdateCounts) {
+    const ChangeState in = RandomChange(count);
+    const ChangeState out = RoundChange(backend(), in);
+    int wrong = 0;
+    for (size_t i = 0; i < in.weights.size(); ++i) {
+      // Float64 holds each difference and sum of two float32 of this size
+      // exactly, and the cast rounds it once.
+      const double w = in.before[i];
+      const auto step = static_cast<float>(in.weights[i] - w);
+      const auto u = static_cast<float>(static_cast<double>(in.remainder[i]) +
+                                        static_cast<double>(step));
+      const float d = BFloat16Value(BFloat16Bits(u));
+      const auto next = static_cast<float>(w + static_cast<double>(d));
+      const auto moved = static_cast<float>(static_cast<double>(next) - w);
+      const auto rest = static_cast<float>(static_cast<double>(u) -
+                                           static_cast<double>(moved));
+      if (out.change[i] != BFloat16Bits(u) || out.weights[i] != next ||
+          out.remainder[i] != rest) {
+        ++wrong;
+      }
+    }
+    EXPECT_EQ(wrong, 0) << "of " << count;
+  }
+}
+
+TEST_P(UpdateTest, AChangeThatIsNotFiniteShows) {
+  ChangeState in = RandomChange(67);
+  in.weights[3] = kInfinity;
+  in.weights[40] = std::numeric_limits<float>::quiet_NaN();
+  in.weights[66] = -std::numeric_limits<float>::max();
+  const ChangeState out = RoundChange(backend(), in);
+  EXPECT_EQ(out.weights[3], kInfinity);
+  EXPECT_TRUE(std::isnan(out.weights[40]));
+  EXPECT_TRUE(std::isnan(BFloat16Value(out.change[40])));
+  EXPECT_EQ(out.weights[66], -kInfinity);
+  EXPECT_EQ(out.change, RoundChange(ReferenceBackend(), in).change);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, UpdateTest, testing::ValuesIn(AllBackends()),
