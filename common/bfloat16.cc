@@ -4,7 +4,7 @@
 
 namespace cohort {
 
-// The compiler vectorises both loops: copies of a fixed size are single
+// The compiler vectorises these loops: copies of a fixed size are single
 // instructions.
 
 void RoundToBFloat16(const std::byte* floats, int64_t count,
@@ -22,6 +22,17 @@ void ExpandBFloat16(const std::byte* bfloats, int64_t count, float* floats) {
     uint16_t bits;
     std::memcpy(&bits, bfloats + i * sizeof(bits), sizeof(bits));
     floats[i] = BFloat16Value(bits);
+  }
+}
+
+void AddBFloat16(const std::byte* floats, const std::byte* bfloats,
+                 int64_t count, float* sums) {
+  for (int64_t i = 0; i < count; ++i) {
+    float value;
+    std::memcpy(&value, floats + i * sizeof(value), sizeof(value));
+    uint16_t bits;
+    std::memcpy(&bits, bfloats + i * sizeof(bits), sizeof(bits));
+    sums[i] = value + BFloat16Value(bits);
   }
 }
 

@@ -27,5 +27,8 @@ inline float BFloat16Value(uint16_t bits) {
 void RoundToBFloat16(const std::byte* floats, int64_t count,
                      std::byte* bfloats);
 void ExpandBFloat16(const std::byte* bfloats, int64_t count, float* floats);
+// sums[i] = floats[i] + bfloats[i], each rounded once.
+void AddBFloat16(const std::byte* floats, const std::byte* bfloats,
+                 int64_t count, float* sums);
 
 }  // namespace cohort

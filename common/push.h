@@ -37,6 +37,8 @@ struct PushOpening {
   double loss_weight = 0;
   // With RunPlan::rates_by_workers: one rate for each group of parameters.
   std::vector<double> learning_rates;
+  // The worker keeps the weights of `version` and can add a change to them.
+  bool takes_changes = false;
 };
 
 // A mean that the training program computes: sum / weight.

@@ -123,6 +123,12 @@ absl::Status CheckPayload(const Message& message, const ByteRope& payload,
                       payload, elements);
 }
 
+// For changes of weights: the encoding must be bfloat16, and the length is the
+// caller's to check.
+// Errors: InvalidArgument, DataLoss.
+absl::Status CheckChange(const v1::WeightsPartition& message,
+                         const ByteRope& payload);
+
 // Declares `payload` as of this type and sets its checksum.
 template <typename Message>
 void DescribePayload(const ByteRope& payload, Message* message,

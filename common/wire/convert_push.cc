@@ -113,6 +113,7 @@ void ToProto(const PushOpening& opening, v1::PushOpening* proto) {
   proto->set_version(opening.version.value());
   proto->mutable_learning_rates()->Add(opening.learning_rates.begin(),
                                        opening.learning_rates.end());
+  proto->set_takes_changes(opening.takes_changes);
 }
 
 absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
@@ -124,7 +125,8 @@ absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
                      .samples = proto.samples(),
                      .loss_weight = proto.loss_weight(),
                      .learning_rates = {proto.learning_rates().begin(),
-                                        proto.learning_rates().end()}};
+                                        proto.learning_rates().end()},
+                     .takes_changes = proto.takes_changes()};
 }
 
 void ToProto(const CallMoments& call, v1::CallMoments* proto) {
@@ -334,6 +336,19 @@ absl::StatusOr<Moments> DecodeMoments(ReducePhase phase, int64_t count,
   return moments;
 }
 
+namespace {
+
+absl::Status CheckChecksum(const PayloadInfo& info, const ByteRope& payload) {
+  if (!info.has_checksum) return absl::OkStatus();
+  const uint64_t seen = payload.Checksum();
+  if (seen == info.checksum) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("payload: got checksum ",
+                                          absl::Hex(seen), ", want ",
+                                          absl::Hex(info.checksum)));
+}
+
+}  // namespace
+
 absl::Status CheckPayload(const PayloadInfo& info, const ByteRope& payload,
                           int64_t elements) {
   if (info.encoding != v1::ENCODING_FLOAT32) {
@@ -344,14 +359,17 @@ absl::Status CheckPayload(const PayloadInfo& info, const ByteRope& payload,
     return Refuse("payload", absl::StrCat(payload.size_bytes(), " bytes"),
                   absl::StrCat(wanted));
   }
-  if (!info.has_checksum) return absl::OkStatus();
-  const uint64_t seen = payload.Checksum();
-  if (seen != info.checksum) {
-    return absl::DataLossError(absl::StrCat("payload: got checksum ",
-                                            absl::Hex(seen), ", want ",
-                                            absl::Hex(info.checksum)));
+  return CheckChecksum(info, payload);
+}
+
+absl::Status CheckChange(const v1::WeightsPartition& message,
+                         const ByteRope& payload) {
+  if (message.encoding() != v1::ENCODING_BFLOAT16) {
+    return Refuse("encoding", static_cast<int>(message.encoding()), "bfloat16");
   }
-  return absl::OkStatus();
+  return CheckChecksum(
+      {.has_checksum = message.has_xxh3(), .checksum = message.xxh3()},
+      payload);
 }
 
 }  // namespace cohort

@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "common/bfloat16.h"
 #include "common/wire/field_checks.h"
@@ -56,6 +57,35 @@ absl::StatusOr<ElementType> ElementTypeOf(v1::Encoding encoding) {
       return Refuse("encoding", static_cast<int>(encoding),
                     "float32 or bfloat16");
   }
+}
+
+absl::StatusOr<SharedFloats> AddChange(const ByteRope& base,
+                                       const ByteRope& change,
+                                       FloatBufferPool& pool) {
+  const int64_t count = base.size_bytes() / kFloatBytes;
+  if (base.size_bytes() % kFloatBytes != 0 ||
+      change.size_bytes() != count * kHalfBytes) {
+    return Refuse("change", absl::StrCat(change.size_bytes(), " bytes"),
+                  absl::StrCat(count * kHalfBytes));
+  }
+  std::shared_ptr<FloatBuffer> sums = pool.Take(count);
+  RopeReader floats(base);
+  RopeReader halves(change);
+  for (int64_t done = 0; done < count;) {
+    std::byte cut_float[kFloatBytes];
+    std::byte cut_half[kHalfBytes];
+    // An element that a piece boundary cuts in two is added by itself.
+    const int64_t run =
+        std::max<int64_t>(1, std::min(floats.contiguous_bytes() / kFloatBytes,
+                                      halves.contiguous_bytes() / kHalfBytes));
+    AddBFloat16(floats.Peek(run * kFloatBytes, cut_float),
+                halves.Peek(run * kHalfBytes, cut_half), run,
+                sums->data() + done);
+    floats.Skip(run * kFloatBytes);
+    halves.Skip(run * kHalfBytes);
+    done += run;
+  }
+  return SharedFloats(std::move(sums));
 }
 
 ByteRope EncodeGradient(const ByteRope& floats, ElementType type) {

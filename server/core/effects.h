@@ -207,6 +207,10 @@ struct SendWeights {
   Version version;
   SharedFloats weights;
   uint64_t checksum = 0;
+  // Where the rank holds the version before: what its weights need to become
+  // these, in bfloat16, and its XXH3-64. Otherwise empty.
+  ByteRope change;
+  uint64_t change_checksum = 0;
 };
 struct SendVerdict {
   Rank rank;

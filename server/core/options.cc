@@ -246,6 +246,11 @@ std::string StatisticsNames(const std::vector<StatisticsKind>& kinds) {
   });
 }
 
+bool RoundsChanges(const PolicyOptions& policy) {
+  return policy.aggregation == AggregationKind::kSync &&
+         policy.wire == ElementType::kBFloat16;
+}
+
 std::string PolicyText(const PolicyOptions& policy) {
   const PolicyOptions p = Resolve(policy);
   std::string text(AggregationName(p.aggregation));
@@ -277,7 +282,8 @@ std::string PolicyText(const PolicyOptions& policy) {
       " statistics");
   if (p.mixture_variance) absl::StrAppend(&text, " with mixture variance");
   if (p.wire == ElementType::kBFloat16) {
-    absl::StrAppend(&text, ", gradients in bf16");
+    absl::StrAppend(&text, ", gradients",
+                    RoundsChanges(p) ? " and weights" : "", " in bf16");
   }
   return text;
 }

@@ -128,7 +128,7 @@ struct PolicyOptions {
   bool mixture_variance = false;
   // Batches of kAfter; fewer if an epoch has fewer.
   int64_t precise_batches = 200;
-  // How workers send gradients.
+  // How workers send gradients. kBFloat16: see RoundsChanges too.
   ElementType wire = ElementType::kFloat32;
 
   friend bool operator==(const PolicyOptions&, const PolicyOptions&) = default;
@@ -188,6 +188,11 @@ struct CoordinatorOptions {
 // Resolves `auto`: under sync global normalisation and combined statistics,
 // otherwise local normalisation and per-push statistics.
 PolicyOptions Resolve(const PolicyOptions& policy);
+
+// Whether the weights of a version are those before it and a change rounded to
+// bfloat16. Only in steps: where pushes are applied one by one, workers seldom
+// hold the version that is changed.
+bool RoundsChanges(const PolicyOptions& policy);
 
 // Takes the settings that others imply and that were not given: an elastic
 // cohort does not wait for a lost worker.

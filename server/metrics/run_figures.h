@@ -39,7 +39,8 @@ struct ServiceFigures {
   int64_t inflight_paused = 0;
   int64_t push_bytes_float32 = 0;
   int64_t push_bytes_bfloat16 = 0;
-  int64_t pull_bytes = 0;
+  int64_t pull_bytes_float32 = 0;
+  int64_t pull_bytes_bfloat16 = 0;
   int64_t pulls = 0;
   int64_t pulls_refused = 0;
   // Messages of refused pushes: of an incarnation that is over, or invalid.

@@ -240,11 +240,13 @@ void AddPushes(const RunFigures& f, Page& page) {
     page.Value(count, {{"result", name}});
   }
   const Labels float32 = {{"encoding", "float32"}};
+  const Labels bfloat16 = {{"encoding", "bfloat16"}};
   page.Counter("cohort_push_bytes_total", "Bytes of gradients received.")
       .Value(f.service.push_bytes_float32, float32)
-      .Value(f.service.push_bytes_bfloat16, {{"encoding", "bfloat16"}});
+      .Value(f.service.push_bytes_bfloat16, bfloat16);
   page.Counter("cohort_pull_bytes_total", "Bytes of weights sent.")
-      .Value(f.service.pull_bytes, float32);
+      .Value(f.service.pull_bytes_float32, float32)
+      .Value(f.service.pull_bytes_bfloat16, bfloat16);
   page.Counter("cohort_pulls_total", "Pulls of a whole version.")
       .Value(f.service.pulls, {{"result", "ok"}})
       .Value(f.service.pulls_refused, {{"result", "refused"}});

@@ -23,7 +23,7 @@ int64_t BytesOf(const Slots& slots) {
   int64_t bytes = 0;
   for (const SharedFloats* slot :
        {&slots.velocity, &slots.scaled_velocity, &slots.first_moment,
-        &slots.second_moment, &slots.mean_square}) {
+        &slots.second_moment, &slots.mean_square, &slots.remainder}) {
     bytes += BytesOf(*slot);
   }
   return bytes;

@@ -81,7 +81,8 @@ class PullReactor final
     reply.set_xxh3(checksums_[partition]);
     AddMessageChecksum(&reply);
     const ByteRope weights = RopeOf(weights_[partition]);
-    ServiceCounters::Add(shard_.counters().pull_bytes, weights.size_bytes());
+    ServiceCounters::Add(shard_.counters().pull_bytes_float32,
+                         weights.size_bytes());
     Send(EncodeFramed(reply, weights));
   }
 

@@ -17,10 +17,11 @@ struct ServiceCounters {
     return counter.load(std::memory_order_relaxed);
   }
 
-  // Payload bytes only; of gradients by their type.
+  // Payload bytes only, by type.
   Counter push_bytes_float32 = 0;
   Counter push_bytes_bfloat16 = 0;
-  Counter pull_bytes = 0;
+  Counter pull_bytes_float32 = 0;
+  Counter pull_bytes_bfloat16 = 0;
   Counter pulls = 0;
   Counter pulls_refused = 0;
   // Gradients that waited for room.

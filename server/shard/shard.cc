@@ -305,7 +305,9 @@ ServiceFigures Shard::figures() const {
       .push_bytes_float32 = ServiceCounters::Read(counters_.push_bytes_float32),
       .push_bytes_bfloat16 =
           ServiceCounters::Read(counters_.push_bytes_bfloat16),
-      .pull_bytes = ServiceCounters::Read(counters_.pull_bytes),
+      .pull_bytes_float32 = ServiceCounters::Read(counters_.pull_bytes_float32),
+      .pull_bytes_bfloat16 =
+          ServiceCounters::Read(counters_.pull_bytes_bfloat16),
       .pulls = ServiceCounters::Read(counters_.pulls),
       .pulls_refused = ServiceCounters::Read(counters_.pulls_refused),
       .pushes_fenced = ServiceCounters::Read(counters_.pushes_fenced),

@@ -127,9 +127,14 @@ struct Shard::Dispatcher {
     const auto stream =
         shard.streams_.Exchange(weights.rank, weights.incarnation);
     if (stream == nullptr) return;
-    ServiceCounters::Add(
-        shard.counters_.pull_bytes,
-        weights.weights->size() * static_cast<int64_t>(sizeof(float)));
+    const int64_t change = weights.change.size_bytes();
+    if (change > 0) {
+      ServiceCounters::Add(shard.counters_.pull_bytes_bfloat16, change);
+    } else {
+      ServiceCounters::Add(
+          shard.counters_.pull_bytes_float32,
+          weights.weights->size() * static_cast<int64_t>(sizeof(float)));
+    }
     Tell(stream, &ExchangeStream::SendWeights, std::as_const(weights));
   }
   void operator()(effect::SendVerdict& verdict) const {

@@ -9,6 +9,7 @@
 
 #include "common/local/boot_id.h"
 #include "common/wire/convert.h"
+#include "common/wire/encoding.h"
 #include "tests/client/fake_server.h"
 #include "worker/client/client.h"
 
@@ -160,6 +161,124 @@ TEST(ClientPushTest, GradientsAreSentAsTheAssignmentSays) {
             ByteRope::CopyText(push[1].payload()).Checksum());
   EXPECT_EQ(push[2].payload().size(), 4u);
   EXPECT_THAT(push[2].gradient().absent_slices(), ElementsAre(0));
+}
+
+// A change of `partition` from version 10 to `version`.
+v1::ExchangeReply ChangeReply(int32_t partition, int64_t sequence,
+                              int64_t version,
+                              const std::vector<float>& change) {
+  v1::ExchangeReply reply;
+  ToProto(PushKey{.sequence = Sequence(sequence)}, reply.mutable_key());
+  const ByteRope halves =
+      EncodeGradient(Floats(change), ElementType::kBFloat16);
+  v1::WeightsPartition& weights = *reply.mutable_weights();
+  weights.set_partition(partition);
+  weights.set_version(version);
+  weights.set_base_version(version - 1);
+  DescribePayload(halves, &weights, ElementType::kBFloat16);
+  reply.set_payload(halves.ToString());
+  return reply;
+}
+
+// A client in step 10 of a run in bfloat16.
+std::unique_ptr<Client> HalfClient(FakeServer& server) {
+  server.on_register = RegisterWithoutValues;
+  server.on_open = [&server](int) {
+    Assignment assignment = TrainAssignment(1, 0, 10);
+    assignment.gradients = ElementType::kBFloat16;
+    server.Tell(assignment);
+  };
+  server.on_pull = [](const v1::PullRequest& request, FakeServer::PullIo& io) {
+    v1::PullReply header;
+    header.mutable_header()->set_version(request.version());
+    ToProto(TestLayout(), header.mutable_header()->mutable_layout());
+    ToProto(TestPartitions(), header.mutable_header()->mutable_partitions());
+    io.Write(header);
+    for (int32_t p : {0, 1, 2}) {
+      const std::vector<float> values(p == 1 ? 1 : 2, static_cast<float>(p));
+      v1::PullReply reply;
+      reply.set_partition(p);
+      DescribePayload(Floats(values), &reply);
+      reply.set_payload(FloatBytes(values));
+      io.Write(reply);
+    }
+    return grpc::Status::OK;
+  };
+  auto client = JoinedClient(server.Options());
+  RegisterTestModel(*client);
+  const auto assignment = client->NextAssignment();
+  EXPECT_TRUE(assignment.ok()) << assignment.status();
+  return client;
+}
+
+absl::StatusOr<PushResult> PushFrom(Client& client, int64_t version) {
+  PushOpening opening{.version = Version(version), .samples = 8};
+  if (absl::Status s = client.OpenPush(opening); !s.ok()) return s;
+  for (int32_t partition : {2, 0}) {
+    if (absl::Status s = client.SendGradient(partition, Floats({0, 0}), {});
+        !s.ok()) {
+      return s;
+    }
+  }
+  return client.ClosePush({});
+}
+
+// The first change is added to what was pulled, the second to the result.
+TEST(ClientPushTest, ChangesAreAddedToTheWeightsThatAreHeld) {
+  FakeServer server;
+  std::vector<v1::ExchangeRequest> pushes;
+  server.on_exchange = [&](FakeServer::ExchangeIo& io) {
+    for (int64_t step : {1, 2}) {
+      if (!ReadPush(io, &pushes)) break;
+      io.Write(ChangeReply(0, step, 10 + step, {0.5F, -1}));
+      io.Write(ChangeReply(2, step, 10 + step, {0x1p-20F, 3}));
+      v1::ExchangeReply verdict = VerdictReply(Verdict::kApplied, 2);
+      ToProto(PushKey{.sequence = Sequence(step)}, verdict.mutable_key());
+      verdict.mutable_verdict()->set_version(10 + step);
+      verdict.mutable_verdict()->mutable_next()->set_gradient_encoding(
+          v1::ENCODING_BFLOAT16);
+      io.Write(verdict);
+    }
+    Drain(io);
+    return grpc::Status::OK;
+  };
+  const auto client = HalfClient(server);
+  ASSERT_TRUE(client->Pull({.version = Version(10), .weights = true}).ok());
+  auto result = PushFrom(*client, 10);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->weights[0].ToString(), FloatBytes({0.5F, -1}));
+  EXPECT_EQ(result->weights[2].ToString(), FloatBytes({2 + 0x1p-20F, 5}));
+  ASSERT_TRUE(client->NextAssignment().ok());
+  result = PushFrom(*client, 11);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->weights[0].ToString(), FloatBytes({1, -2}));
+  EXPECT_EQ(result->weights[2].ToString(), FloatBytes({2 + 0x1p-19F, 8}));
+  EXPECT_TRUE(pushes[0].opening().takes_changes());
+  EXPECT_TRUE(pushes[4].opening().takes_changes());
+}
+
+// It says that it does not, and what comes nevertheless is left out, so that
+// the worker reads the version anew.
+TEST(ClientPushTest, AClientWithoutTheWeightsTakesNoChanges) {
+  FakeServer server;
+  std::vector<v1::ExchangeRequest> push;
+  server.on_exchange = [&](FakeServer::ExchangeIo& io) {
+    if (ReadPush(io, &push)) {
+      io.Write(ChangeReply(0, 1, 11, {1, 1}));
+      io.Write(WeightsReply(2, 11, {7, 8}));
+      io.Write(VerdictReply(Verdict::kApplied, 2));
+    }
+    Drain(io);
+    return grpc::Status::OK;
+  };
+  const auto client = HalfClient(server);
+  // Another version than the one that the push has read.
+  ASSERT_TRUE(client->Pull({.version = Version(9), .weights = true}).ok());
+  const auto result = PushFrom(*client, 10);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_FALSE(push[0].opening().takes_changes());
+  EXPECT_EQ(result->weights[0].size_bytes(), 0);
+  EXPECT_EQ(result->weights[2].ToString(), FloatBytes({7, 8}));
 }
 
 // Tentative weights come early, only the last version of replaced ones counts,

@@ -111,5 +111,39 @@ TEST(BFloat16Test, ManyAreRoundedAndExpandedAsOne) {
   }
 }
 
+TEST(BFloat16Test, SumsAreRoundedOnce) {
+  SplitMix64 random(5);
+  for (int64_t count = 0; count < 40; ++count) {
+    const auto size = static_cast<size_t>(count);
+    std::vector<std::byte> floats(4 * size + 1);
+    std::vector<std::byte> halves(2 * size + 1);
+    std::vector<float> wanted;
+    for (size_t i = 0; i < size; ++i) {
+      const auto value = static_cast<float>(random.Uniform() - 0.5);
+      const uint16_t bits =
+          BFloat16Bits(static_cast<float>(random.Uniform() - 0.5));
+      std::memcpy(floats.data() + 1 + 4 * i, &value, sizeof(value));
+      std::memcpy(halves.data() + 1 + 2 * i, &bits, sizeof(bits));
+      wanted.push_back(
+          static_cast<float>(static_cast<double>(value) +
+                             static_cast<double>(BFloat16Value(bits))));
+    }
+    std::vector<float> sums(size);
+    AddBFloat16(floats.data() + 1, halves.data() + 1, count, sums.data());
+    ASSERT_EQ(sums, wanted);
+  }
+}
+
+// What leaves every weight as it is.
+TEST(BFloat16Test, MinusZeroChangesNothing) {
+  const std::vector<float> weights = {0.0F, -0.0F, 1.5F, -kInfinity};
+  const std::vector<uint16_t> changes(4, BFloat16Bits(-0.0F));
+  std::vector<float> sums(4);
+  AddBFloat16(reinterpret_cast<const std::byte*>(weights.data()),
+              reinterpret_cast<const std::byte*>(changes.data()), 4,
+              sums.data());
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(BitsOf(sums[i]), BitsOf(weights[i]));
+}
+
 }  // namespace
 }  // namespace cohort

@@ -14,6 +14,8 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::UnorderedElementsAre;
 
 const SettingValues kToBFloat16 = {{"wire", "bf16"}};
 const SettingValues kToFloat32 = {{"wire", "float32"}};
@@ -75,8 +77,11 @@ TEST(CoordinatorWireTest, TypesMayBeMixedInAStep) {
     ASSERT_TRUE(cohort.Gradient(rank, 1, {kTie}, {}, type).ok());
     ASSERT_TRUE(cohort.Close(rank, TiePush()).ok());
   }
-  // 1 - 0.5 * 2 * (kTie + 1), and 2 - 0.5 * 2 * (2 + 2).
-  EXPECT_THAT(cohort.weights(0), ElementsAre(-kTie, -2));
+  // The gradient is kTie + 1, and the change of the weight -2 with a remainder;
+  // 2 - 0.5 * 2 * (2 + 2).
+  EXPECT_THAT(cohort.weights(0), ElementsAre(-1, -2));
+  EXPECT_THAT(cohort.snapshot()->slots[0].remainder->span(),
+              ElementsAre(1 - kTie, 0));
 }
 
 TEST(CoordinatorWireTest, ALiveChangeIsToldWithTheNextAssignment) {
@@ -85,7 +90,7 @@ TEST(CoordinatorWireTest, ALiveChangeIsToldWithTheNextAssignment) {
   const auto answer = cohort.Change(kToBFloat16);
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_TRUE(answer->pending);
-  EXPECT_THAT(answer->text, HasSubstr("gradients in bf16"));
+  EXPECT_THAT(answer->text, HasSubstr("gradients and weights in bf16"));
   cohort.Push(kRank0, TiePush());
   cohort.Push(kRank1, {});
   // The step under way was one of float32.
@@ -134,6 +139,111 @@ TEST(CoordinatorWireTest, RoomIsForTheBytesThatCame) {
   ASSERT_TRUE(cohort.Close(kRank0, FakePush{}).ok());
   cohort.Push(kRank1, {});
   EXPECT_EQ(cohort.core().inflight_bytes(), 0);
+}
+
+// Partitions whose weights went to `rank` as a change.
+std::vector<int32_t> ChangesTo(const FakeCohort& cohort, Rank rank) {
+  std::vector<int32_t> partitions;
+  for (const auto& sent : cohort.All<effect::SendWeights>()) {
+    if (sent.rank == rank && sent.change.size_bytes() > 0) {
+      partitions.push_back(sent.partition);
+    }
+  }
+  return partitions;
+}
+
+FakePush TakesChanges() {
+  FakePush push = TiePush();
+  push.takes_changes = true;
+  return push;
+}
+
+TEST(CoordinatorWireTest, ChangesGoToThoseThatHoldTheVersionBefore) {
+  FakeCohort cohort(InBFloat16(SmallSetup()));
+  cohort.Start();
+  cohort.Push(kRank0, TakesChanges());
+  cohort.Push(kRank1, TiePush());
+  EXPECT_THAT(ChangesTo(cohort, kRank0), UnorderedElementsAre(0, 1));
+  EXPECT_THAT(ChangesTo(cohort, kRank1), IsEmpty());
+}
+
+TEST(CoordinatorWireTest, ChangesAreOfStepsInBFloat16Only) {
+  FakeCohort floats(SmallSetup());
+  FakeCohort async(InBFloat16(AsyncSetup()));
+  for (FakeCohort* cohort : {&floats, &async}) {
+    cohort->Start();
+    cohort->Push(kRank0, TakesChanges());
+    cohort->Push(kRank1, TakesChanges());
+    EXPECT_EQ(cohort->All<effect::SendWeights>().size(), 4);
+    EXPECT_THAT(ChangesTo(*cohort, kRank0), IsEmpty());
+    EXPECT_EQ(cohort->snapshot()->slots[0].remainder, nullptr);
+  }
+}
+
+// Its push counts, but the process that sent it held the weights.
+TEST(CoordinatorWireTest, AReplacementGetsWholeWeights) {
+  FakeCohort cohort(InBFloat16(SmallSetup()));
+  cohort.Start();
+  cohort.Push(kRank0, TakesChanges());
+  cohort.Leave(kRank0);
+  cohort.StartOne(kRank0);
+  cohort.Push(kRank1, TakesChanges());
+  EXPECT_THAT(ChangesTo(cohort, kRank0), IsEmpty());
+  EXPECT_THAT(ChangesTo(cohort, kRank1), UnorderedElementsAre(0, 1));
+}
+
+// Nothing jumps: a change leaves the weights, and the remainder begins with
+// zeros and ends.
+TEST(CoordinatorWireTest, TheRemainderComesAndGoesWithTheSetting) {
+  FakeSetup setup = SmallSetup();
+  setup.plan.train_samples = 40;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  ASSERT_TRUE(cohort.Change(kToBFloat16).ok());
+  cohort.Push(kRank0, TiePush());
+  cohort.Push(kRank1, TiePush());
+  ASSERT_NE(cohort.snapshot()->slots[0].remainder, nullptr);
+  EXPECT_THAT(cohort.snapshot()->slots[0].remainder->span(), ElementsAre(0, 0));
+  for (Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(cohort.Open(rank, {}).ok());
+    ASSERT_TRUE(
+        cohort.Gradient(rank, 0, {kTie, 0}, {}, ElementType::kFloat32).ok());
+    ASSERT_TRUE(cohort.Gradient(rank, 1, {0}).ok());
+    if (rank == kRank1) {
+      ASSERT_TRUE(cohort.Change(kToFloat32).ok());
+    }
+    ASSERT_TRUE(cohort.Close(rank, FakePush{}).ok());
+  }
+  // 2 + 2^-7 is 2 in bfloat16. The change to float32 has dropped the rest.
+  EXPECT_EQ(cohort.weights(0)[0], 1 - 2 * kTie - 2);
+  EXPECT_EQ(cohort.snapshot()->slots[0].remainder, nullptr);
+}
+
+TEST(CoordinatorWireTest, ARestoredRunHasItsRemainder) {
+  FakeSetup setup = InBFloat16(SmallSetup());
+  setup.options.checkpoint_every = 1;
+  setup.plan.train_samples = 40;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  const auto step = [](FakeCohort& run) {
+    for (Rank rank : {kRank0, kRank1}) {
+      ASSERT_TRUE(run.Open(rank, {}).ok());
+      ASSERT_TRUE(
+          run.Gradient(rank, 0, {kTie, 0.3f}, {}, ElementType::kFloat32).ok());
+      ASSERT_TRUE(run.Gradient(rank, 1, {0.7f}).ok());
+      ASSERT_TRUE(run.Close(rank, FakePush{}).ok());
+    }
+  };
+  step(cohort);
+  const RunState state = cohort.All<effect::WriteCheckpoint>().back().state;
+  step(cohort);
+  FakeCohort restored(setup, &state);
+  restored.Start();
+  step(restored);
+  EXPECT_EQ(restored.snapshot()->version, Version(2));
+  EXPECT_EQ(restored.snapshot()->checksums, cohort.snapshot()->checksums);
+  EXPECT_EQ(restored.snapshot()->slots[0].remainder->span(),
+            cohort.snapshot()->slots[0].remainder->span());
 }
 
 }  // namespace

@@ -291,7 +291,8 @@ absl::Status FakeCohort::Open(Rank rank, const FakePush& push) {
                  {.version = told_[rank].version,
                   .samples = push.samples.value_or(told_[rank].range.size()),
                   .loss_weight = push.loss_weight,
-                  .learning_rates = push.learning_rates},
+                  .learning_rates = push.learning_rates,
+                  .takes_changes = push.takes_changes},
                  now_, out);
   Absorb(std::move(out));
   return status;

@@ -57,6 +57,8 @@ struct FakePush {
   std::vector<double> learning_rates;
   std::optional<std::string> front_end_state;
   std::vector<Measure> measures;
+  // It keeps the weights that it has read.
+  bool takes_changes = false;
 };
 
 // A coordinator, the calls that workers would cause, and its effects. Folds run

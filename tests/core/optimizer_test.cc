@@ -474,5 +474,16 @@ TEST(SlotsTest, TheMeanSquareComesAndGoesWithThePolicy) {
       CheckSlots(SlotsOf(momentum, adaptive), OptimizerKind::kNesterov).ok());
 }
 
+TEST(SlotsTest, TheRemainderComesAndGoesWithTheWire) {
+  const OptimizerOptions momentum = With(OptimizerKind::kMomentum);
+  const PolicyOptions rounded{.wire = ElementType::kBFloat16};
+  ASSERT_EQ(SlotsOf(momentum, rounded).size(), 2u);
+  EXPECT_STREQ(SlotsOf(momentum, rounded)[1].name, "remainder");
+  EXPECT_TRUE(
+      CheckSlots(SlotsOf(momentum, rounded), OptimizerKind::kNesterov).ok());
+  EXPECT_FALSE(
+      CheckSlots(SlotsOf(momentum, rounded), OptimizerKind::kAdam).ok());
+}
+
 }  // namespace
 }  // namespace cohort

@@ -178,7 +178,11 @@ TEST(OptionsTest, PolicyTextSaysWhatAutoMeans) {
       "sync, global normalisation, sync and after statistics with mixture "
       "variance");
   EXPECT_EQ(PolicyText({.wire = ElementType::kBFloat16}),
-            "sync, global normalisation, sync statistics, gradients in bf16");
+            "sync, global normalisation, sync statistics, gradients and "
+            "weights in bf16");
+  EXPECT_EQ(PolicyText({.aggregation = AggregationKind::kAsync,
+                        .wire = ElementType::kBFloat16}),
+            "async, local normalisation, async statistics, gradients in bf16");
 }
 
 }  // namespace

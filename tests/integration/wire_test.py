@@ -3,9 +3,11 @@ travel, and whoever is killed."""
 
 import json
 import random
+import re
 import unittest
 
 import processes
+from monitored import get
 from processes import KILLS, Cohort, kill, run
 
 BF16 = "--wire=bf16"
@@ -81,20 +83,36 @@ class Wire(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         return result.stdout
 
+    def sent_in_bfloat16(self, cohort, name):
+        """Whether bytes of this metric were in bfloat16."""
+        address = (cohort.dir / "ops").read_text().strip()
+        page = get(f"http://{address}/metrics")
+        match = re.search(name + r'{encoding="bfloat16"} (\S+)', page)
+        self.assertIsNotNone(match, page)
+        return float(match.group(1)) > 0
+
     def test_changes_live_and_back(self):
+        """Both ways, and no byte of it before the change."""
         with cohort_of("tcp", epochs=100000) as cohort:
+            cohort.server_flags.append(
+                f"--ops_address_file={cohort.dir / 'ops'}")
             cohort.start()
             cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
                               "version 4")
+            names = ("cohort_push_bytes_total", "cohort_pull_bytes_total")
+            for name in names:
+                self.assertFalse(self.sent_in_bfloat16(cohort, name))
             for setting, in_text in (("bf16", True), ("float32", False)):
                 self.ctl(cohort, "policy", "set", f"--wire={setting}")
                 status = json.loads(self.ctl(cohort, "status", "--json"))
-                self.assertEqual(
-                    "gradients in bf16" in status["policy"]["text"], in_text)
+                self.assertEqual("in bf16" in status["policy"]["text"],
+                                 in_text)
                 version = status["version"]
                 cohort.wait_until(
                     lambda: cohort.newest_checkpoint() > version + 4,
                     "further steps")
+            for name in names:
+                self.assertTrue(self.sent_in_bfloat16(cohort, name))
             self.ctl(cohort, "run", "drain")
             self.assertEqual(cohort.finish(), 0, cohort.log())
             with open(cohort.results / "policy.csv", encoding="utf-8") as file:

@@ -109,11 +109,15 @@ TEST_F(OpsPortTest, CountsAStepAndItsCalls) {
 }
 
 TEST_F(OpsPortTest, CountsTheBytesOfEachEncoding) {
-  StartWithTwoWorkers(WithOps());
+  ServerOptions options = WithOps();
+  options.coordinator.policy.wire = ElementType::kBFloat16;
+  StartWithTwoWorkers(options);
   for (size_t i : {0, 1}) {
     HandWorker& worker = *workers_[i];
     exchanges_.push_back(worker.OpenExchange());
-    exchanges_[i].Write(worker.Opening(assignments_[i], 2));
+    v1::ExchangeRequest opening = worker.Opening(assignments_[i], 2);
+    opening.mutable_opening()->set_takes_changes(i == 0);
+    exchanges_[i].Write(opening);
     exchanges_[i].Write(worker.HalfGradient(assignments_[i], {1, 2, 3, 4}));
     exchanges_[i].Write(worker.Closing(assignments_[i], 1));
   }
@@ -122,6 +126,9 @@ TEST_F(OpsPortTest, CountsTheBytesOfEachEncoding) {
   EXPECT_EQ(ValueOf(page, "cohort_push_bytes_total{encoding=\"bfloat16\"}"),
             16);
   EXPECT_EQ(ValueOf(page, "cohort_push_bytes_total{encoding=\"float32\"}"), 0);
+  // The other worker keeps no weights.
+  EXPECT_EQ(ValueOf(page, "cohort_pull_bytes_total{encoding=\"bfloat16\"}"), 8);
+  EXPECT_EQ(ValueOf(page, "cohort_pull_bytes_total{encoding=\"float32\"}"), 16);
 }
 
 TEST_F(OpsPortTest, TheStatusHasTheNumbersOfTheMetrics) {

@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/byte_rope.h"
 #include "server/main/server.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
@@ -18,6 +20,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using std::string_literals::operator""s;
 
 TEST_F(ServiceTest, JoinTellsTheWorkerWhatItNeeds) {
   ServerOptions options = TinyOptions();
@@ -352,6 +355,42 @@ TEST_F(ServiceTest, GradientsInTwoEncodingsMakeOneStep) {
     std::vector<float> weights;
     EXPECT_EQ(AwaitVerdict(exchange, &weights).verdict(), v1::VERDICT_APPLIED);
     EXPECT_THAT(weights, ElementsAre(9.0f, 8.5f, 8.0f, 7.5f));
+  }
+}
+
+// One worker keeps the weights that it has read, the other does not.
+TEST_F(ServiceTest, ChangesOfWeightsGoToThoseThatTakeThem) {
+  ServerOptions options = TinyOptions();
+  options.coordinator.policy.wire = ElementType::kBFloat16;
+  StartWithTwoWorkers(options);
+  for (size_t i : {0, 1}) {
+    HandWorker& worker = *workers_[i];
+    exchanges_.push_back(worker.OpenExchange());
+    v1::ExchangeRequest opening = worker.Opening(assignments_[i], 2);
+    opening.mutable_opening()->set_takes_changes(i == 0);
+    exchanges_[i].Write(opening);
+    exchanges_[i].Write(worker.HalfGradient(assignments_[i], {1, 2, 3, 4}));
+    exchanges_[i].Write(worker.Closing(assignments_[i], 1));
+  }
+  for (size_t i : {0, 1}) {
+    std::optional<v1::ExchangeReply> reply = exchanges_[i].Read();
+    while (reply.has_value() && !reply->has_weights()) {
+      reply = exchanges_[i].Read();
+    }
+    ASSERT_TRUE(reply.has_value());
+    const v1::WeightsPartition& weights = reply->weights();
+    EXPECT_EQ(weights.version(), 1);
+    EXPECT_EQ(weights.xxh3(), ByteRope::CopyText(reply->payload()).Checksum());
+    if (i == 0) {
+      EXPECT_EQ(weights.encoding(), v1::ENCODING_BFLOAT16);
+      EXPECT_EQ(weights.base_version(), 0);
+      // -1, -2, -3 and -4.
+      EXPECT_EQ(reply->payload(), "\x80\xbf\x00\xc0\x40\xc0\x80\xc0"s);
+    } else {
+      EXPECT_EQ(weights.encoding(), v1::ENCODING_FLOAT32);
+      EXPECT_FALSE(weights.has_base_version());
+      EXPECT_THAT(FloatsOf(reply->payload()), ElementsAre(9, 8, 7, 6));
+    }
   }
 }
 

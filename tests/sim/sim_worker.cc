@@ -383,9 +383,13 @@ void SimWorker::Compute(const Assignment& assignment) {
                   .epoch = assignment.data_epoch,
                   .range = range,
                   .weights = weights_};
-  step_->opening = {.version = version_,
-                    .samples = range.size(),
-                    .loss_weight = LossWeight(range)};
+  step_->opening = {
+      .version = version_,
+      .samples = range.size(),
+      .loss_weight = LossWeight(range),
+      // Some are of a release that cannot.
+      .takes_changes = assignment.gradients == ElementType::kBFloat16 &&
+                       rank_.value() % 3 != 2};
   step_->state = state_;
   if (ChangesState(world_.scenario.run.extras.states, version_)) {
     step_->state = NextState(state_);

@@ -175,6 +175,7 @@ class SimWorker {
   // Sends gradients whose batch-norm call is done; `all` of them or some.
   void SendGradients(bool all);
   void SendGradient(int32_t partition);
+  void CheckChange(const effect::SendWeights& weights);
   bool MeetsOthers() const {
     return step_->assignment.global_normalization &&
            step_->miscounts != Miscounts::kNoRendezvous;

@@ -1,10 +1,13 @@
 // How a simulated worker pushes its results.
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "common/bfloat16.h"
 #include "tests/sim/sim_worker.h"
 
@@ -179,8 +182,34 @@ void SimWorker::RepeatPush() {
       });
 }
 
+// Adds the change to what this worker has read, and compares the result with
+// the version itself.
+void SimWorker::CheckChange(const effect::SendWeights& weights) {
+  const auto p = static_cast<size_t>(weights.partition);
+  const SharedFloats& read = step_->input.weights[p];
+  const std::string change = weights.change.ToString();
+  FloatBuffer sums(read->size());
+  if (step_->opening.takes_changes &&
+      weights.version == step_->opening.version.Next() &&
+      static_cast<int64_t>(change.size()) == 2 * read->size()) {
+    AddBFloat16(reinterpret_cast<const std::byte*>(read->data()),
+                reinterpret_cast<const std::byte*>(change.data()), read->size(),
+                sums.data());
+    if (std::memcmp(sums.data(), weights.weights->data(),
+                    static_cast<size_t>(read->size()) * sizeof(float)) == 0) {
+      return;
+    }
+  }
+  world_.checker.Fail(
+      absl::StrCat("rank ", rank_.value(), " gets a change of partition ",
+                   weights.partition, " to version ", weights.version.value(),
+                   " that does not lead there from version ",
+                   step_->opening.version.value()));
+}
+
 void SimWorker::OnWeights(const effect::SendWeights& weights) {
   if (step_ == nullptr || step_->key != weights.key) return;
+  if (weights.change.size_bytes() > 0) CheckChange(weights);
   auto& received = step_->received[static_cast<size_t>(weights.partition)];
   if (!received.has_value() || received->version <= weights.version) {
     received = weights;

@@ -556,5 +556,17 @@ TEST(ConvertTest, PayloadIsCheckedAgainstItsDescription) {
   }
 }
 
+TEST(ConvertTest, AChangeIsCheckedAgainstItsDescription) {
+  const ByteRope payload = ByteRope::CopyText("abcd");
+  v1::WeightsPartition good;
+  DescribePayload(payload, &good, ElementType::kBFloat16);
+  EXPECT_TRUE(CheckChange(good, payload).ok());
+  EXPECT_EQ(CheckChange(good, ByteRope::CopyText("abce")).code(),
+            absl::StatusCode::kDataLoss);
+  good.set_encoding(v1::ENCODING_FLOAT32);
+  EXPECT_EQ(CheckChange(good, payload).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace cohort

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "common/bfloat16.h"
@@ -70,6 +71,35 @@ TEST(EncodingTest, WhatIsNotFiniteStaysSo) {
                               ElementType::kBFloat16));
   EXPECT_TRUE(std::isnan(sent[0]));
   EXPECT_EQ(sent[1], std::numeric_limits<float>::infinity());
+}
+
+TEST(EncodingTest, AChangeIsAddedWhereverBothAreCut) {
+  Floats base;
+  Floats change;
+  Floats wanted;
+  for (int i = 0; i < 50; ++i) {
+    base.push_back(1.0F / static_cast<float>(i + 1));
+    change.push_back(static_cast<float>(i) * 0x1p-9F);
+    wanted.push_back(base.back() + change.back());
+  }
+  const std::string halves =
+      EncodeGradient(CutRope(change, 1000), ElementType::kBFloat16).ToString();
+  FloatBufferPool pool;
+  for (const size_t longest : {1, 3, 7, 1000}) {
+    // The change in pieces of another length.
+    ByteRope cut;
+    for (size_t at = 0; at < halves.size(); at += longest + 2) {
+      const ByteRope piece = ByteRope::CopyText(halves.substr(at, longest + 2));
+      cut.Append(piece.pieces()[0].bytes, piece.pieces()[0].owner);
+    }
+    const auto sums = AddChange(CutRope(base, longest), cut, pool);
+    ASSERT_TRUE(sums.ok()) << sums.status();
+    EXPECT_EQ(Floats((*sums)->span().begin(), (*sums)->span().end()), wanted);
+  }
+  EXPECT_EQ(AddChange(CutRope(base, 1000), ByteRope::CopyText("abc"), pool)
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(EncodingTest, GradientsComeInTwoEncodings) {

@@ -179,6 +179,9 @@ absl::StatusOr<PulledVersion> GrpcClient::Pull(const PullOptions& options) {
   absl::StatusOr<PulledVersion> pulled =
       PullVersion(MakeTarget(Patience()), options);
   if (absl::IsUnavailable(pulled.status())) link_.Break(pulled.status());
+  if (pulled.ok() && KeepsWeights()) {
+    kept_.Take(*pulled, options, membership_->incarnation);
+  }
   return pulled;
 }
 
@@ -206,9 +209,22 @@ absl::StatusOr<std::vector<Moments>> GrpcClient::Reduce(
 
 absl::Status GrpcClient::OpenPush(const PushOpening& opening) {
   COHORT_ASSIGN_OR_RETURN(PushStream * push, OpenedPushStream());
+  KeptWeights::Shared base =
+      kept_.Find(opening.version, membership_->incarnation);
+  // What is kept from now on is what the push has read, or nothing.
+  if (base == nullptr) kept_.Forget();
+  PushOpening with_base = opening;
+  with_base.takes_changes = base != nullptr;
   return push->Open(
-      {.sequence = current_->sequence, .attempt = current_->attempt}, opening,
-      current_->gradients);
+      {.sequence = current_->sequence, .attempt = current_->attempt}, with_base,
+      current_->gradients, std::move(base));
+}
+
+bool GrpcClient::KeepsWeights() const {
+  // Weights in shared memory cost no transfer.
+  return current_.has_value() && !current_->members.empty() &&
+         current_->gradients == ElementType::kBFloat16 &&
+         connection_ != nullptr && connection_->local == nullptr;
 }
 
 absl::Status GrpcClient::SendGradient(int32_t partition, ByteRope gradient,
@@ -219,7 +235,14 @@ absl::Status GrpcClient::SendGradient(int32_t partition, ByteRope gradient,
 
 absl::StatusOr<PushResult> GrpcClient::ClosePush(const PushClosing& closing) {
   COHORT_ASSIGN_OR_RETURN(PushStream * push, OpenedPushStream());
-  return push->Close(closing);
+  absl::StatusOr<PushResult> result = push->Close(closing);
+  if (!KeepsWeights()) {
+    kept_.Forget();
+  } else if (result.ok()) {
+    kept_.Follow(*result, registered_->registration.partitions,
+                 membership_->incarnation);
+  }
+  return result;
 }
 
 absl::StatusOr<PushVerdict> GrpcClient::RepeatClosing(

@@ -13,6 +13,7 @@
 #include "common/periodic_task.h"
 #include "common/wire/shared_security.h"
 #include "worker/client/client.h"
+#include "worker/client/kept_weights.h"
 #include "worker/client/link.h"
 #include "worker/client/local_link.h"
 #include "worker/client/push_stream.h"
@@ -116,6 +117,8 @@ class GrpcClient final : public Client {
   absl::Status ConnectLocally();
   // The stream of the push in progress; opened if necessary.
   absl::StatusOr<PushStream*> OpenedPushStream();
+  // Whether the server may send changes of weights in the present assignment.
+  bool KeepsWeights() const;
   // The next work, wait or end.
   absl::StatusOr<Assignment> AwaitNotice(Instant deadline);
   BulkTarget MakeTarget(Instant deadline) const;
@@ -147,6 +150,7 @@ class GrpcClient final : public Client {
   Incarnation return_to_;
   std::optional<Registered> registered_;
   std::optional<Assignment> current_;
+  KeptWeights kept_;
   // When the current series of tries to join began; absent while connected. A
   // single try ends with the patience of the whole series, even if it began
   // later.

@@ -25,13 +25,14 @@ PushStream::PushStream(const std::shared_ptr<grpc::Channel>& channel,
           }) {}
 
 absl::Status PushStream::Open(const PushKey& key, const PushOpening& opening,
-                              ElementType gradients) {
+                              ElementType gradients, KeptWeights::Shared base) {
   open_ = key;
   type_ = gradients;
   in_arena_.assign(partitions_.size(), false);
   {
     MutexLock lock(link_.mu);
-    Await(key);
+    Await(key, std::move(base));
+    base_version_ = opening.version;
   }
   v1::ExchangeRequest request = NewRequest();
   ToProto(opening, request.mutable_opening());
@@ -120,6 +121,7 @@ absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
     }
   }
   awaited_.reset();
+  base_.reset();
   received_.clear();
   verdict_.reset();
   return result;
@@ -129,7 +131,7 @@ absl::StatusOr<PushVerdict> PushStream::RepeatClosing(
     const PushKey& key, const PushClosing& closing) {
   {
     MutexLock lock(link_.mu);
-    Await(key);
+    Await(key, nullptr);
   }
   open_ = key;
   COHORT_RETURN_IF_ERROR(SendClosing(closing));
@@ -142,8 +144,9 @@ absl::StatusOr<PushVerdict> PushStream::RepeatClosing(
   return *std::exchange(verdict_, std::nullopt);
 }
 
-void PushStream::Await(const PushKey& key) {
+void PushStream::Await(const PushKey& key, KeptWeights::Shared base) {
   awaited_ = key;
+  base_ = std::move(base);
   received_.assign(partitions_.size(), std::nullopt);
   verdict_.reset();
   weights_announced_ = 0;
@@ -208,6 +211,7 @@ absl::Status PushStream::OnWeights(const PushKey& key, Reply& reply) {
 
 absl::StatusOr<ByteRope> PushStream::WeightsOf(Reply& reply, int64_t elements) {
   const v1::WeightsPartition& weights = reply.header.weights();
+  if (weights.has_base_version()) return Changed(reply);
   if (!weights.has_shared()) {
     // Checked here and not on the driving thread, which computes meanwhile.
     COHORT_RETURN_IF_ERROR(CheckPayload(weights, reply.payload, elements));
@@ -221,6 +225,28 @@ absl::StatusOr<ByteRope> PushStream::WeightsOf(Reply& reply, int64_t elements) {
   return local_->Weights(
       {.file = weights.shared().file(), .offset = weights.shared().offset()},
       elements);
+}
+
+absl::StatusOr<ByteRope> PushStream::Changed(const Reply& reply) {
+  const v1::WeightsPartition& weights = reply.header.weights();
+  COHORT_ASSIGN_OR_RETURN(const PushKey key, FromProto(reply.header.key()));
+  COHORT_RETURN_IF_ERROR(CheckChange(weights, reply.payload));
+  KeptWeights::Shared base;
+  {
+    MutexLock lock(link_.mu);
+    // A push that was given up meanwhile, or its repetition.
+    if (awaited_ != key || base_ == nullptr ||
+        weights.base_version() != base_version_.value()) {
+      return ByteRope();
+    }
+    base = base_;
+  }
+  // Without the lock, which the driving thread needs to send gradients.
+  COHORT_ASSIGN_OR_RETURN(
+      const SharedFloats sums,
+      AddChange((*base)[static_cast<size_t>(weights.partition())],
+                reply.payload, pool_));
+  return RopeOf(sums);
 }
 
 absl::Status PushStream::OnVerdict(const PushKey& key,

@@ -14,11 +14,13 @@
 #include "cohort/v1/parameters.pb.h"
 #include "common/byte_rope.h"
 #include "common/element_type.h"
+#include "common/float_buffer.h"
 #include "common/model_layout.h"
 #include "common/push.h"
 #include "common/wire/framed_message.h"
 #include "worker/client/bulk_stream.h"
 #include "worker/client/client.h"
+#include "worker/client/kept_weights.h"
 #include "worker/client/link.h"
 #include "worker/client/local_link.h"
 
@@ -38,9 +40,11 @@ class PushStream {
              const Sender& sender, const std::vector<Partition>& partitions,
              LocalLink* local);
 
-  // The gradients of the push will be sent as of type `gradients`.
+  // The gradients of the push will be sent as of type `gradients`. `base` are
+  // the weights that changes are added to; null, and then no opening may take
+  // them, if they are not kept.
   absl::Status Open(const PushKey& key, const PushOpening& opening,
-                    ElementType gradients);
+                    ElementType gradients, KeptWeights::Shared base);
 
   // `gradient` is float32 whatever is sent.
   // Also errors: InvalidArgument if the gradient does not fit the partition;
@@ -64,14 +68,18 @@ class PushStream {
   };
 
   // Answers of this push are kept from now on.
-  void Await(const PushKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
+  void Await(const PushKey& key, KeptWeights::Shared base)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
   absl::Status SendClosing(const PushClosing& closing);
   absl::Status Send(const v1::ExchangeRequest& request,
                     const ByteRope& payload);
   absl::Status OnMessage(grpc::ByteBuffer& message);
   absl::Status OnWeights(const PushKey& key, Reply& reply);
-  // Where the weights of a reply lie: in it, or in shared memory.
+  // Where the weights of a reply lie: in it, in shared memory, or in a buffer
+  // where its change was added to the weights before.
   absl::StatusOr<ByteRope> WeightsOf(Reply& reply, int64_t elements);
+  // Empty if the weights that it was meant for are not kept.
+  absl::StatusOr<ByteRope> Changed(const Reply& reply);
   // Copies a gradient into shared memory and tells the server.
   absl::Status SendLocally(int32_t partition, const ByteRope& gradient,
                            v1::ExchangeRequest& request);
@@ -102,6 +110,12 @@ class PushStream {
   std::vector<std::optional<Received>> received_ ABSL_GUARDED_BY(link_.mu);
   std::optional<PushVerdict> verdict_ ABSL_GUARDED_BY(link_.mu);
   int32_t weights_announced_ ABSL_GUARDED_BY(link_.mu) = 0;
+  // The weights that the push has read, and their version. Null: not kept.
+  KeptWeights::Shared base_ ABSL_GUARDED_BY(link_.mu);
+  Version base_version_ ABSL_GUARDED_BY(link_.mu);
+
+  // Synchronises itself.
+  FloatBufferPool pool_;
 
   // Last, so that it is destroyed before the members that its reactions use.
   BulkStream stream_;

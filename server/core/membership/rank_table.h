@@ -14,6 +14,15 @@
 
 namespace cohort {
 
+// The weights that a process of a rank keeps: those that a change to version
+// `next` is added to.
+struct HeldWeights {
+  Incarnation incarnation;
+  Version next;
+
+  friend bool operator==(const HeldWeights&, const HeldWeights&) = default;
+};
+
 // One rank of the cohort, over all lives of its process.
 struct Worker {
   enum class State {
@@ -59,6 +68,9 @@ struct Worker {
   // Has joined since its last verdict, so that the next one may go to a stream
   // that is dead or not there yet.
   bool returned = false;
+
+  // From its newest opening; absent: it takes no changes.
+  std::optional<HeldWeights> holds;
 
   // Bounded: assignments ended since the last change of policy.
   int64_t assignments_finished = 0;

@@ -96,7 +96,7 @@ class Folder {
 bool IsStaged(const FoldJob& job) {
   return job.pass != FoldPass::kWhole || job.frozen != nullptr ||
          job.compensation.read_weights != nullptr ||
-         job.slots.first_moment != nullptr;
+         job.slots.first_moment != nullptr || job.slots.remainder != nullptr;
 }
 
 // `average` moved towards `weights`. Equal values stay equal to the bit, so

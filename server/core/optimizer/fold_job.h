@@ -111,6 +111,10 @@ struct FoldResult {
   Slots slots;
   // XXH3-64 of the weights.
   uint64_t checksum = 0;
+  // With Slots::remainder: what the job's weights need to become these, in
+  // bfloat16, and its XXH3-64. Otherwise empty.
+  ByteRope change;
+  uint64_t change_checksum = 0;
   std::optional<NonfiniteGradient> nonfinite;
   // Results of pass kGradient: the mean gradient, 0 for frozen elements, and
   // one entry for each slice.
@@ -120,6 +124,9 @@ struct FoldResult {
 
 // Folds in rank order and updates into fresh buffers of `pool`, one pass over
 // all memory. A pure function of `job`.
+//
+// With Slots::remainder the new weights are the old ones and a change that is
+// rounded to bfloat16 (Backend::RoundChange).
 //
 // Frozen elements and skipped slices keep weights and slots to the bit,
 // whatever their gradients are. The bits of everything do not depend on where

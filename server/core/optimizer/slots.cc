@@ -17,8 +17,10 @@ constexpr SlotKind kFirstMoment{"first_moment", &Slots::first_moment};
 constexpr SlotKind kSecondMoment{"second_moment", &Slots::second_moment};
 constexpr SlotKind kMeanSquare{"mean_square", &Slots::mean_square};
 constexpr SlotKind kAverage{"average", &Slots::average};
+constexpr SlotKind kRemainder{"remainder", &Slots::remainder};
 constexpr SlotKind kAll[] = {kVelocity,     kScaledVelocity, kFirstMoment,
-                             kSecondMoment, kMeanSquare,     kAverage};
+                             kSecondMoment, kMeanSquare,     kAverage,
+                             kRemainder};
 
 bool Holds(const std::vector<SlotKind>& kinds, const SlotKind& kind) {
   return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
@@ -74,6 +76,7 @@ std::vector<SlotKind> SlotsOf(const OptimizerOptions& optimizer,
     kinds.push_back(kMeanSquare);
   }
   if (optimizer.ema_decay > 0) kinds.push_back(kAverage);
+  if (RoundsChanges(policy)) kinds.push_back(kRemainder);
   return kinds;
 }
 
@@ -92,6 +95,7 @@ absl::Status CheckSlots(const std::vector<SlotKind>& held, OptimizerKind to) {
   std::vector<SlotKind> kept = held;
   std::erase(kept, kMeanSquare);
   std::erase(kept, kAverage);
+  std::erase(kept, kRemainder);
   const std::vector<SlotKind> wanted = SlotsOf(to);
   if (kept.empty() || wanted.empty() || kept == wanted) {
     return absl::OkStatus();

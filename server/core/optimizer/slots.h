@@ -28,6 +28,9 @@ struct Slots {
   SharedFloats mean_square;
   // With OptimizerOptions::ema_decay: moving average of the weights.
   SharedFloats average;
+  // For synchronous steps with --wire=bf16: what the rounding of changes has
+  // left over, u - (w' - w) of Backend::RoundChange.
+  SharedFloats remainder;
   // For adam and adamw: the number of updates of each slice of the partition.
   // Counted by slice, because a gradient that all ranks lack skips its slices,
   // and frozen slices are not counted.
@@ -54,7 +57,8 @@ absl::Span<const SlotKind> AllSlots();
 // Those that `kind` works with.
 std::vector<SlotKind> SlotsOf(OptimizerKind kind);
 // Those that a run works with: the optimizer's, the mean square if stale pushes
-// are compensated adaptively, and the average if one is kept.
+// are compensated adaptively, the average if one is kept, and the remainder if
+// changes are rounded.
 std::vector<SlotKind> SlotsOf(const OptimizerOptions& optimizer,
                               const PolicyOptions& policy);
 // Those that are there, of any partition.
@@ -62,7 +66,8 @@ std::vector<SlotKind> SlotsHeld(const std::vector<Slots>& held);
 
 // Whether a run that holds `held` may go on as `to`. It may with the same
 // slots, from none (the new ones start from zeros) and to none (they are
-// dropped); mean square and average come and go freely. Anything else would be
+// dropped); mean square, average and remainder come and go freely, and without
+// the remainder the weights stay as they are. Anything else would be
 // a sudden stop of what the old ones had gathered. Errors: FailedPrecondition
 // naming --optimizer, the slots and the way out.
 absl::Status CheckSlots(const std::vector<SlotKind>& held, OptimizerKind to);

@@ -2,10 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <utility>
 
+#include "absl/types/span.h"
+#include "common/bfloat16.h"
 #include "common/check.h"
+#include "common/element_type.h"
 #include "server/core/optimizer/slice_walker.h"
 
 namespace cohort {
@@ -14,6 +20,7 @@ namespace {
 // Elements of a block: gradient, weights and two slots fit into the
 // second-level cache. Sums of squares are made block by block.
 constexpr int64_t kBlockElements = 4096;
+constexpr int64_t kHalfBytes = BytesOf(ElementType::kBFloat16);
 
 // Decay of the moving mean square for delay compensation.
 // Source: Zheng et al., 2017, section 6 (m); epsilon only keeps 0/0 out.
@@ -47,6 +54,11 @@ class StagedFold {
     }
     velocity_ = VelocityOf(job.slots);
     if (velocity_ != nullptr) Renew(velocity_, elements, pool);
+    if (job.slots.remainder != nullptr) {
+      Renew(&Slots::remainder, elements, pool);
+      // Two bfloat16 to a float.
+      change_ = pool.Take((elements + 1) / 2);
+    }
   }
 
   FoldResult Run() {
@@ -73,6 +85,14 @@ class StagedFold {
         reinterpret_cast<const std::byte*>(weights_->data()),
         static_cast<size_t>(weights_->size()) * sizeof(float)));
     result.weights = std::move(weights_);
+    if (change_ != nullptr) {
+      result.change = ByteRope(
+          absl::MakeConstSpan(
+              ChangeAt(0),
+              static_cast<size_t>(result.weights->size() * kHalfBytes)),
+          change_);
+      result.change_checksum = result.change.Checksum();
+    }
     return result;
   }
 
@@ -117,6 +137,7 @@ class StagedFold {
   void Keep(const SliceBlock& block) {
     if (updates()) {
       CopyOver(job_.weights, *weights_, block.begin, block.count());
+      KeepUnchanged(block.begin, block.count());
     } else {
       std::fill_n(GradientOf(block), block.count(), 0.0f);
     }
@@ -179,9 +200,37 @@ class StagedFold {
     } else {
       UpdateSgd(block, slice.step, gradient);
     }
+    RoundChange(block);
     PutBack(job_.weights, *weights_);
     for (auto& [buffer, fresh] : fresh_) {
       PutBack(job_.slots.*buffer, *fresh);
+    }
+  }
+
+  std::byte* ChangeAt(int64_t element) {
+    return reinterpret_cast<std::byte*>(change_->data()) + element * kHalfBytes;
+  }
+
+  // Replaces what the optimizer made of the weights of `block`.
+  void RoundChange(const SliceBlock& block) {
+    if (change_ == nullptr) return;
+    backend_.RoundChange(
+        {.count = block.count(),
+         .weights_in = job_.weights->data() + block.begin,
+         .weights = weights_->data() + block.begin,
+         .remainder_in = job_.slots.remainder->data() + block.begin,
+         .remainder_out = Fresh(&Slots::remainder).data() + block.begin,
+         .change = ChangeAt(block.begin)});
+    walker_.ForEachFrozen(
+        [&](int64_t begin, int64_t count) { KeepUnchanged(begin, count); });
+  }
+
+  // Writes changes of -0, which leave every weight as it is, -0 too.
+  void KeepUnchanged(int64_t begin, int64_t count) {
+    if (change_ == nullptr) return;
+    const uint16_t minus_zero = BFloat16Bits(-0.0f);
+    for (int64_t i = begin; i < begin + count; ++i) {
+      std::memcpy(ChangeAt(i), &minus_zero, sizeof(minus_zero));
     }
   }
 
@@ -279,6 +328,8 @@ class StagedFold {
   // Slots that this job moves on.
   std::vector<std::pair<SharedFloats Slots::*, std::shared_ptr<FloatBuffer>>>
       fresh_;
+  // Null: changes are not rounded.
+  std::shared_ptr<FloatBuffer> change_;
   std::vector<SliceNorm> norms_;
   // One block of weights, frozen ones 0. Null: no norms need it.
   std::shared_ptr<FloatBuffer> free_weights_;

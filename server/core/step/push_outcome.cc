@@ -27,13 +27,21 @@ void CountArrival(const Worker& worker, Push::Arrival arrival,
 void SendResult(const FoldResult& result, Version version, const Worker& worker,
                 const PushKey& key, Turn& turn) {
   if (result.weights == nullptr) return;
-  turn.out.push_back(effect::SendWeights{.rank = worker.rank,
-                                         .incarnation = worker.incarnation,
-                                         .key = key,
-                                         .partition = result.partition,
-                                         .version = version,
-                                         .weights = result.weights,
-                                         .checksum = result.checksum});
+  effect::SendWeights send{.rank = worker.rank,
+                           .incarnation = worker.incarnation,
+                           .key = key,
+                           .partition = result.partition,
+                           .version = version,
+                           .weights = result.weights,
+                           .checksum = result.checksum};
+  // The process that opened the push, and no replacement of it, has what the
+  // change is added to.
+  if (worker.holds ==
+      HeldWeights{.incarnation = worker.incarnation, .next = version}) {
+    send.change = result.change;
+    send.change_checksum = result.change_checksum;
+  }
+  turn.out.push_back(std::move(send));
 }
 
 void HoldGradient(const PushId& push, GradientMessage& message, Turn& turn) {

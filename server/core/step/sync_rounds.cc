@@ -179,6 +179,11 @@ absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
                              .rates = RatesWanted(),
                              .oldest = round_->step(),
                              .newest = round_->step()}));
+  worker.holds.reset();
+  if (opening.takes_changes) {
+    worker.holds = {.incarnation = worker.incarnation,
+                    .next = opening.version.Next()};
+  }
   const Push::Arrival arrival =
       round_->pushes.Open(worker.rank, KeyOf(*worker.outstanding), opening);
   CountArrival(worker, arrival, parts_.ledger, turn);
