@@ -44,7 +44,7 @@ ABSL_FLAG(int32_t, rounds, 5000, "timed rendezvous");
 ABSL_FLAG(int64_t, channels, 64, "channels of the rendezvous");
 ABSL_FLAG(int32_t, training_steps, 40, "timed training steps");
 ABSL_FLAG(int32_t, pairs, 3,
-          "timed pairs of runs in tls, local, overlap, backup and peers");
+          "timed pairs of runs in tls, local, wire, overlap, backup and peers");
 ABSL_FLAG(int32_t, kernel_rounds, 21, "timed turns of each kernel");
 ABSL_FLAG(int32_t, core_steps, 5, "timed steps of the core");
 ABSL_FLAG(int32_t, core_workers, 1000,
@@ -56,9 +56,9 @@ ABSL_FLAG(std::string, python, "python3,/usr/bin/python3",
           "peers: the interpreters to look for PyTorch in");
 ABSL_FLAG(int32_t, load, 0, "peers: busy processes beside the contenders");
 ABSL_FLAG(std::string, table, "",
-          "the one table to make: exchange, rendezvous, tls, local, training, "
-          "overlap, "
-          "backup, batch_norm, fold, scrape, core or peers; empty: all");
+          "the one table to make: exchange, rendezvous, tls, local, wire, "
+          "training, overlap, backup, batch_norm, fold, scrape, core or peers; "
+          "empty: all");
 
 namespace cohort::bench {
 namespace {
@@ -181,28 +181,35 @@ absl::Status BenchTls() {
   return absl::OkStatus();
 }
 
-// A way on one host, "shm" or "unix", against TCP: the same exchange, in turns.
-// CPU seconds are those of server and workers, with their start, by timed step.
-absl::Status BenchWay(const std::string& way) {
+// One way of the exchange.
+struct Way {
+  const char* name = nullptr;
+  Served served;
+};
+
+// The same exchange in two ways, in turns. CPU seconds are those of server and
+// workers, with their start, by timed step.
+absl::Status BenchWays(const Way& one, const Way& other) {
   const int64_t elements = absl::GetFlag(FLAGS_elements);
   const int32_t steps = absl::GetFlag(FLAGS_steps);
-  absl::PrintF("%s against TCP, exchange of %.1f M float32 (pairs in turns)\n",
-               way, static_cast<double>(elements) / 1e6);
-  absl::PrintF("%-8s %10s %10s %6s %10s %10s %6s %10s\n", "workers", "TCP s",
-               way + " s", "x", "TCP cpu s", way + " cpu s", "x", "x memcpy");
+  absl::PrintF("%s and %s, exchange of %.1f M float32 (pairs in turns)\n",
+               one.name, other.name, static_cast<double>(elements) / 1e6);
+  absl::PrintF("%-8s %10s %10s %6s %10s %10s %6s %10s\n", "workers",
+               absl::StrCat(one.name, " s"), absl::StrCat(other.name, " s"),
+               "x", absl::StrCat(one.name, " cpu"),
+               absl::StrCat(other.name, " cpu"), "x", "x memcpy");
   for (const int32_t workers : {1, 2}) {
     for (int32_t pair = 0; pair < absl::GetFlag(FLAGS_pairs); ++pair) {
       double step[2] = {};
       double cpu[2] = {};
-      for (const int shared : {0, 1}) {
-        Served served = Plaintext();
-        served.local = shared == 1 ? way : "tcp";
+      for (const int turn : {0, 1}) {
+        const Served& served = turn == 0 ? one.served : other.served;
         const double before = ChildrenCpuSeconds();
         COHORT_ASSIGN_OR_RETURN(
             const std::vector<double> seconds,
             ExchangeStepSeconds(served, workers, elements, steps));
-        step[shared] = Quantile(seconds, 0.5);
-        cpu[shared] = (ChildrenCpuSeconds() - before) / steps;
+        step[turn] = Quantile(seconds, 0.5);
+        cpu[turn] = (ChildrenCpuSeconds() - before) / steps;
       }
       absl::PrintF("%-8d %10.4f %10.4f %6.2f %10.4f %10.4f %6.2f %10.1f\n",
                    workers, step[0], step[1], step[1] / step[0], cpu[0], cpu[1],
@@ -215,8 +222,18 @@ absl::Status BenchWay(const std::string& way) {
 }
 
 absl::Status BenchLocal() {
-  COHORT_RETURN_IF_ERROR(BenchWay("shm"));
-  return BenchWay("unix");
+  Served shared = Plaintext();
+  shared.local = "shm";
+  COHORT_RETURN_IF_ERROR(BenchWays({"TCP", Plaintext()}, {"shm", shared}));
+  Served socket = Plaintext();
+  socket.local = "unix";
+  return BenchWays({"TCP", Plaintext()}, {"unix", socket});
+}
+
+absl::Status BenchWire() {
+  Served rounded = Plaintext();
+  rounded.wire = "bf16";
+  return BenchWays({"float32", Plaintext()}, {"bf16", rounded});
 }
 
 absl::Status BenchTraining() {
@@ -449,8 +466,8 @@ absl::Status RunTables() {
   for (const Table& table :
        {Table{"exchange", BenchExchange}, Table{"rendezvous", BenchRendezvous},
         Table{"tls", BenchTls}, Table{"local", BenchLocal},
-        Table{"training", BenchTraining}, Table{"overlap", BenchOverlap},
-        Table{"backup", BenchBackupWorkers},
+        Table{"wire", BenchWire}, Table{"training", BenchTraining},
+        Table{"overlap", BenchOverlap}, Table{"backup", BenchBackupWorkers},
         Table{"batch_norm", BenchBatchNorm}, Table{"fold", BenchFold},
         Table{"scrape", BenchScrape}, Table{"core", BenchCore},
         Table{"peers", BenchOtherSystems}}) {
@@ -461,9 +478,8 @@ absl::Status RunTables() {
   if (found) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "--table: got \"", wanted,
-      "\", want exchange, rendezvous, tls, local, training, overlap, "
-      "backup, batch_norm, "
-      "fold, scrape, core or peers"));
+      "\", want exchange, rendezvous, tls, local, wire, training, overlap, "
+      "backup, batch_norm, fold, scrape, core or peers"));
 }
 
 void PrintHelp() {

@@ -80,13 +80,20 @@ absl::StatusOr<WorkerTimes> RunShaped(const Served& served,
   const std::string program = std::filesystem::path(programs.server)
                                   .replace_filename("cohort-exchange-worker")
                                   .string();
-  COHORT_ASSIGN_OR_RETURN(
-      const std::unique_ptr<ChildProcess> serving,
-      StartWith(served.server_tls,
-                {server, "--listen=127.0.0.1:0",
-                 "--ops_listen=", absl::StrCat("--workers=", shape.workers),
-                 "--epochs=1", absl::StrCat("--optimizer=", served.optimizer),
-                 "--weight_decay=0"}));
+  std::vector<std::string> command = {
+      server,
+      "--listen=127.0.0.1:0",
+      "--ops_listen=",
+      absl::StrCat("--workers=", shape.workers),
+      "--epochs=1",
+      absl::StrCat("--optimizer=", served.optimizer),
+      "--weight_decay=0"};
+  // The program may be of a release without this flag.
+  if (served.wire != "float32") {
+    command.push_back(absl::StrCat("--wire=", served.wire));
+  }
+  COHORT_ASSIGN_OR_RETURN(const std::unique_ptr<ChildProcess> serving,
+                          StartWith(served.server_tls, command));
   std::string address;
   const auto note_address = [&address](absl::string_view line) {
     const std::vector<absl::string_view> parts =

@@ -20,12 +20,14 @@ struct Served {
   std::string local = "tcp";
   // The server's, with its defaults; sgd without weight decay.
   std::string optimizer = "sgd";
+  // How they are encoded: float32 or bf16.
+  std::string wire = "float32";
 };
 
 // Seconds of each synchronous step in which `workers` push `elements` float32
 // gradients to one server over loopback gRPC, which folds them, applies the
-// optimizer and sends the weights back. Workers do no arithmetic and do not copy the received
-// weights.
+// optimizer and sends the weights back. Workers do no arithmetic and do not
+// copy the received weights.
 absl::StatusOr<std::vector<double>> ExchangeStepSeconds(const Served& server,
                                                         int32_t workers,
                                                         int64_t elements,
