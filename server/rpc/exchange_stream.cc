@@ -56,10 +56,10 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
     } else if (weights.change.size_bytes() > 0) {
       to->set_encoding(v1::ENCODING_BFLOAT16);
       to->set_base_version(weights.version.value() - 1);
-      to->set_xxh3(weights.change_checksum);
+      if (!encrypted()) to->set_xxh3(weights.change_checksum);
       payload = weights.change;
     } else {
-      to->set_xxh3(weights.checksum);
+      if (!encrypted()) to->set_xxh3(weights.checksum);
       payload = RopeOf(weights.weights);
     }
     AddMessageChecksum(&reply);

@@ -40,6 +40,7 @@ class ShardStream
   // ends the stream if the shard does not admit it.
   void Start(grpc::CallbackServerContext* context) {
     caller_ = CallerOf(*context);
+    encrypted_ = !IdentityNameOf(*context).empty();
     if (this->Begin(context, [this] { return Admit(); })) Read();
   }
 
@@ -69,6 +70,7 @@ class ShardStream
  protected:
   // The client; fixed from Start on.
   const Caller& caller() const { return caller_; }
+  bool encrypted() const { return encrypted_; }
 
   void Read() {
     request_.Clear();
@@ -121,6 +123,7 @@ class ShardStream
   }
 
   Caller caller_;
+  bool encrypted_ = false;
   // Used by the reading side only.
   grpc::ByteBuffer request_;
   bool spoken_ = false;

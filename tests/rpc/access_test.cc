@@ -291,6 +291,40 @@ TEST_F(AccessTest, AWorkersCertificateIsForItsRankOnly) {
   EXPECT_EQ(recorded, 6);
 }
 
+// What TLS protects needs no checksum, and one that is sent is still compared.
+TEST_F(AccessTest, EncryptedWeightsCarryNoChecksum) {
+  Start(SecureOptions());
+  std::vector<std::unique_ptr<HandWorker>> workers;
+  std::vector<RegisterCall> calls;
+  for (const char* role : {"worker/0", "worker/1"}) {
+    workers.push_back(std::make_unique<HandWorker>(
+        server_->address(), SecurityOf(authority_.Issue(role))->ForChannel()));
+    ASSERT_TRUE(workers.back()->Join().ok());
+    calls.push_back(workers.back()->BeginRegister(TinyLayout(), TinyPlan()));
+  }
+  for (size_t i = 0; i < calls.size(); ++i) {
+    ASSERT_TRUE(workers[i]->FinishRegister(calls[i], kTinyValues).ok());
+  }
+  std::vector<ExchangeCall> exchanges;
+  for (const auto& worker : workers) {
+    const auto train = worker->Await(v1::ASSIGNMENT_KIND_TRAIN);
+    ASSERT_TRUE(train.has_value());
+    exchanges.push_back(worker->OpenExchange());
+    worker->Push(exchanges.back(), *train, {1, 2, 3, 4});
+    assignments_.push_back(*train);
+  }
+  const auto weights = exchanges[0].Read();
+  ASSERT_TRUE(weights.has_value() && weights->has_weights());
+  EXPECT_EQ(FloatsOf(weights->payload()), (std::vector<float>{9, 8, 7, 6}));
+  EXPECT_FALSE(weights->weights().has_xxh3());
+  EXPECT_TRUE(weights->has_message_xxh3());
+  v1::ExchangeRequest damaged =
+      workers[1]->Gradient(assignments_[1], {1, 2, 3, 4});
+  damaged.mutable_gradient()->set_xxh3(7);
+  exchanges[1].Write(damaged);
+  EXPECT_EQ(exchanges[1].End().error_code(), grpc::StatusCode::DATA_LOSS);
+}
+
 TEST_F(AccessTest, TheRecordTellsADrainFromAnEviction) {
   Start(SecureOptions());
   const auto admin = v1::Admin::NewStub(

@@ -487,8 +487,11 @@ absl::StatusOr<PushStream*> GrpcClient::OpenedPushStream() {
   if (connection_->push == nullptr) {
     COHORT_RETURN_IF_ERROR(ConnectLocally());
     connection_->push = std::make_unique<PushStream>(
-        bulk_, link_, connection_->sender, registered_->registration.partitions,
-        connection_->local.get());
+        bulk_, link_,
+        PushStream::Options{.sender = connection_->sender,
+                            .checksums = !options_.tls.encrypted(),
+                            .local = connection_->local.get()},
+        registered_->registration.partitions);
   }
   return connection_->push.get();
 }

@@ -10,13 +10,13 @@
 namespace cohort {
 
 PushStream::PushStream(const std::shared_ptr<grpc::Channel>& channel,
-                       Link& link, const Sender& sender,
-                       const std::vector<Partition>& partitions,
-                       LocalLink* local)
+                       Link& link, const Options& options,
+                       const std::vector<Partition>& partitions)
     : link_(link),
-      sender_(sender),
+      sender_(options.sender),
+      checksums_(options.checksums),
+      local_(options.local),
       partitions_(partitions),
-      local_(local),
       stream_(
           channel, "/cohort.v1.Parameters/Exchange", link,
           [this](grpc::ByteBuffer& message) { return OnMessage(message); },
@@ -60,7 +60,7 @@ absl::Status PushStream::SendGradient(int32_t partition,
   if (local_ != nullptr && !in_arena_[static_cast<size_t>(partition)]) {
     return SendLocally(partition, payload, request);
   }
-  DescribePayload(payload, header, type_);
+  if (checksums_) header->set_xxh3(payload.Checksum());
   AddMessageChecksum(&request);
   return Send(request, payload);
 }

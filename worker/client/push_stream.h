@@ -34,11 +34,17 @@ namespace cohort {
 //   Link::CheckLocked.
 class PushStream {
  public:
-  // `link` and `partitions` must outlive the stream, and so must `local`, which
-  // is null if no memory is shared with the server.
+  struct Options {
+    Sender sender;
+    // Whether gradients carry checksums. TLS protects them better.
+    bool checksums = true;
+    // Null if no memory is shared with the server. Must outlive the stream.
+    LocalLink* local = nullptr;
+  };
+
+  // `link` and `partitions` must outlive the stream.
   PushStream(const std::shared_ptr<grpc::Channel>& channel, Link& link,
-             const Sender& sender, const std::vector<Partition>& partitions,
-             LocalLink* local);
+             const Options& options, const std::vector<Partition>& partitions);
 
   // The gradients of the push will be sent as of type `gradients`. `base` are
   // the weights that changes are added to; null, and then no opening may take
@@ -93,9 +99,10 @@ class PushStream {
   // Fixed after construction.
   Link& link_;
   const Sender sender_;
-  const std::vector<Partition>& partitions_;
+  const bool checksums_;
   // Null if no memory is shared.
   LocalLink* const local_;
+  const std::vector<Partition>& partitions_;
 
   // Used by the driving thread only: the push in progress.
   std::optional<PushKey> open_;
