@@ -10,7 +10,8 @@ import unittest
 import processes
 from processes import KILLS, Cohort, kill, run
 
-EPOCHS = "--epochs=2"
+# Enough steps that a run goes on after the last version of `versions`.
+EPOCHS = "--epochs=4"
 
 
 def cohort_of(local, *server_flags):
