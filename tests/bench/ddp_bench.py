@@ -410,9 +410,11 @@ def main():
     measured = contenders(python, options)
     rates = {name: [] for name in measured}
     with busy_processes(options.load):
-        for _ in range(options.rounds):
+        for turn in range(options.rounds):
             for name, measure in measured.items():
                 rates[name].append(measure())
+                print(f"turn {turn + 1}: {name}: {rates[name][-1][0]:.0f} "
+                      "images/s", flush=True)
     print_table(rates, options)
 
 
