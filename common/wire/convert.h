@@ -123,11 +123,9 @@ absl::Status CheckPayload(const Message& message, const ByteRope& payload,
                       payload, elements);
 }
 
-// For changes of weights: the encoding must be bfloat16, and the length is the
-// caller's to check.
-// Errors: InvalidArgument, DataLoss.
+// The same for a change of weights, which must be in bfloat16.
 absl::Status CheckChange(const v1::WeightsPartition& message,
-                         const ByteRope& payload);
+                         const ByteRope& payload, int64_t elements);
 
 // Declares `payload` as of this type and sets its checksum.
 template <typename Message>

@@ -338,38 +338,40 @@ absl::StatusOr<Moments> DecodeMoments(ReducePhase phase, int64_t count,
 
 namespace {
 
-absl::Status CheckChecksum(const PayloadInfo& info, const ByteRope& payload) {
+absl::Status CheckTyped(const PayloadInfo& info, ElementType type,
+                        const ByteRope& payload, int64_t elements) {
+  if (info.encoding != EncodingOf(type)) {
+    return Refuse("encoding", static_cast<int>(info.encoding),
+                  type == ElementType::kFloat32 ? "float32" : "bfloat16");
+  }
+  const int64_t wanted = elements * BytesOf(type);
+  if (payload.size_bytes() != wanted) {
+    return Refuse("payload", absl::StrCat(payload.size_bytes(), " bytes"),
+                  absl::StrCat(wanted));
+  }
   if (!info.has_checksum) return absl::OkStatus();
   const uint64_t seen = payload.Checksum();
-  if (seen == info.checksum) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("payload: got checksum ",
-                                          absl::Hex(seen), ", want ",
-                                          absl::Hex(info.checksum)));
+  if (seen != info.checksum) {
+    return absl::DataLossError(absl::StrCat("payload: got checksum ",
+                                            absl::Hex(seen), ", want ",
+                                            absl::Hex(info.checksum)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::Status CheckPayload(const PayloadInfo& info, const ByteRope& payload,
                           int64_t elements) {
-  if (info.encoding != v1::ENCODING_FLOAT32) {
-    return Refuse("encoding", static_cast<int>(info.encoding), "float32");
-  }
-  const int64_t wanted = elements * static_cast<int64_t>(sizeof(float));
-  if (payload.size_bytes() != wanted) {
-    return Refuse("payload", absl::StrCat(payload.size_bytes(), " bytes"),
-                  absl::StrCat(wanted));
-  }
-  return CheckChecksum(info, payload);
+  return CheckTyped(info, ElementType::kFloat32, payload, elements);
 }
 
 absl::Status CheckChange(const v1::WeightsPartition& message,
-                         const ByteRope& payload) {
-  if (message.encoding() != v1::ENCODING_BFLOAT16) {
-    return Refuse("encoding", static_cast<int>(message.encoding()), "bfloat16");
-  }
-  return CheckChecksum(
-      {.has_checksum = message.has_xxh3(), .checksum = message.xxh3()},
-      payload);
+                         const ByteRope& payload, int64_t elements) {
+  return CheckTyped({.encoding = message.encoding(),
+                     .has_checksum = message.has_xxh3(),
+                     .checksum = message.xxh3()},
+                    ElementType::kBFloat16, payload, elements);
 }
 
 }  // namespace cohort

@@ -560,11 +560,13 @@ TEST(ConvertTest, AChangeIsCheckedAgainstItsDescription) {
   const ByteRope payload = ByteRope::CopyText("abcd");
   v1::WeightsPartition good;
   DescribePayload(payload, &good, ElementType::kBFloat16);
-  EXPECT_TRUE(CheckChange(good, payload).ok());
-  EXPECT_EQ(CheckChange(good, ByteRope::CopyText("abce")).code(),
+  EXPECT_TRUE(CheckChange(good, payload, 2).ok());
+  EXPECT_EQ(CheckChange(good, payload, 1).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CheckChange(good, ByteRope::CopyText("abce"), 2).code(),
             absl::StatusCode::kDataLoss);
   good.set_encoding(v1::ENCODING_FLOAT32);
-  EXPECT_EQ(CheckChange(good, payload).code(),
+  EXPECT_EQ(CheckChange(good, payload, 2).code(),
             absl::StatusCode::kInvalidArgument);
 }
 

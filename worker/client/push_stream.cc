@@ -211,7 +211,7 @@ absl::Status PushStream::OnWeights(const PushKey& key, Reply& reply) {
 
 absl::StatusOr<ByteRope> PushStream::WeightsOf(Reply& reply, int64_t elements) {
   const v1::WeightsPartition& weights = reply.header.weights();
-  if (weights.has_base_version()) return Changed(reply);
+  if (weights.has_base_version()) return Changed(reply, elements);
   if (!weights.has_shared()) {
     // Checked here and not on the driving thread, which computes meanwhile.
     COHORT_RETURN_IF_ERROR(CheckPayload(weights, reply.payload, elements));
@@ -227,10 +227,11 @@ absl::StatusOr<ByteRope> PushStream::WeightsOf(Reply& reply, int64_t elements) {
       elements);
 }
 
-absl::StatusOr<ByteRope> PushStream::Changed(const Reply& reply) {
+absl::StatusOr<ByteRope> PushStream::Changed(const Reply& reply,
+                                             int64_t elements) {
   const v1::WeightsPartition& weights = reply.header.weights();
   COHORT_ASSIGN_OR_RETURN(const PushKey key, FromProto(reply.header.key()));
-  COHORT_RETURN_IF_ERROR(CheckChange(weights, reply.payload));
+  COHORT_RETURN_IF_ERROR(CheckChange(weights, reply.payload, elements));
   KeptWeights::Shared base;
   {
     MutexLock lock(link_.mu);

@@ -85,7 +85,7 @@ class PushStream {
   // where its change was added to the weights before.
   absl::StatusOr<ByteRope> WeightsOf(Reply& reply, int64_t elements);
   // Empty if the weights that it was meant for are not kept.
-  absl::StatusOr<ByteRope> Changed(const Reply& reply);
+  absl::StatusOr<ByteRope> Changed(const Reply& reply, int64_t elements);
   // Copies a gradient into shared memory and tells the server.
   absl::Status SendLocally(int32_t partition, const ByteRope& gradient,
                            v1::ExchangeRequest& request);

@@ -94,7 +94,11 @@ std::vector<OverallStanding> OverAll(const std::vector<Advice>& advices) {
 }
 
 std::string PolicyText(const StudyPolicy& policy, const std::string& kind) {
-  return absl::StrCat(policy.Text(), " normalisation, ", kind, " statistics");
+  StudyPolicy in_float32 = policy;
+  in_float32.wire.clear();
+  return absl::StrCat(in_float32.Text(), " normalisation, ", kind,
+                      " statistics", policy.wire.empty() ? "" : ", ",
+                      policy.wire);
 }
 
 // "2.1 ± 0.4 points" or "2.1 points (one seed)".

@@ -124,7 +124,7 @@ TEST(ReportTest, TheCsvHasALineARunAndKind) {
   // 82.8 is 90 % of 92, the best mean.
   EXPECT_EQ(lines[3],
             "sync,,global,sync,shuffled,2,1,1,accuracy,90.0000,5.0000,10.000,"
-            "82.8000,10.000");
+            "82.8000,10.000,float32");
 }
 
 TEST(ReportTest, ThePageNeedsNoOtherFileAndEscapesWhatItIsGiven) {

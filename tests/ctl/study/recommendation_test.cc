@@ -54,6 +54,14 @@ TEST(RecommendTest, EqualKindsOfOneRunAreChosenByTheirNeeds) {
               HasSubstr("Tied with the best: sync, global, after statistics"));
 }
 
+TEST(RecommendTest, TheEncodingIsNamed) {
+  FinishedRun run = Finished({.measure = {{"sync", 90.0}}});
+  run.run.policy.wire = "bf16";
+  const Advised advised({run});
+  EXPECT_THAT(advised.words,
+              HasSubstr("sync, global normalisation, sync statistics, bf16"));
+}
+
 TEST(RecommendTest, AmongEqualPoliciesTheFasterIsTaken) {
   const Advised advised(
       {Finished({.seed = 1, .seconds = 20, .measure = {{"sync", 90.0}}}),
