@@ -11,12 +11,12 @@ import processes
 from processes import KILLS, Cohort, kill, run
 
 # Enough steps that a run goes on after the last version of `versions`.
-EPOCHS = "--epochs=4"
+EPOCHS = 4
 
 
-def cohort_of(local, *server_flags):
+def cohort_of(local, *server_flags, epochs=EPOCHS):
     cohort = Cohort(workers=2, server_flags=[
-        EPOCHS, "--checkpoint_every=4", *server_flags])
+        f"--epochs={epochs}", "--checkpoint_every=4", *server_flags])
     cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
     cohort.local = local
     return cohort

@@ -7,25 +7,11 @@ import re
 import unittest
 
 import processes
+from local_test import cohort_of, digest_of
 from monitored import get
-from processes import KILLS, Cohort, kill, run
+from processes import KILLS, kill, run
 
 BF16 = "--wire=bf16"
-
-
-def cohort_of(local, *server_flags, epochs=2):
-    cohort = Cohort(workers=2, server_flags=[
-        f"--epochs={epochs}", "--checkpoint_every=4", *server_flags])
-    cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
-    cohort.local = local
-    return cohort
-
-
-def digest_of(local, *server_flags):
-    with cohort_of(local, *server_flags) as cohort:
-        cohort.start()
-        assert cohort.finish() == 0, cohort.log()
-        return cohort.model_digest()
 
 
 class Wire(unittest.TestCase):
