@@ -1,5 +1,6 @@
 #include "common/unix_address.h"
 
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 
@@ -29,6 +30,16 @@ absl::StatusOr<UnixAddress> UnixAddressOf(const std::string& name) {
       IsAbstractSocket(name) ? offsetof(sockaddr_un, sun_path) + name.size()
                              : sizeof(address.name));
   return address;
+}
+
+absl::StatusOr<uint32_t> PeerUserOf(int fd) {
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    return absl::InternalError(
+        absl::StrCat("SO_PEERCRED: ", std::strerror(errno)));
+  }
+  return peer.uid;
 }
 
 }  // namespace cohort

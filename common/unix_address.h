@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -26,5 +27,9 @@ bool IsAbstractSocket(const std::string& name);
 // Errors: InvalidArgument if the name is empty or longer than the system
 //   permits.
 absl::StatusOr<UnixAddress> UnixAddressOf(const std::string& name);
+
+// The user of the process at the other end of a connected Unix socket, as the
+// kernel knows it. Errors: Internal.
+absl::StatusOr<uint32_t> PeerUserOf(int fd);
 
 }  // namespace cohort

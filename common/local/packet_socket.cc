@@ -124,13 +124,7 @@ absl::StatusOr<Packet> PacketSocket::Receive(absl::Duration timeout) {
 }
 
 absl::StatusOr<uint32_t> PacketSocket::PeerUser() const {
-  ucred peer{};
-  socklen_t size = sizeof(peer);
-  if (getsockopt(fd(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    return absl::InternalError(
-        absl::StrCat("SO_PEERCRED: ", std::strerror(errno)));
-  }
-  return peer.uid;
+  return PeerUserOf(fd());
 }
 
 absl::StatusOr<PacketListener> PacketListener::Open(const std::string& name) {

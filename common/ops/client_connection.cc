@@ -74,6 +74,10 @@ absl::Status ClientConnection::Open() {
   return status;
 }
 
+absl::StatusOr<uint32_t> ClientConnection::PeerUser() const {
+  return PeerUserOf(fd_);
+}
+
 absl::Status ClientConnection::Connect(const sockaddr* address,
                                        socklen_t size) {
   Close();

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -39,6 +40,10 @@ class ClientConnection {
   absl::Status Encrypt(const TlsContent& tls, absl::string_view protocol = "");
   // As TlsStream::AnswersHandshake; the connection cannot be used afterwards.
   bool AnswersHandshake();
+
+  // The user of the server, if it is connected through a Unix socket.
+  // Errors: Internal.
+  absl::StatusOr<uint32_t> PeerUser() const;
 
   absl::Status Send(absl::string_view bytes);
   // The number of bytes read; 0 at the end.

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -17,6 +18,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/log/log.h"
+#include "common/status_macros.h"
+#include "common/unix_address.h"
 #include "common/wire/channel.h"
 
 namespace cohort {
@@ -124,15 +127,10 @@ bool AcceptLoop::AcceptOne() {
 
 absl::Status AcceptLoop::CheckUser(int fd) const {
   if (!listen_.own_user_only()) return absl::OkStatus();
-  ucred peer{};
-  socklen_t size = sizeof(peer);
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    return absl::InternalError(
-        absl::StrCat("SO_PEERCRED: ", std::strerror(errno)));
-  }
-  if (peer.uid == geteuid() || peer.uid == 0) return absl::OkStatus();
+  COHORT_ASSIGN_OR_RETURN(const uint32_t user, PeerUserOf(fd));
+  if (user == geteuid() || user == 0) return absl::OkStatus();
   return absl::PermissionDeniedError(
-      absl::StrCat("got a process of user ", peer.uid, ", want one of user ",
+      absl::StrCat("got a process of user ", user, ", want one of user ",
                    geteuid(), ", as the server is"));
 }
 

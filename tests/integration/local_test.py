@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 import unittest
 
 import processes
@@ -165,6 +166,28 @@ class Local(unittest.TestCase):
                 self.assertEqual(shared(), 2)
             cohort.server.send_signal(signal.SIGTERM)
             self.assertEqual(cohort.finish(), 0, cohort.log())
+
+    def test_a_worker_of_another_user_uses_tcp(self):
+        wrapper = ("setpriv", "--reuid=65534", "--regid=65534",
+                   "--clear-groups")
+        if os.geteuid() != 0 or subprocess.run(
+                [*wrapper, processes.BIN / "cohort-worker", "--version"],
+                capture_output=True, check=False).returncode != 0:
+            self.skipTest("cannot start a worker as another user")
+        with cohort_of("auto") as cohort:
+            cohort.start_server()
+            cohort.start_worker(0)
+            cohort.start_worker(1, wrapper=wrapper)
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            self.assertEqual(cohort.model_digest(), self.digest)
+            self.assertIn("go over TCP", cohort.log("worker1"))
+        with cohort_of("unix") as cohort:
+            cohort.start_server()
+            refused = cohort.start_worker(0, wrapper=wrapper)
+            cohort.start_worker(1)
+            self.assertEqual(refused.wait(60), 3, cohort.log("worker0"))
+            self.assertIn("--local=unix: the server is a process of user 0",
+                          cohort.log("worker0"))
 
     def test_says_why_memory_cannot_be_shared(self):
         with cohort_of("shm", "--local=tcp") as cohort:

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "common/wire/security.h"
@@ -92,9 +93,12 @@ absl::Status Link::NormalizedEnd(absl::string_view name,
   }
   if (const std::optional<std::string> failure =
           ConnectionFailure(end.message())) {
-    return absl::UnavailableError(
-        absl::StrCat(server_, ": cannot be reached (", *failure,
-                     "); is a cohort-server running at that address?"));
+    // Of a Unix socket.
+    const bool denied = absl::StrContains(*failure, "Permission denied");
+    return absl::UnavailableError(absl::StrCat(
+        server_, ": cannot be reached (", *failure, "); ",
+        denied ? "only processes of the server's user may connect there"
+               : "is a cohort-server running at that address?"));
   }
   const std::string text =
       absl::StrCat(server_, ": ", name, " failed: ", end.message());

@@ -1,8 +1,12 @@
 #include "worker/client/local_path.h"
 
+#include <unistd.h>
+
+#include <cstdint>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -10,6 +14,7 @@
 #include "common/listen_address.h"
 #include "common/local/boot_id.h"
 #include "common/ops/client_connection.h"
+#include "common/status_macros.h"
 
 namespace cohort {
 namespace {
@@ -50,9 +55,19 @@ absl::Status ReachSocket(const std::string& server,
     return absl::InvalidArgumentError(absl::StrCat(
         "the server offers '", offer.address(), "', want a Unix socket"));
   }
-  return ClientConnection("local", offer.address(),
-                          SteadyClock().Now() + kConnectMax)
-      .Open();
+  ClientConnection connection("local", offer.address(),
+                              SteadyClock().Now() + kConnectMax);
+  COHORT_RETURN_IF_ERROR(connection.Open());
+  // For a path the system has checked the user. For an abstract name the server
+  // does, but only after the connection.
+  if (!absl::StartsWith(offer.address(), "unix-abstract:")) {
+    return absl::OkStatus();
+  }
+  COHORT_ASSIGN_OR_RETURN(const uint32_t user, connection.PeerUser());
+  if (user == geteuid() || geteuid() == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("the server is a process of user ", user, ", want one of ",
+                   "user ", geteuid(), ", as this worker is"));
 }
 
 absl::Status Unusable(absl::string_view mode, const absl::Status& why) {
