@@ -350,6 +350,9 @@ absl::Status RunPolicyRevert(Context& context) {
                           ChangeToRevertTo(context.arguments, policy));
   for (const auto& [name, value] : SettingsAfter(policy, epoch)) {
     const auto now = policy.settings().find(name);
+    // `auto` became a rule when the workers registered, before any change, and
+    // cannot be set any more.
+    if (name == "optimizer" && value == "auto") continue;
     if (now != policy.settings().end() && now->second != value) {
       context.settings[name] = value;
     }

@@ -314,6 +314,26 @@ TEST(PolicyRevertTest, SetsWhatThatChangeAndThoseBeforeItHadSet) {
   }
 }
 
+// A run starts with --optimizer=auto, which is a rule by now.
+TEST(PolicyRevertTest, LeavesTheOptimizerThatAutoHasTaken) {
+  CtlHarness ctl;
+  v1::SetPolicyRequest seen;
+  ctl.server.on_get = [] {
+    v1::GetPolicyReply policy = ChangedPolicy();
+    (*policy.mutable_history(0)->mutable_settings())["optimizer"] = "auto";
+    (*policy.mutable_settings())["optimizer"] = "momentum";
+    return policy;
+  };
+  ctl.server.on_set = [&seen](const v1::SetPolicyRequest& request) {
+    seen = request;
+    return Accepted(3, true);
+  };
+  const CtlResult result = ctl.Run("policy revert --nowait");
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(seen.settings().count("optimizer"), 0u);
+  EXPECT_EQ(seen.settings().at("aggregation"), "sync");
+}
+
 TEST(PolicyRevertTest, TheSettingsInForceAndUnknownChangesAreRefused) {
   CtlHarness ctl;
   CtlResult result;
