@@ -511,6 +511,20 @@ int Main(absl::Span<char* const> arguments) {
     return kExitOk;
   }
   SetArithmeticThreads(1);
+  for (const int64_t number :
+       {absl::GetFlag(FLAGS_elements), absl::GetFlag(FLAGS_channels),
+        int64_t{absl::GetFlag(FLAGS_steps)},
+        int64_t{absl::GetFlag(FLAGS_rounds)},
+        int64_t{absl::GetFlag(FLAGS_training_steps)},
+        int64_t{absl::GetFlag(FLAGS_pairs)},
+        int64_t{absl::GetFlag(FLAGS_kernel_rounds)}}) {
+    if (number >= 1) continue;
+    absl::FPrintF(stderr,
+                  "cohort-bench: got %d for a number of elements, steps, "
+                  "rounds or pairs, want at least 1\n",
+                  number);
+    return kExitUsage;
+  }
   // Otherwise the servers and workers of this process would log between rows.
   SetLogLevel(LogLevel::kWarning);
   const absl::Status status = RunTables();

@@ -31,6 +31,9 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "integration"))
+os.environ.setdefault(
+    "COHORT_BIN_DIR",
+    str(pathlib.Path(__file__).resolve().parents[2] / "build/release/bin"))
 
 # pylint: disable=wrong-import-position
 from processes import Cohort, python_with_torch  # noqa: E402
@@ -372,7 +375,7 @@ def read_options():
                         help="processes of each side (default 2)")
     parser.add_argument("--model", choices=("cnn", "resnet18"), default="cnn",
                         help="(default cnn)")
-    parser.add_argument("--local", choices=("auto", "shm", "tcp"),
+    parser.add_argument("--local", choices=("auto", "shm", "unix", "tcp"),
                         default="auto", help="how Cohort's gradients travel "
                         "(default auto)")
     parser.add_argument("--threads", type=int, default=1,
