@@ -54,11 +54,11 @@ absl::StatusOr<std::unique_ptr<LocalPeer::MailMemory>> LocalPeer::MakeMail(
         absl::StrCat("shared memory: eventfd: ", std::strerror(errno)));
   }
   const MessagePipe pipe(replies.writable_bytes(), requests.bytes());
-  return std::unique_ptr<MailMemory>(
-      new MailMemory{.requests = std::move(requests),
-                     .replies = std::move(replies),
-                     .bell = std::move(bell),
-                     .pipe = pipe});
+  return std::make_unique<MailMemory>(
+      MailMemory{.requests = std::move(requests),
+                 .replies = std::move(replies),
+                 .bell = std::move(bell),
+                 .pipe = pipe});
 }
 
 LocalPeer::LocalPeer(PacketSocket socket, ArenaLayout layout,
