@@ -102,7 +102,7 @@ struct ChangeRun {
   const float* weights_in = nullptr;
   // In: what the optimizer made of weights_in. Out: the next weights.
   float* weights = nullptr;
-  // What earlier changes left over, and what is left over now.
+  // Rounding error of the earlier changes, and with this one.
   const float* remainder_in = nullptr;
   float* remainder_out = nullptr;
   // `count` bfloat16, of any alignment.

@@ -87,8 +87,8 @@ absl::StatusOr<SocketFile> SocketFile::Listen(int fd, const std::string& path,
   if (lstat(path.c_str(), &made) != 0) return Failed(errno);
   file.device_ = made.st_dev;
   file.inode_ = made.st_ino;
-  // Nobody can connect before the socket listens, so the mode of the process
-  // (umask), which others share, need not be changed.
+  // No process can connect before the socket listens, so the mode of the
+  // process (umask), which others share, need not be changed.
   if (chmod(path.c_str(), S_IRUSR | S_IWUSR) != 0 || listen(fd, backlog) != 0) {
     return Failed(errno);
   }

@@ -29,7 +29,7 @@ class SocketFile {
 
   // Empty for none.
   std::string path_;
-  // Of the file that was made, so that no other one is removed.
+  // Identity of the file that was made, so that no other one is removed.
   dev_t device_ = 0;
   ino_t inode_ = 0;
 };

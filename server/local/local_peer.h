@@ -28,7 +28,7 @@
 
 namespace cohort {
 
-// What workers of this host need for their model.
+// Sizes of the shared memory that a model needs.
 struct LocalNeeds {
   std::vector<Partition> partitions;
   // Bytes of messages that may wait for one worker, or for the server, at a

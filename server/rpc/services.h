@@ -24,7 +24,7 @@ class Service;
 // server.
 namespace cohort {
 
-// What workers of this host are offered when they join.
+// The ways offered to workers of this host when they join.
 struct LocalOffers {
   // Identifies the running kernel: all offers end there.
   std::string boot_id;

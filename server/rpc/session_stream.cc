@@ -169,7 +169,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
   }
 
  private:
-  // What a worker of this host may use in place of TCP.
+  // The ways that a worker of this host may use in place of TCP.
   void AddOffers(const effect::Joined& joined, v1::JoinReply* to) {
     if (offers_.door == nullptr && offers_.address.empty()) return;
     v1::LocalOffer* local = to->mutable_local();

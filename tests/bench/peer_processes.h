@@ -11,7 +11,7 @@
 
 namespace cohort::bench {
 
-// What a contender's step costs.
+// The cost of a contender's step.
 struct StepCost {
   // Each timed step, in seconds.
   std::vector<double> steps;
@@ -20,7 +20,7 @@ struct StepCost {
 };
 
 struct PeerProcess {
-  // What messages call it.
+  // Its name in messages.
   std::string name;
   std::vector<std::string> command;
 };

@@ -24,7 +24,8 @@ struct PeersOptions {
 };
 
 // Prints steps and rendezvous of Cohort and of other systems that took turns.
-// What is not there is skipped with a line that says what to install or pass.
+// Systems that are missing are skipped, with a line that says what to install
+// or pass.
 // Errors: those of Cohort at once; the first of another system after the
 //   tables, which then lack it.
 absl::Status BenchPeers(const PeersOptions& options);

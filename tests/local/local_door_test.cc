@@ -153,7 +153,7 @@ class LocalDoorTest : public ::testing::Test {
   const std::shared_ptr<SharedFloatFiles> files_ =
       std::make_shared<SharedFloatFiles>(4096);
   FloatBufferPool pool_{files_};
-  // Of the worker that connected last.
+  // The service of the worker that connected last.
   std::shared_ptr<Echo> service_;
   std::unique_ptr<LocalDoor> door_;
 };

@@ -16,7 +16,7 @@
 namespace cohort {
 namespace {
 
-// What a killed server leaves behind.
+// A socket as a killed server leaves it behind.
 void LeaveSocket(const std::string& path, int type) {
   const auto address = UnixAddressOf(path);
   const int fd = socket(AF_UNIX, type, 0);

@@ -35,7 +35,7 @@ class SocketFileTest : public ::testing::Test {
     close(fd);
     return connected;
   }
-  // What a killed process leaves behind.
+  // A file as a killed process leaves it behind.
   void LeaveSocket(int type = SOCK_STREAM) const {
     const auto address = UnixAddressOf(path_);
     const int fd = socket(AF_UNIX, type, 0);

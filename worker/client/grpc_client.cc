@@ -211,7 +211,7 @@ absl::Status GrpcClient::OpenPush(const PushOpening& opening) {
   COHORT_ASSIGN_OR_RETURN(PushStream * push, OpenedPushStream());
   KeptWeights::Shared base =
       kept_.Find(opening.version, membership_->incarnation);
-  // What is kept from now on is what the push has read, or nothing.
+  // From now on only weights that the push has read are kept.
   if (base == nullptr) kept_.Forget();
   PushOpening with_base = opening;
   with_base.takes_changes = base != nullptr;

@@ -7,6 +7,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/listen_address.h"
 #include "common/status_macros.h"
 #include "common/wire/security.h"
 #include "common/wire/status.h"
@@ -93,8 +94,8 @@ absl::Status Link::NormalizedEnd(absl::string_view name,
   }
   if (const std::optional<std::string> failure =
           ConnectionFailure(end.message())) {
-    // Of a Unix socket.
-    const bool denied = absl::StrContains(*failure, "Permission denied");
+    const bool denied = IsUnixAddress(server_) &&
+                        absl::StrContains(*failure, "Permission denied");
     return absl::UnavailableError(absl::StrCat(
         server_, ": cannot be reached (", *failure, "); ",
         denied ? "only processes of the server's user may connect there"

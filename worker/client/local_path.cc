@@ -66,8 +66,8 @@ absl::Status ReachSocket(const std::string& server,
   COHORT_ASSIGN_OR_RETURN(const uint32_t user, connection.PeerUser());
   if (user == geteuid() || geteuid() == 0) return absl::OkStatus();
   return absl::PermissionDeniedError(
-      absl::StrCat("the server is a process of user ", user, ", want one of ",
-                   "user ", geteuid(), ", as this worker is"));
+      absl::StrCat("the server is a process of user ", user,
+                   ", want one of user ", geteuid(), ", as this worker is"));
 }
 
 absl::Status Unusable(absl::string_view mode, const absl::Status& why) {
