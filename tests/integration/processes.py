@@ -147,7 +147,13 @@ class Cohort:
 
     def await_log(self, name, text):
         """Polls a log until it holds a text."""
-        self.until(lambda: text in self.log(name), f"{name} to say '{text}'")
+        try:
+            self.until(lambda: text in self.log(name),
+                       f"{name} to say '{text}'")
+        except AssertionError as error:
+            logs = "\n".join(path.read_text(errors="replace")
+                             for path in sorted(self.dir.glob("*.log")))
+            raise AssertionError(f"{error}; all logs:\n{logs}") from None
 
     def status(self):
         """The answer of `cohortctl status --json`."""

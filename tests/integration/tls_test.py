@@ -28,6 +28,12 @@ class EncryptedCohort(Cohort):
             f"--checkpoint_dir={self.checkpoints}", "--checkpoint_every=5",
             f"--audit_log={self.dir}/audit.jsonl"]
 
+    def start_training(self):
+        """Starts all, and waits until each has read its files and trains."""
+        self.start()
+        self.wait_until(lambda: self.newest_checkpoint() > 0,
+                        "the first checkpoint")
+
     def start_worker(self, rank, *flags, wrapper=()):
         return super().start_worker(
             rank, *self.certificates.flags(f"worker-{rank}"), *flags,
@@ -88,7 +94,7 @@ class NewAuthority(unittest.TestCase):
 
     def test_replaced_without_a_restart(self):
         with EncryptedCohort(server_flags=["--epochs=1000"]) as cohort:
-            cohort.start()
+            cohort.start_training()
             own = cohort.certificates.folder
             new = Certificates(cohort.dir / "new")
             new.issue("worker/0", "worker/1")
@@ -124,7 +130,7 @@ class BadFiles(unittest.TestCase):
 
     def test_keep_the_good_content_in_use(self):
         with EncryptedCohort(server_flags=["--epochs=1000"]) as cohort:
-            self.start(cohort)
+            cohort.start_training()
             other = Certificates(cohort.dir / "other", run_name="other")
             other.issue("worker/0", "worker/1")
             damages = [
@@ -141,7 +147,7 @@ class BadFiles(unittest.TestCase):
 
     def test_a_worker_connects_with_the_content_it_has(self):
         with EncryptedCohort(server_flags=["--epochs=1000"]) as cohort:
-            self.start(cohort)
+            cohort.start_training()
             own = cohort.certificates.folder / "worker-0"
             (own / "tls.key").write_text("no key")
             cohort.await_log("worker0", "stays in use")
@@ -150,11 +156,6 @@ class BadFiles(unittest.TestCase):
             version = cohort.newest_checkpoint()
             cohort.wait_until(lambda: cohort.newest_checkpoint() > version,
                               "both workers to come back")
-
-    def start(self, cohort):
-        cohort.start()
-        cohort.wait_until(lambda: cohort.newest_checkpoint() > 0,
-                          "all to have read their files")
 
     def check(self, cohort, file, damaged, number):
         paths = {role: cohort.certificates.folder / role / file
