@@ -1,9 +1,11 @@
 #include "common/byte_rope.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/stream_copy.h"
 #include "common/xxh3.h"
 
 namespace cohort {
@@ -33,10 +35,9 @@ void ByteRope::Append(absl::Span<const std::byte> bytes,
 void ByteRope::CopyTo(absl::Span<std::byte> out) const {
   COHORT_CHECK(static_cast<int64_t>(out.size()) == size_bytes_,
                absl::StrCat("got ", out.size(), " bytes, want ", size_bytes_));
-  std::byte* to = out.data();
   for (const Piece& piece : pieces_) {
-    std::memcpy(to, piece.bytes.data(), piece.bytes.size());
-    to += piece.bytes.size();
+    StreamCopy(piece.bytes, out.first(piece.bytes.size()));
+    out.remove_prefix(piece.bytes.size());
   }
 }
 
@@ -44,6 +45,23 @@ std::string ByteRope::ToString() const {
   std::string out(static_cast<size_t>(size_bytes_), '\0');
   CopyTo(absl::MakeSpan(reinterpret_cast<std::byte*>(out.data()), out.size()));
   return out;
+}
+
+uint64_t ByteRope::SampledChecksum() const {
+  constexpr int64_t kSample = int64_t{1} << 10;
+  constexpr int64_t kStride = int64_t{16} << 10;
+  std::byte scratch[kSample];
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  XXH3_64bits_update(&state, &size_bytes_, sizeof(size_bytes_));
+  RopeReader reader(*this);
+  while (reader.remaining_bytes() > 0) {
+    const int64_t sample = std::min(kSample, reader.remaining_bytes());
+    XXH3_64bits_update(&state, reader.Peek(sample, scratch),
+                       static_cast<size_t>(sample));
+    reader.Skip(std::min(kStride, reader.remaining_bytes()));
+  }
+  return XXH3_64bits_digest(&state);
 }
 
 uint64_t ByteRope::Checksum() const {

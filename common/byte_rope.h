@@ -45,6 +45,10 @@ class ByteRope {
 
   // XXH3-64 of the whole, independent of how it is cut into pieces.
   uint64_t Checksum() const;
+  // XXH3-64 of the size and of 1 KiB in 16, from the front; independent of the
+  // pieces too. Tells results of different computations apart, whose bits
+  // differ in many places, and costs little; does not find a flipped bit.
+  uint64_t SampledChecksum() const;
 
  private:
   std::vector<Piece> pieces_;

@@ -20,6 +20,16 @@ FloatBuffer::~FloatBuffer() {
   if (!piece_.has_value()) ::operator delete(data_, kAlignment);
 }
 
+uint64_t FloatBuffer::Checksum() const {
+  MutexLock lock(checksum_mu_);
+  if (!checksum_.has_value()) {
+    checksum_ = Xxh3(
+        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(data_),
+                            static_cast<size_t>(elements_) * sizeof(float)));
+  }
+  return *checksum_;
+}
+
 ByteRope RopeOf(const SharedFloats& buffer) {
   return ByteRope(
       absl::MakeConstSpan(reinterpret_cast<const std::byte*>(buffer->data()),
@@ -75,6 +85,11 @@ std::shared_ptr<FloatBuffer> FloatBufferPool::TakeShared(int64_t elements) {
 
 std::shared_ptr<FloatBuffer> FloatBufferPool::Lent(
     std::unique_ptr<FloatBuffer> buffer) {
+  {
+    // Of what it held before.
+    MutexLock lock(buffer->checksum_mu_);
+    buffer->checksum_.reset();
+  }
   // A weak reference: a buffer that outlives its pool is simply freed.
   std::weak_ptr<Shelf> weak = shelf_;
   return std::shared_ptr<FloatBuffer>(

@@ -59,6 +59,10 @@ class FloatBuffer {
     return absl::MakeSpan(data_, static_cast<size_t>(elements_));
   }
 
+  // XXH3-64 of the contents, computed when it is first asked for. Only of a
+  // buffer that is shared by now.
+  uint64_t Checksum() const;
+
   // Absent if no other process can read it.
   std::optional<SharedPlace> place() const {
     if (!piece_.has_value()) return std::nullopt;
@@ -66,8 +70,13 @@ class FloatBuffer {
   }
 
  private:
+  friend class FloatBufferPool;
+
   float* data_ = nullptr;
   int64_t elements_ = 0;
+  // Who asks first computes, and others wait for that.
+  mutable Mutex checksum_mu_;
+  mutable std::optional<uint64_t> checksum_ ABSL_GUARDED_BY(checksum_mu_);
   // Absent if the buffer owns its memory itself.
   std::optional<FloatStorage::Piece> piece_;
 };

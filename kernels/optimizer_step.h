@@ -30,6 +30,9 @@ struct SgdRun {
   // Null where momentum is 0.
   const float* velocity_in = nullptr;
   float* velocity_out = nullptr;
+  // Results are not expected to be in a cache when they are read next, so they
+  // may be written past the caches. No bit depends on it.
+  bool streaming = false;
 };
 
 // The mean gradient of one run of elements, by itself.

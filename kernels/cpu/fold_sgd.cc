@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 #include "absl/types/span.h"
 #include "kernels/backend.h"
@@ -26,9 +27,22 @@ namespace HWY_NAMESPACE {
 // kFold only stores the folded gradient, as weights_out.
 enum class Rule { kFold, kPlain, kMomentum, kNesterov };
 
+// Streaming stores pass the caches by, so that no line is read just to be
+// overwritten. They need whole, aligned vectors.
+enum class Store { kCached, kStreaming };
+
+template <Store kStore>
+HWY_INLINE void StoreFloats(Narrow value, float* to) {
+  if constexpr (kStore == Store::kStreaming) {
+    hn::Stream(value, NarrowTag(), to);
+  } else {
+    hn::StoreU(value, NarrowTag(), to);
+  }
+}
+
 // Applies the folded `sum` to the vector of elements at `i`. Lanes of the
 // answer are true where the folded gradient is finite.
-template <Rule kRule>
+template <Rule kRule, Store kStore>
 HWY_INLINE hn::Mask<NarrowTag> UpdateVector(const SgdStep& step,
                                             const SgdRun& run, int64_t i,
                                             Wide sum) {
@@ -36,7 +50,7 @@ HWY_INLINE hn::Mask<NarrowTag> UpdateVector(const SgdStep& step,
   const Narrow folded =
       hn::Mul(hn::Set(tag, step.gradient_scale), RoundToFloat(sum));
   if constexpr (kRule == Rule::kFold) {
-    hn::StoreU(folded, tag, run.weights_out + i);
+    StoreFloats<kStore>(folded, run.weights_out + i);
     return hn::IsFinite(folded);
   }
   const Narrow w = hn::LoadU(tag, run.weights_in + i);
@@ -46,11 +60,11 @@ HWY_INLINE hn::Mask<NarrowTag> UpdateVector(const SgdStep& step,
     const Narrow momentum = hn::Set(tag, step.momentum);
     const Narrow v =
         hn::Add(hn::Mul(momentum, hn::LoadU(tag, run.velocity_in + i)), g);
-    hn::StoreU(v, tag, run.velocity_out + i);
+    StoreFloats<kStore>(v, run.velocity_out + i);
     change = kRule == Rule::kNesterov ? hn::Add(g, hn::Mul(momentum, v)) : v;
   }
   const Narrow rate = hn::Set(tag, step.learning_rate);
-  hn::StoreU(hn::Sub(w, hn::Mul(rate, change)), tag, run.weights_out + i);
+  StoreFloats<kStore>(hn::Sub(w, hn::Mul(rate, change)), run.weights_out + i);
   return hn::IsFinite(folded);
 }
 
@@ -129,7 +143,7 @@ void AddGroup(Group group, int64_t begin, int64_t n, double* sums) {
 // Adds the last group to `sums` and updates elements [begin, begin + n) by
 // the totals, which never leave the registers. Ends at the first that is not
 // finite, unless it only folds.
-template <Rule kRule>
+template <Rule kRule, Store kStore>
 HWY_INLINE bool FinishTile(const SgdStep& step, const SgdRun& run, Group group,
                            int64_t begin, int64_t n, const double* sums) {
   const NarrowTag tag;
@@ -142,10 +156,12 @@ HWY_INLINE bool FinishTile(const SgdStep& step, const SgdRun& run, Group group,
     Wide s0 = LoadWide(sum), s1 = LoadWide(sum + lanes);
     Wide s2 = LoadWide(sum + 2 * lanes), s3 = LoadWide(sum + 3 * lanes);
     AddFour(group, at, s0, s1, s2, s3);
-    const auto finite0 = UpdateVector<kRule>(step, run, at, s0);
-    const auto finite1 = UpdateVector<kRule>(step, run, at + lanes, s1);
-    const auto finite2 = UpdateVector<kRule>(step, run, at + 2 * lanes, s2);
-    const auto finite3 = UpdateVector<kRule>(step, run, at + 3 * lanes, s3);
+    const auto finite0 = UpdateVector<kRule, kStore>(step, run, at, s0);
+    const auto finite1 = UpdateVector<kRule, kStore>(step, run, at + lanes, s1);
+    const auto finite2 =
+        UpdateVector<kRule, kStore>(step, run, at + 2 * lanes, s2);
+    const auto finite3 =
+        UpdateVector<kRule, kStore>(step, run, at + 3 * lanes, s3);
     const auto finite =
         hn::And(hn::And(finite0, finite1), hn::And(finite2, finite3));
     if (!hn::AllTrue(tag, finite)) {
@@ -163,29 +179,61 @@ HWY_INLINE bool FinishTile(const SgdStep& step, const SgdRun& run, Group group,
   return all_finite;
 }
 
-// By value: with copies that nobody else can reach, the compiler need not
-// read the settings again after every store of a float.
-template <Rule kRule>
-bool FoldWith(const SgdStep step, const SgdRun run) {
+// Elements [begin, end) of a run. By value: with copies that nobody else can
+// reach, the compiler need not read the settings again after every store of a
+// float.
+template <Rule kRule, Store kStore>
+bool FoldRange(const SgdStep step, const SgdRun run, int64_t begin,
+               int64_t end) {
   const size_t contributors = run.gradients.size();
   const size_t earlier =
       contributors == 0 ? 0 : (contributors - 1) / kGroupMax * kGroupMax;
   const Group last_group = run.gradients.subspan(earlier);
   HWY_ALIGN double sums[kTile];
   bool all_finite = true;
-  for (int64_t begin = 0; begin < run.count; begin += kTile) {
-    const int64_t n = std::min(kTile, run.count - begin);
+  for (; begin < end; begin += kTile) {
+    const int64_t n = std::min(kTile, end - begin);
     if (earlier > 0) std::fill_n(sums, n, 0.0);
     for (size_t k = 0; k < earlier; k += kGroupMax) {
       AddGroup(run.gradients.subspan(k, kGroupMax), begin, n, sums);
     }
     const double* const before = earlier > 0 ? sums : kNoSums;
-    if (!FinishTile<kRule>(step, run, last_group, begin, n, before)) {
+    if (!FinishTile<kRule, kStore>(step, run, last_group, begin, n, before)) {
       if (kRule != Rule::kFold) return false;
       all_finite = false;
     }
   }
   return all_finite;
+}
+
+// Shorter runs are not worth the wait for the last stores.
+constexpr int64_t kStreamingMin = 1024;
+
+// Elements before the first that lies at the start of a vector of every
+// instruction set, in both results; absent if there is none.
+std::optional<int64_t> BeforeAligned(const SgdRun& run) {
+  constexpr uintptr_t kVector = 64;
+  const uintptr_t past = reinterpret_cast<uintptr_t>(run.weights_out) % kVector;
+  if (run.velocity_out != nullptr &&
+      reinterpret_cast<uintptr_t>(run.velocity_out) % kVector != past) {
+    return std::nullopt;
+  }
+  return static_cast<int64_t>((kVector - past) % kVector / sizeof(float));
+}
+
+template <Rule kRule>
+bool FoldWith(const SgdStep& step, const SgdRun& run) {
+  std::optional<int64_t> before;
+  if (run.streaming && run.count >= kStreamingMin) before = BeforeAligned(run);
+  if (!before.has_value()) {
+    return FoldRange<kRule, Store::kCached>(step, run, 0, run.count);
+  }
+  const bool head = FoldRange<kRule, Store::kCached>(step, run, 0, *before);
+  if (!head && kRule != Rule::kFold) return false;
+  const bool rest =
+      FoldRange<kRule, Store::kStreaming>(step, run, *before, run.count);
+  hwy::FlushStream();
+  return head && rest;
 }
 
 bool FoldSgdHere(const SgdStep& step, const SgdRun& run) {

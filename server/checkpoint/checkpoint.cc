@@ -325,7 +325,6 @@ absl::StatusOr<SharedSnapshot> SnapshotFrom(const std::string& path,
       return absl::DataLossError(
           absl::StrCat(path, ": weights of partition ", p, " are missing"));
     }
-    snapshot->checksums.push_back(RopeOf(snapshot->weights[p]).Checksum());
   }
   StatisticsSets statistics;
   for (const KeptSet& kept : manifest.statistics) {

@@ -206,7 +206,6 @@ struct SendWeights {
   int32_t partition = 0;
   Version version;
   SharedFloats weights;
-  uint64_t checksum = 0;
   // Where the rank holds the version before: what its weights need to become
   // these, in bfloat16, and its XXH3-64. Otherwise empty.
   ByteRope change;

@@ -16,12 +16,14 @@ Push::Arrival Push::Open(const PushKey& key, const PushOpening& opening) {
   return Arrival::kNew;
 }
 
-Push::Arrival Push::Add(int32_t partition, int64_t bytes, uint64_t checksum,
+Push::Arrival Push::Add(int32_t partition, int64_t bytes,
+                        uint64_t sampled_checksum,
                         const std::vector<int32_t>& absent_slices) {
   if (parts_.empty()) parts_.resize(static_cast<size_t>(partitions_));
   Part& part = parts_[static_cast<size_t>(partition)];
   if (part.received) {
-    return part.checksum == checksum && part.absent_slices == absent_slices
+    return part.sampled_checksum == sampled_checksum &&
+                   part.absent_slices == absent_slices
                ? Arrival::kRepeated
                : Arrival::kMismatch;
   }
@@ -29,7 +31,7 @@ Push::Arrival Push::Add(int32_t partition, int64_t bytes, uint64_t checksum,
   held_bytes_ += bytes;
   part = {.received = true,
           .bytes = bytes,
-          .checksum = checksum,
+          .sampled_checksum = sampled_checksum,
           .absent_slices = absent_slices};
   return Arrival::kNew;
 }

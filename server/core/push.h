@@ -21,9 +21,9 @@ class Push {
   // How a message relates to what was there.
   enum class Arrival {
     kNew,
-    // Identical key; same checksum.
+    // Identical key; same content, as far as it is compared.
     kRepeated,
-    // Identical key; another checksum: the replay was not exact.
+    // Identical key; another content: the replay was not exact.
     kMismatch,
   };
 
@@ -49,7 +49,7 @@ class Push {
 
   Arrival Open(const PushKey& key, const PushOpening& opening);
   // A gradient of so many bytes.
-  Arrival Add(int32_t partition, int64_t bytes, uint64_t checksum,
+  Arrival Add(int32_t partition, int64_t bytes, uint64_t sampled_checksum,
               const std::vector<int32_t>& absent_slices);
   Arrival Close(PushClosing closing);
 
@@ -70,7 +70,7 @@ class Push {
     bool received = false;
     // That no fold has taken.
     int64_t bytes = 0;
-    uint64_t checksum = 0;
+    uint64_t sampled_checksum = 0;
     std::vector<int32_t> absent_slices;
   };
   int32_t partitions_ = 0;

@@ -32,8 +32,8 @@ struct GradientMessage {
   // The partition's elements.
   ByteRope gradient;
   ElementType type = ElementType::kFloat32;
-  // XXH3-64 of it.
-  uint64_t checksum = 0;
+  // ByteRope::SampledChecksum of it, to compare repetitions.
+  uint64_t sampled_checksum = 0;
   std::vector<int32_t> absent_slices;
 };
 

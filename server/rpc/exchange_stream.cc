@@ -59,7 +59,7 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
       if (!encrypted()) to->set_xxh3(weights.change_checksum);
       payload = weights.change;
     } else {
-      if (!encrypted()) to->set_xxh3(weights.checksum);
+      if (!encrypted()) to->set_xxh3(weights.weights->Checksum());
       payload = RopeOf(weights.weights);
     }
     AddMessageChecksum(&reply);
@@ -169,14 +169,16 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
                             ElementTypeOf(proto.encoding()));
     GradientMessage message{.partition = proto.partition(),
                             .type = type,
-                            .checksum = payload.Checksum(),
+                            .sampled_checksum = payload.SampledChecksum(),
                             .absent_slices = {proto.absent_slices().begin(),
                                               proto.absent_slices().end()}};
-    // The core needs the checksum in any case, so it is computed once here.
-    if (proto.has_xxh3() && proto.xxh3() != message.checksum) {
-      return absl::DataLossError(absl::StrCat(
-          "gradient of partition ", proto.partition(), ": got checksum ",
-          absl::Hex(message.checksum), ", want ", absl::Hex(proto.xxh3())));
+    if (proto.has_xxh3()) {
+      const uint64_t checksum = payload.Checksum();
+      if (proto.xxh3() != checksum) {
+        return absl::DataLossError(absl::StrCat(
+            "gradient of partition ", proto.partition(), ": got checksum ",
+            absl::Hex(checksum), ", want ", absl::Hex(proto.xxh3())));
+      }
     }
     message.gradient = std::move(payload);
     return message;

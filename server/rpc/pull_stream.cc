@@ -78,7 +78,7 @@ class PullReactor final
     v1::PullReply reply;
     reply.set_partition(static_cast<int32_t>(partition));
     reply.set_encoding(v1::ENCODING_FLOAT32);
-    reply.set_xxh3(checksums_[partition]);
+    reply.set_xxh3(weights_[partition]->Checksum());
     AddMessageChecksum(&reply);
     const ByteRope weights = RopeOf(weights_[partition]);
     ServiceCounters::Add(shard_.counters().pull_bytes_float32,
@@ -121,7 +121,6 @@ class PullReactor final
                                       ? AverageOf(*snapshot)
                                       : snapshot;
       weights_ = read->weights;
-      checksums_ = read->checksums;
     }
     AddMessageChecksum(&reply);
     Send(EncodeFramed(reply, ByteRope()));
@@ -144,7 +143,6 @@ class PullReactor final
 
   // Fixed before the first write; then used by its reactions only.
   std::vector<SharedFloats> weights_;
-  std::vector<uint64_t> checksums_;
   size_t next_ = 0;
 };
 

@@ -86,6 +86,26 @@ TEST(ByteRopeTest, ChecksumDoesNotDependOnCuts) {
 }
 
 // Reference values of XXH3-64 with seed 0, from the algorithm's own tests.
+TEST(ByteRopeTest, SampledChecksumTellsComputationsApart) {
+  // Longer than two strides, and no multiple of a sample.
+  std::vector<float> floats(10007);
+  for (size_t i = 0; i < floats.size(); ++i) floats[i] = static_cast<float>(i);
+  const uint64_t whole = Cut(floats, {}).SampledChecksum();
+  for (const std::vector<size_t>& cuts :
+       {std::vector<size_t>{1}, {1023, 1025}, {16383, 16384, 20000}, {40027}}) {
+    EXPECT_EQ(Cut(floats, cuts).SampledChecksum(), whole);
+  }
+  std::vector<float> longer = floats;
+  longer.push_back(0);
+  EXPECT_NE(Cut(longer, {}).SampledChecksum(), whole);
+  for (float& value : floats) value += 1;
+  EXPECT_NE(Cut(floats, {}).SampledChecksum(), whole);
+  floats.assign(1, 0);
+  const uint64_t one = Cut(floats, {}).SampledChecksum();
+  floats[0] = -0.0f;
+  EXPECT_NE(Cut(floats, {}).SampledChecksum(), one);
+}
+
 TEST(ChecksumTest, IsXxh3) {
   EXPECT_EQ(Xxh3({}), 0x2D06800538D394C2u);
   EXPECT_EQ(ByteRope().Checksum(), 0x2D06800538D394C2u);

@@ -30,6 +30,27 @@ TEST(FloatBufferTest, ARopeKeepsItAlive) {
   EXPECT_TRUE(watch.expired());
 }
 
+TEST(FloatBufferTest, HasTheChecksumOfItsBytes) {
+  auto buffer = std::make_shared<FloatBuffer>(2);
+  buffer->mutable_span()[0] = 1;
+  buffer->mutable_span()[1] = 2;
+  EXPECT_EQ(buffer->Checksum(), RopeOf(buffer).Checksum());
+  EXPECT_EQ(buffer->Checksum(), RopeOf(buffer).Checksum());
+}
+
+// The memory, and what is known of it, are used again.
+TEST(FloatBufferPoolTest, AChecksumIsOfTheNewContents) {
+  FloatBufferPool pool;
+  auto buffer = pool.Take(1);
+  buffer->mutable_span()[0] = 1;
+  const uint64_t before = buffer->Checksum();
+  buffer.reset();
+  buffer = pool.Take(1);
+  buffer->mutable_span()[0] = 2;
+  EXPECT_NE(buffer->Checksum(), before);
+  EXPECT_EQ(buffer->Checksum(), RopeOf(buffer).Checksum());
+}
+
 TEST(FloatBufferPoolTest, HandsAReturnedBufferOutAgain) {
   FloatBufferPool pool;
   auto buffer = pool.Take(8);

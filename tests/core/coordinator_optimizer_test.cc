@@ -81,7 +81,6 @@ TEST(CoordinatorOptimizerTest, AStepWithoutWeightLeavesWeightsAndSlots) {
       const SharedSnapshot after = cohort.snapshot();
       ASSERT_EQ(after->version, Version(2));
       EXPECT_EQ(cohort.counter("pushes_applied"), 4);
-      EXPECT_EQ(after->checksums, before->checksums);
       for (size_t p = 0; p < 2; ++p) {
         EXPECT_THAT(after->weights[p]->span(),
                     ElementsAreArray(before->weights[p]->span()));
@@ -98,7 +97,7 @@ TEST(CoordinatorOptimizerTest, AStepWithoutWeightLeavesWeightsAndSlots) {
       EXPECT_EQ(after->statistics->front().layers[0].num_batches_tracked, 2);
       // The next step is an ordinary one.
       Step(cohort, PushOf({1, 1}, {1}), PushOf({2, 1}, {0}));
-      EXPECT_NE(cohort.snapshot()->checksums, before->checksums);
+      EXPECT_NE(WeightChecksums(*cohort.snapshot()), WeightChecksums(*before));
     }
   }
 }

@@ -45,7 +45,6 @@ class DataShardTest : public ::testing::Test {
     auto base = std::make_shared<ModelSnapshot>();
     base->version = Version(7);
     base->weights = {Floats({10}), Floats({20})};
-    base->checksums = {0, 0};
     base->slots.resize(2);
     base->statistics = std::make_shared<StatisticsSets>();
     base_ = std::move(base);

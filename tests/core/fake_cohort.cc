@@ -306,7 +306,7 @@ absl::Status FakeCohort::Gradient(Rank rank, int32_t partition,
                           .type = type.value_or(told_[rank].gradients),
                           .absent_slices = absent_slices};
   message.gradient = Encoded(values, message.type);
-  message.checksum = message.gradient.Checksum();
+  message.sampled_checksum = message.gradient.SampledChecksum();
   Effects out;
   const Held held{.sender = sender(rank), .key = key(rank)};
   const absl::StatusOr<Admission> admission =

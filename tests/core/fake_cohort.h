@@ -196,6 +196,15 @@ inline FakePush PushOf(float value) {
   return {.w = {value, 0}, .loss_weight = 2, .loss_sum = 2};
 }
 
+// Of each partition.
+inline std::vector<uint64_t> WeightChecksums(const ModelSnapshot& snapshot) {
+  std::vector<uint64_t> checksums;
+  for (const SharedFloats& weights : snapshot.weights) {
+    checksums.push_back(weights->Checksum());
+  }
+  return checksums;
+}
+
 inline bool Trains(FakeCohort& cohort, Rank rank) {
   return cohort.told(rank).kind == AssignmentKind::kTrain;
 }

@@ -71,7 +71,6 @@ TEST(FoldJobTest, EachSliceIsUpdatedByItsOwnStep) {
   EXPECT_EQ(Values(result.weights), (Floats{0.5, 1, 2}));
   EXPECT_EQ(result.slots.velocity, nullptr);
   EXPECT_FALSE(result.nonfinite.has_value());
-  EXPECT_EQ(result.checksum, RopeOf(result.weights).Checksum());
   EXPECT_EQ(Values(job.weights), (Floats{1, 2, 4}));
 }
 
@@ -135,7 +134,7 @@ TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
       cut.contributions[0].gradient = CutRope(first, longest);
       cut.contributions[1].gradient = CutRope(second, longest + 2);
       const FoldResult result = RunFold(cut, *backend, pool);
-      EXPECT_EQ(result.checksum, whole.checksum)
+      EXPECT_EQ(result.weights->Checksum(), whole.weights->Checksum())
           << backend->name() << ", pieces of up to " << longest;
       EXPECT_EQ(Values(result.slots.velocity), Values(whole.slots.velocity));
     }
@@ -200,7 +199,8 @@ TEST(FoldJobTest, BFloat16GivesTheBitsOfItsValues) {
         EXPECT_EQ(Values(got.gradient), Values(want.gradient));
         continue;
       }
-      EXPECT_EQ(got.checksum, want.checksum) << backend->name();
+      EXPECT_EQ(got.weights->Checksum(), want.weights->Checksum())
+          << backend->name();
       EXPECT_EQ(Values(got.slots.velocity), Values(want.slots.velocity));
     }
   }

@@ -80,7 +80,6 @@ SmallRun::SmallRun(const OptimizerOptions& optimizer,
     const std::vector<float> values = Gather(partition, initial);
     auto buffer = std::make_shared<FloatBuffer>(partition.elements);
     std::copy(values.begin(), values.end(), buffer->data());
-    snapshot->checksums.push_back(RopeOf(buffer).Checksum());
     snapshot->weights.push_back(std::move(buffer));
   }
   snapshot->statistics = std::make_shared<StatisticsSets>();

@@ -353,7 +353,7 @@ void CoreDriver::Gradient(const Sender& sender, const PushKey& key,
     bytes = block->halves;
   }
   message.gradient = ByteRope(bytes, block);
-  message.checksum = message.gradient.Checksum();
+  message.sampled_checksum = message.gradient.SampledChecksum();
   const absl::StatusOr<Admission> taken = Handle([&](Effects& out) {
     return core_->Gradient(sender, key, message, now_, out);
   });

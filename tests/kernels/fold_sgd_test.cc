@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -58,6 +60,7 @@ struct FoldInput {
   std::vector<float> weights;
   std::vector<float> velocity;
   int64_t offset_bytes = 0;
+  bool streaming = false;
 };
 
 Folded Fold(const Backend& backend, const FoldInput& in) {
@@ -72,7 +75,8 @@ Folded Fold(const Backend& backend, const FoldInput& in) {
                 .weights_in = in.weights.data(),
                 .weights_out = out.weights.data(),
                 .velocity_in = has_velocity ? in.velocity.data() : nullptr,
-                .velocity_out = has_velocity ? out.velocity.data() : nullptr});
+                .velocity_out = has_velocity ? out.velocity.data() : nullptr,
+                .streaming = in.streaming});
   return out;
 }
 
@@ -148,8 +152,54 @@ TEST_P(FoldSgdTest, HasTheBitsOfTheReferenceAndOfItself) {
       const FoldInput in = RandomInput(count, 11, step);
       const Folded out = Fold(backend(), in);
       EXPECT_TRUE(out == Fold(ReferenceBackend(), in));
-      EXPECT_TRUE(out == Fold(backend(), in));
+      FoldInput streaming = in;
+      streaming.streaming = true;
+      EXPECT_TRUE(out == Fold(backend(), streaming));
     }
+  }
+}
+
+// From 64 Ki elements on, results pass the caches by, where vectors are
+// aligned.
+TEST_P(FoldSgdTest, StreamsResultsToAnyElement) {
+  constexpr int64_t kCount = 2048 + 5;
+  const FoldInput in = RandomInput(kCount, 2, kMomentum);
+  const Folded want = Fold(backend(), in);
+  const ByteGradients gradients(in.gradients, 0);
+  for (const auto& [of_weights, of_velocity] :
+       {std::pair(0, 0), {1, 1}, {15, 15}, {16, 16}, {0, 1}, {3, 0}}) {
+    std::vector<float> weights(kCount + 32, -1);
+    std::vector<float> velocity(kCount + 32, -1);
+    EXPECT_TRUE(backend().FoldSgd(
+        in.step, {.gradients = gradients.pointers(),
+                  .count = kCount,
+                  .weights_in = in.weights.data(),
+                  .weights_out = weights.data() + of_weights,
+                  .velocity_in = in.velocity.data(),
+                  .velocity_out = velocity.data() + of_velocity,
+                  .streaming = true}));
+    const auto check = [&](const std::vector<float>& out, int64_t begin,
+                           const std::vector<float>& values) {
+      EXPECT_TRUE(std::equal(values.begin(), values.end(), out.begin() + begin))
+          << of_weights << ", " << of_velocity;
+      EXPECT_EQ(std::count(out.begin(), out.begin() + begin, -1), begin);
+      EXPECT_EQ(std::count(out.begin() + begin + kCount, out.end(), -1),
+                32 - begin);
+    };
+    check(weights, of_weights, want.weights);
+    check(velocity, of_velocity, want.velocity);
+  }
+}
+
+TEST_P(FoldSgdTest, ReportsANonfiniteGradientWhileItStreams) {
+  constexpr int64_t kCount = 2048 + 5;
+  const FoldInput good = RandomInput(kCount, 2, kMomentum);
+  for (int64_t position : {int64_t{0}, kCount / 2, kCount - 1}) {
+    FoldInput in = good;
+    in.gradients[1][static_cast<size_t>(position)] =
+        std::numeric_limits<float>::infinity();
+    in.streaming = true;
+    EXPECT_FALSE(Fold(backend(), in).finite) << position;
   }
 }
 

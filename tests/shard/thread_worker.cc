@@ -355,7 +355,7 @@ bool ThreadWorker::SendGradients(const Assignment& assignment, size_t count) {
     }
     GradientMessage message{.partition = partition,
                             .gradient = shard_.Counted(RopeOf(buffer))};
-    message.checksum = message.gradient.Checksum();
+    message.sampled_checksum = message.gradient.SampledChecksum();
     for (;;) {
       const absl::StatusOr<Admission> admission =
           shard_.Gradient(sender_, KeyOf(assignment), message, exchange_);

@@ -102,7 +102,7 @@ void SimWorker::SendGradient(int32_t partition) {
                     block->halves.data());
   }
   message.gradient = CutSomewhere(block, world_.random);
-  message.checksum = message.gradient.Checksum();
+  message.sampled_checksum = message.gradient.SampledChecksum();
   step_->sent.push_back(message);
   world_.network.ToServer(connection_, StreamKind::kExchange,
                           [connection = connection_, sender = Identity(),

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "common/byte_rope.h"
-
 namespace cohort {
 
 SharedSnapshot Successor(const ModelSnapshot& base, VersionExtras extras) {
@@ -24,12 +22,10 @@ SharedSnapshot AverageOf(const ModelSnapshot& snapshot) {
   auto average = std::make_shared<ModelSnapshot>();
   average->version = snapshot.version;
   average->weights = snapshot.weights;
-  average->checksums = snapshot.checksums;
   for (size_t p = 0; p < average->weights.size(); ++p) {
     // The average of frozen weights is the weights.
     if (snapshot.slots[p].average == nullptr) continue;
     average->weights[p] = snapshot.slots[p].average;
-    average->checksums[p] = RopeOf(average->weights[p]).Checksum();
   }
   average->slots.resize(average->weights.size());
   average->statistics =

@@ -21,8 +21,6 @@ struct ModelSnapshot {
   Version version;
   // One entry a partition.
   std::vector<SharedFloats> weights;
-  // XXH3-64 of each.
-  std::vector<uint64_t> checksums;
   // State of the optimizer; empty entries for partitions without gradients.
   std::vector<Slots> slots;
   // Kinds of moving statistics in the policy's order; the first is exported.

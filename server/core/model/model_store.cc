@@ -50,7 +50,6 @@ absl::Status ModelStore::Install(const ModelLayout& layout, const RunPlan& plan,
   for (size_t i = 0; i < values.size(); ++i) {
     COHORT_CHECK(values[i]->size() == model->partitions[i].elements,
                  "partition size");
-    snapshot->checksums.push_back(RopeOf(values[i]).Checksum());
   }
   snapshot->weights = std::move(values);
   snapshot->slots = FitSlots(model->partitions, snapshot->weights, {},

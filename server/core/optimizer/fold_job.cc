@@ -10,6 +10,10 @@
 namespace cohort {
 namespace {
 
+// Elements of a partition from which on a model is taken to be larger than the
+// caches. Partitions of small models are smaller.
+constexpr int64_t kStreamingMin = int64_t{64} << 10;
+
 // Gradients, weights and velocities in one pass of the fused kernel.
 class Folder {
  public:
@@ -30,10 +34,6 @@ class Folder {
                       .gradient_bytes = GradientBytes(job_),
                       .nonfinite = nonfinite_};
     if (result.nonfinite.has_value()) return result;
-    // Computed here because the weights are still in this core's cache.
-    result.checksum = Xxh3(absl::MakeConstSpan(
-        reinterpret_cast<const std::byte*>(weights_->data()),
-        static_cast<size_t>(weights_->size()) * sizeof(float)));
     result.weights = std::move(weights_);
     result.slots = job_.slots;
     if (slot_ != nullptr) result.slots.*slot_ = std::move(velocity_);
@@ -75,7 +75,8 @@ class Folder {
     kernels::SgdRun run{.gradients = gradients,
                         .count = count,
                         .weights_in = job_.weights->data() + begin,
-                        .weights_out = weights_->data() + begin};
+                        .weights_out = weights_->data() + begin,
+                        .streaming = weights_->size() >= kStreamingMin};
     if (slot_ != nullptr) {
       run.velocity_in = (job_.slots.*slot_)->data() + begin;
       run.velocity_out = velocity_->data() + begin;

@@ -109,8 +109,6 @@ struct FoldResult {
   SharedFloats weights;
   // As the job's, moved on; after pass kGradient only the mean square is.
   Slots slots;
-  // XXH3-64 of the weights.
-  uint64_t checksum = 0;
   // With Slots::remainder: what the job's weights need to become these, in
   // bfloat16, and its XXH3-64. Otherwise empty.
   ByteRope change;

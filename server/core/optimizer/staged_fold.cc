@@ -81,9 +81,6 @@ class StagedFold {
     for (size_t s = 0; s < result.slots.updates.size(); ++s) {
       if (!job_.slices[s].skip) ++result.slots.updates[s];
     }
-    result.checksum = Xxh3(absl::MakeConstSpan(
-        reinterpret_cast<const std::byte*>(weights_->data()),
-        static_cast<size_t>(weights_->size()) * sizeof(float)));
     result.weights = std::move(weights_);
     if (change_ != nullptr) {
       result.change = ByteRope(

@@ -52,7 +52,7 @@ absl::StatusOr<Admission> ArrivalQueue::Gradient(Worker& worker,
   }
   const Push::Arrival arrival =
       push.Add(message.partition, message.gradient.size_bytes(),
-               message.checksum, message.absent_slices);
+               message.sampled_checksum, message.absent_slices);
   CountArrival(worker, arrival, parts_.ledger, turn);
   if (arrival == Push::Arrival::kNew) {
     HoldGradient({.rank = worker.rank, .key = push.key()}, message, turn);

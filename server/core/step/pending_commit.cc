@@ -51,7 +51,6 @@ SharedSnapshot PendingCommit::Next(VersionExtras extras) const {
     if (!result.has_value()) continue;
     next->weights[p] = result->weights;
     next->slots[p] = result->slots;
-    next->checksums[p] = result->checksum;
   }
   return next;
 }

@@ -32,8 +32,7 @@ void SendResult(const FoldResult& result, Version version, const Worker& worker,
                            .key = key,
                            .partition = result.partition,
                            .version = version,
-                           .weights = result.weights,
-                           .checksum = result.checksum};
+                           .weights = result.weights};
   // The process that opened the push, and no replacement of it, has what the
   // change is added to.
   if (worker.holds ==
