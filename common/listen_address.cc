@@ -96,8 +96,11 @@ bool IsUnixAddress(absl::string_view text) {
 
 absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag,
                                                  absl::string_view text) {
-  return IsUnixAddress(text) ? ParseUnixAddress(flag, text)
-                             : ParseHostPort(flag, text);
+  if (IsUnixAddress(text)) return ParseUnixAddress(flag, text);
+  absl::StatusOr<ListenAddress> address = ParseHostPort(flag, text);
+  if (address.ok()) return address;
+  return absl::InvalidArgumentError(
+      absl::StrCat(address.status().message(), ", or unix:/path"));
 }
 
 absl::Status CheckServerAddress(absl::string_view flag,

@@ -8,7 +8,7 @@
 #include "common/check.h"
 
 #if defined(__SSE2__)
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace cohort {

@@ -274,7 +274,7 @@ TEST(ClientConnectionTest, ServersNeedAPort) {
   ClientOptions options{.server = "server", .batch_size = 1};
   EXPECT_EQ(MakeGrpcClient(options).status().message(),
             "--server: got 'server', want host:port such as 127.0.0.1:7070, "
-            "with a port of 0 to 65535");
+            "with a port of 0 to 65535, or unix:/path");
 }
 
 TEST(ClientConnectionTest, WaitsAreToldAndWaitedOut) {

@@ -73,7 +73,7 @@ TEST(ListenAddressTest, ServersAreConnectedToByPortOrScheme) {
   }
   EXPECT_EQ(CheckServerAddress("--server", "server").message(),
             "--server: got 'server', want host:port such as 127.0.0.1:7070, "
-            "with a port of 0 to 65535");
+            "with a port of 0 to 65535, or unix:/path");
 }
 
 TEST(ListenAddressTest, AllAddressesAreNoPlaceToGoTo) {

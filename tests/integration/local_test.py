@@ -139,8 +139,8 @@ class Local(unittest.TestCase):
             self.assertEqual(cohort.model_digest(), self.digest)
 
     def test_no_worker_leaves_descriptors_behind(self):
-        with cohort_of("shm", "--on_worker_loss=wait") as cohort:
-            cohort.server_flags[0] = "--epochs=100000"
+        with cohort_of("shm", "--on_worker_loss=wait",
+                       epochs=100000) as cohort:
             cohort.start()
             open_files = pathlib.Path(f"/proc/{cohort.server.pid}/fd")
 
