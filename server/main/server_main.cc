@@ -18,6 +18,7 @@
 #include "common/cli/command_line.h"
 #include "common/cli/environment.h"
 #include "common/cli/file_limit.h"
+#include "common/cli/lock_checks.h"
 #include "common/cli/program.h"
 #include "common/cli/signal_watcher.h"
 #include "common/clock.h"
@@ -180,6 +181,7 @@ int Main(absl::Span<char* const> arguments) {
                                  "--log_level: ", level.status().message())));
   }
   InitLogging({.level = *level, .process = "server"});
+  TurnOffLockChecks();
   // gRPC's errors come back as a status, which is reported in Cohort's words.
   RouteGrpcLog(&LogTransport);
   ExitOnUncaughtExceptions();
