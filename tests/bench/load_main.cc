@@ -22,9 +22,9 @@
 #include "absl/time/time.h"
 #include "common/cli/command_line.h"
 #include "common/cli/file_limit.h"
+#include "common/cli/lock_checks.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
-#include "common/cli/lock_checks.h"
 #include "tests/bench/load_clients.h"
 #include "tests/bench/load_run.h"
 
