@@ -40,8 +40,6 @@ constexpr Setting kThroughput[] = {
     // instead.
     {GRPC_ARG_HTTP2_BDP_PROBE, 0},
     {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 8 * kMiB},
-    {GRPC_ARG_TCP_READ_CHUNK_SIZE, kMiB},
-    {GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, 4 * kMiB},
 };
 
 constexpr Setting kCommon[] = {
@@ -92,6 +90,12 @@ void Apply(Target&& set, const Settings& settings) {
   for (const Setting& setting : settings) set(setting.name, setting.value);
 }
 
+template <typename Target>
+void ApplyChunk(Target&& set, const ReadChunk& read) {
+  set(GRPC_ARG_TCP_READ_CHUNK_SIZE, static_cast<int>(read.first_bytes));
+  set(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, static_cast<int>(read.bytes_max));
+}
+
 // gRPC's name of an address. It reads that of a Unix socket as a part of a URI,
 // and takes one that is none for a host.
 std::string TargetOf(const std::string& server) {
@@ -117,8 +121,21 @@ int64_t LookaheadBytes(int64_t inflight_bytes_max, int32_t workers) {
   return std::clamp<int64_t>(share, kLookaheadBytesMin, kLookaheadBytesMax);
 }
 
-void ApplyServerSettings(grpc::ServerBuilder& builder,
-                         int64_t lookahead_bytes) {
+ReadChunk ReadChunkFor(int32_t workers) {
+  // As many connections of each worker.
+  constexpr int64_t kConnections = 3;
+  constexpr int64_t kBytesAtFirst = int64_t{192} * kMiB;
+  constexpr int64_t kBytesMin = 8 << 10;
+  const ReadChunk most;
+  const int64_t share =
+      kBytesAtFirst / (kConnections * std::max<int64_t>(workers, 1));
+  const int64_t first = std::clamp<int64_t>(share, kBytesMin, most.first_bytes);
+  return {.first_bytes = first,
+          .bytes_max = most.bytes_max / most.first_bytes * first};
+}
+
+void ApplyServerSettings(grpc::ServerBuilder& builder, int64_t lookahead_bytes,
+                         ReadChunk read) {
   const auto set = [&builder](const char* name, int value) {
     builder.AddChannelArgument(name, value);
   };
@@ -129,6 +146,7 @@ void ApplyServerSettings(grpc::ServerBuilder& builder,
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   Apply(set, kCommon);
   Apply(set, kThroughput);
+  ApplyChunk(set, read);
   set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, static_cast<int>(lookahead_bytes));
   Apply(set, kServer);
 }
@@ -143,6 +161,7 @@ grpc::ChannelArguments MakeChannelArguments(ChannelPurpose purpose) {
   Apply(set, kClient);
   if (bulk) {
     Apply(set, kThroughput);
+    ApplyChunk(set, ReadChunk());
     set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES,
         static_cast<int>(kLookaheadBytesMax));
   }

@@ -27,11 +27,23 @@ inline constexpr int64_t kLookaheadBytesMax = int64_t{64} << 20;
 // must not be taken for a dead one. The control channel detects dead peers.
 inline constexpr int kBulkKeepaliveTimeoutMs = 20'000;
 
+// Bytes that a server reads of a connection at once, at first and at most. gRPC
+// keeps the first for every connection, however small its messages are, and
+// learns from what arrives.
+struct ReadChunk {
+  int64_t first_bytes = 1 << 20;
+  int64_t bytes_max = 4 << 20;
+};
+// Chosen so that the connections of `workers` workers keep at most 192 MiB at
+// first. At least what gRPC reads by default.
+ReadChunk ReadChunkFor(int32_t workers);
+
 // Applies Cohort's transport settings: message limits, HTTP/2 frames and
 // buffers for large partitions, keepalive, an exclusive port, no compression.
 // The caller sets the listening port, credentials and services.
 void ApplyServerSettings(grpc::ServerBuilder& builder,
-                         int64_t lookahead_bytes = kLookaheadBytesMax);
+                         int64_t lookahead_bytes = kLookaheadBytesMax,
+                         ReadChunk read = ReadChunk());
 
 // The number of bytes that each stream may send before they are read. Chosen so
 // that all paused streams of `workers` workers hold at most another half of the

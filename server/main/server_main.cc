@@ -13,12 +13,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/cli/command_line.h"
 #include "common/cli/environment.h"
 #include "common/cli/file_limit.h"
+#include "common/cli/lock_checks.h"
 #include "common/cli/program.h"
 #include "common/cli/signal_watcher.h"
 #include "common/clock.h"
@@ -181,12 +181,10 @@ int Main(absl::Span<char* const> arguments) {
                                  "--log_level: ", level.status().message())));
   }
   InitLogging({.level = *level, .process = "server"});
+  TurnOffLockChecks();
   // gRPC's errors come back as a status, which is reported in Cohort's words.
   RouteGrpcLog(&LogTransport);
   ExitOnUncaughtExceptions();
-  // Where Abseil is packaged without NDEBUG, each lock that gRPC takes would
-  // go through one lock of the process, which looks for deadlocks.
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const absl::StatusOr<ServerOptions> options = OptionsFromFlags(given);
   if (!options.ok()) return Fail(kExitConfig, options.status());
   WarnOfLowFileLimit(options->coordinator.workers);

@@ -51,7 +51,7 @@ std::string ConnectionOf(const grpc::CallbackServerContext& context) {
 // Holds only the weights of that version, because its optimizer slots can be
 // several times as large.
 class PullReactor final
-    : public QueuedWrites<ByteWriteReactor, grpc::ByteBuffer, Stream> {
+    : public QueuedWrites<ByteWriteReactor, grpc::ByteBuffer, PullStream> {
  public:
   explicit PullReactor(Shard& shard)
       : QueuedWrites(shard.streams()), shard_(shard) {}
@@ -64,16 +64,8 @@ class PullReactor final
     ServiceCounters::Add(admitted ? counters.pulls : counters.pulls_refused);
   }
 
- protected:
-  void OnGone() override { shard_.pulls().Forget(this); }
-  absl::Duration ReaderPatience() const override { return absl::Seconds(15); }
-
-  void OnQueueEmpty() override {
-    shard_.pulls().Progressed(this, shard_.clock().Now());
-    if (next_ == weights_.size()) {
-      End(absl::OkStatus());
-      return;
-    }
+  // Its turns come one after the other, each after the write before.
+  void SendPartition() override {
     const size_t partition = next_++;
     v1::PullReply reply;
     reply.set_partition(static_cast<int32_t>(partition));
@@ -86,7 +78,27 @@ class PullReactor final
     Send(EncodeFramed(reply, weights));
   }
 
+ protected:
+  void OnGone() override {
+    GiveTurns(shard_.pulls().Forget(this, shard_.clock().Now()));
+  }
+  absl::Duration ReaderPatience() const override { return absl::Seconds(15); }
+
+  void OnQueueEmpty() override {
+    if (next_ == weights_.size()) {
+      End(absl::OkStatus());
+      return;
+    }
+    GiveTurns(shard_.pulls().Await(this, shard_.clock().Now()));
+  }
+
  private:
+  static void GiveTurns(const PullTable::Turns& turns) {
+    for (const std::shared_ptr<PullStream>& pull : turns) {
+      pull->SendPartition();
+    }
+  }
+
   // Queues the header.
   absl::Status Prepare(const std::string& peer,
                        const grpc::ByteBuffer& message) {
@@ -130,7 +142,8 @@ class PullReactor final
   absl::Status TakePlace(const std::string& peer, Version version) {
     StreamRegistry::Streams evicted;
     const absl::Status taken = shard_.pulls().Admit(
-        shared_from_this(), peer, version, shard_.clock().Now(), evicted);
+        std::static_pointer_cast<PullReactor>(shared_from_this()), peer,
+        version, shard_.clock().Now(), evicted);
     for (const std::shared_ptr<Stream>& stream : evicted) {
       stream->Cut(
           absl::ResourceExhaustedError("another pull replaced this one because "
@@ -141,8 +154,9 @@ class PullReactor final
 
   Shard& shard_;
 
-  // Fixed before the first write; then used by its reactions only.
+  // Fixed before the first write.
   std::vector<SharedFloats> weights_;
+  // Used by the first reaction and in its turns, which the table orders.
   size_t next_ = 0;
 };
 

@@ -105,7 +105,8 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   ApplyServerSettings(
-      builder, LookaheadBytes(options.inflight_bytes_max, options.workers));
+      builder, LookaheadBytes(options.inflight_bytes_max, options.workers),
+      ReadChunkFor(options.workers));
   grpc::ResourceQuota quota("cohort-server");
   builder.SetResourceQuota(quota.Resize(TransportBytesMax(options)));
   const auto add_acceptor = [&] {

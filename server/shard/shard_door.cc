@@ -34,6 +34,7 @@ void Shard::CheckStreams(int64_t ticks) {
                           " of opening a session, and a first message within ",
                           absl::FormatDuration(kFirstMessageDeadline),
                           " of opening any other stream")));
+  for (const auto& pull : pulls_.Tick(now)) pull->SendPartition();
   if (ticks % kTicksPerReaderCheck != 0) return;
   for (const auto& stream : streams_.All()) stream->CheckReader(now);
 }

@@ -27,10 +27,11 @@ auto Find(const Places& places, Rank rank, Incarnation incarnation) {
 }
 
 template <typename Places>
-void EraseStream(Places& places, const Stream* stream) {
-  std::erase_if(places, [stream](const auto& entry) {
-    return entry.second.stream.get() == stream;
-  });
+void EraseStream(Places& places, Rank rank, const Stream* stream) {
+  const auto at = places.find(rank);
+  if (at != places.end() && at->second.stream.get() == stream) {
+    places.erase(at);
+  }
 }
 
 }  // namespace
@@ -42,22 +43,26 @@ void StreamRegistry::SetLimits(Limits limits) {
 
 std::shared_ptr<Stream> StreamRegistry::TakePlaceLocked(OpenStream& open) {
   open.evicted = true;
-  open.speak_by.reset();
+  SpokeLocked(open);
   ++evicted_;
   if (open.session.has_value()) sessions_.erase(*open.session);
   return open.stream;
 }
 
+void StreamRegistry::SpokeLocked(OpenStream& open) {
+  open.speak_by.reset();
+  silent_.erase(open.number);
+}
+
 bool StreamRegistry::EvictSilentLocked(bool sessions_only, Streams* evicted) {
-  OpenStream* oldest = nullptr;
-  for (auto& [key, open] : open_) {
-    if (!open.speak_by.has_value()) continue;
+  if (evicted == nullptr) return false;
+  for (const auto& [number, stream] : silent_) {
+    OpenStream& open = open_.at(stream);
     if (sessions_only && !open.session.has_value()) continue;
-    if (oldest == nullptr || open.number < oldest->number) oldest = &open;
+    evicted->push_back(TakePlaceLocked(open));
+    return true;
   }
-  if (oldest == nullptr || evicted == nullptr) return false;
-  evicted->push_back(TakePlaceLocked(*oldest));
-  return true;
+  return false;
 }
 
 absl::Status StreamRegistry::AdmitLocked(const std::shared_ptr<Stream>& stream,
@@ -71,8 +76,10 @@ absl::Status StreamRegistry::AdmitLocked(const std::shared_ptr<Stream>& stream,
         absl::StrCat("got stream ", counted + 1, ", want at most ",
                      limits_.streams, " at a time"));
   }
+  const int64_t number = next_stream_++;
   open_[stream.get()] = {
-      .number = next_stream_++, .stream = stream, .speak_by = speak_by};
+      .number = number, .stream = stream, .speak_by = speak_by};
+  if (speak_by.has_value()) silent_[number] = stream.get();
   return absl::OkStatus();
 }
 
@@ -105,15 +112,16 @@ void StreamRegistry::Spoke(const Stream* stream) {
   const auto at = open_.find(stream);
   // A session must join, whatever else it sends.
   if (at == open_.end() || at->second.session.has_value()) return;
-  at->second.speak_by.reset();
+  SpokeLocked(at->second);
 }
 
 StreamRegistry::Streams StreamRegistry::TakeSilent(Instant now) {
   Streams silent;
   MutexLock lock(mu_);
-  for (auto& [key, open] : open_) {
-    if (!open.speak_by.has_value() || now < *open.speak_by) continue;
-    silent.push_back(TakePlaceLocked(open));
+  for (auto at = silent_.begin(); at != silent_.end();) {
+    // TakePlaceLocked erases the entry.
+    OpenStream& open = open_.at((at++)->second);
+    if (now >= *open.speak_by) silent.push_back(TakePlaceLocked(open));
   }
   return silent;
 }
@@ -134,10 +142,13 @@ void StreamRegistry::Forget(const Stream* stream) {
   last = std::move(at->second.stream);
   if (at->second.evicted) --evicted_;
   if (at->second.session.has_value()) sessions_.erase(*at->second.session);
+  silent_.erase(at->second.number);
+  const std::optional<Rank> rank = at->second.rank;
   open_.erase(at);
-  EraseStream(exchanges_, stream);
-  EraseStream(reduces_, stream);
-  EraseStream(registers_, stream);
+  if (!rank.has_value()) return;
+  EraseStream(exchanges_, *rank, stream);
+  EraseStream(reduces_, *rank, stream);
+  EraseStream(registers_, *rank, stream);
 }
 
 template <typename T>
@@ -155,6 +166,7 @@ std::shared_ptr<Stream> StreamRegistry::PutLocked(
       open_[place.stream.get()].number > open->second.number) {
     return stream;
   }
+  open->second.rank = rank;
   std::shared_ptr<Stream> displaced = std::move(place.stream);
   place = {.incarnation = incarnation, .stream = stream};
   return displaced;
@@ -185,9 +197,16 @@ StreamRegistry::Streams StreamRegistry::Bind(SessionId session, Rank rank,
                                              Incarnation incarnation) {
   Streams older;
   MutexLock lock(mu_);
-  bindings_[rank] = {.session = session, .incarnation = incarnation};
+  const auto [bound, first] = bindings_.try_emplace(rank);
+  if (!first) bound_.erase(bound->second.session);
+  bound->second = {.session = session, .incarnation = incarnation};
+  bound_[session] = rank;
   const auto at = sessions_.find(session);
-  if (at != sessions_.end()) open_[at->second.get()].speak_by.reset();
+  if (at != sessions_.end()) {
+    OpenStream& open = open_.at(at->second.get());
+    open.rank = rank;
+    SpokeLocked(open);
+  }
   const auto is_older = [incarnation](Incarnation i) {
     return i < incarnation;
   };
@@ -200,17 +219,18 @@ StreamRegistry::Streams StreamRegistry::Bind(SessionId session, Rank rank,
 StreamRegistry::Streams StreamRegistry::Unbind(SessionId session) {
   Streams ended;
   MutexLock lock(mu_);
-  for (auto at = bindings_.begin(); at != bindings_.end(); ++at) {
-    if (at->second.session != session) continue;
-    const auto same = [incarnation = at->second.incarnation](Incarnation i) {
-      return i == incarnation;
-    };
-    TakeIf(registers_, at->first, same, ended);
-    TakeIf(exchanges_, at->first, same, ended);
-    TakeIf(reduces_, at->first, same, ended);
-    bindings_.erase(at);
-    break;
-  }
+  const auto bound = bound_.find(session);
+  if (bound == bound_.end()) return ended;
+  const Rank rank = bound->second;
+  const auto at = bindings_.find(rank);
+  const auto same = [incarnation = at->second.incarnation](Incarnation i) {
+    return i == incarnation;
+  };
+  TakeIf(registers_, rank, same, ended);
+  TakeIf(exchanges_, rank, same, ended);
+  TakeIf(reduces_, rank, same, ended);
+  bindings_.erase(at);
+  bound_.erase(bound);
   return ended;
 }
 

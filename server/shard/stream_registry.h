@@ -121,6 +121,8 @@ class StreamRegistry {
     std::optional<SessionId> session;
     // True if it has lost its place and is about to end; it is not counted.
     bool evicted = false;
+    // Absent if no effects go to it.
+    std::optional<Rank> rank;
   };
   struct Binding {
     SessionId session;
@@ -136,6 +138,7 @@ class StreamRegistry {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<Stream> TakePlaceLocked(OpenStream& open)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SpokeLocked(OpenStream& open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   template <typename T>
   std::shared_ptr<Stream> PutLocked(Places<T>& places, Rank rank,
                                     Incarnation incarnation,
@@ -148,11 +151,16 @@ class StreamRegistry {
   int64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
   int64_t next_stream_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<const Stream*, OpenStream> open_ ABSL_GUARDED_BY(mu_);
+  // Those with `speak_by`, by their numbers: few, while open_ has several of
+  // each worker.
+  std::map<int64_t, const Stream*> silent_ ABSL_GUARDED_BY(mu_);
   int32_t evicted_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<SessionId, std::shared_ptr<SessionStream>> sessions_
       ABSL_GUARDED_BY(mu_);
   // The session bound to each rank.
   std::map<Rank, Binding> bindings_ ABSL_GUARDED_BY(mu_);
+  // The same by session.
+  std::map<SessionId, Rank> bound_ ABSL_GUARDED_BY(mu_);
   Places<RegisterStream> registers_ ABSL_GUARDED_BY(mu_);
   Places<ExchangeStream> exchanges_ ABSL_GUARDED_BY(mu_);
   Places<ReduceStream> reduces_ ABSL_GUARDED_BY(mu_);

@@ -69,6 +69,12 @@ struct EncodedResults {
   std::shared_ptr<const void> message;
 };
 
+class PullStream : public Stream {
+ public:
+  // It is this pull's turn to send one partition.
+  virtual void SendPartition() = 0;
+};
+
 class ReduceStream : public Stream {
  public:
   // Sends the results in one message. `results` must not be empty. `encoded` is

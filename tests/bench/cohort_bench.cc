@@ -49,6 +49,8 @@ ABSL_FLAG(int32_t, kernel_rounds, 21, "timed turns of each kernel");
 ABSL_FLAG(int32_t, core_steps, 5, "timed steps of the core");
 ABSL_FLAG(int32_t, core_workers, 1000,
           "the largest cohort of the core's table");
+ABSL_FLAG(int32_t, core_partitions, 16'384,
+          "partitions of the core's largest model");
 ABSL_FLAG(std::string, ps_lite_program, "",
           "peers: a benchmark built from ps-lite (tests/README.md); empty: "
           "ps-lite is skipped");
@@ -417,6 +419,28 @@ absl::Status BenchScrape() {
 }
 
 // The state machine alone: costs that grow with the number of ranks.
+// The cost of a message must not grow with the model.
+absl::Status BenchLargeModels() {
+  constexpr int32_t kWorkers = 8;
+  absl::PrintF("\nevents of the core with %d workers, by size of the model\n",
+               kWorkers);
+  absl::PrintF("%-10s %-16s %10s %12s\n", "partitions", "event", "mean ns",
+               "longest us");
+  for (const int32_t partitions : {4, absl::GetFlag(FLAGS_core_partitions) / 16,
+                                   absl::GetFlag(FLAGS_core_partitions)}) {
+    COHORT_ASSIGN_OR_RETURN(
+        const auto costs,
+        MeasureCore(
+            {.workers = kWorkers, .steps = 2, .partitions = partitions}));
+    for (const char* const event : {"open", "gradient", "fold done", "close"}) {
+      const EventCosts& cost = costs.at(event);
+      absl::PrintF("%-10d %-16s %10.0f %12.1f\n", partitions, event,
+                   cost.mean_ns, cost.longest_ns / 1e3);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status BenchCore() {
   const int32_t steps = absl::GetFlag(FLAGS_core_steps);
   absl::PrintF(
@@ -440,7 +464,7 @@ absl::Status BenchCore() {
       }
     }
   }
-  return absl::OkStatus();
+  return BenchLargeModels();
 }
 
 absl::Status BenchOtherSystems() {

@@ -48,13 +48,12 @@ std::vector<int64_t> ResNet50Channels() {
   return channels;
 }
 
-constexpr int64_t kPartitions = 4;
 constexpr int64_t kPartitionElements = 16;
 
-ModelLayout BenchLayout() {
+ModelLayout BenchLayout(int64_t partitions) {
   ModelLayout layout;
   layout.parameters.push_back(
-      {.name = "w", .shape = {kPartitions * kPartitionElements}});
+      {.name = "w", .shape = {partitions * kPartitionElements}});
   for (int64_t channels : ResNet50Channels()) {
     layout.batch_norms.push_back(
         {.name = "bn" + std::to_string(layout.batch_norms.size()),
@@ -128,7 +127,7 @@ class MeasuredCore {
     for (int32_t layer = layers; layer-- > 0;) {
       COHORT_RETURN_IF_ERROR(Meet(layer, ReducePhase::kBackward));
     }
-    for (int32_t p = 0; p < kPartitions; ++p) {
+    for (int32_t p = 0; p < shape_.partitions; ++p) {
       for (int32_t r : Order()) {
         GradientMessage message{.partition = p, .gradient = gradient_};
         COHORT_RETURN_IF_ERROR(Event("gradient", [&](Effects& out) {
@@ -288,7 +287,7 @@ class MeasuredCore {
 
   const CoreShape shape_;
   const double overhead_ = ClockOverhead();
-  const ModelLayout layout_ = BenchLayout();
+  const ModelLayout layout_ = BenchLayout(shape_.partitions);
   const RunPlan plan_{.dataset = "bench",
                       .train_samples = int64_t{1} << 40,
                       .loss_reference = 1};

@@ -28,13 +28,14 @@ enum class ArrivalOrder {
 struct CoreShape {
   int32_t workers = 0;
   int32_t steps = 0;
+  int32_t partitions = 4;
   ArrivalOrder order = ArrivalOrder::kAscending;
 };
 
 // Costs by kind of event, of synchronous steps with global normalisation of the
 // 53 batch-norm layers of ResNet-50: 106 rendezvous a step. There is no gRPC,
-// no encoding and no thread; gradients are four partitions of 16 elements,
-// because larger ones cost the core no more. The first step is not counted.
+// no encoding and no thread; partitions have 16 elements, because larger ones
+// cost the core no more. The first step is not counted.
 absl::StatusOr<std::map<std::string, EventCosts>> MeasureCore(
     const CoreShape& shape);
 

@@ -16,14 +16,16 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-class SilentStream final : public Stream {
+class SilentStream final : public PullStream {
  public:
   void End(const absl::Status&) override {}
+  void SendPartition() override {}
 };
 
 class PullTableTest : public ::testing::Test {
  protected:
-  std::shared_ptr<Stream> Admitted(const std::string& peer, int64_t version) {
+  std::shared_ptr<PullStream> Admitted(const std::string& peer,
+                                       int64_t version) {
     auto stream = std::make_shared<SilentStream>();
     last_ = table_.Admit(stream, peer, Version(version), now_, evicted_);
     return stream;
@@ -41,7 +43,7 @@ TEST_F(PullTableTest, StalledVersionMakesRoomForANewOne) {
   Admitted("c", 3);
   EXPECT_TRUE(absl::IsResourceExhausted(last_));
   now_ += absl::Seconds(2);
-  table_.Progressed(read.get(), now_);
+  EXPECT_THAT(table_.Await(read.get(), now_), ElementsAre(read));
   Admitted("c", 3);
   EXPECT_TRUE(last_.ok());
   EXPECT_THAT(evicted_, ElementsAre(old));
@@ -57,7 +59,7 @@ TEST_F(PullTableTest, PeerHasItsShareAndAllHaveALimit) {
   Admitted("c", 1);
   EXPECT_TRUE(absl::IsResourceExhausted(last_));
   EXPECT_THAT(evicted_, IsEmpty());
-  table_.Forget(first.get());
+  EXPECT_THAT(table_.Forget(first.get(), now_), IsEmpty());
   Admitted("c", 1);
   EXPECT_TRUE(last_.ok());
 }
@@ -67,6 +69,75 @@ TEST_F(PullTableTest, ConnectionsWithoutANameShareTheLimitOfAllOnly) {
     Admitted("", 1);
     EXPECT_TRUE(last_.ok()) << last_;
   }
+}
+
+// Two partitions may be in transfer at a time, and a wait of 20 s is long.
+class PullTurnsTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<PullStream> Pull() {
+    auto stream = std::make_shared<SilentStream>();
+    StreamRegistry::Streams evicted;
+    EXPECT_TRUE(table_.Admit(stream, "", Version(0), now_, evicted).ok());
+    return stream;
+  }
+  PullTable::Turns Await(const std::shared_ptr<PullStream>& pull) {
+    return table_.Await(pull.get(), now_);
+  }
+
+  PullTable table_{{.turns = 2}};
+  Instant now_ = absl::Seconds(1);
+};
+
+TEST_F(PullTurnsTest, FirstPullsAreServedFirst) {
+  const auto a = Pull();
+  const auto b = Pull();
+  const auto c = Pull();
+  EXPECT_THAT(Await(a), ElementsAre(a));
+  EXPECT_THAT(Await(b), ElementsAre(b));
+  EXPECT_THAT(Await(c), IsEmpty());
+  // It has a further partition, and began before c.
+  EXPECT_THAT(Await(a), ElementsAre(a));
+  EXPECT_THAT(table_.Forget(a.get(), now_), ElementsAre(c));
+  EXPECT_THAT(table_.Forget(b.get(), now_), IsEmpty());
+}
+
+TEST_F(PullTurnsTest, OneThatHasWaitedForLongComesFirst) {
+  const auto a = Pull();
+  const auto b = Pull();
+  const auto c = Pull();
+  EXPECT_THAT(Await(a), ElementsAre(a));
+  EXPECT_THAT(Await(b), ElementsAre(b));
+  EXPECT_THAT(Await(c), IsEmpty());
+  for (int i = 0; i < 39; ++i) {
+    now_ += absl::Milliseconds(500);
+    EXPECT_THAT(Await(a), ElementsAre(a));
+    EXPECT_THAT(Await(b), ElementsAre(b));
+  }
+  now_ += absl::Milliseconds(500);
+  EXPECT_THAT(Await(a), ElementsAre(c));
+  EXPECT_THAT(Await(c), ElementsAre(a));
+}
+
+TEST_F(PullTurnsTest, ReaderThatHasStoppedLosesItsTurn) {
+  const auto stopped = Pull();
+  const auto a = Pull();
+  const auto b = Pull();
+  EXPECT_THAT(Await(stopped), ElementsAre(stopped));
+  EXPECT_THAT(Await(a), ElementsAre(a));
+  EXPECT_THAT(Await(b), IsEmpty());
+  now_ += absl::Milliseconds(500);
+  EXPECT_THAT(Await(a), ElementsAre(a));
+  now_ += absl::Milliseconds(500);
+  EXPECT_THAT(table_.Tick(now_), ElementsAre(b));
+  // It reads again after all, and waits as others do.
+  EXPECT_THAT(Await(stopped), IsEmpty());
+  EXPECT_THAT(Await(a), ElementsAre(stopped));
+}
+
+TEST_F(PullTurnsTest, PullThatIsOverGetsNoTurn) {
+  const auto a = Pull();
+  EXPECT_THAT(table_.Forget(a.get(), now_), IsEmpty());
+  EXPECT_THAT(Await(a), IsEmpty());
 }
 
 }  // namespace

@@ -39,6 +39,16 @@ TEST(LookaheadTest, IsAShareOfTheLimitWithinBounds) {
   EXPECT_EQ(LookaheadBytes(1, 1000), 64 << 10);
 }
 
+TEST(ReadChunkTest, ShrinksWithTheNumberOfConnections) {
+  EXPECT_EQ(ReadChunkFor(2).first_bytes, 1 << 20);
+  EXPECT_EQ(ReadChunkFor(64).first_bytes, 1 << 20);
+  EXPECT_EQ(ReadChunkFor(64).bytes_max, 4 << 20);
+  EXPECT_EQ(ReadChunkFor(1024).first_bytes, 64 << 10);
+  EXPECT_EQ(ReadChunkFor(1024).bytes_max, 256 << 10);
+  // An elastic cohort of the largest size.
+  EXPECT_EQ(ReadChunkFor(4096).first_bytes, 16 << 10);
+}
+
 TEST(ChannelTest, SecondServerCannotTakeThePort) {
   ReportLength first_service;
   int port = 0;

@@ -1,5 +1,6 @@
 #include "worker/client/bulk_call.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,7 @@ BulkCall::BulkCall(const BulkTarget& target, const std::string& method,
                    const std::string& name)
     : link_(*target.link),
       name_(name),
+      patience_(target.patience),
       deadline_(target.deadline),
       stream_(
           target.channel, method, link_,
@@ -33,6 +35,7 @@ BulkCall::BulkCall(const BulkTarget& target, const std::string& method,
 
 absl::Status BulkCall::Send(const grpc::ByteBuffer& message) {
   const absl::Status status = stream_.Send(message, deadline_);
+  if (status.ok()) NoteProgress();
   if (!absl::IsUnavailable(status)) return status;
   // The call's final status, which is on its way, says why the stream is over.
   MutexLock lock(link_.mu);
@@ -77,7 +80,12 @@ absl::StatusOr<std::optional<grpc::ByteBuffer>> BulkCall::Receive() {
   }
   std::optional<grpc::ByteBuffer> message(std::move(received_.front()));
   received_.pop_front();
+  NoteProgress();
   return message;
+}
+
+void BulkCall::NoteProgress() {
+  deadline_ = std::max(deadline_, link_.clock().Now() + patience_);
 }
 
 }  // namespace cohort

@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/assignment.h"
 #include "common/clock.h"
 #include "common/push.h"
@@ -27,6 +28,9 @@ struct BulkTarget {
   Link* link = nullptr;
   Sender sender;
   Instant deadline;
+  // The deadline is at least this far away after each message: a big model, or
+  // one that a thousand workers read at once, takes long as a whole.
+  absl::Duration patience = absl::ZeroDuration();
 };
 
 // One call whose answers the driving thread reads in order. Its end does not
@@ -58,10 +62,13 @@ class BulkCall {
  private:
   // Waits until the next notification. Errors: those of Link::WaitLocked.
   absl::Status WaitLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
+  // A message was sent or received.
+  void NoteProgress();
 
   // Fixed after construction.
   Link& link_;
   const std::string name_;
+  const absl::Duration patience_;
 
   // Used by the driving thread only.
   Instant deadline_;

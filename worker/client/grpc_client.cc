@@ -515,7 +515,8 @@ BulkTarget GrpcClient::MakeTarget(Instant deadline) const {
   return {.channel = bulk_,
           .link = &link_,
           .sender = connection_->sender,
-          .deadline = deadline};
+          .deadline = deadline,
+          .patience = options_.server_timeout};
 }
 
 std::function<Instant(const Assignment&)> GrpcClient::WaitTeller() {

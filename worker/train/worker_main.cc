@@ -24,6 +24,7 @@
 #include "common/build_info.h"
 #include "common/cli/command_line.h"
 #include "common/cli/environment.h"
+#include "common/cli/lock_checks.h"
 #include "common/cli/program.h"
 #include "common/cli/signal_watcher.h"
 #include "common/flags/flag_table.h"
@@ -419,6 +420,7 @@ int Main(absl::Span<char* const> arguments) {
                 kExitConfig);
   }
   InitLogging({.level = *level, .process = "worker"});
+  TurnOffLockChecks();
   // Transport errors also come back as a status, which is reported in our
   // words.
   RouteTransportLog(

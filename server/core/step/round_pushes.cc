@@ -1,7 +1,5 @@
 #include "server/core/step/round_pushes.h"
 
-#include <algorithm>
-
 namespace cohort {
 
 RoundPushes::RoundPushes(int32_t partitions, int32_t trainable)
@@ -16,6 +14,7 @@ void RoundPushes::Erase(Rank rank) {
   for (size_t p = 0; p < arrived_.size(); ++p) {
     if (push.Has(static_cast<int32_t>(p))) --arrived_[p];
   }
+  Uncount(push.received());
   pushes_.erase(rank);
 }
 
@@ -42,11 +41,15 @@ Push::Arrival RoundPushes::Open(Rank rank, const PushKey& key,
 }
 
 Push::Arrival RoundPushes::Take(Rank rank, const GradientMessage& message) {
+  Push& push = pushes_.at(rank);
+  const int32_t received = push.received();
   const Push::Arrival arrival =
-      pushes_.at(rank).Add(message.partition, message.gradient.size_bytes(),
-                           message.sampled_checksum, message.absent_slices);
+      push.Add(message.partition, message.gradient.size_bytes(),
+               message.sampled_checksum, message.absent_slices);
   if (arrival == Push::Arrival::kNew) {
     ++arrived_[static_cast<size_t>(message.partition)];
+    ++received_[push.received()];
+    Uncount(received);
   }
   return arrival;
 }
@@ -60,12 +63,9 @@ Push::Arrival RoundPushes::Close(Rank rank, PushClosing closing, Instant now) {
   return arrival;
 }
 
-bool RoundPushes::IsFurthestBehind(Rank rank) const {
-  const int32_t received = pushes_.at(rank).received();
-  return std::all_of(pushes_.begin(), pushes_.end(),
-                     [received](const auto& push) {
-                       return push.second.received() >= received;
-                     });
+void RoundPushes::Uncount(int32_t received) {
+  const auto at = received_.find(received);
+  if (--at->second == 0) received_.erase(at);
 }
 
 double RoundPushes::LossWeight() const {

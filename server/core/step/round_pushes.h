@@ -26,7 +26,9 @@ class RoundPushes {
   // The model's partitions, and those of them that have a gradient.
   RoundPushes(int32_t partitions, int32_t trainable);
 
-  void Add(Rank rank) { pushes_.try_emplace(rank, partitions_); }
+  void Add(Rank rank) {
+    if (pushes_.try_emplace(rank, partitions_).second) ++received_[0];
+  }
   // `rank` leaves, with what was counted of its push.
   void Erase(Rank rank);
 
@@ -66,7 +68,9 @@ class RoundPushes {
     return arrived_[static_cast<size_t>(partition)] == pushes_.size();
   }
   // No rank has sent fewer partitions.
-  bool IsFurthestBehind(Rank rank) const;
+  bool IsFurthestBehind(Rank rank) const {
+    return pushes_.at(rank).received() <= received_.begin()->first;
+  }
   double LossWeight() const;
   // Ranks that closed, and when, in order; those that have left too.
   const std::vector<std::pair<Rank, Instant>>& closed() const {
@@ -74,9 +78,16 @@ class RoundPushes {
   }
 
  private:
+  // A rank with so many received partitions has gone, or received one more.
+  void Uncount(int32_t received);
+
   int32_t partitions_ = 0;
   int32_t trainable_ = 0;
   std::map<Rank, Push> pushes_;
+  // By number of partitions received: how many ranks. While gradients are
+  // paused, each message asks about each paused rank, so nothing may look
+  // through all.
+  std::map<int32_t, int32_t> received_;
   size_t opened_ = 0;
   size_t closed_count_ = 0;
   // By partition: how many have sent it.
