@@ -222,6 +222,7 @@ absl::Status Server::Start() {
   StartReport();
   COHORT_RETURN_IF_ERROR(StartOps());
   PrintStart();
+  files_->ForgetRestored();
   recorder_->Begin();
   COHORT_RETURN_IF_ERROR(WriteLine(options_.address_file, address_));
   shard_->Start(address_);
