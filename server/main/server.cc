@@ -207,6 +207,7 @@ absl::Status Server::Start() {
       ShardOptions{.coordinator = coordinator,
                    .fold_threads = options_.fold_threads,
                    .memory_bytes = MemoryLimitBytes(),
+                   .weight_bytes_max = options_.model_bytes_max,
                    .weights_memory = local_weights_,
                    .timeline = trace_.get(),
                    .on_denied_rank =
@@ -221,6 +222,7 @@ absl::Status Server::Start() {
   StartReport();
   COHORT_RETURN_IF_ERROR(StartOps());
   PrintStart();
+  files_->ForgetRestored();
   recorder_->Begin();
   COHORT_RETURN_IF_ERROR(WriteLine(options_.address_file, address_));
   shard_->Start(address_);

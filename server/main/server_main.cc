@@ -106,6 +106,7 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   options.ops_address_file = absl::GetFlag(FLAGS_ops_address_file);
   options.fold_threads = absl::GetFlag(FLAGS_fold_threads);
   options.inflight_bytes_max = absl::GetFlag(FLAGS_inflight_mib) * kKib * kKib;
+  options.model_bytes_max = absl::GetFlag(FLAGS_model_mib) * kKib * kKib;
   options.files = {.results_dir = absl::GetFlag(FLAGS_results_dir),
                    .checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir),
                    .resume = absl::GetFlag(FLAGS_resume)};

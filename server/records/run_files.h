@@ -52,8 +52,11 @@ class RunFiles {
   // continued, and the run's identifier distinguishes its workers from others.
   Incarnation first_incarnation() const { return first_incarnation_; }
 
-  // Absent for a new run.
+  // Absent for a new run, and after ForgetRestored.
   const std::optional<Checkpoint>& restored() const { return restored_; }
+  // Call once the run has begun, or the weights and slots of the version that
+  // it began with would stay in memory until its end.
+  void ForgetRestored() { restored_.reset(); }
 
   // Call once, before anything is written.
   void BeginRun(const RunIdentity& identity);

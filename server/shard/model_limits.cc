@@ -19,9 +19,6 @@ constexpr int64_t kDimensionsMax = 16;
 constexpr int64_t kChannelsMax = 1 << 20;
 constexpr int64_t kChannelsTotalMax = 1 << 24;
 
-// Largest model, before optimizer slots and spare versions.
-constexpr int64_t kModelBytesMax = int64_t{16} << 30;
-
 // The published version and the one that a step creates.
 constexpr int64_t kVersions = 2;
 constexpr int64_t kMib = 1 << 20;
@@ -87,11 +84,15 @@ absl::Status CheckModelLimits(const ModelLayout& layout,
   for (const ParameterSpec& parameter : layout.parameters) {
     const int64_t elements = ElementCount(parameter);
     // Compared before it is added, so the sum cannot overflow.
-    if (elements >
-        (kModelBytesMax - weights) / static_cast<int64_t>(sizeof(float))) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("model: the parameters up to ", parameter.name,
-                       " exceed the limit of ", kModelBytesMax, " bytes"));
+    if (elements > (needs.weight_bytes_max - weights) /
+                       static_cast<int64_t>(sizeof(float))) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "model: got more than ", needs.weight_bytes_max / kMib,
+          " MiB of weights (with ", parameter.name,
+          "), want at most --model_mib=", needs.weight_bytes_max / kMib,
+          "; start the server with a larger --model_mib, on a machine whose "
+          "memory holds the model several times (deploy/OPERATIONS.md, "
+          "\"Size\")"));
     }
     const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
     weights += bytes;

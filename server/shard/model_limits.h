@@ -18,6 +18,8 @@ struct ModelNeeds {
   int32_t statistics_kinds = 1;
   // Memory that this process may use.
   int64_t memory_bytes = 0;
+  // Limit on the weights, before optimizer slots and spare versions.
+  int64_t weight_bytes_max = int64_t{16} << 30;
 };
 
 // Bytes of all parameters; `layout` must have passed CheckModelLimits.

@@ -64,6 +64,8 @@ struct ShardOptions {
   int32_t fold_threads = 2;
   // Memory that the process may use; 0 if unknown.
   int64_t memory_bytes = 0;
+  // See ModelNeeds.
+  int64_t weight_bytes_max = int64_t{16} << 30;
   // Gives the memory for new weights. Null: it is the process's own.
   std::shared_ptr<FloatStorage> weights_memory;
   // Receives spans for folds, commits and rendezvous. May be null. Must outlive

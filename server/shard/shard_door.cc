@@ -65,7 +65,8 @@ ModelNeeds Shard::model_needs() const {
           .statistics_kinds = std::max<int32_t>(
               1, static_cast<int32_t>(
                      KindsKept(options.policy, options.optimizer).size())),
-          .memory_bytes = options_.memory_bytes};
+          .memory_bytes = options_.memory_bytes,
+          .weight_bytes_max = options_.weight_bytes_max};
 }
 
 void Shard::CloseStreams() {

@@ -8,6 +8,10 @@
 #include <string>
 #include <utility>
 
+#include "common/formats/file_system.h"
+#include "tests/checkpoint/example_state.h"
+#include "tests/fakes/temp_dir.h"
+
 namespace cohort {
 namespace {
 
@@ -87,6 +91,28 @@ TEST(ContinuedOptionsTest, WithoutALengthTheFlagsApply) {
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->epochs, 30);
   EXPECT_EQ(options->max_steps, 9);
+}
+
+// Of a model of 10 GiB it would be 10 GiB, or 30 with the slots of adam.
+TEST(RunFilesTest, TheVersionThatARunBeganWithDoesNotStayInMemory) {
+  TempDir dir;
+  const RunFilesOptions options{.checkpoint_dir = dir.path() + "/state"};
+  {
+    const auto files = RunFiles::Open(RealFileSystem(), options);
+    ASSERT_TRUE(files.ok()) << files.status();
+    (*files)->BeginRun({.run_id = "run"});
+    ASSERT_TRUE((*files)->SaveCheckpoint(ExampleState(7)).ok());
+  }
+  const auto files = RunFiles::Open(
+      RealFileSystem(),
+      {.checkpoint_dir = options.checkpoint_dir, .resume = true});
+  ASSERT_TRUE(files.ok()) << files.status();
+  ASSERT_TRUE((*files)->restored().has_value());
+  const std::weak_ptr<const ModelSnapshot> begun =
+      (*files)->restored()->state.snapshot;
+  (*files)->ForgetRestored();
+  EXPECT_TRUE(begun.expired());
+  EXPECT_EQ((*files)->figures().version, 7);
 }
 
 TEST(CheckContinuableTest, OwnDataNeedsTheLimitOfStepsAgain) {

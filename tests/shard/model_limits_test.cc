@@ -14,6 +14,7 @@
 namespace cohort {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 BatchNormSpec Layer(const std::string& name, int64_t channels) {
@@ -42,6 +43,22 @@ TEST(ModelLimitsTest, EveryNumberOfALayoutIsBounded) {
     EXPECT_TRUE(absl::IsInvalidArgument(CheckModelLimits(layout, {})));
   }
   EXPECT_TRUE(CheckModelLimits(Model({Layer("bn", 2048)}), {}).ok());
+}
+
+TEST(ModelLimitsTest, LimitOnWeightsIsAFlag) {
+  constexpr int64_t kMib = 1 << 20;
+  ModelLayout layout = Model({});
+  EXPECT_TRUE(CheckModelLimits(layout, {.weight_bytes_max = 4 * kMib}).ok());
+  layout.parameters.push_back({.name = "bias", .shape = {1}});
+  const absl::Status status =
+      CheckModelLimits(layout, {.weight_bytes_max = 4 * kMib});
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("with bias"), HasSubstr("larger --model_mib")));
+  // More than the default.
+  layout.parameters[0].shape = {int64_t{1} << 33};
+  EXPECT_TRUE(
+      CheckModelLimits(layout, {.weight_bytes_max = 40'000 * kMib}).ok());
 }
 
 // 4 MiB of weights and twice as much of slots, in two versions: 24 MiB.
