@@ -43,7 +43,7 @@ Push::Arrival RoundPushes::Open(Rank rank, const PushKey& key,
 
 Push::Arrival RoundPushes::Take(Rank rank, const GradientMessage& message) {
   const Push::Arrival arrival =
-      pushes_.at(rank).Add(message.partition, message.gradient.size_bytes(),
+      pushes_.at(rank).Add(message.partition, message.size_bytes(),
                            message.checksum, message.absent_slices);
   if (arrival == Push::Arrival::kNew) {
     ++arrived_[static_cast<size_t>(message.partition)];
