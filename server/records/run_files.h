@@ -55,8 +55,9 @@ class RunFiles {
   // Absent for a new run.
   const std::optional<Checkpoint>& restored() const { return restored_; }
 
-  // Call once, before anything is written.
-  void BeginRun(const RunIdentity& identity);
+  // Call once, before anything is written. `complete` as for CheckpointWriter.
+  void BeginRun(const RunIdentity& identity,
+                CheckpointWriter::Complete complete = nullptr);
 
   bool keeps_checkpoints() const { return !options_.checkpoint_dir.empty(); }
   bool keeps_results() const { return !options_.results_dir.empty(); }

@@ -70,6 +70,8 @@ class PullReactor final
 
   void OnQueueEmpty() override {
     shard_.pulls().Progressed(this, shard_.clock().Now());
+    // Those of data shards come from there.
+    while (next_ < weights_.size() && weights_[next_] == nullptr) ++next_;
     if (next_ == weights_.size()) {
       End(absl::OkStatus());
       return;
@@ -108,6 +110,10 @@ class PullReactor final
     header->set_version(snapshot->version.value());
     ToProto(model->layout, header->mutable_layout());
     ToProto(model->partitions, header->mutable_partitions());
+    for (const std::string& address : shard_.data_addresses()) {
+      header->add_further_shards(address);
+    }
+    if (shard_.shards() > 1) held_ = snapshot;
     COHORT_ASSIGN_OR_RETURN(const StatisticsSet* set,
                             SetOf(*snapshot, request.statistics_kind()));
     if (request.statistics()) {
@@ -145,6 +151,8 @@ class PullReactor final
   // Fixed before the first write; then used by its reactions only.
   std::vector<SharedFloats> weights_;
   std::vector<uint64_t> checksums_;
+  // With several shards: makes the others hold the version meanwhile.
+  SharedSnapshot held_;
   size_t next_ = 0;
 };
 

@@ -17,6 +17,7 @@
 #include "common/push.h"
 #include "worker/client/bulk_stream.h"
 #include "worker/client/link.h"
+#include "worker/client/shard_channels.h"
 
 namespace cohort {
 
@@ -27,6 +28,8 @@ struct BulkTarget {
   Link* link = nullptr;
   Sender sender;
   Instant deadline;
+  // For pulls of runs with several shards. Must outlive the call.
+  ShardChannels* shards = nullptr;
 };
 
 // One call whose answers the driving thread reads in order. Its end does not
