@@ -30,7 +30,8 @@ SharedFloats OneNumber(float value) {
 absl::StatusOr<std::optional<ShardCommand>> Passed(
     const ShardCommand& command) {
   CommandReader reader(kPlace);
-  absl::StatusOr<std::optional<ShardCommand>> last;
+  absl::StatusOr<std::optional<ShardCommand>> last =
+      std::optional<ShardCommand>();
   EncodeCommand(command, [&](v1::ShardCommand& message) {
     if (last.ok()) last = reader.Take(message);
   });
