@@ -123,8 +123,8 @@ class ShardsTest(unittest.TestCase):
         with Shards(2, "--optimizer=sgd") as cohort:
             cohort.start()
             cohort.await_version(8)
-            changed = run("cohortctl", "policy", "set", "optimizer=adam",
-                          "learning_rate=0.001", f"--server={cohort.address}")
+            changed = run("cohortctl", "policy", "set", "--optimizer=adam",
+                          "--learning_rate=0.001", f"--server={cohort.address}")
             self.assertEqual(changed.returncode, 0, changed.stderr)
             cohort.complete(self)
             self.assertIn("optimizer sgd -> adam", cohort.log())
@@ -152,7 +152,7 @@ class ShardsTest(unittest.TestCase):
     def test_what_needs_norms_over_all_shards_is_refused(self):
         with Shards(2) as cohort:
             cohort.start()
-            changed = run("cohortctl", "policy", "set", "clip_norm=1",
+            changed = run("cohortctl", "policy", "set", "--clip_norm=1",
                           f"--server={cohort.address}")
             self.assertEqual(changed.returncode, 3, changed.stderr)
             self.assertIn("clip_norm", changed.stderr)
